@@ -1,4 +1,4 @@
-# Every target installs what it needs with apt-get, or tells what to install where that is missing.
+# Every target installs what it needs with apt-get. Without apt-get, it prints what to install.
 
 # These builds run once. Incremental data would be larger than the programs.
 export CARGO_INCREMENTAL := 0
@@ -27,7 +27,7 @@ dist: build ## Builds Debian packages and a tar.gz of the module and the program
 demo: build ## Runs 8 workers with 200 locks on 5 masters, kills one master half-way: fails if an increment is lost
 	@scripts/demo
 
-demo-fence: setup ## A holder sleeps past its lock and then writes: the database is wrong without the fence, and right with it
+demo-fence: setup ## Lets a holder write after its lock has ended: the database is wrong without the fence, and right with it
 	cargo build --package quorlock
 	cargo build --package quorlock-client --example fence_sqlite
 	@cargo run --quiet --package quorlock-client --example fence_sqlite
@@ -64,7 +64,7 @@ fuzz-node: setup ## Runs a real server and its model through the same steps, and
 	cargo build --package quorlock --package quorlock-faults
 	@target/debug/quorlock-fuzz-node $(if $(SEED),--seed $(SEED)) $(if $(STEPS),--steps $(STEPS)) $(if $(EPISODE),--episode $(EPISODE))
 
-model: ## Explores every order of events among a few clients and masters, then breaks each rule once: fails if that goes unnoticed
+model: ## Explores every order of events among a few clients and masters, then breaks each rule once: fails if it does not notice that
 	cargo build --release --package quorlock-sim
 	@cargo run --release --quiet --package quorlock-sim --bin quorlock-model
 	@cargo run --release --quiet --package quorlock-sim --bin quorlock-sim -- --compare
@@ -79,7 +79,7 @@ test-leaks: setup ## Drops, cancels or cuts off a million acquires: fails if a k
 	cargo build --release --package quorlock
 	QUORLOCK_LEAKS_ACQUIRES=1000000 cargo test --release --package quorlock-client --test leaks -- --nocapture
 
-test-distant: setup ## Locks for a minute on masters that are 200 ms away, with the default settings: fails if a lock is not acquired
+test-distant: setup ## Acquires locks for a minute on masters that are 200 ms away, with the default settings: fails if one is not acquired
 	cargo build --package quorlock
 	QUORLOCK_DISTANT_S=60 cargo test --package quorlock-client --test limits -- --nocapture every_lock_is_acquired
 

@@ -1,6 +1,6 @@
 //! Runs the node's jobs at the end of each turn of the server's loop.
 //!
-//! Keys may be written only here and in a command.
+//! The module may write keys only here and in commands.
 
 use quorlock_core::node::{Budget, Job};
 
@@ -11,7 +11,7 @@ use crate::module;
 pub(crate) fn run(ctx: &Ctx<'_>) {
     let check_policy = module::with(|state| {
         let now = clock::now();
-        let mut keyspace = ServerKeyspace::of_jobs(ctx);
+        let mut keyspace = ServerKeyspace::for_jobs(ctx);
         let mut budget = Budget::turn();
         while let Some(job) = state.node.next_job(now, &mut budget, &mut keyspace) {
             // A replica whose abstention is over still abstains as a replica.
@@ -30,9 +30,9 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
     if check_policy == Some(true) && ctx.evicts_keys() {
         ctx.log(
             LogLevel::Warning,
-            "lock: maxmemory-policy lets this server evict the keys of locks. The locks stay held, \
-             but other clients, replicas and a restart no longer see them: set maxmemory-policy \
-             noeviction on a lock master",
+            "lock: maxmemory-policy lets this server evict the keys of locks. A lock whose key was \
+             evicted stays held, but plain clients, replicas and a restarted server do not see it: \
+             set maxmemory-policy noeviction on a lock master",
         );
     }
 }

@@ -11,7 +11,7 @@ use crate::help;
 use crate::inspection;
 use crate::keyspace::ServerKeyspace;
 use crate::module;
-use crate::request::{self, Named, Options, ScanTerms, Sharing};
+use crate::request::{self, KeysAndToken, Options, ScanTerms, Sharing};
 
 pub(crate) struct Acquire;
 pub(crate) struct Extend;
@@ -29,7 +29,7 @@ impl Command for Acquire {
     const SPEC: Spec = docs::ACQUIRE;
 
     fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        acquire(ctx, request::named(args), Sharing::Allowed);
+        acquire(ctx, request::key_and_token(args), Sharing::Allowed);
     }
 }
 
@@ -37,7 +37,7 @@ impl Command for AcquireAll {
     const SPEC: Spec = docs::ACQUIRE_ALL;
 
     fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        acquire(ctx, request::all_named(args), Sharing::Refused);
+        acquire(ctx, request::sorted_keys_and_token(args), Sharing::Refused);
     }
 }
 
@@ -45,7 +45,7 @@ impl Command for AcquireAny {
     const SPEC: Spec = docs::ACQUIRE_ANY;
 
     fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        acquire_any(ctx, request::any_named(args));
+        acquire_any(ctx, request::ordered_keys_and_token(args));
     }
 }
 
@@ -53,7 +53,7 @@ impl Command for Extend {
     const SPEC: Spec = docs::EXTEND;
 
     fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        extend(ctx, request::named(args), Sharing::Allowed);
+        extend(ctx, request::key_and_token(args), Sharing::Allowed);
     }
 }
 
@@ -61,7 +61,7 @@ impl Command for ExtendAll {
     const SPEC: Spec = docs::EXTEND_ALL;
 
     fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        extend(ctx, request::all_named(args), Sharing::Refused);
+        extend(ctx, request::sorted_keys_and_token(args), Sharing::Refused);
     }
 }
 
@@ -69,7 +69,7 @@ impl Command for Release {
     const SPEC: Spec = docs::RELEASE;
 
     fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        release(ctx, request::named(args));
+        release(ctx, request::key_and_token(args));
     }
 }
 
@@ -77,7 +77,7 @@ impl Command for ReleaseAll {
     const SPEC: Spec = docs::RELEASE_ALL;
 
     fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        release(ctx, request::all_named(args));
+        release(ctx, request::sorted_keys_and_token(args));
     }
 }
 
@@ -85,13 +85,13 @@ impl Command for Inspect {
     const SPEC: Spec = docs::INSPECT;
 
     fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        let mut keyspace = ServerKeyspace::of_command(ctx);
+        let mut keyspace = ServerKeyspace::for_command(ctx);
         let inspected = args.get(1).ok_or(CommandError::Arity).and_then(|key| {
             let key = Name::from(key);
             let inspect = node::Inspect { db: keyspace.db(), key: &key };
             execute(&node::Command::Inspect(inspect), &mut keyspace)
         });
-        answer(ctx, inspected, false);
+        answer(ctx, inspected);
     }
 }
 
@@ -101,12 +101,17 @@ impl Command for Revoke {
     fn run(ctx: &Ctx<'_>, args: Args<'_>) {
         let revoked = args.get(1).ok_or(CommandError::Arity).and_then(|key| {
             let ends_now = request::revoke_terms(args)?;
-            let (key, unknown) = (Name::from(key), Name::random());
-            let mut keyspace = ServerKeyspace::of_command(ctx);
-            let revoke = node::Revoke { db: keyspace.db(), key: &key, unknown: &unknown, ends_now };
+            let (key, random_value) = (Name::from(key), Name::random());
+            let mut keyspace = ServerKeyspace::for_command(ctx);
+            let revoke = node::Revoke {
+                db: keyspace.db(),
+                key: &key,
+                random_value: &random_value,
+                ends_now,
+            };
             execute(&node::Command::Revoke(revoke), &mut keyspace)
         });
-        answer(ctx, revoked, false);
+        answer(ctx, revoked);
     }
 }
 
@@ -115,12 +120,12 @@ impl Command for Scan {
 
     fn run(ctx: &Ctx<'_>, args: Args<'_>) {
         let scanned = request::scan_terms(args).and_then(|terms| {
-            let mut keyspace = ServerKeyspace::of_command(ctx);
+            let mut keyspace = ServerKeyspace::for_command(ctx);
             let ScanTerms { cursor, pattern, count } = terms;
             let scan = node::Scan { db: keyspace.db(), cursor, pattern: pattern.as_ref(), count };
             execute(&node::Command::Scan(scan), &mut keyspace)
         });
-        answer(ctx, scanned, false);
+        answer(ctx, scanned);
     }
 }
 
@@ -134,21 +139,25 @@ impl Command for Help {
 
 fn acquire<'a, K: AsRef<[Name<'a>]>>(
     ctx: &'a Ctx<'a>,
-    named: Result<Named<'a, K>, CommandError>,
+    parsed: Result<KeysAndToken<'a, K>, CommandError>,
     sharing: Sharing,
 ) {
-    let mut waits = false;
-    let acquired = named.and_then(|Named { keys, token, rest }| {
+    let mut has_wait = false;
+    let acquired = parsed.and_then(|KeysAndToken { keys, token, rest }| {
         let (ttl, options) = request::acquire_terms(rest, module::max_ttl(), sharing)?;
-        waits = options.wait_ms.is_some();
-        let mut keyspace = ServerKeyspace::of_command(ctx);
-        let acquire = acquire_of(keyspace.db(), keys.as_ref(), &token, ttl, &options);
+        has_wait = options.wait_ms.is_some();
+        let mut keyspace = ServerKeyspace::for_command(ctx);
+        let acquire = node_acquire(keyspace.db(), keys.as_ref(), &token, ttl, &options);
         execute(&node::Command::Acquire(acquire), &mut keyspace)
     });
-    answer(ctx, acquired, waits);
+    match acquired {
+        // With WAIT, the reply to a grant includes the time waited.
+        Ok(Reply::Granted(fence)) if has_wait => reply_granted(ctx, fence, 0),
+        reply => answer(ctx, reply),
+    }
 }
 
-fn acquire_of<'a, N>(
+fn node_acquire<'a, N>(
     db: u32,
     keys: &'a [N],
     token: &'a N,
@@ -168,11 +177,14 @@ fn acquire_of<'a, N>(
 }
 
 /// Acquires the lock of any of several keys, and replies with that key.
-fn acquire_any<'a>(ctx: &'a Ctx<'a>, named: Result<Named<'a, Vec<Name<'a>>>, CommandError>) {
-    let acquired = named.and_then(|Named { keys, token, rest }| {
+fn acquire_any<'a>(
+    ctx: &'a Ctx<'a>,
+    parsed: Result<KeysAndToken<'a, Vec<Name<'a>>>, CommandError>,
+) {
+    let acquired = parsed.and_then(|KeysAndToken { keys, token, rest }| {
         let (ttl, options) = request::acquire_terms(rest, module::max_ttl(), Sharing::Refused)?;
-        let mut keyspace = ServerKeyspace::of_command(ctx);
-        let acquire = acquire_of(keyspace.db(), &keys, &token, ttl, &options);
+        let mut keyspace = ServerKeyspace::for_command(ctx);
+        let acquire = node_acquire(keyspace.db(), &keys, &token, ttl, &options);
         let reply = execute(&node::Command::AcquireAny(acquire), &mut keyspace)?;
         if let Reply::GrantedOne { fence, key } = reply {
             reply_granted_one(ctx, fence, options.wait_ms.map(|_| 0), keys[key].as_ref());
@@ -180,21 +192,20 @@ fn acquire_any<'a>(ctx: &'a Ctx<'a>, named: Result<Named<'a, Vec<Name<'a>>>, Com
         }
         Ok(Some(reply))
     });
-    match acquired {
-        Ok(None) => {}
-        Ok(Some(reply)) => answer(ctx, Ok(reply), false),
-        Err(error) => answer(ctx, Err(error), false),
+    // `None`: the reply was sent above, where the keys are known.
+    if let Some(reply) = acquired.transpose() {
+        answer(ctx, reply);
     }
 }
 
 fn extend<'a, K: AsRef<[Name<'a>]>>(
     ctx: &'a Ctx<'a>,
-    named: Result<Named<'a, K>, CommandError>,
+    parsed: Result<KeysAndToken<'a, K>, CommandError>,
     sharing: Sharing,
 ) {
-    let extended = named.and_then(|Named { keys, token, rest }| {
+    let extended = parsed.and_then(|KeysAndToken { keys, token, rest }| {
         let (ttl, options) = request::extend_terms(rest, module::max_ttl(), sharing)?;
-        let mut keyspace = ServerKeyspace::of_command(ctx);
+        let mut keyspace = ServerKeyspace::for_command(ctx);
         let new_token = options.new_token.map(Name::from);
         let extend = node::Extend {
             db: keyspace.db(),
@@ -207,17 +218,20 @@ fn extend<'a, K: AsRef<[Name<'a>]>>(
         };
         execute(&node::Command::Extend(extend), &mut keyspace)
     });
-    answer(ctx, extended, false);
+    answer(ctx, extended);
 }
 
-fn release<'a, K: AsRef<[Name<'a>]>>(ctx: &'a Ctx<'a>, named: Result<Named<'a, K>, CommandError>) {
-    let released = named.and_then(|Named { keys, token, rest }| {
+fn release<'a, K: AsRef<[Name<'a>]>>(
+    ctx: &'a Ctx<'a>,
+    parsed: Result<KeysAndToken<'a, K>, CommandError>,
+) {
+    let released = parsed.and_then(|KeysAndToken { keys, token, rest }| {
         request::no_terms(rest)?;
-        let mut keyspace = ServerKeyspace::of_command(ctx);
+        let mut keyspace = ServerKeyspace::for_command(ctx);
         let release = node::Release { db: keyspace.db(), keys: keys.as_ref(), token: &token };
         execute(&node::Command::Release(release), &mut keyspace)
     });
-    answer(ctx, released, false);
+    answer(ctx, released);
 }
 
 fn execute<'a>(
@@ -228,10 +242,9 @@ fn execute<'a>(
     Ok(module::state().node.execute(now, command, keyspace)?)
 }
 
-/// Replies to a command. With WAIT, the reply to a grant includes how long the client waited.
-fn answer(ctx: &Ctx<'_>, reply: Result<Reply, CommandError>, waits: bool) {
+/// Sends the reply to a command, unless the client waits for it or has received it.
+fn answer(ctx: &Ctx<'_>, reply: Result<Reply, CommandError>) {
     match reply {
-        Ok(Reply::Granted(fence)) if waits => reply_granted(ctx, fence, 0),
         Ok(Reply::Granted(fence) | Reply::Extended(fence)) => ctx.reply_integer(integer(fence)),
         Ok(Reply::Refused | Reply::NotHeld | Reply::Inspected(None)) => ctx.reply_null(),
         Ok(Reply::Waits | Reply::GrantedOne { .. }) => {}

@@ -1,7 +1,6 @@
-//! The settings of an operator, and their limits.
+//! The settings `lock.*`, and their limits.
 //!
-//! The same names, limits and defaults apply in redis.conf, to `CONFIG SET`, and to the module's
-//! arguments.
+//! The same limits apply in redis.conf, to `CONFIG SET`, and to the module's arguments.
 
 use std::ffi::{CStr, CString};
 use std::fmt;
@@ -24,31 +23,30 @@ const PREFIX: &[u8] = b"lock.";
 const AS_MAX_TTL: i64 = -1;
 
 /// The largest ttl of a lock, in milliseconds.
-static MAX_TTL_MS: Number = number(c"max-ttl", 60_000, 1, WEEK_MS, true, |_| ());
+static MAX_TTL_MS: Number = fixed_number(c"max-ttl", 60_000, 1, WEEK_MS);
 /// How long the node abstains after the module was loaded, in milliseconds.
-static REJOIN_DELAY_MS: Number =
-    number(c"rejoin-delay", AS_MAX_TTL, AS_MAX_TTL, WEEK_MS, false, |_| ());
+static REJOIN_DELAY_MS: Number = number(c"rejoin-delay", AS_MAX_TTL, AS_MAX_TTL, WEEK_MS, |_| ());
 /// How far ahead of the server's wall clock a proposed fence may lie, in milliseconds.
-static MAX_CLOCK_SKEW_MS: Number =
-    number(c"max-clock-skew", 60_000, 0, DAY_MS, false, set_max_clock_skew);
+static MAX_CLOCK_SKEW_MS: Number = number(c"max-clock-skew", 60_000, 0, DAY_MS, set_max_clock_skew);
 
 /// How many clients may wait, for all locks together.
-static MAX_WAITERS: Number = number(c"max-waiters", 1000, 0, 1_000_000, false, set_max_waiters);
+static MAX_WAITERS: Number = number(c"max-waiters", 1000, 0, 1_000_000, set_max_waiters);
 
 /// The set to which this node belongs: `NAME ID MEMBERS`.
 static SET: Text = Text::new(c"set", normalize_set);
 
 static NUMBERS: [&Number; 4] = [&MAX_TTL_MS, &REJOIN_DELAY_MS, &MAX_CLOCK_SKEW_MS, &MAX_WAITERS];
 
-const fn number(
-    name: &'static CStr,
-    default: i64,
-    min: i64,
-    max: i64,
-    fixed_at_start: bool,
-    changed: fn(i64),
-) -> Number {
-    Number { name, default, min, max, fixed_at_start, changed, value: AtomicI64::new(default) }
+/// A number that `CONFIG SET` can change.
+const fn number(name: &'static CStr, default: i64, min: i64, max: i64, changed: fn(i64)) -> Number {
+    let value = AtomicI64::new(default);
+    Number { name, default, min, max, fixed_at_start: false, changed, value }
+}
+
+/// A number that is fixed at start.
+const fn fixed_number(name: &'static CStr, default: i64, min: i64, max: i64) -> Number {
+    let value = AtomicI64::new(default);
+    Number { name, default, min, max, fixed_at_start: true, changed: |_| (), value }
 }
 
 /// Reads the module's arguments and then redis.conf, which overrides them.
@@ -92,9 +90,9 @@ pub(crate) fn load(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), ConfigError> {
     if registered && config::load(ctx) { Ok(()) } else { Err(ConfigError::Refused) }
 }
 
-/// The set in the module argument at `index`, and the number of arguments that it spans.
+/// Parses the set at `index` of the module's arguments. Returns it and the number of its arguments.
 ///
-/// It is one quoted argument or three words: `CONFIG REWRITE` drops the quotes of a module's
+/// The set is one quoted argument, or three words: `CONFIG REWRITE` drops the quotes of a module's
 /// arguments.
 fn set_argument(args: Args<'_>, index: usize) -> Result<(NodeSet, usize), ConfigError> {
     let first = args.get(index).map_or(&[][..], Arg::as_bytes);
@@ -105,7 +103,7 @@ fn set_argument(args: Args<'_>, index: usize) -> Result<(NodeSet, usize), Config
     Ok((set.ok_or(ConfigError::NoSet)?, words))
 }
 
-/// Returns `None` for an empty value: this node belongs to no set.
+/// Parses the value of `lock.set`; `None` if it is empty, since the node then belongs to no set.
 fn parse_set(value: &[u8]) -> Result<Option<NodeSet>, InvalidSet> {
     if value.trim_ascii().is_empty() {
         return Ok(None);
@@ -122,7 +120,7 @@ fn normalize_set(value: &[u8]) -> Result<String, String> {
 
 /// The set to which this node belongs, if any.
 pub(crate) fn node_set() -> Option<NodeSet> {
-    SET.with_value(parse_set).expect("the server holds only values that were checked")
+    SET.with_value(parse_set).expect("the value was checked when it was set")
 }
 
 pub(crate) fn max_ttl() -> Ttl {
@@ -153,7 +151,7 @@ fn set_max_clock_skew(ms: i64) {
     module::with(|state| state.node.set_max_clock_skew_ms(ms.unsigned_abs()));
 }
 
-/// Why the configuration prevents the module from being loaded.
+/// Why the module is not loaded with this configuration.
 pub(crate) enum ConfigError {
     UnknownName,
     Repeated(&'static CStr),
@@ -161,7 +159,7 @@ pub(crate) enum ConfigError {
     /// The module argument `set` has no value.
     NoSet,
     InvalidSet(InvalidSet),
-    /// The server has logged the reason.
+    /// The server refused a value, and has logged why.
     Refused,
 }
 

@@ -1,4 +1,4 @@
-//! The text of `COMMAND DOCS` and of redis-cli's hints, which show arguments by name.
+//! The descriptions of the commands, for `COMMAND DOCS`, `LOCK.HELP` and redis-cli's hints.
 
 use crate::ffi::command::{ArgKind, ArgSpec, KeyFlags, Keys, Spec, Users};
 
@@ -30,7 +30,7 @@ const TOKEN: ArgSpec = ArgSpec {
 const TTL: ArgSpec = ArgSpec {
     name: c"ttl-ms",
     kind: ArgKind::Integer,
-    summary: c"How long from now, in milliseconds: 1 to lock.max-ttl",
+    summary: c"How long the lock lasts from now, in milliseconds: 1 to lock.max-ttl",
     option: None,
 };
 const FENCE: ArgSpec = ArgSpec {
@@ -43,7 +43,7 @@ const FENCE: ArgSpec = ArgSpec {
 const WAIT: ArgSpec = ArgSpec {
     name: c"wait-ms",
     kind: ArgKind::Integer,
-    summary: c"How long to wait for the lock, in milliseconds; the reply is then the fence and the microseconds waited",
+    summary: c"How long to wait for the lock, in milliseconds; the reply to a grant then includes the microseconds waited",
     option: Some(c"WAIT"),
 };
 const OWNER: ArgSpec = ArgSpec {
@@ -55,27 +55,29 @@ const OWNER: ArgSpec = ArgSpec {
 const SHARED: ArgSpec = ArgSpec {
     name: c"shared",
     kind: ArgKind::Flag,
-    summary: c"Allows other shared holders, and no exclusive one at the same time",
+    summary: c"Allows other holders of the key at the same time, if they use SHARED too",
     option: Some(c"SHARED"),
 };
 const SHARE: ArgSpec = ArgSpec {
-    summary: c"Turns an exclusive lock into a shared one, and grants it to waiters that share it; never the reverse",
+    summary: c"Turns an exclusive lock into a shared one, and grants it to waiters with SHARED; never the reverse",
     ..SHARED
 };
 const ANY_KEYS: ArgSpec = ArgSpec {
-    summary: c"The keys, of which the first free one is locked; a repeated key counts once",
+    summary:
+        c"The keys in order of preference: the first free one is locked; a repeated key counts once",
     ..KEYS
 };
 const NEW_TOKEN: ArgSpec = ArgSpec {
     name: c"new",
     kind: ArgKind::Text,
-    summary: c"Hands the lock over: from then on only this token holds it, with a new fence",
+    summary:
+        c"Replaces the token, with a new fence: from then on the old token does not hold the lock",
     option: Some(c"TOKEN"),
 };
 const CURSOR: ArgSpec = ArgSpec {
     name: c"cursor",
     kind: ArgKind::Integer,
-    summary: c"0 at first, and then the cursor that the last call returned",
+    summary: c"0 in the first call, and then the cursor that the last call returned",
     option: None,
 };
 const MATCH: ArgSpec = ArgSpec {
@@ -93,19 +95,19 @@ const COUNT: ArgSpec = ArgSpec {
 const NOW: ArgSpec = ArgSpec {
     name: c"now",
     kind: ArgKind::Flag,
-    summary: c"Ends the lock at once, as DEL does, although its holder relies on it",
+    summary: c"Ends the lock at once, as DEL does, although its holder may still rely on it",
     option: Some(c"NOW"),
 };
 
 pub(crate) const ACQUIRE: Spec = Spec {
     name: c"lock.acquire",
     flags: c"write deny-oom blocking fast",
-    summary: c"Acquires a lock: its fence when granted, nil when another token holds it",
+    summary: c"Acquires a lock. Returns its fence, or nil if the key is held or other clients wait for it",
     complexity: LOGARITHMIC,
     since: SINCE,
     arity: -4,
     keys: Keys::First,
-    key: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::INSERT),
+    key_flags: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::INSERT),
     has_token: true,
     users: Users::Programs,
     args: &[KEY, TOKEN, TTL, SHARED, WAIT, FENCE, OWNER],
@@ -114,7 +116,7 @@ pub(crate) const ACQUIRE: Spec = Spec {
 pub(crate) const ACQUIRE_ALL: Spec = Spec {
     name: c"lock.macquire",
     flags: c"write deny-oom blocking getkeys-api",
-    summary: c"Acquires several keys as one lock, all or none: its fence when granted, nil when another token holds one of them",
+    summary: c"Acquires several keys as one lock, all or none. Returns its fence, or nil if a key is held or other clients wait for it",
     complexity: FOR_EACH_KEY,
     arity: -5,
     keys: Keys::Counted,
@@ -125,7 +127,7 @@ pub(crate) const ACQUIRE_ALL: Spec = Spec {
 pub(crate) const ACQUIRE_ANY: Spec = Spec {
     name: c"lock.acquireany",
     flags: c"write deny-oom blocking getkeys-api",
-    summary: c"Acquires the lock of the first free key of several: its fence and the key, nil when other tokens hold all of them",
+    summary: c"Acquires the lock of the first free key of several. Returns its fence and the key, or nil if no key is free",
     complexity: FOR_EACH_KEY,
     arity: -5,
     keys: Keys::Counted,
@@ -136,12 +138,12 @@ pub(crate) const ACQUIRE_ANY: Spec = Spec {
 pub(crate) const EXTEND: Spec = Spec {
     name: c"lock.extend",
     flags: c"write fast",
-    summary: c"Extends a held lock: its fence, or nil when the token does not hold it",
+    summary: c"Extends a held lock. Returns its fence, or nil if the token does not hold it",
     complexity: LOGARITHMIC,
     since: SINCE,
     arity: -4,
     keys: Keys::First,
-    key: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::UPDATE),
+    key_flags: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::UPDATE),
     has_token: true,
     users: Users::Programs,
     args: &[KEY, TOKEN, TTL, SHARE, FENCE, NEW_TOKEN],
@@ -151,7 +153,7 @@ pub(crate) const EXTEND_ALL: Spec = Spec {
     name: c"lock.mextend",
     flags: c"write getkeys-api",
     summary:
-        c"Extends a held lock of several keys: its fence, or nil when the token does not hold all of them",
+        c"Extends a held lock of several keys. Returns its fence, or nil if the token does not hold all of them",
     complexity: FOR_EACH_KEY,
     arity: -5,
     keys: Keys::Counted,
@@ -162,12 +164,12 @@ pub(crate) const EXTEND_ALL: Spec = Spec {
 pub(crate) const RELEASE: Spec = Spec {
     name: c"lock.release",
     flags: c"write fast",
-    summary: c"Releases a lock: 1 when the token held it, 0 when not; safe to repeat",
+    summary: c"Releases a lock. Returns 1 if the token held it, 0 if not; safe to repeat",
     complexity: LOGARITHMIC,
     since: SINCE,
     arity: 3,
     keys: Keys::First,
-    key: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::DELETE),
+    key_flags: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::DELETE),
     has_token: true,
     users: Users::Programs,
     args: &[KEY, TOKEN],
@@ -177,7 +179,7 @@ pub(crate) const RELEASE_ALL: Spec = Spec {
     name: c"lock.mrelease",
     flags: c"write getkeys-api",
     summary:
-        c"Releases those of several keys that the token holds: 1 when it held any, 0 when not; safe to repeat",
+        c"Releases each of several keys that the token holds. Returns 1 if it held any, 0 if not; safe to repeat",
     complexity: FOR_EACH_KEY,
     arity: -4,
     keys: Keys::Counted,
@@ -189,12 +191,12 @@ pub(crate) const INSPECT: Spec = Spec {
     name: c"lock.inspect",
     flags: c"readonly fast",
     summary:
-        c"Describes the holder of a lock, its fence and the time left; nil when it is free; never shows the token",
+        c"Describes the holder of a lock, its fence and the time left, but never its token. Returns nil if the key is free",
     complexity: c"O(1)",
     since: SINCE,
     arity: 2,
     keys: Keys::First,
-    key: KeyFlags::READ_ONLY.union(KeyFlags::ACCESS),
+    key_flags: KeyFlags::READ_ONLY.union(KeyFlags::ACCESS),
     has_token: false,
     users: Users::Programs,
     args: &[KEY],
@@ -203,12 +205,12 @@ pub(crate) const INSPECT: Spec = Spec {
 pub(crate) const REVOKE: Spec = Spec {
     name: c"lock.revoke",
     flags: c"write admin",
-    summary: c"Revokes a lock: it can no longer be extended, and ends by its deadline; 1 when there was one, 0 when not",
+    summary: c"Revokes a lock: it can no longer be extended, and ends by its deadline. Returns 1 if there was a lock, 0 if not",
     complexity: FOR_EACH_KEY,
     since: SINCE,
     arity: -2,
     keys: Keys::First,
-    key: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::UPDATE),
+    key_flags: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::UPDATE),
     has_token: false,
     users: Users::Operators,
     args: &[KEY, NOW],
@@ -217,12 +219,12 @@ pub(crate) const REVOKE: Spec = Spec {
 pub(crate) const SCAN: Spec = Spec {
     name: c"lock.scan",
     flags: c"readonly admin",
-    summary: c"Lists the locks of the selected database, a slice in each call: the next cursor, and the fields of LOCK.INSPECT for each",
+    summary: c"Lists the locks of the selected database, a slice in each call. Returns the next cursor, and for each lock its key and the fields of LOCK.INSPECT",
     complexity: c"O(1) for each call, O(N) for all of N locks",
     since: SINCE,
     arity: -2,
     keys: Keys::None,
-    key: KeyFlags::empty(),
+    key_flags: KeyFlags::empty(),
     has_token: false,
     users: Users::Operators,
     args: &[CURSOR, MATCH, COUNT],
@@ -231,12 +233,12 @@ pub(crate) const SCAN: Spec = Spec {
 pub(crate) const HELP: Spec = Spec {
     name: c"lock.help",
     flags: c"fast allow-loading allow-stale",
-    summary: c"Describes the commands of the module: an array of lines",
+    summary: c"Describes the commands of the module. Returns an array of lines",
     complexity: c"O(1)",
     since: SINCE,
     arity: 1,
     keys: Keys::None,
-    key: KeyFlags::empty(),
+    key_flags: KeyFlags::empty(),
     has_token: false,
     users: Users::Programs,
     args: &[],

@@ -1,4 +1,4 @@
-//! Every error reply: first the code that programs check, then what to do.
+//! The text of every error reply: a code for programs, and a sentence for people.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use quorlock_core::node::{self, FenceError, KEYS_MAX, PATTERN_BYTES_MAX, Reason,
 /// Why a command was not carried out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CommandError {
-    /// The server supplies this text itself.
+    /// The server itself sends this error.
     Arity,
     NotAnInteger,
     NumKeys,
@@ -26,6 +26,7 @@ pub(crate) enum CommandError {
     UnknownOption {
         /// The argument after which options may follow.
         after: &'static str,
+        /// The options that the command accepts.
         takes: &'static str,
     },
     Cursor,

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use crate::docs;
 use crate::ffi::command::{ArgKind, ArgSpec, Spec};
 
-/// The lines, formatted like HELP of the server's own commands: descriptions are indented.
+/// Formats the lines like the HELP of the server's own commands: descriptions are indented.
 pub(crate) fn lines() -> Vec<String> {
     let mut lines = vec!["LOCK.<command> [<arg> [value] [opt] ...]. Commands are:".to_owned()];
     for spec in docs::ALL {

@@ -1,4 +1,4 @@
-//! The fields of `INFO lock`, which docs/operations/configuration.md explains.
+//! The fields of `INFO lock`. docs/operations/configuration.md explains them.
 
 use crate::ffi::clock;
 use crate::ffi::info::Section;

@@ -1,11 +1,11 @@
-//! The reply of `LOCK.INSPECT` and `LOCK.SCAN`. docs/commands.md explains its fields.
+//! The replies of `LOCK.INSPECT` and `LOCK.SCAN`. docs/commands.md explains their fields.
 
 use quorlock_core::node::{Holder, Inspected, Listed, Mode, Scanned, ShownWaiter};
 
 use crate::commands::integer;
 use crate::ffi::{Blocked, Client, Ctx};
 
-/// The number of fields.
+/// The number of fields that describe a key.
 const FIELDS: i32 = 11;
 
 /// Replies with a map of the fields.
@@ -60,7 +60,7 @@ fn reply_fields(ctx: &Ctx<'_>, Inspected { waiters, queue, holder }: &Inspected)
     ctx.reply_bytes(b"fence");
     shown.fence.map_or_else(|| ctx.reply_null(), |fence| ctx.reply_integer(fence));
     ctx.reply_bytes(b"ttl");
-    // As PTTL: −1 for a key that does not expire.
+    // Like PTTL: −1 for a key that does not expire.
     ctx.reply_integer(shown.ttl_ms.map_or(-1, number));
     ctx.reply_bytes(b"held");
     shown.held_ms.map_or_else(|| ctx.reply_null(), |ms| ctx.reply_integer(number(ms)));

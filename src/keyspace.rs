@@ -1,4 +1,4 @@
-//! The server's keys and clients, as the node sees them.
+//! Gives the node access to the server's keys and clients.
 
 use quorlock_core::node::{
     Access, Author, Change, KeyEvent, Keyspace, Kind, Listeners, ServerEvent, Ticket, WriteRefused,
@@ -12,22 +12,25 @@ pub(crate) struct ServerKeyspace<'a> {
     ctx: &'a Ctx<'a>,
     /// The selected database.
     db: u32,
-    runs_for: Caller,
+    caller: Caller,
 }
 
+/// What the node is doing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Caller {
+    /// Executes a client's command.
     Command,
+    /// Runs its jobs at the end of a turn.
     Jobs,
 }
 
 impl<'a> ServerKeyspace<'a> {
-    pub(crate) fn of_command(ctx: &'a Ctx<'a>) -> Self {
-        Self { ctx, db: ctx.db(), runs_for: Caller::Command }
+    pub(crate) fn for_command(ctx: &'a Ctx<'a>) -> Self {
+        Self { ctx, db: ctx.db(), caller: Caller::Command }
     }
 
-    pub(crate) fn of_jobs(ctx: &'a Ctx<'a>) -> Self {
-        Self { ctx, db: ctx.db(), runs_for: Caller::Jobs }
+    pub(crate) fn for_jobs(ctx: &'a Ctx<'a>) -> Self {
+        Self { ctx, db: ctx.db(), caller: Caller::Jobs }
     }
 
     pub(crate) fn db(&self) -> u32 {
@@ -43,7 +46,7 @@ impl<'a> Keyspace for ServerKeyspace<'a> {
         Name::made(bytes)
     }
 
-    fn unknown(&mut self) -> Name<'a> {
+    fn random_value(&mut self) -> Name<'a> {
         Name::random()
     }
 
@@ -83,15 +86,15 @@ impl<'a> Keyspace for ServerKeyspace<'a> {
         let key = key.as_arg();
         match change {
             Change::Set { value, expires_at_ms } => {
-                self.ctx.replicate_set(key, value.as_arg(), expires_at_ms);
+                self.ctx.propagate_set(key, value.as_arg(), expires_at_ms);
             }
-            Change::Expire { expires_at_ms } => self.ctx.replicate_expire(key, expires_at_ms),
-            Change::Delete | Change::Expired => self.ctx.replicate_delete(key),
+            Change::Expire { expires_at_ms } => self.ctx.propagate_expire(key, expires_at_ms),
+            Change::Delete | Change::Expired => self.ctx.propagate_delete(key),
         }
     }
 
     fn count_change(&mut self) {
-        match self.runs_for {
+        match self.caller {
             Caller::Command => self.ctx.count_change_of_command(),
             Caller::Jobs => self.ctx.count_change(),
         }
@@ -102,7 +105,7 @@ impl<'a> Keyspace for ServerKeyspace<'a> {
     }
 
     fn invalidate(&mut self, key: &Name<'a>, author: Author) {
-        match (author, self.runs_for) {
+        match (author, self.caller) {
             (Author::Other, Caller::Command) => {
                 DetachedClient::signal_modified(self.db, key.as_arg());
             }
@@ -113,7 +116,7 @@ impl<'a> Keyspace for ServerKeyspace<'a> {
     fn notify(&mut self, key: &Name<'a>, change: Change<'_, Name<'a>>) {
         let key: Arg<'_> = key.as_arg();
         let generic = |name| {
-            server_events::ignoring_own(name, key, || self.ctx.notify_generic(name, key));
+            server_events::send_own(name, key, || self.ctx.notify_generic(name, key));
         };
         match change {
             Change::Set { .. } => {
@@ -124,7 +127,7 @@ impl<'a> Keyspace for ServerKeyspace<'a> {
             Change::Delete => generic(c"del"),
             Change::Expired => {
                 let notify = || self.ctx.notify_expired(key);
-                server_events::ignoring_own(c"expired", key, notify);
+                server_events::send_own(c"expired", key, notify);
             }
         }
     }
@@ -165,7 +168,7 @@ pub(crate) fn key_event(name: &[u8]) -> Option<KeyEvent> {
         b"evicted" => Some(KeyEvent::Evicted),
         b"del" | b"rename_from" | b"move_from" => Some(KeyEvent::Removed),
         b"rename_to" | b"move_to" | b"copy_to" | b"restore" => Some(KeyEvent::Replaced),
-        // A SET with an expiry sends no other distinctive event.
+        // EXPIRE sends this event, and so does a SET with an expiry.
         b"expire" => Some(KeyEvent::ExpirySet { value_bytes: None }),
         _ => None,
     }

@@ -1,22 +1,23 @@
 //! Distributed locks as native commands of Redis and Valkey: the server module.
 //!
-//! `quorlock_core::node` makes every decision. This crate carries bytes between it and the server.
+//! `quorlock_core::node` makes every decision. This crate carries bytes between the node and the
+//! server.
 //!
 //! - [`commands`]: the handler of each command.
 //! - [`inspection`]: what `LOCK.INSPECT` and `LOCK.SCAN` show.
 //! - [`request`]: parses arguments.
 //! - [`error`]: the text of every error.
 //! - [`help`]: the reply of `LOCK.HELP`.
-//! - [`docs`]: the text of `COMMAND DOCS` and of redis-cli's hints.
-//! - [`keyspace`]: the server's keys, as the node sees them.
+//! - [`docs`]: the descriptions of the commands.
+//! - [`keyspace`]: gives the node access to the server's keys and clients.
 //! - [`server_events`]: passes the server's events on to the node.
 //! - [`before_sleep`]: runs the node's jobs at the end of each turn of the server's loop.
-//! - [`module`]: the state while the module is loaded.
-//! - [`config`]: the settings of an operator.
+//! - [`module`]: the state of the loaded module.
+//! - [`config`]: the settings `lock.*`.
 //! - [`info`]: the fields of `INFO lock`.
 //! - [`ffi`]: all unsafe code.
 
-// Only contributors read the docs of a library that a server loads.
+// A server loads this library: only contributors read its docs, with links to private items.
 #![allow(rustdoc::private_intra_doc_links)]
 
 mod before_sleep;

@@ -1,4 +1,4 @@
-//! The module's state while it is loaded.
+//! The state of the loaded module.
 
 use std::cell::{RefCell, RefMut};
 use std::hash::{BuildHasher, RandomState};
@@ -17,19 +17,21 @@ pub(crate) const VERSION: i32 = 10_000 * number(env!("CARGO_PKG_VERSION_MAJOR"))
 
 const fn number(digits: &str) -> i32 {
     let Ok(number) = i32::from_str_radix(digits, 10) else {
-        panic!("Cargo checks that it is a number")
+        panic!("a part of a version is a number")
     };
     number
 }
 
-/// The number of fence counters: they fit a processor's cache, and keys seldom share one.
+/// The number of fence counters. They fit a processor's cache, and two keys seldom share a counter.
 const FENCE_STRIPES: usize = 16_384;
 
-/// Enough shards of a hash table that the growth of one never stalls the server.
+/// The number of shards of each hash table. Shards grow one at a time, so growth never stalls the
+/// server.
 const TABLE_SHARDS: usize = 256;
 
 static STATE: MainThread<RefCell<Option<State>>> = MainThread::new(RefCell::new(None));
 
+/// The node and what belongs to it.
 pub(crate) struct State {
     pub(crate) node: Node,
     pub(crate) timer: Timer,
@@ -67,7 +69,7 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
     let now = clock::now();
     let mut node = Node::new(settings, now);
     if ctx.is_only_module() {
-        node.is_only_module();
+        node.declare_only_module();
     }
     if ctx.is_replica() {
         node.handle_event(now, &ServerEvent::Demoted);
@@ -98,13 +100,13 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
     true
 }
 
-/// Stops the module, unless the node would forget locks. Then logs the reason and returns false.
+/// Stops the module. If the node would forget locks, logs that and returns false instead.
 pub(crate) fn stop(ctx: &Ctx<'_>) -> bool {
-    if with(|state| state.node.may_be_forgotten(clock::monotonic())) == Some(false) {
+    if with(|state| state.node.can_unload(clock::monotonic())) == Some(false) {
         ctx.log(
             LogLevel::Warning,
             "lock: not unloaded: only this module knows some of the locks. They are shared, or their keys were \
-             evicted, expired by a step of the clock, or are not removed yet. Try again in a second",
+             evicted, expired by a step of the clock, or are not removed yet. Try again in a second, or when the shared locks have ended",
         );
         return false;
     }
@@ -113,16 +115,16 @@ pub(crate) fn stop(ctx: &Ctx<'_>) -> bool {
     true
 }
 
-/// The state while the module is loaded.
+/// Borrows the state for a command.
 pub(crate) fn state() -> RefMut<'static, State> {
     RefMut::map(STATE.get().borrow_mut(), |state| {
-        state.as_mut().expect("commands come while the module is loaded")
+        state.as_mut().expect("commands run only while the module is loaded")
     })
 }
 
-/// Runs `what` on the state, unless the state is missing (before a start, after a stop) or in use.
-pub(crate) fn with<T>(what: impl FnOnce(&mut State) -> T) -> Option<T> {
-    STATE.get().try_borrow_mut().ok()?.as_mut().map(what)
+/// Runs `f` on the state. Returns `None` if the module is not loaded, or if the state is in use.
+pub(crate) fn with<T>(f: impl FnOnce(&mut State) -> T) -> Option<T> {
+    STATE.get().try_borrow_mut().ok()?.as_mut().map(f)
 }
 
 /// Whether the module is loaded, even while its state is in use.

@@ -1,4 +1,4 @@
-//! Parses arguments: each is read once and never again.
+//! Parses the arguments of commands.
 
 use std::ops::Range;
 
@@ -16,11 +16,10 @@ const OWNER_BYTES_MAX: usize = 256;
 /// Longest wait, in milliseconds: a week, which is the longest ttl.
 pub(crate) const WAIT_MS_MAX: u64 = Ttl::MAX_MS;
 
-/// The leading arguments of most commands.
-pub(crate) struct Named<'a, K> {
+/// The arguments of most commands: parsed up to the token.
+pub(crate) struct KeysAndToken<'a, K> {
     pub(crate) keys: K,
     pub(crate) token: Name<'a>,
-    /// The arguments after the token.
     pub(crate) rest: Rest<'a>,
 }
 
@@ -47,11 +46,11 @@ pub(crate) struct Options<'a> {
 pub(crate) fn token_positions(keys: Keys, args: Args<'_>) -> impl Iterator<Item = usize> {
     let (token_at, hides_all) = match keys {
         Keys::First | Keys::None => (2, false),
-        // After the token there is a time, or nothing.
+        // A ttl follows the token, or nothing.
         Keys::Counted => match key_positions(args) {
             Some(keys)
                 if keys.end < args.len()
-                    && args.get(keys.end + 1).is_none_or(|time| time.to_integer().is_some()) =>
+                    && args.get(keys.end + 1).is_none_or(|ttl| ttl.to_integer().is_some()) =>
             {
                 (keys.end, false)
             }
@@ -59,53 +58,59 @@ pub(crate) fn token_positions(keys: Keys, args: Args<'_>) -> impl Iterator<Item 
         },
     };
     (token_at..args.len()).filter(move |&index| {
-        let follows_option = || {
+        let follows_token_option = || {
             let before = index.checked_sub(1).and_then(|before| args.get(before));
             before.is_some_and(|name| name.as_bytes().eq_ignore_ascii_case(b"TOKEN"))
         };
-        hides_all || index == token_at || index > token_at + 1 && follows_option()
+        hides_all || index == token_at || index > token_at + 1 && follows_token_option()
     })
 }
 
-/// The positions of the keys after `numkeys`; `None` if the command is not well formed.
+/// The positions of the keys after `numkeys`; `None` if that number is not possible.
 pub(crate) fn key_positions(args: Args<'_>) -> Option<Range<usize>> {
     let count = usize::try_from(args.get(1)?.to_integer()?).ok()?;
     ((1..=KEYS_MAX).contains(&count) && 2 + count <= args.len()).then(|| 2..2 + count)
 }
 
-/// `command key token`
-pub(crate) fn named(args: Args<'_>) -> Result<Named<'_, [Name<'_>; 1]>, CommandError> {
+/// Parses `command key token`.
+pub(crate) fn key_and_token(
+    args: Args<'_>,
+) -> Result<KeysAndToken<'_, [Name<'_>; 1]>, CommandError> {
     let (Some(key), Some(token)) = (args.get(1), args.get(2)) else {
         return Err(CommandError::Arity);
     };
-    Ok(Named {
+    Ok(KeysAndToken {
         keys: [key.into()],
         token: checked_token(token)?.into(),
         rest: Rest { args, from: 3 },
     })
 }
 
-/// `command numkeys key [key ...] token`: the keys in the order of their bytes, each once.
-pub(crate) fn all_named(args: Args<'_>) -> Result<Named<'_, Vec<Name<'_>>>, CommandError> {
+/// Parses `command numkeys key [key ...] token`. Returns each key once, sorted by bytes.
+pub(crate) fn sorted_keys_and_token(
+    args: Args<'_>,
+) -> Result<KeysAndToken<'_, Vec<Name<'_>>>, CommandError> {
     let Counted { mut keys, token, rest } = counted(args)?;
     keys.sort_unstable_by_key(|key| key.as_bytes());
     keys.dedup_by_key(|key| key.as_bytes());
-    Ok(Named { keys: keys.into_iter().map(Name::from).collect(), token, rest })
+    Ok(KeysAndToken { keys: keys.into_iter().map(Name::from).collect(), token, rest })
 }
 
-/// `command numkeys key [key ...] token`: the keys in the client's order, each once.
-pub(crate) fn any_named(args: Args<'_>) -> Result<Named<'_, Vec<Name<'_>>>, CommandError> {
+/// Parses `command numkeys key [key ...] token`. Returns each key once, in the client's order.
+pub(crate) fn ordered_keys_and_token(
+    args: Args<'_>,
+) -> Result<KeysAndToken<'_, Vec<Name<'_>>>, CommandError> {
     let Counted { keys, token, rest } = counted(args)?;
-    let mut once: Vec<Arg<'_>> = Vec::with_capacity(keys.len());
+    let mut unique: Vec<Arg<'_>> = Vec::with_capacity(keys.len());
     for key in keys {
-        if once.iter().all(|other| other.as_bytes() != key.as_bytes()) {
-            once.push(key);
+        if unique.iter().all(|other| other.as_bytes() != key.as_bytes()) {
+            unique.push(key);
         }
     }
-    Ok(Named { keys: once.into_iter().map(Name::from).collect(), token, rest })
+    Ok(KeysAndToken { keys: unique.into_iter().map(Name::from).collect(), token, rest })
 }
 
-/// The arguments of a command that begins with `numkeys`, with the keys unchanged.
+/// The arguments of a command with `numkeys`. The keys are as the client sent them.
 struct Counted<'a> {
     keys: Vec<Arg<'a>>,
     token: Name<'a>,
@@ -140,7 +145,7 @@ pub(crate) enum Sharing {
     Refused,
 }
 
-/// `… token ttl [SHARED] [WAIT ms] [FENCE n] [OWNER label]`
+/// Parses what follows the token: `ttl [SHARED] [WAIT ms] [FENCE n] [OWNER label]`.
 pub(crate) fn acquire_terms(
     rest: Rest<'_>,
     max_ttl: Ttl,
@@ -151,11 +156,11 @@ pub(crate) fn acquire_terms(
     let mut is_shared = None;
     each_option(rest, shared_flag(&mut is_shared, sharing), |name, value| {
         if name.eq_ignore_ascii_case(b"OWNER") {
-            once(&mut options.owner, checked_owner(value)?)
+            set_once(&mut options.owner, checked_owner(value)?)
         } else if name.eq_ignore_ascii_case(b"FENCE") {
-            once(&mut options.fence, checked_fence(value)?)
+            set_once(&mut options.fence, checked_fence(value)?)
         } else if name.eq_ignore_ascii_case(b"WAIT") {
-            once(&mut options.wait_ms, checked_wait(value)?)
+            set_once(&mut options.wait_ms, checked_wait(value)?)
         } else {
             let takes = match sharing {
                 Sharing::Allowed => "SHARED, WAIT ms, FENCE n and OWNER label",
@@ -168,7 +173,7 @@ pub(crate) fn acquire_terms(
     Ok((ttl, options))
 }
 
-/// `… token ttl [SHARED] [FENCE n] [TOKEN new]`
+/// Parses what follows the token: `ttl [SHARED] [FENCE n] [TOKEN new]`.
 pub(crate) fn extend_terms(
     rest: Rest<'_>,
     max_ttl: Ttl,
@@ -179,9 +184,9 @@ pub(crate) fn extend_terms(
     let mut is_shared = None;
     each_option(rest, shared_flag(&mut is_shared, sharing), |name, value| {
         if name.eq_ignore_ascii_case(b"FENCE") {
-            once(&mut options.fence, checked_fence(value)?)
+            set_once(&mut options.fence, checked_fence(value)?)
         } else if name.eq_ignore_ascii_case(b"TOKEN") {
-            once(&mut options.new_token, checked_token(value)?)
+            set_once(&mut options.new_token, checked_token(value)?)
         } else {
             let takes = match sharing {
                 Sharing::Allowed => "SHARED, FENCE n and TOKEN new",
@@ -194,7 +199,7 @@ pub(crate) fn extend_terms(
     Ok((ttl, options))
 }
 
-/// Takes the option that has no value.
+/// Returns a parser of SHARED, the only option without a value.
 fn shared_flag(
     place: &mut Option<Mode>,
     sharing: Sharing,
@@ -206,17 +211,17 @@ fn shared_flag(
         if sharing == Sharing::Refused {
             return Err(CommandError::SeveralShared);
         }
-        once(place, Mode::Shared)?;
+        set_once(place, Mode::Shared)?;
         Ok(true)
     }
 }
 
-/// `… token`
+/// Checks that nothing follows the token.
 pub(crate) fn no_terms(Rest { args, from }: Rest<'_>) -> Result<(), CommandError> {
     if args.len() > from { Err(CommandError::Arity) } else { Ok(()) }
 }
 
-/// `command key [NOW]`: returns whether NOW is given.
+/// Parses `command key [NOW]`. Returns whether NOW is given.
 pub(crate) fn revoke_terms(args: Args<'_>) -> Result<bool, CommandError> {
     match (args.get(2), args.len()) {
         (None, _) => Ok(false),
@@ -226,7 +231,7 @@ pub(crate) fn revoke_terms(args: Args<'_>) -> Result<bool, CommandError> {
     }
 }
 
-/// `command cursor [MATCH pattern] [COUNT n]`
+/// The arguments `cursor [MATCH pattern] [COUNT n]`.
 pub(crate) struct ScanTerms {
     pub(crate) cursor: u64,
     pub(crate) pattern: Option<Pattern>,
@@ -246,12 +251,12 @@ pub(crate) fn scan_terms(args: Args<'_>) -> Result<ScanTerms, CommandError> {
         |_| Ok(false),
         |name, value| {
             if name.eq_ignore_ascii_case(b"MATCH") {
-                once(
+                set_once(
                     &mut pattern,
                     Pattern::new(value.as_bytes()).ok_or(CommandError::PatternLength)?,
                 )
             } else if name.eq_ignore_ascii_case(b"COUNT") {
-                once(&mut count, checked_count(value)?)
+                set_once(&mut count, checked_count(value)?)
             } else {
                 Err(CommandError::UnknownOption {
                     after: "cursor",
@@ -271,9 +276,9 @@ fn checked_count(count: Arg<'_>) -> Result<u32, CommandError> {
         .ok_or(CommandError::CountRange)
 }
 
-/// Calls `take` for each option and its value after the argument at `from`.
+/// Parses the options that follow the argument at `from`.
 ///
-/// Calls `flag` first: an option that it accepts has no value.
+/// Passes each name to `flag`. If `flag` returns false, passes the name and its value to `take`.
 fn each_option<'a>(
     Rest { args, from }: Rest<'a>,
     mut flag: impl FnMut(&[u8]) -> Result<bool, CommandError>,
@@ -292,7 +297,7 @@ fn each_option<'a>(
     Ok(())
 }
 
-fn once<T>(place: &mut Option<T>, value: T) -> Result<(), CommandError> {
+fn set_once<T>(place: &mut Option<T>, value: T) -> Result<(), CommandError> {
     if place.replace(value).is_some() { Err(CommandError::RepeatedOption) } else { Ok(()) }
 }
 

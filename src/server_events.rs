@@ -1,7 +1,7 @@
 //! Passes the server's events on to the node.
 //!
-//! Some events arrive while the node is busy: it opens a key, and the server expires that key. They
-//! are queued until the node fetches them.
+//! Some events arrive while the node is busy, as when it opens a key that has expired. They are
+//! queued until the node fetches them.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -21,7 +21,7 @@ static OWN: MainThread<RefCell<Option<(&'static CStr, KeyBytes)>>> =
     MainThread::new(RefCell::new(None));
 
 /// Handles a change of a key: the keyspace event of this name.
-pub(crate) fn key(ctx: &Ctx<'_>, name: &CStr, event: KeyEvent, key: Arg<'_>) {
+pub(crate) fn handle_key_event(ctx: &Ctx<'_>, name: &CStr, event: KeyEvent, key: Arg<'_>) {
     let is_own = OWN
         .get()
         .borrow_mut()
@@ -45,18 +45,18 @@ pub(crate) fn key(ctx: &Ctx<'_>, name: &CStr, event: KeyEvent, key: Arg<'_>) {
         }
         event => event,
     };
-    let hear = |state: &mut State| {
+    let handle = |state: &mut State| {
         state.node.handle_key_event(clock::monotonic(), db, key.as_bytes(), event);
     };
-    if module::with(hear).is_none() {
+    if module::with(handle).is_none() {
         postpone(ServerEvent::Key { db, key: KeyBytes::new(key.as_bytes()), event });
     }
 }
 
-/// Handles a possible change of a key, in this database or in another.
+/// Handles a keyspace event that may concern this database or another one.
 ///
 /// The node compares the key's value before the turn ends, or earlier if a command uses the key.
-pub(crate) fn uncertain_key(ctx: &Ctx<'_>, key: Arg<'_>) {
+pub(crate) fn handle_uncertain_key_event(ctx: &Ctx<'_>, key: Arg<'_>) {
     let event = KeyEvent::ExpirySet { value_bytes: None };
     handle_event(ServerEvent::Key { db: ctx.db(), key: KeyBytes::new(key.as_bytes()), event });
 }
@@ -68,8 +68,8 @@ pub(crate) fn handle_event(event: ServerEvent) {
     }
 }
 
-/// Handles an event that may begin an abstention.
-pub(crate) fn hear_and_log(ctx: &Ctx<'_>, event: ServerEvent) {
+/// Handles an event that may begin an abstention, and logs the abstention.
+pub(crate) fn handle_and_log(ctx: &Ctx<'_>, event: ServerEvent) {
     handle_event(event);
     log_abstention(ctx);
 }
@@ -90,24 +90,28 @@ pub(crate) fn take_pending() -> Option<ServerEvent> {
     PENDING.get().borrow_mut().pop_front()
 }
 
-/// Runs `notify`, which sends one keyspace event that this module ignores.
+/// Runs `notify`, which sends one keyspace event. This module ignores that event.
 ///
-/// The module still handles the events of other modules that react to it.
-pub(crate) fn ignoring_own(name: &'static CStr, key: Arg<'_>, notify: impl FnOnce()) {
+/// It still handles the events that other modules send in reaction.
+pub(crate) fn send_own(name: &'static CStr, key: Arg<'_>, notify: impl FnOnce()) {
     *OWN.get().borrow_mut() = Some((name, KeyBytes::new(key.as_bytes())));
     notify();
     *OWN.get().borrow_mut() = None;
 }
 
-/// Logs that the node abstains, why, and for how long.
+/// If the node abstains, logs why and for how long.
 pub(crate) fn log_abstention(ctx: &Ctx<'_>) {
     let abstains = module::with(|state| state.node.abstains(clock::monotonic()));
     let Some(Some((reason, left_ms))) = abstains else { return };
-    let how_long = left_ms
-        .map_or_else(|| "while this server is a replica".into(), |ms| format!("for {ms} ms"));
-    let line = format!(
-        "lock: abstaining {how_long} ({reason}): a lock granted before may still be held. \
-         Until then LOCK.ACQUIRE replies -ABSTAIN; LOCK.EXTEND and LOCK.RELEASE work"
-    );
+    let line = match left_ms {
+        Some(ms) => format!(
+            "lock: abstaining for {ms} ms ({reason}): locks granted earlier may still be held. \
+             Meanwhile LOCK.ACQUIRE replies -ABSTAIN; LOCK.EXTEND and LOCK.RELEASE work"
+        ),
+        None => format!(
+            "lock: abstaining while this server is a replica ({reason}): it grants, extends and \
+             releases no locks"
+        ),
+    };
     ctx.log(LogLevel::Notice, &line);
 }

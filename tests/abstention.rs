@@ -11,6 +11,7 @@ const DELAY: Duration = Duration::from_secs(2);
 /// Longer than any test takes.
 const LONG_MS: u64 = 100_000;
 
+/// A server with this largest ttl, which abstains for as long after its start.
 fn abstaining(delay_ms: u64) -> ServerBuilder {
     Server::with_module().arg("lock.max-ttl", delay_ms).arg("lock.rejoin-delay", -1)
 }
@@ -22,7 +23,7 @@ fn acquire(connection: &mut Connection, key: &str, token: &str) -> RedisResult<O
 /// The time for which the node reports that it abstains, in milliseconds, and the reason.
 #[track_caller]
 fn abstains(connection: &mut Connection, key: &str) -> (u64, String) {
-    let error = acquire(connection, key, "token").expect_err("it abstains");
+    let error = acquire(connection, key, "token").expect_err("the node abstains");
     assert_eq!(error.code(), Some("ABSTAIN"), "{error}");
     let words = error.detail().unwrap_or_default().to_owned();
     let (ms, rest) = words.split_once(' ').expect("a number and words");
@@ -43,7 +44,7 @@ fn abstains(connection: &mut Connection, key: &str) -> (u64, String) {
     (ms.parse().expect("a number"), reason.to_owned())
 }
 
-/// Checks for 2000 ms, or the little less that is left when the line is written.
+/// Checks that the log names this reason, and 2000 ms or a little less.
 #[track_caller]
 fn logs_an_abstention(server: &Server, reason: &str) {
     let log = server.log();
@@ -61,6 +62,7 @@ fn votes_again_after(connection: &mut Connection, since: Instant, delay: Duratio
     assert!(since.elapsed() >= delay, "after {:?}", since.elapsed());
 }
 
+/// The lines of INFO about the abstention, without numbers.
 fn state(connection: &mut Connection) -> Vec<String> {
     let info: String = cmd("INFO").arg("lock").query(connection).expect("it answers");
     let lines = info
@@ -70,14 +72,14 @@ fn state(connection: &mut Connection) -> Vec<String> {
 }
 
 #[test]
-fn node_abstains_after_its_start_and_says_so_at_both_ends() {
+fn node_abstains_after_its_start_and_logs_begin_and_end() {
     let begun = Instant::now();
     let server = abstaining(2000).start().unwrap();
     let connection = &mut server.connection();
     let (first_ms, reason) = abstains(connection, "k");
     assert_eq!(reason, "start");
     assert!(first_ms <= 2000, "{first_ms}");
-    eventually(PATIENCE, "what is left grows less", || abstains(connection, "k").0 < first_ms);
+    eventually(PATIENCE, "the remaining time decreases", || abstains(connection, "k").0 < first_ms);
     assert_eq!(
         state(connection),
         ["lock_state:abstaining", "lock_abstain_reason:start", "lock_abstain_left_ms:"]
@@ -101,7 +103,7 @@ fn node_votes_again_without_any_command() {
 }
 
 #[test]
-fn brand_new_node_may_vote_at_once_and_the_log_warns() {
+fn rejoin_delay_of_zero_votes_at_once_and_logs_a_warning() {
     let server = Server::with_module().start().unwrap();
     assert!(acquire(&mut server.connection(), "k", "token").unwrap().is_some());
     let log = server.log();
@@ -111,7 +113,7 @@ fn brand_new_node_may_vote_at_once_and_the_log_warns() {
 }
 
 #[test]
-fn delay_of_its_own_is_kept_whether_shorter_or_longer_than_a_ttl() {
+fn rejoin_delay_is_kept_below_and_above_the_largest_ttl() {
     for delay_ms in [400, 1200] {
         let begun = Instant::now();
         let server = Server::with_module()
@@ -124,7 +126,7 @@ fn delay_of_its_own_is_kept_whether_shorter_or_longer_than_a_ttl() {
 }
 
 #[test]
-fn abstention_is_neither_shortened_nor_prolonged_by_a_config() {
+fn config_set_neither_shortens_nor_prolongs_an_abstention() {
     let begun = Instant::now();
     let server = abstaining(2000).start().unwrap();
     let connection = &mut server.connection();
@@ -156,7 +158,7 @@ fn abstention_is_measured_on_a_clock_that_never_steps() {
 }
 
 #[test]
-fn surviving_lock_is_extended_and_released_while_all_are_refused() {
+fn inherited_lock_is_extended_and_released_during_an_abstention() {
     let mut server = Server::with_module()
         .arg("appendonly", "yes")
         .arg("appendfsync", "always")
@@ -197,7 +199,7 @@ fn surviving_lock_is_extended_and_released_while_all_are_refused() {
 }
 
 #[test]
-fn node_abstains_within_a_transaction_and_a_script_as_well() {
+fn node_abstains_in_transactions_and_scripts() {
     let server = abstaining(LONG_MS).start().unwrap();
     let connection = &mut server.connection();
     let mut transaction = redis::pipe();
@@ -211,7 +213,7 @@ fn node_abstains_within_a_transaction_and_a_script_as_well() {
 }
 
 #[test]
-fn mistake_in_a_command_is_reported_rather_than_that_the_node_abstains() {
+fn mistake_in_a_command_is_reported_before_an_abstention() {
     let server = abstaining(LONG_MS).start().unwrap();
     let error = cmd("LOCK.ACQUIRE")
         .arg("k")
@@ -244,10 +246,10 @@ fn reload_of_the_servers_own_data_begins_no_abstention() {
 }
 
 #[test]
-fn replica_abstains_for_ever_and_after_its_promotion_for_the_largest_ttl() {
+fn replica_abstains_until_promoted_and_then_for_the_largest_ttl() {
     let master = Server::with_module().tcp().start().unwrap();
     let port = master.url().trim_end_matches('/').rsplit(':').next().unwrap().to_owned();
-    // A delay of 0 is about starts. After a promotion, no operator can know what was forgotten.
+    // The rejoin delay is 0, and applies only to starts.
     let server = Server::with_module()
         .arg("lock.max-ttl", 2000)
         .arg("replica-read-only", "no")
@@ -268,7 +270,7 @@ fn replica_abstains_for_ever_and_after_its_promotion_for_the_largest_ttl() {
 }
 
 #[test]
-fn server_that_starts_as_a_replica_says_so() {
+fn server_that_starts_as_a_replica_logs_that_it_abstains() {
     let builder =
         Server::with_module().arg("replicaof", "127.0.0.1 1").arg("replica-read-only", "no");
     let server = builder.start().unwrap();

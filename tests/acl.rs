@@ -27,7 +27,7 @@ fn documented(name: &str) -> Vec<&'static str> {
     let line = SECURITY
         .lines()
         .find(|line| line.starts_with(&format!("user {name} ")))
-        .expect("there is one");
+        .expect("the page has this user");
     line.split(' ').skip(1).collect()
 }
 
@@ -36,14 +36,14 @@ fn documented_user() -> Vec<&'static str> {
 }
 
 fn set_user(connection: &mut Connection, words: &[&str]) {
-    cmd("ACL").arg("SETUSER").arg(words).exec(connection).expect("the server knows all of that");
+    cmd("ACL").arg("SETUSER").arg(words).exec(connection).expect("the server accepts the rules");
 }
 
 fn names(value: Vec<String>) -> BTreeSet<String> {
     value.into_iter().map(|name| name.to_lowercase()).collect()
 }
 
-/// Redis 7.0 and 7.2 have none.
+/// Whether modules can add ACL categories. Redis 7.0 and 7.2 do not let them.
 fn has_module_categories(connection: &mut Connection) -> bool {
     let version: String = cmd("INFO").arg("server").query(connection).expect("it answers");
     version.contains("valkey_version:")
@@ -86,7 +86,7 @@ fn may_run(connection: &mut Connection, user: &str, key: &str) -> BTreeSet<Strin
 }
 
 #[test]
-fn documented_user_can_lock_the_keys_it_may_and_do_nothing_else() {
+fn documented_user_can_only_lock_its_keys() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     let user = documented_user();
@@ -129,7 +129,7 @@ fn other_documented_users_have_only_the_lock_commands_of_their_kind() {
 }
 
 #[test]
-fn documented_user_locks() {
+fn documented_user_locks_only_keys_of_its_pattern() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     let user = documented_user();
@@ -195,7 +195,7 @@ fn documented_user_can_be_written_into_redis_conf() {
 }
 
 #[test]
-fn category_has_the_commands_where_servers_let_modules_have_one() {
+fn category_has_the_commands_if_the_server_lets_modules_have_one() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     let categories: Vec<String> = cmd("ACL").arg("CAT").query(connection).unwrap();
@@ -215,7 +215,7 @@ fn category_has_the_commands_where_servers_let_modules_have_one() {
 }
 
 #[test]
-fn commands_for_operators_are_admin_and_dangerous_only() {
+fn operator_commands_are_only_in_admin_and_dangerous() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     let knows_categories = has_module_categories(connection);
@@ -239,7 +239,7 @@ fn commands_for_operators_are_admin_and_dangerous_only() {
 }
 
 #[test]
-fn category_outlives_an_unload_and_the_module_is_loaded_again() {
+fn module_is_loaded_again_although_its_category_remains() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     for _ in 0..3 {

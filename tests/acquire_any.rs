@@ -1,6 +1,6 @@
-//! `LOCK.ACQUIREANY` on real servers: the first free key, and one place in all queues.
+//! `LOCK.ACQUIREANY` on real servers: the first free key, and a place in the queue of each key.
 
-#![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -38,7 +38,7 @@ fn first_free_key_is_taken_in_the_order_of_the_client() {
 }
 
 #[test]
-fn reply_has_the_wait_when_the_client_would_have_waited() {
+fn reply_to_a_grant_with_wait_includes_the_time_waited() {
     let (_server, mut cli) = server_and_cli();
     let reply = cli.reply("LOCK.ACQUIREANY 2 a b t 60000 WAIT 1000");
     let Array(fields) = &reply else { panic!("{reply:?}") };
@@ -46,17 +46,17 @@ fn reply_has_the_wait_when_the_client_would_have_waited() {
 }
 
 #[test]
-fn fence_is_proposed_as_for_any_lock() {
+fn fence_does_not_exceed_the_proposed_one() {
     let (_server, mut cli) = server_and_cli();
     let first = granted(cli.reply("LOCK.ACQUIREANY 1 a t 60000")).0;
     cli.reply("LOCK.RELEASE a t");
-    let hint = first + 1_000_000;
-    let fence = granted(cli.reply(&format!("LOCK.ACQUIREANY 2 a b u 60000 FENCE {hint}"))).0;
-    assert!(fence > first && fence <= hint, "{first}, {hint}: {fence}");
+    let proposed = first + 1_000_000;
+    let fence = granted(cli.reply(&format!("LOCK.ACQUIREANY 2 a b u 60000 FENCE {proposed}"))).0;
+    assert!(fence > first && fence <= proposed, "{first}, {proposed}: {fence}");
 }
 
 #[test]
-fn first_key_that_ends_goes_to_the_waiter_and_no_other() {
+fn waiter_is_granted_the_first_key_that_ends_and_no_other() {
     for (end, key) in [
         ("LOCK.RELEASE a x", "a"),
         ("LOCK.RELEASE c x", "c"),
@@ -78,14 +78,18 @@ fn first_key_that_ends_goes_to_the_waiter_and_no_other() {
         assert_eq!(granted(waiter.answer()).1, key);
         for other in ["a", "b", "c"].into_iter().filter(|other| *other != key) {
             assert_eq!(cli.reply(&format!("LOCK.RELEASE {other} x")), Int(1));
-            assert_eq!(cli.reply(&format!("EXISTS {other}")), Int(0), "it waited for one alone");
+            assert_eq!(
+                cli.reply(&format!("EXISTS {other}")),
+                Int(0),
+                "the waiter was granted one key only"
+            );
         }
         assert_eq!((info(&server, "lock_waiters"), info(&server, "lock_leases")), (0, 1));
     }
 }
 
 #[test]
-fn those_that_wait_for_any_and_for_one_are_served_in_turn() {
+fn waiters_for_any_and_for_one_key_are_served_in_turn() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE a x 60000");
     cli.ask::<i64>("LOCK.ACQUIRE b x 60000");
@@ -178,7 +182,7 @@ fn limits_are_those_of_other_commands() {
 }
 
 #[test]
-fn lock_is_propagated_as_that_of_its_key() {
+fn granted_key_alone_is_propagated() {
     let append_only = Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always");
     let mut server = append_only.start().unwrap();
     let mut cli = Cli::new(&server);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A page with fewer references was not parsed correctly.
+/// With fewer references on all pages, the pages were not parsed correctly.
 const REFERENCES_MIN: usize = 150;
 
 /// A link of a page: its text, and its target, relative to the page.
@@ -91,7 +91,7 @@ fn defined(source: &str) -> BTreeSet<&str> {
     defined
 }
 
-/// The defect of a link of a page in `folder`.
+/// The defect of a link on a page in `folder`, if any.
 fn complaint(folder: &Path, link: &Link) -> Option<String> {
     if link.target.contains("://") || link.target.starts_with('#') {
         return None;
@@ -107,7 +107,7 @@ fn complaint(folder: &Path, link: &Link) -> Option<String> {
     }
     let source = fs::read_to_string(&path).expect("a source is UTF-8");
     let defined = defined(&source);
-    // Of `Type::item`, the type may be implemented in another file than the one that defines it.
+    // In `Type::item`, the file may implement a type that another file defines.
     let (owner, name) = item.rsplit_once("::").unwrap_or(("", item));
     let has_owner = owner.is_empty() || source.contains(owner);
     (!defined.contains(name) || !has_owner).then(|| format!("{target} does not define {item}"))
@@ -119,7 +119,7 @@ fn is_path(code: &str) -> bool {
     TOP.iter().any(|top| code.starts_with(top)) && !code.contains([' ', '*', '<', '…'])
 }
 
-/// Text in code outside of links.
+/// The code spans of a page, with the numbers of their lines.
 fn code(page: &str) -> impl Iterator<Item = (usize, &str)> {
     prose(page).flat_map(|(number, line)| {
         line.split('`').skip(1).step_by(2).map(move |code| (number, code))
@@ -154,7 +154,7 @@ fn make_targets(makefile: &str) -> BTreeSet<&str> {
 }
 
 #[test]
-fn contributors_pages_name_only_what_exists() {
+fn pages_for_contributors_name_only_what_exists() {
     let makefile = fs::read_to_string(root().join("Makefile")).expect("there is a Makefile");
     let targets = make_targets(&makefile);
     let mut wrong = Vec::new();
@@ -170,7 +170,7 @@ fn contributors_pages_name_only_what_exists() {
 }
 
 #[test]
-fn page_that_names_what_is_missing_is_noticed() {
+fn missing_target_of_a_page_is_noticed() {
     let page =
         "See [`key_state`][file] and [`no_such_item`][file], [gone](crates/none.rs), `src/none.rs`,
 `make nothing`, [`Phase::Absent`](crates/core/src/client/acquire/mod.rs).
@@ -191,7 +191,7 @@ fn page_that_names_what_is_missing_is_noticed() {
 }
 
 #[test]
-fn definitions_are_told_from_uses() {
+fn definitions_are_distinguished_from_uses() {
     let source = "pub(crate) const LIMIT: u64 = 1;\nimpl It {\n    fn of(one: Kind) -> It { other(one) }\n}\n\
                   enum Kind {\n    First,\n    Second {\n        field: u64,\n    },\n}\n// fn commented()\n";
     let defined = defined(source);

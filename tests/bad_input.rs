@@ -1,6 +1,6 @@
 //! Refused commands: the right error, no trace, and no harm to the server.
 
-#![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -24,11 +24,11 @@ const UNKNOWN_TO_EXTEND: &str =
 const REPEATED: &str = "ERR syntax error: an option is repeated; name each once";
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 
-/// Bytes that confuse bytes with text, one line with two, or a format with its arguments.
+/// Bytes that break code which takes them for text, for one line, or for a format string.
 const ODD_BYTES: [&[u8]; 6] =
     [b"a\0b", b"\0", b"a\r\nDEL k\r\n", b"%s%n%s%n", b"\xff\xfe\xc3\x28", b" "];
 
-/// Checks that the server refuses a command with this error.
+/// Checks that the server refuses a command, and returns the error.
 ///
 /// The free key `k` is still free, no other key has changed, and the server still replies.
 #[track_caller]
@@ -333,41 +333,41 @@ fn huge_arguments_are_refused_without_being_copied() {
         let pattern = command("LOCK.SCAN 0 MATCH").arg(huge).clone();
         assert_eq!(refused(cli, &pattern), "ERR MATCH must be at most 255 bytes");
     };
-    // Measures what the server itself needs for huge arguments of any command. Its housekeeping
-    // sometimes copies what it receives. A copy of ours would be there every time.
-    let received = costs(|cli, huge| {
+    // The server itself sometimes copies a huge argument. A copy by the module would be there every
+    // time.
+    let received = memory_for(|cli, huge| {
         for _ in 0..11 {
             assert_eq!(cli.run::<Value>(command("EXISTS").arg(huge)), Int(0));
         }
     });
-    let copied_every_time = (0..4).all(|_| costs(send_refused) > received + HUGE_BYTES / 2);
+    let copied_every_time = (0..4).all(|_| memory_for(send_refused) > received + HUGE_BYTES / 2);
     assert!(!copied_every_time);
 
-    let copied = costs(|cli, huge| {
+    let copied = memory_for(|cli, huge| {
         assert_eq!(cli.run::<String>(command("ECHO").arg(huge)).len(), huge.len());
     });
-    assert!(copied > HUGE_BYTES / 2, "a copy is seen");
+    assert!(copied > HUGE_BYTES / 2, "a copy is noticed");
 }
 
 #[cfg(target_os = "linux")]
 const HUGE_BYTES: u64 = 16 << 20;
 
-/// The memory that a server needs for `ask` beyond that for one huge argument, in bytes.
+/// The memory that `ask` needs beyond that for one received huge argument, in bytes.
 #[cfg(target_os = "linux")]
-fn costs(ask: impl Fn(&mut Cli, &str)) -> u64 {
+fn memory_for(ask: impl Fn(&mut Cli, &str)) -> u64 {
     let (server, mut cli) = server_and_cli();
     let huge = "9".repeat(usize::try_from(HUGE_BYTES).unwrap());
     // The server checks whether a key exists without a copy of its name.
     assert_eq!(cli.run::<Value>(command("EXISTS").arg(&huge)), Int(0));
-    let received = most_memory_ever(&server);
+    let received = peak_memory(&server);
     assert!(received > HUGE_BYTES);
     ask(&mut cli, &huge);
-    most_memory_ever(&server) - received
+    peak_memory(&server) - received
 }
 
 /// The peak memory of the server's process, in bytes, including memory that was freed again.
 #[cfg(target_os = "linux")]
-fn most_memory_ever(server: &Server) -> u64 {
+fn peak_memory(server: &Server) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024

@@ -1,6 +1,6 @@
-//! What the commands do, as a user of redis-cli sees it.
+//! The effects of the commands, as a user of redis-cli sees them.
 
-#![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -16,7 +16,7 @@ fn text(text: &str) -> Value {
 }
 
 #[test]
-fn lock_is_a_string_with_its_token_that_expires_when_the_lock_ends() {
+fn mirror_is_the_token_as_a_string_that_expires_with_the_lock() {
     let (_server, mut cli) = server_and_cli();
     let before = cli.now_ms();
     let Int(fence) = cli.reply("LOCK.ACQUIRE k a 30000") else { panic!("an integer") };
@@ -62,7 +62,7 @@ fn released_lock_goes_to_the_next_client_and_is_not_extended() {
     assert_eq!(cli.reply("LOCK.EXTEND k a 60000"), Nil);
     assert_eq!(cli.reply("EXISTS k"), Int(0));
     cli.ask::<i64>("LOCK.ACQUIRE k b 60000");
-    assert_eq!(cli.reply("LOCK.RELEASE k a"), Int(0), "a late release of the one before");
+    assert_eq!(cli.reply("LOCK.RELEASE k a"), Int(0), "a late release by the previous holder");
     assert_eq!(cli.reply("GET k"), text("b"));
 }
 
@@ -203,7 +203,7 @@ fn lock_without_a_label_has_no_owner() {
 }
 
 #[test]
-fn fences_grow_with_every_grant_however_the_lock_before_ended() {
+fn fences_grow_with_every_grant_however_the_last_lock_ended() {
     let (_server, mut cli) = server_and_cli();
     let mut last = 0;
     // The last of these ends by its deadline.
@@ -220,11 +220,11 @@ fn fences_grow_with_every_grant_however_the_lock_before_ended() {
 #[test]
 fn proposed_fence_is_taken() {
     let (_server, mut cli) = server_and_cli();
-    // A server's counters begin lock.max-clock-skew ahead, so it accepts proposals only after that
-    // time.
+    // The first fence lies lock.max-clock-skew ahead of the clock already, so the server accepts a
+    // larger one only after the clock has advanced.
     let proposed = cli.ask::<i64>("LOCK.ACQUIRE k a 60000") + 20_000;
     cli.ask::<i64>("LOCK.RELEASE k a");
-    eventually(PATIENCE, "the proposal is believed", || {
+    eventually(PATIENCE, "the proposal is accepted", || {
         let fence: i64 = cli.ask(&format!("LOCK.ACQUIRE k a 60000 FENCE {proposed}"));
         assert_eq!(cli.fence("k"), Some(fence));
         cli.ask::<i64>("LOCK.RELEASE k a");
@@ -246,10 +246,10 @@ fn proposal_below_the_last_fence_or_far_ahead_of_the_clock_is_not_taken() {
 }
 
 #[test]
-fn extend_raises_the_fence_of_the_lock_and_of_all_after_it() {
+fn extend_raises_the_fence_of_the_lock_and_of_later_locks() {
     let (_server, mut cli) = server_and_cli();
     let raised = cli.ask::<i64>("LOCK.ACQUIRE k a 60000") + 20_000;
-    eventually(PATIENCE, "the clock has come near enough", || {
+    eventually(PATIENCE, "the clock is near enough to the fence", || {
         let answer =
             command(&format!("LOCK.EXTEND k a 60000 FENCE {raised}")).query::<i64>(&mut cli.0);
         answer.is_ok_and(|fence| fence == raised)
@@ -300,14 +300,14 @@ fn new_token_alone_holds_the_lock() {
     let second = cli.ask::<i64>("LOCK.EXTEND k a 1000 TOKEN b");
     assert!(second > first);
     assert_eq!(cli.reply("GET k"), text("b"));
-    // Computed again from the other clock's time, which may run a little faster or slower.
+    // The expiry is computed again from the deadline, which is on a clock with another rate.
     assert!(cli.expires_at_ms("k") >= expires_at - 1, "it did not become shorter");
 
     assert_eq!(cli.reply("LOCK.EXTEND k a 60000"), Nil);
     assert_eq!(
         cli.reply("LOCK.EXTEND k a 60000 TOKEN c"),
         Nil,
-        "of two clients that take it over, one succeeds"
+        "of two clients that replace the token, one succeeds"
     );
     assert_eq!(cli.reply("LOCK.RELEASE k a"), Int(0));
     assert_eq!(cli.reply("LOCK.EXTEND k b 60000"), Int(second));
@@ -315,7 +315,7 @@ fn new_token_alone_holds_the_lock() {
 }
 
 #[test]
-fn options_come_in_any_order_and_case() {
+fn options_are_accepted_in_any_order_and_case() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("lock.acquire k a 60000 fence 7 owner me");
     let lock: HashMap<String, Value> = cli.ask("Lock.Inspect k");

@@ -20,7 +20,7 @@ fn with_arguments(words: &[&str]) -> ServerBuilder {
 
 fn get(connection: &mut Connection, name: &str) -> String {
     let [found, value]: [String; 2] =
-        cmd("CONFIG").arg("GET").arg(name).query(connection).expect("there is such a config");
+        cmd("CONFIG").arg("GET").arg(name).query(connection).expect("the config exists");
     assert_eq!(found, name);
     value
 }
@@ -38,12 +38,12 @@ fn refused(builder: ServerBuilder) -> String {
             assert_eq!(
                 status.code(),
                 Some(1),
-                "it says why and ends, and does not crash: {status}\n{log_tail}"
+                "the server exits, and does not crash: {status}\n{log_tail}"
             );
             log_tail
         }
         Err(error) => panic!("{error}"),
-        Ok(server) => panic!("it has started: {}", server.log()),
+        Ok(server) => panic!("the server has started: {}", server.log()),
     }
 }
 
@@ -93,7 +93,7 @@ fn documented_defaults_and_limits_are_those_of_the_server() {
 }
 
 #[test]
-fn redis_conf_overrides_module_arguments_of_the_same_meaning() {
+fn redis_conf_overrides_module_arguments() {
     for builder in [
         with_arguments(&["max-ttl", "2000", "rejoin-delay", "7"]),
         with_arguments(&["lock.max-ttl", "2000", "LOCK.REJOIN-DELAY", "7"]),
@@ -116,7 +116,7 @@ fn redis_conf_overrides_module_arguments_of_the_same_meaning() {
 }
 
 #[test]
-fn wrong_argument_is_named_with_the_right_ones() {
+fn error_for_a_wrong_argument_names_the_valid_ones() {
     for (words, says) in [
         (
             &["colour", "blue"][..],
@@ -159,7 +159,7 @@ fn wrong_argument_is_named_with_the_right_ones() {
 }
 
 #[test]
-fn wrong_line_of_redis_conf_is_named_with_the_right_ones() {
+fn error_for_a_wrong_line_names_the_valid_ones() {
     for (name, value, says) in [
         ("lock.max-ttl", "0", "lock.max-ttl 1 to 604800000"),
         ("lock.max-ttl", "soon", "lock.max-ttl 1 to 604800000"),
@@ -174,7 +174,7 @@ fn wrong_line_of_redis_conf_is_named_with_the_right_ones() {
 }
 
 #[test]
-fn of_a_line_that_is_there_twice_the_last_counts_as_in_all_of_redis_conf() {
+fn last_of_two_lines_for_a_setting_counts() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("redis.conf");
     fs::write(&file, "lock.max-ttl 1000\nlock.max-ttl 2000\n").unwrap();
@@ -183,7 +183,7 @@ fn of_a_line_that_is_there_twice_the_last_counts_as_in_all_of_redis_conf() {
 }
 
 #[test]
-fn largest_ttl_is_fixed_and_a_set_of_several_is_all_or_nothing() {
+fn max_ttl_is_fixed_and_config_set_of_several_is_all_or_nothing() {
     let server = bare().start().unwrap();
     let connection = &mut server.connection();
     let error = set(connection, "lock.max-ttl", "1000").unwrap_err();
@@ -217,7 +217,7 @@ fn rewritten_settings_survive_a_restart() {
 }
 
 #[test]
-fn proposed_fence_is_believed_as_far_ahead_as_is_configured_now() {
+fn fence_may_lie_as_far_ahead_as_max_clock_skew_allows_now() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(60_000).exec(connection).unwrap();
@@ -240,7 +240,7 @@ fn proposed_fence_is_believed_as_far_ahead_as_is_configured_now() {
 }
 
 #[test]
-fn server_in_cluster_mode_is_refused_with_a_sentence() {
+fn module_refuses_cluster_mode_and_logs_why() {
     let log = refused(Server::with_module().arg("cluster-enabled", "yes"));
     assert!(log.contains("lock: not loaded: this server is in cluster mode"), "{log}");
     assert!(log.contains("Use independent masters"), "{log}");
@@ -249,7 +249,7 @@ fn server_in_cluster_mode_is_refused_with_a_sentence() {
 const EVICTS: &str = "maxmemory-policy lets this server evict the keys of locks";
 
 #[test]
-fn policy_that_evicts_is_warned_of_when_the_module_is_loaded() {
+fn log_warns_at_load_of_an_evicting_policy() {
     for policy in [
         "allkeys-lru",
         "allkeys-lfu",
@@ -265,7 +265,7 @@ fn policy_that_evicts_is_warned_of_when_the_module_is_loaded() {
 }
 
 #[test]
-fn policy_that_evicts_is_warned_of_when_it_is_set() {
+fn log_warns_when_an_evicting_policy_is_set() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     let warnings = || server.log().matches(EVICTS).count();

@@ -1,6 +1,6 @@
 //! The server's descriptions of the commands are true, and the shipped configuration works.
 
-#![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -98,7 +98,7 @@ fn each_command_is_documented() {
 }
 
 #[test]
-fn documented_arguments_are_the_syntax() {
+fn documented_arguments_match_the_syntax() {
     let (_server, mut cli) = server_and_cli();
     for syntax in SYNTAX {
         let name = syntax.split(' ').next().unwrap();
@@ -115,7 +115,7 @@ fn documented_arguments_are_the_syntax() {
 }
 
 #[test]
-fn help_names_each_command_with_its_arguments_and_what_it_is_for() {
+fn help_shows_syntax_and_summary_of_each_command() {
     let (_server, mut cli) = server_and_cli();
     let lines: Vec<String> = cli.ask("LOCK.HELP");
     let (title, lines) = lines.split_first().unwrap();
@@ -145,7 +145,7 @@ fn module_list_has_the_version_of_the_package() {
     let modules: Vec<HashMap<String, Value>> = cli.ask("MODULE LIST");
     let is_ours =
         |module: &&HashMap<String, Value>| module["name"] == Value::BulkString("lock".into());
-    let module = modules.iter().find(is_ours).expect("it is loaded");
+    let module = modules.iter().find(is_ours).expect("the module is loaded");
     let mut version = env!("CARGO_PKG_VERSION").split('.').map(|part| part.parse::<i64>().unwrap());
     let [major, minor, patch] = std::array::from_fn(|_| version.next().unwrap());
     assert_eq!(module["ver"], Int(major * 10_000 + minor * 100 + patch));
@@ -157,7 +157,7 @@ fn documented_calls_are_accepted() {
     for syntax in SYNTAX {
         let name = syntax.split(' ').next().unwrap();
         let arguments = Documented::of(&mut cli, name).arguments;
-        // Without any option, with each alone, and with all of them.
+        // Calls the command without options, with each option alone, and with all of them.
         let options: Vec<_> =
             arguments.iter().filter_map(|argument| argument.option.clone()).collect();
         let mut choices: Vec<_> = options.iter().map(std::slice::from_ref).collect();
@@ -169,7 +169,7 @@ fn documented_calls_are_accepted() {
     }
 }
 
-/// A call with arguments of the documented types and those options.
+/// A call with arguments of the documented types, and with these options.
 fn call(name: &str, arguments: &[Argument], options: &[String]) -> Cmd {
     let mut call = command(name);
     for Argument { name: argument, kind, option, .. } in arguments {
@@ -243,7 +243,7 @@ fn key_is_found_in_each_command() {
 }
 
 #[test]
-fn keys_are_found_where_there_are_several() {
+fn server_finds_all_keys_of_a_command() {
     let (_server, mut cli) = server_and_cli();
     for (line, flag) in [
         ("LOCK.MACQUIRE 3 k1 k2 k3 a 1000 OWNER me FENCE 7", "insert"),
@@ -265,13 +265,13 @@ fn keys_are_found_where_there_are_several() {
 }
 
 #[test]
-fn example_configuration_starts_a_lock_master_as_it_is_shipped() {
+fn shipped_configuration_starts_a_lock_master() {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("redis.conf.example");
     let shipped = fs::read_to_string(shipped).unwrap();
     let module = module_path().unwrap();
     let installed =
         shipped.replace("./target/release/libquorlock.so", &module.display().to_string());
-    assert_ne!(installed, shipped, "the path of the module, and nothing else, is another");
+    assert_ne!(installed, shipped, "the path of the module is replaced");
 
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("redis.conf.example");
     fs::write(&path, &installed).unwrap();
@@ -289,7 +289,7 @@ fn example_configuration_starts_a_lock_master_as_it_is_shipped() {
         assert_eq!(actual, expected, "{name}");
         settings += 1;
     }
-    assert!(settings > 3, "there is something in it");
+    assert!(settings > 3, "the file has settings");
 
     assert!(cli.error("LOCK.ACQUIRE k a 60000").starts_with("ABSTAIN "), "it has just started");
     cli.reply("SET k a PX 60000");

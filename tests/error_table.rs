@@ -113,7 +113,7 @@ fn every_error_is_documented_word_for_word() {
 }
 
 fn is_documented(command: &redis::Cmd, connection: &mut redis::Connection) {
-    let error = command.query::<redis::Value>(connection).expect_err("it is a mistake");
+    let error = command.query::<redis::Value>(connection).expect_err("the command is a mistake");
     let text = format!("{} {}", code(&error), error.detail().unwrap_or_default());
     let mut words: Vec<_> = text.split(' ').map(generic).collect();
     if words[0] == "ABSTAIN" || words[2] == "clients" {

@@ -1,6 +1,6 @@
-//! Listeners to keys receive the events of the equivalent plain commands.
+//! Keyspace events, caches and WATCH behave as with the equivalent plain commands.
 
-#![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -19,7 +19,7 @@ const NEW_KEYS: &str = "CONFIG SET notify-keyspace-events KEn";
 /// From now on the server removes an expired key only when a command uses it.
 const SERVER_REMOVES_NOTHING: &str = "DEBUG SET-ACTIVE-EXPIRE 0";
 
-/// The setup, a command of ours, and the plain command that is equivalent for listeners.
+/// A setup, a command of the module, and the plain command that has the same events.
 const EQUIVALENTS: [(&str, &str, &str); 14] = [
     ("PING", "LOCK.ACQUIRE k a 60000", "SET k a PX 60000"),
     ("LOCK.ACQUIRE k a 30000", "LOCK.EXTEND k a 60000", "PEXPIRE k 60000"),
@@ -117,7 +117,7 @@ fn keyspace_events_are_those_of_the_equivalent_command() {
     let server = server();
     for (before, ours, theirs) in EQUIVALENTS {
         let expected = published(&server, ALL_EVENTS, before, theirs);
-        assert!(!expected.is_empty(), "{theirs} is told of");
+        assert!(!expected.is_empty(), "{theirs} is published");
         assert_eq!(published(&server, ALL_EVENTS, before, ours), expected, "{ours}");
     }
 }
@@ -125,7 +125,7 @@ fn keyspace_events_are_those_of_the_equivalent_command() {
 #[test]
 fn key_is_new_when_a_lock_is_acquired_and_not_when_it_is_extended() {
     let server = server();
-    // Another value writes the string anew, which the server reports as a new key.
+    // Another value is a new string, which the server reports as a new key.
     let writes_anew = |line: &str| line.contains("TOKEN") || line == "LOCK.REVOKE k";
     for (before, ours, theirs) in EQUIVALENTS.into_iter().filter(|(_, ours, _)| !writes_anew(ours))
     {
@@ -135,7 +135,7 @@ fn key_is_new_when_a_lock_is_acquired_and_not_when_it_is_extended() {
 }
 
 #[test]
-fn only_the_kinds_that_were_asked_for_are_published() {
+fn only_the_configured_classes_of_events_are_published() {
     let (server, mut cli) = server_and_cli();
     let mut connection = server.connection();
     let mut listener = connection.as_pubsub();
@@ -179,8 +179,8 @@ fn inspect_reply_can_be_cached() {
 /// Commands that raise a fence without a change of the key.
 const FENCE_CHANGES: [&str; 2] = ["LOCK.EXTEND k a 1 FENCE @", "LOCK.MEXTEND 2 k l a 1 FENCE @"];
 
-/// Runs a line of [`FENCE_CHANGES`], which raises the lock's fence by `by`.
-fn raise_fence(cli: &mut Cli, line: &str, by: i64) -> String {
+/// Acquires the lock for a line of [`FENCE_CHANGES`]. Returns the line, to raise the fence by `by`.
+fn prepare_fence_change(cli: &mut Cli, line: &str, by: i64) -> String {
     let acquire =
         if line.contains(" l ") { "LOCK.MACQUIRE 2 k l a 60000" } else { "LOCK.ACQUIRE k a 60000" };
     cli.reply("FLUSHALL");
@@ -193,7 +193,7 @@ fn raised_fence_invalidates_what_inspect_showed() {
     let (server, mut cli) = server_and_cli();
     for line in FENCE_CHANGES {
         for (by, expected) in [(1, 1), (0, 0)] {
-            let line = raise_fence(&mut cli, line, by);
+            let line = prepare_fence_change(&mut cli, line, by);
             let mut cache = Cache::of_k(&server);
             cache.cli.reply("LOCK.INSPECT k");
             let mut watcher = Cli::new(&server);
@@ -207,14 +207,14 @@ fn raised_fence_invalidates_what_inspect_showed() {
 }
 
 /// The invalidations of a client with NOLOOP that releases `k`, for which another client waits.
-fn told_of_handover(server: &Server, tracking: &str) -> Vec<Vec<Value>> {
+fn invalidated_by_handover(server: &Server, tracking: &str) -> Vec<Vec<Value>> {
     let mut cli = Cli::new(server);
     cli.reply("FLUSHALL");
     let mut cache = Cache::of_k(server);
     cache.cli.reply("CLIENT TRACKING off");
     cache.cli.reply(tracking);
     assert_ne!(cache.cli.reply("LOCK.ACQUIRE k a 60000"), Nil);
-    assert!(cache.invalidated().is_empty(), "{tracking}: not told of its own lock");
+    assert!(cache.invalidated().is_empty(), "{tracking}: its own lock");
     cache.cli.reply("GET k");
     let mut waiter = Cli::new(server);
     let waiter = std::thread::spawn(move || waiter.reply("LOCK.ACQUIRE k b 60000 WAIT 4000"));
@@ -223,20 +223,20 @@ fn told_of_handover(server: &Server, tracking: &str) -> Vec<Vec<Value>> {
     });
     assert_eq!(cache.cli.reply("LOCK.RELEASE k a"), Int(1));
     assert!(matches!(waiter.join().unwrap(), Value::Array(_)));
-    let told = cache.invalidated();
+    let invalidated = cache.invalidated();
     assert_eq!(cache.cli.reply("LOCK.RELEASE k b"), Int(1));
-    assert!(cache.invalidated().is_empty(), "{tracking}: not told of its own release");
-    told
+    assert!(cache.invalidated().is_empty(), "{tracking}: its own release");
+    invalidated
 }
 
 #[test]
-fn client_that_hands_a_lock_over_is_told_of_the_next_token() {
+fn handover_invalidates_the_cache_of_the_releasing_client() {
     let server = server();
     let k = [[Value::Array(vec![BulkString("k".into())])]];
-    assert_eq!(told_of_handover(&server, "CLIENT TRACKING on BCAST NOLOOP"), k);
-    // Without BCAST it is as with a DEL by the client and a SET by another: the DEL ends the
+    assert_eq!(invalidated_by_handover(&server, "CLIENT TRACKING on BCAST NOLOOP"), k);
+    // Without BCAST, a handover is like a DEL by this client and a SET by another: the DEL ends the
     // tracking of the key.
-    assert!(told_of_handover(&server, "CLIENT TRACKING on NOLOOP").is_empty());
+    assert!(invalidated_by_handover(&server, "CLIENT TRACKING on NOLOOP").is_empty());
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn handover_aborts_transactions_at_once() {
         eventually(PATIENCE, "the client waits", || {
             cli.ask::<String>("INFO lock").contains("lock_waiters:1")
         });
-        // All in one turn of the loop. The client watches for its own changes, too.
+        // All in one turn of the loop. WATCH covers changes by the client itself too.
         let mut pipeline = redis::pipe();
         for line in ["WATCH k", "LOCK.RELEASE k a", "MULTI", "GET k", "EXEC"] {
             pipeline.add_command(command(line));
@@ -283,7 +283,7 @@ fn command_that_changes_nothing_sends_no_event() {
     }
 }
 
-/// Acquires a lock on `k` that ends soon. Its key expires with it, or persists by a command.
+/// Acquires a short lock on `k`. Removes the expiry of its key unless `key_expires`.
 fn acquire_for(cli: &mut Cli, ttl_ms: u32, key_expires: bool) {
     cli.reply("MULTI");
     cli.reply(&format!("LOCK.ACQUIRE k a {ttl_ms}"));
@@ -327,7 +327,7 @@ fn end_by_deadline_invalidates_caches_and_aborts_transactions() {
     cli.reply(SERVER_REMOVES_NOTHING);
     let (mut watcher, mut cache) = (Cli::new(&server), Cache::of_k(&server));
     for key_expires in [true, false] {
-        eventually(PATIENCE, "all have looked while it was held", || {
+        eventually(PATIENCE, "all clients have read the key while it was held", || {
             cli.reply("FLUSHALL");
             watcher.reply("UNWATCH");
             acquire_for(&mut cli, 50, key_expires);

@@ -25,8 +25,8 @@ fn number(connection: &mut Connection, name: &str) -> u64 {
     info(connection)[name].parse().expect("a number")
 }
 
-/// Sends a command, split at spaces, and ignores its reply.
-fn tell(connection: &mut Connection, line: &str) {
+/// Sends a line, split at spaces, and ignores its reply.
+fn send(connection: &mut Connection, line: &str) {
     let mut words = line.split(' ');
     let mut command = cmd(words.next().unwrap_or_default());
     words.for_each(|word| {
@@ -61,7 +61,7 @@ fn every_field_is_documented_and_every_documented_field_is_there() {
 }
 
 #[test]
-fn version_is_the_one_of_the_package() {
+fn version_is_that_of_the_package() {
     let server = Server::with_module().start().unwrap();
     assert_eq!(info(&mut server.connection())["version"], env!("CARGO_PKG_VERSION"));
 }
@@ -75,7 +75,7 @@ fn section_is_in_info_lock_and_in_info_everything() {
         info.contains("# lock\r\nlock_version:") && info.contains("\r\nlock_state:voting\r\n")
     };
     assert!(has_it(&["lock"]) && has_it(&["everything"]) && has_it(&["modules"]));
-    assert!(!has_it(&[]), "as of all modules");
+    assert!(!has_it(&[]), "plain INFO has no sections of modules");
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn info_shows_the_settings_in_force() {
     let connection = &mut server.connection();
     assert_eq!(number(connection, "max_ttl_ms"), 7000);
     assert_eq!(number(connection, "rejoin_delay_ms"), 7000, "-1 stands for the largest ttl");
-    tell(connection, "CONFIG SET lock.rejoin-delay 9000");
+    send(connection, "CONFIG SET lock.rejoin-delay 9000");
     assert_eq!(number(connection, "rejoin_delay_ms"), 9000);
 }
 
@@ -107,31 +107,31 @@ fn everything_that_happens_to_locks_is_counted_once() {
     };
     assert_eq!(counted(connection), [""; 0]);
 
-    tell(connection, "LOCK.ACQUIRE a token 60000");
+    send(connection, "LOCK.ACQUIRE a token 60000");
     assert_eq!(counted(connection), ["grants 1", "leases 1"]);
-    tell(connection, "LOCK.ACQUIRE a other 60000");
+    send(connection, "LOCK.ACQUIRE a other 60000");
     assert_eq!(counted(connection), ["grants 1", "leases 1", "refusals 1"]);
-    tell(connection, "LOCK.EXTEND a token 60000");
-    tell(connection, "LOCK.EXTEND a other 60000");
+    send(connection, "LOCK.EXTEND a token 60000");
+    send(connection, "LOCK.EXTEND a other 60000");
     assert_eq!(counted(connection), ["extends 1", "grants 1", "leases 1", "refusals 1"]);
-    tell(connection, "LOCK.RELEASE a other");
-    tell(connection, "LOCK.RELEASE a token");
-    tell(connection, "LOCK.RELEASE a token");
+    send(connection, "LOCK.RELEASE a other");
+    send(connection, "LOCK.RELEASE a token");
+    send(connection, "LOCK.RELEASE a token");
     assert_eq!(counted(connection), ["extends 1", "grants 1", "refusals 1", "releases 1"]);
 
-    tell(connection, "LOCK.ACQUIRE b token 60000");
-    tell(connection, "DEL b");
-    tell(connection, "LOCK.ACQUIRE c token 60000");
-    tell(connection, "FLUSHALL");
+    send(connection, "LOCK.ACQUIRE b token 60000");
+    send(connection, "DEL b");
+    send(connection, "LOCK.ACQUIRE c token 60000");
+    send(connection, "FLUSHALL");
     eventually(PATIENCE, "the flush is noticed", || number(connection, "leases") == 0);
     assert_eq!(
         counted(connection),
         ["ended_by_operator 2", "extends 1", "grants 3", "refusals 1", "releases 1"]
     );
 
-    tell(connection, "LOCK.ACQUIRE d token 1");
+    send(connection, "LOCK.ACQUIRE d token 1");
     eventually(PATIENCE, "the lock ends", || number(connection, "ended_by_deadline") == 1);
-    tell(connection, "LOCK.ACQUIRE e token 60000");
+    send(connection, "LOCK.ACQUIRE e token 60000");
     clock.step_ms(120_000);
     eventually(PATIENCE, "the step is noticed", || {
         number(connection, "saved_from_clock_step") == 1
@@ -147,19 +147,18 @@ fn everything_that_happens_to_locks_is_counted_once() {
         "saved_from_clock_step 1",
     ];
     assert_eq!(counted(connection), all);
-    tell(connection, "LOCK.REVOKE e");
+    send(connection, "LOCK.REVOKE e");
     let all = [&all[..7], &["revoked 1"], &all[7..]].concat();
     assert_eq!(counted(connection), all);
-    // None of this happens again by itself. Two turns of the server's own clock suffice to check
-    // that.
-    let cron = |connection: &mut Connection| -> u64 {
+    // Nothing is counted again by itself in the next quarter of a second.
+    let quarter_seconds = |connection: &mut Connection| -> u64 {
         let info: String = cmd("INFO").arg("server").query(connection).expect("it answers");
         let us =
             info.lines().find_map(|line| line.strip_prefix("server_time_usec:")).expect("the time");
         us.parse::<u64>().expect("a number") / 250_000
     };
-    let before = cron(connection);
-    eventually(PATIENCE, "a moment passes", || cron(connection) > before + 1);
+    let before = quarter_seconds(connection);
+    eventually(PATIENCE, "a moment passes", || quarter_seconds(connection) > before + 1);
     assert_eq!(counted(connection), all);
 }
 
@@ -167,10 +166,10 @@ fn everything_that_happens_to_locks_is_counted_once() {
 fn evicted_key_is_counted() {
     let server = Server::with_module().arg("maxmemory-policy", "volatile-ttl").start().unwrap();
     let connection = &mut server.connection();
-    tell(connection, "LOCK.ACQUIRE a token 60000");
-    tell(connection, "CONFIG SET maxmemory 1");
+    send(connection, "LOCK.ACQUIRE a token 60000");
+    send(connection, "CONFIG SET maxmemory 1");
     // A command that needs memory makes the server free some first.
-    tell(connection, "SET b value");
+    send(connection, "SET b value");
     assert_eq!(number(connection, "saved_from_eviction"), 1);
     assert_eq!(number(connection, "leases"), 1);
 }
@@ -179,7 +178,7 @@ fn evicted_key_is_counted() {
 fn abstentions_are_counted() {
     let server = Server::with_module().arg("lock.rejoin-delay", -1).start().unwrap();
     let connection = &mut server.connection();
-    tell(connection, "LOCK.ACQUIRE a token 1000");
+    send(connection, "LOCK.ACQUIRE a token 1000");
     let info = info(connection);
     assert_eq!(
         (info["abstained"].as_str(), info["grants"].as_str(), info["refusals"].as_str()),

@@ -8,7 +8,7 @@ use common::{Cli, PATIENCE, command, server, server_and_cli};
 use quorlock_testkit::eventually;
 use redis::Value::{self, BulkString, Int, Nil, Okay};
 
-/// Long enough to lie in the future when the server reads it; otherwise it would be a DEL.
+/// An expiry that is still in the future when the server executes it: in the past, it is a DEL.
 const EXPIRE_SOON: &str = "PEXPIRE k 20";
 
 /// The release that the Redis documentation gives for a lock of SET NX PX.
@@ -45,10 +45,12 @@ fn our_lock_excludes_theirs() {
 }
 
 #[test]
-fn their_lock_that_ran_out_makes_room_for_ours() {
+fn our_lock_is_granted_after_theirs_has_expired() {
     let (_server, mut cli) = server_and_cli();
     cli.reply("SET k theirs NX PX 5");
-    eventually(PATIENCE, "it has run out", || cli.reply("LOCK.ACQUIRE k ours 60000") != Nil);
+    eventually(PATIENCE, "their lock has expired", || {
+        cli.reply("LOCK.ACQUIRE k ours 60000") != Nil
+    });
     assert_eq!(cli.reply("GET k"), BulkString("ours".into()));
 }
 
@@ -63,7 +65,7 @@ fn their_script_releases_our_lock_and_the_lease_ends_with_it() {
 }
 
 #[test]
-fn our_release_releases_their_lock_with_its_token_alone() {
+fn our_release_ends_their_lock_only_with_its_token() {
     let (_server, mut cli) = server_and_cli();
     for line in ["SET k theirs NX PX 60000", "SET k theirs"] {
         cli.reply(line);
@@ -116,7 +118,7 @@ fn extend_makes_their_lock_a_lease() {
 }
 
 #[test]
-fn adopted_lock_keeps_its_time_but_no_more_than_the_longest_ttl() {
+fn adopted_lock_keeps_its_expiry_up_to_the_largest_ttl() {
     let (_server, mut cli) = server_and_cli();
     cli.reply("SET k theirs PX 50000");
     let expires_at = cli.expires_at_ms("k");
@@ -129,7 +131,7 @@ fn adopted_lock_keeps_its_time_but_no_more_than_the_longest_ttl() {
 }
 
 #[test]
-fn their_lock_can_be_handed_over_to_a_new_token() {
+fn extend_replaces_the_token_of_their_lock() {
     let (_server, mut cli) = server_and_cli();
     cli.reply("SET k theirs PX 60000");
     cli.ask::<i64>("LOCK.EXTEND k theirs 1000 TOKEN ours");
@@ -245,7 +247,7 @@ fn overwritten_lock_does_not_return_when_the_overwrite_expires() {
     cli.reply("SET k theirs PX 60000");
     assert_eq!(cli.reply("LOCK.ACQUIRE k next 60000"), Nil, "the overwrite is seen");
     cli.reply(EXPIRE_SOON);
-    eventually(PATIENCE, "theirs has run out", || cli.reply("EXISTS k") == Int(0));
+    eventually(PATIENCE, "the overwrite has expired", || cli.reply("EXISTS k") == Int(0));
     assert_eq!(cli.reply("LOCK.INSPECT k"), Nil);
     cli.ask::<i64>("LOCK.ACQUIRE k next 60000");
 }
@@ -296,7 +298,7 @@ fn lock_survives_an_early_expiry_and_its_key_is_written_again() {
     let (_server, mut cli) = server_and_cli();
     let fence = cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
     cli.reply(EXPIRE_SOON);
-    has_expired_early(&mut cli);
+    await_early_expiry(&mut cli);
     assert_eq!(cli.reply("LOCK.ACQUIRE k next 60000"), Nil);
     assert_eq!(cli.fence("k"), Some(fence));
     assert_eq!(cli.reply("GET k"), BulkString("ours".into()));
@@ -307,18 +309,18 @@ fn lock_survives_an_early_expiry_and_its_key_is_written_again() {
 }
 
 #[test]
-fn old_client_does_not_get_a_lock_whose_key_expired_early() {
+fn plain_client_is_refused_a_lock_whose_key_expired_early() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
     cli.reply(EXPIRE_SOON);
-    has_expired_early(&mut cli);
+    await_early_expiry(&mut cli);
     assert_eq!(cli.reply("SET k theirs NX PX 60000"), Nil);
     assert_eq!(cli.reply("LOCK.RELEASE k ours"), Int(1), "the lock was held all the time");
     assert_eq!(cli.reply("EXISTS k"), Int(0));
 }
 
-/// Waits for the early expiry of a lock's key, which the module takes for a step of the clock.
-fn has_expired_early(cli: &mut Cli) {
+/// Waits for the early expiry of a lock's key. The module counts it as a step of the clock.
+fn await_early_expiry(cli: &mut Cli) {
     eventually(PATIENCE, "the key has expired", || {
         cli.ask::<String>("INFO lock").contains("lock_saved_from_clock_step:1")
     });

@@ -30,7 +30,7 @@ fn mirror_of_a_lock_in_a_slow_transaction_expires_with_it() {
         for line in lines {
             cli.reply(line);
         }
-        let Value::Array(replies) = cli.reply("EXEC") else { panic!("{lines:?}: executed") };
+        let Value::Array(replies) = cli.reply("EXEC") else { panic!("{lines:?}: not executed") };
         assert!(matches!(replies[1], Int(_)), "{lines:?}: {replies:?}");
         let expires_at_ms = cli.expires_at_ms("k");
         assert!(
@@ -64,7 +64,7 @@ fn mirror_of_a_lock_in_a_slow_script_expires_with_it() {
 #[test]
 fn lock_in_a_slow_transaction_excludes_plain_clients() {
     let (_server, mut cli) = server_and_cli();
-    // The lock is shorter than the transaction before it.
+    // The ttl is shorter than the sleep before the grant.
     let lines = [
         "MULTI",
         "DEBUG SLEEP 1.1",
@@ -79,5 +79,5 @@ fn lock_in_a_slow_transaction_excludes_plain_clients() {
     }
     let replies: Vec<Value> = pipeline.query(&mut cli.0).expect("the server answers");
     let (set, extended) = (&replies[4], &replies[5]);
-    assert!(*set == Nil || *extended == Nil, "both have it: {replies:?}");
+    assert!(*set == Nil || *extended == Nil, "both hold the lock: {replies:?}");
 }

@@ -16,14 +16,14 @@ const EXPIRING_OVERWRITES: [&[&str]; 8] = [
     &["SET k stop", "PEXPIRE k 20"],
     &["SET k stop EX 60", "GETEX k PX 20"],
     &["GETSET k stop", "PEXPIRE k 20"],
-    // The token's length.
+    // A value as long as the token.
     &["SET k other PX 20"],
-    // Expired before the server waits for its next command.
+    // Expires before the server waits for its next command.
     &["SET k stop PX 1", "DEBUG SLEEP 0.01"],
     &["SET k stop PX 60000", "PEXPIRE k 20"],
 ];
 
-/// An operator's changes of the key alone, and not of the lock.
+/// Changes of the key by an operator that leave the lock unchanged.
 const EXPIRING_MIRRORS: [&[&str]; 4] =
     [&["PEXPIRE k 20"], &["GETEX k PX 20"], &["PERSIST k", "PEXPIRE k 20"], &["SET k token PX 20"]];
 
@@ -126,7 +126,7 @@ fn overwrite_before_a_reload_ends_the_lock() {
 }
 
 #[test]
-fn overwrite_before_a_reload_ends_the_lock_unseen() {
+fn unseen_overwrite_before_a_reload_ends_the_lock() {
     let (_server, mut cli) = server_and_cli();
     assert_ne!(cli.reply(ACQUIRE), Nil);
     cli.reply("SET k stop");
@@ -137,7 +137,7 @@ fn overwrite_before_a_reload_ends_the_lock_unseen() {
 }
 
 #[test]
-fn overwrite_of_a_mirror_that_an_accident_took_survives_a_reload() {
+fn string_in_the_place_of_a_lost_mirror_survives_a_reload() {
     let (_server, mut cli) = server_and_cli();
     assert_ne!(cli.reply(ACQUIRE), Nil);
     // In one turn, so that the node cannot write the mirror again in between.
@@ -150,7 +150,11 @@ fn overwrite_of_a_mirror_that_an_accident_took_survives_a_reload() {
     assert_eq!(set, Okay, "the mirror had expired");
     cli.reply("DEBUG RELOAD");
     assert_eq!(cli.ask::<String>("GET k"), "theirs");
-    assert_ne!(cli.reply("LOCK.EXTEND k token 60000"), Nil, "what is there is not about the lease");
+    assert_ne!(
+        cli.reply("LOCK.EXTEND k token 60000"),
+        Nil,
+        "the string says nothing about the lease"
+    );
     assert_eq!(cli.ask::<String>("GET k"), "theirs");
 }
 

@@ -1,6 +1,6 @@
-//! Disks and replicas hold plain strings that expire when the lock ends, and need no module.
+//! Files and replicas hold plain strings that expire with the lock, and need no module.
 
-#![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -28,7 +28,7 @@ fn append_only() -> ServerBuilder {
     Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always")
 }
 
-/// Creates locks with a history, and foreign ones. `released` and `ended` leave nothing behind.
+/// Creates locks in different ways, and foreign strings. `released` and `ended` leave no key.
 fn make_locks(cli: &mut Cli) -> Keys {
     let lines = [
         "LOCK.ACQUIRE acquired a 60000 OWNER me",
@@ -96,7 +96,7 @@ fn locks_survive_a_snapshot() {
 }
 
 #[test]
-fn locks_survive_the_append_only_file_read_once_and_twice() {
+fn locks_survive_loading_the_append_only_file_once_and_twice() {
     let server = append_only().start().unwrap();
     let mut cli = Cli::new(&server);
     let locks = make_locks(&mut cli);
@@ -134,7 +134,7 @@ fn files_are_read_without_the_module() {
 fn locks_survive_an_append_only_file_switched_on_or_rewritten() {
     let server = Server::with_module().start().unwrap();
     let mut cli = Cli::new(&server);
-    // No server replicates so far, and then one does.
+    // Nothing receives the first writes. Then a file does.
     let before = make_locks(&mut cli);
     cli.reply("CONFIG SET appendonly yes");
     cli.ask::<i64>("LOCK.ACQUIRE while-it-is-written a 60000");
@@ -206,7 +206,7 @@ fn master_that_becomes_a_replica_keeps_its_keys_and_has_no_leases() {
 }
 
 #[test]
-fn append_only_file_has_plain_commands_in_absolute_terms() {
+fn append_only_file_has_plain_commands_with_absolute_expiries() {
     let server = append_only().start().unwrap();
     let mut cli = Cli::new(&server);
     cli.ask::<i64>("LOCK.ACQUIRE k a 20000 OWNER me FENCE 7");

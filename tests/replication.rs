@@ -1,6 +1,6 @@
-//! What a master propagates to its replicas: every lock, whatever happened to the master before.
+//! A master propagates every lock to its replicas, whatever happened to the master before.
 
-#![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -11,7 +11,7 @@ use common::{Cli, command};
 use quorlock_testkit::{Server, ServerBuilder, eventually};
 use redis::Value::{Int, Nil};
 
-/// Bounds the abstention after a promotion. Longer than a test from a grant to its last check.
+/// The largest ttl, for which a promoted replica abstains. Such a lock outlasts a test's checks.
 const MAX_TTL_MS: u64 = 4000;
 
 /// Longer than an abstention, and than a replica needs to reconnect.
@@ -212,7 +212,7 @@ fn writable_replica_neither_extends_nor_releases_a_lock() {
     assert_eq!(["foreign", "foreign-too"].map(|key| on_replica.expires_at_ms(key)), before);
     assert_eq!(on_replica.ask::<String>("GET foreign"), "a");
     assert!(on_replica.ask::<String>("INFO lock").contains("lock_leases:0\r\n"));
-    // Such a key has no lease, and so no lease removes it.
+    // The key has no lease, so the replica does not remove it at a deadline.
     assert_eq!(on_replica.fence("foreign"), None);
 
     // A promoted replica serves the holders of inherited locks at once.

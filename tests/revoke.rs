@@ -1,6 +1,6 @@
 //! `LOCK.REVOKE` on real servers: the holder cannot extend, and keeps the key until its deadline.
 
-#![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -28,9 +28,9 @@ fn value(cli: &mut Cli, key: &str) -> String {
     cli.ask(&format!("GET {key}"))
 }
 
-/// The value of a revoked lock's key.
+/// Checks that a value is random, like that of a revoked lock's key.
 #[track_caller]
-fn is_unknown(value: &str) {
+fn is_random(value: &str) {
     assert!(value.len() == 32 && value.bytes().all(|digit| digit.is_ascii_hexdigit()), "{value}");
 }
 
@@ -69,7 +69,7 @@ fn revoked_lock_can_be_released_and_not_extended() {
     assert_eq!(cli.reply("LOCK.EXTEND k b 60000"), Nil);
     assert_eq!(cli.reply("LOCK.ACQUIRE k b 60000"), Nil);
     let unknown = value(&mut cli, "k");
-    is_unknown(&unknown);
+    is_random(&unknown);
     assert!(cli.expires_at_ms("k").abs_diff(expires_at) <= 1, "it ends when it would have ended");
     assert_eq!(cli.reply(&format!("LOCK.RELEASE k {unknown}")), Int(0), "its value is no token");
     assert_eq!(cli.reply("LOCK.REVOKE k"), Int(1));
@@ -85,7 +85,7 @@ fn revoked_lock_can_be_released_and_not_extended() {
 }
 
 #[test]
-fn revoked_lock_is_granted_to_the_next_only_at_its_deadline() {
+fn revoked_lock_is_granted_to_a_waiter_only_at_its_deadline() {
     let (server, mut cli) = server_and_cli();
     let before = Instant::now();
     cli.ask::<i64>("LOCK.ACQUIRE k a 600");
@@ -93,7 +93,7 @@ fn revoked_lock_is_granted_to_the_next_only_at_its_deadline() {
     assert_eq!(cli.reply("LOCK.REVOKE k"), Int(1));
     let (reply, at) = next.join().unwrap();
     assert!(matches!(reply, Array(_)), "{reply:?}");
-    // A deadline by the server's clock, within the possible difference between clocks.
+    // The rates of the two clocks differ by less than 1 %.
     assert!(at.duration_since(before) >= Duration::from_millis(594));
     assert_eq!(value(&mut cli, "k"), "b");
     assert_eq!(cli.reply("LOCK.EXTEND k a 60000"), Nil);
@@ -133,7 +133,7 @@ fn lock_of_several_keys_is_revoked_on_all() {
     let next = waiter(&server, "LOCK.ACQUIRE m b 60000 WAIT 30000");
     assert_eq!(cli.reply("LOCK.REVOKE l"), Int(1));
     for key in ["k", "l", "m"] {
-        is_unknown(&value(&mut cli, key));
+        is_random(&value(&mut cli, key));
         let shown: HashMap<String, Value> = cli.ask(&format!("LOCK.INSPECT {key}"));
         assert_eq!((&shown["revoked"], &shown["keys"]), (&Int(1), &Int(3)));
     }
@@ -249,7 +249,7 @@ fn string_of_another_client_is_revoked() {
     cli.reply("SET k theirs NX PX 60000");
     let expires_at = cli.expires_at_ms("k");
     assert_eq!(cli.reply("LOCK.REVOKE k"), Int(1));
-    is_unknown(&value(&mut cli, "k"));
+    is_random(&value(&mut cli, "k"));
     assert_eq!(cli.expires_at_ms("k"), expires_at);
     assert_eq!(cli.reply("LOCK.EXTEND k theirs 60000"), Nil);
     assert_eq!(cli.reply("LOCK.ACQUIRE k next 60000"), Nil);
@@ -267,7 +267,7 @@ fn locks_are_revoked_when_memory_is_short() {
 }
 
 #[test]
-fn each_revocation_has_a_value_of_its_own() {
+fn each_revocation_writes_a_different_value() {
     let server = server();
     let mut cli = Cli::new(&server);
     let mut values = std::collections::BTreeSet::new();

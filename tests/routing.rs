@@ -1,6 +1,6 @@
 //! The server knows the keys of every command: for permissions, for redirection and for tools.
 
-#![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! `LOCK.SCAN` on real servers: every lock of the database, a bounded slice in each call.
 
-#![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -51,7 +51,7 @@ fn acquire_many(cli: &mut Cli, count: usize) {
 }
 
 #[test]
-fn scan_lists_every_lock_with_what_inspect_says() {
+fn scan_lists_every_lock_with_the_fields_of_inspect() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE one a 60000 OWNER me");
     cli.ask::<i64>("LOCK.MACQUIRE 2 two three a 60000");
@@ -63,17 +63,17 @@ fn scan_lists_every_lock_with_what_inspect_says() {
     for (key, mut lock) in listed {
         let mut shown: Lock = cli.ask(&format!("LOCK.INSPECT {key}"));
         lock.remove("key");
-        for passing in ["ttl", "held"] {
-            let (Some(Int(then)), Some(Int(now))) = (lock.remove(passing), shown.remove(passing))
+        for changing in ["ttl", "held"] {
+            let (Some(Int(then)), Some(Int(now))) = (lock.remove(changing), shown.remove(changing))
             else {
-                panic!("{passing}")
+                panic!("{changing}")
             };
             assert!(then.abs_diff(now) < 5000);
         }
         assert_eq!(lock, shown, "{key}");
     }
-    let token = format!("{:?}", cli.reply("LOCK.SCAN 0"));
-    assert!(!token.contains(&format!("{:?}", BulkString(b"a".to_vec()))), "no token: {token}");
+    let reply = format!("{:?}", cli.reply("LOCK.SCAN 0"));
+    assert!(!reply.contains(&format!("{:?}", BulkString(b"a".to_vec()))), "no token: {reply}");
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn scan_lists_the_selected_database_alone() {
 }
 
 #[test]
-fn each_call_looks_at_so_many_locks_as_count_says() {
+fn each_call_examines_as_many_locks_as_count_says() {
     let (_server, mut cli) = server_and_cli();
     acquire_many(&mut cli, 3000);
     let (cursor, locks) = call(&mut cli, 0, "");

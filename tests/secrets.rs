@@ -1,6 +1,6 @@
-//! A token lets its owner release and extend the lock: what the server shows of commands has none.
+//! MONITOR and SLOWLOG show no token: with it, another client could release and extend the lock.
 
-#![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -16,7 +16,7 @@ use redis::Value;
 /// Every token argument contains this, and no other argument does.
 const SECRET: &str = "s3cret";
 
-/// Commands with tokens that are granted, refused, and not understood.
+/// Commands with tokens: some are granted, some refused, and some are invalid.
 const LINES: [&str; 31] = [
     "LOCK.ACQUIRE k s3cret-1 60000",
     "LOCK.ACQUIRE k s3cret-2 60000 OWNER me FENCE 7",
@@ -52,7 +52,7 @@ const LINES: [&str; 31] = [
     "LOCK.ACQUIRE k s3cret-1 60000 UNKNOWN x",
 ];
 
-/// Sends them one by one, and once more within a transaction. The replies do not matter.
+/// Sends the lines one by one, and once more within a transaction. The replies do not matter.
 fn send_all(cli: &mut Cli) {
     for line in LINES {
         let _ = command(line).query::<Value>(&mut cli.0);
@@ -116,7 +116,7 @@ fn slow_log_shows_no_token() {
 }
 
 #[test]
-fn monitor_shows_what_is_no_token() {
+fn monitor_shows_all_arguments_except_tokens() {
     let server = server();
     let mut cli = Cli::new(&server);
     let shown = monitored(&server, || {
@@ -136,7 +136,7 @@ fn monitor_shows_what_is_no_token() {
 }
 
 #[test]
-fn redacted_token_is_the_one_that_holds_the_lock() {
+fn redaction_leaves_the_token_of_the_lock_unchanged() {
     let server = Server::with_module()
         .arg("appendonly", "yes")
         .arg("appendfsync", "always")
@@ -151,7 +151,7 @@ fn redacted_token_is_the_one_that_holds_the_lock() {
         assert!(matches!(cli.reply(line), Value::Int(_)), "{line}");
         assert_eq!(cli.ask::<String>("GET k"), token, "{line}");
         cli.reply("DEBUG LOADAOF");
-        assert_eq!(cli.ask::<String>("GET k"), token, "{line}: what is replicated");
+        assert_eq!(cli.ask::<String>("GET k"), token, "{line}: as it was propagated");
     }
     assert_eq!(cli.reply("LOCK.RELEASE k (redacted)"), Value::Int(0));
     assert_eq!(cli.reply("LOCK.RELEASE k third"), Value::Int(1));

@@ -159,7 +159,7 @@ fn invalid_set_stops_the_start_and_the_log_says_what_to_write() {
 }
 
 #[test]
-fn bytes_that_are_no_text_are_refused_and_not_repeated() {
+fn bytes_that_are_no_text_are_refused_and_logged_escaped() {
     let log = Node::new("", "lock.set \"e\\xff\\x00\\x1b 2 1,2\"").log_of_refusal();
     assert!(log.contains("NAME \"e\\u{fffd}\\u{0}\\u{1b}\" in lock.set is not valid"), "{log}");
     assert!(!log.contains('\u{1b}'), "{log:?}");

@@ -1,6 +1,6 @@
 //! Several keys as one lock, on a real server: all or none, and the end of one ends all.
 
-#![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -184,7 +184,7 @@ fn other_keys_are_gone_before_the_next_turn() {
         assert_eq!(exist(&mut cli, "a b c"), Int(0), "{end}");
         assert_eq!(field(&server, "lock_leases"), 0, "{end}");
     }
-    // The node notices it when one of them is next used.
+    // The node notices an overwrite when a command next uses one of the keys.
     cli.ask::<i64>("LOCK.MACQUIRE 2 a b t 60000");
     cli.reply("SET b other");
     assert_eq!(cli.reply("LOCK.MEXTEND 2 a b t 60000"), Nil);
@@ -250,7 +250,7 @@ fn error_of_one_key_leaves_the_others_alone() {
 }
 
 #[test]
-fn listeners_hear_of_each_key() {
+fn keyspace_events_and_watch_cover_each_key() {
     let (server, mut cli) = server_and_cli();
     cli.reply("CONFIG SET notify-keyspace-events KEA");
     let mut connection = server.connection();
@@ -304,7 +304,7 @@ fn replica_receives_and_loses_all_keys_together() {
 }
 
 #[test]
-fn keys_after_a_restart_are_one_lock_again_by_their_token() {
+fn token_makes_the_keys_one_lock_again_after_a_restart() {
     let mut server = Server::with_module()
         .arg("appendonly", "yes")
         .arg("appendfsync", "always")
@@ -314,7 +314,7 @@ fn keys_after_a_restart_are_one_lock_again_by_their_token() {
     let fence: i64 = cli.ask("LOCK.MACQUIRE 2 a b t 60000");
     server.restart().unwrap();
     let mut cli = Cli::new(&server);
-    assert_eq!(inspect_foreign(&mut cli, "a"), Nil);
+    assert_eq!(foreign_fence(&mut cli, "a"), Nil);
     assert_eq!(cli.reply("LOCK.MEXTEND 2 a b x 60000"), Nil);
     assert!(cli.ask::<i64>("LOCK.MEXTEND 2 a b t 60000") > fence);
     assert_eq!(inspect(&mut cli, "b").map(|(_, _, keys)| keys), Some(2));
@@ -323,7 +323,7 @@ fn keys_after_a_restart_are_one_lock_again_by_their_token() {
 }
 
 /// The fence of a key that exists without a lease.
-fn inspect_foreign(cli: &mut Cli, key: &str) -> Value {
+fn foreign_fence(cli: &mut Cli, key: &str) -> Value {
     let Array(shown) = cli.reply(&format!("LOCK.INSPECT {key}")) else { panic!("it is there") };
     shown[3].clone()
 }
@@ -332,8 +332,7 @@ fn inspect_foreign(cli: &mut Cli, key: &str) -> Value {
 fn key_that_expired_early_is_written_again() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.MACQUIRE 2 a b t 60000");
-    // To the module this is a step of the wall clock: the server removes the key before the
-    // deadline.
+    // The server removes the key before the deadline, as after a step of the wall clock.
     cli.reply("PEXPIRE a 1");
     eventually(PATIENCE, "it is written again", || cli.ask::<i64>("PTTL a") > 1000);
     assert_eq!(inspect(&mut cli, "a").map(|(_, _, keys)| keys), Some(2));
@@ -353,7 +352,7 @@ fn waiter_for_several_keys_is_granted_all_at_once_or_holds_none() {
     cli.reply("LOCK.RELEASE b y");
     assert!(
         matches!(cli.reply("LOCK.ACQUIRE b newcomer 60000"), Int(_)),
-        "a free key is anybody's"
+        "a free key is granted to a newcomer"
     );
     cli.reply("LOCK.RELEASE a u");
     assert!(both.waits());
@@ -364,7 +363,7 @@ fn waiter_for_several_keys_is_granted_all_at_once_or_holds_none() {
 }
 
 #[test]
-fn wait_for_several_keys_ends_as_any_other() {
+fn wait_for_several_keys_ends_like_any_other() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE b x 60000");
     let waits = |ms: u64| Waiter::new(&server, &format!("LOCK.MACQUIRE 2 a b t 60000 WAIT {ms}"));
@@ -372,9 +371,9 @@ fn wait_for_several_keys_ends_as_any_other() {
     let unblocked = waits(60_000);
     assert_eq!(cli.reply(&format!("CLIENT UNBLOCK {}", unblocked.id)), Int(1));
     unblocked.refused();
-    let left = waits(60_000);
+    let withdrawn = waits(60_000);
     assert_eq!(cli.reply("LOCK.MRELEASE 2 a b t"), Int(0));
-    left.refused();
+    withdrawn.refused();
     let killed = waits(60_000);
     assert_eq!(cli.reply(&format!("CLIENT KILL ID {}", killed.id)), Int(1));
     assert!(killed.answer.join().unwrap().is_err());
@@ -406,15 +405,14 @@ fn grant_to_a_client_that_is_gone_is_released_on_all_keys() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE b x 60000");
     let both = Waiter::new(&server, "LOCK.MACQUIRE 2 a b t 60000 WAIT 60000");
-    // In one turn of the loop: the client is granted the lock, and disconnected before it can be
-    // told.
+    // In one turn of the loop: the client is granted the lock, and disconnected before its answer.
     redis::pipe()
         .add_command(command("LOCK.RELEASE b x"))
         .add_command(command(&format!("CLIENT KILL ID {}", both.id)))
         .exec(&mut cli.0)
         .unwrap();
     drop(both.answer.join());
-    eventually(PATIENCE, "it is given back, or was never granted", || {
+    eventually(PATIENCE, "the lock is released, or was never granted", || {
         exist(&mut cli, "a b") == Int(0)
     });
     assert_eq!(field(&server, "lock_leases"), 0);
@@ -434,7 +432,7 @@ fn no_client_waits_in_a_transaction() {
 }
 
 #[test]
-fn clients_that_name_overlapping_keys_in_any_order_all_get_their_turn() {
+fn clients_with_overlapping_keys_in_any_order_are_all_granted() {
     const EACH: usize = 40;
     let server = server();
     let orders = ["2 a b", "2 b a", "2 b c", "2 c a", "3 c b a", "1 b"];
@@ -472,7 +470,7 @@ fn clients_that_name_overlapping_keys_in_any_order_all_get_their_turn() {
 }
 
 #[test]
-fn keys_freed_at_once_go_to_the_waiter_that_came_first() {
+fn keys_freed_together_go_to_the_first_waiter() {
     for free in ["DEL delta alpha", "DEL alpha delta", "FLUSHDB", "FLUSHALL"] {
         let (server, mut cli) = server_and_cli();
         for key in ["alpha", "delta"] {
@@ -493,7 +491,7 @@ fn keys_freed_at_once_go_to_the_waiter_that_came_first() {
 }
 
 #[test]
-fn single_key_waiter_does_not_pass_one_for_several_in_one_turn() {
+fn single_key_waiter_does_not_overtake_one_for_several_in_one_turn() {
     let (server, mut cli) = server_and_cli();
     for key in ["alpha", "delta"] {
         cli.reply(&format!("SET {key} theirs PX 600000"));
@@ -517,9 +515,9 @@ fn single_key_waiter_does_not_pass_one_for_several_in_one_turn() {
     second.granted();
 }
 
-/// The purpose of the command: clients that lock keys one by one in opposite orders deadlock.
+/// Shows the purpose of `LOCK.MACQUIRE`.
 #[test]
-fn two_that_take_one_key_after_the_other_wait_for_each_other() {
+fn clients_that_lock_two_keys_one_by_one_deadlock() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE a first 60000");
     cli.ask::<i64>("LOCK.ACQUIRE b second 60000");

@@ -1,6 +1,6 @@
 //! Shared locks on real servers: many readers, no writer beside them, and no starvation.
 
-#![allow(clippy::unwrap_used, reason = "a helper of a test fails as the test does")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -32,7 +32,7 @@ fn value(cli: &mut Cli, key: &str) -> String {
 }
 
 #[test]
-fn readers_hold_the_key_together_and_no_writer_beside_them() {
+fn readers_share_the_key_and_exclude_writers() {
     let (server, mut cli) = server_and_cli();
     let first: i64 = cli.ask("LOCK.ACQUIRE k a 60000 SHARED");
     let second: i64 = cli.ask("LOCK.ACQUIRE k b 60000 shared OWNER me");
@@ -40,7 +40,7 @@ fn readers_hold_the_key_together_and_no_writer_beside_them() {
     assert_eq!(held(&mut cli), shared_by(2));
     assert_eq!(info(&server, "lock_leases"), 2);
     assert_eq!(cli.reply("LOCK.ACQUIRE k w 60000"), Nil);
-    assert_eq!(cli.reply("LOCK.ACQUIRE k a 60000 SHARED"), Nil, "it holds it");
+    assert_eq!(cli.reply("LOCK.ACQUIRE k a 60000 SHARED"), Nil, "the token already holds it");
     assert_eq!(cli.reply("LOCK.MACQUIRE 2 k l w 60000"), Nil);
     assert_eq!([cli.reply("LOCK.RELEASE k a"), cli.reply("LOCK.RELEASE k a")], [Int(1), Int(0)]);
     assert_eq!(cli.reply("LOCK.ACQUIRE k w 60000"), Nil);
@@ -90,7 +90,7 @@ fn key_holds_an_unknown_value_and_expires_with_the_last_reader() {
 }
 
 #[test]
-fn waiting_writer_is_not_passed_and_readers_behind_it_go_together() {
+fn waiting_writer_is_not_overtaken_and_later_readers_enter_together() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED");
     let writer = Waiter::new(&server, "LOCK.ACQUIRE k w 60000 WAIT 30000");
@@ -115,7 +115,7 @@ fn waiting_writer_is_not_passed_and_readers_behind_it_go_together() {
 }
 
 #[test]
-fn reader_that_waits_for_nothing_is_answered_at_once() {
+fn grant_without_a_wait_is_answered_at_once() {
     let (_server, mut cli) = server_and_cli();
     for line in ["LOCK.ACQUIRE k a 60000 SHARED WAIT 1000", "LOCK.ACQUIRE k b 60000 WAIT 0 SHARED"]
     {
@@ -153,7 +153,7 @@ fn string_of_another_client_is_adopted_as_shared() {
 }
 
 #[test]
-fn many_readers_are_let_in_together_and_writers_after_them() {
+fn many_readers_are_granted_together_and_writers_after_them() {
     const READERS: u32 = 150;
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k w 60000");
@@ -224,7 +224,7 @@ fn revoked_shared_lock_ends_with_its_present_holders() {
     assert_eq!(cli.reply("LOCK.ACQUIRE k c 60000 SHARED"), Nil, "no newcomer");
     let newcomer = Waiter::new(&server, "LOCK.ACQUIRE k c 60000 SHARED WAIT 30000");
     assert_eq!(cli.reply("LOCK.RELEASE k a"), Int(1));
-    assert!(newcomer.waits(), "one of them has it");
+    assert!(newcomer.waits(), "one of the readers still holds it");
     newcomer.fence();
     assert_eq!(cli.reply("LOCK.EXTEND k b 60000"), Nil, "its deadline has come");
     assert_eq!(cli.reply("LOCK.REVOKE k NOW"), Int(1));
@@ -232,7 +232,7 @@ fn revoked_shared_lock_ends_with_its_present_holders() {
 }
 
 #[test]
-fn accidents_leave_readers_their_lock() {
+fn clock_step_leaves_readers_their_lock() {
     for step_ms in [HOUR_MS, -HOUR_MS] {
         let clock = WallClock::new();
         let server = Server::with_module().wall_clock(&clock).start().unwrap();
@@ -397,7 +397,7 @@ fn shared_is_for_one_key() {
     );
     cli.reply("LOCK.MRELEASE 2 k l a");
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED");
-    assert_eq!(cli.reply("LOCK.MRELEASE 2 k l a"), Int(1), "whatever it holds");
+    assert_eq!(cli.reply("LOCK.MRELEASE 2 k l a"), Int(1), "the token holds one of the keys");
     cli.ask::<i64>("LOCK.ACQUIRE k SHARED 60000 OWNER SHARED");
     assert_eq!(
         inspect(&mut cli, "k")["mode"],
@@ -407,7 +407,7 @@ fn shared_is_for_one_key() {
 }
 
 #[test]
-fn caches_and_watchers_hear_of_readers_that_come_and_go() {
+fn readers_that_come_and_go_abort_watching_transactions() {
     let (server, mut cli) = server_and_cli();
     let mut watcher = Cli::new(&server);
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED");
@@ -425,7 +425,7 @@ fn caches_and_watchers_hear_of_readers_that_come_and_go() {
 }
 
 #[test]
-fn module_that_knows_readers_is_not_unloaded() {
+fn module_is_not_unloaded_while_a_lock_is_shared() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED");
     assert!(command("MODULE UNLOAD lock").query::<Value>(&mut cli.0).is_err());
@@ -458,5 +458,5 @@ fn further_reader_costs_at_most_250_bytes() {
     assert!(bytes <= BYTES_MAX, "{bytes} bytes");
     assert_eq!(info(&server, "lock_leases"), READERS + 1);
     cli.reply("DEL k");
-    eventually(PATIENCE, "all of it is given back", || used(&mut cli) < before + 20 * READERS);
+    eventually(PATIENCE, "the memory is freed", || used(&mut cli) < before + 20 * READERS);
 }

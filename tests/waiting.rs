@@ -1,7 +1,7 @@
-//! ACQUIRE … WAIT on a real server: every waiter gets its answer, whatever ends the lock or the
+//! `LOCK.ACQUIRE … WAIT` on a real server: every waiter is answered, whatever ends the lock or the
 //! wait.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -186,13 +186,9 @@ fn every_explicit_end_serves_the_queue() {
         let server = server();
         acquire(&server, "k", "a", 60_000).unwrap();
         let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
+        run(&server, end);
         // Valkey reports an EXPIRE into the past as an expiry, which ends no lease.
-        let ends =
-            end != "EXPIRE k 0" || run(&server, end) != Value::Nil && acquire_is_over(&server);
-        if end != "EXPIRE k 0" {
-            run(&server, end);
-        }
-        if ends {
+        if end != "EXPIRE k 0" || lease_has_ended(&server) {
             waiter.granted();
             assert_eq!(get(&server, "k").as_deref(), Some("b"), "{end}");
         } else {
@@ -203,7 +199,7 @@ fn every_explicit_end_serves_the_queue() {
 }
 
 /// Whether the lease of `a` has ended.
-fn acquire_is_over(server: &Server) -> bool {
+fn lease_has_ended(server: &Server) -> bool {
     let extended: Option<i64> =
         cmd("LOCK.EXTEND").arg("k").arg("a").arg(1).query(&mut server.connection()).unwrap();
     extended.is_none()
@@ -212,22 +208,22 @@ fn acquire_is_over(server: &Server) -> bool {
 #[test]
 fn deadline_serves_the_queue_at_once() {
     let server = server();
-    let mut latest = Duration::MAX;
-    // On a busy machine one try may be late, but not all of them.
+    let mut shortest = Duration::MAX;
+    // On a busy machine a grant may be late, but not every time.
     for _ in 0..5 {
         acquire(&server, "k", "a", 300).unwrap();
         let started = Instant::now();
         let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
         waiter.granted();
         assert!(started.elapsed() >= Duration::from_millis(250), "not before the deadline");
-        latest = latest.min(started.elapsed());
+        shortest = shortest.min(started.elapsed());
         assert!(release(&server, "k", "b"));
     }
-    assert!(latest < Duration::from_millis(350), "{latest:?}");
+    assert!(shortest < Duration::from_millis(350), "{shortest:?}");
 }
 
 #[test]
-fn old_clients_lock_is_waited_for() {
+fn waiter_is_granted_a_key_after_a_plain_clients_lock() {
     let server = server();
     run(&server, "SET k old NX PX 200");
     let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
@@ -317,7 +313,7 @@ fn client_unblocked_as_it_is_granted_leaves_no_lock_behind() {
         match waiter.answer.join().unwrap() {
             Ok(Value::Array(_)) => assert!(release(&server, "k", "b"), "{how}"),
             Ok(Value::Nil) | Err(_) => {
-                eventually(PATIENCE, "the lock is given back", || get(&server, "k").is_none());
+                eventually(PATIENCE, "the lock is released", || get(&server, "k").is_none());
             }
             Ok(other) => panic!("{how}: {other:?}"),
         }
@@ -393,8 +389,8 @@ fn handover_is_replicated_as_one_set() {
         ["SET", "DEL", "PEXPIREAT"].map(|name| aof.matches(&format!("\r\n{name}\r\n")).count());
     assert_eq!(commands, [2, 0, 0], "{aof}");
     release(&server, "k", "bbb");
-    let again = self::aof(&server);
-    assert_eq!(again.matches("\r\nDEL\r\n").count(), 1, "{again}");
+    let aof = self::aof(&server);
+    assert_eq!(aof.matches("\r\nDEL\r\n").count(), 1, "{aof}");
 }
 
 fn aof(server: &Server) -> String {

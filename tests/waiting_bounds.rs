@@ -1,6 +1,6 @@
 //! Waiters that cannot be served delay no other client, however many there are.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod common;
 
@@ -108,14 +108,14 @@ fn thousand_waiters_that_time_out_together_leave_the_lock_free() {
     let (server, mut cli) = server_and_cli();
     assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
     let _waiters = wait(&server, &mut cli, 1000, "LOCK.ACQUIRE k @ 60000 WAIT 6000");
-    // Far more than are dismissed in one turn.
+    // One turn dismisses far fewer waiters.
     let replies = in_one_turn(
         &mut cli,
         &["DEBUG SLEEP 6.1", "LOCK.RELEASE k holder", "LOCK.ACQUIRE k next 60000 WAIT 60000"],
     );
     let Value::Array(granted) = &replies[2] else { panic!("granted: {:?}", replies[2]) };
     assert_eq!(granted[1], Int(0), "not queued at all");
-    eventually(PATIENCE, "all are told", || waiters(&mut cli) == 0);
+    eventually(PATIENCE, "all are answered", || waiters(&mut cli) == 0);
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn single_key_waiter_is_granted_beside_many_waiters_for_many_keys() {
     assert!(single[0].answer().starts_with("*2\r\n"));
     assert_eq!(waiters(&mut cli), 999);
 
-    // And so on, in the order of their arrival.
+    // Each release grants the next waiter in the order of arrival.
     for n in 1..100 {
         let release = format!("LOCK.RELEASE k waiter-{}", n - 1);
         let replies = in_one_turn(&mut cli, &[&release, "GET k"]);

@@ -1,9 +1,9 @@
 /// Calls a function of the module API.
 ///
-/// Every supported server has it: [`super::entry`] refuses to load where one is missing.
+/// Every supported server has the function: on other servers [`super::entry`] loads nothing.
 macro_rules! api {
     ($function:ident ( $($argument:expr),* $(,)? )) => {{
-        // A mutable static, written only while the module is being loaded.
+        // The mutable static is written only while the module is being loaded.
         let function = redis_module::raw::$function;
         match function {
             Some(function) => function($($argument),*),

@@ -69,13 +69,13 @@ impl<'a> Arg<'a> {
     }
 }
 
-/// A key or a token: an argument of a command, or a string that was made for a job.
+/// A key or a token: a string that the server lends, or one that the module made.
 pub(crate) enum Name<'a> {
     Lent(Arg<'a>),
     Made(MadeString),
 }
 
-/// A string of the server that this module made and frees.
+/// A string of the server that this module made, and frees when it is dropped.
 pub(crate) struct MadeString {
     string: NonNull<raw::RedisModuleString>,
 }
@@ -111,7 +111,7 @@ impl Name<'_> {
         match self {
             Self::Lent(arg) => *arg,
             // SAFETY: the string lives as long as this name, and nothing changes it: the server
-            // copies a shared string before it does.
+            // copies a shared string before it changes it.
             Self::Made(made) => unsafe { Arg::new(made.string) },
         }
     }

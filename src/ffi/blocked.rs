@@ -12,12 +12,12 @@ use super::api::api;
 use super::{Ctx, MainThread, entry};
 use crate::{commands, module, server_events};
 
-/// The clients without an answer. The server keeps each until it is unblocked, once.
+/// The clients that wait. The server keeps each until the module unblocks it, exactly once.
 #[derive(Default)]
 pub(crate) struct Blocked {
     /// Clients that are not unblocked yet.
     handles: BTreeMap<Ticket, NonNull<raw::RedisModuleBlockedClient>>,
-    /// Clients about which the server may still call back.
+    /// The clients about which the server may still call back, by the addresses of their handles.
     ///
     /// The server reuses the address of a client that is gone. A ticket is never reused.
     tickets: BTreeMap<usize, Ticket>,
@@ -29,14 +29,14 @@ pub(crate) struct Blocked {
 
 static BLOCKED: MainThread<RefCell<Option<Blocked>>> = MainThread::new(RefCell::new(None));
 
-fn with_blocked<T>(what: impl FnOnce(&mut Blocked) -> T) -> T {
-    what(BLOCKED.get().borrow_mut().get_or_insert_default())
+fn with_blocked<T>(f: impl FnOnce(&mut Blocked) -> T) -> T {
+    f(BLOCKED.get().borrow_mut().get_or_insert_default())
 }
 
 impl Blocked {
-    /// Blocks the client of this command, which then gets no other reply.
+    /// Blocks the client of this command. The command must then send no reply.
     ///
-    /// The caller checks first that the server does not [deny](Ctx::denies_blocking) it. The
+    /// The caller checks first that the server does not [deny](Ctx::denies_blocking) blocking. The
     /// server's own timeout is not used, because it runs on the wall clock.
     pub(crate) fn block(ctx: &Ctx<'_>) -> Option<Ticket> {
         // SAFETY: a live context of a command; the callbacks live as long as the module, which the
@@ -65,7 +65,7 @@ impl Blocked {
         with_blocked(|blocked| blocked.ids.get(&ticket).copied())
     }
 
-    /// Unblocks a client. The server then fetches the reply by [`commands::reply_unblocked`].
+    /// Unblocks a client. The server then calls [`commands::reply_unblocked`].
     ///
     /// Does nothing if the client is gone or already unblocked.
     pub(crate) fn unblock(ticket: Ticket) {

@@ -9,8 +9,8 @@ use super::api::api;
 
 /// The wall clock minus the monotonic clock, in microseconds, read once in each turn of the loop.
 ///
-/// So a mirror and its lease agree even if one turn runs a script for a second, during which the
-/// server's own time stands still.
+/// A mirror and its lease then agree even after a script of one second, in which the server's own
+/// time stands still.
 static WALL_OFFSET_US: AtomicI64 = AtomicI64::new(UNKNOWN);
 const UNKNOWN: i64 = i64::MIN;
 
@@ -34,10 +34,12 @@ pub(crate) fn now() -> Now {
     Now { monotonic, wall_us: (monotonic_us + offset_us).unsigned_abs() }
 }
 
-/// The server's wall clock: some servers hide their time from the module's C library.
+/// Reads the wall clock through the server.
+///
+/// The C library is not asked: some servers load modules in a way that hides a replaced clock.
 fn wall_us() -> i64 {
-    // SAFETY: the static is written only while the module is being loaded; neither function needs
-    // anything. Redis 7.0 has milliseconds only.
+    // SAFETY: the static is written only while the module is being loaded; neither function has
+    // preconditions. Redis 7.0 has milliseconds only.
     unsafe {
         match raw::RedisModule_Microseconds {
             Some(microseconds) => microseconds(),
@@ -46,7 +48,7 @@ fn wall_us() -> i64 {
     }
 }
 
-/// Starts a new turn of the loop: the wall clock may have been stepped since the last one.
+/// Forgets the offset at the start of a turn: the wall clock may have been stepped since.
 pub(super) fn turn_begins() {
     WALL_OFFSET_US.store(UNKNOWN, Ordering::Relaxed);
 }

@@ -25,14 +25,14 @@ pub(crate) struct Spec {
     pub(crate) summary: &'static CStr,
     pub(crate) complexity: &'static CStr,
     pub(crate) since: &'static CStr,
-    /// The number of arguments, the name included; negative when more may follow.
+    /// The number of arguments, including the name; negative if more may follow.
     pub(crate) arity: i32,
     pub(crate) keys: Keys,
     /// The access to its keys.
-    pub(crate) key: KeyFlags,
-    /// Whether it has a token, which is hidden from SLOWLOG and MONITOR.
+    pub(crate) key_flags: KeyFlags,
+    /// Whether it has a token. SLOWLOG and MONITOR must not show tokens.
     pub(crate) has_token: bool,
-    /// Its intended users, which decides its ACL categories.
+    /// Its intended users. They decide its ACL categories.
     pub(crate) users: Users,
     pub(crate) args: &'static [ArgSpec],
 }
@@ -98,21 +98,22 @@ const CATEGORY: &CStr = c"lock";
 /// The ACL categories of the commands for operators, on servers that support module categories.
 const OPERATOR_CATEGORIES: &CStr = c"admin dangerous";
 
-/// Adds the ACL category, which stays after an unload. Returns false if the server refuses it.
+/// Adds the ACL category. Returns false if the server refuses it.
 pub(super) fn register_category(ctx: &Ctx<'_>) -> bool {
-    // SAFETY: written only while the module is being loaded; a live context, and a name that is
-    // copied.
+    // SAFETY: the static is written only while the module is being loaded; a live context, and a
+    // name that is copied.
     let added = unsafe {
         raw::RedisModule_AddACLCategory
             .is_none_or(|add| add(ctx.as_ptr(), CATEGORY.as_ptr()) == raw::REDISMODULE_OK as i32)
     };
+    // An unload leaves the category.
     added || std::io::Error::last_os_error().raw_os_error() == Some(libc::EBUSY)
 }
 
 /// Adds a command to its ACL categories, on servers that support module categories.
 fn categorize(command: *mut raw::RedisModuleCommand, users: Users) -> bool {
-    // SAFETY: written only while the module is being loaded; a command that was just created, and a
-    // name that is copied.
+    // SAFETY: the statics are written only while the module is being loaded; a command that was
+    // just created, and names that are copied.
     unsafe {
         let categories = match (users, raw::RedisModule_AddACLCategory) {
             (Users::Programs, None) => return true,
@@ -130,7 +131,7 @@ pub(super) fn register<C: Command>(ctx: &Ctx<'_>) -> bool {
     // SAFETY: a live context while the module is being loaded; the server copies the strings.
     let created = unsafe {
         let (name, flags) = (spec.name.as_ptr(), spec.flags.as_ptr());
-        // A range of arguments that are keys. The description adds what a range cannot express.
+        // The range of arguments that are keys. `describe` adds what a range cannot express.
         let (first, last, step) = match spec.keys {
             Keys::First => (1, 1, 1),
             Keys::Counted | Keys::None => (0, 0, 0),
@@ -156,9 +157,9 @@ fn describe(ctx: &Ctx<'_>, spec: &Spec) -> bool {
         sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
     };
     let mut args: Vec<_> = spec.args.iter().map(arg).collect();
-    // SAFETY: these are plain C structures; all zeroes is the entry that ends such a list.
+    // SAFETY: these are plain C structures; an entry of zeroes ends such a list.
     let (end_of_args, mut key_specs) =
-        unsafe { (std::mem::zeroed(), [key_spec(spec.keys, spec.key), std::mem::zeroed()]) };
+        unsafe { (std::mem::zeroed(), [key_spec(spec.keys, spec.key_flags), std::mem::zeroed()]) };
     args.push(end_of_args);
     let key_specs = match spec.keys {
         Keys::None => ptr::null_mut(),
@@ -230,7 +231,7 @@ fn key_spec(keys: Keys, flags: KeyFlags) -> raw::RedisModuleCommandKeySpec {
                 limit: 0,
             };
         }
-        // Counted from the argument at which the search begins.
+        // These indices count from the argument at which the search begins.
         Keys::Counted => {
             spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_KEYNUM;
             spec.fk.keynum = raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_2 {

@@ -1,4 +1,4 @@
-//! Settings of an operator: in redis.conf, on the command line, by `CONFIG SET`, or as arguments.
+//! Settings that the server reads from redis.conf or its command line, and `CONFIG SET` changes.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_longlong, c_void};
@@ -12,14 +12,14 @@ use super::{Arg, Ctx, MainThread, Name, entry};
 
 /// An integer setting. It is a static, because the server keeps its address.
 pub(crate) struct Number {
-    /// Without the module's name, which the server prepends.
+    /// The name without the prefix `lock.`, which the server adds.
     pub(crate) name: &'static CStr,
     pub(crate) default: i64,
     pub(crate) min: i64,
     pub(crate) max: i64,
     /// Whether it can be set only at start.
     pub(crate) fixed_at_start: bool,
-    /// Called after it was set.
+    /// Called with the new value after it was set.
     pub(crate) changed: fn(i64),
     pub(crate) value: AtomicI64,
 }
@@ -47,8 +47,8 @@ impl Number {
                 flags,
                 self.min,
                 self.max,
-                Some(get),
-                Some(set),
+                Some(get_number),
+                Some(set_number),
                 None,
                 this
             ))
@@ -59,11 +59,11 @@ impl Number {
 
 /// A text setting, fixed at start. It is a static, because the server keeps its address.
 pub(crate) struct Text {
-    /// Without the module's name, which the server prepends.
+    /// The name without the prefix `lock.`, which the server adds.
     name: &'static CStr,
     /// Checks a value and returns the form that the server shows; the error says what to write.
     normalize: fn(&[u8]) -> Result<String, String>,
-    /// The normalized value, as the string that the server borrows to read it.
+    /// The normalized value, as a string that the server can borrow.
     value: MainThread<RefCell<Option<Name<'static>>>>,
 }
 
@@ -113,12 +113,12 @@ pub(crate) fn load(ctx: &Ctx<'_>) -> bool {
     unsafe { api!(RedisModule_LoadConfigs(ctx.as_ptr())) == raw::REDISMODULE_OK as c_int }
 }
 
-unsafe extern "C" fn get(_name: *const c_char, number: *mut c_void) -> c_longlong {
+unsafe extern "C" fn get_number(_name: *const c_char, number: *mut c_void) -> c_longlong {
     // SAFETY: the pointer that was registered.
     unsafe { &*number.cast::<Number>() }.value()
 }
 
-unsafe extern "C" fn set(
+unsafe extern "C" fn set_number(
     _name: *const c_char,
     value: c_longlong,
     number: *mut c_void,
@@ -131,7 +131,7 @@ unsafe extern "C" fn set(
     raw::REDISMODULE_OK as c_int
 }
 
-/// The server copies the string and does not free it.
+/// Lends the value: the server copies the string and does not free it.
 unsafe extern "C" fn get_text(
     _name: *const c_char,
     text: *mut c_void,

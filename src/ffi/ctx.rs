@@ -40,7 +40,7 @@ impl Ctx<'_> {
     }
 
     pub(crate) fn select_db(&self, db: u32) {
-        let db = i32::try_from(db).expect("it came from the server");
+        let db = i32::try_from(db).expect("the number came from the server");
         // SAFETY: a live context.
         unsafe { api!(RedisModule_SelectDb(self.ctx, db)) };
     }
@@ -96,8 +96,8 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_ReplyWithError(self.ctx, text.as_ptr())) };
     }
 
-    /// Propagates a SET with an absolute expiry, which needs no module on the receiving side.
-    pub(crate) fn replicate_set(&self, key: Arg<'_>, token: Arg<'_>, expires_at_ms: u64) {
+    /// Propagates a SET with an absolute expiry. Its receivers need no module.
+    pub(crate) fn propagate_set(&self, key: Arg<'_>, token: Arg<'_>, expires_at_ms: u64) {
         let at = i64::try_from(expires_at_ms).unwrap_or(i64::MAX);
         // SAFETY: a live context; "sscl" is two strings, a C string and a long long.
         unsafe {
@@ -114,8 +114,8 @@ impl Ctx<'_> {
         };
     }
 
-    /// See [`Ctx::replicate_set`].
-    pub(crate) fn replicate_expire(&self, key: Arg<'_>, expires_at_ms: u64) {
+    /// Propagates a PEXPIREAT.
+    pub(crate) fn propagate_expire(&self, key: Arg<'_>, expires_at_ms: u64) {
         let at = i64::try_from(expires_at_ms).unwrap_or(i64::MAX);
         // SAFETY: a live context; "sl" is a string and a long long.
         unsafe {
@@ -129,15 +129,15 @@ impl Ctx<'_> {
         };
     }
 
-    /// See [`Ctx::replicate_set`].
-    pub(crate) fn replicate_delete(&self, key: Arg<'_>) {
+    /// Propagates a DEL.
+    pub(crate) fn propagate_delete(&self, key: Arg<'_>) {
         // SAFETY: a live context; "s" is a string.
         unsafe {
             api!(RedisModule_Replicate(self.ctx, c"DEL".as_ptr(), c"s".as_ptr(), key.as_ptr()))
         };
     }
 
-    /// Counts a change of an unpropagated command for the server's save points.
+    /// Counts a change that a command does not propagate, for the server's save points.
     ///
     /// Call it only without listeners: the server then counts the change and discards the command.
     pub(crate) fn count_change_of_command(&self) {
@@ -145,13 +145,13 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_ReplicateVerbatim(self.ctx)) };
     }
 
-    /// The same outside of a command.
+    /// Counts a change outside of a command, like [`Ctx::count_change_of_command`].
     pub(crate) fn count_change(&self) {
         // SAFETY: a live context; the empty format has no arguments.
         unsafe { api!(RedisModule_Replicate(self.ctx, c"PING".as_ptr(), c"".as_ptr())) };
     }
 
-    /// The listeners that the server reports. A listener that it does not report is assumed.
+    /// The listeners that the server reports. Assumes a listener whose field is missing.
     pub(crate) fn listeners(&self) -> Listeners {
         let any = |section: &CStr, fields: &[&CStr]| {
             // SAFETY: a live context; the data is freed after it was read, and not used again.
@@ -182,7 +182,7 @@ impl Ctx<'_> {
         }
     }
 
-    /// Whether the server is running an EXEC.
+    /// Whether the server runs a transaction.
     pub(super) fn is_in_transaction(&self) -> bool {
         self.flags() & raw::REDISMODULE_CTX_FLAGS_MULTI as i32 != 0
     }
@@ -249,9 +249,9 @@ impl Ctx<'_> {
         self.flags() & raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING as i32 != 0
     }
 
-    /// Whether the server drops the reply of a client that the module has unblocked.
+    /// Whether the server may drop the reply to a client that the module has unblocked.
     ///
-    /// Redis 7.0 does if `CLIENT UNBLOCK` names the client in the same turn, and the client hangs.
+    /// Redis 7.0 does if `CLIENT UNBLOCK` names the client in the same turn: the client then hangs.
     pub(crate) fn drops_replies_of_the_unblocked(&self) -> bool {
         const REDIS_7_2: i32 = 0x0007_0200;
         // SAFETY: needs nothing.
@@ -269,7 +269,7 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_GetUsedMemoryRatio()) >= 1.0 }
     }
 
-    /// Whether the `maxmemory-policy` lets the server evict keys. Not allowed within an event.
+    /// Whether `maxmemory-policy` lets the server evict keys. Must not be called within an event.
     pub(crate) fn evicts_keys(&self) -> bool {
         // SAFETY: a live context; "cc" is two C strings; the text belongs to the reply, and both
         // are freed after the comparison.

@@ -9,7 +9,8 @@ use super::{Arg, Ctx, MainThread};
 /// A client of the module itself, without a connection.
 ///
 /// The server does not invalidate the caches of a client with `BCAST NOLOOP` for a change by its
-/// own command. A lock that is handed over within that command is a change by another client.
+/// own command. A handover within that command is a change by another client, so the module
+/// signals it as this client.
 pub(crate) struct DetachedClient {
     ctx: NonNull<raw::RedisModuleCtx>,
 }
@@ -19,12 +20,12 @@ static CLIENT: MainThread<RefCell<Option<DetachedClient>>> = MainThread::new(Ref
 impl DetachedClient {
     /// Creates the client. Returns false if the server refuses.
     pub(crate) fn create(ctx: &Ctx<'_>) -> bool {
-        // SAFETY: a live context, from which the new one takes the module alone.
+        // SAFETY: a live context. The new context takes only the module from it.
         let ctx = unsafe { api!(RedisModule_GetDetachedThreadSafeContext(ctx.as_ptr())) };
         let client = NonNull::new(ctx).map(|ctx| Self { ctx });
-        let is_there = client.is_some();
+        let is_created = client.is_some();
         *CLIENT.get().borrow_mut() = client;
-        is_there
+        is_created
     }
 
     /// Frees the client.
@@ -35,8 +36,8 @@ impl DetachedClient {
     /// Invalidates WATCH and client-side caches of the key, with this client as the author.
     pub(crate) fn signal_modified(db: u32, key: Arg<'_>) {
         if let Some(client) = &*CLIENT.get().borrow() {
-            // SAFETY: freed when the module is unloaded, and used on the main thread alone, which
-            // holds the server's lock.
+            // SAFETY: the context is freed when the module is unloaded, and used only on the main
+            // thread, which holds the server's lock.
             let ctx = unsafe { Ctx::new(client.ctx.as_ptr()) };
             ctx.select_db(db);
             ctx.signal_modified(key);

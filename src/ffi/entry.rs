@@ -1,4 +1,4 @@
-//! The server's entry points. A panic must not escape: it would abort the server.
+//! The functions that the server calls. No panic may leave them: it would abort the server.
 
 use std::ffi::{CStr, c_int};
 use std::panic::{self, AssertUnwindSafe};
@@ -17,18 +17,19 @@ use crate::{module, request};
 #[global_allocator]
 static SERVER_ALLOCATOR: redis_module::alloc::RedisAlloc = redis_module::alloc::RedisAlloc;
 
-/// The prefix of configurations, INFO fields and log lines as well.
+/// The name of the module, and the prefix of its settings, INFO fields and log lines.
 pub(super) const MODULE_NAME: &CStr = c"lock";
 
 const OK: c_int = raw::REDISMODULE_OK as c_int;
 const ERR: c_int = raw::REDISMODULE_ERR as c_int;
 
-/// The API functions that the module needs. Redis 7.0 has all of them.
+/// Pairs each API function with whether the server lacks it.
 ///
-/// An older server gets an error line and goes on without the module.
+/// Redis 7.0 has all functions that the module needs. An older server logs which one it lacks, and
+/// does not load the module.
 macro_rules! missing_functions {
     ($($function:ident)*) => {{
-        // SAFETY: written only by the initialisation of the module, which is over.
+        // SAFETY: the statics are written only by the initialisation of the module, which is over.
         [$((stringify!($function), unsafe { (&raw const raw::$function).read() }.is_none())),*]
     }};
 }
@@ -100,7 +101,7 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
     install_panic_hook();
     // Everything that can fail comes first: a server crashes if a module that failed to load has
     // subscribed to events.
-    let known = command::register_category(ctx)
+    let is_registered = command::register_category(ctx)
         && command::register::<Acquire>(ctx)
         && command::register::<Extend>(ctx)
         && command::register::<Release>(ctx)
@@ -113,10 +114,10 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
         && command::register::<Scan>(ctx)
         && command::register::<Help>(ctx)
         && info::register(ctx);
-    if !known {
+    if !is_registered {
         ctx.log(
             LogLevel::Warning,
-            "lock: not loaded: the server refuses a LOCK command or the ACL category @lock; does another module have them?",
+            "lock: not loaded: the server refuses a LOCK command or the ACL category @lock. Has another module registered it?",
         );
         return ERR;
     }
@@ -134,7 +135,7 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
     OK
 }
 
-/// The server calls this for a command.
+/// Called by the server for a command.
 ///
 /// # Safety
 /// The server passes a live context and `argc` live strings.
@@ -147,7 +148,7 @@ pub(super) unsafe extern "C" fn call<C: Command>(
     let (ctx, args) = unsafe { (Ctx::new(ctx), Args::new(argv, argc)) };
     if matches!(C::SPEC.keys, Keys::Counted) && ctx.asks_for_keys() {
         let keys = guard(|| request::key_positions(args)).flatten();
-        keys.into_iter().flatten().for_each(|index| ctx.name_key(index, C::SPEC.key));
+        keys.into_iter().flatten().for_each(|index| ctx.name_key(index, C::SPEC.key_flags));
         return OK;
     }
     if guard(|| C::run(&ctx, args)).is_none() {
@@ -155,13 +156,13 @@ pub(super) unsafe extern "C" fn call<C: Command>(
             &"ERR internal error of the lock module: the server's log says where; please report it",
         );
     }
-    // Last, because Valkey 8.1 hides an argument from the command itself as well. No argument is
-    // shown before the command returns.
+    // Redacts last, because Valkey 8.1 hides an argument from the command itself as well. The
+    // server shows no argument before the command returns.
     if C::SPEC.has_token {
         guard(|| {
             let mut positions = request::token_positions(C::SPEC.keys, args);
             let first = positions.next();
-            // All positions are collected first, because hiding one may change the arguments.
+            // Collects all positions first, because hiding one may change the arguments.
             let others: Vec<_> = positions.collect();
             first.into_iter().chain(others).for_each(|index| ctx.redact(index));
         });
@@ -169,15 +170,15 @@ pub(super) unsafe extern "C" fn call<C: Command>(
     OK
 }
 
-/// Runs `what`; returns `None` if it panicked. The hook has logged the panic by then.
-pub(super) fn guard<T>(what: impl FnOnce() -> T) -> Option<T> {
-    panic::catch_unwind(AssertUnwindSafe(what)).ok()
+/// Runs `f`. Returns `None` if it panicked, which the panic hook has then logged.
+pub(super) fn guard<T>(f: impl FnOnce() -> T) -> Option<T> {
+    panic::catch_unwind(AssertUnwindSafe(f)).ok()
 }
 
-/// Logs only the place of a panic.
+/// Installs a hook that logs only the place of a panic.
 ///
-/// The standard hook walks the stack, which crashes some servers, and prints the message, which may
-/// contain data of a client.
+/// The standard hook walks the stack, which crashes some servers. It also prints the message, which
+/// may contain data of a client.
 fn install_panic_hook() {
     panic::set_hook(Box::new(|info| {
         let place = info
@@ -187,7 +188,9 @@ fn install_panic_hook() {
         let ctx = unsafe { Ctx::new(std::ptr::null_mut()) };
         ctx.log(
             LogLevel::Warning,
-            &format!("lock: internal error{place}; the command was answered with an error"),
+            &format!(
+                "lock: internal error{place}; a command that was running is answered with an error"
+            ),
         );
     }));
 }

@@ -14,8 +14,8 @@ use crate::{before_sleep, server_events};
 
 /// Subscribes to every event that the module needs. Called last while loading: see [`entry`].
 pub(super) fn subscribe(ctx: &Ctx<'_>) {
-    // Overwriting commands such as SET are not in here: these events would slow every SET of the
-    // server. The node detects an overwrite when the key is next used.
+    // The class of string commands such as SET is missing, because its events would slow every SET
+    // of the server. The node detects an overwrite when the key is next used.
     let classes = raw::REDISMODULE_NOTIFY_GENERIC
         | raw::REDISMODULE_NOTIFY_EXPIRED
         | raw::REDISMODULE_NOTIFY_EVICTED;
@@ -53,13 +53,13 @@ unsafe extern "C" fn on_keyspace_event(
     if let Some(key) = NonNull::new(key) {
         // SAFETY: as above.
         let key = unsafe { Arg::new(key) };
-        // In MULTI, Valkey 9 names the database of the client, and not that of the copy.
+        // In MULTI, Valkey 9 reports a COPY in the client's database, not in that of the target.
         let is_certain = name != c"copy_to" || !ctx.is_in_transaction();
         entry::guard(|| {
             if is_certain {
-                server_events::key(&ctx, name, event, key);
+                server_events::handle_key_event(&ctx, name, event, key);
             } else {
-                server_events::uncertain_key(&ctx, key);
+                server_events::handle_uncertain_key_event(&ctx, key);
             }
         });
     }
@@ -71,8 +71,7 @@ unsafe extern "C" fn on_keyspace_event(
 ///
 /// Valkey 8.1 passes the client of the command to event handlers and leaves the event's database
 /// selected: after MOVE the client would be in the other database. The two events of MOVE follow
-/// each other directly. On other servers the context has a client of its own, and this has no
-/// effect.
+/// each other directly. On other servers the context has a separate client, so this has no effect.
 fn keep_moving_client_in_its_database(ctx: &Ctx<'_>, event: &[u8]) {
     static MOVED_FROM: AtomicU32 = AtomicU32::new(0);
     match event {
@@ -106,7 +105,7 @@ unsafe extern "C" fn on_flush(
     if subevent == raw::REDISMODULE_SUBEVENT_FLUSHDB_START && !data.is_null() {
         // SAFETY: the server passes this structure with this event.
         let flushed = unsafe { &*data.cast::<raw::RedisModuleFlushInfo>() };
-        // A negative number means all of them.
+        // A negative number stands for all databases.
         let db = u32::try_from(flushed.dbnum).ok();
         entry::guard(|| server_events::handle_event(ServerEvent::Flush(db)));
     }
@@ -124,7 +123,7 @@ unsafe extern "C" fn on_swap(
     // SAFETY: a live context, and the structure that the server passes with this event.
     let (ctx, swapped) = unsafe { (Ctx::new(ctx), &*data.cast::<raw::RedisModuleSwapDbInfo>()) };
     let (first, second) = (swapped.dbnum_first.unsigned_abs(), swapped.dbnum_second.unsigned_abs());
-    entry::guard(|| server_events::hear_and_log(&ctx, ServerEvent::Swap(first, second)));
+    entry::guard(|| server_events::handle_and_log(&ctx, ServerEvent::Swap(first, second)));
 }
 
 unsafe extern "C" fn on_loading(
@@ -181,7 +180,7 @@ unsafe extern "C" fn on_role_change(
         raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_REPLICA => {
             server_events::handle_event(ServerEvent::Demoted);
         }
-        _ => server_events::hear_and_log(&ctx, ServerEvent::Promoted),
+        _ => server_events::handle_and_log(&ctx, ServerEvent::Promoted),
     });
 }
 

@@ -7,7 +7,7 @@ use redis_module::raw;
 use super::api::api;
 use super::{Arg, Ctx};
 
-/// An open key, within one command. While it is open, no other code may use the key.
+/// An open key, within one call from the server. Meanwhile no other code may use the key.
 pub(crate) struct Key<'ctx> {
     /// `None` if the key was opened for reading and does not exist.
     open: Option<NonNull<raw::RedisModuleKey>>,
@@ -18,7 +18,7 @@ pub(crate) struct Key<'ctx> {
 impl<'ctx> Key<'ctx> {
     /// Opens a key in the selected database.
     ///
-    /// Removes an expired key. Its keyspace event arrives before this returns.
+    /// The server first removes a key that has expired. Its event arrives before this returns.
     pub(crate) fn open(ctx: &Ctx<'ctx>, name: Arg<'_>, access: Access) -> Self {
         let mode = match access {
             Access::Read => raw::REDISMODULE_READ,
@@ -41,7 +41,7 @@ impl<'ctx> Key<'ctx> {
 
     /// Writes a token with an expiry.
     ///
-    /// If the server refuses either, the key is gone: a lock that never ends is worse than none.
+    /// Deletes the key if the server refuses the expiry: a lock that never ends is worse than none.
     pub(crate) fn set(&mut self, token: Arg<'_>, expires_at_ms: u64) -> Result<(), WriteRefused> {
         let key = self.open.ok_or(WriteRefused)?;
         // SAFETY: a key that is open for writing and a live string, which the server may keep.
@@ -60,7 +60,7 @@ impl<'ctx> Key<'ctx> {
     /// Sets when the string expires, in milliseconds of the wall clock.
     pub(crate) fn expire(&mut self, expires_at_ms: u64) -> Result<(), WriteRefused> {
         let key = self.open.ok_or(WriteRefused)?;
-        // The server refuses other negative times, and −1 means "never".
+        // A time that wraps is negative: the server refuses it, or takes −1 for "never".
         let at = i64::try_from(expires_at_ms).map_err(|_| WriteRefused)?;
         // SAFETY: a key that is open for writing.
         let expires = unsafe { api!(RedisModule_SetAbsExpire(key.as_ptr(), at)) };
@@ -82,7 +82,7 @@ impl<'ctx> Key<'ctx> {
 
     /// The length of the string.
     ///
-    /// Safe within a keyspace event. Reading the value is not: it may replace the value while the
+    /// Safe within a keyspace event. To read the value is not: the server may replace it while the
     /// command uses it.
     pub(crate) fn value_bytes(&self) -> Option<usize> {
         let key = self.open.filter(|_| self.kind == Kind::Text)?;
@@ -95,8 +95,8 @@ impl<'ctx> Key<'ctx> {
         let Some(key) = self.open else { return false };
         let mut len = 0;
         // SAFETY: an open key that holds a string (checked first). The bytes are compared before
-        // any other code can use the key. The length comes first, because reading a short value
-        // costs the server a copy.
+        // any other code can use the key. The lengths are compared first, because reading a short
+        // value costs the server a copy.
         unsafe {
             if self.kind != Kind::Text || api!(RedisModule_ValueLength(key.as_ptr())) != token.len()
             {

@@ -2,20 +2,20 @@
 //!
 //! - [`entry`]: the server's entry points: load, unload, and calls of commands.
 //! - [`Arg`], [`Args`], [`Name`]: the server's strings, lent and made.
-//! - [`Ctx`]: what a command can do: reply, replicate, notify.
+//! - [`Ctx`]: the context of a call: replies, propagates, notifies.
 //! - [`Key`]: an open key.
 //! - [`Blocked`]: the clients that wait.
 //! - [`Client`]: the identity of a client.
-//! - [`DetachedClient`]: the author of changes that no command made.
+//! - [`DetachedClient`]: the author of changes that the client of a command did not make.
 //! - [`command`]: registers the commands and their documentation.
 //! - [`config`]: registers the settings.
 //! - [`info`]: the module's part of `INFO`.
 //! - [`Timer`]: wakes the event loop.
 //! - [`events`]: subscribes to the server's events.
 //! - [`MainThread`]: state that only the server's main thread uses.
-//! - [`clock`]: the monotonic clock that measures leases.
+//! - [`clock`]: the clocks of the node.
 
-// The rest of the module forbids it.
+// The rest of this crate denies it.
 #![allow(unsafe_code)]
 // The C header's constants have the types of their literals. argc and argv are the usual names.
 #![allow(
@@ -24,7 +24,7 @@
     clippy::cast_sign_loss,
     clippy::similar_names
 )]
-// A capability of the server belongs to a call from it, even if its function takes no context.
+// Some methods of a context call API functions that take no context.
 #![allow(clippy::unused_self)]
 
 mod api;

@@ -9,9 +9,9 @@ use redis_module::raw;
 
 use super::api::api;
 
-/// A timer whose only effect is another turn of the event loop, which ends in `BEFORE_SLEEP`.
+/// A timer whose only effect is another turn of the event loop.
 ///
-/// The work is done there, because the callback of a file descriptor must not write keys.
+/// The jobs run at the end of that turn, because the callback of a descriptor must not write keys.
 pub(crate) struct Timer {
     fd: OwnedFd,
     armed: Option<Monotonic>,
@@ -39,7 +39,7 @@ impl Timer {
         (added == raw::REDISMODULE_OK as c_int).then_some(Self { fd, armed: None })
     }
 
-    /// Wakes the loop at that moment, or earlier. The code that it wakes reads the clock again.
+    /// Wakes the loop at that moment, or earlier. The jobs read the clock again.
     pub(crate) fn wake_at(&mut self, now: Monotonic, at: Monotonic) {
         if self.armed.is_some_and(|armed| now < armed && armed <= at) {
             return;

@@ -1,6 +1,6 @@
-//! Shared by the tests of the module: a connection that works like redis-cli.
+//! Helpers of the module's tests: a connection that works like redis-cli, and a waiting client.
 
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, reason = "each test file uses only a part")]
 
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -46,11 +46,11 @@ impl Cli {
         let client = redis::Client::open(format!("{}?protocol=resp3", server.url()));
         let connection = client.and_then(|client| client.get_connection_with_timeout(PATIENCE));
         let connection = connection.expect("the server speaks RESP3");
-        connection.set_read_timeout(Some(PATIENCE)).expect("a timeout that is not zero");
+        connection.set_read_timeout(Some(PATIENCE)).expect("the timeout is not zero");
         Self(connection)
     }
 
-    /// The reply to a line.
+    /// The reply to a line, with its type.
     #[track_caller]
     pub(crate) fn reply(&mut self, line: &str) -> Value {
         self.ask(line)
@@ -129,11 +129,11 @@ pub(crate) fn info(server: &Server, name: &str) -> u64 {
 pub(crate) struct Waiter(JoinHandle<Value>);
 
 impl Waiter {
-    /// Returns when the client is in the queue.
+    /// Sends the line. Returns when the client is in the queue.
     #[track_caller]
     pub(crate) fn new(server: &Server, line: &str) -> Self {
         let mut cli = Cli::new(server);
-        cli.0.set_read_timeout(Some(4 * PATIENCE)).expect("a timeout that is not zero");
+        cli.0.set_read_timeout(Some(4 * PATIENCE)).expect("the timeout is not zero");
         let before = info(server, "lock_waiters");
         let line = line.to_owned();
         let answer = thread::spawn(move || cli.reply(&line));
@@ -141,17 +141,17 @@ impl Waiter {
         Self(answer)
     }
 
-    /// Its answer.
+    /// Waits for the answer.
     #[track_caller]
     pub(crate) fn answer(self) -> Value {
-        self.0.join().expect("it was answered")
+        self.0.join().expect("the client is answered")
     }
 
     pub(crate) fn waits(&self) -> bool {
         !self.0.is_finished()
     }
 
-    /// The fence of its grant.
+    /// Waits for the grant, and returns its fence.
     #[track_caller]
     pub(crate) fn fence(self) -> i64 {
         match self.answer() {

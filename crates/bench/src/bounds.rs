@@ -2,9 +2,9 @@
 //!
 //! Each case is one event: a release, a deletion, the end of all waits in one moment, a flush,
 //! thousands of disconnections. The server is stopped while the event is sent, so that it handles
-//! all of it in one turn. PINGs follow, one after the other; the longest round trip is an upper
-//! bound of the longest turn. Where a plain server has a similar event, its `BLPOP` is measured
-//! too.
+//! the whole event in one turn. PINGs follow, one after another. Their longest round trip is an
+//! upper bound of the longest turn. If a plain server has a similar event, clients that wait in
+//! `BLPOP` are measured too.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -15,7 +15,8 @@ use redis::{Connection, cmd};
 
 use crate::probes::Socket;
 use crate::probes::{
-    Slowest, apart, begin_slowlog, raise_file_limit, slowest_duration, take_slowest,
+    Slowest, begin_slowlog, on_separate_processors, raise_file_limit, slowest_duration,
+    take_slowest,
 };
 use crate::report::Limit;
 use crate::report::Progress;
@@ -24,23 +25,24 @@ use quorlock_faults::harness::info;
 
 /// Number of waiters.
 const WAITERS: usize = 10_000;
-/// Number of keys for which most of them wait at once.
+/// Number of keys. Most waiters wait for all of them at once.
 const KEYS: usize = 64;
-/// One waiter in this number waits for the last of these keys alone.
+/// One waiter in this number waits only for the last of these keys.
 const SINGLE_EVERY: usize = 10;
 /// Number of clients that hang up at once.
 const LEAVING: usize = 5_000;
-/// Files that are open besides.
+/// Number of open files that are not connections of waiters.
 const OTHER_FILES: usize = 256;
 const ROUNDS: usize = 3;
 /// A ttl longer than a round.
 const TTL_MS: u64 = 600_000;
-/// Time after which all waits end together. All other events come before.
+/// Time after which all waits end together. All other events must happen before.
 const TIME_OUT: Duration = Duration::from_secs(10);
-/// Time from that moment until the server continues.
+/// Time from the end of the waits until the stopped server continues.
 const STOPPED: Duration = Duration::from_millis(50);
-/// PINGs between two checks whether the work is done.
+/// Number of PINGs between two checks for the end of the work.
 const PINGS: usize = 100;
+/// Time limit for a field of `INFO` to have its value.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Time for which PINGs go on after the work is done.
 const AFTERWARDS: Duration = Duration::from_millis(300);
@@ -60,9 +62,9 @@ pub(crate) const STEPS: u64 = ROUNDS as u64;
 struct Outcome {
     case: &'static str,
     slowest: Slowest,
-    /// The longest PING.
+    /// The longest PING, an upper bound of the longest turn.
     turn: Duration,
-    /// The longest PING on a plain server whose clients wait in `BLPOP`.
+    /// The slowest command and the longest PING of a plain server whose clients wait in `BLPOP`.
     peer: Option<(Slowest, Duration)>,
 }
 
@@ -106,11 +108,11 @@ fn on_server<T: Send>(
     scenario: impl FnOnce(&Server) -> anyhow::Result<T> + Send,
 ) -> anyhow::Result<T> {
     let server = builder.tcp().arg("maxclients", WAITERS + OTHER_FILES).start()?;
-    apart(&[&server], || scenario(&server))
+    on_separate_processors(&[&server], || scenario(&server))
 }
 
-/// Nine of ten waiters wait for 64 keys, of which 63 hold plain strings; the others for the last
-/// key.
+/// Nine of ten waiters wait for 64 keys, of which 63 hold plain strings. The others wait only for
+/// the last key.
 fn several_keys(server: &Server) -> anyhow::Result<Vec<Outcome>> {
     let mut stage = Stage::new(server)?;
     let keys: Vec<_> = (0..KEYS).map(|n| format!("lock:{n:02}")).collect();
@@ -200,7 +202,7 @@ fn one_key(server: &Server) -> anyhow::Result<Vec<Outcome>> {
     Ok(vec![nothing, released, flushed, hung_up])
 }
 
-/// The similar events of a plain server.
+/// Similar events on a plain server.
 fn blpop(server: &Server) -> anyhow::Result<Vec<Outcome>> {
     let mut stage = Stage::new(server)?;
     let mut sockets = stage.connect(WAITERS)?;
@@ -276,7 +278,7 @@ impl<'a> Stage<'a> {
 
     /// Lets the server handle an event in one turn.
     ///
-    /// PINGs it until a field of `INFO` has its value, and for a while after.
+    /// Then sends PINGs until a field of `INFO` has this value, and for a while longer.
     fn event(
         &mut self,
         case: &'static str,

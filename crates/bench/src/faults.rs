@@ -17,14 +17,14 @@ use crate::report::Row;
 
 /// Number of turns of each quorum.
 const ROUNDS: u64 = 500;
-/// Rounds that do not count: clients notice the fault.
+/// Number of rounds that do not count, because clients notice the fault in them.
 const WARM_UP_ROUNDS: u64 = 20;
 /// Number of concurrent locks, for the second figure.
 const AT_ONCE: usize = 10;
 /// Number of such groups in one turn.
 const AT_ONCE_BLOCK: usize = BLOCK / AT_ONCE;
-/// Number of locks of the peer. Each takes a second, where it waits half a second for the node,
-/// twice.
+/// Number of locks of the peer. Each takes up to a second, because the peer waits for the faulty
+/// node twice, for half a second.
 const PEER_LOCKS: usize = 5;
 
 /// Largest allowed ratio to healthy nodes.
@@ -58,7 +58,7 @@ const FAULTY: [Condition; 3] = [
     },
 ];
 
-/// Three nodes, both clients, and the time of their locks.
+/// Three nodes, both clients, and the latencies of Quorlock.
 struct Site {
     condition: Condition,
     quorum: Quorum,
@@ -68,7 +68,7 @@ struct Site {
     _fleet: Fleet,
 }
 
-/// Measures each fault beside the same without a fault.
+/// Measures each fault beside healthy nodes.
 pub(crate) async fn measure(progress: Progress) -> anyhow::Result<Vec<Row>> {
     progress.begin("one of three nodes faulty");
     let mut healthy = Site::start(HEALTHY).await?;

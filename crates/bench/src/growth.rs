@@ -1,15 +1,17 @@
 //! Growth to three million leases and back: the slowest command, the longest turn, and memory.
 //!
-//! Two servers do the same, one with leases, the other with as many strings of `SET NX PX`. On the
-//! way back two thirds are released, and the last third expires in one moment. The client sends a
-//! batch of a few commands and waits for all answers, so all that the server does between two
-//! commands also falls into a batch: the processor time of the costliest batch is an upper bound
-//! for each command and each turn. It does not contain the time in which other processes run. The
-//! durations of single commands, from `SLOWLOG`, and the round trips while locks expire do.
+//! One server grows with leases, the other with as many strings of `SET NX PX`. On the way back,
+//! two thirds are released, and the last third expires in one moment.
 //!
-//! A stall by growth occurs at the same number of leases in each round; one by another process does
-//! not. So the figure of a stretch is that of its best round, and the total is that of the worst
-//! stretch.
+//! The client sends a batch of a few commands and waits for all answers. So the work that the
+//! server does between two commands also falls into a batch. The processor time of the costliest
+//! batch is an upper bound for each command and each turn. It does not contain the time in which
+//! other processes run. The durations of single commands, from `SLOWLOG`, and the round trips while
+//! locks expire do contain it.
+//!
+//! A stall that growth causes occurs at the same number of leases in each round. A stall that
+//! another process causes does not. So each stretch of locks counts with its best round, and the
+//! result is that of the worst stretch.
 
 use std::io::{Read as _, Write as _};
 use std::mem::replace;
@@ -20,7 +22,9 @@ use anyhow::{Context as _, ensure};
 use quorlock_testkit::Server;
 use redis::{Connection, cmd};
 
-use crate::probes::{apart, begin_slowlog, processor_time, slowest_duration, take_slowest};
+use crate::probes::{
+    begin_slowlog, on_separate_processors, processor_time, slowest_duration, take_slowest,
+};
 use crate::report::Limit;
 use crate::report::Progress;
 use crate::report::readable;
@@ -39,9 +43,9 @@ const BATCH: u32 = 16;
 const ROUNDS: usize = 3;
 /// Ttl of the locks that are released.
 const TTL_MS: u64 = 3_600_000;
-/// Time from the last release to the expiry of the others, on a machine that stays as fast.
+/// Time from the last release to the expiry of the others, if the machine stays as fast.
 const SLACK: Duration = Duration::from_secs(3);
-/// Time limit for the server to remove them.
+/// Time limit for the server to remove the expired locks.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Longest allowed command or turn.
@@ -70,7 +74,7 @@ const LEASES: Dialect = Dialect {
         let server =
             Server::with_module().tcp().module_arg("max-ttl").module_arg(TTL_MS.to_string());
         let server = server.arg("enable-debug-command", "yes").start()?;
-        // The server's own search for expired keys takes up to 25 ms, and is no work of the module.
+        // The server's own search for expired keys takes up to 25 ms. It is not part of the module.
         cmd("DEBUG").arg("SET-ACTIVE-EXPIRE").arg(0).exec(&mut server.connection())?;
         Ok(server)
     },
@@ -105,26 +109,26 @@ struct Stretch {
 }
 
 /// The figures of one round.
-struct Way {
+struct RoundFigures {
     acquires: Vec<Stretch>,
     releases: Vec<Stretch>,
-    /// By the number of locks that are left.
+    /// The figures while the last locks expire, by the number of locks that are left.
     deadlines: Vec<Stretch>,
-    /// For each lock.
+    /// The memory of each lock.
     bytes: u64,
 }
 
 /// Measures both servers, several times.
 pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Limit>> {
     progress.begin("to three million leases and back");
-    let mut bests: [Option<Way>; 2] = [None, None];
+    let mut bests: [Option<RoundFigures>; 2] = [None, None];
     for _ in 0..ROUNDS {
         for (best, dialect) in bests.iter_mut().zip([&LEASES, &STRINGS]) {
             let server = (dialect.start)()?;
-            let way = apart(&[&server], || dialect.go(&server))?;
+            let figures = on_separate_processors(&[&server], || dialect.run_round(&server))?;
             *best = Some(match best.take() {
-                None => way,
-                Some(best) => best.or_better(&way),
+                None => figures,
+                Some(best) => best.or_better(&figures),
             });
             progress.step();
         }
@@ -184,7 +188,7 @@ fn worst(stretches: &[Stretch], of: impl Fn(&Stretch) -> Duration) -> Duration {
     stretches.iter().map(of).max().unwrap_or(Duration::MAX)
 }
 
-impl Way {
+impl RoundFigures {
     fn or_better(self, other: &Self) -> Self {
         let better = |these: Vec<Stretch>, those: &[Stretch]| -> Vec<Stretch> {
             these.into_iter().zip(those).map(|(this, that)| this.or_better(that)).collect()
@@ -207,7 +211,7 @@ impl Stretch {
 }
 
 impl Dialect {
-    fn go(&self, server: &Server) -> anyhow::Result<Way> {
+    fn run_round(&self, server: &Server) -> anyhow::Result<RoundFigures> {
         let connection = &mut server.connection();
         let mut client = Client::connect(server)?;
         begin_slowlog(connection)?;
@@ -221,7 +225,7 @@ impl Dialect {
                 bytes = used_memory(connection)?.saturating_sub(memory) / u64::from(MEASURED);
             }
         }
-        // Still to do: acquire a million more, and then release as many as there are.
+        // A million more acquires and two million releases follow: 1.5 times the commands so far.
         let end = Instant::now() + 2 * began.elapsed() + SLACK;
         for first in (RELEASED..LOCKS).step_by(STRETCH as usize) {
             let left_ms =
@@ -239,7 +243,7 @@ impl Dialect {
             "this machine became too slow for the last locks to end together"
         );
         let deadlines = client.until_all_have_ended(connection, end)?;
-        Ok(Way { acquires, releases, deadlines, bytes })
+        Ok(RoundFigures { acquires, releases, deadlines, bytes })
     }
 }
 
@@ -247,7 +251,7 @@ impl Dialect {
 struct Client {
     stream: TcpStream,
     buffer: Vec<u8>,
-    /// The server's process id.
+    /// The process ID of the server.
     pid: u32,
     /// The server's processor time so far.
     spent: Duration,
@@ -274,7 +278,7 @@ impl Client {
         for first in (first..first + STRETCH).step_by(BATCH as usize) {
             let requests: String = (first..first + BATCH).map(&command).collect();
             let (spent, answers) = self.ask(&requests, BATCH as usize)?;
-            // Refusals fail: an error, a null, or nothing deleted.
+            // An error, a null, or a zero is a refusal.
             let is_done =
                 |line: &str| line.starts_with('+') || line.starts_with(':') && line != ":0";
             ensure!(answers.lines().all(is_done), "a lock was answered {answers:?}");
@@ -292,7 +296,8 @@ impl Client {
         let mut stretches =
             vec![Stretch::NOTHING; (LOCKS - RELEASED).div_ceil(STRETCH) as usize + 1];
         loop {
-            // The server is also busy while this client waits, so only the round trip counts here.
+            // The server also works between two requests of this client, so its processor time is
+            // not that of the request. Only the round trip counts here.
             let asked = Instant::now();
             let (_, answer) = self.ask("DBSIZE\r\n", 1)?;
             let took = asked.elapsed();

@@ -16,35 +16,35 @@ use crate::report::{Limit, Progress, Row};
 const NODES: usize = 5;
 /// Number of permits.
 const PERMITS: usize = 4;
-/// Permits of another client, half of them.
+/// Number of permits that another client holds: half of them.
 const TAKEN: usize = PERMITS / 2;
 /// A ttl longer than a measurement of latencies.
 const TTL: Duration = Duration::from_secs(60);
 /// Longer than any wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Number of turns of each kind.
+/// Number of turns of each kind of lock.
 const ROUNDS: u64 = 400;
-/// Rounds that do not count: connections open.
+/// Number of rounds that do not count, because connections open in them.
 const WARM_UP_ROUNDS: u64 = 20;
 /// Number of locks in a turn.
 const BLOCK: usize = 10;
-/// Largest time of a permit, as a fraction of that of an exclusive lock.
+/// Largest allowed ratio of the time of a permit to the time of an exclusive lock.
 const PERMIT_TARGET: f64 = 1.15;
-/// Commands of a lock on each node: one acquires it, and one releases it.
+/// Number of commands of a lock on each node: one acquires it, and one releases it.
 const COMMANDS: f64 = 2.0;
-/// Largest number of them, since a late answer of the last turn may be counted.
+/// Largest allowed number. A late command of the previous turn may be counted too.
 const COMMANDS_MAX: f64 = 2.01;
 
-/// Clients that compete, each with connections of its own.
+/// Number of clients that compete, each with connections of its own.
 const CLIENTS: usize = 64;
-/// Time for which each holds a lock.
+/// Time for which each client holds a lock.
 const HELD: Duration = Duration::from_millis(50);
 /// Duration of each measurement.
 const TIME: Duration = Duration::from_secs(6);
-/// Turns of each kind, of which the sum counts.
+/// Number of turns of each kind. Their sum counts.
 const TURNS: u64 = 2;
-/// Least permits per second, as a multiple of exclusive locks.
+/// Smallest allowed ratio of the permits per second to the exclusive locks per second.
 const PERMITS_RATIO_MIN: f64 = 3.5;
 
 /// Number of steps of [`Progress`].
@@ -61,7 +61,7 @@ pub(crate) async fn measure(progress: Progress) -> anyhow::Result<(Vec<Row>, Vec
     Ok((rows, limits))
 }
 
-/// Measures each kind in turn, with half of the permits taken by another client.
+/// Measures each kind in turn, while another client holds half of the permits and a shared lock.
 async fn latencies(masters: &Masters, progress: &Progress) -> anyhow::Result<(Vec<Row>, Limit)> {
     let quorum = Quorum::connect(masters.urls()).await?;
     let other = Quorum::connect(masters.urls()).await?;
@@ -126,7 +126,7 @@ async fn latencies(masters: &Masters, progress: &Progress) -> anyhow::Result<(Ve
     Ok((rows, counted))
 }
 
-/// Returns the lock commands so far, once the last releases have arrived on all nodes.
+/// Returns the number of lock commands so far, once it has stopped growing.
 async fn settled_calls(masters: &Masters) -> anyhow::Result<u64> {
     let mut calls = lock_calls(masters)?;
     loop {
@@ -139,6 +139,7 @@ async fn settled_calls(masters: &Masters) -> anyhow::Result<u64> {
     }
 }
 
+/// Returns the time of acquire and release, until both are confirmed.
 async fn acquire_and_release(kind: &LockBuilder) -> anyhow::Result<Duration> {
     let started = Instant::now();
     let lock = kind.acquire().await?;
@@ -148,7 +149,7 @@ async fn acquire_and_release(kind: &LockBuilder) -> anyhow::Result<Duration> {
     Ok(took)
 }
 
-/// Measures permits and readers beside exclusive locks that are held as long.
+/// Measures permits and shared locks beside exclusive locks that are held for the same time.
 async fn throughput(masters: &Masters, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
     let clients: Vec<_> = join_all((0..CLIENTS).map(|_| Quorum::connect(masters.urls()))).await;
     let clients: Vec<_> = clients.into_iter().collect::<Result<_, _>>()?;
@@ -185,7 +186,7 @@ async fn throughput(masters: &Masters, progress: &Progress) -> anyhow::Result<Ve
     ])
 }
 
-/// Lets all clients compete for a while, and returns how many locks they had per second.
+/// Lets all clients compete for a while, and returns how many locks they acquired per second.
 async fn locks_per_second(
     clients: &[Quorum],
     of: impl Fn(&Quorum) -> LockBuilder,

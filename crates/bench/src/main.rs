@@ -8,10 +8,10 @@
 //! - [`plain`]: plain commands of other clients, beside a server without the module
 //! - [`quorum`]: acquire and release on three nodes, beside `rslock`
 //! - [`throughput`]: many tasks that lock at the same time, beside a bare loop and `rslock`
-//! - [`faults`]: the same with one of the three nodes paused, dead, or unable to reply
+//! - [`faults`]: acquire and release with one of three nodes paused, dead, or unable to reply
 //! - [`growth`]: the slowest command, the longest turn, and memory, up to three million leases and
 //!   back
-//! - [`bounds`]: the same while ten thousand clients wait
+//! - [`bounds`]: the slowest command and the longest turn while ten thousand clients wait
 //! - [`versions`]: server time of one build of the module beside another
 //! - [`waiting`]: handing a lock over to waiters
 //! - [`kinds`]: shared locks and semaphores beside an exclusive lock
@@ -47,13 +47,14 @@ use crate::report::{Limits, Progress, Table};
 use crate::waiting::Waiting;
 use crate::waiting::processes::Behaviour;
 
-/// Load above which a machine measures badly, however many cores it has: they share their caches.
+/// Load average above which figures are unreliable. More cores do not raise this limit, because
+/// they share caches.
 const LOAD_MAX: f64 = 1.0;
 
 /// Measures Quorlock side by side with its peers, and prints a table in Markdown.
 ///
-/// Starts servers of its own: the redis-server or valkey-server on PATH, or what `QUORLOCK_SERVER`
-/// names.
+/// Starts servers of its own: the redis-server or valkey-server on PATH, or the program that
+/// `QUORLOCK_SERVER` names.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
@@ -167,13 +168,14 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
     }
     progress.finish();
 
-    let cores = thread::available_parallelism().context("cannot tell how many cores there are")?;
+    let cores = thread::available_parallelism().context("cannot determine the number of cores")?;
     let server = server_version()?;
     if !table.is_empty() {
         println!(
-            "{server} on {cores} cores, with the clients on the same ones. Server time is the mean of all calls in the best \
-             round, and a plain command's the mean in the best of {}; a lock of so many tasks is the time divided by the \
-             locks that all of them had in it; all else is the p50 of acquire + release, or of what the case says.\n\n{table}",
+            "{server} on {cores} cores, with the clients on the same ones. The server time of a command is the mean of all \
+             calls in the best round. The time of a plain command is the mean in the best of {} rounds. The time of a lock of \
+             several tasks is the duration divided by the number of locks of all tasks. All other figures are the p50 of \
+             acquire + release.\n\n{table}",
             plain::ROUNDS,
         );
     }
@@ -249,21 +251,21 @@ fn require_release_builds() -> anyhow::Result<()> {
         .context("there is no module to measure: run `make bench`, which builds it")?;
     if module.parent().is_some_and(|directory| directory.ends_with("debug")) {
         bail!(
-            "{} is a debug build of the module: build the other with `cargo build --release -p quorlock`, and unset \
-             {MODULE_VARIABLE} or set it to that one",
+            "{} is a debug build of the module: run `cargo build --release -p quorlock`, and unset {MODULE_VARIABLE} or set \
+             it to the release build",
             module.display()
         );
     }
     Ok(())
 }
 
-/// Warns when other programs run: they take time from both sides of a ratio, in unequal shares.
+/// Warns if other programs run: they take unequal shares of time from the two sides of a ratio.
 fn warn_of_a_busy_machine() {
     let load = fs::read_to_string("/proc/loadavg").ok();
     let load = load.as_deref().and_then(|load| load.split(' ').next());
     if let Some(load) = load.filter(|load| load.parse().is_ok_and(|load: f64| load > LOAD_MAX)) {
         eprintln!(
-            "the load is {load} already: run this again on a machine that has nothing else to do"
+            "the load average is {load} before the start: run this again while no other programs run"
         );
     }
 }

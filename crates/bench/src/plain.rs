@@ -1,13 +1,13 @@
 //! What the module costs clients that use no locks.
 //!
 //! Measures plain `SET` and `GET` of other keys on a server that also holds 100,000 leases, beside
-//! a server without the module that holds the same locks as strings of `SET NX PX`. A third server
-//! holds nothing else. It is faster than both, with or without a module: where any key has an
-//! expiry, a server checks each requested key for one.
+//! a server without the module that holds the same locks as strings of `SET NX PX`. A third server,
+//! also without the module, holds no locks. It is faster than both: if any key has an expiry, a
+//! server looks up the expiry of each requested key.
 //!
-//! The server is kept busy by as many connections as `redis-benchmark` opens. Each sends its
-//! commands before it reads an answer, and the throughput gives the time of a command.
-//! reads an answer; how long a command takes then is what the throughput comes from.
+//! As many connections as `redis-benchmark` opens keep the server busy. Each connection sends
+//! several commands before it reads an answer. The time of a command is the duration divided by the
+//! number of commands.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -27,7 +27,7 @@ const LOCKS: u32 = 100_000;
 const TTL_MS: u64 = 3_600_000;
 /// Number of other keys.
 const KEYS: u32 = 10_000;
-/// The default of `redis-benchmark`.
+/// Number of connections: the default of `redis-benchmark`.
 const CONNECTIONS: u32 = 50;
 /// Number of commands that a connection sends before it reads an answer.
 const PIPELINED: u32 = 16;
@@ -35,11 +35,11 @@ const PIPELINED: u32 = 16;
 const BATCHES: u32 = 20;
 /// Number of turns of each server. The best counts, as for [`server_time`](crate::server_time).
 pub(crate) const ROUNDS: u32 = 150;
-/// Rounds with the same servers, as there.
+/// Number of times that all servers are started anew, because the memory layout differs.
 const SERVERS: u32 = 3;
-/// The module decides about once a second what it may leave out.
+/// Time until the module has noticed that nothing receives its propagation.
 const WARM_UP: Duration = Duration::from_millis(1500);
-/// A throughput of 0.97 × that of the server without the module.
+/// Largest allowed ratio of times: 0.97 × the throughput of the server without the module.
 const TARGET: f64 = 1.0 / 0.97;
 
 /// Number of steps of [`Progress`].
@@ -48,9 +48,9 @@ pub(crate) const STEPS: u64 = SERVERS as u64;
 /// A plain command on many connections.
 struct Load {
     name: &'static str,
-    /// The bytes that each connection sends at a time.
+    /// The batches of commands. A connection sends one batch at a time.
     requests: Vec<Vec<u8>>,
-    /// The bytes that it reads then.
+    /// The answers to one batch.
     answers: Vec<u8>,
     /// The shortest time of a command on each of the [`servers`].
     best: [Duration; 3],
@@ -81,7 +81,7 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
             let keys: u32 = cmd("DBSIZE").query(&mut server.connection())?;
             ensure!(
                 keys == KEYS + locks,
-                "there are {keys} keys, and not {KEYS} and {locks} locks"
+                "there are {keys} keys instead of {KEYS} and {locks} locks"
             );
         }
         progress.step();
@@ -106,16 +106,16 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
 fn servers() -> anyhow::Result<[Server; 3]> {
     let leases =
         Server::with_module().tcp().module_arg("max-ttl").module_arg(TTL_MS.to_string()).start()?;
-    take(&leases, |key, token| cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(TTL_MS).take())?;
+    acquire_all(&leases, |key, token| cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(TTL_MS).take())?;
     let locks = Server::builder().without_module().tcp().start()?;
-    take(&locks, |key, token| {
+    acquire_all(&locks, |key, token| {
         cmd("SET").arg(key).arg(token).arg("NX").arg("PX").arg(TTL_MS).take()
     })?;
     Ok([leases, locks, Server::builder().without_module().tcp().start()?])
 }
 
 /// Acquires all locks.
-fn take(server: &Server, acquire: impl Fn(&str, &str) -> Cmd) -> anyhow::Result<()> {
+fn acquire_all(server: &Server, acquire: impl Fn(&str, &str) -> Cmd) -> anyhow::Result<()> {
     let connection = &mut server.connection();
     for first in (0..LOCKS).step_by(1000) {
         let mut pipeline = Pipeline::new();
@@ -146,7 +146,7 @@ fn connect(server: &Server) -> anyhow::Result<Vec<TcpStream>> {
 
 impl Load {
     fn new(name: &'static str, answer: &str, request: impl Fn(&str) -> String) -> Self {
-        // A large prime: the keys come in no order, and all equally often.
+        // A large prime: the keys are not in order, and all occur equally often.
         let key = |n: u32| format!("plain:{:04}", n * 7919 % KEYS);
         let batch = |connection: u32| {
             (0..PIPELINED)
@@ -154,7 +154,7 @@ impl Load {
                 .collect::<String>()
                 .into_bytes()
         };
-        // Each batch has other keys than the last one, until no more are left.
+        // No two batches have a key in common.
         Self {
             name,
             requests: (0..KEYS / PIPELINED).map(batch).collect(),
@@ -174,7 +174,7 @@ impl Load {
             }
             for connection in &mut *connections {
                 connection.read_exact(&mut answers)?;
-                ensure!(answers == self.answers, "{} was answered in another way", self.name);
+                ensure!(answers == self.answers, "{} got an unexpected answer", self.name);
             }
         }
         Ok(began.elapsed() / (BATCHES * CONNECTIONS * PIPELINED))

@@ -1,4 +1,4 @@
-//! The instruments: latencies, blocking sockets, `INFO`, `SLOWLOG`, processors and files.
+//! The instruments: latencies, blocking sockets, `INFO`, `SLOWLOG`, processors and file limits.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -14,9 +14,9 @@ use redis::{Connection, cmd};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The longest duration that a histogram records, in nanoseconds. Longer ones count as this one.
+/// The longest duration that a histogram records, in nanoseconds. A longer one counts as this one.
 const LONGEST_NS: u64 = 60_000_000_000;
-/// Enough to distinguish a ratio of 1.01 from 1.00.
+/// The precision of a histogram: enough to distinguish a ratio of 1.01 from 1.00.
 const SIGNIFICANT_DIGITS: u8 = 3;
 
 /// The durations of one operation.
@@ -193,7 +193,7 @@ pub(crate) fn raise_file_limit() -> anyhow::Result<usize> {
 ///
 /// Without that, the scheduler's choice of processors changes the results more than most effects
 /// that are measured.
-pub(crate) fn apart<T: Send>(
+pub(crate) fn on_separate_processors<T: Send>(
     servers: &[&Server],
     measuring: impl FnOnce() -> anyhow::Result<T> + Send,
 ) -> anyhow::Result<T> {
@@ -214,7 +214,7 @@ pub(crate) fn apart<T: Send>(
     measured
 }
 
-/// Returns how long the first thread of a process has run on any processor (Linux).
+/// Returns the processor time of the first thread of a process so far (Linux).
 ///
 /// The kernel updates this time when the thread sleeps, so the end of one pass of the server's
 /// event loop may count for the next pass.

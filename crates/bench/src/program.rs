@@ -1,4 +1,4 @@
-//! What `quorlock run` adds to the time of a command: to start, to acquire and to release.
+//! What `quorlock run` adds to the time of a command: it starts, acquires and releases.
 
 use std::env;
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ use crate::report::Progress;
 
 const MASTERS: usize = 5;
 const ROUNDS: u64 = 300;
-/// Rounds that do not count: files are read for the first time.
+/// Number of rounds that do not count, because files are read for the first time.
 const WARM_UP_ROUNDS: u64 = 20;
 /// Largest time that a lock may add to the command.
 const LONGER_MAX: Duration = Duration::from_millis(8);

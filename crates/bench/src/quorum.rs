@@ -1,7 +1,7 @@
-//! Acquire and release on three nodes: what one caller of [`rslock`] or of Quorlock waits for.
+//! Acquire and release on three nodes, by one caller of [`rslock`] or of Quorlock.
 //!
-//! `rslock` waits for all nodes, both times. Quorlock waits for two of three, both times, and reads
-//! the third answer when it arrives.
+//! To acquire and to release, `rslock` waits for the answers of all nodes. Quorlock waits for two
+//! of the three answers, and reads the third one when it arrives.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ pub(crate) const BLOCK: usize = 10;
 
 /// Number of turns of each client.
 const ROUNDS: u64 = 400;
-/// Rounds that do not count: connections open, and scripts are loaded.
+/// Number of rounds that do not count, because connections open and scripts are loaded in them.
 const WARM_UP_ROUNDS: u64 = 20;
 
 /// Number of steps of [`Progress`].
@@ -73,7 +73,7 @@ pub(crate) fn open(url: String) -> RedisResult<Client> {
     Client::open(info.set_tcp_settings(settings))
 }
 
-/// Connects the peer.
+/// Connects `rslock`, the peer.
 pub(crate) fn connect_rslock(urls: Vec<String>) -> anyhow::Result<LockManager> {
     let clients = urls.into_iter().map(open).collect::<Result<_, _>>()?;
     Ok(LockManager::from_clients(clients))
@@ -89,7 +89,7 @@ pub(crate) async fn acquire_and_release(quorum: &Quorum, key: &str) -> anyhow::R
     Ok(took)
 }
 
-/// Returns the same of the peer.
+/// Returns the time of acquire and release by the peer.
 pub(crate) async fn acquire_and_release_by_rslock(
     manager: &LockManager,
     key: &str,

@@ -16,13 +16,13 @@ pub(crate) struct Table {
 pub(crate) struct Row {
     /// The operation.
     pub(crate) case: String,
-    /// Its time with Quorlock.
+    /// The time of the operation with Quorlock.
     pub(crate) ours: Duration,
-    /// The peer.
+    /// The name of the peer.
     pub(crate) peer_name: &'static str,
-    /// Its time with the peer.
+    /// The time of the operation with the peer.
     pub(crate) peer: Duration,
-    /// The largest allowed ratio, where there is one.
+    /// The largest allowed ratio of these times, if there is one.
     pub(crate) target: Option<f64>,
 }
 
@@ -32,7 +32,8 @@ impl Row {
         self.ours.as_secs_f64() / self.peer.as_secs_f64()
     }
 
-    /// Compares the exact ratio, and not the printed one. A ratio that is not a number misses.
+    /// Compares the exact ratio, and not the printed one. A ratio that is not a number misses its
+    /// target.
     fn misses_its_target(&self) -> bool {
         self.target
             .is_some_and(|target| self.ratio().partial_cmp(&target).is_none_or(Ordering::is_gt))
@@ -142,7 +143,7 @@ pub(crate) fn readable(duration: Duration) -> String {
     }
 }
 
-/// Progress of the run: a bar on stderr, or a line for each part where that is not a terminal.
+/// Progress of the run: a bar on stderr, or a line for each part if stderr is not a terminal.
 #[derive(Clone)]
 pub(crate) struct Progress {
     bar: ProgressBar,
@@ -152,11 +153,11 @@ impl Progress {
     /// Starts a run of `steps` steps.
     pub(crate) fn new(steps: u64) -> Self {
         let style = ProgressStyle::with_template("{bar:30} {percent:>3} %  {elapsed:>4}  {msg}")
-            .expect("the template is right");
+            .expect("the template is valid");
         Self { bar: ProgressBar::new(steps).with_style(style) }
     }
 
-    /// Says what is measured from now on.
+    /// Shows the name of the next part.
     pub(crate) fn begin(&self, what: &'static str) {
         if self.bar.is_hidden() {
             eprintln!("{what} …");

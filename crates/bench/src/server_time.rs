@@ -1,7 +1,7 @@
 //! What a command costs the server, as `INFO commandstats` counts it.
 //!
-//! Reading the command and writing the answer are left out; they are the same for all. The time of
-//! a script includes the commands in it.
+//! The time to read a command and to write the answer does not count: it is the same for all. The
+//! time of a script includes the commands in it.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use redis::{Cmd, Connection, Pipeline, Script, Value, cmd};
 use crate::report::Progress;
 use crate::report::Row;
 
-/// Number of keys that are locked and released in each round, and number of rounds.
+/// The numbers of keys, each with its number of rounds and its targets.
 ///
 /// The best round counts: other processes can only make a round slower.
 const SIZES: [Size; 2] = [
@@ -23,8 +23,10 @@ const SIZES: [Size; 2] = [
 const PIPELINED: usize = 500;
 /// Number of servers over which the rounds are spread, because the memory layout differs.
 const SERVERS: u32 = 3;
-/// The module checks once a second whether anything receives what it would propagate, and omits it
-/// otherwise, as the server does for its own commands.
+/// Time until the module has noticed that nothing receives its propagation.
+///
+/// It checks that once a second, and then omits propagation, as the server does for its own
+/// commands.
 pub(crate) const WARM_UP: Duration = Duration::from_millis(1500);
 
 /// A ttl longer than a round.
@@ -33,7 +35,7 @@ pub(crate) const TTL_MS: u64 = 600_000;
 /// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = (SIZES[0].rounds + SIZES[1].rounds) as u64;
 
-/// The effort, and the targets of the commands that acquire, extend and release.
+/// The size of a measurement, and the targets of the commands that acquire, extend and release.
 struct Size {
     keys: u32,
     rounds: u32,
@@ -68,14 +70,14 @@ struct Case {
 /// One command for each key.
 pub(crate) struct Load {
     keys: u32,
-    /// Its name in the server's statistics.
+    /// The name of the command in the server's statistics.
     command: &'static str,
     pipelines: Vec<Pipeline>,
     /// The smallest cost of a call to the server.
     best: Duration,
 }
 
-/// Measures each command beside the same without the module.
+/// Measures each command of the module beside the plain command or script that does the same.
 pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
     progress.begin("server time per call");
     let mut rows = Vec::new();
@@ -154,7 +156,7 @@ impl Size {
     }
 }
 
-/// Returns the commands of the module, in this order, so that each lock is free at the end.
+/// Returns the loads that acquire, extend and release. In this order, they leave all keys free.
 pub(crate) fn our_loads(keys: u32) -> [Load; 3] {
     [
         Load::new(keys, "lock.acquire", |key, token| {
@@ -203,7 +205,7 @@ impl Load {
         let before = spent(connection, self.command)?;
         for pipeline in &self.pipelines {
             let answers: Vec<Value> = pipeline.query(connection)?;
-            // A refused command would be a cheap one.
+            // A refused command costs less, so it must not be counted.
             let done = |answer: &&Value| matches!(answer, Value::Okay | Value::Int(1..));
             let refused = answers.iter().find(|answer| !done(answer));
             ensure!(refused.is_none(), "{} was answered {refused:?}", self.command);

@@ -34,7 +34,7 @@ const TASKS: [usize; 3] = [1, 16, 128];
 const TURN: Duration = Duration::from_millis(200);
 /// Pause after a turn.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Number of rounds: each client has each place in the order equally often.
+/// Number of rounds. In an equal number of them, each client has the first, second and third turn.
 const ROUNDS: u32 = 48;
 /// Ttl in milliseconds, longer than any lock is held.
 const TTL_MS: u64 = 30_000;
@@ -42,77 +42,81 @@ const TTL_MS: u64 = 30_000;
 const OWNER: &str = "host.example.com:12345";
 /// Size of the queue of a connection of the bare loop.
 const QUEUE_MAX: usize = 65_536;
-/// A throughput of 0.9 × the bare loop's.
+/// Largest allowed ratio of times: 0.9 × the throughput of the bare loop.
 const TARGET_OF_BARE: f64 = 1.0 / 0.9;
-/// A throughput of 2.5 × the peer's, with the largest number of tasks.
+/// Largest allowed ratio of times with the most tasks: 2.5 × the throughput of the peer.
 const TARGET_OF_RSLOCK: f64 = 1.0 / 2.5;
 
 /// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = (NODES.len() * TASKS.len()) as u64;
 
-/// The clients that acquire locks.
+/// A client that acquires locks.
 #[derive(Clone)]
-enum Taker {
+enum LockClient {
     Quorlock(Quorum),
     Bare(Bare),
     Rslock(LockManager),
 }
 
-/// Connections to all nodes, and nothing else.
+/// The bare loop: connections to all nodes, and nothing else.
 #[derive(Clone)]
 struct Bare {
     connections: Vec<MultiplexedConnection>,
     locks: Arc<AtomicU64>,
 }
 
-/// The requests of one task: an answer arrives with the number of its request.
+/// The unanswered requests of one task. Each answer arrives with the number of its request.
 #[derive(Default)]
-struct Asked {
-    questions: u64,
+struct InFlight {
+    requests: u64,
     answers: FuturesUnordered<BoxFuture<'static, (u64, RedisResult<Value>)>>,
 }
 
-/// The duration of a client's turns, and the number of its locks.
+/// The total duration of a client's turns, and the number of its locks.
 #[derive(Clone, Copy, Default)]
-struct Share {
+struct Total {
     time: Duration,
     locks: u32,
 }
 
-/// Measures all three on the same servers in turn.
+/// Measures all three clients on the same servers in turn.
 pub(crate) async fn measure(progress: Progress) -> anyhow::Result<Vec<Row>> {
     progress.begin("locks per second of many tasks");
     let mut rows = Vec::new();
     for nodes in NODES {
         let masters = Masters::start_with(nodes, |_, builder| builder.tcp())?;
-        let takers = [
-            Taker::Quorlock(Quorum::connect(masters.urls()).await?),
-            Taker::Bare(Bare::connect(masters.urls()).await?),
-            Taker::Rslock(connect_rslock(masters.urls())?),
+        let lock_clients = [
+            LockClient::Quorlock(Quorum::connect(masters.urls()).await?),
+            LockClient::Bare(Bare::connect(masters.urls()).await?),
+            LockClient::Rslock(connect_rslock(masters.urls())?),
         ];
         for tasks in TASKS {
-            rows.extend(compare(&takers, nodes, tasks).await?);
+            rows.extend(compare(&lock_clients, nodes, tasks).await?);
             progress.step();
         }
     }
     Ok(rows)
 }
 
-async fn compare(takers: &[Taker; 3], nodes: usize, tasks: usize) -> anyhow::Result<[Row; 2]> {
-    let mut shares = [Share::default(); 3];
+async fn compare(
+    lock_clients: &[LockClient; 3],
+    nodes: usize,
+    tasks: usize,
+) -> anyhow::Result<[Row; 2]> {
+    let mut totals = [Total::default(); 3];
     // The first round does not count: scripts are loaded, and tables grow.
     for round in 0..=ROUNDS {
-        for turn in 0..takers.len() {
+        for turn in 0..lock_clients.len() {
             // The order changes, so that no client always follows the same one.
-            let index = (turn + round as usize) % takers.len();
-            let (turn, share) = (takers[index].turn(tasks).await?, &mut shares[index]);
+            let index = (turn + round as usize) % lock_clients.len();
+            let (turn, total) = (lock_clients[index].turn(tasks).await?, &mut totals[index]);
             if round > 0 {
-                share.time += turn.time;
-                share.locks += turn.locks;
+                total.time += turn.time;
+                total.locks += turn.locks;
             }
         }
     }
-    let [ours, bare, rslock] = shares.map(|share| share.time / share.locks.max(1));
+    let [ours, bare, rslock] = totals.map(|total| total.time / total.locks.max(1));
     let row = |peer_name, peer, target| Row {
         case: format!(
             "a lock of {}, {nodes} nodes",
@@ -127,36 +131,38 @@ async fn compare(takers: &[Taker; 3], nodes: usize, tasks: usize) -> anyhow::Res
     Ok([row("bare loop", bare, Some(TARGET_OF_BARE)), row("rslock 0.10", rslock, of_rslock)])
 }
 
-impl Taker {
+impl LockClient {
     /// Lets tasks acquire locks for a while.
-    async fn turn(&self, tasks: usize) -> anyhow::Result<Share> {
+    async fn turn(&self, tasks: usize) -> anyhow::Result<Total> {
         let began = Instant::now();
         let mut working = JoinSet::new();
         for task in 0..tasks {
-            let taker = self.clone();
+            let lock_client = self.clone();
             working.spawn(async move {
-                let (key, mut asked, mut locks) =
-                    (format!("{}/{task}", taker.name()), Asked::default(), 0);
+                let (key, mut in_flight, mut locks) =
+                    (format!("{}/{task}", lock_client.name()), InFlight::default(), 0);
                 while began.elapsed() < TURN {
-                    taker.take(&key, &mut asked).await?;
+                    lock_client.lock_once(&key, &mut in_flight).await?;
                     locks += 1;
                 }
-                anyhow::Ok((locks, asked))
+                anyhow::Ok((locks, in_flight))
             });
         }
         let ended = working.join_all().await;
-        let mut share = Share { time: began.elapsed(), locks: 0 };
+        let mut total = Total { time: began.elapsed(), locks: 0 };
         for ended in ended {
-            let (locks, mut asked) = ended?;
-            share.locks += locks;
-            while asked.answers.next().await.is_some() {}
+            let (locks, mut in_flight) = ended?;
+            total.locks += locks;
+            while in_flight.answers.next().await.is_some() {}
         }
-        // Background work of a client does not fall into the next one's turn.
+        // Background work of this client must not fall into the turn of the next client.
         sleep(PAUSE).await;
-        Ok(share)
+        Ok(total)
     }
 
-    /// With keys of its own, so that background work does not delay the next client.
+    /// Returns the prefix of the client's keys.
+    ///
+    /// No other client uses these keys, so background work on them does not delay the next client.
     fn name(&self) -> &'static str {
         match self {
             Self::Quorlock(_) => "quorlock",
@@ -166,10 +172,10 @@ impl Taker {
     }
 
     /// Acquires a lock, and releases it.
-    async fn take(&self, key: &str, asked: &mut Asked) -> anyhow::Result<()> {
+    async fn lock_once(&self, key: &str, in_flight: &mut InFlight) -> anyhow::Result<()> {
         match self {
             Self::Quorlock(quorum) => drop(acquire_and_release(quorum, key).await?),
-            Self::Bare(bare) => bare.acquire_and_release(key, asked).await?,
+            Self::Bare(bare) => bare.acquire_and_release(key, in_flight).await?,
             Self::Rslock(manager) => drop(acquire_and_release_by_rslock(manager, key).await?),
         }
         Ok(())
@@ -181,7 +187,8 @@ impl Bare {
         let mut connections = Vec::new();
         for url in urls {
             let client = open(url)?;
-            // As in our client: a request that waits for a place in the queue may be overtaken.
+            // As in our client, the queue is so large that no request waits for a place in it. A
+            // later request could overtake a request that waits.
             let config = AsyncConnectionConfig::new()
                 .set_response_timeout(None)
                 .set_pipeline_buffer_size(QUEUE_MAX);
@@ -190,34 +197,34 @@ impl Bare {
         Ok(Self { connections, locks: Arc::default() })
     }
 
-    async fn acquire_and_release(&self, key: &str, asked: &mut Asked) -> anyhow::Result<()> {
+    async fn acquire_and_release(&self, key: &str, in_flight: &mut InFlight) -> anyhow::Result<()> {
         let n = self.locks.fetch_add(1, Ordering::Relaxed);
         let token = format!("{n:032x}");
         let fence = UNIX_EPOCH.elapsed().context("the clock is before 1970")?.as_micros();
         let mut acquire = cmd("LOCK.ACQUIRE");
         acquire.arg(key).arg(&token).arg(TTL_MS).arg("FENCE").arg(u64::try_from(fence)?);
-        // As long as the default label of the client.
+        // This label is as long as the default label of our client.
         acquire.arg("OWNER").arg(OWNER);
-        self.ask_all(acquire, asked).await?;
-        self.ask_all(cmd("LOCK.RELEASE").arg(key).arg(&token).take(), asked).await
+        self.ask_all(acquire, in_flight).await?;
+        self.ask_all(cmd("LOCK.RELEASE").arg(key).arg(&token).take(), in_flight).await
     }
 
-    /// Returns when a majority has agreed.
-    async fn ask_all(&self, command: Cmd, asked: &mut Asked) -> anyhow::Result<()> {
-        asked.questions += 1;
-        let (question, command) = (asked.questions, Arc::new(command));
+    /// Sends a command to all nodes, and returns once a majority has agreed.
+    async fn ask_all(&self, command: Cmd, in_flight: &mut InFlight) -> anyhow::Result<()> {
+        in_flight.requests += 1;
+        let (request, command) = (in_flight.requests, Arc::new(command));
         for connection in &self.connections {
             let (mut connection, command) = (connection.clone(), Arc::clone(&command));
-            // Sent at the first poll, as in our client: tokio may delay it, too.
-            let answer = async move { (question, connection.send_packed_command(&command).await) };
-            asked.answers.push(unconstrained(answer).boxed());
+            // As in our client, the budget that tokio gives each task does not delay the sending.
+            let answer = async move { (request, connection.send_packed_command(&command).await) };
+            in_flight.answers.push(unconstrained(answer).boxed());
         }
         let mut missing = self.connections.len() / 2 + 1;
         while missing > 0 {
-            let (to, answer) = asked.answers.next().await.context("a node did not answer")?;
+            let (to, answer) = in_flight.answers.next().await.context("a node did not answer")?;
             let answer = answer?;
             ensure!(matches!(answer, Value::Int(1..)), "a node answered {answer:?}");
-            if to == question {
+            if to == request {
                 missing -= 1;
             }
         }

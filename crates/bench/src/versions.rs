@@ -11,10 +11,10 @@ use crate::server_time::{Load, TTL_MS, WARM_UP, our_loads};
 
 /// Number of keys that are locked, extended and released in a round.
 const KEYS: u32 = 20_000;
-/// Pairs of servers, because the memory layout differs from server to server.
+/// Number of pairs of servers, because the memory layout differs from server to server.
 const ALTERNATIONS: usize = 20;
-/// Rounds of each server in a pair, in turn. The best counts: other processes can only make a round
-/// slower.
+/// Number of rounds of each server in a pair, in turn. The best counts: other processes can only
+/// make a round slower.
 const ROUNDS: usize = 10;
 /// Largest median of the ratios.
 const RATIO_MAX: f64 = 1.05;

@@ -21,8 +21,8 @@ use crate::{advice, exit, say};
 /// frees it. For one command that may take long, use `quorlock run`, which renews the lock and
 /// stops the command when the lock is lost.
 ///
-/// The handle contains the lock's token. A program that knows it can extend and release the lock.
-/// Treat it as a password, and give it to the other verbs on standard input.
+/// The handle contains the lock's token. A program that knows the handle can extend and release the
+/// lock. Treat the handle as a password, and give it to the other verbs on standard input.
 #[derive(clap::Args)]
 #[command(after_help = [EXIT_CODES, EXAMPLE, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Acquire {
@@ -37,7 +37,7 @@ pub(crate) struct Acquire {
     #[arg(long, value_parser = duration, value_name = "TIME")]
     ttl: Option<Duration>,
 
-    /// How long to wait for the lock, connecting included [default: for ever]
+    /// How long to wait for the lock, including the time to connect [default: for ever]
     #[arg(long, value_parser = duration, value_name = "TIME")]
     wait: Option<Duration>,
 
@@ -49,7 +49,7 @@ pub(crate) struct Acquire {
     #[arg(short = 'n', long, conflicts_with_all = ["wait", "wait_seconds"])]
     no_wait: bool,
 
-    /// Who holds the lock, for LOCK.INSPECT to show [default: HOST:PID]
+    /// The owner label of the lock, which LOCK.INSPECT shows [default: HOST:PID]
     #[arg(long, value_name = "LABEL")]
     owner: Option<String>,
 
@@ -74,7 +74,7 @@ const EXAMPLE: &str = "Example:
   echo second step";
 
 pub(crate) async fn acquire(args: Acquire) -> anyhow::Result<ExitCode> {
-    // From here on a signal cannot end this program while it holds something.
+    // Listens first: a signal must not end this program while it holds a lock.
     let mut signals = Signals::listen()?;
     let nodes = args.nodes.load()?;
     let called = Instant::now();
@@ -82,12 +82,12 @@ pub(crate) async fn acquire(args: Acquire) -> anyhow::Result<ExitCode> {
         Ok(connected) => connected?,
         Err(signal) => return Ok(exit::code_for_signal(signal)),
     };
-    let outcome = signals.unless(hand_out(&quorum, args, nodes.defaults, called)).await;
+    let outcome = signals.unless(acquire_and_print(&quorum, args, nodes.defaults, called)).await;
     let _ = quorum.flush(CLOSE_LIMIT).await;
     outcome.unwrap_or_else(|signal| Ok(exit::code_for_signal(signal)))
 }
 
-async fn hand_out(
+async fn acquire_and_print(
     quorum: &Quorum,
     args: Acquire,
     defaults: Defaults,
@@ -96,18 +96,18 @@ async fn hand_out(
     let given = if args.no_wait { Some(Duration::ZERO) } else { args.wait.or(args.wait_seconds) };
     let wait = given.or(defaults.wait).unwrap_or(Duration::MAX);
     let ttl = long_enough(args.ttl.or(defaults.ttl).unwrap_or(TTL))?;
-    let mut wanted = quorum.lock(args.key.into_vec()).ttl(ttl);
+    let mut builder = quorum.lock(args.key.into_vec()).ttl(ttl);
     if let Some(owner) = args.owner.or(defaults.owner) {
-        wanted = wanted.owner(owner);
+        builder = builder.owner(owner);
     }
-    match run::acquire(wanted, called, wait, false).await {
+    match run::acquire(builder, called, wait, false).await {
         Ok(lock) => {
-            args.format.hand_out(quorum, lock).await?;
+            args.format.detach_and_print(quorum, lock).await?;
             Ok(ExitCode::SUCCESS)
         }
         Err(error) if is_hopeless(&error) => Err(advice::on_acquire(error)),
         Err(error) => {
-            say(format_args!("not acquired: {}", advice::shown(&error)));
+            say(format_args!("not acquired: {}", advice::describe(&error)));
             Ok(ExitCode::from(code_of(&error, exit::CONFLICT)))
         }
     }

@@ -1,11 +1,11 @@
-//! What to do about an error, in terms of the command line.
+//! Errors of the client library, with the option of the command line to change.
 
 use anyhow::anyhow;
 use quorlock_client::{AcquireError, AttachError, NodeError, Nodes};
 
 use crate::duration::text_of_ms;
 
-/// Advice on an acquisition that can never succeed.
+/// Adds advice to an error of an acquisition that waiting cannot resolve.
 pub(crate) fn on_acquire(error: AcquireError) -> anyhow::Error {
     match &error {
         AcquireError::NoQuorum { nodes } => about_ttl(nodes).unwrap_or_else(|| error.into()),
@@ -13,8 +13,8 @@ pub(crate) fn on_acquire(error: AcquireError) -> anyhow::Error {
     }
 }
 
-/// The error in terms of the command line.
-pub(crate) fn shown(error: &AcquireError) -> String {
+/// Describes the error. Names options of the program instead of those of the client library.
+pub(crate) fn describe(error: &AcquireError) -> String {
     match error {
         // The program has no option for the minimal validity.
         AcquireError::InsufficientValidity { nodes } => {
@@ -24,12 +24,12 @@ pub(crate) fn shown(error: &AcquireError) -> String {
     }
 }
 
-/// Advice on an attachment that these nodes refused.
+/// Makes the error of an attach that failed on these nodes, with advice.
 pub(crate) fn on_attach(nodes: Nodes) -> anyhow::Error {
     about_ttl(&nodes).unwrap_or_else(|| AttachError::NoQuorum { nodes }.into())
 }
 
-/// Names the option to change, if a limit for the ttl is the reason.
+/// Advises to change the ttl, if a node does not allow it.
 fn about_ttl(nodes: &Nodes) -> Option<anyhow::Error> {
     let limits = nodes.failed().filter_map(|(node, error)| match error {
         NodeError::TtlTooLong { max_ms } => Some((*max_ms, node)),
@@ -38,6 +38,6 @@ fn about_ttl(nodes: &Nodes) -> Option<anyhow::Error> {
     let (max_ms, node) = limits.min()?;
     let most = text_of_ms(max_ms);
     Some(anyhow!(
-        "{node} allows no longer ttl: lower --ttl to at most {most} or raise lock.max-ttl"
+        "{node} does not allow this ttl: lower --ttl to at most {most} or raise lock.max-ttl"
     ))
 }

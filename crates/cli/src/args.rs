@@ -25,9 +25,10 @@ use crate::status::Status;
 use crate::top::Top;
 use crate::up::Up;
 
-/// How long a lock lasts when neither an option nor a file says so.
+/// The default ttl of a lock.
 pub(crate) const TTL: Duration = Duration::from_secs(10);
-/// The shortest ttl of this program: processes must start, extend the lock and stop in parts of it.
+/// The shortest ttl. A part of it must suffice to start a process, to extend the lock, or to stop
+/// the command.
 const TTL_MIN: Duration = Duration::from_millis(100);
 
 /// Distributed locks on a majority of Redis or Valkey masters.
@@ -66,17 +67,19 @@ pub(crate) enum Verb {
 /// Runs a command while holding a lock: waits for the lock, renews it, and releases it when the
 /// command ends.
 ///
-/// When the lock cannot be renewed, the command and everything that it started is stopped before
+/// When the lock cannot be renewed, the command and everything that it started are stopped before
 /// another client can acquire the lock: with SIGTERM when a third of the ttl is left, or early
 /// enough for --kill-after, and with SIGKILL when a 20th of the ttl is left. If the masters say
-/// that the lock has ended, the grace is at most a 20th of the ttl. A second process, the watchdog,
-/// does so too if quorlock itself is stopped or killed with SIGKILL.
+/// that the lock has ended, SIGTERM is sent at once, and SIGKILL after at most a 20th of the ttl. A
+/// second process, the watchdog, stops the command in the same way if quorlock itself is stopped or
+/// killed with SIGKILL.
 ///
 /// When the command ends by itself, the lock is released. Processes that it left in the background
 /// then run without the lock, unless --wait-all is given.
 ///
-/// Other signals that reach quorlock are passed on to the command and to what it started: TERM,
-/// INT, HUP, QUIT, USR1 and USR2. Ctrl-C in a terminal reaches the command by itself.
+/// The signals TERM, INT, HUP, QUIT, USR1 and USR2 that reach quorlock are passed on to the command
+/// and its process group. In the foreground of a terminal, only TERM, USR1 and USR2 are passed on,
+/// and only to the command: Ctrl-C and the like reach it directly.
 #[derive(clap::Args)]
 #[command(after_help = [RUN_VALUES, nodes::SEE_ALSO, RUN_ENVIRONMENT, exit::RUN_HELP, RUN_EXAMPLE].join("\n\n"))]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
@@ -88,12 +91,12 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) nodes: NodeArgs,
 
-    /// How long the lock lasts if this program dies, at least 100ms; it is extended whenever a
-    /// third of that is over [default: 10s]
+    /// How long the lock lasts if this program dies, at least 100ms. It is extended whenever a
+    /// third of that time has passed [default: 10s]
     #[arg(long, value_parser = duration, value_name = "TIME")]
     ttl: Option<Duration>,
 
-    /// How long to wait for the lock, connecting included [default: for ever]
+    /// How long to wait for the lock, including the time to connect [default: for ever]
     #[arg(long, value_parser = duration, value_name = "TIME")]
     wait: Option<Duration>,
 
@@ -106,7 +109,7 @@ pub(crate) struct Run {
     #[arg(short = 'n', long, conflicts_with_all = ["wait", "wait_seconds"])]
     no_wait: bool,
 
-    /// The wait of a configuration file.
+    /// The wait that a configuration file sets.
     #[arg(skip)]
     default_wait: Option<Duration>,
 
@@ -114,43 +117,44 @@ pub(crate) struct Run {
     #[arg(short = 'E', long, default_value_t = exit::CONFLICT, value_name = "N")]
     pub(crate) conflict_exit_code: u8,
 
-    /// Keep the lock for at least this long, even if the command ends sooner; a signal ends that at
-    /// once. The exit code is the command's
+    /// Keep the lock for at least this long, even if the command ends sooner. A signal then
+    /// releases it at once. The exit code is the command's
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) hold_at_least: Option<Duration>,
 
-    /// How long the command may take to end after SIGTERM, at most two fifths of the ttl; then it
-    /// is killed [default: as long as the lock is valid]
+    /// How long the command may take to end after SIGTERM, at most two fifths of the ttl. Then it
+    /// is killed [default: until a 20th of the ttl is left]
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) kill_after: Option<Duration>,
 
-    /// Keep the lock until everything that the command started has ended, too
+    /// Keep the lock until the command and everything that it started have ended
     #[arg(long)]
     pub(crate) wait_all: bool,
 
-    /// Share the lock with others that share it, and with no other: for commands that only read
+    /// Share the lock with other commands that have --shared, and with no others: for commands that
+    /// only read
     #[arg(long)]
     pub(crate) shared: bool,
 
-    /// Let so many commands run at a time, 1 to 64: KEY is a semaphore. Give the same number
+    /// Let at most N commands run at a time, 1 to 64: KEY is a semaphore. Give the same number
     /// everywhere
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64), conflicts_with = "shared")]
     pub(crate) permits: Option<u8>,
 
-    /// How long one master may take to answer; raise it if they are far away [default: 4 round
-    /// trips, at least 50ms, at most a quarter of the ttl]
+    /// How long one master may take to answer. Raise it if the masters are far away [default: 4
+    /// round trips, at least 50ms, at most a quarter of the ttl]
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) node_limit: Option<Duration>,
 
-    /// Who holds the lock, for LOCK.INSPECT to show [default: HOST:PID]
+    /// The owner label of the lock, which LOCK.INSPECT shows [default: HOST:PID]
     #[arg(long, value_name = "LABEL")]
     pub(crate) owner: Option<String>,
 
-    /// Say when the lock was acquired and released
+    /// Report when the lock is acquired and released
     #[arg(long)]
     pub(crate) verbose: bool,
 
-    /// A command line for the shell, which is run as `sh -c STRING`
+    /// Run this command line, as `sh -c STRING`
     #[arg(short = 'c', value_name = "STRING", conflicts_with = "command")]
     shell_command: Option<OsString>,
 
@@ -163,38 +167,38 @@ const RUN_VALUES: &str = "Values:
   TIME  a number with ms, s, m or h, such as 10s or 1.5s
   URLS  redis://[user:password@]host[:port][/db], rediss:// for TLS, or
         redis+unix:///path; host:port is short for redis://host:port.
-        Never write a password on the command line: others see it";
+        Never write a password on the command line: other users can see it";
 
 const RUN_ENVIRONMENT: &str = "Environment:
-  QUORLOCK_NODES  not passed on to the command, and neither is
-                  QUORLOCK_PASSWORD: they may contain a password
+  QUORLOCK_NODES  removed for the command, and so is QUORLOCK_PASSWORD: both
+                  may contain a password
   QUORLOCK_KEY    set for the command: the lock's name
   QUORLOCK_FENCE  set for the command: an integer, larger than that of every
-                  earlier holder. The storage that the command writes to
-                  can refuse smaller ones, and thus a late holder
+                  earlier holder. The storage that the command writes to can
+                  refuse smaller fences, and with them a late holder
   QUORLOCK_TTL_MS set for the command: the ttl in milliseconds
   QUORLOCK_PERMIT set for the command with --permits: the number of its slot,
-                  from 0. No other command has it at the same time. Removed for
-                  the command without --permits";
+                  from 0. No other command has this slot at the same time.
+                  Without --permits, removed for the command";
 
 const RUN_EXAMPLE: &str = "Examples:
   quorlock run nightly-backup -- backup --to /mnt
   quorlock run deploy -w 30 -c 'git pull && make install'
 
-  In the crontab of many machines, of which one is to run the job. The hold is
-  longer than their clocks differ, so that a late machine finds the lock held
-  even when the job is over; -E 0 keeps the others from failing:
+  The same line in the crontab of many machines, of which one runs the job. The
+  hold exceeds the difference of their clocks, so that a late machine finds the
+  lock held even when the job is over. -E 0 makes that a success:
   0 3 * * * quorlock run nightly -n -E 0 --hold-at-least 1m -- nightly-report";
 
 impl Run {
-    /// Fills options that the command line does not give from the configuration files.
+    /// Fills missing options from the configuration files.
     pub(crate) fn fill(&mut self, defaults: &Defaults) {
         self.ttl = self.ttl.or(defaults.ttl);
         self.default_wait = defaults.wait;
         self.owner = self.owner.take().or_else(|| defaults.owner.clone());
     }
 
-    /// How long to wait for the lock.
+    /// How long to wait for the lock; [`Duration::MAX`] without a limit.
     pub(crate) fn wait(&self) -> Duration {
         let given =
             if self.no_wait { Some(Duration::ZERO) } else { self.wait.or(self.wait_seconds) };
@@ -215,12 +219,12 @@ impl Run {
     }
 }
 
-/// Refuses an empty name: a script forgot to set a variable.
+/// Refuses an empty name: its usual cause is an unset variable in a script.
 pub(crate) fn not_empty(key: OsString) -> Result<OsString, &'static str> {
     if key.is_empty() { Err("the lock needs a name") } else { Ok(key) }
 }
 
-/// Refuses a ttl that leaves this program no time.
+/// Refuses a ttl below [`TTL_MIN`].
 pub(crate) fn long_enough(ttl: Duration) -> anyhow::Result<Duration> {
     ensure!(
         ttl >= TTL_MIN,
@@ -229,11 +233,11 @@ pub(crate) fn long_enough(ttl: Duration) -> anyhow::Result<Duration> {
     Ok(ttl)
 }
 
-/// Refuses a pattern of keys that does not mean what it seems to.
+/// Refuses a pattern of keys that is empty, too long or malformed.
 pub(crate) fn pattern(text: OsString) -> Result<OsString, String> {
     let mut rest = text.as_bytes();
     if rest.is_empty() {
-        return Err("an empty pattern matches no lock: leave it out for all of them".into());
+        return Err("an empty pattern matches no lock: leave it out to match all locks".into());
     }
     if rest.len() > PATTERN_BYTES_MAX {
         return Err(format!("a pattern has at most {PATTERN_BYTES_MAX} bytes"));
@@ -241,7 +245,7 @@ pub(crate) fn pattern(text: OsString) -> Result<OsString, String> {
     let mut is_class = false;
     while let [first, after @ ..] = rest {
         rest = match (first, after) {
-            (b'\\', []) => return Err("the \\ at its end escapes nothing: write \\\\".into()),
+            (b'\\', []) => return Err("the \\ at the end escapes nothing: write \\\\".into()),
             (b'\\', [_, after @ ..]) => after,
             _ => after,
         };
@@ -251,7 +255,7 @@ pub(crate) fn pattern(text: OsString) -> Result<OsString, String> {
             _ => is_class,
         };
     }
-    if is_class { Err("a [ has no ]: write \\[ for the sign itself".into()) } else { Ok(text) }
+    if is_class { Err("a [ has no ]: write \\[ for a literal [".into()) } else { Ok(text) }
 }
 
 /// Reads seconds as `flock -w` does: `10`, `0.5`.
@@ -268,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn command_line_is_well_formed_and_every_argument_explained() {
+    fn command_line_is_valid_and_every_argument_has_a_help_text() {
         let mut command = Args::command();
         command.build();
         command.clone().debug_assert();
@@ -280,9 +284,9 @@ mod tests {
     }
 
     #[test]
-    fn broken_pattern_is_refused_with_what_is_wrong() {
-        for whole in ["*", "orders/*", "[a-c]?", r"\[bad", r"[\]]", "a]", "[[]", "[^a-c]x\\*"] {
-            assert_eq!(pattern(whole.into()), Ok(whole.into()));
+    fn error_says_what_is_wrong_with_a_pattern() {
+        for valid in ["*", "orders/*", "[a-c]?", r"\[bad", r"[\]]", "a]", "[[]", "[^a-c]x\\*"] {
+            assert_eq!(pattern(valid.into()), Ok(valid.into()));
         }
         let long = "x".repeat(256);
         for (broken, hint) in [
@@ -303,8 +307,8 @@ mod tests {
         assert_eq!(seconds("0"), Ok(Duration::ZERO));
         assert_eq!(seconds("10"), Ok(Duration::from_secs(10)));
         assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
-        for nonsense in ["", "-1", "1s", "NaN", "inf", "1e30"] {
-            assert!(seconds(nonsense).is_err(), "{nonsense}");
+        for invalid in ["", "-1", "1s", "NaN", "inf", "1e30"] {
+            assert!(seconds(invalid).is_err(), "{invalid}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The clocks that a validity is measured on, here and in the client.
+//! The clocks that measure a validity, here and in the client library.
 
 use std::time::Duration;
 
@@ -6,8 +6,7 @@ use quorlock_core::quorum::Moment;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::sleep;
 
-/// How often the clocks are read while waiting: timers stop while a machine sleeps, and a validity
-/// does not.
+/// How often a wait reads the clocks: timers stop while the machine sleeps, validities do not.
 const RECHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(crate) fn now() -> Moment {

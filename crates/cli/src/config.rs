@@ -15,12 +15,12 @@ use serde::de::{Deserializer, SeqAccess, Visitor};
 use crate::duration;
 
 /// The system-wide file.
-const OF_THE_SYSTEM: &str = "/etc/quorlock.toml";
+const SYSTEM_FILE: &str = "/etc/quorlock.toml";
 /// The file of a user, in `XDG_CONFIG_HOME` or `~/.config`.
-const OF_THE_USER: &str = "quorlock.toml";
-/// Names the only file to read.
+const USER_FILE_NAME: &str = "quorlock.toml";
+/// The environment variable that names the only file to read.
 const VARIABLE: &str = "QUORLOCK_CONFIG";
-/// A file that users other than the owner and the group can read.
+/// The permission bit that lets users other than the owner and the group read a file.
 const READABLE_BY_OTHERS: u32 = 0o004;
 
 /// The contents of a file.
@@ -45,7 +45,7 @@ pub(crate) struct Tls {
     pub(crate) key: Option<PathBuf>,
 }
 
-/// Values of options that the command line does not give.
+/// Values for options that the command line does not give.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Defaults {
@@ -73,8 +73,10 @@ impl Defaults {
     }
 }
 
-/// Reads the files that apply: the one that is named here or in `QUORLOCK_CONFIG`, or else those of
-/// the user and of the system that exist. The first one has precedence.
+/// Reads the configuration files. The first one has precedence.
+///
+/// If `named` or else `QUORLOCK_CONFIG` names a file, reads only that file. Otherwise reads the
+/// files of the user and of the system, if they exist.
 pub(crate) fn load(named: Option<&Path>) -> anyhow::Result<Vec<Loaded>> {
     let variable = || env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
     if let Some(path) = named.map(Path::to_owned).or_else(variable) {
@@ -82,8 +84,8 @@ pub(crate) fn load(named: Option<&Path>) -> anyhow::Result<Vec<Loaded>> {
         let missing = || anyhow!("there is no configuration file {}", path.display());
         return Ok(vec![file.ok_or_else(missing)?]);
     }
-    let of_the_user = Xdg::new().ok().map(|base| base.config_dir().join(OF_THE_USER));
-    let paths = of_the_user.into_iter().chain([PathBuf::from(OF_THE_SYSTEM)]);
+    let user_file = Xdg::new().ok().map(|base| base.config_dir().join(USER_FILE_NAME));
+    let paths = user_file.into_iter().chain([PathBuf::from(SYSTEM_FILE)]);
     paths.filter_map(|path| read(&path).transpose()).collect()
 }
 
@@ -107,7 +109,7 @@ fn read(path: &Path) -> anyhow::Result<Option<Loaded>> {
     Ok(Some(Loaded { path: path.to_owned(), file }))
 }
 
-/// Parses a file. The error names the line and does not quote it, since it may contain a password.
+/// Parses a file. The error names the line and does not quote it: the line may contain a password.
 fn parse(text: &str) -> Result<File, String> {
     toml::from_str(text).map_err(|error| {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
@@ -129,9 +131,9 @@ pub(crate) fn is_readable_by_others(path: &Path) -> bool {
         .is_ok_and(|metadata| metadata.mode() & READABLE_BY_OTHERS != 0 && metadata.is_file())
 }
 
-/// A list of nodes, or one text with commas, as in `QUORLOCK_NODES`.
+/// Reads a list of nodes, or one text with commas, as in `QUORLOCK_NODES`.
 ///
-/// serde's own error for a text would quote it, password included.
+/// Accepts a text because serde's own error for one would quote it, password included.
 fn node_list<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
     struct NodeList;
     impl<'de> Visitor<'de> for NodeList {
@@ -180,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn error_names_the_line_and_what_to_write_and_no_password() {
+    fn error_names_the_line_and_the_remedy_and_no_password() {
         for (text, hints) in [
             ("\nnode = ['redis://:s3cret@a']", ["line 2", "`nodes`"]),
             ("password = 's3cret'", ["line 1", "write password-file"]),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::de::{Deserializer, Error, Visitor};
 
 const NS_PER_MS: u128 = 1_000_000;
-/// How many digits after the point are read. More would be finer than a nanosecond in any unit.
+/// The largest number of digits after the point. More would be finer than a nanosecond in any unit.
 const FRACTION_DIGITS_MAX: usize = 18;
 
 /// Reads a time: `10s`, `1.5s`, `500ms`, `2m`, `1h`, or `0` without a unit.
@@ -35,9 +35,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
                 return Err(format!("write the unit without a space, such as {number}s"));
             }
             _ => {
-                return Err(
-                    "give one number and one unit, which is ms, s, m or h, such as 90m".into()
-                );
+                return Err("give one number and one unit (ms, s, m or h), such as 90m".into());
             }
         };
     let ns = whole.checked_mul(unit_ns).and_then(|ns| ns.checked_add(fraction * unit_ns / scale));
@@ -46,7 +44,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_millis(ms) + Duration::from_nanos(rest_ns))
 }
 
-/// Milliseconds as [`duration`] reads them: `60s`, `1500ms`.
+/// Formats milliseconds as [`duration`] reads them: `60s`, `1500ms`.
 pub(crate) fn text_of_ms(ms: u64) -> String {
     match ms {
         ms if ms % 3_600_000 == 0 => format!("{}h", ms / 3_600_000),
@@ -55,7 +53,7 @@ pub(crate) fn text_of_ms(ms: u64) -> String {
     }
 }
 
-/// For fields of a configuration file.
+/// Reads a field of a configuration file.
 pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
     value: D,
 ) -> Result<Option<Duration>, D::Error> {

@@ -2,11 +2,12 @@
 
 use url::Url;
 
-/// What a client can connect to. The client says what is wrong with Sentinel and Cluster.
+/// The schemes that the client library connects to. [`Endpoint::parse`] also accepts those of
+/// Sentinel and Cluster, since the library explains why it does not support them.
 const SCHEMES: [&str; 7] =
     ["redis", "rediss", "valkey", "valkeys", "redis+unix", "valkey+unix", "unix"];
 const TLS_SCHEMES: [&str; 2] = ["rediss", "valkeys"];
-const WRITE: &str = "write redis://host:port, rediss://host:port for TLS, or redis+unix:///path";
+const EXPECTED: &str = "write redis://host:port, rediss://host:port for TLS, or redis+unix:///path";
 
 /// A node. It has no `Debug`, since its URL may contain a password.
 pub(crate) struct Endpoint {
@@ -30,15 +31,15 @@ impl Endpoint {
         let has_scheme = text.contains("://");
         let url =
             if has_scheme { Url::parse(text) } else { Url::parse(&format!("redis://{text}")) };
-        let url = url.map_err(|error| format!("{}: {error}: {WRITE}", without_secrets(text)))?;
+        let url = url.map_err(|error| format!("{}: {error}: {EXPECTED}", without_secrets(text)))?;
         let scheme = url.scheme();
         let is_known =
             SCHEMES.contains(&scheme) || scheme.contains("sentinel") || scheme.contains("cluster");
         if !is_known {
-            return Err(format!("{scheme}:// is not the scheme of a node: {WRITE}"));
+            return Err(format!("{scheme}:// is not the scheme of a node: {EXPECTED}"));
         }
         if !scheme.ends_with("unix") && url.host_str().is_none_or(str::is_empty) {
-            return Err(format!("{} names no host: {WRITE}", without_secrets(text)));
+            return Err(format!("{} names no host: {EXPECTED}", without_secrets(text)));
         }
         Ok(Self { url, has_scheme })
     }
@@ -66,7 +67,7 @@ impl Endpoint {
         TLS_SCHEMES.contains(&self.url.scheme())
     }
 
-    /// Why this kind of node cannot be used, if it cannot.
+    /// Returns why nodes with this scheme are not supported, if they are not.
     pub(crate) fn unsupported(&self) -> Option<&'static str> {
         let scheme = self.url.scheme();
         if scheme.contains("sentinel") {
@@ -105,7 +106,7 @@ impl Endpoint {
     }
 }
 
-/// Removes parts that may be a password: all before an `@`, and all after a `?`.
+/// Removes the parts that may contain a password: all before the last `@`, and all after a `?`.
 fn without_secrets(text: &str) -> &str {
     let address = text.split('?').next().unwrap_or_default();
     address.rsplit('@').next().unwrap_or_default()

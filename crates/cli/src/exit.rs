@@ -1,4 +1,5 @@
-//! Exit codes of this program. Other codes are the child's own, or 128 + the signal that killed it.
+//! Exit codes of this program. Other codes are those of the command, or 128 + the signal that
+//! killed it.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitCode, ExitStatus};
@@ -7,7 +8,7 @@ use rustix::process::Signal;
 
 /// Success.
 pub(crate) const SUCCESS: u8 = 0;
-/// The lock was lost, and the child was stopped.
+/// The lock was lost, and the command was stopped.
 pub(crate) const LOST: u8 = 120;
 /// Another client holds the lock, and the command was not started.
 pub(crate) const CONFLICT: u8 = 121;
@@ -29,21 +30,21 @@ pub(crate) const RUN_HELP: &str = "Exit codes:
   120  the lock was lost; the command was stopped
   121  another client holds the lock; the command was not started (-E replaces
        this code)
-  122  no majority of the masters voted: they are down, abstain or refuse;
-       the command was not started
+  122  no majority of the masters voted: they are down, abstain, or do not
+       accept this client; the command was not started
   125  quorlock itself failed, its arguments are not understood, or too many
-       masters refuse permanently: a wrong password, an unknown certificate,
+       masters fail permanently: a wrong password, an unknown certificate,
        no module, a replica
   126  the command could not be run
   127  the command was not found";
 
-/// The child's own exit code.
-pub(crate) fn of(status: ExitStatus) -> ExitCode {
+/// Returns the exit code of a command, or 128 + the signal that killed it.
+pub(crate) fn code_for_status(status: ExitStatus) -> ExitCode {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(FAILED))
 }
 
-/// The code that a shell reports for a program that this signal ended.
+/// Returns the code that a shell reports for a program that this signal ended.
 pub(crate) fn code_for_signal(signal: Signal) -> ExitCode {
-    of(ExitStatus::from_raw(signal.as_raw()))
+    code_for_status(ExitStatus::from_raw(signal.as_raw()))
 }

@@ -11,10 +11,10 @@ use crate::run::CLOSE_LIMIT;
 use crate::signals::Signals;
 use crate::{advice, exit, say};
 
-/// Makes a lock of `quorlock acquire` last for its ttl from now, and prints its new handle.
+/// Extends a lock of `quorlock acquire` to last for its ttl from now, and prints its new handle.
 ///
-/// From then on, only the new handle extends and releases the lock. Its fence is larger, and
-/// --json shows it. If the exit code is not 0, stop the work that the lock protects.
+/// From then on, only the new handle extends and releases the lock. The lock has a new, larger
+/// fence, which --json shows. If the exit code is not 0, stop the work that the lock protects.
 #[derive(clap::Args)]
 #[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Extend {
@@ -42,19 +42,19 @@ const EXIT_CODES: &str = "Exit codes:
   128 + the signal that ended it; the lock is given up";
 
 pub(crate) async fn extend(args: Extend) -> anyhow::Result<ExitCode> {
-    // From here on a signal cannot end this program while it holds something.
+    // Listens first: a signal must not end this program while it holds a lock.
     let mut signals = Signals::listen()?;
     let handle = args.handle.read()?;
     let quorum = match signals.unless(args.nodes.connect()).await {
         Ok(connected) => connected?,
         Err(signal) => return Ok(exit::code_for_signal(signal)),
     };
-    let outcome = signals.unless(hand_out(&quorum, handle, &args)).await;
+    let outcome = signals.unless(extend_and_print(&quorum, handle, &args)).await;
     let _ = quorum.flush(CLOSE_LIMIT).await;
     outcome.unwrap_or_else(|signal| Ok(exit::code_for_signal(signal)))
 }
 
-async fn hand_out(
+async fn extend_and_print(
     quorum: &Quorum,
     handle: DetachedLock,
     args: &Extend,
@@ -62,7 +62,7 @@ async fn hand_out(
     let ttl = args.ttl.map_or(Ok(handle.ttl()), long_enough)?;
     let code = match quorum.lock_all(handle.keys()).ttl(ttl).attach(handle).await {
         Ok(lock) => {
-            args.format.hand_out(quorum, lock).await?;
+            args.format.detach_and_print(quorum, lock).await?;
             return Ok(ExitCode::SUCCESS);
         }
         Err(AttachError::NoQuorum { nodes }) if nodes.is_permanent() => {
@@ -83,7 +83,7 @@ async fn hand_out(
     Ok(ExitCode::from(code))
 }
 
-/// Whether an operator revoked the lock on too many nodes to leave a majority.
+/// Returns whether fewer nodes than a majority are left that did not report a revocation.
 fn is_revoked(nodes: &Nodes) -> bool {
     let revoked =
         nodes.failed().filter(|(_, error)| matches!(error, NodeError::Revoked { .. })).count();

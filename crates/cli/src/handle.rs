@@ -1,4 +1,4 @@
-//! The handle of a lock that no process holds: what `quorlock acquire` prints.
+//! The handle that `quorlock acquire` prints: a detached lock as text.
 
 use std::io::{Read as _, Write as _, stdin, stdout};
 use std::time::{Duration, UNIX_EPOCH};
@@ -15,10 +15,10 @@ const STRAGGLERS_LIMIT: Duration = Duration::from_millis(50);
 /// How often to check which nodes have answered.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The lock to work on.
+/// The handle of the lock to extend or release.
 #[derive(clap::Args)]
 pub(crate) struct HandleArg {
-    /// The handle, as text or JSON as it was printed; `-` reads it from standard input
+    /// The handle as it was printed, text or JSON; `-` reads it from standard input
     #[arg(value_name = "HANDLE")]
     text: String,
 }
@@ -34,7 +34,7 @@ pub(crate) struct Format {
 #[derive(Serialize)]
 struct Printed<'a> {
     handle: &'a str,
-    /// Bytes that are not UTF-8 are replaced. The handle has them all.
+    /// With replacement characters for bytes that are not UTF-8. The handle has the exact key.
     key: String,
     fence: u64,
     ttl_ms: u128,
@@ -60,7 +60,7 @@ impl HandleArg {
         let hint = "give what `quorlock acquire` or `quorlock extend` printed last";
         if text.trim_start().starts_with('{') {
             let given: Given = serde_json::from_str(text)
-                .map_err(|_| anyhow!("this JSON has no field \"handle\" that is text: {hint}"))?;
+                .map_err(|_| anyhow!("this JSON has no text field \"handle\": {hint}"))?;
             return given.handle.parse().context(hint);
         }
         text.parse().context(hint)
@@ -68,10 +68,10 @@ impl HandleArg {
 }
 
 impl Format {
-    /// Prints the handle of the lock, which then lasts without this process.
+    /// Detaches the lock from this process and prints its handle.
     ///
-    /// If it cannot be printed, no other process could release the lock: it is released.
-    pub(crate) async fn hand_out(&self, quorum: &Quorum, lock: Lock) -> anyhow::Result<()> {
+    /// Releases the lock if the handle cannot be printed: no other process could release it.
+    pub(crate) async fn detach_and_print(&self, quorum: &Quorum, lock: Lock) -> anyhow::Result<()> {
         wait_for_stragglers(quorum, &lock).await;
         let detached = lock.detach();
         let Err(error) = self.print(&detached) else { return Ok(()) };
@@ -99,8 +99,9 @@ impl Format {
     }
 }
 
-/// Waits until every reachable node holds the lock. Requests that are unsent when this process ends
-/// are never sent.
+/// Waits until every reachable node holds the lock, for [`STRAGGLERS_LIMIT`] at most.
+///
+/// A request that is not sent when this process ends is never sent.
 async fn wait_for_stragglers(quorum: &Quorum, lock: &Lock) {
     let until = Instant::now() + STRAGGLERS_LIMIT;
     while Instant::now() < until {

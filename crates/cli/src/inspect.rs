@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::args::not_empty;
 use crate::nodes::{self, NodeArgs};
-use crate::shown::{self, escaped, ms, table, time, with_plural};
+use crate::output::{self, escape_short, ms, table, time, with_plural};
 use crate::{exit, say, semaphore};
 
 /// Shows the holder of a lock: since when, until when, on which nodes, and the waiters.
@@ -26,8 +26,7 @@ pub(crate) struct Inspect {
     #[arg(value_parser = OsStringValueParser::new().try_map(not_empty))]
     key: OsString,
 
-    /// Show the semaphore of this name, which has N permits: the slots, their holders and the
-    /// waiters
+    /// Show the semaphore KEY with N permits: its slots, their holders and the waiters
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     permits: Option<u8>,
 
@@ -40,7 +39,7 @@ pub(crate) struct Inspect {
 }
 
 const EXIT_CODES: &str = "Exit codes:
-  0    the lock or a permit is held, or a program that uses SET has its key
+  0    the lock or a permit is held, or a program wrote its key with SET
   122  too few nodes answered, or no majority of them agrees
   123  the lock or every permit is free
   125  quorlock itself failed, or its arguments are not understood";
@@ -61,42 +60,44 @@ pub(crate) async fn inspect(args: Inspect) -> anyhow::Result<ExitCode> {
     };
     let summary = Summary::of(&inspection);
     if args.json {
-        shown::print(&(shown::json(&Printed::new(&key, &inspection, &summary))? + "\n"));
+        output::print(&(output::json(&Printed::new(&key, &inspection, &summary))? + "\n"));
     } else {
-        shown::print(&text(&key, &inspection, &summary));
+        output::print(&text(&key, &inspection, &summary));
     }
-    Ok(ExitCode::from(summary.kind.code()))
+    Ok(ExitCode::from(summary.verdict.code()))
 }
 
-/// The verdict on the answers of the nodes.
+/// What the answers of the nodes say about a lock.
 pub(crate) struct Summary<'a> {
-    pub(crate) kind: Kind,
+    pub(crate) verdict: Verdict,
     pub(crate) held: Option<&'a HeldLock>,
-    /// How long ago the first of the nodes that hold it granted it.
+    /// The time since the first of its nodes granted the lock.
     pub(crate) since: Option<Duration>,
     pub(crate) waiters: u64,
     pub(crate) queue: Vec<&'a WaiterInfo>,
     keys: u64,
-    /// On how many nodes it is revoked, and how many nodes there are.
+    /// The number of nodes on which the lock is revoked.
     revoked: usize,
+    /// The number of all nodes.
     nodes: usize,
 }
 
+/// The state of a lock by the answers of all nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum Verdict {
     Free,
     Held,
-    /// A majority refuses to extend it.
+    /// The lock is held, and a majority has revoked it.
     Revoked,
-    /// A program that uses `SET` has the key on a majority.
+    /// A majority has a foreign string under the key.
     Foreign,
     /// Too few nodes answered.
     NoMajority,
-    /// A majority answered, and does not agree.
+    /// A majority answered, and no majority agrees.
     Divided,
 }
 
-impl Kind {
+impl Verdict {
     fn code(self) -> u8 {
         match self {
             Self::Held | Self::Revoked | Self::Foreign => exit::SUCCESS,
@@ -126,21 +127,22 @@ impl<'a> Summary<'a> {
             LockState::Held(held) => Some(held),
             LockState::Free | LockState::Unclear => None,
         };
-        let on = |node: usize| inspection.nodes.get(node)?.lease.as_ref().ok()?.as_ref();
-        let of_lock = || held.into_iter().flat_map(|held| &held.nodes).filter_map(|&node| on(node));
+        let lease_on = |node: usize| inspection.nodes.get(node)?.lease.as_ref().ok()?.as_ref();
+        let of_lock =
+            || held.into_iter().flat_map(|held| &held.nodes).filter_map(|&node| lease_on(node));
         let revoked = of_lock().filter(|lease| lease.revoked).count();
         let foreign = leases().filter(|lease| lease.mode == LockMode::Foreign).count();
         let answered = inspection.nodes.iter().filter(|node| node.lease.is_ok()).count();
-        let kind = match inspection.state {
-            LockState::Free => Kind::Free,
-            LockState::Held(_) if revoked >= majority => Kind::Revoked,
-            LockState::Held(_) => Kind::Held,
-            LockState::Unclear if foreign >= majority => Kind::Foreign,
-            LockState::Unclear if answered < majority => Kind::NoMajority,
-            LockState::Unclear => Kind::Divided,
+        let verdict = match inspection.state {
+            LockState::Free => Verdict::Free,
+            LockState::Held(_) if revoked >= majority => Verdict::Revoked,
+            LockState::Held(_) => Verdict::Held,
+            LockState::Unclear if foreign >= majority => Verdict::Foreign,
+            LockState::Unclear if answered < majority => Verdict::NoMajority,
+            LockState::Unclear => Verdict::Divided,
         };
         Self {
-            kind,
+            verdict,
             held,
             since: of_lock().filter_map(|lease| lease.held).max(),
             waiters: leases().map(|lease| lease.waiters).sum(),
@@ -152,15 +154,15 @@ impl<'a> Summary<'a> {
     }
 
     pub(crate) fn headline(&self) -> String {
-        match (self.kind, self.held) {
-            (Kind::Held | Kind::Revoked, Some(held)) => {
-                let revoked = if self.kind == Kind::Revoked { ", revoked" } else { "" };
+        match (self.verdict, self.held) {
+            (Verdict::Held | Verdict::Revoked, Some(held)) => {
+                let revoked = if self.verdict == Verdict::Revoked { ", revoked" } else { "" };
                 let (by, on) = (held_by(held), held.nodes.len());
                 format!("{by} on {on} of {} nodes{revoked}", self.nodes)
             }
-            (Kind::Free, _) => "free".to_owned(),
-            (Kind::Foreign, _) => "taken by a program that uses SET".to_owned(),
-            (Kind::Divided, _) => "unclear: the nodes disagree".to_owned(),
+            (Verdict::Free, _) => "free".to_owned(),
+            (Verdict::Foreign, _) => "taken by a program that uses SET".to_owned(),
+            (Verdict::Divided, _) => "unclear: the nodes disagree".to_owned(),
             _ => "unknown: too few nodes answered".to_owned(),
         }
     }
@@ -174,32 +176,35 @@ impl<'a> Summary<'a> {
             0 => "The next client that asks acquires it",
             _ => "The first waiter acquires it",
         };
-        match self.kind {
-            Kind::Free => "A client that asks for the lock acquires it.".to_owned(),
-            Kind::Held if self.revoked > 0 => format!(
+        match self.verdict {
+            Verdict::Free => "A client that asks for the lock acquires it.".to_owned(),
+            Verdict::Held if self.revoked > 0 => format!(
                 "An operator has revoked it on {} of {} nodes only: the holder can still extend it.",
                 self.revoked, self.nodes
             ),
-            Kind::Held if self.is_shared() => {
-                "Clients that share it acquire it, too, unless an exclusive one waits. That one acquires it \
-                 when every holder releases it or no longer extends it."
+            Verdict::Held if self.is_shared() => {
+                "Clients that share it acquire it, too, unless a client that does not share it \
+                 waits. That client acquires it when every holder releases it or no longer extends \
+                 it."
                     .to_owned()
             }
-            Kind::Held => format!("{next} when the holder releases it or no longer extends it."),
-            Kind::Revoked if self.is_shared() => {
+            Verdict::Held => format!("{next} when the holder releases it or no longer extends it."),
+            Verdict::Revoked if self.is_shared() => {
                 format!("The holders cannot extend it any more. {next} by the deadline.")
             }
-            Kind::Revoked => format!("The holder cannot extend it any more. {next} by the deadline."),
-            Kind::Foreign => {
+            Verdict::Revoked => {
+                format!("The holder cannot extend it any more. {next} by the deadline.")
+            }
+            Verdict::Foreign => {
                 "No fence and no owner is known. Clients of this lock wait until the key expires or is deleted."
                     .to_owned()
             }
-            Kind::NoMajority => {
+            Verdict::NoMajority => {
                 "A client may hold it: ask again when a majority of the nodes can be reached.".to_owned()
             }
-            Kind::Divided => {
+            Verdict::Divided => {
                 "Clients are acquiring or releasing the lock just now, or some nodes have leases of an \
-                 attempt that was not completed, which end by their deadlines."
+                 attempt that was not completed. Such leases end by their deadlines."
                     .to_owned()
             }
         }
@@ -207,7 +212,7 @@ impl<'a> Summary<'a> {
 }
 
 fn text(key: &[u8], inspection: &Inspection, summary: &Summary<'_>) -> String {
-    let mut lines = format!("{}: {}\n", escaped(key), summary.headline());
+    let mut lines = format!("{}: {}\n", escape_short(key), summary.headline());
     let mut facts = Vec::new();
     if let Some(held) = summary.held {
         let fact = |name: &str, value: String| vec![format!("  {name}"), value];
@@ -218,7 +223,8 @@ fn text(key: &[u8], inspection: &Inspection, summary: &Summary<'_>) -> String {
         if let Some(since) = summary.since {
             facts.push(fact("since", format!("{} ago", time(since))));
         }
-        let unless = if summary.kind == Kind::Revoked { "" } else { ", unless it is extended" };
+        let unless =
+            if summary.verdict == Verdict::Revoked { "" } else { ", unless it is extended" };
         facts.push(fact("until", format!("{} from now at most{unless}", time(held.at_most))));
         if summary.keys > 1 {
             facts.push(fact(
@@ -228,7 +234,8 @@ fn text(key: &[u8], inspection: &Inspection, summary: &Summary<'_>) -> String {
         }
     }
     if summary.waiters > 0 {
-        let queue = summary.queue.iter().map(|waiter| named(waiter)).collect::<Vec<_>>().join(", ");
+        let queue =
+            summary.queue.iter().map(|waiter| waiter_text(waiter)).collect::<Vec<_>>().join(", ");
         let hidden = summary.waiters.saturating_sub(summary.queue.len() as u64);
         let more = if hidden > 0 { format!(" and {hidden} more") } else { String::new() };
         facts.push(vec!["  waiting".to_owned(), format!("{}: {queue}{more}", summary.waiters)]);
@@ -240,27 +247,27 @@ fn text(key: &[u8], inspection: &Inspection, summary: &Summary<'_>) -> String {
     lines
 }
 
-/// `held by web-1`, `shared by 3 clients`.
+/// Describes the holders: `held by web-1`, `shared by 3 clients`.
 fn held_by(held: &HeldLock) -> String {
     match held.mode {
         LockMode::Shared => format!("shared by {}", with_plural(held.holders, "client")),
-        _ => format!("held by {}", shown::owner(held.owner.as_deref())),
+        _ => format!("held by {}", output::owner(held.owner.as_deref())),
     }
 }
 
-/// The labels of the clients that share the lock.
+/// Lists the labels of the clients that share the lock.
 fn holders(held: &HeldLock) -> String {
-    let labels: Vec<_> = held.owners.iter().map(|owner| shown::owner(owner.as_deref())).collect();
+    let labels: Vec<_> = held.owners.iter().map(|owner| output::owner(owner.as_deref())).collect();
     let hidden = held.holders.saturating_sub(labels.len() as u64);
     let more = if hidden > 0 { format!(" and {hidden} more") } else { String::new() };
     format!("{}: {}{more}", held.holders, labels.join(", "))
 }
 
-/// A waiter with its address.
-pub(crate) fn named(waiter: &WaiterInfo) -> String {
-    let owner = shown::owner(waiter.owner.as_deref());
+/// Formats a waiter: its label and its address.
+pub(crate) fn waiter_text(waiter: &WaiterInfo) -> String {
+    let owner = output::owner(waiter.owner.as_deref());
     match &waiter.address {
-        Some(address) => format!("{owner} ({})", escaped(address)),
+        Some(address) => format!("{owner} ({})", escape_short(address)),
         None => owner,
     }
 }
@@ -273,7 +280,7 @@ fn node_rows(inspection: &Inspection) -> Vec<Vec<String>> {
         match lease {
             Ok(Some(lease)) => row.extend(cells(lease)),
             Ok(None) => row.push("free".to_owned()),
-            Err(error) => row.push(escaped(error.to_string())),
+            Err(error) => row.push(escape_short(error.to_string())),
         }
         rows.push(row);
     }
@@ -298,9 +305,10 @@ fn cells(lease: &LeaseInfo) -> [String; 6] {
     ]
 }
 
-/// The label of the holder; of several the first, and how many others there are.
+/// Returns the label of the holder. Of several holders, returns the first label and the number of
+/// the others.
 pub(crate) fn owners(lease: &LeaseInfo) -> Option<String> {
-    let first = lease.owner.as_ref().map(escaped);
+    let first = lease.owner.as_ref().map(escape_short);
     match lease.holders {
         0 | 1 => first,
         all => Some(format!("{} +{}", first.unwrap_or_else(|| "-".to_owned()), all - 1)),
@@ -315,7 +323,7 @@ struct Printed<'a> {
     nodes: Vec<PrintedNode<'a>>,
 }
 
-/// A key and what a majority says of it.
+/// A key, and the state of its lock by the answers of all nodes.
 #[derive(Serialize)]
 pub(crate) struct PrintedKey<'a> {
     key: String,
@@ -325,7 +333,7 @@ pub(crate) struct PrintedKey<'a> {
     lock: PrintedLock<'a>,
 }
 
-/// What a majority says.
+/// The state of a lock by the answers of all nodes.
 #[derive(Serialize)]
 struct PrintedLock<'a> {
     state: &'static str,
@@ -369,7 +377,7 @@ struct PrintedNode<'a> {
     revoked: bool,
 }
 
-/// The kind of a lock, if it is known to be one.
+/// Returns the name of the mode; `None` for a foreign string.
 fn mode(mode: LockMode) -> Option<&'static str> {
     match mode {
         LockMode::Exclusive => Some("exclusive"),
@@ -406,7 +414,7 @@ impl<'a> PrintedKey<'a> {
     pub(crate) fn new(key: &[u8], summary: &Summary<'a>) -> Self {
         Self {
             key: String::from_utf8_lossy(key).into_owned(),
-            key_hex: shown::key_hex(key),
+            key_hex: output::key_hex(key),
             lock: PrintedLock::new(summary),
         }
     }
@@ -416,8 +424,8 @@ impl<'a> PrintedLock<'a> {
     fn new(summary: &Summary<'a>) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
-            state: summary.kind.name(),
-            revoked: summary.kind == Kind::Revoked,
+            state: summary.verdict.name(),
+            revoked: summary.verdict == Verdict::Revoked,
             mode: summary.held.and_then(|held| mode(held.mode)),
             owner: summary.held.and_then(|held| held.owner.as_deref()),
             holders: summary.held.map_or(0, |held| held.holders),

@@ -9,9 +9,9 @@ use quorlock_client::{ListedLock, ScanError};
 use quorlock_core::client::limits::LISTED_MAX;
 use serde::Serialize;
 
-use crate::inspect::{Kind, PrintedKey, Summary};
+use crate::inspect::{PrintedKey, Summary, Verdict};
 use crate::nodes::{self, NodeArgs};
-use crate::shown::{self, escaped, table, time, with_plural};
+use crate::output::{self, escape_short, table, time, with_plural};
 use crate::{args, exit, say};
 
 /// The default of `--limit`.
@@ -24,7 +24,7 @@ const LIMIT: u32 = 1000;
 #[derive(clap::Args)]
 #[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct List {
-    /// Which keys, with the signs of SCAN: * ? [a-c] [^a-c] \ [default: all]
+    /// The keys to list, as a pattern of SCAN: * ? [a-c] [^a-c] \ [default: all]
     #[arg(default_value = "*", hide_default_value = true)]
     #[arg(value_parser = OsStringValueParser::new().try_map(args::pattern))]
     pattern: OsString,
@@ -33,7 +33,7 @@ pub(crate) struct List {
     #[arg(long)]
     json: bool,
 
-    /// List so many locks, the first ones in the order of their keys; at most 100000
+    /// List at most N locks, the first ones in the order of their keys; N is at most 100000
     #[arg(long, default_value_t = LIMIT, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=LISTED_MAX as i64))]
     limit: u32,
@@ -68,24 +68,24 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
         let failed =
             failed.map(|(node, error)| Failed { node, error: error.to_string() }).collect();
         let all = All { locks, truncated: list.is_truncated, failed };
-        shown::print(&(shown::json(&all)? + "\n"));
+        output::print(&(output::json(&all)? + "\n"));
     } else {
         let heading = ["KEY", "STATE", "FENCE", "ENDS IN", "WAITING"].map(str::to_owned).to_vec();
         let rows: Vec<_> = std::iter::once(heading).chain(summaries.map(row)).collect();
-        shown::print(&table(&rows));
+        output::print(&table(&rows));
         for (node, error) in failed {
             if let Some(error) = error {
                 say(format_args!(
                     "{node} did not list all its locks: {}",
-                    escaped(error.to_string())
+                    escape_short(error.to_string())
                 ));
             }
         }
     }
     if list.is_truncated {
-        let shown = with_plural(list.locks.len() as u64, "lock");
+        let listed = with_plural(list.locks.len() as u64, "lock");
         let more = if limit < LISTED_MAX { "raise --limit, or give" } else { "give" };
-        say(format_args!("only the first {shown} of more are listed: {more} a narrower pattern"));
+        say(format_args!("only the first {listed} are listed: {more} a narrower pattern"));
     }
     Ok(ExitCode::from(if has_majority { exit::SUCCESS } else { exit::NO_MAJORITY }))
 }
@@ -93,7 +93,7 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
 fn row((lock, summary): (&ListedLock, Summary<'_>)) -> Vec<String> {
     let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     vec![
-        escaped(&lock.key),
+        escape_short(&lock.key),
         state(&summary),
         or_none(summary.held.map(|held| held.fence.to_string())),
         or_none(summary.held.map(|held| time(held.at_most))),
@@ -101,10 +101,11 @@ fn row((lock, summary): (&ListedLock, Summary<'_>)) -> Vec<String> {
     ]
 }
 
-/// A key that is free on a majority is listed because a minority has it.
+/// Describes the state of a listed key. A key that is free on a majority is listed because a
+/// minority has it.
 fn state(summary: &Summary<'_>) -> String {
-    match summary.kind {
-        Kind::Free => "on a minority of the nodes only".to_owned(),
+    match summary.verdict {
+        Verdict::Free => "on a minority of the nodes only".to_owned(),
         _ => summary.headline(),
     }
 }

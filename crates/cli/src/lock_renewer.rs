@@ -11,7 +11,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::{clock, say};
 
-/// How often in a ttl the lock is checked.
+/// The number of checks of the lock in one ttl.
 const CHECKS_PER_TTL: u32 = 20;
 
 /// A lock that is renewed, and the result of its last check.
@@ -48,12 +48,13 @@ impl LockRenewer {
 
     /// The end of the validity.
     pub(crate) fn deadline(&self) -> Moment {
-        // In this order: a pause in between makes the deadline too early, and not too late.
+        // Reads the clock first: a pause after that makes the deadline too early, and not too late.
         let now = clock::now();
         now.plus(self.lock.remaining())
     }
 
-    /// Waits for the next check. After it has returned [`CheckResult::Lost`], never returns again.
+    /// Waits for the next check and returns its result. Never returns again after
+    /// [`CheckResult::Lost`].
     ///
     /// # Cancel safety
     /// Dropping the future loses no result.
@@ -64,8 +65,8 @@ impl LockRenewer {
         self.check_interval.tick().await;
         let checked = match self.lock.ownership() {
             Ownership::Held(_) => Ok(()),
-            // The extension may succeed before the next renewal in the background. Its error has
-            // the answer of each node.
+            // An extension now may succeed sooner than the next renewal in the background, and its
+            // error has the answer of each node.
             Ownership::Uncertain(_) | Ownership::Lost => self.lock.extend().await,
         };
         let check = match &checked {
@@ -77,14 +78,14 @@ impl LockRenewer {
         self.error = checked.err();
         let left = time_left(self.lock.remaining());
         match self.confirmation.handle_check(check) {
-            Some(LockCheck::Confirmed) => say_later("the lock is confirmed again".into()),
+            Some(LockCheck::Confirmed) => say_in_background("the lock is confirmed again".into()),
             Some(LockCheck::Unconfirmed) => {
-                say_later(format!("cannot confirm the lock, {left} left"));
+                say_in_background(format!("cannot confirm the lock, {left} left"));
             }
             Some(LockCheck::Revoked) => {
                 self.is_revoked = true;
                 let on = self.error.as_ref().map(revoked_on).unwrap_or_default();
-                say_later(format!(
+                say_in_background(format!(
                     "an operator revoked the lock{on}: it ends in {left}, and the command is stopped before that"
                 ));
             }
@@ -97,7 +98,7 @@ impl LockRenewer {
     /// Why the lock was lost.
     pub(crate) fn reason(&self) -> String {
         match &self.error {
-            // What the nodes say of it is out of date.
+            // Later errors of the nodes only follow from the revocation.
             _ if self.is_revoked => "an operator revoked the lock".into(),
             Some(error) => error.to_string(),
             None => {
@@ -112,7 +113,7 @@ impl LockRenewer {
     }
 }
 
-/// ` on a, b`: the nodes that say so.
+/// Names the nodes that reported a revocation: ` on a, b`.
 fn revoked_on(error: &ExtendError) -> String {
     let ExtendError::Revoked { nodes } = error else { return String::new() };
     let revoked = nodes.failed().filter(|(_, error)| matches!(error, NodeError::Revoked { .. }));
@@ -121,7 +122,7 @@ fn revoked_on(error: &ExtendError) -> String {
 }
 
 /// Prints a message in the background: a blocked standard error must not delay extensions.
-fn say_later(message: String) {
+fn say_in_background(message: String) {
     thread::spawn(move || say(message));
 }
 

@@ -3,15 +3,16 @@
 //! - [`args`]: the command line.
 //! - [`nodes`]: the list of nodes and the connection to them; [`endpoint`] is one of them.
 //! - [`config`]: configuration files.
-//! - [`acquire`], [`extend`], [`release`]: one step each, for scripts; [`handle`] connects them.
-//! - [`inspect`], [`list`], [`revoke`]: locks of other clients, for operators; [`semaphore`] shows
-//!   all permits of one.
-//! - [`shown`]: text of servers and clients made safe for a terminal, times, tables.
+//! - [`acquire`], [`extend`], [`release`]: the verbs for scripts. They pass a lock on as a
+//!   [`handle`].
+//! - [`inspect`], [`list`], [`revoke`]: the verbs for operators; [`semaphore`] shows all slots of a
+//!   semaphore.
+//! - [`output`]: what a terminal shows: escaped text, times, tables, JSON.
 //! - [`bench`]: `quorlock bench`.
-//! - [`advice`]: what to do about an error, in terms of the command line.
+//! - [`advice`]: errors that name the option to change.
 //! - [`duration`]: times on the command line.
 //! - [`run`]: `quorlock run`.
-//! - [`lock_renewer`]: the lock of that command.
+//! - [`lock_renewer`]: renews and checks the lock of that command.
 //! - [`watchdog`]: the process that starts the command and stops it in time.
 //! - [`process_tree`]: the command and everything that it started.
 //! - [`clock`]: the clocks that measure a validity.
@@ -41,12 +42,12 @@ mod list;
 mod lock_renewer;
 mod manual;
 mod nodes;
+mod output;
 mod process_tree;
 mod release;
 mod revoke;
 mod run;
 mod semaphore;
-mod shown;
 mod signals;
 mod status;
 mod top;
@@ -82,11 +83,9 @@ async fn main() -> ExitCode {
             if error.kind() == ErrorKind::UnknownArgument
                 && env::args_os().any(|word| word == "--nodes")
             {
-                say(
-                    "if --nodes is followed by several nodes: separate them by commas, not by spaces",
-                );
+                say("to give several nodes to --nodes, separate them by commas, not by spaces");
             }
-            // Not clap's 2, which may be an exit code of the command.
+            // Not clap's exit code 2, which the command may use itself.
             return if error.use_stderr() {
                 ExitCode::from(exit::FAILED)
             } else {
@@ -118,8 +117,9 @@ fn finish(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     })
 }
 
-/// Prints a message on standard error, with escapes in the texts of servers. Standard output
-/// belongs to the command. A closed standard error is ignored.
+/// Prints a message on standard error, and escapes control characters in it.
+///
+/// Standard output belongs to the command. Ignores write errors: standard error may be closed.
 fn say(message: impl Display) {
-    let _ = writeln!(stderr(), "quorlock: {}", shown::printable_lines(&message.to_string()));
+    let _ = writeln!(stderr(), "quorlock: {}", output::escape_lines(&message.to_string()));
 }

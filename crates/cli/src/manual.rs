@@ -14,10 +14,10 @@ use clap_mangen::roff::{Roff, roman};
 
 use crate::args::Args;
 
-/// The shells for whose completions Linux packages have a folder.
+/// The shells whose completions have a folder in Linux packages.
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Fish, Shell::Zsh];
 
-/// The hidden verb that writes them. Neither the help nor the completions show it.
+/// The hidden verb that writes the pages and completions. Neither of them shows this verb.
 pub(crate) const VERB: &str = "__manual";
 
 /// Writes the pages to DIR/man and the completions to DIR/completions.
@@ -44,7 +44,7 @@ fn write(folder: &Path) -> io::Result<()> {
     verbs(&program).try_for_each(|verb| page(verb, &pages))
 }
 
-/// The verbs that have a page.
+/// Returns the verbs that have a page.
 fn verbs(program: &Command) -> impl Iterator<Item = &Command> {
     program.get_subcommands().filter(|verb| !verb.is_hide_set())
 }
@@ -69,8 +69,10 @@ fn page(command: &Command, folder: &Path) -> io::Result<()> {
     file.flush()
 }
 
-/// The text of `--help` after the options. A paragraph that begins with a line such as `Examples:`
-/// becomes a section. Its lines are kept as they are, since they are tables and commands.
+/// Writes the text of `--help` after the options.
+///
+/// A paragraph that begins with a line such as `Examples:` becomes a section. Its lines are kept as
+/// they are, since they are tables and commands.
 fn notes(text: &str, to: &mut dyn Write) -> io::Result<()> {
     let mut roff = Roff::new();
     for paragraph in text.split("\n\n") {

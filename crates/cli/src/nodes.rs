@@ -26,8 +26,8 @@ const HEADING: &str = "Nodes";
 
 /// How long connecting waits for a majority.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
-/// The same for a call with a wait of its own, which goes on to wait for the nodes.
-const CONNECT_GRACE: Duration = Duration::from_secs(1);
+/// The same for a call that waits for a lock: that wait also covers nodes that connect later.
+const CONNECT_LIMIT_OF_WAIT: Duration = Duration::from_secs(1);
 /// The round trips of one attempt to connect: TCP, two of TLS, and the first reply.
 const CONNECT_ROUND_TRIPS: u32 = 4;
 
@@ -35,7 +35,8 @@ const CONNECT_ROUND_TRIPS: u32 = 4;
 #[expect(clippy::doc_markdown, reason = "the help shows it as it is")]
 #[derive(clap::Args)]
 pub(crate) struct NodeArgs {
-    /// The masters, separated by commas; the same for every user of the lock [env: QUORLOCK_NODES]
+    /// The masters, separated by commas; give all users of the lock the same list [env:
+    /// QUORLOCK_NODES]
     #[arg(help_heading = HEADING, long, value_name = "URLS", value_delimiter = ',')]
     nodes: Option<Vec<String>>,
 
@@ -51,8 +52,7 @@ pub(crate) struct NodeArgs {
     #[arg(help_heading = HEADING, long, value_name = "FILE")]
     password_file: Option<PathBuf>,
 
-    /// The certificates that rediss:// nodes are checked by, in PEM [default: SSL_CERT_FILE, or the
-    /// system's]
+    /// The root certificates for rediss:// nodes, in PEM [default: SSL_CERT_FILE, or the system's]
     #[arg(help_heading = HEADING, long, value_name = "FILE")]
     cacert: Option<PathBuf>,
 
@@ -105,18 +105,18 @@ pub(crate) struct Nodes {
 }
 
 /// The nodes as the user names them.
-struct Named<'a> {
-    /// The option, the variable or the file.
+struct NamedNodes<'a> {
+    /// The option, the variable or the file that names them.
     by: String,
     texts: Vec<String>,
-    /// The path, if a file names them.
+    /// The file, if one names them.
     file: Option<&'a Loaded>,
 }
 
-/// For nodes with TLS, in PEM.
+/// The certificates for nodes with TLS, in PEM.
 #[derive(Default)]
 struct Certificates {
-    /// The roots that nodes are checked by; `None` for those of the system.
+    /// The root certificates; `None` for those of the system.
     roots: Option<Vec<u8>>,
     identity: Option<Identity>,
 }
@@ -136,7 +136,7 @@ impl NodeArgs {
     /// Finds the nodes and the defaults in options, environment and files.
     pub(crate) fn load(&self) -> anyhow::Result<Nodes> {
         let files = config::load(self.config.as_deref())?;
-        let Named { by, texts, file } = self.named(&files)?;
+        let NamedNodes { by, texts, file } = self.named_nodes(&files)?;
         let parse = |text: &String| Endpoint::parse(text).map_err(|error| anyhow!("{by}: {error}"));
         let mut endpoints = texts.iter().map(parse).collect::<anyhow::Result<Vec<_>>>()?;
         if let Some(loaded) = file.filter(|_| endpoints.iter().any(Endpoint::has_password)) {
@@ -151,23 +151,23 @@ impl NodeArgs {
         Ok(Nodes { endpoints, certificates, defaults })
     }
 
-    fn named<'a>(&self, files: &'a [Loaded]) -> anyhow::Result<Named<'a>> {
+    fn named_nodes<'a>(&self, files: &'a [Loaded]) -> anyhow::Result<NamedNodes<'a>> {
         if let Some(given) = &self.nodes {
             let texts = not_blank(given.iter().map(String::as_str));
             ensure!(
                 !texts.is_empty(),
                 "--nodes is empty: give URLs, such as --nodes a:6379,b:6379,c:6379"
             );
-            return Ok(Named { by: "--nodes".into(), texts, file: None });
+            return Ok(NamedNodes { by: "--nodes".into(), texts, file: None });
         }
         let texts = not_blank(variable(NODES_VARIABLE)?.unwrap_or_default().split(','));
         if !texts.is_empty() {
-            return Ok(Named { by: NODES_VARIABLE.into(), texts, file: None });
+            return Ok(NamedNodes { by: NODES_VARIABLE.into(), texts, file: None });
         }
         for loaded in files {
             let texts = not_blank(loaded.file.nodes.iter().map(String::as_str));
             if !texts.is_empty() {
-                return Ok(Named {
+                return Ok(NamedNodes {
                     by: loaded.path.display().to_string(),
                     texts,
                     file: Some(loaded),
@@ -184,13 +184,13 @@ impl NodeArgs {
     fn add_credentials(
         &self,
         endpoints: &mut [Endpoint],
-        of_file: Option<&File>,
+        config: Option<&File>,
     ) -> anyhow::Result<()> {
         let user = match &self.user {
             Some(user) => Some(user.clone()),
-            None => variable(USER_VARIABLE)?.or_else(|| of_file?.user.clone()),
+            None => variable(USER_VARIABLE)?.or_else(|| config?.user.clone()),
         };
-        let password_file = of_file.and_then(|file| file.password_file.as_deref());
+        let password_file = config.and_then(|file| file.password_file.as_deref());
         let password = match (&self.password_file, variable(PASSWORD_VARIABLE)?) {
             (Some(file), _) => Some(read_password(file)?),
             (None, Some(password)) => Some(password),
@@ -214,15 +214,14 @@ impl NodeArgs {
     fn read_certificates(
         &self,
         endpoints: &[Endpoint],
-        of_file: Option<&Tls>,
+        config: Option<&Tls>,
     ) -> anyhow::Result<Certificates> {
-        let cacert = self.cacert.as_deref().or_else(|| of_file?.cacert.as_deref());
+        let cacert = self.cacert.as_deref().or_else(|| config?.cacert.as_deref());
         let (cert, key) = match (&self.cert, &self.tls_key) {
             (Some(cert), Some(key)) => (Some(cert), Some(key)),
-            _ => (
-                of_file.and_then(|tls| tls.cert.as_ref()),
-                of_file.and_then(|tls| tls.key.as_ref()),
-            ),
+            _ => {
+                (config.and_then(|tls| tls.cert.as_ref()), config.and_then(|tls| tls.key.as_ref()))
+            }
         };
         let identity = match (cert, key) {
             (Some(cert), Some(key)) => {
@@ -263,12 +262,13 @@ impl Nodes {
         Ok(builder.connect_timeout(node_limit.min(CONNECT_LIMIT)).connect().await?)
     }
 
-    /// Connects to the nodes for a call that waits for a lock, and for the nodes that are missing.
+    /// Connects to the nodes for a call that waits for a lock. Missing nodes may connect during
+    /// that wait.
     pub(crate) async fn connect_to_wait(
         &self,
         node_limit: Option<Duration>,
     ) -> anyhow::Result<Quorum> {
-        let limit = node_limit.map_or(CONNECT_GRACE, |limit| limit * CONNECT_ROUND_TRIPS);
+        let limit = node_limit.map_or(CONNECT_LIMIT_OF_WAIT, |limit| limit * CONNECT_ROUND_TRIPS);
         Ok(self.quorum().connect_timeout(limit.min(CONNECT_SETTLE)).connect().await?)
     }
 
@@ -283,7 +283,7 @@ impl Nodes {
         builder
     }
 
-    /// One client per node, not connected yet.
+    /// Makes one client per node. None of them is connected yet.
     pub(crate) fn clients(&self) -> anyhow::Result<Vec<NodeClient>> {
         if self.endpoints.iter().any(Endpoint::has_tls) && CryptoProvider::get_default().is_none() {
             // Fails only if another provider was installed in the meantime.
@@ -333,10 +333,10 @@ fn not_blank<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<String> {
     texts.map(str::trim).filter(|text| !text.is_empty()).map(str::to_owned).collect()
 }
 
-/// The value of a variable of the environment; an empty one counts as missing.
+/// Reads a variable of the environment. An empty variable counts as missing.
 fn variable(name: &str) -> anyhow::Result<Option<String>> {
     let Some(value) = env::var_os(name).filter(|value| !value.is_empty()) else { return Ok(None) };
-    // Without the value, which may be a password.
+    // The error does not quote the value, which may be a password.
     value
         .into_string()
         .map(Some)

@@ -25,38 +25,39 @@ const KILL_AGAIN_EVERY: Duration = Duration::from_millis(5);
 /// The process group of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Group {
-    /// The command leads a process group: a signal to the group reaches all that it started.
+    /// The command leads its own process group: a signal to the group reaches all that it started.
     Own,
-    /// The command is in this group, which the terminal listens to: it can read from the terminal
-    /// and gets its Ctrl-C, Ctrl-\, Ctrl-Z and hang-up. Other members of the group, such as the
-    /// rest of a pipeline, get no signal from here.
-    Terminals(Pid),
+    /// The command is in this group, the foreground group of the terminal. It can read from the
+    /// terminal, and receives Ctrl-C, Ctrl-\, Ctrl-Z and a hang-up. This program signals only the
+    /// command, not other members of the group, such as the rest of a pipeline.
+    Foreground(Pid),
 }
 
 impl Group {
-    /// Returns the terminal's group if this process is in its foreground.
+    /// Returns [`Group::Foreground`] if this process is in the foreground of a terminal, else
+    /// [`Group::Own`].
     pub(crate) fn choose() -> Self {
         let own = getpgrp();
         let is_foreground =
             File::open("/dev/tty").is_ok_and(|tty| tcgetpgrp(tty).is_ok_and(|group| group == own));
-        if is_foreground { Self::Terminals(own) } else { Self::Own }
+        if is_foreground { Self::Foreground(own) } else { Self::Own }
     }
 }
 
 /// The command and its descendants, of which this process is the parent or the subreaper.
 ///
-/// Only this process waits for them, so that a process id in here is not reused.
+/// Only this process reaps them, so that a process id in here is not reused.
 pub(crate) struct ProcessTree {
     /// The command; `None` while it is unknown whether it was started.
     leader: Option<Pid>,
     leader_status: Option<ExitStatus>,
     group: Group,
-    /// Children that this process had before. They are not part of the tree.
+    /// Children that this process had before the command. They are not part of the tree.
     other_children: Vec<Pid>,
     has_children: bool,
     action: Option<StopAction>,
-    /// Adopted processes outside the group that were asked to end.
-    asked: Vec<Pid>,
+    /// Adopted processes outside the group that were sent SIGTERM.
+    sent_term: Vec<Pid>,
     child_signal: unix::Signal,
 }
 
@@ -69,7 +70,7 @@ impl ProcessTree {
         let mut command = Command::new(program);
         command.args(arguments).process_group(match group {
             Group::Own => 0,
-            Group::Terminals(group) => group.as_raw_pid(),
+            Group::Foreground(group) => group.as_raw_pid(),
         });
         tree.leader = Some(Pid::from_child(&command.spawn()?));
         Ok(tree)
@@ -89,7 +90,7 @@ impl ProcessTree {
             other_children,
             has_children: true,
             action: None,
-            asked: Vec::new(),
+            sent_term: Vec::new(),
             child_signal,
         })
     }
@@ -108,12 +109,12 @@ impl ProcessTree {
         !self.has_children
     }
 
-    /// Records processes that have ended.
+    /// Reaps processes that have ended, and records the status of the command.
     pub(crate) fn reap(&mut self) {
         let has_any = loop {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) => {
-                    self.asked.retain(|asked| *asked != pid);
+                    self.sent_term.retain(|child| *child != pid);
                     self.other_children.retain(|child| *child != pid);
                     if self.leader == Some(pid) {
                         self.leader_status = Some(ExitStatus::from_raw(status.as_raw()));
@@ -123,13 +124,14 @@ impl ProcessTree {
                 Err(_) => break false,
             }
         };
-        // Without other children, `wait` itself reports that no child is left, which is surer than
-        // a list.
+        // Without other children, `wait` itself reports whether a child is left. That is more
+        // reliable than a list of them.
         self.has_children =
             has_any && (self.other_children.is_empty() || !self.children().is_empty());
     }
 
-    /// Passes on a signal that `quorlock` was sent, unless the terminal sent it to both.
+    /// Passes on a signal that `quorlock` received, unless the terminal also sends it to the
+    /// command.
     pub(crate) fn pass_on(&self, signal: Signal) {
         let from_terminal = [Signal::INT, Signal::QUIT, Signal::HUP].contains(&signal);
         if self.group == Group::Own || !from_terminal {
@@ -152,7 +154,7 @@ impl ProcessTree {
     }
 
     /// Waits until a process has ended, or until the schedule's next action is due.
-    pub(crate) async fn change(&mut self, schedule: &StopSchedule) {
+    pub(crate) async fn changed(&mut self, schedule: &StopSchedule) {
         let due = async {
             match schedule.poll_timeout() {
                 Some(due) => clock::reach(due).await,
@@ -166,19 +168,19 @@ impl ProcessTree {
         }
     }
 
-    /// Stops everything by the schedule, and waits until nothing is left.
-    pub(crate) async fn end(&mut self, schedule: &mut StopSchedule) {
+    /// Stops all processes by the schedule, and waits until none is left.
+    pub(crate) async fn stop(&mut self, schedule: &mut StopSchedule) {
         loop {
             self.reap();
             if self.is_gone() {
                 return;
             }
             self.follow(schedule);
-            self.change(schedule).await;
+            self.changed(schedule).await;
         }
     }
 
-    /// A stopped process handles SIGTERM only after SIGCONT.
+    /// Sends SIGTERM, and then SIGCONT: a stopped process handles SIGTERM only after SIGCONT.
     fn terminate(&self) {
         self.signal(Signal::TERM);
         self.signal(Signal::CONT);
@@ -186,16 +188,17 @@ impl ProcessTree {
 
     fn terminate_adopted(&mut self) {
         for child in self.children() {
-            let is_asked = Some(child) == self.leader || self.asked.contains(&child);
-            if !is_asked && !self.is_in_own_group(child) {
+            let has_sigterm = Some(child) == self.leader || self.sent_term.contains(&child);
+            if !has_sigterm && !self.is_in_own_group(child) {
                 let _ = kill_process(child, Signal::TERM);
                 let _ = kill_process(child, Signal::CONT);
-                self.asked.push(child);
+                self.sent_term.push(child);
             }
         }
     }
 
-    /// A killed process leaves its own children to this process. They are killed the next time.
+    /// Kills the command and all children. The children of a killed process become children of this
+    /// process, and the next call kills them.
     fn kill(&self) {
         self.signal(Signal::KILL);
         for child in self.children() {
@@ -203,7 +206,8 @@ impl ProcessTree {
         }
     }
 
-    /// Sends a signal to the command. Does nothing when the command has just ended.
+    /// Sends a signal to the command, and with [`Group::Own`] to its group. Does nothing if the
+    /// process id could belong to another process.
     fn signal(&self, signal: Signal) {
         let Some(leader) = self.leader else { return };
         let is_unreaped = self.leader_status.is_none();
@@ -215,8 +219,8 @@ impl ProcessTree {
             {
                 kill_process_group(leader, signal)
             }
-            Group::Terminals(_) if is_unreaped => kill_process(leader, signal),
-            Group::Own | Group::Terminals(_) => Ok(()),
+            Group::Foreground(_) if is_unreaped => kill_process(leader, signal),
+            Group::Own | Group::Foreground(_) => Ok(()),
         };
     }
 
@@ -231,12 +235,12 @@ impl ProcessTree {
     }
 }
 
-/// Orphaned descendants become children of this process.
+/// Makes orphaned descendants children of this process.
 pub(crate) fn become_subreaper() -> io::Result<()> {
     Ok(set_child_subreaper(Some(getpid()))?)
 }
 
-/// The children of this process; empty where the system has no list of them.
+/// Returns the children of this process, or nothing if the system does not list them.
 pub(crate) fn children() -> Vec<Pid> {
     let Ok(threads) = fs::read_dir("/proc/self/task") else { return Vec::new() };
     let lists = threads

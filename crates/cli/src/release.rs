@@ -7,7 +7,7 @@ use crate::nodes::{self, NodeArgs};
 use crate::run::CLOSE_LIMIT;
 use crate::{exit, say};
 
-/// Frees a lock of `quorlock acquire`.
+/// Releases a lock of `quorlock acquire`.
 #[derive(clap::Args)]
 #[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Release {
@@ -19,9 +19,9 @@ pub(crate) struct Release {
 }
 
 const EXIT_CODES: &str = "Exit codes:
-  0    the lock was held until now, and is free
-  120  there was nothing to release: the lock had ended before its work did, or
-       was released or extended with this handle before
+  0    the lock was held until now, and is released
+  120  there was nothing to release: the lock had ended, or was released or
+       extended with this handle before
   122  no majority of the nodes answered; the lock ends by its ttl
   125  quorlock itself failed, or its arguments are not understood, or not
        accepted by the nodes";
@@ -30,15 +30,13 @@ pub(crate) async fn release(args: Release) -> anyhow::Result<ExitCode> {
     let handle = args.handle.read()?;
     let quorum = args.nodes.connect().await?;
     let outcome = quorum.release_detached(handle).await;
-    // Reaches the nodes beyond the majority.
+    // Waits for the nodes beyond the majority.
     let _ = quorum.flush(CLOSE_LIMIT).await;
     let code = match outcome {
         Ok(Released::Released) => return Ok(ExitCode::SUCCESS),
         Ok(Released::AlreadyOver) => {
-            say(
-                "nothing to release: the lock was released or extended with this handle before, or it had \
-                 ended",
-            );
+            say("nothing to release: the lock had ended, or was released or extended with this \
+                 handle before");
             exit::LOST
         }
         Err(error) => {

@@ -16,25 +16,25 @@ use rustix::process::Signal;
 use tokio::time::{Instant, sleep};
 
 use crate::args::not_empty;
-use crate::inspect::{Kind, Summary};
+use crate::inspect::{Summary, Verdict};
 use crate::nodes::{self, NodeArgs};
-use crate::shown::{self, escaped, table, time, with_plural};
+use crate::output::{self, escape_short, table, time, with_plural};
 use crate::signals::Signals;
 use crate::{exit, say};
 
-/// The shortest wait for a majority, whatever is known about the lock.
+/// The shortest time to wait for a majority, even if the lock ends sooner.
 const PATIENCE_MIN: Duration = Duration::from_secs(3);
 /// How often the progress line is updated.
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
-/// Takes a lock back from its holder, and waits until it is free.
+/// Revokes a lock, and waits until it has ended.
 ///
 /// The holder can no longer extend the lock. It keeps the lock until the present deadline, so that
-/// no two hold it: `quorlock run` stops its command before that. Then the next waiter acquires the
-/// lock.
+/// the lock never has two holders: `quorlock run` stops its command before the deadline. Then the
+/// next waiter acquires the lock.
 ///
-/// With --now the lock ends at once, and the next holder may run beside the old one. That is for a
-/// holder that is known to be dead.
+/// With --now the lock ends at once, and the next holder may run beside the old one. Use --now only
+/// for a holder that is known to be dead.
 #[derive(clap::Args)]
 #[command(after_help = [EXIT_CODES, EXAMPLE, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Revoke {
@@ -46,7 +46,7 @@ pub(crate) struct Revoke {
     #[arg(long)]
     now: bool,
 
-    /// Do not ask; required where there is no terminal
+    /// Do not ask for confirmation; required where there is no terminal
     #[arg(long)]
     yes: bool,
 
@@ -56,12 +56,13 @@ pub(crate) struct Revoke {
 
 const EXIT_CODES: &str = "Exit codes:
   0    the lock is over
-  121  another acquired the lock before the answer; nothing was revoked
-  122  too few nodes answered: the holder may extend the lock. What the others
-       have revoked stays revoked
+  121  another client acquired the lock before you confirmed; nothing was
+       revoked
+  122  too few nodes answered: the holder may extend the lock. It stays revoked
+       on the nodes that revoked it
   123  there is no such lock
-  125  quorlock itself failed, its arguments are not understood, or the answer
-       was no
+  125  quorlock itself failed, its arguments are not understood, or you did not
+       confirm
   128 + the signal that ended the wait; what was revoked stays revoked";
 
 const EXAMPLE: &str = "Example:
@@ -73,7 +74,7 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
         bail!(
             "nothing was revoked, because there is no terminal to ask on: add --yes after reading \
              `quorlock inspect {}`",
-            escaped(args.key.as_bytes())
+            escape_short(args.key.as_bytes())
         );
     }
     let quorum = args.nodes.connect().await?;
@@ -82,8 +83,8 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(exit::NO_MAJORITY));
     };
     let summary = Summary::of(&inspection);
-    say(format_args!("{} is {}", escaped(&key), summary.headline()));
-    if summary.kind == Kind::Free {
+    say(format_args!("{} is {}", escape_short(&key), summary.headline()));
+    if summary.verdict == Verdict::Free {
         return Ok(ExitCode::from(exit::FREE));
     }
     say(consequence(&summary, args.now));
@@ -91,7 +92,7 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
         if !is_confirmed().await? {
             bail!("nothing was revoked");
         }
-        // Another client may have acquired it while the operator read.
+        // Another client may have acquired the lock before the operator confirmed.
         let Some(again) = inspect(&quorum, &key).await? else {
             return Ok(ExitCode::from(exit::NO_MAJORITY));
         };
@@ -99,7 +100,7 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
             return Ok(code);
         }
     }
-    // From here on a signal ends the wait, and a message says what it leaves.
+    // From here on, a signal ends the wait, and a message says what stays revoked.
     let mut signals = Signals::listen()?;
     let revoking =
         async { if args.now { quorum.revoke_now(&key).await } else { quorum.revoke(&key).await } };
@@ -115,13 +116,13 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
             return Ok(exit::code_for_signal(signal));
         }
     };
-    shown::print(&table(&rows(&revocation.report())));
+    output::print(&table(&rows(&revocation.report())));
     let at_most = summary.held.map_or(Duration::ZERO, |held| held.at_most);
     let waited = wait(&mut revocation, at_most.max(PATIENCE_MIN), &mut signals).await;
     Ok(finish(&revocation.report(), &waited, args.now))
 }
 
-/// Inspects the lock. Prints a message and returns `None` when no node answers.
+/// Inspects the lock. Prints a message and returns `None` if no node answers.
 async fn inspect(quorum: &Quorum, key: &[u8]) -> anyhow::Result<Option<Inspection>> {
     match quorum.inspect(key).await {
         Ok(inspection) => Ok(Some(inspection)),
@@ -133,19 +134,19 @@ async fn inspect(quorum: &Quorum, key: &[u8]) -> anyhow::Result<Option<Inspectio
     }
 }
 
-/// Says who is affected, and how.
+/// Describes the effect on the holder and on the next waiter.
 fn consequence(summary: &Summary<'_>, now: bool) -> String {
     let holder = match summary.held {
         Some(held) if summary.is_shared() => {
             format!("each of the {} that share it", with_plural(held.holders, "client"))
         }
-        Some(held) => format!("{}, fence {},", shown::owner(held.owner.as_deref()), held.fence),
+        Some(held) => format!("{}, fence {},", output::owner(held.owner.as_deref()), held.fence),
         None => "its holder".to_owned(),
     };
     let left = summary.held.map(|held| time(held.at_most));
     let left = |word: &str| left.map(|left| format!(" {word} {left}")).unwrap_or_default();
     let next = match summary.queue.first() {
-        Some(waiter) => format!("{} acquires the lock", shown::owner(waiter.owner.as_deref())),
+        Some(waiter) => format!("{} acquires the lock", output::owner(waiter.owner.as_deref())),
         None => "the lock is free".to_owned(),
     };
     if now {
@@ -171,14 +172,20 @@ async fn is_confirmed() -> anyhow::Result<bool> {
     Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
 }
 
-/// The exit code when the lock is not the one that the operator confirmed.
-fn has_changed(shown: &Summary<'_>, now: &Summary<'_>) -> Option<ExitCode> {
+/// Returns the exit code if the lock is no longer the one that the operator confirmed.
+fn has_changed(confirmed: &Summary<'_>, now: &Summary<'_>) -> Option<ExitCode> {
     let fence = |summary: &Summary<'_>| summary.held.map(|held| held.fence);
-    if now.kind == Kind::Free {
-        say("it has become free, and nothing was revoked");
+    if now.verdict == Verdict::Free {
+        say("nothing was revoked: the lock is now free");
         return Some(ExitCode::from(exit::FREE));
     }
-    if fence(shown) == fence(now) {
+    if now.verdict == Verdict::NoMajority {
+        say("nothing was revoked: too few nodes answered after the confirmation");
+        return Some(ExitCode::from(exit::NO_MAJORITY));
+    }
+    // A lock without a known fence is the same only if the nodes describe it in the same way.
+    let is_same = fence(now).is_some() || confirmed.verdict == now.verdict;
+    if is_same && fence(confirmed) == fence(now) {
         return None;
     }
     say(format_args!("nothing was revoked: the lock is now {}", now.headline()));
@@ -189,16 +196,17 @@ fn has_changed(shown: &Summary<'_>, now: &Summary<'_>) -> Option<ExitCode> {
 enum Waited {
     /// The lock is over.
     Over,
-    /// Too few nodes answered, and the lock has ended on the others.
+    /// No majority revoked the lock in time.
     GaveUp,
     Interrupted(Signal),
 }
 
-/// Waits for the end of the lock, and for a majority until `at_most` is over.
-async fn wait(revocation: &mut Revocation, at_most: Duration, signals: &mut Signals) -> Waited {
+/// Waits for the end of the lock. Gives up if no majority has revoked it within `patience`, or
+/// within the remaining time of the lock if that is longer.
+async fn wait(revocation: &mut Revocation, patience: Duration, signals: &mut Signals) -> Waited {
     let began = Instant::now();
     let mut last = revocation.report();
-    let give_up_after = at_most.max(last.remaining);
+    let give_up_after = patience.max(last.remaining);
     let mut progress = Progress::default();
     loop {
         let report = revocation.report();
@@ -227,7 +235,7 @@ async fn wait(revocation: &mut Revocation, at_most: Duration, signals: &mut Sign
     }
 }
 
-/// A line that is overwritten on a terminal, and printed once elsewhere.
+/// A progress line: overwritten on a terminal; elsewhere printed once for each state.
 #[derive(Default)]
 struct Progress {
     shown: Option<RevocationState>,
@@ -235,15 +243,16 @@ struct Progress {
 }
 
 impl Progress {
-    fn show(&mut self, report: &RevocationReport, patience: Duration) {
-        let left = time(patience);
+    fn show(&mut self, report: &RevocationReport, patience_left: Duration) {
+        let left = time(patience_left);
         let text = match report.state {
             RevocationState::Revoked => {
                 format!("revoked; the lock ends within {}", time(report.remaining))
             }
             RevocationState::Unconfirmed => {
                 format!(
-                    "asking again for {left}: some nodes have the lock, and others may still get it"
+                    "asking again for {left}: the lock is free on some nodes, and the holder may \
+                     still acquire it there"
                 )
             }
             _ => format!(
@@ -258,9 +267,7 @@ impl Progress {
         }
         self.shown = Some(report.state);
     }
-}
 
-impl Progress {
     fn end_line(&mut self) {
         if std::mem::take(&mut self.is_open) {
             let _ = writeln!(stderr());
@@ -286,10 +293,8 @@ fn finish(report: &RevocationReport, waited: &Waited, now: bool) -> ExitCode {
             ExitCode::from(exit::SUCCESS)
         }
         Waited::GaveUp => {
-            say(
-                "too few nodes answered: the holder may extend the lock. Ask again when a majority of the \
-                 nodes can be reached",
-            );
+            say("too few nodes answered: the holder may extend the lock. Revoke it again when a \
+                 majority of the nodes can be reached");
             ExitCode::from(exit::NO_MAJORITY)
         }
         Waited::Interrupted(signal) => {
@@ -318,14 +323,14 @@ fn answer(result: &NodeRevocation) -> String {
     match result {
         NodeRevocation::Revoked(lease) => {
             let left = lease.ttl.map_or_else(String::new, |left| format!(", {} left", time(left)));
-            format!("revoked from {}{left}", shown::owner(lease.owner.as_deref()))
+            format!("revoked from {}{left}", output::owner(lease.owner.as_deref()))
         }
-        NodeRevocation::Ended => "revoked, and over".to_owned(),
+        NodeRevocation::Ended => "revoked, and ended".to_owned(),
         NodeRevocation::Free => "free".to_owned(),
         NodeRevocation::Other(lease) => {
-            format!("held by {}, who acquired it later", shown::owner(lease.owner.as_deref()))
+            format!("held by {}, which acquired it later", output::owner(lease.owner.as_deref()))
         }
-        NodeRevocation::Failed(error) => escaped(error.to_string()),
+        NodeRevocation::Failed(error) => escape_short(error.to_string()),
         _ => "no answer yet".to_owned(),
     }
 }

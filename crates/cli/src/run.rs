@@ -20,15 +20,17 @@ use crate::signals::Signals;
 use crate::watchdog::{Begin, Order, PERMIT_VARIABLE, Report, Watchdog};
 use crate::{advice, clock, exit, say, semaphore};
 
-/// The smallest ttl in node limits. An extension that no node answers takes one node limit. A third
-/// of the ttl must leave time for several, and to stop the child after the last.
+/// The smallest ttl, in node limits.
+///
+/// An extension that no node answers takes one node limit. A third of the ttl must suffice for
+/// several extensions, and for stopping the command after the last one.
 const NODE_LIMITS_PER_TTL_MIN: u32 = 10;
-/// How long to wait for silent nodes at the end. Their requests are in flight, and what they hold
-/// ends by its ttl.
+/// How long to wait for silent nodes at the end. Their requests are in flight, and a lease that
+/// remains there ends by its ttl.
 pub(crate) const CLOSE_LIMIT: Duration = Duration::from_millis(250);
 
 pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
-    // From here on a signal cannot end this program while it holds something.
+    // Listens first: a signal must not end this program while it holds a lock.
     let mut signals = Signals::listen()?;
     let nodes = args.nodes.load()?;
     args.fill(&nodes.defaults);
@@ -59,31 +61,31 @@ async fn run_locked(
 ) -> anyhow::Result<ExitCode> {
     let wait = args.wait();
     let key = args.key.clone().into_vec();
-    let wanted = match args.permits {
+    let builder = match args.permits {
         Some(permits) => quorum.semaphore(key, permits.into()),
         None if args.shared => quorum.lock(key).shared(),
         None => quorum.lock(key),
     };
-    let mut wanted = wanted.ttl(args.ttl());
+    let mut builder = builder.ttl(args.ttl());
     if let Some(owner) = &args.owner {
-        wanted = wanted.owner(owner);
+        builder = builder.owner(owner);
     }
     if let Some(limit) = args.node_limit {
-        wanted = wanted.node_timeout(limit);
+        builder = builder.node_timeout(limit);
     }
-    let mut is_compared = false;
+    let mut has_compared_permits = false;
     let acquired = tokio::select! {
         biased;
         signal = signals.next() => return Ok(exit::code_for_signal(signal)),
-        acquired = acquire(wanted, called, wait, args.verbose) => acquired,
-        never = compare_permits_later(quorum, &args, &mut is_compared) => match never {},
+        acquired = acquire(builder, called, wait, args.verbose) => acquired,
+        never = compare_permits_later(quorum, &args, &mut has_compared_permits) => match never {},
     };
     let lock = match acquired {
         Ok(lock) => lock,
         Err(error) if is_hopeless(&error) => return Err(advice::on_acquire(error)),
         Err(error) => {
-            say(format_args!("not acquired: {}", advice::shown(&error)));
-            if !is_compared
+            say(format_args!("not acquired: {}", advice::describe(&error)));
+            if !has_compared_permits
                 && matches!(error, AcquireError::Held { .. } | AcquireError::TimedOut { .. })
             {
                 compare_permits(quorum, &args).await;
@@ -99,31 +101,34 @@ async fn run_locked(
     }
     let (fence, permit) = (lock.fence(), lock.slot());
     let mut renewer = LockRenewer::new(lock, args.ttl());
-    let (status, is_asked) = match supervise(&args, ttl, (fence, permit), &mut renewer, signals)
-        .await?
-    {
-        Ended::ByItself { status, is_asked } => (status, is_asked),
-        // Only after the command is gone: a blocked standard error must not delay its end.
-        Ended::WithTheLock => {
-            say(format_args!("the command was stopped: {}", renewer.reason()));
-            return Ok(ExitCode::from(exit::LOST));
-        }
-        Ended::BeforeItBegan => {
-            say(format_args!("the command was not started: {}", renewer.reason()));
-            return Ok(ExitCode::from(exit::LOST));
-        }
-        Ended::WithTheWatchdog => {
-            say("the command was stopped: its watchdog was killed");
-            return Ok(ExitCode::from(exit::FAILED));
-        }
-        Ended::Never(error) => {
-            say(format_args!("cannot run {}: {error}", args.command()[0].display()));
-            let missing = error.kind() == ErrorKind::NotFound;
-            return Ok(ExitCode::from(if missing { exit::NOT_FOUND } else { exit::CANNOT_RUN }));
-        }
-    };
+    let (status, is_interrupted) =
+        match supervise(&args, ttl, (fence, permit), &mut renewer, signals).await? {
+            Outcome::Exited { status, is_interrupted } => (status, is_interrupted),
+            // Printed only after the command has ended: a blocked standard error must not delay it.
+            Outcome::LockLost => {
+                say(format_args!("the command was stopped: {}", renewer.reason()));
+                return Ok(ExitCode::from(exit::LOST));
+            }
+            Outcome::TooLate => {
+                say(format_args!("the command was not started: {}", renewer.reason()));
+                return Ok(ExitCode::from(exit::LOST));
+            }
+            Outcome::WatchdogKilled => {
+                say("the command was stopped: its watchdog was killed");
+                return Ok(ExitCode::from(exit::FAILED));
+            }
+            Outcome::NotStarted(error) => {
+                say(format_args!("cannot run {}: {error}", args.command()[0].display()));
+                let missing = error.kind() == ErrorKind::NotFound;
+                return Ok(ExitCode::from(if missing {
+                    exit::NOT_FOUND
+                } else {
+                    exit::CANNOT_RUN
+                }));
+            }
+        };
     let hold_until = held_since.plus(args.hold_at_least.unwrap_or_default());
-    let was_held = is_asked || hold(&mut renewer, hold_until, signals).await;
+    let was_held = is_interrupted || hold(&mut renewer, hold_until, signals).await;
     match renewer.release().await {
         Ok(Released::Released) if args.verbose => {
             let after = rounded(clock::now().since(held_since));
@@ -131,53 +136,59 @@ async fn run_locked(
         }
         Ok(Released::Released) => {}
         Ok(Released::AlreadyOver) if was_held => {
-            say("the lock had ended before the command did: it was not protected to its end");
+            say("the lock had ended before the command did: the command was not protected to its \
+                 end");
         }
         Ok(Released::AlreadyOver) => {
-            say("the lock ended before --hold-at-least was over, and after the command did");
+            say("the lock ended after the command did, but before --hold-at-least was over");
         }
         Err(error) => say(error),
     }
-    Ok(exit::of(status))
+    Ok(exit::code_for_status(status))
 }
 
-/// Warns of a client that uses a larger number of permits, when all of ours are taken.
+/// Warns if another client uses a larger number of permits.
 async fn compare_permits(quorum: &Quorum, args: &Run) {
     let Some(permits) = args.permits.map(usize::from) else { return };
     let name = args.key.as_bytes();
     if let Some(larger) = quorum.larger_permits(name, permits).await {
-        semaphore::warn(name, permits, larger);
+        semaphore::warn_of_larger(name, permits, larger);
     }
 }
 
-/// The same during a wait that is not short.
-async fn compare_permits_later(quorum: &Quorum, args: &Run, is_compared: &mut bool) -> Infallible {
+/// Compares the permits when the wait has lasted for [`WAIT_CHECK_EVERY`]. Never returns.
+async fn compare_permits_later(
+    quorum: &Quorum,
+    args: &Run,
+    has_compared_permits: &mut bool,
+) -> Infallible {
     sleep(WAIT_CHECK_EVERY).await;
-    *is_compared = true;
+    *has_compared_permits = true;
     compare_permits(quorum, args).await;
     pending().await
 }
 
-/// Tries once, prints why the lock is not free, and waits for it until `wait` is over, which began
-/// when the user called: connecting to the nodes is a part of it.
+/// Tries once. If the lock is not acquired, prints why and waits for it.
+///
+/// `wait` counts from `called`, and so includes the time to connect.
 pub(crate) async fn acquire(
-    wanted: LockBuilder,
+    builder: LockBuilder,
     called: Instant,
     wait: Duration,
     verbose: bool,
 ) -> Result<Lock, AcquireError> {
-    match wanted.try_acquire().await {
+    match builder.try_acquire().await {
         Err(error) if called.elapsed() < wait => match error {
             error if is_hopeless(&error) => return Err(error),
             error if is_usual(&error) && !verbose && !stderr().is_terminal() => {}
-            error => say(format_args!("waiting: {}", advice::shown(&error))),
+            error => say(format_args!("waiting: {}", advice::describe(&error))),
         },
         decided => return decided,
     }
-    wanted.wait(wait.saturating_sub(called.elapsed())).acquire().await
+    builder.wait(wait.saturating_sub(called.elapsed())).acquire().await
 }
 
-/// Whether waiting cannot help: too many nodes fail permanently to leave a majority.
+/// Returns whether waiting cannot help: the request is invalid, or too many nodes fail permanently.
 pub(crate) fn is_hopeless(error: &AcquireError) -> bool {
     match error {
         AcquireError::InvalidRequest { .. } => true,
@@ -186,7 +197,7 @@ pub(crate) fn is_hopeless(error: &AcquireError) -> bool {
     }
 }
 
-/// The exit code of a lock that was not acquired.
+/// Returns the exit code for a lock that was not acquired.
 pub(crate) fn code_of(error: &AcquireError, conflict: u8) -> u8 {
     match error {
         AcquireError::Held { .. } | AcquireError::TimedOut { .. } => conflict,
@@ -197,8 +208,9 @@ pub(crate) fn code_of(error: &AcquireError, conflict: u8) -> u8 {
     }
 }
 
-/// Whether the lock is merely in use. A person at a terminal wants to read that, and a mail from
-/// cron should not contain it. The same holds for a missing master while a majority votes.
+/// Returns whether the lock is merely in use, or only a minority of the nodes failed.
+///
+/// Such a reason is printed only on a terminal or with `--verbose`: no mail from cron contains it.
 fn is_usual(error: &AcquireError) -> bool {
     match error {
         AcquireError::NoQuorum { nodes } => 2 * nodes.failed().count() < nodes.0.len(),
@@ -206,24 +218,24 @@ fn is_usual(error: &AcquireError) -> bool {
     }
 }
 
-/// How the command ended.
-enum Ended {
-    ByItself {
+/// How the command ended, or why it was not started.
+enum Outcome {
+    Exited {
         status: ExitStatus,
-        /// Whether a signal asked `quorlock` to end before that.
-        is_asked: bool,
+        /// Whether `quorlock` received TERM, INT or QUIT before that.
+        is_interrupted: bool,
     },
-    /// The lock was lost or not extended in time.
-    WithTheLock,
-    /// Its watchdog was killed.
-    WithTheWatchdog,
-    /// It was not started: the lock had too little validity left.
-    BeforeItBegan,
-    /// It could not be run.
-    Never(io::Error),
+    /// The lock was lost or not extended in time, and the command was stopped.
+    LockLost,
+    /// The watchdog was killed, and the command was stopped.
+    WatchdogKilled,
+    /// The command was not started: the lock had too little validity left.
+    TooLate,
+    /// The command could not be run.
+    NotStarted(io::Error),
 }
 
-/// Runs the command while the lock is renewed. Passes signals on, and stops the command when the
+/// Runs the command while it renews the lock. Passes signals on, and stops the command when the
 /// lock is lost.
 async fn supervise(
     args: &Run,
@@ -231,7 +243,7 @@ async fn supervise(
     (fence, permit): (Fence, Option<usize>),
     renewer: &mut LockRenewer,
     signals: &mut Signals,
-) -> anyhow::Result<Ended> {
+) -> anyhow::Result<Outcome> {
     let begin = Begin {
         ttl,
         kill_after: args.kill_after,
@@ -249,28 +261,30 @@ async fn supervise(
     let environment = environment.into_iter().chain(permit);
     let watchdog = Watchdog::start(begin, &args.command(), environment);
     let mut watchdog = watchdog.context("cannot start the watchdog of the command")?;
-    let (mut is_stopped, mut is_asked) = (false, false);
+    let (mut is_stopped, mut is_interrupted) = (false, false);
     loop {
         tokio::select! {
             biased;
             report = watchdog.report() => match report {
                 Some(Report::Started(_)) => {}
-                Some(Report::NotStarted(error)) => return Ok(Ended::Never(error.into())),
-                Some(Report::TooLate) => return Ok(Ended::BeforeItBegan),
+                Some(Report::NotStarted(error)) => return Ok(Outcome::NotStarted(error.into())),
+                Some(Report::TooLate) => return Ok(Outcome::TooLate),
                 Some(Report::Stopping) => is_stopped = true,
-                Some(Report::Ended(_)) if is_stopped => return Ok(Ended::WithTheLock),
-                Some(Report::Ended(status)) => return Ok(Ended::ByItself { status, is_asked }),
+                Some(Report::Ended(_)) if is_stopped => return Ok(Outcome::LockLost),
+                Some(Report::Ended(status)) => {
+                    return Ok(Outcome::Exited { status, is_interrupted });
+                }
                 None => {
                     let now = clock::now();
                     let is_overdue = now.has_reached(schedule.overdue_at());
                     schedule.handle_abandoned(now);
-                    watchdog.replace(&mut schedule).await?;
-                    return Ok(if is_overdue { Ended::WithTheLock } else { Ended::WithTheWatchdog });
+                    watchdog.take_over(&mut schedule).await?;
+                    return Ok(if is_overdue { Outcome::LockLost } else { Outcome::WatchdogKilled });
                 }
             },
             () = clock::reach(schedule.overdue_at()) => {
-                watchdog.replace(&mut schedule).await?;
-                return Ok(Ended::WithTheLock);
+                watchdog.take_over(&mut schedule).await?;
+                return Ok(Outcome::LockLost);
             }
             state = renewer.next() => match state {
                 CheckResult::ValidUntil(deadline) => {
@@ -283,15 +297,15 @@ async fn supervise(
                 }
             },
             signal = signals.next() => {
-                is_asked |= [Signal::TERM, Signal::INT, Signal::QUIT].contains(&signal);
+                is_interrupted |= [Signal::TERM, Signal::INT, Signal::QUIT].contains(&signal);
                 watchdog.order(&Order::PassOn(signal));
             }
         }
     }
 }
 
-/// Renews the lock until `until`, or until a signal arrives. Returns whether it was held to the
-/// end.
+/// Renews the lock until `until`, or until a signal arrives. Returns whether the lock was held to
+/// the end.
 async fn hold(renewer: &mut LockRenewer, until: Moment, signals: &mut Signals) -> bool {
     loop {
         tokio::select! {
@@ -301,8 +315,4 @@ async fn hold(renewer: &mut LockRenewer, until: Moment, signals: &mut Signals) -
             state = renewer.next() => if matches!(state, CheckResult::Lost) { return false },
         }
     }
-}
-
-pub(crate) fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

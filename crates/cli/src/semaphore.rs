@@ -1,4 +1,4 @@
-//! `quorlock inspect --permits N NAME`: a semaphore as a whole.
+//! `quorlock inspect --permits N NAME`: all slots of a semaphore.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -6,18 +6,18 @@ use std::process::ExitCode;
 use quorlock_client::{InspectError, Inspection, Quorum, WaiterInfo};
 use serde::Serialize;
 
-use crate::inspect::{Kind, PrintedKey, PrintedWaiter, Summary, named};
-use crate::shown::{self, escaped, table, time, with_plural};
+use crate::inspect::{PrintedKey, PrintedWaiter, Summary, Verdict, waiter_text};
+use crate::output::{self, escape_short, table, time, with_plural};
 use crate::{exit, say};
 
 /// What the nodes say about the slots of a semaphore.
 struct Semaphore<'a> {
     name: &'a [u8],
     permits: usize,
-    /// Each slot that counts, with its key.
+    /// Each slot that is shown, with its key.
     slots: Vec<(&'a [u8], Summary<'a>)>,
-    /// The number of permits that some other client uses at least, if that is larger.
-    larger: Option<usize>,
+    /// A lower bound of the permits that another client uses, if it exceeds `permits`.
+    larger_permits: Option<usize>,
     waiters: u64,
     queue: Vec<&'a WaiterInfo>,
 }
@@ -38,49 +38,52 @@ pub(crate) async fn inspect(
     };
     let semaphore = Semaphore::new(name, permits.into(), &slots);
     if json {
-        shown::print(&(shown::json(&Printed::new(&semaphore))? + "\n"));
+        output::print(&(output::json(&Printed::new(&semaphore))? + "\n"));
     } else {
-        shown::print(&semaphore.text());
+        output::print(&semaphore.text());
     }
-    if let Some(larger) = semaphore.larger {
-        warn(name, permits.into(), larger);
+    if let Some(larger_permits) = semaphore.larger_permits {
+        warn_of_larger(name, permits.into(), larger_permits);
     }
     Ok(ExitCode::from(semaphore.code()))
 }
 
-/// Warns of a client with a larger number of permits.
-pub(crate) fn warn(name: &[u8], permits: usize, larger: usize) {
+/// Warns that another client uses a larger number of permits.
+pub(crate) fn warn_of_larger(name: &[u8], permits: usize, larger_permits: usize) {
     say(format_args!(
-        "warning: another client of {} uses at least {larger} permits, so that more than {permits} may be \
-         held: give the same number everywhere",
-        escaped(name)
+        "warning: another client of {} uses at least {larger_permits} permits, so that more than \
+         {permits} may be held: give the same number everywhere",
+        escape_short(name)
     ));
 }
 
 impl<'a> Semaphore<'a> {
-    /// `slots` are all that a semaphore may have.
+    /// `slots` are all slots that a semaphore of any number of permits may have.
     fn new(name: &'a [u8], permits: usize, slots: &'a [(Vec<u8>, Inspection)]) -> Self {
         let is_used = |inspection: &Inspection| {
             inspection.nodes.iter().any(|node| matches!(node.lease, Ok(Some(_))))
         };
         let last = slots.iter().rposition(|(_, inspection)| is_used(inspection));
-        let larger = last.map(|last| last + 1).filter(|larger| *larger > permits);
-        // Also those of clients with a larger number: they count for the whole as well.
-        let shown = &slots[..larger.unwrap_or(permits).min(slots.len())];
+        let larger_permits = last.map(|last| last + 1).filter(|used| *used > permits);
+        // Includes slots that only clients with a larger number use: `held` counts them too.
+        let shown = &slots[..larger_permits.unwrap_or(permits).min(slots.len())];
         let (waiters, queue) = waiters(shown);
         let slots = shown.iter().map(|(key, slot)| (&**key, Summary::of(slot))).collect();
-        Self { name, permits, slots, larger, waiters, queue }
+        Self { name, permits, slots, larger_permits, waiters, queue }
     }
 
     fn held(&self) -> usize {
-        let is_held = |kind: Kind| matches!(kind, Kind::Held | Kind::Revoked | Kind::Foreign);
-        self.slots.iter().filter(|(_, slot)| is_held(slot.kind)).count()
+        let is_held = |verdict: Verdict| {
+            matches!(verdict, Verdict::Held | Verdict::Revoked | Verdict::Foreign)
+        };
+        self.slots.iter().filter(|(_, slot)| is_held(slot.verdict)).count()
     }
 
     fn code(&self) -> u8 {
-        let is_unknown = |kind: Kind| matches!(kind, Kind::NoMajority | Kind::Divided);
+        let is_unknown =
+            |verdict: Verdict| matches!(verdict, Verdict::NoMajority | Verdict::Divided);
         match self.held() {
-            0 if self.slots.iter().any(|(_, slot)| is_unknown(slot.kind)) => exit::NO_MAJORITY,
+            0 if self.slots.iter().any(|(_, slot)| is_unknown(slot.verdict)) => exit::NO_MAJORITY,
             0 => exit::FREE,
             _ => exit::SUCCESS,
         }
@@ -88,9 +91,9 @@ impl<'a> Semaphore<'a> {
 
     fn text(&self) -> String {
         let (held, permits) = (self.held(), with_plural(self.permits as u64, "permit"));
-        let mut text = format!("{}: {held} of {permits} held\n", escaped(self.name));
+        let mut text = format!("{}: {held} of {permits} held\n", escape_short(self.name));
         if self.waiters > 0 {
-            let queue: Vec<_> = self.queue.iter().map(|waiter| named(waiter)).collect();
+            let queue: Vec<_> = self.queue.iter().map(|waiter| waiter_text(waiter)).collect();
             let hidden = self.waiters.saturating_sub(queue.len() as u64);
             let more = if hidden > 0 { format!(" and {hidden} more") } else { String::new() };
             // Writing to a string cannot fail.
@@ -102,7 +105,7 @@ impl<'a> Semaphore<'a> {
             let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
             rows.push(vec![
                 index.to_string(),
-                escaped(key),
+                escape_short(key),
                 slot.headline(),
                 or_none(slot.held.map(|held| held.fence.to_string())),
                 or_none(slot.since.map(time)),
@@ -113,8 +116,10 @@ impl<'a> Semaphore<'a> {
     }
 }
 
-/// How many clients wait for a permit, and the first of them. A client waits on one node, in the
-/// queue of every slot that it accepts.
+/// Returns the number of clients that wait for a permit, and the first of them.
+///
+/// A client waits on one node, in the queue of every slot that it accepts. Therefore only the
+/// longest queue of each node counts.
 fn waiters(slots: &[(Vec<u8>, Inspection)]) -> (u64, Vec<&WaiterInfo>) {
     let (mut waiters, mut queue) = (0, Vec::new());
     let nodes = slots.first().map_or(0, |(_, slot)| slot.nodes.len());
@@ -137,7 +142,7 @@ struct Printed<'a> {
     name_hex: Option<String>,
     permits: usize,
     held: usize,
-    /// The number of permits that some client uses at least, if it is larger.
+    /// A lower bound of the permits that another client uses, if it exceeds `permits`.
     larger_permits: Option<usize>,
     waiters: u64,
     queue: Vec<PrintedWaiter<'a>>,
@@ -148,10 +153,10 @@ impl<'a> Printed<'a> {
     fn new(semaphore: &Semaphore<'a>) -> Self {
         Self {
             name: String::from_utf8_lossy(semaphore.name).into_owned(),
-            name_hex: shown::key_hex(semaphore.name),
+            name_hex: output::key_hex(semaphore.name),
             permits: semaphore.permits,
             held: semaphore.held(),
-            larger_permits: semaphore.larger,
+            larger_permits: semaphore.larger_permits,
             waiters: semaphore.waiters,
             queue: semaphore.queue.iter().map(|waiter| PrintedWaiter::new(waiter)).collect(),
             slots: semaphore.slots.iter().map(|(key, slot)| PrintedKey::new(key, slot)).collect(),

@@ -11,7 +11,8 @@ use tokio::signal::unix::{self, SignalKind};
 const LISTENED_TO: [Signal; 6] =
     [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
 
-/// A listener for these signals. They no longer end this program, even after this is dropped.
+/// A listener for the signals that this program handles. They no longer end this program, even
+/// after the listener is dropped.
 pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
 
 impl Signals {
@@ -20,7 +21,7 @@ impl Signals {
         LISTENED_TO
             .into_iter()
             // Under nohup, and in the background of a script, this program and its child must
-            // ignore some signals. The child inherits that as long as this program does not listen.
+            // ignore some signals. The child inherits this if the program does not listen for them.
             .filter(|signal| ignored & (1 << (signal.as_raw() - 1)) == 0)
             .map(|signal| Ok((signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?)))
             .collect::<Result<_, std::io::Error>>()
@@ -54,8 +55,8 @@ impl Signals {
     }
 }
 
-/// One bit for each signal that was ignored when this program started, from the lowest; 0 where the
-/// system does not say.
+/// Returns the signals that were ignored when this program started: the lowest bit is signal 1.
+/// Returns 0 if the system does not report them.
 fn ignored_mask() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -16,12 +16,12 @@ use crate::signals::Signals;
 
 /// Starts local masters with the lock module, for trying things out.
 ///
-/// They listen on free ports of 127.0.0.1, keep their files in temporary folders, and are gone
-/// after Ctrl-C. Standard output is one line for a shell, which names them to the other verbs.
+/// They listen on free ports of 127.0.0.1, keep their files in temporary folders, and stop at
+/// Ctrl-C. Standard output is one line for a shell: after it, the other verbs use these masters.
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Up {
-    /// How many masters
+    /// How many masters to start
     #[arg(short = 'n', long = "masters", default_value_t = 5, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
     masters: u16,
@@ -30,7 +30,7 @@ pub(crate) struct Up {
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
 
-    /// Keep the files of the masters in this folder, and start from the files that are there
+    /// Keep the files of the masters in this folder, and start with the files that are there
     ///
     /// A master that is started again grants no locks for a minute, since it may have forgotten
     /// some.
@@ -46,7 +46,7 @@ pub(crate) struct Up {
     module: Option<PathBuf>,
 }
 
-const HELP: &str = "The module is the first of these that is there:
+const HELP: &str = "The module is the first of these that exists:
   --module FILE
   QUORLOCK_MODULE
   libquorlock.so beside this program, as after `cargo build`
@@ -65,11 +65,11 @@ Exit codes:
 
 Example:
   quorlock up --port 7001 --keep ~/locks
-  has the same addresses and the same data each time.";
+  uses the same addresses and the same data each time.";
 
 /// How often the progress spinner moves.
 const TICK: Duration = Duration::from_millis(100);
-/// Locked by the program that uses a folder.
+/// The file in a folder that the program locks while it uses the folder.
 const LOCK_FILE: &str = "quorlock-up.lock";
 
 pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
@@ -89,7 +89,7 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
         )?,
     };
     let folder = args.keep.as_deref().map(Folder::open).transpose()?.map(Arc::new);
-    let is_again =
+    let has_started_before =
         folder.as_ref().is_some_and(|folder| (0..args.masters).any(|index| folder.has(index)));
 
     // Before the first server starts: an interrupted program must leave none behind.
@@ -120,30 +120,33 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
     let urls: Vec<_> =
         masters.iter().map(|master| master.url().trim_end_matches('/').to_owned()).collect();
     for (index, (master, url)) in masters.iter().zip(&urls).enumerate() {
-        tell(format_args!("master {}: {url} (process {})", index + 1, master.pid()));
+        print_message(format_args!("master {}: {url} (process {})", index + 1, master.pid()));
     }
-    if is_again {
-        tell(
-            "They were started before and may have forgotten locks: they grant none for the next 60 s.",
+    if has_started_before {
+        print_message(
+            "Masters that were started before may have forgotten locks: they grant none for the \
+             next 60 s.",
         );
     }
-    tell("Ready. In another terminal, paste the next line, and then: quorlock run KEY -- COMMAND");
+    print_message(
+        "Ready. In another terminal, paste the next line, and run: quorlock run KEY -- COMMAND",
+    );
     writeln!(stdout(), "export QUORLOCK_NODES={}", urls.join(","))
         .context("cannot print the masters")?;
-    tell("Ctrl-C ends all.");
+    print_message("Ctrl-C stops all masters.");
     signals.next().await;
     if folder.is_some() {
-        // So that they write their data.
+        // A clean shutdown writes the data of the masters.
         for master in &mut masters {
             master.shutdown();
         }
     }
     drop(masters);
-    tell("All masters are stopped.");
+    print_message("All masters are stopped.");
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where the files of the masters stay. One program at a time uses it.
+/// The folder for the files of the masters. One program at a time uses it.
 struct Folder {
     path: PathBuf,
     /// Holds the lock on the folder until it is closed.
@@ -182,7 +185,7 @@ impl Folder {
 
     fn configure(&self, index: u16, master: ServerBuilder) -> ServerBuilder {
         let master = master.dir(self.of_master(index)).arg("appendonly", "yes");
-        // The module's default: only a master that never ran has nothing to forget.
+        // -1 is the module's default. Only a master that never ran has nothing to forget.
         if self.has(index) { master.arg("lock.rejoin-delay", -1) } else { master }
     }
 }
@@ -198,7 +201,7 @@ fn existing(module: PathBuf) -> anyhow::Result<PathBuf> {
     Ok(module)
 }
 
-/// Prints a message for the user. A closed standard error is ignored.
-fn tell(message: impl Display) {
+/// Prints a message on standard error. Ignores write errors: standard error may be closed.
+fn print_message(message: impl Display) {
     let _ = writeln!(stderr(), "{message}");
 }

@@ -1,10 +1,8 @@
-//! `quorlock bench`.
+//! `quorlock bench` on real masters.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
-
-use std::iter;
 
 use common::{PATIENCE, Running, code, on, stderr, stdout};
 use quorlock_testkit::{Masters, eventually};
@@ -78,21 +76,21 @@ fn keys_have_the_prefix_and_are_gone_after_a_signal() {
     let bench =
         Running::start(on(&masters, "bench").args(["--duration", "1h", "--prefix", "mine:"]));
     let mut seen = Vec::new();
-    eventually(PATIENCE, "it has locks", || {
+    eventually(PATIENCE, "the benchmark holds locks", || {
         seen = keys(&masters);
         !seen.is_empty()
     });
     assert!(seen.iter().all(|key| key.starts_with("mine:")), "{seen:?}");
     bench.signal(Signal::INT);
     assert_eq!(code(bench.end().status), 130);
-    // Long before their ttl.
+    // This is long before their ttl is over.
     assert!(keys(&masters).is_empty());
 }
 
 #[test]
 fn nodes_that_grant_nothing_are_an_error() {
     let mut masters = Masters::start(3);
-    iter::zip(&mut masters, 0..2).for_each(|(master, _)| master.kill());
+    masters.iter_mut().take(2).for_each(quorlock_testkit::Server::kill);
     let output = on(&masters, "bench").args(SHORT).output().unwrap();
     assert_eq!(code(output.status), 122);
     assert!(stderr(&output).contains("not connected"), "{}", stderr(&output));

@@ -1,6 +1,6 @@
 //! Where the nodes, the user, the password and the defaults come from.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -9,11 +9,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::{Holder, PATIENT, Running, code, quorlock, run_script, stderr, stdout};
+use common::{Holder, LONG_NODE_LIMIT, Running, code, quorlock, run_script, stderr, stdout};
 use quorlock_testkit::Masters;
 use tempfile::TempDir;
 
-const NOBODY: &str = "redis://127.0.0.1:1";
+const NO_SERVER: &str = "redis://127.0.0.1:1";
 const PASSWORD: &str = "s3cret/@ &";
 
 /// A folder for files that only their owner can read.
@@ -40,12 +40,18 @@ impl Files {
     }
 }
 
-fn list(masters: &Masters) -> String {
+/// The line of a configuration file that names these masters.
+fn nodes_line(masters: &Masters) -> String {
     format!("nodes = {:?}\n", masters.urls())
 }
 
 fn run(command: &mut Command) -> Output {
-    command.arg("run").args(PATIENT).args(["--no-wait", "k", "--", "true"]).output().unwrap()
+    command
+        .arg("run")
+        .args(LONG_NODE_LIMIT)
+        .args(["--no-wait", "k", "--", "true"])
+        .output()
+        .unwrap()
 }
 
 fn run_with(file: &Path) -> Output {
@@ -57,9 +63,9 @@ fn succeeds(output: &Output) {
     assert_eq!((code(output.status), stderr(output)), (0, ""));
 }
 
-/// Asserts that the program used the nodes at [`NOBODY`].
+/// Asserts that the program used the node [`NO_SERVER`].
 #[track_caller]
-fn finds_nobody(output: &Output) {
+fn finds_no_server(output: &Output) {
     assert_ne!(code(output.status), 0);
     assert!(stderr(output).contains("127.0.0.1:1: not connected"), "{}", stderr(output));
 }
@@ -89,8 +95,8 @@ fn with_password() -> Masters {
 fn option_comes_before_environment_and_environment_before_files() {
     let masters = Masters::start(3);
     let files = Files::new();
-    let (here, nowhere) = (masters.urls().join(","), format!("nodes = ['{NOBODY}']"));
-    let good = files.write("quorlock.toml", &list(&masters));
+    let (here, nowhere) = (masters.urls().join(","), format!("nodes = ['{NO_SERVER}']"));
+    let good = files.write("quorlock.toml", &nodes_line(&masters));
     let bad = files.write("bad.toml", &nowhere);
     let of_user = || {
         let mut command = quorlock();
@@ -99,26 +105,26 @@ fn option_comes_before_environment_and_environment_before_files() {
     };
     succeeds(&run(&mut of_user()));
     succeeds(&run_with(&good));
-    finds_nobody(&run_with(&bad));
-    finds_nobody(&run(of_user().env("QUORLOCK_CONFIG", &bad)));
+    finds_no_server(&run_with(&bad));
+    finds_no_server(&run(of_user().env("QUORLOCK_CONFIG", &bad)));
     succeeds(&run(of_user().env("QUORLOCK_CONFIG", "")));
     succeeds(&run(of_user().env("QUORLOCK_CONFIG", &bad).env("QUORLOCK_NODES", &here)));
-    finds_nobody(&run(of_user().env("QUORLOCK_NODES", NOBODY)));
+    finds_no_server(&run(of_user().env("QUORLOCK_NODES", NO_SERVER)));
 
     let with_options = |options: &[&str]| {
         let mut command = of_user();
         command
             .args(["run", "--no-wait"])
-            .args(PATIENT)
-            .env("QUORLOCK_NODES", NOBODY)
+            .args(LONG_NODE_LIMIT)
+            .env("QUORLOCK_NODES", NO_SERVER)
             .args(options);
         command.args(["k", "--", "true"]).output().unwrap()
     };
     succeeds(&with_options(&["--nodes", &here]));
     fails(&with_options(&["--nodes", ""]), &["--nodes is empty"]);
     let config = ["--config", good.to_str().unwrap()];
-    // The environment names the nodes.
-    finds_nobody(&with_options(&config));
+    // The nodes of the environment come before those of the file.
+    finds_no_server(&with_options(&config));
 }
 
 #[test]
@@ -126,10 +132,10 @@ fn defaults_come_from_the_file_and_options_replace_them() {
     let masters = Masters::start(1);
     let files = Files::new();
     let defaults = "[defaults]\nttl = '30s'\nwait = '0'\nowner = 'the night watch'";
-    let file = files.write("f.toml", &(list(&masters) + defaults));
+    let file = files.write("f.toml", &(nodes_line(&masters) + defaults));
     let seen_with = |options: &[&str]| {
         let mut command = quorlock();
-        command.args(["run", "--config"]).arg(&file).args(PATIENT).args(options);
+        command.args(["run", "--config"]).arg(&file).args(LONG_NODE_LIMIT).args(options);
         let mut running =
             Running::start(command.args(["k", "--", "sh", "-c", "echo held; read go"]));
         assert_eq!(running.line(), "held");
@@ -137,7 +143,7 @@ fn defaults_come_from_the_file_and_options_replace_them() {
         let ttl_ms: u64 = redis::cmd("PTTL").arg("k").query(&mut connection).unwrap();
         let seen: redis::Value =
             redis::cmd("LOCK.INSPECT").arg("k").query(&mut connection).unwrap();
-        // Its wait is 0.
+        // The wait in the file is 0.
         assert_eq!(code(run_with(&file).status), 121);
         running.say("go");
         assert_eq!(code(running.end().status), 0);
@@ -152,8 +158,8 @@ fn user_and_password_come_from_files_environment_or_options() {
     let masters = with_password();
     let files = Files::new();
     files.write("password", &format!("{PASSWORD}\n"));
-    let file =
-        files.write("f.toml", &(list(&masters) + "user = 'locker'\npassword-file = 'password'"));
+    let file = files
+        .write("f.toml", &(nodes_line(&masters) + "user = 'locker'\npassword-file = 'password'"));
     succeeds(&run_with(&file));
 
     let urls = masters.urls().join(",");
@@ -174,7 +180,7 @@ fn user_and_password_come_from_files_environment_or_options() {
         command
             .args(["run", "--no-wait", "--user", "locker", "--password-file"])
             .arg(file)
-            .args(PATIENT);
+            .args(LONG_NODE_LIMIT);
         command.args(["k", "--", "true"]).output().unwrap()
     };
     succeeds(&options(&files.path("password")));
@@ -183,12 +189,12 @@ fn user_and_password_come_from_files_environment_or_options() {
 }
 
 #[test]
-fn secret_that_others_can_read_is_warned_of() {
+fn file_with_a_secret_that_others_can_read_is_reported() {
     let masters = with_password();
     let files = Files::new();
     files.write("password", PASSWORD);
-    let file =
-        files.write("f.toml", &(list(&masters) + "user = 'locker'\npassword-file = 'password'"));
+    let file = files
+        .write("f.toml", &(nodes_line(&masters) + "user = 'locker'\npassword-file = 'password'"));
     files.allow("password", 0o640);
     succeeds(&run_with(&file));
     files.allow("password", 0o644);
@@ -216,11 +222,11 @@ fn password_of_a_file_goes_to_the_nodes_of_that_file_only() {
     let files = Files::new();
     files.write("password", PASSWORD);
     let credentials = "user = 'locker'\npassword-file = 'password'\n";
-    let file = files.write("f.toml", &format!("nodes = ['{NOBODY}']\n{credentials}"));
+    let file = files.write("f.toml", &format!("nodes = ['{NO_SERVER}']\n{credentials}"));
     succeeds(&run(quorlock()
         .env("QUORLOCK_CONFIG", &file)
         .env("QUORLOCK_NODES", masters.urls().join(","))));
-    let file = files.write("same.toml", &(list(&masters) + credentials));
+    let file = files.write("same.toml", &(nodes_line(&masters) + credentials));
     fails(&run_with(&file), &["WRONGPASS"]);
 }
 
@@ -246,7 +252,7 @@ fn error_in_a_file_names_the_file_the_line_and_what_to_write() {
 }
 
 #[test]
-fn command_does_not_inherit_what_may_contain_a_password() {
+fn command_does_not_inherit_variables_with_passwords() {
     let masters = Masters::start(3);
     let script = "echo \"${QUORLOCK_NODES-none} ${QUORLOCK_PASSWORD-none} $QUORLOCK_KEY\"";
     let mut command = quorlock();
@@ -256,12 +262,12 @@ fn command_does_not_inherit_what_may_contain_a_password() {
 }
 
 #[test]
-fn wait_of_a_file_is_no_obstacle_to_no_wait() {
+fn no_wait_replaces_the_wait_of_a_file() {
     let masters = Masters::start(3);
     let files = Files::new();
-    let file = files.write("f.toml", &(list(&masters) + "[defaults]\nwait = '1h'"));
-    let holder = Holder::start(&masters, &PATIENT);
+    let file = files.write("f.toml", &(nodes_line(&masters) + "[defaults]\nwait = '1h'"));
+    let holder = Holder::start(&masters, &LONG_NODE_LIMIT);
     assert_eq!(code(run_with(&file).status), 121);
     holder.release();
-    assert_eq!(code(run_script(&masters, &PATIENT, "true").status().unwrap()), 0);
+    assert_eq!(code(run_script(&masters, &LONG_NODE_LIMIT, "true").status().unwrap()), 0);
 }

@@ -1,6 +1,6 @@
-//! `scripts/demo`, which is what people see first.
+//! `scripts/demo`, which the README shows first.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! `quorlock doctor`: real servers with real faults.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -12,7 +12,7 @@ use quorlock_testkit::{Direction, Inject as _, Masters, Proxy, Server, ServerBui
 use serde_json::Value;
 
 /// Healthy masters of one set.
-fn well(count: usize) -> Masters {
+fn healthy(count: usize) -> Masters {
     let members: Vec<_> = (1..=count).map(|id| id.to_string()).collect();
     Masters::start_with(count, |index, master| {
         master
@@ -26,7 +26,7 @@ fn doctor(urls: &[String], options: &[&str]) -> Output {
     quorlock().args(["doctor", "--nodes"]).arg(urls.join(",")).args(options).output().unwrap()
 }
 
-/// The checks with findings, each with the number of its node in the list, and the exit code.
+/// The names of the checks with findings, and the exit code.
 #[track_caller]
 fn checks(urls: &[String], options: &[&str]) -> (Vec<String>, i32) {
     let output = doctor(urls, &[options, &["--json"]].concat());
@@ -34,14 +34,14 @@ fn checks(urls: &[String], options: &[&str]) -> (Vec<String>, i32) {
         serde_json::from_str(stdout(&output)).unwrap_or_else(|_| panic!("{}", stderr(&output)));
     let findings = json["findings"].as_array().unwrap();
     let checks = findings.iter().map(|finding| finding["check"].as_str().unwrap().to_owned());
-    // Every master of these tests is brand-new.
+    // Most masters of these tests have `lock.rejoin-delay 0`, which is a finding.
     let mut checks: Vec<_> = checks.filter(|check| check != "rejoin-delay").collect();
     checks.dedup();
     (checks, code(output.status))
 }
 
-/// A master that abstains after a start as it should, without other findings.
-fn careful(builder: ServerBuilder) -> Server {
+/// Starts a master with the default rejoin-delay: it abstains, and has no other finding.
+fn abstaining(builder: ServerBuilder) -> Server {
     builder.arg("lock.rejoin-delay", -1).start().unwrap()
 }
 
@@ -54,7 +54,7 @@ fn empty_name_of_a_lock_is_refused() {
 
 #[test]
 fn healthy_fleet_has_no_findings() {
-    // A short max-ttl, so that an honest abstention is over soon.
+    // With a short max-ttl, the masters abstain for a short time.
     let masters = Masters::start_with(3, |index, master| {
         let master = master.arg("lock.set", format!("eu {} 1,2,3", index + 1));
         master.arg("lock.max-ttl", 1000).arg("lock.rejoin-delay", -1)
@@ -71,14 +71,14 @@ fn healthy_fleet_has_no_findings() {
 
 #[test]
 fn each_fault_of_a_server_is_found() {
-    let masters = well(3);
+    let masters = healthy(3);
     let with = |url: String| vec![masters[0].url(), masters[1].url(), url];
-    assert_eq!(checks(&masters.urls(), &[]), (vec![], 1), "only that they are brand-new");
+    assert_eq!(checks(&masters.urls(), &[]), (vec![], 1), "no finding but the rejoin-delay");
 
     let other = |set: &str| Server::with_module().arg("lock.set", set).start().unwrap();
     assert_eq!(checks(&with(other("eu 3 1,2,3,4").url()), &[]), (vec!["set-differs".into()], 2));
     assert_eq!(checks(&with(other("us 3 1,2,3").url()), &[]), (vec!["set-differs".into()], 2));
-    let starting = careful(Server::with_module().arg("lock.set", "eu 3 1,2,3"));
+    let starting = abstaining(Server::with_module().arg("lock.set", "eu 3 1,2,3"));
     assert_eq!(checks(&with(starting.url()), &[]), (vec!["abstaining".into()], 1));
     let plain = Server::builder().start().unwrap();
     assert_eq!(checks(&with(plain.url()), &[]), (vec!["module-missing".into()], 2));
@@ -88,7 +88,7 @@ fn each_fault_of_a_server_is_found() {
         Server::with_module().arg("lock.set", "eu 3 1,2,3").arg("replicaof", "127.0.0.1 1");
     let replica = replica.start().unwrap();
     assert_eq!(checks(&with(replica.url()), &[]), (vec!["replica".into()], 2));
-    // Its ID is there twice, so neither of the two is admitted.
+    // One ID is listed twice, so neither of the two nodes is admitted.
     assert_eq!(
         checks(&with(masters[0].url()), &[]).0,
         ["no-majority", "set-differs", "same-server"]
@@ -103,14 +103,14 @@ fn each_fault_of_a_server_is_found() {
 }
 
 #[test]
-fn fleet_without_a_set_or_with_an_even_number_is_warned_of() {
+fn missing_set_and_even_number_of_nodes_are_found() {
     let masters = Masters::start(2);
     assert_eq!(checks(&masters.urls(), &[]), (vec!["even-number".into(), "no-set".into()], 1));
 }
 
 #[test]
 fn distant_node_is_found_by_its_round_trip() {
-    let masters = well(3);
+    let masters = healthy(3);
     let proxy = Proxy::start(masters[2].url());
     proxy.delay(Direction::ToServer, Duration::from_millis(60));
     let urls = [masters[0].url(), masters[1].url(), proxy.url()];
@@ -138,7 +138,7 @@ fn clock_that_is_stepped_is_found() {
 /// The findings are the same for a user with and without DRYRUN, and nothing is changed.
 #[test]
 fn missing_rights_are_found_with_and_without_dryrun() {
-    let masters = well(3);
+    let masters = healthy(3);
     for rights in [["+acl"].as_slice(), &[]] {
         for master in &masters {
             let mut user = redis::cmd("ACL");
@@ -159,7 +159,7 @@ fn missing_rights_are_found_with_and_without_dryrun() {
             masters.urls().iter().map(|url| format!("{url}?user=locker&pass=pass")).collect();
         let output = doctor(&urls, &["--lock", "orders/1"]);
         assert_eq!(code(output.status), 2, "{}", stdout(&output));
-        // Without the line ends.
+        // Joins the wrapped lines.
         let text = stdout(&output).split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(text.contains("may not run LOCK.RELEASE, which clients need"), "{text}");
         assert!(text.contains("may not run LOCK.MRELEASE, for locks of several keys"), "{text}");
@@ -181,7 +181,7 @@ fn missing_rights_are_found_with_and_without_dryrun() {
 /// The user of docs/operations/security.md, with only the rights for locks.
 #[test]
 fn user_of_the_documentation_has_all_rights() {
-    let masters = well(3);
+    let masters = healthy(3);
     let page = include_str!("../../../docs/operations/security.md");
     let line = page.lines().find(|line| line.starts_with("user locker on")).unwrap();
     for master in &masters {

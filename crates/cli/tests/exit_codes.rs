@@ -1,7 +1,7 @@
-//! Exit codes of `quorlock run` when the command was not started, and options in the manner of
-//! flock.
+//! Exit codes of `quorlock run` when the command was not started, and the options that `flock` has
+//! too.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -11,14 +11,16 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use common::{Holder, PATIENCE, PATIENT, Running, code, run_on, run_script, stderr, stdout};
+use common::{
+    Holder, LONG_NODE_LIMIT, PATIENCE, Running, code, run_on, run_script, stderr, stdout,
+};
 use quorlock_testkit::{Masters, Server, eventually};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
 #[test]
-fn held_lock_exits_with_121_or_the_code_that_was_asked_for() {
+fn held_lock_exits_with_121_or_the_chosen_code() {
     let masters = Masters::start(3);
-    let holder = Holder::start(&masters, &PATIENT);
+    let holder = Holder::start(&masters, &LONG_NODE_LIMIT);
     for (options, expected) in [
         (["--no-wait"].as_slice(), 121),
         (&["-n"], 121),
@@ -27,8 +29,9 @@ fn held_lock_exits_with_121_or_the_code_that_was_asked_for() {
         (&["-n", "-E", "0"], 0),
         (&["-w", "0", "--conflict-exit-code", "75"], 75),
     ] {
-        let output =
-            run_script(&masters, &[&PATIENT, options].concat(), "echo ran").output().unwrap();
+        let output = run_script(&masters, &[&LONG_NODE_LIMIT, options].concat(), "echo ran")
+            .output()
+            .unwrap();
         assert_eq!((code(output.status), stdout(&output)), (expected, ""), "{options:?}");
         assert!(stderr(&output).contains("not acquired: another client "), "{}", stderr(&output));
     }
@@ -56,7 +59,7 @@ fn missing_majority_exits_with_122_and_not_with_the_conflict_code() {
 #[test]
 fn permanent_errors_exit_with_125_at_once_however_long_the_wait() {
     let folder = tempfile::tempdir().unwrap();
-    let certified = strange_master(folder.path());
+    let untrusted = untrusted_master(folder.path());
     let guarded = Server::with_module().tcp().arg("requirepass", "another").start().unwrap();
     let address = guarded.url().trim_start_matches("redis://").to_owned();
     let without_module = Server::builder().without_module().start().unwrap();
@@ -70,7 +73,7 @@ fn permanent_errors_exit_with_125_at_once_however_long_the_wait() {
     for (nodes, hint) in [
         (vec![format!("redis://:wrong@{address}")], "check user, password and ACL"),
         (vec![without_module.url()], "loadmodule"),
-        (vec![format!("rediss://127.0.0.1:{}", certified.1)], "ertificate"),
+        (vec![format!("rediss://127.0.0.1:{}", untrusted.1)], "ertificate"),
         (replicas.urls(), "name its master instead"),
     ] {
         let started = Instant::now();
@@ -89,7 +92,7 @@ fn permanent_errors_exit_with_125_at_once_however_long_the_wait() {
 }
 
 /// A master with a certificate that no client trusts, and its TLS port.
-fn strange_master(folder: &Path) -> (Server, u16) {
+fn untrusted_master(folder: &Path) -> (Server, u16) {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
@@ -125,7 +128,7 @@ fn shell_command_is_run_by_the_shell() {
 #[test]
 fn verbose_run_says_when_the_lock_was_acquired_and_released() {
     let masters = Masters::start(3);
-    let verbose = [&PATIENT[..], &["--verbose"]].concat();
+    let verbose = [&LONG_NODE_LIMIT[..], &["--verbose"]].concat();
     let output = run_script(&masters, &verbose, "echo ran").output().unwrap();
     let lines: Vec<_> = stderr(&output).lines().collect();
     let [acquired, released] = lines[..] else { panic!("{lines:?}") };
@@ -133,7 +136,7 @@ fn verbose_run_says_when_the_lock_was_acquired_and_released() {
     assert!(acquired.contains(" of 3, fence "), "{acquired}");
     assert!(released.starts_with("quorlock: released after "), "{released}");
 
-    let holder = Holder::start(&masters, &PATIENT);
+    let holder = Holder::start(&masters, &LONG_NODE_LIMIT);
     let mut waiting = Running::start(&mut run_script(&masters, &verbose, "echo ran"));
     let said = waiting.error_line();
     assert!(said.starts_with("quorlock: waiting: another client holds the lock"), "{said}");
@@ -142,9 +145,9 @@ fn verbose_run_says_when_the_lock_was_acquired_and_released() {
 }
 
 #[test]
-fn fractions_of_seconds_are_waited_for() {
+fn wait_may_be_a_fraction_of_a_second() {
     let masters = Masters::start(1);
-    let holder = Holder::start(&masters, &PATIENT);
+    let holder = Holder::start(&masters, &LONG_NODE_LIMIT);
     let wait = |option: [&str; 2]| -> (Duration, Output) {
         let started = Instant::now();
         let mut command: Command = run_script(&masters, &option, "echo ran");

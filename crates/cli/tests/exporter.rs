@@ -1,6 +1,6 @@
-//! `quorlock exporter`: real masters, scraped.
+//! `quorlock exporter` on real masters.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -72,7 +72,7 @@ fn silent_node_costs_a_scrape_no_more_than_its_time_limit() {
     let started = Instant::now();
     let text = exporter.scrape();
     let took = started.elapsed();
-    assert!(took >= Duration::from_secs(1), "it was waited for: {took:?}");
+    assert!(took >= Duration::from_secs(1), "the scrape did not wait for the node: {took:?}");
     assert!(took < Duration::from_secs(2), "{took:?}");
     assert!(text.contains("voting_nodes{} 2.0"), "{text}");
     proxy.heal();
@@ -82,7 +82,7 @@ fn silent_node_costs_a_scrape_no_more_than_its_time_limit() {
 }
 
 #[test]
-fn one_scrape_asks_each_node_once_and_overlapping_scrapes_share_that() {
+fn scrape_asks_each_node_once_and_overlapping_scrapes_share_it() {
     const SCRAPES: u64 = 8;
     // INFO and INFO lock.
     const INFOS_PER_SCRAPE: u64 = 2;
@@ -94,18 +94,17 @@ fn one_scrape_asks_each_node_once_and_overlapping_scrapes_share_that() {
     let before = infos(&masters[0]);
     exporter.scrape();
     let connections = proxy.connections();
-    // Each of these calls counts, too.
+    // `infos` calls INFO itself, too.
     assert_eq!(infos(&masters[0]) - before, INFOS_PER_SCRAPE + 1);
 
     let before = infos(&masters[0]);
-    proxy.hold(Direction::ToServer);
+    proxy.stall(Direction::ToServer);
     thread::scope(|scope| {
         for _ in 0..SCRAPES {
             scope.spawn(|| assert_eq!(get(address, "/metrics").0, 200));
         }
         eventually(PATIENCE, "the node is asked", || proxy.waiting_bytes(Direction::ToServer) > 0);
-        // The other scrapes reach the exporter in the meantime; one that does not makes one
-        // gathering more.
+        // The other scrapes reach the exporter in the meantime. A later one asks the node again.
         thread::sleep(Duration::from_millis(200));
         proxy.heal();
     });

@@ -1,6 +1,6 @@
-//! What `--help` promises.
+//! The texts of `--help`, and the errors that point to it.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -21,7 +21,7 @@ fn help_names_options_exit_codes_and_environment_variables() {
     let verbs = ["run", "acquire", "extend", "release", "inspect", "list", "revoke", "bench", "up"];
     help_names(&[], &verbs);
     help_names(&[], &["status", "doctor", "top", "exporter", "quorlock run KEY -- COMMAND"]);
-    let table = [
+    let of_all = [
         ["--config", "--nodes", "--user", "--password-file", "--cacert", "--cert", "--key"]
             .as_slice(),
         [
@@ -34,7 +34,7 @@ fn help_names_options_exit_codes_and_environment_variables() {
         .as_slice(),
         ["XDG_CONFIG_HOME", "/etc/quorlock.toml", "tls.cacert", "defaults.ttl"].as_slice(),
     ];
-    help_names(&[], &table.concat());
+    help_names(&[], &of_all.concat());
     for verb in ["acquire", "extend", "release", "bench", "status"] {
         help_names(
             &[verb],
@@ -102,9 +102,8 @@ fn wrong_command_line_exits_with_125_and_points_to_help() {
     }
 }
 
-/// The program reads the files in the help and in the documentation.
 #[test]
-fn files_of_the_help_and_of_the_documentation_are_read() {
+fn example_files_of_help_and_documentation_are_valid() {
     let help = quorlock().arg("--help").output().unwrap();
     let (_, of_help) = stdout(&help).split_once("File:\n").unwrap();
     let page = include_str!("../../../docs/operations/configuration.md");

@@ -1,6 +1,6 @@
-//! `--hold-at-least`: a job that one of many machines is to run.
+//! `--hold-at-least`: many machines start a job, and one of them runs it.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -8,7 +8,9 @@ use std::process::ExitStatus;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, PATIENT, Running, code, holding, is_alive, run_script, stderr, stdout};
+use common::{
+    LONG_NODE_LIMIT, PATIENCE, Running, code, holding, is_alive, run_script, stderr, stdout,
+};
 use quorlock_testkit::{Masters, eventually};
 use rustix::process::Signal;
 
@@ -22,7 +24,7 @@ fn machines_that_run(options: &[&str]) -> usize {
     let machine = |number| {
         thread::sleep(STAGGER * number);
         let output =
-            run_script(&masters, &[&PATIENT[..], &["--wait", "1s"], options].concat(), JOB)
+            run_script(&masters, &[&LONG_NODE_LIMIT[..], &["--wait", "1s"], options].concat(), JOB)
                 .output()
                 .unwrap();
         let ran = stdout(&output) == "ran\n";
@@ -70,7 +72,7 @@ fn signal_during_the_hold_releases_the_lock_at_once() {
     let mut running =
         Running::start(&mut run_script(&masters, &["--hold-at-least", "1h"], "echo $$; exit 7"));
     let command = running.pid_line();
-    eventually(PATIENCE, "the command is over", || !is_alive(command));
+    eventually(PATIENCE, "the command has ended", || !is_alive(command));
     assert!(holding(&masters) >= 2);
     running.signal(Signal::TERM);
     let output = running.end();
@@ -79,7 +81,7 @@ fn signal_during_the_hold_releases_the_lock_at_once() {
 }
 
 #[test]
-fn signal_that_ended_the_command_leaves_nothing_to_hold_for() {
+fn signal_that_ends_the_command_prevents_the_hold() {
     let masters = Masters::start(3);
     for (signal, expected) in [(Signal::TERM, 143), (Signal::INT, 130)] {
         let mut running = Running::start(&mut run_script(
@@ -95,7 +97,7 @@ fn signal_that_ended_the_command_leaves_nothing_to_hold_for() {
 }
 
 #[test]
-fn command_that_cannot_be_run_is_not_held_for() {
+fn lock_is_not_held_for_a_command_that_cannot_be_run() {
     let masters = Masters::start(1);
     let mut run = common::run_on(masters.urls());
     let status: ExitStatus =
@@ -104,7 +106,7 @@ fn command_that_cannot_be_run_is_not_held_for() {
 }
 
 #[test]
-fn longer_command_is_not_held_for() {
+fn lock_is_not_held_after_a_longer_command() {
     let masters = Masters::start(1);
     let started = Instant::now();
     let output = run_script(&masters, &["--hold-at-least", "1ms"], "sleep 0.1").output().unwrap();
@@ -118,7 +120,7 @@ fn loss_during_the_hold_is_reported_and_changes_no_exit_code() {
     let options = ["--hold-at-least", "1h", "--ttl", "1s"];
     let mut running = Running::start(&mut run_script(&masters, &options, "echo $$; exit 7"));
     let command = running.pid_line();
-    eventually(PATIENCE, "the command is over", || !is_alive(command));
+    eventually(PATIENCE, "the command has ended", || !is_alive(command));
     redis::cmd("DEL").arg("k").exec(&mut masters[0].connection()).unwrap();
     let output = running.end();
     assert_eq!(code(output.status), 7);

@@ -1,6 +1,6 @@
 //! Error texts of a hostile node on the terminal.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -78,11 +78,11 @@ fn error_text_of_a_node_cannot_imitate_a_message() {
     }
 }
 
-/// The harm: without escapes, the text would reach the terminal as the node sent it.
+/// The baseline: without escapes, the terminal receives the text as the node sent it.
 #[test]
 fn error_text_of_a_node_has_control_characters_before_it_is_escaped() {
     let client = redis::Client::open(format!("redis://{}", node(TITLE))).unwrap();
-    let asked =
+    let result =
         client.get_connection().and_then(|mut connection| redis::cmd("PING").exec(&mut connection));
-    assert!(asked.unwrap_err().to_string().contains("\u{1b}[2J\u{9b}31m\u{202e}"));
+    assert!(result.unwrap_err().to_string().contains("\u{1b}[2J\u{9b}31m\u{202e}"));
 }

@@ -1,6 +1,6 @@
 //! `quorlock inspect` and `quorlock list`.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -38,7 +38,7 @@ fn masters() -> Masters {
 }
 
 #[test]
-fn free_lock_is_free() {
+fn free_lock_is_shown_as_free() {
     let masters = Masters::start(3);
     let output = inspect(&masters, &["k"]);
     assert_eq!(code(output.status), 123);
@@ -56,7 +56,7 @@ fn free_lock_is_free() {
 fn held_lock_has_an_owner_a_fence_times_and_waiters() {
     let masters = masters();
     let holder = Holder::start(&masters, &["--ttl", "30s", "--owner", "web-3"]);
-    eventually(PATIENCE, "all masters hold it", || holding(&masters) == 3);
+    eventually(PATIENCE, "all masters hold the lock", || holding(&masters) == 3);
     let waiter = Running::start(&mut run_script(&masters, &["--owner", "\u{1b}[31mweb-4"], ":"));
     let shown = || json(&inspect(&masters, &["k", "--json"]));
     eventually(PATIENCE, "the waiter is shown", || shown()["waiters"] == 1);
@@ -103,7 +103,7 @@ fn shared_lock_is_shown_with_every_holder() {
     holders.into_iter().for_each(Holder::release);
 }
 
-/// `inspect --permits N k`, as JSON, and what it says besides.
+/// Inspects the semaphore `k`. Returns the JSON, the exit code and standard error.
 fn semaphore(masters: &Masters, permits: &str) -> (Value, i32, String) {
     let output = inspect(masters, &["k", "--permits", permits, "--json"]);
     (json(&output), code(output.status), stderr(&output).to_owned())
@@ -141,7 +141,7 @@ fn larger_number_of_permits_is_noticed() {
     assert!(said.contains("another client of k uses at least 3 permits"), "{said}");
     let (shown, _, said) = semaphore(&masters, "3");
     assert_eq!((&shown["larger_permits"], &*said), (&Value::Null, ""));
-    // A command that finds the semaphore full says so, too.
+    // `quorlock run` warns, too, when the semaphore is full.
     for (permits, is_warned) in [("2", true), ("3", false)] {
         let output = run_script(&masters, &["--permits", permits, "-n"], ":").output().unwrap();
         assert_eq!(code(output.status), 121);
@@ -211,7 +211,7 @@ fn node_that_is_down_is_named_with_the_reason() {
 }
 
 #[test]
-fn silent_node_has_its_time_limit() {
+fn silent_node_is_named() {
     let Net { masters, proxies } = Net::start();
     acquire(&masters, "k");
     proxies[0].drop_bytes(Direction::ToServer);
@@ -237,7 +237,7 @@ fn key_of_a_program_that_uses_set_is_foreign() {
         stdout(&output)
     );
     assert_eq!(json(&inspect(&masters, &["k", "--json"]))["state"], "foreign");
-    assert_eq!(stdout(&list(&masters, &[])).lines().count(), 1, "it is no lock");
+    assert_eq!(stdout(&list(&masters, &[])).lines().count(), 1, "the key is no lock");
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn locks_are_listed_in_the_order_of_their_keys() {
     assert_eq!(keys(&["orders/[0-9]"]).0, ["orders/9"]);
     let (first, said) = keys(&["--limit", "2"]);
     assert_eq!(first, [escaped, "orders/10"]);
-    assert!(said.contains("only the first 2 locks of more are listed: raise --limit"), "{said}");
+    assert!(said.contains("only the first 2 locks are listed: raise --limit"), "{said}");
     for (option, hint) in
         [("--limit=0", "1..=100000"), ("--limit=100001", "1..=100000"), ("[bad", "a [ has no ]")]
     {
@@ -279,7 +279,7 @@ fn locks_are_listed_in_the_order_of_their_keys() {
 }
 
 #[test]
-fn more_locks_than_one_slice_are_listed_once() {
+fn locks_of_several_slices_are_listed_once() {
     const LOCKS: usize = 1200;
     let masters = masters();
     for master in &masters {
@@ -304,7 +304,7 @@ fn more_locks_than_one_slice_are_listed_once() {
 }
 
 #[test]
-fn key_that_a_minority_has_is_marked() {
+fn key_on_a_minority_of_the_nodes_is_marked() {
     let masters = masters();
     let acquire = |master: &Server| {
         redis::cmd("LOCK.ACQUIRE")

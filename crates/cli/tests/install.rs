@@ -1,6 +1,6 @@
-//! `make install`: what is installed works, and a server that runs survives the installation.
+//! `make install`: the installed files work, and a running server survives the installation.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -102,14 +102,14 @@ fn running_server_survives_an_installation_over_its_module() {
     assert!(grants(&server, "before"));
     let old = inode(&prefix.module());
     prefix.install();
-    assert_ne!(inode(&prefix.module()), old, "it is another file now");
+    assert_ne!(inode(&prefix.module()), old, "the module is another file now");
     for n in 0..100 {
         assert!(grants(&server, &format!("after/{n}")));
     }
     assert!(server.is_running());
 }
 
-/// The baseline.
+/// The baseline of the test above.
 #[test]
 fn running_server_crashes_when_its_module_is_written_over() {
     let prefix = Prefix::new();
@@ -124,7 +124,7 @@ fn running_server_crashes_when_its_module_is_written_over() {
 }
 
 #[test]
-fn configuration_of_the_administrator_stays_and_all_else_is_removed() {
+fn changed_configuration_survives_reinstallation_and_removal() {
     let prefix = Prefix::new();
     prefix.install();
     let configuration = prefix.path("etc/quorlock/main.conf");
@@ -147,7 +147,7 @@ fn configuration_of_the_administrator_stays_and_all_else_is_removed() {
 }
 
 #[test]
-fn nothing_built_is_an_error_that_says_what_to_do() {
+fn missing_build_is_an_error_that_says_what_to_do() {
     let prefix = Prefix::new();
     fs::remove_file(prefix.built.path().join("libquorlock.so")).unwrap();
     let output = prefix.run(&[]);

@@ -1,9 +1,10 @@
 //! Locks that are lost while the command runs.
 //!
-//! The masters tell whether the command was stopped in time, not a clock: when it is gone, a
-//! majority of them still holds the lock, so that no other client can have acquired it.
+//! The tests ask the masters, not a clock, whether the command was stopped in time. When the
+//! command has ended, a majority of the masters still has the lock, so no other client can have
+//! acquired it.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -13,7 +14,7 @@ use common::{Net, PATIENCE, Running, code, is_alive, run_script, stderr, stdout}
 use quorlock_testkit::{Direction, Masters, Proxy, eventually};
 use rustix::process::Signal;
 
-/// A twentieth of it, the margin of the kill, must be long enough on a busy machine.
+/// SIGKILL is sent a twentieth of the ttl before the end. That must be enough on a busy machine.
 const TTL: [&str; 2] = ["--ttl", "5s"];
 
 /// Prints its process id, and ends on SIGTERM.
@@ -64,14 +65,14 @@ fn majority_that_comes_back_in_time_is_no_loss() {
     let mut running = net.run(&TTL, "echo held; read go");
     assert_eq!(running.line(), "held");
     for proxy in &net.proxies[..2] {
-        proxy.hold(Direction::ToServer);
+        proxy.stall(Direction::ToServer);
     }
     let held_up = |proxy: &Proxy| proxy.waiting_bytes(Direction::ToServer) > 0;
     eventually(PATIENCE, "an extension is held up", || net.proxies[..2].iter().all(held_up));
     for proxy in &net.proxies {
         proxy.heal();
     }
-    // Longer than the ttl: the lock was extended since.
+    // This wait is longer than the ttl, so the lock was extended in the meantime.
     let mut second = run_script(&net.masters, &["--wait", "5500ms"], "echo ran");
     assert_eq!(code(second.output().unwrap().status), 121);
     running.say("go");

@@ -1,6 +1,6 @@
 //! Man pages and completions, which packages take from the program itself.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 

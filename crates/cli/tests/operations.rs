@@ -1,7 +1,7 @@
-//! What docs/operations shows and this machine can check without a fleet: links, and what
-//! Kubernetes would run. `make test-dist` runs the commands of the pages.
+//! The pages of docs/operations: their links, and the commands of their Kubernetes objects.
+//! `make test-dist` runs the commands of the pages.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -35,7 +35,7 @@ fn anchor(heading: &str) -> String {
 }
 
 #[test]
-fn links_of_the_pages_lead_somewhere() {
+fn links_of_the_pages_have_targets() {
     let mut links = 0;
     for (path, text) in pages() {
         for link in text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap()) {
@@ -99,7 +99,7 @@ fn objects_for_kubernetes_run_their_command_under_a_lock() {
                     .unwrap()
                     .iter()
                     .map(|word| word.as_str().unwrap());
-                // This test does not wait for a minute.
+                // A hold of a minute would delay this test.
                 let words: Vec<_> =
                     words.map(|word| if word == "1m" { "10ms" } else { word }).collect();
                 let end = words.iter().position(|word| *word == "--").unwrap();

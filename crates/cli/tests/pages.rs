@@ -1,7 +1,6 @@
-//! What the README and the first chapters of the book show works: their sessions, their commands
-//! and their figures.
+//! The sessions, commands and figures in the README and the first chapters of the book are right.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -20,7 +19,7 @@ const GETTING_STARTED: &str = include_str!("../../../docs/getting-started.md");
 const PROGRAM: &str = include_str!("../../../docs/program.md");
 const BENCHMARKS: &str = include_str!("../../../docs/benchmarks.md");
 
-/// An integer with this many digits is a fence or a time, which differs from run to run.
+/// An integer with at least this many digits is a fence or a time, which differs in each run.
 const VARYING_DIGITS: usize = 3;
 
 const PROMPT: &str = "127.0.0.1:6379> ";
@@ -132,7 +131,7 @@ fn sessions_are_what_a_server_answers() {
     }
 }
 
-/// The cells of the rows of a page that have a figure.
+/// The first four cells of each table row with a time in µs.
 fn figures(page: &str) -> Vec<Vec<&str>> {
     let rows = page.lines().filter(|line| line.starts_with("| ") && line.contains(" µs |"));
     rows.map(|row| row.trim_matches('|').split('|').map(str::trim).take(4).collect()).collect()

@@ -1,6 +1,6 @@
 //! The alerts and the dashboard of contrib/, with a real Prometheus that scrapes the real exporter.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -16,10 +16,10 @@ use common::{PATIENCE, stderr};
 use quorlock_testkit::{Inject as _, Masters, Server, WallClock, eventually};
 use serde_json::Value;
 
-/// How often it scrapes and evaluates here.
+/// How often Prometheus scrapes and evaluates in this test.
 const INTERVAL: &str = "300ms";
 
-/// Needs two versions of the module; promtool's tests provoke it.
+/// Needs two versions of the module, so only the tests of promtool provoke this alert.
 const ONLY_WITH_PROMTOOL: [&str; 1] = ["QuorlockModuleVersionsDiffer"];
 
 fn contrib(path: &str) -> PathBuf {
@@ -69,7 +69,7 @@ struct Prometheus {
 }
 
 impl Prometheus {
-    /// With the alerts of contrib/, which do not wait.
+    /// Starts Prometheus with the alerts of contrib/, but without their waiting times.
     fn start(targets: &[SocketAddr]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let rules = fs::read_to_string(contrib("prometheus/quorlock-alerts.yml")).unwrap();
@@ -87,7 +87,7 @@ impl Prometheus {
         );
         fs::write(folder.path().join("prometheus.yml"), config).unwrap();
         let log = fs::File::create(folder.path().join("log")).unwrap();
-        // It cannot say which port it chose.
+        // Prometheus does not tell a port that it chose itself.
         let port = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = port.local_addr().unwrap();
         drop(port);
@@ -163,7 +163,7 @@ fn set_of(id: usize, count: usize) -> String {
 
 /// Five nodes, each with another fault.
 struct Broken {
-    /// Many wait on it, and its clock is stepped while locks are held.
+    /// Its queue is full, and its clock is stepped while locks are held.
     crowded: Server,
     clock: WallClock,
     evicting: Server,
@@ -193,7 +193,7 @@ impl Broken {
         }
     }
 
-    /// What counters count: provoked once Prometheus has seen them at zero.
+    /// Provokes the faults that counters count, once Prometheus has scraped them as zero.
     fn provoke(&mut self) {
         run(&self.crowded, &["LOCK.ACQUIRE", "held", "t", "60000"]);
         for token in ["a", "b", "c", "d"] {
@@ -229,31 +229,35 @@ fn every_alert_fires_on_broken_fleets_and_none_on_a_good_one() {
     let of_good = Exporter::start(&good.urls(), &[]);
     let of_one_missing = Exporter::start(&one_missing.urls(), &[]);
     let of_broken = Exporter::start(&broken.urls, &[]);
-    let nobody = {
+    let no_exporter = {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.local_addr().unwrap()
     };
-    let prometheus =
-        Prometheus::start(&[of_good.address, of_one_missing.address, of_broken.address, nobody]);
-    eventually(PATIENCE, "everything was scraped", || {
+    let prometheus = Prometheus::start(&[
+        of_good.address,
+        of_one_missing.address,
+        of_broken.address,
+        no_exporter,
+    ]);
+    eventually(PATIENCE, "all nodes were scraped", || {
         prometheus.query("quorlock_node_saved_from_eviction_total == 0").len() == 3 + 2 + 4
     });
     broken.provoke();
 
-    let everything: BTreeSet<_> = alerts()
+    let expected: BTreeSet<_> = alerts()
         .into_iter()
         .filter(|alert| !ONLY_WITH_PROMTOOL.contains(&alert.as_str()))
         .collect();
     let mut firing = BTreeSet::new();
     let all_fire = |firing: &mut BTreeSet<String>| {
-        for exporter in [of_broken.address, of_one_missing.address, nobody] {
+        for exporter in [of_broken.address, of_one_missing.address, no_exporter] {
             firing.extend(prometheus.firing(exporter));
         }
-        everything.is_subset(firing)
+        expected.is_subset(firing)
     };
     let started = std::time::Instant::now();
     while !all_fire(&mut firing) {
-        let missing: Vec<_> = everything.difference(&firing).collect();
+        let missing: Vec<_> = expected.difference(&firing).collect();
         assert!(started.elapsed() < PATIENCE, "these do not fire: {missing:?}");
         std::thread::sleep(std::time::Duration::from_millis(50));
     }

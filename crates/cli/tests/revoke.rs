@@ -1,9 +1,9 @@
 //! `quorlock revoke`: the old holder ends before the next one begins.
 //!
-//! Commands hold a lock of the kernel on one file while they run, which the kernel frees when all
-//! of their processes are gone: two that run at the same time are noticed, however short that is.
+//! Each command locks one file with `flock` until all of its processes have ended. A command that
+//! finds the file locked runs beside another one, and prints `together` instead of `alone`.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -21,16 +21,17 @@ use rustix::process::Signal;
 
 const TTL: [&str; 4] = ["--ttl", "3s", "--node-limit", "300ms"];
 
-/// Runs until it is stopped, and ends slowly. Prints whether it is alone.
+/// A script that runs until SIGTERM, and then ends slowly.
 fn holder(file: &Path) -> String {
     alone(file, "trap 'sleep 0.3; exit 0' TERM; while :; do sleep 0.02; done")
 }
 
-/// Ignores SIGTERM.
+/// A script that ignores SIGTERM.
 fn stubborn(file: &Path) -> String {
     alone(file, "trap '' TERM; while :; do sleep 0.02; done")
 }
 
+/// A script that prints whether it runs alone, and continues with `then`.
 fn alone(file: &Path, then: &str) -> String {
     format!("exec 9>{}; flock -n 9 && echo alone || echo together; {then}", file.display())
 }
@@ -52,7 +53,7 @@ fn says(running: &mut Running, text: &str) {
     panic!("{text:?} was not said: {said:#?}");
 }
 
-/// A client waits for the lock on some node.
+/// Waits until a client waits for the lock on some node.
 #[track_caller]
 fn client_waits(masters: &Masters) {
     eventually(PATIENCE, "a client waits", || {
@@ -70,7 +71,7 @@ fn client_waits(masters: &Masters) {
 fn holder_and_waiter(masters: &Masters, file: &Path, command: &str) -> (Running, Running) {
     let mut holder = Running::start(&mut run_script(masters, &TTL, command));
     assert_eq!(holder.line(), "alone");
-    eventually(PATIENCE, "all masters hold it", || holding(masters) == masters.len());
+    eventually(PATIENCE, "all masters hold the lock", || holding(masters) == masters.len());
     let waiter = Running::start(&mut run_script(masters, &["--owner", "web-4"], &alone(file, "")));
     client_waits(masters);
     (holder, waiter)
@@ -78,7 +79,7 @@ fn holder_and_waiter(masters: &Masters, file: &Path, command: &str) -> (Running,
 
 #[test]
 fn revocation_without_a_terminal_or_yes_is_refused_at_once() {
-    // No node answers there: it is not asked.
+    // No node listens there, and the program does not connect.
     let mut command = quorlock();
     let output =
         command.args(["revoke", "k", "--nodes", "redis+unix:///nowhere"]).output().unwrap();
@@ -110,7 +111,7 @@ fn revoked_command_is_stopped_before_the_next_holder_begins() {
         let at = at.trim_start_matches("redis+unix://");
         assert!(news.contains(" on ") && news.contains(at), "no {at} in {news}");
         assert!(news.contains("the command is stopped before that"), "{news}");
-        // What the nodes said is out of date by then.
+        // The last message does not contain the nodes' answers, which are out of date by then.
         let last = "quorlock: the command was stopped: an operator revoked the lock";
         let mut said = iter::from_fn(|| holder.try_error_line());
         assert!(said.any(|line| line == last));
@@ -118,7 +119,7 @@ fn revoked_command_is_stopped_before_the_next_holder_begins() {
     }
 }
 
-/// The baseline of the test above.
+/// The baseline of the test above, without a revocation.
 #[test]
 fn deleted_lock_has_two_holders_for_a_while() {
     let masters = Masters::start(3);
@@ -133,7 +134,7 @@ fn deleted_lock_has_two_holders_for_a_while() {
 }
 
 #[test]
-fn revocation_now_ends_the_lock_beside_its_holder() {
+fn revocation_now_ends_the_lock_while_its_holder_runs() {
     let masters = Masters::start(3);
     let file = tempfile::NamedTempFile::new().unwrap();
     let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &stubborn(file.path()));
@@ -154,12 +155,12 @@ fn lock_of_several_keys_is_revoked_by_one_of_them() {
     let quorum = blocking::Quorum::connect(masters.urls()).unwrap();
     let mut lock = quorum.lock_all(["a", "k"]).ttl(Duration::from_secs(2)).acquire().unwrap();
     lock.renew();
-    eventually(PATIENCE, "all masters hold it", || holding(&masters) == 3);
+    eventually(PATIENCE, "all masters hold the lock", || holding(&masters) == 3);
     let mut revocation = revoke(&masters, &["--yes"]);
     says(&mut revocation, "revoked; the lock ends within");
     let error = lock.extend().unwrap_err();
     assert!(matches!(error, ExtendError::Revoked { .. }), "{error}");
-    assert!(!lock.remaining().is_zero(), "it is held until its deadline");
+    assert!(!lock.remaining().is_zero(), "the lock is held until its deadline");
     assert!(masters.iter().all(has_key));
     assert_eq!(code(revocation.end().status), 0);
     let lost = lock.lost();
@@ -204,7 +205,7 @@ fn minority_that_revokes_is_reported_and_does_not_end_the_lock() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let mut holder = Running::start(&mut run_script(&masters, &TTL, &holder(file.path())));
     assert_eq!(holder.line(), "alone");
-    eventually(PATIENCE, "all masters hold it", || holding(&masters) == 3);
+    eventually(PATIENCE, "all masters hold the lock", || holding(&masters) == 3);
     proxies[1..].iter().for_each(Proxy::cut);
     let nodes = [masters[0].url(), proxies[1].url(), proxies[2].url()].join(",");
     let revocation = quorlock().args(["revoke", "k", "--yes", "--nodes", &nodes]).output().unwrap();
@@ -215,12 +216,11 @@ fn minority_that_revokes_is_reported_and_does_not_end_the_lock() {
         stderr(&revocation)
     );
     assert_eq!(stdout(&revocation).matches("revoked from ").count(), 1, "{}", stdout(&revocation));
-    // The lease that was revoked has ended by now. The lock is held on the others, and not
-    // repaired.
-    eventually(PATIENCE, "its lease has ended", || holding(&masters) == 2);
+    // The revoked lease ends, and the holder does not repair it. The other masters hold the lock.
+    eventually(PATIENCE, "the revoked lease has ended", || holding(&masters) == 2);
     assert_eq!(revoked(&masters), 0);
     proxies.iter().for_each(Proxy::heal);
-    // The other two are revoked, and that is enough.
+    // The lock is revoked on the other two masters, which are a majority.
     let output = revoke(&masters, &["--yes"]).end();
     assert_eq!(code(output.status), 0, "{}", stderr(&output));
     assert_eq!(code(holder.end().status), 120);
@@ -239,7 +239,7 @@ fn master_that_answers_late_is_revoked_later() {
     assert_eq!(revoked(&masters), 2);
     proxies[2].cut();
     proxies[2].heal();
-    eventually(PATIENCE, "the third one is asked again", || revoked(&masters) == 3);
+    eventually(PATIENCE, "the third master is asked again", || revoked(&masters) == 3);
     assert_eq!(code(revocation.end().status), 0);
     assert_eq!(waiter.line(), "alone");
     drop(holder);
@@ -282,7 +282,7 @@ fn nodes_that_are_down_revoke_nothing() {
 }
 
 #[test]
-fn handle_of_a_revoked_lock_is_lost() {
+fn handle_of_a_revoked_lock_cannot_be_extended() {
     let masters = Masters::start(3);
     let output = on(&masters, "acquire").args(["k", "--ttl", "2s"]).output().unwrap();
     let handle = stdout(&output).trim().to_owned();

@@ -1,6 +1,6 @@
 //! `quorlock run` on healthy masters: the command under its lock.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -8,7 +8,8 @@ use std::fs;
 use std::process::Command;
 
 use common::{
-    Holder, PATIENT, QUORLOCK, Running, code, holding, quorlock, run_on, run_script, stderr, stdout,
+    Holder, LONG_NODE_LIMIT, QUORLOCK, Running, code, holding, quorlock, run_on, run_script,
+    stderr, stdout,
 };
 use quorlock_testkit::{Masters, Server};
 
@@ -16,7 +17,8 @@ use quorlock_testkit::{Masters, Server};
 fn exit_code_of_the_command_is_passed_on_and_the_key_is_free() {
     let masters = Masters::start(3);
     for expected in [0, 1, 42, 255] {
-        let output = run_script(&masters, &PATIENT, &format!("exit {expected}")).output().unwrap();
+        let output =
+            run_script(&masters, &LONG_NODE_LIMIT, &format!("exit {expected}")).output().unwrap();
         assert_eq!(code(output.status), expected);
         assert_eq!(stderr(&output), "");
         assert_eq!(holding(&masters), 0);
@@ -28,7 +30,7 @@ fn command_that_a_signal_killed_exits_with_128_and_the_signal() {
     let masters = Masters::start(1);
     for (signal, expected) in [("KILL", 137), ("TERM", 143), ("SEGV", 139)] {
         let output =
-            run_script(&masters, &PATIENT, &format!("kill -{signal} $$")).output().unwrap();
+            run_script(&masters, &LONG_NODE_LIMIT, &format!("kill -{signal} $$")).output().unwrap();
         assert_eq!(code(output.status), expected);
         assert_eq!(holding(&masters), 0);
     }
@@ -53,11 +55,11 @@ fn held_lock_exits_with_121_and_the_command_never_runs() {
     let masters = Masters::start(3);
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace");
-    let holder = Holder::start(&masters, &PATIENT);
+    let holder = Holder::start(&masters, &LONG_NODE_LIMIT);
     for wait in ["0", "50ms"] {
         let output = run_script(
             &masters,
-            &[&PATIENT[..], &["--wait", wait]].concat(),
+            &[&LONG_NODE_LIMIT[..], &["--wait", wait]].concat(),
             &format!("touch {}", trace.display()),
         )
         .output()
@@ -66,7 +68,7 @@ fn held_lock_exits_with_121_and_the_command_never_runs() {
         assert!(stderr(&output).contains("another client "), "{}", stderr(&output));
     }
     assert!(!trace.exists());
-    assert!(holding(&masters) >= 2, "those who were refused have not freed it");
+    assert!(holding(&masters) >= 2, "a refused run does not release the lock");
     holder.release();
     assert_eq!(holding(&masters), 0);
 }
@@ -74,8 +76,8 @@ fn held_lock_exits_with_121_and_the_command_never_runs() {
 #[test]
 fn waiting_run_acquires_the_lock_when_the_holder_ends() {
     let masters = Masters::start(3);
-    let holder = Holder::start(&masters, &PATIENT);
-    let waiting = Running::start(&mut run_script(&masters, &PATIENT, "echo ran"));
+    let holder = Holder::start(&masters, &LONG_NODE_LIMIT);
+    let waiting = Running::start(&mut run_script(&masters, &LONG_NODE_LIMIT, "echo ran"));
     holder.release();
     let output = waiting.end();
     assert_eq!((code(output.status), stdout(&output), stderr(&output)), (0, "ran\n", ""));
@@ -86,9 +88,10 @@ fn command_gets_its_key_and_a_fence_that_grows() {
     let masters = Masters::start(3);
     let mut last = 0;
     for _ in 0..5 {
-        let output = run_script(&masters, &PATIENT, "echo $QUORLOCK_KEY; echo $QUORLOCK_FENCE")
-            .output()
-            .unwrap();
+        let output =
+            run_script(&masters, &LONG_NODE_LIMIT, "echo $QUORLOCK_KEY; echo $QUORLOCK_FENCE")
+                .output()
+                .unwrap();
         let (key, fence) = stdout(&output).trim_end().split_once('\n').unwrap();
         assert_eq!(key, "k");
         let fence = fence.parse::<u64>().unwrap();
@@ -159,7 +162,10 @@ fn owner_of_the_lock_is_shown_by_lock_inspect() {
     };
     assert!(owner_seen_with(&["--owner", "the night watch"]).contains("the night watch"));
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    assert!(owner_seen_with(&[]).contains(&format!("{host}:")), "as that of the client");
+    assert!(
+        owner_seen_with(&[]).contains(&format!("{host}:")),
+        "the default is that of the client"
+    );
 }
 
 #[test]
@@ -180,18 +186,18 @@ fn key_may_be_any_bytes() {
 fn masters_are_named_by_option_or_by_environment_and_the_option_wins() {
     let masters = Masters::start(3);
     let urls = masters.urls().join(",");
-    let nobody = "redis://127.0.0.1:1";
+    let no_server = "redis://127.0.0.1:1";
     let try_with = |option: Option<&str>, environment: &str| {
         let mut command = quorlock();
-        command.env("QUORLOCK_NODES", environment).arg("run").args(PATIENT);
+        command.env("QUORLOCK_NODES", environment).arg("run").args(LONG_NODE_LIMIT);
         if let Some(option) = option {
             command.args(["--nodes", option]);
         }
         code(command.args(["--no-wait", "k", "--", "true"]).output().unwrap().status)
     };
     assert_eq!(try_with(None, &urls), 0);
-    assert_eq!(try_with(Some(&urls), nobody), 0);
-    assert_eq!(try_with(Some(nobody), &urls), 122);
+    assert_eq!(try_with(Some(&urls), no_server), 0);
+    assert_eq!(try_with(Some(no_server), &urls), 122);
     // With spaces and an empty entry, as users write lists.
     assert_eq!(try_with(None, &format!(" {} , ", masters.urls().join(" , "))), 0);
 }
@@ -205,11 +211,11 @@ fn master_may_be_named_by_host_and_port_alone() {
 }
 
 #[test]
-fn standard_streams_are_the_commands_own() {
+fn command_uses_the_standard_streams_of_quorlock() {
     let masters = Masters::start(1);
     let mut running = Running::start(&mut run_script(
         &masters,
-        &PATIENT,
+        &LONG_NODE_LIMIT,
         "read line; echo \"out $line\"; echo err >&2",
     ));
     running.say("in");
@@ -221,7 +227,7 @@ fn standard_streams_are_the_commands_own() {
 fn lock_is_renewed_while_the_command_runs_longer_than_the_ttl() {
     let masters = Masters::start(3);
     let holder = Holder::start(&masters, &["--ttl", "2s", "--node-limit", "200ms"]);
-    // A wait longer than the ttl would be enough without renewals.
+    // The wait is longer than the ttl: without renewals, the lock would end within it.
     let output = run_script(&masters, &["--wait", "2500ms"], "echo ran").output().unwrap();
     assert_eq!((code(output.status), stdout(&output)), (121, ""));
     holder.release();
@@ -231,12 +237,12 @@ fn lock_is_renewed_while_the_command_runs_longer_than_the_ttl() {
 fn runs_of_the_same_key_never_overlap() {
     let masters = Masters::start(3);
     let folder = tempfile::tempdir().unwrap();
-    // Only one run can make the folder: a run that overlaps finds it, and fails.
+    // Only one run can make the folder. A run that overlaps finds it, and fails.
     let script =
         format!("cd {} && mkdir inside && echo >> runs && rmdir inside", folder.path().display());
     let run_some = || {
         for _ in 0..5 {
-            let output = run_script(&masters, &PATIENT, &script).output().unwrap();
+            let output = run_script(&masters, &LONG_NODE_LIMIT, &script).output().unwrap();
             assert_eq!(code(output.status), 0, "{}", stderr(&output));
         }
     };
@@ -253,7 +259,7 @@ fn dead_or_hanging_minority_does_not_block_a_run() {
     let mut masters = Masters::start(5);
     masters[0].kill();
     masters[1].pause();
-    let output = run_script(&masters, &PATIENT, "echo ran").output().unwrap();
+    let output = run_script(&masters, &LONG_NODE_LIMIT, "echo ran").output().unwrap();
     assert_eq!((code(output.status), stdout(&output), stderr(&output)), (0, "ran\n", ""));
     masters[1].resume();
     common::becomes_free(&masters);
@@ -263,7 +269,7 @@ fn dead_or_hanging_minority_does_not_block_a_run() {
 fn command_that_outlives_its_lock_is_reported_as_unprotected() {
     let masters = Masters::start(1);
     let mut running =
-        Running::start(&mut run_script(&masters, &PATIENT, "echo held; read go; exit 7"));
+        Running::start(&mut run_script(&masters, &LONG_NODE_LIMIT, "echo held; read go; exit 7"));
     assert_eq!(running.line(), "held");
     redis::cmd("DEL").arg("k").exec(&mut masters[0].connection()).unwrap();
     running.say("go");
@@ -277,7 +283,7 @@ fn wait_for_masters_that_cannot_vote_is_reported() {
     let mut masters = Masters::start(3);
     masters[0].kill();
     masters[1].kill();
-    let mut waiting = Running::start(&mut run_script(&masters, &PATIENT, "echo ran"));
+    let mut waiting = Running::start(&mut run_script(&masters, &LONG_NODE_LIMIT, "echo ran"));
     let said = waiting.error_line();
     assert!(said.contains("waiting: no majority"), "{said}");
     masters[0].restart().unwrap();
@@ -314,10 +320,10 @@ fn invalid_lock_is_an_error_that_says_why() {
 
 #[test]
 fn missing_masters_are_an_error_that_says_how_to_name_them() {
-    for nothing in [None, Some(""), Some(" , ")] {
+    for empty in [None, Some(""), Some(" , ")] {
         let mut command = quorlock();
-        if let Some(nothing) = nothing {
-            command.env("QUORLOCK_NODES", nothing);
+        if let Some(empty) = empty {
+            command.env("QUORLOCK_NODES", empty);
         }
         let output = command.args(["run", "k", "--", "true"]).output().unwrap();
         assert_eq!(code(output.status), 125);
@@ -350,7 +356,7 @@ fn password_is_never_shown() {
             assert_ne!(stderr(&output), "", "{node}");
             assert!(!stderr(&output).contains("hunter2"), "{}", stderr(&output));
         }
-        // Nor in other errors.
+        // An error of the command line does not show it either.
         let output = run_on([&node]).args(["--nonsense", "k", "--", "true"]).output().unwrap();
         assert_eq!(code(output.status), 125);
         assert!(!stderr(&output).contains("hunter2"), "{}", stderr(&output));
@@ -364,7 +370,7 @@ fn password_is_never_shown() {
 }
 
 #[test]
-fn permanent_errors_are_not_waited_for() {
+fn permanent_error_exits_with_125_and_advice() {
     let masters = Masters::start(3);
     let output = run_on(masters.urls()).args(["--ttl", "2m", "k", "--", "true"]).output().unwrap();
     assert_eq!(code(output.status), 125);

@@ -1,6 +1,6 @@
 //! `quorlock acquire`, `extend` and `release`: locks for scripts.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -18,10 +18,10 @@ use quorlock_testkit::{Masters, Proxy, eventually};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// Long enough that a busy machine does not lose a lock.
+/// Long enough for a busy machine.
 const TTL: [&str; 2] = ["--ttl", "60s"];
 
-/// How long a client waits for nodes that do not answer.
+/// The default time limit to connect to the nodes.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
 fn acquire(masters: &Masters) -> String {
@@ -30,7 +30,7 @@ fn acquire(masters: &Masters) -> String {
     stdout(&output).to_owned()
 }
 
-/// The exit code of a verb that gets the handle on its standard input, and what it prints.
+/// Runs a verb with the handle on its standard input. Returns the exit code and standard output.
 fn with_handle(masters: &Masters, verb: &str, handle: &str) -> (i32, String) {
     let output = with_input(on(masters, verb).arg("-"), handle);
     assert!(!stderr(&output).contains(token(handle)), "{}", stderr(&output));
@@ -69,7 +69,7 @@ fn handle_may_be_an_argument() {
 }
 
 #[test]
-fn extended_lock_lasts_and_has_a_new_handle_that_alone_is_good() {
+fn extended_lock_lasts_longer_and_only_its_new_handle_is_valid() {
     let masters = Masters::start(3);
     let output = on(&masters, "acquire").args(["--ttl", "20s", "k"]).output().unwrap();
     let old = stdout(&output);
@@ -110,7 +110,7 @@ fn json_has_handle_key_fence_and_times() {
 }
 
 #[test]
-fn lock_that_another_has_gives_121_and_no_handle() {
+fn held_lock_exits_with_121_and_without_a_handle() {
     let masters = Masters::start(3);
     let handle = acquire(&masters);
     for wait in [["--wait", "0"].as_slice(), &["--wait", "50ms"], &["-n"], &["-w", "0.05"]] {
@@ -133,7 +133,7 @@ fn lock_is_acquired_when_its_holder_releases_it() {
 }
 
 #[test]
-fn missing_majority_gives_122() {
+fn missing_majority_exits_with_122() {
     let mut masters = Masters::start(3);
     let handle = acquire(&masters);
     masters[0].kill();
@@ -144,7 +144,7 @@ fn missing_majority_gives_122() {
 }
 
 #[test]
-fn lock_that_has_ended_gives_120() {
+fn ended_lock_exits_with_120() {
     let masters = Masters::start(3);
     let output = on(&masters, "acquire").args(["--ttl", "500ms", "k"]).output().unwrap();
     becomes_free(&masters);
@@ -153,7 +153,7 @@ fn lock_that_has_ended_gives_120() {
 }
 
 #[test]
-fn second_release_says_that_nothing_was_left_to_release() {
+fn second_release_says_that_there_is_nothing_to_release() {
     let masters = Masters::start(3);
     let handle = acquire(&masters);
     let release = || common::with_input(on(&masters, "release").arg("-"), &handle);
@@ -166,7 +166,7 @@ fn second_release_says_that_nothing_was_left_to_release() {
 
 #[test]
 fn ttl_that_is_too_short_for_the_program_is_refused_at_once() {
-    // No node is asked.
+    // No node listens there, and the program does not connect.
     let nodes = ["--nodes", "redis+unix:///nowhere", "--ttl", "5ms", "k"];
     for words in [&["acquire"][..], &["run", "-c", "echo ran"]] {
         let output = common::quorlock().args(words).args(nodes).output().unwrap();
@@ -188,7 +188,7 @@ fn signal_ends_the_wait_and_leaves_nothing_behind() {
             .collect();
         format!("{seen:?}").contains("lock_waiters:1")
     };
-    eventually(common::PATIENCE, "it waits", is_queued);
+    eventually(common::PATIENCE, "the call waits", is_queued);
     waiting.signal(Signal::TERM);
     assert_eq!(code(waiting.end().status), 143);
     assert_eq!(with_handle(&masters, "release", &handle).0, 0);
@@ -205,13 +205,13 @@ fn signal_ends_the_attempt_to_connect() {
         let sent = Instant::now();
         running.signal(Signal::TERM);
         assert_eq!(code(running.end().status), 143);
-        assert!(sent.elapsed() < CONNECT_LIMIT, "it has not waited for the node");
+        assert!(sent.elapsed() < CONNECT_LIMIT, "the program did not wait for the node");
         drop(connection);
     }
 }
 
 #[test]
-fn handle_that_cannot_be_printed_does_not_block_the_lock() {
+fn lock_whose_handle_cannot_be_printed_is_released() {
     let masters = Masters::start(3);
     let full = File::options().write(true).open("/dev/full").unwrap();
     let mut command = on(&masters, "acquire");
@@ -235,7 +235,7 @@ fn ttl_that_the_nodes_do_not_allow_names_the_option() {
 }
 
 #[test]
-fn other_texts_are_no_handles_and_are_not_shown() {
+fn text_that_is_no_handle_is_refused_and_not_shown() {
     let masters = Masters::start(1);
     let handle = acquire(&masters);
     let part = handle[..handle.len() - 20].to_owned();

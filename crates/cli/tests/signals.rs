@@ -1,6 +1,6 @@
 //! Signals that reach `quorlock run`.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -8,8 +8,8 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use common::{
-    Holder, PATIENCE, PATIENT, QUORLOCK, Running, code, holding, is_alive, run_script, stderr,
-    stdout,
+    Holder, LONG_NODE_LIMIT, PATIENCE, QUORLOCK, Running, code, holding, is_alive, run_script,
+    stderr, stdout,
 };
 use quorlock_testkit::{Masters, eventually};
 use rustix::process::Signal;
@@ -26,7 +26,7 @@ fn signal_is_passed_on_and_the_lock_released_when_the_command_ends() {
         (Signal::HUP, "HUP", 5),
         (Signal::USR1, "USR1", 6),
     ] {
-        let mut running = Running::start(&mut run_script(&masters, &PATIENT, script));
+        let mut running = Running::start(&mut run_script(&masters, &LONG_NODE_LIMIT, script));
         assert_eq!(running.line(), "started");
         running.signal(signal);
         let output = running.end();
@@ -40,7 +40,7 @@ fn signal_is_passed_on_and_the_lock_released_when_the_command_ends() {
 fn command_that_survives_a_signal_keeps_its_lock() {
     let masters = Masters::start(3);
     let script = "trap 'echo reloaded' HUP; echo started; while ! read go; do :; done; echo done";
-    let mut running = Running::start(&mut run_script(&masters, &PATIENT, script));
+    let mut running = Running::start(&mut run_script(&masters, &LONG_NODE_LIMIT, script));
     assert_eq!(running.line(), "started");
     running.signal(Signal::HUP);
     assert_eq!(running.line(), "reloaded");
@@ -55,7 +55,7 @@ fn command_that_survives_a_signal_keeps_its_lock() {
 fn signal_reaches_descendants_of_the_command() {
     let masters = Masters::start(1);
     let script = "sh -c 'echo $$; while :; do sleep 0.01; done' & wait";
-    let mut running = Running::start(&mut run_script(&masters, &PATIENT, script));
+    let mut running = Running::start(&mut run_script(&masters, &LONG_NODE_LIMIT, script));
     let grandchild = running.pid_line();
     running.signal(Signal::TERM);
     assert_eq!(code(running.end().status), 143);
@@ -65,11 +65,13 @@ fn signal_reaches_descendants_of_the_command() {
 #[test]
 fn signal_ends_the_wait_for_a_lock() {
     let masters = Masters::start(3);
-    let holder = Holder::start(&masters, &PATIENT);
+    let holder = Holder::start(&masters, &LONG_NODE_LIMIT);
     for (signal, expected) in [(Signal::TERM, 143), (Signal::INT, 130)] {
         let asked_before = times_asked(&masters);
-        let waiting = Running::start(&mut run_script(&masters, &PATIENT, "echo ran"));
-        eventually(PATIENCE, "it has tried", || times_asked(&masters) >= asked_before + 3);
+        let waiting = Running::start(&mut run_script(&masters, &LONG_NODE_LIMIT, "echo ran"));
+        eventually(PATIENCE, "the run has asked all masters", || {
+            times_asked(&masters) >= asked_before + 3
+        });
         waiting.signal(signal);
         let output = waiting.end();
         assert_eq!((code(output.status), stdout(&output)), (expected, ""));
@@ -81,7 +83,7 @@ fn signal_ends_the_wait_for_a_lock() {
 #[test]
 fn hang_up_under_nohup_reaches_no_process() {
     let masters = Masters::start(1);
-    let run = run_script(&masters, &PATIENT, "echo started; read go; echo done");
+    let run = run_script(&masters, &LONG_NODE_LIMIT, "echo started; read go; echo done");
     let mut command = Command::new("nohup");
     command
         .process_group(0)

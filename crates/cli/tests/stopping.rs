@@ -1,7 +1,7 @@
-//! How the command is stopped, and what is waited for: `--kill-after`, `--wait-all`, and what
-//! quorlock says meanwhile.
+//! How `quorlock run` stops its command and waits for it: `--kill-after`, `--wait-all`, and the
+//! messages.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -13,14 +13,24 @@ use common::{Net, PATIENCE, Running, code, holding, is_alive, run_script, stderr
 use quorlock_testkit::{Direction, Masters, eventually};
 use rustix::process::Signal;
 
-/// Needs 1.4 s to clean up.
+/// A command that needs 1.4 s to clean up after SIGTERM.
 const SLOW: &str =
     "trap 'echo TERM; sleep 1.4; echo cleaned; exit 9' TERM; echo $$; while :; do sleep 0.01; done";
-/// Its default grace is 1.1 s.
+/// With this ttl, the default grace is 1.1 s.
 const TTL: [&str; 2] = ["--ttl", "4s"];
 
+/// A command that leaves a background process. That process prints its ID, and ends when the file
+/// `go` exists.
+fn in_background(shell: &str, go: &str) -> String {
+    // The command ends only when the background process has begun.
+    format!(
+        "{shell} -c 'echo $$; : >{go}.begun; while ! [ -e {go} ]; do sleep 0.01; done' &
+             while ! [ -e {go}.begun ]; do sleep 0.01; done; exit 7"
+    )
+}
+
 #[test]
-fn longer_kill_after_is_granted_by_an_earlier_termination() {
+fn longer_kill_after_sends_sigterm_earlier() {
     let net = Net::start();
     let mut running = net.run(&[&TTL[..], &["--kill-after", "1600ms"]].concat(), SLOW);
     let command = running.pid_line();
@@ -31,7 +41,7 @@ fn longer_kill_after_is_granted_by_an_earlier_termination() {
 }
 
 #[test]
-fn default_grace_is_too_short_for_the_same_command() {
+fn default_grace_is_too_short_for_the_same_slow_command() {
     let net = Net::start();
     let mut running = net.run(&TTL, SLOW);
     let command = running.pid_line();
@@ -43,14 +53,14 @@ fn default_grace_is_too_short_for_the_same_command() {
 }
 
 #[test]
-fn kill_after_bounds_the_grace_and_leaves_the_command_more_time() {
+fn shorter_kill_after_sends_sigterm_later_and_limits_the_grace() {
     let net = Net::start();
     let mut running = net.run(&["--ttl", "4s", "--kill-after", "100ms"], SLOW);
     let command = running.pid_line();
     let started = Instant::now();
     net.cut_off_a_majority();
     assert_eq!(running.line(), "TERM");
-    // The default SIGTERM would come when a third is left: 2.7 s after the last extension.
+    // By default, SIGTERM is sent when a third of the ttl is left: 2.7 s after the last extension.
     assert!(started.elapsed() > Duration::from_secs(3), "{:?}", started.elapsed());
     net.ends_before_the_lock(command);
     let output = running.end();
@@ -71,12 +81,12 @@ fn grace_that_leaves_no_time_to_extend_is_refused() {
 }
 
 #[test]
-fn unconfirmed_lock_is_reported_once_and_so_is_its_end() {
+fn uncertain_lock_is_reported_once_and_so_is_its_confirmation() {
     let net = Net::start();
     let mut running = net.run(&["--ttl", "4s"], "echo held; read go");
     assert_eq!(running.line(), "held");
     for proxy in &net.proxies[..2] {
-        proxy.hold(Direction::ToServer);
+        proxy.stall(Direction::ToServer);
     }
     let said = running.error_line();
     assert!(said.starts_with("quorlock: cannot confirm the lock, "), "{said}");
@@ -129,14 +139,14 @@ fn signal_reaches_background_processes_that_are_waited_for() {
     let script = format!("echo $$; {script}");
     let mut running = Running::start(&mut run_script(&masters, &["--wait-all"], &script));
     let (command, background) = (running.pid_line(), running.pid_line());
-    eventually(PATIENCE, "the command is over", || !is_alive(command));
+    eventually(PATIENCE, "the command has ended", || !is_alive(command));
     running.signal(Signal::TERM);
     assert_eq!(code(running.end().status), 7);
     assert!(!is_alive(background));
 }
 
 #[test]
-fn loss_ends_background_processes_in_sessions_of_their_own() {
+fn loss_ends_background_processes_in_other_sessions() {
     let net = Net::start();
     let mut running = net.run(
         &["--ttl", "5s", "--wait-all"],
@@ -147,16 +157,6 @@ fn loss_ends_background_processes_in_sessions_of_their_own() {
     net.cut_off_a_majority();
     net.ends_before_the_lock(background);
     assert_eq!(code(running.end().status), 120);
-}
-
-/// A command that leaves a process behind, which prints its process id and ends when a file
-/// appears.
-fn in_background(shell: &str, go: &str) -> String {
-    // The command ends only when the other has begun.
-    format!(
-        "{shell} -c 'echo $$; : >{go}.begun; while ! [ -e {go} ]; do sleep 0.01; done' &
-             while ! [ -e {go}.begun ]; do sleep 0.01; done; exit 7"
-    )
 }
 
 #[test]
@@ -173,13 +173,13 @@ fn command_survives_the_loss_of_two_of_five_masters_at_any_moment() {
         let lost = Instant::now();
         let mut other = run_script(&masters, &["--wait", "1500ms"], "echo ran");
         let output = other.output().unwrap();
-        // Masters that are slow to answer beside two that are lost are no majority for the other.
+        // 122 when no majority answers the other client in time.
         assert!([121, 122].contains(&code(output.status)), "without {first} and {second}");
         assert_eq!(stdout(&output), "");
         assert!(lost.elapsed() > Duration::from_secs(1));
         masters[second].resume();
         masters[first].restart().unwrap();
-        // The next two may be lost only when these hold the lock again.
+        // The next two masters may fail only when these two hold the lock again.
         eventually(PATIENCE, "all masters have the lock again", || holding(&masters) == 5);
     }
     running.say("go");
@@ -195,7 +195,7 @@ fn sixteen_runs_on_four_of_five_masters_never_overlap() {
     let script =
         format!("cd {} && mkdir inside && echo >> runs && rmdir inside", folder.path().display());
     let running: Vec<_> = (0..16)
-        .map(|_| Running::start(&mut run_script(&masters, &common::PATIENT, &script)))
+        .map(|_| Running::start(&mut run_script(&masters, &common::LONG_NODE_LIMIT, &script)))
         .collect();
     for running in running {
         let output = running.end();
@@ -205,7 +205,7 @@ fn sixteen_runs_on_four_of_five_masters_never_overlap() {
 }
 
 #[test]
-fn descriptors_of_quorlock_are_not_the_commands() {
+fn command_does_not_inherit_descriptors_of_quorlock() {
     let masters = Masters::start(1);
     let mut plain = Command::new("sh");
     let list = "ls -l /proc/self/fd | grep -c socket; true";

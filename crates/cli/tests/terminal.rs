@@ -1,6 +1,6 @@
 //! `quorlock run` in the foreground of a terminal: Ctrl-C, Ctrl-Z and reading from it.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -89,7 +89,7 @@ fn ctrl_c_is_not_passed_on_a_second_time() {
     terminal.shows("INT");
     terminal.type_line("first");
     terminal.type_line("second");
-    // A second INT would be shown before.
+    // A second INT would be printed before this line.
     let line = terminal.shows(" ");
     assert!(line.starts_with("go "), "{line}");
     assert_eq!(terminal.shows("status"), "status 0");
@@ -125,7 +125,7 @@ fn ctrl_z_stops_the_command_and_fg_continues_it() {
 #[test]
 fn command_that_is_stopped_beyond_its_lock_is_killed_and_never_continued() {
     let masters = Masters::start(3);
-    // The loop would print if it continued; SIGTERM finds it stopped.
+    // The command ignores SIGTERM, so only SIGKILL ends it while it is stopped.
     let script = "$Q k -- sh -c 'trap \"\" TERM; echo pid $$; while :; do sleep 0.01; done'
                   echo stopped $?; read line; fg >/dev/null; echo status $?";
     let mut terminal = Terminal::start(&masters, "--ttl 1500ms", script);
@@ -156,7 +156,7 @@ fn rest_of_a_pipeline_survives_the_loss_of_the_lock() {
 }
 
 #[test]
-fn revocation_is_asked_for_and_its_interruption_says_that_it_stands() {
+fn revocation_needs_a_yes_and_stands_when_interrupted() {
     let masters = Masters::start(3);
     let holder = Holder::start(&masters, &["--ttl", "30s", "--owner", "web-3"]);
     let script = "\"$QUORLOCK\" revoke k; echo status $?; \"$QUORLOCK\" revoke k; echo status $?";
@@ -169,7 +169,7 @@ fn revocation_is_asked_for_and_its_interruption_says_that_it_stands() {
     terminal.shows("web-3, fence ");
     terminal.type_line("y");
     terminal.shows("revoked from web-3, ");
-    eventually(PATIENCE, "it is revoked", || revoked(&masters) == 3);
+    eventually(PATIENCE, "the lock is revoked", || revoked(&masters) == 3);
     terminal.press(CTRL_C);
     terminal.shows("interrupted: the revocation stands, and the lock ends within ");
     assert_eq!(terminal.shows("status"), "status 130");

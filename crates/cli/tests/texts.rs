@@ -1,6 +1,6 @@
 //! Errors say what to write instead.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -15,7 +15,7 @@ fn fails(arguments: &[&str], hint: &str) {
 }
 
 #[test]
-fn list_of_nodes_has_commas_and_schemes() {
+fn wrong_list_of_nodes_is_an_error_that_says_what_to_write() {
     fails(&["run", "--nodes", "a:1 b:2 c:3"], "separate the nodes by commas");
     fails(
         &["run", "--nodes", "redis://:s3cret@a redis://:s3cret@b"],
@@ -33,7 +33,7 @@ fn list_of_nodes_has_commas_and_schemes() {
 }
 
 #[test]
-fn time_has_a_unit() {
+fn time_without_a_valid_unit_is_an_error_that_says_what_to_write() {
     fails(&["run", "--wait", "10"], "give a unit, such as 10s");
     fails(&["run", "--ttl", "1.5"], "give a unit, such as 1.5s");
     fails(&["run", "--ttl", "10d"], "ms, s, m or h");

@@ -1,6 +1,6 @@
-//! Nodes with TLS.
+//! Connections to nodes through TLS.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::{PATIENT, code, quorlock, stderr, stdout};
+use common::{LONG_NODE_LIMIT, code, quorlock, stderr, stdout};
 use quorlock_testkit::{Server, StartError};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tempfile::TempDir;
@@ -22,8 +22,8 @@ struct TlsMasters {
 }
 
 impl TlsMasters {
-    /// None where the server is built without TLS.
-    fn start(wants_certificate: bool) -> Option<Self> {
+    /// Returns `None` if the server was built without TLS.
+    fn start(requires_certificate: bool) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         write_certificates(folder.path());
         let mut ports = Vec::new();
@@ -36,7 +36,7 @@ impl TlsMasters {
                 .arg("tls-cert-file", file("node.pem"))
                 .arg("tls-key-file", file("node.key"))
                 .arg("tls-ca-cert-file", file("ca.pem"))
-                .arg("tls-auth-clients", if wants_certificate { "yes" } else { "no" });
+                .arg("tls-auth-clients", if requires_certificate { "yes" } else { "no" });
             match server.start() {
                 Err(StartError::Exited { log_tail, .. }) if log_tail.contains("Bad directive") => {
                     return None;
@@ -68,7 +68,7 @@ fn run(command: &mut Command, options: impl Iterator<Item = (String, PathBuf)>) 
     for (name, file) in options {
         command.arg(name).arg(file);
     }
-    command.args(PATIENT).args(["--no-wait", "k", "--", "true"]).output().unwrap()
+    command.args(LONG_NODE_LIMIT).args(["--no-wait", "k", "--", "true"]).output().unwrap()
 }
 
 fn write_certificates(folder: &Path) {
@@ -113,7 +113,7 @@ fn client_certificate_comes_from_options_or_a_file() {
     assert_ne!(
         code(masters.run(&[("--cacert", "ca.pem")]).status),
         0,
-        "the nodes want a certificate"
+        "the nodes require a certificate"
     );
     fails(&masters.run(&[("--cert", "node.pem")]), 125, "--key");
 
@@ -137,7 +137,7 @@ fn certificates_without_tls_are_refused() {
     fails(&with_roots("redis://a:6379"), 125, "rediss://");
 }
 
-/// Without a quorum, each node by itself: with the same certificates.
+/// These verbs connect to each node by itself, without a quorum.
 #[test]
 fn status_and_doctor_use_the_certificates_and_say_when_one_is_not_trusted() {
     let Some(masters) = TlsMasters::start(true) else { return };

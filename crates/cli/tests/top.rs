@@ -1,6 +1,6 @@
 //! `quorlock top` in a real terminal, on real masters.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -25,7 +25,7 @@ const COLUMNS: u16 = 110;
 struct Terminal {
     keyboard: File,
     screen: Arc<Mutex<vt100::Parser>>,
-    /// All that was written to it.
+    /// All bytes that were written to the terminal.
     written: Arc<Mutex<Vec<u8>>>,
     shell: Child,
 }
@@ -59,7 +59,7 @@ impl Terminal {
         self.becomes(text, |screen| screen.contents().contains(text));
     }
 
-    /// Waits for the screen of the shell.
+    /// Waits until the terminal shows the shell again.
     #[track_caller]
     fn is_left(&self) {
         self.becomes("the screen of the shell", |screen| {
@@ -172,7 +172,7 @@ fn signal_restores_the_terminal() {
     }
 }
 
-/// By the key, and by a signal from outside.
+/// Ctrl-Z stops the program, and then a signal from outside does.
 #[test]
 fn stopped_program_leaves_the_terminal_to_the_shell_and_fg_brings_it_back() {
     let masters = Masters::start(1);
@@ -210,7 +210,7 @@ fn spent_on_scans(server: &quorlock_testkit::Server) -> (u64, Duration) {
     (figure("calls="), Duration::from_micros(figure("usec=")))
 }
 
-/// From the first gathering to the next, although it is told to ask ten times a second.
+/// Measures from the first gathering to the next. The program may gather ten times a second.
 #[test]
 fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
     const LOCKS: u64 = 10_000;
@@ -232,7 +232,7 @@ fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
     terminal.press("\x1b[F");
     terminal.shows("orders/09999");
     loop {
-        // To ask costs the node time as well, which lengthens the interval.
+        // This request costs the node time as well, and so lengthens the interval.
         thread::sleep(Duration::from_millis(100));
         let now = spent_on_scans(&masters[0]);
         if now.0 > calls {

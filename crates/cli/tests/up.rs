@@ -1,6 +1,6 @@
-//! `quorlock up`.
+//! `quorlock up`, which starts masters on this machine.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -96,7 +96,7 @@ fn no_masters_and_too_many_are_refused() {
     }
 }
 
-/// Starts masters in a folder, and returns the line of standard output and the messages.
+/// Starts masters that keep their data in a folder. Returns the program and the list of nodes.
 fn up_in(folder: &Path, options: &[&str]) -> (Running, String) {
     let mut up =
         Running::start(quorlock().args(["up", "-n", "3", "--keep"]).arg(folder).args(options));
@@ -104,6 +104,7 @@ fn up_in(folder: &Path, options: &[&str]) -> (Running, String) {
     (up, line.strip_prefix("export QUORLOCK_NODES=").unwrap().to_owned())
 }
 
+/// Stops the masters. Returns the standard error of the program.
 #[track_caller]
 fn stop(up: Running) -> String {
     up.signal(Signal::INT);
@@ -161,7 +162,7 @@ fn folder_is_used_by_one_program_at_a_time() {
 
 #[test]
 fn masters_have_the_ports_that_follow_the_first() {
-    // Of ports that are free now, some may be taken when the masters start.
+    // Another program may take a free port before the masters start.
     let start = || {
         let probe = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = probe.local_addr().unwrap().port().min(u16::MAX - 3);
@@ -192,7 +193,7 @@ fn valkey_server_alone_is_enough() {
     command.env("PATH", folder.path()).env_remove("QUORLOCK_SERVER").args(["up", "-n", "1"]);
     let mut up = Running::start(&mut command);
     assert!(up.line().starts_with("export QUORLOCK_NODES="));
-    // A shell starts background processes with SIGINT ignored, and the program inherits that.
+    // Not SIGINT: the program ignores it when a shell runs the tests in the background.
     up.signal(Signal::TERM);
     assert_eq!(code(up.end().status), 0);
 }

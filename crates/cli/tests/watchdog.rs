@@ -1,9 +1,9 @@
 //! The watchdog: a `quorlock run` that is stopped or killed leaves no command beyond its lock.
 //!
-//! Commands hold a flock on a file, and so does everything that they start, for as long as any of
-//! it runs. A command that finds the file locked has overlapped with the one before.
+//! Each command locks one file with `flock` until all of its processes have ended. A command that
+//! finds the file locked overlaps with the previous one.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say so at once")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -17,12 +17,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 const TTL: [&str; 2] = ["--ttl", "1500ms"];
-/// Ignores SIGTERM.
+/// A command that ignores SIGTERM.
 const STUBBORN: &str = "trap '' TERM; while :; do sleep 0.01; done";
-/// Does so in a process and in a session that are not its own.
-const STUBBORN_ALL: &str = "trap '' TERM; setsid sh -c 'while :; do sleep 0.01; done' & sh -c 'while :; do sleep 0.01; done'";
+/// The same, with a child process, and with another one in another session.
+const STUBBORN_ALL: &str = "trap '' TERM; setsid sh -c 'while :; do sleep 0.01; done' & \
+                            sh -c 'while :; do sleep 0.01; done'";
 
-/// A holder whose command never ends, and a run that waits for its lock.
+/// A holder whose command never ends, and a further run that waits for the lock.
 struct Pair {
     masters: Masters,
     folder: TempDir,
@@ -39,10 +40,10 @@ impl Pair {
         Self { masters, folder, holder, command }
     }
 
-    /// The line that the next command prints when it holds the lock.
+    /// Runs the next command, which waits for the lock. Returns the last line that it prints.
     fn next(&self) -> String {
-        let output = run_script(&self.masters, &["--wait", "10s"], &script(&self.folder, "true"));
-        let output = { output }.output().unwrap();
+        let script = script(&self.folder, "true");
+        let output = run_script(&self.masters, &["--wait", "10s"], &script).output().unwrap();
         assert_eq!(code(output.status), 0, "{}", stderr(&output));
         stdout(&output).lines().last().unwrap_or_default().to_owned()
     }
@@ -51,12 +52,12 @@ impl Pair {
         watchdog_of(self.holder.pid())
     }
 
-    fn ended(&self) -> bool {
+    fn has_ended(&self) -> bool {
         !is_alive(self.command)
     }
 }
 
-/// Prints its process id, and whether it is the only command that runs.
+/// A command that prints its process ID and whether it runs alone, and continues with `rest`.
 fn script(folder: &TempDir, rest: &str) -> String {
     let file = folder.path().join("flock");
     format!("echo $$; exec 9>>{}; flock -n 9 && echo alone || echo overlap; {rest}", file.display())
@@ -72,7 +73,7 @@ fn stopped_quorlock_leaves_no_command_beyond_its_lock() {
         let pair = Pair::start(rest);
         pair.holder.signal(Signal::STOP);
         assert_eq!(pair.next(), "alone");
-        assert!(pair.ended());
+        assert!(pair.has_ended());
         pair.holder.signal(Signal::CONT);
         let output = pair.holder.end();
         assert_eq!(code(output.status), 120);
@@ -91,7 +92,7 @@ fn stopped_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
     pair.holder.signal(Signal::STOP);
     kill(watchdog, Signal::KILL);
     assert_eq!(pair.next(), "overlap");
-    assert!(!pair.ended());
+    assert!(!pair.has_ended());
     pair.holder.signal(Signal::CONT);
     assert_eq!(code(pair.holder.end().status), 120);
     assert!(!is_alive(pair.command));
@@ -103,7 +104,7 @@ fn killed_quorlock_leaves_no_command_beyond_its_lock() {
         let pair = Pair::start(rest);
         pair.holder.signal(Signal::KILL);
         assert_eq!(pair.next(), "alone");
-        assert!(pair.ended());
+        assert!(pair.has_ended());
     }
 }
 
@@ -115,12 +116,12 @@ fn killed_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
     kill(watchdog, Signal::KILL);
     pair.holder.signal(Signal::KILL);
     assert_eq!(pair.next(), "overlap");
-    assert!(!pair.ended());
+    assert!(!pair.has_ended());
     kill(pair.command, Signal::KILL);
 }
 
 #[test]
-fn command_of_a_killed_quorlock_is_asked_to_end_first() {
+fn command_of_a_killed_quorlock_gets_sigterm_first() {
     let masters = Masters::start(3);
     let obedient = "trap 'echo TERM; exit' TERM; echo $$; while :; do sleep 0.01; done";
     let mut running = Running::start(&mut run_script(&masters, &["--ttl", "20s"], obedient));
@@ -131,7 +132,7 @@ fn command_of_a_killed_quorlock_is_asked_to_end_first() {
     eventually(PATIENCE, "the command and the watchdog are gone", || {
         !is_alive(command) && !is_alive(watchdog)
     });
-    assert!(holding(&masters) >= 2, "the lock had not ended");
+    assert!(holding(&masters) >= 2, "the lock has not ended yet");
 }
 
 #[test]
@@ -182,7 +183,7 @@ fn quorlock_stops_the_command_when_its_watchdog_is_stopped() {
         proxy.drop_bytes(Direction::ToServer);
     }
     eventually(PATIENCE, "the command is gone", || !is_alive(command));
-    assert!(masters.iter().take(2).all(common::has_key), "the lock had not ended");
+    assert!(masters.iter().take(2).all(common::has_key), "the lock has not ended yet");
     assert_eq!(code(running.end().status), 120);
     assert!(!is_alive(watchdog));
 }
@@ -218,16 +219,9 @@ fn watchdog_refuses_to_start_without_quorlock_run() {
 #[test]
 fn pipeline_ends_with_the_command_also_when_quorlock_was_killed() {
     let masters = Masters::start(1);
-    let folder = tempfile::tempdir().unwrap();
-    let quorlock_pid = folder.path().join("pid");
     let mut pipeline = Command::new("sh");
-    pipeline.arg("-c").arg(
-        "{ echo $$ >\"$PID\"; exec \"$0\" run k -- sh -c 'echo $$; read go; echo done'; } | cat",
-    );
-    pipeline
-        .arg(QUORLOCK)
-        .env("PID", &quorlock_pid)
-        .env("QUORLOCK_NODES", masters.urls().join(","));
+    pipeline.arg("-c").arg("{ exec \"$0\" run k -- sh -c 'echo $$; read go; echo done'; } | cat");
+    pipeline.arg(QUORLOCK).env("QUORLOCK_NODES", masters.urls().join(","));
     let mut running = Running::start(&mut pipeline);
     running.pid_line();
     running.say("go");
@@ -236,7 +230,7 @@ fn pipeline_ends_with_the_command_also_when_quorlock_was_killed() {
 
     let mut running = Running::start(&mut pipeline);
     let command = running.pid_line();
-    // `$$` is the whole pipeline's shell: its child is the program.
+    // The shell of the pipeline has two children, quorlock and `cat`. Only quorlock has children.
     let shell = running.pid();
     let mut quorlock = None;
     eventually(PATIENCE, "quorlock runs", || {

@@ -3,8 +3,8 @@
 //! `POST /orders/{id}/ship` answers
 //!
 //! - 200 when the order is shipped,
-//! - 409 when another request or another instance of the service ships it at the moment,
-//! - 503 when too few nodes answer, or the lock was lost: the client may try again later.
+//! - 409 when another request or another instance of the service is shipping it,
+//! - 503 when too few nodes answer or the lock was lost: the HTTP client may try again later.
 //!
 //! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example axum -- 127.0.0.1:8080`
 
@@ -23,7 +23,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// How long a request waits for another one that ships the same order.
 const WAIT: Duration = Duration::from_millis(500);
-/// How long the end of the program waits for releases in the background.
+/// How long the program waits at its end for releases in the background.
 const FLUSH: Duration = Duration::from_secs(5);
 
 struct Service {
@@ -53,14 +53,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A client that disconnects cancels the request. That drops the work and releases the lock in the
-/// background.
+/// If the HTTP client disconnects, axum drops this future. That drops the work and releases the
+/// lock in the background.
 async fn ship(State(service): State<Arc<Service>>, Path(order): Path<u64>) -> (StatusCode, String) {
     let Service { quorum, store } = &*service;
     let lock = quorum.lock(format!("orders/{order}")).wait(WAIT);
     let shipped = lock.run(|lock| async move {
         call_the_carrier().await;
-        // A lock is lost at any moment, also between a check and the write. The store can tell.
+        // A lock can be lost at any moment, even between a check and the write. The store notices.
         store.set_shipped(order, lock.fence())
     });
     match shipped.await {

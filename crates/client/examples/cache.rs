@@ -1,9 +1,9 @@
 //! A cache that many programs read, and that one of them refreshes when it is out of date.
 //!
 //! The cache is two files that belong together. Programs read them at the same time under the
-//! shared lock, and one writes them under the exclusive lock, so that no program reads the prices
-//! of one refresh and the names of another. A file checks no fence: the refresh stops when its lock
-//! is lost, and `inventory.rs` has a resource that refuses a late write.
+//! shared lock, and one program writes them under the exclusive lock. So no program reads the
+//! prices of one refresh and the names of another. A file cannot check a fence, so the refresh
+//! stops when its lock is lost. In `inventory.rs`, a database refuses a late write.
 //!
 //! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example cache -- DIRECTORY`
 
@@ -52,7 +52,7 @@ async fn open(quorum: &Quorum, directory: &Path) -> Result<Lock, Box<dyn Error>>
             lost = lock.lost() => return Err(lost.into()),
         }
     }
-    // The programs that wait to read do so from here on, and no writer comes first.
+    // From here on, waiting readers hold the lock too. No writer holds it in between.
     lock.downgrade().await?;
     Ok(lock)
 }
@@ -62,7 +62,7 @@ fn is_fresh(directory: &Path) -> bool {
     written.is_ok_and(|at| at.elapsed().is_ok_and(|age| age < AGE_MAX))
 }
 
-/// Writes both files. A program that dies on the way leaves a cache that is out of date.
+/// Writes both files. A program that dies in between leaves a cache that is out of date.
 async fn refresh(directory: &Path, fence: Fence) -> io::Result<()> {
     let _ = fs::remove_file(directory.join("complete"));
     for file in ["prices", "names"] {

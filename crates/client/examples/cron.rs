@@ -1,4 +1,4 @@
-//! A job that cron starts on every machine of a fleet at the same time, and that one machine does.
+//! A job that cron starts on every machine of a fleet at once, and that only one machine runs.
 //!
 //! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example cron`
 
@@ -8,10 +8,11 @@ use std::time::Duration;
 use quorlock_client::{AcquireError, Fence, Quorum};
 use tokio::time::{Instant, sleep_until};
 
-/// The shortest time that the lock is held. A machine whose clock is behind starts the same job
-/// later, by this much at most.
+/// The shortest time for which the lock is held. A machine whose clock is behind starts the same
+/// job up to this much later, and must still find the lock taken.
 const CLOCKS_DIFFER: Duration = Duration::from_secs(2);
-/// Longer than the start of all machines takes, and shorter than the lock is held.
+/// How long a machine waits for the lock: longer than all machines take to start, and shorter than
+/// the lock is held.
 const WAIT: Duration = Duration::from_secs(1);
 
 #[tokio::main]

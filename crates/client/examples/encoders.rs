@@ -1,8 +1,9 @@
 //! Encoders on many machines, of which at most four run at a time.
 //!
-//! A permit is a lock on one of four slots. Its number names a resource that one encoder uses at a
-//! time: a license, a graphics card, or a folder. Its fence tells the output of this encoder from
-//! that of one that was paused, lost its permit, and still writes.
+//! A permit is a lock on one of four slots. The number of the slot names a resource that one
+//! encoder uses at a time: a license, a graphics card, or a folder. The fence distinguishes the
+//! output of this encoder from that of an encoder that was paused, lost its permit, and still
+//! writes.
 //!
 //! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example encoders -- DIRECTORY 10`
 
@@ -14,7 +15,7 @@ use std::{fs, io};
 use quorlock_client::{Fence, Quorum};
 use tokio::time::sleep;
 
-/// The same in all programs: one with a larger number would admit as many.
+/// The same in all programs, because a program with a larger number admits that many encoders.
 const ENCODERS_MAX: usize = 4;
 
 #[tokio::main]
@@ -47,7 +48,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 async fn encode(directory: &Path, slot: usize, fence: Fence) -> io::Result<PathBuf> {
     let scratch = directory.join(format!("slot-{slot}"));
     fs::create_dir_all(&scratch)?;
-    // No other permit of this slot has this fence, so a late encoder writes to a file of its own.
+    // No other permit of this slot has this fence, so a late encoder writes to another file.
     let file = scratch.join(format!("{fence}.mp4"));
     for _frame in 0..5 {
         sleep(Duration::from_millis(4)).await;

@@ -5,10 +5,10 @@
 //! ```
 //!
 //! Two clerks sell apples. Each acquires the lock, reads the number of apples, and writes one less.
-//! One of them is stopped (SIGSTOP) after it read the number and saw that it still holds the lock,
-//! as by a long garbage collection, a full disk or a closed laptop. It continues after its lock has
-//! ended and the other clerk has held it. The first time the database accepts its write. The second
-//! time the database compares the fence first.
+//! One clerk is stopped (SIGSTOP) after it has read the number and has checked that it still holds
+//! the lock. A long garbage collection, a full disk or a closed laptop would stop it in the same
+//! way. The clerk continues after its lock has ended and the other clerk has held it. In the first
+//! run, the database accepts its write. In the second run, the database compares the fence first.
 
 use std::error::Error;
 use std::io::{BufRead as _, BufReader, Write as _, stdin};
@@ -47,7 +47,7 @@ async fn sell(database: &Path, checked: bool, masters: &[String]) -> Result<(), 
     // A careful clerk checks the lock before it writes. That is not enough.
     assert!(!lock.remaining().is_zero());
     println!("{} {apples}", lock.fence());
-    // The story stops one of the clerks here. The read makes sure that it stops at this point.
+    // Waits for a line of input, so that the story can stop one of the clerks at this point.
     stdin().read_line(&mut String::new())?;
 
     let rows = if checked {

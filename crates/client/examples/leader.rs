@@ -1,5 +1,5 @@
-//! Leader election: one of several programs leads until it ends or is cut off, then another one
-//! does.
+//! Leader election: one of several programs leads until it ends or is cut off. Then another program
+//! leads.
 //!
 //! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example leader`
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 use quorlock_client::{AcquireError, LockWatch, Quorum, RunError};
 use tokio::time::sleep;
 
-/// How long there is no leader after a leader died.
+/// The longest time for which the lock of a dead leader keeps the others from leading.
 const TTL: Duration = Duration::from_secs(5);
 /// A leader that hangs is deposed after this time.
 const TERM_MAX: Duration = Duration::from_secs(24 * 60 * 60);
@@ -42,7 +42,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 async fn lead(lock: LockWatch) {
     println!("leads, fence {}, {} nodes", lock.fence(), lock.coverage());
     for _ in 0..5 {
-        // Every command carries the fence, so that followers refuse those of a deposed leader.
+        // Every command carries the fence, so that followers can refuse a deposed leader.
         sleep(Duration::from_millis(50)).await;
     }
     println!("steps down");

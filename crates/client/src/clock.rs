@@ -1,10 +1,10 @@
-//! The only clocks of this crate.
+//! The clocks that measure validities, and the wall clock from which fences are proposed.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use quorlock_core::quorum::Moment;
 
-/// Reads both clocks that a lock's validity is measured on.
+/// Reads both clocks that measure the validity of a lock.
 pub(crate) fn now() -> Moment {
     let moment = platform::now();
     #[cfg(test)]
@@ -12,8 +12,8 @@ pub(crate) fn now() -> Moment {
     moment
 }
 
-/// The wall clock in microseconds since 1970, which fences are proposed from. A wrong clock makes
-/// nothing unsafe.
+/// The wall clock in microseconds since 1970, for proposals of fences. A wrong one endangers no
+/// lock.
 pub(crate) fn wall_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
@@ -24,7 +24,8 @@ mod platform {
     use super::{Duration, Moment};
     use rustix::time::{ClockId, clock_gettime};
 
-    /// No single clock both counts the time that the machine sleeps and is never slewed.
+    /// Reads two clocks: the first counts the time in which the machine sleeps, and the second is
+    /// never slewed. No clock does both.
     pub(super) fn now() -> Moment {
         Moment { boot: read(ClockId::Boottime), raw: read(ClockId::MonotonicRaw) }
     }
@@ -41,7 +42,7 @@ mod platform {
     use nix::libc::CLOCK_MONOTONIC_RAW;
     use nix::time::ClockId;
 
-    /// One clock serves as both: on macOS this one is not slewed, and counts the time that the
+    /// Reads one clock for both: on macOS it is not slewed, and it counts the time in which the
     /// machine sleeps.
     pub(super) fn now() -> Moment {
         let now = ClockId::from_raw(CLOCK_MONOTONIC_RAW).now();
@@ -76,13 +77,13 @@ pub(crate) mod tests {
         Moment { boot: moment.boot + SLEPT.get(), ..moment }
     }
 
-    /// From now on, both clocks of this thread are that of the tokio runtime, which a test may
+    /// Makes both clocks of this thread follow the clock of the tokio runtime, which a test may
     /// pause.
     pub(crate) fn follow_the_runtime() {
         EPOCH.set(EPOCH.get().or(Some(Instant::now())));
     }
 
-    /// Simulates a machine that slept, for this thread: one clock advances, and timers do not.
+    /// Simulates for this thread that the machine slept: one clock advances, and timers do not.
     pub(crate) fn sleep_through(time: Duration) {
         SLEPT.set(SLEPT.get() + time);
     }
@@ -92,7 +93,7 @@ pub(crate) mod tests {
         let first = now();
         std::thread::sleep(Duration::from_millis(5));
         let later = now();
-        // The rates of the clocks differ by far less than this.
+        // Less than the sleep, since clocks run at slightly different rates.
         let passed = Duration::from_millis(4);
         assert!(later.boot.saturating_sub(first.boot) >= passed, "{first:?} {later:?}");
         assert!(later.raw.saturating_sub(first.raw) >= passed, "{first:?} {later:?}");

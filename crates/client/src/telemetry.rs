@@ -1,5 +1,5 @@
-//! Events for `tracing`, and with the feature `metrics` figures for the `metrics` facade. Neither
-//! contains a token.
+//! Events for `tracing`, and counters and histograms for the `metrics` facade if the feature
+//! `metrics` is on. None of them contains a token.
 
 use std::sync::Arc;
 
@@ -38,6 +38,7 @@ pub(crate) fn acquired(outcome: &Result<Lock, AcquireError>, since: Instant) {
 
 /// Records the verdict of a round of extensions for a lock.
 pub(crate) fn extended(lock: &Arc<LockInner>, verdict: ExtensionVerdict) {
+    // A lock that its holder has released or detached causes no warning.
     let outcome = match verdict {
         ExtensionVerdict::Extended(_) => {
             tracing::trace!(key = %lock.spec.keys, coverage = %lock.coverage(), "extended");
@@ -69,20 +70,20 @@ pub(crate) fn released(lock: &Arc<LockInner>, released: Option<Released>) {
         Some(Released::AlreadyOver) => "already_over",
         None => "unconfirmed",
     };
-    gone(lock, outcome);
+    ended(lock, outcome);
 }
 
 /// Records a dropped lock.
 pub(crate) fn dropped(lock: &Arc<LockInner>) {
-    gone(lock, "dropped");
+    ended(lock, "dropped");
 }
 
 /// Records a lock that was detached for another process.
 pub(crate) fn detached(lock: &Arc<LockInner>) {
-    gone(lock, "detached");
+    ended(lock, "detached");
 }
 
-fn gone(lock: &Arc<LockInner>, outcome: &'static str) {
+fn ended(lock: &Arc<LockInner>, outcome: &'static str) {
     tracing::debug!(key = %lock.spec.keys, held_for = ?lock.held_for(), outcome, "released");
     figures::count("quorlock_releases_total", outcome);
     figures::measure("quorlock_hold_seconds", || lock.held_for());

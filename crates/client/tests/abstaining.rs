@@ -1,6 +1,6 @@
 //! Masters that abstain, because they may have forgotten locks.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -19,9 +19,9 @@ fn patiently(quorum: &Quorum, key: &str) -> LockBuilder {
 }
 
 /// Five masters, of which the first `n` abstain.
-async fn of_five_abstain(abstaining: usize) -> (Masters, Quorum) {
+async fn of_five_abstain(n: usize) -> (Masters, Quorum) {
     let masters = Masters::start_with(5, |index, builder| {
-        if index < abstaining { builder.arg("lock.rejoin-delay", LONG_MS) } else { builder }
+        if index < n { builder.arg("lock.rejoin-delay", LONG_MS) } else { builder }
     });
     let masters = masters.unwrap();
     let quorum = Quorum::connect(masters.urls()).await.unwrap();
@@ -68,7 +68,8 @@ async fn held_lock_is_extended_on_masters_that_abstain_after_a_restart() {
         master.set_arg("lock.rejoin-delay", LONG_MS);
         master.restart().unwrap();
     }
-    eventually_async(PATIENCE, "a majority confirms", async || lock.extend().await.is_ok()).await;
+    eventually_async(PATIENCE, "a majority extends the lock", async || lock.extend().await.is_ok())
+        .await;
     let others = patiently(&quorum, "k").try_acquire().await;
     assert!(matches!(others, Err(AcquireError::NoQuorum { .. })), "{others:?}");
     drop(lock);
@@ -90,7 +91,7 @@ async fn user_with_only_lock_rights_can_lock() {
     assert_eq!(lock.release().await.unwrap(), Released::Released);
     let Err(AcquireError::NoQuorum { nodes }) = patiently(&quorum, "other").try_acquire().await
     else {
-        panic!("that key is not allowed")
+        panic!("the user may not use this key")
     };
     assert!(nodes.failed().all(|(_, error)| error.to_string().starts_with("NOPERM")), "{nodes}");
 }

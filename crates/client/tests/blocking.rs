@@ -1,6 +1,6 @@
 //! The blocking API, without tokio and inside a program that uses it.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 fn quorum() -> (Masters, Quorum) {
     let masters = Masters::start(3);
     let quorum = Quorum::builder().nodes(masters.urls()).node_timeout(PATIENCE).connect().unwrap();
-    eventually(PATIENCE, "all are connected", || {
+    eventually(PATIENCE, "all nodes are connected", || {
         quorum.health().iter().all(|node| node.error.is_none())
     });
     (masters, quorum)
@@ -104,11 +104,11 @@ fn threads_exclude_each_other() {
             });
         }
     });
-    eventually(PATIENCE, "nothing is left", || holding(&masters, "k") == 0);
+    eventually(PATIENCE, "no master has the key", || holding(&masters, "k") == 0);
 }
 
 #[test]
-fn blocking_lock_is_handed_to_another_process_as_text() {
+fn blocking_lock_is_detached_and_attached_from_its_text() {
     let (masters, giver) = quorum();
     let taker = Quorum::builder().nodes(masters.urls()).node_timeout(PATIENCE).connect().unwrap();
     let text = giver.lock("k").acquire().unwrap().detach().to_secret_text();
@@ -117,7 +117,7 @@ fn blocking_lock_is_handed_to_another_process_as_text() {
 }
 
 #[test]
-fn clients_of_redis_rs_make_a_quorum_of_the_set_that_is_named() {
+fn clients_of_redis_rs_make_a_quorum_of_the_named_set() {
     let masters = Masters::start(3);
     let builder = || {
         let clients = masters.iter().map(|master| redis::Client::open(master.url()).unwrap());
@@ -133,11 +133,11 @@ fn clients_of_redis_rs_make_a_quorum_of_the_set_that_is_named() {
 }
 
 #[test]
-fn lock_dropped_after_its_quorum_is_released() {
+fn lock_dropped_after_its_quorum_is_still_released() {
     let (masters, quorum) = quorum();
     let lock = quorum.lock("k").ttl(Duration::from_secs(30)).acquire().unwrap();
     drop(quorum);
     assert!(holding(&masters, "k") >= 2);
     drop(lock);
-    eventually(PATIENCE, "it is released", || holding(&masters, "k") == 0);
+    eventually(PATIENCE, "the lock is released", || holding(&masters, "k") == 0);
 }

@@ -1,6 +1,6 @@
-//! A lock that one process hands to another.
+//! Detached locks, which another process attaches.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -12,14 +12,14 @@ use quorlock_testkit::{Masters, eventually_async};
 use tokio::task::JoinSet;
 
 #[tokio::test]
-async fn lock_is_handed_to_another_process_as_text_and_never_free() {
+async fn detached_lock_is_attached_from_its_text_and_is_never_free() {
     let (masters, giver) = quorum(3).await;
     let taker = connect(masters.urls()).await;
     let lock = giver.lock("orders/42").ttl(Duration::from_secs(10)).acquire().await.unwrap();
     let (fence, watch) = (lock.fence(), lock.watch());
     all_hold(&masters, "orders/42").await;
     let text = lock.detach().to_secret_text();
-    assert!(watch.ended().await.is_none(), "the giver has given it, and has not lost it");
+    assert!(watch.ended().await.is_none(), "a detached lock is not lost");
     assert!(watch.ownership().is_lost());
     let held = giver.lock("orders/42").try_acquire().await;
     assert!(matches!(held, Err(AcquireError::Held { .. })), "{held:?}");
@@ -36,9 +36,9 @@ async fn lock_is_handed_to_another_process_as_text_and_never_free() {
 }
 
 #[tokio::test]
-async fn node_whose_fences_are_ahead_is_swapped_too() {
+async fn node_with_larger_fences_gets_the_new_token_too() {
     let mut masters = Masters::start(3);
-    // Fences begin above the wall clock of the start.
+    // The fences of a server begin above the wall clock of its start.
     masters[2].restart().unwrap();
     let quorum = connect(masters.urls()).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
@@ -59,7 +59,7 @@ async fn at_most_one_process_attaches_the_same_text() {
     for _ in 0..4 {
         quorums.push(connect(masters.urls()).await);
     }
-    let mut resumed = 0;
+    let mut attached = 0;
     for n in 0..20 {
         let key = format!("k{n}");
         let lock = giver.lock(&key).acquire().await.unwrap();
@@ -67,8 +67,8 @@ async fn at_most_one_process_attaches_the_same_text() {
         let text = lock.detach().to_secret_text();
         let mut tasks = JoinSet::new();
         for quorum in quorums.clone() {
-            let handover: DetachedLock = text.parse().unwrap();
-            tasks.spawn(async move { quorum.attach(handover).await });
+            let detached: DetachedLock = text.parse().unwrap();
+            tasks.spawn(async move { quorum.attach(detached).await });
         }
         let mut locks = Vec::new();
         while let Some(outcome) = tasks.join_next().await {
@@ -79,12 +79,12 @@ async fn at_most_one_process_attaches_the_same_text() {
         }
         assert!(locks.len() <= 1, "{locks:?}");
         if let Some(lock) = locks.pop() {
-            resumed += 1;
+            attached += 1;
             assert_eq!(lock.release().await.unwrap(), Released::Released);
         }
         nothing_is_left(&masters, &key).await;
     }
-    assert!(resumed > 0);
+    assert!(attached > 0);
 }
 
 #[tokio::test]
@@ -93,10 +93,10 @@ async fn text_of_an_attached_or_ended_lock_is_refused() {
     let lock = quorum.lock("k").acquire().await.unwrap();
     all_hold(&masters, "k").await;
     let text = lock.detach().to_secret_text();
-    let resumed = quorum.attach(text.parse().unwrap()).await.unwrap();
+    let attached = quorum.attach(text.parse().unwrap()).await.unwrap();
     let again = quorum.attach(text.parse().unwrap()).await;
     assert!(matches!(again, Err(AttachError::Gone { .. })), "{again:?}");
-    assert_eq!(resumed.release().await.unwrap(), Released::Released);
+    assert_eq!(attached.release().await.unwrap(), Released::Released);
     let late = quorum.attach(text.parse().unwrap()).await;
     assert!(matches!(late, Err(AttachError::Gone { .. })), "{late:?}");
     nothing_is_left(&masters, "k").await;
@@ -107,9 +107,9 @@ async fn lock_that_is_never_attached_ends_by_its_deadline() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(Duration::from_millis(400)).acquire().await.unwrap();
     lock.renew();
-    let handover = lock.detach();
+    let detached = lock.detach();
     nothing_is_left(&masters, "k").await;
-    let late = quorum.attach(handover).await;
+    let late = quorum.attach(detached).await;
     assert!(matches!(late, Err(AttachError::Gone { .. })), "{late:?}");
 }
 
@@ -118,12 +118,12 @@ async fn lock_held_on_a_bare_majority_can_be_attached_and_is_repaired() {
     let (mut masters, quorum) = quorum(3).await;
     masters[2].kill();
     let lock = quorum.lock("k").acquire().await.unwrap();
-    let handover = lock.detach();
-    let mut lock = quorum.attach(handover).await.unwrap();
+    let detached = lock.detach();
+    let mut lock = quorum.attach(detached).await.unwrap();
     masters[2].restart().unwrap();
-    eventually_async(PATIENCE, "it is back", async || connected(&quorum).1 == 3).await;
+    eventually_async(PATIENCE, "the node is back", async || connected(&quorum).1 == 3).await;
     lock.extend().await.unwrap();
-    eventually_async(PATIENCE, "it is repaired", async || lock.coverage().held == 3).await;
+    eventually_async(PATIENCE, "the node is repaired", async || lock.coverage().held == 3).await;
     assert_eq!(lock.release().await.unwrap(), Released::Released);
 }
 
@@ -132,14 +132,14 @@ async fn node_cut_off_during_the_attachment_forgets_the_old_token() {
     let Net { masters, proxies, quorum } = net(3).await;
     let lock = quorum.lock("k").ttl(Duration::from_secs(60)).acquire().await.unwrap();
     all_hold(&masters, "k").await;
-    let text = lock.detach();
+    let detached = lock.detach();
     // The node is cut off before the attachment, so that it gets no request for the new token.
     proxies[2].cut();
-    eventually_async(PATIENCE, "it is cut off", async || connected(&quorum).1 == 2).await;
-    let mut lock = quorum.attach(text).await.unwrap();
+    eventually_async(PATIENCE, "the node is cut off", async || connected(&quorum).1 == 2).await;
+    let mut lock = quorum.attach(detached).await.unwrap();
     proxies[2].heal();
     eventually_async(PATIENCE, "the old token is gone", async || !exists(&masters[2], "k")).await;
-    eventually_async(PATIENCE, "it is repaired", async || {
+    eventually_async(PATIENCE, "the node is repaired", async || {
         lock.extend().await.unwrap();
         lock.coverage().held == 3
     })
@@ -151,9 +151,9 @@ async fn node_cut_off_during_the_attachment_forgets_the_old_token() {
 #[tokio::test]
 async fn attachment_to_another_key_is_refused_before_anything_is_sent() {
     let (_masters, quorum) = quorum(3).await;
-    let handover = quorum.lock("a").acquire().await.unwrap().detach();
-    let text = handover.to_secret_text();
-    let error = quorum.lock("b").attach(handover).await.unwrap_err();
+    let detached = quorum.lock("a").acquire().await.unwrap().detach();
+    let text = detached.to_secret_text();
+    let error = quorum.lock("b").attach(detached).await.unwrap_err();
     assert!(matches!(error, AttachError::InvalidRequest { .. }), "{error}");
     drop(quorum.attach(text.parse().unwrap()).await.unwrap());
 }

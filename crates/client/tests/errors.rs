@@ -1,11 +1,13 @@
 //! One short example of each error of the API, in the order of src/api/error.rs.
 //!
-//! Some have theirs elsewhere: `InvalidUrl` and `SameServer` in nodes.rs, `Denied`,
-//! `Misconfigured`, `NoModule` and `Replica` in truth.rs, `InspectError` in inspect.rs, and
-//! `RevokeError`, `ScanError` and the `Revoked` of others in revoke.rs. `NoThread` needs a system
-//! that has no thread left, and a client that a node answers `QueueFull` polls instead.
+//! Other files have the examples of these errors: nodes.rs of `InvalidUrl` and `SameServer`,
+//! truth.rs of `Denied`, `Misconfigured`, `NoModule` and `Replica`, inspect.rs of `InspectError`,
+//! revoke.rs of `RevokeError`, `ScanError` and each `Revoked`.
+//!
+//! Two errors have no example: `NoThread` needs a system without threads left, and a client that
+//! receives `QueueFull` polls instead.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -26,7 +28,7 @@ use redis::Commands as _;
 
 /// Holds back the answers of all nodes.
 fn silence(net: &Net) {
-    net.proxies.iter().for_each(|proxy| proxy.hold(Direction::ToClient));
+    net.proxies.iter().for_each(|proxy| proxy.stall(Direction::ToClient));
 }
 
 fn heal(net: &Net) {
@@ -68,7 +70,7 @@ async fn connect_errors_name_what_to_change() {
 }
 
 #[tokio::test]
-async fn acquire_errors_tell_a_held_lock_from_a_sick_quorum() {
+async fn acquire_errors_distinguish_a_held_lock_from_a_failing_quorum() {
     let net = net(3).await;
     let held = net.quorum.lock("k").acquire().await.unwrap();
     all_hold(&net.masters, "k").await;
@@ -79,7 +81,7 @@ async fn acquire_errors_tell_a_held_lock_from_a_sick_quorum() {
     let wait = Duration::from_millis(100);
     let error = net.quorum.lock("k").wait(wait).acquire().await.unwrap_err();
     let AcquireError::TimedOut { waited, .. } = &error else { panic!("{error}") };
-    // The last request to the nodes comes a few round trips before the end.
+    // The call sends its last requests a few round trips before its wait ends.
     assert!(*waited >= wait * 9 / 10, "{error}");
     held.release().await.unwrap();
 
@@ -105,14 +107,14 @@ async fn acquire_errors_tell_a_held_lock_from_a_sick_quorum() {
 }
 
 #[tokio::test]
-async fn extend_errors_tell_a_lost_lock_from_one_that_is_still_held() {
+async fn extend_errors_distinguish_a_lost_lock_from_a_held_one() {
     let net = net(3).await;
     let ttl = Duration::from_secs(2);
     let mut lock = net.quorum.lock("k").ttl(ttl).node_timeout(ttl / 10).acquire().await.unwrap();
     silence(&net);
     let error = lock.extend().await.unwrap_err();
     let ExtendError::NoQuorum { nodes } = &error else { panic!("{error}") };
-    // An answer to the grant may still have been in flight.
+    // A late answer to the ACQUIRE may have been in flight.
     assert!(nodes.failed().count() >= 2, "{nodes}");
     assert!(!lock.remaining().is_zero());
     heal(&net);
@@ -196,7 +198,7 @@ async fn attach_errors_say_whether_the_lock_is_gone() {
 }
 
 #[tokio::test]
-async fn release_and_flush_errors_leave_the_rest_to_the_background() {
+async fn release_and_flush_errors_leave_releases_in_the_background() {
     let net = net(3).await;
     let lock = net.quorum.lock("k").ttl(Duration::from_secs(2));
     let lock = lock.node_timeout(Duration::from_millis(100)).acquire().await.unwrap();
@@ -211,29 +213,29 @@ async fn release_and_flush_errors_leave_the_rest_to_the_background() {
     net.quorum.flush(PATIENCE).await.unwrap();
 }
 
-/// Why the first of a client's nodes does not vote.
-async fn why(quorum: &Quorum) -> NodeError {
+/// The error of the first node that does not vote.
+async fn node_error(quorum: &Quorum) -> NodeError {
     let lock = quorum.lock("k").ttl(Duration::from_secs(10)).min_validity(Duration::from_millis(1));
     let error = lock.try_acquire().await.unwrap_err();
     let AcquireError::NoQuorum { nodes } = &error else { panic!("{error}") };
     nodes.failed().next().unwrap().1.clone()
 }
 
-/// The same for a quorum of this one server.
-async fn why_not(server: &Server) -> NodeError {
-    why(&Quorum::connect([server.url()]).await.unwrap()).await
+/// The error of this server as the only node of a quorum.
+async fn server_error(server: &Server) -> NodeError {
+    node_error(&Quorum::connect([server.url()]).await.unwrap()).await
 }
 
 #[tokio::test]
 async fn node_that_cannot_be_reached_in_time_is_down_silent_or_too_far() {
     let down = Quorum::connect(["redis+unix:///there/is/no/such/socket"]).await.unwrap();
-    assert!(matches!(why(&down).await, NodeError::Down { .. }));
+    assert!(matches!(node_error(&down).await, NodeError::Down { .. }));
 
     let net = net(1).await;
     let quorum = Quorum::connect([net.proxies[0].url()]).await.unwrap();
     quorum.lock("warm").try_acquire().await.unwrap().release().await.unwrap();
     silence(&net);
-    let error = why(&quorum).await;
+    let error = node_error(&quorum).await;
     assert!(matches!(error, NodeError::TimedOut { limit_ms: 50..=2500 }), "{error}");
     heal(&net);
 
@@ -254,15 +256,15 @@ async fn node_that_cannot_be_reached_in_time_is_down_silent_or_too_far() {
 #[tokio::test]
 async fn node_that_may_not_vote_says_why() {
     let started = Server::with_module().arg("lock.rejoin-delay", 30_000).start().unwrap();
-    assert!(matches!(why_not(&started).await, NodeError::Abstains { .. }));
+    assert!(matches!(server_error(&started).await, NodeError::Abstains { .. }));
 
     let cluster = Server::builder().arg("cluster-enabled", "yes").start().unwrap();
-    assert_eq!(why_not(&cluster).await, NodeError::NotAMaster { mode: "cluster".into() });
+    assert_eq!(server_error(&cluster).await, NodeError::NotAMaster { mode: "cluster".into() });
 
     let of_another_set = Server::with_module().arg("lock.set", "eu 1 1").start().unwrap();
     let quorum = Quorum::builder().node(of_another_set.url()).set("us").connect().await.unwrap();
-    let NodeError::NotAdmitted { reason } = why(&quorum).await else {
-        panic!("it is of another set")
+    let NodeError::NotAdmitted { reason } = node_error(&quorum).await else {
+        panic!("the node is of another set")
     };
     assert!(reason.contains("eu"), "{reason}");
 }
@@ -271,20 +273,22 @@ async fn node_that_may_not_vote_says_why() {
 async fn key_of_another_type_is_refused_with_the_answer_of_the_node() {
     let server = Server::with_module().start().unwrap();
     let _: () = server.connection().rpush("k", "x").unwrap();
-    let NodeError::Refused(words) = why_not(&server).await else { panic!("it is a list") };
+    let NodeError::Refused(words) = server_error(&server).await else {
+        panic!("the key is a list")
+    };
     assert!(words.starts_with("WRONGTYPE "), "{words}");
 }
 
 #[tokio::test]
 async fn ttl_above_the_limit_of_a_node_names_the_limit() {
     let server = Server::with_module().arg("lock.max-ttl", 9000).start().unwrap();
-    let error = why_not(&server).await;
+    let error = server_error(&server).await;
     assert_eq!(error, NodeError::TtlTooLong { max_ms: 9000 });
     assert!(error.is_permanent());
 }
 
 #[tokio::test]
-async fn clock_that_is_far_behind_is_named() {
+async fn node_whose_clock_is_far_behind_is_named() {
     let ahead = WallClock::new();
     ahead.step_ms(3_600_000);
     let masters =
@@ -296,8 +300,8 @@ async fn clock_that_is_far_behind_is_named() {
         );
     let masters = masters.unwrap();
     let quorum = connect(masters.urls()).await;
-    // Both nodes must agree on a fence, and the first one gives none that the second one accepts.
-    let error = why(&quorum).await;
+    // Both nodes must store one fence. The fences of the first node are too large for the second.
+    let error = node_error(&quorum).await;
     assert!(matches!(error, NodeError::ClockBehind { .. }), "{error}");
 }
 
@@ -331,5 +335,5 @@ fn impostor() -> String {
 #[tokio::test]
 async fn reply_of_another_kind_is_unexpected() {
     let quorum = Quorum::connect([impostor()]).await.unwrap();
-    assert_eq!(why(&quorum).await, NodeError::UnexpectedReply);
+    assert_eq!(node_error(&quorum).await, NodeError::UnexpectedReply);
 }

@@ -1,6 +1,6 @@
 //! The examples work as documented, on real masters.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::collections::BTreeSet;
 use std::env;
@@ -15,7 +15,7 @@ use quorlock_client::blocking::Quorum;
 use quorlock_testkit::{Masters, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The example of that name. Cargo builds it with the tests, unless it builds only this test.
+/// The program of an example. Builds it if Cargo did not, as with `--test examples`.
 fn example(name: &str) -> PathBuf {
     let test = env::current_exe().unwrap();
     let profile = test.ancestors().nth(2).unwrap();
@@ -135,7 +135,7 @@ fn encoders_of_a_fleet_use_four_slots_with_growing_fences() {
         let slot = line.split("slot ").nth(1).unwrap().split(',').next().unwrap();
         let fence = line.split("fence ").nth(1).unwrap().split(',').next().unwrap();
         assert!(slot.parse::<usize>().unwrap() < 4, "{line}");
-        assert!(used.insert((slot, fence)), "a fence of a slot came twice: {line}");
+        assert!(used.insert((slot, fence)), "two locks of a slot had one fence: {line}");
     }
     assert_eq!(used.len(), 60, "each video was encoded: {printed}");
     assert!(used.iter().any(|(slot, _)| *slot != used.first().unwrap().0), "{printed}");
@@ -170,7 +170,7 @@ impl Service {
         Self { process, address }
     }
 
-    /// The status of the first response that is not 503: on a busy machine, nodes may answer late.
+    /// Returns the first status that is not 503. On a busy machine, nodes may answer late.
     fn ship(&self, order: u64) -> u16 {
         let mut status = 503;
         eventually(Duration::from_secs(10), "a majority answers in time", || {
@@ -180,7 +180,7 @@ impl Service {
         status
     }
 
-    /// Returns the status.
+    /// Asks the service to ship an order, and returns the status.
     fn request(&self, order: u64) -> u16 {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let request = format!(
@@ -202,7 +202,7 @@ impl Drop for Service {
 }
 
 #[test]
-fn http_service_ships_once_refuses_and_ends_in_order() {
+fn http_service_answers_200_409_or_503_and_ends_cleanly() {
     let mut masters = Masters::start(3);
     let mut service = Service::start(&masters);
     assert_eq!(service.ship(42), 200);

@@ -1,6 +1,6 @@
-//! Fences over a quorum of real masters: one round trip without faults, and growing with any fault.
+//! Fences of a quorum of real masters grow despite faults, and cost one round trip without faults.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -12,7 +12,7 @@ use quorlock_testkit::{
     Direction, Inject as _, Masters, Proxy, Server, WallClock, eventually, eventually_async,
 };
 
-/// Long enough that a slow machine does not fail these tests.
+/// A lock with time limits that are long enough for a busy machine.
 fn patiently(quorum: &Quorum) -> LockBuilder {
     quorum.lock("k").ttl(Duration::from_secs(30)).node_timeout(Duration::from_secs(4))
 }
@@ -31,8 +31,8 @@ fn abstains(master: &Server) -> bool {
     info.contains("lock_state:abstaining")
 }
 
-/// Acquires the lock, checks its fence against the last one, and releases it.
-async fn take(quorum: &Quorum, last: &mut Option<Fence>) {
+/// Acquires the lock, asserts that its fence is above the last one, and releases it.
+async fn acquire_and_release(quorum: &Quorum, last: &mut Option<Fence>) {
     let lock = patiently(quorum).acquire().await.unwrap();
     assert!(Some(lock.fence()) > *last, "{} after {last:?}", lock.fence());
     *last = Some(lock.fence());
@@ -41,7 +41,8 @@ async fn take(quorum: &Quorum, last: &mut Option<Fence>) {
 
 #[tokio::test]
 async fn uncontended_lock_costs_one_round_trip() {
-    // What a start adds to the counters would take as long to pass as this says.
+    // The first fences of a server are this far above its clock. Until that time has passed, they
+    // are above the proposals of the client.
     let masters =
         Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap();
     let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
@@ -51,11 +52,12 @@ async fn uncontended_lock_costs_one_round_trip() {
         let before: Vec<_> = proxies.iter().map(Proxy::round_trips).collect();
         let lock = patiently(&quorum).try_acquire().await.unwrap();
         all_hold(&masters, "k").await;
-        eventually_async(PATIENCE, "all have answered", async || lock.coverage().held == 3).await;
+        eventually_async(PATIENCE, "the coverage is 3 of 3", async || lock.coverage().held == 3)
+            .await;
         let after: Vec<_> = proxies.iter().map(Proxy::round_trips).collect();
         let round_trips: Vec<_> =
             after.iter().zip(&before).map(|(after, before)| after - before).collect();
-        // The client sometimes checks a connection, which counts as well.
+        // A check of a connection counts as a round trip too.
         counted += u32::from(round_trips == [1, 1, 1]);
         lock.release().await.unwrap();
         nothing_is_left(&masters, "k").await;
@@ -63,23 +65,23 @@ async fn uncontended_lock_costs_one_round_trip() {
     assert!(counted >= 10, "{counted} of 20 locks took one round trip");
     for master in &masters {
         assert_eq!(calls(master, "lock.acquire"), 20);
-        assert_eq!(calls(master, "lock.extend"), 0, "nobody had to be told a fence");
+        assert_eq!(calls(master, "lock.extend"), 0, "all masters granted the same fence");
     }
 }
 
 #[tokio::test]
 async fn new_masters_cost_a_client_at_most_two_extra_rounds() {
-    // Each of them counts from its own clock and a minute more.
+    // The fences of each master begin a minute above its own clock.
     let masters = Masters::start(3);
     let quorum = connect(masters.urls()).await;
     let mut last = None;
     let mut second_rounds = 0;
     for _ in 0..10 {
-        let told = || masters.iter().map(|master| calls(master, "lock.extend")).sum::<u64>();
-        let before = told();
-        take(&quorum, &mut last).await;
+        let extends = || masters.iter().map(|master| calls(master, "lock.extend")).sum::<u64>();
+        let before = extends();
+        acquire_and_release(&quorum, &mut last).await;
         nothing_is_left(&masters, "k").await;
-        second_rounds += u32::from(told() > before);
+        second_rounds += u32::from(extends() > before);
     }
     assert!(second_rounds <= 2, "{second_rounds}");
 }
@@ -92,17 +94,19 @@ async fn master_with_a_wrong_clock_costs_no_lock_and_fences_grow() {
     let quorum = connect(masters.urls()).await;
     let mut last = None;
     for ahead_s in [10, -10, 3600, -3600] {
-        clocks[1].set_right();
+        clocks[1].correct();
         clocks[1].step_ms(ahead_s * 1000);
-        let shows_s = || {
+        let measured_s = || {
             let (s, _): (i64, i64) =
                 redis::cmd("TIME").query(&mut masters[1].connection()).unwrap();
             s - i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs())
                 .unwrap()
         };
-        eventually(PATIENCE, "its clock is wrong", || (shows_s() - ahead_s).abs() <= 1);
+        eventually(PATIENCE, "the clock of the master is wrong", || {
+            (measured_s() - ahead_s).abs() <= 1
+        });
         for _ in 0..10 {
-            take(&quorum, &mut last).await;
+            acquire_and_release(&quorum, &mut last).await;
         }
     }
 }
@@ -115,33 +119,33 @@ async fn master_restarted_with_a_wrong_clock_costs_no_lock_and_fences_grow() {
             Masters::start_with(3, |index, builder| builder.wall_clock(&clocks[index])).unwrap();
         let quorum = connect(masters.urls()).await;
         let mut last = None;
-        take(&quorum, &mut last).await;
+        acquire_and_release(&quorum, &mut last).await;
         clocks[1].step_ms(ahead_s * 1000);
-        // Its counters begin where its clock is. As it knows nothing of the time before, it must
-        // not be needed.
+        // Its fences begin at its wrong clock, and it has forgotten the earlier ones. No lock must
+        // depend on it.
         masters[1].restart().unwrap();
         eventually_async(PATIENCE, "the client is back", async || connected(&quorum) == (3, 3))
             .await;
         for _ in 0..10 {
-            take(&quorum, &mut last).await;
+            acquire_and_release(&quorum, &mut last).await;
         }
     }
 }
 
 #[tokio::test]
 async fn masters_with_different_fences_agree_after_one_round() {
-    // Each began to count at a different moment. Without the third one, a lock needs both.
+    // The masters started at different moments. With the first one down, a lock needs both others.
     let mut masters = Masters::start(3);
     masters[0].kill();
     let quorum = Quorum::connect(masters.urls()).await.unwrap();
-    let told = || [1, 2].map(|index| calls(&masters[index], "lock.extend")).iter().sum::<u64>();
+    let extends = || [1, 2].map(|index| calls(&masters[index], "lock.extend")).iter().sum::<u64>();
     let mut last = None;
-    take(&quorum, &mut last).await;
-    assert_eq!(told(), 1, "the one that was behind");
+    acquire_and_release(&quorum, &mut last).await;
+    assert_eq!(extends(), 1, "only the master with the smaller fence");
     for _ in 0..10 {
-        take(&quorum, &mut last).await;
+        acquire_and_release(&quorum, &mut last).await;
     }
-    assert_eq!(told(), 1);
+    assert_eq!(extends(), 1);
 }
 
 #[tokio::test]
@@ -156,7 +160,7 @@ async fn fences_grow_while_the_masters_restart_one_after_the_other() {
         .node_timeout(Duration::from_millis(400));
     let mut last = None;
     for restarted in [0, 1, 2, 0] {
-        // From now on it is not brand-new, and abstains for the longest ttl.
+        // With -1, a master abstains for `lock.max-ttl` after a start.
         masters[restarted].set_arg("lock.rejoin-delay", -1);
         masters[restarted].restart().unwrap();
         let mut while_abstaining = 0;
@@ -171,23 +175,23 @@ async fn fences_grow_while_the_masters_restart_one_after_the_other() {
             }
             while_abstaining += u32::from(abstains(&masters[restarted]));
         }
-        assert!(while_abstaining > 0, "it has abstained, and locks were taken");
+        assert!(while_abstaining > 0, "locks were granted while it abstained");
         eventually_async(PATIENCE, "the client is back", async || connected(&quorum) == (3, 3))
             .await;
     }
 }
 
 #[tokio::test]
-async fn answer_after_the_grant_changes_nothing() {
+async fn late_answer_does_not_change_the_fence() {
     let masters =
         Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap();
     let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
     let quorum = connect(proxies.iter().map(Proxy::url)).await;
-    proxies[2].hold(Direction::ToClient);
+    proxies[2].stall(Direction::ToClient);
     let lock = patiently(&quorum).acquire().await.unwrap();
     let fence = lock.fence();
     proxies[2].heal();
-    eventually_async(PATIENCE, "the straggler counts", async || lock.coverage().held == 3).await;
+    eventually_async(PATIENCE, "the late grant counts", async || lock.coverage().held == 3).await;
     assert_eq!(lock.fence(), fence);
     lock.release().await.unwrap();
 }

@@ -1,6 +1,6 @@
 //! The fences that a gate accepts and refuses.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -17,7 +17,7 @@ fn same_holder_passes_again_and_an_earlier_one_does_not() {
     let gate = FenceGate::new();
     assert_eq!(gate.check(fence(7)), Ok(()));
     assert_eq!(gate.check(fence(7)), Ok(()), "the same holder writes once more");
-    assert_eq!(gate.check(fence(9)), Ok(()), "fences may leave out numbers");
+    assert_eq!(gate.check(fence(9)), Ok(()), "fences may skip numbers");
     let stale = Stale { fence: fence(7), largest: fence(9) };
     assert_eq!(gate.check(fence(7)), Err(stale));
     assert_eq!(gate.largest(), fence(9), "a refused fence leaves no trace");
@@ -32,16 +32,16 @@ fn gate_continues_from_the_stored_fence() {
 }
 
 #[test]
-fn work_that_panics_has_passed() {
+fn fence_of_work_that_panics_is_remembered() {
     let gate = FenceGate::new();
     let panicked = catch_unwind(AssertUnwindSafe(|| gate.pass(fence(5), || panic!("half-way"))));
     assert!(panicked.is_err());
-    assert!(gate.check(fence(4)).is_err(), "it may have written something");
+    assert!(gate.check(fence(4)).is_err(), "the work may have written something");
     assert!(gate.check(fence(5)).is_ok());
 }
 
 #[test]
-fn value_written_inside_never_goes_back() {
+fn fences_of_writes_inside_a_gate_never_decrease() {
     let gate = FenceGate::new();
     let written = Mutex::new(Vec::new());
     thread::scope(|scope| {
@@ -50,7 +50,7 @@ fn value_written_inside_never_goes_back() {
             scope.spawn(move || {
                 for n in 0..2000 {
                     let mine = fence(1 + n * 8 + (writer * 5 + n) % 8);
-                    // Taken for the write only: it is the gate that keeps the order.
+                    // The mutex protects the vector only. The gate keeps the order.
                     let _ = gate.pass(mine, || written.lock().unwrap().push(mine));
                 }
             });

@@ -1,6 +1,6 @@
 //! What the nodes say about a key, on real masters.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -61,14 +61,14 @@ async fn waiters_and_keys_are_counted() {
 
 #[tokio::test]
 async fn one_silent_node_is_an_error_of_that_node_only() {
-    // Without a skew to allow for, no node's fence is ahead of the others'.
+    // The fences of a server begin this far above its clock. A small skew makes them equal.
     let masters =
         Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap();
     let proxy = Proxy::start(masters[1].url());
     let quorum = connect([masters[0].url(), proxy.url(), masters[2].url()]).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
     all_hold(&masters, "k").await;
-    proxy.hold(Direction::ToClient);
+    proxy.stall(Direction::ToClient);
     let inspection = quorum.inspect("k").await.unwrap();
     let LockState::Held(held) = &inspection.state else { panic!("{inspection}") };
     assert_eq!(held.fence, lock.fence());
@@ -140,6 +140,8 @@ fn blocking_quorum_inspects_too() {
     let masters = Masters::start(3);
     let quorum = blocking::Quorum::connect(masters.urls()).unwrap();
     let lock = quorum.lock("k").acquire().unwrap();
-    let LockState::Held(held) = quorum.inspect("k").unwrap().state else { panic!("it is held") };
+    let LockState::Held(held) = quorum.inspect("k").unwrap().state else {
+        panic!("the lock is held")
+    };
     assert_eq!(held.fence, lock.fence());
 }

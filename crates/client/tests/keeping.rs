@@ -1,6 +1,6 @@
 //! Locks that are renewed in the background, and the work under them.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -34,7 +34,7 @@ fn flag() -> (Flag, Arc<AtomicBool>) {
     (Flag(Arc::clone(&dropped)), dropped)
 }
 
-/// How many EXTENDs a server has carried out, and in how many reads of its clients.
+/// How many EXTENDs a server has carried out.
 fn extends(master: &quorlock_testkit::Server) -> u64 {
     let info: String =
         redis::cmd("INFO").arg("commandstats").query(&mut master.connection()).unwrap();
@@ -65,11 +65,11 @@ async fn released_lock_is_not_extended() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(TTL).acquire().await.unwrap();
     lock.renew();
-    eventually_async(PATIENCE, "it is extended", async || extends(&masters[0]) > 0).await;
+    eventually_async(PATIENCE, "the lock is extended", async || extends(&masters[0]) > 0).await;
     lock.release().await.unwrap();
     let before = extends(&masters[0]);
     sleep(TTL * 2).await;
-    // Six extensions would be sent. One may have been in flight.
+    // Renewal would send six extensions in this time. One may have been in flight at the release.
     let since = extends(&masters[0]) - before;
     assert!(since <= 1, "{since} extensions of a lock that was released");
 }
@@ -96,16 +96,16 @@ async fn renewed_lock_is_uncertain_only_while_no_majority_answers() {
     let mut lock = net.quorum.lock("k").ttl(Duration::from_secs(3)).acquire().await.unwrap();
     lock.renew();
     for proxy in &net.proxies[..2] {
-        proxy.hold(Direction::ToServer);
+        proxy.stall(Direction::ToServer);
     }
-    eventually_async(PATIENCE, "it is noticed", async || {
+    eventually_async(PATIENCE, "the lock is uncertain", async || {
         matches!(lock.ownership(), Ownership::Uncertain(_))
     })
     .await;
     for proxy in &net.proxies {
         proxy.heal();
     }
-    eventually_async(PATIENCE, "it is confirmed", async || {
+    eventually_async(PATIENCE, "the lock is confirmed", async || {
         matches!(lock.ownership(), Ownership::Held(_))
     })
     .await;
@@ -121,7 +121,7 @@ async fn renewals_due_at_the_same_time_share_one_message_to_a_node() {
         lock.renew();
     }
     let (chunks, before) = (net.proxies[0].chunks(Direction::ToServer), extends(&net.masters[0]));
-    eventually_async(PATIENCE, "all are extended", async || {
+    eventually_async(PATIENCE, "all locks are extended", async || {
         extends(&net.masters[0]) >= before + 100
     })
     .await;
@@ -138,7 +138,7 @@ async fn run_returns_the_result_and_releases_the_lock() {
 }
 
 #[tokio::test]
-async fn run_longer_than_the_ttl_is_under_the_lock_to_its_end() {
+async fn run_holds_the_lock_for_longer_than_its_ttl() {
     let (masters, quorum) = quorum(3).await;
     let builder = quorum.lock("k").ttl(TTL);
     let done = builder.run(async |lock| {
@@ -150,7 +150,7 @@ async fn run_longer_than_the_ttl_is_under_the_lock_to_its_end() {
 }
 
 #[tokio::test]
-async fn run_is_dropped_on_loss_before_another_client_can_acquire() {
+async fn loss_is_known_before_another_client_acquires_and_drops_the_work() {
     let net = net(3).await;
     let (held, dropped) = flag();
     let (show, shown) = oneshot::channel();
@@ -168,7 +168,7 @@ async fn run_is_dropped_on_loss_before_another_client_can_acquire() {
     let lock: LockWatch = shown.await.unwrap();
     all_hold(&net.masters, "k").await;
     for proxy in &net.proxies {
-        proxy.hold(Direction::ToServer);
+        proxy.stall(Direction::ToServer);
     }
     let other = connect(net.masters.urls()).await;
     let others = other.lock("k").acquire().await.unwrap();
@@ -197,20 +197,21 @@ async fn loss_is_reported_although_the_work_was_finished() {
     };
     assert_eq!(nodes.0.len(), 3);
 
-    let own = quorum.lock("k").run(async |_| Err::<(), _>("the disk is full")).await.unwrap();
-    assert_eq!(own, Err("the disk is full"), "an error by itself is a result");
+    let result = quorum.lock("k").run(async |_| Err::<(), _>("the disk is full")).await.unwrap();
+    assert_eq!(result, Err("the disk is full"), "an error of the work is its result");
 }
 
 #[tokio::test]
-async fn run_without_the_lock_does_nothing() {
+async fn work_does_not_run_without_the_lock() {
     let (_masters, quorum) = quorum(3).await;
     let _lock = quorum.lock("k").acquire().await.unwrap();
-    let ran = quorum.lock("k").wait(Duration::ZERO).run(async |_| unreachable!("it is held")).await;
+    let ran =
+        quorum.lock("k").wait(Duration::ZERO).run(async |_| unreachable!("the lock is held")).await;
     let Err(RunError::NotAcquired(_)) = ran else { panic!("{ran:?}") };
 }
 
 #[tokio::test]
-async fn run_is_stopped_at_max_hold() {
+async fn work_is_stopped_at_max_hold() {
     let (masters, quorum) = quorum(3).await;
     let builder = quorum.lock("k").ttl(TTL).max_hold(TTL * 2);
     let error = builder.run(async |_| std::future::pending::<()>().await).await.unwrap_err();
@@ -225,19 +226,19 @@ async fn run_is_stopped_at_max_hold() {
 async fn dropped_run_drops_the_work_and_releases_the_lock() {
     let (masters, quorum) = quorum(3).await;
     let (held, dropped) = flag();
-    let (begun, begins) = oneshot::channel();
+    let (start, started) = oneshot::channel();
     let running = {
         let quorum = quorum.clone();
         tokio::spawn(async move {
             let work = async move |_| {
                 let _held = held;
-                begun.send(()).unwrap();
+                start.send(()).unwrap();
                 std::future::pending::<()>().await;
             };
             quorum.lock("k").run(work).await
         })
     };
-    begins.await.unwrap();
+    started.await.unwrap();
     running.abort();
     nothing_is_left(&masters, "k").await;
     assert!(dropped.load(Ordering::SeqCst));
@@ -251,13 +252,13 @@ async fn coverage_rises_again_after_a_node_comes_back() {
         Quorum::builder().nodes(masters.urls()).node_timeout(PATIENCE).connect().await.unwrap();
     let mut lock = quorum.lock("k").ttl(TTL).acquire().await.unwrap();
     lock.renew();
-    eventually_async(PATIENCE, "four have it", async || lock.coverage().held == 4).await;
+    eventually_async(PATIENCE, "the coverage is 4 of 5", async || lock.coverage().held == 4).await;
     masters[4].kill();
-    eventually_async(PATIENCE, "three have it", async || lock.coverage().held == 3).await;
+    eventually_async(PATIENCE, "the coverage is 3 of 5", async || lock.coverage().held == 3).await;
     for n in [3, 4] {
         masters[n].restart().unwrap();
     }
-    eventually_async(PATIENCE, "all have it again", async || lock.coverage().held == 5).await;
+    eventually_async(PATIENCE, "the coverage is 5 of 5", async || lock.coverage().held == 5).await;
     assert_eq!(holding(&masters, "k"), 5);
     // The repaired nodes alone are a majority.
     masters[0].kill();
@@ -273,7 +274,7 @@ async fn lost_lock_is_not_revived_by_repairs() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(Duration::from_secs(20)).acquire().await.unwrap();
     all_hold(&masters, "k").await;
-    // A minority still holds it, and one node is free.
+    // Only one node still holds the lock.
     for master in [&masters[0], &masters[1]] {
         redis::cmd("DEL").arg("k").exec(&mut master.connection()).unwrap();
     }
@@ -281,10 +282,10 @@ async fn lost_lock_is_not_revived_by_repairs() {
     assert!(lock.ownership().is_lost());
     lock.renew();
     lock.extend().await.unwrap_err();
-    assert!(!exists(&masters[0], "k") && !exists(&masters[1], "k"), "nobody asked for it");
+    assert!(!exists(&masters[0], "k") && !exists(&masters[1], "k"), "no client acquired it");
     assert!(
         exists(&masters[2], "k"),
-        "it is given back by its holder, who may still be at work, and not before"
+        "the holder has not released the lock, since its work may still run"
     );
     drop(lock);
     nothing_is_left(&masters, "k").await;
@@ -318,9 +319,9 @@ async fn work_is_not_polled_after_the_loss_of_the_lock() {
     use std::sync::atomic::AtomicUsize;
 
     let (_masters, quorum) = quorum(3).await;
-    let late = std::sync::Arc::new(AtomicUsize::new(0));
+    let late = Arc::new(AtomicUsize::new(0));
     for _ in 0..5 {
-        let late = std::sync::Arc::clone(&late);
+        let late = Arc::clone(&late);
         let builder = quorum.lock("k").ttl(Duration::from_millis(200));
         let work = move |lock: LockWatch| {
             let mut blocked = false;

@@ -1,7 +1,7 @@
 //! The cost of renewing many locks. A measurement, which does not run by default:
 //! `cargo test --release -p quorlock-client --test keeping_cost -- --ignored --nocapture`
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ const TTL: Duration = Duration::from_secs(10);
 const MEASURED: Duration = Duration::from_secs(30);
 
 /// The processor time of all threads of this process.
-fn worked() -> Duration {
+fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap())
 }
@@ -40,15 +40,16 @@ async fn ten_thousand_renewed_locks_cost_less_than_a_tenth_of_a_core() {
         }
     });
     let locks: Vec<_> = acquired.buffer_unordered(16).collect().await;
-    // All of them have been extended once.
+    // By then, each lock has been extended once.
     tokio::time::sleep(TTL / 2).await;
-    let (began, worked_before) = (Instant::now(), worked());
+    let (began, cpu_time_before) = (Instant::now(), cpu_time());
     tokio::time::sleep(MEASURED).await;
     let share =
-        worked().saturating_sub(worked_before).as_secs_f64() / began.elapsed().as_secs_f64();
+        cpu_time().saturating_sub(cpu_time_before).as_secs_f64() / began.elapsed().as_secs_f64();
     let held = locks.iter().filter(|lock| matches!(lock.ownership(), Ownership::Held(_))).count();
     println!(
-        "{LOCKS} kept locks with a ttl of {TTL:?} on {NODES} nodes: {:.1} % of one core, {held} held",
+        "{LOCKS} renewed locks with a ttl of {TTL:?} on {NODES} nodes: {:.1} % of one core, \
+         {held} held",
         share * 100.0
     );
     assert_eq!(held, LOCKS);

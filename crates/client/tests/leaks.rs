@@ -1,9 +1,9 @@
-//! Nothing is left behind, whatever is dropped, cancelled, killed or cut, and whenever: no key
-//! after the largest ttl, no task, no file descriptor, no waiter in a queue.
+//! Calls and locks that are dropped, cancelled or cut off at any moment leave nothing behind: no
+//! key after the largest ttl, no task, no file descriptor, no waiter in a queue.
 //!
-//! `cargo test` runs it for some seconds; `make test-leaks` for a million acquires.
+//! `cargo test` runs this test for some seconds, and `make test-leaks` for a million calls.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -26,17 +26,16 @@ const NODES: usize = 5;
 const WORKERS: usize = 64;
 const KEYS: u32 = 256;
 const TTL_MAX: Duration = Duration::from_secs(2);
-/// The default length of the test.
-const BRIEFLY: Duration = Duration::from_secs(6);
-/// How long a busy machine may take for an action that is due at once, and longer than any
-/// accident.
+/// How long the test runs by default.
+const DEFAULT_DURATION: Duration = Duration::from_secs(6);
+/// The time limit for an action that is due at once, on a busy machine. Every accident is shorter.
 const SLACK: Duration = Duration::from_secs(20);
 
-/// When the test ends.
+/// The calls so far, and when they are enough.
 struct Goal {
     acquires: AtomicU64,
     acquired: AtomicU64,
-    /// From the environment.
+    /// The number of calls, from `QUORLOCK_LEAKS_ACQUIRES`.
     enough: Option<u64>,
     began: Instant,
 }
@@ -45,7 +44,7 @@ impl Goal {
     fn is_reached(&self) -> bool {
         match self.enough {
             Some(enough) => self.acquires.load(Ordering::Relaxed) >= enough,
-            None => self.began.elapsed() >= BRIEFLY,
+            None => self.began.elapsed() >= DEFAULT_DURATION,
         }
     }
 }
@@ -54,22 +53,22 @@ fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-fn millis(rng: &mut impl Rng, at_most: u64) -> Duration {
-    Duration::from_micros(rng.random_range(0..=at_most * 1000))
+fn random_time(rng: &mut impl Rng, at_most_ms: u64) -> Duration {
+    Duration::from_micros(rng.random_range(0..=at_most_ms * 1000))
 }
 
-/// One worker: acquires, and ends the lock in one of many ways.
+/// One worker: acquires locks, and ends each one in a random way.
 async fn work(quorum: Quorum, goal: Arc<Goal>) {
     let mut rng: StdRng = rand::make_rng();
     while !goal.is_reached() {
         goal.acquires.fetch_add(1, Ordering::Relaxed);
         let key = format!("k{}", rng.random_range(0..KEYS));
         let ttl = TTL_MAX.mul_f64(rng.random_range(0.1..=1.0));
-        let builder = quorum.lock(key).ttl(ttl).wait(millis(&mut rng, 30));
+        let builder = quorum.lock(key).ttl(ttl).wait(random_time(&mut rng, 30));
         let patience =
-            if rng.random_ratio(1, 3) { millis(&mut rng, 5) } else { Duration::from_secs(60) };
+            if rng.random_ratio(1, 3) { random_time(&mut rng, 5) } else { Duration::from_secs(60) };
         if rng.random_ratio(1, 20) {
-            let time = millis(&mut rng, 5);
+            let time = random_time(&mut rng, 5);
             let _ = timeout(patience, builder.run(async |_| sleep(time).await)).await;
             continue;
         }
@@ -80,7 +79,7 @@ async fn work(quorum: Quorum, goal: Arc<Goal>) {
         };
         if let Ok(Ok(lock)) = acquired {
             goal.acquired.fetch_add(1, Ordering::Relaxed);
-            let patience = millis(&mut rng, 5);
+            let patience = random_time(&mut rng, 5);
             let how = rng.random_range(0..10);
             let _ = timeout(patience, end(lock, how, &quorum)).await;
         }
@@ -100,35 +99,37 @@ async fn end(mut lock: Lock, how: u32, quorum: &Quorum) {
             sleep(Duration::from_millis(2)).await;
         }
         8 => {
-            let handover = lock.detach();
-            drop(quorum.attach(handover).await);
+            let detached = lock.detach();
+            drop(quorum.attach(detached).await);
         }
-        // No process attaches it, so that it ends by its deadline.
+        // No process attaches the lock, so it ends by its deadline.
         _ => drop(lock.detach()),
     }
 }
 
-/// Lets accidents happen to a minority of nodes at a time until told to stop, and counts them.
+/// Injects accidents into a minority of the nodes at a time until `stop` is set. Returns their
+/// number.
 fn harm(fleet: &mut Fleet, stop: &AtomicBool) -> usize {
     let mut rng = rand::rng();
     let mut harmed = 0;
     while !stop.load(Ordering::Relaxed) {
-        let lasts = millis(&mut rng, 300);
+        let lasts = random_time(&mut rng, 300);
         for victim in rand::seq::index::sample(&mut rng, NODES, 2) {
             let accident = match rng.random_range(0..6) {
                 0 => Accident::Kill(Disk::Kept),
                 1 => Accident::Cut,
-                2 => Accident::Hold(Direction::ToClient),
-                3 => Accident::Hold(Direction::ToServer),
+                2 => Accident::Stall(Direction::ToClient),
+                3 => Accident::Stall(Direction::ToServer),
                 4 => Accident::Drop(Direction::ToClient),
-                _ => Accident::Delay(Direction::ToServer, millis(&mut rng, 60)),
+                _ => Accident::Delay(Direction::ToServer, random_time(&mut rng, 60)),
             };
-            let incident = Incident { accident, masters: vec![victim], network: 0, lasts: SLACK };
+            let incident =
+                Incident { accident, masters: vec![victim], network: 0, duration: SLACK };
             harmed += fleet.inject(incident).unwrap();
         }
         thread::sleep(lasts);
         fleet.recover_all().unwrap();
-        thread::sleep(millis(&mut rng, 300));
+        thread::sleep(random_time(&mut rng, 300));
     }
     harmed
 }
@@ -179,8 +180,8 @@ async fn lock_dropped_cancelled_or_cut_off_at_any_moment_leaves_nothing() {
     let (fleet, harmed) = tokio::task::spawn_blocking(|| harming.join().unwrap()).await.unwrap();
     let acquires = goal.acquires.load(Ordering::Relaxed);
     let locks = goal.acquired.load(Ordering::Relaxed);
-    println!("{acquires} acquires, of which {locks} locks, and {harmed} times a node was harmed");
-    assert!(locks > 100 && harmed > 5, "{locks} locks, {harmed} times harmed: that is no test");
+    println!("{acquires} calls, {locks} locks, {harmed} accidents");
+    assert!(locks > 100 && harmed > 5, "too few: {locks} locks, {harmed} accidents");
 
     quorum.flush(common::PATIENCE).await.unwrap();
     drop(quorum);

@@ -1,6 +1,6 @@
 //! Limits of a client: calls keep to their time, and slow networks need no settings.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -37,7 +37,7 @@ async fn distant_masters_need_no_settings() {
     }
 }
 
-/// `make test-distant` runs it for a minute.
+/// `make test-distant` runs this test for a minute.
 #[tokio::test]
 async fn every_lock_is_acquired_on_masters_that_are_200_ms_away() {
     let seconds = std::env::var("QUORLOCK_DISTANT_S").map_or(2, |seconds| seconds.parse().unwrap());
@@ -82,7 +82,7 @@ async fn calls_keep_their_time_when_all_nodes_are_silent() {
     for held in [false, true] {
         let _lock = if held { Some(net.quorum.lock("k").acquire().await.unwrap()) } else { None };
         for proxy in &net.proxies {
-            proxy.hold(Direction::ToClient);
+            proxy.stall(Direction::ToClient);
         }
         let mut fastest = Duration::MAX;
         // On a busy machine one try may be late, but not all of them.
@@ -139,7 +139,7 @@ async fn free_keys_are_granted_while_all_seats_are_taken() {
         lock.release().await.unwrap();
     }
     for lock in others.join_all().await {
-        lock.expect("they are free").release().await.unwrap();
+        lock.expect("the key is free").release().await.unwrap();
     }
     drop(held);
     for done in waiting.join_all().await {

@@ -1,6 +1,6 @@
 //! The life of a lock on healthy masters.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -20,7 +20,7 @@ async fn lock_is_held_on_all_masters_until_it_is_released() {
     let (masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
     all_hold(&masters, "k").await;
-    eventually_async(PATIENCE, "stragglers count", async || lock.coverage().held == 3).await;
+    eventually_async(PATIENCE, "the coverage is 3 of 3", async || lock.coverage().held == 3).await;
     assert!(lock.remaining() > Duration::from_secs(5));
     assert_eq!(lock.release().await.unwrap(), Released::Released);
     nothing_is_left(&masters, "k").await;
@@ -31,10 +31,10 @@ async fn held_lock_is_refused_with_the_answer_of_each_node() {
     let (_masters, quorum) = quorum(3).await;
     let _lock = quorum.lock("k").acquire().await.unwrap();
     let Err(AcquireError::Held { nodes }) = quorum.lock("k").try_acquire().await else {
-        panic!("it is held")
+        panic!("the lock is held")
     };
     assert_eq!(nodes.0.len(), 3, "{nodes}");
-    // The answer of the queue node decides by itself.
+    // A refusal by the queue node is enough, so other answers may be missing.
     assert!(nodes.0.iter().any(|node| node.answer == Answer::Refused), "{nodes}");
 }
 
@@ -51,13 +51,13 @@ async fn fences_grow_with_every_lock() {
 }
 
 #[tokio::test]
-async fn waiting_ends_with_the_lock_or_at_its_end() {
+async fn waiter_acquires_the_lock_or_times_out() {
     let (_masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
     let started = Instant::now();
     let timed_out = quorum.lock("k").wait(Duration::from_millis(100)).acquire().await;
     assert!(matches!(timed_out, Err(AcquireError::TimedOut { .. })));
-    // The last request to the nodes comes a few round trips before the end.
+    // The call sends its last requests a few round trips before its wait ends.
     assert!(started.elapsed() >= Duration::from_millis(90));
 
     let waiter = tokio::spawn({
@@ -99,7 +99,7 @@ async fn ended_lock_is_lost_and_its_release_says_so() {
 async fn expired_lock_is_not_extended_again() {
     let (_masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(Duration::from_millis(200)).acquire().await.unwrap();
-    eventually_async(PATIENCE, "the lock is over", async || lock.remaining().is_zero()).await;
+    eventually_async(PATIENCE, "the lock has expired", async || lock.remaining().is_zero()).await;
     assert!(matches!(lock.extend().await, Err(ExtendError::Lost { .. })));
 }
 
@@ -126,8 +126,8 @@ async fn acquire_dropped_at_any_point_leaves_nothing() {
     for polls in 0..40 {
         let builder = quorum.lock("k").wait(Duration::ZERO);
         let mut acquiring = Box::pin(builder.acquire());
-        // Stops the future after a number of its own steps, wherever that is.
-        let stopped = std::future::poll_fn({
+        // Polls the future this many times at most, and then drops it.
+        let partly_polled = std::future::poll_fn({
             let mut left = polls;
             move |cx| {
                 if left == 0 {
@@ -140,7 +140,7 @@ async fn acquire_dropped_at_any_point_leaves_nothing() {
                 })
             }
         });
-        stopped.await;
+        partly_polled.await;
     }
     quorum.flush(PATIENCE).await.unwrap();
     assert_eq!(holding(&masters, "k"), 0);
@@ -186,7 +186,7 @@ async fn key_of_another_type_is_refused_by_the_nodes() {
 async fn invalid_quorum_or_lock_is_refused() {
     assert!(matches!(Quorum::connect(Vec::<String>::new()).await, Err(ConnectError::NoNodes)));
     let Err(error) = Quorum::connect(["redis://user:secret@[", "x"]).await else {
-        panic!("not a URL")
+        panic!("these are not URLs")
     };
     assert!(!error.to_string().contains("secret"), "{error}");
     let twice = Quorum::connect(["redis://127.0.0.1:1", "redis://127.0.0.1:1/"]).await;
@@ -197,9 +197,9 @@ async fn invalid_quorum_or_lock_is_refused() {
         let error = quorum.lock("k").ttl(ttl).try_acquire().await.unwrap_err();
         assert!(matches!(error, AcquireError::InvalidRequest { .. }), "{ttl:?}: {error}");
     }
-    let too_patient =
+    let error =
         quorum.lock("k").node_timeout(Duration::from_secs(60)).try_acquire().await.unwrap_err();
-    assert!(matches!(too_patient, AcquireError::InvalidRequest { .. }));
+    assert!(matches!(error, AcquireError::InvalidRequest { .. }));
 }
 
 #[test]
@@ -209,11 +209,11 @@ fn connecting_without_a_runtime_fails() {
     assert!(matches!(error, ConnectError::NoRuntime));
 }
 
-/// Commands that wait for a place in a connection's queue may be overtaken by their own releases.
+/// If the queue of a connection were full, a RELEASE could overtake its own ACQUIRE.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lock_of_many_concurrent_tasks_is_free_on_every_node_at_the_end() {
+async fn locks_of_many_concurrent_tasks_are_released_on_every_node() {
     let (masters, quorum) = quorum(3).await;
-    let take = |task| {
+    let acquire_and_release = |task| {
         let quorum = quorum.clone();
         async move {
             for _ in 0..50 {
@@ -227,15 +227,15 @@ async fn lock_of_many_concurrent_tasks_is_free_on_every_node_at_the_end() {
             }
         }
     };
-    // In tasks of their own, and then all in one.
-    (0..200).map(take).collect::<JoinSet<_>>().join_all().await;
-    join_all((0..200).map(take)).await;
+    // First each caller has its own task, and then all callers share one.
+    (0..200).map(acquire_and_release).collect::<JoinSet<_>>().join_all().await;
+    join_all((0..200).map(acquire_and_release)).await;
     eventually_async(PATIENCE, "no key is left on any node", async || {
         masters.iter().all(|master| keys(master) == 0)
     })
     .await;
     for master in &masters {
-        assert_eq!(refusals(master), 0, "its own lock was in the way of a task");
+        assert_eq!(refusals(master), 0, "a task found its previous lock still held");
     }
 }
 

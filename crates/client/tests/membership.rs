@@ -1,6 +1,6 @@
 //! Nodes are added, removed and replaced under load: no two holders, and a majority at every step.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -13,14 +13,9 @@ use quorlock_client::{AcquireError, NodeError, Quorum};
 use quorlock_testkit::{Server, eventually_async};
 use tokio::task::JoinSet;
 
-/// The longest validity, and so how long a restarted node abstains.
+/// The largest ttl, and so the time for which a restarted node abstains.
 const MAX_TTL: Duration = Duration::from_millis(400);
 const WORKERS: usize = 4;
-
-/// A node of the set: its ID is its place in the list, from 1.
-struct Fleet {
-    nodes: Vec<Server>,
-}
 
 fn set(id: usize, members: &str) -> String {
     format!("eu {id} {members}")
@@ -32,12 +27,17 @@ fn start(id: usize, members: &str) -> Server {
     server.arg("lock.set", set(id, members)).start().unwrap()
 }
 
+/// The nodes of a set. The ID of a node is its place in the list, from 1.
+struct Fleet {
+    nodes: Vec<Server>,
+}
+
 impl Fleet {
     fn url(&self, id: usize) -> String {
         self.nodes[id - 1].url()
     }
 
-    /// Restarts nodes with another list, one at a time, each when the one before votes again.
+    /// Restarts these nodes one at a time with another list of members. Waits until each one votes.
     async fn restart(&mut self, ids: impl IntoIterator<Item = usize>, members: &str) {
         for id in ids {
             let node = &mut self.nodes[id - 1];
@@ -47,6 +47,7 @@ impl Fleet {
         }
     }
 
+    /// Adds a node, and returns its ID.
     fn add(&mut self, members: &str) -> usize {
         let id = self.nodes.len() + 1;
         self.nodes.push(start(id, members));
@@ -62,7 +63,7 @@ async fn votes(node: &Server) {
     .await;
 }
 
-/// What all clients do during the changes.
+/// What all clients have done so far.
 #[derive(Default)]
 struct Load {
     holders: AtomicUsize,
@@ -70,7 +71,7 @@ struct Load {
     granted: AtomicUsize,
 }
 
-/// Programs with one list of nodes, which take the same lock again and again until they are
+/// Workers with one list of nodes, which acquire the same lock again and again until they are
 /// stopped.
 struct Clients {
     workers: JoinSet<()>,
@@ -112,7 +113,7 @@ impl Clients {
 }
 
 impl Load {
-    /// Locks are still granted, and there was no second holder.
+    /// Waits for further locks, and asserts that no lock has had two holders.
     async fn goes_on(&self, step: &str) {
         let before = self.granted.load(Ordering::SeqCst);
         eventually_async(PATIENCE * 2, step, async || {
@@ -147,7 +148,7 @@ async fn nodes_are_added_removed_and_replaced_under_load() {
     fleet.restart([1, 2, 3, 4], "1,2,3,4").await;
     load.goes_on("four nodes").await;
 
-    // Remove node 1: with the addition of 4 before it, that is how node 1 is replaced.
+    // Remove node 1. Together with the addition of node 4, this replaces node 1.
     fleet.restart([1, 2, 3, 4], "1,2,3,4>2,3,4").await;
     load.goes_on("node 1 is being removed, old clients").await;
     let rest = vec![fleet.url(2), fleet.url(3), fleet.url(4)];
@@ -183,7 +184,10 @@ async fn clients_with_different_lists_exclude_each_other_by_the_set() {
     let without: Vec<_> = (0..5)
         .map(|_| Server::with_module().arg("lock.rejoin-delay", 0).start().unwrap())
         .collect();
-    assert!(both_hold(lists(&without)).await, "nothing else notices it");
+    assert!(
+        both_hold(lists(&without)).await,
+        "without a set, the clients do not exclude each other"
+    );
 
     let with: Vec<_> = (1..=5)
         .map(|id| {

@@ -1,7 +1,7 @@
 //! The figures that a client gives to the `metrics` facade: `cargo test -p quorlock-client
 //! --features metrics --test metrics`
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -24,6 +24,7 @@ impl Figures {
     }
 }
 
+/// One counter or histogram, by its name.
 struct Figure(Figures, String);
 
 impl CounterFn for Figure {

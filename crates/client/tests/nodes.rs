@@ -1,6 +1,6 @@
 //! Connections to nodes: addresses, users, certificates, and faults of connections.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -15,7 +15,8 @@ use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually_async};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tokio::time::{Instant, sleep};
 
-/// A certificate authority, and a certificate for 127.0.0.1 by it, as files that a server reads.
+/// Writes a certificate authority and its certificate for 127.0.0.1 as files for a server. Returns
+/// the certificate of the authority.
 fn certificates(dir: &Path) -> String {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -35,8 +36,8 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// A master, and its TLS port. Requires client certificates on request.
-fn tls_master(dir: &Path, wants_certificate: bool) -> (Server, u16) {
+/// Starts a master that accepts TLS. Also returns its TLS port.
+fn tls_master(dir: &Path, requires_certificate: bool) -> (Server, u16) {
     let port = free_port();
     let file = |name: &str| dir.join(name).display().to_string();
     let server = Server::with_module()
@@ -45,7 +46,7 @@ fn tls_master(dir: &Path, wants_certificate: bool) -> (Server, u16) {
         .arg("tls-cert-file", file("node.pem"))
         .arg("tls-key-file", file("node.key"))
         .arg("tls-ca-cert-file", file("ca.pem"))
-        .arg("tls-auth-clients", if wants_certificate { "yes" } else { "no" });
+        .arg("tls-auth-clients", if requires_certificate { "yes" } else { "no" });
     (server.start().unwrap(), port)
 }
 
@@ -55,10 +56,10 @@ async fn works(quorum: &Quorum) {
     assert_eq!(lock.release().await.unwrap(), Released::Released);
 }
 
-/// Why the only node of this quorum cannot be asked.
-async fn why(quorum: &Quorum) -> NodeError {
+/// The error of the first node that does not vote.
+async fn node_error(quorum: &Quorum) -> NodeError {
     let AcquireError::NoQuorum { nodes } = quorum.lock("k").try_acquire().await.unwrap_err() else {
-        panic!("it has no vote")
+        panic!("too few nodes vote")
     };
     nodes.failed().next().unwrap().1.clone()
 }
@@ -72,19 +73,15 @@ async fn lock_through_tls_needs_a_trusted_certificate() {
     let builder = Quorum::builder().nodes(urls()).node_timeout(PATIENCE);
     works(&builder.clone().root_certificates(authority).connect().await.unwrap()).await;
 
-    let stranger = builder.connect().await.unwrap();
-    assert_eq!(
-        connected(&stranger).1,
-        0,
-        "no other authority signed the certificates of these nodes"
-    );
-    let NodeError::Misconfigured { reason } = why(&stranger).await else {
-        panic!("it is not connected")
+    let untrusting = builder.connect().await.unwrap();
+    assert_eq!(connected(&untrusting).1, 0, "the authority is no root of the system");
+    let NodeError::Misconfigured { reason } = node_error(&untrusting).await else {
+        panic!("the certificate is not trusted")
     };
     assert!(reason.to_lowercase().contains("certificate"), "{reason}");
 }
 
-/// What the next test runs in a process of its own, whose environment it can choose.
+/// The next test runs this one in another process, with other roots in its environment.
 #[tokio::test]
 async fn system_roots_helper() {
     let Ok(url) = std::env::var("QUORLOCK_TEST_TLS_URL") else { return };
@@ -106,7 +103,7 @@ fn roots_of_the_system_are_trusted() {
         command.output().unwrap().status.success()
     };
     assert!(works_with("ca.pem"));
-    assert!(!works_with("node.pem"), "a node does not vouch for itself");
+    assert!(!works_with("node.pem"), "the certificate of a node is no root");
 }
 
 #[tokio::test]
@@ -131,10 +128,11 @@ async fn node_that_requires_a_client_certificate_gets_one() {
 }
 
 #[tokio::test]
-async fn user_with_only_the_documented_rights_is_enough() {
+async fn user_needs_only_the_documented_rights() {
     let masters = Masters::start_with(3, |_, builder| builder.tcp()).unwrap();
     for master in &masters {
-        let rules = "on >s3cret/@ ~* -@all +lock.acquire +lock.extend +lock.release +lock.inspect +info +ping";
+        let rules = "on >s3cret/@ ~* -@all +lock.acquire +lock.extend +lock.release +lock.inspect \
+                     +info +ping";
         set_user(master, "locks", rules);
     }
     let with = |user: &str| {
@@ -147,14 +145,16 @@ async fn user_with_only_the_documented_rights_is_enough() {
     works(&connect(with("locks:s3cret%2F%40")).await).await;
 
     let wrong = Quorum::connect(with("locks:wr0ng")).await.unwrap();
-    let NodeError::Denied { reason } = why(&wrong).await else { panic!("it is not connected") };
+    let NodeError::Denied { reason } = node_error(&wrong).await else {
+        panic!("the password is wrong")
+    };
     assert!(!reason.contains("wr0ng"), "{reason}");
     let error = wrong.lock("k").try_acquire().await.unwrap_err();
     assert!(!format!("{error} {error:?}").contains("wr0ng"), "{error:?}");
 }
 
 #[tokio::test]
-async fn password_without_a_user_is_enough() {
+async fn url_may_have_a_password_without_a_user() {
     let master = Server::with_module().tcp().arg("requirepass", "s3cret").start().unwrap();
     let url = master.url().replace("redis://", "redis://:s3cret@");
     works(&connect([url]).await).await;
@@ -167,7 +167,7 @@ async fn url_may_have_a_database_number_and_a_unix_socket() {
     let quorum = connect(urls()).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
     let mut connection = masters[0].connection();
-    eventually_async(PATIENCE, "it is in that database", async || {
+    eventually_async(PATIENCE, "the key is in database 3", async || {
         redis::cmd("SELECT").arg(3).exec(&mut connection).unwrap();
         redis::cmd("EXISTS").arg("k").query(&mut connection).unwrap()
     })
@@ -190,12 +190,12 @@ async fn sentinel_and_cluster_are_refused_with_an_explanation() {
 }
 
 #[tokio::test]
-async fn one_server_by_two_addresses_is_refused() {
+async fn two_addresses_of_one_server_are_refused() {
     let masters = Masters::start(2);
     let again = Proxy::start(masters[1].url());
     let urls = [masters[0].url(), masters[1].url(), again.url()];
     let Err(ConnectError::SameServer { nodes }) = Quorum::connect(urls).await else {
-        panic!("two votes")
+        panic!("one server would have two votes")
     };
     let addresses = [&masters[1].url(), &again.url()];
     for node in &nodes {
@@ -208,10 +208,10 @@ async fn server_found_later_to_have_two_addresses_has_one_vote() {
     let masters = Masters::start(2);
     let again = Proxy::start(masters[1].url());
     again.cut();
-    let quorum = connect_first([masters[0].url(), masters[1].url(), again.url()]).await;
+    let quorum = connect_to_two([masters[0].url(), masters[1].url(), again.url()]).await;
     let mut lock = quorum.lock("k").acquire().await.unwrap();
     again.heal();
-    eventually_async(PATIENCE, "it is found out", async || {
+    eventually_async(PATIENCE, "the client knows that both are one server", async || {
         lock.extend().await.unwrap();
         let error = format!("{:?}", quorum.lock("k").try_acquire().await);
         error.contains("SameServer")
@@ -221,10 +221,10 @@ async fn server_found_later_to_have_two_addresses_has_one_vote() {
     assert_eq!(connected(&quorum), (3, 2));
 }
 
-/// A client that is connected to a majority.
-async fn connect_first(urls: [String; 3]) -> Quorum {
+/// A client that is connected to two of three nodes.
+async fn connect_to_two(urls: [String; 3]) -> Quorum {
     let quorum = Quorum::builder().nodes(urls).node_timeout(PATIENCE).connect().await.unwrap();
-    eventually_async(PATIENCE, "two are connected", async || connected(&quorum).1 == 2).await;
+    eventually_async(PATIENCE, "two nodes are connected", async || connected(&quorum).1 == 2).await;
     quorum
 }
 
@@ -240,8 +240,12 @@ async fn all_grant(quorum: &Quorum) -> bool {
     lock.release().await.is_ok() && all
 }
 
-/// The time until all nodes vote again after `heal`, in the best of a few tries.
-async fn back_after(quorum: &Quorum, mut harm: impl FnMut(), mut heal: impl FnMut()) -> Duration {
+/// The shortest time, of a few tries, until all nodes vote again after `heal`.
+async fn recovery_time(
+    quorum: &Quorum,
+    mut harm: impl FnMut(),
+    mut heal: impl FnMut(),
+) -> Duration {
     let mut fastest = Duration::MAX;
     // On a busy machine one try may be late, but not all of them.
     for _ in 0..3 {
@@ -269,7 +273,7 @@ async fn back_after(quorum: &Quorum, mut harm: impl FnMut(), mut heal: impl FnMu
 async fn node_votes_again_within_a_second_after_its_network_was_cut() {
     let net = net(3).await;
     let proxy = &net.proxies[1];
-    let took = back_after(&net.quorum, || proxy.cut(), || proxy.heal()).await;
+    let took = recovery_time(&net.quorum, || proxy.cut(), || proxy.heal()).await;
     assert!(took < Duration::from_secs(1), "{took:?}");
 }
 
@@ -277,7 +281,7 @@ async fn node_votes_again_within_a_second_after_its_network_was_cut() {
 async fn node_votes_again_within_a_second_after_it_hung() {
     let net = net(3).await;
     let master = &net.masters[1];
-    let took = back_after(&net.quorum, || master.pause(), || master.resume()).await;
+    let took = recovery_time(&net.quorum, || master.pause(), || master.resume()).await;
     assert!(took < Duration::from_secs(1), "{took:?}");
 }
 
@@ -285,9 +289,9 @@ async fn node_votes_again_within_a_second_after_it_hung() {
 async fn silent_connection_is_replaced_by_one_beside_it() {
     let net = net(3).await;
     let proxy = &net.proxies[1];
-    // Bytes lost in the middle of a connection leave it open and useless for ever.
+    // A connection that lost some bytes stays open, and never answers again.
     let took =
-        back_after(&net.quorum, || proxy.drop_bytes(Direction::ToClient), || proxy.heal()).await;
+        recovery_time(&net.quorum, || proxy.drop_bytes(Direction::ToClient), || proxy.heal()).await;
     assert!(took < Duration::from_secs(1), "{took:?}");
 }
 
@@ -295,12 +299,12 @@ async fn silent_connection_is_replaced_by_one_beside_it() {
 async fn node_that_was_down_at_the_start_joins_later() {
     let mut masters = Masters::start(3);
     masters[2].kill();
-    let quorum = connect_first(masters.urls().try_into().unwrap()).await;
+    let quorum = connect_to_two(masters.urls().try_into().unwrap()).await;
     let (sent, received) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         masters[2].restart().unwrap();
         sent.send(masters).unwrap();
     });
-    eventually_async(PATIENCE, "it takes part", async || all_grant(&quorum).await).await;
+    eventually_async(PATIENCE, "the node takes part", async || all_grant(&quorum).await).await;
     drop(received.recv().unwrap());
 }

@@ -1,6 +1,6 @@
 //! One node that dies, hangs or is cut off in one direction changes nothing but the coverage.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -24,7 +24,7 @@ async fn waiting(masters: &Masters, count: u64) {
     .await;
 }
 
-/// A lock that was waited for, of a client with the default limits.
+/// A lock that a client with the default limits acquired after a wait.
 async fn waited_for(masters: &Masters, ttl: Duration) -> (Quorum, Lock) {
     let holder = connect(masters.urls()).await;
     let held = holder.lock("k").acquire().await.unwrap();
@@ -73,7 +73,7 @@ async fn short_stall_of_one_node_leaves_ownership_certain() {
 }
 
 #[tokio::test]
-async fn waiter_goes_ahead_when_the_queue_node_missed_the_release() {
+async fn waiter_acquires_when_the_queue_node_missed_the_release() {
     const TTL: Duration = Duration::from_secs(30);
     let net = net(3).await;
     let held = net.quorum.lock("k").ttl(TTL).acquire().await.unwrap();
@@ -89,7 +89,8 @@ async fn waiter_goes_ahead_when_the_queue_node_missed_the_release() {
     let queue_node = queue_node.unwrap();
     net.proxies[queue_node].drop_bytes(Direction::ToServer);
     held.release().await.unwrap();
-    let lock = timeout(Duration::from_secs(5), call).await.expect("it does not wait for the ttl");
+    let lock =
+        timeout(Duration::from_secs(5), call).await.expect("the call does not wait for the ttl");
     let lock = lock.unwrap().unwrap();
     assert!(lock.remaining() > TTL / 2);
     net.proxies[queue_node].cut();
@@ -98,20 +99,16 @@ async fn waiter_goes_ahead_when_the_queue_node_missed_the_release() {
 #[tokio::test]
 async fn orphan_on_the_queue_node_blocks_no_client() {
     let (masters, first) = quorum(3).await;
-    // Whichever of them is the queue node: the other two are free.
-    for orphan in 0..3 {
-        let key = format!("k{orphan}");
+    // One of the three nodes is the queue node of the key. The other two are free each time.
+    for master in &masters {
+        let mut orphan = master.connection();
         let token = "0123456789abcdef0123456789abcdef";
-        redis::cmd("LOCK.ACQUIRE")
-            .arg(&key)
-            .arg(token)
-            .arg(60_000)
-            .exec(&mut masters[orphan].connection())
-            .unwrap();
-        let at_once = first.lock(&key).try_acquire().await.expect("two of three are free");
+        redis::cmd("LOCK.ACQUIRE").arg("k").arg(token).arg(60_000).exec(&mut orphan).unwrap();
+        let at_once = first.lock("k").try_acquire().await.expect("two of three are free");
         at_once.release().await.unwrap();
-        let patient = timeout(Duration::from_secs(3), first.lock(&key).acquire()).await;
-        patient.expect("it does not wait for the orphan").unwrap().release().await.unwrap();
+        let patient = timeout(Duration::from_secs(3), first.lock("k").acquire()).await;
+        patient.expect("the call does not wait for the orphan").unwrap().release().await.unwrap();
+        redis::cmd("LOCK.RELEASE").arg("k").arg(token).exec(&mut orphan).unwrap();
     }
 }
 
@@ -148,7 +145,7 @@ async fn flush_keeps_its_limit_when_a_node_stalls() {
     let net = net(3).await;
     let lock = net.quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
     all_hold(&net.masters, "k").await;
-    net.proxies[0].hold(Direction::ToServer);
+    net.proxies[0].stall(Direction::ToServer);
     drop(lock);
     let started = Instant::now();
     let error = net.quorum.flush(Duration::from_millis(200)).await.unwrap_err();
@@ -158,7 +155,7 @@ async fn flush_keeps_its_limit_when_a_node_stalls() {
     net.proxies[0].heal();
     net.quorum.flush(PATIENCE).await.unwrap();
     assert_eq!(holding(&net.masters, "k"), 0);
-    assert_eq!(connected(&net.quorum).0, 3, "and it goes on working");
+    assert_eq!(connected(&net.quorum).0, 3, "the client still works");
     net.quorum.lock("k").acquire().await.unwrap().release().await.unwrap();
 }
 

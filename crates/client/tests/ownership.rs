@@ -1,6 +1,6 @@
 //! Ownership: what a holder learns about its lock, whatever the nodes and the network do.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -24,12 +24,13 @@ async fn lock_is_held_then_uncertain_then_lost_when_all_nodes_fall_silent() {
     let Ownership::Held(until) = lock.ownership() else { panic!("{lock:?}") };
     assert!(until.remaining() > Duration::from_millis(100));
     for proxy in &net.proxies {
-        proxy.hold(Direction::ToClient);
+        proxy.stall(Direction::ToClient);
     }
     assert!(matches!(lock.extend().await, Err(ExtendError::NoQuorum { .. })));
     let Ownership::Uncertain(uncertain_until) = lock.ownership() else { panic!("{lock:?}") };
     assert!(uncertain_until.remaining() <= until.remaining() + Duration::from_millis(1));
-    let lost = timeout(PATIENCE, lock.lost()).await.expect("no node is needed for it");
+    let lost =
+        timeout(PATIENCE, lock.lost()).await.expect("the client needs no node to learn of it");
     assert!(matches!(lost, LostError::Expired { .. }), "{lost}");
     assert_eq!(lock.ownership(), Ownership::Lost);
     assert_eq!(lock.remaining(), Duration::ZERO);
@@ -50,10 +51,10 @@ async fn loss_is_reported_at_the_deadline_and_not_before() {
             .unwrap();
         let deadline = Instant::now() + lock.remaining();
         for proxy in &net.proxies {
-            proxy.hold(Direction::ToClient);
+            proxy.stall(Direction::ToClient);
         }
         lock.lost().await;
-        assert!(Instant::now() >= deadline, "it was held until then");
+        assert!(Instant::now() >= deadline, "the lock was held until its deadline");
         assert!(lock.ownership().is_lost());
         closest = closest.min(deadline.elapsed());
         for proxy in &net.proxies {
@@ -69,7 +70,7 @@ async fn lock_ended_by_an_operator_is_lost_at_the_next_extension_for_good() {
     let mut lock = quorum.lock("k").acquire().await.unwrap();
     all_hold(&masters, "k").await;
     delete_everywhere(&masters, "k");
-    assert!(!lock.ownership().is_lost(), "nobody has asked yet");
+    assert!(!lock.ownership().is_lost(), "the client has not asked the nodes yet");
     assert!(matches!(lock.extend().await, Err(ExtendError::Lost { .. })));
     let lost = timeout(PATIENCE, lock.lost()).await.unwrap();
     assert!(matches!(lost, LostError::Ended { .. }), "{lost}");
@@ -78,16 +79,16 @@ async fn lock_ended_by_an_operator_is_lost_at_the_next_extension_for_good() {
 }
 
 #[tokio::test]
-async fn release_of_an_ended_lock_is_a_result_and_is_not_repeated() {
+async fn release_of_an_ended_lock_succeeds_and_is_not_repeated() {
     let net = net(3).await;
     let lock = net.quorum.lock("k").ttl(Duration::from_millis(200)).acquire().await.unwrap();
     lock.lost().await;
     for proxy in &net.proxies {
-        proxy.hold(Direction::ToServer);
+        proxy.stall(Direction::ToServer);
     }
     let started = Instant::now();
     assert_eq!(lock.release().await.unwrap(), Released::AlreadyOver);
-    assert!(started.elapsed() < Duration::from_millis(100), "nobody is asked first");
+    assert!(started.elapsed() < Duration::from_millis(100), "the client asks no node first");
     for proxy in &net.proxies {
         proxy.heal();
     }
@@ -112,11 +113,11 @@ async fn release_during_an_extension_is_no_loss() {
         for proxy in &net.proxies {
             proxy.delay(Direction::ToClient, Duration::from_millis(5));
         }
-        // The extension is sent, and its answers come after the release.
+        // The extension is sent, and its answers arrive after the release.
         let _ = timeout(Duration::from_millis(n % 4), lock.extend()).await;
         let ended = tokio::spawn(async move { watch.ended().await });
         assert_eq!(lock.release().await.unwrap(), Released::Released);
-        assert!(ended.await.unwrap().is_none(), "it was given back, not lost");
+        assert!(ended.await.unwrap().is_none(), "the lock was released, not lost");
         for proxy in &net.proxies {
             proxy.heal();
         }
@@ -135,7 +136,7 @@ async fn dropped_lock_reports_no_loss() {
     });
     drop(lock);
     assert!(timeout(PATIENCE, watch.ended()).await.unwrap().is_none());
-    assert!(watch.ownership().is_lost(), "it is not held any more");
+    assert!(watch.ownership().is_lost(), "the lock is not held any more");
     assert!(!lost.is_finished());
     lost.abort();
 }
@@ -147,10 +148,10 @@ async fn extension_never_goes_beyond_max_hold() {
     let mut lock = builder.acquire().await.unwrap();
     assert!(lock.remaining() <= Duration::from_secs(3));
     let Err(ExtendError::HeldTooLong { max_hold }) = lock.extend().await else {
-        panic!("it lasts no longer")
+        panic!("max_hold is over")
     };
     assert_eq!(max_hold, Duration::from_secs(3));
-    assert!(!lock.ownership().is_lost(), "it is held until then");
+    assert!(!lock.ownership().is_lost(), "the lock is held until max_hold is over");
 
     let short = quorum.lock("s").ttl(Duration::from_secs(1)).max_hold(Duration::from_millis(600));
     let short = short.acquire().await.unwrap();
@@ -163,11 +164,11 @@ async fn restarted_node_does_not_count_until_it_has_the_lock_again() {
     let mut masters = Masters::start(3);
     let quorum = connect(masters.urls()).await;
     let mut lock = quorum.lock("k").ttl(Duration::from_secs(20)).acquire().await.unwrap();
-    eventually_async(PATIENCE, "all of them have it", async || lock.coverage().held == 3).await;
+    eventually_async(PATIENCE, "the coverage is 3 of 3", async || lock.coverage().held == 3).await;
     masters[1].restart().unwrap();
     eventually_async(PATIENCE, "the restart is seen", async || lock.coverage().held == 2).await;
     lock.extend().await.unwrap();
-    eventually_async(PATIENCE, "it is repaired", async || lock.coverage().held == 3).await;
+    eventually_async(PATIENCE, "the node is repaired", async || lock.coverage().held == 3).await;
     lock.release().await.unwrap();
     nothing_is_left(&masters, "k").await;
 }

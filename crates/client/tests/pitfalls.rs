@@ -1,7 +1,7 @@
-//! Faults of other clients, as claims about this one. The name of each test begins with the number
-//! of its case, R1 to R25; R6 was no fault.
+//! This client does not have faults that other Redlock clients had. The name of each test begins
+//! with the number of the fault, R1 to R25. R6 was no fault.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -15,11 +15,11 @@ use quorlock_client::{
 use quorlock_testkit::{Direction, Server, eventually_async};
 use tokio::time::{Instant, timeout};
 
-/// A decision within this time is immediate: all limits that it could wait for are longer.
+/// An immediate decision takes less. Every time limit that it could wait for is longer.
 const AT_ONCE: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(30);
 
-/// Another client holds the lock there.
+/// Lets another client hold the key on this master.
 fn hold(master: &Server, key: &str, time: Duration) {
     let ms = u64::try_from(time.as_millis()).unwrap();
     let set = redis::cmd("SET").arg(key).arg("another").arg("NX").arg("PX").arg(ms).to_owned();
@@ -39,10 +39,12 @@ fn pttl(master: &Server, key: &str) -> Duration {
 async fn r1_one_of_two_nodes_held_by_another_client_is_a_refusal_at_once() {
     let (masters, quorum) = quorum(2).await;
     hold(&masters[0], "k", LONG);
-    let refused =
-        timeout(AT_ONCE, quorum.lock("k").ttl(LONG).try_acquire()).await.expect("it settles");
+    let refused = timeout(AT_ONCE, quorum.lock("k").ttl(LONG).try_acquire())
+        .await
+        .expect("the call does not wait");
     assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
-    eventually_async(PATIENCE, "the other is free again", async || !exists(&masters[1], "k")).await;
+    eventually_async(PATIENCE, "the other node is free again", async || !exists(&masters[1], "k"))
+        .await;
 }
 
 #[tokio::test]
@@ -59,7 +61,7 @@ async fn r2_grants_of_an_attempt_do_not_block_the_next() {
     for outcome in join_all(builders.iter().map(LockBuilder::acquire)).await {
         match outcome {
             Ok(_) => acquired += 1,
-            // A client that waits on the first node waits there until the other client releases it.
+            // The first node stays held, so a client that waits there times out.
             Err(AcquireError::TimedOut { nodes, .. } | AcquireError::NoQuorum { nodes }) => {
                 assert_ne!(
                     nodes.0[2].answer,
@@ -77,7 +79,7 @@ async fn r2_grants_of_an_attempt_do_not_block_the_next() {
 async fn r3_r4_expired_lock_is_not_reported_and_blocks_no_client() {
     let net = net(3).await;
     hold(&net.masters[1], "k", Duration::from_millis(550));
-    net.proxies[2].hold(Direction::ToClient);
+    net.proxies[2].stall(Direction::ToClient);
     let builder =
         net.quorum.lock("k").ttl(Duration::from_millis(300)).wait(Duration::from_millis(900));
     let acquiring = tokio::spawn(async move {
@@ -88,7 +90,10 @@ async fn r3_r4_expired_lock_is_not_reported_and_blocks_no_client() {
         exists(&net.masters[2], "k")
     })
     .await;
-    eventually_async(PATIENCE, "that grant is over", async || !exists(&net.masters[2], "k")).await;
+    eventually_async(PATIENCE, "the lease of that grant has ended", async || {
+        !exists(&net.masters[2], "k")
+    })
+    .await;
     net.proxies[2].heal();
     match acquiring.await.unwrap() {
         Ok((remaining, _lock)) => assert!(remaining >= Duration::from_millis(100), "{remaining:?}"),
@@ -112,7 +117,7 @@ async fn r5_node_that_refuses_connections_costs_no_time() {
 }
 
 #[tokio::test]
-async fn r7_release_of_an_expired_lock_is_a_result_at_once() {
+async fn r7_release_of_an_expired_lock_succeeds_at_once() {
     let (_masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").ttl(Duration::from_millis(200)).acquire().await.unwrap();
     lock.lost().await;
@@ -216,7 +221,7 @@ async fn r14_hanging_node_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn r15_locks_on_many_keys_do_not_wait_for_each_other_beside_a_black_hole() {
+async fn r15_locks_on_many_keys_do_not_wait_for_a_silent_node() {
     let net = net(3).await;
     net.proxies[2].drop_bytes(Direction::ToServer);
     let started = Instant::now();
@@ -229,7 +234,7 @@ async fn r15_locks_on_many_keys_do_not_wait_for_each_other_beside_a_black_hole()
 }
 
 #[tokio::test]
-async fn r16_rest_of_a_lost_lock_is_not_granted_before_its_holder_releases() {
+async fn r16_remaining_lease_of_a_lost_lock_lasts_until_its_release() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(LONG).acquire().await.unwrap();
     all_hold(&masters, "k").await;
@@ -244,7 +249,7 @@ async fn r16_rest_of_a_lost_lock_is_not_granted_before_its_holder_releases() {
 async fn r17_acquire_cancelled_with_the_answer_in_flight_leaves_nothing() {
     let net = net(3).await;
     for proxy in &net.proxies {
-        proxy.hold(Direction::ToClient);
+        proxy.stall(Direction::ToClient);
     }
     let builder = net.quorum.lock("k").ttl(LONG);
     let acquiring = tokio::spawn(async move { builder.acquire().await });
@@ -271,10 +276,10 @@ async fn r18_extension_sets_the_time_left_and_does_not_add_to_it() {
 }
 
 #[tokio::test]
-async fn r19_held_key_beside_a_black_hole_is_answered_in_bounded_time() {
+async fn r19_call_for_a_held_key_beside_a_silent_node_ends_in_time() {
     let net = net(3).await;
     hold(&net.masters[0], "k", LONG);
-    net.proxies[2].hold(Direction::ToServer);
+    net.proxies[2].stall(Direction::ToServer);
     let limit = Duration::from_millis(300);
     let mut fastest = Duration::MAX;
     // On a busy machine one try may be late, but not all of them.
@@ -302,7 +307,7 @@ async fn r20_lock_that_another_client_held_in_between_stays_lost() {
     nothing_is_left(&masters, "k").await;
     assert!(matches!(lock.extend().await, Err(ExtendError::Lost { .. })));
     assert_eq!(lock.ownership(), Ownership::Lost);
-    assert_eq!(holding(&masters, "k"), 0, "it was not acquired again");
+    assert_eq!(holding(&masters, "k"), 0, "the lock was not acquired again");
 }
 
 #[tokio::test]
@@ -311,8 +316,10 @@ async fn r22_refused_attempt_releases_the_grants_of_the_minority() {
     masters.iter().take(3).for_each(|master| hold(master, "k", LONG));
     let error = quorum.lock("k").ttl(LONG).try_acquire().await.unwrap_err();
     assert!(matches!(error, AcquireError::Held { .. }), "{error}");
-    eventually_async(PATIENCE, "only the other's are left", async || holding(&masters, "k") == 3)
-        .await;
+    eventually_async(PATIENCE, "only the keys of the other client are left", async || {
+        holding(&masters, "k") == 3
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -340,16 +347,16 @@ async fn r25_extension_without_two_answers_ends_neither_renewal_nor_reports() {
     let mut lock = net.quorum.lock("k").ttl(ttl).acquire().await.unwrap();
     lock.renew();
     for proxy in &net.proxies[..2] {
-        proxy.hold(Direction::ToServer);
+        proxy.stall(Direction::ToServer);
     }
-    let doubted = async || matches!(lock.ownership(), Ownership::Uncertain(_));
-    eventually_async(PATIENCE, "it is told", doubted).await;
+    let uncertain = async || matches!(lock.ownership(), Ownership::Uncertain(_));
+    eventually_async(PATIENCE, "the lock is uncertain", uncertain).await;
     net.proxies.iter().for_each(quorlock_testkit::Proxy::heal);
     let confirmed = async || matches!(lock.ownership(), Ownership::Held(_));
-    eventually_async(PATIENCE, "it goes on", confirmed).await;
+    eventually_async(PATIENCE, "the lock is confirmed", confirmed).await;
     for proxy in &net.proxies {
-        proxy.hold(Direction::ToServer);
+        proxy.stall(Direction::ToServer);
     }
-    let lost = timeout(PATIENCE, lock.lost()).await.expect("it is told");
+    let lost = timeout(PATIENCE, lock.lost()).await.expect("the loss is reported");
     assert!(matches!(lost, LostError::Expired { .. }), "{lost}");
 }

@@ -1,6 +1,6 @@
-//! Locks that an operator revokes and lists, on real masters.
+//! Locks that an operator revokes or lists, on real masters.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -33,15 +33,20 @@ async fn revoked_lock_lasts_until_its_deadline_and_not_longer() {
     }
     let error = lock.extend().await.unwrap_err();
     let ExtendError::Revoked { nodes } = &error else { panic!("{error}") };
-    let is_told = |node: &quorlock_client::NodeAnswer| matches!(node.answer, Answer::Failed(NodeError::Revoked { left_ms }) if left_ms <= 2000);
+    let is_told = |node: &quorlock_client::NodeAnswer| match node.answer {
+        Answer::Failed(NodeError::Revoked { left_ms }) => left_ms <= 2000,
+        _ => false,
+    };
     assert!(nodes.0.iter().filter(|node| is_told(node)).count() >= 2, "{nodes}");
     assert!(matches!(lock.ownership(), Ownership::Uncertain(_)), "{:?}", lock.ownership());
     let left = lock.remaining();
     assert!(!left.is_zero());
-    let lost = timeout(left + Duration::from_secs(1), lock.lost()).await.expect("at its deadline");
+    let lost = timeout(left + Duration::from_secs(1), lock.lost())
+        .await
+        .expect("the lock is lost at its deadline");
     assert!(matches!(lost, LostError::Revoked { .. }), "{lost}");
-    assert!(holding(&masters, "k") >= 2, "the nodes end it later than its holder");
-    timeout(PATIENCE, revocation.ended()).await.expect("it is over by its deadline");
+    assert!(holding(&masters, "k") >= 2, "the leases outlast the validity");
+    timeout(PATIENCE, revocation.ended()).await.expect("the lock is over by its deadline");
     assert_eq!(revocation.report().state, RevocationState::Over);
     operator.lock("k").acquire().await.unwrap().release().await.unwrap();
 }
@@ -53,7 +58,7 @@ async fn early_release_ends_a_revoked_lock() {
     all_hold(&masters, "k").await;
     let mut revocation = quorum.revoke("k").await.unwrap();
     assert_eq!(lock.release().await.unwrap(), Released::Released);
-    timeout(PATIENCE, revocation.ended()).await.expect("long before its deadline");
+    timeout(PATIENCE, revocation.ended()).await.expect("the lock is over long before its deadline");
     nothing_is_left(&masters, "k").await;
 }
 
@@ -70,20 +75,20 @@ async fn revoked_lock_is_not_attached() {
 }
 
 #[tokio::test]
-async fn revocation_now_frees_the_key_at_once() {
+async fn revoke_now_frees_the_key_at_once() {
     let (masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").ttl(Duration::from_secs(50)).acquire().await.unwrap();
     all_hold(&masters, "k").await;
     let revocation = quorum.revoke_now("k").await.unwrap();
     let report = revocation.report();
     assert_eq!(report.state, RevocationState::Over);
-    assert!(report.remaining > Duration::from_secs(40), "its holder does not know: {report:?}");
+    assert!(report.remaining > Duration::from_secs(40), "the holder may run on: {report:?}");
     let next = quorum.lock("k").try_acquire().await.unwrap();
     assert!(next.fence() > lock.fence());
 }
 
 #[tokio::test]
-async fn minority_makes_nothing_certain() {
+async fn revocation_by_a_minority_is_unknown_until_a_majority_answers() {
     let net = net(3).await;
     let mut lock = net.quorum.lock("k").ttl(TTL).acquire().await.unwrap();
     all_hold(&net.masters, "k").await;
@@ -97,7 +102,7 @@ async fn minority_makes_nothing_certain() {
             revocation.changed().await;
         }
     };
-    timeout(PATIENCE, revoked).await.expect("the others are asked again");
+    timeout(PATIENCE, revoked).await.expect("the other nodes are asked again");
     eventually_async(PATIENCE, "the holder is told", async || {
         matches!(lock.extend().await, Err(ExtendError::Revoked { .. } | ExtendError::Lost { .. }))
     })
@@ -105,7 +110,7 @@ async fn minority_makes_nothing_certain() {
 }
 
 #[tokio::test]
-async fn nodes_that_do_not_answer_are_an_error() {
+async fn revoke_and_scan_fail_when_no_node_answers() {
     let mut masters = Masters::start(3);
     let quorum = connect(masters.urls()).await;
     masters.iter_mut().for_each(Server::kill);
@@ -125,7 +130,7 @@ fn blocking_calls_revoke_and_list() {
     let locks: Vec<_> =
         ["b", "a", "c/1"].map(|key| quorum.lock(key).ttl(TTL).acquire().unwrap()).into();
     let mut list = quorum.scan("*", 10).unwrap();
-    quorlock_testkit::eventually(PATIENCE, "all nodes list them", || {
+    quorlock_testkit::eventually(PATIENCE, "all nodes list the locks", || {
         list = quorum.scan("*", 10).unwrap();
         list.locks
             .iter()

@@ -1,8 +1,8 @@
 //! A token is a capability: a program that knows it can release the lock. Only the text of a
 //! detached lock shows it.
 
-#![allow(clippy::format_push_string, reason = "what is shown is gathered bit by bit")]
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::format_push_string, reason = "the test appends to the shown text step by step")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -68,8 +68,8 @@ fn token(master: &Server, key: &str) -> String {
 
 #[tokio::test]
 async fn no_token_is_in_logs_errors_or_debug_output() {
-    let told = Everything::default();
-    let _listening = tracing::subscriber::set_default(told.clone());
+    let logged = Everything::default();
+    let _listening = tracing::subscriber::set_default(logged.clone());
     let net = net(3).await;
     let limit = Duration::from_millis(300);
     let builder =
@@ -82,17 +82,17 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     // An error of each kind, with the answer of each node.
     writeln!(shown, "{:?}", builder.try_acquire().await.unwrap_err()).unwrap();
     lock.extend().await.unwrap();
-    let handover = lock.detach();
-    writeln!(shown, "{handover:?}").unwrap();
-    let text = handover.to_secret_text();
-    assert!(text.contains(&secrets[0]), "there it is, and nowhere else");
-    lock = net.quorum.attach(handover).await.unwrap();
+    let detached = lock.detach();
+    writeln!(shown, "{detached:?}").unwrap();
+    let text = detached.to_secret_text();
+    assert!(text.contains(&secrets[0]), "only this text shows the token");
+    lock = net.quorum.attach(detached).await.unwrap();
     all_hold(&net.masters, "orders/42").await;
     secrets.push(token(&net.masters[0], "orders/42"));
     writeln!(shown, "{:?}", net.quorum.attach(text.parse().unwrap()).await.unwrap_err()).unwrap();
     writeln!(shown, "{:?}", text.replace(':', ";").parse::<DetachedLock>().unwrap_err()).unwrap();
     for proxy in &net.proxies {
-        proxy.hold(Direction::ToClient);
+        proxy.stall(Direction::ToClient);
     }
     writeln!(shown, "{:?}", lock.extend().await.unwrap_err()).unwrap();
     for proxy in &net.proxies {
@@ -114,18 +114,18 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     quorum.flush(PATIENCE).await.unwrap();
     net.quorum.flush(PATIENCE).await.unwrap();
 
-    let told = told.0.lock().unwrap();
+    let logged = logged.0.lock().unwrap();
     for expected in
         ["key=orders/42", "attempts=1", "coverage=", ": granted", "granted", "the lock is lost"]
     {
-        assert!(told.contains(expected), "{expected} is not told:\n{told}");
+        assert!(logged.contains(expected), "{expected} is not logged:\n{logged}");
     }
     for secret in secrets {
         assert_eq!(secret.len(), 32);
-        assert!(!told.contains(&secret) && !shown.contains(&secret));
+        assert!(!logged.contains(&secret) && !shown.contains(&secret));
     }
-    // Nor anything that looks like one, of attempts that were never granted.
-    for text in [told.as_str(), &shown] {
+    // No other text looks like a token either: attempts that were refused had tokens, too.
+    for text in [logged.as_str(), &shown] {
         let words = text.split(|c: char| !c.is_ascii_hexdigit());
         assert_eq!(words.filter(|word| word.len() == 32).count(), 0, "{text}");
     }

@@ -1,6 +1,6 @@
 //! Semaphores, and locks on one of several keys.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -22,7 +22,7 @@ fn waiting(builder: LockBuilder) -> JoinHandle<Lock> {
     tokio::spawn(async move { builder.acquire().await.unwrap() })
 }
 
-/// The number of a field of INFO lock, of all masters together.
+/// The sum of a field of `INFO lock` over all masters.
 fn info(masters: &Masters, field: &str) -> u64 {
     let of = |master: &quorlock_testkit::Server| {
         let text: String = redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap();
@@ -62,16 +62,14 @@ async fn larger_number_of_permits_is_noticed_when_the_semaphore_is_full() {
     }
     let warnings = Warnings::default();
     let _listening = tracing::subscriber::set_default(warnings.clone());
-    let looked = || calls(&masters, &["lock.inspect"]);
-    let before = looked();
+    let inspected = || calls(&masters, &["lock.inspect"]);
+    let before = inspected();
     assert!(theirs.semaphore("s", 3).try_acquire().await.is_err());
-    let of_theirs = looked() - before;
-    let asked = async |calls: u64| {
-        eventually_async(PATIENCE, "the nodes are asked", async || looked() >= before + calls)
-            .await;
-    };
-    asked(3 * 61).await;
-    assert!(of_theirs <= 3 * 61 && warnings.get().is_empty(), "{}", warnings.get());
+    let by_then = inspected() - before;
+    // A client inspects all 64 slots but its own 3, on each of 3 nodes.
+    eventually_async(PATIENCE, "the slots are inspected", async || inspected() >= before + 3 * 61)
+        .await;
+    assert!(by_then <= 3 * 61 && warnings.get().is_empty(), "{}", warnings.get());
     for _ in 0..3 {
         assert!(ours.semaphore("s", 2).try_acquire().await.is_err());
     }
@@ -79,7 +77,7 @@ async fn larger_number_of_permits_is_noticed_when_the_semaphore_is_full() {
     let warned = warnings.get();
     assert_eq!(warned.matches("larger number of permits").count(), 1, "{warned}");
     assert!(warned.contains("permits=2") && warned.contains("larger=3"), "{warned}");
-    assert_eq!(looked() - before, 3 * 61 + 3 * 62, "three calls look once");
+    assert_eq!(inspected() - before, 3 * 61 + 3 * 62, "three calls inspect once");
     assert_eq!(ours.larger_permits("s", 3).await, None);
     assert_eq!(ours.larger_permits("s", 1).await, Some(3));
 }
@@ -122,7 +120,7 @@ impl Subscriber for Warnings {
 }
 
 #[tokio::test]
-async fn attached_permit_has_its_slot() {
+async fn attached_permit_keeps_its_slot() {
     let (_masters, quorum) = quorum(3).await;
     let mut permit = quorum.semaphore("s", 4).acquire().await.unwrap();
     let slot = permit.slot();
@@ -137,7 +135,7 @@ async fn attached_permit_has_its_slot() {
 }
 
 #[tokio::test]
-async fn permits_are_distinct_slots_and_no_more_than_there_are() {
+async fn permits_are_distinct_slots_and_limited_in_number() {
     let (masters, ours) = quorum(3).await;
     let theirs = connect(masters.urls()).await;
     let mut held = Vec::new();
@@ -163,7 +161,7 @@ async fn permits_are_distinct_slots_and_no_more_than_there_are() {
 }
 
 #[tokio::test]
-async fn numbers_of_permits_are_checked() {
+async fn invalid_semaphore_is_refused() {
     let (_masters, quorum) = quorum(1).await;
     for permits in [0, 65, usize::MAX] {
         let refused = quorum.semaphore("s", permits).try_acquire().await;
@@ -178,7 +176,7 @@ async fn numbers_of_permits_are_checked() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn at_most_so_many_hold_a_permit_while_many_want_one() {
+async fn callers_never_hold_more_permits_than_there_are() {
     const PERMITS: usize = 3;
     let (masters, ours) = quorum(5).await;
     let theirs = connect(masters.urls()).await;
@@ -208,33 +206,33 @@ async fn at_most_so_many_hold_a_permit_while_many_want_one() {
 }
 
 #[tokio::test]
-async fn a_permit_is_handed_over_to_a_waiter_that_did_not_poll() {
+async fn permit_is_handed_over_to_a_waiter_that_does_not_poll() {
     let (masters, ours) = quorum(3).await;
     let theirs = connect(masters.urls()).await;
     let first = ours.semaphore("s", 2).acquire().await.unwrap();
     let second = ours.semaphore("s", 2).acquire().await.unwrap();
     let waiter = waiting(theirs.semaphore("s", 2).wait(PATIENCE));
     until_waiting(&masters, 1).await;
-    let asks = ["lock.acquire", "lock.acquireany", "lock.macquire"];
-    let before = calls(&masters, &asks);
+    let acquires = ["lock.acquire", "lock.acquireany", "lock.macquire"];
+    let before = calls(&masters, &acquires);
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(calls(&masters, &asks), before, "nothing is asked while it waits");
+    assert_eq!(calls(&masters, &acquires), before, "a waiter sends no requests");
     let slot = second.slot();
     second.release().await.unwrap();
     let granted = waiter.await.unwrap();
     assert_eq!(granted.slot(), slot);
-    // The other two nodes, some of them again while the release is on its way.
-    let after = calls(&masters, &asks) - before;
+    // The new holder asks the other two nodes, and again while the release is in flight.
+    let after = calls(&masters, &acquires) - before;
     assert!((2..=20).contains(&after), "{after}");
     drop(first);
 }
 
 #[tokio::test]
-async fn a_holder_that_dies_frees_its_slot_by_its_deadline() {
+async fn slot_of_a_dead_holder_is_free_by_its_deadline() {
     let (_masters, quorum) = quorum(3).await;
     let ttl = Duration::from_millis(600);
     let dead = quorum.semaphore("s", 1).ttl(ttl).acquire().await.unwrap();
-    // No client releases or extends it any more.
+    // No client releases or extends the lock from now on.
     std::mem::forget(dead);
     let refused = quorum.semaphore("s", 1).try_acquire().await;
     assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
@@ -243,7 +241,7 @@ async fn a_holder_that_dies_frees_its_slot_by_its_deadline() {
 }
 
 #[tokio::test]
-async fn a_dropped_permit_and_a_dropped_wait_leave_nothing() {
+async fn dropped_permit_and_dropped_wait_leave_nothing() {
     let (masters, ours) = quorum(3).await;
     let theirs = connect(masters.urls()).await;
     let held = ours.semaphore("s", 1).acquire().await.unwrap();
@@ -275,7 +273,7 @@ async fn one_stopped_master_of_five_changes_nothing_for_permits() {
 }
 
 #[tokio::test]
-async fn a_slot_that_the_queue_node_lost_is_not_granted_twice() {
+async fn slot_that_the_queue_node_lost_is_not_granted_twice() {
     let (masters, ours) = quorum(3).await;
     let theirs = connect(masters.urls()).await;
     for master in &masters {
@@ -292,7 +290,7 @@ async fn a_slot_that_the_queue_node_lost_is_not_granted_twice() {
 }
 
 #[tokio::test]
-async fn a_lock_on_any_key_excludes_other_locks_on_that_key() {
+async fn lock_on_any_key_excludes_other_locks_on_that_key() {
     let (masters, ours) = quorum(3).await;
     let theirs = connect(masters.urls()).await;
     let east = theirs.lock("east").acquire().await.unwrap();

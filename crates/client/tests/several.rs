@@ -1,6 +1,6 @@
-//! Several keys as one lock on a quorum: all of them or none, without deadlock.
+//! One lock on several keys of a quorum: all of the keys or none, without deadlock.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -27,7 +27,7 @@ async fn all_keys_are_held_on_all_masters_until_they_are_released_together() {
     assert!(lock.fence() > fence);
     all_hold(&masters, "a").await;
     all_hold(&masters, "b").await;
-    eventually_async(PATIENCE, "stragglers count", async || lock.coverage().held == 3).await;
+    eventually_async(PATIENCE, "the coverage is 3 of 3", async || lock.coverage().held == 3).await;
     lock.extend().await.unwrap();
     assert_eq!(lock.release().await.unwrap(), Released::Released);
     nothing_is_left(&masters, "a").await;
@@ -35,7 +35,7 @@ async fn all_keys_are_held_on_all_masters_until_they_are_released_together() {
 }
 
 #[tokio::test]
-async fn no_key_is_taken_when_one_is_held() {
+async fn refused_lock_of_several_keys_holds_none_of_them() {
     let (masters, quorum) = quorum(3).await;
     let one = quorum.lock("b").acquire().await.unwrap();
     let refused = quorum.lock_all(["a", "b", "c"]).try_acquire().await;
@@ -75,15 +75,15 @@ async fn holders_of_one_key_and_of_several_exclude_each_other() {
 }
 
 #[tokio::test]
-async fn waiter_for_several_keys_leaves_the_free_ones_to_others() {
+async fn waiter_for_several_keys_does_not_block_the_free_ones() {
     let (masters, ours) = quorum(3).await;
     let held = ours.lock("b").acquire().await.unwrap();
     let other = ours.clone();
     let waiting =
         tokio::spawn(async move { other.lock_all(["b", "a"]).wait(2 * PATIENCE).acquire().await });
-    eventually_async(PATIENCE, "it waits on a server", async || waiters(&masters) == 1).await;
-    // Also within one program, and for the holder of a key that another call waits for: otherwise
-    // the two calls would wait for each other.
+    eventually_async(PATIENCE, "the call waits on a node", async || waiters(&masters) == 1).await;
+    // The waiter does not block calls of its own program either. Otherwise a program that holds `b`
+    // and acquires `a` would wait for the waiter, which waits for `b`.
     let a = ours.lock("a").wait(2 * PATIENCE).acquire().await.unwrap();
     assert!(!waiting.is_finished());
     held.release().await.unwrap();
@@ -102,29 +102,28 @@ fn waiters(masters: &Masters) -> u64 {
     masters.iter().map(on_one).sum()
 }
 
-/// The resource behind the locks: the holder inside for each key, and the largest fence that it has
-/// seen.
+/// The protected resources: for each key, whether a holder works on it, and the last fence.
 #[derive(Default)]
 struct Guarded {
-    inside: HashMap<&'static str, (bool, Option<Fence>)>,
+    keys: HashMap<&'static str, (bool, Option<Fence>)>,
 }
 
 #[tokio::test]
-async fn overlapping_keys_in_opposite_orders_never_deadlock_nor_overlap() {
+async fn locks_with_keys_in_opposite_orders_neither_deadlock_nor_overlap() {
     const CLIENTS: usize = 3;
-    const TURNS: usize = 12;
+    const ROUNDS: usize = 12;
     let orders: [&[&str]; 6] =
         [&["a", "b"], &["b", "a"], &["c", "b"], &["a", "c"], &["c", "b", "a"], &["b"]];
     let masters = Masters::start(3);
     let guarded = Arc::new(Mutex::new(Guarded::default()));
     let mut tasks = JoinSet::new();
     for _ in 0..CLIENTS {
-        // Each is a program of its own, whose tasks queue in it.
+        // Each client stands for one program. Its tasks share its queues.
         let client = connect(masters.urls()).await;
         for keys in orders {
             let (client, guarded) = (client.clone(), Arc::clone(&guarded));
             tasks.spawn(async move {
-                for _ in 0..TURNS {
+                for _ in 0..ROUNDS {
                     let builder = client
                         .lock_all(keys)
                         .ttl(Duration::from_secs(20))
@@ -132,7 +131,7 @@ async fn overlapping_keys_in_opposite_orders_never_deadlock_nor_overlap() {
                     let lock = builder.acquire().await.unwrap();
                     for &key in keys {
                         let mut guarded = guarded.lock().unwrap();
-                        let (inside, seen) = guarded.inside.entry(key).or_default();
+                        let (inside, seen) = guarded.keys.entry(key).or_default();
                         assert!(!std::mem::replace(inside, true), "two hold {key}");
                         assert!(
                             seen.replace(lock.fence()) < Some(lock.fence()),
@@ -141,7 +140,7 @@ async fn overlapping_keys_in_opposite_orders_never_deadlock_nor_overlap() {
                     }
                     tokio::task::yield_now().await;
                     for &key in keys {
-                        guarded.lock().unwrap().inside.get_mut(key).unwrap().0 = false;
+                        guarded.lock().unwrap().keys.get_mut(key).unwrap().0 = false;
                     }
                     lock.release().await.unwrap();
                 }
@@ -153,13 +152,13 @@ async fn overlapping_keys_in_opposite_orders_never_deadlock_nor_overlap() {
             done.unwrap();
         }
     };
-    timeout(Duration::from_secs(60), all).await.expect("every client has its turns");
+    timeout(Duration::from_secs(60), all).await.expect("no client waits for ever");
     for key in ["a", "b", "c"] {
         nothing_is_left(&masters, key).await;
     }
 }
 
-/// The harm that the test before prevents: one lock after the other, in opposite orders.
+/// The baseline of the test above: each client acquires one lock after the other.
 #[tokio::test]
 async fn single_locks_in_opposite_orders_deadlock() {
     let masters = Masters::start(3);
@@ -188,7 +187,7 @@ async fn end_of_one_key_ends_the_lock() {
         redis::cmd("DEL").arg("b").exec(&mut master.connection()).unwrap();
     }
     assert_eq!(holding(&masters, "a"), 0);
-    let lost = timeout(PATIENCE, lock.lost()).await.expect("the next extension tells");
+    let lost = timeout(PATIENCE, lock.lost()).await.expect("the next renewal reports the loss");
     assert!(matches!(lost, LostError::Ended { .. }), "{lost}");
     assert_eq!(lock.ownership(), Ownership::Lost);
 }
@@ -198,10 +197,10 @@ async fn extension_repairs_a_master_that_lost_one_of_the_keys() {
     let (masters, quorum) = quorum(3).await;
     let mut lock =
         quorum.lock_all(["a", "b"]).ttl(Duration::from_secs(20)).acquire().await.unwrap();
-    eventually_async(PATIENCE, "all of them have it", async || lock.coverage().held == 3).await;
+    eventually_async(PATIENCE, "the coverage is 3 of 3", async || lock.coverage().held == 3).await;
     redis::cmd("DEL").arg("b").exec(&mut masters[2].connection()).unwrap();
     lock.extend().await.unwrap();
-    eventually_async(PATIENCE, "it is repaired", async || {
+    eventually_async(PATIENCE, "the master is repaired", async || {
         holding(&masters, "a") == 3 && holding(&masters, "b") == 3
     })
     .await;
@@ -211,7 +210,7 @@ async fn extension_repairs_a_master_that_lost_one_of_the_keys() {
 }
 
 #[tokio::test]
-async fn lock_of_several_keys_is_handed_over_as_one() {
+async fn detached_lock_of_several_keys_is_attached_as_one() {
     let (masters, ours) = quorum(3).await;
     let lock = ours.lock_all(["a", "b"]).acquire().await.unwrap();
     all_hold(&masters, "b").await;
@@ -223,7 +222,7 @@ async fn lock_of_several_keys_is_handed_over_as_one() {
     assert!(lock.keys().eq([b"a", b"b"]));
     assert!(
         other.attach(text.parse().unwrap()).await.is_err(),
-        "of all who resume it one at most succeeds"
+        "the same text attaches at most once"
     );
     assert!(ours.lock("a").try_acquire().await.is_err());
     lock.release().await.unwrap();
@@ -232,7 +231,7 @@ async fn lock_of_several_keys_is_handed_over_as_one() {
 }
 
 #[tokio::test]
-async fn run_works_under_several_keys() {
+async fn run_holds_all_keys_and_refuses_none_or_too_many() {
     let (masters, quorum) = quorum(3).await;
     let both = quorum.lock_all(["b", "a"]);
     let held = both.run(|lock| {
@@ -255,14 +254,14 @@ async fn run_works_under_several_keys() {
 }
 
 #[tokio::test]
-async fn caller_dropped_while_it_waits_leaves_all_queues() {
+async fn dropped_call_leaves_the_queues_of_all_its_keys() {
     let (masters, ours): (Masters, Quorum) = quorum(3).await;
     let held = ours.lock("b").acquire().await.unwrap();
     let other = connect(masters.urls()).await;
     let waiting = tokio::spawn(async move { other.lock_all(["a", "b"]).acquire().await.is_ok() });
-    eventually_async(PATIENCE, "it waits on a server", async || waiters(&masters) == 1).await;
+    eventually_async(PATIENCE, "the call waits on a node", async || waiters(&masters) == 1).await;
     waiting.abort();
-    eventually_async(PATIENCE, "nobody waits", async || waiters(&masters) == 0).await;
+    eventually_async(PATIENCE, "no client waits", async || waiters(&masters) == 0).await;
     held.release().await.unwrap();
     nothing_is_left(&masters, "a").await;
     nothing_is_left(&masters, "b").await;

@@ -1,6 +1,6 @@
 //! Locks that several clients hold at the same time.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -21,7 +21,7 @@ fn waiting(builder: LockBuilder) -> JoinHandle<Lock> {
     tokio::spawn(async move { builder.acquire().await.unwrap() })
 }
 
-/// How many clients wait for the key, on the node where most do.
+/// The number of clients that wait for the key, on the node with the most.
 fn waiters(masters: &Masters) -> u64 {
     let of = |master: &quorlock_testkit::Server| {
         let mut connection = master.connection();
@@ -68,7 +68,7 @@ async fn readers_hold_a_lock_together_and_a_writer_holds_it_alone() {
 }
 
 #[tokio::test]
-async fn readers_that_wait_are_let_in_together() {
+async fn waiting_readers_are_granted_together() {
     let (masters, quorum) = quorum(3).await;
     let writer = quorum.lock(K).acquire().await.unwrap();
     let readers: Vec<_> = (0..5).map(|_| waiting(reader(&quorum))).collect();
@@ -82,7 +82,7 @@ async fn readers_that_wait_are_let_in_together() {
 }
 
 #[tokio::test]
-async fn a_reader_behind_a_waiting_writer_waits() {
+async fn reader_behind_a_waiting_writer_waits() {
     let (masters, ours) = quorum(3).await;
     let theirs = connect(masters.urls()).await;
     let first = reader(&ours).acquire().await.unwrap();
@@ -101,14 +101,14 @@ async fn a_reader_behind_a_waiting_writer_waits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_that_come_without_end_do_not_starve_a_writer() {
+async fn endless_readers_do_not_starve_a_writer() {
     let (masters, ours) = quorum(3).await;
     let theirs = connect(masters.urls()).await;
     let reading: Vec<_> = (0..4)
         .map(|_| {
             let builder = reader(&ours);
             tokio::spawn(async move {
-                // At all times some of them hold the lock.
+                // The holds of the four readers overlap.
                 loop {
                     let lock = builder.acquire().await.unwrap();
                     tokio::time::sleep(Duration::from_millis(5)).await;
@@ -124,7 +124,7 @@ async fn readers_that_come_without_end_do_not_starve_a_writer() {
 }
 
 #[tokio::test]
-async fn downgrade_lets_readers_in_and_no_writer() {
+async fn downgrade_admits_readers_and_no_writer() {
     let (masters, ours) = quorum(3).await;
     let theirs = connect(masters.urls()).await;
     let mut lock = ours.lock(K).acquire().await.unwrap();
@@ -146,7 +146,7 @@ async fn downgrade_lets_readers_in_and_no_writer() {
 }
 
 #[tokio::test]
-async fn downgrade_counts_although_no_node_answers() {
+async fn downgraded_lock_is_shared_although_no_node_answers() {
     let common::Net { masters: _masters, proxies, quorum } = common::net(3).await;
     let mut lock = quorum.lock(K).ttl(Duration::from_secs(20)).acquire().await.unwrap();
     for proxy in &proxies {
@@ -173,7 +173,7 @@ async fn one_stopped_master_of_five_changes_nothing_for_readers() {
 }
 
 #[tokio::test]
-async fn a_reader_is_repaired_on_a_master_that_forgot_it() {
+async fn reader_is_repaired_on_a_master_that_forgot_it() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = reader(&quorum).acquire().await.unwrap();
     all_hold(&masters, K).await;
@@ -181,7 +181,7 @@ async fn a_reader_is_repaired_on_a_master_that_forgot_it() {
         redis::cmd("DEL").arg(K).query(&mut masters.iter().next().unwrap().connection()).unwrap();
     assert_eq!(deleted, 1);
     lock.extend().await.unwrap();
-    eventually_async(PATIENCE, "it is repaired", async || lock.coverage().held == 3).await;
+    eventually_async(PATIENCE, "the master is repaired", async || lock.coverage().held == 3).await;
     let mode: Vec<redis::Value> = redis::cmd("LOCK.INSPECT")
         .arg(K)
         .query(&mut masters.iter().next().unwrap().connection())
@@ -190,7 +190,7 @@ async fn a_reader_is_repaired_on_a_master_that_forgot_it() {
 }
 
 #[tokio::test]
-async fn a_shared_lock_that_is_attached_stays_shared() {
+async fn attached_shared_lock_stays_shared() {
     let (masters, ours) = quorum(3).await;
     let theirs = connect(masters.urls()).await;
     let lock = reader(&ours).acquire().await.unwrap();
@@ -203,7 +203,7 @@ async fn a_shared_lock_that_is_attached_stays_shared() {
 }
 
 #[tokio::test]
-async fn a_lock_of_several_keys_cannot_be_shared() {
+async fn lock_of_several_keys_cannot_be_shared() {
     let (_masters, quorum) = quorum(3).await;
     let refused = quorum.lock_all(["a", "b"]).shared().try_acquire().await;
     assert!(matches!(refused, Err(AcquireError::InvalidRequest { .. })), "{refused:?}");

@@ -1,6 +1,6 @@
-//! Calls report the truth, since programs branch on it.
+//! The results of calls are true, since programs branch on them.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -25,7 +25,7 @@ async fn call_without_wait_asks_the_nodes_on_a_contended_key() {
     nothing_is_left(&masters, "k").await;
     for _ in 0..3 {
         let free = quorum.lock("k").wait(Duration::ZERO).acquire().await;
-        free.expect("it is free").release().await.unwrap();
+        free.expect("the lock is free").release().await.unwrap();
     }
 }
 
@@ -33,7 +33,7 @@ async fn call_without_wait_asks_the_nodes_on_a_contended_key() {
 async fn no_caller_of_a_key_reports_held_when_no_node_answers() {
     let net = net(3).await;
     for proxy in &net.proxies {
-        proxy.hold(Direction::ToClient);
+        proxy.stall(Direction::ToClient);
     }
     let mut calls = tokio::task::JoinSet::new();
     for _ in 0..4 {
@@ -48,8 +48,9 @@ async fn no_caller_of_a_key_reports_held_when_no_node_answers() {
     }
 }
 
-/// The error of a call with a long wait, which must come at once.
-async fn at_once(urls: impl IntoIterator<Item = String>) -> NodeError {
+/// Makes a call with a long wait, and asserts that it fails at once. Returns the error of the first
+/// node.
+async fn fails_at_once(urls: impl IntoIterator<Item = String>) -> NodeError {
     let quorum = Quorum::connect(urls).await.unwrap();
     let started = Instant::now();
     let error = quorum.lock("k").wait(Duration::from_secs(60)).acquire().await.unwrap_err();
@@ -65,7 +66,7 @@ async fn wrong_password_fails_at_once() {
         |_, builder: quorlock_testkit::ServerBuilder| builder.tcp().arg("requirepass", "right");
     let masters = Masters::start_with(3, start).unwrap();
     let urls = masters.urls().into_iter().map(|url| url.replace("redis://", "redis://:wrong@"));
-    let error = at_once(urls).await;
+    let error = fails_at_once(urls).await;
     assert!(matches!(error, NodeError::Denied { .. }), "{error}");
     assert!(!error.to_string().contains("wrong@"), "{error}");
 }
@@ -73,7 +74,7 @@ async fn wrong_password_fails_at_once() {
 #[tokio::test]
 async fn database_that_does_not_exist_fails_at_once() {
     let masters = Masters::start(3);
-    let error = at_once(masters.urls().into_iter().map(|url| format!("{url}?db=999"))).await;
+    let error = fails_at_once(masters.urls().into_iter().map(|url| format!("{url}?db=999"))).await;
     assert!(matches!(error, NodeError::Misconfigured { .. }), "{error}");
 }
 
@@ -82,7 +83,7 @@ async fn majority_without_the_module_fails_at_once() {
     let plain: Vec<_> = (0..2).map(|_| Server::builder().start().unwrap()).collect();
     let with_module = Server::with_module().start().unwrap();
     let urls = plain.iter().map(Server::url).chain([with_module.url()]);
-    assert_eq!(at_once(urls).await, NodeError::NoModule);
+    assert_eq!(fails_at_once(urls).await, NodeError::NoModule);
 }
 
 #[tokio::test]
@@ -98,7 +99,7 @@ async fn majority_of_replicas_fails_at_once_and_is_named() {
         redis::cmd("REPLICAOF").arg("127.0.0.1").arg(of).exec(&mut replica.connection()).unwrap();
     }
     let urls = [&masters[1], &masters[2], &masters[0]].map(Server::url);
-    let error = at_once(urls).await;
+    let error = fails_at_once(urls).await;
     assert_eq!(error, NodeError::Replica);
     assert!(error.to_string().contains("replica"), "{error}");
 }
@@ -109,7 +110,7 @@ async fn dropped_lock_is_free_for_the_next_call_of_the_program() {
     for _ in 0..50 {
         let lock = quorum.lock("k").try_acquire().await.unwrap();
         drop(lock);
-        let next = quorum.lock("k").try_acquire().await.expect("it was dropped");
+        let next = quorum.lock("k").try_acquire().await.expect("the lock was dropped");
         drop(next);
     }
 }
@@ -159,15 +160,15 @@ async fn two_names_of_a_server_are_noticed_with_the_documented_user() {
 }
 
 #[tokio::test]
-async fn user_without_info_has_no_vote_and_the_error_says_why() {
+async fn missing_right_to_info_fails_at_once_and_is_named() {
     let master = Server::with_module().tcp().start().unwrap();
     set_user(&master, "locker", "on >pw ~* +lock.acquire +lock.extend +lock.release");
-    let error = at_once([master.url().replace("redis://", "redis://locker:pw@")]).await;
+    let error = fails_at_once([master.url().replace("redis://", "redis://locker:pw@")]).await;
     assert!(error.to_string().contains("+info"), "{error}");
 }
 
 #[tokio::test]
-async fn nodes_from_clients_of_redis_rs_wait_in_the_queue() {
+async fn quorum_from_clients_of_redis_rs_waits_in_the_queue() {
     let (masters, holder) = quorum(3).await;
     let held = holder.lock("k").acquire().await.unwrap();
     all_hold(&masters, "k").await;
@@ -175,7 +176,7 @@ async fn nodes_from_clients_of_redis_rs_wait_in_the_queue() {
     let builder = clients.fold(Quorum::builder(), quorlock_client::QuorumBuilder::redis_client);
     let other = builder.connect().await.unwrap();
     let call = tokio::spawn(async move { other.lock("k").acquire().await.unwrap() });
-    eventually_async(PATIENCE, "it waits in the queue", async || {
+    eventually_async(PATIENCE, "the call waits in a queue", async || {
         masters.iter().any(|master| {
             let info: String =
                 redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap();

@@ -1,6 +1,6 @@
-//! Waiting for a lock: in a queue on a server, not in a loop.
+//! Clients wait for a lock in the queue of one node, and do not poll.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
@@ -26,7 +26,7 @@ fn all_waiters(masters: &Masters) -> u64 {
 }
 
 async fn clients_wait(masters: &Masters, n: u64) {
-    eventually_async(PATIENCE, "they wait on a server", async || all_waiters(masters) == n).await;
+    eventually_async(PATIENCE, "n clients wait", async || all_waiters(masters) == n).await;
 }
 
 /// The index of the server on which a client waits.
@@ -46,7 +46,7 @@ fn calls(server: &Server) -> u64 {
 }
 
 #[tokio::test]
-async fn waiter_waits_on_one_server_and_holds_nothing() {
+async fn waiter_waits_on_one_node_and_sends_no_commands() {
     let (masters, ours) = quorum(3).await;
     let lock = ours.lock("k").acquire().await.unwrap();
     all_hold(&masters, "k").await;
@@ -55,14 +55,14 @@ async fn waiter_waits_on_one_server_and_holds_nothing() {
     clients_wait(&masters, 1).await;
     let before: u64 = masters.iter().map(calls).sum();
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(masters.iter().map(calls).sum::<u64>(), before, "nothing is asked while waiting");
+    assert_eq!(masters.iter().map(calls).sum::<u64>(), before, "a waiter sends no commands");
     let fence = lock.fence();
     lock.release().await.unwrap();
     assert!(waiting.await.unwrap() > fence);
 }
 
-/// Another client's lock on a key on all masters, and the key's queue node, which is the same for
-/// all clients.
+/// Acquires a lock for another client on all masters. Also returns the index of the key's queue
+/// node, which is the same for all clients.
 async fn held_by_another(masters: &Masters, key: &'static str) -> (Lock, usize) {
     let (holder, probe) = (connect(masters.urls()).await, connect(masters.urls()).await);
     let lock = holder.lock(key).acquire().await.unwrap();
@@ -76,10 +76,10 @@ async fn held_by_another(masters: &Masters, key: &'static str) -> (Lock, usize) 
 }
 
 #[tokio::test]
-async fn refused_client_hears_the_queue_node_before_it_waits_elsewhere() {
+async fn refused_client_waits_for_the_answer_of_the_queue_node() {
     let net = net(3).await;
     let (lock, node) = held_by_another(&net.masters, "k").await;
-    // The other nodes have refused long before that.
+    // The other nodes refuse long before the queue node does.
     net.proxies[node].delay(Direction::ToClient, Duration::from_millis(100));
     let waiting = tokio::spawn({
         let quorum = net.quorum.clone();
@@ -92,11 +92,12 @@ async fn refused_client_hears_the_queue_node_before_it_waits_elsewhere() {
 }
 
 #[tokio::test]
-async fn client_that_overtook_waiters_begins_at_the_queue_node_next_time() {
+async fn client_whose_lock_the_queue_node_refused_waits_there_next_time() {
     let net = net(3).await;
     let (lock, node) = held_by_another(&net.masters, "k").await;
     lock.release().await.unwrap();
-    eventually_async(PATIENCE, "it is released", async || holding(&net.masters, "k") == 0).await;
+    eventually_async(PATIENCE, "the lock is released", async || holding(&net.masters, "k") == 0)
+        .await;
 
     let mut queue = net.masters[node].connection();
     let granted: Option<u64> = redis::cmd("LOCK.ACQUIRE")
@@ -106,13 +107,15 @@ async fn client_that_overtook_waiters_begins_at_the_queue_node_next_time() {
         .query(&mut queue)
         .unwrap();
     granted.unwrap();
-    // Its nil arrives after the other nodes have granted.
+    // The refusal of the queue node arrives after the grants of the other nodes.
     net.proxies[node].delay(Direction::ToClient, Duration::from_millis(100));
     let lock = net.quorum.lock("k").acquire().await.unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
     lock.release().await.unwrap();
-    eventually_async(PATIENCE, "the others are free", async || holding(&net.masters, "k") == 1)
-        .await;
+    eventually_async(PATIENCE, "the other nodes are free", async || {
+        holding(&net.masters, "k") == 1
+    })
+    .await;
 
     let waiting = tokio::spawn({
         let quorum = net.quorum.clone();
@@ -122,7 +125,7 @@ async fn client_that_overtook_waiters_begins_at_the_queue_node_next_time() {
     assert_eq!(
         (queue_node(&net.masters), holding(&net.masters, "k")),
         (node, 1),
-        "it asks no other node"
+        "the client asks no other node"
     );
     let released: i64 =
         redis::cmd("LOCK.RELEASE").arg("k").arg("other-client").query(&mut queue).unwrap();
@@ -131,16 +134,16 @@ async fn client_that_overtook_waiters_begins_at_the_queue_node_next_time() {
 }
 
 #[tokio::test]
-async fn one_caller_of_a_program_waits_on_the_network() {
+async fn only_one_call_of_a_program_waits_on_a_node() {
     let (masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
-    let got = Arc::new(AtomicUsize::new(0));
+    let acquired = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
     for _ in 0..100 {
-        let (quorum, got) = (quorum.clone(), Arc::clone(&got));
+        let (quorum, acquired) = (quorum.clone(), Arc::clone(&acquired));
         tasks.spawn(async move {
             let lock = quorum.lock("k").wait(Duration::from_secs(60)).acquire().await.unwrap();
-            got.fetch_add(1, Ordering::Relaxed);
+            acquired.fetch_add(1, Ordering::Relaxed);
             lock.release().await.unwrap();
         });
     }
@@ -150,12 +153,12 @@ async fn one_caller_of_a_program_waits_on_the_network() {
         done.unwrap();
         assert!(masters.iter().map(waiters).max() <= Some(1));
     }
-    assert_eq!(got.load(Ordering::Relaxed), 100);
+    assert_eq!(acquired.load(Ordering::Relaxed), 100);
     nothing_is_left(&masters, "k").await;
 }
 
 #[tokio::test]
-async fn many_programs_take_turns_and_never_overlap() {
+async fn programs_that_share_a_key_never_overlap_and_do_not_poll() {
     let (masters, _) = quorum(5).await;
     let inside = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
@@ -184,7 +187,7 @@ async fn many_programs_take_turns_and_never_overlap() {
 }
 
 #[tokio::test]
-async fn wait_ends_in_time_and_leaves_the_queue() {
+async fn timed_out_waiter_leaves_the_queue() {
     let (masters, quorum) = quorum(3).await;
     let _lock = quorum.lock("k").acquire().await.unwrap();
     let other = connect(masters.urls()).await;
@@ -210,7 +213,7 @@ async fn wait_ends_in_time_whatever_the_nodes_do() {
         });
         clients_wait(&net.masters, 1).await;
         for proxy in &net.proxies {
-            proxy.hold(Direction::ToClient);
+            proxy.stall(Direction::ToClient);
         }
         waiting.await.unwrap().unwrap_err();
         fastest = fastest.min(started.elapsed());
@@ -262,7 +265,7 @@ async fn wait_dropped_at_any_moment_leaves_nothing() {
 
 #[tokio::test]
 async fn every_waiter_acquires_the_lock_although_the_queue_node_fails() {
-    for how in ["killed", "paused", "cut off"] {
+    for fault in ["killed", "paused", "cut off"] {
         let mut net = net(3).await;
         let urls: Vec<_> = net.proxies.iter().map(quorlock_testkit::Proxy::url).collect();
         let holder = net.quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
@@ -276,29 +279,29 @@ async fn every_waiter_acquires_the_lock_although_the_queue_node_fails() {
             });
         }
         clients_wait(&net.masters, 4).await;
-        let gone = queue_node(&net.masters);
-        match how {
-            "killed" => net.masters[gone].kill(),
-            "paused" => net.masters[gone].pause(),
-            _ => net.proxies[gone].cut(),
+        let failed = queue_node(&net.masters);
+        match fault {
+            "killed" => net.masters[failed].kill(),
+            "paused" => net.masters[failed].pause(),
+            _ => net.proxies[failed].cut(),
         }
         let started = Instant::now();
         holder.release().await.unwrap();
         while let Some(done) = timeout(PATIENCE, tasks.join_next())
             .await
-            .unwrap_or_else(|_| panic!("{how}: a waiter is forgotten"))
+            .unwrap_or_else(|_| panic!("{fault}: a waiter is forgotten"))
         {
             done.unwrap();
         }
-        assert!(started.elapsed() < Duration::from_secs(4), "{how}: {:?}", started.elapsed());
-        if how == "paused" {
-            net.masters[gone].resume();
+        assert!(started.elapsed() < Duration::from_secs(4), "{fault}: {:?}", started.elapsed());
+        if fault == "paused" {
+            net.masters[failed].resume();
         }
     }
 }
 
 #[tokio::test]
-async fn key_of_a_plain_set_is_waited_for_too() {
+async fn waiter_acquires_a_key_whose_plain_set_expires() {
     let (masters, quorum) = quorum(3).await;
     for master in &masters {
         redis::cmd("SET")

@@ -4,7 +4,7 @@ pub enum LockCheck {
     /// A majority of the nodes confirmed the last extension.
     #[default]
     Confirmed,
-    /// Too few nodes confirmed it. The lock is held until its deadline.
+    /// Too few nodes confirmed the last extension. The lock is held until its deadline.
     Unconfirmed,
     /// An operator revoked the lock. It is held until its deadline and cannot be extended.
     Revoked,
@@ -12,7 +12,7 @@ pub enum LockCheck {
     Lost,
 }
 
-/// Whether the nodes confirm a lock, from one check to the next.
+/// Tracks whether the nodes confirm a lock.
 ///
 /// A lost lock stays lost, whatever later checks find.
 #[derive(Clone, Copy, Debug, Default)]
@@ -21,9 +21,9 @@ pub struct Confirmation {
 }
 
 impl Confirmation {
-    /// Records a check of the lock. Returns it if it is news.
+    /// Records a check of the lock, and returns the check if it is news.
     ///
-    /// An unconfirmed check is no news after a revocation, which is the graver of the two.
+    /// [`LockCheck::Unconfirmed`] is not news after [`LockCheck::Revoked`], which is graver.
     pub fn handle_check(&mut self, check: LockCheck) -> Option<LockCheck> {
         use LockCheck::{Confirmed, Lost, Revoked, Unconfirmed};
         let before = self.last;
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_confirmation_is_news_once_and_so_is_its_return() {
+    fn change_of_confirmation_is_news_once() {
         assert!(news(&[Confirmed, Confirmed]).is_empty());
         assert_eq!(
             news(&[Unconfirmed, Unconfirmed, Confirmed, Confirmed]),
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn revocation_is_news_also_of_an_unconfirmed_lock() {
+    fn revocation_of_an_unconfirmed_lock_is_news() {
         assert_eq!(news(&[Revoked, Revoked]), [Revoked]);
         assert_eq!(news(&[Unconfirmed, Revoked, Unconfirmed, Lost]), [Unconfirmed, Revoked, Lost]);
     }

@@ -1,10 +1,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A fencing token: an integer that only grows for a key, below 2^53.
+/// A fencing token: an integer below 2^53 that grows with every lock of a key.
 ///
-/// The resource behind a lock rejects a client whose fence is smaller than one that it has seen.
-/// Every language reads a number below 2^53 exactly.
+/// The protected resource rejects a client whose fence is smaller than the largest one so far.
+/// Every language represents an integer below 2^53 exactly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(u64);
 
@@ -19,15 +19,15 @@ impl Fence {
     /// Smaller than every fence that a node grants.
     pub const ZERO: Self = Self(0);
 
-    /// Returns `None` unless `value` is between 1 and [`Fence::MAX`].
+    /// Returns the fence `value`; `None` unless it is between 1 and [`Fence::MAX`].
     pub const fn new(value: u64) -> Option<Self> {
         if value == 0 || value > Self::MAX.0 { None } else { Some(Self(value)) }
     }
 
     /// The fence of a wall clock in microseconds since 1970.
     ///
-    /// Stays far enough below [`Fence::MAX`] that a clock that is centuries wrong leaves fences to
-    /// grant.
+    /// Stays 2^50 below [`Fence::MAX`] or more. Even a clock that is centuries ahead then leaves
+    /// fences to grant.
     pub const fn of_wall_us(wall_us: u64) -> Self {
         const CEILING: u64 = Fence::MAX.0 - (1 << 50);
         Self(if wall_us > CEILING { CEILING } else { wall_us })
@@ -38,7 +38,7 @@ impl Fence {
         self.0
     }
 
-    /// The next larger fence.
+    /// The next larger fence, at most [`Fence::MAX`].
     #[must_use]
     pub const fn next(self) -> Self {
         Self(if self.0 < Self::MAX.0 { self.0 + 1 } else { self.0 })
@@ -58,7 +58,7 @@ impl fmt::Display for Fence {
     }
 }
 
-/// Parses what [`Fence`] prints, for example from an environment variable or a header.
+/// Parses the text that [`Fence`] prints, for example from an environment variable or a header.
 impl FromStr for Fence {
     type Err = InvalidFence;
 

@@ -6,10 +6,10 @@
 //!
 //! - [`node`]: the leases of one server and the commands on them.
 //! - [`quorum`]: one round over N nodes, and its verdict.
-//! - [`client`]: the machines that drive those rounds, from a call to the last clean-up.
+//! - [`client`]: the state machines that drive those rounds, from a call to the last clean-up.
 //! - [`StopSchedule`]: when a command that a lock protects is stopped.
 //! - [`Confirmation`]: whether the nodes still confirm the lock of that command.
-//! - [`rounded`]: times for people.
+//! - [`rounded`]: rounds a time for people to read.
 //! - [`Fence`], [`Ttl`]: the values that all of them share.
 
 pub mod client;

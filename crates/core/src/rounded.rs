@@ -2,9 +2,9 @@ use std::time::Duration;
 
 const NS_PER_S: u128 = 1_000_000_000;
 
-/// Rounds a time to three significant digits, for people: 1.999998 s is 2 s.
+/// Rounds a time to three significant digits for people to read: 1.999998 s becomes 2 s.
 ///
-/// Whole seconds are kept, so that 1234 s stays 1234 s.
+/// Keeps whole seconds: 1234 s stays 1234 s.
 pub fn rounded(time: Duration) -> Duration {
     let ns = time.as_nanos();
     let mut unit = 1;
@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_significant_digits_are_left() {
+    fn time_keeps_three_significant_digits_and_whole_seconds() {
         for (ns, shown) in [
             (0, "0ns"),
             (999, "999ns"),

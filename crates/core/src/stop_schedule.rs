@@ -3,20 +3,21 @@ use std::time::Duration;
 use crate::Ttl;
 use crate::quorum::Moment;
 
-/// SIGKILL is due this fraction of the ttl before the validity ends, so that it works in time.
+/// SIGKILL is due this fraction of the ttl before the validity ends, so that the command ends in
+/// time.
 const KILL_MARGIN_PER_TTL: u32 = 20;
 /// Without `kill_after`, the command is terminated when this fraction of the ttl is left.
 const TERMINATE_PER_TTL: u32 = 3;
 /// The longest grace after a loss that the nodes reported, as a fraction of the ttl.
 ///
-/// Another client may already hold the lock.
+/// The grace is short because another client may already hold the lock.
 const LOST_GRACE_PER_TTL: u32 = 20;
 
 /// When to terminate and when to kill a command that runs under a lock.
 ///
 /// The command is terminated when the lock was not extended in time, when it is lost, or when the
-/// process that extends it is gone. It is killed after a grace, and before the validity ends. An
-/// extension after the termination does not save it.
+/// process that extends it is gone. The kill follows after a grace, and before the validity ends.
+/// An extension after the termination does not prevent the kill.
 #[derive(Clone, Debug)]
 pub struct StopSchedule {
     ttl: Ttl,
@@ -29,7 +30,7 @@ pub struct StopSchedule {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// An extension moves the deadline.
+    /// An extension still moves both times.
     Running,
     /// The command must be terminated now.
     Ending,
@@ -40,9 +41,9 @@ enum Stage {
 /// What to do with the command and all processes that it started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopAction {
-    /// Ask it to end: SIGTERM.
+    /// Send SIGTERM.
     Terminate,
-    /// End it: SIGKILL.
+    /// Send SIGKILL.
     Kill,
 }
 
@@ -57,16 +58,16 @@ pub struct GraceTooLong {
 impl StopSchedule {
     /// Starts the schedule of a command under a lock of `ttl` that is valid until `deadline`.
     ///
-    /// `kill_after` is the grace between termination and kill. The default is a third of the ttl
-    /// less the margin of the kill: the command is terminated when a third of the ttl is left.
+    /// `kill_after` is the grace between termination and kill. By default, the command is
+    /// terminated when a third of the ttl is left.
     pub fn new(
         ttl: Ttl,
         kill_after: Option<Duration>,
         deadline: Moment,
     ) -> Result<Self, GraceTooLong> {
         let longest = ttl.duration() * 2 / 5;
-        let whole = (ttl.duration() / TERMINATE_PER_TTL).saturating_sub(margin(ttl));
-        let grace = kill_after.unwrap_or(whole);
+        let default_grace = (ttl.duration() / TERMINATE_PER_TTL).saturating_sub(margin(ttl));
+        let grace = kill_after.unwrap_or(default_grace);
         if grace > longest {
             return Err(GraceTooLong { longest });
         }
@@ -76,7 +77,7 @@ impl StopSchedule {
         Ok(schedule)
     }
 
-    /// The lock was extended.
+    /// Records that the lock was extended and is now valid until `deadline`.
     pub fn handle_extended(&mut self, deadline: Moment) {
         if self.stage == Stage::Running {
             self.kill_at = before(deadline, margin(self.ttl));
@@ -84,12 +85,12 @@ impl StopSchedule {
         }
     }
 
-    /// The nodes say that the lock has ended. Another client may hold it.
+    /// Records that the lock has ended on the nodes. Another client may hold it.
     pub fn handle_lost(&mut self, now: Moment) {
         self.end(now, self.grace.min(self.ttl.duration() / LOST_GRACE_PER_TTL));
     }
 
-    /// The process that extends the lock is gone.
+    /// Records that the process that extends the lock is gone.
     pub fn handle_abandoned(&mut self, now: Moment) {
         self.end(now, self.grace);
     }
@@ -102,7 +103,7 @@ impl StopSchedule {
         }
     }
 
-    /// Returns what to do now.
+    /// Returns what to do now; `None` if nothing is due.
     pub fn poll(&mut self, now: Moment) -> Option<StopAction> {
         match self.stage {
             Stage::Killed => None,
@@ -133,9 +134,9 @@ impl StopSchedule {
         matches!(self.stage, Stage::Terminated | Stage::Killed)
     }
 
-    /// When the kill is overdue, and still before the end of the validity.
+    /// When the kill is overdue. That is still before the validity ends.
     ///
-    /// A second process that follows the same deadlines takes over then.
+    /// A second process that follows the same deadlines then kills the command.
     pub fn overdue_at(&self) -> Moment {
         self.kill_at.plus(margin(self.ttl) / 2)
     }
@@ -149,7 +150,7 @@ fn before(moment: Moment, by: Duration) -> Moment {
     Moment { boot: moment.boot.saturating_sub(by), raw: moment.raw.saturating_sub(by) }
 }
 
-/// A moment that is reached as soon as either of two is.
+/// Returns a moment that is reached as soon as one of two moments is reached.
 fn earliest(one: Moment, other: Moment) -> Moment {
     Moment { boot: one.boot.min(other.boot), raw: one.raw.min(other.raw) }
 }
@@ -173,7 +174,7 @@ mod tests {
         StopSchedule::new(TTL, kill_after_ms.map(Duration::from_millis), at(10_000)).unwrap()
     }
 
-    /// When a schedule without further events terminates and kills.
+    /// Returns when a schedule without further events terminates and kills.
     fn times(mut schedule: StopSchedule, mut now: Moment) -> (Option<Moment>, Moment) {
         let mut terminated = None;
         loop {
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn extension_moves_both_until_the_command_is_terminated() {
+    fn extension_moves_both_times_until_the_command_is_terminated() {
         let mut extended = schedule(None);
         extended.handle_extended(at(20_000));
         assert_eq!(extended.poll(at(19_000 - 2500)), None);
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_lock_leaves_a_short_grace_and_an_abandoned_one_the_whole() {
+    fn grace_is_short_for_a_lost_lock_and_full_for_an_abandoned_one() {
         let mut lost = schedule(None);
         lost.handle_lost(at(1000));
         lost.handle_extended(at(20_000));
@@ -255,7 +256,7 @@ mod tests {
         Abandoned,
     }
 
-    /// A run of a schedule on clocks of which one is fast, with timers that are late.
+    /// A simulated schedule. One of the two clocks is fast, and timers are late.
     #[derive(Clone, Debug)]
     struct Run {
         ttl: Ttl,
@@ -286,8 +287,9 @@ mod tests {
             Moment { boot: Duration::from_micros(fast_us), raw: Duration::from_micros(us) }
         }
 
-        /// The termination, the kill, the latest time for the kill, and the end of the validity.
-        fn play(&self) -> (Option<Moment>, Moment, Moment, Moment) {
+        /// Returns when the command is terminated and killed, when the kill is overdue, and when
+        /// the validity ends.
+        fn simulate(&self) -> (Option<Moment>, Moment, Moment, Moment) {
             let ttl = self.ttl.duration();
             let (mut us, mut events) = (0, self.events.iter());
             let mut valid_until = self.moment(us).plus(ttl);
@@ -329,7 +331,7 @@ mod tests {
     proptest! {
         #[test]
         fn kill_is_always_before_the_validity_ends(run in runs()) {
-            let (_, killed, overdue, valid_until) = run.play();
+            let (_, killed, overdue, valid_until) = run.simulate();
             prop_assert!(!killed.has_reached(valid_until));
             prop_assert!(!overdue.has_reached(valid_until));
             prop_assert!(!killed.has_reached(overdue), "the second process came first");
@@ -337,7 +339,7 @@ mod tests {
 
         #[test]
         fn grace_is_never_longer_than_kill_after(run in runs()) {
-            let (terminated, killed, ..) = run.play();
+            let (terminated, killed, ..) = run.simulate();
             if let (Some(terminated), Some(kill_after)) = (terminated, run.kill_after) {
                 let lateness = run.ttl.duration() / 100;
                 prop_assert!(killed.since(terminated) <= kill_after + lateness);

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-/// The requested duration of a lock: whole milliseconds, at least one.
+/// The requested duration of a lock: a positive number of whole milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ttl(u64);
 

@@ -1,6 +1,6 @@
-//! What a node may have forgotten: abstention, loading, and mirrors that accidents took.
+//! What a node may have forgotten: abstention, loading, and mirrors that were lost by accident.
 
-#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -11,7 +11,7 @@ use support::{Inspected, MAX_TTL_MS, Server};
 const HOUR_MS: u64 = 3_600_000;
 
 #[test]
-fn node_that_has_just_started_grants_nothing_until_its_time_is_over() {
+fn node_that_has_just_started_grants_nothing_while_it_abstains() {
     let mut server = Server::that_rejoins_after_ms(5000);
     server.pass_ms(4999);
     server.turn();
@@ -86,7 +86,7 @@ fn swapped_databases_end_their_leases_and_the_node_abstains() {
 }
 
 #[test]
-fn fences_go_on_above_all_that_the_node_may_have_given_before_it_forgot() {
+fn restarted_node_grants_fences_above_all_that_it_may_have_granted() {
     let mut before = Server::new();
     before.pass_ms(1000);
     let ahead = Fence::of_wall_us((before.wall_ms + 60_000) * 1000);
@@ -106,13 +106,13 @@ fn fences_grow_after_a_clock_step_back_while_the_node_remembers() {
     server.wall_ms -= HOUR_MS;
     let higher = server.acquire(b"k", b"b", 1000, None).unwrap();
     assert!(higher > highest);
-    // Not promised: a node that forgets everything after its clock was further ahead.
+    // Fences need not grow if the node forgets everything after its clock was further ahead.
     server.restart(0);
     assert!(server.acquire(b"k", b"c", 1000, None).unwrap() < highest);
 }
 
 #[test]
-fn mirror_taken_by_a_clock_step_is_written_again() {
+fn mirror_that_a_clock_step_expired_is_written_again() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
     server.wall_ms += HOUR_MS;
@@ -129,7 +129,7 @@ fn evicted_mirror_is_written_again_a_little_later() {
     server.acquire(b"k", b"a", 10_000, None).unwrap();
     server.take_away(b"k", KeyEvent::Evicted);
     server.turn();
-    assert!(server.is_empty(), "at once it would be evicted at once");
+    assert!(server.is_empty(), "a mirror written at once would be evicted at once");
     server.pass_ms(100);
     server.turn();
     assert_eq!(server.text(b"k"), b"a");
@@ -144,7 +144,10 @@ fn mirror_is_written_again_once_its_key_is_free() {
     server.turn();
     assert_eq!(server.text(b"k"), b"old client");
     server.take_away(b"k", KeyEvent::Removed);
-    assert!(matches!(server.inspect(b"k"), Inspected::Lease { .. }), "not about the lease");
+    assert!(
+        matches!(server.inspect(b"k"), Inspected::Lease { .. }),
+        "the removed string was not the mirror"
+    );
     server.pass_ms(1000);
     server.turn();
     assert_eq!(server.text(b"k"), b"a");
@@ -189,7 +192,7 @@ fn reload_is_not_a_flush() {
 }
 
 #[test]
-fn swapdb_of_a_loaded_file_neither_ends_locks_nor_abstains() {
+fn swapdb_while_loading_neither_ends_locks_nor_starts_an_abstention() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
     server.handle_event(&ServerEvent::LoadingBegins);
@@ -214,7 +217,7 @@ fn flush_right_before_a_reload_is_a_flush() {
 }
 
 #[test]
-fn flush_ends_the_leases_before_the_next_action() {
+fn flush_ends_the_leases_before_the_next_command() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
     server.clear();

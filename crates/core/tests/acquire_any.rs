@@ -1,6 +1,6 @@
 //! ACQUIREANY: locks the first free key of several, with one place in all queues.
 
-#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -9,7 +9,9 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 use quorlock_core::Fence;
 use quorlock_core::node::{CommandError, KeyEvent, Mode, Mutant, ServerEvent, Ticket, break_rule};
-use support::{Extended, Inspected, Patient, PatientAny, Server, Told, Verb};
+use support::{
+    AcquireAnyReply, AcquireCommand, AcquireReply, Extended, Inspected, Server, WaitResult,
+};
 
 const A: &[u8] = b"a";
 const B: &[u8] = b"b";
@@ -24,7 +26,7 @@ fn waits(server: &mut Server, keys: &[&[u8]], token: &[u8]) -> Ticket {
 }
 
 #[test]
-fn first_free_key_is_taken_in_the_order_of_the_client() {
+fn client_gets_the_first_free_key_in_its_own_order() {
     let mut server = Server::new();
     server.acquire(C, b"x", 1000, None).unwrap();
     let (fence, key) = server.acquire_any(&[C, B, A], b"t", 1000).unwrap();
@@ -53,7 +55,11 @@ fn lock_is_an_ordinary_lock_of_its_key() {
 fn same_token_may_take_another_key() {
     let mut server = Server::new();
     assert_eq!(server.acquire_any(&[A, B], b"t", 1000).unwrap().1, 0);
-    assert_eq!(server.acquire_any(&[A, B], b"t", 1000).unwrap().1, 1, "ACQUIRE is about a key");
+    assert_eq!(
+        server.acquire_any(&[A, B], b"t", 1000).unwrap().1,
+        1,
+        "a token may hold several locks"
+    );
 }
 
 #[test]
@@ -66,11 +72,11 @@ fn first_key_that_is_released_goes_to_the_waiter() {
         let ticket = waits_for_any(&mut server, &[C, A, B], b"t");
         assert_eq!(server.node().waiters(), 1, "one place in all queues");
         assert!(server.release(freed, b"x"));
-        assert_eq!(server.told_keys, [(ticket, freed.to_vec())]);
+        assert_eq!(server.granted_keys, [(ticket, freed.to_vec())]);
         assert_eq!((server.granted(), server.text(freed)), (vec![ticket], &b"t"[..]));
         for other in [A, B, C].into_iter().filter(|key| *key != freed) {
             assert!(server.release(other, b"x"));
-            assert!(!server.has(other), "it waits for one alone");
+            assert!(!server.has(other), "the waiter needs only one key");
         }
         server.turn();
         assert_eq!(server.node().waiters(), 0);
@@ -142,7 +148,7 @@ fn newcomers_overtake_no_waiter() {
 }
 
 #[test]
-fn waiter_for_all_keys_has_its_turn_when_one_for_any_has_left() {
+fn waiter_for_all_keys_is_granted_after_a_waiter_for_any_key() {
     let mut server = Server::new();
     server.acquire(A, b"x", 60_000, None).unwrap();
     server.acquire(B, b"x", 60_000, None).unwrap();
@@ -155,7 +161,7 @@ fn waiter_for_all_keys_has_its_turn_when_one_for_any_has_left() {
 }
 
 #[test]
-fn reader_behind_one_for_any_joins_when_that_is_served_elsewhere() {
+fn reader_joins_once_the_waiter_for_any_key_before_it_has_another_key() {
     let mut server = Server::new();
     server.acquire(A, b"x", 60_000, None).unwrap();
     server.acquire_shared(B, b"reader", 60_000, None).unwrap();
@@ -169,14 +175,14 @@ fn reader_behind_one_for_any_joins_when_that_is_served_elsewhere() {
 }
 
 #[test]
-fn release_of_any_of_its_keys_takes_a_waiter_out_of_all_queues() {
+fn release_of_any_of_its_keys_removes_a_waiter_from_all_queues() {
     let mut server = Server::new();
     server.acquire(A, b"x", 60_000, None).unwrap();
     server.acquire(B, b"x", 60_000, None).unwrap();
     let ticket = waits_for_any(&mut server, &[A, B], b"any");
     assert!(!server.release(B, b"any"));
     server.turn();
-    assert_eq!(server.told, [(ticket, Told::Dismissed)]);
+    assert_eq!(server.wait_results, [(ticket, WaitResult::Refused)]);
     assert_eq!(server.node().waiters(), 0);
     assert!(server.release(A, b"x"));
     assert!(!server.has(A));
@@ -187,19 +193,20 @@ fn waiter_leaves_all_queues_when_its_time_is_over() {
     let mut server = Server::new();
     server.acquire(A, b"x", 60_000, None).unwrap();
     server.acquire(B, b"x", 60_000, None).unwrap();
-    let PatientAny::Waits(ticket) = server.acquire_any_or_wait(&[A, B], b"any", 1000, 500) else {
+    let AcquireAnyReply::Waits(ticket) = server.acquire_any_or_wait(&[A, B], b"any", 1000, 500)
+    else {
         panic!()
     };
     let behind = waits(&mut server, &[A], b"behind");
     server.pass_ms(500);
     assert!(server.release(A, b"x"));
-    assert_eq!(server.granted(), [behind], "it delays no other waiter");
+    assert_eq!(server.granted(), [behind], "it does not delay the next waiter");
     server.turn();
-    assert!(server.told.contains(&(ticket, Told::Dismissed)));
+    assert!(server.wait_results.contains(&(ticket, WaitResult::Refused)));
 }
 
 #[test]
-fn grant_that_its_client_never_heard_of_is_released() {
+fn grant_to_a_client_that_disconnected_is_released() {
     let mut settings = support::settings(0);
     settings.defer_wakes = true;
     let mut server = Server::with(settings);
@@ -220,7 +227,7 @@ fn waiters_are_limited_by_the_server() {
     let mut server = Server::with(settings);
     server.acquire(A, b"x", 60_000, None).unwrap();
     waits(&mut server, &[A], b"first");
-    assert_eq!(server.acquire_any_or_wait(&[A], b"t", 1000, 1000), PatientAny::QueueFull);
+    assert_eq!(server.acquire_any_or_wait(&[A], b"t", 1000, 1000), AcquireAnyReply::QueueFull);
 }
 
 #[test]
@@ -229,14 +236,15 @@ fn key_of_another_type_is_an_error_unless_a_free_one_comes_first() {
     let list = quorlock_core::node::memory::Value { text: None, expires_at_ms: None };
     server.memory.keys.insert(0, B, list);
     let exclusive = (Mode::Exclusive, None, 0);
-    let refused = server.execute_acquire(&[B, A], b"t", 1000, exclusive, Verb::AcquireAny);
+    let refused =
+        server.execute_acquire(&[B, A], b"t", 1000, exclusive, AcquireCommand::AcquireAny);
     assert_eq!(refused, Err(CommandError::WrongType));
     assert_eq!(server.acquire_any(&[A, B], b"t", 1000).unwrap().1, 0);
 }
 
 #[test]
-fn one_place_in_the_first_queue_alone_misses_the_other_keys() {
-    let wait = |mutant| {
+fn waiter_in_the_first_queue_alone_misses_the_other_keys() {
+    let is_granted = |mutant| {
         break_rule(mutant);
         let mut server = Server::new();
         server.acquire(A, b"x", 60_000, None).unwrap();
@@ -247,12 +255,12 @@ fn one_place_in_the_first_queue_alone_misses_the_other_keys() {
         break_rule(None);
         server.granted() == [ticket]
     };
-    assert!(wait(None));
-    assert!(!wait(Some(Mutant::AnyWaitsForFirst)));
+    assert!(is_granted(None));
+    assert!(!is_granted(Some(Mutant::AnyWaitsForFirst)));
 }
 
 #[test]
-fn handover_among_many_that_wait_for_many_keys_costs_a_few_jobs() {
+fn handover_to_one_of_many_waiters_for_many_keys_costs_few_jobs() {
     let mut settings = support::settings(0);
     settings.max_waiters = 20_000;
     let mut server = Server::with(settings);
@@ -272,9 +280,9 @@ fn handover_among_many_that_wait_for_many_keys_costs_a_few_jobs() {
     }
 }
 
-/// An event in a random run.
+/// One step of a random run.
 #[derive(Clone, Debug)]
-enum Happening {
+enum Step {
     Any { keys: u8, ttl_ms: u64, wait_ms: Option<u64> },
     All { keys: u8, ttl_ms: u64, wait_ms: Option<u64> },
     Release { nth: usize },
@@ -282,28 +290,28 @@ enum Happening {
     TakeAway { key: u8, event: KeyEvent },
     Foreign { key: u8, expires_in_ms: u64 },
     Flush,
-    WallStep { ms: i64 },
+    MoveWallClock { ms: i64 },
     Pass { ms: u64 },
 }
 
 const KEYS: u8 = 4;
 
-fn happening() -> impl Strategy<Value = Happening> {
+fn step() -> impl Strategy<Value = Step> {
     let (keys, nth, ttl) = (1..1_u8 << KEYS, 0..8_usize, 1..3000_u64);
     let wait = prop::option::weighted(0.7, 1..4000_u64);
     let event =
         prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)];
     prop_oneof![
         8 => (keys.clone(), ttl.clone(), wait.clone())
-            .prop_map(|(keys, ttl_ms, wait_ms)| Happening::Any { keys, ttl_ms, wait_ms }),
-        6 => (keys, ttl, wait).prop_map(|(keys, ttl_ms, wait_ms)| Happening::All { keys, ttl_ms, wait_ms }),
-        5 => nth.clone().prop_map(|nth| Happening::Release { nth }),
-        1 => nth.prop_map(|nth| Happening::Cancel { nth }),
-        1 => (0..KEYS, event).prop_map(|(key, event)| Happening::TakeAway { key, event }),
-        1 => (0..KEYS, 1..2000_u64).prop_map(|(key, expires_in_ms)| Happening::Foreign { key, expires_in_ms }),
-        1 => Just(Happening::Flush),
-        1 => (-5000..5000_i64).prop_map(|ms| Happening::WallStep { ms }),
-        4 => (0..1500_u64).prop_map(|ms| Happening::Pass { ms }),
+            .prop_map(|(keys, ttl_ms, wait_ms)| Step::Any { keys, ttl_ms, wait_ms }),
+        6 => (keys, ttl, wait).prop_map(|(keys, ttl_ms, wait_ms)| Step::All { keys, ttl_ms, wait_ms }),
+        5 => nth.clone().prop_map(|nth| Step::Release { nth }),
+        1 => nth.prop_map(|nth| Step::Cancel { nth }),
+        1 => (0..KEYS, event).prop_map(|(key, event)| Step::TakeAway { key, event }),
+        1 => (0..KEYS, 1..2000_u64).prop_map(|(key, expires_in_ms)| Step::Foreign { key, expires_in_ms }),
+        1 => Just(Step::Flush),
+        1 => (-5000..5000_i64).prop_map(|ms| Step::MoveWallClock { ms }),
+        4 => (0..1500_u64).prop_map(|ms| Step::Pass { ms }),
     ]
 }
 
@@ -323,13 +331,13 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Whether one of its keys suffices.
+    /// Whether one key is enough for it.
     fn is_single(&self) -> bool {
         self.is_any || self.keys.is_power_of_two()
     }
 }
 
-/// The keys in the client's own order: backwards.
+/// The keys in the order of the request: backwards in a request for any key.
 fn names(keys: u8, is_any: bool) -> Vec<[u8; 1]> {
     let mut names: Vec<_> = (0..KEYS).filter(|key| keys & 1 << key != 0).map(|key| [key]).collect();
     if is_any {
@@ -362,57 +370,57 @@ impl Beliefs {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Random clients that wait for any, for all, or for one of a few keys.
+    /// Random clients that wait for any key, for all keys, or for a single key.
     ///
     /// Each key has one holder. Waiters for which one key suffices are served first in, first out,
     /// and no waiter is forgotten.
     #[test]
     fn any_and_all_and_one_exclude_each_other_and_no_waiter_is_forgotten(
-        happenings in prop::collection::vec(happening(), 1..80),
+        steps in prop::collection::vec(step(), 1..80),
     ) {
         let mut server = Server::new();
         let mut beliefs = Beliefs::default();
         let mut waiting: HashMap<Ticket, Waiting> = HashMap::new();
         let mut tokens = 0_u32;
-        for happening in happenings {
+        for step in steps {
             let now_us = server.mono_us;
             beliefs.held.retain(|held| now_us < held.until_us);
             tokens += 1;
             let token = tokens.to_le_bytes().to_vec();
-            match happening {
-                Happening::Any { keys, ttl_ms, wait_ms } => {
+            match step {
+                Step::Any { keys, ttl_ms, wait_ms } => {
                     let names = names(keys, true);
                     let slices: Vec<&[u8]> = names.iter().map(<[u8; 1]>::as_slice).collect();
                     let until_us = now_us + ttl_ms * 1000;
                     let granted = match wait_ms {
                         None => server.acquire_any(&slices, &token, ttl_ms),
                         Some(wait_ms) => match server.acquire_any_or_wait(&slices, &token, ttl_ms, wait_ms) {
-                            PatientAny::Granted(fence, key) => Some((fence, key)),
-                            PatientAny::Waits(ticket) => {
+                            AcquireAnyReply::Granted(fence, key) => Some((fence, key)),
+                            AcquireAnyReply::Waits(ticket) => {
                                 let until_us = now_us + wait_ms * 1000;
                                 let token = token.clone();
                                 waiting.insert(ticket, Waiting { token, keys, is_any: true, ttl_ms, until_us });
                                 None
                             }
-                            PatientAny::QueueFull => None,
+                            AcquireAnyReply::QueueFull => None,
                         }
                     };
                     if let Some((fence, key)) = granted {
                         let keys = 1 << names[key][0];
                         let passed = waiting.values().any(|other| other.is_single() && other.keys & keys != 0);
-                        prop_assert!(!passed, "jumped a queue");
+                        prop_assert!(!passed, "overtook a waiter");
                         beliefs.granted(Belief { token, keys, fence, until_us })?;
                     }
                 }
-                Happening::All { keys, ttl_ms, wait_ms } => {
+                Step::All { keys, ttl_ms, wait_ms } => {
                     let names = names(keys, false);
                     let slices: Vec<&[u8]> = names.iter().map(<[u8; 1]>::as_slice).collect();
                     let until_us = now_us + ttl_ms * 1000;
                     let granted = match wait_ms {
                         None => server.acquire_all(&slices, &token, ttl_ms, None),
                         Some(wait_ms) => match server.acquire_all_or_wait(&slices, &token, ttl_ms, wait_ms) {
-                            Patient::Granted(fence) => Some(fence),
-                            Patient::Waits(ticket) => {
+                            AcquireReply::Granted(fence) => Some(fence),
+                            AcquireReply::Waits(ticket) => {
                                 let until_us = now_us + wait_ms * 1000;
                                 let token = token.clone();
                                 waiting.insert(ticket, Waiting { token, keys, is_any: false, ttl_ms, until_us });
@@ -423,11 +431,11 @@ proptest! {
                     };
                     if let Some(fence) = granted {
                         let passed = waiting.values().any(|other| other.is_single() && other.keys & keys != 0);
-                        prop_assert!(!passed, "jumped a queue");
+                        prop_assert!(!passed, "overtook a waiter");
                         beliefs.granted(Belief { token, keys, fence, until_us })?;
                     }
                 }
-                Happening::Release { nth } => {
+                Step::Release { nth } => {
                     if !beliefs.held.is_empty() {
                         let held = beliefs.held.swap_remove(nth % beliefs.held.len());
                         let names = names(held.keys, false);
@@ -435,7 +443,7 @@ proptest! {
                         prop_assert!(server.release_all(&slices, &held.token));
                     }
                 }
-                Happening::Cancel { nth } => {
+                Step::Cancel { nth } => {
                     let mut tickets: Vec<_> = waiting.keys().copied().collect();
                     tickets.sort_unstable();
                     if let Some(ticket) = tickets.get(nth)
@@ -444,58 +452,58 @@ proptest! {
                         waiting.remove(ticket);
                     }
                 }
-                Happening::TakeAway { key, event } => {
+                Step::TakeAway { key, event } => {
                     let is_mirror = beliefs.held.iter().any(|held| held.token == server.text(&[key]));
                     server.take_away(&[key], event);
                     if is_mirror && event == KeyEvent::Removed {
                         beliefs.held.retain(|held| held.keys & 1 << key == 0);
                     }
                 }
-                Happening::Foreign { key, expires_in_ms } => {
+                Step::Foreign { key, expires_in_ms } => {
                     if !server.has(&[key]) {
                         server.set(&[key], b"old client", Some(expires_in_ms));
                     }
                 }
-                Happening::Flush => {
+                Step::Flush => {
                     server.clear();
                     server.handle_event(&ServerEvent::Flush(None));
                     beliefs.held.clear();
                 }
-                Happening::WallStep { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
-                Happening::Pass { ms } => server.pass_ms(ms),
+                Step::MoveWallClock { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
+                Step::Pass { ms } => server.pass_ms(ms),
             }
             server.turn();
             let now_us = server.mono_us;
             beliefs.held.retain(|held| now_us < held.until_us);
-            let granted_keys: HashMap<_, _> = std::mem::take(&mut server.told_keys).into_iter().collect();
-            for (ticket, told) in std::mem::take(&mut server.told) {
-                let Some(who) = waiting.remove(&ticket) else { panic!("told twice, or after it was cancelled") };
-                match told {
-                    Told::Granted { fence, .. } => {
-                        prop_assert!(now_us < who.until_us, "served after its time");
+            let granted_keys: HashMap<_, _> = std::mem::take(&mut server.granted_keys).into_iter().collect();
+            for (ticket, result) in std::mem::take(&mut server.wait_results) {
+                let Some(waiter) = waiting.remove(&ticket) else { panic!("answered twice, or after it was cancelled") };
+                match result {
+                    WaitResult::Granted { fence, .. } => {
+                        prop_assert!(now_us < waiter.until_us, "granted after its wait had ended");
                         let key = granted_keys.get(&ticket);
-                        prop_assert_eq!(key.is_some(), who.is_any);
-                        let keys = key.map_or(who.keys, |key| 1 << key[0]);
-                        prop_assert!(keys & !who.keys == 0, "another key");
+                        prop_assert_eq!(key.is_some(), waiter.is_any);
+                        let keys = key.map_or(waiter.keys, |key| 1 << key[0]);
+                        prop_assert!(keys & !waiter.keys == 0, "a key that it did not ask for");
                         let passed = waiting.iter().any(|(&other, waits)| {
                             other < ticket && waits.is_single() && waits.keys & keys != 0 && now_us < waits.until_us
                         });
-                        prop_assert!(!passed, "got past a waiter that came first");
-                        let until_us = now_us + who.ttl_ms * 1000;
-                        beliefs.granted(Belief { token: who.token, keys, fence, until_us })?;
+                        prop_assert!(!passed, "overtook a waiter that came first");
+                        let until_us = now_us + waiter.ttl_ms * 1000;
+                        beliefs.granted(Belief { token: waiter.token, keys, fence, until_us })?;
                     }
-                    Told::Dismissed => prop_assert!(who.until_us <= now_us, "dismissed before its time"),
-                    Told::Failed(error) => panic!("{error:?}"),
+                    WaitResult::Refused => prop_assert!(waiter.until_us <= now_us, "refused before its wait had ended"),
+                    WaitResult::Failed(error) => panic!("{error:?}"),
                 }
             }
             let held_keys: u32 = beliefs.held.iter().map(|held| held.keys.count_ones()).sum();
             prop_assert_eq!(server.node().leases(), held_keys as usize);
             prop_assert_eq!(server.node().waiters(), waiting.len());
-            for who in waiting.values() {
+            for waiter in waiting.values() {
                 let is_free = |name: &[u8; 1]| server.memory.get(0, name).is_none()
                     && beliefs.held.iter().all(|held| held.keys & 1 << name[0] == 0);
-                let names = names(who.keys, false);
-                let keeps = if who.is_any { names.iter().any(is_free) } else { names.iter().all(is_free) };
+                let names = names(waiter.keys, false);
+                let keeps = if waiter.is_any { names.iter().any(is_free) } else { names.iter().all(is_free) };
                 prop_assert!(!keeps, "a free key keeps a waiter");
             }
             prop_assert!(waiting.is_empty() || server.node().next_wake().is_some());

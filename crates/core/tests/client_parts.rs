@@ -1,6 +1,6 @@
 //! The small parts of a client: limits, round trips, fence proposals, queues, renewals.
 
-#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn fence(n: u64) -> Fence {
 
 #[test]
 fn node_timeout_follows_the_round_trip_within_the_ttl() {
-    assert_eq!(limits::node_timeout(ms(1), ttl(10_000)), ms(50), "the least");
+    assert_eq!(limits::node_timeout(ms(1), ttl(10_000)), ms(50), "50 ms for a short round trip");
     assert_eq!(limits::node_timeout(ms(30), ttl(10_000)), ms(120), "four round trips");
     assert_eq!(limits::node_timeout(ms(1), ttl(200)), ms(20), "a tenth of the ttl");
     assert_eq!(limits::node_timeout(ms(80), ttl(1000)), ms(160), "two round trips beyond that");
@@ -34,7 +34,7 @@ fn node_timeout_follows_the_round_trip_within_the_ttl() {
 }
 
 #[test]
-fn patience_is_bounded_by_one_time_limit() {
+fn patience_is_bounded_by_the_node_timeout() {
     assert_eq!(limits::patience(ms(0), ms(50)), ms(10));
     assert_eq!(limits::patience(ms(2), ms(50)), ms(40));
     assert_eq!(limits::patience(ms(100), ms(400)), ms(400));
@@ -61,7 +61,7 @@ fn time_out_doubles_the_round_trip() {
     round_trips.timed_out(0);
     assert_eq!(round_trips.of(0), ms(10));
     (0..40).for_each(|_| round_trips.timed_out(0));
-    assert_eq!(round_trips.of(0), ms(10_000), "there is an end");
+    assert_eq!(round_trips.of(0), ms(10_000), "the estimate is bounded");
 }
 
 #[test]
@@ -71,64 +71,64 @@ fn next_proposal_is_above_the_fence_that_was_agreed_on() {
     proposals.learn(fence(100), fence(500));
     assert_eq!(proposals.propose(100), fence(501));
     proposals.learn(fence(100), fence(200));
-    assert_eq!(proposals.propose(100), fence(501), "another attempt, begun before");
+    assert_eq!(proposals.propose(100), fence(501), "an attempt that began earlier");
     proposals.learn(fence(501), fence(300));
     assert_eq!(proposals.propose(100), fence(301), "the nodes did not accept it");
 }
 
 #[test]
-fn line_serves_callers_in_the_order_of_their_arrival() {
-    let mut line = PlaceQueue::new(1);
-    assert_eq!(line.enter(), Entry::Place);
-    let numbers: Vec<_> = (0..3).map(|_| line.enter()).collect();
+fn queue_serves_callers_in_the_order_of_their_arrival() {
+    let mut queue = PlaceQueue::new(1);
+    assert_eq!(queue.enter(), Entry::Place);
+    let numbers: Vec<_> = (0..3).map(|_| queue.enter()).collect();
     let [Entry::Queued(first), Entry::Queued(second), Entry::Queued(third)] = numbers[..] else {
         panic!("{numbers:?}");
     };
-    assert_eq!(line.give_up(second), Some(Called::new()));
-    assert_eq!(line.leave()[..], [first]);
-    assert_eq!(line.give_up(first), None, "it has a place");
-    assert_eq!(line.leave()[..], [third]);
-    assert_eq!(line.leave()[..], [0_u64; 0]);
-    assert!(line.is_idle(1));
+    assert_eq!(queue.give_up(second), Some(Called::new()));
+    assert_eq!(queue.leave()[..], [first]);
+    assert_eq!(queue.give_up(first), None, "the caller has a place");
+    assert_eq!(queue.leave()[..], [third]);
+    assert_eq!(queue.leave()[..], [0_u64; 0]);
+    assert!(queue.is_idle(1));
 }
 
 #[test]
-fn sharers_at_the_head_of_a_line_go_together() {
-    let mut line = PlaceQueue::new(1);
+fn sharers_at_the_head_of_a_queue_get_the_place_together() {
+    let mut queue = PlaceQueue::new(1);
     let number = |entry| match entry {
         Entry::Queued(number) => number,
-        Entry::Place => panic!("it has a place"),
+        Entry::Place => panic!("the caller has a place"),
     };
-    assert_eq!(line.enter_to_share(), Entry::Place);
-    assert_eq!(line.enter_to_share(), Entry::Place);
-    let writer = number(line.enter());
-    let readers = [number(line.enter_to_share()), number(line.enter_to_share())];
-    let last = number(line.enter());
-    assert!(line.leave().is_empty(), "one shares it still");
-    assert_eq!(line.leave()[..], [writer], "readers that came later wait");
-    assert_eq!(line.leave()[..], readers);
-    assert!(line.leave().is_empty());
-    assert_eq!(line.leave()[..], [last]);
-    assert!(line.leave().is_empty());
-    assert!(line.is_idle(1));
+    assert_eq!(queue.enter_to_share(), Entry::Place);
+    assert_eq!(queue.enter_to_share(), Entry::Place);
+    let writer = number(queue.enter());
+    let readers = [number(queue.enter_to_share()), number(queue.enter_to_share())];
+    let last = number(queue.enter());
+    assert!(queue.leave().is_empty(), "another caller still shares the place");
+    assert_eq!(queue.leave()[..], [writer], "readers that arrived later wait");
+    assert_eq!(queue.leave()[..], readers);
+    assert!(queue.leave().is_empty());
+    assert_eq!(queue.leave()[..], [last]);
+    assert!(queue.leave().is_empty());
+    assert!(queue.is_idle(1));
 }
 
 #[test]
-fn sharers_pass_a_writer_that_gave_up() {
-    let mut line = PlaceQueue::new(1);
-    assert_eq!(line.enter_to_share(), Entry::Place);
-    let (Entry::Queued(writer), Entry::Queued(reader)) = (line.enter(), line.enter_to_share())
+fn sharers_join_once_the_writer_before_them_gave_up() {
+    let mut queue = PlaceQueue::new(1);
+    assert_eq!(queue.enter_to_share(), Entry::Place);
+    let (Entry::Queued(writer), Entry::Queued(reader)) = (queue.enter(), queue.enter_to_share())
     else {
         panic!("they wait")
     };
-    assert_eq!(line.give_up(writer).as_deref(), Some(&[reader][..]));
-    assert!(line.leave().is_empty());
-    assert!(line.leave().is_empty());
-    assert!(line.is_idle(1));
+    assert_eq!(queue.give_up(writer).as_deref(), Some(&[reader][..]));
+    assert!(queue.leave().is_empty());
+    assert!(queue.leave().is_empty());
+    assert!(queue.is_idle(1));
 }
 
 #[test]
-fn renewals_that_are_due_together_travel_together() {
+fn renewals_that_are_due_together_share_a_batch() {
     let at = |after| Moment::default().plus(ms(after));
     let mut renewals = RenewalBatches::default();
     renewals.schedule(1, at(100), ms(20));
@@ -138,7 +138,7 @@ fn renewals_that_are_due_together_travel_together() {
     assert_eq!(renewals.take_due(at(99)), Vec::<Vec<u64>>::new());
     assert_eq!(renewals.take_due(at(100)), [vec![1, 2]]);
     renewals.schedule(3, at(200), ms(20));
-    assert_eq!(renewals.next_due(), Some(at(200)), "the later time is void");
+    assert_eq!(renewals.next_due(), Some(at(200)), "the new time replaces the old one");
     renewals.forget(3);
     assert_eq!(renewals.next_due(), None);
 }

@@ -1,6 +1,6 @@
 //! The order of a turn: which keys the node checks, writes, propagates and hands over, and when.
 
-#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -10,7 +10,7 @@ use quorlock_core::node::{
     Acquire, Command, CommandError, KeyEvent, Mode, Reason, Release, Reply, ServerEvent, Ticket,
     WaitReply,
 };
-use support::{Extended, Inspected, MAX_TTL_MS, Patient, Server, Told, settings};
+use support::{AcquireReply, Extended, Inspected, MAX_TTL_MS, Server, WaitResult, settings};
 
 /// A server with long queues.
 fn busy_server() -> Server {
@@ -24,11 +24,11 @@ fn waits(server: &mut Server, keys: &[&[u8]], token: &[u8], wait_ms: u64) -> Tic
 }
 
 #[test]
-fn promoted_node_propagates_although_it_was_certain_before() {
+fn promoted_node_checks_again_whether_a_replica_listens() {
     let mut server = Server::new();
     server.turn();
     server.acquire(b"before", b"a", 1000, None).unwrap();
-    assert_eq!(server.memory.keys.counted, 1, "it is certain that nothing listens");
+    assert_eq!(server.memory.keys.counted, 1, "the node is certain that nothing listens");
     server.handle_event(&ServerEvent::Demoted);
     server.turn();
     server.handle_event(&ServerEvent::Promoted);
@@ -42,7 +42,7 @@ fn promoted_node_propagates_although_it_was_certain_before() {
 }
 
 #[test]
-fn inherited_lock_that_is_released_is_propagated() {
+fn release_of_a_lock_from_the_former_master_is_propagated() {
     let mut server = Server::new();
     server.turn();
     server.handle_event(&ServerEvent::Demoted);
@@ -54,7 +54,7 @@ fn inherited_lock_that_is_released_is_propagated() {
 }
 
 #[test]
-fn every_change_is_counted_that_is_not_propagated() {
+fn change_that_is_not_propagated_is_counted() {
     let mut server = Server::new();
     server.turn();
     for n in 0..100_u8 {
@@ -90,7 +90,7 @@ fn timed_out_waiters_delay_no_other_client() {
     assert!(server.release(b"k", b"holder"));
     assert_eq!(server.granted(), [in_time]);
     server.turn();
-    assert_eq!(server.told.len(), 951);
+    assert_eq!(server.wait_results.len(), 951);
 }
 
 #[test]
@@ -106,12 +106,12 @@ fn free_key_whose_waiters_are_out_of_time_is_granted_to_a_newcomer() {
 }
 
 #[test]
-fn waiter_that_comes_to_an_idle_queue_is_not_kept_for_a_second() {
+fn waiter_that_enters_an_idle_queue_is_granted_without_delay() {
     let mut server = busy_server();
     server.set(b"k", b"data", None);
     waits(&mut server, &[b"k"], b"first", 1);
     server.pass_ms(2);
-    // The key's check was planned in a second. A lock that ends sooner moves it.
+    // The node planned to check the key in a second. A lock that ends sooner moves the check.
     server.memory.keys.take(0, b"k");
     server.acquire(b"k", b"holder", 50, None).unwrap();
     let second = waits(&mut server, &[b"k"], b"second", 5000);
@@ -144,7 +144,7 @@ fn release_considers_only_the_waiters_that_lacked_its_key() {
 #[test]
 fn keys_freed_in_one_turn_go_to_the_waiter_that_came_first() {
     let free_all: [fn(&mut Server); 3] = [
-        // The last one first.
+        // In reverse order.
         |server| {
             for key in [b"c", b"b", b"a"] {
                 server.mono_us += 1;
@@ -180,18 +180,18 @@ fn keys_freed_in_one_turn_go_to_the_waiter_that_came_first() {
 }
 
 #[test]
-fn turn_leaves_work_for_the_next_and_says_so() {
+fn turn_leaves_work_for_the_next_turn_and_schedules_it() {
     let mut server = Server::new();
     for n in 0..20_000_u32 {
         server.acquire(&n.to_le_bytes(), b"a", 1000, None).unwrap();
     }
-    // The wall clock stood still, so that every mirror is still there.
+    // The wall clock stood still, so every mirror is still there.
     server.mono_us += 1_000_000;
     let jobs = server.memory.one_turn(server.now());
     assert!((1..2000).contains(&jobs), "{jobs}");
     assert!(server.node().next_wake().unwrap() <= server.now().monotonic);
     server.turn();
-    assert_eq!((server.node().leases(), server.keys()), (0, 0));
+    assert_eq!((server.node().leases(), server.key_count()), (0, 0));
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn budget_of_a_turn_does_not_grow_with_waiters_times_keys() {
     }
     assert!(turns > 1, "2000 waiters are more than one turn may consider");
     let last = server.acquire_all_or_wait(&[all[0]], b"newcomer", 1000, 1000);
-    assert!(matches!(last, Patient::Granted(_)), "they reserve nothing");
+    assert!(matches!(last, AcquireReply::Granted(_)), "the waiters reserve nothing");
 }
 
 #[test]
@@ -282,7 +282,9 @@ fn grant_that_the_server_refuses_leaves_nothing() {
     let ticket = waits(&mut server, &[b"a"], b"waiter", 50_000);
     server.memory.keys.writes_left = Some(0);
     assert!(server.release(b"a", b"holder"));
-    assert!(matches!(server.told[..], [(told, Told::Failed(_))] if told == ticket));
+    assert!(
+        matches!(server.wait_results[..], [(waiter, WaitResult::Failed(_))] if waiter == ticket)
+    );
     assert!(server.is_empty());
     assert_eq!(server.node().leases(), 0);
 }
@@ -312,30 +314,30 @@ fn nothing_is_written_while_writes_are_paused_but_time_outs_are_answered() {
     server.memory.keys.is_paused = false;
     server.pass_ms(10);
     server.turn();
-    assert_eq!(server.told.first(), Some(&(late, Told::Dismissed)));
+    assert_eq!(server.wait_results.first(), Some(&(late, WaitResult::Refused)));
     assert_eq!(server.text(b"k"), b"c");
 }
 
 #[test]
-fn lock_of_a_waiter_that_never_heard_of_it_is_released() {
+fn grant_to_a_waiter_that_disconnected_is_released() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 50_000, None).unwrap();
     let gone = waits(&mut server, &[b"k"], b"b", 50_000);
     let next = waits(&mut server, &[b"k"], b"c", 50_000);
-    // Between the handover and its answer.
+    // The waiter disconnects between the handover and its answer.
     let (keys, token) = ([Name::from_slice(b"k")], Name::from_slice(b"a"));
     let release = Release { db: 0, keys: &keys, token: &token };
     server.memory.execute(server.now(), &Command::Release(release)).unwrap();
     assert_eq!(server.text(b"k"), b"b");
     assert_eq!(std::mem::take(&mut server.memory.keys.woken), [gone]);
     let left = server.memory.node.disconnect(gone);
-    assert!(!left.wake, "it was unblocked already");
+    assert!(!left.wake, "the waiter was unblocked already");
     server.turn();
     assert_eq!(server.granted(), [next]);
 }
 
 #[test]
-fn deferred_answers_are_given_at_the_end_of_the_turn() {
+fn deferred_answers_are_sent_at_the_end_of_the_turn() {
     let mut settings = settings(0);
     settings.defer_wakes = true;
     let mut server = Server::with(settings);
@@ -345,7 +347,7 @@ fn deferred_answers_are_given_at_the_end_of_the_turn() {
     assert_eq!(server.granted(), [], "not yet");
     server.turn();
     assert_eq!(server.granted(), [first]);
-    // Unblocked in the turn of its grant: the grant stays.
+    // A waiter that is unblocked in the turn of its grant keeps the grant.
     let second = waits(&mut server, &[b"k"], b"c", 50_000);
     assert!(server.release(b"k", b"b"));
     let left = server.memory.node.unblock(second);
@@ -355,7 +357,7 @@ fn deferred_answers_are_given_at_the_end_of_the_turn() {
 }
 
 #[test]
-fn flush_of_many_leases_is_swept_bit_by_bit_and_binds_at_once() {
+fn flush_ends_many_locks_at_once_and_removes_their_leases_in_steps() {
     let mut server = Server::new();
     for n in 0..50_000_u32 {
         server.acquire(&n.to_le_bytes(), b"a", 50_000, None).unwrap();
@@ -400,7 +402,7 @@ fn extension_does_not_delay_the_rewrite_of_a_mirror() {
 }
 
 #[test]
-fn lock_of_several_keys_that_is_refused_half_way_leaves_nothing() {
+fn lock_whose_second_mirror_is_not_written_leaves_nothing() {
     let mut server = Server::new();
     server.memory.keys.writes_left = Some(1);
     let keys = [Name::from_slice(b"a"), Name::from_slice(b"b")];
@@ -422,21 +424,21 @@ fn lock_of_several_keys_that_is_refused_half_way_leaves_nothing() {
 }
 
 #[test]
-fn waiter_that_leaves_before_it_is_told_is_not_told() {
+fn waiter_that_leaves_before_its_answer_gets_none() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 50_000, None).unwrap();
     let dismissed = waits(&mut server, &[b"k"], b"b", 50_000);
-    // Removes the waiter, which is refused at the end of the turn.
+    // The RELEASE removes the waiter, whose refusal is sent at the end of the turn.
     assert!(!server.release(b"k", b"b"));
     let left = server.memory.node.disconnect(dismissed);
-    assert!(left.wake, "it was not unblocked yet");
+    assert!(left.wake, "the waiter was not unblocked yet");
     server.turn();
-    assert_eq!(server.told, []);
-    assert!(!server.memory.node.unblock(dismissed).wake, "nothing of it is left");
+    assert_eq!(server.wait_results, []);
+    assert!(!server.memory.node.unblock(dismissed).wake, "nothing is left of the waiter");
 }
 
 #[test]
-fn pause_over_the_end_of_an_abstention_is_waited_for() {
+fn node_waits_out_a_pause_that_outlasts_its_abstention() {
     let mut server = Server::that_rejoins_after_ms(1000);
     server.memory.keys.is_paused = true;
     server.pass_ms(1000);
@@ -452,15 +454,15 @@ fn pause_over_the_end_of_an_abstention_is_waited_for() {
 fn node_with_a_mirror_to_remove_may_not_be_forgotten() {
     let mut server = Server::new();
     server.acquire_all(&[b"a", b"b"], b"t", 50_000, None).unwrap();
-    assert!(server.node().may_be_forgotten(server.now().monotonic));
+    assert!(server.node().can_unload(server.now().monotonic));
     server.take_away(b"a", KeyEvent::Removed);
-    assert!(!server.node().may_be_forgotten(server.now().monotonic), "b would be adopted back");
+    assert!(!server.node().can_unload(server.now().monotonic), "the mirror of b could be adopted");
     server.turn();
-    assert!(server.node().may_be_forgotten(server.now().monotonic));
+    assert!(server.node().can_unload(server.now().monotonic));
 }
 
 #[test]
-fn doubted_mirror_is_compared_before_a_million_deadlines_are_sorted() {
+fn doubted_mirror_is_compared_before_many_deadlines_are_sorted() {
     let mut server = Server::new();
     for n in 0..50_000_u32 {
         server.acquire(&n.to_le_bytes(), b"a", 30_000 + u64::from(n % 7919), None).unwrap();
@@ -474,12 +476,12 @@ fn doubted_mirror_is_compared_before_a_million_deadlines_are_sorted() {
 }
 
 #[test]
-fn client_that_may_not_be_blocked_is_refused_also_where_no_more_may_wait() {
+fn client_that_cannot_block_is_refused_even_when_the_queue_is_full() {
     let mut settings = settings(0);
     settings.max_waiters = 0;
     let mut server = Server::with(settings);
     server.acquire(b"k", b"a", 50_000, None).unwrap();
-    assert_eq!(server.acquire_or_wait(b"k", b"b", 1000, 1000), Patient::QueueFull);
+    assert_eq!(server.acquire_or_wait(b"k", b"b", 1000, 1000), AcquireReply::QueueFull);
     let (keys, token) = ([Name::from_slice(b"k")], Name::from_slice(b"c"));
     let ttl = Ttl::from_ms(1000).unwrap();
     let acquire = Acquire {

@@ -1,6 +1,6 @@
-//! Fences over a quorum: real nodes, a real attempt, and a network with answers in any order.
+//! Fences over a quorum: real nodes and a real attempt, with answers in any order.
 
-#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -18,10 +18,10 @@ const KEY: &[u8] = b"k";
 const TTL_MS: u64 = 10_000;
 const SECOND_MS: u64 = 1000;
 
-/// The result of an attempt, and how often it told a node a fence.
+/// The result of an attempt, and how many times it asked a node to store a fence.
 struct Outcome {
     verdict: Result<Win, Loss>,
-    tells: usize,
+    fence_requests: usize,
 }
 
 /// One attempt whose requests reach the nodes in this order. The answers arrive at once.
@@ -29,15 +29,15 @@ fn attempt(servers: &mut [Server], order: &[usize], token: &[u8], hint: Fence) -
     let majority = Majority::of(servers.len()).unwrap();
     let now = Moment::default();
     let mut core = Acquisition::new(majority, now, Ttl::from_ms(TTL_MS).unwrap(), Duration::ZERO);
-    let mut tells = 0;
+    let mut fence_requests = 0;
     let mut to_acquire: VecDeque<usize> = order.iter().copied().collect();
     loop {
         while let Some(step) = core.poll() {
             match step {
-                Step::Won(win) => return Outcome { verdict: Ok(win), tells },
-                Step::Lost(loss) => return Outcome { verdict: Err(loss), tells },
+                Step::Won(win) => return Outcome { verdict: Ok(win), fence_requests },
+                Step::Lost(loss) => return Outcome { verdict: Err(loss), fence_requests },
                 Step::StoreFence { node, fence } => {
-                    tells += 1;
+                    fence_requests += 1;
                     let answer =
                         match servers[node].extend_with(KEY, token, TTL_MS, Some(fence), None) {
                             Extended::Held { fence, .. } => FenceAnswer::Stored(fence),
@@ -79,7 +79,7 @@ fn pass_ms(servers: &mut [Server], ms: u64) {
 /// Nodes with the same clock that have been up for a while.
 fn masters(n: usize) -> Vec<Server> {
     let mut servers: Vec<_> = (0..n).map(|_| Server::new()).collect();
-    // A start leaves the counters one clock skew ahead. Waits until that is over.
+    // After a start, the counters are one clock skew ahead. Lets the clocks catch up.
     pass_ms(&mut servers, 120 * SECOND_MS);
     servers
 }
@@ -113,7 +113,7 @@ fn grows_in_every_order(mut servers: Vec<Server>) {
 }
 
 #[test]
-fn fence_is_read_as_it_is_printed_and_nothing_else_is_a_fence() {
+fn printed_fence_is_parsed_and_invalid_text_is_refused() {
     for fence in [Fence::new(1).unwrap(), Fence::MAX] {
         assert_eq!(fence.to_string().parse(), Ok(fence));
     }
@@ -127,15 +127,15 @@ fn equal_clocks_agree_without_a_second_round() {
     let mut servers = masters(5);
     for order in orders(5) {
         let hint = Fence::of_wall_us(servers[0].now().wall_us);
-        let Outcome { verdict, tells } = attempt(&mut servers, &order, b"t", hint);
-        assert_eq!((verdict.unwrap().fence, tells), (hint, 0));
+        let Outcome { verdict, fence_requests } = attempt(&mut servers, &order, b"t", hint);
+        assert_eq!((verdict.unwrap().fence, fence_requests), (hint, 0));
         release(&mut servers, b"t");
         pass_ms(&mut servers, 1);
     }
 }
 
 #[test]
-fn node_whose_clock_is_far_ahead_costs_no_lock() {
+fn node_whose_clock_is_far_ahead_prevents_no_lock() {
     for offset_ms in [10 * SECOND_MS, 3600 * SECOND_MS] {
         let mut servers = masters(3);
         servers[1].wall_ms += offset_ms;
@@ -144,7 +144,7 @@ fn node_whose_clock_is_far_ahead_costs_no_lock() {
 }
 
 #[test]
-fn node_whose_clock_is_far_behind_costs_no_lock() {
+fn node_whose_clock_is_far_behind_prevents_no_lock() {
     for offset_ms in [10 * SECOND_MS, 3600 * SECOND_MS] {
         let mut servers = masters(3);
         servers[1].wall_ms -= offset_ms;
@@ -153,7 +153,7 @@ fn node_whose_clock_is_far_behind_costs_no_lock() {
 }
 
 #[test]
-fn node_that_has_just_started_costs_no_lock_wherever_its_clock_is() {
+fn node_that_has_just_started_prevents_no_lock_whatever_its_clock() {
     for offset_ms in [0, 10 * SECOND_MS, 3600 * SECOND_MS] {
         for ahead in [true, false] {
             let mut servers = masters(3);
@@ -172,33 +172,33 @@ fn node_far_ahead_costs_no_second_round_when_it_answers_last() {
     servers[2].wall_ms += 3600 * SECOND_MS;
     servers[2].restart(0);
     let hints = FenceProposals::default();
-    let mut propose_and_take = |order: &[usize]| {
+    let mut fence_requests_of = |order: &[usize]| {
         let hint = hints.propose(servers[0].now().wall_us);
-        let Outcome { verdict, tells } = attempt(&mut servers, order, b"t", hint);
+        let Outcome { verdict, fence_requests } = attempt(&mut servers, order, b"t", hint);
         hints.learn(hint, verdict.unwrap().fence);
         release(&mut servers, b"t");
         pass_ms(&mut servers, 1);
-        tells
+        fence_requests
     };
-    assert!(propose_and_take(&[2, 0, 1]) > 0, "its fence is one that the others do not take");
+    assert!(fence_requests_of(&[2, 0, 1]) > 0, "the others do not accept its fence");
     for _ in 0..3 {
-        assert_eq!(propose_and_take(&[0, 1, 2]), 0);
+        assert_eq!(fence_requests_of(&[0, 1, 2]), 0);
     }
 }
 
 #[test]
-fn client_whose_clock_was_far_ahead_agrees_in_one_round_once_it_is_right() {
+fn client_whose_clock_was_corrected_agrees_in_one_round() {
     let mut servers = masters(3);
     servers[1].wall_ms += 1;
     let hints = FenceProposals::default();
     let wrong = hints.propose(servers[0].now().wall_us + 3600 * SECOND_MS * 1000);
-    let Outcome { verdict, tells } = attempt(&mut servers, &[0, 1, 2], b"t", wrong);
-    assert!(tells > 0, "no node accepted it, so each granted a fence of its own");
+    let Outcome { verdict, fence_requests } = attempt(&mut servers, &[0, 1, 2], b"t", wrong);
+    assert!(fence_requests > 0, "no node accepted it, so each granted a fence of its own");
     hints.learn(wrong, verdict.unwrap().fence);
     release(&mut servers, b"t");
     pass_ms(&mut servers, 2);
     let hint = hints.propose(servers[0].now().wall_us);
-    assert_eq!(attempt(&mut servers, &[0, 1, 2], b"t", hint).tells, 0);
+    assert_eq!(attempt(&mut servers, &[0, 1, 2], b"t", hint).fence_requests, 0);
 }
 
 #[test]
@@ -228,7 +228,7 @@ enum Between {
         ms: u64,
     },
     /// Only for nodes that never restart.
-    WallStep {
+    MoveWallClock {
         node: usize,
         ms: i64,
     },
@@ -241,7 +241,7 @@ enum Between {
 fn between() -> impl Strategy<Value = Between> {
     prop_oneof![
         2 => (1..100_000_u64).prop_map(|ms| Between::Pass { ms }),
-        2 => (0..2_usize, -7_200_000..7_200_000_i64).prop_map(|(node, ms)| Between::WallStep { node, ms }),
+        2 => (0..2_usize, -7_200_000..7_200_000_i64).prop_map(|(node, ms)| Between::MoveWallClock { node, ms }),
         2 => (2..5_usize).prop_map(|node| Between::Restart { node }),
     ]
 }
@@ -267,8 +267,8 @@ proptest! {
         for (between, order, reachable, client_offset_ms, released) in rounds {
             match between {
                 Between::Pass { ms } => pass_ms(&mut servers, ms),
-                Between::WallStep { node, ms } => servers[node].wall_ms = servers[node].wall_ms.saturating_add_signed(ms),
-                // The node is down for as long as a start takes.
+                Between::MoveWallClock { node, ms } => servers[node].wall_ms = servers[node].wall_ms.saturating_add_signed(ms),
+                // A start takes at least 1 ms.
                 Between::Restart { node } => {
                     pass_ms(&mut servers, 1);
                     servers[node].restart(0);

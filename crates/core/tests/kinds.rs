@@ -1,6 +1,6 @@
 //! The machines of shared locks and of semaphores, on real nodes in memory.
 
-#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -15,12 +15,12 @@ use quorlock_core::client::{
 use quorlock_core::node::Reply;
 use quorlock_core::quorum::Moment;
 use support::client::{Client, spec};
-use support::{Extended, Server, Verb, settings};
+use support::{AcquireCommand, Extended, Server, settings};
 
 const K: &[u8] = b"k";
 const TTL_MS: u64 = 10_000;
 
-/// What becomes of the requests to a node.
+/// What the network does to the requests to a node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Path {
     Fine,
@@ -79,7 +79,13 @@ impl World {
         match request.command {
             Command::Acquire { fence } => {
                 let terms = (spec.mode, Some(fence), 0);
-                match node.execute_acquire(&keys, token, spec.ttl.ms(), terms, Verb::Acquire) {
+                match node.execute_acquire(
+                    &keys,
+                    token,
+                    spec.ttl.ms(),
+                    terms,
+                    AcquireCommand::Acquire,
+                ) {
                     Ok(Reply::Granted(fence)) => Response::Fence(fence),
                     Ok(Reply::Refused) => Response::No,
                     other => panic!("{other:?}"),
@@ -87,7 +93,13 @@ impl World {
             }
             Command::AcquireAny { fence } => {
                 let terms = (spec.mode, Some(fence), 0);
-                match node.execute_acquire(&keys, token, spec.ttl.ms(), terms, Verb::AcquireAny) {
+                match node.execute_acquire(
+                    &keys,
+                    token,
+                    spec.ttl.ms(),
+                    terms,
+                    AcquireCommand::AcquireAny,
+                ) {
                     Ok(Reply::GrantedOne { fence, key }) => {
                         Response::FenceAndKeyAfterWait { fence, waited: Duration::ZERO, key }
                     }
@@ -126,7 +138,7 @@ impl World {
         self.acquire_slot(spec, 0)
     }
 
-    /// The same, which asks for this slot first.
+    /// One attempt that asks for this slot first.
     fn acquire_slot(&mut self, spec: Arc<Spec>, slot: usize) -> Option<Hold> {
         let mut acquire = Acquire::new(spec, Some(Duration::ZERO), &self.ctx());
         acquire.prefer_slot(slot);
@@ -168,7 +180,7 @@ impl World {
         }
     }
 
-    /// Delivers requests of a holder, and what it sends because of the answers.
+    /// Delivers a holder's requests, and the requests that follow from the responses.
     fn deliver(&mut self, hold: &mut Hold, sends: Vec<(RequestId, Request, Arc<Spec>)>) {
         for (id, request, spec) in sends {
             let response = self.answer(id.node, &spec, &request);
@@ -214,7 +226,7 @@ fn sends_of(hold: &mut Hold) -> Vec<(RequestId, Request, Arc<Spec>)> {
 }
 
 #[test]
-fn a_writer_that_shares_its_lock_lets_readers_in_and_no_writer() {
+fn writer_that_downgrades_its_lock_admits_readers_and_no_writer() {
     let mut world = World::new(3);
     let mut lock = world.acquire(World::spec(Mode::Exclusive)).unwrap();
     assert!(world.acquire(World::spec(Mode::Shared)).is_none());
@@ -225,8 +237,8 @@ fn a_writer_that_shares_its_lock_lets_readers_in_and_no_writer() {
     assert!(world.acquire(World::spec(Mode::Exclusive)).is_none());
 }
 
-/// A node gets a lock again whose downgrade was carried out, and not confirmed. Returns whether
-/// that node lets readers in.
+/// Repairs a node after a downgrade that the nodes carried out and did not confirm. Returns whether
+/// readers share the lock there.
 fn repaired_after_a_lost_downgrade(mutant: Option<Mutant>) -> bool {
     let mut world = World::new(3);
     let mut lock = world.acquire(World::spec(Mode::Exclusive)).unwrap();
@@ -238,35 +250,35 @@ fn repaired_after_a_lost_downgrade(mutant: Option<Mutant>) -> bool {
     lock.handle_timeout(&world.ctx());
     world.paths = vec![Path::Fine; 3];
     let reader = world.acquire(World::spec(Mode::Shared));
-    assert!(reader.is_some(), "the nodes have carried it out");
+    assert!(reader.is_some(), "the nodes have carried the downgrade out");
     drop(reader);
     world.nodes[2].clear();
     world.nodes[2].restart(0);
     world.extend(&mut lock);
     world.extend(&mut lock);
     break_rule(None);
-    assert!(world.nodes[2].has(K), "it was repaired");
+    assert!(world.nodes[2].has(K), "the node was repaired");
     world.shares(2)
 }
 
 #[test]
-fn a_lock_is_repaired_as_shared_after_a_downgrade_that_nobody_confirmed() {
+fn lock_is_repaired_as_shared_after_an_unconfirmed_downgrade() {
     assert!(repaired_after_a_lost_downgrade(None));
-    // A second exclusive request for a lock that readers share.
+    // The mutant repairs the node with an exclusive lock, beside readers on the other nodes.
     assert!(!repaired_after_a_lost_downgrade(Some(Mutant::ExclusiveUntilConfirmed)));
 }
 
-/// How many of `wanted` clients hold a permit at once, as a semaphore of keys admits them.
+/// How many of `wanted` clients hold a permit at once, if each permit is a key.
 fn admitted(nodes: usize, permits: usize, wanted: usize) -> usize {
     let mut world = World::new(nodes);
     let held: Vec<_> =
         (0..wanted).filter_map(|_| world.acquire(World::semaphore(permits))).collect();
     let slots: HashSet<_> = held.iter().map(|hold| hold.spec().slot().unwrap()).collect();
-    assert_eq!(slots.len(), held.len(), "no two have a slot");
+    assert_eq!(slots.len(), held.len(), "no two clients hold one slot");
     held.len()
 }
 
-/// The same with a counter on each node, where a permit is a majority of the nodes. Clients reach
+/// The same if each node counts permits, and a client needs room on a majority. Each client asks
 /// the nodes that have room.
 fn admitted_by_counters(nodes: usize, permits: usize, wanted: usize) -> usize {
     let mut counters = vec![0; nodes];
@@ -285,16 +297,16 @@ fn admitted_by_counters(nodes: usize, permits: usize, wanted: usize) -> usize {
 }
 
 #[test]
-fn a_semaphore_admits_as_many_as_it_has_permits_and_counters_admit_more() {
+fn semaphore_of_keys_admits_its_permits_and_counters_admit_more() {
     for (nodes, permits) in [(3, 1), (3, 2), (3, 4), (5, 2), (5, 3), (5, 5)] {
         assert_eq!(admitted(nodes, permits, permits + 2), permits, "{nodes} nodes");
     }
-    assert_eq!(admitted_by_counters(5, 2, 4), 3, "a third beside the two");
+    assert_eq!(admitted_by_counters(5, 2, 4), 3, "three clients for two permits");
     assert_eq!(admitted_by_counters(3, 4, 6), 6);
 }
 
-/// The node that decides does not know of two of the slots that others hold. Whether a call that
-/// does not wait finds the only free one.
+/// The deciding node has forgotten two of the slots that are held. Returns whether a call that does
+/// not wait finds the only free slot.
 fn finds_the_free_slot(mutant: Option<Mutant>) -> bool {
     let mut world = World::new(3);
     let spec = World::semaphore(4);
@@ -310,13 +322,13 @@ fn finds_the_free_slot(mutant: Option<Mutant>) -> bool {
 }
 
 #[test]
-fn a_slot_that_only_others_hold_is_left_out() {
+fn slot_that_is_held_only_on_other_nodes_is_left_out() {
     assert!(finds_the_free_slot(None));
     assert!(!finds_the_free_slot(Some(Mutant::TakenSlotAskedAgain)));
 }
 
-/// A writer waits behind a reader on the queue node, which answers last. Whether another reader is
-/// let in before the writer.
+/// A writer waits behind a reader on the queue node, which answers last. Returns whether another
+/// reader is granted the lock before the writer.
 fn passes_a_waiting_writer(mutant: Option<Mutant>) -> bool {
     let mut world = World::new(3);
     let _reader = world.acquire(World::spec(Mode::Shared)).unwrap();
@@ -332,18 +344,18 @@ fn passes_a_waiting_writer(mutant: Option<Mutant>) -> bool {
 }
 
 #[test]
-fn a_reader_hears_the_node_on_which_a_writer_waits() {
+fn reader_awaits_the_answer_of_the_node_on_which_a_writer_waits() {
     assert!(!passes_a_waiting_writer(None));
     assert!(passes_a_waiting_writer(Some(Mutant::ReaderOutrunsWriter)));
 }
 
-/// The node on which a writer waits without a seat falls silent. Returns whether it asks the other
-/// nodes.
-fn leaves_its_line(world: &mut World) -> bool {
+/// The node for which a writer queues for a seat becomes silent. Returns whether the writer leaves
+/// that queue.
+fn leaves_the_queue_for_a_seat(world: &mut World) -> bool {
     let spec = World::spec(Mode::Exclusive);
     let mut acquire = Acquire::new(spec, Some(Duration::from_secs(60)), &world.ctx());
     acquire.handle_turn(true, &mut world.ctx());
-    let Some(Action::Wait { id }) = acquire.poll() else { panic!("it stands in line") };
+    let Some(Action::Wait { id }) = acquire.poll() else { panic!("the writer queues for a seat") };
     let silent = NodeStatus {
         link: Err(NodeError::timed_out(Duration::from_millis(400))),
         ..world.client.topology.nodes()[id.node].clone()
@@ -363,12 +375,12 @@ fn leaves_its_line(world: &mut World) -> bool {
 }
 
 #[test]
-fn a_writer_without_a_seat_leaves_a_node_that_falls_silent() {
-    assert!(leaves_its_line(&mut World::new(5)));
-    // It would wait for the node until the handshake of its connection is given up. Meanwhile
-    // readers on the other nodes hear of no writer.
-    break_rule(Some(Mutant::StaysInLineOfSilentNode));
-    let stays = !leaves_its_line(&mut World::new(5));
+fn writer_without_a_seat_leaves_a_node_that_becomes_silent() {
+    assert!(leaves_the_queue_for_a_seat(&mut World::new(5)));
+    // The mutant stays until the handshake with the node times out. Meanwhile no node knows that a
+    // writer waits.
+    break_rule(Some(Mutant::WaitsForSeatOfSilentNode));
+    let stays = !leaves_the_queue_for_a_seat(&mut World::new(5));
     break_rule(None);
     assert!(stays);
 }

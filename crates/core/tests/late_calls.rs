@@ -1,6 +1,6 @@
-//! A call whose program was not run in time: what it reports is what the nodes said.
+//! Calls that their program runs late. They still report what the nodes answered.
 
-#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -15,7 +15,7 @@ use support::client::{Client, spec};
 const WALL_US: u64 = 1_800_000_000_000_000;
 const WAIT: Duration = Duration::from_millis(500);
 
-/// Three nodes, and a call that stands in line behind another call of its program.
+/// Three nodes, and a call that queues behind another call of its program.
 struct World {
     client: Client,
     call: Acquire,
@@ -65,7 +65,7 @@ fn call_that_is_run_late_leaves_the_nodes_time_to_answer() {
     let late = (WAIT + limits::CALL_GRACE).checked_sub(Duration::from_millis(1)).unwrap();
     let asked = requests(&world.run_at(late));
     assert_eq!(asked.len(), 3);
-    // The call should be over by now. The nodes have had 2 ms.
+    // The call should have ended by now, but the nodes have had only 2 ms.
     assert!(world.run_at(late + Duration::from_millis(2)).is_empty());
     let granted = Response::Fence(Fence::new(7).unwrap());
     let answered = late + Duration::from_millis(3);

@@ -1,6 +1,6 @@
 //! The promises of a node, one by one and over random events.
 
-#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -45,7 +45,7 @@ fn evicted_lock_stays_held_and_an_extension_rewrites_its_mirror() {
 }
 
 #[test]
-fn old_clients_write_after_an_accident_is_left_alone() {
+fn string_of_an_old_client_after_an_accident_is_left_alone() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     server.take_away(b"k", KeyEvent::Expired);
@@ -59,7 +59,7 @@ fn old_clients_write_after_an_accident_is_left_alone() {
 }
 
 #[test]
-fn explicit_command_ends_the_lease() {
+fn command_of_an_operator_on_the_key_ends_the_lease() {
     for event in [KeyEvent::Removed, KeyEvent::Replaced] {
         let mut server = Server::new();
         server.acquire(b"k", b"a", 1000, None).unwrap();
@@ -108,7 +108,7 @@ fn extending_never_revives_also_when_the_mirror_is_still_there() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     server.mono_us += 1_000_000;
-    assert_eq!(server.keys(), 1, "the wall clock stood still, so the key has not expired");
+    assert_eq!(server.key_count(), 1, "the wall clock stood still, so the key has not expired");
     assert_eq!(server.extend(b"k", b"a", 1000), None);
     server.turn();
     assert!(server.is_empty());
@@ -145,7 +145,7 @@ fn string_that_never_expires_is_data_and_is_not_adopted() {
 }
 
 #[test]
-fn new_token_leaves_the_old_one_nothing() {
+fn new_token_replaces_the_old_one() {
     let mut server = Server::new();
     let first = server.acquire(b"k", b"a", 1000, None).unwrap();
     let Extended::Held { fence, .. } = server.extend_with(b"k", b"a", 1000, None, Some(b"b"))
@@ -192,7 +192,7 @@ fn proposed_fence_is_believed_within_the_skew_and_not_beyond() {
 }
 
 #[test]
-fn memory_follows_the_number_of_leases_down_as_well() {
+fn many_leases_end_by_deadline_and_leave_nothing_scheduled() {
     let mut server = Server::new();
     for n in 0..20_000_u32 {
         server.acquire(&n.to_le_bytes(), b"a", 1000 + u64::from(n % 7), None).unwrap();
@@ -230,34 +230,34 @@ fn nodes_that_decide_alike_are_equal_whatever_their_history() {
     assert!(one.node() != other.node() && hash(&one) != hash(&other), "a client waits");
 }
 
-/// An event on a server.
+/// One step of a random run.
 #[derive(Clone, Debug)]
-enum Happening {
+enum Step {
     Acquire { key: u8, token: u8, ttl_ms: u64 },
     Extend { key: u8, token: u8, ttl_ms: u64 },
-    HandOver { key: u8, token: u8, new: u8 },
+    SwapToken { key: u8, token: u8, new: u8 },
     Release { key: u8, token: u8 },
     Accident { key: u8, eviction: bool },
-    WallStep { ms: i64 },
+    MoveWallClock { ms: i64 },
     Pass { ms: u64 },
     Turn,
 }
 
-fn happening() -> impl Strategy<Value = Happening> {
+fn step() -> impl Strategy<Value = Step> {
     let (key, token, ttl) = (0..3_u8, 0..4_u8, 1..5000_u64);
     prop_oneof![
-        4 => (key.clone(), token.clone(), ttl.clone()).prop_map(|(key, token, ttl_ms)| Happening::Acquire { key, token, ttl_ms }),
-        3 => (key.clone(), token.clone(), ttl).prop_map(|(key, token, ttl_ms)| Happening::Extend { key, token, ttl_ms }),
-        1 => (key.clone(), token.clone(), token.clone()).prop_map(|(key, token, new)| Happening::HandOver { key, token, new }),
-        2 => (key.clone(), token).prop_map(|(key, token)| Happening::Release { key, token }),
-        2 => (key, any::<bool>()).prop_map(|(key, eviction)| Happening::Accident { key, eviction }),
-        1 => (-100_000..100_000_i64).prop_map(|ms| Happening::WallStep { ms }),
-        3 => (0..3000_u64).prop_map(|ms| Happening::Pass { ms }),
-        2 => Just(Happening::Turn),
+        4 => (key.clone(), token.clone(), ttl.clone()).prop_map(|(key, token, ttl_ms)| Step::Acquire { key, token, ttl_ms }),
+        3 => (key.clone(), token.clone(), ttl).prop_map(|(key, token, ttl_ms)| Step::Extend { key, token, ttl_ms }),
+        1 => (key.clone(), token.clone(), token.clone()).prop_map(|(key, token, new)| Step::SwapToken { key, token, new }),
+        2 => (key.clone(), token).prop_map(|(key, token)| Step::Release { key, token }),
+        2 => (key, any::<bool>()).prop_map(|(key, eviction)| Step::Accident { key, eviction }),
+        1 => (-100_000..100_000_i64).prop_map(|ms| Step::MoveWallClock { ms }),
+        3 => (0..3000_u64).prop_map(|ms| Step::Pass { ms }),
+        2 => Just(Step::Turn),
     ]
 }
 
-/// What a key's holder believes, by the monotonic clock.
+/// The lock of a key, as its holder believes it to be, by the monotonic clock.
 #[derive(Clone, Copy)]
 struct Belief {
     token: u8,
@@ -271,17 +271,17 @@ proptest! {
     ///
     /// A lock has one holder until its deadline, and its fences grow with every grant.
     #[test]
-    fn lease_never_has_two_holders_and_fences_only_grow(happenings in prop::collection::vec(happening(), 1..60)) {
+    fn lease_never_has_two_holders_and_fences_only_grow(steps in prop::collection::vec(step(), 1..60)) {
         let mut server = Server::new();
         let mut holders: HashMap<u8, Belief> = HashMap::new();
         let mut fences: HashMap<u8, Fence> = HashMap::new();
-        for happening in happenings {
+        for step in steps {
             let now_us = server.mono_us;
             let holds = |holders: &HashMap<u8, Belief>, key: u8, token: u8| {
                 holders.get(&key).is_some_and(|held| held.token == token && now_us < held.until_us)
             };
-            match happening {
-                Happening::Acquire { key, token, ttl_ms } => {
+            match step {
+                Step::Acquire { key, token, ttl_ms } => {
                     let until_us = now_us + ttl_ms * 1000;
                     if let Some(fence) = server.acquire(&[key], &[token], ttl_ms, None) {
                         prop_assert!(holders.get(&key).is_none_or(|held| held.until_us <= now_us), "two holders");
@@ -289,7 +289,7 @@ proptest! {
                         holders.insert(key, Belief { token, until_us });
                     }
                 }
-                Happening::Extend { key, token, ttl_ms } => {
+                Step::Extend { key, token, ttl_ms } => {
                     let extended = server.extend(&[key], &[token], ttl_ms).is_some();
                     prop_assert_eq!(extended, holds(&holders, key, token), "extends exactly while held");
                     if extended {
@@ -299,7 +299,7 @@ proptest! {
                         prop_assert_eq!(left_ms, (held.until_us - now_us).div_ceil(1000), "never shortened");
                     }
                 }
-                Happening::HandOver { key, token, new } => {
+                Step::SwapToken { key, token, new } => {
                     if let Extended::Held { fence, .. } = server.extend_with(&[key], &[token], 1000, None, Some(&[new])) {
                         prop_assert!(holds(&holders, key, token));
                         if token != new {
@@ -309,22 +309,22 @@ proptest! {
                         *held = Belief { token: new, until_us: held.until_us.max(now_us + 1_000_000) };
                     }
                 }
-                Happening::Release { key, token } => {
+                Step::Release { key, token } => {
                     prop_assert_eq!(server.release(&[key], &[token]), holds(&holders, key, token));
                     if holds(&holders, key, token) {
                         holders.remove(&key);
                     }
                 }
-                Happening::Accident { key, eviction } => {
+                Step::Accident { key, eviction } => {
                     server.take_away(&[key], if eviction { KeyEvent::Evicted } else { KeyEvent::Expired });
                 }
-                Happening::WallStep { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
-                Happening::Pass { ms } => server.pass_ms(ms),
-                Happening::Turn => server.turn(),
+                Step::MoveWallClock { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
+                Step::Pass { ms } => server.pass_ms(ms),
+                Step::Turn => server.turn(),
             }
         }
         server.pass_ms(20_000);
         server.turn();
-        prop_assert_eq!(server.node().leases(), 0, "nothing is left when all time is over");
+        prop_assert_eq!(server.node().leases(), 0, "every lease has ended");
     }
 }

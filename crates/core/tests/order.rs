@@ -1,11 +1,11 @@
 //! The order of the nodes for a key.
 
-#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use quorlock_core::quorum::order;
 
 #[test]
-fn all_clients_have_the_same_order_however_they_list_the_nodes() {
+fn order_does_not_depend_on_how_a_client_lists_the_nodes() {
     let names: [&[u8]; 4] = [b"a", b"b", b"c", b"d"];
     let mut firsts = [0; 4];
     for n in 0..4000_u32 {

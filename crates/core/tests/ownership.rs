@@ -1,6 +1,6 @@
 //! What a holder knows of its lock, and how it keeps it.
 
-#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use quorlock_core::Ttl;
 use quorlock_core::quorum::{
     End, Extension, ExtensionVerdict, Majority, Moment, Ownership, OwnershipState, Validity,
-    reliable,
+    longest_validity,
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -62,7 +62,7 @@ fn lost_lock_stays_lost_whatever_answers_follow() {
     assert_eq!(
         late.ownership(at(990)),
         Ownership::Lost(End::Expired),
-        "it may have been seen as lost at 988"
+        "its holder may have seen it as lost at 988"
     );
     assert_eq!(late.ownership(at(0)), Ownership::Lost(End::Expired));
 }
@@ -73,7 +73,7 @@ fn no_extension_prolongs_a_lock_beyond_max_hold() {
     assert!(state.is_extensible(at(100)));
     state.settle(extended(900), at(900));
     assert_eq!(state.ownership(at(900)), Ownership::Held(ms(300)));
-    assert!(!state.is_extensible(at(900)), "there is nothing to be gained");
+    assert!(!state.is_extensible(at(900)), "an extension would gain nothing");
     assert_eq!(state.extend_in(at(900), ttl()), None);
     assert_eq!(state.ownership(at(1200)), Ownership::Lost(End::HeldTooLong));
 }
@@ -95,16 +95,16 @@ fn node_that_missed_the_lock_is_repaired_once_under_a_majority_of_extends() {
     round.answer(0, Some(false), at(1));
     round.answer(1, Some(true), at(1));
     round.answer(2, Some(true), at(1));
-    assert_eq!(round.next_repair(), None, "two of five may be all that is left of it");
+    assert_eq!(round.next_repair(), None, "perhaps only two of five nodes hold the lock");
     assert!(matches!(round.answer(3, Some(true), at(1)), Some(ExtensionVerdict::Extended(_))));
     assert_eq!(round.next_repair(), Some(0));
     assert_eq!(round.next_repair(), None);
     round.answer(4, Some(false), at(2));
-    assert_eq!(round.next_repair(), Some(4), "stragglers too");
+    assert_eq!(round.next_repair(), Some(4), "late answers count too");
 }
 
 #[test]
-fn nothing_is_repaired_by_a_round_that_came_too_late() {
+fn round_that_is_confirmed_too_late_repairs_nothing() {
     let mut round = Extension::new(Majority::of(3).unwrap(), at(0), ttl())
         .known_to_hold([1, 2])
         .known_to_miss([0]);
@@ -115,7 +115,7 @@ fn nothing_is_repaired_by_a_round_that_came_too_late() {
 }
 
 #[test]
-fn nothing_is_repaired_once_the_time_was_up() {
+fn round_whose_time_is_up_repairs_nothing() {
     let mut round = Extension::new(Majority::of(3).unwrap(), at(0), ttl())
         .known_to_hold([1, 2])
         .known_to_miss([0]);
@@ -127,7 +127,7 @@ fn nothing_is_repaired_once_the_time_was_up() {
 }
 
 #[test]
-fn grant_that_came_late_repairs_nothing() {
+fn node_that_was_not_known_to_hold_the_lock_confirms_no_repair() {
     let round = || Extension::new(Majority::of(3).unwrap(), at(0), ttl()).known_to_miss([0]);
     // Node 1 confirms. Then an operator deletes the lock everywhere, and an old ACQUIRE reaches
     // node 2.
@@ -142,7 +142,7 @@ fn grant_that_came_late_repairs_nothing() {
 }
 
 #[test]
-fn refusal_that_came_late_repairs_nothing_in_its_round() {
+fn node_that_was_not_known_to_miss_the_lock_is_not_repaired() {
     let round = || Extension::new(Majority::of(3).unwrap(), at(0), ttl()).known_to_hold([0, 1]);
     // Nodes 0 and 1 confirm. Then an operator deletes the lock everywhere, and node 2 answers.
     let mut late = round();
@@ -163,10 +163,10 @@ enum Node {
 }
 
 proptest! {
-    /// Random nodes and random orders of their answers decide which nodes are repaired.
+    /// Random nodes and random orders of their answers.
     ///
-    /// A node is repaired exactly if it reported the lock missing before and in this round, and a
-    /// majority of the nodes that were known to hold the lock confirmed it.
+    /// A node is repaired only if it reported the lock missing before and in this round, and nodes
+    /// that were known to hold the lock confirmed it, as many as a majority of all nodes.
     #[test]
     fn repair_never_revives_a_lost_lock(
         nodes in prop::collection::vec(prop_oneof![Just(Node::Holds), Just(Node::Missed), Just(Node::Silent)], 1..=9)
@@ -216,7 +216,7 @@ proptest! {
             if verdict == extended(sent) { confirmed = sent; }
             if let Some(left) = state.remaining(at(now)) {
                 prop_assert!(!lost);
-                prop_assert!(ms(now) + left <= ms(confirmed) + reliable(ttl()));
+                prop_assert!(ms(now) + left <= ms(confirmed) + longest_validity(ttl()));
                 prop_assert!(ms(now) + left <= ms(max_hold_ms));
             } else {
                 lost = true;

@@ -1,9 +1,9 @@
 //! The test vectors of docs/protocol.md about decisions.
 //!
-//! These are the ones under `decisions` in docs/protocol/vectors.json. The client crate reads the
-//! others, under `wire`.
+//! They are under `decisions` in docs/protocol/vectors.json. The client crate reads those under
+//! `wire`.
 
-#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod vectors;
 
@@ -97,20 +97,20 @@ const NOW: Moment = Moment { boot: Duration::from_secs(7), raw: Duration::from_s
 
 // The order of nodes.
 
-/// The hash is not public: of two identities, the one with the larger hash comes first.
+/// The hash is not public. It shows in the order: the identity with the larger hash comes first.
 fn hash(mut case: Fields) {
     let (identity, key) = (bytes(&case.take("identity")), bytes(&case.take("key")));
-    case.expect("hash", &spelt_out(&identity, &key), |hash| {
+    case.expect("hash", &specified_hash(&identity, &key), |hash| {
         u64::from_str_radix(hash.as_str().unwrap(), 16).unwrap()
     });
     for other in [&b"eu-locks 7"[..], b"x", b""].into_iter().filter(|other| *other != identity) {
-        let first = usize::from(spelt_out(other, &key) > spelt_out(&identity, &key));
+        let first = usize::from(specified_hash(other, &key) > specified_hash(&identity, &key));
         assert_eq!(order(&key, [&identity[..], other])[0], first, "{}", case.text);
     }
 }
 
 /// The hash as docs/protocol.md specifies it.
-fn spelt_out(identity: &[u8], key: &[u8]) -> u64 {
+fn specified_hash(identity: &[u8], key: &[u8]) -> u64 {
     let mut input = (identity.len() as u64).to_le_bytes().to_vec();
     input.extend_from_slice(identity);
     input.extend_from_slice(key);
@@ -272,7 +272,7 @@ fn fence_agreement(mut case: Fields) {
     }
 }
 
-/// The fences that nodes are told, or the result of the attempt.
+/// The fence and the nodes that are asked to store it, or the result of the attempt.
 fn what_follows(attempt: &mut Acquisition, stored: &BTreeMap<usize, Fence>) -> Value {
     let mut then = Map::new();
     while let Some(step) = attempt.poll() {
@@ -280,8 +280,8 @@ fn what_follows(attempt: &mut Acquisition, stored: &BTreeMap<usize, Fence>) -> V
             Step::StoreFence { node, fence } => {
                 let before = then.insert("fence".into(), fence.get().into());
                 assert!(before.is_none_or(|before| before == fence.get()));
-                let told = then.entry("tell").or_insert_with(|| Value::Array(Vec::new()));
-                told.as_array_mut().unwrap().push(node.into());
+                let nodes = then.entry("tell").or_insert_with(|| Value::Array(Vec::new()));
+                nodes.as_array_mut().unwrap().push(node.into());
             }
             Step::Won(win) => {
                 let counted = stored.iter().filter(|(_, fence)| **fence == win.fence);

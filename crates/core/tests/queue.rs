@@ -1,6 +1,6 @@
 //! Waiting: first in, first out; no waiter is forgotten, and none is granted after its time-out.
 
-#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use quorlock_core::node::{KeyEvent, ServerEvent, Ticket};
-use support::{Inspected, MAX_TTL_MS, MAX_WAITERS, Patient, Server, Told};
+use support::{AcquireReply, Inspected, MAX_TTL_MS, MAX_WAITERS, Server, WaitResult};
 
 fn waits(server: &mut Server, key: &[u8], token: &[u8], wait_ms: u64) -> Ticket {
     server.acquire_or_wait(key, token, 1000, wait_ms).ticket()
@@ -23,7 +23,7 @@ fn release_hands_over_to_the_first_waiter() {
     server.pass_ms(300);
     assert!(server.release(b"k", b"a"));
     assert!(
-        matches!(server.told[..], [(ticket, Told::Granted { fence: next, waited_us: 300_000 })]
+        matches!(server.wait_results[..], [(ticket, WaitResult::Granted { fence: next, waited_us: 300_000 })]
         if ticket == first && next > fence)
     );
     assert_eq!(server.text(b"k"), b"b");
@@ -89,7 +89,7 @@ fn every_end_of_a_lock_serves_the_queue() {
 }
 
 #[test]
-fn foreign_string_is_waited_for_until_it_expires_or_is_deleted() {
+fn waiter_is_granted_once_a_foreign_string_expires_or_is_deleted() {
     for deleted in [true, false] {
         let mut server = Server::new();
         server.set(b"k", b"old client", Some(700));
@@ -113,14 +113,14 @@ fn waits_end_on_time_whatever_the_wall_clock_does() {
     let ticket = waits(&mut server, b"k", b"b", 500);
     server.wall_ms += 3_600_000;
     server.turn();
-    assert_eq!(server.told, []);
+    assert_eq!(server.wait_results, []);
     server.wall_ms -= 7_200_000;
     server.mono_us += 500_000;
     assert!(server.node().next_wake().unwrap() <= server.now().monotonic);
     // The lock becomes free at the same moment: too late.
     server.release(b"k", b"a");
     server.turn();
-    assert_eq!(server.told, [(ticket, Told::Dismissed)]);
+    assert_eq!(server.wait_results, [(ticket, WaitResult::Refused)]);
     assert!(server.is_empty());
 }
 
@@ -132,7 +132,7 @@ fn release_withdraws_a_waiter_with_that_token() {
     let second = waits(&mut server, b"k", b"c", 5000);
     assert!(!server.release(b"k", b"b"));
     server.turn();
-    assert_eq!(server.told, [(first, Told::Dismissed)]);
+    assert_eq!(server.wait_results, [(first, WaitResult::Refused)]);
     server.release(b"k", b"a");
     assert_eq!(server.granted(), [second]);
 }
@@ -144,8 +144,8 @@ fn abstention_refuses_every_waiter() {
     let ticket = waits(&mut server, b"k", b"b", 5000);
     server.handle_event(&ServerEvent::Swap(0, 1));
     server.turn();
-    assert_eq!(server.told, [(ticket, Told::Dismissed)]);
-    assert_eq!(server.acquire_or_wait(b"l", b"c", 1000, 5000), Patient::Abstaining);
+    assert_eq!(server.wait_results, [(ticket, WaitResult::Refused)]);
+    assert_eq!(server.acquire_or_wait(b"l", b"c", 1000, 5000), AcquireReply::Abstaining);
     server.pass_ms(MAX_TTL_MS);
     server.turn();
     assert!(server.acquire(b"l", b"c", 1000, None).is_some());
@@ -158,39 +158,39 @@ fn waiters_are_limited() {
     let tickets: Vec<_> = (0..MAX_WAITERS)
         .map(|n| waits(&mut server, b"k", &[b'b', u8::try_from(n).unwrap()], 5000))
         .collect();
-    assert_eq!(server.acquire_or_wait(b"k", b"z", 1000, 5000), Patient::QueueFull);
+    assert_eq!(server.acquire_or_wait(b"k", b"z", 1000, 5000), AcquireReply::QueueFull);
     assert!(server.cancel(tickets[7]));
     assert!(!server.cancel(tickets[7]));
-    assert!(matches!(server.acquire_or_wait(b"k", b"z", 1000, 5000), Patient::Waits(_)));
+    assert!(matches!(server.acquire_or_wait(b"k", b"z", 1000, 5000), AcquireReply::Waits(_)));
     let Inspected::Lease { waiters, .. } = server.inspect(b"k") else { panic!("held") };
     assert_eq!(waiters, MAX_WAITERS);
 }
 
-/// An event around a queue.
+/// One step of a random run.
 #[derive(Clone, Debug)]
-enum Happening {
+enum Step {
     Wait { key: u8, ttl_ms: u64, wait_ms: u64 },
     Release { key: u8 },
     Cancel { nth: usize },
     TakeAway { key: u8, event: KeyEvent },
     Foreign { key: u8, expires_in_ms: u64 },
-    WallStep { ms: i64 },
+    MoveWallClock { ms: i64 },
     Pass { ms: u64 },
 }
 
-fn happening() -> impl Strategy<Value = Happening> {
+fn step() -> impl Strategy<Value = Step> {
     let key = 0..2_u8;
     let event =
         prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)];
     prop_oneof![
         6 => (key.clone(), 1..3000_u64, 1..4000_u64)
-            .prop_map(|(key, ttl_ms, wait_ms)| Happening::Wait { key, ttl_ms, wait_ms }),
-        4 => key.clone().prop_map(|key| Happening::Release { key }),
-        1 => (0..20_usize).prop_map(|nth| Happening::Cancel { nth }),
-        1 => (key.clone(), event).prop_map(|(key, event)| Happening::TakeAway { key, event }),
-        1 => (key, 1..2000_u64).prop_map(|(key, expires_in_ms)| Happening::Foreign { key, expires_in_ms }),
-        1 => (-5000..5000_i64).prop_map(|ms| Happening::WallStep { ms }),
-        4 => (0..1500_u64).prop_map(|ms| Happening::Pass { ms }),
+            .prop_map(|(key, ttl_ms, wait_ms)| Step::Wait { key, ttl_ms, wait_ms }),
+        4 => key.clone().prop_map(|key| Step::Release { key }),
+        1 => (0..20_usize).prop_map(|nth| Step::Cancel { nth }),
+        1 => (key.clone(), event).prop_map(|(key, event)| Step::TakeAway { key, event }),
+        1 => (key, 1..2000_u64).prop_map(|(key, expires_in_ms)| Step::Foreign { key, expires_in_ms }),
+        1 => (-5000..5000_i64).prop_map(|ms| Step::MoveWallClock { ms }),
+        4 => (0..1500_u64).prop_map(|ms| Step::Pass { ms }),
     ]
 }
 
@@ -204,34 +204,34 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
     #[test]
-    fn no_waiter_is_forgotten_or_late_and_a_free_key_never_keeps_one(happenings in prop::collection::vec(happening(), 1..80)) {
+    fn no_waiter_is_forgotten_or_late_and_a_free_key_never_keeps_one(steps in prop::collection::vec(step(), 1..80)) {
         let mut server = Server::new();
         let mut waiting: HashMap<Ticket, Waiting> = HashMap::new();
         let mut holder: HashMap<u8, Vec<u8>> = HashMap::new();
         let mut tokens = 0_u32;
-        for happening in happenings {
-            match happening {
-                Happening::Wait { key, ttl_ms, wait_ms } => {
+        for step in steps {
+            match step {
+                Step::Wait { key, ttl_ms, wait_ms } => {
                     tokens += 1;
                     let token = tokens.to_le_bytes().to_vec();
                     match server.acquire_or_wait(&[key], &token, ttl_ms, wait_ms) {
-                        Patient::Granted(_) => {
-                            prop_assert!(!waiting.values().any(|other| other.key == key), "jumped the queue");
+                        AcquireReply::Granted(_) => {
+                            prop_assert!(!waiting.values().any(|other| other.key == key), "overtook a waiter");
                             holder.insert(key, token);
                         }
-                        Patient::Waits(ticket) => {
+                        AcquireReply::Waits(ticket) => {
                             let until_us = server.mono_us + wait_ms * 1000;
                             waiting.insert(ticket, Waiting { key, token, until_us });
                         }
-                        other => prop_assert_eq!(other, Patient::QueueFull),
+                        other => prop_assert_eq!(other, AcquireReply::QueueFull),
                     }
                 }
-                Happening::Release { key } => {
+                Step::Release { key } => {
                     if let Some(token) = holder.remove(&key) {
                         server.release(&[key], &token);
                     }
                 }
-                Happening::Cancel { nth } => {
+                Step::Cancel { nth } => {
                     let mut tickets: Vec<_> = waiting.keys().copied().collect();
                     tickets.sort_unstable();
                     if let Some(ticket) = tickets.get(nth) {
@@ -241,36 +241,36 @@ proptest! {
                         }
                     }
                 }
-                Happening::TakeAway { key, event } => server.take_away(&[key], event),
-                Happening::Foreign { key, expires_in_ms } => {
+                Step::TakeAway { key, event } => server.take_away(&[key], event),
+                Step::Foreign { key, expires_in_ms } => {
                     if !server.has(&[key]) {
                         server.set(&[key], b"old client", Some(expires_in_ms));
                     }
                 }
-                Happening::WallStep { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
-                Happening::Pass { ms } => server.pass_ms(ms),
+                Step::MoveWallClock { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
+                Step::Pass { ms } => server.pass_ms(ms),
             }
             server.turn();
             let now_us = server.mono_us;
-            for (ticket, told) in std::mem::take(&mut server.told) {
-                let Some(who) = waiting.remove(&ticket) else { panic!("told twice, or after it was cancelled") };
-                match told {
-                    Told::Granted { .. } => {
-                        prop_assert!(now_us < who.until_us, "served after its time");
+            for (ticket, result) in std::mem::take(&mut server.wait_results) {
+                let Some(waiter) = waiting.remove(&ticket) else { panic!("answered twice, or after it was cancelled") };
+                match result {
+                    WaitResult::Granted { .. } => {
+                        prop_assert!(now_us < waiter.until_us, "granted after its wait had ended");
                         let earlier = waiting.iter().any(|(&other, waits)| {
-                            waits.key == who.key && other < ticket && now_us < waits.until_us
+                            waits.key == waiter.key && other < ticket && now_us < waits.until_us
                         });
-                        prop_assert!(!earlier, "not first come, first served");
-                        holder.insert(who.key, who.token);
+                        prop_assert!(!earlier, "overtook a waiter that came first");
+                        holder.insert(waiter.key, waiter.token);
                     }
-                    Told::Dismissed => prop_assert!(who.until_us <= now_us, "dismissed before its time"),
-                    Told::Failed(error) => panic!("{error:?}"),
+                    WaitResult::Refused => prop_assert!(waiter.until_us <= now_us, "refused before its wait had ended"),
+                    WaitResult::Failed(error) => panic!("{error:?}"),
                 }
             }
-            prop_assert!(waiting.values().all(|who| now_us < who.until_us), "forgotten");
+            prop_assert!(waiting.values().all(|waiter| now_us < waiter.until_us), "a waiter is forgotten");
             prop_assert_eq!(server.node().waiters(), waiting.len());
-            for who in waiting.values() {
-                prop_assert!(!matches!(server.inspect(&[who.key]), Inspected::Free), "a free key keeps a waiter");
+            for waiter in waiting.values() {
+                prop_assert!(!matches!(server.inspect(&[waiter.key]), Inspected::Free), "a free key keeps a waiter");
             }
             // Everything that remains to do has a time, so that no command needs to trigger it.
             prop_assert!(waiting.is_empty() || server.node().next_wake().is_some());

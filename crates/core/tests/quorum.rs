@@ -1,13 +1,13 @@
 //! The promises of an attempt over N nodes.
 
-#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::time::Duration;
 
 use proptest::prelude::*;
 use quorlock_core::quorum::{
     Acquisition, Extension, ExtensionVerdict, FenceAnswer, Loss, Majority, Moment, ReleaseRound,
-    ReleaseVerdict, Step, Validity, Vote, drift, reliable,
+    ReleaseVerdict, Step, Validity, Vote, drift, longest_validity,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -59,7 +59,7 @@ fn attempt_is_lost_as_soon_as_others_hold_too_many_nodes() {
 }
 
 #[test]
-fn silence_is_told_from_refusal() {
+fn attempt_without_enough_votes_is_lost_as_no_quorum_and_not_as_held() {
     let mut silent = attempt(3, 10_000);
     silent.vote(0, Vote::Silent, at(ms(1)));
     silent.vote(1, Vote::Silent, at(ms(1)));
@@ -84,7 +84,7 @@ fn nodes_without_an_answer_when_the_time_is_up_are_silent() {
 }
 
 #[test]
-fn grant_that_comes_too_late_is_no_lock() {
+fn grant_that_arrives_too_late_is_no_lock() {
     let mut attempt = attempt(3, 1000);
     attempt.vote(0, Vote::Granted(fence(1)), at(ms(10)));
     attempt.vote(1, Vote::Granted(fence(1)), at(ms(489)));
@@ -103,7 +103,7 @@ fn machine_that_slept_has_lost_its_lock() {
 }
 
 #[test]
-fn nodes_below_are_told_the_fence_and_it_counts_once_they_have_it() {
+fn node_with_a_smaller_fence_counts_once_it_stores_the_larger_one() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
@@ -114,7 +114,7 @@ fn nodes_below_are_told_the_fence_and_it_counts_once_they_have_it() {
 }
 
 #[test]
-fn nodes_above_are_not_counted() {
+fn node_with_a_larger_fence_does_not_count_for_a_smaller_one() {
     let mut attempt = attempt(5, 10_000);
     for (node, answer) in [(0, 7), (1, 90), (2, 7)] {
         attempt.vote(node, Vote::Granted(fence(answer)), at(ms(1)));
@@ -122,13 +122,13 @@ fn nodes_above_are_not_counted() {
     assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 0, fence: fence(90) }));
     assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 2, fence: fence(90) }));
     attempt.fence_answer(0, FenceAnswer::Stored(fence(90)), at(ms(2)));
-    assert_eq!(attempt.poll(), None, "two have it, and three are needed");
+    assert_eq!(attempt.poll(), None, "two nodes store it, and three are needed");
     attempt.fence_answer(2, FenceAnswer::Stored(fence(90)), at(ms(2)));
     assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(90)));
 }
 
 #[test]
-fn refused_write_back_loses_the_node() {
+fn node_that_fails_to_store_the_fence_does_not_count() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
@@ -142,7 +142,7 @@ fn refused_write_back_loses_the_node() {
 }
 
 #[test]
-fn fence_that_others_do_not_take_leaves_its_node_out() {
+fn node_whose_fence_the_others_refuse_does_not_count() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(900)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(7)), at(ms(1)));
@@ -198,12 +198,12 @@ fn attempt_is_lost_once_no_majority_can_agree() {
     assert_eq!(
         attempt.poll(),
         Some(Step::Lost(Loss::NoQuorum)),
-        "no remaining node can change that"
+        "no node is left that could change that"
     );
 }
 
 #[test]
-fn late_grant_is_told_what_the_others_are_about_to_agree_on() {
+fn late_grant_must_store_the_fence_that_the_others_are_storing() {
     let mut attempt = attempt(5, 10_000);
     for (node, answer) in [(0, 7), (1, 9), (2, 9)] {
         attempt.vote(node, Vote::Granted(fence(answer)), at(ms(1)));
@@ -214,12 +214,12 @@ fn late_grant_is_told_what_the_others_are_about_to_agree_on() {
     attempt.fence_answer(3, FenceAnswer::Stored(fence(9)), at(ms(3)));
     assert!(
         matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(9)),
-        "the first answer counts"
+        "three nodes store it, though node 0 has not answered"
     );
 }
 
 #[test]
-fn late_grant_of_the_same_fence_saves_the_write_back() {
+fn late_grant_of_the_same_fence_wins_before_the_fence_is_stored() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
@@ -228,11 +228,11 @@ fn late_grant_of_the_same_fence_saves_the_write_back() {
     assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(9)));
     attempt.fence_answer(0, FenceAnswer::Failed, at(ms(3)));
     assert_eq!(attempt.poll(), None, "it is decided once");
-    assert_eq!(attempt.coverage(), 2, "the node that was told does not hold the lock any more");
+    assert_eq!(attempt.coverage(), 2, "the node that failed does not hold the lock any more");
 }
 
 #[test]
-fn node_that_stored_less_than_it_was_told_does_not_count() {
+fn node_that_stores_less_than_the_requested_fence_does_not_count() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
@@ -243,7 +243,7 @@ fn node_that_stored_less_than_it_was_told_does_not_count() {
 }
 
 #[test]
-fn answer_to_what_was_never_told_changes_nothing() {
+fn fence_answer_without_a_request_changes_nothing() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
     attempt.fence_answer(0, FenceAnswer::Stored(fence(9)), at(ms(1)));
@@ -254,7 +254,7 @@ fn answer_to_what_was_never_told_changes_nothing() {
 }
 
 #[test]
-fn unanswered_write_back_is_no_lock() {
+fn attempt_whose_fence_request_is_unanswered_is_lost() {
     let mut in_time = attempt(3, 1000);
     let mut too_late = attempt(3, 1000);
     for attempt in [&mut in_time, &mut too_late] {
@@ -276,7 +276,7 @@ fn attempt_that_cannot_be_in_time_is_lost_before_all_have_answered() {
 }
 
 #[test]
-fn write_back_that_takes_too_long_leaves_no_validity() {
+fn fence_that_is_stored_too_late_leaves_no_validity() {
     let mut attempt = attempt(3, 1000);
     attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
@@ -295,7 +295,7 @@ fn grant_of_a_single_node_after_a_wait_is_a_lock() {
 }
 
 #[test]
-fn extension_needs_a_majority_and_tells_lost_from_unconfirmed() {
+fn extension_verdict_is_that_of_a_majority_or_else_uncertain() {
     let majority = Majority::of(3).unwrap();
     let new = || Extension::new(majority, at(ms(0)), Ttl::from_ms(1000).unwrap());
 
@@ -343,8 +343,8 @@ enum Answer {
 proptest! {
     /// Random answers in random order for N = 1 to 9.
     ///
-    /// An attempt is won exactly when a majority granted. It is decided no later than the answer
-    /// that settles it.
+    /// An attempt is won exactly if a majority granted. It is decided with the first answer after
+    /// which no other result is possible.
     #[test]
     fn verdict_is_that_of_the_majority(
         answers in prop::collection::vec(prop_oneof![Just(Answer::Granted), Just(Answer::Refused), Just(Answer::Silent)], 1..=9),
@@ -372,7 +372,7 @@ proptest! {
                         prop_assert_eq!(loss == Loss::Held, silent <= nodes - majority.size());
                         verdict = step;
                     }
-                    Some(Step::StoreFence { .. }) => prop_assert!(false, "they agree"),
+                    Some(Step::StoreFence { .. }) => prop_assert!(false, "all fences are equal"),
                     None => prop_assert_eq!(expected, "open"),
                 }
             } else {
@@ -382,7 +382,7 @@ proptest! {
         prop_assert!(verdict.is_some());
     }
 
-    /// A win has a fence that a majority stores, and a validity of what is left of ttl − drift.
+    /// A win has a fence that a majority stores, and at most the validity that ttl − drift leaves.
     #[test]
     fn win_has_a_majority_at_its_fence_and_at_most_its_ttl(
         fences in prop::collection::vec(1..6_u64, 1..=9),
@@ -411,7 +411,7 @@ proptest! {
                         let left = win.validity.remaining(now).unwrap();
                         prop_assert!(left + drift(ttl.duration()) + ms(elapsed_ms) <= ttl.duration());
                     }
-                    Step::Lost(Loss::TooLate) => prop_assert!(reliable(ttl) <= ms(elapsed_ms)),
+                    Step::Lost(Loss::TooLate) => prop_assert!(longest_validity(ttl) <= ms(elapsed_ms)),
                     Step::Lost(_) => {}
                 }
             }
@@ -421,7 +421,7 @@ proptest! {
 
     /// If a majority of the nodes accept each other's fences, the attempt agrees on one of them.
     ///
-    /// That holds for all clocks of the other nodes and all orders of the answers.
+    /// That holds whatever the clocks of the other nodes and the order of the answers.
     #[test]
     fn majority_of_close_clocks_agrees(
         near in prop::collection::vec(1..50_u64, 9),
@@ -449,13 +449,13 @@ proptest! {
             if arriving.is_empty() {
                 break;
             }
-            let (node, told) = arriving.swap_remove(choice.index(arriving.len()));
-            match told {
+            let (node, requested) = arriving.swap_remove(choice.index(arriving.len()));
+            match requested {
                 None => attempt.vote(node, Vote::Granted(fence(stored[node].0)), at(ms(1))),
-                Some(told) if told.get() > stored[node].1 => attempt.fence_answer(node, FenceAnswer::Unacceptable, at(ms(1))),
-                Some(told) => {
-                    stored[node].0 = told.get();
-                    attempt.fence_answer(node, FenceAnswer::Stored(told), at(ms(1)));
+                Some(requested) if requested.get() > stored[node].1 => attempt.fence_answer(node, FenceAnswer::Unacceptable, at(ms(1))),
+                Some(requested) => {
+                    stored[node].0 = requested.get();
+                    attempt.fence_answer(node, FenceAnswer::Stored(requested), at(ms(1)));
                 }
             }
         }
@@ -516,7 +516,7 @@ proptest! {
                 None => prop_assert!(elapsed + drift(measured) >= measured),
             }
         } else {
-            prop_assert!(reliable(ttl).is_zero() || waited_us > u64::MAX / 2 || ttl.duration() + waited <= drift(ttl.duration() + waited));
+            prop_assert!(longest_validity(ttl).is_zero() || waited_us > u64::MAX / 2 || ttl.duration() + waited <= drift(ttl.duration() + waited));
         }
     }
 }

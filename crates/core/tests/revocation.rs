@@ -1,6 +1,6 @@
-//! Revoking a lock on all nodes: what is certain, and what the holder does.
+//! Revoking a lock on all nodes: what is certain, and what the holder can still do.
 
-#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -10,8 +10,8 @@ use std::time::Duration;
 use quorlock_core::Fence;
 use quorlock_core::client::{
     Acquire, Action, Command, Context, Hold, HoldAction, LeaseInfo, NodeError, NodeRevocation,
-    Outcome, Request, RequestId, Response, Revocation, RevocationState, RevokeMode, RevokeQuestion,
-    RevokeReply, Send,
+    Outcome, OutgoingRequest, Request, RequestId, Response, Revocation, RevocationState,
+    RevokeCommand, RevokeMode, RevokeReply,
 };
 use quorlock_core::node::Holder;
 use quorlock_core::quorum::{End, Moment, Ownership};
@@ -26,8 +26,9 @@ const REPEAT_MS: u64 = 300;
 /// Nodes with one clock, and the messages that a test delivers.
 struct World {
     nodes: Vec<Server>,
-    /// Whether the operator, and the holder, reach each node.
+    /// Whether the operator reaches each node.
     operator_reaches: Vec<bool>,
+    /// Whether the holder reaches each node.
     holder_reaches: Vec<bool>,
     client: Client,
     now_ms: u64,
@@ -130,15 +131,15 @@ impl World {
     }
 
     /// A node's reply to the operator.
-    fn reply(&mut self, node: usize, question: RevokeQuestion) -> Result<RevokeReply, NodeError> {
+    fn reply(&mut self, node: usize, question: RevokeCommand) -> Result<RevokeReply, NodeError> {
         if !self.operator_reaches[node] {
             return Err(NodeError::timed_out(Duration::from_millis(50)));
         }
         let node = &mut self.nodes[node];
         let was_locked = match question {
-            RevokeQuestion::Revoke => Some(node.revoke(K).unwrap()),
-            RevokeQuestion::RevokeNow => Some(node.revoke_now(K).unwrap()),
-            RevokeQuestion::Look => None,
+            RevokeCommand::Revoke => Some(node.revoke(K).unwrap()),
+            RevokeCommand::RevokeNow => Some(node.revoke_now(K).unwrap()),
+            RevokeCommand::Inspect => None,
         };
         let lease = node.inspect_whole(K).map(|inspected| {
             let mut lease = LeaseInfo::default();
@@ -155,7 +156,7 @@ impl World {
         Ok(RevokeReply { was_locked, lease, abstains })
     }
 
-    /// Delivers the revocation's requests until it waits.
+    /// Delivers the revocation's requests until it has none.
     fn run(&mut self, revocation: &mut Revocation) {
         while let Some(ask) = revocation.poll() {
             let reply = self.reply(ask.node, ask.question);
@@ -182,14 +183,14 @@ impl World {
     }
 
     fn is_revoked(&mut self, node: usize) -> bool {
-        self.reply(node, RevokeQuestion::Look).unwrap().lease.is_some_and(|lease| lease.revoked)
+        self.reply(node, RevokeCommand::Inspect).unwrap().lease.is_some_and(|lease| lease.revoked)
     }
 }
 
 fn sends_of(hold: &mut Hold) -> Vec<(RequestId, Request)> {
     let mut sends = Vec::new();
     while let Some(action) = hold.poll() {
-        if let HoldAction::Send(Send { id, request, .. }) = action {
+        if let HoldAction::Send(OutgoingRequest { id, request, .. }) = action {
             sends.push((id, request));
         }
     }
@@ -209,15 +210,15 @@ fn revoked_lock_keeps_its_validity_and_is_not_extended() {
     let Ownership::Held(left) = before else { panic!("{before:?}") };
     let revocation = world.revoke(RevokeMode::AtDeadline);
     assert_eq!(revocation.state(), RevocationState::Revoked);
-    assert_eq!(world.ownership(&hold), before, "it was told nothing");
+    assert_eq!(world.ownership(&hold), before, "the holder was told nothing");
     world.extend(&mut hold);
     assert_eq!(world.ownership(&hold), Ownership::Uncertain(left));
     assert!(hold.is_revoked() && !hold.is_extensible(world.now()));
     assert_eq!(hold.renew_in(world.now()), None, "no extension would succeed");
-    assert!(left < revocation.remaining(world.now()), "it ends before the operator says so");
+    assert!(left < revocation.remaining(world.now()), "the validity ends before the revocation");
     world.pass_ms(u64::try_from(left.as_millis()).unwrap() + 1);
     assert_eq!(world.ownership(&hold), Ownership::Lost(End::Expired));
-    assert_ne!(world.nodes[0].inspect(K), Inspected::Free, "later the node ends it");
+    assert_ne!(world.nodes[0].inspect(K), Inspected::Free, "the lease outlasts the validity");
 }
 
 #[test]
@@ -237,7 +238,7 @@ fn minority_that_revoked_is_not_repaired_and_does_not_end_the_lock() {
     let regular = hold.renew_in(world.now()).unwrap();
     assert!(
         regular > Duration::from_millis(TTL_MS / 4),
-        "it is not in a hurry to repair it: {regular:?}"
+        "the holder does not renew early for a repair: {regular:?}"
     );
 }
 
@@ -265,7 +266,7 @@ fn revocation_is_over_by_the_deadline() {
     assert!((10_000..10_110).contains(&left.as_millis()), "{left:?}");
     world.operator_reaches = vec![false; 3];
     world.pass_revoking(&mut revocation, REPEAT_MS);
-    assert_eq!(revocation.state(), RevocationState::Revoked, "what was revoked stays so");
+    assert_eq!(revocation.state(), RevocationState::Revoked, "what was revoked stays revoked");
     world.pass_revoking(&mut revocation, TTL_MS);
     assert_eq!(revocation.state(), RevocationState::Over);
     assert_eq!(
@@ -275,18 +276,19 @@ fn revocation_is_over_by_the_deadline() {
 }
 
 #[test]
-fn free_key_is_over_at_once_and_nothing_is_revoked() {
+fn revocation_of_a_free_key_is_over_at_once() {
     let mut world = World::new(3);
     let revocation = world.revoke(RevokeMode::AtDeadline);
     assert_eq!(revocation.state(), RevocationState::Over);
     assert!(revocation.nodes().all(|node| *node == NodeRevocation::Free));
 }
 
-/// Has the holder begin to repair a node before the operator revokes the lock on another.
+/// The holder begins to repair a node before the operator revokes the lock on another.
 ///
-/// With the third node, which the operator does not reach, the holder has a majority.
+/// The operator does not reach the third node. With it and the repaired node, the holder has a
+/// majority.
 #[test]
-fn free_node_makes_nothing_certain_until_it_was_asked_again() {
+fn node_where_the_key_is_free_confirms_no_revocation() {
     let mut world = World::new(3);
     let order = world.client.topology.order(K);
     let (queue_node, missed) = (order[0], order[2]);
@@ -309,13 +311,13 @@ fn free_node_makes_nothing_certain_until_it_was_asked_again() {
     assert_eq!(*nodes[missed], NodeRevocation::Free);
     assert!(matches!(nodes[queue_node], NodeRevocation::Revoked(_)), "{nodes:?}");
     assert_eq!(revocation.state(), RevocationState::Unconfirmed, "two of three have answered");
-    // The repair arrives, and the lock can be extended although a majority has replied 1 or 0.
+    // The repair arrives, and the holder extends the lock although a majority has answered.
     let response = world.answer(id.node, &request);
     hold.handle_response(id, &response, &world.ctx());
     world.pass_ms(100);
     world.extend(&mut hold);
     assert!(matches!(world.ownership(&hold), Ownership::Held(_)), "that is the harm");
-    // The revocation repeats its request to the node, which refuses from then on.
+    // The revocation asks the node again, and the node refuses from then on.
     world.pass_revoking(&mut revocation, REPEAT_MS);
     assert_eq!(revocation.state(), RevocationState::Revoked);
     world.extend(&mut hold);
@@ -323,12 +325,12 @@ fn free_node_makes_nothing_certain_until_it_was_asked_again() {
 }
 
 #[test]
-fn nodes_that_revoked_one_after_the_other_do_not_count_together() {
+fn nodes_that_revoked_at_different_times_do_not_count_together() {
     let mut world = World::new(3);
     let mut hold = world.acquire();
     world.operator_reaches = vec![true, false, false];
     let mut revocation = world.revoke(RevokeMode::AtDeadline);
-    // The holder does not learn of it: node 0 is silent until its lease has ended.
+    // The holder does not learn of the revocation: node 0 is silent until its lease has ended.
     world.holder_reaches[0] = false;
     for _ in 0..4 {
         world.pass_revoking(&mut revocation, TTL_MS / 3);
@@ -336,7 +338,7 @@ fn nodes_that_revoked_one_after_the_other_do_not_count_together() {
     }
     world.holder_reaches[0] = true;
     world.extend(&mut hold);
-    assert!(!world.is_revoked(0), "it was repaired");
+    assert!(!world.is_revoked(0), "the node was repaired");
     world.operator_reaches = vec![false, true, false];
     world.pass_revoking(&mut revocation, REPEAT_MS);
     world.pass_revoking(&mut revocation, REPEAT_MS);
@@ -360,7 +362,7 @@ fn restarted_node_does_not_count_as_free() {
 }
 
 #[test]
-fn node_that_comes_back_is_revoked_and_the_next_lock_is_left_alone() {
+fn node_that_returns_is_revoked_and_the_next_lock_is_left_alone() {
     let mut world = World::new(3);
     let mut hold = world.acquire();
     world.operator_reaches[2] = false;
@@ -368,7 +370,7 @@ fn node_that_comes_back_is_revoked_and_the_next_lock_is_left_alone() {
     assert_eq!(revocation.state(), RevocationState::Revoked);
     world.operator_reaches[2] = true;
     world.pass_revoking(&mut revocation, REPEAT_MS);
-    assert!(world.is_revoked(2), "it is asked again");
+    assert!(world.is_revoked(2), "the node is asked again");
 
     // The next holder begins while the operator does not reach a node.
     let mut revocation = world.revoke(RevokeMode::AtDeadline);
@@ -397,7 +399,7 @@ fn revocation_now_ends_the_lock_and_says_how_long_its_holder_may_run() {
     assert_eq!(revocation.state(), RevocationState::Over);
     assert!(revocation.nodes().all(|node| *node == NodeRevocation::Ended));
     assert!((0..3).all(|node| world.nodes[node].inspect(K) == Inspected::Free));
-    let Ownership::Held(left) = world.ownership(&hold) else { panic!("it does not know") };
+    let Ownership::Held(left) = world.ownership(&hold) else { panic!("the holder does not know") };
     assert!(left <= revocation.remaining(world.now()), "{left:?}");
     world.extend(&mut hold);
     assert_eq!(world.ownership(&hold), Ownership::Lost(End::NotHeld));

@@ -1,12 +1,12 @@
 //! REVOKE: until its deadline, the holder loses only the right to extend.
 
-#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
 use proptest::prelude::*;
 use quorlock_core::node::{CommandError, Holder, KeyEvent, Mode, ServerEvent};
-use support::{Extended, Server, Told, UNKNOWN};
+use support::{Extended, Server, UNKNOWN, WaitResult};
 
 const A: &[u8] = b"a";
 const B: &[u8] = b"b";
@@ -45,16 +45,18 @@ fn revoked_lock_ends_at_its_deadline_and_not_before() {
 }
 
 #[test]
-fn holder_of_a_revoked_lock_releases_it_earlier() {
+fn holder_of_a_revoked_lock_can_release_it_early() {
     let mut server = Server::new();
     server.acquire(K, TOKEN, 1000, None).unwrap();
     let ticket = server.acquire_or_wait(K, NEXT, 1000, 5000).ticket();
     server.revoke(K).unwrap();
     server.turn();
-    assert_eq!(server.told, []);
-    assert!(!server.release(K, UNKNOWN), "what is under the key proves nothing");
+    assert_eq!(server.wait_results, []);
+    assert!(!server.release(K, UNKNOWN), "the value under the key proves nothing");
     assert!(server.release(K, TOKEN));
-    assert!(matches!(server.told[..], [(told, Told::Granted { .. })] if told == ticket));
+    assert!(
+        matches!(server.wait_results[..], [(waiter, WaitResult::Granted { .. })] if waiter == ticket)
+    );
     assert_eq!(server.text(K), NEXT);
 }
 
@@ -66,10 +68,13 @@ fn waiter_is_granted_a_revoked_lock_at_its_deadline() {
     server.revoke(K).unwrap();
     server.pass_ms(999);
     server.turn();
-    assert_eq!(server.told, []);
+    assert_eq!(server.wait_results, []);
     server.pass_ms(1);
     server.turn();
-    assert!(matches!(server.told[..], [(_, Told::Granted { waited_us: 1_000_000, .. })]));
+    assert!(matches!(
+        server.wait_results[..],
+        [(_, WaitResult::Granted { waited_us: 1_000_000, .. })]
+    ));
 }
 
 #[test]
@@ -81,7 +86,7 @@ fn revoke_now_ends_the_lock_and_serves_the_queue_in_the_same_turn() {
     assert_eq!(server.revoke_now(B), Ok(true));
     assert!(!server.has(A) && !server.has(B));
     server.turn();
-    assert_eq!(server.told.len(), 2);
+    assert_eq!(server.wait_results.len(), 2);
     let stats = *server.node().stats();
     assert_eq!((stats.revoked, stats.ended_by_operator, stats.handovers), (2, 2, 2));
     server.release(A, NEXT);
@@ -89,7 +94,7 @@ fn revoke_now_ends_the_lock_and_serves_the_queue_in_the_same_turn() {
 }
 
 #[test]
-fn revocation_of_one_key_is_one_of_all_keys_of_the_lock() {
+fn revocation_of_one_key_revokes_all_keys_of_the_lock() {
     let mut server = Server::new();
     server.acquire_all(&[A, B, K], TOKEN, 1000, None).unwrap();
     assert_eq!(server.revoke(B), Ok(true));
@@ -104,7 +109,7 @@ fn revocation_of_one_key_is_one_of_all_keys_of_the_lock() {
     );
     assert_eq!(server.node().stats().revoked, 3);
     assert_eq!(server.revoke(A), Ok(true));
-    assert_eq!(server.node().stats().revoked, 3, "once is enough");
+    assert_eq!(server.node().stats().revoked, 3, "a lock is revoked once");
     assert!(server.release_all(&[A, B, K], TOKEN));
     assert!(server.is_empty());
 }
@@ -130,7 +135,7 @@ fn revoked_lock_is_not_adopted_after_a_crash() {
 }
 
 #[test]
-fn everything_that_is_written_of_a_revocation_is_propagated() {
+fn every_write_of_a_revocation_is_propagated() {
     let mut server = Server::new();
     server.memory.keys.has_append_only_file = true;
     server.turn();
@@ -144,14 +149,14 @@ fn everything_that_is_written_of_a_revocation_is_propagated() {
         .keys
         .propagated
         .drain(..)
-        .map(|it| (it.key, it.value, it.expires_at_ms))
+        .map(|write| (write.key, write.value, write.expires_at_ms))
         .collect();
     let set = |key: &[u8], ms| (key.into(), Some(Some(UNKNOWN.into())), Some(server.wall_ms + ms));
     assert_eq!(sets, [set(A, 1000), set(B, 1000), set(K, 700)]);
 }
 
 #[test]
-fn string_of_another_client_is_revoked_by_another_value() {
+fn foreign_string_is_revoked_by_another_value() {
     let mut server = Server::new();
     server.set(K, TOKEN, Some(1000));
     assert_eq!(server.revoke(K), Ok(true));
@@ -161,7 +166,7 @@ fn string_of_another_client_is_revoked_by_another_value() {
     server.acquire_or_wait(K, NEXT, 1000, 5000);
     assert_eq!(server.revoke_now(K), Ok(true));
     server.turn();
-    assert!(matches!(server.told[..], [(_, Told::Granted { waited_us: 0, .. })]));
+    assert!(matches!(server.wait_results[..], [(_, WaitResult::Granted { waited_us: 0, .. })]));
 }
 
 #[test]
@@ -200,7 +205,7 @@ fn accident_to_the_mirror_does_not_undo_a_revocation() {
     server.revoke(K).unwrap();
     server.take_away(K, KeyEvent::Expired);
     server.turn();
-    assert_eq!(server.text(K), UNKNOWN, "it is written again");
+    assert_eq!(server.text(K), UNKNOWN, "the mirror is written again");
     assert_eq!(
         server.extend_with(K, TOKEN, 10_000, None, None),
         Extended::Revoked { left_ms: 10_000 }
@@ -221,7 +226,7 @@ fn overwrite_of_a_revoked_lock_ends_it() {
     let mut server = Server::new();
     server.acquire(K, TOKEN, 10_000, None).unwrap();
     server.revoke(K).unwrap();
-    // The key's former token is an unrelated value now.
+    // The mirror no longer has the token, so a string with that value is foreign.
     server.set(K, TOKEN, Some(1000));
     assert!(matches!(server.inspect_whole(K).unwrap().holder, Holder::Foreign { .. }));
     server.take_away(K, KeyEvent::Removed);
@@ -237,7 +242,7 @@ fn write_that_the_server_refuses_leaves_the_lock_revoked() {
     server.memory.keys.writes_left = Some(0);
     assert_eq!(server.revoke(K), Ok(true));
     assert!(
-        server.memory.keys.propagated.iter().all(|it| it.value == Some(None)),
+        server.memory.keys.propagated.iter().all(|write| write.value == Some(None)),
         "the token is not kept on disk"
     );
     server.memory.keys.writes_left = None;
@@ -271,11 +276,12 @@ fn inspect_shows_the_age_and_the_waiters_in_order() {
     assert_eq!((held_ms, mode, keys, revoked, ttl_ms), (1500, Mode::Exclusive, 2, false, 20_000));
 }
 
+/// One step of a random run.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Acquire(u8),
     Extend(u8),
-    HandOver(u8, u8),
+    SwapToken(u8, u8),
     Release(u8),
     Revoke,
     Pass(u64),
@@ -288,7 +294,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         4 => token.clone().prop_map(Step::Acquire),
         3 => token.clone().prop_map(Step::Extend),
-        1 => (token.clone(), token.clone()).prop_map(|(old, new)| Step::HandOver(old, new)),
+        1 => (token.clone(), token.clone()).prop_map(|(old, new)| Step::SwapToken(old, new)),
         1 => token.prop_map(Step::Release),
         2 => Just(Step::Revoke),
         3 => (1..600_u64).prop_map(Step::Pass),
@@ -299,12 +305,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// A holder that was promised a deadline keeps it, and a revocation moves no deadline.
+    /// A holder keeps the deadline that it was granted: a revocation moves no deadline.
     #[test]
     fn revoked_lock_is_not_granted_before_its_deadline(steps in steps()) {
         const TTL_MS: u64 = 1000;
         let mut server = Server::new();
-        // The holder, the deadline on which it relies, and whether the lock was revoked.
+        // The token of the holder, its deadline, and whether the lock was revoked.
         let mut holder: Option<(u8, u64, bool)> = None;
         for step in steps {
             let now_ms = server.mono_us / 1000;
@@ -317,8 +323,8 @@ proptest! {
                         holder = Some((token, now_ms + TTL_MS, false));
                     }
                 }
-                Step::Extend(token) | Step::HandOver(token, _) => {
-                    let new = if let Step::HandOver(_, new) = step { Some(new) } else { None };
+                Step::Extend(token) | Step::SwapToken(token, _) => {
+                    let new = if let Step::SwapToken(_, new) = step { Some(new) } else { None };
                     let bytes = new.map(|new| [new]);
                     let extended = server.extend_with(K, &[token], TTL_MS, None, bytes.as_ref().map(|it| &it[..]));
                     match &mut holder {

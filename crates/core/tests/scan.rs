@@ -1,6 +1,6 @@
-//! SCAN lists what lives from the first call to the last, whatever happens in between.
+//! SCAN lists every lock that is held from its first call to its last.
 
-#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -47,7 +47,7 @@ fn key(number: usize) -> Vec<u8> {
 }
 
 #[test]
-fn all_locks_of_the_database_are_listed_with_what_inspect_says() {
+fn all_locks_of_the_database_are_listed_as_inspect_shows_them() {
     let mut server = Server::new();
     for number in 0..500 {
         server.acquire(&key(number), b"t", 10_000, None).unwrap();
@@ -91,7 +91,7 @@ fn all_locks_of_the_database_are_listed_with_what_inspect_says() {
 }
 
 #[test]
-fn one_call_looks_at_a_bounded_slice() {
+fn one_call_reads_a_bounded_slice() {
     let mut server = Server::new();
     for number in 0..5000 {
         server.acquire(&key(number), b"t", 10_000, None).unwrap();
@@ -104,11 +104,11 @@ fn one_call_looks_at_a_bounded_slice() {
     assert_eq!(
         scan_in(&mut server, 0, 0, Some(b"none"), 10).cursor,
         10,
-        "what does not match is looked at"
+        "locks that do not match count too"
     );
-    // One lock is left in each chunk of 128, and then one alone.
-    for (spares, at_least, at_most) in [(128, 40, 60), (4999, 1, 2)] {
-        for number in (0..5000).filter(|number| number % spares != spares - 1) {
+    // Leaves one lock in each chunk of 128, and then a single lock.
+    for (one_in, at_least, at_most) in [(128, 40, 60), (4999, 1, 2)] {
+        for number in (0..5000).filter(|number| number % one_in != one_in - 1) {
             server.release(&key(number), b"t");
         }
         let (mut cursor, mut calls, mut found) = (0, 0, 0);
@@ -162,18 +162,18 @@ fn any_cursor_is_answered() {
     }
 }
 
-/// An event between two calls.
+/// One step of a random run.
 #[derive(Clone, Debug)]
 enum Step {
     Scan(u32),
     Acquire(usize),
     AcquireTwo(usize, usize),
-    /// Enough keys to fill chunks.
+    /// Acquires enough keys to fill chunks.
     AcquireMany(usize),
     Release(usize),
     ReleaseMany(usize),
     Revoke(usize),
-    HandOver(usize),
+    SwapToken(usize),
     Pass(u64),
     Turn,
 }
@@ -189,7 +189,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => (0..KEYS).prop_map(Step::Release),
         1 => (0..KEYS).prop_map(Step::ReleaseMany),
         1 => (0..KEYS).prop_map(Step::Revoke),
-        1 => (0..KEYS).prop_map(Step::HandOver),
+        1 => (0..KEYS).prop_map(Step::SwapToken),
         1 => (1..300_u64).prop_map(Step::Pass),
         1 => Just(Step::Turn),
     ];
@@ -206,25 +206,25 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn lock_that_lives_from_first_to_last_call_is_listed(steps in steps(), last in 1..50_u32) {
+    fn lock_that_is_held_from_first_to_last_call_is_listed(steps in steps(), last in 1..50_u32) {
         let mut server = Server::new();
         let mut cursor = 0;
-        // The locks held ever since the first call, and the locks that were listed.
-        let mut lives: Option<BTreeSet<Vec<u8>>> = None;
+        // The locks that were held at the first call, were listed since, and ended since.
+        let mut held_at_first: Option<BTreeSet<Vec<u8>>> = None;
         let mut listed = BTreeSet::new();
         let mut ended: BTreeSet<Vec<u8>> = BTreeSet::new();
         for step in steps {
             match step {
                 Step::Scan(count) => {
-                    if lives.is_none() {
-                        lives = Some(held(&mut server));
+                    if held_at_first.is_none() {
+                        held_at_first = Some(held(&mut server));
                         ended.clear();
                     }
                     let scanned = scan_in(&mut server, 0, cursor, None, count);
                     listed.extend(scanned.locks.into_iter().map(|lock| lock.key.into_vec()));
                     cursor = scanned.cursor;
                     if cursor == 0 {
-                        let all = lives.take().unwrap();
+                        let all = held_at_first.take().unwrap();
                         let missed: Vec<_> = all.iter().filter(|key| !ended.contains(*key) && !listed.contains(*key)).collect();
                         prop_assert!(missed.is_empty(), "{missed:?}");
                         listed.clear();
@@ -258,7 +258,7 @@ proptest! {
                     ended.extend(before.difference(&after).cloned());
                 }
                 Step::Revoke(n) => drop(server.revoke(&key(n))),
-                Step::HandOver(n) => drop(server.extend_with(&key(n), b"t", 900, None, Some(b"t"))),
+                Step::SwapToken(n) => drop(server.extend_with(&key(n), b"t", 900, None, Some(b"t"))),
                 Step::Pass(ms) => {
                     let before = held(&mut server);
                     server.pass_ms(ms);
@@ -268,7 +268,7 @@ proptest! {
                 Step::Turn => server.turn(),
             }
         }
-        // A scan without interruption finds the locks that still live.
+        // A scan without interruption lists exactly the locks that are held.
         let expected = held(&mut server);
         prop_assert_eq!(keys(&mut server, 0, None, last), expected);
     }

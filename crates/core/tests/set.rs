@@ -1,6 +1,6 @@
 //! Sets of nodes: what `lock.set` accepts, and which nodes a client admits.
 
-#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -226,7 +226,7 @@ mod admission {
     }
 
     #[test]
-    fn client_with_too_few_or_too_many_nodes_is_refused() {
+    fn client_with_too_few_or_too_many_nodes_admits_none() {
         assert_eq!(admitted(&["eu 1 1,2,3", "eu 2 1,2,3"]), "RR");
         assert_eq!(admitted(&["eu 1 1,2", "eu 2 1,2", "?"]), "RR?");
         for (nodes, given) in [(&["eu 1 1,2,3", "?"][..], "2 nodes"), (&["eu 1 1,2,3"], "1 node")] {
@@ -267,7 +267,7 @@ mod admission {
     }
 
     #[test]
-    fn program_that_names_a_set_gets_no_other() {
+    fn client_that_expects_a_set_admits_no_other() {
         let nodes = ["eu 1 1,2,3", "eu 2 1,2,3", "eu 3 1,2,3"];
         assert_eq!(letters(&agree(Some("eu"), &reports(&nodes))), "AAA");
         assert_eq!(letters(&agree(Some("us"), &reports(&nodes))), "RRR");
@@ -281,7 +281,7 @@ mod admission {
     }
 
     #[test]
-    fn clients_of_both_lists_are_admitted_during_a_change() {
+    fn nodes_are_admitted_by_clients_of_both_lists_during_a_change() {
         let [one, two, three] = [1, 2, 3].map(|id| format!("eu {id} 1,2,3>1,2,3,4"));
         for fourth in ["eu 4 1,2,3,4", "eu 4 1,2,3>1,2,3,4"] {
             assert_eq!(admitted(&[&one, &two, &three]), "AAA");
@@ -295,7 +295,7 @@ mod admission {
     }
 
     #[test]
-    fn client_with_a_mixture_of_both_lists_gets_only_members() {
+    fn client_with_a_mixture_of_both_lists_admits_only_members() {
         let [one, two, four] = [1, 2, 4].map(|id| format!("eu {id} 1,2,3>1,2,3,4"));
         let nodes = [one.as_str(), &two, &four];
         assert_eq!(admitted(&nodes), "AAR");
@@ -365,17 +365,17 @@ mod exclusion {
         a.can_win() && b.can_win() && from_shared(a) + from_shared(b) <= shared
     }
 
-    fn some_ids() -> impl Strategy<Value = Ids> {
+    fn one_or_more_ids() -> impl Strategy<Value = Ids> {
         subsequence((1..=HIGHEST_ID).collect::<Vec<_>>(), 1..=usize::from(HIGHEST_ID)).prop_map(ids)
     }
 
-    fn any_ids() -> impl Strategy<Value = Ids> {
+    fn up_to_two_ids() -> impl Strategy<Value = Ids> {
         subsequence((1..=HIGHEST_ID).collect::<Vec<_>>(), 0..=2).prop_map(ids)
     }
 
     /// A list, and the same list with one member more or one fewer.
     fn neighbours() -> impl Strategy<Value = (Ids, Ids)> {
-        (some_ids(), 1..=HIGHEST_ID).prop_filter_map("a list has a member", |(list, id)| {
+        (one_or_more_ids(), 1..=HIGHEST_ID).prop_filter_map("a list has a member", |(list, id)| {
             let other: Ids = list.symmetric_difference(&ids([id])).copied().collect();
             (!other.is_empty()).then_some((list, other))
         })
@@ -421,8 +421,8 @@ mod exclusion {
         fn node_never_admits_clients_whose_lists_differ_by_two(
             pairs in proptest::collection::vec(neighbours(), 1..4),
             picks in picks(),
-            given in (some_ids(), some_ids()),
-            unheard in (any_ids(), any_ids()),
+            given in (one_or_more_ids(), one_or_more_ids()),
+            unheard in (up_to_two_ids(), up_to_two_ids()),
         ) {
             let forms: Vec<_> = pairs.iter().map(|(a, b)| forms((a, b))).collect();
             let nodes = nodes(&forms, &picks);
@@ -447,9 +447,9 @@ mod exclusion {
             ((nodes, given), unheard) in (neighbours(), picks()).prop_flat_map(|((a, b), picks)| {
                 let nodes = nodes(&[forms((&a, &b))], &picks);
                 let client = clients(vec![a, b]);
-                let given = (client, some_ids(), some_ids()).prop_map(<[_; 3]>::from);
+                let given = (client, one_or_more_ids(), one_or_more_ids()).prop_map(<[_; 3]>::from);
                 (Just(nodes), given)
-            }).prop_flat_map(|case| (Just(case), proptest::collection::vec(any_ids(), 3)))
+            }).prop_flat_map(|case| (Just(case), proptest::collection::vec(up_to_two_ids(), 3)))
         ) {
             let clients: Vec<_> = given
                 .iter()

@@ -2,7 +2,7 @@
 //!
 //! No client keeps a key while it waits for another.
 
-#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, HashMap};
 use proptest::prelude::*;
 use quorlock_core::Fence;
 use quorlock_core::node::{FenceError, KeyEvent, ServerEvent, Ticket};
-use support::{Extended, Inspected, Patient, Server, Told};
+use support::{AcquireReply, Extended, Inspected, Server, WaitResult};
 
 const A: &[u8] = b"a";
 const B: &[u8] = b"b";
@@ -26,7 +26,7 @@ fn is_free(server: &mut Server, key: &[u8]) -> bool {
 }
 
 #[test]
-fn all_keys_are_taken_or_none() {
+fn lock_takes_all_keys_or_none() {
     let mut server = Server::new();
     server.acquire(B, b"other", 1000, None).unwrap();
     assert_eq!(server.acquire_all(&[A, B], b"t", 1000, None), None);
@@ -152,7 +152,7 @@ fn end_of_one_key_ends_all() {
         server.turn();
         assert_eq!(server.granted(), [], "{name}: not before");
         end(&mut server);
-        // At once, even where a key still exists.
+        // The lock ends at once, even where a mirror still exists.
         assert_eq!(
             server.extend_all_with(&[A, B, C], b"t", 1000, None, None),
             Extended::NotHeld,
@@ -173,13 +173,13 @@ fn end_of_one_key_ends_all() {
         assert_eq!(
             stats.releases + stats.ended_by_deadline + stats.ended_by_operator,
             3,
-            "{name}: each once"
+            "{name}: each key ends once"
         );
     }
 }
 
 #[test]
-fn overwritten_key_ends_all_when_it_is_touched_and_is_left_alone() {
+fn overwritten_key_ends_all_at_the_next_command_and_is_left_alone() {
     let mut server = Server::new();
     server.acquire_all(&[A, B], b"t", 1000, None).unwrap();
     server.set(B, b"other", None);
@@ -190,7 +190,7 @@ fn overwritten_key_ends_all_when_it_is_touched_and_is_left_alone() {
 }
 
 #[test]
-fn accident_to_one_key_leaves_the_lock_as_it_is() {
+fn accident_to_the_mirrors_leaves_the_lock_as_it_is() {
     let mut server = Server::new();
     let fence = server.acquire_all(&[A, B], b"t", 10_000, None).unwrap();
     server.take_away(A, KeyEvent::Expired);
@@ -208,7 +208,7 @@ fn restored_keys_are_one_lock_again_when_all_are_there() {
     server.set(A, b"t", Some(3000));
     server.set(B, b"t", Some(4000));
     assert_eq!(server.extend_all_with(&[A, B, C], b"t", 1000, None, None), Extended::NotHeld);
-    assert_eq!(server.node().leases(), 0, "nothing is adopted unless all is");
+    assert_eq!(server.node().leases(), 0, "the node adopts all keys or none");
     assert!(matches!(
         server.extend_all_with(&[A, B], b"t", 1000, None, None),
         Extended::Held { .. }
@@ -223,7 +223,7 @@ fn restored_keys_are_one_lock_again_when_all_are_there() {
 }
 
 #[test]
-fn ended_key_is_not_adopted_back_while_it_is_still_there() {
+fn mirror_that_outlives_its_lock_is_not_adopted() {
     let mut server = Server::new();
     server.acquire_all(&[A, B], b"t", 60_000, None).unwrap();
     server.take_away(A, KeyEvent::Removed);
@@ -234,12 +234,12 @@ fn ended_key_is_not_adopted_back_while_it_is_still_there() {
 }
 
 #[test]
-fn waiter_for_several_keys_holds_none_meanwhile() {
+fn waiter_for_several_keys_reserves_none() {
     let mut server = Server::new();
     server.acquire(B, b"other", 1000, None).unwrap();
     let both = waits(&mut server, &[A, B], b"t");
     server.turn();
-    assert!(server.acquire(A, b"newcomer", 1000, None).is_some(), "a free key is anybody's");
+    assert!(server.acquire(A, b"newcomer", 1000, None).is_some(), "a free key is not reserved");
     assert!(server.release(B, b"other"));
     assert_eq!(server.granted(), []);
     assert!(server.acquire(B, b"newcomer", 1000, None).is_some());
@@ -252,7 +252,7 @@ fn waiter_for_several_keys_holds_none_meanwhile() {
 }
 
 #[test]
-fn waiter_that_lacks_a_key_is_skipped_until_it_does_not() {
+fn waiter_that_lacks_a_key_is_skipped_until_all_are_free() {
     let mut server = Server::new();
     server.acquire(A, b"x", 9000, None).unwrap();
     server.acquire(B, b"y", 9000, None).unwrap();
@@ -263,7 +263,7 @@ fn waiter_that_lacks_a_key_is_skipped_until_it_does_not() {
     assert_eq!(server.granted(), [behind]);
     server.release(B, b"y");
     server.release(A, b"u");
-    assert_eq!(server.granted(), [behind, both], "it came before the last");
+    assert_eq!(server.granted(), [behind, both], "it arrived before the last waiter");
     server.release(B, b"t");
     server.turn();
     assert_eq!(server.granted(), [behind, both, last]);
@@ -283,7 +283,7 @@ fn waiter_for_several_keys_does_not_overtake_single_key_waiters() {
 }
 
 #[test]
-fn foreign_string_under_one_of_the_keys_is_waited_for() {
+fn waiter_waits_for_the_foreign_string_under_one_of_its_keys() {
     let mut server = Server::new();
     server.acquire(A, b"x", 1000, None).unwrap();
     let both = waits(&mut server, &[A, B], b"t");
@@ -304,7 +304,7 @@ fn release_withdraws_a_waiter_for_several_keys() {
         let both = waits(&mut server, &[A, B], b"t");
         assert!(!server.release_all(keys, b"t"));
         server.turn();
-        assert_eq!(server.told, [(both, Told::Dismissed)]);
+        assert_eq!(server.wait_results, [(both, WaitResult::Refused)]);
         assert_eq!(server.node().waiters(), 0);
     }
 }
@@ -322,7 +322,7 @@ fn release_withdraws_a_waiter_even_when_the_lock_has_just_ended() {
             end(&mut server);
             assert!(!server.release_all(&[A, B], b"t"));
             server.turn();
-            assert_eq!(server.told, [(waiter, Told::Dismissed)]);
+            assert_eq!(server.wait_results, [(waiter, WaitResult::Refused)]);
             assert!(server.is_empty());
         }
     }
@@ -341,7 +341,7 @@ fn flush_by_an_operator_ends_all_locks_and_serves_all_waiters() {
 }
 
 #[test]
-fn memory_is_given_back_and_the_keys_of_a_lock_still_belong_together() {
+fn keys_of_a_lock_stay_together_when_the_table_shrinks() {
     let mut server = Server::new();
     for n in 0..20_000_u32 {
         server.acquire(&n.to_be_bytes(), b"x", 1000, None).unwrap();
@@ -360,7 +360,7 @@ fn memory_is_given_back_and_the_keys_of_a_lock_still_belong_together() {
 }
 
 #[test]
-fn nodes_are_not_equal_when_the_same_leases_are_other_locks() {
+fn nodes_differ_when_the_same_keys_belong_to_other_locks() {
     let mut one = Server::new();
     let mut other = Server::new();
     let fence = one.acquire_all(&[A, B], b"t", 1000, None).unwrap();
@@ -370,44 +370,44 @@ fn nodes_are_not_equal_when_the_same_leases_are_other_locks() {
     assert!(one.node() != other.node());
 }
 
-/// An event in a random run.
+/// One step of a random run.
 #[derive(Clone, Debug)]
-enum Happening {
+enum Step {
     Acquire { keys: u8, ttl_ms: u64 },
     Wait { keys: u8, ttl_ms: u64, wait_ms: u64 },
     Extend { nth: usize, keys: u8, ttl_ms: u64 },
     ExtendOwn { nth: usize, ttl_ms: u64 },
-    HandOver { nth: usize },
+    SwapToken { nth: usize },
     Release { nth: usize, keys: u8 },
     Cancel { nth: usize },
     TakeAway { key: u8, event: KeyEvent },
     Foreign { key: u8, expires_in_ms: u64 },
     Flush,
-    WallStep { ms: i64 },
+    MoveWallClock { ms: i64 },
     Pass { ms: u64 },
 }
 
 const KEYS: u8 = 4;
 
-fn happening() -> impl Strategy<Value = Happening> {
+fn step() -> impl Strategy<Value = Step> {
     let (keys, nth, ttl) = (1..1_u8 << KEYS, 0..8_usize, 1..3000_u64);
     let event =
         prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)];
     prop_oneof![
-        3 => (keys.clone(), ttl.clone()).prop_map(|(keys, ttl_ms)| Happening::Acquire { keys, ttl_ms }),
+        3 => (keys.clone(), ttl.clone()).prop_map(|(keys, ttl_ms)| Step::Acquire { keys, ttl_ms }),
         8 => (keys.clone(), ttl.clone(), 1..4000_u64)
-            .prop_map(|(keys, ttl_ms, wait_ms)| Happening::Wait { keys, ttl_ms, wait_ms }),
+            .prop_map(|(keys, ttl_ms, wait_ms)| Step::Wait { keys, ttl_ms, wait_ms }),
         2 => (nth.clone(), keys.clone(), ttl.clone())
-            .prop_map(|(nth, keys, ttl_ms)| Happening::Extend { nth, keys, ttl_ms }),
-        2 => (nth.clone(), ttl).prop_map(|(nth, ttl_ms)| Happening::ExtendOwn { nth, ttl_ms }),
-        1 => nth.clone().prop_map(|nth| Happening::HandOver { nth }),
-        5 => (nth.clone(), keys).prop_map(|(nth, keys)| Happening::Release { nth, keys }),
-        1 => nth.prop_map(|nth| Happening::Cancel { nth }),
-        1 => (0..KEYS, event).prop_map(|(key, event)| Happening::TakeAway { key, event }),
-        1 => (0..KEYS, 1..2000_u64).prop_map(|(key, expires_in_ms)| Happening::Foreign { key, expires_in_ms }),
-        1 => Just(Happening::Flush),
-        1 => (-5000..5000_i64).prop_map(|ms| Happening::WallStep { ms }),
-        4 => (0..1500_u64).prop_map(|ms| Happening::Pass { ms }),
+            .prop_map(|(nth, keys, ttl_ms)| Step::Extend { nth, keys, ttl_ms }),
+        2 => (nth.clone(), ttl).prop_map(|(nth, ttl_ms)| Step::ExtendOwn { nth, ttl_ms }),
+        1 => nth.clone().prop_map(|nth| Step::SwapToken { nth }),
+        5 => (nth.clone(), keys).prop_map(|(nth, keys)| Step::Release { nth, keys }),
+        1 => nth.prop_map(|nth| Step::Cancel { nth }),
+        1 => (0..KEYS, event).prop_map(|(key, event)| Step::TakeAway { key, event }),
+        1 => (0..KEYS, 1..2000_u64).prop_map(|(key, expires_in_ms)| Step::Foreign { key, expires_in_ms }),
+        1 => Just(Step::Flush),
+        1 => (-5000..5000_i64).prop_map(|ms| Step::MoveWallClock { ms }),
+        4 => (0..1500_u64).prop_map(|ms| Step::Pass { ms }),
     ]
 }
 
@@ -479,44 +479,44 @@ proptest! {
     /// Each key has one holder and growing fences, the keys of a lock agree, an ended lock leaves
     /// nothing behind, and no waiter is forgotten.
     #[test]
-    fn all_keys_or_none_and_no_waiter_is_forgotten(happenings in prop::collection::vec(happening(), 1..80)) {
+    fn all_keys_or_none_and_no_waiter_is_forgotten(steps in prop::collection::vec(step(), 1..80)) {
         let mut server = Server::new();
         let mut beliefs = Beliefs::default();
         let mut waiting: HashMap<Ticket, Waiting> = HashMap::new();
         let mut tokens = 0_u32;
-        for happening in happenings {
+        for step in steps {
             beliefs.expire(server.mono_us);
             let now_us = server.mono_us;
             let nth_of = |beliefs: &Beliefs, nth: usize| {
                 (!beliefs.held.is_empty()).then(|| beliefs.held[nth % beliefs.held.len()].clone())
             };
-            match happening {
-                Happening::Acquire { keys, ttl_ms } => {
+            match step {
+                Step::Acquire { keys, ttl_ms } => {
                     tokens += 1;
                     let token = tokens.to_le_bytes().to_vec();
                     let names = names(keys);
                     if let Some(fence) = server.acquire_all(&slices(&names), &token, ttl_ms, None) {
                         let passed = waiting.values().any(|other| is_one(other.keys) && other.keys & keys != 0);
-                        prop_assert!(!passed, "jumped a queue");
+                        prop_assert!(!passed, "overtook a waiter");
                         beliefs.granted(Belief { token, keys, fence, until_us: now_us + ttl_ms * 1000 })?;
                     }
                 }
-                Happening::Wait { keys, ttl_ms, wait_ms } => {
+                Step::Wait { keys, ttl_ms, wait_ms } => {
                     tokens += 1;
                     let token = tokens.to_le_bytes().to_vec();
                     let names = names(keys);
                     match server.acquire_all_or_wait(&slices(&names), &token, ttl_ms, wait_ms) {
-                        Patient::Granted(fence) => {
+                        AcquireReply::Granted(fence) => {
                             beliefs.granted(Belief { token, keys, fence, until_us: now_us + ttl_ms * 1000 })?;
                         }
-                        Patient::Waits(ticket) => {
+                        AcquireReply::Waits(ticket) => {
                             let until_us = now_us + wait_ms * 1000;
                             waiting.insert(ticket, Waiting { token, keys, ttl_ms, until_us });
                         }
-                        other => prop_assert_eq!(other, Patient::QueueFull),
+                        other => prop_assert_eq!(other, AcquireReply::QueueFull),
                     }
                 }
-                Happening::Extend { nth, keys, ttl_ms } => {
+                Step::Extend { nth, keys, ttl_ms } => {
                     if let Some(held) = nth_of(&beliefs, nth) {
                         let names = names(keys);
                         let extended = server.extend_all_with(&slices(&names), &held.token, ttl_ms, None, None);
@@ -529,12 +529,12 @@ proptest! {
                             Extended::OtherKeys => prop_assert!(keys != held.keys && keys & held.keys == keys),
                             other => {
                                 prop_assert_eq!(other, Extended::NotHeld);
-                                prop_assert!(keys & !held.keys != 0, "it holds all of them");
+                                prop_assert!(keys & !held.keys != 0, "the token holds all of these keys");
                             }
                         }
                     }
                 }
-                Happening::ExtendOwn { nth, ttl_ms } => {
+                Step::ExtendOwn { nth, ttl_ms } => {
                     if let Some(held) = nth_of(&beliefs, nth) {
                         let names = names(held.keys);
                         let extended = server.extend_all_with(&slices(&names), &held.token, ttl_ms, None, None);
@@ -543,7 +543,7 @@ proptest! {
                         lasts.until_us = lasts.until_us.max(now_us + ttl_ms * 1000);
                     }
                 }
-                Happening::HandOver { nth } => {
+                Step::SwapToken { nth } => {
                     if let Some(held) = nth_of(&beliefs, nth) {
                         tokens += 1;
                         let token = tokens.to_le_bytes().to_vec();
@@ -555,7 +555,7 @@ proptest! {
                         beliefs.granted(Belief { token, fence, until_us, ..held })?;
                     }
                 }
-                Happening::Release { nth, keys } => {
+                Step::Release { nth, keys } => {
                     if let Some(held) = nth_of(&beliefs, nth) {
                         let names = names(keys);
                         let released = server.release_all(&slices(&names), &held.token);
@@ -563,7 +563,7 @@ proptest! {
                         beliefs.held.retain(|other| !released || other.token != held.token);
                     }
                 }
-                Happening::Cancel { nth } => {
+                Step::Cancel { nth } => {
                     let mut tickets: Vec<_> = waiting.keys().copied().collect();
                     tickets.sort_unstable();
                     if let Some(ticket) = tickets.get(nth)
@@ -572,44 +572,44 @@ proptest! {
                         waiting.remove(ticket);
                     }
                 }
-                Happening::TakeAway { key, event } => {
+                Step::TakeAway { key, event } => {
                     let is_mirror = beliefs.held.iter().any(|held| held.token == server.text(&[key]));
                     server.take_away(&[key], event);
                     if is_mirror && event == KeyEvent::Removed {
                         beliefs.end(1 << key);
                     }
                 }
-                Happening::Foreign { key, expires_in_ms } => {
+                Step::Foreign { key, expires_in_ms } => {
                     if !server.has(&[key]) {
                         server.set(&[key], b"old client", Some(expires_in_ms));
                     }
                 }
-                Happening::Flush => {
+                Step::Flush => {
                     server.clear();
                     server.handle_event(&ServerEvent::Flush(None));
                     beliefs.held.clear();
                 }
-                Happening::WallStep { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
-                Happening::Pass { ms } => server.pass_ms(ms),
+                Step::MoveWallClock { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
+                Step::Pass { ms } => server.pass_ms(ms),
             }
             server.turn();
             let now_us = server.mono_us;
             beliefs.expire(now_us);
-            for (ticket, told) in std::mem::take(&mut server.told) {
-                let Some(who) = waiting.remove(&ticket) else { panic!("told twice, or after it was cancelled") };
-                match told {
-                    Told::Granted { fence, .. } => {
-                        prop_assert!(now_us < who.until_us, "served after its time");
+            for (ticket, result) in std::mem::take(&mut server.wait_results) {
+                let Some(waiter) = waiting.remove(&ticket) else { panic!("answered twice, or after it was cancelled") };
+                match result {
+                    WaitResult::Granted { fence, .. } => {
+                        prop_assert!(now_us < waiter.until_us, "granted after its wait had ended");
                         let passed = waiting.iter().any(|(&other, waits)| {
-                            is_one(waits.keys) && waits.keys & who.keys != 0
+                            is_one(waits.keys) && waits.keys & waiter.keys != 0
                                 && other < ticket && now_us < waits.until_us
                         });
                         prop_assert!(!passed, "overtook a waiter for one of its keys alone");
-                        let until_us = now_us + who.ttl_ms * 1000;
-                        beliefs.granted(Belief { token: who.token, keys: who.keys, fence, until_us })?;
+                        let until_us = now_us + waiter.ttl_ms * 1000;
+                        beliefs.granted(Belief { token: waiter.token, keys: waiter.keys, fence, until_us })?;
                     }
-                    Told::Dismissed => prop_assert!(who.until_us <= now_us, "dismissed before its time"),
-                    Told::Failed(error) => panic!("{error:?}"),
+                    WaitResult::Refused => prop_assert!(waiter.until_us <= now_us, "refused before its wait had ended"),
+                    WaitResult::Failed(error) => panic!("{error:?}"),
                 }
             }
             // The keys of a lock agree, and an ended lock leaves nothing behind.
@@ -623,12 +623,12 @@ proptest! {
                 }
             }
             let ours = |text: &[u8]| text == b"old client" || beliefs.held.iter().any(|held| held.token == text);
-            prop_assert!(server.texts().all(ours), "a mirror of what has ended");
+            prop_assert!(server.texts().all(ours), "a mirror outlives its lock");
             // No waiter is forgotten.
-            prop_assert!(waiting.values().all(|who| now_us < who.until_us));
+            prop_assert!(waiting.values().all(|waiter| now_us < waiter.until_us));
             prop_assert_eq!(server.node().waiters(), waiting.len());
-            for who in waiting.values() {
-                let names = names(who.keys);
+            for waiter in waiting.values() {
+                let names = names(waiter.keys);
                 prop_assert!(!names.iter().all(|name| is_free(&mut server, name)), "free keys keep a waiter");
             }
             prop_assert!(waiting.is_empty() || server.node().next_wake().is_some());

@@ -1,6 +1,6 @@
 //! Shared locks: many readers, no writer beside them, and no starvation.
 
-#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -11,7 +11,7 @@ use quorlock_core::Fence;
 use quorlock_core::node::{
     CommandError, FenceError, Holder, KeyEvent, Mode, Mutant, ServerEvent, Ticket, break_rule,
 };
-use support::{Extended, MAX_TTL_MS, Patient, Server, Told, UNKNOWN, Verb};
+use support::{AcquireCommand, AcquireReply, Extended, MAX_TTL_MS, Server, UNKNOWN, WaitResult};
 
 const K: &[u8] = b"k";
 const READER: &[u8] = b"reader";
@@ -42,7 +42,7 @@ fn fence_of(extended: Extended) -> Fence {
 }
 
 #[test]
-fn readers_hold_the_key_together_and_no_writer_beside_them() {
+fn readers_share_the_key_and_exclude_writers() {
     let mut server = Server::new();
     server.acquire_shared(K, READER, 1000, None).unwrap();
     server.acquire_shared(K, SECOND, 2000, None).unwrap();
@@ -59,23 +59,26 @@ fn readers_hold_the_key_together_and_no_writer_beside_them() {
 }
 
 #[test]
-fn lock_held_by_a_token_is_refused_to_it_also_when_shared() {
+fn shared_lock_is_refused_to_a_token_that_holds_it() {
     let mut server = Server::new();
     server.acquire_shared(K, READER, 1000, None).unwrap();
     assert_eq!(server.acquire_shared(K, READER, 1000, None), None);
     assert_eq!(
         server.share_or_wait(K, READER, 1000, 5000),
-        Patient::Refused,
-        "it would wait for itself"
+        AcquireReply::Refused,
+        "the client would wait for itself"
     );
     server.acquire_shared(K, SECOND, 5000, None).unwrap();
     server.pass_ms(1000);
     // Before any turn of the server.
-    assert!(server.acquire_shared(K, READER, 1000, None).is_some(), "its time is over");
+    assert!(
+        server.acquire_shared(K, READER, 1000, None).is_some(),
+        "the lease of this token has ended"
+    );
 }
 
 #[test]
-fn each_reader_has_a_deadline_and_memory_of_its_own() {
+fn each_reader_has_its_own_lease_and_deadline() {
     let mut server = Server::new();
     server.acquire_shared(K, READER, 1000, None).unwrap();
     server.acquire_shared(K, SECOND, 3000, None).unwrap();
@@ -107,8 +110,8 @@ fn mirror_expires_with_the_last_reader() {
     server.extend(K, READER, 7000).unwrap();
     assert_eq!(expires_in(&server), 7000);
     assert!(server.release(K, READER));
-    assert_eq!(expires_in(&server), 5000, "earlier, as the last has left");
-    assert_eq!(server.text(K), value, "one value for as long as there are readers");
+    assert_eq!(expires_in(&server), 5000, "the reader with the last deadline has left");
+    assert_eq!(server.text(K), value, "the value stays while there are readers");
 }
 
 #[test]
@@ -130,7 +133,7 @@ fn shared_lock_is_replicated_as_one_key_with_an_expiry() {
 }
 
 #[test]
-fn value_of_the_mirror_grants_no_client_the_lock() {
+fn value_of_a_shared_mirror_is_no_token() {
     let mut server = Server::new();
     server.acquire_shared(K, READER, 1000, None).unwrap();
     let value = server.text(K).to_vec();
@@ -140,7 +143,7 @@ fn value_of_the_mirror_grants_no_client_the_lock() {
 }
 
 #[test]
-fn after_a_crash_the_mirror_blocks_until_it_expires() {
+fn mirror_blocks_the_key_after_a_crash_until_it_expires() {
     let mut server = Server::new();
     server.acquire_shared(K, READER, 1000, None).unwrap();
     server.acquire_shared(K, SECOND, 2000, None).unwrap();
@@ -161,8 +164,8 @@ fn after_a_crash_the_mirror_blocks_until_it_expires() {
 }
 
 #[test]
-fn mirror_that_names_a_reader_would_be_released_under_the_others() {
-    let crash = |mutant| {
+fn mirror_with_the_token_of_a_reader_lets_it_release_the_others() {
+    let admits_a_writer_after_a_crash = |mutant| {
         break_rule(mutant);
         let mut server = Server::new();
         server.acquire_shared(K, READER, 1000, None).unwrap();
@@ -175,8 +178,8 @@ fn mirror_that_names_a_reader_would_be_released_under_the_others() {
         break_rule(None);
         writes_beside_a_reader
     };
-    assert!(!crash(None));
-    assert!(crash(Some(Mutant::MirrorNamesReader)));
+    assert!(!admits_a_writer_after_a_crash(None));
+    assert!(admits_a_writer_after_a_crash(Some(Mutant::MirrorNamesHolder)));
 }
 
 #[test]
@@ -198,7 +201,7 @@ fn readers_behind_a_writer_wait_and_a_newcomer_is_refused() {
 
 #[test]
 fn writer_starves_when_readers_pass_the_queue() {
-    let overlapping_readers = |mutant| {
+    let writer_is_granted = |mutant| {
         break_rule(mutant);
         let mut server = Server::new();
         server.acquire_shared(K, READER, 1000, None).unwrap();
@@ -211,8 +214,8 @@ fn writer_starves_when_readers_pass_the_queue() {
         break_rule(None);
         server.granted() == [writer]
     };
-    assert!(overlapping_readers(None));
-    assert!(!overlapping_readers(Some(Mutant::SharedPassesQueue)));
+    assert!(writer_is_granted(None));
+    assert!(!writer_is_granted(Some(Mutant::SharedPassesQueue)));
 }
 
 #[test]
@@ -229,11 +232,11 @@ fn repair_of_an_older_lock_passes_the_queue_and_a_newcomer_does_not() {
     assert_eq!(server.acquire_shared(K, b"newcomer", 1000, newcomer), None);
     assert_eq!(server.acquire_shared(K, b"newcomer", 1000, None), None);
     let fence = server.acquire_shared(K, SECOND, 10_000, granted_elsewhere).unwrap();
-    assert_eq!(Some(fence), granted_elsewhere, "with the fence that the lock has");
+    assert_eq!(Some(fence), granted_elsewhere, "the fence of the older lock");
     assert_eq!(
         server.acquire(K, b"other", 1000, granted_elsewhere),
         None,
-        "it takes nothing from a holder"
+        "a repair takes no key from a holder"
     );
     assert!(server.release(K, READER) && server.release(K, SECOND));
     assert_eq!(server.granted(), [writer]);
@@ -282,7 +285,7 @@ fn release_grants_a_hundred_readers_and_the_next_turns_the_rest() {
 }
 
 #[test]
-fn writer_that_leaves_the_queue_lets_the_readers_behind_it_in() {
+fn readers_join_once_the_writer_before_them_leaves_the_queue() {
     let leave: [fn(&mut Server, Ticket); 3] = [
         |server, ticket| {
             server.cancel(ticket);
@@ -331,7 +334,7 @@ fn every_end_of_the_last_reader_serves_the_writer() {
         assert_eq!(server.granted(), [], "not before");
         end(&mut server);
         if n == 3 {
-            assert_eq!(server.extend(K, SECOND, 1000), None, "an overwrite ends it");
+            assert_eq!(server.extend(K, SECOND, 1000), None, "an overwrite ends the lock");
             server.take_away(K, KeyEvent::Removed);
         }
         server.turn();
@@ -340,7 +343,7 @@ fn every_end_of_the_last_reader_serves_the_writer() {
 }
 
 #[test]
-fn accidents_leave_readers_what_they_hold() {
+fn accidents_take_no_lock_from_readers() {
     let accidents: [fn(&mut Server); 3] = [
         |server| server.wall_ms += 3_600_000,
         |server| server.wall_ms -= 3_600_000,
@@ -368,7 +371,7 @@ fn accidents_leave_readers_what_they_hold() {
 }
 
 #[test]
-fn reader_that_ends_without_a_mirror_changes_nothing_for_others() {
+fn end_of_a_reader_without_a_mirror_changes_nothing_for_others() {
     let mut server = Server::new();
     server.acquire_shared(K, READER, 50, None).unwrap();
     server.acquire_shared(K, SECOND, 10_000, None).unwrap();
@@ -391,7 +394,7 @@ fn server_that_refuses_the_mirror_grants_no_first_reader() {
     server.memory.keys.writes_left = Some(0);
     let shared = (Mode::Shared, None, 0);
     assert_eq!(
-        server.execute_acquire(&[K], READER, 1000, shared, Verb::Acquire),
+        server.execute_acquire(&[K], READER, 1000, shared, AcquireCommand::Acquire),
         Err(CommandError::NotWritten)
     );
     assert_eq!(server.node().leases(), 0);
@@ -412,9 +415,15 @@ fn exclusive_lock_becomes_shared_and_serves_the_readers_in_the_same_step() {
     let reader = reader_waits(&mut server, READER);
     let next_writer = writer_waits(&mut server, b"next writer");
     reader_waits(&mut server, SECOND);
-    assert_eq!(fence_of(server.extend_shared(K, WRITER, 10_000)), fence, "it keeps its fence");
-    assert!(matches!(server.told[..], [(ticket, Told::Granted { fence: joined, .. })]
-        if ticket == reader && joined > fence));
+    assert_eq!(
+        fence_of(server.extend_shared(K, WRITER, 10_000)),
+        fence,
+        "the writer keeps its fence"
+    );
+    assert!(
+        matches!(server.wait_results[..], [(ticket, WaitResult::Granted { fence: joined, .. })]
+        if ticket == reader && joined > fence)
+    );
     assert_eq!(held(&mut server), Some((Mode::Shared, 2)));
     assert!(server.text(K) != WRITER);
     assert!(server.release(K, WRITER) && server.release(K, READER));
@@ -423,7 +432,7 @@ fn exclusive_lock_becomes_shared_and_serves_the_readers_in_the_same_step() {
 
 #[test]
 fn downgrade_that_forgets_the_queue_loses_a_wake_up() {
-    let downgrade = |mutant| {
+    let grants_the_reader = |mutant| {
         break_rule(mutant);
         let mut server = Server::new();
         server.acquire(K, WRITER, 60_000, None).unwrap();
@@ -434,12 +443,12 @@ fn downgrade_that_forgets_the_queue_loses_a_wake_up() {
         break_rule(None);
         server.granted() == [reader]
     };
-    assert!(downgrade(None));
-    assert!(!downgrade(Some(Mutant::ShareForgetsQueue)));
+    assert!(grants_the_reader(None));
+    assert!(!grants_the_reader(Some(Mutant::ShareForgetsQueue)));
 }
 
 #[test]
-fn downgrade_keeps_writers_out_which_release_and_acquire_does_not() {
+fn downgrade_keeps_writers_out_and_release_with_acquire_does_not() {
     for downgrades in [true, false] {
         let mut server = Server::new();
         server.acquire(K, WRITER, 10_000, None).unwrap();
@@ -473,7 +482,8 @@ fn downgrade_is_for_the_holder_of_one_key_only() {
     let both = server.extend_as(Mode::Shared, &[b"a", b"b"], WRITER, 1000, None, None);
     assert_eq!(both, Extended::SeveralShared);
     let shared = (Mode::Shared, None, 0);
-    let refused = server.execute_acquire(&[b"c", b"d"], READER, 1000, shared, Verb::Acquire);
+    let refused =
+        server.execute_acquire(&[b"c", b"d"], READER, 1000, shared, AcquireCommand::Acquire);
     assert_eq!(refused, Err(CommandError::SeveralShared));
     server.acquire_shared(K, READER, 1000, None).unwrap();
     assert_eq!(server.extend_all_with(&[b"a", K], READER, 1000, None, None), Extended::NotHeld);
@@ -523,8 +533,8 @@ fn revoked_shared_lock_ends_with_its_present_holders() {
 }
 
 #[test]
-fn revoked_shared_lock_that_lets_others_in_never_ends() {
-    let revoke = |mutant| {
+fn revoked_shared_lock_that_admits_readers_never_ends() {
+    let revoked_lock_ends = |mutant| {
         break_rule(mutant);
         let mut server = Server::new();
         server.acquire_shared(K, READER, 1000, None).unwrap();
@@ -539,12 +549,12 @@ fn revoked_shared_lock_that_lets_others_in_never_ends() {
         break_rule(None);
         !revoked
     };
-    assert!(revoke(None), "later holders hold another lock");
-    assert!(!revoke(Some(Mutant::RevokedLetsIn)));
+    assert!(revoked_lock_ends(None), "later holders hold another lock");
+    assert!(!revoked_lock_ends(Some(Mutant::RevokedAdmitsHolders)));
 }
 
 #[test]
-fn token_of_a_reader_is_handed_over_alone() {
+fn reader_swaps_only_its_own_token() {
     let mut server = Server::new();
     let first = server.acquire_shared(K, READER, 1000, None).unwrap();
     server.acquire_shared(K, SECOND, 1000, None).unwrap();
@@ -557,7 +567,7 @@ fn token_of_a_reader_is_handed_over_alone() {
 }
 
 #[test]
-fn fence_of_a_reader_is_raised_by_itself_and_only_upwards() {
+fn reader_raises_only_its_own_fence() {
     let mut server = Server::new();
     server.pass_ms(100_000);
     let fence = server.acquire_shared(K, READER, 1000, None).unwrap();
@@ -566,13 +576,13 @@ fn fence_of_a_reader_is_raised_by_itself_and_only_upwards() {
     let below = Extended::BadFence(FenceError::Below { current: higher });
     assert_eq!(server.extend_with(K, READER, 1000, Some(fence), None), below);
     let beside = server.acquire_shared(K, SECOND, 1000, Some(fence)).unwrap();
-    assert_eq!(beside, fence, "that of another may be equal, or lower");
+    assert_eq!(beside, fence, "the fence of another reader may be lower");
     assert!(server.release(K, READER) && server.release(K, SECOND));
     assert!(server.acquire(K, WRITER, 1000, None).unwrap() > higher);
 }
 
 #[test]
-fn inspect_shows_how_many_hold_it_and_the_first_ten() {
+fn inspect_shows_the_number_of_readers_and_the_first_ten() {
     let mut server = Server::new();
     for n in 0..12_u64 {
         server.owner = (n != 3).then(|| format!("host:{n}").into_bytes());
@@ -607,13 +617,10 @@ fn reader_that_is_gone_before_its_answer_leaves_nothing() {
 }
 
 #[test]
-fn reload_and_unload_know_shared_locks() {
+fn shared_lock_survives_a_reload_and_prevents_an_unload() {
     let mut server = Server::new();
     server.acquire_shared(K, READER, 10_000, None).unwrap();
-    assert!(
-        !server.node().may_be_forgotten(server.now().monotonic),
-        "only the node knows its holders"
-    );
+    assert!(!server.node().can_unload(server.now().monotonic), "only the node knows its holders");
     server.handle_event(&ServerEvent::LoadingBegins);
     server.handle_event(&ServerEvent::LoadingEnds);
     server.turn();
@@ -629,7 +636,7 @@ fn reload_and_unload_know_shared_locks() {
 }
 
 #[test]
-fn many_readers_that_end_at_once_are_forgotten_bit_by_bit() {
+fn many_readers_that_end_at_once_are_removed_in_steps() {
     let mut server = Server::new();
     for n in 0..20_000_u32 {
         server.acquire_shared(K, &n.to_le_bytes(), 1000, None).unwrap();
@@ -654,44 +661,44 @@ fn nodes_with_other_readers_are_not_equal() {
     assert!(one.node() != other.node());
 }
 
-/// An event in a random run.
+/// One step of a random run.
 #[derive(Clone, Debug)]
-enum Happening {
+enum Step {
     Acquire { mode: Mode, ttl_ms: u64 },
     Wait { mode: Mode, ttl_ms: u64, wait_ms: u64 },
     WaitForBoth { wait_ms: u64 },
     Extend { nth: usize, mode: Mode, ttl_ms: u64 },
-    HandOver { nth: usize },
+    SwapToken { nth: usize },
     Release { nth: usize },
     Cancel { nth: usize },
     Revoke { ends_now: bool },
     TakeAway { event: KeyEvent },
     Foreign { expires_in_ms: u64 },
     Flush,
-    WallStep { ms: i64 },
+    MoveWallClock { ms: i64 },
     Pass { ms: u64 },
 }
 
-fn happening() -> impl Strategy<Value = Happening> {
+fn step() -> impl Strategy<Value = Step> {
     let (nth, ttl) = (0..8_usize, 1..3000_u64);
     let mode = prop_oneof![2 => Just(Mode::Shared), 1 => Just(Mode::Exclusive)];
     let event =
         prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)];
     prop_oneof![
-        4 => (mode.clone(), ttl.clone()).prop_map(|(mode, ttl_ms)| Happening::Acquire { mode, ttl_ms }),
+        4 => (mode.clone(), ttl.clone()).prop_map(|(mode, ttl_ms)| Step::Acquire { mode, ttl_ms }),
         8 => (mode.clone(), ttl.clone(), 1..4000_u64)
-            .prop_map(|(mode, ttl_ms, wait_ms)| Happening::Wait { mode, ttl_ms, wait_ms }),
-        1 => (1..4000_u64).prop_map(|wait_ms| Happening::WaitForBoth { wait_ms }),
-        4 => (nth.clone(), mode, ttl).prop_map(|(nth, mode, ttl_ms)| Happening::Extend { nth, mode, ttl_ms }),
-        1 => nth.clone().prop_map(|nth| Happening::HandOver { nth }),
-        6 => nth.clone().prop_map(|nth| Happening::Release { nth }),
-        1 => nth.prop_map(|nth| Happening::Cancel { nth }),
-        1 => prop::bool::weighted(0.2).prop_map(|ends_now| Happening::Revoke { ends_now }),
-        1 => event.prop_map(|event| Happening::TakeAway { event }),
-        1 => (1..2000_u64).prop_map(|expires_in_ms| Happening::Foreign { expires_in_ms }),
-        1 => Just(Happening::Flush),
-        1 => (-5000..5000_i64).prop_map(|ms| Happening::WallStep { ms }),
-        4 => (0..1500_u64).prop_map(|ms| Happening::Pass { ms }),
+            .prop_map(|(mode, ttl_ms, wait_ms)| Step::Wait { mode, ttl_ms, wait_ms }),
+        1 => (1..4000_u64).prop_map(|wait_ms| Step::WaitForBoth { wait_ms }),
+        4 => (nth.clone(), mode, ttl).prop_map(|(nth, mode, ttl_ms)| Step::Extend { nth, mode, ttl_ms }),
+        1 => nth.clone().prop_map(|nth| Step::SwapToken { nth }),
+        6 => nth.clone().prop_map(|nth| Step::Release { nth }),
+        1 => nth.prop_map(|nth| Step::Cancel { nth }),
+        1 => prop::bool::weighted(0.2).prop_map(|ends_now| Step::Revoke { ends_now }),
+        1 => event.prop_map(|event| Step::TakeAway { event }),
+        1 => (1..2000_u64).prop_map(|expires_in_ms| Step::Foreign { expires_in_ms }),
+        1 => Just(Step::Flush),
+        1 => (-5000..5000_i64).prop_map(|ms| Step::MoveWallClock { ms }),
+        4 => (0..1500_u64).prop_map(|ms| Step::Pass { ms }),
     ]
 }
 
@@ -717,8 +724,9 @@ struct Waiting {
 #[derive(Default)]
 struct Beliefs {
     held: Vec<Belief>,
-    /// The largest fence of a writer, and of any holder.
+    /// The largest fence of a writer.
     written: Fence,
+    /// The largest fence of any holder.
     largest: Fence,
 }
 
@@ -733,9 +741,9 @@ impl Beliefs {
             self.held.is_empty() || held.mode == Mode::Shared && beside,
             "beside a writer"
         );
-        prop_assert!(held.fence > self.written, "not above an earlier writer");
+        prop_assert!(held.fence > self.written, "not above the fence of an earlier writer");
         if held.mode == Mode::Exclusive {
-            prop_assert!(held.fence > self.largest, "not above all earlier");
+            prop_assert!(held.fence > self.largest, "not above all earlier fences");
             self.written = held.fence;
         }
         self.largest = self.largest.max(held.fence);
@@ -753,13 +761,13 @@ proptest! {
     /// are served first in, first out, none is forgotten, and an ended lock leaves nothing behind.
     #[test]
     fn readers_and_writers_exclude_each_other_and_no_waiter_is_forgotten(
-        happenings in prop::collection::vec(happening(), 1..80),
+        steps in prop::collection::vec(step(), 1..80),
     ) {
         let mut server = Server::new();
         let mut beliefs = Beliefs::default();
         let mut waiting: HashMap<Ticket, Waiting> = HashMap::new();
         let mut tokens = 0_u32;
-        for happening in happenings {
+        for step in steps {
             let now_us = server.mono_us;
             beliefs.expire(now_us);
             tokens += 1;
@@ -767,45 +775,45 @@ proptest! {
             let nth_of = |beliefs: &Beliefs, nth: usize| {
                 (!beliefs.held.is_empty()).then(|| beliefs.held[nth % beliefs.held.len()].clone())
             };
-            match happening {
-                Happening::Acquire { mode, ttl_ms } => {
+            match step {
+                Step::Acquire { mode, ttl_ms } => {
                     let fence = match mode {
                         Mode::Exclusive => server.acquire(K, &token, ttl_ms, None),
                         Mode::Shared => server.acquire_shared(K, &token, ttl_ms, None),
                     };
                     if let Some(fence) = fence {
-                        prop_assert!(waiting.values().all(|other| other.is_for_both), "jumped the queue");
+                        prop_assert!(waiting.values().all(|other| other.is_for_both), "overtook a waiter");
                         let until_us = now_us + ttl_ms * 1000;
                         beliefs.granted(Belief { token, mode, fence, until_us, revoked: false })?;
                     }
                 }
-                Happening::Wait { mode, ttl_ms, wait_ms } => {
-                    let patient = match mode {
+                Step::Wait { mode, ttl_ms, wait_ms } => {
+                    let reply = match mode {
                         Mode::Exclusive => server.acquire_or_wait(K, &token, ttl_ms, wait_ms),
                         Mode::Shared => server.share_or_wait(K, &token, ttl_ms, wait_ms),
                     };
-                    match patient {
-                        Patient::Granted(fence) => {
+                    match reply {
+                        AcquireReply::Granted(fence) => {
                             let until_us = now_us + ttl_ms * 1000;
                             beliefs.granted(Belief { token, mode, fence, until_us, revoked: false })?;
                         }
-                        Patient::Waits(ticket) => {
+                        AcquireReply::Waits(ticket) => {
                             let until_us = now_us + wait_ms * 1000;
                             waiting.insert(ticket, Waiting { token, mode, is_for_both: false, ttl_ms, until_us });
                         }
-                        other => prop_assert_eq!(other, Patient::QueueFull),
+                        other => prop_assert_eq!(other, AcquireReply::QueueFull),
                     }
                 }
-                Happening::WaitForBoth { wait_ms } => {
-                    // One key is never free, so that these clients wait and reserve nothing.
+                Step::WaitForBoth { wait_ms } => {
+                    // One of the keys is never free, so these clients wait and reserve nothing.
                     server.set(b"other", b"data", None);
-                    if let Patient::Waits(ticket) = server.acquire_all_or_wait(&[K, b"other"], &token, 1000, wait_ms) {
+                    if let AcquireReply::Waits(ticket) = server.acquire_all_or_wait(&[K, b"other"], &token, 1000, wait_ms) {
                         let until_us = now_us + wait_ms * 1000;
                         let mode = Mode::Exclusive;
                         waiting.insert(ticket, Waiting { token, mode, is_for_both: true, ttl_ms: 1000, until_us });
                     }
                 }
-                Happening::Extend { nth, mode, ttl_ms } => {
+                Step::Extend { nth, mode, ttl_ms } => {
                     if let Some(held) = nth_of(&beliefs, nth) {
                         let extended = server.extend_as(mode, &[K], &held.token, ttl_ms, None, None);
                         let of = beliefs.held.iter_mut().find(|other| other.token == held.token).unwrap();
@@ -821,7 +829,7 @@ proptest! {
                         prop_assert_eq!(server.extend_as(mode, &[K], &token, ttl_ms, None, None), Extended::NotHeld);
                     }
                 }
-                Happening::HandOver { nth } => {
+                Step::SwapToken { nth } => {
                     if let Some(held) = nth_of(&beliefs, nth).filter(|held| !held.revoked) {
                         let extended = server.extend_with(K, &held.token, 1, None, Some(&token));
                         let Extended::Held { fence } = extended else { panic!("{extended:?}") };
@@ -831,14 +839,14 @@ proptest! {
                         beliefs.granted(Belief { token, fence, until_us, ..held })?;
                     }
                 }
-                Happening::Release { nth } => {
+                Step::Release { nth } => {
                     if let Some(held) = nth_of(&beliefs, nth) {
                         prop_assert!(server.release(K, &held.token));
                         prop_assert!(!server.release(K, &held.token));
                         beliefs.held.retain(|other| other.token != held.token);
                     }
                 }
-                Happening::Cancel { nth } => {
+                Step::Cancel { nth } => {
                     let mut tickets: Vec<_> = waiting.keys().copied().collect();
                     tickets.sort_unstable();
                     if let Some(ticket) = tickets.get(nth)
@@ -847,7 +855,7 @@ proptest! {
                         waiting.remove(ticket);
                     }
                 }
-                Happening::Revoke { ends_now } => {
+                Step::Revoke { ends_now } => {
                     // A string that an old client wrote is revoked like any lock.
                     let revoked = if ends_now { server.revoke_now(K) } else { server.revoke(K) };
                     prop_assert!(revoked == Ok(true) || beliefs.held.is_empty());
@@ -856,45 +864,45 @@ proptest! {
                     }
                     beliefs.held.iter_mut().for_each(|held| held.revoked = true);
                 }
-                Happening::TakeAway { event } => {
+                Step::TakeAway { event } => {
                     let is_mirror = server.has(K) && server.text(K) != b"old client" && !beliefs.held.is_empty();
                     server.take_away(K, event);
                     if is_mirror && event == KeyEvent::Removed {
                         beliefs.held.clear();
                     }
                 }
-                Happening::Foreign { expires_in_ms } => {
+                Step::Foreign { expires_in_ms } => {
                     if !server.has(K) {
                         server.set(K, b"old client", Some(expires_in_ms));
                     }
                 }
-                Happening::Flush => {
+                Step::Flush => {
                     server.clear();
                     server.set(b"other", b"data", None);
                     server.handle_event(&ServerEvent::Flush(None));
                     beliefs.held.clear();
                 }
-                Happening::WallStep { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
-                Happening::Pass { ms } => server.pass_ms(ms),
+                Step::MoveWallClock { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
+                Step::Pass { ms } => server.pass_ms(ms),
             }
             server.turn();
             let now_us = server.mono_us;
             beliefs.expire(now_us);
-            for (ticket, told) in std::mem::take(&mut server.told) {
-                let Some(who) = waiting.remove(&ticket) else { panic!("told twice, or after it was cancelled") };
-                match told {
-                    Told::Granted { fence, .. } => {
-                        prop_assert!(now_us < who.until_us, "served after its time");
+            for (ticket, result) in std::mem::take(&mut server.wait_results) {
+                let Some(waiter) = waiting.remove(&ticket) else { panic!("answered twice, or after it was cancelled") };
+                match result {
+                    WaitResult::Granted { fence, .. } => {
+                        prop_assert!(now_us < waiter.until_us, "granted after its wait had ended");
                         let passed = waiting.iter().any(|(&other, waits)| {
                             other < ticket && now_us < waits.until_us && !waits.is_for_both
                         });
-                        prop_assert!(!passed, "got past a waiter that came first");
-                        let until_us = now_us + who.ttl_ms * 1000;
-                        let Waiting { token, mode, .. } = who;
+                        prop_assert!(!passed, "overtook a waiter that came first");
+                        let until_us = now_us + waiter.ttl_ms * 1000;
+                        let Waiting { token, mode, .. } = waiter;
                         beliefs.granted(Belief { token, mode, fence, until_us, revoked: false })?;
                     }
-                    Told::Dismissed => prop_assert!(who.until_us <= now_us, "dismissed before its time"),
-                    Told::Failed(error) => panic!("{error:?}"),
+                    WaitResult::Refused => prop_assert!(waiter.until_us <= now_us, "refused before its wait had ended"),
+                    WaitResult::Failed(error) => panic!("{error:?}"),
                 }
             }
             // The node holds exactly what holders believe.
@@ -910,9 +918,9 @@ proptest! {
                 }
             }
             // No waiter is forgotten: neither the first of a free key, nor a reader beside readers.
-            prop_assert!(waiting.values().all(|who| now_us < who.until_us));
+            prop_assert!(waiting.values().all(|waiter| now_us < waiter.until_us));
             prop_assert_eq!(server.node().waiters(), waiting.len());
-            let mut queue: Vec<_> = waiting.iter().filter(|(_, who)| !who.is_for_both).collect();
+            let mut queue: Vec<_> = waiting.iter().filter(|(_, waiter)| !waiter.is_for_both).collect();
             queue.sort_unstable_by_key(|(ticket, _)| **ticket);
             if let Some((_, first)) = queue.first() {
                 prop_assert!(server.inspect_whole(K).is_some(), "a free key keeps a waiter");

@@ -1,6 +1,6 @@
-//! What a call does about a wait that was very long, was cut off, or was too short to be sent.
+//! Calls whose wait was very long, was cut off, or was too short for a WAIT.
 
-#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -19,7 +19,7 @@ use support::client::{Client, nodes_after_restarts, spec};
 const WALL_US: u64 = 1_800_000_000_000_000;
 const TTL: Duration = Duration::from_secs(1);
 
-/// Three nodes that a test plays, and a call.
+/// A call, and three nodes whose answers the test gives.
 struct World {
     client: Client,
     call: Acquire,
@@ -40,12 +40,13 @@ impl World {
         Self { client, call, at }
     }
 
-    fn then<T>(
+    /// Passes an event to the call. Returns its result, and the actions that follow.
+    fn drive<T>(
         &mut self,
-        does: impl FnOnce(&mut Acquire, &mut Context<'_>) -> T,
+        event: impl FnOnce(&mut Acquire, &mut Context<'_>) -> T,
     ) -> (T, Vec<Action>) {
         let mut ctx = self.client.ctx(start().plus(self.at), WALL_US);
-        let result = does(&mut self.call, &mut ctx);
+        let result = event(&mut self.call, &mut ctx);
         (result, std::iter::from_fn(|| self.call.poll()).collect())
     }
 
@@ -54,20 +55,20 @@ impl World {
     }
 
     fn turn(&mut self, contended: bool) -> Vec<Action> {
-        self.then(|call, ctx| call.handle_turn(contended, ctx)).1
+        self.drive(|call, ctx| call.handle_turn(contended, ctx)).1
     }
 
     fn time_out(&mut self) -> Vec<Action> {
         let due = self.call.poll_timeout().unwrap();
         self.at = self.at.max(start().until(due));
-        self.then(Acquire::handle_timeout).1
+        self.drive(Acquire::handle_timeout).1
     }
 
     fn answer(&mut self, id: RequestId, response: &Response) -> Vec<Action> {
-        self.then(|call, ctx| call.handle_response(id, response, ctx)).1
+        self.drive(|call, ctx| call.handle_response(id, response, ctx)).1
     }
 
-    /// The same answer of each node that was sent a request. Returns what follows.
+    /// Gives the same answer from each node that was sent a request. Returns what follows.
     fn answer_all(&mut self, sent: &[Action], response: &Response) -> Vec<Action> {
         let mut actions = Vec::new();
         for (id, _) in requests(sent) {
@@ -79,7 +80,7 @@ impl World {
     /// Waits on the first node from now on.
     fn wait(&mut self) -> RequestId {
         let id = wait_of(&self.turn(true)).unwrap();
-        assert!(self.then(|call, ctx| call.handle_wait_sent(id, ctx)).0.is_some());
+        assert!(self.drive(|call, ctx| call.handle_wait_sent(id, ctx)).0.is_some());
         id
     }
 }
@@ -115,7 +116,7 @@ fn releases(actions: &[Action]) -> bool {
     actions.iter().any(|action| matches!(action, Action::Release(_)))
 }
 
-/// Whether a lock is held whose wait took 100 times its ttl.
+/// Whether a lock is held after a wait of 100 times its ttl.
 fn is_held_after_a_long_wait(mutant: Option<Mutant>) -> bool {
     break_rule(mutant);
     let mut world = World::new(1, None);
@@ -150,8 +151,8 @@ fn lock_that_its_node_refuses_to_extend_is_not_acquired() {
         id.node == granting
     };
     let (extend, _) = requests(&sent).into_iter().find(extends).unwrap();
-    // An operator ended it. An ACQUIRE with its token would be granted a lock that the operator's
-    // command does not end.
+    // An operator ended the lock there. An ACQUIRE with the same token would be granted, against
+    // the operator's command.
     let after = world.answer(extend, &Response::No);
     assert!(releases(&after) && requests(&after).is_empty(), "{after:?}");
 }
@@ -165,7 +166,7 @@ fn held_by_two(world: &mut World) -> (Hold, RequestId) {
     let [(first, _), (second, _)] = requests(&sent)[..] else { panic!("{sent:?}") };
     let mut won = world.answer(first, &Response::Fence(fence));
     won.retain(|action| matches!(action, Action::Done(_)));
-    let Some(Action::Done(outcome)) = won.pop() else { panic!("it is not won") };
+    let Some(Action::Done(outcome)) = won.pop() else { panic!("the lock is not won") };
     let Outcome::Acquired(grant) = *outcome else { panic!("{outcome:?}") };
     (Hold::new(Arc::clone(world.call.spec()), grant), second)
 }
@@ -261,7 +262,7 @@ fn wins_beside_a_slow_node(mutant: Option<Mutant>, mode: Mode) -> bool {
         }
     };
     assert_ne!(wait.node, first);
-    world.then(|call, ctx| call.handle_wait_sent(wait, ctx)).0.unwrap();
+    world.drive(|call, ctx| call.handle_wait_sent(wait, ctx)).0.unwrap();
     let sent = world.answer(wait, &Response::FenceAfterWait { fence, waited: TTL / 10 });
     let last = requests(&sent).into_iter().find(|(id, _)| id.node != first).unwrap().0;
     assert!(!is_acquired(&world.answer(last, &Response::Fence(fence))), "it gives way first");
@@ -303,7 +304,7 @@ fn waits_on(keys: [&str; 2], silent: usize, mutant: Option<Mutant>) -> (usize, W
             None => waits = world.time_out(),
         }
     };
-    world.then(|call, ctx| call.handle_wait_sent(wait, ctx)).0.unwrap();
+    world.drive(|call, ctx| call.handle_wait_sent(wait, ctx)).0.unwrap();
     break_rule(None);
     (wait.node, world)
 }
@@ -365,13 +366,13 @@ fn waiter_leaves_a_node_that_has_restarted() {
 }
 
 #[test]
-fn call_whose_wait_was_too_short_to_be_sent_asks_for_the_other_slots() {
+fn call_without_time_for_a_wait_asks_for_the_other_slots() {
     let mut world = World::new(4, Some(Duration::from_millis(1)));
     let sent = world.turn(false);
     let actions = world.answer_all(&sent, &Response::No);
     let wait = wait_of(&actions).unwrap();
-    let (request, _) = world.then(|call, ctx| call.handle_wait_sent(wait, ctx));
-    assert_eq!(request, None, "there is no time for it");
+    let (request, _) = world.drive(|call, ctx| call.handle_wait_sent(wait, ctx));
+    assert_eq!(request, None, "there is no time for a WAIT");
     let mut probes = false;
     for _ in 0..10 {
         let sent = world.time_out();
@@ -382,17 +383,17 @@ fn call_whose_wait_was_too_short_to_be_sent_asks_for_the_other_slots() {
             return;
         }
     }
-    panic!("it knows nothing of the other slots");
+    panic!("the call asked for no other slot");
 }
 
 #[test]
-fn nodes_time_is_over_while_another_is_asked_for_the_other_slots() {
+fn request_for_the_other_slots_gives_a_silent_node_no_more_time() {
     let mut world = World::new(4, Some(Duration::ZERO));
     let sent = requests(&world.turn(false));
     let due = world.call.poll_timeout().unwrap();
     let mut probe = Vec::new();
     world.at += Duration::from_millis(10);
-    // Whichever decides: two refusals leave no majority.
+    // Two refusals leave no majority, whichever node decides.
     for (id, _) in &sent[..2] {
         probe.extend(requests(&world.answer(*id, &Response::No)));
     }

@@ -1,16 +1,17 @@
-//! What accidents do to locks on real servers: each with the protection, and without it in a
-//! baseline, which shows the harm.
+//! Causes accidents on real servers, and checks what they do to locks.
+//!
+//! Each accident happens with the protection. Most have a baseline: a run of the same accident
+//! without the protection, to show the harm.
 //!
 //! - [`Scenario`]: one kind of accident; [`Tally`]: its result
-//! - [`scenarios`]: all accidents of a single node, and the table of them
-//! - [`exclusion`]: five masters, several clients, and accidents at random: does one client hold a
-//!   lock at a time?
-//! - [`fences`]: five masters, several processes, and accidents of single masters: do fences grow?
-//! - [`kinds`]: five masters, readers and writers or clients of a semaphore, and accidents: do too
-//!   many of them hold the lock?
+//! - [`scenarios`]: all accidents of a single node, and the table of their results
+//! - [`exclusion`]: random accidents to five masters; no two clients may hold a lock at a time
+//! - [`fences`]: accidents to single masters out of five; the fences of each lock must grow
+//! - [`kinds`]: accidents to five masters; shared locks and semaphores must not have too many
+//!   holders
 //! - [`stress`]: clients that wait on one server, and everything that can end a wait
-//! - [`fuzz`]: one server and the model of it, which must agree after each step
-//! - [`harness`]: the parts of which these are made, for other tests and benchmarks too
+//! - [`fuzz`]: compares one server with a model of it after each step
+//! - [`harness`]: the parts that these modules share, also with other tests and benchmarks
 
 pub mod exclusion;
 pub mod fences;

@@ -1,5 +1,7 @@
-//! `quorlock-faults`: what accidents do to locks on real servers, as a table; or five masters and
-//! accidents at random, which shows whether two clients hold the same lock, or whether fences grow.
+//! `quorlock-faults`: injects faults into real servers, and prints what they do to locks.
+//!
+//! Without options it prints a table of all faults. `--random`, `--fences` and `--kinds` instead
+//! run clients on five masters, and cause accidents meanwhile.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,15 +14,15 @@ use quorlock_faults::scenarios::{expire_unreleased, table};
 use quorlock_faults::{Protected, exclusion, fences, kinds};
 use quorlock_testkit::find_server_binary;
 
-/// Longest time without a grant while single masters have accidents. Two may be down together.
+/// Longest allowed time without a grant in a run of `--fences`. Two masters may be down together.
 const OUTAGE_MAX: Duration = Duration::from_secs(15);
-/// Locks that expire unreleased, and must leave nothing behind.
+/// Number of locks that expire unreleased. They must leave nothing behind.
 const UNRELEASED: u32 = 1_000_000;
 
 /// Injects faults into real servers, and counts the harm that they do to locks.
 ///
-/// Prints a table of all faults, each with the protection and without. Exits with 1 when there is
-/// harm with the protection, or none without it.
+/// Prints a table of all faults, each with the protection and without. Exits with 1 when a fault
+/// does harm despite the protection, or a baseline does not show the expected harm.
 #[derive(Parser)]
 #[command(name = "quorlock-faults", version)]
 struct Args {
@@ -28,31 +30,32 @@ struct Args {
     #[arg(long, default_value_t = 3, value_name = "TIMES", conflicts_with = "run", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 
-    /// Instead of the table: five masters, eight processes that lock, and accidents of single
-    /// masters for this time; exits with 1 when a fence is not larger than the one before
+    /// Instead of the table: runs eight client processes on five masters for this time, with
+    /// accidents to single masters; exits with 1 when a fence is not larger than the one before
     #[arg(long, value_name = "SECONDS", group = "run", value_parser = clap::value_parser!(u64).range(1..))]
     fences: Option<u64>,
 
-    /// Instead of the table: five masters, several clients, and accidents at random for this time
+    /// Instead of the table: runs clients on five masters for this time, with accidents at random
     #[arg(long, value_name = "SECONDS", group = "run", value_parser = clap::value_parser!(u64).range(1..))]
     random: Option<u64>,
 
-    /// Instead of the table: five masters, readers and writers of one key, then clients of a
-    /// semaphore: in peace, with one master less, and with accidents for this time
+    /// Instead of the table: runs readers and writers of one key, then clients of a semaphore, on
+    /// five masters: without accidents, with one master down or paused, and with accidents at
+    /// random, for up to this time each
     #[arg(long, value_name = "SECONDS", group = "run", value_parser = clap::value_parser!(u64).range(1..))]
     kinds: Option<u64>,
 
-    /// Decides which accidents happen [default: another seed each time]
+    /// Seed of the accidents and of the clients [default: a new one for each run]
     #[arg(long, requires = "run", value_name = "N")]
     seed: Option<u64>,
 
-    /// Removes one protection, and exits with 1 when no harm was seen
+    /// Removes one protection, and exits with 1 when there was no harm
     ///
-    /// With --random, masters vote at once after a restart: the run ends with the first lock that
-    /// two clients hold. With --fences, nodes do not agree on fences: the run ends with the first
-    /// fence that is not larger than the one before. With --kinds, a reader asks one node, and
-    /// a semaphore is a counter on each: the runs end with the first writer beside a reader, and
-    /// with the first holder too many.
+    /// With --random, masters vote at once after a restart. The run ends when two clients hold one
+    /// lock. With --fences, a client uses the largest fence of its grants, without agreement. The
+    /// run ends when a fence is not larger than the one before. With --kinds, a reader asks only
+    /// one node, and a semaphore is a counter on each node. The runs end when a writer holds the
+    /// lock beside a reader, and when more clients than permits hold the semaphore.
     #[arg(long, requires = "run")]
     unprotected: bool,
 
@@ -60,7 +63,7 @@ struct Args {
     role: Option<Role>,
 }
 
-/// What this program does as a child process of itself.
+/// What this program does when it runs as a child process of itself.
 #[derive(Subcommand)]
 enum Role {
     /// Acquires locks and prints their fences
@@ -76,7 +79,9 @@ fn main() -> ExitCode {
         Args { role: Some(Role::FencesClient(behaviour)), .. } => {
             behaviour.run().map(|()| Vec::new())
         }
-        Args { fences: Some(seconds), .. } => growth(seed, Duration::from_secs(seconds), protected),
+        Args { fences: Some(seconds), .. } => {
+            fence_growth(seed, Duration::from_secs(seconds), protected)
+        }
         Args { random: Some(seconds), .. } => {
             accidents(exclusion::Plan { seed, duration: Duration::from_secs(seconds), protected })
         }
@@ -98,7 +103,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints the table, and returns what is wrong with it.
+/// Runs all scenarios, prints the table, and returns its complaints.
 fn faults(rounds: u32) -> Result<Vec<String>> {
     eprintln!("server: {}", find_server_binary()?.display());
     let table = table(rounds, |scenario| eprintln!("{}", scenario.fault))?;
@@ -106,7 +111,7 @@ fn faults(rounds: u32) -> Result<Vec<String>> {
     eprintln!("{UNRELEASED} locks that expire unreleased");
     let left = expire_unreleased(UNRELEASED)?;
     println!(
-        "{UNRELEASED} locks that expired unreleased left {} leases, {} keys and {} KiB, of {} KiB that they had used.",
+        "{UNRELEASED} locks that expired unreleased left {} leases, {} keys and {} KiB of the {} KiB that they used.",
         left.leases,
         left.keys,
         left.memory_bytes >> 10,
@@ -115,7 +120,7 @@ fn faults(rounds: u32) -> Result<Vec<String>> {
     Ok(table.complaints())
 }
 
-/// Runs accidents at random, and returns what is wrong.
+/// Runs clients with accidents at random, and returns the complaints.
 fn accidents(plan: exclusion::Plan) -> Result<Vec<String>> {
     eprintln!("server: {}; seed {}", find_server_binary()?.display(), plan.seed);
     let report = exclusion::run(plan, |elapsed, grants| {
@@ -132,18 +137,18 @@ fn complaints(report: &exclusion::Report) -> Vec<String> {
             complaints.push(format!("two clients held the same lock; seed {}", report.plan.seed));
         }
         Protected::No if report.overlaps.is_empty() => {
-            complaints.push("no harm without abstention either, so that nothing is shown".into());
+            complaints.push("no harm without abstention either: the run proves nothing".into());
         }
         _ => {}
     }
     if report.grants == 0 {
-        complaints.push("no lock was granted, so that nothing is shown".into());
+        complaints.push("no lock was granted: the run proves nothing".into());
     }
     complaints
 }
 
-/// Runs accidents of single masters, and returns what is wrong with the fences.
-fn growth(seed: u64, duration: Duration, protected: Protected) -> Result<Vec<String>> {
+/// Runs clients with accidents to single masters, and returns the complaints about fences.
+fn fence_growth(seed: u64, duration: Duration, protected: Protected) -> Result<Vec<String>> {
     eprintln!("server: {}; seed {seed}", find_server_binary()?.display());
     let plan = fences::Plan { seed, duration, protected, program: std::env::current_exe()? };
     let report =
@@ -155,13 +160,12 @@ fn growth(seed: u64, duration: Duration, protected: Protected) -> Result<Vec<Str
             complaints.push(format!("fences do not grow; seed {seed}"));
         }
         Protected::No if report.disorders.is_empty() => {
-            complaints
-                .push("without agreement fences grew as well, so that nothing is shown".into());
+            complaints.push("fences grew without agreement too: the run proves nothing".into());
         }
         _ => {}
     }
     if report.fences == 0 {
-        complaints.push("no lock was granted, so that nothing is shown".into());
+        complaints.push("no lock was granted: the run proves nothing".into());
     } else if report.longest_gap > OUTAGE_MAX {
         complaints.push(format!(
             "no lock was granted for {} s; seed {seed}",
@@ -171,7 +175,7 @@ fn growth(seed: u64, duration: Duration, protected: Protected) -> Result<Vec<Str
     Ok(complaints)
 }
 
-/// Runs readers and writers, then clients of a semaphore, and returns what is wrong.
+/// Runs readers and writers, then clients of a semaphore, and returns the complaints.
 fn kinds(seed: u64, duration: Duration, protected: Protected) -> Result<Vec<String>> {
     eprintln!("server: {}; seed {seed}", find_server_binary()?.display());
     let mut complaints = Vec::new();

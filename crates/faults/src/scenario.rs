@@ -6,17 +6,18 @@ use crate::harness::Protected;
 pub struct Scenario {
     /// The accident.
     pub fault: &'static str,
-    /// The result of the same accident without the protection.
+    /// The effect of the same accident without the protection.
     pub baseline: Baseline,
+    /// Starts a server, injects the fault, and records the harm.
     pub(crate) round: fn(Protected, &mut Tally) -> Result<()>,
 }
 
-/// The same accident without the protection.
+/// The effect of an accident without the protection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Baseline {
-    /// It does harm, with locks that are kept this way.
+    /// It does harm. The text names what replaces the protection.
     Harmed(&'static str),
-    /// It does no harm either, for this reason.
+    /// It does no harm either. The text names what replaces the protection, and the reason.
     Unharmed(&'static str),
     /// There is no baseline, for this reason.
     None(&'static str),
@@ -27,7 +28,7 @@ pub enum Baseline {
 pub struct Tally {
     /// Number of faults that were injected.
     pub injected: u32,
-    /// The harm of each fault to a lock: at most one for each fault.
+    /// The harm to locks: at most one entry for each injected fault.
     pub harms: Vec<String>,
 }
 
@@ -37,9 +38,9 @@ impl Tally {
         self.injected += 1;
     }
 
-    /// Records harm. Only the first of a round counts.
+    /// Records harm, unless each injected fault already has its harm.
     pub(crate) fn harm(&mut self, what: impl Into<String>) {
-        assert!(self.injected > 0, "what comes before the first fault is not its harm");
+        assert!(self.injected > 0, "no fault has been injected yet");
         if self.harms.len() < self.injected as usize {
             self.harms.push(what.into());
         }
@@ -54,10 +55,10 @@ impl Tally {
 }
 
 impl Scenario {
-    /// Injects the fault in each round into a new server.
+    /// Runs the accident `rounds` times, each time on a new server.
     ///
     /// # Errors
-    /// When it could not be injected, or the server did something unrelated and unexpected.
+    /// When the fault could not be injected, or the server failed in another way.
     pub fn run(&self, protected: Protected, rounds: u32) -> Result<Tally> {
         let mut tally = Tally::default();
         for _ in 0..rounds {

@@ -1,5 +1,4 @@
-//! Whether one client holds a lock at a time, whatever happens. `make test-faults` runs it for
-//! longer.
+//! No accident lets two clients hold a lock at the same time. `make test-faults` runs longer.
 
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use quorlock_faults::exclusion::{Plan, Report, run};
 use quorlock_faults::harness::any_seed;
 
 #[track_caller]
-fn report(plan: Plan) -> Report {
+fn report_of(plan: Plan) -> Report {
     run(plan, |_, _| {}).unwrap_or_else(|error| panic!("seed {}: {error:#}", plan.seed))
 }
 
@@ -16,7 +15,7 @@ fn report(plan: Plan) -> Report {
 fn accidents_at_random_never_give_a_lock_two_holders() {
     let seed = any_seed();
     let plan = Plan { seed, duration: Duration::from_secs(15), protected: Protected::Yes };
-    let report = report(plan);
+    let report = report_of(plan);
     assert!(report.overlaps.is_empty(), "{report}");
     assert!(report.grants > 0, "a client was granted a lock: {report}");
     assert!(!report.accidents.is_empty(), "{report}");
@@ -24,8 +23,8 @@ fn accidents_at_random_never_give_a_lock_two_holders() {
 
 #[test]
 fn accidents_without_abstention_give_a_lock_two_holders() {
-    // It ends with the first, within seconds.
+    // The run ends when two clients hold one lock, within seconds.
     let plan = Plan { seed: 1, duration: Duration::from_secs(120), protected: Protected::No };
-    let report = report(plan);
+    let report = report_of(plan);
     assert!(!report.overlaps.is_empty(), "{report}");
 }

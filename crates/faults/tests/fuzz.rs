@@ -1,4 +1,4 @@
-//! A server and the model of it, step by step. `make fuzz-node` takes more steps.
+//! A server and the model agree, step by step. `make fuzz-node` takes more steps.
 
 use quorlock_faults::fuzz::{Plan, run};
 

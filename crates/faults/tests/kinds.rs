@@ -1,5 +1,6 @@
-//! Whether readers and writers, and the holders of permits, are never too many. `make test-kinds`
-//! runs it for longer.
+//! No accident puts a writer beside a reader, or admits more holders than permits.
+//!
+//! `make test-kinds` runs longer.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use quorlock_faults::harness::any_seed;
 use quorlock_faults::kinds::{Course, Kind, Mode, Plan, Report, run};
 
 #[track_caller]
-fn report(kind: Kind, course: Course, seconds: u64, protected: Protected) -> Report {
+fn report_of(kind: Kind, course: Course, seconds: u64, protected: Protected) -> Report {
     let seed = any_seed();
     let plan = Plan { kind, course, seed, duration: Duration::from_secs(seconds), protected };
     run(plan, |_, _| {}).unwrap_or_else(|error| panic!("seed {seed}: {error:#}"))
@@ -16,7 +17,7 @@ fn report(kind: Kind, course: Course, seconds: u64, protected: Protected) -> Rep
 
 #[test]
 fn accidents_never_put_a_writer_beside_a_reader() {
-    let report = report(Kind::Shared, Course::Accidents, 4, Protected::Yes);
+    let report = report_of(Kind::Shared, Course::Accidents, 4, Protected::Yes);
     assert_eq!(report.complaints(), [""; 0], "{report}");
     assert!(!report.accidents.is_empty(), "{report}");
     for mode in [Mode::Exclusive, Mode::Shared, Mode::Downgraded] {
@@ -26,29 +27,31 @@ fn accidents_never_put_a_writer_beside_a_reader() {
 
 #[test]
 fn readers_that_ask_one_node_read_beside_a_writer() {
-    // It ends with the first.
-    let report = report(Kind::Shared, Course::Calm, 60, Protected::No);
+    // The run ends with the first such reader.
+    let report = report_of(Kind::Shared, Course::Calm, 60, Protected::No);
     assert!(!report.overlaps.is_empty(), "{report}");
 }
 
 #[test]
 fn accidents_never_admit_more_holders_than_permits() {
-    let report = report(Kind::Semaphore, Course::Accidents, 4, Protected::Yes);
+    let report = report_of(Kind::Semaphore, Course::Accidents, 4, Protected::Yes);
     assert_eq!(report.complaints(), [""; 0], "{report}");
     assert!(!report.accidents.is_empty(), "{report}");
 }
 
 #[test]
 fn counters_on_each_node_admit_too_many_holders() {
-    // It ends with the first too many.
-    let report = report(Kind::Semaphore, Course::Calm, 60, Protected::No);
+    // The run ends with the first holder too many.
+    let report = report_of(Kind::Semaphore, Course::Calm, 60, Protected::No);
     assert!(report.most_at_once > quorlock_faults::kinds::PERMITS, "{report}");
 }
 
-/// Stops one master after the other. `make test-kinds` also measures what that costs.
+/// Checks that clients acquire locks while one master after the other is down or paused.
+///
+/// `make test-kinds` also measures the cost.
 #[track_caller]
-fn goes_on_without_any_one(kind: Kind, course: Course) {
-    let report = report(kind, course, 2, Protected::Yes);
+fn check_without_each_master(kind: Kind, course: Course) {
+    let report = report_of(kind, course, 2, Protected::Yes);
     assert_eq!(report.harm(), [""; 0], "{report}");
     assert!(report.refusals.is_empty(), "{report}");
     assert_eq!(report.without_one.len(), 5, "{report}");
@@ -57,10 +60,10 @@ fn goes_on_without_any_one(kind: Kind, course: Course) {
 
 #[test]
 fn shared_locks_go_on_while_any_one_master_is_down() {
-    goes_on_without_any_one(Kind::Shared, Course::OneDown);
+    check_without_each_master(Kind::Shared, Course::OneDown);
 }
 
 #[test]
 fn permits_go_on_while_any_one_master_is_paused() {
-    goes_on_without_any_one(Kind::Semaphore, Course::OnePaused);
+    check_without_each_master(Kind::Semaphore, Course::OnePaused);
 }

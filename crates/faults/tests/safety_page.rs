@@ -1,4 +1,4 @@
-//! What docs/safety.md and docs/fencing.md refer to exists.
+//! The tests that docs/safety.md and docs/fencing.md name exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::Path;
 const SAFETY: &str = include_str!("../../../docs/safety.md");
 const FENCING: &str = include_str!("../../../docs/fencing.md");
 
-/// The names of all functions in the tests of the workspace.
+/// Returns the names of all functions in these folders of tests.
 fn tests() -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let directories =
@@ -25,8 +25,8 @@ fn tests() -> BTreeSet<String> {
     sources.flat_map(names).collect()
 }
 
-/// Of names in code, only tests have so many words.
-fn is_a_claim(text: &str) -> bool {
+/// Returns whether a code span is the name of a test. No other name has so many words.
+fn is_test_name(text: &str) -> bool {
     text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
         && text.matches('_').count() > 3
 }
@@ -36,7 +36,7 @@ fn tests_that_the_pages_name_exist() {
     let tests = tests();
     for (page, at_least) in [(SAFETY, 20), (FENCING, 4)] {
         let quoted: Vec<_> = page.split('`').skip(1).step_by(2).collect();
-        let named: Vec<_> = quoted.into_iter().filter(|text| is_a_claim(text)).collect();
+        let named: Vec<_> = quoted.into_iter().filter(|text| is_test_name(text)).collect();
         assert!(named.len() > at_least, "{named:?}");
         for name in named {
             assert!(tests.contains(name), "there is no test {name}");

@@ -1,11 +1,11 @@
-//! Each accident does no harm, and would do harm without the protection.
+//! No accident does harm with the protection, and each baseline shows what its scenario says.
 
 use quorlock_faults::scenarios::{
     clock, memory, module, operator, permits, reload, restart, shared,
 };
 use quorlock_faults::{Baseline, Protected, Scenario, Tally};
 
-/// No harm with the protection; without it, what the scenario says.
+/// Checks that there is no harm with the protection, and that a baseline does what it says.
 #[track_caller]
 fn does_no_harm(scenario: &Scenario) {
     let with = run(scenario, Protected::Yes);
@@ -19,7 +19,7 @@ fn does_no_harm(scenario: &Scenario) {
             let without = run(scenario, Protected::No);
             assert!(
                 without.harms.is_empty(),
-                "{}: {:?}, but: {why}",
+                "{}: {:?}, although: {why}",
                 scenario.fault,
                 without.harms
             );
@@ -51,12 +51,12 @@ fn old_client_after_a_clock_step_ends_no_lock_and_keeps_its_own_key() {
 }
 
 #[test]
-fn eviction_of_what_expires_soonest_ends_no_lock() {
+fn eviction_of_the_soonest_expiry_ends_no_lock() {
     does_no_harm(&memory::VOLATILE_TTL);
 }
 
 #[test]
-fn eviction_of_what_was_not_used_for_long_ends_no_lock() {
+fn eviction_of_the_least_recently_used_ends_no_lock() {
     does_no_harm(&memory::ALLKEYS_LRU);
 }
 
@@ -141,7 +141,7 @@ fn restored_copy_of_a_lock_belongs_to_its_token() {
 }
 
 #[test]
-fn migrated_lock_belongs_to_its_token_there() {
+fn migrated_key_belongs_to_its_token() {
     does_no_harm(&operator::MIGRATE);
 }
 
@@ -166,7 +166,7 @@ fn module_that_alone_knows_of_a_lock_is_not_unloaded() {
 }
 
 #[test]
-fn wall_clock_stepped_ahead_lets_no_writer_beside_readers() {
+fn wall_clock_stepped_ahead_grants_no_writer_beside_readers() {
     does_no_harm(&shared::STEPPED_AHEAD);
 }
 

@@ -25,7 +25,7 @@ pub enum BinaryError {
 }
 
 /// Why no module was found or built.
-// Clone, because a process tries once to build the module, and remembers the result.
+// Clone, because a process builds the module once and remembers the result.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ModuleError {
     /// The environment names a file that does not exist.

@@ -17,8 +17,8 @@ const OUTPUT_TAIL_LINES: usize = 40;
 /// Returns the server program to start.
 ///
 /// The program is the one that `QUORLOCK_SERVER` names, else `redis-server`, else `valkey-server`
-/// on `PATH`. The path is absolute. Its symbolic links are kept, because these programs act by the
-/// name under which they were called.
+/// on `PATH`. The returned path is absolute. Symbolic links are not resolved, because these
+/// programs act by the name under which they are called.
 pub fn find_server_binary() -> Result<PathBuf, BinaryError> {
     if let Some(named) = env::var_os(BINARY_VARIABLE).filter(|named| !named.is_empty()) {
         let path = PathBuf::from(named);
@@ -40,14 +40,14 @@ pub fn find_server_binary() -> Result<PathBuf, BinaryError> {
 ///
 /// The module is the one that `QUORLOCK_MODULE` names, else the one beside the running program.
 ///
-/// A test or program that runs where cargo put it uses the module of the same target directory and
-/// profile, since one of another profile may be older. A missing module is built. Any other program
-/// uses the module in its own directory, else the installed one in `../lib/quorlock`, else the one
-/// of the workspace: the release build, else the debug build.
+/// A test or program that runs in a target directory of cargo uses the module of the same directory
+/// and profile, since the module of another profile may be older. If that module is missing, it is
+/// built. Any other program uses the module in its own directory, else the installed one in
+/// `../lib/quorlock`, else the one of the workspace: the release build, else the debug build.
 ///
-/// An existing module is used as it is, and never rebuilt.
+/// An existing module is never rebuilt.
 pub fn module_path() -> Result<PathBuf, ModuleError> {
-    // The module is searched once: all servers of one program load the same one.
+    // Searches once: all servers of one program load the same module.
     static FOUND: OnceLock<Result<PathBuf, ModuleError>> = OnceLock::new();
     FOUND.get_or_init(find_or_build).clone()
 }
@@ -77,9 +77,9 @@ fn find_or_build() -> Result<PathBuf, ModuleError> {
         searched
             .extend(beside.parent().map(|prefix| prefix.join("lib/quorlock").join(file_name())));
     }
-    // An installed program is not on the machine that built it.
+    // The workspace exists only on the machine that built this program.
     if workspace.join("Cargo.toml").is_file() {
-        // Documentation tests run from a separate directory.
+        // Documentation tests run in a directory outside the target directory.
         let target =
             env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
         searched.extend(["release", "debug"].map(|profile| target.join(profile).join(file_name())));
@@ -127,8 +127,8 @@ fn build(workspace: &Path, output_directory: &Path) -> Result<(), ModuleError> {
     if output.status.success() && path.is_file() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let lines: Vec<_> = said.lines().collect();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let lines: Vec<_> = stderr.lines().collect();
     let output_tail = lines[lines.len().saturating_sub(OUTPUT_TAIL_LINES)..].join("\n");
     Err(ModuleError::NotBuilt { path, status: output.status, output_tail })
 }

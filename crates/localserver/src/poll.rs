@@ -1,12 +1,12 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Interval between two checks of a condition that nothing reports.
+/// Interval between two checks of a condition.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Returns whether `condition` holds within `timeout`, by checking it every few milliseconds.
 ///
-/// Checks it at least once, and once more when the time is up.
+/// Checks the condition at least once, and once more when the time is up.
 pub fn holds_within(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let started = Instant::now();
     loop {

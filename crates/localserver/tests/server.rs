@@ -63,8 +63,8 @@ fn port_of_a_server_that_is_down_stays_reserved() {
     let port = server.url().trim_end_matches('/').rsplit(':').next().unwrap().parse().unwrap();
     server.kill();
     // A program that asks for any port does not allow the address to be reused.
-    let stranger = TcpSocket::new_v4().unwrap();
-    let refused = stranger.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).unwrap_err();
+    let other = TcpSocket::new_v4().unwrap();
+    let refused = other.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::AddrInUse);
     server.restart().unwrap();
     assert_eq!(ping(&server), "PONG");
@@ -120,7 +120,7 @@ fn server_that_ends_by_itself_is_not_running() {
 }
 
 #[test]
-fn dropped_server_takes_its_process_and_temporary_directory() {
+fn dropped_server_leaves_no_process_and_no_temporary_directory() {
     let server = Server::builder().start().unwrap();
     let (pid, dir) = (server.pid(), server.dir().to_path_buf());
     assert!(is_alive(pid) && dir.is_dir());
@@ -145,23 +145,23 @@ fn chosen_directory_stays_with_its_files() {
 
 #[test]
 fn directives_override_defaults_and_can_change_between_restarts() {
-    let policy = |server: &Server| {
+    let appendonly = |server: &Server| {
         let answer =
             redis::cmd("CONFIG").arg("GET").arg("appendonly").query(&mut server.connection());
         let [_, value]: [String; 2] = answer.expect("the server answers");
         value
     };
     let mut server = Server::builder().arg("appendonly", "yes").start().unwrap();
-    assert_eq!(policy(&server), "yes");
+    assert_eq!(appendonly(&server), "yes");
     server.set_arg("appendonly", "no");
-    assert_eq!(policy(&server), "yes");
+    assert_eq!(appendonly(&server), "yes");
     server.restart().unwrap();
-    assert_eq!(policy(&server), "no");
+    assert_eq!(appendonly(&server), "no");
 }
 
 #[test]
 fn server_has_the_environment_that_it_was_given() {
-    // Not read from /proc: servers overwrite that with their title.
+    // The log shows the variable. /proc does not: servers overwrite it with their title.
     let server = Server::builder().env("LD_PRELOAD", "/nowhere/preloaded.so").start().unwrap();
     assert!(
         server.log().contains("/nowhere/preloaded.so"),
@@ -193,7 +193,7 @@ fn unknown_directive_is_reported_with_the_log() {
     assert!(!status.success());
     assert!(log_tail.contains("no-such-directive"), "{log_tail}");
     assert!(error.to_string().contains("no-such-directive"), "{error}");
-    assert!(started.elapsed() < LIMIT, "an end is noticed, not waited out");
+    assert!(started.elapsed() < LIMIT, "the start fails as soon as the process ends");
 }
 
 #[test]

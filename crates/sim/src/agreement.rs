@@ -16,23 +16,25 @@ pub(crate) struct Rules {
     pub(crate) mutant: Option<Mutant>,
 }
 
-/// How a client derives a lock and its fence from the answers of the nodes, with or without a
-/// mutant.
+/// How a client decides on a lock and its fence from the answers of the nodes.
+///
+/// Each mutant of this decision has a variant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Agreement {
-    /// The rule as it is.
+    /// The unchanged rule.
     Real(Acquisition),
     /// [`Mutant::LargestAtOnce`].
     LargestAtOnce(Naive),
-    /// [`Mutant::MajorityOfGrants`]: once enough nodes have granted, they agree among themselves.
+    /// [`Mutant::MajorityOfGrants`]: once a majority has granted, only the nodes that granted agree
+    /// on the fence.
     AmongGrants {
-        /// Waiting for grants.
+        /// The grants so far.
         naive: Naive,
         /// The agreement of the nodes that granted, each by its index among them.
         among: Option<Acquisition>,
     },
-    /// [`Mutant::WriteBackDownwards`]: at the end, nodes with a larger fence are told the fence as
-    /// well.
+    /// [`Mutant::WriteBackDownwards`]: at the end, nodes with a larger fence must store the agreed
+    /// fence, too.
     Downwards {
         /// The unchanged agreement.
         real: Acquisition,
@@ -99,7 +101,7 @@ impl Agreement {
         }
     }
 
-    /// Returns all that is to do next, in order.
+    /// Returns the next steps, in order.
     pub(crate) fn steps(&mut self) -> Vec<Step> {
         match self {
             Self::Real(real) => drain(real),
@@ -143,8 +145,7 @@ impl Naive {
     }
 
     fn won(&self, fence: Fence) -> Step {
-        let validity =
-            Validity::new(self.sent, self.ttl).expect("a ttl of which something is left");
+        let validity = Validity::new(self.sent, self.ttl).expect("the ttl exceeds the drift");
         Step::Won(Win { fence, validity })
     }
 

@@ -3,27 +3,27 @@ use quorlock_core::node::Mode;
 use crate::world::{Answers, Clocks, World};
 use crate::{Keys, Mutant, Property};
 
-/// The size of the models.
+/// Which models to check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// Checked in seconds, also without optimization.
+    /// Models that are checked in seconds, even in a debug build.
     Small,
-    /// Checked in minutes, with optimization.
+    /// The models of `Small`, and more, which are checked in minutes in a release build.
     Full,
 }
 
 /// A world to check, and the expected verdict.
 #[derive(Clone, Debug)]
 pub struct Check {
-    /// Its name in a report.
+    /// The name of the check in a report.
     pub name: String,
-    /// The world.
+    /// The world to check.
     pub world: World,
-    /// The property that the mutant breaks; `None` where no rule is broken.
+    /// The property that the mutant breaks; `None` if no rule is broken.
     pub breaks: Option<Property>,
 }
 
-/// The models, with all rules in place.
+/// Returns the models in which no rule is broken.
 pub fn models(size: Size) -> Vec<Check> {
     let mut checks = fences(size);
     checks.extend(holders(size));
@@ -109,7 +109,7 @@ fn lost(size: Size) -> Vec<Check> {
     checks
 }
 
-/// Locks that an operator revokes on one node after the other, with clocks and extensions.
+/// Locks that an operator revokes on one node after another, with clocks and extensions.
 fn revoked(size: Size) -> Vec<Check> {
     let crash = |world: World| World { disk: true, restarts: 1, ..world };
     let mut checks = vec![
@@ -132,7 +132,7 @@ fn revoked(size: Size) -> Vec<Check> {
     checks
 }
 
-/// Clients whose locks an operator revokes.
+/// Returns a world of clients whose locks an operator revokes.
 fn revoked_holder(clients: usize) -> World {
     World {
         answers: Answers::AtOnce,
@@ -145,7 +145,7 @@ fn revoked_holder(clients: usize) -> World {
     }
 }
 
-/// Readers, which share the lock, and writers.
+/// Readers that share the lock, and writers.
 fn shared(size: Size) -> Vec<Check> {
     let one_writer = readers_and_writers(&[Mode::Shared, Mode::Exclusive]);
     let two_readers = readers_and_writers(&[Mode::Shared, Mode::Shared, Mode::Exclusive]);
@@ -187,12 +187,12 @@ fn shared(size: Size) -> Vec<Check> {
     checks
 }
 
-/// Three nodes, and clients of which some share the lock.
+/// Returns a world of three nodes, with one client for each of these modes.
 fn readers_and_writers(modes: &[Mode]) -> World {
     World { modes: modes.to_vec(), ..World::new(3, modes.len()) }
 }
 
-/// Several keys as one lock, among locks of one key.
+/// Locks of several keys beside locks of one key.
 fn several(size: Size) -> Vec<Check> {
     let world = |keys: &[Keys]| World { keys: keys.to_vec(), ..World::new(3, keys.len()) };
     let at_once = |world: World| World { answers: Answers::AtOnce, ..world };
@@ -224,7 +224,7 @@ fn several(size: Size) -> Vec<Check> {
     checks
 }
 
-/// Each rule broken, in a world that is just large enough to show it.
+/// Returns a check for each mutant, in a world that is just large enough to show the harm.
 pub fn mutants() -> Vec<Check> {
     let at_once = |nodes, clients| World { answers: Answers::AtOnce, ..World::new(nodes, clients) };
     let fences = |nodes| World { answers: Answers::AtOnceOrNever, ..World::new(nodes, 2) };
@@ -233,8 +233,8 @@ pub fn mutants() -> Vec<Check> {
     let timed = holders.clone();
     let lost = World { operator: true, repair: true, rounds: Some(2), ..at_once(3, 1) };
     let overlapping = |world: World| World { keys: vec![Keys::Both, Keys::B], ..world };
-    // The first client never reaches one node, and the last never another: one shared node is
-    // enough.
+    // The first client cannot reach node 2, and the last client cannot reach node 0. So their
+    // majorities have only one node in common.
     let downwards = World { counters: vec![0, 7, 4], cut: vec![(0, 2), (2, 0)], ..at_once(3, 3) };
     vec![
         caught(
@@ -251,7 +251,7 @@ pub fn mutants() -> Vec<Check> {
         caught(
             Mutant::TokenUsedTwice,
             Property::OneHolder,
-            // Needs no time.
+            // The harm needs no tick. With clocks, the checker also looks for two holders.
             World { attempts: 2, clocks: Some(clocks(2, 0)), ..holders.clone() },
         ),
         caught(
@@ -267,8 +267,8 @@ pub fn mutants() -> Vec<Check> {
         ),
         caught(Mutant::ExtendRevives, Property::LostStaysLost, lost.clone()),
         caught(Mutant::RepairAtOnce, Property::LostStaysLost, lost.clone()),
-        // One round more: a node is repaired only if the round before found that it misses the
-        // lock.
+        // The harm needs one more round: a node is repaired only after an earlier round has found
+        // that the node misses the lock.
         caught(
             Mutant::RepairOnLateGrant,
             Property::LostStaysLost,
@@ -296,7 +296,7 @@ pub fn mutants() -> Vec<Check> {
             World { modes: vec![Mode::Shared, Mode::Exclusive], ..at_once(3, 2) },
         ),
         caught(
-            Mutant::MirrorNamesReader,
+            Mutant::MirrorNamesHolder,
             Property::OneHolder,
             World {
                 disk: true,
@@ -324,15 +324,16 @@ fn caught(mutant: Mutant, breaks: Property, world: World) -> Check {
     }
 }
 
-/// Time after a restart from which on nodes accept each other's fences.
+/// Moves the wall clocks on after a restart, so that all nodes accept the fences of the restarted
+/// node.
 fn caught_up(world: World) -> World {
     World { wall_after_restart_us: 50, ..world }
 }
 
-/// Clocks with the largest allowed difference in rate.
+/// Returns clocks with the largest allowed difference in rate.
 ///
-/// Those of nodes are 1 % faster than those of clients, so a lease ends after `ttl` steps, and its
-/// holder must be done before.
+/// The clocks of nodes are 1 % faster than the clocks of clients. A lease ends after `ttl` steps,
+/// and the validity of its holder must end before that.
 fn clocks(ttl: u64, ticks: u8) -> Clocks {
     const NODE_MS: u64 = 101;
     Clocks { ticks, ttl_ms: ttl * NODE_MS, node_ms: NODE_MS, client_ms: 100 }

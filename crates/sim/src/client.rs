@@ -16,27 +16,27 @@ pub(crate) struct Client {
 /// The phase of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Phase {
-    /// Does not use the lock, not yet or not any more.
+    /// Before the first attempt, between two attempts, or after the end of the lock.
     Idle,
-    /// Waits for grants and for their fence.
-    Acquiring(Agreement, Asked),
+    /// Waits for grants, and then for nodes to store the fence.
+    Acquiring(Agreement, Attempt),
     /// Holds the lock.
     Holding(Lock),
     /// Releases the lock.
     Releasing(ReleaseRound),
 }
 
-/// The requests of an attempt.
+/// What the client knows about the requests of its present attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Asked {
+struct Attempt {
     /// When the first byte was sent.
     at: Moment,
     /// When the first answer arrived, for a mutant that uses it.
     answered: Option<Moment>,
     /// The nodes that granted.
     granted: Nodes,
-    /// The fences that nodes were told and have not confirmed. An answer belongs to one request.
-    told: Vec<(usize, Fence)>,
+    /// Nodes that were asked to store a fence and have not answered, with that fence.
+    storing: Vec<(usize, Fence)>,
 }
 
 impl Client {
@@ -48,7 +48,7 @@ impl Client {
         self.attempts
     }
 
-    /// Tells the messages and the token of an attempt from those of others.
+    /// Returns the number of the present attempt, which its messages and its token contain.
     pub(crate) fn attempt(&self, rules: Rules) -> u8 {
         if rules.mutant == Some(Mutant::TokenUsedTwice) { 1 } else { self.attempts }
     }
@@ -70,14 +70,14 @@ impl Client {
         if let Phase::Holding(lock) = &self.phase { lock.rounds() } else { 0 }
     }
 
-    /// Returns whether this answer of a node would be used.
+    /// Returns whether the client would use the answer of this node to this request.
     pub(crate) fn expects(&self, rules: Rules, node: usize, request: Request) -> bool {
         match (&self.phase, request) {
-            (Phase::Acquiring(_, asked), Request::Tell(fence)) => {
-                asked.told.contains(&(node, fence))
+            (Phase::Acquiring(_, attempt), Request::StoreFence(fence)) => {
+                attempt.storing.contains(&(node, fence))
             }
             (Phase::Holding(lock), Request::Extend(round)) => lock.expects(round),
-            // A late answer, which matters only where locks are repaired.
+            // A late answer. It matters only if the client repairs its lock.
             (Phase::Holding(_), Request::Acquire(_)) => rules.repair,
             (Phase::Acquiring(..), Request::Acquire(_))
             | (Phase::Holding(_), Request::Repair(_))
@@ -89,11 +89,11 @@ impl Client {
     pub(crate) fn begin(&mut self, rules: Rules, hint: Fence, now: Moment) -> Vec<Effect> {
         self.attempts += 1;
         let agreement = Agreement::new(rules, now);
-        self.phase = Phase::Acquiring(agreement, Asked::new(now));
+        self.phase = Phase::Acquiring(agreement, Attempt::new(now));
         vec![Effect::AskAll(Request::Acquire(hint))]
     }
 
-    /// The time limit of an attempt has passed.
+    /// Handles the end of the time limit of an attempt.
     pub(crate) fn time_is_up(&mut self, rules: Rules, now: Moment) -> Vec<Effect> {
         if let Phase::Acquiring(agreement, _) = &mut self.phase {
             agreement.time_is_up(now);
@@ -114,13 +114,13 @@ impl Client {
         vec![Effect::AskAll(Request::Release)]
     }
 
-    /// The client does not need the lock any more.
+    /// Stops using the lock, without a request to any node.
     pub(crate) fn forget(&mut self) {
         self.phase = Phase::Idle;
     }
 
-    /// Reads the clock. A lock that has ended stays ended, whatever is answered later.
-    pub(crate) fn look_at_the_clock(&mut self, rules: Rules, now: Moment) {
+    /// Forgets a lock whose validity has ended. No later answer revives it.
+    pub(crate) fn check_validity(&mut self, rules: Rules, now: Moment) {
         if let Phase::Holding(lock) = &self.phase
             && !lock.is_held(rules, now)
         {
@@ -143,14 +143,14 @@ impl Client {
             Answer::BadFence | Answer::Revoked | Answer::Silent => None,
         };
         match (&mut self.phase, request) {
-            (Phase::Acquiring(agreement, asked), Request::Acquire(_)) => {
+            (Phase::Acquiring(agreement, attempt), Request::Acquire(_)) => {
                 if rules.mutant == Some(Mutant::ValidFromAnswer) {
-                    asked.answered.get_or_insert(now);
+                    attempt.answered.get_or_insert(now);
                 }
                 let vote = match answer {
                     Answer::Held(fence) => {
                         if rules.repair {
-                            asked.granted.set(node, true);
+                            attempt.granted.set(node, true);
                         }
                         Vote::Granted(fence)
                     }
@@ -160,8 +160,8 @@ impl Client {
                 agreement.vote(node, vote, now);
                 self.proceed(rules, now)
             }
-            (Phase::Acquiring(agreement, asked), Request::Tell(_)) => {
-                asked.told.retain(|&(told, _)| told != node);
+            (Phase::Acquiring(agreement, attempt), Request::StoreFence(_)) => {
+                attempt.storing.retain(|&(storing, _)| storing != node);
                 let answer = match answer {
                     Answer::Held(fence) => FenceAnswer::Stored(fence),
                     Answer::BadFence => FenceAnswer::Unacceptable,
@@ -172,13 +172,13 @@ impl Client {
             }
             (Phase::Holding(lock), Request::Acquire(_)) => {
                 if rules.repair {
-                    lock.heard(node, held);
+                    lock.record_answer(node, held);
                 }
                 vec![]
             }
             (Phase::Holding(lock), Request::Extend(_)) => {
                 let effects = lock.extended(rules, node, held, now);
-                self.look_at_the_clock(rules, now);
+                self.check_validity(rules, now);
                 effects
             }
             (Phase::Holding(lock), Request::Repair(round)) => {
@@ -194,23 +194,24 @@ impl Client {
         }
     }
 
-    /// Carries out the result of the agreement.
+    /// Carries out the next steps of the agreement.
     fn proceed(&mut self, rules: Rules, now: Moment) -> Vec<Effect> {
-        let Phase::Acquiring(agreement, asked) = &mut self.phase else { return vec![] };
+        let Phase::Acquiring(agreement, attempt) = &mut self.phase else { return vec![] };
         let mut effects = Vec::new();
         let mut next = None;
         for step in agreement.steps() {
             effects.push(match step {
                 Step::StoreFence { node, fence } => {
-                    asked.told.push((node, fence));
-                    asked.told.sort_unstable();
-                    Effect::Ask(node, Request::Tell(fence))
+                    attempt.storing.push((node, fence));
+                    attempt.storing.sort_unstable();
+                    Effect::Ask(node, Request::StoreFence(fence))
                 }
                 Step::Won(win) => {
                     let from_answer =
-                        asked.answered.and_then(|answered| Validity::new(answered, rules.ttl));
+                        attempt.answered.and_then(|answered| Validity::new(answered, rules.ttl));
                     let validity = from_answer.unwrap_or(win.validity);
-                    next = Some(Phase::Holding(Lock::new(validity, asked.at, asked.granted, now)));
+                    next =
+                        Some(Phase::Holding(Lock::new(validity, attempt.at, attempt.granted, now)));
                     Effect::Won(win.fence)
                 }
                 Step::Lost(_) => {
@@ -226,8 +227,8 @@ impl Client {
     }
 }
 
-impl Asked {
+impl Attempt {
     fn new(at: Moment) -> Self {
-        Self { at, answered: None, granted: Nodes::default(), told: Vec::new() }
+        Self { at, answered: None, granted: Nodes::default(), storing: Vec::new() }
     }
 }

@@ -1,4 +1,4 @@
-/// One or both of the two keys: a client locks them at once.
+/// The keys that a client locks together: one of the two keys, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Keys {
     /// The first.
@@ -10,7 +10,7 @@ pub enum Keys {
 }
 
 impl Keys {
-    /// Returns whether both sets have a key in common.
+    /// Returns whether `self` and `other` have a key in common.
     pub(crate) fn overlap(self, other: Self) -> bool {
         self == other || self == Self::Both || other == Self::Both
     }

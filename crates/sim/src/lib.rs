@@ -1,5 +1,5 @@
-//! Model checking: the real state machines of `quorlock-core`, a few clients and nodes, and every
-//! event that can happen to them, in every order.
+//! Model checking: runs the real state machines of `quorlock-core` for a few clients and nodes, and
+//! tries every event that can happen to them, in every order.
 //!
 //! - [`World`]: a model. Its fields give its size and the events that may happen in it.
 //! - [`Keys`]: the keys that a client locks
@@ -7,11 +7,11 @@
 //! - [`Mutant`]: a rule broken on purpose, which the checker must notice
 //! - [`models`] and [`mutants`]: the worlds that are checked, with their expected verdicts
 //! - [`run`](run()): checks one of them
-//! - [`fleet`]: whole fleets, too large to be checked: a seed draws the events
+//! - [`fleet`]: whole fleets, too large for the model checker: a seed draws the events
 //!
 //! The servers are `quorlock_core::node::memory::Server`, and the clients drive
-//! `quorlock_core::quorum`. This crate adds a network and clocks. A mutant differs at the seams
-//! between them, never in the code that is checked.
+//! `quorlock_core::quorum`. This crate adds a network and clocks. A mutant changes a seam between
+//! these parts, and never the code that is checked.
 
 mod agreement;
 mod catalogue;

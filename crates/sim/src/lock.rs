@@ -10,15 +10,15 @@ use crate::message::{Effect, Request};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Lock {
     state: OwnershipState,
-    /// When the first byte was sent of the attempt, or of the last extension that succeeded.
+    /// When the first byte of the attempt, or of the last successful extension, was sent.
     sent: Moment,
     round: Option<Round>,
-    /// Nodes whose last answer was that they hold the lock.
+    /// Nodes whose last answer was that the token holds the key.
     known: Nodes,
     /// Nodes that were asked to repair the lock and have not answered.
     ///
-    /// No node is asked twice at once: both requests could take effect, the second after the lock
-    /// was lost.
+    /// Such a node is not asked again: both requests could take effect, the second one after the
+    /// lock was lost.
     repairing: Nodes,
 }
 
@@ -34,7 +34,7 @@ struct Round {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Nodes(u8);
 
-/// A duration that no hold exceeds.
+/// Longer than any client of a model holds a lock.
 const MAX_HOLD: Duration = Duration::from_secs(1 << 32);
 
 impl Lock {
@@ -66,7 +66,7 @@ impl Lock {
         let counts_late_grants = rules.mutant == Some(Mutant::RepairOnLateGrant);
         let nodes = 0..rules.majority.nodes();
         let known = nodes.clone().filter(|&node| counts_late_grants || self.known.has(node));
-        // More than the nodes that are known to miss it: nodes that have not answered count, too.
+        // Nodes that have not answered count as missing, too.
         let missing = nodes.filter(|&node| !self.known.has(node));
         let core = Extension::new(rules.majority, now, rules.ttl)
             .known_to_hold(known)
@@ -84,7 +84,7 @@ impl Lock {
         now: Moment,
     ) -> Vec<Effect> {
         if rules.repair {
-            self.heard(node, held);
+            self.record_answer(node, held);
         }
         let Some(round) = &mut self.round else { return vec![] };
         if rules.mutant == Some(Mutant::RepairAtOnce) && held == Some(false) {
@@ -109,7 +109,7 @@ impl Lock {
         effects
     }
 
-    /// Handles the answer of a node to its repair.
+    /// Handles the answer of a node to a repair.
     pub(crate) fn repaired(
         &mut self,
         rules: Rules,
@@ -127,12 +127,12 @@ impl Lock {
             };
         }
         self.repairing.set(node, false);
-        self.heard(node, held);
+        self.record_answer(node, held);
         vec![]
     }
 
     /// Records the last answer of a node.
-    pub(crate) fn heard(&mut self, node: usize, held: Option<bool>) {
+    pub(crate) fn record_answer(&mut self, node: usize, held: Option<bool>) {
         self.known.set(node, held == Some(true));
     }
 }

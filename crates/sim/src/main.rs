@@ -1,7 +1,7 @@
 //! Checks every model and every mutant, and prints the results as two tables.
 //!
-//! With `--small`, checks smaller models; with `--steps`, prints the counterexample of each mutant;
-//! with words, checks only models whose names contain one of them.
+//! `--small` checks smaller models. `--steps` prints the counterexample of each mutant. Any other
+//! words select the models and mutants whose names contain one of them.
 
 use std::io::{IsTerminal as _, Write as _, stderr};
 use std::process::ExitCode;
@@ -17,55 +17,60 @@ fn main() -> ExitCode {
         options.iter().find(|option| !["--small", "--steps"].contains(&option.as_str()))
     {
         eprintln!(
-            "quorlock-model: there is no {unknown}: only --small, --steps, and words of names"
+            "quorlock-model: unknown option {unknown}: the options are --small and --steps, and any \
+             other word selects models by name"
         );
         return ExitCode::from(2);
     }
     let size =
         if options.iter().any(|option| option == "--small") { Size::Small } else { Size::Full };
-    let steps = options.iter().any(|option| option == "--steps");
+    let prints_steps = options.iter().any(|option| option == "--steps");
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let began = Instant::now();
     let mut states = 0;
     let mut as_expected = true;
     let is_named = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word));
-    let wanted = |check: &Check| is_named(&check.name);
+    let is_wanted = |check: &Check| is_named(&check.name);
 
-    println!("| model | states | longest way | seconds | |\n|---|---:|---:|---:|---|");
-    for check in models(size).iter().filter(|check| wanted(check)) {
+    println!("| model | states | longest path | seconds | |\n|---|---:|---:|---:|---|");
+    for check in models(size).iter().filter(|check| is_wanted(check)) {
         let outcome = run(check, threads, |states| progress(check, states));
         let result = match &outcome.verdict {
             Verdict::Holds => "holds".into(),
-            Verdict::Broken(property, way) => {
-                format!("**broken**: {}, in {} steps", property.name(), way.len())
+            Verdict::Broken(property, path) => {
+                format!("**broken**: {}, in {} steps", property.name(), path.len())
             }
             Verdict::Vacuous(never) => format!("**proves nothing**: never {never}"),
         };
-        row(check, &outcome, outcome.depth, &result);
+        print_row(check, &outcome, outcome.depth, &result);
         as_expected &= matches!(outcome.verdict, Verdict::Holds);
         states += outcome.states;
-        show(steps, &outcome);
+        if prints_steps {
+            print_steps(&outcome);
+        }
     }
     println!(
         "\n| broken rule | states | counterexample | seconds | what breaks |\n|---|---:|---:|---:|---|"
     );
-    for check in mutants().iter().filter(|check| wanted(check)) {
+    for check in mutants().iter().filter(|check| is_wanted(check)) {
         let outcome = run(check, threads, |states| progress(check, states));
         let (length, result) = match &outcome.verdict {
-            Verdict::Broken(property, way) => (way.len(), property.name().into()),
+            Verdict::Broken(property, path) => (path.len(), property.name().into()),
             Verdict::Holds | Verdict::Vacuous(_) => (0, "**not caught**".into()),
         };
-        row(check, &outcome, length, &result);
+        print_row(check, &outcome, length, &result);
         as_expected &= matches!(outcome.verdict, Verdict::Broken(property, _) if Some(property) == check.breaks);
         states += outcome.states;
-        show(steps, &outcome);
+        if prints_steps {
+            print_steps(&outcome);
+        }
     }
     println!("\n{} states in {} s", grouped(states), began.elapsed().as_secs());
     if as_expected { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn row(check: &Check, outcome: &Outcome, steps: usize, result: &String) {
-    clear();
+fn print_row(check: &Check, outcome: &Outcome, steps: usize, result: &String) {
+    clear_progress();
     let Outcome { states, took, .. } = outcome;
     println!(
         "| {} | {} | {steps} | {:.1} | {result} |",
@@ -75,9 +80,10 @@ fn row(check: &Check, outcome: &Outcome, steps: usize, result: &String) {
     );
 }
 
-fn show(steps: bool, outcome: &Outcome) {
-    if let (true, Verdict::Broken(_, way)) = (steps, &outcome.verdict) {
-        for step in way {
+/// Prints the steps that break a property.
+fn print_steps(outcome: &Outcome) {
+    if let Verdict::Broken(_, path) = &outcome.verdict {
+        for step in path {
             println!("    {step:?}");
         }
     }
@@ -91,12 +97,13 @@ fn progress(check: &Check, states: usize) {
     }
 }
 
-fn clear() {
+fn clear_progress() {
     if stderr().is_terminal() {
         eprint!("\r\x1b[K");
     }
 }
 
+/// Formats a number with a comma between groups of three digits.
 fn grouped(number: usize) -> String {
     let digits = number.to_string();
     let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();

@@ -1,8 +1,9 @@
 use quorlock_core::Fence;
 use quorlock_core::node::memory::Name;
 
-/// A message in transit between a client and a node. It may arrive at any time, in any order, or
-/// never.
+/// A message in transit between a client and a node.
+///
+/// It may arrive at any later time, before or after other messages, or never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Message {
     /// The client.
@@ -29,11 +30,11 @@ pub enum Body {
 pub enum Request {
     /// ACQUIRE, with the proposed fence.
     Acquire(Fence),
-    /// EXTEND … FENCE, for the agreement on a fence.
-    Tell(Fence),
-    /// EXTEND, in this round.
+    /// EXTEND … FENCE, which stores the fence that the client chose from the grants.
+    StoreFence(Fence),
+    /// EXTEND, in this round of extensions.
     Extend(u8),
-    /// ACQUIRE by the holder on a node that missed its lock, in this round of extensions.
+    /// ACQUIRE by the holder on a node that misses its lock, in this round of extensions.
     Repair(u8),
     /// RELEASE.
     Release,
@@ -48,11 +49,11 @@ pub enum Answer {
     NotHeld,
     /// The token holds the key, but the node does not accept this fence.
     BadFence,
-    /// The token holds the key, but cannot extend it: an operator revoked the lock.
+    /// The token holds the key, but may not extend the lock: an operator revoked it.
     Revoked,
     /// The node abstains.
     Silent,
-    /// RELEASE found that the token held the key.
+    /// The token held the key until this RELEASE.
     Released,
 }
 
@@ -68,14 +69,14 @@ impl Message {
     }
 }
 
-/// The output of a client, which the world carries out and judges.
+/// The output of a client, which the world carries out and checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// A request to this node.
+    /// Sends a request to this node.
     Ask(usize, Request),
-    /// A request to all nodes.
+    /// Sends a request to all nodes.
     AskAll(Request),
-    /// The lock is reported, with this fence.
+    /// The client reports the lock to its program, with this fence.
     Won(Fence),
     /// This round of extensions has extended the lock.
     Extended(u8),

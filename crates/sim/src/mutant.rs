@@ -2,14 +2,14 @@ use std::fmt;
 
 /// A rule that is broken on purpose, which the checker must notice.
 ///
-/// It is broken at a seam of the model, and not in the code that is checked.
+/// The rule is broken at a seam of the model, and not in the code that is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mutant {
-    /// A node takes the fence of a write-back from a token that does not hold the key.
+    /// A node stores the fence of a write-back from a token that does not hold the key.
     WriteBackFromAnybody,
-    /// All nodes of an attempt are set to its fence, also nodes that have a larger one.
+    /// All nodes of an attempt store its fence, even nodes that have a larger one.
     WriteBackDownwards,
-    /// The fence is agreed on by a majority of the nodes that granted, in place of N/2 + 1 nodes.
+    /// A majority of the nodes that granted agrees on the fence, in place of N/2 + 1 nodes.
     MajorityOfGrants,
     /// The client uses the largest fence of the grants at once.
     LargestAtOnce,
@@ -17,24 +17,25 @@ pub enum Mutant {
     TokenUsedTwice,
     /// A node grants as soon as it has started again.
     NoAbstention,
-    /// A node restarts with a wall clock that went back to the beginning.
+    /// A node restarts with a wall clock that reads zero again.
     ClockBackAtRestart,
-    /// EXTEND acquires a lock that has ended, if it is free.
+    /// EXTEND acquires a lock that has ended, if its key is free.
     ExtendRevives,
     /// A client relies on a lock for its whole ttl.
     NoDrift,
-    /// A client relies on a lock from the first answer, and not from before the first request.
+    /// A client counts the validity of a lock from the first answer, and not from before the first
+    /// request.
     ValidFromAnswer,
-    /// A node that does not hold the lock is asked to grant it, whatever the others say, and the
-    /// grant counts as an extension.
+    /// The client repairs a node that does not hold the lock before a majority has extended the
+    /// lock, and counts the grant as an extension.
     RepairAtOnce,
-    /// A lock is repaired when a majority confirms it, where late grants count too.
+    /// The client repairs a lock that a majority confirms, and counts late grants as confirmations.
     RepairOnLateGrant,
-    /// Of several keys a node grants the free ones.
+    /// If some of the requested keys are free, a node grants these.
     SomeOfTheKeys,
-    /// The fence of several keys is above the counter of the first alone.
+    /// The fence of a lock of several keys exceeds only the counter of the first key.
     FenceOfTheFirstKey,
-    /// REVOKE ends the lock at once, although its holder relies on it.
+    /// REVOKE ends the lock at once, although its holder still relies on it.
     RevokeFreesAtOnce,
     /// REVOKE leaves the token in the mirror.
     RevokeKeepsToken,
@@ -42,11 +43,11 @@ pub enum Mutant {
     ExtendOfRevoked,
     /// A shared lock is granted beside an exclusive one.
     ReaderBesideWriter,
-    /// A shared lock has the fence that its client proposes, also below that of an earlier
-    /// exclusive one.
+    /// A shared lock has the fence that its client proposes, even if an earlier exclusive lock had
+    /// a larger one.
     ReaderChoosesFence,
     /// The mirror of a shared lock holds the token of one of its holders.
-    MirrorNamesReader,
+    MirrorNamesHolder,
 }
 
 impl fmt::Display for Mutant {
@@ -71,7 +72,7 @@ impl fmt::Display for Mutant {
             Self::ExtendOfRevoked => "an extension of a revoked lock",
             Self::ReaderBesideWriter => "a shared lock beside an exclusive one",
             Self::ReaderChoosesFence => "a fence of a shared lock that its client chooses",
-            Self::MirrorNamesReader => "a mirror of a shared lock that names a holder",
+            Self::MirrorNamesHolder => "a mirror of a shared lock that names a holder",
         })
     }
 }

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::server::Server;
 
-/// The different servers in the states of a world, each kept once.
+/// Stores each distinct server of the states of a world once.
 ///
-/// There are millions of states, and far fewer different servers in them.
+/// Millions of states contain far fewer distinct servers.
 #[derive(Default)]
 pub(crate) struct Pool {
     servers: Mutex<HashSet<Pooled>>,
@@ -25,7 +25,7 @@ struct Entry {
 }
 
 impl Pool {
-    /// Returns the server of this pool that equals `server`, which is added if there is none.
+    /// Returns the server of this pool that equals `server`. Adds `server` if there is none.
     pub(crate) fn share(&self, server: Server) -> Pooled {
         let mut hasher = DefaultHasher::new();
         server.hash(&mut hasher);
@@ -39,7 +39,7 @@ impl Pool {
     }
 }
 
-/// The copy of a world begins with an empty pool.
+/// A clone is an empty pool, because the copy of a world has states of its own.
 impl Clone for Pool {
     fn clone(&self) -> Self {
         Self::default()

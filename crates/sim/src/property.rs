@@ -3,10 +3,11 @@
 pub enum Property {
     /// No two locks have the same fence, unless both are shared.
     FenceOnce,
-    /// A lock whose first request arrived after another lock had been reported has a larger fence
-    /// than that, unless both are shared.
+    /// If the first request for a lock arrives after another lock was reported, the later lock has
+    /// the larger fence, unless both are shared.
     FencesGrow,
-    /// No two clients hold the lock at the same time, each by its own clock, unless both share it.
+    /// No two clients hold the lock at the same time, unless both share it. The clock of each
+    /// client decides how long it holds the lock.
     OneHolder,
     /// After an operator has deleted the lock on all nodes, no later extension succeeds.
     LostStaysLost,
@@ -15,7 +16,7 @@ pub enum Property {
 }
 
 impl Property {
-    /// Returns its name in a report.
+    /// Returns the name of the property in a report.
     pub const fn name(self) -> &'static str {
         match self {
             Self::FenceOnce => "no fence is given twice",

@@ -12,15 +12,15 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 /// The result of a check.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Number of different states that were reached.
+    /// Number of distinct states that were reached.
     pub states: usize,
-    /// Number of steps to reach them; some lead to the same state.
+    /// Number of steps that were tried. Several steps may lead to the same state.
     pub steps: usize,
-    /// Largest number of steps to a state.
+    /// Number of steps of the longest path to a state.
     pub depth: usize,
-    /// Duration of the check.
+    /// How long the check took.
     pub took: Duration,
-    /// The verdict.
+    /// Whether the properties hold.
     pub verdict: Verdict,
 }
 
@@ -35,10 +35,10 @@ pub enum Verdict {
     Vacuous(&'static str),
 }
 
-/// Checks until all states were seen, or until the expected property was broken.
+/// Checks a world until all its states were seen, or until the expected property was broken.
 ///
-/// A mutant is searched breadth first, so that its counterexample is a shortest one. Other models
-/// are searched depth first, which needs less memory.
+/// The search of a mutant is breadth first, so its counterexample is as short as possible. The
+/// search of other models is depth first, which needs less memory.
 pub fn run(check: &Check, threads: usize, progress: impl FnMut(usize)) -> Outcome {
     let checker = check.world.clone().checker();
     match check.breaks {
@@ -82,7 +82,7 @@ fn watch(
     }
 }
 
-/// A mutant may break more than the expected property.
+/// Returns the verdict. If a mutant also breaks other properties, reports the expected one.
 fn verdict(checker: &impl Checker<World>, breaks: Option<Property>) -> Verdict {
     let mut discoveries = checker.discoveries();
     let world = checker.model();

@@ -16,7 +16,7 @@ const UNKNOWN: &[u8] = b"unknown";
 /// How an operator revokes a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Revocation {
-    /// By the unchanged rule.
+    /// Marks the lease, and replaces the token in the mirror. This is the unchanged rule.
     Marks,
     /// Ends the lock at once.
     Ends,
@@ -26,33 +26,37 @@ pub(crate) enum Revocation {
 
 /// A server of the model: the real node on a keyspace in memory.
 ///
-/// Two servers are equal when they behave alike from here on, so mere counters of the keyspace are
-/// reset.
+/// Two servers are equal if they behave alike from now on. So statistics of the keyspace are reset
+/// after each step.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Server {
     memory: memory::Server,
-    /// When it had its last turn. Equal nodes behave alike only from the same moment on: each has
-    /// sorted its leases up to then, and cannot go back.
+    /// When the server had its last turn. Servers with different last turns are not equal: each
+    /// has sorted its leases by deadline up to that moment, and cannot go back.
     turned_at: Monotonic,
 }
 
-/// The clocks of a server, and the ttl of all clients.
+/// The readings of a server's clocks, and the ttl of all clients.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct At {
+pub(crate) struct ServerContext {
     pub(crate) now: Now,
     pub(crate) ttl: Ttl,
 }
 
 impl Server {
-    /// Starts a server with empty memory. Its fence counter starts at its wall clock.
-    pub(crate) fn start(at: At, rejoin_delay_ms: u64) -> Self {
-        Self::with_counters(at, rejoin_delay_ms, 1)
+    /// Starts a server with empty memory and one fence counter, which starts at its wall clock.
+    pub(crate) fn start(ctx: ServerContext, rejoin_delay_ms: u64) -> Self {
+        Self::with_counters(ctx, rejoin_delay_ms, 1)
     }
 
-    /// Starts a server with several fence counters, so that each key has its own.
-    pub(crate) fn with_counters(at: At, rejoin_delay_ms: u64, fence_stripes: usize) -> Self {
+    /// Starts a server with empty memory and this number of fence counters.
+    pub(crate) fn with_counters(
+        ctx: ServerContext,
+        rejoin_delay_ms: u64,
+        fence_stripes: usize,
+    ) -> Self {
         let settings = Settings {
-            max_ttl: at.ttl,
+            max_ttl: ctx.ttl,
             rejoin_delay_ms,
             max_clock_skew_ms: 0,
             max_waiters: 0,
@@ -61,80 +65,84 @@ impl Server {
             hash_seed: 0,
             defer_wakes: false,
         };
-        let mut server =
-            Self { memory: memory::Server::new(settings, at.now), turned_at: Monotonic::default() };
-        // In its first turn a node checks which receivers its propagation has, and remembers when.
-        // Every server does that at time zero, so that the time of its start does not matter later.
-        server.turn(At { now: Now { monotonic: Monotonic::default(), ..at.now }, ..at });
-        server.turn(at);
+        let mut server = Self {
+            memory: memory::Server::new(settings, ctx.now),
+            turned_at: Monotonic::default(),
+        };
+        // In its first turn, a node checks which receivers its propagation has, and stores the
+        // time. Every server does that at time zero, so that servers with different start times
+        // can be equal.
+        server
+            .turn(ServerContext { now: Now { monotonic: Monotonic::default(), ..ctx.now }, ..ctx });
+        server.turn(ctx);
         server
     }
 
     /// Executes a request, between two turns of the server's loop.
     pub(crate) fn execute(
         &mut self,
-        at: At,
+        ctx: ServerContext,
         (keys, mode): (Keys, Mode),
         token: &Name,
         request: Request,
     ) -> Answer {
-        self.turn(at);
+        self.turn(ctx);
         let answer = match request {
-            Request::Acquire(hint) => self.acquire_as(at, keys, mode, token, Some(hint)),
-            Request::Repair(_) => self.acquire_as(at, keys, mode, token, None),
-            Request::Tell(fence) => self.extend(at, keys, token, Some(fence)),
-            Request::Extend(_) => self.extend(at, keys, token, None),
-            Request::Release => self.release(at, keys, token),
+            Request::Acquire(hint) => self.acquire_as(ctx, keys, mode, token, Some(hint)),
+            Request::Repair(_) => self.acquire_as(ctx, keys, mode, token, None),
+            Request::StoreFence(fence) => self.extend(ctx, keys, token, Some(fence)),
+            Request::Extend(_) => self.extend(ctx, keys, token, None),
+            Request::Release => self.release(ctx, keys, token),
         };
-        self.turn(at);
+        self.turn(ctx);
         answer
     }
 
     /// Does the work of a server between commands.
-    pub(crate) fn turn(&mut self, at: At) {
+    pub(crate) fn turn(&mut self, ctx: ServerContext) {
         debug_assert_eq!(
-            at.now.wall_ms(),
+            ctx.now.wall_ms(),
             0,
-            "leases end before the wall clock expires their keys"
+            "the wall clock stays in its first millisecond, so no mirror expires"
         );
-        self.memory.turn(at.now);
+        self.memory.turn(ctx.now);
         self.memory.keys.counted = 0;
         self.memory.keys.unknowns = 0;
-        self.turned_at = at.now.monotonic;
+        self.turned_at = ctx.now.monotonic;
     }
 
-    /// Ends the leases of these keys, as a command of another client does.
-    pub(crate) fn end(&mut self, at: At, keys: Keys) {
+    /// Ends the leases of these keys, as a DEL of the keys does.
+    pub(crate) fn end(&mut self, ctx: ServerContext, keys: Keys) {
         for name in keys.names() {
-            self.memory.remove(at.now, 0, name, KeyEvent::Removed);
+            self.memory.remove(ctx.now, 0, name, KeyEvent::Removed);
         }
-        self.turn(at);
+        self.turn(ctx);
     }
 
-    /// Restarts with its keys, and without its leases.
-    pub(crate) fn restart_from_disk(&self, at: At, fence_stripes: usize) -> Self {
-        let mut restarted = Self::with_counters(at, 0, fence_stripes);
+    /// Returns this server after a restart that kept its keys, but not its leases.
+    pub(crate) fn restart_from_disk(&self, ctx: ServerContext, fence_stripes: usize) -> Self {
+        let mut restarted = Self::with_counters(ctx, 0, fence_stripes);
         restarted.memory.keys = self.memory.keys.clone();
-        restarted.turn(at);
+        restarted.turn(ctx);
         restarted
     }
 
-    /// Revokes the lock on the first key. Returns the client that held it, if one did.
-    pub(crate) fn revoke(&mut self, at: At, revocation: Revocation) -> Option<u8> {
+    /// Revokes the lock of the first key. Returns its holder, or `None` if there is none.
+    pub(crate) fn revoke(&mut self, ctx: ServerContext, revocation: Revocation) -> Option<u8> {
         let holder = self.holder_to_revoke()?;
         let token = self.holder(Keys::A).map(Name::from_slice)?;
         let key = &names(Keys::A)[0];
-        let unknown =
+        let random_value =
             if revocation == Revocation::KeepsToken { token } else { Name::from_slice(UNKNOWN) };
         let ends_now = revocation == Revocation::Ends;
-        let revoke = Revoke { db: 0, key, unknown: &unknown, ends_now };
-        let reply = self.memory.execute(at.now, &Command::Revoke(revoke));
-        assert_eq!(reply, Ok(Reply::Revoked(true)), "the key is a held one");
-        self.turn(at);
+        let revoke = Revoke { db: 0, key, random_value: &random_value, ends_now };
+        let reply = self.memory.execute(ctx.now, &Command::Revoke(revoke));
+        assert_eq!(reply, Ok(Reply::Revoked(true)), "the key is held");
+        self.turn(ctx);
         Some(holder)
     }
 
-    /// Returns the client whose lock on the first key can be revoked.
+    /// Returns the client whose token is in the mirror of the first key: its lock can be revoked.
     pub(crate) fn holder_to_revoke(&self) -> Option<u8> {
         match self.holder(Keys::A) {
             Some(&[client, _attempt]) => Some(client),
@@ -142,24 +150,30 @@ impl Server {
         }
     }
 
-    /// Returns one key of each lock that is held.
+    /// Returns one key of each held lock.
     pub(crate) fn held(&self) -> impl Iterator<Item = Keys> {
         let (a, b) = (self.holder(Keys::A), self.holder(Keys::B));
         a.map(|_| Keys::A).into_iter().chain(b.filter(|_| a != b).map(|_| Keys::B))
     }
 
-    /// Returns the token that holds the first of these keys.
+    /// Returns the value of the mirror of the first of these keys.
     fn holder(&self, keys: Keys) -> Option<&[u8]> {
         keys.names().next().and_then(|name| self.memory.get(0, name)?.text.as_deref())
     }
 
-    fn acquire(&mut self, at: At, keys: Keys, token: &Name, fence: Option<Fence>) -> Answer {
-        self.acquire_as(at, keys, Mode::Exclusive, token, fence)
+    fn acquire(
+        &mut self,
+        ctx: ServerContext,
+        keys: Keys,
+        token: &Name,
+        fence: Option<Fence>,
+    ) -> Answer {
+        self.acquire_as(ctx, keys, Mode::Exclusive, token, fence)
     }
 
     fn acquire_as(
         &mut self,
-        at: At,
+        ctx: ServerContext,
         keys: Keys,
         mode: Mode,
         token: &Name,
@@ -167,30 +181,36 @@ impl Server {
     ) -> Answer {
         let keys = &names(keys);
         let acquire =
-            Acquire { db: 0, keys, token, ttl: at.ttl, mode, owner: None, fence, wait_ms: 0 };
-        self.carry_out(at, &Command::Acquire(acquire))
+            Acquire { db: 0, keys, token, ttl: ctx.ttl, mode, owner: None, fence, wait_ms: 0 };
+        self.carry_out(ctx, &Command::Acquire(acquire))
     }
 
-    fn extend(&mut self, at: At, keys: Keys, token: &Name, fence: Option<Fence>) -> Answer {
+    fn extend(
+        &mut self,
+        ctx: ServerContext,
+        keys: Keys,
+        token: &Name,
+        fence: Option<Fence>,
+    ) -> Answer {
         let keys = &names(keys);
         let extend = Extend {
             db: 0,
             keys,
             token,
-            ttl: at.ttl,
+            ttl: ctx.ttl,
             mode: Mode::Exclusive,
             fence,
             new_token: None,
         };
-        self.carry_out(at, &Command::Extend(extend))
+        self.carry_out(ctx, &Command::Extend(extend))
     }
 
-    fn release(&mut self, at: At, keys: Keys, token: &Name) -> Answer {
-        self.carry_out(at, &Command::Release(Release { db: 0, keys: &names(keys), token }))
+    fn release(&mut self, ctx: ServerContext, keys: Keys, token: &Name) -> Answer {
+        self.carry_out(ctx, &Command::Release(Release { db: 0, keys: &names(keys), token }))
     }
 
-    fn carry_out(&mut self, at: At, command: &Command<'_, Name>) -> Answer {
-        let reply = self.memory.execute(at.now, command);
+    fn carry_out(&mut self, ctx: ServerContext, command: &Command<'_, Name>) -> Answer {
+        let reply = self.memory.execute(ctx.now, command);
         self.memory.keys.counted = 0;
         self.memory.keys.unknowns = 0;
         match reply {
@@ -224,45 +244,57 @@ impl Server {
     }
 }
 
-/// Steps that only the servers of mutants do.
+/// Steps that only mutants contain.
 impl Server {
-    /// Accepts a fence from any token, whether it holds the key or not.
-    pub(crate) fn store_from_anybody(&mut self, at: At, fence: Fence) -> Answer {
+    /// Stores a fence for any token, whether the token holds the key or not.
+    pub(crate) fn store_from_any_token(&mut self, ctx: ServerContext, fence: Fence) -> Answer {
         if let Some(holder) = self.holder(Keys::A).map(Name::from_slice) {
-            self.extend(at, Keys::A, &holder, Some(fence));
+            self.extend(ctx, Keys::A, &holder, Some(fence));
         } else {
             let nobody = Name::from_slice(NOBODY);
-            self.acquire(at, Keys::A, &nobody, Some(fence));
-            self.release(at, Keys::A, &nobody);
+            self.acquire(ctx, Keys::A, &nobody, Some(fence));
+            self.release(ctx, Keys::A, &nobody);
         }
         Answer::Held(fence)
     }
 
-    /// Grants a shared lock without a look at what is there.
-    pub(crate) fn join_writer(&mut self, at: At, keys: Keys, token: &Name, fence: Fence) -> Answer {
-        match self.execute(at, (keys, Mode::Shared), token, Request::Acquire(fence)) {
+    /// Grants a shared lock even if another client holds the key.
+    pub(crate) fn join_writer(
+        &mut self,
+        ctx: ServerContext,
+        keys: Keys,
+        token: &Name,
+        fence: Fence,
+    ) -> Answer {
+        match self.execute(ctx, (keys, Mode::Shared), token, Request::Acquire(fence)) {
             Answer::NotHeld => Answer::Held(fence),
             answer => answer,
         }
     }
 
-    /// Grants a shared lock with the fence that its client proposes, whatever was granted before.
+    /// Grants a shared lock with exactly the fence that its client proposes.
     pub(crate) fn share_with_fence(
         &mut self,
-        at: At,
+        ctx: ServerContext,
         keys: Keys,
         token: &Name,
         fence: Fence,
     ) -> Answer {
-        match self.execute(at, (keys, Mode::Shared), token, Request::Acquire(fence)) {
+        match self.execute(ctx, (keys, Mode::Shared), token, Request::Acquire(fence)) {
             Answer::Held(_) => Answer::Held(fence),
             answer => answer,
         }
     }
 
-    /// Starts again with a mirror that held the token of one of the clients that share the lock.
-    pub(crate) fn restart_naming(&self, at: At, fence_stripes: usize, reader: &Name) -> Self {
-        let mut restarted = self.restart_from_disk(at, fence_stripes);
+    /// Returns this server after a restart, as if the mirror of a shared lock held the token of
+    /// `reader`.
+    pub(crate) fn restart_naming(
+        &self,
+        ctx: ServerContext,
+        fence_stripes: usize,
+        reader: &Name,
+    ) -> Self {
+        let mut restarted = self.restart_from_disk(ctx, fence_stripes);
         let is_shared = |name: &&[u8]| {
             self.memory.get(0, name).is_some_and(|value| {
                 value.text.as_ref().is_some_and(|text| text.starts_with(b"unknown-"))
@@ -276,29 +308,40 @@ impl Server {
         restarted
     }
 
-    /// Accepts a fence below the lock's own, and counts on from there.
-    pub(crate) fn store_downwards(&mut self, at: At, token: &Name, fence: Fence) -> Answer {
+    /// Stores a fence below that of the lock, and lowers the fence counter to it.
+    pub(crate) fn store_downwards(
+        &mut self,
+        ctx: ServerContext,
+        token: &Name,
+        fence: Fence,
+    ) -> Answer {
         if self.holder(Keys::A) != Some(&token[..]) {
             return Answer::NotHeld;
         }
-        let beginning = At { now: Now { wall_us: 0, ..at.now }, ..at };
+        let beginning = ServerContext { now: Now { wall_us: 0, ..ctx.now }, ..ctx };
         *self = Self::start(beginning, 0);
-        self.acquire(at, Keys::A, token, Some(fence))
+        self.acquire(ctx, Keys::A, token, Some(fence))
     }
 
-    /// Grants the free keys among these, each for itself. Answers with the fence of the first.
-    pub(crate) fn take_some(&mut self, at: At, keys: Keys, token: &Name, fence: Fence) -> Answer {
-        self.take_each(at, keys, token, fence)
+    /// Grants each free one of these keys separately, and answers with the first fence.
+    pub(crate) fn take_some(
+        &mut self,
+        ctx: ServerContext,
+        keys: Keys,
+        token: &Name,
+        fence: Fence,
+    ) -> Answer {
+        self.take_each(ctx, keys, token, fence)
             .into_iter()
             .next()
             .map_or(Answer::NotHeld, Answer::Held)
     }
 
-    /// Grants all of the keys or none, each with a fence above its own counter alone. Answers with
-    /// the fence of the first.
+    /// Grants all of these keys or none, each with a fence from its own counter, and answers with
+    /// the first fence.
     pub(crate) fn take_with_fence_of_first(
         &mut self,
-        at: At,
+        ctx: ServerContext,
         keys: Keys,
         token: &Name,
         fence: Fence,
@@ -306,22 +349,28 @@ impl Server {
         if keys.each().any(|key| self.holder(key).is_some()) {
             return Answer::NotHeld;
         }
-        self.take_some(at, keys, token, fence)
+        self.take_some(ctx, keys, token, fence)
     }
 
-    fn take_each(&mut self, at: At, keys: Keys, token: &Name, fence: Fence) -> Vec<Fence> {
-        let answers = keys.each().map(|key| self.acquire(at, key, token, Some(fence)));
+    fn take_each(
+        &mut self,
+        ctx: ServerContext,
+        keys: Keys,
+        token: &Name,
+        fence: Fence,
+    ) -> Vec<Fence> {
+        let answers = keys.each().map(|key| self.acquire(ctx, key, token, Some(fence)));
         answers
             .filter_map(|answer| if let Answer::Held(fence) = answer { Some(fence) } else { None })
             .collect()
     }
 
-    /// Grants a lock that has ended to its old token, if the key is free.
-    pub(crate) fn revive(&mut self, at: At, token: &Name) -> Answer {
+    /// Grants a free key to a token whose lock has ended.
+    pub(crate) fn revive(&mut self, ctx: ServerContext, token: &Name) -> Answer {
         if self.holder(Keys::A).is_some() {
             Answer::NotHeld
         } else {
-            self.acquire(at, Keys::A, token, None)
+            self.acquire(ctx, Keys::A, token, None)
         }
     }
 }

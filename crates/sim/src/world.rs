@@ -12,17 +12,19 @@ use crate::agreement::Rules;
 use crate::client::Client;
 use crate::message::{Answer, Body, Effect, Message, Request};
 use crate::pool::{Pool, Pooled};
-use crate::server::{At, Revocation, Server};
+use crate::server::{Revocation, Server, ServerContext};
 use crate::{Keys, Mutant, Property};
 
-/// A few clients and nodes, one lock or a few that share keys, and every event that may happen.
+/// A model: a few clients and nodes, one lock or a few locks that share keys, and every event that
+/// may happen to them.
 ///
-/// A message may arrive at any later time, in any order with others, or never. A paused client is
-/// one whose answers arrive late. An event without a limit here happens as often as it can.
+/// A message may arrive at any later time, before or after other messages, or never. The model of a
+/// paused client is one whose answers arrive late. An event that no field limits may happen any
+/// number of times.
 #[derive(Clone, Debug)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "each says whether one thing happens, whatever the others do"
+    reason = "each switches one kind of event on, independently of the others"
 )]
 pub struct World {
     /// The first value of each node's fence counter.
@@ -31,42 +33,43 @@ pub struct World {
     pub proposals: Vec<u64>,
     /// The keys that each client locks.
     pub keys: Vec<Keys>,
-    /// Whether each client shares the lock with others.
+    /// For each client: whether it shares the lock with others.
     pub modes: Vec<Mode>,
-    /// Number of attempts of each client.
+    /// Largest number of attempts of each client.
     pub attempts: u8,
     /// When answers arrive.
     pub answers: Answers,
-    /// Number of requests that may arrive twice, in all.
+    /// Total number of requests that may arrive twice.
     pub repeats: u8,
     /// Whether a lease may end at any moment, for any reason.
     pub sudden_ends: bool,
-    /// Number of restarts of nodes with empty memory, in all.
+    /// Total number of restarts of nodes. A restarted node has empty memory, or its keys: see
+    /// [`disk`](Self::disk).
     pub restarts: u8,
-    /// Advance of the wall clocks when a restarted node votes again (in µs). The fences of the
-    /// others may lie below what their own clocks allow.
+    /// Advance of the wall clocks after a restart, in µs. Without it, the fences of the restarted
+    /// node lie too far ahead for the other nodes.
     pub wall_after_restart_us: u64,
-    /// Clocks, if time passes. Otherwise a lease lasts until an event ends it.
+    /// The clocks. With `None`, no time passes, and a lease lasts until an event ends it.
     pub clocks: Option<Clocks>,
-    /// Whether clients hold a lock that they have won, and how often they extend it. Otherwise they
-    /// only use its fence.
+    /// Largest number of extensions of a held lock. With `None`, a client does not hold a lock that
+    /// it has won, and only uses its fence.
     pub rounds: Option<u8>,
-    /// Whether clients release what they hold, and what a failed attempt may hold. Otherwise only
-    /// deadlines end it.
+    /// Whether a client releases its lock, and rolls back attempts that failed. If not, no client
+    /// ends a lease.
     pub releases: bool,
     /// Whether extensions repair the lock on nodes that miss it.
     pub repair: bool,
     /// Whether an operator deletes the key on all nodes, once.
     pub operator: bool,
-    /// Whether an operator revokes the lock, on one node after the other, at any moment.
+    /// Whether an operator revokes the lock on nodes, one after another, at any moment.
     pub revokes: bool,
-    /// Whether a node that restarts reads its keys again, and votes at once.
+    /// Whether a restarted node reads its keys from disk, and votes at once.
     pub disk: bool,
     /// Pairs of clients and nodes without a connection.
     pub cut: Vec<(u8, u8)>,
-    /// The broken rule.
+    /// The rule that is broken, if any.
     pub mutant: Option<Mutant>,
-    /// The servers that the states share.
+    /// The servers that the states of this world share.
     pub(crate) pool: Pool,
 }
 
@@ -81,16 +84,16 @@ pub enum Answers {
     AtOnce,
 }
 
-/// Time, in steps that each clock sees at its own rate.
+/// Clocks that advance in steps, each at its own rate.
 #[derive(Clone, Copy, Debug)]
 pub struct Clocks {
     /// Number of steps.
     pub ticks: u8,
     /// The ttl of the lock, in milliseconds.
     pub ttl_ms: u64,
-    /// Milliseconds of a step by a node's clock.
+    /// Advance of a node's clock in a step, in milliseconds.
     pub node_ms: u64,
-    /// Milliseconds of a step by a client's clock.
+    /// Advance of a client's clock in a step, in milliseconds.
     pub client_ms: u64,
 }
 
@@ -107,25 +110,27 @@ pub struct State {
     repeats: u8,
     restarts: u8,
     operator: bool,
-    /// Number of nodes to which anything has happened.
+    /// The nodes with a smaller index than this are those to which an event may have happened.
     touched: u8,
 }
 
-/// The reports so far, as far as later ones are judged by them.
+/// The past events that the properties depend on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct History {
-    /// The fences of all locks, their keys, and whether they are shared, in order.
+    /// All reported locks, ordered by fence: the fence, the keys, and whether the lock is shared.
     fences: Vec<(Fence, Keys, Mode)>,
-    /// For each client whose first request has arrived: the largest fence that was reported before.
+    /// For each client whose first request has arrived: the largest fence that was reported before
+    /// that.
     before: Vec<Option<Fence>>,
     /// For each client: the first round of extensions that began after the operator deleted the
     /// lock.
     deleted_before_round: Vec<Option<u8>>,
     /// For each client: the nodes that have revoked its lock, one bit each.
     revoked_on: Vec<u8>,
-    /// For each client: the first round of extensions that began after a majority had.
+    /// For each client: the first round of extensions that began after a majority had revoked its
+    /// lock.
     revoked_before_round: Vec<Option<u8>>,
-    /// The broken property.
+    /// The property that was broken, if any.
     broken: Option<Property>,
 }
 
@@ -148,7 +153,7 @@ pub enum Action {
     Release(u8),
     /// A node's lease of this key ends.
     End(u8, Keys),
-    /// A node restarts with empty memory.
+    /// A node restarts.
     Restart(u8),
     /// An operator deletes the key on all nodes.
     Delete,
@@ -190,7 +195,7 @@ impl World {
         Rules { majority, ttl: self.ttl(), repair: self.repair, mutant: self.mutant }
     }
 
-    /// The fence counters, one for each key.
+    /// Returns the number of fence counters: several if clients lock different keys.
     fn fence_stripes(&self) -> usize {
         if self.keys.iter().all(|keys| *keys == self.keys[0]) { 1 } else { STRIPES_APART }
     }
@@ -200,38 +205,42 @@ impl World {
         Ttl::from_ms(ms).expect("a world has a ttl")
     }
 
-    /// The clocks of a node.
-    fn at(&self, state: &State) -> At {
+    /// Returns the readings of the clocks of all nodes, and the ttl.
+    fn server_context(&self, state: &State) -> ServerContext {
         let passed_ms = self.clocks.map_or(0, |clocks| clocks.node_ms * u64::from(state.tick));
         let now = Now { monotonic: Monotonic::from_us(passed_ms * 1000), wall_us: state.wall_us };
-        At { now, ttl: self.ttl() }
+        ServerContext { now, ttl: self.ttl() }
     }
 
-    /// The clocks of a client.
+    /// Returns the reading of the clocks of all clients.
     fn moment(&self, state: &State) -> Moment {
         let passed_ms = self.clocks.map_or(0, |clocks| clocks.client_ms * u64::from(state.tick));
         Moment::default().plus(Duration::from_millis(passed_ms))
     }
 
-    fn alike_nodes(&self) -> bool {
+    fn nodes_are_alike(&self) -> bool {
         self.cut.is_empty() && self.counters.iter().all(|counter| *counter == self.counters[0])
     }
 
-    fn alike_clients(&self) -> bool {
+    fn clients_are_alike(&self) -> bool {
         self.cut.is_empty()
             && self.proposals.iter().all(|proposal| *proposal == self.proposals[0])
             && self.keys.iter().all(|keys| *keys == self.keys[0])
             && self.modes.iter().all(|mode| *mode == self.modes[0])
     }
 
-    /// Where all nodes are alike, it does not matter to which one something happens first.
+    /// Returns whether an event may happen to this node.
+    ///
+    /// If all nodes are alike, the order in which they have their first events makes no difference.
+    /// So only the order of their indexes is tried.
     fn may_touch(&self, state: &State, node: u8) -> bool {
-        !self.alike_nodes() || node <= state.touched
+        !self.nodes_are_alike() || node <= state.touched
     }
 
-    /// Likewise for clients, and which of them starts first.
+    /// Returns whether this client may start. If all clients are alike, only the order of their
+    /// indexes is tried.
     fn may_begin(&self, state: &State, client: u8) -> bool {
-        !self.alike_clients()
+        !self.clients_are_alike()
             || state.clients[..client.into()].iter().all(|client| client.attempts() > 0)
     }
 
@@ -239,15 +248,18 @@ impl World {
         if !message.is_request() {
             return true;
         }
-        // Where all start at once, it is the client whose first request arrives first.
+        // If all clients begin at once, the order is that in which their first requests arrive.
         let others = &state.history.before[..message.client.into()];
         let in_turn = !self.all_begin_at_once()
-            || !self.alike_clients()
+            || !self.clients_are_alike()
             || others.iter().all(Option::is_some);
         in_turn && self.may_touch(state, message.node)
     }
 
-    /// Without clocks, an attempt whose requests have not arrived might as well not have begun.
+    /// Returns whether all clients begin in the initial state.
+    ///
+    /// Without clocks, it makes no difference when an attempt begins, but only when its requests
+    /// arrive.
     fn all_begin_at_once(&self) -> bool {
         self.clocks.is_none() && self.attempts == 1
     }
@@ -277,53 +289,53 @@ impl World {
         }
     }
 
-    /// Executes a request on a server, or the step of a mutant in its place.
+    /// Executes a request on a server. A mutant may execute another step instead.
     fn execute(&self, state: &mut State, message: Message, request: Request) -> Answer {
-        let at = self.at(state);
+        let ctx = self.server_context(state);
         let (token, keys) = (&message.token(), self.keys[usize::from(message.client)]);
         let mode = self.modes[usize::from(message.client)];
         let locks = (keys, mode);
         self.change(state, message.node, |server| match (self.mutant, request) {
-            (Some(Mutant::WriteBackFromAnybody), Request::Tell(fence)) => {
-                server.store_from_anybody(at, fence)
+            (Some(Mutant::WriteBackFromAnybody), Request::StoreFence(fence)) => {
+                server.store_from_any_token(ctx, fence)
             }
-            (Some(Mutant::WriteBackDownwards), Request::Tell(fence)) => {
-                match server.execute(at, locks, token, request) {
-                    Answer::BadFence => server.store_downwards(at, token, fence),
+            (Some(Mutant::WriteBackDownwards), Request::StoreFence(fence)) => {
+                match server.execute(ctx, locks, token, request) {
+                    Answer::BadFence => server.store_downwards(ctx, token, fence),
                     answer => answer,
                 }
             }
             (Some(Mutant::ExtendRevives), Request::Extend(_)) => {
-                match server.execute(at, locks, token, request) {
-                    Answer::NotHeld => server.revive(at, token),
+                match server.execute(ctx, locks, token, request) {
+                    Answer::NotHeld => server.revive(ctx, token),
                     answer => answer,
                 }
             }
             (Some(Mutant::ExtendOfRevoked), Request::Extend(_)) => {
-                match server.execute(at, locks, token, request) {
+                match server.execute(ctx, locks, token, request) {
                     Answer::Revoked => Answer::Held(Fence::ZERO),
                     answer => answer,
                 }
             }
             (Some(Mutant::ReaderBesideWriter), Request::Acquire(fence)) if mode == Mode::Shared => {
-                server.join_writer(at, keys, token, fence)
+                server.join_writer(ctx, keys, token, fence)
             }
             (Some(Mutant::ReaderChoosesFence), Request::Acquire(fence)) if mode == Mode::Shared => {
-                server.share_with_fence(at, keys, token, fence)
+                server.share_with_fence(ctx, keys, token, fence)
             }
             (Some(Mutant::SomeOfTheKeys), Request::Acquire(fence)) => {
-                server.turn(at);
-                server.take_some(at, keys, token, fence)
+                server.turn(ctx);
+                server.take_some(ctx, keys, token, fence)
             }
             (Some(Mutant::FenceOfTheFirstKey), Request::Acquire(fence)) => {
-                server.turn(at);
-                server.take_with_fence_of_first(at, keys, token, fence)
+                server.turn(ctx);
+                server.take_with_fence_of_first(ctx, keys, token, fence)
             }
-            _ => server.execute(at, locks, token, request),
+            _ => server.execute(ctx, locks, token, request),
         })
     }
 
-    /// Changes one server. Every event of a single server uses this.
+    /// Changes one server. Every event of a single server goes through this function.
     fn change<T>(&self, state: &mut State, node: u8, change: impl FnOnce(&mut Server) -> T) -> T {
         state.touched = state.touched.max(node + 1);
         self.change_pooled(&mut state.servers[usize::from(node)], change)
@@ -359,7 +371,8 @@ impl World {
         let ask = |node, request| Message { client, attempt, node, body: Body::Request(request) };
         for effect in effects {
             match effect {
-                // Without holders it makes no difference why a lease ends.
+                // Not sent in a world without releases, nor in a world without holders: there, a
+                // lease ends at any moment anyway.
                 Effect::AskAll(Request::Release) if self.rounds.is_none() || !self.releases => {}
                 Effect::AskAll(request) => {
                     for node in (0..nodes).filter(|&node| !self.cut.contains(&(client, node))) {
@@ -390,49 +403,49 @@ impl World {
         if state.clients[index].is_idle() {
             state.history.before[index] = Some(Fence::ZERO);
         }
-        state.drop_what_nobody_expects(rules);
+        state.drop_unexpected_answers(rules);
     }
 
     fn restart(&self, state: &mut State, node: u8) {
         state.restarts -= 1;
-        // One second in µs, more than any counter has advanced, so no clock reads less.
+        // The counter of the restarted node starts at its wall clock: above all earlier fences.
         state.wall_us += RESTART_US;
-        let mut at = self.at(state);
+        let mut ctx = self.server_context(state);
         if self.mutant == Some(Mutant::ClockBackAtRestart) {
-            at.now.wall_us = 0;
+            ctx.now.wall_us = 0;
         }
         if self.disk {
             let stripes = self.fence_stripes();
             let reader = self.modes.iter().position(|mode| *mode == Mode::Shared);
-            let named = reader.filter(|_| self.mutant == Some(Mutant::MirrorNamesReader));
+            let named = reader.filter(|_| self.mutant == Some(Mutant::MirrorNamesHolder));
             let named = named.map(|client| {
                 let attempt = state.clients[client].attempt(self.rules());
                 Name::from_slice(&[u8::try_from(client).expect("a world has few clients"), attempt])
             });
             self.change(state, node, |server| {
                 *server = match &named {
-                    Some(reader) => server.restart_naming(at, stripes, reader),
-                    None => server.restart_from_disk(at, stripes),
+                    Some(reader) => server.restart_naming(ctx, stripes, reader),
+                    None => server.restart_from_disk(ctx, stripes),
                 };
             });
             return;
         }
         let abstains = self.clocks.is_some() && self.mutant != Some(Mutant::NoAbstention);
-        let rejoin_delay_ms = if abstains { at.ttl.ms() } else { 0 };
-        let restarted = Server::with_counters(at, rejoin_delay_ms, self.fence_stripes());
+        let rejoin_delay_ms = if abstains { ctx.ttl.ms() } else { 0 };
+        let restarted = Server::with_counters(ctx, rejoin_delay_ms, self.fence_stripes());
         self.change(state, node, |server| *server = restarted);
         state.wall_us += self.wall_after_restart_us;
     }
 
     /// Revokes the lock on a node.
     fn revoke(&self, state: &mut State, node: u8) {
-        let at = self.at(state);
+        let ctx = self.server_context(state);
         let revocation = match self.mutant {
             Some(Mutant::RevokeFreesAtOnce) => Revocation::Ends,
             Some(Mutant::RevokeKeepsToken) => Revocation::KeepsToken,
             _ => Revocation::Marks,
         };
-        let Some(client) = self.change(state, node, |server| server.revoke(at, revocation)) else {
+        let Some(client) = self.change(state, node, |server| server.revoke(ctx, revocation)) else {
             return;
         };
         let index = usize::from(client);
@@ -445,19 +458,19 @@ impl World {
 
     fn tick(&self, state: &mut State) {
         state.tick += 1;
-        let (at, moment, rules) = (self.at(state), self.moment(state), self.rules());
-        self.change_all(state, |server| server.turn(at));
+        let (ctx, moment, rules) = (self.server_context(state), self.moment(state), self.rules());
+        self.change_all(state, |server| server.turn(ctx));
         for client in &mut state.clients {
-            Arc::make_mut(client).look_at_the_clock(rules, moment);
+            Arc::make_mut(client).check_validity(rules, moment);
         }
-        state.drop_what_nobody_expects(rules);
+        state.drop_unexpected_answers(rules);
     }
 }
 
-/// A number at which the hashes of the two keys fall on different counters.
+/// A number of fence counters at which the two keys have different ones.
 const STRIPES_APART: usize = 16;
 
-/// More µs than there are grants in any of these worlds.
+/// Advance of the wall clocks at a restart, in µs: more than the number of grants in any world.
 const RESTART_US: u64 = 100;
 
 impl Model for World {
@@ -469,7 +482,11 @@ impl Model for World {
         let clients = self.proposals.len();
         let start = |counter: &u64| {
             let now = Now { monotonic: Monotonic::default(), wall_us: *counter };
-            self.pool.share(Server::with_counters(At { now, ttl }, 0, self.fence_stripes()))
+            self.pool.share(Server::with_counters(
+                ServerContext { now, ttl },
+                0,
+                self.fence_stripes(),
+            ))
         };
         let mut state = State {
             servers: self.counters.iter().map(start).collect(),
@@ -576,14 +593,14 @@ impl Model for World {
                 self.carry_out(&mut state, client, effects);
             }
             Action::End(node, key) => {
-                let at = self.at(&state);
-                self.change(&mut state, node, |server| server.end(at, key));
+                let ctx = self.server_context(&state);
+                self.change(&mut state, node, |server| server.end(ctx, key));
             }
             Action::Restart(node) => self.restart(&mut state, node),
             Action::Delete => {
                 state.operator = false;
-                let at = self.at(&state);
-                self.change_all(&mut state, |server| server.end(at, Keys::Both));
+                let ctx = self.server_context(&state);
+                self.change_all(&mut state, |server| server.end(ctx, Keys::Both));
                 for (index, client) in
                     state.clients.iter().enumerate().filter(|(_, client)| client.is_holding())
                 {
@@ -616,9 +633,9 @@ impl Model for World {
         let sometimes = self.must_happen().map(|name| {
             let condition = match name {
                 ALL_HAVE_WON => State::all_have_won,
-                SOMEBODY_IS_TOLD => State::somebody_is_told,
+                A_FENCE_IS_STORED => State::a_fence_is_stored,
                 A_HOLDER_IS_REVOKED => State::a_holder_is_revoked,
-                _ => State::somebody_repairs,
+                _ => State::a_lock_is_repaired,
             };
             stateright::Property::sometimes(name, condition)
         });
@@ -627,9 +644,9 @@ impl Model for World {
 }
 
 const ALL_HAVE_WON: &str = "each client wins a lock";
-const SOMEBODY_IS_TOLD: &str = "a node is told a fence";
+const A_FENCE_IS_STORED: &str = "a node is asked to store a fence";
 const A_HOLDER_IS_REVOKED: &str = "a lock that is held is revoked by a majority";
-const SOMEBODY_REPAIRS: &str = "a node is asked to repair a lock";
+const A_LOCK_IS_REPAIRED: &str = "a node is asked to repair a lock";
 
 impl World {
     /// Returns the properties that must hold in every state.
@@ -647,11 +664,11 @@ impl World {
         properties
     }
 
-    /// Returns the events that must happen in some state, or nothing was checked.
+    /// Returns the events that must happen in some state. Otherwise the check proves nothing.
     pub(crate) fn must_happen(&self) -> impl Iterator<Item = &'static str> + use<> {
-        let told = (self.proposals.len() > 1).then_some(SOMEBODY_IS_TOLD);
+        let told = (self.proposals.len() > 1).then_some(A_FENCE_IS_STORED);
         let revoked = self.revokes.then_some(A_HOLDER_IS_REVOKED);
-        let repaired = self.repair.then_some(SOMEBODY_REPAIRS);
+        let repaired = self.repair.then_some(A_LOCK_IS_REPAIRED);
         [ALL_HAVE_WON].into_iter().chain(told).chain(repaired).chain(revoked)
     }
 }
@@ -665,7 +682,7 @@ impl World {
         self.carry_out(state, client, effects);
     }
 
-    /// Returns whether no client can report anything any more.
+    /// Returns whether no client will report anything more: each is idle after its last attempt.
     fn is_over(&self, state: &State) -> bool {
         state.clients.iter().all(|client| client.is_idle() && client.attempts() >= self.attempts)
     }
@@ -692,8 +709,8 @@ impl State {
         state.history.fences.len() >= world.proposals.len()
     }
 
-    fn somebody_is_told(_: &World, state: &Self) -> bool {
-        state.asks(|request| matches!(request, Request::Tell(_)))
+    fn a_fence_is_stored(_: &World, state: &Self) -> bool {
+        state.asks(|request| matches!(request, Request::StoreFence(_)))
     }
 
     fn a_holder_is_revoked(_: &World, state: &Self) -> bool {
@@ -701,7 +718,7 @@ impl State {
         revoked.into_iter().any(|(client, revoked)| client.is_holding() && revoked.is_some())
     }
 
-    fn somebody_repairs(_: &World, state: &Self) -> bool {
+    fn a_lock_is_repaired(_: &World, state: &Self) -> bool {
         state.asks(|request| matches!(request, Request::Repair(_)))
     }
 
@@ -727,7 +744,7 @@ impl State {
         }
     }
 
-    /// Returns whether an answer would be used.
+    /// Returns whether the receiver of a message would use it.
     fn is_expected(&self, rules: Rules, message: &Message) -> bool {
         let client = &self.clients[usize::from(message.client)];
         match message.body {
@@ -739,7 +756,7 @@ impl State {
         }
     }
 
-    fn drop_what_nobody_expects(&mut self, rules: Rules) {
+    fn drop_unexpected_answers(&mut self, rules: Rules) {
         let mut network = std::mem::take(&mut self.network);
         network.retain(|message| self.is_expected(rules, message));
         self.network = network;
@@ -747,8 +764,8 @@ impl State {
 }
 
 impl History {
-    /// The largest fence of all locks so far that have one of these keys, and that a lock of this
-    /// mode excludes.
+    /// Returns the largest fence of the reported locks that exclude a lock of these keys and this
+    /// mode.
     fn largest(&self, keys: Keys, mode: Mode) -> Fence {
         let excluded = |&&(_, others, other_mode): &&(Fence, Keys, Mode)| {
             keys.overlap(others) && (mode == Mode::Exclusive || other_mode == Mode::Exclusive)
@@ -758,7 +775,7 @@ impl History {
 
     fn report(&mut self, client: usize, (fence, keys, mode): (Fence, Keys, Mode)) {
         let before = self.before[client].unwrap_or_default();
-        // Clients that share a lock may have the same.
+        // Clients that share a lock may have the same fence.
         let is_given = |&(other, others, other_mode): &(Fence, Keys, Mode)| {
             let are_shared = mode == Mode::Shared && other_mode == Mode::Shared;
             other == fence && keys.overlap(others) && !are_shared

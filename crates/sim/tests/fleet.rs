@@ -4,14 +4,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use quorlock_sim::fleet::{ClientRule, Kind, Mutant, NodeRule, Plan, Report, mixed, run};
 
+/// Number of seeds of exclusive locks.
 const SEEDS: u64 = 200;
-/// The same of each of the other kinds of lock.
+/// Number of seeds of each of the other kinds of lock.
 const SEEDS_OF_KIND: u64 = 50;
 
 /// A mutant must be caught by a seed below this one.
 const MUTANT_SEEDS: u64 = 100_000;
 
-/// Runs seeds on two threads until one of them fails.
+/// Runs seeds on two threads until a checker finds a violation. Returns the report of that seed.
 fn first_bad(seeds: u64, plan: impl Fn(u64) -> Plan + Sync) -> Option<Report> {
     let next = AtomicU64::new(0);
     let search = || {
@@ -51,7 +52,7 @@ fn readers_writers_and_semaphores_keep_every_promise_under_faults() {
 }
 
 #[test]
-fn readers_read_together_and_permits_are_all_in_use() {
+fn several_readers_and_several_permits_are_held_at_once() {
     let most = |kind| {
         let together = |seed| run(&Plan::draw_of(kind, seed), false).most_together;
         (0..10).map(together).max().unwrap_or_default()
@@ -90,7 +91,7 @@ const FOUND_FAULTS_OF_KINDS: [(Kind, u64); 8] = [
 ];
 
 #[test]
-fn no_seed_finds_again_what_it_found_once() {
+fn seeds_of_fixed_defects_pass() {
     for seed in FOUND_FAULTS {
         assert_eq!(run(&Plan::draw(seed), false).violation, None, "seed {seed}");
     }
@@ -100,7 +101,7 @@ fn no_seed_finds_again_what_it_found_once() {
     }
 }
 
-/// A seed that catches each mutant, and a part of what the checker says.
+/// For each mutant: a seed that catches it, and a part of the violation that the checker reports.
 ///
 /// After a change of the machines or of the plans another seed may be the first: `quorlock-sim
 /// --mutants` finds it.
@@ -108,7 +109,7 @@ const CAUGHT: [(Mutant, u64, &str); 36] = [
     (Mutant::NoAbstention, 202, "is held, but on 0 nodes only"),
     (Mutant::LateRelease, 1, "a majority was free"),
     (Mutant::Client(ClientRule::BareMajorityAfterWait), 64, "lost a renewed lock"),
-    (Mutant::Client(ClientRule::NeverLooksPast), 607, "for a free lock"),
+    (Mutant::Client(ClientRule::NeverBypasses), 607, "for a free lock"),
     (Mutant::Client(ClientRule::RefusesUnasked), 1, "has not asked any node"),
     (Mutant::Client(ClientRule::HeldOutOfTurn), 0, "has not asked any node"),
     (Mutant::Client(ClientRule::NoPollWithoutSeat), 943, "for a free lock"),
@@ -127,7 +128,7 @@ const CAUGHT: [(Mutant, u64, &str); 36] = [
     (Mutant::Client(ClientRule::HeldByItself), 7611, "a majority was free"),
     (Mutant::Client(ClientRule::LostWaitForgotten), 4078, "has released"),
     (Mutant::Client(ClientRule::RepairOnFirstRefusal), 17_048, "after an operator has ended it"),
-    (Mutant::Client(ClientRule::LooksAtOneNode), 18_598, "for a free lock"),
+    (Mutant::Client(ClientRule::InspectsOneNode), 18_598, "for a free lock"),
     (Mutant::Client(ClientRule::RevokedRepaired), 237, "nodes revoked it"),
     (Mutant::Client(ClientRule::LateRefusalIsFinal), 74_786, "lost a renewed lock"),
     (Mutant::Client(ClientRule::AwaitsSlowNode), 73_586, "for a free lock"),
@@ -139,7 +140,7 @@ const CAUGHT: [(Mutant, u64, &str); 36] = [
     (Mutant::Client(ClientRule::ExclusiveUntilConfirmed), 18, "two holders"),
     (Mutant::Node(NodeRule::SharedPassesQueue), 1, "waited in its place to write"),
     (Mutant::Node(NodeRule::ShareForgetsQueue), 8, "a majority was free"),
-    (Mutant::Node(NodeRule::RevokedLetsIn), 137, "lets a reader join"),
+    (Mutant::Node(NodeRule::RevokedAdmitsHolders), 137, "lets a reader join"),
     (Mutant::Node(NodeRule::AnyWaitsForFirst), 247, "for a free lock"),
 ];
 
@@ -164,7 +165,7 @@ fn seeds_of_mutants_pass_without_them() {
 }
 
 #[test]
-fn single_keys_and_several_keys_share_the_nodes() {
+fn locks_of_one_key_and_of_several_keys_do_not_starve_each_other() {
     for rest_ms in [0, 20] {
         let mixed = mixed(rest_ms, 20);
         assert!(mixed.beside * 10 >= mixed.alone * 7, "{mixed:?}");

@@ -9,7 +9,7 @@ fn verdict(check: &Check) -> Verdict {
 }
 
 #[test]
-fn every_rule_holds_as_it_is() {
+fn every_property_holds_without_a_mutant() {
     for check in models(Size::Small) {
         let verdict = verdict(&check);
         assert!(matches!(verdict, Verdict::Holds), "{}: {verdict:#?}", check.name);
@@ -17,7 +17,7 @@ fn every_rule_holds_as_it_is() {
 }
 
 #[test]
-fn every_rule_that_is_broken_is_noticed() {
+fn each_model_mutant_breaks_its_property() {
     for check in mutants() {
         let verdict = verdict(&check);
         let noticed =

@@ -1,13 +1,13 @@
 /*
- * Preloaded into a server: records how much of each file is certainly on the disk.
+ * Records how much of each file is certainly on the disk. Preloaded into a server.
  *
  * QUORLOCK_SYNCED_SIZES names a record. Each successful fsync and fdatasync of a regular file adds
  * a line: the file's inode, its birth in nanoseconds since 1970 (0 where the file system does not
  * know it), and its size when the call began. A file keeps its inode when it is renamed, and the
  * birth tells it from a later file with that inode.
  *
- * The line is written before the call returns, so all that a server answers after a sync is in
- * the record.
+ * The line is written before the call returns, so the record contains each sync before the server
+ * can answer after it.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -28,7 +28,7 @@ static void give_up(const char *doing)
     _exit(127);
 }
 
-__attribute__((constructor)) static void open_the_log(void)
+__attribute__((constructor)) static void open_the_record(void)
 {
     const char *path = getenv("QUORLOCK_SYNCED_SIZES");
     if (path == NULL)
@@ -41,7 +41,7 @@ __attribute__((constructor)) static void open_the_log(void)
 static int sync_and_record(long call, int fd)
 {
     struct statx file;
-    /* Before the call: what is written to the file while it runs may or may not be synced. */
+    /* Read before the call: bytes that are written during the call may or may not be synced. */
     int known = record >= 0 &&
                 statx(fd, "", AT_EMPTY_PATH, STATX_TYPE | STATX_INO | STATX_SIZE | STATX_BTIME, &file) == 0 &&
                 S_ISREG(file.stx_mode);

@@ -1,12 +1,12 @@
 /*
- * Preloaded into a server: steps its wall clock.
+ * Steps the wall clock of a server. Preloaded into the server.
  *
  * QUORLOCK_WALL_CLOCK names a file of eight bytes: the number of nanoseconds by which the wall
  * clock is ahead, as an int64_t. The file stays mapped, so the next reading of the clock sees a
  * change. No other clock is stepped.
  *
- * The system is called directly, and not through the C library: an allocator reads the time before
- * the loader can look up the function of the library.
+ * The code calls the system directly, and not the C library: an allocator reads the time before the
+ * loader can look up the function of the library.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -21,10 +21,10 @@
 
 #define NS_PER_S INT64_C(1000000000)
 
-static const int64_t in_time = 0;
-static const int64_t *ahead_ns = &in_time;
+static const int64_t not_ahead = 0;
+static const int64_t *ahead_ns = &not_ahead;
 
-/* A server that was to have a false clock must not run with the true one. */
+/* A server that needs a stepped clock must not run with the true one. */
 static void give_up(const char *path)
 {
     dprintf(STDERR_FILENO, "wall_clock: cannot map %s: %m\n", path);

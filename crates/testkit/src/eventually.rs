@@ -7,24 +7,24 @@ use quorlock_localserver::{POLL_INTERVAL, holds_within};
 ///
 /// # Panics
 ///
-/// With `what`, the awaited condition, when it does not hold within `timeout`.
+/// When the condition does not hold within `timeout`. The message contains its name, `what`.
 #[track_caller]
 pub fn eventually(timeout: Duration, what: &str, f: impl FnMut() -> bool) {
     assert!(holds_within(timeout, f), "not within {} ms: {what}", timeout.as_millis());
 }
 
-/// Waits as [`eventually`] does for an asynchronous condition, and drops it when the time is up.
+/// Waits until `f` returns true, like [`eventually`]. Drops the future of `f` when the time is up.
 ///
 /// # Panics
 ///
-/// With `what`, the awaited condition, when it does not hold within `timeout`.
+/// When the condition does not hold within `timeout`. The message contains its name, `what`.
 #[track_caller]
 pub fn eventually_async(
     timeout: Duration,
     what: &str,
     mut f: impl AsyncFnMut() -> bool,
 ) -> impl Future<Output = ()> {
-    // Panics within an async block are not traced to the caller.
+    // `#[track_caller]` does not apply to panics within an async block.
     let caller = Location::caller();
     async move {
         let holds = async {

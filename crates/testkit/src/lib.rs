@@ -1,11 +1,11 @@
 //! Faults for real servers and for the network in front of them.
 //!
-//! The servers come from `quorlock-localserver`, which this crate also exports.
+//! The servers come from `quorlock-localserver`. This crate re-exports them.
 //!
 //! - [`Proxy`]: a network in front of a server: delays, holds, drops, cuts and counts its traffic
 //! - [`WallClock`]: steps the wall clock of a running server (Linux)
-//! - [`PowerCut`]: kills a server and removes from its files what was not synced (Linux)
-//! - [`Inject`]: starts a server with a wall clock or a power cut (Linux)
+//! - [`PowerCut`]: kills a server, and removes the unsynced bytes from its files (Linux)
+//! - [`Inject`]: starts a server with a [`WallClock`] or a [`PowerCut`] (Linux)
 //! - [`eventually`] and [`eventually_async`]: wait for a condition, never for a time
 //!
 //! When a value is dropped, everything that it started is removed: processes, threads, sockets and

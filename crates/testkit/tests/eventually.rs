@@ -1,4 +1,4 @@
-//! Waits for conditions, and their limits.
+//! Tests that wait for a condition name it when it does not hold in time.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,12 +16,12 @@ fn panic_text(f: impl FnOnce()) -> String {
 
 #[test]
 fn condition_is_checked_until_it_holds() {
-    let mut looks = 0;
-    eventually(LIMIT, "the fifth look", || {
-        looks += 1;
-        looks == 5
+    let mut checks = 0;
+    eventually(LIMIT, "the fifth check", || {
+        checks += 1;
+        checks == 5
     });
-    assert_eq!(looks, 5);
+    assert_eq!(checks, 5);
 }
 
 #[test]
@@ -32,14 +32,14 @@ fn condition_that_never_holds_is_named() {
 
 #[tokio::test]
 async fn awaited_condition_is_checked_until_it_holds() {
-    let looks = Cell::new(0);
-    eventually_async(LIMIT, "the fifth look", async || {
+    let checks = Cell::new(0);
+    eventually_async(LIMIT, "the fifth check", async || {
         tokio::task::yield_now().await;
-        looks.update(|looks| looks + 1);
-        looks.get() == 5
+        checks.update(|checks| checks + 1);
+        checks.get() == 5
     })
     .await;
-    assert_eq!(looks.get(), 5);
+    assert_eq!(checks.get(), 5);
 }
 
 #[test]

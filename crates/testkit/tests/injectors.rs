@@ -1,4 +1,4 @@
-//! Injected faults are what they claim to be.
+//! Injected faults have the effect that they claim to have.
 
 #![cfg(target_os = "linux")]
 
@@ -21,12 +21,12 @@ fn time_us(server: &Server) -> i128 {
 
 fn true_time_us() -> i128 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970");
-    since.as_micros().try_into().expect("and earlier than the end of time")
+    since.as_micros().try_into().expect("it fits")
 }
 
 #[track_caller]
-fn is_ahead_by_s(server: &Server, seconds: i128) {
-    // A server uses one reading for a moment.
+fn assert_ahead_by_s(server: &Server, seconds: i128) {
+    // A server may use an old reading for a moment.
     const OLD_US: i128 = 200_000;
     eventually(LIMIT, "the server shows the time", || {
         let before = true_time_us();
@@ -47,14 +47,14 @@ fn has(server: &Server, key: &str) -> bool {
 fn wall_clock_is_stepped_both_ways_while_the_server_runs() {
     let clock = WallClock::new();
     let server = Server::builder().wall_clock(&clock).start().unwrap();
-    is_ahead_by_s(&server, 0);
+    assert_ahead_by_s(&server, 0);
     clock.step_ms(HOUR_MS);
-    is_ahead_by_s(&server, 3600);
+    assert_ahead_by_s(&server, 3600);
     clock.step_ms(-3 * HOUR_MS);
     assert_eq!(clock.ahead_ms(), -7_200_000);
-    is_ahead_by_s(&server, -7200);
-    clock.set_right();
-    is_ahead_by_s(&server, 0);
+    assert_ahead_by_s(&server, -7200);
+    clock.correct();
+    assert_ahead_by_s(&server, 0);
 }
 
 #[test]
@@ -77,14 +77,14 @@ fn step_holds_over_restarts_for_all_servers_of_its_clock_only() {
     let mut server = Server::builder().wall_clock(&clock).start().unwrap();
     clock.step_ms(HOUR_MS);
     server.restart().unwrap();
-    is_ahead_by_s(&server, 3600);
-    is_ahead_by_s(&Server::builder().wall_clock(&clock.clone()).start().unwrap(), 3600);
-    is_ahead_by_s(&Server::builder().wall_clock(&WallClock::new()).start().unwrap(), 0);
-    is_ahead_by_s(&Server::builder().start().unwrap(), 0);
-    // The server keeps what it needs to start again.
+    assert_ahead_by_s(&server, 3600);
+    assert_ahead_by_s(&Server::builder().wall_clock(&clock.clone()).start().unwrap(), 3600);
+    assert_ahead_by_s(&Server::builder().wall_clock(&WallClock::new()).start().unwrap(), 0);
+    assert_ahead_by_s(&Server::builder().start().unwrap(), 0);
+    // The server keeps the files that it needs to start again.
     drop(clock);
     server.restart().unwrap();
-    is_ahead_by_s(&server, 3600);
+    assert_ahead_by_s(&server, 3600);
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn monotonic_clocks_are_not_stepped() {
     }
 }
 
-/// Reads nanoseconds by each clock, up to the line that ends them.
+/// Reads the nanoseconds of each clock, up to the line that ends them.
 fn read_clocks(lines: &mut Lines<BufReader<ChildStdout>>) -> Vec<(String, i64)> {
     let lines = lines
         .by_ref()
@@ -145,7 +145,7 @@ fn all_clocks_before_and_after_a_line() {
             ("monotonic boot", libc::CLOCK_BOOTTIME),
         ] {
             let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            // SAFETY: `time` is valid for a write.
+            // SAFETY: `now` is valid for a write.
             assert_eq!(unsafe { libc::clock_gettime(id, &raw mut now) }, 0, "{name}");
             println!("{name} {}", now.tv_sec * 1_000_000_000 + now.tv_nsec);
         }
@@ -164,7 +164,7 @@ fn all_clocks_before_and_after_a_line() {
 }
 
 #[test]
-fn clock_that_cannot_be_shown_ends_the_server() {
+fn clock_that_cannot_be_mapped_ends_the_server() {
     let clock = WallClock::new();
     let error = Server::builder()
         .wall_clock(&clock)
@@ -184,7 +184,7 @@ fn injectors_work_together_and_with_other_preloads() {
     let server = builder.start().unwrap();
     assert!(server.log().contains("/nowhere/theirs.so"), "the loader complains: {}", server.log());
     clock.step_ms(HOUR_MS);
-    is_ahead_by_s(&server, 3600);
+    assert_ahead_by_s(&server, 3600);
     let before = power.syncs();
     set(&server, "key");
     assert_eq!(power.syncs(), before + 1);
@@ -196,7 +196,7 @@ fn with_append_only_file(power: &PowerCut, fsync: &str) -> Server {
 }
 
 #[test]
-fn power_cut_removes_what_was_never_synced() {
+fn power_cut_removes_bytes_that_were_never_synced() {
     let power = PowerCut::new();
     let mut server = with_append_only_file(&power, "no");
     set(&server, "key");
@@ -207,7 +207,7 @@ fn power_cut_removes_what_was_never_synced() {
 }
 
 #[test]
-fn kill_alone_removes_nothing_that_was_written() {
+fn kill_alone_removes_no_written_bytes() {
     let power = PowerCut::new();
     let mut server = with_append_only_file(&power, "no");
     set(&server, "key");
@@ -217,7 +217,7 @@ fn kill_alone_removes_nothing_that_was_written() {
 }
 
 #[test]
-fn power_cut_leaves_what_was_synced() {
+fn power_cut_leaves_synced_bytes() {
     let power = PowerCut::new();
     let mut server = with_append_only_file(&power, "always");
     for key in ["first", "second", "third"] {
@@ -242,7 +242,7 @@ fn power_cut_splits_a_file_where_it_was_last_synced() {
         server.restart().unwrap();
         assert!(has(&server, "synced"));
         assert_eq!(has(&server, "not synced"), lost_bytes == 0);
-        // Nothing is lost when the next second began in between.
+        // Nothing is lost if the server synced once more in between.
         lost_bytes > 0
     });
     assert!(lost);

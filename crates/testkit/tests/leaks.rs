@@ -1,6 +1,6 @@
-//! Nothing is left when everything is dropped.
+//! No thread and no open file is left when everything is dropped.
 //!
-//! Alone in its program, because it counts what the whole program has open.
+//! This test is alone in its program, because it counts the threads and files of the whole program.
 
 use std::fs;
 
@@ -23,7 +23,7 @@ fn no_thread_and_no_descriptor_outlives_a_proxy_and_a_server() {
         drop(proxy);
         drop(connections);
     };
-    // What the first use leaves on purpose, such as a source of randomness, is not counted.
+    // The first use leaves files open on purpose, such as a source of randomness.
     start_and_drop();
     let before = open_files_and_threads();
     for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! What a failing network does to clients and servers.
+//! Effects of a failing network on clients and servers.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -27,7 +27,7 @@ fn send_ping(connection: &mut redis::Connection) {
         .expect("sending does not wait");
 }
 
-/// A plain connection, for what a client library would hide.
+/// Opens a plain TCP connection, for effects that a client library hides.
 fn plain(proxy: &Proxy) -> TcpStream {
     let url = proxy.url();
     let stream = TcpStream::connect(url.trim_start_matches("redis://").trim_end_matches('/'))
@@ -42,7 +42,7 @@ fn expect_bytes(stream: &mut TcpStream, bytes: &[u8]) {
     assert_eq!(received, bytes);
 }
 
-/// A server that echoes, for one connection.
+/// Starts a server that echoes the bytes of one connection.
 fn echo() -> (String, thread::JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("redis://{}/", listener.local_addr().expect("it is bound"));
@@ -85,21 +85,21 @@ fn delayed_chunks_keep_their_order_and_do_not_add_up() {
     let chunks_sent = 20;
     for number in 1..=chunks_sent {
         stream.write_all(&[number]).unwrap();
-        eventually(LIMIT, "it has come in as a chunk of its own", || {
+        eventually(LIMIT, "it has arrived as a separate chunk", || {
             proxy.waiting_bytes(ToServer) + proxy.bytes(ToServer) >= u64::from(number)
         });
     }
     expect_bytes(&mut stream, &(1..=chunks_sent).collect::<Vec<_>>());
     let took = started.elapsed();
     assert_eq!(proxy.chunks(ToServer), u64::from(chunks_sent));
-    assert!(took >= delay, "they were delayed: {took:?}");
-    assert!(took < delay * u32::from(chunks_sent / 2), "and not one behind the other: {took:?}");
+    assert!(took >= delay, "the chunks were delayed: {took:?}");
+    assert!(took < delay * u32::from(chunks_sent / 2), "the delays did not add up: {took:?}");
     drop(stream);
     echo.join().unwrap();
 }
 
 #[test]
-fn shortened_delay_forwards_what_it_has_delayed() {
+fn shortened_delay_applies_to_delayed_bytes() {
     let server = Server::builder().start().unwrap();
     let proxy = Proxy::start(server.url());
     let mut connection = connect(&proxy).unwrap();
@@ -111,14 +111,14 @@ fn shortened_delay_forwards_what_it_has_delayed() {
 }
 
 #[test]
-fn what_was_held_is_delivered_in_order_after_healing() {
+fn held_bytes_are_delivered_in_order_after_healing() {
     let server = Server::builder().start().unwrap();
     let proxy = Proxy::start(server.url());
     let mut connection = connect(&proxy).unwrap();
     for direction in [ToServer, ToClient] {
         let (bytes, waiting) = (proxy.bytes(direction), proxy.waiting_bytes(direction));
         assert_eq!(waiting, 0);
-        proxy.hold(direction);
+        proxy.stall(direction);
         for number in 1..=3 {
             let echo = redis::cmd("ECHO").arg(number).get_packed_command();
             connection.send_packed_command(&echo).unwrap();
@@ -128,7 +128,7 @@ fn what_was_held_is_delivered_in_order_after_healing() {
         } else {
             3 * "$1\r\n1\r\n".len()
         };
-        eventually(LIMIT, "all of it is held", || {
+        eventually(LIMIT, "all bytes are held", || {
             proxy.waiting_bytes(direction) == expected_bytes as u64
         });
         assert_eq!(proxy.bytes(direction), bytes, "nothing has passed");
@@ -150,7 +150,9 @@ fn requests_that_are_dropped_never_reach_the_server() {
     proxy.drop_bytes(ToServer);
     let lost = b"SET key lost\r\n";
     stream.write_all(lost).unwrap();
-    eventually(LIMIT, "they are dropped", || proxy.dropped_bytes(ToServer) == lost.len() as u64);
+    eventually(LIMIT, "the request is dropped", || {
+        proxy.dropped_bytes(ToServer) == lost.len() as u64
+    });
     proxy.heal();
     stream.write_all(b"EXISTS key\r\n").unwrap();
     expect_bytes(&mut stream, b":0\r\n");
@@ -173,15 +175,15 @@ fn requests_whose_answers_are_dropped_reach_the_server() {
 }
 
 #[test]
-fn what_is_held_is_lost_when_it_is_dropped_afterwards() {
+fn held_bytes_are_lost_when_they_are_dropped_later() {
     let server = Server::builder().start().unwrap();
     let proxy = Proxy::start(server.url());
     let mut stream = plain(&proxy);
-    proxy.hold(ToServer);
+    proxy.stall(ToServer);
     stream.write_all(b"SET key lost\r\n").unwrap();
-    eventually(LIMIT, "it is held", || proxy.waiting_bytes(ToServer) > 0);
+    eventually(LIMIT, "the request is held", || proxy.waiting_bytes(ToServer) > 0);
     proxy.drop_bytes(ToServer);
-    eventually(LIMIT, "it is dropped", || proxy.dropped_bytes(ToServer) > 0);
+    eventually(LIMIT, "the request is dropped", || proxy.dropped_bytes(ToServer) > 0);
     assert_eq!(proxy.waiting_bytes(ToServer), 0);
     proxy.heal();
     stream.write_all(b"EXISTS key\r\n").unwrap();
@@ -207,13 +209,13 @@ fn cut_resets_connections_old_and_new_until_it_is_healed() {
 }
 
 #[test]
-fn cut_drops_what_was_held() {
+fn cut_drops_held_bytes() {
     let server = Server::builder().start().unwrap();
     let proxy = Proxy::start(server.url());
     let mut stream = plain(&proxy);
-    proxy.hold(ToServer);
+    proxy.stall(ToServer);
     stream.write_all(b"SET key lost\r\n").unwrap();
-    eventually(LIMIT, "it is held", || proxy.waiting_bytes(ToServer) > 0);
+    eventually(LIMIT, "the request is held", || proxy.waiting_bytes(ToServer) > 0);
     proxy.cut();
     assert_eq!(proxy.waiting_bytes(ToServer), 0);
     proxy.heal();
@@ -273,7 +275,7 @@ fn sender_waits_at_the_limit_of_held_bytes_and_loses_none() {
     let pattern: Vec<u8> = (0..251).cycle().take(64 * 1024).collect();
     let kept_bytes = 16 * 1024 * 1024;
 
-    proxy.hold(ToServer);
+    proxy.stall(ToServer);
     let mut sent_bytes = 0;
     loop {
         match stream.write(&pattern[sent_bytes % 251..]) {
@@ -283,7 +285,10 @@ fn sender_waits_at_the_limit_of_held_bytes_and_loses_none() {
         }
         assert!(sent_bytes < 128 * 1024 * 1024, "the sender never has to wait");
     }
-    assert!(proxy.waiting_bytes(ToServer) < kept_bytes + 1024 * 1024, "no more is kept than that");
+    assert!(
+        proxy.waiting_bytes(ToServer) < kept_bytes + 1024 * 1024,
+        "the proxy keeps no more than that"
+    );
 
     proxy.heal();
     stream.shutdown(Shutdown::Write).unwrap();
@@ -292,7 +297,7 @@ fn sender_waits_at_the_limit_of_held_bytes_and_loses_none() {
     assert_eq!(received.len(), sent_bytes);
     assert!(received.chunks(251).all(|chunk| pattern.starts_with(chunk)));
     echo.join().unwrap();
-    eventually(LIMIT, "both ends were passed on", || proxy.connections() == 0);
+    eventually(LIMIT, "both ends of the connection were forwarded", || proxy.connections() == 0);
 }
 
 #[test]
@@ -316,13 +321,13 @@ fn server_does_not_learn_of_a_client_that_leaves_in_a_partition() {
         let list = redis::cmd("CLIENT").arg("LIST").arg("ID").arg(id).query::<String>(&mut control);
         !list.unwrap().is_empty()
     };
-    proxy.hold(ToServer);
+    proxy.stall(ToServer);
     send_ping(&mut connection);
     eventually(LIMIT, "the request is held", || proxy.waiting_bytes(ToServer) > 0);
     drop(connection);
     assert!(is_known());
     proxy.heal();
-    eventually(LIMIT, "the server knows", || !is_known());
+    eventually(LIMIT, "the server learns of it", || !is_known());
 }
 
 #[test]
@@ -351,7 +356,7 @@ async fn proxy_works_in_a_runtime_of_one_thread_and_is_dropped_there() {
     let mut connection = client.get_multiplexed_async_connection().await.unwrap();
     redis::cmd("PING").exec_async(&mut connection).await.unwrap();
 
-    proxy.hold(ToClient);
+    proxy.stall(ToClient);
     let ping = tokio::spawn({
         let mut connection = connection.clone();
         async move { redis::cmd("PING").query_async::<String>(&mut connection).await }

@@ -11,16 +11,16 @@ use tokio::task::{JoinSet, block_in_place};
 use tokio::time::sleep;
 
 use super::Effort;
-use crate::probes::{Latencies, Socket, apart, raise_file_limit, waiters};
+use crate::probes::{Latencies, Socket, on_separate_processors, raise_file_limit, waiters};
 use crate::report::{Limit, Progress, readable};
 
 /// Number of masters.
 const NODES: usize = 5;
-/// Number of waiting processes. Each has connections of its own.
+/// Number of waiting clients. Each has connections of its own, as a separate process would.
 const PROCESSES: u32 = 64;
 /// Time for which the lock is held while commands are counted.
 const HELD_TIME: Duration = Duration::from_secs(30);
-/// Largest allowed number of commands that a waiting process causes per second.
+/// Largest allowed number of commands that a waiting client causes per second.
 const COMMANDS_MAX: f64 = 2.0;
 
 /// Returns the number of all commands that the servers have executed.
@@ -207,7 +207,7 @@ fn measure_gets(
         let [with, without] = latencies;
         anyhow::Ok((with, without))
     };
-    block_in_place(|| apart(&servers, measuring))
+    block_in_place(|| on_separate_processors(&servers, measuring))
 }
 
 /// Lets each client acquire and release the lock, in the order of their requests.

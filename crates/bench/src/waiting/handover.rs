@@ -27,7 +27,8 @@ const HOLDS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(5), Duration
 const WARM_UP: Duration = Duration::from_secs(1);
 /// Duration of the measurement of each kind of client.
 const TIME: Duration = Duration::from_secs(4);
-/// Factor of that duration for clients that poll, because their handovers vary at random.
+/// Factor by which measurements of clients that poll last longer, because their handovers vary at
+/// random.
 const POLLING_TIMES: u32 = 4;
 
 /// Longest allowed handover.

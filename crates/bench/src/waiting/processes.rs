@@ -129,7 +129,7 @@ pub(crate) fn run(behaviour: &Behaviour) -> anyhow::Result<()> {
             } else {
                 let report =
                     compete(&contender, behaviour, async { drop(orders.recv().await) }).await;
-                say(&report.lines().map(|told| told.to_string()).collect::<Vec<_>>().join("\n"))?;
+                say(&report.lines().map(|line| line.to_string()).collect::<Vec<_>>().join("\n"))?;
             }
         }
         contender.close().await;

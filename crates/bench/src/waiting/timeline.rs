@@ -54,8 +54,8 @@ impl ClientReport {
         Self { acquisitions: vec![acquisition], ..Self::default() }
     }
 
-    pub(crate) fn add(&mut self, told: ReportLine) {
-        match told {
+    pub(crate) fn add(&mut self, line: ReportLine) {
+        match line {
             ReportLine::Acquired(acquisition) => self.acquisitions.push(acquisition),
             ReportLine::Unserved { asked, ended } => self.unserved = Some((asked, ended)),
             ReportLine::Failed { at, what } => self.failures.push((at, what)),
@@ -71,7 +71,7 @@ impl ClientReport {
         acquisitions.chain(unserved).chain(failures)
     }
 
-    /// Returns the duration of each wait, also of one that was not served.
+    /// Returns the duration of each wait, including one that was not served.
     pub(crate) fn waits(&self) -> impl Iterator<Item = Duration> {
         let served = self
             .acquisitions
@@ -121,8 +121,7 @@ impl Timeline {
         self.pairs().filter(|(last, next)| next.asked < last.grant.to).map(Self::between)
     }
 
-    /// Returns the longest time from a release to the next grant, of the grants between two
-    /// moments.
+    /// Returns the longest time from a release to the next grant, for grants between two moments.
     ///
     /// The time from the last release to the second moment counts too.
     pub(crate) fn longest_stall_between(&self, from: Duration, to: Duration) -> Duration {
@@ -136,9 +135,10 @@ impl Timeline {
         pairs.chain([at_the_end]).max().unwrap_or_default()
     }
 
-    /// Returns how often a client was granted the lock before the last holder began to release it,
-    /// or with a fence that is not larger than the last one. Clients without fences report the
-    /// fence 0, which is not compared.
+    /// Returns the number of grants that began before the previous holder began to release the
+    /// lock, or whose fence is not larger than the previous one.
+    ///
+    /// Clients without fences report the fence 0, which is not compared.
     pub(crate) fn double_grants(&self) -> usize {
         let grants: Vec<_> =
             self.acquisitions.iter().map(|acquisition| acquisition.grant.clone()).collect();
@@ -231,13 +231,13 @@ mod tests {
     #[test]
     fn displayed_lines_are_parsed_again() {
         let at = Duration::from_nanos(7);
-        let told = [
+        let lines = [
             ReportLine::Acquired(acquisition(1, 2, 3, 4)),
             ReportLine::Unserved { asked: at, ended: at * 2 },
             ReportLine::Failed { at, what: "no node answers".into() },
         ];
-        for told in told {
-            assert_eq!(told.to_string().parse::<ReportLine>().unwrap(), told);
+        for line in lines {
+            assert_eq!(line.to_string().parse::<ReportLine>().unwrap(), line);
         }
         assert!("acquired 1 2 3".parse::<ReportLine>().is_err());
         assert!("thread panicked".parse::<ReportLine>().is_err());

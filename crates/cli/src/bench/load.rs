@@ -30,10 +30,10 @@ pub(super) struct Load<'a> {
     pub(super) tasks: u16,
     pub(super) duration: Duration,
     /// The prefix of the keys. No other program uses it.
-    pub(super) key: String,
+    pub(super) key_prefix: String,
 }
 
-/// The clients and their tasks. They outlive [`Load::measure`], so that it can be interrupted.
+/// The clients and their tasks. They outlive [`Load::measure`], so that a signal can interrupt it.
 #[derive(Default)]
 pub(super) struct Clients {
     quorums: Vec<Quorum>,
@@ -54,15 +54,19 @@ impl Clients {
 }
 
 impl Load<'_> {
-    /// Measures both parts, unless the nodes grant nothing. Permanent errors are the outer `Err`.
+    /// Measures both parts. The inner `Err` is why no lock was acquired; the outer `Err` is a
+    /// permanent error.
     pub(super) async fn measure(
         &self,
         clients: &mut Clients,
     ) -> anyhow::Result<Result<Vec<Part>, AcquireError>> {
         clients.quorums.push(self.nodes.connect().await?);
-        // Tasks would wait to the end for nodes that grant nothing.
-        let first =
-            clients.quorums[0].lock(format!("{}first", self.key)).ttl(TTL).try_acquire().await;
+        // Tries one lock first: if the nodes grant nothing, tasks would wait to the end.
+        let first = clients.quorums[0]
+            .lock(format!("{}first", self.key_prefix))
+            .ttl(TTL)
+            .try_acquire()
+            .await;
         match first {
             Ok(lock) => {
                 lock.release().await?;
@@ -71,7 +75,7 @@ impl Load<'_> {
             Err(error) => return Ok(Err(error)),
         }
         let uncontended = self.run(Contention::None, clients).await?;
-        // One client per task, as separate processes would have.
+        // Makes one client per task, as separate processes would have.
         while clients.quorums.len() < self.tasks.into() {
             clients.quorums.push(self.nodes.connect().await?);
         }
@@ -90,8 +94,8 @@ impl Load<'_> {
         let until = started + self.duration;
         for (index, quorum) in quorums.iter().cycle().take(self.tasks.into()).enumerate() {
             let key = match contention {
-                Contention::None => format!("{}{index}", self.key),
-                Contention::All => format!("{}all", self.key),
+                Contention::None => format!("{}{index}", self.key_prefix),
+                Contention::All => format!("{}all", self.key_prefix),
             };
             tasks.spawn(work(quorum.clone(), key, until));
         }
@@ -125,7 +129,7 @@ async fn work(quorum: Quorum, key: String, until: Instant) -> anyhow::Result<Par
     let mut part = Part::new("");
     loop {
         let asked = Instant::now();
-        // A wait that is interrupted by the end leaves the queue, and is not measured.
+        // A wait that the end interrupts leaves the queue, and is not measured.
         let Ok(acquired) = timeout_at(until, lock.acquire()).await else { return Ok(part) };
         let acquire = asked.elapsed();
         match acquired {

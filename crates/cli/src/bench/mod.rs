@@ -15,7 +15,6 @@ use self::load::{Clients, Load};
 use self::report::Report;
 use crate::duration::duration;
 use crate::nodes::{self, NodeArgs};
-use crate::run::host_name;
 use crate::signals::Signals;
 use crate::{exit, say};
 
@@ -24,9 +23,10 @@ const CLEAN_UP_LIMIT: Duration = Duration::from_secs(5);
 
 /// Measures how fast the nodes grant and release locks.
 ///
-/// Each task acquires and releases one lock after another: first on a key of its own, then, through
-/// connections of its own, on one key for all tasks. This loads the nodes as much as so many tasks
-/// can: do not run it on busy nodes. The keys begin with --prefix, and are gone at the end.
+/// Each task acquires and releases one lock after another. In the first part, each task has its own
+/// key. In the second part, all tasks use the same key, each through its own connections. The tasks
+/// load the nodes as much as they can: do not run this on busy nodes. The keys begin with --prefix,
+/// and are removed at the end.
 #[derive(clap::Args)]
 #[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Bench {
@@ -38,7 +38,7 @@ pub(crate) struct Bench {
     #[arg(long, default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     tasks: u16,
 
-    /// How the keys begin
+    /// The prefix of the keys
     #[arg(long, default_value = "quorlock-bench/", value_name = "TEXT")]
     prefix: String,
 
@@ -51,7 +51,7 @@ pub(crate) struct Bench {
 }
 
 const EXIT_CODES: &str = "Exit codes:
-  0    it was measured
+  0    the nodes were measured
   122  no lock was acquired
   125  quorlock itself failed, or its arguments are not understood, or not
        accepted by the nodes
@@ -71,7 +71,7 @@ pub(crate) async fn bench(args: Bench) -> anyhow::Result<ExitCode> {
         nodes: &nodes,
         tasks: args.tasks,
         duration: args.duration,
-        key: format!("{}{}-{}/", args.prefix, host_name(), std::process::id()),
+        key_prefix: format!("{}{}-{}/", args.prefix, host_name(), std::process::id()),
     };
     let mut clients = Clients::default();
     let measured = signals.unless(load.measure(&mut clients)).await;
@@ -88,4 +88,8 @@ pub(crate) async fn bench(args: Bench) -> anyhow::Result<ExitCode> {
     let report = Report { nodes: nodes.endpoints.len(), tasks: args.tasks, parts };
     report.print(args.json)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

@@ -5,7 +5,7 @@ use hdrhistogram::Histogram;
 use quorlock_client::AcquireError;
 use serde::Serialize;
 
-use crate::shown::{self, printable};
+use crate::output::{self, escape};
 
 /// The longest time that the histogram records, in nanoseconds: 10 minutes.
 const LONGEST_NS: u64 = 600_000_000_000;
@@ -113,7 +113,7 @@ impl Part {
 
 impl Report {
     pub(super) fn print(&self, json: bool) -> anyhow::Result<()> {
-        let text = if json { shown::json(&self.to_json())? } else { self.to_table() };
+        let text = if json { output::json(&self.to_json())? } else { self.to_table() };
         writeln!(stdout(), "{}", text.trim_end())?;
         Ok(())
     }
@@ -150,7 +150,7 @@ impl Report {
                 );
             }
             lines.extend(
-                part.error.as_ref().map(|error| format!("  last error: {}", printable(error))),
+                part.error.as_ref().map(|error| format!("  last error: {}", escape(error))),
             );
         }
         lines.join("\n")
@@ -181,7 +181,7 @@ mod tests {
         let mut part = Part::new("contended");
         part.error = Some("\u{1b}[2J\u{9b}31m".into());
         let report = Report { nodes: 1, tasks: 1, parts: vec![part] };
-        for text in [report.to_table(), shown::json(&report.to_json()).unwrap()] {
+        for text in [report.to_table(), output::json(&report.to_json()).unwrap()] {
             assert!(text.contains("[2J"), "{text:?}");
             assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
         }

@@ -11,9 +11,9 @@ use crate::fleet::Report;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Severity {
-    /// Locks work, or work again soon, with less safety or less room than they could have.
+    /// Locks work, or will work soon, with less safety or capacity than they could have.
     Warning,
-    /// A node never counts, locks of this ttl cannot be taken there, or there is no majority.
+    /// A node never counts, locks of this ttl cannot be acquired there, or no majority votes.
     Error,
 }
 
@@ -23,8 +23,8 @@ pub(super) struct Finding {
     pub(super) severity: Severity,
     /// The name of the check, for programs.
     pub(super) check: &'static str,
-    /// The nodes that it is about, in the order in which they were named; empty if it is about the
-    /// nodes together.
+    /// The nodes with this fault, in the order in which the user names them; empty if the fault
+    /// concerns all nodes together.
     pub(super) nodes: Vec<String>,
     pub(super) what: String,
     pub(super) todo: String,
@@ -54,18 +54,18 @@ impl Finding {
     }
 
     /// Makes this a finding about one node.
-    pub(super) fn of(self, node: &str) -> Self {
+    pub(super) fn about(self, node: &str) -> Self {
         Self { nodes: vec![node.to_owned()], ..self }
     }
 
-    fn is_like(&self, other: &Self) -> bool {
+    fn is_same_fault(&self, other: &Self) -> bool {
         let key = |finding: &Self| (finding.severity, finding.check);
         key(self) == key(other) && self.what == other.what && self.todo == other.todo
     }
 }
 
-/// All findings, errors first. `denials` are the missing rights of the user on each node, and `ttl`
-/// is the longest ttl that programs use.
+/// Returns all findings, errors first. `denials` are the missing rights of the user on each node,
+/// and `ttl` is the longest ttl that programs use.
 pub(super) fn findings(report: &Report, denials: &[Vec<Denial>], ttl: Ttl) -> Vec<Finding> {
     let mut findings = fleet::findings(report);
     let clock_here_is_wrong = fleet::offset_of_this_machine_us(report).is_some();
@@ -76,10 +76,10 @@ pub(super) fn findings(report: &Report, denials: &[Vec<Denial>], ttl: Ttl) -> Ve
         for finding in of_node {
             match findings
                 .iter_mut()
-                .find(|other| !other.nodes.is_empty() && other.is_like(&finding))
+                .find(|other| !other.nodes.is_empty() && other.is_same_fault(&finding))
             {
                 Some(other) => other.nodes.push(node.name.clone()),
-                None => findings.push(finding.of(&node.name)),
+                None => findings.push(finding.about(&node.name)),
             }
         }
     }
@@ -109,7 +109,7 @@ mod tests {
         found_with(nodes, &[], TTL_MS)
     }
 
-    /// The checks and severities of the findings after `change` to the last of three nodes.
+    /// Changes the last of three nodes. Returns the checks and severities of the findings.
     fn after(change: impl Fn(&mut NodeReport)) -> Vec<(&'static str, Severity)> {
         let mut nodes = voting(3);
         change(&mut nodes[2]);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn each_accident_of_one_node_is_found_alone() {
+    fn each_fault_of_one_node_makes_one_finding() {
         assert_eq!(after(|node| node.answer = Err(down())), [("down", Warning)]);
         assert_eq!(
             after(|node| {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn one_wrong_clock_here_is_not_three_wrong_clocks_there() {
+    fn wrong_clock_of_this_machine_is_one_finding_without_nodes() {
         let mut nodes = voting(3);
         for node in &mut nodes {
             facts(node).clock_offset_us = Some(120_000_000);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn number_of_nodes_is_odd_and_more_than_one() {
+    fn even_number_of_nodes_and_single_node_are_found() {
         let checks =
             |count| found(voting(count)).iter().map(|finding| finding.check).collect::<Vec<_>>();
         assert_eq!(checks(4), ["even-number"]);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn majority_that_does_not_vote_is_an_error_of_its_own() {
+    fn missing_majority_is_an_error_of_its_own() {
         let mut nodes = voting(3);
         nodes[0].answer = Err(down());
         nodes[1].answer = Err(down());
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn set_is_missing_or_changing() {
+    fn set_that_is_missing_or_changing_is_found() {
         let mut nodes = voting(3);
         for node in &mut nodes {
             lock(node).set = SetReport::Unset;

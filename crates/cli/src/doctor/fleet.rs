@@ -8,7 +8,7 @@ use super::findings::Finding;
 use super::node::{CLOCK_WARNING_PART, max_clock_skew_us};
 use crate::fleet::info::LockInfo;
 use crate::fleet::{NodeReport, Report};
-use crate::status::signed;
+use crate::status::signed_time;
 
 pub(super) fn findings(report: &Report) -> Vec<Finding> {
     let checks = [majority, number, set, versions, max_ttls, clock_here];
@@ -23,7 +23,7 @@ fn majority(report: &Report) -> Option<Finding> {
             format!(
                 "{voting} of {nodes} nodes vote, and a lock needs {needed}: none can be acquired"
             ),
-            "see to the nodes that do not vote, which are listed with their reasons",
+            "check the nodes that do not vote: the other findings have the reasons",
         )
     })
 }
@@ -38,7 +38,7 @@ fn number(report: &Report) -> Option<Finding> {
         nodes if nodes % 2 == 0 => Some(Finding::warning(
             "even-number",
             format!(
-                "{nodes} nodes survive the loss of {} of them, as {} do",
+                "{nodes} nodes survive the loss of {} of them, and {} nodes survive the same loss",
                 nodes / 2 - 1,
                 nodes - 1
             ),
@@ -68,7 +68,7 @@ fn set(report: &Report) -> Option<Finding> {
             changing.name(),
             changing.members()
         ),
-        "complete the change on every node before the next one begins",
+        "complete the change on every node before you begin the next change",
     ))
 }
 
@@ -77,7 +77,8 @@ fn versions(report: &Report) -> Option<Finding> {
     Some(Finding::warning(
         "module-versions",
         format!("the nodes have different versions of the module: {differ}"),
-        "load the same version everywhere: restart the nodes one at a time, each when the last one votes again",
+        "load the same version everywhere: restart the nodes one at a time, each after the \
+         previous one votes again",
     ))
 }
 
@@ -88,7 +89,7 @@ fn max_ttls(report: &Report) -> Option<Finding> {
     Some(Finding::warning(
         "max-ttl-differs",
         format!("the nodes have different values of lock.max-ttl: {differ}"),
-        "write the same value into the redis.conf of each; the smallest one counts for programs",
+        "write the same value into the redis.conf of each node; the smallest counts for programs",
     ))
 }
 
@@ -97,12 +98,13 @@ fn clock_here(report: &Report) -> Option<Finding> {
     let offset_us = offset_of_this_machine_us(report)?;
     Some(Finding::warning(
         "clock-here",
-        format!("the clocks of all nodes differ from this machine's by {}", signed(offset_us)),
+        format!("the clocks of all nodes differ from this machine's by {}", signed_time(offset_us)),
         "synchronize the clock of this machine, with chrony for example",
     ))
 }
 
-/// How far all nodes are ahead of this machine, where they agree with each other and not with it.
+/// Returns how far the clocks of all nodes are ahead of this machine's, if the nodes agree with
+/// each other and not with this machine.
 pub(super) fn offset_of_this_machine_us(report: &Report) -> Option<i64> {
     let clocks = || report.nodes.iter().filter_map(NodeReport::facts);
     let offsets: Vec<_> = clocks().filter_map(|facts| facts.clock_offset_us).collect();
@@ -117,7 +119,7 @@ fn locks(report: &Report) -> impl Iterator<Item = (&NodeReport, &LockInfo)> {
     report.nodes.iter().filter_map(|node| Some((node, node.facts()?.info.lock.as_ref()?)))
 }
 
-/// `A on a, b; B on c`, if there is more than one value.
+/// Groups the nodes by value: `A on a, b; B on c`. Returns `None` if all values are equal.
 fn groups<'a>(values: impl Iterator<Item = (String, &'a NodeReport)>) -> Option<String> {
     let mut groups: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for (value, node) in values {

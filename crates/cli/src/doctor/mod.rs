@@ -1,4 +1,4 @@
-//! `quorlock doctor`: what is wrong with the nodes, and what to do.
+//! `quorlock doctor`: finds faults of the nodes, and says what to do.
 //!
 //! - [`findings`]: findings from the nodes' answers; [`node`] is the part about one node, [`fleet`]
 //!   the part about all of them.
@@ -27,8 +27,8 @@ use crate::nodes;
 
 /// Checks the nodes, their configuration and the rights of the user, and says what to do.
 ///
-/// Run it with the user and from the machine of the programs that take locks: rights, round trips
-/// and clocks are checked from there. Nothing on the nodes is changed.
+/// Run it as the user and on the machine of the programs that acquire locks: it checks rights,
+/// round trips and clocks from there. It changes nothing on the nodes.
 #[derive(clap::Args)]
 #[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Doctor {
@@ -36,7 +36,7 @@ pub(crate) struct Doctor {
     #[arg(long, value_parser = duration, value_name = "TIME")]
     ttl: Option<Duration>,
 
-    /// A lock that the programs take: check that the user may use this key
+    /// A lock that the programs acquire: also check that the user may use this key
     #[arg(long, value_name = "KEY", value_parser = StringValueParser::new().try_map(lock_name))]
     lock: Option<String>,
 
@@ -57,7 +57,7 @@ const EXIT_CODES: &str = "Exit codes, as monitoring plugins have them:
 const WARNINGS: u8 = 1;
 const ERRORS: u8 = 2;
 
-/// Refuses an empty name: a script forgot to set a variable.
+/// Refuses an empty name: its usual cause is an unset variable in a script.
 fn lock_name(name: String) -> Result<String, &'static str> {
     if name.is_empty() { Err("the lock needs a name") } else { Ok(name) }
 }
@@ -68,9 +68,11 @@ pub(crate) async fn doctor(args: Doctor) -> anyhow::Result<ExitCode> {
     let ttl = u64::try_from(ttl.as_millis()).ok().and_then(|ms| Ttl::from_ms(ms).ok());
     let ttl = ttl.context("--ttl must be at least 1ms and at most 168h, such as 10s")?;
     let report = fleet.gather().await;
-    // A node that is down is not asked again: that would take another time limit.
+    // Skips nodes that are down: asking one again would take another time limit.
     let denials = fleet
-        .each_of(&report, async |node: &Node| rights::denied(node, args.lock.as_deref()).await)
+        .each_answering(&report, async |node: &Node| {
+            rights::denied(node, args.lock.as_deref()).await
+        })
         .await;
     let findings = findings(&report, &denials, ttl);
     print::print(&findings, &report, args.json)?;

@@ -10,18 +10,18 @@ use super::rights::{Denial, ONLY_FOR_SEVERAL_KEYS};
 use crate::duration::text_of_ms;
 use crate::fleet::info::LockInfo;
 use crate::fleet::{Facts, NodeReport, State, advice};
-use crate::status::{signed, time};
+use crate::status::{short_time, signed_time};
 
 /// The default of `lock.max-clock-skew`, for a user that may not read it.
 const MAX_CLOCK_SKEW_DEFAULT_MS: u64 = 60_000;
-/// A clock offset above one part in this many of the skew is a warning.
+/// A clock offset above the accepted skew divided by this is a warning.
 pub(super) const CLOCK_WARNING_PART: u64 = 10;
 /// More waiters than this percentage of `lock.max-waiters` are a warning.
 const WAITERS_WARNING_PERCENT: u64 = 80;
-/// A node has this many round trips to answer, where the ttl allows it.
+/// A node has this many round trips to answer if the ttl allows it.
 const ROUND_TRIPS_WANTED: u32 = 4;
 
-/// `denials` are the missing rights of the user on this node.
+/// Returns the findings about one node. `denials` are the missing rights of the user there.
 pub(super) fn findings(
     node: &NodeReport,
     state: &State,
@@ -45,22 +45,24 @@ fn of_state(state: &State) -> Option<Finding> {
     match state {
         State::Voting => None,
         State::Abstaining(abstention) => {
-            let left =
-                abstention.left.map(|left| format!(" for {}", time(left))).unwrap_or_default();
+            let left = abstention
+                .left
+                .map(|left| format!(" for {}", short_time(left)))
+                .unwrap_or_default();
             Some(Finding::warning(
                 "abstaining",
                 format!(
                     "it grants no locks{left}, since it may have forgotten some ({})",
                     abstention.reason
                 ),
-                "wait; restart nodes one at a time, each when the last one votes again",
+                "wait; restart nodes one at a time, each after the previous one votes again",
             ))
         }
         State::NotCounted(error) | State::Down(error) => Some(of_error(error)),
     }
 }
 
-/// The name of the check that finds this error.
+/// Returns the name of the check that finds this error.
 pub(crate) fn check_of(error: &NodeError) -> &'static str {
     of_error(error).check
 }
@@ -117,7 +119,7 @@ fn clock(facts: &Facts) -> Option<Finding> {
     let skew_us = max_clock_skew_us(facts);
     let what = format!(
         "its clock differs from this machine's by {}, and lock.max-clock-skew is {}",
-        signed(offset_us),
+        signed_time(offset_us),
         text_of_ms(skew_us / 1000)
     );
     let todo = "synchronize the clocks of nodes and clients, with chrony for example";
@@ -135,7 +137,7 @@ pub(super) fn max_clock_skew_us(facts: &Facts) -> u64 {
 fn round_trip(facts: &Facts, ttl: Ttl) -> Option<Finding> {
     let (round_trip, ttl_ms) = (facts.round_trip, text_of_ms(ttl.ms()));
     let limit = limits::node_timeout(round_trip, ttl);
-    let shown = time(round_trip);
+    let shown = short_time(round_trip);
     if let Some(enough) = limits::ttl_needed(round_trip, ttl) {
         return Some(Finding::error(
             "round-trip",
@@ -153,7 +155,7 @@ fn round_trip(facts: &Facts, ttl: Ttl) -> Option<Finding> {
             format!(
                 "a round trip takes {shown}, and with a ttl of {ttl_ms} the node has {} to answer: a slow \
                  answer is no vote",
-                time(limit)
+                short_time(limit)
             ),
             format!("use a ttl of at least {}, or a node that is nearer", text_of_ms(whole_ms(enough))),
         )
@@ -217,12 +219,14 @@ fn waiters(waiters: u64, max_waiters: Option<u64>) -> Option<Finding> {
 
 fn rights(denials: &[Denial]) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let commands = |several: bool| -> Vec<&str> {
+    let commands = |only_for_several: bool| -> Vec<&str> {
         let denied = denials.iter().filter_map(|denial| match denial {
             Denial::Command(command) => Some(*command),
             Denial::Key(_) => None,
         });
-        denied.filter(|command| ONLY_FOR_SEVERAL_KEYS.contains(command) == several).collect()
+        denied
+            .filter(|command| ONLY_FOR_SEVERAL_KEYS.contains(command) == only_for_several)
+            .collect()
     };
     let grant = |denied: &[&str]| {
         let rights: Vec<_> =
@@ -233,7 +237,7 @@ fn rights(denials: &[Denial]) -> Vec<Finding> {
     if !needed.is_empty() {
         findings.push(Finding::error(
             "rights",
-            format!("the user may not run {}, which clients need", and(&needed)),
+            format!("the user may not run {}, which clients need", join_with_and(&needed)),
             grant(&needed),
         ));
     }
@@ -241,7 +245,10 @@ fn rights(denials: &[Denial]) -> Vec<Finding> {
     if !for_several.is_empty() {
         findings.push(Finding::warning(
             "rights",
-            format!("the user may not run {}, for locks of several keys", and(&for_several)),
+            format!(
+                "the user may not run {}, for locks of several keys",
+                join_with_and(&for_several)
+            ),
             grant(&for_several),
         ));
     }
@@ -256,7 +263,7 @@ fn rights(denials: &[Denial]) -> Vec<Finding> {
     findings
 }
 
-fn and(words: &[&str]) -> String {
+fn join_with_and(words: &[&str]) -> String {
     match words {
         [rest @ .., last] if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
         _ => words.concat(),

@@ -8,11 +8,11 @@ use serde::Serialize;
 use super::findings::{Finding, Severity};
 use crate::fleet::Report;
 use crate::fleet::text::wrap;
-use crate::shown::printable;
+use crate::output::escape;
 
-/// How wide a line may be.
+/// The largest width of a line.
 const COLUMNS: usize = 100;
-/// Where the texts begin.
+/// The column at which the texts begin.
 const INDENT: usize = 9;
 
 #[derive(Serialize)]
@@ -49,10 +49,10 @@ fn as_text(findings: &[Finding], report: &Report) -> String {
         };
         let nodes = match &finding.nodes[..] {
             [] => String::new(),
-            nodes => format!("{}: ", printable(&nodes.join(", "))),
+            nodes => format!("{}: ", escape(&nodes.join(", "))),
         };
-        let what = wrap(&format!("{nodes}{}", printable(&finding.what)), COLUMNS - INDENT);
-        let todo = wrap(&format!("> {}", printable(&finding.todo)), COLUMNS - INDENT);
+        let what = wrap(&format!("{nodes}{}", escape(&finding.what)), COLUMNS - INDENT);
+        let todo = wrap(&format!("> {}", escape(&finding.todo)), COLUMNS - INDENT);
         for (index, line) in what.iter().chain(&todo).enumerate() {
             let label = if index == 0 { label } else { "" };
             lines.push(format!("{label:INDENT$}{line}\n"));
@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn findings_fit_100_columns_and_control_no_terminal() {
         let finding =
-            Finding::error("x", "word ".repeat(50), "do \x1b[2J that").of(&"n".repeat(200));
+            Finding::error("x", "word ".repeat(50), "do \x1b[2J that").about(&"n".repeat(200));
         let text = as_text(&[finding], &Report::new(voting(3)));
         assert!(
             text.lines().all(|line| width(line) <= COLUMNS) && !text.contains('\x1b'),

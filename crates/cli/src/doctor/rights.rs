@@ -5,14 +5,14 @@ use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, Value, cmd};
 
 use crate::fleet::{Node, Replies, replies};
-use crate::shown::printable;
+use crate::output::escape;
 
-/// A missing right of the user.
+/// A right that the user lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Denial {
-    /// Run this command.
+    /// The right to run this command.
     Command(&'static str),
-    /// Use this key, which was made safe for a terminal.
+    /// The right to use this key, which is escaped for a terminal.
     Key(String),
 }
 
@@ -22,7 +22,7 @@ pub(super) const ONLY_FOR_SEVERAL_KEYS: [&str; 3] =
 
 /// The commands of a client, in a form that changes nothing: the module refuses an empty token
 /// after the server has checked the rights.
-const COMMANDS: [(&str, &[&str]); 9] = [
+const COMMANDS: [(&str, &[&str]); 10] = [
     ("LOCK.ACQUIRE", &[KEY, "", "1"]),
     ("LOCK.EXTEND", &[KEY, "", "1"]),
     ("LOCK.RELEASE", &[KEY, ""]),
@@ -30,14 +30,15 @@ const COMMANDS: [(&str, &[&str]); 9] = [
     ("LOCK.MACQUIRE", &["1", KEY, "", "1"]),
     ("LOCK.MEXTEND", &["1", KEY, "", "1"]),
     ("LOCK.MRELEASE", &["1", KEY, ""]),
+    ("LOCK.ACQUIREANY", &["1", KEY, "", "1"]),
     ("INFO", &["lock"]),
     ("PING", &[]),
 ];
 
-/// A placeholder key. Its name matters only with `--key`.
+/// A placeholder for the key of `--lock`. Without that option, a denial of this key is ignored.
 const KEY: &str = "quorlock-doctor";
 
-/// Returns the missing rights of the user; none where the node does not answer. With `key`, also
+/// Returns the rights that the user lacks; none if the node does not answer. With `key`, also
 /// checks the right to use that key.
 pub(super) async fn denied(node: &Node, key: Option<&str>) -> Vec<Denial> {
     node.ask(async |connection| ask(connection, key).await).await.unwrap_or_default()
@@ -49,21 +50,21 @@ async fn ask(
 ) -> Result<Vec<Denial>, NodeError> {
     let user: Option<String> = cmd("ACL").arg("WHOAMI").query_async(connection).await.ok();
     if let Some(user) = user {
-        let mut questions = Pipeline::with_capacity(COMMANDS.len());
+        let mut requests = Pipeline::with_capacity(COMMANDS.len());
         for (name, arguments) in COMMANDS {
-            questions.cmd("ACL").arg("DRYRUN").arg(&user).arg(name).arg(with_key(arguments, key));
+            requests.cmd("ACL").arg("DRYRUN").arg(&user).arg(name).arg(with_key(arguments, key));
         }
-        let replied: Replies<{ COMMANDS.len() }> = replies(&questions, connection).await?;
+        let replied: Replies<{ COMMANDS.len() }> = replies(&requests, connection).await?;
         if replied.iter().all(|reply| !matches!(reply, Err(NodeError::Denied { .. }))) {
             return Ok(denials(&replied, key));
         }
     }
-    // A user without the right for DRYRUN may still try the commands.
-    let mut questions = Pipeline::with_capacity(COMMANDS.len());
+    // A user that may not run ACL DRYRUN tries the commands themselves.
+    let mut requests = Pipeline::with_capacity(COMMANDS.len());
     for (name, arguments) in COMMANDS {
-        questions.cmd(name).arg(with_key(arguments, key));
+        requests.cmd(name).arg(with_key(arguments, key));
     }
-    let replied: Replies<{ COMMANDS.len() }> = replies(&questions, connection).await?;
+    let replied: Replies<{ COMMANDS.len() }> = replies(&requests, connection).await?;
     Ok(denials(&replied, key))
 }
 
@@ -74,7 +75,7 @@ fn with_key<'a>(arguments: &[&'a str], key: Option<&'a str>) -> Vec<&'a str> {
         .collect()
 }
 
-/// Reads the reply of DRYRUN, or of the command itself.
+/// Reads the replies of DRYRUN, or of the commands themselves.
 fn denials(replies: &[Result<Value, NodeError>], key: Option<&str>) -> Vec<Denial> {
     let mut denials = Vec::new();
     for ((name, _), reply) in COMMANDS.iter().zip(replies) {
@@ -89,7 +90,7 @@ fn denials(replies: &[Result<Value, NodeError>], key: Option<&str>) -> Vec<Denia
             && let Some(key) = key
             && !denials.iter().any(|denial| matches!(denial, Denial::Key(_)))
         {
-            denials.push(Denial::Key(printable(key)));
+            denials.push(Denial::Key(escape(key)));
         }
     }
     denials
@@ -114,11 +115,11 @@ mod tests {
     }
 
     #[test]
-    fn denied_commands_are_told_from_denied_keys() {
+    fn denied_command_differs_from_denied_key() {
         assert_eq!(denials(&replies(DRYRUN, 2), None), [Denial::Command("LOCK.RELEASE")]);
         let noperm = "NOPERM this user has no permissions to run the 'ping' command";
         assert_eq!(denials(&replies(noperm, 8), None), [Denial::Command("PING")]);
-        assert_eq!(denials(&replies(NOPERM_KEY, 0), None), [], "nobody asked about this key");
+        assert_eq!(denials(&replies(NOPERM_KEY, 0), None), [], "no key was given");
         assert_eq!(
             denials(&replies(NOPERM_KEY, 0), Some("a\x07")),
             [Denial::Key("a\\u{7}".into())]
@@ -126,12 +127,12 @@ mod tests {
         assert_eq!(
             denials(&replies("# lock", 7), None),
             [],
-            "the reply to INFO is one that is allowed"
+            "a reply to INFO means that INFO is allowed"
         );
     }
 
     #[test]
-    fn commands_are_tried_with_the_key_that_is_asked_about() {
+    fn commands_are_tried_with_the_given_key() {
         assert_eq!(with_key(COMMANDS[4].1, Some("orders/1")), ["1", "orders/1", "", "1"]);
         assert_eq!(with_key(COMMANDS[0].1, None), [KEY, "", "1"]);
     }

@@ -13,21 +13,21 @@ use prometheus_client::registry::Registry;
 use crate::doctor::check_of;
 use crate::fleet::info::{COUNTERS, LockInfo};
 use crate::fleet::{Facts, NodeReport, Report, State};
-use crate::status::json::word;
+use crate::status::json::state_name;
 
 /// The format, as Prometheus negotiates it.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Names and values. No value may be a key, an owner or a token.
+/// Names and values of labels. No value may be a key, an owner or a token.
 type Labels = Vec<(&'static str, String)>;
 
-/// The metrics as `OpenMetrics` text.
-pub(super) fn of(report: &Report, took: Duration) -> String {
+/// Formats the metrics as `OpenMetrics` text.
+pub(super) fn render(report: &Report, took: Duration) -> String {
     let mut metrics = Metrics(Registry::with_prefix("quorlock"));
-    of_the_fleet(&mut metrics, report, took);
-    of_each_node(&mut metrics, report);
-    of_each_server(&mut metrics, report);
-    of_each_module(&mut metrics, report);
+    add_fleet_metrics(&mut metrics, report, took);
+    add_node_metrics(&mut metrics, report);
+    add_server_metrics(&mut metrics, report);
+    add_module_metrics(&mut metrics, report);
     let mut text = String::new();
     if encode(&mut text, &metrics.0).is_err() {
         // Writing to a string cannot fail.
@@ -36,7 +36,7 @@ pub(super) fn of(report: &Report, took: Duration) -> String {
     text
 }
 
-fn of_the_fleet(metrics: &mut Metrics, report: &Report, took: Duration) {
+fn add_fleet_metrics(metrics: &mut Metrics, report: &Report, took: Duration) {
     let mut one = |name, help, value| metrics.gauge(name, help, [(Labels::new(), value)]);
     one("nodes", "Nodes that the exporter was given", number(report.nodes.len()));
     one("voting_nodes", "Nodes that vote", number(report.voting()));
@@ -48,7 +48,7 @@ fn of_the_fleet(metrics: &mut Metrics, report: &Report, took: Duration) {
     one("gathering_seconds", "How long asking all nodes took", took.as_secs_f64());
 }
 
-fn of_each_node(metrics: &mut Metrics, report: &Report) {
+fn add_node_metrics(metrics: &mut Metrics, report: &Report) {
     let each = |value: &dyn Fn(&State) -> Option<bool>| -> Vec<_> {
         let values = report.iter().map(|(node, state)| Some((labels(node), truth(value(state)?))));
         values.flatten().collect()
@@ -81,14 +81,14 @@ fn of_each_node(metrics: &mut Metrics, report: &Report) {
             _ => state.error().map(check_of).unwrap_or_default().to_owned(),
         };
         let mut labels = labels(node);
-        labels.extend([("state", word(state).to_owned()), ("reason", reason)]);
+        labels.extend([("state", state_name(state).to_owned()), ("reason", reason)]);
         (labels, 1.0)
     });
     metrics.gauge("node_state", "1 for the state that the node is in, with the reason", states);
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a clock that is off by 300 years is off")]
-fn of_each_server(metrics: &mut Metrics, report: &Report) {
+#[expect(clippy::cast_precision_loss, reason = "no clock is off by 2^53 us, which is 285 years")]
+fn add_server_metrics(metrics: &mut Metrics, report: &Report) {
     let mut each = |name, help, value: &dyn Fn(&Facts) -> Option<f64>| {
         let values =
             report.nodes.iter().filter_map(|node| Some((labels(node), value(node.facts()?)?)));
@@ -114,7 +114,7 @@ fn of_each_server(metrics: &mut Metrics, report: &Report) {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "no server has 2^53 locks")]
-fn of_each_module(metrics: &mut Metrics, report: &Report) {
+fn add_module_metrics(metrics: &mut Metrics, report: &Report) {
     let locks =
         || report.nodes.iter().filter_map(|node| Some((node, node.facts()?.info.lock.as_ref()?)));
     let mut each = |name, help, value: &dyn Fn(&LockInfo) -> Option<f64>| {
@@ -155,17 +155,17 @@ fn of_each_module(metrics: &mut Metrics, report: &Report) {
     }
 }
 
-/// What each of [`COUNTERS`] counts.
+/// Returns the help text of one of [`COUNTERS`].
 fn help_of(counter: &str) -> &'static str {
     match counter {
         "grants" => "Locks granted",
-        "refusals" => "Requests refused because another holds the lock",
+        "refusals" => "Requests refused because another client holds the lock",
         "abstained" => "Requests answered with ABSTAIN",
         "extends" => "Locks extended",
         "releases" => "Locks released by their holders",
-        "ended_by_deadline" => "Locks that ran out",
+        "ended_by_deadline" => "Locks that ended by their deadline",
         "ended_by_operator" => "Locks that a command such as DEL has ended",
-        "revoked" => "Locks that LOCK.REVOKE took back",
+        "revoked" => "Locks that LOCK.REVOKE revoked",
         "saved_from_clock_step" => "Locks that outlived their key, which expired early",
         "saved_from_eviction" => "Locks that outlived their key, which was evicted",
         "handovers" => "Locks granted to a client that had waited",
@@ -204,7 +204,7 @@ fn truth(value: bool) -> f64 {
     if value { 1.0 } else { 0.0 }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "nobody lists 2^53 nodes")]
+#[expect(clippy::cast_precision_loss, reason = "no list has 2^53 nodes")]
 fn number(count: usize) -> f64 {
     count as f64
 }
@@ -216,7 +216,7 @@ mod tests {
     use crate::fleet::report::tests::{down, facts, lock, voting};
 
     fn text(nodes: Vec<NodeReport>) -> String {
-        of(&Report::new(nodes), Duration::from_millis(5))
+        render(&Report::new(nodes), Duration::from_millis(5))
     }
 
     #[track_caller]
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_of_each_node_have_its_name() {
+    fn metrics_of_each_node_have_its_name() {
         let mut nodes = voting(3);
         lock(&mut nodes[0]).counters[0] = Some(7);
         facts(&mut nodes[1]).clock_offset_us = Some(-1_500_000);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn node_that_is_down_has_no_figures() {
+    fn node_that_is_down_has_state_metrics_only() {
         let mut nodes = voting(3);
         nodes[0].answer = Err(down());
         let text = text(nodes);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn abstention_and_refusal_are_told_apart() {
+    fn abstaining_node_is_admitted_and_replica_is_not() {
         let mut nodes = voting(3);
         lock(&mut nodes[0]).abstention =
             Some(Abstention { reason: "start".into(), left: Some(Duration::from_millis(1500)) });

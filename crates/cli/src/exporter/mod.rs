@@ -30,8 +30,8 @@ const PATH: &str = "/metrics";
 /// Serves the state and the counters of all nodes to Prometheus, under /metrics.
 ///
 /// Each scrape asks every node once, with the time limit --node-limit, which should be shorter than
-/// the scrape timeout of Prometheus. A node that does not answer is `quorlock_node_up 0`. Scrapes
-/// at the same time share one gathering. No metric has a key, an owner or a token in it.
+/// the scrape timeout of Prometheus. A node that does not answer has `quorlock_node_up 0`. Scrapes
+/// at the same time share one gathering. No metric contains a key, an owner or a token.
 #[derive(clap::Args)]
 #[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Exporter {
@@ -64,7 +64,7 @@ pub(crate) async fn exporter(args: Exporter) -> anyhow::Result<ExitCode> {
         || async { concat!("quorlock exporter ", env!("CARGO_PKG_VERSION"), ": see /metrics\n") };
     let router = Router::new().route(PATH, get(scrape)).route("/", get(home)).with_state(gatherer);
     match signals.unless(axum::serve(listener, router).into_future()).await {
-        Ok(ended) => ended.context("the exporter cannot go on")?,
+        Ok(ended) => ended.context("the exporter cannot serve any more")?,
         // Prometheus repeats a scrape that is cut off.
         Err(_signal) => {}
     }
@@ -75,7 +75,7 @@ async fn scrape(State(gatherer): State<Arc<Gatherer>>) -> impl IntoResponse {
     let gather = async || {
         let started = Instant::now();
         let report = gatherer.fleet.gather().await;
-        Arc::from(metrics::of(&report, started.elapsed()))
+        Arc::from(metrics::render(&report, started.elapsed()))
     };
     let text = gatherer.current.get(gather).await;
     ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text.to_string())

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::OnceCell;
 
-/// A value that is made for each caller. Callers share a value that is already being made.
+/// Makes a value for each caller. A caller that comes while a value is being made shares it.
 pub(super) struct Shared<T>(Mutex<Arc<OnceCell<T>>>);
 
 impl<T> Default for Shared<T> {
@@ -14,7 +14,7 @@ impl<T> Default for Shared<T> {
 }
 
 impl<T: Clone> Shared<T> {
-    /// The value that is being made, or a new one.
+    /// Returns the value that is being made, or makes a new one.
     ///
     /// # Cancel safety
     /// When the caller that makes the value is dropped, another one makes it.

@@ -2,7 +2,7 @@
 
 use quorlock_core::client::NodeError;
 
-/// One sentence that says what to do, where the error does not.
+/// Returns one sentence that says what to do, if the error itself does not.
 pub(crate) fn advice(error: &NodeError) -> Option<&'static str> {
     match error {
         NodeError::Down { reason } if reason.contains("refused") => {
@@ -14,12 +14,12 @@ pub(crate) fn advice(error: &NodeError) -> Option<&'static str> {
         NodeError::Down { reason } if reason.contains("No such file") => {
             Some("start the server, or correct the path of its socket")
         }
-        NodeError::Down { .. } => Some("check that the server runs, and the network between"),
+        NodeError::Down { .. } => Some("check that the server runs, and the network to it"),
         NodeError::TimedOut { .. } => {
             Some("check that the server is not stopped or overloaded, or raise --node-limit")
         }
         NodeError::Refused(words) if words.starts_with("LOADING") => {
-            Some("wait until it has read its data")
+            Some("wait until the server has loaded its data")
         }
         NodeError::UnexpectedReply => {
             Some("check that the address is that of a Redis or Valkey server")
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_way_to_be_down_has_its_advice() {
+    fn every_reason_of_a_down_node_has_its_advice() {
         for (reason, hint) in [
             ("Connection refused (os error 111)", "start the server"),
             ("failed to lookup address information", "host name"),
@@ -46,6 +46,6 @@ mod tests {
             let advice = advice(&NodeError::Down { reason: reason.into() }).unwrap();
             assert!(advice.contains(hint), "{reason}: {advice}");
         }
-        assert_eq!(advice(&NodeError::NoModule), None, "its own words say what to do");
+        assert_eq!(advice(&NodeError::NoModule), None, "the error itself says what to do");
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use quorlock_core::client::{Hello, SetReport};
 
-use crate::shown::printable;
+use crate::output::escape;
 
 /// The counters of `INFO lock`, without their prefix. docs/operations/configuration.md explains
 /// each.
@@ -64,10 +64,10 @@ pub(crate) struct Abstention {
 }
 
 impl Info {
-    /// Reads the replies to INFO and INFO lock, in any order, one after the other.
+    /// Parses the replies to INFO and INFO lock, which are joined in any order.
     pub(crate) fn parse(text: &str) -> Self {
         let fields = Fields(text);
-        let version = |name| fields.word(name).unwrap_or_else(|| "of an unknown version".into());
+        let version = |name| fields.escaped(name).unwrap_or_else(|| "of an unknown version".into());
         let server = match fields.text("valkey_version") {
             Some(_) => format!("valkey {}", version("valkey_version")),
             None => format!("redis {}", version("redis_version")),
@@ -75,10 +75,10 @@ impl Info {
         Self {
             server,
             run_id: fields.text("run_id").map(Into::into),
-            mode: fields.word("redis_mode").or_else(|| fields.word("server_mode")),
+            mode: fields.escaped("redis_mode").or_else(|| fields.escaped("server_mode")),
             is_replica: fields.text("role").is_some_and(|role| role != "master"),
             maxmemory_bytes: fields.number("maxmemory").unwrap_or(0),
-            maxmemory_policy: fields.word("maxmemory_policy"),
+            maxmemory_policy: fields.escaped("maxmemory_policy"),
             lock: LockInfo::read(&fields),
         }
     }
@@ -104,21 +104,20 @@ impl LockInfo {
     fn read(fields: &Fields) -> Option<Self> {
         let state = fields.text("lock_state")?;
         let abstention = (state != "voting").then(|| Abstention {
-            reason: fields.word("lock_abstain_reason").unwrap_or_else(|| printable(state)),
+            reason: fields.escaped("lock_abstain_reason").unwrap_or_else(|| escape(state)),
             left: fields.number("lock_abstain_left_ms").map(Duration::from_millis),
         });
         let parts =
             ["lock_set_name", "lock_set_id", "lock_set_members"].map(|name| fields.text(name));
         let set = match parts {
             [Some(name), Some(id), Some(members)] => {
-                // The module has checked what it prints. A text that cannot be read is not an unset
-                // one.
+                // A set that cannot be parsed is unknown, and not unset.
                 format!("{name} {id} {members}").parse().map_or(SetReport::Unheard, SetReport::Set)
             }
             _ => SetReport::Unset,
         };
         Some(Self {
-            version: fields.word("lock_version").unwrap_or_else(|| "unknown".into()),
+            version: fields.escaped("lock_version").unwrap_or_else(|| "unknown".into()),
             abstention,
             set,
             max_ttl_ms: fields.number("lock_max_ttl_ms"),
@@ -145,9 +144,9 @@ impl<'a> Fields<'a> {
         line.map(str::trim).filter(|value| !value.is_empty())
     }
 
-    /// A value made safe for a terminal.
-    fn word(&self, name: &str) -> Option<String> {
-        self.text(name).map(printable)
+    /// The value, escaped for a terminal.
+    fn escaped(&self, name: &str) -> Option<String> {
+        self.text(name).map(escape)
     }
 
     fn number(&self, name: &str) -> Option<u64> {
@@ -194,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn valkey_is_told_from_redis_and_a_plain_server_from_a_node() {
+    fn valkey_differs_from_redis_and_a_plain_server_from_a_node() {
         let text = "redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.1.3\r\nserver_mode:cluster\r\n\
             maxmemory:100\r\nmaxmemory_policy:volatile-ttl\r\n";
         let info = Info::parse(text);
@@ -212,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_a_server_control_no_terminal() {
+    fn text_of_a_server_cannot_control_the_terminal() {
         let info = Info::parse("redis_version:\x1b[2J\r\nlock_state:\x07\r\n");
         assert_eq!(info.server, "redis \\u{1b}[2J");
         assert_eq!(info.lock.unwrap().abstention.unwrap().reason, "\\u{7}");

@@ -1,10 +1,10 @@
-//! The state of every node. Each node is asked by itself, so that broken nodes, replicas and
-//! servers without the module are seen too.
+//! The state of every node. Each node is asked separately, so that the report includes broken
+//! nodes, replicas and servers without the module.
 //!
 //! - [`node`]: the connection to one node, and the requests to it.
 //! - [`info`]: its replies to INFO.
 //! - [`clock`]: the offset of its wall clock.
-//! - [`report`]: the nodes together: which of them a client counts.
+//! - [`report`]: all nodes, and which of them a client counts.
 //! - [`advice`]: what to do about a node that is not counted.
 //! - [`text`]: texts cut and wrapped to the columns of a terminal.
 
@@ -39,14 +39,14 @@ pub(crate) struct FleetArgs {
     pub(crate) node_limit: Duration,
 }
 
-/// The nodes, each with its own connection, which is kept while it works.
+/// The nodes. Each has its own connection, which is kept while it works.
 #[derive(Clone)]
 pub(crate) struct Fleet {
     pub(crate) nodes: Vec<Node>,
 }
 
 impl FleetArgs {
-    /// Prepares a connection to each node. No node is connected yet.
+    /// Makes a client for each node, and connects to none yet.
     pub(crate) fn load(&self) -> anyhow::Result<(Fleet, Nodes)> {
         anyhow::ensure!(
             !self.node_limit.is_zero(),
@@ -66,9 +66,9 @@ impl Fleet {
         Report::new(self.each(async |node: &Node| node.report().await).await)
     }
 
-    /// Runs the same work for every node that answered the report, at the same time. Returns the
-    /// results in the nodes' order, with the default for the others.
-    pub(crate) async fn each_of<T: Default>(
+    /// Runs `work` at the same time for every node that answered in `report`. Returns the results
+    /// in the nodes' order, with the default for the other nodes.
+    pub(crate) async fn each_answering<T: Default>(
         &self,
         report: &Report,
         work: impl AsyncFn(&Node) -> T,
@@ -81,7 +81,7 @@ impl Fleet {
         join_all(asked.map(of_node)).await
     }
 
-    /// Runs the same work for every node at the same time. Returns the results in the nodes' order.
+    /// Runs `work` at the same time for every node. Returns the results in the nodes' order.
     pub(crate) async fn each<T>(&self, work: impl AsyncFn(&Node) -> T) -> Vec<T> {
         join_all(self.nodes.iter().map(|node| work(node))).await
     }

@@ -14,7 +14,7 @@ use super::clock;
 use super::info::Info;
 use super::report::{Facts, NodeReport};
 use crate::nodes::NodeClient;
-use crate::shown::printable;
+use crate::output::escape;
 
 /// How often the node's clock is read. The fastest reply counts.
 const PROBES: usize = 3;
@@ -54,7 +54,7 @@ impl Node {
         let asking = async {
             if let Some(mut connection) = old {
                 match work(&mut connection).await {
-                    // The server was restarted in the meantime, for example.
+                    // Connects again: the server may have been restarted in the meantime.
                     Err(NodeError::Down { .. }) => {}
                     other => return Ok((connection, other)),
                 }
@@ -79,16 +79,16 @@ async fn connect(client: &Client) -> Result<MultiplexedConnection, NodeError> {
 }
 
 async fn facts(connection: &mut MultiplexedConnection) -> Result<Facts, NodeError> {
-    let mut questions = Pipeline::with_capacity(3);
-    // A command of its own: a server without the module does not know the section, and an old
-    // server takes only one section.
-    questions.cmd("INFO");
-    questions.cmd("INFO").arg("lock");
-    questions.cmd("CONFIG").arg("GET").arg("lock.*");
-    let [info, of_lock, configs] = replies(&questions, connection).await?;
+    let mut requests = Pipeline::with_capacity(3);
+    requests.cmd("INFO");
+    // A separate request: a server without the module does not know the section, and an old server
+    // accepts only one section.
+    requests.cmd("INFO").arg("lock");
+    requests.cmd("CONFIG").arg("GET").arg("lock.*");
+    let [info, of_lock, configs] = replies(&requests, connection).await?;
     let text = |reply| String::from_redis_value(reply).map_err(|_| NodeError::UnexpectedReply);
     let info = Info::parse(&format!("{}\n{}", text(info?)?, text(of_lock?)?));
-    // A user that may not read the configuration gets the rest.
+    // A user that may not read the configuration still gets the other facts.
     let configs =
         configs.ok().and_then(|reply| Vec::<(String, String)>::from_redis_value(reply).ok());
     let config = |name: &str| {
@@ -114,7 +114,7 @@ async fn probe(
             Ok((seconds, us)) => {
                 Some(clock::offset_us(sent_us, round_trip, seconds * 1_000_000 + us))
             }
-            // An error is an answer, too, and took one round trip.
+            // This error is an answer, too, and took one round trip.
             Err(error) if error.code() == Some("NOPERM") => None,
             Err(error) => return Err(read_error(&error)),
         };
@@ -128,13 +128,13 @@ async fn probe(
 /// The reply to each of several commands.
 pub(crate) type Replies<const N: usize> = [Result<Value, NodeError>; N];
 
-/// Sends several commands at a time. An error of one command does not affect the others.
+/// Sends several commands in one pipeline. An error of one command does not affect the others.
 pub(crate) async fn replies<const N: usize>(
-    questions: &Pipeline,
+    requests: &Pipeline,
     connection: &mut MultiplexedConnection,
 ) -> Result<Replies<N>, NodeError> {
     let replies = connection
-        .send_packed_commands(questions, 0, N)
+        .send_packed_commands(requests, 0, N)
         .await
         .map_err(|error| read_error(&error))?;
     let replies: [Value; N] = replies.try_into().map_err(|_| NodeError::UnexpectedReply)?;
@@ -150,27 +150,27 @@ pub(crate) async fn query<T: FromRedisValue>(
     command.arg(words).query_async(connection).await.map_err(|error| read_error(&error))
 }
 
-/// An error of a command, or of the connection that it was sent through.
+/// Converts an error of a command, or of the connection that it was sent through.
 fn read_error(error: &RedisError) -> NodeError {
-    let detail = printable(error.detail().unwrap_or_default());
+    let detail = escape(error.detail().unwrap_or_default());
     match error.code() {
         Some(code @ ("NOPERM" | "NOAUTH" | "WRONGPASS")) => {
             NodeError::Denied { reason: format!("{code} {detail}") }
         }
         _ if detail.starts_with("unknown command") => NodeError::NoModule,
         Some(code) => {
-            NodeError::refused(format!("{} {detail}", printable(code)).trim_end().to_owned())
+            NodeError::refused(format!("{} {detail}", escape(code)).trim_end().to_owned())
         }
         None if error.is_io_error() || error.is_unrecoverable_error() => {
-            NodeError::Down { reason: printable(&error.to_string()) }
+            NodeError::Down { reason: escape(&error.to_string()) }
         }
         None => NodeError::UnexpectedReply,
     }
 }
 
-/// Why a connection was not made.
+/// Converts an error of an attempt to connect.
 fn connect_error(error: &RedisError) -> NodeError {
-    let reason = printable(&error.to_string());
+    let reason = escape(&error.to_string());
     if error.kind() == ErrorKind::AuthenticationFailed {
         return NodeError::Denied { reason };
     }

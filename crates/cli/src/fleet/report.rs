@@ -31,13 +31,13 @@ pub(crate) struct Facts {
 /// How a client treats a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// It grants locks, and its grants count.
+    /// The node grants locks, and its grants count.
     Voting,
-    /// It grants no locks for a while, since it may have forgotten some.
+    /// The node grants no locks for a while, since it may have forgotten some.
     Abstaining(Abstention),
-    /// It answers, but clients do not ask it for locks.
+    /// The node answers, but clients do not ask it for locks.
     NotCounted(NodeError),
-    /// It does not answer.
+    /// The node does not answer.
     Down(NodeError),
 }
 
@@ -50,8 +50,8 @@ pub(crate) struct Report {
 }
 
 impl State {
-    /// One word for tables and programs.
-    pub(crate) fn word(&self) -> &'static str {
+    /// The name of the state in tables.
+    pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Voting => "voting",
             Self::Abstaining(_) => "abstaining",
@@ -75,7 +75,7 @@ impl Report {
         Self { nodes, states }
     }
 
-    /// The nodes, each with how a client treats it.
+    /// Iterates over the nodes and their states.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&NodeReport, &State)> {
         self.nodes.iter().zip(&self.states)
     }
@@ -109,7 +109,7 @@ fn states(nodes: &[NodeReport]) -> Vec<State> {
             (Err(error), _) if is_an_answer(error) => State::NotCounted(error.clone()),
             (Err(error), _) => State::Down(error.clone()),
             (Ok(_), Some(error)) if error != NodeError::AwaitsMajority => State::NotCounted(error),
-            // The nodes that are missing are to blame, and not this one.
+            // A node that awaits a majority is counted: the missing nodes are at fault.
             (Ok(facts), _) => {
                 match facts.info.lock.as_ref().and_then(|lock| lock.abstention.clone()) {
                     Some(abstention) => State::Abstaining(abstention),
@@ -120,12 +120,12 @@ fn states(nodes: &[NodeReport]) -> Vec<State> {
     nodes.iter().zip(admissions(nodes)).map(state).collect()
 }
 
-/// Whether a server is there and refused.
+/// Returns whether the error is the answer of a server.
 fn is_an_answer(error: &NodeError) -> bool {
     matches!(error, NodeError::Denied { .. } | NodeError::Refused(_))
 }
 
-/// Why a client would not ask each node for locks, as the client's own machine decides.
+/// Returns why a client would not ask each node for locks, as its state machine [`Links`] decides.
 fn admissions(nodes: &[NodeReport]) -> Vec<Option<NodeError>> {
     let Some(majority) = Majority::of(nodes.len()) else { return Vec::new() };
     let now = Moment::default();
@@ -161,7 +161,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::fleet::info::LockInfo;
 
-    /// Nodes of these names that vote and belong to the set `eu`, each with a run id of its own.
+    /// Makes `count` nodes that vote and belong to the set `eu`, each with its own run id.
     pub(crate) fn voting(count: usize) -> Vec<NodeReport> {
         let members: Vec<_> = (1..=count).map(|id| id.to_string()).collect();
         let node = |index: usize| {
@@ -229,7 +229,7 @@ pub(crate) mod tests {
         nodes[0].answer = Err(NodeError::timed_out(Duration::from_secs(2)));
         nodes[1].answer = Err(down());
         let report = Report::new(nodes);
-        assert_eq!(report.states[2], State::Voting, "the others are to blame");
+        assert_eq!(report.states[2], State::Voting, "the others are at fault");
         assert!(!report.has_majority());
     }
 
@@ -268,6 +268,6 @@ pub(crate) mod tests {
     fn server_that_denies_the_user_is_not_down() {
         let mut nodes = voting(1);
         nodes[0].answer = Err(NodeError::Denied { reason: "NOPERM".into() });
-        assert_eq!(Report::new(nodes).states[0].word(), "not counted");
+        assert_eq!(Report::new(nodes).states[0].name(), "not counted");
     }
 }

@@ -10,7 +10,7 @@ pub(crate) fn width(text: &str) -> usize {
     text.width()
 }
 
-/// The end of the text in at most so many columns: addresses differ at their end.
+/// Cuts the beginning of a text wider than `columns`. For addresses, which differ at their end.
 pub(crate) fn end_of(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.to_owned();
@@ -25,7 +25,7 @@ pub(crate) fn end_of(text: &str, columns: usize) -> String {
     format!("{CUT}{}", &text[from..])
 }
 
-/// The beginning of the text in at most so many columns.
+/// Cuts the end of a text wider than `columns`.
 pub(crate) fn start_of(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.to_owned();
@@ -39,7 +39,7 @@ pub(crate) fn start_of(text: &str, columns: usize) -> String {
     kept.chain([CUT]).collect()
 }
 
-/// Lines of at most so many columns, broken between words, and within a word that is wider.
+/// Breaks a text into lines of at most `columns`: between words, or within a word that is wider.
 pub(crate) fn wrap(text: &str, columns: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

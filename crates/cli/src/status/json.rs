@@ -48,8 +48,8 @@ struct Set {
     members: String,
 }
 
-/// One line.
-pub(crate) fn of(report: &Report) -> anyhow::Result<String> {
+/// Formats the report as one line.
+pub(crate) fn render(report: &Report) -> anyhow::Result<String> {
     let status = Status {
         majority: report.has_majority(),
         voting: report.voting(),
@@ -62,7 +62,7 @@ pub(crate) fn of(report: &Report) -> anyhow::Result<String> {
 fn of_node(node: &NodeReport, state: &State) -> Node {
     let mut shown = Node {
         name: node.name.clone(),
-        state: word(state),
+        state: state_name(state),
         reason: state.error().map(NodeError::to_string),
         advice: state.error().and_then(advice),
         ..Node::default()
@@ -93,11 +93,11 @@ fn of_node(node: &NodeReport, state: &State) -> Node {
     shown
 }
 
-/// The state as one word without a space.
-pub(crate) fn word(state: &State) -> &'static str {
+/// Returns the name of the state, without a space.
+pub(crate) fn state_name(state: &State) -> &'static str {
     match state {
         State::NotCounted(_) => "not_counted",
-        other => other.word(),
+        other => other.name(),
     }
 }
 
@@ -111,7 +111,7 @@ mod tests {
         let mut nodes = voting(3);
         nodes[2].answer = Err(down());
         let json: serde_json::Value =
-            serde_json::from_str(&of(&Report::new(nodes)).unwrap()).unwrap();
+            serde_json::from_str(&render(&Report::new(nodes)).unwrap()).unwrap();
         assert_eq!(
             (&json["majority"], &json["voting"], &json["needed"]),
             (&true.into(), &2.into(), &2.into())

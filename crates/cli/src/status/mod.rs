@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
-pub(crate) use self::table::{signed, time};
+pub(crate) use self::table::{short_time, signed_time};
 use crate::duration::duration;
 use crate::fleet::{FleetArgs, Report};
 use crate::signals::Signals;
@@ -20,18 +20,17 @@ use crate::{exit, nodes};
 
 /// How often `--watch` without a value asks the nodes.
 const WATCH_EVERY: &str = "2s";
-/// The shortest interval of `--watch`. A shorter one would only load the nodes: its output is
-/// unreadable.
+/// The shortest interval of `--watch`. A shorter one makes the output unreadable.
 const WATCH_EVERY_MIN: Duration = Duration::from_millis(100);
 
-/// Moves to the top left corner of the terminal and erases all below.
+/// Moves the cursor to the top left corner of the terminal and erases all below it.
 const REDRAW: &str = "\x1b[H\x1b[J";
 
 /// Shows the state of every node, and whether a majority votes.
 ///
-/// Each node is asked separately. A node that is down, lacks the module or is a replica has the
-/// reason in its line. CLOCK is how far the node's wall clock is ahead of this machine's, to within
-/// half a round trip. `-` stands for an unknown value.
+/// Each node is asked separately. If a node does not vote, the line below it has the reason. CLOCK
+/// is how far the node's wall clock is ahead of this machine's, to within half a round trip. `-`
+/// stands for an unknown value.
 #[derive(clap::Args)]
 #[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Status {
@@ -84,7 +83,7 @@ pub(crate) async fn status(args: Status) -> anyhow::Result<ExitCode> {
 }
 
 fn text(report: &Report, json: bool) -> anyhow::Result<String> {
-    if json { json::of(report) } else { Ok(table::of(report)) }
+    if json { json::render(report) } else { Ok(table::render(report)) }
 }
 
 fn write(text: &str) -> anyhow::Result<()> {

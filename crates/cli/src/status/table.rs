@@ -6,24 +6,24 @@ use std::time::Duration;
 use crate::fleet::info::LockInfo;
 use crate::fleet::text::{end_of, start_of, width, wrap};
 use crate::fleet::{NodeReport, Report, State, advice};
-use crate::shown::printable;
+use crate::output::escape;
 
-/// How wide the table may be.
+/// The largest width of the table.
 const COLUMNS: usize = 100;
-/// Between two columns.
+/// The space between two columns.
 const GAP: usize = 2;
 /// How far the reasons below a node are indented.
 const INDENT: usize = 2;
 
 const HEADINGS: [&str; 9] =
     ["NODE", "STATE", "MODULE", "SERVER", "SET", "LEASES", "WAITERS", "ROUND TRIP", "CLOCK"];
-/// The columns from here on are numbers.
+/// The columns from here on are numbers, and aligned to the right.
 const FIRST_RIGHT_ALIGNED: usize = 5;
 /// The columns that are shortened, in this order, each to this width at least.
 const SHORTENED: [(usize, usize); 4] = [(0, 20), (4, 8), (3, 8), (0, 10)];
 
-/// The table. Below each node that does not vote, it says why and for how long.
-pub(super) fn of(report: &Report) -> String {
+/// Formats the table. The lines below a node that does not vote say why, and for how long.
+pub(super) fn render(report: &Report) -> String {
     let rows: Vec<_> = report.iter().map(|(node, state)| cells(node, state)).collect();
     let widths = widths(&rows);
     let mut text = line(&HEADINGS.map(str::to_owned), &widths);
@@ -36,11 +36,11 @@ pub(super) fn of(report: &Report) -> String {
     }
     let (voting, nodes, needed) = (report.voting(), report.nodes.len(), report.majority());
     let verdict = if report.has_majority() {
-        "a majority".to_owned()
+        ": a majority".to_owned()
     } else {
-        format!("no majority, which is {needed}. No lock can be acquired")
+        format!("; a majority is {needed}. No lock can be acquired")
     };
-    let _ = writeln!(text, "\n{voting} of {nodes} nodes vote: {verdict}.");
+    let _ = writeln!(text, "\n{voting} of {nodes} nodes vote{verdict}.");
     text
 }
 
@@ -49,19 +49,19 @@ fn cells(node: &NodeReport, state: &State) -> [String; 9] {
     let lock = facts.and_then(|facts| facts.info.lock.as_ref());
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
     [
-        printable(&node.name),
-        state.word().to_owned(),
+        escape(&node.name),
+        state.name().to_owned(),
         or_dash(lock.map(|lock| lock.version.clone())),
         or_dash(facts.map(|facts| facts.info.server.clone())),
         or_dash(lock.and_then(LockInfo::set_and_id)),
         or_dash(lock.map(|lock| lock.leases.to_string())),
         or_dash(lock.map(|lock| lock.waiters.to_string())),
-        or_dash(facts.map(|facts| time(facts.round_trip))),
-        or_dash(facts.and_then(|facts| facts.clock_offset_us).map(signed)),
+        or_dash(facts.map(|facts| short_time(facts.round_trip))),
+        or_dash(facts.and_then(|facts| facts.clock_offset_us).map(signed_time)),
     ]
 }
 
-/// Why a node does not vote, for how long, and what to do.
+/// Returns why a node does not vote, for how long, and what to do.
 fn reason(state: &State) -> Option<String> {
     match state {
         State::Voting => None,
@@ -70,10 +70,10 @@ fn reason(state: &State) -> Option<String> {
                 format!(
                     "{}: may have forgotten locks; votes again in {}",
                     abstention.reason,
-                    time(left)
+                    short_time(left)
                 )
             }
-            None => format!("{}: grants no locks while it lasts", abstention.reason),
+            None => format!("{}: grants no locks until this ends", abstention.reason),
         }),
         State::NotCounted(error) | State::Down(error) => Some(
             advice(error).map_or_else(|| error.to_string(), |advice| format!("{error}: {advice}")),
@@ -116,9 +116,9 @@ fn line(cells: &[String; 9], widths: &[usize; 9]) -> String {
     line + "\n"
 }
 
-/// A time in three digits or so: `0.4 ms`, `12 ms`, `1.5 s`, `41 s`.
+/// Formats a time with two or three digits: `0.4 ms`, `12 ms`, `1.5 s`, `41 s`.
 #[expect(clippy::cast_precision_loss, reason = "it is shown with three digits")]
-pub(crate) fn time(time: Duration) -> String {
+pub(crate) fn short_time(time: Duration) -> String {
     let us = time.as_micros() as f64;
     match us {
         us if us < 9_950.0 => format!("{:.1} ms", us / 1e3),
@@ -128,11 +128,11 @@ pub(crate) fn time(time: Duration) -> String {
     }
 }
 
-/// An offset with its sign; one that rounds to zero has none.
-pub(crate) fn signed(us: i64) -> String {
-    let shown = time(Duration::from_micros(us.unsigned_abs()));
+/// Formats an offset with its sign. An offset that rounds to zero has no sign.
+pub(crate) fn signed_time(us: i64) -> String {
+    let shown = short_time(Duration::from_micros(us.unsigned_abs()));
     let sign = match us {
-        _ if shown == time(Duration::ZERO) => "",
+        _ if shown == short_time(Duration::ZERO) => "",
         us if us < 0 => "-",
         _ => "+",
     };
@@ -154,7 +154,7 @@ mod tests {
             (1_500_000, "1.5 s"),
             (41_000_000, "41 s"),
         ] {
-            assert_eq!(time(Duration::from_micros(us)), shown);
+            assert_eq!(short_time(Duration::from_micros(us)), shown);
         }
         for (us, shown) in [
             (-2_000, "-2.0 ms"),
@@ -164,7 +164,7 @@ mod tests {
             (40, "0.0 ms"),
             (0, "0.0 ms"),
         ] {
-            assert_eq!(signed(us), shown);
+            assert_eq!(signed_time(us), shown);
         }
     }
 
@@ -174,10 +174,10 @@ mod tests {
         lock(&mut nodes[1]).abstention =
             Some(Abstention { reason: "start".into(), left: Some(Duration::from_secs(41)) });
         nodes[2].answer = Err(down());
-        let text = of(&Report::new(nodes));
+        let text = render(&Report::new(nodes));
         assert!(text.contains("start: may have forgotten locks; votes again in 41 s"), "{text}");
         assert!(text.contains("start the server"), "{text}");
-        assert!(text.contains("1 of 3 nodes vote: no majority, which is 2"), "{text}");
+        assert!(text.contains("1 of 3 nodes vote; a majority is 2"), "{text}");
     }
 
     #[test]
@@ -193,7 +193,7 @@ mod tests {
             );
         }
         nodes[1].answer = Err(quorlock_core::client::NodeError::Refused("word ".repeat(100)));
-        let text = of(&Report::new(nodes));
+        let text = render(&Report::new(nodes));
         assert!(text.lines().all(|line| width(line) <= COLUMNS), "{text}");
         assert!(text.contains("…"), "{text}");
         assert!(text.contains("lock-2:6379"), "the end of an address tells nodes apart: {text}");

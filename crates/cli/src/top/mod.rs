@@ -23,7 +23,7 @@ use anyhow::{Context as _, bail, ensure};
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use tokio::signal::unix::{SignalKind, signal};
 
-use self::gather::Questions;
+use self::gather::GatherOptions;
 use self::state::{Action, App};
 use self::terminal::Screen;
 use crate::args;
@@ -34,7 +34,7 @@ use crate::{exit, nodes};
 
 /// How often the remaining times are redrawn.
 const DRAW_EVERY: Duration = Duration::from_millis(250);
-/// The shortest interval: a shorter one cannot be read.
+/// The shortest interval. A shorter one makes the screen unreadable.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
 
 /// Shows the locks of all nodes as they come and go, with their owners, waiters and the time left.
@@ -42,13 +42,13 @@ const INTERVAL_MIN: Duration = Duration::from_millis(100);
 /// Keys: arrows, PgUp, PgDn, Home, End select; Enter shows the details of a lock; s sorts by the
 /// next column, r reverses; / filters by key or owner; Esc goes back; q quits.
 ///
-/// It asks less often the more locks there are: it takes less than 1 % of the time of a node. The
-/// user needs LOCK.SCAN, INFO and PING.
+/// The more locks there are, the less often it asks, so that it takes less than 1 % of the time of
+/// a node. The user needs LOCK.SCAN, INFO and PING.
 #[expect(clippy::doc_markdown, reason = "the help shows it as it is")]
 #[derive(clap::Args)]
 #[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Top {
-    /// Only these keys, with the signs of SCAN: * ? [a-c] [^a-c] \ [default: all]
+    /// The keys to show, as a pattern of SCAN: * ? [a-c] [^a-c] \ [default: all]
     #[arg(default_value = "*", hide_default_value = true)]
     #[arg(value_parser = OsStringValueParser::new().try_map(args::pattern))]
     pattern: OsString,
@@ -81,12 +81,12 @@ pub(crate) async fn top(args: Top) -> anyhow::Result<ExitCode> {
     let stop = signal(SignalKind::from_raw(rustix::process::Signal::TSTP.as_raw()));
     let go_on = signal(SignalKind::from_raw(rustix::process::Signal::CONT.as_raw()));
     let (mut stop, mut go_on) = (stop.context("cannot listen for signals")?, go_on?);
-    let mut snapshots = gather::start(Questions {
+    let mut snapshots = gather::start(GatherOptions {
         nodes,
         fleet,
         pattern: args.pattern.into_vec(),
         node_limit: args.fleet.node_limit,
-        wanted: args.interval,
+        interval_min: args.interval,
     });
     let mut screen = Screen::open().context("cannot use the terminal")?;
     let mut events = terminal::events();

@@ -2,20 +2,22 @@
 
 use std::time::Duration;
 
-/// A gathering takes at most one part in this many of a node's time: a hundredth, less a fifth of
-/// that for reading requests and writing replies, which the node's command statistics do not count.
-const PARTS: u32 = 125;
+/// The least interval of gatherings, in costs of a gathering.
+///
+/// A gathering may take a hundredth of a node's time. A fifth of that is left for reading requests
+/// and writing replies, which the node's command statistics do not count.
+const INTERVAL_PER_COST: u32 = 125;
 /// The commands of a gathering, as `INFO commandstats` names them.
 const COMMANDS: [&str; 5] = ["lock.scan", "info", "config|get", "time", "ping"];
 
-/// How long after the beginning of one gathering the next one begins. `cost` is the time that the
-/// busiest node spent on the last one.
-pub(super) fn interval(wanted: Duration, cost: Duration) -> Duration {
-    wanted.max(cost.saturating_mul(PARTS))
+/// Returns the time from the beginning of one gathering to the beginning of the next. `cost` is the
+/// time that the busiest node spent on the last one.
+pub(super) fn interval(interval_min: Duration, cost: Duration) -> Duration {
+    interval_min.max(cost.saturating_mul(INTERVAL_PER_COST))
 }
 
-/// The time that a node spent on a gathering: the difference of what it had [spent](spent) before
-/// and after. Zero for a node that does not answer, so that it does not slow down the others.
+/// Returns the time that a node spent on a gathering: the difference of [`spent`] before and after.
+/// Returns zero for a node that does not answer, so that it makes no interval longer.
 pub(super) fn cost(before: Option<Duration>, after: Option<Duration>) -> Duration {
     match (before, after) {
         // A server that was restarted begins at zero.
@@ -24,8 +26,10 @@ pub(super) fn cost(before: Option<Duration>, after: Option<Duration>) -> Duratio
     }
 }
 
-/// The time that a server has spent on the commands of gatherings since its start, by its reply to
-/// `INFO commandstats`. Other users of these commands count as well: together they keep the limit.
+/// Returns the time that a server has spent on the commands of gatherings since its start, by its
+/// reply to `INFO commandstats`.
+///
+/// Includes what other users of these commands spend, so that all together keep the limit.
 pub(super) fn spent(stats: &str) -> Duration {
     let us = |line: &str| -> Option<u64> {
         let (command, figures) = line.strip_prefix("cmdstat_")?.split_once(':')?;

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use quorlock_client::{LeaseInfo, ListedLock, LockList, LockState, NodeError};
 
 use crate::fleet::Report;
-use crate::inspect::{Kind, Summary};
-use crate::shown::{escaped, owner};
+use crate::inspect::{Summary, Verdict};
+use crate::output::{escape_short, owner};
 
 /// The nodes and their locks at one moment.
 #[derive(Debug)]
 pub(super) struct Snapshot {
     pub(super) at: Instant,
-    /// How long after this one the next one is made.
+    /// The time until the next snapshot is made.
     pub(super) interval: Duration,
     pub(super) report: Report,
     pub(super) locks: Locks,
@@ -42,7 +42,7 @@ pub(super) struct Lock {
     pub(super) waiters: u64,
     /// The number of nodes that hold it.
     pub(super) nodes: usize,
-    pub(super) kind: Kind,
+    pub(super) verdict: Verdict,
     pub(super) is_shared: bool,
     /// The answer of each node, for the details.
     pub(super) answers: Vec<Result<Option<LeaseInfo>, NodeError>>,
@@ -58,8 +58,9 @@ impl Locks {
             ));
         }
         let failed = list.nodes.iter().filter_map(|(node, error)| Some((node, error.as_ref()?)));
-        problems
-            .extend(failed.map(|(node, error)| format!("{node}: {}", escaped(error.to_string()))));
+        problems.extend(
+            failed.map(|(node, error)| format!("{node}: {}", escape_short(error.to_string()))),
+        );
         let problem = (!problems.is_empty()).then(|| problems.join("; "));
         Self {
             at: Some(Instant::now()),
@@ -87,7 +88,7 @@ impl Lock {
             }
         };
         Self {
-            key: escaped(&key),
+            key: escape_short(&key),
             owner: match summary.held {
                 Some(held) if held.holders > 1 => {
                     format!("{} +{}", owner(label), held.holders - 1)
@@ -102,22 +103,22 @@ impl Lock {
                 .or_else(|| leases().filter_map(|lease| lease.ttl).max()),
             waiters: summary.waiters,
             nodes: leases().count(),
-            kind: summary.kind,
+            verdict: summary.verdict,
             is_shared: summary.is_shared(),
             answers: inspection.nodes.into_iter().map(|node| node.lease).collect(),
         }
     }
 
-    /// One word for the column of its state.
+    /// Returns one word for the column of the state.
     pub(super) fn state(&self) -> &'static str {
-        match self.kind {
-            Kind::Held if self.is_shared => "shared",
-            Kind::Held => "held",
-            Kind::Revoked => "revoked",
-            Kind::Foreign => "foreign",
-            Kind::Free => "minority",
-            Kind::NoMajority => "unknown",
-            Kind::Divided => "divided",
+        match self.verdict {
+            Verdict::Held if self.is_shared => "shared",
+            Verdict::Held => "held",
+            Verdict::Revoked => "revoked",
+            Verdict::Foreign => "foreign",
+            Verdict::Free => "minority",
+            Verdict::NoMajority => "unknown",
+            Verdict::Divided => "divided",
         }
     }
 }
@@ -127,7 +128,7 @@ pub(super) mod tests {
     use super::*;
     use crate::fleet::report::tests::voting;
 
-    /// A lock that was granted `held` s ago and has `left` s left.
+    /// Makes a lock that was granted `held` s ago and has `left` s left.
     pub(in crate::top) fn lock(key: &str, owner: &str, held: u64, left: u64, waiters: u64) -> Lock {
         let mut lease = LeaseInfo::default();
         lease.owner = Some(owner.to_owned());
@@ -140,7 +141,7 @@ pub(super) mod tests {
             left: Some(Duration::from_secs(left)),
             waiters,
             nodes: 2,
-            kind: Kind::Held,
+            verdict: Verdict::Held,
             is_shared: false,
             answers: vec![Ok(Some(lease.clone())), Ok(Some(lease)), Ok(None)],
         }

@@ -1,4 +1,4 @@
-//! What is on the screen, and what the keys do: pure.
+//! The state of the screen, and what the keys do to it: without I/O.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -34,18 +34,20 @@ pub(super) enum Action {
     Reset,
 }
 
-/// Grants and refusals of a node in a second.
+/// Grants and refusals of a node per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Rates {
     pub(super) grants: f64,
     pub(super) refusals: f64,
 }
 
-/// What the bar of a lock is measured against.
+/// The scale of the bar of a lock.
 #[derive(Clone, Copy, Debug)]
 struct Scale {
     fence: Option<u64>,
+    /// The time left in the last snapshot.
     left: Duration,
+    /// The time left that fills the bar.
     full: Duration,
 }
 
@@ -64,8 +66,9 @@ pub(super) struct App {
     pub(super) rows: Vec<usize>,
     /// The index into `rows` of the selected lock.
     pub(super) selected: usize,
-    /// The first row that is drawn, and how many are.
+    /// The first row that is drawn.
     pub(super) first: usize,
+    /// The number of rows that are drawn.
     pub(super) page: usize,
     scales: HashMap<String, Scale>,
 }
@@ -90,7 +93,7 @@ impl App {
         Action::Draw
     }
 
-    /// Acts on a key.
+    /// Handles an event of the terminal.
     pub(super) fn handle(&mut self, event: &Event) -> Action {
         match event {
             Event::Key(key) if key.kind != KeyEventKind::Release => self.handle_key(*key),
@@ -169,7 +172,7 @@ impl App {
         self.sort_rows(selected.as_deref());
     }
 
-    /// Rebuilds the rows, and selects this lock among them.
+    /// Rebuilds the rows, and selects the lock with the key `selected` among them.
     fn sort_rows(&mut self, selected: Option<&str>) {
         let Some(snapshot) = &self.snapshot else { return };
         let locks = &snapshot.locks.list;
@@ -198,7 +201,7 @@ impl App {
         locks.get(*self.rows.get(self.selected)?)
     }
 
-    /// How much of its time a lock has left after `elapsed`, from 0 to 1.
+    /// Returns the part of its ttl that a lock has left after `elapsed`, from 0 to 1.
     pub(super) fn part_left(&self, lock: &Lock, elapsed: Duration) -> f64 {
         let full = self.scales.get(&lock.key).map_or(Duration::ZERO, |scale| scale.full);
         let left = lock.left.unwrap_or_default().saturating_sub(elapsed);
@@ -217,7 +220,8 @@ impl Sort {
         }
     }
 
-    /// Locks that need attention come first: little time left, held for long, many waiters.
+    /// Compares two locks. Locks that need attention come first: little time left, held for long,
+    /// many waiters.
     fn compare(self, a: &Lock, b: &Lock) -> Ordering {
         match self {
             Self::Key => a.key.cmp(&b.key),
@@ -229,9 +233,10 @@ impl Sort {
     }
 }
 
-/// What the bar of a lock is measured against. A node does not report the last ttl of a lock. Of a
-/// lock that was never extended, the ttl is the time since its grant plus the time left. A lock
-/// with more time left than before was just extended.
+/// Estimates the last ttl of a lock, which nodes do not report.
+///
+/// If a lock was never extended, its ttl is the time since its grant plus the time left. A lock
+/// with more time left than before was just extended, and its ttl is the time left.
 fn scale(before: Option<&Scale>, lock: &Lock) -> Option<Scale> {
     let left = lock.left?;
     let full = match before.filter(|before| before.fence == lock.fence) {
@@ -242,7 +247,8 @@ fn scale(before: Option<&Scale>, lock: &Lock) -> Option<Scale> {
     Some(Scale { fence: lock.fence, left, full })
 }
 
-/// The rates of each node, if both reports have its counters. A restarted node begins at zero.
+/// Returns the rates of each node, if both reports have its counters. The counters of a restarted
+/// node begin at zero.
 fn rates(before: &Report, now: &Report, elapsed: Duration) -> Vec<Option<Rates>> {
     const GRANTS: usize = 0;
     const REFUSALS: usize = 1;
@@ -310,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn selection_stays_on_its_lock_whatever_comes_and_goes() {
+    fn selection_stays_on_its_lock_while_other_locks_come_and_go() {
         let mut app = app();
         press(&mut app, "j");
         assert_eq!(app.lock().unwrap().key, "b");
@@ -340,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn filter_takes_keys_and_owners_and_q_is_a_letter_in_it() {
+    fn filter_matches_keys_and_owners_and_may_contain_a_q() {
         let mut app = app();
         press(&mut app, "/web");
         assert_eq!(keys(&app), "ab");
@@ -380,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_those_of_the_interval_and_of_no_restart() {
+    fn rates_are_per_second_and_zero_after_a_restart() {
         let mut app = app();
         let counted = |after_s, counts: [u64; 2]| {
             let mut next = snapshot(vec![]);

@@ -18,10 +18,10 @@ use ratatui::{Frame, Terminal};
 use rustix::process::{Signal, kill_current_process_group};
 use tokio::sync::mpsc::{self, Receiver};
 
-/// How many keys wait while the screen is drawn.
-const KEYS_MAX: usize = 64;
+/// How many events are queued while the screen is drawn.
+const EVENTS_MAX: usize = 64;
 
-/// The terminal in raw mode with its second screen.
+/// The terminal in raw mode, with its alternate screen.
 pub(super) struct Screen(Terminal<CrosstermBackend<Stdout>>);
 
 impl Screen {
@@ -30,13 +30,13 @@ impl Screen {
         HOOK.call_once(|| {
             let before = panic::take_hook();
             panic::set_hook(Box::new(move |panic| {
-                // Its message is for the first screen.
+                // The message of the panic belongs on the normal screen.
                 leave();
                 before(panic);
             }));
         });
         let terminal = Terminal::new(CrosstermBackend::new(stdout()))?;
-        // From here on, dropping it restores the terminal.
+        // From here on, dropping `screen` restores the terminal.
         let screen = Self(terminal);
         enter()?;
         Ok(screen)
@@ -60,7 +60,7 @@ impl Screen {
         let draw_all = || {
             enter()?;
             execute!(stdout(), Clear(ClearType::All))?;
-            // `Terminal::clear` asks where the cursor is, and the answer would come as a key.
+            // `Terminal::clear` asks for the place of the cursor. The answer would arrive as a key.
             Terminal::new(CrosstermBackend::new(stdout()))
         };
         self.0 = draw_all().context("cannot use the terminal")?;
@@ -74,8 +74,8 @@ impl Drop for Screen {
     }
 }
 
-/// Whether the second screen is shown. To leave it twice would move the cursor back over what was
-/// printed meanwhile.
+/// Whether the alternate screen is shown. Leaving it twice would move the cursor back over text
+/// that was printed meanwhile.
 static IS_ENTERED: AtomicBool = AtomicBool::new(false);
 
 fn enter() -> io::Result<()> {
@@ -84,7 +84,7 @@ fn enter() -> io::Result<()> {
     execute!(stdout(), EnterAlternateScreen, cursor::Hide)
 }
 
-/// Errors are ignored: the terminal may be gone.
+/// Restores the terminal. Ignores errors: the terminal may be gone.
 fn leave() {
     if !IS_ENTERED.swap(false, Ordering::Relaxed) {
         return;
@@ -93,9 +93,9 @@ fn leave() {
     let _ = disable_raw_mode();
 }
 
-/// The keys, and when the size changes. It ends with the terminal.
+/// Returns keys and changes of the size. The channel is closed when the terminal is gone.
 pub(super) fn events() -> Receiver<Event> {
-    let (sender, receiver) = mpsc::channel(KEYS_MAX);
+    let (sender, receiver) = mpsc::channel(EVENTS_MAX);
     thread::spawn(move || {
         while let Ok(event) = event::read() {
             if sender.blocking_send(event).is_err() {

@@ -1,4 +1,4 @@
-//! Draws the screen. Makes only the visible rows.
+//! Draws the screen. Builds only the visible rows.
 
 use std::time::{Duration, Instant};
 
@@ -14,21 +14,21 @@ use super::snapshot::{Lock, Snapshot};
 use super::state::{App, Rates, Sort};
 use crate::fleet::text::end_of;
 use crate::fleet::{NodeReport, State};
-use crate::inspect::{Kind, owners};
-use crate::shown::{self, escaped, printable};
+use crate::inspect::{Verdict, owners};
+use crate::output::{self, escape, escape_short};
 use crate::status;
 
-/// How many characters the bar of the time left has.
-const BAR: usize = 10;
-/// The nodes get at most one part in this many of the screen.
-const NODES_PART: u16 = 3;
-/// The narrowest column of addresses.
-const NODE_COLUMNS: usize = 24;
-/// Between two columns.
+/// The width of the bar of the time left, in characters.
+const BAR_CHARS: usize = 10;
+/// The table of the nodes gets at most the height of the screen divided by this.
+const NODES_HEIGHT_DIVISOR: u16 = 3;
+/// The largest width of an address.
+const ADDRESS_COLUMNS_MAX: usize = 24;
+/// The space between two columns.
 const GAP: u16 = 1;
 
-/// The columns of the nodes, each with its width, and the least width that shows enough.
-const NODE_COLUMNS_SHOWN: [(&str, Constraint, u16); 7] = [
+/// The columns of the nodes: heading, width, and the least width that is readable.
+const NODE_COLUMNS: [(&str, Constraint, u16); 7] = [
     ("NODE", Constraint::Min(20), 20),
     ("STATE", Constraint::Length(11), 11),
     ("LEASES", Constraint::Length(8), 8),
@@ -37,11 +37,11 @@ const NODE_COLUMNS_SHOWN: [(&str, Constraint, u16); 7] = [
     ("REFUSALS/S", Constraint::Length(10), 10),
     ("ROUND TRIP", Constraint::Length(10), 10),
 ];
-/// The order in which they make room on a narrow terminal.
-const NODE_COLUMNS_DROPPED: [usize; 5] = [5, 4, 3, 2, 6];
+/// The columns that a narrow terminal drops, in this order.
+const NODE_DROP_ORDER: [usize; 5] = [5, 4, 3, 2, 6];
 
-/// The same for the locks.
-const LOCK_COLUMNS_SHOWN: [(&str, Constraint, u16); 7] = [
+/// The columns of the locks, as in [`NODE_COLUMNS`].
+const LOCK_COLUMNS: [(&str, Constraint, u16); 7] = [
     ("KEY", Constraint::Fill(3), 24),
     ("OWNER", Constraint::Fill(2), 12),
     ("STATE", Constraint::Length(8), 8),
@@ -50,7 +50,8 @@ const LOCK_COLUMNS_SHOWN: [(&str, Constraint, u16); 7] = [
     ("HELD", Constraint::Length(12), 12),
     ("WAITERS", Constraint::Length(8), 8),
 ];
-const LOCK_COLUMNS_DROPPED: [usize; 6] = [5, 3, 6, 1, 2, 4];
+const LOCK_DROP_ORDER: [usize; 6] = [5, 3, 6, 1, 2, 4];
+/// The sort order that each column of the locks stands for.
 const LOCK_SORTS: [Option<Sort>; 7] = [
     Some(Sort::Key),
     Some(Sort::Owner),
@@ -61,15 +62,17 @@ const LOCK_SORTS: [Option<Sort>; 7] = [
     Some(Sort::Waiters),
 ];
 
-/// The parts of the ttl below which the bar is yellow, and red.
+/// Below this part of the ttl, the bar is yellow.
 const YELLOW: f64 = 0.33;
+/// Below this part of the ttl, the bar is red.
 const RED: f64 = 0.1;
 
 /// Draws everything, and records in `app` how many rows are visible.
 pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App, now: Instant) {
     let area = frame.area();
     let nodes = app.snapshot.as_ref().map_or(0, |snapshot| snapshot.report.nodes.len());
-    let nodes_height = u16::try_from(nodes + 1).unwrap_or(u16::MAX).min(area.height / NODES_PART);
+    let nodes_height =
+        u16::try_from(nodes + 1).unwrap_or(u16::MAX).min(area.height / NODES_HEIGHT_DIVISOR);
     let [title, of_nodes, gap, of_locks, bottom] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(nodes_height),
@@ -110,8 +113,8 @@ fn title_line(app: &App, snapshot: &Snapshot, now: Instant) -> Line<'static> {
         (shown, all) if shown == all => format!("{all} locks"),
         (shown, all) => format!("{shown} of {all} locks"),
     };
-    let age = status::time(now.saturating_duration_since(snapshot.at));
-    let every = status::time(snapshot.interval);
+    let age = status::short_time(now.saturating_duration_since(snapshot.at));
+    let every = status::short_time(snapshot.interval);
     vec![
         "quorlock top".bold(),
         "  ".into(),
@@ -123,12 +126,12 @@ fn title_line(app: &App, snapshot: &Snapshot, now: Instant) -> Line<'static> {
 
 fn bottom_line(app: &App) -> Line<'static> {
     if app.is_typing {
-        return vec!["filter: ".bold(), printable(&app.filter).into(), "▏".into()].into();
+        return vec!["filter: ".bold(), escape(&app.filter).into(), "▏".into()].into();
     }
     let filter = if app.filter.is_empty() {
         String::new()
     } else {
-        format!("  filter: {}", printable(&app.filter))
+        format!("  filter: {}", escape(&app.filter))
     };
     let keys = "q quit  Enter details  s sort  r reverse  / filter  ↑↓ select";
     Line::from(vec![keys.dim(), filter.yellow()])
@@ -138,11 +141,11 @@ fn nodes_table<'a>(app: &App, snapshot: &'a Snapshot, width: u16) -> Table<'a> {
     let rows = snapshot.report.iter().enumerate().map(|(index, (node, state))| {
         node_row(node, state, app.rates.get(index).copied().flatten())
     });
-    let columns = fitting(&NODE_COLUMNS_SHOWN, &NODE_COLUMNS_DROPPED, width);
-    let heading = columns.iter().map(|&column| NODE_COLUMNS_SHOWN[column].0);
+    let columns = fitting(&NODE_COLUMNS, &NODE_DROP_ORDER, width);
+    let heading = columns.iter().map(|&column| NODE_COLUMNS[column].0);
     let heading = Row::new(heading.collect::<Vec<_>>()).bold();
     let rows = rows.map(|(cells, style)| Row::new(chosen(&columns, cells)).style(style));
-    Table::new(rows, constraints(&NODE_COLUMNS_SHOWN, &columns)).header(heading)
+    Table::new(rows, constraints(&NODE_COLUMNS, &columns)).header(heading)
 }
 
 /// The cells of a node, and their style.
@@ -156,42 +159,41 @@ fn node_row(node: &NodeReport, state: &State, rates: Option<Rates>) -> ([String;
     let lock = facts.and_then(|facts| facts.info.lock.as_ref());
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
     let cells = [
-        end_of(&printable(&node.name), NODE_COLUMNS),
-        state.word().to_owned(),
+        end_of(&escape(&node.name), ADDRESS_COLUMNS_MAX),
+        state.name().to_owned(),
         or_dash(lock.map(|lock| lock.leases.to_string())),
         or_dash(lock.map(|lock| lock.waiters.to_string())),
         or_dash(rates.map(|rates| format!("{:.0}", rates.grants))),
         or_dash(rates.map(|rates| format!("{:.0}", rates.refusals))),
-        or_dash(facts.map(|facts| status::time(facts.round_trip))),
+        or_dash(facts.map(|facts| status::short_time(facts.round_trip))),
     ];
     (cells, style)
 }
 
 fn locks_table<'a>(app: &App, snapshot: &'a Snapshot, elapsed: Duration, width: u16) -> Table<'a> {
     let locks = &snapshot.locks.list;
-    let seen = app.rows.iter().enumerate().skip(app.first).take(app.page);
-    let columns = fitting(&LOCK_COLUMNS_SHOWN, &LOCK_COLUMNS_DROPPED, width);
-    let rows = seen.map(|(row, &index)| {
+    let visible = app.rows.iter().enumerate().skip(app.first).take(app.page);
+    let columns = fitting(&LOCK_COLUMNS, &LOCK_DROP_ORDER, width);
+    let rows = visible.map(|(row, &index)| {
         let cells = lock_row(app, &locks[index], elapsed, snapshot.report.nodes.len());
-        let row_of = Row::new(chosen(&columns, cells));
+        let drawn = Row::new(chosen(&columns, cells));
         if row == app.selected {
-            row_of.style(Style::new().add_modifier(Modifier::REVERSED))
+            drawn.style(Style::new().add_modifier(Modifier::REVERSED))
         } else {
-            row_of
+            drawn
         }
     });
     let heading = columns.iter().map(|&column| match LOCK_SORTS[column] {
         Some(sort) if sort == app.sort => {
-            format!("{}{}", LOCK_COLUMNS_SHOWN[column].0, if app.reversed { "▲" } else { "▼" })
+            format!("{}{}", LOCK_COLUMNS[column].0, if app.reversed { "▲" } else { "▼" })
         }
-        _ => LOCK_COLUMNS_SHOWN[column].0.to_owned(),
+        _ => LOCK_COLUMNS[column].0.to_owned(),
     });
     let heading = Row::new(heading.collect::<Vec<_>>()).bold();
-    Table::new(rows, constraints(&LOCK_COLUMNS_SHOWN, &columns)).header(heading)
+    Table::new(rows, constraints(&LOCK_COLUMNS, &columns)).header(heading)
 }
 
-/// The columns that fit: the first ones of `dropped` make room for the others. The first column is
-/// always there.
+/// Returns the columns that fit. Drops columns in the order of `dropped` until the others fit.
 fn fitting(shown: &[(&str, Constraint, u16)], dropped: &[usize], width: u16) -> Vec<usize> {
     let mut columns: Vec<_> = (0..shown.len()).collect();
     for column in dropped {
@@ -204,7 +206,7 @@ fn fitting(shown: &[(&str, Constraint, u16)], dropped: &[usize], width: u16) -> 
     columns
 }
 
-/// The cells of these columns.
+/// Returns the cells of these columns.
 fn chosen<T>(columns: &[usize], cells: impl IntoIterator<Item = T>) -> Vec<T> {
     let cells = cells.into_iter().enumerate();
     cells.filter(|(column, _)| columns.contains(column)).map(|(_, cell)| cell).collect()
@@ -226,13 +228,13 @@ fn lock_row<'a>(app: &App, lock: &'a Lock, elapsed: Duration, nodes: usize) -> [
     let left = match left {
         Some(left) => Line::from(vec![
             Span::styled(bar(part), color),
-            format!(" {}", shown::time(left)).into(),
+            format!(" {}", output::time(left)).into(),
         ]),
         None => Line::from("-"),
     };
-    let state = match lock.kind {
-        Kind::Held => lock.state().into(),
-        Kind::Revoked => Span::styled(lock.state(), Color::Yellow),
+    let state = match lock.verdict {
+        Verdict::Held => lock.state().into(),
+        Verdict::Revoked => Span::styled(lock.state(), Color::Yellow),
         _ => Span::styled(lock.state(), Color::Red),
     };
     [
@@ -241,7 +243,7 @@ fn lock_row<'a>(app: &App, lock: &'a Lock, elapsed: Duration, nodes: usize) -> [
         Line::from(state),
         Line::from(format!("{}/{nodes}", lock.nodes)),
         left,
-        Line::from(lock.held.map_or_else(|| "-".into(), |held| shown::time(held + elapsed))),
+        Line::from(lock.held.map_or_else(|| "-".into(), |held| output::time(held + elapsed))),
         Line::from(lock.waiters.to_string()),
     ]
 }
@@ -253,8 +255,8 @@ fn lock_row<'a>(app: &App, lock: &'a Lock, elapsed: Duration, nodes: usize) -> [
 )]
 #[expect(clippy::cast_precision_loss, reason = "it is a small number")]
 fn bar(part: f64) -> String {
-    let full = (part.clamp(0.0, 1.0) * BAR as f64).ceil() as usize;
-    "█".repeat(full) + &"░".repeat(BAR - full)
+    let full = (part.clamp(0.0, 1.0) * BAR_CHARS as f64).ceil() as usize;
+    "█".repeat(full) + &"░".repeat(BAR_CHARS - full)
 }
 
 fn draw_details(
@@ -270,35 +272,36 @@ fn draw_details(
         Line::from(format!("fence   {}", or_dash(lock.fence.map(|fence| fence.to_string())))),
         Line::from(format!(
             "held    {}",
-            or_dash(lock.held.map(|held| shown::time(held + elapsed)))
+            or_dash(lock.held.map(|held| output::time(held + elapsed)))
         )),
         Line::from(format!(
             "left    {}, unless it is extended",
-            or_dash(lock.left.map(|left| shown::time(left.saturating_sub(elapsed))))
+            or_dash(lock.left.map(|left| output::time(left.saturating_sub(elapsed))))
         )),
         Line::from(""),
     ];
     for (node, answer) in snapshot.report.nodes.iter().zip(&lock.answers) {
         let words = match answer {
             Ok(None) => "free".to_owned(),
-            Err(error) => escaped(error.to_string()),
+            Err(error) => escape_short(error.to_string()),
             Ok(Some(lease)) => {
                 let revoked = if lease.revoked { ", revoked" } else { "" };
                 let fence = or_dash(lease.fence.map(|fence| fence.to_string()));
                 let left = lease.ttl.map_or_else(
                     || "no end".into(),
-                    |ttl| shown::time(ttl.saturating_sub(elapsed)),
+                    |ttl| output::time(ttl.saturating_sub(elapsed)),
                 );
-                let owner = owners(lease).unwrap_or_else(|| shown::owner(None));
+                let owner = owners(lease).unwrap_or_else(|| output::owner(None));
                 let shared = if lease.mode == LockMode::Shared { ", shared" } else { "" };
                 format!("{owner}, fence {fence}, {left} left, {} keys{shared}{revoked}", lease.keys)
             }
         };
-        lines.push(Line::from(format!("{}  {words}", printable(&node.name))));
+        lines.push(Line::from(format!("{}  {words}", escape(&node.name))));
         let queue = answer.iter().flatten().flat_map(|lease| &lease.queue);
         for waiter in queue {
-            let address = waiter.address.as_ref().map(|address| format!(" ({})", escaped(address)));
-            let name = shown::owner(waiter.owner.as_deref());
+            let address =
+                waiter.address.as_ref().map(|address| format!(" ({})", escape_short(address)));
+            let name = output::owner(waiter.owner.as_deref());
             lines.push(Line::from(format!("    waits: {name}{}", address.unwrap_or_default())));
         }
     }
@@ -360,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn selected_row_is_always_seen_and_only_a_page_is_made() {
+    fn selected_row_is_always_visible_and_only_a_page_is_built() {
         let locks: Vec<_> = (0..10_000).map(|i| lock(&format!("k{i:05}"), "o", 1, 9, 0)).collect();
         let mut app = app_of(locks);
         screen(&mut app, 100, 30);
@@ -392,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn key_is_whole_on_a_narrow_terminal() {
+    fn key_is_shown_whole_on_a_narrow_terminal() {
         let key = "orders/2026-11-22/000042";
         let mut app = app_of(vec![lock(key, "web-3.example:4711", 15, 5, 2)]);
         for (columns, there, missing) in [

@@ -47,7 +47,7 @@ pub(crate) struct Watchdog {
     orders: OwnedWriteHalf,
 }
 
-/// The slot of the command's permit, if its lock is one.
+/// The variable for the slot of the command's permit, if its lock is a permit.
 pub(crate) const PERMIT_VARIABLE: &str = "QUORLOCK_PERMIT";
 
 impl Watchdog {
@@ -82,7 +82,8 @@ impl Watchdog {
         Ok(watchdog)
     }
 
-    /// Sends an order. A watchdog that reads none becomes overdue, and is replaced.
+    /// Sends an order. If the watchdog does not read it, the command becomes overdue, and
+    /// [`take_over`](Self::take_over) stops it.
     pub(crate) fn order(&self, order: &Order) {
         wire::send(&self.orders, order);
     }
@@ -100,18 +101,18 @@ impl Watchdog {
         report
     }
 
-    /// Kills the watchdog and takes over: stops the command and all that it started by the
-    /// schedule.
-    pub(crate) async fn replace(self, schedule: &mut StopSchedule) -> io::Result<()> {
+    /// Kills the watchdog, and stops the command and all that it started by the schedule.
+    pub(crate) async fn take_over(self, schedule: &mut StopSchedule) -> io::Result<()> {
         // Not reaped yet, so that its process id is not reused.
         let _ = kill_process(self.process, Signal::KILL);
         let _ = waitpid(Some(self.process), WaitOptions::empty());
-        ProcessTree::adopt(self.leader, self.group, self.other_children)?.end(schedule).await;
+        ProcessTree::adopt(self.leader, self.group, self.other_children)?.stop(schedule).await;
         Ok(())
     }
 }
 
-/// Sends this process's standard input to the watchdog, whose own is its end of the connection.
+/// Sends this process's standard input to the watchdog, which was started with its end of the
+/// connection as standard input.
 fn send_stdin(connection: &net::UnixStream) -> io::Result<()> {
     let stdin = stdin();
     let descriptors = [stdin.as_fd()];

@@ -26,9 +26,10 @@ const NAME: &CStr = c"quorlock-watch";
 
 /// Runs the command for `quorlock run`, which is at the other end of standard input.
 pub(crate) async fn main(command: Vec<OsString>) -> anyhow::Result<ExitCode> {
-    // `quorlock run` passes on a signal that a service manager or `killall` sends to all processes.
+    // Ignores a signal that a service manager or `killall` sends to all processes: `quorlock run`
+    // passes it on.
     let _signals = Signals::listen()?;
-    // The name that `top` shows. By default it is that of the link in /proc.
+    // The name that `top` shows, instead of the name of the link in /proc.
     let _ = rustix::thread::set_name(NAME);
     let connection = stdin().as_fd().try_clone_to_owned()?;
     let stdin =
@@ -63,7 +64,8 @@ impl Watchdog {
                 return Ok(());
             }
         };
-        // A reader of the command's output sees its end only when no other process keeps it open.
+        // A reader of the command's output sees the end of the output only when no other process
+        // keeps it open.
         let _ = close_stdio();
         if let Some(leader) = tree.leader() {
             self.report(Report::Started(leader));
@@ -96,7 +98,7 @@ impl Watchdog {
                         schedule.handle_abandoned(clock::now());
                     }
                 },
-                () = tree.change(&schedule) => {}
+                () = tree.changed(&schedule) => {}
             }
         }
     }
@@ -111,11 +113,11 @@ impl Watchdog {
     }
 }
 
-/// The standard input of `quorlock run`.
+/// Receives the standard input of `quorlock run`.
 fn receive_stdin(connection: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    // One byte: the rest are orders.
+    // Reads one byte: the bytes after it are orders.
     recvmsg(connection, &mut [IoSliceMut::new(&mut [0])], &mut control, RecvFlags::CMSG_CLOEXEC)?;
     let descriptor = control.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),

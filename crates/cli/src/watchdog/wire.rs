@@ -50,7 +50,8 @@ pub(crate) enum Report {
     TooLate,
     /// The command was sent SIGTERM or SIGKILL, because the lock was lost or not extended.
     Stopping,
-    /// The command has ended, and, if it was stopped or waited for, all that it started.
+    /// The command has ended. If it was stopped, or with `wait_all`, all that it started has ended
+    /// too.
     Ended(ExitStatus),
 }
 
@@ -85,7 +86,7 @@ impl fmt::Display for Order {
                     kill_after.map_or(-1, |time| i128::try_from(time.as_nanos()).unwrap_or(0));
                 let group = match group {
                     Group::Own => 0,
-                    Group::Terminals(group) => group.as_raw_pid(),
+                    Group::Foreground(group) => group.as_raw_pid(),
                 };
                 let wait_all = u8::from(*wait_all);
                 write!(
@@ -113,7 +114,7 @@ impl Order {
                 Self::Begin(Begin {
                     ttl,
                     kill_after: u64::try_from(kill_after).ok().map(Duration::from_nanos),
-                    group: group.map_or(Group::Own, Group::Terminals),
+                    group: group.map_or(Group::Own, Group::Foreground),
                     wait_all: words.next()? == "1",
                     deadline: moment(&mut words)?,
                 })
@@ -154,7 +155,7 @@ impl Report {
     }
 }
 
-/// Sends one line without waiting. The silence of a reader that is gone or stuck reveals it.
+/// Sends one line without waiting. Ignores errors: a reader that is gone or stuck becomes silent.
 pub(super) fn send(connection: &OwnedWriteHalf, line: &impl fmt::Display) {
     let line = format!("{line}\n");
     let _ = rustix::net::send(
@@ -164,6 +165,7 @@ pub(super) fn send(connection: &OwnedWriteHalf, line: &impl fmt::Display) {
     );
 }
 
+/// Formats a moment as [`moment`] reads it.
 struct OnWire(Moment);
 
 impl fmt::Display for OnWire {
@@ -194,7 +196,7 @@ mod tests {
         };
         let in_terminal = Begin {
             kill_after: Some(Duration::ZERO),
-            group: Group::Terminals(Pid::INIT),
+            group: Group::Foreground(Pid::INIT),
             wait_all: true,
             ..begin
         };

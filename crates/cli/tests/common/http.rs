@@ -1,4 +1,4 @@
-//! An exporter, and what HTTP servers on this machine answer.
+//! A running exporter, and requests to local HTTP servers.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -12,7 +12,7 @@ pub(crate) struct Exporter {
 }
 
 impl Exporter {
-    /// On a free port, for these nodes.
+    /// Starts an exporter for these nodes on a free port.
     pub(crate) fn start(urls: &[String], options: &[&str]) -> Self {
         let mut command = quorlock();
         command
@@ -33,7 +33,7 @@ impl Exporter {
     }
 }
 
-/// The status and the body.
+/// Returns the status and the body.
 pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
     try_get(address, path).unwrap_or_else(|error| panic!("{address}{path}: {error}"))
 }
@@ -41,7 +41,7 @@ pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
 pub(crate) fn try_get(address: SocketAddr, path: &str) -> std::io::Result<(u16, String)> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    // Without chunks in the reply.
+    // In HTTP/1.0, the response has no chunks.
     write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
     let mut reply = String::new();
     stream.read_to_string(&mut reply)?;

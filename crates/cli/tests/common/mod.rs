@@ -1,5 +1,5 @@
-//! Shared by the tests of the program: runs it in its own process group, as a service has, and asks
-//! the masters about a lock.
+//! Helpers for the tests of the program. They run it in its own process group, as a service does,
+//! and ask the masters about a lock.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -20,15 +20,15 @@ use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-/// A limit for every wait: longer than any step of a test takes.
+/// The time limit of every wait. No step of a test takes as long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Waits for healthy masters, however busy the machine is.
-pub(crate) const PATIENT: [&str; 2] = ["--node-limit", "1s"];
+/// An option for healthy masters that answer late because the machine is busy.
+pub(crate) const LONG_NODE_LIMIT: [&str; 2] = ["--node-limit", "1s"];
 
 pub(crate) const QUORLOCK: &str = env!("CARGO_BIN_EXE_quorlock");
 
-/// The program, without anything that the tests' own environment says about it.
+/// The program, without the configuration of the user who runs the tests.
 pub(crate) fn quorlock() -> Command {
     // A shell that runs the tests in the background makes them and their children ignore SIGINT.
     let mut command = Command::new("env");
@@ -36,7 +36,6 @@ pub(crate) fn quorlock() -> Command {
     for variable in ["NODES", "KEY", "FENCE", "CONFIG", "USER", "PASSWORD"] {
         command.env_remove(format!("QUORLOCK_{variable}"));
     }
-    // No file of the user who runs the tests.
     command.env("XDG_CONFIG_HOME", "/nowhere");
     command.stdin(Stdio::null()).process_group(0);
     command
@@ -57,7 +56,7 @@ pub(crate) fn run_script(masters: &Masters, options: &[&str], script: &str) -> C
     command
 }
 
-/// The verb with these nodes.
+/// `quorlock VERB` with these nodes.
 pub(crate) fn on(masters: &Masters, verb: &str) -> Command {
     let mut command = quorlock();
     command.arg(verb).arg("--nodes").arg(masters.urls().join(","));
@@ -75,10 +74,10 @@ pub(crate) fn with_input(command: &mut Command, input: &str) -> Output {
     let mut stdin = child.stdin.take().expect("it is piped");
     stdin.write_all(input.as_bytes()).expect("the program reads");
     drop(stdin);
-    child.wait_with_output().expect("it is ours")
+    child.wait_with_output().expect("the program is a child of the test")
 }
 
-/// A program that runs, and is ended when the test is over, so that it can end what it has started.
+/// A running program. Dropping it sends SIGTERM first, so that the program can end its children.
 pub(crate) struct Running {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -106,7 +105,7 @@ impl Running {
         self.stdout.next().expect("there is a line of standard output").trim_end().to_owned()
     }
 
-    /// The same; none if the program ends without one.
+    /// As the method above, but returns `None` at the end of the output.
     #[track_caller]
     pub(crate) fn try_line(&mut self) -> Option<String> {
         self.stdout.next().map(|line| line.trim_end().to_owned())
@@ -118,7 +117,7 @@ impl Running {
         self.stderr.next().expect("there is a line of standard error").trim_end().to_owned()
     }
 
-    /// The same; none if the program ends without one.
+    /// As the method above, but returns `None` at the end of the output.
     #[track_caller]
     pub(crate) fn try_error_line(&mut self) -> Option<String> {
         self.stderr.next().map(|line| line.trim_end().to_owned())
@@ -143,13 +142,13 @@ impl Running {
         kill_process(self.pid(), signal).expect("it runs");
     }
 
-    /// Waits for its end, and for that of all other writers to its output. Returns the output that
-    /// was not read yet.
+    /// Waits until the program and all other writers to its output have ended. Returns the output
+    /// that was not read yet.
     #[track_caller]
     pub(crate) fn end(mut self) -> Output {
         let mut status = None;
         eventually(PATIENCE, "the program ends", || {
-            status = self.child.try_wait().expect("it is ours");
+            status = self.child.try_wait().expect("the program is a child of the test");
             status.is_some()
         });
         Output {
@@ -157,42 +156,6 @@ impl Running {
             stdout: self.stdout.rest().into_bytes(),
             stderr: self.stderr.rest().into_bytes(),
         }
-    }
-}
-
-/// The lines of a pipe as they come, read by a thread: so that a test does not wait for ever.
-pub(crate) struct Lines(Receiver<String>);
-
-impl Lines {
-    pub(crate) fn of(pipe: impl Read + Send + 'static) -> Self {
-        let (sender, receiver) = mpsc::channel();
-        thread::spawn(move || {
-            let mut pipe = BufReader::new(pipe);
-            let mut line = String::new();
-            while pipe.read_line(&mut line).is_ok_and(|length| length > 0) {
-                if sender.send(mem::take(&mut line)).is_err() {
-                    return;
-                }
-            }
-        });
-        Self(receiver)
-    }
-
-    /// None at the end.
-    #[track_caller]
-    pub(crate) fn next(&self) -> Option<String> {
-        match self.0.recv_timeout(PATIENCE) {
-            Ok(line) => Some(line),
-            Err(RecvTimeoutError::Disconnected) => None,
-            Err(RecvTimeoutError::Timeout) => {
-                panic!("nothing was printed within {} s", PATIENCE.as_secs())
-            }
-        }
-    }
-
-    #[track_caller]
-    fn rest(&self) -> String {
-        iter::from_fn(|| self.next()).collect()
     }
 }
 
@@ -212,7 +175,43 @@ impl Drop for Running {
     }
 }
 
-/// A run of the key `k` that holds the lock until it is released.
+/// The lines of a pipe. A thread reads them, so that a test can wait with a time limit.
+pub(crate) struct Lines(Receiver<String>);
+
+impl Lines {
+    pub(crate) fn of(pipe: impl Read + Send + 'static) -> Self {
+        let (sender, receiver) = mpsc::channel();
+        thread::spawn(move || {
+            let mut pipe = BufReader::new(pipe);
+            let mut line = String::new();
+            while pipe.read_line(&mut line).is_ok_and(|length| length > 0) {
+                if sender.send(mem::take(&mut line)).is_err() {
+                    return;
+                }
+            }
+        });
+        Self(receiver)
+    }
+
+    /// Waits for the next line. Returns `None` at the end.
+    #[track_caller]
+    pub(crate) fn next(&self) -> Option<String> {
+        match self.0.recv_timeout(PATIENCE) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => {
+                panic!("nothing was printed within {} s", PATIENCE.as_secs())
+            }
+        }
+    }
+
+    #[track_caller]
+    fn rest(&self) -> String {
+        iter::from_fn(|| self.next()).collect()
+    }
+}
+
+/// A `quorlock run` that holds the lock `k` until [`Holder::release`].
 pub(crate) struct Holder(Running);
 
 impl Holder {
@@ -251,7 +250,7 @@ pub(crate) fn is_alive(pid: Pid) -> bool {
     test_kill_process(pid).is_ok() && state().is_none_or(|state| state != 'Z')
 }
 
-/// The watchdog of this `quorlock run`, once it has started one.
+/// Waits for the watchdog of this `quorlock run`.
 #[track_caller]
 pub(crate) fn watchdog_of(quorlock: Pid) -> Pid {
     let mut watchdog = None;
@@ -278,12 +277,12 @@ pub(crate) fn children_of(parent: Pid) -> Vec<Pid> {
     lists.flatten().collect()
 }
 
-/// On how many running masters the key `k` is there.
+/// The number of running masters that have the key `k`.
 pub(crate) fn holding(masters: &Masters) -> usize {
     masters.iter().filter(|master| master.is_running() && has_key(master)).count()
 }
 
-/// On how many running masters the lock `k` is revoked.
+/// The number of running masters on which the lock `k` is revoked.
 pub(crate) fn revoked(masters: &Masters) -> usize {
     let is_revoked = |master: &&Server| {
         let mut connection = master.connection();
@@ -303,7 +302,7 @@ pub(crate) fn becomes_free(masters: &Masters) {
     eventually(PATIENCE, "no running master has the key", || holding(masters) == 0);
 }
 
-/// Masters behind proxies that can drop everything: extensions as well as releases.
+/// Masters behind proxies. The proxies can drop both extensions and releases.
 pub(crate) struct Net {
     pub(crate) masters: Masters,
     pub(crate) proxies: Vec<Proxy>,
@@ -335,7 +334,7 @@ impl Net {
     #[track_caller]
     pub(crate) fn ends_before_the_lock(&self, process: Pid) {
         eventually(PATIENCE, "the process has ended", || {
-            // In this order: however late this test is, the process is seen later than the lock.
+            // The lock is checked first: a process that is alive after its end has outlived it.
             let holds = self.masters.iter().take(2).all(has_key);
             let has_ended = !is_alive(process);
             assert!(holds || has_ended, "it runs without the lock");
@@ -344,8 +343,8 @@ impl Net {
     }
 }
 
-/// A shell with job control that runs this script in a terminal of its own, and the other side of
-/// that terminal.
+/// Creates a terminal, and a shell with job control that runs this script in it. Returns the other
+/// side of the terminal, and the shell.
 pub(crate) fn shell_in_terminal(script: &str) -> (File, Command) {
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&master).unwrap();

@@ -9,10 +9,10 @@ use crate::driver::LockInner;
 
 /// The first word of the text of a [`DetachedLock`].
 const VERSION: &str = "quorlock1";
-/// Ends the text of a shared lock.
-const SHARED: &str = ":shared";
-/// Comes before the slot of a permit, at the end of its text.
-const SLOT: &str = ":slot";
+/// The end of the text of a shared lock.
+const SHARED: &str = "shared";
+/// Precedes the slot at the end of the text of a permit.
+const SLOT: &str = "slot";
 
 /// A lock without a process: made by [`Lock::detach`](crate::Lock::detach), for another process to
 /// [attach](crate::Quorum::attach).
@@ -105,8 +105,8 @@ impl DetachedLock {
         let (keys, token) = (keys.join(","), self.token.as_str());
         let (ttl_ms, fence) = (self.ttl.ms(), self.fence);
         let kind = match (self.mode, self.slot) {
-            (Mode::Shared, _) => SHARED.to_owned(),
-            (Mode::Exclusive, Some(slot)) => format!("{SLOT}{slot}"),
+            (Mode::Shared, _) => format!(":{SHARED}"),
+            (Mode::Exclusive, Some(slot)) => format!(":{SLOT}{slot}"),
             (Mode::Exclusive, None) => String::new(),
         };
         format!("{VERSION}:{keys}:{token}:{ttl_ms}:{fence}:{until_ms}{kind}")
@@ -133,24 +133,21 @@ impl FromStr for DetachedLock {
     type Err = InvalidDetached;
 
     fn from_str(text: &str) -> Result<Self, InvalidDetached> {
-        let (text, mode) = match text.trim().strip_suffix(SHARED) {
-            Some(text) => (text, Mode::Shared),
-            None => (text.trim(), Mode::Exclusive),
+        let mut parts: Vec<_> = text.trim().split(':').collect();
+        // Keys are written without colons, so a seventh part is neither.
+        let kind = if parts.len() > 6 { parts.pop() } else { None };
+        let (mode, slot) = match kind {
+            Some(SHARED) => (Mode::Shared, None),
+            _ => (Mode::Exclusive, kind),
         };
-        // A key has no colon in this text, and no time is a word.
-        let (text, slot) = match text.rsplit_once(SLOT) {
-            Some((text, slot)) => (text, Some(slot)),
-            None => (text, None),
-        };
-        let parts: Vec<_> = text.split(':').collect();
         let (Some(&version), [_, keys, token, ttl, fence, until]) =
             (parts.first(), parts.as_slice())
         else {
             return Err(InvalidDetached::NotDetached);
         };
         if version != VERSION {
-            let is_later = version.starts_with("quorlock");
-            return Err(if is_later {
+            let is_other_version = version.starts_with("quorlock");
+            return Err(if is_other_version {
                 InvalidDetached::OtherVersion
             } else {
                 InvalidDetached::NotDetached
@@ -165,7 +162,10 @@ impl FromStr for DetachedLock {
                 fence: Fence::new(fence.parse().ok()?)?,
                 until: UNIX_EPOCH.checked_add(until)?,
                 mode,
-                slot: slot.map(str::parse).transpose().ok()?,
+                slot: match slot {
+                    Some(slot) => Some(slot.strip_prefix(SLOT)?.parse().ok()?),
+                    None => None,
+                },
             })
         };
         read().ok_or(InvalidDetached::NotDetached)
@@ -182,8 +182,8 @@ impl fmt::Debug for DetachedLock {
     }
 }
 
-/// Writes bytes as one word: letters, digits and `-._/{}` stand for themselves, all other bytes are
-/// `%` and two digits.
+/// Writes bytes as one word: ASCII letters, digits and `-._/{}` stand for themselves, and every
+/// other byte is `%` with two hexadecimal digits.
 fn to_text(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for &byte in bytes {
@@ -202,6 +202,7 @@ fn from_text(text: &str) -> Option<Vec<u8>> {
     while let Some((&first, after)) = rest.split_first() {
         if first == b'%' {
             let (digits, after) = after.split_at_checked(2)?;
+            // `from_str_radix` would accept a sign.
             let digits = std::str::from_utf8(digits).ok().filter(|digits| !digits.contains('+'))?;
             bytes.push(u8::from_str_radix(digits, 16).ok()?);
             rest = after;
@@ -256,10 +257,10 @@ mod tests {
         let permit = DetachedLock { slot: Some(7), ..detached([b"encoder:07"]) };
         let text = permit.to_secret_text();
         assert_eq!(text.parse::<DetachedLock>().unwrap().slot, Some(7));
-        assert_eq!(
-            detached([b"k:slot7"]).to_secret_text().parse::<DetachedLock>().unwrap().slot,
-            None
-        );
+        for key in [&b"k:slot7"[..], b"slot7", b"slots"] {
+            let read: DetachedLock = detached([key]).to_secret_text().parse().unwrap();
+            assert_eq!((read.key(), read.slot), (key, None));
+        }
         let broken = text.replace(":slot7", ":slotx").parse::<DetachedLock>();
         assert_eq!(broken.unwrap_err(), InvalidDetached::NotDetached);
     }

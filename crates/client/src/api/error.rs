@@ -1,4 +1,4 @@
-//! Why an operation failed, with the answer of each node. `tests/errors.rs` has an example of each.
+//! The errors of the API. Most contain the answer of each node. `tests/errors.rs` has examples.
 
 use std::fmt;
 use std::time::Duration;
@@ -51,11 +51,12 @@ pub enum ConnectError {
     NoRuntime,
 }
 
-/// Why a lock was not acquired. Nodes that may have granted it are released in the background.
+/// Why a lock was not acquired. The client releases it in the background on nodes that may have
+/// granted it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// At the last attempt, other clients held the lock on too many nodes to leave a majority.
+    /// At the last attempt, locks of other clients prevented a majority.
     #[error("another client holds the lock: {nodes}")]
     Held {
         /// What each node answered.
@@ -116,13 +117,12 @@ pub enum ExtendError {
         /// What each node answered.
         nodes: Nodes,
     },
-    /// A lock of several keys, and one of several, cannot be shared. It is held as before.
+    /// A lock of several keys, or of one of several keys, cannot be shared. It is held as before.
     #[error(
         "a lock of several keys, or of one of several, is exclusive: downgrade a lock of one key"
     )]
     NotShareable,
-    /// The lock has reached its `max_hold`, so that an extension cannot prolong it. It is held
-    /// until its old deadline.
+    /// The lock cannot be extended beyond its `max_hold`. It is held until its old deadline.
     #[error("the lock has reached its max_hold, {max_hold:?}: raise it, or do less under the lock")]
     HeldTooLong {
         /// The longest time that the lock may be held.
@@ -134,8 +134,8 @@ pub enum ExtendError {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LostError {
-    /// A majority of the nodes do not hold this lock any more: an operator ended it, or the nodes
-    /// lost their memory.
+    /// A majority of the nodes no longer holds the lock: an operator ended it, or the nodes forgot
+    /// it in a restart.
     #[error("the lock has ended on a majority of the nodes: {nodes}")]
     Ended {
         /// What each node answered last.
@@ -183,7 +183,8 @@ pub enum RunError {
     },
 }
 
-/// Why a detached lock was not attached. Nodes that granted the attachment release the lock.
+/// Why a detached lock was not attached. The client releases the lock on nodes that granted the
+/// attachment.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {
@@ -229,7 +230,7 @@ pub enum ReleaseError {
     },
 }
 
-/// Why nothing is known about a key.
+/// Why a key was not inspected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InspectError {
@@ -253,7 +254,7 @@ pub enum RevokeError {
     },
 }
 
-/// Why the locks are not listed.
+/// Why no locks were listed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScanError {
@@ -298,7 +299,7 @@ impl Nodes {
         })
     }
 
-    /// Whether too many nodes fail permanently to leave a majority, so that waiting does not help.
+    /// Whether permanent errors leave too few nodes for a majority, so that waiting does not help.
     pub fn is_permanent(&self) -> bool {
         let answers = self.0.iter().map(|node| &node.answer);
         Majority::of(self.0.len())

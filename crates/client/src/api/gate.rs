@@ -2,23 +2,23 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use quorlock_core::Fence;
 
-/// The resource's side of a lock: refuses a fence that is smaller than the largest one seen.
+/// Checks fences for a protected resource: refuses a fence that is smaller than the largest seen.
 ///
 /// A lease cannot stop a holder that was paused, or whose request was delayed in the network. The
 /// resource can. Every holder sends the fence of its lock with each write. A fence below the
-/// largest one seen belongs to a lock that has ended. An equal fence is the same holder, and
-/// passes.
+/// largest one seen belongs to a lock that has ended. An equal fence comes from the same holder,
+/// and passes.
 ///
 /// Use one gate for each lock key, since fences of different keys are unrelated. A gate is one
 /// number and a mutex. A new gate accepts every fence, so a resource that outlives its process
-/// stores the number with the data and calls [`FenceGate::resume`]. A database that holds the data
-/// can do the whole check itself, which is better still.
+/// stores the number with the data and calls [`FenceGate::resume`]. If a database holds the data,
+/// it is better that the database does the whole check itself.
 ///
 /// # Check and write in one step
 ///
-/// Between a [`check`](Self::check) and the write that follows it, a later holder may write, and
-/// the older write would then come last. So either the write itself compares the fence, as an SQL
-/// `UPDATE … WHERE fence <= …` does, or it happens inside [`pass`](Self::pass).
+/// Between a [`check`](Self::check) and the write that follows it, a later holder may write. The
+/// older write would then come last. To prevent that, let the write itself compare the fence, as an
+/// SQL `UPDATE … WHERE fence <= …` does, or write inside [`pass`](Self::pass).
 ///
 /// ```
 /// use quorlock_client::{Fence, FenceGate};
@@ -35,8 +35,8 @@ use quorlock_core::Fence;
 ///
 /// # In SQL
 ///
-/// A column beside the data is a gate that is as durable as the data, checked in the same
-/// statement. If no row changes, the fence was too small.
+/// A column beside the data is a gate that is as durable as the data. The statement that writes
+/// the data also checks the fence. If no row changes, the fence was too small.
 ///
 /// ```sql
 /// ALTER TABLE stock ADD COLUMN fence BIGINT NOT NULL DEFAULT 0;
@@ -44,7 +44,7 @@ use quorlock_core::Fence;
 /// ```
 ///
 /// When one lock protects several tables, its fence gets its own table, and every transaction
-/// begins there. The row stays locked until the commit, which makes check and writes one step:
+/// begins there. The row stays locked until the commit, so that check and writes are one step:
 ///
 /// ```sql
 /// CREATE TABLE fences (lock_key TEXT PRIMARY KEY, fence BIGINT NOT NULL);
@@ -79,7 +79,7 @@ impl FenceGate {
         Self::resume(Fence::ZERO)
     }
 
-    /// A gate that continues from the largest fence, as it was stored with the data.
+    /// A gate that continues from the largest fence that was stored with the data.
     pub const fn resume(largest: Fence) -> Self {
         Self { largest: Mutex::new(largest) }
     }
@@ -95,8 +95,8 @@ impl FenceGate {
         self.pass(fence, || ())
     }
 
-    /// Accepts this fence, unless a larger one passed before, and runs `work` before any other
-    /// passes.
+    /// Accepts this fence, unless a larger one passed before, and runs `work` before another fence
+    /// can pass.
     ///
     /// The fence is remembered even if `work` panics.
     ///

@@ -8,12 +8,12 @@ use crate::NodeError;
 pub struct NodeHealth {
     /// The node's address.
     pub node: String,
-    /// Why the node cannot vote; `None` if it can, as far as known. A node tells that it abstains
-    /// only when a client asks it for a lock.
+    /// Why the node cannot vote; `None` if it can, as far as the client knows. A node says that it
+    /// abstains only in response to a request for a lock.
     pub error: Option<NodeError>,
     /// How long this state has lasted.
     pub since: Duration,
-    /// The smoothed round trip.
+    /// The smoothed round-trip time.
     pub round_trip: Duration,
     /// The version of the node's module, while it is connected.
     pub module_version: Option<String>,

@@ -32,21 +32,22 @@ pub struct NodeInspection {
 pub struct LockList {
     /// The locks, in the order of their keys.
     pub locks: Vec<ListedLock>,
-    /// Whether there are more locks than were asked for.
+    /// Whether there are more locks than the limit of the list.
     pub is_truncated: bool,
-    /// Each node, in the order in which the nodes were named, and why it listed less than all its
-    /// locks, if it did.
+    /// Each node, in the order in which the nodes were named, with the reason if it did not list
+    /// all of its locks.
     pub nodes: Vec<(String, Option<NodeError>)>,
 }
 
-/// A key that some nodes list.
+/// A key that at least one node lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ListedLock {
     /// The key.
     pub key: Vec<u8>,
-    /// What the nodes say about it. A key that is [free](LockState::Free) is listed when a minority
-    /// has a lock there, of a client that is acquiring or releasing it, or that is gone.
+    /// What the nodes say about the key. A [free](LockState::Free) key is listed when a minority of
+    /// the nodes has a lock under it. The client of that lock is acquiring or releasing it, or is
+    /// gone.
     pub lock: Inspection,
 }
 
@@ -62,7 +63,7 @@ impl Inspection {
     }
 }
 
-/// The state in one line, and the answer of each node in one more.
+/// The state in the first line, and the answer of each node in one more line.
 impl fmt::Display for Inspection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.state {

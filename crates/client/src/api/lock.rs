@@ -11,12 +11,12 @@ use crate::{DetachedLock, ExtendError, LockWatch, LostError, Ownership, ReleaseE
 
 /// A held lock.
 ///
-/// The lock is held for [`remaining`](Self::remaining), by this machine's own clocks, whatever the
-/// nodes do. Before that time ends, [`extend`](Self::extend) the lock, [`renew`](Self::renew) it in
-/// the background, or stop the work that it protects. [`lost`](Self::lost) waits for the loss. Send
-/// the [`fence`](Self::fence) with every write, so that the resource can refuse an earlier holder.
+/// The lock is certainly held for [`remaining`](Self::remaining), by this machine's own clocks.
+/// Before that time ends, [`extend`](Self::extend) the lock, [`renew`](Self::renew) it in the
+/// background, or stop the work that it protects. [`lost`](Self::lost) waits for the loss. Send the
+/// [`fence`](Self::fence) with every write, so that the resource can refuse an earlier holder.
 ///
-/// Dropping the lock releases it from a background task. [`release`](Self::release) waits until a
+/// Dropping the lock releases it in the background. [`release`](Self::release) waits until a
 /// majority confirms.
 #[must_use = "a lock that is dropped is released"]
 pub struct Lock {
@@ -39,8 +39,8 @@ pub struct Coverage {
 pub enum Released {
     /// The lock was held until this release.
     Released,
-    /// The lock had ended before on too many nodes to exclude another client. Its deadline passed,
-    /// an operator ended it, or nodes were restarted.
+    /// The lock had already ended: too few nodes held it to exclude another client. Its deadline
+    /// had passed, an operator had ended it, or nodes had been restarted.
     AlreadyOver,
 }
 
@@ -50,7 +50,7 @@ impl Lock {
         Self { inner: Some(inner), slot }
     }
 
-    /// A lock that was detached, with the slot that it had.
+    /// The handle of an attached lock, with the slot that it had before.
     pub(crate) fn attached(inner: Arc<LockInner>, slot: Option<usize>) -> Self {
         Self { inner: Some(inner), slot }
     }
@@ -66,11 +66,11 @@ impl Lock {
         self.inner().spec.keys.iter()
     }
 
-    /// Returns which of several keys is locked. For a [permit](crate::Quorum::semaphore), this is
-    /// the number of its slot, from 0. For a lock on [one of several
-    /// keys](crate::Quorum::lock_any), it is the place of the locked key among them, in byte order.
+    /// Returns which of several keys is locked; `None` for other locks.
     ///
-    /// Returns `None` for other locks. A detached lock keeps its slot.
+    /// For a [permit](crate::Quorum::semaphore), this is the number of its slot, from 0. For a lock
+    /// on [one of several keys](crate::Quorum::lock_any), it is the position of the locked key
+    /// among them in byte order, from 0. A detached lock keeps its slot.
     pub fn slot(&self) -> Option<usize> {
         self.slot
     }
@@ -83,8 +83,8 @@ impl Lock {
         self.inner().fence
     }
 
-    /// Whether others may hold the lock at the same time: it was acquired
-    /// [shared](crate::LockBuilder::shared), or [downgraded](Self::downgrade).
+    /// Whether the lock was acquired [shared](crate::LockBuilder::shared) or was
+    /// [downgraded](Self::downgrade), so that other clients may hold it at the same time.
     pub fn is_shared(&self) -> bool {
         self.inner().mode() == Mode::Shared
     }
@@ -102,7 +102,7 @@ impl Lock {
     /// The number of nodes on which the lock is known to be held.
     ///
     /// These nodes confirmed the lock when they last answered, and have not been restarted since. A
-    /// late answer counts. A node that missed the lock gets it with the next extension.
+    /// late answer counts. The next extension repairs a node that misses the lock.
     pub fn coverage(&self) -> Coverage {
         self.inner().coverage()
     }
@@ -114,8 +114,8 @@ impl Lock {
 
     /// Waits until the lock is lost, and returns why.
     ///
-    /// Returns at the deadline at the latest, even if no node answers or the machine slept, as soon
-    /// as the runtime polls the task.
+    /// Returns at the deadline at the latest, even if no node answers. If the machine sleeps at
+    /// that time, it returns soon after the machine wakes.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -123,20 +123,20 @@ impl Lock {
         self.watch().lost().await
     }
 
-    /// Renews the lock in the background, at a third of its ttl.
+    /// Renews the lock in the background, every third of its ttl.
     ///
-    /// Renewal ends when the lock is released, dropped, detached or lost, and at its
+    /// Renewal ends when the lock is released, dropped, detached, revoked or lost, and at its
     /// [`max_hold`](crate::LockBuilder::max_hold). One task renews all locks of a client. Locks
     /// that are due at about the same time share one pipeline per node.
     ///
-    /// While a majority holds the lock, a node that missed it gets it again.
+    /// While a majority holds the lock, renewal repairs the nodes that miss it.
     pub fn renew(&mut self) {
         self.inner().renew();
     }
 
     /// Makes the lock last a full ttl from now, on a majority of the nodes.
     ///
-    /// A node that missed the lock gets it again.
+    /// An extension also repairs the nodes that miss the lock.
     ///
     /// # Errors
     /// - [`ExtendError::Lost`]: the lock is not held any more.
@@ -154,8 +154,8 @@ impl Lock {
         self.extension().await
     }
 
-    /// Extends the lock as [`extend`](Self::extend) does, with a future that does not borrow the
-    /// lock, for another thread to await.
+    /// Extends the lock as [`extend`](Self::extend) does. The future does not borrow the lock, so
+    /// that another thread can await it.
     pub(crate) fn extension(
         &mut self,
     ) -> impl Future<Output = Result<(), ExtendError>> + Send + use<> {
@@ -165,9 +165,10 @@ impl Lock {
 
     /// Releases the lock on all nodes, and returns when a majority has confirmed it.
     ///
-    /// The other nodes are released in the background. A lock that had ended before is
-    /// [`Released::AlreadyOver`], not an error. A lock that is known to be lost is reported so at
-    /// once, and released in the background on nodes that may still hold it.
+    /// The release of the other nodes continues in the background. For a lock that had already
+    /// ended, this returns [`Released::AlreadyOver`] instead of an error. If the lock is known to
+    /// be lost, it returns that at once, and the release runs in the background on nodes that may
+    /// still hold the lock.
     ///
     /// # Errors
     /// [`ReleaseError::NoQuorum`] when too few nodes answer. The release continues in the
@@ -179,13 +180,14 @@ impl Lock {
         self.take().release().await
     }
 
-    /// Turns an exclusive lock into a shared one, and extends it. Clients that wait to share the
-    /// lock get it at once, and no writer comes between. The fence stays.
+    /// Turns an exclusive lock into a shared one, and extends it.
     ///
-    /// There is no way back. From the call on the lock counts as shared, whatever the nodes answer:
-    /// some may have let others in. After an error, the lock is held as
-    /// [`ownership`](Self::ownership) says, and each later extension repeats the request. On a
-    /// shared lock this is [`extend`](Self::extend).
+    /// Clients that wait to share the lock acquire it at once, and no writer holds it in between.
+    /// The fence stays the same. On a shared lock this is [`extend`](Self::extend).
+    ///
+    /// A downgrade cannot be undone. From the call on, the lock counts as shared, whatever the
+    /// nodes answer, since some nodes may have granted it to readers. After an error, the lock is
+    /// held as [`ownership`](Self::ownership) says, and each later extension repeats the request.
     ///
     /// # Errors
     /// Those of [`extend`](Self::extend), and [`ExtendError::NotShareable`], which leaves the lock
@@ -198,8 +200,8 @@ impl Lock {
         self.downgrading().await
     }
 
-    /// Downgrades the lock as [`downgrade`](Self::downgrade) does, with a future that does not
-    /// borrow the lock.
+    /// Downgrades the lock as [`downgrade`](Self::downgrade) does. The future does not borrow the
+    /// lock.
     pub(crate) fn downgrading(
         &mut self,
     ) -> impl Future<Output = Result<(), ExtendError>> + Send + use<> {
@@ -214,7 +216,7 @@ impl Lock {
     /// ends by its deadline. [`extend`](Self::extend) it first to leave a full ttl for the
     /// attachment.
     ///
-    /// Until the lock is attached, nodes that missed it do not get it: see
+    /// Until the lock is attached, nodes that miss it are not repaired: see
     /// [`coverage`](Self::coverage).
     pub fn detach(mut self) -> DetachedLock {
         let inner = self.take();

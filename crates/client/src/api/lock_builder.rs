@@ -41,7 +41,7 @@ pub struct LockBuilder {
 pub(crate) enum Kind {
     All,
     Any,
-    /// So many slots of a semaphore.
+    /// A slot of a semaphore with this number of permits.
     Permits(usize),
 }
 
@@ -61,24 +61,25 @@ impl LockBuilder {
         }
     }
 
-    /// Of one of the keys, as the kind says.
-    pub(crate) fn of(kind: Kind, shared: Arc<Shared>, keys: Keys) -> Self {
+    pub(crate) fn with_kind(kind: Kind, shared: Arc<Shared>, keys: Keys) -> Self {
         Self { kind, ..Self::new(shared, keys) }
     }
 
-    /// Shares the lock with others that ask to share it: any number at a time, and none beside an
-    /// exclusive holder. For readers.
+    /// Shares the lock with other clients that ask to share it. For readers.
     ///
-    /// Calls keep their order: a reader that comes after a waiting writer waits behind it. A reader
-    /// cannot become a writer, since two that try wait for each other: release the lock, acquire an
-    /// exclusive one, and read again. A writer becomes a reader with
-    /// [`Lock::downgrade`](crate::Lock::downgrade).
+    /// Any number of readers hold the lock at a time, and none while an exclusive holder has it.
+    /// Calls keep their order: a reader that comes after a waiting writer waits behind it.
+    ///
+    /// A reader cannot become a writer, because two readers that tried would wait for each other.
+    /// Release the shared lock, acquire an exclusive one, and read again. A writer becomes a reader
+    /// with [`Lock::downgrade`](crate::Lock::downgrade).
     ///
     /// Fences of readers that hold the lock at the same time may be equal. Each is larger than that
     /// of every earlier exclusive holder, and smaller than that of every later one.
     ///
-    /// A lock of [several keys](crate::Quorum::lock_all), and a permit, cannot be shared: acquiring
-    /// one is [`AcquireError::InvalidRequest`].
+    /// A lock of [several keys](crate::Quorum::lock_all), a lock of [one of
+    /// several](crate::Quorum::lock_any) and a permit cannot be shared. Acquiring one fails with
+    /// [`AcquireError::InvalidRequest`].
     pub fn shared(mut self) -> Self {
         self.mode = Mode::Shared;
         self
@@ -93,7 +94,7 @@ impl LockBuilder {
         self
     }
 
-    /// How long [`acquire`](Self::acquire) waits for the lock in all. Default: 10 s.
+    /// How long [`acquire`](Self::acquire) waits for the lock in total. Default: 10 s.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
@@ -101,7 +102,7 @@ impl LockBuilder {
 
     /// The least validity that a new lock must have left. Default: half the ttl.
     ///
-    /// A lock that is granted with less is released, so that no work begins on its last
+    /// A lock that is granted with less validity is released, so that no work begins in its last
     /// milliseconds.
     pub fn min_validity(mut self, min_validity: Duration) -> Self {
         self.min_validity = Some(min_validity);
@@ -112,8 +113,8 @@ impl LockBuilder {
     ///
     /// The derived limit is four measured round trips of that node, at least 50 ms. It is at most a
     /// tenth of the ttl, or two round trips if they are longer, and never above a quarter of the
-    /// ttl. [`QuorumBuilder::node_timeout`](crate::QuorumBuilder::node_timeout) sets it for all
-    /// locks.
+    /// ttl. [`QuorumBuilder::node_timeout`](crate::QuorumBuilder::node_timeout) sets a limit for
+    /// all locks.
     pub fn node_timeout(mut self, limit: Duration) -> Self {
         self.node_timeout = Some(limit);
         self
@@ -121,8 +122,8 @@ impl LockBuilder {
 
     /// The longest time from the grant to the end of the lock. Default: no limit.
     ///
-    /// The lock is lost then, however often it was extended. A limit keeps a program that hangs
-    /// from blocking others for ever.
+    /// At that time the lock is lost, however often it was extended. A limit keeps a program that
+    /// hangs from blocking others for ever.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.max_hold = Some(max_hold);
         self
@@ -159,7 +160,7 @@ impl LockBuilder {
                 let acquired = driver::acquire(&self.shared, spec, wait).instrument(span.clone());
                 let waited = wait != Some(Duration::ZERO);
                 let acquired = match self.kind {
-                    Kind::Permits(permits) => self.comparing(permits, acquired).await,
+                    Kind::Permits(permits) => self.acquire_permit(permits, acquired).await,
                     Kind::All | Kind::Any => acquired.await,
                 };
                 acquired.map(Lock::new).map_err(|failure| self.failed(&failure, waited))
@@ -170,9 +171,9 @@ impl LockBuilder {
         outcome
     }
 
-    /// Acquires a permit. When all are taken, looks in the background for a client that uses a
-    /// larger number of permits.
-    async fn comparing<T>(
+    /// Acquires a permit. When all are taken, checks in the background whether another client uses
+    /// a larger number of permits.
+    async fn acquire_permit<T>(
         &self,
         permits: usize,
         acquiring: impl Future<Output = Result<T, Failure>>,
@@ -182,26 +183,26 @@ impl LockBuilder {
             biased;
             outcome = &mut acquiring => outcome,
             () = sleep(limits::WAIT_CHECK_EVERY) => {
-                self.compare(permits);
+                self.check_permits(permits);
                 return acquiring.await;
             }
         };
         if matches!(&outcome, Err(failure) if failure.reason == Reason::Held) {
-            self.compare(permits);
+            self.check_permits(permits);
         }
         outcome
     }
 
-    fn compare(&self, permits: usize) {
+    fn check_permits(&self, permits: usize) {
         let (Some(name), true) = (
             slots::name_of(self.keys.first()),
-            self.shared.queues.compares_permits(&self.keys, Instant::now()),
+            self.shared.queues.begin_permit_check(&self.keys, Instant::now()),
         ) else {
             return;
         };
         let (name, shared) = (name.to_vec(), Arc::clone(&self.shared));
         self.shared.spawn(async move {
-            if let Some(larger) = slots::larger(&shared, &name, permits).await {
+            if let Some(larger) = slots::larger_permits(&shared, &name, permits).await {
                 tracing::warn!(
                     semaphore = %String::from_utf8_lossy(&name),
                     permits,
@@ -223,7 +224,6 @@ impl LockBuilder {
         }
     }
 
-    /// The span of one call.
     fn span(&self) -> Span {
         tracing::debug_span!("acquire", key = %self.keys)
     }
@@ -231,12 +231,12 @@ impl LockBuilder {
     /// Acquires the lock, and waits up to [`wait`](Self::wait) while another client holds it.
     ///
     /// The client waits in a queue on the first reachable node in the key's order. The node grants
-    /// the lock to the next waiter as soon as it is released. Callers of one client with the same
-    /// keys queue in the program, and one of them at a time waits on a node.
+    /// the lock to the next waiter as soon as it is released. Calls of one client for the same keys
+    /// queue in the program, and one of them at a time waits on a node.
     ///
     /// # Errors
-    /// [`AcquireError::TimedOut`] when other clients held the lock until the end. Otherwise the
-    /// errors of [`try_acquire`](Self::try_acquire).
+    /// [`AcquireError::TimedOut`] when other clients held the lock until the end of the wait.
+    /// Otherwise the errors of [`try_acquire`](Self::try_acquire).
     ///
     /// # Cancel safety
     /// Dropping the future leaves the queue, and releases the lock in the background on all nodes
@@ -284,8 +284,8 @@ impl LockBuilder {
     /// one.
     ///
     /// # Errors
-    /// [`AttachError`]. The text cannot be used again, since nodes that granted the attachment have
-    /// released the lock.
+    /// [`AttachError`]. The detached lock cannot be attached again, since nodes that granted the
+    /// attachment release it.
     ///
     /// # Cancel safety
     /// Dropping the future releases the lock in the background on nodes that granted the
@@ -293,7 +293,7 @@ impl LockBuilder {
     pub async fn attach(&self, detached: DetachedLock) -> Result<Lock, AttachError> {
         let invalid = |reason| AttachError::InvalidRequest { reason };
         let mut spec = self.spec().map_err(invalid)?;
-        // It is what it was.
+        // An attached lock keeps its mode.
         spec.mode = detached.mode();
         if !detached.is_of(&spec.keys) {
             let reason = "the detached lock has other keys: attach it with Quorum::attach";
@@ -314,11 +314,11 @@ impl LockBuilder {
         })
     }
 
-    /// The request for the machines, or why it can never be granted.
+    /// Describes the lock for the state machines, or says why it can never be granted.
     fn spec(&self) -> Result<Spec, String> {
         let ttl = u64::try_from(self.ttl.as_millis()).ok().and_then(|ms| Ttl::from_ms(ms).ok());
         let ttl = ttl.ok_or_else(|| format!("ttl must be between 1 ms and {} ms", Ttl::MAX_MS))?;
-        let of_the_client = self.shared.node_timeout.map(|limit| limit.min(ttl.duration() / 4));
+        let client_limit = self.shared.node_timeout.map(|limit| limit.min(ttl.duration() / 4));
         if let Kind::Permits(permits) = self.kind
             && !(1..=PERMITS_MAX).contains(&permits)
         {
@@ -334,7 +334,7 @@ impl LockBuilder {
             any,
             mode: self.mode,
             min_validity: self.min_validity.unwrap_or(ttl.duration() / 2),
-            node_timeout: self.node_timeout.or(of_the_client),
+            node_timeout: self.node_timeout.or(client_limit),
             max_hold: self.max_hold,
             owner: match &self.owner {
                 Some(owner) => Some(owner.as_str().into()),
@@ -346,7 +346,7 @@ impl LockBuilder {
     }
 }
 
-/// The label of a lock without one: host name and process id.
+/// The default label: host name and process id.
 fn default_owner() -> Arc<str> {
     static OWNER: OnceLock<Arc<str>> = OnceLock::new();
     let make = || {

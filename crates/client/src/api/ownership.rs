@@ -8,18 +8,19 @@ use crate::clock;
 /// Whether a lock is held, as its holder knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ownership {
-    /// The lock is certainly held until then.
+    /// The lock is certainly held until this deadline.
     Held(Deadline),
-    /// The lock is held until then, but no majority confirmed the last extension. Unless a later
-    /// extension succeeds, the lock is lost at the deadline.
+    /// The lock is held until this deadline, but no majority confirmed the last extension. Unless a
+    /// later extension succeeds, the lock is lost at the deadline.
     Uncertain(Deadline),
     /// The lock is not held any more, and another client may hold it. A lost lock stays lost.
     Lost,
 }
 
-/// The end of a lock that is not extended, on this machine's own clocks. Time in suspend counts.
+/// When a lock ends unless it is extended, by this machine's own clocks. Time in suspend counts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Deadline {
+    /// When `left` was measured.
     seen: Moment,
     left: Duration,
 }
@@ -49,8 +50,9 @@ impl Deadline {
         self.left.saturating_sub(clock::now().since(self.seen))
     }
 
-    /// The deadline as an instant for timers. Their clock stops while the machine sleeps, so that a
-    /// timer may fire late.
+    /// The deadline as an instant for timers.
+    ///
+    /// The clock of timers stops while the machine sleeps, so a timer may fire after the deadline.
     pub fn instant(self) -> Instant {
         Instant::now() + self.remaining()
     }

@@ -32,17 +32,17 @@ pub struct Quorum {
 }
 
 impl Quorum {
-    /// Connects to the masters at these URLs, three or five of them.
+    /// Connects to the masters at these URLs, usually three or five.
     ///
     /// - `redis://user:password@host:6379/0`; user, password, port and database number are
     ///   optional.
     /// - `rediss://…` is the same with TLS.
     /// - `redis+unix:///path?db=0&user=…&pass=…` is a unix socket.
     ///
-    /// Returns shortly after a majority is connected, or when each node has been tried, after 5 s
-    /// at the latest ([`QuorumBuilder::connect_timeout`]). The client keeps trying to reach the
-    /// other nodes in the background, since a lock needs a majority only. [`Quorum::builder`] has
-    /// more options.
+    /// Returns shortly after a majority is connected or each node has been tried, and after about
+    /// 5 s at the latest ([`QuorumBuilder::connect_timeout`]). A lock needs only a majority, so the
+    /// client keeps trying to reach the other nodes in the background. [`Quorum::builder`] has more
+    /// options.
     ///
     /// # Errors
     /// [`ConnectError`]: a permanent error in the configuration.
@@ -87,7 +87,7 @@ impl Quorum {
         Ok(quorum)
     }
 
-    /// Waits until a majority can vote, or each node has been tried.
+    /// Waits until a majority can vote or each node was tried, and then briefly for the others.
     async fn settle(&self, majority: Majority, limit: Duration) {
         let mut health = self.shared.health.clone();
         let enough = health.wait_for(|health| health.settled || health.admitted >= majority.size());
@@ -96,8 +96,8 @@ impl Quorum {
         let _ = timeout(stragglers, health.wait_for(|health| health.settled)).await;
     }
 
-    /// A server must not have two votes. If two addresses turn out later to be the same server, the
-    /// second one gets no vote.
+    /// Fails if two addresses are the same server, which must not have two votes. If the client
+    /// learns that later, the second address gets no vote.
     fn refuse_same_server(&self) -> Result<(), ConnectError> {
         for node in self.health() {
             if let Some(NodeError::SameServer { node: other }) = node.error {
@@ -107,7 +107,7 @@ impl Quorum {
         Ok(())
     }
 
-    /// Describes a lock on `key`. The key is any bytes, and names the same key on every node.
+    /// Describes a lock on `key`, which may be any bytes and is the same on every node.
     pub fn lock(&self, key: impl AsRef<[u8]>) -> LockBuilder {
         self.lock_all([key])
     }
@@ -130,11 +130,12 @@ impl Quorum {
         LockBuilder::new(Arc::clone(&self.shared), keys.into_iter().collect())
     }
 
-    /// Describes a lock on one of these keys, at most 64: on the first that becomes free.
+    /// Describes a lock on one of up to 64 keys: on the first that becomes free.
     ///
     /// Use it to take one of several resources that do the same work.
-    /// [`Lock::key`](crate::Lock::key) says which. The lock is an ordinary lock of that key, and
-    /// excludes every other lock on it. All clients should name the same keys, in any order.
+    /// [`Lock::key`](crate::Lock::key) returns the key that was locked. The lock is an ordinary
+    /// lock on that key, and excludes every other lock on it. All clients should name the same
+    /// keys, in any order.
     ///
     /// ```no_run
     /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
@@ -144,20 +145,22 @@ impl Quorum {
     /// # }
     /// ```
     pub fn lock_any<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> LockBuilder {
-        LockBuilder::of(Kind::Any, Arc::clone(&self.shared), keys.into_iter().collect())
+        LockBuilder::with_kind(Kind::Any, Arc::clone(&self.shared), keys.into_iter().collect())
     }
 
-    /// Describes a permit of a semaphore: at most `permits` of them are held at a time, 1 to 64.
+    /// Describes a permit of a semaphore, of which `permits` (1 to 64) may be held at a time.
     ///
-    /// A permit is an ordinary lock, with a deadline, a majority and a fence of its own: on one of
-    /// the keys `name:00`, `name:01` and so on, its [slot](crate::Lock::slot). A holder that dies
-    /// loses it by its deadline. Fences grow for each slot, and say nothing about those of other
-    /// slots. All clients must use the same number: one with a larger number admits so many. A
-    /// client that finds the semaphore full looks for [such a client](Self::larger_permits), and
-    /// warns.
+    /// A permit is an ordinary lock on one of the keys `name:00`, `name:01` and so on, its
+    /// [slot](crate::Lock::slot). It has its own deadline, majority and fence. A holder that dies
+    /// loses its permit by the deadline. Fences grow for each slot, and those of different slots
+    /// are unrelated.
     ///
-    /// A call asks for a slot that is likely free. When that is taken, it waits on one node for any
-    /// of them, in the order of arrival.
+    /// All clients must use the same number of permits: a client with a larger number admits that
+    /// many holders. A client that finds the semaphore full checks whether [another client uses a
+    /// larger number](Self::larger_permits), and warns.
+    ///
+    /// A call first requests a slot that is likely free. If that slot is taken, the call waits on
+    /// one node for any slot. Waiters are served in the order of arrival.
     ///
     /// ```no_run
     /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
@@ -168,7 +171,7 @@ impl Quorum {
     /// ```
     pub fn semaphore(&self, name: impl AsRef<[u8]>, permits: usize) -> LockBuilder {
         let keys = (0..permits.min(PERMITS_MAX)).map(|slot| slot_key(name.as_ref(), slot));
-        LockBuilder::of(Kind::Permits(permits), Arc::clone(&self.shared), keys.collect())
+        LockBuilder::with_kind(Kind::Permits(permits), Arc::clone(&self.shared), keys.collect())
     }
 
     /// Attaches a lock that another process [detached](crate::Lock::detach), with the same ttl.
@@ -176,8 +179,8 @@ impl Quorum {
     /// [`LockBuilder::attach`] has other options.
     ///
     /// # Errors
-    /// [`AttachError`]. The text cannot be used again, since nodes that granted the attachment have
-    /// released the lock.
+    /// [`AttachError`]. The detached lock cannot be attached again, since nodes that granted the
+    /// attachment release it.
     ///
     /// # Cancel safety
     /// Dropping the future releases the lock in the background on nodes that granted the
@@ -208,7 +211,7 @@ impl Quorum {
         let (spec, token) = (Arc::new(spec), detached.token());
         let release = self.shared.with_context(|ctx| Release::everywhere(token, &spec, ctx));
         let releasing = Releasing::new(&self.shared, release);
-        match releasing.finish_in_background().await {
+        match releasing.wait_for_verdict().await {
             (Some(ReleaseVerdict::Released), _) => Ok(Released::Released),
             (Some(ReleaseVerdict::AlreadyOver), _) => Ok(Released::AlreadyOver),
             (Some(ReleaseVerdict::Unconfirmed) | None, answers) => {
@@ -272,18 +275,18 @@ impl Quorum {
             return Err(InspectError::NoAnswer { nodes: self.shared.report(answers.iter()) });
         }
         let state = summarize(self.shared.fleet.majority, &leases);
-        Ok(self.name(state, leases))
+        Ok(self.name_nodes(state, leases))
     }
 
-    /// [Inspects](Self::inspect) the keys of a [semaphore](Self::semaphore): all 64 that it may
-    /// have, from slot 0.
+    /// [Inspects](Self::inspect) all 64 keys that a [semaphore](Self::semaphore) may have, from
+    /// slot 0.
     ///
-    /// The slots from the number of permits on are free, and nothing waits for them, unless a
-    /// client uses a larger number. A client that waits for a permit is in the queue of every slot
-    /// that it accepts.
+    /// Slots beyond the number of permits are free and have no waiters, unless a client uses a
+    /// larger number. A client that waits for a permit is in the queue of every slot that it
+    /// accepts.
     ///
     /// # Errors
-    /// [`InspectError::NoAnswer`] when no node answers for a slot.
+    /// [`InspectError::NoAnswer`] when no node answers about one of the slots.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -300,21 +303,23 @@ impl Quorum {
         slots.buffered(SLOTS_INSPECTED_AT_ONCE).try_collect().await
     }
 
-    /// The number of permits that another client of a [semaphore](Self::semaphore) uses at least,
-    /// if it is larger than `permits`: it holds a further slot, or waits for one.
+    /// Checks whether another client of a [semaphore](Self::semaphore) uses more than `permits`.
     ///
-    /// A client looks by itself when it finds a semaphore full, once a minute at most, and warns
-    /// with `tracing`. A smaller number is not noticed: it does no harm. One pipeline to each node
-    /// asks about all slots.
+    /// Returns the smallest number of permits that this client can use, given the last slot that is
+    /// held or waited for. Returns `None` if no node reports such a slot beyond `permits`. A
+    /// smaller number does no harm, and is not detected.
+    ///
+    /// A client that finds a semaphore full makes this check by itself, once a minute at most, and
+    /// warns with `tracing`. The check sends one pipeline to each node.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub async fn larger_permits(&self, name: impl AsRef<[u8]>, permits: usize) -> Option<usize> {
-        slots::larger(&self.shared, name.as_ref(), permits).await
+        slots::larger_permits(&self.shared, name.as_ref(), permits).await
     }
 
     /// The answers with the names of the nodes.
-    fn name(
+    fn name_nodes(
         &self,
         state: LockState,
         leases: Vec<Result<Option<LeaseInfo>, NodeError>>,
@@ -325,17 +330,17 @@ impl Quorum {
         Inspection { state, nodes: nodes.collect() }
     }
 
-    /// Takes the lock on `key` back from its holder, on all nodes. For operators.
+    /// Revokes the lock on `key` on all nodes, so that its holder can no longer extend it. For
+    /// operators.
     ///
-    /// The holder can no longer extend the lock. The key stays taken until the lock's deadline, on
-    /// which the holder relies, so that no two hold it; the holder may release it earlier. A lock
-    /// of several keys is revoked on all of them. Waiters stay in their queues: the first of them
-    /// acquires the lock when it is over.
+    /// The key stays taken until the lock's deadline, because the holder relies on it. The holder
+    /// may release the lock earlier. A lock of several keys is revoked on all of them. Waiters stay
+    /// in their queues, and the first of them acquires the key when the revoked lock has ended.
     ///
-    /// Returns when each node has answered, or its time limit is over: 500 ms, or that of a lock
-    /// with a ttl of 10 s where this is longer. [`Revocation::report`] sums up the answers, and
-    /// says how long the lock may last. [`Revocation::ended`] waits for its end, and asks silent
-    /// nodes again.
+    /// Returns when each node has answered or its time limit has passed. The limit is 500 ms, or
+    /// that of a lock with a ttl of 10 s if this is longer. [`Revocation::report`] sums up the
+    /// answers, and says how long the lock may last. [`Revocation::ended`] waits for the end of the
+    /// lock, and asks silent nodes again.
     ///
     /// The user needs the permission for `LOCK.REVOKE`, `LOCK.INSPECT` and `INFO` on every node.
     ///
@@ -354,11 +359,11 @@ impl Quorum {
     /// ```
     ///
     /// # Errors
-    /// [`RevokeError::NoAnswer`] when no node answers. A minority of answers is no error but a
-    /// [state](crate::RevocationState::Unknown).
+    /// [`RevokeError::NoAnswer`] when no node answers. If only a minority answers, the call
+    /// succeeds with the state [`Unknown`](crate::RevocationState::Unknown).
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the lock revoked on some nodes, or on all of them.
+    /// Dropping the future may leave the lock revoked on some or all nodes.
     pub async fn revoke(&self, key: impl AsRef<[u8]>) -> Result<Revocation, RevokeError> {
         self.begin_revocation(key.as_ref(), RevokeMode::AtDeadline).await
     }
@@ -366,17 +371,18 @@ impl Quorum {
     /// Ends the lock on `key` at once, on all nodes. For operators, and for a holder that is known
     /// to be dead.
     ///
-    /// **A holder that is alive may run on beside the next one**, until its validity is over or it
-    /// tries to extend the lock.
+    /// **A holder that is still alive may continue its work while the next holder has the lock**,
+    /// until its validity ends or it tries to extend the lock.
     /// [`RevocationReport::remaining`](crate::RevocationReport::remaining) says for how long.
-    /// Otherwise this is the same as [`revoke`](Self::revoke): the lock is first revoked on all
-    /// nodes and then ended, so that no node is given the lock again meanwhile.
+    ///
+    /// Otherwise this is the same as [`revoke`](Self::revoke). The lock is first revoked on all
+    /// nodes and then ended, so that no repair restores it in between.
     ///
     /// # Errors
     /// [`RevokeError::NoAnswer`] when no node answers.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the lock revoked or ended on some nodes, or on all of them.
+    /// Dropping the future may leave the lock revoked or ended on some or all nodes.
     pub async fn revoke_now(&self, key: impl AsRef<[u8]>) -> Result<Revocation, RevokeError> {
         self.begin_revocation(key.as_ref(), RevokeMode::Now).await
     }
@@ -401,16 +407,18 @@ impl Quorum {
         }
     }
 
-    /// Lists the locks of all nodes whose keys match `pattern`, as [`inspect`](Self::inspect) shows
-    /// them: the first `limit` in the order of their keys, and 100,000 at most. For operators.
+    /// Lists the locks on all nodes whose keys match `pattern`. For operators.
     ///
-    /// The pattern is that of `SCAN`: `*`, `?`, `[a-c]`, `[^a-c]` and `\`, at most 255 bytes. Keys
-    /// that other programs wrote with `SET` are not listed. The list is no snapshot: a lock that is
-    /// acquired or released meanwhile may be listed for some nodes only. One that is held from
-    /// beginning to end is listed.
+    /// The list has the first `limit` locks in the order of their keys, and 100,000 at most. It
+    /// shows each lock as [`inspect`](Self::inspect) does. The pattern is that of `SCAN`: `*`, `?`,
+    /// `[a-c]`, `[^a-c]` and `\`, at most 255 bytes. Keys that other programs wrote with `SET` are
+    /// not listed.
     ///
-    /// Each node is asked for a bounded number of locks at a time, and has 2.5 s for each of these
-    /// answers. The memory of the list is bounded by `limit`.
+    /// The list is no snapshot. A lock that is acquired or released meanwhile may be listed for
+    /// some nodes only. A lock that is held from beginning to end is listed.
+    ///
+    /// The client asks each node for a bounded number of locks at a time, and waits up to 2.5 s for
+    /// each answer. `limit` bounds the memory of the list.
     ///
     /// # Errors
     /// [`ScanError::NoAnswer`] when no node lists its locks.
@@ -432,8 +440,10 @@ impl Quorum {
         let nodes = self.shared.nodes.iter().map(|node| node.name.to_string()).zip(failures);
         let (is_truncated, nodes) = (listing.is_truncated(), nodes.collect());
         let locks = listing.merge(self.shared.fleet.majority).into_iter();
-        let locks =
-            locks.map(|lock| ListedLock { key: lock.key, lock: self.name(lock.state, lock.nodes) });
+        let locks = locks.map(|lock| ListedLock {
+            key: lock.key,
+            lock: self.name_nodes(lock.state, lock.nodes),
+        });
         Ok(LockList { locks: locks.collect(), is_truncated, nodes })
     }
 

@@ -31,7 +31,7 @@ use crate::{ConnectError, Quorum};
 #[derive(Clone)]
 #[must_use = "nothing is connected until connect is called"]
 pub struct QuorumBuilder {
-    nodes: Vec<Named>,
+    nodes: Vec<NodeSource>,
     #[cfg(feature = "tls")]
     root_certificates: Option<Vec<u8>>,
     #[cfg(feature = "tls")]
@@ -43,7 +43,7 @@ pub struct QuorumBuilder {
 
 /// How a node was specified.
 #[derive(Clone)]
-enum Named {
+enum NodeSource {
     Url(String),
     Client(Box<Client>),
 }
@@ -64,27 +64,29 @@ impl QuorumBuilder {
 
     /// Adds a node: see [`Quorum::connect`].
     pub fn node(mut self, url: impl AsRef<str>) -> Self {
-        self.nodes.push(Named::Url(url.as_ref().to_owned()));
+        self.nodes.push(NodeSource::Url(url.as_ref().to_owned()));
         self
     }
 
     /// Adds nodes: see [`Quorum::connect`].
     pub fn nodes<U: AsRef<str>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
-        self.nodes.extend(urls.into_iter().map(|url| Named::Url(url.as_ref().to_owned())));
+        self.nodes.extend(urls.into_iter().map(|url| NodeSource::Url(url.as_ref().to_owned())));
         self
     }
 
     /// Adds the node of a redis-rs client.
     ///
-    /// The quorum opens its own connections with it: one for all locks, and one for each wait.
+    /// The quorum opens its own connections with the client's settings: one for all locks, and one
+    /// for each wait.
     pub fn redis_client(mut self, client: Client) -> Self {
-        self.nodes.push(Named::Client(Box::new(client)));
+        self.nodes.push(NodeSource::Client(Box::new(client)));
         self
     }
 
-    /// The root certificates of the `rediss://` nodes, in PEM. Default: the roots of the system.
+    /// The root certificates for `rediss://` nodes, in PEM. Default: the roots of the system.
     ///
-    /// The environment variable `SSL_CERT_FILE` names another file of roots.
+    /// The environment variable `SSL_CERT_FILE` replaces the roots of the system by those in a
+    /// file.
     #[cfg(feature = "tls")]
     pub fn root_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.root_certificates = Some(pem.into());
@@ -109,7 +111,7 @@ impl QuorumBuilder {
     ///
     /// Applies to all locks that do not set
     /// [`LockBuilder::node_timeout`](crate::LockBuilder::node_timeout), which describes the
-    /// default. For a lock with a short ttl, the limit is a quarter of the ttl.
+    /// default. The limit for a lock is at most a quarter of its ttl.
     pub fn node_timeout(mut self, limit: Duration) -> Self {
         self.node_timeout = Some(limit);
         self
@@ -117,8 +119,9 @@ impl QuorumBuilder {
 
     /// How long [`connect`](Self::connect) waits for a majority. Default: 5 s.
     ///
-    /// It returns then all the same, and the client keeps trying to reach the nodes. With a short
-    /// limit, a first call may find that too few nodes are connected.
+    /// After that time `connect` returns without a majority, and the client keeps trying to reach
+    /// the nodes. With a short limit, the first call for a lock may find that too few nodes are
+    /// connected.
     pub fn connect_timeout(mut self, limit: Duration) -> Self {
         self.connect_timeout = limit;
         self
@@ -142,10 +145,10 @@ impl QuorumBuilder {
         Quorum::start(nodes, self.set, self.node_timeout, self.connect_timeout).await
     }
 
-    fn open(&self, node: &Named) -> Result<NodeInfo, ConnectError> {
+    fn open(&self, node: &NodeSource) -> Result<NodeInfo, ConnectError> {
         let endpoint = match node {
-            Named::Client(client) => Endpoint::of_client(client),
-            Named::Url(url) => {
+            NodeSource::Client(client) => Endpoint::of_client(client),
+            NodeSource::Url(url) => {
                 let invalid = |reason: String| ConnectError::InvalidUrl {
                     url: without_password(url),
                     reason,
@@ -184,7 +187,7 @@ impl QuorumBuilder {
     }
 
     #[cfg(not(feature = "tls"))]
-    #[expect(clippy::unused_self, reason = "with the feature `tls` it has the certificates")]
+    #[expect(clippy::unused_self, reason = "with the feature `tls`, `self` has the certificates")]
     fn open_client(&self, info: ConnectionInfo) -> RedisResult<Client> {
         Client::open(info)
     }
@@ -192,16 +195,16 @@ impl QuorumBuilder {
 
 impl fmt::Debug for QuorumBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = |node: &Named| match node {
-            Named::Url(url) => without_password(url),
-            Named::Client(_) => "a client of redis-rs".to_owned(),
+        let name = |node: &NodeSource| match node {
+            NodeSource::Url(url) => without_password(url),
+            NodeSource::Client(_) => "a client of redis-rs".to_owned(),
         };
         let nodes: Vec<_> = self.nodes.iter().map(name).collect();
         f.debug_struct("QuorumBuilder").field("nodes", &nodes).finish_non_exhaustive()
     }
 }
 
-/// Why this kind of node is refused.
+/// Why this kind of node is not supported; `None` if it is.
 fn unsupported(url: &str) -> Option<&'static str> {
     let scheme = url.split("://").next().unwrap_or_default();
     if scheme.contains("sentinel") {
@@ -215,7 +218,8 @@ fn unsupported(url: &str) -> Option<&'static str> {
     )
 }
 
-/// Chooses a cryptography provider, unless the program did. Without one, connecting panics.
+/// Chooses a cryptography provider, unless the program has chosen one. Without one, connecting
+/// panics.
 #[cfg(feature = "tls")]
 fn choose_cryptography() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {

@@ -5,43 +5,43 @@ pub use quorlock_core::client::{NodeRevocation, RevocationState};
 use crate::clock;
 use crate::driver::Revoking;
 
-/// A lock that is being taken back from its holder: see [`Quorum::revoke`](crate::Quorum::revoke).
+/// The revocation of a lock: see [`Quorum::revoke`](crate::Quorum::revoke).
 ///
 /// Nodes that did not answer are asked again while [`changed`](Self::changed) or
-/// [`ended`](Self::ended) is awaited. Dropping it asks no node any more. What the nodes have
-/// revoked stays revoked.
+/// [`ended`](Self::ended) is awaited. After a revocation is dropped, no node is asked again, and
+/// the lock stays revoked on the nodes that have revoked it.
 #[must_use = "nodes that did not answer are asked again only while this is awaited"]
 pub struct Revocation {
     pub(crate) revoking: Revoking,
 }
 
-/// How far a revocation is.
+/// The progress of a revocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RevocationReport {
-    /// What the nodes' answers amount to.
+    /// The state of the revocation, according to the answers of the nodes.
     pub state: RevocationState,
-    /// How much longer the lock, or what its holder does under it, may last, as far as the nodes
-    /// that answered know. That is the longest time in the state
-    /// [`Revoked`](RevocationState::Revoked). In the states `Unknown` and `Unconfirmed` the holder
-    /// may extend the lock.
+    /// How much longer the holder may rely on the lock, as far as the nodes that answered know.
+    ///
+    /// In the state [`Revoked`](RevocationState::Revoked) this is the longest possible time. In the
+    /// states `Unknown` and `Unconfirmed`, the holder may still extend the lock.
     pub remaining: Duration,
     /// The answer of each node, in the order in which the nodes were named.
     pub nodes: Vec<RevokedNode>,
 }
 
-/// What a revocation came to on one node.
+/// The result of a revocation on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RevokedNode {
     /// The node's address.
     pub node: String,
-    /// What became of the lock there.
+    /// The result on this node.
     pub result: NodeRevocation,
 }
 
 impl Revocation {
-    /// How far it is.
+    /// Returns the progress of the revocation.
     pub fn report(&self) -> RevocationReport {
         let machine = &self.revoking.machine;
         let named = self.revoking.shared.nodes.iter().zip(machine.nodes());
@@ -56,8 +56,10 @@ impl Revocation {
         }
     }
 
-    /// Waits until a node has answered again, or the lock has ended: once a quarter of a second, or
-    /// more often.
+    /// Waits until the report may have changed: a node has answered again, or the lock has ended.
+    ///
+    /// Returns at once if the lock is over, and otherwise about every quarter of a second or
+    /// sooner.
     ///
     /// # Cancel safety
     /// Dropping the future loses no answer.
@@ -69,9 +71,9 @@ impl Revocation {
 
     /// Waits until the lock is over: released, ended by its deadline, or ended at once.
     ///
-    /// It is over by [`RevocationReport::remaining`] if the state is
-    /// [`Revoked`](RevocationState::Revoked). In other states this may take as long as the holder
-    /// extends the lock: use a time-out.
+    /// In the state [`Revoked`](RevocationState::Revoked), the lock is over after
+    /// [`RevocationReport::remaining`] at the latest. In other states, the holder may keep
+    /// extending the lock: use a timeout.
     ///
     /// # Cancel safety
     /// Dropping the future loses no answer.

@@ -18,7 +18,7 @@ where
         let mut work = pin!(work(watch.clone()));
         let mut ended = pin!(watch.ended());
         poll_fn(|cx| {
-            // Timers come late to a process that was paused: the clock is read before each poll.
+            // Timers fire late in a process that was paused, so each poll reads the clock first.
             if let Err(end) = watch.remaining_or_end() {
                 return Poll::Ready(Err(end));
             }
@@ -41,8 +41,8 @@ where
     }
 }
 
-/// Releases a lock when the work under it is finished. Only a lock that was held until now
-/// protected the work.
+/// Releases a lock after the work under it. Returns the loss if the lock was not held until now, so
+/// that it did not protect the whole work.
 pub(crate) async fn finish(lock: Lock) -> Result<(), LostError> {
     if let Some(lost) = lock.loss() {
         return Err(lost);
@@ -50,8 +50,8 @@ pub(crate) async fn finish(lock: Lock) -> Result<(), LostError> {
     let watch = lock.watch();
     match lock.release().await {
         Ok(Released::AlreadyOver) => Err(LostError::Ended { nodes: watch.report() }),
-        // The lock was held by this machine's clocks, which is what counts. The release continues
-        // in the background.
+        // By this machine's clocks the lock was held, and they decide. A release that is not
+        // confirmed continues in the background.
         Ok(Released::Released) | Err(_) => Ok(()),
     }
 }

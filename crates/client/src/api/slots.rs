@@ -1,8 +1,8 @@
-//! The slots of a semaphore: their keys, and who uses more of them than this client.
+//! The slots of a semaphore: their keys, and the check for clients that use more of them.
 
 use crate::driver::{self, Shared};
 
-/// How many permits a semaphore has at most: as many as `LOCK.ACQUIREANY` has keys.
+/// The maximum number of permits of a semaphore: the maximum number of keys of `LOCK.ACQUIREANY`.
 pub(crate) const PERMITS_MAX: usize = 64;
 
 /// The key of a slot of a semaphore.
@@ -10,13 +10,13 @@ pub(crate) fn slot_key(name: &[u8], slot: usize) -> Vec<u8> {
     [name, format!(":{slot:02}").as_bytes()].concat()
 }
 
-/// The name of the semaphore whose first slot this is.
+/// The name of the semaphore whose first slot has this key.
 pub(crate) fn name_of(first: &[u8]) -> Option<&[u8]> {
     first.strip_suffix(b":00")
 }
 
-/// The number of permits that some client uses at least, if that is larger.
-pub(crate) async fn larger(shared: &Shared, name: &[u8], permits: usize) -> Option<usize> {
+/// See [`crate::Quorum::larger_permits`].
+pub(crate) async fn larger_permits(shared: &Shared, name: &[u8], permits: usize) -> Option<usize> {
     let further: Vec<_> = (permits..PERMITS_MAX).map(|slot| slot_key(name, slot)).collect();
     if further.is_empty() {
         return None;

@@ -21,7 +21,8 @@ impl LockWatch {
         Self { lock }
     }
 
-    /// The locked key; of [several](crate::Quorum::lock_all) the first in byte order.
+    /// The locked key. For a lock of [several keys](crate::Quorum::lock_all), the first one in byte
+    /// order.
     pub fn key(&self) -> &[u8] {
         self.lock.spec.keys.first()
     }
@@ -53,8 +54,8 @@ impl LockWatch {
 
     /// Waits until the lock is lost, and returns why.
     ///
-    /// Returns at the deadline at the latest. Never returns for a lock that was released: see
-    /// [`ended`](Self::ended).
+    /// Returns at the deadline at the latest. Never returns for a lock that was released, dropped
+    /// or detached: see [`ended`](Self::ended).
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -75,8 +76,7 @@ impl LockWatch {
         self.lock.ended().await
     }
 
-    /// What is left of it; or how it has ended: the loss, or `None` when it was released or
-    /// detached.
+    /// Returns the validity that is left, or how the lock ended, as [`ended`](Self::ended) does.
     pub(crate) fn remaining_or_end(&self) -> Result<Duration, Option<LostError>> {
         self.lock.end()
     }

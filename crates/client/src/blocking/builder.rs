@@ -2,7 +2,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::quorum::Closing;
+use super::quorum::QuorumThread;
 use super::{Lock, LockWatch, Quorum};
 use crate::{AcquireError, AttachError, ConnectError, DetachedLock, RunError};
 
@@ -78,11 +78,11 @@ impl QuorumBuilder {
 #[must_use = "a builder locks nothing: call acquire or try_acquire"]
 pub struct LockBuilder {
     builder: crate::LockBuilder,
-    thread: Arc<Closing>,
+    thread: Arc<QuorumThread>,
 }
 
 impl LockBuilder {
-    pub(super) fn new(builder: crate::LockBuilder, thread: Arc<Closing>) -> Self {
+    pub(super) fn new(builder: crate::LockBuilder, thread: Arc<QuorumThread>) -> Self {
         Self { builder, thread }
     }
 
@@ -96,7 +96,7 @@ impl LockBuilder {
         Self { builder: self.builder.ttl(ttl), ..self }
     }
 
-    /// How long [`acquire`](Self::acquire) waits in all: see [`crate::LockBuilder::wait`].
+    /// How long [`acquire`](Self::acquire) waits in total: see [`crate::LockBuilder::wait`].
     pub fn wait(self, wait: Duration) -> Self {
         Self { builder: self.builder.wait(wait), ..self }
     }
@@ -136,8 +136,8 @@ impl LockBuilder {
     /// [`crate::LockBuilder::acquire`].
     ///
     /// # Errors
-    /// [`AcquireError::TimedOut`] when other clients held the lock until the end. Otherwise the
-    /// errors of [`try_acquire`](Self::try_acquire).
+    /// [`AcquireError::TimedOut`] when other clients held the lock until the end of the wait.
+    /// Otherwise the errors of [`try_acquire`](Self::try_acquire).
     pub fn acquire(&self) -> Result<Lock, AcquireError> {
         let builder = self.builder.clone();
         let lock = self.thread.thread.block_on(async move { builder.acquire().await })?;
@@ -147,7 +147,7 @@ impl LockBuilder {
     /// [Acquires](Self::acquire) the lock, runs `work` under it on this thread, and releases it.
     ///
     /// The lock is renewed until the work is finished, up to [`max_hold`](Self::max_hold). A loss
-    /// does not stop the work. Before each step that needs the lock, the work checks that
+    /// does not stop the work. Before each step that needs the lock, the work must check that
     /// [`LockWatch::remaining`] is long enough.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use quorlock_core::Fence;
 
-use super::quorum::Closing;
+use super::quorum::QuorumThread;
 use crate::{Coverage, DetachedLock, ExtendError, LostError, Ownership, ReleaseError, Released};
 
 /// A held lock: a [`crate::Lock`] whose calls block.
@@ -13,22 +13,23 @@ use crate::{Coverage, DetachedLock, ExtendError, LostError, Ownership, ReleaseEr
 #[must_use = "a lock that is dropped is released"]
 pub struct Lock {
     lock: crate::Lock,
-    thread: Arc<Closing>,
+    thread: Arc<QuorumThread>,
 }
 
-/// A view of a lock, which cannot end it: a [`crate::LockWatch`] whose calls block. Cheap to clone.
+/// A view of a lock that cannot end the lock: a [`crate::LockWatch`] whose calls block. Cheap to
+/// clone.
 #[derive(Clone)]
 pub struct LockWatch {
     watch: crate::LockWatch,
-    thread: Arc<Closing>,
+    thread: Arc<QuorumThread>,
 }
 
 impl Lock {
-    pub(super) fn new(lock: crate::Lock, thread: Arc<Closing>) -> Self {
+    pub(super) fn new(lock: crate::Lock, thread: Arc<QuorumThread>) -> Self {
         Self { lock, thread }
     }
 
-    /// The locked key; of several the first in byte order.
+    /// The locked key: see [`crate::Lock::key`].
     pub fn key(&self) -> &[u8] {
         self.lock.key()
     }
@@ -123,7 +124,7 @@ impl Lock {
 }
 
 impl LockWatch {
-    /// The locked key; of several the first in byte order.
+    /// The locked key: see [`crate::LockWatch::key`].
     pub fn key(&self) -> &[u8] {
         self.watch.key()
     }

@@ -16,8 +16,8 @@
 //! ```
 //!
 //! Each [`Quorum`] has one thread, which keeps the connections and renews the locks. The API also
-//! works inside a program that uses tokio. A call then blocks its thread, as any blocking call
-//! does, and does not panic.
+//! works inside a program that uses tokio: a call does not panic there, and blocks its thread as
+//! any blocking call does.
 
 mod builder;
 mod lock;

@@ -12,15 +12,15 @@ use crate::{
 /// Independent masters that together grant locks: a [`crate::Quorum`] whose calls block.
 ///
 /// Cheap to clone. All clones share their connections and their thread. After the last clone and
-/// the last lock are dropped, the thread finishes the releases in the background, and ends.
+/// the last lock are dropped, the thread finishes the background releases and ends.
 #[derive(Clone)]
 pub struct Quorum {
     quorum: crate::Quorum,
-    thread: Arc<Closing>,
+    thread: Arc<QuorumThread>,
 }
 
-/// The thread of a quorum. Dropping this finishes the releases in the background.
-pub(super) struct Closing {
+/// The thread of a quorum. When this is dropped, the thread finishes the background releases.
+pub(super) struct QuorumThread {
     pub(super) thread: Thread,
     quorum: crate::Quorum,
 }
@@ -31,7 +31,7 @@ impl Quorum {
     ) -> Result<Self, ConnectError> {
         let thread = Thread::start().map_err(|source| ConnectError::NoThread { source })?;
         let quorum = thread.block_on(connecting)?;
-        Ok(Self { quorum: quorum.clone(), thread: Arc::new(Closing { thread, quorum }) })
+        Ok(Self { quorum: quorum.clone(), thread: Arc::new(QuorumThread { thread, quorum }) })
     }
 
     /// Connects to the masters: see [`crate::Quorum::connect`].
@@ -42,7 +42,7 @@ impl Quorum {
         Self::builder().nodes(urls).connect()
     }
 
-    /// Describes a quorum with more options: certificates and limits.
+    /// Describes a quorum with more options: certificates, limits, the name of the set.
     pub fn builder() -> QuorumBuilder {
         QuorumBuilder::new(crate::Quorum::builder())
     }
@@ -111,14 +111,14 @@ impl Quorum {
         self.thread.thread.block_on(async move { quorum.inspect_semaphore(name).await })
     }
 
-    /// The number of permits that another client uses at least, if it is larger: see
+    /// Checks whether another client of a semaphore uses more permits: see
     /// [`crate::Quorum::larger_permits`].
     pub fn larger_permits(&self, name: impl AsRef<[u8]>, permits: usize) -> Option<usize> {
         let (quorum, name) = (self.quorum.clone(), name.as_ref().to_vec());
         self.thread.thread.block_on(async move { quorum.larger_permits(name, permits).await })
     }
 
-    /// Takes the lock on `key` back from its holder: see [`crate::Quorum::revoke`].
+    /// Revokes the lock on `key`: see [`crate::Quorum::revoke`].
     ///
     /// # Errors
     /// [`RevokeError::NoAnswer`] when no node answers.
@@ -159,11 +159,11 @@ impl Quorum {
     }
 }
 
-impl Drop for Closing {
+impl Drop for QuorumThread {
     fn drop(&mut self) {
         let quorum = self.quorum.clone();
-        // Each release ends by the ttl of its lock.
-        self.thread.last(async move {
+        // This wait ends, since each release ends by the ttl of its lock.
+        self.thread.run_before_end(async move {
             let _ = quorum.flush(Duration::MAX).await;
         });
     }

@@ -3,21 +3,21 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::quorum::Closing;
+use super::quorum::QuorumThread;
 use crate::{RevocationReport, RevocationState};
 
-/// A lock that is being taken back from its holder: a [`crate::Revocation`] whose calls block.
+/// The revocation of a lock: a [`crate::Revocation`] whose calls block.
 ///
-/// Nodes that did not answer are asked again during [`ended`](Self::ended) only.
+/// Nodes that did not answer are asked again only during [`ended`](Self::ended).
 #[must_use = "nodes that did not answer are asked again only while this waits for the end"]
 pub struct Revocation {
-    /// Moves to the thread of the quorum during a call.
+    /// `None` during a call, which moves it to the thread of the quorum.
     revocation: Option<crate::Revocation>,
-    thread: Arc<Closing>,
+    thread: Arc<QuorumThread>,
 }
 
 impl Revocation {
-    pub(super) fn new(revocation: crate::Revocation, thread: Arc<Closing>) -> Self {
+    pub(super) fn new(revocation: crate::Revocation, thread: Arc<QuorumThread>) -> Self {
         Self { revocation: Some(revocation), thread }
     }
 

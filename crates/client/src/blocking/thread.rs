@@ -7,31 +7,31 @@ use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-/// A runtime on its own thread. It ends when this is dropped and the futures of [`Thread::last`]
-/// are done.
+/// A runtime on its own thread. The thread ends when this is dropped and the futures of
+/// [`Thread::run_before_end`] are done.
 pub(super) struct Thread {
     handle: Handle,
     /// Futures that the thread finishes before it ends.
-    last: TaskTracker,
+    tracker: TaskTracker,
     /// Ends the thread when it is dropped.
-    _needed: DropGuard,
+    _stop: DropGuard,
 }
 
 impl Thread {
     pub(super) fn start() -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let (handle, last, needed) =
+        let (handle, tracker, stop) =
             (runtime.handle().clone(), TaskTracker::new(), CancellationToken::new());
-        let (waiting, over) = (last.clone(), needed.clone());
-        // The thread owns the runtime. A caller inside tokio that dropped it would panic.
+        let (unfinished, stopped) = (tracker.clone(), stop.clone());
+        // The thread owns the runtime, since a caller inside tokio would panic when it drops it.
         thread::Builder::new().name("quorlock".into()).spawn(move || {
             runtime.block_on(async {
-                over.cancelled().await;
-                waiting.close();
-                waiting.wait().await;
+                stopped.cancelled().await;
+                unfinished.close();
+                unfinished.wait().await;
             });
         })?;
-        Ok(Self { handle, last, _needed: needed.drop_guard() })
+        Ok(Self { handle, tracker, _stop: stop.drop_guard() })
     }
 
     /// Runs a future on the thread, and blocks until it is done.
@@ -49,7 +49,7 @@ impl Thread {
     }
 
     /// Runs a future on the thread before the thread ends.
-    pub(super) fn last(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.last.spawn_on(work, &self.handle);
+    pub(super) fn run_before_end(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.tracker.spawn_on(work, &self.handle);
     }
 }

@@ -21,12 +21,12 @@ struct Call {
     machine: Acquire,
     in_flight: InFlight,
     wait: Option<Wait>,
-    /// The last request that was built. Most requests go to several nodes.
+    /// The last request that was encoded, since most requests go to several nodes.
     last_built: Option<(Request, Arc<Spec>, Outgoing)>,
     ended: bool,
 }
 
-/// A WAIT, or the connection for it.
+/// A WAIT, or the opening of its connection.
 pub(super) enum Wait {
     /// The connection is being opened.
     Opening(RequestId, BoxFuture<'static, Result<PooledConnection, NodeError>>),
@@ -40,7 +40,7 @@ enum WaitEvent {
     Answered(RequestId, Response),
 }
 
-/// Acquires a lock within `wait`, or without a limit.
+/// Acquires a lock within `wait`; `None` is no limit.
 pub(crate) async fn acquire(
     shared: &Arc<Shared>,
     spec: Spec,
@@ -51,7 +51,7 @@ pub(crate) async fn acquire(
         let spec = machine.spec();
         shared.queues.enter(spec.name(), spec.mode)
     });
-    // The machine is on the heap, because it is large, and moved more often than it is used.
+    // The call is on the heap, because it is large and is moved more often than it is used.
     Box::new(Call::new(shared, machine)).run(permit).await
 }
 
@@ -111,7 +111,7 @@ impl Call {
         outcome
     }
 
-    /// Of several keys, requests the one that is likely free first.
+    /// Of several keys, prefers one that is likely free.
     fn propose_slot(&mut self) {
         if let Some(keys) = &self.machine.spec().any {
             let slot = self.shared.queues.propose_slot(keys);

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use quorlock_core::Fence;
-use quorlock_core::client::{Grant, Hold, HoldAction, Mode, Send, Spec};
+use quorlock_core::client::{Grant, Hold, HoldAction, Mode, OutgoingRequest, Spec};
 use quorlock_core::quorum::{self, End, ExtensionVerdict, Moment, ReleaseVerdict};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::sleep;
@@ -17,11 +17,10 @@ use crate::{
     Coverage, Deadline, LostError, Nodes, Ownership, ReleaseError, Released, clock, telemetry,
 };
 
-/// How often a deadline is checked. Timers stand still while a machine sleeps, and a lock's time
-/// does not.
+/// How often a deadline is checked. Timers stop while a machine sleeps, and deadlines do not.
 const WAKE_CHECK_EVERY: Duration = Duration::from_millis(500);
 
-/// A held lock: shared by its handle, its watches, and the rounds that extend it.
+/// A held lock, which its handle, its watches and the rounds that extend it share.
 pub(crate) struct LockInner {
     /// A number that distinguishes the locks of one program.
     pub(crate) id: u64,
@@ -32,8 +31,8 @@ pub(crate) struct LockInner {
     /// Requests that were unanswered when the lock was granted. Their responses are read when the
     /// lock is next extended, released or reported, and those of a renewed lock at once.
     stragglers: Mutex<InFlight>,
-    /// Notifies the task that awaits the stragglers of a renewed lock that they were handled
-    /// elsewhere.
+    /// Tells the task that awaits the stragglers of a renewed lock that another task has handled
+    /// them.
     absorbed: Notify,
     /// Calls that wait for the verdict of a round.
     extending: Mutex<Vec<oneshot::Sender<ExtensionVerdict>>>,
@@ -74,11 +73,11 @@ impl LockInner {
         self.hold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls the machine and carries out its actions, except for requests, which it returns.
+    /// Calls the machine and carries out its actions. Returns the requests, which the caller sends.
     pub(super) fn with_hold<T>(
         self: &Arc<Self>,
         call: impl FnOnce(&mut Hold, &mut quorlock_core::client::Context<'_>) -> T,
-    ) -> (T, Vec<Send>) {
+    ) -> (T, Vec<OutgoingRequest>) {
         let mut sends = Vec::new();
         let (mut verdict, mut incomplete) = (None, false);
         let mut releases = Vec::new();
@@ -113,18 +112,18 @@ impl LockInner {
         (result, sends)
     }
 
-    /// Handles the answers to ACQUIRE that arrived after the grant.
+    /// Handles answers to ACQUIRE that arrived after the grant, and sends the requests that follow.
     pub(super) fn absorb_stragglers(self: &Arc<Self>) {
         for send in self.absorb_arrived() {
-            self.ask_straggler(&send);
+            self.repeat_acquire(&send);
         }
         if self.renewed.load(Ordering::Relaxed) {
             self.absorbed.notify_one();
         }
     }
 
-    /// The same. Returns the requests that follow.
-    fn absorb_arrived(self: &Arc<Self>) -> Vec<Send> {
+    /// Handles answers to ACQUIRE that arrived after the grant. Returns the requests that follow.
+    fn absorb_arrived(self: &Arc<Self>) -> Vec<OutgoingRequest> {
         let mut sends = Vec::new();
         loop {
             // The mutex is unlocked before the response is handled.
@@ -138,24 +137,24 @@ impl LockInner {
         self.stragglers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn absorb(self: &Arc<Self>, answered: &Answered) -> Vec<Send> {
+    fn absorb(self: &Arc<Self>, answered: &Answered) -> Vec<OutgoingRequest> {
         self.shared.sample(answered);
         let response = &answered.response;
         self.with_hold(|hold, ctx| hold.handle_response(answered.id, response, ctx)).1
     }
 
-    /// Asks a node again that refused the lock after it was won.
-    fn ask_straggler(&self, send: &Send) {
+    /// Repeats the ACQUIRE on a node that refused it after the lock was won.
+    fn repeat_acquire(&self, send: &OutgoingRequest) {
         let outgoing = Outgoing::new(&self.current_spec(), &send.request);
         self.shared.ask(&mut self.stragglers(), send.id, send.connection, outgoing);
     }
 
     /// Handles late answers to ACQUIRE of a renewed lock as they arrive, and repeats the ACQUIRE on
-    /// nodes that refused it. Ends with the lock.
+    /// nodes that refused it. Ends with the lock, or when no request is left.
     async fn await_stragglers(self: Arc<Self>) {
         let ended = self.changed.notified();
         tokio::pin!(ended);
-        // From here on no end is missed. An earlier end has left no requests.
+        // From here on no end is missed. After an earlier end, no request is left.
         ended.as_mut().enable();
         loop {
             let repeat_at = self.hold().repeat_at();
@@ -167,12 +166,12 @@ impl LockInner {
             tokio::select! {
                 Some(answered) = next, if !is_idle => {
                     for send in self.absorb(&answered) {
-                        self.ask_straggler(&send);
+                        self.repeat_acquire(&send);
                     }
                 }
                 () = sleep_until(repeat_at) => {
                     for send in self.with_hold(|hold, ctx| hold.repeat_refused(ctx)).1 {
-                        self.ask_straggler(&send);
+                        self.repeat_acquire(&send);
                     }
                 }
                 () = self.absorbed.notified() => {}
@@ -191,26 +190,27 @@ impl LockInner {
         }
         let extending =
             std::mem::take(&mut *self.extending.lock().unwrap_or_else(PoisonError::into_inner));
-        for tell in extending {
-            let _ = tell.send(verdict);
+        for call in extending {
+            let _ = call.send(verdict);
         }
     }
 
-    /// The deadline of the present round.
+    /// The deadline of the current round.
     pub(super) fn round_deadline(&self) -> Option<Moment> {
         self.hold().poll_timeout()
     }
 
     /// A receiver for the verdict of the next round that is decided.
     pub(super) fn next_verdict(&self) -> oneshot::Receiver<ExtensionVerdict> {
-        let (tell, told) = oneshot::channel();
-        self.extending.lock().unwrap_or_else(PoisonError::into_inner).push(tell);
-        told
+        let (call, verdict) = oneshot::channel();
+        self.extending.lock().unwrap_or_else(PoisonError::into_inner).push(call);
+        verdict
     }
 
     /// Whether the lock is held, and for how long. A released lock counts as lost.
     pub(crate) fn ownership(&self) -> quorum::Ownership {
-        // The clock is read first: a decision in between applies to a later moment.
+        // The clock is read before the mutex is locked: a decision in between applies to a later
+        // moment.
         let now = clock::now();
         self.hold().ownership(now)
     }
@@ -231,7 +231,7 @@ impl LockInner {
         }
     }
 
-    /// Returns the spec of the lock as it is now: its mode is the present mode of the machine.
+    /// Returns the spec of the lock with its current mode, which a downgrade changes.
     pub(super) fn current_spec(&self) -> Arc<Spec> {
         Arc::clone(self.hold().spec())
     }
@@ -256,7 +256,7 @@ impl LockInner {
         self.shared.report(self.hold().answers())
     }
 
-    /// Whether an extension could make the lock last longer. `Err` when it has ended.
+    /// Whether an extension could make the lock last longer. Fails if the lock has ended.
     pub(crate) fn is_extensible(self: &Arc<Self>) -> Result<bool, LostError> {
         let now = clock::now();
         match self.ownership() {
@@ -327,10 +327,9 @@ impl LockInner {
         self.shared.renewer.renew(self);
     }
 
-    /// Begins the release on all nodes. Returns the ownership before it, and the rest of the
-    /// release.
+    /// Begins the release on all nodes. Returns the ownership before the release, and the release.
     fn begin_release(self: &Arc<Self>) -> (quorum::Ownership, Releasing) {
-        // An ACQUIRE that follows would only be released again, so it is not sent.
+        // The requests that follow are not sent: an ACQUIRE would only be released again.
         self.absorb_arrived();
         let ((ownership, release), _) = self.with_hold(|hold, ctx| hold.release(ctx));
         let releasing = Releasing::new(&self.shared, release);
@@ -363,7 +362,7 @@ impl LockInner {
             telemetry::released(self, Some(Released::AlreadyOver));
             return Ok(Released::AlreadyOver);
         }
-        let (verdict, answers) = releasing.finish_in_background().await;
+        let (verdict, answers) = releasing.wait_for_verdict().await;
         let released = match verdict {
             Some(ReleaseVerdict::Released) => Ok(Released::Released),
             Some(ReleaseVerdict::AlreadyOver) => {
@@ -421,7 +420,7 @@ mod tests {
         let lock = quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
         let watch = lock.watch();
         let waiting = tokio::spawn(async move { watch.lost().await });
-        // The waiting task has set its timer before the host sleeps.
+        // The waiting task sets its timer before the machine sleeps.
         tokio::task::yield_now().await;
         sleep_through(Duration::from_secs(30));
         assert_eq!(lock.ownership(), Ownership::Lost);

@@ -11,13 +11,13 @@ use tokio::time::{Instant, timeout};
 use super::shared::Shared;
 use crate::transport::Connection;
 
-/// An inspection has no ttl. Each node has as much time as for a lock of the default ttl.
+/// The default ttl of a lock. An inspection has no ttl, and the time limits are those of this one.
 const TTL: Ttl = match Ttl::from_ms(10_000) {
     Ok(ttl) => ttl,
     Err(_) => panic!("10 s is a ttl"),
 };
 
-/// Inspects a key on each node, in the order in which the nodes were named.
+/// Inspects a key on all nodes. Returns the answers in the order in which the nodes were named.
 pub(crate) async fn inspect(
     shared: &Shared,
     key: &[u8],
@@ -30,7 +30,7 @@ pub(crate) async fn inspect(
     join_all(asking).await
 }
 
-/// The last of these keys that is taken or waited for on any node that answers.
+/// The index of the last of these keys that is taken or waited for on any node that answers.
 pub(crate) async fn last_in_use(shared: &Shared, keys: &[Vec<u8>]) -> Option<usize> {
     let routes = inspection_routes(&shared.view.load().topology);
     let asking = routes.into_iter().enumerate().map(async |(node, route)| {
@@ -41,7 +41,8 @@ pub(crate) async fn last_in_use(shared: &Shared, keys: &[Vec<u8>]) -> Option<usi
     join_all(asking).await.into_iter().flatten().max()
 }
 
-/// Asks a node through this connection, within its time limit, or `at_least` if that is longer.
+/// Asks a node through this connection, within the node's time limit or `at_least`, if that is
+/// longer.
 pub(super) async fn ask_in_time<T>(
     shared: &Shared,
     (node, number): (usize, u64),
@@ -66,8 +67,7 @@ pub(super) async fn ask_in_time<T>(
     answer
 }
 
-/// Lists the locks of all nodes whose keys match, the first `limit` of them in the order of their
-/// keys.
+/// Lists the locks on all nodes whose keys match: the first `limit` in the order of their keys.
 pub(crate) async fn scan(shared: &Shared, pattern: &[u8], limit: usize) -> Listing {
     let routes = inspection_routes(&shared.view.load().topology);
     let listing = Mutex::new(Listing::new(routes.len(), limit));

@@ -28,7 +28,7 @@ struct Supervisor {
     fleet: Arc<Fleet>,
     names: Vec<Arc<str>>,
     endpoints: Vec<Endpoint>,
-    /// Attempts to connect, by node and number.
+    /// Attempts to connect, by node and number of the connection.
     connecting: HashMap<(usize, u64), AbortOnDropHandle<()>>,
     connections: Vec<Option<Arc<Connection>>>,
     pings: JoinSet<()>,
@@ -119,7 +119,7 @@ impl Supervisor {
                 }
                 LinkAction::Ping { node, connection } => self.ping(node, connection),
                 LinkAction::Changed => changed = true,
-                LinkAction::Notice(notice) => self.notice(&notice),
+                LinkAction::Notice(notice) => self.log(&notice),
             }
         }
         if changed {
@@ -188,7 +188,7 @@ impl Supervisor {
         });
     }
 
-    fn notice(&self, notice: &Notice) {
+    fn log(&self, notice: &Notice) {
         match notice {
             Notice::Restarted { node } => tracing::warn!(
                 node = %self.names[*node],

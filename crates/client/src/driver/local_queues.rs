@@ -8,15 +8,15 @@ use tokio::time::Instant;
 
 use super::shared::SystemRandom;
 
-/// Into how many parts the keys are divided, so that calls for different locks rarely meet.
+/// The number of maps, each with its own mutex, so that calls for different locks rarely contend.
 const SHARDS: usize = 16;
 
-/// The calls of one program for the same lock. Only one of them at a time uses the network, or all
-/// calls for the shared lock at the head of the queue.
+/// The queues of a client's own calls, one for each lock. Only the call at the head of a queue uses
+/// the network, or all adjacent calls at the head that share the lock.
 ///
-/// Calls are for the same lock if they have the same set of keys. Calls whose locks only share some
-/// keys compete on the servers: if a call blocked the program's other calls for one key while it
-/// waits for another key, it could wait for one of them.
+/// Calls are for the same lock if they have the same set of keys. Calls that have only some keys in
+/// common compete on the servers. If they queued here, two of them could wait for each other: one
+/// for the turn of a key, the other for a lock on another key.
 pub(crate) struct LocalQueues {
     shards: [Mutex<HashMap<Keys, Queue>>; SHARDS],
     hasher: std::hash::RandomState,
@@ -29,8 +29,8 @@ struct Queue {
     contended: bool,
     /// Which slots the program holds, and which is likely free, for locks of one of several keys.
     slots: SlotMemory,
-    /// When it was last checked whether clients of a semaphore use different numbers of permits.
-    compared: Option<Instant>,
+    /// When the client last checked whether other clients use more permits of the semaphore.
+    permits_checked_at: Option<Instant>,
 }
 
 /// The permit of a call to use the network, or the call's place in the queue for one. Dropping this
@@ -90,14 +90,14 @@ impl LocalQueues {
         queue_of(&mut self.shard(keys), keys).slots.freed(slot);
     }
 
-    /// Whether it is time to compare the number of permits with that of other clients. If so, it
-    /// is not time again for a while.
-    pub(crate) fn compares_permits(&self, keys: &Keys, now: Instant) -> bool {
+    /// Returns whether a check for clients with more permits is due, and if so, records that it
+    /// begins now.
+    pub(crate) fn begin_permit_check(&self, keys: &Keys, now: Instant) -> bool {
         let mut shard = self.shard(keys);
-        let compared = &mut queue_of(&mut shard, keys).compared;
-        let is_due = compared.is_none_or(|last| now - last >= limits::COMPARE_PERMITS_EVERY);
+        let checked_at = &mut queue_of(&mut shard, keys).permits_checked_at;
+        let is_due = checked_at.is_none_or(|last| now - last >= limits::COMPARE_PERMITS_EVERY);
         if is_due {
-            *compared = Some(now);
+            *checked_at = Some(now);
         }
         is_due
     }
@@ -117,7 +117,7 @@ fn queue_of<'a>(shard: &'a mut HashMap<Keys, Queue>, keys: &Keys) -> &'a mut Que
         called: HashMap::new(),
         contended: false,
         slots: SlotMemory::default(),
-        compared: None,
+        permits_checked_at: None,
     })
 }
 
@@ -152,6 +152,7 @@ impl Drop for Permit {
             if let Some(called) = queue.places.give_up(*number) {
                 return queue.call(called);
             }
+            // The call had received the permit without noticing it.
         }
         let called = queue.places.leave();
         queue.call(called);
@@ -162,8 +163,7 @@ impl Queue {
     fn call(&mut self, numbers: Called) {
         for number in numbers {
             if let Some(call) = self.called.remove(&number) {
-                // The receiver lives until its call has left the queue, which takes the mutex of
-                // this queue.
+                // The receiver exists: its call leaves the queue only under the mutex of the queue.
                 let _ = call.send(());
             }
         }

@@ -1,5 +1,5 @@
-//! One loop for each machine of `quorlock_core::client`, which carries out the machine's actions
-//! with sockets, tasks and timers. All decisions are in the machines.
+//! One loop for each state machine of `quorlock_core::client`. The machines make all decisions, and
+//! the loops carry out their actions with sockets, tasks and timers.
 
 mod acquire;
 #[cfg(test)]

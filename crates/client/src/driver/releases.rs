@@ -1,6 +1,6 @@
-//! Releases in the background. Nodes answer almost all of them within moments, so that adding a
-//! release also reads the answers to earlier ones. One task for all locks of a client checks the
-//! rest. A release that is still open after that gets its own task.
+//! Releases in the background. Nodes answer almost all of them within a short time, so adding a
+//! release also reads the answers to some earlier ones. One task for all locks of a client checks
+//! the rest. A release that is still open at its second check gets its own task.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -20,8 +20,8 @@ use super::shared::Shared;
 use super::timers::reach;
 use crate::transport::{InFlight, Outgoing};
 
-/// How often the task checks open releases. A shorter interval would slow down all calls: a runtime
-/// with a timer that is due soon sets the processor's timer each time it waits for a node.
+/// How often the task checks open releases. A shorter interval would slow down all calls, because a
+/// runtime with a timer that is due soon sets the processor's timer each time it waits for a node.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 /// How many older releases are checked when one is added: more than one, so that their number
 /// falls.
@@ -55,9 +55,9 @@ impl Releasing {
         this
     }
 
-    /// Waits for the verdict. The rest continues in the background, also when the future is
+    /// Waits for the verdict. The release continues in the background, also when the future is
     /// dropped.
-    pub(crate) async fn finish_in_background(self) -> (Option<ReleaseVerdict>, Vec<Answer>) {
+    pub(crate) async fn wait_for_verdict(self) -> (Option<ReleaseVerdict>, Vec<Answer>) {
         struct FinishOnDrop(Option<Releasing>);
         impl Drop for FinishOnDrop {
             fn drop(&mut self) {
@@ -124,7 +124,7 @@ impl Releasing {
         }
     }
 
-    /// Continues in the background. Most likely there is little left to do.
+    /// Continues in the background, unless nothing is left to do.
     pub(crate) fn finish_later(mut self) {
         if self.advance() {
             return;
@@ -151,75 +151,75 @@ async fn wait_answer(wait: &mut Option<Wait>) -> (RequestId, Response) {
     }
 }
 
-/// The open releases, and the way to the task that checks them.
+/// The open releases, and the channel that wakes the task that checks them.
 pub(crate) struct Releases {
-    /// The releases are owned by the task: they hold the client, and must not outlive the runtime.
+    /// The task owns the releases, since they hold the client and must not outlive the runtime.
     open: Weak<Mutex<Open>>,
-    bell: mpsc::Sender<()>,
+    wake: mpsc::Sender<()>,
 }
 
 #[derive(Default)]
 struct Open {
     /// The open releases, in the order of their checks.
-    left: VecDeque<Left>,
+    releases: VecDeque<OpenRelease>,
     /// Whether the task was notified that there are open releases.
     is_watched: bool,
 }
 
-struct Left {
+struct OpenRelease {
     releasing: Releasing,
     /// Whether the task has checked the release once.
     is_checked: bool,
-    /// The tracker for which `flush` waits.
+    /// Makes `flush` wait for this release.
     _tracked: TaskTrackerToken,
 }
 
 impl Releases {
     /// Starts the task. It ends when the client is gone.
     pub(crate) fn start(runtime: &Handle) -> Self {
-        let (bell, rung) = mpsc::channel(1);
+        let (wake, woken) = mpsc::channel(1);
         let open = Arc::default();
-        let releases = Self { open: Arc::downgrade(&open), bell };
-        runtime.spawn(watch(open, rung));
+        let releases = Self { open: Arc::downgrade(&open), wake };
+        runtime.spawn(watch(open, woken));
         releases
     }
 
     fn add(&self, releasing: Releasing, tasks: &TaskTracker) {
         // The task has ended only if the runtime has.
         let Some(open) = self.open.upgrade() else { return };
-        self.put(&open, Left { releasing, is_checked: false, _tracked: tasks.token() });
-        let mut before: [Option<Left>; CHECKS_PER_ADD] = Default::default();
+        self.put(&open, OpenRelease { releasing, is_checked: false, _tracked: tasks.token() });
+        let mut oldest: [Option<OpenRelease>; CHECKS_PER_ADD] = Default::default();
         {
-            let left = &mut lock(&open).left;
+            let releases = &mut lock(&open).releases;
             // The release that was just added most likely has no answer yet.
-            let others = left.len().saturating_sub(1);
-            before.iter_mut().take(others).for_each(|place| *place = left.pop_front());
+            let others = releases.len().saturating_sub(1);
+            oldest.iter_mut().take(others).for_each(|place| *place = releases.pop_front());
         }
-        for mut left in before.into_iter().flatten() {
-            if !left.releasing.advance() {
-                self.put(&open, left);
+        for mut release in oldest.into_iter().flatten() {
+            if !release.releasing.advance() {
+                self.put(&open, release);
             }
         }
     }
 
-    /// Runs each open release in its own task, which ends as soon as it is answered.
+    /// Runs each open release in its own task, so that each ends as soon as it is answered.
     pub(crate) fn spawn_all(&self) {
         let Some(open) = self.open.upgrade() else { return };
-        let left = mem::take(&mut lock(&open).left);
-        for left in left {
-            left.releasing.spawn();
+        let releases = mem::take(&mut lock(&open).releases);
+        for release in releases {
+            release.releasing.spawn();
         }
     }
 
-    fn put(&self, open: &Mutex<Open>, left: Left) {
+    fn put(&self, open: &Mutex<Open>, release: OpenRelease) {
         let is_watched = {
             let mut open = lock(open);
-            open.left.push_back(left);
+            open.releases.push_back(release);
             mem::replace(&mut open.is_watched, true)
         };
         if !is_watched {
             // A full channel means that the task was notified already.
-            let _ = self.bell.try_send(());
+            let _ = self.wake.try_send(());
         }
     }
 }
@@ -228,8 +228,8 @@ fn lock(open: &Mutex<Open>) -> MutexGuard<'_, Open> {
     open.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn watch(open: Arc<Mutex<Open>>, mut rung: mpsc::Receiver<()>) {
-    while rung.recv().await.is_some() {
+async fn watch(open: Arc<Mutex<Open>>, mut woken: mpsc::Receiver<()>) {
+    while woken.recv().await.is_some() {
         while has_open(&open) {
             sleep(CHECK_EVERY).await;
             check_all(&open);
@@ -240,20 +240,20 @@ async fn watch(open: Arc<Mutex<Open>>, mut rung: mpsc::Receiver<()>) {
 /// Returns whether a release is open. If none is, the next one notifies the task.
 fn has_open(open: &Mutex<Open>) -> bool {
     let mut open = lock(open);
-    open.is_watched = !open.left.is_empty();
+    open.is_watched = !open.releases.is_empty();
     open.is_watched
 }
 
 fn check_all(open: &Mutex<Open>) {
-    let all = mem::take(&mut lock(open).left);
-    for mut left in all {
-        if left.releasing.advance() {
+    let releases = mem::take(&mut lock(open).releases);
+    for mut release in releases {
+        if release.releasing.advance() {
             continue;
         }
-        if left.is_checked {
-            left.releasing.spawn();
+        if release.is_checked {
+            release.releasing.spawn();
         } else {
-            lock(open).left.push_back(Left { is_checked: true, ..left });
+            lock(open).releases.push_back(OpenRelease { is_checked: true, ..release });
         }
     }
 }

@@ -13,11 +13,11 @@ use super::rounds::round;
 use super::shared::Shared;
 use crate::clock;
 
-/// How often the clocks are checked while locks are renewed: timers stand still while a machine
-/// sleeps, and the locks' time does not.
+/// How often the clocks are checked while locks are renewed. Timers stop while a machine sleeps,
+/// and deadlines do not.
 const WAKE_CHECK_EVERY: Duration = Duration::from_secs(1);
 
-/// The handle of that task.
+/// The handle of the task that renews.
 pub(crate) struct Renewer {
     commands: mpsc::UnboundedSender<Command>,
 }
@@ -29,6 +29,7 @@ enum Command {
     Forget(u64),
 }
 
+/// The state of the task that renews.
 struct Renewing {
     shared: Weak<Shared>,
     locks: HashMap<u64, Arc<LockInner>>,

@@ -13,7 +13,7 @@ use super::shared::Shared;
 use super::timers::sleep_until;
 use crate::clock;
 
-/// A node's answer, and the time of the request.
+/// A node's answer, with the index of the node and the time of the request.
 type Answered = BoxFuture<'static, (usize, Moment, Result<RevokeReply, NodeError>)>;
 
 /// A revocation and its requests in flight.
@@ -25,7 +25,7 @@ pub(crate) struct Revoking {
 }
 
 impl Revoking {
-    /// Sends the first requests to all nodes.
+    /// Starts a revocation, and sends the first requests to all nodes.
     pub(crate) fn start(shared: &Arc<Shared>, key: &[u8], mode: RevokeMode) -> Self {
         let machine = shared.with_context(|ctx| Revocation::new(mode, ctx));
         let mut this = Self {

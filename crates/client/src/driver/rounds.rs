@@ -8,7 +8,7 @@ use ::redis::Pipeline;
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use quorlock_core::client::{NodeError, RequestId, Response, Send};
+use quorlock_core::client::{NodeError, OutgoingRequest, RequestId, Response};
 use quorlock_core::quorum::{ExtensionVerdict, Moment};
 use tokio::time::Instant;
 
@@ -18,10 +18,10 @@ use super::timers::sleep_until;
 use crate::transport::{Outgoing, read_fence};
 use crate::{ExtendError, LostError, clock};
 
-/// The response of a node to one request of one lock.
+/// The responses of a node to one pipeline, each with the index of its lock.
 type Answered = BoxFuture<'static, Vec<(usize, RequestId, Response)>>;
 
-/// What a call begins.
+/// The kind of round that a call begins.
 #[derive(Clone, Copy)]
 enum Begin {
     Extend,
@@ -48,7 +48,7 @@ async fn begin(lock: &Arc<LockInner>, what: Begin) -> Result<(), ExtendError> {
         | LostError::Expired { nodes }
         | LostError::Revoked { nodes } => ExtendError::Lost { nodes },
     };
-    // A lock that has ended here is not extended: another client may hold it by now.
+    // A lock that has ended by this machine's clocks is not extended: another client may hold it.
     if !lock.is_extensible().map_err(lost)? {
         if lock.is_revoked() {
             return Err(ExtendError::Revoked { nodes: lock.report() });
@@ -59,7 +59,7 @@ async fn begin(lock: &Arc<LockInner>, what: Begin) -> Result<(), ExtendError> {
     let verdict = lock.next_verdict();
     let shared = Arc::clone(&lock.shared);
     shared.spawn(round_of(Arc::clone(&shared), vec![Arc::clone(lock)], what));
-    // The round continues for stragglers and repairs.
+    // After the verdict, the round continues for late answers and repairs.
     let verdict = verdict.await.unwrap_or(ExtensionVerdict::Uncertain);
     match (verdict, lock.is_extensible()) {
         (_, Err(end)) => Err(lost(end)),
@@ -113,7 +113,7 @@ struct Round {
 }
 
 impl Drop for Round {
-    /// A lock that was released while it was being repaired must not stay on that node.
+    /// Undoes the unanswered repairs of locks that were released in the meantime.
     fn drop(&mut self) {
         for lock in &self.locks {
             lock.with_hold(|hold, ctx| hold.abandon_repairs(ctx));
@@ -146,8 +146,9 @@ impl Round {
     }
 
     /// Sends requests. All requests to one node share one pipeline.
-    fn send(&mut self, sends: Vec<(usize, Send)>) {
-        let mut by_connection: BTreeMap<(usize, u64), Vec<(usize, Send)>> = BTreeMap::new();
+    fn send(&mut self, sends: Vec<(usize, OutgoingRequest)>) {
+        let mut by_connection: BTreeMap<(usize, u64), Vec<(usize, OutgoingRequest)>> =
+            BTreeMap::new();
         for (index, send) in sends {
             by_connection.entry((send.id.node, send.connection)).or_default().push((index, send));
         }

@@ -25,7 +25,7 @@ pub(crate) struct Shared {
     pub(crate) nodes: Vec<NodeInfo>,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) runtime: Handle,
-    /// Releases in the background.
+    /// The background tasks for which `flush` waits.
     pub(crate) tasks: TaskTracker,
     pub(crate) queues: Arc<LocalQueues>,
     pub(crate) renewer: Renewer,
@@ -111,7 +111,7 @@ impl Shared {
         })
     }
 
-    /// The connection of a node with this number, if it still exists.
+    /// The connection with this number to a node, if it still exists.
     pub(crate) fn connection(&self, node: usize, number: u64) -> Option<Arc<Connection>> {
         let view = self.view.load();
         let current =
@@ -123,12 +123,12 @@ impl Shared {
         })
     }
 
-    /// Records that a request through this connection was not answered in time.
+    /// Reports to the loop of the connections that a request was not answered in time.
     pub(crate) fn suspect(&self, node: usize, connection: u64) {
         let _ = self.events.send(LinkEvent::Suspicion { node, connection });
     }
 
-    /// Sends a request through the connection of this number, or fails it if that is gone.
+    /// Sends a request through the connection of this number. Fails it if the connection is gone.
     pub(super) fn ask(
         &self,
         in_flight: &mut InFlight,
@@ -142,7 +142,7 @@ impl Shared {
         }
     }
 
-    /// Records a response, in time or late.
+    /// Records the round trip of a response, whether it was in time or late.
     pub(super) fn sample(&self, answered: &Answered) {
         if !matches!(answered.response, Response::Failed(NodeError::Down { .. })) {
             self.fleet.round_trips.sample(answered.id.node, answered.took);

@@ -16,10 +16,11 @@ pub(super) async fn sleep_until(deadline: Option<Moment>) {
     }
 }
 
-/// Waits for a deadline of a machine with a timer that stays set for `armed` when this is dropped.
+/// Waits for a deadline of a machine. The timer stays set when the future is dropped, and `armed`
+/// is the time for which it is set.
 ///
-/// A timer that goes off before the deadline is not set again: setting it costs more than a call of
-/// the machine for which nothing is due.
+/// May return before the deadline, because a timer that is set for an earlier time is not set
+/// again. Setting it costs more than a call of the machine for which nothing is due.
 pub(super) async fn reach(
     mut timer: Pin<&mut Sleep>,
     armed: &mut Option<Moment>,

@@ -1,6 +1,6 @@
 //! Sends the requests of all locks to one node in batches. Requests that are made before the
 //! sending task runs travel in one pipeline: one write, one channel and one wake-up for all of
-//! them. With 128 tasks that is 1.6 × as many locks per second (`make bench`, throughput).
+//! them. With 128 tasks, this gives 1.6 × as many locks per second (`make bench`, throughput).
 
 use std::future::poll_fn;
 use std::mem;
@@ -19,10 +19,10 @@ use tokio_util::task::AbortOnDropHandle;
 use super::command::{Outgoing, Packet, add, read_error};
 use super::in_flight::Ticket;
 
-/// Maximum number of requests to one connection without a reply.
+/// Maximum number of requests without a reply on one connection.
 pub(super) const UNANSWERED_MAX: usize = 65_536;
-/// Maximum number of requests in one pipeline. Its first reply is handed out together with its
-/// last.
+/// Maximum number of requests in one pipeline. Its replies are delivered together, after the last
+/// one has arrived.
 const BATCH_MAX: usize = 256;
 
 /// The requests to one connection, in the order in which they were made.
@@ -35,7 +35,7 @@ pub(super) struct Batches {
 #[derive(Default)]
 struct Queue {
     state: Mutex<State>,
-    /// The first request after a batch was taken.
+    /// Notifies the sending task of the first request since it took a batch.
     added: Notify,
 }
 
@@ -43,7 +43,7 @@ struct Queue {
 struct State {
     waiting: Vec<Query>,
     unanswered: usize,
-    /// The sending task has ended.
+    /// Whether the sending task has ended.
     closed: bool,
 }
 
@@ -89,7 +89,7 @@ impl Queue {
     }
 }
 
-/// Fails all requests when the sending task ends, in whatever way.
+/// Fails all requests when the sending task ends, for whatever reason.
 struct Closing(Arc<Queue>);
 
 impl Drop for Closing {
@@ -99,7 +99,7 @@ impl Drop for Closing {
             state.closed = true;
             mem::take(&mut state.waiting)
         };
-        // A query that is dropped has failed.
+        // Dropping a query fails it.
         drop(waiting);
     }
 }
@@ -143,7 +143,7 @@ async fn run_others() {
     .await;
 }
 
-/// Sends a batch at the first poll. Returns how many requests it had when all are answered.
+/// Sends a batch at the first poll. Returns the number of its requests when all are answered.
 async fn send(mut wire: MultiplexedConnection, batch: Vec<Query>) -> usize {
     let requests = batch.len();
     // A single command is sent without a copy.

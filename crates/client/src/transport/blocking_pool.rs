@@ -48,7 +48,7 @@ impl BlockingPool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a place in the pool, and connects.
+    /// Waits for a place in the pool, and takes an idle connection or opens one.
     ///
     /// # Cancel safety
     /// Dropping the future releases the place in the pool or in the queue.
@@ -72,7 +72,7 @@ impl BlockingPool {
             }
         };
         if let Some(called) = called {
-            // `checkout` keeps the pool and its sender alive.
+            // Cannot fail, since `checkout` keeps the pool alive, and with it the sender.
             let _ = called.await;
             checkout.in_line = None;
         }

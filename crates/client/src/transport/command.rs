@@ -1,4 +1,4 @@
-//! Requests as commands of Redis, and replies as responses.
+//! Encodes requests as commands of Redis, and reads replies as responses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub(super) enum Packet {
 }
 
 impl Outgoing {
-    /// The command for this request.
+    /// Encodes a request.
     pub(crate) fn new(spec: &Spec, request: &Request) -> Self {
         let packet = match request.command {
             Command::Inspect if spec.keys.len() > 1 => {
@@ -73,7 +73,6 @@ impl Outgoing {
         }
     }
 
-    /// Reads a reply.
     pub(super) fn read(&self, reply: Result<Value, RedisError>) -> Response {
         let value = match reply {
             Ok(Value::ServerError(error)) => return Response::Failed(read_error(&error.into())),
@@ -122,20 +121,20 @@ impl Outgoing {
         Some(Response::FenceAndKeyAfterWait { fence: Fence::new(fence)?, waited, key })
     }
 
-    /// Reads the replies to several commands as one response: `Yes` if any of them is, or the first
-    /// failure.
+    /// Reads the replies to several commands as one response: the first failure; otherwise `Yes` if
+    /// any reply is.
     fn read_several(&self, replies: impl Iterator<Item = Value>) -> Response {
-        let mut all = Response::No;
-        // Reads all replies of this request, whatever they are, so that the next request gets its
-        // own.
+        let mut combined = Response::No;
+        // Takes all replies to this request even after a failure, so that the next request gets its
+        // own replies.
         for response in replies.map(|reply| self.read(Ok(reply))).collect::<Vec<_>>() {
             match response {
                 Response::No => {}
-                Response::Yes => all = Response::Yes,
+                Response::Yes => combined = Response::Yes,
                 other => return other,
             }
         }
-        all
+        combined
     }
 }
 
@@ -229,7 +228,7 @@ fn empty(keys: &Keys) -> Cmd {
     Cmd::with_capacity(OTHER_ARGS + keys.len(), OTHER_BYTES + key_bytes)
 }
 
-/// The answer to ACQUIRE without WAIT, and to EXTEND.
+/// Reads the reply to ACQUIRE without WAIT, or to EXTEND.
 pub(crate) fn read_fence(value: Value) -> Response {
     match value {
         Value::Int(fence) => match u64::try_from(fence).ok().and_then(Fence::new) {
@@ -242,8 +241,8 @@ pub(crate) fn read_fence(value: Value) -> Response {
     }
 }
 
-/// Reads an error. Servers quote the arguments of an unknown command, and with them the token, so
-/// that this text is dropped.
+/// Reads an error. Drops the text of an unknown command, since servers quote its arguments there,
+/// and with them the token.
 pub(crate) fn read_error(error: &RedisError) -> NodeError {
     let detail = error.detail().unwrap_or_default();
     let words = |code: &str| format!("{code} {detail}").trim_end().to_owned();

@@ -16,7 +16,7 @@ use super::in_flight::Ticket;
 /// Opens connections to one node.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
-    /// The client for shared connections. RESP3 reports the end of a connection.
+    /// The client for shared connections. It uses RESP3, which reports the end of a connection.
     shared: Client,
     /// The client for exclusive connections.
     exclusive: Client,
@@ -67,8 +67,8 @@ impl Endpoint {
     }
 }
 
-/// Connects to a node and reads its INFO. `closed` is called once when the connection has ended.
-/// Also returns how long the last answer took.
+/// Connects to a node and reads its INFO. Calls `closed` once when the connection has ended.
+/// Also returns how long the reply to INFO took.
 pub(crate) async fn open(
     endpoint: &Endpoint,
     number: u64,
@@ -78,8 +78,8 @@ pub(crate) async fn open(
         .set_connection_timeout(Some(limits::HANDSHAKE))
         // The machines have a time limit for every request.
         .set_response_timeout(None)
-        // The queue is longer than the number of batches: a batch that waits for a place in the
-        // queue may be overtaken by a later one.
+        // The queue has a place for each batch. If a batch had to wait for one, a later batch could
+        // overtake it.
         .set_pipeline_buffer_size(UNANSWERED_MAX + 1)
         .set_push_sender(move |push: ::redis::PushInfo| -> Result<(), ::redis::aio::SendError> {
             if push.kind == ::redis::PushKind::Disconnection {
@@ -103,7 +103,7 @@ pub(crate) async fn open(
     Ok((Connection { batches, number }, read_info(&info), asked.elapsed()))
 }
 
-/// The facts about a server in its reply to INFO.
+/// Reads what a server reports about itself in its reply to INFO.
 pub(super) fn read_info(info: &str) -> Hello {
     let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     let module_version = field("lock_version:").or(field("lock_state:").map(|_| "unknown"));
@@ -119,7 +119,7 @@ pub(super) fn read_info(info: &str) -> Hello {
 fn read_set<'a>(field: impl Fn(&str) -> Option<&'a str>) -> SetReport {
     let parts = ["lock_set_name:", "lock_set_id:", "lock_set_members:"].map(field);
     let [Some(name), Some(id), Some(members)] = parts else { return SetReport::Unset };
-    // The module has checked what it prints. A text that cannot be read is not an unset one.
+    // The module prints only valid sets. If this client cannot read one, the set counts as unknown.
     format!("{name} {id} {members}").parse().map_or(SetReport::Unheard, SetReport::Set)
 }
 

@@ -62,7 +62,7 @@ impl InFlight {
         self.inbox.put(Answered { id, response, took: Duration::ZERO });
     }
 
-    /// Waits for a response. Never returns without requests.
+    /// Waits for a response. Never returns if no request is in flight.
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
@@ -70,7 +70,7 @@ impl InFlight {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// Polls for a response; `None` if there are no requests.
+    /// Polls for a response; `None` if no request is in flight.
     pub(crate) fn poll_answered(&mut self, cx: &mut Context<'_>) -> Poll<Option<Answered>> {
         if self.is_empty() { Poll::Ready(None) } else { self.poll_next(cx).map(Some) }
     }

@@ -1,4 +1,4 @@
-//! LOCK.INSPECT as a command of Redis, and its reply.
+//! Sends LOCK.INSPECT, and reads its reply.
 
 use std::time::Duration;
 
@@ -16,10 +16,8 @@ impl Connection {
         pipeline.cmd("LOCK.INSPECT").arg(key).cmd("INFO").arg("lock");
         read_inspection(self.ask_all(pipeline).await)
     }
-}
 
-impl Connection {
-    /// Which of these keys are taken, or waited for.
+    /// Returns for each of these keys whether it is taken or waited for.
     pub(crate) async fn in_use(&self, keys: &[Vec<u8>]) -> Result<Vec<bool>, NodeError> {
         let mut pipeline = Pipeline::with_capacity(keys.len());
         for key in keys {
@@ -51,7 +49,7 @@ pub(super) fn fields_of(reply: Value) -> Result<Option<Vec<(Value, Value)>>, Nod
     }
 }
 
-/// Fields that a newer module adds are skipped.
+/// Reads the reply to LOCK.INSPECT; `None` if the key is free. Skips fields of a newer module.
 pub(super) fn read_lease(reply: Value) -> Result<Option<LeaseInfo>, NodeError> {
     let Some(fields) = fields_of(reply)? else { return Ok(None) };
     let mut lease = LeaseInfo::default();
@@ -127,7 +125,7 @@ pub(super) fn read_lease(reply: Value) -> Result<Option<LeaseInfo>, NodeError> {
     }
 }
 
-/// A text from a client, which may be any bytes.
+/// Reads a text that a client chose, which may be any bytes.
 fn read_text(value: Value) -> Result<Option<String>, NodeError> {
     let text: Option<Vec<u8>> = read(value)?;
     Ok(text.map(|text| String::from_utf8_lossy(&text).into_owned()))

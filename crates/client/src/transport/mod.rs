@@ -1,4 +1,4 @@
-//! Sends and receives bytes with redis-rs. Decides nothing about when, to which node or how often.
+//! Sends and receives bytes with redis-rs. The machines decide when, to which node and how often.
 
 mod batches;
 mod blocking_pool;

@@ -1,5 +1,5 @@
-//! The test vectors of docs/protocol.md that are about bytes: those under `wire` in
-//! docs/protocol/vectors.json. The core reads the others, those under `decisions`.
+//! Checks the test vectors of docs/protocol.md about bytes, under `wire` in
+//! docs/protocol/vectors.json. The core checks the others, under `decisions`.
 
 #[path = "../../../core/tests/vectors/mod.rs"]
 mod vectors;

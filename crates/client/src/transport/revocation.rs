@@ -1,7 +1,7 @@
-//! LOCK.REVOKE and LOCK.SCAN as commands of Redis, and their replies.
+//! Sends LOCK.REVOKE and LOCK.SCAN, and reads their replies.
 
 use ::redis::{Pipeline, Value};
-use quorlock_core::client::{LeaseInfo, NodeError, RevokeQuestion, RevokeReply, limits};
+use quorlock_core::client::{LeaseInfo, NodeError, RevokeCommand, RevokeReply, limits};
 
 use super::Connection;
 use super::command::read_error;
@@ -14,7 +14,7 @@ pub(crate) struct Slice {
     /// Where the next slice begins; 0 at the end.
     pub(crate) cursor: u64,
     pub(crate) locks: Vec<(Key, LeaseInfo)>,
-    /// Why the node may have forgotten locks, if it may have.
+    /// Why the node abstains, if it does: it may have forgotten locks.
     pub(crate) abstains: Option<String>,
 }
 
@@ -23,17 +23,17 @@ impl Connection {
     pub(crate) async fn revoke(
         &self,
         key: &[u8],
-        question: RevokeQuestion,
+        question: RevokeCommand,
     ) -> Result<RevokeReply, NodeError> {
         let mut pipeline = Pipeline::with_capacity(3);
         match question {
-            RevokeQuestion::Revoke => {
+            RevokeCommand::Revoke => {
                 pipeline.cmd("LOCK.REVOKE").arg(key);
             }
-            RevokeQuestion::RevokeNow => {
+            RevokeCommand::RevokeNow => {
                 pipeline.cmd("LOCK.REVOKE").arg(key).arg("NOW");
             }
-            RevokeQuestion::Look => {}
+            RevokeCommand::Inspect => {}
         }
         pipeline.cmd("LOCK.INSPECT").arg(key).cmd("INFO").arg("lock");
         read_revocation(question, self.ask_all(pipeline).await?)
@@ -51,14 +51,11 @@ impl Connection {
     }
 }
 
-fn read_revocation(
-    question: RevokeQuestion,
-    replies: Vec<Value>,
-) -> Result<RevokeReply, NodeError> {
+fn read_revocation(question: RevokeCommand, replies: Vec<Value>) -> Result<RevokeReply, NodeError> {
     let mut replies = replies.into_iter();
     let was_locked = match question {
-        RevokeQuestion::Look => None,
-        RevokeQuestion::Revoke | RevokeQuestion::RevokeNow => Some(match replies.next() {
+        RevokeCommand::Inspect => None,
+        RevokeCommand::Revoke | RevokeCommand::RevokeNow => Some(match replies.next() {
             Some(Value::Int(0)) => false,
             Some(Value::Int(1)) => true,
             Some(Value::ServerError(error)) => return Err(read_error(&error.into())),
@@ -70,8 +67,8 @@ fn read_revocation(
     };
     let lease = read_lease(lease)?;
     let abstains = read_abstention(info)?;
-    // After NOW, the key belongs to another lock, which a waiter was granted.
-    let lease = lease.filter(|_| question != RevokeQuestion::RevokeNow);
+    // After NOW, a lease under the key is that of another lock: a waiter was granted it.
+    let lease = lease.filter(|_| question != RevokeCommand::RevokeNow);
     Ok(RevokeReply { was_locked, lease, abstains })
 }
 
@@ -108,21 +105,24 @@ mod tests {
     }
 
     #[test]
-    fn revocation_reads_the_reply_and_what_is_left() {
+    fn revocation_reads_the_reply_and_the_lease_that_is_left() {
         let replies = vec![Value::Int(1), Value::Array(lock()), voting()];
-        let reply = read_revocation(RevokeQuestion::Revoke, replies.clone()).unwrap();
+        let reply = read_revocation(RevokeCommand::Revoke, replies.clone()).unwrap();
         assert_eq!(
             (reply.was_locked, reply.lease.is_some(), reply.abstains),
             (Some(true), true, None)
         );
-        let reply = read_revocation(RevokeQuestion::RevokeNow, replies.clone()).unwrap();
+        let reply = read_revocation(RevokeCommand::RevokeNow, replies.clone()).unwrap();
         assert_eq!(reply.lease, None, "it is the next lock");
-        assert_eq!(read_revocation(RevokeQuestion::Look, replies), Err(NodeError::UnexpectedReply));
+        assert_eq!(
+            read_revocation(RevokeCommand::Inspect, replies),
+            Err(NodeError::UnexpectedReply)
+        );
         let replies = vec![Value::Nil, voting()];
-        assert_eq!(read_revocation(RevokeQuestion::Look, replies).unwrap().was_locked, None);
+        assert_eq!(read_revocation(RevokeCommand::Inspect, replies).unwrap().was_locked, None);
         let replies = vec![Value::Int(2), Value::Nil, voting()];
         assert_eq!(
-            read_revocation(RevokeQuestion::Revoke, replies),
+            read_revocation(RevokeCommand::Revoke, replies),
             Err(NodeError::UnexpectedReply)
         );
     }

@@ -1,4 +1,4 @@
-//! Shared by the tests of the client: a quorum of real masters, some of them behind a network with
+//! Helpers for the tests of the client: quorums of real masters, also behind proxies that inject
 //! faults.
 
 #![allow(dead_code, reason = "each test file uses its part")]
@@ -8,9 +8,10 @@ use std::time::Duration;
 use quorlock_client::Quorum;
 use quorlock_testkit::{Masters, Proxy, eventually_async};
 
-/// A limit for every wait: longer than any step of a test takes.
+/// The time limit of every wait. No step of a test takes as long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Masters behind proxies, and a client that connects through the proxies.
 pub(crate) struct Net {
     pub(crate) masters: Masters,
     pub(crate) proxies: Vec<Proxy>,
@@ -32,12 +33,12 @@ pub(crate) async fn net(n: usize) -> Net {
     Net { masters, proxies, quorum }
 }
 
-/// A client that is connected to all of these nodes. A new client needs only a majority, and the
-/// tests need all.
+/// Returns a client that is connected to all of these nodes. To connect, a client needs only a
+/// majority.
 pub(crate) async fn connect(urls: impl IntoIterator<Item = String>) -> Quorum {
-    // The machine may be busy with other tests, so that a slow answer is not the node's fault.
+    // On a busy machine, a healthy node may answer late.
     let quorum = Quorum::builder().nodes(urls).node_timeout(Duration::from_secs(1)).connect();
-    let quorum = quorum.await.expect("real URLs");
+    let quorum = quorum.await.expect("the URLs are valid");
     eventually_async(PATIENCE, "all nodes are connected", async || {
         let (nodes, connected) = connected(&quorum);
         connected == nodes
@@ -46,13 +47,13 @@ pub(crate) async fn connect(urls: impl IntoIterator<Item = String>) -> Quorum {
     quorum
 }
 
-/// The number of nodes, and of nodes that can vote.
+/// Returns the number of nodes, and how many of them can vote.
 pub(crate) fn connected(quorum: &Quorum) -> (usize, usize) {
     let health = quorum.health();
     (health.len(), health.iter().filter(|node| node.error.is_none()).count())
 }
 
-/// The number of running masters that hold the key.
+/// The number of running masters that have the key.
 pub(crate) fn holding(masters: &Masters, key: &str) -> usize {
     masters.iter().filter(|master| master.is_running()).filter(|master| exists(master, key)).count()
 }
@@ -68,18 +69,18 @@ pub(crate) fn exists(master: &quorlock_testkit::Server, key: &str) -> bool {
     redis::cmd("EXISTS")
         .arg(key)
         .query::<bool>(&mut master.connection())
-        .expect("a living master answers")
+        .expect("a running master answers")
 }
 
 pub(crate) async fn nothing_is_left(masters: &Masters, key: &str) {
-    eventually_async(PATIENCE, "the key is gone from every living master", async || {
+    eventually_async(PATIENCE, "no running master has the key", async || {
         holding(masters, key) == 0
     })
     .await;
 }
 
 pub(crate) async fn all_hold(masters: &Masters, key: &str) {
-    eventually_async(PATIENCE, "every living master holds the key", async || {
+    eventually_async(PATIENCE, "every running master has the key", async || {
         holding(masters, key) == masters.iter().filter(|master| master.is_running()).count()
     })
     .await;

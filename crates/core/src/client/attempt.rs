@@ -92,7 +92,7 @@ struct NodeState {
 
 /// How an attempt ended.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum End {
+pub(super) enum AttemptEnd {
     Won(Win),
     Lost(Loss),
 }
@@ -132,7 +132,7 @@ impl Attempt {
                 |node: &usize| Some(*node) != past && ctx.topology.route_acquire(*node).is_ok();
             let decider: SmallVec<[usize; 1]> =
                 spec.order(ctx.topology).into_iter().find(is_asked).into_iter().collect();
-            core = core.that_awaits(&decider);
+            core = core.awaiting(&decider);
         }
         let proposed = ctx.fleet.fences.propose(ctx.wall_us);
         let mut this = Self::of(kind, token, proposed, core, round, ctx);
@@ -177,7 +177,7 @@ impl Attempt {
             Some(_) => Acquisition::new(majority, ctx.now, spec.ttl, min_validity),
             None => Acquisition::after_wait(majority, node, fence, validity, min_validity),
         };
-        let core = core.that_awaits(&awaits);
+        let core = core.awaiting(&awaits);
         let mut this = Self::of(Kind::AfterWait { node }, token, fence, core, round, ctx);
         this.orders = Some(std::iter::once(order).collect());
         this.patience = Some(ctx.now.plus(patience));
@@ -406,25 +406,25 @@ impl Attempt {
         spec: &Spec,
         ctx: &mut Context<'_>,
         out: &mut VecDeque<Action>,
-    ) -> Option<End> {
+    ) -> Option<AttemptEnd> {
         if self.ended {
             return None;
         }
         if self.nodes.iter().any(|state| state.refused_provisionally) {
             self.settle_refusals(spec, ctx, out);
             if self.decider_refused {
-                return Some(self.end(End::Lost(Loss::Held)));
+                return Some(self.end(AttemptEnd::Lost(Loss::Held)));
             }
         }
         self.limit_delay(spec, ctx);
         while let Some(step) = self.core.poll() {
             match step {
-                Step::StoreFence { node, fence } => self.tell(node, fence, spec, ctx, out),
+                Step::StoreFence { node, fence } => self.store_fence(node, fence, spec, ctx, out),
                 Step::Won(win) => {
                     ctx.fleet.fences.learn(self.proposed, win.fence);
-                    return Some(self.end(End::Won(win)));
+                    return Some(self.end(AttemptEnd::Won(win)));
                 }
-                Step::Lost(loss) => return Some(self.end(End::Lost(loss))),
+                Step::Lost(loss) => return Some(self.end(AttemptEnd::Lost(loss))),
             }
         }
         None
@@ -449,7 +449,7 @@ impl Attempt {
     }
 
     /// Ends the repetition of requests.
-    fn end(&mut self, end: End) -> End {
+    fn end(&mut self, end: AttemptEnd) -> AttemptEnd {
         self.ended = true;
         for state in &mut self.nodes {
             state.refused_provisionally = false;
@@ -458,7 +458,7 @@ impl Attempt {
         end
     }
 
-    fn tell(
+    fn store_fence(
         &mut self,
         node: usize,
         fence: Fence,

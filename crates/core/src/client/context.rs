@@ -10,7 +10,7 @@ pub trait Random {
     /// Returns 128 random bits of the operating system; `None` if it has none.
     fn bits(&mut self) -> Option<u128>;
 
-    /// Returns a number below `end`, which is not zero. It may be predictable.
+    /// Returns a number below `end`, which may be predictable. `end` is never zero.
     fn below(&mut self, end: u64) -> u64;
 }
 
@@ -18,7 +18,7 @@ pub trait Random {
 pub struct Context<'a> {
     /// The time, read before the first byte is sent.
     pub now: Moment,
-    /// The wall clock in microseconds since 1970. A wrong one endangers no lock.
+    /// The wall clock in microseconds since 1970. A wrong wall clock endangers no lock.
     pub wall_us: u64,
     /// The state that all locks of the client share.
     pub fleet: &'a Fleet,
@@ -41,7 +41,7 @@ impl Context<'_> {
     }
 }
 
-/// The state that all locks of one client share. Its parts synchronise themselves.
+/// The state that all locks of one client share, for concurrent use.
 #[derive(Debug)]
 pub struct Fleet {
     /// How many nodes decide.
@@ -98,7 +98,7 @@ impl Topology {
     pub(super) fn route_acquire(&self, node: usize) -> Result<u64, NodeError> {
         let status = &self.nodes[node];
         match &status.admission {
-            // Of a node that does not answer, say that.
+            // That there is no connection is the better reason.
             Err(NodeError::AwaitsMajority) => {
                 status.link.clone().and(Err(NodeError::AwaitsMajority))
             }
@@ -107,8 +107,8 @@ impl Topology {
         }
     }
 
-    /// The connection for a request that only reads. That may also go to a node whose set is not
-    /// known yet, since too few nodes are connected.
+    /// The connection for a request that only reads. A node whose admission is undecided, because
+    /// too few nodes are connected, is read too.
     pub(super) fn route_inspect(&self, node: usize) -> Result<u64, NodeError> {
         let status = &self.nodes[node];
         match &status.admission {

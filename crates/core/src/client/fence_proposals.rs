@@ -6,8 +6,8 @@ use crate::Fence;
 /// at once.
 ///
 /// The answer of a single node has no influence. A node whose clock is far ahead returns fences
-/// that the others do not accept. Proposals above those would make every node return a fence of its
-/// own.
+/// that the other nodes do not accept. If the client proposed more than those, each node would
+/// ignore the proposal and choose a fence by itself.
 #[derive(Debug, Default)]
 pub struct FenceProposals {
     agreed: AtomicU64,

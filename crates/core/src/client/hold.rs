@@ -8,8 +8,8 @@ use super::Spec;
 use super::acquire::Grant;
 use super::mutants::{Mutant, is_broken};
 use super::{
-    Answer, Command, Context, Delivery, Mode, NodeError, Release, Request, RequestId, Response,
-    Token, limits,
+    Answer, Command, Context, Delivery, Mode, NodeError, OutgoingRequest, Release, Request,
+    RequestId, Response, Token, limits,
 };
 use crate::Fence;
 use crate::quorum::{End, Extension, ExtensionVerdict, Moment, Ownership, OwnershipState};
@@ -96,7 +96,7 @@ struct Round {
 #[derive(Debug)]
 pub enum HoldAction {
     /// Send a request.
-    Send(super::release::Send),
+    Send(OutgoingRequest),
     /// A round was decided. [`Hold::renew_in`] says when the next is due.
     Decided(ExtensionVerdict),
     /// A node answered a repair; whether it holds the lock again.
@@ -313,7 +313,7 @@ impl Hold {
                         round.pending[node] = Some(connection);
                     }
                     let id = RequestId { round: number, node };
-                    let send = super::release::Send { id, connection, request };
+                    let send = OutgoingRequest { id, connection, request };
                     self.actions.push_back(HoldAction::Send(send));
                 }
                 Err(error) => {
@@ -466,7 +466,7 @@ impl Hold {
         let command = Command::Acquire { fence: self.fence };
         let request = Request { token: self.token, command };
         let id = RequestId { round, node: index };
-        self.actions.push_back(HoldAction::Send(super::release::Send { id, connection, request }));
+        self.actions.push_back(HoldAction::Send(OutgoingRequest { id, connection, request }));
         true
     }
 

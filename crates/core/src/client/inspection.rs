@@ -10,11 +10,11 @@ use crate::quorum::Majority;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeaseInfo {
-    /// The label of the client that acquired the lock, if it gave one; of a shared lock, of the
-    /// first.
+    /// The label of the client that acquired the lock, if it gave one. For a shared lock, the label
+    /// of its first holder.
     pub owner: Option<String>,
-    /// The labels of the clients that hold the lock, in the order of their grants. Of a shared lock
-    /// a node names ten at most.
+    /// The labels of the clients that hold the lock, in the order of their grants. A node names at
+    /// most ten holders of a shared lock.
     pub owners: Vec<Option<String>>,
     /// The fence of the lock; `None` for a key that another program wrote with `SET`.
     pub fence: Option<Fence>,
@@ -32,7 +32,7 @@ pub struct LeaseInfo {
     pub holders: u64,
     /// The first clients that wait on this node, in the order of the queue.
     pub queue: Vec<WaiterInfo>,
-    /// Whether an operator revoked the lock. Of a key that another program wrote this is not known.
+    /// Whether an operator revoked the lock. For a key that another program wrote, this is unknown.
     pub revoked: bool,
 }
 
@@ -80,10 +80,9 @@ pub enum LockState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeldLock {
-    /// The fence that these nodes have in common; of a shared lock on which they do not agree, the
-    /// largest.
+    /// The fence that these nodes have in common. If a shared lock has several, the largest.
     pub fence: Fence,
-    /// The owner that most of these nodes name; of a shared lock, one of its holders.
+    /// The owner that most of these nodes name. For a shared lock, one of its holders.
     pub owner: Option<String>,
     /// The kind of lock.
     pub mode: LockMode,
@@ -91,9 +90,9 @@ pub struct HeldLock {
     pub holders: u64,
     /// The labels of these clients, sorted: as many as the nodes name.
     pub owners: Vec<Option<String>>,
-    /// The nodes that hold the lock, as indices in the order in which the nodes were named.
+    /// The nodes that hold the lock, as indices into the client's list of nodes.
     pub nodes: Vec<usize>,
-    /// The longest time for which the lock keeps others out, unless it is extended.
+    /// The longest time for which the lock excludes other clients, unless it is extended.
     pub at_most: Duration,
 }
 
@@ -121,8 +120,9 @@ pub fn inspection_routes(topology: &Topology) -> Vec<Result<u64, NodeError>> {
     (0..topology.nodes().len()).map(|node| topology.route_inspect(node)).collect()
 }
 
-/// What a node says about a key, given why it abstains, if it does. A node that abstains may have
-/// forgotten the lock, so that a key that is free there is no answer.
+/// The answer of a node about a key. `abstains` says why the node abstains, if it does.
+///
+/// A node that abstains may have forgotten the lock, so a key that is free there is an error.
 pub fn inspection_answer(
     lease: Option<LeaseInfo>,
     abstains: Option<String>,
@@ -133,11 +133,11 @@ pub fn inspection_answer(
     }
 }
 
-/// Decides what the answers of all nodes say about a key: `None` is a node where it is free.
+/// Decides what the answers of all nodes say about a key. `Ok(None)` is a node where it is free.
 ///
-/// Nodes with the same fence hold the same lock, since a fence that a majority of the nodes has is
-/// of one lock only. An owner does not tell locks apart: an attached lock keeps its label on some
-/// nodes and gets another one where it is repaired.
+/// Nodes with the same fence hold the same lock, because only one lock can have a fence on a
+/// majority of the nodes. An owner label does not identify a lock: an attached lock keeps its label
+/// on some nodes and gets another one where it is repaired.
 pub fn summarize(majority: Majority, nodes: &[Result<Option<LeaseInfo>, NodeError>]) -> LockState {
     let free = nodes.iter().filter(|answer| matches!(answer, Ok(None))).count();
     if free >= majority.size() {
@@ -162,7 +162,7 @@ pub fn summarize(majority: Majority, nodes: &[Result<Option<LeaseInfo>, NodeErro
     let shared: Vec<_> = leases().filter(|(_, lease)| lease.mode == LockMode::Shared).collect();
     let largest = shared.iter().filter_map(|(_, lease)| lease.fence).max();
     if let Some(fence) = largest.filter(|_| shared.len() >= majority.size()) {
-        // Each node has the largest fence of the holders that it knows.
+        // Each node reports the largest fence of the holders that it knows.
         return held(fence, &shared);
     }
     for (_, LeaseInfo { fence, .. }) in leases() {
@@ -175,15 +175,15 @@ pub fn summarize(majority: Majority, nodes: &[Result<Option<LeaseInfo>, NodeErro
     LockState::Unclear
 }
 
-/// The labels of the clients that hold the lock on any of these nodes. Clients with the same label
-/// are told apart where one node names several of them.
+/// The labels of the clients that hold the lock on any of these nodes. A label appears as often as
+/// on the node that names it most often.
 fn owners(holding: &[(usize, &LeaseInfo)]) -> Vec<Option<String>> {
-    let on = |lease: &LeaseInfo, owner: &Option<String>| {
+    let count_on = |lease: &LeaseInfo, owner: &Option<String>| {
         lease.owners.iter().filter(|other| *other == owner).count()
     };
     let all: BTreeSet<_> = holding.iter().flat_map(|(_, lease)| &lease.owners).collect();
     let times = |owner: &&Option<String>| {
-        let most = holding.iter().map(|(_, lease)| on(lease, owner)).max().unwrap_or(0);
+        let most = holding.iter().map(|(_, lease)| count_on(lease, owner)).max().unwrap_or(0);
         repeat_n((*owner).clone(), most)
     };
     let is_shared = holding.iter().any(|(_, lease)| lease.mode == LockMode::Shared);
@@ -194,17 +194,17 @@ fn lease(answer: &Result<Option<LeaseInfo>, NodeError>) -> Option<&LeaseInfo> {
     answer.as_ref().ok()?.as_ref()
 }
 
-/// When so few nodes hold the lock that the others are a majority. Each of the `unknown` nodes may
-/// hold it for longer than any that answered.
+/// How long until so few nodes hold the lock that the others are a majority. Each of the `unknown`
+/// nodes may hold the lock longer than all nodes that answered.
 fn at_most(majority: Majority, ttls: impl Iterator<Item = Duration>, unknown: usize) -> Duration {
     let mut ttls: Vec<_> = ttls.collect();
     ttls.sort_unstable_by(|a, b| b.cmp(a));
-    // A majority answered, so no more nodes are unknown than may be missing.
+    // A majority answered, so at most `spare` nodes are unknown.
     let last = majority.spare().saturating_sub(unknown);
     ttls.get(last).or(ttls.last()).copied().unwrap_or_default()
 }
 
-/// The label that most of the nodes give; of several the first.
+/// The label that most of the nodes name; the first one if several are named as often.
 fn most_named(holding: &[(usize, &LeaseInfo)]) -> Option<String> {
     let owners = || holding.iter().map(|(_, lease)| lease.owner.as_deref());
     let mut best = (None, 0);
@@ -291,9 +291,9 @@ mod tests {
         let lock = held_by(&vec![shared(&["b", "a"], 7), shared(&["a", "c", "a"], 9), FREE]);
         let owners: Vec<_> = lock.owners.iter().map(|owner| owner.as_deref().unwrap()).collect();
         assert_eq!((lock.mode, lock.holders, lock.fence.get()), (LockMode::Shared, 4, 9));
-        assert_eq!(owners, ["a", "a", "b", "c"], "two of them have one label");
+        assert_eq!(owners, ["a", "a", "b", "c"], "two holders have the same label");
         assert_eq!(lock.nodes, [0, 1]);
-        // A writer of a minority, and readers of a minority.
+        // A writer on a minority of the nodes, and a reader on another minority.
         let mixed = vec![shared(&["a"], 7), held("w", 8, 100), FREE];
         assert_eq!(state(&mixed), LockState::Unclear);
     }
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn lock_ends_when_the_others_are_a_majority() {
+    fn lock_excludes_others_until_a_majority_is_free() {
         // A lock on one of three nodes excludes no other client.
         assert_eq!(
             held_by(&vec![held("", 7, 900), held("", 7, 800), held("", 7, 100)])
@@ -324,7 +324,7 @@ mod tests {
         );
         let five = vec![held("", 7, 500), held("", 7, 300), FREE, held("", 7, 400), FREE];
         assert_eq!(held_by(&five).at_most.as_millis(), 300);
-        // Three of four are a majority, which two holders prevent.
+        // Three of four are a majority. Two nodes that hold the lock prevent it.
         let four = vec![held("", 7, 500), held("", 7, 400), held("", 7, 300), FREE];
         assert_eq!(held_by(&four).at_most.as_millis(), 400);
         assert_eq!(held_by(&vec![held("", 7, 500)]).at_most.as_millis(), 500);

@@ -31,7 +31,7 @@ impl Keys {
         }
     }
 
-    /// The first key, which decides where a lock of several keys is waited for.
+    /// The first key, which decides on which node clients wait for a lock of several keys.
     pub fn first(&self) -> &[u8] {
         self.0.first().map_or(&[], AsRef::as_ref)
     }
@@ -61,7 +61,7 @@ impl<K: AsRef<[u8]>> FromIterator<K> for Keys {
     }
 }
 
-/// Separated by commas, as far as they are UTF-8.
+/// Shows the keys separated by commas. Bytes that are not UTF-8 are replaced.
 impl fmt::Display for Keys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, key) in self.iter().enumerate() {

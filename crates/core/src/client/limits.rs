@@ -10,15 +10,16 @@
 //! | [`CALL_GRACE`] | 40 ms: how far a call may exceed its `wait` |
 //! | [`WAIT_GRACE`] | 20 ms: how late a node may end a WAIT |
 //! | [`WAIT_CHECK_EVERY`] | 1.2 s between a waiter's checks of its node and inspections of another |
-//! | [`settle`] | 4 round trips, at least 2 ms: how long a refused client leaves others to acquire or release the lock |
-//! | [`patience`] | 20 round trips, 10 to 50 ms or one time limit: for the releases of the last holder |
-//! | [`outlast`] | 2 time limits, at least 100 ms: how long a new holder repeats its ACQUIRE on a node that refused it, with pauses of 1 ms that double each fourth time |
-//! | [`TIE_REPEATS`] | 3 repeated requests by the winner of a tie |
+//! | [`settle`] | 4 round trips, at least 2 ms: pause in which other clients acquire or release the lock |
+//! | [`patience`] | 20 round trips, at least 10 ms; at most 50 ms or one [`node_timeout`], whichever is longer: for the releases of the last holder |
+//! | [`outlast`] | 2 [`node_timeout`], at least 100 ms, in which a new holder repeats its ACQUIRE on a node that refused it |
+//! | [`repeat_pause`] | 1 ms between these, doubling each fourth time |
+//! | [`TIE_REPEATS`] | 3 repeated requests to each node by the winner of a tie |
 //! | [`STAYS_MAX`] | 3 more waits on the queue node after later nodes refused |
-//! | [`PROBES_MAX`] | 3 requests for any key, by a call that does not wait |
+//! | [`PROBES_MAX`] | 3 requests for any other key, by a call that does not wait |
 //! | [`PAUSE_MIN`], [`PAUSE_MAX`] | 1 to 250 ms between attempts, at least a round trip, doubling |
 //! | [`RELEASE_PAUSE_MIN`], [`RELEASE_PAUSE_MAX`] | 20 ms to 1 s, doubling, before a failed RELEASE is repeated |
-//! | [`RELEASE_OVERTAKES`] | 30 s, at most the ttl, of repeating a RELEASE that may have overtaken its ACQUIRE or WAIT |
+//! | [`RELEASE_OVERTAKES`] | 30 s, at most the ttl, in which a RELEASE is repeated that may have overtaken its ACQUIRE or WAIT |
 //! | [`RELEASE_RESEND`] | 500 ms before an unanswered RELEASE is also sent through a newer connection |
 //! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms, doubling, between attempts to connect |
 //! | [`RECONNECT_PAUSE_PERMANENT`] | 2 s between attempts to connect after a permanent error |
@@ -26,32 +27,32 @@
 //! | [`RENEWAL_WINDOW`], [`RENEWALS_MAX`] | renewals due within 20 ms, at most ttl/50, share a batch of at most 512 |
 //! | [`REPAIR_AFTER`] | 10 ms, doubling, at most ttl/3, before a renewed lock that a node misses is extended |
 //! | [`REVOKE_TIMEOUT`], [`REVOKE_REPEAT`] | 500 ms for the answer to a revocation; 250 ms before a node is asked again |
-//! | [`LISTED_MAX`] | 100,000 locks of a list |
-//! | [`SCAN_COUNT`], [`SCAN_TIMEOUT`] | 200 entries of one LOCK.SCAN, and 2.5 s for its answer |
+//! | [`LISTED_MAX`] | 100,000 locks in a list |
+//! | [`SCAN_COUNT`], [`SCAN_TIMEOUT`] | 200 entries for one LOCK.SCAN, and 2.5 s for its answer |
 //! | [`IDLE_PING_EVERY`] | 30 s between checks of an idle connection |
 //! | [`CONNECT_SETTLE`], [`connect_stragglers`] | 5 s until a majority is connected; then 50 ms and 4 round trips for the others |
 //! | [`SEATS_MAX`] | 256 blocking connections to each node |
-//! | [`COMPARE_PERMITS_EVERY`] | 60 s between checks, by a client that finds a semaphore full, for a larger number of permits |
+//! | [`COMPARE_PERMITS_EVERY`] | 60 s between checks whether other clients use a larger number of permits, while a semaphore is full |
 //! | [`LOCAL_QUEUES_MAX`] | 1024 idle keys whose contention is remembered |
 
 use std::time::Duration;
 
 use crate::Ttl;
 
-/// How long a new connection may take until its server has introduced itself.
+/// How long a new connection may take, up to the server's [`Hello`](super::Hello).
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
-/// How far a call may go beyond its `wait`, or beyond one time limit where that is longer: 50 ms,
-/// less what timers and the scheduler add.
+/// How far a call may exceed its `wait`, or one [`node_timeout`] if that is longer. Users
+/// are promised 50 ms, which leaves 10 ms for timers and the scheduler.
 pub const CALL_GRACE: Duration = Duration::from_millis(40);
-/// How late a node may be with the end of a WAIT before the client stops listening.
+/// How long after the end of a WAIT the client still awaits the node's answer.
 pub const WAIT_GRACE: Duration = Duration::from_millis(20);
-/// How often a waiter checks the node that it waits on, and inspects another one.
+/// The interval at which a waiter checks the node that it waits on, and inspects another one.
 pub const WAIT_CHECK_EVERY: Duration = Duration::from_millis(1200);
-/// How often the winner of a tie repeats its request to nodes that refused.
+/// How many times the winner of a tie repeats its request to a node that refused.
 pub const TIE_REPEATS: u8 = 3;
-/// How often a client waits on its queue node again after later nodes refused.
+/// How many times a client waits on its queue node again after later nodes refused.
 pub const STAYS_MAX: u32 = 3;
-/// How often a call that does not wait asks a node for any other key.
+/// How many times a call that does not wait asks a node for any other key.
 pub const PROBES_MAX: u8 = 3;
 /// The shortest pause between two attempts.
 pub const PAUSE_MIN: Duration = Duration::from_millis(1);
@@ -61,8 +62,8 @@ pub const PAUSE_MAX: Duration = Duration::from_millis(250);
 pub const RELEASE_PAUSE_MIN: Duration = Duration::from_millis(20);
 /// The longest pause before a RELEASE that failed is repeated.
 pub const RELEASE_PAUSE_MAX: Duration = Duration::from_secs(1);
-/// How long to repeat a RELEASE that may have overtaken its ACQUIRE on another connection. So long
-/// may a network still deliver a request of a lost connection.
+/// How long to repeat a RELEASE that may have overtaken its ACQUIRE or WAIT on another connection.
+/// For this long, a network may still deliver a request of a lost connection.
 pub const RELEASE_OVERTAKES: Duration = Duration::from_secs(30);
 /// How long a RELEASE stays unanswered before it is also sent through a newer connection.
 pub const RELEASE_RESEND: Duration = Duration::from_millis(500);
@@ -72,14 +73,14 @@ pub const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(20);
 pub const RECONNECT_PAUSE_MAX: Duration = Duration::from_millis(400);
 /// The pause between two attempts to connect after a permanent error.
 pub const RECONNECT_PAUSE_PERMANENT: Duration = Duration::from_secs(2);
-/// The shortest pause while an earlier attempt to connect is unfinished.
+/// The shortest pause before another attempt to connect, while an earlier one is unfinished.
 pub const CONNECT_STAGGER: Duration = Duration::from_millis(250);
 /// How many attempts to connect to one node may be unfinished at a time.
 pub const CONNECTS_MAX: usize = 6;
-/// How soon a renewed lock is extended when a node misses it. It doubles.
+/// The first pause before a renewed lock that a node misses is extended. It doubles.
 pub const REPAIR_AFTER: Duration = Duration::from_millis(10);
-/// How often a node is asked again during a revocation, so that no lock is acquired and ends unseen
-/// in between.
+/// The interval at which a revocation asks each node again. The shorter it is, the fewer locks
+/// begin and end unnoticed in between.
 pub const REVOKE_REPEAT: Duration = Duration::from_millis(250);
 /// How long a node may take to answer a revocation, unless [`node_timeout`] is longer. Only
 /// operators wait for it.
@@ -90,13 +91,14 @@ pub const LISTED_MAX: usize = 100_000;
 pub const SCAN_COUNT: u32 = 200;
 /// How long a node may take to answer one LOCK.SCAN, unless [`node_timeout`] is longer.
 pub const SCAN_TIMEOUT: Duration = Duration::from_millis(2500);
-/// How often an idle connection is checked.
+/// The interval at which an idle connection is checked.
 pub const IDLE_PING_EVERY: Duration = Duration::from_secs(30);
-/// How many blocking connections one client has to one node at most.
+/// How many blocking connections one client has to one node, at most.
 pub const SEATS_MAX: usize = 256;
-/// How often a client checks whether others use a larger number of permits, while it waits for one.
+/// The interval at which a client that waits for a permit checks whether other clients use a larger
+/// number of permits.
 pub const COMPARE_PERMITS_EVERY: Duration = Duration::from_secs(60);
-/// For how many idle keys a client remembers whether they were contended.
+/// How many idle keys a client remembers, with whether they were contended.
 pub const LOCAL_QUEUES_MAX: usize = 1024;
 /// Renewals that are due within this time, or 1/50 of the ttl if that is less, share a batch.
 pub const RENEWAL_WINDOW: Duration = Duration::from_millis(20);
@@ -106,7 +108,7 @@ pub const RENEWALS_MAX: usize = 512;
 const SETTLE_ROUND_TRIPS: u32 = 4;
 const NODE_TIMEOUT_ROUND_TRIPS: u32 = 4;
 const NODE_TIMEOUT_MIN: Duration = Duration::from_millis(50);
-/// The part of the ttl within which a node that is not far away must answer.
+/// A node that is not far away must answer within the ttl divided by this.
 pub const NODE_TIMEOUT_PER_TTL: u32 = 10;
 const NODE_TIMEOUT_PER_TTL_MAX: u32 = 4;
 
@@ -118,7 +120,7 @@ pub fn node_timeout(round_trip: Duration, ttl: Ttl) -> Duration {
     regular.min(fair).min(ttl / NODE_TIMEOUT_PER_TTL_MAX)
 }
 
-/// The smallest ttl that leaves a node of this round trip enough time, where `ttl` does not.
+/// The smallest ttl that leaves a node with this round trip enough time; `None` if `ttl` does.
 pub fn ttl_needed(round_trip: Duration, ttl: Ttl) -> Option<Duration> {
     let enough = round_trip * 2 * NODE_TIMEOUT_PER_TTL_MAX;
     (enough > ttl.duration()).then_some(enough)
@@ -129,18 +131,18 @@ pub fn liveness(round_trip: Duration) -> Duration {
     (round_trip * 8).max(Duration::from_millis(500))
 }
 
-/// How long a connection may leave a PING unanswered before another one is made beside it.
+/// How long a connection may leave a PING unanswered before the client opens another one.
 pub fn silence(round_trip: Duration) -> Duration {
     (round_trip * 8).max(Duration::from_millis(400))
 }
 
-/// How long a refused client leaves others to acquire or release the lock.
+/// How long a refused client waits for other clients to acquire or release the lock.
 pub fn settle(round_trip: Duration) -> Duration {
     (round_trip * SETTLE_ROUND_TRIPS).max(Duration::from_millis(2))
 }
 
-/// How long a client repeats its request to nodes that refuse, after one has granted at the end of
-/// a wait: the last holder's releases may still be in flight.
+/// How long a client repeats its request to nodes that refuse, after one node granted the lock at
+/// the end of a wait. The releases of the last holder may still be in flight to the others.
 pub fn patience(round_trip: Duration, node_timeout: Duration) -> Duration {
     (round_trip * 20).max(Duration::from_millis(10)).min(patience_max(node_timeout))
 }
@@ -163,10 +165,10 @@ pub fn repeat_pause(refusals: u8) -> Duration {
     PAUSE_MIN.saturating_mul(2_u32.saturating_pow(u32::from(refusals / 4)))
 }
 
-/// How long connecting waits for nodes of which it is not known whether they can be reached.
+/// How long connecting waits for a majority, or until every node has been tried.
 pub const CONNECT_SETTLE: Duration = HANDSHAKE;
 
-/// How long connecting waits for the other nodes when a majority is connected.
+/// How long connecting waits for the other nodes, once a majority is connected.
 pub fn connect_stragglers(round_trip: Duration) -> Duration {
     Duration::from_millis(50) + round_trip * 4
 }

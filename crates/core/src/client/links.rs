@@ -8,7 +8,7 @@ use super::context::{NodeStatus, Topology};
 use super::{Admission, AgreedSet, Fleet, NodeError, Random, SetReport, agree, limits};
 use crate::quorum::Moment;
 
-/// Why a node is down of which it is not known whether it can be reached.
+/// Why a node is down until the first attempt to connect has ended.
 const STILL_CONNECTING: &str = "no answer yet";
 
 /// The connections of one client to all of its nodes: back-off, liveness, admission.
@@ -78,7 +78,8 @@ pub enum Notice {
         /// The index of the node.
         node: usize,
     },
-    /// The nodes report no set. Two clients with different lists of nodes could both win.
+    /// A majority of the nodes reports no set. Clients with different lists of nodes could both win
+    /// a lock.
     NoSet,
     /// A node does not vote, for this reason.
     NotAdmitted {
@@ -99,7 +100,7 @@ pub enum Notice {
 pub struct LinkHealth {
     /// Why the node cannot vote; `None` if it can.
     pub error: Option<NodeError>,
-    /// Since when that has been so.
+    /// Since when the connection has been in this state.
     pub since: Moment,
     /// The server's report about itself, while it is connected.
     pub hello: Option<Hello>,
@@ -122,7 +123,7 @@ struct Link {
     /// The run id of the server's last known start.
     run_id: Option<Arc<str>>,
     incarnation: u64,
-    /// The set that it belonged to when it was last connected.
+    /// The set that the node belonged to when it was last connected.
     set: SetReport,
 }
 
@@ -138,7 +139,7 @@ struct Up {
     hello: Hello,
     /// Why the connection counts as silent; `None` while it answers.
     silent: Option<NodeError>,
-    /// When an unanswered PING makes it silent, and after how long.
+    /// When an unanswered PING makes the connection silent, and the time limit of the PING.
     ping_due: Option<(Moment, Duration)>,
     /// When the idle connection is checked.
     check_at: Moment,
@@ -229,7 +230,7 @@ impl Links {
         }
     }
 
-    /// Checks a connection that is idle or unanswered.
+    /// Marks a connection with an overdue PING as silent, or sends PING through an idle one.
     fn check(&mut self, node: usize, now: Moment, fleet: &Fleet) {
         let State::Up(up) = &mut self.nodes[node].state else { return };
         if let Some((due, limit)) = up.ping_due
@@ -274,7 +275,7 @@ impl Links {
         let connection = link.last;
         link.connecting.push((connection, now.plus(limits::HANDSHAKE)));
         self.actions.push_back(LinkAction::Connect { node, connection });
-        // Spreads the clients of a node that comes back.
+        // A random part spreads the clients of a node that comes back.
         let pause = link.pause.max(stagger);
         let part = Duration::from_micros(
             random.below(u64::try_from(pause.as_micros()).unwrap_or(u64::MAX) / 4 + 1),
@@ -405,8 +406,8 @@ impl Links {
                 self.actions.push_back(LinkAction::Notice(Notice::NoSet));
             }
         }
-        for (node, of_the_set) in agreement.nodes.into_iter().enumerate() {
-            let admission = self.admission(node).and(match of_the_set {
+        for (node, by_set) in agreement.nodes.into_iter().enumerate() {
+            let admission = self.admission(node).and(match by_set {
                 Admission::Admitted => Ok(()),
                 Admission::Refused(reason) => {
                     Err(NodeError::NotAdmitted { reason: reason.to_string() })
@@ -426,6 +427,7 @@ impl Links {
         }
     }
 
+    /// Whether the server may vote, whatever its set.
     fn admission(&self, node: usize) -> Result<(), NodeError> {
         let Some(hello) = self.nodes[node].hello() else { return Ok(()) };
         if let Some(mode) = hello.mode.clone().filter(|mode| mode != "standalone") {
@@ -473,7 +475,7 @@ impl Link {
             State::Down(error) => Err(error.clone()),
             State::Up(up) => up.silent.clone().map_or(Ok(up.connection), Err),
         };
-        // The set's name for the node, which outlives a restart; without a set the server's.
+        // The ID in the set, which outlives a restart, or else the server's run id.
         let identity = match self.set.set() {
             Some(set) => Some(format!("{} {}", set.name(), set.id()).into()),
             None => self.run_id.clone(),

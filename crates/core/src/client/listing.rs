@@ -6,13 +6,14 @@ use crate::quorum::Majority;
 
 /// The locks that the nodes list, merged by key: the first ones in the order of their keys.
 ///
-/// The memory that it takes is bounded: a key that is not among the first `limit` is dropped. What
-/// was dropped once is never among the first again, so that each key that is kept has the word of
-/// every node.
+/// Its memory is bounded: a key that is not among the first `limit` keys is dropped. A dropped key
+/// never returns to the first ones, so each key that is kept has the answer of every node.
 #[derive(Debug)]
 pub struct Listing {
     limit: usize,
     locks: BTreeMap<Vec<u8>, Vec<Option<LeaseInfo>>>,
+    /// How each node's list ended; `None` while it is incomplete. `Ok` says why the node abstains,
+    /// if it does.
     nodes: Vec<Option<Result<Option<String>, NodeError>>>,
     is_truncated: bool,
 }
@@ -23,20 +24,20 @@ pub struct Listing {
 pub struct ListedLock {
     /// The key.
     pub key: Vec<u8>,
-    /// What a majority of the nodes says about the key. [`LockState::Free`]: only a minority has a
-    /// lock there, of a client that is acquiring or releasing it, or that is gone.
+    /// What a majority of the nodes says about the key. [`LockState::Free`] means that only a
+    /// minority has a lock: its client is acquiring or releasing it, or is gone.
     pub state: LockState,
-    /// The word of each node, in the order of the nodes.
+    /// The answer of each node, in the order of the nodes.
     pub nodes: Vec<Result<Option<LeaseInfo>, NodeError>>,
 }
 
 impl Listing {
-    /// An empty list of at most `limit` locks on so many nodes.
+    /// Makes an empty list of at most `limit` locks on `nodes` nodes.
     pub fn new(nodes: usize, limit: usize) -> Self {
         Self { limit, locks: BTreeMap::new(), nodes: vec![None; nodes], is_truncated: false }
     }
 
-    /// Takes a lock that a node lists. One that it lists twice counts once, as it was seen last.
+    /// Records a lock that a node lists. If the node lists a key twice, the later entry counts.
     pub fn add(&mut self, node: usize, key: Vec<u8>, lease: LeaseInfo) {
         let nodes = self.nodes.len();
         self.locks.entry(key).or_insert_with(|| vec![None; nodes])[node] = Some(lease);
@@ -46,23 +47,23 @@ impl Listing {
         }
     }
 
-    /// A node has listed all its locks, or why it has not. A node that abstains may have forgotten
-    /// some.
+    /// Records that a node has listed all its locks, or why it has not. `Ok` says why the node
+    /// abstains, if it does: it may have forgotten locks.
     pub fn finish(&mut self, node: usize, abstains: Result<Option<String>, NodeError>) {
         self.nodes[node] = Some(abstains);
     }
 
-    /// Whether keys were dropped, because there were more than the limit.
+    /// Whether keys were dropped because there were more than the limit.
     pub fn is_truncated(&self) -> bool {
         self.is_truncated
     }
 
-    /// Why each node listed less than all its locks, if it did.
+    /// Why each node's list may lack locks; `None` if it is complete.
     pub fn failures(&self) -> impl Iterator<Item = Option<NodeError>> + use<'_> {
         self.nodes.iter().map(|node| answer(node.as_ref(), None).err())
     }
 
-    /// What the nodes say together, in the order of the keys.
+    /// Merges the answers of the nodes, in the order of the keys.
     pub fn merge(mut self, majority: Majority) -> Vec<ListedLock> {
         let locks = std::mem::take(&mut self.locks);
         let listed = |(key, leases): (Vec<u8>, Vec<Option<LeaseInfo>>)| {
@@ -74,12 +75,12 @@ impl Listing {
     }
 }
 
-/// A node's word about a key, given what it lists for it and how its list ended.
+/// A node's answer about a key, from what it lists for the key and how its list ended.
 fn answer(
-    node: Option<&Result<Option<String>, NodeError>>,
+    ended: Option<&Result<Option<String>, NodeError>>,
     lease: Option<LeaseInfo>,
 ) -> Result<Option<LeaseInfo>, NodeError> {
-    match (lease, node) {
+    match (lease, ended) {
         (Some(lease), _) => Ok(Some(lease)),
         (None, Some(Ok(abstains))) => inspection_answer(None, abstains.clone()),
         (None, Some(Err(error))) => Err(error.clone()),
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn node_that_did_not_list_all_is_not_taken_for_free() {
+    fn key_is_not_free_on_a_node_whose_list_is_incomplete() {
         let mut listing = Listing::new(3, 10);
         listing.add(0, b"k".to_vec(), lease(7));
         listing.finish(0, Ok(None));
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn limit_keeps_the_first_keys_with_the_word_of_every_node() {
+    fn limit_keeps_the_first_keys_with_the_answer_of_every_node() {
         let keys = ["d", "b", "e", "a", "c"];
         for order in [[0, 1, 2], [2, 0, 1]] {
             let mut listing = Listing::new(3, 2);

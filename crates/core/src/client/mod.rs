@@ -1,5 +1,6 @@
-//! One client: machines without I/O, clock, task or lock. A driver feeds them events and carries
-//! out the actions that they return. The client crate and the simulator drive the same machines.
+//! One client: state machines without I/O, clock, task or mutex. A driver feeds them events and
+//! carries out the actions that they return. The client crate and the simulator drive the same
+//! machines.
 //!
 //! - [`limits`]: every time limit, interval and bound of a client.
 //! - [`Spec`]: the description of a lock.
@@ -8,18 +9,20 @@
 //! - [`Hold`]: one lock, from the grant to the end. Ownership, extension, repair.
 //! - [`Release`]: releases one token on every node that may have it, until each has answered.
 //! - [`Links`]: the connections to the nodes. Back-off, liveness, admission.
-//! - [`PlaceQueue`]: the queue of a program's calls for one lock, and that for blocking
-//!   connections.
-//! - [`Slots`]: the keys of which a call takes one. [`SlotMemory`]: which of them are likely free.
-//! - [`agree`]: which nodes belong to the set of the majority, so that [`Links`] lets them vote.
-//! - [`summarize`]: what the nodes say about a key, for [`LockState`].
+//! - [`PlaceQueue`]: a queue inside a program, for one lock or for the blocking connections to a
+//!   node.
+//! - [`Slots`]: the keys of a call that takes any one of them. [`SlotMemory`]: which slot to ask
+//!   for first.
+//! - [`agree`]: which nodes belong to the set of the majority. [`Links`] lets only these vote.
+//! - [`summarize`]: merges the answers of the nodes about a key into a [`LockState`].
 //! - [`Listing`]: the locks that the nodes list, merged by key.
-//! - [`Revocation`]: takes a lock back from its holder, on all nodes.
+//! - [`Revocation`]: revokes a lock on all nodes.
 //! - [`RenewalBatches`]: sends extensions that are due together in one batch. [`Hold::renew_in`]
 //!   says when each is due.
 //! - `mutants`: rules that a simulator breaks on purpose.
-//! - [`Fleet`] and [`Topology`]: what the locks of a client share, and which nodes may vote now.
-//!   [`RoundTrips`]: how far each node is. [`FenceProposals`]: which fence to propose.
+//! - [`Fleet`]: the state that all locks of a client share. [`RoundTrips`]: the smoothed round trip
+//!   of each node. [`FenceProposals`]: which fence to propose.
+//! - [`Topology`]: the connection of each node, and whether the node may vote now.
 //! - [`NodeError`]: why a node did not vote, and whether that is permanent.
 
 mod acquire;
@@ -68,11 +71,12 @@ pub use node_set::{
     NodeId, NodeSet, NotAdmitted, SetReport, agree,
 };
 pub use place_queue::{Called, Entry, PlaceQueue};
-pub use release::{Release, Send};
+pub use release::{OutgoingRequest, Release};
 pub use renewal_batches::RenewalBatches;
 pub use request::{Command, Delivery, Request, RequestId, Response};
 pub use revocation::{
-    NodeRevocation, Revocation, RevocationState, RevokeAsk, RevokeMode, RevokeQuestion, RevokeReply,
+    NodeRevocation, Revocation, RevocationState, RevokeCommand, RevokeMode, RevokeReply,
+    RevokeRequest,
 };
 pub use round_trips::RoundTrips;
 pub use slots::{SlotMemory, Slots};

@@ -16,7 +16,7 @@ pub enum Mutant {
     /// After a wait, only N/2 + 1 nodes are asked.
     BareMajorityAfterWait,
     /// A waiter never looks past the node on which it waits.
-    NeverLooksPast,
+    NeverBypasses,
     /// A call that does not wait reports a contended key as held without asking.
     RefusesUnasked,
     /// A call whose turn never came in the local queue reports `Held` without asking.
@@ -24,7 +24,7 @@ pub enum Mutant {
     /// A call without a seat on the queue node does not poll.
     NoPollWithoutSeat,
     /// A call without a seat stays in line for one on a node that is known to be silent.
-    StaysInLineOfSilentNode,
+    WaitsForSeatOfSilentNode,
     /// A call waits for slow nodes beyond its limit.
     NoDeadline,
     /// The winner of a tie does not repeat its request.
@@ -56,7 +56,7 @@ pub enum Mutant {
     /// A node is repaired in the round in which it first says that it does not hold the lock.
     RepairOnFirstRefusal,
     /// A waiter asks the same node at each look past the queue node.
-    LooksAtOneNode,
+    InspectsOneNode,
     /// A node is repaired after a node has answered that the lock is revoked.
     RevokedRepaired,
     /// A node that refused a lock after it was won is not asked again.
@@ -81,7 +81,7 @@ impl Mutant {
     /// Every mutant whose harm exclusive locks show.
     pub const ALL: [Self; 25] = [
         Self::BareMajorityAfterWait,
-        Self::NeverLooksPast,
+        Self::NeverBypasses,
         Self::RefusesUnasked,
         Self::HeldOutOfTurn,
         Self::NoPollWithoutSeat,
@@ -100,7 +100,7 @@ impl Mutant {
         Self::HeldByItself,
         Self::LostWaitForgotten,
         Self::RepairOnFirstRefusal,
-        Self::LooksAtOneNode,
+        Self::InspectsOneNode,
         Self::RevokedRepaired,
         Self::LateRefusalIsFinal,
         Self::AwaitsSlowNode,

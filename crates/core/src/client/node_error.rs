@@ -18,8 +18,8 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// Whether too few nodes remain for a majority without those whose answers are
-    /// [permanent errors](NodeError::is_permanent). If so, waiting does not help.
+    /// Whether [permanent errors](NodeError::is_permanent) leave too few nodes for a majority. If
+    /// so, waiting does not help.
     pub fn rule_out_majority<'a>(
         answers: impl IntoIterator<Item = &'a Self>,
         majority: Majority,
@@ -40,8 +40,8 @@ pub enum NodeError {
         /// What the last attempt to connect reported.
         reason: String,
     },
-    /// The node answers, but it is not known whether it belongs to the client's set: too few of the
-    /// nodes are connected to say.
+    /// The node answers, but too few nodes are connected to say whether it belongs to the client's
+    /// set.
     #[error("answers, and votes once a majority of the nodes is connected")]
     AwaitsMajority,
     /// The node did not answer within the time limit.
@@ -68,7 +68,7 @@ pub enum NodeError {
         /// For how many more milliseconds, and why.
         reason: String,
     },
-    /// The node's clock is too far behind the others' for it to accept their fence.
+    /// The node's clock is so far behind the other nodes' clocks that it refuses their fence.
     #[error("its clock is too far behind the others': {reason}")]
     ClockBehind {
         /// The node's own words.
@@ -105,8 +105,7 @@ pub enum NodeError {
         /// The node's own words.
         reason: String,
     },
-    /// The connection cannot be made as it is configured: the certificate, the name or the database
-    /// is wrong.
+    /// The configuration of the connection is wrong: its certificate, name or database.
     #[error("{reason}")]
     Misconfigured {
         /// What is wrong.
@@ -123,7 +122,7 @@ pub enum NodeError {
         /// The other address.
         node: String,
     },
-    /// The server is a Sentinel, or in cluster mode.
+    /// The server is a Sentinel or runs in cluster mode.
     #[error("it runs in {mode} mode: a node must be an independent master")]
     NotAMaster {
         /// The server's name for its mode.
@@ -138,8 +137,8 @@ pub enum NodeError {
         /// What the node and the majority say, and what to do.
         reason: String,
     },
-    /// The node refused, and a request of the same call was lost with its connection: that request
-    /// may have been granted.
+    /// The node refused, but perhaps because of an earlier request of the same call. That request
+    /// was lost with its connection, and the node may have granted it.
     #[error(
         "refuses, perhaps because of a request of this call that was lost with its connection: that \
          lock is being released there, and ends by its ttl at the latest"
@@ -156,7 +155,7 @@ impl NodeError {
         Self::Down { reason: "the connection was lost".into() }
     }
 
-    /// The error for a server's reply that has no variant of its own.
+    /// The error for an error reply that has no variant of its own, or for a ttl that is too long.
     pub fn refused(words: String) -> Self {
         let max_ms = words.strip_prefix("ERR ttl must be between 1 and ").and_then(|rest| {
             let (max_ms, _) = rest.split_once(" milliseconds")?;

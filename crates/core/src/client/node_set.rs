@@ -27,7 +27,7 @@
 //!
 //! With these rules all nodes report lists of one pair, before and after the present change, at any
 //! time. All clients that win a lock then have a list of that pair, which is case 1. Unset nodes
-//! have no list, so nothing of this holds for a client whose majority is unset.
+//! have no list, so none of this holds for a client whose majority is unset.
 
 use std::fmt;
 use std::num::NonZeroU16;
@@ -96,7 +96,7 @@ pub enum InvalidSet {
         /// How many words there are.
         words: usize,
     },
-    /// NAME is too long or has another character.
+    /// NAME is too long, or has a character that is not allowed.
     #[error(
         "NAME \"{name}\" in lock.set is not valid; write 1 to {NAME_MAX_BYTES} letters, digits, \
          \"-\", \"_\" or \".\", for example eu-locks"
@@ -105,7 +105,7 @@ pub enum InvalidSet {
         /// The beginning of what was written.
         name: String,
     },
-    /// ID is not a number of the allowed range.
+    /// ID is not a number in the allowed range.
     #[error(
         "ID \"{id}\" in lock.set is not valid; write this node's own ID, a whole number from 1 to \
          65535"
@@ -114,7 +114,7 @@ pub enum InvalidSet {
         /// The beginning of what was written.
         id: String,
     },
-    /// A member is not a number of the allowed range.
+    /// A member is not a number in the allowed range.
     #[error(
         "member \"{member}\" in lock.set is not valid; write MEMBERS as whole numbers from 1 to \
          65535 with commas between them, for example 1,2,4,5,6"
@@ -228,7 +228,7 @@ pub enum NotAdmitted {
     #[error(
         "its lock.set is \"{set}\", but the client was given {}; give the client every member of \
          the set and no other node",
-        count(*nodes)
+        number_of_nodes(*nodes)
     )]
     WrongNodeCount {
         /// The set that the node reports.
@@ -316,11 +316,6 @@ pub struct Agreement {
     pub nodes: Vec<Admission>,
 }
 
-/// `1 node`, `3 nodes`.
-fn count(nodes: usize) -> String {
-    format!("{nodes} node{}", if nodes == 1 { "" } else { "s" })
-}
-
 /// Decides which of a client's nodes are admitted.
 ///
 /// `nodes` has every node that the client was given, including those not heard yet; a majority is
@@ -355,7 +350,7 @@ pub fn agree(expected: Option<&str>, nodes: &[SetReport]) -> Agreement {
     Agreement { agreed: agreed.cloned(), nodes: (0..nodes.len()).map(admit).collect() }
 }
 
-/// A node's set as a client with so many nodes sees it, or why no such client admits the node.
+/// A node's set as this client sees it, or why the client refuses it, whatever the others report.
 type View = Result<AgreedSet, NotAdmitted>;
 
 /// Returns the view of a client of `nodes` nodes; `None` when the node has not been heard.
@@ -392,7 +387,7 @@ fn wrong_id(nodes: &[SetReport], node: usize, view: &AgreedSet) -> Option<NotAdm
     Some(NotAdmitted::DuplicateId { set: set.clone(), other })
 }
 
-/// Why a node does not count whose report differs from the majority's.
+/// Why a node whose report differs from the majority's does not count.
 fn outvoted(set: Option<&NodeSet>, agreed: &AgreedSet) -> NotAdmitted {
     use AgreedSet::{Set, Unset};
     match (set.cloned(), agreed.clone()) {
@@ -401,6 +396,11 @@ fn outvoted(set: Option<&NodeSet>, agreed: &AgreedSet) -> NotAdmitted {
         (Some(set), Unset) => NotAdmitted::SetAmongUnset { set },
         (None, Unset) => unreachable!("an unset node agrees with an unset majority"),
     }
+}
+
+/// `1 node`, `3 nodes`.
+fn number_of_nodes(nodes: usize) -> String {
+    format!("{nodes} node{}", if nodes == 1 { "" } else { "s" })
 }
 
 /// What a node reports, for an error.

@@ -4,27 +4,30 @@ use smallvec::SmallVec;
 
 use super::Mode;
 
-/// A queue for a fixed number of places in this program, first come, first served.
+/// A queue in this program for a fixed number of places, first in, first out.
 ///
-/// A client has two kinds: one place for each lock, so that at most one of its calls asks the nodes
-/// for that lock, or any number of adjacent calls that [share](Self::enter_to_share) it; and
-/// [`SEATS_MAX`](super::limits::SEATS_MAX) places for blocking connections to each node.
+/// A client uses it for two purposes:
+///
+/// - One place for each lock, so that one call at a time asks the nodes for the lock. Adjacent
+///   calls that [share](Self::enter_to_share) the lock share the place.
+/// - [`SEATS_MAX`](super::limits::SEATS_MAX) places for the blocking connections to each node.
 #[derive(Debug)]
 pub struct PlaceQueue {
     free: usize,
     /// How many callers share one taken place.
     sharing: usize,
     waiting: VecDeque<(u64, Mode)>,
-    next: u64,
+    /// The number of the last caller.
+    last: u64,
 }
 
 /// The result of entering a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// The caller has a place. Return it with [`PlaceQueue::leave`].
+    /// The caller has a place. Free it with [`PlaceQueue::leave`].
     Place,
-    /// The caller waits. [`PlaceQueue::leave`] or [`PlaceQueue::give_up`] of another caller returns
-    /// this number once it has a place.
+    /// The caller waits under this number. [`PlaceQueue::leave`] or [`PlaceQueue::give_up`] of
+    /// another caller returns the number once this caller has a place.
     Queued(u64),
 }
 
@@ -34,7 +37,7 @@ pub type Called = SmallVec<[u64; 1]>;
 impl PlaceQueue {
     /// Makes a queue for `places` places. A queue whose callers share has one place.
     pub fn new(places: usize) -> Self {
-        Self { free: places, sharing: 0, waiting: VecDeque::new(), next: 0 }
+        Self { free: places, sharing: 0, waiting: VecDeque::new(), last: 0 }
     }
 
     /// Takes a place, or queues for one.
@@ -48,13 +51,13 @@ impl PlaceQueue {
     }
 
     fn enter_as(&mut self, mode: Mode) -> Entry {
-        self.next += 1;
-        self.waiting.push_back((self.next, mode));
+        self.last += 1;
+        self.waiting.push_back((self.last, mode));
         // While others wait, no place is free.
-        if self.call().is_empty() { Entry::Queued(self.next) } else { Entry::Place }
+        if self.call().is_empty() { Entry::Queued(self.last) } else { Entry::Place }
     }
 
-    /// Returns a place. The result has the numbers that are given one.
+    /// Frees a place. Returns the numbers of the callers that get one.
     pub fn leave(&mut self) -> Called {
         self.sharing = self.sharing.saturating_sub(1);
         if self.sharing == 0 {
@@ -63,8 +66,8 @@ impl PlaceQueue {
         self.call()
     }
 
-    /// Leaves the queue without a place. The result has the numbers that are given one; `None` if
-    /// `number` itself has been given one before.
+    /// Leaves the queue without a place. Returns the numbers of the callers that get one; `None` if
+    /// caller `number` has a place already.
     pub fn give_up(&mut self, number: u64) -> Option<Called> {
         let place = self.waiting.iter().position(|&(waiting, _)| waiting == number)?;
         self.waiting.remove(place);

@@ -30,14 +30,14 @@ pub struct Release {
     ends_at: Moment,
     /// Whether to repeat a request that failed.
     persistent: bool,
-    sends: VecDeque<Send>,
-    /// Connections with a request that was not answered in time.
+    sends: VecDeque<OutgoingRequest>,
+    /// The connections, by node, with a request that was not answered in time.
     suspects: VecDeque<(usize, u64)>,
 }
 
 /// A request to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Send {
+pub struct OutgoingRequest {
     /// Identifies the response.
     pub id: RequestId,
     /// The connection of the node.
@@ -76,7 +76,7 @@ enum State {
 }
 
 impl Release {
-    /// Releases `token` on each node, given how far its last request got.
+    /// Releases `token` on each node. `deliveries` says how far the last request to each node got.
     pub(super) fn new(
         token: Token,
         deliveries: impl Iterator<Item = Delivery>,
@@ -86,7 +86,7 @@ impl Release {
         Self::after_round(0, token, deliveries, spec, ctx)
     }
 
-    /// The same, with rounds that follow `round`.
+    /// The same, with round numbers above `round`.
     fn after_round(
         round: u32,
         token: Token,
@@ -198,18 +198,18 @@ impl Release {
         self.token
     }
 
-    /// The WAIT whose answer this machine needs. Its driver receives it with the machine.
+    /// The WAIT whose answer this machine needs. The driver receives both together.
     pub fn wait(&self) -> Option<RequestId> {
         self.wait
     }
 
     /// Returns the next request to send.
-    pub fn poll(&mut self) -> Option<Send> {
+    pub fn poll(&mut self) -> Option<OutgoingRequest> {
         self.sends.pop_front()
     }
 
-    /// Returns a node and the number of its connection that left a request unanswered, for its
-    /// link.
+    /// Returns a node and the number of its connection that left a request unanswered, for
+    /// [`Links::handle_suspicion`](super::Links::handle_suspicion).
     pub fn poll_suspect(&mut self) -> Option<(usize, u64)> {
         self.suspects.pop_front()
     }
@@ -251,7 +251,7 @@ impl Release {
                 // The waiter has left the queue, and was granted nothing.
                 self.nodes[id.node].state = State::Done;
             } else {
-                // The waiter was granted the lock, or may be.
+                // The waiter was granted the lock, or may have been.
                 if matches!(response, Response::Failed(NodeError::Down { .. })) {
                     self.nodes[id.node].overtakes_until =
                         Some(ctx.now.plus(limits::RELEASE_OVERTAKES));
@@ -357,7 +357,7 @@ impl Release {
         node.state = State::Sent { connection, resend_at: now.plus(limits::RELEASE_RESEND) };
         let id = RequestId { round: node.round, node: index };
         let request = Request { token: self.token, command: Command::Release };
-        self.sends.push_back(Send { id, connection, request });
+        self.sends.push_back(OutgoingRequest { id, connection, request });
     }
 
     fn cast(&mut self, node: usize, held: Option<bool>) {

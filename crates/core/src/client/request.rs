@@ -29,7 +29,7 @@ pub enum Command {
         /// The proposed fence.
         fence: Fence,
     },
-    /// `ACQUIRE … WAIT wait FENCE fence`, or `ACQUIREANY …` for one of several keys, on an
+    /// `ACQUIRE … WAIT wait FENCE fence`, or `ACQUIREANY …` for any one of several keys, on an
     /// exclusive connection.
     Wait {
         /// The proposed fence.
@@ -37,14 +37,14 @@ pub enum Command {
         /// How long the node lets the client wait: at least 1 ms.
         wait: Duration,
     },
-    /// `ACQUIREANY … FENCE fence` for one of the keys.
+    /// `ACQUIREANY … FENCE fence`, for any one of the keys.
     AcquireAny {
         /// The proposed fence.
         fence: Fence,
     },
     /// `EXTEND`, with `FENCE fence` if there is one.
     Extend {
-        /// The fence that the node is to store.
+        /// The fence for the node to store.
         fence: Option<Fence>,
     },
     /// `EXTEND … TOKEN new`: from then on only the new token holds the lock.

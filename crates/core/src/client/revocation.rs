@@ -7,78 +7,78 @@ use crate::quorum::{Majority, Moment};
 
 /// The revocation of the lock on a key, from the first request until the lock is over.
 ///
-/// Each node is asked to revoke what it has. Nodes that do not answer are asked again, and so are
-/// nodes where the key was free, because a request of the holder may be on its way there. Before it
-/// is asked again, a node is looked at: a lock that was granted after the revocation began is left
-/// alone.
+/// At the start, each connected node is sent REVOKE. After that, every node is inspected at
+/// intervals, also one where the key was free, because a request of the holder may be on its way
+/// there. A node that has the lock unrevoked is sent REVOKE. A lock that was granted after the
+/// revocation began is left alone.
 ///
-/// Call [`poll`](Self::poll) when it begins and after each event, until it returns `None`.
+/// Call [`poll`](Self::poll) at the start and after each event, until it returns `None`.
 #[derive(Debug)]
 pub struct Revocation {
     majority: Majority,
     mode: RevokeMode,
     began: Moment,
     nodes: Vec<Node>,
-    /// The fences of what was revoked; `None` is a string of a client without the module.
+    /// The fences of the revoked leases; `None` stands for a foreign string.
     fences: Vec<Option<Fence>>,
-    /// No majority extends the lock any more, whatever is still on its way.
+    /// Whether no majority extends the lock any more, whatever is still in flight.
     certain: bool,
-    /// By then it has ended, once that is certain.
+    /// When the lock has ended at the latest; `None` until the revocation is certain.
     ends_at: Option<Moment>,
     over: bool,
-    asks: VecDeque<RevokeAsk>,
+    asks: VecDeque<RevokeRequest>,
 }
 
-/// Whether the holder may finish.
+/// When a revoked lock ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RevokeMode {
-    /// The lock stays taken until its deadline, on which its holder relies.
+    /// At its deadline, on which its holder relies.
     AtDeadline,
-    /// The lock ends at once. Its holder may still run.
+    /// At once. Its holder may still run.
     Now,
 }
 
-/// A question to a node.
+/// A request to one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RevokeAsk {
+pub struct RevokeRequest {
     /// The index of the node.
     pub node: usize,
     /// The number of its connection.
     pub connection: u64,
-    /// What to ask.
-    pub question: RevokeQuestion,
+    /// The commands to send.
+    pub question: RevokeCommand,
 }
 
-/// What a node is asked.
+/// The commands of a [`RevokeRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RevokeQuestion {
+pub enum RevokeCommand {
     /// `LOCK.REVOKE key`, and then `LOCK.INSPECT key`.
     Revoke,
     /// `LOCK.REVOKE key NOW`.
     RevokeNow,
     /// `LOCK.INSPECT key`.
-    Look,
+    Inspect,
 }
 
-/// A node's answer.
+/// A node's answer to a [`RevokeRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RevokeReply {
-    /// What REVOKE replied: whether there was a lock. `None` for [`RevokeQuestion::Look`].
+    /// What REVOKE replied: whether there was a lock. `None` for [`RevokeCommand::Inspect`].
     pub was_locked: Option<bool>,
-    /// What has the key after that; `None` when it is free.
+    /// The lease or foreign string under the key after that; `None` if the key is free.
     pub lease: Option<LeaseInfo>,
-    /// Why the node may have forgotten a lock, if it may have.
+    /// Why the node abstains, if it does: it may have forgotten a lock.
     pub abstains: Option<String>,
 }
 
-/// How far a revocation is.
+/// The progress of a revocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RevocationState {
-    /// Too few nodes have answered. The holder may extend the lock.
+    /// Too few nodes have answered. The holder may still extend the lock.
     Unknown,
-    /// A majority answered, and on some of these nodes the key was free. The holder cannot extend
-    /// the lock, unless a request that was on its way acquires the key there.
+    /// A majority answered, and on some of these nodes the key was free. The holder can extend the
+    /// lock only if a request that was in flight acquires the key there.
     Unconfirmed,
     /// A majority holds the lock and refuses to extend it. It ends by its deadline.
     Revoked,
@@ -87,19 +87,19 @@ pub enum RevocationState {
     Over,
 }
 
-/// What the revocation came to on one node.
+/// The result of a revocation on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NodeRevocation {
     /// The node has not answered yet.
     Pending,
-    /// The lock is revoked there, and lasts as long as this says.
+    /// The lock is revoked there, and ends with the ttl of this lease.
     Revoked(LeaseInfo),
     /// The lock was revoked there, and has ended since.
     Ended,
     /// The key is free there.
     Free,
-    /// A lock that was granted after the revocation began has the key there.
+    /// A lock that was granted after the revocation began holds the key there.
     Other(LeaseInfo),
     /// The node did not answer, refused, or may have forgotten the lock.
     Failed(NodeError),
@@ -108,13 +108,13 @@ pub enum NodeRevocation {
 #[derive(Debug)]
 struct Node {
     result: NodeRevocation,
-    /// When the lease that is revoked there ends at the earliest, by the clocks of this client.
+    /// The earliest moment at which the revoked lease ends, by the clocks of this client.
     revoked_until: Option<Moment>,
-    /// By when it has ended.
+    /// The latest moment at which it ends.
     ended_by: Option<Moment>,
-    is_asked: bool,
-    /// Whether REVOKE was ever sent to it.
-    was_asked: bool,
+    is_in_flight: bool,
+    was_sent_revoke: bool,
+    /// When the next request is due, unless one is in flight.
     next_at: Moment,
 }
 
@@ -125,8 +125,8 @@ impl Revocation {
             result: NodeRevocation::Pending,
             revoked_until: None,
             ended_by: None,
-            is_asked: false,
-            was_asked: false,
+            is_in_flight: false,
+            was_sent_revoke: false,
             next_at: ctx.now,
         };
         let mut this = Self {
@@ -144,8 +144,8 @@ impl Revocation {
         this
     }
 
-    /// What to ask next.
-    pub fn poll(&mut self) -> Option<RevokeAsk> {
+    /// Returns the next request to send.
+    pub fn poll(&mut self) -> Option<RevokeRequest> {
         self.asks.pop_front()
     }
 
@@ -154,39 +154,39 @@ impl Revocation {
         if self.over {
             return None;
         }
-        let nodes = self.nodes.iter().filter(|node| !node.is_asked).map(|node| node.next_at);
+        let nodes = self.nodes.iter().filter(|node| !node.is_in_flight).map(|node| node.next_at);
         nodes.chain(self.ends_at).reduce(Moment::earlier)
     }
 
-    /// Asks the nodes that are due, and ends with the deadline of the lock.
+    /// Asks the nodes that are due. Ends the revocation at the deadline of the lock.
     pub fn handle_timeout(&mut self, ctx: &Context<'_>) {
         self.over |= self.certain && self.ends_at.is_some_and(|at| ctx.now.has_reached(at));
         for node in 0..self.nodes.len() {
             let is_due =
-                !self.nodes[node].is_asked && ctx.now.has_reached(self.nodes[node].next_at);
+                !self.nodes[node].is_in_flight && ctx.now.has_reached(self.nodes[node].next_at);
             if is_due && !self.over {
-                let is_first = !self.nodes[node].was_asked && ctx.now == self.began;
+                let is_first = !self.nodes[node].was_sent_revoke && ctx.now == self.began;
                 self.ask(
                     node,
-                    if is_first { RevokeQuestion::Revoke } else { RevokeQuestion::Look },
+                    if is_first { RevokeCommand::Revoke } else { RevokeCommand::Inspect },
                     ctx,
                 );
             }
         }
     }
 
-    fn ask(&mut self, node: usize, question: RevokeQuestion, ctx: &Context<'_>) {
+    fn ask(&mut self, node: usize, question: RevokeCommand, ctx: &Context<'_>) {
         match ctx.topology.route_held(node, true) {
             Ok(connection) => {
-                self.nodes[node].is_asked = true;
-                self.nodes[node].was_asked |= question != RevokeQuestion::Look;
-                self.asks.push_back(RevokeAsk { node, connection, question });
+                self.nodes[node].is_in_flight = true;
+                self.nodes[node].was_sent_revoke |= question != RevokeCommand::Inspect;
+                self.asks.push_back(RevokeRequest { node, connection, question });
             }
             Err(error) => self.fail(node, error, ctx.now),
         }
     }
 
-    /// A node that has revoked the lock keeps it so while it does not answer.
+    /// Records an error. A lock that the node has revoked stays revoked meanwhile.
     fn fail(&mut self, node: usize, error: NodeError, now: Moment) {
         let node = &mut self.nodes[node];
         node.next_at = now.plus(limits::REVOKE_REPEAT);
@@ -195,7 +195,7 @@ impl Revocation {
         }
     }
 
-    /// Takes the answer of a node to a question that was sent at `sent`.
+    /// Processes a node's answer to a request that was sent at `sent`.
     pub fn handle_reply(
         &mut self,
         node: usize,
@@ -203,7 +203,7 @@ impl Revocation {
         reply: Result<RevokeReply, NodeError>,
         ctx: &Context<'_>,
     ) {
-        self.nodes[node].is_asked = false;
+        self.nodes[node].is_in_flight = false;
         self.nodes[node].next_at = ctx.now.plus(limits::REVOKE_REPEAT);
         match reply {
             Err(error) => self.fail(node, error, ctx.now),
@@ -217,7 +217,7 @@ impl Revocation {
                 );
                 let has_revoked = was_locked == Some(true);
                 self.nodes[node].result = match abstains {
-                    // What is free there may be forgotten, unless this very command has ended it.
+                    // The node may have forgotten the lock, unless this REVOKE has just ended it.
                     Some(reason) if !has_revoked => {
                         NodeRevocation::Failed(NodeError::Abstains { reason })
                     }
@@ -241,11 +241,11 @@ impl Revocation {
         ctx: &Context<'_>,
     ) {
         let is_known = self.fences.contains(&lease.fence);
-        // No answer tells that a foreign string is revoked.
+        // INSPECT does not say whether a foreign string is revoked.
         let was_foreign = lease.fence.is_none()
             && matches!(&self.nodes[node].result, NodeRevocation::Revoked(lease) if lease.fence.is_none());
         let was_there = lease.held.is_some_and(|held| {
-            // It was granted before the revocation began, by clocks that may differ.
+            // Granted before the revocation began, even if the clocks drift apart.
             held > with_drift(ctx.now.since(self.began))
         });
         let may_be_ours = self.fences.is_empty() && lease.held.is_none();
@@ -260,9 +260,9 @@ impl Revocation {
             node.ended_by = Some(ctx.now.plus(with_drift(left)));
             node.result = NodeRevocation::Revoked(lease);
         } else if is_ours {
-            // It came to this node after the node was asked, or the node was not asked yet.
+            // The lock reached this node after REVOKE, or REVOKE has not been sent to it.
             self.nodes[node].result = NodeRevocation::Pending;
-            self.ask(node, RevokeQuestion::Revoke, ctx);
+            self.ask(node, RevokeCommand::Revoke, ctx);
         } else {
             self.nodes[node].revoked_until = None;
             self.nodes[node].result = NodeRevocation::Other(lease);
@@ -288,8 +288,8 @@ impl Revocation {
         if self.mode == RevokeMode::Now && !self.over && (self.certain || is_answered) {
             for node in 0..self.nodes.len() {
                 let is_revoked = matches!(self.nodes[node].result, NodeRevocation::Revoked(_));
-                if is_revoked && !self.nodes[node].is_asked {
-                    self.ask(node, RevokeQuestion::RevokeNow, ctx);
+                if is_revoked && !self.nodes[node].is_in_flight {
+                    self.ask(node, RevokeCommand::RevokeNow, ctx);
                 }
             }
         }
@@ -297,12 +297,15 @@ impl Revocation {
 
     /// Whether a majority has revoked leases at the same time.
     ///
-    /// From then on, no majority extends any lock of the key, whichever these leases belong to: a
-    /// node that was ahead of the others when it granted has another fence. A node gets the lock
-    /// again only by a repair, which needs a majority of extensions in the same round. Nodes whose
-    /// revoked lease has ended are not counted, since they could have been repaired while fewer
-    /// were revoked. Nodes where the key was free are not counted either: a repair that began
-    /// before may be on its way.
+    /// From then on, no majority extends any lock of the key. The leases may have different fences,
+    /// because a node that was ahead of the others granted a larger one.
+    ///
+    /// A node gets the lock again only by a repair. A repair needs a majority of extensions in the
+    /// same round. Two kinds of nodes are therefore not counted:
+    ///
+    /// - A node whose revoked lease has ended: it may have been repaired while fewer nodes had
+    ///   revoked the lock.
+    /// - A node where the key was free: a repair that began before may be in flight.
     fn is_certain(&self, now: Moment) -> bool {
         let is_live =
             |node: &&Node| node.revoked_until.is_some_and(|until| !now.has_reached(until));
@@ -312,7 +315,7 @@ impl Revocation {
     }
 
     /// When so few nodes hold the lock that the others are a majority. A node that has not answered
-    /// may hold it for longer than any that has.
+    /// may hold the lock longer than all nodes that have.
     fn end(&self) -> Option<Moment> {
         let mut ends: Vec<Moment> = self.nodes.iter().filter_map(|node| node.ended_by).collect();
         ends.sort_unstable_by_key(|end| (end.raw, end.boot));
@@ -324,7 +327,7 @@ impl Revocation {
         ends.get(last).or(ends.last()).copied()
     }
 
-    /// How far it is.
+    /// The progress so far.
     pub fn state(&self) -> RevocationState {
         let has_answered = |node: &&Node| {
             !matches!(node.result, NodeRevocation::Pending | NodeRevocation::Failed(_))
@@ -340,30 +343,30 @@ impl Revocation {
         }
     }
 
-    /// Whether no question is open: each node has answered, or failed.
+    /// Whether each node has answered or failed, and no request is in flight.
     pub fn is_settled(&self) -> bool {
-        self.nodes.iter().all(|node| !node.is_asked && node.result != NodeRevocation::Pending)
+        self.nodes.iter().all(|node| !node.is_in_flight && node.result != NodeRevocation::Pending)
     }
 
-    /// How much longer the lock, or its holder after [`RevokeMode::Now`], may last: the longest
-    /// time of the nodes that answered. It is certain in the states
-    /// [`Revoked`](RevocationState::Revoked) and [`Over`](RevocationState::Over) only.
+    /// How much longer the lock may last, or its holder may run after [`RevokeMode::Now`], by the
+    /// nodes that answered. It is certain only in the states
+    /// [`Revoked`](RevocationState::Revoked) and [`Over`](RevocationState::Over).
     pub fn remaining(&self, now: Moment) -> Duration {
         self.end().map_or(Duration::ZERO, |end| now.until(end))
     }
 
-    /// What became of it on each node, in the order of the nodes.
+    /// The result on each node, in the order of the nodes.
     pub fn nodes(&self) -> impl ExactSizeIterator<Item = &NodeRevocation> {
         self.nodes.iter().map(|node| &node.result)
     }
 }
 
-/// The longest time that may have passed here while a node measured this.
+/// The longest time that may have passed here while a node measured `measured`.
 fn with_drift(measured: Duration) -> Duration {
     measured + crate::quorum::drift(measured)
 }
 
-/// The shortest time that may have passed here while a node measured this.
+/// The shortest time that may have passed here while a node measured `measured`.
 fn without_drift(measured: Duration) -> Duration {
     measured.saturating_sub(crate::quorum::drift(measured))
 }

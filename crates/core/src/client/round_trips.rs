@@ -1,7 +1,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The part of a sample above the estimate that the estimate grows by.
+/// A sample above the estimate raises it by the difference divided by this.
 const GROWTH_PART: u64 = 8;
 /// No estimate grows beyond this, in microseconds.
 const ESTIMATE_MAX_US: u64 = 10_000_000;

@@ -1,23 +1,22 @@
-//! One of several keys: which of them a call asks for.
+//! A call for any one of several keys: which of them it asks for.
 
 use std::sync::Arc;
 
-use super::Spec;
-use super::{Keys, Random};
+use super::{Keys, Random, Spec};
 
-/// The keys of which a call takes one.
+/// The keys of a call that takes any one of them. A slot is the index of a key.
 #[derive(Debug)]
 pub struct Slots {
-    /// The lock as described for all keys.
+    /// The spec of the call, for all keys.
     all: Arc<Spec>,
     keys: Keys,
-    /// The key that the call asks for, as an index.
+    /// The current key: the one that the call asks for.
     slot: usize,
-    /// Keys that other clients hold without a lease on the deciding node, one bit each.
+    /// One bit for each key that other clients hold without a lease on the deciding node.
     left_out: u64,
-    /// The number of requests for any of the keys.
+    /// The number of requests for any other key.
     pub(super) probes: u8,
-    /// Whether a node was asked for any of them by a WAIT.
+    /// Whether a WAIT for any of the keys was sent.
     pub(super) was_waited_for: bool,
 }
 
@@ -33,25 +32,25 @@ impl Slots {
         }
     }
 
-    fn of(&self, is_in: impl Fn(usize) -> bool) -> Arc<Spec> {
-        let chosen = self.keys.iter().enumerate().filter(|&(slot, _)| is_in(slot));
+    fn spec_of(&self, is_chosen: impl Fn(usize) -> bool) -> Arc<Spec> {
+        let chosen = self.keys.iter().enumerate().filter(|&(slot, _)| is_chosen(slot));
         let keys = chosen.map(|(_, key)| key).collect();
         Arc::new(Spec { keys, any: Some(self.keys.clone()), ..(*self.all).clone() })
     }
 
     /// The lock of the current key.
     pub(super) fn spec(&self) -> Arc<Spec> {
-        self.of(|slot| slot == self.slot)
+        self.spec_of(|slot| slot == self.slot)
     }
 
-    /// The lock of any key that a WAIT asks for.
+    /// The lock of any key that is not left out. A WAIT asks for it.
     pub(super) fn candidates(&self) -> Arc<Spec> {
-        self.of(|slot| !self.is_left_out(slot))
+        self.spec_of(|slot| !self.is_left_out(slot))
     }
 
-    /// The same without the current key.
+    /// The lock of any key that is neither left out nor current.
     pub(super) fn others(&self) -> Arc<Spec> {
-        self.of(|slot| slot != self.slot && !self.is_left_out(slot))
+        self.spec_of(|slot| slot != self.slot && !self.is_left_out(slot))
     }
 
     pub(super) fn has_others(&self) -> bool {
@@ -78,7 +77,7 @@ impl Slots {
         self.slot = pick(random, &(0..self.keys.len()).filter(is_allowed)).unwrap_or(0);
     }
 
-    /// Leaves the current key out. When none is left, allows all again.
+    /// Leaves the current key out. If no key remains, allows all again.
     pub(super) fn leave_out(&mut self) {
         self.left_out |= bit(self.slot);
         if (0..self.keys.len()).all(|slot| self.is_left_out(slot)) {
@@ -92,7 +91,7 @@ impl Slots {
     }
 }
 
-/// Which slots a program holds, and which of them is likely free: the one that it released last.
+/// The slots that a program holds, and the one that it released last, which is likely free.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SlotMemory {
     held: u64,
@@ -100,8 +99,8 @@ pub struct SlotMemory {
 }
 
 impl SlotMemory {
-    /// Proposes which of `slots` to ask for first: the one that was released last, or else a random
-    /// one that this program does not hold.
+    /// Proposes which of `slots` slots to ask for first: the one that was released last, or else a
+    /// random one that this program does not hold.
     pub fn propose(&mut self, slots: usize, random: &mut dyn Random) -> usize {
         let is_free = |slot: &usize| self.held & bit(*slot) == 0;
         let freed = self.freed.take().filter(|&slot| slot < slots && is_free(&slot));
@@ -140,9 +139,10 @@ fn bit(slot: usize) -> u64 {
 mod tests {
     use super::*;
 
-    struct Last;
+    /// Always returns the largest number.
+    struct Largest;
 
-    impl Random for Last {
+    impl Random for Largest {
         fn bits(&mut self) -> Option<u128> {
             None
         }
@@ -153,16 +153,16 @@ mod tests {
     }
 
     #[test]
-    fn the_slot_that_was_released_last_is_proposed_and_no_held_one() {
+    fn last_released_slot_is_proposed_once_before_other_free_slots() {
         let mut memory = SlotMemory::default();
-        assert_eq!(memory.propose(64, &mut Last), 63);
+        assert_eq!(memory.propose(64, &mut Largest), 63);
         memory.acquired(63);
-        assert_eq!(memory.propose(64, &mut Last), 62);
+        assert_eq!(memory.propose(64, &mut Largest), 62);
         memory.acquired(5);
         memory.freed(5);
-        assert_eq!(memory.propose(64, &mut Last), 5);
-        assert_eq!(memory.propose(64, &mut Last), 62, "it is proposed once");
+        assert_eq!(memory.propose(64, &mut Largest), 5);
+        assert_eq!(memory.propose(64, &mut Largest), 62, "the released slot is proposed once");
         (0..64).for_each(|slot| memory.acquired(slot));
-        assert_eq!(memory.propose(64, &mut Last), 63, "others may have it by now");
+        assert_eq!(memory.propose(64, &mut Largest), 63, "any slot, if the program holds all");
     }
 }

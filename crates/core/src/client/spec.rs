@@ -13,14 +13,14 @@ pub struct Spec {
     pub keys: Keys,
     /// How long the lock lasts unless it is extended.
     pub ttl: Ttl,
-    /// The keys of which the lock takes one, if it is such a lock. Then `keys` are the keys that
-    /// may be granted: all of these in a call's spec, and the one of its key in that of a lock.
+    /// The keys of which the lock takes any one; `None` for a lock of all `keys`. `keys` then has
+    /// the keys that a node may grant: all of `any` in a call's spec, and one in a lock's spec.
     pub any: Option<Keys>,
     /// Whether others that share the lock may hold it at the same time.
     pub mode: Mode,
-    /// A lock with less than this left when it is granted counts as not granted.
+    /// The least validity at the grant. A lock with less counts as not granted.
     pub min_validity: Duration,
-    /// How long one node may take to answer, if the caller says so.
+    /// How long one node may take to answer; `None` to derive it from round trip and ttl.
     pub node_timeout: Option<Duration>,
     /// How long the lock is held at most, if there is a limit.
     pub max_hold: Option<Duration>,
@@ -54,9 +54,10 @@ pub enum InvalidSpec {
         /// The least validity.
         min_validity: Duration,
     },
-    /// A shared lock has one key.
+    /// Only a lock of one key can be shared.
     #[error(
-        "a lock of several keys, or of one of several, is exclusive: share a lock of one key, or do not share"
+        "a lock of several keys, or of any one of several, cannot be shared: use one key, or an \
+         exclusive lock"
     )]
     SeveralShared,
     /// The keys cannot be locked.
@@ -71,13 +72,13 @@ impl Spec {
     /// The longest owner label that a node accepts, in bytes.
     pub const OWNER_BYTES_MAX: usize = 256;
 
-    /// Refuses what can never be a lock.
+    /// Checks that the description can be a lock.
     ///
     /// # Errors
     /// [`InvalidSpec`] says what is wrong and what to do.
     pub fn check(&self) -> Result<(), InvalidSpec> {
         let (ttl, min_validity) = (self.ttl.duration(), self.min_validity);
-        let lasts = crate::quorum::reliable(self.ttl);
+        let lasts = crate::quorum::longest_validity(self.ttl);
         let least = limits::node_timeout(Duration::ZERO, self.ttl);
         let node_timeout = self.node_timeout.unwrap_or(least);
         if lasts <= node_timeout || lasts < min_validity {
@@ -98,12 +99,12 @@ impl Spec {
         Ok(self.keys.check()?)
     }
 
-    /// The keys that name the lock in a program: its queue there is theirs.
+    /// The keys that identify the lock, and its local queue, within a program.
     pub fn name(&self) -> &Keys {
         self.any.as_ref().unwrap_or(&self.keys)
     }
 
-    /// Which of the keys of [`any`](Self::any) it is about.
+    /// The index among [`any`](Self::any) of the first of `keys`.
     pub fn slot(&self) -> Option<usize> {
         self.any.as_ref()?.iter().position(|key| key == self.keys.first())
     }
@@ -114,8 +115,10 @@ impl Spec {
         self.any.as_ref()?.iter().position(|slot| slot == key)
     }
 
-    /// The order of the nodes that decides where the lock is waited for: of one of several keys,
-    /// that of the first of them, so that all clients wait on the same node.
+    /// The order of the nodes that decides on which node clients wait for the lock.
+    ///
+    /// A lock of any one of several keys uses the order of the first of them, so that all clients
+    /// wait on the same node.
     pub(super) fn order(&self, topology: &Topology) -> SmallVec<[usize; 7]> {
         topology.order(self.name().first())
     }
@@ -140,7 +143,7 @@ impl Spec {
         limits.max().unwrap_or_default()
     }
 
-    /// A node has not answered within `limit`.
+    /// The error of a node that has not answered within `limit`.
     pub(super) fn timed_out(&self, node: usize, limit: Duration, ctx: &Context<'_>) -> NodeError {
         let round_trip = ctx.fleet.round_trips.of(node);
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);

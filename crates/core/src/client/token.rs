@@ -4,8 +4,9 @@ const HEX: &[u8; 16] = b"0123456789abcdef";
 
 /// Proves who holds a lock: 128 random bits, new for every attempt and every WAIT.
 ///
-/// A token that is used twice gives two holders: its late RELEASE frees what its next attempt was
-/// granted. A client that knows the token can release the lock, so it is never printed.
+/// A token that is used twice can give a lock two holders: a late RELEASE of the first attempt ends
+/// the lock of the second. A client that knows a token can release the lock, so it is never
+/// printed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token([u8; 32]);
 
@@ -20,7 +21,7 @@ impl Token {
         Self(hex)
     }
 
-    /// A token that another process made, from its text.
+    /// Reads a token that another process made; `None` unless `text` is 32 hexadecimal digits.
     pub fn from_text(text: &str) -> Option<Self> {
         let digits: [u8; 32] = text.as_bytes().try_into().ok()?;
         digits.iter().all(u8::is_ascii_hexdigit).then_some(Self(digits))

@@ -9,15 +9,16 @@ use super::{Node, ServerEvent};
 /// Each reason ends once every lock that the node may have forgotten has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// The server started, or loaded the module: for `lock.rejoin-delay` ([`Node::new`]).
+    /// The server started or loaded the module. The node abstains for `lock.rejoin-delay`
+    /// ([`Node::new`]).
     Start,
-    /// The node was a replica, and replication is asynchronous: for `lock.max-ttl`
-    /// ([`ServerEvent::Promoted`]).
+    /// The node was a replica, and replication is asynchronous. The node abstains for
+    /// `lock.max-ttl` ([`ServerEvent::Promoted`]).
     Promotion,
-    /// An operator swapped two databases and the locks in them: for `lock.max-ttl`
-    /// ([`ServerEvent::Swap`]).
+    /// An operator swapped two databases and the locks in them. The node abstains for
+    /// `lock.max-ttl` ([`ServerEvent::Swap`]).
     SwapDb,
-    /// The node is a replica, and grants nothing until it is promoted.
+    /// The node is a replica. It grants nothing until it is promoted.
     Replica,
 }
 
@@ -39,7 +40,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Whether a node abstains, and until when: until every lock that it may have forgotten has ended.
+/// Whether a node abstains, and until when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Abstention {
     until: Option<(Monotonic, Reason)>,
@@ -59,7 +60,7 @@ impl Abstention {
         self.replica = replica;
     }
 
-    /// Why the node abstains, and for how many more milliseconds: a replica abstains without end.
+    /// Why the node abstains, and for how many more milliseconds; for a replica, without end.
     pub(super) fn why(&self, now: Monotonic) -> Option<(Reason, Option<u64>)> {
         if self.replica {
             return Some((Reason::Replica, None));

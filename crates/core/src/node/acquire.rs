@@ -6,8 +6,7 @@ use super::leases::NewLock;
 use super::machine::PerKey;
 use super::queues::{Lack, Waiter, Wanted, Wants};
 use super::{
-    Acquire, Author, Change, CommandError, Key, Keyspace, Kind, Mode, Node, Now, Reply, Ticket,
-    Token,
+    Acquire, Author, Change, CommandError, Key, Keyspace, Kind, Mode, Node, Now, Reply, Token,
 };
 use crate::{Fence, Ttl};
 
@@ -74,7 +73,7 @@ impl Node {
         self.wait_or_refuse(now, acquire, Wants::All, &hashes, &lacks, keyspace)
     }
 
-    /// Returns the error of a node that abstains, and counts it.
+    /// Refuses the command if the node abstains, and counts that.
     pub(super) fn refuse_while_abstaining(&mut self, now: Now) -> Result<(), CommandError> {
         match self.abstention_error(now.monotonic) {
             Some(error) => {
@@ -100,7 +99,7 @@ impl Node {
         if wait_ms == 0 || !keyspace.may_block() {
             return Ok(Reply::Refused);
         }
-        // Comes first, so that the server blocks no client that exceeds the limit.
+        // Precedes `block`, so that the server blocks no client above the limit.
         if self.queues.waiters() >= self.max_waiters {
             return Err(CommandError::QueueFull { max_waiters: self.max_waiters });
         }
@@ -123,9 +122,9 @@ impl Node {
         Ok(Reply::Waits)
     }
 
-    /// Whether a waiter for this key alone has time left.
+    /// Whether a waiter for which this key suffices has time left.
     ///
-    /// It comes before all newcomers, also between the end of a lock and its handover.
+    /// It precedes all newcomers, also between the end of a lock and its handover.
     pub(super) fn has_single_waiter(&mut self, now: Now, hash: u64, db: u32, key: &[u8]) -> bool {
         let queue = self.queues.find(hash, db, key);
         queue.is_some_and(|queue| self.queues.has_single_waiter(queue, now.monotonic))
@@ -203,7 +202,7 @@ impl Node {
         }
     }
 
-    /// Grants free keys to a waiter.
+    /// Grants free keys to a waiter. Returns whether the server accepted the writes.
     pub(super) fn grant_waiter<K: Keyspace>(
         &mut self,
         now: Now,
@@ -248,18 +247,9 @@ impl Node {
                 true
             }
             Err(error) => {
-                self.refuse_waiter(ticket, error, keyspace);
+                self.answers.refuse(ticket, Some(error), keyspace);
                 false
             }
         }
-    }
-
-    fn refuse_waiter<K: Keyspace>(
-        &mut self,
-        ticket: Ticket,
-        error: CommandError,
-        keyspace: &mut K,
-    ) {
-        self.answers.refuse(ticket, Some(error), keyspace);
     }
 }

@@ -18,7 +18,7 @@ impl Node {
         keyspace: &mut K,
     ) -> Result<Reply, CommandError> {
         self.refuse_while_abstaining(now)?;
-        debug_assert!(acquire.mode == Mode::Exclusive, "no command says otherwise");
+        debug_assert!(acquire.mode == Mode::Exclusive, "LOCK.ACQUIREANY has no shared mode");
         let &Acquire { db, keys, token, ttl, owner, fence, .. } = acquire;
         let mut hashes: PerKey<u64> = PerKey::new();
         let mut lacks: PerKey<Option<Lack>> = PerKey::new();

@@ -35,7 +35,7 @@ enum Answer {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Grant {
     pub(super) db: u32,
-    /// One of its keys. The end of its lease ends the lock on all keys.
+    /// One of the lock's keys. The end of the lease of one key ends the lock on all its keys.
     pub(super) key: Key,
     pub(super) token: Token,
     pub(super) fence: Fence,
@@ -46,7 +46,7 @@ pub(super) struct Grant {
 /// What to do with a client whose wait the server has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
-pub struct Left {
+pub struct WaitExit {
     /// The reply to the client, if it is still connected.
     pub reply: WaitReply,
     /// Whether the client still needs to be unblocked.
@@ -132,19 +132,20 @@ impl Node {
     /// Ends the wait of a client that `CLIENT UNBLOCK` named.
     ///
     /// A lock that the client was just granted stays granted.
-    pub fn unblock(&mut self, ticket: Ticket) -> Left {
+    pub fn unblock(&mut self, ticket: Ticket) -> WaitExit {
         let waited = self.cancel(ticket);
         let answer = self.answers.by_ticket.remove(&ticket);
-        Left {
+        WaitExit {
             reply: answer.as_ref().map_or(WaitReply::Refused, Answer::reply),
             wake: waited || matches!(answer, Some(Answer::Granted { woken: false, .. })),
         }
     }
 
-    /// Forgets a client that is gone.
+    /// Ends the wait of a client that has disconnected.
     ///
-    /// A [job](super::Job) releases a lock that the client was granted and did not hear of.
-    pub fn disconnect(&mut self, ticket: Ticket) -> Left {
+    /// If the client was granted a lock but has not received the answer, a [job](super::Job)
+    /// releases that lock.
+    pub fn disconnect(&mut self, ticket: Ticket) -> WaitExit {
         let waited = self.cancel(ticket);
         let (reply, unwoken) = match self.answers.by_ticket.remove(&ticket) {
             Some(Answer::Granted { grant, woken }) => {
@@ -153,7 +154,7 @@ impl Node {
             }
             _ => (WaitReply::Refused, false),
         };
-        Left { reply, wake: waited || unwoken }
+        WaitExit { reply, wake: waited || unwoken }
     }
 
     /// Removes a waiter from its queues. Returns false if it already has its answer.

@@ -1,4 +1,4 @@
-//! A table of items that keep their place, addressed by slot.
+//! A table of items, each of which keeps its slot.
 
 use std::ops::{Index, IndexMut};
 
@@ -113,7 +113,7 @@ impl<T> Chunks<T> {
         Next::End
     }
 
-    /// One above the largest slot in use.
+    /// A bound above every slot in use.
     pub(super) fn slots_end(&self) -> u32 {
         slot_of(self.slabs.len() * CHUNK_ITEMS)
     }
@@ -147,7 +147,7 @@ const fn place_of(slot: u32) -> (usize, usize) {
 }
 
 fn slot_of(index: usize) -> u32 {
-    u32::try_from(index).expect("four thousand million items do not fit in memory")
+    u32::try_from(index).expect("2^32 items do not fit in memory")
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ impl Monotonic {
 pub struct Now {
     /// Decides when leases end. It never steps.
     pub monotonic: Monotonic,
-    /// Microseconds since 1970. Sets the expiry of mirrors and limits fences, and ends no lease.
+    /// Microseconds since 1970. Sets the expiry of mirrors and limits fences. Ends no lease.
     pub wall_us: u64,
 }
 

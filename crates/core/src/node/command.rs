@@ -10,7 +10,7 @@ pub struct Settings {
     pub max_ttl: Ttl,
     /// How long a node abstains after its start, in milliseconds.
     ///
-    /// Less than the largest ttl that the node ever granted is not safe.
+    /// A delay that is shorter than the largest ttl that the node ever granted is not safe.
     pub rejoin_delay_ms: u64,
     /// How far ahead of the node's wall clock a proposed fence may lie, in milliseconds.
     pub max_clock_skew_ms: u64,
@@ -24,20 +24,22 @@ pub struct Settings {
     pub hash_seed: u64,
     /// Whether to unblock waiters with a granted lock only at the end of the turn.
     ///
-    /// Redis 7.0 drops the answer of a client that is unblocked and then, in the same turn, named
-    /// by `CLIENT UNBLOCK`. On other servers it only adds delay.
+    /// Redis 7.0 needs this: it drops the answer of a client that is unblocked and then, in the
+    /// same turn, named by `CLIENT UNBLOCK`. On other servers, the deferral only adds delay.
     pub defer_wakes: bool,
 }
 
 /// The largest number of keys of one lock.
 pub const KEYS_MAX: usize = 64;
 
-/// A parsed command. A lock has at least one key; keys are unique and in the order of their bytes.
+/// A parsed command.
+///
+/// The keys of a lock are unique and in the order of their bytes. There is at least one.
 #[derive(Clone, Copy, Debug)]
 pub enum Command<'a, N> {
     /// `LOCK.ACQUIRE` or `LOCK.MACQUIRE`.
     Acquire(Acquire<'a, N>),
-    /// `LOCK.ACQUIREANY`: one of the keys, in the order of the client's choice.
+    /// `LOCK.ACQUIREANY`: one of the keys, which are in the client's order.
     AcquireAny(Acquire<'a, N>),
     /// `LOCK.EXTEND` or `LOCK.MEXTEND`.
     Extend(Extend<'a, N>),
@@ -62,7 +64,7 @@ pub struct Acquire<'a, N> {
     pub token: &'a N,
     /// The requested duration.
     pub ttl: Ttl,
-    /// Whether other holders may share the key. Only a lock of one key is shared.
+    /// Whether other holders may share the key. Only a lock of one key can be shared.
     pub mode: Mode,
     /// The holder's label, for people to read.
     pub owner: Option<&'a [u8]>,
@@ -119,12 +121,12 @@ pub struct Revoke<'a, N> {
     /// One of the locked keys.
     pub key: &'a N,
     /// A random value, unknown to all clients, that replaces the token in the mirror.
-    pub unknown: &'a N,
+    pub random_value: &'a N,
     /// Whether the lock ends at once, and not at its deadline.
     pub ends_now: bool,
 }
 
-/// Lists the locks of a database, a slice in each call.
+/// Lists one slice of the locks of a database.
 #[derive(Clone, Copy, Debug)]
 pub struct Scan<'a> {
     /// The number of the database.
@@ -142,16 +144,16 @@ pub struct Scan<'a> {
 pub enum Reply {
     /// The client holds the lock, with this fence.
     Granted(Fence),
-    /// The client holds the lock of one of the keys.
+    /// The client holds the lock on one of the keys.
     GrantedOne {
         /// Its fence.
         fence: Fence,
-        /// The index of the key among those of the command.
+        /// The index of the key among the keys of the command.
         key: usize,
     },
     /// Another client holds one of the keys, or waits for it.
     Refused,
-    /// The client was blocked; its answer follows later.
+    /// The client waits. Its answer follows later.
     Waits,
     /// The token holds the lock, with this fence.
     Extended(Fence),
@@ -188,9 +190,9 @@ pub struct Listed {
 /// The holder of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inspected {
-    /// The number of clients that wait for it.
+    /// The number of clients that wait for the key.
     pub waiters: usize,
-    /// The first of them, in the order of their arrival.
+    /// The first waiters, in the order of their arrival.
     pub queue: Vec<ShownWaiter>,
     /// What holds it.
     pub holder: Holder,
@@ -210,15 +212,15 @@ pub struct ShownWaiter {
 pub enum Holder {
     /// A lease.
     Lease {
-        /// The labels of its holders in the order of their grants, at most those of the first few.
+        /// The labels of its first holders, in the order of their grants.
         owners: Vec<Option<Box<[u8]>>>,
         /// The number of holders: one, unless the lock is shared.
         holders: usize,
         /// Its fence; for a shared lock, the largest fence of a holder.
         fence: Fence,
-        /// The time until the last of its holders ends, in milliseconds.
+        /// The time until the deadline of its last holder, in milliseconds.
         ttl_ms: u64,
-        /// The time since the grant of its first holder, in milliseconds.
+        /// The time since the grant to its first holder, in milliseconds.
         held_ms: u64,
         /// Whether other holders may share the key.
         mode: Mode,
@@ -243,12 +245,12 @@ pub enum CommandError {
         reason: Reason,
         /// How much longer the node abstains, in milliseconds.
         ///
-        /// A replica abstains without end and names the largest ttl.
+        /// A replica abstains without end. It reports the largest ttl.
         left_ms: u64,
     },
     /// One of the keys holds a value that is not a string.
     WrongType,
-    /// The token holds these keys, but they are not all keys of one lock.
+    /// The token holds these keys, but they are not exactly the keys of one lock.
     OtherKeys,
     /// The token holds the lock, and the node refuses the proposed fence.
     BadFence(FenceError),
@@ -266,7 +268,7 @@ pub enum CommandError {
     SeveralShared,
     /// The new token of an EXTEND already holds the shared lock.
     TokenInUse,
-    /// A string without an expiry is data, and not a lock to revoke.
+    /// The key holds a string without an expiry. That is data and not a lock.
     NoExpiry,
     /// The server refused to write a key. Nothing is locked or revoked.
     NotWritten,
@@ -306,6 +308,6 @@ pub enum WaitReply {
     },
     /// The client no longer waits, and does not hold the lock.
     Refused,
-    /// The same, with the reason.
+    /// The client no longer waits, and does not hold the lock, for this reason.
     Failed(CommandError),
 }

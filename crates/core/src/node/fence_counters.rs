@@ -2,7 +2,7 @@ use crate::Fence;
 
 /// The fence counters of a node, striped by the hash of the key.
 ///
-/// They need constant memory, whatever the number of keys, and still increase for each key.
+/// They take constant memory, whatever the number of keys. The fences of each key still grow.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Fences {
     counters: Box<[Fence]>,
@@ -26,30 +26,30 @@ impl Fences {
         self.max_clock_skew_us = ms.saturating_mul(1000);
     }
 
-    /// The fence of a new grant: the hint, or one above all fences of these keys if larger.
+    /// The fence of a new grant: the proposed one, or one above all fences of these keys if larger.
     ///
-    /// Ignores a hint too far ahead of the node's wall clock: otherwise one client could use up all
-    /// fences.
-    pub(super) fn next(&mut self, hashes: &[u64], hint: Option<Fence>, wall_us: u64) -> Fence {
-        let hint = self.believed(hint, wall_us);
-        let fence = hashes.iter().fold(hint, |fence, &hash| fence.max(self.last(hash).next()));
+    /// Ignores a proposal too far ahead of the node's wall clock: otherwise one client could use up
+    /// all fences.
+    pub(super) fn next(&mut self, hashes: &[u64], proposed: Option<Fence>, wall_us: u64) -> Fence {
+        let start = self.proposed_or_wall_clock(proposed, wall_us);
+        let fence = hashes.iter().fold(start, |fence, &hash| fence.max(self.last(hash).next()));
         for &hash in hashes {
             *self.counter(hash) = fence;
         }
         fence
     }
 
-    /// The fence of a grant that joins a shared lock: the hint, or `floor` if that is larger.
+    /// The fence of a shared grant: the proposed one, or `floor` if that is larger.
     ///
     /// `floor` is what [`Fences::floor`] returned before the first of the shared grants.
-    pub(super) fn beside(
+    pub(super) fn next_shared(
         &mut self,
         hash: u64,
-        hint: Option<Fence>,
+        proposed: Option<Fence>,
         floor: Fence,
         wall_us: u64,
     ) -> Fence {
-        let fence = self.believed(hint, wall_us).max(floor);
+        let fence = self.proposed_or_wall_clock(proposed, wall_us).max(floor);
         self.raise(hash, fence);
         fence
     }
@@ -59,9 +59,9 @@ impl Fences {
         self.last(hash).next()
     }
 
-    fn believed(&self, hint: Option<Fence>, wall_us: u64) -> Fence {
-        let hint = hint.filter(|&hint| hint <= self.ceiling(wall_us));
-        hint.unwrap_or_else(|| Fence::of_wall_us(wall_us))
+    fn proposed_or_wall_clock(&self, proposed: Option<Fence>, wall_us: u64) -> Fence {
+        let accepted = proposed.filter(|&fence| fence <= self.ceiling(wall_us));
+        accepted.unwrap_or_else(|| Fence::of_wall_us(wall_us))
     }
 
     /// Raises the counter of a key: no later grant of it gets `fence` or less.
@@ -70,14 +70,14 @@ impl Fences {
         *counter = fence.max(*counter);
     }
 
-    /// Raises all counters above every fence that the node may have granted before it forgot.
+    /// Raises all counters to the ceiling, because the node may have forgotten fences.
     ///
-    /// None of those was above the ceiling of its time.
+    /// No fence that the node granted was above the ceiling of its time.
     pub(super) fn raise_all_to_ceiling(&mut self, wall_us: u64) {
         self.floor = self.floor.max(self.ceiling(wall_us));
     }
 
-    /// The largest hint that the node accepts now.
+    /// The largest proposed fence that the node accepts now.
     pub(super) fn ceiling(&self, wall_us: u64) -> Fence {
         Fence::of_wall_us(wall_us).saturating_add(self.max_clock_skew_us)
     }

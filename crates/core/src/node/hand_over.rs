@@ -3,7 +3,7 @@
 use super::acquire::FreeKeys;
 use super::key_state::KeyState;
 use super::machine::PerKey;
-use super::queues::{Candidate, Lack, Scan};
+use super::queues::{Candidate, Lack, QueueScan};
 use super::shared::{GRANT_UNITS, GRANTED_TOGETHER_MAX, SharedKey};
 use super::turn::Budget;
 use super::{Access, Keyspace, Mode, Node, Now};
@@ -11,9 +11,10 @@ use super::{Access, Keyspace, Mode, Node, Now};
 impl Node {
     /// Hands a free key over to its next waiter, or to all shared waiters at the head of its queue.
     ///
-    /// Returns whether it did. Single-key waiters are served first in, first out. A waiter for
-    /// several keys is granted only when all are free; until then it is skipped and reserves
-    /// nothing.
+    /// Returns whether it granted the key. Opens the key unless `entry` is given.
+    ///
+    /// Single-key waiters are served first in, first out. A waiter for several keys is granted only
+    /// when all are free; until then it is skipped and reserves nothing.
     pub(super) fn hand_over<K: Keyspace>(
         &mut self,
         now: Now,
@@ -41,7 +42,7 @@ impl Node {
                 return false;
             }
             self.queues.found_no_foreign(queue);
-            let place = match self.next_in_turn(now, queue, budget) {
+            let place = match self.next_waiter(now, queue, budget) {
                 None => return false,
                 Some(Candidate::Several(place)) => place,
                 Some(Candidate::Single(place))
@@ -71,7 +72,7 @@ impl Node {
 
     /// Grants a free or shared key to the shared waiters at the head of its queue.
     ///
-    /// Returns how many it granted. The other waiters precede any newcomer.
+    /// Returns the number of grants. The waiters that are left precede any newcomer.
     fn hand_over_shared<K: Keyspace>(
         &mut self,
         now: Now,
@@ -83,24 +84,24 @@ impl Node {
         let mut granted = 0;
         loop {
             match self.next_shared_waiter(now, queue, budget) {
-                Scan::Found(_)
+                QueueScan::Found(_)
                     if granted == GRANTED_TOGETHER_MAX || granted > 0 && budget.is_spent() =>
                 {
                     self.queues.check_at(queue, now.monotonic);
                     return granted;
                 }
-                Scan::Found(place) => {
+                QueueScan::Found(place) => {
                     budget.spend(GRANT_UNITS);
                     granted += u32::from(self.grant_shared_waiter(now, place, &mut key, keyspace));
                 }
-                Scan::NotFound => {
+                QueueScan::NotFound => {
                     let lack = self.lack(now, key.state, keyspace, key.entry);
                     if let Some(lack) = lack {
                         self.queues.found_taken(queue, lack);
                     }
                     return granted;
                 }
-                Scan::Spent => {
+                QueueScan::Spent => {
                     self.queues.check_at(queue, now.monotonic);
                     return granted;
                 }
@@ -115,33 +116,33 @@ impl Node {
         }
     }
 
-    /// The next waiter for the key of this queue, by what is known of its other keys.
+    /// The next waiter that is not known to lack another key.
     ///
-    /// A waiter that lacks another key becomes a candidate for that key.
-    fn next_in_turn(&mut self, now: Now, queue: u32, budget: &mut Budget) -> Option<Candidate> {
+    /// A waiter that is known to lack another key becomes a candidate for that key.
+    fn next_waiter(&mut self, now: Now, queue: u32, budget: &mut Budget) -> Option<Candidate> {
         loop {
             match self.queues.next_candidate(queue, now.monotonic, budget) {
-                Scan::NotFound => {
+                QueueScan::NotFound => {
                     self.queues.cancel_check(queue);
                     return None;
                 }
-                Scan::Found(Candidate::Several(place)) if !budget.is_spent() => {
+                QueueScan::Found(Candidate::Several(place)) if !budget.is_spent() => {
                     match self.known_lack(now, place, queue, budget) {
                         Some((other, lack)) => self.queues.lacks(place, other, lack),
                         None => return Some(Candidate::Several(place)),
                     }
                 }
-                Scan::Found(Candidate::Several(_)) | Scan::Spent => {
+                QueueScan::Found(Candidate::Several(_)) | QueueScan::Spent => {
                     // A job continues from here, in this turn or in the next.
                     self.queues.check_at(queue, now.monotonic);
                     return None;
                 }
-                Scan::Found(single) => return Some(single),
+                QueueScan::Found(single) => return Some(single),
             }
         }
     }
 
-    /// Another key that a waiter is known to lack, without opening the key.
+    /// Another key that a waiter is known to lack, and why. Opens no key.
     fn known_lack(
         &mut self,
         now: Now,

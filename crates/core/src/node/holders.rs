@@ -45,17 +45,18 @@ struct Group {
     highest: Fence,
 }
 
-/// The holders of all shared locks. Exclusive leases have no part in it.
+/// The holders of all shared locks.
 ///
-/// The lease of a shared lock stands for the key and its mirror. Its token is the value of the
+/// The lease of a shared lock represents the key and its mirror. Its token is the value of the
 /// mirror, which no client knows. Its deadline is the deadline of its last holder.
 #[derive(Clone, Debug)]
 pub(super) struct Holders {
     hasher: FixedState,
     items: Chunks<Holder>,
     groups: Chunks<Group>,
-    /// The holders of each group and token.
+    /// Finds a holder by its group and token.
     by_token: HashIndex,
+    /// The group, the deadline and the slot of each holder.
     deadlines: BTreeSet<(u32, Monotonic, u32)>,
     /// Groups whose locks have ended, and whose holders are not removed yet.
     ended: Vec<u32>,
@@ -63,7 +64,7 @@ pub(super) struct Holders {
     live: usize,
 }
 
-/// Stands for no holder, and for no group.
+/// Means no holder, or no group.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// The number of holders that the end of a lock, or one step of a sweep, removes at once.
@@ -232,7 +233,7 @@ impl Holders {
         })
     }
 
-    /// Ends the lock of a group. Returns the number of its holders, which a sweep removes.
+    /// Ends the lock of a group, and returns the number of its holders. A sweep removes them.
     pub(super) fn end(&mut self, group: u32) -> u32 {
         let holders = self.groups[group].len;
         self.live -= holders as usize;
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn first_and_last_end_are_those_of_the_group_alone() {
+    fn ends_of_a_group_do_not_depend_on_other_groups() {
         let mut holders = Holders::new(7, 4);
         let groups: Vec<_> = (0..3).map(|_| holders.open(Fence::ZERO)).collect();
         for (n, &group) in (0..).zip(&groups) {
@@ -317,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn holders_of_an_ended_lock_are_removed_bit_by_bit_and_completely() {
+    fn sweep_removes_all_holders_of_an_ended_lock_in_steps() {
         let mut holders = Holders::new(7, 4);
         let group = holders.open(Fence::ZERO);
         for n in 0..1000 {

@@ -8,7 +8,7 @@ pub(super) struct HashIndex {
     shards: Box<[HashTable<Entry>]>,
 }
 
-/// A slot, and a part of its hash, so that moving an entry does not read the item.
+/// A slot and a part of its hash. The part suffices to move an entry without reading the item.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     hash: u32,

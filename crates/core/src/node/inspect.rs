@@ -48,7 +48,7 @@ impl Node {
         Ok(Some(Inspected { waiters, queue, holder }))
     }
 
-    /// The holder of a lease, or the holders that share it.
+    /// Describes the holder of a lease, or the holders that share it.
     fn holder(&self, now: Now, slot: u32) -> Holder {
         let lease = self.leases.get(slot);
         let (ttl_ms, revoked) = (lease.deadline.ms_since(now.monotonic), lease.is_revoked());

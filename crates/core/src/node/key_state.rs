@@ -73,7 +73,7 @@ impl Node {
         KeyState::Held { lease, mirrored }
     }
 
-    /// The lease of a key. Removes a stale lease that it finds.
+    /// Returns the lease of a key. Removes a stale lease, and returns `None`.
     pub(super) fn find_lease(&mut self, hash: u64, db: u32, key: &[u8]) -> Option<u32> {
         let lease = self.leases.find(hash, db, key)?;
         if self.leases.is_stale(self.leases.get(lease)) {
@@ -114,7 +114,9 @@ impl Node {
         self.stats.ended_by_deadline += self.end(lease);
     }
 
-    /// Removes a lease, and ends its lock on the other keys until their mirrors are removed.
+    /// Removes a lease, and ends its lock on the lock's other keys.
+    ///
+    /// The leases of the other keys stay until their mirrors are removed.
     ///
     /// Returns the number of keys on which the lock ended, or the number of holders of a shared
     /// lock.
@@ -132,12 +134,12 @@ impl Node {
         keys
     }
 
-    /// Checks the key of this lease for its waiters at once.
+    /// Plans a check of the lease's key at once, if the key has waiters.
     fn check_now(&mut self, lease: u32) {
         self.check_by(lease, Monotonic::default());
     }
 
-    /// Checks the key of this lease by that time, if it has waiters.
+    /// Plans a check of the lease's key by `at`, if the key has waiters.
     pub(super) fn check_by(&mut self, lease: u32, at: Monotonic) {
         if self.queues.waiters() == 0 {
             return;

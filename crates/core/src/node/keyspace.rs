@@ -16,7 +16,7 @@ pub trait Keyspace {
     fn name(&mut self, bytes: &[u8]) -> Self::Name;
 
     /// Returns a random value that no client knows, for the mirror of a shared lock.
-    fn unknown(&mut self) -> Self::Name;
+    fn random_value(&mut self) -> Self::Name;
 
     /// Opens a key. The server first removes a key that has expired, and reports that as an event.
     fn open(&mut self, db: u32, key: &Self::Name, access: Access) -> Self::Entry;
@@ -56,12 +56,12 @@ pub trait Keyspace {
     /// Counts a change that is not propagated, for the server's save points.
     fn count_change(&mut self);
 
-    /// The listeners that the server reports. Costs several microseconds.
+    /// Returns the listeners that the server reports. Takes several microseconds.
     fn listeners(&mut self) -> Listeners;
 
     /// Invalidates WATCH and client-side caches of the key.
     ///
-    /// A client with NOLOOP is notified only of changes by another author.
+    /// A client that tracks keys with NOLOOP is notified only of changes by another author.
     fn invalidate(&mut self, key: &Self::Name, author: Author);
 
     /// Sends the keyspace events of a change.
@@ -70,12 +70,12 @@ pub trait Keyspace {
     /// Whether the server publishes keyspace events of any kind.
     fn publishes_events(&self) -> bool;
 
-    /// Whether the client of this command may be blocked. Not in MULTI or in a script.
+    /// Whether the client of this command may be blocked: not in MULTI, and not in a script.
     fn may_block(&self) -> bool;
 
     /// Blocks the client of this command; `None` if the server refuses.
     ///
-    /// The ticket names the client until it is answered or gone.
+    /// The ticket names the client until the client is answered or gone.
     fn block(&mut self) -> Option<Ticket>;
 
     /// Unblocks a client whose [answer](super::Node::answer) is ready.
@@ -151,7 +151,7 @@ pub enum Author {
 
 /// The server refused a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the server did not take the write")]
+#[error("the server refused the write")]
 pub struct WriteRefused;
 
 /// The listeners that receive what a server propagates.

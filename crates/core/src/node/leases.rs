@@ -12,7 +12,7 @@ use super::wheel::{Link, Step, Timed, Wheel};
 use super::{Key, Monotonic, Token};
 use crate::Fence;
 
-/// One key of a lock that is held on this node, or whose mirror is not removed yet.
+/// One key of a lock that is held, or of an ended lock whose mirror is not removed yet.
 #[derive(Clone, Debug)]
 pub(super) struct Lease {
     pub(super) key: Key,
@@ -40,10 +40,10 @@ pub(super) struct Lease {
 /// Whether other holders may share the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Mode {
-    /// No other holder has the key.
+    /// Only one holder has the key at a time.
     #[default]
     Exclusive,
-    /// Other shared holders may have the key at the same time, in any number.
+    /// Any number of holders have the key at the same time.
     Shared,
 }
 
@@ -68,8 +68,6 @@ impl Lease {
     }
 
     /// Whether other holders may share the key.
-    ///
-    /// The token of a shared lock is the value of its mirror, which is no client's token.
     pub(super) fn mode(&self) -> Mode {
         if self.group == NONE { Mode::Exclusive } else { Mode::Shared }
     }
@@ -91,7 +89,7 @@ impl Lease {
         self.revoked = Some(Box::new(Token::from_slice(value)));
     }
 
-    /// The value of the mirror: the token, or what replaced it when the lock was revoked.
+    /// The value of the mirror: the token, or the value that replaced it in a revoked lock.
     pub(super) fn mirror_value(&self) -> &[u8] {
         self.revoked.as_ref().map_or(&self.token[..], |value| &value[..])
     }
@@ -101,7 +99,7 @@ impl Lease {
         self.deadline == ENDED
     }
 
-    fn in_order<'a>(&'a self, leases: &'a Leases) -> LeaseState<'a> {
+    fn state<'a>(&'a self, leases: &'a Leases) -> LeaseState<'a> {
         let Self {
             key,
             token,
@@ -159,9 +157,9 @@ impl Timed for Lease {
     }
 }
 
-/// The deadline of a lease that ended with another key of its lock: before every possible time.
+/// The deadline of a lease that ended with another key of its lock: the earliest possible time.
 ///
-/// Such a lease only waits until its mirror is removed.
+/// Such a lease stays only until its mirror is removed.
 const ENDED: Monotonic = Monotonic::from_us(0);
 
 /// What the leases of a new lock have in common.
@@ -252,7 +250,7 @@ impl Leases {
         &self.holders
     }
 
-    /// The group of the holders of a shared lock.
+    /// The group of the holders of a shared lock; `None` for an exclusive one.
     pub(super) fn group(&self, slot: u32) -> Option<u32> {
         Some(self.items[slot].group).filter(|&group| group != NONE)
     }
@@ -365,7 +363,7 @@ impl Leases {
         self.follow_holders(slot);
     }
 
-    /// Changes holders of shared locks, except for [their deadlines](Self::extend_holder).
+    /// The holders of all shared locks, for any change but [of a deadline](Self::extend_holder).
     pub(super) fn holders_mut(&mut self) -> &mut Holders {
         &mut self.holders
     }
@@ -377,14 +375,14 @@ impl Leases {
             lease.deadline = deadline;
         }
         let at = match lease.mirror {
-            MirrorState::Written => self.rest_until(slot),
-            _ => self.rest_until(slot).min(self.items[slot].attend_at),
+            MirrorState::Written => self.next_end(slot),
+            _ => self.next_end(slot).min(self.items[slot].attend_at),
         };
         self.attend(slot, at);
     }
 
     /// When a lease with a mirror needs attention: at its deadline, or at that of its first holder.
-    fn rest_until(&self, slot: u32) -> Monotonic {
+    fn next_end(&self, slot: u32) -> Monotonic {
         let lease = &self.items[slot];
         if lease.group == NONE {
             return lease.deadline;
@@ -456,23 +454,23 @@ impl Leases {
         }
     }
 
-    /// Records that the mirror holds the token.
+    /// Records that the mirror has the value that it should have.
     pub(super) fn regain_mirror(&mut self, slot: u32) {
         if self.items[slot].mirror != MirrorState::Written {
-            let at = self.rest_until(slot);
+            let at = self.next_end(slot);
             self.set_mirror(slot, MirrorState::Written, at);
         }
     }
 
-    /// Records the state of the mirror, and plans a check at `attend_at` or at the deadline.
+    /// Records the mirror state, and plans a check at the earlier of `attend_at` and the deadline.
     ///
-    /// The earliest time of all stands for "at once".
+    /// `Monotonic::default()` means at once.
     pub(super) fn set_mirror(&mut self, slot: u32, mirror: MirrorState, attend_at: Monotonic) {
         let lease = &mut self.items[slot];
         self.unmirrored -= usize::from(lease.mirror.is_unmirrored());
         lease.mirror = mirror;
         self.unmirrored += usize::from(mirror.is_unmirrored());
-        let at = attend_at.min(self.rest_until(slot));
+        let at = attend_at.min(self.next_end(slot));
         self.attend(slot, at);
     }
 
@@ -541,7 +539,9 @@ impl Leases {
         self.sweep_from.is_some() || self.holders.is_sweeping()
     }
 
-    /// Examines the next `slots` slots, and returns a stale lease that it found there.
+    /// Removes some holders of ended locks, or examines the next `slots` slots for stale leases.
+    ///
+    /// Returns the first stale lease that it found.
     pub(super) fn sweep(&mut self, slots: u32) -> Option<u32> {
         if self.holders.is_sweeping() {
             self.holders.sweep();
@@ -565,7 +565,7 @@ impl Leases {
 
     /// All leases in the order of their keys, whatever their slots.
     fn in_order(&self) -> Vec<LeaseState<'_>> {
-        let mut leases: Vec<_> = self.items.iter().map(|(_, lease)| lease.in_order(self)).collect();
+        let mut leases: Vec<_> = self.items.iter().map(|(_, lease)| lease.state(self)).collect();
         leases.sort_unstable();
         leases
     }
@@ -596,7 +596,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exclusive_lease_has_no_room_for_those_that_share() {
+    fn lease_and_holder_keep_their_size() {
         assert!(size_of::<Lease>() <= 176, "{} bytes", size_of::<Lease>());
         assert!(size_of::<super::super::holders::Holder>() <= 112);
     }

@@ -16,9 +16,9 @@ use crate::Ttl;
 
 /// The leases and queues of one server.
 ///
-/// A key is free when it has no live lease and no foreign string. A foreign string is not the
-/// mirror of a lease: it is a lock that was restored, inherited, or acquired by a client without
-/// this module. Every client that knows its value holds it.
+/// A key is free when it has no live lease and no foreign string. A foreign string has no lease: it
+/// was written with plain SET, restored from a dump, or loaded from a file that an earlier server
+/// wrote. It is a lock of every client that knows its value.
 ///
 /// Two nodes with the same settings are equal if they decide alike from the same moment on. The
 /// order in which their leases were added and their statistics do not count.
@@ -32,10 +32,10 @@ pub struct Node {
     pub(super) max_ttl: Ttl,
     pub(super) abstention: Abstention,
     pub(super) propagation: Propagation,
-    /// A FLUSH, which counts as an operator's unless the server loads its data next.
+    /// A FLUSH of unknown origin: by an operator, or by a server that is about to load its data.
     pub(super) flushed: Option<Flushed>,
     pub(super) loading: bool,
-    /// When to try again to write, after the server refused.
+    /// When to check again whether the server has resumed writes, after it paused them.
     pub(super) paused_until: Option<Monotonic>,
     pub(super) stats: Stats,
 }
@@ -44,7 +44,7 @@ pub struct Node {
 pub(super) type PerKey<T> = SmallVec<[T; 1]>;
 
 impl Node {
-    /// Creates a node without leases. It abstains for the time before its start.
+    /// Creates a node without leases. It abstains because of locks from before its start.
     pub fn new(settings: Settings, now: Now) -> Self {
         let mut fences = Fences::new(settings.fence_stripes, settings.max_clock_skew_ms);
         fences.raise_all_to_ceiling(now.wall_us);
@@ -117,7 +117,7 @@ impl Node {
         Some(CommandError::Abstaining { reason, left_ms })
     }
 
-    /// Refuses a command that changes locks on a replica, whose keys its master decides.
+    /// Refuses a command that changes locks on a replica: its master decides about its keys.
     pub(super) fn refuse_on_replica(&self, now: Monotonic) -> Result<(), CommandError> {
         match self.abstention_error(now) {
             Some(error) if self.abstention.is_replica() => Err(error),
@@ -125,7 +125,7 @@ impl Node {
         }
     }
 
-    /// Why this node abstains, and for how many more milliseconds: a replica abstains without end.
+    /// Why this node abstains, and for how many more milliseconds; for a replica, without end.
     pub fn abstains(&self, now: Monotonic) -> Option<(Reason, Option<u64>)> {
         self.abstention.why(now)
     }
@@ -158,18 +158,18 @@ impl Node {
         self.max_ttl
     }
 
-    /// Whether the keyspace alone does not show who holds what.
+    /// Whether the mirror of some lease is missing, or needs a check.
     ///
-    /// The mirror of a lease is missing, or was not checked since a reload.
+    /// The keyspace alone then does not show which token holds which key.
     pub fn lacks_mirrors(&self) -> bool {
         self.leases.lacks_mirrors()
     }
 
-    /// Whether the keyspace alone shows who holds what, so that the module may be unloaded.
+    /// Whether the keyspace alone shows which token holds which key: the module may be unloaded.
     ///
     /// It does not while a mirror is missing, while the mirror of an ended lock is not removed yet,
     /// or while there are shared locks, whose mirrors do not name their holders.
-    pub fn may_be_forgotten(&self, now: Monotonic) -> bool {
+    pub fn can_unload(&self, now: Monotonic) -> bool {
         let is_due = self.leases.next_step_at().is_some_and(|at| at <= now);
         let has_shared = self.leases.holders().len() > 0;
         !self.lacks_mirrors()
@@ -179,7 +179,7 @@ impl Node {
             && !self.answers.has_work()
     }
 
-    /// Sets how many clients may wait. Clients that already wait continue to.
+    /// Sets how many clients may wait. Clients that already wait stay in their queues.
     pub fn set_max_waiters(&mut self, max_waiters: usize) {
         self.max_waiters = max_waiters;
     }
@@ -190,12 +190,12 @@ impl Node {
     }
 
     /// Declares that no other module is loaded, so that only the server sends keyspace events.
-    pub fn is_only_module(&mut self) {
+    pub fn declare_only_module(&mut self) {
         self.propagation = Propagation::new(false);
     }
 
     /// Everything that a decision depends on.
-    fn whole(&self) -> NodeState<'_> {
+    fn state(&self) -> NodeState<'_> {
         let Self {
             leases,
             queues,
@@ -224,7 +224,7 @@ type NodeState<'a> = (
 
 impl PartialEq for Node {
     fn eq(&self, other: &Self) -> bool {
-        self.whole() == other.whole()
+        self.state() == other.state()
     }
 }
 
@@ -232,6 +232,6 @@ impl Eq for Node {}
 
 impl Hash for Node {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.whole().hash(state);
+        self.state().hash(state);
     }
 }

@@ -75,7 +75,7 @@ pub struct Propagated {
     pub db: u32,
     /// The key.
     pub key: Name,
-    /// The new value; `None` if only the expiry changed.
+    /// The new value; `None` if only the expiry changed, `Some(None)` if the key was deleted.
     pub value: Option<Option<Name>>,
     /// When it expires, in milliseconds of the wall clock.
     pub expires_at_ms: Option<u64>,
@@ -145,7 +145,7 @@ impl Server {
         removed
     }
 
-    /// Writes a key as SET by another client does: only an expiry sends an event.
+    /// Writes a key as a SET of another client does. Only a SET with an expiry sends an event.
     pub fn write(&mut self, now: Now, db: u32, key: &[u8], value: Value) {
         let expires = value.expires_at_ms.is_some();
         let value_bytes = value.text.as_ref().map(SmallVec::len);
@@ -180,7 +180,7 @@ impl Keys {
 
     /// Sets the clock by which keys expire.
     ///
-    /// In a transaction or a script, a server's clock stands still.
+    /// In a transaction or a script, the clock of a server stands still.
     pub fn set_wall_ms(&mut self, wall_ms: u64) {
         self.wall_ms = wall_ms;
     }
@@ -200,7 +200,7 @@ impl Keys {
         self.values.clear();
     }
 
-    fn takes_write(&mut self) -> Result<(), WriteRefused> {
+    fn accept_write(&mut self) -> Result<(), WriteRefused> {
         let left = self.writes_left.map(|left| left.checked_sub(1).ok_or(WriteRefused));
         self.writes_left = left.transpose()?;
         Ok(())
@@ -231,7 +231,7 @@ impl Keyspace for Keys {
         Name::from_slice(bytes)
     }
 
-    fn unknown(&mut self) -> Name {
+    fn random_value(&mut self) -> Name {
         self.unknowns += 1;
         Name::from_slice(format!("unknown-{:024x}", self.unknowns).as_bytes())
     }
@@ -269,7 +269,7 @@ impl Keyspace for Keys {
         value: &Name,
         expires_at_ms: u64,
     ) -> Result<(), WriteRefused> {
-        if self.takes_write().is_err() {
+        if self.accept_write().is_err() {
             self.values.remove(entry);
             return Err(WriteRefused);
         }
@@ -279,7 +279,7 @@ impl Keyspace for Keys {
     }
 
     fn expire(&mut self, entry: &mut (u32, Name), expires_at_ms: u64) -> Result<(), WriteRefused> {
-        self.takes_write()?;
+        self.accept_write()?;
         let value = self.values.get_mut(entry).ok_or(WriteRefused)?;
         value.expires_at_ms = Some(expires_at_ms);
         Ok(())

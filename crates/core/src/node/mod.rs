@@ -1,17 +1,17 @@
 //! One node: its leases, its queues, and the order in which it does its work.
 //!
-//! [`Node`] is both the state machine and its driver. [`Node::execute`] carries out a command, and
-//! [`Node::next_job`] does the work of a turn of the server's loop that no command asks for. Both
-//! act on a [`Keyspace`], which the module implements over the server, and tests and simulators in
-//! memory. So every write, every answer and their order are decided here.
+//! [`Node`] is both the state machine and its driver. [`Node::execute`] carries out a command.
+//! [`Node::next_job`] does the work of a turn that no command requested. Both act on a
+//! [`Keyspace`]. The module implements it over the server's API; tests and simulators implement it
+//! in memory. So every write, every answer and their order are decided here.
 //!
 //! - [`Command`], [`Reply`]: a request, and its reply. One file for each command: `acquire`,
 //!   `acquire_any`, `extend`, `release`, `revoke`, `inspect`, `scan`.
-//! - `key_state`: what is under a key, as the server and the leases say together.
+//! - `key_state`: what is under a key, from the server's data and the leases together.
 //! - `leases`, `holders`, `index`, `chunks`, `wheel`: the table of leases, and their deadlines.
 //!   `shared`: several holders of one key.
 //! - `fence_counters`: the next fence of a key.
-//! - `queues`: the waiters in order. `hand_over`: which of them is granted a key that is free.
+//! - `queues`: the waiters in order. `hand_over`: which waiter is granted a free key.
 //! - [`Ticket`], [`WaitReply`], `answers`: a client that waits, and its answer.
 //! - [`ServerEvent`]: what the server reports: changes of keys, of its role, of its data.
 //! - [`Job`], [`Budget`]: the work of a turn.
@@ -59,7 +59,7 @@ mod turn;
 mod wheel;
 
 pub use abstention::Reason;
-pub use answers::Left;
+pub use answers::WaitExit;
 pub use clock::{Monotonic, Now};
 pub use command::{
     Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, Inspected, KEYS_MAX,
@@ -80,5 +80,5 @@ pub use turn::{Budget, Job};
 /// A key as a node stores it. A short one needs no allocation.
 type Key = smallvec::SmallVec<[u8; 24]>;
 
-/// A token as a node stores it. One of 128 bits in hexadecimal digits needs no allocation.
+/// A token as a node stores it. A token of 32 bytes or fewer needs no allocation.
 type Token = smallvec::SmallVec<[u8; 32]>;

@@ -1,8 +1,8 @@
-//! Rules of a node that tests break on purpose, to show the harm without them.
+//! Rules of a node that tests break on purpose, to show the harm.
 //!
-//! The code that decides calls [`is_broken`]. Without the feature `mutants` that is the constant
-//! `false`. With it, a thread-local variable decides, which is empty until a test sets it with
-//! `break_rule`.
+//! Code that follows such a rule calls [`is_broken`] first. Without the feature `mutants`, that is
+//! the constant `false`. With the feature, a thread-local variable names the broken rule. The
+//! variable is empty until a test calls `break_rule`.
 
 use std::cell::Cell;
 
@@ -14,20 +14,22 @@ pub enum Mutant {
     /// A lock becomes shared without a check of its queue.
     ShareForgetsQueue,
     /// The mirror of a shared lock holds the token of its first holder.
-    MirrorNamesReader,
+    MirrorNamesHolder,
     /// A revoked shared lock admits new holders.
-    RevokedLetsIn,
-    /// A client that waits for any of several keys stands only in the queue of the first.
+    RevokedAdmitsHolders,
+    /// A client that waits for any of several keys is queued only for the first.
     AnyWaitsForFirst,
 }
 
 impl Mutant {
-    /// Every mutant whose harm fleets show. That of a mirror that names a reader needs a node which
-    /// votes before it may: a model shows it.
+    /// Every mutant whose harm a simulated fleet shows.
+    ///
+    /// [`Self::MirrorNamesHolder`] is not among them. It does harm only on a restarted node that
+    /// votes too early, and the model checker shows that.
     pub const ALL: [Self; 4] = [
         Self::SharedPassesQueue,
         Self::ShareForgetsQueue,
-        Self::RevokedLetsIn,
+        Self::RevokedAdmitsHolders,
         Self::AnyWaitsForFirst,
     ];
 }

@@ -7,8 +7,8 @@ use super::{Author, Change, Keyspace, Listeners, Monotonic, Node};
 ///
 /// Propagating a write costs a quarter of a plain SET, even if the server then discards it. A write
 /// may be skipped only while it is certain that no listener receives it. Every event that may
-/// attach a listener ends that certainty, and only the server's own report restores it. A replica
-/// that leaves does not: it may resume from the backlog.
+/// attach a listener ends that certainty, and only the server's own report restores it. The
+/// departure of a replica does not restore it: the replica may resume from the backlog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Propagation {
     listeners: Certainty,
@@ -84,19 +84,19 @@ impl Propagation {
         self.listeners = Certainty::Unknown;
     }
 
-    /// The server became a replica. Its own replicas receive what its master sends.
+    /// Records that the server became a replica. Its own replicas receive what its master sends.
     pub(super) fn demote(&mut self) {
         self.role = Role::Replica;
         self.doubt();
     }
 
-    /// The server became a master. Its backlog is active, and former peers may resume from it.
+    /// Records that the server became a master. Former peers may resume from its active backlog.
     pub(super) fn promote(&mut self) {
         self.role = Role::Master;
         self.doubt();
     }
 
-    /// Another module was loaded, which may have subscribed to keyspace events.
+    /// Records that another module was loaded. It may have subscribed to keyspace events.
     pub(super) fn module_loaded(&mut self) {
         self.other_modules = true;
     }
@@ -139,12 +139,12 @@ mod tests {
     }
 
     #[test]
-    fn unknown_means_propagate() {
+    fn write_is_propagated_while_listeners_are_unknown() {
         assert!(Propagation::new(false).is_needed());
     }
 
     #[test]
-    fn every_possible_listener_is_propagated_to() {
+    fn write_is_propagated_to_every_possible_listener() {
         for listeners in [
             Listeners { append_only_file: true, ..NONE },
             Listeners { backlog: true, ..NONE },
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn every_event_that_may_attach_a_listener_makes_it_unknown() {
+    fn event_that_may_attach_a_listener_makes_listeners_unknown() {
         let events: [fn(&mut Propagation); 3] =
             [Propagation::doubt, Propagation::demote, Propagation::promote];
         for event in events {
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn replica_learns_nothing_from_its_own_figures() {
+    fn replica_learns_nothing_from_its_own_report() {
         let mut propagation = certain();
         propagation.demote();
         assert!(!propagation.needs_check(Monotonic::from_us(10_000_000)));
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_read_once_a_second_while_they_matter() {
+    fn report_is_read_once_a_second_while_listeners_are_unknown() {
         let mut propagation = Propagation::new(false);
         assert!(propagation.needs_check(Monotonic::from_us(5)));
         assert!(!propagation.needs_check(Monotonic::from_us(1_000_004)));
@@ -190,7 +190,7 @@ mod tests {
         assert!(!propagation.needs_check(Monotonic::from_us(9_000_000)));
     }
 
-    /// A server, reduced to what decides who receives its writes.
+    /// A server, reduced to the state that decides which listeners receive its writes.
     #[expect(clippy::struct_excessive_bools, reason = "each is a state of its own")]
     #[derive(Clone, Copy, Debug, Default)]
     struct Server {
@@ -203,7 +203,7 @@ mod tests {
 
     /// What happens to a server.
     #[derive(Clone, Copy, Debug)]
-    enum Happening {
+    enum Event {
         FullSyncBegins,
         FullSyncEnds,
         PartialSync,
@@ -219,73 +219,73 @@ mod tests {
         Write,
     }
 
-    fn happening() -> impl Strategy<Value = Happening> {
+    fn event() -> impl Strategy<Value = Event> {
         prop_oneof![
-            1 => Just(Happening::FullSyncBegins),
-            1 => Just(Happening::FullSyncEnds),
-            1 => Just(Happening::PartialSync),
-            1 => Just(Happening::ReplicaLeaves),
-            2 => Just(Happening::BacklogExpires),
-            1 => Just(Happening::Demoted),
-            1 => Just(Happening::Promoted),
-            1 => any::<bool>().prop_map(|backlog| Happening::Loaded { backlog }),
-            1 => any::<bool>().prop_map(|on| Happening::AppendOnlyFile { on }),
-            1 => Just(Happening::SnapshotBegins),
-            1 => Just(Happening::SnapshotEnds),
-            4 => Just(Happening::Check),
-            4 => Just(Happening::Write),
+            1 => Just(Event::FullSyncBegins),
+            1 => Just(Event::FullSyncEnds),
+            1 => Just(Event::PartialSync),
+            1 => Just(Event::ReplicaLeaves),
+            2 => Just(Event::BacklogExpires),
+            1 => Just(Event::Demoted),
+            1 => Just(Event::Promoted),
+            1 => any::<bool>().prop_map(|backlog| Event::Loaded { backlog }),
+            1 => any::<bool>().prop_map(|on| Event::AppendOnlyFile { on }),
+            1 => Just(Event::SnapshotBegins),
+            1 => Just(Event::SnapshotEnds),
+            4 => Just(Event::Check),
+            4 => Just(Event::Write),
         ]
     }
 
     impl Server {
         /// Changes the server, and reports to the module what a real server would.
-        fn live(&mut self, happening: Happening, propagation: &mut Propagation) {
-            match happening {
-                Happening::FullSyncBegins => {
+        fn apply(&mut self, event: Event, propagation: &mut Propagation) {
+            match event {
+                Event::FullSyncBegins => {
                     (self.backlog, self.child) = (true, true);
                     propagation.doubt();
                 }
-                Happening::FullSyncEnds if self.child => {
+                Event::FullSyncEnds if self.child => {
                     (self.child, self.replicas) = (false, self.replicas + 1);
                     propagation.doubt();
                 }
                 // A resynchronization from the backlog needs no fork.
-                Happening::PartialSync if self.backlog => {
+                Event::PartialSync if self.backlog => {
                     self.replicas += 1;
                     propagation.doubt();
                 }
-                // The backlog stays, and no event would justify more.
-                Happening::ReplicaLeaves => self.replicas = self.replicas.saturating_sub(1),
-                Happening::BacklogExpires if self.replicas == 0 && !self.replica => {
+                // The backlog stays, and the server sends no event.
+                Event::ReplicaLeaves => self.replicas = self.replicas.saturating_sub(1),
+                Event::BacklogExpires if self.replicas == 0 && !self.replica => {
                     self.backlog = false;
                 }
-                Happening::Demoted => {
+                Event::Demoted => {
                     self.replica = true;
                     propagation.demote();
                 }
                 // Former peers may resume from its backlog, which is already active.
-                Happening::Promoted if self.replica => {
+                Event::Promoted if self.replica => {
                     (self.replica, self.backlog) = (false, true);
                     propagation.promote();
                 }
-                Happening::Loaded { backlog } => {
+                Event::Loaded { backlog } => {
                     self.backlog |= backlog;
                     propagation.doubt();
                 }
-                Happening::AppendOnlyFile { on } => {
+                Event::AppendOnlyFile { on } => {
                     self.append_only_file = on;
                     propagation.doubt();
                 }
-                Happening::SnapshotBegins => {
+                Event::SnapshotBegins => {
                     self.child = true;
                     propagation.doubt();
                 }
-                Happening::SnapshotEnds => self.child = false,
+                Event::SnapshotEnds => self.child = false,
                 _ => {}
             }
         }
 
-        fn figures(self) -> Listeners {
+        fn report(self) -> Listeners {
             // A replica has no backlog before its first synchronization.
             let backlog = self.backlog && !self.replica;
             let append_only_file = self.append_only_file;
@@ -302,18 +302,18 @@ mod tests {
 
         #[test]
         fn write_is_never_skipped_while_something_may_receive_it(
-            happenings in prop::collection::vec(happening(), 1..60),
+            events in prop::collection::vec(event(), 1..60),
         ) {
             let (mut server, mut propagation) = (Server::default(), Propagation::new(false));
             let mut now = Monotonic::default();
-            for happening in happenings {
+            for event in events {
                 now = now.plus_us(CHECK_INTERVAL_US);
-                server.live(happening, &mut propagation);
-                match happening {
-                    Happening::Check if propagation.needs_check(now) => {
-                        propagation.learn(server.figures());
+                server.apply(event, &mut propagation);
+                match event {
+                    Event::Check if propagation.needs_check(now) => {
+                        propagation.learn(server.report());
                     }
-                    Happening::Write if server.is_listened_to() => {
+                    Event::Write if server.is_listened_to() => {
                         prop_assert!(propagation.is_needed(), "{server:?}");
                     }
                     _ => {}

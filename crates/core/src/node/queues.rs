@@ -12,7 +12,7 @@ use super::turn::{Budget, COMMAND_UNITS};
 use super::{Key, Mode, Monotonic, ShownWaiter, Token};
 use crate::{Fence, Ttl};
 
-/// Names a waiter. The caller chooses it, and never chooses the same twice.
+/// Names a waiter. [`Keyspace::block`](super::Keyspace::block) makes each ticket once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
@@ -43,11 +43,11 @@ pub(super) enum Wants {
     Any,
 }
 
-/// A waiter and its places.
+/// A waiter and its places in the queues.
 #[derive(Clone, Debug)]
 struct Place {
     waiter: Waiter,
-    /// Orders all waiters of the node by their arrival.
+    /// The number of its arrival. It orders all waiters of the node.
     arrival: u64,
     /// The queues of its keys, in the order of the keys.
     queues: SmallVec<[u32; 2]>,
@@ -59,7 +59,7 @@ struct Place {
 }
 
 impl Place {
-    /// Whether one key suffices: it stands in each queue as a single-key waiter does.
+    /// Whether any one of its keys suffices: in each queue, it ranks with the single-key waiters.
     fn is_single(&self) -> bool {
         self.queues.len() == 1 || self.waiter.wants == Wants::Any
     }
@@ -73,7 +73,7 @@ struct Queue {
     hash: u64,
     /// Waiters for this key alone, or for any of several.
     single: BTreeMap<u64, u32>,
-    /// The latest time-out of all waiters for this key alone that ever stood in this queue.
+    /// The latest time-out of all waiters that were ever in `single`.
     latest_time_out: Monotonic,
     /// Waiters for several keys that are candidates for this one.
     candidates: BTreeMap<u64, u32>,
@@ -98,25 +98,26 @@ struct PlannedCheck {
 
 /// All queues of a node.
 ///
-/// A single-key waiter is a candidate for its key, and a waiter for any of several keys for each of
-/// them. A waiter for several keys is a candidate for one key at a time, one that it lacks. So the
-/// end of a lock considers only the waiters that lacked that very key, however many wait for it. A
-/// queue frees its memory with its last waiter.
+/// A single-key waiter is a candidate for its key. A waiter for any of several keys is a candidate
+/// for each of them. A waiter for several keys is a candidate for one key at a time, one that it
+/// lacks. The end of a lock on a key considers only the candidates for that key, however many
+/// waiters there are. A queue frees its memory with its last waiter.
 #[derive(Clone, Debug)]
 pub(super) struct Queues {
     hasher: FixedState,
     places: Chunks<Place>,
     by_slot: Chunks<Queue>,
     by_key: HashIndex,
-    /// The waiters of each key and token.
+    /// Finds a waiter by one of its keys and its token.
     by_token: HashIndex,
     by_ticket: BTreeMap<Ticket, u32>,
     time_outs: BTreeSet<(Monotonic, u32)>,
+    /// The time, the arrival and the queue of each [`PlannedCheck`].
     checks: BTreeSet<(Monotonic, u64, u32)>,
     arrivals: u64,
     /// Waiters that have left their queues and need a refusal.
     dismissed: BTreeSet<Ticket>,
-    /// The next queue whose key [`Queues::sweep`] marks for a check.
+    /// The slot of the next queue whose check [`Queues::sweep`] plans.
     sweep_from: Option<u32>,
 }
 
@@ -131,7 +132,7 @@ pub(super) enum Candidate {
 
 /// The result of a scan of a queue.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Scan<T> {
+pub(super) enum QueueScan<T> {
     Found(T),
     NotFound,
     /// The budget is spent.
@@ -152,11 +153,11 @@ pub(super) struct Wanted<'k> {
 /// Why a key is not free for a waiter.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Lack {
-    /// It has a lease, until then at most.
+    /// It has a lease with this deadline.
     Held(Monotonic),
-    /// It holds a foreign value, until then at least.
+    /// It holds a value without a lease. The next check is at this time.
     Foreign(Monotonic),
-    /// A waiter for this key alone arrived first.
+    /// A waiter for which this key suffices arrived first.
     Behind,
 }
 
@@ -246,7 +247,7 @@ impl Queues {
             let token_hash = self.token_hash(hash, &self.places[place].waiter.token);
             self.by_token.insert(token_hash, place);
             if is_any {
-                self.stand_alone(place, queue);
+                self.add_single(place, queue);
                 self.check_when_free(queue, lacks.unwrap_or(Lack::Foreign(Monotonic::default())));
             } else if let (None, Some(lack)) = (lacking, lacks) {
                 lacking = Some((queue, lack));
@@ -258,13 +259,13 @@ impl Queues {
         let Place { queues, .. } = &self.places[place];
         let (queue, lack) = lacking.unwrap_or((queues[0], Lack::Foreign(Monotonic::default())));
         if queues.len() == 1 {
-            self.stand_alone(place, queue);
+            self.add_single(place, queue);
         } else {
             for index in 0..queues.len() {
                 let queue = self.places[place].queues[index];
                 self.by_slot[queue].several.insert(arrival, place);
             }
-            self.stand_in(place, queue);
+            self.make_candidate(place, queue);
         }
         self.check_when_free(queue, lack);
     }
@@ -285,8 +286,8 @@ impl Queues {
         slot
     }
 
-    /// Adds a waiter for which this key suffices to its queue.
-    fn stand_alone(&mut self, place: u32, queue: u32) {
+    /// Adds a waiter to a queue whose key suffices for it.
+    fn add_single(&mut self, place: u32, queue: u32) {
         let Place { waiter, arrival, .. } = &self.places[place];
         let (arrival, until) = (*arrival, waiter.until);
         let Queue { single, latest_time_out, .. } = &mut self.by_slot[queue];
@@ -297,27 +298,25 @@ impl Queues {
     }
 
     /// Makes a waiter for several keys a candidate in `queue` only.
-    fn stand_in(&mut self, place: u32, queue: u32) {
+    fn make_candidate(&mut self, place: u32, queue: u32) {
         let arrival = self.places[place].arrival;
         self.by_slot[queue].candidates.insert(arrival, place);
         self.places[place].candidate_in = queue;
         self.rank_check(queue);
     }
 
-    /// Moves a waiter for several keys to the queue of a key that it lacks.
+    /// Makes a waiter for several keys a candidate for a key that it lacks.
     pub(super) fn lacks(&mut self, place: u32, queue: u32, lack: Lack) {
         let &Place { arrival, candidate_in, .. } = &self.places[place];
         if candidate_in != queue {
             self.by_slot[candidate_in].candidates.remove(&arrival);
-            self.stand_in(place, queue);
+            self.make_candidate(place, queue);
             self.rank_check(candidate_in);
         }
         self.check_when_free(queue, lack);
     }
 
-    /// Why a key is known not to be free for a waiter, without opening the key.
-    ///
-    /// Leases are not known here.
+    /// Why a key is known not to be free for a waiter. Opens no key, and considers no leases.
     pub(super) fn known_lack(
         &self,
         place: u32,
@@ -331,10 +330,10 @@ impl Queues {
         }
         let arrival = self.places[place].arrival;
         let first = match self.first_single(queue, now, budget) {
-            Scan::Found(first) => self.places[first].arrival,
-            // None of the scanned waiters is in time; the next may be.
-            Scan::Spent => 0,
-            Scan::NotFound => return None,
+            QueueScan::Found(first) => self.places[first].arrival,
+            // All scanned waiters have timed out. A later one may have time left.
+            QueueScan::Spent => 0,
+            QueueScan::NotFound => return None,
         };
         (first < arrival).then_some(Lack::Behind)
     }
@@ -344,7 +343,7 @@ impl Queues {
         self.by_slot[queue].foreign_until = Monotonic::default();
     }
 
-    /// Records that the key of this queue is not free. The next check is when it may be.
+    /// Records that the key of this queue is not free. Plans a check for when it may be free.
     pub(super) fn found_taken(&mut self, queue: u32, lack: Lack) {
         let at = match lack {
             Lack::Held(until) => until,
@@ -363,11 +362,11 @@ impl Queues {
         queue: u32,
         now: Monotonic,
         budget: &mut Budget,
-    ) -> Scan<Candidate> {
+    ) -> QueueScan<Candidate> {
         let single = match self.first_single(queue, now, budget) {
-            Scan::Found(place) => Some(place),
-            Scan::NotFound => None,
-            Scan::Spent => return Scan::Spent,
+            QueueScan::Found(place) => Some(place),
+            QueueScan::NotFound => None,
+            QueueScan::Spent => return QueueScan::Spent,
         };
         let several = loop {
             let Some((_, &place)) = self.by_slot[queue].candidates.first_key_value() else {
@@ -377,10 +376,10 @@ impl Queues {
                 break Some(place);
             }
             if budget.is_spent() {
-                return Scan::Spent;
+                return QueueScan::Spent;
             }
             budget.spend(1);
-            // It leaves its queues when a job refuses it.
+            // The waiter leaves its queues when a job refuses it.
             self.by_slot[queue].candidates.pop_first();
             self.rank_check(queue);
         };
@@ -388,26 +387,26 @@ impl Queues {
             (Some(single), Some(several))
                 if self.places[several].arrival < self.places[single].arrival =>
             {
-                Scan::Found(Candidate::Several(several))
+                QueueScan::Found(Candidate::Several(several))
             }
-            (Some(single), _) => Scan::Found(Candidate::Single(single)),
-            (None, Some(several)) => Scan::Found(Candidate::Several(several)),
-            (None, None) => Scan::NotFound,
+            (Some(single), _) => QueueScan::Found(Candidate::Single(single)),
+            (None, Some(several)) => QueueScan::Found(Candidate::Several(several)),
+            (None, None) => QueueScan::NotFound,
         }
     }
 
-    /// Whether a waiter for this key alone has time left: it comes before all newcomers.
+    /// Whether a waiter for which this key suffices has time left, or may have.
     pub(super) fn has_single_waiter(&self, queue: u32, now: Monotonic) -> bool {
         let mut budget = Budget::units(COMMAND_UNITS);
-        !matches!(self.first_single(queue, now, &mut budget), Scan::NotFound)
+        !matches!(self.first_single(queue, now, &mut budget), QueueScan::NotFound)
     }
 
-    /// Since when the first waiter for this key alone with time left has waited.
+    /// Since when the first waiter with time left for which this key suffices has waited, if known.
     pub(super) fn first_single_since(&self, queue: u32, now: Monotonic) -> Option<Monotonic> {
         let mut budget = Budget::units(COMMAND_UNITS);
         match self.first_single(queue, now, &mut budget) {
-            Scan::Found(place) => Some(self.places[place].waiter.since),
-            Scan::NotFound | Scan::Spent => None,
+            QueueScan::Found(place) => Some(self.places[place].waiter.since),
+            QueueScan::NotFound | QueueScan::Spent => None,
         }
     }
 
@@ -415,7 +414,7 @@ impl Queues {
         &self.places[place].waiter
     }
 
-    /// The first waiter for this key alone, or for any of several, that has time left.
+    /// The first waiter with time left for which this key suffices.
     ///
     /// A job refuses the waiters before it.
     pub(super) fn first_single(
@@ -423,23 +422,23 @@ impl Queues {
         queue: u32,
         now: Monotonic,
         budget: &mut Budget,
-    ) -> Scan<u32> {
+    ) -> QueueScan<u32> {
         let Queue { single, latest_time_out, .. } = &self.by_slot[queue];
         if *latest_time_out <= now {
-            return Scan::NotFound;
+            return QueueScan::NotFound;
         }
         for (scanned, &place) in single.values().enumerate() {
             if now < self.places[place].waiter.until {
-                return Scan::Found(place);
+                return QueueScan::Found(place);
             }
             if scanned % WAITERS_PER_UNIT == WAITERS_PER_UNIT - 1 {
                 budget.spend(1);
                 if budget.is_spent() {
-                    return Scan::Spent;
+                    return QueueScan::Spent;
                 }
             }
         }
-        Scan::NotFound
+        QueueScan::NotFound
     }
 
     /// The earliest time-out, and the place of its waiter.
@@ -451,7 +450,9 @@ impl Queues {
         self.by_ticket.get(&ticket).copied()
     }
 
-    /// Removes and refuses the waiters for the key with this token. Returns how many.
+    /// Removes the waiters for the key with this token, and returns their number.
+    ///
+    /// A job refuses them.
     pub(super) fn dismiss_token(&mut self, queue: u32, token: &[u8]) -> usize {
         let hash = self.token_hash(self.by_slot[queue].hash, token);
         let mut dismissed = 0;
@@ -475,7 +476,7 @@ impl Queues {
         self.dismissed.insert(waiter.ticket);
     }
 
-    /// Takes a waiter that has left its queues and needs a refusal.
+    /// Removes and returns a waiter that has left its queues and needs a refusal.
     pub(super) fn pop_dismissed(&mut self) -> Option<Ticket> {
         self.dismissed.pop_first()
     }
@@ -582,7 +583,7 @@ impl Queues {
         self.sweep_from.is_some()
     }
 
-    /// Sweeps the next `slots` queues: plans a check of their keys.
+    /// Plans a check of the keys of the next `slots` queues.
     pub(super) fn sweep(&mut self, slots: u32) {
         let Some(from) = self.sweep_from else { return };
         let end = self.by_slot.slots_end().min(from.saturating_add(slots));
@@ -617,7 +618,7 @@ impl Queues {
             if queue.single.is_empty() && queue.several.is_empty() {
                 self.close(slot);
             } else if is_single {
-                if queues.len() == 1 || self.may_be_had_behind(slot) {
+                if queues.len() == 1 || self.departure_may_free(slot) {
                     self.check_by(slot, Monotonic::default());
                 }
                 self.rank_check(slot);
@@ -628,11 +629,11 @@ impl Queues {
         waiter
     }
 
-    /// Whether the departure of the first waiter alone may make a key free for the next.
+    /// Whether the departure of a waiter alone may make a key free for the waiters after it.
     ///
-    /// It may for a waiter for several keys, and for one that shares the key. Other waiters need
-    /// the end of a lock.
-    fn may_be_had_behind(&self, queue: u32) -> bool {
+    /// It may for a waiter for several keys, and for a waiter that shares the key. Other waiters
+    /// need the end of a lock.
+    fn departure_may_free(&self, queue: u32) -> bool {
         let Queue { single, candidates, .. } = &self.by_slot[queue];
         let shares = |&place: &u32| self.places[place].waiter.mode == Mode::Shared;
         !candidates.is_empty() || single.values().next().is_some_and(shares)
@@ -671,7 +672,7 @@ impl Queues {
                 waiters.sort_unstable();
                 let waiters = waiters.into_iter().map(|(_, &place)| {
                     let Place { waiter, candidate_in, .. } = &self.places[place];
-                    (waiter.in_order(), *candidate_in == slot)
+                    (waiter.state(), *candidate_in == slot)
                 });
                 (*db, &key[..], *foreign_until, check.map(|check| check.at), waiters.collect())
             })
@@ -682,7 +683,7 @@ impl Queues {
 }
 
 impl Waiter {
-    fn in_order(&self) -> WaiterState<'_> {
+    fn state(&self) -> WaiterState<'_> {
         let Self { ticket, token, owner, ttl, mode, wants, fence, since, until } = self;
         ((*ticket, token, owner.as_deref()), (*ttl, *mode, *wants, *fence), (*since, *until))
     }
@@ -697,7 +698,7 @@ type WaiterState<'a> = (
 
 /// Everything about a queue that a decision depends on.
 ///
-/// That is its key, what is known of the key, and its waiters with whether each is a candidate.
+/// That is its key, what is known of the key, and each waiter with whether it is a candidate.
 type QueueState<'a> = (u32, &'a [u8], Monotonic, Option<Monotonic>, Vec<(WaiterState<'a>, bool)>);
 
 impl PartialEq for Queues {

@@ -16,7 +16,7 @@ enum Released {
 impl Node {
     /// Releases the keys that the token holds, and hands each over to its next waiter at once.
     ///
-    /// On a key that the token does not hold, removes its waiters instead.
+    /// On a key that the token does not hold, removes the token's waiters instead.
     pub(super) fn release<K: Keyspace>(
         &mut self,
         now: Now,
@@ -45,7 +45,7 @@ impl Node {
             }
         }
         match failed {
-            // The keys that are strings are released all the same.
+            // A key of another type does not prevent the release of the other keys.
             Some(error) if !any => Err(error),
             _ => Ok(Reply::Released(any)),
         }
@@ -79,8 +79,8 @@ impl Node {
                 (Released::Held, mirrored)
             }
             KeyState::Ended { lease, mirrored } => {
-                // The mirror is deleted too, so that it is never adopted. A foreign value stays for
-                // a job.
+                // Deletes the token's mirror too, so that it is never adopted. A job deletes the
+                // mirror of another token.
                 let is_ours = self.leases.get(lease).token[..] == *token;
                 if is_ours || !mirrored {
                     self.end_by_deadline(lease);
@@ -102,7 +102,7 @@ impl Node {
         // A handover is written as one SET, without a DEL before it.
         let handed_over = self.queues.find(hash, db, key).is_some_and(|queue| {
             if released == Released::NotHeld {
-                // First, because the handover could otherwise grant the key to the token that
+                // Precedes the handover, which could otherwise grant the key to the token that
                 // releases it.
                 let waiters = self.queues.len(queue);
                 if self.queues.dismiss_token(queue, token) == waiters {

@@ -1,4 +1,4 @@
-//! REVOKE: an operator takes a lock back from its holder.
+//! REVOKE: an operator ends the holder's right to extend a lock.
 
 use super::extend::RETRY_WRITE_US;
 use super::key_state::KeyState;
@@ -19,9 +19,10 @@ struct LockedKey<K: Keyspace> {
 impl Node {
     /// Revokes the lock on a key, and with it the lock's other keys.
     ///
-    /// From now on no client can extend it, and no client can join a shared lock. Its keys stay
-    /// locked until its deadline, because its holder relies on it until then. Their mirrors hold a
-    /// value that no client knows, so that the holder cannot adopt the lock after a crash either.
+    /// From now on no client can extend the lock, and no client can join a shared lock. Unless the
+    /// operator ends the lock at once, the keys stay locked until the deadline, because the holder
+    /// relies on the lock until then. The mirrors hold a value that no client knows, so that the
+    /// holder cannot adopt the lock after a crash.
     pub(super) fn revoke<K: Keyspace>(
         &mut self,
         now: Now,
@@ -29,7 +30,7 @@ impl Node {
         keyspace: &mut K,
     ) -> Result<Reply, CommandError> {
         self.refuse_on_replica(now.monotonic)?;
-        let &Revoke { db, key, unknown, ends_now } = revoke;
+        let &Revoke { db, key, random_value, ends_now } = revoke;
         let entry = keyspace.open(db, key, Access::Write);
         self.handle_events(now, keyspace);
         let hash = self.leases.hash(db, key.as_ref());
@@ -50,7 +51,7 @@ impl Node {
                 if ends_now {
                     self.end_lock(lease, keys, keyspace);
                 } else if !self.leases.get(lease).is_revoked() {
-                    self.mark_revoked(now, lease, keys, unknown, keyspace);
+                    self.mark_revoked(now, lease, keys, random_value, keyspace);
                 }
             }
         }
@@ -65,14 +66,14 @@ impl Node {
         mut entry: K::Entry,
         keyspace: &mut K,
     ) -> Result<(), CommandError> {
-        let &Revoke { db, key, unknown, ends_now } = revoke;
+        let &Revoke { db, key, random_value, ends_now } = revoke;
         let expires_at_ms = keyspace.expires_at_ms(&entry).ok_or(CommandError::NoExpiry)?;
         let written = if ends_now {
             keyspace.delete(&mut entry);
             Ok(Change::Delete)
         } else {
-            let set = Change::Set { value: unknown, expires_at_ms };
-            keyspace.set(&mut entry, unknown, expires_at_ms).map(|()| set)
+            let set = Change::Set { value: random_value, expires_at_ms };
+            keyspace.set(&mut entry, random_value, expires_at_ms).map(|()| set)
         };
         // A string that the server could not write is gone.
         self.publish(keyspace, key, written.unwrap_or(Change::Delete), Author::Client);
@@ -87,7 +88,7 @@ impl Node {
         Ok(())
     }
 
-    /// Opens all keys of a lock. Returns `None` if one was overwritten, which has ended the lock.
+    /// Opens all keys of a lock. Returns `None` if a key was overwritten: that has ended the lock.
     fn open_keys_of<K: Keyspace>(
         &mut self,
         now: Now,
@@ -120,20 +121,20 @@ impl Node {
         now: Now,
         first: u32,
         mut keys: PerKey<LockedKey<K>>,
-        unknown: &K::Name,
+        random_value: &K::Name,
         keyspace: &mut K,
     ) {
-        self.leases.change_all(first, |lease| lease.revoke(unknown.as_ref()));
+        self.leases.change_all(first, |lease| lease.revoke(random_value.as_ref()));
         let left_us = self.leases.get(first).deadline.us_since(now.monotonic);
         let expires_at_ms = now.wall_ms_after(left_us);
-        let set = Change::Set { value: unknown, expires_at_ms };
+        let set = Change::Set { value: random_value, expires_at_ms };
         let mut changes: PerKey<Option<Change<'_, K::Name>>> = PerKey::new();
         for key in &mut keys {
             // After an accident took the mirror, the value under the key says nothing about the
             // lease.
             if !key.mirrored && keyspace.kind(&key.entry) != Kind::Missing {
                 changes.push(None);
-            } else if keyspace.set(&mut key.entry, unknown, expires_at_ms).is_ok() {
+            } else if keyspace.set(&mut key.entry, random_value, expires_at_ms).is_ok() {
                 self.leases.regain_mirror(key.lease);
                 changes.push(Some(set));
             } else {

@@ -8,7 +8,7 @@ pub const COUNT_MAX: u32 = 1000;
 
 /// How many vacant slots a call may pass for each lease that it may examine.
 const VACANT_PER_LEASE: u32 = 10;
-/// A call ends after keys of so many bytes, because matching and opening a long key takes long.
+/// A call ends after this many bytes of keys, because a long key takes long to match and open.
 const KEY_BYTES_MAX: usize = 256 * 1024;
 
 impl Node {
@@ -27,7 +27,7 @@ impl Node {
         let mut vacant = count * VACANT_PER_LEASE;
         let (mut left, mut key_bytes) = (count, 0);
         let mut locks = Vec::new();
-        // No slot has a larger number.
+        // No slot is above `u32::MAX`.
         let mut from = u32::try_from(cursor).unwrap_or(u32::MAX);
         let cursor = loop {
             if left == 0 || key_bytes > KEY_BYTES_MAX {

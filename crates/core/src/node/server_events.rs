@@ -7,7 +7,7 @@ use super::{Key, Monotonic, Node, Now, Reason, Ticket};
 /// An event that the server reports.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ServerEvent {
-    /// A key changed, and not by this node.
+    /// A client or the server, and not this node, changed a key.
     Key {
         /// The number of the database.
         db: u32,
@@ -20,7 +20,7 @@ pub enum ServerEvent {
     Flush(Option<u32>),
     /// Two databases were swapped.
     Swap(u32, u32),
-    /// The server begins to load its data. Changes of keys during that are no client's commands.
+    /// The server begins to load its data. While it loads, changes of keys come from that data.
     LoadingBegins,
     /// The server has loaded its data, or failed to.
     LoadingEnds,
@@ -60,7 +60,7 @@ impl KeyBytes {
 
 /// What happened to a key.
 ///
-/// A plain SET reports nothing: `key_state` notices it by the value when a client next needs the
+/// A plain SET reports no event. `key_state` notices the new value when a client next needs the
 /// key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeyEvent {
@@ -171,7 +171,7 @@ impl Node {
         let Some(slot) = self.find_lease(hash, db, key) else { return };
         let lease = self.leases.get(slot);
         if now >= lease.deadline {
-            // A job reads what is under the key.
+            // After a change of the expiry, a job checks what is under the key.
             if !matches!(event, KeyEvent::ExpirySet { .. }) {
                 self.end_by_deadline(slot);
             }
@@ -183,8 +183,8 @@ impl Node {
         }
         match event {
             KeyEvent::Expired => {
-                // The node reads its two clocks one after the other, and the server's has
-                // milliseconds only.
+                // The node reads its two clocks one after the other, and the server expires keys
+                // by milliseconds.
                 if lease.deadline.us_since(now) > CLOCK_NOISE_US {
                     self.stats.saved_from_clock_step += 1;
                 }
@@ -196,8 +196,8 @@ impl Node {
                 self.leases.set_mirror(slot, MirrorState::Lost, rewrite_at);
             }
             KeyEvent::Removed | KeyEvent::Replaced => self.end_by_operator(slot),
-            // The check precedes the end of the turn: later the mirror may have expired by
-            // accident.
+            // The mirror is checked before the turn ends. Later it may have expired, and that would
+            // look like an accident.
             KeyEvent::ExpirySet { value_bytes } => {
                 if value_bytes.is_some_and(|bytes| bytes != lease.mirror_value().len()) {
                     self.end_by_operator(slot);
@@ -210,11 +210,11 @@ impl Node {
 
     /// Records a FLUSH. The leases of the database end with the node's next action.
     ///
-    /// They do not if the server turns out to have emptied its databases to load its data.
+    /// They do not end if the server next loads its data: it emptied its databases for that.
     fn handle_flush(&mut self, db: Option<u32>) {
         // The file that is being loaded may contain an old FLUSH.
         if !self.loading {
-            // Only the last of several flushes can be that of a server which is about to load.
+            // Only the last of several flushes can come from a server that is about to load.
             self.settle_flush();
             self.flushed = Some(db.map_or(Flushed::All, Flushed::Database));
         }

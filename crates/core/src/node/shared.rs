@@ -1,8 +1,8 @@
 //! Shared locks: how holders join, leave and extend.
 //!
-//! The lease of a shared lock stands for the key and its mirror. Accidents, overwrites and
-//! revocations therefore apply to it as to any lease. Its holders are stored beside it, each with
-//! its own token, fence and deadline.
+//! The lease of a shared lock represents the key and its mirror. Accidents, overwrites and
+//! revocations therefore apply to it as to any lease. Its holders are stored apart, each with its
+//! own token, fence and deadline.
 
 use super::acquire::Terms;
 use super::extend::RETRY_WRITE_US;
@@ -10,7 +10,7 @@ use super::holders::NewHolder;
 use super::key_state::KeyState;
 use super::leases::{MirrorState, NewLock};
 use super::mutants::{Mutant, is_broken};
-use super::queues::{Lack, Scan, Wants};
+use super::queues::{Lack, QueueScan, Wants};
 use super::turn::{Budget, COMMAND_UNITS};
 use super::{
     Access, Acquire, Author, Change, CommandError, Extend, FenceError, Key, Keyspace, Kind, Mode,
@@ -20,7 +20,7 @@ use crate::Fence;
 
 /// The largest number of waiters to which one command or one job grants a shared lock.
 pub(super) const GRANTED_TOGETHER_MAX: u32 = 100;
-/// Units for granting one of them.
+/// Units for a grant to one of these waiters.
 pub(super) const GRANT_UNITS: u32 = 3;
 
 /// A key that may be shared.
@@ -35,7 +35,7 @@ pub(super) struct SharedKey<'k, K: Keyspace> {
 impl Node {
     /// Acquires a shared lock. A newcomer queues behind all waiters.
     ///
-    /// A repair overtakes the clients that began to wait after the lock was granted elsewhere.
+    /// A repair overtakes the clients that began to wait after other nodes granted the lock.
     pub(super) fn acquire_shared<K: Keyspace>(
         &mut self,
         now: Now,
@@ -67,7 +67,7 @@ impl Node {
             return self.grant_shared(now, &mut key, &terms, keyspace).map(Reply::Granted);
         }
         if holds_already {
-            // The client would wait for itself.
+            // A client that waited would wait for itself.
             self.stats.refusals += 1;
             return Ok(Reply::Refused);
         }
@@ -75,7 +75,7 @@ impl Node {
         self.wait_or_refuse(now, acquire, Wants::All, &[hash], &[Some(lack)], keyspace)
     }
 
-    /// Whether the request is a repair: its fence is older than the first waiter here.
+    /// Whether the request is a repair: its fence is a time before the first waiter here arrived.
     fn is_repair<N: AsRef<[u8]>>(&mut self, now: Now, hash: u64, acquire: &Acquire<'_, N>) -> bool {
         let Some(fence) = acquire.fence.filter(|_| acquire.wait_ms == 0) else { return false };
         let queue = self.queues.find(hash, acquire.db, acquire.keys[0].as_ref());
@@ -88,7 +88,7 @@ impl Node {
     pub(super) fn shared_lease(&self, state: KeyState) -> Option<u32> {
         let KeyState::Held { lease, .. } = state else { return None };
         let held = self.leases.get(lease);
-        let is_revoked = held.is_revoked() && !is_broken(Mutant::RevokedLetsIn);
+        let is_revoked = held.is_revoked() && !is_broken(Mutant::RevokedAdmitsHolders);
         (held.mode() == Mode::Shared && !is_revoked).then_some(lease)
     }
 
@@ -99,7 +99,7 @@ impl Node {
         holders.find(group, token).filter(|&holder| now.monotonic < holders.get(holder).deadline())
     }
 
-    /// Whether this token holds a live shared lock. Removes a holder whose deadline has passed.
+    /// Whether this token shares the lock. Removes its holder if the deadline has passed.
     fn is_holder(&mut self, now: Now, lease: u32, token: &[u8]) -> bool {
         if self.live_holder(now, lease, token).is_some() {
             return true;
@@ -135,7 +135,7 @@ impl Node {
         if let Some(lease) = self.shared_lease(key.state) {
             let group = self.leases.group(lease).expect("a shared lock has holders");
             let floor = self.leases.holders().floor(group);
-            let fence = self.fences.beside(key.hash, fence, floor, now.wall_us);
+            let fence = self.fences.next_shared(key.hash, fence, floor, now.wall_us);
             let old = self.leases.get(lease).deadline;
             self.leases.join(lease, holder(fence));
             self.stats.grants += 1;
@@ -146,10 +146,10 @@ impl Node {
             // The grant overwrites its mirror.
             self.end_by_deadline(lease);
         }
-        let value = if is_broken(Mutant::MirrorNamesReader) {
+        let value = if is_broken(Mutant::MirrorNamesHolder) {
             keyspace.name(token.as_ref())
         } else {
-            keyspace.unknown()
+            keyspace.random_value()
         };
         let expires_at_ms = now.wall_ms_after(ttl.us());
         if keyspace.set(key.entry, &value, expires_at_ms).is_err() {
@@ -159,7 +159,7 @@ impl Node {
             return Err(CommandError::NotWritten);
         }
         let floor = self.fences.floor(key.hash);
-        let fence = self.fences.beside(key.hash, fence, floor, now.wall_us);
+        let fence = self.fences.next_shared(key.hash, fence, floor, now.wall_us);
         let new = NewLock {
             db: key.db,
             token: value.as_ref(),
@@ -176,7 +176,7 @@ impl Node {
 
     /// Moves the expiry of a shared lock's mirror to the deadline of its last holder.
     ///
-    /// Always invalidates the key, because INSPECT shows other holders.
+    /// Invalidates the key even if the expiry stays, because INSPECT now shows other holders.
     #[expect(clippy::too_many_arguments, reason = "a key, an entry, and who changed them")]
     fn follow_last_deadline<K: Keyspace>(
         &mut self,
@@ -217,18 +217,18 @@ impl Node {
         }
     }
 
-    /// The next waiter at the head of a queue that can share the key.
+    /// The waiter at the head of a queue, if it shares the key.
     ///
-    /// Stops at the first waiter that wants the key for itself.
+    /// Behind a waiter that wants the key for itself, no waiter is found.
     pub(super) fn next_shared_waiter(
         &mut self,
         now: Now,
         queue: u32,
         budget: &mut Budget,
-    ) -> Scan<u32> {
+    ) -> QueueScan<u32> {
         match self.queues.first_single(queue, now.monotonic, budget) {
-            Scan::Found(place) if self.queues.waiter(place).mode == Mode::Exclusive => {
-                Scan::NotFound
+            QueueScan::Found(place) if self.queues.waiter(place).mode == Mode::Exclusive => {
+                QueueScan::NotFound
             }
             found => found,
         }
@@ -262,7 +262,7 @@ impl Node {
 
     /// Removes a holder that releases a shared lock.
     ///
-    /// Returns whether it was the last: then the lease has ended.
+    /// Returns whether that was the last holder: then the lease has ended.
     pub(super) fn release_holder<K: Keyspace>(
         &mut self,
         now: Now,
@@ -283,9 +283,9 @@ impl Node {
         false
     }
 
-    /// Removes a holder whose deadline has passed, of a shared lock that others still hold.
+    /// Removes one holder whose deadline has passed from a shared lock that others still hold.
     ///
-    /// Returns whether there was one.
+    /// Returns whether there was such a holder.
     pub(super) fn end_next_holder(&mut self, now: Now, lease: u32) -> bool {
         let first =
             self.leases.group(lease).and_then(|group| self.leases.holders().first_end(group));
@@ -344,7 +344,7 @@ impl Node {
         Ok(Reply::Extended(fence))
     }
 
-    /// Refuses a fence that a holder cannot get.
+    /// Refuses a fence below the current one, or too far ahead of the clock.
     pub(super) fn check_fence(
         &self,
         now: Now,
@@ -363,7 +363,7 @@ impl Node {
 
     /// Turns an exclusive lock that its holder has just extended into a shared one.
     ///
-    /// Serves its queue in the same step, so that no newcomer overtakes the waiters.
+    /// Grants the key to its shared waiters in the same step, so that no newcomer overtakes them.
     pub(super) fn share<K: Keyspace>(
         &mut self,
         now: Now,
@@ -372,7 +372,7 @@ impl Node {
         mut entry: K::Entry,
         keyspace: &mut K,
     ) {
-        let value = keyspace.unknown();
+        let value = keyspace.random_value();
         let held = self.leases.get(lease);
         let holder = NewHolder {
             token: held.token.clone(),
@@ -383,8 +383,7 @@ impl Node {
         };
         let (db, hash, is_lost) = (held.db, held.hash(), held.mirror() == MirrorState::Lost);
         let expires_at_ms = now.wall_ms_after(held.deadline.us_since(now.monotonic));
-        // Holders that join must get fences above that of the exclusive lock, whose writes they
-        // follow.
+        // Holders that join later must get fences above the fence of the exclusive lock.
         let floor = self.fences.floor(hash);
         self.leases.share(lease, value.as_ref(), floor, holder);
         let name = &extend.keys[0];

@@ -1,15 +1,15 @@
 /// What a node has done since it started. Each field counts events unless it names a unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Granted locks, including adoptions.
+    /// Granted leases, including adoptions. Each key of a lock and each shared holder counts.
     pub grants: u64,
     /// ACQUIREs refused because another client holds a key or waits for it.
     pub refusals: u64,
     /// ACQUIREs refused because the node abstains.
     pub abstained: u64,
-    /// Deadlines that holders extended.
+    /// Leases that holders extended.
     pub extends: u64,
-    /// Locks that holders released.
+    /// Leases that holders released.
     pub releases: u64,
     /// Leases that reached their deadline.
     pub ended_by_deadline: u64,

@@ -38,8 +38,8 @@ const PAUSE_CHECK_INTERVAL_US: u64 = 10_000;
 const MIRROR_REWRITE_INTERVAL_US: u64 = 1_000_000;
 /// The difference in time that counts as noise, in microseconds.
 ///
-/// A lease that ends this soon needs no new mirror. A mirror that expires this much early was not
-/// hit by a step of the clock.
+/// A lease that ends this soon needs no new mirror. When a mirror expires only this much before its
+/// lease, the cause was no step of the clock.
 pub(super) const CLOCK_NOISE_US: u64 = 20_000;
 
 /// What [`Node::next_job`] did.
@@ -85,9 +85,9 @@ impl Budget {
 impl Node {
     /// Does the next due job within the budget of this turn; `None` if none is left.
     ///
-    /// The caller repeats it until `None`, right before the server sleeps. Answers come first, even
-    /// while nothing may be written. Then come locks whose holders disconnected before they heard
-    /// of them, handovers, ended leases, mirrors, and the end of an abstention.
+    /// The caller repeats it until `None`, right before the server sleeps. Refusals of waiters come
+    /// first, even while the server must not write. Then come releases for disconnected clients,
+    /// handovers, ended leases, mirrors, and the end of an abstention.
     pub fn next_job<K: Keyspace>(
         &mut self,
         now: Now,
@@ -119,7 +119,7 @@ impl Node {
             budget.spend(WRITE_UNITS);
             let (key, token) = (keyspace.name(&grant.key), keyspace.name(&grant.token));
             let release = Release { db: grant.db, keys: std::slice::from_ref(&key), token: &token };
-            // Any other lock under the key by now is not this grant's.
+            // If the token no longer holds the key, nothing is left to release.
             let _ = self.release_within(now, &release, budget, keyspace);
             return Some(Job::Released);
         }
@@ -149,7 +149,9 @@ impl Node {
         None
     }
 
-    /// Refuses the next waiter that timed out, whose token was released, or whose node abstains.
+    /// Refuses the next waiter that timed out or whose token was released.
+    ///
+    /// While the node abstains, refuses any waiter.
     fn refuse_next<K: Keyspace>(
         &mut self,
         now: Now,
@@ -231,7 +233,7 @@ impl Node {
         }
     }
 
-    /// Spends the cost of ending a lease: the end of one key ends the lock's other keys.
+    /// Spends the cost of ending a lease, which also ends the lock on its other keys.
     fn spend_on_end(&self, lease: u32, budget: &mut Budget) {
         let keys = u32::try_from(self.leases.keys(lease)).unwrap_or(u32::MAX);
         budget.spend(STEP_UNITS.saturating_mul(keys));
@@ -264,7 +266,7 @@ impl Node {
         self.leases.set_mirror(lease, MirrorState::Lost, at);
     }
 
-    /// Continues to remove the leases, and to mark the queues, of emptied databases.
+    /// Takes one step of a sweep: plans checks of queues, or removes ended leases and holders.
     fn sweep(&mut self, budget: &mut Budget) -> Option<Job> {
         if self.queues.is_sweeping() {
             budget.spend(STEP_UNITS);

@@ -3,19 +3,19 @@ use super::{Majority, Moment, Validity};
 use crate::Ttl;
 use crate::client::mutants::{Mutant, is_broken};
 
-/// One extension round: EXTEND to every node that was sent a request for the lock.
+/// One extension round: EXTEND to all nodes, decided by a majority.
 ///
-/// A majority of the nodes decides. A node that was sent none does not hold the lock: the caller
-/// records that as its [answer](Self::answer) before all others.
+/// A node that never granted the lock votes, too: it answers that the token does not hold the lock.
 ///
-/// A node that misses the lock is repaired with an ACQUIRE of the same token. A repair needs a
-/// majority of *extends* in this same round, on nodes that were known to hold the lock before the
-/// round began: otherwise it could revive a lost lock. Three answers do not help a repair:
+/// The client repairs a node that misses the lock: it sends ACQUIRE with the same token. A repair
+/// needs a majority of *extends* in this same round, on nodes that were known to hold the lock
+/// before the round began. Otherwise it could revive a lost lock. Three answers do not justify a
+/// repair:
 ///
 /// - The answer to a repair is no vote.
 /// - A node that granted late may have granted after the lock was lost.
-/// - A node that first reports the lock missing in this round may report what an operator did after
-///   the other nodes answered.
+/// - If a node reports the lock missing for the first time, an operator may have ended the lock
+///   there after the other nodes answered.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Extension {
     tally: Tally<()>,
@@ -42,7 +42,7 @@ pub enum ExtensionVerdict {
 }
 
 impl Extension {
-    /// Starts a round whose first byte is not sent before `sent`.
+    /// Starts a round whose first byte is sent at `sent` or later.
     pub fn new(majority: Majority, sent: Moment, ttl: Ttl) -> Self {
         let none = vec![false; majority.nodes()];
         let (known, missing, repaired) = (none.clone(), none.clone(), none);
@@ -61,7 +61,7 @@ impl Extension {
         self
     }
 
-    /// Marks nodes that were known before the round not to hold the lock: it can repair these.
+    /// Marks nodes that were known before the round not to hold the lock. Only they are repaired.
     #[must_use]
     pub fn known_to_miss(mut self, nodes: impl IntoIterator<Item = usize>) -> Self {
         for node in nodes {
@@ -70,7 +70,7 @@ impl Extension {
         self
     }
 
-    /// Records whether the token holds the lock on a node; `None` if the node did not answer.
+    /// Records whether a node says that the token holds the lock; `None` if it did not answer.
     ///
     /// Returns the verdict if this answer decides the round.
     pub fn answer(
@@ -103,7 +103,7 @@ impl Extension {
         self.verdict
     }
 
-    /// Ends the round undecided because the nodes' time is over. Returns the verdict if it is new.
+    /// Ends the round because the nodes' time is over. Returns the verdict if there was none yet.
     pub fn time_is_up(&mut self) -> Option<ExtensionVerdict> {
         if self.verdict.is_some() {
             return None;
@@ -114,8 +114,9 @@ impl Extension {
 
     /// Returns the next node to repair: send it ACQUIRE with the lock's token and fence.
     ///
-    /// Names each node that was [known to miss](Self::known_to_miss) the lock once, and only after
-    /// a majority of extends succeeded on nodes that were [known to hold](Self::known_to_hold) it.
+    /// Returns each node that was [known to miss](Self::known_to_miss) the lock once. Returns none
+    /// before a majority extends the lock on nodes that were [known to hold](Self::known_to_hold)
+    /// it.
     pub fn next_repair(&mut self) -> Option<usize> {
         let early = is_broken(Mutant::EarlyRepair);
         if !early && !matches!(self.verdict, Some(ExtensionVerdict::Extended(_))) {
@@ -125,14 +126,14 @@ impl Extension {
         if !early && confirmed < self.tally.majority().size() {
             return None;
         }
-        let early = early || is_broken(Mutant::RepairOnFirstRefusal);
-        let is_due = |&node: &usize| !self.repaired[node] && (early || self.missing[node]);
+        let any_refusal = early || is_broken(Mutant::RepairOnFirstRefusal);
+        let is_due = |&node: &usize| !self.repaired[node] && (any_refusal || self.missing[node]);
         let node = self.tally.no().find(is_due)?;
         self.repaired[node] = true;
         Some(node)
     }
 
-    /// Whether a node newly reports the lock missing after a majority extended it.
+    /// Whether a majority extended the lock, and a node reports it missing for the first time.
     ///
     /// Another round can then repair the node.
     pub fn has_found_missing(&self) -> bool {

@@ -40,7 +40,7 @@ pub struct Acquisition {
 struct Grant {
     /// The fence that the node stores.
     stored: Fence,
-    /// The fence that the node was asked to store, until it has answered.
+    /// The fence that the node was asked to store; `None` once it has answered.
     requested: Option<Fence>,
     /// A fence that the node refused. It refuses all larger ones as well.
     refused: Option<Fence>,
@@ -92,14 +92,14 @@ pub enum Step {
 pub struct Win {
     /// The fence that N/2 + 1 nodes store.
     pub fence: Fence,
-    /// How long it is certainly held.
+    /// How long the lock is certainly held.
     pub validity: Validity,
 }
 
 /// Why a lock was not won.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Loss {
-    /// Other tokens hold it on too many nodes: the other voting nodes cannot form a majority.
+    /// Other tokens hold it on too many nodes for the other voting nodes to form a majority.
     Held,
     /// Too few nodes vote to form a majority.
     NoQuorum,
@@ -108,19 +108,19 @@ pub enum Loss {
 }
 
 impl Acquisition {
-    /// Starts an attempt whose first byte is not sent before `sent`.
+    /// Starts an attempt whose first byte is sent at `sent` or later.
     pub fn new(majority: Majority, sent: Moment, ttl: Ttl, min_validity: Duration) -> Self {
         Self::lasting(majority, Validity::new(sent, ttl), min_validity)
     }
 
     /// Delays the win until these nodes have answered or their time is over.
     #[must_use]
-    pub fn that_awaits(mut self, nodes: &[usize]) -> Self {
+    pub fn awaiting(mut self, nodes: &[usize]) -> Self {
         self.awaits = nodes.to_vec();
         self
     }
 
-    /// Whether only the [awaited](Self::that_awaits) nodes delay the win.
+    /// Whether only the [awaited](Self::awaiting) nodes delay the win.
     pub fn is_delayed(&self) -> bool {
         let size = self.tally.majority().size();
         let is_agreed = |fence| self.grants().filter(|grant| grant.stores(fence)).count() >= size;
@@ -174,7 +174,7 @@ impl Acquisition {
     /// Records a node's answer to [`Step::StoreFence`].
     pub fn fence_answer(&mut self, node: usize, answer: FenceAnswer, now: Moment) {
         let Some((grant, requested)) =
-            self.tally.of(node).and_then(|grant| Some((grant, grant.requested?)))
+            self.tally.yes_of(node).and_then(|grant| Some((grant, grant.requested?)))
         else {
             return;
         };
@@ -196,18 +196,18 @@ impl Acquisition {
     pub fn time_is_up(&mut self, now: Moment) {
         for node in 0..self.tally.majority().nodes() {
             self.tally.cast(node, Ballot::Silent);
-            if self.tally.of(node).is_some_and(|grant| grant.requested.is_some()) {
+            if self.tally.yes_of(node).is_some_and(|grant| grant.requested.is_some()) {
                 self.tally.recast(node, Ballot::Silent);
             }
         }
         self.advance(now);
-        // The attempt would need another round to store the fence on more nodes.
+        // An undecided attempt would need another round to store the fence on more nodes.
         if !self.decided {
             self.decide(Step::Lost(Loss::NoQuorum));
         }
     }
 
-    /// Decides an attempt that needs no further answer, such as a wait on the only node.
+    /// Decides an attempt that needs no further answer, such as one after a wait on the only node.
     pub fn review(&mut self, now: Moment) {
         self.advance(now);
     }
@@ -236,7 +236,7 @@ impl Acquisition {
         });
         match (self.tally.lost(), validity) {
             (Some(Lost::Refused), _) => self.decide(Step::Lost(Loss::Held)),
-            // A majority can vote, and part of it refused.
+            // Enough nodes vote for a majority, but some of them refused.
             (Some(Lost::Silence), _) if !self.tally.is_silent() => {
                 self.decide(Step::Lost(Loss::Held));
             }
@@ -246,7 +246,7 @@ impl Acquisition {
         }
     }
 
-    /// Asks nodes to store the fence, and decides once N/2 + 1 nodes store it or cannot.
+    /// Asks nodes to store the fence. Decides once N/2 + 1 nodes store a fence, or none can win.
     fn agree(&mut self, validity: Validity) {
         let size = self.tally.majority().size();
         let Some(fence) = self.fence_to_agree_on() else {
@@ -292,7 +292,7 @@ impl Acquisition {
         self.tally.yes().map(|(_, grant)| grant)
     }
 
-    /// The fences that some node stores or was asked to store. No other fence needs to win.
+    /// The fences that a node stores or was asked to store. The one to agree on is among them.
     fn candidates(&self) -> impl Iterator<Item = Fence> {
         self.grants().map(Grant::expected)
     }
@@ -318,11 +318,11 @@ impl Grant {
     }
 
     fn can_store(self, fence: Fence) -> bool {
-        let takes = self.refused.is_none_or(|refused| fence < refused);
-        self.expected() == fence || (self.expected() < fence && takes)
+        let accepts = self.refused.is_none_or(|refused| fence < refused);
+        self.expected() == fence || (self.expected() < fence && accepts)
     }
 
-    /// Whether the node stored exactly this fence while the token held it.
+    /// Whether the node stored exactly this fence while the token held the lock there.
     ///
     /// That counts, even if the node was asked to store another fence since.
     fn stores(self, fence: Fence) -> bool {

@@ -10,12 +10,12 @@ impl Majority {
         if nodes == 0 { None } else { Some(Self { nodes }) }
     }
 
-    /// N.
+    /// The number of nodes: N.
     pub const fn nodes(self) -> usize {
         self.nodes
     }
 
-    /// N/2 + 1.
+    /// The number of nodes that decide: N/2 + 1.
     pub const fn size(self) -> usize {
         self.nodes / 2 + 1
     }

@@ -1,12 +1,12 @@
-//! One client against N independent nodes: what their answers decide, and what to send next.
+//! One client and N independent nodes: what their answers decide, and what to send next.
 //!
 //! The caller sends, receives and reads the clock.
 //!
 //! - [`Majority`]: how many nodes decide.
 //! - [`Acquisition`]: one attempt to acquire a lock, up to the fence on which a majority agrees.
 //! - [`order`]: the order of the nodes for a key, the same for all clients.
-//! - [`Extension`]: one round of EXTEND, and which nodes to repair. [`ReleaseRound`]: one of
-//!   RELEASE.
+//! - [`Extension`]: one round of EXTEND, and which nodes to repair.
+//! - [`ReleaseRound`]: one round of RELEASE.
 //! - [`OwnershipState`]: whether a lock is held or lost, and when to extend it.
 //! - [`Validity`] and [`Moment`]: how long a lock is certainly held, and the clocks that measure
 //!   it.
@@ -28,4 +28,4 @@ pub use moment::Moment;
 pub use order::order;
 pub use ownership::{End, Ownership, OwnershipState};
 pub use release::{ReleaseRound, ReleaseVerdict};
-pub use validity::{Validity, drift, reliable};
+pub use validity::{Validity, drift, longest_validity};

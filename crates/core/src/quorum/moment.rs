@@ -1,10 +1,10 @@
 use std::time::Duration;
 
-/// A moment on a client's two clocks, each since a fixed point of its own.
+/// A moment on the two clocks of a client. Each clock counts from a fixed point of its own.
 ///
 /// One clock does not suffice. The clock that counts the time in which the machine sleeps may be
-/// slewed, and the clock that is never slewed stops during sleep. The elapsed time is the larger of
-/// the two, so that a holder errs towards "lost".
+/// slewed, and the clock that is never slewed stops during sleep. Elapsed time is the larger of the
+/// two measurements, so that a holder errs towards "lost".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Moment {
     /// `CLOCK_BOOTTIME`, which counts the time in which the machine sleeps.
@@ -41,7 +41,7 @@ impl Moment {
         if (other.raw, other.boot) < (self.raw, self.boot) { other } else { self }
     }
 
-    /// Returns the deadline that comes last.
+    /// Returns the later of two deadlines.
     #[must_use]
     pub fn later(self, other: Self) -> Self {
         if (other.raw, other.boot) < (self.raw, self.boot) { self } else { other }

@@ -1,12 +1,12 @@
 use std::cmp::Reverse;
 
-/// The order of the nodes for a key, by rendezvous hashing. The first is the key's queue node.
+/// Returns the indices of the nodes in the order of a key. The first is the key's queue node.
 ///
 /// Clients that know the nodes by the same identities compute the same order. Adding or removing a
 /// node does not reorder the others.
 ///
-/// The hash is FNV-1a with a finisher. It is written out here because all versions of all clients
-/// must agree on it.
+/// This is rendezvous hashing. The hash is FNV-1a with a finisher. It is written out here because
+/// all versions of all clients must agree on it.
 pub fn order<'a>(key: &[u8], identities: impl IntoIterator<Item = &'a [u8]>) -> Vec<usize> {
     let mut ranked: Vec<_> = identities
         .into_iter()
@@ -28,7 +28,7 @@ fn hash(parts: &[&[u8]]) -> u64 {
     hash
 }
 
-/// FNV alone leaves the high bits of short keys alike.
+/// Mixes the bits of a hash: FNV-1a leaves the high bits of short keys alike.
 fn mix(hash: u64) -> u64 {
     let hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     let hash = (hash ^ (hash >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);

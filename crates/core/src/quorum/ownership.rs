@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::{ExtensionVerdict, Moment, Validity, reliable};
+use super::{ExtensionVerdict, Moment, Validity, longest_validity};
 use crate::Ttl;
 
 /// Fraction of the ttl between rounds while a majority has not confirmed the lock.
@@ -14,7 +14,7 @@ const TRIES_PER_TTL_IN_DOUBT: u32 = 10;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OwnershipState {
     validity: Validity,
-    /// Ends with `max_hold`, however often the lock is extended.
+    /// Ends after `max_hold`, however often the lock is extended.
     at_most: Validity,
     /// Whether a majority confirmed the last extension round, if there was one.
     confirmed: bool,
@@ -26,7 +26,7 @@ pub struct OwnershipState {
 pub enum Ownership {
     /// The lock is certainly held for this long.
     Held(Duration),
-    /// The same, although a majority did not confirm the last extension round.
+    /// The lock is certainly held for this long. A majority did not confirm the last extension.
     Uncertain(Duration),
     /// Another client may hold the lock.
     Lost(End),
@@ -44,7 +44,7 @@ pub enum End {
 }
 
 impl OwnershipState {
-    /// Starts with a lock that was granted now and lasts for `max_hold` at most.
+    /// Starts with a lock that was granted at `now` and may be held for `max_hold`.
     pub fn new(validity: Validity, now: Moment, max_hold: Duration) -> Self {
         let at_most = Validity::lasting(now, max_hold);
         Self { validity, at_most, confirmed: true, end: None }
@@ -75,7 +75,7 @@ impl OwnershipState {
 
     /// Applies the verdict of an extension round.
     pub fn settle(&mut self, verdict: ExtensionVerdict, now: Moment) {
-        // A lock that has ended stays ended: others may have observed the end.
+        // A lock that has ended stays ended: another client may have acquired it since.
         if let Ownership::Lost(end) = self.ownership(now) {
             self.end = Some(end);
             return;
@@ -99,10 +99,10 @@ impl OwnershipState {
                 .is_some_and(|left| Some(left) < self.at_most.remaining(now))
     }
 
-    /// When to extend the lock; `None` when an extension gains nothing.
+    /// The time until the next extension is due; `None` if an extension gains nothing.
     ///
-    /// That is a third of the ttl after the last confirmed extension, or sooner after an
-    /// unconfirmed one.
+    /// It is due a third of the ttl after a confirmed extension, and sooner after an unconfirmed
+    /// one.
     pub fn extend_in(&self, now: Moment, ttl: Ttl) -> Option<Duration> {
         if !self.is_extensible(now) {
             return None;
@@ -110,7 +110,7 @@ impl OwnershipState {
         if !self.confirmed {
             return Some(ttl.duration() / TRIES_PER_TTL_IN_DOUBT);
         }
-        let two_thirds = reliable(ttl).saturating_sub(ttl.duration() / 3);
+        let two_thirds = longest_validity(ttl).saturating_sub(ttl.duration() / 3);
         Some(self.validity.remaining(now)?.saturating_sub(two_thirds))
     }
 }

@@ -13,7 +13,7 @@ pub struct ReleaseRound {
 pub enum ReleaseVerdict {
     /// The token held the lock, and no longer does.
     Released,
-    /// The lock had ended before.
+    /// The lock had already ended.
     AlreadyOver,
     /// Too few nodes answered. The lock ends by its deadline at the latest.
     Unconfirmed,
@@ -25,7 +25,7 @@ impl ReleaseRound {
         Self { tally: Tally::new(majority), verdict: None }
     }
 
-    /// Records whether the token held the lock on a node; `None` if the node did not answer.
+    /// Records whether a node says that the token held the lock; `None` if it did not answer.
     ///
     /// Returns the verdict if this answer decides the round.
     pub fn answer(&mut self, node: usize, held: Option<bool>) -> Option<ReleaseVerdict> {
@@ -56,7 +56,7 @@ impl ReleaseRound {
         self.verdict
     }
 
-    /// Returns the verdict without the missing answers, because the nodes' time is over.
+    /// Ends the round because the nodes' time is over, and returns the verdict.
     pub fn time_is_up(&mut self) -> ReleaseVerdict {
         *self.verdict.get_or_insert(self.without_the_rest())
     }

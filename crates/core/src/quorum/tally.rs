@@ -23,9 +23,9 @@ pub(super) struct Tally<Y> {
 /// Why a majority is out of reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Lost {
-    /// Too many nodes refused, whatever the silent nodes would have answered.
+    /// The refusals alone rule out a majority.
     Refused,
-    /// The nodes that did not vote could have made a majority.
+    /// Only the refusals and the silent nodes together rule out a majority.
     Silence,
 }
 
@@ -38,7 +38,7 @@ impl<Y: Copy> Tally<Y> {
         self.majority
     }
 
-    /// Records a node's ballot. Only the first of each node counts.
+    /// Records a node's ballot. Only a node's first ballot counts.
     pub(super) fn cast(&mut self, node: usize, ballot: Ballot<Y>) {
         if let Some(slot @ Ballot::Pending) = self.ballots.get_mut(node) {
             *slot = ballot;
@@ -56,8 +56,8 @@ impl<Y: Copy> Tally<Y> {
         self.ballots[node]
     }
 
-    /// What a node said yes with.
-    pub(super) fn of(&self, node: usize) -> Option<Y> {
+    /// The value of a node's yes; `None` for any other ballot.
+    pub(super) fn yes_of(&self, node: usize) -> Option<Y> {
         match self.ballots.get(node) {
             Some(Ballot::Yes(what)) => Some(*what),
             _ => None,
@@ -93,7 +93,7 @@ impl<Y: Copy> Tally<Y> {
         self.count(|ballot| matches!(ballot, Ballot::Silent)) > self.majority.spare()
     }
 
-    /// Why a majority of yes is out of reach; `None` while it is not.
+    /// Why a majority of yes is out of reach; `None` while it can still be reached.
     pub(super) fn lost(&self) -> Option<Lost> {
         let no = self.count(|ballot| matches!(ballot, Ballot::No));
         let silent = self.count(|ballot| matches!(ballot, Ballot::Silent));

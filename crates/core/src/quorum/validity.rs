@@ -4,10 +4,10 @@ use super::Moment;
 use crate::Ttl;
 use crate::client::mutants::{Mutant, is_broken};
 
-/// The part of a ttl that does not count as validity, as the description of Redlock says.
+/// The part of a measured time that does not count as validity, as in the description of Redlock.
 ///
-/// Two clocks may drift apart by 1 % of the time. 2 ms cover the granularity of the servers'
-/// expiry.
+/// Two clocks may drift apart by 1 % of the time. The other 2 ms cover the granularity of the
+/// servers' expiry.
 pub fn drift(measured: Duration) -> Duration {
     if is_broken(Mutant::NoDrift) {
         return Duration::ZERO;
@@ -16,11 +16,11 @@ pub fn drift(measured: Duration) -> Duration {
 }
 
 /// The longest validity of a lock of `ttl`: zero if drift leaves nothing.
-pub fn reliable(ttl: Ttl) -> Duration {
+pub fn longest_validity(ttl: Ttl) -> Duration {
     ttl.duration().saturating_sub(drift(ttl.duration()))
 }
 
-/// How long a lock is certainly held, from before the first byte of its request was sent.
+/// The time in which a lock is certainly held. It begins before the client sends the first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Validity {
     begins: Moment,
@@ -28,12 +28,12 @@ pub struct Validity {
 }
 
 impl Validity {
-    /// The validity of a lock of `ttl` requested at `sent`; `None` if drift takes all of it.
+    /// The validity of a lock of `ttl` requested at `sent`; `None` if drift leaves nothing.
     pub fn new(sent: Moment, ttl: Ttl) -> Option<Self> {
         Self::after_wait(sent, Duration::ZERO, ttl)
     }
 
-    /// The same for a grant after a wait of `waited`, by the node's clock.
+    /// The validity of a lock that a node granted after a wait of `waited` by its own clock.
     pub fn after_wait(sent: Moment, waited: Duration, ttl: Ttl) -> Option<Self> {
         let measured = ttl.duration().checked_add(waited)?;
         let lasts = measured.checked_sub(drift(measured))?;
@@ -45,12 +45,12 @@ impl Validity {
         Self { begins, lasts }
     }
 
-    /// The time that is left; `None` once it is over. A validity is always positive.
+    /// The time that is left, never zero; `None` once the validity is over.
     pub fn remaining(&self, now: Moment) -> Option<Duration> {
         self.lasts.checked_sub(now.since(self.begins)).filter(|left| !left.is_zero())
     }
 
-    /// The validity of a lock that is known to be lost: none.
+    /// Returns this validity with no time left, for a lock that is known to be lost.
     #[must_use]
     pub fn over(self) -> Self {
         Self { lasts: Duration::ZERO, ..self }

@@ -1,4 +1,4 @@
-//! What tests share that drive the machines of a client.
+//! Shared by the tests that drive the machines of a client.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -31,7 +31,7 @@ impl Random for Numbers {
     }
 }
 
-/// What the machines of one client share.
+/// The environment that the machines of one client share.
 pub(crate) struct Client {
     pub(crate) fleet: Fleet,
     pub(crate) topology: Topology,
@@ -59,7 +59,7 @@ impl Client {
     }
 }
 
-/// Nodes that have restarted this often.
+/// Nodes that have each restarted `restarts` times.
 pub(crate) fn nodes_after_restarts(nodes: usize, restarts: u64) -> Topology {
     let status = |node: usize| NodeStatus {
         link: Ok(0),

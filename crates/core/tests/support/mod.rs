@@ -19,25 +19,29 @@ pub(crate) struct Server {
     pub(crate) mono_us: u64,
     pub(crate) wall_ms: u64,
     tickets: u64,
-    /// The answers to clients that waited.
-    pub(crate) told: Vec<(Ticket, Told)>,
-    /// The keys of grants to clients that waited for any of several.
-    pub(crate) told_keys: Vec<(Ticket, Vec<u8>)>,
-    /// The label of clients that acquire.
+    /// The results of the waits that have ended, in order.
+    pub(crate) wait_results: Vec<(Ticket, WaitResult)>,
+    /// The keys that were granted to clients that waited for any of several.
+    pub(crate) granted_keys: Vec<(Ticket, Vec<u8>)>,
+    /// The owner label of the clients that acquire.
     pub(crate) owner: Option<Vec<u8>>,
 }
 
-/// The answer to a client that waited.
+/// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
-    Granted { fence: Fence, waited_us: u64 },
-    Dismissed,
+pub(crate) enum WaitResult {
+    Granted {
+        fence: Fence,
+        waited_us: u64,
+    },
+    /// The node refused, or it abstains.
+    Refused,
     Failed(CommandError),
 }
 
 /// The reply to an ACQUIRE with WAIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patient {
+pub(crate) enum AcquireReply {
     Granted(Fence),
     Waits(Ticket),
     Refused,
@@ -45,7 +49,7 @@ pub(crate) enum Patient {
     Abstaining,
 }
 
-impl Patient {
+impl AcquireReply {
     /// The ticket of a client that waits.
     #[track_caller]
     pub(crate) fn ticket(self) -> Ticket {
@@ -58,13 +62,13 @@ impl Patient {
 
 /// The reply to an ACQUIREANY with WAIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PatientAny {
+pub(crate) enum AcquireAnyReply {
     Granted(Fence, usize),
     Waits(Ticket),
     QueueFull,
 }
 
-impl PatientAny {
+impl AcquireAnyReply {
     /// The ticket of a client that waits.
     #[track_caller]
     pub(crate) fn ticket(self) -> Ticket {
@@ -88,9 +92,9 @@ pub(crate) enum Extended {
     TokenInUse,
 }
 
-/// A command that acquires.
+/// A command that acquires a lock.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Verb {
+pub(crate) enum AcquireCommand {
     Acquire,
     AcquireAny,
 }
@@ -141,13 +145,13 @@ impl Server {
             mono_us,
             wall_ms,
             tickets: 0,
-            told: Vec::new(),
-            told_keys: Vec::new(),
+            wait_results: Vec::new(),
+            granted_keys: Vec::new(),
             owner: None,
         }
     }
 
-    /// Stops the server, and starts it again with nothing left of what it knew.
+    /// Restarts the server with empty memory: without keys and leases.
     pub(crate) fn restart(&mut self, rejoin_delay_ms: u64) {
         self.memory = memory::Server::new(settings(rejoin_delay_ms), self.now());
     }
@@ -184,10 +188,10 @@ impl Server {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.keys() == 0
+        self.key_count() == 0
     }
 
-    pub(crate) fn keys(&self) -> usize {
+    pub(crate) fn key_count(&self) -> usize {
         self.memory.keys.iter().count()
     }
 
@@ -196,7 +200,7 @@ impl Server {
         self.memory.keys.clear();
     }
 
-    /// Expires keys as the server does, by the wall clock.
+    /// Removes expired keys as the server does, by the wall clock.
     pub(crate) fn expire_keys(&mut self) {
         self.memory.expire_keys(self.now());
     }
@@ -228,17 +232,17 @@ impl Server {
 
     fn collect_answers(&mut self) {
         for ticket in std::mem::take(&mut self.memory.keys.woken) {
-            let told = match self.memory.node.answer(ticket) {
+            let result = match self.memory.node.answer(ticket) {
                 WaitReply::Granted { fence, waited_us, key } => {
-                    self.told_keys.extend(key.map(|key| (ticket, key.as_bytes().to_vec())));
-                    Told::Granted { fence, waited_us }
+                    self.granted_keys.extend(key.map(|key| (ticket, key.as_bytes().to_vec())));
+                    WaitResult::Granted { fence, waited_us }
                 }
                 WaitReply::Refused | WaitReply::Failed(CommandError::Abstaining { .. }) => {
-                    Told::Dismissed
+                    WaitResult::Refused
                 }
-                WaitReply::Failed(error) => Told::Failed(error),
+                WaitReply::Failed(error) => WaitResult::Failed(error),
             };
-            self.told.push((ticket, told));
+            self.wait_results.push((ticket, result));
         }
     }
 
@@ -270,7 +274,10 @@ impl Server {
 
     /// The clients that waited and were granted a lock, in order.
     pub(crate) fn granted(&self) -> Vec<Ticket> {
-        let granted = self.told.iter().filter(|(_, told)| matches!(told, Told::Granted { .. }));
+        let granted = self
+            .wait_results
+            .iter()
+            .filter(|(_, result)| matches!(result, WaitResult::Granted { .. }));
         granted.map(|&(ticket, _)| ticket).collect()
     }
 
@@ -281,7 +288,7 @@ impl Server {
         token: &[u8],
         ttl_ms: u64,
         wait_ms: u64,
-    ) -> Patient {
+    ) -> AcquireReply {
         self.acquire_all_or_wait(&[key], token, ttl_ms, wait_ms)
     }
 
@@ -292,12 +299,12 @@ impl Server {
         token: &[u8],
         ttl_ms: u64,
         wait_ms: u64,
-    ) -> Patient {
+    ) -> AcquireReply {
         match self.ask(keys, token, ttl_ms, None, wait_ms.max(1)) {
-            Ok(Reply::Granted(fence)) => Patient::Granted(fence),
-            Ok(Reply::Waits) => Patient::Waits(Ticket(self.tickets)),
-            Err(CommandError::QueueFull { .. }) => Patient::QueueFull,
-            Err(CommandError::Abstaining { .. }) => Patient::Abstaining,
+            Ok(Reply::Granted(fence)) => AcquireReply::Granted(fence),
+            Ok(Reply::Waits) => AcquireReply::Waits(Ticket(self.tickets)),
+            Err(CommandError::QueueFull { .. }) => AcquireReply::QueueFull,
+            Err(CommandError::Abstaining { .. }) => AcquireReply::Abstaining,
             other => unreachable!("it may wait, and there are only strings: {other:?}"),
         }
     }
@@ -311,7 +318,13 @@ impl Server {
         fence: Option<Fence>,
     ) -> Option<Fence> {
         let shared = (Mode::Shared, fence, 0);
-        granted_or_refused(&self.execute_acquire(&[key], token, ttl_ms, shared, Verb::Acquire))
+        granted_or_refused(&self.execute_acquire(
+            &[key],
+            token,
+            ttl_ms,
+            shared,
+            AcquireCommand::Acquire,
+        ))
     }
 
     /// ACQUIRE … SHARED WAIT.
@@ -321,17 +334,17 @@ impl Server {
         token: &[u8],
         ttl_ms: u64,
         wait_ms: u64,
-    ) -> Patient {
+    ) -> AcquireReply {
         match self.execute_acquire(
             &[key],
             token,
             ttl_ms,
             (Mode::Shared, None, wait_ms),
-            Verb::Acquire,
+            AcquireCommand::Acquire,
         ) {
-            Ok(Reply::Granted(fence)) => Patient::Granted(fence),
-            Ok(Reply::Waits) => Patient::Waits(Ticket(self.tickets)),
-            Ok(Reply::Refused) => Patient::Refused,
+            Ok(Reply::Granted(fence)) => AcquireReply::Granted(fence),
+            Ok(Reply::Waits) => AcquireReply::Waits(Ticket(self.tickets)),
+            Ok(Reply::Refused) => AcquireReply::Refused,
             other => unreachable!("it may wait, and there are only strings: {other:?}"),
         }
     }
@@ -344,7 +357,7 @@ impl Server {
         ttl_ms: u64,
     ) -> Option<(Fence, usize)> {
         let exclusive = (Mode::Exclusive, None, 0);
-        match self.execute_acquire(keys, token, ttl_ms, exclusive, Verb::AcquireAny) {
+        match self.execute_acquire(keys, token, ttl_ms, exclusive, AcquireCommand::AcquireAny) {
             Ok(Reply::GrantedOne { fence, key }) => Some((fence, key)),
             Ok(Reply::Refused) | Err(CommandError::Abstaining { .. }) => None,
             other => unreachable!("there are only strings, and it does not wait: {other:?}"),
@@ -358,12 +371,12 @@ impl Server {
         token: &[u8],
         ttl_ms: u64,
         wait_ms: u64,
-    ) -> PatientAny {
+    ) -> AcquireAnyReply {
         let exclusive = (Mode::Exclusive, None, wait_ms.max(1));
-        match self.execute_acquire(keys, token, ttl_ms, exclusive, Verb::AcquireAny) {
-            Ok(Reply::GrantedOne { fence, key }) => PatientAny::Granted(fence, key),
-            Ok(Reply::Waits) => PatientAny::Waits(Ticket(self.tickets)),
-            Err(CommandError::QueueFull { .. }) => PatientAny::QueueFull,
+        match self.execute_acquire(keys, token, ttl_ms, exclusive, AcquireCommand::AcquireAny) {
+            Ok(Reply::GrantedOne { fence, key }) => AcquireAnyReply::Granted(fence, key),
+            Ok(Reply::Waits) => AcquireAnyReply::Waits(Ticket(self.tickets)),
+            Err(CommandError::QueueFull { .. }) => AcquireAnyReply::QueueFull,
             other => unreachable!("it may wait, and there are only strings: {other:?}"),
         }
     }
@@ -376,7 +389,13 @@ impl Server {
         fence: Option<Fence>,
         wait_ms: u64,
     ) -> Result<Reply, CommandError> {
-        self.execute_acquire(keys, token, ttl_ms, (Mode::Exclusive, fence, wait_ms), Verb::Acquire)
+        self.execute_acquire(
+            keys,
+            token,
+            ttl_ms,
+            (Mode::Exclusive, fence, wait_ms),
+            AcquireCommand::Acquire,
+        )
     }
 
     pub(crate) fn execute_acquire(
@@ -385,7 +404,7 @@ impl Server {
         token: &[u8],
         ttl_ms: u64,
         (mode, fence, wait_ms): (Mode, Option<Fence>, u64),
-        verb: Verb,
+        command: AcquireCommand,
     ) -> Result<Reply, CommandError> {
         let (keys, token) = (names(keys), Name::from_slice(token));
         let ttl = Ttl::from_ms(ttl_ms).unwrap();
@@ -395,9 +414,9 @@ impl Server {
         let owner = owner.as_deref();
         let (keys, token) = (&keys[..], &token);
         let acquire = Acquire { db: 0, keys, token, ttl, mode, owner, fence, wait_ms };
-        self.execute(&match verb {
-            Verb::Acquire => Command::Acquire(acquire),
-            Verb::AcquireAny => Command::AcquireAny(acquire),
+        self.execute(&match command {
+            AcquireCommand::Acquire => Command::Acquire(acquire),
+            AcquireCommand::AcquireAny => Command::AcquireAny(acquire),
         })
     }
 
@@ -494,11 +513,11 @@ impl Server {
     }
 
     fn revoke_with(&mut self, key: &[u8], ends_now: bool) -> Result<bool, CommandError> {
-        let (key, unknown) = (Name::from_slice(key), Name::from_slice(UNKNOWN));
+        let (key, random_value) = (Name::from_slice(key), Name::from_slice(UNKNOWN));
         match self.execute(&Command::Revoke(Revoke {
             db: 0,
             key: &key,
-            unknown: &unknown,
+            random_value: &random_value,
             ends_now,
         })) {
             Ok(Reply::Revoked(revoked)) => Ok(revoked),

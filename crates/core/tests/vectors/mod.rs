@@ -7,7 +7,8 @@ use serde_json::{Map, Value};
 /// Reads the vectors of one kind.
 pub(super) type Reader = fn(Fields);
 
-/// Passes each vector of a group to the reader of its kind. Each kind needs a reader and a vector.
+/// Passes each vector of a group to the reader of its kind. Fails if a kind has no reader or no
+/// vector.
 pub(super) fn read_all(group: &str, readers: &[(&str, Reader)]) {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/protocol/vectors.json");
     let vectors: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();

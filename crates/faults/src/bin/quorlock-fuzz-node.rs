@@ -1,22 +1,23 @@
-//! `quorlock-fuzz-node`: one real server and the model of it take the same steps, drawn from a
-//! seed, and must agree after each.
+//! `quorlock-fuzz-node`: compares a real server with a model of it, step by step. A seed decides
+//! the steps.
 
 use std::process::ExitCode;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use quorlock_faults::fuzz::{Plan, Report, run};
+use quorlock_faults::harness::any_seed;
 use quorlock_testkit::find_server_binary;
 
 /// Compares a real server with the model of it, step by step.
 ///
-/// Steps are clients that lock, wait and disconnect, commands of operators, and accidents. Prints
-/// the first difference with the seed that repeats it, and exits with 1 then.
+/// The steps are requests and disconnections of clients, commands of operators, and accidents.
+/// Stops at the first difference, prints it with the seed that repeats it, and exits with 1.
 #[derive(Parser)]
 #[command(name = "quorlock-fuzz-node", version)]
 struct Args {
-    /// Decides all steps [default: another seed each time]
+    /// Seed of all steps [default: a new one for each run]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 
@@ -24,7 +25,7 @@ struct Args {
     #[arg(long, default_value_t = 100_000, value_name = "N")]
     steps: u64,
 
-    /// The first episode. Each has a server of its own
+    /// The number of the first episode. Each episode starts a new server
     #[arg(long, default_value_t = 0, value_name = "N")]
     episode: u64,
 }
@@ -88,9 +89,4 @@ fn compare(plan: Plan) -> anyhow::Result<Report> {
         kinds.join(", ")
     );
     Ok(report)
-}
-
-fn any_seed() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    since.as_secs() % 1_000_000 * 1000 + u64::from(since.subsec_millis())
 }

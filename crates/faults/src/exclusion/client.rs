@@ -12,13 +12,13 @@ use tokio::time::sleep;
 use super::MAX_TTL;
 use crate::harness::{Grant, History, finish, held_until, now, random_of};
 
-/// Clients of one network. They share their connections.
+/// Number of clients in one network. They share their connections.
 const CLIENTS_PER_NETWORK: usize = 4;
 /// Fewer locks than clients, so that clients compete.
 const KEYS: usize = 4;
 const TTL_MIN: Duration = Duration::from_millis(200);
-/// Time limit of a healthy node where a dozen programs share two processors.
-const NODE_LIMIT: Duration = Duration::from_millis(60);
+/// Time in which a healthy node answers while a dozen programs share two processors.
+const NODE_TIMEOUT: Duration = Duration::from_millis(60);
 
 /// What all clients share.
 #[derive(Default)]
@@ -27,11 +27,11 @@ pub(super) struct Shared {
     pub(super) grants: AtomicU64,
     pub(super) extends: AtomicU64,
     pub(super) lost: AtomicU64,
-    /// Tells the clients to finish.
+    /// Tells the clients to end.
     pub(super) stop: AtomicBool,
 }
 
-/// Runs clients in each network until they are told to stop.
+/// Runs clients in each network until `shared.stop` is set.
 pub(super) async fn run(seed: u64, networks: Vec<Vec<String>>, shared: &Arc<Shared>) -> Result<()> {
     let mut quorums = Vec::new();
     let mut clients = JoinSet::new();
@@ -46,7 +46,7 @@ pub(super) async fn run(seed: u64, networks: Vec<Vec<String>>, shared: &Arc<Shar
         }
         quorums.push(quorum);
     }
-    // Locks that are still being released have ended by then.
+    // After this time, all locks have ended, also the locks with an unconfirmed release.
     finish(clients, quorums, MAX_TTL).await
 }
 
@@ -63,7 +63,7 @@ impl Client {
             let key = format!("lock {}", self.rng.random_range(0..KEYS));
             let ttl = self.up_to(TTL_MIN, MAX_TTL);
             let lock =
-                self.quorum.lock(&key).ttl(ttl).node_timeout(NODE_LIMIT).min_validity(ttl / 10);
+                self.quorum.lock(&key).ttl(ttl).node_timeout(NODE_TIMEOUT).min_validity(ttl / 10);
             match lock.wait(self.up_to(Duration::ZERO, ttl)).acquire().await {
                 Ok(lock) => self.hold(key, lock, ttl).await,
                 // Held by another client, or no majority votes: the client tries another lock.
@@ -92,17 +92,17 @@ impl Client {
                     }
                     break;
                 }
-                // Held for as long as before.
+                // The validity is the same as before.
                 Err(_) => {}
             }
         }
         sleep(self.up_to(Duration::ZERO, ttl / 4)).await;
         self.shared.history.add(Grant { key, client: self.id, from, to: until.min(now()), fence });
         match self.rng.random_range(0..10) {
-            // As a client that dies.
+            // Like a client that dies.
             0 => std::mem::forget(lock),
             1..=2 => drop(lock),
-            // Unconfirmed releases go on in the background, and the lock ends.
+            // An unconfirmed release continues in the background, so the result does not matter.
             _ => drop(lock.release().await),
         }
     }

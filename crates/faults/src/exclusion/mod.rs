@@ -1,11 +1,10 @@
-//! Five masters, clients that acquire, extend and release, and accidents drawn from a seed: no two
-//! clients may hold a lock at the same time.
+//! Causes random accidents to five masters, and checks that no two clients hold a lock at a time.
 //!
-//! - `plan`: what happens, and how often
-//! - `client`: the clients
+//! - `plan`: which accidents happen, and how often
+//! - `client`: clients that acquire, extend and release locks
 //!
-//! The seed decides what is tried, and in what order. The machine decides at which step of which
-//! client it happens, so a seed that failed need not fail again.
+//! The seed decides which accidents and requests happen, and in which order. Their timing differs
+//! from run to run, so a seed that failed need not fail again.
 
 mod client;
 mod plan;
@@ -24,37 +23,37 @@ use tokio::runtime;
 use self::client::Shared;
 use self::plan::next_incident;
 use crate::harness::{
-    Accident, Fleet, Incident, Master, Overlap, PROGRESS_INTERVAL, Protected, Times, longest_gap,
-    now, overlaps,
+    Accident, AccidentCounts, Fleet, Incident, Master, Overlap, PROGRESS_INTERVAL, Protected,
+    longest_gap, now, overlaps,
 };
 
 const MASTERS: usize = 5;
-/// Networks in front of each master. Each has clients of its own.
+/// Number of networks in front of each master. Each network has its own clients.
 const NETWORKS: usize = 2;
-/// The largest ttl, for which masters also abstain.
+/// `lock.max-ttl`, and so also the length of an abstention.
 const MAX_TTL: Duration = Duration::from_secs(1);
-/// Longest sleep of the loop that lets accidents happen.
+/// Longest sleep of the loop that injects accidents.
 const SLEEP_MAX: Duration = Duration::from_millis(20);
 
-/// A run.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Decides what is done.
+    /// Seed of the accidents and of the clients.
     pub seed: u64,
-    /// How long accidents happen.
+    /// How long the run injects accidents.
     pub duration: Duration,
     /// Whether masters abstain after a restart.
     pub protected: Protected,
 }
 
-/// The result of a run. Displayed, it is a table in Markdown and some lines.
+/// The result of a run. `Display` writes a Markdown table and some lines.
 #[derive(Debug)]
 pub struct Report {
     /// The plan of the run.
     pub plan: Plan,
     /// The accidents that happened.
-    pub accidents: Times,
-    /// Leases whose key an accident removed, as far as masters could be asked before a restart.
+    pub accidents: AccidentCounts,
+    /// Leases that outlived their keys, as far as the masters could still report them.
     pub saved: u64,
     /// Locks that were granted.
     pub grants: u64,
@@ -64,7 +63,7 @@ pub struct Report {
     pub lost: u64,
     /// The longest time without a grant.
     pub longest_gap: Duration,
-    /// Locks that two clients held at the same time. A baseline ends with the first.
+    /// Locks that two clients held at the same time. The run of a baseline ends with the first.
     pub overlaps: Vec<Overlap>,
 }
 
@@ -86,11 +85,11 @@ pub fn run(plan: Plan, progress: impl FnMut(Duration, u64)) -> Result<Report> {
         }
     });
 
-    let happened = have_accidents(&mut fleet, plan, &shared, progress);
+    let injected = inject_accidents(&mut fleet, plan, &shared, progress);
     shared.stop.store(true, Ordering::Relaxed);
     let ended = clients.join();
     ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic)).context("clients")?;
-    let (accidents, saved) = happened?;
+    let (accidents, saved) = injected?;
     let grants = shared.history.grants();
     Ok(Report {
         plan,
@@ -104,7 +103,7 @@ pub fn run(plan: Plan, progress: impl FnMut(Duration, u64)) -> Result<Report> {
     })
 }
 
-/// Starts the masters. They are brand-new, and no longer so after a restart.
+/// Starts brand-new masters, which vote at once. If `protected`, they abstain after a restart.
 fn start(protected: Protected) -> Result<Fleet> {
     let fsync = ["no", "everysec", "always"];
     let policy = ["volatile-ttl", "allkeys-lru"];
@@ -122,31 +121,31 @@ fn start(protected: Protected) -> Result<Fleet> {
     Ok(fleet)
 }
 
-/// Lets accidents happen, and all masters recover at the end.
+/// Injects accidents as planned, and then lets all masters recover.
 ///
-/// Returns the accidents, and the leases that outlived their keys.
-fn have_accidents(
+/// Returns the accidents, and the number of leases that outlived their keys.
+fn inject_accidents(
     fleet: &mut Fleet,
     plan: Plan,
     shared: &Shared,
     mut progress: impl FnMut(Duration, u64),
-) -> Result<(Times, u64)> {
+) -> Result<(AccidentCounts, u64)> {
     let mut rng = StdRng::seed_from_u64(plan.seed);
-    let (mut times, mut saved) = (Times::default(), 0);
+    let (mut times, mut saved) = (AccidentCounts::default(), 0);
     let began = Instant::now();
     let mut report_at = began + PROGRESS_INTERVAL;
-    let (apart, mut next) = next_incident(&mut rng);
-    let mut next_at = began + apart;
+    let (pause, mut next) = next_incident(&mut rng);
+    let mut next_at = began + pause;
     let is_enough =
         || plan.protected == Protected::No && !overlaps(&shared.history.grants()).is_empty();
     while began.elapsed() < plan.duration && !is_enough() {
         fleet.recover_until(Instant::now())?;
         if Instant::now() >= next_at {
-            let (apart, incident) = next_incident(&mut rng);
+            let (pause, incident) = next_incident(&mut rng);
             let incident = std::mem::replace(&mut next, incident);
             saved += saved_before(fleet, &incident);
             times.count(incident.accident, fleet.inject(incident)?);
-            next_at = Instant::now() + apart;
+            next_at = Instant::now() + pause;
         }
         if Instant::now() >= report_at {
             progress(began.elapsed(), shared.grants.load(Ordering::Relaxed));
@@ -161,7 +160,7 @@ fn have_accidents(
     Ok((times, saved))
 }
 
-/// Counts what masters are about to forget.
+/// Returns the number of saved leases that masters are about to forget.
 fn saved_before(fleet: &Fleet, incident: &Incident) -> u64 {
     match incident.accident {
         Accident::Kill(_) => {

@@ -9,65 +9,65 @@ use super::{MASTERS, MAX_TTL, NETWORKS};
 use crate::harness::{Accident, Disk, Incident};
 
 /// Longest time between the starts of two incidents. Incidents may overlap.
-const APART_MAX: Duration = Duration::from_millis(400);
+const PAUSE_MAX: Duration = Duration::from_millis(400);
 
-/// Masters whose clocks may be very wrong.
+/// Number of masters whose clocks may be very wrong.
 ///
-/// Fewer than half, since fences need a majority whose clocks agree to `lock.max-clock-skew`.
+/// Fewer than half, because fences need a majority whose clocks agree to `lock.max-clock-skew`.
 const BAD_CLOCKS: usize = MASTERS / 2;
 
-/// Draws the next incident, and the time from the last one to it.
+/// Draws the pause before the next incident, and the incident.
 pub(super) fn next_incident(rng: &mut StdRng) -> (Duration, Incident) {
-    let apart = rng.random_range(Duration::ZERO..=APART_MAX);
+    let pause = rng.random_range(Duration::ZERO..=PAUSE_MAX);
     let master = rng.random_range(0..MASTERS);
     let network = rng.random_range(0..NETWORKS);
     let direction = if rng.random_bool(0.5) { Direction::ToServer } else { Direction::ToClient };
-    let lasts = rng.random_range(MAX_TTL / 20..=MAX_TTL);
-    let incident = |accident, masters, lasts| Incident { accident, masters, network, lasts };
+    let duration = rng.random_range(MAX_TTL / 20..=MAX_TTL);
+    let incident = |accident, masters, duration| Incident { accident, masters, network, duration };
     let incident = match rng.random_range(0..100) {
         0..6 => {
             let masters = vec![rng.random_range(0..BAD_CLOCKS)];
             let by_s = *[60, 3600, -60, -3600].choose(rng).unwrap_or(&60);
-            incident(Accident::ClockStep { by_s }, masters, lasts)
+            incident(Accident::ClockStep { by_s }, masters, duration)
         }
         6..16 => {
             let by_s = *[3, -3].choose(rng).unwrap_or(&3);
-            incident(Accident::ClockStep { by_s }, some(rng, 1, MASTERS), lasts)
+            incident(Accident::ClockStep { by_s }, some_masters(rng, 1, MASTERS), duration)
         }
         16..30 => incident(Accident::Eviction, vec![master], Duration::ZERO),
         30..36 => {
             let (accident, down) = kill(rng);
             incident(accident, vec![master], down)
         }
-        // So many at once that no majority remembers: abstention covers that too.
+        // A majority at once, so that no majority remembers: abstention covers that too.
         36..42 => {
-            let masters = some(rng, MASTERS / 2 + 1, MASTERS);
+            let masters = some_masters(rng, MASTERS / 2 + 1, MASTERS);
             let (accident, down) = kill(rng);
             incident(accident, masters, down)
         }
-        42..54 => incident(Accident::Pause, some(rng, 1, MASTERS / 2), lasts / 2),
+        42..54 => incident(Accident::Pause, some_masters(rng, 1, MASTERS / 2), duration / 2),
         54..60 => incident(Accident::Reload, vec![master], Duration::ZERO),
         60..80 => {
             let by = rng.random_range(Duration::from_millis(1)..=Duration::from_millis(80));
-            incident(Accident::Delay(direction, by), vec![master], lasts)
+            incident(Accident::Delay(direction, by), vec![master], duration)
         }
-        _ => incident(Accident::Hold(direction), vec![master], lasts),
+        _ => incident(Accident::Stall(direction), vec![master], duration),
     };
-    (apart, incident)
+    (pause, incident)
 }
 
 /// Draws how masters are killed, and how long they are down.
 fn kill(rng: &mut StdRng) -> (Accident, Duration) {
     let disks = [Disk::Kept, Disk::Synced, Disk::Synced, Disk::Emptied];
     let disk = *disks.choose(rng).unwrap_or(&Disk::Synced);
-    // Mostly restarted at once, so that what was granted before is still held after.
+    // Most masters restart at once, so that clients still hold locks from before the kill.
     let is_down = rng.random_bool(0.25);
     let down = if is_down { rng.random_range(MAX_TTL / 20..=MAX_TTL / 2) } else { Duration::ZERO };
     (Accident::Kill(disk), down)
 }
 
 /// Draws different masters, at least `min` and at most `max`.
-fn some(rng: &mut StdRng, min: usize, max: usize) -> Vec<usize> {
+fn some_masters(rng: &mut StdRng, min: usize, max: usize) -> Vec<usize> {
     let amount = rng.random_range(min..=max);
     seq::index::sample(rng, MASTERS, amount).into_vec()
 }

@@ -1,4 +1,4 @@
-//! A process that acquires locks until its input ends, and prints a line for each.
+//! A process that acquires locks until its input ends, and prints a line for each lock.
 
 use std::io::{self, Read as _, Write as _};
 use std::sync::Arc;
@@ -24,26 +24,26 @@ pub const NAME: &str = "fences-client";
 /// Far fewer locks than processes, so that processes compete.
 const KEYS: usize = 2;
 const TTL_MIN: Duration = Duration::from_millis(400);
-/// Time limit of a healthy node where a dozen programs share two processors.
-const NODE_LIMIT: Duration = Duration::from_millis(100);
+/// Time in which a healthy node answers while a dozen programs share two processors.
+const NODE_TIMEOUT: Duration = Duration::from_millis(100);
 /// Longest work under a lock. It is short, so that there are many locks to compare.
 const WORK_MAX: Duration = Duration::from_millis(4);
 
-/// What such a process does: its command line.
+/// The command line of such a process.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Behaviour {
-    /// Decides what the process does
+    /// Seed of all random numbers
     #[arg(long)]
     pub(super) seed: u64,
     /// Uses the largest fence of its grants, without agreement
     #[arg(long)]
     pub(super) without_agreement: bool,
-    /// The nodes
+    /// The addresses of the nodes
     pub(super) urls: Vec<String>,
 }
 
 impl Behaviour {
-    /// Returns the arguments that parse to this.
+    /// Returns the arguments that parse to this value.
     pub(super) fn args(&self) -> Vec<String> {
         let mut args = vec![format!("--seed={}", self.seed)];
         args.extend(self.without_agreement.then(|| "--without-agreement".into()));
@@ -69,40 +69,41 @@ impl Behaviour {
         runtime::Builder::new_current_thread()
             .enable_all()
             .build()?
-            .block_on(lock(&self.urls, rng, &stop))
+            .block_on(lock_with_agreement(&self.urls, rng, &stop))
     }
 }
 
-async fn lock(urls: &[String], mut rng: StdRng, stop: &AtomicBool) -> Result<()> {
+async fn lock_with_agreement(urls: &[String], mut rng: StdRng, stop: &AtomicBool) -> Result<()> {
     let quorum = Quorum::connect(urls).await?;
     while !stop.load(Ordering::Relaxed) {
         let key = rng.random_range(0..KEYS);
         let ttl = rng.random_range(TTL_MIN..=MAX_TTL);
-        let lock = quorum.lock(name(key)).ttl(ttl).node_timeout(NODE_LIMIT).min_validity(ttl / 10);
+        let lock =
+            quorum.lock(name(key)).ttl(ttl).node_timeout(NODE_TIMEOUT).min_validity(ttl / 10);
         match lock.wait(rng.random_range(Duration::ZERO..=ttl)).acquire().await {
             Ok(lock) => hold(key, lock, &mut rng).await?,
             // Held by another client, or no majority votes.
             Err(_) => sleep(rng.random_range(Duration::ZERO..=WORK_MAX)).await,
         }
     }
-    // Locks that are still being released have ended by then.
+    // After this time, all locks have ended, also the locks with an unconfirmed release.
     let _ = quorum.flush(MAX_TTL).await;
     Ok(())
 }
 
 async fn hold(key: usize, mut lock: Lock, rng: &mut StdRng) -> Result<()> {
     let from = now();
-    // In this order, so that the lock was certainly held at that time.
+    // Checked after `from` was read, so that the lock was certainly held at `from`.
     if lock.remaining().is_zero() {
         return Ok(());
     }
     report(key, from, lock.fence().get())?;
     sleep(rng.random_range(Duration::ZERO..=WORK_MAX)).await;
     match rng.random_range(0..200) {
-        // As a client that dies: all others wait for its deadline.
+        // Like a client that dies: all others wait for the lock's deadline.
         0 => std::mem::forget(lock),
         1..20 => drop(lock),
-        // Unconfirmed releases go on in the background, and the lock ends.
+        // An unconfirmed release continues in the background, so the result does not matter.
         20..30 => {
             let _ = lock.extend().await;
             let _ = lock.release().await;
@@ -114,15 +115,17 @@ async fn hold(key: usize, mut lock: Lock, rng: &mut StdRng) -> Result<()> {
 
 /// Acquires each lock on a majority, without agreement on its fence.
 fn lock_without_agreement(urls: &[String], mut rng: StdRng, stop: &AtomicBool) -> Result<()> {
-    let mut nodes =
-        urls.iter().map(|url| PlainNode::new(url, NODE_LIMIT)).collect::<RedisResult<Vec<_>>>()?;
+    let mut nodes = urls
+        .iter()
+        .map(|url| PlainNode::new(url, NODE_TIMEOUT))
+        .collect::<RedisResult<Vec<_>>>()?;
     let ttl_ms = u64::try_from(MAX_TTL.as_millis())?;
     while !stop.load(Ordering::Relaxed) {
         let key = rng.random_range(0..KEYS);
         let (key_name, token) = (name(key), rng.random::<u128>().to_string());
         let wall_us = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros())?;
         let sent = now();
-        // One after the other, so that chance decides which nodes make the majority.
+        // In random order, so that chance decides which nodes form the majority.
         nodes.shuffle(&mut rng);
         let mut grants = Vec::new();
         for node in &mut nodes {

@@ -1,10 +1,9 @@
-//! Five masters, eight processes that lock, and accidents of single masters: each fence must be
-//! larger than the one before it.
+//! Causes accidents to single masters out of five, and checks that the fences of each lock grow.
 //!
 //! - `client`: a process that acquires locks and reports their fences
 //!
-//! The seed decides what is tried, and in what order. The machine decides at which step of which
-//! process it happens.
+//! The seed decides which accidents and requests happen, and in which order. Their timing differs
+//! from run to run.
 
 mod client;
 
@@ -21,53 +20,53 @@ use rand::{RngExt as _, SeedableRng as _};
 
 pub use self::client::{Behaviour, NAME};
 use crate::harness::{
-    Accident, Disk, Disorder, Grant, Node, PROGRESS_INTERVAL, Process, Protected, Times, disorders,
-    longest_gap, now,
+    Accident, AccidentCounts, Disk, Disorder, Grant, Node, PROGRESS_INTERVAL, Process, Protected,
+    disorders, longest_gap, now,
 };
 
 const MASTERS: usize = 5;
-/// Processes that compete for locks.
+/// Number of processes that compete for locks.
 pub const PROCESSES: usize = 8;
-/// The largest ttl, for which masters also abstain.
+/// `lock.max-ttl`, and so also the length of an abstention.
 const MAX_TTL: Duration = Duration::from_secs(1);
-/// So little that a master which starts again is ahead of the others for a part of the run only.
+/// `lock.max-clock-skew`. Short, because a restarted master's fences are ahead for this time.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(2);
-/// Interval at which the run is checked.
+/// Interval at which the grants are read and checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Longest time between two accidents of the same master.
-const APART_MAX: Duration = Duration::from_secs(3);
-/// Longest time until an accident is over.
-const LASTS_MAX: Duration = Duration::from_millis(700);
-/// Clock steps far beyond the skew that nodes believe, and little beyond it.
+const PAUSE_MAX: Duration = Duration::from_secs(3);
+/// Longest duration of an accident.
+const DURATION_MAX: Duration = Duration::from_millis(700);
+/// Clock steps in seconds: a little beyond `lock.max-clock-skew`, and far beyond it.
 const STEPS_S: [i64; 4] = [10, -10, 3600, -3600];
 /// Interval at which a pause checks whether the run is over.
 const STOP_INTERVAL: Duration = Duration::from_millis(20);
 /// Time limit for a process that was told to end.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// A run.
+/// The parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Decides what is done.
+    /// Seed of the accidents and of the clients.
     pub seed: u64,
-    /// How long accidents happen.
+    /// How long the run injects accidents.
     pub duration: Duration,
     /// Whether nodes agree on a fence. Otherwise a client uses the largest fence of its grants.
     pub protected: Protected,
-    /// The program that is a client when its first argument is [`NAME`].
+    /// The program to start as a client, with [`NAME`] as its first argument.
     pub program: PathBuf,
 }
 
-/// The result of a run. Displayed, it is a table in Markdown and some lines.
+/// The result of a run. `Display` writes a Markdown table and some lines.
 #[derive(Debug)]
 pub struct Report {
     /// The plan of the run.
     pub plan: Plan,
     /// The accidents that happened.
-    pub accidents: Times,
-    /// Locks that were reported, each with its fence.
+    pub accidents: AccidentCounts,
+    /// Number of locks that were reported, each with its fence.
     pub fences: usize,
-    /// How long the run took. A baseline ends early.
+    /// How long the run took. The run of a baseline ends early.
     pub took: Duration,
     /// The longest time without a grant.
     pub longest_gap: Duration,
@@ -85,7 +84,7 @@ pub fn run(plan: Plan, mut progress: impl FnMut(Duration, usize)) -> Result<Repo
     let mut processes = (0..PROCESSES as u64)
         .map(|id| {
             let behaviour = Behaviour {
-                // Each has random numbers of its own, so that none depends on the others.
+                // Each process has a sequence of random numbers of its own.
                 seed: plan.seed ^ (id + 1) << 32,
                 without_agreement: plan.protected == Protected::No,
                 urls: urls.clone(),
@@ -97,22 +96,23 @@ pub fn run(plan: Plan, mut progress: impl FnMut(Duration, usize)) -> Result<Repo
     let stop = AtomicBool::new(false);
     let (began, began_at) = (Instant::now(), now());
     let accidents = thread::scope(|scope| {
-        let lives: Vec<_> = (0..)
+        let injectors: Vec<_> = (0..)
             .zip(&mut nodes)
             .map(|(index, node)| {
                 let rng = StdRng::seed_from_u64(plan.seed ^ index);
                 let stop = &stop;
-                scope.spawn(move || have_accidents(node, rng, stop))
+                scope.spawn(move || inject_accidents(node, rng, stop))
             })
             .collect();
         let mut report_at = PROGRESS_INTERVAL;
-        let mut watched = Ok(());
+        let mut grants_read = Ok(());
         while began.elapsed() < plan.duration
-            && !lives.iter().any(thread::ScopedJoinHandle::is_finished)
+            && !injectors.iter().any(thread::ScopedJoinHandle::is_finished)
         {
-            watched = processes.iter().try_for_each(|process| read_grants(process, &mut grants));
+            grants_read =
+                processes.iter().try_for_each(|process| read_grants(process, &mut grants));
             let is_enough = plan.protected == Protected::No && !disorders(&grants).is_empty();
-            if is_enough || watched.is_err() {
+            if is_enough || grants_read.is_err() {
                 break;
             }
             if began.elapsed() >= report_at {
@@ -122,11 +122,12 @@ pub fn run(plan: Plan, mut progress: impl FnMut(Duration, usize)) -> Result<Repo
             thread::sleep(CHECK_INTERVAL);
         }
         stop.store(true, Ordering::Relaxed);
-        let mut accidents = Times::default();
-        for life in lives {
-            accidents.add(&life.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+        let mut accidents = AccidentCounts::default();
+        for injector in injectors {
+            accidents
+                .add(&injector.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
         }
-        watched.map(|()| accidents)
+        grants_read.map(|()| accidents)
     })?;
     let (took, ended_at) = (began.elapsed(), now());
     processes.iter_mut().for_each(Process::end_input);
@@ -153,7 +154,9 @@ fn read_grants(process: &Process, grants: &mut Vec<Grant>) -> Result<()> {
     })
 }
 
-/// Starts a master. It is brand-new, and no longer so after a restart. Half of them keep a disk.
+/// Starts a brand-new master, which votes at once, and abstains after a restart.
+///
+/// Masters with an odd index write an append-only file.
 fn start(index: usize) -> Result<Node> {
     let appendonly = if index.is_multiple_of(2) { "no" } else { "yes" };
     let mut node = Node::start(|builder| {
@@ -166,19 +169,19 @@ fn start(index: usize) -> Result<Node> {
     Ok(node)
 }
 
-/// Lets accidents happen to one master until the run is over.
+/// Injects accidents into one master until the run is over.
 ///
-/// The master recovers from each before the next. Fences rely on it: a wrong clock must not be the
-/// first thing that a master sees after it has forgotten everything. Masters have their accidents
-/// independently of each other.
-fn have_accidents(node: &mut Node, mut rng: StdRng, stop: &AtomicBool) -> Result<Times> {
-    let mut times = Times::default();
+/// The master recovers from each accident before the next. Fences rely on that: a master that has
+/// forgotten its fences must not start with a wrong clock. The accidents of different masters are
+/// independent.
+fn inject_accidents(node: &mut Node, mut rng: StdRng, stop: &AtomicBool) -> Result<AccidentCounts> {
+    let mut times = AccidentCounts::default();
     loop {
-        pause(rng.random_range(Duration::ZERO..=APART_MAX), stop);
+        pause(rng.random_range(Duration::ZERO..=PAUSE_MAX), stop);
         if stop.load(Ordering::Relaxed) {
             return Ok(times);
         }
-        let lasts = rng.random_range(Duration::ZERO..=LASTS_MAX);
+        let duration = rng.random_range(Duration::ZERO..=DURATION_MAX);
         let accident = match rng.random_range(0..10) {
             0..3 => Accident::Kill(Disk::Kept),
             3..5 => Accident::Shutdown,
@@ -188,16 +191,16 @@ fn have_accidents(node: &mut Node, mut rng: StdRng, stop: &AtomicBool) -> Result
         match accident {
             Accident::ClockStep { by_s } => {
                 node.step_clock(by_s)?;
-                thread::sleep(lasts);
+                thread::sleep(duration);
                 node.step_clock(-by_s)?;
             }
             Accident::Kill(_) | Accident::Shutdown => {
                 node.master.inject(accident, 0)?;
-                start_again(node, lasts)?;
+                start_again(node, duration)?;
             }
             _ => {
                 node.master.inject(accident, 0)?;
-                thread::sleep(lasts);
+                thread::sleep(duration);
                 node.master.recover(accident, 0)?;
             }
         }
@@ -207,20 +210,20 @@ fn have_accidents(node: &mut Node, mut rng: StdRng, stop: &AtomicBool) -> Result
 
 /// Starts a master, and waits until it votes.
 fn start_again(node: &mut Node, after: Duration) -> Result<()> {
-    // Mostly at once: the shorter it was down, the more locks are still held that it may forget.
-    if after > LASTS_MAX / 2 {
+    // Half of the restarts happen at once, while clients still hold locks that the master forgot.
+    if after > DURATION_MAX / 2 {
         thread::sleep(after);
     }
     let started = Instant::now();
     node.restart(-1)?;
-    node.eventually("it votes", |node| {
+    node.eventually("the restarted master votes", |node| {
         Ok(node.call::<String>(&["INFO", "lock"])?.contains("lock_state:voting"))
     })?;
-    ensure!(started.elapsed() >= MAX_TTL, "it did not abstain");
+    ensure!(started.elapsed() >= MAX_TTL, "the restarted master did not abstain");
     Ok(())
 }
 
-/// Sleeps, unless the run is over before.
+/// Sleeps for `time`, or until the run is over.
 fn pause(time: Duration, stop: &AtomicBool) {
     let until = Instant::now() + time;
     while Instant::now() < until && !stop.load(Ordering::Relaxed) {

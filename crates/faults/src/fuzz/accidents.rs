@@ -14,15 +14,16 @@ use super::step::{Meanwhile, Step, Wrap};
 use super::view::{View, compare};
 use super::wire::{Reply, Wire, port, words};
 
-/// Time limit for a replica to follow.
+/// Time limit for a condition, such as that a replica follows its master.
 const LINK_LIMIT: Duration = Duration::from_secs(30);
 /// Largest difference of an expiry after such a step, in milliseconds.
 const TOLERANCE_MS: u64 = 300;
-/// A replica that cannot reach its master reads its own figures in this time.
+/// How long the server is a replica of an unreachable master: longer than the interval at which the
+/// module checks for listeners.
 const UNREACHABLE: Duration = Duration::from_millis(1200);
 /// Time without events before such a step, in microseconds.
 const QUIET_US: u64 = 400_000;
-/// A pause lasts until all near deadlines have passed.
+/// Length of a pause in which near deadlines pass.
 const PAUSE: Duration = Duration::from_millis(90);
 
 impl Episode {
@@ -59,7 +60,7 @@ impl Episode {
         }
         let now = self.now();
         if kind != "clock" && deadlines.iter().any(|at| *at <= now.monotonic) {
-            return Err(Trouble::Open);
+            return Err(Trouble::Undecided);
         }
         self.settle(TOLERANCE_MS)
     }
@@ -99,15 +100,15 @@ impl Episode {
         let mut packet: Vec<_> =
             ["CONFIG SET maxmemory 1", "PING", "PING", "CONFIG SET maxmemory 0"].map(words).into();
         let before = packet.len();
-        packet.extend(View::commands(false));
+        packet.extend(View::key_commands());
         let replies = self.control.call_all(&packet)?;
         let view = View::parse(&replies[before..]).map_err(Trouble::Difference)?;
         let now = self.now();
         let mut gone: Vec<_> = places().filter(|place| !view.keys.contains_key(place)).collect();
         gone.retain(|&place| self.model.has(place));
-        // The server serves the waiters between two evictions, whose order is unknown.
+        // The server evicts in an unknown order, and serves waiters between two evictions.
         if gone.len() > 1 && self.model.server.node.waiters() > 0 {
-            return Err(Trouble::Open);
+            return Err(Trouble::Undecided);
         }
         for place in gone {
             self.model.evict(now, place);
@@ -128,18 +129,18 @@ impl Episode {
 
     /// Pauses writes, and lets events happen meanwhile.
     fn pause(&mut self, meanwhile: Vec<Meanwhile>) -> Outcome {
-        let mut passes = false;
+        let mut time_passes = false;
         let mut postponed = Vec::new();
         let (before, during): (Vec<_>, Vec<_>) =
-            meanwhile.into_iter().partition(|thing| matches!(thing, Meanwhile::TimePasses { .. }));
-        for thing in before {
-            if let Meanwhile::TimePasses { client, db, before } = thing {
+            meanwhile.into_iter().partition(|event| matches!(event, Meanwhile::TimePasses { .. }));
+        for event in before {
+            if let Meanwhile::TimePasses { client, db, before } = event {
                 let from = self.now();
                 self.packet(client, &[(db, before)], Wrap::None, None)?;
                 if self.now().monotonic.us_since(from.monotonic) > 25_000 {
-                    return Err(Trouble::Open);
+                    return Err(Trouble::Undecided);
                 }
-                passes = true;
+                time_passes = true;
             }
         }
         let from = self.now();
@@ -147,10 +148,10 @@ impl Episode {
         self.ok("CLIENT PAUSE 100000 WRITE")?;
         self.model.server.keys.is_paused = true;
         if deadlines.iter().any(|at| *at <= self.now().monotonic.plus_us(5000)) {
-            return Err(Trouble::Open);
+            return Err(Trouble::Undecided);
         }
-        for thing in during {
-            match thing {
+        for event in during {
+            match event {
                 Meanwhile::End(command) => {
                     let reply = self.control.call_all(&[command.words()])?.remove(0);
                     let now = self.now();
@@ -161,7 +162,7 @@ impl Episode {
                         self.reconnect(client)?;
                         let now = self.now();
                         self.model.handle_event(now, &ServerEvent::Disconnected(waiting.ticket));
-                        // The server must notice it before the pause is over.
+                        // The server must notice the disconnection before the pause is over.
                         self.until("the server notices", |episode| {
                             let waiters = episode.model.server.node.waiters();
                             Ok(info(&mut episode.control, "lock", "lock_waiters")?
@@ -184,27 +185,25 @@ impl Episode {
                 Meanwhile::TimePasses { .. } => {}
             }
         }
-        if passes {
+        if time_passes {
             thread::sleep(PAUSE);
         }
-        if !passes
+        if !time_passes
             && self.deadlines(from).iter().any(|at| *at <= self.now().monotonic.plus_us(5000))
         {
-            return Err(Trouble::Open);
+            return Err(Trouble::Undecided);
         }
-        // The keys are compared when the pause is over: during it the server keeps expired keys.
+        // The keys are compared after the pause. During the pause, the server keeps expired keys.
         let now = self.now();
         self.model.run_until(now);
         self.ok("CLIENT UNPAUSE")?;
         self.model.server.keys.is_paused = false;
-        let mut tolerance_ms = TOLERANCE_MS;
         for (client, db, command) in postponed {
             let reply = self.clients[client].wire.receive()?;
             let now = self.now();
             self.execute((now, now), client, db, &command, Some(&reply), Wrap::None)?;
-            tolerance_ms = TOLERANCE_MS;
         }
-        self.settle(tolerance_ms)
+        self.settle(TOLERANCE_MS)
     }
 
     /// Shuts the server down and starts it again.
@@ -238,14 +237,14 @@ impl Episode {
                 }
             }
         }
-        // Without the snapshot that a command or a replica left.
+        // The server may have loaded a snapshot that a command or a replica left.
         self.take_over(&after);
-        self.tolerate_all();
+        self.forget_tolerances();
         self.settle(TOLERANCE_MS)
     }
 
     fn view(&mut self) -> Outcome<View> {
-        let replies = self.control.call_all(&View::commands(true))?;
+        let replies = self.control.call_all(&View::commands())?;
         View::parse(&replies).map_err(Trouble::Difference)
     }
 
@@ -310,7 +309,7 @@ impl Episode {
         let mut rounds = 0;
         let differs = loop {
             self.quiet(100_000)?;
-            // A write of this connection, for which the peer can be awaited.
+            // WAIT waits for the writes of its own connection, so there must be one.
             let packet = ["SELECT 9", "SET written last", "WAIT 1 10000"].map(words);
             let replies = self.control.call_all(&packet)?;
             if replies[2] == Reply::Int(0) {
@@ -319,8 +318,8 @@ impl Episode {
                 )));
             }
             let of_server = self.view()?;
-            let of_peer = View::parse(&peer.call_all(&View::commands(false))?)
-                .map_err(Trouble::Difference)?;
+            let of_peer =
+                View::parse(&peer.call_all(&View::key_commands())?).map_err(Trouble::Difference)?;
             if of_server.keys == of_peer.keys {
                 break None;
             }
@@ -346,7 +345,7 @@ impl Episode {
         let Some(mut peer) = self.peer_wire.take() else { return Ok(()) };
         peer.call("REPLICAOF NO ONE")?;
         if !self.peer_attached {
-            Self::give_keys(&mut peer, commands)?;
+            Self::write_keys(&mut peer, commands)?;
         }
         self.peer_attached = false;
         if unreachable_first {
@@ -361,7 +360,7 @@ impl Episode {
             Ok(info(&mut episode.control, "replication", "master_link_status")? == "up")
         })?;
         self.replica_refuses()?;
-        // Keys expire here a little later than on the master.
+        // On a replica, keys expire a little later than on the master.
         thread::sleep(Duration::from_millis(20));
         let client = 0;
         let promote = words("REPLICAOF NO ONE");
@@ -370,7 +369,7 @@ impl Episode {
         self.model.handle_event(now, &ServerEvent::Promoted);
         let view = self.view()?;
         self.take_over(&view);
-        self.tolerate_all();
+        self.forget_tolerances();
         self.settle(TOLERANCE_MS)?;
         self.quiet(60_000)?;
         self.packet(client, commands, Wrap::Batch { sleep_ms: 0 }, None)?;
@@ -378,9 +377,10 @@ impl Episode {
         if attach_at_once { self.attach_peer() } else { Ok(()) }
     }
 
-    /// Sends the commands' effects to the peer. A server that had no replica yet, and so no
-    /// backlog, is a case of its own.
-    fn give_keys(peer: &mut Wire, commands: &[(u32, Command)]) -> Outcome {
+    /// Writes keys to the peer that these commands extend or release.
+    ///
+    /// So the server need not have had a replica before, and may have no backlog.
+    fn write_keys(peer: &mut Wire, commands: &[(u32, Command)]) -> Outcome {
         peer.call("FLUSHALL")?;
         for (index, (db, command)) in commands.iter().enumerate() {
             let Command::Lock(
@@ -396,7 +396,7 @@ impl Episode {
         Ok(())
     }
 
-    /// Handles the change to a replica: its waiters are gone.
+    /// Handles the change to a replica, which ends all waits.
     fn demoted(&mut self) -> Outcome {
         let now = self.now();
         for client in 0..self.clients.len() {
@@ -431,7 +431,7 @@ impl Episode {
         }
     }
 
-    /// Ends an episode.
+    /// Compares everything once more at the end of an episode.
     pub(super) fn finish(&mut self) -> Outcome {
         self.quiet(QUIET_US)?;
         if self.peer_attached {
@@ -444,7 +444,7 @@ impl Episode {
             self.accident(Step::Restart)?;
             self.inspect_all()?;
         }
-        // Nothing is left but the keys of the model.
+        // The server must have no other keys than the model.
         for db in 0..DBS {
             self.control.call(&format!("SELECT {db}"))?;
             let size = self.control.call("DBSIZE")?;

@@ -12,7 +12,7 @@ pub(super) const KEYS: [&str; 4] =
 /// The databases of all commands.
 pub(super) const DBS: u32 = 2;
 
-/// The values of tokens: few, so that tokens are used twice.
+/// The tokens of all commands. Few, so that several locks use the same token.
 pub(super) const TOKENS: [&str; 6] =
     ["a", "b", "cc", "dd", "e", "a-token-of-more-bytes-than-fit-inline"];
 
@@ -22,7 +22,7 @@ pub(super) type KeyIndex = usize;
 /// A key and its database.
 pub(super) type Place = (u32, KeyIndex);
 
-/// A proposed fence. The fences of the server and of the model differ, since their clocks do.
+/// A proposed fence. Those of the server and of the model differ, because their clocks differ.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Hint {
     pub(super) of_server: u64,
@@ -73,13 +73,13 @@ pub(super) const PATTERNS: [&str; 4] = ["*a", "[b-d]*", "*-with-a-*", "gamm?"];
 #[derive(Clone, Debug)]
 pub(super) enum Keys {
     One(KeyIndex),
-    /// With `numkeys`; a key may occur twice.
+    /// All of these keys, with `numkeys`. A key may occur twice.
     Counted(Vec<KeyIndex>),
-    /// Any of these, in the order of the client's choice. Only ACQUIREANY has them.
+    /// Any one of these keys, in the order that the client prefers. Only for `LOCK.ACQUIREANY`.
     Any(Vec<KeyIndex>),
 }
 
-/// A command on keys without any notion of locks.
+/// A command of the server itself.
 #[derive(Clone, Debug)]
 pub(super) enum PlainCommand {
     Del(KeyIndex),
@@ -126,8 +126,7 @@ pub(super) enum Command {
 }
 
 impl Keys {
-    /// Returns each key once, in the order in which the node has them: that of the bytes, or of the
-    /// client.
+    /// Returns each key once, in the order of the node: sorted, or for [`Keys::Any`] as given.
     pub(super) fn sorted(&self) -> Vec<KeyIndex> {
         match self {
             Self::One(key) => vec![*key],
@@ -251,9 +250,11 @@ fn shared(mode: Mode) -> &'static str {
 }
 
 impl PlainCommand {
-    /// Returns the keys that the server reads, in this order. Expired keys among them are removed
-    /// then; other keys, and keys that are only replaced or deleted, are not.
-    pub(super) fn looks_at(&self, db: u32) -> Vec<Place> {
+    /// Returns the keys that the server looks up, in this order.
+    ///
+    /// Looking up an expired key removes it. The server replaces or flushes some keys without
+    /// looking them up.
+    pub(super) fn keys_looked_up(&self, db: u32) -> Vec<Place> {
         match self {
             Self::Del(key)
             | Self::Unlink(key)

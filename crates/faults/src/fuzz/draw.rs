@@ -11,27 +11,29 @@ use super::episode::Episode;
 use super::model::{MAX_CLOCK_SKEW_MS, mode_of};
 use super::step::{LATE_MS, Meanwhile, Step, Wrap};
 
-/// Time for which a late packet keeps the server busy, in milliseconds.
+/// Time for which the server sleeps in a late packet, in milliseconds.
 const LATE_SLEEP_MS: u64 = 55;
 
 /// The draw of one step.
 struct Draw<'a> {
     episode: &'a mut Episode,
     now: Now,
-    /// Times of events that happen by themselves, in microseconds: no other may be near them.
+    /// The times of all timed events, in microseconds. A new event must not be near any of them.
     taken_us: Vec<u64>,
-    /// Whether commands may be drawn whose deadline is near.
+    /// Whether commands with a near deadline may be drawn.
     near: bool,
 }
 
-/// The fence of a lock that is older than every client that waits: a repair.
+/// A proposed fence that is older than every waiter, like that of a repair.
 const OLD_FENCE: u64 = 1_000_000;
 
-/// Smallest time between two events that happen by themselves, in microseconds.
+/// Smallest time between two timed events, in microseconds.
 const APART_US: u64 = 80_000;
 
-/// Makes flushes lazy: Redis 8 blocks a client during a flush, and the rest of its packet falls
-/// into another turn.
+/// Makes all flushes lazy.
+///
+/// Otherwise Redis 8 blocks a client during a flush, and executes the rest of its packet in another
+/// turn.
 fn flush_lazily(commands: &mut [(u32, Command)]) {
     for (_, command) in commands {
         if let Command::Plain(
@@ -112,7 +114,7 @@ impl Draw<'_> {
         }
     }
 
-    /// A client that waits no more, or any command.
+    /// Draws a step that ends the wait of a client; any command if no client waits.
     fn end_wait(mut self) -> Step {
         match (self.waiting(), self.idle()) {
             (Some(client), _) if self.chance(0.3) => Step::Disconnect { client },
@@ -141,7 +143,7 @@ impl Draw<'_> {
         }
     }
 
-    /// A command that ends the wait of a client.
+    /// Draws a command that ends the wait of a client.
     fn end(&mut self) -> Option<Command> {
         let client = self.waiting()?;
         let id = self.episode.clients[client].wire.id;
@@ -169,7 +171,7 @@ impl Draw<'_> {
         if found.is_empty() { None } else { Some(found[self.below(found.len())]) }
     }
 
-    /// The number of clients that could send another command if one more waited.
+    /// Returns how many more clients may wait, so that two can still send commands.
     fn spare(&self) -> usize {
         self.episode
             .clients
@@ -194,7 +196,7 @@ impl Draw<'_> {
         self.near = false;
         let (unreachable_first, attach_at_once) = (self.chance(0.5), self.chance(0.6));
         let mut commands = Vec::new();
-        // A node that abstains extends and releases what it has inherited.
+        // A node that abstains extends and releases the locks that it has inherited.
         for key in 0..KEYS.len() {
             let db = self.db();
             let (keys, token) = (Keys::One(key), self.token((db, key)));
@@ -215,7 +217,7 @@ impl Draw<'_> {
         Step::ChangeRoles { unreachable_first, attach_at_once, commands }
     }
 
-    /// A command whose deadline passes before the next packet.
+    /// Draws a command, and a packet in which the server sleeps until its deadline has passed.
     fn late(mut self, client: usize) -> Step {
         let (db, key) = self.place();
         let near_ms = LATE_MS;
@@ -307,7 +309,7 @@ impl Draw<'_> {
         (self.db(), self.key())
     }
 
-    /// One to so many commands, of which the last may block the client.
+    /// Draws 1 to `most` commands. Only the last may block the client.
     fn commands(&mut self, most: usize, may_wait: bool) -> Vec<(u32, Command)> {
         let count = 1 + self.below(most);
         let mut commands = Vec::new();
@@ -320,7 +322,7 @@ impl Draw<'_> {
         commands
     }
 
-    /// One to so many commands in the same database. In MULTI and in scripts nothing blocks.
+    /// Draws 1 to `most` commands in one database, for MULTI or a script. There, none blocks.
     fn in_one_db(&mut self, most: usize) -> Vec<(u32, Command)> {
         let db = self.db();
         let count = 1 + self.below(most);
@@ -345,7 +347,7 @@ impl Draw<'_> {
         }
     }
 
-    /// One key, or several of which the first is like that one.
+    /// Draws one key, or a list of 1 to 3 keys.
     fn keys(&mut self) -> Keys {
         if self.chance(0.65) {
             return Keys::One(self.key());
@@ -404,7 +406,7 @@ impl Draw<'_> {
         }
     }
 
-    /// Whether the lock of an ACQUIRE is shared, or that of any of several keys.
+    /// Draws whether an ACQUIRE shares its lock, or acquires any one of several keys.
     fn sharing(&mut self, keys: Keys) -> (Keys, Mode) {
         match keys {
             Keys::One(_) if self.chance(0.4) => (keys, Mode::Shared),
@@ -413,7 +415,7 @@ impl Draw<'_> {
         }
     }
 
-    /// The value that is under a key, or that a waiter brings, or any.
+    /// Draws the token under a key, the token of one of its waiters, or any token.
     fn token(&mut self, place: Place) -> &'static str {
         let any = TOKENS[self.below(TOKENS.len())];
         if self.chance(0.1)
@@ -440,7 +442,7 @@ impl Draw<'_> {
         self.time(0.03, 300, max_ms, max_ms)
     }
 
-    /// How long a key lives that an operator writes. Short enough for a lock, where locks are.
+    /// Draws how long a key lives that an operator writes.
     fn lifetime(&mut self) -> Option<u64> {
         let max_ms = self.episode.config.limits.max_ttl_ms;
         if max_ms > 10_000 {
@@ -449,8 +451,10 @@ impl Draw<'_> {
         self.time(0.08, 300, max_ms, max_ms)
     }
 
-    /// A time after which something happens by itself: near with this probability, else so far
-    /// away. `None` when it would always be close to something else.
+    /// Draws the time until an event, in milliseconds: near with the probability `near`, otherwise
+    /// from `from_ms` to `to_ms`.
+    ///
+    /// Returns `None` if each time that it tried is too close to another event.
     fn time(&mut self, near: f64, from_ms: u64, to_ms: u64, max_ms: u64) -> Option<u64> {
         let now_us = self.now.monotonic.us();
         for _ in 0..20 {
@@ -468,15 +472,17 @@ impl Draw<'_> {
         None
     }
 
-    /// A proposed fence by the wall clock, the same for the server and the model.
+    /// Draws a proposed fence, the same for the server and the model: old, or ahead of the wall
+    /// clock.
     fn wall_hint(&mut self) -> Hint {
         let ahead_ms = [10_000, 10 * MAX_CLOCK_SKEW_MS][self.below(2)];
         let fence = if self.chance(0.3) { OLD_FENCE } else { self.now.wall_us + ahead_ms * 1000 };
         Hint { of_server: fence, of_model: fence }
     }
 
-    /// A proposed fence beside that of the present lease, unless the wall clock decides whether it
-    /// is accepted.
+    /// Draws a proposed fence near the last fence of a key.
+    ///
+    /// Returns `None` if the lock is shared, or the wall clock decides whether the node accepts it.
     fn lease_hint(&mut self, place: Place) -> Option<Hint> {
         if mode_of(&mut self.episode.model.server.clone(), self.now, place) == Mode::Shared {
             return None;
@@ -543,7 +549,7 @@ impl Draw<'_> {
             92..95 => PlainCommand::LPush(key),
             95..97 => PlainCommand::FlushDb { lazily: self.chance(0.5) },
             97..99 => PlainCommand::FlushAll { lazily: self.chance(0.5) },
-            // The node abstains for the largest ttl then.
+            // After this command, the node abstains for the largest ttl.
             _ if self.episode.config.limits.max_ttl_ms < 10_000 || self.chance(0.02) => {
                 PlainCommand::SwapDb
             }

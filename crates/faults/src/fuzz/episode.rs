@@ -16,11 +16,11 @@ use super::step::{LATE_MS, Step, Wrap};
 use super::view::{Offsets, View, compare};
 use super::wire::{Reply, Wire, Words, words};
 
-/// Time without events at the start of a step, in microseconds.
+/// Time without timed events after the start of a step, in microseconds.
 const GUARD_US: u64 = 40_000;
 /// Delay after which an event that is due has certainly happened, in microseconds.
 const SLACK_US: u64 = 15_000;
-/// A longer step may have met its deadlines in another order than the model, in microseconds.
+/// Longest step, in microseconds, that certainly meets deadlines in the same order as the model.
 const SLOW_STEP_US: u64 = 25_000;
 /// Time limit for the server and the model to agree.
 const SETTLE_LIMIT: Duration = Duration::from_millis(600);
@@ -29,8 +29,9 @@ const SETTLE_ROUNDS: u32 = 8;
 /// Largest difference of an expiry that the module wrote by itself, in milliseconds.
 const OWN_WRITE_TOLERANCE_MS: u64 = 200;
 
-/// The module reads its two clocks one after the other, and may be interrupted in between: the
-/// largest difference of a mirror's expiry, in milliseconds.
+/// Largest difference of a mirror's expiry, in milliseconds.
+///
+/// The module reads its two clocks one after the other, and may be interrupted in between.
 const CLOCKS_APART_MS: u64 = 10;
 
 const CLIENTS: usize = 7;
@@ -40,8 +41,8 @@ const HISTORY: usize = 30;
 pub(super) enum Trouble {
     /// The server and the model differ.
     Difference(String),
-    /// A step took so long that its result is open.
-    Open,
+    /// A step took too long to have a certain result.
+    Undecided,
     /// The server does not answer.
     Failed(anyhow::Error),
 }
@@ -56,12 +57,12 @@ pub(super) type Outcome<T = ()> = std::result::Result<T, Trouble>;
 
 /// The configuration of an episode's server, and the events that may happen.
 #[derive(Clone, Copy, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
+#[expect(clippy::struct_excessive_bools, reason = "each is independent of the others")]
 pub(super) struct Config {
     pub(super) limits: Limits,
     pub(super) append_only: bool,
     pub(super) peer: bool,
-    /// Whether the server often becomes a replica and a master again.
+    /// Whether the server often becomes a replica, and then a master again.
     pub(super) roles: bool,
     pub(super) clock_steps: bool,
     steps: u64,
@@ -72,7 +73,7 @@ pub(super) struct Client {
     pub(super) waiting: Option<Waiting>,
 }
 
-/// A client that is blocked.
+/// The wait of a blocked client.
 #[derive(Clone, Debug)]
 pub(super) struct Waiting {
     pub(super) ticket: Ticket,
@@ -180,7 +181,7 @@ impl Episode {
         })
     }
 
-    /// Takes the steps that `draw` chooses to the end of the episode, at most `limit`.
+    /// Takes steps that `draw` chooses until the end of the episode, at most `limit` of them.
     pub(super) fn run(
         &mut self,
         limit: u64,
@@ -230,7 +231,7 @@ impl Episode {
         self.history.push_back(format!("{at_ms:>8} ms  {line}"));
     }
 
-    /// Returns all times at which an event may happen by itself.
+    /// Returns the times of all timed events.
     pub(super) fn deadlines(&self, now: Now) -> Vec<Monotonic> {
         let mut all = self.model.deadlines(now);
         all.extend(self.clients.iter().filter_map(|client| Some(client.waiting.as_ref()?.until)));
@@ -251,10 +252,10 @@ impl Episode {
             let late_ms = self.now().monotonic.us_since(until) / 1000;
             self.settle(OWN_WRITE_TOLERANCE_MS + late_ms)?;
         }
-        Err(Trouble::Difference("something is always about to happen".into()))
+        Err(Trouble::Difference("a timed event is always near".into()))
     }
 
-    /// Checks a step that began at `from`. Its result is open when an event was due meanwhile.
+    /// Fails with [`Trouble::Undecided`] if an event may have happened since `from`.
     fn check_time(&self, from: Now, deadlines: &[Monotonic], slept_us: u64) -> Outcome {
         let to = self.now();
         let took_us = to.monotonic.us_since(from.monotonic);
@@ -262,11 +263,12 @@ impl Episode {
         let is_near = |at: &Monotonic| *at <= to.monotonic.plus_us(5 * GUARD_US);
         let slow = took_us > slept_us + SLOW_STEP_US && self.deadlines(to).iter().any(is_near);
         let very_slow = took_us > slept_us + 5 * GUARD_US;
-        if passed || slow || very_slow { Err(Trouble::Open) } else { Ok(()) }
+        if passed || slow || very_slow { Err(Trouble::Undecided) } else { Ok(()) }
     }
 
-    /// Sends commands in one packet, of which the last may block the client, and compares the
-    /// replies. `late` is the deadline that must pass while the packet is executed.
+    /// Sends commands in one packet, and compares the replies. The last may block the client.
+    ///
+    /// `late` is a deadline that must pass while the server sleeps in the packet.
     pub(super) fn packet(
         &mut self,
         client: usize,
@@ -292,13 +294,13 @@ impl Episode {
         }
         let took_ms = now.monotonic.us_since(from.monotonic) / 1000;
         if late.is_some() && took_ms > wrap.sleep_ms() + OWN_WRITE_TOLERANCE_MS / 2 {
-            return Err(Trouble::Open);
+            return Err(Trouble::Undecided);
         }
         for ((db, command), reply) in commands.iter().zip(replies) {
             self.execute((now, from), client, *db, command, reply.as_ref(), wrap)?;
         }
-        // The duration of a busy script is unknown, and so is the clock by which a server counts
-        // the expiry of other commands in EXEC.
+        // The duration of a busy script is unknown. So is the clock from which a server counts the
+        // expiries of its own commands in EXEC.
         let only_locks = commands.iter().all(|(_, command)| matches!(command, Command::Lock(_)));
         let slept_ms = match wrap {
             Wrap::Multi { sleep_ms } if only_locks => sleep_ms,
@@ -326,14 +328,14 @@ impl Episode {
             if before == 0
                 && let Some(late) = late
             {
-                let Reply::Array(time) = &reply else { return Err(Trouble::Open) };
+                let Reply::Array(time) = &reply else { return Err(Trouble::Undecided) };
                 let [Reply::Bulk(s), Reply::Bulk(us)] = &time[..] else {
-                    return Err(Trouble::Open);
+                    return Err(Trouble::Undecided);
                 };
                 let number =
                     |bytes: &[u8]| String::from_utf8_lossy(bytes).parse::<u64>().unwrap_or(0);
                 if number(s) * 1_000_000 + number(us) + 4000 > late.wall_us {
-                    return Err(Trouble::Open);
+                    return Err(Trouble::Undecided);
                 }
             }
         }
@@ -360,7 +362,7 @@ impl Episode {
         Ok(replies)
     }
 
-    /// Returns the reply to a command, or `None` when the server reports a blocked client.
+    /// Returns the reply to a command, or `None` if the server lists the client as blocked.
     fn reply_or_blocked(&mut self, client: usize) -> Outcome<Option<Reply>> {
         let started = Instant::now();
         loop {
@@ -382,7 +384,7 @@ impl Episode {
         }
     }
 
-    /// Executes a command in the model that the server has executed, and compares.
+    /// Executes in the model what the server has executed, and compares the replies.
     pub(super) fn execute(
         &mut self,
         (now, began): (Now, Now),
@@ -418,7 +420,7 @@ impl Episode {
                     ..
                 }),
             ) => {
-                // The client was blocked, and answered before its turn ended, as in the model.
+                // The wait began and ended in one turn. The answer is compared later.
                 if let Some(reply) = reply {
                     self.clients[client].wire.unread(reply.clone());
                 }
@@ -473,7 +475,7 @@ impl Episode {
         if reply != Some(&Reply::Int(1)) {
             return Err(Trouble::Difference(format!("CLIENT KILL was answered {reply:?}")));
         }
-        // Its wait may have ended before.
+        // The client may have stopped waiting before.
         if let Some(waiting) = self.clients[client].waiting.take() {
             self.model.handle_event(now, &ServerEvent::Disconnected(waiting.ticket));
             self.model.forget_wake(waiting.ticket);
@@ -497,7 +499,7 @@ impl Episode {
         self.settle(OWN_WRITE_TOLERANCE_MS)
     }
 
-    /// Executes a command whose near deadline passes during the next packet.
+    /// Executes a command, and a packet during which the command's deadline passes.
     fn late(
         &mut self,
         client: usize,
@@ -515,10 +517,10 @@ impl Episode {
             self.replies(client, std::slice::from_ref(before), Wrap::None, layout, None)?;
         let now = self.now();
         if now.monotonic.us_since(first.monotonic) > SLOW_STEP_US {
-            return Err(Trouble::Open);
+            return Err(Trouble::Undecided);
         }
         self.execute((now, first), client, before.0, &before.1, replies[0].as_ref(), Wrap::None)?;
-        // Without a turn in between, the clock of the model must not reach the deadline here.
+        // The server has no turn before the packet, so the model must not reach the deadline here.
         self.model.run_until(now);
         let other = if waits { self.idle_but(client) } else { Some(client) };
         let Some(other) = other else { return self.settle(OWN_WRITE_TOLERANCE_MS) };
@@ -570,7 +572,7 @@ impl Episode {
         self.same(&format!("the answer to client {client}"), expected, &reply)
     }
 
-    /// Compares all visible state, until the server and the model agree.
+    /// Compares all visible state again and again, until the server and the model agree.
     pub(super) fn settle(&mut self, tolerance_ms: u64) -> Outcome {
         let (started, mut rounds) = (Instant::now(), 0);
         loop {
@@ -582,7 +584,7 @@ impl Episode {
                 0 => tolerance_ms,
                 _ => OWN_WRITE_TOLERANCE_MS + elapsed_ms,
             });
-            let replies = self.control.call_all(&View::commands(true))?;
+            let replies = self.control.call_all(&View::commands())?;
             let view = View::parse(&replies).map_err(Trouble::Difference)?;
             let tolerance_ms = |expiry| self.tolerance_ms.get(&expiry).copied().unwrap_or(0);
             let difference = view.difference(&self.model, now, tolerance_ms);
@@ -606,13 +608,13 @@ impl Episode {
         }
     }
 
-    /// Handles a client that waits in the model and was answered by the server.
+    /// Returns the difference if the server has answered a client that waits in the model.
     fn early_answer(&mut self) -> Outcome<Option<String>> {
         for (index, client) in self.clients.iter_mut().enumerate() {
             if client.waiting.is_some()
                 && let Some(reply) = client.wire.try_receive()?
             {
-                // Its wait may have ended since the model ran.
+                // The wait may have ended since the model ran.
                 let difference =
                     format!("client {index} is answered {reply:?}, and waits in the model");
                 client.wire.unread(reply);
@@ -622,8 +624,9 @@ impl Episode {
         Ok(None)
     }
 
-    /// Allows this difference of an expiry that was written now, in milliseconds, also when the key
-    /// is copied or moved later.
+    /// Allows this difference, in milliseconds, of expiries that were written now.
+    ///
+    /// It stays allowed when such a key is copied or moved later.
     fn note_tolerance(&mut self, ms: u64) {
         let expiries =
             self.model.server.keys.iter().filter_map(|(_, _, value)| value.expires_at_ms);
@@ -633,8 +636,8 @@ impl Episode {
         self.tolerance_ms = expiries.map(noted).collect();
     }
 
-    /// Records that the expiries of all keys were copied from the server.
-    pub(super) fn tolerate_all(&mut self) {
+    /// Forgets all tolerances, after the expiries of all keys were copied from the server.
+    pub(super) fn forget_tolerances(&mut self) {
         self.tolerance_ms.clear();
     }
 
@@ -654,14 +657,14 @@ impl Episode {
                 &expected,
                 &replies[1],
             )?;
-            // Each came in a separate turn.
+            // Each command ran in a separate turn.
             self.model.run_until(now);
         }
         self.note("all keys are inspected");
         self.settle(OWN_WRITE_TOLERANCE_MS)
     }
 
-    /// Returns the history as text.
+    /// Returns a difference as text, with the last steps and both states.
     pub(super) fn describe(&self, what: &str) -> String {
         let now = self.now();
         let history: Vec<_> = self.history.iter().map(String::as_str).collect();
@@ -689,7 +692,7 @@ fn tail(log: &str) -> String {
     lines[lines.len().saturating_sub(8)..].join("\n")
 }
 
-/// The answer to a client that waited.
+/// Returns the expected answer to a client that waited.
 fn answer(waiting: &Waiting, reply: WaitReply) -> Expected {
     match reply {
         WaitReply::Granted { fence, key, .. } => {
@@ -707,13 +710,15 @@ fn answer(waiting: &Waiting, reply: WaitReply) -> Expected {
 /// The number of replies besides those to the commands.
 #[derive(Clone, Copy, Debug, Default)]
 struct Layout {
-    /// Replies before the first.
+    /// Replies before those to the commands.
     before: usize,
-    /// Replies in EXEC before the first.
+    /// Replies inside EXEC before those to the commands.
     inside: usize,
 }
 
-/// A script that executes the commands in its arguments, each after its number of words.
+/// A script that first keeps the server busy, and then executes the commands in its arguments.
+///
+/// The number of its words precedes each command.
 const SCRIPT: &str = "for _ = 1, tonumber(ARGV[1]) * 100000 do end
 local replies, at = {}, 2
 while at <= #ARGV do
@@ -723,7 +728,7 @@ while at <= #ARGV do
 end
 return replies";
 
-/// Returns the packet for some commands.
+/// Returns the packet for these commands, and the layout of its replies.
 fn packed(commands: &[(u32, Command)], wrap: Wrap) -> (Vec<Words>, Layout) {
     let select = |db: u32| words(&format!("SELECT {db}"));
     let first_db = commands.first().map_or(0, |(db, _)| *db);
@@ -731,7 +736,7 @@ fn packed(commands: &[(u32, Command)], wrap: Wrap) -> (Vec<Words>, Layout) {
     let mut layout = Layout::default();
     let sleep_ms = wrap.sleep_ms();
     let sleep = words(&format!("DEBUG SLEEP 0.{sleep_ms:03}"));
-    // The time at which the server starts.
+    // The reply is the time at which the server begins.
     packet.push(words("TIME"));
     packet.push(select(first_db));
     layout.before = 2;
@@ -774,7 +779,7 @@ fn packed(commands: &[(u32, Command)], wrap: Wrap) -> (Vec<Words>, Layout) {
 }
 
 fn now(started: Instant, wall: &WallClock) -> Now {
-    // So that no time is before the fixed point of the clock.
+    // Keeps all times after the fixed point of the clock.
     const START_US: u64 = 1_000_000_000;
     let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

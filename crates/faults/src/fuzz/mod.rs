@@ -1,19 +1,20 @@
-//! A differential fuzzer: one real server and the model take the same steps, and must agree after
-//! each of them.
+//! A differential fuzzer: a real server and a model of it take the same steps, and must agree after
+//! each step.
 //!
 //! - `wire`: raw connections.
 //! - `command`: the commands of a step.
 //! - `step`: the steps of an episode.
 //! - `draw`: draws the next step.
-//! - `model`: the real node over keys in memory, and what plain commands do to those keys.
+//! - `model`: the real node over keys in memory, and the effects of plain commands on these keys.
 //! - `view`: the compared state.
 //! - `episode`: one server, its clients, and the steps that they take.
 //! - `accidents`: steps that concern the server as a whole.
 //!
-//! A seed decides all steps. Clocks and the order in which a server reads its sockets are not
-//! decided by it, so that a seed repeats a run as far as a real server can. No step is taken while
-//! something is about to happen by itself, and a step during which that happened all the same, on a
-//! machine that is busy, ends the episode without a verdict.
+//! A seed decides all steps. It does not decide the clocks, or the order in which the server reads
+//! its sockets, so a seed repeats a run only as far as a real server can.
+//!
+//! No step begins while a timed event, such as an expiry, is near. On a busy machine such an event
+//! may still fall into a step. Then the episode ends without a verdict.
 
 mod accidents;
 mod command;
@@ -31,22 +32,22 @@ use self::episode::{Episode, Trouble};
 /// The plan of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Decides all steps.
+    /// Seed of all steps.
     pub seed: u64,
-    /// The number of steps, at least.
+    /// The smallest number of steps.
     pub steps: u64,
-    /// The first of the episodes that the seed decides.
+    /// The number of the first episode.
     pub first_episode: u64,
 }
 
 /// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// The steps that were taken and compared.
+    /// Number of steps that were taken and compared.
     pub steps: u64,
-    /// The servers that were started, each with its own configuration.
+    /// Number of servers that were started, each with its own configuration.
     pub episodes: u64,
-    /// The episodes that ended early, since a step took so long that its result was open.
+    /// Number of episodes that ended early, because a step took too long to have a certain result.
     pub cut_short: u64,
     /// How often each kind of step was taken.
     pub kinds: std::collections::BTreeMap<&'static str, u64>,
@@ -54,8 +55,9 @@ pub struct Report {
     pub difference: Option<String>,
 }
 
-/// Takes steps until there are enough or the server and the model differ. Calls `progress` now and
-/// then.
+/// Takes steps until there are enough, or the server and the model differ.
+///
+/// Calls `progress` after each step.
 ///
 /// # Errors
 /// When no server can be started.
@@ -73,7 +75,7 @@ pub fn run(plan: Plan, mut progress: impl FnMut(&Report)) -> Result<Report> {
         });
         let difference = match ended {
             Ok(()) => None,
-            Err(Trouble::Open) => {
+            Err(Trouble::Undecided) => {
                 report.cut_short += 1;
                 None
             }

@@ -1,4 +1,4 @@
-//! The model: the real node over keys in memory, and what plain commands do to those keys.
+//! The model: the real node over keys in memory, and the effects of plain commands on these keys.
 //!
 //! The node decides as in the module. The model imitates only the server around it: the effect of
 //! each plain command on the keys, and the events that the server sends for it.
@@ -14,7 +14,7 @@ use super::command::{Command, DBS, KEYS, Keys, LockCommand, Only, Place, PlainCo
 
 /// The differences between servers in what they report.
 #[derive(Clone, Copy, Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a habit of its own")]
+#[expect(clippy::struct_excessive_bools, reason = "each is independent of the others")]
 pub(super) struct Flavor {
     /// An expiry set into the past is reported as `expired`, and not as `del`.
     pub(super) past_expiry_is_expired: bool,
@@ -34,12 +34,12 @@ pub(super) struct Flavor {
 pub(super) enum Expected {
     /// The client is blocked.
     Blocked,
-    /// The fence of the lock on these keys, in an array with the waited time after WAIT.
+    /// The fence of the lock on these keys. After WAIT, it is in an array with the waited time.
     Fence {
         places: Vec<Place>,
         fence: u64,
         waits: bool,
-        /// Which key it is, where that is said.
+        /// The granted key, if the reply names it.
         key: Option<usize>,
         /// The fences of shared locks may be equal, or in any order.
         mode: Mode,
@@ -53,7 +53,7 @@ pub(super) enum Expected {
     /// An error with this start.
     Error(String),
     Inspected(Place, Inspected),
-    /// A whole list, in the order of the keys.
+    /// All locks of a database, in the order of the keys.
     Scanned(Vec<(Place, Inspected)>),
 }
 
@@ -84,7 +84,7 @@ pub(super) struct Limits {
 pub(super) const MAX_CLOCK_SKEW_MS: u64 = 60_000;
 
 impl Model {
-    /// Creates the model of a server that has just started with these keys.
+    /// Creates the model of a server that has just started, without keys.
     pub(super) fn new(limits: Limits, flavor: Flavor, now: Now) -> Self {
         let max_ttl = Ttl::from_ms(limits.max_ttl_ms).unwrap_or_else(|error| panic!("{error}"));
         let settings = Settings {
@@ -159,8 +159,10 @@ impl Model {
         all
     }
 
-    /// Executes a command on keys. With a ticket the client may be blocked. In EXEC and in scripts
-    /// keys expire by the time at which these began.
+    /// Executes a command on keys, and returns the expected reply.
+    ///
+    /// With a ticket, the command may block the client. In EXEC and in scripts, keys expire by the
+    /// time `began`.
     pub(super) fn execute(
         &mut self,
         now: Now,
@@ -170,15 +172,15 @@ impl Model {
         command: &Command,
         ticket: Option<Ticket>,
     ) -> Expected {
-        self.acts(now);
+        self.note_change(now);
         self.server.keys.client = ticket;
         let expected = match command {
             Command::Lock(command) => self.lock(now, began.unwrap_or(now), db, command),
             Command::Plain(command) => {
                 let keys_now = Now { monotonic: now.monotonic, ..began.unwrap_or(now) };
-                for place in command.looks_at(db) {
+                for place in command.keys_looked_up(db) {
                     self.expire_key(keys_now, place);
-                    // Without a first key the server does not read a second.
+                    // Without the first key, the server does not look up the second.
                     if !self.has(place) {
                         break;
                     }
@@ -266,11 +268,11 @@ impl Model {
             LockCommand::Revoke { key, ends_now } => {
                 *revocations += 1;
                 let digits = UNKNOWN_BYTES - UNKNOWN.len();
-                let unknown = name(&format!("{UNKNOWN}{revocations:0digits$}"));
+                let random_value = name(&format!("{UNKNOWN}{revocations:0digits$}"));
                 let revoke = node::Revoke {
                     db,
                     key: &name(KEYS[*key]),
-                    unknown: &unknown,
+                    random_value: &random_value,
                     ends_now: *ends_now,
                 };
                 expected(execute(&node::Command::Revoke(revoke)))
@@ -301,9 +303,9 @@ impl Model {
         }
     }
 
-    /// Returns the value under a key, with the answer of INSPECT.
+    /// Returns the expected reply to `LOCK.INSPECT`.
     pub(super) fn inspect(&mut self, now: Now, place: Place) -> Expected {
-        self.acts(now);
+        self.note_change(now);
         inspect(&mut self.server, now, place)
     }
 
@@ -311,7 +313,7 @@ impl Model {
         self.server.get(db, KEYS[key].as_bytes())
     }
 
-    /// Executes a command without any notion of locks.
+    /// Executes a command of the server itself.
     #[expect(clippy::too_many_lines, reason = "a table of commands")]
     fn plain(&mut self, now: Now, transaction: bool, db: u32, command: &PlainCommand) -> Expected {
         match command {
@@ -383,7 +385,7 @@ impl Model {
                 }
                 self.put(*to, value);
                 if transaction {
-                    // Compared by its value, since not every server names the right database.
+                    // The node compares the value, because some servers name the wrong database.
                     let named = if self.flavor.misplaces_copies { (db, to.1) } else { *to };
                     self.handle_key_event(now, named, KeyEvent::ExpirySet { value_bytes: None });
                 } else {
@@ -489,7 +491,7 @@ impl Model {
         self.server.keys.insert(db, KEYS[key].as_bytes(), value);
     }
 
-    /// Reports an event as the module does, which omits events that cannot affect the node.
+    /// Reports an event to the node. Like the module, omits events that cannot affect the node.
     fn handle_key_event(&mut self, now: Now, (db, key): Place, event: KeyEvent) {
         let (node, key) = (&mut self.server.node, KEYS[key].as_bytes());
         if !node.has_keys()
@@ -500,21 +502,21 @@ impl Model {
         node.handle_event(now, &ServerEvent::Key { db, key: KeyBytes::new(key), event });
     }
 
-    /// The effects apply from now on, and not from the last turn on.
-    fn acts(&mut self, now: Now) {
+    /// Records the time of a change, so that overdue events happen after it.
+    fn note_change(&mut self, now: Now) {
         self.last = self.last.max(now.monotonic);
     }
 
     pub(super) fn evict(&mut self, now: Now, place: Place) {
-        self.acts(now);
+        self.note_change(now);
         if self.take(place).is_some() {
             self.handle_key_event(now, place, KeyEvent::Evicted);
         }
     }
 
-    /// Saves the keys of the server, or reads them from its append-only file, and loads them again.
+    /// Reports that the server empties itself and loads its keys again.
     pub(super) fn reload(&mut self, now: Now) {
-        self.acts(now);
+        self.note_change(now);
         let events = if self.flavor.flushes_while_loading {
             [ServerEvent::LoadingBegins, ServerEvent::Flush(None)]
         } else {
@@ -526,13 +528,13 @@ impl Model {
     }
 
     pub(super) fn handle_event(&mut self, now: Now, event: &ServerEvent) {
-        self.acts(now);
+        self.note_change(now);
         self.server.node.handle_event(now, event);
     }
 
     /// Ends the wait of a client with the answer of `CLIENT UNBLOCK`.
     pub(super) fn unblock(&mut self, now: Now, ticket: Ticket) -> WaitReply {
-        self.acts(now);
+        self.note_change(now);
         self.server.node.unblock(ticket).reply
     }
 
@@ -598,7 +600,7 @@ fn inspect(server: &mut Server, now: Now, (db, key): Place) -> Expected {
     inspected((db, key), server.execute(now, &node::Command::Inspect(inspect)))
 }
 
-/// Whether the lock of a key is shared.
+/// Returns whether the lock of a key is shared.
 pub(super) fn mode_of(server: &mut Server, now: Now, place: Place) -> Mode {
     match inspect(server, now, place) {
         Expected::Inspected(_, Inspected { holder: Holder::Lease { mode, .. }, .. }) => mode,
@@ -645,8 +647,9 @@ pub(super) fn error_code(error: &CommandError) -> String {
     }
 }
 
-/// Returns whether an error of the server is the expected one. ABSTAIN names the remaining time
-/// before the reason, and the two clocks differ.
+/// Returns whether an error of the server is the expected one.
+///
+/// Ignores the remaining time in an ABSTAIN, because the clocks of server and model differ.
 pub(super) fn is_error(expected: &str, error: &str) -> bool {
     match (expected.strip_prefix("ABSTAIN "), error.strip_prefix("ABSTAIN ")) {
         (Some(reason), Some(rest)) => rest.split([' ', ':']).nth(1) == Some(reason),
@@ -654,7 +657,7 @@ pub(super) fn is_error(expected: &str, error: &str) -> bool {
     }
 }
 
-/// The reason of a replica, in the form of [`error_code`].
+/// Returns the expected ABSTAIN of a replica, in the form of [`error_code`].
 pub(super) fn replica_abstains() -> String {
     format!("ABSTAIN {}", Reason::Replica.word())
 }

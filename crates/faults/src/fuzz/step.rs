@@ -2,7 +2,7 @@
 
 use super::command::Command;
 
-/// The deadline that passes during a late packet, in milliseconds.
+/// Time until the deadline that passes during a late packet, in milliseconds.
 pub(super) const LATE_MS: u64 = 30;
 
 /// How the commands of a packet are sent.
@@ -10,16 +10,12 @@ pub(super) const LATE_MS: u64 = 30;
 pub(super) enum Wrap {
     /// One command.
     None,
-    /// Several in one turn, after a while.
-    Batch {
-        sleep_ms: u64,
-    },
-    Multi {
-        sleep_ms: u64,
-    },
-    Script {
-        busy_ms: u64,
-    },
+    /// Several commands in one turn. Before them, the server sleeps.
+    Batch { sleep_ms: u64 },
+    /// Several commands in one transaction. The server sleeps in it, before them.
+    Multi { sleep_ms: u64 },
+    /// Several commands in one script. Before them, the script keeps the server busy.
+    Script { busy_ms: u64 },
 }
 
 /// A step.
@@ -31,7 +27,7 @@ pub(super) enum Step {
         commands: Vec<(u32, Command)>,
         wrap: Wrap,
     },
-    /// A command whose deadline passes before the next packet is executed.
+    /// A command, and a packet in which the server sleeps until the command's deadline has passed.
     Late {
         client: usize,
         before: (u32, Command),
@@ -42,7 +38,7 @@ pub(super) enum Step {
     Disconnect {
         client: usize,
     },
-    /// Writes are paused, and these events happen meanwhile.
+    /// Writes are paused. These events happen meanwhile.
     Pause {
         meanwhile: Vec<Meanwhile>,
     },
@@ -61,7 +57,7 @@ pub(super) enum Step {
         client: usize,
         commands: Vec<(u32, Command)>,
     },
-    /// The server becomes a replica of its peer, and a master again. These are its first commands.
+    /// The server becomes a replica of its peer, then a master again, and executes these commands.
     ChangeRoles {
         unreachable_first: bool,
         attach_at_once: bool,
@@ -81,7 +77,7 @@ pub(super) enum Meanwhile {
         db: u32,
         command: Command,
     },
-    /// A deadline passes that a command before the pause has set.
+    /// A command is sent before the pause, and its deadline passes during the pause.
     TimePasses {
         client: usize,
         db: u32,

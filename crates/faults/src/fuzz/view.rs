@@ -11,13 +11,13 @@ use super::wire::{Reply, Words, words};
 /// Largest difference of the time left of a lease, in milliseconds.
 const TTL_TOLERANCE_MS: u64 = 400;
 
-/// The known differences between the server and the model, whose clocks differ: fences and
-/// deadlines.
+/// The known differences between the server and the model. They come from different clocks, and
+/// concern fences and deadlines.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Offsets {
-    /// Largest difference of deadlines, in milliseconds, since the server is not always on time.
+    /// Largest difference of deadlines, in milliseconds: the server is not always on time.
     pub(super) apart_ms: u64,
-    /// The last fences of each key: the server's by the model's.
+    /// The last fences of each key: from those of the model to those of the server.
     seen: BTreeMap<Place, BTreeMap<u64, u64>>,
 }
 
@@ -25,7 +25,7 @@ pub(super) struct Offsets {
 const FENCES: usize = 32;
 
 impl Offsets {
-    /// The last fence of a key: in the model, and on the server.
+    /// Returns the last fence of a key: in the model, and on the server.
     pub(super) fn last(&self, place: Place) -> Option<(u64, u64)> {
         let (model, server) = self.seen.get(&place)?.last_key_value()?;
         Some((*model, *server))
@@ -35,16 +35,16 @@ impl Offsets {
         self.seen.clear();
     }
 
-    /// Compares a fence of this key. Equal fences in the model must be equal on the server, and a
-    /// later one in the model must be larger.
+    /// Compares a fence of this key.
+    ///
+    /// Fences that are equal in the model must be equal on the server. Different ones must have the
+    /// same order on both.
     fn see(&mut self, place: Place, of_model: u64, of_server: u64) -> Result<(), String> {
         let seen = self.seen.entry(place).or_default();
         match seen.get(&of_model) {
             Some(server) if *server == of_server => return Ok(()),
             Some(server) => {
-                return Err(format!(
-                    "the fence was {server} and is {of_server}, of the same grant"
-                ));
+                return Err(format!("the fence of one grant was {server}, and is {of_server}"));
             }
             None => {}
         }
@@ -161,7 +161,7 @@ fn compare_inspected(
     };
     let is = |name: &str, value: Reply| match field(name) {
         Some(found) if *found == value => Ok(()),
-        _ => Err(format!("another {name}")),
+        _ => Err(format!("{name} differs")),
     };
     let int = |number: usize| Reply::Int(i64::try_from(number).unwrap_or(i64::MAX));
     is("waiters", int(inspected.waiters))?;
@@ -171,7 +171,7 @@ fn compare_inspected(
         u64::try_from(ms).is_ok_and(|ms| ms.abs_diff(expected_ms) <= tolerance_ms)
     };
     let is_ttl = |expected_ms: u64| {
-        if is_near(ttl_ms, expected_ms) { Ok(()) } else { Err("another ttl".to_owned()) }
+        if is_near(ttl_ms, expected_ms) { Ok(()) } else { Err("ttl differs".to_owned()) }
     };
     let labels = inspected.queue.iter().map(|waiter| waiter.owner.as_ref());
     let labels = labels.map(|owner| owner.map_or(Reply::Nil, |owner| Reply::Bulk(owner.to_vec())));
@@ -186,7 +186,7 @@ fn compare_inspected(
             match expected_ms {
                 Some(expected_ms) => is_ttl(*expected_ms),
                 None if ttl_ms == -1 => Ok(()),
-                None => Err("a ttl".into()),
+                None => Err("a ttl, where the model has none".into()),
             }
         }
         Holder::Lease {
@@ -208,7 +208,7 @@ fn compare_inspected(
             is("revoked", int(usize::from(*revoked)))?;
             match field("held") {
                 Some(&Reply::Int(held)) if is_near(held, *held_ms) => {}
-                _ => return Err("another held".into()),
+                _ => return Err("held differs".into()),
             }
             let labels = owners.iter();
             let mut labels: Vec<_> = labels
@@ -257,8 +257,15 @@ const FIGURES: [&str; 9] = [
 ];
 
 impl View {
-    /// The commands whose replies [`View::parse`] reads.
-    pub(super) fn commands(with_figures: bool) -> Vec<Words> {
+    /// Returns the commands that read the keys and the figures, for [`View::parse`].
+    pub(super) fn commands() -> Vec<Words> {
+        let mut commands = Self::key_commands();
+        commands.push(words("INFO lock"));
+        commands
+    }
+
+    /// Returns the commands that read the keys alone, for [`View::parse`].
+    pub(super) fn key_commands() -> Vec<Words> {
         let mut commands = Vec::new();
         for db in 0..DBS {
             commands.push(words(&format!("SELECT {db}")));
@@ -266,9 +273,6 @@ impl View {
                 commands.push(words(&format!("GET {key}")));
                 commands.push(words(&format!("PEXPIRETIME {key}")));
             }
-        }
-        if with_figures {
-            commands.push(words("INFO lock"));
         }
         commands
     }
@@ -304,7 +308,9 @@ impl View {
         Ok(view)
     }
 
-    /// Returns the differences from the model. `tolerance_ms` is allowed for the expiry of a key.
+    /// Returns the first difference from the model.
+    ///
+    /// `tolerance_ms` returns the allowed difference of an expiry.
     pub(super) fn difference(
         &self,
         model: &Model,

@@ -62,7 +62,7 @@ impl Wire {
         Ok(wire)
     }
 
-    /// Sends commands in one packet. The server executes them before anything else.
+    /// Sends commands in one packet. The server executes nothing else between them.
     pub(super) fn send(&mut self, commands: &[Words]) -> Result<()> {
         let mut packet = Vec::with_capacity(256);
         for words in commands {
@@ -121,7 +121,7 @@ impl Wire {
         self.unread = Some(reply);
     }
 
-    /// Reads what has arrived. Returns false at the end of the connection.
+    /// Reads the bytes that have arrived. Returns false at the end of the connection.
     fn fill(&mut self) -> std::io::Result<bool> {
         let mut bytes = [0; 16384];
         match self.stream.read(&mut bytes) {

@@ -13,19 +13,19 @@ pub enum Accident {
     Shutdown,
     /// SIGSTOP: connections stay open, and no request is answered.
     Pause,
-    /// The wall clock is stepped by this many seconds; recovery sets it right.
+    /// The wall clock is stepped; recovery sets it right.
     ClockStep {
-        /// Ahead, or back when negative.
+        /// Number of seconds ahead, or back when negative.
         by_s: i64,
     },
-    /// Memory is short until the keys of locks are evicted.
+    /// Memory runs short, so that the server evicts keys.
     Eviction,
     /// `DEBUG RELOAD`.
     Reload,
-    /// Connections are reset, new ones too.
+    /// Open connections are reset, and new ones as soon as they open.
     Cut,
     /// Traffic stops, and arrives all at once at recovery.
-    Hold(Direction),
+    Stall(Direction),
     /// Traffic is lost.
     Drop(Direction),
     /// Traffic arrives late.
@@ -44,7 +44,7 @@ pub enum Disk {
 }
 
 impl Accident {
-    /// Returns its name in a report.
+    /// Returns the accident's name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Kill(Disk::Kept) => "kill -9, restart with the disk",
@@ -57,18 +57,18 @@ impl Accident {
             Self::Eviction => "eviction",
             Self::Reload => "DEBUG RELOAD",
             Self::Cut => "reset connections",
-            Self::Hold(_) => "held packets",
+            Self::Stall(_) => "stalled packets",
             Self::Drop(_) => "lost packets",
             Self::Delay(..) => "late packets",
         }
     }
 }
 
-/// Number of times that each accident happened. Displayed, it is a table in Markdown.
+/// How often each accident happened. `Display` writes a Markdown table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Times(BTreeMap<&'static str, usize>);
+pub struct AccidentCounts(BTreeMap<&'static str, usize>);
 
-impl Times {
+impl AccidentCounts {
     /// Counts an accident that happened to this number of masters.
     pub fn count(&mut self, accident: Accident, masters: usize) {
         if masters > 0 {
@@ -89,7 +89,7 @@ impl Times {
     }
 }
 
-impl fmt::Display for Times {
+impl fmt::Display for AccidentCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "| accident | times |\n|---|---|")?;
         self.0.iter().try_for_each(|(name, times)| writeln!(f, "| {name} | {times} |"))

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use super::now;
 
-/// Returns the random numbers of a client, so that none depends on the luck of the others.
+/// Returns the random numbers of a client. Each client has a sequence of its own.
 pub(crate) fn random_of(seed: u64, client: u32) -> StdRng {
     StdRng::seed_from_u64(seed ^ (u64::from(client) + 1) << 32)
 }

@@ -12,11 +12,11 @@ use super::info;
 /// The database that is filled when memory must become short.
 const FILLER_DB: u32 = 9;
 
-/// Independent masters, each reached over several networks, and the accidents that go on.
+/// Independent masters, each behind several networks, and the incidents that are under way.
 pub struct Fleet {
     /// The masters, in order.
     pub masters: Vec<Master>,
-    /// When the masters of an incident recover.
+    /// The incidents that are under way, each with the time at which its masters recover.
     pending: Vec<(Instant, Incident)>,
 }
 
@@ -24,13 +24,13 @@ pub struct Fleet {
 pub struct Master {
     /// The server itself.
     pub server: Server,
-    /// One for each group of clients.
+    /// The networks in front of the server, one for each group of clients.
     pub networks: Vec<Proxy>,
     injectors: Option<Injectors>,
     state: State,
 }
 
-/// What the accidents inside a server's process need.
+/// The controls of the faults inside a server's process.
 #[derive(Clone, Debug, Default)]
 pub struct Injectors {
     /// Steps the wall clock.
@@ -54,14 +54,16 @@ pub struct Incident {
     pub accident: Accident,
     /// The indices of the masters.
     pub masters: Vec<usize>,
-    /// The index of the network, for an accident of a network.
+    /// The index of the network. Only accidents of a network use it.
     pub network: usize,
     /// The time until recovery. Zero recovers at once.
-    pub lasts: Duration,
+    pub duration: Duration,
 }
 
 impl Fleet {
-    /// Starts `n` masters, each behind this number of networks. `configure` sets up each.
+    /// Starts `n` masters, each behind this number of networks.
+    ///
+    /// `configure` receives the index and the builder of each master.
     ///
     /// # Errors
     /// When a master does not start.
@@ -100,9 +102,9 @@ impl Fleet {
         self.masters.iter().map(|master| master.networks[network].url()).collect()
     }
 
-    /// Lets an incident happen, and returns to how many masters it did.
+    /// Injects an incident, and returns the number of masters that it hit.
     ///
-    /// A master in another state than the accident needs is left alone.
+    /// Skips a master whose state does not allow the accident, as [`Master::inject`] does.
     ///
     /// # Errors
     /// When the accident could not be injected.
@@ -115,15 +117,15 @@ impl Fleet {
         }
         incident.masters = hit;
         let times = incident.masters.len();
-        if incident.lasts.is_zero() {
+        if incident.duration.is_zero() {
             self.recover(&incident)?;
         } else {
-            self.pending.push((Instant::now() + incident.lasts, incident));
+            self.pending.push((Instant::now() + incident.duration, incident));
         }
         Ok(times)
     }
 
-    /// Returns when the next incident is over.
+    /// Returns when the next incident ends.
     pub fn next_recovery(&self) -> Option<Instant> {
         self.pending.iter().map(|&(at, _)| at).min()
     }
@@ -151,7 +153,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Recovers all masters at once: that a majority forgets within one ttl is an accident too.
+    /// Recovers all masters of an incident at once, so that a majority may forget within one ttl.
     fn recover(&mut self, incident: &Incident) -> Result<()> {
         let Incident { accident, masters, network, .. } = incident;
         let hit = self.masters.iter_mut().enumerate().filter(|(index, _)| masters.contains(index));
@@ -174,7 +176,7 @@ impl Fleet {
 }
 
 impl Injectors {
-    /// Adds these to a server that is about to start.
+    /// Adds these injectors to a server that is about to start.
     pub fn attach(&self, builder: ServerBuilder) -> ServerBuilder {
         builder.wall_clock(&self.clock).power_cut(&self.power)
     }
@@ -187,7 +189,9 @@ impl Master {
         Self { server, networks, injectors, state: State::Running }
     }
 
-    /// Lets an accident happen, and returns whether the state of the master allowed it.
+    /// Injects an accident. Returns false if the state of the master does not allow it.
+    ///
+    /// For example, a master that is down cannot be killed, and a paused one cannot evict keys.
     ///
     /// # Errors
     /// When the accident could not be injected.
@@ -212,7 +216,7 @@ impl Master {
             }
             Accident::ClockStep { by_s } => {
                 let clock = &self.injectors()?.clock;
-                clock.set_right();
+                clock.correct();
                 clock.step_ms(by_s * 1000);
             }
             Accident::Eviction => evict(&mut self.connection()?).context("evict")?,
@@ -220,14 +224,14 @@ impl Master {
                 cmd("DEBUG").arg("RELOAD").exec(&mut self.connection()?).context("reload")?;
             }
             Accident::Cut => self.networks[network].cut(),
-            Accident::Hold(direction) => self.networks[network].hold(direction),
+            Accident::Stall(direction) => self.networks[network].stall(direction),
             Accident::Drop(direction) => self.networks[network].drop_bytes(direction),
             Accident::Delay(direction, by) => self.networks[network].delay(direction, by),
         }
         Ok(true)
     }
 
-    /// Ends an accident that happened.
+    /// Ends an accident that was injected.
     ///
     /// # Errors
     /// When the master does not start again.
@@ -240,9 +244,9 @@ impl Master {
                     self.state = State::Running;
                 }
             }
-            Accident::ClockStep { .. } => self.injectors()?.clock.set_right(),
+            Accident::ClockStep { .. } => self.injectors()?.clock.correct(),
             Accident::Eviction | Accident::Reload => {}
-            Accident::Cut | Accident::Hold(_) | Accident::Drop(_) | Accident::Delay(..) => {
+            Accident::Cut | Accident::Stall(_) | Accident::Drop(_) | Accident::Delay(..) => {
                 self.networks[network].heal();
             }
         }
@@ -259,9 +263,9 @@ impl Master {
         Ok(())
     }
 
-    /// Returns how many leases outlived their keys since the start, if the server runs.
+    /// Returns how many leases outlived their keys since the server started.
     ///
-    /// A server forgets this number when it is killed, and one that is paused is not asked.
+    /// Returns 0 for a server that is down or paused: a killed server has forgotten the number.
     pub fn saved_leases(&self) -> u64 {
         let saved = || -> Result<u64> {
             let connection = &mut self.connection()?;
@@ -292,7 +296,7 @@ impl Master {
         }
         if disk == Disk::Emptied {
             fs::remove_dir_all(self.server.dir().join("appendonlydir"))?;
-            // There is none before the first snapshot.
+            // The file does not exist before the first snapshot.
             let _ = fs::remove_file(self.server.dir().join("dump.rdb"));
         }
         self.state = State::Down;
@@ -300,7 +304,7 @@ impl Master {
     }
 }
 
-/// Fills the free memory until the server has evicted keys, and frees it again.
+/// Lowers the memory limit and fills memory, so that the server evicts keys. Then frees it again.
 fn evict(connection: &mut Connection) -> Result<()> {
     const ROOM_BYTES: u64 = 256 << 10;
     const BATCHES: usize = 30;
@@ -312,7 +316,7 @@ fn evict(connection: &mut Connection) -> Result<()> {
         for n in 0..20 {
             fill.cmd("SET").arg(batch * 20 + n).arg("x".repeat(1000)).arg("EX").arg(3600).ignore();
         }
-        // The server refuses it when nothing is left to evict.
+        // The server refuses writes when no key is left to evict.
         if fill.exec(connection).is_err() {
             break;
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Error, Result};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Returns the time by the clock that all processes of this machine share.
+/// Returns the time by `CLOCK_MONOTONIC`, which all processes of this machine share.
 pub fn now() -> Duration {
     let time = clock_gettime(ClockId::Monotonic);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
@@ -14,7 +14,7 @@ pub fn now() -> Duration {
 
 /// A lock as its holder saw it, by the clock of [`now`].
 ///
-/// Displayed, it is a line that can be parsed again.
+/// `Display` writes a line that `FromStr` reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// The lock.
@@ -23,11 +23,11 @@ pub struct Grant {
     pub client: u32,
     /// When the client knew that it held the lock.
     pub from: Duration,
-    /// When the client began to release the lock, or could not be certain of it any more.
+    /// When the client began to release the lock, or the lock's validity ended.
     ///
-    /// Equal to `from` where only the order of fences is checked.
+    /// Equal to `from` in runs that check only the order of fences.
     pub to: Duration,
-    /// Its fence.
+    /// The fence of the lock.
     pub fence: u64,
 }
 
@@ -35,7 +35,7 @@ pub struct Grant {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overlap(pub Grant, pub Grant);
 
-/// A fence that is not larger than the one of an earlier grant of its lock.
+/// A fence that is not larger than that of an earlier grant of the same lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disorder {
     /// The earlier grant.
@@ -76,9 +76,9 @@ pub fn overlaps(grants: &[Grant]) -> Vec<Overlap> {
     overlaps
 }
 
-/// Returns all grants whose fence is not larger than the largest before it.
+/// Returns all grants whose fence is not larger than the largest earlier fence of the lock.
 ///
-/// Each lock was held when its grant was recorded, so the order of grants is the order of holders.
+/// The client holds the lock at `from`, so the order of `from` is the order of holders.
 pub fn disorders(grants: &[Grant]) -> Vec<Disorder> {
     let mut disorders = Vec::new();
     for of_one_key in by_key(grants) {
@@ -103,7 +103,7 @@ pub fn longest_gap(grants: &[Grant], began: Duration, ended: Duration) -> Durati
     moments.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).max().unwrap_or_default()
 }
 
-/// The grants of each lock, in order.
+/// Returns the grants of each lock, in the order of `from`.
 fn by_key(grants: &[Grant]) -> Vec<Vec<&Grant>> {
     let mut sorted: Vec<_> = grants.iter().collect();
     sorted.sort_by_key(|grant| (&grant.key, grant.from));
@@ -122,11 +122,15 @@ impl FromStr for Grant {
 
     fn from_str(line: &str) -> Result<Self> {
         let mut words = line.splitn(5, ' ');
-        let mut number =
-            || words.next().and_then(|word| word.parse::<u64>().ok()).context("four numbers");
+        let mut number = || {
+            words
+                .next()
+                .and_then(|word| word.parse::<u64>().ok())
+                .context("a grant begins with four numbers")
+        };
         let (from_ns, to_ns, fence, client) = (number()?, number()?, number()?, number()?);
         let [from, to] = [from_ns, to_ns].map(Duration::from_nanos);
-        let key = words.next().context("a key")?.to_owned();
+        let key = words.next().context("a grant ends with a key")?.to_owned();
         Ok(Self { key, client: u32::try_from(client)?, from, to, fence })
     }
 }
@@ -154,7 +158,7 @@ impl fmt::Display for Disorder {
 mod tests {
     use super::*;
 
-    /// Grants of these keys, times in ms and fences.
+    /// Returns grants with these keys, times in milliseconds, and fences.
     fn grants(grants: &[(&str, u64, u64, u64)]) -> Vec<Grant> {
         let grant = |(client, &(key, from, to, fence)): (u32, &(&str, u64, u64, u64))| Grant {
             key: key.into(),

@@ -1,12 +1,12 @@
-//! The parts of which all runs with accidents are made.
+//! The parts that all runs with accidents share.
 //!
 //! - `accident`: what can go wrong with a master or its network
 //! - `clients`: clients in tasks of this process
 //! - `fleet`: masters, and the accidents that happen to them
-//! - `history`: who held which lock when, and what must never be in it
+//! - `history`: which client held which lock when, and the violations in it
 //! - `node`: one master, and the commands of a lock
-//! - `plain`: a connection for clients that are not ours
-//! - `process`: clients in processes of their own
+//! - `plain`: a connection for clients that do not use the client library
+//! - `process`: clients in separate processes
 
 mod accident;
 mod clients;
@@ -21,7 +21,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result};
 use redis::{Connection, cmd};
 
-pub use self::accident::{Accident, Disk, Times};
+pub use self::accident::{Accident, AccidentCounts, Disk};
 pub(crate) use self::clients::{finish, held_until, random_of};
 pub use self::fleet::{Fleet, Incident, Injectors, Master};
 pub use self::history::{Disorder, Grant, History, Overlap, disorders, longest_gap, now, overlaps};
@@ -35,13 +35,13 @@ pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 /// Whether the protection under test is in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protected {
-    /// With the module and the client, as operators are told to run them.
+    /// The module and the client run as the documentation describes.
     Yes,
-    /// Without one protection: the baseline, which must show the harm.
+    /// One protection is removed. This is the baseline, which must show the harm.
     No,
 }
 
-/// Returns a seed that differs from run to run: what holds must hold for all of them.
+/// Returns a seed that differs from run to run: a test must pass with every seed.
 pub fn any_seed() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     since.as_secs() % 1_000_000 * 1000 + u64::from(since.subsec_millis())
@@ -50,7 +50,7 @@ pub fn any_seed() -> u64 {
 /// Reads a number from a section of `INFO`.
 ///
 /// # Errors
-/// When the server does not answer, or has no such number.
+/// When the server does not answer, or the section has no such number.
 pub fn info(connection: &mut Connection, section: &str, field: &str) -> Result<u64> {
     let info: String = cmd("INFO").arg(section).query(connection)?;
     let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));

@@ -7,7 +7,7 @@ use redis::{Cmd, Connection, FromRedisValue, RedisResult, Value, cmd, pipe};
 use super::fleet::{Injectors, Master};
 use super::info;
 
-/// Time limit for what must happen, on a busy machine.
+/// Time limit for a condition that must come true, even on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Interval between two checks of a condition.
@@ -27,7 +27,7 @@ pub(crate) enum Way {
 pub(crate) struct Held {
     pub(crate) key: String,
     pub(crate) token: String,
-    /// The lock was granted, or extended, after this and before `answered`.
+    /// The server granted or extended the lock between `sent` and `answered`.
     sent: Instant,
     answered: Instant,
     ttl: Duration,
@@ -55,7 +55,7 @@ impl Held {
 pub(crate) enum Answer {
     Granted(Held),
     Refused,
-    /// With the server's reason.
+    /// Carries the server's reason.
     Abstains(String),
 }
 
@@ -74,14 +74,13 @@ impl Node {
         Ok(Self { master: Master::new(server, 0, Some(injectors)), connection })
     }
 
-    /// Sends a command: its name and arguments.
+    /// Sends a command, given as its name and arguments.
     pub(crate) fn call<T: FromRedisValue>(&mut self, words: &[&str]) -> Result<T> {
         command(words).query(&mut self.connection).with_context(|| words.join(" "))
     }
 
-    /// Sends several commands at once. The server executes them one after the other, and nothing
-    /// else between them.
-    pub(crate) fn at_once(&mut self, commands: &[&[&str]]) -> Result<Vec<RedisResult<Value>>> {
+    /// Sends several commands in one packet. The server executes nothing else between them.
+    pub(crate) fn call_all(&mut self, commands: &[&[&str]]) -> Result<Vec<RedisResult<Value>>> {
         let mut packed = Vec::new();
         for words in commands {
             command(words).write_packed_command(&mut packed);
@@ -156,7 +155,7 @@ impl Node {
         self.ask(&command, key, token, ttl).with_context(|| format!("{way:?}: acquire {key}"))
     }
 
-    /// Acquires a lock as a reader. Without the module, readers are a set that expires.
+    /// Acquires a lock as a reader. Without the module, the lock is a set of readers that expires.
     pub(crate) fn share(
         &mut self,
         way: Way,
@@ -176,7 +175,7 @@ impl Node {
         self.ask(&command, key, token, ttl).with_context(|| format!("{way:?}: share {key}"))
     }
 
-    /// Acquires a lock on one of these keys. Without the module, it tries them in turn.
+    /// Acquires a lock on one of these keys. Without the module, tries one key after the other.
     pub(crate) fn acquire_any(
         &mut self,
         way: Way,
@@ -202,7 +201,7 @@ impl Node {
         let answer = command.query::<Value>(&mut self.connection);
         let answered = Instant::now();
         let key = match &answer {
-            // One of several keys: its fence and which.
+            // LOCK.ACQUIREANY answers with the fence and the granted key.
             Ok(Value::Array(granted)) => match &granted[..] {
                 [_, Value::BulkString(key)] => String::from_utf8_lossy(key).into_owned(),
                 _ => bail!("an unexpected reply: {granted:?}"),
@@ -220,7 +219,13 @@ impl Node {
     }
 
     /// Acquires a lock that must be free.
-    pub(crate) fn take(&mut self, way: Way, key: &str, token: &str, ttl: Duration) -> Result<Held> {
+    pub(crate) fn acquire_free(
+        &mut self,
+        way: Way,
+        key: &str,
+        token: &str,
+        ttl: Duration,
+    ) -> Result<Held> {
         match self.acquire(way, key, token, ttl)? {
             Answer::Granted(held) => Ok(held),
             other => bail!("the free lock {key} was not granted: {other:?}"),
@@ -277,7 +282,7 @@ impl Node {
         self.call(&["GET", key])
     }
 
-    /// Returns whether the key exists, without touching it.
+    /// Returns whether the key exists. For eviction, this does not count as a use of the key.
     pub(crate) fn exists(&mut self, key: &str) -> Result<bool> {
         self.call(&["EXISTS", key])
     }
@@ -295,7 +300,7 @@ impl Node {
         Ok(self.call::<String>(&["INFO", "server"])?.contains("valkey_version:"))
     }
 
-    /// Steps the wall clock, and returns when the server shows it.
+    /// Steps the wall clock, and waits until the server shows the step.
     pub(crate) fn step_clock(&mut self, by_s: i64) -> Result<()> {
         let before = self.time_s()?;
         let began = Instant::now();
@@ -303,7 +308,7 @@ impl Node {
         self.eventually("the server shows the step", |node| {
             let shown = node.time_s()? - before;
             let passed = i64::try_from(began.elapsed().as_secs())?;
-            // Both are whole seconds, and each step is longer than the three seconds of tolerance.
+            // Whole seconds need a tolerance. Each step is longer than these three seconds.
             Ok((shown - passed - by_s).abs() < 3)
         })
     }
@@ -313,7 +318,7 @@ impl Node {
         Ok(seconds)
     }
 
-    /// Starts the server again.
+    /// Starts the server again, with this `lock.rejoin-delay`.
     pub(crate) fn restart(&mut self, rejoin_delay_ms: i64) -> Result<()> {
         self.master.server.set_arg("lock.rejoin-delay", rejoin_delay_ms);
         self.master.restart()?;
@@ -332,7 +337,7 @@ impl Node {
         Ok(self.master.injectors()?.power.syncs())
     }
 
-    /// Waits for something that must happen.
+    /// Waits until `happened` returns true. Fails with the text `what` after [`PATIENCE`].
     pub(crate) fn eventually(
         &mut self,
         what: &str,

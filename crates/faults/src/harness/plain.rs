@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use redis::{Client, Cmd, Connection, FromRedisValue, RedisError, RedisResult};
 
-/// A blocking connection to a node that is reopened when it is needed.
+/// A blocking connection to a node. After a failure, the next call opens it again.
 pub(crate) struct PlainNode {
     client: Client,
     connection: Option<Connection>,
@@ -10,7 +10,7 @@ pub(crate) struct PlainNode {
 }
 
 impl PlainNode {
-    /// A node that has this long to connect, and to answer.
+    /// Opens no connection yet. `limit` applies to connecting, and to each answer.
     pub(crate) fn new(url: &str, limit: Duration) -> RedisResult<Self> {
         Ok(Self { client: Client::open(url)?, connection: None, limit })
     }
@@ -22,7 +22,7 @@ impl PlainNode {
         };
         connection.set_read_timeout(Some(self.limit))?;
         let answer = command.query(&mut connection);
-        // After a timeout, a late answer would be read as the answer to the next command.
+        // After a timeout, the next call would read the late answer as its own.
         if !answer.as_ref().is_err_and(RedisError::is_io_error) {
             self.connection = Some(connection);
         }

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// A client in a process of its own, which is sent lines and answers with lines.
+/// A client in a separate process. It reads lines, and answers with lines.
 ///
-/// It is killed when this is dropped.
+/// Dropping this value kills the process.
 pub struct Process {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -30,10 +30,10 @@ impl Process {
         command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("start {}", program.display()))?;
         let stdin = child.stdin.take();
-        let stdout = BufReader::new(child.stdout.take().context("its output is piped")?);
+        let stdout = BufReader::new(child.stdout.take().context("the child has no piped output")?);
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
-            // Ends with the output, or with the receiver.
+            // Ends when the output ends, or the receiver is dropped.
             let _ = stdout
                 .lines()
                 .map_while(std::io::Result::ok)
@@ -45,14 +45,14 @@ impl Process {
     /// Sends a line.
     ///
     /// # Errors
-    /// When the process reads no more.
+    /// When the process has closed its input.
     pub fn send(&mut self, line: &str) -> Result<()> {
-        let stdin = self.stdin.as_mut().context("its input has ended")?;
+        let stdin = self.stdin.as_mut().context("the input of the client was closed")?;
         writeln!(stdin, "{line}")?;
         Ok(stdin.flush()?)
     }
 
-    /// Ends the input of the process, which tells it to end.
+    /// Closes the input of the process, and thereby tells it to end.
     pub fn end_input(&mut self) {
         self.stdin = None;
     }
@@ -65,19 +65,21 @@ impl Process {
     /// Waits for the next line. Returns `None` when the output has ended.
     ///
     /// # Errors
-    /// When none arrives within `limit`.
+    /// When no line arrives within `limit`.
     pub fn next_line(&self, limit: Duration) -> Result<Option<String>> {
         match self.lines.recv_timeout(limit) {
             Ok(line) => Ok(Some(line)),
             Err(RecvTimeoutError::Disconnected) => Ok(None),
-            Err(RecvTimeoutError::Timeout) => bail!("a client is silent for {} s", limit.as_secs()),
+            Err(RecvTimeoutError::Timeout) => {
+                bail!("a client printed nothing for {} s", limit.as_secs())
+            }
         }
     }
 
     /// Reaps a process whose output has ended.
     ///
     /// # Errors
-    /// When it failed.
+    /// When the process failed.
     pub fn wait(mut self) -> Result<()> {
         let status = self.child.wait()?;
         ensure!(status.success(), "a client failed: {status}");
@@ -87,7 +89,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Neither can fail for a process that was not reaped, nor does it matter for one that was.
+        // Both calls succeed for a process that was not reaped. Otherwise, failures do not matter.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

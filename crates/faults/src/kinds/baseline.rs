@@ -1,8 +1,8 @@
-//! The same clients with simpler rules, which admit too many.
+//! The same clients with simpler rules, which admit too many holders.
 //!
-//! - A reader asks one node. A writer that has a majority of the nodes need not meet it there.
-//! - A semaphore is a counter on each node, with a majority for each permit: five nodes that admit
-//!   four each have room for twenty, and six holders need only eighteen.
+//! - A reader asks one node. A writer can have a majority without that node.
+//! - A semaphore is a counter on each node, and a permit needs a majority of the counters. Five
+//!   nodes that admit four holders each have 20 places, and six holders need only 18.
 
 use std::sync::Arc;
 use std::thread;
@@ -18,12 +18,12 @@ use super::history::{Hold, Mode};
 use super::{KEY, Kind, MAX_TTL, PERMITS, READERS, SEMAPHORE_CLIENTS, WRITERS};
 use crate::harness::{Grant, PlainNode, now, random_of};
 
-/// Time limit of a node.
-const NODE_LIMIT: Duration = Duration::from_millis(100);
+/// Time limit of a request.
+const NODE_TIMEOUT: Duration = Duration::from_millis(100);
 /// Longest work of a holder.
 const WORK_MAX: Duration = Duration::from_millis(10);
 
-/// Adds a holder to the set of holders, unless it is full.
+/// Adds a holder to the set of holders, unless the set is full.
 const TAKE_PERMIT: &str = "
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -40,7 +40,7 @@ enum Role {
     Semaphore,
 }
 
-/// Runs clients until they are told to stop.
+/// Runs clients until `shared.stop` is set.
 pub(super) fn run(kind: Kind, seed: u64, urls: &[String], shared: &Arc<Shared>) -> Result<()> {
     let roles = match kind {
         Kind::Shared => [vec![Role::Writer; WRITERS], vec![Role::Reader; READERS]].concat(),
@@ -60,14 +60,14 @@ pub(super) fn run(kind: Kind, seed: u64, urls: &[String], shared: &Arc<Shared>) 
 impl Role {
     fn compete(self, id: u32, seed: u64, urls: &[String], shared: &Shared) -> Result<()> {
         let mut rng = random_of(seed, id);
-        let nodes = urls.iter().map(|url| PlainNode::new(url, NODE_LIMIT));
+        let nodes = urls.iter().map(|url| PlainNode::new(url, NODE_TIMEOUT));
         let mut nodes = nodes.collect::<RedisResult<Vec<_>>>()?;
         let enough = if self == Self::Reader { 1 } else { urls.len() / 2 + 1 };
         let mode = if self == Self::Writer { Mode::Exclusive } else { Mode::Shared };
         while !shared.is_over() {
             let token = rng.random::<u128>().to_string();
             let asked = now();
-            // One after the other, so that chance decides which nodes grant it.
+            // In random order, so that chance decides which nodes grant the lock.
             nodes.shuffle(&mut rng);
             let mut granted = 0;
             let tries = if self == Self::Reader { 1 } else { nodes.len() };
@@ -79,7 +79,7 @@ impl Role {
                 }
             }
             let from = now();
-            // Half of the ttl, for the drift of the clocks.
+            // Half of the ttl leaves more than enough for drift.
             let until = asked + MAX_TTL / 2;
             thread::sleep(rng.random_range(Duration::ZERO..=WORK_MAX));
             if granted == enough && from < until {

@@ -14,27 +14,27 @@ use super::history::{Hold, Mode};
 use super::{KEY, Kind, MAX_TTL, PERMITS, READERS, SEMAPHORE_CLIENTS, WRITERS};
 use crate::harness::{Grant, finish, held_until, now, random_of};
 
-/// Readers that share the connections of one client.
+/// Number of readers that share the connections of one client.
 const READERS_PER_CLIENT: usize = 4;
 const TTL_MIN: Duration = Duration::from_millis(400);
-/// Time limit of a healthy node where a dozen programs share two processors.
-const NODE_LIMIT: Duration = Duration::from_millis(100);
+/// Time in which a healthy node answers while a dozen programs share two processors.
+const NODE_TIMEOUT: Duration = Duration::from_millis(100);
 /// Longest work of most holders. It is short, so that there are many holds to compare.
 const WORK_MAX: Duration = Duration::from_millis(10);
-/// The fraction of holders that work for much longer, some of them for longer than they may.
+/// The fraction of holders that work for much longer, some of them longer than their locks last.
 const LONG_WORK: f64 = 0.05;
 /// The fraction of holders that die instead of releasing the lock.
 const DEATHS: f64 = 0.005;
 /// The fraction of writers that become readers.
 const DOWNGRADES: f64 = 0.25;
-/// Longest wait where nothing fails: longer than any that occurs.
+/// Limit of a wait in a run without random accidents. No wait takes so long.
 const CALM_WAIT: Duration = Duration::from_secs(30);
 
 /// What all clients share.
 #[derive(Default)]
 pub(super) struct Shared {
     pub(super) record: Mutex<Record>,
-    /// Tells the clients to finish.
+    /// Tells the clients to end.
     pub(super) stop: AtomicBool,
 }
 
@@ -42,9 +42,9 @@ pub(super) struct Shared {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Record {
     pub(super) holds: Vec<Hold>,
-    /// Of writers, and of clients of the semaphore, from the call to the lock.
+    /// How long writers and clients of the semaphore waited, from the call to the lock.
     pub(super) waits: Vec<Duration>,
-    /// Calls that ended without a lock, by their reason.
+    /// Number of calls that ended without a lock, by reason.
     pub(super) refusals: BTreeMap<&'static str, usize>,
 }
 
@@ -65,10 +65,10 @@ enum Role {
     Semaphore,
 }
 
-/// Runs the clients of this kind in all networks until they are told to stop.
+/// Runs the clients of this kind in all networks until `shared.stop` is set.
 ///
-/// Where `calm`, all of them work for a short time, release their locks, and wait for as long as it
-/// takes.
+/// If `calm`, all clients work for a short time, release their locks, and wait for as long as
+/// necessary.
 pub(super) async fn run(
     kind: Kind,
     seed: u64,
@@ -97,7 +97,7 @@ pub(super) async fn run(
         }
         quorums.push(quorum);
     }
-    // Locks that are still being released have ended by then.
+    // After this time, all locks have ended, also the locks with an unconfirmed release.
     finish(clients, quorums, MAX_TTL).await
 }
 
@@ -137,14 +137,14 @@ impl Client {
             Role::Semaphore => self.quorum.semaphore(KEY, PERMITS),
         };
         let ttl = self.rng.random_range(TTL_MIN..=MAX_TTL);
-        let lock = lock.ttl(ttl).node_timeout(NODE_LIMIT).min_validity(ttl / 10);
+        let lock = lock.ttl(ttl).node_timeout(NODE_TIMEOUT).min_validity(ttl / 10);
         lock.wait(if self.calm { CALM_WAIT } else { self.up_to(2 * ttl) })
     }
 
     async fn hold(&mut self, mut lock: Lock, asked: Duration) {
         let from = now();
         let mut until = held_until(&lock);
-        // In this order, so that the lock was certainly held at that time.
+        // Checked after `from` was read, so that the lock was certainly held at `from`.
         if until <= from {
             return;
         }
@@ -170,9 +170,9 @@ impl Client {
             to = until.min(now());
             self.add(&lock, Mode::Downgraded, from, to);
         }
-        // Unconfirmed releases go on in the background, and the lock ends.
+        // An unconfirmed release continues in the background, so the result does not matter.
         match self.rng.random_range(0.0..1.0) {
-            // As a client that dies: all others wait for its deadline.
+            // Like a client that dies: all others wait for the lock's deadline.
             ..DEATHS if !self.calm => std::mem::forget(lock),
             ..0.1 => drop(lock),
             _ => drop(lock.release().await),

@@ -1,4 +1,4 @@
-//! Who shared a lock with whom, and what must never be in such a history.
+//! The holds of shared locks and permits, and the violations among them.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,13 +19,13 @@ pub enum Mode {
 /// A lock as its holder saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// How it was held.
+    /// How the client held it.
     pub mode: Mode,
-    /// By whom and when.
+    /// The client, the time, and the fence.
     pub grant: Grant,
 }
 
-/// A fence that is on the wrong side of an earlier one.
+/// A fence that must be larger than that of an earlier hold, and is not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Misplaced {
     /// The earlier hold.
@@ -34,8 +34,9 @@ pub(super) struct Misplaced {
     pub(super) later: Hold,
 }
 
-/// Returns holds of one key that overlap, one of them exclusive: each with the one that began
-/// before it and ends last.
+/// Returns pairs of holds of one key that overlap, and of which at least one is exclusive.
+///
+/// Compares a hold only with the earlier writer, and the earlier reader, that ends last.
 pub(super) fn intrusions(holds: &[Hold]) -> Vec<Overlap> {
     let (mut last_writer, mut last_reader) = (None::<&Hold>, None::<&Hold>);
     let mut intrusions = Vec::new();
@@ -58,9 +59,9 @@ pub(super) fn intrusions(holds: &[Hold]) -> Vec<Overlap> {
     intrusions
 }
 
-/// Returns how many holds there were at the same time, at most.
+/// Returns the largest number of holds at the same time.
 pub(super) fn most_at_once<'a>(holds: impl Iterator<Item = &'a Hold>) -> usize {
-    // One that ends at a moment is not beside one that begins then.
+    // Of changes at the same moment, ends come first: such holds do not overlap.
     let mut changes: Vec<_> =
         holds.flat_map(|hold| [(hold.grant.from, true), (hold.grant.to, false)]).collect();
     changes.sort_unstable();
@@ -74,8 +75,8 @@ pub(super) fn most_at_once<'a>(holds: impl Iterator<Item = &'a Hold>) -> usize {
 
 /// Returns holds of one key whose fences are out of order.
 ///
-/// A writer's fence is larger than all earlier ones, and a reader's larger than those of earlier
-/// writers. Readers among themselves have no order.
+/// A writer's fence must be larger than all earlier fences, and a reader's larger than those of
+/// earlier writers. The fences of readers have no order among themselves.
 pub(super) fn misplaced(holds: &[Hold]) -> Vec<Misplaced> {
     let (mut writer, mut reader) = (None::<&Hold>, None::<&Hold>);
     let mut misplaced = Vec::new();
@@ -99,7 +100,7 @@ pub(super) fn misplaced(holds: &[Hold]) -> Vec<Misplaced> {
     misplaced
 }
 
-/// Returns how many holds began in this time.
+/// Returns how many holds began from `from` until before `to`.
 pub(super) fn begun(holds: &[Hold], from: Duration, to: Duration) -> usize {
     holds.iter().filter(|hold| (from..to).contains(&hold.grant.from)).count()
 }
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
     use Mode::{Downgraded, Exclusive, Shared};
 
-    /// Holds with these modes, times in ms and fences.
+    /// Returns holds with these modes, times in milliseconds, and fences.
     fn holds(holds: &[(Mode, u64, u64, u64)]) -> Vec<Hold> {
         let hold = |(client, &(mode, from, to, fence)): (u32, &(Mode, u64, u64, u64))| Hold {
             mode,
@@ -150,11 +151,11 @@ mod tests {
     fn writer_beside_any_other_is_an_intrusion() {
         for beside in [Shared, Downgraded, Exclusive] {
             for (one, other) in [((0, 10), (9, 20)), ((9, 20), (0, 10)), ((0, 30), (9, 20))] {
-                // The reader that began last has ended, and the earlier one has not.
                 let of = [(Exclusive, one.0, one.1, 1), (beside, other.0, other.1, 2)];
                 assert_eq!(intrusions(&holds(&of)).len(), 1, "{of:?}");
             }
         }
+        // The reader that began last has ended, and the earlier one has not.
         let behind = [(Shared, 0, 30, 1), (Shared, 1, 2, 1), (Exclusive, 10, 20, 2)];
         assert_eq!(intrusions(&holds(&behind)).len(), 1);
     }

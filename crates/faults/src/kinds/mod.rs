@@ -1,13 +1,15 @@
-//! Five masters, readers and writers of one key or clients of a semaphore, and accidents: no writer
-//! beside any other, no more holders than permits, and no two of a slot.
+//! Causes accidents to five masters, and checks the holders of shared locks and semaphores.
+//!
+//! No writer may hold the key beside another client. No more clients than permits may hold the
+//! semaphore, and no two clients the same slot.
 //!
 //! - `baseline`: the same clients with simpler rules
 //! - `client`: the clients
-//! - `history`: what must never be in a history
-//! - `plan`: what happens, and how often
+//! - `history`: the violations in a history
+//! - `plan`: which accidents happen, and how often
 //!
-//! The seed decides what is tried, and in what order. The machine decides at which step of which
-//! client it happens.
+//! The seed decides which accidents and requests happen, and in which order. Their timing differs
+//! from run to run.
 
 mod baseline;
 mod client;
@@ -32,43 +34,43 @@ pub use self::history::{Hold, Mode};
 use self::history::{begun, intrusions, misplaced, most_at_once};
 use self::plan::next_incident;
 use crate::harness::{
-    Accident, Disk, Fleet, Grant, Overlap, PROGRESS_INTERVAL, Protected, Times, disorders,
+    Accident, AccidentCounts, Disk, Fleet, Grant, Overlap, PROGRESS_INTERVAL, Protected, disorders,
     longest_gap, now, overlaps,
 };
 
 const MASTERS: usize = 5;
-/// Networks in front of each master. Each has clients of its own.
+/// Number of networks in front of each master. Each network has its own clients.
 const NETWORKS: usize = 2;
-/// The largest ttl, for which masters also abstain.
+/// `lock.max-ttl`, and so also the length of an abstention.
 const MAX_TTL: Duration = Duration::from_secs(1);
-/// So little that a master which starts again is ahead of the others for a part of the run only.
+/// `lock.max-clock-skew`. Short, because a restarted master's fences are ahead for this time.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(2);
 /// The key, and the name of the semaphore.
 const KEY: &str = "k";
-/// Readers of the key.
+/// Number of readers of the key.
 pub const READERS: usize = 32;
-/// Writers of the key.
+/// Number of writers of the key.
 pub const WRITERS: usize = 4;
-/// Permits of the semaphore.
+/// Number of permits of the semaphore.
 pub const PERMITS: usize = 4;
-/// Clients of the semaphore.
+/// Number of clients of the semaphore.
 pub const SEMAPHORE_CLIENTS: usize = 16;
-/// Longest sleep of the loop that lets accidents happen.
+/// Longest sleep of the loop that injects accidents.
 const SLEEP_MAX: Duration = Duration::from_millis(20);
 /// Time limit for all clients to be at work, and for a master to vote.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Holds after which all clients are connected and at work.
+/// Number of holds after which all clients count as connected and at work.
 const AT_WORK: usize = 200;
 /// Interval at which the history of a baseline is checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Longest wait of a writer without accidents, as a multiple of the mean.
+/// Longest allowed wait of a writer without accidents, as a multiple of the mean.
 const WAIT_RATIO_MAX: f64 = 3.0;
-/// Longest time without a grant while one master is down or paused.
+/// Longest allowed time without a grant while single masters are down or paused.
 const STALL_MAX: Duration = Duration::from_secs(2);
-/// Longest wait of a client then.
+/// Longest allowed wait of a client while single masters are down or paused.
 const STALLED_WAIT_MAX: Duration = Duration::from_secs(3);
-/// Least locks per second with one master less, as a fraction of those with all.
+/// Smallest allowed rate of locks without one master, as a fraction of the rate with all.
 const WITHOUT_ONE_MIN: f64 = 0.8;
 
 /// What the clients compete for.
@@ -85,54 +87,54 @@ pub enum Kind {
 pub enum Course {
     /// Nothing.
     Calm,
-    /// Each is killed, and started again, for a fifth of the time: one at a time.
+    /// One master after the other is killed, and started again.
     OneDown,
-    /// The same with SIGSTOP.
+    /// One master after the other is stopped by SIGSTOP, and resumed.
     OnePaused,
     /// Accidents at random.
     Accidents,
 }
 
-/// A run.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// What the clients compete for.
     pub kind: Kind,
     /// What happens to the masters.
     pub course: Course,
-    /// Decides what is done.
+    /// Seed of the accidents and of the clients.
     pub seed: u64,
-    /// How long it happens.
+    /// How long the course takes.
     pub duration: Duration,
     /// Whether readers ask a majority, and a permit is a lock on a slot. Otherwise a reader asks
-    /// one node, and a semaphore is a counter on each.
+    /// one node, and a semaphore is a counter on each node.
     pub protected: Protected,
 }
 
-/// The result of a run. Displayed, it is a table in Markdown and some lines.
+/// The result of a run. `Display` writes a Markdown table and some lines.
 #[derive(Debug)]
 pub struct Report {
     /// The plan of the run.
     pub plan: Plan,
     /// The accidents that happened.
-    pub accidents: Times,
+    pub accidents: AccidentCounts,
     /// All holds.
     pub holds: Vec<Hold>,
-    /// How long it took.
+    /// How long the course took.
     pub took: Duration,
     /// Waits of writers, or of clients of the semaphore: the mean and the longest.
     pub waits: (Duration, Duration),
-    /// Calls that ended without a lock.
+    /// Number of calls that ended without a lock, by reason.
     pub refusals: BTreeMap<&'static str, usize>,
     /// The longest time without a grant.
     pub longest_gap: Duration,
     /// The most readers, or holders of a permit, at the same time.
     pub most_at_once: usize,
-    /// Two that held the same slot, or a writer beside another.
+    /// Two clients that held the same slot, or a writer beside another client.
     pub overlaps: Vec<Overlap>,
     /// Fences that are out of order.
     pub misplaced: Vec<String>,
-    /// For each master, the locks per second without it as a fraction of those with all.
+    /// For each master: the rate of locks without it, as a fraction of the rate with all masters.
     pub without_one: Vec<f64>,
 }
 
@@ -157,56 +159,57 @@ pub fn run(plan: Plan, progress: impl FnMut(Duration, usize)) -> Result<Report> 
         }
     });
 
-    let happened = happen(&mut fleet, plan, &shared, progress);
-    let (began, ended) = (happened.as_ref().map_or_else(|_| now(), |course| course.began), now());
+    let outcome = run_course(&mut fleet, plan, &shared, progress);
+    let (began, ended) = (outcome.as_ref().map_or_else(|_| now(), |outcome| outcome.began), now());
     shared.stop.store(true, Ordering::Relaxed);
     let joined = clients.join();
     joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic)).context("clients")?;
-    let happened = happened?;
+    let outcome = outcome?;
     let record = shared.record().clone();
     let grants: Vec<_> = record.holds.iter().map(|hold| hold.grant.clone()).collect();
     let longest = record.waits.iter().max().copied().unwrap_or_default();
     let mean = record.waits.iter().sum::<Duration>() / u32::try_from(record.waits.len().max(1))?;
     Ok(Report {
         plan,
-        accidents: happened.accidents,
+        accidents: outcome.accidents,
         took: ended.saturating_sub(began),
         waits: (mean, longest),
         refusals: record.refusals,
         longest_gap: longest_gap(&grants, began, ended),
-        most_at_once: together(plan.kind, &record.holds),
-        overlaps: harm(plan.kind, &record.holds, &grants),
+        most_at_once: most_holders(plan.kind, &record.holds),
+        overlaps: forbidden_overlaps(plan.kind, &record.holds, &grants),
         misplaced: out_of_order(plan, &record.holds, &grants),
-        without_one: happened.without_one,
+        without_one: outcome.without_one,
         holds: record.holds,
     })
 }
 
-/// What has happened in a run.
-struct Happened {
+/// The accidents of a course, and their cost.
+struct CourseOutcome {
     began: Duration,
-    accidents: Times,
+    accidents: AccidentCounts,
     without_one: Vec<f64>,
 }
 
-fn happen(
+/// Waits until the clients are at work, and then runs the course of the plan.
+fn run_course(
     fleet: &mut Fleet,
     plan: Plan,
     shared: &Shared,
     mut progress: impl FnMut(Duration, usize),
-) -> Result<Happened> {
+) -> Result<CourseOutcome> {
     let started = Instant::now();
     while shared.record().holds.len() < AT_WORK && !is_enough(plan, shared) {
         ensure!(started.elapsed() < PATIENCE, "the clients are not at work");
         thread::sleep(SLEEP_MAX);
     }
-    // The first waits include the connections.
+    // The first waits include the time to connect.
     shared.record().waits.clear();
     let began = now();
-    let (mut accidents, mut without_one) = (Times::default(), Vec::new());
+    let (mut accidents, mut without_one) = (AccidentCounts::default(), Vec::new());
     match plan.course {
-        Course::Calm => while_calm(plan, shared),
-        Course::Accidents => accidents = have_accidents(fleet, plan, shared, &mut progress)?,
+        Course::Calm => run_calm(plan, shared),
+        Course::Accidents => accidents = inject_accidents(fleet, plan, shared, &mut progress)?,
         Course::OneDown => {
             without_one =
                 stop_each(fleet, plan, Accident::Kill(Disk::Kept), shared, &mut accidents)?;
@@ -215,10 +218,10 @@ fn happen(
             without_one = stop_each(fleet, plan, Accident::Pause, shared, &mut accidents)?;
         }
     }
-    Ok(Happened { began, accidents, without_one })
+    Ok(CourseOutcome { began, accidents, without_one })
 }
 
-/// Starts the masters. They are brand-new, and no longer so after a restart.
+/// Starts brand-new masters, which vote at once, and abstain after a restart.
 fn start() -> Result<Fleet> {
     let mut fleet = Fleet::start(MASTERS, NETWORKS, |_, builder| {
         builder
@@ -233,14 +236,14 @@ fn start() -> Result<Fleet> {
     Ok(fleet)
 }
 
-fn while_calm(plan: Plan, shared: &Shared) {
+fn run_calm(plan: Plan, shared: &Shared) {
     let began = Instant::now();
     while began.elapsed() < plan.duration && !is_enough(plan, shared) {
         thread::sleep(CHECK_INTERVAL.min(plan.duration));
     }
 }
 
-/// A baseline ends with the first harm.
+/// Returns whether the run may end early: the run of a baseline ends with the first harm.
 fn is_enough(plan: Plan, shared: &Shared) -> bool {
     plan.protected == Protected::No && {
         let holds = shared.record().holds.clone();
@@ -251,26 +254,26 @@ fn is_enough(plan: Plan, shared: &Shared) -> bool {
     }
 }
 
-/// Lets accidents happen, and all masters recover at the end.
-fn have_accidents(
+/// Injects accidents as planned, and then lets all masters recover.
+fn inject_accidents(
     fleet: &mut Fleet,
     plan: Plan,
     shared: &Shared,
     progress: &mut impl FnMut(Duration, usize),
-) -> Result<Times> {
+) -> Result<AccidentCounts> {
     let mut rng = StdRng::seed_from_u64(plan.seed);
-    let mut times = Times::default();
+    let mut times = AccidentCounts::default();
     let began = Instant::now();
     let (mut report_at, mut check_at) = (began + PROGRESS_INTERVAL, began);
-    let (apart, mut next) = next_incident(&mut rng);
-    let mut next_at = began + apart;
+    let (pause, mut next) = next_incident(&mut rng);
+    let mut next_at = began + pause;
     while began.elapsed() < plan.duration {
         fleet.recover_until(Instant::now())?;
         if Instant::now() >= next_at {
-            let (apart, incident) = next_incident(&mut rng);
+            let (pause, incident) = next_incident(&mut rng);
             let incident = std::mem::replace(&mut next, incident);
             times.count(incident.accident, fleet.inject(incident)?);
-            next_at = Instant::now() + apart;
+            next_at = Instant::now() + pause;
         }
         if Instant::now() >= check_at {
             if is_enough(plan, shared) {
@@ -290,14 +293,14 @@ fn have_accidents(
     Ok(times)
 }
 
-/// Stops one master after the other, and returns the locks per second meanwhile, as a fraction of
-/// those before.
+/// Stops one master after the other. For each, returns the rate of locks without it, as a fraction
+/// of the rate before.
 fn stop_each(
     fleet: &mut Fleet,
     plan: Plan,
     accident: Accident,
     shared: &Shared,
-    times: &mut Times,
+    times: &mut AccidentCounts,
 ) -> Result<Vec<f64>> {
     let part = plan.duration / u32::try_from(2 * MASTERS)?;
     let per_part = |shared: &Shared| {
@@ -327,16 +330,16 @@ fn votes(server: &quorlock_testkit::Server) -> Result<bool> {
     Ok(info.contains("lock_state:voting"))
 }
 
-#[expect(clippy::cast_precision_loss, reason = "nothing here is counted beyond 2^52")]
+#[expect(clippy::cast_precision_loss, reason = "the counts are far below 2^52")]
 fn ratio(part: usize, whole: usize) -> f64 {
     part as f64 / whole as f64
 }
 
-fn together(kind: Kind, holds: &[Hold]) -> usize {
+fn most_holders(kind: Kind, holds: &[Hold]) -> usize {
     most_at_once(holds.iter().filter(|hold| kind == Kind::Semaphore || hold.mode == Mode::Shared))
 }
 
-fn harm(kind: Kind, holds: &[Hold], grants: &[Grant]) -> Vec<Overlap> {
+fn forbidden_overlaps(kind: Kind, holds: &[Hold], grants: &[Grant]) -> Vec<Overlap> {
     match kind {
         Kind::Shared => intrusions(holds),
         Kind::Semaphore => overlaps(grants),
@@ -359,7 +362,7 @@ impl Course {
 }
 
 impl Report {
-    /// Returns how many times the longest wait is as long as the mean.
+    /// Returns the longest wait as a multiple of the mean.
     pub fn wait_ratio(&self) -> f64 {
         let (mean, longest) = self.waits;
         longest.as_secs_f64() / mean.as_secs_f64()
@@ -371,18 +374,23 @@ impl Report {
         self.without_one.iter().sum::<f64>() / self.without_one.len() as f64
     }
 
-    /// Returns the harm: what must not happen to clients, whatever happens to masters.
+    /// Returns the harm: violations that no accident excuses.
     pub fn harm(&self) -> Vec<String> {
         let mut harm: Vec<_> = self.overlaps.iter().map(ToString::to_string).collect();
         if self.plan.kind == Kind::Semaphore && self.most_at_once > PERMITS {
-            harm.push(format!("{} held {PERMITS} permits at a time", self.most_at_once));
+            harm.push(format!(
+                "{} clients held {PERMITS} permits at the same time",
+                self.most_at_once
+            ));
         }
         harm.extend(self.misplaced.iter().cloned());
         harm
     }
 
-    /// Returns what is wrong: harm, too little to show that there is none, and what must not happen
-    /// without accidents. Of a baseline, that it did no harm.
+    /// Returns what is wrong with the run.
+    ///
+    /// That is harm, a run without any competition, and, without random accidents, refused calls
+    /// and long waits. For a baseline it is the absence of harm.
     pub fn complaints(&self) -> Vec<String> {
         let Plan { kind, course, seed, protected, .. } = self.plan;
         let mut complaints = Vec::new();
@@ -390,7 +398,7 @@ impl Report {
         match (protected, harm.first()) {
             (Protected::Yes, Some(first)) => complaints.push(format!("{first}; seed {seed}")),
             (Protected::No, None) => {
-                complaints.push("no harm without the protection, so that nothing is shown".into());
+                complaints.push("no harm without the protection: the run proves nothing".into());
             }
             _ => {}
         }
@@ -398,7 +406,8 @@ impl Report {
             return complaints;
         }
         if self.most_at_once < 2 {
-            complaints.push("never two at the same time, so that nothing is shown".into());
+            complaints
+                .push("no two clients held it at the same time: the run proves nothing".into());
         }
         if course != Course::Accidents && !self.refusals.is_empty() {
             complaints.push(format!("calls without a lock: {:?}", self.refusals));
@@ -407,14 +416,14 @@ impl Report {
             complaints.push(format!("a writer waited {:.1} × the mean", self.wait_ratio()));
         }
         if course.stops_one() && self.longest_gap > STALL_MAX {
-            complaints.push(format!("no client had a lock for {:?}", self.longest_gap));
+            complaints.push(format!("no lock was granted for {:?}", self.longest_gap));
         }
         if course.stops_one() && self.waits.1 > STALLED_WAIT_MAX {
             complaints.push(format!("a client waited for {:?}", self.waits.1));
         }
         if course.stops_one() && self.mean_without_one() < WITHOUT_ONE_MIN {
             let ratio = self.mean_without_one();
-            complaints.push(format!("without one master only {ratio:.2} × the locks per second"));
+            complaints.push(format!("only {ratio:.2} × the locks per second without one master"));
         }
         complaints
     }
@@ -448,7 +457,7 @@ impl fmt::Display for Report {
         if !self.accidents.is_empty() {
             writeln!(f, "{}", self.accidents)?;
         }
-        let (alone, beside) = match plan.kind {
+        let (holds, holders) = match plan.kind {
             Kind::Shared => {
                 let readers = self.count(Mode::Shared);
                 let downgraded = self.count(Mode::Downgraded);
@@ -462,13 +471,13 @@ impl fmt::Display for Report {
             }
             Kind::Semaphore => (format!("{} permits", self.holds.len()), "holders"),
         };
-        writeln!(f, "{alone}, up to {most_at_once} {beside} at the same time")?;
+        writeln!(f, "{holds}, up to {most_at_once} {holders} at the same time")?;
         let (mean, longest) = self.waits;
         if !longest.is_zero() {
-            let of = if plan.kind == Kind::Shared { "a writer" } else { "a client" };
+            let waiter = if plan.kind == Kind::Shared { "a writer" } else { "a client" };
             writeln!(
                 f,
-                "{of} waited {:.1} ms on average and {:.1} ms at most ({:.1} ×)",
+                "{waiter} waited {:.1} ms on average and {:.1} ms at most ({:.1} ×)",
                 mean.as_secs_f64() * 1e3,
                 longest.as_secs_f64() * 1e3,
                 self.wait_ratio()

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 
-use super::{HOUR_S, MINUTE_S, ends_in_time, module_or_set_nx};
+use super::{HOUR_S, MINUTE_S, check_ends_in_time, module_or_set_nx};
 use crate::harness::{Answer, Held, Node, PATIENCE, Protected, Way};
 use crate::{Baseline, Scenario, Tally};
 
 const TTL: Duration = Duration::from_millis(800);
 
-/// Ahead by a minute, which is longer than any lock lasts.
+/// Steps the clock ahead by a minute: longer than any lock lasts.
 pub static STEPPED_AHEAD: Scenario = Scenario {
     fault: "wall clock +60 s while a lock is held",
     baseline: Baseline::Harmed("SET NX PX"),
@@ -22,86 +22,85 @@ pub static STEPPED_AHEAD: Scenario = Scenario {
 fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
     let mut node = Node::start(|builder| builder)?;
-    let released = node.take(way, "released", "holder", PATIENCE)?;
-    let held = node.take(way, "held", "holder", TTL)?;
+    let released = node.acquire_free(way, "released", "holder", PATIENCE)?;
+    let held = node.acquire_free(way, "held", "holder", TTL)?;
 
     node.step_clock(MINUTE_S)?;
     tally.injected();
     if way == Way::Module {
-        // The keys show the holders again.
         node.eventually("the keys are written again", |node| {
             Ok(node.get("released")?.is_some_and(|token| token == released.token)
                 && node.info("lock", "lock_saved_from_clock_step")? >= 1)
         })?;
     }
-    ends_in_time(&mut node, way, &held, tally)?;
+    check_ends_in_time(&mut node, way, &held, tally)?;
     let is_released = node.release(way, &released)?;
-    tally.must(is_released, || "its holder could not release it".into());
+    tally.must(is_released, || "the holder could not release the lock".into());
     Ok(())
 }
 
-/// Back by an hour.
+/// Steps the clock back by an hour.
 pub static STEPPED_BACK: Scenario = Scenario {
     fault: "wall clock −1 h while a lock is held",
     baseline: Baseline::Harmed("SET NX PX"),
     round: stepped_back,
 };
 
-/// Longest delay of the end of a lock.
+/// Longest allowed time between a lock's deadline and its end.
 const LATE: Duration = Duration::from_millis(50);
 
 fn stepped_back(protected: Protected, tally: &mut Tally) -> Result<()> {
     const ATTEMPTS: u32 = 4;
     let way = module_or_set_nx(protected);
     let mut node = Node::start(|builder| builder)?;
-    let mut ended = None;
+    let mut min_late = None;
     for attempt in 1..=ATTEMPTS {
         // Several locks and rounds, so that a moment in which this machine is busy does not count.
         let held = (0_u32..5).map(|n| {
             let ttl = TTL + n * Duration::from_millis(30);
-            node.take(way, &format!("key {attempt} {n}"), "holder", ttl)
+            node.acquire_free(way, &format!("key {attempt} {n}"), "holder", ttl)
         });
         let held: Vec<_> = held.collect::<Result<_>>()?;
         node.step_clock(-HOUR_S)?;
         tally.injected();
         let late =
             held.iter().map(|held| lateness(&mut node, held, tally)).collect::<Result<Vec<_>>>()?;
-        ended = late.into_iter().flatten().min();
-        if ended.is_none_or(|late| late <= LATE) {
+        min_late = late.into_iter().flatten().min();
+        if min_late.is_none_or(|late| late <= LATE) {
             break;
         }
     }
-    tally.must(ended.is_some_and(|late| late <= LATE), || match ended {
-        Some(late) => format!("it ended {} ms late", late.as_millis()),
-        None => "it did not end".into(),
+    tally.must(min_late.is_some_and(|late| late <= LATE), || match min_late {
+        Some(late) => format!("the lock ended {} ms late", late.as_millis()),
+        None => "the lock did not end".into(),
     });
     Ok(())
 }
 
-/// Returns how long after its deadline the key was removed, at most.
+/// Returns the longest possible time from the lock's deadline to the removal of its key.
 ///
-/// `None` when the key still exists although it certainly should not.
+/// Returns `None` if the key still exists long after the deadline.
 fn lateness(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<Option<Duration>> {
-    let enough = Duration::from_millis(500);
+    let limit = Duration::from_millis(500);
     loop {
         let looked_at = Instant::now();
-        // Only reads the key: the lock must end although no client asks for it.
+        // Only reads the key: the lock must end although no client requests it.
         if !node.exists(&held.key)? {
             let gone_by = Instant::now();
-            tally.must(gone_by >= held.must_last_until(), || "it ended early".into());
+            tally.must(gone_by >= held.must_last_until(), || "the lock ended early".into());
             return Ok(Some(gone_by.saturating_duration_since(held.must_end_by())));
         }
-        if looked_at > held.must_end_by() + enough {
+        if looked_at > held.must_end_by() + limit {
             return Ok(None);
         }
         thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Ahead by a minute; then a client without the module finds the key gone and takes it.
+/// Steps the clock ahead by a minute. A client of plain `SET NX` then writes the expired key.
 ///
-/// That client has only what `SET NX PX` gives. The module promises that no other client of its own
-/// is granted the lock, and that it leaves the key alone.
+/// That client has no more protection than `SET NX PX` gives. The module only promises to grant the
+/// lock to none of its own clients meanwhile, and not to change the key of that client.
 pub static STEPPED_AHEAD_FOR_AN_OLD_CLIENT: Scenario = Scenario {
     fault: "wall clock +60 s, then SET NX PX by an old client",
     baseline: Baseline::Harmed("SET NX PX"),
@@ -111,10 +110,10 @@ pub static STEPPED_AHEAD_FOR_AN_OLD_CLIENT: Scenario = Scenario {
 fn stepped_ahead_for_an_old_client(protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
     let mut node = Node::start(|builder| builder)?;
-    // Otherwise the server may find the expired key before the old client does, and the module
-    // writes it again.
+    // Otherwise the server may find the expired key before the old client does. Then the module
+    // would write the key again.
     let _: String = node.call(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"])?;
-    let held = node.take(way, "key", "holder", 2 * TTL)?;
+    let held = node.acquire_free(way, "key", "holder", 2 * TTL)?;
     node.step_clock(MINUTE_S)?;
     let old = node.acquire(Way::SetNx, "key", "old client", 3 * TTL)?;
     ensure!(
@@ -126,10 +125,11 @@ fn stepped_ahead_for_an_old_client(protected: Protected, tally: &mut Tally) -> R
     };
     tally.injected();
     if protected == Protected::No {
-        tally.harm("the old client has the lock, and so has its holder");
+        tally.harm("the old client and the holder both hold the lock");
         return Ok(());
     }
-    tally.must(node.extend(way, &held)?.is_some(), || "its holder could not extend it".into());
+    tally
+        .must(node.extend(way, &held)?.is_some(), || "the holder could not extend the lock".into());
     let other = node.acquire_until(way, "key", "another", TTL, old.must_end_by() + PATIENCE)?;
     tally.must(other.is_some(), || "the lock did not end".into());
     tally.must(Instant::now() >= old.must_last_until(), || {

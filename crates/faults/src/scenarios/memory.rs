@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use super::{is_its_holders, module_or_set_nx};
+use super::{check_still_held, module_or_set_nx};
 use crate::harness::{Node, Protected, Way};
 use crate::{Baseline, Scenario, Tally};
 
-/// Much less than the ttl of the filler keys, and much more than filling takes.
+/// Much shorter than the ttl of the filler keys, and much longer than the filling takes.
 const TTL: Duration = Duration::from_secs(60);
 
 /// Evicts the key that would expire soonest: a lock.
@@ -28,15 +28,15 @@ pub static ALLKEYS_LRU: Scenario = Scenario {
 fn evicted(policy: &str, protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
     let mut node = start(policy)?;
-    let held = node.take(way, "held", "holder", TTL)?;
+    let held = node.acquire_free(way, "held", "holder", TTL)?;
     evict(&mut node, way, "held")?;
     tally.injected();
-    is_its_holders(&mut node, way, &held, tally)
+    check_still_held(&mut node, way, &held, tally)
 }
 
 /// Starts a node that evicts keys by this policy.
 pub(super) fn start(policy: &str) -> Result<Node> {
-    // The more keys the server compares, the surer it evicts the one that its policy names.
+    // The more keys the server compares, the more surely it evicts the one that its policy names.
     Node::start(|builder| builder.arg("maxmemory-policy", policy).arg("maxmemory-samples", 64))
 }
 
@@ -67,14 +67,14 @@ fn fill_until_evicted(node: &mut Node, way: Way, key: &str) -> Result<()> {
     Ok(())
 }
 
-/// What is left of expired locks that no client asked for again.
+/// What is left of expired locks that no client requested again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leftovers {
     /// Leases in the module's table.
     pub leases: u64,
     /// Keys in the keyspace.
     pub keys: u64,
-    /// Memory in use beyond that before the first lock, in bytes.
+    /// Memory in use, less that before the first lock, in bytes.
     pub memory_bytes: u64,
     /// The same while all locks were held, in bytes.
     pub peak_memory_bytes: u64,
@@ -83,19 +83,21 @@ pub struct Leftovers {
 /// Memory that a server may keep: buffers of connections, and tables that grow by steps.
 const NOISE_BYTES: u64 = 1 << 20;
 
-/// Acquires locks, and neither releases them nor asks for them again.
+/// Acquires locks, and returns what is left when all of them have expired.
+///
+/// No client releases the locks, or requests them again.
 ///
 /// # Errors
-/// When a lock was not granted, or when some are left long after the last has expired.
+/// When a lock was not granted, or something is left long after the last lock has expired.
 pub fn expire_unreleased(locks: u32) -> Result<Leftovers> {
     const BATCH: u32 = 1000;
     let mut node = Node::start(|builder| builder)?;
-    // What the first use leaves on purpose is there before the measurement.
+    // Memory that the first use keeps on purpose is in use before the measurement.
     node.acquire_all((0..BATCH).map(|n| format!("warm {n}")), "token", Duration::from_millis(1))?;
-    node.eventually("the first are gone", |node| Ok(node.leases()? == 0))?;
+    node.eventually("the first locks are gone", |node| Ok(node.leases()? == 0))?;
     let before_bytes = node.info("memory", "used_memory")?;
 
-    // Long enough for all locks to be held at once, with as many as an ordinary test acquires.
+    // Long enough to hold as many locks at once as an ordinary test acquires.
     let ttl = Duration::from_secs(3);
     let mut granted = 0;
     for batch in 0..locks.div_ceil(BATCH) {
@@ -106,7 +108,7 @@ pub fn expire_unreleased(locks: u32) -> Result<Leftovers> {
     let peak_memory_bytes = node.info("memory", "used_memory")?.saturating_sub(before_bytes);
 
     let mut left = Leftovers { leases: 0, keys: 0, memory_bytes: 0, peak_memory_bytes };
-    node.eventually("all of them are gone, and their memory", |node| {
+    node.eventually("all locks are gone, and their memory is free", |node| {
         left.leases = node.leases()?;
         left.keys = node.call(&["DBSIZE"])?;
         left.memory_bytes = node.info("memory", "used_memory")?.saturating_sub(before_bytes);

@@ -1,4 +1,4 @@
-//! All accidents of a single node, and the table of them.
+//! All accidents of a single node, and the table of their results.
 //!
 //! - `clock`: the wall clock is stepped
 //! - `memory`: memory runs short, or is freed
@@ -69,8 +69,9 @@ pub static ALL: &[&Scenario] = &[
     &permits::DEL,
 ];
 
-/// The results of all scenarios, with the protection and without. Displayed, it is a table in
-/// Markdown.
+/// The results of all scenarios, with the protection and without.
+///
+/// `Display` writes a Markdown table.
 #[derive(Debug, Default)]
 pub struct Table {
     rows: Vec<Row>,
@@ -106,8 +107,8 @@ pub fn table(rounds: u32, mut progress: impl FnMut(&Scenario)) -> Result<Table> 
 }
 
 impl Table {
-    /// Returns what is wrong: harm despite the protection, and none in a baseline that must show
-    /// it.
+    /// Returns what is wrong: harm despite the protection, and baselines that differ from what
+    /// their scenarios say.
     pub fn complaints(&self) -> Vec<String> {
         self.rows.iter().flat_map(Row::complaints).collect()
     }
@@ -125,11 +126,11 @@ impl Row {
         match self.baseline {
             Baseline::Harmed(with) if harms == 0 => {
                 complaints.push(format!(
-                    "{fault}: does no harm with {with} either, so that nothing is shown"
+                    "{fault}: does no harm with {with} either: the baseline proves nothing"
                 ));
             }
             Baseline::Unharmed(why) if harms > 0 => {
-                complaints.push(format!("{fault}: did harm, but: {why}"));
+                complaints.push(format!("{fault}: did harm, although: {why}"));
             }
             _ => {}
         }
@@ -159,7 +160,7 @@ impl fmt::Display for Table {
 const HOUR_S: i64 = 3600;
 const MINUTE_S: i64 = 60;
 
-/// Returns how locks are kept where the baseline is plain `SET NX PX`.
+/// Returns how clients lock in a scenario whose baseline is plain `SET NX PX`.
 const fn module_or_set_nx(protected: Protected) -> Way {
     match protected {
         Protected::Yes => Way::Module,
@@ -167,11 +168,11 @@ const fn module_or_set_nx(protected: Protected) -> Way {
     }
 }
 
-/// Settings where the baseline is a node that votes at once after a start.
+/// Settings of a scenario whose baseline is a node that votes at once after a start.
 struct Abstention {
     /// The largest ttl, which is the length of the abstention.
     ///
-    /// Long in a baseline, which does not wait for the end of the lock and may be slow to start.
+    /// Long in a baseline: it does not wait for the end of the lock, which must outlast the start.
     max_ttl: Duration,
     rejoin_delay_ms: i64,
 }
@@ -190,8 +191,8 @@ impl Abstention {
         Node::start(|builder| builder.arg("lock.max-ttl", max_ttl_ms))
     }
 
-    /// Kills the node and starts it again without `key`, which is not on its disk. Returns when the
-    /// node was killed.
+    /// Kills the node, whose disk does not contain `key`, and starts it again. Returns the time of
+    /// the kill.
     fn restart_without(&self, node: &mut Node, key: &str, tally: &mut Tally) -> Result<Instant> {
         node.master.server.kill();
         let killed_at = Instant::now();
@@ -201,11 +202,11 @@ impl Abstention {
         Ok(killed_at)
     }
 
-    /// Checks a server that may have forgotten a lock which is still held.
+    /// Checks that a node abstains for this `reason`, because it may have forgotten a held lock.
     ///
-    /// It must abstain until that lock must have ended, and for the largest ttl after `since`; then
-    /// it must vote. In a baseline another client tries once to acquire the lock.
-    fn is_kept(
+    /// The node must abstain until the lock has ended, and for the largest ttl after `since`. Then
+    /// it must vote. In a baseline, another client only tries once to acquire the lock.
+    fn check(
         &self,
         node: &mut Node,
         protected: Protected,
@@ -218,13 +219,13 @@ impl Abstention {
         let is_held = Instant::now() < held.must_last_until();
         match tried {
             Answer::Granted(_) if is_held => {
-                tally.harm("another was granted the lock while it was held");
+                tally.harm("another client was granted the lock while it was held");
             }
             Answer::Abstains(words) if words.contains(reason) => {}
-            // This machine was so slow that nothing can be seen any more.
+            // The machine was so slow that the abstention may be over.
             _ if since.elapsed() >= self.max_ttl => return Ok(()),
             other if protected == Protected::Yes => {
-                tally.harm(format!("it does not abstain for its {reason}: {other:?}"));
+                tally.harm(format!("the node does not abstain for its {reason}: {other:?}"));
             }
             _ => {}
         }
@@ -234,45 +235,45 @@ impl Abstention {
         let until = held.must_end_by().max(since + self.max_ttl) + PATIENCE;
         let granted = node.acquire_until(Way::Module, &held.key, "another", self.max_ttl, until)?;
         let granted_by = Instant::now();
-        tally.must(granted.is_some(), || "it never votes again".into());
+        tally.must(granted.is_some(), || "the node never votes again".into());
         tally.must(granted_by >= held.must_last_until(), || {
-            "another was granted the lock while it was held".into()
+            "another client was granted the lock while it was held".into()
         });
-        tally.must(granted_by >= since + self.max_ttl, || "it voted again too early".into());
+        tally.must(granted_by >= since + self.max_ttl, || "the node voted again too early".into());
         Ok(())
     }
 }
 
 /// Checks that a held lock is refused to others, that its holder can extend and release it, and
-/// that it is free then.
-fn is_its_holders(node: &mut Node, way: Way, held: &Held, tally: &mut Tally) -> Result<()> {
+/// that it is free after that.
+fn check_still_held(node: &mut Node, way: Way, held: &Held, tally: &mut Tally) -> Result<()> {
     let other = node.acquire(way, &held.key, "another", PATIENCE)?;
     tally.must(matches!(other, Answer::Refused), || {
-        format!("another was not refused it: {other:?}")
+        format!("another client was not refused the lock: {other:?}")
     });
-    tally.must(node.extend(way, held)?.is_some(), || "its holder could not extend it".into());
-    tally.must(node.release(way, held)?, || "its holder could not release it".into());
+    tally.must(node.extend(way, held)?.is_some(), || "the holder could not extend the lock".into());
+    tally.must(node.release(way, held)?, || "the holder could not release the lock".into());
     let other = node.acquire(way, &held.key, "another", PATIENCE)?;
     tally.must(matches!(other, Answer::Granted(_)), || {
-        format!("it was not free when it was released: {other:?}")
+        format!("the lock was not free after its release: {other:?}")
     });
     Ok(())
 }
 
-/// Checks that the holder can extend the lock, that it is refused to others until it must end, and
-/// that it ends then.
-fn ends_in_time(node: &mut Node, way: Way, held: &Held, tally: &mut Tally) -> Result<()> {
+/// Checks that the holder can extend the lock, that others are refused until it ends, and that it
+/// ends after its deadline.
+fn check_ends_in_time(node: &mut Node, way: Way, held: &Held, tally: &mut Tally) -> Result<()> {
     let extended = node.extend(way, held)?;
     // A slow machine may extend too late.
     tally.must(extended.is_some() || Instant::now() >= held.must_last_until(), || {
-        "its holder could not extend it".into()
+        "the holder could not extend the lock".into()
     });
     let held = extended.as_ref().unwrap_or(held);
     let until = held.must_end_by() + PATIENCE;
     match node.acquire_until(way, &held.key, "another", Duration::from_millis(1), until)? {
-        None => tally.harm("it did not end"),
+        None => tally.harm("the lock did not end"),
         Some(_) => tally.must(Instant::now() >= held.must_last_until(), || {
-            "another was granted it while it was held".into()
+            "another client was granted the lock while it was held".into()
         }),
     }
     Ok(())

@@ -9,7 +9,7 @@ use super::{Abstention, MINUTE_S};
 use crate::harness::{Answer, Node, Protected, Way};
 use crate::{Baseline, Scenario, Tally};
 
-/// A shorter delay applies to the next start.
+/// A shorter delay applies only to the next start.
 pub static REJOIN_DELAY: Scenario = Scenario {
     fault: "CONFIG SET lock.rejoin-delay 0 during an abstention",
     baseline: Baseline::Harmed("lock.rejoin-delay 0 from the start"),
@@ -20,16 +20,16 @@ fn rejoin_delay(protected: Protected, tally: &mut Tally) -> Result<()> {
     let abstention = Abstention::of(protected);
     let mut node =
         Node::start(|builder| builder.arg("lock.max-ttl", abstention.max_ttl.as_millis()))?;
-    let held = node.take(Way::Module, "key", "holder", abstention.max_ttl)?;
+    let held = node.acquire_free(Way::Module, "key", "holder", abstention.max_ttl)?;
     node.master.server.kill();
     let killed_at = Instant::now();
     node.restart(abstention.rejoin_delay_ms)?;
     node.set_config("lock.rejoin-delay", "0")?;
     tally.injected();
-    abstention.is_kept(&mut node, protected, &held, killed_at, "start", tally)
+    abstention.check(&mut node, protected, &held, killed_at, "start", tally)
 }
 
-/// The largest ttl bounds what a server may have granted before it forgot.
+/// The largest ttl limits how long forgotten locks may still be held, so it must not change.
 pub static MAX_TTL: Scenario = Scenario {
     fault: "CONFIG SET lock.max-ttl",
     baseline: Baseline::None("the server must refuse it"),
@@ -41,20 +41,20 @@ fn max_ttl(_: Protected, tally: &mut Tally) -> Result<()> {
     for ms in ["1000", "3000", "2000"] {
         tally.injected();
         let is_set = node.set_config("lock.max-ttl", ms);
-        tally.must(is_set.is_err(), || format!("it was set to {ms}"));
+        tally.must(is_set.is_err(), || format!("lock.max-ttl was set to {ms}"));
     }
     let ttl = Duration::from_secs(2);
     let granted = node.acquire(Way::Module, "key", "holder", ttl);
-    tally.must(granted.is_ok(), || format!("it has changed: {granted:?}"));
+    tally.must(granted.is_ok(), || format!("lock.max-ttl has changed: {granted:?}"));
     let granted = node.acquire(Way::Module, "other", "holder", ttl + Duration::from_millis(1));
-    tally.must(granted.is_err(), || format!("it has changed: {granted:?}"));
+    tally.must(granted.is_err(), || format!("lock.max-ttl has changed: {granted:?}"));
     Ok(())
 }
 
-/// The keys of the locks stay, as ordinary strings.
+/// The module is unloaded, and loaded again later. Meanwhile the keys are ordinary strings.
 ///
-/// A clock that is stepped now expires them, and no module protects the locks. When the module is
-/// loaded again it abstains.
+/// A step of the clock expires them, and no module protects the locks. When the module is loaded
+/// again, the node abstains.
 pub static UNLOAD_AND_LOAD: Scenario = Scenario {
     fault: "MODULE UNLOAD, wall clock +60 s, MODULE LOAD",
     baseline: Baseline::Harmed("rejoin-delay 0"),
@@ -65,7 +65,7 @@ fn unload_and_load(protected: Protected, tally: &mut Tally) -> Result<()> {
     let abstention = Abstention::of(protected);
     let max_ttl_ms = abstention.max_ttl.as_millis().to_string();
     let mut node = Node::start(|builder| builder.arg("lock.max-ttl", &max_ttl_ms))?;
-    let held = node.take(Way::Module, "key", "holder", abstention.max_ttl)?;
+    let held = node.acquire_free(Way::Module, "key", "holder", abstention.max_ttl)?;
     let _: String = node.call(&["MODULE", "UNLOAD", "lock"])?;
     let unloaded_at = Instant::now();
     tally.injected();
@@ -82,7 +82,7 @@ fn unload_and_load(protected: Protected, tally: &mut Tally) -> Result<()> {
     let arguments =
         ["MODULE", "LOAD", path, "max-ttl", &max_ttl_ms, "rejoin-delay", &rejoin_delay_ms];
     let _: String = node.call(&arguments)?;
-    abstention.is_kept(&mut node, protected, &held, unloaded_at, "start", tally)
+    abstention.check(&mut node, protected, &held, unloaded_at, "start", tally)
 }
 
 /// A module that alone knows of a lock cannot be unloaded.
@@ -95,15 +95,15 @@ pub static UNLOAD_WITHOUT_MIRRORS: Scenario = Scenario {
 fn unload_without_mirrors(_: Protected, tally: &mut Tally) -> Result<()> {
     let mut node = Node::start(|builder| builder)?;
     let _: String = node.call(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"])?;
-    let held = node.take(Way::Module, "key", "holder", Duration::from_secs(5))?;
+    let held = node.acquire_free(Way::Module, "key", "holder", Duration::from_secs(5))?;
     node.step_clock(MINUTE_S)?;
-    // In one turn of the server, in which no mirror is written again: the key is found to have
-    // expired, and the module is asked to unload.
-    let unloaded = node.at_once(&[&["EXISTS", "key"], &["MODULE", "UNLOAD", "lock"]])?;
+    // Both commands run in one turn, so that the module cannot write the mirror again in between.
+    // The first one finds that the key has expired.
+    let unloaded = node.call_all(&[&["EXISTS", "key"], &["MODULE", "UNLOAD", "lock"]])?;
     tally.injected();
-    tally.must(unloaded[1].is_err(), || "it was unloaded".into());
+    tally.must(unloaded[1].is_err(), || "the module was unloaded".into());
     tally.must(node.extend(Way::Module, &held)?.is_some(), || {
-        "its holder could not extend it".into()
+        "the holder could not extend the lock".into()
     });
     node.eventually("the key is written again", |node| node.exists("key"))?;
     let _: String = node.call(&["MODULE", "UNLOAD", "lock"])?;

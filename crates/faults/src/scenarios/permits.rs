@@ -15,7 +15,7 @@ const TTL: Duration = Duration::from_secs(60);
 const SHORT_TTL: Duration = Duration::from_millis(800);
 const SET_NX: Baseline = Baseline::Harmed("SET NX PX of each slot");
 
-/// Ahead by a minute, which is longer than any permit lasts.
+/// Steps the clock ahead by a minute: longer than any permit lasts.
 pub static STEPPED_AHEAD: Scenario = Scenario {
     fault: "wall clock +60 s while all permits are held",
     baseline: SET_NX,
@@ -25,7 +25,7 @@ pub static STEPPED_AHEAD: Scenario = Scenario {
 fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
     let mut node = Node::start(|builder| builder)?;
-    let permits = take_all(&mut node, way, SHORT_TTL)?;
+    let permits = acquire_both(&mut node, way, SHORT_TTL)?;
     node.step_clock(MINUTE_S)?;
     tally.injected();
     let first_end = permits.iter().map(Held::must_last_until).min();
@@ -40,7 +40,7 @@ fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
     };
     tally.must(granted.is_some(), || "no permit ended".into());
     tally.must(first_end.is_some_and(|end| Instant::now() >= end), || {
-        "a third was granted one of two permits".into()
+        "a third client was granted one of two permits".into()
     });
     Ok(())
 }
@@ -55,13 +55,13 @@ pub static EVICTION: Scenario = Scenario {
 fn evicted(protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
     let mut node = memory::start("volatile-ttl")?;
-    let permits = take_all(&mut node, way, TTL)?;
+    let permits = acquire_both(&mut node, way, TTL)?;
     memory::evict(&mut node, way, SLOTS[0])?;
     tally.injected();
-    are_held(&mut node, way, &permits, tally)
+    check_all_held(&mut node, way, &permits, tally)
 }
 
-/// Killed, and restarted without any data.
+/// The server is killed, and restarted without any data.
 pub static EMPTY_DISK: Scenario = Scenario {
     fault: "kill -9, restart on an empty disk while all permits are held",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
@@ -71,18 +71,18 @@ pub static EMPTY_DISK: Scenario = Scenario {
 fn empty_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
     let abstention = Abstention::of(protected);
     let mut node = abstention.start()?;
-    let permits = take_all(&mut node, Way::Module, abstention.max_ttl)?;
+    let permits = acquire_both(&mut node, Way::Module, abstention.max_ttl)?;
     let killed_at = abstention.restart_without(&mut node, SLOTS[0], tally)?;
     let third = node.acquire_any(Way::Module, &SLOTS, "third", abstention.max_ttl)?;
     if killed_at.elapsed() < abstention.max_ttl {
         tally.must(!matches!(third, Answer::Granted(_)), || {
-            "a third was granted one of two permits".into()
+            "a third client was granted one of two permits".into()
         });
     }
     if protected == Protected::No {
         return Ok(());
     }
-    abstention.is_kept(&mut node, protected, &permits[1], killed_at, "start", tally)
+    abstention.check(&mut node, protected, &permits[1], killed_at, "start", tally)
 }
 
 /// An operator's command ends one permit, and no other.
@@ -95,14 +95,17 @@ pub static DEL: Scenario = Scenario {
 fn deleted(_: Protected, tally: &mut Tally) -> Result<()> {
     let mut node = Node::start(|builder| builder)?;
     let way = Way::Module;
-    let permits = take_all(&mut node, way, TTL)?;
+    let permits = acquire_both(&mut node, way, TTL)?;
     let _: u64 = node.call(&["DEL", SLOTS[1]])?;
     tally.injected();
-    tally.must(node.extend(way, &permits[1])?.is_none(), || "it was still its holder's".into());
+    tally.must(node.extend(way, &permits[1])?.is_none(), || {
+        "the holder could still extend the permit".into()
+    });
     match node.acquire_any(way, &SLOTS, "third", TTL)? {
         Answer::Granted(third) => {
-            tally.must(third.key == SLOTS[1], || "a third was granted the other slot".into());
-            are_held(&mut node, way, &[permits[0].clone(), third], tally)
+            tally
+                .must(third.key == SLOTS[1], || "a third client was granted the other slot".into());
+            check_all_held(&mut node, way, &[permits[0].clone(), third], tally)
         }
         other => {
             tally.harm(format!("the slot was not free: {other:?}"));
@@ -111,27 +114,30 @@ fn deleted(_: Protected, tally: &mut Tally) -> Result<()> {
     }
 }
 
-/// Takes all permits, the slots in order.
-fn take_all(node: &mut Node, way: Way, ttl: Duration) -> Result<[Held; 2]> {
-    let mut take = |token| match node.acquire_any(way, &SLOTS, token, ttl)? {
+/// Acquires both permits, the slots in order.
+fn acquire_both(node: &mut Node, way: Way, ttl: Duration) -> Result<[Held; 2]> {
+    let mut acquire = |token| match node.acquire_any(way, &SLOTS, token, ttl)? {
         Answer::Granted(held) => Ok(held),
         other => bail!("a free permit was not granted: {other:?}"),
     };
-    let permits = [take("first")?, take("second")?];
-    ensure!(permits.each_ref().map(|held| held.key.as_str()) == SLOTS, "other slots: {permits:?}");
+    let permits = [acquire("first")?, acquire("second")?];
+    ensure!(
+        permits.each_ref().map(|held| held.key.as_str()) == SLOTS,
+        "the slots were not granted in order: {permits:?}"
+    );
     Ok(permits)
 }
 
-/// Checks that there is no further permit, and that each holder extends and releases its own.
-fn are_held(node: &mut Node, way: Way, permits: &[Held], tally: &mut Tally) -> Result<()> {
+/// Checks that there is no further permit, and that each holder can extend and release its own.
+fn check_all_held(node: &mut Node, way: Way, permits: &[Held], tally: &mut Tally) -> Result<()> {
     let third = node.acquire_any(way, &SLOTS, "further", TTL)?;
     tally.must(matches!(third, Answer::Refused), || {
-        format!("one more was granted a permit: {third:?}")
+        format!("one more client was granted a permit: {third:?}")
     });
     for permit in permits {
         let extended = node.extend(way, permit)?;
-        tally.must(extended.is_some(), || "its holder could not extend a permit".into());
-        tally.must(node.release(way, permit)?, || "its holder could not release a permit".into());
+        tally.must(extended.is_some(), || "a holder could not extend its permit".into());
+        tally.must(node.release(way, permit)?, || "a holder could not release its permit".into());
     }
     Ok(())
 }

@@ -5,20 +5,20 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use quorlock_testkit::{Direction, Proxy};
 
-use super::{Abstention, MINUTE_S, is_its_holders, module_or_set_nx};
+use super::{Abstention, MINUTE_S, check_still_held, module_or_set_nx};
 use crate::harness::{Node, PATIENCE, Protected, Way, port};
 use crate::{Baseline, Scenario, Tally};
 
 const KEYS_SURVIVE: Baseline = Baseline::Unharmed("SET NX PX: the keys are loaded again");
 
-/// From a snapshot that the server makes.
+/// The server loads a snapshot that it has just made.
 pub static DEBUG_RELOAD: Scenario = Scenario {
     fault: "DEBUG RELOAD",
     baseline: KEYS_SURVIVE,
     round: |protected, tally| reloaded("RELOAD", Clock::Right, protected, tally),
 };
 
-/// From its append-only file.
+/// The server loads its append-only file.
 pub static DEBUG_LOADAOF: Scenario = Scenario {
     fault: "DEBUG LOADAOF",
     baseline: KEYS_SURVIVE,
@@ -41,13 +41,13 @@ enum Clock {
 fn reloaded(from: &str, clock: Clock, protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
     let mut node = Node::start(|builder| builder.arg("appendonly", "yes"))?;
-    let held = node.take(way, "key", "holder", PATIENCE)?;
+    let held = node.acquire_free(way, "key", "holder", PATIENCE)?;
     if clock == Clock::Stepped {
         node.step_clock(MINUTE_S)?;
     }
     let _: String = node.call(&["DEBUG", from])?;
     tally.injected();
-    is_its_holders(&mut node, way, &held, tally)
+    check_still_held(&mut node, way, &held, tally)
 }
 
 /// `REPLICAOF NO ONE` while the grant is still on its way to the replica.
@@ -61,7 +61,7 @@ fn not_yet_replicated(protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
     let abstention = Abstention::of(protected);
     let max_ttl_ms = abstention.max_ttl.as_millis();
-    // Without this the replica waits for the master to gather other replicas.
+    // Otherwise the master waits for more replicas before it sends its data.
     let mut primary = Node::start(|builder| {
         builder.arg("lock.max-ttl", max_ttl_ms).arg("repl-diskless-sync-delay", 0).tcp()
     })?;
@@ -71,8 +71,8 @@ fn not_yet_replicated(protected: Protected, tally: &mut Tally) -> Result<()> {
     let _: String = primary.call(&["SET", "replicated", "value"])?;
     replica.eventually("the replica is in step", |replica| replica.exists("replicated"))?;
 
-    network.hold(Direction::ToClient);
-    let held = primary.take(way, "key", "holder", abstention.max_ttl)?;
+    network.stall(Direction::ToClient);
+    let held = primary.acquire_free(way, "key", "holder", abstention.max_ttl)?;
     primary.master.server.kill();
     ensure!(!replica.exists("key")?, "the grant was replicated");
     let promoted_at = Instant::now();
@@ -80,7 +80,7 @@ fn not_yet_replicated(protected: Protected, tally: &mut Tally) -> Result<()> {
     tally.injected();
     match way {
         Way::Module => {
-            abstention.is_kept(&mut replica, protected, &held, promoted_at, "promotion", tally)
+            abstention.check(&mut replica, protected, &held, promoted_at, "promotion", tally)
         }
         Way::SetNx => {
             let other = replica.acquire_until(
@@ -90,7 +90,9 @@ fn not_yet_replicated(protected: Protected, tally: &mut Tally) -> Result<()> {
                 abstention.max_ttl,
                 held.must_last_until(),
             )?;
-            tally.must(other.is_none(), || "another was granted the lock while it was held".into());
+            tally.must(other.is_none(), || {
+                "another client was granted the lock while it was held".into()
+            });
             Ok(())
         }
     }

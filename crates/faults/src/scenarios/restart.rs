@@ -9,7 +9,7 @@ use super::{Abstention, HOUR_S, MINUTE_S};
 use crate::harness::{Held, Node, Protected, Way};
 use crate::{Baseline, Scenario, Tally};
 
-/// Killed, and restarted without any data.
+/// The server is killed, and restarted without any data.
 pub static EMPTY_DISK: Scenario = Scenario {
     fault: "kill -9, restart on an empty disk",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
@@ -19,9 +19,9 @@ pub static EMPTY_DISK: Scenario = Scenario {
 fn empty_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
     let abstention = Abstention::of(protected);
     let mut node = abstention.start()?;
-    let held = node.take(Way::Module, "key", "holder", abstention.max_ttl)?;
+    let held = node.acquire_free(Way::Module, "key", "holder", abstention.max_ttl)?;
     let killed_at = abstention.restart_without(&mut node, "key", tally)?;
-    abstention.is_kept(&mut node, protected, &held, killed_at, "start", tally)
+    abstention.check(&mut node, protected, &held, killed_at, "start", tally)
 }
 
 /// Each write is on the disk, but the keys of the locks have expired when the server loads them.
@@ -40,7 +40,7 @@ fn clock_stepped_meanwhile(protected: Protected, tally: &mut Tally) -> Result<()
             .arg("appendonly", "yes")
             .arg("appendfsync", "always")
     })?;
-    let held = node.take(Way::Module, "key", "holder", abstention.max_ttl)?;
+    let held = node.acquire_free(Way::Module, "key", "holder", abstention.max_ttl)?;
 
     let lost_bytes = node.cut_power()?;
     let cut_at = Instant::now();
@@ -49,7 +49,7 @@ fn clock_stepped_meanwhile(protected: Protected, tally: &mut Tally) -> Result<()
     node.restart(abstention.rejoin_delay_ms)?;
     ensure!(!node.exists("key")?, "the key has not expired");
     tally.injected();
-    abstention.is_kept(&mut node, protected, &held, cut_at, "start", tally)
+    abstention.check(&mut node, protected, &held, cut_at, "start", tally)
 }
 
 /// The operating system decides when to sync.
@@ -75,10 +75,9 @@ pub static ALWAYS_SYNCED: Scenario = Scenario {
     round: |protected, tally| power_cut(Fsync::Always, protected, tally),
 };
 
-/// A server that syncs once a second measures the second by the wall clock.
+/// The server syncs once a second, and measures the second by the wall clock.
 ///
-/// After a step back by an hour it does not sync for an hour. So do Redis 7.0 and 8.0, Valkey 8.1
-/// and 9.1.
+/// After a step back by an hour, Redis 7.0 and 8.0 and Valkey 8.1 and 9.1 do not sync for an hour.
 pub static STEPPED_BACK_BEFORE: Scenario = Scenario {
     fault: "wall clock −1 h, a second later a power cut, appendfsync everysec",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
@@ -86,19 +85,20 @@ pub static STEPPED_BACK_BEFORE: Scenario = Scenario {
 };
 
 fn stepped_back_before(protected: Protected, tally: &mut Tally) -> Result<()> {
+    /// Without the step, the server would sync within this time.
     const SYNCED_BY_THEN: Duration = Duration::from_millis(1500);
     let abstention = Abstention::of(protected);
     let abstention = Abstention { max_ttl: abstention.max_ttl + SYNCED_BY_THEN, ..abstention };
     let mut node = start(Fsync::EverySecond, &abstention)?;
     node.step_clock(-HOUR_S)?;
-    let held = node.take(Way::Module, "key", "holder", abstention.max_ttl)?;
+    let held = node.acquire_free(Way::Module, "key", "holder", abstention.max_ttl)?;
     thread::sleep(SYNCED_BY_THEN);
     let lost_bytes = node.cut_power()?;
     let cut_at = Instant::now();
     ensure!(lost_bytes > 0, "the server has synced after all");
     node.restart(abstention.rejoin_delay_ms)?;
     tally.injected();
-    abstention.is_kept(&mut node, protected, &held, cut_at, "start", tally)
+    abstention.check(&mut node, protected, &held, cut_at, "start", tally)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -125,13 +125,12 @@ fn power_cut(fsync: Fsync, protected: Protected, tally: &mut Tally) -> Result<()
     node.restart(abstention.rejoin_delay_ms)?;
     tally.injected();
     if fsync == Fsync::Always {
-        // The key exists, so the lock goes on while the node abstains; otherwise it ends at its
-        // deadline.
+        // The key has survived, so the holder can extend the lock while the node abstains.
         let extended = node.extend(Way::Module, &held)?;
-        tally.must(extended.is_some(), || "its holder could not extend it".into());
+        tally.must(extended.is_some(), || "the holder could not extend the lock".into());
         held = extended.unwrap_or(held);
     }
-    abstention.is_kept(&mut node, protected, &held, cut_at, "start", tally)
+    abstention.check(&mut node, protected, &held, cut_at, "start", tally)
 }
 
 /// Cuts the power after a grant, and before the next sync of `everysec`.
@@ -141,19 +140,19 @@ fn cut_after_a_grant(fsync: Fsync, abstention: &Abstention) -> Result<(Node, Hel
     const ATTEMPTS_MAX: usize = 20;
     for _ in 0..ATTEMPTS_MAX {
         let mut node = start(fsync, abstention)?;
-        let held = node.take(Way::Module, "key", "holder", abstention.max_ttl)?;
-        let loses_nothing = node.cut_power()? == 0;
-        if loses_nothing == (fsync == Fsync::Always) {
+        let held = node.acquire_free(Way::Module, "key", "holder", abstention.max_ttl)?;
+        let lost_nothing = node.cut_power()? == 0;
+        if lost_nothing == (fsync == Fsync::Always) {
             return Ok((node, held));
         }
     }
     bail!(
-        "{ATTEMPTS_MAX} power cuts did not find the server as appendfsync {} leaves it",
+        "none of {ATTEMPTS_MAX} power cuts hit the server in the state that appendfsync {} leaves",
         fsync.word()
     )
 }
 
-/// Starts a server that has just synced its data, unless it never syncs.
+/// Starts a server. With `appendfsync everysec`, it has just synced its data.
 fn start(fsync: Fsync, abstention: &Abstention) -> Result<Node> {
     let max_ttl_ms = abstention.max_ttl.as_millis();
     let mut node = Node::start(|builder| {

@@ -9,16 +9,16 @@ use crate::harness::{Answer, Held, Node, PATIENCE, Protected, Way};
 use crate::{Baseline, Scenario, Tally};
 
 /// How readers share a lock without the module.
-const A_SET: Baseline = Baseline::Harmed("a set of readers that expires");
+const SET_OF_READERS: Baseline = Baseline::Harmed("a set of readers that expires");
 /// Much longer than a scenario takes.
 const TTL: Duration = Duration::from_secs(60);
-/// The end of the first of two readers, for which a scenario waits. That of the other is later.
+/// Ttl of the first of two readers, in scenarios that wait for its end. The other's is longer.
 const SHORT_TTL: Duration = Duration::from_millis(600);
 
-/// Ahead by a minute, which is longer than any reader holds the lock.
+/// Steps the clock ahead by a minute: longer than any reader holds the lock.
 pub static STEPPED_AHEAD: Scenario = Scenario {
     fault: "wall clock +60 s while readers share a lock",
-    baseline: A_SET,
+    baseline: SET_OF_READERS,
     round: stepped_ahead,
 };
 
@@ -42,7 +42,7 @@ fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
 /// Evicts the key that would expire soonest: the lock's.
 pub static EVICTION: Scenario = Scenario {
     fault: "eviction under volatile-ttl while readers share a lock",
-    baseline: A_SET,
+    baseline: SET_OF_READERS,
     round: evicted,
 };
 
@@ -52,10 +52,10 @@ fn evicted(protected: Protected, tally: &mut Tally) -> Result<()> {
     let readers = [share(&mut node, way, "first", TTL)?, share(&mut node, way, "second", TTL)?];
     memory::evict(&mut node, way, &readers[0].key)?;
     tally.injected();
-    is_shared(&mut node, way, &readers, tally)
+    check_still_shared(&mut node, way, &readers, tally)
 }
 
-/// Killed, and restarted without any data.
+/// The server is killed, and restarted without any data.
 pub static EMPTY_DISK: Scenario = Scenario {
     fault: "kill -9, restart on an empty disk while readers share a lock",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
@@ -68,11 +68,13 @@ fn empty_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
     share(&mut node, Way::Module, "first", abstention.max_ttl / 2)?;
     let last = share(&mut node, Way::Module, "second", abstention.max_ttl)?;
     let killed_at = abstention.restart_without(&mut node, &last.key, tally)?;
-    abstention.is_kept(&mut node, protected, &last, killed_at, "start", tally)
+    abstention.check(&mut node, protected, &last, killed_at, "start", tally)
 }
 
-/// The key is on the disk, and no client knows its value: it keeps writers and readers out until
-/// the last reader's deadline, also without abstention.
+/// The server is killed, and restarted with its disk and without abstention.
+///
+/// No client knows the value of the key on the disk. The key keeps writers and readers out until
+/// the last reader's deadline.
 pub static KEPT_DISK: Scenario = Scenario {
     fault: "kill -9, restart with the disk while readers share a lock, lock.rejoin-delay 0",
     baseline: Baseline::Unharmed("a set of readers that expires: it is loaded again"),
@@ -83,7 +85,7 @@ fn kept_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
     let mut node = start_with_disk()?;
     let first = share(&mut node, way, "first", PATIENCE)?;
-    // The last deadline counts, and the key has to show it.
+    // The key must show the last deadline.
     let last = share(&mut node, way, "second", PATIENCE + SHORT_TTL)?;
     node.master.server.kill();
     node.restart(0)?;
@@ -91,18 +93,19 @@ fn kept_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
     tally.injected();
     if way == Way::Module {
         tally.must(node.extend(way, &first)?.is_none(), || {
-            "a reader's token passed for the holder of the key".into()
+            "the node accepted a reader's token for the loaded key".into()
         });
-        tally.must(!node.release(way, &first)?, || "a reader released the lock of both".into());
+        tally.must(!node.release(way, &first)?, || "a reader ended the lock of both".into());
         // The key does not say that its holders share it.
         let reader = node.share(way, &last.key, "third", TTL)?;
-        tally.must(matches!(reader, Answer::Refused), || format!("a third got in: {reader:?}"));
+        tally.must(matches!(reader, Answer::Refused), || {
+            format!("a third reader was not refused the lock: {reader:?}")
+        });
     }
-    refuses_writers(&mut node, way, &last, tally)
+    check_refuses_writers(&mut node, way, &last, tally)
 }
 
-/// The lock was exclusive when its key was first written. Its former token must not end it for the
-/// readers that came since.
+/// A former writer's token must not end the lock for readers that joined after the downgrade.
 pub static KILLED_AFTER_A_DOWNGRADE: Scenario = Scenario {
     fault: "downgrade, a reader joins, kill -9, restart with the disk, release of the first",
     baseline: Baseline::Harmed("the key keeps the token of the writer"),
@@ -111,7 +114,7 @@ pub static KILLED_AFTER_A_DOWNGRADE: Scenario = Scenario {
 
 fn killed_after_a_downgrade(protected: Protected, tally: &mut Tally) -> Result<()> {
     let mut node = start_with_disk()?;
-    let first = node.take(Way::Module, "key", "first", PATIENCE)?;
+    let first = node.acquire_free(Way::Module, "key", "first", PATIENCE)?;
     let (key, ms) = (first.key.as_str(), PATIENCE.as_millis().to_string());
     let extended: Option<u64> = node.call(&["LOCK.EXTEND", key, "first", &ms, "SHARED"])?;
     ensure!(extended.is_some(), "the lock was not downgraded");
@@ -119,7 +122,7 @@ fn killed_after_a_downgrade(protected: Protected, tally: &mut Tally) -> Result<(
     let value = node.get(key)?;
     tally.injected();
     if protected == Protected::No {
-        // As a module would that writes the key once, when the lock is granted.
+        // Like a module that writes the key only once, when it grants the lock.
         let _: String = node.call(&["SET", key, "first", "PX", &ms])?;
     } else {
         tally.must(value.is_some_and(|value| value != "first" && value != "second"), || {
@@ -131,13 +134,13 @@ fn killed_after_a_downgrade(protected: Protected, tally: &mut Tally) -> Result<(
     ensure!(node.exists(key)?, "the disk is empty");
     let released = node.release(Way::Module, &first)?;
     tally.must(!released, || "one of the holders ended the lock of both".into());
-    refuses_writers(&mut node, Way::Module, &reader, tally)
+    check_refuses_writers(&mut node, Way::Module, &reader, tally)
 }
 
-/// The server empties itself to load what it has just saved.
+/// The server loads a snapshot that it has just made, without the key that a step expired.
 pub static DEBUG_RELOAD: Scenario = Scenario {
     fault: "wall clock +60 s, then DEBUG RELOAD while readers share a lock",
-    baseline: A_SET,
+    baseline: SET_OF_READERS,
     round: reloaded,
 };
 
@@ -148,13 +151,13 @@ fn reloaded(protected: Protected, tally: &mut Tally) -> Result<()> {
     node.step_clock(2 * MINUTE_S)?;
     let _: String = node.call(&["DEBUG", "RELOAD"])?;
     tally.injected();
-    is_shared(&mut node, way, &readers, tally)
+    check_still_shared(&mut node, way, &readers, tally)
 }
 
 /// An operator's command ends the lock for all readers.
 pub static DEL_OR_SET: Scenario = Scenario {
     fault: "DEL, SET of the key of a lock that readers share",
-    baseline: Baseline::None("it is to end the lock"),
+    baseline: Baseline::None("the command must end the lock"),
     round: deleted_or_set,
 };
 
@@ -170,11 +173,13 @@ fn deleted_or_set(_: Protected, tally: &mut Tally) -> Result<()> {
         }
         tally.injected();
         for reader in &readers {
-            tally.must(node.extend(way, reader)?.is_none(), || "it was still a reader's".into());
+            tally.must(node.extend(way, reader)?.is_none(), || {
+                "a reader could still extend the lock".into()
+            });
         }
         let writer = node.acquire(way, "key", "writer", TTL)?;
         tally.must(matches!(writer, Answer::Granted(_)) != by_set, || {
-            format!("a writer's answer: {writer:?}")
+            format!("the writer was answered {writer:?}")
         });
     }
     Ok(())
@@ -193,15 +198,15 @@ fn unloaded(_: Protected, tally: &mut Tally) -> Result<()> {
     let readers = [share(&mut node, way, "first", TTL)?, share(&mut node, way, "second", TTL)?];
     let refused = node.call::<String>(&["MODULE", "UNLOAD", "lock"]);
     tally.injected();
-    tally.must(refused.is_err(), || "it was unloaded".into());
-    is_shared(&mut node, way, &readers, tally)
+    tally.must(refused.is_err(), || "the module was unloaded".into());
+    check_still_shared(&mut node, way, &readers, tally)
 }
 
-/// Shares the one lock, which must be possible.
+/// Acquires the lock as a reader. The node must grant it.
 fn share(node: &mut Node, way: Way, token: &str, ttl: Duration) -> Result<Held> {
     match node.share(way, "key", token, ttl)? {
         Answer::Granted(held) => Ok(held),
-        other => bail!("the lock was not shared: {other:?}"),
+        other => bail!("a reader was not granted the lock: {other:?}"),
     }
 }
 
@@ -210,8 +215,8 @@ fn start_with_disk() -> Result<Node> {
     Node::start(|builder| builder.arg("appendonly", "yes").arg("appendfsync", "always"))
 }
 
-/// Checks that a writer is refused, as long as it may be.
-fn refuses_writers(node: &mut Node, way: Way, last: &Held, tally: &mut Tally) -> Result<()> {
+/// Checks that a writer is refused while `last` is held.
+fn check_refuses_writers(node: &mut Node, way: Way, last: &Held, tally: &mut Tally) -> Result<()> {
     let writer = node.acquire(way, &last.key, "writer", TTL)?;
     if Instant::now() < last.must_last_until() {
         tally.must(matches!(writer, Answer::Refused), || {
@@ -221,26 +226,35 @@ fn refuses_writers(node: &mut Node, way: Way, last: &Held, tally: &mut Tally) ->
     Ok(())
 }
 
-/// Checks that the readers share the lock: a writer is refused, and each of them extends and
-/// releases it. Then it is free.
-fn is_shared(node: &mut Node, way: Way, readers: &[Held], tally: &mut Tally) -> Result<()> {
-    refuses_writers(node, way, &readers[0], tally)?;
+/// Checks that the readers share the lock.
+///
+/// A writer is refused, and another reader joins. Each reader can extend and release the lock, and
+/// then it is free.
+fn check_still_shared(
+    node: &mut Node,
+    way: Way,
+    readers: &[Held],
+    tally: &mut Tally,
+) -> Result<()> {
+    check_refuses_writers(node, way, &readers[0], tally)?;
     if way == Way::SetNx {
         return Ok(());
     }
     let joined = node.share(way, &readers[0].key, "joined", TTL)?;
     let Answer::Granted(joined) = joined else {
-        tally.harm(format!("another reader was not let in: {joined:?}"));
+        tally.harm(format!("another reader was not granted the lock: {joined:?}"));
         return Ok(());
     };
     for reader in readers.iter().chain([&joined]) {
-        tally.must(node.extend(way, reader)?.is_some(), || "a reader could not extend it".into());
-        refuses_writers(node, way, reader, tally)?;
-        tally.must(node.release(way, reader)?, || "a reader could not release it".into());
+        tally.must(node.extend(way, reader)?.is_some(), || {
+            "a reader could not extend the lock".into()
+        });
+        check_refuses_writers(node, way, reader, tally)?;
+        tally.must(node.release(way, reader)?, || "a reader could not release the lock".into());
     }
     let writer = node.acquire(way, &joined.key, "writer", TTL)?;
     tally.must(matches!(writer, Answer::Granted(_)), || {
-        format!("it was not free when all had released it: {writer:?}")
+        format!("the lock was not free after all releases: {writer:?}")
     });
     Ok(())
 }

@@ -14,12 +14,12 @@ const LONG_MS: u64 = 20_000;
 const SHORT_MS: std::ops::RangeInclusive<u64> = 1..=20;
 /// Time after the end of a wait by which the client must have an answer.
 const LATE_MAX: Duration = Duration::from_secs(5);
-/// Longest time for which a lock is held that is released.
+/// Longest time for which a client holds a lock that it releases.
 const HOLD_MAX: Duration = Duration::from_micros(300);
 /// Longest time until a client hangs up.
 const HANG_UP_MAX: Duration = Duration::from_millis(2);
 
-/// The course of a round, unless something intervenes.
+/// What a client intends to do in a round.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Plan {
     /// Waits for as long as necessary, and releases the lock.
@@ -30,7 +30,7 @@ enum Plan {
     Forgetful,
     /// Hangs up while it waits, and releases through another connection.
     HangsUp,
-    /// Hangs up while it waits, and does not release. Its deadline ends the lock, if granted.
+    /// Hangs up while it waits, and does not release the lock: its deadline ends it, if granted.
     Vanishes,
 }
 
@@ -77,11 +77,11 @@ impl<'a> Client<'a> {
         let (client_id, connection) = self.connection();
         let ask =
             cmd("LOCK.ACQUIRE").arg(&key).arg(&token).arg(ttl_ms).arg("WAIT").arg(wait_ms).take();
-        connection.set_read_timeout(Some(patience)).expect("it is not zero");
+        connection.set_read_timeout(Some(patience)).expect("the timeout is not zero");
         self.shared
             .set_wait(self.index, Some(Wait { client_id, key: key.clone(), token: token.clone() }));
         let asked = Instant::now();
-        let (_, connection) = self.connection.as_mut().expect("made above");
+        let (_, connection) = self.connection.as_mut().expect("the connection was opened above");
         let answer = ask.query::<Value>(connection);
         let end = self.end(plan, answer, asked.elapsed() >= patience);
         self.shared.tally.count(end);
@@ -123,11 +123,11 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Releases the lock, and tries again when the connection is killed.
+    /// Releases the lock. Retries when an intervention kills the connection.
     fn release(&mut self, key: &str, token: &str) {
         loop {
             let (_, connection) = self.connection();
-            connection.set_read_timeout(Some(LATE_MAX)).expect("it is not zero");
+            connection.set_read_timeout(Some(LATE_MAX)).expect("the timeout is not zero");
             let released = cmd("LOCK.RELEASE").arg(key).arg(token).query::<bool>(connection);
             if released.is_ok() {
                 return;

@@ -1,6 +1,6 @@
-//! Clients that wait for locks of one server, and everything that can end a wait, all at once.
+//! Many clients that wait for locks of one server, and everything that can end a wait.
 //!
-//! - `client`: waits, and hangs up, runs out of time, or dies as a holder
+//! - `client`: a client that waits, and may hang up, run out of time, or forget its lock
 //! - `outcome`: what is counted, and what must not be left behind
 
 mod client;
@@ -25,16 +25,16 @@ const INTERVENTION_PAUSE_MAX: Duration = Duration::from_millis(1);
 /// Time between two observations of free locks.
 const OBSERVATION_PAUSE: Duration = Duration::from_micros(500);
 
-/// Clients that wait for locks on one server, and what happens to them.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Stress {
-    /// How often a client asks for a lock and waits.
+    /// Number of rounds of all clients together. In each, a client requests a lock and waits.
     pub rounds: u64,
     /// Number of clients, each in a thread of its own.
     pub clients: usize,
     /// Number of locks.
     pub keys: usize,
-    /// Seed of all random numbers. Threads still interleave as they like.
+    /// Seed of all random numbers. The order of the threads still differs from run to run.
     pub seed: u64,
 }
 
@@ -44,9 +44,9 @@ struct Shared<'a> {
     server: &'a Server,
     /// Rounds that have begun.
     begun: AtomicU64,
-    /// Whether no more rounds begin.
+    /// Set when no further round may begin.
     stop: &'a AtomicBool,
-    /// Whether all clients have ended.
+    /// Set when all clients have ended.
     over: AtomicBool,
     /// The present wait of each client.
     waits: Vec<Mutex<Option<Wait>>>,
@@ -144,7 +144,7 @@ impl Shared<'_> {
                 };
                 let done =
                     command.query::<Value>(&mut connection).expect("no command kills this client");
-                // Only the withdrawal of a waiter is answered with 0 although it worked.
+                // A RELEASE that withdraws a waiter is answered with 0, although it worked.
                 if intervention == Intervention::Withdraw || done == Value::Int(1) {
                     self.tally.intervened(intervention);
                 }
@@ -155,13 +155,13 @@ impl Shared<'_> {
 
     /// Returns the longest time for which a lock was free although a client waited for it.
     ///
-    /// That is the time from the answer to the first observation of it to the request of the last
-    /// one in a row. A single observation counts as no time at all, since it may fall between the
-    /// end of a lock and the end of that turn of the server, when the next waiter is served.
+    /// The time runs from the answer to the first observation of such a lock to the request of the
+    /// last one in a row. A single observation counts as no time: it may fall between the end of a
+    /// lock and the end of that turn, when the server grants the lock to the next waiter.
     ///
-    /// An observation is a transaction, and thus one moment of the server: `LOCK.INSPECT` gives the
-    /// number of waiters for each lock that is held, and `INFO lock` the number of all waiters. The
-    /// rest wait for a lock that is free.
+    /// An observation is one transaction, and so shows one moment. `LOCK.INSPECT` gives the number
+    /// of waiters for each held lock, and `INFO lock` the number of all waiters. The difference is
+    /// the number of waiters for free locks.
     fn observe(&self) -> Duration {
         let mut connection = self.server.connection();
         let mut first_seen: Option<Instant> = None;
@@ -191,8 +191,9 @@ fn has_waiter_for_free_lock(connection: &mut Connection, keys: usize) -> RedisRe
     let mut answers = transaction.query::<Vec<Value>>(connection)?.into_iter();
     let info: String = answers.next().map(from_redis_value).transpose()?.unwrap_or_default();
     let waiters = info.lines().find_map(|line| line.strip_prefix("lock_waiters:"));
-    let waiters: u64 =
-        waiters.and_then(|waiters| waiters.trim().parse().ok()).expect("INFO has it");
+    let waiters: u64 = waiters
+        .and_then(|waiters| waiters.trim().parse().ok())
+        .expect("INFO lock has the number of waiters");
     let for_held_locks: u64 = answers.map(|held| waiters_of(&held)).sum();
     Ok(waiters > for_held_locks)
 }

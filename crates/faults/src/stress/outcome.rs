@@ -13,9 +13,9 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Granted,
-    /// The time was over, or an intervention ended it early.
+    /// The time was over, or an intervention ended the wait early with nil.
     OutOfTime,
-    /// An intervention ended it with an error.
+    /// An intervention ended the wait with an error.
     Unblocked,
     /// The server closed the connection.
     CutOff,
@@ -45,17 +45,17 @@ pub(super) struct Tally {
 /// The result of a [`Stress`](super::Stress).
 #[derive(Clone, Copy, Debug)]
 pub struct StressOutcome {
-    /// How often a client asked for a lock and waited.
+    /// Number of rounds of all clients together. In each, a client requested a lock and waited.
     pub rounds: u64,
     /// Waits that were granted the lock.
     pub granted: u64,
-    /// Waits that ran out of time, or that an operator or a release with their token ended.
+    /// Waits that ran out of time, or that an operator or a RELEASE with their token ended.
     pub out_of_time: u64,
     /// Waits whose connection the server closed.
     pub cut_off: u64,
     /// Waits whose connection the client closed.
     pub hung_up: u64,
-    /// Waits without an answer long after their time was over.
+    /// Waits that had no answer long after their time was over.
     pub unanswered: u64,
     /// Clients that were killed.
     pub kills: u64,
@@ -98,7 +98,7 @@ impl Tally {
 }
 
 impl StressOutcome {
-    /// Looks at the server after all clients have ended.
+    /// Reads what is left on the server, after all clients have ended.
     pub(super) fn new(rounds: u64, tally: &Tally, longest_free: Duration, server: &Server) -> Self {
         let mut connection = server.connection();
         let mut left = || {
@@ -129,7 +129,7 @@ impl StressOutcome {
         }
     }
 
-    /// Returns whether all waits were answered, and the server has no waiter and no lock left.
+    /// Returns whether all waits were answered, and no waiter and no lock is left.
     pub fn leaves_nothing(&self) -> bool {
         [self.unanswered, self.waiters_left, self.blocked_left, self.leases_left] == [0; 4]
     }

@@ -8,10 +8,10 @@ use tokio::net::TcpSocket;
 
 use crate::StartError;
 
-/// `sun_path` has 108 bytes on Linux, and the last is a zero.
+/// The longest path of a unix socket: `sun_path` has 108 bytes on Linux, and the last is a zero.
 const SOCKET_PATH_MAX_BYTES: usize = 107;
 
-/// Time limit of one PING, after which the process is checked again.
+/// Time limit of one PING. After it, the start checks again whether the process has exited.
 const PING_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Where a server listens. It is the same for all restarts.
@@ -20,12 +20,12 @@ pub(super) enum Address {
     Unix(PathBuf),
     Tcp {
         port: u16,
-        /// Whether the caller left the choice of the port to the system. Until the address is
-        /// known, another port may then replace it.
+        /// Whether the caller left the choice of the port to the system. If so, another port may
+        /// replace it before the start returns.
         any: bool,
-        /// A socket that is bound and never listens. No other program gets the port while the
-        /// server is down, and the server can bind it, because both sockets allow the address to be
-        /// reused. Only Linux works this way.
+        /// A socket that is bound to the port and never listens. It keeps other programs from the
+        /// port while the server is down. The server itself can bind the port, because both sockets
+        /// allow the address to be reused. Only Linux works this way.
         _reserved: Option<TcpSocket>,
     },
 }

@@ -26,7 +26,7 @@ pub struct ServerBuilder {
 enum Module {
     #[default]
     None,
-    /// The module of [`module_path()`], which is searched, and perhaps built, at the start.
+    /// The module of [`module_path()`], which searches for it, or builds it, at the start.
     Quorlock,
     At(PathBuf),
 }
@@ -83,9 +83,9 @@ impl ServerBuilder {
         self
     }
 
-    /// Uses a redis.conf of the caller, which `CONFIG REWRITE` writes.
+    /// Uses a redis.conf of the caller. `CONFIG REWRITE` overwrites it.
     ///
-    /// The server reads it first, so all other settings override it.
+    /// The server reads this file first, so all other settings override it.
     pub fn config_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.config_file = Some(path.into());
         self
@@ -97,7 +97,7 @@ impl ServerBuilder {
         self
     }
 
-    /// Runs `hook` at each start, and keeps it for as long as the server can be started again.
+    /// Runs `hook` at each start, and keeps it until the server is dropped.
     pub fn on_start(mut self, hook: Arc<dyn StartHook>) -> Self {
         self.hooks.push(hook);
         self
@@ -125,8 +125,8 @@ impl ServerBuilder {
 
     /// Starts the server, and returns when it answers a PING with PONG.
     ///
-    /// If the server does not answer within 10 s, or ends before, the error quotes the end of its
-    /// log.
+    /// If the server does not answer within 10 s, or ends before that, the error quotes the end of
+    /// its log.
     pub fn start(self) -> Result<Server, StartError> {
         let binary = match self.binary {
             Some(path) => path,

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use crate::{Server, StartError};
 
-/// Limits the memory of a test that reads the log of a server which runs wild.
+/// The limit for reading a log, so that the log of a faulty server does not fill the memory.
 const LOG_READ_MAX_BYTES: u64 = 4 * 1024 * 1024;
 
 /// Lines of the log that an error quotes.
@@ -23,7 +23,7 @@ pub(super) struct Directory {
 impl Directory {
     pub(super) fn prepare(chosen: Option<PathBuf>) -> Result<Self, StartError> {
         let Some(chosen) = chosen else {
-            // Not TMPDIR, which may be long: the path of a socket must be short.
+            // Not in TMPDIR, which may be long: the path of a socket must be short.
             let temporary = tempfile::Builder::new()
                 .prefix("ql-")
                 .tempdir_in("/tmp")

@@ -1,7 +1,7 @@
 //! One server.
 //!
 //! - `builder`: the settings that a caller chooses
-//! - `settings`: the command line, the same for all restarts but for what the caller changes
+//! - `settings`: the command line, which restarts repeat with the changes of the caller
 //! - `address`: where the server listens, the same for all restarts
 //! - `directory`: its files and its log
 //! - `process`: the child process and its signals
@@ -28,11 +28,11 @@ use crate::{POLL_INTERVAL, StartError};
 /// Time limit of a start, loading the data included.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
-/// Attempts of a start whose port another program takes in between.
+/// The largest number of attempts to start a server, if other programs take its port.
 const START_ATTEMPTS_MAX: u32 = 5;
 
-/// Time limit for a server to end. It is longer than the ten seconds for which a server that ends
-/// waits for its replicas.
+/// Time limit for a server to end. It is longer than the ten seconds that a server waits for its
+/// replicas when it ends.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(15);
 
 /// Time limit of each operation on a connection of [`Server::connection`].
@@ -56,15 +56,16 @@ impl Server {
     /// Name of the log in the directory of a server.
     pub const LOG_NAME: &str = "server.log";
 
-    /// A server without any module, on a unix socket, that keeps nothing on disk.
+    /// Returns the builder of a server without modules, on a unix socket, without data on disk.
     pub fn builder() -> ServerBuilder {
         ServerBuilder::default()
     }
 
-    /// A server with the Quorlock module of [`module_path()`](crate::module_path()).
+    /// Returns the builder of a server with the Quorlock module of
+    /// [`module_path()`](crate::module_path()).
     ///
-    /// The server votes at once, which is right only for a brand-new server. For a restart, see
-    /// [`Server::set_arg`].
+    /// The server votes at once, which is right only for a new server. Before a restart, set
+    /// `lock.rejoin-delay` with [`Server::set_arg`].
     pub fn with_module() -> ServerBuilder {
         ServerBuilder::default().quorlock_module().arg("lock.rejoin-delay", 0)
     }
@@ -128,7 +129,7 @@ impl Server {
         }
     }
 
-    /// Returns a new connection, with a limit of 5 s for each read and write, or the reason.
+    /// Returns a new connection, with a limit of 5 s for each read and write, or the error.
     pub fn try_connection(&self) -> redis::RedisResult<redis::Connection> {
         let connection =
             redis::Client::open(self.url())?.get_connection_with_timeout(CONNECTION_TIMEOUT)?;
@@ -137,7 +138,7 @@ impl Server {
         Ok(connection)
     }
 
-    /// Returns whether the process of the server exists. A paused process does.
+    /// Returns whether the process of the server runs. A paused process counts as running.
     pub fn is_running(&self) -> bool {
         self.process.as_ref().is_some_and(|process| !process.has_exited())
     }
@@ -161,7 +162,7 @@ impl Server {
         }
     }
 
-    /// Sends SIGCONT. The server now answers what it was sent while it was paused.
+    /// Sends SIGCONT. The server then answers the requests that it received while it was paused.
     ///
     /// # Panics
     ///

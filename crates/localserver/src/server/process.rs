@@ -31,7 +31,7 @@ impl Process {
         self.is_in_state(WaitIdOptions::EXITED)
     }
 
-    /// Returns when all threads of the process have stopped.
+    /// Sends SIGSTOP, and returns when all threads of the process have stopped.
     pub(super) fn stop(&self) -> io::Result<()> {
         kill_process(self.pid(), Signal::STOP)?;
         // The system reports a child as stopped when the last of its threads is.
@@ -69,15 +69,15 @@ impl Process {
     }
 
     fn is_in_state(&self, state: WaitIdOptions) -> bool {
-        let look = WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        matches!(waitid(WaitId::Pid(self.pid()), state | look), Ok(Some(_)))
+        let without_reaping = WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        matches!(waitid(WaitId::Pid(self.pid()), state | without_reaping), Ok(Some(_)))
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // A stopped process is killed too, without running again. Neither call can fail for a child
-        // that was not reaped, and a failure does not matter for one that was.
+        // SIGKILL also ends a stopped process, without running it again. The calls fail only for a
+        // child that was reaped before, which does not matter.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::address::Address;
 
-/// Directives of a server unless the caller sets others: it keeps nothing, stays in the foreground,
-/// and allows the commands that tests need.
+/// The directives of a server, unless the caller sets others. The server keeps nothing on disk,
+/// stays in the foreground, and allows the commands that tests need.
 const DEFAULT_DIRECTIVES: [(&str, &str); 6] = [
     ("save", ""),
     ("appendonly", "no"),
@@ -17,13 +17,13 @@ const DEFAULT_DIRECTIVES: [(&str, &str); 6] = [
     ("loglevel", "notice"),
 ];
 
-/// A change of a server's command, made at each of its starts: faults are injected this way.
+/// Changes the command of a server at each start, for example to inject faults.
 pub trait StartHook: fmt::Debug + Send + Sync {
-    /// Changes the command, which is complete otherwise.
+    /// Changes the command. All other settings are already in it.
     fn prepare(&self, command: &mut Command);
 }
 
-/// The command line but for the address. Kept, so that a restart repeats it.
+/// The command line without the address. It is kept, so that a restart repeats it.
 #[derive(Debug)]
 pub(super) struct Settings {
     binary: PathBuf,
@@ -35,7 +35,7 @@ pub(super) struct Settings {
     pub(super) hooks: Vec<Arc<dyn StartHook>>,
 }
 
-/// The server runs in another directory than the caller.
+/// Makes a path absolute, since the server runs in another directory than the caller.
 pub(super) fn absolute(path: PathBuf) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }
@@ -71,7 +71,8 @@ impl Settings {
         let mut command = Command::new(&self.binary);
         // The server reads a configuration file only as its first argument.
         command.args(&self.config_file);
-        // Of a repeated directive the server uses the last, so the caller's follow the address.
+        // If a directive is repeated, the server uses the last one. So the caller's directives
+        // follow those of the address.
         for (name, value) in address.directives() {
             command.arg(format!("--{name}")).arg(value);
         }

@@ -13,12 +13,13 @@ Runs whole fleets of clients and nodes under a virtual clock, with faults that a
 quorlock-sim [--seeds N] [--from SEED] [--kind KIND]   runs N seeds (1000) of each kind of lock
 quorlock-sim --seed SEED [--kind KIND] [--trace]       runs one seed, of exclusive locks by default
 quorlock-sim --mutants [--seeds N] [--kind KIND]       finds the first seed that catches each mutant
-quorlock-sim --compare                                 prints what each rule about waiting achieves
+quorlock-sim --compare                                 compares runs with and without each rule of
+                                                       waiting
 
 --kind KIND     exclusive: locks of one key, and of several at once
                 shared: readers and writers of the same keys, and writers that become readers
                 permits: semaphores and locks of one of several keys, beside locks of these keys
---no-faults     draws no faults
+--no-faults     removes all faults from the plans
 --mutant NAME   breaks a rule, which the checkers must notice";
 
 fn main() -> ExitCode {
@@ -79,7 +80,8 @@ fn main() -> ExitCode {
     if bad == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Prints what each rule about waiting achieves, and what locks of several keys cost the others.
+/// Prints what each rule about waiting achieves, and what locks of several keys cost locks of one
+/// key.
 fn compare() {
     println!("| rule | case | with it | without it |\n|---|---|---|---|");
     for Comparison { rule, case, with, without } in comparisons() {
@@ -126,7 +128,7 @@ fn first_seeds(from: u64, seeds: u64, is_wanted: impl Fn(&Mutant) -> bool) -> Ex
     if all_caught { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs these seeds of a kind on all processors. Returns whether none of them found a violation.
+/// Runs these seeds of a kind on all processors. Returns whether all pass without a violation.
 fn all_pass(kind: Kind, from: u64, seeds: u64, plan: &(impl Fn(Kind, u64) -> Plan + Sync)) -> bool {
     let next = AtomicU64::new(from);
     let [bad, commands, locks] = [const { AtomicU64::new(0) }; 3];

@@ -12,22 +12,25 @@ use super::clock::Ns;
 use super::events::Event;
 use super::plan::{Habits, Plan};
 use super::process::{Ended, Process};
-use super::world::{Text, World};
+use super::world::{DetachedLock, World};
 
-/// A task of a program, which does one thing after the other.
+/// A task of a program. It uses one lock after another.
 pub(super) struct Caller {
     rng: StdRng,
     state: State,
-    /// The number of its next event. Events with earlier numbers are void.
+    /// The number of the caller's next event. Events with smaller numbers are ignored.
     number: u64,
-    errand: Option<Errand>,
+    /// The plan for the present lock.
+    usage: Option<Usage>,
     pub(super) locks: u64,
     pub(super) failures: u64,
     pub(super) longest_wait: Ns,
+    /// Total time of the waits for locks.
     pub(super) waited: Ns,
+    /// When the last call began.
     pub(super) began: Ns,
-    /// The set of keys that it always uses, if the plan says so.
-    pub(super) only: Option<usize>,
+    /// The set of keys that the caller always uses, if the plan says so.
+    pub(super) fixed_key_set: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,16 +43,16 @@ enum State {
     Finished,
 }
 
-/// What a caller does with one lock.
+/// What a caller will do with one lock.
 #[derive(Clone, Debug)]
-struct Errand {
+struct Usage {
     held_for: Ns,
-    /// How often it is extended, counting a downgrade.
+    /// Number of extensions that are left, counting a downgrade.
     extends: u32,
-    /// The extension that makes it shared, counted from the last.
+    /// The extension that makes the lock shared: the number of extensions that follow it.
     downgrade: Option<u32>,
     end: End,
-    /// Whether it waits without a limit.
+    /// Whether the call waits without a limit.
     waits_for_ever: bool,
 }
 
@@ -66,13 +69,13 @@ impl Caller {
             rng: StdRng::seed_from_u64(seed),
             state: State::Resting,
             number: 0,
-            errand: None,
+            usage: None,
             locks: 0,
             failures: 0,
             longest_wait: 0,
             waited: 0,
             began: 0,
-            only: None,
+            fixed_key_set: None,
         }
     }
 
@@ -86,7 +89,7 @@ impl Caller {
     }
 
     fn between(&mut self, (from, to): (Ns, Ns)) -> Ns {
-        // Short times as often as long ones.
+        // Draws half of the times from the lowest eighth of the range.
         let (from, to) = (from.max(1), to.max(from + 1));
         if self.chance(50) {
             self.rng.random_range(from..=to)
@@ -114,7 +117,7 @@ impl Caller {
 }
 
 impl Process {
-    /// Starts a caller after a while.
+    /// Schedules the first call of a caller.
     pub(super) fn caller_begins(&mut self, caller: usize, at: Ns, world: &mut World) {
         self.callers[caller].state = State::Resting;
         self.wake_caller(caller, at, world);
@@ -153,7 +156,7 @@ impl Process {
         let this = &mut self.callers[caller];
         this.began = world.now;
         let habits = &plan.habits;
-        let errand = Errand {
+        let usage = Usage {
             held_for: this.between(habits.hold),
             extends: if this.chance(habits.extend_percent) {
                 this.rng.random_range(1..4)
@@ -169,19 +172,20 @@ impl Process {
             waits_for_ever: false,
         };
         if this.chance(50)
-            && let Some(text) = world.texts.pop()
+            && let Some(detached) = world.detached.pop()
         {
-            this.errand = Some(errand);
-            let call = self.attach(caller, text.keys, &text.spec, text.token, world);
+            this.usage = Some(usage);
+            let call = self.attach(caller, detached.key_set, &detached.spec, detached.token, world);
             self.called(caller, call);
             return;
         }
-        let (keys, ttl, wait) = (this.keys(&plan), this.ttl(habits), this.wait(habits));
+        let (key_set, ttl, wait) =
+            (this.choose_key_set(&plan), this.ttl(habits), this.wait(habits));
         let renews = this.chance(habits.renew_percent);
         let cancels = this.chance(habits.cancel_percent);
         let min_validity = if this.chance(80) { ttl.duration() / 2 } else { Duration::ZERO };
         let cancel_after = this.between((1, 2 * habits.hold.1 + 10 * plan.round_trip));
-        let may_share = habits.share_percent > 0 && plan.members[keys].len() == 1;
+        let may_share = habits.share_percent > 0 && plan.members[key_set].len() == 1;
         let mode = if may_share && this.chance(habits.share_percent) {
             Mode::Shared
         } else {
@@ -190,17 +194,17 @@ impl Process {
         let downgrades =
             may_share && mode == Mode::Exclusive && this.chance(habits.downgrade_percent);
         let (extends, downgrade) = if downgrades {
-            (errand.extends + 1, Some(this.rng.random_range(0..=errand.extends)))
+            (usage.extends + 1, Some(this.rng.random_range(0..=usage.extends)))
         } else {
-            (errand.extends, None)
+            (usage.extends, None)
         };
         let waits_for_ever = wait.is_none();
-        this.errand = Some(Errand { extends, downgrade, waits_for_ever, ..errand });
+        this.usage = Some(Usage { extends, downgrade, waits_for_ever, ..usage });
         let spec = Arc::new(Spec {
-            keys: plan.key_sets[keys].clone(),
+            keys: plan.key_sets[key_set].clone(),
             ttl,
             mode,
-            any: plan.any.contains(&keys).then(|| plan.key_sets[keys].clone()),
+            any: plan.any.contains(&key_set).then(|| plan.key_sets[key_set].clone()),
             min_validity,
             node_timeout: None,
             max_hold: None,
@@ -209,7 +213,7 @@ impl Process {
         if let Err(error) = spec.check() {
             world.violate(format!("a plan has an impossible lock: {error}"));
         }
-        let call = self.call(caller, keys, &spec, wait, renews, world);
+        let call = self.call(caller, key_set, &spec, wait, renews, world);
         self.called(caller, call);
         if cancels && self.callers[caller].state == State::Calling(call) {
             self.wake_caller(caller, world.now + cancel_after, world);
@@ -220,8 +224,8 @@ impl Process {
         self.callers[caller].state = State::Calling(call);
     }
 
-    /// Handles an event for which the caller waited.
-    #[expect(clippy::needless_pass_by_value, reason = "an end is used up")]
+    /// Handles a result for which the caller waited.
+    #[expect(clippy::needless_pass_by_value, reason = "a result is handled once")]
     pub(super) fn caller_goes_on(&mut self, ended: Ended, world: &mut World) {
         match ended {
             Ended::Acquired { caller, lock } => {
@@ -234,8 +238,8 @@ impl Process {
                 world.longest_pause = world.longest_pause.max(world.now - world.granted_at);
                 world.granted_at = world.now;
                 this.state = State::Holding(lock);
-                let parts = this.errand.as_ref().map_or(1, |errand| u64::from(errand.extends) + 1);
-                let held_for = this.errand.as_ref().map_or(0, |errand| errand.held_for) / parts;
+                let parts = this.usage.as_ref().map_or(1, |usage| u64::from(usage.extends) + 1);
+                let held_for = this.usage.as_ref().map_or(0, |usage| usage.held_for) / parts;
                 self.wake_caller(caller, world.now + held_for, world);
             }
             Ended::Failed { caller } => {
@@ -246,9 +250,9 @@ impl Process {
                 let this = &mut self.callers[caller];
                 if this.state == State::Extending(lock) {
                     this.state = State::Holding(lock);
-                    let errand = this.errand.as_ref();
+                    let usage = this.usage.as_ref();
                     let part =
-                        errand.map_or(0, |errand| errand.held_for / u64::from(errand.extends + 1));
+                        usage.map_or(0, |usage| usage.held_for / u64::from(usage.extends + 1));
                     self.wake_caller(caller, world.now + part, world);
                 }
             }
@@ -262,11 +266,11 @@ impl Process {
 
     fn caller_has_held(&mut self, caller: usize, lock: u64, world: &mut World) {
         let this = &mut self.callers[caller];
-        if let Some(errand) = &mut this.errand
-            && errand.extends > 0
+        if let Some(usage) = &mut this.usage
+            && usage.extends > 0
         {
-            errand.extends -= 1;
-            let begin = if errand.downgrade == Some(errand.extends) {
+            usage.extends -= 1;
+            let begin = if usage.downgrade == Some(usage.extends) {
                 Process::downgrade
             } else {
                 Process::extend
@@ -277,7 +281,7 @@ impl Process {
             }
         }
         let this = &mut self.callers[caller];
-        match this.errand.as_ref().map_or(End::Release, |errand| errand.end) {
+        match this.usage.as_ref().map_or(End::Release, |usage| usage.end) {
             End::Release => {
                 this.state = State::Releasing;
                 self.release_lock(lock, Some(caller), world);
@@ -287,9 +291,9 @@ impl Process {
                 self.caller_rests(caller, world);
             }
             End::Detach => {
-                let keys = self.keys_of(lock);
+                let key_set = self.key_set_of(lock);
                 if let Some((token, spec)) = self.detach(lock, world) {
-                    world.texts.push(Text { keys, token, spec });
+                    world.detached.push(DetachedLock { key_set, token, spec });
                 }
                 self.caller_rests(caller, world);
             }
@@ -309,11 +313,11 @@ impl Process {
         self.wake_caller(caller, plan.next_meeting(at).unwrap_or(at), world);
     }
 
-    /// Ends all calls: no new ones start, and waits without a limit are cancelled.
+    /// Ends the work of all callers: they start no new calls, and cancel waits without a limit.
     pub(super) fn callers_end(&mut self, world: &mut World) {
         for caller in 0..self.callers.len() {
             let this = &self.callers[caller];
-            let waits_for_ever = this.errand.as_ref().is_some_and(|errand| errand.waits_for_ever);
+            let waits_for_ever = this.usage.as_ref().is_some_and(|usage| usage.waits_for_ever);
             match this.state {
                 State::Calling(call) if waits_for_ever => {
                     self.cancel(call, world);
@@ -328,11 +332,11 @@ impl Process {
 }
 
 impl Caller {
-    fn keys(&mut self, plan: &Plan) -> usize {
+    fn choose_key_set(&mut self, plan: &Plan) -> usize {
         let first = plan.habits.first_set_percent;
         if first > 0 && self.chance(first) {
             return 0;
         }
-        self.only.unwrap_or_else(|| self.rng.random_range(0..plan.key_sets.len()))
+        self.fixed_key_set.unwrap_or_else(|| self.rng.random_range(0..plan.key_sets.len()))
     }
 }

@@ -11,30 +11,31 @@ use super::claims::{Claim, Kind};
 use super::clock::{MS, Ns, SECOND};
 use super::plan::{FaultKind, Kind as LockKind, Plan};
 use super::process::{Call, Lock, Machine, Process};
+use super::simulation::SAMPLE_EVERY;
 use super::world::{Note, World};
 
-/// Interval between two checks of the whole fleet.
-const SAMPLED: Ns = 250 * MS;
-/// Longest time from the call of a reader to its grant for which the writers that wait now also
-/// waited then.
-const FRESH: Ns = 2 * SAMPLED;
+/// A reader that called longer ago than this is not compared with the writers that wait now.
+const FRESH: Ns = 2 * SAMPLE_EVERY;
 
 /// The checkers of a run.
 pub(super) struct Checks {
     majority: Majority,
-    /// The locks that may be held.
+    /// The process and the machine of each lock that may be held.
     held: Vec<(usize, u64)>,
-    /// The largest fence of each key, that of an exclusive lock, and the time of the last grant.
+    /// The largest fence of each key.
     fences: Vec<Fence>,
+    /// The last fence of an exclusive lock of each key.
     exclusive: Vec<Fence>,
+    /// When each key was last granted.
     granted: Vec<Ns>,
-    /// The time since which no call has had a reason to wait for its lock, of several keys for each
-    /// of its choices.
+    /// For the process, the machine and each choice of a call: the time since which the call has
+    /// had no reason to wait.
     unhindered: BTreeMap<(usize, u64, usize), Ns>,
-    /// The time since which the call of a writer waits and reaches all nodes.
+    /// For the process and the machine of each writer that waits: the time since which it waits and
+    /// reaches all nodes.
     writers: BTreeMap<(usize, u64), Ns>,
-    /// Number of grants since the last meeting of the callers.
-    met: u64,
+    /// Number of grants since the last check of a meeting.
+    grants_since_meeting: u64,
 }
 
 impl Checks {
@@ -47,11 +48,11 @@ impl Checks {
             writers: BTreeMap::new(),
             granted: vec![0; plan.names.len()],
             unhindered: BTreeMap::new(),
-            met: 0,
+            grants_since_meeting: 0,
         }
     }
 
-    /// Checks what happened in the last event.
+    /// Checks the facts that the last event left behind.
     pub(super) fn take_notes(&mut self, world: &mut World, processes: &[Process]) {
         for note in std::mem::take(&mut world.notes) {
             match note {
@@ -61,7 +62,7 @@ impl Checks {
                     self.gives_way(process, machine, world, processes);
                     self.held.push((process, machine));
                     self.are_no_more_than_permits(process, machine, world, processes);
-                    self.met += 1;
+                    self.grants_since_meeting += 1;
                     self.is_held_on_majority(process, machine, world, processes);
                 }
                 Note::Extended { process, machine, verdict, round_began } => {
@@ -81,17 +82,17 @@ impl Checks {
                 Note::Failed {
                     process,
                     call,
-                    keys,
+                    key_set,
                     mode,
                     reason,
                     attached,
                     started,
                     had_time,
-                    looks,
+                    asked_at,
                 } => {
                     if reason == Reason::Held && !attached {
-                        let wanted = (keys, mode, had_time);
-                        self.was_taken(process, call, wanted, (started, looks), world);
+                        let wanted = (key_set, mode, had_time);
+                        self.was_taken(process, call, wanted, (started, asked_at), world);
                     }
                 }
             }
@@ -103,11 +104,11 @@ impl Checks {
         self.held.retain(|&held| held != (process, machine));
     }
 
-    /// Checks that fences grow in the order of grants. Those of readers that may read together are
-    /// in no order.
+    /// Checks that fences grow in the order of grants. The fences of readers that may hold the lock
+    /// together have no order.
     fn fence_grows(&mut self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
         let Some(lock) = lock_of(all, process, machine) else { return };
-        // The fence shows to the resource that an operator ended the lock.
+        // An operator ended this lock. The larger fence of a later lock protects the resource.
         if was_ended(world, lock) {
             return;
         }
@@ -130,8 +131,8 @@ impl Checks {
         }
     }
 
-    /// Checks that a lock is not extended after a majority of nodes has reported its revocation,
-    /// however far apart these reports were.
+    /// Checks that a lock is not extended after a majority of nodes has answered that it is
+    /// revoked, however far apart these answers were.
     fn is_not_kept(
         &self,
         (process, machine): (usize, u64),
@@ -142,11 +143,15 @@ impl Checks {
     ) {
         let Some(lock) = lock_of(all, process, machine) else { return };
         let token = lock.hold.token();
-        let told =
-            world.revoked.iter().filter(|&&(of, _, at)| of == token && at < round_began).count();
-        if told >= self.majority.size() && matches!(verdict, ExtensionVerdict::Extended(_)) {
-            world
-                .violate(format!("p{process}/{machine} is extended after {told} nodes revoked it"));
+        let answers = world
+            .revoked_answers
+            .iter()
+            .filter(|&&(of, _, at)| of == token && at < round_began)
+            .count();
+        if answers >= self.majority.size() && matches!(verdict, ExtensionVerdict::Extended(_)) {
+            world.violate(format!(
+                "p{process}/{machine} is extended after {answers} nodes revoked it"
+            ));
         }
     }
 
@@ -182,7 +187,8 @@ impl Checks {
         }
     }
 
-    /// Checks that a semaphore has no more holders than permits, and counts holders.
+    /// Counts the locks of one set of keys, and checks that a semaphore has no more holders than
+    /// permits.
     fn are_no_more_than_permits(
         &self,
         process: usize,
@@ -193,21 +199,21 @@ impl Checks {
         let Some(lock) = lock_of(all, process, machine) else { return };
         let of_set = |&&(process, machine): &&(usize, u64)| {
             lock_of(all, process, machine).is_some_and(|other| {
-                other.keys == lock.keys
+                other.key_set == lock.key_set
                     && is_held(all, process, other, world.now)
                     && !was_ended(world, other)
             })
         };
         let together = self.held.iter().filter(of_set).count();
         world.most_together = world.most_together.max(together);
-        let set = &world.plan.members[lock.keys];
-        if world.plan.any.contains(&lock.keys) && together > set.len() {
+        let set = &world.plan.members[lock.key_set];
+        if world.plan.any.contains(&lock.key_set) && together > set.len() {
             let permits = set.len();
             world.violate(format!("{together} holders of a semaphore with {permits} permits"));
         }
     }
 
-    /// Checks that a reader does not overtake a writer that began to wait long before its call.
+    /// Checks that a reader does not overtake a writer that waited long before the reader called.
     fn gives_way(&self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
         let Some(lock) = lock_of(all, process, machine) else { return };
         let is_old = lock.call_started < world.now.saturating_sub(FRESH);
@@ -215,7 +221,8 @@ impl Checks {
             return;
         }
         let plan = Arc::clone(&world.plan);
-        // A client may go ahead past a queue node that refuses while no other holds the lock.
+        // While no other client holds the lock, a reader may acquire it although the queue node
+        // refuses.
         let is_beside_another = self.held.iter().any(|&(process, machine)| {
             lock_of(all, process, machine).is_some_and(|other| {
                 other.members == lock.members && is_held(all, process, other, world.now)
@@ -226,15 +233,15 @@ impl Checks {
         }
         for (&(writer, call), &since) in &self.writers {
             let Some(waiting) = all[writer].waiting(call) else { continue };
-            let wants = plan.members[waiting.keys].iter().any(|key| lock.members.contains(key));
+            let wants = plan.members[waiting.key_set].iter().any(|key| lock.members.contains(key));
             let hears = |node| plan.is_well(process, node, since, world.now) && votes(world, node);
             let limit = patience(&plan, &all[writer], waiting.acquire.spec());
-            // A node takes a request with a fence from before the wait for a repair.
+            // A node treats a request as a repair if its fence is older than the wait.
             let limit = limit + plan.clock_spread();
-            // Elsewhere it may wait for the end of one lock after the other.
+            // A writer that is not on the queue node may wait for several locks, one after another.
             let ends = 3 * (plan.habits.hold.1 + plan.ttl_max());
             let began = lock.call_started;
-            let overtakes = in_place_since(world, &all[writer], call, waiting.keys)
+            let overtakes = in_place_since(world, &all[writer], call, waiting.key_set)
                 .is_some_and(|since| began > since + limit);
             if wants && (overtakes || began > since + limit + ends) && (0..plan.nodes).all(hears) {
                 let waited = began.saturating_sub(since) / MS;
@@ -247,7 +254,7 @@ impl Checks {
         }
     }
 
-    /// Records the writers that wait, while no fault keeps them from their place in a queue.
+    /// Records the writers that wait and that no fault keeps from their place in a queue.
     fn note_writers(&mut self, world: &World, processes: &[Process]) {
         let plan = Arc::clone(&world.plan);
         if plan.kind != LockKind::Shared || plan.max_waiters < plan.processes || plan.nodes == 2 {
@@ -256,7 +263,7 @@ impl Checks {
         let mut writers = BTreeMap::new();
         for process in processes {
             let index = process.index;
-            let from = world.now.saturating_sub(SAMPLED);
+            let from = world.now.saturating_sub(SAMPLE_EVERY);
             let hears = |node| plan.is_well(index, node, from, world.now) && votes(world, node);
             if process.paused > 0 || !(0..plan.nodes).all(hears) {
                 continue;
@@ -272,8 +279,9 @@ impl Checks {
         self.writers = writers;
     }
 
-    /// Checks that no majority is left for another lock: on the other nodes the token holds the
-    /// lock, or the node abstains because it may have forgotten it.
+    /// Checks that a held lock leaves no majority for another lock.
+    ///
+    /// A node counts for the lock if the token holds all keys there, or if the node does not vote.
     fn is_held_on_majority(
         &mut self,
         process: usize,
@@ -299,8 +307,10 @@ impl Checks {
         }
     }
 
-    /// Checks that a renewed lock is not lost while a majority is well, and no other token holds it
-    /// there. A lock that was not released before a fault may be lost.
+    /// Checks that a renewed lock is not lost while a majority of nodes is well.
+    ///
+    /// A node does not count if another call held a key there for long, for example because a fault
+    /// delayed the RELEASE of an earlier lock.
     fn was_lost_for_a_reason(
         &mut self,
         process: usize,
@@ -311,12 +321,12 @@ impl Checks {
     ) {
         let plan = Arc::clone(&world.plan);
         let (from, to) = (call_started, world.now);
-        // Waiters for any of several keys may have one key by turns.
-        let in_all = plan.kind == LockKind::Permits;
+        // Several calls for one of several keys may hold a key in turn, so their times add up.
+        let adds_up = plan.kind == LockKind::Permits;
         let is_free = |node: &usize| {
             !members
                 .iter()
-                .any(|&key| world.claims.was_orphan(*node, key, call, (from, to), in_all))
+                .any(|&key| world.claims.was_held_by_another(*node, key, call, (from, to), adds_up))
         };
         let nodes = (0..plan.nodes).filter(|&node| plan.is_well(process, node, from, to));
         let well = nodes.filter(is_free).count();
@@ -328,20 +338,19 @@ impl Checks {
         }
     }
 
-    /// Checks that no majority was left: others held the lock, or waited for it, on the other
-    /// nodes.
+    /// Checks a call that failed with `Held`: claims of other calls must have left no majority.
     fn was_taken(
         &mut self,
         process: usize,
         call: u64,
-        (keys, mode, had_time): (usize, Mode, bool),
-        (started, looks): (Ns, Option<Vec<Ns>>),
+        (key_set, mode, had_time): (usize, Mode, bool),
+        (started, asked_at): (Ns, Option<Vec<Ns>>),
         world: &mut World,
     ) {
         let plan = Arc::clone(&world.plan);
-        let (members, majority) = (&plan.members[keys], self.majority.size());
+        let (members, majority) = (&plan.members[key_set], self.majority.size());
         let machine = call & ((1 << 40) - 1);
-        let Some(looks) = looks else {
+        let Some(asked_at) = asked_at else {
             world.violate(format!("p{process}/{machine} reports Held, but has not asked any node"));
             return;
         };
@@ -352,15 +361,15 @@ impl Checks {
             let is_writer = |claim: &Claim| claim.mode == Mode::Exclusive;
             claims.any_was(key, (started, now), is_writer)
         });
-        // Readers let others in unless a node may have a writer, or an operator has revoked the
-        // lock.
+        // A reader can join other readers, unless a writer has a claim on any node, or an operator
+        // has revoked the lock.
         let is_open = mode == Mode::Shared && !has_writer && !has_revocations;
         let is_other = |node: usize, claim: &Claim| {
             if is_open && claim.mode == Mode::Shared && claim.kind != Kind::Waiter {
                 return false;
             }
             let token = claim.token;
-            // A lock that the same program released before the call is free for it.
+            // A lock that the same process released before the call does not block the call.
             let was_own = || {
                 let owner = claims.call_of(token).map(|call| call >> 40);
                 let released = claims.released_at(token).filter(|at| *at <= started);
@@ -369,8 +378,9 @@ impl Checks {
             };
             claims.call_of(token) != Some(call) && !was_own()
         };
-        if plan.any.contains(&keys) {
-            // It was refused one slot, and a node knew of no other that is free.
+        if plan.any.contains(&key_set) {
+            // The call asks for one slot, and then for another that a node knows to be free. It may
+            // fail unless a slot was free on all nodes all the time.
             let began = vec![started; plan.nodes];
             let was_taken =
                 |key: &&usize| claims.were_taken(&[**key], (&began, now), plan.nodes, is_other);
@@ -381,15 +391,15 @@ impl Checks {
             }
             return;
         }
-        if !claims.were_taken(members, (&looks, now), majority, is_other) {
-            let look = (now - looks.iter().max().copied().unwrap_or_default()) / 1000;
+        if !claims.were_taken(members, (&asked_at, now), majority, is_other) {
+            let us = (now - asked_at.iter().max().copied().unwrap_or_default()) / 1000;
             world.violate(format!(
-                "p{process}/{machine} reports Held, but in the last {look} µs a majority was free"
+                "p{process}/{machine} reports Held, but in the last {us} µs a majority was free"
             ));
         }
     }
 
-    /// Checks the whole fleet, at intervals.
+    /// Checks the whole fleet. Called once in each interval of [`SAMPLE_EVERY`].
     pub(super) fn sample(&mut self, world: &mut World, processes: &[Process]) {
         let held = std::mem::take(&mut self.held);
         for &(process, machine) in &held {
@@ -402,29 +412,29 @@ impl Checks {
         self.one_of_all_wins(world);
     }
 
-    /// Checks that one of several callers wins a free lock that they request at the same moment.
+    /// Checks that at least one of the callers that meet wins the free lock.
     fn one_of_all_wins(&mut self, world: &mut World) {
         let Some(every) = world.plan.meet_every else { return };
         if world.now % every != 750 * MS {
             return;
         }
-        let met = std::mem::take(&mut self.met);
-        // Callers start one meeting after the connections were made.
-        if met == 0 && world.now > 2 * every && !world.is_ending {
+        let grants = std::mem::take(&mut self.grants_since_meeting);
+        // The processes connect before the first meeting.
+        if grants == 0 && world.now > 2 * every && !world.is_ending {
             world.violate("all callers wanted a free lock, and none of them got it".into());
         }
     }
 
-    /// Checks that a free lock is granted to one of the calls for it.
+    /// Checks that no call waits too long for a lock that is free.
     fn free_locks_are_granted(&mut self, world: &mut World, processes: &[Process]) {
         let (plan, now) = (Arc::clone(&world.plan), world.now);
-        // Each of two nodes has a veto: two queues or two clocks that disagree can block a lock for
-        // long.
+        // A majority of two nodes is both. So two queues or two clocks that disagree can block a
+        // lock for a long time.
         if plan.nodes == 2 {
             return;
         }
         let mut unhindered = BTreeMap::new();
-        let wants = |(_, call): (u64, &Call)| (call.keys, call.acquire.spec().mode);
+        let wants = |(_, call): (u64, &Call)| (call.key_set, call.acquire.spec().mode);
         let wanted: Vec<Vec<(usize, Mode)>> =
             processes.iter().map(|process| process.calls().map(wants).collect()).collect();
         let held: Vec<&Lock> = (self.held.iter())
@@ -433,7 +443,7 @@ impl Checks {
                 is_held(processes, process, lock, now).then_some(lock)
             })
             .collect();
-        // The time for which an attempt may hold a node.
+        // The longest time for which an attempt that fails holds a node.
         let at_most = 100 * MS + 4 * plan.round_trip;
         let is_free = |keys: &[usize], mode: Mode, node: usize| {
             keys.iter().all(|&key| {
@@ -446,7 +456,7 @@ impl Checks {
         };
         let reaches_majority = |process: usize, keys: &[usize], mode: Mode| {
             let is_good = |&node: &usize| {
-                plan.is_well(process, node, now.saturating_sub(SAMPLED), now)
+                plan.is_well(process, node, now.saturating_sub(SAMPLE_EVERY), now)
                     && votes(world, node)
                     && is_free(keys, mode, node)
             };
@@ -457,11 +467,11 @@ impl Checks {
         for process in processes {
             for (machine, call) in process.calls() {
                 let mode = call.acquire.spec().mode;
-                for (choice, keys) in plan.choices(call.keys).enumerate() {
+                for (choice, keys) in plan.choices(call.key_set).enumerate() {
                     let has_key = |key: &usize| keys.contains(key);
                     let overlaps =
                         |&(set, _): &(usize, Mode)| plan.members[set].iter().any(has_key);
-                    // While a writer waits, readers wait behind it.
+                    // Readers wait behind a writer.
                     let has_writer = wanted
                         .iter()
                         .flatten()
@@ -498,7 +508,7 @@ impl Checks {
         }
     }
 
-    /// Checks that nothing is left at the end.
+    /// Checks that no call, lease, waiter or key is left at the end.
     pub(super) fn end(world: &mut World, processes: &[Process]) {
         for process in processes {
             if !process.is_idle() {
@@ -522,33 +532,33 @@ impl Checks {
     }
 }
 
-/// Returns since when a call for one key waits on the queue node of the key.
-fn in_place_since(world: &World, process: &Process, call: u64, keys: usize) -> Option<Ns> {
-    let (key, owner) = (world.plan.members[keys][0], process.global(call));
+/// Returns the time since which a call for one key waits on the queue node of the key.
+fn in_place_since(world: &World, process: &Process, call: u64, key_set: usize) -> Option<Ns> {
+    let (key, owner) = (world.plan.members[key_set][0], process.global(call));
     let is_its = |claim: &Claim| {
         claim.kind == Kind::Waiter && world.claims.call_of(claim.token) == Some(owner)
     };
     world.claims.at(world.queue_node(key), key, world.now).find(is_its).map(|claim| claim.since)
 }
 
-/// Returns how long a call may wait for a free lock.
+/// Returns the longest time for which a call may wait for a free lock.
 fn patience(plan: &Plan, process: &Process, spec: &Spec) -> Ns {
-    // Each process may be making a first attempt, which keeps a node from others for a round trip.
+    // Each process may make a first attempt, which holds a node for a round trip.
     let newcomers = plan.round_trip * plan.processes as u64;
     let limit = u64::try_from(process.longest_timeout(spec).as_nanos()).unwrap_or_default();
-    // Clients without a place in a node's queue poll, and compete with each other. In a fleet with
-    // an even number of nodes two halves can have a queue each, which takes longer to resolve:
-    // clients warn of such fleets.
+    // Clients without a place in the queue of a node poll, and compete with each other. With an
+    // even number of nodes, each half of the nodes can have a queue of its own, which takes longer
+    // to resolve. Clients warn of such fleets.
     let slow = plan.max_waiters < plan.processes || plan.nodes.is_multiple_of(2);
     let crowd = if slow { 10 * SECOND } else { 2 * SECOND };
-    // A client that polls asks for one slot at a time, at random.
+    // A client that polls asks for one slot at a time, chosen at random.
     let polls = plan.seats < plan.callers;
     let slots = spec.any.as_ref().filter(|_| polls).map_or(1, Keys::len);
     let crowd = crowd * u64::try_from(slots).unwrap_or(1);
-    crowd + newcomers + 4 * limit + SAMPLED
+    crowd + newcomers + 4 * limit + SAMPLE_EVERY
 }
 
-/// Checks that a node which has answered the RELEASE of a token does not hold the lock for it.
+/// Checks that a node which has answered the RELEASE of a token has no lease of the token.
 fn nothing_is_left_behind(world: &mut World) {
     let age = 100 * MS + 4 * world.plan.round_trip;
     for node in 0..world.plan.nodes {
@@ -561,7 +571,7 @@ fn nothing_is_left_behind(world: &mut World) {
     }
 }
 
-/// Checks that a lock which an operator has ended on a majority is not extended.
+/// Checks that a lock is not extended after an operator has ended it on a majority.
 fn is_not_revived(
     (process, machine): (usize, u64),
     verdict: ExtensionVerdict,
@@ -591,7 +601,7 @@ fn lock_of(processes: &[Process], process: usize, machine: u64) -> Option<&Lock>
     }
 }
 
-/// Returns whether an operator has ended the lock. Its holder may not know it yet.
+/// Returns whether an operator has ended the lock on any node. Its holder may not know that yet.
 fn was_ended(world: &World, lock: &Lock) -> bool {
     let token = lock.hold.token();
     world.ended.contains(&token)

@@ -1,5 +1,5 @@
-//! The tokens that had, or waited for, each key on each node, with their times. Checkers compare
-//! them with what clients report.
+//! The tokens that held each key on each node, or waited for it, with their times. The checkers
+//! compare them with the reports of clients.
 
 use std::collections::HashMap;
 
@@ -7,9 +7,9 @@ use quorlock_core::client::{Mode, Token};
 
 use super::clock::Ns;
 
-/// The tokens of all nodes.
+/// The claims on all nodes.
 pub(super) struct Claims {
-    /// By node and key.
+    /// The claims on each node and key.
     places: Vec<Vec<Vec<Claim>>>,
     tokens: HashMap<Token, Owner>,
 }
@@ -20,16 +20,16 @@ struct Owner {
     call: u64,
     /// When the holder released the lock.
     released_at: Option<Ns>,
-    /// When every node that was asked for the lock had answered its RELEASE.
+    /// When the last of the nodes that were asked for the lock answered its RELEASE.
     gone_at: Option<Ns>,
 }
 
-/// A token on a key of a node.
+/// A time for which a token held a key on a node, or waited for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) token: Token,
     pub(super) kind: Kind,
-    /// Whether others may share the key with it.
+    /// Whether other tokens may share the key with this one.
     pub(super) mode: Mode,
     pub(super) since: Ns,
     pub(super) until: Ns,
@@ -42,12 +42,13 @@ pub(super) enum Kind {
     Foreign,
 }
 
-/// Claims that ended longer ago than this are forgotten.
+/// Claims that ended longer ago than this may be forgotten.
 const KEPT: Ns = 30 * super::clock::SECOND;
+/// Number of claims on a key of a node beyond which old claims are forgotten.
 const FORGET_BEYOND: usize = 256;
-/// Delay by which an ACQUIRE may arrive after its RELEASE and still count as overtaken by it.
+/// A lease that begins this long after its RELEASE is excused: its ACQUIRE was in flight before.
 const LATE: Ns = 2 * super::clock::SECOND;
-/// An attempt holds a node for less than this.
+/// An attempt that fails holds a node for less than this.
 const LONG: Ns = 100 * super::clock::MS;
 
 impl Claims {
@@ -55,8 +56,8 @@ impl Claims {
         Self { places: vec![vec![Vec::new(); keys]; nodes], tokens: HashMap::new() }
     }
 
-    /// Records the call for which a token was made.
-    pub(super) fn belongs(&mut self, token: Token, call: u64) {
+    /// Records that a token was made for this call.
+    pub(super) fn assign(&mut self, token: Token, call: u64) {
         let owner = Owner { call, released_at: None, gone_at: None };
         self.tokens.entry(token).or_insert(owner);
     }
@@ -68,8 +69,8 @@ impl Claims {
         }
     }
 
-    /// Records that every node that was asked for the lock has answered its RELEASE, or that this
-    /// is unknown.
+    /// Records when the last of the nodes that were asked for the lock answered its RELEASE; `None`
+    /// while a RELEASE is unanswered.
     pub(super) fn gone(&mut self, token: Token, at: Option<Ns>) {
         if let Some(owner) = self.tokens.get_mut(&token) {
             owner.gone_at = at;
@@ -81,7 +82,7 @@ impl Claims {
         self.tokens.get(&token)?.released_at
     }
 
-    /// Returns a token on a key of a node that has answered its RELEASE, and the call of the token.
+    /// Returns a token that holds a key of a node although its release is over, and its call.
     pub(super) fn left_behind(
         &self,
         node: usize,
@@ -92,7 +93,7 @@ impl Claims {
         self.at(node, key, now).find_map(|claim| {
             let owner = self.tokens.get(&claim.token)?;
             let is_old = claim.kind == Kind::Lease && claim.since + age < now;
-            // A request in flight may arrive at any time after its connection was reset.
+            // An ACQUIRE in flight may arrive at any time after its connection was reset.
             let is_left = owner.gone_at.is_some_and(|at| claim.since < at + LATE);
             (is_old && is_left).then_some((claim.token, owner.call))
         })
@@ -113,7 +114,7 @@ impl Claims {
         place.push(claim);
     }
 
-    /// Records when the claim of a token ends, now or at another time than before.
+    /// Sets the end of a token's claim, which has not ended at `now`, to `at`.
     pub(super) fn end(
         &mut self,
         node: usize,
@@ -130,7 +131,7 @@ impl Claims {
         }
     }
 
-    /// Records the minimal end of a token's lease, and that it is shared if the mode says so.
+    /// Moves the end of a token's lease to `at` if that is later. A shared `mode` makes it shared.
     pub(super) fn extend(
         &mut self,
         node: usize,
@@ -147,7 +148,7 @@ impl Claims {
             let until = claim.until.max(at);
             claim.until = until;
             if mode == Mode::Shared && claim.mode != mode {
-                // Until now it excluded others.
+                // The lease was exclusive until now: a new claim begins.
                 claim.until = now;
                 let shared = Claim { mode, since: now, until, ..*claim };
                 self.places[node][key].push(shared);
@@ -168,24 +169,24 @@ impl Claims {
         claims.filter(move |claim| claim.since <= now && now < claim.until)
     }
 
-    /// Returns whether another token's lease, or a foreign string, was on a key for long between
-    /// two times, or with `in_all` several of them together.
-    pub(super) fn was_orphan(
+    /// Returns whether a lease of another call, or a foreign string, was on a key for longer than
+    /// an attempt lasts, between two times. If `adds_up`, the sum of their times counts.
+    pub(super) fn was_held_by_another(
         &self,
         node: usize,
         key: usize,
         call: u64,
         (from, to): (Ns, Ns),
-        in_all: bool,
+        adds_up: bool,
     ) -> bool {
         let is_other =
             |claim: &&Claim| claim.kind != Kind::Waiter && self.call_of(claim.token) != Some(call);
         let time = |claim: &Claim| claim.until.min(to).saturating_sub(claim.since.max(from));
         let mut others = self.places[node][key].iter().filter(is_other).map(time);
-        if in_all { others.sum::<Ns>() > LONG } else { others.any(|time| time > LONG) }
+        if adds_up { others.sum::<Ns>() > LONG } else { others.any(|time| time > LONG) }
     }
 
-    /// Returns whether a claim of this kind was on a key of any node between two times.
+    /// Returns whether a claim for which `is` is true was on a key of any node between two times.
     pub(super) fn any_was(
         &self,
         key: usize,
@@ -196,21 +197,20 @@ impl Claims {
         self.places.iter().any(|keys| keys[key].iter().any(was))
     }
 
-    /// Returns whether fewer than `majority` nodes were without a claim of other tokens on one of
-    /// these keys.
+    /// Returns whether claims of others on these keys left fewer than `majority` nodes free.
     ///
-    /// A claim on a node counts at any time from the last request there until `to`. Requests to
-    /// several nodes are no snapshot, so these claims need not exist at the same instant.
+    /// A claim counts if it existed at any time from the last request to its node until `to`. The
+    /// nodes are not asked at one instant, so the claims need not have existed at the same instant.
     pub(super) fn were_taken(
         &self,
         keys: &[usize],
-        (looks, to): (&[Ns], Ns),
+        (asked_at, to): (&[Ns], Ns),
         majority: usize,
         is_other: impl Fn(usize, &Claim) -> bool,
     ) -> bool {
         let is_taken = |&node: &usize| {
             let others = |claim: &Claim| {
-                claim.since <= to && claim.until > looks[node] && is_other(node, claim)
+                claim.since <= to && claim.until > asked_at[node] && is_other(node, claim)
             };
             keys.iter().any(|&key| self.places[node][key].iter().any(others))
         };

@@ -15,7 +15,7 @@ pub(super) const SECOND: Ns = 1000 * MS;
 
 /// The wall clock at the start of each run, in microseconds since 1970.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
-/// Deadlines further ahead than this are not reached within a run.
+/// No run reaches a deadline that lies further ahead than this.
 const NEVER_NS: u64 = 1_000_000 * SECOND;
 
 /// The clocks of one client machine.
@@ -23,11 +23,14 @@ const NEVER_NS: u64 = 1_000_000 * SECOND;
 pub(super) struct ClientClock {
     /// Rate of the raw clock above the true rate, in parts per million.
     raw_ppm: i64,
+    /// The same for the boot clock.
     boot_ppm: i64,
+    /// Reading of the raw clock at the start.
     offset: Duration,
     wall_offset_us: i64,
-    /// Time for which the machine has slept, without the present sleep.
+    /// Total time of the past sleeps of the machine.
     slept: Ns,
+    /// When the machine fell asleep, if it sleeps now.
     sleeps_since: Option<Ns>,
 }
 
@@ -59,12 +62,12 @@ impl ClientClock {
         (EPOCH_US + now / 1000).saturating_add_signed(self.wall_offset_us)
     }
 
-    /// Returns the first time from `now` on at which either clock has reached the deadline, unless
-    /// the machine sleeps; `None` for a deadline that no run reaches.
+    /// Returns the first time from `now` on at which either clock has reached the deadline, if the
+    /// machine does not sleep until then. Returns `None` for a deadline that no run reaches.
     pub(super) fn when(&self, deadline: Moment, now: Ns) -> Option<Ns> {
         let left = self.at(now).until(deadline);
         let left = u64::try_from(left.as_nanos()).ok().filter(|left| *left < NEVER_NS)?;
-        // The faster clock decides. At most a nanosecond is lost to rounding.
+        // The faster clock decides. The loop corrects rounding errors.
         let fastest = self.raw_ppm.max(self.boot_ppm);
         let mut at = now + unscaled(left, fastest);
         while !self.at(at).has_reached(deadline) {
@@ -102,7 +105,7 @@ impl NodeClock {
         }
     }
 
-    /// Returns the first time from `now` on at which the monotonic clock has this reading.
+    /// Returns the first time from `now` on at which the monotonic clock reads `at` or more.
     pub(super) fn when(&self, at: Monotonic, now: Ns) -> Ns {
         let left_us = at.us_since(self.at(now).monotonic);
         if left_us == 0 {
@@ -116,18 +119,20 @@ impl NodeClock {
         time
     }
 
-    /// Returns the time at which the wall clock has this reading in ms, unless it is stepped.
+    /// Returns the time at which the wall clock reads `ms`, if it is not stepped before.
     pub(super) fn when_wall(&self, ms: u64, now: Ns) -> Ns {
         let left_ms = ms.saturating_sub(self.at(now).wall_ms());
         now + unscaled(left_ms.saturating_mul(MS), self.ppm)
     }
 }
 
+/// Returns how far a clock of this rate advances in a true time.
 fn scaled(time: Ns, ppm: i64) -> u64 {
     let change = i128::from(time) * i128::from(ppm) / 1_000_000;
     time.saturating_add_signed(i64::try_from(change).unwrap_or_default())
 }
 
+/// Returns the true time in which a clock of this rate advances by `time`.
 fn unscaled(time: u64, ppm: i64) -> Ns {
     let million = 1_000_000 + ppm;
     let true_time = i128::from(time) * 1_000_000 / i128::from(million);

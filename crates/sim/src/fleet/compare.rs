@@ -18,10 +18,10 @@ pub struct Comparison {
     pub without: String,
 }
 
-/// A rule, the case, the mutant without the rule, the plan, and the figure.
+/// A rule, the case, the mutant that breaks the rule, the plan, and the figure to print.
 type Case = (&'static str, &'static str, ClientRule, Plan, fn(&Report) -> String);
 
-/// Leaves out one rule after the other.
+/// Runs each case with its rule and without it.
 pub fn comparisons() -> impl Iterator<Item = Comparison> {
     let cases: [Case; 5] = [
         (
@@ -49,7 +49,7 @@ pub fn comparisons() -> impl Iterator<Item = Comparison> {
             "a waiter looks past the queue node",
             "16 clients, held for 5 to 15 ms, with a ttl of 10 s; a RELEASE to the queue node is lost \
              every 20 s, for 10 minutes",
-            ClientRule::NeverLooksPast,
+            ClientRule::NeverBypasses,
             lost_releases(),
             totals,
         ),
@@ -70,24 +70,24 @@ pub fn comparisons() -> impl Iterator<Item = Comparison> {
     })
 }
 
-/// Clients for single keys beside clients for several keys.
+/// Figures of clients for single keys beside clients for several keys.
 #[derive(Clone, Debug)]
 pub struct Mixed {
-    /// Locks of the clients for single keys without the others.
+    /// Locks of the clients for single keys in a run without other clients.
     pub alone: u64,
-    /// Locks of the same clients beside the others.
+    /// Locks of the clients for single keys beside clients for several keys.
     pub beside: u64,
-    /// Locks of the clients for several keys.
+    /// Locks of the clients for several keys in the same run.
     pub several: u64,
-    /// Mean and longest wait of clients for single keys beside the others.
+    /// Mean and longest wait of the clients for single keys in that run.
     pub single_waits: (Duration, Duration),
-    /// Mean and longest wait of clients for several keys.
+    /// Mean and longest wait of the clients for several keys.
     pub several_waits: (Duration, Duration),
 }
 
 /// Runs eight clients for one of four keys, and four clients for two of them.
 ///
-/// The four rest for up to `rest_ms` after each lock. Locks are held for 5 to 15 ms.
+/// Each client rests for up to `rest_ms` after each lock, and holds a lock for 5 to 15 ms.
 pub fn mixed(rest_ms: u64, seconds: u64) -> Mixed {
     const SINGLE: usize = 8;
     let sets: Vec<Vec<usize>> = (0..SINGLE).map(|client| vec![client % 4]).collect();
@@ -116,7 +116,7 @@ pub fn mixed(rest_ms: u64, seconds: u64) -> Mixed {
     }
 }
 
-/// Clients that wait without a limit, and call again at once.
+/// The habits of clients that wait without a limit, and call again at once.
 fn habits(hold: (Ns, Ns)) -> Habits {
     Habits { ttls_ms: vec![10_000], hold, ..Habits::default() }
 }

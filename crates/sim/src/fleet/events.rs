@@ -1,4 +1,4 @@
-//! The events of a run, and their times.
+//! The queue of future events of a run, ordered by time.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -9,23 +9,24 @@ use super::network::{Conn, Down, Up};
 /// An event.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// A message arrives at the machine of a node.
+    /// A message arrives at the host of a node.
     Up { conn: Conn, number: u64, message: Up },
-    /// A message arrives at the machine of a process.
+    /// A message arrives at a process.
     Down { conn: Conn, number: u64, message: Down },
     /// The node learns that the connection has ended.
     NodeLosesConnection { conn: Conn },
     /// The process learns that the connection has ended.
     ProcessLosesConnection { conn: Conn },
-    /// The node has work to do by itself.
+    /// The node has work that no command requested.
     NodeWakes { node: usize },
-    /// The node has finished a command.
+    /// The node has finished a command, and can read the next one.
     NodeIsFree { node: usize },
-    /// The time-out of a machine of a process has passed.
+    /// A timer of a process fires: that of a state machine, of the links, of the renewals, or of a
+    /// connection.
     Timer { process: usize, machine: u64 },
-    /// A program does its next step.
+    /// A caller does its next step.
     Caller { process: usize, caller: usize, number: u64 },
-    /// A fault begins, and then ends.
+    /// The fault `index / 2` of the plan begins if `index` is even, and ends if it is odd.
     Fault { index: usize },
     /// The whole fleet is checked.
     Sample,

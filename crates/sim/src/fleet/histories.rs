@@ -1,4 +1,6 @@
-//! The driver of this crate replays histories. `QUORLOCK_RECORD=1` writes what it sends into them.
+//! Replays the histories with the driver of this crate.
+//!
+//! With `QUORLOCK_RECORD=1`, also writes the requests of this driver into the histories.
 
 #[path = "../../histories/mod.rs"]
 mod history;
@@ -26,7 +28,7 @@ use super::world::{Note, World};
 const KEYS: [&str; 2] = ["report", "nightly"];
 
 #[test]
-fn simulated_driver_does_what_the_histories_say() {
+fn simulated_driver_repeats_the_histories() {
     if std::env::var_os("QUORLOCK_RECORD").is_some() {
         history::record_all::<Replay<true>>();
     }
@@ -34,15 +36,15 @@ fn simulated_driver_does_what_the_histories_say() {
     history::replay_all::<Replay<false>>();
 }
 
-/// A process whose nodes are a history.
+/// A process whose nodes do what a history says.
 ///
-/// It reports a lost connection to its machines before its links, or after them.
+/// If `MACHINES_FIRST`, the machines of calls hear of a lost connection before the links do.
 struct Replay<const MACHINES_FIRST: bool> {
     process: Process,
     world: World,
     nodes: Vec<Node>,
     names: BTreeMap<Conn, Connection>,
-    /// Number of requests that wait for an answer.
+    /// For each connection: the number of requests without an answer.
     unanswered: BTreeMap<Conn, usize>,
     locks: BTreeMap<String, u64>,
     /// Locks whose extension the program awaits.
@@ -89,9 +91,9 @@ impl<const MACHINES_FIRST: bool> Driver for Replay<MACHINES_FIRST> {
         match told {
             Told::Connect => self.process.begin(&mut self.world),
             Told::Acquire { lock, key, wait, renew } => {
-                let keys = self.world.plan.key_index(key.as_bytes());
+                let key_set = self.world.plan.key_index(key.as_bytes());
                 let spec = Arc::new(Spec {
-                    keys: self.world.plan.key_sets[keys].clone(),
+                    keys: self.world.plan.key_sets[key_set].clone(),
                     ttl: Ttl::from_ms(TTL_MS).unwrap(),
                     mode: Mode::Exclusive,
                     any: None,
@@ -101,21 +103,22 @@ impl<const MACHINES_FIRST: bool> Driver for Replay<MACHINES_FIRST> {
                     owner: None,
                 });
                 let caller = self.add_caller();
-                let call = self.process.call(caller, keys, &spec, *wait, *renew, &mut self.world);
+                let call =
+                    self.process.call(caller, key_set, &spec, *wait, *renew, &mut self.world);
                 self.locks.insert(lock.clone(), call);
             }
             Told::Attach { lock, detached } => {
                 let (token, spec) = self.detached.remove(detached).expect("it was detached");
-                let keys = self.world.plan.key_index(spec.keys.first());
+                let key_set = self.world.plan.key_index(spec.keys.first());
                 let caller = self.add_caller();
-                let call = self.process.attach(caller, keys, &spec, token, &mut self.world);
+                let call = self.process.attach(caller, key_set, &spec, token, &mut self.world);
                 self.locks.insert(lock.clone(), call);
             }
             Told::Cancel(lock) => self.process.cancel(self.locks[lock], &mut self.world),
             Told::Extend(lock) => {
                 let lock = self.locks[lock];
                 self.extending.push(lock);
-                assert!(self.process.extend(lock, &mut self.world), "it has ended");
+                assert!(self.process.extend(lock, &mut self.world), "the lock has ended");
             }
             Told::Release(lock) => {
                 let caller = self.add_caller();
@@ -198,11 +201,11 @@ impl<const MACHINES_FIRST: bool> Replay<MACHINES_FIRST> {
             Event::Timer { machine, .. } => self.process.time_out(machine, world),
             // The history decides what the program does.
             Event::Caller { .. } => {}
-            other => panic!("{other:?} is of no history"),
+            other => panic!("{other:?} does not occur in a history"),
         }
     }
 
-    /// Answers what every node answers at once. The history decides the rest.
+    /// Answers requests to connect. The history answers all other requests.
     fn arrive(&mut self, conn: Conn, message: Up) {
         let node = self.world.network.connection(conn).node;
         match message {
@@ -231,7 +234,7 @@ impl<const MACHINES_FIRST: bool> Replay<MACHINES_FIRST> {
         }
     }
 
-    /// Records what the program learns.
+    /// Records the results that the program learns.
     fn take_notes(&mut self) {
         for note in std::mem::take(&mut self.world.notes) {
             let (machine, what) = match note {
@@ -270,7 +273,7 @@ fn response(answer: Answer) -> Response {
     }
 }
 
-/// Formats a request as the client sends it; docs/protocol/vectors.json has the same.
+/// Formats a request as the client sends it. docs/protocol/vectors.json has the same formats.
 fn command(spec: &Spec, request: &Request) -> Vec<String> {
     let key = String::from_utf8(spec.keys.first().to_vec()).unwrap();
     let (token, ttl) = (request.token.as_str().to_owned(), spec.ttl.ms().to_string());
@@ -287,7 +290,7 @@ fn command(spec: &Spec, request: &Request) -> Vec<String> {
             ]
             .concat()
         }
-        Command::AcquireAny { .. } => unreachable!("its plans have no semaphores"),
+        Command::AcquireAny { .. } => unreachable!("no history has a semaphore"),
         Command::Extend { fence } => {
             let mut command = vec!["LOCK.EXTEND".to_owned(), key, token, ttl];
             command.extend(fence.into_iter().flat_map(with_fence));

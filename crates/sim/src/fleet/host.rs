@@ -1,4 +1,4 @@
-//! The machines that nodes run on: the real node in memory, its sockets, pauses and restarts.
+//! The hosts of nodes: each runs the real node in memory, with sockets, pauses and restarts.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -17,24 +17,25 @@ use super::events::Event;
 use super::network::{Conn, Down, Packet, Up};
 use super::world::World;
 
-/// When a process notices that the other end of a silent connection is gone.
+/// Time after which a process notices that the host of a connection is off.
 const KEEPALIVE: Ns = 8 * SECOND;
 
-/// A node and its machine.
+/// A node and the computer on which it runs.
 pub(super) struct Host {
     pub(super) server: Server,
     pub(super) settings: Settings,
     pub(super) clock: NodeClock,
     pub(super) state: State,
     pub(super) is_paused: bool,
-    /// How many times it was started.
-    pub(super) start: u32,
+    /// Number of restarts of the node so far.
+    pub(super) restarts: u32,
     pub(super) run_id: Arc<str>,
-    /// What has arrived, and was not read yet.
+    /// Messages that have arrived and that the node has not read.
     inbox: VecDeque<(Conn, Up)>,
-    /// Clients that wait.
+    /// Clients whose WAIT is unanswered.
     blocked: BTreeMap<Ticket, Blocked>,
     next_ticket: u64,
+    /// When the node wakes next without a command.
     wakes_at: Option<Ns>,
     busy_until: Ns,
     /// How long each command takes.
@@ -44,10 +45,10 @@ pub(super) struct Host {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Up,
-    /// The server has ended; its machine refuses connections.
+    /// The server has ended. Its host refuses connections.
     ServerDown,
-    /// The machine is off.
-    MachineDown,
+    /// The host is off.
+    HostDown,
 }
 
 struct Blocked {
@@ -60,7 +61,7 @@ struct Blocked {
 
 impl Host {
     pub(super) fn new(node: usize, settings: Settings, clock: NodeClock) -> Self {
-        // It was started long ago, so that its counters are far below its wall clock.
+        // The node was started long ago, so its fence counters are far below its wall clock.
         let settled = Settings { rejoin_delay_ms: 0, ..settings };
         let now = clock.at(0);
         let long_ago = Now { wall_us: now.wall_us - 2 * 1000 * settings.max_clock_skew_ms, ..now };
@@ -70,7 +71,7 @@ impl Host {
             clock,
             state: State::Up,
             is_paused: false,
-            start: 0,
+            restarts: 0,
             run_id: run_id(node, 0),
             inbox: VecDeque::new(),
             blocked: BTreeMap::new(),
@@ -81,31 +82,32 @@ impl Host {
         }
     }
 
-    /// How many clients are blocked.
+    /// Returns the number of clients whose WAIT is unanswered.
     pub(super) fn blocked(&self) -> usize {
         self.blocked.len()
     }
 }
 
-pub(super) fn run_id(node: usize, start: u32) -> Arc<str> {
-    format!("{:040x}", (node as u64 + 1) * 1_000_003 + u64::from(start) * 7_919).into()
+/// Returns the run ID of a node, which differs after each restart.
+pub(super) fn run_id(node: usize, restarts: u32) -> Arc<str> {
+    format!("{:040x}", (node as u64 + 1) * 1_000_003 + u64::from(restarts) * 7_919).into()
 }
 
 impl World {
-    /// A message has arrived at a node's machine.
+    /// Handles a message that has arrived at the host of a node.
     pub(super) fn arrive(&mut self, conn: Conn, message: Up) {
         let node = self.network.connection(conn).node;
         self.activity += 1;
         let host = &mut self.hosts[node];
         #[expect(clippy::match_same_arms, reason = "the guard of the arm before it decides")]
         match (host.state, &message) {
-            (State::MachineDown, _) | (State::ServerDown, Up::Close) => {}
+            (State::HostDown, _) | (State::ServerDown, Up::Close) => {}
             (State::ServerDown, Up::Connect) => self.send_down(conn, Down::Refused),
             (State::Up, Up::Connect) => {
-                self.network.connection(conn).accepted_by = Some(host.start);
+                self.network.connection(conn).accepted_by = Some(host.restarts);
                 self.send_down(conn, Down::Connected);
             }
-            (State::Up, _) if self.network.connection(conn).accepted_by == Some(host.start) => {
+            (State::Up, _) if self.network.connection(conn).accepted_by == Some(host.restarts) => {
                 host.inbox.push_back((conn, message));
                 self.read(node);
             }
@@ -114,7 +116,7 @@ impl World {
         }
     }
 
-    /// The node reads what has arrived, unless it is paused or busy.
+    /// Lets the node handle the messages that have arrived, unless it is paused or busy.
     pub(super) fn read(&mut self, node: usize) {
         while self.hosts[node].state == State::Up && !self.hosts[node].is_paused {
             let host = &mut self.hosts[node];
@@ -128,7 +130,7 @@ impl World {
             }
             let Some((conn, message)) = host.inbox.pop_front() else { return };
             host.busy_until = self.now + host.service;
-            if self.network.connection(conn).accepted_by != Some(host.start) {
+            if self.network.connection(conn).accepted_by != Some(host.restarts) {
                 continue;
             }
             match message {
@@ -143,7 +145,7 @@ impl World {
         }
     }
 
-    /// The node has work of its own.
+    /// Lets the node do its scheduled work.
     pub(super) fn node_wakes(&mut self, node: usize) {
         let host = &mut self.hosts[node];
         if host.wakes_at != Some(self.now) {
@@ -155,7 +157,7 @@ impl World {
         }
     }
 
-    /// The server ends, or its machine is off.
+    /// Stops the server, or switches its host off.
     pub(super) fn stop_node(&mut self, node: usize, state: State) {
         trace!(self, "n{node} stops: {state:?}");
         let host = &mut self.hosts[node];
@@ -166,10 +168,10 @@ impl World {
         host.busy_until = 0;
         for conn in self.network.of_node(node) {
             let accepted = self.network.connection(conn).accepted_by.take().is_some();
-            // A machine that is off says nothing. That of a process that has ended does.
+            // The host of an ended server closes its connections. A host that is off sends nothing.
             match state {
                 State::ServerDown if accepted => self.send_down(conn, Down::Closed),
-                State::MachineDown => {
+                State::HostDown => {
                     let at = self.now + KEEPALIVE;
                     self.events.add(at, Event::ProcessLosesConnection { conn });
                 }
@@ -179,12 +181,12 @@ impl World {
         self.claims.clear(node, self.now);
     }
 
-    /// The server starts again, without its leases, and perhaps with its keys.
+    /// Starts the server again, without its leases, and perhaps with its keys.
     pub(super) fn start_node(&mut self, node: usize, with_keys: bool) {
         trace!(self, "n{node} starts {}", if with_keys { "with its keys" } else { "empty" });
         let host = &mut self.hosts[node];
-        host.start += 1;
-        host.run_id = run_id(node, host.start);
+        host.restarts += 1;
+        host.run_id = run_id(node, host.restarts);
         let now = host.clock.at(self.now);
         let mut server = Server::new(host.settings, now);
         if with_keys {
@@ -199,10 +201,10 @@ impl World {
         self.turn(node);
     }
 
-    /// Whether the plan loses this RELEASE.
+    /// Returns whether this RELEASE is lost because the plan says so. Counts it in that case.
     fn loses_release(&mut self, node: usize, token: Token) -> bool {
         let Some((of, every)) = self.plan.lost_release_every else { return false };
-        // One that frees a lock.
+        // Only a RELEASE that would end a lease is lost.
         let frees = (self.claims.at(node, 0, self.now))
             .any(|claim| claim.token == token && claim.kind == Kind::Lease);
         let is_due = of == node && frees && self.now / every > self.releases_lost;
@@ -210,7 +212,7 @@ impl World {
         is_due
     }
 
-    /// An operator ends whatever lock has the key, on these nodes.
+    /// Ends the lock of a key on these nodes, as an operator.
     pub(super) fn end_lock(&mut self, key: usize, nodes: &[usize]) {
         let name = self.plan.names[key].clone();
         let mut ended: Vec<Token> = Vec::new();
@@ -237,7 +239,7 @@ impl World {
         self.ended.append(&mut ended);
     }
 
-    /// An operator revokes whatever lock has the key, on this node.
+    /// Revokes the lock of a key on this node, as an operator.
     pub(super) fn revoke_lock(&mut self, key: usize, node: usize) {
         let host = &mut self.hosts[node];
         if host.state != State::Up || host.is_paused {
@@ -245,8 +247,9 @@ impl World {
         }
         let (name, now) =
             (Name::from_slice(self.plan.names[key].as_bytes()), host.clock.at(self.now));
-        let unknown = Name::from_slice(b"nobody knows this");
-        let revoke = node::Revoke { db: 0, key: &name, unknown: &unknown, ends_now: false };
+        let random_value = Name::from_slice(b"nobody knows this");
+        let revoke =
+            node::Revoke { db: 0, key: &name, random_value: &random_value, ends_now: false };
         let reply = host.server.execute(now, &node::Command::Revoke(revoke));
         trace!(self, "an operator revokes {key} on n{node}: {reply:?}");
         if reply.is_ok() {
@@ -255,15 +258,14 @@ impl World {
         self.turn(node);
     }
 
-    /// Records which strings a restarted node has, or until when, after a step of its wall
-    /// clock.
+    /// Records the strings of a restarted node, or their new ends after a step of its wall clock.
     pub(super) fn claim_foreign(&mut self, node: usize, has_restarted: bool) {
         let host = &self.hosts[node];
         let mut strings = Vec::new();
         for (_, name, value) in host.server.keys.iter() {
             let token = value.text.as_deref().and_then(|text| str::from_utf8(text).ok());
             let token = token.and_then(Token::from_text);
-            // The mirror of a shared lock holds a value that no client knows.
+            // The mirror of a shared lock holds a value that is no client's token.
             let is_unknown = token.is_none();
             let token = token.unwrap_or_else(|| Token::of_bits(0));
             if let Some(at) = value.expires_at_ms {
@@ -286,11 +288,11 @@ impl World {
         }
     }
 
-    /// The node notices that a client is gone.
+    /// Lets the node notice that a connection has ended.
     pub(super) fn node_loses(&mut self, conn: Conn) {
         let connection = self.network.connection(conn);
         let node = connection.node;
-        if connection.accepted_by.take() != Some(self.hosts[node].start) {
+        if connection.accepted_by.take() != Some(self.hosts[node].restarts) {
             return;
         }
         let host = &mut self.hosts[node];
@@ -307,7 +309,7 @@ impl World {
         }
     }
 
-    /// Does what the node does between commands.
+    /// Lets the node do its work at the end of a turn.
     pub(super) fn turn(&mut self, node: usize) {
         let host = &mut self.hosts[node];
         let now = host.clock.at(self.now);
@@ -323,7 +325,7 @@ impl World {
         }
     }
 
-    /// Answers clients that waited.
+    /// Answers the clients whose WAIT has ended.
     fn answer_woken(&mut self, node: usize, now: Now) {
         for ticket in std::mem::take(&mut self.hosts[node].server.keys.woken) {
             let host = &mut self.hosts[node];
@@ -344,7 +346,7 @@ impl World {
                         Some(key) => {
                             self.claim_lease(node, &[key], (*token, *mode), *ttl, now);
                             let key = keys.iter().position(|asked| *asked == key);
-                            let key = key.expect("it asked for this key");
+                            let key = key.expect("the client asked for this key");
                             Response::FenceAndKeyAfterWait { fence, waited, key }
                         }
                     }
@@ -375,7 +377,7 @@ impl World {
         }
     }
 
-    /// Checks that no client joins the holders of a shared lock that an operator has revoked.
+    /// Checks that a new lease does not join a shared lock that an operator has revoked.
     fn ends_after_revocation(&mut self, node: usize, key: usize, mode: Mode) {
         let revoked = |&&(other, of, _): &&(usize, usize, Ns)| (other, of) == (node, key);
         let Some(&(_, _, at)) = self.revocations.iter().rev().find(revoked) else { return };
@@ -385,7 +387,7 @@ impl World {
         }
     }
 
-    /// Carries out a command.
+    /// Executes a command, and sends the response.
     #[expect(clippy::too_many_lines, reason = "one arm for each command")]
     fn execute(&mut self, node: usize, conn: Conn, packet: &Packet) {
         self.commands += 1;
@@ -505,7 +507,7 @@ impl World {
                     other => refused(&other),
                 })
             }
-            // The client hears of a RELEASE that the node does not get.
+            // A lost RELEASE: the node never gets it, but the client gets an answer.
             Command::Release if is_lost => Some(Response::Yes),
             Command::Release => {
                 let release = node::Release { db, keys: &names, token: &token };
@@ -566,11 +568,11 @@ fn refused(reply: &Result<Reply, CommandError>) -> Response {
     }
 }
 
-/// The words of the module, as the client's transport reads them.
+/// Returns the error that the client's transport makes of the reply of the module.
 fn failed(error: &CommandError) -> Response {
     Response::Failed(match error {
         CommandError::Abstaining { reason, left_ms } => {
-            // The time left would make every error another one.
+            // The reason leaves out the time that is left, which would make all errors differ.
             let _ = left_ms;
             NodeError::Abstains { reason: reason.word().into() }
         }

@@ -1,13 +1,14 @@
-//! Whole fleets under a virtual clock: the machines of `quorlock_core::client` against the node of
-//! `quorlock_core::node`, with a network and clocks that a seed draws, and checkers.
+//! Whole fleets under a virtual clock: the state machines of `quorlock_core::client` and the nodes
+//! of `quorlock_core::node`, with a network and clocks that a seed draws, and checkers.
 //!
 //! - [`Plan`]: what a seed draws. [`run`]: runs it. [`Report`]: the result.
-//! - [`comparisons`]: what each rule about waiting achieves. [`mixed`]: locks of several keys
-//!   beside others.
+//! - [`comparisons`]: what each rule about waiting achieves. [`mixed`]: what locks of several keys
+//!   cost locks of one key.
 //! - [`Mutant`]: a rule broken on purpose, which the checkers must notice.
-//! - `histories`: compares what the driver of this folder sends with what that of the client sends.
+//! - `histories`: replays recorded histories, which this driver and that of the client crate must
+//!   repeat exactly.
 //!
-//! No part of a client or of a node is imitated. This folder moves messages and keeps time.
+//! Clients and nodes run their real state machines. This folder only moves messages and keeps time.
 
 #[macro_use]
 mod trace;
@@ -41,26 +42,26 @@ pub struct Report {
     pub seed: u64,
     /// The violation, if any.
     pub violation: Option<String>,
-    /// Number of locks of each caller.
+    /// Number of locks that each caller acquired.
     pub locks_of_each: Vec<u64>,
     /// Total time that each caller waited for its locks.
     pub waited_of_each: Vec<Duration>,
     /// Longest time that each caller waited for a lock.
     pub longest_wait_of_each: Vec<Duration>,
-    /// Largest number of locks of one set of keys that were held at the same time: readers of one
-    /// key, or permits of one semaphore.
+    /// Largest number of locks of one set of keys that were held at the same time, such as the
+    /// readers of one key, or the permits of one semaphore.
     pub most_together: usize,
     /// Longest time between two grants.
     pub longest_pause: Duration,
     /// Number of commands that the nodes executed.
     pub commands: u64,
-    /// Number of events.
+    /// Number of events of the simulation.
     pub events: u64,
     /// Number of repairs that were granted.
     pub repairs: u64,
-    /// Its duration on the virtual clock.
+    /// Duration of the run on the virtual clock.
     pub lasted: Duration,
-    /// The part of it in which calls were made.
+    /// Duration of the part of the run in which programs made calls.
     pub called_for: Duration,
     /// The trace, if it was requested.
     pub trace: String,

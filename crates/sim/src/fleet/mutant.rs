@@ -1,4 +1,4 @@
-//! Rules that are broken on purpose.
+//! Rules of clients, nodes and the fleet itself that are broken on purpose.
 
 pub use quorlock_core::client::Mutant as ClientRule;
 pub use quorlock_core::node::Mutant as NodeRule;
@@ -13,7 +13,7 @@ pub enum Mutant {
     NoAbstention,
     /// The RELEASE of a dropped lock is sent later than the next ACQUIRE of its process.
     LateRelease,
-    /// A rule of the client machines.
+    /// A rule of the state machines of clients.
     Client(ClientRule),
     /// A rule of the nodes.
     Node(NodeRule),
@@ -40,8 +40,8 @@ impl Mutant {
             | Self::Node(
                 NodeRule::SharedPassesQueue
                 | NodeRule::ShareForgetsQueue
-                | NodeRule::MirrorNamesReader
-                | NodeRule::RevokedLetsIn,
+                | NodeRule::MirrorNamesHolder
+                | NodeRule::RevokedAdmitsHolders,
             ) => Kind::Shared,
             Self::Client(ClientRule::TakenSlotAskedAgain)
             | Self::Node(NodeRule::AnyWaitsForFirst) => Kind::Permits,
@@ -59,7 +59,7 @@ impl Mutant {
     }
 }
 
-/// Breaks a rule in the machines of this thread until it is dropped.
+/// Breaks a rule in all state machines of this thread until the value is dropped.
 pub(super) struct Broken(());
 
 impl Broken {

@@ -1,5 +1,4 @@
-//! Connections between processes and nodes: ordered streams that are delayed, blocked by a
-//! partition, and broken.
+//! Connections between processes and nodes: ordered streams that faults delay, block and break.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +13,7 @@ use super::events::{Event, Events};
 /// The index of a connection. No index is used twice.
 pub(super) type Conn = usize;
 
-/// A message of a process.
+/// A message from a process to a node.
 #[derive(Debug)]
 pub(super) enum Up {
     Connect,
@@ -23,14 +22,14 @@ pub(super) enum Up {
     Close,
 }
 
-/// A request, and its lock.
+/// A request, and the description of its lock.
 #[derive(Debug)]
 pub(super) struct Packet {
     pub(super) request: Request,
     pub(super) spec: Arc<Spec>,
 }
 
-/// A message of a node, or of its machine.
+/// A message from a node, or from its host, to a process.
 #[derive(Debug)]
 pub(super) enum Down {
     Connected,
@@ -40,7 +39,7 @@ pub(super) enum Down {
     Closed,
 }
 
-/// All connections, and their paths.
+/// All paths between processes and nodes, and the connections on them.
 pub(super) struct Network {
     nodes: usize,
     paths: Vec<Path>,
@@ -55,7 +54,7 @@ pub(super) struct Path {
     pub(super) base: Ns,
     /// Largest random addition to it.
     pub(super) jitter: Ns,
-    /// Addition while the path is slow.
+    /// Addition while a fault slows the path down.
     pub(super) spike: Ns,
     /// Number of faults that block each direction.
     pub(super) blocked: [u32; 2],
@@ -63,24 +62,27 @@ pub(super) struct Path {
     open: Vec<Conn>,
 }
 
-/// A direction.
+/// The direction of a message: up to a node, or down to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     Up = 0,
     Down = 1,
 }
 
+/// A connection of a process to a node.
 pub(super) struct Connection {
     pub(super) process: usize,
     pub(super) node: usize,
-    /// Whether the process has neither closed it nor learned of its end.
+    /// Whether the process still uses the connection: it has not closed it, nor learned of its end.
     pub(super) is_open: bool,
-    /// The start of the node that accepted it, until that closes it.
+    /// The number of restarts of the node when it accepted the connection; `None` before that, and
+    /// after the node has closed it.
     pub(super) accepted_by: Option<u32>,
     up: Stream<Up>,
     down: Stream<Down>,
 }
 
+/// The messages of one direction of a connection.
 struct Stream<M> {
     last_arrival: Ns,
     sent: u64,
@@ -177,7 +179,7 @@ impl Network {
         events.add(at, Event::Down { conn, number, message });
     }
 
-    /// Returns whether a message arrives, or was lost with its connection.
+    /// Returns whether a message arrives. Otherwise it was lost with its connection.
     pub(super) fn arrives(&mut self, conn: Conn, number: u64, direction: Direction) -> bool {
         let connection = &mut self.connections[conn];
         match direction {
@@ -186,14 +188,14 @@ impl Network {
         }
     }
 
-    /// Closes the end of the process.
+    /// Closes a connection at the end of the process, which tells the node.
     pub(super) fn close(&mut self, conn: Conn, now: Ns, events: &mut Events) {
         if std::mem::replace(&mut self.connections[conn].is_open, false) {
             self.send_up(conn, Up::Close, now, events);
         }
     }
 
-    /// Records that the process has learned of the connection's end.
+    /// Records that the process has learned of the end of a connection.
     pub(super) fn forget(&mut self, conn: Conn) {
         let connection = &mut self.connections[conn];
         connection.is_open = false;
@@ -203,8 +205,7 @@ impl Network {
 
     /// Breaks a connection, as a router or a firewall does.
     ///
-    /// Some of what is in flight to the node may still arrive. The node may learn of the end much
-    /// later.
+    /// Some of the messages to the node may still arrive. The node may learn of the end much later.
     pub(super) fn reset(
         &mut self,
         conn: Conn,
@@ -227,13 +228,13 @@ impl Network {
         events.add(node_learns, Event::NodeLosesConnection { conn });
     }
 
-    /// Adds a fault that blocks a direction of a path.
+    /// Blocks a direction of a path for a fault. Several faults may block it at the same time.
     pub(super) fn block(&mut self, process: usize, node: usize, direction: Direction) {
         self.path(process, node).blocked[direction as usize] += 1;
     }
 
-    /// Removes a fault that blocks a direction of a path. Blocked messages are sent again some time
-    /// later.
+    /// Ends one fault that blocks a direction of a path. After the last one, the blocked messages
+    /// are sent again with a random delay.
     pub(super) fn unblock(
         &mut self,
         process: usize,
@@ -266,13 +267,16 @@ impl Network {
 }
 
 impl<M> Stream<M> {
-    /// Returns the arrival of a message, which never overtakes earlier ones.
+    /// Returns the arrival time and the number of the next message.
+    ///
+    /// A message never overtakes an earlier one.
     fn next(&mut self, arrival: Ns) -> (Ns, u64) {
         self.last_arrival = self.last_arrival.max(arrival);
         self.sent += 1;
         (self.last_arrival, self.sent - 1)
     }
 
+    /// Records the arrival of a message. Returns `false` if the message was lost.
     fn arrives(&mut self, number: u64) -> bool {
         self.arrived = self.arrived.max(number + 1);
         number < self.lost_from

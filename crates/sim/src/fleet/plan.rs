@@ -1,4 +1,4 @@
-//! What a seed draws: the fleet, the habits of its programs, the network, and the faults.
+//! The plan that a seed draws: the fleet, the habits of its programs, the network, and the faults.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,9 +15,9 @@ use super::network::Direction;
 
 /// Largest ttl of a run, in milliseconds.
 const TTL_MAX_MS: u64 = 10_000;
-/// Largest error of a wall clock at the start.
+/// Largest error of a wall clock at the start, in microseconds.
 pub(super) const WALL_OFFSET_US: i64 = 500_000;
-/// Time in which a connection, or a process that polls, recovers from a fault.
+/// Time after the end of a fault in which connections, and processes that poll, recover.
 pub(super) const RECOVERY: Ns = 3 * SECOND;
 
 /// The kinds of lock in a run.
@@ -25,9 +25,9 @@ pub(super) const RECOVERY: Ns = 3 * SECOND;
 pub enum Kind {
     /// Exclusive locks of one key or of several at once.
     Exclusive,
-    /// Shared locks beside exclusive ones of the same keys, which may become shared.
+    /// Shared locks beside exclusive locks of the same keys. Exclusive locks may become shared.
     Shared,
-    /// Semaphores and other locks of one of several keys, beside exclusive locks of those keys.
+    /// Semaphores and other locks of one of several keys, beside exclusive locks of the same keys.
     Permits,
 }
 
@@ -35,7 +35,7 @@ impl Kind {
     /// Every kind.
     pub const ALL: [Self; 3] = [Self::Exclusive, Self::Shared, Self::Permits];
 
-    /// Returns its name on the command line.
+    /// Returns the name of the kind on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Exclusive => "exclusive",
@@ -53,40 +53,45 @@ pub struct Plan {
     pub(super) processes: usize,
     /// Number of callers of each process.
     pub(super) callers: usize,
+    /// The names of all keys.
     pub(super) names: Vec<String>,
+    /// The sets of keys for which programs call.
     pub(super) key_sets: Vec<Keys>,
-    /// The keys of each set, by index.
+    /// The keys of each set, as indexes of `names`.
     pub(super) members: Vec<Vec<usize>>,
-    /// The sets of which a lock takes one key.
+    /// The sets of which a lock takes one key, as indexes of `key_sets`.
     pub(super) any: Vec<usize>,
     pub(super) kind: Kind,
     pub(super) habits: Habits,
-    /// Number of connections of a process that may wait on a node.
+    /// Number of seats of a process on each node.
     pub(super) seats: usize,
     pub(super) max_waiters: usize,
     pub(super) max_clock_skew_ms: u64,
     pub(super) rejoin_delay_ms: u64,
-    /// Shortest and longest time of a message, by process and node.
+    /// For each process and node: the shortest time of a message, and the largest random addition.
     pub(super) paths: Vec<(Ns, Ns)>,
     /// Longest round trip of a path without faults.
     pub(super) round_trip: Ns,
-    /// Rates of the clocks of processes and nodes.
+    /// For each process: the rates of its raw and its boot clock above the true rate, in parts per
+    /// million.
     pub(super) client_ppm: Vec<(i64, i64)>,
+    /// For each node: the rate of its clock above the true rate, in parts per million.
     pub(super) node_ppm: Vec<i64>,
-    /// The time in which calls are made, and a number of commands that ends it sooner.
+    /// The time in which programs make calls.
     pub(super) length: Ns,
+    /// The number of commands that ends this time early.
     pub(super) commands_max: u64,
     pub(super) faults: Vec<Fault>,
     pub(super) mutant: Option<Mutant>,
-    /// The spec of requests that belong to no lock.
+    /// The spec of PINGs, which belong to no lock.
     pub(super) ping: Arc<Spec>,
     /// Whether each caller always uses the same set of keys.
     pub(super) one_set_each: bool,
-    /// The interval at which all callers call at the same moment.
+    /// If all callers call at the same moments: the interval of these moments.
     pub(super) meet_every: Option<Ns>,
-    /// The number of last processes that do not remember contended keys.
+    /// Number of processes that do not remember contended keys. They are the last ones.
     pub(super) newcomers: usize,
-    /// A node, and how often a RELEASE to it is lost.
+    /// A node, and the interval at which one RELEASE to it is lost.
     pub(super) lost_release_every: Option<(usize, Ns)>,
     /// Whether the run ends with the first violation.
     pub(super) is_checked: bool,
@@ -105,13 +110,13 @@ pub(super) struct Habits {
     pub(super) detach_percent: u32,
     pub(super) drop_percent: u32,
     pub(super) cancel_percent: u32,
-    /// Share of calls that follow the last one without a pause.
+    /// Share of calls that follow the previous call of the caller without a pause.
     pub(super) at_once_percent: u32,
-    /// Share of calls for one key that share the lock.
+    /// Share of calls for a set of one key that request a shared lock.
     pub(super) share_percent: u32,
     /// Share of exclusive locks of one key that become shared.
     pub(super) downgrade_percent: u32,
-    /// Share of calls for the first set of keys, whichever others there are.
+    /// Share of calls that always use the first set of keys. The others use any set.
     pub(super) first_set_percent: u32,
 }
 
@@ -138,22 +143,23 @@ pub(super) struct Fault {
 
 #[derive(Clone, Debug)]
 pub(super) enum FaultKind {
-    /// Connections between these break. Nodes learn of it after this delay.
+    /// The connections between these processes and nodes break. The nodes learn of it after this
+    /// delay.
     Reset {
         pairs: Vec<(usize, usize)>,
         node_learns_after: Ns,
     },
-    /// All messages are blocked, in one direction or both.
+    /// All messages between these processes and nodes are blocked, in one direction or both.
     Partition {
         pairs: Vec<(usize, usize)>,
         direction: Option<Direction>,
     },
-    /// All messages take longer by this time.
+    /// All messages between these processes and nodes take longer by this time.
     Spike {
         pairs: Vec<(usize, usize)>,
         by: Ns,
     },
-    /// Each command takes this time.
+    /// Each command of this node takes this time.
     SlowNode {
         node: usize,
         service: Ns,
@@ -164,13 +170,13 @@ pub(super) enum FaultKind {
     PauseProcess {
         process: usize,
     },
-    /// The machine sleeps.
+    /// The machine of the process sleeps.
     Sleep {
         process: usize,
     },
     Restart {
         node: usize,
-        machine_too: bool,
+        host_too: bool,
         with_keys: bool,
     },
     StepWall {
@@ -197,7 +203,8 @@ impl Plan {
 
     /// Draws the plan of a seed, with locks of this kind.
     ///
-    /// What differs from exclusive locks is drawn apart, so that their seeds keep their runs.
+    /// A separate generator draws the parts that exclusive locks do not have. So a change of
+    /// another kind does not change the runs of exclusive locks.
     pub fn draw_of(kind: Kind, seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let rng = &mut rng;
@@ -279,8 +286,8 @@ impl Plan {
         Self::draw_of(mutant.kind(), seed).with_mutant(mutant)
     }
 
-    /// Clients of one key on five nodes, with messages that take 0.05 to 0.4 ms, and without
-    /// faults.
+    /// Returns a plan of clients that lock one key on five nodes, with messages that take 0.05 to
+    /// 0.4 ms, and without faults.
     pub(super) fn of_clients(processes: usize, habits: &Habits, length: Ns) -> Self {
         let names = vec!["key".to_owned()];
         let members = vec![vec![0]];
@@ -316,7 +323,7 @@ impl Plan {
         }
     }
 
-    /// With this number of keys, and a set of them for each process.
+    /// Replaces the keys by this number of keys, in these sets.
     pub(super) fn with_sets(mut self, keys: usize, members: Vec<Vec<usize>>) -> Self {
         self.names = (0..keys).map(|key| format!("key {key}")).collect();
         self.key_sets = sets(&self.names, &members);
@@ -324,13 +331,13 @@ impl Plan {
         self
     }
 
-    /// With processes that do not remember contended keys.
+    /// Sets the number of processes that do not remember contended keys.
     pub(super) fn with_newcomers(mut self, newcomers: usize) -> Self {
         self.newcomers = newcomers;
         self
     }
 
-    /// With processes that lose the queue node of the first key before they call.
+    /// Cuts this number of processes off from the queue node of the first key before they call.
     pub(super) fn with_unreachable_queue_node(mut self, processes: usize) -> Self {
         let node = self.queue_node();
         let pairs = (0..processes).map(|process| (process, node)).collect();
@@ -339,13 +346,13 @@ impl Plan {
         self
     }
 
-    /// With a fraction of the RELEASEs to the queue node of the first key lost.
+    /// Loses one RELEASE to the queue node of the first key in each interval `every`.
     pub(super) fn with_lost_releases(mut self, every: Ns) -> Self {
         self.lost_release_every = Some((self.queue_node(), every));
         self
     }
 
-    /// With callers that call at the same moments.
+    /// Lets all callers call at the same moments, at this interval.
     pub(super) fn with_meetings(mut self, every: Ns) -> Self {
         self.meet_every = Some(every);
         self
@@ -356,14 +363,14 @@ impl Plan {
         order(self.names[0].as_bytes(), run_ids.iter().map(|id| id.as_bytes()))[0]
     }
 
-    /// The same without faults.
+    /// Returns the plan without its faults.
     #[must_use]
     pub fn without_faults(mut self) -> Self {
         self.faults.clear();
         self
     }
 
-    /// The same with a broken rule.
+    /// Returns the plan with a broken rule.
     #[must_use]
     pub fn with_mutant(mut self, mutant: Mutant) -> Self {
         self.mutant = Some(mutant);
@@ -375,8 +382,9 @@ impl Plan {
         self.names.iter().position(|known| known.as_bytes() == name).unwrap_or_default()
     }
 
-    /// Returns the keys of which each call for a set wants all: every one of a set of which a lock
-    /// takes one, or the whole set.
+    /// Returns the choices of a call for a set of keys. The call needs all keys of one choice.
+    ///
+    /// If a lock takes one key of the set, each key is a choice. Otherwise the whole set is one.
     pub(super) fn choices(&self, set: usize) -> impl Iterator<Item = &[usize]> {
         let members = &self.members[set];
         members.chunks(if self.any.contains(&set) { 1 } else { members.len() })
@@ -387,14 +395,15 @@ impl Plan {
         self.habits.ttls_ms.iter().max().copied().unwrap_or_default() * MS
     }
 
-    /// Returns whether no fault affected a process and a node from `from` to `to`.
+    /// Returns whether no fault affected this process and this node between two times.
     pub(super) fn is_well(&self, process: usize, node: usize, from: Ns, to: Ns) -> bool {
         if self.fences_disagree(from, to) {
             return false;
         }
         let after = |kind: &FaultKind| match kind {
             FaultKind::Restart { .. } => self.rejoin_delay_ms * 11 / 10 * MS + RECOVERY,
-            // Until then its fences are too far ahead of the other clocks, or theirs of its own.
+            // Until then, its fences may lie too far ahead of the clocks of other nodes, or theirs
+            // too far ahead of its own clock.
             FaultKind::StepWall { by_us, .. } => by_us.unsigned_abs() * 2000 + RECOVERY,
             _ => RECOVERY,
         };
@@ -405,7 +414,7 @@ impl Plan {
         })
     }
 
-    /// Returns a time by which wall clocks never differ more.
+    /// Returns an upper bound of the difference between two wall clocks.
     pub(super) fn clock_spread(&self) -> Ns {
         let steps = self.faults.iter().map(|fault| match fault.kind {
             FaultKind::StepWall { by_us, .. } => by_us.unsigned_abs(),
@@ -414,9 +423,11 @@ impl Plan {
         (2 * WALL_OFFSET_US.unsigned_abs() + steps.sum::<u64>()) * 1100
     }
 
-    /// Returns whether a node that has rejoined may give fences that others do not accept yet.
+    /// Returns whether, between two times, a restarted node may have granted fences that other
+    /// nodes did not accept.
     ///
-    /// Its counters start as far ahead as its clock allows, which is too far for slower clocks.
+    /// The counters of a restarted node start as far ahead as its own clock allows. That is too far
+    /// ahead for a node whose clock is behind.
     fn fences_disagree(&self, from: Ns, to: Ns) -> bool {
         let spread = self.clock_spread();
         let delay = self.rejoin_delay_ms * MS;
@@ -427,12 +438,12 @@ impl Plan {
         })
     }
 
-    /// Returns the first time from `at` on at which all callers call.
+    /// Returns the first meeting at or after `at`, if the callers meet.
     pub(super) fn next_meeting(&self, at: Ns) -> Option<Ns> {
         Some(at.div_ceil(self.meet_every?) * self.meet_every?)
     }
 
-    /// All callers request one free lock at the same moment, and do not wait for it.
+    /// Draws meetings: all callers request one free lock at the same moment, without waiting.
     ///
     /// One node may be down all the time.
     fn draw_meetings(&mut self, rng: &mut StdRng) {
@@ -460,12 +471,12 @@ impl Plan {
         self.faults.clear();
         if self.nodes > 2 && rng.random() {
             let (node, to) = (rng.random_range(0..self.nodes), self.length);
-            let kind = FaultKind::Restart { node, machine_too: false, with_keys: false };
+            let kind = FaultKind::Restart { node, host_too: false, with_keys: false };
             self.faults.push(Fault { from: MS, to, kind });
         }
     }
 
-    /// An operator ends locks at times, and one of the nodes is silent for a while after each.
+    /// Draws an operator who ends locks. After each, one of the concerned nodes pauses for a while.
     fn draw_operator(&mut self, rng: &mut StdRng) {
         let is_of_several =
             |(set, keys): (usize, &Vec<usize>)| keys.len() > 1 && !self.any.contains(&set);
@@ -487,8 +498,9 @@ impl Plan {
         self.keep_apart();
     }
 
-    /// An operator revokes long locks on one node after the other, so slowly that the lease on one
-    /// node may end before the next is reached.
+    /// Draws an operator who revokes long locks on one node after another.
+    ///
+    /// The lease on one node may end before the operator reaches the next node.
     fn draw_revocations(&mut self, rng: &mut StdRng) {
         let ttl_ms = (20 * self.round_trip / MS).clamp(pick(rng, &[300, 500, 1000]), TTL_MAX_MS);
         let ttl = ttl_ms * MS;
@@ -519,7 +531,7 @@ impl Plan {
         let kinds: Vec<u32> = (0..9).filter(|_| rng.random_range(0..10) < 4).collect();
         let often = pick(rng, &[1, 2, 4]);
         let has_restarts = kinds.contains(&7);
-        // Sometimes at most one node fails at a time, so that a majority is always well.
+        // In some runs, all faults of nodes affect the same node, so that the others stay well.
         let victim = rng.random_range(0..self.nodes);
         let one_only = rng.random_range(0..10) < 4;
         let mut wall_us = vec![0_i64; self.nodes];
@@ -565,11 +577,12 @@ impl Plan {
                     6 if rng.random() => (FaultKind::PauseProcess { process }, lasts),
                     6 => (FaultKind::Sleep { process }, lasts),
                     7 => {
-                        let (machine_too, with_keys) = (rng.random(), rng.random());
-                        (FaultKind::Restart { node, machine_too, with_keys }, lasts.min(5 * SECOND))
+                        let (host_too, with_keys) = (rng.random(), rng.random());
+                        (FaultKind::Restart { node, host_too, with_keys }, lasts.min(5 * SECOND))
                     }
                     _ => {
-                        // Back by less than the down time of a restarted node.
+                        // With restarts, a step back must be shorter than the time for which a
+                        // restarted node abstains.
                         let skew = i64::try_from(self.max_clock_skew_ms).unwrap_or(0) * 1000;
                         let most = if has_restarts { 4_000_000 } else { skew / 2 };
                         let most = most.min(skew / 2);
@@ -585,7 +598,7 @@ impl Plan {
         self.keep_apart();
     }
 
-    /// Drops faults that stop or slow down a node while another fault does.
+    /// Drops each fault that would stop or slow down a node while another fault does so.
     fn keep_apart(&mut self) {
         self.faults.sort_by_key(|fault| fault.from);
         let mut kept: Vec<Fault> = Vec::new();
@@ -616,7 +629,7 @@ impl FaultKind {
         }
     }
 
-    /// Returns whether a fault affects a process and a node.
+    /// Returns whether the fault affects the requests of this process to this node.
     fn concerns(&self, process: usize, node: usize) -> bool {
         match self {
             Self::Reset { pairs, .. }
@@ -673,10 +686,10 @@ fn draw_keys(rng: &mut StdRng) -> (Vec<String>, Vec<Vec<usize>>) {
     (names, members)
 }
 
-/// Draws names, sets of their indexes, and which of these sets are for a lock of one of them.
+/// The names of keys, the members of each set, and the sets of which a lock takes one key.
 type DrawnKeys = (Vec<String>, Vec<Vec<usize>>, Vec<usize>);
 
-/// One to three keys, which calls may share, and sometimes two of them as one exclusive lock.
+/// Draws one to three keys for shared locks, and sometimes a set of two of them.
 fn draw_shared_keys(rng: &mut StdRng) -> DrawnKeys {
     let keys = pick(rng, &[1, 1, 1, 2, 3]);
     let prefix: u32 = rng.random();
@@ -688,7 +701,9 @@ fn draw_shared_keys(rng: &mut StdRng) -> DrawnKeys {
     (names, members, Vec::new())
 }
 
-/// A semaphore, and sometimes another lock of one of these keys, single keys, or two as one lock.
+/// Draws the slots of a semaphore.
+///
+/// Sometimes also draws a second set of which a lock takes one key, single slots, or a set of two.
 fn draw_slots(rng: &mut StdRng) -> DrawnKeys {
     let slots = pick(rng, &[1, 2, 2, 2, 3, 3, 4, 6, 8, 12]);
     let more = pick(rng, &[0, 0, 0, 1]);
@@ -708,7 +723,7 @@ fn draw_slots(rng: &mut StdRng) -> DrawnKeys {
             members.push(vec![0, 1]);
         }
     }
-    // Locks of the same keys have one queue in a program, whatever their kind.
+    // A program has one queue for all locks of the same keys, so no set may occur twice.
     let mut sets: Vec<Vec<usize>> = Vec::new();
     for keys in members {
         if !sets.contains(&keys) {

@@ -1,4 +1,4 @@
-//! The driver of a client: one loop over `poll` and `handle`, as the client crate has it.
+//! The driver of a client process: one loop over `poll` and `handle`, as in the client crate.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -21,11 +21,11 @@ use super::network::{Conn, Down, Packet, Up};
 use super::plan::Kind as LockKind;
 use super::world::{Note, World};
 
-/// The links are no machine of a call.
+/// The number of the links, which have a timer and requests as a state machine has.
 const LINKS: u64 = 0;
-/// Nor is the timer of the renewals.
+/// The number of the timer of all renewals.
 const RENEWALS: u64 = 1;
-/// Timers above this number are of connections.
+/// The timer of a connection has this number plus the index of the connection.
 const CONNECTIONS: u64 = 1 << 62;
 
 /// A client process.
@@ -33,37 +33,41 @@ pub(super) struct Process {
     pub(super) index: usize,
     pub(super) shared: Shared,
     links: Links,
+    /// The timers of the links, the renewals, and the connections.
     timers: BTreeMap<u64, Ns>,
-    /// The connections that calls share, by node and number.
+    /// The shared connections, by node and number.
     by_number: BTreeMap<(usize, u64), Conn>,
     connections: BTreeMap<Conn, Connection>,
-    pub(super) machines: BTreeMap<u64, Slot>,
+    pub(super) machines: BTreeMap<u64, MachineEntry>,
     next_machine: u64,
-    /// For each set of keys.
-    lines: Vec<LocalQueue>,
-    /// For each node.
+    /// The queue of calls for each set of keys.
+    local_queues: Vec<LocalQueue>,
+    /// The seats on each node.
     seats: Vec<Seats>,
+    /// The WAITs, by state machine and round.
     waits: BTreeMap<(u64, u32), Wait>,
     renewals: RenewalBatches,
-    /// Responses that no node sent.
+    /// Responses that the driver makes itself, because a request could not be sent.
     local: VecDeque<(u64, RequestId, Response)>,
-    /// What to tell the links: not before a machine has done what else it is to do.
+    /// Connections that a state machine suspects. The links learn of them after the other actions
+    /// of that machine.
     suspicions: VecDeque<(usize, u64)>,
+    /// Results that callers have not handled yet.
     pub(super) ended: VecDeque<Ended>,
     pub(super) callers: Vec<Caller>,
-    /// How many faults keep it from running.
+    /// Number of faults that pause the process now.
     pub(super) paused: u32,
-    /// What has happened meanwhile.
+    /// Events that wait for the end of the pause.
     pub(super) backlog: VecDeque<Event>,
-    /// When it last was not paused.
-    pub(super) paused_at: Ns,
-    /// Whether machines hear of a lost connection before the links do.
+    /// When the last pause ended.
+    pub(super) resumed_at: Ns,
+    /// Whether the machines of calls hear of a lost connection before the links do.
     tells_machines_first: bool,
-    /// Processes from this one on do not remember that a key was contended.
-    remembering: usize,
+    /// Processes with this index or a larger one do not remember that a key was contended.
+    newcomers_from: usize,
 }
 
-/// What machines are told with everything that happens.
+/// The context that each state machine receives with each event.
 pub(super) struct Shared {
     pub(super) clock: ClientClock,
     pub(super) fleet: Fleet,
@@ -73,12 +77,13 @@ pub(super) struct Shared {
 
 struct SeededRandom(StdRng);
 
-/// A machine, and what its driver knows of it.
-pub(super) struct Slot {
+/// A state machine, and what its driver knows about it.
+pub(super) struct MachineEntry {
     pub(super) machine: Machine,
+    /// Number of responses that the machine will receive.
     in_flight: u32,
     timer: Option<Ns>,
-    /// How often its timer has fired at the same time.
+    /// A time, and how often the timer has fired again at that time.
     spins: (Ns, u32),
 }
 
@@ -88,53 +93,55 @@ pub(super) enum Machine {
     Release(Box<Task>),
 }
 
-/// A call from its begin to its end.
+/// A call that has not ended.
 pub(super) struct Call {
     pub(super) acquire: Acquire,
-    pub(super) keys: usize,
+    pub(super) key_set: usize,
     pub(super) caller: usize,
     pub(super) started: Ns,
-    /// When it must have ended.
+    /// When the call must have ended, unless it waits without a limit.
     pub(super) due: Option<Moment>,
-    /// When the last attempt, or the last look, was sent.
-    last_look: Ns,
+    /// When the first request of the last round was sent.
+    round_sent_at: Ns,
     last_round: u32,
-    /// The last look at each node.
-    looks: Vec<Ns>,
-    /// Whether it was sent anything.
+    /// For each node: when the last round that asked it began.
+    asked_at: Vec<Ns>,
+    /// Whether the call has sent any request.
     pub(super) has_asked: bool,
     place: Place,
-    /// Whether its lock was contended when its turn came.
+    /// Whether the lock was known as contended when the turn of the call came.
     was_contended: bool,
     pub(super) renews: bool,
-    /// It attaches a lock that was detached with this token.
+    /// The token of the detached lock, if the call attaches one.
     pub(super) attaches: Option<Token>,
 }
 
+/// The place of a call in its local queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
+    /// The call takes no turn.
     None,
     Queued(u64),
     First,
 }
 
-/// A lock that is held, or was.
+/// A lock that a call acquired. It may have ended since.
 pub(super) struct Lock {
     pub(super) hold: Hold,
-    /// What the call asked for: a set of keys.
-    pub(super) keys: usize,
-    /// The indexes of the keys that it got.
+    /// The set of keys of the call.
+    pub(super) key_set: usize,
+    /// The indexes of the keys of the lock.
     pub(super) members: Vec<usize>,
     pub(super) was_attached: bool,
     pub(super) caller: usize,
     pub(super) call_started: Ns,
     pub(super) renews: bool,
-    /// The call waits for the end of a round.
+    /// Whether the caller waits for the end of a round of extensions.
     extends: bool,
     round_began: Ns,
 }
 
-/// A release, and the call that waits for it.
+/// A release, and the caller that waits for it, if any.
 pub(super) struct Task {
     release: Release,
     wait: Option<RequestId>,
@@ -142,24 +149,28 @@ pub(super) struct Task {
     pub(super) started: Ns,
     due: Moment,
     token: Option<Token>,
-    /// It repeats what fails.
+    /// Whether the release covers all nodes that may have the token, and repeats failed requests.
     is_thorough: bool,
 }
 
+/// The queue of the calls of a process for one set of keys.
 struct LocalQueue {
     places: PlaceQueue,
+    /// The call of each number in the queue.
     calls: BTreeMap<u64, u64>,
     is_contended: bool,
     slots: SlotMemory,
 }
 
+/// The seats of a process on one node.
 struct Seats {
     places: PlaceQueue,
-    /// The call of each number.
+    /// The WAIT of each number in the queue for a seat.
     waiting: BTreeMap<u64, (u64, RequestId)>,
     idle: Vec<Conn>,
 }
 
+/// The progress of a WAIT on a node.
 #[derive(Clone, Copy, Debug)]
 enum Wait {
     Queued(usize, u64),
@@ -170,10 +181,10 @@ enum Wait {
 struct Connection {
     node: usize,
     kind: Kind,
-    /// When the node was asked what it is.
+    /// When HELLO was sent.
     asked_at: Option<Moment>,
     is_ready: bool,
-    /// It is closed when nothing is in flight.
+    /// Whether to close the connection as soon as nothing is in flight on it.
     is_retired: bool,
     in_flight: VecDeque<InFlight>,
 }
@@ -181,7 +192,7 @@ struct Connection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Shared(u64),
-    /// And the wait that it is for.
+    /// A seat, and the WAIT that uses it, if any.
     Waiting(Option<(u64, RequestId)>),
 }
 
@@ -192,7 +203,7 @@ struct InFlight {
     is_wait: bool,
 }
 
-/// Something that a caller waited for.
+/// A result for which a caller waited.
 pub(super) enum Ended {
     Acquired { caller: usize, lock: u64 },
     Failed { caller: usize },
@@ -260,7 +271,7 @@ impl Process {
             connections: BTreeMap::new(),
             machines: BTreeMap::new(),
             next_machine: 2,
-            lines: (0..plan.key_sets.len()).map(queue).collect(),
+            local_queues: (0..plan.key_sets.len()).map(queue).collect(),
             seats: (0..plan.nodes).map(seats).collect(),
             waits: BTreeMap::new(),
             renewals: RenewalBatches::default(),
@@ -270,13 +281,13 @@ impl Process {
             callers: Vec::new(),
             paused: 0,
             backlog: VecDeque::new(),
-            paused_at: 0,
+            resumed_at: 0,
             tells_machines_first,
-            remembering: plan.processes - plan.newcomers,
+            newcomers_from: plan.processes - plan.newcomers,
         }
     }
 
-    /// The same, with machines that hear of a lost connection before the links do, or after them.
+    /// Sets whether the machines of calls hear of a lost connection before the links do.
     #[cfg(test)]
     pub(super) fn telling_machines_first(self, tells_machines_first: bool) -> Self {
         Self { tells_machines_first, ..self }
@@ -287,7 +298,7 @@ impl Process {
         self.links_time_out(world);
     }
 
-    /// Names a call, or a lock, among those of all processes.
+    /// Returns a number for a call, and its lock, that is unique among all processes.
     pub(super) fn global(&self, machine: u64) -> u64 {
         (self.index as u64) << 40 | machine
     }
@@ -361,9 +372,9 @@ impl Process {
         }
     }
 
-    // What arrives.
+    // Messages of nodes.
 
-    /// A message of a node has arrived.
+    /// Handles a message of a node.
     pub(super) fn receive(&mut self, conn: Conn, message: Down, world: &mut World) {
         let Some(connection) = self.connections.get_mut(&conn) else { return };
         let node = connection.node;
@@ -429,7 +440,7 @@ impl Process {
         self.deliver(machine, id, response, world);
     }
 
-    /// The connection has ended.
+    /// Handles the end of a connection.
     pub(super) fn lose(&mut self, conn: Conn, reason: &str, world: &mut World) {
         world.network.forget(conn);
         let Some(connection) = self.connections.remove(&conn) else { return };
@@ -482,16 +493,16 @@ impl Process {
     }
 
     fn deliver(&mut self, machine: u64, id: RequestId, response: &Response, world: &mut World) {
-        let Some(slot) = self.machines.get_mut(&machine) else { return };
-        slot.in_flight = slot.in_flight.saturating_sub(1);
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        entry.in_flight = entry.in_flight.saturating_sub(1);
         let (node, round) = (id.node, id.round);
         trace!(world, "p{}/{machine} hears n{node} in round {round}: {response:?}", self.index);
         let mut ctx = self.shared.context(world.now);
-        match &mut slot.machine {
+        match &mut entry.machine {
             Machine::Call(call) => call.acquire.handle_response(id, response, &mut ctx),
             Machine::Lock(lock) => {
                 if let Response::Failed(NodeError::Revoked { .. }) = response {
-                    world.is_told_revoked(lock.hold.token(), node);
+                    world.record_revoked_answer(lock.hold.token(), node);
                 }
                 lock.hold.handle_response(id, response, &ctx);
             }
@@ -505,7 +516,7 @@ impl Process {
     fn set_timer(&mut self, timer: u64, at: Option<Moment>, world: &mut World) {
         let at = at.and_then(|at| self.shared.clock.when(at, world.now));
         let known = match self.machines.get_mut(&timer) {
-            Some(slot) => std::mem::replace(&mut slot.timer, at),
+            Some(entry) => std::mem::replace(&mut entry.timer, at),
             None => match at {
                 Some(at) => self.timers.insert(timer, at),
                 None => self.timers.remove(&timer),
@@ -518,35 +529,35 @@ impl Process {
         }
     }
 
-    /// A timer fires, unless it was set to another time meanwhile.
+    /// Handles a timer that fires. Ignores it if the timer was set to another time since.
     pub(super) fn time_out(&mut self, timer: u64, world: &mut World) {
         let is_due = |at: Option<Ns>| at.is_some_and(|at| at <= world.now);
-        if let Some(slot) = self.machines.get_mut(&timer) {
-            if !is_due(slot.timer) {
+        if let Some(entry) = self.machines.get_mut(&timer) {
+            if !is_due(entry.timer) {
                 return;
             }
-            slot.timer = None;
+            entry.timer = None;
             world.activity += 1;
-            slot.spins = match slot.spins {
+            entry.spins = match entry.spins {
                 (at, spins) if at == world.now => (at, spins + 1),
                 _ => (world.now, 0),
             };
-            if slot.spins.1 > 20 {
-                let what = slot.machine.describe();
+            if entry.spins.1 > 20 {
+                let what = entry.machine.describe();
                 world.violate(format!("the timer of p{}'s {what} spins", self.index));
                 return;
             }
-            let is_in_line = matches!(
-                &slot.machine,
+            let is_queued = matches!(
+                &entry.machine,
                 Machine::Call(call) if matches!(call.place, Place::Queued(_)) && !call.has_asked
             );
-            if is_in_line {
-                // It goes on without its turn.
+            if is_queued {
+                // The call goes on without its turn.
                 self.propose_slot(timer);
             }
-            let Some(slot) = self.machines.get_mut(&timer) else { return };
+            let Some(entry) = self.machines.get_mut(&timer) else { return };
             let mut ctx = self.shared.context(world.now);
-            match &mut slot.machine {
+            match &mut entry.machine {
                 Machine::Call(call) => call.acquire.handle_timeout(&mut ctx),
                 Machine::Lock(lock) => {
                     lock.hold.handle_timeout(&ctx);
@@ -580,13 +591,13 @@ impl Process {
     fn add_machine(&mut self, machine: Machine) -> u64 {
         let number = self.next_machine;
         self.next_machine += 1;
-        let slot = Slot { machine, in_flight: 0, timer: None, spins: (0, 0) };
-        self.machines.insert(number, slot);
+        let entry = MachineEntry { machine, in_flight: 0, timer: None, spins: (0, 0) };
+        self.machines.insert(number, entry);
         number
     }
 
     fn drive(&mut self, machine: u64, world: &mut World) {
-        match self.machines.get(&machine).map(|slot| &slot.machine) {
+        match self.machines.get(&machine).map(|entry| &entry.machine) {
             Some(Machine::Call(_)) => self.drive_call(machine, world),
             Some(Machine::Lock(_)) => self.drive_lock(machine, world),
             Some(Machine::Release(_)) => self.drive_release(machine, world),
@@ -613,8 +624,8 @@ impl Process {
     }
 
     fn expect_response(&mut self, machine: u64) {
-        if let Some(slot) = self.machines.get_mut(&machine) {
-            slot.in_flight += 1;
+        if let Some(entry) = self.machines.get_mut(&machine) {
+            entry.in_flight += 1;
         }
     }
 
@@ -638,11 +649,11 @@ impl Process {
 
     // Calls.
 
-    /// A program calls. `until` says how long it waits.
+    /// Starts a call of a program. With a `wait` of `None`, the call waits without a limit.
     pub(super) fn call(
         &mut self,
         caller: usize,
-        keys: usize,
+        key_set: usize,
         spec: &Arc<Spec>,
         wait: Option<Duration>,
         renews: bool,
@@ -653,9 +664,9 @@ impl Process {
         let due = wait.map(|wait| now.plus(wait.max(longest) + limits::CALL_GRACE));
         let acquire = Acquire::new(Arc::clone(spec), wait, &self.shared.context(world.now));
         let (takes_turn, mode) = (acquire.takes_turn(), spec.mode);
-        let machine = self.add_call(acquire, caller, keys, due, renews, world.now);
-        trace!(world, "p{}/{machine} calls for {keys} and waits for {wait:?}", self.index);
-        let queue = &mut self.lines[keys];
+        let machine = self.add_call(acquire, caller, key_set, due, renews, world.now);
+        trace!(world, "p{}/{machine} calls for {key_set} and waits for {wait:?}", self.index);
+        let queue = &mut self.local_queues[key_set];
         if takes_turn {
             let entry = match mode {
                 Mode::Exclusive => queue.places.enter(),
@@ -675,11 +686,11 @@ impl Process {
         machine
     }
 
-    /// A program attaches a lock that another one has detached.
+    /// Starts a call that attaches a detached lock.
     pub(super) fn attach(
         &mut self,
         caller: usize,
-        keys: usize,
+        key_set: usize,
         spec: &Arc<Spec>,
         old: Token,
         world: &mut World,
@@ -688,10 +699,10 @@ impl Process {
         let due = self.shared.now(world.now).plus(longest + limits::CALL_GRACE);
         let mut ctx = self.shared.context(world.now);
         let acquire = Acquire::attach(Arc::clone(spec), old, &mut ctx);
-        let machine = self.add_call(acquire, caller, keys, Some(due), false, world.now);
-        trace!(world, "p{}/{machine} attaches {keys}", self.index);
+        let machine = self.add_call(acquire, caller, key_set, Some(due), false, world.now);
+        trace!(world, "p{}/{machine} attaches {key_set}", self.index);
         if let Some(Machine::Call(call)) =
-            self.machines.get_mut(&machine).map(|slot| &mut slot.machine)
+            self.machines.get_mut(&machine).map(|entry| &mut entry.machine)
         {
             call.attaches = Some(old);
         }
@@ -703,20 +714,20 @@ impl Process {
         &mut self,
         acquire: Acquire,
         caller: usize,
-        keys: usize,
+        key_set: usize,
         due: Option<Moment>,
         renews: bool,
         now: Ns,
     ) -> u64 {
         self.add_machine(Machine::Call(Box::new(Call {
             acquire,
-            keys,
+            key_set,
             caller,
             started: now,
             due,
-            last_look: now,
+            round_sent_at: now,
             last_round: u32::MAX,
-            looks: vec![now; self.seats.len()],
+            asked_at: vec![now; self.seats.len()],
             has_asked: false,
             place: Place::None,
             was_contended: false,
@@ -725,6 +736,7 @@ impl Process {
         })))
     }
 
+    /// Returns the time limit of a request to the slowest node.
     pub(super) fn longest_timeout(&self, spec: &Spec) -> Duration {
         let round_trips = &self.shared.fleet.round_trips;
         limits::node_timeout(round_trips.longest(), spec.ttl)
@@ -732,18 +744,19 @@ impl Process {
 
     fn set_place(&mut self, machine: u64, place: Place) {
         if let Some(Machine::Call(call)) =
-            self.machines.get_mut(&machine).map(|slot| &mut slot.machine)
+            self.machines.get_mut(&machine).map(|entry| &mut entry.machine)
         {
             call.place = place;
         }
     }
 
-    /// Of several keys, that which is likely free is asked for first.
+    /// Tells a call for one of several keys which key is likely free, so that it asks for it first.
     fn propose_slot(&mut self, machine: u64) {
-        let Some(slot) = self.machines.get_mut(&machine) else { return };
-        let Machine::Call(call) = &mut slot.machine else { return };
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        let Machine::Call(call) = &mut entry.machine else { return };
         if let Some(keys) = &call.acquire.spec().any {
-            let (slots, random) = (&mut self.lines[call.keys].slots, &mut self.shared.random);
+            let (slots, random) =
+                (&mut self.local_queues[call.key_set].slots, &mut self.shared.random);
             let slot = slots.propose(keys.len(), random);
             call.acquire.prefer_slot(slot);
         }
@@ -751,11 +764,11 @@ impl Process {
 
     fn call_has_turn(&mut self, machine: u64, place: Place, world: &mut World) {
         self.propose_slot(machine);
-        let Some(slot) = self.machines.get_mut(&machine) else { return };
-        let Machine::Call(call) = &mut slot.machine else { return };
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        let Machine::Call(call) = &mut entry.machine else { return };
         call.place = place;
-        let is_newcomer = self.index >= self.remembering;
-        let is_contended = self.lines[call.keys].is_contended && !is_newcomer;
+        let is_newcomer = self.index >= self.newcomers_from;
+        let is_contended = self.local_queues[call.key_set].is_contended && !is_newcomer;
         call.was_contended = is_contended;
         call.acquire.handle_turn(is_contended, &mut self.shared.context(world.now));
         self.drive(machine, world);
@@ -764,8 +777,8 @@ impl Process {
     fn drive_call(&mut self, machine: u64, world: &mut World) {
         let global = self.global(machine);
         loop {
-            let Some(slot) = self.machines.get_mut(&machine) else { return };
-            let Machine::Call(call) = &mut slot.machine else { return };
+            let Some(entry) = self.machines.get_mut(&machine) else { return };
+            let Machine::Call(call) = &mut entry.machine else { return };
             let Some(action) = call.acquire.poll() else { break };
             match action {
                 Action::Send { id, connection, request } => {
@@ -775,20 +788,20 @@ impl Process {
                     ) {
                         if call.last_round != id.round {
                             call.last_round = id.round;
-                            call.last_look = world.now;
+                            call.round_sent_at = world.now;
                         }
-                        call.looks[id.node] = call.last_look;
+                        call.asked_at[id.node] = call.round_sent_at;
                     }
                     call.has_asked = true;
                     let own = match request.command {
                         Command::SwapToken { new } => new,
                         _ => request.token,
                     };
-                    world.claims.belongs(own, global);
+                    world.claims.assign(own, global);
                     let spec = Arc::clone(call.acquire.spec());
                     self.send(machine, id, connection, request, &spec, world);
                 }
-                Action::Wait { id } => self.stand_in_line(machine, id, world),
+                Action::Wait { id } => self.take_seat(machine, id, world),
                 Action::StopWaiting { id } => self.stop_waiting(machine, id, world),
                 // A request of the process that detached the lock may still be on its way.
                 Action::Release(release) if call.attaches == Some(release.token()) => {
@@ -804,7 +817,7 @@ impl Process {
                 }
             }
         }
-        if let Some(Machine::Call(call)) = self.machines.get(&machine).map(|slot| &slot.machine) {
+        if let Some(Machine::Call(call)) = self.machines.get(&machine).map(|entry| &entry.machine) {
             let timeout = call.acquire.poll_timeout();
             self.set_timer(machine, timeout, world);
         }
@@ -812,23 +825,23 @@ impl Process {
 
     fn call_ends(&mut self, machine: u64, outcome: Outcome, world: &mut World) {
         let global = self.global(machine);
-        let Some(slot) = self.machines.get_mut(&machine) else { return };
-        let Machine::Call(call) = &mut slot.machine else { return };
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        let Machine::Call(call) = &mut entry.machine else { return };
         if call.acquire.poll().is_some() {
             world.violate("an action follows Done".into());
         }
-        let (keys, place, caller) = (call.keys, call.place, call.caller);
+        let (key_set, place, caller) = (call.key_set, call.place, call.caller);
         let mode = call.acquire.spec().mode;
         let contended = call.acquire.is_contended();
-        // Calls that go together do not undo what another of them has found.
+        // Shared calls run at the same time. None of them may undo what another one has learned.
         let has_learned = mode == Mode::Exclusive || contended != call.was_contended;
         if call.has_asked && call.acquire.takes_turn() && has_learned {
-            self.lines[keys].is_contended = contended;
+            self.local_queues[key_set].is_contended = contended;
         }
         let now = self.shared.clock.at(world.now);
         let is_late =
             call.due.is_some_and(|due| now.has_reached(due.plus(Duration::from_millis(1))));
-        if is_late && self.paused_at < call.started {
+        if is_late && self.resumed_at < call.started {
             let took = (world.now - call.started) / super::clock::MS;
             world.violate(format!("p{}/{machine} ended after {took} ms, too late", self.index));
         }
@@ -837,20 +850,23 @@ impl Process {
                 let spec = Arc::clone(call.acquire.spec());
                 let members: Vec<_> =
                     spec.keys.iter().map(|key| world.plan.key_index(key)).collect();
-                trace!(world, "p{}/{machine} acquires {keys}, fence {}", self.index, grant.fence);
+                trace!(
+                    world,
+                    "p{}/{machine} acquires {key_set}, fence {}", self.index, grant.fence
+                );
                 if world.plan.kind != LockKind::Exclusive {
                     trace!(world, "p{}/{machine} has {members:?}, {mode:?}", self.index);
                 }
                 if let Some(slot) = spec.slot() {
-                    self.lines[keys].slots.acquired(slot);
+                    self.local_queues[key_set].slots.acquired(slot);
                 }
                 let hold = Hold::new(spec, grant);
                 let (call_started, renews) = (call.started, call.renews);
                 let was_attached = call.attaches.is_some();
-                slot.timer = None;
-                slot.machine = Machine::Lock(Box::new(Lock {
+                entry.timer = None;
+                entry.machine = Machine::Lock(Box::new(Lock {
                     hold,
-                    keys,
+                    key_set,
                     members,
                     was_attached,
                     caller,
@@ -868,35 +884,35 @@ impl Process {
             }
             Outcome::Failed(failure) => {
                 trace!(world, "p{}/{machine} fails: {failure:?}", self.index);
-                // A node that did not answer is judged by the last look at any.
-                let look = |(node, answer)| match answer {
-                    &Answer::Refused => call.looks[node],
-                    _ => call.last_look,
+                // For a node that did not refuse, the last round to any node counts.
+                let asked = |(node, answer)| match answer {
+                    &Answer::Refused => call.asked_at[node],
+                    _ => call.round_sent_at,
                 };
-                let looks = failure.answers.iter().enumerate().map(look).collect();
-                let (looks, started) = (call.has_asked.then_some(looks), call.started);
+                let asked_at = failure.answers.iter().enumerate().map(asked).collect();
+                let (asked_at, started) = (call.has_asked.then_some(asked_at), call.started);
                 let time_left = Duration::from_nanos(4 * world.plan.round_trip);
                 let had_time = call.due.is_some_and(|due| !now.plus(time_left).has_reached(due));
                 world.notes.push(Note::Failed {
                     process: self.index,
                     call: global,
-                    keys,
+                    key_set,
                     mode,
                     reason: failure.reason,
                     attached: call.attaches.is_some(),
                     started,
                     had_time,
-                    looks,
+                    asked_at,
                 });
                 self.machines.remove(&machine);
                 self.ended.push_back(Ended::Failed { caller });
             }
         }
-        self.leave_line(keys, place, world);
+        self.leave_local_queue(key_set, place, world);
     }
 
-    fn leave_line(&mut self, keys: usize, place: Place, world: &mut World) {
-        let queue = &mut self.lines[keys];
+    fn leave_local_queue(&mut self, key_set: usize, place: Place, world: &mut World) {
+        let queue = &mut self.local_queues[key_set];
         let next = match place {
             Place::None => Called::new(),
             Place::First => queue.places.leave(),
@@ -911,22 +927,22 @@ impl Process {
         }
     }
 
-    /// The caller is not interested any more.
+    /// Cancels a call.
     pub(super) fn cancel(&mut self, machine: u64, world: &mut World) {
-        let Some(slot) = self.machines.get_mut(&machine) else { return };
-        let Machine::Call(call) = &mut slot.machine else { return };
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        let Machine::Call(call) = &mut entry.machine else { return };
         trace!(world, "p{}/{machine} is cancelled", self.index);
-        let (keys, place) = (call.keys, call.place);
+        let (key_set, place) = (call.key_set, call.place);
         call.acquire.cancel(&mut self.shared.context(world.now));
         self.drive_call(machine, world);
         self.machines.remove(&machine);
-        self.leave_line(keys, place, world);
+        self.leave_local_queue(key_set, place, world);
         self.settle(world);
     }
 
-    // Waiting connections.
+    // Seats.
 
-    fn stand_in_line(&mut self, machine: u64, id: RequestId, world: &mut World) {
+    fn take_seat(&mut self, machine: u64, id: RequestId, world: &mut World) {
         let seats = &mut self.seats[id.node];
         match seats.places.enter() {
             Entry::Place => self.start_wait(machine, id, world),
@@ -950,26 +966,26 @@ impl Process {
         self.set_timer(CONNECTIONS + conn as u64, Some(due), world);
     }
 
-    /// There is a connection for the WAIT.
+    /// Sends a WAIT through its connection, unless the call does not need it any more.
     fn wait_through(&mut self, machine: u64, id: RequestId, conn: Conn, world: &mut World) {
         if let Some(connection) = self.connections.get_mut(&conn) {
             connection.kind = Kind::Waiting(Some((machine, id)));
         }
-        let Some(slot) = self.machines.get_mut(&machine) else { return };
-        let Machine::Call(call) = &mut slot.machine else { return };
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        let Machine::Call(call) = &mut entry.machine else { return };
         let request = call.acquire.handle_wait_sent(id, &mut self.shared.context(world.now));
         match request {
             Some(request) => {
                 let spec = Arc::clone(call.acquire.wait_spec());
                 call.has_asked = true;
-                call.looks[id.node] = world.now;
+                call.asked_at[id.node] = world.now;
                 self.waits.insert((machine, id.round), Wait::Sent(id.node, conn));
-                world.claims.belongs(request.token, self.global(machine));
+                world.claims.assign(request.token, self.global(machine));
                 self.send_through(conn, machine, id, request, &spec, world);
             }
             None => self.stop_waiting(machine, id, world),
         }
-        if let Some(Machine::Call(call)) = self.machines.get(&machine).map(|slot| &slot.machine) {
+        if let Some(Machine::Call(call)) = self.machines.get(&machine).map(|entry| &entry.machine) {
             let timeout = call.acquire.poll_timeout();
             self.set_timer(machine, timeout, world);
         }
@@ -1013,7 +1029,7 @@ impl Process {
 
     fn schedule_renewal(&mut self, machine: u64, world: &mut World) {
         let now = self.shared.now(world.now);
-        let Some(Machine::Lock(lock)) = self.machines.get(&machine).map(|slot| &slot.machine)
+        let Some(Machine::Lock(lock)) = self.machines.get(&machine).map(|entry| &entry.machine)
         else {
             return;
         };
@@ -1030,8 +1046,8 @@ impl Process {
     fn renew_due(&mut self, world: &mut World) {
         let now = self.shared.now(world.now);
         for machine in self.renewals.take_due(now).into_iter().flatten() {
-            if let Some(slot) = self.machines.get_mut(&machine)
-                && let Machine::Lock(lock) = &mut slot.machine
+            if let Some(entry) = self.machines.get_mut(&machine)
+                && let Machine::Lock(lock) = &mut entry.machine
             {
                 lock.hold.extend(&self.shared.context(world.now));
                 self.drive(machine, world);
@@ -1041,12 +1057,12 @@ impl Process {
         self.set_timer(RENEWALS, next, world);
     }
 
-    /// The holder extends its lock. Returns whether a round has begun.
+    /// Extends a lock. Returns whether a round of extensions has begun.
     pub(super) fn extend(&mut self, machine: u64, world: &mut World) -> bool {
         self.begin_round(machine, Hold::extend, world)
     }
 
-    /// The holder of an exclusive lock shares it from now on. Returns whether a round has begun.
+    /// Makes an exclusive lock shared. Returns whether a round of extensions has begun.
     pub(super) fn downgrade(&mut self, machine: u64, world: &mut World) -> bool {
         trace!(world, "p{}/{machine} shares its lock", self.index);
         self.begin_round(machine, Hold::downgrade, world)
@@ -1058,8 +1074,8 @@ impl Process {
         begin: fn(&mut Hold, &Context<'_>),
         world: &mut World,
     ) -> bool {
-        let Some(slot) = self.machines.get_mut(&machine) else { return false };
-        let Machine::Lock(lock) = &mut slot.machine else { return false };
+        let Some(entry) = self.machines.get_mut(&machine) else { return false };
+        let Machine::Lock(lock) = &mut entry.machine else { return false };
         if !lock.hold.is_extensible(self.shared.clock.at(world.now)) {
             return false;
         }
@@ -1072,8 +1088,8 @@ impl Process {
 
     fn drive_lock(&mut self, machine: u64, world: &mut World) {
         loop {
-            let Some(slot) = self.machines.get_mut(&machine) else { return };
-            let Machine::Lock(lock) = &mut slot.machine else { return };
+            let Some(entry) = self.machines.get_mut(&machine) else { return };
+            let Machine::Lock(lock) = &mut entry.machine else { return };
             let Some(action) = lock.hold.poll() else { break };
             match action {
                 HoldAction::Send(send) => {
@@ -1105,16 +1121,16 @@ impl Process {
                     }
                 }
                 HoldAction::Contended => {
-                    let (keys, name) = (lock.keys, lock.hold.spec().name());
-                    // A permit that was attached is a lock of its key.
+                    let (key_set, name) = (lock.key_set, lock.hold.spec().name());
+                    // An attached permit is a lock of its key. That key may have a set of its own.
                     let sets = &world.plan.key_sets;
-                    let line = if sets[keys] == *name {
-                        Some(keys)
+                    let key_set = if sets[key_set] == *name {
+                        Some(key_set)
                     } else {
                         sets.iter().position(|set| set == name)
                     };
-                    if let Some(line) = line {
-                        self.lines[line].is_contended = true;
+                    if let Some(key_set) = key_set {
+                        self.local_queues[key_set].is_contended = true;
                     }
                 }
                 HoldAction::Release(release) => self.release_in_part(*release, world),
@@ -1123,9 +1139,9 @@ impl Process {
                 }
             }
         }
-        let Some(slot) = self.machines.get_mut(&machine) else { return };
-        let Machine::Lock(lock) = &mut slot.machine else { return };
-        if lock.hold.is_over() && slot.in_flight == 0 {
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        let Machine::Lock(lock) = &mut entry.machine else { return };
+        if lock.hold.is_over() && entry.in_flight == 0 {
             self.machines.remove(&machine);
         } else {
             // The program of a lock that is not renewed reads late answers when it next extends it.
@@ -1136,12 +1152,12 @@ impl Process {
         }
     }
 
-    /// The holder releases its lock. A `caller` is told the result.
+    /// Releases a lock. The `caller`, if any, waits for the result.
     pub(super) fn release_lock(&mut self, machine: u64, caller: Option<usize>, world: &mut World) {
         self.renewals.forget(machine);
         let call = self.global(machine);
-        let Some(slot) = self.machines.get_mut(&machine) else { return };
-        let Machine::Lock(lock) = &mut slot.machine else { return };
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        let Machine::Lock(lock) = &mut entry.machine else { return };
         let (ownership, release) = lock.hold.release(&self.shared.context(world.now));
         trace!(world, "p{}/{machine} releases: {ownership:?}", self.index);
         world.notes.push(Note::Released {
@@ -1153,7 +1169,7 @@ impl Process {
             call_started: lock.call_started,
         });
         if let Some(slot) = lock.hold.spec().slot() {
-            self.lines[lock.keys].slots.freed(slot);
+            self.local_queues[lock.key_set].slots.freed(slot);
         }
         let (token, is_held) = (lock.hold.token(), !matches!(ownership, Ownership::Lost(_)));
         if is_held {
@@ -1161,7 +1177,7 @@ impl Process {
         }
         let task = self.add_release(release, None, caller, world);
         if let Some(Machine::Release(task)) =
-            self.machines.get_mut(&task).map(|slot| &mut slot.machine)
+            self.machines.get_mut(&task).map(|entry| &mut entry.machine)
         {
             task.is_thorough = is_held;
         }
@@ -1175,16 +1191,16 @@ impl Process {
         self.settle(world);
     }
 
-    /// The holder detaches its lock. Returns its token, unless it is lost.
+    /// Detaches a lock. Returns its token and its description, unless the lock is lost.
     pub(super) fn detach(&mut self, machine: u64, world: &mut World) -> Option<(Token, Arc<Spec>)> {
         self.renewals.forget(machine);
-        let slot = self.machines.get_mut(&machine)?;
-        let Machine::Lock(lock) = &mut slot.machine else { return None };
+        let entry = self.machines.get_mut(&machine)?;
+        let Machine::Lock(lock) = &mut entry.machine else { return None };
         let left = lock.hold.detach(self.shared.clock.at(world.now));
         if let Some(slot) = lock.hold.spec().slot() {
-            self.lines[lock.keys].slots.freed(slot);
+            self.local_queues[lock.key_set].slots.freed(slot);
         }
-        // It is attached as a lock of its keys, whatever it was one of.
+        // A permit is attached as a lock of its key.
         let spec = Spec { any: None, ..(**lock.hold.spec()).clone() };
         let text = left.map(|_| (lock.hold.token(), Arc::new(spec)));
         trace!(world, "p{}/{machine} detaches: {left:?}", self.index);
@@ -1196,18 +1212,20 @@ impl Process {
 
     // Releases.
 
-    /// Releases some nodes. Another machine may release the same token, or the lock was detached.
+    /// Runs a release after which a node may still have the token.
+    ///
+    /// Another state machine may use the same token, or the lock was detached.
     fn release_in_part(&mut self, release: Release, world: &mut World) {
         let task = self.add_release(release, None, None, world);
         if let Some(Machine::Release(task)) =
-            self.machines.get_mut(&task).map(|slot| &mut slot.machine)
+            self.machines.get_mut(&task).map(|entry| &mut entry.machine)
         {
             task.is_thorough = false;
         }
         self.drive_release(task, world);
     }
 
-    /// Runs a release, which takes over a WAIT of the machine that it comes from.
+    /// Runs a release. It takes over the unanswered WAIT of the state machine `from`.
     fn release(
         &mut self,
         release: Release,
@@ -1242,8 +1260,8 @@ impl Process {
                         request.machine = machine;
                     }
                 }
-                if let Some(slot) = self.machines.get_mut(&from) {
-                    slot.in_flight = slot.in_flight.saturating_sub(1);
+                if let Some(entry) = self.machines.get_mut(&from) {
+                    entry.in_flight = entry.in_flight.saturating_sub(1);
                 }
                 self.expect_response(machine);
             } else {
@@ -1255,8 +1273,8 @@ impl Process {
     }
 
     fn drive_release(&mut self, machine: u64, world: &mut World) {
-        while let Some(slot) = self.machines.get_mut(&machine) {
-            let Machine::Release(task) = &mut slot.machine else { return };
+        while let Some(entry) = self.machines.get_mut(&machine) {
+            let Machine::Release(task) = &mut entry.machine else { return };
             self.suspicions.extend(std::iter::from_fn(|| task.release.poll_suspect()));
             let Some(send) = task.release.poll() else { break };
             task.token = Some(send.request.token);
@@ -1264,14 +1282,14 @@ impl Process {
             let spec = Arc::clone(task.release.spec());
             self.send(machine, send.id, send.connection, send.request, &spec, world);
         }
-        let Some(slot) = self.machines.get_mut(&machine) else { return };
-        let Machine::Release(task) = &mut slot.machine else { return };
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        let Machine::Release(task) = &mut entry.machine else { return };
         if task.release.verdict().is_some()
             && let Some(caller) = task.caller.take()
         {
             let now = self.shared.clock.at(world.now);
             let due = task.due.plus(Duration::from_millis(1));
-            if now.has_reached(due) && self.paused_at < task.started {
+            if now.has_reached(due) && self.resumed_at < task.started {
                 world.violate(format!("a release of p{} took too long", self.index));
             }
             self.ended.push_back(Ended::Released { caller });
@@ -1283,26 +1301,28 @@ impl Process {
             self.stop_waiting(machine, id, world);
         }
         if is_done {
-            if let Some(Slot { machine: Machine::Release(task), .. }) =
+            if let Some(MachineEntry { machine: Machine::Release(task), .. }) =
                 self.machines.remove(&machine)
             {
                 world.unconfirmed +=
                     u64::from(task.release.verdict() == Some(ReleaseVerdict::Unconfirmed));
-                self.is_released(&task, world);
+                self.record_release(&task, world);
             }
         } else {
             self.set_timer(machine, timeout, world);
         }
     }
 
-    /// A release is over. Unless it gave up, no node has its token any more.
-    fn is_released(&self, task: &Task, world: &mut World) {
+    /// Records for the checkers that a release is over and that no node has its token any more.
+    ///
+    /// Does nothing if the release may have missed a node.
+    fn record_release(&self, task: &Task, world: &mut World) {
         let Some(token) = task.token else { return };
         let ttl = u64::try_from(task.release.spec().ttl.duration().as_nanos()).unwrap_or(Ns::MAX);
         let is_in_time = world.now < task.started + ttl / 100 * 95;
         let gave_up =
             |answer: &Answer| matches!(answer, Answer::Failed(error) if error.is_permanent());
-        let is_used = self.machines.values().any(|slot| match &slot.machine {
+        let is_used = self.machines.values().any(|entry| match &entry.machine {
             Machine::Lock(lock) => lock.hold.token() == token,
             Machine::Release(other) => other.token == Some(token),
             Machine::Call(_) => false,
@@ -1312,7 +1332,7 @@ impl Process {
         }
     }
 
-    /// Carries out what follows from what has happened.
+    /// Handles all local responses, suspicions and results that the last event left behind.
     pub(super) fn settle(&mut self, world: &mut World) {
         loop {
             if let Some((machine, id, response)) = self.local.pop_front() {
@@ -1329,15 +1349,15 @@ impl Process {
         }
     }
 
-    /// Whether nothing is left to do.
+    /// Returns whether the process has no state machine and no WAIT.
     pub(super) fn is_idle(&self) -> bool {
         self.machines.is_empty() && self.waits.is_empty()
     }
 
-    /// What is left to do.
+    /// Describes all state machines.
     pub(super) fn describe(&self) -> Vec<String> {
         let machines = self.machines.iter();
-        machines.map(|(number, slot)| format!("{number}: {}", slot.machine.describe())).collect()
+        machines.map(|(number, entry)| format!("{number}: {}", entry.machine.describe())).collect()
     }
 }
 
@@ -1352,9 +1372,9 @@ impl Machine {
 }
 
 impl Process {
-    /// Calls that have not ended, and have asked a node.
+    /// Returns the calls that have not ended and have sent a request.
     pub(super) fn calls(&self) -> impl Iterator<Item = (u64, &Call)> {
-        self.machines.iter().filter_map(|(&number, slot)| match &slot.machine {
+        self.machines.iter().filter_map(|(&number, entry)| match &entry.machine {
             Machine::Call(call) if call.has_asked => Some((number, &**call)),
             _ => None,
         })
@@ -1368,11 +1388,11 @@ impl Process {
         }
     }
 
-    /// The keys of a lock.
-    pub(super) fn keys_of(&self, machine: u64) -> usize {
-        match self.machines.get(&machine).map(|slot| &slot.machine) {
-            Some(Machine::Lock(lock)) => lock.keys,
-            Some(Machine::Call(call)) => call.keys,
+    /// Returns the set of keys of a lock or a call.
+    pub(super) fn key_set_of(&self, machine: u64) -> usize {
+        match self.machines.get(&machine).map(|entry| &entry.machine) {
+            Some(Machine::Lock(lock)) => lock.key_set,
+            Some(Machine::Call(call)) => call.key_set,
             _ => 0,
         }
     }

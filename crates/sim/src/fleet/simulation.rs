@@ -22,24 +22,25 @@ use super::world::World;
 use super::{Mutant, Report};
 
 /// Interval between two checks of the whole fleet.
-const SAMPLE_EVERY: Ns = 250 * MS;
-/// Time of the first call, after connections were made.
+pub(super) const SAMPLE_EVERY: Ns = 250 * MS;
+/// Time before which no caller calls: processes connect first.
 pub(super) const WARM_UP: Ns = SECOND;
 
-/// A run.
+/// The state of a run.
 struct Simulation {
     world: World,
     processes: Vec<Process>,
     checks: Checks,
-    /// When faults and calls end.
+    /// When the part of the run in which callers start calls ended.
     ended_at: Option<Ns>,
-    /// When all calls had ended.
+    /// When all calls and all faults had ended.
     quiet_at: Option<Ns>,
+    /// The activity of the world at that time.
     activity_when_quiet: u64,
     events: u64,
 }
 
-/// Runs a plan. With `traced`, the report has a line for each event.
+/// Runs a plan. If `traced`, the report contains a trace of all events.
 pub fn run(plan: &Plan, traced: bool) -> Report {
     let _broken = Broken::new(plan.mutant);
     Simulation::new(plan, traced).run()
@@ -81,7 +82,8 @@ impl Simulation {
             process.callers = (0..plan.callers).map(|_| Caller::new(rng.random())).collect();
             if plan.one_set_each {
                 for (number, caller) in process.callers.iter_mut().enumerate() {
-                    caller.only = Some((index * plan.callers + number) % plan.key_sets.len());
+                    caller.fixed_key_set =
+                        Some((index * plan.callers + number) % plan.key_sets.len());
                 }
             }
             process
@@ -227,9 +229,9 @@ impl Simulation {
                     world.turn(*node);
                 }
             }
-            FaultKind::Restart { node, machine_too, with_keys } => {
+            FaultKind::Restart { node, host_too, with_keys } => {
                 if begins {
-                    let state = if *machine_too { State::MachineDown } else { State::ServerDown };
+                    let state = if *host_too { State::HostDown } else { State::ServerDown };
                     world.stop_node(*node, state);
                 } else {
                     world.start_node(*node, *with_keys);
@@ -271,7 +273,7 @@ impl Simulation {
             return;
         }
         process.paused -= 1;
-        process.paused_at = self.world.now;
+        process.resumed_at = self.world.now;
         if process.paused == 0 {
             trace!(self.world, "p{index} goes on");
             for event in std::mem::take(&mut process.backlog) {
@@ -279,8 +281,6 @@ impl Simulation {
             }
         }
     }
-
-    // The end of the run.
 
     fn sample(&mut self) {
         self.checks.sample(&mut self.world, &self.processes);
@@ -290,7 +290,6 @@ impl Simulation {
         if is_over && !world.is_ending {
             trace!(world, "no more calls are made");
             world.is_ending = true;
-            // Faults that have not started do not start any more.
             self.ended_at = Some(world.now);
         }
         let faults_end = plan.faults.iter().map(|fault| fault.to).max().unwrap_or_default();
@@ -313,16 +312,16 @@ impl Simulation {
         let plan = &self.world.plan;
         let longest = plan.ttl_max().max(plan.rejoin_delay_ms * MS);
         if let Some(quiet_at) = self.quiet_at {
-            // A request that was in flight for long may be granted after all calls have ended.
+            // A request may be in flight for long, and be granted after all calls have ended.
             let quiet_at = quiet_at.max(self.world.last_grant);
             let idle = quiet_at + longest * 102 / 100 + 3 * SECOND;
             if self.world.now >= idle {
                 Checks::end(&mut self.world, &self.processes);
                 let seconds = (self.world.now - quiet_at) / SECOND + 1;
-                let members = (plan_size(&self.world.plan) + 4) as u64;
+                let paths = self.world.plan.nodes * self.world.plan.processes;
+                let members = (paths + 4) as u64;
                 let activity = self.world.activity - self.activity_when_quiet;
-                // A RELEASE that may have overtaken its request is repeated for the length of the
-                // ttl.
+                // A RELEASE that may have overtaken its ACQUIRE is repeated until the ttl is over.
                 if activity > 1000 * members + seconds * members * 2 {
                     self.world.violate(format!("{activity} events in {seconds} idle seconds"));
                 }
@@ -362,8 +361,4 @@ impl Simulation {
             trace: self.world.trace.into_lines(),
         }
     }
-}
-
-fn plan_size(plan: &Plan) -> usize {
-    plan.nodes * plan.processes
 }

@@ -1,10 +1,10 @@
-//! The events of a run, line by line.
+//! The trace of a run: one line for each event.
 
 use std::fmt::{self, Write as _};
 
 use super::clock::{MS, Ns};
 
-/// The lines, if a trace was requested.
+/// The lines of a trace, if it was requested.
 #[derive(Debug, Default)]
 pub(super) struct Trace {
     lines: Option<String>,

@@ -1,5 +1,5 @@
-//! The state that all parts of a run share: the time, the network, the nodes, and the checkers'
-//! facts.
+//! The state that all parts of a run share: the time, the network, the nodes, and the facts for the
+//! checkers.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::plan::Plan;
 use super::simulation::WARM_UP;
 use super::trace::Trace;
 
-/// Everything but the processes.
+/// The whole state of a run, except the processes and the checkers.
 pub(super) struct World {
     pub(super) now: Ns,
     pub(super) plan: Arc<Plan>,
@@ -24,21 +24,21 @@ pub(super) struct World {
     pub(super) hosts: Vec<Host>,
     pub(super) claims: Claims,
     pub(super) trace: Trace,
-    /// Facts to check at the end of the present event.
+    /// Facts that the checkers read at the end of the present event.
     pub(super) notes: Vec<Note>,
-    /// Locks that were detached, and not attached yet.
-    pub(super) texts: Vec<Text>,
+    /// Detached locks that no caller has attached yet.
+    pub(super) detached: Vec<DetachedLock>,
     /// Tokens of locks that an operator has ended on some nodes.
     pub(super) ended: Vec<Token>,
     /// Tokens of locks that an operator has ended on a majority, and when.
     pub(super) ended_everywhere: Vec<(Token, Ns)>,
-    /// Shared locks that an operator has revoked: the node, the key, and when.
+    /// The revocations by an operator: the node, the key, and the time.
     pub(super) revocations: Vec<(usize, usize, Ns)>,
-    /// The first time at which a node reported a revocation to the holder of a lock.
-    pub(super) revoked: Vec<(Token, usize, Ns)>,
+    /// For a token and a node: when the node first answered that the lock is revoked.
+    pub(super) revoked_answers: Vec<(Token, usize, Ns)>,
     /// The first violation.
     pub(super) violation: Option<String>,
-    /// Whether no more calls are made.
+    /// Whether callers start no new calls.
     pub(super) is_ending: bool,
     pub(super) commands: u64,
     /// Number of timers that fired and of messages that arrived.
@@ -48,23 +48,24 @@ pub(super) struct World {
     pub(super) locks: u64,
     pub(super) repairs: u64,
     pub(super) unconfirmed: u64,
-    /// Number of RELEASEs that the plan has lost.
+    /// Number of RELEASEs that were lost because the plan says so.
     pub(super) releases_lost: u64,
     /// Largest number of locks of one set of keys that were held at the same time.
     pub(super) most_together: usize,
-    /// The last grant, and the longest time between two grants.
+    /// When a caller last acquired a lock.
     pub(super) granted_at: Ns,
+    /// Longest time in which no caller acquired a lock.
     pub(super) longest_pause: Ns,
 }
 
 /// A lock that was detached.
-pub(super) struct Text {
-    pub(super) keys: usize,
+pub(super) struct DetachedLock {
+    pub(super) key_set: usize,
     pub(super) token: Token,
     pub(super) spec: Arc<Spec>,
 }
 
-/// A fact to check.
+/// A fact for the checkers.
 #[derive(Clone, Debug)]
 pub(super) enum Note {
     Granted {
@@ -80,7 +81,7 @@ pub(super) enum Note {
     Released {
         process: usize,
         call: u64,
-        /// The indexes of its keys.
+        /// The indexes of the keys of the lock.
         members: Vec<usize>,
         ownership: Ownership,
         renewed: bool,
@@ -93,15 +94,15 @@ pub(super) enum Note {
     Failed {
         process: usize,
         call: u64,
-        keys: usize,
+        key_set: usize,
         mode: Mode,
         reason: Reason,
         attached: bool,
         started: Ns,
-        /// Whether it ended before its time was over.
+        /// Whether the call ended clearly before its time limit.
         had_time: bool,
-        /// When the call last asked each node; `None` if it asked no node.
-        looks: Option<Vec<Ns>>,
+        /// When the call last asked each node. `None` if it asked no node.
+        asked_at: Option<Vec<Ns>>,
     },
 }
 
@@ -116,11 +117,11 @@ impl World {
             claims: Claims::new(plan.nodes, plan.names.len()),
             trace,
             notes: Vec::new(),
-            texts: Vec::new(),
+            detached: Vec::new(),
             ended: Vec::new(),
             ended_everywhere: Vec::new(),
             revocations: Vec::new(),
-            revoked: Vec::new(),
+            revoked_answers: Vec::new(),
             violation: None,
             is_ending: false,
             commands: 0,
@@ -145,19 +146,20 @@ impl World {
         self.network.send_down(conn, message, self.now, &mut self.events);
     }
 
-    /// Returns the node on which a lock of one key is waited for, while it can be reached.
+    /// Returns the queue node of a key.
     pub(super) fn queue_node(&self, key: usize) -> usize {
         let run_ids = self.hosts.iter().map(|host| host.run_id.as_bytes());
         order(self.plan.names[key].as_bytes(), run_ids)[0]
     }
 
-    /// Records that a node has reported a revocation to the holder of a lock.
-    pub(super) fn is_told_revoked(&mut self, token: Token, node: usize) {
-        if !self.revoked.iter().any(|&(of, by, _)| (of, by) == (token, node)) {
-            self.revoked.push((token, node, self.now));
+    /// Records that a node has answered to the holder of a token that the lock is revoked.
+    pub(super) fn record_revoked_answer(&mut self, token: Token, node: usize) {
+        if !self.revoked_answers.iter().any(|&(of, by, _)| (of, by) == (token, node)) {
+            self.revoked_answers.push((token, node, self.now));
         }
     }
 
+    /// Records a violation, unless there was one before or the plan is not checked.
     pub(super) fn violate(&mut self, what: String) {
         trace!(self, "VIOLATION: {what}");
         if self.plan.is_checked {
@@ -165,7 +167,7 @@ impl World {
         }
     }
 
-    /// Returns the call of a token, and the start of the token, for a trace.
+    /// Formats a token for a trace: its process, its call, and its first characters.
     pub(super) fn short(&self, token: Token) -> String {
         let call = self.claims.call_of(token).unwrap_or_default();
         format!("p{}/{}:{}", call >> 40, call & ((1 << 40) - 1), &token.as_str()[..4])

@@ -1,11 +1,11 @@
-//! Faults inside a server's process, by shared objects that the loader puts before the C library.
+//! Faults inside a server's process, injected by shared objects that precede the C library.
 //!
 //! - `wall_clock`: steps the wall clock
-//! - `power_cut`: forgets what was not synced
-//! - `preload`: the object, and the file that controls it
+//! - `power_cut`: removes the bytes that were not synced
+//! - `preload`: a shared object, and the file that controls it
 //!
 //! An object that cannot inject its fault ends the process that loaded it, with a line in the
-//! server's log. A fault that was not injected must not pass for one that was survived.
+//! server's log. A test must not pass because a fault was not injected.
 
 mod power_cut;
 mod preload;
@@ -16,7 +16,7 @@ use quorlock_localserver::ServerBuilder;
 pub use self::power_cut::PowerCut;
 pub use self::wall_clock::WallClock;
 
-/// Starts a server with injectors.
+/// Adds injectors to a server that is about to start.
 pub trait Inject {
     /// Lets the server read this wall clock, which can then be stepped.
     #[must_use]

@@ -14,16 +14,18 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/synced_sizes.so
 
 /// Cuts the power of the servers that are started with it.
 ///
-/// Kills a server with SIGKILL, and removes what it has written and never synced. SIGKILL alone
-/// would leave these bytes in the memory of the system, and so on the disk.
+/// A cut kills a server with SIGKILL, and removes the bytes that it has written but not synced.
+/// SIGKILL alone would leave these bytes in the memory of the system, and so on the disk.
 ///
-/// Each file in the server's directory is cut back to its size when the last successful `fsync` or
-/// `fdatasync` of it began; a file that was never synced is left empty. Renaming a file does not
-/// matter.
+/// Each file in the server's directory is cut back to the size that it had when its last successful
+/// `fsync` or `fdatasync` began. A file that was never synced is left empty. Renaming a file does
+/// not matter. The log of the server is left as it is.
 ///
-/// Not modelled: creating, renaming and removing files takes effect at once, without a sync of the
-/// directory; bytes that were overwritten in place stay; all that was not synced is lost, of which
-/// a real disk may keep a part. The log of the server is left as it is.
+/// The model is simpler than a real disk:
+///
+/// - Creating, renaming and removing a file takes effect without a sync of the directory.
+/// - Bytes that were overwritten in place stay.
+/// - All bytes that were not synced are lost. A real disk may keep some of them.
 ///
 /// ```
 /// use quorlock_testkit::{Inject as _, PowerCut, Server};
@@ -40,11 +42,11 @@ pub struct PowerCut {
 }
 
 impl PowerCut {
-    /// Creates a power switch for servers that start with it.
+    /// Creates a switch for the power of the servers that start with it.
     ///
     /// # Panics
     ///
-    /// When a small file cannot be written.
+    /// When a temporary file cannot be written.
     #[track_caller]
     pub fn new() -> Self {
         Self { preload: Arc::new(Preload::write(OBJECT, "QUORLOCK_SYNCED_SIZES", b"")) }
@@ -92,7 +94,7 @@ impl Default for PowerCut {
     }
 }
 
-/// Identifies a file whatever its name: inode, and birth in nanoseconds since 1970.
+/// Identifies a file independently of its name: inode, and birth in nanoseconds since 1970.
 #[derive(PartialEq, Eq, Hash)]
 struct FileId {
     inode: u64,

@@ -14,12 +14,12 @@ pub(super) struct Preload {
     object: PathBuf,
     variable: &'static str,
     file: PathBuf,
-    /// Holds both files, and must live for as long as the process may be started again.
+    /// Contains both files. Must live for as long as the process may be started again.
     _directory: TempDir,
 }
 
 impl Preload {
-    /// Writes the object and its file, whose path the object reads from an environment variable.
+    /// Writes the object and its file. The object finds the file by an environment variable.
     ///
     /// # Panics
     ///
@@ -46,7 +46,7 @@ impl Preload {
 }
 
 impl StartHook for Preload {
-    /// Loads the object before all that the command preloads already.
+    /// Loads the object before all objects that the command already preloads.
     fn prepare(&self, command: &mut Command) {
         let value_of = |name: &str| {
             command.get_envs().find(|(set, _)| *set == name).and_then(|(_, value)| value)

@@ -1,4 +1,4 @@
-// The only place of this crate that shares memory with another process.
+// The only module of this crate that shares memory with another process.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -17,14 +17,16 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wall_clock.so")
 
 const NS_PER_MS: i64 = 1_000_000;
 
-/// The wall clock of the servers that are started with it, which can be stepped while they run.
+/// A wall clock that can be stepped while the servers that were started with it run.
 ///
-/// Does what an administrator, NTP or the host of a virtual machine does to a real clock. The clock
-/// is right at first. The next read of it shows a step, and the step holds over restarts of the
-/// server. All servers with the same `WallClock`, and its clones, show the same time. A server may
-/// use an earlier reading for a moment: Valkey 9.1 reads the wall clock once a millisecond, and
-/// adds the processor's time stamp counter in between. A server uses the step when its `TIME` shows
-/// it.
+/// A step does what an administrator, NTP or the host of a virtual machine does to a real clock.
+/// The clock is right at first. The next reading of the clock shows a step, and the step stays over
+/// restarts of the server. All servers with the same `WallClock`, or a clone of it, show the same
+/// time.
+///
+/// A server may use an earlier reading for a moment: Valkey 9.1 reads the wall clock once a
+/// millisecond, and adds the processor's time stamp counter in between. A server uses the step when
+/// its `TIME` shows it.
 ///
 /// A step changes the results of `clock_gettime` for `CLOCK_REALTIME`, `CLOCK_REALTIME_COARSE` and
 /// `CLOCK_TAI`, of `gettimeofday`, `time` and `timespec_get`, for the program and the libraries
@@ -32,9 +34,8 @@ const NS_PER_MS: i64 = 1_000_000;
 /// and `_COARSE`, `CLOCK_BOOTTIME`), the processor's time stamp counter, and the clock inside the
 /// kernel (the times of files, timers on `CLOCK_REALTIME`).
 ///
-/// Some servers load modules in a way that gives them the C library itself (Valkey, with
-/// `RTLD_DEEPBIND`). Such a module sees the steps in what the server tells it, but not in the C
-/// library.
+/// Some servers load modules so that a module calls the C library directly (Valkey, with
+/// `RTLD_DEEPBIND`). Such a module sees a step only in the times that the server gives it.
 ///
 /// ```
 /// use quorlock_testkit::{Inject as _, Server, WallClock};
@@ -55,7 +56,7 @@ impl WallClock {
     ///
     /// # Panics
     ///
-    /// When a small file cannot be written or mapped.
+    /// When a temporary file cannot be written or mapped.
     #[track_caller]
     pub fn new() -> Self {
         let preload = Preload::write(OBJECT, "QUORLOCK_WALL_CLOCK", &0_i64.to_ne_bytes());
@@ -71,7 +72,7 @@ impl WallClock {
     }
 
     /// Sets the clock to the right time again, which is a step too.
-    pub fn set_right(&self) {
+    pub fn correct(&self) {
         self.ahead_ns.get().store(0, Ordering::Relaxed);
     }
 
@@ -80,8 +81,9 @@ impl WallClock {
         self.ahead_ns.get().load(Ordering::Relaxed) / NS_PER_MS
     }
 
-    /// Lets a program that is not a [`Server`](crate::Server) read this clock, which must outlive
-    /// it.
+    /// Lets a program that is not a [`Server`](crate::Server) read this clock.
+    ///
+    /// The clock must outlive the program.
     pub fn attach(&self, command: &mut Command) {
         self.preload.prepare(command);
     }
@@ -97,7 +99,7 @@ impl Default for WallClock {
     }
 }
 
-/// A number in a file that other processes have mapped too.
+/// A number in a file that other processes map too.
 #[derive(Debug)]
 struct SharedNumber(NonNull<AtomicI64>);
 

@@ -7,14 +7,14 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::Shared;
-use super::meter::{Meter, Turn};
+use super::meter::{Meter, RoundTrip};
 
 /// The direction of traffic through a [`Proxy`](crate::Proxy).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// Requests.
+    /// From clients to the server: requests.
     ToServer,
-    /// Answers.
+    /// From the server to clients: answers.
     ToClient,
 }
 
@@ -26,12 +26,14 @@ pub(super) struct Faults {
     to_client: LaneFault,
 }
 
+/// The faults of one direction.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LaneFault {
     pub(super) delay: Duration,
     pub(super) passage: Passage,
 }
 
+/// What happens to bytes that have not been forwarded yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Passage {
     #[default]
@@ -58,8 +60,8 @@ impl Faults {
 
 const CHUNK_MAX_BYTES: usize = 16 * 1024;
 
-/// Maximum number of bytes that are queued in one direction of one connection. While they are
-/// queued, the proxy reads nothing, and the sender waits.
+/// Largest number of queued bytes in one direction of one connection. Beyond it, the proxy reads
+/// nothing, and the sender waits.
 const QUEUE_MAX_BYTES: usize = 16 * 1024 * 1024;
 
 /// One direction of one connection: a queue of chunks, each with its time of arrival.
@@ -67,7 +69,7 @@ pub(super) struct Lane<'a> {
     direction: Direction,
     faults: watch::Receiver<Faults>,
     meter: &'a Meter,
-    turn: &'a Turn,
+    round_trip: &'a RoundTrip,
     queue: VecDeque<Chunk>,
     queued_bytes: usize,
     /// When the sender closed its side, which is forwarded after the last chunk.
@@ -78,8 +80,8 @@ struct Chunk {
     arrived_at: Instant,
     bytes: Vec<u8>,
     written_bytes: usize,
-    /// Whether a part of the chunk may have been written. If so, the chunk is forwarded in any
-    /// case, and counted.
+    /// Whether a part of the chunk may have been written. Such a chunk is counted, and forwarded
+    /// whatever the faults.
     is_passing: bool,
 }
 
@@ -91,20 +93,20 @@ enum Event {
 }
 
 impl<'a> Lane<'a> {
-    pub(super) fn new(direction: Direction, shared: &'a Shared, turn: &'a Turn) -> Self {
+    pub(super) fn new(direction: Direction, shared: &'a Shared, round_trip: &'a RoundTrip) -> Self {
         Self {
             direction,
             faults: shared.faults.subscribe(),
             meter: &shared.meter,
-            turn,
+            round_trip,
             queue: VecDeque::new(),
             queued_bytes: 0,
             ended_at: None,
         }
     }
 
-    /// Forwards all bytes that arrive, subject to the present faults, until it has forwarded the
-    /// end of the connection.
+    /// Forwards all bytes that arrive, subject to the current faults, and then the end of the
+    /// connection.
     pub(super) async fn run(
         mut self,
         mut reader: impl AsyncRead + Unpin,
@@ -112,8 +114,8 @@ impl<'a> Lane<'a> {
     ) -> io::Result<()> {
         let mut buffer = vec![0; CHUNK_MAX_BYTES];
         loop {
-            // The faults are read after each arrival: bytes that arrive after a fault was set are
-            // subject to it.
+            // The faults are read after each arrival, so that a fault applies to all bytes that
+            // arrive after it was set.
             let fault = self.faults.borrow_and_update().lane(self.direction);
             if fault.passage == Passage::Drop {
                 self.drop_waiting();
@@ -150,7 +152,9 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Returns when the front of the queue, or the end after it, is due; `None` while nothing is.
+    /// Returns when the first chunk is due, or, without chunks, the end of the connection.
+    ///
+    /// Returns `None` while nothing may pass.
     fn due_at(&self, fault: LaneFault) -> Option<Instant> {
         match self.queue.front() {
             Some(chunk) if chunk.is_passing => Some(chunk.arrived_at),
@@ -175,7 +179,7 @@ impl<'a> Lane<'a> {
     fn pass_front(&mut self) {
         if let Some(chunk) = self.queue.front_mut().filter(|chunk| !chunk.is_passing) {
             chunk.is_passing = true;
-            self.meter.pass(self.direction, chunk.bytes.len(), self.turn);
+            self.meter.pass(self.direction, chunk.bytes.len(), self.round_trip);
         }
     }
 
@@ -201,7 +205,7 @@ impl<'a> Lane<'a> {
 
 /// Writes some of `bytes`, or forwards the end of the connection when there are none.
 ///
-/// Nothing is lost when the future is dropped.
+/// Cancel safe: no byte is lost when the future is dropped.
 async fn write_or_end(writer: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<usize> {
     if bytes.is_empty() {
         writer.shutdown().await?;

@@ -22,10 +22,10 @@ pub(super) struct LaneMeter {
     dropped_bytes: AtomicU64,
 }
 
-/// Whether the client of one connection waits for an answer to what it sent.
+/// Whether bytes of one connection went to the server, and none to the client since.
 #[derive(Debug, Default)]
-pub(super) struct Turn {
-    is_with_server: AtomicBool,
+pub(super) struct RoundTrip {
+    is_open: AtomicBool,
 }
 
 impl Meter {
@@ -35,8 +35,8 @@ impl Meter {
 
     /// Counts a connection if `may_open` allows it.
     ///
-    /// `may_open` runs under the lock with which [`Meter::wait_until_closed`] waits, so that no
-    /// connection opens unseen after a cut.
+    /// `may_open` runs under the lock that [`Meter::wait_until_closed`] uses, so that no connection
+    /// opens unseen after a cut.
     pub(super) fn try_open(&self, may_open: impl FnOnce(usize) -> bool) -> bool {
         let mut open = self.lock_open();
         let opened = may_open(*open);
@@ -66,15 +66,14 @@ impl Meter {
         self.round_trips.load(Relaxed)
     }
 
-    /// Counts a chunk that is about to be written: a client that has an answer must find it
-    /// counted.
-    pub(super) fn pass(&self, direction: Direction, bytes: usize, turn: &Turn) {
+    /// Counts a chunk before it is written, so that a client that has an answer finds it counted.
+    pub(super) fn pass(&self, direction: Direction, bytes: usize, round_trip: &RoundTrip) {
         let lane = self.lane(direction);
         lane.chunks.fetch_add(1, Relaxed);
         lane.bytes.fetch_add(bytes as u64, Relaxed);
         lane.waiting_bytes.fetch_sub(bytes as u64, Relaxed);
-        let was_with_server = turn.is_with_server.swap(direction == Direction::ToServer, Relaxed);
-        if was_with_server && direction == Direction::ToClient {
+        let was_open = round_trip.is_open.swap(direction == Direction::ToServer, Relaxed);
+        if was_open && direction == Direction::ToClient {
             self.round_trips.fetch_add(1, Relaxed);
         }
     }

@@ -21,14 +21,14 @@ use self::lane::{Faults, Passage};
 use self::meter::Meter;
 use self::session::Upstream;
 
-/// Time limit for the proxy's thread to close all connections, which it does at once.
+/// Time limit for the proxy's thread to close all connections. It normally does so at once.
 const CUT_LIMIT: Duration = Duration::from_secs(5);
 
 /// A TCP port on 127.0.0.1 that leads to a server, with faults that can be set at any time.
 ///
 /// The proxy forwards all traffic at first. Faults apply to open and to new connections, until they
 /// are replaced or [healed](Proxy::heal). The proxy runs in a thread of its own, so it works in
-/// synchronous and in asynchronous tests. Dropping it closes its port and all connections.
+/// synchronous and in asynchronous tests. Dropping the proxy closes its port and all connections.
 ///
 /// The end of a connection travels like its bytes: a server does not learn of a closed connection
 /// while that direction is delayed or held, or its bytes are dropped.
@@ -82,21 +82,21 @@ impl Proxy {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
-    /// Delays everything in this direction, in order and at the same rate.
+    /// Delays all bytes in this direction, and keeps their order and rate.
     ///
     /// The delay counts from the arrival at the proxy, also for bytes that are already in transit.
     pub fn delay(&self, direction: Direction, delay: Duration) {
         self.shared.faults.send_modify(|faults| faults.lane_mut(direction).delay = delay);
     }
 
-    /// Holds everything in this direction until the proxy is healed, and then forwards it.
+    /// Holds all bytes in this direction until the proxy is healed, and then forwards them.
     ///
     /// Keeps at most 16 MiB of a connection. Beyond that the sender waits, as on a slow network.
-    pub fn hold(&self, direction: Direction) {
+    pub fn stall(&self, direction: Direction) {
         self.shared.faults.send_modify(|faults| faults.lane_mut(direction).passage = Passage::Hold);
     }
 
-    /// Drops everything in this direction, also the bytes that were held or delayed so far.
+    /// Drops all bytes in this direction, also bytes that were held or delayed so far.
     pub fn drop_bytes(&self, direction: Direction) {
         self.shared.faults.send_modify(|faults| faults.lane_mut(direction).passage = Passage::Drop);
     }
@@ -118,10 +118,10 @@ impl Proxy {
         );
     }
 
-    /// Forwards everything again, in both directions and at once, beginning with what was held.
+    /// Ends all faults. Forwards bytes without delay again, beginning with the held ones.
     ///
-    /// Connections that were cut are not restored, and dropped bytes are lost: a connection that
-    /// lost some is rarely usable.
+    /// Connections that were cut are not restored, and dropped bytes are lost. A connection that
+    /// lost bytes is rarely usable.
     pub fn heal(&self) {
         self.shared.faults.send_replace(Faults::default());
     }
@@ -136,7 +136,9 @@ impl Proxy {
         self.shared.meter.lane(direction).bytes()
     }
 
-    /// Returns the number of chunks, as they arrived from the sender, that were forwarded.
+    /// Returns the number of chunks that were forwarded in this direction.
+    ///
+    /// A chunk contains the bytes that one read from the sender returned.
     pub fn chunks(&self, direction: Direction) -> u64 {
         self.shared.meter.lane(direction).chunks()
     }
@@ -154,8 +156,9 @@ impl Proxy {
 
     /// Returns the number of round trips that clients have waited for.
     ///
-    /// Counts each time that something was forwarded to a client after something was forwarded to
-    /// the server on the same connection. A client that has received an answer finds it counted.
+    /// A round trip ends when bytes are forwarded to a client, after bytes of the same connection
+    /// were forwarded to the server. A client that has received an answer finds its round trip
+    /// counted.
     pub fn round_trips(&self) -> u64 {
         self.shared.meter.round_trips()
     }
@@ -165,7 +168,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has ended too, and this may run during a panic already.
+            // A thread that panicked has ended too, and this code may run during another panic.
             let _ = thread.join();
         }
     }
@@ -190,7 +193,7 @@ fn run(
                 _ = stopped => {}
             }
         });
-        // The sessions end with the runtime, here, before the thread is joined.
+        // Here the runtime is dropped and ends all sessions, before the thread is joined.
     })?;
     Ok((port, thread))
 }

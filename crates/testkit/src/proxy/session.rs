@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::time::{sleep, timeout};
 
 use super::lane::{Direction, Lane};
-use super::meter::Turn;
+use super::meter::RoundTrip;
 use super::{Proxy, Shared};
 
 /// Time limit for a server to accept a connection.
@@ -53,7 +53,7 @@ async fn serve(mut client: TcpStream, open: Open) {
         Ok(()) => drop(client),
         Err(_) => reset(client),
     }
-    // The connection counts as open until here, so that a connection that is not counted is closed.
+    // The connection counts as open until it is closed.
     drop(open);
 }
 
@@ -79,9 +79,9 @@ async fn forward(
     from_server: impl AsyncRead + Unpin,
     to_client: impl AsyncWrite + Unpin,
 ) -> io::Result<()> {
-    let turn = Turn::default();
-    let requests = Lane::new(Direction::ToServer, shared, &turn);
-    let answers = Lane::new(Direction::ToClient, shared, &turn);
+    let round_trip = RoundTrip::default();
+    let requests = Lane::new(Direction::ToServer, shared, &round_trip);
+    let answers = Lane::new(Direction::ToClient, shared, &round_trip);
     tokio::try_join!(requests.run(from_client, to_server), answers.run(from_server, to_client))?;
     Ok(())
 }

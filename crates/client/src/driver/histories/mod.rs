@@ -1,4 +1,4 @@
-//! Replays in the driver of this crate the histories that the simulator recorded of its own driver.
+//! Replays with the driver of this crate the histories that the simulator recorded of its driver.
 //!
 //! Nodes are unix sockets that answer as the history says. Everything runs on one thread under
 //! tokio's paused clock, and the machines read the same clock, so that time passes only where the
@@ -33,17 +33,17 @@ const TURNS_AT_REST: u32 = 32;
 const TICK: Duration = Duration::from_millis(1);
 
 #[test]
-fn driver_does_what_the_histories_say() {
+fn driver_repeats_the_histories() {
     history::replay_all::<Replay>();
 }
 
-/// A client whose nodes are a history.
+/// A client whose nodes answer as a history says.
 struct Replay {
     runtime: Runtime,
     stage: Stage,
 }
 
-/// What runs on the runtime.
+/// The client and its nodes, which run on the runtime.
 struct Stage {
     nodes: Vec<ScriptedNode>,
     shared: Option<Arc<Shared>>,

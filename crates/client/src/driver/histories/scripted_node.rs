@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use super::history::{Answer, Connection, Done, run_id};
 
-/// The socket of a node. Its functions never wait: the test calls them again.
+/// The socket of a node. Its functions never block, so the test calls them again and again.
 pub(super) struct ScriptedNode {
     index: usize,
     path: PathBuf,
@@ -81,7 +81,7 @@ impl ScriptedNode {
         std::mem::take(&mut self.done)
     }
 
-    /// Reads the bytes that have arrived. Returns whether there were any.
+    /// Accepts connections and reads what has arrived. Returns whether the client did anything.
     pub(super) fn receive(&mut self) -> bool {
         let mut has_seen = false;
         while let Some(Ok((stream, _))) = self.listener.as_ref().map(UnixListener::accept) {
@@ -118,7 +118,7 @@ impl ScriptedNode {
 }
 
 impl Lane {
-    /// Returns whether the client has not closed the connection.
+    /// Reads what has arrived. Returns whether the connection is still open.
     fn receive(&mut self, has_seen: &mut bool) -> bool {
         let mut buffer = [0; 4096];
         loop {
@@ -159,7 +159,7 @@ fn read_command(text: &str) -> Option<(Vec<String>, &str)> {
     Some((command, rest))
 }
 
-/// The reply to what a client says on each new connection.
+/// The reply to a command that a client sends only on a new connection; `None` for other commands.
 fn greeting(node: usize, command: &[String]) -> Option<String> {
     match &command[0][..] {
         "HELLO" => Some("%1\r\n+proto\r\n:3\r\n".to_owned()),

@@ -108,7 +108,7 @@ impl Acquire {
     /// unanswered WAIT, on any connection.
     pub(super) fn note_release(&mut self, node: usize, connection: Option<u64>, now: Moment) {
         let until = now.plus(self.spec.ttl.duration());
-        self.released[node] = Some(match (self.released[node], connection) {
+        self.pending_releases[node] = Some(match (self.pending_releases[node], connection) {
             (_, None) | (Some(PendingRelease::Wait), _) => PendingRelease::Wait,
             (Some(PendingRelease::Lease { connection: earlier, until: over }), Some(_))
                 if earlier != connection && !now.has_reached(over) =>
@@ -125,8 +125,8 @@ impl Acquire {
         if is_broken(Mutant::HeldByItself) {
             return;
         }
-        for (node, released) in self.released.iter().enumerate() {
-            let may_hold = match released {
+        for (node, pending) in self.pending_releases.iter().enumerate() {
+            let may_hold = match pending {
                 None => false,
                 Some(PendingRelease::Wait) => true,
                 Some(PendingRelease::Lease { connection, until }) => {

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::attempt::{Attempt, End, Kind, Waited};
+use super::attempt::{Attempt, AttemptEnd, Kind, Waited};
 use super::mutants::{self, Mutant, is_broken};
 use super::{
     Answer, Command, Context, Delivery, NodeError, Release, Request, RequestId, Response, Slots,
@@ -54,7 +54,7 @@ pub struct Acquire {
     /// The last answer of each node.
     answers: Vec<Answer>,
     /// The tokens of earlier requests that each node may still hold.
-    released: SmallVec<[Option<PendingRelease>; 5]>,
+    pending_releases: SmallVec<[Option<PendingRelease>; 5]>,
     /// Whether the last attempt won too late: less than the minimal validity was left.
     too_late: bool,
     /// Whether this call has seen another client hold the lock or wait for it.
@@ -297,7 +297,7 @@ impl Acquire {
             pause: ctx.fleet.round_trips.typical().clamp(limits::PAUSE_MIN, limits::PAUSE_MAX),
             silent: SmallVec::new(),
             answers: std::iter::repeat_n(Answer::Pending, nodes).collect(),
-            released: SmallVec::from_elem(None, nodes),
+            pending_releases: SmallVec::from_elem(None, nodes),
             too_late: false,
             contended: false,
             actions: VecDeque::with_capacity(nodes + 1),
@@ -549,7 +549,7 @@ impl Acquire {
                 } else if waiting.inspect.is_some_and(|(inspect, _)| inspect == id) {
                     waiting.inspect = None;
                     // Inspect another node next: this one may hold a lock that was not released.
-                    if !is_broken(Mutant::LooksAtOneNode) {
+                    if !is_broken(Mutant::InspectsOneNode) {
                         waiting.inspect_offset += 1;
                     }
                     if *response == Response::No {
@@ -645,7 +645,7 @@ impl Acquire {
         round
     }
 
-    fn attempt_ended(&mut self, end: End, ctx: &mut Context<'_>) {
+    fn attempt_ended(&mut self, end: AttemptEnd, ctx: &mut Context<'_>) {
         let phase = std::mem::replace(&mut self.phase, Phase::Ended);
         let (mut attempt, waited_on) = match phase {
             Phase::Asking(attempt) => (attempt, None),
@@ -656,8 +656,8 @@ impl Acquire {
             }
         };
         let loss = match end {
-            End::Won(win) => return self.won(&mut attempt, win, ctx),
-            End::Lost(loss) => loss,
+            AttemptEnd::Won(win) => return self.won(&mut attempt, win, ctx),
+            AttemptEnd::Lost(loss) => loss,
         };
         self.roll_back(&attempt, ctx);
         self.too_late = loss == Loss::TooLate;

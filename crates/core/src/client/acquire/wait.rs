@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Acquire, Action, Next, Phase, Reason, WaitEnd, Waiting};
-use crate::client::attempt::{Attempt, End, Kind, Waited};
+use crate::client::attempt::{Attempt, AttemptEnd, Kind, Waited};
 use crate::client::mutants::{Mutant, is_broken};
 use crate::client::{
     Answer, Command, Context, NodeError, Release, Request, RequestId, Response, limits, mutants,
@@ -215,7 +215,7 @@ impl Acquire {
         }
         if waiting.sent.is_none() {
             if let Err(error) = ctx.topology.route_acquire(waiting.node)
-                && !is_broken(Mutant::StaysInLineOfSilentNode)
+                && !is_broken(Mutant::WaitsForSeatOfSilentNode)
             {
                 // A node that does not answer seats no waiter either. The attempt to connect would
                 // show that only at the end of the handshake's time limit.
@@ -251,7 +251,7 @@ impl Acquire {
             self.ping(RequestId { round, node }, ctx);
         }
         let Phase::Waiting(waiting) = &self.phase else { return };
-        let may_bypass = !is_broken(Mutant::NeverLooksPast);
+        let may_bypass = !is_broken(Mutant::NeverBypasses);
         if may_bypass && waiting.inspect.is_none() && waiting.side_attempt.is_none() {
             self.inspect_another(node, offset, ctx);
         }
@@ -310,10 +310,10 @@ impl Acquire {
         self.proceed(ctx);
     }
 
-    pub(super) fn side_attempt_ended(&mut self, end: End, ctx: &mut Context<'_>) {
+    pub(super) fn side_attempt_ended(&mut self, end: AttemptEnd, ctx: &mut Context<'_>) {
         let Phase::Waiting(waiting) = &mut self.phase else { return };
         let Some(mut side_attempt) = waiting.side_attempt.take() else { return };
-        if let End::Won(win) = end {
+        if let AttemptEnd::Won(win) = end {
             if let Phase::Waiting(waiting) = std::mem::replace(&mut self.phase, Phase::Ended) {
                 self.give_up_seat(&waiting, ctx);
             }

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// After how many characters [`escaped`] cuts a key or label. JSON has all of them.
+/// The number of characters after which [`escape_short`] cuts a text. JSON is not cut.
 const SHOWN_MAX: usize = 200;
 
-/// Makes a key, a label or a name from a client safe for a terminal.
+/// Escapes a key, a label or a name for a terminal, and cuts it after [`SHOWN_MAX`] characters.
 ///
-/// Escapes control characters, line ends, and marks that reorder or hide text, shows bytes that are
-/// not UTF-8 in hexadecimal, and cuts the text after [`SHOWN_MAX`] characters.
-pub(crate) fn escaped(text: impl AsRef<[u8]>) -> String {
+/// Escapes backslashes, control characters, line ends, and marks that reorder or hide text. Shows
+/// bytes that are not UTF-8 in hexadecimal. For messages use [`escape`].
+pub(crate) fn escape_short(text: impl AsRef<[u8]>) -> String {
     let mut shown = String::new();
     let mut budget = SHOWN_MAX;
     for chunk in text.as_ref().utf8_chunks() {
@@ -41,8 +41,9 @@ pub(crate) fn escaped(text: impl AsRef<[u8]>) -> String {
 
 /// Escapes the characters of a message that control a terminal, or that reorder or hide text.
 ///
-/// A second application changes nothing. For keys and labels use [`escaped`].
-pub(crate) fn printable(text: &str) -> String {
+/// Keeps backslashes, so that a second application changes nothing. For keys and labels use
+/// [`escape_short`].
+pub(crate) fn escape(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
         if needs_escape(c) {
@@ -54,24 +55,24 @@ pub(crate) fn printable(text: &str) -> String {
     shown
 }
 
-/// Whether a terminal would act on this character, or not show it.
+/// Returns whether a terminal would act on this character, or not show it.
 fn needs_escape(c: char) -> bool {
     !matches!(c, '\\' | '\'' | '"') && c.escape_debug().len() > 1
 }
 
-/// Makes each line of a message [`printable`], and indents all but the first.
+/// Escapes each line of a message, and indents all but the first.
 ///
-/// So text of a server never looks like a message of this program.
-pub(crate) fn printable_lines(text: &str) -> String {
-    text.lines().map(printable).collect::<Vec<_>>().join("\n  ")
+/// Thus the text of a server never looks like a message of this program.
+pub(crate) fn escape_lines(text: &str) -> String {
+    text.lines().map(escape).collect::<Vec<_>>().join("\n  ")
 }
 
-/// An owner label, or a placeholder for a missing one.
+/// Formats an owner label, or a placeholder for a missing one.
 pub(crate) fn owner(label: Option<&str>) -> String {
-    label.map_or_else(|| "an unnamed owner".to_owned(), escaped)
+    label.map_or_else(|| "an unnamed owner".to_owned(), escape_short)
 }
 
-/// A time with its unit, in at most two parts: `340 ms`, `7.3 s`, `2 min 5 s`, `3 h 20 min`.
+/// Formats a time in at most two units: `340 ms`, `7.3 s`, `2 min 5 s`, `3 h 20 min`.
 pub(crate) fn time(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
@@ -83,12 +84,12 @@ pub(crate) fn time(time: Duration) -> String {
     }
 }
 
-/// `1 node`, `3 nodes`.
+/// Formats a number with its noun: `1 node`, `3 nodes`.
 pub(crate) fn with_plural(number: u64, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Lines with columns, two spaces apart.
+/// Formats lines with columns, two spaces apart.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
     let width = |column: usize| {
@@ -131,7 +132,7 @@ pub(crate) fn print(text: &str) {
     let _ = stdout().flush();
 }
 
-/// The bytes of a key in hexadecimal, if they are not UTF-8.
+/// Returns the bytes of a key in hexadecimal, if they are not UTF-8.
 pub(crate) fn key_hex(key: &[u8]) -> Option<String> {
     let hex = |mut hex: String, byte: &u8| {
         let _ = write!(hex, "{byte:02x}");
@@ -140,7 +141,7 @@ pub(crate) fn key_hex(key: &[u8]) -> Option<String> {
     str::from_utf8(key).is_err().then(|| key.iter().fold(String::new(), hex))
 }
 
-/// Whole milliseconds, for JSON.
+/// Returns whole milliseconds, for JSON.
 pub(crate) fn ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
@@ -165,11 +166,11 @@ mod tests {
             (r"\u{1b}", r"\\u{1b}"),
             ("\u{e0041}\u{301}", r"\u{e0041}\u{301}"),
         ] {
-            assert_eq!(escaped(text), shown);
+            assert_eq!(escape_short(text), shown);
         }
-        assert_eq!(escaped(b"a\xff\xfeb"), r"a\xff\xfeb");
-        assert_eq!(escaped("x".repeat(1000)).chars().count(), SHOWN_MAX + 1);
-        assert_eq!(escaped(vec![0xff; 1000]).chars().count(), 4 * SHOWN_MAX + 1);
+        assert_eq!(escape_short(b"a\xff\xfeb"), r"a\xff\xfeb");
+        assert_eq!(escape_short("x".repeat(1000)).chars().count(), SHOWN_MAX + 1);
+        assert_eq!(escape_short(vec![0xff; 1000]).chars().count(), 4 * SHOWN_MAX + 1);
     }
 
     #[test]
@@ -184,7 +185,7 @@ mod tests {
             ("\u{202e}txt", "\\u{202e}txt"),
             ("a\u{200b}b", "a\\u{200b}b"),
         ] {
-            assert_eq!(printable(text), shown);
+            assert_eq!(escape(text), shown);
         }
     }
 
@@ -192,7 +193,7 @@ mod tests {
     fn further_lines_of_a_message_are_indented() {
         let text = "no node answered:\na: \u{1b}[2J\nquorlock: all is well";
         assert_eq!(
-            printable_lines(text),
+            escape_lines(text),
             "no node answered:\n  a: \\u{1b}[2J\n  quorlock: all is well"
         );
     }
