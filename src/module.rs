@@ -106,7 +106,8 @@ pub(crate) fn stop(ctx: &Ctx<'_>) -> bool {
         ctx.log(
             LogLevel::Warning,
             "lock: not unloaded: only this module knows some of the locks. They are shared, or their keys were \
-             evicted, expired by a step of the clock, or are not removed yet. Try again in a second, or when the shared locks have ended",
+             evicted, expired by a step of the clock, or are not removed yet. \
+             Try again in a second, or when the shared locks have ended",
         );
         return false;
     }
