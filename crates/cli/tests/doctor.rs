@@ -162,7 +162,8 @@ fn missing_rights_are_found_with_and_without_dryrun() {
         // Joins the wrapped lines.
         let text = stdout(&output).split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(text.contains("may not run LOCK.RELEASE, which clients need"), "{text}");
-        assert!(text.contains("may not run LOCK.MRELEASE, for locks of several keys"), "{text}");
+        let denied = "may not run LOCK.MRELEASE and LOCK.ACQUIREANY, which locks of several keys";
+        assert!(text.contains(denied), "{text}");
         assert!(
             text.contains("+lock.release") && !text.contains("PING") && !text.contains("the key"),
             "{text}"

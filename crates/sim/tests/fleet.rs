@@ -123,7 +123,7 @@ const CAUGHT: [(Mutant, u64, &str); 36] = [
     (Mutant::Client(ClientRule::ValidFromAnswer), 600, "has fence"),
     (Mutant::Client(ClientRule::LargestFence), 0, "has fence"),
     (Mutant::Client(ClientRule::QueueNodeOutvoted), 9, "none of them got it"),
-    (Mutant::Client(ClientRule::WaitsOnQueueNode), 1205, "for a free lock"),
+    (Mutant::Client(ClientRule::WaitsOnQueueNode), 181, "for a free lock"),
     (Mutant::Client(ClientRule::LeavesQueue), 1504, "for a free lock"),
     (Mutant::Client(ClientRule::HeldByItself), 7611, "a majority was free"),
     (Mutant::Client(ClientRule::LostWaitForgotten), 4078, "has released"),

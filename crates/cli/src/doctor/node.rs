@@ -6,7 +6,7 @@ use quorlock_core::Ttl;
 use quorlock_core::client::{NodeError, limits};
 
 use super::findings::Finding;
-use super::rights::{Denial, ONLY_FOR_SEVERAL_KEYS};
+use super::rights::{Denial, NOT_FOR_PLAIN_LOCKS};
 use crate::duration::text_of_ms;
 use crate::fleet::info::LockInfo;
 use crate::fleet::{Facts, NodeReport, State, advice};
@@ -219,13 +219,13 @@ fn waiters(waiters: u64, max_waiters: Option<u64>) -> Option<Finding> {
 
 fn rights(denials: &[Denial]) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let commands = |only_for_several: bool| -> Vec<&str> {
+    let commands = |not_for_plain_locks: bool| -> Vec<&str> {
         let denied = denials.iter().filter_map(|denial| match denial {
             Denial::Command(command) => Some(*command),
             Denial::Key(_) => None,
         });
         denied
-            .filter(|command| ONLY_FOR_SEVERAL_KEYS.contains(command) == only_for_several)
+            .filter(|command| NOT_FOR_PLAIN_LOCKS.contains(command) == not_for_plain_locks)
             .collect()
     };
     let grant = |denied: &[&str]| {
@@ -241,15 +241,15 @@ fn rights(denials: &[Denial]) -> Vec<Finding> {
             grant(&needed),
         ));
     }
-    let for_several = commands(true);
-    if !for_several.is_empty() {
+    let not_for_plain_locks = commands(true);
+    if !not_for_plain_locks.is_empty() {
         findings.push(Finding::warning(
             "rights",
             format!(
-                "the user may not run {}, for locks of several keys",
-                join_with_and(&for_several)
+                "the user may not run {}, which locks of several keys and semaphores need",
+                join_with_and(&not_for_plain_locks)
             ),
-            grant(&for_several),
+            grant(&not_for_plain_locks),
         ));
     }
     findings.extend(denials.iter().filter_map(|denial| match denial {

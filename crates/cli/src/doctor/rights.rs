@@ -1,4 +1,4 @@
-//! Which commands of a client the user may not run.
+//! Which rights the ACL user of a program lacks: to run a command, or to use the key of `--lock`.
 
 use quorlock_core::client::NodeError;
 use redis::aio::MultiplexedConnection;
@@ -16,27 +16,28 @@ pub(super) enum Denial {
     Key(String),
 }
 
-/// Only locks of several keys need these.
-pub(super) const ONLY_FOR_SEVERAL_KEYS: [&str; 3] =
-    ["LOCK.MACQUIRE", "LOCK.MEXTEND", "LOCK.MRELEASE"];
+/// Only locks of several keys and semaphores need these.
+pub(super) const NOT_FOR_PLAIN_LOCKS: [&str; 4] =
+    ["LOCK.MACQUIRE", "LOCK.MEXTEND", "LOCK.MRELEASE", "LOCK.ACQUIREANY"];
 
 /// The commands of a client, in a form that changes nothing: the module refuses an empty token
 /// after the server has checked the rights.
 const COMMANDS: [(&str, &[&str]); 10] = [
-    ("LOCK.ACQUIRE", &[KEY, "", "1"]),
-    ("LOCK.EXTEND", &[KEY, "", "1"]),
-    ("LOCK.RELEASE", &[KEY, ""]),
-    ("LOCK.INSPECT", &[KEY]),
-    ("LOCK.MACQUIRE", &["1", KEY, "", "1"]),
-    ("LOCK.MEXTEND", &["1", KEY, "", "1"]),
-    ("LOCK.MRELEASE", &["1", KEY, ""]),
-    ("LOCK.ACQUIREANY", &["1", KEY, "", "1"]),
+    ("LOCK.ACQUIRE", &[PLACEHOLDER_KEY, "", "1"]),
+    ("LOCK.EXTEND", &[PLACEHOLDER_KEY, "", "1"]),
+    ("LOCK.RELEASE", &[PLACEHOLDER_KEY, ""]),
+    ("LOCK.INSPECT", &[PLACEHOLDER_KEY]),
+    ("LOCK.MACQUIRE", &["1", PLACEHOLDER_KEY, "", "1"]),
+    ("LOCK.MEXTEND", &["1", PLACEHOLDER_KEY, "", "1"]),
+    ("LOCK.MRELEASE", &["1", PLACEHOLDER_KEY, ""]),
+    ("LOCK.ACQUIREANY", &["1", PLACEHOLDER_KEY, "", "1"]),
     ("INFO", &["lock"]),
     ("PING", &[]),
 ];
 
-/// A placeholder for the key of `--lock`. Without that option, a denial of this key is ignored.
-const KEY: &str = "quorlock-doctor";
+/// The key in [`COMMANDS`], which `--lock` replaces. Without `--lock` it is sent as it is, and its
+/// denial is ignored.
+const PLACEHOLDER_KEY: &str = "quorlock-doctor";
 
 /// Returns the rights that the user lacks; none if the node does not answer. With `key`, also
 /// checks the right to use that key.
@@ -59,7 +60,7 @@ async fn ask(
             return Ok(denials(&replied, key));
         }
     }
-    // A user that may not run ACL DRYRUN tries the commands themselves.
+    // The user may not run ACL DRYRUN: send the commands themselves.
     let mut requests = Pipeline::with_capacity(COMMANDS.len());
     for (name, arguments) in COMMANDS {
         requests.cmd(name).arg(with_key(arguments, key));
@@ -71,7 +72,11 @@ async fn ask(
 fn with_key<'a>(arguments: &[&'a str], key: Option<&'a str>) -> Vec<&'a str> {
     arguments
         .iter()
-        .map(|argument| if *argument == KEY { key.unwrap_or(KEY) } else { argument })
+        .map(
+            |argument| {
+                if *argument == PLACEHOLDER_KEY { key.unwrap_or(PLACEHOLDER_KEY) } else { argument }
+            },
+        )
         .collect()
 }
 
@@ -103,9 +108,11 @@ mod tests {
     const DRYRUN: &str = "User locker has no permissions to run the 'lock.release' command";
     const NOPERM_KEY: &str = "NOPERM No permissions to access a key";
 
-    fn replies(words: &str, at: usize) -> Vec<Result<Value, NodeError>> {
+    /// Replies that allow all commands, but for this reply to one of them.
+    fn replies_with(words: &str, command: &str) -> Vec<Result<Value, NodeError>> {
         let mut replies: Vec<_> = COMMANDS.iter().map(|_| Ok(Value::Okay)).collect();
         let is_error = words.starts_with("NOPERM");
+        let at = COMMANDS.iter().position(|(name, _)| *name == command).unwrap();
         replies[at] = if is_error {
             Err(NodeError::Denied { reason: words.into() })
         } else {
@@ -116,16 +123,23 @@ mod tests {
 
     #[test]
     fn denied_command_differs_from_denied_key() {
-        assert_eq!(denials(&replies(DRYRUN, 2), None), [Denial::Command("LOCK.RELEASE")]);
-        let noperm = "NOPERM this user has no permissions to run the 'ping' command";
-        assert_eq!(denials(&replies(noperm, 8), None), [Denial::Command("PING")]);
-        assert_eq!(denials(&replies(NOPERM_KEY, 0), None), [], "no key was given");
         assert_eq!(
-            denials(&replies(NOPERM_KEY, 0), Some("a\x07")),
+            denials(&replies_with(DRYRUN, "LOCK.RELEASE"), None),
+            [Denial::Command("LOCK.RELEASE")]
+        );
+        let noperm = "NOPERM this user has no permissions to run the 'ping' command";
+        assert_eq!(denials(&replies_with(noperm, "PING"), None), [Denial::Command("PING")]);
+        assert_eq!(
+            denials(&replies_with(NOPERM_KEY, "LOCK.ACQUIRE"), None),
+            [],
+            "no key was given"
+        );
+        assert_eq!(
+            denials(&replies_with(NOPERM_KEY, "LOCK.ACQUIRE"), Some("a\x07")),
             [Denial::Key("a\\u{7}".into())]
         );
         assert_eq!(
-            denials(&replies("# lock", 7), None),
+            denials(&replies_with("# lock", "INFO"), None),
             [],
             "a reply to INFO means that INFO is allowed"
         );
@@ -134,6 +148,6 @@ mod tests {
     #[test]
     fn commands_are_tried_with_the_given_key() {
         assert_eq!(with_key(COMMANDS[4].1, Some("orders/1")), ["1", "orders/1", "", "1"]);
-        assert_eq!(with_key(COMMANDS[0].1, None), [KEY, "", "1"]);
+        assert_eq!(with_key(COMMANDS[0].1, None), [PLACEHOLDER_KEY, "", "1"]);
     }
 }

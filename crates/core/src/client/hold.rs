@@ -390,6 +390,10 @@ impl Hold {
             node.delivery = Delivery::Arrived;
         }
         if *response == Response::No {
+            if self.is_queue_node(index, ctx) {
+                self.actions.push_back(HoldAction::Contended);
+            }
+            let node = &mut self.nodes[index];
             node.refusals = node.refusals.saturating_add(1);
             if node.refusals == 1 && self.repeat_acquire(index, ctx) {
                 return;
@@ -403,9 +407,6 @@ impl Hold {
             if *response == Response::No && last != Answer::Refused {
                 self.actions.push_back(HoldAction::Incomplete);
             }
-        }
-        if *response == Response::No && self.is_queue_node(index, ctx) {
-            self.actions.push_back(HoldAction::Contended);
         }
     }
 
