@@ -22,25 +22,28 @@ use crate::quorum::{Acquisition, FenceAnswer, Loss, Moment, Step, Validity, Vote
 /// One attempt on all nodes, with one token.
 ///
 /// A refusal is not final at once. When several clients ask for a free lock at the same moment,
-/// each may be granted some nodes. Then the first node in the key's order decides. The client that
-/// it granted repeats its request to the nodes that refused, a round trip apart. The other clients
-/// release the nodes that granted them.
+/// each may be granted some nodes. Then the deciding node chooses the winner: it is the first node
+/// in the key's order that votes. The client that it granted repeats its request to the nodes that
+/// refused, a round trip apart. The other clients release the nodes that granted them.
 #[derive(Debug)]
 pub(super) struct Attempt {
     kind: Kind,
     token: Token,
+    /// The fence that the ACQUIREs propose.
     proposed: Fence,
+    /// Counts the final votes and agrees on a fence.
     core: Acquisition,
-    /// The round of the attempt's ACQUIREs. The next round stores the agreed fence.
+    /// The round number of the ACQUIREs. The EXTENDs that store the agreed fence have the next one.
     round: u32,
     nodes: Vec<NodeState>,
-    /// The order of the nodes for each key, once a node has refused. After a wait, the one order
-    /// that decided where the client waited.
+    /// The order of the nodes for each key, once a node has refused. After a wait, only the order
+    /// by which the client chose the node to wait on.
     orders: Option<SmallVec<[SmallVec<[usize; 7]>; 1]>>,
     began: Moment,
-    /// Until when nodes that refuse after a wait are asked again.
-    patience: Option<Moment>,
-    /// Until when the attempt awaits a deciding node although no majority is left without it.
+    /// Until when an attempt after a wait repeats its requests to nodes that refuse.
+    patient_until: Option<Moment>,
+    /// Until when refusals stay open for the answer of a deciding node, although enough nodes
+    /// refused to rule out a majority.
     decide_by: Option<Moment>,
     /// Until when a win after a wait is delayed for the answers of earlier nodes of the order.
     win_by: Option<Moment>,
@@ -52,16 +55,16 @@ pub(super) struct Attempt {
 /// What an attempt is for.
 #[derive(Clone, Debug)]
 pub(super) enum Kind {
-    /// To acquire a free lock.
-    First,
-    /// To acquire a lock that is free on all nodes but one, which refuses.
+    /// To acquire the lock on all nodes.
+    AllNodes,
+    /// To acquire the lock on all nodes but one that refuses it.
     Bypass {
-        /// The index of that node, which is not asked.
-        past: usize,
+        /// The index of that node. The attempt sends it nothing.
+        node: usize,
     },
-    /// To take the other nodes for a lock that one has granted after a wait.
+    /// To acquire a lock on the other nodes, after one node granted it at the end of a wait.
     AfterWait {
-        /// The index of the node.
+        /// The index of the node that granted it.
         node: usize,
     },
     /// To swap the token of a lock that another process detached.
@@ -69,6 +72,13 @@ pub(super) enum Kind {
         /// The token of that process.
         old: Token,
     },
+}
+
+impl Kind {
+    /// The node that the attempt bypasses, if any.
+    fn bypassed(&self) -> Option<usize> {
+        if let Self::Bypass { node } = self { Some(*node) } else { None }
+    }
 }
 
 /// What the attempt knows of one node.
@@ -84,9 +94,9 @@ struct NodeState {
     storing_fence: bool,
     /// How often the node has refused.
     refusals: u8,
-    /// Whether the node has refused, and may still be asked again.
+    /// Whether the node has refused, and its refusal is not final.
     refused_provisionally: bool,
-    /// When the node is asked again.
+    /// When to ask the node again.
     again_at: Option<Moment>,
 }
 
@@ -97,7 +107,7 @@ pub(super) enum AttemptEnd {
     Lost(Loss),
 }
 
-/// A lock that one node granted after a wait.
+/// The grant of one node, in answer to a WAIT or to a request for any of several keys.
 #[derive(Clone, Debug)]
 pub(super) struct Waited {
     pub(super) node: usize,
@@ -105,11 +115,11 @@ pub(super) struct Waited {
     pub(super) fence: Fence,
     pub(super) validity: Option<Validity>,
     pub(super) incarnation: u64,
-    /// The nodes that did not answer the last attempt.
+    /// The nodes that were silent in the last attempt.
     pub(super) silent: SmallVec<[usize; 5]>,
-    /// The order of the nodes that decided where the client waited.
+    /// The order of the nodes by which the client chose the node to wait on.
     pub(super) order: SmallVec<[usize; 7]>,
-    /// Whether the client soon gives way to others that hold one of the other nodes.
+    /// Whether the client gives way, after a short time, to clients that hold other nodes.
     pub(super) gives_way: bool,
 }
 
@@ -125,11 +135,11 @@ impl Attempt {
     ) -> Self {
         let mut core = Acquisition::new(ctx.fleet.majority, ctx.now, spec.ttl, spec.min_validity);
         if spec.mode == Mode::Shared && !is_broken(Mutant::ReaderOutrunsWriter) {
-            // Other nodes admit readers while a writer waits on the queue node, so the queue node
-            // must have answered before a reader wins.
-            let past = if let Kind::Bypass { past } = kind { Some(past) } else { None };
-            let is_asked =
-                |node: &usize| Some(*node) != past && ctx.topology.route_acquire(*node).is_ok();
+            // Other nodes grant readers while a writer waits on the queue node. So a reader must
+            // not win before the queue node has answered.
+            let is_asked = |node: &usize| {
+                kind.bypassed() != Some(*node) && ctx.topology.route_acquire(*node).is_ok()
+            };
             let decider: SmallVec<[usize; 1]> =
                 spec.order(ctx.topology).into_iter().find(is_asked).into_iter().collect();
             core = core.awaiting(&decider);
@@ -137,7 +147,7 @@ impl Attempt {
         let proposed = ctx.fleet.fences.propose(ctx.wall_us);
         let mut this = Self::of(kind, token, proposed, core, round, ctx);
         for node in 0..this.nodes.len() {
-            if matches!(this.kind, Kind::Bypass { past } if past == node) {
+            if this.kind.bypassed() == Some(node) {
                 this.core.vote(node, Vote::Silent, ctx.now);
             } else {
                 this.ask(node, spec, ctx, out);
@@ -146,10 +156,11 @@ impl Attempt {
         this
     }
 
-    /// Starts an attempt on the other nodes for a lock that one node granted, with its fence.
+    /// Starts an attempt on the other nodes for a lock that one node granted. It proposes the fence
+    /// of that grant.
     ///
-    /// The longer the wait, the less the client knows about when it ended. If too little of the ttl
-    /// is certain, the same round extends the lock on the node that granted it.
+    /// The longer the wait was, the less certain is the moment of the grant. If that leaves too
+    /// little validity, the attempt also extends the lock on the node that granted it.
     pub(super) fn after_wait(
         spec: &Spec,
         waited: Waited,
@@ -158,7 +169,7 @@ impl Attempt {
         out: &mut VecDeque<Action>,
     ) -> Self {
         let Waited { node, token, fence, validity, incarnation, silent, order, gives_way } = waited;
-        // A client that holds an earlier node never waits for one that holds a later node.
+        // The client gives way if an earlier node refuses, so the win awaits the earlier nodes.
         let earlier = before(&order, node).iter().copied();
         let awaits: Vec<_> = earlier.filter(|earlier| !silent.contains(earlier)).collect();
         let (majority, min_validity) = (ctx.fleet.majority, spec.min_validity);
@@ -170,21 +181,21 @@ impl Attempt {
             limits::patience(round_trip, limit)
         };
         let left = validity.and_then(|validity| validity.remaining(ctx.now));
-        let lasts = is_broken(Mutant::LongWaitIsLost)
+        let suffices = is_broken(Mutant::LongWaitIsLost)
             || left.is_some_and(|left| left >= min_validity + patience);
-        let connection = if lasts { None } else { ctx.topology.route_acquire(node).ok() };
-        let core = match connection {
+        let extend_through = if suffices { None } else { ctx.topology.route_acquire(node).ok() };
+        let core = match extend_through {
             Some(_) => Acquisition::new(majority, ctx.now, spec.ttl, min_validity),
             None => Acquisition::after_wait(majority, node, fence, validity, min_validity),
         };
         let core = core.awaiting(&awaits);
         let mut this = Self::of(Kind::AfterWait { node }, token, fence, core, round, ctx);
         this.orders = Some(std::iter::once(order).collect());
-        this.patience = Some(ctx.now.plus(patience));
+        this.patient_until = Some(ctx.now.plus(patience));
         let granted = &mut this.nodes[node];
         granted.delivery = Delivery::Arrived;
         granted.incarnation = incarnation;
-        if let Some(connection) = connection {
+        if let Some(connection) = extend_through {
             granted.due = Some((ctx.now.plus(limit), limit));
             let id = RequestId { round, node };
             let request = Request { token, command: Command::Extend { fence: Some(fence) } };
@@ -200,7 +211,7 @@ impl Attempt {
             }
             this.ask(other, spec, ctx, out);
         }
-        // With a single node there is no other node to ask.
+        // With a single node, no answer follows that would decide the attempt.
         this.core.review(ctx.now);
         this
     }
@@ -233,7 +244,7 @@ impl Attempt {
             nodes,
             orders: None,
             began: ctx.now,
-            patience: None,
+            patient_until: None,
             decide_by: None,
             win_by: None,
             ended: false,
@@ -249,7 +260,7 @@ impl Attempt {
             Kind::Attach { old } => {
                 Request { token: old, command: Command::SwapToken { new: self.token } }
             }
-            Kind::First | Kind::Bypass { .. } | Kind::AfterWait { .. } => {
+            Kind::AllNodes | Kind::Bypass { .. } | Kind::AfterWait { .. } => {
                 Request { token: self.token, command: Command::Acquire { fence: self.proposed } }
             }
         }
@@ -280,7 +291,7 @@ impl Attempt {
         if std::mem::take(&mut state.storing_fence) {
             self.core.fence_answer(node, FenceAnswer::Failed, now);
         } else if state.refused_provisionally {
-            // The node refused before it failed.
+            // The refusal counts, although a repeated request failed.
             state.answer = Answer::Refused;
             self.refuse(node, now);
         } else {
@@ -293,7 +304,8 @@ impl Attempt {
         id.round == self.round || id.round == self.round + 1
     }
 
-    /// Processes a response. Late ones count too: they show which nodes have the lock.
+    /// Processes a response. A response after the decision still shows whether the node has the
+    /// lock.
     pub(super) fn handle_response(
         &mut self,
         id: RequestId,
@@ -331,7 +343,7 @@ impl Attempt {
         } else if std::mem::take(&mut state.storing_fence) {
             state.due = None;
             state.answer = match response {
-                // The node had granted the lock: an operator ended it meanwhile.
+                // The node had granted the lock. An operator has ended it there since.
                 Response::No => {
                     let reason = "the lock ended there while it was being acquired";
                     Answer::Failed(NodeError::Refused(reason.into()))
@@ -347,7 +359,7 @@ impl Attempt {
         }
     }
 
-    /// Asks nodes again whose pause is over, and fails those whose time is over.
+    /// Repeats requests whose pause is over, and fails nodes whose time to answer is over.
     pub(super) fn handle_timeout(
         &mut self,
         spec: &Spec,
@@ -370,7 +382,7 @@ impl Attempt {
         }
     }
 
-    /// Fails every node that has not answered.
+    /// Decides the attempt: fails every node that has not answered, and makes all refusals final.
     pub(super) fn time_is_up(&mut self, spec: &Spec, ctx: &Context<'_>) {
         for node in 0..self.nodes.len() {
             let state = &mut self.nodes[node];
@@ -395,12 +407,12 @@ impl Attempt {
         let win_by = self.win_by.filter(|_| self.core.is_delayed());
         nodes
             .chain([win_by])
-            .chain([self.patience, self.decide_by].map(|at| at.filter(|_| open)))
+            .chain([self.patient_until, self.decide_by].map(|at| at.filter(|_| open)))
             .flatten()
             .reduce(Moment::earlier)
     }
 
-    /// Carries out the next step of the decision. Returns the end, once.
+    /// Carries out the steps that the answers so far allow. Returns the end of the attempt, once.
     pub(super) fn advance(
         &mut self,
         spec: &Spec,
@@ -430,15 +442,14 @@ impl Attempt {
         None
     }
 
-    /// Ends the delay of a win after a wait.
+    /// Limits the time for which a win after a wait awaits the earlier nodes of the order.
     ///
-    /// A client that holds a later node of the order gives way to one that holds an earlier node,
-    /// if it hears of that soon. A slow node must not delay each handover by its round trip: the
-    /// clients that it grants one after the other would never meet a majority that is free.
+    /// A client that a later node granted gives way to a client that an earlier node granted, but
+    /// only if it learns that soon. If each win awaited a slow earlier node, the other nodes would
+    /// always be taken meanwhile, and no client that the slow node grants could win.
     fn limit_delay(&mut self, spec: &Spec, ctx: &Context<'_>) {
-        let is_exclusive = spec.mode == Mode::Exclusive && !is_broken(Mutant::AwaitsSlowNode);
-        if !is_exclusive || !matches!(self.kind, Kind::AfterWait { .. }) || !self.core.is_delayed()
-        {
+        let is_limited = spec.mode == Mode::Exclusive && !is_broken(Mutant::AwaitsSlowNode);
+        if !is_limited || !matches!(self.kind, Kind::AfterWait { .. }) || !self.core.is_delayed() {
             return;
         }
         let settle = limits::settle(ctx.fleet.round_trips.typical());
@@ -448,7 +459,7 @@ impl Attempt {
         }
     }
 
-    /// Ends the repetition of requests.
+    /// Ends the attempt, and with it the repetition of requests.
     fn end(&mut self, end: AttemptEnd) -> AttemptEnd {
         self.ended = true;
         for state in &mut self.nodes {
@@ -491,23 +502,23 @@ impl Attempt {
         self.core.vote(node, Vote::Refused, now);
     }
 
-    /// Decides which refusals are final, and schedules which nodes are asked again.
+    /// Decides which refusals are final, and when to ask the nodes with open refusals again.
     fn settle_refusals(&mut self, spec: &Spec, ctx: &mut Context<'_>, out: &mut VecDeque<Action>) {
         if matches!(self.kind, Kind::Attach { .. }) {
             return self.refuse_all(ctx.now);
         }
         let orders = self.orders.get_or_insert_with(|| spec.orders(ctx.topology)).clone();
         if let Kind::AfterWait { node } = self.kind {
-            // The node that granted the lock refuses to extend it if the lock has ended there.
+            // The granting node can refuse, too: it does not extend a lock that has ended there.
             let deciders = before(&orders[0], node).iter().chain([&node]);
             self.decider_refused =
                 deciders.into_iter().any(|&node| self.nodes[node].refused_provisionally);
-            let patient = self.patience.is_some_and(|until| !ctx.now.has_reached(until));
-            if self.decider_refused || !patient {
+            let is_patient = self.patient_until.is_some_and(|until| !ctx.now.has_reached(until));
+            if self.decider_refused || !is_patient {
                 return self.refuse_all(ctx.now);
             }
             self.ask_refusers_again(spec, ctx, out, |refusals| {
-                // The round trip is pause enough for a release that is in flight already.
+                // The first repeat has no pause: a release in flight arrives during the round trip.
                 let doublings = u32::from(refusals.checked_sub(2)?);
                 Some(limits::PAUSE_MIN.saturating_mul(2_u32.saturating_pow(doublings)))
             });
@@ -516,14 +527,14 @@ impl Attempt {
         if is_broken(Mutant::QueueNodeOutvoted) {
             return self.refuse_all(ctx.now);
         }
-        // The first node of each order that has a vote decides.
-        let past = if let Kind::Bypass { past } = self.kind { Some(past) } else { None };
+        // The first node of each order that votes or may still vote decides.
+        let bypassed = self.kind.bypassed();
         let mut all_granted = true;
         for order in &orders {
-            let has_vote = |node: &&usize| {
-                Some(**node) != past && !matches!(self.nodes[**node].answer, Answer::Failed(_))
+            let may_vote = |node: &&usize| {
+                Some(**node) != bypassed && !matches!(self.nodes[**node].answer, Answer::Failed(_))
             };
-            let Some(&decider) = order.iter().find(has_vote) else { continue };
+            let Some(&decider) = order.iter().find(may_vote) else { continue };
             if self.nodes[decider].refused_provisionally {
                 self.decider_refused = true;
                 return self.refuse_all(ctx.now);
@@ -531,8 +542,8 @@ impl Attempt {
             all_granted &= matches!(self.nodes[decider].answer, Answer::Granted(_));
         }
         if !all_granted {
-            // A deciding node has not answered yet. If no majority is left without it, it has as
-            // long to answer as the winner of a tie needs.
+            // A deciding node has not answered yet. Once the refusals rule out a majority, it has
+            // only a short time left to answer: as long as the winner of a tie needs.
             let refused = self.count(|answer| *answer == Answer::Refused);
             if refused > ctx.fleet.majority.spare() {
                 let settle = limits::settle(ctx.fleet.round_trips.typical());
@@ -557,8 +568,8 @@ impl Attempt {
         self.ask_refusers_again(spec, ctx, out, |_| Some(round_trip));
     }
 
-    /// Schedules another request to each node that refused, after a pause that depends on how often
-    /// it did; at once without a pause.
+    /// Asks each node with an open refusal again, after the pause for the number of its refusals;
+    /// at once if that is `None`.
     fn ask_refusers_again(
         &mut self,
         spec: &Spec,
@@ -598,9 +609,9 @@ impl Attempt {
 
     /// Whether every node that was asked has answered or timed out.
     pub(super) fn has_heard_all(&self) -> bool {
-        let is_past = |node: usize| matches!(self.kind, Kind::Bypass { past } if past == node);
+        let bypassed = self.kind.bypassed();
         let mut nodes = self.nodes.iter().enumerate();
-        nodes.all(|(node, state)| is_past(node) || state.answer != Answer::Pending)
+        nodes.all(|(node, state)| Some(node) == bypassed || state.answer != Answer::Pending)
     }
 
     /// The number of nodes with answers of this kind.
@@ -616,9 +627,9 @@ impl Attempt {
     pub(super) fn grant(&mut self, win: Win, spec: &Spec, ctx: &Context<'_>) -> Grant {
         let is_attached = matches!(self.kind, Kind::Attach { .. });
         let repeat_until = ctx.now.plus(limits::outlast(spec.longest_timeout(ctx)));
-        if let Kind::Bypass { past } = self.kind {
-            // This attempt did not ask that node. An extension repairs it.
-            self.nodes[past].answer = Answer::Refused;
+        if let Some(node) = self.kind.bypassed() {
+            // The attempt did not ask this node, so it misses the lock. An extension repairs it.
+            self.nodes[node].answer = Answer::Refused;
         }
         let nodes = self.nodes.drain(..).map(|state| GrantNode {
             answer: state.answer,
@@ -637,7 +648,7 @@ impl Attempt {
         }
     }
 
-    /// The nodes that were asked, and the connection for the RELEASE of each.
+    /// The nodes that were asked, and the connection for the RELEASE of each, if there is one.
     pub(super) fn connections(
         &self,
         topology: &Topology,
@@ -649,14 +660,16 @@ impl Attempt {
         })
     }
 
-    /// Releases everything that the nodes may have granted.
+    /// Returns the machine that releases everything that the nodes may have granted.
     pub(super) fn roll_back(&self, spec: &Arc<Spec>, ctx: &Context<'_>) -> Release {
         let deliveries = self.nodes.iter().map(|state| state.delivery);
         Release::new(self.token, deliveries, spec, ctx)
     }
 
-    /// Releases the token of the process that detached the lock, on the nodes that may still have
-    /// it. No other client does so, and until the end of the ttl those nodes refuse the new token.
+    /// Returns the machine that releases the token of the process that detached the lock, on the
+    /// nodes that may still have it; `None` if there are none.
+    ///
+    /// No other client releases that token, and while these nodes have it they refuse the new one.
     pub(super) fn release_detached(&self, spec: &Arc<Spec>, ctx: &Context<'_>) -> Option<Release> {
         let Kind::Attach { old } = self.kind else { return None };
         let is_settled =
@@ -666,7 +679,7 @@ impl Attempt {
         }
         let deliveries = self.nodes.iter().map(|state| match state.delivery {
             _ if is_settled(state) => Delivery::NotSent,
-            // The node may have the old token although the new one was never sent to it.
+            // The node was not sent the new token, and may have the old one.
             Delivery::NotSent => Delivery::Arrived,
             delivery => delivery,
         });
@@ -674,7 +687,7 @@ impl Attempt {
     }
 }
 
-/// The nodes of the order before this one.
+/// The nodes that come before this one in the order.
 fn before(order: &[usize], node: usize) -> &[usize] {
     let place = order.iter().position(|&other| other == node).unwrap_or(0);
     &order[..place]

@@ -16,10 +16,11 @@ use crate::quorum::{End, Extension, ExtensionVerdict, Moment, Ownership, Ownersh
 
 /// A held lock, from the grant to the end: ownership, extension, repair, release.
 ///
-/// [`extend`](Self::extend) begins a round, and [`poll`](Self::poll) returns the requests. A driver
-/// may send those of several locks in one pipeline per node. The machine also takes responses to
-/// the grant's ACQUIREs that arrive late. After [`release`](Self::release) or
-/// [`detach`](Self::detach) it only undoes repairs that were in flight.
+/// [`extend`](Self::extend) begins a round, and [`poll`](Self::poll) returns its requests. A driver
+/// may send the requests of several locks in one pipeline per node. The machine also processes late
+/// responses to the grant's ACQUIREs, with which the call won the lock. After
+/// [`release`](Self::release) or [`detach`](Self::detach) it only undoes repairs that were in
+/// flight.
 #[derive(Debug)]
 pub struct Hold {
     spec: Arc<Spec>,
@@ -32,15 +33,16 @@ pub struct Hold {
     /// On how many nodes an operator revoked the lock.
     revoked: Revoked,
     nodes: Vec<Node>,
-    /// The round of the ACQUIREs that won the lock.
+    /// The round number of the grant's ACQUIREs.
     acquire_round: u32,
-    /// The number of the next round.
+    /// The next unused round number.
     next_round: u32,
-    /// The number of consecutive rounds that began because a node missed the lock.
+    /// The number of consecutive rounds that began while a node missed the lock.
     repair_rounds: u32,
-    /// Until when the grant's ACQUIRE is repeated on nodes that refuse it; `None` for a lock that
+    /// Until when to repeat the grant's ACQUIRE on nodes that refuse it; `None` for a lock that
     /// another process acquired.
     repeat_until: Option<Moment>,
+    /// The last round of extensions.
     round: Option<Round>,
     actions: VecDeque<HoldAction>,
 }
@@ -50,31 +52,31 @@ pub struct Hold {
 struct Node {
     /// The node's last answer.
     answer: Answer,
-    /// The start of its server that gave this answer.
+    /// The incarnation of its server that gave this answer.
     incarnation: u64,
-    /// How far the last ACQUIRE got.
+    /// Whether the last ACQUIRE has reached the node.
     delivery: Delivery,
-    /// When that ACQUIRE was sent.
-    acquired_at: Moment,
-    /// Whether the node has answered a request that came after the grant's ACQUIREs.
+    /// When that ACQUIRE was sent, at the latest.
+    acquire_sent_at: Moment,
+    /// Whether the node has answered an extension or a repair, or could not be sent one.
     answered_since: bool,
-    /// The round of an unanswered repair.
+    /// The round number of an unanswered repair.
     repair: Option<u32>,
-    /// When to repeat the grant's ACQUIRE, which this node has refused each time.
+    /// When to repeat the grant's ACQUIRE. The node has refused it each time.
     repeat_at: Option<Moment>,
-    /// How often the node has refused it since the grant, or once if it did before.
+    /// How often the node has refused that ACQUIRE. Refusals before the grant count as one.
     refusals: u8,
 }
 
-/// How far a revocation has gone. It never goes back, whatever the nodes answer later.
+/// On how many nodes the lock is revoked. It only increases, whatever the nodes answer later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 enum Revoked {
     Nowhere,
-    /// A minority revoked the lock. The other nodes extend it, and no node is repaired, since a
-    /// repair would undo the revocation.
-    Somewhere,
-    /// A blocking number of nodes revoked the lock: the others are no majority.
-    Everywhere,
+    /// A minority revoked the lock, and the other nodes extend it. No node is repaired any more,
+    /// because a repair would undo the revocation.
+    OnMinority,
+    /// Enough nodes revoked the lock to rule out a majority that extends it.
+    OnTooMany,
 }
 
 /// A round of extensions.
@@ -87,9 +89,17 @@ struct Round {
     /// When unanswered nodes count as silent, and after how long; `None` once they do.
     due: Option<(Moment, Duration)>,
     decided: bool,
-    /// Whether this round only repairs the nodes that the previous round found to miss the lock. No
-    /// caller waits for it.
-    is_follow_up: bool,
+    purpose: Purpose,
+}
+
+/// Why a round began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// To extend the lock.
+    Extend,
+    /// To repair nodes that the previous round found to miss the lock. No caller waits for its
+    /// verdict.
+    Repair,
 }
 
 /// An instruction to the driver of a held lock.
@@ -99,7 +109,7 @@ pub enum HoldAction {
     Send(OutgoingRequest),
     /// A round was decided. [`Hold::renew_in`] says when the next is due.
     Decided(ExtensionVerdict),
-    /// A node answered a repair; whether it holds the lock again.
+    /// A repair has ended. The value says whether the node has the lock again.
     Repaired(bool),
     /// A node misses the lock. [`Hold::renew_in`] says when the next round is due.
     Incomplete,
@@ -107,7 +117,7 @@ pub enum HoldAction {
     Contended,
     /// Drive this machine.
     Release(Box<Release>),
-    /// Report to the node's link that it left a request unanswered.
+    /// Report to the node's link that this connection left a request unanswered.
     Suspect {
         /// The index of the node.
         node: usize,
@@ -117,9 +127,11 @@ pub enum HoldAction {
 }
 
 impl Node {
-    /// Whether the node is known to miss the lock: its last answer says so, it was never sent an
-    /// ACQUIRE, or it abstained from the grant. An abstention from an extension proves nothing,
-    /// since a replica may have the key.
+    /// Whether the node is known to miss the lock.
+    ///
+    /// Then its last answer says so, it was never sent an ACQUIRE, or it answered the grant's
+    /// ACQUIRE with an abstention. An abstention in answer to an extension proves nothing: it comes
+    /// from a replica, which may have the key.
     fn is_known_to_miss(&self) -> bool {
         match self.answer {
             Answer::Refused => true,
@@ -139,7 +151,7 @@ impl Hold {
             answer: node.answer,
             incarnation: node.incarnation,
             delivery: node.delivery,
-            acquired_at: grant.since,
+            acquire_sent_at: grant.since,
             answered_since: false,
             repair: None,
             repeat_at: None,
@@ -206,21 +218,22 @@ impl Hold {
         !self.over && !self.is_revoked() && self.state.is_extensible(now)
     }
 
-    /// Whether an operator revoked the lock on more nodes than may be missing. The holder keeps it
-    /// until its deadline.
+    /// Whether an operator revoked the lock on enough nodes to rule out a majority that extends it.
+    /// The holder keeps it until its deadline.
     pub fn is_revoked(&self) -> bool {
-        self.revoked == Revoked::Everywhere
+        self.revoked == Revoked::OnTooMany
     }
 
     fn may_repair(&self) -> bool {
         self.revoked == Revoked::Nowhere || is_broken(Mutant::RevokedRepaired)
     }
 
-    /// The time until the next extension of a renewed lock; `None` if there is none.
+    /// The time until the next extension of a renewed lock; `None` if no extension follows.
     ///
-    /// That is a third of the ttl after the last extension, and less after one that no majority
-    /// confirmed. It is short while a reachable node misses the lock: until that node is repaired,
-    /// the failure of one other may be enough to lose the lock.
+    /// A renewed lock is extended a third of the ttl after the last extension, and sooner after one
+    /// that no majority confirmed. The time is short while the last answer of a node is that it
+    /// misses the lock: until that node is repaired, the failure of one other node may be enough to
+    /// lose the lock.
     pub fn renew_in(&self, now: Moment) -> Option<Duration> {
         if self.over || self.is_revoked() {
             return None;
@@ -264,31 +277,32 @@ impl Hold {
     /// although its answer is lost. Every later request repeats the mode.
     pub fn downgrade(&mut self, ctx: &Context<'_>) {
         self.set_mode(Mode::Shared);
-        // An undecided round asks for an exclusive lock.
-        self.begin_round(false, ctx);
+        // An undecided round asks for an exclusive lock, so another one begins.
+        self.begin_round(Purpose::Extend, ctx);
     }
 
     fn set_mode(&mut self, mode: Mode) {
         self.spec = Arc::new(Spec { mode, ..(*self.spec).clone() });
     }
 
-    /// Begins a round of extensions, unless the lock has ended or a round is undecided. In the
-    /// latter case its verdict is that of this call too.
+    /// Begins a round of extensions, unless the lock has ended. If an earlier round is undecided,
+    /// its verdict also answers this call, and no other round begins.
     pub fn extend(&mut self, ctx: &Context<'_>) {
-        let is_undecided = |round: &Round| !round.decided && !round.is_follow_up;
+        let is_undecided = |round: &Round| !round.decided && round.purpose == Purpose::Extend;
         if self.round.as_ref().is_some_and(is_undecided) {
             return;
         }
         let is_repairing = self.nodes.iter().any(|node| node.answer == Answer::Refused);
         self.repair_rounds = if is_repairing { self.repair_rounds + 1 } else { 0 };
-        self.begin_round(false, ctx);
+        self.begin_round(Purpose::Extend, ctx);
     }
 
-    fn begin_round(&mut self, is_follow_up: bool, ctx: &Context<'_>) {
+    fn begin_round(&mut self, purpose: Purpose, ctx: &Context<'_>) {
         if self.over || matches!(self.ownership(ctx.now), Ownership::Lost(_)) {
             return;
         }
         let number = self.next_round;
+        // The repairs of the round use the second number.
         self.next_round += 2;
         let is_missing = |node: &usize| self.nodes[*node].is_known_to_miss();
         let missing: SmallVec<[usize; 5]> = (0..self.nodes.len()).filter(is_missing).collect();
@@ -302,7 +316,7 @@ impl Hold {
             pending: SmallVec::from_elem(None, self.nodes.len()),
             due: Some((ctx.now.plus(limit), limit)),
             decided: false,
-            is_follow_up,
+            purpose,
         });
         let request = Request { token: self.token, command: Command::Extend { fence: None } };
         for node in 0..self.nodes.len() {
@@ -329,7 +343,8 @@ impl Hold {
         self.actions.pop_front()
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout), while a round is undecided.
+    /// When to call [`handle_timeout`](Self::handle_timeout): at the end of the time that the nodes
+    /// have to answer the last round.
     pub fn poll_timeout(&self) -> Option<Moment> {
         self.round.as_ref().and_then(|round| round.due).map(|(at, _)| at)
     }
@@ -364,7 +379,7 @@ impl Hold {
         {
             let connection = round.pending[node].take();
             let arrived = match self.nodes[node].delivery {
-                // Requests through one connection arrive in order.
+                // Requests through one connection arrive in order, so the ACQUIRE has arrived, too.
                 Delivery::InFlight { connection: acquired } => Some(acquired) == connection,
                 Delivery::NotSent | Delivery::Arrived => false,
             };
@@ -376,14 +391,14 @@ impl Hold {
             let found_missing =
                 self.round.as_ref().is_some_and(|round| round.core.has_found_missing());
             if found_missing && self.may_repair() && self.is_extensible(ctx.now) {
-                self.begin_round(true, ctx);
+                self.begin_round(Purpose::Repair, ctx);
             } else if *response == Response::No && self.nodes[node].repair.is_none() {
                 self.actions.push_back(HoldAction::Incomplete);
             }
         }
     }
 
-    /// Processes an answer to ACQUIRE that arrived after the grant.
+    /// Processes an answer to the grant's ACQUIRE that arrived after the grant.
     fn handle_straggler(&mut self, index: usize, response: &Response, ctx: &Context<'_>) {
         let node = &mut self.nodes[index];
         if !matches!(response, Response::Failed(_)) && node.delivery != Delivery::NotSent {
@@ -410,7 +425,7 @@ impl Hold {
         }
     }
 
-    /// Schedules another ACQUIRE for a node that has refused each one since the call began.
+    /// Schedules another ACQUIRE for a node that has refused each one so far, if there is time.
     fn schedule_repeat(&mut self, index: usize, now: Moment) {
         let node = &mut self.nodes[index];
         let at = now.plus(limits::repeat_pause(node.refusals));
@@ -418,7 +433,7 @@ impl Hold {
         node.repeat_at = Some(at).filter(|_| self.repeat_until.is_some_and(is_in_time));
     }
 
-    /// When to call [`repeat_refused`](Self::repeat_refused), soon after the grant.
+    /// When to call [`repeat_refused`](Self::repeat_refused); `None` if no ACQUIRE is to repeat.
     pub fn repeat_at(&self) -> Option<Moment> {
         self.nodes.iter().filter_map(|node| node.repeat_at).reduce(Moment::earlier)
     }
@@ -431,8 +446,8 @@ impl Hold {
             if node.repeat_at.take_if(|at| is_due(*at)).is_none() {
                 continue;
             }
-            if node.repair.is_some() {
-                // The answer to the repair comes first.
+            if node.repair.is_some() || ctx.topology.route_acquire(index).is_err() {
+                // The answer to the repair, or a new connection, comes first.
                 node.refusals = node.refusals.saturating_add(1);
                 self.schedule_repeat(index, ctx.now);
             } else {
@@ -441,12 +456,13 @@ impl Hold {
         }
     }
 
-    /// Repeats the grant's ACQUIRE on a node that has refused each one so far.
+    /// Repeats the grant's ACQUIRE on a node that has refused each one so far. Returns whether the
+    /// request was sent.
     ///
-    /// The last holder's release may be in flight to that node, or another waiter may hold it until
-    /// it gives way. Until the node has the lock, the failure of one other node may be enough to
-    /// lose it, and without a majority there is no repair. To the node, the repeated request is the
-    /// same as one that arrives late.
+    /// The last holder's release may be in flight to the node, or the node may have granted another
+    /// waiter that will give way. Until the node has the lock, the failure of one other node may be
+    /// enough to lose the lock, and without a majority there is no repair. The node cannot tell the
+    /// repeated request from one that arrives late.
     fn repeat_acquire(&mut self, index: usize, ctx: &Context<'_>) -> bool {
         let is_in_time = self.repeat_until.is_some_and(|until| !ctx.now.has_reached(until));
         let is_held = !matches!(self.ownership(ctx.now), Ownership::Lost(_));
@@ -463,7 +479,7 @@ impl Hold {
         let node = &mut self.nodes[index];
         node.delivery = Delivery::InFlight { connection };
         node.incarnation = ctx.topology.incarnation(index);
-        node.acquired_at = ctx.now;
+        node.acquire_sent_at = ctx.now;
         let command = Command::Acquire { fence: self.fence };
         let request = Request { token: self.token, command };
         let id = RequestId { round, node: index };
@@ -482,7 +498,8 @@ impl Hold {
             node.delivery = Delivery::Arrived;
         }
         if *response != Response::No {
-            // The node may have the lock now. If it misses the lock later, an operator ended it.
+            // The node may have the lock now. If it misses the lock later, an operator ended it
+            // there, so the grant's ACQUIRE must not be repeated.
             node.repeat_at = None;
         }
         self.actions.push_back(HoldAction::Repaired(response.holds() == Some(true)));
@@ -503,8 +520,8 @@ impl Hold {
             |node: &&Node| matches!(node.answer, Answer::Failed(NodeError::Revoked { .. }));
         let revoked = match self.nodes.iter().filter(is_revoked).count() {
             0 => Revoked::Nowhere,
-            count if count > ctx.fleet.majority.spare() => Revoked::Everywhere,
-            _ => Revoked::Somewhere,
+            count if count > ctx.fleet.majority.spare() => Revoked::OnTooMany,
+            _ => Revoked::OnMinority,
         };
         if revoked > self.revoked {
             self.revoked = revoked;
@@ -536,14 +553,14 @@ impl Hold {
         self.actions.push_back(HoldAction::Decided(verdict));
     }
 
-    /// Sends ACQUIRE to a node that misses the lock, unless an earlier ACQUIRE may be in flight to
-    /// it.
+    /// Sends ACQUIRE to a node that misses the lock, unless an earlier ACQUIRE may still be in
+    /// flight.
     ///
     /// With two in flight, the second could restore a lock that an operator ended after the first.
     fn repair(&mut self, index: usize, ctx: &Context<'_>) {
         let node = &self.nodes[index];
         let is_in_flight = matches!(node.delivery, Delivery::InFlight { .. })
-            && ctx.now.since(node.acquired_at) < self.spec.ttl.duration();
+            && ctx.now.since(node.acquire_sent_at) < self.spec.ttl.duration();
         let ended = self.over || matches!(self.ownership(ctx.now), Ownership::Lost(_));
         if ended || is_in_flight || !self.may_repair() {
             return;
@@ -554,7 +571,8 @@ impl Hold {
         }
     }
 
-    /// Undoes the unanswered repairs of a lock that is over. Their responses will not be processed.
+    /// Undoes the unanswered repairs of a lock that is over. Call it if no further response will be
+    /// processed.
     pub fn abandon_repairs(&mut self, ctx: &Context<'_>) {
         for index in 0..self.nodes.len() {
             if self.over && self.nodes[index].repair.take().is_some() {
@@ -568,7 +586,7 @@ impl Hold {
         self.actions.push_back(HoldAction::Release(Box::new(release)));
     }
 
-    /// Releases the lock. Returns its ownership until now, and the machine of the release.
+    /// Begins the release. Returns the ownership until now, and the machine that releases the lock.
     pub fn release(&mut self, ctx: &Context<'_>) -> (Ownership, Release) {
         let ownership = self.ownership(ctx.now);
         self.over = true;
@@ -599,7 +617,7 @@ impl Hold {
         }
     }
 
-    /// How much earlier this lock may be renewed to share a batch.
+    /// How long before its time this lock may be renewed, to share a batch with others.
     pub fn renewal_window(&self) -> Duration {
         limits::RENEWAL_WINDOW.min(self.spec.ttl.duration() / 50)
     }

@@ -1,29 +1,29 @@
 //! Rules of a client that a simulator breaks on purpose, to see that its checkers notice.
 //!
-//! Each broken rule asks [`is_broken`] at the place that decides. Without the feature `mutants`
-//! that is the constant `false`. With it, a thread-local variable decides, which is empty until the
-//! simulator sets it with [`break_rule`]: a build of the whole workspace, which unifies features,
-//! has every rule in force as well.
+//! The code that decides by a rule asks [`is_broken`]. Without the feature `mutants`, the answer is
+//! the constant `false`. With the feature, it comes from a thread-local variable, which is empty
+//! until the simulator calls [`break_rule`]. So every rule is also in force in a build of the whole
+//! workspace, which enables the feature for all programs.
 
 use std::cell::Cell;
 
 use super::{Context, Token};
 use crate::quorum::Moment;
 
-/// A rule of a client that is broken.
+/// A client in which one rule is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mutant {
-    /// After a wait, only N/2 + 1 nodes are asked.
+    /// After a wait, the client acquires the lock on N/2 + 1 nodes only.
     BareMajorityAfterWait,
-    /// A waiter never looks past the node on which it waits.
+    /// A waiter never bypasses the node on which it waits.
     NeverBypasses,
-    /// A call that does not wait reports a contended key as held without asking.
+    /// A call that does not wait reports `Held` for a contended key without asking the nodes.
     RefusesUnasked,
-    /// A call whose turn never came in the local queue reports `Held` without asking.
+    /// A call whose turn in the local queue did not come reports `Held` without asking the nodes.
     HeldOutOfTurn,
-    /// A call without a seat on the queue node does not poll.
+    /// A call that waits for a seat makes no attempts meanwhile.
     NoPollWithoutSeat,
-    /// A call without a seat stays in line for one on a node that is known to be silent.
+    /// A call continues to wait for a seat on a node that is known to be silent.
     WaitsForSeatOfSilentNode,
     /// A call waits for slow nodes beyond its limit.
     NoDeadline,
@@ -31,54 +31,55 @@ pub enum Mutant {
     NoTieRepeat,
     /// All attempts of a call use one token.
     ReusedToken,
-    /// Nodes that have not answered are not told of a RELEASE.
+    /// A client sends no RELEASE to nodes that have not answered.
     SilentNotReleased,
     /// A RELEASE may travel through another connection than its ACQUIRE.
     ReleaseElsewhere,
     /// A node that does not hold the lock is repaired before a majority has extended it.
     EarlyRepair,
-    /// Clocks are taken to run at the same rate.
+    /// A client assumes that all clocks run at the same rate.
     NoDrift,
     /// The validity of a lock begins when the WAIT is answered.
     ValidFromAnswer,
-    /// The largest fence of the grants is used at once.
+    /// A lock has the largest fence of its grants, although no majority stores that fence.
     LargestFence,
-    /// A refusal of the queue node is one vote among others.
+    /// A refusal of the queue node counts no more than that of any other node.
     QueueNodeOutvoted,
-    /// A client waits on the queue node, whether that refused it or not.
+    /// A client waits on the queue node, even if that node did not refuse.
     WaitsOnQueueNode,
-    /// A waiter goes to the end of the queue whenever it looks at the nodes.
+    /// A waiter goes to the end of the queue whenever it checks the node.
     LeavesQueue,
-    /// A refusal counts as another's although a token of the call itself may be its reason.
+    /// A refusal counts as caused by another client, although an earlier token of the same call may
+    /// have caused it.
     HeldByItself,
     /// A RELEASE is not repeated although the WAIT may arrive after it.
     LostWaitForgotten,
     /// A node is repaired in the round in which it first says that it does not hold the lock.
     RepairOnFirstRefusal,
-    /// A waiter asks the same node at each look past the queue node.
+    /// A waiter inspects the same other node each time.
     InspectsOneNode,
-    /// A node is repaired after a node has answered that the lock is revoked.
+    /// Nodes are repaired after one of them has answered that the lock is revoked.
     RevokedRepaired,
-    /// A node that refused a lock after it was won is not asked again.
+    /// A new holder does not repeat its ACQUIRE on nodes that refused it.
     LateRefusalIsFinal,
-    /// After a wait on a later node, the win awaits an earlier one, however slow that is.
+    /// After a wait on a later node, the win awaits an earlier node, however slow that node is.
     AwaitsSlowNode,
-    /// Calls for several keys wait in the order of their first key, although no node is to spare.
+    /// Calls for several keys wait by the order of their first key, although no node is to spare.
     SetsWaitApart,
-    /// A lock is lost if its wait was so long that its end is uncertain by more than the ttl.
+    /// A lock is lost if a long wait leaves too little validity.
     LongWaitIsLost,
-    /// A waiter stays with a node although its server has restarted since.
+    /// A waiter stays with a node whose server has restarted since the WAIT was sent.
     WaitsPastRestart,
-    /// A reader has the lock before the node has answered on which a writer waits.
+    /// A reader wins before the node on which a writer may wait has answered.
     ReaderOutrunsWriter,
-    /// A slot that others hold without the node that decides is asked for again.
+    /// A call asks again for a slot that other clients hold without a lease on the deciding node.
     TakenSlotAskedAgain,
-    /// A lock that its holder downgrades counts as exclusive until a majority has confirmed it.
+    /// A lock that its holder makes shared counts as exclusive until a majority has confirmed that.
     ExclusiveUntilConfirmed,
 }
 
 impl Mutant {
-    /// Every mutant whose harm exclusive locks show.
+    /// The mutants whose harm fleets of exclusive locks show.
     pub const ALL: [Self; 25] = [
         Self::BareMajorityAfterWait,
         Self::NeverBypasses,
@@ -107,7 +108,8 @@ impl Mutant {
         Self::SetsWaitApart,
     ];
 
-    /// Every mutant whose harm shared locks, or those of one of several keys, show.
+    /// The mutants whose harm only fleets of shared locks, or of locks of any one of several keys,
+    /// show.
     pub const OF_KINDS: [Self; 5] = [
         Self::LongWaitIsLost,
         Self::WaitsPastRestart,
@@ -121,7 +123,7 @@ thread_local! {
     static BROKEN: Cell<Option<Mutant>> = const { Cell::new(None) };
 }
 
-/// Breaks a rule in the machines that this thread runs from now on, or none.
+/// Breaks one rule in all machines that this thread runs from now on; `None` breaks none.
 pub fn break_rule(mutant: Option<Mutant>) {
     BROKEN.set(mutant);
 }
@@ -132,16 +134,17 @@ pub(crate) fn is_broken(mutant: Mutant) -> bool {
     BROKEN.get() == Some(mutant)
 }
 
-/// No rule is broken outside simulators.
+/// Returns `false`: only simulators break rules.
 #[cfg(not(feature = "mutants"))]
 pub(crate) const fn is_broken(_: Mutant) -> bool {
     false
 }
 
-/// A token for an attempt of the call that began at `call`.
-pub(super) fn token(call: Moment, ctx: &mut Context<'_>) -> Option<Token> {
+/// Returns a token for an attempt or a WAIT of the call that began at `began`; `None` without
+/// random numbers.
+pub(super) fn token(began: Moment, ctx: &mut Context<'_>) -> Option<Token> {
     if is_broken(Mutant::ReusedToken) {
-        return Some(Token::of_bits(call.raw.as_nanos() << 64 | call.boot.as_nanos()));
+        return Some(Token::of_bits(began.raw.as_nanos() << 64 | began.boot.as_nanos()));
     }
     ctx.token()
 }

@@ -1,4 +1,4 @@
-//! The end of a call without a lock: the last check, what is released, and the reason.
+//! The end of a call that has no lock: the last check, the releases and the reason.
 
 use std::sync::Arc;
 
@@ -9,6 +9,8 @@ use crate::client::{Answer, Command, Context, NodeError, Request, RequestId, lim
 use crate::quorum::Moment;
 
 impl Acquire {
+    /// Decides what follows the last attempt, once enough nodes have answered: the error, or an
+    /// inspection of all nodes.
     pub(super) fn all_answered(&mut self, ctx: &mut Context<'_>) {
         let Phase::AwaitingAnswers(attempt) = std::mem::replace(&mut self.phase, Phase::Ended)
         else {
@@ -23,19 +25,20 @@ impl Acquire {
             return self.fail(ctx);
         }
         // Too few nodes refused for another client to hold the lock. Another client may be about to
-        // acquire it, or a node holds a lock that was not released.
+        // acquire it, or a node has a lease of a lock that was not released.
         let order = self.spec.order(ctx.topology);
-        let refused_by = order.iter().copied().find(|&node| self.answers[node] == Answer::Refused);
+        let is_refusing = |node: &usize| self.answers[*node] == Answer::Refused;
+        let first_refusing = order.iter().copied().find(is_refusing);
         let settle = limits::settle(ctx.fleet.round_trips.typical());
         let until = ctx.now.plus(settle);
-        match refused_by {
-            Some(refused_by) => self.phase = Phase::Settling { until, refused_by },
+        match first_refusing {
+            Some(first_refusing) => self.phase = Phase::Settling { until, first_refusing },
             None => self.fail(ctx),
         }
     }
 
-    pub(super) fn inspect_all(&mut self, refused_by: usize, ctx: &mut Context<'_>) {
-        let round = self.rounds(1);
+    pub(super) fn inspect_all(&mut self, first_refusing: usize, ctx: &mut Context<'_>) {
+        let round = self.reserve_rounds(1);
         let Some(token) = mutants::token(self.started, ctx) else {
             return self.finish(Reason::NoRandom, ctx);
         };
@@ -51,14 +54,14 @@ impl Acquire {
                 Err(error) => Answer::Failed(error),
             };
         }
-        self.phase = Phase::Inspecting { round, refused_by, due: ctx.now.plus(limit), limit };
+        self.phase = Phase::Inspecting { round, first_refusing, due: ctx.now.plus(limit), limit };
     }
 
     /// Gives up an attempt, and releases what it may have been granted.
     ///
-    /// In a call for any of several keys, drops its requests that the driver has not taken. The
-    /// driver sends each request with the key of the present [`spec`](Self::spec), which may be
-    /// another one from now on.
+    /// In a call for any of several keys, also drops the requests of the attempt that the driver
+    /// has not polled yet. The driver sends each request with the key of the present
+    /// [`spec`](Self::spec), and from now on that may be another key.
     pub(super) fn roll_back(&mut self, attempt: &Attempt, ctx: &Context<'_>) {
         let is_unsent =
             |action: &Action| matches!(action, Action::Send { id, .. } if attempt.expects(*id));
@@ -104,14 +107,14 @@ impl Acquire {
 
     /// Records that a token of this call is being released on the node through this connection.
     ///
-    /// Later requests through the same connection arrive after the release. `None` stands for an
-    /// unanswered WAIT, on any connection.
+    /// Later requests through the same connection arrive after the release. `None` stands for the
+    /// token of an unanswered WAIT, or for a release that has no connection yet.
     pub(super) fn note_release(&mut self, node: usize, connection: Option<u64>, now: Moment) {
         let until = now.plus(self.spec.ttl.duration());
         self.pending_releases[node] = Some(match (self.pending_releases[node], connection) {
             (_, None) | (Some(PendingRelease::Wait), _) => PendingRelease::Wait,
-            (Some(PendingRelease::Lease { connection: earlier, until: over }), Some(_))
-                if earlier != connection && !now.has_reached(over) =>
+            (Some(PendingRelease::Lease { connection: earlier, until: end }), Some(_))
+                if earlier != connection && !now.has_reached(end) =>
             {
                 PendingRelease::Lease { connection: None, until }
             }
@@ -119,8 +122,8 @@ impl Acquire {
         });
     }
 
-    /// Discounts refusals of nodes that may hold a token of this call, since its release has not
-    /// arrived there.
+    /// Replaces the refusal of each node that may still hold an earlier token of this call by an
+    /// error: that token may be the reason for the refusal.
     pub(super) fn doubt_own_refusals(&mut self, ctx: &Context<'_>) {
         if is_broken(Mutant::HeldByItself) {
             return;
@@ -130,9 +133,9 @@ impl Acquire {
                 None => false,
                 Some(PendingRelease::Wait) => true,
                 Some(PendingRelease::Lease { connection, until }) => {
-                    let came_first =
+                    let release_came_first =
                         connection.is_some() && *connection == ctx.topology.route(node).ok();
-                    !came_first && !ctx.now.has_reached(*until)
+                    !release_came_first && !ctx.now.has_reached(*until)
                 }
             };
             if may_hold && self.answers[node] == Answer::Refused {
@@ -157,7 +160,7 @@ impl Acquire {
     pub(super) fn finish(&mut self, reason: Reason, ctx: &Context<'_>) {
         self.phase = Phase::Ended;
         let answers = self.answers.iter().map(|answer| match answer {
-            // An INSPECT found the lock free: there is no fence.
+            // The grant is being released, or an INSPECT found the lock free: no fence is valid.
             Answer::Granted(_) => Answer::Granted(None),
             other => other.clone(),
         });

@@ -1,8 +1,8 @@
-//! The machine of one call for a lock. Attempts and pauses are here.
+//! The machine of one call for a lock. This file decides when it asks, waits and pauses.
 //!
-//! - `wait`: waiting on the queue node, checking it, bypassing it.
-//! - `probe`: one request for any other of several keys.
-//! - `end`: the last check, and the reason why there is no lock.
+//! - `wait`: a wait on one node, the checks of that node, and attempts that bypass it.
+//! - `probe`: after the last attempt for one of several keys, a request for any other of them.
+//! - `end`: the end of a call that has no lock: the last check, the releases and the reason.
 
 mod end;
 mod probe;
@@ -28,67 +28,75 @@ use crate::{Fence, Ttl};
 /// After [`new`](Self::new), and after each `handle_…` and [`cancel`](Self::cancel), call
 /// [`poll`](Self::poll) until it returns `None`, and carry out each action before the next event.
 /// Then wait for a response, for [`poll_timeout`](Self::poll_timeout), or for the call's turn in
-/// the local queue. After [`Action::Done`] or [`cancel`](Self::cancel) only releases remain. Each
-/// of them is a [`Release`] machine.
+/// the local queue. [`Action::Done`] and [`cancel`](Self::cancel) end the call. Only its releases
+/// remain, each of them a separate [`Release`] machine.
 #[derive(Debug)]
 pub struct Acquire {
+    /// The lock that requests ask for now. A call for any of several keys changes it.
     spec: Arc<Spec>,
     started: Moment,
     /// When the wait ends and the last attempt begins; `None` for a wait without end.
     until: Option<Moment>,
-    /// When the call ends at the latest, whatever the nodes do.
+    /// When the call ends at the latest, whatever the nodes do; `None` for a wait without end.
     deadline: Option<Moment>,
-    /// The longest delay with which the program ran a timer after the end of the wait.
+    /// The longest delay with which the driver called `handle_timeout` after the end of the wait.
     driver_delay: Duration,
     phase: Phase,
-    /// Whether no other attempt follows the current one.
-    is_last: bool,
-    /// The number of the next round.
+    /// Whether the call neither waits nor pauses after this attempt. Only an inspection of all
+    /// nodes can still lead to another one.
+    is_last_attempt: bool,
+    /// The next unused round number. Round numbers match responses to requests.
     round: u32,
     attempts: u32,
-    /// How often the call stayed with the deciding node although later nodes refused.
+    /// How often the call returned to the queue of the deciding node although later nodes refused.
     stays: u32,
+    /// The next pause lasts for between half of this and all of it.
     pause: Duration,
-    /// The nodes that did not answer the last attempt.
+    /// The nodes that were silent in the last attempt.
     silent: SmallVec<[usize; 5]>,
     /// The last answer of each node.
     answers: Vec<Answer>,
-    /// The tokens of earlier requests that each node may still hold.
+    /// For each node, the earlier token of this call that it may still hold.
     pending_releases: SmallVec<[Option<PendingRelease>; 5]>,
-    /// Whether the last attempt won too late: less than the minimal validity was left.
+    /// Whether the last attempt was lost because less than the minimal validity was left.
     too_late: bool,
     /// Whether this call has seen another client hold the lock or wait for it.
     contended: bool,
-    /// The keys of which the call takes one, if it is a call for any of several keys.
+    /// Which key a call for any of several keys asks for; `None` for other calls.
     slots: Option<Slots>,
     actions: VecDeque<Action>,
 }
 
 #[derive(Debug)]
 enum Phase {
-    /// Another call of this program is acquiring the same lock.
+    /// The call waits for its turn in the local queue.
     Queued,
-    /// All nodes have been sent an ACQUIRE.
+    /// An attempt is undecided.
     Asking(Attempt),
-    /// The attempt was lost. The missing answers show whether the lock is held.
+    /// The attempt was lost. The missing answers show on which node other clients wait or, after
+    /// the last attempt, whether another client holds the lock.
     AwaitingAnswers(Attempt),
-    /// Too few nodes refused for the lock to be held. A pause before all nodes are inspected.
+    /// A pause before the INSPECTs: too few nodes refused for another client to hold the lock.
     Settling {
         until: Moment,
-        refused_by: usize,
+        /// The first node in the order that refused.
+        first_refusing: usize,
     },
     /// All nodes have been sent an INSPECT.
     Inspecting {
         round: u32,
-        refused_by: usize,
+        /// The first node in the order that refused.
+        first_refusing: usize,
+        /// When a node without an answer counts as failed.
         due: Moment,
+        /// The time that the nodes have until then.
         limit: Duration,
     },
-    /// The call waits in the queue of one node.
+    /// The call waits in the queue of one node, or for a connection on which to wait there.
     Waiting(Box<Waiting>),
-    /// The key is taken, and one node has been asked for any other.
+    /// The last attempt was lost, and one node has been asked for any other of several keys.
     Probing(Box<Probing>),
-    /// A node granted the lock after a wait, and the others have been sent an ACQUIRE.
+    /// The node of this index granted the lock. An attempt on the other nodes is undecided.
     TakingOthers(Attempt, usize),
     Pausing {
         until: Moment,
@@ -107,35 +115,38 @@ enum Next {
 /// A token of this call whose release a node may not have received.
 #[derive(Clone, Copy, Debug)]
 enum PendingRelease {
-    /// The token of an unanswered WAIT. The node may grant it whenever it reads the WAIT.
+    /// The token of an unanswered WAIT, or a token whose RELEASE has no connection yet. No moment
+    /// is known after which the node does not hold it.
     Wait,
     /// The token of an ACQUIRE, which may have left a lease.
     Lease {
-        /// The connection of the ACQUIRE, if its RELEASE and every earlier one went through the
-        /// same; `None` if the RELEASE may arrive before the ACQUIRE.
+        /// The connection of this RELEASE and of every earlier one. A later request through it
+        /// arrives after them. `None` if they went through several connections.
         connection: Option<u64>,
-        /// The deadline of the lease.
+        /// When the lease has ended by itself.
         until: Moment,
     },
 }
 
+/// How a WAIT ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WaitEnd {
     Answered,
     ConnectionLost,
 }
 
-/// One request for any of the other keys, by a call that does not wait.
+/// A request to one node for any other of several keys.
 #[derive(Debug)]
 struct Probing {
-    /// The attempt that was lost on the first key.
+    /// The last attempt, which was lost. Some answers to it may be missing.
     lost: Attempt,
-    /// The key of that attempt.
+    /// The lock of one key that this attempt asked for.
     slot_spec: Arc<Spec>,
     id: RequestId,
     connection: u64,
     token: Token,
     sent: Moment,
+    /// When the node's time to answer is over.
     due: Moment,
 }
 
@@ -143,41 +154,42 @@ struct Probing {
 struct Waiting {
     /// The lock that the call waits for.
     spec: Arc<Spec>,
-    /// Whether this is a short wait for some of the keys only.
+    /// Whether this is a short wait for only some of several keys.
     is_partial: bool,
     node: usize,
     id: RequestId,
     token: Token,
     /// When the WAIT was sent; `None` while there is no connection for it.
     sent: Option<Moment>,
-    /// The start of the node's server to which the WAIT was sent.
+    /// The incarnation of the node's server when the WAIT was sent.
     incarnation: u64,
     /// How the WAIT ended; `None` while it is unanswered.
     ended: Option<WaitEnd>,
-    /// When the node ends the wait.
+    /// When the node ends the wait; `None` for a wait without end, and until the WAIT is sent.
     ends_at: Option<Moment>,
-    /// When the client gives the wait up: after `ends_at`, to leave time for the answer.
-    late_at: Option<Moment>,
+    /// When the client gives up the wait: later than `ends_at`, to leave time for the answer.
+    leave_at: Option<Moment>,
     check_at: Moment,
-    /// The unanswered PING, and when its node counts as failed.
+    /// The unanswered PING, and when the node counts as failed.
     ping: Option<(RequestId, Moment)>,
-    /// The unanswered INSPECT of another node, and its time limit.
+    /// The unanswered INSPECT of another node, and when the call stops waiting for the answer.
     inspect: Option<(RequestId, Moment)>,
-    /// Which node to inspect next, as its distance from this node in the order.
+    /// Which node to inspect next: how many places after this node it comes in the order.
     inspect_offset: usize,
-    /// Whether this node refused the last attempt and fewer than a majority did, so that no client
-    /// holds the lock.
-    is_alone_in_refusing: bool,
-    /// An attempt beside the wait: without this node, or while there is no connection for the WAIT.
+    /// Whether this node refused the last attempt, and too few nodes did so for another client to
+    /// hold the lock.
+    refused_in_minority: bool,
+    /// An attempt during the wait: one that bypasses this node, or one on all nodes while there is
+    /// no connection for the WAIT.
     side_attempt: Option<Attempt>,
-    /// What the node granted during that attempt, and which of several keys.
+    /// The node's grant, if it arrived during that attempt, and the granted one of several keys.
     granted: Option<(Waited, Option<usize>)>,
 }
 
 /// An instruction to the driver.
 #[derive(Debug)]
 pub enum Action {
-    /// Send a request through this connection of the node, in the order of these actions. If the
+    /// Send a request through this connection of the node. Keep the order of the actions. If the
     /// connection is closed, respond with [`NodeError::Down`].
     Send {
         /// Identifies the response.
@@ -187,20 +199,20 @@ pub enum Action {
         /// The request.
         request: Request,
     },
-    /// Queue for an exclusive connection to the node. Once there is one, call
+    /// Get an exclusive connection to the node, which may mean to queue for one. Then call
     /// [`Acquire::handle_wait_sent`], and send the WAIT that it returns.
     Wait {
         /// Identifies the response.
         id: RequestId,
     },
-    /// Free the exclusive connection: its WAIT was not sent, or has been answered.
+    /// Free the exclusive connection, or stop queueing for it. It carries no unanswered WAIT.
     StopWaiting {
         /// The WAIT.
         id: RequestId,
     },
-    /// Drive this machine, together with the WAIT that it [needs](Release::wait).
+    /// Drive this machine. Pass it the response to the WAIT that it [needs](Release::wait), too.
     Release(Box<Release>),
-    /// Report to the node's link that it left a request unanswered.
+    /// Report to the node's link that this connection left a request unanswered.
     Suspect {
         /// The index of the node.
         node: usize,
@@ -214,9 +226,10 @@ pub enum Action {
 /// How an [`Acquire`] ended.
 #[derive(Debug)]
 pub enum Outcome {
-    /// The lock is held. Its machine is [`Hold`](super::Hold), which takes the missing responses.
+    /// The lock is held. Its machine is [`Hold`](super::Hold), which also processes the responses
+    /// that are still missing.
     Acquired(Grant),
-    /// The lock is not held. [`Action::Release`] releases what some nodes may have granted.
+    /// The lock is not held. Each [`Action::Release`] releases what nodes may have granted.
     Failed(Failure),
 }
 
@@ -231,11 +244,11 @@ pub struct Grant {
     pub validity: Validity,
     /// When the last answer of the majority arrived.
     pub since: Moment,
-    /// The round of the lock's ACQUIREs.
+    /// The round number of the ACQUIREs that won the lock.
     pub round: u32,
-    /// The first round that no request of the call has used.
+    /// The first round number that no request of the call has used.
     pub(super) next_round: u32,
-    /// Until when the ACQUIRE is repeated on nodes that refuse it; `None` for an attached lock.
+    /// Until when to repeat the ACQUIRE on nodes that refuse it; `None` for an attached lock.
     pub(super) repeat_until: Option<Moment>,
     pub(super) nodes: Vec<GrantNode>,
 }
@@ -248,7 +261,7 @@ pub(super) struct GrantNode {
     pub(super) incarnation: u64,
 }
 
-/// Why a lock was not acquired.
+/// The result of a call that did not acquire its lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The reason.
@@ -262,22 +275,23 @@ pub struct Failure {
 /// Why a lock was not acquired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Too many nodes refused for the others to form a majority: another client holds the lock.
+    /// Too many nodes refused for the others to form a majority: another client holds the lock or
+    /// waits for it.
     Held,
-    /// Too few nodes voted, or they could not agree on one client.
+    /// Too few nodes voted, or their votes gave no client a majority.
     NoQuorum,
-    /// A majority granted the lock so late that less than the minimal validity was left.
+    /// The last attempt took so long that less than the minimal validity was left.
     InsufficientValidity,
     /// The operating system has no random numbers for a token.
     NoRandom,
 }
 
 impl Acquire {
-    /// Prepares a call that waits for `wait`, or without end.
+    /// Prepares a call that waits for at most `wait`; `None` is no limit.
     ///
-    /// It begins at its turn in the local queue of its keys: see
-    /// [`handle_turn`](Self::handle_turn).
-    pub fn new(mut spec: Arc<Spec>, wait: Option<Duration>, ctx: &Context<'_>) -> Self {
+    /// [`handle_turn`](Self::handle_turn) begins the call, at its turn in the local queue of its
+    /// keys.
+    pub fn new(spec: Arc<Spec>, wait: Option<Duration>, ctx: &Context<'_>) -> Self {
         let longest = spec.longest_timeout(ctx);
         let until = wait.map(|wait| ctx.now.plus(wait));
         let limited = wait.filter(|_| !is_broken(Mutant::NoDeadline));
@@ -285,12 +299,13 @@ impl Acquire {
         let nodes = ctx.topology.nodes().len();
         let slots = spec.any.is_some().then(|| Slots::new(&spec));
         Self {
+            spec: slots.as_ref().map_or(spec, Slots::spec),
             started: ctx.now,
             until,
             deadline,
             driver_delay: Duration::ZERO,
             phase: Phase::Queued,
-            is_last: wait.is_some_and(|wait| wait.is_zero()),
+            is_last_attempt: wait.is_some_and(|wait| wait.is_zero()),
             round: 0,
             attempts: 0,
             stays: 0,
@@ -300,18 +315,13 @@ impl Acquire {
             pending_releases: SmallVec::from_elem(None, nodes),
             too_late: false,
             contended: false,
-            actions: VecDeque::with_capacity(nodes + 1),
-            spec: {
-                if let Some(slots) = &slots {
-                    spec = slots.spec();
-                }
-                spec
-            },
             slots,
+            actions: VecDeque::with_capacity(nodes + 1),
         }
     }
 
-    /// Asks for this one of its [keys](Spec::any) first. Call it before the call's turn.
+    /// Chooses which of several [keys](Spec::any) the first attempt asks for. Has no effect after
+    /// the call's turn.
     pub fn prefer_slot(&mut self, slot: usize) {
         if let (Some(slots), Phase::Queued) = (&mut self.slots, &self.phase) {
             slots.take(slot);
@@ -319,7 +329,7 @@ impl Acquire {
         }
     }
 
-    /// Chooses the next key, in a call for any of several.
+    /// In a call for any of several keys, chooses the key of the next attempt.
     fn pick_slot(&mut self, ctx: &mut Context<'_>) {
         if let Some(slots) = &mut self.slots {
             slots.pick(ctx.random);
@@ -327,7 +337,8 @@ impl Acquire {
         }
     }
 
-    /// Swaps the token of a lock that another process detached.
+    /// Begins a call that attaches a lock: it swaps `old`, the token of the process that detached
+    /// the lock, for a new one.
     pub fn attach(spec: Arc<Spec>, old: Token, ctx: &mut Context<'_>) -> Self {
         let mut this = Self::new(spec, Some(Duration::ZERO), ctx);
         this.start(Kind::Attach { old }, ctx);
@@ -343,13 +354,13 @@ impl Acquire {
         }
     }
 
-    /// The lock that the call asks for now: for any of several keys, that of one key.
+    /// The lock that requests, other than a WAIT, ask for now.
     pub fn spec(&self) -> &Arc<Spec> {
         &self.spec
     }
 
     /// Whether this call has seen other clients hold the lock or wait for it. If so, the program's
-    /// next call begins with a wait.
+    /// next call for the lock begins with a wait.
     pub fn is_contended(&self) -> bool {
         self.contended
     }
@@ -361,24 +372,24 @@ impl Acquire {
 
     /// Begins the call, at its turn in the local queue.
     ///
-    /// `contended` says whether the program's previous call had to wait.
+    /// `contended` says whether the program has seen other clients hold the lock or wait for it.
     pub fn handle_turn(&mut self, contended: bool, ctx: &mut Context<'_>) {
         if !matches!(self.phase, Phase::Queued) {
             return;
         }
-        if is_broken(Mutant::RefusesUnasked) && contended && self.is_last {
+        if is_broken(Mutant::RefusesUnasked) && contended && self.is_last_attempt {
             return self.finish(Reason::Held, ctx);
         }
-        if contended && !self.is_last && !self.wait_is_over(ctx.now) {
+        if contended && !self.is_last_attempt && !self.wait_is_over(ctx.now) {
             self.contended = true;
             let order = self.wait_order(ctx);
-            let votes = |node: &usize| ctx.topology.route_acquire(*node).is_ok();
-            match order.into_iter().find(votes) {
+            let may_vote = |node: &usize| ctx.topology.route_acquire(*node).is_ok();
+            match order.into_iter().find(may_vote) {
                 Some(node) => self.wait_on(node, ctx),
-                None => self.start(Kind::First, ctx),
+                None => self.start(Kind::AllNodes, ctx),
             }
         } else {
-            self.start(Kind::First, ctx);
+            self.start(Kind::AllNodes, ctx);
         }
         self.proceed(ctx);
     }
@@ -404,20 +415,21 @@ impl Acquire {
             Phase::Waiting(waiting) => waiting.poll_timeout(),
         };
         // The choice of a node to wait on must not outlast the wait.
-        let until =
-            self.until.filter(|_| !self.is_last && matches!(self.phase, Phase::AwaitingAnswers(_)));
+        let until = self
+            .until
+            .filter(|_| !self.is_last_attempt && matches!(self.phase, Phase::AwaitingAnswers(_)));
         phase.into_iter().chain(until).chain(self.give_up_at()).reduce(Moment::earlier)
     }
 
     /// When the call ends, whatever the nodes have answered.
     ///
-    /// The driver's own delay does not count: a program that was not scheduled in time must not
-    /// mistake that for silent nodes.
+    /// The delay of the driver does not count: the call must not treat nodes as silent because the
+    /// program was not scheduled in time.
     fn give_up_at(&self) -> Option<Moment> {
         self.deadline.map(|deadline| deadline.plus(self.driver_delay))
     }
 
-    /// Carries out what is due at the context's time.
+    /// Handles everything that is due at the context's time.
     pub fn handle_timeout(&mut self, ctx: &mut Context<'_>) {
         if matches!(self.phase, Phase::Ended) {
             return;
@@ -435,8 +447,8 @@ impl Acquire {
                     return self.finish(Reason::Held, ctx);
                 }
                 if self.wait_is_over(ctx.now) {
-                    // The result of the program's other call is no answer to this one.
-                    self.start(Kind::First, ctx);
+                    // Ask the nodes: a turn that did not come does not prove that the lock is held.
+                    self.start(Kind::AllNodes, ctx);
                 }
             }
             Phase::Asking(attempt)
@@ -444,10 +456,10 @@ impl Acquire {
             | Phase::TakingOthers(attempt, _) => {
                 attempt.handle_timeout(&self.spec, ctx, &mut self.actions);
             }
-            Phase::Settling { until, refused_by } => {
+            Phase::Settling { until, first_refusing } => {
                 if ctx.now.has_reached(*until) {
-                    let refused_by = *refused_by;
-                    self.inspect_all(refused_by, ctx);
+                    let first_refusing = *first_refusing;
+                    self.inspect_all(first_refusing, ctx);
                 }
             }
             Phase::Inspecting { due, limit, .. } => {
@@ -462,11 +474,11 @@ impl Acquire {
                 }
             }
             Phase::Probing(probing) => {
-                // What the other nodes have not answered is waited for no longer than without it.
+                // The lost attempt keeps its time limits.
                 let Probing { lost, slot_spec, due, .. } = &mut **probing;
                 lost.handle_timeout(slot_spec, ctx, &mut self.actions);
                 if ctx.now.has_reached(*due) {
-                    self.probe_ended(false, ctx);
+                    self.probe_ended(None, ctx);
                 }
             }
             Phase::Waiting(_) => self.check_wait(ctx),
@@ -481,16 +493,17 @@ impl Acquire {
         self.proceed(ctx);
     }
 
-    /// Returns the WAIT to send through the connection that is now available; `None` if the wait is
-    /// over.
+    /// Returns the WAIT to send through the connection that is now available; `None` if there is no
+    /// time left for it, or the call does not wait any more.
     ///
     /// The context's time must be from before the first byte is sent.
     pub fn handle_wait_sent(&mut self, id: RequestId, ctx: &mut Context<'_>) -> Option<Request> {
-        let whole = self.wait_until(ctx);
+        let last_end = self.wait_until(ctx);
         let Phase::Waiting(waiting) = &mut self.phase else { return None };
-        let partial = waiting.is_partial.then(|| ctx.now.plus(limits::WAIT_CHECK_EVERY));
-        let ends_at = whole.into_iter().chain(partial).reduce(Moment::earlier);
-        waiting.is_partial &= ends_at != whole;
+        let partial_end = waiting.is_partial.then(|| ctx.now.plus(limits::WAIT_CHECK_EVERY));
+        let ends_at = last_end.into_iter().chain(partial_end).reduce(Moment::earlier);
+        // A short wait that lasts until the end of the call's wait counts as a complete one.
+        waiting.is_partial &= ends_at != last_end;
         // A WAIT that cannot be answered in time would only delay the last attempt.
         let round_trip = ctx.fleet.round_trips.of(waiting.node);
         let is_too_late = |ends_at: Moment| ctx.now.plus(round_trip * 2).has_reached(ends_at);
@@ -503,13 +516,13 @@ impl Acquire {
         waiting.sent = Some(ctx.now);
         waiting.incarnation = ctx.topology.incarnation(waiting.node);
         waiting.ends_at = ends_at;
-        waiting.late_at = ends_at.map(|ends_at| ends_at.plus(limits::WAIT_GRACE));
+        waiting.leave_at = ends_at.map(|ends_at| ends_at.plus(limits::WAIT_GRACE));
         waiting.check_at = ctx.now.plus(limits::WAIT_CHECK_EVERY);
         let wait = ends_at.map_or(Duration::from_millis(Ttl::MAX_MS), |ends_at| {
-            // So that the answer arrives by then.
+            // The node ends the wait a round trip early, so that its answer arrives by `ends_at`.
             ctx.now.until(ends_at).saturating_sub(round_trip)
         });
-        // A wait of zero does not wait at all.
+        // With a time of zero the node would not queue the client.
         let wait = wait.max(Duration::from_millis(1));
         let fence = ctx.fleet.fences.propose(ctx.wall_us);
         Some(Request { token: waiting.token, command: Command::Wait { fence, wait } })
@@ -543,12 +556,12 @@ impl Acquire {
                 } else if waiting.ping.is_some_and(|(ping, _)| ping == id) {
                     waiting.ping = None;
                     if let Response::Failed(error) = response {
-                        let error = error.clone();
-                        self.leave_node(Some(error), ctx);
+                        self.leave_node(error.clone(), ctx);
                     }
                 } else if waiting.inspect.is_some_and(|(inspect, _)| inspect == id) {
                     waiting.inspect = None;
-                    // Inspect another node next: this one may hold a lock that was not released.
+                    // The next INSPECT goes to another node: this one may have a lease of a lock
+                    // that was not released.
                     if !is_broken(Mutant::InspectsOneNode) {
                         waiting.inspect_offset += 1;
                     }
@@ -574,7 +587,7 @@ impl Acquire {
             }
             Phase::Waiting(waiting) => self.leave(&waiting, ctx),
             Phase::Probing(probing) => self.release_probe(&probing, ctx),
-            // What these phases were granted has been released.
+            // Everything that the nodes may have granted is being released already.
             Phase::AwaitingAnswers(_)
             | Phase::Queued
             | Phase::Settling { .. }
@@ -584,6 +597,7 @@ impl Acquire {
         }
     }
 
+    /// Does what the answers so far allow: ends the attempt, or moves to the next phase.
     fn proceed(&mut self, ctx: &mut Context<'_>) {
         match &mut self.phase {
             Phase::Asking(attempt) | Phase::TakingOthers(attempt, _) => {
@@ -591,7 +605,7 @@ impl Acquire {
                     self.attempt_ended(end, ctx);
                 }
             }
-            Phase::AwaitingAnswers(_) if !self.is_last => self.choose_node(ctx),
+            Phase::AwaitingAnswers(_) if !self.is_last_attempt => self.choose_node(ctx),
             Phase::AwaitingAnswers(attempt) => {
                 let spare = ctx.fleet.majority.spare();
                 let refused = attempt.count(|answer| *answer == Answer::Refused);
@@ -599,17 +613,17 @@ impl Acquire {
                     self.all_answered(ctx);
                 }
             }
-            Phase::Inspecting { refused_by, .. } => {
-                let pending = self.answers.contains(&Answer::Pending);
+            Phase::Inspecting { first_refusing, .. } => {
+                let has_pending = self.answers.contains(&Answer::Pending);
                 let free =
                     self.answers.iter().filter(|answer| matches!(answer, Answer::Granted(_)));
                 if free.count() >= ctx.fleet.majority.size() {
-                    let past = *refused_by;
-                    let is_free = matches!(self.answers[past], Answer::Granted(_));
-                    let kind = if is_free { Kind::First } else { Kind::Bypass { past } };
+                    let node = *first_refusing;
+                    let is_free = matches!(self.answers[node], Answer::Granted(_));
+                    let kind = if is_free { Kind::AllNodes } else { Kind::Bypass { node } };
                     self.start(kind, ctx);
                     self.proceed(ctx);
-                } else if !pending {
+                } else if !has_pending {
                     self.fail(ctx);
                 }
             }
@@ -628,18 +642,20 @@ impl Acquire {
         }
     }
 
+    /// Starts an attempt.
     fn start(&mut self, kind: Kind, ctx: &mut Context<'_>) {
         self.attempts += 1;
-        self.is_last |= self.wait_is_over(ctx.now);
+        self.is_last_attempt |= self.wait_is_over(ctx.now);
         let Some(token) = mutants::token(self.started, ctx) else {
             return self.finish(Reason::NoRandom, ctx);
         };
-        let round = self.rounds(Attempt::ROUNDS);
+        let round = self.reserve_rounds(Attempt::ROUNDS);
         let attempt = Attempt::new(kind, &self.spec, token, round, ctx, &mut self.actions);
         self.phase = Phase::Asking(attempt);
     }
 
-    fn rounds(&mut self, count: u32) -> u32 {
+    /// Reserves `count` round numbers. Returns the first.
+    fn reserve_rounds(&mut self, count: u32) -> u32 {
         let round = self.round;
         self.round += count;
         round
@@ -666,10 +682,10 @@ impl Acquire {
             && !is_broken(Mutant::TakenSlotAskedAgain)
             && let Some(slots) = &mut self.slots
         {
-            // Other clients hold that key on nodes other than the deciding one.
+            // Other clients hold this key on other nodes, and the deciding node does not know it.
             slots.leave_out();
         }
-        if !self.is_last && !self.wait_is_over(ctx.now) {
+        if !self.is_last_attempt && !self.wait_is_over(ctx.now) {
             self.keep_answers(&attempt);
             if waited_on.is_none() && self.awaits_earlier_node(&attempt, ctx) {
                 self.phase = Phase::AwaitingAnswers(attempt);
@@ -677,7 +693,7 @@ impl Acquire {
             }
             return self.after_loss(&attempt, waited_on, ctx);
         }
-        self.is_last = true;
+        self.is_last_attempt = true;
         if loss == Loss::Held && self.may_probe(&attempt, waited_on) {
             self.probe(attempt, ctx);
         } else if loss == Loss::Held {
@@ -690,6 +706,7 @@ impl Acquire {
         }
     }
 
+    /// Records the answers to an attempt as the last answers of the nodes.
     fn keep_answers(&mut self, attempt: &Attempt) {
         self.answers = attempt.answers().cloned().collect();
         let silent =
@@ -706,18 +723,17 @@ impl Acquire {
         self.actions.push_back(Action::Done(Box::new(Outcome::Acquired(grant))));
     }
 
-    /// Whether a node before all that refused has not answered. Its answer shows where other
-    /// clients wait.
+    /// Whether a node that comes before all refusing nodes in the order has not answered. Its
+    /// answer shows on which node other clients wait.
     fn awaits_earlier_node(&self, attempt: &Attempt, ctx: &Context<'_>) -> bool {
         let order = self.wait_order(ctx);
         let answers: SmallVec<[&Answer; 5]> = attempt.answers().collect();
-        let Some(holder) = order.iter().position(|&node| *answers[node] == Answer::Refused) else {
-            return false;
-        };
-        order[..holder].iter().any(|&node| *answers[node] == Answer::Pending)
+        let is_refusing = |&node: &usize| *answers[node] == Answer::Refused;
+        let Some(first_refusing) = order.iter().position(is_refusing) else { return false };
+        order[..first_refusing].iter().any(|&node| *answers[node] == Answer::Pending)
     }
 
-    /// Chooses the node to wait on, once it is known where other clients wait.
+    /// Chooses the node to wait on, once it is known on which node other clients wait.
     fn choose_node(&mut self, ctx: &mut Context<'_>) {
         let Phase::AwaitingAnswers(attempt) = &self.phase else { return };
         if self.awaits_earlier_node(attempt, ctx) && !self.wait_is_over(ctx.now) {
@@ -729,19 +745,21 @@ impl Acquire {
         }
     }
 
-    /// Waits or pauses after an attempt that was lost, while there is time.
+    /// Decides what follows a lost attempt that was not the last: a wait, a pause or the error.
+    ///
+    /// `waited_on` is the node whose grant after a wait began the attempt.
     fn after_loss(&mut self, attempt: &Attempt, waited_on: Option<usize>, ctx: &mut Context<'_>) {
         if self.majority_is_ruled_out(ctx) {
             return self.fail(ctx);
         }
         let order = self.wait_order(ctx);
-        let anyone = is_broken(Mutant::WaitsOnQueueNode);
-        let refused = |node: &usize| anyone || self.answers[*node] == Answer::Refused;
-        let Some(holder) = order.iter().copied().find(refused) else {
+        let any_answer = is_broken(Mutant::WaitsOnQueueNode);
+        let is_refusing = |node: &usize| any_answer || self.answers[*node] == Answer::Refused;
+        let Some(first_refusing) = order.iter().copied().find(is_refusing) else {
             return self.pause_before(Next::AskAll, ctx);
         };
-        let has_vote = |node: &usize| !matches!(self.answers[*node], Answer::Failed(_));
-        let decider = order.iter().copied().find(has_vote);
+        let may_vote = |node: &usize| !matches!(self.answers[*node], Answer::Failed(_));
+        let decider = order.iter().copied().find(may_vote);
         if let (Some(slots), Some(node)) = (&self.slots, decider)
             && !attempt.decider_refused()
             && slots.is_partial()
@@ -750,17 +768,18 @@ impl Acquire {
             return self.wait_on(node, ctx);
         }
         let gives_way = attempt.decider_refused() || self.shares_order(ctx);
-        if decider == Some(holder) || (waited_on.is_some() && gives_way) {
-            self.wait_on(holder, ctx);
+        if decider == Some(first_refusing) || (waited_on.is_some() && gives_way) {
+            self.wait_on(first_refusing, ctx);
         } else if let Some(node) = waited_on.filter(|_| waited_on == decider && self.may_stay(ctx))
         {
-            // Other clients wait on a later node, which refuses while they do. They give way to
-            // this call. If it joined them, that second queue would never end.
+            // Later nodes refuse because other clients wait there. Those clients give way to this
+            // call. If the call joined them, their queue would never end.
             self.stays += 1;
             self.pause_before(Next::WaitOn(node), ctx);
         } else {
-            // The holder has no lease on the deciding node, which will not see the release.
-            self.pause_before(Next::WaitOn(holder), ctx);
+            // The client that holds the lock has no lease on the deciding node, and will send no
+            // release to it.
+            self.pause_before(Next::WaitOn(first_refusing), ctx);
         }
     }
 
@@ -773,24 +792,26 @@ impl Acquire {
         }
     }
 
-    /// Whether the call is for several keys, and a majority needs every node that votes.
+    /// Whether the call is for several keys, and a majority needs every node that may vote. All
+    /// such calls share one order.
     ///
-    /// Sets of keys that overlap can have different queue nodes. Two waiters that these grant
-    /// compete for the other nodes, and without a spare node neither may win. Such calls therefore
-    /// wait in one place, and give way to waiters for single keys.
+    /// Otherwise two calls with a key in common could wait on different nodes. If both nodes
+    /// granted, the calls would compete for the other nodes, and without a spare node possibly none
+    /// would win. Such a call also gives way to waiters for single keys.
     fn shares_order(&self, ctx: &Context<'_>) -> bool {
-        let votes = |node: &usize| {
+        let may_vote = |node: &usize| {
             !matches!(self.answers[*node], Answer::Failed(_))
                 && ctx.topology.route_acquire(*node).is_ok()
         };
         let majority = ctx.fleet.majority;
         self.spec.keys.len() > 1
+            && self.slots.is_none()
             && !is_broken(Mutant::SetsWaitApart)
-            && (0..majority.nodes()).filter(votes).count() <= majority.size()
+            && (0..majority.nodes()).filter(may_vote).count() <= majority.size()
     }
 
-    /// Whether the call may wait on its node again: fewer than a majority refused, so that no other
-    /// client holds the lock, and this call lost it because other nodes did not answer.
+    /// Whether the call may wait on its node again: fewer than a majority refused, so no other
+    /// client holds the lock. The number of times is limited.
     fn may_stay(&self, ctx: &Context<'_>) -> bool {
         self.count_refused() < ctx.fleet.majority.size() && self.stays < limits::STAYS_MAX
     }
@@ -804,7 +825,7 @@ impl Acquire {
         let until = ctx.now.plus(ctx.jitter(self.pause));
         self.pause = (self.pause * 2).min(limits::PAUSE_MAX);
         // The last attempt begins when the wait ends.
-        let until = self.until.map_or(until, |last| last.earlier(until)).later(ctx.now);
+        let until = self.until.map_or(until, |end| end.earlier(until)).later(ctx.now);
         self.phase = Phase::Pausing { until, next };
     }
 
@@ -813,13 +834,13 @@ impl Acquire {
             Next::WaitOn(node) if !self.wait_is_over(ctx.now) => self.wait_on(node, ctx),
             Next::WaitOn(_) | Next::AskAll => {
                 self.pick_slot(ctx);
-                self.start(Kind::First, ctx);
+                self.start(Kind::AllNodes, ctx);
             }
         }
     }
 
-    /// Whether this node refuses, and too few nodes refuse for another client to hold the lock.
-    fn is_alone_in_refusing(&self, node: usize, ctx: &Context<'_>) -> bool {
+    /// Whether this node refused, and too few nodes refused for another client to hold the lock.
+    fn refused_in_minority(&self, node: usize, ctx: &Context<'_>) -> bool {
         self.answers[node] == Answer::Refused && self.count_refused() <= ctx.fleet.majority.spare()
     }
 
@@ -827,13 +848,12 @@ impl Acquire {
         self.answers.iter().filter(|answer| **answer == Answer::Refused).count()
     }
 
-    /// Whether the call takes a turn in the local queue. A call that does not wait asks the nodes
-    /// at once.
+    /// Whether the call waits for a turn in the local queue. A call whose wait is zero asks the
+    /// nodes at once.
     pub fn takes_turn(&self) -> bool {
-        !self.is_last
+        !self.is_last_attempt
     }
 
-    /// Whether the wait is over.
     fn wait_is_over(&self, now: Moment) -> bool {
         self.until.is_some_and(|until| now.has_reached(until))
     }

@@ -1,4 +1,4 @@
-//! One request for any other of several keys, by a call that does not wait.
+//! After the last attempt for one of several keys, a request to one node for any other of them.
 
 use std::time::Duration;
 
@@ -10,8 +10,10 @@ use crate::client::{
 use crate::quorum::Validity;
 
 impl Acquire {
-    /// Whether one request may find another key: for a call whose wait was too short for a WAIT, or
-    /// whose key other clients hold although a node granted it.
+    /// Whether to ask a node for any other key.
+    ///
+    /// A WAIT has asked for any key already. After a WAIT, the call asks only if the WAIT was
+    /// granted and the attempt on the other nodes was lost.
     pub(super) fn may_probe(&self, lost: &Attempt, waited_on: Option<usize>) -> bool {
         let is_left = |slots: &Slots| {
             let was_asked = slots.was_waited_for && waited_on.is_none();
@@ -20,7 +22,7 @@ impl Acquire {
         lost.has_refused() && self.slots.as_ref().is_some_and(is_left)
     }
 
-    /// Asks the first node of the order for any key but the one that was just refused.
+    /// Asks the first available node of the order for any key but that of the lost attempt.
     pub(super) fn probe(&mut self, lost: Attempt, ctx: &mut Context<'_>) {
         let order = self.spec.order(ctx.topology);
         let route = |node: usize| Some((node, ctx.topology.route_acquire(node).ok()?));
@@ -33,7 +35,7 @@ impl Acquire {
         };
         slots.probes += 1;
         let slot_spec = std::mem::replace(&mut self.spec, slots.others());
-        let id = RequestId { round: self.rounds(1), node };
+        let id = RequestId { round: self.reserve_rounds(1), node };
         let fence = ctx.fleet.fences.propose(ctx.wall_us);
         let request = Request { token, command: Command::AcquireAny { fence } };
         self.actions.push_back(Action::Send { id, connection, request });
@@ -46,7 +48,7 @@ impl Acquire {
     pub(super) fn handle_probed(&mut self, response: &Response, ctx: &mut Context<'_>) {
         let Phase::Probing(probing) = &self.phase else { return };
         let Response::FenceAndKeyAfterWait { fence, key, .. } = response else {
-            return self.probe_ended(*response == Response::No, ctx);
+            return self.probe_ended(Some(response), ctx);
         };
         let (node, token, slot) = (probing.id.node, probing.token, self.spec.slot_at(*key));
         let granted = Waited {
@@ -62,12 +64,15 @@ impl Acquire {
         self.take_others(granted, slot, ctx);
     }
 
-    /// Ends the probe without a key: none is free on the node, or it did not answer.
-    pub(super) fn probe_ended(&mut self, is_refused: bool, ctx: &mut Context<'_>) {
+    /// Ends the probe without a key, and continues with the lost attempt.
+    ///
+    /// The response is `None` if the node did not answer in time. Only a refusal proves that the
+    /// node granted nothing.
+    pub(super) fn probe_ended(&mut self, response: Option<&Response>, ctx: &mut Context<'_>) {
         let Phase::Probing(probing) = std::mem::replace(&mut self.phase, Phase::Ended) else {
             return;
         };
-        if !is_refused {
+        if response != Some(&Response::No) {
             self.release_probe(&probing, ctx);
         }
         let Probing { lost, slot_spec, .. } = *probing;
@@ -86,7 +91,7 @@ impl Acquire {
         self.actions.push_back(Action::Release(Box::new(release)));
     }
 
-    /// Allows all keys again after a wait for some of them.
+    /// Allows all keys again, if the wait that ended was for some of the keys only.
     pub(super) fn end_partial(&mut self, is_partial: bool) {
         if let Some(slots) = self.slots.as_mut().filter(|_| is_partial) {
             slots.allow_all();

@@ -1,4 +1,4 @@
-//! Waiting on the queue node: checks of that node, attempts beside the wait, and when to leave.
+//! A wait on one node: checks of that node, attempts during the wait, and when to leave.
 
 use std::sync::Arc;
 
@@ -17,20 +17,20 @@ impl Acquire {
         let limited = self.until.filter(|_| !is_broken(Mutant::NoDeadline));
         self.deadline = limited.map(|until| until.plus(limits::CALL_GRACE));
         if let Err(error) = ctx.topology.route_acquire(node) {
-            // A grant counts only if the node is admitted.
+            // Only the grant of an admitted node counts.
             self.answers[node] = Answer::Failed(error);
             return self.pause_before(Next::AskAll, ctx);
         }
         let Some(token) = mutants::token(self.started, ctx) else {
             return self.finish(Reason::NoRandom, ctx);
         };
-        let id = RequestId { round: self.rounds(1), node };
+        let id = RequestId { round: self.reserve_rounds(1), node };
         let (spec, is_partial) = match &self.slots {
             Some(slots) => (slots.candidates(), slots.is_partial()),
             None => (Arc::clone(&self.spec), false),
         };
         self.actions.push_back(Action::Wait { id });
-        // Without a connection for the WAIT, the call polls.
+        // While there is no connection for the WAIT, each check may start an attempt.
         let check_at = ctx.now.plus(ctx.jitter(limits::PAUSE_MAX));
         self.phase = Phase::Waiting(Box::new(Waiting {
             spec,
@@ -42,27 +42,27 @@ impl Acquire {
             incarnation: ctx.topology.incarnation(node),
             ended: None,
             ends_at: None,
-            late_at: self.wait_until(ctx),
+            leave_at: self.wait_until(ctx),
             check_at,
             ping: None,
             inspect: None,
             inspect_offset: 1,
-            is_alone_in_refusing: self.is_alone_in_refusing(node, ctx),
+            refused_in_minority: self.refused_in_minority(node, ctx),
             side_attempt: None,
             granted: None,
         }));
     }
 
-    /// When the WAIT ends, which leaves time for a last check before the end of the call.
+    /// When to end the WAIT: early enough for the last check before the end of the call.
     pub(super) fn wait_until(&self, ctx: &Context<'_>) -> Option<Moment> {
         let until = self.until?;
-        let inspection = limits::settle(ctx.fleet.round_trips.typical());
-        let early =
-            inspection.saturating_sub(limits::CALL_GRACE.saturating_sub(limits::WAIT_GRACE));
+        let settle = limits::settle(ctx.fleet.round_trips.typical());
+        let early = settle.saturating_sub(limits::CALL_GRACE.saturating_sub(limits::WAIT_GRACE));
         let left = ctx.now.until(until);
         Some(ctx.now.plus(left.saturating_sub(early)))
     }
 
+    /// Processes the response to the WAIT, or the failure to get a connection for it.
     pub(super) fn handle_wait_over(&mut self, response: &Response, ctx: &mut Context<'_>) {
         let (order, gives_way) = (self.wait_order(ctx), self.shares_order(ctx));
         let Phase::Waiting(waiting) = &mut self.phase else { return };
@@ -94,32 +94,29 @@ impl Acquire {
                     gives_way,
                 };
                 if waiting.side_attempt.is_some() {
-                    // The attempt beside the wait ends soon, and decides first.
+                    // The side attempt ends soon. If it is lost, the call uses this grant.
                     waiting.granted = Some((granted, slot));
-                    waiting.late_at = None;
+                    waiting.leave_at = None;
                 } else {
                     self.take_others(granted, slot, ctx);
                 }
             }
             Response::No => {
-                let ended = |at: Moment| ctx.now.plus(limits::WAIT_GRACE).has_reached(at);
+                // The server can end a WAIT early, for example by `CLIENT UNBLOCK`.
+                let is_over = |at: Moment| ctx.now.plus(limits::WAIT_GRACE).has_reached(at);
                 let is_partial = waiting.is_partial;
-                self.is_last |= !is_partial && waiting.ends_at.is_some_and(ended);
+                self.is_last_attempt |= !is_partial && waiting.ends_at.is_some_and(is_over);
                 self.stop_side_attempt(ctx);
                 self.end_partial(is_partial);
                 self.pick_slot(ctx);
-                self.start(Kind::First, ctx);
+                self.start(Kind::AllNodes, ctx);
             }
-            Response::Failed(error) => {
-                let error = error.clone();
-                self.answers[id.node] = Answer::Failed(error.clone());
-                self.leave_node(Some(error), ctx);
-            }
-            Response::Fence(_) | Response::Yes => self.leave_node(None, ctx),
+            Response::Failed(error) => self.leave_node(error.clone(), ctx),
+            Response::Fence(_) | Response::Yes => self.leave_node(NodeError::UnexpectedReply, ctx),
         }
     }
 
-    /// Asks the other nodes for the lock that this one granted.
+    /// Starts an attempt on the other nodes, for the lock that one node granted.
     pub(super) fn take_others(
         &mut self,
         granted: Waited,
@@ -130,20 +127,19 @@ impl Acquire {
             slots.take(slot);
             self.spec = slots.spec();
         }
-        let (node, round) = (granted.node, self.rounds(Attempt::ROUNDS));
+        let (node, round) = (granted.node, self.reserve_rounds(Attempt::ROUNDS));
         let attempt = Attempt::after_wait(&self.spec, granted, round, ctx, &mut self.actions);
         self.phase = Phase::TakingOthers(attempt, node);
     }
 
-    /// Leaves a node on which the call can no longer wait.
-    pub(super) fn leave_node(&mut self, error: Option<NodeError>, ctx: &mut Context<'_>) {
+    /// Leaves a node on which the call can no longer wait, and pauses before the next attempt.
+    pub(super) fn leave_node(&mut self, error: NodeError, ctx: &mut Context<'_>) {
         let phase = std::mem::replace(&mut self.phase, Phase::Ended);
         if let Phase::Waiting(waiting) = phase {
             if waiting.sent.is_some() && !matches!(waiting.ended, Some(WaitEnd::Answered)) {
                 self.note_release(waiting.node, None, ctx.now);
             }
-            self.answers[waiting.node] =
-                Answer::Failed(error.unwrap_or(NodeError::UnexpectedReply));
+            self.answers[waiting.node] = Answer::Failed(error);
             self.leave(&waiting, ctx);
         }
         self.pause_before(Next::AskAll, ctx);
@@ -157,7 +153,7 @@ impl Acquire {
         }
     }
 
-    /// Leaves the queue, and gives up the attempt beside the wait.
+    /// Leaves the queue, and gives up the side attempt.
     pub(super) fn leave(&mut self, waiting: &Waiting, ctx: &Context<'_>) {
         if let Some(side_attempt) = &waiting.side_attempt {
             self.roll_back(side_attempt, ctx);
@@ -165,6 +161,7 @@ impl Acquire {
         self.give_up_seat(waiting, ctx);
     }
 
+    /// Ends the WAIT, and releases what the node may have granted to it.
     pub(super) fn give_up_seat(&mut self, waiting: &Waiting, ctx: &Context<'_>) {
         if waiting.sent.is_none() {
             self.actions.push_back(Action::StopWaiting { id: waiting.id });
@@ -179,7 +176,7 @@ impl Acquire {
         self.actions.push_back(Action::Release(Box::new(release)));
     }
 
-    /// Carries out what is due during a wait.
+    /// Handles everything that is due during a wait.
     pub(super) fn check_wait(&mut self, ctx: &mut Context<'_>) {
         let Phase::Waiting(waiting) = &mut self.phase else { return };
         if let Some(side_attempt) = &mut waiting.side_attempt {
@@ -192,23 +189,23 @@ impl Acquire {
             if let Ok(connection) = ctx.topology.route(waiting.node) {
                 self.actions.push_back(Action::Suspect { node: waiting.node, connection });
             }
-            return self.leave_node(Some(NodeError::timed_out(limit)), ctx);
+            return self.leave_node(NodeError::timed_out(limit), ctx);
         }
         if let Some((_, due)) = waiting.inspect
             && ctx.now.has_reached(due)
         {
             waiting.inspect = None;
-            waiting.inspect_offset += 1;
+            waiting.inspect_offset += usize::from(!is_broken(Mutant::InspectsOneNode));
         }
-        if waiting.late_at.is_some_and(|late_at| ctx.now.has_reached(late_at)) {
+        if waiting.leave_at.is_some_and(|leave_at| ctx.now.has_reached(leave_at)) {
             let is_partial = waiting.is_partial;
             if let Phase::Waiting(waiting) = std::mem::replace(&mut self.phase, Phase::Ended) {
                 self.leave(&waiting, ctx);
             }
-            self.is_last |= !is_partial;
+            self.is_last_attempt |= !is_partial;
             self.end_partial(is_partial);
             self.pick_slot(ctx);
-            return self.start(Kind::First, ctx);
+            return self.start(Kind::AllNodes, ctx);
         }
         if !ctx.now.has_reached(waiting.check_at) {
             return;
@@ -217,37 +214,38 @@ impl Acquire {
             if let Err(error) = ctx.topology.route_acquire(waiting.node)
                 && !is_broken(Mutant::WaitsForSeatOfSilentNode)
             {
-                // A node that does not answer seats no waiter either. The attempt to connect would
-                // show that only at the end of the handshake's time limit.
-                return self.leave_node(Some(error), ctx);
+                // A node that does not answer accepts no connection for the WAIT either. The
+                // attempt to connect would fail only after the time limit of the handshake.
+                return self.leave_node(error, ctx);
             }
             waiting.check_at = ctx.now.plus(ctx.jitter(limits::WAIT_CHECK_EVERY));
             if waiting.side_attempt.is_none() && !is_broken(Mutant::NoPollWithoutSeat) {
-                // A lock that one node has not released is no reason to poll for ever.
+                // The node may have a lease of a lock that was not released. Then each attempt on
+                // all nodes is lost, so check first whether the call can bypass the node.
                 let (node, offset) = (waiting.node, waiting.inspect_offset);
-                if std::mem::take(&mut waiting.is_alone_in_refusing) && waiting.inspect.is_none() {
+                if std::mem::take(&mut waiting.refused_in_minority) && waiting.inspect.is_none() {
                     self.inspect_another(node, offset, ctx);
                 } else {
                     self.pick_slot(ctx);
-                    self.start_side_attempt(Kind::First, ctx);
+                    self.start_side_attempt(Kind::AllNodes, ctx);
                 }
             }
             return;
         }
         let has_restarted = waiting.incarnation != ctx.topology.incarnation(waiting.node);
         if has_restarted && !is_broken(Mutant::WaitsPastRestart) {
-            // Its queue is gone, even if the connection of the WAIT seems to be there.
-            return self.leave_node(Some(NodeError::connection_lost()), ctx);
+            // The node has lost its queue, even if the connection of the WAIT still seems open.
+            return self.leave_node(NodeError::connection_lost(), ctx);
         }
         if is_broken(Mutant::LeavesQueue) && waiting.side_attempt.is_none() {
             let node = waiting.node;
-            self.leave_node(None, ctx);
+            self.leave_node(NodeError::UnexpectedReply, ctx);
             return self.wait_on(node, ctx);
         }
         waiting.check_at = ctx.now.plus(limits::WAIT_CHECK_EVERY);
         let (node, offset) = (waiting.node, waiting.inspect_offset);
         if waiting.ping.is_none() {
-            let round = self.rounds(1);
+            let round = self.reserve_rounds(1);
             self.ping(RequestId { round, node }, ctx);
         }
         let Phase::Waiting(waiting) = &self.phase else { return };
@@ -266,11 +264,14 @@ impl Acquire {
                 let request = Request { token: waiting.token, command: Command::Ping };
                 self.actions.push_back(Action::Send { id, connection, request });
             }
-            Err(error) => self.leave_node(Some(error), ctx),
+            Err(error) => self.leave_node(error, ctx),
         }
     }
 
-    /// Inspects the next node of the order, to see whether the lock is free there.
+    /// Sends INSPECT to another node, to learn whether the lock is free there.
+    ///
+    /// Takes the first available node from `offset` places after `node` in the order, cyclically.
+    /// `node` is the node of the wait.
     pub(super) fn inspect_another(&mut self, node: usize, offset: usize, ctx: &mut Context<'_>) {
         self.pick_slot(ctx);
         let order = self.spec.order(ctx.topology);
@@ -280,7 +281,7 @@ impl Acquire {
             |other: &usize| *other != node && ctx.topology.route_acquire(*other).is_ok();
         let Some(other) = others.into_iter().find(reachable) else { return };
         let Ok(connection) = ctx.topology.route_acquire(other) else { return };
-        let id = RequestId { round: self.rounds(1), node: other };
+        let id = RequestId { round: self.reserve_rounds(1), node: other };
         let Phase::Waiting(waiting) = &mut self.phase else { return };
         let limit = self.spec.node_timeout(other, ctx);
         waiting.inspect = Some((id, ctx.now.plus(limit)));
@@ -288,21 +289,22 @@ impl Acquire {
         self.actions.push_back(Action::Send { id, connection, request });
     }
 
-    /// Asks all nodes but the one of the wait, since the lock is free on another one.
+    /// Starts an attempt on all nodes but that of the wait, because the lock is free on another
+    /// one.
     pub(super) fn bypass_node(&mut self, ctx: &mut Context<'_>) {
         if let Phase::Waiting(waiting) = &self.phase
             && waiting.side_attempt.is_none()
             && waiting.granted.is_none()
         {
-            let past = waiting.node;
-            self.start_side_attempt(Kind::Bypass { past }, ctx);
+            let node = waiting.node;
+            self.start_side_attempt(Kind::Bypass { node }, ctx);
         }
     }
 
     pub(super) fn start_side_attempt(&mut self, kind: Kind, ctx: &mut Context<'_>) {
         self.attempts += 1;
         let Some(token) = mutants::token(self.started, ctx) else { return };
-        let round = self.rounds(Attempt::ROUNDS);
+        let round = self.reserve_rounds(Attempt::ROUNDS);
         let attempt = Attempt::new(kind, &self.spec, token, round, ctx, &mut self.actions);
         if let Phase::Waiting(waiting) = &mut self.phase {
             waiting.side_attempt = Some(attempt);
@@ -317,20 +319,20 @@ impl Acquire {
             if let Phase::Waiting(waiting) = std::mem::replace(&mut self.phase, Phase::Ended) {
                 self.give_up_seat(&waiting, ctx);
             }
-            // The client that holds the refusing node does not hold the lock.
+            // No other client holds the lock, whatever the node of the wait answers.
             self.contended = false;
             return self.won(&mut side_attempt, win, ctx);
         }
         let (node, granted) = (waiting.node, waiting.granted.take());
         self.keep_answers(&side_attempt);
         self.roll_back(&side_attempt, ctx);
-        let is_alone = self.is_alone_in_refusing(node, ctx);
+        let refused_in_minority = self.refused_in_minority(node, ctx);
         if let Phase::Waiting(waiting) = &mut self.phase {
-            waiting.is_alone_in_refusing = is_alone;
+            waiting.refused_in_minority = refused_in_minority;
         }
         if let Some((granted, slot)) = granted {
             self.take_others(granted, slot, ctx);
-            // With a single node no other is asked, whose answer would go on with it.
+            // With a single node, no answer follows that would advance the attempt.
             self.proceed(ctx);
         } else if self.majority_is_ruled_out(ctx) {
             if let Phase::Waiting(waiting) = std::mem::replace(&mut self.phase, Phase::Ended) {
@@ -346,7 +348,7 @@ impl Waiting {
         let requests = [self.ping, self.inspect].into_iter().flatten().map(|(_, due)| due);
         let side_attempt = self.side_attempt.as_ref().and_then(Attempt::poll_timeout);
         requests
-            .chain(self.late_at)
+            .chain(self.leave_at)
             .chain(side_attempt)
             .chain([self.check_at])
             .reduce(Moment::earlier)
