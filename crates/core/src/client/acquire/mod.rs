@@ -767,7 +767,16 @@ impl Acquire {
             // Another key may be free on the deciding node.
             return self.wait_on(node, ctx);
         }
-        let gives_way = attempt.decider_refused() || self.shares_order(ctx);
+        let shares_order = self.shares_order(ctx);
+        if let Some(node) = waited_on.filter(|_| shares_order && waited_on != decider)
+            && self.may_stay(ctx)
+        {
+            // Calls for several keys leave the first node of the common order, and do not come
+            // back. Otherwise they would change places for ever.
+            self.stays += 1;
+            return self.pause_before(Next::WaitOn(node), ctx);
+        }
+        let gives_way = attempt.decider_refused() || shares_order;
         if decider == Some(first_refusing) || (waited_on.is_some() && gives_way) {
             self.wait_on(first_refusing, ctx);
         } else if let Some(node) = waited_on.filter(|_| waited_on == decider && self.may_stay(ctx))
