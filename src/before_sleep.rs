@@ -14,9 +14,9 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
         let mut keyspace = ServerKeyspace::for_jobs(ctx);
         let mut budget = Budget::turn();
         while let Some(job) = state.node.next_job(now, &mut budget, &mut keyspace) {
-            // A replica whose abstention is over still abstains as a replica.
+            // After the end of an earlier abstention, a replica still abstains.
             if let Job::Rejoined(reason) = job
-                && state.node.abstains(now.monotonic).is_none()
+                && state.node.abstention(now.monotonic).is_none()
             {
                 let line = format!("lock: voting again; the abstention ({reason}) is over");
                 ctx.log(LogLevel::Notice, &line);

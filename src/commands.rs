@@ -256,13 +256,13 @@ fn answer(ctx: &Ctx<'_>, reply: Result<Reply, CommandError>) {
     }
 }
 
-/// Replies to a client that waited and was unblocked.
+/// Replies to a client that the module unblocked, with the node's answer for its ticket.
 pub(crate) fn reply_unblocked(ctx: &Ctx<'_>, ticket: Option<Ticket>) {
     let reply = ticket.and_then(|ticket| module::with(|state| state.node.answer(ticket)));
     reply_waited(ctx, reply);
 }
 
-/// Replies to a client that waited.
+/// Sends this answer to a client that waited; nil if there is none.
 pub(crate) fn reply_waited(ctx: &Ctx<'_>, reply: Option<WaitReply>) {
     match reply {
         Some(WaitReply::Granted { fence, waited_us, key: None }) => {

@@ -62,7 +62,7 @@ pub(crate) fn load(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), ConfigError> {
             _ => name,
         };
         if short.eq_ignore_ascii_case(SET.name().to_bytes()) {
-            let (value, words) = set_argument(args, index + 1)?;
+            let (value, words) = parse_set_argument(args, index + 1)?;
             if set.replace(value).is_some() {
                 return Err(ConfigError::Repeated(SET.name()));
             }
@@ -94,7 +94,7 @@ pub(crate) fn load(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), ConfigError> {
 ///
 /// The set is one quoted argument, or three words: `CONFIG REWRITE` drops the quotes of a module's
 /// arguments.
-fn set_argument(args: Args<'_>, index: usize) -> Result<(NodeSet, usize), ConfigError> {
+fn parse_set_argument(args: Args<'_>, index: usize) -> Result<(NodeSet, usize), ConfigError> {
     let first = args.get(index).map_or(&[][..], Arg::as_bytes);
     let words = if first.contains(&b' ') { 1 } else { 3 };
     let value: Vec<_> =
@@ -159,7 +159,7 @@ pub(crate) enum ConfigError {
     /// The module argument `set` has no value.
     NoSet,
     InvalidSet(InvalidSet),
-    /// The server refused a value, and has logged why.
+    /// The server refused a setting or its value, and has logged why.
     Refused,
 }
 

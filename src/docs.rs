@@ -59,7 +59,7 @@ const SHARED: ArgSpec = ArgSpec {
     option: Some(c"SHARED"),
 };
 const SHARE: ArgSpec = ArgSpec {
-    summary: c"Turns an exclusive lock into a shared one, and grants it to waiters with SHARED; never the reverse",
+    summary: c"Turns an exclusive lock into a shared one, never the reverse, and grants it to waiters with SHARED",
     ..SHARED
 };
 const ANY_KEYS: ArgSpec = ArgSpec {

@@ -8,7 +8,7 @@ use quorlock_core::node::{self, FenceError, KEYS_MAX, PATTERN_BYTES_MAX, Reason,
 /// Why a command was not carried out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CommandError {
-    /// The server itself sends this error.
+    /// The server words this error itself.
     Arity,
     NotAnInteger,
     NumKeys,

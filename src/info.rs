@@ -7,21 +7,21 @@ use crate::{config, module};
 pub(crate) fn write(section: &Section) {
     module::with(|state| {
         let (node, now) = (&state.node, clock::monotonic());
-        section.word(c"version", env!("CARGO_PKG_VERSION"));
-        match node.abstains(now) {
-            None => section.word(c"state", "voting"),
+        section.text(c"version", env!("CARGO_PKG_VERSION"));
+        match node.abstention(now) {
+            None => section.text(c"state", "voting"),
             Some((reason, left_ms)) => {
-                section.word(c"state", "abstaining");
-                section.word(c"abstain_reason", reason.word());
+                section.text(c"state", "abstaining");
+                section.text(c"abstain_reason", reason.word());
                 if let Some(left_ms) = left_ms {
                     section.number(c"abstain_left_ms", left_ms);
                 }
             }
         }
         if let Some(set) = &state.set {
-            section.word(c"set_name", set.name());
+            section.text(c"set_name", set.name());
             section.number(c"set_id", set.id().get().into());
-            section.word(c"set_members", &set.members().to_string());
+            section.text(c"set_members", &set.members().to_string());
         }
         section.number(c"max_ttl_ms", node.max_ttl().ms());
         section.number(c"rejoin_delay_ms", config::rejoin_delay_ms());

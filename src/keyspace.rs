@@ -7,7 +7,7 @@ use quorlock_core::node::{
 use crate::ffi::{Arg, Blocked, Ctx, DetachedClient, Key, Name};
 use crate::server_events;
 
-/// The server during one command, or one turn of its loop.
+/// The server's keys and clients, during one command or the jobs of one turn.
 pub(crate) struct ServerKeyspace<'a> {
     ctx: &'a Ctx<'a>,
     /// The selected database.
@@ -15,7 +15,7 @@ pub(crate) struct ServerKeyspace<'a> {
     caller: Caller,
 }
 
-/// What the node is doing.
+/// What the node does with the keyspace.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Caller {
     /// Executes a client's command.
@@ -168,7 +168,8 @@ pub(crate) fn key_event(name: &[u8]) -> Option<KeyEvent> {
         b"evicted" => Some(KeyEvent::Evicted),
         b"del" | b"rename_from" | b"move_from" => Some(KeyEvent::Removed),
         b"rename_to" | b"move_to" | b"copy_to" | b"restore" => Some(KeyEvent::Replaced),
-        // EXPIRE sends this event, and so does a SET with an expiry.
+        // EXPIRE sends this event, and so does a SET with an expiry. `server_events` adds the
+        // length of the value.
         b"expire" => Some(KeyEvent::ExpirySet { value_bytes: None }),
         _ => None,
     }

@@ -17,7 +17,7 @@
 //! - [`info`]: the fields of `INFO lock`.
 //! - [`ffi`]: all unsafe code.
 
-// A server loads this library: only contributors read its docs, with links to private items.
+// Only contributors read the docs of this crate, so links to private items are allowed.
 #![allow(rustdoc::private_intra_doc_links)]
 
 mod before_sleep;

@@ -37,7 +37,8 @@ pub(crate) struct State {
     pub(crate) timer: Timer,
     /// The set to which this node belongs, if any.
     pub(crate) set: Option<NodeSet>,
-    /// Whether to check the eviction policy again, and warn if it can evict the keys of locks.
+    /// Whether the end of this turn checks `maxmemory-policy`, and warns if it can evict the keys
+    /// of locks.
     pub(crate) check_eviction_policy: bool,
 }
 

@@ -16,7 +16,7 @@ const OWNER_BYTES_MAX: usize = 256;
 /// Longest wait, in milliseconds: a week, which is the longest ttl.
 pub(crate) const WAIT_MS_MAX: u64 = Ttl::MAX_MS;
 
-/// The arguments of most commands: parsed up to the token.
+/// The arguments of a command with a token: parsed up to the token.
 pub(crate) struct KeysAndToken<'a, K> {
     pub(crate) keys: K,
     pub(crate) token: Name<'a>,
@@ -42,11 +42,11 @@ pub(crate) struct Options<'a> {
 
 /// The positions of a command's tokens, which SLOWLOG and MONITOR must not show.
 ///
-/// If they are unclear, returns every argument that may be a token.
+/// If they are unclear, returns the position of every argument that may be a token.
 pub(crate) fn token_positions(keys: Keys, args: Args<'_>) -> impl Iterator<Item = usize> {
     let (token_at, hides_all) = match keys {
         Keys::First | Keys::None => (2, false),
-        // A ttl follows the token, or nothing.
+        // The position is clear if the argument after it is a ttl, or if none follows.
         Keys::Counted => match key_positions(args) {
             Some(keys)
                 if keys.end < args.len()
@@ -66,7 +66,9 @@ pub(crate) fn token_positions(keys: Keys, args: Args<'_>) -> impl Iterator<Item 
     })
 }
 
-/// The positions of the keys after `numkeys`; `None` if that number is not possible.
+/// The positions of the keys after `numkeys`.
+///
+/// `None` if `numkeys` is not a number from 1 to [`KEYS_MAX`], or if fewer arguments follow.
 pub(crate) fn key_positions(args: Args<'_>) -> Option<Range<usize>> {
     let count = usize::try_from(args.get(1)?.to_integer()?).ok()?;
     ((1..=KEYS_MAX).contains(&count) && 2 + count <= args.len()).then(|| 2..2 + count)
@@ -134,7 +136,7 @@ fn ttl(rest: Rest<'_>, max: Ttl) -> Result<Ttl, CommandError> {
         .ok_or(CommandError::Arity)?
         .to_integer()
         .ok_or(CommandError::NotAnInteger)?;
-    Ok(Ttl::at_most(u64::try_from(ms).unwrap_or(0), max.ms())?)
+    Ok(Ttl::from_ms_up_to(u64::try_from(ms).unwrap_or(0), max.ms())?)
 }
 
 /// Whether the lock of a command may be shared.
@@ -153,8 +155,8 @@ pub(crate) fn acquire_terms(
 ) -> Result<(Ttl, Options<'_>), CommandError> {
     let ttl = ttl(rest, max_ttl)?;
     let mut options = Options::default();
-    let mut is_shared = None;
-    each_option(rest, shared_flag(&mut is_shared, sharing), |name, value| {
+    let mut mode = None;
+    each_option(rest, shared_flag(&mut mode, sharing), |name, value| {
         if name.eq_ignore_ascii_case(b"OWNER") {
             set_once(&mut options.owner, checked_owner(value)?)
         } else if name.eq_ignore_ascii_case(b"FENCE") {
@@ -169,7 +171,7 @@ pub(crate) fn acquire_terms(
             Err(CommandError::UnknownOption { after: "ttl", takes })
         }
     })?;
-    options.mode = is_shared.unwrap_or_default();
+    options.mode = mode.unwrap_or_default();
     Ok((ttl, options))
 }
 
@@ -181,8 +183,8 @@ pub(crate) fn extend_terms(
 ) -> Result<(Ttl, Options<'_>), CommandError> {
     let ttl = ttl(rest, max_ttl)?;
     let mut options = Options::default();
-    let mut is_shared = None;
-    each_option(rest, shared_flag(&mut is_shared, sharing), |name, value| {
+    let mut mode = None;
+    each_option(rest, shared_flag(&mut mode, sharing), |name, value| {
         if name.eq_ignore_ascii_case(b"FENCE") {
             set_once(&mut options.fence, checked_fence(value)?)
         } else if name.eq_ignore_ascii_case(b"TOKEN") {
@@ -195,11 +197,13 @@ pub(crate) fn extend_terms(
             Err(CommandError::UnknownOption { after: "ttl", takes })
         }
     })?;
-    options.mode = is_shared.unwrap_or_default();
+    options.mode = mode.unwrap_or_default();
     Ok((ttl, options))
 }
 
-/// Returns a parser of SHARED, the only option without a value.
+/// Returns a parser of the option SHARED, which has no value.
+///
+/// The parser returns whether the option is SHARED, and then stores the mode in `place`.
 fn shared_flag(
     place: &mut Option<Mode>,
     sharing: Sharing,

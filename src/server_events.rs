@@ -20,7 +20,7 @@ static PENDING: MainThread<RefCell<VecDeque<ServerEvent>>> =
 static OWN: MainThread<RefCell<Option<(&'static CStr, KeyBytes)>>> =
     MainThread::new(RefCell::new(None));
 
-/// Handles a change of a key: the keyspace event of this name.
+/// Handles the keyspace event `name` about `key`. `event` is what it says.
 pub(crate) fn handle_key_event(ctx: &Ctx<'_>, name: &CStr, event: KeyEvent, key: Arg<'_>) {
     let is_own = OWN
         .get()
@@ -61,7 +61,7 @@ pub(crate) fn handle_uncertain_key_event(ctx: &Ctx<'_>, key: Arg<'_>) {
     handle_event(ServerEvent::Key { db: ctx.db(), key: KeyBytes::new(key.as_bytes()), event });
 }
 
-/// Handles any other event.
+/// Passes an event to the node: now, or when the node is no longer busy.
 pub(crate) fn handle_event(event: ServerEvent) {
     if module::with(|state| state.node.handle_event(clock::now(), &event)).is_none() {
         postpone(event);
@@ -74,8 +74,8 @@ pub(crate) fn handle_and_log(ctx: &Ctx<'_>, event: ServerEvent) {
     log_abstention(ctx);
 }
 
-/// Handles a change of a setting that decides what the server evicts.
-pub(crate) fn eviction_policy_changed() {
+/// Handles a change of `maxmemory-policy`: the end of this turn checks the policy.
+pub(crate) fn handle_eviction_policy_change() {
     module::with(|state| state.check_eviction_policy = true);
 }
 
@@ -101,8 +101,8 @@ pub(crate) fn send_own(name: &'static CStr, key: Arg<'_>, notify: impl FnOnce())
 
 /// If the node abstains, logs why and for how long.
 pub(crate) fn log_abstention(ctx: &Ctx<'_>) {
-    let abstains = module::with(|state| state.node.abstains(clock::monotonic()));
-    let Some(Some((reason, left_ms))) = abstains else { return };
+    let abstention = module::with(|state| state.node.abstention(clock::monotonic()));
+    let Some(Some((reason, left_ms))) = abstention else { return };
     let line = match left_ms {
         Some(ms) => format!(
             "lock: abstaining for {ms} ms ({reason}): locks granted earlier may still be held. \

@@ -22,7 +22,7 @@ fn acquire(connection: &mut Connection, key: &str, token: &str) -> RedisResult<O
 
 /// The time for which the node reports that it abstains, in milliseconds, and the reason.
 #[track_caller]
-fn abstains(connection: &mut Connection, key: &str) -> (u64, String) {
+fn abstention(connection: &mut Connection, key: &str) -> (u64, String) {
     let error = acquire(connection, key, "token").expect_err("the node abstains");
     assert_eq!(error.code(), Some("ABSTAIN"), "{error}");
     let words = error.detail().unwrap_or_default().to_owned();
@@ -44,9 +44,9 @@ fn abstains(connection: &mut Connection, key: &str) -> (u64, String) {
     (ms.parse().expect("a number"), reason.to_owned())
 }
 
-/// Checks that the log names this reason, and 2000 ms or a little less.
+/// Checks that the log reports an abstention for this reason, for 1000 to 2000 ms.
 #[track_caller]
-fn logs_an_abstention(server: &Server, reason: &str) {
+fn assert_logs_abstention(server: &Server, reason: &str) {
     let log = server.log();
     let for_ms = log.lines().find_map(|line| {
         let (_, line) = line.split_once("<lock> lock: abstaining for ")?;
@@ -56,8 +56,9 @@ fn logs_an_abstention(server: &Server, reason: &str) {
     assert!(for_ms.is_some_and(|ms| (1000..=2000).contains(&ms)), "{log}");
 }
 
+/// Waits until the node votes, and checks that this took at least `delay` since `since`.
 #[track_caller]
-fn votes_again_after(connection: &mut Connection, since: Instant, delay: Duration) {
+fn assert_votes_again_after(connection: &mut Connection, since: Instant, delay: Duration) {
     eventually(delay + PATIENCE, "it votes again", || acquire(connection, "free", "token").is_ok());
     assert!(since.elapsed() >= delay, "after {:?}", since.elapsed());
 }
@@ -76,18 +77,20 @@ fn node_abstains_after_its_start_and_logs_begin_and_end() {
     let begun = Instant::now();
     let server = abstaining(2000).start().unwrap();
     let connection = &mut server.connection();
-    let (first_ms, reason) = abstains(connection, "k");
+    let (first_ms, reason) = abstention(connection, "k");
     assert_eq!(reason, "start");
     assert!(first_ms <= 2000, "{first_ms}");
-    eventually(PATIENCE, "the remaining time decreases", || abstains(connection, "k").0 < first_ms);
+    eventually(PATIENCE, "the remaining time decreases", || {
+        abstention(connection, "k").0 < first_ms
+    });
     assert_eq!(
         state(connection),
         ["lock_state:abstaining", "lock_abstain_reason:start", "lock_abstain_left_ms:"]
     );
-    logs_an_abstention(&server, "start");
+    assert_logs_abstention(&server, "start");
     assert!(!server.log().contains("voting again"));
 
-    votes_again_after(connection, begun, DELAY);
+    assert_votes_again_after(connection, begun, DELAY);
     assert!(
         server.log().contains("lock: voting again; the abstention (start) is over"),
         "{}",
@@ -113,7 +116,7 @@ fn rejoin_delay_of_zero_votes_at_once_and_logs_a_warning() {
 }
 
 #[test]
-fn rejoin_delay_is_kept_below_and_above_the_largest_ttl() {
+fn rejoin_delay_may_be_shorter_or_longer_than_the_largest_ttl() {
     for delay_ms in [400, 1200] {
         let begun = Instant::now();
         let server = Server::with_module()
@@ -121,7 +124,7 @@ fn rejoin_delay_is_kept_below_and_above_the_largest_ttl() {
             .arg("lock.rejoin-delay", delay_ms)
             .start()
             .unwrap();
-        votes_again_after(&mut server.connection(), begun, Duration::from_millis(delay_ms));
+        assert_votes_again_after(&mut server.connection(), begun, Duration::from_millis(delay_ms));
     }
 }
 
@@ -132,10 +135,10 @@ fn config_set_neither_shortens_nor_prolongs_an_abstention() {
     let connection = &mut server.connection();
     for delay_ms in ["0", "-1", "1", "100000", "0"] {
         cmd("CONFIG").arg("SET").arg("lock.rejoin-delay").arg(delay_ms).exec(connection).unwrap();
-        let (left_ms, _) = abstains(connection, "k");
+        let (left_ms, _) = abstention(connection, "k");
         assert!(left_ms <= 2000, "{left_ms}");
     }
-    votes_again_after(connection, begun, DELAY);
+    assert_votes_again_after(connection, begun, DELAY);
     assert!(begun.elapsed() < DELAY + PATIENCE);
 }
 
@@ -146,14 +149,14 @@ fn abstention_is_measured_on_a_clock_that_never_steps() {
         let begun = Instant::now();
         let server = abstaining(2000).wall_clock(&clock).start().unwrap();
         let connection = &mut server.connection();
-        let (before_ms, _) = abstains(connection, "k");
+        let (before_ms, _) = abstention(connection, "k");
         clock.step_ms(step_ms);
-        let (after_ms, _) = abstains(connection, "k");
+        let (after_ms, _) = abstention(connection, "k");
         assert!(
             after_ms <= before_ms && before_ms - after_ms < 1000,
             "{before_ms} and then {after_ms}"
         );
-        votes_again_after(connection, begun, DELAY);
+        assert_votes_again_after(connection, begun, DELAY);
     }
 }
 
@@ -192,7 +195,7 @@ fn inherited_lock_is_extended_and_released_during_an_abstention() {
     assert!(release(connection, "token"));
     // The node refuses held, free and possibly forgotten keys with the same error.
     for key in ["extended", "released", "left alone", "never seen"] {
-        assert_eq!(abstains(connection, key).1, "start");
+        assert_eq!(abstention(connection, key).1, "start");
     }
     let inspected: Value = cmd("LOCK.INSPECT").arg("extended").query(connection).unwrap();
     assert!(matches!(inspected, Value::Array(_)), "{inspected:?}");
@@ -231,8 +234,8 @@ fn module_that_is_loaded_into_a_running_server_abstains() {
     let path = module_path().unwrap();
     let begun = Instant::now();
     cmd("MODULE").arg("LOAD").arg(path.to_str()).arg("max-ttl").arg(2000).exec(connection).unwrap();
-    assert_eq!(abstains(connection, "k").1, "start");
-    votes_again_after(connection, begun, DELAY);
+    assert_eq!(abstention(connection, "k").1, "start");
+    assert_votes_again_after(connection, begun, DELAY);
 }
 
 #[test]
@@ -258,14 +261,14 @@ fn replica_abstains_until_promoted_and_then_for_the_largest_ttl() {
     let connection = &mut server.connection();
     assert!(acquire(connection, "k", "token").unwrap().is_some());
     cmd("REPLICAOF").arg("127.0.0.1").arg(port).exec(connection).unwrap();
-    assert_eq!(abstains(connection, "k"), (2000, "replica".into()));
+    assert_eq!(abstention(connection, "k"), (2000, "replica".into()));
     assert_eq!(state(connection), ["lock_state:abstaining", "lock_abstain_reason:replica"]);
 
     let begun = Instant::now();
     cmd("REPLICAOF").arg("NO").arg("ONE").exec(connection).unwrap();
-    assert_eq!(abstains(connection, "k").1, "promotion");
-    logs_an_abstention(&server, "promotion");
-    votes_again_after(connection, begun, DELAY);
+    assert_eq!(abstention(connection, "k").1, "promotion");
+    assert_logs_abstention(&server, "promotion");
+    assert_votes_again_after(connection, begun, DELAY);
     assert!(server.log().contains("lock: voting again; the abstention (promotion) is over"));
 }
 
@@ -274,7 +277,7 @@ fn server_that_starts_as_a_replica_logs_that_it_abstains() {
     let builder =
         Server::with_module().arg("replicaof", "127.0.0.1 1").arg("replica-read-only", "no");
     let server = builder.start().unwrap();
-    assert_eq!(abstains(&mut server.connection(), "k").1, "replica");
+    assert_eq!(abstention(&mut server.connection(), "k").1, "replica");
     assert!(
         server.log().contains("lock: abstaining while this server is a replica (replica): "),
         "{}",
@@ -289,7 +292,7 @@ fn node_abstains_after_two_databases_were_swapped() {
     assert!(acquire(connection, "k", "token").unwrap().is_some());
     let begun = Instant::now();
     cmd("SWAPDB").arg(0).arg(1).exec(connection).unwrap();
-    assert_eq!(abstains(connection, "k").1, "swapdb");
-    logs_an_abstention(&server, "swapdb");
-    votes_again_after(connection, begun, DELAY);
+    assert_eq!(abstention(connection, "k").1, "swapdb");
+    assert_logs_abstention(&server, "swapdb");
+    assert_votes_again_after(connection, begun, DELAY);
 }

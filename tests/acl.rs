@@ -39,7 +39,7 @@ fn set_user(connection: &mut Connection, words: &[&str]) {
     cmd("ACL").arg("SETUSER").arg(words).exec(connection).expect("the server accepts the rules");
 }
 
-fn names(value: Vec<String>) -> BTreeSet<String> {
+fn lowercase(value: Vec<String>) -> BTreeSet<String> {
     value.into_iter().map(|name| name.to_lowercase()).collect()
 }
 
@@ -51,7 +51,7 @@ fn has_module_categories(connection: &mut Connection) -> bool {
 }
 
 /// The commands that a user may run on this key, as the server reports.
-fn may_run(connection: &mut Connection, user: &str, key: &str) -> BTreeSet<String> {
+fn allowed_commands(connection: &mut Connection, user: &str, key: &str) -> BTreeSet<String> {
     let commands: Vec<(String, i64)> = {
         let all: Vec<Value> = cmd("COMMAND").query(connection).expect("it answers");
         all.into_iter()
@@ -77,8 +77,8 @@ fn may_run(connection: &mut Connection, user: &str, key: &str) -> BTreeSet<Strin
         match run.query::<String>(connection).as_deref() {
             Ok("OK") => drop(allowed.insert(name.to_lowercase())),
             Ok(refused) => assert!(refused.contains("no permissions"), "{name}: {refused}"),
-            // A call that the server refuses for another reason, such as a keyless command with
-            // keys.
+            // The server refuses some calls for another reason: for example, a command without keys
+            // that is called with keys.
             Err(error) => assert!(error.code() == Some("ERR"), "{name}: {error}"),
         }
     }
@@ -94,14 +94,14 @@ fn documented_user_can_only_lock_its_keys() {
     // Every user may run the commands that establish a connection.
     let for_all: BTreeSet<_> = {
         set_user(connection, &["nobody", "on", "nopass"]);
-        may_run(connection, "nobody", "orders/1")
+        allowed_commands(connection, "nobody", "orders/1")
     };
     let allowed: Vec<_> =
-        may_run(connection, user[0], "orders/1").difference(&for_all).cloned().collect();
-    // The client checks the server's identity, and its liveness.
+        allowed_commands(connection, user[0], "orders/1").difference(&for_all).cloned().collect();
+    // The client identifies the server with INFO, and checks its liveness with PING.
     assert_eq!(allowed, [&["info"], &LOCK_COMMANDS[..], &["ping"]].concat());
     let elsewhere: Vec<_> =
-        may_run(connection, user[0], "other/1").difference(&for_all).cloned().collect();
+        allowed_commands(connection, user[0], "other/1").difference(&for_all).cloned().collect();
     assert_eq!(elsewhere, ["info", "lock.help", "ping"]);
     for command in &for_all {
         assert!(["auth", "hello", "quit", "reset"].contains(&command.as_str()), "{command}");
@@ -118,14 +118,14 @@ fn other_documented_users_have_only_the_lock_commands_of_their_kind() {
         ("legacy", &[]),
     ] {
         set_user(connection, &documented(name));
-        let allowed = may_run(connection, name, "orders/1");
+        let allowed = allowed_commands(connection, name, "orders/1");
         let of_locks: Vec<_> =
             allowed.iter().filter(|command| command.starts_with("lock.")).collect();
         assert_eq!(of_locks, lock_commands, "{name}");
         assert!(allowed.contains("info") && allowed.contains("ping"), "{name}: {allowed:?}");
         assert_eq!(allowed.contains("set"), name == "legacy", "{name}: {allowed:?}");
     }
-    assert!(!may_run(connection, "legacy", "other/1").contains("set"));
+    assert!(!allowed_commands(connection, "legacy", "other/1").contains("set"));
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn documented_user_can_be_written_into_redis_conf() {
         .into_iter()
         .chain(knows_categories.then_some("by-category"))
     {
-        let may: Vec<_> = may_run(connection, user, "orders/1").into_iter().collect();
+        let may: Vec<_> = allowed_commands(connection, user, "orders/1").into_iter().collect();
         assert!(
             LOCK_COMMANDS.iter().all(|command| may.iter().any(|name| name == command)),
             "{user}: {may:?}"
@@ -199,28 +199,30 @@ fn category_has_the_commands_if_the_server_lets_modules_have_one() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     let categories: Vec<String> = cmd("ACL").arg("CAT").query(connection).unwrap();
-    assert_eq!(names(categories).contains("lock"), has_module_categories(connection));
+    assert_eq!(lowercase(categories).contains("lock"), has_module_categories(connection));
     if !has_module_categories(connection) {
         return;
     }
     let commands = cmd("ACL").arg("CAT").arg("lock").query(connection).unwrap();
-    assert_eq!(names(commands).into_iter().collect::<Vec<_>>(), LOCK_COMMANDS);
+    assert_eq!(lowercase(commands).into_iter().collect::<Vec<_>>(), LOCK_COMMANDS);
 
     set_user(connection, &["nobody", "on", "nopass"]);
     set_user(connection, &["by-category", "on", "nopass", "~orders/*", "+@lock"]);
-    let for_all = may_run(connection, "nobody", "orders/1");
-    let allowed: Vec<_> =
-        may_run(connection, "by-category", "orders/1").difference(&for_all).cloned().collect();
+    let for_all = allowed_commands(connection, "nobody", "orders/1");
+    let allowed: Vec<_> = allowed_commands(connection, "by-category", "orders/1")
+        .difference(&for_all)
+        .cloned()
+        .collect();
     assert_eq!(allowed, LOCK_COMMANDS);
 }
 
 #[test]
-fn operator_commands_are_only_in_admin_and_dangerous() {
+fn operator_commands_alone_are_in_admin_and_dangerous() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     let knows_categories = has_module_categories(connection);
     for category in ["admin", "dangerous"].into_iter().filter(|_| knows_categories) {
-        let commands = names(cmd("ACL").arg("CAT").arg(category).query(connection).unwrap());
+        let commands = lowercase(cmd("ACL").arg("CAT").arg(category).query(connection).unwrap());
         for command in OPERATOR_COMMANDS {
             assert!(commands.contains(command), "{category}: {command}");
         }
@@ -231,11 +233,11 @@ fn operator_commands_are_only_in_admin_and_dangerous() {
     if !knows_categories {
         set_user(connection, &["program", "-lock.revoke", "-lock.scan"]);
     }
-    let program = may_run(connection, "program", "orders/1");
+    let program = allowed_commands(connection, "program", "orders/1");
     assert!(OPERATOR_COMMANDS.iter().all(|command| !program.contains(*command)));
     assert!(LOCK_COMMANDS.iter().all(|command| program.contains(*command)));
-    assert!(may_run(connection, "operator", "orders/1").contains("lock.revoke"));
-    assert!(!may_run(connection, "operator", "other/1").contains("lock.revoke"));
+    assert!(allowed_commands(connection, "operator", "orders/1").contains("lock.revoke"));
+    assert!(!allowed_commands(connection, "operator", "other/1").contains("lock.revoke"));
 }
 
 #[test]

@@ -56,7 +56,7 @@ fn fence_does_not_exceed_the_proposed_one() {
 }
 
 #[test]
-fn waiter_is_granted_the_first_key_that_ends_and_no_other() {
+fn waiter_is_granted_the_first_key_that_becomes_free_and_no_other() {
     for (end, key) in [
         ("LOCK.RELEASE a x", "a"),
         ("LOCK.RELEASE c x", "c"),

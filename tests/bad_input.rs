@@ -30,7 +30,7 @@ const ODD_BYTES: [&[u8]; 6] =
 
 /// Checks that the server refuses a command, and returns the error.
 ///
-/// The free key `k` is still free, no other key has changed, and the server still replies.
+/// Also checks that `k` is free, that no key has changed, and that the server still replies.
 #[track_caller]
 fn refused(cli: &mut Cli, command: &Cmd) -> String {
     let before: String = cli.ask("DEBUG DIGEST");
@@ -42,7 +42,7 @@ fn refused(cli: &mut Cli, command: &Cmd) -> String {
 }
 
 #[track_caller]
-fn all_refused(lines: &[&str], expected: &str) {
+fn assert_all_refused(lines: &[&str], expected: &str) {
     let (_server, mut cli) = server_and_cli();
     for line in lines {
         assert_eq!(refused(&mut cli, &command(line)), expected, "{line}");
@@ -80,7 +80,7 @@ fn ttl_out_of_range_is_refused() {
         .iter()
         .flat_map(|ttl| ["ACQUIRE", "EXTEND"].map(|name| format!("LOCK.{name} k s3cret {ttl}")))
         .collect();
-    all_refused(&lines.iter().map(String::as_str).collect::<Vec<_>>(), TTL);
+    assert_all_refused(&lines.iter().map(String::as_str).collect::<Vec<_>>(), TTL);
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn invalid_number_is_refused() {
 
 #[test]
 fn fence_out_of_range_is_refused() {
-    all_refused(
+    assert_all_refused(
         &[
             "LOCK.ACQUIRE k s3cret 1000 FENCE 0",
             "LOCK.ACQUIRE k s3cret 1000 FENCE -1",
@@ -167,11 +167,11 @@ fn longest_ttl_is_granted() {
 
 #[test]
 fn unknown_option_is_refused() {
-    all_refused(
+    assert_all_refused(
         &["LOCK.ACQUIRE k s3cret 1000 NX 1", "LOCK.ACQUIRE k s3cret 1000 TOKEN s3cret2"],
         UNKNOWN_TO_ACQUIRE,
     );
-    all_refused(
+    assert_all_refused(
         &["LOCK.EXTEND k s3cret 1000 XX 1", "LOCK.EXTEND k s3cret 1000 OWNER me"],
         UNKNOWN_TO_EXTEND,
     );
@@ -179,7 +179,7 @@ fn unknown_option_is_refused() {
 
 #[test]
 fn repeated_option_is_refused() {
-    all_refused(
+    assert_all_refused(
         &[
             "LOCK.ACQUIRE k s3cret 1000 OWNER me OWNER you",
             "LOCK.ACQUIRE k s3cret 1000 FENCE 5 OWNER me fence 6",
@@ -352,7 +352,8 @@ fn huge_arguments_are_refused_without_being_copied() {
 #[cfg(target_os = "linux")]
 const HUGE_BYTES: u64 = 16 << 20;
 
-/// The memory that `ask` needs beyond that for one received huge argument, in bytes.
+/// How much `ask` raises the server's peak memory above that of one received huge argument, in
+/// bytes.
 #[cfg(target_os = "linux")]
 fn memory_for(ask: impl Fn(&mut Cli, &str)) -> u64 {
     let (server, mut cli) = server_and_cli();

@@ -339,7 +339,7 @@ fn each_database_has_its_own_locks() {
 }
 
 #[test]
-fn all_commands_work_in_a_transaction() {
+fn acquire_extend_release_and_inspect_work_in_a_transaction() {
     let (_server, mut cli) = server_and_cli();
     cli.reply("MULTI");
     let lines = [
@@ -360,7 +360,7 @@ fn all_commands_work_in_a_transaction() {
 }
 
 #[test]
-fn all_commands_work_in_a_script() {
+fn acquire_extend_release_and_inspect_work_in_a_script() {
     let (_server, mut cli) = server_and_cli();
     let script = "
         local fence = redis.call('LOCK.ACQUIRE', KEYS[1], 'a', 60000, 'OWNER', 'me')

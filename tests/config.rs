@@ -29,9 +29,9 @@ fn set(connection: &mut Connection, name: &str, value: &str) -> RedisResult<()> 
     cmd("CONFIG").arg("SET").arg(name).arg(value).exec(connection)
 }
 
-/// The log of a server that did not start.
+/// The end of the log of a server that refuses to start.
 #[track_caller]
-fn refused(builder: ServerBuilder) -> String {
+fn log_of_refusal(builder: ServerBuilder) -> String {
     match builder.start() {
         Err(StartError::Exited { status, log_tail }) => {
             assert!(!status.success(), "{log_tail}");
@@ -153,7 +153,7 @@ fn error_for_a_wrong_argument_names_the_valid_ones() {
         ),
         (&["max-ttl", "1000", "rejoin"], "unknown module argument"),
     ] {
-        let log = refused(with_arguments(words));
+        let log = log_of_refusal(with_arguments(words));
         assert!(log.contains(says), "{words:?}: {log}");
     }
 }
@@ -168,7 +168,7 @@ fn error_for_a_wrong_line_names_the_valid_ones() {
         // The server's own error.
         ("lock.colour", "blue", "Module Configuration"),
     ] {
-        let log = refused(bare().arg(name, value));
+        let log = log_of_refusal(bare().arg(name, value));
         assert!(log.contains(says), "{name} {value}: {log}");
     }
 }
@@ -221,7 +221,7 @@ fn fence_may_lie_as_far_ahead_as_max_clock_skew_allows_now() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(60_000).exec(connection).unwrap();
-    let raise_by_s = |connection: &mut Connection, seconds: u64| {
+    let raise_to_s_ahead = |connection: &mut Connection, seconds: u64| {
         let [now_s, _]: [u64; 2] = cmd("TIME").query(connection).expect("it tells the time");
         let fence = (now_s + seconds) * 1_000_000;
         cmd("LOCK.EXTEND")
@@ -232,16 +232,16 @@ fn fence_may_lie_as_far_ahead_as_max_clock_skew_allows_now() {
             .arg(fence)
             .exec(connection)
     };
-    raise_by_s(connection, 600).unwrap_err();
+    raise_to_s_ahead(connection, 600).unwrap_err();
     set(connection, "lock.max-clock-skew", "1200000").unwrap();
-    raise_by_s(connection, 600).unwrap();
+    raise_to_s_ahead(connection, 600).unwrap();
     set(connection, "lock.max-clock-skew", "0").unwrap();
-    raise_by_s(connection, 1100).unwrap_err();
+    raise_to_s_ahead(connection, 1100).unwrap_err();
 }
 
 #[test]
 fn module_refuses_cluster_mode_and_logs_why() {
-    let log = refused(Server::with_module().arg("cluster-enabled", "yes"));
+    let log = log_of_refusal(Server::with_module().arg("cluster-enabled", "yes"));
     assert!(log.contains("lock: not loaded: this server is in cluster mode"), "{log}");
     assert!(log.contains("Use independent masters"), "{log}");
 }

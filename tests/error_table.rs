@@ -89,7 +89,7 @@ fn every_error_is_documented_word_for_word() {
         for argument in command {
             ask.arg(argument);
         }
-        is_documented(&ask, connection);
+        assert_documented(&ask, connection);
     }
     redis::cmd("CONFIG")
         .arg("SET")
@@ -97,22 +97,22 @@ fn every_error_is_documented_word_for_word() {
         .arg(0)
         .exec(connection)
         .expect("it can be set");
-    is_documented(
+    assert_documented(
         redis::cmd("LOCK.ACQUIRE").arg("held").arg("other").arg(1000).arg("WAIT").arg(1000),
         connection,
     );
     let started = Server::with_module().arg("lock.rejoin-delay", -1).start().expect("a server");
-    is_documented(
+    assert_documented(
         redis::cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(1000),
         &mut started.connection(),
     );
 
     let mut not_text = redis::cmd("LOCK.ACQUIRE");
     not_text.arg("k").arg("token").arg(1000).arg("OWNER").arg(b"\xff".as_slice());
-    is_documented(&not_text, connection);
+    assert_documented(&not_text, connection);
 }
 
-fn is_documented(command: &redis::Cmd, connection: &mut redis::Connection) {
+fn assert_documented(command: &redis::Cmd, connection: &mut redis::Connection) {
     let error = command.query::<redis::Value>(connection).expect_err("the command is a mistake");
     let text = format!("{} {}", code(&error), error.detail().unwrap_or_default());
     let mut words: Vec<_> = text.split(' ').map(generic).collect();
@@ -134,7 +134,7 @@ fn code(error: &redis::RedisError) -> &str {
     error.code().unwrap_or("ERR")
 }
 
-/// Replaces the variable parts of an error as the documentation does.
+/// Replaces a word of an error that varies, as the documentation does.
 fn generic(word: &str) -> String {
     let number = word.trim_end_matches(':');
     let is_fence =

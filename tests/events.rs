@@ -82,7 +82,7 @@ impl Cache {
         Self { cli, pushed }
     }
 
-    /// The invalidations that it received since.
+    /// The invalidations that it has received since the last call.
     fn invalidated(&mut self) -> Vec<Vec<Value>> {
         // Everything that was sent before the reply has arrived with it.
         self.cli.reply("PING");
@@ -176,10 +176,12 @@ fn inspect_reply_can_be_cached() {
     assert_eq!(cache.invalidated().len(), 1);
 }
 
-/// Commands that raise a fence without a change of the key.
+/// Commands that raise a fence to `@`, without a change of the key.
 const FENCE_CHANGES: [&str; 2] = ["LOCK.EXTEND k a 1 FENCE @", "LOCK.MEXTEND 2 k l a 1 FENCE @"];
 
-/// Acquires the lock for a line of [`FENCE_CHANGES`]. Returns the line, to raise the fence by `by`.
+/// Acquires the lock for a line of [`FENCE_CHANGES`].
+///
+/// Returns the line, with a fence that is larger than the lock's by `by`.
 fn prepare_fence_change(cli: &mut Cli, line: &str, by: i64) -> String {
     let acquire =
         if line.contains(" l ") { "LOCK.MACQUIRE 2 k l a 60000" } else { "LOCK.ACQUIRE k a 60000" };
@@ -316,7 +318,7 @@ fn unused_lock_is_removed_at_its_deadline_with_an_expired_event() {
         assert_eq!(
             cli.reply("DBSIZE"),
             Int(1),
-            "the plain key is still there, so the server did not do it"
+            "the server left the plain key, so the module removed the lock's key"
         );
     }
 }

@@ -93,7 +93,7 @@ fn info_shows_the_settings_in_force() {
 }
 
 #[test]
-fn everything_that_happens_to_locks_is_counted_once() {
+fn each_change_of_a_lock_is_counted_once() {
     let clock = WallClock::new();
     let server = Server::with_module().wall_clock(&clock).start().unwrap();
     let connection = &mut server.connection();
@@ -150,7 +150,7 @@ fn everything_that_happens_to_locks_is_counted_once() {
     send(connection, "LOCK.REVOKE e");
     let all = [&all[..7], &["revoked 1"], &all[7..]].concat();
     assert_eq!(counted(connection), all);
-    // Nothing is counted again by itself in the next quarter of a second.
+    // Without another command about locks, nothing is counted in the next quarter of a second.
     let quarter_seconds = |connection: &mut Connection| -> u64 {
         let info: String = cmd("INFO").arg("server").query(connection).expect("it answers");
         let us =

@@ -8,7 +8,7 @@ use common::{Cli, PATIENCE, command, server, server_and_cli};
 use quorlock_testkit::eventually;
 use redis::Value::{self, BulkString, Int, Nil, Okay};
 
-/// An expiry that is still in the future when the server executes it: in the past, it is a DEL.
+/// Sets an expiry in the near future. With an expiry in the past, PEXPIRE would be a DEL.
 const EXPIRE_SOON: &str = "PEXPIRE k 20";
 
 /// The release that the Redis documentation gives for a lock of SET NX PX.

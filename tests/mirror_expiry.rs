@@ -9,7 +9,8 @@ const TTL_MS: i64 = 60_000;
 /// The age of the time that the server caches for a transaction or a script.
 const BUSY_MS: i64 = 300;
 
-/// Transactions that begin with a slow command, and then change a lock on `k`.
+/// Lines that prepare `k`, and a transaction that begins with a slow command and then changes a
+/// lock on `k`.
 const SLOW_TRANSACTIONS: [(&[&str], &[&str]); 5] = [
     (&[], &["DEBUG SLEEP 0.3", "LOCK.ACQUIRE k a 60000"]),
     (&[], &["DEBUG SLEEP 0.3", "LOCK.MACQUIRE 2 k l a 60000"]),
@@ -42,8 +43,8 @@ fn mirror_of_a_lock_in_a_slow_transaction_expires_with_it() {
 
 #[test]
 fn mirror_of_a_lock_in_a_slow_script_expires_with_it() {
-    // Servers differ in which of the two clocks advances in a script. Processor time never exceeds
-    // elapsed time.
+    // On some servers TIME stands still in a script, and on others a script has no `os.clock`.
+    // `os.clock` is processor time, which never exceeds elapsed time.
     let script = "local function seconds()
             local time = redis.call('TIME')
             return time[1] + time[2] / 1000000

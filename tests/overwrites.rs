@@ -1,5 +1,5 @@
-//! An operator's overwrite of a lock's key ends the lock, even if no command uses the key
-//! meanwhile.
+//! An operator's overwrite of a lock's key ends the lock, even if the overwrite expires, or the
+//! server reloads its data, before a command uses the key.
 
 mod common;
 
@@ -9,7 +9,7 @@ use redis::Value::{self, Int, Nil, Okay};
 
 const ACQUIRE: &str = "LOCK.ACQUIRE k token 60000";
 
-/// Overwrites that expire by themselves, each a transaction.
+/// Transactions that overwrite the key with a string that expires soon.
 const EXPIRING_OVERWRITES: [&[&str]; 8] = [
     &["SET k stop PX 20"],
     &["PSETEX k 20 stop"],
@@ -18,12 +18,13 @@ const EXPIRING_OVERWRITES: [&[&str]; 8] = [
     &["GETSET k stop", "PEXPIRE k 20"],
     // A value as long as the token.
     &["SET k other PX 20"],
-    // Expires before the server waits for its next command.
+    // The overwrite expires within the transaction.
     &["SET k stop PX 1", "DEBUG SLEEP 0.01"],
     &["SET k stop PX 60000", "PEXPIRE k 20"],
 ];
 
-/// Changes of the key by an operator that leave the lock unchanged.
+/// Transactions that make the mirror expire early, and leave its value, the token, in the key. Such
+/// changes do not end the lock.
 const EXPIRING_MIRRORS: [&[&str]; 4] =
     [&["PEXPIRE k 20"], &["GETEX k PX 20"], &["PERSIST k", "PEXPIRE k 20"], &["SET k token PX 20"]];
 
@@ -44,9 +45,10 @@ fn field(cli: &mut Cli, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("{name} is a number"))
 }
 
-/// Checks that an operator's command has ended the first lock on the key, and that the key is free.
+/// Checks that an operator's command has ended the lock of `token` on the key, and that the key is
+/// free. Then acquires it for `next`.
 #[track_caller]
-fn has_ended(cli: &mut Cli, what: &str) {
+fn assert_ended_and_acquire(cli: &mut Cli, what: &str) {
     assert_eq!(cli.reply("LOCK.EXTEND k token 60000"), Nil, "{what}");
     assert_eq!(cli.reply("EXISTS k"), Int(0), "{what}");
     assert_eq!(field(cli, "lock_saved_from_clock_step"), 0, "{what}");
@@ -63,12 +65,12 @@ fn overwrite_that_expires_ends_the_lock() {
         eventually(PATIENCE, "the overwrite has expired", || {
             !matches!(cli.ask::<Option<String>>("GET k").as_deref(), Some("stop" | "other"))
         });
-        has_ended(&mut cli, &format!("{overwrite:?}"));
+        assert_ended_and_acquire(&mut cli, &format!("{overwrite:?}"));
     }
 }
 
 #[test]
-fn expiry_of_the_mirror_alone_leaves_the_lock() {
+fn expiry_of_the_mirror_alone_does_not_end_the_lock() {
     for expiry in EXPIRING_MIRRORS {
         let (_server, mut cli) = server_and_cli();
         assert_ne!(cli.reply(ACQUIRE), Nil);
@@ -121,19 +123,19 @@ fn overwrite_before_a_reload_ends_the_lock() {
         assert_eq!(cli.fence("k"), None, "{overwrite}: a foreign string");
         assert_eq!(cli.reply("LOCK.EXTEND k token 60000"), Nil, "{overwrite}");
         assert_eq!(cli.reply("DEL k"), Int(1), "{overwrite}");
-        has_ended(&mut cli, overwrite);
+        assert_ended_and_acquire(&mut cli, overwrite);
     }
 }
 
 #[test]
-fn unseen_overwrite_before_a_reload_ends_the_lock() {
+fn overwrite_that_no_command_saw_before_a_reload_ends_the_lock() {
     let (_server, mut cli) = server_and_cli();
     assert_ne!(cli.reply(ACQUIRE), Nil);
     cli.reply("SET k stop");
     cli.reply("DEBUG RELOAD");
     // The first command about the key since the overwrite.
     assert_eq!(cli.reply("DEL k"), Int(1));
-    has_ended(&mut cli, "DEL after a reload");
+    assert_ended_and_acquire(&mut cli, "DEL after a reload");
 }
 
 #[test]
@@ -153,25 +155,31 @@ fn string_in_the_place_of_a_lost_mirror_survives_a_reload() {
     assert_ne!(
         cli.reply("LOCK.EXTEND k token 60000"),
         Nil,
-        "the string says nothing about the lease"
+        "a string in the place of an expired mirror does not end the lease"
     );
     assert_eq!(cli.ask::<String>("GET k"), "theirs");
 }
 
 #[test]
-fn reload_without_the_mirror_leaves_the_lock() {
+fn reload_without_the_mirror_does_not_end_the_lock() {
     let (_server, mut cli) = server_and_cli();
     assert_ne!(cli.reply(ACQUIRE), Nil);
-    // The key expires while the server is emptied and loaded.
-    transaction(&mut cli, &["PEXPIRE k 1", "DEBUG SLEEP 0.01"]);
-    cli.reply("DEBUG RELOAD");
+    // In one turn, so that the node cannot write the mirror again before the reload.
+    let (_, _, reloaded, exists): (Value, Value, Value, Value) = redis::pipe()
+        .add_command(command("PEXPIRE k 1"))
+        .add_command(command("DEBUG SLEEP 0.01"))
+        .add_command(command("DEBUG RELOAD"))
+        .add_command(command("EXISTS k"))
+        .query(&mut cli.0)
+        .expect("the server answers");
+    assert_eq!((reloaded, exists), (Okay, Int(0)), "the server reloads without the mirror");
     assert_eq!(cli.reply("LOCK.ACQUIRE k next 60000"), Nil);
     assert_ne!(cli.reply("LOCK.EXTEND k token 60000"), Nil);
     assert_eq!(cli.ask::<String>("GET k"), "token");
 }
 
 #[test]
-fn copy_to_another_database_in_multi_leaves_the_lock() {
+fn copy_to_another_database_in_multi_does_not_end_the_lock() {
     let (_server, mut cli) = server_and_cli();
     assert_ne!(cli.reply(ACQUIRE), Nil);
     cli.reply("SET other stop");
@@ -191,5 +199,5 @@ fn copy_in_multi_ends_the_lock_on_its_target() {
     cli.reply("SET other stop PX 20");
     transaction(&mut cli, &["COPY other k REPLACE"]);
     eventually(PATIENCE, "the copy has expired", || cli.reply("EXISTS k") == Int(0));
-    has_ended(&mut cli, "COPY in MULTI");
+    assert_ended_and_acquire(&mut cli, "COPY in MULTI");
 }

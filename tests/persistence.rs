@@ -52,9 +52,9 @@ fn make_locks(cli: &mut Cli) -> Keys {
     keys
 }
 
-/// Checks that every lock is still held by its token and by no other.
+/// Checks that every lock is still held by its token and by no other. Then acquires it for `next`.
 #[track_caller]
-fn are_held(cli: &mut Cli, locks: &Keys) {
+fn assert_held_and_acquire(cli: &mut Cli, locks: &Keys) {
     for (key, (token, _)) in locks {
         assert_eq!(cli.reply(&format!("LOCK.ACQUIRE {key} next 60000")), Nil, "{key}");
         assert_eq!(cli.reply(&format!("LOCK.RELEASE {key} next")), Int(0), "{key}");
@@ -63,7 +63,7 @@ fn are_held(cli: &mut Cli, locks: &Keys) {
     }
 }
 
-/// The commands in the append-only file since its last rewrite, without those around a transaction.
+/// The commands in the append-only file since its last rewrite, without SELECT, MULTI and EXEC.
 fn appended(server: &Server) -> Vec<Vec<String>> {
     let files = fs::read_dir(server.dir().join("appendonlydir")).unwrap();
     let paths = files.map(|file| file.unwrap().path());
@@ -92,7 +92,7 @@ fn locks_survive_a_snapshot() {
     let locks = make_locks(&mut cli);
     cli.reply("DEBUG RELOAD");
     assert_eq!(keys(&mut cli), locks);
-    are_held(&mut cli, &locks);
+    assert_held_and_acquire(&mut cli, &locks);
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn locks_survive_loading_the_append_only_file_once_and_twice() {
     assert_eq!(keys(&mut cli), locks);
     cli.reply("DEBUG LOADAOF");
     assert_eq!(keys(&mut cli), locks);
-    are_held(&mut cli, &locks);
+    assert_held_and_acquire(&mut cli, &locks);
     let locks = keys(&mut cli);
     cli.reply("DEBUG LOADAOF");
     assert_eq!(keys(&mut cli), locks);
@@ -118,11 +118,11 @@ fn locks_survive_a_crash() {
     server.restart().unwrap();
     let mut cli = Cli::new(&server);
     assert_eq!(keys(&mut cli), locks);
-    are_held(&mut cli, &locks);
+    assert_held_and_acquire(&mut cli, &locks);
 }
 
 #[test]
-fn files_are_read_without_the_module() {
+fn append_only_file_is_read_without_the_module() {
     let mut with = append_only().start().unwrap();
     let locks = make_locks(&mut Cli::new(&with));
     with.kill();
@@ -153,7 +153,7 @@ fn locks_survive_an_append_only_file_switched_on_or_rewritten() {
     eventually(PATIENCE, "the file is rewritten", || !rewriting(&mut cli));
     cli.reply("DEBUG LOADAOF");
     assert_eq!(keys(&mut cli), locks);
-    are_held(&mut cli, &locks);
+    assert_held_and_acquire(&mut cli, &locks);
 }
 
 #[test]
@@ -239,7 +239,7 @@ fn append_only_file_has_the_end_of_a_lock_by_its_deadline() {
         cli.reply(line);
         assert_ne!(cli.reply("EXEC"), Nil);
         eventually(PATIENCE, "the lock has ended", || cli.reply("DBSIZE") == Int(0));
-        // Valkey's own command for a key that it expires itself.
+        // Valkey writes UNLINK for a key that it expires itself.
         let last = appended(&server).pop().unwrap();
         assert!(matches!(&last.join(" ")[..], "DEL k" | "UNLINK k"), "{line}: {last:?}");
     }

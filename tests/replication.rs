@@ -11,7 +11,8 @@ use common::{Cli, command};
 use quorlock_testkit::{Server, ServerBuilder, eventually};
 use redis::Value::{Int, Nil};
 
-/// The largest ttl, for which a promoted replica abstains. Such a lock outlasts a test's checks.
+/// The largest ttl, for which a promoted replica abstains. A lock with this ttl outlasts the checks
+/// of a test.
 const MAX_TTL_MS: u64 = 4000;
 
 /// Longer than an abstention, and than a replica needs to reconnect.
@@ -51,7 +52,7 @@ fn is_replica_of(cli: &mut Cli, master: &Server) -> bool {
 fn replicate(replica: &mut Cli, master: &Server) {
     replica.reply(&format!("REPLICAOF {} {}", Ipv4Addr::LOCALHOST, port(master)));
     eventually(PATIENCE, "the replica follows the master", || is_replica_of(replica, master));
-    // The master learns of it last.
+    // The master is the last to know that the replica follows it.
     let mut on_master = Cli::new(master);
     eventually(PATIENCE, "the master knows its replica", || {
         replication(&mut on_master, "slave0").contains("state=online")
@@ -60,7 +61,7 @@ fn replicate(replica: &mut Cli, master: &Server) {
 
 /// Returns when this number of replicas has received every write of this connection.
 #[track_caller]
-fn replicated_to(replicas: i64, master: &mut Cli) {
+fn await_replicas(replicas: i64, master: &mut Cli) {
     // An additional write, so that there is something to wait for.
     master.reply("SET written-last x");
     assert_eq!(master.reply(&format!("WAIT {replicas} 4000")), Int(replicas));
@@ -70,18 +71,18 @@ fn votes(cli: &mut Cli) -> bool {
     cli.ask::<String>("INFO lock").contains("lock_state:voting")
 }
 
-/// Every change of a lock on `master` arrives at `replica`, which follows it.
+/// Checks that every change of a lock on `master` arrives at `replica`, which follows it.
 #[track_caller]
-fn propagates(master: &mut Cli, replica: &mut Cli) {
+fn assert_propagates(master: &mut Cli, replica: &mut Cli) {
     // Two strings that existed before: one to release, one to adopt.
     for key in ["inherited", "adopted"] {
         master.reply(&format!("SET {key} a PX 600000"));
     }
-    replicated_to(1, master);
+    await_replicas(1, master);
     assert_eq!(master.reply("LOCK.RELEASE inherited a"), Int(1));
     assert_ne!(master.reply(&format!("LOCK.EXTEND adopted a {MAX_TTL_MS}")), Nil);
     let expires_at = master.expires_at_ms("adopted");
-    replicated_to(1, master);
+    await_replicas(1, master);
     assert_eq!(replica.reply("EXISTS inherited"), Int(0), "the release arrives");
     assert_eq!(replica.expires_at_ms("adopted"), expires_at, "the extension arrives");
 
@@ -89,7 +90,7 @@ fn propagates(master: &mut Cli, replica: &mut Cli) {
     for line in ["LOCK.ACQUIRE one a 4000", "LOCK.MACQUIRE 2 two three a 4000"] {
         assert_ne!(master.reply(line), Nil, "{line}");
     }
-    replicated_to(1, master);
+    await_replicas(1, master);
     for key in ["one", "two", "three"] {
         assert_eq!(
             replica.ask::<Option<String>>(&format!("GET {key}")).as_deref(),
@@ -111,7 +112,7 @@ fn promoted_replica_propagates_locks_to_its_former_master() {
     });
     let syncs: String = on_promoted.ask("INFO stats");
     assert!(syncs.contains("sync_full:0"), "the former master resynchronises partially");
-    propagates(&mut on_promoted, &mut on_former);
+    assert_propagates(&mut on_promoted, &mut on_former);
 }
 
 #[test]
@@ -120,12 +121,12 @@ fn promoted_replica_propagates_locks_to_its_siblings() {
     let (mut on_promoted, mut on_sibling) = (Cli::new(&promoted), Cli::new(&sibling));
     replicate(&mut on_promoted, &former);
     replicate(&mut on_sibling, &former);
-    replicated_to(2, &mut Cli::new(&former));
+    await_replicas(2, &mut Cli::new(&former));
     on_promoted.reply("REPLICAOF NO ONE");
     replicate(&mut on_sibling, &promoted);
     let syncs: String = on_promoted.ask("INFO stats");
     assert!(syncs.contains("sync_full:0"), "the sibling resynchronises partially");
-    propagates(&mut on_promoted, &mut on_sibling);
+    assert_propagates(&mut on_promoted, &mut on_sibling);
 }
 
 #[test]
@@ -138,7 +139,7 @@ fn master_started_as_a_replica_propagates_locks() {
     eventually(PATIENCE, "the replica follows", || is_replica_of(&mut on_promoted, &former));
     on_promoted.reply("REPLICAOF NO ONE");
     replicate(&mut on_new, &promoted);
-    propagates(&mut on_promoted, &mut on_new);
+    assert_propagates(&mut on_promoted, &mut on_new);
 }
 
 #[test]
@@ -156,9 +157,9 @@ fn replica_that_returns_receives_the_locks_it_missed() {
     eventually(PATIENCE, "the replica is back", || {
         on_master.ask::<String>("INFO stats").contains("sync_partial_ok:1")
     });
-    replicated_to(1, &mut on_master);
+    await_replicas(1, &mut on_master);
     assert_eq!(on_replica.ask::<Option<String>>("GET missed").as_deref(), Some("a"));
-    propagates(&mut on_master, &mut on_replica);
+    assert_propagates(&mut on_master, &mut on_replica);
 }
 
 #[test]
@@ -172,7 +173,7 @@ fn locks_granted_during_a_full_synchronisation_arrive() {
         keys += 1;
         is_replica_of(&mut on_replica, &master)
     });
-    replicated_to(1, &mut on_master);
+    await_replicas(1, &mut on_master);
     // The last ones are young, so that none of them has ended.
     for key in keys.max(10) - 10..keys {
         assert_eq!(
@@ -192,7 +193,7 @@ fn writable_replica_neither_extends_nor_releases_a_lock() {
     on_master.reply("SET foreign a PX 600000");
     on_master.reply("SET foreign-too a PX 600000");
     assert_ne!(on_master.reply("LOCK.ACQUIRE k a 4000"), Nil);
-    replicated_to(1, &mut on_master);
+    await_replicas(1, &mut on_master);
     let before = ["foreign", "foreign-too"].map(|key| on_replica.expires_at_ms(key));
     for line in [
         "LOCK.ACQUIRE free a 4000",

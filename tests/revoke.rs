@@ -28,9 +28,9 @@ fn value(cli: &mut Cli, key: &str) -> String {
     cli.ask(&format!("GET {key}"))
 }
 
-/// Checks that a value is random, like that of a revoked lock's key.
+/// Checks that a value looks like that of a revoked lock's key: 32 hexadecimal digits.
 #[track_caller]
-fn is_random(value: &str) {
+fn assert_looks_random(value: &str) {
     assert!(value.len() == 32 && value.bytes().all(|digit| digit.is_ascii_hexdigit()), "{value}");
 }
 
@@ -42,7 +42,8 @@ fn field(cli: &mut Cli, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("{name} is a number"))
 }
 
-/// A client that waits, and the time of its answer. Returns when the client is in the queue.
+/// Starts a client that waits, and returns when it is in the queue. Joining the thread gives the
+/// answer and its time.
 fn waiter(server: &Server, line: &str) -> JoinHandle<(Value, Instant)> {
     let (mut cli, mut other) = (Cli::new(server), Cli::new(server));
     let before = field(&mut other, "lock_waiters");
@@ -69,7 +70,7 @@ fn revoked_lock_can_be_released_and_not_extended() {
     assert_eq!(cli.reply("LOCK.EXTEND k b 60000"), Nil);
     assert_eq!(cli.reply("LOCK.ACQUIRE k b 60000"), Nil);
     let unknown = value(&mut cli, "k");
-    is_random(&unknown);
+    assert_looks_random(&unknown);
     assert!(cli.expires_at_ms("k").abs_diff(expires_at) <= 1, "it ends when it would have ended");
     assert_eq!(cli.reply(&format!("LOCK.RELEASE k {unknown}")), Int(0), "its value is no token");
     assert_eq!(cli.reply("LOCK.REVOKE k"), Int(1));
@@ -133,7 +134,7 @@ fn lock_of_several_keys_is_revoked_on_all() {
     let next = waiter(&server, "LOCK.ACQUIRE m b 60000 WAIT 30000");
     assert_eq!(cli.reply("LOCK.REVOKE l"), Int(1));
     for key in ["k", "l", "m"] {
-        is_random(&value(&mut cli, key));
+        assert_looks_random(&value(&mut cli, key));
         let shown: HashMap<String, Value> = cli.ask(&format!("LOCK.INSPECT {key}"));
         assert_eq!((&shown["revoked"], &shown["keys"]), (&Int(1), &Int(3)));
     }
@@ -244,12 +245,12 @@ fn data_is_not_revoked() {
 }
 
 #[test]
-fn string_of_another_client_is_revoked() {
+fn foreign_string_is_revoked() {
     let (_server, mut cli) = server_and_cli();
     cli.reply("SET k theirs NX PX 60000");
     let expires_at = cli.expires_at_ms("k");
     assert_eq!(cli.reply("LOCK.REVOKE k"), Int(1));
-    is_random(&value(&mut cli, "k"));
+    assert_looks_random(&value(&mut cli, "k"));
     assert_eq!(cli.expires_at_ms("k"), expires_at);
     assert_eq!(cli.reply("LOCK.EXTEND k theirs 60000"), Nil);
     assert_eq!(cli.reply("LOCK.ACQUIRE k next 60000"), Nil);

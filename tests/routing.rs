@@ -7,16 +7,16 @@ mod common;
 use common::{Cli, command, server_and_cli};
 use redis::Value::{Int, Nil, Okay};
 
-const TOO_MANY: &str = "ERR numkeys must be between 1 and 64";
+const OUT_OF_RANGE: &str = "ERR numkeys must be between 1 and 64";
 const NO_NUMBER: &str = "ERR value is not an integer";
 
 /// Impossible numbers of keys, with the beginning of the error. Two keys and a token follow.
 const WRONG_NUMBERS: [(&str, &str); 6] = [
     ("x", NO_NUMBER),
-    ("0", TOO_MANY),
-    ("-1", TOO_MANY),
-    ("65", TOO_MANY),
-    ("9223372036854775807", TOO_MANY),
+    ("0", OUT_OF_RANGE),
+    ("-1", OUT_OF_RANGE),
+    ("65", OUT_OF_RANGE),
+    ("9223372036854775807", OUT_OF_RANGE),
     ("9223372036854775808", NO_NUMBER),
 ];
 

@@ -148,7 +148,7 @@ fn locks_that_stay_are_listed_while_others_come_and_go() {
 }
 
 #[test]
-fn pattern_of_any_shape_is_matched_in_linear_time() {
+fn patterns_that_defeat_backtracking_are_matched_at_once() {
     /// A backtracking matcher needs hours for one of these.
     const AT_ONCE: Duration = Duration::from_secs(5);
     let (_server, mut cli) = server_and_cli();

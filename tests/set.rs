@@ -8,7 +8,7 @@ use redis::{Connection, RedisResult, cmd};
 const SET: &str = "eu-locks 2 1,2,4,5,6";
 const CHANGE: &str = "eu-locks 2 1,2,3>1,2,3,4";
 
-/// A server whose redis.conf loads the module with these arguments and has these lines.
+/// A redis.conf that loads the module, for one server or several.
 struct Node {
     /// Holds redis.conf.
     directory: tempfile::TempDir,

@@ -46,7 +46,7 @@ impl Waiter {
         Self { id, answer }
     }
 
-    fn granted(self) -> i64 {
+    fn await_grant(self) -> i64 {
         match self.answer.join().unwrap().unwrap() {
             Array(granted) => match granted[..] {
                 [Int(fence), Int(_)] => fence,
@@ -56,7 +56,7 @@ impl Waiter {
         }
     }
 
-    fn refused(self) {
+    fn await_refusal(self) {
         assert_eq!(self.answer.join().unwrap().unwrap(), Nil);
     }
 
@@ -134,7 +134,7 @@ fn extension_names_all_keys_of_the_lock_and_no_other() {
 }
 
 #[test]
-fn lock_of_one_key_is_the_same_by_either_command() {
+fn lock_of_one_key_is_the_same_for_both_kinds_of_command() {
     let (_server, mut cli) = server_and_cli();
     let fence: i64 = cli.ask("LOCK.MACQUIRE 2 a a t 20000");
     assert_eq!(
@@ -167,7 +167,7 @@ fn end_of_one_key_ends_all_and_serves_all_queues() {
         assert_ne!(cli.reply(end), Int(0), "{end}");
         assert_eq!(cli.reply("LOCK.MEXTEND 3 a b c t 60000"), Nil, "{end}");
         for waiter in waiters {
-            assert!(waiter.granted() > 0);
+            assert!(waiter.await_grant() > 0);
         }
         assert_eq!(cli.ask::<Vec<String>>("MGET a c"), ["u", "u"], "{end}");
         assert_eq!(inspect(&mut cli, "b"), None, "{end}");
@@ -348,7 +348,7 @@ fn waiter_for_several_keys_is_granted_all_at_once_or_holds_none() {
     let both = Waiter::new(&server, "LOCK.MACQUIRE 2 b a t 60000 WAIT 60000");
     let one = Waiter::new(&server, "LOCK.ACQUIRE a u 60000 WAIT 60000");
     cli.reply("LOCK.RELEASE a x");
-    one.granted();
+    one.await_grant();
     cli.reply("LOCK.RELEASE b y");
     assert!(
         matches!(cli.reply("LOCK.ACQUIRE b newcomer 60000"), Int(_)),
@@ -357,7 +357,7 @@ fn waiter_for_several_keys_is_granted_all_at_once_or_holds_none() {
     cli.reply("LOCK.RELEASE a u");
     assert!(both.waits());
     assert_eq!(cli.reply("DEL b"), Int(1));
-    assert!(both.granted() > before);
+    assert!(both.await_grant() > before);
     assert_eq!(cli.ask::<Vec<String>>("MGET a b"), ["t", "t"]);
     assert_eq!((field(&server, "lock_waiters"), field(&server, "lock_handovers")), (0, 2));
 }
@@ -366,19 +366,20 @@ fn waiter_for_several_keys_is_granted_all_at_once_or_holds_none() {
 fn wait_for_several_keys_ends_like_any_other() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE b x 60000");
-    let waits = |ms: u64| Waiter::new(&server, &format!("LOCK.MACQUIRE 2 a b t 60000 WAIT {ms}"));
-    waits(30).refused();
-    let unblocked = waits(60_000);
+    let start_waiter =
+        |ms: u64| Waiter::new(&server, &format!("LOCK.MACQUIRE 2 a b t 60000 WAIT {ms}"));
+    start_waiter(30).await_refusal();
+    let unblocked = start_waiter(60_000);
     assert_eq!(cli.reply(&format!("CLIENT UNBLOCK {}", unblocked.id)), Int(1));
-    unblocked.refused();
-    let withdrawn = waits(60_000);
+    unblocked.await_refusal();
+    let withdrawn = start_waiter(60_000);
     assert_eq!(cli.reply("LOCK.MRELEASE 2 a b t"), Int(0));
-    withdrawn.refused();
-    let killed = waits(60_000);
+    withdrawn.await_refusal();
+    let killed = start_waiter(60_000);
     assert_eq!(cli.reply(&format!("CLIENT KILL ID {}", killed.id)), Int(1));
     assert!(killed.answer.join().unwrap().is_err());
     eventually(PATIENCE, "no client waits", || field(&server, "lock_waiters") == 0);
-    let sent_away = waits(60_000);
+    let sent_away = start_waiter(60_000);
     cli.reply("SWAPDB 0 1");
     let error = sent_away.answer.join().unwrap().unwrap_err();
     assert_eq!(error.code(), Some("ABSTAIN"));
@@ -396,7 +397,7 @@ fn withdrawn_waiter_is_not_granted_a_lock_that_ends_in_the_same_turn() {
         .query(&mut cli.0)
         .unwrap();
     assert_eq!((deleted, released), (Int(1), Int(0)));
-    both.refused();
+    both.await_refusal();
     assert_eq!(exist(&mut cli, "a b"), Int(0));
 }
 
@@ -481,12 +482,12 @@ fn keys_freed_together_go_to_the_first_waiter() {
         let first = Waiter::new(&server, "LOCK.MACQUIRE 2 alpha beta first 60000 WAIT 60000");
         let second = Waiter::new(&server, "LOCK.MACQUIRE 2 beta delta second 60000 WAIT 60000");
         cli.reply("LOCK.RELEASE delta leaves");
-        leaves.refused();
+        leaves.await_refusal();
         cli.reply(free);
-        first.granted();
+        first.await_grant();
         assert!(second.waits(), "{free}");
         cli.reply(&format!("CLIENT UNBLOCK {}", second.id));
-        second.refused();
+        second.await_refusal();
     }
 }
 
@@ -509,10 +510,10 @@ fn single_key_waiter_does_not_overtake_one_for_several_in_one_turn() {
         .query(&mut server.connection())
         .unwrap();
     assert_eq!(freed, (1, 1, 1));
-    first.granted();
+    first.await_grant();
     assert!(second.waits());
     cli.ask::<i64>("LOCK.MRELEASE 2 alpha delta first");
-    second.granted();
+    second.await_grant();
 }
 
 /// Shows the purpose of `LOCK.MACQUIRE`.
@@ -523,6 +524,6 @@ fn clients_that_lock_two_keys_one_by_one_deadlock() {
     cli.ask::<i64>("LOCK.ACQUIRE b second 60000");
     let first = Waiter::new(&server, "LOCK.ACQUIRE b first 60000 WAIT 300");
     let second = Waiter::new(&server, "LOCK.ACQUIRE a second 60000 WAIT 300");
-    first.refused();
-    second.refused();
+    first.await_refusal();
+    second.await_refusal();
 }

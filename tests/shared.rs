@@ -17,8 +17,8 @@ fn inspect(cli: &mut Cli, key: &str) -> HashMap<String, Value> {
     cli.ask(&format!("LOCK.INSPECT {key}"))
 }
 
-/// The mode, and the number of holders.
-fn held(cli: &mut Cli) -> (Value, Value) {
+/// The mode of the lock on `k`, and the number of its holders.
+fn mode_and_holders(cli: &mut Cli) -> (Value, Value) {
     let mut shown = inspect(cli, "k");
     (shown.remove("mode").unwrap(), shown.remove("holders").unwrap())
 }
@@ -37,7 +37,7 @@ fn readers_share_the_key_and_exclude_writers() {
     let first: i64 = cli.ask("LOCK.ACQUIRE k a 60000 SHARED");
     let second: i64 = cli.ask("LOCK.ACQUIRE k b 60000 shared OWNER me");
     assert!(second >= first, "it may be equal");
-    assert_eq!(held(&mut cli), shared_by(2));
+    assert_eq!(mode_and_holders(&mut cli), shared_by(2));
     assert_eq!(info(&server, "lock_leases"), 2);
     assert_eq!(cli.reply("LOCK.ACQUIRE k w 60000"), Nil);
     assert_eq!(cli.reply("LOCK.ACQUIRE k a 60000 SHARED"), Nil, "the token already holds it");
@@ -60,7 +60,7 @@ fn each_reader_ends_at_its_own_deadline() {
     cli.ask::<i64>("LOCK.ACQUIRE k short 30 SHARED");
     eventually(PATIENCE, "the short one has ended", || info(&server, "lock_leases") == 1);
     assert_eq!(cli.reply("LOCK.EXTEND k short 60000"), Nil);
-    assert_eq!(held(&mut cli), shared_by(1));
+    assert_eq!(mode_and_holders(&mut cli), shared_by(1));
     assert!(cli.expires_at_ms("k") > cli.now_ms() + 50_000);
     cli.reply("LOCK.RELEASE k long");
     cli.ask::<i64>("LOCK.ACQUIRE k last 30 SHARED");
@@ -86,7 +86,7 @@ fn key_holds_an_unknown_value_and_expires_with_the_last_reader() {
     assert_eq!(cli.reply(&format!("LOCK.EXTEND k {unknown} 60000")), Nil);
     cli.reply("LOCK.RELEASE k b");
     assert!(cli.expires_at_ms("k").abs_diff(first) <= 1);
-    assert_eq!(held(&mut cli), shared_by(1));
+    assert_eq!(mode_and_holders(&mut cli), shared_by(1));
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn waiting_writer_is_not_overtaken_and_later_readers_enter_together() {
     assert!(readers.iter().all(Waiter::waits));
     cli.reply("LOCK.RELEASE k w");
     assert!(readers.into_iter().all(|reader| reader.fence() > written));
-    assert_eq!(held(&mut cli), shared_by(2));
+    assert_eq!(mode_and_holders(&mut cli), shared_by(2));
     assert!(second_writer.waits());
     cli.reply("LOCK.RELEASE k b");
     cli.reply("LOCK.RELEASE k c");
@@ -135,7 +135,7 @@ fn exclusive_lock_becomes_shared_and_never_the_reverse() {
     assert_eq!(cli.reply("LOCK.EXTEND k w 60000 SHARED"), Int(fence));
     assert!(reader.fence() > fence);
     assert_eq!(cli.reply("LOCK.EXTEND k w 60000"), Int(fence), "it stays shared");
-    assert_eq!(held(&mut cli), shared_by(2));
+    assert_eq!(mode_and_holders(&mut cli), shared_by(2));
     assert!(value(&mut cli, "k") != "w");
     assert!(next.waits());
     cli.reply("LOCK.RELEASE k w");
@@ -144,12 +144,12 @@ fn exclusive_lock_becomes_shared_and_never_the_reverse() {
 }
 
 #[test]
-fn string_of_another_client_is_adopted_as_shared() {
+fn foreign_string_is_adopted_as_shared() {
     let (_server, mut cli) = server_and_cli();
     cli.reply("SET k theirs PX 60000");
     cli.ask::<i64>("LOCK.EXTEND k theirs 60000 SHARED");
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED");
-    assert_eq!(held(&mut cli), shared_by(2));
+    assert_eq!(mode_and_holders(&mut cli), shared_by(2));
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn many_readers_are_granted_together_and_writers_after_them() {
     for connection in &mut readers {
         assert!(matches!(connection.recv_response().unwrap(), Array(_)));
     }
-    assert_eq!(held(&mut cli), shared_by(READERS.into()));
+    assert_eq!(mode_and_holders(&mut cli), shared_by(READERS.into()));
     let shown = inspect(&mut cli, "k");
     assert!(matches!(&shown["owner"], Array(owners) if owners.len() == 10));
     assert!(writer.waits());
@@ -260,7 +260,7 @@ fn evicted_key_leaves_readers_their_lock() {
     cli.reply("CONFIG SET maxmemory-policy allkeys-random maxmemory 1");
     let _ = command("SET x y").query::<Value>(&mut cli.0);
     assert_eq!(cli.reply("EXISTS k"), Int(0), "it was evicted");
-    assert_eq!(held(&mut cli), shared_by(1));
+    assert_eq!(mode_and_holders(&mut cli), shared_by(1));
     cli.reply("CONFIG SET maxmemory 0");
     assert_eq!(info(&server, "lock_saved_from_eviction"), 1);
     assert_eq!(cli.reply("LOCK.ACQUIRE k w 60000"), Nil);
@@ -310,7 +310,7 @@ fn reload_leaves_readers_their_lock_and_a_crash_leaves_a_string() {
             (unknown.clone(), expires_at),
             "{line}"
         );
-        assert_eq!(held(&mut cli), shared_by(2), "{line}");
+        assert_eq!(mode_and_holders(&mut cli), shared_by(2), "{line}");
         for token in ["a", "b"] {
             cli.ask::<i64>(&format!("LOCK.EXTEND k {token} 1"));
         }
@@ -339,20 +339,20 @@ fn replica_has_one_string_that_ends_with_the_last_reader() {
     eventually(PATIENCE, "the replica is in step", || {
         on_replica.ask::<String>("INFO replication").contains("master_link_status:up")
     });
-    let mut in_step = |cli: &mut Cli, line: &str| {
+    let mut assert_replicates = |cli: &mut Cli, line: &str| {
         assert!(matches!(cli.reply(line), Int(1..)), "{line}");
         assert_eq!(cli.reply("WAIT 1 4000"), Int(1));
         let there = |cli: &mut Cli| (cli.ask::<Option<String>>("GET k"), cli.expires_at_ms("k"));
         assert_eq!(there(&mut on_replica), there(cli), "{line}");
     };
-    in_step(&mut cli, "LOCK.ACQUIRE k a 20000 SHARED");
-    in_step(&mut cli, "LOCK.ACQUIRE k b 60000 SHARED");
-    in_step(&mut cli, "LOCK.RELEASE k b");
-    in_step(&mut cli, "LOCK.EXTEND k a 50000");
-    in_step(&mut cli, "LOCK.REVOKE k");
-    in_step(&mut cli, "LOCK.RELEASE k a");
-    in_step(&mut cli, "LOCK.ACQUIRE k w 60000");
-    in_step(&mut cli, "LOCK.EXTEND k w 60000 SHARED");
+    assert_replicates(&mut cli, "LOCK.ACQUIRE k a 20000 SHARED");
+    assert_replicates(&mut cli, "LOCK.ACQUIRE k b 60000 SHARED");
+    assert_replicates(&mut cli, "LOCK.RELEASE k b");
+    assert_replicates(&mut cli, "LOCK.EXTEND k a 50000");
+    assert_replicates(&mut cli, "LOCK.REVOKE k");
+    assert_replicates(&mut cli, "LOCK.RELEASE k a");
+    assert_replicates(&mut cli, "LOCK.ACQUIRE k w 60000");
+    assert_replicates(&mut cli, "LOCK.EXTEND k w 60000 SHARED");
 }
 
 #[test]
@@ -420,7 +420,7 @@ fn readers_that_come_and_go_abort_watching_transactions() {
         watcher.reply("WATCH k");
         cli.reply(line);
         watcher.reply("MULTI");
-        assert_eq!(watcher.reply("EXEC"), Nil, "{line}: INSPECT shows something else");
+        assert_eq!(watcher.reply("EXEC"), Nil, "{line}: the reply of INSPECT has changed");
     }
 }
 

@@ -56,18 +56,18 @@ impl Waiter {
         Self { id, answer }
     }
 
-    /// The fence and how long it waited.
-    fn granted(self) -> (i64, Duration) {
+    /// Waits for the grant. Returns its fence, and how long the client waited.
+    fn await_grant(self) -> (i64, Duration) {
         let answer = self.answer.join().unwrap().unwrap();
         let (fence, waited_us): (i64, u64) = redis::from_redis_value(answer).expect("granted");
         (fence, Duration::from_micros(waited_us))
     }
 
-    fn refused(self) {
+    fn await_refusal(self) {
         assert_eq!(self.answer.join().unwrap().unwrap(), Value::Nil);
     }
 
-    fn failed(self) -> String {
+    fn await_error(self) -> String {
         let error = self.answer.join().unwrap().unwrap_err();
         format!("{} {}", error.code().unwrap_or_default(), error.detail().unwrap_or_default())
     }
@@ -111,11 +111,11 @@ fn release_hands_over_in_order() {
     let first = Waiter::new(&server, "k", "b", 60_000, 60_000);
     let second = Waiter::new(&server, "k", "c", 60_000, 60_000);
     assert!(release(&server, "k", "a"));
-    let (next, _) = first.granted();
+    let (next, _) = first.await_grant();
     assert!(next > fence);
     assert_eq!(get(&server, "k").as_deref(), Some("b"));
     assert!(release(&server, "k", "b"));
-    assert!(second.granted().0 > next);
+    assert!(second.await_grant().0 > next);
     assert!(release(&server, "k", "c"));
     assert_eq!(get(&server, "k"), None);
     assert_eq!(field(&server, "lock_handovers"), 2);
@@ -168,7 +168,7 @@ fn client_without_wait_does_not_overtake_waiters() {
         .query(&mut server.connection())
         .unwrap();
     assert_eq!(newcomer, Value::Nil);
-    waiter.granted();
+    waiter.await_grant();
 }
 
 #[test]
@@ -189,11 +189,11 @@ fn every_explicit_end_serves_the_queue() {
         run(&server, end);
         // Valkey reports an EXPIRE into the past as an expiry, which ends no lease.
         if end != "EXPIRE k 0" || lease_has_ended(&server) {
-            waiter.granted();
+            waiter.await_grant();
             assert_eq!(get(&server, "k").as_deref(), Some("b"), "{end}");
         } else {
             assert!(release(&server, "k", "a"));
-            waiter.granted();
+            waiter.await_grant();
         }
     }
 }
@@ -214,7 +214,7 @@ fn deadline_serves_the_queue_at_once() {
         acquire(&server, "k", "a", 300).unwrap();
         let started = Instant::now();
         let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
-        waiter.granted();
+        waiter.await_grant();
         assert!(started.elapsed() >= Duration::from_millis(250), "not before the deadline");
         shortest = shortest.min(started.elapsed());
         assert!(release(&server, "k", "b"));
@@ -227,19 +227,19 @@ fn waiter_is_granted_a_key_after_a_plain_clients_lock() {
     let server = server();
     run(&server, "SET k old NX PX 200");
     let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
-    waiter.granted();
+    waiter.await_grant();
     run(&server, "SET l old NX PX 60000");
     let waiter = Waiter::new(&server, "l", "b", 60_000, 60_000);
     run(&server, "DEL l");
-    waiter.granted();
+    waiter.await_grant();
 }
 
 #[test]
-fn wait_ends_in_time() {
+fn wait_that_runs_out_is_refused_and_leaves_the_queue() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
     let started = Instant::now();
-    Waiter::new(&server, "k", "b", 60_000, 200).refused();
+    Waiter::new(&server, "k", "b", 60_000, 200).await_refusal();
     assert!(started.elapsed() >= Duration::from_millis(200));
     assert_eq!(waiters(&server), 0);
 }
@@ -254,7 +254,7 @@ fn client_that_is_gone_is_skipped() {
     assert!(gone.answer.join().unwrap().is_err());
     eventually(PATIENCE, "its place is free", || waiters(&server) == 1);
     release(&server, "k", "a");
-    next.granted();
+    next.await_grant();
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn lock_granted_to_a_killed_client_is_released() {
         .query(&mut server.connection())
         .unwrap();
     assert!(released);
-    next.granted();
+    next.await_grant();
     assert_eq!(get(&server, "k").as_deref(), Some("c"));
 }
 
@@ -285,10 +285,10 @@ fn client_unblock_ends_a_wait() {
     acquire(&server, "k", "a", 60_000).unwrap();
     let first = Waiter::new(&server, "k", "b", 60_000, 60_000);
     run(&server, &format!("CLIENT UNBLOCK {} TIMEOUT", first.id));
-    first.refused();
+    first.await_refusal();
     let second = Waiter::new(&server, "k", "b", 60_000, 60_000);
     run(&server, &format!("CLIENT UNBLOCK {} ERROR", second.id));
-    assert!(second.failed().starts_with("UNBLOCKED"));
+    assert!(second.await_error().starts_with("UNBLOCKED"));
     assert_eq!(waiters(&server), 0);
     assert!(release(&server, "k", "a"));
     assert_eq!(get(&server, "k"), None);
@@ -327,7 +327,7 @@ fn release_withdraws_a_waiter_with_that_token() {
     acquire(&server, "k", "a", 60_000).unwrap();
     let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
     assert!(!release(&server, "k", "b"));
-    waiter.refused();
+    waiter.await_refusal();
 }
 
 #[test]
@@ -337,10 +337,10 @@ fn nothing_is_granted_while_writes_are_paused_but_waits_end() {
     let short = Waiter::new(&server, "k", "b", 60_000, 600);
     let long = Waiter::new(&server, "k", "c", 60_000, 60_000);
     run(&server, "CLIENT PAUSE 60000 WRITE");
-    short.refused();
+    short.await_refusal();
     assert_eq!(field(&server, "lock_handovers"), 0);
     run(&server, "CLIENT UNPAUSE");
-    long.granted();
+    long.await_grant();
 }
 
 #[test]
@@ -349,7 +349,7 @@ fn demotion_and_abstention_answer_the_waiters() {
     acquire(&server, "k", "a", 60_000).unwrap();
     let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
     run(&server, "SWAPDB 0 1");
-    assert!(waiter.failed().starts_with("ABSTAIN"));
+    assert!(waiter.await_error().starts_with("ABSTAIN"));
 
     let server = self::server();
     acquire(&server, "k", "a", 60_000).unwrap();
@@ -372,9 +372,9 @@ fn waiters_are_limited_by_max_waiters() {
     run(&server, "CONFIG SET lock.max-waiters 2");
     let second = Waiter::new(&server, "k", "c", 60_000, 60_000);
     release(&server, "k", "a");
-    waiter.granted();
+    waiter.await_grant();
     release(&server, "k", "b");
-    second.granted();
+    second.await_grant();
 }
 
 #[test]
@@ -383,7 +383,7 @@ fn handover_is_replicated_as_one_set() {
     acquire(&server, "k", "aaa", 60_000).unwrap();
     let waiter = Waiter::new(&server, "k", "bbb", 60_000, 60_000);
     release(&server, "k", "aaa");
-    waiter.granted();
+    waiter.await_grant();
     let aof = aof(&server);
     let commands =
         ["SET", "DEL", "PEXPIREAT"].map(|name| aof.matches(&format!("\r\n{name}\r\n")).count());
@@ -410,7 +410,7 @@ fn unload_is_refused_while_a_client_waits() {
         || cmd("MODULE").arg("UNLOAD").arg("lock").query::<Value>(&mut server.connection());
     assert!(unload().is_err());
     run(&server, &format!("CLIENT UNBLOCK {}", waiter.id));
-    waiter.refused();
+    waiter.await_refusal();
     eventually(PATIENCE, "it is unloaded", || unload().is_ok());
     assert_eq!(get(&server, "k").as_deref(), Some("a"), "an ordinary string");
 }
@@ -418,11 +418,11 @@ fn unload_is_refused_while_a_client_waits() {
 #[test]
 fn waiter_for_a_foreign_key_is_served_when_its_expiry_is_shortened() {
     let server = server();
-    // Only the module removes keys that have expired.
+    // From now on the server removes an expired key only when a command uses it.
     run(&server, "DEBUG SET-ACTIVE-EXPIRE 0");
     run(&server, "SET k theirs PX 600000");
     let waiter = Waiter::new(&server, "k", "ours", 60_000, 60_000);
     run(&server, "PEXPIRE k 50");
-    waiter.granted();
+    waiter.await_grant();
     assert_eq!(get(&server, "k").as_deref(), Some("ours"));
 }

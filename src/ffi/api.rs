@@ -1,6 +1,7 @@
 /// Calls a function of the module API.
 ///
-/// Every supported server has the function: on other servers [`super::entry`] loads nothing.
+/// Every supported server has the function: on other servers [`super::entry`] refuses to load the
+/// module.
 macro_rules! api {
     ($function:ident ( $($argument:expr),* $(,)? )) => {{
         // The mutable static is written only while the module is being loaded.

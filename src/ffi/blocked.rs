@@ -34,7 +34,8 @@ fn with_blocked<T>(f: impl FnOnce(&mut Blocked) -> T) -> T {
 }
 
 impl Blocked {
-    /// Blocks the client of this command. The command must then send no reply.
+    /// Blocks the client of this command. The command must then send no reply. Returns `None` if
+    /// the server does not block the client.
     ///
     /// The caller checks first that the server does not [deny](Ctx::denies_blocking) blocking. The
     /// server's own timeout is not used, because it runs on the wall clock.
@@ -60,7 +61,7 @@ impl Blocked {
         }))
     }
 
-    /// The server's ID of a client that waits.
+    /// The server's ID of a client that waits; `None` if its wait is over.
     pub(crate) fn client_id(ticket: Ticket) -> Option<u64> {
         with_blocked(|blocked| blocked.ids.get(&ticket).copied())
     }
@@ -117,13 +118,13 @@ unsafe extern "C" fn on_unblock(
     // SAFETY: as above.
     let (ticket, ctx) = unsafe { (take_ticket_of(ctx), Ctx::new(ctx)) };
     entry::guard(|| {
-        let left = ticket.and_then(|ticket| module::with(|state| state.node.unblock(ticket)));
+        let exit = ticket.and_then(|ticket| module::with(|state| state.node.unblock(ticket)));
         if let Some(ticket) = ticket
-            && left.as_ref().is_none_or(|left| left.wake)
+            && exit.as_ref().is_none_or(|exit| exit.wake)
         {
             Blocked::unblock(ticket);
         }
-        commands::reply_waited(&ctx, left.map(|left| left.reply));
+        commands::reply_waited(&ctx, exit.map(|exit| exit.reply));
     });
     raw::REDISMODULE_OK as c_int
 }

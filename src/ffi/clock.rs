@@ -22,7 +22,7 @@ pub(crate) fn monotonic() -> Monotonic {
     Monotonic::from_us(now.tv_sec.unsigned_abs() * 1_000_000 + now.tv_nsec.unsigned_abs() / 1000)
 }
 
-/// Reads both clocks.
+/// Reads the monotonic clock, and computes the wall clock from it.
 pub(crate) fn now() -> Now {
     let monotonic = monotonic();
     let monotonic_us = i64::try_from(monotonic.us()).unwrap_or(i64::MAX);
@@ -36,7 +36,8 @@ pub(crate) fn now() -> Now {
 
 /// Reads the wall clock through the server.
 ///
-/// The C library is not asked: some servers load modules in a way that hides a replaced clock.
+/// Not through the C library: a Valkey server loads modules so that they bypass a C library's clock
+/// that a test has replaced.
 fn wall_us() -> i64 {
     // SAFETY: the static is written only while the module is being loaded; neither function has
     // preconditions. Redis 7.0 has milliseconds only.

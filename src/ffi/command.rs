@@ -1,4 +1,4 @@
-//! Commands: their description, registration and call.
+//! Commands: their description, handler and registration.
 
 use std::ffi::CStr;
 use std::ptr;
@@ -106,7 +106,7 @@ pub(super) fn register_category(ctx: &Ctx<'_>) -> bool {
         raw::RedisModule_AddACLCategory
             .is_none_or(|add| add(ctx.as_ptr(), CATEGORY.as_ptr()) == raw::REDISMODULE_OK as i32)
     };
-    // An unload leaves the category.
+    // The server keeps the category when it unloads the module.
     added || std::io::Error::last_os_error().raw_os_error() == Some(libc::EBUSY)
 }
 

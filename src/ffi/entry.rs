@@ -25,8 +25,8 @@ const ERR: c_int = raw::REDISMODULE_ERR as c_int;
 
 /// Pairs each API function with whether the server lacks it.
 ///
-/// Redis 7.0 has all functions that the module needs. An older server logs which one it lacks, and
-/// does not load the module.
+/// Redis 7.0 has all functions that the module needs. On an older server, the module logs the first
+/// one that is missing, and is not loaded.
 macro_rules! missing_functions {
     ($($function:ident)*) => {{
         // SAFETY: the statics are written only by the initialisation of the module, which is over.

@@ -15,7 +15,7 @@ use crate::{before_sleep, server_events};
 /// Subscribes to every event that the module needs. Called last while loading: see [`entry`].
 pub(super) fn subscribe(ctx: &Ctx<'_>) {
     // The class of string commands such as SET is missing, because its events would slow every SET
-    // of the server. The node detects an overwrite when the key is next used.
+    // of the server. The node notices a plain SET when a LOCK command next uses the key.
     let classes = raw::REDISMODULE_NOTIFY_GENERIC
         | raw::REDISMODULE_NOTIFY_EXPIRED
         | raw::REDISMODULE_NOTIFY_EVICTED;
@@ -159,7 +159,7 @@ unsafe extern "C" fn on_config_change(
     for &name in names {
         // SAFETY: as above.
         match unsafe { CStr::from_ptr(name) }.to_bytes() {
-            b"maxmemory-policy" => entry::guard(server_events::eviction_policy_changed),
+            b"maxmemory-policy" => entry::guard(server_events::handle_eviction_policy_change),
             b"appendonly" => {
                 entry::guard(|| server_events::handle_event(ServerEvent::AppendOnlyFileSwitched))
             }

@@ -60,7 +60,7 @@ impl<'ctx> Key<'ctx> {
     /// Sets when the string expires, in milliseconds of the wall clock.
     pub(crate) fn expire(&mut self, expires_at_ms: u64) -> Result<(), WriteRefused> {
         let key = self.open.ok_or(WriteRefused)?;
-        // A time that wraps is negative: the server refuses it, or takes −1 for "never".
+        // A time that wrapped would be negative: the server refuses that, or reads −1 as "never".
         let at = i64::try_from(expires_at_ms).map_err(|_| WriteRefused)?;
         // SAFETY: a key that is open for writing.
         let expires = unsafe { api!(RedisModule_SetAbsExpire(key.as_ptr(), at)) };
@@ -80,7 +80,7 @@ impl<'ctx> Key<'ctx> {
         self.kind
     }
 
-    /// The length of the string.
+    /// The length of the string; `None` if the key holds no string.
     ///
     /// Safe within a keyspace event. To read the value is not: the server may replace it while the
     /// command uses it.

@@ -1,7 +1,7 @@
 /// A static that only the server's main thread uses.
 ///
-/// The server calls a module only from that thread, for one command, event or timer at a time. The
-/// threads of `io-threads` only read and write sockets.
+/// The server calls a module only from that thread. Calls nest: an event may arrive during a
+/// command. The threads of `io-threads` only read and write sockets.
 pub(crate) struct MainThread<T>(T);
 
 // SAFETY: see above; this module starts no thread, so no other thread can reach it.

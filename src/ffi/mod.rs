@@ -15,7 +15,7 @@
 //! - [`MainThread`]: state that only the server's main thread uses.
 //! - [`clock`]: the clocks of the node.
 
-// The rest of this crate denies it.
+// The rest of this crate denies unsafe code.
 #![allow(unsafe_code)]
 // The C header's constants have the types of their literals. argc and argv are the usual names.
 #![allow(

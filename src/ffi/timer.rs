@@ -14,6 +14,7 @@ use super::api::api;
 /// The jobs run at the end of that turn, because the callback of a descriptor must not write keys.
 pub(crate) struct Timer {
     fd: OwnedFd,
+    /// The moment for which the timer was set last; `None` if it is not set.
     armed: Option<Monotonic>,
 }
 
@@ -39,12 +40,12 @@ impl Timer {
         (added == raw::REDISMODULE_OK as c_int).then_some(Self { fd, armed: None })
     }
 
-    /// Wakes the loop at that moment, or earlier. The jobs read the clock again.
+    /// Wakes the loop at the moment `at`, or earlier. The jobs then read the clock again.
     pub(crate) fn wake_at(&mut self, now: Monotonic, at: Monotonic) {
         if self.armed.is_some_and(|armed| now < armed && armed <= at) {
             return;
         }
-        // A time of zero would disarm it.
+        // A time of zero would disarm the timer.
         let after_us = at.us_since(now).max(1);
         let after = libc::timespec {
             tv_sec: libc::time_t::try_from(after_us / 1_000_000).unwrap_or(libc::time_t::MAX),

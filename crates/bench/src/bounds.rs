@@ -27,7 +27,7 @@ use quorlock_faults::harness::info;
 const WAITERS: usize = 10_000;
 /// Number of keys. Most waiters wait for all of them at once.
 const KEYS: usize = 64;
-/// One waiter in this number waits only for the last of these keys.
+/// One in this many waiters waits only for the last of these keys.
 const SINGLE_EVERY: usize = 10;
 /// Number of clients that hang up at once.
 const LEAVING: usize = 5_000;
@@ -65,6 +65,7 @@ struct Outcome {
     /// The longest PING, an upper bound of the longest turn.
     turn: Duration,
     /// The slowest command and the longest PING of a plain server whose clients wait in `BLPOP`.
+    /// `None` if a plain server has no similar event.
     peer: Option<(Slowest, Duration)>,
 }
 
@@ -311,6 +312,7 @@ impl<'a> Stage<'a> {
 }
 
 impl Outcome {
+    /// Returns the better of each figure.
     fn or_better(self, other: Self) -> Self {
         let better = |one: Slowest, other: Slowest| {
             if slowest_duration(&one) <= slowest_duration(&other) { one } else { other }

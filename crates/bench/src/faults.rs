@@ -24,7 +24,7 @@ const AT_ONCE: usize = 10;
 /// Number of such groups in one turn.
 const AT_ONCE_BLOCK: usize = BLOCK / AT_ONCE;
 /// Number of locks of the peer. Each takes up to a second, because the peer waits for the faulty
-/// node twice, for half a second.
+/// node twice, each time for half a second.
 const PEER_LOCKS: usize = 5;
 
 /// Largest allowed ratio to healthy nodes.
@@ -36,7 +36,8 @@ pub(crate) const STEPS: u64 = WARM_UP_ROUNDS + ROUNDS + 1;
 /// The state of the last of the three nodes.
 struct Condition {
     name: &'static str,
-    /// A proxy costs time without a fault too, so such a fault is compared with a healthy proxy.
+    /// Whether a proxy is in front of the node. A proxy costs time even without a fault, so such a
+    /// node is compared with a healthy node behind a proxy.
     is_behind_proxy: bool,
     accident: Option<Accident>,
 }

@@ -112,7 +112,8 @@ struct Stretch {
 struct RoundFigures {
     acquires: Vec<Stretch>,
     releases: Vec<Stretch>,
-    /// The figures while the last locks expire, by the number of locks that are left.
+    /// The figures while the last locks expire, by the number of locks that are left. Here `batch`
+    /// is the longest round trip, and `command` is not measured.
     deadlines: Vec<Stretch>,
     /// The memory of each lock.
     bytes: u64,
@@ -189,6 +190,7 @@ fn worst(stretches: &[Stretch], of: impl Fn(&Stretch) -> Duration) -> Duration {
 }
 
 impl RoundFigures {
+    /// Returns the better of each figure.
     fn or_better(self, other: &Self) -> Self {
         let better = |these: Vec<Stretch>, those: &[Stretch]| -> Vec<Stretch> {
             these.into_iter().zip(those).map(|(this, that)| this.or_better(that)).collect()

@@ -1,6 +1,6 @@
 //! Quorlock side by side with its peers.
 //!
-//! Each figure is a ratio of two things that are measured in turn in one run, because absolute
+//! Most figures are ratios of two things that are measured in turn in one run, because absolute
 //! times of one machine say little about another.
 //!
 //! - [`server_time`]: what a command costs the server, beside plain commands and scripts that do
@@ -231,7 +231,7 @@ fn compare_modules(module: &Path, against: &Path, check: bool) -> anyhow::Result
 
 /// Measures in a spawned task, as in a program that serves requests.
 ///
-/// Catches Ctrl-C, because a paused server does not receive it.
+/// Catches Ctrl-C, so that the servers are dropped: a paused server would not end on Ctrl-C.
 fn in_task<T: Send + 'static>(
     runtime: &Runtime,
     measuring: impl Future<Output = anyhow::Result<T>> + Send + 'static,

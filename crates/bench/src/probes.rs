@@ -191,7 +191,7 @@ pub(crate) fn raise_file_limit() -> anyhow::Result<usize> {
 
 /// Runs `measuring` on one processor and the servers on another, and unpins the servers afterwards.
 ///
-/// Without that, the scheduler's choice of processors changes the results more than most effects
+/// Otherwise the scheduler's choice of processors changes the results more than most effects
 /// that are measured.
 pub(crate) fn on_separate_processors<T: Send>(
     servers: &[&Server],

@@ -32,8 +32,9 @@ impl Row {
         self.ours.as_secs_f64() / self.peer.as_secs_f64()
     }
 
-    /// Compares the exact ratio, and not the printed one. A ratio that is not a number misses its
-    /// target.
+    /// Returns whether the exact ratio, and not the printed one, is larger than the target.
+    ///
+    /// A ratio that is not a number misses its target.
     fn misses_its_target(&self) -> bool {
         self.target
             .is_some_and(|target| self.ratio().partial_cmp(&target).is_none_or(Ordering::is_gt))

@@ -35,7 +35,8 @@ pub(crate) const TTL_MS: u64 = 600_000;
 /// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = (SIZES[0].rounds + SIZES[1].rounds) as u64;
 
-/// The size of a measurement, and the targets of the commands that acquire, extend and release.
+/// The size of a measurement, and the targets of the commands that acquire, extend and release:
+/// the largest allowed ratios of times, `None` for a ratio without a target.
 struct Size {
     keys: u32,
     rounds: u32,
@@ -50,7 +51,7 @@ else
     return 0
 end"#;
 
-/// Extends such a lock.
+/// Extends a lock that was acquired with `SET NX`.
 const COMPARE_AND_EXPIRE: &str = r#"
 if redis.call("get",KEYS[1]) == ARGV[1] then
     return redis.call("pexpire",KEYS[1],ARGV[2])

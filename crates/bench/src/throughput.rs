@@ -34,7 +34,7 @@ const TASKS: [usize; 3] = [1, 16, 128];
 const TURN: Duration = Duration::from_millis(200);
 /// Pause after a turn.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Number of rounds. In an equal number of them, each client has the first, second and third turn.
+/// Number of rounds. Each client has the first, second and third turn equally often.
 const ROUNDS: u32 = 48;
 /// Ttl in milliseconds, longer than any lock is held.
 const TTL_MS: u64 = 30_000;

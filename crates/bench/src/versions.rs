@@ -16,7 +16,7 @@ const ALTERNATIONS: usize = 20;
 /// Number of rounds of each server in a pair, in turn. The best counts: other processes can only
 /// make a round slower.
 const ROUNDS: usize = 10;
-/// Largest median of the ratios.
+/// Largest allowed median of the ratios.
 const RATIO_MAX: f64 = 1.05;
 
 /// Number of steps of [`Progress`].

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use quorlock_client::Quorum;
 
-use crate::args::{TTL, long_enough, not_empty, seconds};
+use crate::args::{TTL, check_key, check_ttl, seconds};
 use crate::config::Defaults;
 use crate::duration::duration;
 use crate::handle::Format;
@@ -27,7 +27,7 @@ use crate::{advice, exit, say};
 #[command(after_help = [EXIT_CODES, EXAMPLE, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Acquire {
     /// The lock's name: the key on every node
-    #[arg(value_parser = OsStringValueParser::new().try_map(not_empty))]
+    #[arg(value_parser = OsStringValueParser::new().try_map(check_key))]
     key: OsString,
 
     #[command(flatten)]
@@ -95,7 +95,7 @@ async fn acquire_and_print(
 ) -> anyhow::Result<ExitCode> {
     let given = if args.no_wait { Some(Duration::ZERO) } else { args.wait.or(args.wait_seconds) };
     let wait = given.or(defaults.wait).unwrap_or(Duration::MAX);
-    let ttl = long_enough(args.ttl.or(defaults.ttl).unwrap_or(TTL))?;
+    let ttl = check_ttl(args.ttl.or(defaults.ttl).unwrap_or(TTL))?;
     let mut builder = quorum.lock(args.key.into_vec()).ttl(ttl);
     if let Some(owner) = args.owner.or(defaults.owner) {
         builder = builder.owner(owner);

@@ -29,7 +29,7 @@ pub(crate) fn on_attach(nodes: Nodes) -> anyhow::Error {
     about_ttl(&nodes).unwrap_or_else(|| AttachError::NoQuorum { nodes }.into())
 }
 
-/// Advises to change the ttl, if a node does not allow it.
+/// Returns an error that advises a smaller ttl; `None` unless a node refused the ttl as too long.
 fn about_ttl(nodes: &Nodes) -> Option<anyhow::Error> {
     let limits = nodes.failed().filter_map(|(node, error)| match error {
         NodeError::TtlTooLong { max_ms } => Some((*max_ms, node)),

@@ -74,8 +74,8 @@ pub(crate) enum Verb {
 /// second process, the watchdog, stops the command in the same way if quorlock itself is stopped or
 /// killed with SIGKILL.
 ///
-/// When the command ends by itself, the lock is released. Processes that it left in the background
-/// then run without the lock, unless --wait-all is given.
+/// When the command ends, the lock is released. Processes that the command left in the background
+/// then run without the lock. With --wait-all, the lock is released when they, too, have ended.
 ///
 /// The signals TERM, INT, HUP, QUIT, USR1 and USR2 that reach quorlock are passed on to the command
 /// and its process group. In the foreground of a terminal, only TERM, USR1 and USR2 are passed on,
@@ -85,14 +85,14 @@ pub(crate) enum Verb {
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct Run {
     /// The lock's name: the key on every master
-    #[arg(value_parser = OsStringValueParser::new().try_map(not_empty))]
+    #[arg(value_parser = OsStringValueParser::new().try_map(check_key))]
     pub(crate) key: OsString,
 
     #[command(flatten)]
     pub(crate) nodes: NodeArgs,
 
-    /// How long the lock lasts if this program dies, at least 100ms. It is extended whenever a
-    /// third of that time has passed [default: 10s]
+    /// How long the lock lasts if this program dies, at least 100ms. This program extends the lock
+    /// whenever a third of that time has passed [default: 10s]
     #[arg(long, value_parser = duration, value_name = "TIME")]
     ttl: Option<Duration>,
 
@@ -117,8 +117,8 @@ pub(crate) struct Run {
     #[arg(short = 'E', long, default_value_t = exit::CONFLICT, value_name = "N")]
     pub(crate) conflict_exit_code: u8,
 
-    /// Keep the lock for at least this long, even if the command ends sooner. A signal then
-    /// releases it at once. The exit code is the command's
+    /// Keep the lock for at least this long, even if the command ends sooner. After TERM, INT or
+    /// QUIT, the lock is released as soon as the command has ended. The exit code is the command's
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) hold_at_least: Option<Duration>,
 
@@ -185,9 +185,9 @@ const RUN_EXAMPLE: &str = "Examples:
   quorlock run nightly-backup -- backup --to /mnt
   quorlock run deploy -w 30 -c 'git pull && make install'
 
-  The same line in the crontab of many machines, of which one runs the job. The
-  hold exceeds the difference of their clocks, so that a late machine finds the
-  lock held even when the job is over. -E 0 makes that a success:
+  The same line in the crontab of many machines, of which one runs the job.
+  --hold-at-least exceeds the difference of their clocks: a late machine finds
+  the lock held even when the job is over. With -E 0, that is a success:
   0 3 * * * quorlock run nightly -n -E 0 --hold-at-least 1m -- nightly-report";
 
 impl Run {
@@ -219,13 +219,13 @@ impl Run {
     }
 }
 
-/// Refuses an empty name: its usual cause is an unset variable in a script.
-pub(crate) fn not_empty(key: OsString) -> Result<OsString, &'static str> {
+/// Refuses an empty key: its usual cause is an unset variable in a script.
+pub(crate) fn check_key(key: OsString) -> Result<OsString, &'static str> {
     if key.is_empty() { Err("the lock needs a name") } else { Ok(key) }
 }
 
 /// Refuses a ttl below [`TTL_MIN`].
-pub(crate) fn long_enough(ttl: Duration) -> anyhow::Result<Duration> {
+pub(crate) fn check_ttl(ttl: Duration) -> anyhow::Result<Duration> {
     ensure!(
         ttl >= TTL_MIN,
         "a ttl of {ttl:?} is too short for the nodes to answer in time: give at least {TTL_MIN:?}"
@@ -242,20 +242,20 @@ pub(crate) fn pattern(text: OsString) -> Result<OsString, String> {
     if rest.len() > PATTERN_BYTES_MAX {
         return Err(format!("a pattern has at most {PATTERN_BYTES_MAX} bytes"));
     }
-    let mut is_class = false;
+    let mut is_in_class = false;
     while let [first, after @ ..] = rest {
         rest = match (first, after) {
             (b'\\', []) => return Err("the \\ at the end escapes nothing: write \\\\".into()),
             (b'\\', [_, after @ ..]) => after,
             _ => after,
         };
-        is_class = match first {
+        is_in_class = match first {
             b'[' => true,
             b']' => false,
-            _ => is_class,
+            _ => is_in_class,
         };
     }
-    if is_class { Err("a [ has no ]: write \\[ for a literal [".into()) } else { Ok(text) }
+    if is_in_class { Err("a [ has no ]: write \\[ for a literal [".into()) } else { Ok(text) }
 }
 
 /// Reads seconds as `flock -w` does: `10`, `0.5`.

@@ -13,7 +13,7 @@ pub(crate) fn now() -> Moment {
     Moment { boot: read(ClockId::Boottime), raw: read(ClockId::MonotonicRaw) }
 }
 
-/// Waits until either clock has reached `moment`.
+/// Waits until one of the two clocks has reached `moment`.
 pub(crate) async fn reach(moment: Moment) {
     loop {
         let left = now().until(moment);

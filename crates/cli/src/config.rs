@@ -23,7 +23,7 @@ const VARIABLE: &str = "QUORLOCK_CONFIG";
 /// The permission bit that lets users other than the owner and the group read a file.
 const READABLE_BY_OTHERS: u32 = 0o004;
 
-/// The contents of a file.
+/// The contents of a configuration file.
 #[expect(clippy::struct_field_names, reason = "the name in the file")]
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -133,7 +133,7 @@ pub(crate) fn is_readable_by_others(path: &Path) -> bool {
 
 /// Reads a list of nodes, or one text with commas, as in `QUORLOCK_NODES`.
 ///
-/// Accepts a text because serde's own error for one would quote it, password included.
+/// Accepts a text, because serde's own error would quote the text, password included.
 fn node_list<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
     struct NodeList;
     impl<'de> Visitor<'de> for NodeList {

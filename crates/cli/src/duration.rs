@@ -53,7 +53,7 @@ pub(crate) fn text_of_ms(ms: u64) -> String {
     }
 }
 
-/// Reads a field of a configuration file.
+/// Reads a time from a configuration file.
 pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
     value: D,
 ) -> Result<Option<Duration>, D::Error> {

@@ -2,14 +2,14 @@
 
 use url::Url;
 
-/// The schemes that the client library connects to. [`Endpoint::parse`] also accepts those of
-/// Sentinel and Cluster, since the library explains why it does not support them.
+/// The schemes that the client library connects to. [`Endpoint::parse`] also accepts schemes
+/// of Sentinel and Cluster, since the library explains why it does not support them.
 const SCHEMES: [&str; 7] =
     ["redis", "rediss", "valkey", "valkeys", "redis+unix", "valkey+unix", "unix"];
 const TLS_SCHEMES: [&str; 2] = ["rediss", "valkeys"];
 const EXPECTED: &str = "write redis://host:port, rediss://host:port for TLS, or redis+unix:///path";
 
-/// A node. It has no `Debug`, since its URL may contain a password.
+/// One node. It has no `Debug`, since its URL may contain a password.
 pub(crate) struct Endpoint {
     url: Url,
     has_scheme: bool,
@@ -67,12 +67,12 @@ impl Endpoint {
         TLS_SCHEMES.contains(&self.url.scheme())
     }
 
-    /// Returns why nodes with this scheme are not supported, if they are not.
+    /// Returns why nodes with this scheme are not supported; `None` if they are.
     pub(crate) fn unsupported(&self) -> Option<&'static str> {
         let scheme = self.url.scheme();
         if scheme.contains("sentinel") {
             return Some(
-                "Sentinel may fail it over to a replica that lacks locks: name each master itself",
+                "Sentinel may fail over to a replica that lacks locks: name each master instead",
             );
         }
         scheme.contains("cluster").then_some(

@@ -1,5 +1,5 @@
-//! Exit codes of this program. Other codes are those of the command, or 128 + the signal that
-//! killed it.
+//! Exit codes of this program. `quorlock run` also returns the exit code of its command, and
+//! `quorlock doctor` has codes of its own. After a signal, the code is 128 + the signal.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitCode, ExitStatus};
@@ -8,13 +8,13 @@ use rustix::process::Signal;
 
 /// Success.
 pub(crate) const SUCCESS: u8 = 0;
-/// The lock was lost, and the command was stopped.
+/// The lock was lost, or had ended before.
 pub(crate) const LOST: u8 = 120;
-/// Another client holds the lock, and the command was not started.
+/// Another client holds the lock.
 pub(crate) const CONFLICT: u8 = 121;
-/// No majority of the masters voted, and the command was not started.
+/// No majority of the masters voted or answered.
 pub(crate) const NO_MAJORITY: u8 = 122;
-/// There is no such lock.
+/// The lock is free.
 pub(crate) const FREE: u8 = 123;
 /// `quorlock` itself failed.
 pub(crate) const FAILED: u8 = 125;
@@ -23,7 +23,7 @@ pub(crate) const CANNOT_RUN: u8 = 126;
 /// The command was not found.
 pub(crate) const NOT_FOUND: u8 = 127;
 
-/// Shown by `--help`.
+/// Shown by `quorlock run --help`.
 pub(crate) const RUN_HELP: &str = "Exit codes:
   the command's own, or 128 + the signal that killed it;
   128 + the signal that ended the wait for the lock

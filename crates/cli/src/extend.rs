@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use quorlock_client::{AttachError, DetachedLock, NodeError, Nodes, Quorum};
 
-use crate::args::long_enough;
+use crate::args::check_ttl;
 use crate::duration::duration;
 use crate::handle::{Format, HandleArg};
 use crate::nodes::{self, NodeArgs};
@@ -36,10 +36,10 @@ const EXIT_CODES: &str = "Exit codes:
   0    the lock is held until its ttl is over
   120  the lock is lost: it had ended, or was extended or released with this
        handle before, or an operator revoked it
-  122  no majority of the nodes answered in time; the lock is given up
+  122  no majority of the nodes answered in time: the lock counts as lost
   125  quorlock itself failed, or its arguments are not understood, or not
        accepted by the nodes
-  128 + the signal that ended it; the lock is given up";
+  128 + the signal that ended quorlock: the lock counts as lost";
 
 pub(crate) async fn extend(args: Extend) -> anyhow::Result<ExitCode> {
     // Listens first: a signal must not end this program while it holds a lock.
@@ -59,7 +59,7 @@ async fn extend_and_print(
     handle: DetachedLock,
     args: &Extend,
 ) -> anyhow::Result<ExitCode> {
-    let ttl = args.ttl.map_or(Ok(handle.ttl()), long_enough)?;
+    let ttl = args.ttl.map_or(Ok(handle.ttl()), check_ttl)?;
     let code = match quorum.lock_all(handle.keys()).ttl(ttl).attach(handle).await {
         Ok(lock) => {
             args.format.detach_and_print(quorum, lock).await?;
@@ -83,7 +83,7 @@ async fn extend_and_print(
     Ok(ExitCode::from(code))
 }
 
-/// Returns whether fewer nodes than a majority are left that did not report a revocation.
+/// Returns whether the nodes that did not report a revocation are too few for a majority.
 fn is_revoked(nodes: &Nodes) -> bool {
     let revoked =
         nodes.failed().filter(|(_, error)| matches!(error, NodeError::Revoked { .. })).count();

@@ -101,7 +101,7 @@ impl Format {
 
 /// Waits until every reachable node holds the lock, for [`STRAGGLERS_LIMIT`] at most.
 ///
-/// A request that is not sent when this process ends is never sent.
+/// Requests that are still queued when this process ends are never sent.
 async fn wait_for_stragglers(quorum: &Quorum, lock: &Lock) {
     let until = Instant::now() + STRAGGLERS_LIMIT;
     while Instant::now() < until {

@@ -11,7 +11,7 @@ use quorlock_client::{
 };
 use serde::Serialize;
 
-use crate::args::not_empty;
+use crate::args::check_key;
 use crate::nodes::{self, NodeArgs};
 use crate::output::{self, escape_short, ms, table, time, with_plural};
 use crate::{exit, say, semaphore};
@@ -23,7 +23,7 @@ use crate::{exit, say, semaphore};
 #[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Inspect {
     /// The lock's name: the key on every node
-    #[arg(value_parser = OsStringValueParser::new().try_map(not_empty))]
+    #[arg(value_parser = OsStringValueParser::new().try_map(check_key))]
     key: OsString,
 
     /// Show the semaphore KEY with N permits: its slots, their holders and the waiters
@@ -70,11 +70,13 @@ pub(crate) async fn inspect(args: Inspect) -> anyhow::Result<ExitCode> {
 /// What the answers of the nodes say about a lock.
 pub(crate) struct Summary<'a> {
     pub(crate) verdict: Verdict,
+    /// The lock; `None` unless a majority holds the same one.
     pub(crate) held: Option<&'a HeldLock>,
-    /// The time since the first of its nodes granted the lock.
+    /// The time since the first node granted the lock; `None` if no lock is held, or no node says.
     pub(crate) since: Option<Duration>,
     pub(crate) waiters: u64,
     pub(crate) queue: Vec<&'a WaiterInfo>,
+    /// The number of keys of the lock, this one included.
     keys: u64,
     /// The number of nodes on which the lock is revoked.
     revoked: usize,
@@ -288,7 +290,7 @@ fn node_rows(inspection: &Inspection) -> Vec<Vec<String>> {
 }
 
 fn cells(lease: &LeaseInfo) -> [String; 6] {
-    let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let state = match lease.mode {
         LockMode::Foreign => "foreign",
         _ if lease.revoked => "revoked",
@@ -297,16 +299,16 @@ fn cells(lease: &LeaseInfo) -> [String; 6] {
     };
     [
         state.to_owned(),
-        or_none(owners(lease)),
-        or_none(lease.fence.map(|fence| fence.to_string())),
-        or_none(lease.held.map(time)),
+        or_dash(owners(lease)),
+        or_dash(lease.fence.map(|fence| fence.to_string())),
+        or_dash(lease.held.map(time)),
         lease.ttl.map_or_else(|| "never".to_owned(), time),
         lease.waiters.to_string(),
     ]
 }
 
-/// Returns the label of the holder. Of several holders, returns the first label and the number of
-/// the others.
+/// Returns the label of the holder; `None` if it has none. Of several holders, returns the first
+/// label and the number of the others.
 pub(crate) fn owners(lease: &LeaseInfo) -> Option<String> {
     let first = lease.owner.as_ref().map(escape_short);
     match lease.holders {

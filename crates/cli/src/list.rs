@@ -19,8 +19,8 @@ const LIMIT: u32 = 1000;
 
 /// Lists the locks of all nodes, in the order of their keys.
 ///
-/// The list is no snapshot: a lock that is acquired or released meanwhile may be listed on some of
-/// the nodes only. Keys that other programs wrote with SET are not listed.
+/// The list is no snapshot: a lock that is acquired or released while the nodes list their locks
+/// may be listed on some of the nodes only. Keys that other programs wrote with SET are not listed.
 #[derive(clap::Args)]
 #[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct List {
@@ -67,8 +67,8 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
         let failed = failed.iter().filter_map(|(node, error)| Some((node, error.as_ref()?)));
         let failed =
             failed.map(|(node, error)| Failed { node, error: error.to_string() }).collect();
-        let all = All { locks, truncated: list.is_truncated, failed };
-        output::print(&(output::json(&all)? + "\n"));
+        let printed = Printed { locks, truncated: list.is_truncated, failed };
+        output::print(&(output::json(&printed)? + "\n"));
     } else {
         let heading = ["KEY", "STATE", "FENCE", "ENDS IN", "WAITING"].map(str::to_owned).to_vec();
         let rows: Vec<_> = std::iter::once(heading).chain(summaries.map(row)).collect();
@@ -91,18 +91,18 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
 }
 
 fn row((lock, summary): (&ListedLock, Summary<'_>)) -> Vec<String> {
-    let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     vec![
         escape_short(&lock.key),
         state(&summary),
-        or_none(summary.held.map(|held| held.fence.to_string())),
-        or_none(summary.held.map(|held| time(held.at_most))),
+        or_dash(summary.held.map(|held| held.fence.to_string())),
+        or_dash(summary.held.map(|held| time(held.at_most))),
         summary.waiters.to_string(),
     ]
 }
 
-/// Describes the state of a listed key. A key that is free on a majority is listed because a
-/// minority has it.
+/// Describes the state of a listed key. A key that is free on a majority of the nodes is listed
+/// because a minority has a lease on it.
 fn state(summary: &Summary<'_>) -> String {
     match summary.verdict {
         Verdict::Free => "on a minority of the nodes only".to_owned(),
@@ -110,10 +110,11 @@ fn state(summary: &Summary<'_>) -> String {
     }
 }
 
+/// What `--json` prints.
 #[derive(Serialize)]
-struct All<'a> {
+struct Printed<'a> {
     locks: Vec<PrintedKey<'a>>,
-    /// Whether there are more locks than the limit.
+    /// Whether there are more locks than `--limit`.
     truncated: bool,
     failed: Vec<Failed<'a>>,
 }

@@ -19,14 +19,14 @@ pub(crate) struct LockRenewer {
     lock: Lock,
     check_interval: Interval,
     confirmation: Confirmation,
-    /// Why the last check did not confirm the lock.
+    /// Why the last check did not confirm the lock; `None` if it did.
     error: Option<ExtendError>,
     is_revoked: bool,
 }
 
 /// The result of a check.
 pub(crate) enum CheckResult {
-    /// The lock is valid until then.
+    /// The lock is valid until this moment.
     ValidUntil(Moment),
     /// The nodes say that the lock has ended.
     Lost,

@@ -1,7 +1,7 @@
 //! `quorlock`: runs a program under a lock that a majority of Redis or Valkey masters grants.
 //!
 //! - [`args`]: the command line.
-//! - [`nodes`]: the list of nodes and the connection to them; [`endpoint`] is one of them.
+//! - [`nodes`]: the list of nodes and the connection to them; [`endpoint`]: one node of the list.
 //! - [`config`]: configuration files.
 //! - [`acquire`], [`extend`], [`release`]: the verbs for scripts. They pass a lock on as a
 //!   [`handle`].
@@ -10,10 +10,10 @@
 //! - [`output`]: what a terminal shows: escaped text, times, tables, JSON.
 //! - [`bench`]: `quorlock bench`.
 //! - [`advice`]: errors that name the option to change.
-//! - [`duration`]: times on the command line.
+//! - [`duration`]: times on the command line and in configuration files.
 //! - [`run`]: `quorlock run`.
-//! - [`lock_renewer`]: renews and checks the lock of that command.
-//! - [`watchdog`]: the process that starts the command and stops it in time.
+//! - [`lock_renewer`]: renews and checks the lock of `quorlock run`.
+//! - [`watchdog`]: the process that starts the command of `quorlock run` and stops it in time.
 //! - [`process_tree`]: the command and everything that it started.
 //! - [`clock`]: the clocks that measure a validity.
 //! - [`signals`]: the signals that this program handles.
@@ -119,7 +119,8 @@ fn finish(outcome: anyhow::Result<ExitCode>) -> ExitCode {
 
 /// Prints a message on standard error, and escapes control characters in it.
 ///
-/// Standard output belongs to the command. Ignores write errors: standard error may be closed.
+/// Standard output is only for results and for the command of `quorlock run`. Ignores write errors:
+/// standard error may be closed.
 fn say(message: impl Display) {
     let _ = writeln!(stderr(), "quorlock: {}", output::escape_lines(&message.to_string()));
 }

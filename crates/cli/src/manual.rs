@@ -17,7 +17,7 @@ use crate::args::Args;
 /// The shells whose completions have a folder in Linux packages.
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Fish, Shell::Zsh];
 
-/// The hidden verb that writes the pages and completions. Neither of them shows this verb.
+/// The hidden verb that writes the pages and completions, which do not show it.
 pub(crate) const VERB: &str = "__manual";
 
 /// Writes the pages to DIR/man and the completions to DIR/completions.

@@ -26,7 +26,8 @@ const HEADING: &str = "Nodes";
 
 /// How long connecting waits for a majority.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
-/// The same for a call that waits for a lock: that wait also covers nodes that connect later.
+/// How long connecting waits for a majority before a call that waits for a lock. Nodes that are
+/// missing then may connect while that call waits.
 const CONNECT_LIMIT_OF_WAIT: Duration = Duration::from_secs(1);
 /// The round trips of one attempt to connect: TCP, two of TLS, and the first reply.
 const CONNECT_ROUND_TRIPS: u32 = 4;
@@ -72,7 +73,7 @@ from files: see `quorlock --help`";
 
 /// Shown by `quorlock --help`.
 pub(crate) const HELP: &str = "\
-Where the nodes are (in each row, the first that has a value is used):
+Where values come from (in each row, the leftmost value is used):
   value     option           environment        file           default
   file      --config         QUORLOCK_CONFIG                   see below
   nodes     --nodes          QUORLOCK_NODES     nodes
@@ -85,9 +86,10 @@ Where the nodes are (in each row, the first that has a value is used):
   wait      --wait                              defaults.wait  for ever
   owner     --owner                             defaults.owner HOST:PID
   A user and a password in a URL come before all of these. The files are
-  quorlock.toml in XDG_CONFIG_HOME (~/.config), and /etc/quorlock.toml; each
-  value is taken from the first file that has it. User, password and TLS of a
-  file are used only with the nodes of the same file.
+  quorlock.toml in XDG_CONFIG_HOME (~/.config), and /etc/quorlock.toml. The
+  nodes, and each default, are taken from the first of the two files that has
+  them. User, password and TLS are taken only from the file whose nodes are
+  used, and from no file if --nodes or QUORLOCK_NODES names the nodes.
 
 File:
   nodes = [\"rediss://a:6380\", \"rediss://b:6380\", \"rediss://c:6380\"]
@@ -109,15 +111,16 @@ struct NamedNodes<'a> {
     /// The option, the variable or the file that names them.
     by: String,
     texts: Vec<String>,
-    /// The file, if one names them.
+    /// The configuration file that names them; `None` if an option or a variable does.
     file: Option<&'a Loaded>,
 }
 
 /// The certificates for nodes with TLS, in PEM.
 #[derive(Default)]
 struct Certificates {
-    /// The root certificates; `None` for those of the system.
+    /// The root certificates; `None` for those of `SSL_CERT_FILE` or of the system.
     roots: Option<Vec<u8>>,
+    /// `None` if this client shows no certificate.
     identity: Option<Identity>,
 }
 
@@ -140,7 +143,7 @@ impl NodeArgs {
         let parse = |text: &String| Endpoint::parse(text).map_err(|error| anyhow!("{by}: {error}"));
         let mut endpoints = texts.iter().map(parse).collect::<anyhow::Result<Vec<_>>>()?;
         if let Some(loaded) = file.filter(|_| endpoints.iter().any(Endpoint::has_password)) {
-            warn_if_readable(&loaded.path);
+            warn_if_readable_by_others(&loaded.path);
         }
         let file = file.map(|loaded| &loaded.file);
         self.add_credentials(&mut endpoints, file)?;
@@ -225,7 +228,7 @@ impl NodeArgs {
         };
         let identity = match (cert, key) {
             (Some(cert), Some(key)) => {
-                warn_if_readable(key);
+                warn_if_readable_by_others(key);
                 Some(Identity {
                     chain: read_certificate(cert)?,
                     key: read_pem(key, "PRIVATE KEY")?,
@@ -262,8 +265,8 @@ impl Nodes {
         Ok(builder.connect_timeout(node_limit.min(CONNECT_LIMIT)).connect().await?)
     }
 
-    /// Connects to the nodes for a call that waits for a lock. Missing nodes may connect during
-    /// that wait.
+    /// Connects to the nodes for a call that waits for a lock. Missing nodes may connect while that
+    /// call waits.
     pub(crate) async fn connect_to_wait(
         &self,
         node_limit: Option<Duration>,
@@ -358,7 +361,7 @@ fn read_password(path: &Path) -> anyhow::Result<String> {
         "the password file {} has several lines: leave one",
         path.display()
     );
-    warn_if_readable(path);
+    warn_if_readable_by_others(path);
     Ok(password.to_owned())
 }
 
@@ -366,7 +369,7 @@ fn read_certificate(path: &Path) -> anyhow::Result<Vec<u8>> {
     read_pem(path, "CERTIFICATE")
 }
 
-/// Reads a file that has at least one section of this kind.
+/// Reads a file in PEM. Refuses a file that has no section of this kind.
 fn read_pem(path: &Path, kind: &str) -> anyhow::Result<Vec<u8>> {
     let text =
         fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -381,7 +384,7 @@ fn read_pem(path: &Path, kind: &str) -> anyhow::Result<Vec<u8>> {
     Ok(text.into_bytes())
 }
 
-fn warn_if_readable(path: &Path) {
+fn warn_if_readable_by_others(path: &Path) {
     if config::is_readable_by_others(path) {
         let path = path.display();
         say(format_args!(

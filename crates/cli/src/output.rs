@@ -89,7 +89,9 @@ pub(crate) fn with_plural(number: u64, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Formats lines with columns, two spaces apart.
+/// Formats rows as lines whose columns are two spaces apart.
+///
+/// The last cell of a row may be a long text, and does not make its column wider.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
     let width = |column: usize| {
@@ -126,7 +128,7 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<String> {
     Ok(shown)
 }
 
-/// Prints the result on standard output. Ignores write errors: standard output may be closed.
+/// Prints a result on standard output. Ignores write errors: standard output may be closed.
 pub(crate) fn print(text: &str) {
     let _ = stdout().write_all(text.as_bytes());
     let _ = stdout().flush();

@@ -25,7 +25,8 @@ const KILL_AGAIN_EVERY: Duration = Duration::from_millis(5);
 /// The process group of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Group {
-    /// The command leads its own process group: a signal to the group reaches all that it started.
+    /// The command leads its own process group. A signal to the group reaches the command and each
+    /// process that it started, unless that process has left the group.
     Own,
     /// The command is in this group, the foreground group of the terminal. It can read from the
     /// terminal, and receives Ctrl-C, Ctrl-\, Ctrl-Z and a hang-up. This program signals only the
@@ -48,13 +49,15 @@ impl Group {
 ///
 /// Only this process reaps them, so that a process id in here is not reused.
 pub(crate) struct ProcessTree {
-    /// The command; `None` while it is unknown whether it was started.
+    /// The command; `None` before it is started, or if it is unknown whether it was started.
     leader: Option<Pid>,
     leader_status: Option<ExitStatus>,
     group: Group,
     /// Children that this process had before the command. They are not part of the tree.
     other_children: Vec<Pid>,
+    /// Whether a process of the tree was left at the last [`reap`](Self::reap).
     has_children: bool,
+    /// The last action of the schedule; `None` before the first one.
     action: Option<StopAction>,
     /// Adopted processes outside the group that were sent SIGTERM.
     sent_term: Vec<Pid>,
@@ -76,7 +79,8 @@ impl ProcessTree {
         Ok(tree)
     }
 
-    /// Adopts the processes of a watchdog that was killed.
+    /// Makes a tree of all children of this process but `other_children`. After a watchdog was
+    /// killed, these are the command and its descendants.
     pub(crate) fn adopt(
         leader: Option<Pid>,
         group: Group,
@@ -124,8 +128,8 @@ impl ProcessTree {
                 Err(_) => break false,
             }
         };
-        // Without other children, `wait` itself reports whether a child is left. That is more
-        // reliable than a list of them.
+        // Without other children, `wait` itself reports whether a child is left. A list of the
+        // children is less reliable.
         self.has_children =
             has_any && (self.other_children.is_empty() || !self.children().is_empty());
     }
@@ -153,7 +157,8 @@ impl ProcessTree {
         }
     }
 
-    /// Waits until a process has ended, or until the schedule's next action is due.
+    /// Waits until a process has ended, or until the schedule's next action is due. After the last
+    /// action, waits until [`follow`](Self::follow) must kill the remaining processes again.
     pub(crate) async fn changed(&mut self, schedule: &StopSchedule) {
         let due = async {
             match schedule.poll_timeout() {

@@ -15,7 +15,7 @@ use quorlock_client::{
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep};
 
-use crate::args::not_empty;
+use crate::args::check_key;
 use crate::inspect::{Summary, Verdict};
 use crate::nodes::{self, NodeArgs};
 use crate::output::{self, escape_short, table, time, with_plural};
@@ -39,7 +39,7 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 #[command(after_help = [EXIT_CODES, EXAMPLE, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Revoke {
     /// The lock's name: the key on every node
-    #[arg(value_parser = OsStringValueParser::new().try_map(not_empty))]
+    #[arg(value_parser = OsStringValueParser::new().try_map(check_key))]
     key: OsString,
 
     /// End the lock at once, although its holder may still run
@@ -89,14 +89,14 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
     }
     say(consequence(&summary, args.now));
     if !args.yes {
-        if !is_confirmed().await? {
+        if !ask_to_confirm().await? {
             bail!("nothing was revoked");
         }
         // Another client may have acquired the lock before the operator confirmed.
         let Some(again) = inspect(&quorum, &key).await? else {
             return Ok(ExitCode::from(exit::NO_MAJORITY));
         };
-        if let Some(code) = has_changed(&summary, &Summary::of(&again)) {
+        if let Some(code) = report_change(&summary, &Summary::of(&again)) {
             return Ok(code);
         }
     }
@@ -162,7 +162,8 @@ fn consequence(summary: &Summary<'_>, now: bool) -> String {
     }
 }
 
-async fn is_confirmed() -> anyhow::Result<bool> {
+/// Asks the operator, and returns whether the answer is yes.
+async fn ask_to_confirm() -> anyhow::Result<bool> {
     let _ = write!(stderr(), "Revoke it? [y/N] ");
     let read = || {
         let mut answer = String::new();
@@ -172,8 +173,9 @@ async fn is_confirmed() -> anyhow::Result<bool> {
     Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
 }
 
-/// Returns the exit code if the lock is no longer the one that the operator confirmed.
-fn has_changed(confirmed: &Summary<'_>, now: &Summary<'_>) -> Option<ExitCode> {
+/// Prints a message and returns the exit code if the lock is no longer the one that the operator
+/// confirmed. Returns `None` if it is still that lock.
+fn report_change(confirmed: &Summary<'_>, now: &Summary<'_>) -> Option<ExitCode> {
     let fence = |summary: &Summary<'_>| summary.held.map(|held| held.fence);
     if now.verdict == Verdict::Free {
         say("nothing was revoked: the lock is now free");

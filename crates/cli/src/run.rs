@@ -13,7 +13,7 @@ use quorlock_core::{StopSchedule, Ttl, rounded};
 use rustix::process::Signal;
 use tokio::time::sleep;
 
-use crate::args::{Run, long_enough};
+use crate::args::{Run, check_ttl};
 use crate::lock_renewer::{CheckResult, LockRenewer};
 use crate::process_tree::Group;
 use crate::signals::Signals;
@@ -25,8 +25,8 @@ use crate::{advice, clock, exit, say, semaphore};
 /// An extension that no node answers takes one node limit. A third of the ttl must suffice for
 /// several extensions, and for stopping the command after the last one.
 const NODE_LIMITS_PER_TTL_MIN: u32 = 10;
-/// How long to wait for silent nodes at the end. Their requests are in flight, and a lease that
-/// remains there ends by its ttl.
+/// How long to wait for silent nodes at the end. The requests to these nodes are in flight, and a
+/// lease that remains on one of them ends by its ttl.
 pub(crate) const CLOSE_LIMIT: Duration = Duration::from_millis(250);
 
 pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
@@ -34,7 +34,7 @@ pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::listen()?;
     let nodes = args.nodes.load()?;
     args.fill(&nodes.defaults);
-    long_enough(args.ttl())?;
+    check_ttl(args.ttl())?;
     ensure!(
         args.node_limit.is_none_or(|limit| limit <= args.ttl() / NODE_LIMITS_PER_TTL_MIN),
         "--node-limit must be at most a {NODE_LIMITS_PER_TTL_MIN}th of --ttl, for the lock to be extended in time"
@@ -168,7 +168,7 @@ async fn compare_permits_later(
     pending().await
 }
 
-/// Tries once. If the lock is not acquired, prints why and waits for it.
+/// Tries once, and then waits for the lock. Prints why it waits, unless the reason is usual.
 ///
 /// `wait` counts from `called`, and so includes the time to connect.
 pub(crate) async fn acquire(
@@ -222,7 +222,7 @@ fn is_usual(error: &AcquireError) -> bool {
 enum Outcome {
     Exited {
         status: ExitStatus,
-        /// Whether `quorlock` received TERM, INT or QUIT before that.
+        /// Whether `quorlock` received TERM, INT or QUIT before the command ended.
         is_interrupted: bool,
     },
     /// The lock was lost or not extended in time, and the command was stopped.
@@ -235,8 +235,8 @@ enum Outcome {
     NotStarted(io::Error),
 }
 
-/// Runs the command while it renews the lock. Passes signals on, and stops the command when the
-/// lock is lost.
+/// Runs the command, and renews the lock until the command has ended. Passes signals on, and stops
+/// the command when the lock is lost.
 async fn supervise(
     args: &Run,
     ttl: Ttl,
@@ -265,7 +265,7 @@ async fn supervise(
     loop {
         tokio::select! {
             biased;
-            report = watchdog.report() => match report {
+            report = watchdog.next_report() => match report {
                 Some(Report::Started(_)) => {}
                 Some(Report::NotStarted(error)) => return Ok(Outcome::NotStarted(error.into())),
                 Some(Report::TooLate) => return Ok(Outcome::TooLate),
@@ -289,16 +289,16 @@ async fn supervise(
             state = renewer.next() => match state {
                 CheckResult::ValidUntil(deadline) => {
                     schedule.handle_extended(deadline);
-                    watchdog.order(&Order::Extended(deadline));
+                    watchdog.send_order(&Order::Extended(deadline));
                 }
                 CheckResult::Lost => {
                     schedule.handle_lost(clock::now());
-                    watchdog.order(&Order::Lost);
+                    watchdog.send_order(&Order::Lost);
                 }
             },
             signal = signals.next() => {
                 is_interrupted |= [Signal::TERM, Signal::INT, Signal::QUIT].contains(&signal);
-                watchdog.order(&Order::PassOn(signal));
+                watchdog.send_order(&Order::PassOn(signal));
             }
         }
     }

@@ -14,10 +14,12 @@ use crate::{exit, say};
 struct Semaphore<'a> {
     name: &'a [u8],
     permits: usize,
-    /// Each slot that is shown, with its key.
+    /// The key of each slot that is shown, and the state of its lock.
     slots: Vec<(&'a [u8], Summary<'a>)>,
-    /// A lower bound of the permits that another client uses, if it exceeds `permits`.
+    /// Another client gives this semaphore at least this many permits. `None` unless that is more
+    /// than `permits`.
     larger_permits: Option<usize>,
+    /// At least this many clients wait.
     waiters: u64,
     queue: Vec<&'a WaiterInfo>,
 }
@@ -48,24 +50,24 @@ pub(crate) async fn inspect(
     Ok(ExitCode::from(semaphore.code()))
 }
 
-/// Warns that another client uses a larger number of permits.
+/// Warns that another client gives the semaphore more than `permits`: at least `larger_permits`.
 pub(crate) fn warn_of_larger(name: &[u8], permits: usize, larger_permits: usize) {
     say(format_args!(
-        "warning: another client of {} uses at least {larger_permits} permits, so that more than \
-         {permits} may be held: give the same number everywhere",
+        "warning: another client gives {} at least {larger_permits} permits, so more than {permits} \
+         can be held at once: use the same `--permits` everywhere",
         escape_short(name)
     ));
 }
 
 impl<'a> Semaphore<'a> {
-    /// `slots` are all slots that a semaphore of any number of permits may have.
+    /// Takes the keys and inspections of all 64 slots, also of the slots beyond `permits`.
     fn new(name: &'a [u8], permits: usize, slots: &'a [(Vec<u8>, Inspection)]) -> Self {
         let is_used = |inspection: &Inspection| {
             inspection.nodes.iter().any(|node| matches!(node.lease, Ok(Some(_))))
         };
         let last = slots.iter().rposition(|(_, inspection)| is_used(inspection));
         let larger_permits = last.map(|last| last + 1).filter(|used| *used > permits);
-        // Includes slots that only clients with a larger number use: `held` counts them too.
+        // Includes the slots of clients with more permits, so that `held` counts them too.
         let shown = &slots[..larger_permits.unwrap_or(permits).min(slots.len())];
         let (waiters, queue) = waiters(shown);
         let slots = shown.iter().map(|(key, slot)| (&**key, Summary::of(slot))).collect();
@@ -102,24 +104,24 @@ impl<'a> Semaphore<'a> {
         let heading = ["SLOT", "KEY", "STATE", "FENCE", "HELD FOR", "ENDS IN"];
         let mut rows = vec![heading.map(str::to_owned).to_vec()];
         for (index, (key, slot)) in self.slots.iter().enumerate() {
-            let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+            let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
             rows.push(vec![
                 index.to_string(),
                 escape_short(key),
                 slot.headline(),
-                or_none(slot.held.map(|held| held.fence.to_string())),
-                or_none(slot.since.map(time)),
-                or_none(slot.held.map(|held| time(held.at_most))),
+                or_dash(slot.held.map(|held| held.fence.to_string())),
+                or_dash(slot.since.map(time)),
+                or_dash(slot.held.map(|held| time(held.at_most))),
             ]);
         }
         text + &table(&rows)
     }
 }
 
-/// Returns the number of clients that wait for a permit, and the first of them.
+/// Returns a lower bound for the number of clients that wait for a permit, and the first of them.
 ///
 /// A client waits on one node, in the queue of every slot that it accepts. Therefore only the
-/// longest queue of each node counts.
+/// longest queue of each node counts. A client that waits for other slots only is not counted.
 fn waiters(slots: &[(Vec<u8>, Inspection)]) -> (u64, Vec<&WaiterInfo>) {
     let (mut waiters, mut queue) = (0, Vec::new());
     let nodes = slots.first().map_or(0, |(_, slot)| slot.nodes.len());
@@ -142,7 +144,8 @@ struct Printed<'a> {
     name_hex: Option<String>,
     permits: usize,
     held: usize,
-    /// A lower bound of the permits that another client uses, if it exceeds `permits`.
+    /// Another client gives this semaphore at least this many permits. `None` unless that is more
+    /// than `permits`.
     larger_permits: Option<usize>,
     waiters: u64,
     queue: Vec<PrintedWaiter<'a>>,

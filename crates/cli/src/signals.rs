@@ -55,8 +55,8 @@ impl Signals {
     }
 }
 
-/// Returns the signals that were ignored when this program started: the lowest bit is signal 1.
-/// Returns 0 if the system does not report them.
+/// Returns the set of signals that this process ignores: the lowest bit is signal 1. Returns 0 if
+/// the system does not report them.
 fn ignored_mask() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -46,11 +46,11 @@ pub(crate) struct Up {
     module: Option<PathBuf>,
 }
 
-const HELP: &str = "The module is the first of these that exists:
+const HELP: &str = "The module is the first of these that is named or exists:
   --module FILE
   QUORLOCK_MODULE
-  libquorlock.so beside this program, as after `cargo build`
-  ../lib/quorlock/libquorlock.so from there, as after an installation:
+  libquorlock.so in the folder of this program, as after `cargo build`
+  ../lib/quorlock/libquorlock.so from that folder, as after an installation:
   /usr/bin/quorlock and /usr/lib/quorlock/libquorlock.so
   target/release, then target/debug of the source that this program was built
   from
@@ -60,7 +60,7 @@ Environment:
   QUORLOCK_MODULE  read: the module to load, if --module does not name it
 
 Exit codes:
-  0    a signal ended it, and all masters are stopped
+  0    a signal ended quorlock, and all masters are stopped
   125  a master did not start
 
 Example:
@@ -69,7 +69,7 @@ Example:
 
 /// How often the progress spinner moves.
 const TICK: Duration = Duration::from_millis(100);
-/// The file in a folder that the program locks while it uses the folder.
+/// The file in the folder of `--keep` that this program locks while it uses the folder.
 const LOCK_FILE: &str = "quorlock-up.lock";
 
 pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
@@ -83,14 +83,15 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
     progress.enable_steady_tick(TICK);
     let binary = args.server.map_or_else(find_server_binary, Ok)?;
     let module = match args.module {
-        Some(module) => existing(module)?,
+        Some(module) => check_module(module)?,
         None => module_path().context(
             "there is no module to load: name one with --module (`quorlock up --help` lists where quorlock looks for it)",
         )?,
     };
     let folder = args.keep.as_deref().map(Folder::open).transpose()?.map(Arc::new);
-    let has_started_before =
-        folder.as_ref().is_some_and(|folder| (0..args.masters).any(|index| folder.has(index)));
+    let has_started_before = folder
+        .as_ref()
+        .is_some_and(|folder| (0..args.masters).any(|index| folder.has_master(index)));
 
     // Before the first server starts: an interrupted program must leave none behind.
     let mut signals = Signals::listen()?;
@@ -179,18 +180,19 @@ impl Folder {
     }
 
     /// Whether this master was started here before.
-    fn has(&self, index: u16) -> bool {
+    fn has_master(&self, index: u16) -> bool {
         self.of_master(index).exists()
     }
 
     fn configure(&self, index: u16, master: ServerBuilder) -> ServerBuilder {
         let master = master.dir(self.of_master(index)).arg("appendonly", "yes");
         // -1 is the module's default. Only a master that never ran has nothing to forget.
-        if self.has(index) { master.arg("lock.rejoin-delay", -1) } else { master }
+        if self.has_master(index) { master.arg("lock.rejoin-delay", -1) } else { master }
     }
 }
 
-fn existing(module: PathBuf) -> anyhow::Result<PathBuf> {
+/// Refuses a path that is no file.
+fn check_module(module: PathBuf) -> anyhow::Result<PathBuf> {
     ensure!(
         module.is_file(),
         "--module names {}, which is not a file: the package quorlock-module installs \

@@ -58,20 +58,22 @@ fn run_with(file: &Path) -> Output {
     run(quorlock().env("QUORLOCK_CONFIG", file))
 }
 
+/// Asserts that the program ended with 0, and printed no error.
 #[track_caller]
-fn succeeds(output: &Output) {
+fn assert_succeeds(output: &Output) {
     assert_eq!((code(output.status), stderr(output)), (0, ""));
 }
 
-/// Asserts that the program used the node [`NO_SERVER`].
+/// Asserts that the program tried to reach the node [`NO_SERVER`].
 #[track_caller]
-fn finds_no_server(output: &Output) {
+fn assert_finds_no_server(output: &Output) {
     assert_ne!(code(output.status), 0);
     assert!(stderr(output).contains("127.0.0.1:1: not connected"), "{}", stderr(output));
 }
 
+/// Asserts that the program failed with 125 and these hints, and showed no password.
 #[track_caller]
-fn fails(output: &Output, hints: &[&str]) {
+fn assert_fails(output: &Output, hints: &[&str]) {
     assert_eq!(code(output.status), 125, "{}", stderr(output));
     for hint in hints {
         assert!(stderr(output).contains(hint), "no {hint} in {}", stderr(output));
@@ -103,13 +105,13 @@ fn option_comes_before_environment_and_environment_before_files() {
         command.env("XDG_CONFIG_HOME", files.path(""));
         command
     };
-    succeeds(&run(&mut of_user()));
-    succeeds(&run_with(&good));
-    finds_no_server(&run_with(&bad));
-    finds_no_server(&run(of_user().env("QUORLOCK_CONFIG", &bad)));
-    succeeds(&run(of_user().env("QUORLOCK_CONFIG", "")));
-    succeeds(&run(of_user().env("QUORLOCK_CONFIG", &bad).env("QUORLOCK_NODES", &here)));
-    finds_no_server(&run(of_user().env("QUORLOCK_NODES", NO_SERVER)));
+    assert_succeeds(&run(&mut of_user()));
+    assert_succeeds(&run_with(&good));
+    assert_finds_no_server(&run_with(&bad));
+    assert_finds_no_server(&run(of_user().env("QUORLOCK_CONFIG", &bad)));
+    assert_succeeds(&run(of_user().env("QUORLOCK_CONFIG", "")));
+    assert_succeeds(&run(of_user().env("QUORLOCK_CONFIG", &bad).env("QUORLOCK_NODES", &here)));
+    assert_finds_no_server(&run(of_user().env("QUORLOCK_NODES", NO_SERVER)));
 
     let with_options = |options: &[&str]| {
         let mut command = of_user();
@@ -120,11 +122,11 @@ fn option_comes_before_environment_and_environment_before_files() {
             .args(options);
         command.args(["k", "--", "true"]).output().unwrap()
     };
-    succeeds(&with_options(&["--nodes", &here]));
-    fails(&with_options(&["--nodes", ""]), &["--nodes is empty"]);
+    assert_succeeds(&with_options(&["--nodes", &here]));
+    assert_fails(&with_options(&["--nodes", ""]), &["--nodes is empty"]);
     let config = ["--config", good.to_str().unwrap()];
     // The nodes of the environment come before those of the file.
-    finds_no_server(&with_options(&config));
+    assert_finds_no_server(&with_options(&config));
 }
 
 #[test]
@@ -133,6 +135,7 @@ fn defaults_come_from_the_file_and_options_replace_them() {
     let files = Files::new();
     let defaults = "[defaults]\nttl = '30s'\nwait = '0'\nowner = 'the night watch'";
     let file = files.write("f.toml", &(nodes_line(&masters) + defaults));
+    // Returns whether the ttl of the file applies, and whether the owner of the file does.
     let seen_with = |options: &[&str]| {
         let mut command = quorlock();
         command.args(["run", "--config"]).arg(&file).args(LONG_NODE_LIMIT).args(options);
@@ -160,7 +163,7 @@ fn user_and_password_come_from_files_environment_or_options() {
     files.write("password", &format!("{PASSWORD}\n"));
     let file = files
         .write("f.toml", &(nodes_line(&masters) + "user = 'locker'\npassword-file = 'password'"));
-    succeeds(&run_with(&file));
+    assert_succeeds(&run_with(&file));
 
     let urls = masters.urls().join(",");
     let named = || {
@@ -168,9 +171,14 @@ fn user_and_password_come_from_files_environment_or_options() {
         command.env("QUORLOCK_NODES", &urls);
         command
     };
-    succeeds(&run(named().env("QUORLOCK_USER", "locker").env("QUORLOCK_PASSWORD", PASSWORD)));
-    fails(&run(named().env("QUORLOCK_USER", "locker")), &["needs a password", "--password-file"]);
-    fails(
+    assert_succeeds(&run(named()
+        .env("QUORLOCK_USER", "locker")
+        .env("QUORLOCK_PASSWORD", PASSWORD)));
+    assert_fails(
+        &run(named().env("QUORLOCK_USER", "locker")),
+        &["needs a password", "--password-file"],
+    );
+    assert_fails(
         &run(named().env("QUORLOCK_USER", "locker").env("QUORLOCK_PASSWORD", "s3cretive")),
         &["WRONGPASS"],
     );
@@ -183,9 +191,9 @@ fn user_and_password_come_from_files_environment_or_options() {
             .args(LONG_NODE_LIMIT);
         command.args(["k", "--", "true"]).output().unwrap()
     };
-    succeeds(&options(&files.path("password")));
-    fails(&options(&files.path("missing")), &["cannot read the password", "missing"]);
-    fails(&options(&files.write("empty", "\n")), &["is empty"]);
+    assert_succeeds(&options(&files.path("password")));
+    assert_fails(&options(&files.path("missing")), &["cannot read the password", "missing"]);
+    assert_fails(&options(&files.write("empty", "\n")), &["is empty"]);
 }
 
 #[test]
@@ -196,7 +204,7 @@ fn file_with_a_secret_that_others_can_read_is_reported() {
     let file = files
         .write("f.toml", &(nodes_line(&masters) + "user = 'locker'\npassword-file = 'password'"));
     files.allow("password", 0o640);
-    succeeds(&run_with(&file));
+    assert_succeeds(&run_with(&file));
     files.allow("password", 0o644);
     let output = run_with(&file);
     assert_eq!(code(output.status), 0);
@@ -208,14 +216,14 @@ fn file_with_a_secret_that_others_can_read_is_reported() {
     let urls = masters.urls().join("','") + "?user=locker&pass=s3cret%2F%40%20%26";
     let urls = urls.replace("','", "?user=locker&pass=s3cret%2F%40%20%26','");
     let file = files.write("urls.toml", &format!("nodes = ['{urls}']"));
-    succeeds(&run_with(&file));
+    assert_succeeds(&run_with(&file));
     files.allow("urls.toml", 0o644);
     let output = run_with(&file);
     assert_eq!(code(output.status), 0);
     assert!(stderr(&output).contains("chmod 600"), "{output:?}");
 }
 
-/// Otherwise the program would send the password to any nodes on the command line.
+/// Otherwise the program would send the password to each node that the command line names.
 #[test]
 fn password_of_a_file_goes_to_the_nodes_of_that_file_only() {
     let masters = Masters::start(3);
@@ -223,11 +231,11 @@ fn password_of_a_file_goes_to_the_nodes_of_that_file_only() {
     files.write("password", PASSWORD);
     let credentials = "user = 'locker'\npassword-file = 'password'\n";
     let file = files.write("f.toml", &format!("nodes = ['{NO_SERVER}']\n{credentials}"));
-    succeeds(&run(quorlock()
+    assert_succeeds(&run(quorlock()
         .env("QUORLOCK_CONFIG", &file)
         .env("QUORLOCK_NODES", masters.urls().join(","))));
     let file = files.write("same.toml", &(nodes_line(&masters) + credentials));
-    fails(&run_with(&file), &["WRONGPASS"]);
+    assert_fails(&run_with(&file), &["WRONGPASS"]);
 }
 
 #[test]
@@ -242,13 +250,13 @@ fn error_in_a_file_names_the_file_the_line_and_what_to_write() {
         ("nodes = ['rediss://a']\ntls = { cert = 'x' }", ["tls.key", "f.toml"]),
     ] {
         let file = files.write("f.toml", text);
-        fails(&run_with(&file), &hints);
+        assert_fails(&run_with(&file), &hints);
     }
-    fails(
+    assert_fails(
         &run_with(&files.path("missing.toml")),
         &["there is no configuration file", "missing.toml"],
     );
-    fails(&run_with(&files.path("")), &["cannot read", "--config"]);
+    assert_fails(&run_with(&files.path("")), &["cannot read", "--config"]);
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn doctor(urls: &[String], options: &[&str]) -> Output {
     quorlock().args(["doctor", "--nodes"]).arg(urls.join(",")).args(options).output().unwrap()
 }
 
-/// The names of the checks with findings, and the exit code.
+/// The names of the checks with findings, except `rejoin-delay`, and the exit code.
 #[track_caller]
 fn checks(urls: &[String], options: &[&str]) -> (Vec<String>, i32) {
     let output = doctor(urls, &[options, &["--json"]].concat());
@@ -135,7 +135,8 @@ fn clock_that_is_stepped_is_found() {
     assert_eq!(checks(&masters.urls(), &[]), (vec!["clock".into()], 2));
 }
 
-/// The findings are the same for a user with and without DRYRUN, and nothing is changed.
+/// The findings are the same for a user who may call ACL DRYRUN and for a user who may not. The
+/// doctor changes nothing.
 #[test]
 fn missing_rights_are_found_with_and_without_dryrun() {
     let masters = healthy(3);

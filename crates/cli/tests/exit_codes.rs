@@ -18,7 +18,7 @@ use quorlock_testkit::{Masters, Server, eventually};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
 #[test]
-fn held_lock_exits_with_121_or_the_chosen_code() {
+fn held_lock_gives_exit_code_121_or_the_chosen_code() {
     let masters = Masters::start(3);
     let holder = Holder::start(&masters, &LONG_NODE_LIMIT);
     for (options, expected) in [
@@ -39,7 +39,7 @@ fn held_lock_exits_with_121_or_the_chosen_code() {
 }
 
 #[test]
-fn missing_majority_exits_with_122_and_not_with_the_conflict_code() {
+fn missing_majority_gives_exit_code_122_and_not_the_conflict_code() {
     let mut masters = Masters::start(3);
     let run = |masters: &Masters| {
         let options = ["--wait", "100ms", "-E", "99"];
@@ -57,7 +57,7 @@ fn missing_majority_exits_with_122_and_not_with_the_conflict_code() {
 }
 
 #[test]
-fn permanent_errors_exit_with_125_at_once_however_long_the_wait() {
+fn permanent_error_gives_exit_code_125_at_once_despite_a_long_wait() {
     let folder = tempfile::tempdir().unwrap();
     let untrusted = untrusted_master(folder.path());
     let guarded = Server::with_module().tcp().arg("requirepass", "another").start().unwrap();

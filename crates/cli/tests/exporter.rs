@@ -12,8 +12,9 @@ use common::{PATIENCE, code, quorlock, stderr};
 use quorlock_testkit::{Direction, Masters, Proxy, eventually};
 use rustix::process::Signal;
 
+/// Asserts that the text has this line.
 #[track_caller]
-fn has(text: &str, line: &str) {
+fn assert_has(text: &str, line: &str) {
     assert!(text.lines().any(|have| have == line), "no {line} in {text}");
 }
 
@@ -37,18 +38,18 @@ fn scrape_has_the_state_and_the_counters_of_each_node() {
     let acquire = ["LOCK.ACQUIRE", key, "a-secret-token", "60000", "OWNER", "an-owner"];
     redis::cmd(acquire[0]).arg(&acquire[1..]).exec(&mut masters[0].connection()).unwrap();
     let text = exporter.scrape();
-    has(&text, &format!("quorlock_node_leases{{node=\"{}\"}} 1.0", names[0]));
-    has(&text, &format!("quorlock_node_grants_total{{node=\"{}\"}} 1", names[0]));
-    has(&text, &format!("quorlock_node_grants_total{{node=\"{}\"}} 0", names[1]));
-    has(&text, "quorlock_voting_nodes{} 3.0");
+    assert_has(&text, &format!("quorlock_node_leases{{node=\"{}\"}} 1.0", names[0]));
+    assert_has(&text, &format!("quorlock_node_grants_total{{node=\"{}\"}} 1", names[0]));
+    assert_has(&text, &format!("quorlock_node_grants_total{{node=\"{}\"}} 0", names[1]));
+    assert_has(&text, "quorlock_voting_nodes{} 3.0");
     for secret in ["a-secret-key", "a-secret-token", "an-owner"] {
         assert!(!text.contains(secret), "{text}");
     }
 
     masters[2].kill();
     let text = exporter.scrape();
-    has(&text, &format!("quorlock_node_up{{node=\"{}\"}} 0.0", names[2]));
-    has(&text, "quorlock_voting_nodes{} 2.0");
+    assert_has(&text, &format!("quorlock_node_up{{node=\"{}\"}} 0.0", names[2]));
+    assert_has(&text, "quorlock_voting_nodes{} 2.0");
     // The node is scraped again without a restart of the exporter.
     masters[2].restart().unwrap();
     eventually(PATIENCE, "the node is up again", || {
@@ -82,7 +83,7 @@ fn silent_node_costs_a_scrape_no_more_than_its_time_limit() {
 }
 
 #[test]
-fn scrape_asks_each_node_once_and_overlapping_scrapes_share_it() {
+fn scrape_asks_each_node_once_and_overlapping_scrapes_share_requests() {
     const SCRAPES: u64 = 8;
     // INFO and INFO lock.
     const INFOS_PER_SCRAPE: u64 = 2;
@@ -104,7 +105,7 @@ fn scrape_asks_each_node_once_and_overlapping_scrapes_share_it() {
             scope.spawn(|| assert_eq!(get(address, "/metrics").0, 200));
         }
         eventually(PATIENCE, "the node is asked", || proxy.waiting_bytes(Direction::ToServer) > 0);
-        // The other scrapes reach the exporter in the meantime. A later one asks the node again.
+        // The other scrapes reach the exporter in the meantime. A later scrape would ask again.
         thread::sleep(Duration::from_millis(200));
         proxy.heal();
     });

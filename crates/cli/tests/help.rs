@@ -8,7 +8,8 @@ use std::fs;
 
 use common::{code, quorlock, stderr, stdout};
 
-fn help_names(verb: &[&str], things: &[&str]) {
+/// Asserts that the help of this verb contains these texts.
+fn assert_help_contains(verb: &[&str], things: &[&str]) {
     let output = quorlock().args(verb).arg("--help").output().unwrap();
     assert_eq!(code(output.status), 0);
     for thing in things {
@@ -19,8 +20,11 @@ fn help_names(verb: &[&str], things: &[&str]) {
 #[test]
 fn help_names_options_exit_codes_and_environment_variables() {
     let verbs = ["run", "acquire", "extend", "release", "inspect", "list", "revoke", "bench", "up"];
-    help_names(&[], &verbs);
-    help_names(&[], &["status", "doctor", "top", "exporter", "quorlock run KEY -- COMMAND"]);
+    assert_help_contains(&[], &verbs);
+    assert_help_contains(
+        &[],
+        &["status", "doctor", "top", "exporter", "quorlock run KEY -- COMMAND"],
+    );
     let of_all = [
         ["--config", "--nodes", "--user", "--password-file", "--cacert", "--cert", "--key"]
             .as_slice(),
@@ -34,27 +38,27 @@ fn help_names_options_exit_codes_and_environment_variables() {
         .as_slice(),
         ["XDG_CONFIG_HOME", "/etc/quorlock.toml", "tls.cacert", "defaults.ttl"].as_slice(),
     ];
-    help_names(&[], &of_all.concat());
+    assert_help_contains(&[], &of_all.concat());
     for verb in ["acquire", "extend", "release", "bench", "status"] {
-        help_names(
+        assert_help_contains(
             &[verb],
             &["--nodes", "--config", "--cacert", "0 ", "122 ", "125 ", "quorlock --help"],
         );
     }
     for verb in ["inspect", "list", "revoke"] {
-        help_names(&[verb], &["--nodes", "0 ", "122 ", "125 ", "quorlock --help"]);
+        assert_help_contains(&[verb], &["--nodes", "0 ", "122 ", "125 ", "quorlock --help"]);
     }
-    help_names(&["revoke"], &["--now", "--yes", "121 ", "123 ", "128 +"]);
-    help_names(&["list"], &["[PATTERN]", "--limit", "--json"]);
-    help_names(
+    assert_help_contains(&["revoke"], &["--now", "--yes", "121 ", "123 ", "128 +"]);
+    assert_help_contains(&["list"], &["[PATTERN]", "--limit", "--json"]);
+    assert_help_contains(
         &["doctor"],
         &["--ttl", "--lock", "--json", "--node-limit", "0 ", "1 ", "2 ", "125 "],
     );
-    help_names(
+    assert_help_contains(
         &["exporter"],
         &["--listen", "127.0.0.1:", "--node-limit", "/metrics", "0 ", "125 "],
     );
-    help_names(&["top"], &["[PATTERN]", "--interval", "q quits", "0 ", "125 ", "128 +"]);
+    assert_help_contains(&["top"], &["[PATTERN]", "--interval", "q quits", "0 ", "125 ", "128 +"]);
     let of_run = [
         ["<KEY>", "<COMMAND>", "--nodes", "--ttl", "--wait", "--node-limit", "--owner"].as_slice(),
         [
@@ -71,7 +75,7 @@ fn help_names_options_exit_codes_and_environment_variables() {
         ["--shared", "--permits", "QUORLOCK_PERMIT"].as_slice(),
         ["128 +", "120 ", "121 ", "122 ", "125 ", "126 ", "127 "].as_slice(),
     ];
-    help_names(&["run"], &of_run.concat());
+    assert_help_contains(&["run"], &of_run.concat());
     let of_up = [
         "-n, --masters",
         "--port",
@@ -83,7 +87,7 @@ fn help_names_options_exit_codes_and_environment_variables() {
         "0 ",
         "125 ",
     ];
-    help_names(&["up"], &of_up);
+    assert_help_contains(&["up"], &of_up);
 }
 
 #[test]

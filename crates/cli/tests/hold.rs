@@ -15,7 +15,7 @@ use quorlock_testkit::{Masters, eventually};
 use rustix::process::Signal;
 
 const JOB: &str = "sleep 0.05; echo ran; exit 3";
-/// The largest difference between the clocks of five machines.
+/// How much later than the machine before it each machine starts the job.
 const STAGGER: Duration = Duration::from_millis(600);
 
 /// How many of five machines, which start one after the other, run the job.

@@ -1,4 +1,4 @@
-//! Error texts of a hostile node on the terminal.
+//! Error texts of a hostile node, as the program prints them.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -10,12 +10,13 @@ use std::thread;
 
 use common::{code, quorlock, stderr, stdout};
 
-/// Sets the title, clears the screen, changes the colour with a C1 code, and reorders what follows.
-const TITLE: &str = "-ERR \u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}31m\u{202e}no\r\n";
-/// Begins a line that looks like a message of the program.
-const LINES: &str = "!37\r\nERR no\nquorlock: acquired after 1.0ms\r\n";
+/// An error that sets the title of the terminal, clears the screen, changes the colour with a C1
+/// code, and reverses the order of the text that follows.
+const CONTROL_CODES: &str = "-ERR \u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}31m\u{202e}no\r\n";
+/// An error with a line that looks like a message of the program.
+const FAKE_MESSAGE: &str = "!37\r\nERR no\nquorlock: acquired after 1.0ms\r\n";
 
-/// A node that answers each command with this error.
+/// Starts a node that answers each command with this error, and returns its address.
 fn node(error: &'static str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -59,7 +60,7 @@ const VERBS: [&[&str]; 9] = [
 #[test]
 fn error_text_of_a_node_cannot_control_the_terminal() {
     for words in VERBS {
-        let text = printed(TITLE, words);
+        let text = printed(CONTROL_CODES, words);
         assert!(text.contains("owned"), "{words:?} does not show the error: {text:?}");
         let is_plain = |c: char| c == '\n' || !(c.is_control() || c == '\u{202e}');
         assert!(text.chars().all(is_plain), "{words:?}: {text:?}");
@@ -69,7 +70,7 @@ fn error_text_of_a_node_cannot_control_the_terminal() {
 #[test]
 fn error_text_of_a_node_cannot_imitate_a_message() {
     for words in VERBS {
-        let text = printed(LINES, words);
+        let text = printed(FAKE_MESSAGE, words);
         assert!(text.contains("acquired after"), "{words:?} does not show the error: {text:?}");
         assert!(
             text.lines().all(|line| !line.starts_with("quorlock: acquired")),
@@ -81,7 +82,7 @@ fn error_text_of_a_node_cannot_imitate_a_message() {
 /// The baseline: without escapes, the terminal receives the text as the node sent it.
 #[test]
 fn error_text_of_a_node_has_control_characters_before_it_is_escaped() {
-    let client = redis::Client::open(format!("redis://{}", node(TITLE))).unwrap();
+    let client = redis::Client::open(format!("redis://{}", node(CONTROL_CODES))).unwrap();
     let result =
         client.get_connection().and_then(|mut connection| redis::cmd("PING").exec(&mut connection));
     assert!(result.unwrap_err().to_string().contains("\u{1b}[2J\u{9b}31m\u{202e}"));

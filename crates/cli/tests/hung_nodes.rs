@@ -1,4 +1,4 @@
-//! Two of three masters hang: each verb keeps its time, and names the masters that do not answer.
+//! Two of three masters hang: the verbs end in time, and `run` names the silent masters.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::{code, on, run_script, stderr, stdout};
 use quorlock_testkit::Masters;
 
-/// More than each of these verbs takes, and less than the default time limit to connect.
+/// More time than each of these verbs takes, and less than the default time limit to connect.
 const AT_MOST: Duration = Duration::from_secs(4);
 
 /// Three masters, of which only the last one answers.
@@ -24,8 +24,9 @@ fn address(masters: &Masters, index: usize) -> String {
     masters[index].url().trim_start_matches("redis://").trim_end_matches('/').to_owned()
 }
 
+/// Runs the command, and asserts that it ends within [`AT_MOST`].
 #[track_caller]
-fn in_time(command: &mut Command) -> Output {
+fn output_in_time(command: &mut Command) -> Output {
     let started = Instant::now();
     let output = command.output().unwrap();
     let took = started.elapsed();
@@ -37,7 +38,7 @@ fn in_time(command: &mut Command) -> Output {
 fn run_that_does_not_wait_fails_soon_and_names_the_silent_masters() {
     let masters = masters();
     for options in [&["-n"][..], &["--wait", "1s"], &["-n", "--node-limit", "100ms"]] {
-        let output = in_time(&mut run_script(&masters, options, "echo ran"));
+        let output = output_in_time(&mut run_script(&masters, options, "echo ran"));
         assert_eq!((code(output.status), stdout(&output)), (122, ""), "{options:?}");
         let said = stderr(&output);
         for silent in [0, 1] {
@@ -47,7 +48,7 @@ fn run_that_does_not_wait_fails_soon_and_names_the_silent_masters() {
         let healthy = format!("{}: answers, and votes once a majority", address(&masters, 2));
         assert!(said.contains(&healthy), "{options:?}: {said}");
     }
-    let output = in_time(on(&masters, "acquire").args(["k", "-n"]));
+    let output = output_in_time(on(&masters, "acquire").args(["k", "-n"]));
     assert_eq!(code(output.status), 122, "{}", stderr(&output));
 }
 
@@ -58,20 +59,20 @@ fn node_limit_bounds_the_time_to_connect() {
     let output = run_script(&masters, &["-n", "--node-limit", "10ms"], ":").output().unwrap();
     let (took, second) = (started.elapsed(), Duration::from_secs(1));
     assert_eq!(code(output.status), 122);
-    assert!(took < second, "{took:?}, and a second without the option");
+    assert!(took < second, "{took:?}, but a run without the option takes a second");
 }
 
 #[test]
-fn inspect_and_list_end_in_time_and_show_the_healthy_master() {
+fn inspect_and_list_end_in_time_without_a_majority() {
     let masters = masters();
-    let output = in_time(on(&masters, "inspect").arg("k"));
+    let output = output_in_time(on(&masters, "inspect").arg("k"));
     assert_eq!(code(output.status), 122);
     assert!(stdout(&output).contains(&format!("{}  free", address(&masters, 2))), "{output:?}");
-    assert_eq!(code(in_time(&mut on(&masters, "list")).status), 122);
+    assert_eq!(code(output_in_time(&mut on(&masters, "list")).status), 122);
 }
 
 #[test]
-fn status_calls_the_healthy_master_healthy() {
+fn status_shows_that_the_healthy_master_votes() {
     let masters = masters();
     let output = on(&masters, "status").args(["--node-limit", "500ms"]).output().unwrap();
     assert_eq!(code(output.status), 122);
@@ -85,7 +86,7 @@ fn status_calls_the_healthy_master_healthy() {
 }
 
 #[test]
-fn doctor_takes_one_time_limit() {
+fn doctor_ends_within_two_time_limits() {
     let masters = masters();
     let limit = Duration::from_secs(2);
     let started = Instant::now();

@@ -138,14 +138,14 @@ fn larger_number_of_permits_is_noticed() {
     let holders = [(); 3].map(|()| Holder::start(&masters, &["--permits", "3"]));
     let (shown, _, said) = semaphore(&masters, "2");
     assert_eq!((&shown["held"], &shown["larger_permits"]), (&3.into(), &3.into()));
-    assert!(said.contains("another client of k uses at least 3 permits"), "{said}");
+    assert!(said.contains("another client gives k at least 3 permits"), "{said}");
     let (shown, _, said) = semaphore(&masters, "3");
     assert_eq!((&shown["larger_permits"], &*said), (&Value::Null, ""));
     // `quorlock run` warns, too, when the semaphore is full.
     for (permits, is_warned) in [("2", true), ("3", false)] {
         let output = run_script(&masters, &["--permits", permits, "-n"], ":").output().unwrap();
         assert_eq!(code(output.status), 121);
-        let warned = stderr(&output).contains("another client of k uses at least 3 permits");
+        let warned = stderr(&output).contains("another client gives k at least 3 permits");
         assert_eq!(warned, is_warned, "{permits}: {}", stderr(&output));
     }
     let mut waiting = Running::start(&mut run_script(&masters, &["--permits", "2"], ":"));

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 const INSTALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/install");
 
-/// A folder to install to, with what was built for the tests.
+/// The folder to install to, and the files to install.
 struct Prefix {
     root: TempDir,
     /// The module and the program before they are installed.
@@ -63,6 +63,7 @@ impl Prefix {
     }
 }
 
+/// Whether the server runs, and grants this key.
 fn grants(server: &Server, key: &str) -> bool {
     let Ok(mut connection) = server.try_connection() else { return false };
     let reply = redis::cmd("LOCK.ACQUIRE").arg(key).arg("token").arg(60_000).query(&mut connection);
@@ -109,7 +110,7 @@ fn running_server_survives_an_installation_over_its_module() {
     assert!(server.is_running());
 }
 
-/// The baseline of the test above.
+/// The baseline of the test above: `cp` writes over the file of the module.
 #[test]
 fn running_server_crashes_when_its_module_is_written_over() {
     let prefix = Prefix::new();

@@ -14,12 +14,13 @@ use common::{Net, PATIENCE, Running, code, is_alive, run_script, stderr, stdout}
 use quorlock_testkit::{Direction, Masters, Proxy, eventually};
 use rustix::process::Signal;
 
-/// SIGKILL is sent a twentieth of the ttl before the end. That must be enough on a busy machine.
+/// SIGKILL is sent a twentieth of the ttl before the lock ends. With this ttl, the time left is
+/// enough on a busy machine.
 const TTL: [&str; 2] = ["--ttl", "5s"];
 
-/// Prints its process id, and ends on SIGTERM.
+/// A command that prints its process ID, and ends on SIGTERM.
 const OBEDIENT: &str = "trap 'echo TERM; exit 9' TERM; echo $$; while :; do sleep 0.01; done";
-/// Prints its process id, and ignores SIGTERM.
+/// A command that prints its process ID, and does not end on SIGTERM.
 const STUBBORN: &str = "trap 'echo TERM' TERM; echo $$; while :; do sleep 0.01; done";
 
 #[test]
@@ -29,7 +30,7 @@ fn command_is_terminated_before_another_client_can_acquire_the_lock() {
     let command = running.pid_line();
     net.cut_off_a_majority();
     assert_eq!(running.line(), "TERM");
-    net.ends_before_the_lock(command);
+    net.assert_ends_before_the_lock(command);
     let output = running.end();
     assert_eq!(code(output.status), 120);
     assert!(stderr(&output).contains("the command was stopped"), "{}", stderr(&output));
@@ -42,12 +43,12 @@ fn command_that_ignores_sigterm_is_killed_before_the_lock_is_free() {
     let command = running.pid_line();
     net.cut_off_a_majority();
     assert_eq!(running.line(), "TERM");
-    net.ends_before_the_lock(command);
+    net.assert_ends_before_the_lock(command);
     assert_eq!(code(running.end().status), 120);
 }
 
 #[test]
-fn descendants_of_the_command_are_killed_with_it() {
+fn descendants_of_the_command_are_killed_before_the_lock_is_free() {
     let net = Net::start();
     // The command itself ends on SIGTERM; its child does not.
     let script = format!("sh -c '{}' & wait", STUBBORN.replace('\'', "\""));
@@ -55,7 +56,7 @@ fn descendants_of_the_command_are_killed_with_it() {
     let grandchild = running.pid_line();
     net.cut_off_a_majority();
     assert_eq!(running.line(), "TERM");
-    net.ends_before_the_lock(grandchild);
+    net.assert_ends_before_the_lock(grandchild);
     assert_eq!(code(running.end().status), 120);
 }
 
@@ -82,12 +83,12 @@ fn majority_that_comes_back_in_time_is_no_loss() {
 
 #[test]
 fn killed_majority_stops_the_command() {
-    stops_commands("not connected", kill_a_majority);
+    assert_stops_commands("not connected", kill_a_majority);
 }
 
 #[test]
 fn deleted_key_stops_the_command() {
-    stops_commands("the lock is lost", delete_on_a_majority);
+    assert_stops_commands("the lock is lost", delete_on_a_majority);
 }
 
 fn kill_a_majority(masters: &mut Masters) {
@@ -101,7 +102,9 @@ fn delete_on_a_majority(masters: &mut Masters) {
     }
 }
 
-fn stops_commands(reason: &str, accident: fn(&mut Masters)) {
+/// Asserts that the accident stops a command that ends on SIGTERM, and one that does not, and that
+/// standard error contains the reason.
+fn assert_stops_commands(reason: &str, accident: fn(&mut Masters)) {
     let stops = |script| {
         let mut masters = Masters::start(3);
         let mut running = Running::start(&mut run_script(&masters, &TTL, script));
@@ -120,7 +123,7 @@ fn stops_commands(reason: &str, accident: fn(&mut Masters)) {
 }
 
 #[test]
-fn quorlock_stopped_past_the_deadline_kills_the_command_on_resume() {
+fn quorlock_stopped_past_the_deadline_exits_with_120_on_resume() {
     let masters = Masters::start(3);
     let mut running = Running::start(&mut run_script(&masters, &["--ttl", "1s"], STUBBORN));
     let command = running.pid_line();

@@ -1,4 +1,4 @@
-//! Man pages and completions, which packages take from the program itself.
+//! Man pages and completions, which the program writes for the packages.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -11,6 +11,7 @@ use std::process::Command;
 use common::{code, quorlock, stderr, stdout};
 use tempfile::TempDir;
 
+/// Lets the program write the man pages and completions to a new folder.
 fn manual() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let output = quorlock().arg("__manual").arg(folder.path()).output().unwrap();
@@ -65,7 +66,7 @@ fn every_verb_has_a_page_with_its_options_and_exit_codes() {
 }
 
 #[test]
-fn completions_know_every_verb_and_no_hidden_one() {
+fn completions_know_every_verb_and_no_hidden_verb() {
     let folder = manual();
     for file in ["quorlock.bash", "quorlock.fish", "_quorlock"] {
         let text = fs::read_to_string(folder.path().join("completions").join(file)).unwrap();

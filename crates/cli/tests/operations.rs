@@ -1,5 +1,5 @@
 //! The pages of docs/operations: their links, and the commands of their Kubernetes objects.
-//! `make test-dist` runs the commands of the pages.
+//! `make test-dist` runs the other commands of the pages.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -23,8 +23,8 @@ fn pages() -> BTreeMap<PathBuf, String> {
 
 /// The code blocks in this language.
 fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
-    let fence = format!("```{language}\n");
-    text.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
+    let opening = format!("```{language}\n");
+    text.split(&opening).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
 
 /// The anchor that a heading has on a page.

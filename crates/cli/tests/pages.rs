@@ -24,13 +24,13 @@ const VARYING_DIGITS: usize = 3;
 
 const PROMPT: &str = "127.0.0.1:6379> ";
 
-/// The blocks of a page in fences of this language.
+/// The code blocks of a page in this language.
 fn blocks(page: &'static str, language: &str) -> Vec<&'static str> {
-    let fence = format!("\n```{language}\n");
-    page.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
+    let opening = format!("\n```{language}\n");
+    page.split(&opening).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
 
-/// Blocks of shell commands that need nodes, and no installation.
+/// The blocks of shell commands that need nodes and install nothing.
 fn scripts(page: &'static str) -> Vec<&'static str> {
     let needs_nodes =
         |block: &&str| block.contains("quorlock ") && !block.starts_with("quorlock up");
@@ -38,7 +38,7 @@ fn scripts(page: &'static str) -> Vec<&'static str> {
     blocks(page, "sh").into_iter().filter(|block| needs_nodes(block) && !installs(block)).collect()
 }
 
-/// Runs a block in a folder with the programs that it names, on these nodes.
+/// Runs a block on these nodes, in a folder with the programs that the block names.
 fn run_block(block: &str, nodes: &str) -> Output {
     let folder = tempfile::tempdir().unwrap();
     for name in ["report.sh", "first-step", "second-step"] {

@@ -87,7 +87,7 @@ impl Prometheus {
         );
         fs::write(folder.path().join("prometheus.yml"), config).unwrap();
         let log = fs::File::create(folder.path().join("log")).unwrap();
-        // Prometheus does not tell a port that it chose itself.
+        // Prometheus does not report a port that it chose, so the test chooses a free port.
         let port = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = port.local_addr().unwrap();
         drop(port);
@@ -193,7 +193,8 @@ impl Broken {
         }
     }
 
-    /// Provokes the faults that counters count, once Prometheus has scraped them as zero.
+    /// Provokes the faults that counters count. Prometheus must have scraped these counters as zero
+    /// before.
     fn provoke(&mut self) {
         run(&self.crowded, &["LOCK.ACQUIRE", "held", "t", "60000"]);
         for token in ["a", "b", "c", "d"] {
@@ -239,6 +240,7 @@ fn every_alert_fires_on_broken_fleets_and_none_on_a_good_one() {
         of_broken.address,
         no_exporter,
     ]);
+    // One of three nodes and one of the five broken nodes are down.
     eventually(PATIENCE, "all nodes were scraped", || {
         prometheus.query("quorlock_node_saved_from_eviction_total == 0").len() == 3 + 2 + 4
     });

@@ -1,7 +1,7 @@
-//! `quorlock revoke`: the old holder ends before the next one begins.
+//! `quorlock revoke`: the command of the old holder ends before the next holder begins.
 //!
 //! Each command locks one file with `flock` until all of its processes have ended. A command that
-//! finds the file locked runs beside another one, and prints `together` instead of `alone`.
+//! finds the file locked runs beside another command, and prints `together` instead of `alone`.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -119,7 +119,7 @@ fn revoked_command_is_stopped_before_the_next_holder_begins() {
     }
 }
 
-/// The baseline of the test above, without a revocation.
+/// The baseline of the test above: an operator deletes the lock instead of revoking it.
 #[test]
 fn deleted_lock_has_two_holders_for_a_while() {
     let masters = Masters::start(3);
@@ -227,7 +227,7 @@ fn minority_that_revokes_is_reported_and_does_not_end_the_lock() {
 }
 
 #[test]
-fn master_that_answers_late_is_revoked_later() {
+fn lock_is_revoked_later_on_a_master_that_answers_late() {
     let Net { masters, proxies } = Net::start();
     let file = tempfile::NamedTempFile::new().unwrap();
     let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &holder(file.path()));

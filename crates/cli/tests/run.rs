@@ -1,4 +1,4 @@
-//! `quorlock run` on healthy masters: the command under its lock.
+//! `quorlock run`: the command under its lock, and invalid command lines.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -26,7 +26,7 @@ fn exit_code_of_the_command_is_passed_on_and_the_key_is_free() {
 }
 
 #[test]
-fn command_that_a_signal_killed_exits_with_128_and_the_signal() {
+fn command_that_a_signal_killed_gives_exit_code_128_plus_the_signal() {
     let masters = Masters::start(1);
     for (signal, expected) in [("KILL", 137), ("TERM", 143), ("SEGV", 139)] {
         let output =
@@ -37,7 +37,7 @@ fn command_that_a_signal_killed_exits_with_128_and_the_signal() {
 }
 
 #[test]
-fn missing_command_exits_with_127_and_one_that_cannot_run_with_126() {
+fn missing_command_gives_exit_code_127_and_a_file_that_cannot_run_126() {
     let masters = Masters::start(3);
     let plain_file = tempfile::NamedTempFile::new().unwrap();
     for (command, expected) in
@@ -51,7 +51,7 @@ fn missing_command_exits_with_127_and_one_that_cannot_run_with_126() {
 }
 
 #[test]
-fn held_lock_exits_with_121_and_the_command_never_runs() {
+fn held_lock_gives_exit_code_121_and_the_command_never_runs() {
     let masters = Masters::start(3);
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace");
@@ -141,7 +141,7 @@ fn no_more_commands_run_than_there_are_permits_and_each_knows_its_own() {
 }
 
 #[test]
-fn lock_without_permits_passes_no_permit_on() {
+fn run_without_permits_hides_the_permit_of_an_outer_run() {
     let masters = Masters::start(1);
     let nodes = masters.urls().join(",");
     let inner = format!("{QUORLOCK} run --nodes {nodes} inner -c 'echo ${{QUORLOCK_PERMIT-none}}'");
@@ -162,10 +162,7 @@ fn owner_of_the_lock_is_shown_by_lock_inspect() {
     };
     assert!(owner_seen_with(&["--owner", "the night watch"]).contains("the night watch"));
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    assert!(
-        owner_seen_with(&[]).contains(&format!("{host}:")),
-        "the default is that of the client"
-    );
+    assert!(owner_seen_with(&[]).contains(&format!("{host}:")), "the default owner names the host");
 }
 
 #[test]
@@ -356,7 +353,7 @@ fn password_is_never_shown() {
             assert_ne!(stderr(&output), "", "{node}");
             assert!(!stderr(&output).contains("hunter2"), "{}", stderr(&output));
         }
-        // An error of the command line does not show it either.
+        // An error of the command line does not show the password.
         let output = run_on([&node]).args(["--nonsense", "k", "--", "true"]).output().unwrap();
         assert_eq!(code(output.status), 125);
         assert!(!stderr(&output).contains("hunter2"), "{}", stderr(&output));
@@ -370,7 +367,7 @@ fn password_is_never_shown() {
 }
 
 #[test]
-fn permanent_error_exits_with_125_and_advice() {
+fn permanent_error_gives_exit_code_125_and_advice() {
     let masters = Masters::start(3);
     let output = run_on(masters.urls()).args(["--ttl", "2m", "k", "--", "true"]).output().unwrap();
     assert_eq!(code(output.status), 125);

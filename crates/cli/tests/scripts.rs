@@ -1,4 +1,5 @@
-//! `quorlock acquire`, `extend` and `release`: locks for scripts.
+//! `quorlock acquire`, `extend` and `release`: locks for scripts. Some tests also use `run` and
+//! `bench`.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -18,12 +19,13 @@ use quorlock_testkit::{Masters, Proxy, eventually};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// Long enough for a busy machine.
+/// A ttl that is long enough for a busy machine.
 const TTL: [&str; 2] = ["--ttl", "60s"];
 
 /// The default time limit to connect to the nodes.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
+/// Acquires the lock `k`, and returns its handle.
 fn acquire(masters: &Masters) -> String {
     let output = on(masters, "acquire").args(TTL).arg("k").output().unwrap();
     assert_eq!((code(output.status), stderr(&output)), (0, ""));
@@ -37,6 +39,7 @@ fn with_handle(masters: &Masters, verb: &str, handle: &str) -> (i32, String) {
     (code(output.status), stdout(&output).to_owned())
 }
 
+/// The token in a handle that is not JSON.
 fn token(handle: &str) -> &str {
     handle.split(':').nth(2).unwrap_or("no token at all")
 }
@@ -46,6 +49,19 @@ fn is_free(masters: &Masters) -> bool {
     let code = code(run_script(masters, &["--no-wait"], "true").status().unwrap());
     assert!([0, 121].contains(&code), "{code}");
     code == 0
+}
+
+/// Waits until one client waits for a lock on one of the masters.
+#[track_caller]
+fn until_queued(masters: &Masters) {
+    let is_queued = || {
+        let seen: Vec<redis::Value> = masters
+            .iter()
+            .map(|master| redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap())
+            .collect();
+        format!("{seen:?}").contains("lock_waiters:1")
+    };
+    eventually(common::PATIENCE, "the call waits", is_queued);
 }
 
 #[test]
@@ -102,7 +118,7 @@ fn json_has_handle_key_fence_and_times() {
     let expires_ms = json["expires_unix_ms"].as_u64().unwrap();
     assert!((before_ms..=now_ms() + 30_000).contains(&expires_ms), "{expires_ms}");
 
-    // Both forms of a handle are read.
+    // `extend` reads the handle from this JSON, and `release` reads the handle alone.
     let output = with_input(on(&masters, "extend").args(["--json", "-"]), stdout(&output));
     let json: Value = serde_json::from_str(stdout(&output)).unwrap();
     assert!(json["fence"].as_u64().unwrap() > fence);
@@ -110,7 +126,7 @@ fn json_has_handle_key_fence_and_times() {
 }
 
 #[test]
-fn held_lock_exits_with_121_and_without_a_handle() {
+fn held_lock_gives_exit_code_121_and_no_handle() {
     let masters = Masters::start(3);
     let handle = acquire(&masters);
     for wait in [["--wait", "0"].as_slice(), &["--wait", "50ms"], &["-n"], &["-w", "0.05"]] {
@@ -122,10 +138,11 @@ fn held_lock_exits_with_121_and_without_a_handle() {
 }
 
 #[test]
-fn lock_is_acquired_when_its_holder_releases_it() {
+fn waiting_acquire_gets_the_lock_when_the_holder_releases_it() {
     let masters = Masters::start(3);
     let handle = acquire(&masters);
     let waiting = Running::start(on(&masters, "acquire").args(TTL).arg("k"));
+    until_queued(&masters);
     assert_eq!(with_handle(&masters, "release", &handle).0, 0);
     let output = waiting.end();
     assert_eq!(code(output.status), 0);
@@ -133,7 +150,7 @@ fn lock_is_acquired_when_its_holder_releases_it() {
 }
 
 #[test]
-fn missing_majority_exits_with_122() {
+fn missing_majority_gives_exit_code_122() {
     let mut masters = Masters::start(3);
     let handle = acquire(&masters);
     masters[0].kill();
@@ -144,7 +161,7 @@ fn missing_majority_exits_with_122() {
 }
 
 #[test]
-fn ended_lock_exits_with_120() {
+fn ended_lock_gives_exit_code_120() {
     let masters = Masters::start(3);
     let output = on(&masters, "acquire").args(["--ttl", "500ms", "k"]).output().unwrap();
     becomes_free(&masters);
@@ -165,7 +182,7 @@ fn second_release_says_that_there_is_nothing_to_release() {
 }
 
 #[test]
-fn ttl_that_is_too_short_for_the_program_is_refused_at_once() {
+fn ttl_below_100_ms_is_refused_before_the_program_connects() {
     // No node listens there, and the program does not connect.
     let nodes = ["--nodes", "redis+unix:///nowhere", "--ttl", "5ms", "k"];
     for words in [&["acquire"][..], &["run", "-c", "echo ran"]] {
@@ -181,14 +198,7 @@ fn signal_ends_the_wait_and_leaves_nothing_behind() {
     let masters = Masters::start(3);
     let handle = acquire(&masters);
     let waiting = Running::start(on(&masters, "acquire").arg("k"));
-    let is_queued = || {
-        let seen: Vec<redis::Value> = masters
-            .iter()
-            .map(|master| redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap())
-            .collect();
-        format!("{seen:?}").contains("lock_waiters:1")
-    };
-    eventually(common::PATIENCE, "the call waits", is_queued);
+    until_queued(&masters);
     waiting.signal(Signal::TERM);
     assert_eq!(code(waiting.end().status), 143);
     assert_eq!(with_handle(&masters, "release", &handle).0, 0);
@@ -222,7 +232,7 @@ fn lock_whose_handle_cannot_be_printed_is_released() {
 }
 
 #[test]
-fn ttl_that_the_nodes_do_not_allow_names_the_option() {
+fn error_of_a_ttl_above_the_limit_of_the_nodes_names_the_option() {
     let masters = Masters::start(3);
     let output = on(&masters, "acquire").args(["--ttl", "5m", "k"]).output().unwrap();
     assert_eq!(code(output.status), 125);
@@ -251,7 +261,7 @@ fn text_that_is_no_handle_is_refused_and_not_shown() {
 }
 
 #[test]
-fn node_that_is_cut_off_delays_nothing() {
+fn lock_is_acquired_while_one_node_is_cut_off() {
     let masters = Masters::start(3);
     let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
     let urls: Vec<_> = proxies.iter().map(Proxy::url).collect();

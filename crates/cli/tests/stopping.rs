@@ -1,5 +1,5 @@
-//! How `quorlock run` stops its command and waits for it: `--kill-after`, `--wait-all`, and the
-//! messages.
+//! How `quorlock run` stops its command (`--kill-after`), waits for background processes
+//! (`--wait-all`), reports an uncertain lock, and keeps its lock while masters fail.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -19,8 +19,8 @@ const SLOW: &str =
 /// With this ttl, the default grace is 1.1 s.
 const TTL: [&str; 2] = ["--ttl", "4s"];
 
-/// A command that leaves a background process. That process prints its ID, and ends when the file
-/// `go` exists.
+/// A command that leaves a background process, and exits with 7. The background process prints its
+/// process ID, and ends when the file `go` exists.
 fn in_background(shell: &str, go: &str) -> String {
     // The command ends only when the background process has begun.
     format!(
@@ -35,19 +35,19 @@ fn longer_kill_after_sends_sigterm_earlier() {
     let mut running = net.run(&[&TTL[..], &["--kill-after", "1600ms"]].concat(), SLOW);
     let command = running.pid_line();
     net.cut_off_a_majority();
-    net.ends_before_the_lock(command);
+    net.assert_ends_before_the_lock(command);
     assert_eq!((running.line(), running.line()), ("TERM".into(), "cleaned".into()));
     assert_eq!(code(running.end().status), 120);
 }
 
 #[test]
-fn default_grace_is_too_short_for_the_same_slow_command() {
+fn default_grace_is_too_short_for_a_slow_command() {
     let net = Net::start();
     let mut running = net.run(&TTL, SLOW);
     let command = running.pid_line();
     net.cut_off_a_majority();
     assert_eq!(running.line(), "TERM");
-    net.ends_before_the_lock(command);
+    net.assert_ends_before_the_lock(command);
     let output = running.end();
     assert_eq!((code(output.status), stdout(&output)), (120, ""));
 }
@@ -62,7 +62,7 @@ fn shorter_kill_after_sends_sigterm_later_and_limits_the_grace() {
     assert_eq!(running.line(), "TERM");
     // By default, SIGTERM is sent when a third of the ttl is left: 2.7 s after the last extension.
     assert!(started.elapsed() > Duration::from_secs(3), "{:?}", started.elapsed());
-    net.ends_before_the_lock(command);
+    net.assert_ends_before_the_lock(command);
     let output = running.end();
     assert_eq!((code(output.status), stdout(&output)), (120, ""));
 }
@@ -155,12 +155,12 @@ fn loss_ends_background_processes_in_other_sessions() {
     let background = running.pid_line();
     running.say("go");
     net.cut_off_a_majority();
-    net.ends_before_the_lock(background);
+    net.assert_ends_before_the_lock(background);
     assert_eq!(code(running.end().status), 120);
 }
 
 #[test]
-fn command_survives_the_loss_of_two_of_five_masters_at_any_moment() {
+fn command_survives_repeated_losses_of_two_of_five_masters() {
     let mut masters = Masters::start(5);
     let options = ["--ttl", "1s", "--node-limit", "100ms"];
     let mut running =
@@ -179,7 +179,7 @@ fn command_survives_the_loss_of_two_of_five_masters_at_any_moment() {
         assert!(lost.elapsed() > Duration::from_secs(1));
         masters[second].resume();
         masters[first].restart().unwrap();
-        // The next two masters may fail only when these two hold the lock again.
+        // The next two masters may fail only when these two have the lock again.
         eventually(PATIENCE, "all masters have the lock again", || holding(&masters) == 5);
     }
     running.say("go");
@@ -192,6 +192,7 @@ fn sixteen_runs_on_four_of_five_masters_never_overlap() {
     let mut masters = Masters::start(5);
     masters[2].kill();
     let folder = tempfile::tempdir().unwrap();
+    // Only one run can make the folder. A run that overlaps finds it, and fails.
     let script =
         format!("cd {} && mkdir inside && echo >> runs && rmdir inside", folder.path().display());
     let running: Vec<_> = (0..16)
@@ -205,7 +206,7 @@ fn sixteen_runs_on_four_of_five_masters_never_overlap() {
 }
 
 #[test]
-fn command_does_not_inherit_descriptors_of_quorlock() {
+fn command_does_not_inherit_sockets_of_quorlock() {
     let masters = Masters::start(1);
     let mut plain = Command::new("sh");
     let list = "ls -l /proc/self/fd | grep -c socket; true";

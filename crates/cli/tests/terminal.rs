@@ -1,4 +1,5 @@
-//! `quorlock run` in the foreground of a terminal: Ctrl-C, Ctrl-Z and reading from it.
+//! `quorlock run` and `quorlock revoke` in the foreground of a terminal: Ctrl-C, Ctrl-Z and reading
+//! from the terminal.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -26,7 +27,7 @@ struct Terminal {
 }
 
 impl Terminal {
-    /// `$Q` is `quorlock run` on these masters.
+    /// Runs a script in a shell. In the script, `$Q` is `quorlock run` on these masters.
     fn start(masters: &Masters, options: &str, script: &str) -> Self {
         let (keyboard, mut shell) = shell_in_terminal(script);
         shell
@@ -37,7 +38,7 @@ impl Terminal {
         Self { keyboard, screen, shell: shell.spawn().unwrap() }
     }
 
-    /// Waits for a line with this text.
+    /// Waits for a line with this text, and returns the line.
     #[track_caller]
     fn shows(&self, text: &str) -> String {
         loop {
@@ -65,7 +66,7 @@ impl Drop for Terminal {
 }
 
 #[test]
-fn ctrl_c_reaches_the_command_once_and_its_exit_code_the_shell() {
+fn ctrl_c_reaches_the_command_once_and_its_exit_code_reaches_the_shell() {
     let masters = Masters::start(3);
     let script =
         "$Q k -- sh -c 'trap \"echo INT; exit 5\" INT; echo ready; while :; do sleep 0.01; done'

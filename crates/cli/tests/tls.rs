@@ -84,8 +84,9 @@ fn write_certificates(folder: &Path) {
     fs::write(folder.join("node.key"), key.serialize_pem()).unwrap();
 }
 
+/// Asserts that the program failed with this exit code and this hint.
 #[track_caller]
-fn fails(output: &Output, expected: i32, hint: &str) {
+fn assert_fails(output: &Output, expected: i32, hint: &str) {
     assert_eq!(code(output.status), expected, "{}", stderr(output));
     assert!(stderr(output).contains(hint), "no {hint} in {}", stderr(output));
 }
@@ -95,8 +96,8 @@ fn nodes_are_checked_by_the_given_roots_or_those_of_the_system() {
     let Some(masters) = TlsMasters::start(false) else { return };
     let output = masters.run(&[("--cacert", "ca.pem")]);
     assert_eq!(code(output.status), 0, "{}", stderr(&output));
-    fails(&masters.run(&[("--cacert", "node.key")]), 125, "BEGIN CERTIFICATE");
-    fails(&masters.run(&[]), 125, "certificate");
+    assert_fails(&masters.run(&[("--cacert", "node.key")]), 125, "BEGIN CERTIFICATE");
+    assert_fails(&masters.run(&[]), 125, "certificate");
 
     let mut command = quorlock();
     command.arg("run").arg("--nodes").arg(masters.urls("rediss://"));
@@ -115,7 +116,7 @@ fn client_certificate_comes_from_options_or_a_file() {
         0,
         "the nodes require a certificate"
     );
-    fails(&masters.run(&[("--cert", "node.pem")]), 125, "--key");
+    assert_fails(&masters.run(&[("--cert", "node.pem")]), 125, "--key");
 
     let nodes = masters.urls("rediss://");
     let tls = "tls = { cacert = 'ca.pem', cert = 'node.pem', key = 'node.key' }";
@@ -133,13 +134,13 @@ fn certificates_without_tls_are_refused() {
         let options = [("--cacert".to_owned(), folder.path().join("ca.pem"))];
         run(quorlock().args(["run", "--nodes", nodes]), options.into_iter())
     };
-    fails(&with_roots("a:6379"), 125, "write rediss://a:6379");
-    fails(&with_roots("redis://a:6379"), 125, "rediss://");
+    assert_fails(&with_roots("a:6379"), 125, "write rediss://a:6379");
+    assert_fails(&with_roots("redis://a:6379"), 125, "rediss://");
 }
 
-/// These verbs connect to each node by itself, without a quorum.
+/// These verbs connect to each node separately, without a quorum.
 #[test]
-fn status_and_doctor_use_the_certificates_and_say_when_one_is_not_trusted() {
+fn status_uses_certificates_and_doctor_reports_untrusted_nodes() {
     let Some(masters) = TlsMasters::start(true) else { return };
     let ask = |verb: &str, options: &[(&str, &str)]| {
         let mut command = quorlock();

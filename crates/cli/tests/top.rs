@@ -31,7 +31,7 @@ struct Terminal {
 }
 
 impl Terminal {
-    /// `$TOP` is `quorlock top` on these masters.
+    /// Runs a script in a shell. In the script, `$TOP` is `quorlock top` on these masters.
     fn start(masters: &Masters, script: &str) -> Self {
         let (keyboard, mut shell) = shell_in_terminal(script);
         let size = Winsize { ws_row: ROWS, ws_col: COLUMNS, ws_xpixel: 0, ws_ypixel: 0 };
@@ -56,20 +56,21 @@ impl Terminal {
     /// Waits for this text on the screen.
     #[track_caller]
     fn shows(&self, text: &str) {
-        self.becomes(text, |screen| screen.contents().contains(text));
+        self.until(text, |screen| screen.contents().contains(text));
     }
 
     /// Waits until the terminal shows the shell again.
     #[track_caller]
-    fn is_left(&self) {
-        self.becomes("the screen of the shell", |screen| {
+    fn until_left(&self) {
+        self.until("the screen of the shell", |screen| {
             !screen.alternate_screen() && !screen.hide_cursor()
         });
         eventually(PATIENCE, "the modes are those of the shell", || self.is_cooked());
     }
 
+    /// Waits until the screen meets the condition. `what` describes the condition.
     #[track_caller]
-    fn becomes(&self, what: &str, is_so: impl Fn(&vt100::Screen) -> bool) {
+    fn until(&self, what: &str, is_so: impl Fn(&vt100::Screen) -> bool) {
         let started = Instant::now();
         loop {
             let screen = self.screen.lock().unwrap();
@@ -126,7 +127,7 @@ fn acquire(masters: &Masters, key: &str, owner: &str) {
 }
 
 #[test]
-fn locks_come_and_go_and_q_restores_the_terminal() {
+fn new_lock_is_shown_and_q_restores_the_terminal() {
     let masters = Masters::start(3);
     acquire(&masters, "orders/42", "web-3");
     let mut terminal = Terminal::start(&masters, "$TOP; echo status $?");
@@ -141,7 +142,7 @@ fn locks_come_and_go_and_q_restores_the_terminal() {
     terminal.shows("unless it is extended");
     terminal.press("\x1b");
     terminal.press("q");
-    terminal.is_left();
+    terminal.until_left();
     terminal.shows("status 0");
 }
 
@@ -167,12 +168,12 @@ fn signal_restores_the_terminal() {
         let terminal = Terminal::start(&masters, "$TOP; echo status $?");
         terminal.shows("1 of 1 nodes vote");
         kill_process(terminal.top(), signal).unwrap();
-        terminal.is_left();
+        terminal.until_left();
         terminal.shows(status);
     }
 }
 
-/// Ctrl-Z stops the program, and then a signal from outside does.
+/// Ctrl-Z stops the program the first time, and a signal of another process the second time.
 #[test]
 fn stopped_program_leaves_the_terminal_to_the_shell_and_fg_brings_it_back() {
     let masters = Masters::start(1);
@@ -187,7 +188,7 @@ fn stopped_program_leaves_the_terminal_to_the_shell_and_fg_brings_it_back() {
         } else {
             kill_process(terminal.top(), Signal::TSTP).unwrap();
         }
-        terminal.is_left();
+        terminal.until_left();
         terminal.shows(if by_key { "stopped 1" } else { "stopped 2" });
         terminal.press("x\n");
     }
@@ -210,7 +211,8 @@ fn spent_on_scans(server: &quorlock_testkit::Server) -> (u64, Duration) {
     (figure("calls="), Duration::from_micros(figure("usec=")))
 }
 
-/// Measures from the first gathering to the next. The program may gather ten times a second.
+/// Measures from the beginning of the first listing to the beginning of the next. With `--interval
+/// 100ms`, the program may list the locks ten times a second.
 #[test]
 fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
     const LOCKS: u64 = 10_000;
@@ -223,7 +225,7 @@ fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
     }
     pipe.exec(&mut masters[0].connection()).unwrap();
     let mut terminal = Terminal::start(&masters, "$TOP --node-limit 10s");
-    eventually(PATIENCE, "the first gathering has begun", || spent_on_scans(&masters[0]).0 > 0);
+    eventually(PATIENCE, "the first listing has begun", || spent_on_scans(&masters[0]).0 > 0);
     let first = Instant::now();
     terminal.shows("10000 locks");
     let (mut spent, mut before_next) = (spent_on_scans(&masters[0]), Instant::now());
@@ -232,14 +234,14 @@ fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
     terminal.press("\x1b[F");
     terminal.shows("orders/09999");
     loop {
-        // This request costs the node time as well, and so lengthens the interval.
+        // INFO costs the node time as well, and so lengthens the interval.
         thread::sleep(Duration::from_millis(100));
         let now = spent_on_scans(&masters[0]);
         if now.0 > calls {
             break;
         }
         (spent, before_next) = (now, Instant::now());
-        assert!(first.elapsed() < PATIENCE, "the next gathering does not begin");
+        assert!(first.elapsed() < PATIENCE, "the next listing does not begin");
     }
     let share = spent.1.as_secs_f64() / before_next.duration_since(first).as_secs_f64();
     println!("LOCK.SCAN took {:.2} % of the node", share * 100.0);

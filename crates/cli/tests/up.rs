@@ -30,7 +30,7 @@ fn signals_stop_all_masters_and_delete_their_folders() {
         let mut up = Running::start(quorlock().args(["up", "-n", "3"]));
         let line = up.line();
         let nodes = line.strip_prefix("export QUORLOCK_NODES=").unwrap();
-        let masters: Vec<_> = nodes.split(',').map(what_runs_at).collect();
+        let masters: Vec<_> = nodes.split(',').map(process_and_folder).collect();
         assert_eq!(masters.len(), 3);
         for (pid, folder) in &masters {
             assert!(is_alive(*pid) && folder.is_dir());
@@ -46,8 +46,8 @@ fn signals_stop_all_masters_and_delete_their_folders() {
     }
 }
 
-/// The process and the folder of a server.
-fn what_runs_at(url: &str) -> (Pid, PathBuf) {
+/// The process and the folder of the server at this URL.
+fn process_and_folder(url: &str) -> (Pid, PathBuf) {
     let mut connection = Client::open(url).unwrap().get_connection().unwrap();
     let info: String = redis::cmd("INFO").arg("server").query(&mut connection).unwrap();
     let pid = info.lines().find_map(|line| line.strip_prefix("process_id:")).unwrap();
@@ -83,14 +83,14 @@ fn missing_server_or_module_is_an_error_that_says_what_to_do() {
 }
 
 #[test]
-fn file_that_is_no_module_is_an_error_with_the_answer_of_the_server() {
+fn file_that_is_no_module_is_an_error_that_names_the_file() {
     let output = quorlock().args(["up", "-n", "1", "--module", "/bin/sh"]).output().unwrap();
     assert_eq!(code(output.status), 125);
     assert!(stderr(&output).contains("/bin/sh"), "{}", stderr(&output));
 }
 
 #[test]
-fn no_masters_and_too_many_are_refused() {
+fn invalid_number_of_masters_is_refused() {
     for n in ["0", "65", "-1", "x"] {
         assert_eq!(code(quorlock().args(["up", "-n", n]).output().unwrap().status), 125);
     }
@@ -121,7 +121,7 @@ fn get(url: &str, key: &str) -> Option<String> {
 }
 
 #[test]
-fn kept_masters_go_on_with_their_data_and_may_have_forgotten_locks() {
+fn kept_masters_keep_their_data_and_abstain_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().join("masters");
     let (up, nodes) = up_in(&folder, &[]);

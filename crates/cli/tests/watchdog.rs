@@ -1,7 +1,7 @@
 //! The watchdog: a `quorlock run` that is stopped or killed leaves no command beyond its lock.
 //!
 //! Each command locks one file with `flock` until all of its processes have ended. A command that
-//! finds the file locked overlaps with the previous one.
+//! finds the file locked overlaps with the previous command, and prints `overlap`.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -19,19 +19,19 @@ use tempfile::TempDir;
 const TTL: [&str; 2] = ["--ttl", "1500ms"];
 /// A command that ignores SIGTERM.
 const STUBBORN: &str = "trap '' TERM; while :; do sleep 0.01; done";
-/// The same, with a child process, and with another one in another session.
+/// A command that ignores SIGTERM, with a child in its session and a child in another session.
 const STUBBORN_ALL: &str = "trap '' TERM; setsid sh -c 'while :; do sleep 0.01; done' & \
                             sh -c 'while :; do sleep 0.01; done'";
 
-/// A holder whose command never ends, and a further run that waits for the lock.
-struct Pair {
+/// A `quorlock run` that holds the lock, and whose command runs until a signal ends it.
+struct FirstRun {
     masters: Masters,
     folder: TempDir,
     holder: Running,
     command: Pid,
 }
 
-impl Pair {
+impl FirstRun {
     fn start(rest: &str) -> Self {
         let masters = Masters::start(3);
         let folder = tempfile::tempdir().unwrap();
@@ -40,7 +40,8 @@ impl Pair {
         Self { masters, folder, holder, command }
     }
 
-    /// Runs the next command, which waits for the lock. Returns the last line that it prints.
+    /// Runs a second command, as soon as its `quorlock run` acquires the lock. Returns the last
+    /// line that the command prints.
     fn next(&self) -> String {
         let script = script(&self.folder, "true");
         let output = run_script(&self.masters, &["--wait", "10s"], &script).output().unwrap();
@@ -52,7 +53,7 @@ impl Pair {
         watchdog_of(self.holder.pid())
     }
 
-    fn has_ended(&self) -> bool {
+    fn command_has_ended(&self) -> bool {
         !is_alive(self.command)
     }
 }
@@ -70,12 +71,12 @@ fn kill(pid: Pid, signal: Signal) {
 #[test]
 fn stopped_quorlock_leaves_no_command_beyond_its_lock() {
     for rest in [STUBBORN, STUBBORN_ALL] {
-        let pair = Pair::start(rest);
-        pair.holder.signal(Signal::STOP);
-        assert_eq!(pair.next(), "alone");
-        assert!(pair.has_ended());
-        pair.holder.signal(Signal::CONT);
-        let output = pair.holder.end();
+        let first = FirstRun::start(rest);
+        first.holder.signal(Signal::STOP);
+        assert_eq!(first.next(), "alone");
+        assert!(first.command_has_ended());
+        first.holder.signal(Signal::CONT);
+        let output = first.holder.end();
         assert_eq!(code(output.status), 120);
         assert!(
             stderr(&output).contains("quorlock process may have been suspended"),
@@ -87,37 +88,37 @@ fn stopped_quorlock_leaves_no_command_beyond_its_lock() {
 
 #[test]
 fn stopped_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
-    let pair = Pair::start(STUBBORN);
-    let watchdog = pair.watchdog();
-    pair.holder.signal(Signal::STOP);
+    let first = FirstRun::start(STUBBORN);
+    let watchdog = first.watchdog();
+    first.holder.signal(Signal::STOP);
     kill(watchdog, Signal::KILL);
-    assert_eq!(pair.next(), "overlap");
-    assert!(!pair.has_ended());
-    pair.holder.signal(Signal::CONT);
-    assert_eq!(code(pair.holder.end().status), 120);
-    assert!(!is_alive(pair.command));
+    assert_eq!(first.next(), "overlap");
+    assert!(!first.command_has_ended());
+    first.holder.signal(Signal::CONT);
+    assert_eq!(code(first.holder.end().status), 120);
+    assert!(!is_alive(first.command));
 }
 
 #[test]
 fn killed_quorlock_leaves_no_command_beyond_its_lock() {
     for rest in [STUBBORN, STUBBORN_ALL] {
-        let pair = Pair::start(rest);
-        pair.holder.signal(Signal::KILL);
-        assert_eq!(pair.next(), "alone");
-        assert!(pair.has_ended());
+        let first = FirstRun::start(rest);
+        first.holder.signal(Signal::KILL);
+        assert_eq!(first.next(), "alone");
+        assert!(first.command_has_ended());
     }
 }
 
 #[test]
 fn killed_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
-    let pair = Pair::start(STUBBORN);
-    let watchdog = pair.watchdog();
-    pair.holder.signal(Signal::STOP);
+    let first = FirstRun::start(STUBBORN);
+    let watchdog = first.watchdog();
+    first.holder.signal(Signal::STOP);
     kill(watchdog, Signal::KILL);
-    pair.holder.signal(Signal::KILL);
-    assert_eq!(pair.next(), "overlap");
-    assert!(!pair.has_ended());
-    kill(pair.command, Signal::KILL);
+    first.holder.signal(Signal::KILL);
+    assert_eq!(first.next(), "overlap");
+    assert!(!first.command_has_ended());
+    kill(first.command, Signal::KILL);
 }
 
 #[test]
@@ -150,10 +151,10 @@ fn stopped_command_is_continued_to_clean_up() {
 #[test]
 fn quorlock_stops_the_command_when_its_watchdog_is_killed() {
     for rest in ["trap 'exit 0' TERM; while :; do sleep 0.01; done", STUBBORN_ALL] {
-        let pair = Pair::start(rest);
-        kill(pair.watchdog(), Signal::KILL);
-        assert_eq!(pair.next(), "alone");
-        let output = pair.holder.end();
+        let first = FirstRun::start(rest);
+        kill(first.watchdog(), Signal::KILL);
+        assert_eq!(first.next(), "alone");
+        let output = first.holder.end();
         assert_eq!(code(output.status), 125);
         assert!(stderr(&output).contains("its watchdog was killed"), "{}", stderr(&output));
     }

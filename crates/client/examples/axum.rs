@@ -3,8 +3,10 @@
 //! `POST /orders/{id}/ship` answers
 //!
 //! - 200 when the order is shipped,
-//! - 409 when another request or another instance of the service is shipping it,
-//! - 503 when too few nodes answer or the lock was lost: the HTTP client may try again later.
+//! - 409 when another request or another instance of the service is shipping it, or has written to
+//!   it under a later lock,
+//! - 503 when too few nodes answer or the lock was lost: the HTTP client may try again later,
+//! - 500 after any other error.
 //!
 //! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example axum -- 127.0.0.1:8080`
 
@@ -53,14 +55,15 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// If the HTTP client disconnects, axum drops this future. That drops the work and releases the
-/// lock in the background.
+/// If the HTTP client disconnects, axum drops this future. Dropping it also drops the work, and
+/// releases the lock in the background.
 async fn ship(State(service): State<Arc<Service>>, Path(order): Path<u64>) -> (StatusCode, String) {
     let Service { quorum, store } = &*service;
     let lock = quorum.lock(format!("orders/{order}")).wait(WAIT);
     let shipped = lock.run(|lock| async move {
         call_the_carrier().await;
-        // A lock can be lost at any moment, even between a check and the write. The store notices.
+        // A lock can be lost at any moment, even between a check and the write. So the store
+        // refuses a fence that is smaller than an earlier one.
         store.set_shipped(order, lock.fence())
     });
     match shipped.await {
@@ -102,7 +105,7 @@ struct Order {
 }
 
 impl Store {
-    /// Refuses a fence that is smaller than the last one that wrote to the order.
+    /// Refuses a fence that is smaller than that of the last write to the order.
     fn set_shipped(&self, order: u64, fence: Fence) -> Result<(), Stale> {
         let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         let order = orders.entry(order).or_default();

@@ -52,7 +52,7 @@ async fn open(quorum: &Quorum, directory: &Path) -> Result<Lock, Box<dyn Error>>
             lost = lock.lost() => return Err(lost.into()),
         }
     }
-    // From here on, waiting readers hold the lock too. No writer holds it in between.
+    // From here on, other readers can hold the lock too. No writer holds it in between.
     lock.downgrade().await?;
     Ok(lock)
 }

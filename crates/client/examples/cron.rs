@@ -8,11 +8,11 @@ use std::time::Duration;
 use quorlock_client::{AcquireError, Fence, Quorum};
 use tokio::time::{Instant, sleep_until};
 
-/// The shortest time for which the lock is held. A machine whose clock is behind starts the same
-/// job up to this much later, and must still find the lock taken.
-const CLOCKS_DIFFER: Duration = Duration::from_secs(2);
-/// How long a machine waits for the lock: longer than all machines take to start, and shorter than
-/// the lock is held.
+/// How long after its start a machine still holds the lock, even if the job is shorter. A machine
+/// whose clock is behind starts later, and must find the lock taken until its wait ends. So the
+/// clocks may differ by this time less [`WAIT`].
+const HELD_AFTER_START: Duration = Duration::from_secs(2);
+/// How long a machine waits for the lock: shorter than the lock is held.
 const WAIT: Duration = Duration::from_secs(1);
 
 #[tokio::main]
@@ -37,7 +37,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         // Another machine may hold the lock now, so the job stops.
         lost = lock.lost() => return Err(lost.into()),
     }
-    sleep_until(started + CLOCKS_DIFFER).await;
+    sleep_until(started + HELD_AFTER_START).await;
     let _ = lock.release().await;
     quorum.flush(Duration::from_secs(10)).await?;
     Ok(())

@@ -34,10 +34,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
         // A release that too few nodes confirm in time continues in the background.
         let _ = lock.release().await;
     }
-    // Simulates a write under an earlier lock that was delayed while other programs sold.
+    // Simulates a late write. First, a new holder writes the count unchanged, so that the database
+    // stores the new fence.
     let last = quorum.lock("stock/spoons").wait(Duration::from_secs(60)).acquire().await?;
     sell(&database, count_left(&database)? + 1, last.fence())?;
     if let Some(earlier) = earlier {
+        // Then a write with the fence of an earlier lock arrives.
         let refused = !sell(&database, 1_000_000, earlier)?;
         println!("a late write was refused: {refused}");
     }

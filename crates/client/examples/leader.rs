@@ -1,5 +1,5 @@
-//! Leader election: one of several programs leads until it ends or is cut off. Then another program
-//! leads.
+//! Leader election: one of several programs leads until it ends, is cut off, or has led for a day.
+//! Then another program leads.
 //!
 //! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example leader`
 
@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 /// The longest time for which the lock of a dead leader keeps the others from leading.
 const TTL: Duration = Duration::from_secs(5);
-/// A leader that hangs is deposed after this time.
+/// How long a program leads at most. After this time, a leader that hangs is deposed too.
 const TERM_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 #[tokio::main]
@@ -24,7 +24,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         match leadership.run(lead).await {
             // A real leader leads until it is shut down. This one steps down after a while.
             Ok(()) => break,
-            // `lead` was stopped at its last await point. The program runs for election again.
+            // The lock was lost. `lead` was dropped at the await point that it had reached, unless
+            // it had finished. The program runs for election again.
             Err(RunError::Lost { lost, .. }) => println!("deposed: {lost}"),
             Err(RunError::NotAcquired(AcquireError::TimedOut { waited, .. })) => {
                 println!("has followed for {waited:?}");
@@ -42,7 +43,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
 async fn lead(lock: LockWatch) {
     println!("leads, fence {}, {} nodes", lock.fence(), lock.coverage());
     for _ in 0..5 {
-        // Every command carries the fence, so that followers can refuse a deposed leader.
+        // Stands for the work of a leader. A real one sends the fence with every command, so that
+        // followers can refuse the commands of a deposed leader.
         sleep(Duration::from_millis(50)).await;
     }
     println!("steps down");

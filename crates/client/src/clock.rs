@@ -12,8 +12,8 @@ pub(crate) fn now() -> Moment {
     moment
 }
 
-/// The wall clock in microseconds since 1970, for proposals of fences. A wrong one endangers no
-/// lock.
+/// The wall clock in microseconds since 1970, for proposals of fences. A wrong wall clock
+/// endangers no lock.
 pub(crate) fn wall_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
@@ -42,8 +42,8 @@ mod platform {
     use nix::libc::CLOCK_MONOTONIC_RAW;
     use nix::time::ClockId;
 
-    /// Reads one clock for both: on macOS it is not slewed, and it counts the time in which the
-    /// machine sleeps.
+    /// Reads one clock for both fields: on macOS, this clock is not slewed, and it counts the time
+    /// in which the machine sleeps.
     pub(super) fn now() -> Moment {
         let now = ClockId::from_raw(CLOCK_MONOTONIC_RAW).now();
         let now = Duration::from(now.expect("macOS has this clock since 10.12"));
@@ -53,7 +53,8 @@ mod platform {
 
 #[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos")))]
 compile_error!(
-    "quorlock-client needs a clock that counts the time that the machine sleeps: Linux and macOS have one"
+    "quorlock-client needs a clock that counts the time that the machine sleeps: Linux, Android and \
+     macOS have one"
 );
 
 #[cfg(test)]
@@ -66,12 +67,12 @@ pub(crate) mod tests {
 
     thread_local! {
         static SLEPT: Cell<Duration> = const { Cell::new(Duration::ZERO) };
-        static EPOCH: Cell<Option<Instant>> = const { Cell::new(None) };
+        static RUNTIME_START: Cell<Option<Instant>> = const { Cell::new(None) };
     }
 
     pub(super) fn adjust(moment: Moment) -> Moment {
-        if let Some(epoch) = EPOCH.get() {
-            let now = epoch.elapsed();
+        if let Some(start) = RUNTIME_START.get() {
+            let now = start.elapsed();
             return Moment { boot: now, raw: now };
         }
         Moment { boot: moment.boot + SLEPT.get(), ..moment }
@@ -80,10 +81,11 @@ pub(crate) mod tests {
     /// Makes both clocks of this thread follow the clock of the tokio runtime, which a test may
     /// pause.
     pub(crate) fn follow_the_runtime() {
-        EPOCH.set(EPOCH.get().or(Some(Instant::now())));
+        RUNTIME_START.set(RUNTIME_START.get().or(Some(Instant::now())));
     }
 
-    /// Simulates for this thread that the machine slept: one clock advances, and timers do not.
+    /// Simulates for this thread that the machine slept: the clock that counts sleep advances, and
+    /// the other clock and the timers do not.
     pub(crate) fn sleep_through(time: Duration) {
         SLEPT.set(SLEPT.get() + time);
     }

@@ -12,11 +12,12 @@
 //! - `axum.rs`: an HTTP service that ships an order under a lock, and answers 409 or 503 otherwise.
 //! - `workers.rs`: many workers share a list of jobs, and skip a job that another worker is doing.
 //! - `cron.rs`: a job that every machine starts at the same time, and that only one machine runs.
-//! - `cache.rs`: a cache that many programs read under a shared lock, and that one refreshes.
+//! - `cache.rs`: a cache that many programs read under a shared lock, and that one of them
+//!   refreshes.
 //! - `encoders.rs`: a semaphore that allows at most four encoders in a fleet.
 //! - `leader.rs`: leader election with a bounded term.
 //! - `inventory.rs`: a stock in a database that refuses the writes of an earlier holder.
-//! - `fence_sqlite.rs`: what happens to such a stock without a fence.
+//! - `fence_sqlite.rs`: what happens to such a stock without a fence, and with one.
 //! - `blocking.rs`: a program without tokio.
 //!
 //! # Three ways to use a lock
@@ -67,8 +68,8 @@
 //! | [`ttl`](LockBuilder::ttl) | 10 s | pauses of the program or the network are longer | the lock of a holder that died must be free sooner |
 //! | [`wait`](LockBuilder::wait) | 10 s | the work must be done | another client does the same work; zero makes one attempt |
 //! | [`max_hold`](LockBuilder::max_hold) | no limit | | work that hangs must not block other clients |
-//! | [`min_validity`](LockBuilder::min_validity) | ttl / 2 | the work needs more time than that | a slow network must not fail the call |
-//! | [`node_timeout`](LockBuilder::node_timeout) | derived: 4 measured round trips, at least 50 ms, at most the larger of ttl / 10 and 2 round trips | some nodes are slow at times | a silent node must be noticed sooner |
+//! | [`min_validity`](LockBuilder::min_validity) | ttl / 2 | the work needs more time than half the ttl | a slow network must not fail the call |
+//! | [`node_timeout`](LockBuilder::node_timeout) | derived: 4 measured round trips, at least 50 ms, at most the larger of ttl / 10 and 2 round trips, and at most ttl / 4 | some nodes are slow at times | a silent node must be noticed sooner |
 //! | [`owner`](LockBuilder::owner) | host name and process id | | |
 //!
 //! Do not choose a long ttl for work that takes long. Use [`run`](LockBuilder::run) or
@@ -130,12 +131,12 @@
 //!
 //! | name | kind | meaning |
 //! |---|---|---|
-//! | `quorlock_acquires_total` | counter | calls, by `outcome`: `acquired`, `held`, `timed_out`, `no_quorum`, `insufficient_validity`, `invalid` |
+//! | `quorlock_acquires_total` | counter | calls of `acquire`, `try_acquire` or `run`, by `outcome`: `acquired`, `held`, `timed_out`, `no_quorum`, `insufficient_validity`, `invalid` |
 //! | `quorlock_extends_total` | counter | rounds of extensions of a lock, by `outcome`: `extended`, `uncertain`, `lost` |
 //! | `quorlock_repairs_total` | counter | answers to repairs, by `outcome`: `repaired`, `refused` |
 //! | `quorlock_releases_total` | counter | locks that the program released, dropped or detached, by `outcome`: `released`, `already_over`, `unconfirmed`, `dropped`, `detached` |
-//! | `quorlock_wait_seconds` | histogram | a whole call of `acquire` or `try_acquire` |
-//! | `quorlock_hold_seconds` | histogram | from the grant to the release |
+//! | `quorlock_wait_seconds` | histogram | how long a call took to acquire the lock or to fail |
+//! | `quorlock_hold_seconds` | histogram | from the grant until the program releases, drops or detaches the lock |
 //!
 //! No event, metric or error shows a token.
 //!
@@ -148,8 +149,8 @@
     doc = "
 # The book
 
-[The book](../book/index.html) has the server's commands, operations, safety, fencing and waiting.
-`make docs` builds both."
+[The book](../book/index.html) describes the server's commands, operations, safety, fencing and
+waiting. `make docs` builds the book and this reference."
 )]
 
 mod api;

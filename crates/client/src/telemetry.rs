@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::driver::LockInner;
 use crate::{AcquireError, Lock, Released};
 
-/// Records the end of a call of `acquire` or `try_acquire`.
+/// Records the result of a call of `acquire` or `try_acquire`.
 pub(crate) fn acquired(outcome: &Result<Lock, AcquireError>, since: Instant) {
     let outcome = match outcome {
         Ok(lock) => {
@@ -63,7 +63,7 @@ pub(crate) fn repaired(granted: bool) {
     figures::count("quorlock_repairs_total", if granted { "repaired" } else { "refused" });
 }
 
-/// Records the end of a release; `None` when too few nodes confirmed it.
+/// Records the result of a release; `None` when too few nodes confirmed it.
 pub(crate) fn released(lock: &Arc<LockInner>, released: Option<Released>) {
     let outcome = match released {
         Some(Released::Released) => "released",

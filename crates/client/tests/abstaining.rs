@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, nothing_is_left, set_user};
+use common::{PATIENCE, all_hold, nothing_is_left};
 use quorlock_client::{AcquireError, LockBuilder, NodeError, Quorum, Released};
 use quorlock_testkit::{Masters, eventually_async};
 
@@ -74,24 +74,4 @@ async fn held_lock_is_extended_on_masters_that_abstain_after_a_restart() {
     assert!(matches!(others, Err(AcquireError::NoQuorum { .. })), "{others:?}");
     drop(lock);
     nothing_is_left(&masters, "k").await;
-}
-
-#[tokio::test]
-async fn user_with_only_lock_rights_can_lock() {
-    let masters = Masters::start_with(3, |_, builder| builder.tcp()).unwrap();
-    let mut urls = Vec::new();
-    for master in &masters {
-        let commands = "+lock.acquire +lock.extend +lock.release +lock.inspect +info";
-        set_user(master, "locker", &format!("on >pw ~lock:* {commands}"));
-        urls.push(master.url().replace("redis://", "redis://locker:pw@"));
-    }
-    let quorum = Quorum::connect(urls).await.unwrap();
-    let mut lock = patiently(&quorum, "lock:k").acquire().await.unwrap();
-    lock.extend().await.unwrap();
-    assert_eq!(lock.release().await.unwrap(), Released::Released);
-    let Err(AcquireError::NoQuorum { nodes }) = patiently(&quorum, "other").try_acquire().await
-    else {
-        panic!("the user may not use this key")
-    };
-    assert!(nodes.failed().all(|(_, error)| error.to_string().starts_with("NOPERM")), "{nodes}");
 }

@@ -1,4 +1,4 @@
-//! The blocking API, without tokio and inside a program that uses it.
+//! The blocking API, without tokio, and inside a program that uses tokio.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -11,6 +11,7 @@ use quorlock_client::blocking::{Quorum, QuorumBuilder};
 use quorlock_client::{AcquireError, LostError, NodeError, Ownership, Released, RunError};
 use quorlock_testkit::{Masters, eventually};
 
+/// The time limit of every wait. No step of a test takes as long.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 fn quorum() -> (Masters, Quorum) {
@@ -22,6 +23,7 @@ fn quorum() -> (Masters, Quorum) {
     (masters, quorum)
 }
 
+/// The number of masters that have the key.
 fn holding(masters: &Masters, key: &str) -> usize {
     let exists = |master: &quorlock_testkit::Server| {
         redis::cmd("EXISTS").arg(key).query::<bool>(&mut master.connection()).unwrap()
@@ -117,7 +119,7 @@ fn blocking_lock_is_detached_and_attached_from_its_text() {
 }
 
 #[test]
-fn clients_of_redis_rs_make_a_quorum_of_the_named_set() {
+fn clients_of_redis_rs_make_a_quorum_that_checks_the_named_set() {
     let masters = Masters::start(3);
     let builder = || {
         let clients = masters.iter().map(|master| redis::Client::open(master.url()).unwrap());

@@ -38,7 +38,8 @@ async fn detached_lock_is_attached_from_its_text_and_is_never_free() {
 #[tokio::test]
 async fn node_with_larger_fences_gets_the_new_token_too() {
     let mut masters = Masters::start(3);
-    // The fences of a server begin above the wall clock of its start.
+    // The fences of a server begin above its wall clock at the start, so this server has the
+    // largest fences.
     masters[2].restart().unwrap();
     let quorum = connect(masters.urls()).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
@@ -149,7 +150,7 @@ async fn node_cut_off_during_the_attachment_forgets_the_old_token() {
 }
 
 #[tokio::test]
-async fn attachment_to_another_key_is_refused_before_anything_is_sent() {
+async fn attachment_to_another_key_is_refused_and_the_lock_stays_attachable() {
     let (_masters, quorum) = quorum(3).await;
     let detached = quorum.lock("a").acquire().await.unwrap().detach();
     let text = detached.to_secret_text();

@@ -1,11 +1,11 @@
-//! One short example of each error of the API, in the order of src/api/error.rs.
+//! Short examples of the errors of the API, in the order of src/api/error.rs.
 //!
 //! Other files have the examples of these errors: nodes.rs of `InvalidUrl` and `SameServer`,
 //! truth.rs of `Denied`, `Misconfigured`, `NoModule` and `Replica`, inspect.rs of `InspectError`,
-//! revoke.rs of `RevokeError`, `ScanError` and each `Revoked`.
+//! shared.rs of `NotShareable`, revoke.rs of `RevokeError`, `ScanError` and the errors `Revoked`.
 //!
-//! Two errors have no example: `NoThread` needs a system without threads left, and a client that
-//! receives `QueueFull` polls instead.
+//! `NoThread` and `QueueFull` have no example: `NoThread` needs a system that cannot start a
+//! thread, and after `QueueFull` the client pauses and makes a new attempt.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -35,12 +35,13 @@ fn heal(net: &Net) {
     net.proxies.iter().for_each(Proxy::heal);
 }
 
+/// Deletes the key on all masters.
 fn delete(masters: &Masters, key: &str) {
     masters.iter().for_each(|master| master.connection().del(key).unwrap());
 }
 
-/// None of the three nodes voted.
-fn all_failed(nodes: &Nodes) {
+/// Asserts that none of the three nodes voted.
+fn assert_all_failed(nodes: &Nodes) {
     assert_eq!((nodes.0.len(), nodes.failed().count()), (3, 3), "{nodes}");
 }
 
@@ -102,7 +103,7 @@ async fn acquire_errors_distinguish_a_held_lock_from_a_failing_quorum() {
     let limit = Duration::from_millis(50);
     let error = net.quorum.lock("n").node_timeout(limit).try_acquire().await.unwrap_err();
     let AcquireError::NoQuorum { nodes } = &error else { panic!("{error}") };
-    all_failed(nodes);
+    assert_all_failed(nodes);
     assert!(!nodes.is_permanent(), "{nodes}");
 }
 
@@ -114,7 +115,7 @@ async fn extend_errors_distinguish_a_lost_lock_from_a_held_one() {
     silence(&net);
     let error = lock.extend().await.unwrap_err();
     let ExtendError::NoQuorum { nodes } = &error else { panic!("{error}") };
-    // A late answer to the ACQUIRE may have been in flight.
+    // Two failures decide the extension. The answer of the third node may be pending.
     assert!(nodes.failed().count() >= 2, "{nodes}");
     assert!(!lock.remaining().is_zero());
     heal(&net);
@@ -194,7 +195,7 @@ async fn attach_errors_say_whether_the_lock_is_gone() {
     let lock = net.quorum.lock("n").node_timeout(Duration::from_millis(50));
     let error = lock.attach(detached).await.unwrap_err();
     let AttachError::NoQuorum { nodes } = &error else { panic!("{error}") };
-    all_failed(nodes);
+    assert_all_failed(nodes);
 }
 
 #[tokio::test]
@@ -204,9 +205,9 @@ async fn release_and_flush_errors_leave_releases_in_the_background() {
     let lock = lock.node_timeout(Duration::from_millis(100)).acquire().await.unwrap();
     silence(&net);
     let ReleaseError::NoQuorum { nodes } = lock.release().await.unwrap_err() else {
-        panic!("another error")
+        panic!("no node answers")
     };
-    all_failed(&nodes);
+    assert_all_failed(&nodes);
     let FlushError { pending } = net.quorum.flush(Duration::from_millis(10)).await.unwrap_err();
     assert_eq!(pending, 1);
     heal(&net);
@@ -305,7 +306,8 @@ async fn node_whose_clock_is_far_behind_is_named() {
     assert!(matches!(error, NodeError::ClockBehind { .. }), "{error}");
 }
 
-/// A server that introduces itself as a node, and then sends unexpected replies.
+/// Starts a server that introduces itself as a node, and then sends unexpected replies. Returns its
+/// URL.
 fn impostor() -> String {
     fn serve(stream: &TcpStream) -> Option<()> {
         let mut lines = BufReader::new(stream).lines().map_while(Result::ok);

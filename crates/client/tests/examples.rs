@@ -15,7 +15,7 @@ use quorlock_client::blocking::Quorum;
 use quorlock_testkit::{Masters, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The program of an example. Builds it if Cargo did not, as with `--test examples`.
+/// The program of an example. Builds it if Cargo has not: `cargo test --test examples` builds none.
 fn example(name: &str) -> PathBuf {
     let test = env::current_exe().unwrap();
     let profile = test.ancestors().nth(2).unwrap();
@@ -42,7 +42,7 @@ fn example(name: &str) -> PathBuf {
     path
 }
 
-/// Runs this many copies at the same time on new masters. Returns the output of each.
+/// Runs `times` copies of an example at the same time, on new masters. Returns the output of each.
 fn run(name: &str, times: usize, args: &[&Path]) -> Vec<String> {
     let masters = Masters::start(3);
     let path = example(name);
@@ -91,7 +91,7 @@ fn leaders_take_turns_with_growing_fences() {
 }
 
 #[test]
-fn stock_is_counted_down_by_many_and_a_late_write_is_refused() {
+fn stock_is_counted_down_by_four_programs_and_late_writes_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("stock.sqlite");
     let database = rusqlite::Connection::open(&path).unwrap();
@@ -170,7 +170,8 @@ impl Service {
         Self { process, address }
     }
 
-    /// Returns the first status that is not 503. On a busy machine, nodes may answer late.
+    /// Asks the service to ship an order until the status is not 503, and returns this status. On a
+    /// busy machine, nodes may answer late.
     fn ship(&self, order: u64) -> u16 {
         let mut status = 503;
         eventually(Duration::from_secs(10), "a majority answers in time", || {

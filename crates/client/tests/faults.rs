@@ -55,7 +55,7 @@ async fn dead_majority_is_named_and_the_other_masters_keep_nothing() {
 async fn paused_master_delays_nothing() {
     let (masters, quorum) = quorum(3).await;
     masters[1].pause();
-    delays_nothing(&quorum).await;
+    assert_no_delay(&quorum).await;
     masters[1].resume();
     quorum.flush(PATIENCE).await.unwrap();
     nothing_is_left(&masters, "k").await;
@@ -65,14 +65,14 @@ async fn paused_master_delays_nothing() {
 async fn master_that_refuses_connections_delays_nothing() {
     let (mut masters, quorum) = quorum(3).await;
     masters[1].kill();
-    delays_nothing(&quorum).await;
+    assert_no_delay(&quorum).await;
 }
 
 #[tokio::test]
 async fn network_that_drops_replies_delays_nothing() {
     let net = net(3).await;
     net.proxies[1].drop_bytes(Direction::ToClient);
-    delays_nothing(&net.quorum).await;
+    assert_no_delay(&net.quorum).await;
     nothing_is_left(&net.masters, "k").await;
 }
 
@@ -90,13 +90,13 @@ async fn master_that_answers_garbage_delays_nothing() {
     let mut urls = masters.urls();
     urls.push(garbage);
     let quorum = Quorum::connect(urls).await.unwrap();
-    delays_nothing(&quorum).await;
+    assert_no_delay(&quorum).await;
     nothing_is_left(&masters, "k").await;
 }
 
 /// Acquires and releases ten locks at once, and then ten one after the other. Asserts that no call
 /// waits for the faulty node.
-async fn delays_nothing(quorum: &Quorum) {
+async fn assert_no_delay(quorum: &Quorum) {
     let started = Instant::now();
     let ten = (0..10).map(|n| {
         let builder =
@@ -185,7 +185,7 @@ async fn client_that_slept_through_its_ttl_holds_nothing() {
 }
 
 #[tokio::test]
-async fn too_few_confirmations_leave_a_lock_held_until_its_deadline() {
+async fn too_few_confirmations_leave_a_lock_held_with_its_old_deadline() {
     let net = net(3).await;
     let limit = Duration::from_millis(200);
     let builder = net.quorum.lock("k").ttl(Duration::from_secs(10)).node_timeout(limit);
@@ -216,7 +216,10 @@ async fn connections_recover_in_the_background_after_a_cut_network() {
     for proxy in &net.proxies {
         proxy.cut();
     }
-    eventually_async(PATIENCE, "the client notices", async || connected(&net.quorum).1 == 0).await;
+    eventually_async(PATIENCE, "the client has noticed the cut", async || {
+        connected(&net.quorum).1 == 0
+    })
+    .await;
     let started = Instant::now();
     assert!(matches!(net.quorum.lock("k").try_acquire().await, Err(AcquireError::NoQuorum { .. })));
     assert!(
@@ -226,7 +229,10 @@ async fn connections_recover_in_the_background_after_a_cut_network() {
     for proxy in &net.proxies {
         proxy.heal();
     }
-    eventually_async(PATIENCE, "the client is back", async || connected(&net.quorum).1 == 3).await;
+    eventually_async(PATIENCE, "all masters can vote again", async || {
+        connected(&net.quorum).1 == 3
+    })
+    .await;
     net.quorum.lock("k").acquire().await.unwrap().release().await.unwrap();
 }
 

@@ -1,4 +1,5 @@
-//! Fences of a quorum of real masters grow despite faults, and cost one round trip without faults.
+//! Fences of a quorum of real masters grow despite faults. Without faults, a lock costs one round
+//! trip.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -41,8 +42,8 @@ async fn acquire_and_release(quorum: &Quorum, last: &mut Option<Fence>) {
 
 #[tokio::test]
 async fn uncontended_lock_costs_one_round_trip() {
-    // The first fences of a server are this far above its clock. Until that time has passed, they
-    // are above the proposals of the client.
+    // The first fences of a server are `lock.max-clock-skew` above its clock. Until that time has
+    // passed, they are above the proposals of the client.
     let masters =
         Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap();
     let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
@@ -121,11 +122,13 @@ async fn master_restarted_with_a_wrong_clock_costs_no_lock_and_fences_grow() {
         let mut last = None;
         acquire_and_release(&quorum, &mut last).await;
         clocks[1].step_ms(ahead_s * 1000);
-        // Its fences begin at its wrong clock, and it has forgotten the earlier ones. No lock must
-        // depend on it.
+        // The fences of this master begin above its wrong clock, and it has forgotten its earlier
+        // fences. The client acquires every lock all the same.
         masters[1].restart().unwrap();
-        eventually_async(PATIENCE, "the client is back", async || connected(&quorum) == (3, 3))
-            .await;
+        eventually_async(PATIENCE, "all masters can vote again", async || {
+            connected(&quorum) == (3, 3)
+        })
+        .await;
         for _ in 0..10 {
             acquire_and_release(&quorum, &mut last).await;
         }
@@ -141,7 +144,7 @@ async fn masters_with_different_fences_agree_after_one_round() {
     let extends = || [1, 2].map(|index| calls(&masters[index], "lock.extend")).iter().sum::<u64>();
     let mut last = None;
     acquire_and_release(&quorum, &mut last).await;
-    assert_eq!(extends(), 1, "only the master with the smaller fence");
+    assert_eq!(extends(), 1, "only the master with the smaller fence gets an EXTEND");
     for _ in 0..10 {
         acquire_and_release(&quorum, &mut last).await;
     }
@@ -176,8 +179,10 @@ async fn fences_grow_while_the_masters_restart_one_after_the_other() {
             while_abstaining += u32::from(abstains(&masters[restarted]));
         }
         assert!(while_abstaining > 0, "locks were granted while it abstained");
-        eventually_async(PATIENCE, "the client is back", async || connected(&quorum) == (3, 3))
-            .await;
+        eventually_async(PATIENCE, "all masters can vote again", async || {
+            connected(&quorum) == (3, 3)
+        })
+        .await;
     }
 }
 

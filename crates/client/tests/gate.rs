@@ -13,7 +13,7 @@ fn fence(n: u64) -> Fence {
 }
 
 #[test]
-fn same_holder_passes_again_and_an_earlier_one_does_not() {
+fn holder_passes_again_and_an_earlier_holder_does_not() {
     let gate = FenceGate::new();
     assert_eq!(gate.check(fence(7)), Ok(()));
     assert_eq!(gate.check(fence(7)), Ok(()), "the same holder writes once more");

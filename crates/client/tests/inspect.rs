@@ -18,7 +18,7 @@ async fn held(quorum: &Quorum, key: &str) -> HeldLock {
 }
 
 #[tokio::test]
-async fn held_lock_is_described_and_then_free() {
+async fn held_lock_is_described_and_a_released_lock_is_free() {
     let (masters, quorum) = quorum(3).await;
     assert_eq!(quorum.inspect("k").await.unwrap().state, LockState::Free);
     let lock =
@@ -61,7 +61,8 @@ async fn waiters_and_keys_are_counted() {
 
 #[tokio::test]
 async fn one_silent_node_is_an_error_of_that_node_only() {
-    // The fences of a server begin this far above its clock. A small skew makes them equal.
+    // The fences of a server begin `lock.max-clock-skew` above its clock. With 1 ms, the fence that
+    // the client proposes is larger, and all servers store it.
     let masters =
         Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap();
     let proxy = Proxy::start(masters[1].url());
@@ -86,7 +87,7 @@ async fn key_is_unclear_without_a_majority_and_unknown_without_an_answer() {
     assert_eq!(inspection.nodes[2].lease, Ok(None), "{inspection}");
     masters[2].kill();
     let InspectError::NoAnswer { nodes } = quorum.inspect("k").await.unwrap_err() else {
-        panic!("another error")
+        panic!("no node answers")
     };
     assert_eq!(nodes.failed().count(), 3, "{nodes}");
 }

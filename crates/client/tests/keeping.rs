@@ -1,4 +1,4 @@
-//! Locks that are renewed in the background, and the work under them.
+//! Locks that are renewed in the background, and the work that runs under a lock.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -17,21 +17,21 @@ use quorlock_testkit::{Direction, Masters, eventually_async};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Long enough for a busy machine.
+/// A ttl that is long enough for a busy machine.
 const TTL: Duration = Duration::from_secs(1);
 
-/// Sets a flag when it is dropped.
-struct Flag(Arc<AtomicBool>);
+/// Sets its flag when it is dropped.
+struct SetOnDrop(Arc<AtomicBool>);
 
-impl Drop for Flag {
+impl Drop for SetOnDrop {
     fn drop(&mut self) {
         self.0.store(true, Ordering::SeqCst);
     }
 }
 
-fn flag() -> (Flag, Arc<AtomicBool>) {
+fn set_on_drop() -> (SetOnDrop, Arc<AtomicBool>) {
     let dropped = Arc::new(AtomicBool::new(false));
-    (Flag(Arc::clone(&dropped)), dropped)
+    (SetOnDrop(Arc::clone(&dropped)), dropped)
 }
 
 /// How many EXTENDs a server has carried out.
@@ -55,7 +55,10 @@ async fn renewed_lock_outlives_its_ttl_many_times() {
         sleep(Duration::from_millis(20)).await;
     }
     let extends = extends(&masters[0]);
-    assert!((8..=40).contains(&extends), "{extends} extensions in four ttls, at a third each");
+    assert!(
+        (8..=40).contains(&extends),
+        "{extends} extensions in four ttls, with one in each third of a ttl"
+    );
     assert_eq!(lock.release().await.unwrap(), Released::Released);
     nothing_is_left(&masters, "k").await;
 }
@@ -112,7 +115,7 @@ async fn renewed_lock_is_uncertain_only_while_no_majority_answers() {
 }
 
 #[tokio::test]
-async fn renewals_due_at_the_same_time_share_one_message_to_a_node() {
+async fn renewals_due_at_the_same_time_share_messages_to_a_node() {
     let net = net(3).await;
     let builders: Vec<_> =
         (0..100).map(|n| net.quorum.lock(format!("k{n}")).ttl(Duration::from_secs(6))).collect();
@@ -150,9 +153,9 @@ async fn run_holds_the_lock_for_longer_than_its_ttl() {
 }
 
 #[tokio::test]
-async fn loss_is_known_before_another_client_acquires_and_drops_the_work() {
+async fn loss_drops_the_work_and_is_known_before_another_client_acquires() {
     let net = net(3).await;
-    let (held, dropped) = flag();
+    let (held, dropped) = set_on_drop();
     let (show, shown) = oneshot::channel();
     let running = {
         let quorum = net.quorum.clone();
@@ -225,7 +228,7 @@ async fn work_is_stopped_at_max_hold() {
 #[tokio::test]
 async fn dropped_run_drops_the_work_and_releases_the_lock() {
     let (masters, quorum) = quorum(3).await;
-    let (held, dropped) = flag();
+    let (held, dropped) = set_on_drop();
     let (start, started) = oneshot::channel();
     let running = {
         let quorum = quorum.clone();
@@ -282,7 +285,7 @@ async fn lost_lock_is_not_revived_by_repairs() {
     assert!(lock.ownership().is_lost());
     lock.renew();
     lock.extend().await.unwrap_err();
-    assert!(!exists(&masters[0], "k") && !exists(&masters[1], "k"), "no client acquired it");
+    assert!(!exists(&masters[0], "k") && !exists(&masters[1], "k"), "no repair revived the lock");
     assert!(
         exists(&masters[2], "k"),
         "the holder has not released the lock, since its work may still run"

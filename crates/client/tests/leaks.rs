@@ -26,16 +26,17 @@ const NODES: usize = 5;
 const WORKERS: usize = 64;
 const KEYS: u32 = 256;
 const TTL_MAX: Duration = Duration::from_secs(2);
-/// How long the test runs by default.
+/// How long the workers run by default.
 const DEFAULT_DURATION: Duration = Duration::from_secs(6);
 /// The time limit for an action that is due at once, on a busy machine. Every accident is shorter.
 const SLACK: Duration = Duration::from_secs(20);
 
-/// The calls so far, and when they are enough.
+/// The calls so far, and the number or the time at which the workers stop.
 struct Goal {
     acquires: AtomicU64,
     acquired: AtomicU64,
-    /// The number of calls, from `QUORLOCK_LEAKS_ACQUIRES`.
+    /// The number of calls at which the workers stop, from `QUORLOCK_LEAKS_ACQUIRES`. `None` if
+    /// they stop after [`DEFAULT_DURATION`].
     enough: Option<u64>,
     began: Instant,
 }
@@ -57,7 +58,7 @@ fn random_time(rng: &mut impl Rng, at_most_ms: u64) -> Duration {
     Duration::from_micros(rng.random_range(0..=at_most_ms * 1000))
 }
 
-/// One worker: acquires locks, and ends each one in a random way.
+/// One worker: acquires locks, cancels some of its calls, and ends each lock in a random way.
 async fn work(quorum: Quorum, goal: Arc<Goal>) {
     let mut rng: StdRng = rand::make_rng();
     while !goal.is_reached() {
@@ -86,6 +87,7 @@ async fn work(quorum: Quorum, goal: Arc<Goal>) {
     }
 }
 
+/// Ends the lock in the way with the number `how`, from 0 to 9.
 async fn end(mut lock: Lock, how: u32, quorum: &Quorum) {
     match how {
         0..3 => drop(lock),
@@ -107,11 +109,11 @@ async fn end(mut lock: Lock, how: u32, quorum: &Quorum) {
     }
 }
 
-/// Injects accidents into a minority of the nodes at a time until `stop` is set. Returns their
-/// number.
+/// Injects accidents into a minority of the nodes at a time until `stop` is set. Returns the number
+/// of accidents.
 fn harm(fleet: &mut Fleet, stop: &AtomicBool) -> usize {
     let mut rng = rand::rng();
-    let mut harmed = 0;
+    let mut injected = 0;
     while !stop.load(Ordering::Relaxed) {
         let lasts = random_time(&mut rng, 300);
         for victim in rand::seq::index::sample(&mut rng, NODES, 2) {
@@ -125,13 +127,13 @@ fn harm(fleet: &mut Fleet, stop: &AtomicBool) -> usize {
             };
             let incident =
                 Incident { accident, masters: vec![victim], network: 0, duration: SLACK };
-            harmed += fleet.inject(incident).unwrap();
+            injected += fleet.inject(incident).unwrap();
         }
         thread::sleep(lasts);
         fleet.recover_all().unwrap();
         thread::sleep(random_time(&mut rng, 300));
     }
-    harmed
+    injected
 }
 
 fn keys(fleet: &Fleet) -> u64 {
@@ -169,19 +171,19 @@ async fn lock_dropped_cancelled_or_cut_off_at_any_moment_leaves_nothing() {
     let harming = {
         let stop = Arc::clone(&stop);
         thread::spawn(move || {
-            let harmed = harm(&mut fleet, &stop);
-            (fleet, harmed)
+            let injected = harm(&mut fleet, &stop);
+            (fleet, injected)
         })
     };
     while let Some(ended) = workers.join_next().await {
         ended.unwrap();
     }
     stop.store(true, Ordering::Relaxed);
-    let (fleet, harmed) = tokio::task::spawn_blocking(|| harming.join().unwrap()).await.unwrap();
+    let (fleet, injected) = tokio::task::spawn_blocking(|| harming.join().unwrap()).await.unwrap();
     let acquires = goal.acquires.load(Ordering::Relaxed);
     let locks = goal.acquired.load(Ordering::Relaxed);
-    println!("{acquires} calls, {locks} locks, {harmed} accidents");
-    assert!(locks > 100 && harmed > 5, "too few: {locks} locks, {harmed} accidents");
+    println!("{acquires} calls, {locks} locks, {injected} accidents");
+    assert!(locks > 100 && injected > 5, "too few: {locks} locks, {injected} accidents");
 
     quorum.flush(common::PATIENCE).await.unwrap();
     drop(quorum);

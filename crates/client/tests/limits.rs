@@ -1,4 +1,5 @@
-//! Limits of a client: calls keep to their time, and slow networks need no settings.
+//! Limits of a client: calls keep to their time, slow networks need no settings, and a client with
+//! no free seat still acquires free keys.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -11,7 +12,7 @@ use quorlock_client::{AcquireError, NodeError, Quorum};
 use quorlock_testkit::{Direction, Masters, Proxy, eventually_async};
 use tokio::time::Instant;
 
-/// A quorum of three masters at this distance, with the default settings.
+/// A quorum of three masters with this round trip, with the default settings.
 async fn far_away(round_trip: Duration) -> (Masters, Vec<Proxy>, Quorum) {
     let masters = Masters::start(3);
     let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
@@ -64,7 +65,7 @@ async fn every_lock_is_acquired_on_masters_that_are_200_ms_away() {
 }
 
 #[tokio::test]
-async fn ttl_too_short_for_distant_masters_is_reported_with_one_that_works() {
+async fn ttl_too_short_for_distant_masters_is_reported_with_the_minimum() {
     let (_masters, _proxies, quorum) = far_away(Duration::from_millis(400)).await;
     let lock = quorum.lock("k").ttl(Duration::from_secs(1)).min_validity(Duration::from_millis(1));
     let error = lock.wait(Duration::ZERO).acquire().await.unwrap_err();

@@ -69,7 +69,7 @@ async fn waiter_acquires_the_lock_or_times_out() {
 }
 
 #[tokio::test]
-async fn extension_lasts_a_full_ttl_from_now() {
+async fn extended_lock_lasts_a_full_ttl_from_its_extension() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(Duration::from_secs(2)).acquire().await.unwrap();
     eventually_async(PATIENCE, "time passes", async || {
@@ -96,7 +96,7 @@ async fn ended_lock_is_lost_and_its_release_says_so() {
 }
 
 #[tokio::test]
-async fn expired_lock_is_not_extended_again() {
+async fn expired_lock_cannot_be_extended() {
     let (_masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(Duration::from_millis(200)).acquire().await.unwrap();
     eventually_async(PATIENCE, "the lock has expired", async || lock.remaining().is_zero()).await;
@@ -209,7 +209,7 @@ fn connecting_without_a_runtime_fails() {
     assert!(matches!(error, ConnectError::NoRuntime));
 }
 
-/// If the queue of a connection were full, a RELEASE could overtake its own ACQUIRE.
+/// If the send queue of a connection were full, a RELEASE could overtake its own ACQUIRE.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn locks_of_many_concurrent_tasks_are_released_on_every_node() {
     let (masters, quorum) = quorum(3).await;

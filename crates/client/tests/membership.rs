@@ -43,7 +43,7 @@ impl Fleet {
             let node = &mut self.nodes[id - 1];
             node.set_arg("lock.set", set(id, members));
             node.restart().unwrap();
-            votes(node).await;
+            until_voting(node).await;
         }
     }
 
@@ -55,7 +55,8 @@ impl Fleet {
     }
 }
 
-async fn votes(node: &Server) {
+/// Waits until the node votes.
+async fn until_voting(node: &Server) {
     eventually_async(PATIENCE, "the node votes", async || {
         let info: String = redis::cmd("INFO").arg("lock").query(&mut node.connection()).unwrap();
         info.contains("lock_state:voting")
@@ -63,7 +64,8 @@ async fn votes(node: &Server) {
     .await;
 }
 
-/// What all clients have done so far.
+/// What the workers of all clients do: how many hold the lock now, how many held it beside another
+/// worker, and how many have held it.
 #[derive(Default)]
 struct Load {
     holders: AtomicUsize,
@@ -114,7 +116,7 @@ impl Clients {
 
 impl Load {
     /// Waits for further locks, and asserts that no lock has had two holders.
-    async fn goes_on(&self, step: &str) {
+    async fn assert_goes_on(&self, step: &str) {
         let before = self.granted.load(Ordering::SeqCst);
         eventually_async(PATIENCE * 2, step, async || {
             self.granted.load(Ordering::SeqCst) > before + 5
@@ -129,36 +131,36 @@ async fn nodes_are_added_removed_and_replaced_under_load() {
     let load = Arc::new(Load::default());
     let mut fleet = Fleet { nodes: (1..=3).map(|id| start(id, "1,2,3")).collect() };
     for node in &fleet.nodes {
-        votes(node).await;
+        until_voting(node).await;
     }
     let old = Clients::start(&load, vec![fleet.url(1), fleet.url(2), fleet.url(3)]).await;
-    load.goes_on("three nodes").await;
+    load.assert_goes_on("three nodes").await;
 
     // Add node 4.
     let added = fleet.add("1,2,3>1,2,3,4");
     assert_eq!(added, 4);
-    votes(&fleet.nodes[3]).await;
+    until_voting(&fleet.nodes[3]).await;
     fleet.restart([1, 2, 3], "1,2,3>1,2,3,4").await;
-    load.goes_on("node 4 is being added, old clients").await;
+    load.assert_goes_on("node 4 is being added, old clients").await;
     let all = vec![fleet.url(1), fleet.url(2), fleet.url(3), fleet.url(4)];
     let new = Clients::start(&load, all.clone()).await;
-    load.goes_on("node 4 is being added, old and new clients").await;
+    load.assert_goes_on("node 4 is being added, old and new clients").await;
     old.stop().await;
     tokio::time::sleep(MAX_TTL).await;
     fleet.restart([1, 2, 3, 4], "1,2,3,4").await;
-    load.goes_on("four nodes").await;
+    load.assert_goes_on("four nodes").await;
 
     // Remove node 1. Together with the addition of node 4, this replaces node 1.
     fleet.restart([1, 2, 3, 4], "1,2,3,4>2,3,4").await;
-    load.goes_on("node 1 is being removed, old clients").await;
+    load.assert_goes_on("node 1 is being removed, old clients").await;
     let rest = vec![fleet.url(2), fleet.url(3), fleet.url(4)];
     let newest = Clients::start(&load, rest).await;
-    load.goes_on("node 1 is being removed, old and new clients").await;
+    load.assert_goes_on("node 1 is being removed, old and new clients").await;
     new.stop().await;
     tokio::time::sleep(MAX_TTL).await;
     fleet.restart([2, 3, 4], "2,3,4").await;
     fleet.nodes[0].kill();
-    load.goes_on("three other nodes").await;
+    load.assert_goes_on("three other nodes").await;
     newest.stop().await;
     assert_eq!(load.overlaps.load(Ordering::SeqCst), 0);
 }
@@ -207,7 +209,7 @@ async fn clients_with_different_lists_exclude_each_other_by_the_set() {
 #[tokio::test]
 async fn program_may_name_the_expected_set() {
     let node = start(1, "1");
-    votes(&node).await;
+    until_voting(&node).await;
     let right = Quorum::builder().node(node.url()).set("eu").connect().await.unwrap();
     right.lock("k").ttl(MAX_TTL).acquire().await.unwrap().release().await.unwrap();
     let wrong = Quorum::builder().node(node.url()).set("us").connect().await.unwrap();

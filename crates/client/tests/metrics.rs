@@ -1,5 +1,5 @@
-//! The figures that a client gives to the `metrics` facade: `cargo test -p quorlock-client
-//! --features metrics --test metrics`
+//! The figures that a client gives to the `metrics` facade. Run this test with
+//! `cargo test -p quorlock-client --features metrics --test metrics`.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -14,7 +14,7 @@ use metrics::{
     SharedString, Unit,
 };
 
-/// How often each counter was incremented and each histogram recorded.
+/// The sum of each counter, and how often each histogram was recorded.
 #[derive(Clone, Default)]
 struct Figures(Arc<Mutex<HashMap<String, u64>>>);
 

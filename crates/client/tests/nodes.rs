@@ -15,9 +15,9 @@ use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually_async};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tokio::time::{Instant, sleep};
 
-/// Writes a certificate authority and its certificate for 127.0.0.1 as files for a server. Returns
-/// the certificate of the authority.
-fn certificates(dir: &Path) -> String {
+/// Creates a certificate authority and a certificate for 127.0.0.1 that it signed. Writes the files
+/// that a server needs, and returns the certificate of the authority.
+fn write_certificates(dir: &Path) -> String {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.distinguished_name.push(DnType::CommonName, "an authority");
@@ -50,7 +50,8 @@ fn tls_master(dir: &Path, requires_certificate: bool) -> (Server, u16) {
     (server.start().unwrap(), port)
 }
 
-async fn works(quorum: &Quorum) {
+/// Acquires, extends and releases a lock.
+async fn assert_works(quorum: &Quorum) {
     let mut lock = quorum.lock("k").acquire().await.unwrap();
     lock.extend().await.unwrap();
     assert_eq!(lock.release().await.unwrap(), Released::Released);
@@ -67,11 +68,11 @@ async fn node_error(quorum: &Quorum) -> NodeError {
 #[tokio::test]
 async fn lock_through_tls_needs_a_trusted_certificate() {
     let dir = tempfile::tempdir().unwrap();
-    let authority = certificates(dir.path());
+    let authority = write_certificates(dir.path());
     let masters: Vec<_> = (0..3).map(|_| tls_master(dir.path(), false)).collect();
     let urls = || masters.iter().map(|(_, port)| format!("rediss://127.0.0.1:{port}"));
     let builder = Quorum::builder().nodes(urls()).node_timeout(PATIENCE);
-    works(&builder.clone().root_certificates(authority).connect().await.unwrap()).await;
+    assert_works(&builder.clone().root_certificates(authority).connect().await.unwrap()).await;
 
     let untrusting = builder.connect().await.unwrap();
     assert_eq!(connected(&untrusting).1, 0, "the authority is no root of the system");
@@ -81,18 +82,19 @@ async fn lock_through_tls_needs_a_trusted_certificate() {
     assert!(reason.to_lowercase().contains("certificate"), "{reason}");
 }
 
-/// The next test runs this one in another process, with other roots in its environment.
+/// The next test runs this one in another process, with other roots in its environment. Without the
+/// URL in the environment, this test does nothing.
 #[tokio::test]
 async fn system_roots_helper() {
     let Ok(url) = std::env::var("QUORLOCK_TEST_TLS_URL") else { return };
     let quorum = Quorum::builder().node(url).node_timeout(PATIENCE).connect().await.unwrap();
-    works(&quorum).await;
+    assert_works(&quorum).await;
 }
 
 #[test]
 fn roots_of_the_system_are_trusted() {
     let dir = tempfile::tempdir().unwrap();
-    certificates(dir.path());
+    write_certificates(dir.path());
     let (_master, port) = tls_master(dir.path(), false);
     let works_with = |roots: &str| {
         let program = std::env::current_exe().unwrap();
@@ -109,13 +111,13 @@ fn roots_of_the_system_are_trusted() {
 #[tokio::test]
 async fn node_that_requires_a_client_certificate_gets_one() {
     let dir = tempfile::tempdir().unwrap();
-    let authority = certificates(dir.path());
+    let authority = write_certificates(dir.path());
     let (_master, port) = tls_master(dir.path(), true);
     let read = |name: &str| fs::read(dir.path().join(name)).unwrap();
     let builder =
         Quorum::builder().node(format!("rediss://127.0.0.1:{port}")).node_timeout(PATIENCE);
     let builder = builder.root_certificates(authority);
-    works(
+    assert_works(
         &builder
             .clone()
             .client_certificate(read("node.pem"), read("node.key"))
@@ -142,7 +144,7 @@ async fn user_needs_only_the_documented_rights() {
             .into_iter()
             .map(move |url| url.replace("redis://", &format!("redis://{user}@")))
     };
-    works(&connect(with("locks:s3cret%2F%40")).await).await;
+    assert_works(&connect(with("locks:s3cret%2F%40")).await).await;
 
     let wrong = Quorum::connect(with("locks:wr0ng")).await.unwrap();
     let NodeError::Denied { reason } = node_error(&wrong).await else {
@@ -154,10 +156,32 @@ async fn user_needs_only_the_documented_rights() {
 }
 
 #[tokio::test]
+async fn user_limited_to_some_keys_locks_only_these_keys() {
+    let masters = Masters::start_with(3, |_, builder| builder.tcp()).unwrap();
+    let mut urls = Vec::new();
+    for master in &masters {
+        let commands = "+lock.acquire +lock.extend +lock.release +lock.inspect +info";
+        set_user(master, "locker", &format!("on >pw ~lock:* {commands}"));
+        urls.push(master.url().replace("redis://", "redis://locker:pw@"));
+    }
+    let quorum = Quorum::connect(urls).await.unwrap();
+    let patiently = |key: &str| {
+        quorum.lock(key).ttl(Duration::from_secs(30)).node_timeout(Duration::from_secs(4))
+    };
+    let mut lock = patiently("lock:k").acquire().await.unwrap();
+    lock.extend().await.unwrap();
+    assert_eq!(lock.release().await.unwrap(), Released::Released);
+    let Err(AcquireError::NoQuorum { nodes }) = patiently("other").try_acquire().await else {
+        panic!("the user may not use this key")
+    };
+    assert!(nodes.failed().all(|(_, error)| error.to_string().starts_with("NOPERM")), "{nodes}");
+}
+
+#[tokio::test]
 async fn url_may_have_a_password_without_a_user() {
     let master = Server::with_module().tcp().arg("requirepass", "s3cret").start().unwrap();
     let url = master.url().replace("redis://", "redis://:s3cret@");
-    works(&connect([url]).await).await;
+    assert_works(&connect([url]).await).await;
 }
 
 #[tokio::test]
@@ -221,10 +245,10 @@ async fn server_found_later_to_have_two_addresses_has_one_vote() {
     assert_eq!(connected(&quorum), (3, 2));
 }
 
-/// A client that is connected to two of three nodes.
+/// Returns a client of these three nodes as soon as two of them can vote.
 async fn connect_to_two(urls: [String; 3]) -> Quorum {
     let quorum = Quorum::builder().nodes(urls).node_timeout(PATIENCE).connect().await.unwrap();
-    eventually_async(PATIENCE, "two nodes are connected", async || connected(&quorum).1 == 2).await;
+    eventually_async(PATIENCE, "two nodes can vote", async || connected(&quorum).1 == 2).await;
     quorum
 }
 
@@ -286,7 +310,7 @@ async fn node_votes_again_within_a_second_after_it_hung() {
 }
 
 #[tokio::test]
-async fn silent_connection_is_replaced_by_one_beside_it() {
+async fn node_votes_again_within_a_second_after_a_connection_lost_bytes() {
     let net = net(3).await;
     let proxy = &net.proxies[1];
     // A connection that lost some bytes stays open, and never answers again.

@@ -1,4 +1,5 @@
-//! One node that dies, hangs or is cut off in one direction changes nothing but the coverage.
+//! Locks and calls while one node hangs, misses a request or has a lease that no client ends, and
+//! after all connections were lost.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -6,13 +7,13 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, connect, connected, holding, net, quorum};
+use common::{PATIENCE, all_hold, connect, holding, net, quorum};
 use quorlock_client::{Lock, Ownership, Quorum};
 use quorlock_testkit::{Direction, Masters, eventually_async};
 use tokio::time::{Instant, timeout};
 
 /// Waits until this many clients wait on the masters, in total.
-async fn waiting(masters: &Masters, count: u64) {
+async fn until_waiting(masters: &Masters, count: u64) {
     let waiters = |master: &quorlock_testkit::Server| -> u64 {
         let info: String = redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap();
         let line = info.lines().find_map(|line| line.strip_prefix("lock_waiters:")).unwrap();
@@ -24,7 +25,7 @@ async fn waiting(masters: &Masters, count: u64) {
     .await;
 }
 
-/// A lock that a client with the default limits acquired after a wait.
+/// Returns a client with the default limits, and a lock that it acquired after a wait.
 async fn waited_for(masters: &Masters, ttl: Duration) -> (Quorum, Lock) {
     let holder = connect(masters.urls()).await;
     let held = holder.lock("k").acquire().await.unwrap();
@@ -34,7 +35,7 @@ async fn waited_for(masters: &Masters, ttl: Duration) -> (Quorum, Lock) {
         let other = other.clone();
         async move { other.lock("k").ttl(ttl).acquire().await.unwrap() }
     });
-    waiting(masters, 1).await;
+    until_waiting(masters, 1).await;
     held.release().await.unwrap();
     (other, call.await.unwrap())
 }
@@ -80,7 +81,7 @@ async fn waiter_acquires_when_the_queue_node_missed_the_release() {
     all_hold(&net.masters, "k").await;
     let other = connect(net.masters.urls()).await;
     let call = tokio::spawn(async move { other.lock("k").ttl(TTL).acquire().await });
-    waiting(&net.masters, 1).await;
+    until_waiting(&net.masters, 1).await;
     let queue_node = (0..3).find(|&node| {
         let clients: String =
             redis::cmd("CLIENT").arg("LIST").query(&mut net.masters[node].connection()).unwrap();
@@ -155,7 +156,6 @@ async fn flush_keeps_its_limit_when_a_node_stalls() {
     net.proxies[0].heal();
     net.quorum.flush(PATIENCE).await.unwrap();
     assert_eq!(holding(&net.masters, "k"), 0);
-    assert_eq!(connected(&net.quorum).0, 3, "the client still works");
     net.quorum.lock("k").acquire().await.unwrap().release().await.unwrap();
 }
 

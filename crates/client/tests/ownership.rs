@@ -29,8 +29,9 @@ async fn lock_is_held_then_uncertain_then_lost_when_all_nodes_fall_silent() {
     assert!(matches!(lock.extend().await, Err(ExtendError::NoQuorum { .. })));
     let Ownership::Uncertain(uncertain_until) = lock.ownership() else { panic!("{lock:?}") };
     assert!(uncertain_until.remaining() <= until.remaining() + Duration::from_millis(1));
-    let lost =
-        timeout(PATIENCE, lock.lost()).await.expect("the client needs no node to learn of it");
+    let lost = timeout(PATIENCE, lock.lost())
+        .await
+        .expect("the client needs no node to learn of the loss");
     assert!(matches!(lost, LostError::Expired { .. }), "{lost}");
     assert_eq!(lock.ownership(), Ownership::Lost);
     assert_eq!(lock.remaining(), Duration::ZERO);
@@ -39,7 +40,7 @@ async fn lock_is_held_then_uncertain_then_lost_when_all_nodes_fall_silent() {
 #[tokio::test]
 async fn loss_is_reported_at_the_deadline_and_not_before() {
     let net = net(3).await;
-    let mut closest = Duration::MAX;
+    let mut least_late_by = Duration::MAX;
     // On a busy machine one try may be late, but not all of them.
     for n in 0..5 {
         let lock = net
@@ -56,16 +57,16 @@ async fn loss_is_reported_at_the_deadline_and_not_before() {
         lock.lost().await;
         assert!(Instant::now() >= deadline, "the lock was held until its deadline");
         assert!(lock.ownership().is_lost());
-        closest = closest.min(deadline.elapsed());
+        least_late_by = least_late_by.min(deadline.elapsed());
         for proxy in &net.proxies {
             proxy.heal();
         }
     }
-    assert!(closest < Duration::from_millis(10), "{closest:?} after the deadline");
+    assert!(least_late_by < Duration::from_millis(10), "{least_late_by:?} after the deadline");
 }
 
 #[tokio::test]
-async fn lock_ended_by_an_operator_is_lost_at_the_next_extension_for_good() {
+async fn lock_ended_by_an_operator_is_lost_at_the_next_extension_and_stays_lost() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").acquire().await.unwrap();
     all_hold(&masters, "k").await;
@@ -88,7 +89,7 @@ async fn release_of_an_ended_lock_succeeds_and_is_not_repeated() {
     }
     let started = Instant::now();
     assert_eq!(lock.release().await.unwrap(), Released::AlreadyOver);
-    assert!(started.elapsed() < Duration::from_millis(100), "the client asks no node first");
+    assert!(started.elapsed() < Duration::from_millis(100), "the release waits for no node");
     for proxy in &net.proxies {
         proxy.heal();
     }
@@ -148,7 +149,7 @@ async fn extension_never_goes_beyond_max_hold() {
     let mut lock = builder.acquire().await.unwrap();
     assert!(lock.remaining() <= Duration::from_secs(3));
     let Err(ExtendError::HeldTooLong { max_hold }) = lock.extend().await else {
-        panic!("max_hold is over")
+        panic!("the extension would exceed max_hold")
     };
     assert_eq!(max_hold, Duration::from_secs(3));
     assert!(!lock.ownership().is_lost(), "the lock is held until max_hold is over");
@@ -166,7 +167,10 @@ async fn restarted_node_does_not_count_until_it_has_the_lock_again() {
     let mut lock = quorum.lock("k").ttl(Duration::from_secs(20)).acquire().await.unwrap();
     eventually_async(PATIENCE, "the coverage is 3 of 3", async || lock.coverage().held == 3).await;
     masters[1].restart().unwrap();
-    eventually_async(PATIENCE, "the restart is seen", async || lock.coverage().held == 2).await;
+    eventually_async(PATIENCE, "the client has noticed the restart", async || {
+        lock.coverage().held == 2
+    })
+    .await;
     lock.extend().await.unwrap();
     eventually_async(PATIENCE, "the node is repaired", async || lock.coverage().held == 3).await;
     lock.release().await.unwrap();

@@ -15,7 +15,7 @@ use quorlock_client::{
 use quorlock_testkit::{Direction, Server, eventually_async};
 use tokio::time::{Instant, timeout};
 
-/// An immediate decision takes less. Every time limit that it could wait for is longer.
+/// An immediate decision takes less time. Every time limit that a call could wait for is longer.
 const AT_ONCE: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(30);
 
@@ -341,7 +341,7 @@ async fn r24_release_reaches_also_the_nodes_beyond_the_majority() {
 }
 
 #[tokio::test]
-async fn r25_extension_without_two_answers_ends_neither_renewal_nor_reports() {
+async fn r25_renewal_and_reports_go_on_after_an_extension_without_a_majority() {
     let net = net(3).await;
     let ttl = Duration::from_secs(3);
     let mut lock = net.quorum.lock("k").ttl(ttl).acquire().await.unwrap();

@@ -79,7 +79,7 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     let mut secrets = vec![token(&net.masters[0], "orders/42")];
     let mut shown = format!("{builder:?} {lock:?} {:?} {:?}", lock.watch(), net.quorum);
 
-    // An error of each kind, with the answer of each node.
+    // Errors of several calls, with the answers of the nodes.
     writeln!(shown, "{:?}", builder.try_acquire().await.unwrap_err()).unwrap();
     lock.extend().await.unwrap();
     let detached = lock.detach();
@@ -124,7 +124,7 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
         assert_eq!(secret.len(), 32);
         assert!(!logged.contains(&secret) && !shown.contains(&secret));
     }
-    // No other text looks like a token either: attempts that were refused had tokens, too.
+    // Refused attempts had tokens, too. No word looks like a token.
     for text in [logged.as_str(), &shown] {
         let words = text.split(|c: char| !c.is_ascii_hexdigit());
         assert_eq!(words.filter(|word| word.len() == 32).count(), 0, "{text}");

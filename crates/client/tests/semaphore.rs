@@ -47,6 +47,7 @@ fn calls(masters: &Masters, names: &[&str]) -> u64 {
     masters.iter().map(of).sum()
 }
 
+/// Waits until this many clients wait on the masters, in total.
 async fn until_waiting(masters: &Masters, count: u64) {
     eventually_async(PATIENCE, "clients wait", async || info(masters, "lock_waiters") == count)
         .await;
@@ -66,7 +67,8 @@ async fn larger_number_of_permits_is_noticed_when_the_semaphore_is_full() {
     let before = inspected();
     assert!(theirs.semaphore("s", 3).try_acquire().await.is_err());
     let by_then = inspected() - before;
-    // A client inspects all 64 slots but its own 3, on each of 3 nodes.
+    // A client inspects the slots beyond its number of permits, up to the slot 63, on each of the 3
+    // nodes: 61 slots if it gives 3 permits, and 62 if it gives 2.
     eventually_async(PATIENCE, "the slots are inspected", async || inspected() >= before + 3 * 61)
         .await;
     assert!(by_then <= 3 * 61 && warnings.get().is_empty(), "{}", warnings.get());
@@ -221,7 +223,7 @@ async fn permit_is_handed_over_to_a_waiter_that_does_not_poll() {
     second.release().await.unwrap();
     let granted = waiter.await.unwrap();
     assert_eq!(granted.slot(), slot);
-    // The new holder asks the other two nodes, and again while the release is in flight.
+    // The new holder asks the other two nodes, and asks them again while the release is in flight.
     let after = calls(&masters, &acquires) - before;
     assert!((2..=20).contains(&after), "{after}");
     drop(first);
@@ -255,12 +257,12 @@ async fn dropped_permit_and_dropped_wait_leave_nothing() {
 }
 
 #[tokio::test]
-async fn one_stopped_master_of_five_changes_nothing_for_permits() {
-    for stopped in 0..5 {
+async fn one_dead_master_of_five_changes_nothing_for_permits() {
+    for dead in 0..5 {
         let (mut masters, ours) = quorum(5).await;
         let theirs = connect(masters.urls()).await;
         let first = ours.semaphore("s", 2).acquire().await.unwrap();
-        masters.iter_mut().nth(stopped).unwrap().kill();
+        masters.iter_mut().nth(dead).unwrap().kill();
         let second = theirs.semaphore("s", 2).acquire().await.unwrap();
         let refused = theirs.semaphore("s", 2).try_acquire().await;
         assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
@@ -276,6 +278,7 @@ async fn one_stopped_master_of_five_changes_nothing_for_permits() {
 async fn slot_that_the_queue_node_lost_is_not_granted_twice() {
     let (masters, ours) = quorum(3).await;
     let theirs = connect(masters.urls()).await;
+    // One of the masters is the queue node of the permits.
     for master in &masters {
         let first = ours.semaphore("s", 2).acquire().await.unwrap();
         common::all_hold(&masters, std::str::from_utf8(first.key()).unwrap()).await;

@@ -75,15 +75,15 @@ async fn holders_of_one_key_and_of_several_exclude_each_other() {
 }
 
 #[tokio::test]
-async fn waiter_for_several_keys_does_not_block_the_free_ones() {
+async fn waiter_for_several_keys_does_not_block_its_free_keys() {
     let (masters, ours) = quorum(3).await;
     let held = ours.lock("b").acquire().await.unwrap();
     let other = ours.clone();
     let waiting =
         tokio::spawn(async move { other.lock_all(["b", "a"]).wait(2 * PATIENCE).acquire().await });
     eventually_async(PATIENCE, "the call waits on a node", async || waiters(&masters) == 1).await;
-    // The waiter does not block calls of its own program either. Otherwise a program that holds `b`
-    // and acquires `a` would wait for the waiter, which waits for `b`.
+    // The waiter does not block calls of its own program. Otherwise a program that holds `b` and
+    // acquires `a` would wait for the waiter, which waits for `b`.
     let a = ours.lock("a").wait(2 * PATIENCE).acquire().await.unwrap();
     assert!(!waiting.is_finished());
     held.release().await.unwrap();
@@ -178,7 +178,7 @@ async fn single_locks_in_opposite_orders_deadlock() {
 }
 
 #[tokio::test]
-async fn end_of_one_key_ends_the_lock() {
+async fn deletion_of_one_key_ends_the_lock() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock_all(["a", "b"]).ttl(Duration::from_secs(3)).acquire().await.unwrap();
     all_hold(&masters, "b").await;
@@ -231,7 +231,7 @@ async fn detached_lock_of_several_keys_is_attached_as_one() {
 }
 
 #[tokio::test]
-async fn run_holds_all_keys_and_refuses_none_or_too_many() {
+async fn run_holds_all_keys_and_zero_or_65_keys_are_refused() {
     let (masters, quorum) = quorum(3).await;
     let both = quorum.lock_all(["b", "a"]);
     let held = both.run(|lock| {

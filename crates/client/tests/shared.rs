@@ -34,7 +34,8 @@ fn waiters(masters: &Masters) -> u64 {
     masters.iter().filter(|master| master.is_running()).map(of).max().unwrap_or_default()
 }
 
-async fn until_waiters(masters: &Masters, count: u64) {
+/// Waits until this many clients wait for the key on one node.
+async fn until_waiting(masters: &Masters, count: u64) {
     eventually_async(PATIENCE, "clients wait", async || waiters(masters) == count).await;
 }
 
@@ -72,7 +73,7 @@ async fn waiting_readers_are_granted_together() {
     let (masters, quorum) = quorum(3).await;
     let writer = quorum.lock(K).acquire().await.unwrap();
     let readers: Vec<_> = (0..5).map(|_| waiting(reader(&quorum))).collect();
-    until_waiters(&masters, 5).await;
+    until_waiting(&masters, 5).await;
     writer.release().await.unwrap();
     let mut held = Vec::new();
     for reader in readers {
@@ -87,11 +88,11 @@ async fn reader_behind_a_waiting_writer_waits() {
     let theirs = connect(masters.urls()).await;
     let first = reader(&ours).acquire().await.unwrap();
     let writer = waiting(theirs.lock(K).wait(PATIENCE));
-    until_waiters(&masters, 1).await;
+    until_waiting(&masters, 1).await;
     let refused = reader(&ours).try_acquire().await;
     assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
     let late = waiting(reader(&ours));
-    until_waiters(&masters, 2).await;
+    until_waiting(&masters, 2).await;
     first.release().await.unwrap();
     let writer = writer.await.unwrap();
     assert!(!late.is_finished());
@@ -130,7 +131,7 @@ async fn downgrade_admits_readers_and_no_writer() {
     let mut lock = ours.lock(K).acquire().await.unwrap();
     all_hold(&masters, K).await;
     let readers = [waiting(reader(&ours)), waiting(reader(&theirs))];
-    until_waiters(&masters, 2).await;
+    until_waiting(&masters, 2).await;
     let fence = lock.fence();
     lock.downgrade().await.unwrap();
     assert!(lock.is_shared());
@@ -158,7 +159,7 @@ async fn downgraded_lock_is_shared_although_no_node_answers() {
 }
 
 #[tokio::test]
-async fn one_stopped_master_of_five_changes_nothing_for_readers() {
+async fn one_dead_master_of_five_changes_nothing_for_readers() {
     let (mut masters, ours) = quorum(5).await;
     let theirs = connect(masters.urls()).await;
     let mut first = reader(&ours).acquire().await.unwrap();
@@ -182,11 +183,11 @@ async fn reader_is_repaired_on_a_master_that_forgot_it() {
     assert_eq!(deleted, 1);
     lock.extend().await.unwrap();
     eventually_async(PATIENCE, "the master is repaired", async || lock.coverage().held == 3).await;
-    let mode: Vec<redis::Value> = redis::cmd("LOCK.INSPECT")
+    let fields: Vec<redis::Value> = redis::cmd("LOCK.INSPECT")
         .arg(K)
         .query(&mut masters.iter().next().unwrap().connection())
         .unwrap();
-    assert!(mode.contains(&redis::Value::BulkString(b"shared".to_vec())), "{mode:?}");
+    assert!(fields.contains(&redis::Value::BulkString(b"shared".to_vec())), "{fields:?}");
 }
 
 #[tokio::test]

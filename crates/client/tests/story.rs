@@ -1,11 +1,11 @@
-//! The example `fence_sqlite` has both of its outcomes: without a fence, and with one.
+//! The example `fence_sqlite` shows what a late write does without a fence and with a fence.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The program of an example. Builds it if Cargo did not, as with `--test story`.
+/// The program of an example. Builds it if Cargo has not: `cargo test --test story` builds none.
 fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let profile = test.parent().unwrap().parent().unwrap();

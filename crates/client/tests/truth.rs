@@ -49,8 +49,8 @@ async fn no_caller_of_a_key_reports_held_when_no_node_answers() {
 }
 
 /// Makes a call with a long wait, and asserts that it fails at once. Returns the error of the first
-/// node.
-async fn fails_at_once(urls: impl IntoIterator<Item = String>) -> NodeError {
+/// node that does not vote.
+async fn error_at_once(urls: impl IntoIterator<Item = String>) -> NodeError {
     let quorum = Quorum::connect(urls).await.unwrap();
     let started = Instant::now();
     let error = quorum.lock("k").wait(Duration::from_secs(60)).acquire().await.unwrap_err();
@@ -66,7 +66,7 @@ async fn wrong_password_fails_at_once() {
         |_, builder: quorlock_testkit::ServerBuilder| builder.tcp().arg("requirepass", "right");
     let masters = Masters::start_with(3, start).unwrap();
     let urls = masters.urls().into_iter().map(|url| url.replace("redis://", "redis://:wrong@"));
-    let error = fails_at_once(urls).await;
+    let error = error_at_once(urls).await;
     assert!(matches!(error, NodeError::Denied { .. }), "{error}");
     assert!(!error.to_string().contains("wrong@"), "{error}");
 }
@@ -74,7 +74,7 @@ async fn wrong_password_fails_at_once() {
 #[tokio::test]
 async fn database_that_does_not_exist_fails_at_once() {
     let masters = Masters::start(3);
-    let error = fails_at_once(masters.urls().into_iter().map(|url| format!("{url}?db=999"))).await;
+    let error = error_at_once(masters.urls().into_iter().map(|url| format!("{url}?db=999"))).await;
     assert!(matches!(error, NodeError::Misconfigured { .. }), "{error}");
 }
 
@@ -83,7 +83,7 @@ async fn majority_without_the_module_fails_at_once() {
     let plain: Vec<_> = (0..2).map(|_| Server::builder().start().unwrap()).collect();
     let with_module = Server::with_module().start().unwrap();
     let urls = plain.iter().map(Server::url).chain([with_module.url()]);
-    assert_eq!(fails_at_once(urls).await, NodeError::NoModule);
+    assert_eq!(error_at_once(urls).await, NodeError::NoModule);
 }
 
 #[tokio::test]
@@ -99,7 +99,7 @@ async fn majority_of_replicas_fails_at_once_and_is_named() {
         redis::cmd("REPLICAOF").arg("127.0.0.1").arg(of).exec(&mut replica.connection()).unwrap();
     }
     let urls = [&masters[1], &masters[2], &masters[0]].map(Server::url);
-    let error = fails_at_once(urls).await;
+    let error = error_at_once(urls).await;
     assert_eq!(error, NodeError::Replica);
     assert!(error.to_string().contains("replica"), "{error}");
 }
@@ -163,7 +163,7 @@ async fn two_names_of_a_server_are_noticed_with_the_documented_user() {
 async fn missing_right_to_info_fails_at_once_and_is_named() {
     let master = Server::with_module().tcp().start().unwrap();
     set_user(&master, "locker", "on >pw ~* +lock.acquire +lock.extend +lock.release");
-    let error = fails_at_once([master.url().replace("redis://", "redis://locker:pw@")]).await;
+    let error = error_at_once([master.url().replace("redis://", "redis://locker:pw@")]).await;
     assert!(error.to_string().contains("+info"), "{error}");
 }
 

@@ -25,7 +25,8 @@ fn all_waiters(masters: &Masters) -> u64 {
     masters.iter().filter(|master| master.is_running()).map(waiters).sum()
 }
 
-async fn clients_wait(masters: &Masters, n: u64) {
+/// Waits until `n` clients wait on the masters, in total.
+async fn until_waiting(masters: &Masters, n: u64) {
     eventually_async(PATIENCE, "n clients wait", async || all_waiters(masters) == n).await;
 }
 
@@ -52,7 +53,7 @@ async fn waiter_waits_on_one_node_and_sends_no_commands() {
     all_hold(&masters, "k").await;
     let other = connect(masters.urls()).await;
     let waiting = tokio::spawn(async move { other.lock("k").acquire().await.unwrap().fence() });
-    clients_wait(&masters, 1).await;
+    until_waiting(&masters, 1).await;
     let before: u64 = masters.iter().map(calls).sum();
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(masters.iter().map(calls).sum::<u64>(), before, "a waiter sends no commands");
@@ -68,10 +69,10 @@ async fn held_by_another(masters: &Masters, key: &'static str) -> (Lock, usize) 
     let lock = holder.lock(key).acquire().await.unwrap();
     all_hold(masters, key).await;
     let waiting = tokio::spawn(async move { probe.lock(key).acquire().await });
-    clients_wait(masters, 1).await;
+    until_waiting(masters, 1).await;
     let node = queue_node(masters);
     waiting.abort();
-    clients_wait(masters, 0).await;
+    until_waiting(masters, 0).await;
     (lock, node)
 }
 
@@ -85,7 +86,7 @@ async fn refused_client_waits_for_the_answer_of_the_queue_node() {
         let quorum = net.quorum.clone();
         async move { quorum.lock("k").acquire().await.unwrap() }
     });
-    clients_wait(&net.masters, 1).await;
+    until_waiting(&net.masters, 1).await;
     assert_eq!(queue_node(&net.masters), node);
     lock.release().await.unwrap();
     waiting.await.unwrap().release().await.unwrap();
@@ -121,7 +122,7 @@ async fn client_whose_lock_the_queue_node_refused_waits_there_next_time() {
         let quorum = net.quorum.clone();
         async move { quorum.lock("k").acquire().await.unwrap() }
     });
-    clients_wait(&net.masters, 1).await;
+    until_waiting(&net.masters, 1).await;
     assert_eq!(
         (queue_node(&net.masters), holding(&net.masters, "k")),
         (node, 1),
@@ -147,7 +148,7 @@ async fn only_one_call_of_a_program_waits_on_a_node() {
             lock.release().await.unwrap();
         });
     }
-    clients_wait(&masters, 1).await;
+    until_waiting(&masters, 1).await;
     lock.release().await.unwrap();
     while let Some(done) = tasks.join_next().await {
         done.unwrap();
@@ -195,7 +196,7 @@ async fn timed_out_waiter_leaves_the_queue() {
     let error = other.lock("k").wait(Duration::from_millis(300)).acquire().await.unwrap_err();
     assert!(matches!(error, AcquireError::TimedOut { .. }), "{error}");
     assert!(started.elapsed() >= Duration::from_millis(295), "{:?}", started.elapsed());
-    clients_wait(&masters, 0).await;
+    until_waiting(&masters, 0).await;
 }
 
 #[tokio::test]
@@ -211,7 +212,7 @@ async fn wait_ends_in_time_whatever_the_nodes_do() {
         let waiting = tokio::spawn(async move {
             quorum.lock("k").wait(Duration::from_millis(400)).acquire().await
         });
-        clients_wait(&net.masters, 1).await;
+        until_waiting(&net.masters, 1).await;
         for proxy in &net.proxies {
             proxy.stall(Direction::ToClient);
         }
@@ -220,7 +221,7 @@ async fn wait_ends_in_time_whatever_the_nodes_do() {
         for proxy in &net.proxies {
             proxy.heal();
         }
-        clients_wait(&net.masters, 0).await;
+        until_waiting(&net.masters, 0).await;
     }
     assert!(fastest < Duration::from_millis(450), "{fastest:?}");
 }
@@ -234,10 +235,10 @@ async fn dropped_wait_leaves_the_queue_within_100_ms() {
     for _ in 0..5 {
         let builder = other.lock("k").wait(Duration::from_secs(60));
         let waiting = tokio::spawn(async move { builder.acquire().await });
-        clients_wait(&masters, 1).await;
+        until_waiting(&masters, 1).await;
         waiting.abort();
         let dropped = Instant::now();
-        clients_wait(&masters, 0).await;
+        until_waiting(&masters, 0).await;
         fastest = fastest.min(dropped.elapsed());
     }
     assert!(fastest < Duration::from_millis(100), "{fastest:?}");
@@ -278,7 +279,7 @@ async fn every_waiter_acquires_the_lock_although_the_queue_node_fails() {
                 lock.release().await.unwrap();
             });
         }
-        clients_wait(&net.masters, 4).await;
+        until_waiting(&net.masters, 4).await;
         let failed = queue_node(&net.masters);
         match fault {
             "killed" => net.masters[failed].kill(),

@@ -26,8 +26,8 @@ impl Fence {
 
     /// The fence of a wall clock in microseconds since 1970.
     ///
-    /// Stays 2^50 below [`Fence::MAX`] or more. Even a clock that is centuries ahead then leaves
-    /// fences to grant.
+    /// The result is at most [`Fence::MAX`] − 2^50. Even a wall clock that is centuries ahead
+    /// leaves larger fences to grant.
     pub const fn of_wall_us(wall_us: u64) -> Self {
         const CEILING: u64 = Fence::MAX.0 - (1 << 50);
         Self(if wall_us > CEILING { CEILING } else { wall_us })

@@ -6,11 +6,11 @@
 //!
 //! - [`node`]: the leases of one server and the commands on them.
 //! - [`quorum`]: one round over N nodes, and its verdict.
-//! - [`client`]: the state machines that drive those rounds, from a call to the last clean-up.
+//! - [`client`]: the state machines of a client, from a call for a lock to its last RELEASE.
 //! - [`StopSchedule`]: when a command that a lock protects is stopped.
-//! - [`Confirmation`]: whether the nodes still confirm the lock of that command.
+//! - [`Confirmation`]: whether the nodes still confirm the lock that protects a command.
 //! - [`rounded`]: rounds a time for people to read.
-//! - [`Fence`], [`Ttl`]: the values that all of them share.
+//! - [`Fence`], [`Ttl`]: values that nodes and clients share.
 
 pub mod client;
 mod confirmation;

@@ -3,12 +3,11 @@ use std::time::Duration;
 use crate::Ttl;
 use crate::quorum::Moment;
 
-/// SIGKILL is due this fraction of the ttl before the validity ends, so that the command ends in
-/// time.
+/// The ttl divided by this is the time between SIGKILL and the end of the validity.
 const KILL_MARGIN_PER_TTL: u32 = 20;
-/// Without `kill_after`, the command is terminated when this fraction of the ttl is left.
+/// Without `kill_after`, the command is terminated when the ttl divided by this is left.
 const TERMINATE_PER_TTL: u32 = 3;
-/// The longest grace after a loss that the nodes reported, as a fraction of the ttl.
+/// The ttl divided by this is the longest grace after a loss that the nodes reported.
 ///
 /// The grace is short because another client may already hold the lock.
 const LOST_GRACE_PER_TTL: u32 = 20;
@@ -30,7 +29,7 @@ pub struct StopSchedule {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// An extension still moves both times.
+    /// An extension still moves `terminate_at` and `kill_at`.
     Running,
     /// The command must be terminated now.
     Ending,
@@ -134,9 +133,9 @@ impl StopSchedule {
         matches!(self.stage, Stage::Terminated | Stage::Killed)
     }
 
-    /// When the kill is overdue. That is still before the validity ends.
+    /// When the kill is overdue: after it is due, and before the validity ends.
     ///
-    /// A second process that follows the same deadlines then kills the command.
+    /// A second process that follows the same deadlines kills the command at this moment.
     pub fn overdue_at(&self) -> Moment {
         self.kill_at.plus(margin(self.ttl) / 2)
     }

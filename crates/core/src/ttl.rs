@@ -16,13 +16,19 @@ impl Ttl {
     /// The largest ttl that any setting allows, in milliseconds: a week.
     pub const MAX_MS: u64 = 7 * 24 * 60 * 60 * 1000;
 
-    /// Returns a ttl of `ms` milliseconds, if that is between 1 and [`Ttl::MAX_MS`].
+    /// Returns a ttl of `ms` milliseconds.
+    ///
+    /// # Errors
+    /// If `ms` is not between 1 and [`Ttl::MAX_MS`].
     pub const fn from_ms(ms: u64) -> Result<Self, TtlError> {
-        Self::at_most(ms, Self::MAX_MS)
+        Self::from_ms_up_to(ms, Self::MAX_MS)
     }
 
-    /// Returns a ttl of `ms` milliseconds, if that is between 1 and `max_ms`.
-    pub const fn at_most(ms: u64, max_ms: u64) -> Result<Self, TtlError> {
+    /// Returns a ttl of `ms` milliseconds.
+    ///
+    /// # Errors
+    /// If `ms` is not between 1 and `max_ms`.
+    pub const fn from_ms_up_to(ms: u64, max_ms: u64) -> Result<Self, TtlError> {
         if ms == 0 || ms > max_ms { Err(TtlError { max_ms }) } else { Ok(Self(ms)) }
     }
 

@@ -16,7 +16,7 @@ fn node_that_has_just_started_grants_nothing_while_it_abstains() {
     server.pass_ms(4999);
     server.turn();
     assert_eq!(server.acquire(b"k", b"a", 1000, None), None);
-    assert_eq!(server.node().abstains(server.now().monotonic), Some((Reason::Start, Some(1))));
+    assert_eq!(server.node().abstention(server.now().monotonic), Some((Reason::Start, Some(1))));
     assert_eq!(server.node().next_wake().map(|at| at.us_since(server.now().monotonic)), Some(1000));
     server.pass_ms(1);
     server.turn();
@@ -49,10 +49,10 @@ fn promoted_replica_abstains_for_the_largest_ttl() {
     assert_eq!(server.node().leases(), 0);
     server.pass_ms(HOUR_MS);
     server.turn();
-    assert_eq!(server.node().abstains(server.now().monotonic), Some((Reason::Replica, None)));
+    assert_eq!(server.node().abstention(server.now().monotonic), Some((Reason::Replica, None)));
     server.handle_event(&ServerEvent::Promoted);
     assert_eq!(
-        server.node().abstains(server.now().monotonic),
+        server.node().abstention(server.now().monotonic),
         Some((Reason::Promotion, Some(MAX_TTL_MS)))
     );
     server.pass_ms(MAX_TTL_MS);
@@ -66,7 +66,7 @@ fn abstention_is_never_cut_short_by_another() {
     let mut server = Server::that_rejoins_after_ms(10 * MAX_TTL_MS);
     server.handle_event(&ServerEvent::Swap(0, 1));
     assert_eq!(
-        server.node().abstains(server.now().monotonic),
+        server.node().abstention(server.now().monotonic),
         Some((Reason::Start, Some(10 * MAX_TTL_MS)))
     );
 }
@@ -106,7 +106,7 @@ fn fences_grow_after_a_clock_step_back_while_the_node_remembers() {
     server.wall_ms -= HOUR_MS;
     let higher = server.acquire(b"k", b"b", 1000, None).unwrap();
     assert!(higher > highest);
-    // Fences need not grow if the node forgets everything after its clock was further ahead.
+    // A node that forgets its fences after a step back of its clock may grant smaller ones.
     server.restart(0);
     assert!(server.acquire(b"k", b"c", 1000, None).unwrap() < highest);
 }
@@ -200,7 +200,7 @@ fn swapdb_while_loading_neither_ends_locks_nor_starts_an_abstention() {
     server.handle_event(&ServerEvent::LoadingEnds);
     server.turn();
     assert_eq!(server.node().leases(), 1);
-    assert_eq!(server.node().abstains(server.now().monotonic), None);
+    assert_eq!(server.node().abstention(server.now().monotonic), None);
     assert!(server.release(b"k", b"a"));
 }
 
@@ -227,7 +227,7 @@ fn flush_ends_the_leases_before_the_next_command() {
 }
 
 #[test]
-fn many_lost_mirrors_cost_nothing_once_their_leases_have_ended() {
+fn lost_mirrors_are_forgotten_once_their_leases_have_ended() {
     let mut server = Server::new();
     for n in 0..20_000_u32 {
         server.acquire(&n.to_le_bytes(), b"a", 1000, None).unwrap();

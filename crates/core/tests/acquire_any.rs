@@ -17,16 +17,16 @@ const A: &[u8] = b"a";
 const B: &[u8] = b"b";
 const C: &[u8] = b"c";
 
-fn waits_for_any(server: &mut Server, keys: &[&[u8]], token: &[u8]) -> Ticket {
+fn enqueue_for_any(server: &mut Server, keys: &[&[u8]], token: &[u8]) -> Ticket {
     server.acquire_any_or_wait(keys, token, 1000, 50_000).ticket()
 }
 
-fn waits(server: &mut Server, keys: &[&[u8]], token: &[u8]) -> Ticket {
+fn enqueue(server: &mut Server, keys: &[&[u8]], token: &[u8]) -> Ticket {
     server.acquire_all_or_wait(keys, token, 1000, 50_000).ticket()
 }
 
 #[test]
-fn client_gets_the_first_free_key_in_its_own_order() {
+fn client_is_granted_the_first_free_key_in_its_own_order() {
     let mut server = Server::new();
     server.acquire(C, b"x", 1000, None).unwrap();
     let (fence, key) = server.acquire_any(&[C, B, A], b"t", 1000).unwrap();
@@ -52,7 +52,7 @@ fn lock_is_an_ordinary_lock_of_its_key() {
 }
 
 #[test]
-fn same_token_may_take_another_key() {
+fn token_that_holds_a_key_may_acquire_another() {
     let mut server = Server::new();
     assert_eq!(server.acquire_any(&[A, B], b"t", 1000).unwrap().1, 0);
     assert_eq!(
@@ -69,7 +69,7 @@ fn first_key_that_is_released_goes_to_the_waiter() {
         for key in [A, B, C] {
             server.acquire(key, b"x", 60_000, None).unwrap();
         }
-        let ticket = waits_for_any(&mut server, &[C, A, B], b"t");
+        let ticket = enqueue_for_any(&mut server, &[C, A, B], b"t");
         assert_eq!(server.node().waiters(), 1, "one place in all queues");
         assert!(server.release(freed, b"x"));
         assert_eq!(server.granted_keys, [(ticket, freed.to_vec())]);
@@ -101,7 +101,7 @@ fn every_end_of_a_lock_serves_waiters_for_any() {
         let mut server = Server::new();
         server.set(A, b"old client", Some(60_000));
         server.acquire(B, b"x", 5000, None).unwrap();
-        let ticket = waits_for_any(&mut server, &[A, B], b"t");
+        let ticket = enqueue_for_any(&mut server, &[A, B], b"t");
         server.turn();
         assert_eq!(server.granted(), []);
         end(&mut server);
@@ -116,10 +116,10 @@ fn waiters_of_all_kinds_are_served_in_order_of_arrival() {
     for key in [A, B] {
         server.acquire(key, b"x", 60_000, None).unwrap();
     }
-    let any = waits_for_any(&mut server, &[A, B], b"any");
-    let single = waits(&mut server, &[A], b"single");
-    let later = waits_for_any(&mut server, &[B, A], b"later");
-    let last = waits(&mut server, &[B], b"last");
+    let any = enqueue_for_any(&mut server, &[A, B], b"any");
+    let single = enqueue(&mut server, &[A], b"single");
+    let later = enqueue_for_any(&mut server, &[B, A], b"later");
+    let last = enqueue(&mut server, &[B], b"last");
     assert!(server.release(A, b"x"));
     assert!(server.release(A, b"any"));
     assert_eq!(server.granted(), [any, single]);
@@ -134,7 +134,7 @@ fn newcomers_overtake_no_waiter() {
     let mut server = Server::new();
     server.acquire(A, b"x", 60_000, None).unwrap();
     server.acquire(B, b"x", 60_000, None).unwrap();
-    let ticket = waits_for_any(&mut server, &[A, B], b"any");
+    let ticket = enqueue_for_any(&mut server, &[A, B], b"any");
     server.take_away(B, KeyEvent::Removed);
     assert_eq!(server.acquire(B, b"newcomer", 1000, None), None);
     assert_eq!(server.acquire_any(&[B, A], b"newcomer", 1000), None);
@@ -152,8 +152,8 @@ fn waiter_for_all_keys_is_granted_after_a_waiter_for_any_key() {
     let mut server = Server::new();
     server.acquire(A, b"x", 60_000, None).unwrap();
     server.acquire(B, b"x", 60_000, None).unwrap();
-    let any = waits_for_any(&mut server, &[A, B], b"any");
-    let both = waits(&mut server, &[B, C], b"both");
+    let any = enqueue_for_any(&mut server, &[A, B], b"any");
+    let both = enqueue(&mut server, &[B, C], b"both");
     assert!(server.release(A, b"x"));
     assert!(server.release(B, b"x"));
     server.turn();
@@ -161,11 +161,11 @@ fn waiter_for_all_keys_is_granted_after_a_waiter_for_any_key() {
 }
 
 #[test]
-fn reader_joins_once_the_waiter_for_any_key_before_it_has_another_key() {
+fn reader_joins_once_an_earlier_waiter_for_any_key_is_granted_another() {
     let mut server = Server::new();
     server.acquire(A, b"x", 60_000, None).unwrap();
     server.acquire_shared(B, b"reader", 60_000, None).unwrap();
-    let any = waits_for_any(&mut server, &[A, B], b"any");
+    let any = enqueue_for_any(&mut server, &[A, B], b"any");
     let reader = server.share_or_wait(B, b"second reader", 1000, 50_000).ticket();
     server.turn();
     assert_eq!(server.granted(), []);
@@ -175,11 +175,11 @@ fn reader_joins_once_the_waiter_for_any_key_before_it_has_another_key() {
 }
 
 #[test]
-fn release_of_any_of_its_keys_removes_a_waiter_from_all_queues() {
+fn release_of_one_key_removes_a_waiter_from_all_queues() {
     let mut server = Server::new();
     server.acquire(A, b"x", 60_000, None).unwrap();
     server.acquire(B, b"x", 60_000, None).unwrap();
-    let ticket = waits_for_any(&mut server, &[A, B], b"any");
+    let ticket = enqueue_for_any(&mut server, &[A, B], b"any");
     assert!(!server.release(B, b"any"));
     server.turn();
     assert_eq!(server.wait_results, [(ticket, WaitResult::Refused)]);
@@ -197,7 +197,7 @@ fn waiter_leaves_all_queues_when_its_time_is_over() {
     else {
         panic!()
     };
-    let behind = waits(&mut server, &[A], b"behind");
+    let behind = enqueue(&mut server, &[A], b"behind");
     server.pass_ms(500);
     assert!(server.release(A, b"x"));
     assert_eq!(server.granted(), [behind], "it does not delay the next waiter");
@@ -212,8 +212,8 @@ fn grant_to_a_client_that_disconnected_is_released() {
     let mut server = Server::with(settings);
     server.acquire(A, b"x", 60_000, None).unwrap();
     server.acquire(B, b"x", 60_000, None).unwrap();
-    let gone = waits_for_any(&mut server, &[A, B], b"gone");
-    let next = waits(&mut server, &[B], b"next");
+    let gone = enqueue_for_any(&mut server, &[A, B], b"gone");
+    let next = enqueue(&mut server, &[B], b"next");
     assert!(server.release(B, b"x"));
     assert!(server.memory.node.disconnect(gone).wake);
     server.turn();
@@ -221,12 +221,12 @@ fn grant_to_a_client_that_disconnected_is_released() {
 }
 
 #[test]
-fn waiters_are_limited_by_the_server() {
+fn max_waiters_also_limits_waiters_for_any_key() {
     let mut settings = support::settings(0);
     settings.max_waiters = 1;
     let mut server = Server::with(settings);
     server.acquire(A, b"x", 60_000, None).unwrap();
-    waits(&mut server, &[A], b"first");
+    enqueue(&mut server, &[A], b"first");
     assert_eq!(server.acquire_any_or_wait(&[A], b"t", 1000, 1000), AcquireAnyReply::QueueFull);
 }
 
@@ -249,7 +249,7 @@ fn waiter_in_the_first_queue_alone_misses_the_other_keys() {
         let mut server = Server::new();
         server.acquire(A, b"x", 60_000, None).unwrap();
         server.acquire(B, b"x", 60_000, None).unwrap();
-        let ticket = waits_for_any(&mut server, &[A, B], b"any");
+        let ticket = enqueue_for_any(&mut server, &[A, B], b"any");
         server.release(B, b"x");
         server.turn();
         break_rule(None);
@@ -270,7 +270,7 @@ fn handover_to_one_of_many_waiters_for_many_keys_costs_few_jobs() {
         server.acquire(key, b"x", 60_000, None).unwrap();
     }
     let tickets: Vec<_> =
-        (0..1000_u32).map(|n| waits_for_any(&mut server, &all, &n.to_le_bytes())).collect();
+        (0..1000_u32).map(|n| enqueue_for_any(&mut server, &all, &n.to_le_bytes())).collect();
     server.turn();
     for (n, ticket) in tickets[..64].iter().enumerate() {
         assert!(server.release(all[63 - n], b"x"));
@@ -331,7 +331,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Whether one key is enough for it.
+    /// Whether one key suffices for the waiter.
     fn is_single(&self) -> bool {
         self.is_any || self.keys.is_power_of_two()
     }
@@ -353,7 +353,8 @@ struct Beliefs {
 }
 
 impl Beliefs {
-    fn granted(&mut self, held: Belief) -> Result<(), TestCaseError> {
+    /// Records a grant. Fails if another holder has the key, or if the fence did not grow.
+    fn record_grant(&mut self, held: Belief) -> Result<(), TestCaseError> {
         prop_assert!(self.held.iter().all(|other| other.keys & held.keys == 0), "two holders");
         for key in (0..KEYS).filter(|key| held.keys & 1 << key != 0) {
             let before = self.fences.insert(key, held.fence);
@@ -409,7 +410,7 @@ proptest! {
                         let keys = 1 << names[key][0];
                         let passed = waiting.values().any(|other| other.is_single() && other.keys & keys != 0);
                         prop_assert!(!passed, "overtook a waiter");
-                        beliefs.granted(Belief { token, keys, fence, until_us })?;
+                        beliefs.record_grant(Belief { token, keys, fence, until_us })?;
                     }
                 }
                 Step::All { keys, ttl_ms, wait_ms } => {
@@ -432,7 +433,7 @@ proptest! {
                     if let Some(fence) = granted {
                         let passed = waiting.values().any(|other| other.is_single() && other.keys & keys != 0);
                         prop_assert!(!passed, "overtook a waiter");
-                        beliefs.granted(Belief { token, keys, fence, until_us })?;
+                        beliefs.record_grant(Belief { token, keys, fence, until_us })?;
                     }
                 }
                 Step::Release { nth } => {
@@ -490,7 +491,7 @@ proptest! {
                         });
                         prop_assert!(!passed, "overtook a waiter that came first");
                         let until_us = now_us + waiter.ttl_ms * 1000;
-                        beliefs.granted(Belief { token: waiter.token, keys, fence, until_us })?;
+                        beliefs.record_grant(Belief { token: waiter.token, keys, fence, until_us })?;
                     }
                     WaitResult::Refused => prop_assert!(waiter.until_us <= now_us, "refused before its wait had ended"),
                     WaitResult::Failed(error) => panic!("{error:?}"),

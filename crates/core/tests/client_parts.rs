@@ -27,7 +27,11 @@ fn node_timeout_follows_the_round_trip_within_the_ttl() {
     assert_eq!(limits::node_timeout(ms(1), ttl(10_000)), ms(50), "50 ms for a short round trip");
     assert_eq!(limits::node_timeout(ms(30), ttl(10_000)), ms(120), "four round trips");
     assert_eq!(limits::node_timeout(ms(1), ttl(200)), ms(20), "a tenth of the ttl");
-    assert_eq!(limits::node_timeout(ms(80), ttl(1000)), ms(160), "two round trips beyond that");
+    assert_eq!(
+        limits::node_timeout(ms(80), ttl(1000)),
+        ms(160),
+        "two round trips, if a tenth of the ttl is less"
+    );
     assert_eq!(limits::node_timeout(ms(400), ttl(1000)), ms(250), "never above a quarter");
     assert_eq!(limits::ttl_needed(ms(400), ttl(1000)), Some(ms(3200)));
     assert_eq!(limits::ttl_needed(ms(400), ttl(3200)), None);
@@ -73,7 +77,7 @@ fn next_proposal_is_above_the_fence_that_was_agreed_on() {
     proposals.learn(fence(100), fence(200));
     assert_eq!(proposals.propose(100), fence(501), "an attempt that began earlier");
     proposals.learn(fence(501), fence(300));
-    assert_eq!(proposals.propose(100), fence(301), "the nodes did not accept it");
+    assert_eq!(proposals.propose(100), fence(301), "the nodes did not accept the proposal");
 }
 
 #[test]

@@ -19,7 +19,7 @@ fn busy_server() -> Server {
     Server::with(settings)
 }
 
-fn waits(server: &mut Server, keys: &[&[u8]], token: &[u8], wait_ms: u64) -> Ticket {
+fn enqueue(server: &mut Server, keys: &[&[u8]], token: &[u8], wait_ms: u64) -> Ticket {
     server.acquire_all_or_wait(keys, token, 60_000, wait_ms).ticket()
 }
 
@@ -70,7 +70,7 @@ fn handover_is_propagated_as_one_write() {
     let mut server = Server::new();
     server.memory.keys.has_replica = true;
     server.acquire(b"k", b"a", 1000, None).unwrap();
-    waits(&mut server, &[b"k"], b"b", 5000);
+    enqueue(&mut server, &[b"k"], b"b", 5000);
     server.memory.keys.propagated.clear();
     assert!(server.release(b"k", b"a"));
     let [write] = &server.memory.keys.propagated[..] else { panic!("one write") };
@@ -82,11 +82,11 @@ fn timed_out_waiters_delay_no_other_client() {
     let mut server = busy_server();
     server.acquire(b"k", b"holder", 60_000, None).unwrap();
     for n in 0..950_u32 {
-        waits(&mut server, &[b"k"], &n.to_le_bytes(), 1000);
+        enqueue(&mut server, &[b"k"], &n.to_le_bytes(), 1000);
     }
-    let in_time = waits(&mut server, &[b"k"], b"in time", 5000);
+    let in_time = enqueue(&mut server, &[b"k"], b"in time", 5000);
     server.pass_ms(1000);
-    // In the same turn in which the other waiters time out.
+    // The release comes in the same turn in which the other waiters time out.
     assert!(server.release(b"k", b"holder"));
     assert_eq!(server.granted(), [in_time]);
     server.turn();
@@ -98,7 +98,7 @@ fn free_key_whose_waiters_are_out_of_time_is_granted_to_a_newcomer() {
     let mut server = busy_server();
     server.acquire(b"k", b"holder", 60_000, None).unwrap();
     for n in 0..950_u32 {
-        waits(&mut server, &[b"k"], &n.to_le_bytes(), 1000);
+        enqueue(&mut server, &[b"k"], &n.to_le_bytes(), 1000);
     }
     server.pass_ms(1000);
     assert!(server.release(b"k", b"holder"));
@@ -109,12 +109,12 @@ fn free_key_whose_waiters_are_out_of_time_is_granted_to_a_newcomer() {
 fn waiter_that_enters_an_idle_queue_is_granted_without_delay() {
     let mut server = busy_server();
     server.set(b"k", b"data", None);
-    waits(&mut server, &[b"k"], b"first", 1);
+    enqueue(&mut server, &[b"k"], b"first", 1);
     server.pass_ms(2);
     // The node planned to check the key in a second. A lock that ends sooner moves the check.
     server.memory.keys.take(0, b"k");
     server.acquire(b"k", b"holder", 50, None).unwrap();
-    let second = waits(&mut server, &[b"k"], b"second", 5000);
+    let second = enqueue(&mut server, &[b"k"], b"second", 5000);
     server.pass_ms(50);
     server.turn();
     assert_eq!(server.granted(), [second]);
@@ -130,9 +130,9 @@ fn release_considers_only_the_waiters_that_lacked_its_key() {
     }
     server.acquire(all[63], b"holder", 60_000, None).unwrap();
     for n in 0..900_u32 {
-        waits(&mut server, &all, &n.to_le_bytes(), 50_000);
+        enqueue(&mut server, &all, &n.to_le_bytes(), 50_000);
     }
-    let single = waits(&mut server, &[all[63]], b"single", 50_000);
+    let single = enqueue(&mut server, &[all[63]], b"single", 50_000);
     server.turn();
     assert!(server.release(all[63], b"holder"));
     assert_eq!(server.granted(), [single]);
@@ -144,7 +144,7 @@ fn release_considers_only_the_waiters_that_lacked_its_key() {
 #[test]
 fn keys_freed_in_one_turn_go_to_the_waiter_that_came_first() {
     let free_all: [fn(&mut Server); 3] = [
-        // In reverse order.
+        // Frees the keys in reverse order.
         |server| {
             for key in [b"c", b"b", b"a"] {
                 server.mono_us += 1;
@@ -168,10 +168,10 @@ fn keys_freed_in_one_turn_go_to_the_waiter_that_came_first() {
             server.set(key, b"old client", Some(100_000));
         }
         // Opens the queue of the last key before all others.
-        waits(&mut server, &[b"c"], b"leaves", 60_000);
-        let first = waits(&mut server, &[b"a", b"b"], b"first", 60_000);
-        waits(&mut server, &[b"b", b"c"], b"second", 60_000);
-        let third = waits(&mut server, &[b"c"], b"third", 60_000);
+        enqueue(&mut server, &[b"c"], b"leaves", 60_000);
+        let first = enqueue(&mut server, &[b"a", b"b"], b"first", 60_000);
+        enqueue(&mut server, &[b"b", b"c"], b"second", 60_000);
+        let third = enqueue(&mut server, &[b"c"], b"third", 60_000);
         server.release(b"c", b"leaves");
         free(&mut server);
         server.turn();
@@ -203,9 +203,9 @@ fn budget_of_a_turn_does_not_grow_with_waiters_times_keys() {
         server.set(key, b"data", None);
     }
     for n in 0..2000_u32 {
-        waits(&mut server, &all, &n.to_le_bytes(), 50_000);
+        enqueue(&mut server, &all, &n.to_le_bytes(), 50_000);
     }
-    // All of them lacked this key, and now lack another.
+    // All waiters lacked this key. Now they lack another one.
     server.take_away(all[0], KeyEvent::Removed);
     let mut turns = 0;
     while server.node().next_wake().is_some_and(|at| at <= server.now().monotonic) {
@@ -255,7 +255,7 @@ fn replica_extends_releases_and_deletes_nothing() {
     server.mono_us += 3_600_000_000;
     server.turn();
     assert!(server.has(b"k"));
-    assert_eq!(server.node().abstains(server.now().monotonic), Some((Reason::Replica, None)));
+    assert_eq!(server.node().abstention(server.now().monotonic), Some((Reason::Replica, None)));
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn mirror_that_the_server_refuses_is_written_later() {
 fn grant_that_the_server_refuses_leaves_nothing() {
     let mut server = Server::new();
     server.acquire(b"a", b"holder", 50_000, None).unwrap();
-    let ticket = waits(&mut server, &[b"a"], b"waiter", 50_000);
+    let ticket = enqueue(&mut server, &[b"a"], b"waiter", 50_000);
     server.memory.keys.writes_left = Some(0);
     assert!(server.release(b"a", b"holder"));
     assert!(
@@ -301,11 +301,11 @@ fn raised_fence_invalidates_what_inspect_showed() {
 }
 
 #[test]
-fn nothing_is_written_while_writes_are_paused_but_time_outs_are_answered() {
+fn nothing_is_written_during_a_pause_and_timed_out_waiters_are_refused() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
-    let late = waits(&mut server, &[b"k"], b"b", 500);
-    waits(&mut server, &[b"k"], b"c", 50_000);
+    let late = enqueue(&mut server, &[b"k"], b"b", 500);
+    enqueue(&mut server, &[b"k"], b"c", 50_000);
     server.memory.keys.is_paused = true;
     server.pass_ms(1000);
     server.memory.one_turn(server.now());
@@ -322,8 +322,8 @@ fn nothing_is_written_while_writes_are_paused_but_time_outs_are_answered() {
 fn grant_to_a_waiter_that_disconnected_is_released() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 50_000, None).unwrap();
-    let gone = waits(&mut server, &[b"k"], b"b", 50_000);
-    let next = waits(&mut server, &[b"k"], b"c", 50_000);
+    let gone = enqueue(&mut server, &[b"k"], b"b", 50_000);
+    let next = enqueue(&mut server, &[b"k"], b"c", 50_000);
     // The waiter disconnects between the handover and its answer.
     let (keys, token) = ([Name::from_slice(b"k")], Name::from_slice(b"a"));
     let release = Release { db: 0, keys: &keys, token: &token };
@@ -342,13 +342,13 @@ fn deferred_answers_are_sent_at_the_end_of_the_turn() {
     settings.defer_wakes = true;
     let mut server = Server::with(settings);
     server.acquire(b"k", b"a", 50_000, None).unwrap();
-    let first = waits(&mut server, &[b"k"], b"b", 50_000);
+    let first = enqueue(&mut server, &[b"k"], b"b", 50_000);
     assert!(server.release(b"k", b"a"));
     assert_eq!(server.granted(), [], "not yet");
     server.turn();
     assert_eq!(server.granted(), [first]);
     // A waiter that is unblocked in the turn of its grant keeps the grant.
-    let second = waits(&mut server, &[b"k"], b"c", 50_000);
+    let second = enqueue(&mut server, &[b"k"], b"c", 50_000);
     assert!(server.release(b"k", b"b"));
     let left = server.memory.node.unblock(second);
     assert!(left.wake);
@@ -376,7 +376,7 @@ fn flush_ends_many_locks_at_once_and_removes_their_leases_in_steps() {
 fn flush_frees_the_keys_that_foreign_strings_kept_from_a_waiter() {
     let mut server = Server::new();
     server.acquire(b"b", b"holder", 50_000, None).unwrap();
-    let waiter = waits(&mut server, &[b"a", b"b"], b"waiter", 50_000);
+    let waiter = enqueue(&mut server, &[b"a", b"b"], b"waiter", 50_000);
     // A release finds the string, and the node remembers it until it expires.
     server.set(b"a", b"old client", Some(3_600_000));
     assert!(!server.release(b"a", b"stranger"));
@@ -392,7 +392,8 @@ fn extension_does_not_delay_the_rewrite_of_a_mirror() {
     server.acquire(b"k", b"a", 500, None).unwrap();
     server.take_away(b"k", KeyEvent::Expired);
     server.set(b"k", b"old client", Some(10_000));
-    // Another client's string has taken its place, and the lock is about to end.
+    // The key holds another client's string, so the node plans to rewrite the mirror in a second.
+    // Without the extension, the lock would end before.
     server.turn();
     assert!(server.extend(b"k", b"a", 50_000).is_some());
     server.take_away(b"k", KeyEvent::Removed);
@@ -427,7 +428,7 @@ fn lock_whose_second_mirror_is_not_written_leaves_nothing() {
 fn waiter_that_leaves_before_its_answer_gets_none() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 50_000, None).unwrap();
-    let dismissed = waits(&mut server, &[b"k"], b"b", 50_000);
+    let dismissed = enqueue(&mut server, &[b"k"], b"b", 50_000);
     // The RELEASE removes the waiter, whose refusal is sent at the end of the turn.
     assert!(!server.release(b"k", b"b"));
     let left = server.memory.node.disconnect(dismissed);
@@ -451,7 +452,7 @@ fn node_waits_out_a_pause_that_outlasts_its_abstention() {
 }
 
 #[test]
-fn node_with_a_mirror_to_remove_may_not_be_forgotten() {
+fn module_cannot_be_unloaded_while_a_mirror_must_be_removed() {
     let mut server = Server::new();
     server.acquire_all(&[b"a", b"b"], b"t", 50_000, None).unwrap();
     assert!(server.node().can_unload(server.now().monotonic));

@@ -24,8 +24,8 @@ struct Outcome {
     fence_requests: usize,
 }
 
-/// One attempt whose requests reach the nodes in this order. The answers arrive at once.
-fn attempt(servers: &mut [Server], order: &[usize], token: &[u8], hint: Fence) -> Outcome {
+/// Runs one attempt whose requests reach the nodes in `order`. The answers arrive at once.
+fn attempt(servers: &mut [Server], order: &[usize], token: &[u8], proposal: Fence) -> Outcome {
     let majority = Majority::of(servers.len()).unwrap();
     let now = Moment::default();
     let mut core = Acquisition::new(majority, now, Ttl::from_ms(TTL_MS).unwrap(), Duration::ZERO);
@@ -52,7 +52,7 @@ fn attempt(servers: &mut [Server], order: &[usize], token: &[u8], hint: Fence) -
         }
         match to_acquire.pop_front() {
             Some(node) => {
-                let vote = match servers[node].acquire(KEY, token, TTL_MS, Some(hint)) {
+                let vote = match servers[node].acquire(KEY, token, TTL_MS, Some(proposal)) {
                     Some(fence) => Vote::Granted(fence),
                     None => Vote::Refused,
                 };
@@ -96,17 +96,17 @@ fn orders(n: usize) -> Vec<Vec<usize>> {
     })
 }
 
-/// Acquires the lock in every order of the answers, and checks that its fences grow.
-fn grows_in_every_order(mut servers: Vec<Server>) {
+/// Acquires the lock once for each order of the answers, and checks that the fences grow.
+fn assert_fences_grow_in_every_order(mut servers: Vec<Server>) {
     let mut last = Fence::ZERO;
-    let hints = FenceProposals::default();
+    let proposals = FenceProposals::default();
     for order in orders(servers.len()) {
-        let hint = hints.propose(servers[0].now().wall_us);
-        let win = attempt(&mut servers, &order, b"t", hint).verdict;
+        let proposal = proposals.propose(servers[0].now().wall_us);
+        let win = attempt(&mut servers, &order, b"t", proposal).verdict;
         let win = win.unwrap_or_else(|loss| panic!("answers in the order {order:?}: {loss:?}"));
         assert!(win.fence > last, "{order:?}");
         last = win.fence;
-        hints.learn(hint, win.fence);
+        proposals.learn(proposal, win.fence);
         release(&mut servers, b"t");
         pass_ms(&mut servers, 1);
     }
@@ -126,9 +126,9 @@ fn printed_fence_is_parsed_and_invalid_text_is_refused() {
 fn equal_clocks_agree_without_a_second_round() {
     let mut servers = masters(5);
     for order in orders(5) {
-        let hint = Fence::of_wall_us(servers[0].now().wall_us);
-        let Outcome { verdict, fence_requests } = attempt(&mut servers, &order, b"t", hint);
-        assert_eq!((verdict.unwrap().fence, fence_requests), (hint, 0));
+        let proposal = Fence::of_wall_us(servers[0].now().wall_us);
+        let Outcome { verdict, fence_requests } = attempt(&mut servers, &order, b"t", proposal);
+        assert_eq!((verdict.unwrap().fence, fence_requests), (proposal, 0));
         release(&mut servers, b"t");
         pass_ms(&mut servers, 1);
     }
@@ -139,7 +139,7 @@ fn node_whose_clock_is_far_ahead_prevents_no_lock() {
     for offset_ms in [10 * SECOND_MS, 3600 * SECOND_MS] {
         let mut servers = masters(3);
         servers[1].wall_ms += offset_ms;
-        grows_in_every_order(servers);
+        assert_fences_grow_in_every_order(servers);
     }
 }
 
@@ -148,7 +148,7 @@ fn node_whose_clock_is_far_behind_prevents_no_lock() {
     for offset_ms in [10 * SECOND_MS, 3600 * SECOND_MS] {
         let mut servers = masters(3);
         servers[1].wall_ms -= offset_ms;
-        grows_in_every_order(servers);
+        assert_fences_grow_in_every_order(servers);
     }
 }
 
@@ -160,7 +160,7 @@ fn node_that_has_just_started_prevents_no_lock_whatever_its_clock() {
             let wall_ms = servers[1].wall_ms;
             servers[1].wall_ms = if ahead { wall_ms + offset_ms } else { wall_ms - offset_ms };
             servers[1].restart(0);
-            grows_in_every_order(servers);
+            assert_fences_grow_in_every_order(servers);
         }
     }
 }
@@ -171,11 +171,11 @@ fn node_far_ahead_costs_no_second_round_when_it_answers_last() {
     servers[1].wall_ms += 1;
     servers[2].wall_ms += 3600 * SECOND_MS;
     servers[2].restart(0);
-    let hints = FenceProposals::default();
+    let proposals = FenceProposals::default();
     let mut fence_requests_of = |order: &[usize]| {
-        let hint = hints.propose(servers[0].now().wall_us);
-        let Outcome { verdict, fence_requests } = attempt(&mut servers, order, b"t", hint);
-        hints.learn(hint, verdict.unwrap().fence);
+        let proposal = proposals.propose(servers[0].now().wall_us);
+        let Outcome { verdict, fence_requests } = attempt(&mut servers, order, b"t", proposal);
+        proposals.learn(proposal, verdict.unwrap().fence);
         release(&mut servers, b"t");
         pass_ms(&mut servers, 1);
         fence_requests
@@ -190,15 +190,15 @@ fn node_far_ahead_costs_no_second_round_when_it_answers_last() {
 fn client_whose_clock_was_corrected_agrees_in_one_round() {
     let mut servers = masters(3);
     servers[1].wall_ms += 1;
-    let hints = FenceProposals::default();
-    let wrong = hints.propose(servers[0].now().wall_us + 3600 * SECOND_MS * 1000);
+    let proposals = FenceProposals::default();
+    let wrong = proposals.propose(servers[0].now().wall_us + 3600 * SECOND_MS * 1000);
     let Outcome { verdict, fence_requests } = attempt(&mut servers, &[0, 1, 2], b"t", wrong);
     assert!(fence_requests > 0, "no node accepted it, so each granted a fence of its own");
-    hints.learn(wrong, verdict.unwrap().fence);
+    proposals.learn(wrong, verdict.unwrap().fence);
     release(&mut servers, b"t");
     pass_ms(&mut servers, 2);
-    let hint = hints.propose(servers[0].now().wall_us);
-    assert_eq!(attempt(&mut servers, &[0, 1, 2], b"t", hint).fence_requests, 0);
+    let proposal = proposals.propose(servers[0].now().wall_us);
+    assert_eq!(attempt(&mut servers, &[0, 1, 2], b"t", proposal).fence_requests, 0);
 }
 
 #[test]
@@ -209,11 +209,11 @@ fn fences_grow_while_one_node_after_the_other_restarts_and_abstains() {
         servers[restarted].restart(MAX_TTL_MS);
         for _ in 0..70 {
             pass_ms(&mut servers, SECOND_MS);
-            let hint = Fence::of_wall_us(servers[0].now().wall_us);
+            let proposal = Fence::of_wall_us(servers[0].now().wall_us);
             // The nodes that kept their memory answer last, so that the forgetful node matters
             // most.
             let order = [restarted, (restarted + 1) % 3, (restarted + 2) % 3];
-            let win = attempt(&mut servers, &order, b"t", hint).verdict.unwrap();
+            let win = attempt(&mut servers, &order, b"t", proposal).verdict.unwrap();
             assert!(win.fence > last);
             last = win.fence;
             release(&mut servers, b"t");
@@ -274,8 +274,8 @@ proptest! {
                     servers[node].restart(0);
                 }
             }
-            let hint = Fence::of_wall_us(servers[4].now().wall_us.saturating_add_signed(client_offset_ms * 1000));
-            if let Ok(win) = attempt(&mut servers, &order[..reachable], b"t", hint).verdict {
+            let proposal = Fence::of_wall_us(servers[4].now().wall_us.saturating_add_signed(client_offset_ms * 1000));
+            if let Ok(win) = attempt(&mut servers, &order[..reachable], b"t", proposal).verdict {
                 prop_assert!(win.fence > last, "{:?} after {last}", win.fence);
                 last = win.fence;
             }

@@ -1,4 +1,4 @@
-//! The machines of shared locks and of semaphores, on real nodes in memory.
+//! The client's state machines for shared locks and semaphores, on real nodes in memory.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -31,7 +31,7 @@ enum Path {
 struct World {
     nodes: Vec<Server>,
     paths: Vec<Path>,
-    /// The node that answers last.
+    /// The node that answers last. With `None`, the nodes answer in the order of the requests.
     slowest: Option<usize>,
     client: Client,
     now_ms: u64,
@@ -133,12 +133,12 @@ impl World {
         Arc::new(Spec { any: Some(slots.clone()), ..spec(slots, TTL_MS) })
     }
 
-    /// One attempt.
+    /// Makes one attempt. Returns `None` unless it acquires the lock.
     fn acquire(&mut self, spec: Arc<Spec>) -> Option<Hold> {
         self.acquire_slot(spec, 0)
     }
 
-    /// One attempt that asks for this slot first.
+    /// Makes one attempt that asks for `slot` first.
     fn acquire_slot(&mut self, spec: Arc<Spec>, slot: usize) -> Option<Hold> {
         let mut acquire = Acquire::new(spec, Some(Duration::ZERO), &self.ctx());
         acquire.prefer_slot(slot);
@@ -204,7 +204,8 @@ impl World {
         self.deliver(hold, sends);
     }
 
-    fn shares(&mut self, node: usize) -> bool {
+    /// Returns whether the lock on this node is shared.
+    fn is_shared_on(&mut self, node: usize) -> bool {
         let is_shared = |inspected: quorlock_core::node::Inspected| {
             matches!(
                 inspected.holder,
@@ -238,8 +239,8 @@ fn writer_that_downgrades_its_lock_admits_readers_and_no_writer() {
 }
 
 /// Repairs a node after a downgrade that the nodes carried out and did not confirm. Returns whether
-/// readers share the lock there.
-fn repaired_after_a_lost_downgrade(mutant: Option<Mutant>) -> bool {
+/// the repair makes a shared lock.
+fn repairs_as_shared_after_a_lost_downgrade(mutant: Option<Mutant>) -> bool {
     let mut world = World::new(3);
     let mut lock = world.acquire(World::spec(Mode::Exclusive)).unwrap();
     world.paths = vec![Path::AnswersLost; 3];
@@ -258,14 +259,14 @@ fn repaired_after_a_lost_downgrade(mutant: Option<Mutant>) -> bool {
     world.extend(&mut lock);
     break_rule(None);
     assert!(world.nodes[2].has(K), "the node was repaired");
-    world.shares(2)
+    world.is_shared_on(2)
 }
 
 #[test]
 fn lock_is_repaired_as_shared_after_an_unconfirmed_downgrade() {
-    assert!(repaired_after_a_lost_downgrade(None));
+    assert!(repairs_as_shared_after_a_lost_downgrade(None));
     // The mutant repairs the node with an exclusive lock, beside readers on the other nodes.
-    assert!(!repaired_after_a_lost_downgrade(Some(Mutant::ExclusiveUntilConfirmed)));
+    assert!(!repairs_as_shared_after_a_lost_downgrade(Some(Mutant::ExclusiveUntilConfirmed)));
 }
 
 /// How many of `wanted` clients hold a permit at once, if each permit is a key.
@@ -278,8 +279,9 @@ fn admitted(nodes: usize, permits: usize, wanted: usize) -> usize {
     held.len()
 }
 
-/// The same if each node counts permits, and a client needs room on a majority. Each client asks
-/// the nodes that have room.
+/// How many of `wanted` clients hold a permit at once, if each node only counts permits.
+///
+/// A client needs a free permit on a majority, and takes it on the nodes that have most left.
 fn admitted_by_counters(nodes: usize, permits: usize, wanted: usize) -> usize {
     let mut counters = vec![0; nodes];
     let admit = |_: &usize| {
@@ -305,8 +307,8 @@ fn semaphore_of_keys_admits_its_permits_and_counters_admit_more() {
     assert_eq!(admitted_by_counters(3, 4, 6), 6);
 }
 
-/// The deciding node has forgotten two of the slots that are held. Returns whether a call that does
-/// not wait finds the only free slot.
+/// Returns whether a call that does not wait finds the only free slot, although the deciding node
+/// has forgotten two of the slots that are held.
 fn finds_the_free_slot(mutant: Option<Mutant>) -> bool {
     let mut world = World::new(3);
     let spec = World::semaphore(4);
@@ -327,8 +329,9 @@ fn slot_that_is_held_only_on_other_nodes_is_left_out() {
     assert!(!finds_the_free_slot(Some(Mutant::TakenSlotAskedAgain)));
 }
 
-/// A writer waits behind a reader on the queue node, which answers last. Returns whether another
-/// reader is granted the lock before the writer.
+/// Returns whether a reader acquires the lock before a writer that waits behind an earlier reader.
+///
+/// The writer waits on the queue node, and this node answers last.
 fn passes_a_waiting_writer(mutant: Option<Mutant>) -> bool {
     let mut world = World::new(3);
     let _reader = world.acquire(World::spec(Mode::Shared)).unwrap();
@@ -349,8 +352,7 @@ fn reader_awaits_the_answer_of_the_node_on_which_a_writer_waits() {
     assert!(passes_a_waiting_writer(Some(Mutant::ReaderOutrunsWriter)));
 }
 
-/// The node for which a writer queues for a seat becomes silent. Returns whether the writer leaves
-/// that queue.
+/// Returns whether a writer leaves the queue for a seat on a node, after the node becomes silent.
 fn leaves_the_queue_for_a_seat(world: &mut World) -> bool {
     let spec = World::spec(Mode::Exclusive);
     let mut acquire = Acquire::new(spec, Some(Duration::from_secs(60)), &world.ctx());

@@ -29,7 +29,7 @@ impl World {
         Self { client, call }
     }
 
-    /// The program runs the call again this long after it was made.
+    /// Runs the call again, `at` after the call was made. Returns the actions that follow.
     fn run_at(&mut self, at: Duration) -> Vec<Action> {
         let mut ctx = self.client.ctx(after(at), WALL_US);
         self.call.handle_timeout(&mut ctx);

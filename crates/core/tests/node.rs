@@ -182,7 +182,7 @@ fn fence_is_raised_by_its_holder_only_and_only_upwards() {
 }
 
 #[test]
-fn proposed_fence_is_believed_within_the_skew_and_not_beyond() {
+fn proposed_fence_is_accepted_within_the_skew_and_not_beyond() {
     let mut server = Server::new();
     server.pass_ms(600_000);
     let near = Fence::of_wall_us(server.wall_ms * 1000 + 1_000_000);

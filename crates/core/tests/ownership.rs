@@ -1,4 +1,4 @@
-//! What a holder knows of its lock, and how it keeps it.
+//! What a holder knows about its lock, and how it extends and repairs the lock.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -62,7 +62,7 @@ fn lost_lock_stays_lost_whatever_answers_follow() {
     assert_eq!(
         late.ownership(at(990)),
         Ownership::Lost(End::Expired),
-        "its holder may have seen it as lost at 988"
+        "the holder may have read at 988 that the lock is lost"
     );
     assert_eq!(late.ownership(at(0)), Ownership::Lost(End::Expired));
 }
@@ -165,8 +165,8 @@ enum Node {
 proptest! {
     /// Random nodes and random orders of their answers.
     ///
-    /// A node is repaired only if it reported the lock missing before and in this round, and nodes
-    /// that were known to hold the lock confirmed it, as many as a majority of all nodes.
+    /// A node is repaired only if it reported the lock missing, both before and in this round. In
+    /// addition, a majority of all nodes, each known to hold the lock, must have confirmed it.
     #[test]
     fn repair_never_revives_a_lost_lock(
         nodes in prop::collection::vec(prop_oneof![Just(Node::Holds), Just(Node::Missed), Just(Node::Silent)], 1..=9)

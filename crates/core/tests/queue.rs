@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use quorlock_core::node::{KeyEvent, ServerEvent, Ticket};
 use support::{AcquireReply, Inspected, MAX_TTL_MS, MAX_WAITERS, Server, WaitResult};
 
-fn waits(server: &mut Server, key: &[u8], token: &[u8], wait_ms: u64) -> Ticket {
+fn enqueue(server: &mut Server, key: &[u8], token: &[u8], wait_ms: u64) -> Ticket {
     server.acquire_or_wait(key, token, 1000, wait_ms).ticket()
 }
 
@@ -18,8 +18,8 @@ fn waits(server: &mut Server, key: &[u8], token: &[u8], wait_ms: u64) -> Ticket 
 fn release_hands_over_to_the_first_waiter() {
     let mut server = Server::new();
     let fence = server.acquire(b"k", b"a", 1000, None).unwrap();
-    let first = waits(&mut server, b"k", b"b", 5000);
-    let second = waits(&mut server, b"k", b"c", 5000);
+    let first = enqueue(&mut server, b"k", b"b", 5000);
+    let second = enqueue(&mut server, b"k", b"c", 5000);
     server.pass_ms(300);
     assert!(server.release(b"k", b"a"));
     assert!(
@@ -39,7 +39,7 @@ fn release_hands_over_to_the_first_waiter() {
 fn ttl_after_a_wait_begins_with_the_grant() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 3000, None).unwrap();
-    waits(&mut server, b"k", b"b", 5000);
+    enqueue(&mut server, b"k", b"b", 5000);
     server.pass_ms(2500);
     server.release(b"k", b"a");
     assert!(matches!(server.inspect(b"k"), Inspected::Lease { ttl_ms: 1000, .. }));
@@ -49,7 +49,7 @@ fn ttl_after_a_wait_begins_with_the_grant() {
 fn newcomer_without_wait_is_refused_while_others_wait() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
-    let first = waits(&mut server, b"k", b"b", 5000);
+    let first = enqueue(&mut server, b"k", b"b", 5000);
     server.memory.keys.take(0, b"k");
     server.handle_key_event(b"k", KeyEvent::Removed);
     assert_eq!(server.acquire(b"k", b"c", 1000, None), None, "free, but a client waits");
@@ -79,7 +79,7 @@ fn every_end_of_a_lock_serves_the_queue() {
     for (name, end) in ends {
         let mut server = Server::new();
         server.acquire(b"k", b"a", 1000, None).unwrap();
-        let ticket = waits(&mut server, b"k", b"b", 5000);
+        let ticket = enqueue(&mut server, b"k", b"b", 5000);
         server.turn();
         assert_eq!(server.granted(), [], "{name}: not before");
         end(&mut server);
@@ -93,7 +93,7 @@ fn waiter_is_granted_once_a_foreign_string_expires_or_is_deleted() {
     for deleted in [true, false] {
         let mut server = Server::new();
         server.set(b"k", b"old client", Some(700));
-        let ticket = waits(&mut server, b"k", b"b", 5000);
+        let ticket = enqueue(&mut server, b"k", b"b", 5000);
         let wake = server.node().next_wake().unwrap().ms_since(server.now().monotonic);
         assert!((700..=702).contains(&wake), "{wake}");
         if deleted {
@@ -110,7 +110,7 @@ fn waiter_is_granted_once_a_foreign_string_expires_or_is_deleted() {
 fn waits_end_on_time_whatever_the_wall_clock_does() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
-    let ticket = waits(&mut server, b"k", b"b", 500);
+    let ticket = enqueue(&mut server, b"k", b"b", 500);
     server.wall_ms += 3_600_000;
     server.turn();
     assert_eq!(server.wait_results, []);
@@ -125,11 +125,11 @@ fn waits_end_on_time_whatever_the_wall_clock_does() {
 }
 
 #[test]
-fn release_withdraws_a_waiter_with_that_token() {
+fn release_with_the_token_of_a_waiter_withdraws_it() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
-    let first = waits(&mut server, b"k", b"b", 5000);
-    let second = waits(&mut server, b"k", b"c", 5000);
+    let first = enqueue(&mut server, b"k", b"b", 5000);
+    let second = enqueue(&mut server, b"k", b"c", 5000);
     assert!(!server.release(b"k", b"b"));
     server.turn();
     assert_eq!(server.wait_results, [(first, WaitResult::Refused)]);
@@ -141,7 +141,7 @@ fn release_withdraws_a_waiter_with_that_token() {
 fn abstention_refuses_every_waiter() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
-    let ticket = waits(&mut server, b"k", b"b", 5000);
+    let ticket = enqueue(&mut server, b"k", b"b", 5000);
     server.handle_event(&ServerEvent::Swap(0, 1));
     server.turn();
     assert_eq!(server.wait_results, [(ticket, WaitResult::Refused)]);
@@ -156,7 +156,7 @@ fn waiters_are_limited() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     let tickets: Vec<_> = (0..MAX_WAITERS)
-        .map(|n| waits(&mut server, b"k", &[b'b', u8::try_from(n).unwrap()], 5000))
+        .map(|n| enqueue(&mut server, b"k", &[b'b', u8::try_from(n).unwrap()], 5000))
         .collect();
     assert_eq!(server.acquire_or_wait(b"k", b"z", 1000, 5000), AcquireReply::QueueFull);
     assert!(server.cancel(tickets[7]));

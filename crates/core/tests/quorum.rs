@@ -1,4 +1,4 @@
-//! The promises of an attempt over N nodes.
+//! The promises of attempts, extensions and releases over N nodes.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -195,11 +195,7 @@ fn attempt_is_lost_once_no_majority_can_agree() {
     attempt.vote(2, Vote::Silent, at(ms(1)));
     assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 1, fence: fence(900) }));
     attempt.fence_answer(1, FenceAnswer::Unacceptable, at(ms(2)));
-    assert_eq!(
-        attempt.poll(),
-        Some(Step::Lost(Loss::NoQuorum)),
-        "no node is left that could change that"
-    );
+    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::NoQuorum)), "no other node can grant");
 }
 
 #[test]

@@ -23,7 +23,7 @@ const TTL_MS: u64 = 10_000;
 /// The revocation repeats its request to a node within this time.
 const REPEAT_MS: u64 = 300;
 
-/// Nodes with one clock, and the messages that a test delivers.
+/// Nodes that share one clock, and a client whose messages the test delivers.
 struct World {
     nodes: Vec<Server>,
     /// Whether the operator reaches each node.
@@ -152,7 +152,7 @@ impl World {
             lease
         });
         let now = node.now().monotonic;
-        let abstains = node.node().abstains(now).map(|_| "it was restarted".to_owned());
+        let abstains = node.node().abstention(now).map(|_| "it was restarted".to_owned());
         Ok(RevokeReply { was_locked, lease, abstains })
     }
 
@@ -197,7 +197,7 @@ fn sends_of(hold: &mut Hold) -> Vec<(RequestId, Request)> {
     sends
 }
 
-fn failed_on(revocation: &Revocation) -> usize {
+fn failed_nodes(revocation: &Revocation) -> usize {
     revocation.nodes().filter(|node| matches!(node, NodeRevocation::Failed(_))).count()
 }
 
@@ -227,7 +227,7 @@ fn minority_that_revoked_is_not_repaired_and_does_not_end_the_lock() {
     let mut hold = world.acquire();
     world.operator_reaches = vec![true, false, false];
     let revocation = world.revoke(RevokeMode::AtDeadline);
-    assert_eq!((revocation.state(), failed_on(&revocation)), (RevocationState::Unknown, 2));
+    assert_eq!((revocation.state(), failed_nodes(&revocation)), (RevocationState::Unknown, 2));
     for _ in 0..6 {
         world.pass_ms(TTL_MS / 3);
         world.extend(&mut hold);
@@ -285,8 +285,8 @@ fn revocation_of_a_free_key_is_over_at_once() {
 
 /// The holder begins to repair a node before the operator revokes the lock on another.
 ///
-/// The operator does not reach the third node. With it and the repaired node, the holder has a
-/// majority.
+/// The operator does not reach the third node. The third node and the repaired one are a majority
+/// for the holder.
 #[test]
 fn node_where_the_key_is_free_confirms_no_revocation() {
     let mut world = World::new(3);
@@ -358,11 +358,11 @@ fn restarted_node_does_not_count_as_free() {
         world.nodes[node] = Server::with(settings(MAX_TTL_MS));
     }
     let revocation = world.revoke(RevokeMode::AtDeadline);
-    assert_eq!((revocation.state(), failed_on(&revocation)), (RevocationState::Unknown, 2));
+    assert_eq!((revocation.state(), failed_nodes(&revocation)), (RevocationState::Unknown, 2));
 }
 
 #[test]
-fn node_that_returns_is_revoked_and_the_next_lock_is_left_alone() {
+fn lock_is_revoked_on_a_node_that_returns_and_the_next_lock_is_not() {
     let mut world = World::new(3);
     let mut hold = world.acquire();
     world.operator_reaches[2] = false;

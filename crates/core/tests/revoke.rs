@@ -191,7 +191,7 @@ fn replica_revokes_nothing() {
 }
 
 #[test]
-fn node_that_abstains_revokes_what_it_has() {
+fn node_that_abstains_revokes_a_restored_lock() {
     let mut server = Server::that_rejoins_after_ms(5000);
     server.set(K, TOKEN, Some(1000));
     assert_eq!(server.revoke(K), Ok(true));

@@ -43,7 +43,7 @@ fn letters(agreement: &Agreement) -> String {
     agreement.nodes.iter().map(letter).collect()
 }
 
-/// Whether each node is admitted, without an expected name.
+/// The [`letters`] of nodes with these reports, for a client that expects no set.
 fn admitted(texts: &[&str]) -> String {
     letters(&agree(None, &reports(texts)))
 }
@@ -355,7 +355,7 @@ mod exclusion {
         }
     }
 
-    /// Whether both clients can get a majority at the same time while each node votes once.
+    /// Whether both clients can win at the same time, if each node grants to only one of them.
     fn can_both_win(a: &Client, b: &Client) -> bool {
         let shared = a.admitted.intersection(&b.admitted).count();
         let from_shared = |client: &Client| {
@@ -381,13 +381,14 @@ mod exclusion {
         })
     }
 
-    /// The reports of a node that knows these two lists.
+    /// The MEMBERS that nodes may have during a change between two lists: each of the two lists, or
+    /// the change in either direction.
     fn forms((a, b): (&Ids, &Ids)) -> Vec<String> {
         let (a, b) = (text(a), text(b));
         vec![format!("{a}>{b}"), format!("{b}>{a}"), a, b]
     }
 
-    /// Assigns each node an ID for which `forms` has a report.
+    /// Assigns each ID one of the MEMBERS in `forms` that it may have. Leaves out IDs without any.
     fn nodes(forms: &[Vec<String>], picks: &[Index]) -> Nodes {
         let ids = (1..=HIGHEST_ID).zip(picks);
         let node = |(id, pick): (u16, &Index)| {
@@ -402,7 +403,7 @@ mod exclusion {
         proptest::collection::vec(any::<Index>(), usize::from(HIGHEST_ID))
     }
 
-    /// A client's list: one of the given lists, perhaps with a mistake.
+    /// A client's list: one of the given lists, perhaps with one ID too many or too few.
     fn clients(lists: Vec<Ids>) -> impl Strategy<Value = Ids> {
         (select(lists), prop_oneof![4 => Just(0), 1 => 1..=HIGHEST_ID]).prop_map(
             |(mut list, id)| {
@@ -503,7 +504,7 @@ mod exclusion {
         }
     }
 
-    /// Checks the nodes with the client lists in use, after each step of a change.
+    /// Checks that each client can win while any one of the nodes restarts.
     fn assert_available(nodes: &Nodes, clients: &[Ids]) {
         for given in clients {
             for restarting in nodes.keys() {

@@ -17,7 +17,7 @@ const A: &[u8] = b"a";
 const B: &[u8] = b"b";
 const C: &[u8] = b"c";
 
-fn waits(server: &mut Server, keys: &[&[u8]], token: &[u8]) -> Ticket {
+fn enqueue(server: &mut Server, keys: &[&[u8]], token: &[u8]) -> Ticket {
     server.acquire_all_or_wait(keys, token, 1000, 5000).ticket()
 }
 
@@ -148,7 +148,7 @@ fn end_of_one_key_ends_all() {
     for (name, end) in ends {
         let mut server = Server::new();
         server.acquire_all(&[A, B, C], b"t", 1000, None).unwrap();
-        let waiters = [waits(&mut server, &[A], b"u"), waits(&mut server, &[C], b"v")];
+        let waiters = [enqueue(&mut server, &[A], b"u"), enqueue(&mut server, &[C], b"v")];
         server.turn();
         assert_eq!(server.granted(), [], "{name}: not before");
         end(&mut server);
@@ -237,7 +237,7 @@ fn mirror_that_outlives_its_lock_is_not_adopted() {
 fn waiter_for_several_keys_reserves_none() {
     let mut server = Server::new();
     server.acquire(B, b"other", 1000, None).unwrap();
-    let both = waits(&mut server, &[A, B], b"t");
+    let both = enqueue(&mut server, &[A, B], b"t");
     server.turn();
     assert!(server.acquire(A, b"newcomer", 1000, None).is_some(), "a free key is not reserved");
     assert!(server.release(B, b"other"));
@@ -256,14 +256,18 @@ fn waiter_that_lacks_a_key_is_skipped_until_all_are_free() {
     let mut server = Server::new();
     server.acquire(A, b"x", 9000, None).unwrap();
     server.acquire(B, b"y", 9000, None).unwrap();
-    let both = waits(&mut server, &[A, B], b"t");
-    let behind = waits(&mut server, &[A], b"u");
-    let last = waits(&mut server, &[A], b"v");
+    let both = enqueue(&mut server, &[A, B], b"t");
+    let behind = enqueue(&mut server, &[A], b"u");
+    let last = enqueue(&mut server, &[A], b"v");
     server.release(A, b"x");
     assert_eq!(server.granted(), [behind]);
     server.release(B, b"y");
     server.release(A, b"u");
-    assert_eq!(server.granted(), [behind, both], "it arrived before the last waiter");
+    assert_eq!(
+        server.granted(),
+        [behind, both],
+        "the waiter for both keys arrived before the last one"
+    );
     server.release(B, b"t");
     server.turn();
     assert_eq!(server.granted(), [behind, both, last]);
@@ -273,8 +277,8 @@ fn waiter_that_lacks_a_key_is_skipped_until_all_are_free() {
 fn waiter_for_several_keys_does_not_overtake_single_key_waiters() {
     let mut server = Server::new();
     server.acquire_all(&[A, B], b"x", 1000, None).unwrap();
-    let one = waits(&mut server, &[A], b"t");
-    let both = waits(&mut server, &[A, B], b"u");
+    let one = enqueue(&mut server, &[A], b"t");
+    let both = enqueue(&mut server, &[A, B], b"u");
     server.pass_ms(1000);
     server.turn();
     assert_eq!(server.granted(), [one]);
@@ -286,7 +290,7 @@ fn waiter_for_several_keys_does_not_overtake_single_key_waiters() {
 fn waiter_waits_for_the_foreign_string_under_one_of_its_keys() {
     let mut server = Server::new();
     server.acquire(A, b"x", 1000, None).unwrap();
-    let both = waits(&mut server, &[A, B], b"t");
+    let both = enqueue(&mut server, &[A, B], b"t");
     // A SET sends no event.
     server.set(B, b"old client", Some(700));
     server.release(A, b"x");
@@ -301,7 +305,7 @@ fn release_withdraws_a_waiter_for_several_keys() {
     for keys in [&[A][..], &[A, B], &[B]] {
         let mut server = Server::new();
         server.acquire(A, b"x", 1000, None).unwrap();
-        let both = waits(&mut server, &[A, B], b"t");
+        let both = enqueue(&mut server, &[A, B], b"t");
         assert!(!server.release_all(keys, b"t"));
         server.turn();
         assert_eq!(server.wait_results, [(both, WaitResult::Refused)]);
@@ -317,8 +321,8 @@ fn release_withdraws_a_waiter_even_when_the_lock_has_just_ended() {
         for end in ends {
             let mut server = Server::new();
             server.acquire_all(&[A, B], b"x", 1000, None).unwrap();
-            let waiter = waits(&mut server, keys, b"t");
-            // No turn of the server has passed, so its keys still exist.
+            let waiter = enqueue(&mut server, keys, b"t");
+            // No turn follows before the release, so mirrors of the ended lock still exist.
             end(&mut server);
             assert!(!server.release_all(&[A, B], b"t"));
             server.turn();
@@ -332,7 +336,7 @@ fn release_withdraws_a_waiter_even_when_the_lock_has_just_ended() {
 fn flush_by_an_operator_ends_all_locks_and_serves_all_waiters() {
     let mut server = Server::new();
     server.acquire_all(&[A, B], b"x", 1000, None).unwrap();
-    let both = waits(&mut server, &[A, B], b"t");
+    let both = enqueue(&mut server, &[A, B], b"t");
     server.clear();
     server.handle_event(&ServerEvent::Flush(None));
     server.turn();
@@ -456,7 +460,8 @@ impl Beliefs {
         self.held.retain(|held| held.keys & keys == 0);
     }
 
-    fn granted(&mut self, held: Belief) -> Result<(), TestCaseError> {
+    /// Records a grant. Fails if another holder has one of the keys, or if a fence did not grow.
+    fn record_grant(&mut self, held: Belief) -> Result<(), TestCaseError> {
         let taken = self.held.iter().find(|other| other.keys & held.keys != 0);
         prop_assert!(taken.is_none(), "two holders: {taken:?} and {held:?}");
         for key in (0..KEYS).filter(|key| held.keys & 1 << key != 0) {
@@ -498,7 +503,7 @@ proptest! {
                     if let Some(fence) = server.acquire_all(&slices(&names), &token, ttl_ms, None) {
                         let passed = waiting.values().any(|other| is_one(other.keys) && other.keys & keys != 0);
                         prop_assert!(!passed, "overtook a waiter");
-                        beliefs.granted(Belief { token, keys, fence, until_us: now_us + ttl_ms * 1000 })?;
+                        beliefs.record_grant(Belief { token, keys, fence, until_us: now_us + ttl_ms * 1000 })?;
                     }
                 }
                 Step::Wait { keys, ttl_ms, wait_ms } => {
@@ -507,7 +512,7 @@ proptest! {
                     let names = names(keys);
                     match server.acquire_all_or_wait(&slices(&names), &token, ttl_ms, wait_ms) {
                         AcquireReply::Granted(fence) => {
-                            beliefs.granted(Belief { token, keys, fence, until_us: now_us + ttl_ms * 1000 })?;
+                            beliefs.record_grant(Belief { token, keys, fence, until_us: now_us + ttl_ms * 1000 })?;
                         }
                         AcquireReply::Waits(ticket) => {
                             let until_us = now_us + wait_ms * 1000;
@@ -552,7 +557,7 @@ proptest! {
                         let Extended::Held { fence } = extended else { panic!("{extended:?}") };
                         beliefs.held.retain(|other| other.token != held.token);
                         let until_us = held.until_us.max(now_us + 1000);
-                        beliefs.granted(Belief { token, fence, until_us, ..held })?;
+                        beliefs.record_grant(Belief { token, fence, until_us, ..held })?;
                     }
                 }
                 Step::Release { nth, keys } => {
@@ -606,7 +611,7 @@ proptest! {
                         });
                         prop_assert!(!passed, "overtook a waiter for one of its keys alone");
                         let until_us = now_us + waiter.ttl_ms * 1000;
-                        beliefs.granted(Belief { token: waiter.token, keys: waiter.keys, fence, until_us })?;
+                        beliefs.record_grant(Belief { token: waiter.token, keys: waiter.keys, fence, until_us })?;
                     }
                     WaitResult::Refused => prop_assert!(waiter.until_us <= now_us, "refused before its wait had ended"),
                     WaitResult::Failed(error) => panic!("{error:?}"),
@@ -622,8 +627,8 @@ proptest! {
                     prop_assert_eq!(ttl_ms, (held.until_us - now_us).div_ceil(1000));
                 }
             }
-            let ours = |text: &[u8]| text == b"old client" || beliefs.held.iter().any(|held| held.token == text);
-            prop_assert!(server.texts().all(ours), "a mirror outlives its lock");
+            let is_expected = |text: &[u8]| text == b"old client" || beliefs.held.iter().any(|held| held.token == text);
+            prop_assert!(server.texts().all(is_expected), "a mirror outlives its lock");
             // No waiter is forgotten.
             prop_assert!(waiting.values().all(|waiter| now_us < waiter.until_us));
             prop_assert_eq!(server.node().waiters(), waiting.len());

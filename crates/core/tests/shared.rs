@@ -18,15 +18,15 @@ const READER: &[u8] = b"reader";
 const SECOND: &[u8] = b"second reader";
 const WRITER: &[u8] = b"writer";
 
-fn writer_waits(server: &mut Server, token: &[u8]) -> Ticket {
+fn enqueue_writer(server: &mut Server, token: &[u8]) -> Ticket {
     server.acquire_or_wait(K, token, 1000, 50_000).ticket()
 }
 
-fn reader_waits(server: &mut Server, token: &[u8]) -> Ticket {
+fn enqueue_reader(server: &mut Server, token: &[u8]) -> Ticket {
     server.share_or_wait(K, token, 1000, 50_000).ticket()
 }
 
-/// The mode, and the number of holders.
+/// The mode, and the number of holders; `None` if no lease holds the key.
 fn held(server: &mut Server) -> Option<(Mode, usize)> {
     match server.inspect_whole(K)?.holder {
         Holder::Lease { mode, holders, .. } => Some((mode, holders)),
@@ -154,7 +154,7 @@ fn mirror_blocks_the_key_after_a_crash_until_it_expires() {
         assert!(!server.release(K, token));
         assert_eq!(server.extend(K, token, 1000), None);
     }
-    let ticket = writer_waits(&mut server, WRITER);
+    let ticket = enqueue_writer(&mut server, WRITER);
     server.pass_ms(1999);
     server.turn();
     assert_eq!(server.granted(), []);
@@ -164,7 +164,7 @@ fn mirror_blocks_the_key_after_a_crash_until_it_expires() {
 }
 
 #[test]
-fn mirror_with_the_token_of_a_reader_lets_it_release_the_others() {
+fn mirror_with_a_token_of_a_reader_admits_a_writer_after_a_crash() {
     let admits_a_writer_after_a_crash = |mutant| {
         break_rule(mutant);
         let mut server = Server::new();
@@ -186,10 +186,10 @@ fn mirror_with_the_token_of_a_reader_lets_it_release_the_others() {
 fn readers_behind_a_writer_wait_and_a_newcomer_is_refused() {
     let mut server = Server::new();
     server.acquire_shared(K, READER, 1000, None).unwrap();
-    let writer = writer_waits(&mut server, WRITER);
+    let writer = enqueue_writer(&mut server, WRITER);
     assert_eq!(server.acquire_shared(K, SECOND, 1000, None), None);
-    let second = reader_waits(&mut server, SECOND);
-    let third = reader_waits(&mut server, b"third");
+    let second = enqueue_reader(&mut server, SECOND);
+    let third = enqueue_reader(&mut server, b"third");
     server.turn();
     assert_eq!(server.granted(), []);
     assert!(server.release(K, READER));
@@ -205,7 +205,7 @@ fn writer_starves_when_readers_pass_the_queue() {
         break_rule(mutant);
         let mut server = Server::new();
         server.acquire_shared(K, READER, 1000, None).unwrap();
-        let writer = writer_waits(&mut server, WRITER);
+        let writer = enqueue_writer(&mut server, WRITER);
         for n in 0..40_u8 {
             server.pass_ms(500);
             server.acquire_shared(K, &[n], 1000, None);
@@ -226,7 +226,7 @@ fn repair_of_an_older_lock_passes_the_queue_and_a_newcomer_does_not() {
     server.acquire_shared(K, READER, 10_000, None).unwrap();
     let granted_elsewhere = fence_now(&server);
     server.pass_ms(10);
-    let writer = writer_waits(&mut server, WRITER);
+    let writer = enqueue_writer(&mut server, WRITER);
     server.pass_ms(10);
     let newcomer = fence_now(&server);
     assert_eq!(server.acquire_shared(K, b"newcomer", 1000, newcomer), None);
@@ -249,7 +249,7 @@ fn repair_takes_a_free_key_past_the_queue() {
     let granted_elsewhere = Some(Fence::of_wall_us(server.wall_ms * 1000));
     server.acquire(K, b"holder", 1000, None).unwrap();
     server.pass_ms(10);
-    let writer = writer_waits(&mut server, WRITER);
+    let writer = enqueue_writer(&mut server, WRITER);
     // The key is free, and not handed over yet.
     server.take_away(K, KeyEvent::Removed);
     assert_eq!(server.acquire_shared(K, SECOND, 1000, None), None);
@@ -267,8 +267,8 @@ fn release_grants_a_hundred_readers_and_the_next_turns_the_rest() {
     let mut server = Server::with(settings);
     server.acquire(K, WRITER, 60_000, None).unwrap();
     let readers: Vec<_> =
-        (0..450_u32).map(|n| reader_waits(&mut server, &n.to_le_bytes())).collect();
-    let second_writer = writer_waits(&mut server, b"second writer");
+        (0..450_u32).map(|n| enqueue_reader(&mut server, &n.to_le_bytes())).collect();
+    let second_writer = enqueue_writer(&mut server, b"second writer");
     assert!(server.release(K, WRITER));
     assert_eq!(server.granted(), readers[..100]);
     // No newcomer overtakes the waiter.
@@ -299,7 +299,7 @@ fn readers_join_once_the_writer_before_them_leaves_the_queue() {
         let mut server = Server::new();
         server.acquire_shared(K, READER, 10_000, None).unwrap();
         let writer = server.acquire_or_wait(K, WRITER, 1000, 1500).ticket();
-        let second = reader_waits(&mut server, SECOND);
+        let second = enqueue_reader(&mut server, SECOND);
         leave(&mut server, writer);
         server.turn();
         assert_eq!(server.granted(), [second]);
@@ -328,7 +328,7 @@ fn every_end_of_the_last_reader_serves_the_writer() {
         let mut server = Server::new();
         server.acquire_shared(K, READER, 1000, None).unwrap();
         server.acquire_shared(K, SECOND, 2000, None).unwrap();
-        let writer = writer_waits(&mut server, WRITER);
+        let writer = enqueue_writer(&mut server, WRITER);
         assert!(server.release(K, READER));
         server.turn();
         assert_eq!(server.granted(), [], "not before");
@@ -412,9 +412,9 @@ fn server_that_refuses_the_mirror_grants_no_first_reader() {
 fn exclusive_lock_becomes_shared_and_serves_the_readers_in_the_same_step() {
     let mut server = Server::new();
     let fence = server.acquire(K, WRITER, 10_000, None).unwrap();
-    let reader = reader_waits(&mut server, READER);
-    let next_writer = writer_waits(&mut server, b"next writer");
-    reader_waits(&mut server, SECOND);
+    let reader = enqueue_reader(&mut server, READER);
+    let next_writer = enqueue_writer(&mut server, b"next writer");
+    enqueue_reader(&mut server, SECOND);
     assert_eq!(
         fence_of(server.extend_shared(K, WRITER, 10_000)),
         fence,
@@ -436,7 +436,7 @@ fn downgrade_that_forgets_the_queue_loses_a_wake_up() {
         break_rule(mutant);
         let mut server = Server::new();
         server.acquire(K, WRITER, 60_000, None).unwrap();
-        let reader = reader_waits(&mut server, READER);
+        let reader = enqueue_reader(&mut server, READER);
         fence_of(server.extend_shared(K, WRITER, 60_000));
         server.pass_ms(10_000);
         server.turn();
@@ -452,7 +452,7 @@ fn downgrade_keeps_writers_out_and_release_with_acquire_does_not() {
     for downgrades in [true, false] {
         let mut server = Server::new();
         server.acquire(K, WRITER, 10_000, None).unwrap();
-        let next_writer = writer_waits(&mut server, b"next writer");
+        let next_writer = enqueue_writer(&mut server, b"next writer");
         if downgrades {
             fence_of(server.extend_shared(K, WRITER, 10_000));
         } else {
@@ -495,7 +495,7 @@ fn downgrade_is_for_the_holder_of_one_key_only() {
 fn foreign_string_is_adopted_and_shared_at_once() {
     let mut server = Server::new();
     server.set(K, WRITER, Some(5000));
-    let reader = reader_waits(&mut server, READER);
+    let reader = enqueue_reader(&mut server, READER);
     fence_of(server.extend_shared(K, WRITER, 1000));
     assert_eq!(server.granted(), [reader]);
     assert!(server.text(K) != WRITER);
@@ -517,7 +517,7 @@ fn revoked_shared_lock_ends_with_its_present_holders() {
         Extended::Revoked { left_ms: 2000 }
     );
     assert_eq!(server.acquire_shared(K, b"third", 1000, None), None);
-    let third = reader_waits(&mut server, b"third");
+    let third = enqueue_reader(&mut server, b"third");
     assert!(server.release(K, READER));
     server.turn();
     assert_eq!(server.granted(), []);
@@ -607,8 +607,8 @@ fn reader_that_is_gone_before_its_answer_leaves_nothing() {
     settings.defer_wakes = true;
     let mut server = Server::with(settings);
     server.acquire(K, WRITER, 60_000, None).unwrap();
-    let gone = reader_waits(&mut server, READER);
-    let stays = reader_waits(&mut server, SECOND);
+    let gone = enqueue_reader(&mut server, READER);
+    let stays = enqueue_reader(&mut server, SECOND);
     assert!(server.release(K, WRITER));
     assert!(server.memory.node.disconnect(gone).wake);
     server.turn();
@@ -651,7 +651,7 @@ fn many_readers_that_end_at_once_are_removed_in_steps() {
 }
 
 #[test]
-fn nodes_with_other_readers_are_not_equal() {
+fn nodes_with_different_readers_are_not_equal() {
     let (mut one, mut other) = (Server::new(), Server::new());
     let fence = one.acquire_shared(K, READER, 1000, None);
     other.acquire_shared(K, READER, 1000, fence).unwrap();
@@ -735,7 +735,8 @@ impl Beliefs {
         self.held.retain(|held| now_us < held.until_us);
     }
 
-    fn granted(&mut self, held: Belief) -> Result<(), TestCaseError> {
+    /// Records a grant. Fails if another holder excludes it, or if its fence is too small.
+    fn record_grant(&mut self, held: Belief) -> Result<(), TestCaseError> {
         let beside = self.held.iter().all(|other| other.mode == Mode::Shared && !other.revoked);
         prop_assert!(
             self.held.is_empty() || held.mode == Mode::Shared && beside,
@@ -784,7 +785,7 @@ proptest! {
                     if let Some(fence) = fence {
                         prop_assert!(waiting.values().all(|other| other.is_for_both), "overtook a waiter");
                         let until_us = now_us + ttl_ms * 1000;
-                        beliefs.granted(Belief { token, mode, fence, until_us, revoked: false })?;
+                        beliefs.record_grant(Belief { token, mode, fence, until_us, revoked: false })?;
                     }
                 }
                 Step::Wait { mode, ttl_ms, wait_ms } => {
@@ -795,7 +796,7 @@ proptest! {
                     match reply {
                         AcquireReply::Granted(fence) => {
                             let until_us = now_us + ttl_ms * 1000;
-                            beliefs.granted(Belief { token, mode, fence, until_us, revoked: false })?;
+                            beliefs.record_grant(Belief { token, mode, fence, until_us, revoked: false })?;
                         }
                         AcquireReply::Waits(ticket) => {
                             let until_us = now_us + wait_ms * 1000;
@@ -836,7 +837,7 @@ proptest! {
                         prop_assert!(fence > beliefs.largest);
                         beliefs.held.retain(|other| other.token != held.token);
                         let until_us = held.until_us.max(now_us + 1000);
-                        beliefs.granted(Belief { token, fence, until_us, ..held })?;
+                        beliefs.record_grant(Belief { token, fence, until_us, ..held })?;
                     }
                 }
                 Step::Release { nth } => {
@@ -899,7 +900,7 @@ proptest! {
                         prop_assert!(!passed, "overtook a waiter that came first");
                         let until_us = now_us + waiter.ttl_ms * 1000;
                         let Waiting { token, mode, .. } = waiter;
-                        beliefs.granted(Belief { token, mode, fence, until_us, revoked: false })?;
+                        beliefs.record_grant(Belief { token, mode, fence, until_us, revoked: false })?;
                     }
                     WaitResult::Refused => prop_assert!(waiter.until_us <= now_us, "refused before its wait had ended"),
                     WaitResult::Failed(error) => panic!("{error:?}"),
@@ -917,7 +918,8 @@ proptest! {
                     prop_assert!(beliefs.held.iter().all(|held| held.mode == Mode::Exclusive || held.token != server.text(K)));
                 }
             }
-            // No waiter is forgotten: neither the first of a free key, nor a reader beside readers.
+            // No waiter is forgotten: no client waits while the key is free, and no reader is first
+            // in the queue while it could join other readers.
             prop_assert!(waiting.values().all(|waiter| now_us < waiter.until_us));
             prop_assert_eq!(server.node().waiters(), waiting.len());
             let mut queue: Vec<_> = waiting.iter().filter(|(_, waiter)| !waiter.is_for_both).collect();

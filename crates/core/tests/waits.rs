@@ -1,4 +1,4 @@
-//! Calls whose wait was very long, was cut off, or was too short for a WAIT.
+//! Calls that wait: for very long, beside slow, silent or restarted nodes, or too short for a WAIT.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -77,7 +77,7 @@ impl World {
         actions
     }
 
-    /// Waits on the first node from now on.
+    /// Starts the call as contended, so that it waits at once. Returns the ID of its WAIT.
     fn wait(&mut self) -> RequestId {
         let id = wait_of(&self.turn(true)).unwrap();
         assert!(self.drive(|call, ctx| call.handle_wait_sent(id, ctx)).0.is_some());
@@ -240,8 +240,8 @@ fn acquire_is_not_repeated_on_a_node_that_granted_it_or_after_the_release() {
     assert_eq!(hold.repeat_at(), None);
 }
 
-/// Whether a waiter that a later node granted wins without the answer of the first node of the
-/// order, before that node's time is over.
+/// Whether a waiter wins without the answer of the first node in the order, and before the time
+/// limit of this node. The WAIT is granted by a later node.
 fn wins_beside_a_slow_node(mutant: Option<Mutant>, mode: Mode) -> bool {
     break_rule(mutant);
     let mut world = World::new(1, None);
@@ -285,9 +285,10 @@ fn down() -> Response {
     Response::Failed(NodeError::Down { reason: "connection refused".into() })
 }
 
-/// The node on which a call for these keys waits while other clients hold them and `silent` nodes
-/// do not answer, and the call.
-fn waits_on(keys: [&str; 2], silent: usize, mutant: Option<Mutant>) -> (usize, World) {
+/// Starts a call that waits because other clients hold its keys. The first `silent` nodes are down.
+///
+/// Returns the node on which the call waits, and the world of the call.
+fn start_waiting(keys: [&str; 2], silent: usize, mutant: Option<Mutant>) -> (usize, World) {
     break_rule(mutant);
     let mut world = World::new(1, None);
     let keys = keys.into_iter().map(str::to_owned).collect();
@@ -313,7 +314,7 @@ fn waits_on(keys: [&str; 2], silent: usize, mutant: Option<Mutant>) -> (usize, W
 fn places_of_sets(silent: usize, mutant: Option<Mutant>) -> usize {
     let sets = [["a", "b"], ["b", "c"], ["c", "d"], ["d", "e"], ["e", "f"], ["f", "a"]];
     let nodes: BTreeSet<usize> =
-        sets.into_iter().map(|keys| waits_on(keys, silent, mutant).0).collect();
+        sets.into_iter().map(|keys| start_waiting(keys, silent, mutant).0).collect();
     nodes.len()
 }
 
@@ -321,12 +322,12 @@ fn places_of_sets(silent: usize, mutant: Option<Mutant>) -> usize {
 fn calls_for_several_keys_wait_in_one_place_without_a_spare_node() {
     assert_eq!(places_of_sets(1, None), 1);
     assert_eq!(places_of_sets(1, Some(Mutant::SetsWaitApart)), 2);
-    assert!(places_of_sets(0, None) > 1, "otherwise their first keys decide");
+    assert!(places_of_sets(0, None) > 1, "with a spare node, the first key of each set decides");
 }
 
 #[test]
 fn call_for_several_keys_gives_way_without_a_spare_node() {
-    let (node, mut world) = waits_on(["a", "b"], 1, None);
+    let (node, mut world) = start_waiting(["a", "b"], 1, None);
     let granted = Response::FenceAfterWait { fence: Fence::new(7).unwrap(), waited: TTL / 10 };
     let wait = RequestId { round: 2, node };
     let sent = world.answer(wait, &granted);
@@ -347,8 +348,8 @@ fn call_for_several_keys_gives_way_without_a_spare_node() {
     assert_eq!(wait_of(&actions).unwrap().node, other.node, "it waits where it was refused");
 }
 
-/// Whether a waiter leaves a node that has restarted, while the connection of the WAIT seems to be
-/// there.
+/// Whether a waiter leaves a node that has restarted, although the connection of its WAIT still
+/// seems to be open.
 fn leaves_after_a_restart(mutant: Option<Mutant>) -> bool {
     break_rule(mutant);
     let mut world = World::new(1, None);

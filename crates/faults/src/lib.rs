@@ -3,8 +3,8 @@
 //! Each accident happens with the protection. Most have a baseline: a run of the same accident
 //! without the protection, to show the harm.
 //!
-//! - [`Scenario`]: one kind of accident; [`Tally`]: its result
-//! - [`scenarios`]: all accidents of a single node, and the table of their results
+//! - [`Scenario`]: one kind of accident, and its expected [`Baseline`]; [`Tally`]: the result
+//! - [`scenarios`]: all accidents to a single node, and the table of their results
 //! - [`exclusion`]: random accidents to five masters; no two clients may hold a lock at a time
 //! - [`fences`]: accidents to single masters out of five; the fences of each lock must grow
 //! - [`kinds`]: accidents to five masters; shared locks and semaphores must not have too many

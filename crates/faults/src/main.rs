@@ -1,7 +1,7 @@
-//! `quorlock-faults`: injects faults into real servers, and prints what they do to locks.
+//! `quorlock-faults`: causes accidents on real servers, and prints what they do to locks.
 //!
-//! Without options it prints a table of all faults. `--random`, `--fences` and `--kinds` instead
-//! run clients on five masters, and cause accidents meanwhile.
+//! Without options it prints a table of all accidents to a single node. `--random`, `--fences` and
+//! `--kinds` instead run clients on five masters, and cause accidents meanwhile.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -14,19 +14,21 @@ use quorlock_faults::scenarios::{expire_unreleased, table};
 use quorlock_faults::{Protected, exclusion, fences, kinds};
 use quorlock_testkit::find_server_binary;
 
-/// Longest allowed time without a grant in a run of `--fences`. Two masters may be down together.
+/// Longest allowed time without a grant in a run of `--fences`. Accidents of several masters may
+/// coincide, so that no majority votes for some seconds.
 const OUTAGE_MAX: Duration = Duration::from_secs(15);
 /// Number of locks that expire unreleased. They must leave nothing behind.
 const UNRELEASED: u32 = 1_000_000;
 
-/// Injects faults into real servers, and counts the harm that they do to locks.
+/// Causes accidents on real servers, and counts the harm that they do to locks.
 ///
-/// Prints a table of all faults, each with the protection and without. Exits with 1 when a fault
-/// does harm despite the protection, or a baseline does not show the expected harm.
+/// Prints a table of all accidents, each with the protection and without. Exits with 1 when an
+/// accident does harm despite the protection, or when a run without the protection does not have
+/// the expected result.
 #[derive(Parser)]
 #[command(name = "quorlock-faults", version)]
 struct Args {
-    /// How often each fault is injected
+    /// How often each accident happens
     #[arg(long, default_value_t = 3, value_name = "TIMES", conflicts_with = "run", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 
@@ -106,7 +108,7 @@ fn main() -> ExitCode {
 /// Runs all scenarios, prints the table, and returns its complaints.
 fn faults(rounds: u32) -> Result<Vec<String>> {
     eprintln!("server: {}", find_server_binary()?.display());
-    let table = table(rounds, |scenario| eprintln!("{}", scenario.fault))?;
+    let table = table(rounds, |scenario| eprintln!("{}", scenario.accident))?;
     println!("{table}");
     eprintln!("{UNRELEASED} locks that expire unreleased");
     let left = expire_unreleased(UNRELEASED)?;
@@ -137,7 +139,7 @@ fn complaints(report: &exclusion::Report) -> Vec<String> {
             complaints.push(format!("two clients held the same lock; seed {}", report.plan.seed));
         }
         Protected::No if report.overlaps.is_empty() => {
-            complaints.push("no harm without abstention either: the run proves nothing".into());
+            complaints.push("no harm without abstention: the run proves nothing".into());
         }
         _ => {}
     }
@@ -160,7 +162,7 @@ fn fence_growth(seed: u64, duration: Duration, protected: Protected) -> Result<V
             complaints.push(format!("fences do not grow; seed {seed}"));
         }
         Protected::No if report.disorders.is_empty() => {
-            complaints.push("fences grew without agreement too: the run proves nothing".into());
+            complaints.push("fences grew even without agreement: the run proves nothing".into());
         }
         _ => {}
     }

@@ -4,43 +4,45 @@ use crate::harness::Protected;
 
 /// One kind of accident, injected into a real server.
 pub struct Scenario {
-    /// The accident.
-    pub fault: &'static str,
-    /// The effect of the same accident without the protection.
+    /// The accident, as the table of results shows it.
+    pub accident: &'static str,
+    /// The expected effect of the same accident without the protection.
     pub baseline: Baseline,
-    /// Starts a server, injects the fault, and records the harm.
+    /// Starts a server, causes the accident, and records the harm.
     pub(crate) round: fn(Protected, &mut Tally) -> Result<()>,
 }
 
-/// The effect of an accident without the protection.
+/// What the baseline of a scenario must show: the effect of the accident without the protection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Baseline {
-    /// It does harm. The text names what replaces the protection.
+    /// The accident does harm. The text says what the baseline uses instead of the protection.
     Harmed(&'static str),
-    /// It does no harm either. The text names what replaces the protection, and the reason.
+    /// The accident does no harm even without the protection.
+    ///
+    /// The text says what the baseline uses instead, and why that is enough for this accident.
     Unharmed(&'static str),
-    /// There is no baseline, for this reason.
+    /// There is no baseline. The text says why.
     None(&'static str),
 }
 
 /// The result of a scenario.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Number of faults that were injected.
+    /// How often the accident happened.
     pub injected: u32,
-    /// The harm to locks: at most one entry for each injected fault.
+    /// The harm to locks: at most as many entries as accidents.
     pub harms: Vec<String>,
 }
 
 impl Tally {
-    /// Counts a fault that was certainly injected.
-    pub(crate) fn injected(&mut self) {
+    /// Counts an accident that has certainly happened.
+    pub(crate) fn count_injected(&mut self) {
         self.injected += 1;
     }
 
-    /// Records harm, unless each injected fault already has its harm.
+    /// Records harm. Ignores it if there are as many entries as accidents already.
     pub(crate) fn harm(&mut self, what: impl Into<String>) {
-        assert!(self.injected > 0, "no fault has been injected yet");
+        assert!(self.injected > 0, "no accident has happened yet");
         if self.harms.len() < self.injected as usize {
             self.harms.push(what.into());
         }
@@ -58,11 +60,11 @@ impl Scenario {
     /// Runs the accident `rounds` times, each time on a new server.
     ///
     /// # Errors
-    /// When the fault could not be injected, or the server failed in another way.
+    /// When the accident could not be caused, or the server failed in another way.
     pub fn run(&self, protected: Protected, rounds: u32) -> Result<Tally> {
         let mut tally = Tally::default();
         for _ in 0..rounds {
-            (self.round)(protected, &mut tally).with_context(|| self.fault)?;
+            (self.round)(protected, &mut tally).with_context(|| self.accident)?;
         }
         Ok(tally)
     }

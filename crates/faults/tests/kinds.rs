@@ -41,7 +41,7 @@ fn accidents_never_admit_more_holders_than_permits() {
 
 #[test]
 fn counters_on_each_node_admit_too_many_holders() {
-    // The run ends with the first holder too many.
+    // The run ends when more clients than permits hold the semaphore.
     let report = report_of(Kind::Semaphore, Course::Calm, 60, Protected::No);
     assert!(report.most_at_once > quorlock_faults::kinds::PERMITS, "{report}");
 }

@@ -16,7 +16,7 @@ fn no_waiter_is_forgotten_whatever_happens_to_waiters() {
     assert!(outcome.leaves_nothing(), "{outcome:?}");
     assert!(outcome.longest_free <= Duration::from_millis(50), "{outcome:?}");
     assert!(outcome.granted > stress.rounds / 4, "{outcome:?}");
-    // Each intervention has happened.
+    // Waits and locks have ended in each of these ways.
     let Stress { rounds, .. } = stress;
     for (what, times) in [
         ("out of time", outcome.out_of_time),

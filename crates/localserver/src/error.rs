@@ -35,7 +35,7 @@ pub enum ModuleError {
         /// The value of the variable.
         path: PathBuf,
     },
-    /// The module is in none of the directories of a build, and cannot be built from here.
+    /// The module is at none of the expected paths, and cannot be built from here.
     #[error(
         "the module is neither at {}: install the package quorlock-module, or build it with \
              `cargo build --release -p quorlock`, or set {MODULE_VARIABLE} to its path",

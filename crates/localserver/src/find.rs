@@ -38,7 +38,8 @@ pub fn find_server_binary() -> Result<PathBuf, BinaryError> {
 
 /// Returns the path of the Quorlock module to load.
 ///
-/// The module is the one that `QUORLOCK_MODULE` names, else the one beside the running program.
+/// The module is the one that `QUORLOCK_MODULE` names. If the variable is not set, the place
+/// depends on the running program.
 ///
 /// A test or program that runs in a target directory of cargo uses the module of the same directory
 /// and profile, since the module of another profile may be older. If that module is missing, it is

@@ -8,8 +8,8 @@
 //! - [`StartHook`]: a change of the command, for programs that inject faults
 //! - [`holds_within`]: waits for a condition
 //!
-//! When a value is dropped, everything that it started is removed: processes, sockets and
-//! directories.
+//! When a value is dropped, its processes are killed and its temporary directories are removed. A
+//! directory that the caller chose stays.
 
 mod error;
 mod find;

@@ -30,7 +30,8 @@ pub(crate) enum Agreement {
     AmongGrants {
         /// The grants so far.
         naive: Naive,
-        /// The agreement of the nodes that granted, each by its index among them.
+        /// The agreement of the nodes that granted, each by its index among them. `None` until a
+        /// majority has granted.
         among: Option<Acquisition>,
     },
     /// [`Mutant::WriteBackDownwards`]: at the end, nodes with a larger fence must store the agreed
@@ -38,7 +39,7 @@ pub(crate) enum Agreement {
     Downwards {
         /// The unchanged agreement.
         real: Acquisition,
-        /// The answer of each node.
+        /// The grants so far.
         naive: Naive,
     },
 }

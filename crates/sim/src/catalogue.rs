@@ -34,7 +34,7 @@ pub fn models(size: Size) -> Vec<Check> {
     checks
 }
 
-/// Agreement on a fence: without time, with leases that end at any moment, and on any network.
+/// Agreement on a fence: without clocks, with leases that end at any moment.
 fn fences(size: Size) -> Vec<Check> {
     let world = World::new(3, 2);
     let lagging = World { counters: vec![5, 0, 5], ..world.clone() };
@@ -66,7 +66,7 @@ fn fences(size: Size) -> Vec<Check> {
     checks
 }
 
-/// Holders: with clocks, and leases that end by them.
+/// Locks that clients hold, with clocks that end leases and validities.
 fn holders(size: Size) -> Vec<Check> {
     let world = World { sudden_ends: false, rounds: Some(0), releases: false, ..World::new(3, 2) };
     let at_once = |world: World| World { answers: Answers::AtOnce, ..world };

@@ -86,11 +86,11 @@ impl Client {
         }
     }
 
-    pub(crate) fn begin(&mut self, rules: Rules, hint: Fence, now: Moment) -> Vec<Effect> {
+    pub(crate) fn begin(&mut self, rules: Rules, proposal: Fence, now: Moment) -> Vec<Effect> {
         self.attempts += 1;
         let agreement = Agreement::new(rules, now);
         self.phase = Phase::Acquiring(agreement, Attempt::new(now));
-        vec![Effect::AskAll(Request::Acquire(hint))]
+        vec![Effect::AskAll(Request::Acquire(proposal))]
     }
 
     /// Handles the end of the time limit of an attempt.
@@ -177,12 +177,12 @@ impl Client {
                 vec![]
             }
             (Phase::Holding(lock), Request::Extend(_)) => {
-                let effects = lock.extended(rules, node, held, now);
+                let effects = lock.handle_extension(rules, node, held, now);
                 self.check_validity(rules, now);
                 effects
             }
             (Phase::Holding(lock), Request::Repair(round)) => {
-                lock.repaired(rules, node, round, held, now)
+                lock.handle_repair(rules, node, round, held, now)
             }
             (Phase::Releasing(release), Request::Release) => {
                 if release.answer(node, held).is_some() {

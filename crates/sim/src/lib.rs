@@ -10,8 +10,8 @@
 //! - [`fleet`]: whole fleets, too large for the model checker: a seed draws the events
 //!
 //! The servers are `quorlock_core::node::memory::Server`, and the clients drive
-//! `quorlock_core::quorum`. This crate adds a network and clocks. A mutant changes a seam between
-//! these parts, and never the code that is checked.
+//! `quorlock_core::quorum`. This crate adds a network and clocks. A mutant of a model changes the
+//! code of this crate around the state machines, and never the state machines.
 
 mod agreement;
 mod catalogue;

@@ -30,7 +30,7 @@ struct Round {
     core: Extension,
 }
 
-/// A set of nodes.
+/// Some of the nodes, one bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Nodes(u8);
 
@@ -76,7 +76,7 @@ impl Lock {
     }
 
     /// Handles the answer of a node to a round of extensions.
-    pub(crate) fn extended(
+    pub(crate) fn handle_extension(
         &mut self,
         rules: Rules,
         node: usize,
@@ -110,7 +110,7 @@ impl Lock {
     }
 
     /// Handles the answer of a node to a repair.
-    pub(crate) fn repaired(
+    pub(crate) fn handle_repair(
         &mut self,
         rules: Rules,
         node: usize,
@@ -121,7 +121,7 @@ impl Lock {
         if rules.mutant == Some(Mutant::RepairAtOnce) {
             let held = if held == Some(true) { held } else { None };
             return if self.expects(round) {
-                self.extended(rules, node, held, now)
+                self.handle_extension(rules, node, held, now)
             } else {
                 vec![]
             };

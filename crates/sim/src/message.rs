@@ -21,7 +21,7 @@ pub struct Message {
 pub enum Body {
     /// A request to the node.
     Request(Request),
-    /// An answer to the client, which knows the request.
+    /// An answer to the client, with the request that it answers.
     Reply(Request, Answer),
 }
 

@@ -2,7 +2,8 @@ use std::fmt;
 
 /// A rule that is broken on purpose, which the checker must notice.
 ///
-/// The rule is broken at a seam of the model, and not in the code that is checked.
+/// The rule is broken in the code of this crate around the state machines, and not in the state
+/// machines, which are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mutant {
     /// A node stores the fence of a write-back from a token that does not hold the key.

@@ -88,7 +88,7 @@ impl Server {
     ) -> Answer {
         self.turn(ctx);
         let answer = match request {
-            Request::Acquire(hint) => self.acquire_as(ctx, keys, mode, token, Some(hint)),
+            Request::Acquire(proposal) => self.acquire_as(ctx, keys, mode, token, Some(proposal)),
             Request::Repair(_) => self.acquire_as(ctx, keys, mode, token, None),
             Request::StoreFence(fence) => self.extend(ctx, keys, token, Some(fence)),
             Request::Extend(_) => self.extend(ctx, keys, token, None),
@@ -258,7 +258,7 @@ impl Server {
         Answer::Held(fence)
     }
 
-    /// Grants a shared lock even if another client holds the key.
+    /// Answers with a grant of a shared lock even if another client holds the key.
     pub(crate) fn join_writer(
         &mut self,
         ctx: ServerContext,
@@ -272,7 +272,7 @@ impl Server {
         }
     }
 
-    /// Grants a shared lock with exactly the fence that its client proposes.
+    /// Answers with a grant of a shared lock that has exactly the fence that its client proposes.
     pub(crate) fn share_with_fence(
         &mut self,
         ctx: ServerContext,

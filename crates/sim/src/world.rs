@@ -18,9 +18,9 @@ use crate::{Keys, Mutant, Property};
 /// A model: a few clients and nodes, one lock or a few locks that share keys, and every event that
 /// may happen to them.
 ///
-/// A message may arrive at any later time, before or after other messages, or never. The model of a
-/// paused client is one whose answers arrive late. An event that no field limits may happen any
-/// number of times.
+/// A message may arrive at any later time, before or after other messages, or never. A paused
+/// client is modelled as a client whose answers arrive late. An event that no field limits may
+/// happen any number of times.
 #[derive(Clone, Debug)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -110,7 +110,7 @@ pub struct State {
     repeats: u8,
     restarts: u8,
     operator: bool,
-    /// The nodes with a smaller index than this are those to which an event may have happened.
+    /// Events have happened only to nodes with a smaller index than this.
     touched: u8,
 }
 
@@ -119,16 +119,16 @@ pub struct State {
 struct History {
     /// All reported locks, ordered by fence: the fence, the keys, and whether the lock is shared.
     fences: Vec<(Fence, Keys, Mode)>,
-    /// For each client whose first request has arrived: the largest fence that was reported before
-    /// that.
+    /// For each client: the largest fence that was reported before its first request arrived.
+    /// `None` until this request arrives.
     before: Vec<Option<Fence>>,
     /// For each client: the first round of extensions that began after the operator deleted the
-    /// lock.
+    /// lock. `None` if the operator deleted none.
     deleted_before_round: Vec<Option<u8>>,
     /// For each client: the nodes that have revoked its lock, one bit each.
     revoked_on: Vec<u8>,
     /// For each client: the first round of extensions that began after a majority had revoked its
-    /// lock.
+    /// lock. `None` if no majority has.
     revoked_before_round: Vec<Option<u8>>,
     /// The property that was broken, if any.
     broken: Option<Property>,
@@ -248,7 +248,8 @@ impl World {
         if !message.is_request() {
             return true;
         }
-        // If all clients begin at once, the order is that in which their first requests arrive.
+        // Clients that begin at once are ordered by the arrival of their first requests. If they
+        // are alike, only the order of their indexes is tried.
         let others = &state.history.before[..message.client.into()];
         let in_turn = !self.all_begin_at_once()
             || !self.clients_are_alike()
@@ -371,8 +372,8 @@ impl World {
         let ask = |node, request| Message { client, attempt, node, body: Body::Request(request) };
         for effect in effects {
             match effect {
-                // Not sent in a world without releases, nor in a world without holders: there, a
-                // lease ends at any moment anyway.
+                // Not sent in a world without releases. Also not sent in a world without holders,
+                // where a lease ends at any moment anyway.
                 Effect::AskAll(Request::Release) if self.rounds.is_none() || !self.releases => {}
                 Effect::AskAll(request) => {
                     for node in (0..nodes).filter(|&node| !self.cut.contains(&(client, node))) {
@@ -467,7 +468,7 @@ impl World {
     }
 }
 
-/// A number of fence counters at which the two keys have different ones.
+/// A number of fence counters with which the two keys have different counters.
 const STRIPES_APART: usize = 16;
 
 /// Advance of the wall clocks at a restart, in µs: more than the number of grants in any world.
@@ -666,10 +667,10 @@ impl World {
 
     /// Returns the events that must happen in some state. Otherwise the check proves nothing.
     pub(crate) fn must_happen(&self) -> impl Iterator<Item = &'static str> + use<> {
-        let told = (self.proposals.len() > 1).then_some(A_FENCE_IS_STORED);
+        let stored = (self.proposals.len() > 1).then_some(A_FENCE_IS_STORED);
         let revoked = self.revokes.then_some(A_HOLDER_IS_REVOKED);
         let repaired = self.repair.then_some(A_LOCK_IS_REPAIRED);
-        [ALL_HAVE_WON].into_iter().chain(told).chain(repaired).chain(revoked)
+        [ALL_HAVE_WON].into_iter().chain(stored).chain(repaired).chain(revoked)
     }
 }
 
@@ -677,8 +678,9 @@ impl World {
     fn begin(&self, state: &mut State, client: u8) {
         let moment = self.moment(state);
         state.history.before[usize::from(client)] = None;
-        let hint = Fence::new(self.proposals[usize::from(client)]).expect("a proposal is a fence");
-        let effects = state.client(client).begin(self.rules(), hint, moment);
+        let proposal =
+            Fence::new(self.proposals[usize::from(client)]).expect("a proposal is a fence");
+        let effects = state.client(client).begin(self.rules(), proposal, moment);
         self.carry_out(state, client, effects);
     }
 

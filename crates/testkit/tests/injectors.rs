@@ -230,7 +230,7 @@ fn power_cut_leaves_synced_bytes() {
 }
 
 #[test]
-fn power_cut_splits_a_file_where_it_was_last_synced() {
+fn power_cut_cuts_a_file_back_to_its_last_sync() {
     let lost = (0..10).any(|_| {
         let power = PowerCut::new();
         let mut server = with_append_only_file(&power, "everysec");

@@ -23,7 +23,7 @@ fn no_thread_and_no_descriptor_outlives_a_proxy_and_a_server() {
         drop(proxy);
         drop(connections);
     };
-    // The first use leaves files open on purpose, such as a source of randomness.
+    // The first use opens files that stay open, such as a source of randomness.
     start_and_drop();
     let before = open_files_and_threads();
     for _ in 0..3 {

@@ -63,7 +63,7 @@ fn proxy_leads_to_servers_on_unix_sockets_and_on_tcp() {
 }
 
 #[test]
-fn each_direction_is_delayed_by_its_own_time() {
+fn delays_of_both_directions_add_up() {
     let server = Server::builder().start().unwrap();
     let proxy = Proxy::start(server.url());
     let mut connection = connect(&proxy).unwrap();
@@ -75,7 +75,7 @@ fn each_direction_is_delayed_by_its_own_time() {
 }
 
 #[test]
-fn delayed_chunks_keep_their_order_and_do_not_add_up() {
+fn delayed_chunks_keep_their_order_and_their_delays_do_not_add_up() {
     let (url, echo) = echo();
     let proxy = Proxy::start(url);
     let mut stream = plain(&proxy);
@@ -191,7 +191,7 @@ fn held_bytes_are_lost_when_they_are_dropped_later() {
 }
 
 #[test]
-fn cut_resets_connections_old_and_new_until_it_is_healed() {
+fn cut_resets_old_and_new_connections_until_the_proxy_is_healed() {
     let server = Server::builder().start().unwrap();
     let proxy = Proxy::start(server.url());
     let mut old = plain(&proxy);
@@ -301,7 +301,7 @@ fn sender_waits_at_the_limit_of_held_bytes_and_loses_none() {
 }
 
 #[test]
-fn client_that_leaves_closes_its_connection_to_the_server() {
+fn proxy_closes_the_connection_of_a_client_that_leaves() {
     let server = Server::builder().start().unwrap();
     let proxy = Proxy::start(server.url());
     let connection = connect(&proxy).unwrap();

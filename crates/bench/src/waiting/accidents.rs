@@ -25,7 +25,7 @@ const NODES: usize = 3;
 const HOLD: Duration = Duration::from_millis(5);
 /// Time before the node fails.
 const BEFORE: Duration = Duration::from_secs(1);
-/// Time for which the node has failed.
+/// Time from the failure of the node to its recovery.
 const AFTER: Duration = Duration::from_secs(10);
 /// Longest allowed time without a grant.
 const LONGEST_STALL: Duration = Duration::from_secs(2);

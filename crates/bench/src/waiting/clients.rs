@@ -117,7 +117,7 @@ impl fmt::Display for Kind {
 
 /// `node-redlock`'s `retryDelay`.
 const RETRY_DELAY_MS: u64 = 200;
-/// `node-redlock`'s `retryJitter`: the delay varies by this much.
+/// `node-redlock`'s `retryJitter`: the delay is up to this much shorter or longer.
 const RETRY_JITTER_MS: u64 = 100;
 
 /// A client that polls, and its connections.
@@ -146,8 +146,8 @@ impl Polling {
         Ok(Self { nodes, delete })
     }
 
-    /// Requests the lock from all nodes. Without a majority, releases it on all nodes, waits about
-    /// 200 ms, and begins again.
+    /// Requests the lock from all nodes. Without a majority, releases it on all nodes, waits 100
+    /// to 300 ms, and begins again.
     pub(crate) async fn acquire(&self, key: &str, ttl: Duration) -> anyhow::Result<Polled> {
         let ttl_ms = u64::try_from(ttl.as_millis()).context("the ttl is too large")?;
         loop {

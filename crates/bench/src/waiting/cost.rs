@@ -58,7 +58,7 @@ pub(crate) async fn measure_commands(
     sleep(Duration::from_secs(2)).await;
     let (began, before) = (Instant::now(), count_commands(&masters)?);
     sleep(effort.time(HELD_TIME)).await;
-    // The counting itself sends two commands to each master.
+    // Without the commands of the counting itself: about two to each master.
     let counted = count_commands(&masters)? - before - 2 * NODES as u64;
     let seconds = began.elapsed().as_secs_f64();
     lock.release().await?;
@@ -88,7 +88,7 @@ const WARM_UP: Duration = Duration::from_secs(1);
 const ROUNDS: u64 = 300;
 /// Number of measured commands to one server in a round.
 const COMMANDS_PER_ROUND: usize = 300;
-/// Number of commands that are sent before them and not measured. A server that was paused needs
+/// Number of unmeasured commands that are sent first in a round. A server that was paused needs
 /// them to catch up.
 const WARM_UP_COMMANDS: usize = 30;
 /// Largest allowed ratio of the p99 of a GET with waiters to the p99 without waiters.
@@ -115,7 +115,7 @@ pub(crate) async fn measure_many_waiters(
     wait_for(connection, "clients", "connected_clients", waiter_count + 2).await?;
     let memory_connected = used_memory(connection)?;
     sleep(WARM_UP).await;
-    let (with_idle, without_1) = measure_gets(&server_with, &server_without, effort)?;
+    let (with_idle, beside_idle) = measure_gets(&server_with, &server_without, effort)?;
     for (client, socket) in sockets.iter_mut().enumerate() {
         socket.ask_for_the_lock(client)?;
         if client == 0 {
@@ -125,14 +125,14 @@ pub(crate) async fn measure_many_waiters(
     wait_for(connection, "lock", "lock_waiters", waiter_count).await?;
     let memory_waiting = used_memory(connection)?;
     sleep(WARM_UP).await;
-    let (with_waiters, without_2) = measure_gets(&server_with, &server_without, effort)?;
+    let (with_waiters, beside_waiters) = measure_gets(&server_with, &server_without, effort)?;
     let drain_started = Instant::now();
     drain(&mut sockets)?;
     let drain_time = drain_started.elapsed();
 
     let kb_per_waiter = |from: u64, to: u64| to.saturating_sub(from) / waiter_count as u64 / 1024;
-    let ratio = with_waiters.p99().as_secs_f64() / without_2.p99().as_secs_f64();
-    let idle_ratio = with_idle.p99().as_secs_f64() / without_1.p99().as_secs_f64();
+    let ratio = with_waiters.p99().as_secs_f64() / beside_waiters.p99().as_secs_f64();
+    let idle_ratio = with_idle.p99().as_secs_f64() / beside_idle.p99().as_secs_f64();
     Ok(vec![
         Limit {
             case: format!("memory of each of {waiter_count} waiters on one server"),
@@ -151,9 +151,9 @@ pub(crate) async fn measure_many_waiters(
                 "{}, {ratio:.2} × the {} without waiters; with as many idle connections {}, {idle_ratio:.2} × the {} \
                  without",
                 readable(with_waiters.p99()),
-                readable(without_2.p99()),
+                readable(beside_waiters.p99()),
                 readable(with_idle.p99()),
-                readable(without_1.p99()),
+                readable(beside_idle.p99()),
             ),
             target: "≤ 1.2 × without waiters",
             met: ratio <= P99_RATIO_MAX,

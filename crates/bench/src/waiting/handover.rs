@@ -253,7 +253,8 @@ pub(crate) async fn measure_on_one_node(
             sockets[holder].release(holder)?;
             sockets[next].read_grant()?;
             handovers.record(started.elapsed());
-            // The last holder queues again. The server has queued it when it answers a PING.
+            // The last holder requests the lock again. The server has queued this request when it
+            // answers a PING.
             sockets[holder].expect(":1")?;
             sockets[holder].ask_for_the_lock(holder)?;
             pinging.ping()?;

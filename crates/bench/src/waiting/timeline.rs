@@ -89,7 +89,7 @@ impl Timeline {
         Self { reports, acquisitions }
     }
 
-    /// Returns the first failure of any client.
+    /// Returns a failure of a client, or `None` if no client failed.
     pub(crate) fn first_failure(&self) -> Option<&str> {
         self.reports
             .iter()
@@ -135,8 +135,8 @@ impl Timeline {
         pairs.chain([at_the_end]).max().unwrap_or_default()
     }
 
-    /// Returns the number of grants that began before the previous holder began to release the
-    /// lock, or whose fence is not larger than the previous one.
+    /// Returns the number of pairs of grants that overlap, plus the number of grants whose fence is
+    /// not larger than an earlier one.
     ///
     /// Clients without fences report the fence 0, which is not compared.
     pub(crate) fn double_grants(&self) -> usize {

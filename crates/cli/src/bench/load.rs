@@ -54,8 +54,8 @@ impl Clients {
 }
 
 impl Load<'_> {
-    /// Measures both parts. The inner `Err` is why no lock was acquired; the outer `Err` is a
-    /// permanent error.
+    /// Measures both parts. The inner `Err` says why the nodes did not grant a first lock, if
+    /// waiting may help. The outer `Err` is any other error.
     pub(super) async fn measure(
         &self,
         clients: &mut Clients,
@@ -116,7 +116,7 @@ impl Load<'_> {
         };
         let mut part = tokio::select! {
             part = working => part?,
-            () = watching => unreachable!("it has no end"),
+            () = watching => unreachable!("the loop has no end"),
         };
         part.took = started.elapsed();
         Ok(part)
@@ -143,7 +143,7 @@ async fn work(quorum: Quorum, key: String, until: Instant) -> anyhow::Result<Par
             }
             Err(error) if is_hopeless(&error) => return Err(advice::on_acquire(error)),
             Err(error) => {
-                part.fail(&error);
+                part.record_error(&error);
                 sleep(ERROR_PAUSE).await;
             }
         }
@@ -155,7 +155,7 @@ async fn work(quorum: Quorum, key: String, until: Instant) -> anyhow::Result<Par
 
 fn progress_bar(name: &'static str, duration: Duration) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg:11} {bar:30} {percent:>3} %")
-        .expect("it is well-formed");
+        .expect("the template is well-formed");
     let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     ProgressBar::new(millis).with_style(style).with_message(name)
 }

@@ -55,7 +55,7 @@ const EXIT_CODES: &str = "Exit codes:
   122  no lock was acquired
   125  quorlock itself failed, or its arguments are not understood, or not
        accepted by the nodes
-  128 + the signal that ended it";
+  128 + the signal that ended quorlock";
 
 pub(crate) async fn bench(args: Bench) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::listen()?;
@@ -82,7 +82,7 @@ pub(crate) async fn bench(args: Bench) -> anyhow::Result<ExitCode> {
             say(format_args!("no lock was acquired: {error}"));
             return Ok(ExitCode::from(exit::NO_MAJORITY));
         }
-        Ok(Err(permanent)) => return Err(permanent),
+        Ok(Err(error)) => return Err(error),
         Err(signal) => return Ok(exit::code_for_signal(signal)),
     };
     let report = Report { nodes: nodes.endpoints.len(), tasks: args.tasks, parts };

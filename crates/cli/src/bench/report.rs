@@ -22,8 +22,9 @@ pub(super) struct Report {
 pub(super) struct Part {
     name: &'static str,
     pub(super) took: Duration,
+    /// The number of acquisitions and releases that failed.
     pub(super) failed: u64,
-    /// The last error.
+    /// The last error of an acquisition.
     error: Option<String>,
     acquire: Histogram<u64>,
     release: Histogram<u64>,
@@ -77,7 +78,7 @@ impl Part {
         self.release.saturating_record(ns(release));
     }
 
-    pub(super) fn fail(&mut self, error: &AcquireError) {
+    pub(super) fn record_error(&mut self, error: &AcquireError) {
         self.failed += 1;
         self.error = Some(error.to_string());
     }

@@ -13,7 +13,8 @@ use crate::fleet::Report;
 pub(super) enum Severity {
     /// Locks work, or will work soon, with less safety or capacity than they could have.
     Warning,
-    /// A node never counts, locks of this ttl cannot be acquired there, or no majority votes.
+    /// A node never counts, refuses some requests of the programs, or is too far away for their
+    /// ttl; or no majority votes.
     Error,
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use quorlock_core::client::Members;
 
 use super::findings::Finding;
-use super::node::{CLOCK_WARNING_PART, max_clock_skew_us};
+use super::node::{CLOCK_WARNING_DIVISOR, max_clock_skew_us};
 use crate::fleet::info::LockInfo;
 use crate::fleet::{NodeReport, Report};
 use crate::status::signed_time;
@@ -110,8 +110,9 @@ pub(super) fn offset_of_this_machine_us(report: &Report) -> Option<i64> {
     let offsets: Vec<_> = clocks().filter_map(|facts| facts.clock_offset_us).collect();
     let skew_us = clocks().map(max_clock_skew_us).min()?;
     let (least, most) = (*offsets.iter().min()?, *offsets.iter().max()?);
-    let agree = most.abs_diff(least) <= skew_us / CLOCK_WARNING_PART;
-    let differ = offsets.iter().all(|offset| offset.unsigned_abs() > skew_us / CLOCK_WARNING_PART);
+    let agree = most.abs_diff(least) <= skew_us / CLOCK_WARNING_DIVISOR;
+    let differ =
+        offsets.iter().all(|offset| offset.unsigned_abs() > skew_us / CLOCK_WARNING_DIVISOR);
     (offsets.len() > 1 && agree && differ).then_some(least)
 }
 

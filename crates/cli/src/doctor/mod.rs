@@ -3,7 +3,7 @@
 //! - [`findings`]: findings from the nodes' answers; [`node`] is the part about one node, [`fleet`]
 //!   the part about all of them.
 //! - [`rights`]: which commands the user may run.
-//! - [`print`]: for people and for programs.
+//! - [`print`]: prints the findings as text or as JSON.
 
 mod findings;
 mod fleet;
@@ -51,7 +51,8 @@ pub(crate) struct Doctor {
 const EXIT_CODES: &str = "Exit codes, as monitoring plugins have them:
   0    nothing was found
   1    there are warnings: locks work, or work again soon
-  2    there are errors: a node never counts, or no majority votes
+  2    there are errors: a node never counts or refuses requests, or no
+       majority votes
   125  quorlock itself failed, or its arguments are not understood";
 
 const WARNINGS: u8 = 1;

@@ -15,8 +15,8 @@ use crate::status::{short_time, signed_time};
 /// The default of `lock.max-clock-skew`, for a user that may not read it.
 const MAX_CLOCK_SKEW_DEFAULT_MS: u64 = 60_000;
 /// A clock offset above the accepted skew divided by this is a warning.
-pub(super) const CLOCK_WARNING_PART: u64 = 10;
-/// More waiters than this percentage of `lock.max-waiters` are a warning.
+pub(super) const CLOCK_WARNING_DIVISOR: u64 = 10;
+/// Waiters that are at least this percentage of `lock.max-waiters` are a warning.
 const WAITERS_WARNING_PERCENT: u64 = 80;
 /// A node has this many round trips to answer if the ttl allows it.
 const ROUND_TRIPS_WANTED: u32 = 4;
@@ -126,7 +126,8 @@ fn clock(facts: &Facts) -> Option<Finding> {
     if certain_us > skew_us {
         Some(Finding::error("clock", what + ": it may refuse the fences of clients", todo))
     } else {
-        (certain_us > skew_us / CLOCK_WARNING_PART).then(|| Finding::warning("clock", what, todo))
+        (certain_us > skew_us / CLOCK_WARNING_DIVISOR)
+            .then(|| Finding::warning("clock", what, todo))
     }
 }
 
@@ -219,21 +220,17 @@ fn waiters(waiters: u64, max_waiters: Option<u64>) -> Option<Finding> {
 
 fn rights(denials: &[Denial]) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let commands = |not_for_plain_locks: bool| -> Vec<&str> {
-        let denied = denials.iter().filter_map(|denial| match denial {
-            Denial::Command(command) => Some(*command),
-            Denial::Key(_) => None,
-        });
-        denied
-            .filter(|command| NOT_FOR_PLAIN_LOCKS.contains(command) == not_for_plain_locks)
-            .collect()
-    };
+    let commands = denials.iter().filter_map(|denial| match denial {
+        Denial::Command(command) => Some(*command),
+        Denial::Key(_) => None,
+    });
+    let (not_for_plain_locks, needed): (Vec<&str>, Vec<&str>) =
+        commands.partition(|command| NOT_FOR_PLAIN_LOCKS.contains(command));
     let grant = |denied: &[&str]| {
         let rights: Vec<_> =
             denied.iter().map(|command| format!("+{}", command.to_lowercase())).collect();
         format!("give the user {}, with ACL SETUSER and in its ACL file", rights.join(" "))
     };
-    let needed = commands(false);
     if !needed.is_empty() {
         findings.push(Finding::error(
             "rights",
@@ -241,7 +238,6 @@ fn rights(denials: &[Denial]) -> Vec<Finding> {
             grant(&needed),
         ));
     }
-    let not_for_plain_locks = commands(true);
     if !not_for_plain_locks.is_empty() {
         findings.push(Finding::warning(
             "rights",

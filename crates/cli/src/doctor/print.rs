@@ -1,4 +1,4 @@
-//! Findings for people and for programs.
+//! Prints the findings as text for people, or as JSON for programs.
 
 use std::io::{Write as _, stdout};
 

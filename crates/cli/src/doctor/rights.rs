@@ -16,7 +16,7 @@ pub(super) enum Denial {
     Key(String),
 }
 
-/// Only locks of several keys and semaphores need these.
+/// The commands that only locks of several keys and semaphores need.
 pub(super) const NOT_FOR_PLAIN_LOCKS: [&str; 4] =
     ["LOCK.MACQUIRE", "LOCK.MEXTEND", "LOCK.MRELEASE", "LOCK.ACQUIREANY"];
 
@@ -108,7 +108,7 @@ mod tests {
     const DRYRUN: &str = "User locker has no permissions to run the 'lock.release' command";
     const NOPERM_KEY: &str = "NOPERM No permissions to access a key";
 
-    /// Replies that allow all commands, but for this reply to one of them.
+    /// Makes replies that allow all commands but `command`, to which the reply is `words`.
     fn replies_with(words: &str, command: &str) -> Vec<Result<Value, NodeError>> {
         let mut replies: Vec<_> = COMMANDS.iter().map(|_| Ok(Value::Okay)).collect();
         let is_error = words.starts_with("NOPERM");

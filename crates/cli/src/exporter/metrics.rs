@@ -159,7 +159,7 @@ fn add_module_metrics(metrics: &mut Metrics, report: &Report) {
 fn help_of(counter: &str) -> &'static str {
     match counter {
         "grants" => "Locks granted",
-        "refusals" => "Requests refused because another client holds the lock",
+        "refusals" => "Requests refused because the lock is held, or other clients wait for it",
         "abstained" => "Requests answered with ABSTAIN",
         "extends" => "Locks extended",
         "releases" => "Locks released by their holders",
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn has(text: &str, line: &str) {
+    fn assert_has_line(text: &str, line: &str) {
         assert!(text.lines().any(|have| have == line), "no {line} in {text}");
     }
 
@@ -230,22 +230,28 @@ mod tests {
         lock(&mut nodes[0]).counters[0] = Some(7);
         facts(&mut nodes[1]).clock_offset_us = Some(-1_500_000);
         let text = text(nodes);
-        has(&text, "quorlock_nodes{} 3.0");
-        has(&text, "quorlock_majority_nodes{} 2.0");
-        has(&text, "quorlock_node_grants_total{node=\"lock-0:6379\"} 7");
-        has(&text, "quorlock_node_clock_offset_seconds{node=\"lock-1:6379\"} -1.5");
-        has(&text, "quorlock_node_state{node=\"lock-2:6379\",state=\"voting\",reason=\"\"} 1.0");
+        assert_has_line(&text, "quorlock_nodes{} 3.0");
+        assert_has_line(&text, "quorlock_majority_nodes{} 2.0");
+        assert_has_line(&text, "quorlock_node_grants_total{node=\"lock-0:6379\"} 7");
+        assert_has_line(&text, "quorlock_node_clock_offset_seconds{node=\"lock-1:6379\"} -1.5");
+        assert_has_line(
+            &text,
+            "quorlock_node_state{node=\"lock-2:6379\",state=\"voting\",reason=\"\"} 1.0",
+        );
         assert!(text.ends_with("# EOF\n"));
     }
 
     #[test]
-    fn node_that_is_down_has_state_metrics_only() {
+    fn node_that_is_down_has_a_state_and_no_leases() {
         let mut nodes = voting(3);
         nodes[0].answer = Err(down());
         let text = text(nodes);
-        has(&text, "quorlock_node_up{node=\"lock-0:6379\"} 0.0");
-        has(&text, "quorlock_node_voting{node=\"lock-0:6379\"} 0.0");
-        has(&text, "quorlock_node_state{node=\"lock-0:6379\",state=\"down\",reason=\"down\"} 1.0");
+        assert_has_line(&text, "quorlock_node_up{node=\"lock-0:6379\"} 0.0");
+        assert_has_line(&text, "quorlock_node_voting{node=\"lock-0:6379\"} 0.0");
+        assert_has_line(
+            &text,
+            "quorlock_node_state{node=\"lock-0:6379\",state=\"down\",reason=\"down\"} 1.0",
+        );
         assert!(!text.contains("quorlock_node_leases{node=\"lock-0:6379\"}"), "{text}");
     }
 
@@ -256,11 +262,11 @@ mod tests {
             Some(Abstention { reason: "start".into(), left: Some(Duration::from_millis(1500)) });
         facts(&mut nodes[1]).info.is_replica = true;
         let text = text(nodes);
-        has(&text, "quorlock_node_abstaining{node=\"lock-0:6379\"} 1.0");
-        has(&text, "quorlock_node_abstain_left_seconds{node=\"lock-0:6379\"} 1.5");
-        has(&text, "quorlock_node_admitted{node=\"lock-0:6379\"} 1.0");
-        has(&text, "quorlock_node_admitted{node=\"lock-1:6379\"} 0.0");
-        has(
+        assert_has_line(&text, "quorlock_node_abstaining{node=\"lock-0:6379\"} 1.0");
+        assert_has_line(&text, "quorlock_node_abstain_left_seconds{node=\"lock-0:6379\"} 1.5");
+        assert_has_line(&text, "quorlock_node_admitted{node=\"lock-0:6379\"} 1.0");
+        assert_has_line(&text, "quorlock_node_admitted{node=\"lock-1:6379\"} 0.0");
+        assert_has_line(
             &text,
             "quorlock_node_state{node=\"lock-1:6379\",state=\"not_counted\",reason=\"replica\"} 1.0",
         );

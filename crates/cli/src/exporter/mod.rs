@@ -44,7 +44,7 @@ pub(crate) struct Exporter {
 }
 
 const EXIT_CODES: &str = "Exit codes:
-  0    a signal ended it
+  0    a signal ended quorlock
   125  quorlock itself failed, or its arguments are not understood";
 
 struct Gatherer {

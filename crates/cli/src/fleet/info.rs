@@ -33,6 +33,7 @@ pub(crate) struct Info {
     /// `standalone`, `sentinel` or `cluster`.
     pub(crate) mode: Option<String>,
     pub(crate) is_replica: bool,
+    /// Zero for no limit.
     pub(crate) maxmemory_bytes: u64,
     pub(crate) maxmemory_policy: Option<String>,
     /// `None` without the module.
@@ -43,6 +44,7 @@ pub(crate) struct Info {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LockInfo {
     pub(crate) version: String,
+    /// `None` if the node votes.
     pub(crate) abstention: Option<Abstention>,
     pub(crate) set: SetReport,
     pub(crate) max_ttl_ms: Option<u64>,
@@ -54,12 +56,12 @@ pub(crate) struct LockInfo {
     pub(crate) longest_wait_us: Option<u64>,
 }
 
-/// A node that may have forgotten locks, and therefore grants none.
+/// Why a node grants no locks, and for how long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Abstention {
     /// `start`, `promotion`, `swapdb` or `replica`.
     pub(crate) reason: String,
-    /// `None` if it has no end.
+    /// `None` if the end is not known, as for a replica.
     pub(crate) left: Option<Duration>,
 }
 
@@ -129,7 +131,7 @@ impl LockInfo {
         })
     }
 
-    /// `NAME ID` of its set, if it belongs to one.
+    /// `NAME ID` of the node's set; `None` if the node belongs to none.
     pub(crate) fn set_and_id(&self) -> Option<String> {
         self.set.set().map(|set| format!("{} {}", set.name(), set.id()))
     }

@@ -28,7 +28,7 @@ use crate::nodes::{NodeArgs, Nodes};
 /// How long one node may take to connect and to answer all requests.
 const NODE_LIMIT: &str = "2s";
 
-/// Options of every verb that asks the nodes one by one.
+/// Options of every verb that asks each node separately.
 #[derive(clap::Args)]
 pub(crate) struct FleetArgs {
     #[command(flatten)]
@@ -61,7 +61,7 @@ impl FleetArgs {
 }
 
 impl Fleet {
-    /// Asks all nodes at the same time. Takes one time limit at most.
+    /// Asks all nodes at the same time. Takes at most the time limit of one node.
     pub(crate) async fn gather(&self) -> Report {
         Report::new(self.each(async |node: &Node| node.report().await).await)
     }

@@ -36,20 +36,22 @@ impl Node {
         Self { name: name.into(), client, limit, connection: Arc::default() }
     }
 
-    /// Reads the state of the node. Takes one time limit at most.
+    /// Reads the state of the node within the time limit.
     pub(super) async fn report(&self) -> NodeReport {
         let answer = self.ask(async |connection| facts(connection).await).await;
         NodeReport { name: self.name.to_string(), answer }
     }
 
-    /// Runs `work` on a connection to the node within the time limit.
+    /// Runs `work` on a connection to the node within the time limit. If a kept connection is
+    /// broken, connects again and repeats `work`.
     pub(crate) async fn ask<T>(
         &self,
         work: impl AsyncFn(&mut MultiplexedConnection) -> Result<T, NodeError>,
     ) -> Result<T, NodeError> {
         let client = self.client.as_ref().map_err(Clone::clone)?;
         let mut kept = self.connection.lock().await;
-        // A connection that fails, is too slow or is dropped half-way is not used again.
+        // Taken out, so that a connection is not used again if it is too slow, or if the caller is
+        // dropped half-way.
         let old = kept.take();
         let asking = async {
             if let Some(mut connection) = old {
@@ -101,7 +103,8 @@ async fn facts(connection: &mut MultiplexedConnection) -> Result<Facts, NodeErro
     Ok(Facts { info, max_clock_skew_ms, max_waiters, round_trip, clock_offset_us })
 }
 
-/// Measures the round trip and the offset of the node's clock.
+/// Measures the round trip and the offset of the node's clock. The offset is `None` if the user may
+/// not run TIME.
 async fn probe(
     connection: &mut MultiplexedConnection,
 ) -> Result<(Duration, Option<i64>), NodeError> {

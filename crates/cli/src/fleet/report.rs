@@ -24,7 +24,8 @@ pub(crate) struct Facts {
     /// `lock.max-waiters`; `None` where the user may not read it.
     pub(crate) max_waiters: Option<u64>,
     pub(crate) round_trip: Duration,
-    /// How far the node's wall clock is ahead of this machine's; `None` where the user may not ask.
+    /// How far the node's wall clock is ahead of this machine's; `None` if the user may not run
+    /// TIME.
     pub(crate) clock_offset_us: Option<i64>,
 }
 
@@ -37,7 +38,7 @@ pub(crate) enum State {
     Abstaining(Abstention),
     /// The node answers, but clients do not ask it for locks.
     NotCounted(NodeError),
-    /// The node does not answer.
+    /// The node cannot be reached, does not answer, or sends an unexpected reply.
     Down(NodeError),
 }
 
@@ -60,7 +61,7 @@ impl State {
         }
     }
 
-    /// Why the node does not vote.
+    /// The error of a node that does not answer or is not counted.
     pub(crate) fn error(&self) -> Option<&NodeError> {
         match self {
             Self::NotCounted(error) | Self::Down(error) => Some(error),
@@ -125,7 +126,8 @@ fn is_an_answer(error: &NodeError) -> bool {
     matches!(error, NodeError::Denied { .. } | NodeError::Refused(_))
 }
 
-/// Returns why a client would not ask each node for locks, as its state machine [`Links`] decides.
+/// Returns for each node why a client would not ask it for locks; `None` if the client would. The
+/// client's state machine [`Links`] decides this.
 fn admissions(nodes: &[NodeReport]) -> Vec<Option<NodeError>> {
     let Some(majority) = Majority::of(nodes.len()) else { return Vec::new() };
     let now = Moment::default();
@@ -143,7 +145,7 @@ fn admissions(nodes: &[NodeReport]) -> Vec<Option<NodeError>> {
     links.health().into_iter().map(|health| health.error).collect()
 }
 
-/// Only pauses between attempts to connect are random, and there are none here.
+/// Only pauses between attempts to connect are random, and no such pause happens here.
 struct NotRandom;
 
 impl Random for NotRandom {

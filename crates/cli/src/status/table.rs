@@ -19,7 +19,7 @@ const HEADINGS: [&str; 9] =
     ["NODE", "STATE", "MODULE", "SERVER", "SET", "LEASES", "WAITERS", "ROUND TRIP", "CLOCK"];
 /// The columns from here on are numbers, and aligned to the right.
 const FIRST_RIGHT_ALIGNED: usize = 5;
-/// The columns that are shortened, in this order, each to this width at least.
+/// The columns that are shortened, in this order, and the least width of each.
 const SHORTENED: [(usize, usize); 4] = [(0, 20), (4, 8), (3, 8), (0, 10)];
 
 /// Formats the table. The lines below a node that does not vote say why, and for how long.
@@ -73,7 +73,9 @@ fn reason(state: &State) -> Option<String> {
                     short_time(left)
                 )
             }
-            None => format!("{}: grants no locks until this ends", abstention.reason),
+            None => {
+                format!("{}: grants no locks, and does not say for how long", abstention.reason)
+            }
         }),
         State::NotCounted(error) | State::Down(error) => Some(
             advice(error).map_or_else(|| error.to_string(), |advice| format!("{error}: {advice}")),

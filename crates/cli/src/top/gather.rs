@@ -26,7 +26,7 @@ pub(super) struct GatherOptions {
     pub(super) interval_min: Duration,
 }
 
-/// Starts the thread. It ends after it has sent an error.
+/// Starts the thread. It ends after it has sent an error, or when the receiver is dropped.
 pub(super) fn start(options: GatherOptions) -> Receiver<anyhow::Result<Snapshot>> {
     // One snapshot is drawn while the next one is made.
     let (sender, receiver) = mpsc::channel(1);

@@ -1,9 +1,9 @@
 //! `quorlock top`: the locks as they come and go.
 //!
 //! - [`gather`]: asks the nodes in a separate thread; [`pace`] decides how often.
-//! - [`snapshot`]: their answers, ready to be shown.
+//! - [`snapshot`]: the answers of the nodes, ready to be shown.
 //! - [`state`]: what is on the screen, and what the keys do.
-//! - [`view`]: draws it.
+//! - [`view`]: draws the screen.
 //! - [`terminal`]: sets the terminal up and restores it.
 
 mod gather;
@@ -42,7 +42,7 @@ const INTERVAL_MIN: Duration = Duration::from_millis(100);
 /// Keys: arrows, PgUp, PgDn, Home, End select; Enter shows the details of a lock; s sorts by the
 /// next column, r reverses; / filters by key or owner; Esc goes back; q quits.
 ///
-/// The more locks there are, the less often it asks, so that it takes less than 1 % of the time of
+/// The more locks there are, the less often top asks, so that it takes less than 1 % of the time of
 /// a node. The user needs LOCK.SCAN, INFO and PING.
 #[expect(clippy::doc_markdown, reason = "the help shows it as it is")]
 #[derive(clap::Args)]
@@ -64,7 +64,7 @@ pub(crate) struct Top {
 const EXIT_CODES: &str = "Exit codes:
   0    the user quit
   125  quorlock itself failed, or its arguments are not understood
-  128 + the signal that ended it";
+  128 + the signal that ended quorlock";
 
 pub(crate) async fn top(args: Top) -> anyhow::Result<ExitCode> {
     ensure!(

@@ -22,7 +22,7 @@ pub(super) struct Snapshot {
 /// The locks that the nodes list.
 #[derive(Debug, Default)]
 pub(super) struct Locks {
-    /// `None` if no node answered.
+    /// When the nodes listed them; `None` if no node answered.
     pub(super) at: Option<Instant>,
     pub(super) list: Vec<Lock>,
     /// Why some locks are missing, if any are.
@@ -35,12 +35,12 @@ pub(super) struct Lock {
     pub(super) key: String,
     pub(super) owner: String,
     pub(super) fence: Option<u64>,
-    /// The time since the first of its nodes granted it.
+    /// The time since the first of the nodes granted it; `None` if no node says.
     pub(super) held: Option<Duration>,
-    /// How much longer it lasts at most.
+    /// How much longer it lasts at most; `None` if it has no known end.
     pub(super) left: Option<Duration>,
     pub(super) waiters: u64,
-    /// The number of nodes that hold it.
+    /// The number of nodes that have a lease on the key.
     pub(super) nodes: usize,
     pub(super) verdict: Verdict,
     pub(super) is_shared: bool,

@@ -23,7 +23,7 @@ pub(super) enum Sort {
     Waiters,
 }
 
-/// What the program does next. It draws in any case.
+/// What the program does next. After each action but `Quit`, it draws the screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Draw,
@@ -54,7 +54,7 @@ struct Scale {
 #[derive(Debug, Default)]
 pub(super) struct App {
     pub(super) snapshot: Option<Snapshot>,
-    /// The rates of each node; `None` until it was asked twice.
+    /// The rates of each node; `None` until the node has reported its counters twice.
     pub(super) rates: Vec<Option<Rates>>,
     pub(super) sort: Sort,
     pub(super) reversed: bool,
@@ -195,7 +195,7 @@ impl App {
         self.select(found.unwrap_or(self.selected));
     }
 
-    /// The selected lock.
+    /// The selected lock; `None` if no row is shown.
     pub(super) fn lock(&self) -> Option<&Lock> {
         let locks = &self.snapshot.as_ref()?.locks.list;
         locks.get(*self.rows.get(self.selected)?)
@@ -233,7 +233,8 @@ impl Sort {
     }
 }
 
-/// Estimates the last ttl of a lock, which nodes do not report.
+/// Estimates the last ttl of a lock, which nodes do not report. Returns `None` if the lock has no
+/// known end.
 ///
 /// If a lock was never extended, its ttl is the time since its grant plus the time left. A lock
 /// with more time left than before was just extended, and its ttl is the time left.

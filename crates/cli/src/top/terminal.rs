@@ -93,7 +93,7 @@ fn leave() {
     let _ = disable_raw_mode();
 }
 
-/// Returns keys and changes of the size. The channel is closed when the terminal is gone.
+/// Returns a channel of keys and changes of the size. It is closed when the terminal is gone.
 pub(super) fn events() -> Receiver<Event> {
     let (sender, receiver) = mpsc::channel(EVENTS_MAX);
     thread::spawn(move || {

@@ -5,7 +5,7 @@
 //! is in a process group of its own, where the terminal's signals do not reach it.
 //!
 //! - [`process`]: the watchdog itself.
-//! - [`wire`]: the messages between the two.
+//! - [`wire`]: the messages between `quorlock run` and the watchdog.
 
 mod process;
 mod wire;
@@ -38,10 +38,10 @@ const THIS_PROGRAM: &str = "/proc/self/exe";
 /// The watchdog, as `quorlock run` sees it.
 pub(crate) struct Watchdog {
     process: Pid,
-    /// The command, once it was started.
+    /// The command; `None` until the watchdog reports its start.
     leader: Option<Pid>,
     group: Group,
-    /// Children that this process had before.
+    /// Children that this process had before the watchdog.
     other_children: Vec<Pid>,
     reports: Lines<BufReader<OwnedReadHalf>>,
     orders: OwnedWriteHalf,
@@ -66,7 +66,7 @@ impl Watchdog {
         for name in SECRET_VARIABLES {
             watchdog.env_remove(name);
         }
-        // An outer `quorlock run` may have set it, and this lock need not be a permit.
+        // An outer `quorlock run` may have set this variable, although this lock is no permit.
         watchdog.env_remove(PERMIT_VARIABLE).envs(environment);
         watchdog.stdin(OwnedFd::from(theirs)).process_group(0);
         let process = Pid::from_child(&watchdog.spawn()?);
@@ -78,13 +78,13 @@ impl Watchdog {
         let reports = BufReader::new(reports).lines();
         let watchdog =
             Self { process, leader: None, group: begin.group, other_children, reports, orders };
-        watchdog.order(&Order::Begin(begin));
+        watchdog.send_order(&Order::Begin(begin));
         Ok(watchdog)
     }
 
     /// Sends an order. If the watchdog does not read it, the command becomes overdue, and
     /// [`take_over`](Self::take_over) stops it.
-    pub(crate) fn order(&self, order: &Order) {
+    pub(crate) fn send_order(&self, order: &Order) {
         wire::send(&self.orders, order);
     }
 
@@ -92,7 +92,7 @@ impl Watchdog {
     ///
     /// # Cancel safety
     /// Dropping the future loses no report.
-    pub(crate) async fn report(&mut self) -> Option<Report> {
+    pub(crate) async fn next_report(&mut self) -> Option<Report> {
         let line = self.reports.next_line().await.ok()??;
         let report = Report::parse(&line);
         if let Some(Report::Started(leader)) = report {
@@ -101,7 +101,7 @@ impl Watchdog {
         report
     }
 
-    /// Kills the watchdog, and stops the command and all that it started by the schedule.
+    /// Kills the watchdog. Then stops the command and all that it started, as `schedule` says.
     pub(crate) async fn take_over(self, schedule: &mut StopSchedule) -> io::Result<()> {
         // Not reaped yet, so that its process id is not reused.
         let _ = kill_process(self.process, Signal::KILL);

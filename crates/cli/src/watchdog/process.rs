@@ -39,7 +39,7 @@ pub(crate) async fn main(command: Vec<OsString>) -> anyhow::Result<ExitCode> {
     connection.set_nonblocking(true)?;
     let (orders, reports) = UnixStream::from_std(connection)?.into_split();
     let mut watchdog = Watchdog { orders: BufReader::new(orders).lines(), reports };
-    if let Some(Order::Begin(begin)) = watchdog.order().await {
+    if let Some(Order::Begin(begin)) = watchdog.next_order().await {
         watchdog.run(begin, &command).await?;
     }
     Ok(ExitCode::SUCCESS)
@@ -54,13 +54,13 @@ impl Watchdog {
     async fn run(&mut self, begin: Begin, command: &[OsString]) -> anyhow::Result<()> {
         let mut schedule = begin.schedule()?;
         if schedule.poll(clock::now()).is_some() {
-            self.report(Report::TooLate);
+            self.send_report(Report::TooLate);
             return Ok(());
         }
         let mut tree = match ProcessTree::spawn(command, begin.group) {
             Ok(tree) => tree,
             Err(error) => {
-                self.report(Report::NotStarted(error.into()));
+                self.send_report(Report::NotStarted(error.into()));
                 return Ok(());
             }
         };
@@ -68,9 +68,9 @@ impl Watchdog {
         // keeps it open.
         let _ = close_stdio();
         if let Some(leader) = tree.leader() {
-            self.report(Report::Started(leader));
+            self.send_report(Report::Started(leader));
         }
-        let mut is_reported = false;
+        let mut has_reported_stopping = false;
         let mut is_abandoned = false;
         loop {
             tree.reap();
@@ -78,17 +78,17 @@ impl Watchdog {
             if let Some(status) = tree.leader_status()
                 && (!waits_for_all || tree.is_gone())
             {
-                self.report(Report::Ended(status));
+                self.send_report(Report::Ended(status));
                 return Ok(());
             }
             tree.follow(&mut schedule);
-            if schedule.has_acted() && !is_reported {
-                is_reported = true;
-                self.report(Report::Stopping);
+            if schedule.has_acted() && !has_reported_stopping {
+                has_reported_stopping = true;
+                self.send_report(Report::Stopping);
             }
             tokio::select! {
                 biased;
-                order = self.order(), if !is_abandoned => match order {
+                order = self.next_order(), if !is_abandoned => match order {
                     Some(Order::Extended(deadline)) => schedule.handle_extended(deadline),
                     Some(Order::Lost) => schedule.handle_lost(clock::now()),
                     Some(Order::PassOn(signal)) => tree.pass_on(signal),
@@ -104,11 +104,11 @@ impl Watchdog {
     }
 
     /// Waits for the next order; `None` when `quorlock run` is gone.
-    async fn order(&mut self) -> Option<Order> {
+    async fn next_order(&mut self) -> Option<Order> {
         Order::parse(&self.orders.next_line().await.ok()??)
     }
 
-    fn report(&self, report: Report) {
+    fn send_report(&self, report: Report) {
         wire::send(&self.reports, &report);
     }
 }

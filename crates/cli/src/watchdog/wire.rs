@@ -20,7 +20,7 @@ use crate::process_tree::Group;
 pub(crate) enum Order {
     /// Start the command.
     Begin(Begin),
-    /// The lock is valid until then.
+    /// The lock is valid until this moment.
     Extended(Moment),
     /// The nodes say that the lock has ended.
     Lost,
@@ -32,6 +32,7 @@ pub(crate) enum Order {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Begin {
     pub(crate) ttl: Ttl,
+    /// The time from SIGTERM to SIGKILL; `None` for the default.
     pub(crate) kill_after: Option<Duration>,
     pub(crate) group: Group,
     /// Whether the command is over only when all that it started has ended.
@@ -43,6 +44,7 @@ pub(crate) struct Begin {
 /// From the watchdog to `quorlock run`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
+    /// The command was started, with this process id.
     Started(Pid),
     /// The command could not be run.
     NotStarted(Errno),
@@ -155,7 +157,8 @@ impl Report {
     }
 }
 
-/// Sends one line without waiting. Ignores errors: a reader that is gone or stuck becomes silent.
+/// Sends one line without waiting. Ignores errors: if the reader is gone or stuck, its silence
+/// shows it.
 pub(super) fn send(connection: &OwnedWriteHalf, line: &impl fmt::Display) {
     let line = format!("{line}\n");
     let _ = rustix::net::send(

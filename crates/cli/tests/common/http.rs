@@ -33,11 +33,12 @@ impl Exporter {
     }
 }
 
-/// Returns the status and the body.
+/// Sends a GET request, and returns the status and the body.
 pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
     try_get(address, path).unwrap_or_else(|error| panic!("{address}{path}: {error}"))
 }
 
+/// As [`get`], but returns an error of the connection.
 pub(crate) fn try_get(address: SocketAddr, path: &str) -> std::io::Result<(u16, String)> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;

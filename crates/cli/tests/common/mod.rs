@@ -1,5 +1,5 @@
-//! Helpers for the tests of the program. They run it in its own process group, as a service does,
-//! and ask the masters about a lock.
+//! Helpers for the tests of the program. The helpers run the program in a separate process group,
+//! as a service manager does, and ask the masters about a lock.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -30,7 +30,8 @@ pub(crate) const QUORLOCK: &str = env!("CARGO_BIN_EXE_quorlock");
 
 /// The program, without the configuration of the user who runs the tests.
 pub(crate) fn quorlock() -> Command {
-    // A shell that runs the tests in the background makes them and their children ignore SIGINT.
+    // A shell that runs the tests in the background makes them and their children ignore SIGINT:
+    // `env` restores the default.
     let mut command = Command::new("env");
     command.args(["--default-signal", QUORLOCK]);
     for variable in ["NODES", "KEY", "FENCE", "CONFIG", "USER", "PASSWORD"] {
@@ -105,7 +106,7 @@ impl Running {
         self.stdout.next().expect("there is a line of standard output").trim_end().to_owned()
     }
 
-    /// As the method above, but returns `None` at the end of the output.
+    /// As [`Self::line`], but returns `None` at the end of the output.
     #[track_caller]
     pub(crate) fn try_line(&mut self) -> Option<String> {
         self.stdout.next().map(|line| line.trim_end().to_owned())
@@ -117,7 +118,7 @@ impl Running {
         self.stderr.next().expect("there is a line of standard error").trim_end().to_owned()
     }
 
-    /// As the method above, but returns `None` at the end of the output.
+    /// As [`Self::error_line`], but returns `None` at the end of the output.
     #[track_caller]
     pub(crate) fn try_error_line(&mut self) -> Option<String> {
         self.stderr.next().map(|line| line.trim_end().to_owned())
@@ -133,6 +134,7 @@ impl Running {
             .unwrap_or_else(|| panic!("{line:?} is no process id"))
     }
 
+    /// Writes a line to the standard input.
     pub(crate) fn say(&mut self, line: &str) {
         let stdin = self.stdin.as_mut().expect("open until the end");
         writeln!(stdin, "{line}").expect("the command reads");
@@ -205,6 +207,7 @@ impl Lines {
         }
     }
 
+    /// Waits for the end, and returns all lines until then.
     #[track_caller]
     fn rest(&self) -> String {
         iter::from_fn(|| self.next()).collect()
@@ -293,16 +296,18 @@ pub(crate) fn revoked(masters: &Masters) -> usize {
     masters.iter().filter(|master| master.is_running()).filter(is_revoked).count()
 }
 
+/// Whether the master has the key `k`.
 pub(crate) fn has_key(master: &Server) -> bool {
     redis::cmd("EXISTS").arg("k").query(&mut master.connection()).expect("it runs")
 }
 
+/// Waits until no running master has the key `k`.
 #[track_caller]
 pub(crate) fn becomes_free(masters: &Masters) {
     eventually(PATIENCE, "no running master has the key", || holding(masters) == 0);
 }
 
-/// Masters behind proxies. The proxies can drop both extensions and releases.
+/// Masters behind proxies. The proxies can drop or hold back the requests to a master.
 pub(crate) struct Net {
     pub(crate) masters: Masters,
     pub(crate) proxies: Vec<Proxy>,
@@ -332,19 +337,20 @@ impl Net {
     /// Waits until a process has ended, and asserts that it never runs after the lock has ended on
     /// the masters.
     #[track_caller]
-    pub(crate) fn ends_before_the_lock(&self, process: Pid) {
+    pub(crate) fn assert_ends_before_the_lock(&self, process: Pid) {
         eventually(PATIENCE, "the process has ended", || {
-            // The lock is checked first: a process that is alive after its end has outlived it.
+            // The lock is checked first. If it had ended by then, a process that is still alive has
+            // outlived the lock.
             let holds = self.masters.iter().take(2).all(has_key);
             let has_ended = !is_alive(process);
-            assert!(holds || has_ended, "it runs without the lock");
+            assert!(holds || has_ended, "the process runs without the lock");
             has_ended
         });
     }
 }
 
-/// Creates a terminal, and a shell with job control that runs this script in it. Returns the other
-/// side of the terminal, and the shell.
+/// Creates a terminal, and the command of a shell with job control that runs this script in the
+/// terminal. Returns the other side of the terminal, and the command, which is not started yet.
 pub(crate) fn shell_in_terminal(script: &str) -> (File, Command) {
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&master).unwrap();

@@ -11,7 +11,7 @@ use crate::driver::LockInner;
 const VERSION: &str = "quorlock1";
 /// The end of the text of a shared lock.
 const SHARED: &str = "shared";
-/// Precedes the slot at the end of the text of a permit.
+/// Precedes the slot at the end of the text of a permit or of a lock on one of several keys.
 const SLOT: &str = "slot";
 
 /// A lock without a process: made by [`Lock::detach`](crate::Lock::detach), for another process to
@@ -35,7 +35,7 @@ pub struct DetachedLock {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidDetached {
-    /// The text is something else, or incomplete.
+    /// The text is not that of a detached lock, or a part of it is missing.
     #[error("this is not the text of a detached lock, or not all of it")]
     NotDetached,
     /// Another version of this crate wrote the text.
@@ -134,7 +134,7 @@ impl FromStr for DetachedLock {
 
     fn from_str(text: &str) -> Result<Self, InvalidDetached> {
         let mut parts: Vec<_> = text.trim().split(':').collect();
-        // Keys are written without colons, so a seventh part is neither.
+        // No key contains a colon in its written form, so a seventh part is the mode or the slot.
         let kind = if parts.len() > 6 { parts.pop() } else { None };
         let (mode, slot) = match kind {
             Some(SHARED) => (Mode::Shared, None),
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn token_is_only_in_the_text() {
+    fn token_is_in_the_text_and_not_in_debug_output() {
         let lock = detached([b"k"]);
         assert!(lock.to_secret_text().contains(lock.token.as_str()));
         assert!(!format!("{lock:?}").contains(lock.token.as_str()));

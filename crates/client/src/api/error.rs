@@ -51,8 +51,8 @@ pub enum ConnectError {
     NoRuntime,
 }
 
-/// Why a lock was not acquired. The client releases it in the background on nodes that may have
-/// granted it.
+/// Why a lock was not acquired. The client releases the lock in the background on nodes that may
+/// have granted it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
@@ -194,7 +194,7 @@ pub enum AttachError {
         /// What each node answered.
         nodes: Nodes,
     },
-    /// Too few nodes answered.
+    /// Too few nodes vote to form a majority.
     #[error("no majority of the nodes votes: {nodes}")]
     NoQuorum {
         /// What each node answered.
@@ -209,7 +209,7 @@ pub enum AttachError {
         /// What each node answered.
         nodes: Nodes,
     },
-    /// The request can never be granted, or it names other keys.
+    /// The request can never be granted, or names other keys than those of the detached lock.
     #[error("{reason}")]
     InvalidRequest {
         /// What is wrong, and what to do.
@@ -242,11 +242,11 @@ pub enum InspectError {
     },
 }
 
-/// Why nothing was revoked.
+/// Why no node confirmed a revocation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RevokeError {
-    /// No node answered. The holder may extend the lock.
+    /// No node answered. The holder may still be able to extend the lock.
     #[error("nothing was revoked, because no node answered: {nodes}")]
     NoAnswer {
         /// Why each node did not answer.
@@ -268,11 +268,9 @@ pub enum ScanError {
 
 /// Releases that were not confirmed within the limit of [`Quorum::flush`](crate::Quorum::flush).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{pending} releases are not confirmed by all nodes yet; those locks end by their deadlines"
-)]
+#[error("{pending} releases are not confirmed by all nodes yet; their locks end by the deadlines")]
 pub struct FlushError {
-    /// The number of unconfirmed releases.
+    /// The number of unconfirmed releases. Extensions in progress count too.
     pub pending: usize,
 }
 
@@ -291,7 +289,7 @@ pub struct NodeAnswer {
 }
 
 impl Nodes {
-    /// The nodes that did not vote, and why.
+    /// The nodes that did not vote, and why. Nodes without an answer so far are not included.
     pub fn failed(&self) -> impl Iterator<Item = (&str, &NodeError)> {
         self.0.iter().filter_map(|node| match &node.answer {
             Answer::Failed(error) => Some((node.node.as_str(), error)),

@@ -7,7 +7,8 @@ use quorlock_core::Fence;
 /// A lease cannot stop a holder that was paused, or whose request was delayed in the network. The
 /// resource can. Every holder sends the fence of its lock with each write. A fence below the
 /// largest one seen belongs to a lock that has ended. An equal fence comes from the same holder,
-/// and passes.
+/// and passes. Pass only the fences of exclusive holders: readers that share a lock may have equal
+/// or different fences.
 ///
 /// Use one gate for each lock key, since fences of different keys are unrelated. A gate is one
 /// number and a mutex. A new gate accepts every fence, so a resource that outlives its process

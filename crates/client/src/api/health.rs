@@ -8,15 +8,17 @@ use crate::NodeError;
 pub struct NodeHealth {
     /// The node's address.
     pub node: String,
-    /// Why the node cannot vote; `None` if it can, as far as the client knows. A node says that it
-    /// abstains only in response to a request for a lock.
+    /// Why the node cannot vote; `None` if it can, as far as the client knows. The client learns
+    /// that a node abstains only when it asks the node for a lock.
     pub error: Option<NodeError>,
     /// How long this state has lasted.
     pub since: Duration,
     /// The smoothed round-trip time.
     pub round_trip: Duration,
-    /// The version of the node's module, while it is connected.
+    /// The version of the node's module; `None` while the node is not connected, or if it has no
+    /// module.
     pub module_version: Option<String>,
-    /// The set that the node reports: `NAME ID MEMBERS`.
+    /// The set that the node reports: `NAME ID MEMBERS`. `None` while the node is not connected, or
+    /// if it reports no set.
     pub set: Option<String>,
 }

@@ -22,7 +22,8 @@ pub struct Inspection {
 pub struct NodeInspection {
     /// The node's address.
     pub node: String,
-    /// The lease on this node; `None` when the key is free there.
+    /// The lease on this node; `None` when the key is free there. An error when the node did not
+    /// answer, may not vote, or may have forgotten the lock.
     pub lease: Result<Option<LeaseInfo>, NodeError>,
 }
 
@@ -34,8 +35,8 @@ pub struct LockList {
     pub locks: Vec<ListedLock>,
     /// Whether there are more locks than the limit of the list.
     pub is_truncated: bool,
-    /// Each node, in the order in which the nodes were named, with the reason if it did not list
-    /// all of its locks.
+    /// The address of each node, in the order in which the nodes were named, and why its list may
+    /// lack locks; `None` if its list is complete.
     pub nodes: Vec<(String, Option<NodeError>)>,
 }
 

@@ -28,9 +28,9 @@ pub struct Lock {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Coverage {
-    /// Nodes that hold it.
+    /// The number of nodes that hold the lock.
     pub held: usize,
-    /// All nodes.
+    /// The number of all nodes.
     pub nodes: usize,
 }
 
@@ -66,11 +66,12 @@ impl Lock {
         self.inner().spec.keys.iter()
     }
 
-    /// Returns which of several keys is locked; `None` for other locks.
+    /// Returns which key was chosen, if the lock is a permit or a lock on one of several keys.
     ///
     /// For a [permit](crate::Quorum::semaphore), this is the number of its slot, from 0. For a lock
     /// on [one of several keys](crate::Quorum::lock_any), it is the position of the locked key
-    /// among them in byte order, from 0. A detached lock keeps its slot.
+    /// among these keys in byte order, from 0. `None` for other locks. A lock that was detached and
+    /// attached keeps its slot.
     pub fn slot(&self) -> Option<usize> {
         self.slot
     }
@@ -78,7 +79,8 @@ impl Lock {
     /// The fencing token: larger than that of every earlier holder of the key.
     ///
     /// Send it with every write to the protected resource. The resource refuses a fence below the
-    /// largest one that it has seen: see [`FenceGate`](crate::FenceGate).
+    /// largest one that it has seen: see [`FenceGate`](crate::FenceGate). Readers that hold a
+    /// [shared](crate::LockBuilder::shared) lock at the same time may have equal fences.
     pub fn fence(&self) -> Fence {
         self.inner().fence
     }
@@ -167,8 +169,8 @@ impl Lock {
     ///
     /// The release of the other nodes continues in the background. For a lock that had already
     /// ended, this returns [`Released::AlreadyOver`] instead of an error. If the lock is known to
-    /// be lost, it returns that at once, and the release runs in the background on nodes that may
-    /// still hold the lock.
+    /// be lost, this returns `AlreadyOver` at once, and the release runs in the background on nodes
+    /// that may still hold the lock.
     ///
     /// # Errors
     /// [`ReleaseError::NoQuorum`] when too few nodes answer. The release continues in the
@@ -182,8 +184,9 @@ impl Lock {
 
     /// Turns an exclusive lock into a shared one, and extends it.
     ///
-    /// Clients that wait to share the lock acquire it at once, and no writer holds it in between.
-    /// The fence stays the same. On a shared lock this is [`extend`](Self::extend).
+    /// Waiting readers acquire the lock at once, unless a writer waits ahead of them. No writer
+    /// holds the lock in between. The fence stays the same. On a shared lock this is
+    /// [`extend`](Self::extend).
     ///
     /// A downgrade cannot be undone. From the call on, the lock counts as shared, whatever the
     /// nodes answer, since some nodes may have granted it to readers. After an error, the lock is
@@ -225,10 +228,10 @@ impl Lock {
         DetachedLock::new(&inner, self.slot, token, remaining)
     }
 
-    /// Why the lock is lost, if it is.
+    /// Why the lock is lost; `None` while it is held.
     pub(crate) fn loss(&self) -> Option<LostError> {
         match self.inner().ownership() {
-            quorum::Ownership::Lost(end) => Some(self.inner().lost_by(end)),
+            quorum::Ownership::Lost(end) => Some(self.inner().loss_of(end)),
             quorum::Ownership::Held(_) | quorum::Ownership::Uncertain(_) => None,
         }
     }

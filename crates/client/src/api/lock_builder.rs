@@ -113,8 +113,8 @@ impl LockBuilder {
     ///
     /// The derived limit is four measured round trips of that node, at least 50 ms. It is at most a
     /// tenth of the ttl, or two round trips if they are longer, and never above a quarter of the
-    /// ttl. [`QuorumBuilder::node_timeout`](crate::QuorumBuilder::node_timeout) sets a limit for
-    /// all locks.
+    /// ttl. [`QuorumBuilder::node_timeout`](crate::QuorumBuilder::node_timeout) sets the limit for
+    /// all locks that set none themselves.
     pub fn node_timeout(mut self, limit: Duration) -> Self {
         self.node_timeout = Some(limit);
         self
@@ -123,7 +123,7 @@ impl LockBuilder {
     /// The longest time from the grant to the end of the lock. Default: no limit.
     ///
     /// At that time the lock is lost, however often it was extended. A limit keeps a program that
-    /// hangs from blocking others for ever.
+    /// hangs from blocking other clients for ever.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.max_hold = Some(max_hold);
         self
@@ -153,6 +153,7 @@ impl LockBuilder {
         self.acquire_within(Some(Duration::ZERO)).await
     }
 
+    /// Acquires the lock within `wait`; `None` is no limit.
     async fn acquire_within(&self, wait: Option<Duration>) -> Result<Lock, AcquireError> {
         let (started, span) = (Instant::now(), self.span());
         let outcome = match self.spec() {
@@ -232,7 +233,7 @@ impl LockBuilder {
     ///
     /// The client waits in a queue on the first reachable node in the key's order. The node grants
     /// the lock to the next waiter as soon as it is released. Calls of one client for the same keys
-    /// queue in the program, and one of them at a time waits on a node.
+    /// queue in the program. One of them at a time waits on a node, or several that share the lock.
     ///
     /// # Errors
     /// [`AcquireError::TimedOut`] when other clients held the lock until the end of the wait.
@@ -249,8 +250,8 @@ impl LockBuilder {
 
     /// [Acquires](Self::acquire) the lock, runs `work` under it, and releases it.
     ///
-    /// The lock is renewed until the work is finished. When it is lost, the work is dropped at its
-    /// next await point, and is not polled again.
+    /// The lock is renewed until the work is finished. When the lock is lost, the work is dropped
+    /// at the await point that it has reached, or reaches next.
     ///
     /// ```no_run
     /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
@@ -284,8 +285,9 @@ impl LockBuilder {
     /// one.
     ///
     /// # Errors
-    /// [`AttachError`]. The detached lock cannot be attached again, since nodes that granted the
-    /// attachment release it.
+    /// [`AttachError`]. After [`AttachError::InvalidRequest`], no node was asked. After any other
+    /// error, do not attach the lock again: the client releases it on nodes that granted the
+    /// attachment.
     ///
     /// # Cancel safety
     /// Dropping the future releases the lock in the background on nodes that granted the

@@ -5,7 +5,7 @@ use quorlock_core::quorum::Moment;
 
 use crate::clock;
 
-/// Whether a lock is held, as its holder knows.
+/// Whether a lock is held, as far as its holder knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ownership {
     /// The lock is certainly held until this deadline.
@@ -26,7 +26,7 @@ pub struct Deadline {
 }
 
 impl Ownership {
-    /// The deadline, as long as the lock is held.
+    /// The deadline; `None` if the lock is lost.
     pub fn until(self) -> Option<Deadline> {
         match self {
             Self::Held(until) | Self::Uncertain(until) => Some(until),

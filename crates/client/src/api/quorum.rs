@@ -45,7 +45,8 @@ impl Quorum {
     /// options.
     ///
     /// # Errors
-    /// [`ConnectError`]: a permanent error in the configuration.
+    /// [`ConnectError`]: a permanent error, such as an invalid URL. An unreachable node does not
+    /// cause an error.
     ///
     /// # Cancel safety
     /// Dropping the future closes the connections.
@@ -97,7 +98,7 @@ impl Quorum {
     }
 
     /// Fails if two addresses are the same server, which must not have two votes. If the client
-    /// learns that later, the second address gets no vote.
+    /// learns later that they are the same server, the second address gets no vote.
     fn refuse_same_server(&self) -> Result<(), ConnectError> {
         for node in self.health() {
             if let Some(NodeError::SameServer { node: other }) = node.error {
@@ -115,8 +116,9 @@ impl Quorum {
     /// Describes one lock on several keys, at most 64: all of them or none.
     ///
     /// The lock has one fence and one deadline. It excludes every other lock on any of its keys,
-    /// and its fence is larger than that of every earlier holder of any of them. The order of the
-    /// keys does not matter. A client holds no key while it waits, so that clients never deadlock.
+    /// and its fence is larger than that of every earlier holder of any of its keys. The order of
+    /// the keys does not matter. A client holds no key while it waits, so that clients never
+    /// deadlock.
     ///
     /// ```no_run
     /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
@@ -148,12 +150,12 @@ impl Quorum {
         LockBuilder::with_kind(Kind::Any, Arc::clone(&self.shared), keys.into_iter().collect())
     }
 
-    /// Describes a permit of a semaphore, of which `permits` (1 to 64) may be held at a time.
+    /// Describes a permit of a semaphore. At most `permits` (1 to 64) permits are held at a time.
     ///
-    /// A permit is an ordinary lock on one of the keys `name:00`, `name:01` and so on, its
-    /// [slot](crate::Lock::slot). It has its own deadline, majority and fence. A holder that dies
-    /// loses its permit by the deadline. Fences grow for each slot, and those of different slots
-    /// are unrelated.
+    /// A permit is an ordinary lock on one of the keys `name:00`, `name:01` and so on. The number
+    /// in the key is the permit's [slot](crate::Lock::slot). Each permit has its own deadline,
+    /// majority and fence. A holder that dies loses its permit by the deadline. Fences grow for
+    /// each slot, and those of different slots are unrelated.
     ///
     /// All clients must use the same number of permits: a client with a larger number admits that
     /// many holders. A client that finds the semaphore full checks whether [another client uses a
@@ -176,11 +178,11 @@ impl Quorum {
 
     /// Attaches a lock that another process [detached](crate::Lock::detach), with the same ttl.
     ///
-    /// [`LockBuilder::attach`] has other options.
+    /// [`LockBuilder::attach`] can change the ttl and other options.
     ///
     /// # Errors
-    /// [`AttachError`]. The detached lock cannot be attached again, since nodes that granted the
-    /// attachment release it.
+    /// [`AttachError`]. After an error, do not attach the lock again: the client releases it on
+    /// nodes that granted the attachment.
     ///
     /// # Cancel safety
     /// Dropping the future releases the lock in the background on nodes that granted the
@@ -246,8 +248,7 @@ impl Quorum {
     /// may have been acquired or released in the meantime. To act on a free key, acquire the lock.
     ///
     /// The time limit of each node is that of a lock with a ttl of 10 s. [`Inspection::nodes`] has
-    /// an error for a node that does not answer, that is not admitted, or that may have forgotten
-    /// the lock.
+    /// an error for a node that does not answer, may not vote, or may have forgotten the lock.
     ///
     /// ```no_run
     /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
@@ -305,12 +306,12 @@ impl Quorum {
 
     /// Checks whether another client of a [semaphore](Self::semaphore) uses more than `permits`.
     ///
-    /// Returns the smallest number of permits that this client can use, given the last slot that is
-    /// held or waited for. Returns `None` if no node reports such a slot beyond `permits`. A
-    /// smaller number does no harm, and is not detected.
+    /// Returns a number of permits that the other client uses at least: up to the last slot that a
+    /// node reports as held or waited for. Returns `None` if no node reports such a slot beyond
+    /// `permits`. A smaller number does no harm, and is not detected.
     ///
-    /// A client that finds a semaphore full makes this check by itself, once a minute at most, and
-    /// warns with `tracing`. The check sends one pipeline to each node.
+    /// A client that finds a semaphore full makes this check in the background, once a minute at
+    /// most, and warns with `tracing`. The check sends one pipeline to each node.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -453,7 +454,7 @@ impl Quorum {
     /// rest of its ttl.
     ///
     /// # Errors
-    /// [`FlushError`] with the number of unconfirmed releases. Those locks end by their deadlines.
+    /// [`FlushError`] with the number of unconfirmed releases. Their locks end by the deadlines.
     ///
     /// # Cancel safety
     /// Dropping the future does not stop the releases.

@@ -136,7 +136,8 @@ impl QuorumBuilder {
     /// Connects: see [`Quorum::connect`].
     ///
     /// # Errors
-    /// [`ConnectError`]: a permanent error in the configuration.
+    /// [`ConnectError`]: a permanent error, such as an invalid URL. An unreachable node does not
+    /// cause an error.
     ///
     /// # Cancel safety
     /// Dropping the future closes the connections.
@@ -218,8 +219,8 @@ fn unsupported(url: &str) -> Option<&'static str> {
     )
 }
 
-/// Chooses a cryptography provider, unless the program has chosen one. Without one, connecting
-/// panics.
+/// Chooses a cryptography provider, unless the program has chosen one. Without a provider,
+/// connecting panics.
 #[cfg(feature = "tls")]
 fn choose_cryptography() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {

@@ -10,7 +10,7 @@ pub(crate) fn slot_key(name: &[u8], slot: usize) -> Vec<u8> {
     [name, format!(":{slot:02}").as_bytes()].concat()
 }
 
-/// The name of the semaphore whose first slot has this key.
+/// The name of the semaphore whose first slot has this key; `None` if the key is no first slot.
 pub(crate) fn name_of(first: &[u8]) -> Option<&[u8]> {
     first.strip_suffix(b":00")
 }

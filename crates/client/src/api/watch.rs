@@ -76,9 +76,10 @@ impl LockWatch {
         self.lock.ended().await
     }
 
-    /// Returns the validity that is left, or how the lock ended, as [`ended`](Self::ended) does.
+    /// Returns the validity that is left. The error says why the lock was lost, or is `None` if it
+    /// was released, dropped or detached.
     pub(crate) fn remaining_or_end(&self) -> Result<Duration, Option<LostError>> {
-        self.lock.end()
+        self.lock.remaining_or_end()
     }
 
     /// What each node answered last.

@@ -67,7 +67,8 @@ impl QuorumBuilder {
     /// Connects: see [`crate::Quorum::connect`].
     ///
     /// # Errors
-    /// [`ConnectError`]: a permanent error in the configuration.
+    /// [`ConnectError`]: a permanent error, such as an invalid URL. An unreachable node does not
+    /// cause an error.
     pub fn connect(self) -> Result<Quorum, ConnectError> {
         Quorum::start(self.builder.connect())
     }
@@ -86,7 +87,7 @@ impl LockBuilder {
         Self { builder, thread }
     }
 
-    /// Shares the lock with others that share it: see [`crate::LockBuilder::shared`].
+    /// Shares the lock with other clients that ask to share it: see [`crate::LockBuilder::shared`].
     pub fn shared(self) -> Self {
         Self { builder: self.builder.shared(), ..self }
     }

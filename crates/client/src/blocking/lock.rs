@@ -89,7 +89,7 @@ impl Lock {
         self.thread.thread.block_on(self.lock.extension())
     }
 
-    /// Whether others may hold the lock at the same time: see [`crate::Lock::is_shared`].
+    /// Whether other clients may hold the lock at the same time: see [`crate::Lock::is_shared`].
     pub fn is_shared(&self) -> bool {
         self.lock.is_shared()
     }

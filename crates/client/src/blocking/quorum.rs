@@ -37,7 +37,8 @@ impl Quorum {
     /// Connects to the masters: see [`crate::Quorum::connect`].
     ///
     /// # Errors
-    /// [`ConnectError`]: a permanent error in the configuration.
+    /// [`ConnectError`]: a permanent error, such as an invalid URL. An unreachable node does not
+    /// cause an error.
     pub fn connect<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Self, ConnectError> {
         Self::builder().nodes(urls).connect()
     }

@@ -23,7 +23,7 @@ impl Thread {
         let (handle, tracker, stop) =
             (runtime.handle().clone(), TaskTracker::new(), CancellationToken::new());
         let (unfinished, stopped) = (tracker.clone(), stop.clone());
-        // The thread owns the runtime, since a caller inside tokio would panic when it drops it.
+        // The thread owns the runtime, since dropping a runtime panics in a caller inside tokio.
         thread::Builder::new().name("quorlock".into()).spawn(move || {
             runtime.block_on(async {
                 stopped.cancelled().await;
@@ -48,7 +48,7 @@ impl Thread {
             .expect("the thread of the quorum ended or panicked before its last handle was dropped")
     }
 
-    /// Runs a future on the thread before the thread ends.
+    /// Runs a future on the thread, which does not end before the future is done.
     pub(super) fn run_before_end(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.tracker.spawn_on(work, &self.handle);
     }

@@ -51,7 +51,7 @@ pub(crate) async fn acquire(
         let spec = machine.spec();
         shared.queues.enter(spec.name(), spec.mode)
     });
-    // The call is on the heap, because it is large and is moved more often than it is used.
+    // The call is on the heap, because it is large and is moved several times.
     Box::new(Call::new(shared, machine)).run(permit).await
 }
 
@@ -77,18 +77,19 @@ impl Call {
         }
     }
 
-    /// Runs the call from the permit of the local queue to the end.
+    /// Waits for the permit in the local queue, and runs the call to its end. A call without a
+    /// permit does not queue.
     async fn run(mut self: Box<Self>, permit: Option<Permit>) -> Result<Arc<LockInner>, Failure> {
         let Some(mut permit) = permit else {
             self.propose_slot();
             self.shared.with_context(|ctx| self.machine.handle_turn(false, ctx));
             return self.finish().await;
         };
-        if !permit.is_called() {
+        if !permit.is_ready() {
             let deadline = self.machine.poll_timeout();
             tokio::select! {
                 biased;
-                _ = permit.called() => {}
+                _ = permit.ready() => {}
                 () = sleep_until(deadline) => {
                     // The call continues without its permit, and leaves the local queue.
                     drop(permit);
@@ -98,7 +99,7 @@ impl Call {
                 }
             }
         }
-        let contended = permit.called().await;
+        let contended = permit.ready().await;
         self.propose_slot();
         self.shared.with_context(|ctx| self.machine.handle_turn(contended, ctx));
         let spec = Arc::clone(self.machine.spec());
@@ -111,7 +112,7 @@ impl Call {
         outcome
     }
 
-    /// Of several keys, prefers one that is likely free.
+    /// For a lock on one of several keys, proposes the key that is likely free.
     fn propose_slot(&mut self) {
         if let Some(keys) = &self.machine.spec().any {
             let slot = self.shared.queues.propose_slot(keys);

@@ -73,7 +73,8 @@ impl LockInner {
         self.hold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls the machine and carries out its actions. Returns the requests, which the caller sends.
+    /// Calls the machine and carries out its actions. Returns the result of the call, and the
+    /// requests, which the caller sends.
     pub(super) fn with_hold<T>(
         self: &Arc<Self>,
         call: impl FnOnce(&mut Hold, &mut quorlock_core::client::Context<'_>) -> T,
@@ -105,9 +106,9 @@ impl LockInner {
             release_in_background(&self.shared, *release, None);
         }
         if let Some(verdict) = verdict {
-            self.decided(verdict);
+            self.handle_verdict(verdict);
         } else if incomplete && self.renewed.load(Ordering::Relaxed) {
-            self.shared.renewer.decided(self);
+            self.shared.renewer.reschedule(self);
         }
         (result, sends)
     }
@@ -180,13 +181,13 @@ impl LockInner {
         }
     }
 
-    fn decided(self: &Arc<Self>, verdict: ExtensionVerdict) {
+    fn handle_verdict(self: &Arc<Self>, verdict: ExtensionVerdict) {
         telemetry::extended(self, verdict);
         if matches!(verdict, ExtensionVerdict::Lost) {
             self.changed.notify_waiters();
         }
         if self.renewed.load(Ordering::Relaxed) {
-            self.shared.renewer.decided(self);
+            self.shared.renewer.reschedule(self);
         }
         let extending =
             std::mem::take(&mut *self.extending.lock().unwrap_or_else(PoisonError::into_inner));
@@ -195,7 +196,7 @@ impl LockInner {
         }
     }
 
-    /// The deadline of the current round.
+    /// The deadline of the current round; `None` if no round is running.
     pub(super) fn round_deadline(&self) -> Option<Moment> {
         self.hold().poll_timeout()
     }
@@ -260,7 +261,7 @@ impl LockInner {
     pub(crate) fn is_extensible(self: &Arc<Self>) -> Result<bool, LostError> {
         let now = clock::now();
         match self.ownership() {
-            quorum::Ownership::Lost(end) => Err(self.lost_by(end)),
+            quorum::Ownership::Lost(end) => Err(self.loss_of(end)),
             quorum::Ownership::Held(_) | quorum::Ownership::Uncertain(_) => {
                 Ok(self.hold().is_extensible(now))
             }
@@ -273,7 +274,7 @@ impl LockInner {
     }
 
     /// Returns the time until the next extension is due, and how much earlier it may be sent
-    /// together with extensions of other locks.
+    /// together with extensions of other locks. `None` if no extension follows.
     pub(super) fn renew_in(&self) -> Option<(Duration, Duration)> {
         let hold = self.hold();
         Some((hold.renew_in(clock::now())?, hold.renewal_window()))
@@ -287,7 +288,7 @@ impl LockInner {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            let left = match self.end() {
+            let left = match self.remaining_or_end() {
                 Err(end) => return end,
                 Ok(left) => left,
             };
@@ -298,8 +299,9 @@ impl LockInner {
         }
     }
 
-    /// The validity that is left, or how the lock ended, as [`ended`](Self::ended) returns it.
-    pub(crate) fn end(self: &Arc<Self>) -> Result<Duration, Option<LostError>> {
+    /// Returns the validity that is left. The error says why the lock was lost, or is `None` if it
+    /// was released or detached.
+    pub(crate) fn remaining_or_end(self: &Arc<Self>) -> Result<Duration, Option<LostError>> {
         let (is_over, ownership) = {
             let now = clock::now();
             let hold = self.hold();
@@ -307,7 +309,7 @@ impl LockInner {
         };
         match ownership {
             _ if is_over => Err(None),
-            quorum::Ownership::Lost(end) => Err(Some(self.lost_by(end))),
+            quorum::Ownership::Lost(end) => Err(Some(self.loss_of(end))),
             quorum::Ownership::Held(left) | quorum::Ownership::Uncertain(left) => Ok(left),
         }
     }
@@ -388,7 +390,8 @@ impl LockInner {
         (token, left)
     }
 
-    pub(crate) fn lost_by(self: &Arc<Self>, end: End) -> LostError {
+    /// Describes the end of a lost lock as an error.
+    pub(crate) fn loss_of(self: &Arc<Self>, end: End) -> LostError {
         match end {
             End::NotHeld | End::Expired if self.is_revoked() => {
                 LostError::Revoked { nodes: self.report() }
@@ -413,7 +416,7 @@ mod tests {
     const SOON: Duration = Duration::from_secs(5);
 
     #[tokio::test]
-    async fn lock_is_lost_when_a_machine_wakes_after_its_deadline() {
+    async fn lock_is_lost_when_the_machine_wakes_after_the_deadline() {
         let masters = Masters::start(3);
         let quorum =
             Quorum::builder().nodes(masters.urls()).node_timeout(SOON).connect().await.unwrap();
@@ -432,7 +435,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn renewed_lock_is_extended_when_a_machine_wakes() {
+    async fn renewed_lock_is_extended_when_the_machine_wakes() {
         let masters = Masters::start(3);
         let quorum =
             Quorum::builder().nodes(masters.urls()).node_timeout(SOON).connect().await.unwrap();

@@ -11,7 +11,8 @@ use tokio::time::{Instant, timeout};
 use super::shared::Shared;
 use crate::transport::Connection;
 
-/// The default ttl of a lock. An inspection has no ttl, and the time limits are those of this one.
+/// The default ttl of a lock. An inspection has no ttl of its own: its time limits are those of a
+/// lock with this ttl.
 const TTL: Ttl = match Ttl::from_ms(10_000) {
     Ok(ttl) => ttl,
     Err(_) => panic!("10 s is a ttl"),
@@ -30,7 +31,8 @@ pub(crate) async fn inspect(
     join_all(asking).await
 }
 
-/// The index of the last of these keys that is taken or waited for on any node that answers.
+/// The index of the last of these keys that any node reports as taken or waited for; `None` if no
+/// node reports one.
 pub(crate) async fn last_in_use(shared: &Shared, keys: &[Vec<u8>]) -> Option<usize> {
     let routes = inspection_routes(&shared.view.load().topology);
     let asking = routes.into_iter().enumerate().map(async |(node, route)| {
@@ -83,7 +85,7 @@ fn lock(listing: &Mutex<Listing>) -> MutexGuard<'_, Listing> {
     listing.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lists the locks of one node. Returns why it may have forgotten some, if it abstains.
+/// Lists the locks of one node. Returns why the node abstains; `None` if it votes.
 async fn scan_node(
     shared: &Shared,
     (node, route): (usize, Result<u64, NodeError>),

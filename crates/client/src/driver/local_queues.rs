@@ -12,11 +12,12 @@ use super::shared::SystemRandom;
 const SHARDS: usize = 16;
 
 /// The queues of a client's own calls, one for each lock. Only the call at the head of a queue uses
-/// the network, or all adjacent calls at the head that share the lock.
+/// the network, or all adjacent calls at the head that share the lock. A call that does not wait
+/// joins no queue.
 ///
 /// Calls are for the same lock if they have the same set of keys. Calls that have only some keys in
 /// common compete on the servers. If they queued here, two of them could wait for each other: one
-/// for the turn of a key, the other for a lock on another key.
+/// for its place at the head of a queue here, the other for a lock on the servers.
 pub(crate) struct LocalQueues {
     shards: [Mutex<HashMap<Keys, Queue>>; SHARDS],
     hasher: std::hash::RandomState,
@@ -25,9 +26,9 @@ pub(crate) struct LocalQueues {
 struct Queue {
     places: PlaceQueue,
     called: HashMap<u64, oneshot::Sender<()>>,
-    /// Whether the last call on the network had to wait.
+    /// Whether the last call on the network saw other clients hold the lock or wait for it.
     contended: bool,
-    /// Which slots the program holds, and which is likely free, for locks of one of several keys.
+    /// Which slots the program holds, and which is likely free, for locks on one of several keys.
     slots: SlotMemory,
     /// When the client last checked whether other clients use more permits of the semaphore.
     permits_checked_at: Option<Instant>,
@@ -38,9 +39,9 @@ struct Queue {
 pub(crate) struct Permit {
     queues: Arc<LocalQueues>,
     keys: Keys,
-    /// The number of the call in the queue, until it receives the permit.
+    /// The number of the call in the queue; `None` once the call has received the permit.
     in_line: Option<(u64, oneshot::Receiver<()>)>,
-    /// Whether the last call on the network before this one had to wait.
+    /// Whether an earlier call on the network saw other clients hold the lock or wait for it.
     contended: bool,
 }
 
@@ -126,7 +127,7 @@ impl Permit {
     ///
     /// # Cancel safety
     /// Dropping the future keeps the place in the queue.
-    pub(crate) async fn called(&mut self) -> bool {
+    pub(crate) async fn ready(&mut self) -> bool {
         if let Some((_, called)) = &mut self.in_line {
             // The queue keeps the sender until it passes the permit.
             let _ = called.await;
@@ -138,7 +139,7 @@ impl Permit {
     }
 
     /// Whether the call can begin at once.
-    pub(crate) fn is_called(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         self.in_line.is_none()
     }
 }

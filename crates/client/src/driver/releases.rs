@@ -162,7 +162,7 @@ pub(crate) struct Releases {
 struct Open {
     /// The open releases, in the order of their checks.
     releases: VecDeque<OpenRelease>,
-    /// Whether the task was notified that there are open releases.
+    /// Whether the task checks open releases or was notified to do so.
     is_watched: bool,
 }
 
@@ -230,15 +230,15 @@ fn lock(open: &Mutex<Open>) -> MutexGuard<'_, Open> {
 
 async fn watch(open: Arc<Mutex<Open>>, mut woken: mpsc::Receiver<()>) {
     while woken.recv().await.is_some() {
-        while has_open(&open) {
+        while keep_watching(&open) {
             sleep(CHECK_EVERY).await;
             check_all(&open);
         }
     }
 }
 
-/// Returns whether a release is open. If none is, the next one notifies the task.
-fn has_open(open: &Mutex<Open>) -> bool {
+/// Returns whether a release is open. If none is, records that the task waits for a notification.
+fn keep_watching(open: &Mutex<Open>) -> bool {
     let mut open = lock(open);
     open.is_watched = !open.releases.is_empty();
     open.is_watched

@@ -24,8 +24,8 @@ pub(crate) struct Renewer {
 
 enum Command {
     Renew(Arc<LockInner>),
-    /// A round was decided, so that the time of the next round is known.
-    Decided(u64),
+    /// The time of the next round may have changed: a round was decided, or a node misses the lock.
+    Reschedule(u64),
     Forget(u64),
 }
 
@@ -51,8 +51,9 @@ impl Renewer {
         let _ = self.commands.send(Command::Renew(Arc::clone(lock)));
     }
 
-    pub(crate) fn decided(&self, lock: &LockInner) {
-        let _ = self.commands.send(Command::Decided(lock.id));
+    /// Reads from the lock when its next round is due.
+    pub(crate) fn reschedule(&self, lock: &LockInner) {
+        let _ = self.commands.send(Command::Reschedule(lock.id));
     }
 
     /// Stops renewing a lock that has ended.
@@ -89,7 +90,7 @@ impl Renewing {
                 self.locks.insert(id, lock);
                 self.schedule(id);
             }
-            Command::Decided(id) => self.schedule(id),
+            Command::Reschedule(id) => self.schedule(id),
             Command::Forget(id) => {
                 self.locks.remove(&id);
                 self.renewals.forget(id);

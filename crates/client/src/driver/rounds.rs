@@ -71,7 +71,7 @@ async fn begin(lock: &Arc<LockInner>, what: Begin) -> Result<(), ExtendError> {
     }
 }
 
-/// Extends locks. Ends when all nodes have answered, or when the next round is due.
+/// Extends locks. Ends when all nodes have answered, or after a third of the longest ttl.
 pub(super) async fn round(shared: Arc<Shared>, locks: Vec<Arc<LockInner>>) {
     round_of(shared, locks, Begin::Extend).await;
 }

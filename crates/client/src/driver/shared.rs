@@ -54,11 +54,13 @@ pub(crate) struct View {
     pub(crate) replaced: Vec<(usize, Weak<Connection>)>,
 }
 
-/// The nodes at one moment, for `Quorum::health`.
+/// The state of the connections at one moment, for `connect` and `Quorum::health`.
 #[derive(Clone, Default)]
 pub(crate) struct Health {
     pub(crate) links: Vec<LinkHealth>,
+    /// Whether every node has been reached or has failed once.
     pub(crate) settled: bool,
+    /// How many nodes can vote.
     pub(crate) admitted: usize,
 }
 

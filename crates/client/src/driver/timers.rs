@@ -20,7 +20,7 @@ pub(super) async fn sleep_until(deadline: Option<Moment>) {
 /// is the time for which it is set.
 ///
 /// May return before the deadline, because a timer that is set for an earlier time is not set
-/// again. Setting it costs more than a call of the machine for which nothing is due.
+/// again. Setting the timer costs more than calling a machine that has nothing to do yet.
 pub(super) async fn reach(
     mut timer: Pin<&mut Sleep>,
     armed: &mut Option<Moment>,

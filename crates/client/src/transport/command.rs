@@ -17,7 +17,7 @@ const OTHER_BYTES: usize = 160;
 pub(crate) struct Outgoing {
     pub(super) packet: Packet,
     command: Command,
-    /// The keys of a request for one of several keys.
+    /// The keys of a request for one of several keys; `None` for other requests.
     any: Option<Keys>,
 }
 
@@ -241,8 +241,8 @@ pub(crate) fn read_fence(value: Value) -> Response {
     }
 }
 
-/// Reads an error. Drops the text of an unknown command, since servers quote its arguments there,
-/// and with them the token.
+/// Reads an error. Drops the text of the error `unknown command`, since servers quote the command's
+/// arguments in it, and one of them is the token.
 pub(crate) fn read_error(error: &RedisError) -> NodeError {
     let detail = error.detail().unwrap_or_default();
     let words = |code: &str| format!("{code} {detail}").trim_end().to_owned();

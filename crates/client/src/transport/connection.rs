@@ -22,7 +22,7 @@ pub(crate) struct Endpoint {
     exclusive: Client,
 }
 
-/// One connection to a node, shared by all requests.
+/// A shared connection to a node. It carries all requests except WAITs.
 pub(crate) struct Connection {
     batches: Batches,
     /// Its number among the connections of the node.
@@ -78,8 +78,8 @@ pub(crate) async fn open(
         .set_connection_timeout(Some(limits::HANDSHAKE))
         // The machines have a time limit for every request.
         .set_response_timeout(None)
-        // The queue has a place for each batch. If a batch had to wait for one, a later batch could
-        // overtake it.
+        // The queue of redis-rs has a place for each batch. If a batch had to wait for a place, a
+        // later batch could overtake it.
         .set_pipeline_buffer_size(UNANSWERED_MAX + 1)
         .set_push_sender(move |push: ::redis::PushInfo| -> Result<(), ::redis::aio::SendError> {
             if push.kind == ::redis::PushKind::Disconnection {
@@ -149,7 +149,7 @@ impl Connection {
         self.batches.add(Query::OfLock { outgoing, ticket });
     }
 
-    /// Whether the node answers at all.
+    /// Sends a PING. Returns whether the node replied to it without an error.
     pub(crate) async fn ping(&self) -> bool {
         let mut ping = Pipeline::with_capacity(1);
         ping.cmd("PING");

@@ -131,7 +131,7 @@ fn read_text(value: Value) -> Result<Option<String>, NodeError> {
     Ok(text.map(|text| String::from_utf8_lossy(&text).into_owned()))
 }
 
-/// Why the node abstains, if it does, as its ABSTAIN error would say.
+/// Why the node abstains, in the words of its ABSTAIN error; `None` if it votes.
 pub(super) fn read_abstention(reply: Value) -> Result<Option<String>, NodeError> {
     if let Value::ServerError(error) = reply {
         return Err(read_error(&error.into()));
@@ -232,13 +232,13 @@ mod tests {
     fn other_replies_are_unexpected() {
         let mut no_ttl = fields();
         no_ttl.remove(2);
-        let mut zero_fence = fields();
-        zero_fence[1].1 = Value::Int(-5);
+        let mut negative_fence = fields();
+        negative_fence[1].1 = Value::Int(-5);
         for reply in [
             Value::Okay,
             Value::Array(vec![text("owner")]),
             Value::Map(no_ttl),
-            Value::Map(zero_fence),
+            Value::Map(negative_fence),
         ] {
             assert_eq!(read_lease(reply), Err(NodeError::UnexpectedReply));
         }

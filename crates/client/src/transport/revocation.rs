@@ -14,7 +14,7 @@ pub(crate) struct Slice {
     /// Where the next slice begins; 0 at the end.
     pub(crate) cursor: u64,
     pub(crate) locks: Vec<(Key, LeaseInfo)>,
-    /// Why the node abstains, if it does: it may have forgotten locks.
+    /// Why the node abstains, so that it may have forgotten locks; `None` if it votes.
     pub(crate) abstains: Option<String>,
 }
 
@@ -67,7 +67,8 @@ fn read_revocation(question: RevokeCommand, replies: Vec<Value>) -> Result<Revok
     };
     let lease = read_lease(lease)?;
     let abstains = read_abstention(info)?;
-    // After NOW, a lease under the key is that of another lock: a waiter was granted it.
+    // After NOW, a lease under the key is that of another lock: the node granted the key to a
+    // waiter.
     let lease = lease.filter(|_| question != RevokeCommand::RevokeNow);
     Ok(RevokeReply { was_locked, lease, abstains })
 }

@@ -1,5 +1,5 @@
-//! Helpers for the tests of the client: quorums of real masters, also behind proxies that inject
-//! faults.
+//! Helpers for the tests of the client: quorums of real masters, with and without proxies
+//! that inject faults.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -47,7 +47,7 @@ pub(crate) async fn connect(urls: impl IntoIterator<Item = String>) -> Quorum {
     quorum
 }
 
-/// Returns the number of nodes, and how many of them can vote.
+/// Returns the number of nodes, and how many of them can vote, as far as the client knows.
 pub(crate) fn connected(quorum: &Quorum) -> (usize, usize) {
     let health = quorum.health();
     (health.len(), health.iter().filter(|node| node.error.is_none()).count())
@@ -65,6 +65,7 @@ pub(crate) fn set_user(master: &quorlock_testkit::Server, user: &str, rules: &st
     command.exec(&mut master.connection()).unwrap();
 }
 
+/// Whether the master has the key.
 pub(crate) fn exists(master: &quorlock_testkit::Server, key: &str) -> bool {
     redis::cmd("EXISTS")
         .arg(key)
@@ -72,6 +73,7 @@ pub(crate) fn exists(master: &quorlock_testkit::Server, key: &str) -> bool {
         .expect("a running master answers")
 }
 
+/// Waits until no running master has the key.
 pub(crate) async fn nothing_is_left(masters: &Masters, key: &str) {
     eventually_async(PATIENCE, "no running master has the key", async || {
         holding(masters, key) == 0
@@ -79,6 +81,7 @@ pub(crate) async fn nothing_is_left(masters: &Masters, key: &str) {
     .await;
 }
 
+/// Waits until every running master has the key.
 pub(crate) async fn all_hold(masters: &Masters, key: &str) {
     eventually_async(PATIENCE, "every running master has the key", async || {
         holding(masters, key) == masters.iter().filter(|master| master.is_running()).count()

@@ -62,7 +62,8 @@ pub(super) enum Kind {
         /// The index of that node. The attempt sends it nothing.
         node: usize,
     },
-    /// To acquire a lock on the other nodes, after one node granted it at the end of a wait.
+    /// To acquire a lock on the other nodes, after one node granted it in answer to a WAIT or to a
+    /// request for any of several keys.
     AfterWait {
         /// The index of the node that granted it.
         node: usize,
@@ -568,8 +569,8 @@ impl Attempt {
         self.ask_refusers_again(spec, ctx, out, |_| Some(round_trip));
     }
 
-    /// Asks each node with an open refusal again, after the pause for the number of its refusals;
-    /// at once if that is `None`.
+    /// Asks each node with an open refusal again. `pause` returns how long to wait first, for a
+    /// number of refusals; `None` asks at once.
     fn ask_refusers_again(
         &mut self,
         spec: &Spec,
@@ -603,7 +604,7 @@ impl Attempt {
     }
 
     /// Whether a node has refused.
-    pub(super) fn has_refused(&self) -> bool {
+    pub(super) fn has_refusal(&self) -> bool {
         self.count(|answer| *answer == Answer::Refused) > 0
     }
 

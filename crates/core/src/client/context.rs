@@ -74,10 +74,10 @@ pub struct Topology {
 pub struct NodeStatus {
     /// The number of its connection, or why there is none.
     pub link: Result<u64, NodeError>,
-    /// Whether it may grant locks, or why not. Locks that it holds are extended and released
-    /// anyway.
+    /// Whether the client asks it for locks, or why not. A lock that the node already holds is
+    /// released in both cases, and extended unless the node is the same server as another one.
     pub admission: Result<(), NodeError>,
-    /// How many starts of its server this client has seen.
+    /// How many restarts of its server this client has seen.
     pub incarnation: u64,
     /// The server's identity, which is the same for all clients; `None` until it is known.
     pub identity: Option<Arc<str>>,
@@ -98,7 +98,7 @@ impl Topology {
     pub(super) fn route_acquire(&self, node: usize) -> Result<u64, NodeError> {
         let status = &self.nodes[node];
         match &status.admission {
-            // That there is no connection is the better reason.
+            // Without a connection, the error of the connection tells an operator more.
             Err(NodeError::AwaitsMajority) => {
                 status.link.clone().and(Err(NodeError::AwaitsMajority))
             }
@@ -150,7 +150,8 @@ impl Topology {
         ranked.into_iter().map(|place| known[place].0).chain(unknown).collect()
     }
 
-    /// The order of the nodes that calls for several keys share when no voting node is to spare.
+    /// The order of the nodes that calls for several keys share when a majority needs every node
+    /// that may vote.
     pub(super) fn common_order(&self) -> SmallVec<[usize; 7]> {
         self.order(b"")
     }

@@ -6,8 +6,8 @@ use crate::Fence;
 /// at once.
 ///
 /// The answer of a single node has no influence. A node whose clock is far ahead returns fences
-/// that the other nodes do not accept. If the client proposed more than those, each node would
-/// ignore the proposal and choose a fence by itself.
+/// that the other nodes do not accept. If the client proposed a fence above these, the other nodes
+/// would ignore the proposal, and each would choose another fence.
 #[derive(Debug, Default)]
 pub struct FenceProposals {
     agreed: AtomicU64,

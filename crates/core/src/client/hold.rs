@@ -344,7 +344,7 @@ impl Hold {
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout): at the end of the time that the nodes
-    /// have to answer the last round.
+    /// have to answer the last round. `None` if no round has a time limit left.
     pub fn poll_timeout(&self) -> Option<Moment> {
         self.round.as_ref().and_then(|round| round.due).map(|(at, _)| at)
     }
@@ -461,8 +461,8 @@ impl Hold {
     ///
     /// The last holder's release may be in flight to the node, or the node may have granted another
     /// waiter that will give way. Until the node has the lock, the failure of one other node may be
-    /// enough to lose the lock, and without a majority there is no repair. The node cannot tell the
-    /// repeated request from one that arrives late.
+    /// enough to lose the lock, and without a majority there is no repair. The repeat is safe: the
+    /// node cannot distinguish it from an ACQUIRE that arrives late.
     fn repeat_acquire(&mut self, index: usize, ctx: &Context<'_>) -> bool {
         let is_in_time = self.repeat_until.is_some_and(|until| !ctx.now.has_reached(until));
         let is_held = !matches!(self.ownership(ctx.now), Ownership::Lost(_));
@@ -598,7 +598,8 @@ impl Hold {
         }
     }
 
-    /// Gives the lock up for another process to attach. Returns the remaining validity.
+    /// Gives the lock up for another process to attach. Returns the remaining validity; `None` if
+    /// the lock is lost.
     ///
     /// The lock stays on its nodes until its deadline.
     pub fn detach(&mut self, now: Moment) -> Option<Duration> {

@@ -13,8 +13,8 @@ pub struct LeaseInfo {
     /// The label of the client that acquired the lock, if it gave one. For a shared lock, the label
     /// of its first holder.
     pub owner: Option<String>,
-    /// The labels of the clients that hold the lock, in the order of their grants. A node names at
-    /// most ten holders of a shared lock.
+    /// The label of each client that holds the lock, in the order of the grants; `None` for a
+    /// client without a label. A node names at most ten holders of a shared lock.
     pub owners: Vec<Option<String>>,
     /// The fence of the lock; `None` for a key that another program wrote with `SET`.
     pub fence: Option<Fence>,
@@ -88,7 +88,8 @@ pub struct HeldLock {
     pub mode: LockMode,
     /// How many clients hold it, as far as the nodes say: one, unless it is shared.
     pub holders: u64,
-    /// The labels of these clients, sorted: as many as the nodes name.
+    /// The labels of these clients, sorted: as many as the nodes name. `None` for a client without
+    /// a label.
     pub owners: Vec<Option<String>>,
     /// The nodes that hold the lock, as indices into the client's list of nodes.
     pub nodes: Vec<usize>,
@@ -175,8 +176,10 @@ pub fn summarize(majority: Majority, nodes: &[Result<Option<LeaseInfo>, NodeErro
     LockState::Unclear
 }
 
-/// The labels of the clients that hold the lock on any of these nodes. A label appears as often as
-/// on the node that names it most often.
+/// The labels of the clients that hold the lock on any of these nodes.
+///
+/// A label of a shared lock appears as often as on the node that names it most often. An exclusive
+/// lock has one label: the one that most of the nodes name.
 fn owners(holding: &[(usize, &LeaseInfo)]) -> Vec<Option<String>> {
     let count_on = |lease: &LeaseInfo, owner: &Option<String>| {
         lease.owners.iter().filter(|other| *other == owner).count()
@@ -324,7 +327,7 @@ mod tests {
         );
         let five = vec![held("", 7, 500), held("", 7, 300), FREE, held("", 7, 400), FREE];
         assert_eq!(held_by(&five).at_most.as_millis(), 300);
-        // Three of four are a majority. Two nodes that hold the lock prevent it.
+        // Three of four are a majority. While two nodes hold the lock, no other client gets three.
         let four = vec![held("", 7, 500), held("", 7, 400), held("", 7, 300), FREE];
         assert_eq!(held_by(&four).at_most.as_millis(), 400);
         assert_eq!(held_by(&vec![held("", 7, 500)]).at_most.as_millis(), 500);

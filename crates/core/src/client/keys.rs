@@ -19,7 +19,7 @@ pub enum InvalidKeys {
 }
 
 impl Keys {
-    /// Checks that a node accepts them: 1 to 64 keys.
+    /// Checks that a node accepts this number of keys: 1 to 64.
     ///
     /// # Errors
     /// [`InvalidKeys`] says what is wrong.

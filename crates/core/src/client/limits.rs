@@ -11,9 +11,9 @@
 //! | [`WAIT_GRACE`] | 20 ms: how late a node may end a WAIT |
 //! | [`WAIT_CHECK_EVERY`] | 1.2 s between a waiter's checks of its node and inspections of another |
 //! | [`settle`] | 4 round trips, at least 2 ms: pause in which other clients acquire or release the lock |
-//! | [`patience`] | 20 round trips, at least 10 ms; at most 50 ms or one [`node_timeout`], whichever is longer: for the releases of the last holder |
+//! | [`patience`] | 20 round trips, at least 10 ms; at most 50 ms or one [`node_timeout`], whichever is longer: time for the releases of the last holder to arrive |
 //! | [`outlast`] | 2 [`node_timeout`], at least 100 ms, in which a new holder repeats its ACQUIRE on a node that refused it |
-//! | [`repeat_pause`] | 1 ms between these, doubling each fourth time |
+//! | [`repeat_pause`] | 1 ms before a new holder repeats its ACQUIRE, doubling after every fourth refusal |
 //! | [`TIE_REPEATS`] | 3 repeated requests to each node by the winner of a tie |
 //! | [`STAYS_MAX`] | 3 more waits on the queue node after later nodes refused |
 //! | [`PROBES_MAX`] | 3 requests for any other key, by a call that does not wait |
@@ -23,7 +23,7 @@
 //! | [`RELEASE_RESEND`] | 500 ms before an unanswered RELEASE is also sent through a newer connection |
 //! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms, doubling, between attempts to connect |
 //! | [`RECONNECT_PAUSE_PERMANENT`] | 2 s between attempts to connect after a permanent error |
-//! | [`CONNECTS_MAX`], [`CONNECT_STAGGER`] | 6 attempts to connect at a time, 250 ms apart |
+//! | [`CONNECTS_MAX`], [`CONNECT_STAGGER`] | 6 attempts to connect at a time; pauses of 250 ms or more between them, less a random part |
 //! | [`RENEWAL_WINDOW`], [`RENEWALS_MAX`] | renewals due within 20 ms, at most ttl/50, share a batch of at most 512 |
 //! | [`REPAIR_AFTER`] | 10 ms, doubling, at most ttl/3, before a renewed lock that a node misses is extended |
 //! | [`REVOKE_TIMEOUT`], [`REVOKE_REPEAT`] | 500 ms for the answer to a revocation; 250 ms before a node is asked again |
@@ -73,7 +73,8 @@ pub const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(20);
 pub const RECONNECT_PAUSE_MAX: Duration = Duration::from_millis(400);
 /// The pause between two attempts to connect after a permanent error.
 pub const RECONNECT_PAUSE_PERMANENT: Duration = Duration::from_secs(2);
-/// The shortest pause before another attempt to connect, while an earlier one is unfinished.
+/// The shortest pause before another attempt to connect, while an earlier one is unfinished. A
+/// random part, at most a quarter, is subtracted from each pause.
 pub const CONNECT_STAGGER: Duration = Duration::from_millis(250);
 /// How many attempts to connect to one node may be unfinished at a time.
 pub const CONNECTS_MAX: usize = 6;
@@ -165,7 +166,7 @@ pub fn repeat_pause(refusals: u8) -> Duration {
     PAUSE_MIN.saturating_mul(2_u32.saturating_pow(u32::from(refusals / 4)))
 }
 
-/// How long connecting waits for a majority, or until every node has been tried.
+/// How long connecting waits for a majority. The wait ends earlier once every node has been tried.
 pub const CONNECT_SETTLE: Duration = HANDSHAKE;
 
 /// How long connecting waits for the other nodes, once a majority is connected.

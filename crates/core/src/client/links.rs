@@ -8,7 +8,7 @@ use super::context::{NodeStatus, Topology};
 use super::{Admission, AgreedSet, Fleet, NodeError, Random, SetReport, agree, limits};
 use crate::quorum::Moment;
 
-/// Why a node is down until the first attempt to connect has ended.
+/// The reason of [`NodeError::Down`] until the first attempt to connect has ended.
 const STILL_CONNECTING: &str = "no answer yet";
 
 /// The connections of one client to all of its nodes: back-off, liveness, admission.
@@ -18,9 +18,9 @@ const STILL_CONNECTING: &str = "no answer yet";
 #[derive(Debug)]
 pub struct Links {
     nodes: Vec<Link>,
-    /// The name of the set that the program expects.
+    /// The name of the set that the program expects, if it expects one.
     expected_set: Option<String>,
-    /// The set that a majority of the nodes belongs to, once one has been heard.
+    /// The set that a majority of the nodes belongs to; `None` while no majority reports the same.
     agreed: Option<AgreedSet>,
     actions: VecDeque<LinkAction>,
 }
@@ -30,7 +30,7 @@ pub struct Links {
 pub struct Hello {
     /// Its run id, which changes at each start.
     pub run_id: Option<Arc<str>>,
-    /// `standalone`, `sentinel` or `cluster`.
+    /// Its mode: `standalone`, `sentinel` or `cluster`.
     pub mode: Option<String>,
     /// Whether it is a replica.
     pub is_replica: bool,
@@ -490,7 +490,7 @@ impl Link {
         LinkHealth { error, since: self.since, hello: self.hello().cloned() }
     }
 
-    /// Whether it is known if the node can be reached.
+    /// Whether an attempt to connect to the node has succeeded or failed.
     fn is_settled(&self) -> bool {
         match &self.state {
             State::Down(NodeError::Down { reason }) => reason != STILL_CONNECTING,

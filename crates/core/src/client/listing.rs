@@ -49,8 +49,8 @@ impl Listing {
 
     /// Records that a node has listed all its locks, or why it has not. `Ok` says why the node
     /// abstains, if it does: it may have forgotten locks.
-    pub fn finish(&mut self, node: usize, abstains: Result<Option<String>, NodeError>) {
-        self.nodes[node] = Some(abstains);
+    pub fn finish(&mut self, node: usize, ended: Result<Option<String>, NodeError>) {
+        self.nodes[node] = Some(ended);
     }
 
     /// Whether keys were dropped because there were more than the limit.

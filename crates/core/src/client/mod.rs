@@ -4,26 +4,32 @@
 //!
 //! - [`limits`]: every time limit, interval and bound of a client.
 //! - [`Spec`]: the description of a lock.
-//! - [`Acquire`]: one call, up to the lock or the error. Attempts, waits on the queue node, pauses.
-//!   `attempt`: one attempt on all nodes.
-//! - [`Hold`]: one lock, from the grant to the end. Ownership, extension, repair.
+//! - [`Acquire`]: one call to acquire a lock, until it succeeds or fails. It makes attempts, waits
+//!   on a node, and pauses. `attempt`: one attempt on all nodes.
+//! - [`Hold`]: one lock, from the grant to the end. It decides whether the lock is still held, and
+//!   extends, repairs and releases it.
 //! - [`Release`]: releases one token on every node that may have it, until each has answered.
-//! - [`Links`]: the connections to the nodes. Back-off, liveness, admission.
-//! - [`PlaceQueue`]: a queue inside a program, for one lock or for the blocking connections to a
-//!   node.
+//! - [`Links`]: the connections to the nodes. It decides when to connect, which connections are
+//!   alive, and which nodes may vote.
+//! - [`PlaceQueue`]: the queue of this program's own callers, for their turn to ask for one lock,
+//!   or for a seat on a node.
 //! - [`Slots`]: the keys of a call that takes any one of them. [`SlotMemory`]: which slot to ask
 //!   for first.
-//! - [`agree`]: which nodes belong to the set of the majority. [`Links`] lets only these vote.
+//! - [`agree`]: which nodes are in the set (`lock.set`) that a majority of them names.
+//!   [`Links`] lets only these nodes vote.
 //! - [`summarize`]: merges the answers of the nodes about a key into a [`LockState`].
 //! - [`Listing`]: the locks that the nodes list, merged by key.
 //! - [`Revocation`]: revokes a lock on all nodes.
-//! - [`RenewalBatches`]: sends extensions that are due together in one batch. [`Hold::renew_in`]
-//!   says when each is due.
+//! - [`RenewalBatches`]: the schedule of extensions. Locks that are due together share a batch.
+//!   [`Hold::renew_in`] says when a lock is due.
 //! - `mutants`: rules that a simulator breaks on purpose.
 //! - [`Fleet`]: the state that all locks of a client share. [`RoundTrips`]: the smoothed round trip
 //!   of each node. [`FenceProposals`]: which fence to propose.
 //! - [`Topology`]: the connection of each node, and whether the node may vote now.
-//! - [`NodeError`]: why a node did not vote, and whether that is permanent.
+//! - [`NodeError`]: why a node did not vote, and whether the reason is permanent.
+//! - [`Context`]: what a driver passes to a machine with each event.
+//! - [`Command`], [`Request`], [`Response`]: what a machine sends to a node, and what it receives.
+//! - [`Keys`], [`Token`]: the keys of a lock, and the proof of who holds it.
 
 mod acquire;
 mod attempt;

@@ -7,9 +7,11 @@ use crate::quorum::Majority;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Answer {
-    /// The node granted, extended or released the lock. The fence is what it stored, if it says so.
+    /// The node granted, extended or released the lock. The fence is the one that the node
+    /// reported, if it reported one.
     Granted(Option<Fence>),
-    /// Another token holds the lock on the node, or this token no longer does.
+    /// Another client holds the lock on the node or waits for it there, or this token does not hold
+    /// the lock.
     Refused,
     /// The node did not vote.
     Failed(NodeError),
@@ -170,7 +172,7 @@ impl NodeError {
     }
 
     /// Whether the error lasts until a person changes something: the server lacks the module, is a
-    /// replica, or denies the user. Nodes that are down or abstain recover by themselves.
+    /// replica, or denies the user. Nodes that are down or abstain recover without a person.
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::NoModule

@@ -310,7 +310,7 @@ pub enum NotAdmitted {
 /// The result of [`agree`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Agreement {
-    /// What a majority of the nodes agree on; `None` while or where there is no majority.
+    /// What a majority of the nodes agree on; `None` if no majority agrees, or not yet.
     pub agreed: Option<AgreedSet>,
     /// Whether each node is admitted, in the order of the client's list.
     pub nodes: Vec<Admission>,
@@ -318,7 +318,7 @@ pub struct Agreement {
 
 /// Decides which of a client's nodes are admitted.
 ///
-/// `nodes` has every node that the client was given, including those not heard yet; a majority is
+/// `nodes` has every node that the client was given, also if it was not reached yet; a majority is
 /// N/2 + 1 of them. `expected` is the NAME that the program names, if it names one.
 ///
 /// Call it again whenever a node reports. One more report never admits a node that was refused, and

@@ -53,7 +53,7 @@ impl PlaceQueue {
     fn enter_as(&mut self, mode: Mode) -> Entry {
         self.last += 1;
         self.waiting.push_back((self.last, mode));
-        // While others wait, no place is free.
+        // While earlier callers wait, no place is free. So any place that is free is this caller's.
         if self.call().is_empty() { Entry::Queued(self.last) } else { Entry::Place }
     }
 

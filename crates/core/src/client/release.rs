@@ -10,7 +10,7 @@ use super::{
 use crate::quorum::{self, Moment, ReleaseVerdict};
 
 /// Releases one token on every node that may have it, until each has answered or every lease has
-/// ended by itself.
+/// ended by its deadline.
 ///
 /// Call [`poll`](Self::poll) at the start and after each event, until it returns `None`. Send each
 /// request before any later request of the same client to that node. Drop the machine once
@@ -64,12 +64,13 @@ struct Node {
 #[derive(Clone, Copy, Debug)]
 enum State {
     Done,
-    /// Sent through this connection; sent through a newer one too unless answered by `resend_at`.
+    /// The RELEASE was sent through this connection. If it is unanswered at `resend_at`, it is also
+    /// sent through a newer connection.
     Sent {
         connection: u64,
         resend_at: Moment,
     },
-    /// Failed, and repeated at `repeat_at`.
+    /// The RELEASE failed, and is repeated at `repeat_at`.
     Failed {
         repeat_at: Moment,
     },
@@ -86,7 +87,7 @@ impl Release {
         Self::after_round(0, token, deliveries, spec, ctx)
     }
 
-    /// The same, with round numbers above `round`.
+    /// Does the same as [`new`](Self::new), with round numbers above `round`.
     fn after_round(
         round: u32,
         token: Token,
@@ -158,13 +159,17 @@ impl Release {
         spec: &Arc<Spec>,
         ctx: &Context<'_>,
     ) -> Self {
-        // Later rounds keep the responses to its own requests apart from that to the WAIT.
+        // Its requests have higher round numbers than the WAIT, so the machine can distinguish the
+        // responses.
         let mut this = Self::after_round(wait.round, token, only(wait.node, ctx), spec, ctx);
         this.wait = Some(wait);
         this
     }
 
-    /// The same for a WAIT whose connection was lost before an answer. The WAIT may still arrive.
+    /// Removes a waiter whose connection was lost before the WAIT was answered.
+    ///
+    /// The WAIT may still arrive, so the RELEASE is repeated for
+    /// [`RELEASE_OVERTAKES`](limits::RELEASE_OVERTAKES).
     pub(super) fn of_lost_wait(
         token: Token,
         node: usize,
@@ -181,7 +186,7 @@ impl Release {
         Self::new(token, only(node, ctx), spec, ctx)
     }
 
-    /// Sends each request once, for a lock that has ended by its deadline.
+    /// Sends each request once, for a lock that is already lost.
     #[must_use]
     pub(super) fn once(mut self) -> Self {
         self.persistent = false;
@@ -198,7 +203,7 @@ impl Release {
         self.token
     }
 
-    /// The WAIT whose answer this machine needs. The driver receives both together.
+    /// The unanswered WAIT whose response this machine needs; `None` if there is none.
     pub fn wait(&self) -> Option<RequestId> {
         self.wait
     }
@@ -214,7 +219,7 @@ impl Release {
         self.suspects.pop_front()
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout).
+    /// When to call [`handle_timeout`](Self::handle_timeout); `None` once the machine is done.
     pub fn poll_timeout(&self) -> Option<Moment> {
         if self.is_done() {
             return None;
@@ -271,7 +276,7 @@ impl Release {
         let node = &mut self.nodes[id.node];
         match response {
             Response::No if may_have_overtaken => self.repeat(id.node, ctx),
-            // The token may have been granted the lock since. The newest request will tell.
+            // The token may have been granted the lock since. The newest request decides.
             Response::No if node.round != id.round || !matches!(node.state, State::Sent { .. }) => {
             }
             Response::Failed(error) if error.is_permanent() => {
@@ -367,7 +372,7 @@ impl Release {
     }
 }
 
-/// A request that has arrived at one node, and was sent to no other.
+/// The deliveries of a request that has arrived at one node, and was sent to no other.
 fn only(node: usize, ctx: &Context<'_>) -> impl Iterator<Item = Delivery> + use<> {
     let nodes = 0..ctx.topology.nodes().len();
     nodes.map(move |other| if other == node { Delivery::Arrived } else { Delivery::NotSent })

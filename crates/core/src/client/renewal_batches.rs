@@ -39,8 +39,8 @@ impl RenewalBatches {
         None
     }
 
-    /// Removes and returns the locks that are due now, in batches. If there is one, locks whose
-    /// windows have begun are included.
+    /// Removes and returns the locks that are due now, in batches. If at least one lock is due,
+    /// also returns the next locks whose windows have begun.
     pub fn take_due(&mut self, now: Moment) -> Vec<Vec<u64>> {
         let mut batches: Vec<Vec<u64>> = Vec::new();
         let mut first = true;

@@ -63,7 +63,7 @@ pub enum Command {
 /// The response to a request, or the lack of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Response {
-    /// ACQUIRE without WAIT and EXTEND: the token holds the lock, with this fence.
+    /// ACQUIRE without WAIT, or EXTEND: the token holds the lock, with this fence.
     Fence(Fence),
     /// ACQUIRE with WAIT: the token holds the lock.
     FenceAfterWait {
@@ -81,10 +81,10 @@ pub enum Response {
         /// Which of the keys of the request.
         key: usize,
     },
-    /// RELEASE: the token held the lock. INSPECT: a key is taken. PING: PONG.
+    /// RELEASE: the token held the lock. INSPECT: one of the keys is taken. PING: PONG.
     Yes,
-    /// ACQUIRE: another token holds the lock. EXTEND, RELEASE: this token does not hold it.
-    /// INSPECT: the keys are free.
+    /// ACQUIRE: another client holds the lock or waits for it. EXTEND, RELEASE: this token does not
+    /// hold the lock. INSPECT: the keys are free.
     No,
     /// No answer, or an error.
     Failed(NodeError),

@@ -9,8 +9,8 @@ use crate::quorum::{Majority, Moment};
 ///
 /// At the start, each connected node is sent REVOKE. After that, every node is inspected at
 /// intervals, also one where the key was free, because a request of the holder may be on its way
-/// there. A node that has the lock unrevoked is sent REVOKE. A lock that was granted after the
-/// revocation began is left alone.
+/// there. A node that has the lock and has not revoked it is sent REVOKE. A lock that was granted
+/// after the revocation began is left alone.
 ///
 /// Call [`poll`](Self::poll) at the start and after each event, until it returns `None`.
 #[derive(Debug)]
@@ -110,7 +110,7 @@ struct Node {
     result: NodeRevocation,
     /// The earliest moment at which the revoked lease ends, by the clocks of this client.
     revoked_until: Option<Moment>,
-    /// The latest moment at which it ends.
+    /// The latest moment at which the revoked lease ends.
     ended_by: Option<Moment>,
     is_in_flight: bool,
     was_sent_revoke: bool,
@@ -186,7 +186,7 @@ impl Revocation {
         }
     }
 
-    /// Records an error. A lock that the node has revoked stays revoked meanwhile.
+    /// Records an error. A lock that the node has revoked stays revoked.
     fn fail(&mut self, node: usize, error: NodeError, now: Moment) {
         let node = &mut self.nodes[node];
         node.next_at = now.plus(limits::REVOKE_REPEAT);
@@ -349,7 +349,7 @@ impl Revocation {
     }
 
     /// How much longer the lock may last, or its holder may run after [`RevokeMode::Now`], by the
-    /// nodes that answered. It is certain only in the states
+    /// nodes that answered. This time is certain only in the states
     /// [`Revoked`](RevocationState::Revoked) and [`Over`](RevocationState::Over).
     pub fn remaining(&self, now: Moment) -> Duration {
         self.end().map_or(Duration::ZERO, |end| now.until(end))

@@ -100,7 +100,7 @@ pub struct SlotMemory {
 
 impl SlotMemory {
     /// Proposes which of `slots` slots to ask for first: the one that was released last, or else a
-    /// random one that this program does not hold.
+    /// random one that this program does not hold, or any one if it holds all of them.
     pub fn propose(&mut self, slots: usize, random: &mut dyn Random) -> usize {
         let is_free = |slot: &usize| self.held & bit(*slot) == 0;
         let freed = self.freed.take().filter(|&slot| slot < slots && is_free(&slot));

@@ -31,7 +31,8 @@ pub struct Spec {
 /// Why a [`Spec`] can never be a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidSpec {
-    /// Drift and time limits leave nothing of the ttl.
+    /// What drift leaves of the ttl does not exceed the time limit per node, or is less than the
+    /// least validity.
     #[error(
         "a ttl of {ttl:?} leaves {lasts:?} after clock drift, which must be more than the time limit \
          per node ({node_timeout:?}) and no less than min_validity ({min_validity:?}): raise the ttl"
@@ -104,7 +105,7 @@ impl Spec {
         self.any.as_ref().unwrap_or(&self.keys)
     }
 
-    /// The index among [`any`](Self::any) of the first of `keys`.
+    /// The index among [`any`](Self::any) of the first of `keys`; `None` for a lock of all `keys`.
     pub fn slot(&self) -> Option<usize> {
         self.any.as_ref()?.iter().position(|key| key == self.keys.first())
     }

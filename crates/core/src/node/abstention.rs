@@ -6,7 +6,8 @@ use super::{Node, ServerEvent};
 
 /// Why a node abstains: what may have made it forget locks that are still held.
 ///
-/// Each reason ends once every lock that the node may have forgotten has ended.
+/// The abstention lasts until every lock that the node may have forgotten has ended. A replica
+/// abstains until it is promoted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// The server started or loaded the module. The node abstains for `lock.rejoin-delay`
@@ -15,7 +16,7 @@ pub enum Reason {
     /// The node was a replica, and replication is asynchronous. The node abstains for
     /// `lock.max-ttl` ([`ServerEvent::Promoted`]).
     Promotion,
-    /// An operator swapped two databases and the locks in them. The node abstains for
+    /// An operator swapped two databases. The node ends the leases in both, and abstains for
     /// `lock.max-ttl` ([`ServerEvent::Swap`]).
     SwapDb,
     /// The node is a replica. It grants nothing until it is promoted.
@@ -60,7 +61,8 @@ impl Abstention {
         self.replica = replica;
     }
 
-    /// Why the node abstains, and for how many more milliseconds; for a replica, without end.
+    /// Why the node abstains, and for how many more milliseconds (`None` for a replica, whose
+    /// abstention has no known end). `None` if the node votes.
     pub(super) fn why(&self, now: Monotonic) -> Option<(Reason, Option<u64>)> {
         if self.replica {
             return Some((Reason::Replica, None));
@@ -68,7 +70,8 @@ impl Abstention {
         self.until.map(|(until, reason)| (reason, Some(until.ms_since(now))))
     }
 
-    /// When the abstention ends.
+    /// When the abstention that [`begin`](Self::begin) began ends; `None` if there is none. A
+    /// replica still abstains after that time.
     pub(super) fn until(&self) -> Option<Monotonic> {
         self.until.map(|(until, _)| until)
     }

@@ -99,7 +99,7 @@ impl Node {
         if wait_ms == 0 || !keyspace.may_block() {
             return Ok(Reply::Refused);
         }
-        // Precedes `block`, so that the server blocks no client above the limit.
+        // This check precedes `block`, so that the server blocks no client above the limit.
         if self.queues.waiters() >= self.max_waiters {
             return Err(CommandError::QueueFull { max_waiters: self.max_waiters });
         }
@@ -124,7 +124,7 @@ impl Node {
 
     /// Whether a waiter for which this key suffices has time left.
     ///
-    /// It precedes all newcomers, also between the end of a lock and its handover.
+    /// Such a waiter precedes all newcomers, also between the end of a lock and its handover.
     pub(super) fn has_single_waiter(&mut self, now: Now, hash: u64, db: u32, key: &[u8]) -> bool {
         let queue = self.queues.find(hash, db, key);
         queue.is_some_and(|queue| self.queues.has_single_waiter(queue, now.monotonic))

@@ -98,7 +98,7 @@ impl Answers {
         self.undelivered.pop()
     }
 
-    /// Whether this turn still has work to do here.
+    /// Whether a client must still be unblocked, or a disconnected client's lock be released.
     pub(super) fn has_work(&self) -> bool {
         !self.deferred.is_empty() || !self.undelivered.is_empty()
     }

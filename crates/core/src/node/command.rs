@@ -70,7 +70,7 @@ pub struct Acquire<'a, N> {
     pub owner: Option<&'a [u8]>,
     /// The fence that the client proposes.
     pub fence: Option<Fence>,
-    /// How long the client waits for the lock, in milliseconds.
+    /// How long the client waits for the lock, in milliseconds; zero if it does not wait.
     pub wait_ms: u64,
 }
 
@@ -87,9 +87,9 @@ pub struct Extend<'a, N> {
     pub ttl: Ttl,
     /// [`Mode::Shared`] turns an exclusive lock of one key into a shared one.
     pub mode: Mode,
-    /// Raises the lock's fence to this.
+    /// Raises the lock's fence to this; `None` leaves it.
     pub fence: Option<Fence>,
-    /// Replaces the token of the lock.
+    /// Replaces the token of the lock; `None` leaves it.
     pub new_token: Option<&'a N>,
 }
 
@@ -133,7 +133,7 @@ pub struct Scan<'a> {
     pub db: u32,
     /// The cursor: zero at first, then the one that the previous call returned.
     pub cursor: u64,
-    /// The pattern that listed keys match.
+    /// The pattern that listed keys match; `None` lists all keys.
     pub pattern: Option<&'a Pattern>,
     /// The largest number of leases to examine.
     pub count: u32,
@@ -194,7 +194,7 @@ pub struct Inspected {
     pub waiters: usize,
     /// The first waiters, in the order of their arrival.
     pub queue: Vec<ShownWaiter>,
-    /// What holds it.
+    /// What holds the key.
     pub holder: Holder,
 }
 
@@ -203,7 +203,7 @@ pub struct Inspected {
 pub struct ShownWaiter {
     /// Names the client.
     pub ticket: Ticket,
-    /// The client's label.
+    /// The client's label, if it gave one.
     pub owner: Option<Box<[u8]>>,
 }
 
@@ -212,7 +212,8 @@ pub struct ShownWaiter {
 pub enum Holder {
     /// A lease.
     Lease {
-        /// The labels of its first holders, in the order of their grants.
+        /// The labels of its first holders, in the order of their grants; `None` for a holder
+        /// without a label.
         owners: Vec<Option<Box<[u8]>>>,
         /// The number of holders: one, unless the lock is shared.
         holders: usize,
@@ -277,13 +278,13 @@ pub enum CommandError {
 /// Why a node refused a fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum FenceError {
-    /// A fence never decreases.
+    /// The proposed fence is below the lock's fence, and a fence never decreases.
     #[error("FENCE is below the lock's fence {current}: propose a larger one")]
     Below {
         /// The lease's fence.
         current: Fence,
     },
-    /// The fence lies further ahead of the wall clock than any clock should be.
+    /// The fence lies more than `lock.max-clock-skew` ahead of the node's wall clock.
     #[error(
         "FENCE lies more than lock.max-clock-skew ahead of this server's clock: \
          largest accepted now {largest}"

@@ -26,10 +26,11 @@ impl Fences {
         self.max_clock_skew_us = ms.saturating_mul(1000);
     }
 
-    /// The fence of a new grant: the proposed one, or one above all fences of these keys if larger.
+    /// The fence of a new grant: the proposed one, or one above all fences of these keys if that is
+    /// larger.
     ///
-    /// Ignores a proposal too far ahead of the node's wall clock: otherwise one client could use up
-    /// all fences.
+    /// The wall clock replaces a proposal that is missing, or too far ahead of it. Otherwise one
+    /// client could use up all fences.
     pub(super) fn next(&mut self, hashes: &[u64], proposed: Option<Fence>, wall_us: u64) -> Fence {
         let start = self.proposed_or_wall_clock(proposed, wall_us);
         let fence = hashes.iter().fold(start, |fence, &hash| fence.max(self.last(hash).next()));

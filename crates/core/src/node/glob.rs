@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_match_as_those_of_scan() {
+    fn patterns_follow_the_rules_of_scan() {
         for (pattern, key) in [
             ("*", ""),
             ("*", "orders/42"),

@@ -14,7 +14,7 @@ impl Node {
     /// Returns whether it granted the key. Opens the key unless `entry` is given.
     ///
     /// Single-key waiters are served first in, first out. A waiter for several keys is granted only
-    /// when all are free; until then it is skipped and reserves nothing.
+    /// when all its keys are free; until then it is skipped and reserves nothing.
     pub(super) fn hand_over<K: Keyspace>(
         &mut self,
         now: Now,
@@ -128,7 +128,7 @@ impl Node {
                 }
                 QueueScan::Found(Candidate::Several(place)) if !budget.is_spent() => {
                     match self.known_lack(now, place, queue, budget) {
-                        Some((other, lack)) => self.queues.lacks(place, other, lack),
+                        Some((other, lack)) => self.queues.record_lack(place, other, lack),
                         None => return Some(Candidate::Several(place)),
                     }
                 }
@@ -173,8 +173,8 @@ impl Node {
 
     /// Grants a waiter all of its keys if they are free.
     ///
-    /// Returns `None` if one is not: the waiter is then a candidate for that key. Otherwise returns
-    /// whether the server accepted the writes.
+    /// Returns `None` if a key is not free: the waiter is then a candidate for that key. Otherwise
+    /// returns whether the server accepted the writes.
     fn hand_over_several<K: Keyspace>(
         &mut self,
         now: Now,
@@ -198,7 +198,7 @@ impl Node {
             let key = (hashes[index], in_db, names[index].as_ref());
             let state = self.key_state(now.monotonic, key, keyspace, &entries[index]);
             if let Some(lack) = self.lack(now, state, keyspace, &entries[index]) {
-                self.queues.lacks(place, queue, lack);
+                self.queues.record_lack(place, queue, lack);
                 return None;
             }
         }

@@ -1,4 +1,4 @@
-//! INSPECT.
+//! INSPECT: describes the holder of a key.
 
 use super::key_state::KeyState;
 use super::{Access, CommandError, Holder, Inspect, Inspected, Keyspace, Mode, Node, Now, Reply};

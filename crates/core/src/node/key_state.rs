@@ -27,7 +27,8 @@ pub(super) enum KeyState {
     WrongType,
 }
 
-/// How often to check a foreign string without an expiry for its waiters, in microseconds.
+/// The time between checks of a foreign string without an expiry that clients wait for, in
+/// microseconds.
 const FOREIGN_CHECK_INTERVAL_US: u64 = 1_000_000;
 
 impl Node {
@@ -59,8 +60,7 @@ impl Node {
             return KeyState::Held { lease, mirrored };
         }
         match (self.leases.get(lease).mirror(), kind) {
-            // After an accident took the mirror, the value under the key says nothing about the
-            // lease.
+            // The mirror was lost before, so another value under the key does not end the lease.
             (MirrorState::Lost, _) => {}
             (_, Kind::Missing) => {
                 self.leases.set_mirror(lease, MirrorState::Lost, Monotonic::default());

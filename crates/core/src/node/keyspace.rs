@@ -30,7 +30,8 @@ pub trait Keyspace {
     /// When the key expires, in milliseconds of the wall clock; `None` if it does not.
     fn expires_at_ms(&self, entry: &Self::Entry) -> Option<u64>;
 
-    /// Writes a string with an expiry. If the server refuses either, the key is gone.
+    /// Writes a string with an expiry. If the server refuses the string or the expiry, the key is
+    /// deleted.
     ///
     /// # Errors
     /// If the server refuses the write.

@@ -33,7 +33,7 @@ pub(super) struct Lease {
     group: u32,
     link: Link,
     mirror: MirrorState,
-    /// The value of the mirror since an operator revoked the lock. A revoked lock is not extended.
+    /// The value of the mirror of a revoked lock; `None` unless an operator revoked the lock.
     revoked: Option<Box<Token>>,
 }
 
@@ -50,11 +50,12 @@ pub enum Mode {
 /// What is known of the mirror of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum MirrorState {
-    /// The mirror holds the token, as far as the server has reported.
+    /// The mirror holds its [value](Lease::mirror_value), as far as the server has reported.
     Written,
     /// The mirror needs a check: a command may have changed it, or the server reloaded its data.
     Doubted,
-    /// An accident took the mirror. The value under the key now says nothing about the lease.
+    /// The mirror is missing: it expired early, was evicted, or could not be written. Another value
+    /// under the key does not end the lease.
     Lost,
 }
 
@@ -195,9 +196,9 @@ pub(super) struct Leases {
 struct Ended {
     /// Increases with each such command. A lease keeps the epoch of its grant.
     epoch: u32,
-    /// Leases of an earlier epoch have ended, in all databases.
+    /// Leases of an epoch before this one have ended, in all databases.
     before: u32,
-    /// The same, for single databases.
+    /// For single databases: leases of an epoch before this one have ended there.
     before_in: BTreeMap<u32, u32>,
 }
 
@@ -390,7 +391,8 @@ impl Leases {
         self.holders.first_end(lease.group).map_or(lease.deadline, |(at, _)| at)
     }
 
-    /// Removes the holders of a shared lock that ends, and returns how many there were.
+    /// Removes the holders of a shared lock that ends, and returns how many there were; `None` for
+    /// an exclusive lock.
     pub(super) fn end_holders(&mut self, slot: u32) -> Option<u32> {
         let group = std::mem::replace(&mut self.items[slot].group, NONE);
         (group != NONE).then(|| self.holders.end(group))
@@ -596,7 +598,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lease_and_holder_keep_their_size() {
+    fn lease_and_holder_stay_small() {
         assert!(size_of::<Lease>() <= 176, "{} bytes", size_of::<Lease>());
         assert!(size_of::<super::super::holders::Holder>() <= 112);
     }

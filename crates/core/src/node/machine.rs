@@ -18,10 +18,12 @@ use crate::Ttl;
 ///
 /// A key is free when it has no live lease and no foreign string. A foreign string has no lease: it
 /// was written with plain SET, restored from a dump, or loaded from a file that an earlier server
-/// wrote. It is a lock of every client that knows its value.
+/// wrote. A client that knows the value of a foreign string can extend and release the string like
+/// a lock.
 ///
-/// Two nodes with the same settings are equal if they decide alike from the same moment on. The
-/// order in which their leases were added and their statistics do not count.
+/// Two nodes with the same settings are equal if they take the same decisions on all later commands
+/// and events. Statistics, the times of grants, the order in which leases were added, and the next
+/// check of a pause are not compared.
 #[derive(Clone, Debug)]
 pub struct Node {
     pub(super) leases: Leases,
@@ -35,8 +37,8 @@ pub struct Node {
     /// A FLUSH of unknown origin: by an operator, or by a server that is about to load its data.
     pub(super) flushed: Option<Flushed>,
     pub(super) loading: bool,
-    /// When to check again whether the server has resumed writes, after it paused them.
-    pub(super) paused_until: Option<Monotonic>,
+    /// When to check again whether the server has resumed writes; `None` unless it paused them.
+    pub(super) pause_check_at: Option<Monotonic>,
     pub(super) stats: Stats,
 }
 
@@ -61,7 +63,7 @@ impl Node {
             propagation: Propagation::new(true),
             flushed: None,
             loading: false,
-            paused_until: None,
+            pause_check_at: None,
             stats: Stats::default(),
         }
     }
@@ -125,12 +127,13 @@ impl Node {
         }
     }
 
-    /// Why this node abstains, and for how many more milliseconds; for a replica, without end.
-    pub fn abstains(&self, now: Monotonic) -> Option<(Reason, Option<u64>)> {
+    /// Why this node abstains, and for how many more milliseconds (`None` for a replica, whose
+    /// abstention has no known end). `None` if the node votes.
+    pub fn abstention(&self, now: Monotonic) -> Option<(Reason, Option<u64>)> {
         self.abstention.why(now)
     }
 
-    /// The number of leases, including those whose mirrors are not removed yet.
+    /// The number of leases, including ended leases whose mirrors are not removed yet.
     ///
     /// Each holder of a shared lock counts as one.
     pub fn leases(&self) -> usize {
@@ -165,10 +168,17 @@ impl Node {
         self.leases.lacks_mirrors()
     }
 
-    /// Whether the keyspace alone shows which token holds which key: the module may be unloaded.
+    /// Whether the module may be unloaded, because the keyspace alone shows which token holds which
+    /// key.
     ///
-    /// It does not while a mirror is missing, while the mirror of an ended lock is not removed yet,
-    /// or while there are shared locks, whose mirrors do not name their holders.
+    /// False while
+    ///
+    /// - a mirror is missing or needs a check,
+    /// - there are shared locks, whose mirrors do not name their holders,
+    /// - a lease is due for removal, or for a check,
+    /// - a FLUSH has not ended its leases yet, or
+    /// - a client that was granted a lock needs to be unblocked, or disconnected before it received
+    ///   the answer.
     pub fn can_unload(&self, now: Monotonic) -> bool {
         let is_due = self.leases.next_step_at().is_some_and(|at| at <= now);
         let has_shared = self.leases.holders().len() > 0;
@@ -207,7 +217,7 @@ impl Node {
             propagation,
             flushed,
             loading,
-            paused_until: _,
+            pause_check_at: _,
             stats: _,
         } = self;
         (

@@ -20,7 +20,7 @@ pub type Name = SmallVec<[u8; 24]>;
 pub struct Value {
     /// The string; `None` for another type.
     pub text: Option<Name>,
-    /// When it expires, in milliseconds of the wall clock.
+    /// When it expires, in milliseconds of the wall clock; `None` if it does not expire.
     pub expires_at_ms: Option<u64>,
 }
 
@@ -62,7 +62,7 @@ pub struct Keys {
     pub is_paused: bool,
     /// Whether memory is short.
     pub memory_is_short: bool,
-    /// How many values were made that no client knows.
+    /// The number of random values so far.
     pub unknowns: u64,
     /// How many writes the server still accepts; `None` for all.
     pub writes_left: Option<u32>,
@@ -77,7 +77,7 @@ pub struct Propagated {
     pub key: Name,
     /// The new value; `None` if only the expiry changed, `Some(None)` if the key was deleted.
     pub value: Option<Option<Name>>,
-    /// When it expires, in milliseconds of the wall clock.
+    /// When the key expires, in milliseconds of the wall clock; `None` if it was deleted.
     pub expires_at_ms: Option<u64>,
 }
 
@@ -136,7 +136,8 @@ impl Server {
         }
     }
 
-    /// Removes a key by accident or by a command of another client. Returns whether it existed.
+    /// Removes a key, as an accident or a command of another client does. Returns whether it
+    /// existed.
     pub fn remove(&mut self, now: Now, db: u32, key: &[u8], event: KeyEvent) -> bool {
         let removed = self.keys.values.remove(&(db, Name::from_slice(key))).is_some();
         if removed {

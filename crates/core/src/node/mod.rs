@@ -77,7 +77,7 @@ pub use server_events::{KeyBytes, KeyEvent, ServerEvent};
 pub use stats::Stats;
 pub use turn::{Budget, Job};
 
-/// A key as a node stores it. A short one needs no allocation.
+/// A key as a node stores it. A key of 24 bytes or fewer needs no allocation.
 type Key = smallvec::SmallVec<[u8; 24]>;
 
 /// A token as a node stores it. A token of 32 bytes or fewer needs no allocation.

@@ -97,19 +97,21 @@ impl Propagation {
     }
 
     /// Records that another module was loaded. It may have subscribed to keyspace events.
-    pub(super) fn module_loaded(&mut self) {
+    pub(super) fn add_other_module(&mut self) {
         self.other_modules = true;
     }
 
-    /// Whether to read the server's report now, and pass it to [`Propagation::learn`].
-    pub(super) fn needs_check(&mut self, now: Monotonic) -> bool {
-        let wants = self.listeners == Certainty::Unknown
+    /// Begins a check if one is due, and plans the next one. Returns whether it began.
+    ///
+    /// The caller then reads the server's report, and passes it to [`Propagation::learn`].
+    pub(super) fn begin_check(&mut self, now: Monotonic) -> bool {
+        let is_due = self.listeners == Certainty::Unknown
             && self.role == Role::Master
             && now >= self.check_at;
-        if wants {
+        if is_due {
             self.check_at = now.plus_us(CHECK_INTERVAL_US);
         }
-        wants
+        is_due
     }
 
     /// Records the server's report, read in this turn after all other work of the turn.
@@ -172,22 +174,22 @@ mod tests {
     fn replica_learns_nothing_from_its_own_report() {
         let mut propagation = certain();
         propagation.demote();
-        assert!(!propagation.needs_check(Monotonic::from_us(10_000_000)));
+        assert!(!propagation.begin_check(Monotonic::from_us(10_000_000)));
         propagation.learn(NONE);
         assert!(propagation.is_needed(), "before its first sync a replica has no backlog");
         propagation.promote();
         assert!(propagation.is_needed());
-        assert!(propagation.needs_check(Monotonic::from_us(20_000_000)));
+        assert!(propagation.begin_check(Monotonic::from_us(20_000_000)));
     }
 
     #[test]
     fn report_is_read_once_a_second_while_listeners_are_unknown() {
         let mut propagation = Propagation::new(false);
-        assert!(propagation.needs_check(Monotonic::from_us(5)));
-        assert!(!propagation.needs_check(Monotonic::from_us(1_000_004)));
-        assert!(propagation.needs_check(Monotonic::from_us(1_000_005)));
+        assert!(propagation.begin_check(Monotonic::from_us(5)));
+        assert!(!propagation.begin_check(Monotonic::from_us(1_000_004)));
+        assert!(propagation.begin_check(Monotonic::from_us(1_000_005)));
         propagation.learn(NONE);
-        assert!(!propagation.needs_check(Monotonic::from_us(9_000_000)));
+        assert!(!propagation.begin_check(Monotonic::from_us(9_000_000)));
     }
 
     /// A server, reduced to the state that decides which listeners receive its writes.
@@ -310,7 +312,7 @@ mod tests {
                 now = now.plus_us(CHECK_INTERVAL_US);
                 server.apply(event, &mut propagation);
                 match event {
-                    Event::Check if propagation.needs_check(now) => {
+                    Event::Check if propagation.begin_check(now) => {
                         propagation.learn(server.report());
                     }
                     Event::Write if server.is_listened_to() => {

@@ -79,7 +79,7 @@ struct Queue {
     candidates: BTreeMap<u64, u32>,
     /// All waiters for this key and others.
     several: BTreeMap<u64, u32>,
-    /// Until then the key may hold a value that is not the mirror of a lease.
+    /// Until this time, the key counts as taken by a value that is not the mirror of a lease.
     foreign_until: Monotonic,
     /// When to check whether the key has become free.
     check: Option<PlannedCheck>,
@@ -194,7 +194,7 @@ impl Queues {
         })
     }
 
-    /// The number of waiters for a key, including those for several keys.
+    /// The number of waiters for a key, including waiters for several keys.
     pub(super) fn len(&self, queue: u32) -> usize {
         let queue = &self.by_slot[queue];
         queue.single.len() + queue.several.len()
@@ -305,8 +305,8 @@ impl Queues {
         self.rank_check(queue);
     }
 
-    /// Makes a waiter for several keys a candidate for a key that it lacks.
-    pub(super) fn lacks(&mut self, place: u32, queue: u32, lack: Lack) {
+    /// Makes a waiter for several keys a candidate for a key that it lacks, and for no other key.
+    pub(super) fn record_lack(&mut self, place: u32, queue: u32, lack: Lack) {
         let &Place { arrival, candidate_in, .. } = &self.places[place];
         if candidate_in != queue {
             self.by_slot[candidate_in].candidates.remove(&arrival);
@@ -401,7 +401,8 @@ impl Queues {
         !matches!(self.first_single(queue, now, &mut budget), QueueScan::NotFound)
     }
 
-    /// Since when the first waiter with time left for which this key suffices has waited, if known.
+    /// When the first waiter for which this key suffices, and which has time left, began to wait.
+    /// `None` if there is no such waiter, or if too many waiters before it have timed out.
     pub(super) fn first_single_since(&self, queue: u32, now: Monotonic) -> Option<Monotonic> {
         let mut budget = Budget::units(COMMAND_UNITS);
         match self.first_single(queue, now, &mut budget) {
@@ -416,7 +417,7 @@ impl Queues {
 
     /// The first waiter with time left for which this key suffices.
     ///
-    /// A job refuses the waiters before it.
+    /// The waiters before it have timed out. A job refuses them.
     pub(super) fn first_single(
         &self,
         queue: u32,
@@ -629,10 +630,10 @@ impl Queues {
         waiter
     }
 
-    /// Whether the departure of a waiter alone may make a key free for the waiters after it.
+    /// Whether the departure of a waiter is enough to let a waiter after it get the key.
     ///
-    /// It may for a waiter for several keys, and for a waiter that shares the key. Other waiters
-    /// need the end of a lock.
+    /// It may be enough for a waiter for several keys, and for a waiter that shares the key. Other
+    /// waiters need the end of a lock.
     fn departure_may_free(&self, queue: u32) -> bool {
         let Queue { single, candidates, .. } = &self.by_slot[queue];
         let shares = |&place: &u32| self.places[place].waiter.mode == Mode::Shared;

@@ -7,9 +7,9 @@ use super::{Access, Author, Change, CommandError, Keyspace, Node, Now, Release, 
 /// The effect of a release on one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Released {
-    /// The token held it.
+    /// The token held the key.
     Held,
-    /// The token did not hold it.
+    /// The token did not hold the key.
     NotHeld,
 }
 
@@ -102,8 +102,8 @@ impl Node {
         // A handover is written as one SET, without a DEL before it.
         let handed_over = self.queues.find(hash, db, key).is_some_and(|queue| {
             if released == Released::NotHeld {
-                // Precedes the handover, which could otherwise grant the key to the token that
-                // releases it.
+                // The token's waiters leave before the handover. Otherwise the handover could grant
+                // the key to the token that releases it.
                 let waiters = self.queues.len(queue);
                 if self.queues.dismiss_token(queue, token) == waiters {
                     return false;

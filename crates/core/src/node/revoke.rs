@@ -58,7 +58,7 @@ impl Node {
         Ok(Reply::Revoked(true))
     }
 
-    /// Revokes a foreign string: the lock of every client that knows its value.
+    /// Revokes a foreign string, so that no client can extend it.
     fn revoke_foreign<K: Keyspace>(
         &mut self,
         revoke: &Revoke<'_, K::Name>,
@@ -130,8 +130,7 @@ impl Node {
         let set = Change::Set { value: random_value, expires_at_ms };
         let mut changes: PerKey<Option<Change<'_, K::Name>>> = PerKey::new();
         for key in &mut keys {
-            // After an accident took the mirror, the value under the key says nothing about the
-            // lease.
+            // The mirror was lost before. The node does not overwrite another value under the key.
             if !key.mirrored && keyspace.kind(&key.entry) != Kind::Missing {
                 changes.push(None);
             } else if keyspace.set(&mut key.entry, random_value, expires_at_ms).is_ok() {

@@ -64,15 +64,16 @@ impl KeyBytes {
 /// key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeyEvent {
-    /// The server removed it because it had expired, by the wall clock.
+    /// The server removed the key because it had expired, by the wall clock.
     Expired,
-    /// The server removed it to save memory.
+    /// The server removed the key to save memory.
     Evicted,
-    /// A command removed or renamed it.
+    /// A command removed or renamed the key.
     Removed,
-    /// A command wrote it: the target of a RENAME, RESTORE, COPY or MOVE.
+    /// A command wrote the key as the target of a RENAME, RESTORE, COPY or MOVE.
     Replaced,
-    /// A command set its expiry, and perhaps its value as well: EXPIRE, SET with an expiry.
+    /// A command set the expiry of the key, and perhaps its value as well: EXPIRE, SET with an
+    /// expiry.
     ExpirySet {
         /// The length of its string now; `None` if that is unknown.
         value_bytes: Option<usize>,
@@ -136,14 +137,14 @@ impl Node {
             | ServerEvent::AppendOnlyFileSwitched => {
                 self.propagation.doubt();
             }
-            ServerEvent::ModuleLoaded => self.propagation.module_loaded(),
+            ServerEvent::ModuleLoaded => self.propagation.add_other_module(),
             ServerEvent::Disconnected(ticket) => {
                 let _ = self.disconnect(ticket);
             }
         }
     }
 
-    /// Whether an event about a key may concern this node at all.
+    /// Whether any key has a lease or a waiter. If none has, events about keys do not matter.
     pub fn has_keys(&self) -> bool {
         !self.leases.is_empty() || self.queues.waiters() > 0
     }
@@ -177,7 +178,7 @@ impl Node {
             }
             return;
         }
-        // After an accident took the mirror, the value under the key says nothing about the lease.
+        // The mirror was lost before, so an event about another value does not end the lease.
         if lease.mirror() == MirrorState::Lost {
             return;
         }
@@ -210,7 +211,8 @@ impl Node {
 
     /// Records a FLUSH. The leases of the database end with the node's next action.
     ///
-    /// They do not end if the server next loads its data: it emptied its databases for that.
+    /// The leases do not end if the server next loads its data: then it emptied its databases only
+    /// to load.
     fn handle_flush(&mut self, db: Option<u32>) {
         // The file that is being loaded may contain an old FLUSH.
         if !self.loading {

@@ -1,8 +1,8 @@
 //! Shared locks: how holders join, leave and extend.
 //!
 //! The lease of a shared lock represents the key and its mirror. Accidents, overwrites and
-//! revocations therefore apply to it as to any lease. Its holders are stored apart, each with its
-//! own token, fence and deadline.
+//! revocations therefore apply to it as to any lease. Its holders are stored separately, each with
+//! its own token, fence and deadline.
 
 use super::acquire::Terms;
 use super::extend::RETRY_WRITE_US;
@@ -60,7 +60,8 @@ impl Node {
             let passes = is_broken(Mutant::SharedPassesQueue) || self.is_repair(now, hash, acquire);
             (waits && !passes).then(behind)
         });
-        let holds_already = joined.is_some_and(|lease| self.is_holder(now, lease, token.as_ref()));
+        let holds_already =
+            joined.is_some_and(|lease| self.check_holder(now, lease, token.as_ref()));
         if lack.is_none() && !holds_already {
             let mut key = SharedKey { db, hash, name, entry: &mut entry, state };
             let terms = Terms { token, owner, ttl, fence, author: Author::Client };
@@ -75,7 +76,8 @@ impl Node {
         self.wait_or_refuse(now, acquire, Wants::All, &[hash], &[Some(lack)], keyspace)
     }
 
-    /// Whether the request is a repair: its fence is a time before the first waiter here arrived.
+    /// Whether the request is a repair: its fence, read as a time of the wall clock, is earlier
+    /// than the arrival of the first waiter.
     fn is_repair<N: AsRef<[u8]>>(&mut self, now: Now, hash: u64, acquire: &Acquire<'_, N>) -> bool {
         let Some(fence) = acquire.fence.filter(|_| acquire.wait_ms == 0) else { return false };
         let queue = self.queues.find(hash, acquire.db, acquire.keys[0].as_ref());
@@ -99,8 +101,9 @@ impl Node {
         holders.find(group, token).filter(|&holder| now.monotonic < holders.get(holder).deadline())
     }
 
-    /// Whether this token shares the lock. Removes its holder if the deadline has passed.
-    fn is_holder(&mut self, now: Now, lease: u32, token: &[u8]) -> bool {
+    /// Removes the holder with this token if its deadline has passed. Returns whether the token
+    /// still shares the lock.
+    fn check_holder(&mut self, now: Now, lease: u32, token: &[u8]) -> bool {
         if self.live_holder(now, lease, token).is_some() {
             return true;
         }
@@ -192,8 +195,7 @@ impl Node {
         let kind = keyspace.kind(entry);
         let is_wanted = match held.mirror() {
             _ if kind == Kind::Missing => true,
-            // After an accident took the mirror, the value under the key says nothing about the
-            // lease.
+            // The mirror was lost before. The node does not change another value under the key.
             MirrorState::Lost => false,
             _ => held.deadline != old,
         };
@@ -219,7 +221,7 @@ impl Node {
 
     /// The waiter at the head of a queue, if it shares the key.
     ///
-    /// Behind a waiter that wants the key for itself, no waiter is found.
+    /// If the waiter at the head wants an exclusive lock, finds no waiter.
     pub(super) fn next_shared_waiter(
         &mut self,
         now: Now,
@@ -247,7 +249,7 @@ impl Node {
         let waiter = self.queues.remove(place);
         let holds_already = self
             .shared_lease(key.state)
-            .is_some_and(|lease| self.is_holder(now, lease, &waiter.token));
+            .is_some_and(|lease| self.check_holder(now, lease, &waiter.token));
         if holds_already {
             self.answers.refuse(waiter.ticket, None, keyspace);
             return false;
@@ -310,7 +312,7 @@ impl Node {
         }
         let token = extend.new_token.map(|token| Token::from_slice(token.as_ref()));
         let token = token.filter(|token| *token != self.leases.holders().get(holder).token);
-        if token.as_ref().is_some_and(|token| self.is_holder(now, lease, token)) {
+        if token.as_ref().is_some_and(|token| self.check_holder(now, lease, token)) {
             return Err(CommandError::TokenInUse);
         }
         let hash = self.leases.get(lease).hash();

@@ -3,9 +3,10 @@
 pub struct Stats {
     /// Granted leases, including adoptions. Each key of a lock and each shared holder counts.
     pub grants: u64,
-    /// ACQUIREs refused because another client holds a key or waits for it.
+    /// ACQUIREs and ACQUIREANYs refused at once, because a key is held or waited for, or because
+    /// the queue is full.
     pub refusals: u64,
-    /// ACQUIREs refused because the node abstains.
+    /// ACQUIREs and ACQUIREANYs refused because the node abstains.
     pub abstained: u64,
     /// Leases that holders extended.
     pub extends: u64,
@@ -13,7 +14,8 @@ pub struct Stats {
     pub releases: u64,
     /// Leases that reached their deadline.
     pub ended_by_deadline: u64,
-    /// Leases that an explicit command of an operator ended.
+    /// Leases that an operator ended: by an overwrite or a removal of the key, a flush, SWAPDB, a
+    /// demotion, or REVOKE with NOW.
     pub ended_by_operator: u64,
     /// Leases and foreign strings that an operator revoked.
     pub revoked: u64,

@@ -110,9 +110,9 @@ impl Node {
         if let Some(job) = self.refuse_next(now, budget, keyspace) {
             return Some(job);
         }
-        self.paused_until = None;
+        self.pause_check_at = None;
         if keyspace.writes_are_paused() {
-            self.paused_until = Some(now.monotonic.plus_us(PAUSE_CHECK_INTERVAL_US));
+            self.pause_check_at = Some(now.monotonic.plus_us(PAUSE_CHECK_INTERVAL_US));
             return None;
         }
         if let Some(grant) = self.answers.pop_undelivered() {
@@ -142,7 +142,7 @@ impl Node {
             self.fences.raise_all_to_ceiling(now.wall_us);
             return Some(Job::Rejoined(reason));
         }
-        if self.propagation.needs_check(now.monotonic) {
+        if self.propagation.begin_check(now.monotonic) {
             self.propagation.learn(keyspace.listeners());
             return Some(Job::Checked);
         }
@@ -303,7 +303,7 @@ impl Node {
             [check_at, self.leases.next_step_at()].into_iter().flatten().min()
         };
         let work_at = [write_at, self.abstention.until()].into_iter().flatten().min();
-        let work_at = work_at.map(|at| self.paused_until.map_or(at, |until| at.max(until)));
+        let work_at = work_at.map(|at| self.pause_check_at.map_or(at, |check_at| at.max(check_at)));
         [refuse_at, work_at].into_iter().flatten().min()
     }
 }

@@ -9,13 +9,13 @@ use crate::client::mutants::{Mutant, is_broken};
 ///
 /// The client repairs a node that misses the lock: it sends ACQUIRE with the same token. A repair
 /// needs a majority of *extends* in this same round, on nodes that were known to hold the lock
-/// before the round began. Otherwise it could revive a lost lock. Three answers do not justify a
-/// repair:
+/// before the round began. Otherwise it could revive a lost lock. For the same reason:
 ///
-/// - The answer to a repair is no vote.
-/// - A node that granted late may have granted after the lock was lost.
-/// - If a node reports the lock missing for the first time, an operator may have ended the lock
-///   there after the other nodes answered.
+/// - The client does not count the answer to a repair as a vote.
+/// - The client does not count a node whose grant arrived after the round began: that node may have
+///   granted the lock after it was lost.
+/// - The client does not repair a node in the round in which the node first reports the lock
+///   missing: an operator may have ended the lock there after the other nodes answered.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Extension {
     tally: Tally<()>,
@@ -35,7 +35,8 @@ pub struct Extension {
 pub enum ExtensionVerdict {
     /// A majority extended the lock, which is now certainly held for this long.
     Extended(Validity),
-    /// A majority reports that the token does not hold the lock.
+    /// Too many nodes report that the token does not hold the lock for the others to form a
+    /// majority.
     Lost,
     /// Too few nodes answered, or they answered too late. The earlier validity still counts.
     Uncertain,
@@ -49,10 +50,7 @@ impl Extension {
         Self { tally: Tally::new(majority), sent, ttl, verdict: None, known, missing, repaired }
     }
 
-    /// Marks nodes that hold the lock by an answer that arrived before the round began.
-    ///
-    /// The caller must not send a repair to a node while an earlier ACQUIRE for the lock may still
-    /// be on its way there.
+    /// Marks nodes that hold the lock according to an answer from before this round.
     #[must_use]
     pub fn known_to_hold(mut self, nodes: impl IntoIterator<Item = usize>) -> Self {
         for node in nodes {
@@ -61,7 +59,8 @@ impl Extension {
         self
     }
 
-    /// Marks nodes that were known before the round not to hold the lock. Only they are repaired.
+    /// Marks nodes that were known before this round not to hold the lock. Only these nodes are
+    /// repaired.
     #[must_use]
     pub fn known_to_miss(mut self, nodes: impl IntoIterator<Item = usize>) -> Self {
         for node in nodes {
@@ -70,7 +69,7 @@ impl Extension {
         self
     }
 
-    /// Records whether a node says that the token holds the lock; `None` if it did not answer.
+    /// Records whether a node says that the token holds the lock; `None` if the node did not vote.
     ///
     /// Returns the verdict if this answer decides the round.
     pub fn answer(
@@ -114,9 +113,12 @@ impl Extension {
 
     /// Returns the next node to repair: send it ACQUIRE with the lock's token and fence.
     ///
-    /// Returns each node that was [known to miss](Self::known_to_miss) the lock once. Returns none
-    /// before a majority extends the lock on nodes that were [known to hold](Self::known_to_hold)
-    /// it.
+    /// Returns each node once that was [known to miss](Self::known_to_miss) the lock and refuses in
+    /// this round. Returns `None` until a majority extends the lock on nodes that were
+    /// [known to hold](Self::known_to_hold) it.
+    ///
+    /// The caller must not send a repair to a node while an earlier ACQUIRE for the lock may still
+    /// be on its way there.
     pub fn next_repair(&mut self) -> Option<usize> {
         let early = is_broken(Mutant::EarlyRepair);
         if !early && !matches!(self.verdict, Some(ExtensionVerdict::Extended(_))) {

@@ -40,7 +40,7 @@ pub struct Acquisition {
 struct Grant {
     /// The fence that the node stores.
     stored: Fence,
-    /// The fence that the node was asked to store; `None` once it has answered.
+    /// The fence of an unanswered request to store one; `None` if there is no such request.
     requested: Option<Fence>,
     /// A fence that the node refused. It refuses all larger ones as well.
     refused: Option<Fence>,
@@ -51,7 +51,7 @@ struct Grant {
 pub enum Vote {
     /// The node granted the lock, with this fence.
     Granted(Fence),
-    /// Another token holds the lock there.
+    /// Another client holds the lock there, or waits for it.
     Refused,
     /// An error, a timeout or an abstention: no vote.
     Silent,
@@ -64,7 +64,7 @@ pub enum FenceAnswer {
     Stored(Fence),
     /// The token holds the lock there. The node refuses the fence as too far ahead of its clock.
     Unacceptable,
-    /// The token no longer holds the lock there, or the node did not answer.
+    /// The token no longer holds the lock there, or the node did not vote.
     Failed,
 }
 
@@ -99,11 +99,11 @@ pub struct Win {
 /// Why a lock was not won.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Loss {
-    /// Other tokens hold it on too many nodes for the other voting nodes to form a majority.
+    /// Too many nodes refused for the other voting nodes to form a majority.
     Held,
-    /// Too few nodes vote to form a majority.
+    /// Too few nodes vote to form a majority, or too few can store the same fence.
     NoQuorum,
-    /// Less than `min_validity` was left before a majority had granted.
+    /// Less than `min_validity` was left before the lock was won.
     TooLate,
 }
 
@@ -246,7 +246,8 @@ impl Acquisition {
         }
     }
 
-    /// Asks nodes to store the fence. Decides once N/2 + 1 nodes store a fence, or none can win.
+    /// Asks nodes to store the fence. Wins once N/2 + 1 nodes store it. Loses if no fence can be
+    /// stored by N/2 + 1 nodes.
     fn agree(&mut self, validity: Validity) {
         let size = self.tally.majority().size();
         let Some(fence) = self.fence_to_agree_on() else {
@@ -324,7 +325,7 @@ impl Grant {
 
     /// Whether the node stored exactly this fence while the token held the lock there.
     ///
-    /// That counts, even if the node was asked to store another fence since.
+    /// Such a node counts, even if it was asked to store another fence since.
     fn stores(self, fence: Fence) -> bool {
         self.stored == fence
     }

@@ -20,7 +20,7 @@ impl Majority {
         self.nodes / 2 + 1
     }
 
-    /// How many nodes may be missing before a majority is out of reach.
+    /// How many nodes may be missing while the other nodes are still a majority.
     pub const fn spare(self) -> usize {
         self.nodes - self.size()
     }

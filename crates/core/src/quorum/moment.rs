@@ -4,7 +4,7 @@ use std::time::Duration;
 ///
 /// One clock does not suffice. The clock that counts the time in which the machine sleeps may be
 /// slewed, and the clock that is never slewed stops during sleep. Elapsed time is the larger of the
-/// two measurements, so that a holder errs towards "lost".
+/// two measurements, so a holder reports a lock lost too early rather than too late.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Moment {
     /// `CLOCK_BOOTTIME`, which counts the time in which the machine sleeps.
@@ -25,12 +25,12 @@ impl Moment {
         Self { boot: self.boot.saturating_add(by), raw: self.raw.saturating_add(by) }
     }
 
-    /// The time that is left until `later`: zero once either clock has reached it.
+    /// The time that is left until `later`: zero once one of the clocks has reached it.
     pub fn until(self, later: Self) -> Duration {
         later.boot.saturating_sub(self.boot).min(later.raw.saturating_sub(self.raw))
     }
 
-    /// Whether either clock has reached `deadline`.
+    /// Whether at least one of the clocks has reached `deadline`.
     pub fn has_reached(self, deadline: Self) -> bool {
         self.until(deadline).is_zero()
     }

@@ -28,7 +28,7 @@ fn hash(parts: &[&[u8]]) -> u64 {
     hash
 }
 
-/// Mixes the bits of a hash: FNV-1a leaves the high bits of short keys alike.
+/// Mixes the bits of a hash: the high bits of FNV-1a differ little for short keys.
 fn mix(hash: u64) -> u64 {
     let hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     let hash = (hash ^ (hash >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);

@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::{ExtensionVerdict, Moment, Validity, longest_validity};
 use crate::Ttl;
 
-/// Fraction of the ttl between rounds while a majority has not confirmed the lock.
+/// The ttl divided by this is the time between rounds while a majority has not confirmed the lock.
 const TRIES_PER_TTL_IN_DOUBT: u32 = 10;
 
 /// The state of a lock as its holder knows it, from the grant to the end.
@@ -16,7 +16,7 @@ pub struct OwnershipState {
     validity: Validity,
     /// Ends after `max_hold`, however often the lock is extended.
     at_most: Validity,
-    /// Whether a majority confirmed the last extension round, if there was one.
+    /// Whether a majority confirmed the last extension; true before the first one.
     confirmed: bool,
     end: Option<End>,
 }
@@ -35,7 +35,8 @@ pub enum Ownership {
 /// Why a lock is no longer held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum End {
-    /// A majority reported that the token does not hold the lock.
+    /// Too many nodes reported that the token does not hold the lock for the others to form a
+    /// majority.
     NotHeld,
     /// The deadline passed before a majority confirmed an extension.
     Expired,

@@ -11,7 +11,7 @@ pub struct ReleaseRound {
 /// The verdict of a release round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReleaseVerdict {
-    /// The token held the lock, and no longer does.
+    /// The token held the lock, and no longer holds it on a majority of the nodes.
     Released,
     /// The lock had already ended.
     AlreadyOver,
@@ -25,7 +25,7 @@ impl ReleaseRound {
         Self { tally: Tally::new(majority), verdict: None }
     }
 
-    /// Records whether a node says that the token held the lock; `None` if it did not answer.
+    /// Records whether a node says that the token held the lock; `None` if the node did not vote.
     ///
     /// Returns the verdict if this answer decides the round.
     pub fn answer(&mut self, node: usize, held: Option<bool>) -> Option<ReleaseVerdict> {

@@ -33,7 +33,8 @@ impl Validity {
         Self::after_wait(sent, Duration::ZERO, ttl)
     }
 
-    /// The validity of a lock that a node granted after a wait of `waited` by its own clock.
+    /// The validity of a lock that a node granted after a wait of `waited` by its own clock; `None`
+    /// if drift leaves nothing.
     pub fn after_wait(sent: Moment, waited: Duration, ttl: Ttl) -> Option<Self> {
         let measured = ttl.duration().checked_add(waited)?;
         let lasts = measured.checked_sub(drift(measured))?;

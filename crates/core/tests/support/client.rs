@@ -48,7 +48,7 @@ impl Client {
         }
     }
 
-    /// The same with pauses that differ.
+    /// A client like that of [`Self::new`], but with pauses that differ.
     pub(crate) fn with_varied_pauses(nodes: usize) -> Self {
         Self { random: Numbers { last: 0, varies: true }, ..Self::new(nodes) }
     }

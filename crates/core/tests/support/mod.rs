@@ -21,9 +21,9 @@ pub(crate) struct Server {
     tickets: u64,
     /// The results of the waits that have ended, in order.
     pub(crate) wait_results: Vec<(Ticket, WaitResult)>,
-    /// The keys that were granted to clients that waited for any of several.
+    /// For each client that waited for any of several keys and was granted one: that key.
     pub(crate) granted_keys: Vec<(Ticket, Vec<u8>)>,
-    /// The owner label of the clients that acquire.
+    /// The owner label in each request that acquires a lock, if any.
     pub(crate) owner: Option<Vec<u8>>,
 }
 
@@ -272,7 +272,7 @@ impl Server {
         granted_or_refused(&self.ask(keys, token, ttl_ms, fence, 0))
     }
 
-    /// The clients that waited and were granted a lock, in order.
+    /// The tickets of the clients that waited and were granted a lock, in order.
     pub(crate) fn granted(&self) -> Vec<Ticket> {
         let granted = self
             .wait_results
@@ -292,7 +292,7 @@ impl Server {
         self.acquire_all_or_wait(&[key], token, ttl_ms, wait_ms)
     }
 
-    /// MACQUIRE … WAIT of keys in order. A wait of zero ends at once.
+    /// MACQUIRE … WAIT of keys in order. A `wait_ms` of 0 counts as 1, because WAIT needs a time.
     pub(crate) fn acquire_all_or_wait(
         &mut self,
         keys: &[&[u8]],
@@ -349,7 +349,7 @@ impl Server {
         }
     }
 
-    /// ACQUIREANY: the fence and the index of the key.
+    /// ACQUIREANY: the fence, and the index of the key. `None` if the node refuses or abstains.
     pub(crate) fn acquire_any(
         &mut self,
         keys: &[&[u8]],
@@ -526,7 +526,7 @@ impl Server {
         }
     }
 
-    /// All fields that INSPECT shows.
+    /// All fields that INSPECT shows; `None` if the key is free.
     pub(crate) fn inspect_whole(&mut self, key: &[u8]) -> Option<node::Inspected> {
         let key = Name::from_slice(key);
         match self.memory.execute(self.now(), &Command::Inspect(Inspect { db: 0, key: &key })) {

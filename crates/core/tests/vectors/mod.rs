@@ -58,7 +58,8 @@ impl Drop for Fields {
     }
 }
 
-/// A JSON string stands for its UTF-8 bytes, and `{"hex": "…"}` for those bytes.
+/// Returns the bytes of a value: the UTF-8 bytes of a JSON string, or the bytes that
+/// `{"hex": "…"}` spells in hexadecimal digits.
 pub(super) fn bytes(value: &Value) -> Vec<u8> {
     if let Some(text) = value.as_str() {
         return text.as_bytes().to_vec();

@@ -61,13 +61,13 @@ impl Client {
     async fn run(mut self) {
         while !self.shared.stop.load(Ordering::Relaxed) {
             let key = format!("lock {}", self.rng.random_range(0..KEYS));
-            let ttl = self.up_to(TTL_MIN, MAX_TTL);
+            let ttl = self.time_between(TTL_MIN, MAX_TTL);
             let lock =
                 self.quorum.lock(&key).ttl(ttl).node_timeout(NODE_TIMEOUT).min_validity(ttl / 10);
-            match lock.wait(self.up_to(Duration::ZERO, ttl)).acquire().await {
+            match lock.wait(self.time_between(Duration::ZERO, ttl)).acquire().await {
                 Ok(lock) => self.hold(key, lock, ttl).await,
                 // Held by another client, or no majority votes: the client tries another lock.
-                Err(_) => sleep(self.up_to(Duration::ZERO, Duration::from_millis(20))).await,
+                Err(_) => sleep(self.time_between(Duration::ZERO, Duration::from_millis(20))).await,
             }
         }
     }
@@ -80,7 +80,7 @@ impl Client {
 
         // Most work is short, and some outlives its lock.
         while self.rng.random_bool(0.6) {
-            sleep(self.up_to(Duration::ZERO, ttl / 3)).await;
+            sleep(self.time_between(Duration::ZERO, ttl / 3)).await;
             match lock.extend().await {
                 Ok(()) => {
                     self.shared.extends.fetch_add(1, Ordering::Relaxed);
@@ -96,7 +96,7 @@ impl Client {
                 Err(_) => {}
             }
         }
-        sleep(self.up_to(Duration::ZERO, ttl / 4)).await;
+        sleep(self.time_between(Duration::ZERO, ttl / 4)).await;
         self.shared.history.add(Grant { key, client: self.id, from, to: until.min(now()), fence });
         match self.rng.random_range(0..10) {
             // Like a client that dies.
@@ -107,7 +107,8 @@ impl Client {
         }
     }
 
-    fn up_to(&mut self, min: Duration, max: Duration) -> Duration {
+    /// Draws a time.
+    fn time_between(&mut self, min: Duration, max: Duration) -> Duration {
         self.rng.random_range(min..=max)
     }
 }

@@ -13,7 +13,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(400);
 
 /// Number of masters whose clocks may be very wrong.
 ///
-/// Fewer than half, because fences need a majority whose clocks agree to `lock.max-clock-skew`.
+/// Fewer than half, because fences need a majority whose clocks agree within `lock.max-clock-skew`.
 const BAD_CLOCKS: usize = MASTERS / 2;
 
 /// Draws the pause before the next incident, and the incident.
@@ -39,7 +39,8 @@ pub(super) fn next_incident(rng: &mut StdRng) -> (Duration, Incident) {
             let (accident, down) = kill(rng);
             incident(accident, vec![master], down)
         }
-        // A majority at once, so that no majority remembers: abstention covers that too.
+        // A majority at the same time, so that no majority remembers the locks. Abstention must
+        // protect them even then.
         36..42 => {
             let masters = some_masters(rng, MASTERS / 2 + 1, MASTERS);
             let (accident, down) = kill(rng);

@@ -18,7 +18,7 @@ use tokio::time::sleep;
 use super::MAX_TTL;
 use crate::harness::{Grant, PlainNode, now};
 
-/// The subcommand of such a process.
+/// The subcommand that starts this process.
 pub const NAME: &str = "fences-client";
 
 /// Far fewer locks than processes, so that processes compete.
@@ -29,7 +29,7 @@ const NODE_TIMEOUT: Duration = Duration::from_millis(100);
 /// Longest work under a lock. It is short, so that there are many locks to compare.
 const WORK_MAX: Duration = Duration::from_millis(4);
 
-/// The command line of such a process.
+/// The arguments of the subcommand.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Behaviour {
     /// Seed of all random numbers

@@ -29,7 +29,8 @@ const MASTERS: usize = 5;
 pub const PROCESSES: usize = 8;
 /// `lock.max-ttl`, and so also the length of an abstention.
 const MAX_TTL: Duration = Duration::from_secs(1);
-/// `lock.max-clock-skew`. Short, because a restarted master's fences are ahead for this time.
+/// `lock.max-clock-skew`. Short, because a restarted master begins its fences this far ahead of the
+/// wall clock.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(2);
 /// Interval at which the grants are read and checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -37,7 +38,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(3);
 /// Longest duration of an accident.
 const DURATION_MAX: Duration = Duration::from_millis(700);
-/// Clock steps in seconds: a little beyond `lock.max-clock-skew`, and far beyond it.
+/// Clock steps in seconds, all of them beyond [`MAX_CLOCK_SKEW`].
 const STEPS_S: [i64; 4] = [10, -10, 3600, -3600];
 /// Interval at which a pause checks whether the run is over.
 const STOP_INTERVAL: Duration = Duration::from_millis(20);
@@ -70,7 +71,8 @@ pub struct Report {
     pub took: Duration,
     /// The longest time without a grant.
     pub longest_gap: Duration,
-    /// Fences that are not larger than an earlier one. A baseline ends soon after the first.
+    /// Fences that are not larger than an earlier one. The run of a baseline ends soon after the
+    /// first.
     pub disorders: Vec<Disorder>,
 }
 
@@ -171,9 +173,9 @@ fn start(index: usize) -> Result<Node> {
 
 /// Injects accidents into one master until the run is over.
 ///
-/// The master recovers from each accident before the next. Fences rely on that: a master that has
-/// forgotten its fences must not start with a wrong clock. The accidents of different masters are
-/// independent.
+/// The master recovers from each accident before the next, so that it never starts with a wrong
+/// clock: a master that has forgotten its fences would then grant smaller ones. The accidents of
+/// different masters are independent.
 fn inject_accidents(node: &mut Node, mut rng: StdRng, stop: &AtomicBool) -> Result<AccidentCounts> {
     let mut times = AccidentCounts::default();
     loop {
@@ -208,7 +210,9 @@ fn inject_accidents(node: &mut Node, mut rng: StdRng, stop: &AtomicBool) -> Resu
     }
 }
 
-/// Starts a master, and waits until it votes.
+/// Starts a master that is down, and waits until it votes.
+///
+/// Starts it after the time `after`, or at once if that is short.
 fn start_again(node: &mut Node, after: Duration) -> Result<()> {
     // Half of the restarts happen at once, while clients still hold locks that the master forgot.
     if after > DURATION_MAX / 2 {

@@ -16,19 +16,19 @@ use super::wire::{Reply, Wire, port, words};
 
 /// Time limit for a condition, such as that a replica follows its master.
 const LINK_LIMIT: Duration = Duration::from_secs(30);
-/// Largest difference of an expiry after such a step, in milliseconds.
+/// Largest difference of an expiry after one of these steps, in milliseconds.
 const TOLERANCE_MS: u64 = 300;
 /// How long the server is a replica of an unreachable master: longer than the interval at which the
 /// module checks for listeners.
 const UNREACHABLE: Duration = Duration::from_millis(1200);
-/// Time without events before such a step, in microseconds.
+/// Time without events before one of these steps, in microseconds.
 const QUIET_US: u64 = 400_000;
 /// Length of a pause in which near deadlines pass.
 const PAUSE: Duration = Duration::from_millis(90);
 
 impl Episode {
     pub(super) fn accident(&mut self, step: Step) -> Outcome {
-        self.quiet(QUIET_US)?;
+        self.wait_for_quiet(QUIET_US)?;
         let kind = step.kind();
         self.note(format!("{kind}: {step:?}"));
         let from = self.now();
@@ -81,7 +81,8 @@ impl Episode {
         Ok(())
     }
 
-    fn ok(&mut self, line: &str) -> Outcome {
+    /// Sends a command that must be answered with OK.
+    fn expect_ok(&mut self, line: &str) -> Outcome {
         match self.control.call(line)? {
             Reply::Status(status) if status == "OK" => Ok(()),
             other => Err(Trouble::Difference(format!("{line} was answered {other:?}"))),
@@ -89,13 +90,13 @@ impl Episode {
     }
 
     fn reload(&mut self, line: &str) -> Outcome {
-        self.ok(line)?;
+        self.expect_ok(line)?;
         let now = self.now();
         self.model.reload(now);
         Ok(())
     }
 
-    /// Evicts the keys that the server chooses.
+    /// Makes the server evict keys, and evicts the same keys from the model.
     fn evict(&mut self) -> Outcome {
         let mut packet: Vec<_> =
             ["CONFIG SET maxmemory 1", "PING", "PING", "CONFIG SET maxmemory 0"].map(words).into();
@@ -145,7 +146,7 @@ impl Episode {
         }
         let from = self.now();
         let deadlines = self.deadlines(from);
-        self.ok("CLIENT PAUSE 100000 WRITE")?;
+        self.expect_ok("CLIENT PAUSE 100000 WRITE")?;
         self.model.server.keys.is_paused = true;
         if deadlines.iter().any(|at| *at <= self.now().monotonic.plus_us(5000)) {
             return Err(Trouble::Undecided);
@@ -196,7 +197,7 @@ impl Episode {
         // The keys are compared after the pause. During the pause, the server keeps expired keys.
         let now = self.now();
         self.model.run_until(now);
-        self.ok("CLIENT UNPAUSE")?;
+        self.expect_ok("CLIENT UNPAUSE")?;
         self.model.server.keys.is_paused = false;
         for (client, db, command) in postponed {
             let reply = self.clients[client].wire.receive()?;
@@ -217,7 +218,7 @@ impl Episode {
         }
         let now = self.now();
         self.model = Model::new(self.config.limits, self.flavor, now);
-        // Fences survive a restart unless the wall clock goes back.
+        // Fences grow over a restart, unless the wall clock was stepped back.
         if self.config.clock_steps {
             self.offsets.forget();
         }
@@ -264,7 +265,7 @@ impl Episode {
         let Some(mut peer) = self.peer_wire.take() else { return Ok(()) };
         let line = format!("REPLICAOF 127.0.0.1 {}", port(&self.server)?);
         peer.call(&line)?;
-        self.follows(&mut peer)?;
+        self.wait_until_peer_follows(&mut peer)?;
         self.peer_wire = Some(peer);
         self.peer_attached = true;
         self.settle(TOLERANCE_MS)?;
@@ -272,7 +273,7 @@ impl Episode {
     }
 
     /// Waits until the peer follows the server.
-    fn follows(&mut self, peer: &mut Wire) -> Outcome {
+    fn wait_until_peer_follows(&mut self, peer: &mut Wire) -> Outcome {
         let its_port = port(&self.server)?.to_string();
         self.until("the peer follows", |episode| {
             Ok(info(peer, "replication", "master_port")? == its_port
@@ -297,7 +298,7 @@ impl Episode {
         self.control.call("CLIENT KILL TYPE replica")?;
         self.packet(client, commands, Wrap::Batch { sleep_ms: 0 }, None)?;
         let Some(mut peer) = self.peer_wire.take() else { return Ok(()) };
-        self.follows(&mut peer)?;
+        self.wait_until_peer_follows(&mut peer)?;
         self.peer_wire = Some(peer);
         self.settle(TOLERANCE_MS)?;
         self.compare_with_peer()
@@ -308,7 +309,7 @@ impl Episode {
         let Some(mut peer) = self.peer_wire.take() else { return Ok(()) };
         let mut rounds = 0;
         let differs = loop {
-            self.quiet(100_000)?;
+            self.wait_for_quiet(100_000)?;
             // WAIT waits for the writes of its own connection, so there must be one.
             let packet = ["SELECT 9", "SET written last", "WAIT 1 10000"].map(words);
             let replies = self.control.call_all(&packet)?;
@@ -349,17 +350,17 @@ impl Episode {
         }
         self.peer_attached = false;
         if unreachable_first {
-            // No server listens there.
+            // No server listens on this port.
             self.control.call("REPLICAOF 127.0.0.1 1")?;
-            self.demoted()?;
+            self.handle_demotion()?;
             thread::sleep(UNREACHABLE);
         }
         self.control.call(&format!("REPLICAOF 127.0.0.1 {}", port_of(self.peer.as_ref())?))?;
-        self.demoted()?;
+        self.handle_demotion()?;
         self.until("the server follows", |episode| {
             Ok(info(&mut episode.control, "replication", "master_link_status")? == "up")
         })?;
-        self.replica_refuses()?;
+        self.check_replica_grants_nothing()?;
         // On a replica, keys expire a little later than on the master.
         thread::sleep(Duration::from_millis(20));
         let client = 0;
@@ -371,7 +372,7 @@ impl Episode {
         self.take_over(&view);
         self.forget_tolerances();
         self.settle(TOLERANCE_MS)?;
-        self.quiet(60_000)?;
+        self.wait_for_quiet(60_000)?;
         self.packet(client, commands, Wrap::Batch { sleep_ms: 0 }, None)?;
         self.peer_wire = Some(peer);
         if attach_at_once { self.attach_peer() } else { Ok(()) }
@@ -379,7 +380,8 @@ impl Episode {
 
     /// Writes keys to the peer that these commands extend or release.
     ///
-    /// So the server need not have had a replica before, and may have no backlog.
+    /// So the commands find keys also if the peer was never a replica of the server. The server may
+    /// then have no replication backlog.
     fn write_keys(peer: &mut Wire, commands: &[(u32, Command)]) -> Outcome {
         peer.call("FLUSHALL")?;
         for (index, (db, command)) in commands.iter().enumerate() {
@@ -397,7 +399,7 @@ impl Episode {
     }
 
     /// Handles the change to a replica, which ends all waits.
-    fn demoted(&mut self) -> Outcome {
+    fn handle_demotion(&mut self) -> Outcome {
         let now = self.now();
         for client in 0..self.clients.len() {
             let Some(waiting) = self.clients[client].waiting.take() else { continue };
@@ -418,7 +420,7 @@ impl Episode {
     }
 
     /// Checks that a replica grants nothing.
-    fn replica_refuses(&mut self) -> Outcome {
+    fn check_replica_grants_nothing(&mut self) -> Outcome {
         let line = format!("LOCK.ACQUIRE {} a 1000", KEYS[0]);
         let reply = self.control.call(&line)?;
         match &reply {
@@ -433,7 +435,7 @@ impl Episode {
 
     /// Compares everything once more at the end of an episode.
     pub(super) fn finish(&mut self) -> Outcome {
-        self.quiet(QUIET_US)?;
+        self.wait_for_quiet(QUIET_US)?;
         if self.peer_attached {
             self.compare_with_peer()?;
             self.detach_peer()?;

@@ -22,7 +22,9 @@ pub(super) type KeyIndex = usize;
 /// A key and its database.
 pub(super) type Place = (u32, KeyIndex);
 
-/// A proposed fence. Those of the server and of the model differ, because their clocks differ.
+/// A proposed fence, in the requests to the server and to the model.
+///
+/// They may differ, because the two grant different fences: their clocks differ.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Hint {
     pub(super) of_server: u64,
@@ -181,7 +183,7 @@ impl Command {
         shown(&self.words())
     }
 
-    /// Returns whether the server treats it as a read.
+    /// Returns whether the server treats the command as a read.
     pub(super) fn is_readonly(&self) -> bool {
         matches!(self, Self::Lock(LockCommand::Inspect { .. } | LockCommand::Scan { .. }))
     }

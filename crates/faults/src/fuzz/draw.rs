@@ -62,7 +62,7 @@ impl Draw<'_> {
     }
 
     fn step(mut self) -> Step {
-        let Some(client) = self.idle() else { return self.end_wait() };
+        let Some(client) = self.idle_client() else { return self.end_wait() };
         let config = self.episode.config;
         if config.roles && self.chance(0.03) {
             return self.change_roles();
@@ -116,7 +116,7 @@ impl Draw<'_> {
 
     /// Draws a step that ends the wait of a client; any command if no client waits.
     fn end_wait(mut self) -> Step {
-        match (self.waiting(), self.idle()) {
+        match (self.waiting_client(), self.idle_client()) {
             (Some(client), _) if self.chance(0.3) => Step::Disconnect { client },
             (Some(_), Some(client)) => {
                 let db = self.db();
@@ -143,9 +143,9 @@ impl Draw<'_> {
         }
     }
 
-    /// Draws a command that ends the wait of a client.
+    /// Draws a command that ends the wait of a client. Returns `None` if no client waits.
     fn end(&mut self) -> Option<Command> {
-        let client = self.waiting()?;
+        let client = self.waiting_client()?;
         let id = self.episode.clients[client].wire.id;
         Some(if self.chance(0.4) {
             Command::Kill { client, id }
@@ -154,11 +154,11 @@ impl Draw<'_> {
         })
     }
 
-    fn idle(&mut self) -> Option<usize> {
+    fn idle_client(&mut self) -> Option<usize> {
         self.some_client(|waits| !waits)
     }
 
-    fn waiting(&mut self) -> Option<usize> {
+    fn waiting_client(&mut self) -> Option<usize> {
         self.some_client(|waits| waits)
     }
 
@@ -217,7 +217,8 @@ impl Draw<'_> {
         Step::ChangeRoles { unreachable_first, attach_at_once, commands }
     }
 
-    /// Draws a command, and a packet in which the server sleeps until its deadline has passed.
+    /// Draws a command, and a packet in which the server sleeps until the command's deadline has
+    /// passed.
     fn late(mut self, client: usize) -> Step {
         let (db, key) = self.place();
         let near_ms = LATE_MS;
@@ -271,7 +272,7 @@ impl Draw<'_> {
         let mut meanwhile = Vec::new();
         if self.chance(0.6) {
             let end = if self.chance(0.3) {
-                self.waiting().map(Meanwhile::Disconnect)
+                self.waiting_client().map(Meanwhile::Disconnect)
             } else {
                 self.end().map(Meanwhile::End)
             };
@@ -434,6 +435,7 @@ impl Draw<'_> {
         TOKENS.iter().find(same).copied().unwrap_or(any)
     }
 
+    /// Draws a ttl, or returns `None` as [`Draw::time`] does.
     fn ttl(&mut self) -> Option<u64> {
         let max_ms = self.episode.config.limits.max_ttl_ms;
         if max_ms > 10_000 {
@@ -442,7 +444,7 @@ impl Draw<'_> {
         self.time(0.03, 300, max_ms, max_ms)
     }
 
-    /// Draws how long a key lives that an operator writes.
+    /// Draws the time until a key of an operator expires, or returns `None` as [`Draw::time`] does.
     fn lifetime(&mut self) -> Option<u64> {
         let max_ms = self.episode.config.limits.max_ttl_ms;
         if max_ms > 10_000 {
@@ -454,7 +456,7 @@ impl Draw<'_> {
     /// Draws the time until an event, in milliseconds: near with the probability `near`, otherwise
     /// from `from_ms` to `to_ms`.
     ///
-    /// Returns `None` if each time that it tried is too close to another event.
+    /// Returns `None` if all times that were drawn are too close to another event.
     fn time(&mut self, near: f64, from_ms: u64, to_ms: u64, max_ms: u64) -> Option<u64> {
         let now_us = self.now.monotonic.us();
         for _ in 0..20 {

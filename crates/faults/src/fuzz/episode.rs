@@ -24,12 +24,12 @@ const SLACK_US: u64 = 15_000;
 const SLOW_STEP_US: u64 = 25_000;
 /// Time limit for the server and the model to agree.
 const SETTLE_LIMIT: Duration = Duration::from_millis(600);
-/// Smallest number of comparisons before they count as different.
+/// Smallest number of comparisons before the server and the model count as different.
 const SETTLE_ROUNDS: u32 = 8;
-/// Largest difference of an expiry that the module wrote by itself, in milliseconds.
+/// Largest difference of an expiry that the module wrote without a command, in milliseconds.
 const OWN_WRITE_TOLERANCE_MS: u64 = 200;
 
-/// Largest difference of a mirror's expiry, in milliseconds.
+/// Largest difference of a mirror's expiry from that in the model, in milliseconds.
 ///
 /// The module reads its two clocks one after the other, and may be interrupted in between.
 const CLOCKS_APART_MS: u64 = 10;
@@ -87,10 +87,12 @@ pub(super) struct Episode {
     pub(super) config: Config,
     pub(super) dice: StdRng,
     pub(super) server: Server,
+    /// A second server, which can be a replica or the master of the first.
     pub(super) peer: Option<Server>,
     pub(super) peer_wire: Option<Wire>,
     /// Whether the peer follows the server.
     pub(super) peer_attached: bool,
+    /// The connection for an operator's commands and for comparisons.
     pub(super) control: Wire,
     pub(super) clients: Vec<Client>,
     pub(super) model: Model,
@@ -101,7 +103,7 @@ pub(super) struct Episode {
     pub(super) dumps: Vec<Vec<u8>>,
     started: Instant,
     tickets: u64,
-    /// The allowed differences of expiries from those of the model, in milliseconds.
+    /// For each expiry in the model, the allowed difference on the server, in milliseconds.
     tolerance_ms: BTreeMap<u64, u64>,
     history: VecDeque<String>,
     last_view: View,
@@ -189,7 +191,7 @@ impl Episode {
         progress: &mut dyn FnMut(u64, &'static str),
     ) -> Outcome {
         for step in 1..=limit.min(self.config.steps) {
-            self.quiet(GUARD_US)?;
+            self.wait_for_quiet(GUARD_US)?;
             let drawn = draw(self);
             let kind = drawn.kind();
             self.take(drawn)?;
@@ -239,7 +241,7 @@ impl Episode {
     }
 
     /// Waits until no event is due within `for_us`.
-    pub(super) fn quiet(&mut self, for_us: u64) -> Outcome {
+    pub(super) fn wait_for_quiet(&mut self, for_us: u64) -> Outcome {
         for _ in 0..400 {
             let now = self.now();
             let next = self.deadlines(now).into_iter().min();
@@ -277,7 +279,7 @@ impl Episode {
         late: Option<Now>,
     ) -> Outcome {
         if late.is_none() && wrap.sleep_ms() > 0 {
-            self.quiet(wrap.sleep_ms() * 1000 + 2 * GUARD_US)?;
+            self.wait_for_quiet(wrap.sleep_ms() * 1000 + 2 * GUARD_US)?;
         }
         let from = self.now();
         let deadlines = if late.is_some() { Vec::new() } else { self.deadlines(from) };
@@ -396,9 +398,9 @@ impl Episode {
     ) -> Outcome {
         match command {
             Command::Unblock { client, with_error, .. } => {
-                return self.unblocked(now, *client, *with_error, reply);
+                return self.handle_unblock(now, *client, *with_error, reply);
             }
-            Command::Kill { client, .. } => return self.killed(now, *client, reply),
+            Command::Kill { client, .. } => return self.handle_kill(now, *client, reply),
             _ => {}
         }
         let may_block = !matches!(wrap, Wrap::Multi { .. } | Wrap::Script { .. });
@@ -434,17 +436,17 @@ impl Episode {
                 "{}: the client is blocked, the model expects {expected:?}",
                 command.shown()
             ))),
-            (_, Some(reply), _) => self.same(&command.shown(), &expected, reply),
+            (_, Some(reply), _) => self.check_reply(&command.shown(), &expected, reply),
         }
     }
 
-    fn same(&mut self, what: &str, expected: &Expected, reply: &Reply) -> Outcome {
+    fn check_reply(&mut self, what: &str, expected: &Expected, reply: &Reply) -> Outcome {
         compare(expected, reply, &mut self.offsets)
             .map_err(|why| Trouble::Difference(format!("{what}: {why}")))
     }
 
     /// Handles an executed `CLIENT UNBLOCK`.
-    fn unblocked(
+    fn handle_unblock(
         &mut self,
         now: Now,
         client: usize,
@@ -467,11 +469,11 @@ impl Episode {
             answer(&waiting, self.model.unblock(now, ticket))
         };
         self.model.forget_wake(ticket);
-        self.answered(client, &expected)
+        self.check_answer(client, &expected)
     }
 
     /// Handles an executed `CLIENT KILL`.
-    fn killed(&mut self, now: Now, client: usize, reply: Option<&Reply>) -> Outcome {
+    fn handle_kill(&mut self, now: Now, client: usize, reply: Option<&Reply>) -> Outcome {
         if reply != Some(&Reply::Int(1)) {
             return Err(Trouble::Difference(format!("CLIENT KILL was answered {reply:?}")));
         }
@@ -507,7 +509,7 @@ impl Episode {
         after: &[(u32, Command)],
         wrap: Wrap,
     ) -> Outcome {
-        self.quiet(6 * GUARD_US)?;
+        self.wait_for_quiet(6 * GUARD_US)?;
         let waits = before.1.may_wait();
         let first = self.now();
         self.note(format!("client {client}, late: [{}] {}", before.0, before.1.shown()));
@@ -536,7 +538,7 @@ impl Episode {
     }
 
     /// Checks that clients receive the answers of the node, and no others.
-    fn compare_answers(&mut self) -> Outcome {
+    fn check_answers(&mut self) -> Outcome {
         for (ticket, reply) in self.model.answers() {
             let its = |client: &Client| {
                 client.waiting.as_ref().is_some_and(|waiting| waiting.ticket == ticket)
@@ -544,13 +546,13 @@ impl Episode {
             let Some(client) = self.clients.iter().position(its) else { continue };
             let waiting = self.clients[client].waiting.clone();
             let Some(waiting) = waiting else { continue };
-            self.answered(client, &answer(&waiting, reply))?;
+            self.check_answer(client, &answer(&waiting, reply))?;
         }
         Ok(())
     }
 
     /// Checks the answer of a client that waited.
-    fn answered(&mut self, client: usize, expected: &Expected) -> Outcome {
+    fn check_answer(&mut self, client: usize, expected: &Expected) -> Outcome {
         let (started, mut rounds) = (Instant::now(), 0);
         let reply = loop {
             if let Some(reply) = self.clients[client].wire.try_receive()? {
@@ -569,7 +571,7 @@ impl Episode {
         };
         self.note(format!("  client {client} is answered {reply:?}"));
         self.clients[client].waiting = None;
-        self.same(&format!("the answer to client {client}"), expected, &reply)
+        self.check_reply(&format!("the answer to client {client}"), expected, &reply)
     }
 
     /// Compares all visible state again and again, until the server and the model agree.
@@ -578,7 +580,7 @@ impl Episode {
         loop {
             let now = self.now();
             self.model.run_until(now);
-            self.compare_answers()?;
+            self.check_answers()?;
             let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
             self.note_tolerance(match rounds {
                 0 => tolerance_ms,
@@ -624,9 +626,9 @@ impl Episode {
         Ok(None)
     }
 
-    /// Allows this difference, in milliseconds, of expiries that were written now.
+    /// Allows this difference, in milliseconds, for all expiries that are new in the model.
     ///
-    /// It stays allowed when such a key is copied or moved later.
+    /// An expiry keeps its tolerance when its key is copied or moved later.
     fn note_tolerance(&mut self, ms: u64) {
         let expiries =
             self.model.server.keys.iter().filter_map(|(_, _, value)| value.expires_at_ms);
@@ -652,7 +654,7 @@ impl Episode {
             let now = self.now();
             self.check_time(from, &deadlines, 0)?;
             let expected = self.model.inspect(now, place);
-            self.same(
+            self.check_reply(
                 &format!("[{}] LOCK.INSPECT {}", place.0, KEYS[place.1]),
                 &expected,
                 &replies[1],
@@ -779,7 +781,7 @@ fn packed(commands: &[(u32, Command)], wrap: Wrap) -> (Vec<Words>, Layout) {
 }
 
 fn now(started: Instant, wall: &WallClock) -> Now {
-    // Keeps all times after the fixed point of the clock.
+    // The episode starts this long after the fixed point of the monotonic clock.
     const START_US: u64 = 1_000_000_000;
     let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -34,7 +34,7 @@ use self::episode::{Episode, Trouble};
 pub struct Plan {
     /// Seed of all steps.
     pub seed: u64,
-    /// The smallest number of steps.
+    /// The number of steps. A difference ends the run earlier.
     pub steps: u64,
     /// The number of the first episode.
     pub first_episode: u64,

@@ -41,7 +41,7 @@ pub(super) enum Expected {
         waits: bool,
         /// The granted key, if the reply names it.
         key: Option<usize>,
-        /// The fences of shared locks may be equal, or in any order.
+        /// The mode of the lock. The fences of shared locks may be equal, or in any order.
         mode: Mode,
     },
     Nil,
@@ -138,7 +138,7 @@ impl Model {
         expiries.map(|at_ms| at(now, at_ms)).min()
     }
 
-    /// Returns all times from now on at which an event may happen by itself.
+    /// Returns all times from now on at which an event may happen without a command.
     pub(super) fn deadlines(&self, now: Now) -> Vec<Monotonic> {
         let mut all: Vec<_> = self
             .server
@@ -149,7 +149,7 @@ impl Model {
             .collect();
         let in_ms = |ms: u64| now.monotonic.plus_us(ms.saturating_mul(1000));
         all.extend(self.server.node.deadlines().filter(|at| *at > now.monotonic));
-        if let Some((_, Some(left_ms))) = self.server.node.abstains(now.monotonic) {
+        if let Some((_, Some(left_ms))) = self.server.node.abstention(now.monotonic) {
             all.push(in_ms(left_ms));
         }
         // Only the node knows when it writes a missing mirror again.
@@ -205,8 +205,9 @@ impl Model {
         let name = |text: &str| Name::from_slice(text.as_bytes());
         let names = |keys: &[usize]| keys.iter().map(|&key| name(KEYS[key])).collect::<Vec<_>>();
         let places = |keys: &[usize]| keys.iter().map(|&key| (db, key)).collect::<Vec<_>>();
-        let ttl =
-            |ms: u64| Ttl::at_most(ms, max_ttl.ms()).unwrap_or_else(|error| panic!("{error}"));
+        let ttl = |ms: u64| {
+            Ttl::from_ms_up_to(ms, max_ttl.ms()).unwrap_or_else(|error| panic!("{error}"))
+        };
         let fence =
             |hint: Option<super::command::Hint>| hint.and_then(|hint| Fence::new(hint.of_model));
         match command {
@@ -576,7 +577,7 @@ impl Model {
             "  {} leases, {} waiters, abstains {:?}, {:?}",
             node.leases(),
             node.waiters(),
-            node.abstains(now.monotonic),
+            node.abstention(now.monotonic),
             node.stats()
         ));
         lines.join("\n")

@@ -35,7 +35,7 @@ impl Offsets {
         self.seen.clear();
     }
 
-    /// Compares a fence of this key.
+    /// Compares a fence of this key with the earlier ones, and keeps it.
     ///
     /// Fences that are equal in the model must be equal on the server. Different ones must have the
     /// same order on both.
@@ -128,7 +128,9 @@ pub(super) fn compare(
     }
 }
 
-/// Returns the key and the fields of a lock in a list.
+/// Returns the key and the other fields of a lock in a reply to `LOCK.SCAN`.
+///
+/// Returns `None` for any other reply.
 fn listed(lock: &Reply) -> Option<(KeyIndex, &[Reply])> {
     let Reply::Array(fields) = lock else { return None };
     let [Reply::Bulk(name), Reply::Bulk(key), fields @ ..] = &fields[..] else { return None };
@@ -136,7 +138,9 @@ fn listed(lock: &Reply) -> Option<(KeyIndex, &[Reply])> {
     (name == b"key").then_some((index, fields))
 }
 
-/// Returns whether the values of a key are the same, or both were drawn by a revocation.
+/// Returns whether two values of a key are the same.
+///
+/// Ignores the random start of a value that a revocation drew.
 fn same_value(of_model: &[u8], of_server: &[u8]) -> bool {
     fn is_drawn(value: &[u8]) -> bool {
         value.starts_with(UNKNOWN.as_bytes())

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use super::now;
 
-/// Returns the random numbers of a client. Each client has a sequence of its own.
+/// Returns the random number generator of a client. Each client has a different sequence.
 pub(crate) fn random_of(seed: u64, client: u32) -> StdRng {
     StdRng::seed_from_u64(seed ^ (u64::from(client) + 1) << 32)
 }
@@ -28,7 +28,7 @@ pub(crate) async fn finish(
     Ok(())
 }
 
-/// Returns the end of the lock's validity.
+/// Returns the end of the lock's validity, by the clock of [`now`].
 pub(crate) fn held_until(lock: &Lock) -> Duration {
     // The clock is read first, so that the result is never later than the lock says.
     let now = now();

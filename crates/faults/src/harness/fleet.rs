@@ -153,7 +153,9 @@ impl Fleet {
         Ok(())
     }
 
-    /// Recovers all masters of an incident at once, so that a majority may forget within one ttl.
+    /// Recovers all masters of an incident at the same time.
+    ///
+    /// So a majority of them can forget a lock that is still held.
     fn recover(&mut self, incident: &Incident) -> Result<()> {
         let Incident { accident, masters, network, .. } = incident;
         let hit = self.masters.iter_mut().enumerate().filter(|(index, _)| masters.contains(index));
@@ -265,7 +267,7 @@ impl Master {
 
     /// Returns how many leases outlived their keys since the server started.
     ///
-    /// Returns 0 for a server that is down or paused: a killed server has forgotten the number.
+    /// Returns 0 for a server that does not answer.
     pub fn saved_leases(&self) -> u64 {
         let saved = || -> Result<u64> {
             let connection = &mut self.connection()?;
@@ -304,7 +306,8 @@ impl Master {
     }
 }
 
-/// Lowers the memory limit and fills memory, so that the server evicts keys. Then frees it again.
+/// Lowers the memory limit and writes filler keys, so that the server evicts keys. Then removes the
+/// limit and the filler keys.
 fn evict(connection: &mut Connection) -> Result<()> {
     const ROOM_BYTES: u64 = 256 << 10;
     const BATCHES: usize = 30;

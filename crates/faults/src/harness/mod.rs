@@ -37,7 +37,7 @@ pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 pub enum Protected {
     /// The module and the client run as the documentation describes.
     Yes,
-    /// One protection is removed. This is the baseline, which must show the harm.
+    /// One protection is removed. Such a run is a baseline.
     No,
 }
 

@@ -2,7 +2,8 @@ use std::time::Duration;
 
 use redis::{Client, Cmd, Connection, FromRedisValue, RedisError, RedisResult};
 
-/// A blocking connection to a node. After a failure, the next call opens it again.
+/// A blocking connection to a node. After a timeout or a lost connection, the next call opens a new
+/// one.
 pub(crate) struct PlainNode {
     client: Client,
     connection: Option<Connection>,

@@ -27,8 +27,8 @@ const LONG_WORK: f64 = 0.05;
 const DEATHS: f64 = 0.005;
 /// The fraction of writers that become readers.
 const DOWNGRADES: f64 = 0.25;
-/// Limit of a wait in a run without random accidents. No wait takes so long.
-const CALM_WAIT: Duration = Duration::from_secs(30);
+/// Limit of a wait in an orderly run. No wait takes so long.
+const ORDERLY_WAIT: Duration = Duration::from_secs(30);
 
 /// What all clients share.
 #[derive(Default)]
@@ -67,12 +67,12 @@ enum Role {
 
 /// Runs the clients of this kind in all networks until `shared.stop` is set.
 ///
-/// If `calm`, all clients work for a short time, release their locks, and wait for as long as
-/// necessary.
+/// In an orderly run, all clients work for a short time, release their locks, and wait for as long
+/// as necessary.
 pub(super) async fn run(
     kind: Kind,
     seed: u64,
-    calm: bool,
+    orderly: bool,
     networks: Vec<Vec<String>>,
     shared: &Arc<Shared>,
 ) -> Result<()> {
@@ -92,7 +92,7 @@ pub(super) async fn run(
         for role in roles {
             let rng = random_of(seed, id);
             let (quorum, shared) = (quorum.clone(), Arc::clone(shared));
-            clients.spawn(Client { id, role, rng, quorum, shared, calm }.run());
+            clients.spawn(Client { id, role, rng, quorum, shared, orderly }.run());
             id += 1;
         }
         quorums.push(quorum);
@@ -107,7 +107,7 @@ struct Client {
     rng: StdRng,
     quorum: Quorum,
     shared: Arc<Shared>,
-    calm: bool,
+    orderly: bool,
 }
 
 impl Client {
@@ -138,7 +138,7 @@ impl Client {
         };
         let ttl = self.rng.random_range(TTL_MIN..=MAX_TTL);
         let lock = lock.ttl(ttl).node_timeout(NODE_TIMEOUT).min_validity(ttl / 10);
-        lock.wait(if self.calm { CALM_WAIT } else { self.up_to(2 * ttl) })
+        lock.wait(if self.orderly { ORDERLY_WAIT } else { self.up_to(2 * ttl) })
     }
 
     async fn hold(&mut self, mut lock: Lock, asked: Duration) {
@@ -152,7 +152,7 @@ impl Client {
             self.shared.record().waits.push(from.saturating_sub(asked));
         }
         self.work().await;
-        if !self.calm && self.rng.random_bool(0.2) {
+        if !self.orderly && self.rng.random_bool(0.2) {
             if lock.extend().await.is_ok() {
                 until = held_until(&lock);
             }
@@ -173,7 +173,7 @@ impl Client {
         // An unconfirmed release continues in the background, so the result does not matter.
         match self.rng.random_range(0.0..1.0) {
             // Like a client that dies: all others wait for the lock's deadline.
-            ..DEATHS if !self.calm => std::mem::forget(lock),
+            ..DEATHS if !self.orderly => std::mem::forget(lock),
             ..0.1 => drop(lock),
             _ => drop(lock.release().await),
         }
@@ -186,7 +186,7 @@ impl Client {
     }
 
     async fn work(&mut self) {
-        let is_long = !self.calm && self.rng.random_bool(LONG_WORK);
+        let is_long = !self.orderly && self.rng.random_bool(LONG_WORK);
         sleep(self.up_to(if is_long { MAX_TTL } else { WORK_MAX })).await;
     }
 

@@ -10,7 +10,7 @@ use crate::harness::{Grant, Overlap};
 pub enum Mode {
     /// Alone: a writer, or the permit of a slot.
     Exclusive,
-    /// Beside others: a reader.
+    /// Beside others: a reader, or in a baseline the holder of a permit.
     Shared,
     /// As a reader that was a writer before, with the fence of the writer.
     Downgraded,
@@ -36,7 +36,8 @@ pub(super) struct Misplaced {
 
 /// Returns pairs of holds of one key that overlap, and of which at least one is exclusive.
 ///
-/// Compares a hold only with the earlier writer, and the earlier reader, that ends last.
+/// Compares a hold only with two of the earlier holds: the writer that ends last, and the reader
+/// that ends last.
 pub(super) fn intrusions(holds: &[Hold]) -> Vec<Overlap> {
     let (mut last_writer, mut last_reader) = (None::<&Hold>, None::<&Hold>);
     let mut intrusions = Vec::new();
@@ -100,7 +101,7 @@ pub(super) fn misplaced(holds: &[Hold]) -> Vec<Misplaced> {
     misplaced
 }
 
-/// Returns how many holds began from `from` until before `to`.
+/// Returns the number of holds that began at `from` or later, and before `to`.
 pub(super) fn begun(holds: &[Hold], from: Duration, to: Duration) -> usize {
     holds.iter().filter(|hold| (from..to).contains(&hold.grant.from)).count()
 }

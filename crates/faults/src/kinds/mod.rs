@@ -43,7 +43,8 @@ const MASTERS: usize = 5;
 const NETWORKS: usize = 2;
 /// `lock.max-ttl`, and so also the length of an abstention.
 const MAX_TTL: Duration = Duration::from_secs(1);
-/// `lock.max-clock-skew`. Short, because a restarted master's fences are ahead for this time.
+/// `lock.max-clock-skew`. Short, because a restarted master begins its fences this far ahead of the
+/// wall clock.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(2);
 /// The key, and the name of the semaphore.
 const KEY: &str = "k";
@@ -135,6 +136,8 @@ pub struct Report {
     /// Fences that are out of order.
     pub misplaced: Vec<String>,
     /// For each master: the rate of locks without it, as a fraction of the rate with all masters.
+    ///
+    /// Empty unless the course stops masters.
     pub without_one: Vec<f64>,
 }
 
@@ -152,10 +155,10 @@ pub fn run(plan: Plan, progress: impl FnMut(Duration, usize)) -> Result<Report> 
             if plan.protected == Protected::No {
                 return baseline::run(plan.kind, plan.seed, &networks[0], &shared);
             }
-            let calm = plan.course != Course::Accidents;
+            let orderly = plan.course != Course::Accidents;
             let runtime =
                 runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-            runtime.block_on(client::run(plan.kind, plan.seed, calm, networks, &shared))
+            runtime.block_on(client::run(plan.kind, plan.seed, orderly, networks, &shared))
         }
     });
 
@@ -389,8 +392,9 @@ impl Report {
 
     /// Returns what is wrong with the run.
     ///
-    /// That is harm, a run without any competition, and, without random accidents, refused calls
-    /// and long waits. For a baseline it is the absence of harm.
+    /// For a baseline, that is the absence of harm. Otherwise it is harm, and a run in which no two
+    /// clients shared the lock or the semaphore. Without random accidents, refused calls, long
+    /// waits, and a low rate of locks are wrong too.
     pub fn complaints(&self) -> Vec<String> {
         let Plan { kind, course, seed, protected, .. } = self.plan;
         let mut complaints = Vec::new();
@@ -407,7 +411,7 @@ impl Report {
         }
         if self.most_at_once < 2 {
             complaints
-                .push("no two clients held it at the same time: the run proves nothing".into());
+                .push("there were no two holders at the same time: the run proves nothing".into());
         }
         if course != Course::Accidents && !self.refusals.is_empty() {
             complaints.push(format!("calls without a lock: {:?}", self.refusals));

@@ -21,7 +21,8 @@ pub(super) fn next_incident(rng: &mut StdRng) -> (Duration, Incident) {
     let (accident, masters, duration) = match rng.random_range(0..100) {
         // Most masters restart at once, so that clients still hold locks from before the kill.
         0..20 => (Accident::Kill(disk), some_masters(rng, 1, 1), down),
-        // A majority at once, so that no majority remembers: abstention covers that too.
+        // A majority at the same time, so that no majority remembers the locks. Abstention must
+        // protect them even then.
         20..35 => (Accident::Kill(disk), some_masters(rng, MASTERS / 2 + 1, MASTERS), down),
         35..45 => (Accident::Shutdown, some_masters(rng, 1, 1), down),
         45..70 => (Accident::Pause, some_masters(rng, 1, MASTERS / 2), duration / 2),

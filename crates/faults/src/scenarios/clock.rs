@@ -14,7 +14,7 @@ const TTL: Duration = Duration::from_millis(800);
 
 /// Steps the clock ahead by a minute: longer than any lock lasts.
 pub static STEPPED_AHEAD: Scenario = Scenario {
-    fault: "wall clock +60 s while a lock is held",
+    accident: "wall clock +60 s while a lock is held",
     baseline: Baseline::Harmed("SET NX PX"),
     round: stepped_ahead,
 };
@@ -26,7 +26,7 @@ fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
     let held = node.acquire_free(way, "held", "holder", TTL)?;
 
     node.step_clock(MINUTE_S)?;
-    tally.injected();
+    tally.count_injected();
     if way == Way::Module {
         node.eventually("the keys are written again", |node| {
             Ok(node.get("released")?.is_some_and(|token| token == released.token)
@@ -41,7 +41,7 @@ fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
 
 /// Steps the clock back by an hour.
 pub static STEPPED_BACK: Scenario = Scenario {
-    fault: "wall clock −1 h while a lock is held",
+    accident: "wall clock −1 h while a lock is held",
     baseline: Baseline::Harmed("SET NX PX"),
     round: stepped_back,
 };
@@ -55,14 +55,15 @@ fn stepped_back(protected: Protected, tally: &mut Tally) -> Result<()> {
     let mut node = Node::start(|builder| builder)?;
     let mut min_late = None;
     for attempt in 1..=ATTEMPTS {
-        // Several locks and rounds, so that a moment in which this machine is busy does not count.
+        // Several locks and attempts, so that a moment in which this machine is busy does not
+        // count.
         let held = (0_u32..5).map(|n| {
             let ttl = TTL + n * Duration::from_millis(30);
             node.acquire_free(way, &format!("key {attempt} {n}"), "holder", ttl)
         });
         let held: Vec<_> = held.collect::<Result<_>>()?;
         node.step_clock(-HOUR_S)?;
-        tally.injected();
+        tally.count_injected();
         let late =
             held.iter().map(|held| lateness(&mut node, held, tally)).collect::<Result<Vec<_>>>()?;
         min_late = late.into_iter().flatten().min();
@@ -77,9 +78,10 @@ fn stepped_back(protected: Protected, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Returns the longest possible time from the lock's deadline to the removal of its key.
+/// Returns the time from the latest possible deadline of the lock until its key was found gone.
 ///
-/// Returns `None` if the key still exists long after the deadline.
+/// Returns `None` if the key still exists long after the deadline. Records harm if the key is gone
+/// before the deadline.
 fn lateness(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<Option<Duration>> {
     let limit = Duration::from_millis(500);
     loop {
@@ -97,12 +99,13 @@ fn lateness(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<Option<Du
     }
 }
 
-/// Steps the clock ahead by a minute. A client of plain `SET NX` then writes the expired key.
+/// Steps the clock ahead by a minute. An old client, which uses plain `SET NX PX`, then finds the
+/// key expired and writes it.
 ///
-/// That client has no more protection than `SET NX PX` gives. The module only promises to grant the
-/// lock to none of its own clients meanwhile, and not to change the key of that client.
+/// The module does not protect the old client from the holder. It only grants the lock to none of
+/// its own clients meanwhile, and does not change the old client's key.
 pub static STEPPED_AHEAD_FOR_AN_OLD_CLIENT: Scenario = Scenario {
-    fault: "wall clock +60 s, then SET NX PX by an old client",
+    accident: "wall clock +60 s, then SET NX PX by an old client",
     baseline: Baseline::Harmed("SET NX PX"),
     round: stepped_ahead_for_an_old_client,
 };
@@ -123,7 +126,7 @@ fn stepped_ahead_for_an_old_client(protected: Protected, tally: &mut Tally) -> R
     let Answer::Granted(old) = old else {
         bail!("the old client did not find the key gone: {old:?}")
     };
-    tally.injected();
+    tally.count_injected();
     if protected == Protected::No {
         tally.harm("the old client and the holder both hold the lock");
         return Ok(());

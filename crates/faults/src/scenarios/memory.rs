@@ -1,4 +1,4 @@
-//! Memory runs short, or is freed: evicted keys, and locks that expire unreleased.
+//! Keys are evicted because memory is short, and locks expire unreleased.
 
 use std::time::Duration;
 
@@ -11,26 +11,26 @@ use crate::{Baseline, Scenario, Tally};
 /// Much shorter than the ttl of the filler keys, and much longer than the filling takes.
 const TTL: Duration = Duration::from_secs(60);
 
-/// Evicts the key that would expire soonest: a lock.
+/// Evicts the key that would expire soonest: the lock's.
 pub static VOLATILE_TTL: Scenario = Scenario {
-    fault: "eviction under volatile-ttl",
+    accident: "eviction under volatile-ttl",
     baseline: Baseline::Harmed("SET NX PX"),
-    round: |protected, tally| evicted("volatile-ttl", protected, tally),
+    round: |protected, tally| eviction_round("volatile-ttl", protected, tally),
 };
 
 /// Evicts the key that was not used for the longest time.
 pub static ALLKEYS_LRU: Scenario = Scenario {
-    fault: "eviction under allkeys-lru",
+    accident: "eviction under allkeys-lru",
     baseline: Baseline::Harmed("SET NX PX"),
-    round: |protected, tally| evicted("allkeys-lru", protected, tally),
+    round: |protected, tally| eviction_round("allkeys-lru", protected, tally),
 };
 
-fn evicted(policy: &str, protected: Protected, tally: &mut Tally) -> Result<()> {
+fn eviction_round(policy: &str, protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
     let mut node = start(policy)?;
     let held = node.acquire_free(way, "held", "holder", TTL)?;
     evict(&mut node, way, "held")?;
-    tally.injected();
+    tally.count_injected();
     check_still_held(&mut node, way, &held, tally)
 }
 
@@ -50,6 +50,9 @@ pub(super) fn evict(node: &mut Node, way: Way, key: &str) -> Result<()> {
 }
 
 /// Writes filler keys until the lock's key is evicted.
+///
+/// With the module, `key` is not read, because the module writes it again. Instead, the count of
+/// leases that the module saved from eviction shows that the key was evicted.
 fn fill_until_evicted(node: &mut Node, way: Way, key: &str) -> Result<()> {
     const BATCHES_MAX: usize = 200;
     for batch in 0..BATCHES_MAX {
@@ -74,9 +77,9 @@ pub struct Leftovers {
     pub leases: u64,
     /// Keys in the keyspace.
     pub keys: u64,
-    /// Memory in use, less that before the first lock, in bytes.
+    /// How much more memory is in use than before the first lock, in bytes.
     pub memory_bytes: u64,
-    /// The same while all locks were held, in bytes.
+    /// How much more memory was in use after the last grant than before the first lock, in bytes.
     pub peak_memory_bytes: u64,
 }
 
@@ -88,16 +91,18 @@ const NOISE_BYTES: u64 = 1 << 20;
 /// No client releases the locks, or requests them again.
 ///
 /// # Errors
-/// When a lock was not granted, or something is left long after the last lock has expired.
+/// When the server fails, a lock is not granted, a lease or a key or memory is left long after the
+/// last lock has expired, or the locks are too few to measure their memory.
 pub fn expire_unreleased(locks: u32) -> Result<Leftovers> {
     const BATCH: u32 = 1000;
     let mut node = Node::start(|builder| builder)?;
-    // Memory that the first use keeps on purpose is in use before the measurement.
+    // The server and the module keep some of the memory that the first locks need. It must be in
+    // use before the measurement.
     node.acquire_all((0..BATCH).map(|n| format!("warm {n}")), "token", Duration::from_millis(1))?;
     node.eventually("the first locks are gone", |node| Ok(node.leases()? == 0))?;
     let before_bytes = node.info("memory", "used_memory")?;
 
-    // Long enough to hold as many locks at once as an ordinary test acquires.
+    // Long enough for 100,000 locks, as in the test, to be held at the same time.
     let ttl = Duration::from_secs(3);
     let mut granted = 0;
     for batch in 0..locks.div_ceil(BATCH) {

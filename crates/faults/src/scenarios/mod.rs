@@ -1,13 +1,13 @@
 //! All accidents of a single node, and the table of their results.
 //!
 //! - `clock`: the wall clock is stepped
-//! - `memory`: memory runs short, or is freed
+//! - `memory`: keys are evicted, and locks expire unreleased
 //! - `module`: an operator reconfigures or unloads the module
 //! - `operator`: an operator changes the key of a lock
-//! - `permits`: the same accidents to the permits of a semaphore
-//! - `reload`: a server replaces its data
-//! - `restart`: a server restarts, and has lost data
-//! - `shared`: the same accidents to a lock that readers share
+//! - `permits`: accidents while all permits of a semaphore are held
+//! - `reload`: a server loads its data again, or a replica is promoted
+//! - `restart`: a server restarts, mostly with less data than before
+//! - `shared`: accidents while readers share a lock
 
 pub mod clock;
 pub mod memory;
@@ -79,7 +79,7 @@ pub struct Table {
 
 #[derive(Debug)]
 struct Row {
-    fault: &'static str,
+    accident: &'static str,
     baseline: Baseline,
     with: Tally,
     /// `None` where there is no baseline.
@@ -89,7 +89,7 @@ struct Row {
 /// Runs all scenarios, and calls `progress` before each.
 ///
 /// # Errors
-/// When a fault could not be injected.
+/// When an accident could not be caused, or a server failed in another way.
 pub fn table(rounds: u32, mut progress: impl FnMut(&Scenario)) -> Result<Table> {
     let mut table = Table::default();
     for scenario in ALL {
@@ -101,14 +101,19 @@ pub fn table(rounds: u32, mut progress: impl FnMut(&Scenario)) -> Result<Table> 
             }
             Baseline::None(_) => None,
         };
-        table.rows.push(Row { fault: scenario.fault, baseline: scenario.baseline, with, without });
+        table.rows.push(Row {
+            accident: scenario.accident,
+            baseline: scenario.baseline,
+            with,
+            without,
+        });
     }
     Ok(table)
 }
 
 impl Table {
-    /// Returns what is wrong: harm despite the protection, and baselines that differ from what
-    /// their scenarios say.
+    /// Returns what is wrong: harm despite the protection, accidents that did not happen, and
+    /// baselines that differ from what their scenarios say.
     pub fn complaints(&self) -> Vec<String> {
         self.rows.iter().flat_map(Row::complaints).collect()
     }
@@ -116,21 +121,21 @@ impl Table {
 
 impl Row {
     fn complaints(&self) -> Vec<String> {
-        let fault = self.fault;
+        let accident = self.accident;
         let mut complaints: Vec<_> =
-            self.with.harms.iter().map(|harm| format!("{fault}: {harm}")).collect();
+            self.with.harms.iter().map(|harm| format!("{accident}: {harm}")).collect();
         if self.with.injected == 0 {
-            complaints.push(format!("{fault}: was not injected"));
+            complaints.push(format!("{accident}: did not happen"));
         }
         let harms = self.without.as_ref().map_or(0, |without| without.harms.len());
         match self.baseline {
-            Baseline::Harmed(with) if harms == 0 => {
+            Baseline::Harmed(instead) if harms == 0 => {
                 complaints.push(format!(
-                    "{fault}: does no harm with {with} either: the baseline proves nothing"
+                    "{accident}: does no harm with {instead}, so the baseline proves nothing"
                 ));
             }
             Baseline::Unharmed(why) if harms > 0 => {
-                complaints.push(format!("{fault}: did harm, although: {why}"));
+                complaints.push(format!("{accident}: did harm, although: {why}"));
             }
             _ => {}
         }
@@ -140,10 +145,10 @@ impl Row {
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "| fault | times injected | harm without protection | harm with |")?;
+        writeln!(f, "| accident | times | harm without the protection | harm with it |")?;
         writeln!(f, "|---|---|---|---|")?;
         self.rows.iter().try_for_each(|row| {
-            let Row { fault, with, without, .. } = row;
+            let Row { accident, with, without, .. } = row;
             let without = match (row.baseline, without) {
                 (Baseline::Harmed(how) | Baseline::Unharmed(how), Some(tally)) => {
                     format!("{} of {} ({how})", tally.harms.len(), tally.injected)
@@ -152,7 +157,7 @@ impl fmt::Display for Table {
                     format!("– ({why})")
                 }
             };
-            writeln!(f, "| {fault} | {} | {without} | {} |", with.injected, with.harms.len())
+            writeln!(f, "| {accident} | {} | {without} | {} |", with.injected, with.harms.len())
         })
     }
 }
@@ -172,7 +177,8 @@ const fn module_or_set_nx(protected: Protected) -> Way {
 struct Abstention {
     /// The largest ttl, which is the length of the abstention.
     ///
-    /// Long in a baseline: it does not wait for the end of the lock, which must outlast the start.
+    /// Long in a baseline: the lock must outlast the start of the server, and the run does not wait
+    /// for the end of the lock.
     max_ttl: Duration,
     rejoin_delay_ms: i64,
 }
@@ -198,7 +204,7 @@ impl Abstention {
         let killed_at = Instant::now();
         node.restart(self.rejoin_delay_ms)?;
         ensure!(!node.exists(key)?, "the disk was not empty");
-        tally.injected();
+        tally.count_injected();
         Ok(killed_at)
     }
 
@@ -260,8 +266,8 @@ fn check_still_held(node: &mut Node, way: Way, held: &Held, tally: &mut Tally) -
     Ok(())
 }
 
-/// Checks that the holder can extend the lock, that others are refused until it ends, and that it
-/// ends after its deadline.
+/// Checks that the holder can extend the lock, and that another client is granted it after its
+/// deadline, and not before.
 fn check_ends_in_time(node: &mut Node, way: Way, held: &Held, tally: &mut Tally) -> Result<()> {
     let extended = node.extend(way, held)?;
     // A slow machine may extend too late.

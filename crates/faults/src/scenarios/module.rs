@@ -9,9 +9,9 @@ use super::{Abstention, MINUTE_S};
 use crate::harness::{Answer, Node, Protected, Way};
 use crate::{Baseline, Scenario, Tally};
 
-/// A shorter delay applies only to the next start.
+/// A shorter `lock.rejoin-delay` applies only to the next start.
 pub static REJOIN_DELAY: Scenario = Scenario {
-    fault: "CONFIG SET lock.rejoin-delay 0 during an abstention",
+    accident: "CONFIG SET lock.rejoin-delay 0 during an abstention",
     baseline: Baseline::Harmed("lock.rejoin-delay 0 from the start"),
     round: rejoin_delay,
 };
@@ -25,13 +25,13 @@ fn rejoin_delay(protected: Protected, tally: &mut Tally) -> Result<()> {
     let killed_at = Instant::now();
     node.restart(abstention.rejoin_delay_ms)?;
     node.set_config("lock.rejoin-delay", "0")?;
-    tally.injected();
+    tally.count_injected();
     abstention.check(&mut node, protected, &held, killed_at, "start", tally)
 }
 
 /// The largest ttl limits how long forgotten locks may still be held, so it must not change.
 pub static MAX_TTL: Scenario = Scenario {
-    fault: "CONFIG SET lock.max-ttl",
+    accident: "CONFIG SET lock.max-ttl",
     baseline: Baseline::None("the server must refuse it"),
     round: max_ttl,
 };
@@ -39,7 +39,7 @@ pub static MAX_TTL: Scenario = Scenario {
 fn max_ttl(_: Protected, tally: &mut Tally) -> Result<()> {
     let mut node = Node::start(|builder| builder.arg("lock.max-ttl", 2000))?;
     for ms in ["1000", "3000", "2000"] {
-        tally.injected();
+        tally.count_injected();
         let is_set = node.set_config("lock.max-ttl", ms);
         tally.must(is_set.is_err(), || format!("lock.max-ttl was set to {ms}"));
     }
@@ -53,10 +53,10 @@ fn max_ttl(_: Protected, tally: &mut Tally) -> Result<()> {
 
 /// The module is unloaded, and loaded again later. Meanwhile the keys are ordinary strings.
 ///
-/// A step of the clock expires them, and no module protects the locks. When the module is loaded
-/// again, the node abstains.
+/// A step of the clock expires the keys, and no module protects the locks. When the module is
+/// loaded again, the node abstains.
 pub static UNLOAD_AND_LOAD: Scenario = Scenario {
-    fault: "MODULE UNLOAD, wall clock +60 s, MODULE LOAD",
+    accident: "MODULE UNLOAD, wall clock +60 s, MODULE LOAD",
     baseline: Baseline::Harmed("rejoin-delay 0"),
     round: unload_and_load,
 };
@@ -68,7 +68,7 @@ fn unload_and_load(protected: Protected, tally: &mut Tally) -> Result<()> {
     let held = node.acquire_free(Way::Module, "key", "holder", abstention.max_ttl)?;
     let _: String = node.call(&["MODULE", "UNLOAD", "lock"])?;
     let unloaded_at = Instant::now();
-    tally.injected();
+    tally.count_injected();
     tally.must(node.get("key")?.as_deref() == Some("holder"), || "the key is gone".into());
     let other = node.acquire(Way::SetNx, "key", "another", abstention.max_ttl)?;
     tally.must(matches!(other, Answer::Refused), || {
@@ -87,7 +87,7 @@ fn unload_and_load(protected: Protected, tally: &mut Tally) -> Result<()> {
 
 /// A module that alone knows of a lock cannot be unloaded.
 pub static UNLOAD_WITHOUT_MIRRORS: Scenario = Scenario {
-    fault: "MODULE UNLOAD while a lock's key is lost",
+    accident: "MODULE UNLOAD while a lock's key is lost",
     baseline: Baseline::None("the server must refuse it"),
     round: unload_without_mirrors,
 };
@@ -100,7 +100,7 @@ fn unload_without_mirrors(_: Protected, tally: &mut Tally) -> Result<()> {
     // Both commands run in one turn, so that the module cannot write the mirror again in between.
     // The first one finds that the key has expired.
     let unloaded = node.call_all(&[&["EXISTS", "key"], &["MODULE", "UNLOAD", "lock"]])?;
-    tally.injected();
+    tally.count_injected();
     tally.must(unloaded[1].is_err(), || "the module was unloaded".into());
     tally.must(node.extend(Way::Module, &held)?.is_some(), || {
         "the holder could not extend the lock".into()

@@ -1,7 +1,8 @@
 //! An operator changes the key of a lock by a command.
 //!
-//! That is no accident. Most of these commands end the lock, as they would end a lock that is only
-//! a key. Here it is harm if the lock does not obey the command.
+//! Such a command is no accident. Most of these commands end the lock, as they would end a lock
+//! that is only a key. These scenarios record harm if a command does not have the effect on the
+//! lock that it must have.
 
 use std::time::{Duration, Instant};
 
@@ -15,8 +16,11 @@ use crate::{Baseline, Scenario, Tally};
 const TTL: Duration = PATIENCE;
 const MUST_OBEY: Baseline = Baseline::None("an operator's command: the lock must obey it");
 
-const fn command(fault: &'static str, round: fn(Protected, &mut Tally) -> Result<()>) -> Scenario {
-    Scenario { fault, baseline: MUST_OBEY, round }
+const fn command(
+    accident: &'static str,
+    round: fn(Protected, &mut Tally) -> Result<()>,
+) -> Scenario {
+    Scenario { accident, baseline: MUST_OBEY, round }
 }
 
 /// The lock ends. The same holds for UNLINK, GETDEL and other commands that remove a key.
@@ -27,12 +31,12 @@ pub static DEL: Scenario = command("DEL, UNLINK, GETDEL of a held lock", |_, tal
     Ok(())
 });
 
-/// The lock ends. Under the new name, the key is an ordinary string that its token holds.
+/// The lock ends. Under the new name, the key is a foreign string whose value is the token.
 pub static RENAME: Scenario = command("RENAME of a held lock", |_, tally| {
     let mut node = Node::start(|builder| builder)?;
     let held = node.acquire_free(Way::Module, "key", "holder", TTL)?;
     let _: String = node.call(&["RENAME", "key", "other"])?;
-    tally.injected();
+    tally.count_injected();
     check_ended(&mut node, &held, tally)?;
     check_held_as_string(&mut node, &held.under("other"), tally)
 });
@@ -44,7 +48,7 @@ pub static EXPIRE_0: Scenario = command("EXPIRE 0 of a held lock", |_, tally| {
     let mut node = Node::start(|builder| builder)?;
     let held = node.acquire_free(Way::Module, "key", "holder", Duration::from_millis(800))?;
     let _: i64 = node.call(&["EXPIRE", "key", "0"])?;
-    tally.injected();
+    tally.count_injected();
     if node.is_valkey()? {
         check_ends_in_time(&mut node, Way::Module, &held, tally)
     } else {
@@ -60,14 +64,14 @@ pub static FLUSHALL: Scenario = command("FLUSHALL, FLUSHDB with a held lock", |_
     Ok(())
 });
 
-/// The locks of both databases end, and the node abstains until forgotten locks must have ended.
+/// The locks of both databases end, and the node abstains for `lock.max-ttl`.
 pub static SWAPDB: Scenario = Scenario {
-    fault: "SWAPDB with a held lock",
+    accident: "SWAPDB with a held lock",
     baseline: Baseline::Harmed("SET NX PX"),
-    round: swapped,
+    round: swapdb,
 };
 
-fn swapped(protected: Protected, tally: &mut Tally) -> Result<()> {
+fn swapdb(protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
     let abstention = Abstention::of(protected);
     let mut node =
@@ -75,7 +79,7 @@ fn swapped(protected: Protected, tally: &mut Tally) -> Result<()> {
     let held = node.acquire_free(way, "key", "holder", abstention.max_ttl)?;
     let before = Instant::now();
     let _: String = node.call(&["SWAPDB", "0", "1"])?;
-    tally.injected();
+    tally.count_injected();
     match protected {
         Protected::Yes => abstention.check(&mut node, protected, &held, before, "swapdb", tally),
         Protected::No => {
@@ -88,15 +92,15 @@ fn swapped(protected: Protected, tally: &mut Tally) -> Result<()> {
     }
 }
 
-/// The lock stays, and a copy under another key is an ordinary string that its token holds.
+/// The lock stays, and a copy under another key is a foreign string whose value is the token.
 ///
-/// A copy that replaces the key ends the lock, and is such a string too.
+/// A copy that replaces the key ends the lock, and is a foreign string too.
 pub static RESTORE: Scenario = command("DUMP and RESTORE of a held lock", |_, tally| {
     let mut node = Node::start(|builder| builder)?;
     let held = node.acquire_free(Way::Module, "key", "holder", TTL)?;
     let dumped: Vec<u8> = node.call(&["DUMP", "key"])?;
     node.restore("copy", &dumped, TTL)?;
-    tally.injected();
+    tally.count_injected();
     check_refused(&mut node, "key", tally)?;
     check_held_as_string(&mut node, &held.under("copy"), tally)?;
 
@@ -107,7 +111,7 @@ pub static RESTORE: Scenario = command("DUMP and RESTORE of a held lock", |_, ta
     check_held_as_string(&mut node, &held, tally)
 });
 
-/// The lock ends. On the other server, the key is an ordinary string that its token holds.
+/// The lock ends. On the other server, the key is a foreign string whose value is the token.
 pub static MIGRATE: Scenario = command("MIGRATE of a held lock", |_, tally| {
     let mut node = Node::start(|builder| builder)?;
     let mut other = Node::start(quorlock_testkit::ServerBuilder::tcp)?;
@@ -120,7 +124,7 @@ pub static MIGRATE: Scenario = command("MIGRATE of a held lock", |_, tally| {
         "0",
         "5000",
     ])?;
-    tally.injected();
+    tally.count_injected();
     check_ended(&mut node, &held, tally)?;
     check_held_as_string(&mut other, &held, tally)
 });
@@ -130,7 +134,7 @@ fn check_ended_by(tally: &mut Tally, command: impl FnOnce(&mut Node) -> Result<(
     let mut node = Node::start(|builder| builder)?;
     let held = node.acquire_free(Way::Module, "key", "holder", TTL)?;
     command(&mut node)?;
-    tally.injected();
+    tally.count_injected();
     check_ended(&mut node, &held, tally)
 }
 
@@ -152,7 +156,8 @@ fn check_refused(node: &mut Node, key: &str, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Checks that no other client is granted the lock, and that its holder can adopt and release it.
+/// Checks that the key holds a foreign string: other clients are refused, and the holder, who knows
+/// its value, can extend and release it.
 fn check_held_as_string(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<()> {
     check_refused(node, &held.key, tally)?;
     tally.must(node.extend(Way::Module, held)?.is_some(), || {

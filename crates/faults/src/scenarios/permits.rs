@@ -17,7 +17,7 @@ const SET_NX: Baseline = Baseline::Harmed("SET NX PX of each slot");
 
 /// Steps the clock ahead by a minute: longer than any permit lasts.
 pub static STEPPED_AHEAD: Scenario = Scenario {
-    fault: "wall clock +60 s while all permits are held",
+    accident: "wall clock +60 s while all permits are held",
     baseline: SET_NX,
     round: stepped_ahead,
 };
@@ -27,7 +27,7 @@ fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
     let mut node = Node::start(|builder| builder)?;
     let permits = acquire_both(&mut node, way, SHORT_TTL)?;
     node.step_clock(MINUTE_S)?;
-    tally.injected();
+    tally.count_injected();
     let first_end = permits.iter().map(Held::must_last_until).min();
     let until = permits[0].must_end_by() + PATIENCE;
     let granted = loop {
@@ -47,23 +47,23 @@ fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
 
 /// Evicts the slot that would expire soonest.
 pub static EVICTION: Scenario = Scenario {
-    fault: "eviction under volatile-ttl while all permits are held",
+    accident: "eviction under volatile-ttl while all permits are held",
     baseline: SET_NX,
-    round: evicted,
+    round: eviction,
 };
 
-fn evicted(protected: Protected, tally: &mut Tally) -> Result<()> {
+fn eviction(protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
     let mut node = memory::start("volatile-ttl")?;
     let permits = acquire_both(&mut node, way, TTL)?;
     memory::evict(&mut node, way, SLOTS[0])?;
-    tally.injected();
+    tally.count_injected();
     check_all_held(&mut node, way, &permits, tally)
 }
 
 /// The server is killed, and restarted without any data.
 pub static EMPTY_DISK: Scenario = Scenario {
-    fault: "kill -9, restart on an empty disk while all permits are held",
+    accident: "kill -9, restart on an empty disk while all permits are held",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
     round: empty_disk,
 };
@@ -87,17 +87,17 @@ fn empty_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
 
 /// An operator's command ends one permit, and no other.
 pub static DEL: Scenario = Scenario {
-    fault: "DEL of one slot while all permits are held",
+    accident: "DEL of one slot while all permits are held",
     baseline: Baseline::None("the command must end that permit"),
-    round: deleted,
+    round: del,
 };
 
-fn deleted(_: Protected, tally: &mut Tally) -> Result<()> {
+fn del(_: Protected, tally: &mut Tally) -> Result<()> {
     let mut node = Node::start(|builder| builder)?;
     let way = Way::Module;
     let permits = acquire_both(&mut node, way, TTL)?;
     let _: u64 = node.call(&["DEL", SLOTS[1]])?;
-    tally.injected();
+    tally.count_injected();
     tally.must(node.extend(way, &permits[1])?.is_none(), || {
         "the holder could still extend the permit".into()
     });

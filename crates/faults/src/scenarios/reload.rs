@@ -1,4 +1,4 @@
-//! A server replaces its data while a lock is held: from its own files, or as a promoted replica.
+//! A server loads its data again while a lock is held, or a replica without the lock is promoted.
 
 use std::time::Instant;
 
@@ -13,23 +13,23 @@ const KEYS_SURVIVE: Baseline = Baseline::Unharmed("SET NX PX: the keys are loade
 
 /// The server loads a snapshot that it has just made.
 pub static DEBUG_RELOAD: Scenario = Scenario {
-    fault: "DEBUG RELOAD",
+    accident: "DEBUG RELOAD",
     baseline: KEYS_SURVIVE,
-    round: |protected, tally| reloaded("RELOAD", Clock::Right, protected, tally),
+    round: |protected, tally| reload_round("RELOAD", Clock::Right, protected, tally),
 };
 
 /// The server loads its append-only file.
 pub static DEBUG_LOADAOF: Scenario = Scenario {
-    fault: "DEBUG LOADAOF",
+    accident: "DEBUG LOADAOF",
     baseline: KEYS_SURVIVE,
-    round: |protected, tally| reloaded("LOADAOF", Clock::Right, protected, tally),
+    round: |protected, tally| reload_round("LOADAOF", Clock::Right, protected, tally),
 };
 
 /// A snapshot is loaded without the keys that have expired by the wall clock.
 pub static DEBUG_RELOAD_AFTER_A_STEP: Scenario = Scenario {
-    fault: "wall clock +60 s, then DEBUG RELOAD",
+    accident: "wall clock +60 s, then DEBUG RELOAD",
     baseline: Baseline::Harmed("SET NX PX"),
-    round: |protected, tally| reloaded("RELOAD", Clock::Stepped, protected, tally),
+    round: |protected, tally| reload_round("RELOAD", Clock::Stepped, protected, tally),
 };
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ enum Clock {
     Stepped,
 }
 
-fn reloaded(from: &str, clock: Clock, protected: Protected, tally: &mut Tally) -> Result<()> {
+fn reload_round(from: &str, clock: Clock, protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
     let mut node = Node::start(|builder| builder.arg("appendonly", "yes"))?;
     let held = node.acquire_free(way, "key", "holder", PATIENCE)?;
@@ -46,13 +46,13 @@ fn reloaded(from: &str, clock: Clock, protected: Protected, tally: &mut Tally) -
         node.step_clock(MINUTE_S)?;
     }
     let _: String = node.call(&["DEBUG", from])?;
-    tally.injected();
+    tally.count_injected();
     check_still_held(&mut node, way, &held, tally)
 }
 
 /// `REPLICAOF NO ONE` while the grant is still on its way to the replica.
 pub static NOT_YET_REPLICATED: Scenario = Scenario {
-    fault: "replica promoted, the lock not yet replicated",
+    accident: "replica promoted, the lock not yet replicated",
     baseline: Baseline::Harmed("SET NX PX"),
     round: not_yet_replicated,
 };
@@ -77,7 +77,7 @@ fn not_yet_replicated(protected: Protected, tally: &mut Tally) -> Result<()> {
     ensure!(!replica.exists("key")?, "the grant was replicated");
     let promoted_at = Instant::now();
     let _: String = replica.call(&["REPLICAOF", "NO", "ONE"])?;
-    tally.injected();
+    tally.count_injected();
     match way {
         Way::Module => {
             abstention.check(&mut replica, protected, &held, promoted_at, "promotion", tally)

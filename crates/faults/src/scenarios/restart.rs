@@ -1,4 +1,4 @@
-//! A server restarts while a lock is held, and has lost some or all of its data.
+//! A server restarts while a lock is held. In most scenarios it has lost some or all of its data.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::{Baseline, Scenario, Tally};
 
 /// The server is killed, and restarted without any data.
 pub static EMPTY_DISK: Scenario = Scenario {
-    fault: "kill -9, restart on an empty disk",
+    accident: "kill -9, restart on an empty disk",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
     round: empty_disk,
 };
@@ -26,7 +26,7 @@ fn empty_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
 
 /// Each write is on the disk, but the keys of the locks have expired when the server loads them.
 pub static CLOCK_STEPPED_MEANWHILE: Scenario = Scenario {
-    fault: "wall clock +60 s during a restart, appendfsync always",
+    accident: "wall clock +60 s during a restart, appendfsync always",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
     round: clock_stepped_meanwhile,
 };
@@ -48,27 +48,27 @@ fn clock_stepped_meanwhile(protected: Protected, tally: &mut Tally) -> Result<()
     node.master.injectors()?.clock.step_ms(MINUTE_S * 1000);
     node.restart(abstention.rejoin_delay_ms)?;
     ensure!(!node.exists("key")?, "the key has not expired");
-    tally.injected();
+    tally.count_injected();
     abstention.check(&mut node, protected, &held, cut_at, "start", tally)
 }
 
 /// The operating system decides when to sync.
 pub static NEVER_SYNCED: Scenario = Scenario {
-    fault: "power cut, appendfsync no",
+    accident: "power cut, appendfsync no",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
     round: |protected, tally| power_cut(Fsync::No, protected, tally),
 };
 
 /// The server syncs once a second.
 pub static SYNCED_EVERY_SECOND: Scenario = Scenario {
-    fault: "power cut, appendfsync everysec",
+    accident: "power cut, appendfsync everysec",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
     round: |protected, tally| power_cut(Fsync::EverySecond, protected, tally),
 };
 
 /// The server syncs before it answers.
 pub static ALWAYS_SYNCED: Scenario = Scenario {
-    fault: "power cut, appendfsync always",
+    accident: "power cut, appendfsync always",
     baseline: Baseline::Unharmed(
         "lock.rejoin-delay 0: what is synced before the answer is not lost",
     ),
@@ -79,7 +79,7 @@ pub static ALWAYS_SYNCED: Scenario = Scenario {
 ///
 /// After a step back by an hour, Redis 7.0 and 8.0 and Valkey 8.1 and 9.1 do not sync for an hour.
 pub static STEPPED_BACK_BEFORE: Scenario = Scenario {
-    fault: "wall clock −1 h, a second later a power cut, appendfsync everysec",
+    accident: "wall clock −1 h, a second later a power cut, appendfsync everysec",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
     round: stepped_back_before,
 };
@@ -97,7 +97,7 @@ fn stepped_back_before(protected: Protected, tally: &mut Tally) -> Result<()> {
     let cut_at = Instant::now();
     ensure!(lost_bytes > 0, "the server has synced after all");
     node.restart(abstention.rejoin_delay_ms)?;
-    tally.injected();
+    tally.count_injected();
     abstention.check(&mut node, protected, &held, cut_at, "start", tally)
 }
 
@@ -123,7 +123,7 @@ fn power_cut(fsync: Fsync, protected: Protected, tally: &mut Tally) -> Result<()
     let (mut node, mut held) = cut_after_a_grant(fsync, &abstention)?;
     let cut_at = Instant::now();
     node.restart(abstention.rejoin_delay_ms)?;
-    tally.injected();
+    tally.count_injected();
     if fsync == Fsync::Always {
         // The key has survived, so the holder can extend the lock while the node abstains.
         let extended = node.extend(Way::Module, &held)?;
@@ -133,9 +133,9 @@ fn power_cut(fsync: Fsync, protected: Protected, tally: &mut Tally) -> Result<()
     abstention.check(&mut node, protected, &held, cut_at, "start", tally)
 }
 
-/// Cuts the power after a grant, and before the next sync of `everysec`.
+/// Cuts the power after a grant: after its sync with `always`, otherwise before the next sync.
 ///
-/// The time of that sync is unknown, so a cut that came too late is repeated.
+/// The time of the next sync is unknown. A cut that came too late is repeated on a new server.
 fn cut_after_a_grant(fsync: Fsync, abstention: &Abstention) -> Result<(Node, Held)> {
     const ATTEMPTS_MAX: usize = 20;
     for _ in 0..ATTEMPTS_MAX {

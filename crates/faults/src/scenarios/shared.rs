@@ -12,12 +12,12 @@ use crate::{Baseline, Scenario, Tally};
 const SET_OF_READERS: Baseline = Baseline::Harmed("a set of readers that expires");
 /// Much longer than a scenario takes.
 const TTL: Duration = Duration::from_secs(60);
-/// Ttl of the first of two readers, in scenarios that wait for its end. The other's is longer.
+/// Ttl of the first of two readers. The second reader has a longer one, so its lock ends later.
 const SHORT_TTL: Duration = Duration::from_millis(600);
 
 /// Steps the clock ahead by a minute: longer than any reader holds the lock.
 pub static STEPPED_AHEAD: Scenario = Scenario {
-    fault: "wall clock +60 s while readers share a lock",
+    accident: "wall clock +60 s while readers share a lock",
     baseline: SET_OF_READERS,
     round: stepped_ahead,
 };
@@ -28,7 +28,7 @@ fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
     let first = share(&mut node, way, "first", SHORT_TTL)?;
     let second = share(&mut node, way, "second", 2 * SHORT_TTL)?;
     node.step_clock(MINUTE_S)?;
-    tally.injected();
+    tally.count_injected();
     let until = second.must_end_by() + PATIENCE;
     let writer = node.acquire_until(way, &first.key, "writer", TTL, until)?;
     let granted_by = Instant::now();
@@ -41,23 +41,23 @@ fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
 
 /// Evicts the key that would expire soonest: the lock's.
 pub static EVICTION: Scenario = Scenario {
-    fault: "eviction under volatile-ttl while readers share a lock",
+    accident: "eviction under volatile-ttl while readers share a lock",
     baseline: SET_OF_READERS,
-    round: evicted,
+    round: eviction,
 };
 
-fn evicted(protected: Protected, tally: &mut Tally) -> Result<()> {
+fn eviction(protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
     let mut node = memory::start("volatile-ttl")?;
     let readers = [share(&mut node, way, "first", TTL)?, share(&mut node, way, "second", TTL)?];
     memory::evict(&mut node, way, &readers[0].key)?;
-    tally.injected();
+    tally.count_injected();
     check_still_shared(&mut node, way, &readers, tally)
 }
 
 /// The server is killed, and restarted without any data.
 pub static EMPTY_DISK: Scenario = Scenario {
-    fault: "kill -9, restart on an empty disk while readers share a lock",
+    accident: "kill -9, restart on an empty disk while readers share a lock",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
     round: empty_disk,
 };
@@ -76,7 +76,7 @@ fn empty_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
 /// No client knows the value of the key on the disk. The key keeps writers and readers out until
 /// the last reader's deadline.
 pub static KEPT_DISK: Scenario = Scenario {
-    fault: "kill -9, restart with the disk while readers share a lock, lock.rejoin-delay 0",
+    accident: "kill -9, restart with the disk while readers share a lock, lock.rejoin-delay 0",
     baseline: Baseline::Unharmed("a set of readers that expires: it is loaded again"),
     round: kept_disk,
 };
@@ -85,12 +85,12 @@ fn kept_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
     let mut node = start_with_disk()?;
     let first = share(&mut node, way, "first", PATIENCE)?;
-    // The key must show the last deadline.
+    // The key must expire at the deadline of this reader, which is the later one.
     let last = share(&mut node, way, "second", PATIENCE + SHORT_TTL)?;
     node.master.server.kill();
     node.restart(0)?;
     ensure!(node.exists(&last.key)?, "the disk is empty");
-    tally.injected();
+    tally.count_injected();
     if way == Way::Module {
         tally.must(node.extend(way, &first)?.is_none(), || {
             "the node accepted a reader's token for the loaded key".into()
@@ -107,7 +107,7 @@ fn kept_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
 
 /// A former writer's token must not end the lock for readers that joined after the downgrade.
 pub static KILLED_AFTER_A_DOWNGRADE: Scenario = Scenario {
-    fault: "downgrade, a reader joins, kill -9, restart with the disk, release of the first",
+    accident: "downgrade, a reader joins, kill -9, restart with the disk, release of the first",
     baseline: Baseline::Harmed("the key keeps the token of the writer"),
     round: killed_after_a_downgrade,
 };
@@ -120,7 +120,7 @@ fn killed_after_a_downgrade(protected: Protected, tally: &mut Tally) -> Result<(
     ensure!(extended.is_some(), "the lock was not downgraded");
     let reader = share(&mut node, Way::Module, "second", PATIENCE)?;
     let value = node.get(key)?;
-    tally.injected();
+    tally.count_injected();
     if protected == Protected::No {
         // Like a module that writes the key only once, when it grants the lock.
         let _: String = node.call(&["SET", key, "first", "PX", &ms])?;
@@ -139,29 +139,29 @@ fn killed_after_a_downgrade(protected: Protected, tally: &mut Tally) -> Result<(
 
 /// The server loads a snapshot that it has just made, without the key that a step expired.
 pub static DEBUG_RELOAD: Scenario = Scenario {
-    fault: "wall clock +60 s, then DEBUG RELOAD while readers share a lock",
+    accident: "wall clock +60 s, then DEBUG RELOAD while readers share a lock",
     baseline: SET_OF_READERS,
-    round: reloaded,
+    round: debug_reload,
 };
 
-fn reloaded(protected: Protected, tally: &mut Tally) -> Result<()> {
+fn debug_reload(protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
     let mut node = Node::start(|builder| builder)?;
     let readers = [share(&mut node, way, "first", TTL)?, share(&mut node, way, "second", TTL)?];
     node.step_clock(2 * MINUTE_S)?;
     let _: String = node.call(&["DEBUG", "RELOAD"])?;
-    tally.injected();
+    tally.count_injected();
     check_still_shared(&mut node, way, &readers, tally)
 }
 
 /// An operator's command ends the lock for all readers.
 pub static DEL_OR_SET: Scenario = Scenario {
-    fault: "DEL, SET of the key of a lock that readers share",
+    accident: "DEL, SET of the key of a lock that readers share",
     baseline: Baseline::None("the command must end the lock"),
-    round: deleted_or_set,
+    round: del_or_set,
 };
 
-fn deleted_or_set(_: Protected, tally: &mut Tally) -> Result<()> {
+fn del_or_set(_: Protected, tally: &mut Tally) -> Result<()> {
     for by_set in [false, true] {
         let mut node = Node::start(|builder| builder)?;
         let way = Way::Module;
@@ -171,7 +171,7 @@ fn deleted_or_set(_: Protected, tally: &mut Tally) -> Result<()> {
         } else {
             let _: u64 = node.call(&["DEL", "key"])?;
         }
-        tally.injected();
+        tally.count_injected();
         for reader in &readers {
             tally.must(node.extend(way, reader)?.is_none(), || {
                 "a reader could still extend the lock".into()
@@ -187,17 +187,17 @@ fn deleted_or_set(_: Protected, tally: &mut Tally) -> Result<()> {
 
 /// A module that alone knows the readers cannot be unloaded.
 pub static UNLOAD: Scenario = Scenario {
-    fault: "MODULE UNLOAD while readers share a lock",
+    accident: "MODULE UNLOAD while readers share a lock",
     baseline: Baseline::None("the server must refuse it"),
-    round: unloaded,
+    round: unload,
 };
 
-fn unloaded(_: Protected, tally: &mut Tally) -> Result<()> {
+fn unload(_: Protected, tally: &mut Tally) -> Result<()> {
     let mut node = Node::start(|builder| builder)?;
     let way = Way::Module;
     let readers = [share(&mut node, way, "first", TTL)?, share(&mut node, way, "second", TTL)?];
     let refused = node.call::<String>(&["MODULE", "UNLOAD", "lock"]);
-    tally.injected();
+    tally.count_injected();
     tally.must(refused.is_err(), || "the module was unloaded".into());
     check_still_shared(&mut node, way, &readers, tally)
 }
@@ -229,7 +229,7 @@ fn check_refuses_writers(node: &mut Node, way: Way, last: &Held, tally: &mut Tal
 /// Checks that the readers share the lock.
 ///
 /// A writer is refused, and another reader joins. Each reader can extend and release the lock, and
-/// then it is free.
+/// then it is free. Without the module, only a writer tries to acquire the lock.
 fn check_still_shared(
     node: &mut Node,
     way: Way,

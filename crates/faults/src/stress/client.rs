@@ -8,7 +8,7 @@ use redis::{Connection, RedisError, Value, cmd};
 use super::outcome::End;
 use super::{Shared, Stress, Wait};
 
-/// Longer than any lock is held or awaited.
+/// Ttl and wait, longer than any client holds a lock or waits for it.
 const LONG_MS: u64 = 20_000;
 /// Ttl of a lock that is not released, and length of a wait that likely fails.
 const SHORT_MS: std::ops::RangeInclusive<u64> = 1..=20;
@@ -39,6 +39,7 @@ pub(super) struct Client<'a> {
     shared: &'a Shared<'a>,
     index: usize,
     rng: SmallRng,
+    /// The connection, and its ID on the server. `None` before the first use and after a failure.
     connection: Option<(u64, Connection)>,
 }
 
@@ -84,7 +85,7 @@ impl<'a> Client<'a> {
         let (_, connection) = self.connection.as_mut().expect("the connection was opened above");
         let answer = ask.query::<Value>(connection);
         let end = self.end(plan, answer, asked.elapsed() >= patience);
-        self.shared.tally.count(end);
+        self.shared.tally.count_end(end);
         if end == End::Granted && !is_short {
             self.hold();
         }

@@ -22,7 +22,7 @@ use self::outcome::{Intervention, Tally};
 
 /// Longest time between two interventions.
 const INTERVENTION_PAUSE_MAX: Duration = Duration::from_millis(1);
-/// Time between two observations of free locks.
+/// Pause between two observations.
 const OBSERVATION_PAUSE: Duration = Duration::from_micros(500);
 
 /// The parameters of a run.
@@ -117,7 +117,7 @@ impl Shared<'_> {
         *self.waits[client].lock().unwrap_or_else(PoisonError::into_inner) = wait;
     }
 
-    fn wait(&self, client: usize) -> Option<Wait> {
+    fn present_wait(&self, client: usize) -> Option<Wait> {
         self.waits[client].lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -127,7 +127,7 @@ impl Shared<'_> {
         let mut connection = self.server.connection();
         while !self.is_over() {
             let victim = rng.random_range(0..self.stress.clients);
-            if let Some(Wait { client_id, key, token }) = self.wait(victim) {
+            if let Some(Wait { client_id, key, token }) = self.present_wait(victim) {
                 let unblock =
                     |how: &str| cmd("CLIENT").arg("UNBLOCK").arg(client_id).arg(how).take();
                 let (intervention, command) = match rng.random_range(0..100) {
@@ -146,7 +146,7 @@ impl Shared<'_> {
                     command.query::<Value>(&mut connection).expect("no command kills this client");
                 // A RELEASE that withdraws a waiter is answered with 0, although it worked.
                 if intervention == Intervention::Withdraw || done == Value::Int(1) {
-                    self.tally.intervened(intervention);
+                    self.tally.count_intervention(intervention);
                 }
             }
             thread::sleep(rng.random_range(Duration::ZERO..=INTERVENTION_PAUSE_MAX));
@@ -155,9 +155,10 @@ impl Shared<'_> {
 
     /// Returns the longest time for which a lock was free although a client waited for it.
     ///
-    /// The time runs from the answer to the first observation of such a lock to the request of the
-    /// last one in a row. A single observation counts as no time: it may fall between the end of a
-    /// lock and the end of that turn, when the server grants the lock to the next waiter.
+    /// The time runs from the answer to the first observation that finds such a lock to the request
+    /// of the last one that still does. A single observation counts as no time: it may fall between
+    /// the end of a lock and the end of that turn, when the server grants the lock to the next
+    /// waiter.
     ///
     /// An observation is one transaction, and so shows one moment. `LOCK.INSPECT` gives the number
     /// of waiters for each held lock, and `INFO lock` the number of all waiters. The difference is
@@ -175,7 +176,7 @@ impl Shared<'_> {
             } else {
                 first_seen = None;
             }
-            self.tally.observed();
+            self.tally.count_observation();
             thread::sleep(OBSERVATION_PAUSE);
         }
         longest

@@ -63,7 +63,7 @@ pub struct StressOutcome {
     pub ended_waits: u64,
     /// Locks that were deleted while they were held.
     pub deleted: u64,
-    /// Observations of free locks.
+    /// Observations of the locks and their waiters.
     pub observations: u64,
     /// The longest time for which a free lock had a waiter.
     pub longest_free: Duration,
@@ -76,15 +76,15 @@ pub struct StressOutcome {
 }
 
 impl Tally {
-    pub(super) fn count(&self, end: End) {
+    pub(super) fn count_end(&self, end: End) {
         self.ends[end as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn intervened(&self, intervention: Intervention) {
+    pub(super) fn count_intervention(&self, intervention: Intervention) {
         self.interventions[intervention as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn observed(&self) {
+    pub(super) fn count_observation(&self) {
         self.observations.fetch_add(1, Ordering::Relaxed);
     }
 

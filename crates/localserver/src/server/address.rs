@@ -25,7 +25,7 @@ pub(super) enum Address {
         any: bool,
         /// A socket that is bound to the port and never listens. It keeps other programs from the
         /// port while the server is down. The server itself can bind the port, because both sockets
-        /// allow the address to be reused. Only Linux works this way.
+        /// allow the address to be reused. Only Linux works this way; on other systems `None`.
         _reserved: Option<TcpSocket>,
     },
 }
@@ -44,7 +44,7 @@ impl Address {
         Ok(Self::Unix(path))
     }
 
-    /// Listens on `port`, or on any free port.
+    /// Reserves `port`, or any free port if it is `None`.
     pub(super) fn tcp(port: Option<u16>) -> Result<Self, StartError> {
         let any = port.is_none();
         let reserve = || -> io::Result<(TcpSocket, u16)> {

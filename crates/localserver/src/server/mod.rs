@@ -38,7 +38,7 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(15);
 /// Time limit of each operation on a connection of [`Server::connection`].
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A Redis or Valkey server that runs until it is dropped.
+/// A Redis or Valkey server that runs until it is killed, shut down or dropped.
 ///
 /// The server keeps its address and its directory over [`Server::kill`] and [`Server::restart`]. A
 /// server that is dropped is killed and reaped, and its temporary directory is removed.
@@ -176,8 +176,8 @@ impl Server {
 
     /// Sends SIGTERM, as an operator would, and returns when the process is reaped.
     ///
-    /// Returns whether the process ended by itself. A process that has not ended within 15 s is
-    /// killed.
+    /// Returns whether the process has ended within 15 s. Otherwise, the process is killed. Returns
+    /// `false` also if no process was running.
     pub fn shutdown(&mut self) -> bool {
         self.process.take().is_some_and(|process| process.terminate(SHUTDOWN_LIMIT))
     }

@@ -20,7 +20,7 @@ pub(super) struct Caller {
     state: State,
     /// The number of the caller's next event. Events with smaller numbers are ignored.
     number: u64,
-    /// The plan for the present lock.
+    /// What the caller will do with its present lock; `None` before the first call.
     usage: Option<Usage>,
     pub(super) locks: u64,
     pub(super) failures: u64,
@@ -141,7 +141,7 @@ impl Process {
                 self.cancel(call, world);
                 self.caller_rests(caller, world);
             }
-            State::Holding(lock) => self.caller_has_held(caller, lock, world),
+            State::Holding(lock) => self.caller_extends_or_ends(caller, lock, world),
             State::Extending(_) | State::Releasing | State::Finished => {}
         }
         self.settle(world);
@@ -264,7 +264,8 @@ impl Process {
         }
     }
 
-    fn caller_has_held(&mut self, caller: usize, lock: u64, world: &mut World) {
+    /// Extends the lock, or ends it after the last extension.
+    fn caller_extends_or_ends(&mut self, caller: usize, lock: u64, world: &mut World) {
         let this = &mut self.callers[caller];
         if let Some(usage) = &mut this.usage
             && usage.extends > 0

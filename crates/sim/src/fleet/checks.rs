@@ -17,6 +17,9 @@ use super::world::{Note, World};
 /// A reader that called longer ago than this is not compared with the writers that wait now.
 const FRESH: Ns = 2 * SAMPLE_EVERY;
 
+/// How long a new lock may take to get on nodes that other clients hold in turn.
+const SPREAD: Ns = 1000 * MS;
+
 /// The checkers of a run.
 pub(super) struct Checks {
     majority: Majority,
@@ -57,25 +60,45 @@ impl Checks {
         for note in std::mem::take(&mut world.notes) {
             match note {
                 Note::Granted { process, machine } => {
-                    self.fence_grows(process, machine, world, processes);
-                    self.excludes_others(process, machine, world, processes);
-                    self.gives_way(process, machine, world, processes);
+                    self.check_fence_grows(process, machine, world, processes);
+                    self.check_exclusion(process, machine, world, processes);
+                    self.check_overtakes_no_writer(process, machine, world, processes);
                     self.held.push((process, machine));
-                    self.are_no_more_than_permits(process, machine, world, processes);
+                    self.check_permits(process, machine, world, processes);
                     self.grants_since_meeting += 1;
-                    self.is_held_on_majority(process, machine, world, processes);
+                    self.check_held_on_majority(process, machine, world, processes);
                 }
                 Note::Extended { process, machine, verdict, round_began } => {
-                    is_not_revived((process, machine), verdict, round_began, world, processes);
-                    self.is_not_kept((process, machine), verdict, round_began, world, processes);
-                    self.excludes_others(process, machine, world, processes);
-                    self.is_held_on_majority(process, machine, world, processes);
+                    check_ended_not_extended(
+                        (process, machine),
+                        verdict,
+                        round_began,
+                        world,
+                        processes,
+                    );
+                    self.check_revoked_not_extended(
+                        (process, machine),
+                        verdict,
+                        round_began,
+                        world,
+                        processes,
+                    );
+                    self.check_exclusion(process, machine, world, processes);
+                    self.check_held_on_majority(process, machine, world, processes);
                 }
-                Note::Released { process, call, members, ownership, renewed, call_started } => {
+                Note::Released {
+                    process,
+                    call,
+                    members,
+                    ownership,
+                    renewed,
+                    call_started,
+                    since,
+                } => {
                     self.forget(process, call);
                     if let (Ownership::Lost(end), true) = (ownership, renewed) {
-                        let lock = (&members[..], call_started);
-                        self.was_lost_for_a_reason(process, call, end, lock, world);
+                        let lock = (&members[..], call_started, since);
+                        self.check_loss(process, call, end, lock, world);
                     }
                 }
                 Note::Detached { process, call } => self.forget(process, call),
@@ -92,7 +115,7 @@ impl Checks {
                 } => {
                     if reason == Reason::Held && !attached {
                         let wanted = (key_set, mode, had_time);
-                        self.was_taken(process, call, wanted, (started, asked_at), world);
+                        self.check_refusal(process, call, wanted, (started, asked_at), world);
                     }
                 }
             }
@@ -106,7 +129,13 @@ impl Checks {
 
     /// Checks that fences grow in the order of grants. The fences of readers that may hold the lock
     /// together have no order.
-    fn fence_grows(&mut self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
+    fn check_fence_grows(
+        &mut self,
+        process: usize,
+        machine: u64,
+        world: &mut World,
+        all: &[Process],
+    ) {
         let Some(lock) = lock_of(all, process, machine) else { return };
         // An operator ended this lock. The larger fence of a later lock protects the resource.
         if was_ended(world, lock) {
@@ -133,7 +162,7 @@ impl Checks {
 
     /// Checks that a lock is not extended after a majority of nodes has answered that it is
     /// revoked, however far apart these answers were.
-    fn is_not_kept(
+    fn check_revoked_not_extended(
         &self,
         (process, machine): (usize, u64),
         verdict: ExtensionVerdict,
@@ -157,7 +186,7 @@ impl Checks {
 
     /// Checks that no two locks that have a key in common are held at the same time, unless both
     /// are shared.
-    fn excludes_others(
+    fn check_exclusion(
         &mut self,
         process: usize,
         machine: u64,
@@ -187,15 +216,9 @@ impl Checks {
         }
     }
 
-    /// Counts the locks of one set of keys, and checks that a semaphore has no more holders than
-    /// permits.
-    fn are_no_more_than_permits(
-        &self,
-        process: usize,
-        machine: u64,
-        world: &mut World,
-        all: &[Process],
-    ) {
+    /// Checks that a semaphore has no more holders than permits. Also records the largest number of
+    /// locks of one set of keys.
+    fn check_permits(&self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
         let Some(lock) = lock_of(all, process, machine) else { return };
         let of_set = |&&(process, machine): &&(usize, u64)| {
             lock_of(all, process, machine).is_some_and(|other| {
@@ -214,7 +237,13 @@ impl Checks {
     }
 
     /// Checks that a reader does not overtake a writer that waited long before the reader called.
-    fn gives_way(&self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
+    fn check_overtakes_no_writer(
+        &self,
+        process: usize,
+        machine: u64,
+        world: &mut World,
+        all: &[Process],
+    ) {
         let Some(lock) = lock_of(all, process, machine) else { return };
         let is_old = lock.call_started < world.now.saturating_sub(FRESH);
         if lock.hold.mode() == Mode::Exclusive || lock.was_attached || is_old {
@@ -282,7 +311,7 @@ impl Checks {
     /// Checks that a held lock leaves no majority for another lock.
     ///
     /// A node counts for the lock if the token holds all keys there, or if the node does not vote.
-    fn is_held_on_majority(
+    fn check_held_on_majority(
         &mut self,
         process: usize,
         machine: u64,
@@ -310,13 +339,14 @@ impl Checks {
     /// Checks that a renewed lock is not lost while a majority of nodes is well.
     ///
     /// A node does not count if another call held a key there for long, for example because a fault
-    /// delayed the RELEASE of an earlier lock.
-    fn was_lost_for_a_reason(
+    /// delayed the RELEASE of an earlier lock. A lock that is younger than [`SPREAD`] when a fault
+    /// begins may not be on all nodes yet, so it must survive one failing node, but not two.
+    fn check_loss(
         &mut self,
         process: usize,
         call: u64,
         end: End,
-        (members, call_started): (&[usize], Ns),
+        (members, call_started, since): (&[usize], Ns, Ns),
         world: &mut World,
     ) {
         let plan = Arc::clone(&world.plan);
@@ -330,7 +360,10 @@ impl Checks {
         };
         let nodes = (0..plan.nodes).filter(|&node| plan.is_well(process, node, from, to));
         let well = nodes.filter(is_free).count();
-        if well >= self.majority.size() {
+        let is_failing = |node: &usize| !plan.is_well(process, *node, from, to);
+        let failing = (0..plan.nodes).filter(is_failing).count();
+        let was_struck_young = plan.fault_begins(process, since, since + SPREAD);
+        if well >= self.majority.size() && !(failing > 1 && was_struck_young) {
             let machine = call & ((1 << 40) - 1);
             world.violate(format!(
                 "p{process}/{machine} lost a renewed lock ({end:?}) while {well} nodes were well"
@@ -339,7 +372,7 @@ impl Checks {
     }
 
     /// Checks a call that failed with `Held`: claims of other calls must have left no majority.
-    fn was_taken(
+    fn check_refusal(
         &mut self,
         process: usize,
         call: u64,
@@ -403,17 +436,17 @@ impl Checks {
     pub(super) fn sample(&mut self, world: &mut World, processes: &[Process]) {
         let held = std::mem::take(&mut self.held);
         for &(process, machine) in &held {
-            self.is_held_on_majority(process, machine, world, processes);
+            self.check_held_on_majority(process, machine, world, processes);
         }
         self.held = held;
-        self.free_locks_are_granted(world, processes);
+        self.check_free_locks_are_granted(world, processes);
         self.note_writers(world, processes);
-        nothing_is_left_behind(world);
-        self.one_of_all_wins(world);
+        check_nothing_left_behind(world);
+        self.check_one_wins(world);
     }
 
     /// Checks that at least one of the callers that meet wins the free lock.
-    fn one_of_all_wins(&mut self, world: &mut World) {
+    fn check_one_wins(&mut self, world: &mut World) {
         let Some(every) = world.plan.meet_every else { return };
         if world.now % every != 750 * MS {
             return;
@@ -426,7 +459,7 @@ impl Checks {
     }
 
     /// Checks that no call waits too long for a lock that is free.
-    fn free_locks_are_granted(&mut self, world: &mut World, processes: &[Process]) {
+    fn check_free_locks_are_granted(&mut self, world: &mut World, processes: &[Process]) {
         let (plan, now) = (Arc::clone(&world.plan), world.now);
         // A majority of two nodes is both. So two queues or two clocks that disagree can block a
         // lock for a long time.
@@ -509,7 +542,7 @@ impl Checks {
     }
 
     /// Checks that no call, lease, waiter or key is left at the end.
-    pub(super) fn end(world: &mut World, processes: &[Process]) {
+    pub(super) fn check_end(world: &mut World, processes: &[Process]) {
         for process in processes {
             if !process.is_idle() {
                 let what = process.describe();
@@ -532,7 +565,8 @@ impl Checks {
     }
 }
 
-/// Returns the time since which a call for one key waits on the queue node of the key.
+/// Returns the time since which a call for one key waits on the queue node of the key; `None` if
+/// the call does not wait there.
 fn in_place_since(world: &World, process: &Process, call: u64, key_set: usize) -> Option<Ns> {
     let (key, owner) = (world.plan.members[key_set][0], process.global(call));
     let is_its = |claim: &Claim| {
@@ -547,8 +581,8 @@ fn patience(plan: &Plan, process: &Process, spec: &Spec) -> Ns {
     let newcomers = plan.round_trip * plan.processes as u64;
     let limit = u64::try_from(process.longest_timeout(spec).as_nanos()).unwrap_or_default();
     // Clients without a place in the queue of a node poll, and compete with each other. With an
-    // even number of nodes, each half of the nodes can have a queue of its own, which takes longer
-    // to resolve. Clients warn of such fleets.
+    // even number of nodes, each half of the nodes can have a queue of its own, and the clients
+    // need more time to agree. Clients warn of such fleets.
     let slow = plan.max_waiters < plan.processes || plan.nodes.is_multiple_of(2);
     let crowd = if slow { 10 * SECOND } else { 2 * SECOND };
     // A client that polls asks for one slot at a time, chosen at random.
@@ -559,7 +593,7 @@ fn patience(plan: &Plan, process: &Process, spec: &Spec) -> Ns {
 }
 
 /// Checks that a node which has answered the RELEASE of a token has no lease of the token.
-fn nothing_is_left_behind(world: &mut World) {
+fn check_nothing_left_behind(world: &mut World) {
     let age = 100 * MS + 4 * world.plan.round_trip;
     for node in 0..world.plan.nodes {
         for key in 0..world.plan.names.len() {
@@ -572,7 +606,7 @@ fn nothing_is_left_behind(world: &mut World) {
 }
 
 /// Checks that a lock is not extended after an operator has ended it on a majority.
-fn is_not_revived(
+fn check_ended_not_extended(
     (process, machine): (usize, u64),
     verdict: ExtensionVerdict,
     round_began: Ns,
@@ -590,7 +624,7 @@ fn is_not_revived(
 
 fn votes(world: &World, node: usize) -> bool {
     let host = &world.hosts[node];
-    host.server.node.abstains(host.clock.at(world.now).monotonic).is_none()
+    host.server.node.abstention(host.clock.at(world.now).monotonic).is_none()
         && host.state == super::host::State::Up
 }
 

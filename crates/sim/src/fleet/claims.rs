@@ -63,7 +63,7 @@ impl Claims {
     }
 
     /// Records that the holder has released the lock.
-    pub(super) fn released(&mut self, token: Token, now: Ns) {
+    pub(super) fn record_released(&mut self, token: Token, now: Ns) {
         if let Some(owner) = self.tokens.get_mut(&token) {
             owner.released_at = Some(now);
         }
@@ -71,7 +71,7 @@ impl Claims {
 
     /// Records when the last of the nodes that were asked for the lock answered its RELEASE; `None`
     /// while a RELEASE is unanswered.
-    pub(super) fn gone(&mut self, token: Token, at: Option<Ns>) {
+    pub(super) fn record_gone(&mut self, token: Token, at: Option<Ns>) {
         if let Some(owner) = self.tokens.get_mut(&token) {
             owner.gone_at = at;
         }
@@ -114,7 +114,7 @@ impl Claims {
         place.push(claim);
     }
 
-    /// Sets the end of a token's claim, which has not ended at `now`, to `at`.
+    /// Sets the end of the claim of a token to `at`. The claim has not ended at `now`.
     pub(super) fn end(
         &mut self,
         node: usize,

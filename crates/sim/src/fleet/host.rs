@@ -371,14 +371,14 @@ impl World {
         let until = self.hosts[node].clock.when(deadline, self.now);
         self.last_grant = self.now;
         for &key in keys {
-            self.ends_after_revocation(node, key, mode);
+            self.check_joins_no_revoked_lock(node, key, mode);
             let claim = Claim { token, kind: Kind::Lease, mode, since: self.now, until };
             self.claims.begin(node, key, claim);
         }
     }
 
     /// Checks that a new lease does not join a shared lock that an operator has revoked.
-    fn ends_after_revocation(&mut self, node: usize, key: usize, mode: Mode) {
+    fn check_joins_no_revoked_lock(&mut self, node: usize, key: usize, mode: Mode) {
         let revoked = |&&(other, of, _): &&(usize, usize, Ns)| (other, of) == (node, key);
         let Some(&(_, _, at)) = self.revocations.iter().rev().find(revoked) else { return };
         let is_revoked = |claim: Claim| claim.kind == Kind::Lease && claim.since <= at;

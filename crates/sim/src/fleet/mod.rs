@@ -5,10 +5,11 @@
 //! - [`comparisons`]: what each rule about waiting achieves. [`mixed`]: what locks of several keys
 //!   cost locks of one key.
 //! - [`Mutant`]: a rule broken on purpose, which the checkers must notice.
-//! - `histories`: replays recorded histories, which this driver and that of the client crate must
-//!   repeat exactly.
+//! - `histories`: replays recorded histories, which this driver and the driver of the client crate
+//!   must repeat exactly.
 //!
-//! Clients and nodes run their real state machines. This folder only moves messages and keeps time.
+//! Clients and nodes run their real state machines. This folder moves their messages, keeps time,
+//! injects faults, and checks the results.
 
 #[macro_use]
 mod trace;

@@ -188,7 +188,7 @@ impl Network {
         }
     }
 
-    /// Closes a connection at the end of the process, which tells the node.
+    /// Closes the end of a connection that the process has, and tells the node.
     pub(super) fn close(&mut self, conn: Conn, now: Ns, events: &mut Events) {
         if std::mem::replace(&mut self.connections[conn].is_open, false) {
             self.send_up(conn, Up::Close, now, events);

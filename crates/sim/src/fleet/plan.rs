@@ -79,7 +79,7 @@ pub struct Plan {
     pub(super) node_ppm: Vec<i64>,
     /// The time in which programs make calls.
     pub(super) length: Ns,
-    /// The number of commands that ends this time early.
+    /// Number of commands after which programs make no more calls.
     pub(super) commands_max: u64,
     pub(super) faults: Vec<Fault>,
     pub(super) mutant: Option<Mutant>,
@@ -208,7 +208,7 @@ impl Plan {
     pub fn draw_of(kind: Kind, seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let rng = &mut rng;
-        let mut of_kind = StdRng::seed_from_u64(seed ^ 0x006b_696e_6400 ^ kind as u64);
+        let mut kind_rng = StdRng::seed_from_u64(seed ^ 0x006b_696e_6400 ^ kind as u64);
         let nodes = pick(rng, &[1, 2, 3, 3, 3, 3, 4, 5, 5, 5, 6, 7]);
         let processes = match rng.random_range(0..10) {
             0 => 1,
@@ -220,8 +220,8 @@ impl Plan {
         let (names, members) = draw_keys(rng);
         let (names, members, any) = match kind {
             Kind::Exclusive => (names, members, Vec::new()),
-            Kind::Shared => draw_shared_keys(&mut of_kind),
-            Kind::Permits => draw_slots(&mut of_kind),
+            Kind::Shared => draw_shared_keys(&mut kind_rng),
+            Kind::Permits => draw_slots(&mut kind_rng),
         };
         let (paths, round_trip) = draw_paths(rng, nodes, processes);
         let length = pick(rng, &[4, 8, 15, 30, 60, 90]) * SECOND;
@@ -277,7 +277,7 @@ impl Plan {
             _ if seed % 100 == 37 => this.draw_revocations(rng),
             _ => {}
         }
-        this.habits.draw_kind(kind, &mut of_kind);
+        this.habits.draw_kind(kind, &mut kind_rng);
         this
     }
 
@@ -402,8 +402,8 @@ impl Plan {
         }
         let after = |kind: &FaultKind| match kind {
             FaultKind::Restart { .. } => self.rejoin_delay_ms * 11 / 10 * MS + RECOVERY,
-            // Until then, its fences may lie too far ahead of the clocks of other nodes, or theirs
-            // too far ahead of its own clock.
+            // For twice the length of the step, the fences of this node may lie too far ahead of
+            // the clocks of other nodes, or the fences of other nodes too far ahead of its clock.
             FaultKind::StepWall { by_us, .. } => by_us.unsigned_abs() * 2000 + RECOVERY,
             _ => RECOVERY,
         };
@@ -411,6 +411,14 @@ impl Plan {
             fault.kind.concerns(process, node)
                 && fault.from <= to
                 && fault.to + after(&fault.kind) > from
+        })
+    }
+
+    /// Returns whether a fault that concerns a node and this process begins between two times.
+    pub(super) fn fault_begins(&self, process: usize, from: Ns, to: Ns) -> bool {
+        self.faults.iter().any(|fault| {
+            let concerns = |node| fault.kind.concerns(process, node);
+            (from..=to).contains(&fault.from) && (0..self.nodes).any(concerns)
         })
     }
 
@@ -476,7 +484,9 @@ impl Plan {
         }
     }
 
-    /// Draws an operator who ends locks. After each, one of the concerned nodes pauses for a while.
+    /// Draws an operator who ends locks. After each end, one of its nodes pauses for a while.
+    ///
+    /// Draws no operator if a lock may have several keys.
     fn draw_operator(&mut self, rng: &mut StdRng) {
         let is_of_several =
             |(set, keys): (usize, &Vec<usize>)| keys.len() > 1 && !self.any.contains(&set);

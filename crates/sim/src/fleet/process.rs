@@ -21,7 +21,7 @@ use super::network::{Conn, Down, Packet, Up};
 use super::plan::Kind as LockKind;
 use super::world::{Note, World};
 
-/// The number of the links, which have a timer and requests as a state machine has.
+/// The number of the links. Like a state machine, they have a timer and send requests.
 const LINKS: u64 = 0;
 /// The number of the timer of all renewals.
 const RENEWALS: u64 = 1;
@@ -135,6 +135,8 @@ pub(super) struct Lock {
     pub(super) was_attached: bool,
     pub(super) caller: usize,
     pub(super) call_started: Ns,
+    /// When the process acquired it.
+    pub(super) since: Ns,
     pub(super) renews: bool,
     /// Whether the caller waits for the end of a round of extensions.
     extends: bool,
@@ -144,6 +146,7 @@ pub(super) struct Lock {
 /// A release, and the caller that waits for it, if any.
 pub(super) struct Task {
     release: Release,
+    /// The WAIT that the release took over from a call, while it is unanswered.
     wait: Option<RequestId>,
     caller: Option<usize>,
     pub(super) started: Ns,
@@ -673,7 +676,7 @@ impl Process {
                 Mode::Shared => queue.places.enter_to_share(),
             };
             match entry {
-                Entry::Place => self.call_has_turn(machine, Place::First, world),
+                Entry::Place => self.give_turn(machine, Place::First, world),
                 Entry::Queued(number) => {
                     queue.calls.insert(number, machine);
                     self.set_place(machine, Place::Queued(number));
@@ -681,7 +684,7 @@ impl Process {
                 }
             }
         } else {
-            self.call_has_turn(machine, Place::None, world);
+            self.give_turn(machine, Place::None, world);
         }
         machine
     }
@@ -750,7 +753,8 @@ impl Process {
         }
     }
 
-    /// Tells a call for one of several keys which key is likely free, so that it asks for it first.
+    /// Tells a call for one of several keys which key is likely free. The call asks for that key
+    /// first.
     fn propose_slot(&mut self, machine: u64) {
         let Some(entry) = self.machines.get_mut(&machine) else { return };
         let Machine::Call(call) = &mut entry.machine else { return };
@@ -762,7 +766,7 @@ impl Process {
         }
     }
 
-    fn call_has_turn(&mut self, machine: u64, place: Place, world: &mut World) {
+    fn give_turn(&mut self, machine: u64, place: Place, world: &mut World) {
         self.propose_slot(machine);
         let Some(entry) = self.machines.get_mut(&machine) else { return };
         let Machine::Call(call) = &mut entry.machine else { return };
@@ -871,6 +875,7 @@ impl Process {
                     was_attached,
                     caller,
                     call_started,
+                    since: world.now,
                     renews,
                     extends: false,
                     round_began: world.now,
@@ -923,7 +928,7 @@ impl Process {
         };
         let calls: Vec<_> = next.iter().filter_map(|number| queue.calls.remove(number)).collect();
         for call in calls {
-            self.call_has_turn(call, Place::First, world);
+            self.give_turn(call, Place::First, world);
         }
     }
 
@@ -1144,7 +1149,8 @@ impl Process {
         if lock.hold.is_over() && entry.in_flight == 0 {
             self.machines.remove(&machine);
         } else {
-            // The program of a lock that is not renewed reads late answers when it next extends it.
+            // A lock that is not renewed repeats no refused ACQUIRE: its program reads late answers
+            // only when it extends the lock.
             let repeat_at = lock.hold.repeat_at().filter(|_| lock.renews);
             let timeouts = [lock.hold.poll_timeout(), repeat_at];
             let timeout = timeouts.into_iter().flatten().reduce(Moment::earlier);
@@ -1167,13 +1173,14 @@ impl Process {
             ownership,
             renewed: lock.renews,
             call_started: lock.call_started,
+            since: lock.since,
         });
         if let Some(slot) = lock.hold.spec().slot() {
             self.local_queues[lock.key_set].slots.freed(slot);
         }
         let (token, is_held) = (lock.hold.token(), !matches!(ownership, Ownership::Lost(_)));
         if is_held {
-            world.claims.released(token, world.now);
+            world.claims.record_released(token, world.now);
         }
         let task = self.add_release(release, None, caller, world);
         if let Some(Machine::Release(task)) =
@@ -1278,7 +1285,7 @@ impl Process {
             self.suspicions.extend(std::iter::from_fn(|| task.release.poll_suspect()));
             let Some(send) = task.release.poll() else { break };
             task.token = Some(send.request.token);
-            world.claims.gone(send.request.token, None);
+            world.claims.record_gone(send.request.token, None);
             let spec = Arc::clone(task.release.spec());
             self.send(machine, send.id, send.connection, send.request, &spec, world);
         }
@@ -1328,7 +1335,7 @@ impl Process {
             Machine::Call(_) => false,
         });
         if task.is_thorough && is_in_time && !is_used && !task.release.answers().any(gave_up) {
-            world.claims.gone(token, Some(world.now));
+            world.claims.record_gone(token, Some(world.now));
         }
     }
 

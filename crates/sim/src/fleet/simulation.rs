@@ -31,9 +31,9 @@ struct Simulation {
     world: World,
     processes: Vec<Process>,
     checks: Checks,
-    /// When the part of the run in which callers start calls ended.
+    /// When callers stopped making new calls; `None` before that.
     ended_at: Option<Ns>,
-    /// When all calls and all faults had ended.
+    /// When all calls and all faults had ended; `None` before that.
     quiet_at: Option<Ns>,
     /// The activity of the world at that time.
     activity_when_quiet: u64,
@@ -316,7 +316,7 @@ impl Simulation {
             let quiet_at = quiet_at.max(self.world.last_grant);
             let idle = quiet_at + longest * 102 / 100 + 3 * SECOND;
             if self.world.now >= idle {
-                Checks::end(&mut self.world, &self.processes);
+                Checks::check_end(&mut self.world, &self.processes);
                 let seconds = (self.world.now - quiet_at) / SECOND + 1;
                 let paths = self.world.plan.nodes * self.world.plan.processes;
                 let members = (paths + 4) as u64;

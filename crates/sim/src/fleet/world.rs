@@ -86,6 +86,7 @@ pub(super) enum Note {
         ownership: Ownership,
         renewed: bool,
         call_started: Ns,
+        since: Ns,
     },
     Detached {
         process: usize,

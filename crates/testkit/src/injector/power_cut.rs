@@ -62,15 +62,16 @@ impl PowerCut {
     #[track_caller]
     pub fn cut(&self, server: &mut Server) -> u64 {
         server.kill();
-        let cut =
-            SyncedSizes::read(self.preload.file()).and_then(|synced| synced.restore(server.dir()));
+        let cut = SyncedSizes::read(self.preload.file())
+            .and_then(|synced| synced.cut_files(server.dir()));
         match cut {
             Ok(lost_bytes) => lost_bytes,
             Err(error) => panic!("the files in {} cannot be cut: {error}", server.dir().display()),
         }
     }
 
-    /// Returns the number of syncs so far. When it grows, something was synced in between.
+    /// Returns the number of successful syncs so far, of all files of all servers with this
+    /// `PowerCut`.
     ///
     /// # Panics
     ///
@@ -113,28 +114,32 @@ impl FileId {
 struct SyncedSizes(HashMap<FileId, u64>);
 
 impl SyncedSizes {
-    fn read(log: &Path) -> io::Result<Self> {
+    fn read(record: &Path) -> io::Result<Self> {
         let parse = |line: &str| -> Option<(FileId, u64)> {
             let mut words = line.split(' ');
             let inode = words.next()?.parse().ok()?;
             let birth_ns = words.next()?.parse().ok()?;
             Some((FileId { inode, birth_ns }, words.next()?.parse().ok()?))
         };
-        let log = fs::read_to_string(log)?;
-        // Later lines replace earlier ones. Only the last can be incomplete: its writer was killed.
+        let record = fs::read_to_string(record)?;
+        // Later lines replace earlier ones. Only the last line can be incomplete: its writer was
+        // killed.
         Ok(Self(
-            log.split_inclusive('\n').filter_map(|line| parse(line.strip_suffix('\n')?)).collect(),
+            record
+                .split_inclusive('\n')
+                .filter_map(|line| parse(line.strip_suffix('\n')?))
+                .collect(),
         ))
     }
 
-    /// Cuts the files below a directory back to these sizes.
-    fn restore(&self, directory: &Path) -> io::Result<u64> {
+    /// Cuts the files below a directory back to these sizes. Returns the number of lost bytes.
+    fn cut_files(&self, directory: &Path) -> io::Result<u64> {
         let mut lost_bytes = 0;
         for entry in fs::read_dir(directory)? {
             let entry = entry?;
             let metadata = entry.metadata()?;
             if metadata.is_dir() {
-                lost_bytes += self.restore(&entry.path())?;
+                lost_bytes += self.cut_files(&entry.path())?;
             } else if metadata.is_file() && entry.file_name() != Server::LOG_NAME {
                 let synced = self.0.get(&FileId::of(&metadata)).copied().unwrap_or(0);
                 if synced < metadata.len() {

@@ -31,7 +31,7 @@ const NS_PER_MS: i64 = 1_000_000;
 /// A step changes the results of `clock_gettime` for `CLOCK_REALTIME`, `CLOCK_REALTIME_COARSE` and
 /// `CLOCK_TAI`, of `gettimeofday`, `time` and `timespec_get`, for the program and the libraries
 /// that it was linked with. A step does not change the monotonic clocks (`CLOCK_MONOTONIC`, `_RAW`
-/// and `_COARSE`, `CLOCK_BOOTTIME`), the processor's time stamp counter, and the clock inside the
+/// and `_COARSE`, `CLOCK_BOOTTIME`), the processor's time stamp counter, or the clock inside the
 /// kernel (the times of files, timers on `CLOCK_REALTIME`).
 ///
 /// Some servers load modules so that a module calls the C library directly (Valkey, with

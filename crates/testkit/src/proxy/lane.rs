@@ -72,7 +72,7 @@ pub(super) struct Lane<'a> {
     round_trip: &'a RoundTrip,
     queue: VecDeque<Chunk>,
     queued_bytes: usize,
-    /// When the sender closed its side, which is forwarded after the last chunk.
+    /// When the sender closed its side. This end is forwarded after the last chunk.
     ended_at: Option<Instant>,
 }
 
@@ -141,7 +141,7 @@ impl<'a> Lane<'a> {
             match event {
                 Event::FaultsChanged | Event::Due => {}
                 Event::Read(Ok(length @ 1..)) => self.arrive(&buffer[..length]),
-                // A sender that has reset its connection sends nothing more either.
+                // The sender has closed or reset its connection, and sends nothing more.
                 Event::Read(_) => self.ended_at = Some(Instant::now()),
                 Event::Written(written) => match (self.queue.is_empty(), written?) {
                     (true, _) => return Ok(()),
@@ -154,7 +154,7 @@ impl<'a> Lane<'a> {
 
     /// Returns when the first chunk is due, or, without chunks, the end of the connection.
     ///
-    /// Returns `None` while nothing may pass.
+    /// Returns `None` while nothing may pass, or nothing is there to pass.
     fn due_at(&self, fault: LaneFault) -> Option<Instant> {
         match self.queue.front() {
             Some(chunk) if chunk.is_passing => Some(chunk.arrived_at),

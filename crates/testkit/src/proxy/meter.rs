@@ -29,7 +29,7 @@ pub(super) struct RoundTrip {
 }
 
 impl Meter {
-    pub(super) fn open(&self) -> usize {
+    pub(super) fn open_connections(&self) -> usize {
         *self.lock_open()
     }
 
@@ -49,7 +49,7 @@ impl Meter {
         self.closed.notify_all();
     }
 
-    /// Returns whether no connection is open, now or within `limit`.
+    /// Waits until no connection is open. Returns false if that takes longer than `limit`.
     pub(super) fn wait_until_closed(&self, limit: Duration) -> bool {
         let waited = self.closed.wait_timeout_while(self.lock_open(), limit, |open| *open > 0);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()

@@ -128,7 +128,7 @@ impl Proxy {
 
     /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
-        self.shared.meter.open()
+        self.shared.meter.open_connections()
     }
 
     /// Returns the number of bytes that were forwarded in this direction.

@@ -1,4 +1,4 @@
-//! Replays with the driver of this crate the histories that the simulator recorded of its driver.
+//! Replays, with the driver of this crate, the histories that the simulator's driver recorded.
 //!
 //! Nodes are unix sockets that answer as the history says. Everything runs on one thread under
 //! tokio's paused clock, and the machines read the same clock, so that time passes only where the

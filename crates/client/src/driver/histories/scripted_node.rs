@@ -118,7 +118,8 @@ impl ScriptedNode {
 }
 
 impl Lane {
-    /// Reads what has arrived. Returns whether the connection is still open.
+    /// Reads what has arrived, and sets `has_seen` if that is anything. Returns whether the
+    /// connection is still open.
     fn receive(&mut self, has_seen: &mut bool) -> bool {
         let mut buffer = [0; 4096];
         loop {

@@ -61,7 +61,7 @@ impl Acquire {
     ///
     /// In a call for any of several keys, also drops the requests of the attempt that the driver
     /// has not polled yet. The driver sends each request with the key of the present
-    /// [`spec`](Self::spec), and from now on that may be another key.
+    /// [`spec`](Self::spec), which may have another key from now on.
     pub(super) fn roll_back(&mut self, attempt: &Attempt, ctx: &Context<'_>) {
         let is_unsent =
             |action: &Action| matches!(action, Action::Send { id, .. } if attempt.expects(*id));
@@ -107,8 +107,8 @@ impl Acquire {
 
     /// Records that a token of this call is being released on the node through this connection.
     ///
-    /// Later requests through the same connection arrive after the release. `None` stands for the
-    /// token of an unanswered WAIT, or for a release that has no connection yet.
+    /// Later requests through the same connection arrive after the release. The connection is
+    /// `None` for the token of an unanswered WAIT, and for a release that has no connection yet.
     pub(super) fn note_release(&mut self, node: usize, connection: Option<u64>, now: Moment) {
         let until = now.plus(self.spec.ttl.duration());
         self.pending_releases[node] = Some(match (self.pending_releases[node], connection) {

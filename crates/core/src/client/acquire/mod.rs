@@ -43,7 +43,7 @@ pub struct Acquire {
     driver_delay: Duration,
     phase: Phase,
     /// Whether the call neither waits nor pauses after this attempt. Only an inspection of all
-    /// nodes can still lead to another one.
+    /// nodes, or a request for any other key, can still lead to another attempt.
     is_last_attempt: bool,
     /// The next unused round number. Round numbers match responses to requests.
     round: u32,
@@ -60,7 +60,8 @@ pub struct Acquire {
     pending_releases: SmallVec<[Option<PendingRelease>; 5]>,
     /// Whether the last attempt was lost because less than the minimal validity was left.
     too_late: bool,
-    /// Whether this call has seen another client hold the lock or wait for it.
+    /// Whether other clients hold the lock or wait for it, as far as this call knows. A wait on a
+    /// node sets it, and a grant without a wait clears it.
     contended: bool,
     /// Which key a call for any of several keys asks for; `None` for other calls.
     slots: Option<Slots>,
@@ -123,7 +124,7 @@ enum PendingRelease {
         /// The connection of this RELEASE and of every earlier one. A later request through it
         /// arrives after them. `None` if they went through several connections.
         connection: Option<u64>,
-        /// When the lease has ended by itself.
+        /// When the lease has ended, even if no RELEASE arrives.
         until: Moment,
     },
 }
@@ -168,13 +169,14 @@ struct Waiting {
     /// When the node ends the wait; `None` for a wait without end, and until the WAIT is sent.
     ends_at: Option<Moment>,
     /// When the client gives up the wait: later than `ends_at`, to leave time for the answer.
+    /// `None` for a wait without end, and once the node has granted the lock.
     leave_at: Option<Moment>,
     check_at: Moment,
     /// The unanswered PING, and when the node counts as failed.
     ping: Option<(RequestId, Moment)>,
     /// The unanswered INSPECT of another node, and when the call stops waiting for the answer.
     inspect: Option<(RequestId, Moment)>,
-    /// Which node to inspect next: how many places after this node it comes in the order.
+    /// How many places after `node` in the order the next node to inspect comes.
     inspect_offset: usize,
     /// Whether this node refused the last attempt, and too few nodes did so for another client to
     /// hold the lock.
@@ -182,7 +184,8 @@ struct Waiting {
     /// An attempt during the wait: one that bypasses this node, or one on all nodes while there is
     /// no connection for the WAIT.
     side_attempt: Option<Attempt>,
-    /// The node's grant, if it arrived during that attempt, and the granted one of several keys.
+    /// The node's grant, if it arrived during the side attempt. The inner `Option` is the slot of
+    /// the granted key; `None` unless the call is for any of several keys.
     granted: Option<(Waited, Option<usize>)>,
 }
 
@@ -199,7 +202,7 @@ pub enum Action {
         /// The request.
         request: Request,
     },
-    /// Get an exclusive connection to the node, which may mean to queue for one. Then call
+    /// Get an exclusive connection to the node, or queue for one. Then call
     /// [`Acquire::handle_wait_sent`], and send the WAIT that it returns.
     Wait {
         /// Identifies the response.
@@ -207,7 +210,7 @@ pub enum Action {
     },
     /// Free the exclusive connection, or stop queueing for it. It carries no unanswered WAIT.
     StopWaiting {
-        /// The WAIT.
+        /// Identifies the WAIT.
         id: RequestId,
     },
     /// Drive this machine. Pass it the response to the WAIT that it [needs](Release::wait), too.
@@ -359,8 +362,8 @@ impl Acquire {
         &self.spec
     }
 
-    /// Whether this call has seen other clients hold the lock or wait for it. If so, the program's
-    /// next call for the lock begins with a wait.
+    /// Whether other clients hold the lock or wait for it, as far as this call knows. If so, the
+    /// program's next call for the lock begins with a wait.
     pub fn is_contended(&self) -> bool {
         self.contended
     }
@@ -781,8 +784,8 @@ impl Acquire {
             self.wait_on(first_refusing, ctx);
         } else if let Some(node) = waited_on.filter(|_| waited_on == decider && self.may_stay(ctx))
         {
-            // Later nodes refuse because other clients wait there. Those clients give way to this
-            // call. If the call joined them, their queue would never end.
+            // Later nodes refuse because other clients wait there. These clients give way to this
+            // call. If the call waited there too, the queue there would never become empty.
             self.stays += 1;
             self.pause_before(Next::WaitOn(node), ctx);
         } else {

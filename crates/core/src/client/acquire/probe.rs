@@ -19,7 +19,7 @@ impl Acquire {
             let was_asked = slots.was_waited_for && waited_on.is_none();
             !was_asked && slots.has_others() && slots.probes < limits::PROBES_MAX
         };
-        lost.has_refused() && self.slots.as_ref().is_some_and(is_left)
+        lost.has_refusal() && self.slots.as_ref().is_some_and(is_left)
     }
 
     /// Asks the first available node of the order for any key but that of the lost attempt.

@@ -53,7 +53,8 @@ impl Acquire {
         }));
     }
 
-    /// When to end the WAIT: early enough for the last check before the end of the call.
+    /// When to end the WAIT: early enough for the last check before the end of the call. `None` for
+    /// a wait without end.
     pub(super) fn wait_until(&self, ctx: &Context<'_>) -> Option<Moment> {
         let until = self.until?;
         let settle = limits::settle(ctx.fleet.round_trips.typical());
