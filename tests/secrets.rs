@@ -13,7 +13,7 @@ use common::{Cli, PATIENCE, command, server, server_and_cli};
 use quorlock_testkit::{Server, eventually};
 use redis::Value;
 
-/// Every token argument contains this, and no other argument does.
+/// Every token in [`LINES`] contains this, and no other argument does.
 const SECRET: &str = "s3cret";
 
 /// Commands with tokens: some are granted, some refused, and some are invalid.
@@ -33,13 +33,15 @@ const LINES: [&str; 31] = [
     "LOCK.EXTEND k s3cret-1 60000 SHARED TOKEN s3cret-4",
     "LOCK.EXTEND k s3cret-4 60000 shared shared TOKEN s3cret-5",
     "LOCK.ACQUIREANY 2 k l s3cret-1 60000 WAIT 0 OWNER me",
-    "LOCK.ACQUIREANY x k l s3cret-1 60000",
     "LOCK.MACQUIRE 2 k l s3cret-1 60000",
     "LOCK.MACQUIRE 2 k l s3cret-2 60000 WAIT 0 OWNER me",
     "LOCK.MEXTEND 2 k l s3cret-1 60000",
     "LOCK.MEXTEND 2 k l s3cret-1 60000 TOKEN s3cret-3",
     "LOCK.MRELEASE 2 k l s3cret-3",
+    "LOCK.ACQUIRE k s3cret-1 x",
+    "LOCK.ACQUIRE k s3cret-1 60000 UNKNOWN x",
     // The position of the token is unclear: no argument that may be the token is shown.
+    "LOCK.ACQUIREANY x k l s3cret-1 60000",
     "LOCK.MACQUIRE x k l s3cret-1 60000",
     "LOCK.MACQUIRE 0 s3cret-1 60000 TOKEN s3cret-2",
     "LOCK.MACQUIRE 9 k l s3cret-1 60000",
@@ -48,8 +50,6 @@ const LINES: [&str; 31] = [
     "LOCK.MEXTEND 1 k l s3cret-1 60000 TOKEN s3cret-2",
     "LOCK.MRELEASE 3 k l s3cret-1",
     "LOCK.MRELEASE 1 k l s3cret-1",
-    "LOCK.ACQUIRE k s3cret-1 x",
-    "LOCK.ACQUIRE k s3cret-1 60000 UNKNOWN x",
 ];
 
 /// Sends the lines one by one, and once more within a transaction. The replies do not matter.
@@ -151,7 +151,11 @@ fn redaction_leaves_the_token_of_the_lock_unchanged() {
         assert!(matches!(cli.reply(line), Value::Int(_)), "{line}");
         assert_eq!(cli.ask::<String>("GET k"), token, "{line}");
         cli.reply("DEBUG LOADAOF");
-        assert_eq!(cli.ask::<String>("GET k"), token, "{line}: as it was propagated");
+        assert_eq!(
+            cli.ask::<String>("GET k"),
+            token,
+            "{line}: after the append-only file was loaded"
+        );
     }
     assert_eq!(cli.reply("LOCK.RELEASE k (redacted)"), Value::Int(0));
     assert_eq!(cli.reply("LOCK.RELEASE k third"), Value::Int(1));

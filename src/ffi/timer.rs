@@ -11,7 +11,8 @@ use super::api::api;
 
 /// A timer whose only effect is another turn of the event loop.
 ///
-/// The jobs run at the end of that turn, because the callback of a descriptor must not write keys.
+/// The node's jobs run at the end of that turn (`before_sleep`). The timer's callback cannot run
+/// them, because the callback of a file descriptor must not write keys.
 pub(crate) struct Timer {
     fd: OwnedFd,
     /// The moment for which the timer was set last; `None` if it is not set.
@@ -19,7 +20,7 @@ pub(crate) struct Timer {
 }
 
 impl Timer {
-    /// Returns `None` if the system has no file descriptor left.
+    /// Returns `None` if there is no file descriptor left, or none that the event loop accepts.
     pub(crate) fn new() -> Option<Self> {
         // SAFETY: needs nothing; a non-negative result is a descriptor that is ours.
         let fd = unsafe {
@@ -33,14 +34,17 @@ impl Timer {
             api!(RedisModule_EventLoopAdd(
                 fd.as_raw_fd(),
                 mask,
-                Some(on_time),
+                Some(clear_expirations),
                 std::ptr::null_mut()
             ))
         };
         (added == raw::REDISMODULE_OK as c_int).then_some(Self { fd, armed: None })
     }
 
-    /// Wakes the loop at the moment `at`, or earlier. The jobs then read the clock again.
+    /// Makes sure that the loop wakes by the moment `at`.
+    ///
+    /// An earlier moment that is already set stays. The jobs then find nothing due, and set the
+    /// timer again.
     pub(crate) fn wake_at(&mut self, now: Monotonic, at: Monotonic) {
         if self.armed.is_some_and(|armed| now < armed && armed <= at) {
             return;
@@ -75,7 +79,7 @@ impl Drop for Timer {
     }
 }
 
-unsafe extern "C" fn on_time(fd: c_int, _data: *mut c_void, _mask: c_int) {
+unsafe extern "C" fn clear_expirations(fd: c_int, _data: *mut c_void, _mask: c_int) {
     let mut expirations = 0_u64;
     // SAFETY: an open non-blocking descriptor, and a place for the eight bytes of a timer.
     unsafe { libc::read(fd, (&raw mut expirations).cast(), size_of::<u64>()) };

@@ -244,7 +244,7 @@ fn repairs_as_shared_after_a_lost_downgrade(mutant: Option<Mutant>) -> bool {
     let mut world = World::new(3);
     let mut lock = world.acquire(World::spec(Mode::Exclusive)).unwrap();
     world.paths = vec![Path::AnswersLost; 3];
-    world.client.fleet.round_trips.sample(0, Duration::from_millis(1));
+    world.client.state.round_trips.sample(0, Duration::from_millis(1));
     break_rule(mutant);
     world.downgrade(&mut lock);
     world.pass_ms(3000);

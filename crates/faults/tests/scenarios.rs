@@ -72,7 +72,7 @@ fn node_after_a_clock_step_during_restart_grants_no_held_lock() {
 
 #[test]
 fn node_after_a_power_cut_without_syncs_grants_no_held_lock() {
-    assert_no_harm(&restart::NEVER_SYNCED);
+    assert_no_harm(&restart::SYNCED_BY_THE_SYSTEM);
 }
 
 #[test]

@@ -22,21 +22,21 @@ pub(crate) const PROCESSES: usize = 16;
 const QUEUE_FILL_TIME: Duration = Duration::from_millis(300);
 /// Times for which the lock is held while commands are counted.
 const HOLDS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(5), Duration::from_millis(200)];
-/// Time before the measurement, until all processes that started at the same moment wait in one
+/// Time before the measurement. All processes start at once; after this time they wait in one
 /// queue.
 const WARM_UP: Duration = Duration::from_secs(1);
 /// Duration of the measurement of each kind of client.
 const TIME: Duration = Duration::from_secs(4);
-/// Factor by which measurements of clients that poll last longer, because their handovers vary at
+/// Measurements of polling clients last this many times as long, because their handovers vary at
 /// random.
-const POLLING_TIMES: u32 = 4;
+const POLLING_TIME_FACTOR: u32 = 4;
 
 /// Longest allowed handover.
 const LIMIT: Duration = Duration::from_millis(5);
-/// Largest allowed number of commands of a node for one lock.
+/// The most commands that each node may execute for one lock, on average.
 const COMMANDS_PER_NODE: f64 = 3.0;
 
-/// What competing processes did between two moments.
+/// What competing processes did. The `timeline` includes the warm-up before `from`.
 pub(crate) struct Competition {
     pub(crate) timeline: Timeline,
     pub(crate) from: Duration,
@@ -71,8 +71,8 @@ async fn measure_on(
     let mut p50 = Vec::new();
     for (kind, time) in [
         (Kind::Quorlock, time),
-        (Kind::Rslock, POLLING_TIMES * time),
-        (Kind::Polling, POLLING_TIMES * time),
+        (Kind::Rslock, POLLING_TIME_FACTOR * time),
+        (Kind::Polling, POLLING_TIME_FACTOR * time),
     ] {
         p50.push(handovers(&masters, kind, time).await?.p50());
     }
@@ -83,7 +83,7 @@ async fn measure_on(
         Limit {
             case: format!("handover on {nodes} masters, {PROCESSES} processes, p50"),
             measured: format!(
-                "{}; rslock 0.10 {}, polling {}",
+                "{}; rslock 0.10: {}; polling: {}",
                 readable(ours),
                 readable(rslock),
                 readable(polling)
@@ -92,7 +92,9 @@ async fn measure_on(
             met: ours <= LIMIT,
         },
         Limit {
-            case: format!("commands per lock on {nodes} masters, held for 0, 5 and 200 ms"),
+            case: format!(
+                "commands per lock, on all {nodes} masters together, held for 0, 5 and 200 ms"
+            ),
             measured: commands
                 .iter()
                 .map(|calls| format!("{calls:.1}"))
@@ -168,9 +170,9 @@ const FAIRNESS_HOLD: Duration = Duration::from_millis(5);
 /// Duration of the competition.
 const FAIRNESS_TIME: Duration = Duration::from_secs(60);
 /// Largest allowed wait, as a multiple of the mean.
-const LARGEST_WAIT: u32 = 3;
+const WAIT_TO_MEAN_MAX: u32 = 3;
 /// Largest allowed ratio of the grants of two processes.
-const MOST_GRANTS: f64 = 1.2;
+const GRANTS_RATIO_MAX: f64 = 1.2;
 
 pub(crate) async fn measure_fairness(
     effort: Effort,
@@ -202,13 +204,13 @@ pub(crate) async fn measure_fairness(
             ),
             measured: format!("mean {}, largest {}", readable(mean), readable(largest)),
             target: "largest ≤ 3 × mean",
-            met: largest <= mean * LARGEST_WAIT,
+            met: largest <= mean * WAIT_TO_MEAN_MAX,
         },
         Limit {
             case: format!("grants of these {PROCESSES} processes"),
             measured: format!("{fewest} to {most}, {spread:.2} ×"),
             target: "most ≤ 1.2 × fewest",
-            met: spread <= MOST_GRANTS,
+            met: spread <= GRANTS_RATIO_MAX,
         },
     ])
 }
@@ -217,7 +219,7 @@ pub(crate) async fn measure_fairness(
 const ONE_NODE_WAITERS: usize = 16;
 /// Number of rounds.
 const ROUNDS: u64 = 400;
-/// Number of rounds before these, which do not count.
+/// Number of rounds before the [`ROUNDS`] that are measured.
 const WARM_UP_ROUNDS: u64 = 20;
 /// Number of handovers, and then of PINGs, in a round.
 const EVENTS_PER_ROUND: usize = 64;
@@ -253,8 +255,8 @@ pub(crate) async fn measure_on_one_node(
             sockets[holder].release(holder)?;
             sockets[next].read_grant()?;
             handovers.record(started.elapsed());
-            // The last holder requests the lock again. The server has queued this request when it
-            // answers a PING.
+            // The previous holder requests the lock again. The PING waits until the server has
+            // queued this request, so that the queue is full at the next handover.
             sockets[holder].expect(":1")?;
             sockets[holder].ask_for_the_lock(holder)?;
             pinging.ping()?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use quorlock_core::client::{Fleet, LinkAction, Links, NodeError, Random};
+use quorlock_core::client::{ClientState, LinkAction, Links, NodeError, Random};
 use quorlock_core::quorum::{Majority, Moment};
 
 use super::info::{Abstention, Info};
@@ -132,7 +132,7 @@ fn admissions(nodes: &[NodeReport]) -> Vec<Option<NodeError>> {
     let Some(majority) = Majority::of(nodes.len()) else { return Vec::new() };
     let now = Moment::default();
     let mut links = Links::new(nodes.iter().map(|node| node.name.as_str().into()), None, now);
-    links.handle_timeout(now, &Fleet::new(majority), &mut NotRandom);
+    links.handle_timeout(now, &ClientState::new(majority), &mut NotRandom);
     while let Some(action) = links.poll() {
         let LinkAction::Connect { node, connection } = action else { continue };
         match &nodes[node].answer {

@@ -302,7 +302,7 @@ impl LockBuilder {
             return Err(invalid(reason.into()));
         }
         let slot = detached.slot();
-        self.shared.fleet.fences.learn(detached.fence(), detached.fence());
+        self.shared.client_state.fences.learn(detached.fence(), detached.fence());
         let failure = match driver::attach(&self.shared, spec, detached.token()).await {
             Ok(inner) => return Ok(Lock::attached(inner, slot)),
             Err(failure) => failure,

@@ -93,7 +93,7 @@ impl Quorum {
         let mut health = self.shared.health.clone();
         let enough = health.wait_for(|health| health.settled || health.admitted >= majority.size());
         let _ = timeout(limit, enough).await;
-        let stragglers = limits::connect_stragglers(self.shared.fleet.round_trips.longest());
+        let stragglers = limits::connect_stragglers(self.shared.client_state.round_trips.longest());
         let _ = timeout(stragglers, health.wait_for(|health| health.settled)).await;
     }
 
@@ -234,7 +234,7 @@ impl Quorum {
                 node: node.name.to_string(),
                 error: link.error.clone(),
                 since: now.since(link.since),
-                round_trip: self.shared.fleet.round_trips.of(index),
+                round_trip: self.shared.client_state.round_trips.of(index),
                 module_version: hello.and_then(|hello| hello.module_version.clone()),
                 set: hello.and_then(|hello| hello.set.set().map(ToString::to_string)),
             }
@@ -275,7 +275,7 @@ impl Quorum {
                 leases.into_iter().filter_map(Result::err).map(Answer::Failed).collect();
             return Err(InspectError::NoAnswer { nodes: self.shared.report(answers.iter()) });
         }
-        let state = summarize(self.shared.fleet.majority, &leases);
+        let state = summarize(self.shared.client_state.majority, &leases);
         Ok(self.name_nodes(state, leases))
     }
 
@@ -440,7 +440,7 @@ impl Quorum {
         }
         let nodes = self.shared.nodes.iter().map(|node| node.name.to_string()).zip(failures);
         let (is_truncated, nodes) = (listing.is_truncated(), nodes.collect());
-        let locks = listing.merge(self.shared.fleet.majority).into_iter();
+        let locks = listing.merge(self.shared.client_state.majority).into_iter();
         let locks = locks.map(|lock| ListedLock {
             key: lock.key,
             lock: self.name_nodes(lock.state, lock.nodes),

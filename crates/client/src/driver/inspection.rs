@@ -54,17 +54,17 @@ pub(super) async fn ask_in_time<T>(
     let Some(connection) = shared.connection(node, number) else {
         return Err(NodeError::connection_lost());
     };
-    let derived = || limits::node_timeout(shared.fleet.round_trips.of(node), TTL);
+    let derived = || limits::node_timeout(shared.client_state.round_trips.of(node), TTL);
     let limit = shared.node_timeout.map_or_else(derived, |limit| limit.min(TTL.duration() / 4));
     let limit = limit.max(at_least);
     let asked = Instant::now();
     let Ok(answer) = timeout(limit, ask(&connection)).await else {
-        shared.fleet.round_trips.timed_out(node);
+        shared.client_state.round_trips.timed_out(node);
         shared.suspect(node, number);
         return Err(NodeError::timed_out(limit));
     };
     if !matches!(answer, Err(NodeError::Down { .. })) {
-        shared.fleet.round_trips.sample(node, asked.elapsed());
+        shared.client_state.round_trips.sample(node, asked.elapsed());
     }
     answer
 }

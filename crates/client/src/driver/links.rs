@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use quorlock_core::client::{Fleet, Hello, LinkAction, Links, NodeError, Notice};
+use quorlock_core::client::{ClientState, Hello, LinkAction, Links, NodeError, Notice};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -15,17 +15,35 @@ use crate::transport::{Connection, Endpoint, open};
 
 /// An event of a connection.
 pub(crate) enum LinkEvent {
-    Connected { node: usize, connection: Arc<Connection>, hello: Hello },
-    ConnectFailed { node: usize, connection: u64, error: NodeError },
-    Closed { node: usize, connection: u64 },
-    Pong { node: usize, connection: u64 },
-    Suspicion { node: usize, connection: u64 },
+    Connected {
+        node: usize,
+        connection: Arc<Connection>,
+        hello: Hello,
+    },
+    ConnectFailed {
+        node: usize,
+        connection: u64,
+        error: NodeError,
+    },
+    Closed {
+        node: usize,
+        connection: u64,
+    },
+    Pong {
+        node: usize,
+        connection: u64,
+    },
+    /// The node has left a request unanswered.
+    Suspicion {
+        node: usize,
+        connection: u64,
+    },
 }
 
-/// The loop of [`Links`].
+/// The driver of [`Links`]: passes events to it, carries out its actions, and publishes its state.
 struct Supervisor {
     links: Links,
-    fleet: Arc<Fleet>,
+    client_state: Arc<ClientState>,
     names: Vec<Arc<str>>,
     endpoints: Vec<Endpoint>,
     /// Attempts to connect, by node and number of the connection.
@@ -41,7 +59,7 @@ struct Supervisor {
 pub(crate) fn supervise(
     nodes: &[NodeInfo],
     expected_set: Option<String>,
-    fleet: &Arc<Fleet>,
+    client_state: &Arc<ClientState>,
     events: mpsc::UnboundedSender<LinkEvent>,
     received: mpsc::UnboundedReceiver<LinkEvent>,
 ) -> (Arc<ArcSwap<View>>, watch::Receiver<Health>, impl Future<Output = ()> + Send + 'static) {
@@ -54,7 +72,7 @@ pub(crate) fn supervise(
     let (health, watched) = watch::channel(Health::default());
     let supervisor = Supervisor {
         links,
-        fleet: Arc::clone(fleet),
+        client_state: Arc::clone(client_state),
         names,
         endpoints: nodes.iter().map(|node| node.endpoint.clone()).collect(),
         connecting: HashMap::new(),
@@ -71,7 +89,11 @@ pub(crate) fn supervise(
 impl Supervisor {
     async fn run(mut self, mut received: mpsc::UnboundedReceiver<LinkEvent>) {
         loop {
-            self.links.handle_timeout(clock::now(), &self.fleet, &mut super::shared::SystemRandom);
+            self.links.handle_timeout(
+                clock::now(),
+                &self.client_state,
+                &mut super::shared::SystemRandom,
+            );
             self.act();
             tokio::select! {
                 Some(event) = received.recv() => self.handle(event),
@@ -100,7 +122,7 @@ impl Supervisor {
             }
             LinkEvent::Pong { node, connection } => self.links.handle_pong(node, connection, now),
             LinkEvent::Suspicion { node, connection } => {
-                self.links.handle_suspicion(node, connection, now, &self.fleet);
+                self.links.handle_suspicion(node, connection, now, &self.client_state);
             }
         }
     }
@@ -129,14 +151,14 @@ impl Supervisor {
 
     fn connect(&mut self, node: usize, connection: u64) {
         let (endpoint, events) = (self.endpoints[node].clone(), self.events.clone());
-        let (closed, fleet) = (events.clone(), Arc::clone(&self.fleet));
+        let (close_events, client_state) = (events.clone(), Arc::clone(&self.client_state));
         let task = tokio::spawn(async move {
             let on_close = move || {
-                let _ = closed.send(LinkEvent::Closed { node, connection });
+                let _ = close_events.send(LinkEvent::Closed { node, connection });
             };
             let event = match open(&endpoint, connection, on_close).await {
                 Ok((opened, hello, took)) => {
-                    fleet.round_trips.sample(node, took);
+                    client_state.round_trips.sample(node, took);
                     LinkEvent::Connected { node, connection: Arc::new(opened), hello }
                 }
                 Err(error) => LinkEvent::ConnectFailed { node, connection, error },
@@ -151,11 +173,11 @@ impl Supervisor {
         if connection.number != number {
             return;
         }
-        let (events, fleet) = (self.events.clone(), Arc::clone(&self.fleet));
+        let (events, client_state) = (self.events.clone(), Arc::clone(&self.client_state));
         self.pings.spawn(async move {
             let asked = Instant::now();
             if connection.ping().await {
-                fleet.round_trips.sample(node, asked.elapsed());
+                client_state.round_trips.sample(node, asked.elapsed());
                 let _ = events.send(LinkEvent::Pong { node, connection: number });
             }
         });
@@ -167,7 +189,9 @@ impl Supervisor {
         let mut replaced: Vec<_> = before.replaced.clone();
         for (node, connection) in before.connections.iter().enumerate() {
             let is_current = |connection: &&Arc<Connection>| {
-                self.connections[node].as_ref().is_some_and(|now| Arc::ptr_eq(now, connection))
+                self.connections[node]
+                    .as_ref()
+                    .is_some_and(|current| Arc::ptr_eq(current, connection))
             };
             if let Some(connection) =
                 connection.as_ref().filter(|connection| !is_current(connection))
@@ -195,7 +219,7 @@ impl Supervisor {
                 "the server was restarted: it may have forgotten locks"
             ),
             Notice::NoSet => tracing::warn!(
-                "the nodes do not say which set they belong to, so clients with different lists of \
+                "most nodes do not say which set they belong to, so clients with different lists of \
                  nodes are not noticed: set lock.set on every node"
             ),
             Notice::NotAdmitted { node, error } => {

@@ -171,7 +171,7 @@ impl Round {
                 let asked = Instant::now();
                 match connection.ask_all(pipeline).await {
                     Ok(values) if values.len() == ids.len() => {
-                        shared.fleet.round_trips.sample(node, asked.elapsed());
+                        shared.client_state.round_trips.sample(node, asked.elapsed());
                         let read = |((index, id), value)| (index, id, read_fence(value));
                         ids.iter().copied().zip(values).map(read).collect()
                     }

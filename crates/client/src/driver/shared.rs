@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use quorlock_core::client::{
-    Answer, Context, Fleet, LinkHealth, NodeError, Random, RequestId, Response, Topology,
+    Answer, ClientState, Context, LinkHealth, NodeError, Random, RequestId, Response, Topology,
 };
 use quorlock_core::quorum::Majority;
 use rand::RngExt as _;
@@ -23,7 +23,7 @@ use crate::{NodeAnswer, Nodes, clock};
 /// state.
 pub(crate) struct Shared {
     pub(crate) nodes: Vec<NodeInfo>,
-    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) client_state: Arc<ClientState>,
     pub(crate) runtime: Handle,
     /// The background tasks for which `flush` waits.
     pub(crate) tasks: TaskTracker,
@@ -75,8 +75,8 @@ impl Shared {
     ) -> Arc<Self> {
         let stop = CancellationToken::new();
         let (events, received) = mpsc::unbounded_channel();
-        let fleet = Arc::new(Fleet::new(majority));
-        let supervised = supervise(&nodes, expected_set, &fleet, events.clone(), received);
+        let client_state = Arc::new(ClientState::new(majority));
+        let supervised = supervise(&nodes, expected_set, &client_state, events.clone(), received);
         let (view, health, links) = supervised;
         let stopped = stop.clone();
         runtime.spawn(async move {
@@ -89,7 +89,7 @@ impl Shared {
             renewer: Renewer::start(&runtime, Weak::clone(this)),
             releases: Releases::start(&runtime),
             nodes,
-            fleet,
+            client_state,
             runtime,
             tasks: TaskTracker::new(),
             queues: Arc::default(),
@@ -107,7 +107,7 @@ impl Shared {
         call(&mut Context {
             now: clock::now(),
             wall_us: clock::wall_us(),
-            fleet: &self.fleet,
+            client_state: &self.client_state,
             topology: &view.topology,
             random: &mut SystemRandom,
         })
@@ -147,7 +147,7 @@ impl Shared {
     /// Records the round trip of a response, whether it was in time or late.
     pub(super) fn sample(&self, answered: &Answered) {
         if !matches!(answered.response, Response::Failed(NodeError::Down { .. })) {
-            self.fleet.round_trips.sample(answered.id.node, answered.took);
+            self.client_state.round_trips.sample(answered.id.node, answered.took);
         }
     }
 

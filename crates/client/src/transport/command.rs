@@ -7,7 +7,7 @@ use ::redis::{Cmd, Pipeline, RedisError, Value};
 use quorlock_core::Fence;
 use quorlock_core::client::{Command, Keys, Mode, NodeError, Request, Response, Spec};
 
-/// Maximum number of arguments of a command besides its keys.
+/// Room for the arguments of a command besides its keys.
 const OTHER_ARGS: usize = 12;
 /// Usual size of these arguments in bytes.
 const OTHER_BYTES: usize = 160;
@@ -17,7 +17,7 @@ const OTHER_BYTES: usize = 160;
 pub(crate) struct Outgoing {
     pub(super) packet: Packet,
     command: Command,
-    /// The keys of a request for one of several keys; `None` for other requests.
+    /// The keys of which the node may grant any one, for ACQUIREANY; `None` for other requests.
     any: Option<Keys>,
 }
 
@@ -121,8 +121,8 @@ impl Outgoing {
         Some(Response::FenceAndKeyAfterWait { fence: Fence::new(fence)?, waited, key })
     }
 
-    /// Reads the replies to several commands as one response: the first failure; otherwise `Yes` if
-    /// any reply is.
+    /// Reads the replies to several commands as one response: the first failure if there is one,
+    /// otherwise `Yes` if at least one reply is `Yes`, and otherwise `No`.
     fn read_several(&self, replies: impl Iterator<Item = Value>) -> Response {
         let mut combined = Response::No;
         // Takes all replies to this request even after a failure, so that the next request gets its

@@ -134,7 +134,8 @@ impl Attempt {
         ctx: &mut Context<'_>,
         out: &mut VecDeque<Action>,
     ) -> Self {
-        let mut core = Acquisition::new(ctx.fleet.majority, ctx.now, spec.ttl, spec.min_validity);
+        let mut core =
+            Acquisition::new(ctx.client_state.majority, ctx.now, spec.ttl, spec.min_validity);
         if spec.mode == Mode::Shared && !is_broken(Mutant::ReaderOutrunsWriter) {
             // Other nodes grant readers while a writer waits on the queue node. So a reader must
             // not win before the queue node has answered.
@@ -145,7 +146,7 @@ impl Attempt {
                 spec.order(ctx.topology).into_iter().find(is_asked).into_iter().collect();
             core = core.awaiting(&decider);
         }
-        let proposed = ctx.fleet.fences.propose(ctx.wall_us);
+        let proposed = ctx.client_state.fences.propose(ctx.wall_us);
         let mut this = Self::of(kind, token, proposed, core, round, ctx);
         for node in 0..this.nodes.len() {
             if this.kind.bypassed() == Some(node) {
@@ -173,9 +174,9 @@ impl Attempt {
         // The client gives way if an earlier node refuses, so the win awaits the earlier nodes.
         let earlier = before(&order, node).iter().copied();
         let awaits: Vec<_> = earlier.filter(|earlier| !silent.contains(earlier)).collect();
-        let (majority, min_validity) = (ctx.fleet.majority, spec.min_validity);
+        let (majority, min_validity) = (ctx.client_state.majority, spec.min_validity);
         let limit = spec.node_timeout(node, ctx);
-        let round_trip = ctx.fleet.round_trips.typical();
+        let round_trip = ctx.client_state.round_trips.typical();
         let patience = if gives_way {
             limits::settle(round_trip)
         } else {
@@ -235,7 +236,7 @@ impl Attempt {
             refused_provisionally: false,
             again_at: None,
         };
-        let nodes = (0..ctx.fleet.majority.nodes()).map(|_| state.clone()).collect();
+        let nodes = (0..ctx.client_state.majority.nodes()).map(|_| state.clone()).collect();
         Self {
             kind,
             token,
@@ -373,7 +374,7 @@ impl Attempt {
                 let delivery = state.delivery;
                 let error = spec.timed_out(node, limit, ctx);
                 self.failed(node, error, ctx.now);
-                ctx.fleet.round_trips.timed_out(node);
+                ctx.client_state.round_trips.timed_out(node);
                 if let Delivery::InFlight { connection } = delivery {
                     out.push_back(Action::Suspect { node, connection });
                 }
@@ -434,7 +435,7 @@ impl Attempt {
             match step {
                 Step::StoreFence { node, fence } => self.store_fence(node, fence, spec, ctx, out),
                 Step::Won(win) => {
-                    ctx.fleet.fences.learn(self.proposed, win.fence);
+                    ctx.client_state.fences.learn(self.proposed, win.fence);
                     return Some(self.end(AttemptEnd::Won(win)));
                 }
                 Step::Lost(loss) => return Some(self.end(AttemptEnd::Lost(loss))),
@@ -453,7 +454,7 @@ impl Attempt {
         if !is_limited || !matches!(self.kind, Kind::AfterWait { .. }) || !self.core.is_delayed() {
             return;
         }
-        let settle = limits::settle(ctx.fleet.round_trips.typical());
+        let settle = limits::settle(ctx.client_state.round_trips.typical());
         let win_by = *self.win_by.get_or_insert(ctx.now.plus(settle));
         if ctx.now.has_reached(win_by) {
             self.core.stop_awaiting(ctx.now);
@@ -546,8 +547,8 @@ impl Attempt {
             // A deciding node has not answered yet. Once the refusals rule out a majority, it has
             // only a short time left to answer: as long as the winner of a tie needs.
             let refused = self.count(|answer| *answer == Answer::Refused);
-            if refused > ctx.fleet.majority.spare() {
-                let settle = limits::settle(ctx.fleet.round_trips.typical());
+            if refused > ctx.client_state.majority.spare() {
+                let settle = limits::settle(ctx.client_state.round_trips.typical());
                 let decide_by = *self.decide_by.get_or_insert(ctx.now.plus(settle));
                 if ctx.now.has_reached(decide_by) {
                     self.refuse_all(ctx.now);
@@ -565,7 +566,7 @@ impl Attempt {
                 self.refuse(node, ctx.now);
             }
         }
-        let round_trip = ctx.fleet.round_trips.typical().max(limits::PAUSE_MIN);
+        let round_trip = ctx.client_state.round_trips.typical().max(limits::PAUSE_MIN);
         self.ask_refusers_again(spec, ctx, out, |_| Some(round_trip));
     }
 

@@ -21,7 +21,7 @@ pub struct Context<'a> {
     /// The wall clock in microseconds since 1970. A wrong wall clock endangers no lock.
     pub wall_us: u64,
     /// The state that all locks of the client share.
-    pub fleet: &'a Fleet,
+    pub client_state: &'a ClientState,
     /// The nodes as they are now.
     pub topology: &'a Topology,
     /// Random numbers.
@@ -43,7 +43,7 @@ impl Context<'_> {
 
 /// The state that all locks of one client share, for concurrent use.
 #[derive(Debug)]
-pub struct Fleet {
+pub struct ClientState {
     /// How many nodes decide.
     pub majority: Majority,
     /// The smoothed round trip of each node.
@@ -52,7 +52,7 @@ pub struct Fleet {
     pub fences: FenceProposals,
 }
 
-impl Fleet {
+impl ClientState {
     /// Makes the state for a client of `majority.nodes()` nodes.
     pub fn new(majority: Majority) -> Self {
         Self {

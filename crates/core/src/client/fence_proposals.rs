@@ -20,8 +20,10 @@ impl FenceProposals {
         Fence::of_wall_us(wall_us).max(agreed.next())
     }
 
-    /// Records the fence on which a majority agreed. If it is below the proposal, the nodes did not
-    /// accept the proposal.
+    /// Records the fence on which a majority agreed, if it is larger than the recorded one.
+    ///
+    /// A fence below the proposal replaces a larger one, too: the nodes did not accept the
+    /// proposal, so the recorded fence may be too far ahead for them.
     pub fn learn(&self, proposed: Fence, agreed: Fence) {
         if agreed < proposed {
             self.agreed.store(agreed.get(), Ordering::Relaxed);

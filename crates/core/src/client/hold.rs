@@ -306,7 +306,7 @@ impl Hold {
         self.next_round += 2;
         let is_missing = |node: &usize| self.nodes[*node].is_known_to_miss();
         let missing: SmallVec<[usize; 5]> = (0..self.nodes.len()).filter(is_missing).collect();
-        let core = Extension::new(ctx.fleet.majority, ctx.now, self.spec.ttl)
+        let core = Extension::new(ctx.client_state.majority, ctx.now, self.spec.ttl)
             .known_to_hold(self.holding(ctx.topology))
             .known_to_miss(missing);
         let limit = self.spec.longest_timeout(ctx);
@@ -358,7 +358,7 @@ impl Hold {
         for (node, connection) in pending.into_iter().enumerate() {
             if let Some(connection) = connection {
                 self.nodes[node].answer = Answer::Failed(self.spec.timed_out(node, limit, ctx));
-                ctx.fleet.round_trips.timed_out(node);
+                ctx.client_state.round_trips.timed_out(node);
                 self.actions.push_back(HoldAction::Suspect { node, connection });
             }
         }
@@ -520,7 +520,7 @@ impl Hold {
             |node: &&Node| matches!(node.answer, Answer::Failed(NodeError::Revoked { .. }));
         let revoked = match self.nodes.iter().filter(is_revoked).count() {
             0 => Revoked::Nowhere,
-            count if count > ctx.fleet.majority.spare() => Revoked::OnTooMany,
+            count if count > ctx.client_state.majority.spare() => Revoked::OnTooMany,
             _ => Revoked::OnMinority,
         };
         if revoked > self.revoked {

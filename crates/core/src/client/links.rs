@@ -5,7 +5,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::context::{NodeStatus, Topology};
-use super::{Admission, AgreedSet, Fleet, NodeError, Random, SetReport, agree, limits};
+use super::{Admission, AgreedSet, ClientState, NodeError, Random, SetReport, agree, limits};
 use crate::quorum::Moment;
 
 /// The reason of [`NodeError::Down`] until the first attempt to connect has ended.
@@ -205,10 +205,15 @@ impl Links {
     }
 
     /// Carries out what is due.
-    pub fn handle_timeout(&mut self, now: Moment, fleet: &Fleet, random: &mut dyn Random) {
+    pub fn handle_timeout(
+        &mut self,
+        now: Moment,
+        client_state: &ClientState,
+        random: &mut dyn Random,
+    ) {
         for node in 0..self.nodes.len() {
             self.give_up_connecting(node, now);
-            self.check(node, now, fleet);
+            self.check(node, now, client_state);
             self.connect(node, now, random);
         }
     }
@@ -231,7 +236,7 @@ impl Links {
     }
 
     /// Marks a connection with an overdue PING as silent, or sends PING through an idle one.
-    fn check(&mut self, node: usize, now: Moment, fleet: &Fleet) {
+    fn check(&mut self, node: usize, now: Moment, client_state: &ClientState) {
         let State::Up(up) = &mut self.nodes[node].state else { return };
         if let Some((due, limit)) = up.ping_due
             && now.has_reached(due)
@@ -245,13 +250,13 @@ impl Links {
             link.since = now;
             self.actions.push_back(LinkAction::Changed);
         } else if up.ping_due.is_none() && up.silent.is_none() && now.has_reached(up.check_at) {
-            self.ping(node, now, fleet);
+            self.ping(node, now, client_state);
         }
     }
 
-    fn ping(&mut self, node: usize, now: Moment, fleet: &Fleet) {
+    fn ping(&mut self, node: usize, now: Moment, client_state: &ClientState) {
         let State::Up(up) = &mut self.nodes[node].state else { return };
-        let limit = limits::silence(fleet.round_trips.of(node));
+        let limit = limits::silence(client_state.round_trips.of(node));
         up.ping_due = Some((now.plus(limit), limit));
         up.check_at = now.plus(limits::IDLE_PING_EVERY);
         self.actions.push_back(LinkAction::Ping { node, connection: up.connection });
@@ -386,13 +391,19 @@ impl Links {
     }
 
     /// Records that a request through this connection was not answered in time.
-    pub fn handle_suspicion(&mut self, node: usize, connection: u64, now: Moment, fleet: &Fleet) {
+    pub fn handle_suspicion(
+        &mut self,
+        node: usize,
+        connection: u64,
+        now: Moment,
+        client_state: &ClientState,
+    ) {
         if let State::Up(up) = &self.nodes[node].state
             && up.connection == connection
             && up.ping_due.is_none()
             && up.silent.is_none()
         {
-            self.ping(node, now, fleet);
+            self.ping(node, now, client_state);
         }
     }
 

@@ -23,8 +23,8 @@
 //! - [`RenewalBatches`]: the schedule of extensions. Locks that are due together share a batch.
 //!   [`Hold::renew_in`] says when a lock is due.
 //! - `mutants`: rules that a simulator breaks on purpose.
-//! - [`Fleet`]: the state that all locks of a client share. [`RoundTrips`]: the smoothed round trip
-//!   of each node. [`FenceProposals`]: which fence to propose.
+//! - [`ClientState`]: the state that all locks of a client share. [`RoundTrips`]: the smoothed
+//!   round trip of each node. [`FenceProposals`]: which fence to propose.
 //! - [`Topology`]: the connection of each node, and whether the node may vote now.
 //! - [`NodeError`]: why a node did not vote, and whether the reason is permanent.
 //! - [`Context`]: what a driver passes to a machine with each event.
@@ -59,7 +59,7 @@ mod spec;
 mod token;
 
 pub use acquire::{Acquire, Action, Failure, Grant, Outcome, Reason};
-pub use context::{Context, Fleet, NodeStatus, Random, Topology};
+pub use context::{ClientState, Context, NodeStatus, Random, Topology};
 pub use fence_proposals::FenceProposals;
 pub use hold::{Hold, HoldAction};
 pub use inspection::{

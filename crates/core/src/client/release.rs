@@ -100,9 +100,9 @@ impl Release {
         let mut this = Self {
             spec: Arc::clone(spec),
             token,
-            tally: quorum::ReleaseRound::new(ctx.fleet.majority),
+            tally: quorum::ReleaseRound::new(ctx.client_state.majority),
             verdict: None,
-            nodes: Vec::with_capacity(ctx.fleet.majority.nodes()),
+            nodes: Vec::with_capacity(ctx.client_state.majority.nodes()),
             wait: None,
             limit_at: now,
             ends_at: now.plus(spec.ttl.duration()),

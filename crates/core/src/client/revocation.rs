@@ -130,7 +130,7 @@ impl Revocation {
             next_at: ctx.now,
         };
         let mut this = Self {
-            majority: ctx.fleet.majority,
+            majority: ctx.client_state.majority,
             mode,
             began: ctx.now,
             nodes: (0..ctx.topology.nodes().len()).map(node).collect(),

@@ -134,7 +134,7 @@ impl Spec {
 
     /// How long a node may take to answer a request about this lock.
     pub(super) fn node_timeout(&self, node: usize, ctx: &Context<'_>) -> Duration {
-        let derived = || limits::node_timeout(ctx.fleet.round_trips.of(node), self.ttl);
+        let derived = || limits::node_timeout(ctx.client_state.round_trips.of(node), self.ttl);
         self.node_timeout.unwrap_or_else(derived)
     }
 
@@ -146,7 +146,7 @@ impl Spec {
 
     /// The error of a node that has not answered within `limit`.
     pub(super) fn timed_out(&self, node: usize, limit: Duration, ctx: &Context<'_>) -> NodeError {
-        let round_trip = ctx.fleet.round_trips.of(node);
+        let round_trip = ctx.client_state.round_trips.of(node);
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         match limits::ttl_needed(round_trip, self.ttl) {
             Some(ttl) if self.node_timeout.is_none() => NodeError::TooFar {

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use quorlock_core::Ttl;
-use quorlock_core::client::{Context, Fleet, Keys, Mode, NodeStatus, Random, Spec, Topology};
+use quorlock_core::client::{ClientState, Context, Keys, Mode, NodeStatus, Random, Spec, Topology};
 use quorlock_core::quorum::{Majority, Moment};
 
 /// Tokens that count up, and pauses that are the same in each run.
@@ -33,7 +33,7 @@ impl Random for Numbers {
 
 /// The environment that the machines of one client share.
 pub(crate) struct Client {
-    pub(crate) fleet: Fleet,
+    pub(crate) state: ClientState,
     pub(crate) topology: Topology,
     random: Numbers,
 }
@@ -42,7 +42,7 @@ impl Client {
     /// A client that is connected to this number of nodes, all of which vote.
     pub(crate) fn new(nodes: usize) -> Self {
         Self {
-            fleet: Fleet::new(Majority::of(nodes).unwrap()),
+            state: ClientState::new(Majority::of(nodes).unwrap()),
             topology: nodes_after_restarts(nodes, 0),
             random: Numbers::default(),
         }
@@ -54,8 +54,8 @@ impl Client {
     }
 
     pub(crate) fn ctx(&mut self, now: Moment, wall_us: u64) -> Context<'_> {
-        let Self { fleet, topology, random } = self;
-        Context { now, wall_us, fleet, topology, random }
+        let Self { state, topology, random } = self;
+        Context { now, wall_us, client_state: state, topology, random }
     }
 }
 

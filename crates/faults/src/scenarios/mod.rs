@@ -36,7 +36,7 @@ pub static ALL: &[&Scenario] = &[
     &memory::ALLKEYS_LRU,
     &restart::EMPTY_DISK,
     &restart::CLOCK_STEPPED_MEANWHILE,
-    &restart::NEVER_SYNCED,
+    &restart::SYNCED_BY_THE_SYSTEM,
     &restart::SYNCED_EVERY_SECOND,
     &restart::ALWAYS_SYNCED,
     &restart::STEPPED_BACK_BEFORE,

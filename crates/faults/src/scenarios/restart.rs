@@ -53,7 +53,7 @@ fn clock_stepped_meanwhile(protected: Protected, tally: &mut Tally) -> Result<()
 }
 
 /// The operating system decides when to sync.
-pub static NEVER_SYNCED: Scenario = Scenario {
+pub static SYNCED_BY_THE_SYSTEM: Scenario = Scenario {
     accident: "power cut, appendfsync no",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
     round: |protected, tally| power_cut(Fsync::No, protected, tally),
@@ -125,7 +125,7 @@ fn power_cut(fsync: Fsync, protected: Protected, tally: &mut Tally) -> Result<()
     node.restart(abstention.rejoin_delay_ms)?;
     tally.count_injected();
     if fsync == Fsync::Always {
-        // The key has survived, so the holder can extend the lock while the node abstains.
+        // The key has survived, so the holder can extend the lock even while the node abstains.
         let extended = node.extend(Way::Module, &held)?;
         tally.must(extended.is_some(), || "the holder could not extend the lock".into());
         held = extended.unwrap_or(held);
@@ -133,7 +133,8 @@ fn power_cut(fsync: Fsync, protected: Protected, tally: &mut Tally) -> Result<()
     abstention.check(&mut node, protected, &held, cut_at, "start", tally)
 }
 
-/// Cuts the power after a grant: after its sync with `always`, otherwise before the next sync.
+/// Cuts the power after a grant. With `appendfsync always`, the grant is already synced; otherwise,
+/// it is not synced yet.
 ///
 /// The time of the next sync is unknown. A cut that came too late is repeated on a new server.
 fn cut_after_a_grant(fsync: Fsync, abstention: &Abstention) -> Result<(Node, Held)> {
@@ -146,10 +147,9 @@ fn cut_after_a_grant(fsync: Fsync, abstention: &Abstention) -> Result<(Node, Hel
             return Ok((node, held));
         }
     }
-    bail!(
-        "none of {ATTEMPTS_MAX} power cuts hit the server in the state that appendfsync {} leaves",
-        fsync.word()
-    )
+    let (fsync, lost) =
+        (fsync.word(), if fsync == Fsync::Always { "lost data" } else { "lost no data" });
+    bail!("appendfsync {fsync}: each of {ATTEMPTS_MAX} power cuts {lost}")
 }
 
 /// Starts a server. With `appendfsync everysec`, it has just synced its data.
@@ -162,7 +162,8 @@ fn start(fsync: Fsync, abstention: &Abstention) -> Result<Node> {
             .arg("appendfsync", fsync.word())
     })?;
     if fsync == Fsync::EverySecond {
-        // A server that has written nothing for a second syncs the next write at once.
+        // The server syncs the first write after an idle second at once. This SET is that write, so
+        // the next one is synced only a second later.
         let before = node.syncs()?;
         let _: String = node.call(&["SET", "other", "value"])?;
         node.eventually("the server syncs", |node| Ok(node.syncs()? > before))?;

@@ -157,7 +157,7 @@ impl Server {
     /// When the server is not running.
     #[track_caller]
     pub fn pause(&self) {
-        if let Err(error) = self.process().stop() {
+        if let Err(error) = self.process().pause() {
             panic!("the server at {} cannot be paused: {error}", self.url());
         }
     }

@@ -32,7 +32,7 @@ impl Process {
     }
 
     /// Sends SIGSTOP, and returns when all threads of the process have stopped.
-    pub(super) fn stop(&self) -> io::Result<()> {
+    pub(super) fn pause(&self) -> io::Result<()> {
         kill_process(self.pid(), Signal::STOP)?;
         // The system reports a child as stopped when the last of its threads is.
         let stopped = holds_within(SIGNAL_LIMIT, || {
@@ -76,8 +76,8 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // SIGKILL also ends a stopped process, without running it again. The calls fail only for a
-        // child that was reaped before, which does not matter.
+        // SIGKILL also ends a paused process, without running it again. After `wait`, both calls do
+        // nothing. Nothing can be done about any other failure.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Acquire, Action, Answer, Called, Command, Context, Entry, Fleet, Hello, Hold, HoldAction,
+    Acquire, Action, Answer, Called, ClientState, Command, Context, Entry, Hello, Hold, HoldAction,
     LinkAction, Links, Mode, NodeError, Outcome, PlaceQueue, Random, Release, RenewalBatches,
     Request, RequestId, Response, SetReport, SlotMemory, Spec, Token, Topology, limits,
 };
@@ -70,7 +70,7 @@ pub(super) struct Process {
 /// The context that each state machine receives with each event.
 pub(super) struct Shared {
     pub(super) clock: ClientClock,
-    pub(super) fleet: Fleet,
+    pub(super) client_state: ClientState,
     pub(super) topology: Topology,
     random: SeededRandom,
 }
@@ -233,7 +233,7 @@ impl Shared {
         Context {
             now: self.clock.at(now),
             wall_us: self.clock.wall_us(now),
-            fleet: &self.fleet,
+            client_state: &self.client_state,
             topology: &self.topology,
             random: &mut self.random,
         }
@@ -264,7 +264,7 @@ impl Process {
             index,
             shared: Shared {
                 clock,
-                fleet: Fleet::new(majority),
+                client_state: ClientState::new(majority),
                 topology: links.topology(),
                 random: SeededRandom(rng),
             },
@@ -310,8 +310,8 @@ impl Process {
 
     fn links_time_out(&mut self, world: &mut World) {
         let now = self.shared.now(world.now);
-        let Shared { fleet, random, .. } = &mut self.shared;
-        self.links.handle_timeout(now, fleet, random);
+        let Shared { client_state, random, .. } = &mut self.shared;
+        self.links.handle_timeout(now, client_state, random);
         self.drive_links(world);
     }
 
@@ -399,7 +399,7 @@ impl Process {
                         };
                         let now = self.shared.now(world.now);
                         if let Some(asked_at) = connection.asked_at {
-                            self.shared.fleet.round_trips.sample(node, now.since(asked_at));
+                            self.shared.client_state.round_trips.sample(node, now.since(asked_at));
                         }
                         self.links.handle_connected(node, number, hello, now);
                         self.drive_links(world);
@@ -428,7 +428,7 @@ impl Process {
         let is_over = connection.is_retired && connection.in_flight.is_empty();
         if !is_wait {
             let took = self.shared.now(world.now).since(sent);
-            self.shared.fleet.round_trips.sample(node, took);
+            self.shared.client_state.round_trips.sample(node, took);
         }
         if is_over {
             self.close(conn, world);
@@ -741,7 +741,7 @@ impl Process {
 
     /// Returns the time limit of a request to the slowest node.
     pub(super) fn longest_timeout(&self, spec: &Spec) -> Duration {
-        let round_trips = &self.shared.fleet.round_trips;
+        let round_trips = &self.shared.client_state.round_trips;
         limits::node_timeout(round_trips.longest(), spec.ttl)
     }
 
@@ -1346,7 +1346,7 @@ impl Process {
                 self.deliver(machine, id, &response, world);
             } else if let Some((node, connection)) = self.suspicions.pop_front() {
                 let now = self.shared.now(world.now);
-                self.links.handle_suspicion(node, connection, now, &self.shared.fleet);
+                self.links.handle_suspicion(node, connection, now, &self.shared.client_state);
                 self.drive_links(world);
             } else if let Some(ended) = self.ended.pop_front() {
                 self.caller_goes_on(ended, world);

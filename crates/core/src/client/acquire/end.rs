@@ -17,11 +17,14 @@ impl Acquire {
             return;
         };
         self.keep_answers(&attempt);
-        let spare = ctx.fleet.majority.spare();
+        let spare = ctx.client_state.majority.spare();
         let refused = self.count_refused();
         let voting =
             self.answers.iter().filter(|answer| !matches!(answer, Answer::Failed(_))).count();
-        if refused > spare || voting < ctx.fleet.majority.size() || !attempt.decider_refused() {
+        if refused > spare
+            || voting < ctx.client_state.majority.size()
+            || !attempt.decider_refused()
+        {
             return self.fail(ctx);
         }
         // Too few nodes refused for another client to hold the lock. Another client may be about to
@@ -29,7 +32,7 @@ impl Acquire {
         let order = self.spec.order(ctx.topology);
         let is_refusing = |node: &usize| self.answers[*node] == Answer::Refused;
         let first_refusing = order.iter().copied().find(is_refusing);
-        let settle = limits::settle(ctx.fleet.round_trips.typical());
+        let settle = limits::settle(ctx.client_state.round_trips.typical());
         let until = ctx.now.plus(settle);
         match first_refusing {
             Some(first_refusing) => self.phase = Phase::Settling { until, first_refusing },
@@ -147,7 +150,7 @@ impl Acquire {
     /// Ends the call with the reason that follows from the last answers.
     pub(super) fn fail(&mut self, ctx: &Context<'_>) {
         self.doubt_own_refusals(ctx);
-        let reason = if self.count_refused() > ctx.fleet.majority.spare() {
+        let reason = if self.count_refused() > ctx.client_state.majority.spare() {
             Reason::Held
         } else if self.too_late {
             Reason::InsufficientValidity

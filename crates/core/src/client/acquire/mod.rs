@@ -312,7 +312,11 @@ impl Acquire {
             round: 0,
             attempts: 0,
             stays: 0,
-            pause: ctx.fleet.round_trips.typical().clamp(limits::PAUSE_MIN, limits::PAUSE_MAX),
+            pause: ctx
+                .client_state
+                .round_trips
+                .typical()
+                .clamp(limits::PAUSE_MIN, limits::PAUSE_MAX),
             silent: SmallVec::new(),
             answers: std::iter::repeat_n(Answer::Pending, nodes).collect(),
             pending_releases: SmallVec::from_elem(None, nodes),
@@ -508,7 +512,7 @@ impl Acquire {
         // A short wait that lasts until the end of the call's wait counts as a complete one.
         waiting.is_partial &= ends_at != last_end;
         // A WAIT that cannot be answered in time would only delay the last attempt.
-        let round_trip = ctx.fleet.round_trips.of(waiting.node);
+        let round_trip = ctx.client_state.round_trips.of(waiting.node);
         let is_too_late = |ends_at: Moment| ctx.now.plus(round_trip * 2).has_reached(ends_at);
         if waiting.id != id || ends_at.is_some_and(is_too_late) {
             return None;
@@ -527,7 +531,7 @@ impl Acquire {
         });
         // With a time of zero the node would not queue the client.
         let wait = wait.max(Duration::from_millis(1));
-        let fence = ctx.fleet.fences.propose(ctx.wall_us);
+        let fence = ctx.client_state.fences.propose(ctx.wall_us);
         Some(Request { token: waiting.token, command: Command::Wait { fence, wait } })
     }
 
@@ -610,7 +614,7 @@ impl Acquire {
             }
             Phase::AwaitingAnswers(_) if !self.is_last_attempt => self.choose_node(ctx),
             Phase::AwaitingAnswers(attempt) => {
-                let spare = ctx.fleet.majority.spare();
+                let spare = ctx.client_state.majority.spare();
                 let refused = attempt.count(|answer| *answer == Answer::Refused);
                 if refused > spare || attempt.has_heard_all() {
                     self.all_answered(ctx);
@@ -620,7 +624,7 @@ impl Acquire {
                 let has_pending = self.answers.contains(&Answer::Pending);
                 let free =
                     self.answers.iter().filter(|answer| matches!(answer, Answer::Granted(_)));
-                if free.count() >= ctx.fleet.majority.size() {
+                if free.count() >= ctx.client_state.majority.size() {
                     let node = *first_refusing;
                     let is_free = matches!(self.answers[node], Answer::Granted(_));
                     let kind = if is_free { Kind::AllNodes } else { Kind::Bypass { node } };
@@ -815,7 +819,7 @@ impl Acquire {
             !matches!(self.answers[*node], Answer::Failed(_))
                 && ctx.topology.route_acquire(*node).is_ok()
         };
-        let majority = ctx.fleet.majority;
+        let majority = ctx.client_state.majority;
         self.spec.keys.len() > 1
             && self.slots.is_none()
             && !is_broken(Mutant::SetsWaitApart)
@@ -825,12 +829,12 @@ impl Acquire {
     /// Whether the call may wait on its node again: fewer than a majority refused, so no other
     /// client holds the lock. The number of times is limited.
     fn may_stay(&self, ctx: &Context<'_>) -> bool {
-        self.count_refused() < ctx.fleet.majority.size() && self.stays < limits::STAYS_MAX
+        self.count_refused() < ctx.client_state.majority.size() && self.stays < limits::STAYS_MAX
     }
 
     /// Whether too many nodes fail permanently for the others to form a majority.
     fn majority_is_ruled_out(&self, ctx: &Context<'_>) -> bool {
-        Answer::rule_out_majority(&self.answers, ctx.fleet.majority)
+        Answer::rule_out_majority(&self.answers, ctx.client_state.majority)
     }
 
     fn pause_before(&mut self, next: Next, ctx: &mut Context<'_>) {
@@ -853,7 +857,8 @@ impl Acquire {
 
     /// Whether this node refused, and too few nodes refused for another client to hold the lock.
     fn refused_in_minority(&self, node: usize, ctx: &Context<'_>) -> bool {
-        self.answers[node] == Answer::Refused && self.count_refused() <= ctx.fleet.majority.spare()
+        self.answers[node] == Answer::Refused
+            && self.count_refused() <= ctx.client_state.majority.spare()
     }
 
     fn count_refused(&self) -> usize {

@@ -36,7 +36,7 @@ impl Acquire {
         slots.probes += 1;
         let slot_spec = std::mem::replace(&mut self.spec, slots.others());
         let id = RequestId { round: self.reserve_rounds(1), node };
-        let fence = ctx.fleet.fences.propose(ctx.wall_us);
+        let fence = ctx.client_state.fences.propose(ctx.wall_us);
         let request = Request { token, command: Command::AcquireAny { fence } };
         self.actions.push_back(Action::Send { id, connection, request });
         let due = ctx.now.plus(self.spec.node_timeout(node, ctx));

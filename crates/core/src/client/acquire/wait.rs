@@ -57,7 +57,7 @@ impl Acquire {
     /// a wait without end.
     pub(super) fn wait_until(&self, ctx: &Context<'_>) -> Option<Moment> {
         let until = self.until?;
-        let settle = limits::settle(ctx.fleet.round_trips.typical());
+        let settle = limits::settle(ctx.client_state.round_trips.typical());
         let early = settle.saturating_sub(limits::CALL_GRACE.saturating_sub(limits::WAIT_GRACE));
         let left = ctx.now.until(until);
         Some(ctx.now.plus(left.saturating_sub(early)))
@@ -186,7 +186,7 @@ impl Acquire {
         if let Some((_, due)) = waiting.ping
             && ctx.now.has_reached(due)
         {
-            let limit = limits::liveness(ctx.fleet.round_trips.of(waiting.node));
+            let limit = limits::liveness(ctx.client_state.round_trips.of(waiting.node));
             if let Ok(connection) = ctx.topology.route(waiting.node) {
                 self.actions.push_back(Action::Suspect { node: waiting.node, connection });
             }
@@ -260,7 +260,7 @@ impl Acquire {
         match ctx.topology.route(id.node) {
             Ok(connection) => {
                 let Phase::Waiting(waiting) = &mut self.phase else { return };
-                let liveness = limits::liveness(ctx.fleet.round_trips.of(id.node));
+                let liveness = limits::liveness(ctx.client_state.round_trips.of(id.node));
                 waiting.ping = Some((id, ctx.now.plus(liveness)));
                 let request = Request { token: waiting.token, command: Command::Ping };
                 self.actions.push_back(Action::Send { id, connection, request });
