@@ -25,8 +25,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// How long a request waits for another one that ships the same order.
 const WAIT: Duration = Duration::from_millis(500);
-/// How long the program waits at its end for releases in the background.
-const FLUSH: Duration = Duration::from_secs(5);
+/// How long the program waits at its end for releases in the background: longer than the ttl of a
+/// lock, after which nothing is left to release.
+const FLUSH: Duration = Duration::from_secs(12);
 
 struct Service {
     quorum: Quorum,
