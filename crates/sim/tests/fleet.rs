@@ -134,7 +134,7 @@ const CAUGHT: [(Mutant, u64, &str); 35] = [
     (Mutant::Client(ClientRule::LateRefusalIsFinal), 74_786, "lost a renewed lock"),
     (Mutant::Client(ClientRule::AwaitsSlowNode), 73_586, "for a free lock"),
     (Mutant::Client(ClientRule::LongWaitIsLost), 2351, "lost a renewed lock"),
-    (Mutant::Client(ClientRule::WaitsPastRestart), 13_594, "for a free lock"),
+    (Mutant::Client(ClientRule::WaitsPastRestart), 26_663, "for a free lock"),
     (Mutant::Client(ClientRule::ReaderOutrunsWriter), 15, "waited in its place to write"),
     (Mutant::Client(ClientRule::TakenSlotAskedAgain), 21_648, "for a free lock"),
     (Mutant::Client(ClientRule::ExclusiveUntilConfirmed), 18, "two holders"),
