@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use quorlock_core::client::{
     Acquire, Action, Command, Context, Hold, HoldAction, Keys, Mode, Mutant, NodeError, Outcome,
-    RequestId, Response, Spec, break_rule, limits,
+    RequestId, Response, Spec, Topology, break_rule, limits,
 };
 use quorlock_core::quorum::Moment;
 use quorlock_core::{Fence, Ttl};
@@ -159,7 +159,7 @@ fn lock_that_its_node_refuses_to_extend_is_not_acquired() {
 
 /// Waits, is granted by the first node and the second, and holds the lock. Returns the ACQUIRE of
 /// the third node, which has not answered.
-fn held_by_two(world: &mut World) -> (Hold, RequestId) {
+fn granted_by_two(world: &mut World) -> (Hold, RequestId) {
     let wait = world.wait();
     let fence = Fence::new(7).unwrap();
     let sent = world.answer(wait, &Response::FenceAfterWait { fence, waited: TTL / 10 });
@@ -169,6 +169,13 @@ fn held_by_two(world: &mut World) -> (Hold, RequestId) {
     let Some(Action::Done(outcome)) = won.pop() else { panic!("the lock is not won") };
     let Outcome::Acquired(grant) = *outcome else { panic!("{outcome:?}") };
     (Hold::new(Arc::clone(world.call.spec()), grant), second)
+}
+
+/// The same with a lock that is renewed.
+fn held_by_two(world: &mut World) -> (Hold, RequestId) {
+    let (mut hold, third) = granted_by_two(world);
+    hold.renew();
+    (hold, third)
 }
 
 /// Whether the holder sends this ACQUIRE again.
@@ -238,6 +245,40 @@ fn acquire_is_not_repeated_on_a_node_that_granted_it_or_after_the_release() {
     hold.repeat_refused(&world.ctx());
     assert!(!repeats(&mut hold, third));
     assert_eq!(hold.repeat_at(), None);
+}
+
+#[test]
+fn acquire_is_repeated_once_the_node_has_a_connection_again() {
+    let mut world = World::new(1, None);
+    let (mut hold, third) = held_by_two(&mut world);
+    for _ in 0..2 {
+        hold.handle_response(third, &Response::No, &world.ctx());
+    }
+    while hold.poll().is_some() {}
+    let connected = world.client.topology.clone();
+    let mut nodes = connected.nodes().to_vec();
+    nodes[third.node].link = Err(NodeError::connection_lost());
+    world.client.topology = Topology::new(nodes);
+    let mut repeat = |world: &mut World| {
+        world.at = start().until(hold.repeat_at().unwrap());
+        hold.repeat_refused(&world.ctx());
+        repeats(&mut hold, third)
+    };
+    assert!(!repeat(&mut world));
+    world.client.topology = connected;
+    assert!(repeat(&mut world));
+}
+
+#[test]
+fn acquire_is_repeated_for_a_renewed_lock_only() {
+    let mut world = World::new(1, None);
+    let (mut hold, third) = granted_by_two(&mut world);
+    for _ in 0..2 {
+        hold.handle_response(third, &Response::No, &world.ctx());
+    }
+    assert_eq!(hold.repeat_at(), None);
+    hold.renew();
+    assert!(hold.repeat_at().is_some());
 }
 
 /// Whether a waiter wins without the answer of the first node in the order, and before the time

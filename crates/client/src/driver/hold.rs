@@ -164,19 +164,16 @@ impl LockInner {
                 return;
             }
             let next = poll_fn(|cx| self.stragglers().poll_answered(cx));
-            tokio::select! {
-                Some(answered) = next, if !is_idle => {
-                    for send in self.absorb(&answered) {
-                        self.repeat_acquire(&send);
-                    }
-                }
+            let sends = tokio::select! {
+                Some(answered) = next, if !is_idle => self.absorb(&answered),
                 () = sleep_until(repeat_at) => {
-                    for send in self.with_hold(|hold, ctx| hold.repeat_refused(ctx)).1 {
-                        self.repeat_acquire(&send);
-                    }
+                    self.with_hold(|hold, ctx| hold.repeat_refused(ctx)).1
                 }
-                () = self.absorbed.notified() => {}
+                () = self.absorbed.notified() => continue,
                 () = &mut ended => return,
+            };
+            for send in sends {
+                self.repeat_acquire(&send);
             }
         }
     }
@@ -322,6 +319,7 @@ impl LockInner {
     pub(crate) fn renew(self: &Arc<Self>) {
         if !self.renewed.swap(true, Ordering::Relaxed) {
             self.absorb_stragglers();
+            self.hold().renew();
             if !self.stragglers().is_empty() || self.hold().repeat_at().is_some() {
                 self.shared.runtime.spawn(Arc::clone(self).await_stragglers());
             }

@@ -42,6 +42,8 @@ pub struct Hold {
     /// Until when to repeat the grant's ACQUIRE on nodes that refuse it; `None` for a lock that
     /// another process acquired.
     repeat_until: Option<Moment>,
+    /// Whether the driver extends the lock until it is released.
+    is_renewed: bool,
     /// The last round of extensions.
     round: Option<Round>,
     actions: VecDeque<HoldAction>,
@@ -170,6 +172,7 @@ impl Hold {
             next_round: grant.next_round,
             repair_rounds: 0,
             repeat_until: grant.repeat_until,
+            is_renewed: false,
             round: None,
             actions: VecDeque::new(),
         };
@@ -433,13 +436,25 @@ impl Hold {
         node.repeat_at = Some(at).filter(|_| self.repeat_until.is_some_and(is_in_time));
     }
 
-    /// When to call [`repeat_refused`](Self::repeat_refused); `None` if no ACQUIRE is to repeat.
+    /// Begins the renewal of the lock. From now on, refused ACQUIREs are repeated.
+    pub fn renew(&mut self) {
+        self.is_renewed = true;
+    }
+
+    /// When to call [`repeat_refused`](Self::repeat_refused); `None` if no ACQUIRE is to repeat, or
+    /// if the lock is not [renewed](Self::renew).
     pub fn repeat_at(&self) -> Option<Moment> {
+        if !self.is_renewed {
+            return None;
+        }
         self.nodes.iter().filter_map(|node| node.repeat_at).reduce(Moment::earlier)
     }
 
     /// Repeats the grant's ACQUIRE on the nodes that refused it and whose pause is over.
     pub fn repeat_refused(&mut self, ctx: &Context<'_>) {
+        if self.repeat_at().is_none_or(|at| !ctx.now.has_reached(at)) {
+            return;
+        }
         for index in 0..self.nodes.len() {
             let is_due = |at: Moment| ctx.now.has_reached(at);
             let node = &mut self.nodes[index];

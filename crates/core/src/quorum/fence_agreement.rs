@@ -122,9 +122,8 @@ impl Acquisition {
 
     /// Whether only the [awaited](Self::awaiting) nodes delay the win.
     pub fn is_delayed(&self) -> bool {
-        let size = self.tally.majority().size();
-        let is_agreed = |fence| self.grants().filter(|grant| grant.stores(fence)).count() >= size;
-        !self.decided && self.fence_to_agree_on().is_some_and(is_agreed)
+        !self.decided
+            && self.fence_to_agree_on().is_some_and(|fence| self.is_stored_by_majority(fence))
     }
 
     /// Ends the delay of the win.
@@ -266,7 +265,7 @@ impl Acquisition {
             let fence = self.grants().map(|grant| grant.stored).max().unwrap_or(fence);
             return self.decide(Step::Won(Win { fence, validity }));
         }
-        if self.grants().filter(|grant| grant.stores(fence)).count() >= size {
+        if self.is_stored_by_majority(fence) {
             if !self.awaits.iter().any(|&node| self.tally.ballot(node) == Ballot::Pending) {
                 self.decide(Step::Won(Win { fence, validity }));
             }
@@ -296,6 +295,11 @@ impl Acquisition {
     /// The fences that a node stores or was asked to store. The one to agree on is among them.
     fn candidates(&self) -> impl Iterator<Item = Fence> {
         self.grants().map(Grant::expected)
+    }
+
+    fn is_stored_by_majority(&self, fence: Fence) -> bool {
+        let stores = self.grants().filter(|grant| grant.stores(fence)).count();
+        stores >= self.tally.majority().size()
     }
 
     fn count_able_to_store(&self, fence: Fence) -> usize {

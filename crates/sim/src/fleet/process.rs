@@ -564,9 +564,7 @@ impl Process {
                 Machine::Call(call) => call.acquire.handle_timeout(&mut ctx),
                 Machine::Lock(lock) => {
                     lock.hold.handle_timeout(&ctx);
-                    if lock.renews {
-                        lock.hold.repeat_refused(&ctx);
-                    }
+                    lock.hold.repeat_refused(&ctx);
                 }
                 Machine::Release(task) => task.release.handle_timeout(&ctx),
             }
@@ -864,8 +862,11 @@ impl Process {
                 if let Some(slot) = spec.slot() {
                     self.local_queues[key_set].slots.acquired(slot);
                 }
-                let hold = Hold::new(spec, grant);
+                let mut hold = Hold::new(spec, grant);
                 let (call_started, renews) = (call.started, call.renews);
+                if renews {
+                    hold.renew();
+                }
                 let was_attached = call.attaches.is_some();
                 entry.timer = None;
                 entry.machine = Machine::Lock(Box::new(Lock {
@@ -1149,10 +1150,7 @@ impl Process {
         if lock.hold.is_over() && entry.in_flight == 0 {
             self.machines.remove(&machine);
         } else {
-            // A lock that is not renewed repeats no refused ACQUIRE: its program reads late answers
-            // only when it extends the lock.
-            let repeat_at = lock.hold.repeat_at().filter(|_| lock.renews);
-            let timeouts = [lock.hold.poll_timeout(), repeat_at];
+            let timeouts = [lock.hold.poll_timeout(), lock.hold.repeat_at()];
             let timeout = timeouts.into_iter().flatten().reduce(Moment::earlier);
             self.set_timer(machine, timeout, world);
         }
