@@ -70,14 +70,9 @@ async fn ask(
 }
 
 fn with_key<'a>(arguments: &[&'a str], key: Option<&'a str>) -> Vec<&'a str> {
-    arguments
-        .iter()
-        .map(
-            |argument| {
-                if *argument == PLACEHOLDER_KEY { key.unwrap_or(PLACEHOLDER_KEY) } else { argument }
-            },
-        )
-        .collect()
+    let key = key.unwrap_or(PLACEHOLDER_KEY);
+    let replace = |&argument: &&'a str| if argument == PLACEHOLDER_KEY { key } else { argument };
+    arguments.iter().map(replace).collect()
 }
 
 /// Reads the replies of DRYRUN, or of the commands themselves.
