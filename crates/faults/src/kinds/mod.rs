@@ -58,7 +58,7 @@ pub const PERMITS: usize = 4;
 pub const SEMAPHORE_CLIENTS: usize = 16;
 /// Longest sleep of the loop that injects accidents.
 const SLEEP_MAX: Duration = Duration::from_millis(20);
-/// Time limit for all clients to be at work, and for a master to vote.
+/// Time limit for all clients to be at work, for a master to vote, and for each mode to occur.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Number of holds after which all clients count as connected and at work.
 const AT_WORK: usize = 200;
@@ -257,7 +257,22 @@ fn is_enough(plan: Plan, shared: &Shared) -> bool {
     }
 }
 
+/// Returns whether the run has shown what it is for. Accidents can leave few writers, and chance
+/// decides which of them become readers.
+fn has_all_modes(plan: Plan, shared: &Shared) -> bool {
+    let modes: &[Mode] = match plan.kind {
+        Kind::Shared if plan.protected == Protected::Yes => {
+            &[Mode::Exclusive, Mode::Shared, Mode::Downgraded]
+        }
+        _ => &[],
+    };
+    let record = shared.record();
+    modes.iter().all(|mode| record.holds.iter().any(|hold| hold.mode == *mode))
+}
+
 /// Injects accidents as planned, and then lets all masters recover.
+///
+/// Takes longer than planned if no client has yet held the lock in one of the modes.
 fn inject_accidents(
     fleet: &mut Fleet,
     plan: Plan,
@@ -270,7 +285,9 @@ fn inject_accidents(
     let (mut report_at, mut check_at) = (began + PROGRESS_INTERVAL, began);
     let (pause, mut next) = next_incident(&mut rng);
     let mut next_at = began + pause;
-    while began.elapsed() < plan.duration {
+    while began.elapsed() < plan.duration
+        || (!has_all_modes(plan, shared) && began.elapsed() < plan.duration + PATIENCE)
+    {
         fleet.recover_until(Instant::now())?;
         if Instant::now() >= next_at {
             let (pause, incident) = next_incident(&mut rng);
