@@ -13,8 +13,8 @@ use super::limits;
 use super::mutants::{Mutant, is_broken};
 use super::release::Release;
 use super::{
-    Answer, Command, Context, Delivery, Mode, NodeError, Request, RequestId, Response, Token,
-    Topology,
+    Answer, Command, Context, Delivery, Mode, NodeError, Request, RequestId, Response, Spare,
+    Token, Topology,
 };
 use crate::Fence;
 use crate::quorum::{Acquisition, FenceAnswer, Loss, Moment, Step, Validity, Vote, Win};
@@ -36,9 +36,8 @@ pub(super) struct Attempt {
     /// The round number of the ACQUIREs. The EXTENDs that store the agreed fence have the next one.
     round: u32,
     nodes: Vec<NodeState>,
-    /// The order of the nodes for each key, once a node has refused. After a wait, only the order
-    /// by which the client chose the node to wait on.
-    orders: Option<SmallVec<[SmallVec<[usize; 7]>; 1]>>,
+    /// After a wait, the order by which the client chose the node to wait on.
+    order: SmallVec<[usize; 7]>,
     began: Moment,
     /// Until when an attempt after a wait repeats its requests to nodes that refuse.
     patient_until: Option<Moment>,
@@ -120,8 +119,6 @@ pub(super) struct Waited {
     pub(super) silent: SmallVec<[usize; 5]>,
     /// The order of the nodes by which the client chose the node to wait on.
     pub(super) order: SmallVec<[usize; 7]>,
-    /// Whether the client gives way, after a short time, to clients that hold other nodes.
-    pub(super) gives_way: bool,
 }
 
 impl Attempt {
@@ -142,8 +139,12 @@ impl Attempt {
             let is_asked = |node: &usize| {
                 kind.bypassed() != Some(*node) && ctx.topology.route_acquire(*node).is_ok()
             };
-            let decider: SmallVec<[usize; 1]> =
-                spec.order(ctx.topology).into_iter().find(is_asked).into_iter().collect();
+            let decider: SmallVec<[usize; 1]> = spec
+                .order(ctx.topology, Spare::Some)
+                .into_iter()
+                .find(is_asked)
+                .into_iter()
+                .collect();
             core = core.awaiting(&decider);
         }
         let proposed = ctx.client_state.fences.propose(ctx.wall_us);
@@ -170,18 +171,14 @@ impl Attempt {
         ctx: &mut Context<'_>,
         out: &mut VecDeque<Action>,
     ) -> Self {
-        let Waited { node, token, fence, validity, incarnation, silent, order, gives_way } = waited;
+        let Waited { node, token, fence, validity, incarnation, silent, order } = waited;
         // The client gives way if an earlier node refuses, so the win awaits the earlier nodes.
         let earlier = before(&order, node).iter().copied();
         let awaits: Vec<_> = earlier.filter(|earlier| !silent.contains(earlier)).collect();
         let (majority, min_validity) = (ctx.client_state.majority, spec.min_validity);
         let limit = spec.node_timeout(node, ctx);
         let round_trip = ctx.client_state.round_trips.typical();
-        let patience = if gives_way {
-            limits::settle(round_trip)
-        } else {
-            limits::patience(round_trip, limit)
-        };
+        let patience = limits::patience(round_trip, limit);
         let left = validity.and_then(|validity| validity.remaining(ctx.now));
         let suffices = is_broken(Mutant::LongWaitIsLost)
             || left.is_some_and(|left| left >= min_validity + patience);
@@ -192,7 +189,7 @@ impl Attempt {
         };
         let core = core.awaiting(&awaits);
         let mut this = Self::of(Kind::AfterWait { node }, token, fence, core, round, ctx);
-        this.orders = Some(std::iter::once(order).collect());
+        this.order = order;
         this.patient_until = Some(ctx.now.plus(patience));
         let granted = &mut this.nodes[node];
         granted.delivery = Delivery::Arrived;
@@ -244,7 +241,7 @@ impl Attempt {
             core,
             round,
             nodes,
-            orders: None,
+            order: SmallVec::new(),
             began: ctx.now,
             patient_until: None,
             decide_by: None,
@@ -509,10 +506,9 @@ impl Attempt {
         if matches!(self.kind, Kind::Attach { .. }) {
             return self.refuse_all(ctx.now);
         }
-        let orders = self.orders.get_or_insert_with(|| spec.orders(ctx.topology)).clone();
         if let Kind::AfterWait { node } = self.kind {
             // The granting node can refuse, too: it does not extend a lock that has ended there.
-            let deciders = before(&orders[0], node).iter().chain([&node]);
+            let deciders = before(&self.order, node).iter().chain([&node]);
             self.decider_refused =
                 deciders.into_iter().any(|&node| self.nodes[node].refused_provisionally);
             let is_patient = self.patient_until.is_some_and(|until| !ctx.now.has_reached(until));
@@ -531,12 +527,16 @@ impl Attempt {
         }
         // The first node of each order that votes or may still vote decides.
         let bypassed = self.kind.bypassed();
+        let may_vote = |node: usize| {
+            Some(node) != bypassed && !matches!(self.nodes[node].answer, Answer::Failed(_))
+        };
+        let voters = (0..self.nodes.len()).filter(|&node| may_vote(node)).count();
+        let spare = Spare::of(voters, ctx.client_state.majority);
+        let deciders: SmallVec<[usize; 2]> = (spec.orders(ctx.topology, spare).iter())
+            .filter_map(|order| order.iter().copied().find(|&node| may_vote(node)))
+            .collect();
         let mut all_granted = true;
-        for order in &orders {
-            let may_vote = |node: &&usize| {
-                Some(**node) != bypassed && !matches!(self.nodes[**node].answer, Answer::Failed(_))
-            };
-            let Some(&decider) = order.iter().find(may_vote) else { continue };
+        for decider in deciders {
             if self.nodes[decider].refused_provisionally {
                 self.decider_refused = true;
                 return self.refuse_all(ctx.now);

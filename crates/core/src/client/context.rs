@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::mutants::{Mutant, is_broken};
 use super::{FenceProposals, Keys, NodeError, RoundTrips, Token};
 use crate::quorum::{Majority, Moment, order};
 
@@ -59,6 +60,31 @@ impl ClientState {
             majority,
             round_trips: RoundTrips::new(majority.nodes()),
             fences: FenceProposals::default(),
+        }
+    }
+}
+
+/// Whether a majority can do without one of the nodes that may vote.
+///
+/// Without such a node, all locks share one order of the nodes. If each key had its own, a client
+/// that locks several keys and a client that locks one of them could wait on different nodes. If
+/// both nodes granted, each client would need the other one's node, and possibly none would ever
+/// win.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spare {
+    /// A majority does not need every node that may vote.
+    Some,
+    /// A majority needs every node that may vote, or too few may vote for one.
+    None,
+}
+
+impl Spare {
+    /// Judges this number of nodes that may vote.
+    pub(super) fn of(voters: usize, majority: Majority) -> Self {
+        if voters <= majority.size() && !is_broken(Mutant::SetsWaitApart) {
+            Self::None
+        } else {
+            Self::Some
         }
     }
 }
@@ -150,8 +176,7 @@ impl Topology {
         ranked.into_iter().map(|place| known[place].0).chain(unknown).collect()
     }
 
-    /// The order of the nodes that calls for several keys share when a majority needs every node
-    /// that may vote.
+    /// The order of the nodes that all locks share while no node is to [spare](Spare).
     pub(super) fn common_order(&self) -> SmallVec<[usize; 7]> {
         self.order(b"")
     }

@@ -9,7 +9,7 @@ use super::acquire::Grant;
 use super::mutants::{Mutant, is_broken};
 use super::{
     Answer, Command, Context, Delivery, Mode, NodeError, OutgoingRequest, Release, Request,
-    RequestId, Response, Token, limits,
+    RequestId, Response, Spare, Token, limits,
 };
 use crate::Fence;
 use crate::quorum::{End, Extension, ExtensionVerdict, Moment, Ownership, OwnershipState};
@@ -503,7 +503,7 @@ impl Hold {
     }
 
     fn is_queue_node(&self, node: usize, ctx: &Context<'_>) -> bool {
-        self.spec.orders(ctx.topology).iter().any(|order| order.first() == Some(&node))
+        self.spec.orders(ctx.topology, Spare::Some).iter().any(|order| order.first() == Some(&node))
     }
 
     fn handle_repaired(&mut self, index: usize, response: &Response, ctx: &Context<'_>) {

@@ -59,6 +59,7 @@ mod spec;
 mod token;
 
 pub use acquire::{Acquire, Action, Failure, Grant, Outcome, Reason};
+use context::Spare;
 pub use context::{ClientState, Context, NodeStatus, Random, Topology};
 pub use fence_proposals::FenceProposals;
 pub use hold::{Hold, HoldAction};

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::{Context, Keys, Mode, NodeError, Topology, limits};
+use super::{Context, Keys, Mode, NodeError, Spare, Topology, limits};
 use crate::Ttl;
 
 /// Describes a lock to acquire. [`Spec::check`] says whether it is valid.
@@ -120,15 +120,22 @@ impl Spec {
     ///
     /// A lock of any one of several keys uses the order of the first of them, so that all clients
     /// wait on the same node.
-    pub(super) fn order(&self, topology: &Topology) -> SmallVec<[usize; 7]> {
-        topology.order(self.name().first())
+    pub(super) fn order(&self, topology: &Topology, spare: Spare) -> SmallVec<[usize; 7]> {
+        match spare {
+            Spare::Some => topology.order(self.name().first()),
+            Spare::None => topology.common_order(),
+        }
     }
 
     /// The order of the nodes for each key of the lock.
-    pub(super) fn orders(&self, topology: &Topology) -> SmallVec<[SmallVec<[usize; 7]>; 1]> {
-        match self.any {
-            Some(_) => std::iter::once(self.order(topology)).collect(),
-            None => topology.orders(&self.keys),
+    pub(super) fn orders(
+        &self,
+        topology: &Topology,
+        spare: Spare,
+    ) -> SmallVec<[SmallVec<[usize; 7]>; 1]> {
+        match (spare, &self.any) {
+            (Spare::Some, None) => topology.orders(&self.keys),
+            _ => std::iter::once(self.order(topology, spare)).collect(),
         }
     }
 

@@ -29,7 +29,7 @@ impl Acquire {
         }
         // Too few nodes refused for another client to hold the lock. Another client may be about to
         // acquire it, or a node has a lease of a lock that was not released.
-        let order = self.spec.order(ctx.topology);
+        let order = self.order(ctx);
         let is_refusing = |node: &usize| self.answers[*node] == Answer::Refused;
         let first_refusing = order.iter().copied().find(is_refusing);
         let settle = limits::settle(ctx.client_state.round_trips.typical());

@@ -18,7 +18,7 @@ use super::attempt::{Attempt, AttemptEnd, Kind, Waited};
 use super::mutants::{self, Mutant, is_broken};
 use super::{
     Answer, Command, Context, Delivery, NodeError, Release, Request, RequestId, Response, Slots,
-    Spec, Token, limits,
+    Spare, Spec, Token, limits,
 };
 use crate::quorum::{Loss, Moment, Validity, Win};
 use crate::{Fence, Ttl};
@@ -389,7 +389,7 @@ impl Acquire {
         }
         if contended && !self.is_last_attempt && !self.wait_is_over(ctx.now) {
             self.contended = true;
-            let order = self.wait_order(ctx);
+            let order = self.order(ctx);
             let may_vote = |node: &usize| ctx.topology.route_acquire(*node).is_ok();
             match order.into_iter().find(may_vote) {
                 Some(node) => self.wait_on(node, ctx),
@@ -733,7 +733,7 @@ impl Acquire {
     /// Whether a node that comes before all refusing nodes in the order has not answered. Its
     /// answer shows on which node other clients wait.
     fn awaits_earlier_node(&self, attempt: &Attempt, ctx: &Context<'_>) -> bool {
-        let order = self.wait_order(ctx);
+        let order = self.order(ctx);
         let answers: SmallVec<[&Answer; 5]> = attempt.answers().collect();
         let is_refusing = |&node: &usize| *answers[node] == Answer::Refused;
         let Some(first_refusing) = order.iter().position(is_refusing) else { return false };
@@ -759,7 +759,7 @@ impl Acquire {
         if self.majority_is_ruled_out(ctx) {
             return self.fail(ctx);
         }
-        let order = self.wait_order(ctx);
+        let order = self.order(ctx);
         let any_answer = is_broken(Mutant::WaitsOnQueueNode);
         let is_refusing = |node: &usize| any_answer || self.answers[*node] == Answer::Refused;
         let Some(first_refusing) = order.iter().copied().find(is_refusing) else {
@@ -774,16 +774,7 @@ impl Acquire {
             // Another key may be free on the deciding node.
             return self.wait_on(node, ctx);
         }
-        let shares_order = self.shares_order(ctx);
-        if let Some(node) = waited_on.filter(|_| shares_order && waited_on != decider)
-            && self.may_stay(ctx)
-        {
-            // Calls for several keys leave the first node of the common order, and do not come
-            // back. Otherwise they would change places for ever.
-            self.stays += 1;
-            return self.pause_before(Next::WaitOn(node), ctx);
-        }
-        let gives_way = attempt.decider_refused() || shares_order;
+        let gives_way = attempt.decider_refused();
         if decider == Some(first_refusing) || (waited_on.is_some() && gives_way) {
             self.wait_on(first_refusing, ctx);
         } else if let Some(node) = waited_on.filter(|_| waited_on == decider && self.may_stay(ctx))
@@ -800,30 +791,14 @@ impl Acquire {
     }
 
     /// The order of the nodes that decides where this call waits.
-    fn wait_order(&self, ctx: &Context<'_>) -> SmallVec<[usize; 7]> {
-        if self.shares_order(ctx) {
-            ctx.topology.common_order()
-        } else {
-            self.spec.order(ctx.topology)
-        }
-    }
-
-    /// Whether the call is for several keys, and a majority needs every node that may vote. All
-    /// such calls share one order.
-    ///
-    /// Otherwise two calls with a key in common could wait on different nodes. If both nodes
-    /// granted, the calls would compete for the other nodes, and without a spare node possibly none
-    /// would win. Such a call also gives way to waiters for single keys.
-    fn shares_order(&self, ctx: &Context<'_>) -> bool {
-        let may_vote = |node: &usize| {
-            !matches!(self.answers[*node], Answer::Failed(_))
-                && ctx.topology.route_acquire(*node).is_ok()
+    fn order(&self, ctx: &Context<'_>) -> SmallVec<[usize; 7]> {
+        let may_vote = |&node: &usize| {
+            !matches!(self.answers[node], Answer::Failed(_))
+                && ctx.topology.route_acquire(node).is_ok()
         };
         let majority = ctx.client_state.majority;
-        self.spec.keys.len() > 1
-            && self.slots.is_none()
-            && !is_broken(Mutant::SetsWaitApart)
-            && (0..majority.nodes()).filter(may_vote).count() <= majority.size()
+        let voters = (0..majority.nodes()).filter(may_vote).count();
+        self.spec.order(ctx.topology, Spare::of(voters, majority))
     }
 
     /// Whether the call may wait on its node again: fewer than a majority refused, so no other

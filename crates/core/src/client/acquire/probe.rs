@@ -24,7 +24,7 @@ impl Acquire {
 
     /// Asks the first available node of the order for any key but that of the lost attempt.
     pub(super) fn probe(&mut self, lost: Attempt, ctx: &mut Context<'_>) {
-        let order = self.spec.order(ctx.topology);
+        let order = self.order(ctx);
         let route = |node: usize| Some((node, ctx.topology.route_acquire(node).ok()?));
         let found = order.into_iter().find_map(route);
         let token = mutants::token(self.started, ctx);
@@ -58,8 +58,7 @@ impl Acquire {
             validity: Validity::after_wait(probing.sent, Duration::ZERO, self.spec.ttl),
             incarnation: ctx.topology.incarnation(node),
             silent: self.silent.clone(),
-            order: self.wait_order(ctx),
-            gives_way: self.shares_order(ctx),
+            order: self.order(ctx),
         };
         self.take_others(granted, slot, ctx);
     }

@@ -65,7 +65,7 @@ impl Acquire {
 
     /// Processes the response to the WAIT, or the failure to get a connection for it.
     pub(super) fn handle_wait_over(&mut self, response: &Response, ctx: &mut Context<'_>) {
-        let (order, gives_way) = (self.wait_order(ctx), self.shares_order(ctx));
+        let order = self.order(ctx);
         let Phase::Waiting(waiting) = &mut self.phase else { return };
         let id = waiting.id;
         let is_lost = matches!(response, Response::Failed(NodeError::Down { .. }));
@@ -92,7 +92,6 @@ impl Acquire {
                     incarnation: ctx.topology.incarnation(waiting.node),
                     silent: self.silent.clone(),
                     order,
-                    gives_way,
                 };
                 if waiting.side_attempt.is_some() {
                     // The side attempt ends soon. If it is lost, the call uses this grant.
@@ -275,7 +274,7 @@ impl Acquire {
     /// `node` is the node of the wait.
     pub(super) fn inspect_another(&mut self, node: usize, offset: usize, ctx: &mut Context<'_>) {
         self.pick_slot(ctx);
-        let order = self.spec.order(ctx.topology);
+        let order = self.order(ctx);
         let place = order.iter().position(|&other| other == node).unwrap_or(0);
         let others = (0..order.len()).map(|step| order[(place + offset + step) % order.len()]);
         let reachable =
