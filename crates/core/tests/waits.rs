@@ -329,10 +329,10 @@ fn down() -> Response {
 /// Starts a call that waits because other clients hold its keys. The first `silent` nodes are down.
 ///
 /// Returns the node on which the call waits, and the world of the call.
-fn start_waiting(keys: [&str; 2], silent: usize, mutant: Option<Mutant>) -> (usize, World) {
+fn start_waiting(keys: &[&str], silent: usize, mutant: Option<Mutant>) -> (usize, World) {
     break_rule(mutant);
     let mut world = World::new(1, None);
-    let keys = keys.into_iter().map(str::to_owned).collect();
+    let keys = keys.iter().map(|&key| key.to_owned()).collect();
     world.call = Acquire::new(Arc::new(spec(keys, 1000)), None, &world.ctx());
     let sent = world.turn(false);
     let mut waits = Vec::new();
@@ -351,42 +351,67 @@ fn start_waiting(keys: [&str; 2], silent: usize, mutant: Option<Mutant>) -> (usi
     (wait.node, world)
 }
 
-/// On how many nodes calls for several keys wait.
-fn places_of_sets(silent: usize, mutant: Option<Mutant>) -> usize {
-    let sets = [["a", "b"], ["b", "c"], ["c", "d"], ["d", "e"], ["e", "f"], ["f", "a"]];
+/// On how many nodes the calls wait, for one key and for several.
+fn count_places(silent: usize, mutant: Option<Mutant>) -> usize {
+    let sets: [&[&str]; 8] = [
+        &["a"],
+        &["b"],
+        &["c"],
+        &["a", "b"],
+        &["b", "c"],
+        &["c", "d"],
+        &["d", "e"],
+        &["a", "b", "c"],
+    ];
     let nodes: BTreeSet<usize> =
         sets.into_iter().map(|keys| start_waiting(keys, silent, mutant).0).collect();
     nodes.len()
 }
 
 #[test]
-fn calls_for_several_keys_wait_in_one_place_without_a_spare_node() {
-    assert_eq!(places_of_sets(1, None), 1);
-    assert_eq!(places_of_sets(1, Some(Mutant::SetsWaitApart)), 2);
-    assert!(places_of_sets(0, None) > 1, "with a spare node, the first key of each set decides");
+fn calls_wait_in_one_place_without_a_spare_node() {
+    assert_eq!(count_places(1, None), 1);
+    assert_eq!(count_places(1, Some(Mutant::KeysWaitApart)), 2);
+    assert!(count_places(0, None) > 1, "with a spare node, the first key of each call decides");
+}
+
+/// Whether a call that waits for a connection acquires the lock, although the node that decides has
+/// a lease that nobody releases. The call waits on another node.
+fn bypasses_the_deciding_node(mutant: Option<Mutant>) -> bool {
+    break_rule(mutant);
+    let first = World::new(1, None).wait().node;
+    let mut world = World::new(1, None);
+    let mut sent = world.turn(false);
+    let answer = |world: &mut World, sent: &[Action], of_first: &Response, other: &Response| {
+        let answers = requests(sent).into_iter().flat_map(|(id, command)| match command {
+            Command::Inspect => world.answer(id, &Response::No),
+            _ => world.answer(id, if id.node == first { of_first } else { other }),
+        });
+        answers.collect::<Vec<_>>()
+    };
+    // The deciding node is down, and another client holds the lock on the others.
+    sent = answer(&mut world, &sent, &down(), &Response::No);
+    while wait_of(&sent).is_none() {
+        sent = world.time_out();
+    }
+    assert_ne!(wait_of(&sent).unwrap().node, first);
+    // No connection becomes available, and the lock is released on all nodes but the first.
+    let granted = Response::Fence(Fence::new(7).unwrap());
+    let acquired = (0..8).any(|_| {
+        sent = world.time_out();
+        while !sent.is_empty() && !is_acquired(&sent) {
+            sent = answer(&mut world, &sent, &Response::No, &granted);
+        }
+        is_acquired(&sent)
+    });
+    break_rule(None);
+    acquired
 }
 
 #[test]
-fn call_for_several_keys_gives_way_without_a_spare_node() {
-    let (node, mut world) = start_waiting(["a", "b"], 1, None);
-    let granted = Response::FenceAfterWait { fence: Fence::new(7).unwrap(), waited: TTL / 10 };
-    let wait = RequestId { round: 2, node };
-    let sent = world.answer(wait, &granted);
-    let [(dead, _), (other, _)] = requests(&sent)[..] else { panic!("{sent:?}") };
-    world.answer(dead, &down());
-    let since = world.at;
-    let mut actions = world.answer(other, &Response::No);
-    while !releases(&actions) {
-        // Each repeated ACQUIRE is refused.
-        let repeated = world.answer_all(&actions, &Response::No);
-        actions = if releases(&repeated) { repeated } else { world.time_out() };
-    }
-    assert!(
-        world.at.saturating_sub(since) <= limits::settle(Duration::ZERO) * 2,
-        "{:?}",
-        world.at.saturating_sub(since)
-    );
-    assert_eq!(wait_of(&actions).unwrap().node, other.node, "it waits where it was refused");
+fn call_without_a_connection_bypasses_a_deciding_node_that_it_does_not_wait_on() {
+    assert!(bypasses_the_deciding_node(None));
+    assert!(!bypasses_the_deciding_node(Some(Mutant::BypassesOnlyItsNode)));
 }
 
 /// Whether a waiter leaves a node that has restarted, although the connection of its WAIT still

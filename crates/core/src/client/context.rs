@@ -81,7 +81,7 @@ pub(super) enum Spare {
 impl Spare {
     /// Judges this number of nodes that may vote.
     pub(super) fn of(voters: usize, majority: Majority) -> Self {
-        if voters <= majority.size() && !is_broken(Mutant::SetsWaitApart) {
+        if voters <= majority.size() && !is_broken(Mutant::KeysWaitApart) {
             Self::None
         } else {
             Self::Some

@@ -23,6 +23,8 @@ pub enum Mutant {
     HeldOutOfTurn,
     /// A call that waits for a seat makes no attempts meanwhile.
     NoPollWithoutSeat,
+    /// A call that waits for a seat bypasses no other node than that of the wait.
+    BypassesOnlyItsNode,
     /// A call continues to wait for a seat on a node that is known to be silent.
     WaitsForSeatOfSilentNode,
     /// A call waits for slow nodes beyond its limit.
@@ -64,8 +66,8 @@ pub enum Mutant {
     LateRefusalIsFinal,
     /// After a wait on a later node, the win awaits an earlier node, however slow that node is.
     AwaitsSlowNode,
-    /// Calls for several keys wait by the order of their first key, although no node is to spare.
-    SetsWaitApart,
+    /// Each call waits by the order of its first key, although no node is to spare.
+    KeysWaitApart,
     /// A lock is lost if a long wait leaves too little validity.
     LongWaitIsLost,
     /// A waiter stays with a node whose server has restarted since the WAIT was sent.
@@ -82,9 +84,8 @@ pub enum Mutant {
 impl Mutant {
     /// The mutants whose harm shows in simulated fleets of exclusive locks.
     ///
-    /// [`Self::WaitsForSeatOfSilentNode`] and [`Self::SetsWaitApart`] are in no list: tests of the
-    /// machine show their harm.
-    pub const ALL: [Self; 24] = [
+    /// [`Self::WaitsForSeatOfSilentNode`] is in no list: a test of the machine shows its harm.
+    pub const ALL: [Self; 25] = [
         Self::BareMajorityAfterWait,
         Self::NeverBypasses,
         Self::RefusesUnasked,
@@ -109,11 +110,13 @@ impl Mutant {
         Self::RevokedRepaired,
         Self::LateRefusalIsFinal,
         Self::AwaitsSlowNode,
+        Self::KeysWaitApart,
     ];
 
     /// The mutants whose harm shows only in simulated fleets of shared locks, or of locks of any
     /// one of several keys.
-    pub const OF_OTHER_KINDS: [Self; 5] = [
+    pub const OF_OTHER_KINDS: [Self; 6] = [
+        Self::BypassesOnlyItsNode,
         Self::LongWaitIsLost,
         Self::WaitsPastRestart,
         Self::ReaderOutrunsWriter,

@@ -35,7 +35,8 @@ impl Mutant {
                 ClientRule::LongWaitIsLost
                 | ClientRule::WaitsPastRestart
                 | ClientRule::ReaderOutrunsWriter
-                | ClientRule::ExclusiveUntilConfirmed,
+                | ClientRule::ExclusiveUntilConfirmed
+                | ClientRule::BypassesOnlyItsNode,
             )
             | Self::Node(
                 NodeRule::SharedPassesQueue

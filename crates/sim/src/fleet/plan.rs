@@ -275,6 +275,7 @@ impl Plan {
             8 => this.draw_operator(rng),
             9 => this.draw_meetings(rng),
             _ if seed % 100 == 37 => this.draw_revocations(rng),
+            _ if seed % 50 == 3 => this.draw_scarcity(&mut kind_rng),
             _ => {}
         }
         this.habits.draw_kind(kind, &mut kind_rng);
@@ -533,6 +534,31 @@ impl Plan {
                 self.faults.push(Fault { from: at, to: at, kind: FaultKind::Revoke { key, node } });
             }
             at += rng.random_range(ttl..=10 * ttl);
+        }
+        self.keep_apart();
+    }
+
+    /// Draws a fleet of which a majority needs every node that may vote, and locks of several keys
+    /// beside locks of one of these keys.
+    fn draw_scarcity(&mut self, rng: &mut StdRng) {
+        let is_single = |set: &Vec<usize>| set.len() == 1;
+        if self.kind == Kind::Exclusive && self.members.iter().all(is_single) {
+            (self.names, self.members) = loop {
+                let (names, members) = draw_keys(rng);
+                if !members.iter().all(is_single) {
+                    break (names, members);
+                }
+            };
+            self.key_sets = sets(&self.names, &self.members);
+        }
+        if rng.random_range(0..4) > 0 {
+            self.faults.clear();
+        }
+        for node in 0..(self.nodes - 1) / 2 {
+            // After a restart, a node abstains for as long as the largest ttl.
+            let (from, to) = if rng.random() { (MS, self.length) } else { (SECOND, SECOND + MS) };
+            let kind = FaultKind::Restart { node, host_too: false, with_keys: false };
+            self.faults.push(Fault { from, to, kind });
         }
         self.keep_apart();
     }

@@ -174,19 +174,29 @@ struct Waiting {
     check_at: Moment,
     /// The unanswered PING, and when the node counts as failed.
     ping: Option<(RequestId, Moment)>,
-    /// The unanswered INSPECT of another node, and when the call stops waiting for the answer.
-    inspect: Option<(RequestId, Moment)>,
-    /// How many places after `node` in the order the next node to inspect comes.
+    /// The unanswered INSPECT of another node.
+    inspect: Option<Inspect>,
+    /// How many places after the node to bypass, in the order, the next node to inspect comes.
     inspect_offset: usize,
-    /// Whether this node refused the last attempt, and too few nodes did so for another client to
-    /// hold the lock.
-    refused_in_minority: bool,
+    /// The first node in the order that refused the last attempt, if too few nodes refused for
+    /// another client to hold the lock.
+    refused_in_minority: Option<usize>,
     /// An attempt during the wait: one that bypasses this node, or one on all nodes while there is
     /// no connection for the WAIT.
     side_attempt: Option<Attempt>,
     /// The node's grant, if it arrived during the side attempt. The inner `Option` is the slot of
     /// the granted key; `None` unless the call is for any of several keys.
     granted: Option<(Waited, Option<usize>)>,
+}
+
+/// An INSPECT that asks whether the lock is free on one node, although another node refuses it.
+#[derive(Clone, Copy, Debug)]
+struct Inspect {
+    id: RequestId,
+    /// When the call stops waiting for the answer.
+    due: Moment,
+    /// The node to bypass if the lock is free.
+    bypass: usize,
 }
 
 /// An instruction to the driver.
@@ -565,15 +575,14 @@ impl Acquire {
                     if let Response::Failed(error) = response {
                         self.leave_node(error.clone(), ctx);
                     }
-                } else if waiting.inspect.is_some_and(|(inspect, _)| inspect == id) {
-                    waiting.inspect = None;
+                } else if let Some(inspect) = waiting.inspect.take_if(|inspect| inspect.id == id) {
                     // The next INSPECT goes to another node: this one may have a lease of a lock
                     // that was not released.
                     if !is_broken(Mutant::InspectsOneNode) {
                         waiting.inspect_offset += 1;
                     }
                     if *response == Response::No {
-                        self.bypass_node(ctx);
+                        self.bypass(inspect.bypass, ctx);
                     }
                 } else if let Some(side_attempt) =
                     waiting.side_attempt.as_mut().filter(|side_attempt| side_attempt.expects(id))
@@ -830,10 +839,13 @@ impl Acquire {
         }
     }
 
-    /// Whether this node refused, and too few nodes refused for another client to hold the lock.
-    fn refused_in_minority(&self, node: usize, ctx: &Context<'_>) -> bool {
-        self.answers[node] == Answer::Refused
-            && self.count_refused() <= ctx.client_state.majority.spare()
+    /// The first node in the order that refused, if too few nodes refused for another client to
+    /// hold the lock.
+    fn refused_in_minority(&self, ctx: &Context<'_>) -> Option<usize> {
+        if self.count_refused() > ctx.client_state.majority.spare() {
+            return None;
+        }
+        self.order(ctx).into_iter().find(|&node| self.answers[node] == Answer::Refused)
     }
 
     fn count_refused(&self) -> usize {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Acquire, Action, Next, Phase, Reason, WaitEnd, Waiting};
+use super::{Acquire, Action, Inspect, Next, Phase, Reason, WaitEnd, Waiting};
 use crate::client::attempt::{Attempt, AttemptEnd, Kind, Waited};
 use crate::client::mutants::{Mutant, is_broken};
 use crate::client::{
@@ -47,7 +47,7 @@ impl Acquire {
             ping: None,
             inspect: None,
             inspect_offset: 1,
-            refused_in_minority: self.refused_in_minority(node, ctx),
+            refused_in_minority: self.refused_in_minority(ctx),
             side_attempt: None,
             granted: None,
         }));
@@ -191,9 +191,7 @@ impl Acquire {
             }
             return self.leave_node(NodeError::timed_out(limit), ctx);
         }
-        if let Some((_, due)) = waiting.inspect
-            && ctx.now.has_reached(due)
-        {
+        if waiting.inspect.is_some_and(|inspect| ctx.now.has_reached(inspect.due)) {
             waiting.inspect = None;
             waiting.inspect_offset += usize::from(!is_broken(Mutant::InspectsOneNode));
         }
@@ -220,10 +218,13 @@ impl Acquire {
             }
             waiting.check_at = ctx.now.plus(ctx.jitter(limits::WAIT_CHECK_EVERY));
             if waiting.side_attempt.is_none() && !is_broken(Mutant::NoPollWithoutSeat) {
-                // The node may have a lease of a lock that was not released. Then each attempt on
-                // all nodes is lost, so check first whether the call can bypass the node.
-                let (node, offset) = (waiting.node, waiting.inspect_offset);
-                if std::mem::take(&mut waiting.refused_in_minority) && waiting.inspect.is_none() {
+                // A node may have a lease of a lock that was not released. Then each attempt on all
+                // nodes is lost, so check first whether the call can bypass that node.
+                let may_bypass =
+                    |node: &usize| *node == waiting.node || !is_broken(Mutant::BypassesOnlyItsNode);
+                let refusing = waiting.refused_in_minority.take().filter(may_bypass);
+                if let Some(node) = refusing.filter(|_| waiting.inspect.is_none()) {
+                    let offset = waiting.inspect_offset;
                     self.inspect_another(node, offset, ctx);
                 } else {
                     self.pick_slot(ctx);
@@ -270,33 +271,31 @@ impl Acquire {
 
     /// Sends INSPECT to another node, to learn whether the lock is free there.
     ///
-    /// Takes the first available node from `offset` places after `node` in the order, cyclically.
-    /// `node` is the node of the wait.
-    pub(super) fn inspect_another(&mut self, node: usize, offset: usize, ctx: &mut Context<'_>) {
+    /// Takes the first available node from `offset` places after `bypass` in the order, cyclically.
+    /// `bypass` is the node to bypass if the lock is free there.
+    pub(super) fn inspect_another(&mut self, bypass: usize, offset: usize, ctx: &mut Context<'_>) {
         self.pick_slot(ctx);
         let order = self.order(ctx);
-        let place = order.iter().position(|&other| other == node).unwrap_or(0);
+        let place = order.iter().position(|&other| other == bypass).unwrap_or(0);
         let others = (0..order.len()).map(|step| order[(place + offset + step) % order.len()]);
         let reachable =
-            |other: &usize| *other != node && ctx.topology.route_acquire(*other).is_ok();
+            |other: &usize| *other != bypass && ctx.topology.route_acquire(*other).is_ok();
         let Some(other) = others.into_iter().find(reachable) else { return };
         let Ok(connection) = ctx.topology.route_acquire(other) else { return };
         let id = RequestId { round: self.reserve_rounds(1), node: other };
         let Phase::Waiting(waiting) = &mut self.phase else { return };
         let limit = self.spec.node_timeout(other, ctx);
-        waiting.inspect = Some((id, ctx.now.plus(limit)));
+        waiting.inspect = Some(Inspect { id, due: ctx.now.plus(limit), bypass });
         let request = Request { token: waiting.token, command: Command::Inspect };
         self.actions.push_back(Action::Send { id, connection, request });
     }
 
-    /// Starts an attempt on all nodes but that of the wait, because the lock is free on another
-    /// one.
-    pub(super) fn bypass_node(&mut self, ctx: &mut Context<'_>) {
+    /// Starts an attempt on all nodes but this one, because the lock is free on another one.
+    pub(super) fn bypass(&mut self, node: usize, ctx: &mut Context<'_>) {
         if let Phase::Waiting(waiting) = &self.phase
             && waiting.side_attempt.is_none()
             && waiting.granted.is_none()
         {
-            let node = waiting.node;
             self.start_side_attempt(Kind::Bypass { node }, ctx);
         }
     }
@@ -323,10 +322,10 @@ impl Acquire {
             self.contended = false;
             return self.won(&mut side_attempt, win, ctx);
         }
-        let (node, granted) = (waiting.node, waiting.granted.take());
+        let granted = waiting.granted.take();
         self.keep_answers(&side_attempt);
         self.roll_back(&side_attempt, ctx);
-        let refused_in_minority = self.refused_in_minority(node, ctx);
+        let refused_in_minority = self.refused_in_minority(ctx);
         if let Phase::Waiting(waiting) = &mut self.phase {
             waiting.refused_in_minority = refused_in_minority;
         }
@@ -345,9 +344,11 @@ impl Acquire {
 
 impl Waiting {
     pub(super) fn poll_timeout(&self) -> Option<Moment> {
-        let requests = [self.ping, self.inspect].into_iter().flatten().map(|(_, due)| due);
+        let ping = self.ping.map(|(_, due)| due);
+        let inspect = self.inspect.map(|inspect| inspect.due);
         let side_attempt = self.side_attempt.as_ref().and_then(Attempt::poll_timeout);
-        requests
+        ping.into_iter()
+            .chain(inspect)
             .chain(self.leave_at)
             .chain(side_attempt)
             .chain([self.check_at])
