@@ -58,7 +58,7 @@ fn attempt(servers: &mut [Server], order: &[usize], token: &[u8], proposal: Fenc
                 };
                 core.vote(node, vote, now);
             }
-            None => core.time_is_up(now),
+            None => core.expire(now),
         }
     }
 }

@@ -328,7 +328,7 @@ fn extension(mut case: Fields) {
     for (node, held) in answers(&mut case) {
         verdict = verdict.or(round.answer(node, held, NOW));
     }
-    let word = match verdict.or_else(|| round.time_is_up()).unwrap() {
+    let word = match verdict.or_else(|| round.expire()).unwrap() {
         ExtensionVerdict::Extended(_) => "extended",
         ExtensionVerdict::Lost => "lost",
         ExtensionVerdict::Uncertain => "uncertain",
@@ -345,7 +345,7 @@ fn release(mut case: Fields) {
     for (node, held) in answers(&mut case) {
         verdict = verdict.or(release.answer(node, held));
     }
-    let word = match verdict.unwrap_or_else(|| release.time_is_up()) {
+    let word = match verdict.unwrap_or_else(|| release.expire()) {
         ReleaseVerdict::Released => "released",
         ReleaseVerdict::AlreadyOver => "already over",
         ReleaseVerdict::Unconfirmed => "unconfirmed",

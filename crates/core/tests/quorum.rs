@@ -79,7 +79,7 @@ fn attempt_without_enough_votes_is_lost_as_no_quorum_and_not_as_held() {
 fn nodes_without_an_answer_when_the_time_is_up_are_silent() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(1)), at(ms(1)));
-    attempt.time_is_up(at(ms(50)));
+    attempt.expire(at(ms(50)));
     assert_eq!(attempt.poll(), Some(Step::Lost(Loss::NoQuorum)));
 }
 
@@ -258,9 +258,9 @@ fn attempt_whose_fence_request_is_unanswered_is_lost() {
         attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
         assert!(matches!(attempt.poll(), Some(Step::StoreFence { .. })));
     }
-    in_time.time_is_up(at(ms(50)));
+    in_time.expire(at(ms(50)));
     assert_eq!(in_time.poll(), Some(Step::Lost(Loss::NoQuorum)));
-    too_late.time_is_up(at(ms(600)));
+    too_late.expire(at(ms(600)));
     assert_eq!(too_late.poll(), Some(Step::Lost(Loss::TooLate)));
 }
 
@@ -485,10 +485,10 @@ proptest! {
             }
             steps(&mut attempt);
         }
-        attempt.time_is_up(at(ms(1)));
+        attempt.expire(at(ms(1)));
         prop_assert!(attempt.is_decided());
         prop_assert_eq!(steps(&mut attempt), 1);
-        attempt.time_is_up(at(ms(2)));
+        attempt.expire(at(ms(2)));
         prop_assert_eq!(steps(&mut attempt), 1);
     }
 

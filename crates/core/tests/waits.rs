@@ -80,7 +80,7 @@ impl World {
     /// Starts the call as contended, so that it waits at once. Returns the ID of its WAIT.
     fn wait(&mut self) -> RequestId {
         let id = wait_of(&self.turn(true)).unwrap();
-        assert!(self.drive(|call, ctx| call.handle_wait_sent(id, ctx)).0.is_some());
+        assert!(self.drive(|call, ctx| call.handle_seat(id, ctx)).0.is_some());
         id
     }
 }
@@ -303,7 +303,7 @@ fn wins_beside_a_slow_node(mutant: Option<Mutant>, mode: Mode) -> bool {
         }
     };
     assert_ne!(wait.node, first);
-    world.drive(|call, ctx| call.handle_wait_sent(wait, ctx)).0.unwrap();
+    world.drive(|call, ctx| call.handle_seat(wait, ctx)).0.unwrap();
     let sent = world.answer(wait, &Response::FenceAfterWait { fence, waited: TTL / 10 });
     let last = requests(&sent).into_iter().find(|(id, _)| id.node != first).unwrap().0;
     assert!(!is_acquired(&world.answer(last, &Response::Fence(fence))), "it gives way first");
@@ -346,7 +346,7 @@ fn start_waiting(keys: &[&str], silent: usize, mutant: Option<Mutant>) -> (usize
             None => waits = world.time_out(),
         }
     };
-    world.drive(|call, ctx| call.handle_wait_sent(wait, ctx)).0.unwrap();
+    world.drive(|call, ctx| call.handle_seat(wait, ctx)).0.unwrap();
     break_rule(None);
     (wait.node, world)
 }
@@ -376,7 +376,7 @@ fn calls_wait_in_one_place_without_a_spare_node() {
 }
 
 /// Whether a call that waits for a connection acquires the lock, although the node that decides has
-/// a lease that nobody releases. The call waits on another node.
+/// a lease that no client releases. The call waits on another node.
 fn bypasses_the_deciding_node(mutant: Option<Mutant>) -> bool {
     break_rule(mutant);
     let first = World::new(1, None).wait().node;
@@ -438,7 +438,7 @@ fn call_without_time_for_a_wait_asks_for_the_other_slots() {
     let sent = world.turn(false);
     let actions = world.answer_all(&sent, &Response::No);
     let wait = wait_of(&actions).unwrap();
-    let (request, _) = world.drive(|call, ctx| call.handle_wait_sent(wait, ctx));
+    let (request, _) = world.drive(|call, ctx| call.handle_seat(wait, ctx));
     assert_eq!(request, None, "there is no time for a WAIT");
     let mut probes = false;
     for _ in 0..10 {

@@ -96,9 +96,9 @@ impl Agreement {
         }
     }
 
-    pub(crate) fn time_is_up(&mut self, now: Moment) {
+    pub(crate) fn expire(&mut self, now: Moment) {
         if let Self::Real(real) = self {
-            real.time_is_up(now);
+            real.expire(now);
         }
     }
 

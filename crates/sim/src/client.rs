@@ -94,9 +94,9 @@ impl Client {
     }
 
     /// Handles the end of the time limit of an attempt.
-    pub(crate) fn time_is_up(&mut self, rules: Rules, now: Moment) -> Vec<Effect> {
+    pub(crate) fn expire(&mut self, rules: Rules, now: Moment) -> Vec<Effect> {
         if let Phase::Acquiring(agreement, _) = &mut self.phase {
-            agreement.time_is_up(now);
+            agreement.expire(now);
         }
         self.proceed(rules, now)
     }

@@ -582,7 +582,7 @@ impl Model for World {
                 self.arrive(&mut state, message, false);
             }
             Action::TimeIsUp(client) => {
-                let effects = state.client(client).time_is_up(self.rules(), moment);
+                let effects = state.client(client).expire(self.rules(), moment);
                 self.carry_out(&mut state, client, effects);
             }
             Action::Extend(client) => {

@@ -212,7 +212,7 @@ impl Call {
             WaitEvent::Opened(id, Ok(connection)) => {
                 self.wait = None;
                 let machine = &mut self.machine;
-                let request = self.shared.with_context(|ctx| machine.handle_wait_sent(id, ctx));
+                let request = self.shared.with_context(|ctx| machine.handle_seat(id, ctx));
                 if let Some(request) = request {
                     let outgoing = Outgoing::new(self.machine.wait_spec(), &request);
                     self.wait = Some(Wait::Sent(id, connection.ask(outgoing).boxed()));

@@ -382,7 +382,7 @@ impl Attempt {
     }
 
     /// Decides the attempt: fails every node that has not answered, and makes all refusals final.
-    pub(super) fn time_is_up(&mut self, spec: &Spec, ctx: &Context<'_>) {
+    pub(super) fn expire(&mut self, spec: &Spec, ctx: &Context<'_>) {
         for node in 0..self.nodes.len() {
             let state = &mut self.nodes[node];
             state.again_at = None;
@@ -395,7 +395,7 @@ impl Attempt {
             }
         }
         if !self.ended {
-            self.core.time_is_up(ctx.now);
+            self.core.expire(ctx.now);
         }
     }
 

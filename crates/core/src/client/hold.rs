@@ -365,7 +365,7 @@ impl Hold {
                 self.actions.push_back(HoldAction::Suspect { node, connection });
             }
         }
-        if let Some(verdict) = self.round.as_mut().and_then(|round| round.core.time_is_up()) {
+        if let Some(verdict) = self.round.as_mut().and_then(|round| round.core.expire()) {
             self.decide(verdict, ctx);
         }
     }

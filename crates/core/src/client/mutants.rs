@@ -85,7 +85,7 @@ impl Mutant {
     /// The mutants whose harm shows in simulated fleets of exclusive locks.
     ///
     /// [`Self::WaitsForSeatOfSilentNode`] is in no list: a test of the machine shows its harm.
-    pub const ALL: [Self; 25] = [
+    pub const OF_EXCLUSIVE_LOCKS: [Self; 25] = [
         Self::BareMajorityAfterWait,
         Self::NeverBypasses,
         Self::RefusesUnasked,

@@ -333,7 +333,7 @@ impl Release {
             for node in self.nodes.iter_mut().filter(|node| node.answer == Answer::Pending) {
                 node.answer = Answer::Failed(limit.clone());
             }
-            self.verdict = Some(self.tally.time_is_up());
+            self.verdict = Some(self.tally.expire());
         }
     }
 

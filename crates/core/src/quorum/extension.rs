@@ -103,7 +103,7 @@ impl Extension {
     }
 
     /// Ends the round because the nodes' time is over. Returns the verdict if there was none yet.
-    pub fn time_is_up(&mut self) -> Option<ExtensionVerdict> {
+    pub fn expire(&mut self) -> Option<ExtensionVerdict> {
         if self.verdict.is_some() {
             return None;
         }

@@ -192,7 +192,7 @@ impl Acquisition {
     }
 
     /// Counts every missing answer as silence, because the nodes' time is over, and decides.
-    pub fn time_is_up(&mut self, now: Moment) {
+    pub fn expire(&mut self, now: Moment) {
         for node in 0..self.tally.majority().nodes() {
             self.tally.cast(node, Ballot::Silent);
             if self.tally.yes_of(node).is_some_and(|grant| grant.requested.is_some()) {

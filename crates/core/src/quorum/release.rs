@@ -57,7 +57,7 @@ impl ReleaseRound {
     }
 
     /// Ends the round because the nodes' time is over, and returns the verdict.
-    pub fn time_is_up(&mut self) -> ReleaseVerdict {
+    pub fn expire(&mut self) -> ReleaseVerdict {
         *self.verdict.get_or_insert(self.without_the_rest())
     }
 

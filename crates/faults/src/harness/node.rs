@@ -268,10 +268,10 @@ impl Node {
         until: Instant,
     ) -> Result<Option<Held>> {
         loop {
-            let time_is_up = Instant::now() >= until;
+            let expire = Instant::now() >= until;
             match self.acquire(way, key, token, ttl)? {
                 Answer::Granted(held) => return Ok(Some(held)),
-                _ if time_is_up => return Ok(None),
+                _ if expire => return Ok(None),
                 _ => std::thread::sleep(CHECK_INTERVAL),
             }
         }

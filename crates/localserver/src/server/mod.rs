@@ -222,7 +222,7 @@ impl Server {
     fn wait_for_answer(&self, process: Process) -> Result<Process, StartError> {
         let started = Instant::now();
         loop {
-            let time_is_up = started.elapsed() >= START_LIMIT;
+            let expire = started.elapsed() >= START_LIMIT;
             if process.has_exited() {
                 let status = process.wait();
                 let status = status.map_err(|source| StartError::Spawn {
@@ -234,7 +234,7 @@ impl Server {
             if self.address.answers_ping() {
                 return Ok(process);
             }
-            if time_is_up {
+            if expire {
                 return Err(StartError::Silent {
                     limit: START_LIMIT,
                     log_tail: directory::tail(&self.log()),

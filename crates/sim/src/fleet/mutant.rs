@@ -23,7 +23,8 @@ impl Mutant {
     /// Every mutant.
     pub fn all() -> impl Iterator<Item = Self> {
         let own = [Self::NoAbstention, Self::LateRelease];
-        let of_clients = ClientRule::ALL.into_iter().chain(ClientRule::OF_OTHER_KINDS);
+        let of_clients =
+            ClientRule::OF_EXCLUSIVE_LOCKS.into_iter().chain(ClientRule::OF_OTHER_KINDS);
         let of_nodes = NodeRule::ALL.into_iter().map(Self::Node);
         own.into_iter().chain(of_clients.map(Self::Client)).chain(of_nodes)
     }

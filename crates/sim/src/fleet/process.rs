@@ -979,7 +979,7 @@ impl Process {
         }
         let Some(entry) = self.machines.get_mut(&machine) else { return };
         let Machine::Call(call) = &mut entry.machine else { return };
-        let request = call.acquire.handle_wait_sent(id, &mut self.shared.context(world.now));
+        let request = call.acquire.handle_seat(id, &mut self.shared.context(world.now));
         match request {
             Some(request) => {
                 let spec = Arc::clone(call.acquire.wait_spec());

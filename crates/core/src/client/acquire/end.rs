@@ -11,7 +11,7 @@ use crate::quorum::Moment;
 impl Acquire {
     /// Decides what follows the last attempt, once enough nodes have answered: the error, or an
     /// inspection of all nodes.
-    pub(super) fn all_answered(&mut self, ctx: &mut Context<'_>) {
+    pub(super) fn after_last_attempt(&mut self, ctx: &mut Context<'_>) {
         let Phase::AwaitingAnswers(attempt) = std::mem::replace(&mut self.phase, Phase::Ended)
         else {
             return;
@@ -82,23 +82,23 @@ impl Acquire {
     pub(super) fn give_up(&mut self, ctx: &mut Context<'_>) {
         match std::mem::replace(&mut self.phase, Phase::Ended) {
             Phase::Asking(mut attempt) | Phase::TakingOthers(mut attempt, _) => {
-                attempt.time_is_up(&self.spec, ctx);
+                attempt.expire(&self.spec, ctx);
                 self.keep_answers(&attempt);
                 self.roll_back(&attempt, ctx);
             }
             Phase::AwaitingAnswers(mut attempt) => {
-                attempt.time_is_up(&self.spec, ctx);
+                attempt.expire(&self.spec, ctx);
                 self.keep_answers(&attempt);
             }
             Phase::Probing(mut probing) => {
                 self.release_probe(&probing, ctx);
                 self.spec = Arc::clone(&probing.slot_spec);
-                probing.lost.time_is_up(&self.spec, ctx);
+                probing.lost.expire(&self.spec, ctx);
                 self.keep_answers(&probing.lost);
             }
             Phase::Waiting(mut waiting) => {
                 if let Some(side_attempt) = &mut waiting.side_attempt {
-                    side_attempt.time_is_up(&self.spec, ctx);
+                    side_attempt.expire(&self.spec, ctx);
                     self.keep_answers(side_attempt);
                 }
                 self.leave(&waiting, ctx);

@@ -213,7 +213,7 @@ pub enum Action {
         request: Request,
     },
     /// Get an exclusive connection to the node, or queue for one. Then call
-    /// [`Acquire::handle_wait_sent`], and send the WAIT that it returns.
+    /// [`Acquire::handle_seat`], and send the WAIT that it returns.
     Wait {
         /// Identifies the response.
         id: RequestId,
@@ -514,7 +514,7 @@ impl Acquire {
     /// time left for it, or the call does not wait any more.
     ///
     /// The context's time must be from before the first byte is sent.
-    pub fn handle_wait_sent(&mut self, id: RequestId, ctx: &mut Context<'_>) -> Option<Request> {
+    pub fn handle_seat(&mut self, id: RequestId, ctx: &mut Context<'_>) -> Option<Request> {
         let last_end = self.wait_until(ctx);
         let Phase::Waiting(waiting) = &mut self.phase else { return None };
         let partial_end = waiting.is_partial.then(|| ctx.now.plus(limits::WAIT_CHECK_EVERY));
@@ -626,7 +626,7 @@ impl Acquire {
                 let spare = ctx.client_state.majority.spare();
                 let refused = attempt.count(|answer| *answer == Answer::Refused);
                 if refused > spare || attempt.has_heard_all() {
-                    self.all_answered(ctx);
+                    self.after_last_attempt(ctx);
                 }
             }
             Phase::Inspecting { first_refusing, .. } => {
