@@ -375,6 +375,39 @@ fn calls_wait_in_one_place_without_a_spare_node() {
     assert!(count_places(0, None) > 1, "with a spare node, the first key of each call decides");
 }
 
+/// On how many nodes calls wait that are refused by two nodes before the third one answers.
+/// `is_known` says whether the third node answered an earlier call of the client that it abstains.
+fn count_places_without_the_third_answer(is_known: bool) -> usize {
+    let abstains = Response::Failed(NodeError::Abstains { reason: "start".into() });
+    let place_of = |key: usize| {
+        let mut world = World::new(1, None);
+        if is_known {
+            let sent = world.turn(false);
+            for (id, _) in requests(&sent) {
+                world.answer(id, if id.node == 0 { &abstains } else { &Response::No });
+            }
+        }
+        let keys = Keys::from_iter([format!("k {key}")]);
+        world.call = Acquire::new(Arc::new(spec(keys, 1000)), None, &world.ctx());
+        let mut sent = world.turn(false);
+        let refused = requests(&sent).into_iter().filter(|(id, _)| id.node != 0);
+        for (id, _) in refused.collect::<Vec<_>>() {
+            sent.extend(world.answer(id, &Response::No));
+        }
+        while wait_of(&sent).is_none() {
+            sent = world.time_out();
+        }
+        wait_of(&sent).unwrap().node
+    };
+    (0..20).map(place_of).collect::<BTreeSet<_>>().len()
+}
+
+#[test]
+fn calls_remember_which_nodes_abstain() {
+    assert_eq!(count_places_without_the_third_answer(true), 1);
+    assert_eq!(count_places_without_the_third_answer(false), 2);
+}
+
 /// Whether a call that waits for a connection acquires the lock, although the node that decides has
 /// a lease that no client releases. The call waits on another node.
 fn bypasses_the_deciding_node(mutant: Option<Mutant>) -> bool {

@@ -205,7 +205,7 @@ impl Attempt {
         let bare = is_broken(Mutant::BareMajorityAfterWait);
         for (asked, other) in (0..this.nodes.len()).filter(|&other| other != node).enumerate() {
             if bare && asked + 1 >= majority.size() {
-                this.failed(other, NodeError::UnexpectedReply, ctx.now);
+                this.failed(other, NodeError::UnexpectedReply, ctx);
                 continue;
             }
             this.ask(other, spec, ctx, out);
@@ -279,22 +279,23 @@ impl Attempt {
                 let id = RequestId { round: self.round, node };
                 out.push_back(Action::Send { id, connection, request: self.request() });
             }
-            Err(error) => self.failed(node, error, ctx.now),
+            Err(error) => self.failed(node, error, ctx),
         }
     }
 
-    fn failed(&mut self, node: usize, error: NodeError, now: Moment) {
+    fn failed(&mut self, node: usize, error: NodeError, ctx: &Context<'_>) {
         let state = &mut self.nodes[node];
         state.due = None;
         state.answer = Answer::Failed(error);
         if std::mem::take(&mut state.storing_fence) {
-            self.core.fence_answer(node, FenceAnswer::Failed, now);
+            self.core.fence_answer(node, FenceAnswer::Failed, ctx.now);
         } else if state.refused_provisionally {
             // The refusal counts, although a repeated request failed.
             state.answer = Answer::Refused;
-            self.refuse(node, now);
+            self.refuse(node, ctx.now);
         } else {
-            self.core.vote(node, Vote::Silent, now);
+            ctx.client_state.voters.failed(node);
+            self.core.vote(node, Vote::Silent, ctx.now);
         }
     }
 
@@ -320,6 +321,9 @@ impl Attempt {
             if state.storing_fence {
                 return;
             }
+            if !matches!(response, Response::Failed(_)) {
+                ctx.client_state.voters.voted(node);
+            }
             state.due = None;
             state.answer = response.to_answer();
             match response {
@@ -332,11 +336,11 @@ impl Attempt {
                     // After the decision no node is asked again.
                     state.refused_provisionally = !self.ended;
                 }
-                Response::Failed(error) => self.failed(node, error.clone(), ctx.now),
+                Response::Failed(error) => self.failed(node, error.clone(), ctx),
                 Response::Yes
                 | Response::FenceAfterWait { .. }
                 | Response::FenceAndKeyAfterWait { .. } => {
-                    self.failed(node, NodeError::UnexpectedReply, ctx.now);
+                    self.failed(node, NodeError::UnexpectedReply, ctx);
                 }
             }
         } else if std::mem::take(&mut state.storing_fence) {
@@ -370,7 +374,7 @@ impl Attempt {
             if let Some((_, limit)) = state.due.filter(|(at, _)| ctx.now.has_reached(*at)) {
                 let delivery = state.delivery;
                 let error = spec.timed_out(node, limit, ctx);
-                self.failed(node, error, ctx.now);
+                self.failed(node, error, ctx);
                 ctx.client_state.round_trips.timed_out(node);
                 if let Delivery::InFlight { connection } = delivery {
                     out.push_back(Action::Suspect { node, connection });
@@ -389,7 +393,7 @@ impl Attempt {
             if state.due.is_some() {
                 let limit = ctx.now.since(self.began);
                 let error = spec.timed_out(node, limit, ctx);
-                self.failed(node, error, ctx.now);
+                self.failed(node, error, ctx);
             } else if state.refused_provisionally {
                 self.refuse(node, ctx.now);
             }
@@ -530,7 +534,8 @@ impl Attempt {
         let may_vote = |node: usize| {
             Some(node) != bypassed && !matches!(self.nodes[node].answer, Answer::Failed(_))
         };
-        let voters = (0..self.nodes.len()).filter(|&node| may_vote(node)).count();
+        let expected = |node: &usize| may_vote(*node) && ctx.client_state.voters.includes(*node);
+        let voters = (0..self.nodes.len()).filter(expected).count();
         let spare = Spare::of(voters, ctx.client_state.majority);
         let deciders: SmallVec<[usize; 2]> = (spec.orders(ctx.topology, spare).iter())
             .filter_map(|order| order.iter().copied().find(|&node| may_vote(node)))

@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 
@@ -51,6 +52,8 @@ pub struct ClientState {
     pub round_trips: RoundTrips,
     /// The fences to propose.
     pub fences: FenceProposals,
+    /// Which nodes voted when they were last asked for a lock.
+    pub voters: Voters,
 }
 
 impl ClientState {
@@ -60,7 +63,38 @@ impl ClientState {
             majority,
             round_trips: RoundTrips::new(majority.nodes()),
             fences: FenceProposals::default(),
+            voters: Voters::new(majority.nodes()),
         }
+    }
+}
+
+/// Which nodes voted when any call of the client last asked them for a lock.
+///
+/// An attempt can be decided before a node has answered. Then the answer to an earlier attempt shows
+/// whether the node votes.
+#[derive(Debug)]
+pub struct Voters {
+    failed: Box<[AtomicBool]>,
+}
+
+impl Voters {
+    fn new(nodes: usize) -> Self {
+        Self { failed: (0..nodes).map(|_| AtomicBool::new(false)).collect() }
+    }
+
+    /// Records that a node granted or refused a lock.
+    pub(super) fn voted(&self, node: usize) {
+        self.failed[node].store(false, Ordering::Relaxed);
+    }
+
+    /// Records that a node answered with an error, or not in time.
+    pub(super) fn failed(&self, node: usize) {
+        self.failed[node].store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the node is expected to vote.
+    pub(super) fn includes(&self, node: usize) -> bool {
+        !self.failed[node].load(Ordering::Relaxed)
     }
 }
 

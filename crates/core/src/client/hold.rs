@@ -403,6 +403,10 @@ impl Hold {
 
     /// Processes an answer to the grant's ACQUIRE that arrived after the grant.
     fn handle_straggler(&mut self, index: usize, response: &Response, ctx: &Context<'_>) {
+        match response {
+            Response::Failed(_) => ctx.client_state.voters.failed(index),
+            _ => ctx.client_state.voters.voted(index),
+        }
         let node = &mut self.nodes[index];
         if !matches!(response, Response::Failed(_)) && node.delivery != Delivery::NotSent {
             node.delivery = Delivery::Arrived;

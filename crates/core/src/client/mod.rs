@@ -60,7 +60,7 @@ mod token;
 
 pub use acquire::{Acquire, Action, Failure, Grant, Outcome, Reason};
 use context::Spare;
-pub use context::{ClientState, Context, NodeStatus, Random, Topology};
+pub use context::{ClientState, Context, NodeStatus, Random, Topology, Voters};
 pub use fence_proposals::FenceProposals;
 pub use hold::{Hold, HoldAction};
 pub use inspection::{

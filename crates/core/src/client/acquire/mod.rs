@@ -17,8 +17,8 @@ use smallvec::SmallVec;
 use super::attempt::{Attempt, AttemptEnd, Kind, Waited};
 use super::mutants::{self, Mutant, is_broken};
 use super::{
-    Answer, Command, Context, Delivery, NodeError, Release, Request, RequestId, Response, Slots,
-    Spare, Spec, Token, limits,
+    Answer, ClientState, Command, Context, Delivery, NodeError, Release, Request, RequestId,
+    Response, Slots, Spare, Spec, Token, limits,
 };
 use crate::quorum::{Loss, Moment, Validity, Win};
 use crate::{Fence, Ttl};
@@ -547,6 +547,10 @@ impl Acquire {
 
     /// Processes a response.
     pub fn handle_response(&mut self, id: RequestId, response: &Response, ctx: &mut Context<'_>) {
+        if let Response::Failed(NodeError::Abstains { .. }) = response {
+            // The answer tells something even if the call has given up the attempt.
+            ctx.client_state.voters.failed(id.node);
+        }
         match &mut self.phase {
             Phase::Asking(attempt)
             | Phase::AwaitingAnswers(attempt)
@@ -801,13 +805,11 @@ impl Acquire {
 
     /// The order of the nodes that decides where this call waits.
     fn order(&self, ctx: &Context<'_>) -> SmallVec<[usize; 7]> {
-        let may_vote = |&node: &usize| {
-            !matches!(self.answers[node], Answer::Failed(_))
-                && ctx.topology.route_acquire(node).is_ok()
-        };
-        let majority = ctx.client_state.majority;
+        let ClientState { majority, voters, .. } = ctx.client_state;
+        let may_vote =
+            |&node: &usize| voters.includes(node) && ctx.topology.route_acquire(node).is_ok();
         let voters = (0..majority.nodes()).filter(may_vote).count();
-        self.spec.order(ctx.topology, Spare::of(voters, majority))
+        self.spec.order(ctx.topology, Spare::of(voters, *majority))
     }
 
     /// Whether the call may wait on its node again: fewer than a majority refused, so no other
