@@ -3,6 +3,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use quorlock_core::node::Monotonic;
 use redis_module::raw;
@@ -20,7 +21,7 @@ pub(crate) struct Timer {
 }
 
 impl Timer {
-    /// Returns `None` if there is no file descriptor left, or none that the event loop accepts.
+    /// Returns `None` if the system has no file descriptor left, or the event loop refuses this one.
     pub(crate) fn new() -> Option<Self> {
         // SAFETY: needs nothing; a non-negative result is a descriptor that is ours.
         let fd = unsafe {
@@ -34,18 +35,22 @@ impl Timer {
             api!(RedisModule_EventLoopAdd(
                 fd.as_raw_fd(),
                 mask,
-                Some(clear_expirations),
+                Some(handle_expiration),
                 std::ptr::null_mut()
             ))
         };
         (added == raw::REDISMODULE_OK as c_int).then_some(Self { fd, armed: None })
     }
 
-    /// Makes sure that the loop wakes by the moment `at`.
+    /// Makes sure that the loop wakes at `at`, or soon after.
     ///
-    /// An earlier moment that is already set stays. The jobs then find nothing due, and set the
-    /// timer again.
+    /// Keeps the timer if it is set for an earlier moment. When it fires then, nothing is due yet,
+    /// and the next call sets it again.
     pub(crate) fn wake_at(&mut self, now: Monotonic, at: Monotonic) {
+        if HAS_FIRED.swap(false, Ordering::Relaxed) {
+            // It may have fired early: its clock is not exactly the clock of `now`.
+            self.armed = None;
+        }
         if self.armed.is_some_and(|armed| now < armed && armed <= at) {
             return;
         }
@@ -79,7 +84,11 @@ impl Drop for Timer {
     }
 }
 
-unsafe extern "C" fn clear_expirations(fd: c_int, _data: *mut c_void, _mask: c_int) {
+/// Whether the timer has fired since it was set last. A server has one timer.
+static HAS_FIRED: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" fn handle_expiration(fd: c_int, _data: *mut c_void, _mask: c_int) {
+    HAS_FIRED.store(true, Ordering::Relaxed);
     let mut expirations = 0_u64;
     // SAFETY: an open non-blocking descriptor, and a place for the eight bytes of a timer.
     unsafe { libc::read(fd, (&raw mut expirations).cast(), size_of::<u64>()) };

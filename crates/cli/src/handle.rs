@@ -75,8 +75,12 @@ impl Format {
         wait_for_stragglers(quorum, &lock).await;
         let detached = lock.detach();
         let Err(error) = self.print(&detached) else { return Ok(()) };
-        let _ = quorum.release_detached(detached).await;
-        Err(error).context("cannot print the handle; the lock is released")
+        match quorum.release_detached(detached).await {
+            Ok(_) => Err(error).context("cannot print the handle; the lock is released"),
+            Err(_) => {
+                Err(error).context("cannot print the handle; the lock stays until its ttl is over")
+            }
+        }
     }
 
     fn print(&self, detached: &DetachedLock) -> anyhow::Result<()> {
@@ -101,7 +105,7 @@ impl Format {
 
 /// Waits until every reachable node holds the lock, for [`STRAGGLERS_LIMIT`] at most.
 ///
-/// Requests that are still queued when this process ends are never sent.
+/// Otherwise the process could end before its ACQUIRE is sent to the slower nodes.
 async fn wait_for_stragglers(quorum: &Quorum, lock: &Lock) {
     let until = Instant::now() + STRAGGLERS_LIMIT;
     while Instant::now() < until {

@@ -205,13 +205,13 @@ impl fmt::Debug for QuorumBuilder {
     }
 }
 
-/// Why this kind of node is not supported; `None` if it is.
+/// Why a URL of this kind cannot be a node; `None` if it can.
 fn unsupported(url: &str) -> Option<&'static str> {
     let scheme = url.split("://").next().unwrap_or_default();
     if scheme.contains("sentinel") {
         return Some(
-            "a master that Sentinel may fail over is not supported as a node: name each master itself, and let \
-             nothing promote a replica in its place",
+            "masters that Sentinel manages are not supported: give the address of each master, and switch \
+             automatic failover off for it",
         );
     }
     scheme.contains("cluster").then_some(
@@ -229,14 +229,20 @@ fn choose_cryptography() {
     }
 }
 
-/// A URL without the parts that may hold a password: all before an `@`, and all after a `?`.
+/// A URL without the parts that may hold a password: all between the scheme and an `@`, and all
+/// after a `?`. If a `?` comes before an `@`, either may be a part of the password, so only the
+/// scheme remains.
 fn without_password(url: &str) -> String {
-    let (address, query) = url.split_once('?').map_or((url, ""), |(address, _)| (address, "?…"));
-    let scheme = address.find("://").map_or("", |end| &address[..end + 3]);
-    match address.rfind('@') {
-        Some(at) if at >= scheme.len() => format!("{scheme}…{}{query}", &address[at..]),
-        _ => format!("{address}{query}"),
-    }
+    let scheme = url.find("://").map_or("", |end| &url[..end + 3]);
+    let rest = &url[scheme.len()..];
+    let (address, query) =
+        rest.split_once('?').map_or((rest, None), |(address, query)| (address, Some(query)));
+    let shown = match (address.rfind('@'), query) {
+        (_, Some(query)) if query.contains('@') => return format!("{scheme}…"),
+        (Some(at), _) => format!("…{}", &address[at..]),
+        (None, _) => address.to_owned(),
+    };
+    format!("{scheme}{shown}{}", if query.is_some() { "?…" } else { "" })
 }
 
 #[cfg(test)]
@@ -252,6 +258,9 @@ mod tests {
             ("redis+unix:///tmp/x?db=x&pass=secret", "redis+unix:///tmp/x?…"),
             (":secret@host:7001", "…@host:7001"),
             ("secret@", "…@"),
+            ("redis://:se?cret@host", "redis://…"),
+            ("redis+unix:///tmp/x?pass=se@cret", "redis+unix://…"),
+            ("redis://:se@cr?et@host", "redis://…"),
         ] {
             assert_eq!(without_password(url), shown);
         }
