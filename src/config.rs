@@ -24,9 +24,11 @@ const AS_MAX_TTL: i64 = -1;
 
 /// The largest ttl of a lock, in milliseconds.
 static MAX_TTL_MS: Number = fixed_number(c"max-ttl", 60_000, 1, WEEK_MS);
-/// How long the node abstains after the module was loaded, in milliseconds.
+/// How long the node abstains after the module was loaded, in milliseconds. A new value takes
+/// effect at the next start.
 static REJOIN_DELAY_MS: Number = number(c"rejoin-delay", AS_MAX_TTL, AS_MAX_TTL, WEEK_MS, |_| ());
-/// How far ahead of the server's wall clock a proposed fence may lie, in milliseconds.
+/// Fences begin as microseconds of a wall clock. How far a proposed fence may exceed the server's
+/// own wall clock, in milliseconds.
 static MAX_CLOCK_SKEW_MS: Number = number(c"max-clock-skew", 60_000, 0, DAY_MS, set_max_clock_skew);
 
 /// How many clients may wait, for all locks together.
@@ -182,16 +184,16 @@ impl fmt::Display for ConfigError {
             Self::NoSet => {
                 write!(
                     f,
-                    "the module argument set has no value; write set NAME ID MEMBERS, or leave it out"
+                    "the module argument `set` has no value: write `set NAME ID MEMBERS`, or leave `set` out"
                 )
             }
             Self::InvalidSet(error) => error.fmt(f),
             Self::Refused => {
                 write!(f, "a configuration value is not allowed; the limits are:")?;
                 NUMBERS.iter().try_for_each(|number| {
-                    write!(f, " lock.{} {} to {}", text(number.name), number.min, number.max)
+                    write!(f, " lock.{} {} to {};", text(number.name), number.min, number.max)
                 })?;
-                write!(f, " lock.{} NAME ID MEMBERS", text(SET.name()))
+                write!(f, " lock.{} must be NAME ID MEMBERS", text(SET.name()))
             }
         }
     }

@@ -168,8 +168,11 @@ fn bytes_that_are_no_text_are_refused_and_logged_escaped() {
 #[test]
 fn argument_without_a_value_or_given_twice_is_refused() {
     for (arguments, says) in [
-        ("set", "the module argument set has no value; write set NAME ID MEMBERS, or leave it out"),
-        ("set \"\"", "the module argument set has no value"),
+        (
+            "set",
+            "the module argument `set` has no value: write `set NAME ID MEMBERS`, or leave `set` out",
+        ),
+        ("set \"\"", "the module argument `set` has no value"),
         ("set eu-locks", "lock.set needs three words, NAME ID MEMBERS, but has 1"),
         ("set eu-locks max-ttl 5000", "ID \"max-ttl\" in lock.set is not valid"),
         ("set eu 1 1 lock.set eu 1 1", "the module argument set is given twice"),

@@ -21,7 +21,8 @@ pub(crate) struct Timer {
 }
 
 impl Timer {
-    /// Returns `None` if the system has no file descriptor left, or the event loop refuses this one.
+    /// Returns `None` if the system has no file descriptor left, or the event loop refuses this
+    /// one.
     pub(crate) fn new() -> Option<Self> {
         // SAFETY: needs nothing; a non-negative result is a descriptor that is ours.
         let fd = unsafe {

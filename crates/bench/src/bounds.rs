@@ -27,7 +27,7 @@ use quorlock_faults::harness::info;
 const WAITERS: usize = 10_000;
 /// Number of keys. Most waiters wait for all of them at once.
 const KEYS: usize = 64;
-/// One in this many waiters waits only for the last of these keys.
+/// Every tenth waiter waits only for the last of these keys.
 const SINGLE_EVERY: usize = 10;
 /// Number of clients that hang up at once.
 const LEAVING: usize = 5_000;
@@ -40,9 +40,9 @@ const TTL_MS: u64 = 600_000;
 const TIME_OUT: Duration = Duration::from_secs(10);
 /// Time from the end of the waits until the stopped server continues.
 const STOPPED: Duration = Duration::from_millis(50);
-/// Number of PINGs between two checks for the end of the work.
+/// Number of PINGs between two looks at `INFO`, which shows when the event is over.
 const PINGS: usize = 100;
-/// Time limit for a field of `INFO` to have its value.
+/// Time limit until a field of `INFO` has the expected value.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Time for which PINGs go on after the work is done.
 const AFTERWARDS: Duration = Duration::from_millis(300);

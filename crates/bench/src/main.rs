@@ -81,7 +81,7 @@ struct Args {
     role: Option<Role>,
 }
 
-/// What this program does as a child process of itself.
+/// What this program does when it has started itself as a child process.
 #[derive(Subcommand)]
 enum Role {
     /// Competes for a lock
@@ -94,7 +94,7 @@ enum Role {
 enum Group {
     /// What a command costs the server
     ServerTime,
-    /// Plain commands of others beside 100,000 leases
+    /// Plain commands of clients without locks, beside 100,000 leases
     Plain,
     /// Acquire and release on three nodes
     Quorum,
@@ -259,7 +259,7 @@ fn require_release_builds() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Warns if other programs run: they take unequal shares of time from the two sides of a ratio.
+/// Warns if other programs run: they may slow one side of a ratio more than the other.
 fn warn_of_a_busy_machine() {
     let load = fs::read_to_string("/proc/loadavg").ok();
     let load = load.as_deref().and_then(|load| load.split(' ').next());

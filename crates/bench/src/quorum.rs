@@ -19,7 +19,7 @@ use crate::report::Row;
 pub(crate) const NODES: usize = 3;
 /// A ttl longer than the run.
 const TTL: Duration = Duration::from_secs(30);
-/// Time limit for a node: the peer's default.
+/// How long a node may take to answer. `rslock` has the same limit: the default of redis-rs.
 const NODE_LIMIT: Duration = Duration::from_millis(500);
 /// Number of locks in a turn of one client.
 pub(crate) const BLOCK: usize = 10;
@@ -79,7 +79,7 @@ pub(crate) fn connect_rslock(urls: Vec<String>) -> anyhow::Result<LockManager> {
     Ok(LockManager::from_clients(clients))
 }
 
-/// Returns the time of acquire and release, until both are confirmed.
+/// Acquires and releases, and returns how long both took, with their confirmations.
 pub(crate) async fn acquire_and_release(quorum: &Quorum, key: &str) -> anyhow::Result<Duration> {
     let started = Instant::now();
     let lock = quorum.lock(key).ttl(TTL).node_timeout(NODE_LIMIT).acquire().await?;

@@ -19,9 +19,10 @@ const SIZES: [Size; 2] = [
     Size { keys: 20_000, rounds: 30, targets: [Some(1.2), None, Some(0.35)] },
     Size { keys: 200_000, rounds: 9, targets: [Some(1.4), None, None] },
 ];
-/// Number of commands that are sent before an answer is read, so that the server is never idle.
+/// Number of commands that are sent before an answer is read, so that the server is seldom idle.
 const PIPELINED: usize = 500;
-/// Number of servers over which the rounds are spread, because the memory layout differs.
+/// Number of servers over which the rounds are spread, because the memory layout differs from
+/// server to server.
 const SERVERS: u32 = 3;
 /// Time until the module has noticed that nothing receives its propagation.
 ///
@@ -43,7 +44,7 @@ struct Size {
     targets: [Option<f64>; 3],
 }
 
-/// Releases a lock that was acquired with `SET NX`, as the documentation of Redis has it.
+/// Releases a lock that was acquired with `SET NX`, with the script in the documentation of Redis.
 pub(crate) const COMPARE_AND_DELETE: &str = r#"
 if redis.call("get",KEYS[1]) == ARGV[1] then
     return redis.call("del",KEYS[1])
@@ -74,7 +75,7 @@ pub(crate) struct Load {
     /// The name of the command in the server's statistics.
     command: &'static str,
     pipelines: Vec<Pipeline>,
-    /// The smallest cost of a call to the server.
+    /// The mean time that the server spent on a call, in the best round.
     best: Duration,
 }
 

@@ -13,10 +13,10 @@ use crate::server_time::{Load, TTL_MS, WARM_UP, our_loads};
 const KEYS: u32 = 20_000;
 /// Number of pairs of servers, because the memory layout differs from server to server.
 const ALTERNATIONS: usize = 20;
-/// Number of rounds of each server in a pair, in turn. The best counts: other processes can only
-/// make a round slower.
+/// Number of rounds of each server. The two servers of a pair take turns. The best counts: other
+/// processes can only make a round slower.
 const ROUNDS: usize = 10;
-/// Largest allowed median of the ratios.
+/// Largest allowed median, over all pairs, of this build's time divided by the other's.
 const RATIO_MAX: f64 = 1.05;
 
 /// Number of steps of [`Progress`].
@@ -25,7 +25,7 @@ pub(crate) const STEPS: u64 = ALTERNATIONS as u64;
 /// A server with one of the builds.
 struct Candidate {
     connection: Connection,
-    /// The smallest cost of a call, for each command.
+    /// For each command, the mean time of a call in the best round.
     best: [Duration; 3],
     _server: Server,
 }

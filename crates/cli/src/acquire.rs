@@ -61,8 +61,8 @@ const EXIT_CODES: &str = "Exit codes:
   0    the lock is held until its ttl is over
   121  another client holds the lock
   122  no majority of the nodes voted
-  125  quorlock itself failed, or its arguments are not understood, or not
-       accepted by the nodes
+  125  quorlock itself failed, its arguments are not understood, or too many
+       nodes fail permanently: a wrong password, no module, a replica
   128 + the signal that ended the wait";
 
 const EXAMPLE: &str = "Example:

@@ -37,8 +37,8 @@ const EXIT_CODES: &str = "Exit codes:
   120  the lock is lost: it had ended, or was extended or released with this
        handle before, or an operator revoked it
   122  no majority of the nodes answered in time: the lock counts as lost
-  125  quorlock itself failed, or its arguments are not understood, or not
-       accepted by the nodes
+  125  quorlock itself failed, its arguments are not understood, or too many
+       nodes fail permanently: a wrong password, no module, a replica
   128 + the signal that ended quorlock: the lock counts as lost";
 
 pub(crate) async fn extend(args: Extend) -> anyhow::Result<ExitCode> {
@@ -83,7 +83,7 @@ async fn extend_and_print(
     Ok(ExitCode::from(code))
 }
 
-/// Returns whether the nodes that did not report a revocation are too few for a majority.
+/// Returns whether so many nodes reported a revocation that the others cannot form a majority.
 fn is_revoked(nodes: &Nodes) -> bool {
     let revoked =
         nodes.failed().filter(|(_, error)| matches!(error, NodeError::Revoked { .. })).count();

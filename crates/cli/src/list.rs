@@ -24,7 +24,7 @@ const LIMIT: u32 = 1000;
 #[derive(clap::Args)]
 #[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct List {
-    /// The keys to list, as a pattern of SCAN: * ? [a-c] [^a-c] \ [default: all]
+    /// The keys to list, as a SCAN pattern with *, ?, [a-c], [^a-c] and \. Without it, all keys
     #[arg(default_value = "*", hide_default_value = true)]
     #[arg(value_parser = OsStringValueParser::new().try_map(args::pattern))]
     pattern: OsString,
@@ -44,7 +44,7 @@ pub(crate) struct List {
 
 const EXIT_CODES: &str = "Exit codes:
   0    the locks are listed, if there are any
-  122  no majority of the nodes listed its locks
+  122  fewer than a majority of the nodes listed all their locks
   125  quorlock itself failed, or its arguments are not understood";
 
 pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {

@@ -23,8 +23,7 @@ const EXIT_CODES: &str = "Exit codes:
   120  there was nothing to release: the lock had ended, or was released or
        extended with this handle before
   122  no majority of the nodes answered; the lock ends by its ttl
-  125  quorlock itself failed, or its arguments are not understood, or not
-       accepted by the nodes";
+  125  quorlock itself failed, or its arguments are not understood";
 
 pub(crate) async fn release(args: Release) -> anyhow::Result<ExitCode> {
     let handle = args.handle.read()?;

@@ -122,7 +122,8 @@ async fn locks_per_second(
 struct RawClient {
     /// One connection to each master.
     command_sockets: Vec<Socket>,
-    /// A further connection to the first master, on which all clients wait for the lock.
+    /// A further connection to the first master, where every client waits. Only this client uses
+    /// it.
     waiting: Socket,
 }
 
@@ -189,7 +190,7 @@ const MANY: usize = 1000;
 const FEW: usize = 16;
 /// How many times each number of tasks is measured.
 const ROUNDS: u64 = 6;
-/// Duration of one measurement of one number of tasks.
+/// Duration of one measurement, with `MANY` tasks or with `FEW`.
 const ROUND_TIME: Duration = Duration::from_secs(1);
 /// Time for which another client holds the lock, so that a task of this process must wait in the
 /// queue of a server.

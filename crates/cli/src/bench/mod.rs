@@ -53,8 +53,8 @@ pub(crate) struct Bench {
 const EXIT_CODES: &str = "Exit codes:
   0    the nodes were measured
   122  no lock was acquired
-  125  quorlock itself failed, or its arguments are not understood, or not
-       accepted by the nodes
+  125  quorlock itself failed, its arguments are not understood, or too many
+       nodes fail permanently: a wrong password, no module, a replica
   128 + the signal that ended quorlock";
 
 pub(crate) async fn bench(args: Bench) -> anyhow::Result<ExitCode> {

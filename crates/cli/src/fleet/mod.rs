@@ -39,7 +39,7 @@ pub(crate) struct FleetArgs {
     pub(crate) node_limit: Duration,
 }
 
-/// The nodes. Each has its own connection, which is kept while it works.
+/// The nodes. Each has its own connection, which is reused until it fails.
 #[derive(Clone)]
 pub(crate) struct Fleet {
     pub(crate) nodes: Vec<Node>,

@@ -74,7 +74,7 @@ impl QuorumBuilder {
         self
     }
 
-    /// Adds the node of a redis-rs client.
+    /// Adds the node to which this redis-rs client connects.
     ///
     /// The quorum opens its own connections with the client's settings: one for all locks, and one
     /// for each wait.
@@ -107,11 +107,12 @@ impl QuorumBuilder {
         self
     }
 
-    /// How long a node may take to answer before it counts as silent. Default: derived.
+    /// How long a node may take to answer before it counts as silent. Default: four round trips,
+    /// within limits that depend on the ttl.
     ///
-    /// Applies to all locks that do not set
-    /// [`LockBuilder::node_timeout`](crate::LockBuilder::node_timeout), which describes the
-    /// default. The limit for a lock is at most a quarter of its ttl.
+    /// Applies to all locks that do not set a limit of their own:
+    /// [`LockBuilder::node_timeout`](crate::LockBuilder::node_timeout) has the details. The limit
+    /// for a lock is at most a quarter of its ttl.
     pub fn node_timeout(mut self, limit: Duration) -> Self {
         self.node_timeout = Some(limit);
         self

@@ -70,8 +70,8 @@ impl ClientState {
 
 /// Which nodes voted when any call of the client last asked them for a lock.
 ///
-/// An attempt can be decided before a node has answered. Then the answer to an earlier attempt shows
-/// whether the node votes.
+/// An attempt can be decided before a node has answered. Then the answer to an earlier attempt
+/// shows whether the node votes.
 #[derive(Debug)]
 pub struct Voters {
     failed: Box<[AtomicBool]>,

@@ -11,7 +11,7 @@ use crate::StartError;
 /// The longest path of a unix socket: `sun_path` has 108 bytes on Linux, and the last is a zero.
 const SOCKET_PATH_MAX_BYTES: usize = 107;
 
-/// Time limit of one PING. After it, the start checks again whether the process has exited.
+/// Time limit of one PING. Then `Server::start` checks again whether the process has exited.
 const PING_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Where a server listens. It is the same for all restarts.

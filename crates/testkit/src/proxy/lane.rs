@@ -72,7 +72,7 @@ pub(super) struct Lane<'a> {
     round_trip: &'a RoundTrip,
     queue: VecDeque<Chunk>,
     queued_bytes: usize,
-    /// When the sender closed its side. This end is forwarded after the last chunk.
+    /// When the sender closed its side. The close is forwarded after the last chunk.
     ended_at: Option<Instant>,
 }
 
@@ -152,7 +152,8 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Returns when the first chunk is due, or, without chunks, the end of the connection.
+    /// The time at which the first chunk may be forwarded or, if there is no chunk, the end of the
+    /// connection.
     ///
     /// Returns `None` while nothing may pass, or nothing is there to pass.
     fn due_at(&self, fault: LaneFault) -> Option<Instant> {
