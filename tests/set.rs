@@ -152,7 +152,7 @@ fn invalid_set_stops_the_start_and_the_log_says_what_to_write() {
     ] {
         let log = Node::new("", &format!("lock.set {value}")).log_of_refusal();
         assert!(log.contains(says), "line {value}: {log}");
-        assert!(log.contains("lock.set NAME ID MEMBERS"), "line {value}: {log}");
+        assert!(log.contains("lock.set must be NAME ID MEMBERS"), "line {value}: {log}");
         let log = Node::new(&format!("set \"{value}\""), "").log_of_refusal();
         assert!(log.contains("lock: not loaded: ") && log.contains(says), "{value}: {log}");
     }
