@@ -211,8 +211,8 @@ fn unsupported(url: &str) -> Option<&'static str> {
     let scheme = url.split("://").next().unwrap_or_default();
     if scheme.contains("sentinel") {
         return Some(
-            "masters that Sentinel manages are not supported: give the address of each master, and switch \
-             automatic failover off for it",
+            "a master that Sentinel manages is not supported as a node: give the address of each \
+             master, and switch automatic failover off",
         );
     }
     scheme.contains("cluster").then_some(
