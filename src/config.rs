@@ -64,11 +64,11 @@ pub(crate) fn load(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), ConfigError> {
             _ => name,
         };
         if short.eq_ignore_ascii_case(SET.name().to_bytes()) {
-            let (value, words) = parse_set_argument(args, index + 1)?;
+            let (value, arg_count) = parse_set_argument(args, index + 1)?;
             if set.replace(value).is_some() {
                 return Err(ConfigError::Repeated(SET.name()));
             }
-            index += 1 + words;
+            index += 1 + arg_count;
             continue;
         }
         let which = NUMBERS
@@ -98,11 +98,11 @@ pub(crate) fn load(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), ConfigError> {
 /// arguments.
 fn parse_set_argument(args: Args<'_>, index: usize) -> Result<(NodeSet, usize), ConfigError> {
     let first = args.get(index).map_or(&[][..], Arg::as_bytes);
-    let words = if first.contains(&b' ') { 1 } else { 3 };
+    let arg_count = if first.contains(&b' ') { 1 } else { 3 };
     let value: Vec<_> =
-        (index..index + words).filter_map(|index| args.get(index)).map(Arg::as_bytes).collect();
+        (index..index + arg_count).filter_map(|index| args.get(index)).map(Arg::as_bytes).collect();
     let set = parse_set(&value.join(&b' ')).map_err(ConfigError::InvalidSet)?;
-    Ok((set.ok_or(ConfigError::NoSet)?, words))
+    Ok((set.ok_or(ConfigError::NoSet)?, arg_count))
 }
 
 /// Parses the value of `lock.set`; `None` if it is empty, since the node then belongs to no set.

@@ -1,10 +1,10 @@
 //! The longest command and the longest turn of the server while ten thousand clients wait.
 //!
-//! Each case is one event: a release, a deletion, the end of all waits in one moment, a flush,
-//! thousands of disconnections. The server is stopped while the event is sent, so that it handles
-//! the whole event in one turn. PINGs follow, one after another. Their longest round trip is an
-//! upper bound of the longest turn. If a plain server has a similar event, clients that wait in
-//! `BLPOP` are measured too.
+//! The events are a release, a deletion, the end of all waits in one moment together with a
+//! release, a flush, and thousands of disconnections. In one case nothing happens, for comparison.
+//! The server is stopped while the event is sent, so that it handles the whole event in one turn.
+//! PINGs follow, one after another. Their longest round trip is an upper bound of the longest turn.
+//! If a plain server has a similar event, clients that wait in `BLPOP` are measured too.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -37,9 +37,9 @@ const ROUNDS: usize = 3;
 /// A ttl longer than a round.
 const TTL_MS: u64 = 600_000;
 /// Time after which all waits end together. All other events must happen before.
-const TIME_OUT: Duration = Duration::from_secs(10);
+const WAITS_END_AFTER: Duration = Duration::from_secs(10);
 /// Time from the end of the waits until the stopped server continues.
-const STOPPED: Duration = Duration::from_millis(50);
+const STOPPED_AFTER_END: Duration = Duration::from_millis(50);
 /// Number of PINGs between two looks at `INFO`, which shows when the event is over.
 const PINGS: usize = 100;
 /// Time limit until a field of `INFO` has the expected value.
@@ -50,10 +50,11 @@ const AFTERWARDS: Duration = Duration::from_millis(300);
 /// Longest allowed duration of a command.
 const TARGET: Duration = Duration::from_millis(5);
 
-const TIMED_OUT: &str = "all 10,000 time out in one moment, and a lock is released in that turn";
-const NOTHING: &str = "nothing happens while 10,000 wait";
-const FLUSHED: &str = "`FLUSHALL`; 10,000 wait for one key";
-const HUNG_UP: &str = "5,000 of 10,000 waiters for one key disconnect";
+const CASE_TIMED_OUT: &str =
+    "then all others time out in one moment, and the lock is released in that turn";
+const CASE_NOTHING: &str = "nothing happens while 10,000 wait";
+const CASE_FLUSHED: &str = "then `FLUSHALL` while the others wait for this key";
+const CASE_HUNG_UP: &str = "then 5,000 of the others disconnect";
 
 /// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = ROUNDS as u64;
@@ -71,7 +72,7 @@ struct Outcome {
 
 /// Measures each event several times.
 ///
-/// The best round counts: other processes can only make a round slower.
+/// The best figure of each kind counts: other processes can only make a figure worse.
 pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Limit>> {
     progress.begin("events while 10,000 clients wait");
     let files = raise_file_limit()?;
@@ -83,11 +84,11 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Limit>> {
         best = if best.is_empty() {
             outcomes
         } else {
-            best.into_iter().zip(outcomes).map(|(one, other)| one.or_better(other)).collect()
+            best.into_iter().zip(outcomes).map(|(one, other)| one.best_of_each(other)).collect()
         };
         progress.step();
     }
-    Ok(best.into_iter().map(Outcome::into_row).collect())
+    Ok(best.into_iter().map(Outcome::into_limit).collect())
 }
 
 fn round() -> anyhow::Result<Vec<Outcome>> {
@@ -115,16 +116,16 @@ fn on_server<T: Send>(
 /// Nine of ten waiters wait for 64 keys, of which 63 hold plain strings. The others wait only for
 /// the last key.
 fn several_keys(server: &Server) -> anyhow::Result<Vec<Outcome>> {
-    let mut stage = Stage::new(server)?;
+    let mut observed = ObservedServer::new(server)?;
     let keys: Vec<_> = (0..KEYS).map(|n| format!("lock:{n:02}")).collect();
     let last = &keys[KEYS - 1];
     for key in &keys[..KEYS - 1] {
-        cmd("SET").arg(key).arg("operator").exec(&mut stage.connection)?;
+        cmd("SET").arg(key).arg("operator").exec(&mut observed.connection)?;
     }
-    cmd("LOCK.ACQUIRE").arg(last).arg("holder").arg(TTL_MS).exec(&mut stage.connection)?;
+    cmd("LOCK.ACQUIRE").arg(last).arg("holder").arg(TTL_MS).exec(&mut observed.connection)?;
 
-    let mut sockets = stage.connect(WAITERS)?;
-    let end = Instant::now() + TIME_OUT;
+    let mut sockets = observed.connect(WAITERS)?;
+    let end = Instant::now() + WAITS_END_AFTER;
     let all = keys.join(" ");
     let (mut holder, mut operator) = (Socket::connect(server)?, Socket::connect(server)?);
     for (client, socket) in sockets.iter_mut().enumerate() {
@@ -136,28 +137,28 @@ fn several_keys(server: &Server) -> anyhow::Result<Vec<Outcome>> {
             format!("LOCK.MACQUIRE {KEYS} {all} {terms}")
         })?;
     }
-    stage.wait_for("lock", "lock_waiters", WAITERS)?;
+    observed.wait_for("lock", "lock_waiters", WAITERS)?;
 
     let release = |token: &str| format!("LOCK.RELEASE {last} {token}\r\n");
     let first_single = (0..WAITERS).find(|&client| is_single(client)).unwrap_or_default();
-    let released = stage.event(
+    let released = observed.event(
         "`LOCK.RELEASE`; 9,000 wait for 64 keys, 63 of which hold plain strings, and 1,000 for the 64th alone",
         || holder.send(&release("holder")),
         ("lock", "lock_waiters", WAITERS - 1),
     )?;
-    let deleted = stage.event(
+    let deleted = observed.event(
         "then `DEL` of one of the plain strings",
         || operator.send(&format!("DEL {}\r\n", keys[0])),
         ("lock", "lock_waiters", WAITERS - 1),
     )?;
     ensure!(
-        Instant::now() + STOPPED < end,
-        "this machine is too slow: the waits have ended already"
+        Instant::now() + STOPPED_AFTER_END < end,
+        "this machine is too slow: the waits end before all other events are measured"
     );
-    let timed_out = stage.event(
-        TIMED_OUT,
+    let timed_out = observed.event(
+        CASE_TIMED_OUT,
         || {
-            sleep(end.saturating_duration_since(Instant::now()) + STOPPED);
+            sleep(end.saturating_duration_since(Instant::now()) + STOPPED_AFTER_END);
             holder.send(&release(&format!("client-{first_single}")))
         },
         ("lock", "lock_waiters", 0),
@@ -171,29 +172,29 @@ fn is_single(client: usize) -> bool {
 
 /// All clients wait for one key.
 fn one_key(server: &Server) -> anyhow::Result<Vec<Outcome>> {
-    let mut stage = Stage::new(server)?;
-    cmd("LOCK.ACQUIRE").arg("lock").arg("holder").arg(TTL_MS).exec(&mut stage.connection)?;
-    let mut sockets = stage.connect(WAITERS)?;
+    let mut observed = ObservedServer::new(server)?;
+    cmd("LOCK.ACQUIRE").arg("lock").arg("holder").arg(TTL_MS).exec(&mut observed.connection)?;
+    let mut sockets = observed.connect(WAITERS)?;
     for (client, socket) in sockets.iter_mut().enumerate() {
         socket.send(&format!("LOCK.ACQUIRE lock client-{client} {TTL_MS} WAIT {TTL_MS}\r\n"))?;
     }
-    stage.wait_for("lock", "lock_waiters", WAITERS)?;
+    observed.wait_for("lock", "lock_waiters", WAITERS)?;
 
-    let nothing = stage.event(NOTHING, || Ok(()), ("lock", "lock_waiters", WAITERS))?;
+    let nothing = observed.event(CASE_NOTHING, || Ok(()), ("lock", "lock_waiters", WAITERS))?;
     let mut holder = Socket::connect(server)?;
-    let released = stage.event(
+    let released = observed.event(
         "`LOCK.RELEASE`; 10,000 wait for this key",
         || holder.send("LOCK.RELEASE lock holder\r\n"),
         ("lock", "lock_waiters", WAITERS - 1),
     )?;
-    let flushed = stage.event(
-        FLUSHED,
+    let flushed = observed.event(
+        CASE_FLUSHED,
         || holder.send("FLUSHALL\r\n"),
         ("lock", "lock_waiters", WAITERS - 2),
     )?;
     let leaving = sockets.split_off(WAITERS - LEAVING);
-    let hung_up = stage.event(
-        HUNG_UP,
+    let hung_up = observed.event(
+        CASE_HUNG_UP,
         || {
             drop(leaving);
             Ok(())
@@ -205,26 +206,27 @@ fn one_key(server: &Server) -> anyhow::Result<Vec<Outcome>> {
 
 /// Similar events on a plain server.
 fn blpop(server: &Server) -> anyhow::Result<Vec<Outcome>> {
-    let mut stage = Stage::new(server)?;
-    let mut sockets = stage.connect(WAITERS)?;
-    let end = Instant::now() + TIME_OUT;
+    let mut observed = ObservedServer::new(server)?;
+    let mut sockets = observed.connect(WAITERS)?;
+    let end = Instant::now() + WAITS_END_AFTER;
     for socket in &mut sockets {
         // Zero would wait without end.
         let wait = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         socket.send(&format!("BLPOP list {:.3}\r\n", wait.as_secs_f64()))?;
     }
-    stage.wait_for("clients", "blocked_clients", WAITERS)?;
-    let nothing = stage.event(NOTHING, || Ok(()), ("clients", "blocked_clients", WAITERS))?;
+    observed.wait_for("clients", "blocked_clients", WAITERS)?;
+    let nothing =
+        observed.event(CASE_NOTHING, || Ok(()), ("clients", "blocked_clients", WAITERS))?;
     let mut operator = Socket::connect(server)?;
-    let flushed = stage.event(
-        FLUSHED,
+    let flushed = observed.event(
+        CASE_FLUSHED,
         || operator.send("FLUSHALL\r\n"),
         ("clients", "blocked_clients", WAITERS),
     )?;
-    let timed_out = stage.event(
-        TIMED_OUT,
+    let timed_out = observed.event(
+        CASE_TIMED_OUT,
         || {
-            sleep(end.saturating_duration_since(Instant::now()) + STOPPED);
+            sleep(end.saturating_duration_since(Instant::now()) + STOPPED_AFTER_END);
             Ok(())
         },
         ("clients", "blocked_clients", 0),
@@ -232,10 +234,10 @@ fn blpop(server: &Server) -> anyhow::Result<Vec<Outcome>> {
     for socket in &mut sockets {
         socket.send("BLPOP list 0\r\n")?;
     }
-    stage.wait_for("clients", "blocked_clients", WAITERS)?;
+    observed.wait_for("clients", "blocked_clients", WAITERS)?;
     let leaving = sockets.split_off(WAITERS - LEAVING);
-    let hung_up = stage.event(
-        HUNG_UP,
+    let hung_up = observed.event(
+        CASE_HUNG_UP,
         || {
             drop(leaving);
             Ok(())
@@ -246,13 +248,13 @@ fn blpop(server: &Server) -> anyhow::Result<Vec<Outcome>> {
 }
 
 /// A server and the connection that observes it.
-struct Stage<'a> {
+struct ObservedServer<'a> {
     server: &'a Server,
     connection: Connection,
     pinging: Socket,
 }
 
-impl<'a> Stage<'a> {
+impl<'a> ObservedServer<'a> {
     fn new(server: &'a Server) -> anyhow::Result<Self> {
         let mut connection = server.connection();
         begin_slowlog(&mut connection)?;
@@ -313,7 +315,7 @@ impl<'a> Stage<'a> {
 
 impl Outcome {
     /// Returns the better of each figure.
-    fn or_better(self, other: Self) -> Self {
+    fn best_of_each(self, other: Self) -> Self {
         let better = |one: Slowest, other: Slowest| {
             if slowest_duration(&one) <= slowest_duration(&other) { one } else { other }
         };
@@ -329,7 +331,7 @@ impl Outcome {
         }
     }
 
-    fn into_row(self) -> Limit {
+    fn into_limit(self) -> Limit {
         let Self { case, slowest, turn, peer } = self;
         let figures = |slowest: &Slowest, turn: Duration| match slowest {
             Some((name, duration)) => {

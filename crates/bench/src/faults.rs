@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 
 use crate::probes::Latencies;
 use crate::quorum::{
-    BLOCK, NODES, acquire_and_release, acquire_and_release_by_rslock, connect_rslock,
+    LOCKS_PER_ROUND, NODES, acquire_and_release, acquire_and_release_by_rslock, connect_rslock,
 };
 use crate::report::Progress;
 use crate::report::Row;
@@ -22,7 +22,7 @@ const WARM_UP_ROUNDS: u64 = 20;
 /// Number of concurrent locks, for the second figure.
 const AT_ONCE: usize = 10;
 /// Number of such groups in one turn.
-const AT_ONCE_BLOCK: usize = BLOCK / AT_ONCE;
+const AT_ONCE_BLOCK: usize = LOCKS_PER_ROUND / AT_ONCE;
 /// Number of locks of the peer. Each takes up to a second, because the peer waits for the faulty
 /// node twice, each time for half a second.
 const PEER_LOCKS: usize = 5;
@@ -129,7 +129,7 @@ impl Site {
 
     /// Acquires locks one after the other, and then ten at once.
     async fn take_turn(&mut self) -> anyhow::Result<()> {
-        for _ in 0..BLOCK {
+        for _ in 0..LOCKS_PER_ROUND {
             self.alone.record(acquire_and_release(&self.quorum, "orders/42").await?);
         }
         for _ in 0..AT_ONCE_BLOCK {

@@ -129,7 +129,7 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Limit>> {
             let figures = on_separate_processors(&[&server], || dialect.run_round(&server))?;
             *best = Some(match best.take() {
                 None => figures,
-                Some(best) => best.or_better(&figures),
+                Some(best) => best.best_of_each(&figures),
             });
             progress.step();
         }
@@ -191,9 +191,9 @@ fn worst(stretches: &[Stretch], of: impl Fn(&Stretch) -> Duration) -> Duration {
 
 impl RoundFigures {
     /// Returns the better of each figure.
-    fn or_better(self, other: &Self) -> Self {
+    fn best_of_each(self, other: &Self) -> Self {
         let better = |these: Vec<Stretch>, those: &[Stretch]| -> Vec<Stretch> {
-            these.into_iter().zip(those).map(|(this, that)| this.or_better(that)).collect()
+            these.into_iter().zip(those).map(|(this, that)| this.best_of_each(that)).collect()
         };
         Self {
             acquires: better(self.acquires, &other.acquires),
@@ -207,7 +207,7 @@ impl RoundFigures {
 impl Stretch {
     const NOTHING: Self = Self { command: Duration::ZERO, batch: Duration::ZERO };
 
-    fn or_better(self, other: &Self) -> Self {
+    fn best_of_each(self, other: &Self) -> Self {
         Self { command: self.command.min(other.command), batch: self.batch.min(other.batch) }
     }
 }

@@ -28,7 +28,7 @@ const ROUNDS: u64 = 400;
 /// Number of rounds that do not count, because connections open in them.
 const WARM_UP_ROUNDS: u64 = 20;
 /// Number of locks in a turn.
-const BLOCK: usize = 10;
+const LOCKS_PER_ROUND: usize = 10;
 /// Largest allowed ratio of the time of a permit to the time of an exclusive lock.
 const PERMIT_TARGET: f64 = 1.15;
 /// Number of commands of a lock on each node: one acquires it, and one releases it.
@@ -89,7 +89,7 @@ async fn latencies(masters: &Masters, progress: &Progress) -> anyhow::Result<(Ve
         for (index, kind) in kinds.iter().enumerate() {
             let is_permit = index == 1 && round >= WARM_UP_ROUNDS;
             let before = if is_permit { settled_calls(masters).await? } else { 0 };
-            for _ in 0..BLOCK {
+            for _ in 0..LOCKS_PER_ROUND {
                 took[index].record(acquire_and_release(kind).await?);
             }
             if is_permit {
@@ -113,7 +113,7 @@ async fn latencies(masters: &Masters, progress: &Progress) -> anyhow::Result<(Ve
         row(&format!("a permit while {TAKEN} of {PERMITS} are taken"), permit, Some(PERMIT_TARGET)),
         row("a shared lock beside another reader", shared, None),
     ];
-    let locks = u32::try_from(ROUNDS)? * u32::try_from(BLOCK * NODES)?;
+    let locks = u32::try_from(ROUNDS)? * u32::try_from(LOCKS_PER_ROUND * NODES)?;
     let each = f64::from(u32::try_from(commands)?) / f64::from(locks);
     let counted = Limit {
         case: format!(

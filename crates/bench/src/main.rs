@@ -7,7 +7,8 @@
 //!   the same
 //! - [`plain`]: plain commands of other clients, beside a server without the module
 //! - [`quorum`]: acquire and release on three nodes, beside `rslock`
-//! - [`throughput`]: many tasks that lock at the same time, beside a bare loop and `rslock`
+//! - [`throughput`]: many tasks that lock at the same time, beside a loop that only sends the
+//!   same commands, and beside `rslock`
 //! - [`faults`]: acquire and release with one of three nodes paused, dead, or unable to reply
 //! - [`growth`]: the slowest command, the longest turn, and memory, up to three million leases and
 //!   back
@@ -51,7 +52,7 @@ use crate::waiting::processes::Behaviour;
 /// they share caches.
 const LOAD_MAX: f64 = 1.0;
 
-/// Measures Quorlock side by side with its peers, and prints a table in Markdown.
+/// Measures Quorlock side by side with its peers, and prints tables in Markdown.
 ///
 /// Starts servers of its own: the redis-server or valkey-server on PATH, or the program that
 /// `QUORLOCK_SERVER` names.
@@ -125,12 +126,13 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(Role::Worker(behaviour)) = args.role {
         return waiting::processes::run(&behaviour).map(|()| ExitCode::SUCCESS);
     }
+    require_release_build()?;
     if let (Some(module), Some(against)) = (&args.module, &args.against) {
         return compare_modules(module, against, args.check);
     }
-    require_release_builds()?;
+    require_release_module()?;
     warn_of_a_busy_machine();
-    let groups = if args.only.is_empty() { Group::OF_THE_README.to_vec() } else { args.only };
+    let groups = if args.only.is_empty() { Group::DEFAULT.to_vec() } else { args.only };
 
     let progress = Progress::new(groups.iter().map(|group| group.steps(&args.waiting)).sum());
     let runtime = Runtime::new().context("cannot start the runtime that the clients need")?;
@@ -144,8 +146,8 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
             Group::Throughput => in_task(&runtime, throughput::measure(progress.clone()))?,
             Group::Faults => in_task(&runtime, faults::measure(progress.clone()))?,
             Group::Kinds => {
-                let (rows, of_throughput) = in_task(&runtime, kinds::measure(progress.clone()))?;
-                limits.extend(of_throughput);
+                let (rows, limits_of_kinds) = in_task(&runtime, kinds::measure(progress.clone()))?;
+                limits.extend(limits_of_kinds);
                 rows
             }
             Group::Growth => {
@@ -173,9 +175,9 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
     if !table.is_empty() {
         println!(
             "{server} on {cores} cores, with the clients on the same ones. The server time of a command is the mean of all \
-             calls in the best round. The time of a plain command is the mean in the best of {} rounds. The time of a lock of \
-             several tasks is the duration divided by the number of locks of all tasks. All other figures are the p50 of \
-             acquire + release.\n\n{table}",
+             calls in the best round. The time of a plain command is the mean in the best of {} rounds. Where \
+             tasks run at the same time, the time of a lock is the duration of the run, divided by the number of locks that \
+             all tasks acquired. All other figures are the p50 of acquire + release.\n\n{table}",
             plain::ROUNDS,
         );
     }
@@ -187,8 +189,8 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 impl Group {
-    /// The groups in the table of the README.
-    const OF_THE_README: [Self; 8] = [
+    /// The groups that are measured without `--only`.
+    const DEFAULT: [Self; 8] = [
         Self::ServerTime,
         Self::Plain,
         Self::Growth,
@@ -244,9 +246,14 @@ fn in_task<T: Send + 'static>(
     })
 }
 
-/// Refuses debug builds, whose figures say nothing.
-fn require_release_builds() -> anyhow::Result<()> {
+/// Refuses to run as a debug build, whose figures say nothing.
+fn require_release_build() -> anyhow::Result<()> {
     ensure!(!cfg!(debug_assertions), "this is a debug build: run `make bench`");
+    Ok(())
+}
+
+/// Refuses to measure a debug build of the module.
+fn require_release_module() -> anyhow::Result<()> {
     let module = module_path()
         .context("there is no module to measure: run `make bench`, which builds it")?;
     if module.parent().is_some_and(|directory| directory.ends_with("debug")) {

@@ -21,10 +21,10 @@ pub(crate) const NODES: usize = 3;
 const TTL: Duration = Duration::from_secs(30);
 /// How long a node may take to answer. `rslock` has the same limit: the default of redis-rs.
 const NODE_LIMIT: Duration = Duration::from_millis(500);
-/// Number of locks in a turn of one client.
-pub(crate) const BLOCK: usize = 10;
+/// Number of locks of each client in a round.
+pub(crate) const LOCKS_PER_ROUND: usize = 10;
 
-/// Number of turns of each client.
+/// Number of rounds that count.
 const ROUNDS: u64 = 400;
 /// Number of rounds that do not count, because connections open and scripts are loaded in them.
 const WARM_UP_ROUNDS: u64 = 20;
@@ -44,10 +44,10 @@ pub(crate) async fn measure(progress: Progress) -> anyhow::Result<Vec<Row>> {
         if round == WARM_UP_ROUNDS {
             (ours, theirs) = (Latencies::new(), Latencies::new());
         }
-        for _ in 0..BLOCK {
+        for _ in 0..LOCKS_PER_ROUND {
             ours.record(acquire_and_release(&quorum, "orders/42").await?);
         }
-        for _ in 0..BLOCK {
+        for _ in 0..LOCKS_PER_ROUND {
             theirs.record(acquire_and_release_by_rslock(&rslock, "orders/42").await?);
         }
         progress.step();

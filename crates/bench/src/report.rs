@@ -177,6 +177,18 @@ impl Progress {
     }
 }
 
+/// Returns the median: with an even number of values, the mean of the two in the middle.
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<_> = values.collect();
+    values.sort_unstable_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len().is_multiple_of(2) {
+        f64::midpoint(values[middle - 1], values[middle])
+    } else {
+        values[middle]
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,18 +15,18 @@ use crate::report::Row;
 /// The numbers of keys, each with its number of rounds and its targets.
 ///
 /// The best round counts: other processes can only make a round slower.
-const SIZES: [Size; 2] = [
-    Size { keys: 20_000, rounds: 30, targets: [Some(1.2), None, Some(0.35)] },
-    Size { keys: 200_000, rounds: 9, targets: [Some(1.4), None, None] },
+const MEASUREMENTS: [Measurement; 2] = [
+    Measurement { keys: 20_000, rounds: 30, targets: [Some(1.2), None, Some(0.35)] },
+    Measurement { keys: 200_000, rounds: 9, targets: [Some(1.4), None, None] },
 ];
 /// Number of commands that are sent before an answer is read, so that the server is seldom idle.
 const PIPELINED: usize = 500;
 /// Number of servers over which the rounds are spread, because the memory layout differs from
 /// server to server.
 const SERVERS: u32 = 3;
-/// Time until the module has noticed that nothing receives its propagation.
+/// Time until the module has noticed that the server has no replica and no append-only file.
 ///
-/// It checks that once a second, and then omits propagation, as the server does for its own
+/// It checks once a second. From then on it propagates nothing, as the server does for its own
 /// commands.
 pub(crate) const WARM_UP: Duration = Duration::from_millis(1500);
 
@@ -34,17 +34,19 @@ pub(crate) const WARM_UP: Duration = Duration::from_millis(1500);
 pub(crate) const TTL_MS: u64 = 600_000;
 
 /// Number of steps of [`Progress`].
-pub(crate) const STEPS: u64 = (SIZES[0].rounds + SIZES[1].rounds) as u64;
+pub(crate) const STEPS: u64 = (MEASUREMENTS[0].rounds + MEASUREMENTS[1].rounds) as u64;
 
-/// The size of a measurement, and the targets of the commands that acquire, extend and release:
-/// the largest allowed ratios of times, `None` for a ratio without a target.
-struct Size {
+/// The size of a measurement, and its targets.
+struct Measurement {
     keys: u32,
+    /// Number of rounds, over all servers.
     rounds: u32,
+    /// Largest allowed ratio to the peer's time, for acquire, extend and release; `None`: no
+    /// target.
     targets: [Option<f64>; 3],
 }
 
-/// Releases a lock that was acquired with `SET NX`, with the script in the documentation of Redis.
+/// Releases a lock that was acquired with `SET NX`: the script in the documentation of Redis.
 pub(crate) const COMPARE_AND_DELETE: &str = r#"
 if redis.call("get",KEYS[1]) == ARGV[1] then
     return redis.call("del",KEYS[1])
@@ -63,14 +65,14 @@ end"#;
 /// One operation on each key, with Quorlock and with its peer.
 struct Case {
     name: String,
-    ours: Load,
+    ours: Workload,
     peer_name: &'static str,
-    peer: Load,
+    peer: Workload,
     target: Option<f64>,
 }
 
 /// One command for each key.
-pub(crate) struct Load {
+pub(crate) struct Workload {
     keys: u32,
     /// The name of the command in the server's statistics.
     command: &'static str,
@@ -79,17 +81,17 @@ pub(crate) struct Load {
     best: Duration,
 }
 
-/// Measures each command of the module beside the plain command or script that does the same.
+/// Measures acquire, extend and release beside the plain commands or scripts that do the same.
 pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
     progress.begin("server time per call");
     let mut rows = Vec::new();
-    for size in &SIZES {
-        rows.extend(size.measure(progress)?);
+    for measurement in &MEASUREMENTS {
+        rows.extend(measurement.measure(progress)?);
     }
     Ok(rows)
 }
 
-impl Size {
+impl Measurement {
     fn measure(&self, progress: &Progress) -> anyhow::Result<Vec<Row>> {
         let (delete, expire) = (Script::new(COMPARE_AND_DELETE), Script::new(COMPARE_AND_EXPIRE));
         let mut cases = self.cases(delete.get_hash(), expire.get_hash());
@@ -124,14 +126,14 @@ impl Size {
 
     fn cases(&self, delete: &str, expire: &str) -> [Case; 3] {
         let &Self { keys, targets: [acquire_target, extend_target, release_target], .. } = self;
-        let [acquire, extend, release] = our_loads(keys);
+        let [acquire, extend, release] = lock_workloads(keys);
         let name = |command: &str| format!("server time of `{command}`, {keys} keys");
         [
             Case {
                 name: name("LOCK.ACQUIRE"),
                 ours: acquire,
                 peer_name: "`SET NX PX`",
-                peer: Load::new(keys, "set", |key, token| {
+                peer: Workload::new(keys, "set", |key, token| {
                     cmd("SET").arg(key).arg(token).arg("NX").arg("PX").arg(TTL_MS).take()
                 }),
                 target: acquire_target,
@@ -140,7 +142,7 @@ impl Size {
                 name: name("LOCK.EXTEND"),
                 ours: extend,
                 peer_name: "script",
-                peer: Load::new(keys, "evalsha", |key, token| {
+                peer: Workload::new(keys, "evalsha", |key, token| {
                     cmd("EVALSHA").arg(expire).arg(1).arg(key).arg(token).arg(TTL_MS).take()
                 }),
                 target: extend_target,
@@ -149,7 +151,7 @@ impl Size {
                 name: name("LOCK.RELEASE"),
                 ours: release,
                 peer_name: "script",
-                peer: Load::new(keys, "evalsha", |key, token| {
+                peer: Workload::new(keys, "evalsha", |key, token| {
                     cmd("EVALSHA").arg(delete).arg(1).arg(key).arg(token).take()
                 }),
                 target: release_target,
@@ -158,16 +160,16 @@ impl Size {
     }
 }
 
-/// Returns the loads that acquire, extend and release. In this order, they leave all keys free.
-pub(crate) fn our_loads(keys: u32) -> [Load; 3] {
+/// Returns the workloads that acquire, extend and release. In this order, they leave all keys free.
+pub(crate) fn lock_workloads(keys: u32) -> [Workload; 3] {
     [
-        Load::new(keys, "lock.acquire", |key, token| {
+        Workload::new(keys, "lock.acquire", |key, token| {
             cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(TTL_MS).take()
         }),
-        Load::new(keys, "lock.extend", |key, token| {
+        Workload::new(keys, "lock.extend", |key, token| {
             cmd("LOCK.EXTEND").arg(key).arg(token).arg(TTL_MS).take()
         }),
-        Load::new(keys, "lock.release", |key, token| {
+        Workload::new(keys, "lock.release", |key, token| {
             cmd("LOCK.RELEASE").arg(key).arg(token).take()
         }),
     ]
@@ -175,7 +177,7 @@ pub(crate) fn our_loads(keys: u32) -> [Load; 3] {
 
 /// Acquires, extends and releases all locks with Quorlock and then with the peer.
 ///
-/// Returns the cost of a call in each case.
+/// Returns the mean time that the server spent on a call, for each case and its peer.
 fn run_all(
     cases: &[Case],
     connection: &mut Connection,
@@ -187,7 +189,7 @@ fn run_all(
     Ok(ours.into_iter().zip(peer).collect())
 }
 
-impl Load {
+impl Workload {
     fn new(keys: u32, command: &'static str, of: impl Fn(&str, &str) -> Cmd) -> Self {
         let commands: Vec<_> =
             (0..keys).map(|n| of(&format!("lock:{n:06}"), &format!("{n:032x}"))).collect();
@@ -202,7 +204,7 @@ impl Load {
         Self { keys, command, pipelines, best: Duration::MAX }
     }
 
-    /// Runs the command for each key, and returns the cost of a call to the server.
+    /// Runs the command for each key, and returns the mean time that the server spent on a call.
     pub(crate) fn run(&self, connection: &mut Connection) -> anyhow::Result<Duration> {
         let before = spent(connection, self.command)?;
         for pipeline in &self.pipelines {
@@ -224,7 +226,7 @@ fn spent(connection: &mut Connection, command: &str) -> anyhow::Result<Duration>
         let fields = line.strip_prefix("cmdstat_")?.strip_prefix(command)?.strip_prefix(':')?;
         fields.split(',').find_map(|field| field.strip_prefix("usec="))?.parse().ok()
     };
-    // A command that was never called is not listed.
     ensure!(info.starts_with("# Commandstats"), "the server keeps no statistics");
+    // A command that was never called is not listed: its time is zero.
     Ok(Duration::from_micros(info.lines().find_map(field).unwrap_or_default()))
 }

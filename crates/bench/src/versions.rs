@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 use quorlock_testkit::Server;
 use redis::Connection;
 
-use crate::report::{Limit, Progress, readable};
-use crate::server_time::{Load, TTL_MS, WARM_UP, our_loads};
+use crate::report::{Limit, Progress, median, readable};
+use crate::server_time::{TTL_MS, WARM_UP, Workload, lock_workloads};
 
 /// Number of keys that are locked, extended and released in a round.
 const KEYS: u32 = 20_000;
-/// Number of pairs of servers, because the memory layout differs from server to server.
-const ALTERNATIONS: usize = 20;
+/// Number of pairs of servers, one server for each build. There are many, because the memory layout
+/// differs from server to server.
+const PAIRS: usize = 20;
 /// Number of rounds of each server. The two servers of a pair take turns. The best counts: other
 /// processes can only make a round slower.
 const ROUNDS: usize = 10;
@@ -20,7 +21,7 @@ const ROUNDS: usize = 10;
 const RATIO_MAX: f64 = 1.05;
 
 /// Number of steps of [`Progress`].
-pub(crate) const STEPS: u64 = ALTERNATIONS as u64;
+pub(crate) const STEPS: u64 = PAIRS as u64;
 
 /// A server with one of the builds.
 struct Candidate {
@@ -37,24 +38,24 @@ pub(crate) fn measure(
     progress: &Progress,
 ) -> anyhow::Result<Vec<Limit>> {
     progress.begin("server time per call, two builds of the module");
-    let loads = our_loads(KEYS);
+    let workloads = lock_workloads(KEYS);
     let mut pairs = Vec::new();
-    for alternation in 0..ALTERNATIONS {
+    for pair in 0..PAIRS {
         let mut ours = Candidate::start(module)?;
         let mut theirs = Candidate::start(against)?;
         let warm_at = Instant::now() + WARM_UP;
         while Instant::now() < warm_at {
-            ours.run(&loads)?;
-            theirs.run(&loads)?;
+            ours.run(&workloads)?;
+            theirs.run(&workloads)?;
         }
         (ours.best, theirs.best) = ([Duration::MAX; 3], [Duration::MAX; 3]);
         for round in 0..ROUNDS {
             let mut turn = [&mut ours, &mut theirs];
-            if (alternation + round) % 2 == 1 {
+            if (pair + round) % 2 == 1 {
                 turn.reverse();
             }
             for candidate in turn {
-                candidate.run(&loads)?;
+                candidate.run(&workloads)?;
             }
         }
         pairs.push((ours.best, theirs.best));
@@ -71,9 +72,7 @@ pub(crate) fn measure(
         let [ours, theirs] = [ours, theirs].map(|time| readable(Duration::from_secs_f64(time)));
         Limit {
             case: format!("server time of `{name}`, {KEYS} keys, beside another build"),
-            measured: format!(
-                "{ratio:.3}, the median of {ALTERNATIONS} ratios; {ours} beside {theirs}"
-            ),
+            measured: format!("{ratio:.3}, the median of {PAIRS} ratios; {ours} beside {theirs}"),
             target: "≤ 1.05",
             met: ratio <= RATIO_MAX,
         }
@@ -88,21 +87,10 @@ impl Candidate {
         Ok(Self { connection: server.connection(), best: [Duration::MAX; 3], _server: server })
     }
 
-    fn run(&mut self, loads: &[Load; 3]) -> anyhow::Result<()> {
-        for (load, best) in loads.iter().zip(&mut self.best) {
-            *best = (*best).min(load.run(&mut self.connection)?);
+    fn run(&mut self, workloads: &[Workload; 3]) -> anyhow::Result<()> {
+        for (workload, best) in workloads.iter().zip(&mut self.best) {
+            *best = (*best).min(workload.run(&mut self.connection)?);
         }
         Ok(())
-    }
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<_> = values.collect();
-    values.sort_unstable_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len().is_multiple_of(2) {
-        f64::midpoint(values[middle - 1], values[middle])
-    } else {
-        values[middle]
     }
 }

@@ -77,12 +77,13 @@ pub(crate) async fn acquire(args: Acquire) -> anyhow::Result<ExitCode> {
     // Listens first: a signal must not end this program while it holds a lock.
     let mut signals = Signals::listen()?;
     let nodes = args.nodes.load()?;
-    let called = Instant::now();
-    let quorum = match signals.unless(nodes.connect_to_wait(None)).await {
+    let called_at = Instant::now();
+    let quorum = match signals.interrupting(nodes.connect_to_wait(None)).await {
         Ok(connected) => connected?,
         Err(signal) => return Ok(exit::code_for_signal(signal)),
     };
-    let outcome = signals.unless(acquire_and_print(&quorum, args, nodes.defaults, called)).await;
+    let outcome =
+        signals.interrupting(acquire_and_print(&quorum, args, nodes.defaults, called_at)).await;
     let _ = quorum.flush(CLOSE_LIMIT).await;
     outcome.unwrap_or_else(|signal| Ok(exit::code_for_signal(signal)))
 }
@@ -91,7 +92,7 @@ async fn acquire_and_print(
     quorum: &Quorum,
     args: Acquire,
     defaults: Defaults,
-    called: Instant,
+    called_at: Instant,
 ) -> anyhow::Result<ExitCode> {
     let given = if args.no_wait { Some(Duration::ZERO) } else { args.wait.or(args.wait_seconds) };
     let wait = given.or(defaults.wait).unwrap_or(Duration::MAX);
@@ -100,7 +101,7 @@ async fn acquire_and_print(
     if let Some(owner) = args.owner.or(defaults.owner) {
         builder = builder.owner(owner);
     }
-    match run::acquire(builder, called, wait, false).await {
+    match run::acquire(builder, called_at, wait, false).await {
         Ok(lock) => {
             args.format.detach_and_print(quorum, lock).await?;
             Ok(ExitCode::SUCCESS)

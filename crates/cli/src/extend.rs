@@ -38,18 +38,19 @@ const EXIT_CODES: &str = "Exit codes:
        handle before, or an operator revoked it
   122  no majority of the nodes answered in time: the lock counts as lost
   125  quorlock itself failed, its arguments are not understood, or too many
-       nodes fail permanently: a wrong password, no module, a replica
+       nodes fail permanently: a wrong password, no module, a replica,
+       a ttl above lock.max-ttl
   128 + the signal that ended quorlock: the lock counts as lost";
 
 pub(crate) async fn extend(args: Extend) -> anyhow::Result<ExitCode> {
     // Listens first: a signal must not end this program while it holds a lock.
     let mut signals = Signals::listen()?;
     let handle = args.handle.read()?;
-    let quorum = match signals.unless(args.nodes.connect()).await {
+    let quorum = match signals.interrupting(args.nodes.connect()).await {
         Ok(connected) => connected?,
         Err(signal) => return Ok(exit::code_for_signal(signal)),
     };
-    let outcome = signals.unless(extend_and_print(&quorum, handle, &args)).await;
+    let outcome = signals.interrupting(extend_and_print(&quorum, handle, &args)).await;
     let _ = quorum.flush(CLOSE_LIMIT).await;
     outcome.unwrap_or_else(|signal| Ok(exit::code_for_signal(signal)))
 }

@@ -58,9 +58,9 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
         }
         Err(error) => return Err(error.into()),
     };
-    let (nodes, failed): (Vec<_>, Vec<_>) =
+    let (complete, failed): (Vec<_>, Vec<_>) =
         list.nodes.iter().partition(|(_, error)| error.is_none());
-    let has_majority = 2 * nodes.len() > list.nodes.len();
+    let has_majority = 2 * complete.len() > list.nodes.len();
     let summaries = list.locks.iter().map(|listed| (listed, Summary::of(&listed.lock)));
     if args.json {
         let locks = summaries.map(|(lock, summary)| PrintedKey::new(&lock.key, &summary)).collect();

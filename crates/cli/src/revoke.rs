@@ -104,7 +104,7 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::listen()?;
     let revoking =
         async { if args.now { quorum.revoke_now(&key).await } else { quorum.revoke(&key).await } };
-    let mut revocation = match signals.unless(revoking).await {
+    let mut revocation = match signals.interrupting(revoking).await {
         Ok(Ok(revocation)) => revocation,
         Ok(Err(error @ RevokeError::NoAnswer { .. })) => {
             say(error);

@@ -43,7 +43,7 @@ pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
     StopSchedule::new(ttl, args.kill_after, clock::now())
         .context("--kill-after is too long: raise --ttl")?;
     let called = Instant::now();
-    let quorum = match signals.unless(nodes.connect_to_wait(args.node_limit)).await {
+    let quorum = match signals.interrupting(nodes.connect_to_wait(args.node_limit)).await {
         Ok(connected) => connected?,
         Err(signal) => return Ok(exit::code_for_signal(signal)),
     };

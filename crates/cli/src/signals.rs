@@ -30,7 +30,10 @@ impl Signals {
     }
 
     /// Awaits `work`, unless a signal arrives first. Then `work` is dropped.
-    pub(crate) async fn unless<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Signal> {
+    pub(crate) async fn interrupting<T>(
+        &mut self,
+        work: impl Future<Output = T>,
+    ) -> Result<T, Signal> {
         tokio::select! {
             biased;
             signal = self.next() => Err(signal),

@@ -74,17 +74,20 @@ fn no_extension_prolongs_a_lock_beyond_max_hold() {
     state.settle(extended(900), at(900));
     assert_eq!(state.ownership(at(900)), Ownership::Held(ms(300)));
     assert!(!state.is_extensible(at(900)), "an extension would gain nothing");
-    assert_eq!(state.extend_in(at(900), ttl()), None);
+    assert_eq!(state.next_extension_in(at(900), ttl()), None);
     assert_eq!(state.ownership(at(1200)), Ownership::Lost(End::HeldTooLong));
 }
 
 #[test]
 fn lock_is_extended_at_a_third_of_the_ttl_and_more_often_in_doubt() {
     let mut state = state();
-    assert_eq!(state.extend_in(at(0), ttl()), Some(ms(333) + Duration::from_nanos(333_333)));
-    assert_eq!(state.extend_in(at(500), ttl()), Some(Duration::ZERO));
+    assert_eq!(
+        state.next_extension_in(at(0), ttl()),
+        Some(ms(333) + Duration::from_nanos(333_333))
+    );
+    assert_eq!(state.next_extension_in(at(500), ttl()), Some(Duration::ZERO));
     state.settle(ExtensionVerdict::Uncertain, at(500));
-    assert_eq!(state.extend_in(at(500), ttl()), Some(ms(100)));
+    assert_eq!(state.next_extension_in(at(500), ttl()), Some(ms(100)));
 }
 
 #[test]

@@ -90,9 +90,13 @@ impl Waiting {
 }
 
 /// Returns `many / few`.
-#[expect(clippy::cast_precision_loss, reason = "nothing here is counted beyond 2^52")]
 fn ratio(many: u64, few: u64) -> f64 {
-    many as f64 / few as f64
+    as_f64(many) / as_f64(few)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "nothing here is counted beyond 2^52")]
+fn as_f64(count: u64) -> f64 {
+    count as f64
 }
 
 /// Duration of a measurement: in full, or a third for a rough figure.

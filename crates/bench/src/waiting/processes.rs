@@ -61,7 +61,7 @@ impl Behaviour {
 }
 
 /// Acquires and releases the lock once.
-pub(crate) async fn acquire_once(
+pub(crate) async fn acquire_and_release_once(
     contender: &Contender,
     behaviour: &Behaviour,
 ) -> anyhow::Result<Acquisition> {
@@ -121,7 +121,7 @@ pub(crate) fn run(behaviour: &Behaviour) -> anyhow::Result<()> {
         say("ready")?;
         while let Some(order) = orders.recv().await {
             if order == ONCE {
-                let acquisition = acquire_once(&contender, behaviour).await;
+                let acquisition = acquire_and_release_once(&contender, behaviour).await;
                 // A report must not delay other processes that hand the lock over.
                 sleep(REPORT_DELAY).await;
                 let failed = |error| ReportLine::Failed { at: now(), what: format!("{error:#}") };

@@ -1,10 +1,10 @@
-//! Measures the time until each of many waiters has acquired and released one lock, and the
-//! throughput of a thousand tasks of one process.
+//! Measures how fast a lock passes through many waiters, from the release of the first holder to
+//! the last grant, and the throughput of a thousand tasks of one process.
 //!
-//! All waiters run on one thread, because the masters need the other processors. For comparison, a
-//! separate phase passes the lock between raw blocking sockets with the same number of commands. It
-//! does no checks and no retries, and reads the replies to a release only after the next client has
-//! sent its requests.
+//! The waiters of [`measure`] run on one thread, because the masters need the other processors. For
+//! comparison, a separate phase passes the lock between raw blocking sockets with the same number
+//! of commands. It checks neither fences nor times, does not retry, and reads the replies to a
+//! release only after the next client has sent its requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,10 +20,10 @@ use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::sleep;
 
 use super::clients::{Contender, Kind};
-use super::processes::{Behaviour, acquire_once};
-use super::{Effort, ratio};
+use super::processes::{Behaviour, acquire_and_release_once};
+use super::{Effort, as_f64};
 use crate::probes::{Socket, waiters};
-use crate::report::{Limit, Progress};
+use crate::report::{Limit, Progress, median};
 
 /// Number of masters.
 const NODES: usize = 5;
@@ -39,11 +39,11 @@ const RSLOCK_RATIO_MIN: f64 = 8.0;
 
 /// How the waiters are connected.
 #[derive(Clone, Copy)]
-enum WaiterKind {
+enum Connections {
     /// Each waiter is a client with its own connections.
-    OwnConnections,
+    OwnPerWaiter,
     /// The waiters are tasks that share the connections of one client.
-    SharedConnections,
+    Shared,
 }
 
 pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
@@ -55,7 +55,7 @@ pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Resu
 async fn measure_on_one_thread(effort: Effort) -> anyhow::Result<Vec<Limit>> {
     let masters = Masters::start_with(NODES, |_, builder| builder.tcp())?;
     let time = effort.time(TIME);
-    let [own, shared] = [WaiterKind::OwnConnections, WaiterKind::SharedConnections];
+    let [own, shared] = [Connections::OwnPerWaiter, Connections::Shared];
     let rslock = locks_per_second(&masters, Kind::Rslock, own, time).await?;
     let ours = locks_per_second(&masters, Kind::Quorlock, own, time).await?;
     let raw = raw_locks_per_second(&masters, time)?;
@@ -63,7 +63,7 @@ async fn measure_on_one_thread(effort: Effort) -> anyhow::Result<Vec<Limit>> {
     let our_tasks = locks_per_second(&masters, Kind::Quorlock, shared, time).await?;
     let row = |waiters, ours, rslock, besides: &str| Limit {
         case: format!(
-            "locks per second on one key, {NODES} masters, each of {WAITERS} {waiters} acquires it once"
+            "locks per second on one key and {NODES} masters: {WAITERS} {waiters} acquire it once each"
         ),
         measured: format!("{ours:.0}, {:.1} × rslock 0.10's {rslock:.0}{besides}", ours / rslock),
         target: "≥ 8 × rslock's",
@@ -82,16 +82,16 @@ async fn measure_on_one_thread(effort: Effort) -> anyhow::Result<Vec<Limit>> {
 async fn locks_per_second(
     masters: &Masters,
     kind: Kind,
-    waiters: WaiterKind,
+    connections: Connections,
     time: Duration,
 ) -> anyhow::Result<f64> {
     let behaviour = Behaviour { kind, key: format!("{kind}"), hold_us: 0, urls: masters.urls() };
     let first_holder = Contender::connect(kind, &behaviour.urls).await?;
     let mut clients = vec![Contender::connect(kind, &behaviour.urls).await?];
     while clients.len() < WAITERS {
-        clients.push(match waiters {
-            WaiterKind::OwnConnections => Contender::connect(kind, &behaviour.urls).await?,
-            WaiterKind::SharedConnections => clients[0].clone(),
+        clients.push(match connections {
+            Connections::OwnPerWaiter => Contender::connect(kind, &behaviour.urls).await?,
+            Connections::Shared => clients[0].clone(),
         });
     }
     let (mut locks, mut took) = (0_u32, Duration::ZERO);
@@ -101,7 +101,7 @@ async fn locks_per_second(
         let mut tasks = JoinSet::new();
         for client in &clients {
             let (client, behaviour) = (client.clone(), behaviour.clone());
-            tasks.spawn(async move { acquire_once(&client, &behaviour).await });
+            tasks.spawn(async move { acquire_and_release_once(&client, &behaviour).await });
         }
         sleep(QUEUE_FILL_TIME).await;
         let released_at = now();
@@ -192,8 +192,8 @@ const FEW: usize = 16;
 const ROUNDS: u64 = 6;
 /// Duration of one measurement, with `MANY` tasks or with `FEW`.
 const ROUND_TIME: Duration = Duration::from_secs(1);
-/// Time for which another client holds the lock, so that a task of this process must wait in the
-/// queue of a server.
+/// Time for which another client of this process holds the lock, so that a task of the measured
+/// client must wait in the queue of a server.
 const OTHERS_HOLD: Duration = Duration::from_millis(200);
 /// Smallest allowed throughput of `MANY` tasks, as a fraction of the throughput of `FEW` tasks.
 const MANY_RATIO_MIN: f64 = 0.8;
@@ -219,22 +219,20 @@ pub(crate) async fn measure_one_process(
     }
     let waiters_max = most_waiters(&quorum, &other, &masters).await?;
 
-    let median = |mut locks: Vec<u64>| {
-        locks.sort_unstable();
-        locks[locks.len() / 2]
-    };
-    let (many, few) = (median(many), median(few));
-    let (fraction, seconds) = (ratio(many, few), time.as_secs_f64());
-    let per_second = |locks| ratio(locks, 1) / seconds;
+    let [many, few] = [many, few].map(|locks| median(locks.into_iter().map(as_f64)));
+    let fraction = many / few;
+    let many_per_second = many / time.as_secs_f64();
     Ok(vec![
         Limit {
             case: format!("locks per second, {MANY} tasks of one process on {NODES} masters"),
-            measured: format!("{:.0}, {fraction:.2} × those of {FEW} tasks", per_second(many)),
+            measured: format!("{many_per_second:.0}, {fraction:.2} × those of {FEW} tasks"),
             target: "≥ 0.8 × those of 16 tasks",
             met: fraction >= MANY_RATIO_MIN,
         },
         Limit {
-            case: format!("largest number of connections on which {MANY} tasks wait on one master"),
+            case: format!(
+                "largest number of connections to one master that wait for the lock, for {MANY} tasks"
+            ),
             measured: format!("{waiters_max}"),
             target: "1",
             met: waiters_max == 1,

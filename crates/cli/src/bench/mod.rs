@@ -74,7 +74,7 @@ pub(crate) async fn bench(args: Bench) -> anyhow::Result<ExitCode> {
         key_prefix: format!("{}{}-{}/", args.prefix, host_name(), std::process::id()),
     };
     let mut clients = Clients::default();
-    let measured = signals.unless(load.measure(&mut clients)).await;
+    let measured = signals.interrupting(load.measure(&mut clients)).await;
     clients.clean_up(CLEAN_UP_LIMIT).await;
     let parts = match measured {
         Ok(Ok(Ok(parts))) => parts,

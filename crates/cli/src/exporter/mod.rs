@@ -63,7 +63,7 @@ pub(crate) async fn exporter(args: Exporter) -> anyhow::Result<ExitCode> {
     let home =
         || async { concat!("quorlock exporter ", env!("CARGO_PKG_VERSION"), ": see /metrics\n") };
     let router = Router::new().route(PATH, get(scrape)).route("/", get(home)).with_state(gatherer);
-    match signals.unless(axum::serve(listener, router).into_future()).await {
+    match signals.interrupting(axum::serve(listener, router).into_future()).await {
         Ok(ended) => ended.context("the exporter cannot serve any more")?,
         // Prometheus repeats a scrape that is cut off.
         Err(_signal) => {}

@@ -26,7 +26,7 @@ use crate::duration::duration;
 use crate::nodes::{NodeArgs, Nodes};
 
 /// How long one node may take to connect and to answer all requests.
-const NODE_LIMIT: &str = "2s";
+const NODE_TIMEOUT: &str = "2s";
 
 /// Options of every verb that asks each node separately.
 #[derive(clap::Args)]
@@ -35,7 +35,7 @@ pub(crate) struct FleetArgs {
     pub(crate) nodes: NodeArgs,
 
     /// How long one node may take to connect and to answer
-    #[arg(long, value_parser = duration, value_name = "TIME", default_value = NODE_LIMIT)]
+    #[arg(long, value_parser = duration, value_name = "TIME", default_value = NODE_TIMEOUT)]
     pub(crate) node_limit: Duration,
 }
 
@@ -66,7 +66,7 @@ impl Fleet {
         Report::new(self.each(async |node: &Node| node.report().await).await)
     }
 
-    /// Runs `work` at the same time for every node that answered in `report`. Returns the results
+    /// Runs `work` at the same time for every node whose facts are in `report`. Returns the results
     /// in the nodes' order, with the default for the other nodes.
     pub(crate) async fn each_answering<T: Default>(
         &self,

@@ -76,7 +76,7 @@ pub(crate) async fn status(args: Status) -> anyhow::Result<ExitCode> {
             tokio::time::sleep(every).await;
         }
     };
-    match Signals::listen()?.unless(watching).await {
+    match Signals::listen()?.interrupting(watching).await {
         Ok(ended) => ended,
         Err(signal) => Ok(exit::code_for_signal(signal)),
     }

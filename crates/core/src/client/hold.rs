@@ -241,7 +241,7 @@ impl Hold {
         if self.over || self.is_revoked() {
             return None;
         }
-        let regular = self.state.extend_in(now, self.spec.ttl)?;
+        let regular = self.state.next_extension_in(now, self.spec.ttl)?;
         let is_missing = |node: &Node| node.answer == Answer::Refused && node.repair.is_none();
         if !self.may_repair() || !self.nodes.iter().any(is_missing) {
             return Some(regular);

@@ -35,7 +35,7 @@ pub struct Extension {
 pub enum ExtensionVerdict {
     /// A majority extended the lock, which is now certainly held for this long.
     Extended(Validity),
-    /// Too many nodes report that the token does not hold the lock for the others to form a
+    /// So many nodes reported that the token does not hold the lock that the others cannot form a
     /// majority.
     Lost,
     /// Too few nodes answered, or they answered too late. The earlier validity still counts.

@@ -3,14 +3,14 @@ use std::time::Duration;
 use super::{ExtensionVerdict, Moment, Validity, longest_validity};
 use crate::Ttl;
 
-/// The ttl divided by this is the time between rounds while a majority has not confirmed the lock.
+/// How many extensions are tried per ttl while the last one is unconfirmed.
 const TRIES_PER_TTL_IN_DOUBT: u32 = 10;
 
 /// The state of a lock as its holder knows it, from the grant to the end.
 ///
-/// The lock is held until a deadline on the holder's own clocks. An extension that a majority
-/// confirms moves the deadline, at most to the end of `max_hold`. A lock that has ended stays
-/// ended, whatever answers arrive later.
+/// The lock is held until its [`Validity`] ends. An extension that a majority confirms prolongs the
+/// validity, at most to the end of `max_hold`. A lock that has ended stays ended, whatever answers
+/// arrive later.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OwnershipState {
     validity: Validity,
@@ -35,10 +35,10 @@ pub enum Ownership {
 /// Why a lock is no longer held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum End {
-    /// Too many nodes reported that the token does not hold the lock for the others to form a
+    /// So many nodes reported that the token does not hold the lock that the others cannot form a
     /// majority.
     NotHeld,
-    /// The deadline passed before a majority confirmed an extension.
+    /// The validity ended before a majority confirmed an extension.
     Expired,
     /// The lock was held for `max_hold`.
     HeldTooLong,
@@ -91,7 +91,7 @@ impl OwnershipState {
         }
     }
 
-    /// Whether an extension can move the deadline.
+    /// Whether an extension can prolong the validity.
     pub fn is_extensible(&self, now: Moment) -> bool {
         self.end.is_none()
             && self
@@ -104,14 +104,14 @@ impl OwnershipState {
     ///
     /// It is due a third of the ttl after a confirmed extension, and sooner after an unconfirmed
     /// one.
-    pub fn extend_in(&self, now: Moment, ttl: Ttl) -> Option<Duration> {
+    pub fn next_extension_in(&self, now: Moment, ttl: Ttl) -> Option<Duration> {
         if !self.is_extensible(now) {
             return None;
         }
         if !self.confirmed {
             return Some(ttl.duration() / TRIES_PER_TTL_IN_DOUBT);
         }
-        let two_thirds = longest_validity(ttl).saturating_sub(ttl.duration() / 3);
-        Some(self.validity.remaining(now)?.saturating_sub(two_thirds))
+        let left_when_due = longest_validity(ttl).saturating_sub(ttl.duration() / 3);
+        Some(self.validity.remaining(now)?.saturating_sub(left_when_due))
     }
 }

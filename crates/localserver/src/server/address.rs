@@ -20,12 +20,13 @@ pub(super) enum Address {
     Unix(PathBuf),
     Tcp {
         port: u16,
-        /// Whether the caller left the choice of the port to the system. If so, another port may
-        /// replace it before the start returns.
-        any: bool,
-        /// A socket that is bound to the port and never listens. It keeps other programs from the
-        /// port while the server is down. The server itself can bind the port, because both sockets
-        /// allow the address to be reused. Only Linux works this way; on other systems `None`.
+        /// Whether the system chose the port. If so, another port may replace it before the start
+        /// returns.
+        chosen_by_system: bool,
+        /// A socket that is bound to the port and never listens. While the server is down, it keeps
+        /// programs from the port that do not set `SO_REUSEADDR`. The server itself can bind the
+        /// port, because both sockets set this option. Only Linux works this way; on other systems
+        /// `None`.
         _reserved: Option<TcpSocket>,
     },
 }
@@ -46,7 +47,7 @@ impl Address {
 
     /// Reserves `port`, or any free port if it is `None`.
     pub(super) fn tcp(port: Option<u16>) -> Result<Self, StartError> {
-        let any = port.is_none();
+        let chosen_by_system = port.is_none();
         let reserve = || -> io::Result<(TcpSocket, u16)> {
             let socket = TcpSocket::new_v4()?;
             socket.set_reuseaddr(true)?;
@@ -55,11 +56,15 @@ impl Address {
             Ok((socket, port))
         };
         let (socket, port) = reserve().map_err(|source| StartError::Port { port, source })?;
-        Ok(Self::Tcp { port, any, _reserved: cfg!(target_os = "linux").then_some(socket) })
+        Ok(Self::Tcp {
+            port,
+            chosen_by_system,
+            _reserved: cfg!(target_os = "linux").then_some(socket),
+        })
     }
 
-    pub(super) fn is_any_port(&self) -> bool {
-        matches!(self, Self::Tcp { any: true, .. })
+    pub(super) fn has_system_chosen_port(&self) -> bool {
+        matches!(self, Self::Tcp { chosen_by_system: true, .. })
     }
 
     pub(super) fn url(&self) -> String {
@@ -82,6 +87,9 @@ impl Address {
     }
 
     /// Returns whether a server answers here and has loaded its data.
+    ///
+    /// A server with a password may still be loading: it refuses a client without the password
+    /// before it reports that it is loading.
     pub(super) fn answers_ping(&self) -> bool {
         let answered = match self {
             Self::Unix(path) => UnixStream::connect(path).and_then(|stream| {

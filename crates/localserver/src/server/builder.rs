@@ -123,7 +123,8 @@ impl ServerBuilder {
         self
     }
 
-    /// Starts the server, and returns when it answers a PING with PONG.
+    /// Starts the server, and returns when it answers a PING with PONG, which means that it has
+    /// loaded its data. A server with a password answers NOAUTH instead, also while it still loads.
     ///
     /// If the server does not answer within 10 s, or ends before that, the error quotes the end of
     /// its log.

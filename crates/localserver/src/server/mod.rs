@@ -80,7 +80,7 @@ impl Server {
             match server.launch() {
                 Err(StartError::Exited { log_tail, .. })
                     if log_tail.contains("Address already in use")
-                        && server.address.is_any_port() =>
+                        && server.address.has_system_chosen_port() =>
                 {
                     server.address = Address::tcp(None)?;
                 }

@@ -124,7 +124,7 @@ impl<'a> Lane<'a> {
             let due_at = self.due_at(fault);
             let is_due = due_at.is_some_and(|due_at| due_at <= now);
             if is_due {
-                self.pass_front();
+                self.mark_front_passing();
             }
             let may_read = self.ended_at.is_none() && self.queued_bytes < QUEUE_MAX_BYTES;
             let front =
@@ -177,7 +177,7 @@ impl<'a> Lane<'a> {
         });
     }
 
-    fn pass_front(&mut self) {
+    fn mark_front_passing(&mut self) {
         if let Some(chunk) = self.queue.front_mut().filter(|chunk| !chunk.is_passing) {
             chunk.is_passing = true;
             self.meter.pass(self.direction, chunk.bytes.len(), self.round_trip);
