@@ -408,6 +408,54 @@ fn calls_remember_which_nodes_abstain() {
     assert_eq!(count_places_without_the_third_answer(false), 2);
 }
 
+/// Whether a call waits on the deciding node although that node granted and the others refused.
+fn waits_on_a_node_that_granted(mutant: Option<Mutant>) -> bool {
+    let first = World::new(1, None).wait().node;
+    break_rule(mutant);
+    let mut world = World::new(1, None);
+    let granted = Response::Fence(Fence::new(7).unwrap());
+    let mut sent = world.turn(false);
+    while wait_of(&sent).is_none() {
+        let mut next = Vec::new();
+        for (id, _) in requests(&sent) {
+            next.extend(world.answer(id, if id.node == first { &granted } else { &Response::No }));
+        }
+        sent = if next.is_empty() { world.time_out() } else { next };
+    }
+    break_rule(None);
+    wait_of(&sent).unwrap().node == first
+}
+
+#[test]
+fn call_waits_on_a_node_that_refused() {
+    assert!(!waits_on_a_node_that_granted(None));
+    assert!(waits_on_a_node_that_granted(Some(Mutant::WaitsOnQueueNode)));
+}
+
+/// How many other nodes a waiter inspects in turn.
+fn count_inspected(mutant: Option<Mutant>) -> usize {
+    break_rule(mutant);
+    let mut world = World::new(1, None);
+    world.wait();
+    let mut inspected = BTreeSet::new();
+    for _ in 0..8 {
+        for (id, command) in requests(&world.time_out()) {
+            if command == Command::Inspect {
+                inspected.insert(id.node);
+            }
+            world.answer(id, &Response::Yes);
+        }
+    }
+    break_rule(None);
+    inspected.len()
+}
+
+#[test]
+fn waiter_inspects_the_other_nodes_in_turn() {
+    assert_eq!(count_inspected(None), 2);
+    assert_eq!(count_inspected(Some(Mutant::InspectsOneNode)), 1);
+}
+
 /// Whether a call that waits for a connection acquires the lock, although the node that decides has
 /// a lease that no client releases. The call waits on another node.
 fn bypasses_the_deciding_node(mutant: Option<Mutant>) -> bool {

@@ -34,7 +34,6 @@ impl Mutant {
         match self {
             Self::Client(
                 ClientRule::LongWaitIsLost
-                | ClientRule::WaitsPastRestart
                 | ClientRule::ReaderOutrunsWriter
                 | ClientRule::ExclusiveUntilConfirmed
                 | ClientRule::BypassesOnlyItsNode,

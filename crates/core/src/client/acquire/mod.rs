@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 use super::attempt::{Attempt, AttemptEnd, Kind, Waited};
 use super::mutants::{self, Mutant, is_broken};
 use super::{
-    Answer, ClientState, Command, Context, Delivery, NodeError, Release, Request, RequestId,
+    Answer, ClientState, Command, Context, Delivery, Mode, NodeError, Release, Request, RequestId,
     Response, Slots, Spare, Spec, Token, limits,
 };
 use crate::quorum::{Loss, Moment, Validity, Win};
@@ -809,7 +809,15 @@ impl Acquire {
         let may_vote =
             |&node: &usize| voters.includes(node) && ctx.topology.route_acquire(node).is_ok();
         let voters = (0..majority.nodes()).filter(may_vote).count();
-        self.spec.order(ctx.topology, Spare::of(voters, *majority))
+        // What earlier calls heard may be wrong by now. A reader that believes by mistake that no
+        // node is spare could read beside a writer that waits on the queue node.
+        let is_first_wait = self.answers.iter().all(|answer| *answer == Answer::Pending);
+        let spare = if self.spec.mode == Mode::Shared && is_first_wait {
+            Spare::Some
+        } else {
+            Spare::of(voters, *majority)
+        };
+        self.spec.order(ctx.topology, spare)
     }
 
     /// Whether the call may wait on its node again: fewer than a majority refused, so no other
