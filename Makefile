@@ -86,7 +86,7 @@ test-distant: setup ## Acquires locks for a minute on masters that are 200 ms aw
 test-setup: ## Runs setup on fresh Debian systems, builds the module there, and acquires a lock
 	@scripts/test-setup $(SYSTEMS)
 
-test-dist: dist ## Runs the packages and every command of docs/operations on fresh Debian systems (12 min): SYSTEMS="bookworm"
+test-dist: dist ## Installs the packages on fresh Debian systems, and runs every command of docs/operations there (12 min): SYSTEMS="bookworm"
 	@scripts/test-dist $(SYSTEMS)
 
 test-docker: dist ## Runs contrib/docker without Docker: the lines of the Dockerfile, the services of compose.yaml (2 min)
