@@ -14,7 +14,7 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
         let mut keyspace = ServerKeyspace::for_jobs(ctx);
         let mut budget = Budget::turn();
         while let Some(job) = state.node.next_job(now, &mut budget, &mut keyspace) {
-            // After the end of an earlier abstention, a replica still abstains.
+            // The node still abstains if it has become a replica in the meantime.
             if let Job::Rejoined(reason) = job
                 && state.node.abstention(now.monotonic).is_none()
             {

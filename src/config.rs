@@ -27,8 +27,8 @@ static MAX_TTL_MS: Number = fixed_number(c"max-ttl", 60_000, 1, WEEK_MS);
 /// How long the node abstains after the module was loaded, in milliseconds. A new value takes
 /// effect at the next start.
 static REJOIN_DELAY_MS: Number = number(c"rejoin-delay", AS_MAX_TTL, AS_MAX_TTL, WEEK_MS, |_| ());
-/// Fences begin as microseconds of a wall clock. How far a proposed fence may exceed the server's
-/// own wall clock, in milliseconds.
+/// How far a proposed fence may exceed the server's own wall clock, in milliseconds. Such a fence
+/// is usually the wall clock of a client, in microseconds.
 static MAX_CLOCK_SKEW_MS: Number = number(c"max-clock-skew", 60_000, 0, DAY_MS, set_max_clock_skew);
 
 /// How many clients may wait, for all locks together.
@@ -92,7 +92,7 @@ pub(crate) fn load(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), ConfigError> {
     if registered && config::load(ctx) { Ok(()) } else { Err(ConfigError::Refused) }
 }
 
-/// Parses the set at `index` of the module's arguments. Returns it and the number of its arguments.
+/// Parses the set at `index` of the module's arguments. Returns it and how many arguments it takes.
 ///
 /// The set is one quoted argument, or three words: `CONFIG REWRITE` drops the quotes of a module's
 /// arguments.

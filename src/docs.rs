@@ -58,7 +58,7 @@ const SHARED: ArgSpec = ArgSpec {
     summary: c"Allows other holders of the key at the same time, if they use SHARED too",
     option: Some(c"SHARED"),
 };
-const SHARE: ArgSpec = ArgSpec {
+const MAKE_SHARED: ArgSpec = ArgSpec {
     summary: c"Turns an exclusive lock into a shared one, never the reverse, and grants it to waiters with SHARED",
     ..SHARED
 };
@@ -146,7 +146,7 @@ pub(crate) const EXTEND: Spec = Spec {
     key_flags: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::UPDATE),
     has_token: true,
     users: Users::Programs,
-    args: &[KEY, TOKEN, TTL, SHARE, FENCE, NEW_TOKEN],
+    args: &[KEY, TOKEN, TTL, MAKE_SHARED, FENCE, NEW_TOKEN],
 };
 
 pub(crate) const EXTEND_ALL: Spec = Spec {

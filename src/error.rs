@@ -111,7 +111,7 @@ impl fmt::Display for CommandError {
             }
             Self::QueueFull { max_waiters } => write!(
                 f,
-                "QUEUEFULL {max_waiters} clients already wait (lock.max-waiters): try again later, or raise it"
+                "QUEUEFULL {max_waiters} clients already wait: try again later, or raise lock.max-waiters"
             ),
             Self::Fence(error) => write!(f, "BADFENCE {error}"),
             Self::UnknownOption { after, takes } => {
@@ -135,17 +135,17 @@ impl fmt::Display for CommandError {
                 let why = match reason {
                     Reason::Start => "started recently",
                     Reason::Promotion => "was a replica until recently",
-                    Reason::SwapDb => "two databases were swapped recently",
+                    Reason::SwapDb => "swapped two databases recently",
                     Reason::Replica => {
                         return write!(
                             f,
-                            "ABSTAIN {left_ms} {reason}: is a replica; grants no locks; ask its master"
+                            "ABSTAIN {left_ms} {reason}: this node is a replica and grants no locks; ask its master"
                         );
                     }
                 };
                 write!(
                     f,
-                    "ABSTAIN {left_ms} {reason}: {why}; grants locks again in {left_ms} ms; ask the other nodes"
+                    "ABSTAIN {left_ms} {reason}: this node {why}; it grants locks again in {left_ms} ms; ask the other nodes"
                 )
             }
             Self::Revoked { left_ms } => write!(

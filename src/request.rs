@@ -23,7 +23,7 @@ pub(crate) struct KeysAndToken<'a, K> {
     pub(crate) rest: Rest<'a>,
 }
 
-/// The arguments after the token, unparsed.
+/// The arguments from the index `from` on, unparsed: in commands with a token, those after it.
 #[derive(Clone, Copy)]
 pub(crate) struct Rest<'a> {
     args: Args<'a>,
@@ -46,7 +46,7 @@ pub(crate) struct Options<'a> {
 pub(crate) fn token_positions(keys: Keys, args: Args<'_>) -> impl Iterator<Item = usize> {
     let (token_at, hides_all) = match keys {
         Keys::First | Keys::None => (2, false),
-        // The position is clear if the argument after it is a ttl, or if none follows.
+        // The position is clear if a ttl or nothing follows the token.
         Keys::Counted => match key_positions(args) {
             Some(keys)
                 if keys.end < args.len()
@@ -203,7 +203,7 @@ pub(crate) fn extend_terms(
 
 /// Returns a parser of the option SHARED, which has no value.
 ///
-/// The parser returns whether the option is SHARED, and then stores the mode in `place`.
+/// If the option is SHARED, the parser stores the mode in `place` and returns true.
 fn shared_flag(
     place: &mut Option<Mode>,
     sharing: Sharing,

@@ -1,7 +1,7 @@
 //! Passes the server's events on to the node.
 //!
-//! Some events arrive while the node is busy, as when it opens a key that has expired. They are
-//! queued until the node fetches them.
+//! Some events arrive while the node is busy, for example when it opens a key that has expired.
+//! They are queued until the node fetches them.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -20,13 +20,13 @@ static PENDING: MainThread<RefCell<VecDeque<ServerEvent>>> =
 static OWN: MainThread<RefCell<Option<(&'static CStr, KeyBytes)>>> =
     MainThread::new(RefCell::new(None));
 
-/// Handles the keyspace event `name` about `key`. `event` is what it says.
+/// Handles the keyspace event `name` about `key`. `event` is what the name means.
 pub(crate) fn handle_key_event(ctx: &Ctx<'_>, name: &CStr, event: KeyEvent, key: Arg<'_>) {
-    let is_own = OWN
+    let own_event = OWN
         .get()
         .borrow_mut()
         .take_if(|(own, own_key)| *own == name && own_key.as_bytes() == key.as_bytes());
-    if is_own.is_some() {
+    if own_event.is_some() {
         return;
     }
     let concerns_node = module::with(|state| state.node.has_keys());
@@ -55,7 +55,7 @@ pub(crate) fn handle_key_event(ctx: &Ctx<'_>, name: &CStr, event: KeyEvent, key:
 
 /// Handles a keyspace event that may concern this database or another one.
 ///
-/// The node compares the key's value before the turn ends, or earlier if a command uses the key.
+/// The node checks the key's value before the turn ends, or earlier if a command uses the key.
 pub(crate) fn handle_uncertain_key_event(ctx: &Ctx<'_>, key: Arg<'_>) {
     let event = KeyEvent::ExpirySet { value_bytes: None };
     handle_event(ServerEvent::Key { db: ctx.db(), key: KeyBytes::new(key.as_bytes()), event });

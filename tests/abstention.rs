@@ -11,7 +11,7 @@ const DELAY: Duration = Duration::from_secs(2);
 /// Longer than any test takes.
 const LONG_MS: u64 = 100_000;
 
-/// A server with this largest ttl, which abstains for as long after its start.
+/// A server that abstains for `delay_ms` after its start, because that is its `lock.max-ttl`.
 fn abstaining(delay_ms: u64) -> ServerBuilder {
     Server::with_module().arg("lock.max-ttl", delay_ms).arg("lock.rejoin-delay", -1)
 }
@@ -31,16 +31,19 @@ fn abstention(connection: &mut Connection, key: &str) -> (u64, String) {
     let why = match reason {
         "start" => "started recently",
         "promotion" => "was a replica until recently",
-        "swapdb" => "two databases were swapped recently",
+        "swapdb" => "swapped two databases recently",
         _ => {
             assert_eq!(
                 (reason, sentence),
-                ("replica", "is a replica; grants no locks; ask its master")
+                ("replica", "this node is a replica and grants no locks; ask its master")
             );
             return (ms.parse().expect("a number"), reason.to_owned());
         }
     };
-    assert_eq!(sentence, format!("{why}; grants locks again in {ms} ms; ask the other nodes"));
+    assert_eq!(
+        sentence,
+        format!("this node {why}; it grants locks again in {ms} ms; ask the other nodes")
+    );
     (ms.parse().expect("a number"), reason.to_owned())
 }
 
@@ -193,7 +196,7 @@ fn inherited_lock_is_extended_and_released_during_an_abstention() {
     };
     assert!(!release(connection, "other"));
     assert!(release(connection, "token"));
-    // The node refuses held, free and possibly forgotten keys with the same error.
+    // The node abstains with the same error for held, free and possibly forgotten keys.
     for key in ["extended", "released", "left alone", "never seen"] {
         assert_eq!(abstention(connection, key).1, "start");
     }
@@ -252,7 +255,7 @@ fn reload_of_the_servers_own_data_begins_no_abstention() {
 fn replica_abstains_until_promoted_and_then_for_the_largest_ttl() {
     let master = Server::with_module().tcp().start().unwrap();
     let port = master.url().trim_end_matches('/').rsplit(':').next().unwrap().to_owned();
-    // The rejoin delay is 0, and applies only to starts.
+    // The rejoin delay, here 0, applies to starts and not to promotions.
     let server = Server::with_module()
         .arg("lock.max-ttl", 2000)
         .arg("replica-read-only", "no")

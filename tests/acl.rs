@@ -7,7 +7,7 @@ use redis::{Cmd, Connection, Value, cmd};
 
 const SECURITY: &str = include_str!("../docs/operations/security.md");
 
-const LOCK_COMMANDS: [&str; 9] = [
+const PROGRAM_COMMANDS: [&str; 9] = [
     "lock.acquire",
     "lock.acquireany",
     "lock.extend",
@@ -23,7 +23,7 @@ const LOCK_COMMANDS: [&str; 9] = [
 const OPERATOR_COMMANDS: [&str; 2] = ["lock.revoke", "lock.scan"];
 
 /// A documented user, as the words of `ACL SETUSER`.
-fn documented(name: &str) -> Vec<&'static str> {
+fn documented_user(name: &str) -> Vec<&'static str> {
     let line = SECURITY
         .lines()
         .find(|line| line.starts_with(&format!("user {name} ")))
@@ -31,8 +31,8 @@ fn documented(name: &str) -> Vec<&'static str> {
     line.split(' ').skip(1).collect()
 }
 
-fn documented_user() -> Vec<&'static str> {
-    documented("locker")
+fn documented_locker() -> Vec<&'static str> {
+    documented_user("locker")
 }
 
 fn set_user(connection: &mut Connection, words: &[&str]) {
@@ -89,7 +89,7 @@ fn allowed_commands(connection: &mut Connection, user: &str, key: &str) -> BTree
 fn documented_user_can_only_lock_its_keys() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
-    let user = documented_user();
+    let user = documented_locker();
     set_user(connection, &user);
     // Every user may run the commands that establish a connection.
     let for_all: BTreeSet<_> = {
@@ -99,7 +99,7 @@ fn documented_user_can_only_lock_its_keys() {
     let allowed: Vec<_> =
         allowed_commands(connection, user[0], "orders/1").difference(&for_all).cloned().collect();
     // The client identifies the server with INFO, and checks its liveness with PING.
-    assert_eq!(allowed, [&["info"], &LOCK_COMMANDS[..], &["ping"]].concat());
+    assert_eq!(allowed, [&["info"], &PROGRAM_COMMANDS[..], &["ping"]].concat());
     let elsewhere: Vec<_> =
         allowed_commands(connection, user[0], "other/1").difference(&for_all).cloned().collect();
     assert_eq!(elsewhere, ["info", "lock.help", "ping"]);
@@ -117,7 +117,7 @@ fn other_documented_users_have_only_the_lock_commands_of_their_kind() {
         ("monitoring", &[]),
         ("legacy", &[]),
     ] {
-        set_user(connection, &documented(name));
+        set_user(connection, &documented_user(name));
         let allowed = allowed_commands(connection, name, "orders/1");
         let of_locks: Vec<_> =
             allowed.iter().filter(|command| command.starts_with("lock.")).collect();
@@ -129,10 +129,10 @@ fn other_documented_users_have_only_the_lock_commands_of_their_kind() {
 }
 
 #[test]
-fn documented_user_locks_only_keys_of_its_pattern() {
+fn documented_locker_locks_only_keys_of_its_pattern() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
-    let user = documented_user();
+    let user = documented_locker();
     set_user(connection, &user);
     let password = user.iter().find_map(|word| word.strip_prefix('>')).expect("it has a password");
     cmd("AUTH").arg(user[0]).arg(password).exec(connection).unwrap();
@@ -167,20 +167,20 @@ fn documented_user_locks_only_keys_of_its_pattern() {
 }
 
 #[test]
-fn documented_user_can_be_written_into_redis_conf() {
+fn documented_locker_can_be_written_into_redis_conf() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("redis.conf");
     let by_category = "user by-category on nopass ~orders/* +@lock";
     let knows_categories =
         has_module_categories(&mut Server::with_module().start().unwrap().connection());
-    let mut lines = format!("user {}\n", documented_user().join(" "));
+    let mut lines = format!("user {}\n", documented_locker().join(" "));
     if knows_categories {
         lines += by_category;
     }
     std::fs::write(&file, lines).unwrap();
     let server = Server::with_module().config_file(&file).start().unwrap();
     let connection = &mut server.connection();
-    for user in documented_user()
+    for user in documented_locker()
         .first()
         .copied()
         .into_iter()
@@ -188,14 +188,14 @@ fn documented_user_can_be_written_into_redis_conf() {
     {
         let may: Vec<_> = allowed_commands(connection, user, "orders/1").into_iter().collect();
         assert!(
-            LOCK_COMMANDS.iter().all(|command| may.iter().any(|name| name == command)),
+            PROGRAM_COMMANDS.iter().all(|command| may.iter().any(|name| name == command)),
             "{user}: {may:?}"
         );
     }
 }
 
 #[test]
-fn category_has_the_commands_if_the_server_lets_modules_have_one() {
+fn lock_category_exists_and_has_the_commands_if_the_server_allows_it() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     let categories: Vec<String> = cmd("ACL").arg("CAT").query(connection).unwrap();
@@ -204,7 +204,7 @@ fn category_has_the_commands_if_the_server_lets_modules_have_one() {
         return;
     }
     let commands = cmd("ACL").arg("CAT").arg("lock").query(connection).unwrap();
-    assert_eq!(lowercase(commands).into_iter().collect::<Vec<_>>(), LOCK_COMMANDS);
+    assert_eq!(lowercase(commands).into_iter().collect::<Vec<_>>(), PROGRAM_COMMANDS);
 
     set_user(connection, &["nobody", "on", "nopass"]);
     set_user(connection, &["by-category", "on", "nopass", "~orders/*", "+@lock"]);
@@ -213,7 +213,7 @@ fn category_has_the_commands_if_the_server_lets_modules_have_one() {
         .difference(&for_all)
         .cloned()
         .collect();
-    assert_eq!(allowed, LOCK_COMMANDS);
+    assert_eq!(allowed, PROGRAM_COMMANDS);
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn operator_commands_alone_are_in_admin_and_dangerous() {
         for command in OPERATOR_COMMANDS {
             assert!(commands.contains(command), "{category}: {command}");
         }
-        assert!(LOCK_COMMANDS.iter().all(|command| !commands.contains(*command)), "{category}");
+        assert!(PROGRAM_COMMANDS.iter().all(|command| !commands.contains(*command)), "{category}");
     }
     set_user(connection, &["program", "on", "nopass", "~*", "+@all", "-@dangerous"]);
     set_user(connection, &["operator", "on", "nopass", "~orders/*", "+lock.revoke"]);
@@ -235,7 +235,7 @@ fn operator_commands_alone_are_in_admin_and_dangerous() {
     }
     let program = allowed_commands(connection, "program", "orders/1");
     assert!(OPERATOR_COMMANDS.iter().all(|command| !program.contains(*command)));
-    assert!(LOCK_COMMANDS.iter().all(|command| program.contains(*command)));
+    assert!(PROGRAM_COMMANDS.iter().all(|command| program.contains(*command)));
     assert!(allowed_commands(connection, "operator", "orders/1").contains("lock.revoke"));
     assert!(!allowed_commands(connection, "operator", "other/1").contains("lock.revoke"));
 }
@@ -255,7 +255,7 @@ fn module_is_loaded_again_although_its_category_remains() {
             .exec(connection)
             .unwrap();
         cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(60_000).exec(connection).unwrap();
-        // A key that is not removed yet would prevent the unload.
+        // After an unload, a key that is not released stays as a foreign string.
         cmd("LOCK.RELEASE").arg("k").arg("token").exec(connection).unwrap();
     }
 }

@@ -21,7 +21,7 @@ fn granted(reply: Value) -> (i64, String) {
 }
 
 #[test]
-fn first_free_key_is_taken_in_the_order_of_the_client() {
+fn first_free_key_in_the_order_of_the_arguments_is_granted() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE c x 60000");
     let reply = cli.reply("LOCK.ACQUIREANY 4 c b c a t 60000 OWNER me");
@@ -107,7 +107,7 @@ fn waiters_for_any_and_for_one_key_are_served_in_turn() {
 }
 
 #[test]
-fn waiter_leaves_all_queues() {
+fn waiter_that_stops_waiting_leaves_all_queues() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE a x 60000");
     cli.ask::<i64>("LOCK.ACQUIRE b x 60000");
@@ -126,7 +126,7 @@ fn waiter_leaves_all_queues() {
         gone.0.send_packed_command(&line.get_packed_command()).unwrap();
         eventually(PATIENCE, "the client waits", || info(&server, "lock_waiters") == 1);
     }
-    eventually(PATIENCE, "it is gone", || info(&server, "lock_waiters") == 0);
+    eventually(PATIENCE, "no client waits", || info(&server, "lock_waiters") == 0);
     for key in ["a", "b"] {
         cli.reply(&format!("LOCK.RELEASE {key} x"));
     }
@@ -140,7 +140,7 @@ fn nothing_blocks_in_transactions_and_scripts() {
     cli.reply("MULTI");
     cli.reply("LOCK.ACQUIREANY 2 a b t 60000 WAIT 5000");
     cli.reply("LOCK.ACQUIREANY 2 a b u 60000 WAIT 5000");
-    let Array(replies) = cli.reply("EXEC") else { panic!("it was not aborted") };
+    let Array(replies) = cli.reply("EXEC") else { panic!("the transaction was aborted") };
     assert!(matches!(&replies[..], [Array(fields), Nil] if fields.len() == 3), "{replies:?}");
     let script =
         "return redis.call('LOCK.ACQUIREANY', 2, KEYS[1], KEYS[2], 'v', 60000, 'WAIT', 5000)";

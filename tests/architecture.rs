@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// With fewer references on all pages, the pages were not parsed correctly.
+/// If all pages together have fewer references, they were not parsed correctly.
 const REFERENCES_MIN: usize = 150;
 
 /// A link of a page: its text, and its target, relative to the page.
@@ -107,7 +107,7 @@ fn complaint(folder: &Path, link: &Link) -> Option<String> {
     }
     let source = fs::read_to_string(&path).expect("a source is UTF-8");
     let defined = defined(&source);
-    // In `Type::item`, the file may implement a type that another file defines.
+    // For `Type::item`, the file need not define the type: it may implement a type of another file.
     let (owner, name) = item.rsplit_once("::").unwrap_or(("", item));
     let has_owner = owner.is_empty() || source.contains(owner);
     (!defined.contains(name) || !has_owner).then(|| format!("{target} does not define {item}"))

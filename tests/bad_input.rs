@@ -86,7 +86,7 @@ fn ttl_out_of_range_is_refused() {
 #[test]
 fn invalid_number_is_refused() {
     let (_server, mut cli) = server_and_cli();
-    let no_numbers = [
+    let not_integers = [
         "ten",
         "",
         "1.5",
@@ -99,7 +99,7 @@ fn invalid_number_is_refused() {
         "1000\0",
         "9223372036854775808",
     ];
-    for number in no_numbers {
+    for number in not_integers {
         for name in ["LOCK.ACQUIRE", "LOCK.EXTEND"] {
             let ttl = refused(&mut cli, command(name).arg("k").arg("s3cret").arg(number));
             assert_eq!(ttl, NOT_AN_INTEGER, "{name} {number:?}");
@@ -212,7 +212,7 @@ fn refused_extension_leaves_the_lock_as_it_was() {
 }
 
 #[test]
-fn any_bytes_are_a_key_and_a_token() {
+fn any_bytes_are_valid_as_key_and_token() {
     let (_server, mut cli) = server_and_cli();
     for key in ODD_BYTES.into_iter().chain([&b""[..]]) {
         for token in ODD_BYTES {
@@ -333,8 +333,8 @@ fn huge_arguments_are_refused_without_being_copied() {
         let pattern = command("LOCK.SCAN 0 MATCH").arg(huge).clone();
         assert_eq!(refused(cli, &pattern), "ERR MATCH must be at most 255 bytes");
     };
-    // The server itself sometimes copies a huge argument. A copy by the module would be there every
-    // time.
+    // The server itself sometimes copies a huge argument. A copy by the module would occur in
+    // every run, so one run without a copy is enough.
     let received = memory_for(|cli, huge| {
         for _ in 0..11 {
             assert_eq!(cli.run::<Value>(command("EXISTS").arg(huge)), Int(0));
@@ -346,19 +346,19 @@ fn huge_arguments_are_refused_without_being_copied() {
     let copied = memory_for(|cli, huge| {
         assert_eq!(cli.run::<String>(command("ECHO").arg(huge)).len(), huge.len());
     });
-    assert!(copied > HUGE_BYTES / 2, "a copy is noticed");
+    assert!(copied > HUGE_BYTES / 2, "the measurement detects a copy");
 }
 
 #[cfg(target_os = "linux")]
 const HUGE_BYTES: u64 = 16 << 20;
 
-/// How much `ask` raises the server's peak memory above that of one received huge argument, in
-/// bytes.
+/// By how many bytes `ask` raises the server's peak memory, beyond the memory for receiving one
+/// huge argument.
 #[cfg(target_os = "linux")]
 fn memory_for(ask: impl Fn(&mut Cli, &str)) -> u64 {
     let (server, mut cli) = server_and_cli();
     let huge = "9".repeat(usize::try_from(HUGE_BYTES).unwrap());
-    // The server checks whether a key exists without a copy of its name.
+    // EXISTS does not copy the name of the key.
     assert_eq!(cli.run::<Value>(command("EXISTS").arg(&huge)), Int(0));
     let received = peak_memory(&server);
     assert!(received > HUGE_BYTES);

@@ -131,8 +131,8 @@ fn inspect_shows_everything_but_the_token() {
 
     let Array(flat) = resp2.reply("LOCK.INSPECT k") else { panic!("an array in RESP2") };
     assert_eq!(flat.len(), 22, "{flat:?}");
-    let names = flat.iter().step_by(2).eq(lock.iter().map(|(name, _)| name));
-    assert!(names && flat[1] == text("worker-7") && flat[3] == Int(fence), "{flat:?}");
+    let same_names = flat.iter().step_by(2).eq(lock.iter().map(|(name, _)| name));
+    assert!(same_names && flat[1] == text("worker-7") && flat[3] == Int(fence), "{flat:?}");
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn lock_without_a_label_has_no_owner() {
 fn fences_grow_with_every_grant_however_the_last_lock_ended() {
     let (_server, mut cli) = server_and_cli();
     let mut last = 0;
-    // The last of these ends by its deadline.
+    // The lock with a ttl of 1 ms ends by its deadline. PING ends nothing.
     let ends = [(60_000, "LOCK.RELEASE k a"), (60_000, "DEL k"), (60_000, "FLUSHALL"), (1, "PING")];
     for (ttl_ms, end) in ends.iter().cycle().take(20) {
         let fence = cli.ask::<i64>(&format!("LOCK.ACQUIRE k a {ttl_ms}"));
@@ -258,12 +258,12 @@ fn extend_raises_the_fence_of_the_lock_and_of_later_locks() {
     assert_eq!(
         cli.reply(&format!("LOCK.EXTEND k a 60000 FENCE {raised}")),
         Int(raised),
-        "it may be repeated"
+        "the EXTEND may be repeated"
     );
     assert_eq!(
         cli.reply(&format!("LOCK.EXTEND k b 60000 FENCE {raised}")),
         Nil,
-        "only the holder may"
+        "only the holder can raise the fence"
     );
     cli.ask::<i64>("LOCK.RELEASE k a");
     assert!(cli.ask::<i64>("LOCK.ACQUIRE k a 60000") > raised);
@@ -280,7 +280,7 @@ fn fence_never_goes_down_nor_far_ahead_of_the_clock() {
     );
     let error = cli.error("LOCK.EXTEND k a 60000 FENCE 9007199254740991");
     let largest = error.strip_prefix(
-        "BADFENCE FENCE lies more than lock.max-clock-skew ahead of this server's clock: largest accepted now ",
+        "BADFENCE FENCE is more than lock.max-clock-skew ahead of this server's clock: the largest fence that it accepts now is ",
     );
     let largest: i64 = largest.and_then(|largest| largest.parse().ok()).expect(&error);
     assert!(largest <= (cli.now_ms() + 60_001) * 1000, "{largest}");
@@ -301,7 +301,7 @@ fn new_token_alone_holds_the_lock() {
     assert!(second > first);
     assert_eq!(cli.reply("GET k"), text("b"));
     // The expiry is computed again from the deadline, which is on a clock with another rate.
-    assert!(cli.expires_at_ms("k") >= expires_at - 1, "it did not become shorter");
+    assert!(cli.expires_at_ms("k") >= expires_at - 1, "the deadline did not move back");
 
     assert_eq!(cli.reply("LOCK.EXTEND k a 60000"), Nil);
     assert_eq!(
@@ -354,7 +354,7 @@ fn acquire_extend_release_and_inspect_work_in_a_transaction() {
     for line in lines {
         assert_eq!(cli.reply(line), Value::SimpleString("QUEUED".into()), "{line}");
     }
-    let Array(replies) = cli.reply("EXEC") else { panic!("it was not aborted") };
+    let Array(replies) = cli.reply("EXEC") else { panic!("the transaction was aborted") };
     assert!(matches!(replies[0], Int(1..)), "{replies:?}");
     assert_eq!(replies[1..], [Nil, Nil, Int(0), text("a"), Int(1), Nil]);
 }

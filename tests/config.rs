@@ -89,7 +89,7 @@ fn documented_defaults_and_limits_are_those_of_the_server() {
     let mut all: Vec<_> = all.into_iter().step_by(2).collect();
     all.sort();
     names.sort();
-    assert_eq!(all, names, "the documentation has all of them");
+    assert_eq!(all, names, "the documentation lists all settings");
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn fence_may_lie_as_far_ahead_as_max_clock_skew_allows_now() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(60_000).exec(connection).unwrap();
-    let raise_to_s_ahead = |connection: &mut Connection, seconds: u64| {
+    let extend_with_fence_ahead = |connection: &mut Connection, seconds: u64| {
         let [now_s, _]: [u64; 2] = cmd("TIME").query(connection).expect("it tells the time");
         let fence = (now_s + seconds) * 1_000_000;
         cmd("LOCK.EXTEND")
@@ -232,11 +232,11 @@ fn fence_may_lie_as_far_ahead_as_max_clock_skew_allows_now() {
             .arg(fence)
             .exec(connection)
     };
-    raise_to_s_ahead(connection, 600).unwrap_err();
+    extend_with_fence_ahead(connection, 600).unwrap_err();
     set(connection, "lock.max-clock-skew", "1200000").unwrap();
-    raise_to_s_ahead(connection, 600).unwrap();
+    extend_with_fence_ahead(connection, 600).unwrap();
     set(connection, "lock.max-clock-skew", "0").unwrap();
-    raise_to_s_ahead(connection, 1100).unwrap_err();
+    extend_with_fence_ahead(connection, 1100).unwrap_err();
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn log_warns_when_an_evicting_policy_is_set() {
     let warnings = || server.log().matches(EVICTS).count();
     set(connection, "maxmemory", "100mb").unwrap();
     set(connection, "maxmemory-policy", "noeviction").unwrap();
-    // The reply follows another turn of the server's loop, in which a warning would be logged.
+    // A warning is logged at the end of a turn. That turn is over when the PINGs are answered.
     cmd("PING").exec(connection).unwrap();
     cmd("PING").exec(connection).unwrap();
     assert_eq!(warnings(), 0, "{}", server.log());

@@ -122,12 +122,12 @@ fn help_shows_syntax_and_summary_of_each_command() {
     assert!(title.starts_with("LOCK.<command> "), "{title}");
     let commands: Vec<_> =
         lines.iter().step_by(2).map(|line| line.replace(['<', '>'], "")).collect();
-    let of = |name: &str| commands.iter().find(|line| line.split(' ').next() == Some(name));
+    let line_of = |name: &str| commands.iter().find(|line| line.split(' ').next() == Some(name));
     for syntax in SYNTAX {
         let (name, arguments) = syntax.split_once(' ').unwrap_or((syntax, ""));
         let expected = format!("{} {arguments}", name.to_uppercase());
         assert_eq!(
-            of(&name.to_uppercase()).map(String::as_str),
+            line_of(&name.to_uppercase()).map(String::as_str),
             Some(expected.trim_end()),
             "{name}"
         );
@@ -213,8 +213,12 @@ fn server_knows_arity_flags_and_key_of_each_command() {
         known.sort();
         assert_eq!(known, flags, "{name}");
         let keyless = ["lock.scan", "lock.help"].contains(&name);
-        let one = i64::from(!keyless && !flags.contains(&"movablekeys"));
-        assert_eq!(info[3..6], [Int(one), Int(one), Int(one)], "{name}: first key, last key, step");
+        let index = i64::from(!keyless && !flags.contains(&"movablekeys"));
+        assert_eq!(
+            info[3..6],
+            [Int(index), Int(index), Int(index)],
+            "{name}: first key, last key, step"
+        );
     }
 }
 
@@ -275,7 +279,7 @@ fn shipped_configuration_starts_a_lock_master() {
 
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("redis.conf.example");
     fs::write(&path, &installed).unwrap();
-    // Read after the test kit's settings, so that it overrides them.
+    // The include is the last directive, so the file overrides the settings of the test kit.
     let server = Server::builder().arg("include", path.display()).start().unwrap();
     let mut cli = Cli::new(&server);
     let directives = installed.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));

@@ -113,7 +113,7 @@ fn every_error_is_documented_word_for_word() {
 }
 
 fn assert_documented(command: &redis::Cmd, connection: &mut redis::Connection) {
-    let error = command.query::<redis::Value>(connection).expect_err("the command is a mistake");
+    let error = command.query::<redis::Value>(connection).expect_err("the command fails");
     let text = format!("{} {}", code(&error), error.detail().unwrap_or_default());
     let mut words: Vec<_> = text.split(' ').map(generic).collect();
     if words[0] == "ABSTAIN" || words[2] == "clients" {
@@ -134,7 +134,7 @@ fn code(error: &redis::RedisError) -> &str {
     error.code().unwrap_or("ERR")
 }
 
-/// Replaces a word of an error that varies, as the documentation does.
+/// Replaces a word that varies from error to error by its placeholder in the documentation.
 fn generic(word: &str) -> String {
     let number = word.trim_end_matches(':');
     let is_fence =

@@ -13,10 +13,10 @@ use redis::Value::{self, BulkString, Int, Nil};
 use redis::{PushInfo, PushKind};
 
 const ALL_EVENTS: &str = "CONFIG SET notify-keyspace-events KEA";
-/// The class of all events does not include "new", for a key that did not exist before.
+/// `A`, for all events, does not include `n`: the event "new" of a key that did not exist before.
 const NEW_KEYS: &str = "CONFIG SET notify-keyspace-events KEn";
 
-/// From now on the server removes an expired key only when a command uses it.
+/// After this command, the server removes an expired key only when a command uses the key.
 const SERVER_REMOVES_NOTHING: &str = "DEBUG SET-ACTIVE-EXPIRE 0";
 
 /// A setup, a command of the module, and the plain command that has the same events.
@@ -82,7 +82,7 @@ impl Cache {
         Self { cli, pushed }
     }
 
-    /// The invalidations that it has received since the last call.
+    /// The invalidations that the client has received since the last call.
     fn invalidated(&mut self) -> Vec<Vec<Value>> {
         // Everything that was sent before the reply has arrived with it.
         self.cli.reply("PING");
@@ -125,7 +125,7 @@ fn keyspace_events_are_those_of_the_equivalent_command() {
 #[test]
 fn key_is_new_when_a_lock_is_acquired_and_not_when_it_is_extended() {
     let server = server();
-    // Another value is a new string, which the server reports as a new key.
+    // These commands write another string, which the server reports as a new key.
     let writes_anew = |line: &str| line.contains("TOKEN") || line == "LOCK.REVOKE k";
     for (before, ours, theirs) in EQUIVALENTS.into_iter().filter(|(_, ours, _)| !writes_anew(ours))
     {
@@ -208,7 +208,7 @@ fn raised_fence_invalidates_what_inspect_showed() {
     }
 }
 
-/// The invalidations of a client with NOLOOP that releases `k`, for which another client waits.
+/// The invalidations that a client with NOLOOP receives when it releases `k` to a waiter.
 fn invalidated_by_handover(server: &Server, tracking: &str) -> Vec<Vec<Value>> {
     let mut cli = Cli::new(server);
     cli.reply("FLUSHALL");
@@ -234,8 +234,8 @@ fn invalidated_by_handover(server: &Server, tracking: &str) -> Vec<Vec<Value>> {
 #[test]
 fn handover_invalidates_the_cache_of_the_releasing_client() {
     let server = server();
-    let k = [[Value::Array(vec![BulkString("k".into())])]];
-    assert_eq!(invalidated_by_handover(&server, "CLIENT TRACKING on BCAST NOLOOP"), k);
+    let expected = [[Value::Array(vec![BulkString("k".into())])]];
+    assert_eq!(invalidated_by_handover(&server, "CLIENT TRACKING on BCAST NOLOOP"), expected);
     // Without BCAST, a handover is like a DEL by this client and a SET by another: the DEL ends the
     // tracking of the key.
     assert!(invalidated_by_handover(&server, "CLIENT TRACKING on NOLOOP").is_empty());
@@ -253,7 +253,7 @@ fn handover_aborts_transactions_at_once() {
         eventually(PATIENCE, "the client waits", || {
             cli.ask::<String>("INFO lock").contains("lock_waiters:1")
         });
-        // All in one turn of the loop. WATCH covers changes by the client itself too.
+        // The lines run in one turn. WATCH also covers changes by the client that sent it.
         let mut pipeline = redis::pipe();
         for line in ["WATCH k", "LOCK.RELEASE k a", "MULTI", "GET k", "EXEC"] {
             pipeline.add_command(command(line));
@@ -338,7 +338,7 @@ fn end_by_deadline_invalidates_caches_and_aborts_transactions() {
             cache.cli.reply("GET k");
             cli.reply("EXISTS k") == Int(1)
         });
-        eventually(PATIENCE, "it has ended", || cli.reply("DBSIZE") == Int(0));
+        eventually(PATIENCE, "the lock has ended", || cli.reply("DBSIZE") == Int(0));
         assert_eq!(cache.invalidated(), [[Value::Array(vec![BulkString("k".into())])]]);
         watcher.reply("MULTI");
         assert_eq!(watcher.reply("EXEC"), Nil);

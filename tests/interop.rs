@@ -11,7 +11,7 @@ use redis::Value::{self, BulkString, Int, Nil, Okay};
 /// Sets an expiry in the near future. With an expiry in the past, PEXPIRE would be a DEL.
 const EXPIRE_SOON: &str = "PEXPIRE k 20";
 
-/// The release that the Redis documentation gives for a lock of SET NX PX.
+/// The script in the Redis documentation that releases a lock made with SET NX PX.
 const THEIR_RELEASE: &str = r#"
 if redis.call("get",KEYS[1]) == ARGV[1] then
     return redis.call("del",KEYS[1])
@@ -77,7 +77,7 @@ fn our_release_ends_their_lock_only_with_its_token() {
 }
 
 #[test]
-fn foreign_lock_has_neither_owner_nor_fence() {
+fn foreign_string_has_neither_owner_nor_fence() {
     let (_server, mut cli) = server_and_cli();
     cli.reply("SET k theirs PX 60000");
     let shown: HashMap<String, Value> = cli.ask("LOCK.INSPECT k");
@@ -203,7 +203,7 @@ fn operator_that_overwrites_the_key_ends_the_lock() {
             let written = cli.reply("GET k");
             assert_eq!(cli.fence("k"), None, "a foreign string now");
             assert!(matches!(cli.reply(ask), Nil | Int(0)), "{ask}");
-            assert_eq!(cli.reply("GET k"), written, "the string is not ours to touch");
+            assert_eq!(cli.reply("GET k"), written, "the node leaves the foreign string unchanged");
             assert_eq!(cli.reply("LOCK.ACQUIRE k next 60000"), Nil);
             operator.reply("DEL k");
             cli.ask::<i64>("LOCK.ACQUIRE k next 60000");
@@ -253,7 +253,7 @@ fn overwritten_lock_does_not_return_when_the_overwrite_expires() {
 }
 
 #[test]
-fn flushed_database_ends_its_own_locks_alone() {
+fn flush_of_a_database_ends_only_its_locks() {
     let server = server();
     let (mut zero, mut one) = (Cli::new(&server), Cli::new(&server));
     one.reply("SELECT 1");
@@ -284,7 +284,7 @@ fn lock_keeps_its_deadline_when_the_expiry_of_its_key_changes() {
         let shown: HashMap<String, Value> = cli.ask(&format!("LOCK.INSPECT {long}"));
         assert_eq!(shown["fence"], Int(fence), "{line}");
         assert!(matches!(shown["ttl"], Int(1..=60_000)), "{line}: {shown:?}");
-        // The key alone would exist for an hour at least.
+        // Without its lease, the key would exist for at least an hour.
         eventually(PATIENCE, "the short lock has ended at its own deadline", || {
             cli.reply(&format!("EXISTS {short}")) == Int(0)
         });

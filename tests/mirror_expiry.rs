@@ -6,7 +6,7 @@ use common::{command, server_and_cli};
 use redis::Value::{self, Int, Nil};
 
 const TTL_MS: i64 = 60_000;
-/// The age of the time that the server caches for a transaction or a script.
+/// How old the server's cached time is when the lock changes: the duration of the slow part.
 const BUSY_MS: i64 = 300;
 
 /// Lines that prepare `k`, and a transaction that begins with a slow command and then changes a

@@ -46,7 +46,7 @@ fn make_locks(cli: &mut Cli) -> Keys {
     for line in lines {
         assert_ne!(cli.reply(line), Nil, "{line}");
     }
-    eventually(PATIENCE, "its deadline has come", || cli.reply("EXISTS ended") == Int(0));
+    eventually(PATIENCE, "the lock has ended", || cli.reply("EXISTS ended") == Int(0));
     let keys = keys(cli);
     assert!(keys.len() >= 5, "{keys:?}");
     keys
@@ -72,7 +72,7 @@ fn appended(server: &Server) -> Vec<Vec<String>> {
         panic!("one increment")
     };
     let text = fs::read_to_string(path).unwrap();
-    // "*2", and then the length and the bytes of each of the two words.
+    // A command of two words is "*2", and then the length and the bytes of each word.
     let mut lines = text.split_terminator("\r\n");
     let mut commands = Vec::new();
     while let Some(head) = lines.next() {
@@ -131,10 +131,10 @@ fn append_only_file_is_read_without_the_module() {
 }
 
 #[test]
-fn locks_survive_an_append_only_file_switched_on_or_rewritten() {
+fn locks_survive_switching_on_and_rewriting_the_append_only_file() {
     let server = Server::with_module().start().unwrap();
     let mut cli = Cli::new(&server);
-    // Nothing receives the first writes. Then a file does.
+    // No file and no replica receives the first writes. Then a file is switched on.
     let before = make_locks(&mut cli);
     cli.reply("CONFIG SET appendonly yes");
     cli.ask::<i64>("LOCK.ACQUIRE while-it-is-written a 60000");
@@ -168,9 +168,9 @@ fn replica_without_the_module_has_the_same_keys() {
         on_replica.ask::<String>("INFO replication").contains("master_link_status:up")
     });
     make_locks(&mut cli);
-    let in_step =
+    let await_replica =
         |cli: &mut Cli| assert_eq!(cli.reply("WAIT 1 4000"), Int(1), "the replica is in step");
-    in_step(&mut cli);
+    await_replica(&mut cli);
     let locks = keys(&mut cli);
     assert!(locks.contains_key("before-it-came"));
     assert_eq!(keys(&mut on_replica), locks);
@@ -178,7 +178,7 @@ fn replica_without_the_module_has_the_same_keys() {
     for key in locks.keys() {
         cli.reply(&format!("LOCK.RELEASE {key} a"));
     }
-    in_step(&mut cli);
+    await_replica(&mut cli);
     assert_eq!(on_replica.reply("DBSIZE"), Int(0));
 }
 
@@ -214,14 +214,14 @@ fn append_only_file_has_plain_commands_with_absolute_expiries() {
     cli.ask::<i64>("LOCK.EXTEND k a 40000");
     let extended = cli.expires_at_ms("k").to_string();
     cli.ask::<i64>("LOCK.EXTEND k a 60000 TOKEN b");
-    let handed_over = cli.expires_at_ms("k").to_string();
+    let replaced = cli.expires_at_ms("k").to_string();
     cli.ask::<i64>("LOCK.RELEASE k b");
     assert_eq!(
         appended(&server),
         [
             vec!["SET", "k", "a", "PXAT", &acquired],
             vec!["PEXPIREAT", "k", &extended],
-            vec!["SET", "k", "b", "PXAT", &handed_over],
+            vec!["SET", "k", "b", "PXAT", &replaced],
             vec!["DEL", "k"],
         ]
     );
@@ -231,7 +231,7 @@ fn append_only_file_has_plain_commands_with_absolute_expiries() {
 fn append_only_file_has_the_end_of_a_lock_by_its_deadline() {
     let server = append_only().start().unwrap();
     let mut cli = Cli::new(&server);
-    // From now on the server removes an expired key only when a command uses it.
+    // From now on, the server removes an expired key only when a command uses the key.
     cli.reply("DEBUG SET-ACTIVE-EXPIRE 0");
     for line in ["PING", "PERSIST k"] {
         cli.reply("MULTI");
@@ -307,7 +307,7 @@ fn every_change_counts_towards_save_points() {
     for appendonly in ["no", "yes"] {
         let server = Server::with_module().arg("appendonly", appendonly).start().unwrap();
         let mut cli = Cli::new(&server);
-        // The node needs a turn of the loop to learn that there is no listener.
+        // In a turn of the loop, the node learns whether a replica or a file receives its writes.
         cli.reply("PING");
         for line in [
             "LOCK.ACQUIRE k@ a 50000",
@@ -355,9 +355,9 @@ fn end_by_deadline_counts_towards_save_points() {
     let before = changes(&mut cli);
     cli.reply("MULTI");
     cli.reply("LOCK.ACQUIRE k a 20");
-    // So that the module removes the key: the server does not count what it expires itself.
+    // Only the module removes a key without an expiry. The server does not count its own expiries.
     cli.reply("PERSIST k");
     assert_ne!(cli.reply("EXEC"), Nil);
-    eventually(PATIENCE, "its deadline has come", || cli.reply("DBSIZE") == Int(0));
-    assert_eq!(changes(&mut cli) - before, 3, "its beginning, PERSIST and its end");
+    eventually(PATIENCE, "the lock has ended", || cli.reply("DBSIZE") == Int(0));
+    assert_eq!(changes(&mut cli) - before, 3, "the grant, PERSIST and the end");
 }

@@ -11,8 +11,8 @@ use common::{Cli, command};
 use quorlock_testkit::{Server, ServerBuilder, eventually};
 use redis::Value::{Int, Nil};
 
-/// The largest ttl, for which a promoted replica abstains. A lock with this ttl outlasts the checks
-/// of a test.
+/// The largest ttl, which is also how long a promoted replica abstains. A lock with this ttl
+/// outlasts the checks of a test.
 const MAX_TTL_MS: u64 = 4000;
 
 /// Longer than an abstention, and than a replica needs to reconnect.
@@ -48,11 +48,11 @@ fn is_replica_of(cli: &mut Cli, master: &Server) -> bool {
         && replication(cli, "master_link_status") == "up"
 }
 
-/// Returns when the replica has the data of the master and follows it.
+/// Attaches the replica, and returns when it has the data of the master and follows the master.
 fn replicate(replica: &mut Cli, master: &Server) {
     replica.reply(&format!("REPLICAOF {} {}", Ipv4Addr::LOCALHOST, port(master)));
     eventually(PATIENCE, "the replica follows the master", || is_replica_of(replica, master));
-    // The master is the last to know that the replica follows it.
+    // The master learns later than the replica that the link is up.
     let mut on_master = Cli::new(master);
     eventually(PATIENCE, "the master knows its replica", || {
         replication(&mut on_master, "slave0").contains("state=online")
@@ -74,7 +74,7 @@ fn votes(cli: &mut Cli) -> bool {
 /// Checks that every change of a lock on `master` arrives at `replica`, which follows it.
 #[track_caller]
 fn assert_propagates(master: &mut Cli, replica: &mut Cli) {
-    // Two strings that existed before: one to release, one to adopt.
+    // Two foreign strings: one to release, one to adopt.
     for key in ["inherited", "adopted"] {
         master.reply(&format!("SET {key} a PX 600000"));
     }
@@ -174,7 +174,7 @@ fn locks_granted_during_a_full_synchronisation_arrive() {
         is_replica_of(&mut on_replica, &master)
     });
     await_replicas(1, &mut on_master);
-    // The last ones are young, so that none of them has ended.
+    // The last ten locks are so young that none has ended.
     for key in keys.max(10) - 10..keys {
         assert_eq!(
             on_replica.ask::<Option<String>>(&format!("GET k{key}")).as_deref(),

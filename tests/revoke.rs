@@ -28,7 +28,7 @@ fn value(cli: &mut Cli, key: &str) -> String {
     cli.ask(&format!("GET {key}"))
 }
 
-/// Checks that a value looks like that of a revoked lock's key: 32 hexadecimal digits.
+/// Checks that a value looks like one that REVOKE writes: 32 hexadecimal digits.
 #[track_caller]
 fn assert_looks_random(value: &str) {
     assert!(value.len() == 32 && value.bytes().all(|digit| digit.is_ascii_hexdigit()), "{value}");
@@ -42,8 +42,8 @@ fn field(cli: &mut Cli, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("{name} is a number"))
 }
 
-/// Starts a client that waits, and returns when it is in the queue. Joining the thread gives the
-/// answer and its time.
+/// Starts a client that waits, and returns when it is in the queue. The thread returns the answer
+/// and when it arrived.
 fn waiter(server: &Server, line: &str) -> JoinHandle<(Value, Instant)> {
     let (mut cli, mut other) = (Cli::new(server), Cli::new(server));
     let before = field(&mut other, "lock_waiters");
@@ -71,8 +71,8 @@ fn revoked_lock_can_be_released_and_not_extended() {
     assert_eq!(cli.reply("LOCK.ACQUIRE k b 60000"), Nil);
     let unknown = value(&mut cli, "k");
     assert_looks_random(&unknown);
-    assert!(cli.expires_at_ms("k").abs_diff(expires_at) <= 1, "it ends when it would have ended");
-    assert_eq!(cli.reply(&format!("LOCK.RELEASE k {unknown}")), Int(0), "its value is no token");
+    assert!(cli.expires_at_ms("k").abs_diff(expires_at) <= 1, "the lock keeps its deadline");
+    assert_eq!(cli.reply(&format!("LOCK.RELEASE k {unknown}")), Int(0), "the value is no token");
     assert_eq!(cli.reply("LOCK.REVOKE k"), Int(1));
     assert_eq!(value(&mut cli, "k"), unknown);
     let shown: HashMap<String, Value> = cli.ask("LOCK.INSPECT k");
@@ -94,14 +94,14 @@ fn revoked_lock_is_granted_to_a_waiter_only_at_its_deadline() {
     assert_eq!(cli.reply("LOCK.REVOKE k"), Int(1));
     let (reply, at) = next.join().unwrap();
     assert!(matches!(reply, Array(_)), "{reply:?}");
-    // The rates of the two clocks differ by less than 1 %.
+    // The clocks of the test and of the server differ in rate by less than 1 %.
     assert!(at.duration_since(before) >= Duration::from_millis(594));
     assert_eq!(value(&mut cli, "k"), "b");
     assert_eq!(cli.reply("LOCK.EXTEND k a 60000"), Nil);
 }
 
 #[test]
-fn now_ends_the_lock_at_once_and_serves_the_queue() {
+fn revoke_now_ends_the_lock_at_once_and_serves_the_queue() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
     let next = waiter(&server, "LOCK.ACQUIRE k b 60000 WAIT 30000");
@@ -223,7 +223,7 @@ fn transactions_and_scripts_revoke() {
     ] {
         cli.reply(line);
     }
-    let Array(replies) = cli.reply("EXEC") else { panic!("it was not aborted") };
+    let Array(replies) = cli.reply("EXEC") else { panic!("the transaction was aborted") };
     assert!(matches!(replies[..], [Int(_), Int(1), Nil, Int(1), Int(_)]), "{replies:?}");
     let script =
         "redis.call('LOCK.REVOKE', KEYS[1]) return redis.pcall('LOCK.EXTEND', KEYS[1], 'b', 60000)";

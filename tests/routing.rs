@@ -8,16 +8,16 @@ use common::{Cli, command, server_and_cli};
 use redis::Value::{Int, Nil, Okay};
 
 const OUT_OF_RANGE: &str = "ERR numkeys must be between 1 and 64";
-const NO_NUMBER: &str = "ERR value is not an integer";
+const NOT_AN_INTEGER: &str = "ERR value is not an integer";
 
-/// Impossible numbers of keys, with the beginning of the error. Two keys and a token follow.
+/// Wrong values of `numkeys` for two keys, with the beginning of the error.
 const WRONG_NUMBERS: [(&str, &str); 6] = [
-    ("x", NO_NUMBER),
+    ("x", NOT_AN_INTEGER),
     ("0", OUT_OF_RANGE),
     ("-1", OUT_OF_RANGE),
     ("65", OUT_OF_RANGE),
     ("9223372036854775807", OUT_OF_RANGE),
-    ("9223372036854775808", NO_NUMBER),
+    ("9223372036854775808", NOT_AN_INTEGER),
 ];
 
 #[test]

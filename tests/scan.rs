@@ -13,7 +13,7 @@ use redis::Value::{self, Array, BulkString, Int, Map, Nil};
 
 type Lock = HashMap<String, Value>;
 
-/// One call: the next cursor, and the locks.
+/// Calls the command once. Returns the next cursor, and the locks.
 #[track_caller]
 fn call(cli: &mut Cli, cursor: u64, options: &str) -> (u64, Vec<Lock>) {
     let (cursor, locks): (String, Vec<Lock>) = cli.ask(&format!("LOCK.SCAN {cursor}{options}"));
@@ -149,7 +149,7 @@ fn locks_that_stay_are_listed_while_others_come_and_go() {
 
 #[test]
 fn patterns_that_defeat_backtracking_are_matched_at_once() {
-    /// A backtracking matcher needs hours for one of these.
+    /// A backtracking matcher needs hours for one of these patterns.
     const AT_ONCE: Duration = Duration::from_secs(5);
     let (_server, mut cli) = server_and_cli();
     for number in 0..100 {
@@ -172,7 +172,7 @@ fn transactions_and_scripts_scan() {
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
     cli.reply("MULTI");
     cli.reply("LOCK.SCAN 0");
-    let Array(replies) = cli.reply("EXEC") else { panic!("it was not aborted") };
+    let Array(replies) = cli.reply("EXEC") else { panic!("the transaction was aborted") };
     assert!(matches!(&replies[..], [Array(reply)] if reply.len() == 2), "{replies:?}");
     let script = "return redis.call('LOCK.SCAN', 0)[2][1][2]";
     assert_eq!(cli.run::<Value>(command("EVAL").arg(script).arg(0)), BulkString(b"k".to_vec()));

@@ -64,7 +64,7 @@ fn send_all(cli: &mut Cli) {
     let _ = command("EXEC").query::<Value>(&mut cli.0);
 }
 
-/// A blocked command that is granted, and one that is not.
+/// Sends two commands that block: one is granted, and the other times out.
 fn wait_and_release(server: &Server, cli: &mut Cli) {
     let mut waiter = Cli::new(server);
     cli.reply("LOCK.ACQUIRE waited s3cret-1 60000");
@@ -78,7 +78,7 @@ fn wait_and_release(server: &Server, cli: &mut Cli) {
     cli.reply("LOCK.RELEASE waited s3cret-2");
 }
 
-/// What MONITOR shows while `work` is done.
+/// What MONITOR shows while `work` runs.
 fn monitored(server: &Server, work: impl FnOnce()) -> String {
     let path = server.url();
     let mut socket = UnixStream::connect(path.strip_prefix("redis+unix://").unwrap()).unwrap();

@@ -8,17 +8,17 @@ use redis::{Connection, RedisResult, cmd};
 const SET: &str = "eu-locks 2 1,2,4,5,6";
 const CHANGE: &str = "eu-locks 2 1,2,3>1,2,3,4";
 
-/// A redis.conf that loads the module, for one server or several.
-struct Node {
+/// A redis.conf that loads the module.
+struct RedisConf {
     /// Holds redis.conf.
     directory: tempfile::TempDir,
 }
 
-impl Node {
+impl RedisConf {
     fn new(arguments: &str, lines: &str) -> Self {
-        let node = Self { directory: tempfile::tempdir().expect("a directory can be made") };
-        node.write(arguments, lines);
-        node
+        let conf = Self { directory: tempfile::tempdir().expect("a directory can be made") };
+        conf.write(arguments, lines);
+        conf
     }
 
     fn write(&self, arguments: &str, lines: &str) {
@@ -35,11 +35,11 @@ impl Node {
     fn start(&self) -> Server {
         match self.builder().start() {
             Ok(server) => server,
-            Err(error) => panic!("{error}: {}", self.conf()),
+            Err(error) => panic!("{error}: {}", self.text()),
         }
     }
 
-    fn conf(&self) -> String {
+    fn text(&self) -> String {
         fs::read_to_string(self.directory.path().join("redis.conf")).expect("the file is there")
     }
 
@@ -48,11 +48,11 @@ impl Node {
     fn log_of_refusal(&self) -> String {
         match self.builder().start() {
             Err(StartError::Exited { status, log_tail }) => {
-                assert_eq!(status.code(), Some(1), "it does not crash: {status}\n{log_tail}");
+                assert_eq!(status.code(), Some(1), "no crash: {status}\n{log_tail}");
                 log_tail
             }
             Err(error) => panic!("{error}"),
-            Ok(_) => panic!("the server has started: {}", self.conf()),
+            Ok(_) => panic!("the server has started: {}", self.text()),
         }
     }
 }
@@ -76,7 +76,7 @@ fn config_set(connection: &mut Connection, value: &str) -> RedisResult<()> {
 #[test]
 fn node_without_a_set_has_an_empty_config_and_no_fields() {
     for (arguments, lines) in [("", ""), ("", "lock.set \"\""), ("", "lock.set \"  \"")] {
-        let server = Node::new(arguments, lines).start();
+        let server = RedisConf::new(arguments, lines).start();
         let connection = &mut server.connection();
         assert_eq!(config(connection), "");
         assert!(info(connection).is_empty());
@@ -97,7 +97,7 @@ fn lines_and_arguments_are_accepted_with_and_without_quotes() {
         ("max-ttl 5000 SET \"eu-locks 2 4,5,6,1,2\" rejoin-delay 0", ""),
         ("set us-locks 1 1", "lock.set eu-locks 2 1,2,4,5,6"),
     ] {
-        let server = Node::new(arguments, lines).start();
+        let server = RedisConf::new(arguments, lines).start();
         let connection = &mut server.connection();
         assert_eq!(config(connection), SET, "{arguments} {lines}");
         let fields = ["lock_set_name:eu-locks", "lock_set_id:2", "lock_set_members:1,2,4,5,6"];
@@ -109,15 +109,15 @@ fn lines_and_arguments_are_accepted_with_and_without_quotes() {
 fn command_line_accepts_a_set() {
     let server = Server::with_module().arg("lock.set", SET).start().expect("the set is valid");
     assert_eq!(config(&mut server.connection()), SET);
-    let builder = ["set", "eu-locks", "2", "1,2,4,5,6"].into_iter();
-    let builder = builder.fold(Server::with_module(), ServerBuilder::module_arg);
+    let words = ["set", "eu-locks", "2", "1,2,4,5,6"].into_iter();
+    let builder = words.fold(Server::with_module(), ServerBuilder::module_arg);
     let server = builder.start().expect("the set is valid");
     assert_eq!(config(&mut server.connection()), SET);
 }
 
 #[test]
 fn change_is_shown_with_both_lists() {
-    let server = Node::new("", &format!("lock.set {CHANGE}")).start();
+    let server = RedisConf::new("", &format!("lock.set {CHANGE}")).start();
     let connection = &mut server.connection();
     assert_eq!(config(connection), CHANGE);
     assert_eq!(info(connection)[2], "lock_set_members:1,2,3>1,2,3,4");
@@ -127,7 +127,7 @@ fn change_is_shown_with_both_lists() {
 
 #[test]
 fn set_is_fixed_at_start() {
-    let server = Node::new("", &format!("lock.set {SET}")).start();
+    let server = RedisConf::new("", &format!("lock.set {SET}")).start();
     let connection = &mut server.connection();
     for value in ["eu-locks 1 1,2,4,5,6", "", SET] {
         let error = config_set(connection, value).unwrap_err();
@@ -150,17 +150,17 @@ fn invalid_set_stops_the_start_and_the_log_says_what_to_write() {
         ("eu-locks 2 1,2>1,2,3,4", "adds 2 and removes 0 members; write a change that adds one"),
         ("eu-locks 2 1,2>2>1,2", "has more than one \">\"; write one change"),
     ] {
-        let log = Node::new("", &format!("lock.set {value}")).log_of_refusal();
+        let log = RedisConf::new("", &format!("lock.set {value}")).log_of_refusal();
         assert!(log.contains(says), "line {value}: {log}");
         assert!(log.contains("lock.set must be NAME ID MEMBERS"), "line {value}: {log}");
-        let log = Node::new(&format!("set \"{value}\""), "").log_of_refusal();
+        let log = RedisConf::new(&format!("set \"{value}\""), "").log_of_refusal();
         assert!(log.contains("lock: not loaded: ") && log.contains(says), "{value}: {log}");
     }
 }
 
 #[test]
-fn bytes_that_are_no_text_are_refused_and_logged_escaped() {
-    let log = Node::new("", "lock.set \"e\\xff\\x00\\x1b 2 1,2\"").log_of_refusal();
+fn bytes_that_are_not_text_are_refused_and_logged_escaped() {
+    let log = RedisConf::new("", "lock.set \"e\\xff\\x00\\x1b 2 1,2\"").log_of_refusal();
     assert!(log.contains("NAME \"e\\u{fffd}\\u{0}\\u{1b}\" in lock.set is not valid"), "{log}");
     assert!(!log.contains('\u{1b}'), "{log:?}");
 }
@@ -178,7 +178,7 @@ fn argument_without_a_value_or_given_twice_is_refused() {
         ("set eu 1 1 lock.set eu 1 1", "the module argument set is given twice"),
         ("sets eu 1 1", "unknown module argument; the arguments are: max-ttl"),
     ] {
-        let log = Node::new(arguments, "").log_of_refusal();
+        let log = RedisConf::new(arguments, "").log_of_refusal();
         assert!(log.contains(says), "{arguments}: {log}");
     }
 }
@@ -193,12 +193,12 @@ fn rewritten_redis_conf_means_the_same() {
         ("set \"eu-locks 2 1,2,4,5,6\" max-ttl 5000", ""),
         ("set us-locks 1 1", "lock.set eu-locks 2 1,2,4,5,6"),
     ] {
-        let node = Node::new(arguments, lines);
-        let mut server = node.start();
+        let conf = RedisConf::new(arguments, lines);
+        let mut server = conf.start();
         cmd("CONFIG").arg("REWRITE").exec(&mut server.connection()).expect("it is written");
         for _ in 0..2 {
-            server.restart().expect("what the server wrote starts it");
-            assert_eq!(config(&mut server.connection()), SET, "{}", node.conf());
+            server.restart().expect("the server starts with the file that it wrote");
+            assert_eq!(config(&mut server.connection()), SET, "{}", conf.text());
             cmd("CONFIG").arg("REWRITE").exec(&mut server.connection()).expect("it is written");
         }
     }
@@ -206,10 +206,10 @@ fn rewritten_redis_conf_means_the_same() {
 
 #[test]
 fn set_is_changed_by_a_restart() {
-    let node = Node::new("", "lock.set eu-locks 2 1,2,3");
-    let mut server = node.start();
+    let conf = RedisConf::new("", "lock.set eu-locks 2 1,2,3");
+    let mut server = conf.start();
     assert_eq!(info(&mut server.connection())[2], "lock_set_members:1,2,3");
-    node.write("", &format!("lock.set {CHANGE}"));
+    conf.write("", &format!("lock.set {CHANGE}"));
     server.restart().expect("the set is valid");
     assert_eq!(info(&mut server.connection())[2], "lock_set_members:1,2,3>1,2,3,4");
 }

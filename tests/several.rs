@@ -72,7 +72,7 @@ fn field(server: &Server, name: &str) -> u64 {
 }
 
 #[test]
-fn all_keys_are_taken_or_none() {
+fn all_keys_are_granted_or_none() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE b other 60000");
     assert_eq!(cli.reply("LOCK.MACQUIRE 3 a b c t 60000"), Nil);
@@ -95,7 +95,7 @@ fn all_keys_are_taken_or_none() {
 }
 
 #[test]
-fn fence_is_above_that_of_every_key_and_raises_each() {
+fn fence_exceeds_and_raises_the_fences_of_all_keys() {
     let (_server, mut cli) = server_and_cli();
     let mut highest = 0;
     for _ in 0..5 {
@@ -212,7 +212,7 @@ fn ended_lock_is_free_within_the_same_turn() {
 fn all_keys_end_at_the_deadline() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.MACQUIRE 3 a b c t 5");
-    eventually(PATIENCE, "it has ended", || field(&server, "lock_leases") == 0);
+    eventually(PATIENCE, "the lock has ended", || field(&server, "lock_leases") == 0);
     assert_eq!(exist(&mut cli, "a b c"), Int(0));
     assert_eq!(field(&server, "lock_ended_by_deadline"), 3);
 }
@@ -406,7 +406,7 @@ fn grant_to_a_client_that_is_gone_is_released_on_all_keys() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE b x 60000");
     let both = Waiter::new(&server, "LOCK.MACQUIRE 2 a b t 60000 WAIT 60000");
-    // In one turn of the loop: the client is granted the lock, and disconnected before its answer.
+    // In one turn, the client is granted the lock, and disconnected before it receives the answer.
     redis::pipe()
         .add_command(command("LOCK.RELEASE b x"))
         .add_command(command(&format!("CLIENT KILL ID {}", both.id)))
@@ -434,19 +434,19 @@ fn no_client_waits_in_a_transaction() {
 
 #[test]
 fn clients_with_overlapping_keys_in_any_order_are_all_granted() {
-    const EACH: usize = 40;
+    const LOCKS_PER_CLIENT: usize = 40;
     let server = server();
     let orders = ["2 a b", "2 b a", "2 b c", "2 c a", "3 c b a", "1 b"];
     let clients = orders.into_iter().enumerate().map(|(client, keys)| {
         let mut connection = server.connection();
         connection.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         thread::spawn(move || {
-            for turn in 0..EACH {
-                let token = format!("{client}-{turn}");
+            for number in 0..LOCKS_PER_CLIENT {
+                let token = format!("{client}-{number}");
                 let acquire = format!("LOCK.MACQUIRE {keys} {token} 60000 WAIT 60000");
                 let (fence, _): (i64, i64) = command(&acquire).query(&mut connection).unwrap();
                 for key in keys.split(' ').skip(1) {
-                    // A later writer has a larger fence; otherwise two clients held the key.
+                    // A later holder has a larger fence; otherwise two clients held the key.
                     let before: Option<i64> = cmd("GETSET")
                         .arg(format!("seen:{key}"))
                         .arg(fence)
@@ -478,11 +478,11 @@ fn keys_freed_together_go_to_the_first_waiter() {
             cli.reply(&format!("SET {key} theirs PX 600000"));
         }
         // Opens the queue of `delta` before that of `alpha`.
-        let leaves = Waiter::new(&server, "LOCK.ACQUIRE delta leaves 60000 WAIT 60000");
+        let leaving = Waiter::new(&server, "LOCK.ACQUIRE delta leaves 60000 WAIT 60000");
         let first = Waiter::new(&server, "LOCK.MACQUIRE 2 alpha beta first 60000 WAIT 60000");
         let second = Waiter::new(&server, "LOCK.MACQUIRE 2 beta delta second 60000 WAIT 60000");
         cli.reply("LOCK.RELEASE delta leaves");
-        leaves.await_refusal();
+        leaving.await_refusal();
         cli.reply(free);
         first.await_grant();
         assert!(second.waits(), "{free}");

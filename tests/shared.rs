@@ -183,7 +183,7 @@ fn inspect_and_scan_show_the_holders() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED OWNER one");
     let shown = inspect(&mut cli, "k");
-    assert_eq!(shown["owner"], BulkString("one".into()), "one label while there is one");
+    assert_eq!(shown["owner"], BulkString("one".into()), "one label while there is one holder");
     let fence: i64 = cli.ask("LOCK.ACQUIRE k b 60000 SHARED");
     cli.ask::<i64>("LOCK.ACQUIRE l w 60000");
     let shown = inspect(&mut cli, "k");
@@ -324,7 +324,7 @@ fn reload_leaves_readers_their_lock_and_a_crash_leaves_a_string() {
         assert_eq!(cli.reply(&format!("LOCK.RELEASE k {token}")), Int(0));
     }
     assert_eq!(inspect(&mut cli, "k")["mode"], BulkString("foreign".into()));
-    assert_eq!(cli.reply("LOCK.ACQUIRE k w 60000"), Nil, "it blocks until it expires");
+    assert_eq!(cli.reply("LOCK.ACQUIRE k w 60000"), Nil, "the string blocks the key");
     let waiter = Waiter::new(&server, "LOCK.ACQUIRE short w 60000 WAIT 30000");
     waiter.fence();
 }
@@ -368,7 +368,7 @@ fn nothing_blocks_in_transactions_and_scripts() {
     ] {
         cli.reply(line);
     }
-    let Array(replies) = cli.reply("EXEC") else { panic!("it was not aborted") };
+    let Array(replies) = cli.reply("EXEC") else { panic!("the transaction was aborted") };
     assert!(matches!(replies[..], [Int(_), Array(_), Nil, Int(1), Int(_)]), "{replies:?}");
     let script = "redis.call('LOCK.RELEASE', KEYS[1], 'b')
         redis.call('LOCK.ACQUIRE', KEYS[1], 'w', 60000)
@@ -429,7 +429,7 @@ fn module_is_not_unloaded_while_a_lock_is_shared() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED");
     assert!(command("MODULE UNLOAD lock").query::<Value>(&mut cli.0).is_err());
-    assert!(server.log().contains("only this module knows some of the locks. They are shared"));
+    assert!(server.log().contains("only this module knows some of the locks. Some are shared"));
     cli.reply("LOCK.RELEASE k a");
     cli.reply("MODULE UNLOAD lock");
 }

@@ -157,7 +157,7 @@ fn client_without_wait_does_not_overtake_waiters() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
     let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
-    // Both in one turn of the loop: the newcomer must not overtake the waiter.
+    // Both commands run in one turn: the newcomer must not overtake the waiter.
     let (_, newcomer): (Value, Value) = redis::pipe()
         .cmd("DEL")
         .arg("k")
@@ -252,7 +252,7 @@ fn client_that_is_gone_is_skipped() {
     let next = Waiter::new(&server, "k", "c", 60_000, 60_000);
     run(&server, &format!("CLIENT KILL ID {}", gone.id));
     assert!(gone.answer.join().unwrap().is_err());
-    eventually(PATIENCE, "its place is free", || waiters(&server) == 1);
+    eventually(PATIENCE, "the client has left the queue", || waiters(&server) == 1);
     release(&server, "k", "a");
     next.await_grant();
 }
@@ -263,7 +263,7 @@ fn lock_granted_to_a_killed_client_is_released() {
     acquire(&server, "k", "a", 60_000).unwrap();
     let gone = Waiter::new(&server, "k", "b", 60_000, 60_000);
     let next = Waiter::new(&server, "k", "c", 60_000, 60_000);
-    // Both in one turn of the loop.
+    // Both commands run in one turn, before the client receives its grant.
     let (released, _): (bool, Value) = redis::pipe()
         .cmd("LOCK.RELEASE")
         .arg("k")
@@ -378,7 +378,7 @@ fn waiters_are_limited_by_max_waiters() {
 }
 
 #[test]
-fn handover_is_replicated_as_one_set() {
+fn handover_is_propagated_as_one_set() {
     let server = start(Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always"));
     acquire(&server, "k", "aaa", 60_000).unwrap();
     let waiter = Waiter::new(&server, "k", "bbb", 60_000, 60_000);
@@ -418,7 +418,7 @@ fn unload_is_refused_while_a_client_waits() {
 #[test]
 fn waiter_for_a_foreign_key_is_served_when_its_expiry_is_shortened() {
     let server = server();
-    // From now on the server removes an expired key only when a command uses it.
+    // From now on, the server removes an expired key only when a command uses the key.
     run(&server, "DEBUG SET-ACTIVE-EXPIRE 0");
     run(&server, "SET k theirs PX 600000");
     let waiter = Waiter::new(&server, "k", "ours", 60_000, 60_000);

@@ -28,7 +28,7 @@ impl Waiter {
         Self(socket)
     }
 
-    /// The first line of its answer.
+    /// The first bytes of the answer.
     fn answer(&mut self) -> String {
         self.0.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut answer = [0; 64];
@@ -64,12 +64,12 @@ fn in_one_turn(cli: &mut Cli, lines: &[&str]) -> Vec<Value> {
 }
 
 #[test]
-fn waiter_out_of_time_does_not_keep_a_free_lock() {
+fn timed_out_waiters_do_not_keep_a_free_lock_from_newcomers() {
     for newcomer in ["LOCK.ACQUIRE k next 60000", "LOCK.MACQUIRE 2 k l next 60000"] {
         let (server, mut cli) = server_and_cli();
         assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
         let _waiters = wait(&server, &mut cli, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
-        // Their time ends before the release, and no answer leaves before the turn is over.
+        // The waits end before the release, but the server answers the waiters only after the turn.
         let replies =
             in_one_turn(&mut cli, &["DEBUG SLEEP 2.1", "LOCK.RELEASE k holder", newcomer]);
         assert_eq!(replies[1], Int(1));
@@ -78,7 +78,7 @@ fn waiter_out_of_time_does_not_keep_a_free_lock() {
 }
 
 #[test]
-fn waiter_behind_others_out_of_time_is_granted_at_once() {
+fn waiter_behind_timed_out_waiters_is_granted_at_once() {
     let (server, mut cli) = server_and_cli();
     assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
     let _waiters = wait(&server, &mut cli, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
@@ -91,7 +91,7 @@ fn waiter_behind_others_out_of_time_is_granted_at_once() {
 }
 
 #[test]
-fn waiter_in_time_keeps_a_free_lock_from_newcomers() {
+fn waiter_with_time_left_keeps_a_free_lock_from_newcomers() {
     let (server, mut cli) = server_and_cli();
     assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
     let _late = wait(&server, &mut cli, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
@@ -108,7 +108,7 @@ fn thousand_waiters_that_time_out_together_leave_the_lock_free() {
     let (server, mut cli) = server_and_cli();
     assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
     let _waiters = wait(&server, &mut cli, 1000, "LOCK.ACQUIRE k @ 60000 WAIT 6000");
-    // One turn dismisses far fewer waiters.
+    // The work of one turn answers far fewer waiters.
     let replies = in_one_turn(
         &mut cli,
         &["DEBUG SLEEP 6.1", "LOCK.RELEASE k holder", "LOCK.ACQUIRE k next 60000 WAIT 60000"],

@@ -12,7 +12,7 @@ use super::api::api;
 use super::{Ctx, MainThread, entry};
 use crate::{commands, module, server_events};
 
-/// The clients that wait. The server keeps each until the module unblocks it, exactly once.
+/// The clients that wait. The module must unblock each client exactly once, even if it is gone.
 #[derive(Default)]
 pub(crate) struct Blocked {
     /// Clients that are not unblocked yet.

@@ -9,8 +9,8 @@ use super::api::api;
 
 /// The wall clock minus the monotonic clock, in microseconds, read once in each turn of the loop.
 ///
-/// A mirror and its lease then agree even after a script of one second, in which the server's own
-/// time stands still.
+/// The wall clock that is computed from it advances during a long script, in which the server's own
+/// time stands still. So a mirror and its lease agree even then.
 static WALL_OFFSET_US: AtomicI64 = AtomicI64::new(UNKNOWN);
 const UNKNOWN: i64 = i64::MIN;
 
@@ -36,8 +36,8 @@ pub(crate) fn now() -> Now {
 
 /// Reads the wall clock through the server.
 ///
-/// Not through the C library: a Valkey server loads modules so that they bypass a C library's clock
-/// that a test has replaced.
+/// Not through the C library: a test can replace that library's clock for the server, but the calls
+/// of a module in Valkey bypass the replacement.
 fn wall_us() -> i64 {
     // SAFETY: the static is written only while the module is being loaded; neither function has
     // preconditions. Redis 7.0 has milliseconds only.

@@ -38,7 +38,7 @@ impl Number {
         };
         let this = std::ptr::from_ref(self).cast_mut().cast::<c_void>();
         // SAFETY: a live context while the module is being loaded; the name and `this` live for
-        // ever, and `this` is only read through.
+        // ever, and the callbacks only borrow `this`.
         let registered = unsafe {
             api!(RedisModule_RegisterNumericConfig(
                 ctx.as_ptr(),
@@ -88,7 +88,7 @@ impl Text {
     pub(crate) fn register(&'static self, ctx: &Ctx<'_>, default: &CStr) -> bool {
         let this = std::ptr::from_ref(self).cast_mut().cast::<c_void>();
         // SAFETY: a live context while the module is being loaded; the server copies the default;
-        // the name and `this` live for ever, and `this` is only read through.
+        // the name and `this` live for ever, and the callbacks only borrow `this`.
         let registered = unsafe {
             api!(RedisModule_RegisterStringConfig(
                 ctx.as_ptr(),

@@ -89,7 +89,7 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_WrongArity(self.ctx)) };
     }
 
-    /// Replies with an error. Its text never contains bytes of a client.
+    /// Replies with an error, whose text never contains bytes from a client.
     pub(crate) fn reply_error(&self, error: &impl Display) {
         let text = CString::new(error.to_string()).unwrap_or_else(|_| c"ERR internal error".into());
         // SAFETY: as above; the text is copied, and it is not a format.
@@ -97,7 +97,7 @@ impl Ctx<'_> {
     }
 
     /// Propagates a SET with an absolute expiry. Its receivers need no module.
-    pub(crate) fn propagate_set(&self, key: Arg<'_>, token: Arg<'_>, expires_at_ms: u64) {
+    pub(crate) fn propagate_set(&self, key: Arg<'_>, value: Arg<'_>, expires_at_ms: u64) {
         let at = i64::try_from(expires_at_ms).unwrap_or(i64::MAX);
         // SAFETY: a live context; "sscl" is two strings, a C string and a long long.
         unsafe {
@@ -107,7 +107,7 @@ impl Ctx<'_> {
                 ptr,
                 c"sscl".as_ptr(),
                 key.as_ptr(),
-                token.as_ptr(),
+                value.as_ptr(),
                 c"PXAT".as_ptr(),
                 at
             ))
@@ -151,7 +151,7 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_Replicate(self.ctx, c"PING".as_ptr(), c"".as_ptr())) };
     }
 
-    /// The listeners that the server reports. Assumes a listener whose field is missing.
+    /// The listeners that the server reports. A listener whose field is missing counts as present.
     pub(crate) fn listeners(&self) -> Listeners {
         let any = |section: &CStr, fields: &[&CStr]| {
             // SAFETY: a live context; the data is freed after it was read, and not used again.
@@ -213,7 +213,7 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) != 0 }
     }
 
-    /// Whether no other module is loaded. Call it while this module is still being loaded.
+    /// Whether no other module is loaded. Call it while this module loads and is not yet listed.
     pub(crate) fn is_only_module(&self) -> bool {
         // SAFETY: a live context; "c" is a C string; the reply is freed after it was read.
         unsafe {

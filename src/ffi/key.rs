@@ -39,13 +39,13 @@ impl<'ctx> Key<'ctx> {
         Self { open: key, kind, lives: PhantomData }
     }
 
-    /// Writes a token with an expiry.
+    /// Writes a string with an expiry.
     ///
     /// Deletes the key if the server refuses the expiry: a lock that never ends is worse than none.
-    pub(crate) fn set(&mut self, token: Arg<'_>, expires_at_ms: u64) -> Result<(), WriteRefused> {
+    pub(crate) fn set(&mut self, value: Arg<'_>, expires_at_ms: u64) -> Result<(), WriteRefused> {
         let key = self.open.ok_or(WriteRefused)?;
         // SAFETY: a key that is open for writing and a live string, which the server may keep.
-        let written = unsafe { api!(RedisModule_StringSet(key.as_ptr(), token.as_ptr())) };
+        let written = unsafe { api!(RedisModule_StringSet(key.as_ptr(), value.as_ptr())) };
         if written != raw::REDISMODULE_OK as i32 {
             return Err(WriteRefused);
         }
@@ -82,8 +82,8 @@ impl<'ctx> Key<'ctx> {
 
     /// The length of the string; `None` if the key holds no string.
     ///
-    /// Safe within a keyspace event. To read the value is not: the server may replace it while the
-    /// command uses it.
+    /// Safe within a keyspace event. Reading the value is not safe there: the server may replace
+    /// the value while the command uses it.
     pub(crate) fn value_bytes(&self) -> Option<usize> {
         let key = self.open.filter(|_| self.kind == Kind::Text)?;
         // SAFETY: an open key.
@@ -91,14 +91,14 @@ impl<'ctx> Key<'ctx> {
     }
 
     /// Whether the key holds a string with exactly this value.
-    pub(crate) fn holds(&self, token: &[u8]) -> bool {
+    pub(crate) fn holds(&self, value: &[u8]) -> bool {
         let Some(key) = self.open else { return false };
         let mut len = 0;
         // SAFETY: an open key that holds a string (checked first). The bytes are compared before
         // any other code can use the key. The lengths are compared first, because reading a short
         // value costs the server a copy.
         unsafe {
-            if self.kind != Kind::Text || api!(RedisModule_ValueLength(key.as_ptr())) != token.len()
+            if self.kind != Kind::Text || api!(RedisModule_ValueLength(key.as_ptr())) != value.len()
             {
                 return false;
             }
@@ -107,7 +107,7 @@ impl<'ctx> Key<'ctx> {
                 &raw mut len,
                 raw::REDISMODULE_READ as i32
             ));
-            !start.is_null() && std::slice::from_raw_parts(start.cast::<u8>(), len) == token
+            !start.is_null() && std::slice::from_raw_parts(start.cast::<u8>(), len) == value
         }
     }
 

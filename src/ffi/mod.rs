@@ -1,12 +1,13 @@
 //! All `unsafe` code, behind safe functions.
 //!
 //! - [`entry`]: the server's entry points: load, unload, and calls of commands.
-//! - [`Arg`], [`Args`], [`Name`]: the server's strings, lent and made.
+//! - [`Arg`], [`Args`], [`Name`]: strings of the server: lent by it, or made by this module.
 //! - [`Ctx`]: the context of a call: replies, propagates, notifies.
 //! - [`Key`]: an open key.
 //! - [`Blocked`]: the clients that wait.
 //! - [`Client`]: the identity of a client.
-//! - [`DetachedClient`]: the author of changes that the client of a command did not make.
+//! - [`DetachedClient`]: a client without a connection. Within a command, it is the author of the
+//!   changes that are not the command's own, such as a handover.
 //! - [`command`]: registers the commands and their documentation.
 //! - [`config`]: registers the settings.
 //! - [`info`]: the module's part of `INFO`.

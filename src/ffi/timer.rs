@@ -45,8 +45,8 @@ impl Timer {
 
     /// Makes sure that the loop wakes at `at`, or soon after.
     ///
-    /// Keeps the timer if it is set for an earlier moment. When it fires then, nothing is due yet,
-    /// and the next call sets it again.
+    /// Keeps the timer if it is set for an earlier moment. If nothing is due when it fires, the
+    /// next call sets it again.
     pub(crate) fn wake_at(&mut self, now: Monotonic, at: Monotonic) {
         if HAS_FIRED.swap(false, Ordering::Relaxed) {
             // It may have fired early: its clock is not exactly the clock of `now`.

@@ -25,7 +25,7 @@ pub(crate) fn server_and_cli() -> (Server, Cli) {
     (server, cli)
 }
 
-/// Parses a command line, split at spaces. The caller can add arguments that a line cannot hold.
+/// Splits a line into a command at spaces. The caller can add arguments that contain spaces.
 pub(crate) fn command(line: &str) -> Cmd {
     let mut command = Cmd::new();
     command.arg(line.split(' ').collect::<Vec<_>>());

@@ -1,7 +1,7 @@
 //! The longest command and the longest turn of the server while ten thousand clients wait.
 //!
-//! The events are a release, a deletion, the end of all waits in one moment together with a
-//! release, a flush, and thousands of disconnections. In one case nothing happens, for comparison.
+//! The measured events are a release, a deletion, a flush, thousands of disconnections, and a
+//! release at the moment in which all waits end. In one case nothing happens, for comparison.
 //! The server is stopped while the event is sent, so that it handles the whole event in one turn.
 //! PINGs follow, one after another. Their longest round trip is an upper bound of the longest turn.
 //! If a plain server has a similar event, clients that wait in `BLPOP` are measured too.
@@ -18,8 +18,8 @@ use crate::probes::{
     Slowest, begin_slowlog, on_separate_processors, raise_file_limit, slowest_duration,
     take_slowest,
 };
-use crate::report::Limit;
 use crate::report::Progress;
+use crate::report::TargetRow;
 use crate::report::readable;
 use quorlock_faults::harness::info;
 
@@ -36,15 +36,15 @@ const OTHER_FILES: usize = 256;
 const ROUNDS: usize = 3;
 /// A ttl longer than a round.
 const TTL_MS: u64 = 600_000;
-/// Time after which all waits end together. All other events must happen before.
+/// Time after which all waits end together. The events before that must be over by then.
 const WAITS_END_AFTER: Duration = Duration::from_secs(10);
-/// Time from the end of the waits until the stopped server continues.
+/// Time from the end of the waits to the moment in which the stopped server continues.
 const STOPPED_AFTER_END: Duration = Duration::from_millis(50);
-/// Number of PINGs between two looks at `INFO`, which shows when the event is over.
+/// Number of PINGs between two reads of `INFO`, which shows when the event is over.
 const PINGS: usize = 100;
 /// Time limit until a field of `INFO` has the expected value.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Time for which PINGs go on after the work is done.
+/// Time for which PINGs go on after `INFO` shows that the event is over.
 const AFTERWARDS: Duration = Duration::from_millis(300);
 
 /// Longest allowed duration of a command.
@@ -59,7 +59,7 @@ const CASE_HUNG_UP: &str = "then 5,000 of the others disconnect";
 /// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = ROUNDS as u64;
 
-/// The effects of an event.
+/// The figures of one event.
 struct Outcome {
     case: &'static str,
     slowest: Slowest,
@@ -73,7 +73,7 @@ struct Outcome {
 /// Measures each event several times.
 ///
 /// The best figure of each kind counts: other processes can only make a figure worse.
-pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Limit>> {
+pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<TargetRow>> {
     progress.begin("events while 10,000 clients wait");
     let files = raise_file_limit()?;
     let needed = WAITERS + OTHER_FILES;
@@ -88,7 +88,7 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Limit>> {
         };
         progress.step();
     }
-    Ok(best.into_iter().map(Outcome::into_limit).collect())
+    Ok(best.into_iter().map(Outcome::into_row).collect())
 }
 
 fn round() -> anyhow::Result<Vec<Outcome>> {
@@ -279,9 +279,9 @@ impl<'a> ObservedServer<'a> {
         Ok(info(&mut self.connection, section, field)? == value as u64)
     }
 
-    /// Lets the server handle an event in one turn.
+    /// Lets the server handle an event in one turn, and measures that event.
     ///
-    /// Then sends PINGs until a field of `INFO` has this value, and for a while longer.
+    /// Sends PINGs until a field of `INFO` has this value, and then for [`AFTERWARDS`].
     fn event(
         &mut self,
         case: &'static str,
@@ -290,10 +290,10 @@ impl<'a> ObservedServer<'a> {
     ) -> anyhow::Result<Outcome> {
         take_slowest(&mut self.connection)?;
         self.server.pause();
-        let outcome = send().and_then(|()| self.pinging.send("PING\r\n"));
+        let pinged = send().and_then(|()| self.pinging.send("PING\r\n"));
         let began = Instant::now();
         self.server.resume();
-        outcome?;
+        pinged?;
         self.pinging.expect("+PONG")?;
         let mut turn = began.elapsed();
         let mut done_at = None;
@@ -331,7 +331,7 @@ impl Outcome {
         }
     }
 
-    fn into_limit(self) -> Limit {
+    fn into_row(self) -> TargetRow {
         let Self { case, slowest, turn, peer } = self;
         let figures = |slowest: &Slowest, turn: Duration| match slowest {
             Some((name, duration)) => {
@@ -349,7 +349,7 @@ impl Outcome {
         };
         let peer =
             peer.map(|(slowest, turn)| format!("; with `BLPOP` {}", figures(&slowest, turn)));
-        Limit {
+        TargetRow {
             case: case.into(),
             measured: format!("{}{}", figures(&slowest, turn), peer.unwrap_or_default()),
             target: "no command longer than 5 ms",

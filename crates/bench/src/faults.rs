@@ -15,19 +15,19 @@ use crate::quorum::{
 use crate::report::Progress;
 use crate::report::Row;
 
-/// Number of turns of each quorum.
+/// Number of turns of each [`Setup`].
 const ROUNDS: u64 = 500;
 /// Number of rounds that do not count, because clients notice the fault in them.
 const WARM_UP_ROUNDS: u64 = 20;
-/// Number of concurrent locks, for the second figure.
+/// Number of locks in a group that is acquired at once.
 const AT_ONCE: usize = 10;
 /// Number of such groups in one turn.
-const AT_ONCE_BLOCK: usize = LOCKS_PER_ROUND / AT_ONCE;
+const GROUPS_PER_TURN: usize = LOCKS_PER_ROUND / AT_ONCE;
 /// Number of locks of the peer. Each takes up to a second, because the peer waits for the faulty
 /// node twice, each time for half a second.
 const PEER_LOCKS: usize = 5;
 
-/// Largest allowed ratio to healthy nodes.
+/// Largest allowed ratio of the time with a faulty node to the time with healthy nodes.
 const TARGET: f64 = 1.2;
 
 /// Number of steps of [`Progress`].
@@ -60,7 +60,7 @@ const FAULTY: [Condition; 3] = [
 ];
 
 /// Three nodes, both clients, and the latencies of Quorlock.
-struct Site {
+struct Setup {
     condition: Condition,
     quorum: Quorum,
     rslock: LockManager,
@@ -72,35 +72,35 @@ struct Site {
 /// Measures each fault beside healthy nodes.
 pub(crate) async fn measure(progress: Progress) -> anyhow::Result<Vec<Row>> {
     progress.begin("one of three nodes faulty");
-    let mut healthy = Site::start(HEALTHY).await?;
-    let mut behind_proxy = Site::start(HEALTHY_BEHIND_PROXY).await?;
+    let mut healthy = Setup::start(HEALTHY).await?;
+    let mut behind_proxy = Setup::start(HEALTHY_BEHIND_PROXY).await?;
     let mut faulty = Vec::new();
     for condition in FAULTY {
-        faulty.push(Site::start(condition).await?);
+        faulty.push(Setup::start(condition).await?);
     }
     for round in 0..WARM_UP_ROUNDS + ROUNDS {
-        for site in [&mut healthy, &mut behind_proxy].into_iter().chain(&mut faulty) {
+        for setup in [&mut healthy, &mut behind_proxy].into_iter().chain(&mut faulty) {
             if round == WARM_UP_ROUNDS {
-                (site.alone, site.ten_at_once) = (Latencies::new(), Latencies::new());
+                (setup.alone, setup.ten_at_once) = (Latencies::new(), Latencies::new());
             }
-            site.take_turn().await?;
+            setup.take_turn().await?;
         }
         progress.step();
     }
 
     // The peer mostly waits, so all faults are measured at the same time.
     let peers: Vec<_> =
-        faulty.iter().map(|site| tokio::spawn(measure_rslock(site.rslock.clone()))).collect();
+        faulty.iter().map(|setup| tokio::spawn(measure_rslock(setup.rslock.clone()))).collect();
     let mut rows = Vec::new();
-    for (site, peer) in faulty.iter().zip(peers) {
-        let healthy = if site.condition.is_behind_proxy { &behind_proxy } else { &healthy };
-        rows.extend(site.rows(healthy, &peer.await??));
+    for (setup, peer) in faulty.iter().zip(peers) {
+        let healthy = if setup.condition.is_behind_proxy { &behind_proxy } else { &healthy };
+        rows.extend(setup.rows(healthy, &peer.await??));
     }
     progress.step();
     Ok(rows)
 }
 
-impl Site {
+impl Setup {
     /// Starts the nodes, connects the clients, and injects the fault into the last node.
     async fn start(condition: Condition) -> anyhow::Result<Self> {
         let mut fleet = Fleet::start(NODES, 1, |_, builder| builder.tcp())?;
@@ -132,7 +132,7 @@ impl Site {
         for _ in 0..LOCKS_PER_ROUND {
             self.alone.record(acquire_and_release(&self.quorum, "orders/42").await?);
         }
-        for _ in 0..AT_ONCE_BLOCK {
+        for _ in 0..GROUPS_PER_TURN {
             let mut locks = JoinSet::new();
             for n in 0..AT_ONCE {
                 let quorum = self.quorum.clone();
@@ -147,7 +147,7 @@ impl Site {
         Ok(())
     }
 
-    /// Returns the figures, beside healthy nodes and beside the peer with the same fault.
+    /// Returns the figures beside those of healthy nodes, and beside the peer with the same fault.
     fn rows(&self, healthy: &Self, rslock: &Latencies) -> [Row; 3] {
         let name = self.condition.name;
         [

@@ -5,13 +5,13 @@
 //!
 //! The client sends a batch of a few commands and waits for all answers. So the work that the
 //! server does between two commands also falls into a batch. The processor time of the costliest
-//! batch is an upper bound for each command and each turn. It does not contain the time in which
-//! other processes run. The durations of single commands, from `SLOWLOG`, and the round trips while
-//! locks expire do contain it.
+//! batch is an upper bound for each command and each turn, and excludes the time in which other
+//! processes run. The durations of single commands, from `SLOWLOG`, include that time, as do the
+//! round trips while locks expire.
 //!
 //! A stall that growth causes occurs at the same number of leases in each round. A stall that
-//! another process causes does not. So each stretch of locks counts with its best round, and the
-//! result is that of the worst stretch.
+//! another process causes does not. So the best round of each stretch of locks counts, and the
+//! result is the figure of the worst stretch.
 
 use std::io::{Read as _, Write as _};
 use std::mem::replace;
@@ -25,8 +25,8 @@ use redis::{Connection, cmd};
 use crate::probes::{
     begin_slowlog, on_separate_processors, processor_time, slowest_duration, take_slowest,
 };
-use crate::report::Limit;
 use crate::report::Progress;
+use crate::report::TargetRow;
 use crate::report::readable;
 use quorlock_faults::harness::info;
 
@@ -43,7 +43,7 @@ const BATCH: u32 = 16;
 const ROUNDS: usize = 3;
 /// Ttl of the locks that are released.
 const TTL_MS: u64 = 3_600_000;
-/// Time from the last release to the expiry of the others, if the machine stays as fast.
+/// Least time from the last release to the expiry of the other locks, if the machine stays as fast.
 const SLACK: Duration = Duration::from_secs(3);
 /// Time limit for the server to remove the expired locks.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -56,7 +56,7 @@ const TARGET_BYTES: u64 = 200;
 /// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = 2 * ROUNDS as u64;
 
-/// The commands with which a server locks a key.
+/// The commands with which one of the servers locks a key.
 struct Dialect {
     acquire_name: &'static str,
     release_name: &'static str,
@@ -74,7 +74,7 @@ const LEASES: Dialect = Dialect {
         let server =
             Server::with_module().tcp().module_arg("max-ttl").module_arg(TTL_MS.to_string());
         let server = server.arg("enable-debug-command", "yes").start()?;
-        // The server's own search for expired keys takes up to 25 ms. It is not part of the module.
+        // Turns off the server's own expiry search: it takes up to 25 ms, even without the module.
         cmd("DEBUG").arg("SET-ACTIVE-EXPIRE").arg(0).exec(&mut server.connection())?;
         Ok(server)
     },
@@ -115,12 +115,12 @@ struct RoundFigures {
     /// The figures while the last locks expire, by the number of locks that are left. Here `batch`
     /// is the longest round trip, and `command` is not measured.
     deadlines: Vec<Stretch>,
-    /// The memory of each lock.
+    /// The memory of each lock, including its key.
     bytes: u64,
 }
 
 /// Measures both servers, several times.
-pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Limit>> {
+pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<TargetRow>> {
     progress.begin("to three million leases and back");
     let mut bests: [Option<RoundFigures>; 2] = [None, None];
     for _ in 0..ROUNDS {
@@ -135,7 +135,7 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Limit>> {
         }
     }
     let [Some(ours), Some(peer)] = bests else { unreachable!("there is a round") };
-    let slowest = |case: String, ours: Duration, peer_name: &str, peer: Duration| Limit {
+    let slowest = |case: String, ours: Duration, peer_name: &str, peer: Duration| TargetRow {
         case,
         measured: format!("{}; {peer_name} {}", readable(ours), readable(peer)),
         target: "≤ 3 ms",
@@ -176,7 +176,7 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Limit>> {
             &ours.deadlines,
             &peer.deadlines,
         ),
-        Limit {
+        TargetRow {
             case: format!("memory of each of {MEASURED} leases, beyond its key"),
             measured: format!("{bytes} bytes; the key {} bytes", peer.bytes),
             target: "≤ 200 bytes",
@@ -227,7 +227,7 @@ impl Dialect {
                 bytes = used_memory(connection)?.saturating_sub(memory) / u64::from(MEASURED);
             }
         }
-        // A million more acquires and two million releases follow: 1.5 times the commands so far.
+        // A million acquires and two million releases follow: 1.5 times as many commands as so far.
         let end = Instant::now() + 2 * began.elapsed() + SLACK;
         for first in (RELEASED..LOCKS).step_by(STRETCH as usize) {
             let left_ms =

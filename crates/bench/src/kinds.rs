@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::probes::{Latencies, lock_calls};
-use crate::report::{Limit, Progress, Row};
+use crate::report::{Progress, Row, TargetRow};
 
 /// Number of masters.
 const NODES: usize = 5;
@@ -20,7 +20,7 @@ const PERMITS: usize = 4;
 const TAKEN: usize = PERMITS / 2;
 /// A ttl longer than a measurement of latencies.
 const TTL: Duration = Duration::from_secs(60);
-/// Longer than any wait.
+/// Limit of a wait, longer than any that occurs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Number of turns of each kind of lock.
@@ -33,7 +33,7 @@ const LOCKS_PER_ROUND: usize = 10;
 const PERMIT_TARGET: f64 = 1.15;
 /// Number of commands of a lock on each node: one acquires it, and one releases it.
 const COMMANDS: f64 = 2.0;
-/// Largest allowed number. A late command of the previous turn may be counted too.
+/// Largest allowed [`COMMANDS`]. A late command of the previous turn may be counted too.
 const COMMANDS_MAX: f64 = 2.01;
 
 /// Number of clients that compete, each with connections of its own.
@@ -42,7 +42,7 @@ const CLIENTS: usize = 64;
 const HELD: Duration = Duration::from_millis(50);
 /// Duration of each measurement.
 const TIME: Duration = Duration::from_secs(6);
-/// Number of turns of each kind. Their sum counts.
+/// Number of turns of each kind. Their mean counts.
 const TURNS: u64 = 2;
 /// Smallest allowed ratio of the permits per second to the exclusive locks per second.
 const PERMITS_RATIO_MIN: f64 = 3.5;
@@ -51,18 +51,21 @@ const PERMITS_RATIO_MIN: f64 = 3.5;
 pub(crate) const STEPS: u64 = WARM_UP_ROUNDS + ROUNDS + 3 * TURNS;
 
 /// Measures latencies, and then locks per second.
-pub(crate) async fn measure(progress: Progress) -> anyhow::Result<(Vec<Row>, Vec<Limit>)> {
+pub(crate) async fn measure(progress: Progress) -> anyhow::Result<(Vec<Row>, Vec<TargetRow>)> {
     progress.begin("shared locks and permits beside an exclusive lock");
     let masters = Masters::start_with(NODES, |_, builder| builder.tcp())?;
-    let (rows, counted) = latencies(&masters, &progress).await?;
+    let (rows, commands) = latencies(&masters, &progress).await?;
     progress.begin("64 clients, each of which holds a lock for 50 ms");
-    let mut limits = vec![counted];
-    limits.extend(throughput(&masters, &progress).await?);
-    Ok((rows, limits))
+    let mut target_rows = vec![commands];
+    target_rows.extend(throughput(&masters, &progress).await?);
+    Ok((rows, target_rows))
 }
 
 /// Measures each kind in turn, while another client holds half of the permits and a shared lock.
-async fn latencies(masters: &Masters, progress: &Progress) -> anyhow::Result<(Vec<Row>, Limit)> {
+async fn latencies(
+    masters: &Masters,
+    progress: &Progress,
+) -> anyhow::Result<(Vec<Row>, TargetRow)> {
     let quorum = Quorum::connect(masters.urls()).await?;
     let other = Quorum::connect(masters.urls()).await?;
     let permits = |quorum: &Quorum| quorum.semaphore("encoder", PERMITS).ttl(TTL);
@@ -115,7 +118,7 @@ async fn latencies(masters: &Masters, progress: &Progress) -> anyhow::Result<(Ve
     ];
     let locks = u32::try_from(ROUNDS)? * u32::try_from(LOCKS_PER_ROUND * NODES)?;
     let each = f64::from(u32::try_from(commands)?) / f64::from(locks);
-    let counted = Limit {
+    let counted = TargetRow {
         case: format!(
             "commands on each of {NODES} nodes for a permit while {TAKEN} of {PERMITS} are taken"
         ),
@@ -150,7 +153,7 @@ async fn acquire_and_release(kind: &LockBuilder) -> anyhow::Result<Duration> {
 }
 
 /// Measures permits and shared locks beside exclusive locks that are held for the same time.
-async fn throughput(masters: &Masters, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
+async fn throughput(masters: &Masters, progress: &Progress) -> anyhow::Result<Vec<TargetRow>> {
     let clients: Vec<_> = join_all((0..CLIENTS).map(|_| Quorum::connect(masters.urls()))).await;
     let clients: Vec<_> = clients.into_iter().collect::<Result<_, _>>()?;
     let (mut exclusive, mut permits, mut readers) = (0.0, 0.0, 0.0);
@@ -167,7 +170,7 @@ async fn throughput(masters: &Masters, progress: &Progress) -> anyhow::Result<Ve
     let [exclusive, permits, readers] = [exclusive, permits, readers].map(|sum| sum / TURNS as f64);
     let ms = HELD.as_millis();
     Ok(vec![
-        Limit {
+        TargetRow {
             case: format!("{CLIENTS} clients for {PERMITS} permits, each held for {ms} ms"),
             measured: format!(
                 "{permits:.1} per second, {for_permits:.2} × one exclusive lock's {exclusive:.1}"
@@ -175,7 +178,7 @@ async fn throughput(masters: &Masters, progress: &Progress) -> anyhow::Result<Ve
             target: "≥ 3.5 × the exclusive lock's",
             met: for_permits >= PERMITS_RATIO_MIN,
         },
-        Limit {
+        TargetRow {
             case: format!("{CLIENTS} readers, each of which holds the lock for {ms} ms"),
             measured: format!(
                 "{readers:.0} per second, {for_readers:.0} × one exclusive lock's {exclusive:.1}"

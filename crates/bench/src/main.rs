@@ -1,7 +1,7 @@
 //! Quorlock side by side with its peers.
 //!
-//! Most figures are ratios of two things that are measured in turn in one run, because absolute
-//! times of one machine say little about another.
+//! Most figures compare two things that are measured in turn in one run, because the absolute times
+//! of one machine say little about another machine.
 //!
 //! - [`server_time`]: what a command costs the server, beside plain commands and scripts that do
 //!   the same
@@ -13,7 +13,7 @@
 //! - [`growth`]: the slowest command, the longest turn, and memory, up to three million leases and
 //!   back
 //! - [`bounds`]: the slowest command and the longest turn while ten thousand clients wait
-//! - [`versions`]: server time of one build of the module beside another
+//! - [`versions`]: server time of one build of the module, beside that of another
 //! - [`waiting`]: handing a lock over to waiters
 //! - [`kinds`]: shared locks and semaphores beside an exclusive lock
 //! - [`program`]: what `quorlock run` costs beside the command alone
@@ -44,12 +44,12 @@ use quorlock_testkit::{MODULE_VARIABLE, Server, module_path};
 use tokio::runtime::Runtime;
 use tokio::signal::ctrl_c;
 
-use crate::report::{Limits, Progress, Table};
+use crate::report::{Progress, Table, TargetTable};
 use crate::waiting::Waiting;
 use crate::waiting::processes::Behaviour;
 
 /// Load average above which figures are unreliable. More cores do not raise this limit, because
-/// they share caches.
+/// cores share caches.
 const LOAD_MAX: f64 = 1.0;
 
 /// Measures Quorlock side by side with its peers, and prints tables in Markdown.
@@ -137,7 +137,7 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
     let progress = Progress::new(groups.iter().map(|group| group.steps(&args.waiting)).sum());
     let runtime = Runtime::new().context("cannot start the runtime that the clients need")?;
     let mut table = Table::default();
-    let mut limits = Limits::default();
+    let mut targets = TargetTable::default();
     for group in groups {
         table.extend(match group {
             Group::ServerTime => server_time::measure(&progress)?,
@@ -146,24 +146,24 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
             Group::Throughput => in_task(&runtime, throughput::measure(progress.clone()))?,
             Group::Faults => in_task(&runtime, faults::measure(progress.clone()))?,
             Group::Kinds => {
-                let (rows, limits_of_kinds) = in_task(&runtime, kinds::measure(progress.clone()))?;
-                limits.extend(limits_of_kinds);
+                let (rows, targets_of_kinds) = in_task(&runtime, kinds::measure(progress.clone()))?;
+                targets.extend(targets_of_kinds);
                 rows
             }
             Group::Growth => {
-                limits.extend(growth::measure(&progress)?);
+                targets.extend(growth::measure(&progress)?);
                 continue;
             }
             Group::Bounds => {
-                limits.extend(bounds::measure(&progress)?);
+                targets.extend(bounds::measure(&progress)?);
                 continue;
             }
             Group::Program => {
-                limits.extend(program::measure(&progress)?);
+                targets.extend(program::measure(&progress)?);
                 continue;
             }
             Group::Waiting => {
-                limits.extend(in_task(&runtime, args.waiting.clone().measure(progress.clone()))?);
+                targets.extend(in_task(&runtime, args.waiting.clone().measure(progress.clone()))?);
                 continue;
             }
         });
@@ -174,17 +174,17 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
     let server = server_version()?;
     if !table.is_empty() {
         println!(
-            "{server} on {cores} cores, with the clients on the same ones. The server time of a command is the mean of all \
+            "{server} on {cores} cores, and the clients run on the same cores. The server time of a command is the mean of all \
              calls in the best round. The time of a plain command is the mean in the best of {} rounds. Where \
              tasks run at the same time, the time of a lock is the duration of the run, divided by the number of locks that \
              all tasks acquired. All other figures are the p50 of acquire + release.\n\n{table}",
             plain::ROUNDS,
         );
     }
-    if !limits.is_empty() {
-        println!("{server} on {cores} cores, with the clients on the same ones.\n\n{limits}");
+    if !targets.is_empty() {
+        println!("{server} on {cores} cores, and the clients run on the same cores.\n\n{targets}");
     }
-    let misses_a_target = table.misses_a_target() || limits.misses_a_target();
+    let misses_a_target = table.misses_a_target() || targets.misses_a_target();
     Ok(if args.check && misses_a_target { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -218,16 +218,16 @@ impl Group {
     }
 }
 
-/// Prints the server time of one build of the module beside another.
+/// Prints the server time of one build of the module beside that of another.
 fn compare_modules(module: &Path, against: &Path, check: bool) -> anyhow::Result<ExitCode> {
     warn_of_a_busy_machine();
     let progress = Progress::new(versions::STEPS);
-    let mut limits = Limits::default();
-    limits.extend(versions::measure(module, against, &progress)?);
+    let mut targets = TargetTable::default();
+    targets.extend(versions::measure(module, against, &progress)?);
     progress.finish();
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    println!("{}, load {}.\n\n{limits}", server_version()?, load.trim());
-    let fails = check && limits.misses_a_target();
+    println!("{}, load {}.\n\n{targets}", server_version()?, load.trim());
+    let fails = check && targets.misses_a_target();
     Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

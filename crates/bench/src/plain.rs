@@ -2,8 +2,8 @@
 //!
 //! Measures plain `SET` and `GET` of other keys on a server that also holds 100,000 leases, beside
 //! a server without the module that holds the same locks as strings of `SET NX PX`. A third server,
-//! also without the module, holds no locks. It is faster than both: if any key has an expiry, a
-//! server looks up the expiry of each requested key.
+//! also without the module, holds no locks. It is faster than the others: as soon as any key has an
+//! expiry, a server looks up the expiry of each requested key.
 //!
 //! As many connections as `redis-benchmark` opens keep the server busy. Each connection sends
 //! several commands before it reads an answer. The time of a command is the duration divided by the
@@ -21,7 +21,7 @@ use redis::{Cmd, Pipeline, Value, cmd};
 use crate::report::Progress;
 use crate::report::Row;
 
-/// Number of locks that are held.
+/// Number of held locks.
 const LOCKS: u32 = 100_000;
 /// A ttl longer than the measurement.
 const TTL_MS: u64 = 3_600_000;
@@ -31,15 +31,15 @@ const KEYS: u32 = 10_000;
 const CONNECTIONS: u32 = 50;
 /// Number of commands that a connection sends before it reads an answer.
 const PIPELINED: u32 = 16;
-/// Number of batches of a connection in a turn, which takes about ten milliseconds.
+/// Number of batches of a connection in a turn. A turn takes about ten milliseconds.
 const BATCHES: u32 = 20;
-/// Number of turns of each server. The best counts, as for [`server_time`](crate::server_time).
+/// Number of turns of each server. The best turn counts, as in [`server_time`](crate::server_time).
 pub(crate) const ROUNDS: u32 = 150;
-/// Number of times that all servers are started anew, because the memory layout differs.
+/// Number of times that all servers are started anew, because the memory layout differs each time.
 const SERVERS: u32 = 3;
 /// Time until the module has noticed that nothing receives its propagation.
 const WARM_UP: Duration = Duration::from_millis(1500);
-/// Largest allowed ratio of times: 0.97 × the throughput of the server without the module.
+/// Largest allowed ratio of times: the throughput is at least 0.97 × that without the module.
 const TARGET: f64 = 1.0 / 0.97;
 
 /// Number of steps of [`Progress`].
@@ -146,15 +146,14 @@ fn connect(server: &Server) -> anyhow::Result<Vec<TcpStream>> {
 
 impl Load {
     fn new(name: &'static str, answer: &str, request: impl Fn(&str) -> String) -> Self {
-        // A large prime: the keys are not in order, and all occur equally often.
+        // 7919 has no factor in common with KEYS, so the batches contain each key once, unordered.
         let key = |n: u32| format!("plain:{:04}", n * 7919 % KEYS);
-        let batch = |connection: u32| {
+        let batch = |index: u32| {
             (0..PIPELINED)
-                .map(|n| request(&key(connection * PIPELINED + n)))
+                .map(|n| request(&key(index * PIPELINED + n)))
                 .collect::<String>()
                 .into_bytes()
         };
-        // No two batches have a key in common.
         Self {
             name,
             requests: (0..KEYS / PIPELINED).map(batch).collect(),

@@ -77,10 +77,15 @@ impl Socket {
         Ok(Self { reader: BufReader::with_capacity(BUFFER_BYTES, stream), line: String::new() })
     }
 
-    /// Requests the lock `orders/42`, which all clients use, with the token of this client. Does
-    /// not read the reply.
+    /// Requests the lock `orders/42`, which all clients use, for a minute at most and with the
+    /// token of this client. Does not read the reply.
     pub(crate) fn ask_for_the_lock(&mut self, client: usize) -> anyhow::Result<()> {
-        self.send(&format!("LOCK.ACQUIRE orders/42 {client:032x} 60000 WAIT 60000\r\n"))
+        self.ask_for_the_lock_of(client, 60_000)
+    }
+
+    /// Does the same for a lock and a wait of `ms` milliseconds.
+    pub(crate) fn ask_for_the_lock_of(&mut self, client: usize, ms: u64) -> anyhow::Result<()> {
+        self.send(&format!("LOCK.ACQUIRE orders/42 {client:032x} {ms} WAIT {ms}\r\n"))
     }
 
     /// Releases the lock. Does not read the reply.
@@ -143,8 +148,7 @@ fn lock_calls_of(server: &Server) -> anyhow::Result<u64> {
 
 /// The shortest duration that the slow log records, in microseconds: `slowlog-log-slower-than`.
 const SLOWLOG_THRESHOLD_US: u64 = 100;
-/// The size of the slow log: `slowlog-max-len`. No measurement makes as many entries between two
-/// reads.
+/// The size of the slow log: `slowlog-max-len`. No measurement fills it between two reads.
 const ENTRIES_MAX: u32 = 10_000;
 
 /// Commands that the measurement itself sends, which are not counted.
@@ -191,7 +195,7 @@ pub(crate) fn raise_file_limit() -> anyhow::Result<usize> {
 
 /// Runs `measuring` on one processor and the servers on another, and unpins the servers afterwards.
 ///
-/// Otherwise the scheduler's choice of processors changes the results more than most effects
+/// Without this, the scheduler's choice of processors changes the results more than most effects
 /// that are measured.
 pub(crate) fn on_separate_processors<T: Send>(
     servers: &[&Server],

@@ -1,4 +1,4 @@
-//! What `quorlock run` adds to the time of a command: it starts, acquires and releases.
+//! What `quorlock run` adds to the time of a command: its start, the acquire and the release.
 
 use std::env;
 use std::process::{Command, Stdio};
@@ -8,12 +8,12 @@ use anyhow::{Context as _, ensure};
 use quorlock_testkit::Masters;
 
 use crate::probes::Latencies;
-use crate::report::Limit;
 use crate::report::Progress;
+use crate::report::TargetRow;
 
 const MASTERS: usize = 5;
 const ROUNDS: u64 = 300;
-/// Number of rounds that do not count, because files are read for the first time.
+/// Number of rounds that do not count, because files are read for the first time in them.
 const WARM_UP_ROUNDS: u64 = 20;
 /// Largest time that a lock may add to the command.
 const LONGER_MAX: Duration = Duration::from_millis(8);
@@ -22,7 +22,7 @@ const LONGER_MAX: Duration = Duration::from_millis(8);
 pub(crate) const STEPS: u64 = WARM_UP_ROUNDS + ROUNDS;
 
 /// Measures `true` under a lock and alone, in turn.
-pub(crate) fn measure(progress: &Progress) -> anyhow::Result<[Limit; 1]> {
+pub(crate) fn measure(progress: &Progress) -> anyhow::Result<[TargetRow; 1]> {
     progress.begin("quorlock run");
     let program = env::current_exe()?.with_file_name("quorlock");
     ensure!(program.exists(), "{} is not there: run `make bench-program`", program.display());
@@ -46,7 +46,7 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<[Limit; 1]> {
         progress.step();
     }
     let longer = took_under_lock.p50().saturating_sub(took_alone.p50());
-    Ok([Limit {
+    Ok([TargetRow {
         case: "`quorlock run` of `true` on five masters, one of them down, beside `true` alone"
             .into(),
         measured: format!("{longer:.1?} longer"),

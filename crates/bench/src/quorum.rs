@@ -17,10 +17,10 @@ use crate::report::Row;
 
 /// Number of nodes.
 pub(crate) const NODES: usize = 3;
-/// A ttl longer than the run.
+/// A ttl longer than any lock is held.
 const TTL: Duration = Duration::from_secs(30);
 /// How long a node may take to answer. `rslock` has the same limit: the default of redis-rs.
-const NODE_LIMIT: Duration = Duration::from_millis(500);
+const NODE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Number of locks of each client in a round.
 pub(crate) const LOCKS_PER_ROUND: usize = 10;
 
@@ -61,12 +61,12 @@ pub(crate) async fn measure(progress: Progress) -> anyhow::Result<Vec<Row>> {
     }])
 }
 
-/// Starts a quorum of nodes, on TCP.
+/// Starts [`NODES`] nodes that listen on TCP.
 pub(crate) fn start_masters() -> Result<Masters, StartError> {
     Masters::start_with(NODES, |_, builder| builder.tcp())
 }
 
-/// Opens a client with `TCP_NODELAY`, which our client sets too.
+/// Opens a client with `TCP_NODELAY`, which the client of Quorlock sets too.
 pub(crate) fn open(url: String) -> RedisResult<Client> {
     let info = url.into_connection_info()?;
     let settings = info.tcp_settings().clone().set_nodelay(true);
@@ -82,7 +82,7 @@ pub(crate) fn connect_rslock(urls: Vec<String>) -> anyhow::Result<LockManager> {
 /// Acquires and releases, and returns how long both took, with their confirmations.
 pub(crate) async fn acquire_and_release(quorum: &Quorum, key: &str) -> anyhow::Result<Duration> {
     let started = Instant::now();
-    let lock = quorum.lock(key).ttl(TTL).node_timeout(NODE_LIMIT).acquire().await?;
+    let lock = quorum.lock(key).ttl(TTL).node_timeout(NODE_TIMEOUT).acquire().await?;
     let released = lock.release().await?;
     let took = started.elapsed();
     ensure!(released == Released::Released, "a lock had ended before it was released");

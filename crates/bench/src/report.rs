@@ -83,27 +83,27 @@ impl fmt::Display for Row {
     }
 }
 
-/// Figures beside their limits, as a table in Markdown.
+/// Figures beside their targets, as a table in Markdown.
 #[derive(Default)]
-pub(crate) struct Limits {
-    rows: Vec<Limit>,
+pub(crate) struct TargetTable {
+    rows: Vec<TargetRow>,
 }
 
-/// One figure beside its limit.
-pub(crate) struct Limit {
+/// One figure beside its target.
+pub(crate) struct TargetRow {
     /// The operation.
     pub(crate) case: String,
     /// The figure, for readers.
     pub(crate) measured: String,
-    /// The limit, for readers.
+    /// The target, for readers.
     pub(crate) target: &'static str,
-    /// Whether the figure is within the limit.
+    /// Whether the figure meets the target.
     pub(crate) met: bool,
 }
 
-impl Limits {
+impl TargetTable {
     /// Adds rows at the end.
-    pub(crate) fn extend(&mut self, rows: impl IntoIterator<Item = Limit>) {
+    pub(crate) fn extend(&mut self, rows: impl IntoIterator<Item = TargetRow>) {
         self.rows.extend(rows);
     }
 
@@ -112,13 +112,13 @@ impl Limits {
         self.rows.is_empty()
     }
 
-    /// Returns whether any figure exceeds its limit.
+    /// Returns whether any figure misses its target.
     pub(crate) fn misses_a_target(&self) -> bool {
         self.rows.iter().any(|row| !row.met)
     }
 }
 
-impl fmt::Display for Limits {
+impl fmt::Display for TargetTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "| case | measured | target | |")?;
         writeln!(f, "|---|---|---|---|")?;
@@ -126,7 +126,7 @@ impl fmt::Display for Limits {
     }
 }
 
-impl fmt::Display for Limit {
+impl fmt::Display for TargetRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { case, measured, target, met } = self;
         let met = if *met { "met" } else { "**missed**" };
@@ -134,7 +134,7 @@ impl fmt::Display for Limit {
     }
 }
 
-/// Formats a duration with about three digits.
+/// Formats a duration for readers: with two decimals below 10 µs, and otherwise with none.
 pub(crate) fn readable(duration: Duration) -> String {
     let us = duration.as_secs_f64() * 1e6;
     match us {
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn ratio_above_its_target_misses_even_when_printed_the_same() {
+    fn ratio_above_its_target_misses_even_if_it_prints_as_the_target() {
         assert!(!row(125, Some(1.25)).misses_its_target());
         let above = Row { ours: Duration::from_nanos(125_001), ..row(125, Some(1.25)) };
         assert!(above.misses_its_target());

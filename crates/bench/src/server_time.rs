@@ -1,7 +1,7 @@
 //! What a command costs the server, as `INFO commandstats` counts it.
 //!
-//! The time to read a command and to write the answer does not count: it is the same for all. The
-//! time of a script includes the commands in it.
+//! The time to read a command and to write the answer does not count: it is the same for all
+//! commands. The time of a script includes the commands in it.
 
 use std::time::{Duration, Instant};
 
@@ -19,15 +19,15 @@ const MEASUREMENTS: [Measurement; 2] = [
     Measurement { keys: 20_000, rounds: 30, targets: [Some(1.2), None, Some(0.35)] },
     Measurement { keys: 200_000, rounds: 9, targets: [Some(1.4), None, None] },
 ];
-/// Number of commands that are sent before an answer is read, so that the server is seldom idle.
+/// Number of commands that are sent before an answer is read, so that the server is rarely idle.
 const PIPELINED: usize = 500;
 /// Number of servers over which the rounds are spread, because the memory layout differs from
 /// server to server.
 const SERVERS: u32 = 3;
 /// Time until the module has noticed that the server has no replica and no append-only file.
 ///
-/// It checks once a second. From then on it propagates nothing, as the server does for its own
-/// commands.
+/// The module checks once a second. Once it has noticed, it propagates nothing, as the server does
+/// for its own commands.
 pub(crate) const WARM_UP: Duration = Duration::from_millis(1500);
 
 /// A ttl longer than a round.

@@ -2,9 +2,9 @@
 //! the same commands, and beside `rslock`.
 //!
 //! All tasks share one client, which has one connection to each node. Each task acquires and
-//! releases a lock of its own, again and again. The bare loop awaits a majority of answers and
-//! checks nothing else: no fence, no clock, no refusal. The other answers arrive while it acquires
-//! its next lock.
+//! releases a lock of its own, again and again. The bare loop awaits a majority of answers, and
+//! checks neither fences nor validity. A refusal ends the measurement. The answers beyond the
+//! majority arrive while the loop acquires its next lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,9 +26,9 @@ use crate::quorum::{acquire_and_release, acquire_and_release_by_rslock, connect_
 use crate::report::Progress;
 use crate::report::Row;
 
-/// Number of nodes.
+/// Numbers of nodes.
 const NODES: [usize; 2] = [3, 5];
-/// Number of tasks.
+/// Numbers of tasks.
 const TASKS: [usize; 3] = [1, 16, 128];
 /// Duration of a turn.
 const TURN: Duration = Duration::from_millis(200);
@@ -42,9 +42,9 @@ const TTL_MS: u64 = 30_000;
 const OWNER: &str = "host.example.com:12345";
 /// Size of the queue of a connection of the bare loop.
 const QUEUE_MAX: usize = 65_536;
-/// Largest allowed ratio of times: 0.9 × the throughput of the bare loop.
+/// Largest allowed ratio of times: the throughput is at least 0.9 × that of the bare loop.
 const TARGET_OF_BARE: f64 = 1.0 / 0.9;
-/// Largest allowed ratio of times with the most tasks: 2.5 × the throughput of the peer.
+/// Largest allowed ratio of times with the most tasks: at least 2.5 × the throughput of the peer.
 const TARGET_OF_RSLOCK: f64 = 1.0 / 2.5;
 
 /// Number of steps of [`Progress`].
@@ -68,7 +68,7 @@ struct Bare {
 /// The unanswered requests of one task. Each answer arrives with the number of its request.
 #[derive(Default)]
 struct InFlight {
-    requests: u64,
+    sent: u64,
     answers: FuturesUnordered<BoxFuture<'static, (u64, RedisResult<Value>)>>,
 }
 
@@ -106,9 +106,9 @@ async fn compare(
     let mut totals = [Total::default(); 3];
     // The first round does not count: scripts are loaded, and tables grow.
     for round in 0..=ROUNDS {
-        for turn in 0..lock_clients.len() {
-            // The order changes, so that no client always follows the same one.
-            let index = (turn + round as usize) % lock_clients.len();
+        for place in 0..lock_clients.len() {
+            // The order changes, so that no client always follows the same other client.
+            let index = (place + round as usize) % lock_clients.len();
             let (turn, total) = (lock_clients[index].turn(tasks).await?, &mut totals[index]);
             if round > 0 {
                 total.time += turn.time;
@@ -127,8 +127,8 @@ async fn compare(
         peer,
         target,
     };
-    let of_rslock = TASKS.iter().all(|others| *others <= tasks).then_some(TARGET_OF_RSLOCK);
-    Ok([row("bare loop", bare, Some(TARGET_OF_BARE)), row("rslock 0.10", rslock, of_rslock)])
+    let rslock_target = TASKS.iter().all(|others| *others <= tasks).then_some(TARGET_OF_RSLOCK);
+    Ok([row("bare loop", bare, Some(TARGET_OF_BARE)), row("rslock 0.10", rslock, rslock_target)])
 }
 
 impl LockClient {
@@ -187,8 +187,8 @@ impl Bare {
         let mut connections = Vec::new();
         for url in urls {
             let client = open(url)?;
-            // As in our client, the queue is so large that no request waits for a place in it. A
-            // later request could overtake a request that waits.
+            // As in Quorlock's client, the queue is so large that no request waits for a place in
+            // it. Otherwise a later request could overtake a waiting one.
             let config = AsyncConnectionConfig::new()
                 .set_response_timeout(None)
                 .set_pipeline_buffer_size(QUEUE_MAX);
@@ -203,7 +203,7 @@ impl Bare {
         let fence = UNIX_EPOCH.elapsed().context("the clock is before 1970")?.as_micros();
         let mut acquire = cmd("LOCK.ACQUIRE");
         acquire.arg(key).arg(&token).arg(TTL_MS).arg("FENCE").arg(u64::try_from(fence)?);
-        // This label is as long as the default label of our client.
+        // This label is as long as the default label of Quorlock's client.
         acquire.arg("OWNER").arg(OWNER);
         self.ask_all(acquire, in_flight).await?;
         self.ask_all(cmd("LOCK.RELEASE").arg(key).arg(&token).take(), in_flight).await
@@ -211,11 +211,11 @@ impl Bare {
 
     /// Sends a command to all nodes, and returns once a majority has agreed.
     async fn ask_all(&self, command: Cmd, in_flight: &mut InFlight) -> anyhow::Result<()> {
-        in_flight.requests += 1;
-        let (request, command) = (in_flight.requests, Arc::new(command));
+        in_flight.sent += 1;
+        let (request, command) = (in_flight.sent, Arc::new(command));
         for connection in &self.connections {
             let (mut connection, command) = (connection.clone(), Arc::clone(&command));
-            // As in our client, the budget that tokio gives each task does not delay the sending.
+            // As in Quorlock's client, tokio's budget for each task does not delay the sending.
             let answer = async move { (request, connection.send_packed_command(&command).await) };
             in_flight.answers.push(unconstrained(answer).boxed());
         }

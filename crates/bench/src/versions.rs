@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 use quorlock_testkit::Server;
 use redis::Connection;
 
-use crate::report::{Limit, Progress, median, readable};
+use crate::report::{Progress, TargetRow, median, readable};
 use crate::server_time::{TTL_MS, WARM_UP, Workload, lock_workloads};
 
 /// Number of keys that are locked, extended and released in a round.
 const KEYS: u32 = 20_000;
-/// Number of pairs of servers, one server for each build. There are many, because the memory layout
-/// differs from server to server.
+/// Number of pairs of servers, one server for each build. There are many pairs, because the memory
+/// layout differs from server to server.
 const PAIRS: usize = 20;
-/// Number of rounds of each server. The two servers of a pair take turns. The best counts: other
-/// processes can only make a round slower.
+/// Number of rounds of each server. The two servers of a pair take turns. The best round counts:
+/// other processes can only make a round slower.
 const ROUNDS: usize = 10;
-/// Largest allowed median, over all pairs, of this build's time divided by the other's.
+/// Largest allowed median, over all pairs, of the ratio of this build's time to the other's.
 const RATIO_MAX: f64 = 1.05;
 
 /// Number of steps of [`Progress`].
@@ -36,7 +36,7 @@ pub(crate) fn measure(
     module: &Path,
     against: &Path,
     progress: &Progress,
-) -> anyhow::Result<Vec<Limit>> {
+) -> anyhow::Result<Vec<TargetRow>> {
     progress.begin("server time per call, two builds of the module");
     let workloads = lock_workloads(KEYS);
     let mut pairs = Vec::new();
@@ -70,7 +70,7 @@ pub(crate) fn measure(
                 .map(|(ours, theirs)| ours[command].as_secs_f64() / theirs[command].as_secs_f64()),
         );
         let [ours, theirs] = [ours, theirs].map(|time| readable(Duration::from_secs_f64(time)));
-        Limit {
+        TargetRow {
             case: format!("server time of `{name}`, {KEYS} keys, beside another build"),
             measured: format!("{ratio:.3}, the median of {PAIRS} ratios; {ours} beside {theirs}"),
             target: "≤ 1.05",

@@ -9,9 +9,9 @@ use quorlock_client::Quorum;
 use crate::args::{TTL, check_key, check_ttl, seconds};
 use crate::config::Defaults;
 use crate::duration::duration;
-use crate::handle::Format;
+use crate::handle::HandleOutput;
 use crate::nodes::{self, NodeArgs};
-use crate::run::{self, CLOSE_LIMIT, code_of, is_hopeless};
+use crate::run::{self, CLOSE_LIMIT, exit_code_for, waiting_cannot_help};
 use crate::signals::Signals;
 use crate::{advice, exit, say};
 
@@ -31,7 +31,7 @@ pub(crate) struct Acquire {
     key: OsString,
 
     #[command(flatten)]
-    format: Format,
+    format: HandleOutput,
 
     /// How long the lock lasts unless it is extended, at least 100ms [default: 10s]
     #[arg(long, value_parser = duration, value_name = "TIME")]
@@ -106,10 +106,10 @@ async fn acquire_and_print(
             args.format.detach_and_print(quorum, lock).await?;
             Ok(ExitCode::SUCCESS)
         }
-        Err(error) if is_hopeless(&error) => Err(advice::on_acquire(error)),
+        Err(error) if waiting_cannot_help(&error) => Err(advice::on_acquire(error)),
         Err(error) => {
             say(format_args!("not acquired: {}", advice::describe(&error)));
-            Ok(ExitCode::from(code_of(&error, exit::CONFLICT)))
+            Ok(ExitCode::from(exit_code_for(&error, exit::CONFLICT)))
         }
     }
 }

@@ -5,7 +5,7 @@ use quorlock_client::{AcquireError, AttachError, NodeError, Nodes};
 
 use crate::duration::text_of_ms;
 
-/// Adds advice to an error of an acquisition that waiting cannot resolve.
+/// Adds advice to an acquisition error that waiting cannot resolve.
 pub(crate) fn on_acquire(error: AcquireError) -> anyhow::Error {
     match &error {
         AcquireError::NoQuorum { nodes } => about_ttl(nodes).unwrap_or_else(|| error.into()),
@@ -24,12 +24,12 @@ pub(crate) fn describe(error: &AcquireError) -> String {
     }
 }
 
-/// Makes the error of an attach that failed on these nodes, with advice.
+/// Returns the error of an attach that found no majority among these nodes, with advice.
 pub(crate) fn on_attach(nodes: Nodes) -> anyhow::Error {
     about_ttl(&nodes).unwrap_or_else(|| AttachError::NoQuorum { nodes }.into())
 }
 
-/// Returns an error that advises a smaller ttl; `None` unless a node refused the ttl as too long.
+/// Returns an error that advises a smaller ttl, if a node refused the ttl as too long.
 fn about_ttl(nodes: &Nodes) -> Option<anyhow::Error> {
     let limits = nodes.failed().filter_map(|(node, error)| match error {
         NodeError::TtlTooLong { max_ms } => Some((*max_ms, node)),

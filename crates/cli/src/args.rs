@@ -27,8 +27,8 @@ use crate::up::Up;
 
 /// The default ttl of a lock.
 pub(crate) const TTL: Duration = Duration::from_secs(10);
-/// The shortest ttl. A part of it must suffice to start a process, to extend the lock, or to stop
-/// the command.
+/// The shortest ttl of a lock. A fraction of the ttl must be enough time to start a process, to
+/// extend the lock, or to stop the command.
 const TTL_MIN: Duration = Duration::from_millis(100);
 
 /// Distributed locks on a majority of Redis or Valkey masters.
@@ -117,8 +117,8 @@ pub(crate) struct Run {
     #[arg(short = 'E', long, default_value_t = exit::CONFLICT, value_name = "N")]
     pub(crate) conflict_exit_code: u8,
 
-    /// Keep the lock for at least this long, even if the command ends sooner. After TERM, INT or
-    /// QUIT, the lock is released as soon as the command has ended. The exit code is the command's
+    /// Keep the lock for at least this long, even if the command ends sooner. TERM, INT and QUIT
+    /// end this time, and so does HUP after the command. The exit code is the command's
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) hold_at_least: Option<Duration>,
 

@@ -131,9 +131,9 @@ pub(crate) fn is_readable_by_others(path: &Path) -> bool {
         .is_ok_and(|metadata| metadata.mode() & READABLE_BY_OTHERS != 0 && metadata.is_file())
 }
 
-/// Reads a list of nodes, or one text with commas, as in `QUORLOCK_NODES`.
+/// Reads a list of nodes, or one string with commas, as in `QUORLOCK_NODES`.
 ///
-/// Accepts a text, because serde's own error would quote the text, password included.
+/// Accepts the string, because serde's own error would quote it, password included.
 fn node_list<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
     struct NodeList;
     impl<'de> Visitor<'de> for NodeList {

@@ -2,8 +2,8 @@
 
 use url::Url;
 
-/// The schemes that the client library connects to. [`Endpoint::parse`] also accepts schemes
-/// of Sentinel and Cluster, since the library explains why it does not support them.
+/// The schemes that the client library connects to. [`Endpoint::parse`] also accepts schemes of
+/// Sentinel and Cluster: a later error explains why they are not supported.
 const SCHEMES: [&str; 7] =
     ["redis", "rediss", "valkey", "valkeys", "redis+unix", "valkey+unix", "unix"];
 const TLS_SCHEMES: [&str; 2] = ["rediss", "valkeys"];
@@ -26,7 +26,8 @@ impl Endpoint {
             );
         }
         if text.starts_with('/') {
-            return Err(format!("{text} has no scheme: write redis+unix://{text}"));
+            let path = without_secrets(text);
+            return Err(format!("{path} has no scheme: write redis+unix://{path}"));
         }
         let has_scheme = text.contains("://");
         let url =
@@ -107,8 +108,13 @@ impl Endpoint {
 }
 
 /// Removes the parts that may contain a password: all before the last `@`, and all after a `?`.
+///
+/// If a `?` comes before an `@`, either may be a part of the password, so nothing remains.
 fn without_secrets(text: &str) -> &str {
-    let address = text.split('?').next().unwrap_or_default();
+    let (address, query) = text.split_once('?').unwrap_or((text, ""));
+    if query.contains('@') {
+        return "this URL";
+    }
     address.rsplit('@').next().unwrap_or_default()
 }
 
@@ -138,6 +144,9 @@ mod tests {
             ("http://u:s3cret@a", "http:// is not the scheme"),
             ("u:s3cret@a:99999", "a:99999: invalid port"),
             ("redis://u:s3cret@:6379", "redis://host:port"),
+            ("redis://u:s3cret?s3cret@a:99999", "this URL: invalid port"),
+            ("/tmp/s?pass=s3cret", "write redis+unix:///tmp/s"),
+            ("/tmp/s?pass=@s3cret", "redis+unix://this URL"),
             ("redis:///0", "names no host"),
             (":6379", "redis://host:port"),
             ("", "redis://host:port"),

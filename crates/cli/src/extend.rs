@@ -5,7 +5,7 @@ use quorlock_client::{AttachError, DetachedLock, NodeError, Nodes, Quorum};
 
 use crate::args::check_ttl;
 use crate::duration::duration;
-use crate::handle::{Format, HandleArg};
+use crate::handle::{HandleArg, HandleOutput};
 use crate::nodes::{self, NodeArgs};
 use crate::run::CLOSE_LIMIT;
 use crate::signals::Signals;
@@ -22,7 +22,7 @@ pub(crate) struct Extend {
     handle: HandleArg,
 
     #[command(flatten)]
-    format: Format,
+    format: HandleOutput,
 
     /// How long the lock lasts from now [default: as before]
     #[arg(long, value_parser = duration, value_name = "TIME")]
@@ -84,7 +84,7 @@ async fn extend_and_print(
     Ok(ExitCode::from(code))
 }
 
-/// Returns whether so many nodes reported a revocation that the others cannot form a majority.
+/// Returns whether so many nodes reported a revocation that the others are no majority.
 fn is_revoked(nodes: &Nodes) -> bool {
     let revoked =
         nodes.failed().filter(|(_, error)| matches!(error, NodeError::Revoked { .. })).count();

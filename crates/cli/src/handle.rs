@@ -25,7 +25,7 @@ pub(crate) struct HandleArg {
 
 /// How a handle is printed.
 #[derive(clap::Args)]
-pub(crate) struct Format {
+pub(crate) struct HandleOutput {
     /// Print JSON: handle, key, fence, `ttl_ms`, `expires_unix_ms`
     #[arg(long)]
     json: bool,
@@ -67,7 +67,7 @@ impl HandleArg {
     }
 }
 
-impl Format {
+impl HandleOutput {
     /// Detaches the lock from this process and prints its handle.
     ///
     /// Releases the lock if the handle cannot be printed: no other process could release it.

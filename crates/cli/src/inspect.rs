@@ -70,10 +70,10 @@ pub(crate) async fn inspect(args: Inspect) -> anyhow::Result<ExitCode> {
 /// What the answers of the nodes say about a lock.
 pub(crate) struct Summary<'a> {
     pub(crate) verdict: Verdict,
-    /// The lock; `None` unless a majority holds the same one.
+    /// The lock; `None` if no majority of the nodes has the same one.
     pub(crate) held: Option<&'a HeldLock>,
     /// The time since the first node granted the lock; `None` if no lock is held, or no node says.
-    pub(crate) since: Option<Duration>,
+    pub(crate) held_for: Option<Duration>,
     pub(crate) waiters: u64,
     pub(crate) queue: Vec<&'a WaiterInfo>,
     /// The number of keys of the lock, this one included.
@@ -84,7 +84,7 @@ pub(crate) struct Summary<'a> {
     nodes: usize,
 }
 
-/// The state of a lock by the answers of all nodes.
+/// The state of a lock, as the answers of all nodes show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Free,
@@ -130,9 +130,9 @@ impl<'a> Summary<'a> {
             LockState::Free | LockState::Unclear => None,
         };
         let lease_on = |node: usize| inspection.nodes.get(node)?.lease.as_ref().ok()?.as_ref();
-        let of_lock =
+        let lock_leases =
             || held.into_iter().flat_map(|held| &held.nodes).filter_map(|&node| lease_on(node));
-        let revoked = of_lock().filter(|lease| lease.revoked).count();
+        let revoked = lock_leases().filter(|lease| lease.revoked).count();
         let foreign = leases().filter(|lease| lease.mode == LockMode::Foreign).count();
         let answered = inspection.nodes.iter().filter(|node| node.lease.is_ok()).count();
         let verdict = match inspection.state {
@@ -146,10 +146,10 @@ impl<'a> Summary<'a> {
         Self {
             verdict,
             held,
-            since: of_lock().filter_map(|lease| lease.held).max(),
+            held_for: lock_leases().filter_map(|lease| lease.held_for).max(),
             waiters: leases().map(|lease| lease.waiters).sum(),
             queue: leases().flat_map(|lease| &lease.queue).collect(),
-            keys: of_lock().map(|lease| lease.keys).max().unwrap_or(1),
+            keys: lock_leases().map(|lease| lease.keys).max().unwrap_or(1),
             revoked,
             nodes,
         }
@@ -181,21 +181,20 @@ impl<'a> Summary<'a> {
         match self.verdict {
             Verdict::Free => "A client that asks for the lock acquires it.".to_owned(),
             Verdict::Held if self.revoked > 0 => format!(
-                "An operator has revoked it on {} of {} nodes only: the holder can still extend it.",
+                "An operator has revoked it on {} of {} nodes only: the holder can extend it while the other nodes are a majority.",
                 self.revoked, self.nodes
             ),
             Verdict::Held if self.is_shared() => {
-                "Clients that share it acquire it, too, unless a client that does not share it \
-                 waits. That client acquires it when every holder releases it or no longer extends \
-                 it."
+                "Other clients can share it, unless a client waits that does not share it. That \
+                 client acquires it when every holder releases it or no longer extends it."
                     .to_owned()
             }
             Verdict::Held => format!("{next} when the holder releases it or no longer extends it."),
             Verdict::Revoked if self.is_shared() => {
-                format!("The holders cannot extend it any more. {next} by the deadline.")
+                format!("The holders cannot extend it any more. {next} at the deadline, or earlier if the lock is released.")
             }
             Verdict::Revoked => {
-                format!("The holder cannot extend it any more. {next} by the deadline.")
+                format!("The holder cannot extend it any more. {next} at the deadline, or earlier if the lock is released.")
             }
             Verdict::Foreign => {
                 "No fence and no owner is known. Clients of this lock wait until the key expires or is deleted."
@@ -222,7 +221,7 @@ fn text(key: &[u8], inspection: &Inspection, summary: &Summary<'_>) -> String {
             facts.push(fact("holders", holders(held)));
         }
         facts.push(fact("fence", held.fence.to_string()));
-        if let Some(since) = summary.since {
+        if let Some(since) = summary.held_for {
             facts.push(fact("since", format!("{} ago", time(since))));
         }
         let unless =
@@ -301,14 +300,14 @@ fn cells(lease: &LeaseInfo) -> [String; 6] {
         state.to_owned(),
         or_dash(owners(lease)),
         or_dash(lease.fence.map(|fence| fence.to_string())),
-        or_dash(lease.held.map(time)),
+        or_dash(lease.held_for.map(time)),
         lease.ttl.map_or_else(|| "never".to_owned(), time),
         lease.waiters.to_string(),
     ]
 }
 
-/// Returns the label of the holder; `None` if it has none. Of several holders, returns the first
-/// label and the number of the others.
+/// Returns the label of the holder; `None` if it has none. For several holders, returns the first
+/// label and the number of the other holders.
 pub(crate) fn owners(lease: &LeaseInfo) -> Option<String> {
     let first = lease.owner.as_ref().map(escape_short);
     match lease.holders {
@@ -321,13 +320,13 @@ pub(crate) fn owners(lease: &LeaseInfo) -> Option<String> {
 #[derive(Serialize)]
 struct Printed<'a> {
     #[serde(flatten)]
-    key: PrintedKey<'a>,
+    key: KeyJson<'a>,
     nodes: Vec<PrintedNode<'a>>,
 }
 
-/// A key, and the state of its lock by the answers of all nodes.
+/// A key, and the state of its lock, as the answers of all nodes show it.
 #[derive(Serialize)]
-pub(crate) struct PrintedKey<'a> {
+pub(crate) struct KeyJson<'a> {
     key: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     key_hex: Option<String>,
@@ -335,7 +334,7 @@ pub(crate) struct PrintedKey<'a> {
     lock: PrintedLock<'a>,
 }
 
-/// The state of a lock by the answers of all nodes.
+/// The state of a lock, as the answers of all nodes show it.
 #[derive(Serialize)]
 struct PrintedLock<'a> {
     state: &'static str,
@@ -351,12 +350,12 @@ struct PrintedLock<'a> {
     at_most_ms: Option<u64>,
     keys: u64,
     waiters: u64,
-    queue: Vec<PrintedWaiter<'a>>,
+    queue: Vec<WaiterJson<'a>>,
     meaning: String,
 }
 
 #[derive(Serialize)]
-pub(crate) struct PrintedWaiter<'a> {
+pub(crate) struct WaiterJson<'a> {
     owner: Option<&'a str>,
     client: Option<&'a str>,
     user: Option<&'a str>,
@@ -395,13 +394,13 @@ fn texts(labels: &[Option<String>]) -> Vec<Option<&str>> {
 impl<'a> Printed<'a> {
     fn new(key: &[u8], inspection: &'a Inspection, summary: &Summary<'a>) -> Self {
         Self {
-            key: PrintedKey::new(key, summary),
+            key: KeyJson::new(key, summary),
             nodes: inspection.nodes.iter().map(PrintedNode::new).collect(),
         }
     }
 }
 
-impl<'a> PrintedWaiter<'a> {
+impl<'a> WaiterJson<'a> {
     pub(crate) fn new(waiter: &'a WaiterInfo) -> Self {
         Self {
             owner: waiter.owner.as_deref(),
@@ -412,7 +411,7 @@ impl<'a> PrintedWaiter<'a> {
     }
 }
 
-impl<'a> PrintedKey<'a> {
+impl<'a> KeyJson<'a> {
     pub(crate) fn new(key: &[u8], summary: &Summary<'a>) -> Self {
         Self {
             key: String::from_utf8_lossy(key).into_owned(),
@@ -433,12 +432,12 @@ impl<'a> PrintedLock<'a> {
             holders: summary.held.map_or(0, |held| held.holders),
             owners: summary.held.map_or_else(Vec::new, |held| texts(&held.owners)),
             fence: summary.held.map(|held| held.fence.get()),
-            held_ms: summary.since.map(ms),
-            since_unix_ms: summary.since.map(|since| ms(now.saturating_sub(since))),
+            held_ms: summary.held_for.map(ms),
+            since_unix_ms: summary.held_for.map(|since| ms(now.saturating_sub(since))),
             at_most_ms: summary.held.map(|held| ms(held.at_most)),
             keys: summary.keys,
             waiters: summary.waiters,
-            queue: summary.queue.iter().map(|waiter| PrintedWaiter::new(waiter)).collect(),
+            queue: summary.queue.iter().map(|waiter| WaiterJson::new(waiter)).collect(),
             meaning: summary.meaning(),
         }
     }
@@ -461,7 +460,7 @@ impl<'a> PrintedNode<'a> {
             holders: lease.map_or(0, |lease| lease.holders),
             owners: lease.map_or_else(Vec::new, |lease| texts(&lease.owners)),
             fence: lease.and_then(|lease| lease.fence).map(quorlock_client::Fence::get),
-            held_ms: lease.and_then(|lease| lease.held).map(ms),
+            held_ms: lease.and_then(|lease| lease.held_for).map(ms),
             ttl_ms: lease.and_then(|lease| lease.ttl).map(ms),
             waiters: lease.map_or(0, |lease| lease.waiters),
             revoked: lease.is_some_and(|lease| lease.revoked),

@@ -9,7 +9,7 @@ use quorlock_client::{ListedLock, ScanError};
 use quorlock_core::client::limits::LISTED_MAX;
 use serde::Serialize;
 
-use crate::inspect::{PrintedKey, Summary, Verdict};
+use crate::inspect::{KeyJson, Summary, Verdict};
 use crate::nodes::{self, NodeArgs};
 use crate::output::{self, escape_short, table, time, with_plural};
 use crate::{args, exit, say};
@@ -63,7 +63,7 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
     let has_majority = 2 * complete.len() > list.nodes.len();
     let summaries = list.locks.iter().map(|listed| (listed, Summary::of(&listed.lock)));
     if args.json {
-        let locks = summaries.map(|(lock, summary)| PrintedKey::new(&lock.key, &summary)).collect();
+        let locks = summaries.map(|(lock, summary)| KeyJson::new(&lock.key, &summary)).collect();
         let failed = failed.iter().filter_map(|(node, error)| Some((node, error.as_ref()?)));
         let failed =
             failed.map(|(node, error)| Failed { node, error: error.to_string() }).collect();
@@ -113,8 +113,8 @@ fn state(summary: &Summary<'_>) -> String {
 /// What `--json` prints.
 #[derive(Serialize)]
 struct Printed<'a> {
-    locks: Vec<PrintedKey<'a>>,
-    /// Whether there are more locks than `--limit`.
+    locks: Vec<KeyJson<'a>>,
+    /// Whether there are more locks than `--limit` allows.
     truncated: bool,
     failed: Vec<Failed<'a>>,
 }

@@ -48,7 +48,7 @@ impl LockRenewer {
 
     /// The end of the validity.
     pub(crate) fn deadline(&self) -> Moment {
-        // Reads the clock first: a pause after that makes the deadline too early, and not too late.
+        // Reads the clock first: a pause between the two lines makes the deadline early, not late.
         let now = clock::now();
         now.plus(self.lock.remaining())
     }
@@ -98,7 +98,7 @@ impl LockRenewer {
     /// Why the lock was lost.
     pub(crate) fn reason(&self) -> String {
         match &self.error {
-            // Later errors of the nodes only follow from the revocation.
+            // Later errors of the nodes are only consequences of the revocation.
             _ if self.is_revoked => "an operator revoked the lock".into(),
             Some(error) => error.to_string(),
             None => {

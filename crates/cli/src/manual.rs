@@ -17,7 +17,7 @@ use crate::args::Args;
 /// The shells whose completions have a folder in Linux packages.
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Fish, Shell::Zsh];
 
-/// The hidden verb that writes the pages and completions, which do not show it.
+/// The hidden verb that writes the pages and completions. They do not mention it.
 pub(crate) const VERB: &str = "__manual";
 
 /// Writes the pages to DIR/man and the completions to DIR/completions.
@@ -37,7 +37,7 @@ fn write(folder: &Path) -> io::Result<()> {
     }
     let pages = folder.join("man");
     fs::create_dir_all(&pages)?;
-    // `quorlock help` says the same as `quorlock --help`.
+    // No page for `quorlock help`, which says the same as `quorlock --help`.
     program = program.disable_help_subcommand(true);
     program.build();
     page(&program, &pages)?;
@@ -69,7 +69,7 @@ fn page(command: &Command, folder: &Path) -> io::Result<()> {
     file.flush()
 }
 
-/// Writes the text of `--help` after the options.
+/// Writes the text that `--help` shows after the options.
 ///
 /// A paragraph that begins with a line such as `Examples:` becomes a section. Its lines are kept as
 /// they are, since they are tables and commands.

@@ -26,10 +26,10 @@ const HEADING: &str = "Nodes";
 
 /// How long connecting waits for a majority.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
-/// How long connecting waits for a majority before a call that waits for a lock. Nodes that are
-/// missing then may connect while that call waits.
+/// Like [`CONNECT_LIMIT`], for a call that then waits for a lock: missing nodes may still connect
+/// while the call waits.
 const CONNECT_LIMIT_OF_WAIT: Duration = Duration::from_secs(1);
-/// The round trips of one attempt to connect: TCP, two of TLS, and the first reply.
+/// The round trips of one attempt to connect: one of TCP, two of TLS, and one for the first reply.
 const CONNECT_ROUND_TRIPS: u32 = 4;
 
 /// Options of every verb that connects to the nodes.
@@ -109,7 +109,7 @@ pub(crate) struct Nodes {
 /// The nodes as the user names them.
 struct NamedNodes<'a> {
     /// The option, the variable or the file that names them.
-    by: String,
+    source: String,
     texts: Vec<String>,
     /// The configuration file that names them; `None` if an option or a variable does.
     file: Option<&'a Loaded>,
@@ -139,8 +139,9 @@ impl NodeArgs {
     /// Finds the nodes and the defaults in options, environment and files.
     pub(crate) fn load(&self) -> anyhow::Result<Nodes> {
         let files = config::load(self.config.as_deref())?;
-        let NamedNodes { by, texts, file } = self.named_nodes(&files)?;
-        let parse = |text: &String| Endpoint::parse(text).map_err(|error| anyhow!("{by}: {error}"));
+        let NamedNodes { source, texts, file } = self.named_nodes(&files)?;
+        let parse =
+            |text: &String| Endpoint::parse(text).map_err(|error| anyhow!("{source}: {error}"));
         let mut endpoints = texts.iter().map(parse).collect::<anyhow::Result<Vec<_>>>()?;
         if let Some(loaded) = file.filter(|_| endpoints.iter().any(Endpoint::has_password)) {
             warn_if_readable_by_others(&loaded.path);
@@ -148,7 +149,7 @@ impl NodeArgs {
         let file = file.map(|loaded| &loaded.file);
         self.add_credentials(&mut endpoints, file)?;
         let certificates =
-            self.read_certificates(&endpoints, file.map(|file| &file.tls)).context(by)?;
+            self.read_certificates(&endpoints, file.map(|file| &file.tls)).context(source)?;
         let defaults = files.into_iter().map(|loaded| loaded.file.defaults);
         let defaults = defaults.reduce(Defaults::or).unwrap_or_default();
         Ok(Nodes { endpoints, certificates, defaults })
@@ -161,17 +162,17 @@ impl NodeArgs {
                 !texts.is_empty(),
                 "--nodes is empty: give URLs, such as --nodes a:6379,b:6379,c:6379"
             );
-            return Ok(NamedNodes { by: "--nodes".into(), texts, file: None });
+            return Ok(NamedNodes { source: "--nodes".into(), texts, file: None });
         }
         let texts = not_blank(variable(NODES_VARIABLE)?.unwrap_or_default().split(','));
         if !texts.is_empty() {
-            return Ok(NamedNodes { by: NODES_VARIABLE.into(), texts, file: None });
+            return Ok(NamedNodes { source: NODES_VARIABLE.into(), texts, file: None });
         }
         for loaded in files {
             let texts = not_blank(loaded.file.nodes.iter().map(String::as_str));
             if !texts.is_empty() {
                 return Ok(NamedNodes {
-                    by: loaded.path.display().to_string(),
+                    source: loaded.path.display().to_string(),
                     texts,
                     file: Some(loaded),
                 });
@@ -265,8 +266,8 @@ impl Nodes {
         Ok(builder.connect_timeout(node_limit.min(CONNECT_LIMIT)).connect().await?)
     }
 
-    /// Connects to the nodes for a call that waits for a lock. Missing nodes may connect while that
-    /// call waits.
+    /// Connects to the nodes for a call that then waits for a lock. Missing nodes may still connect
+    /// while the call waits.
     pub(crate) async fn connect_to_wait(
         &self,
         node_limit: Option<Duration>,

@@ -41,8 +41,8 @@ pub(crate) fn escape_short(text: impl AsRef<[u8]>) -> String {
 
 /// Escapes the characters of a message that control a terminal, or that reorder or hide text.
 ///
-/// Keeps backslashes, so that a second application changes nothing. For keys and labels use
-/// [`escape_short`].
+/// Keeps backslashes, so that escaping a text twice gives the same as escaping it once. For keys
+/// and labels use [`escape_short`].
 pub(crate) fn escape(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {

@@ -47,7 +47,7 @@ impl Group {
 
 /// The command and its descendants, of which this process is the parent or the subreaper.
 ///
-/// Only this process reaps them, so that a process id in here is not reused.
+/// Only this process reaps them. Until it does, the system does not reuse their process ids.
 pub(crate) struct ProcessTree {
     /// The command; `None` before it is started, or if it is unknown whether it was started.
     leader: Option<Pid>,
@@ -79,8 +79,8 @@ impl ProcessTree {
         Ok(tree)
     }
 
-    /// Makes a tree of all children of this process but `other_children`. After a watchdog was
-    /// killed, these are the command and its descendants.
+    /// Makes a tree of all children of this process except `other_children`. After a watchdog was
+    /// killed, the tree is the command and its descendants.
     pub(crate) fn adopt(
         leader: Option<Pid>,
         group: Group,
@@ -128,8 +128,8 @@ impl ProcessTree {
                 Err(_) => break false,
             }
         };
-        // Without other children, `wait` itself reports whether a child is left. A list of the
-        // children is less reliable.
+        // `wait` reports whether any child is left. The list of the children, which is less
+        // reliable, is used only if there are other children.
         self.has_children =
             has_any && (self.other_children.is_empty() || !self.children().is_empty());
     }

@@ -143,21 +143,22 @@ fn consequence(summary: &Summary<'_>, now: bool) -> String {
         Some(held) => format!("{}, fence {},", output::owner(held.owner.as_deref()), held.fence),
         None => "its holder".to_owned(),
     };
-    let left = summary.held.map(|held| time(held.at_most));
-    let left = |word: &str| left.map(|left| format!(" {word} {left}")).unwrap_or_default();
+    let time_left = summary.held.map(|held| time(held.at_most));
+    let with_time_left =
+        |word: &str| time_left.map(|left| format!(" {word} {left}")).unwrap_or_default();
     let next = match summary.queue.first() {
         Some(waiter) => format!("{} acquires the lock", output::owner(waiter.owner.as_deref())),
         None => "the lock is free".to_owned(),
     };
     if now {
-        let left = left("for up to");
+        let left = with_time_left("for up to");
         format!(
-            "with --now the lock ends at once, but {holder} may run on beside the next holder{left}; {next}"
+            "with --now the lock ends at once, but {holder} may continue to run at the same time as the next holder{left}; {next}"
         )
     } else {
         format!(
             "once revoked, {holder} can no longer extend it and must end{}; then {next}",
-            left("within")
+            with_time_left("within")
         )
     }
 }
@@ -185,9 +186,9 @@ fn report_change(confirmed: &Summary<'_>, now: &Summary<'_>) -> Option<ExitCode>
         say("nothing was revoked: too few nodes answered after the confirmation");
         return Some(ExitCode::from(exit::NO_MAJORITY));
     }
-    // A lock without a known fence is the same only if the nodes describe it in the same way.
-    let is_same = fence(now).is_some() || confirmed.verdict == now.verdict;
-    if is_same && fence(confirmed) == fence(now) {
+    // A lock without a known fence counts as the same only if the verdict is the same too.
+    let may_be_same = fence(now).is_some() || confirmed.verdict == now.verdict;
+    if may_be_same && fence(confirmed) == fence(now) {
         return None;
     }
     say(format_args!("nothing was revoked: the lock is now {}", now.headline()));
@@ -203,8 +204,8 @@ enum Waited {
     Interrupted(Signal),
 }
 
-/// Waits for the end of the lock. Gives up if no majority has revoked it within `patience`, or
-/// within the remaining time of the lock if that is longer.
+/// Waits for the end of the lock. Gives up if no majority has revoked it within `patience` or the
+/// remaining time of the lock, whichever is longer.
 async fn wait(revocation: &mut Revocation, patience: Duration, signals: &mut Signals) -> Waited {
     let began = Instant::now();
     let mut last = revocation.report();
@@ -330,7 +331,10 @@ fn answer(result: &NodeRevocation) -> String {
         NodeRevocation::Ended => "revoked, and ended".to_owned(),
         NodeRevocation::Free => "free".to_owned(),
         NodeRevocation::Other(lease) => {
-            format!("held by {}, which acquired it later", output::owner(lease.owner.as_deref()))
+            format!(
+                "not revoked: {} has acquired the lock since",
+                output::owner(lease.owner.as_deref())
+            )
         }
         NodeRevocation::Failed(error) => escape_short(error.to_string()),
         _ => "no answer yet".to_owned(),

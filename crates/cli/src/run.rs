@@ -20,7 +20,7 @@ use crate::signals::Signals;
 use crate::watchdog::{Begin, Order, PERMIT_VARIABLE, Report, Watchdog};
 use crate::{advice, clock, exit, say, semaphore};
 
-/// The smallest ttl, in node limits.
+/// The least ratio of the ttl to `--node-limit`.
 ///
 /// An extension that no node answers takes one node limit. A third of the ttl must suffice for
 /// several extensions, and for stopping the command after the last one.
@@ -42,12 +42,12 @@ pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
     let ttl = Ttl::from_ms(u64::try_from(args.ttl().as_millis()).unwrap_or(u64::MAX))?;
     StopSchedule::new(ttl, args.kill_after, clock::now())
         .context("--kill-after is too long: raise --ttl")?;
-    let called = Instant::now();
+    let called_at = Instant::now();
     let quorum = match signals.interrupting(nodes.connect_to_wait(args.node_limit)).await {
         Ok(connected) => connected?,
         Err(signal) => return Ok(exit::code_for_signal(signal)),
     };
-    let outcome = run_locked(&quorum, args, ttl, called, &mut signals).await;
+    let outcome = run_locked(&quorum, args, ttl, called_at, &mut signals).await;
     let _ = quorum.flush(CLOSE_LIMIT).await;
     outcome
 }
@@ -56,7 +56,7 @@ async fn run_locked(
     quorum: &Quorum,
     args: Run,
     ttl: Ttl,
-    called: Instant,
+    called_at: Instant,
     signals: &mut Signals,
 ) -> anyhow::Result<ExitCode> {
     let wait = args.wait();
@@ -77,12 +77,12 @@ async fn run_locked(
     let acquired = tokio::select! {
         biased;
         signal = signals.next() => return Ok(exit::code_for_signal(signal)),
-        acquired = acquire(builder, called, wait, args.verbose) => acquired,
+        acquired = acquire(builder, called_at, wait, args.verbose) => acquired,
         never = compare_permits_later(quorum, &args, &mut has_compared_permits) => match never {},
     };
     let lock = match acquired {
         Ok(lock) => lock,
-        Err(error) if is_hopeless(&error) => return Err(advice::on_acquire(error)),
+        Err(error) if waiting_cannot_help(&error) => return Err(advice::on_acquire(error)),
         Err(error) => {
             say(format_args!("not acquired: {}", advice::describe(&error)));
             if !has_compared_permits
@@ -90,12 +90,12 @@ async fn run_locked(
             {
                 compare_permits(quorum, &args).await;
             }
-            return Ok(ExitCode::from(code_of(&error, args.conflict_exit_code)));
+            return Ok(ExitCode::from(exit_code_for(&error, args.conflict_exit_code)));
         }
     };
     let held_since = clock::now();
     if args.verbose {
-        let (after, coverage) = (called.elapsed(), lock.coverage());
+        let (after, coverage) = (called_at.elapsed(), lock.coverage());
         let after = rounded(after);
         say(format_args!("acquired after {after:?}, held on {coverage}, fence {}", lock.fence()));
     }
@@ -104,7 +104,7 @@ async fn run_locked(
     let (status, is_interrupted) =
         match supervise(&args, ttl, (fence, permit), &mut renewer, signals).await? {
             Outcome::Exited { status, is_interrupted } => (status, is_interrupted),
-            // Printed only after the command has ended: a blocked standard error must not delay it.
+            // Printed after the command has ended: a blocked standard error must not delay its end.
             Outcome::LockLost => {
                 say(format_args!("the command was stopped: {}", renewer.reason()));
                 return Ok(ExitCode::from(exit::LOST));
@@ -128,16 +128,18 @@ async fn run_locked(
             }
         };
     let hold_until = held_since.plus(args.hold_at_least.unwrap_or_default());
-    let was_held = is_interrupted || hold(&mut renewer, hold_until, signals).await;
+    let no_loss_seen = is_interrupted || hold(&mut renewer, hold_until, signals).await;
     match renewer.release().await {
         Ok(Released::Released) if args.verbose => {
             let after = rounded(clock::now().since(held_since));
             say(format_args!("released after {after:?}"));
         }
         Ok(Released::Released) => {}
-        Ok(Released::AlreadyOver) if was_held => {
-            say("the lock had ended before the command did: the command was not protected to its \
-                 end");
+        Ok(Released::AlreadyOver) if no_loss_seen => {
+            say(
+                "the lock had ended before it was released: the command may not have been protected to \
+                 its end",
+            );
         }
         Ok(Released::AlreadyOver) => {
             say("the lock ended after the command did, but before --hold-at-least was over");
@@ -170,26 +172,26 @@ async fn compare_permits_later(
 
 /// Tries once, and then waits for the lock. Prints why it waits, unless the reason is usual.
 ///
-/// `wait` counts from `called`, and so includes the time to connect.
+/// `wait` counts from `called_at`, and so includes the time to connect.
 pub(crate) async fn acquire(
     builder: LockBuilder,
-    called: Instant,
+    called_at: Instant,
     wait: Duration,
     verbose: bool,
 ) -> Result<Lock, AcquireError> {
     match builder.try_acquire().await {
-        Err(error) if called.elapsed() < wait => match error {
-            error if is_hopeless(&error) => return Err(error),
+        Err(error) if called_at.elapsed() < wait => match error {
+            error if waiting_cannot_help(&error) => return Err(error),
             error if is_usual(&error) && !verbose && !stderr().is_terminal() => {}
             error => say(format_args!("waiting: {}", advice::describe(&error))),
         },
         decided => return decided,
     }
-    builder.wait(wait.saturating_sub(called.elapsed())).acquire().await
+    builder.wait(wait.saturating_sub(called_at.elapsed())).acquire().await
 }
 
 /// Returns whether waiting cannot help: the request is invalid, or too many nodes fail permanently.
-pub(crate) fn is_hopeless(error: &AcquireError) -> bool {
+pub(crate) fn waiting_cannot_help(error: &AcquireError) -> bool {
     match error {
         AcquireError::InvalidRequest { .. } => true,
         AcquireError::NoQuorum { nodes } => nodes.is_permanent(),
@@ -198,7 +200,7 @@ pub(crate) fn is_hopeless(error: &AcquireError) -> bool {
 }
 
 /// Returns the exit code for a lock that was not acquired.
-pub(crate) fn code_of(error: &AcquireError, conflict: u8) -> u8 {
+pub(crate) fn exit_code_for(error: &AcquireError, conflict: u8) -> u8 {
     match error {
         AcquireError::Held { .. } | AcquireError::TimedOut { .. } => conflict,
         AcquireError::NoQuorum { .. } | AcquireError::InsufficientValidity { .. } => {
@@ -210,7 +212,7 @@ pub(crate) fn code_of(error: &AcquireError, conflict: u8) -> u8 {
 
 /// Returns whether the lock is merely in use, or only a minority of the nodes failed.
 ///
-/// Such a reason is printed only on a terminal or with `--verbose`: no mail from cron contains it.
+/// Such a reason is printed only on a terminal or with `--verbose`, so that cron sends no mail.
 fn is_usual(error: &AcquireError) -> bool {
     match error {
         AcquireError::NoQuorum { nodes } => 2 * nodes.failed().count() < nodes.0.len(),
@@ -304,14 +306,14 @@ async fn supervise(
     }
 }
 
-/// Renews the lock until `until`, or until a signal arrives. Returns whether the lock was held to
-/// the end.
+/// Renews the lock until `until`, or until a signal to end arrives. Returns `false` if the lock was
+/// lost before that.
 async fn hold(renewer: &mut LockRenewer, until: Moment, signals: &mut Signals) -> bool {
     loop {
         tokio::select! {
             biased;
             () = clock::reach(until) => return true,
-            _ = signals.next() => return true,
+            signal = signals.next() => if !matches!(signal, Signal::USR1 | Signal::USR2) { return true },
             state = renewer.next() => if matches!(state, CheckResult::Lost) { return false },
         }
     }

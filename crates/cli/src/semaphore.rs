@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use quorlock_client::{InspectError, Inspection, Quorum, WaiterInfo};
 use serde::Serialize;
 
-use crate::inspect::{PrintedKey, PrintedWaiter, Summary, Verdict, waiter_text};
+use crate::inspect::{KeyJson, Summary, Verdict, WaiterJson, waiter_text};
 use crate::output::{self, escape_short, table, time, with_plural};
 use crate::{exit, say};
 
@@ -16,10 +16,10 @@ struct Semaphore<'a> {
     permits: usize,
     /// The key of each slot that is shown, and the state of its lock.
     slots: Vec<(&'a [u8], Summary<'a>)>,
-    /// Another client gives this semaphore at least this many permits. `None` unless that is more
-    /// than `permits`.
+    /// A lower bound for the permits that another client gives this semaphore; `None` if no client
+    /// gives more than `permits`, as far as the nodes show.
     larger_permits: Option<usize>,
-    /// At least this many clients wait.
+    /// A lower bound for the number of clients that wait.
     waiters: u64,
     queue: Vec<&'a WaiterInfo>,
 }
@@ -110,7 +110,7 @@ impl<'a> Semaphore<'a> {
                 escape_short(key),
                 slot.headline(),
                 or_dash(slot.held.map(|held| held.fence.to_string())),
-                or_dash(slot.since.map(time)),
+                or_dash(slot.held_for.map(time)),
                 or_dash(slot.held.map(|held| time(held.at_most))),
             ]);
         }
@@ -121,7 +121,7 @@ impl<'a> Semaphore<'a> {
 /// Returns a lower bound for the number of clients that wait for a permit, and the first of them.
 ///
 /// A client waits on one node, in the queue of every slot that it accepts. Therefore only the
-/// longest queue of each node counts. A client that waits for other slots only is not counted.
+/// longest queue of each node counts. A client that waits only in shorter ones is not counted.
 fn waiters(slots: &[(Vec<u8>, Inspection)]) -> (u64, Vec<&WaiterInfo>) {
     let (mut waiters, mut queue) = (0, Vec::new());
     let nodes = slots.first().map_or(0, |(_, slot)| slot.nodes.len());
@@ -144,12 +144,12 @@ struct Printed<'a> {
     name_hex: Option<String>,
     permits: usize,
     held: usize,
-    /// Another client gives this semaphore at least this many permits. `None` unless that is more
-    /// than `permits`.
+    /// A lower bound for the permits that another client gives this semaphore; `None` if no client
+    /// gives more than `permits`, as far as the nodes show.
     larger_permits: Option<usize>,
     waiters: u64,
-    queue: Vec<PrintedWaiter<'a>>,
-    slots: Vec<PrintedKey<'a>>,
+    queue: Vec<WaiterJson<'a>>,
+    slots: Vec<KeyJson<'a>>,
 }
 
 impl<'a> Printed<'a> {
@@ -161,8 +161,8 @@ impl<'a> Printed<'a> {
             held: semaphore.held(),
             larger_permits: semaphore.larger_permits,
             waiters: semaphore.waiters,
-            queue: semaphore.queue.iter().map(|waiter| PrintedWaiter::new(waiter)).collect(),
-            slots: semaphore.slots.iter().map(|(key, slot)| PrintedKey::new(key, slot)).collect(),
+            queue: semaphore.queue.iter().map(|waiter| WaiterJson::new(waiter)).collect(),
+            slots: semaphore.slots.iter().map(|(key, slot)| KeyJson::new(key, slot)).collect(),
         }
     }
 }

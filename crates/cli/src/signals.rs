@@ -11,8 +11,8 @@ use tokio::signal::unix::{self, SignalKind};
 const LISTENED_TO: [Signal; 6] =
     [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
 
-/// A listener for the signals that this program handles. They no longer end this program, even
-/// after the listener is dropped.
+/// A listener for the signals that this program handles. These signals no longer end this program,
+/// even after the listener is dropped.
 pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
 
 impl Signals {
@@ -20,8 +20,8 @@ impl Signals {
         let ignored = ignored_mask();
         LISTENED_TO
             .into_iter()
-            // Under nohup, and in the background of a script, this program and its child must
-            // ignore some signals. The child inherits this if the program does not listen for them.
+            // A signal that is ignored, as under nohup or in the background of a script, stays
+            // ignored. A child inherits this, because this program does not listen for the signal.
             .filter(|signal| ignored & (1 << (signal.as_raw() - 1)) == 0)
             .map(|signal| Ok((signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?)))
             .collect::<Result<_, std::io::Error>>()
@@ -29,7 +29,7 @@ impl Signals {
             .context("cannot listen for signals")
     }
 
-    /// Awaits `work`, unless a signal arrives first. Then `work` is dropped.
+    /// Awaits `work`. If a signal arrives first, drops `work` and returns the signal.
     pub(crate) async fn interrupting<T>(
         &mut self,
         work: impl Future<Output = T>,

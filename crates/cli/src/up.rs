@@ -17,7 +17,8 @@ use crate::signals::Signals;
 /// Starts local masters with the lock module, for trying things out.
 ///
 /// They listen on free ports of 127.0.0.1, keep their files in temporary folders, and stop at
-/// Ctrl-C. Standard output is one line for a shell: after it, the other verbs use these masters.
+/// Ctrl-C. Standard output is one line. In a shell that has run this line, the other commands of
+/// quorlock use these masters.
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Up {
@@ -61,7 +62,7 @@ Environment:
 
 Exit codes:
   0    a signal ended quorlock, and all masters are stopped
-  125  a master did not start
+  125  a master did not start, or quorlock itself failed
 
 Example:
   quorlock up --port 7001 --keep ~/locks
@@ -93,15 +94,15 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
         .as_ref()
         .is_some_and(|folder| (0..args.masters).any(|index| folder.has_master(index)));
 
-    // Before the first server starts: an interrupted program must leave none behind.
+    // Listens before the first server starts: an interrupted program must leave no server behind.
     let mut signals = Signals::listen()?;
     progress.set_message(format!("starting {} masters", args.masters));
-    let of_masters = folder.clone();
+    let shared_folder = folder.clone();
     let configure = move |index: usize, master: ServerBuilder| {
         let index = u16::try_from(index).unwrap_or(u16::MAX);
         let master = master.binary(&binary).module(&module);
         let master = args.port.map_or(master.clone().tcp(), |port| master.tcp_port(port + index));
-        match &of_masters {
+        match &shared_folder {
             Some(folder) => folder.configure(index, master),
             None => master,
         }
@@ -125,8 +126,8 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
     }
     if has_started_before {
         print_message(
-            "Masters that were started before may have forgotten locks: they grant none for the \
-             next 60 s.",
+            "Masters that were started before may have forgotten locks: they grant none until \
+             `quorlock status` says that they vote.",
         );
     }
     print_message(
@@ -150,7 +151,7 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
 /// The folder for the files of the masters. One program at a time uses it.
 struct Folder {
     path: PathBuf,
-    /// Holds the lock on the folder until it is closed.
+    /// The open file that holds the lock on the folder.
     _lock: File,
 }
 
@@ -175,18 +176,18 @@ impl Folder {
         }
     }
 
-    fn of_master(&self, index: u16) -> PathBuf {
+    fn master_folder(&self, index: u16) -> PathBuf {
         self.path.join((index + 1).to_string())
     }
 
     /// Whether this master was started here before.
     fn has_master(&self, index: u16) -> bool {
-        self.of_master(index).exists()
+        self.master_folder(index).exists()
     }
 
     fn configure(&self, index: u16, master: ServerBuilder) -> ServerBuilder {
-        let master = master.dir(self.of_master(index)).arg("appendonly", "yes");
-        // -1 is the module's default. Only a master that never ran has nothing to forget.
+        let master = master.dir(self.master_folder(index)).arg("appendonly", "yes");
+        // -1 restores the module's default: a master that has run before may have forgotten locks.
         if self.has_master(index) { master.arg("lock.rejoin-delay", -1) } else { master }
     }
 }

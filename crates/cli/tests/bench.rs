@@ -84,7 +84,7 @@ fn keys_have_the_prefix_and_are_gone_after_a_signal() {
     assert!(seen.iter().all(|key| key.starts_with("mine:")), "{seen:?}");
     bench.signal(Signal::INT);
     assert_eq!(code(bench.end().status), 130);
-    // The ttl of the locks is not over yet.
+    // The locks were released: their ttl is not over yet.
     assert!(keys(&masters).is_empty());
 }
 

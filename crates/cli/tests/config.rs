@@ -81,7 +81,7 @@ fn assert_fails(output: &Output, hints: &[&str]) {
     assert!(!stderr(output).contains("s3cret"), "{}", stderr(output));
 }
 
-/// Masters that accept only this user with this password.
+/// Masters that accept only the user `locker` with [`PASSWORD`].
 fn with_password() -> Masters {
     let masters = Masters::start(3);
     for master in &masters {
@@ -135,7 +135,7 @@ fn defaults_come_from_the_file_and_options_replace_them() {
     let files = Files::new();
     let defaults = "[defaults]\nttl = '30s'\nwait = '0'\nowner = 'the night watch'";
     let file = files.write("f.toml", &(nodes_line(&masters) + defaults));
-    // Returns whether the ttl of the file applies, and whether the owner of the file does.
+    // Returns whether the lock has the ttl of the file, and whether it has the owner named there.
     let seen_with = |options: &[&str]| {
         let mut command = quorlock();
         command.args(["run", "--config"]).arg(&file).args(LONG_NODE_LIMIT).args(options);
@@ -146,7 +146,7 @@ fn defaults_come_from_the_file_and_options_replace_them() {
         let ttl_ms: u64 = redis::cmd("PTTL").arg("k").query(&mut connection).unwrap();
         let seen: redis::Value =
             redis::cmd("LOCK.INSPECT").arg("k").query(&mut connection).unwrap();
-        // The wait in the file is 0.
+        // `run` passes `--no-wait`, which replaces the wait in the file.
         assert_eq!(code(run_with(&file).status), 121);
         running.say("go");
         assert_eq!(code(running.end().status), 0);
@@ -183,7 +183,7 @@ fn user_and_password_come_from_files_environment_or_options() {
         &["WRONGPASS"],
     );
 
-    let options = |file: &Path| {
+    let run_with_password = |file: &Path| {
         let mut command = named();
         command
             .args(["run", "--no-wait", "--user", "locker", "--password-file"])
@@ -191,9 +191,12 @@ fn user_and_password_come_from_files_environment_or_options() {
             .args(LONG_NODE_LIMIT);
         command.args(["k", "--", "true"]).output().unwrap()
     };
-    assert_succeeds(&options(&files.path("password")));
-    assert_fails(&options(&files.path("missing")), &["cannot read the password", "missing"]);
-    assert_fails(&options(&files.write("empty", "\n")), &["is empty"]);
+    assert_succeeds(&run_with_password(&files.path("password")));
+    assert_fails(
+        &run_with_password(&files.path("missing")),
+        &["cannot read the password", "missing"],
+    );
+    assert_fails(&run_with_password(&files.write("empty", "\n")), &["is empty"]);
 }
 
 #[test]
@@ -223,7 +226,7 @@ fn file_with_a_secret_that_others_can_read_is_reported() {
     assert!(stderr(&output).contains("chmod 600"), "{output:?}");
 }
 
-/// Otherwise the program would send the password to each node that the command line names.
+/// The nodes that an option or a variable names must not receive the password of a file.
 #[test]
 fn password_of_a_file_goes_to_the_nodes_of_that_file_only() {
     let masters = Masters::start(3);

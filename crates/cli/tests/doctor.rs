@@ -88,7 +88,7 @@ fn each_fault_of_a_server_is_found() {
         Server::with_module().arg("lock.set", "eu 3 1,2,3").arg("replicaof", "127.0.0.1 1");
     let replica = replica.start().unwrap();
     assert_eq!(checks(&with(replica.url()), &[]), (vec!["replica".into()], 2));
-    // One ID is listed twice, so neither of the two nodes is admitted.
+    // Two URLs name one server, and so one ID: neither of the two nodes is admitted.
     assert_eq!(
         checks(&with(masters[0].url()), &[]).0,
         ["no-majority", "set-differs", "same-server"]

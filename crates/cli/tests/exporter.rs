@@ -19,7 +19,7 @@ fn assert_has(text: &str, line: &str) {
 }
 
 /// How often INFO was called on this server.
-fn infos(server: &quorlock_testkit::Server) -> u64 {
+fn info_calls(server: &quorlock_testkit::Server) -> u64 {
     let stats: String =
         redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
     let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_info:calls="));
@@ -92,24 +92,24 @@ fn scrape_asks_each_node_once_and_overlapping_scrapes_share_requests() {
     let exporter = Exporter::start(&[proxy.url()], &["--node-limit", "10s"]);
     let address = exporter.address;
     exporter.scrape();
-    let before = infos(&masters[0]);
+    let before = info_calls(&masters[0]);
     exporter.scrape();
     let connections = proxy.connections();
-    // `infos` calls INFO itself, too.
-    assert_eq!(infos(&masters[0]) - before, INFOS_PER_SCRAPE + 1);
+    // `info_calls` calls INFO itself, too.
+    assert_eq!(info_calls(&masters[0]) - before, INFOS_PER_SCRAPE + 1);
 
-    let before = infos(&masters[0]);
+    let before = info_calls(&masters[0]);
     proxy.stall(Direction::ToServer);
     thread::scope(|scope| {
         for _ in 0..SCRAPES {
             scope.spawn(|| assert_eq!(get(address, "/metrics").0, 200));
         }
         eventually(PATIENCE, "the node is asked", || proxy.waiting_bytes(Direction::ToServer) > 0);
-        // The other scrapes reach the exporter in the meantime. A later scrape would ask again.
+        // The pause lets the other scrapes arrive. A scrape after `heal` would ask the node again.
         thread::sleep(Duration::from_millis(200));
         proxy.heal();
     });
-    let asked = infos(&masters[0]) - before - 1;
+    let asked = info_calls(&masters[0]) - before - 1;
     assert!(asked < SCRAPES * INFOS_PER_SCRAPE / 2, "{asked}");
     assert_eq!(proxy.connections(), connections, "one connection is kept");
 }

@@ -9,13 +9,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    LONG_NODE_LIMIT, PATIENCE, Running, code, holding, is_alive, run_script, stderr, stdout,
+    LONG_NODE_LIMIT, PATIENCE, Running, code, is_alive, masters_holding, run_script, stderr, stdout,
 };
 use quorlock_testkit::{Masters, eventually};
 use rustix::process::Signal;
 
 const JOB: &str = "sleep 0.05; echo ran; exit 3";
-/// How much later than the machine before it each machine starts the job.
+/// The time between the starts of the job on two successive machines.
 const STAGGER: Duration = Duration::from_millis(600);
 
 /// How many of five machines, which start one after the other, run the job.
@@ -28,7 +28,7 @@ fn machines_that_run(options: &[&str]) -> usize {
                 .output()
                 .unwrap();
         let ran = stdout(&output) == "ran\n";
-        // On a very busy machine the masters may not answer the last request of the wait: 122.
+        // The code is 122 when the host is so busy that the last request of the wait is unanswered.
         let expected: &[i32] = if ran { &[3] } else { &[121, 122] };
         assert!(expected.contains(&code(output.status)), "{}: {}", output.status, stderr(&output));
         ran
@@ -57,13 +57,13 @@ fn lock_is_renewed_during_the_hold_and_the_exit_code_kept() {
     let mut running = Running::start(&mut run_script(&masters, &options, "echo over; exit 7"));
     assert_eq!(running.line(), "over");
     while started.elapsed() < Duration::from_secs(2) {
-        assert!(holding(&masters) >= 2, "after {:?}", started.elapsed());
+        assert!(masters_holding(&masters) >= 2, "after {:?}", started.elapsed());
         thread::sleep(Duration::from_millis(10));
     }
     let output = running.end();
     assert_eq!((code(output.status), stderr(&output)), (7, ""));
     assert!(started.elapsed() >= Duration::from_millis(2500));
-    assert_eq!(holding(&masters), 0);
+    assert_eq!(masters_holding(&masters), 0);
 }
 
 #[test]
@@ -73,11 +73,11 @@ fn signal_during_the_hold_releases_the_lock_at_once() {
         Running::start(&mut run_script(&masters, &["--hold-at-least", "1h"], "echo $$; exit 7"));
     let command = running.pid_line();
     eventually(PATIENCE, "the command has ended", || !is_alive(command));
-    assert!(holding(&masters) >= 2);
+    assert!(masters_holding(&masters) >= 2);
     running.signal(Signal::TERM);
     let output = running.end();
     assert_eq!((code(output.status), stderr(&output)), (7, ""));
-    assert_eq!(holding(&masters), 0);
+    assert_eq!(masters_holding(&masters), 0);
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn signal_that_ends_the_command_prevents_the_hold() {
         assert_eq!(running.line(), "held");
         running.signal(signal);
         assert_eq!(code(running.end().status), expected);
-        assert_eq!(holding(&masters), 0);
+        assert_eq!(masters_holding(&masters), 0);
     }
 }
 

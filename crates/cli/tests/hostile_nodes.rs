@@ -79,7 +79,7 @@ fn error_text_of_a_node_cannot_imitate_a_message() {
     }
 }
 
-/// The baseline: without escapes, the terminal receives the text as the node sent it.
+/// The baseline: without escaping, the terminal receives the text as the node sent it.
 #[test]
 fn error_text_of_a_node_has_control_characters_before_it_is_escaped() {
     let client = redis::Client::open(format!("redis://{}", node(CONTROL_CODES))).unwrap();

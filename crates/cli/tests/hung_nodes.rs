@@ -45,7 +45,8 @@ fn run_that_does_not_wait_fails_soon_and_names_the_silent_masters() {
             let reason = format!("{}: not connected (no answer yet)", address(&masters, silent));
             assert!(said.contains(&reason), "{options:?}: {said}");
         }
-        let healthy = format!("{}: answers, and votes once a majority", address(&masters, 2));
+        let healthy =
+            format!("{}: connected, but does not vote until a majority", address(&masters, 2));
         assert!(said.contains(&healthy), "{options:?}: {said}");
     }
     let output = output_in_time(on(&masters, "acquire").args(["k", "-n"]));

@@ -73,7 +73,7 @@ fn majority_that_comes_back_in_time_is_no_loss() {
     for proxy in &net.proxies {
         proxy.heal();
     }
-    // This wait is longer than the ttl, so the lock was extended in the meantime.
+    // This wait is longer than the ttl: its failure shows that the lock was extended.
     let mut second = run_script(&net.masters, &["--wait", "5500ms"], "echo ran");
     assert_eq!(code(second.output().unwrap().status), 121);
     running.say("go");
@@ -102,8 +102,8 @@ fn delete_on_a_majority(masters: &mut Masters) {
     }
 }
 
-/// Asserts that the accident stops a command that ends on SIGTERM, and one that does not, and that
-/// standard error contains the reason.
+/// Asserts that the accident stops the commands [`OBEDIENT`] and [`STUBBORN`], and that standard
+/// error contains the reason.
 fn assert_stops_commands(reason: &str, accident: fn(&mut Masters)) {
     let stops = |script| {
         let mut masters = Masters::start(3);
@@ -114,7 +114,7 @@ fn assert_stops_commands(reason: &str, accident: fn(&mut Masters)) {
         assert_eq!((code(output.status), stdout(&output)), (120, "TERM\n"));
         assert!(stderr(&output).contains(reason), "{}", stderr(&output));
         assert!(!is_alive(command));
-        common::becomes_free(&masters);
+        common::wait_until_free(&masters);
     };
     thread::scope(|scope| {
         scope.spawn(|| stops(OBEDIENT));
@@ -128,7 +128,7 @@ fn quorlock_stopped_past_the_deadline_exits_with_120_on_resume() {
     let mut running = Running::start(&mut run_script(&masters, &["--ttl", "1s"], STUBBORN));
     let command = running.pid_line();
     running.signal(Signal::STOP);
-    common::becomes_free(&masters);
+    common::wait_until_free(&masters);
     running.signal(Signal::CONT);
     let output = running.end();
     assert_eq!(code(output.status), 120);

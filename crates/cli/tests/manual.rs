@@ -40,11 +40,11 @@ fn page(folder: &Path, name: &str) -> String {
 #[test]
 fn every_verb_has_a_page_with_its_options_and_exit_codes() {
     let folder = manual();
-    let all = page(folder.path(), "quorlock");
+    let main_page = page(folder.path(), "quorlock");
     let verbs = verbs();
     assert!(verbs.len() > 5, "{verbs:?}");
     for verb in &verbs {
-        assert!(all.contains(&format!("quorlock-{verb}(1)")), "{verb}");
+        assert!(main_page.contains(&format!("quorlock-{verb}(1)")), "{verb}");
         let page = page(folder.path(), &format!("quorlock-{verb}"));
         let help = help(&[verb]);
         let options = help
@@ -55,11 +55,11 @@ fn every_verb_has_a_page_with_its_options_and_exit_codes() {
         }
         let paragraphs = help.split("\n\n").filter_map(|paragraph| paragraph.lines().next());
         for heading in paragraphs.filter_map(|line| line.strip_suffix(':')) {
-            let known = ["Usage", "Options", "Arguments", "Nodes"].contains(&heading)
+            let is_exempt = ["Usage", "Options", "Arguments", "Nodes"].contains(&heading)
                 || heading.starts_with(' ');
             let section = format!(".SH {}", heading.to_uppercase());
             let section = section.split(" (").next().unwrap();
-            assert!(known || page.replace('"', "").contains(section), "{verb}: {section}");
+            assert!(is_exempt || page.replace('"', "").contains(section), "{verb}: {section}");
         }
     }
     assert_eq!(fs::read_dir(folder.path().join("man")).unwrap().count(), verbs.len() + 1);

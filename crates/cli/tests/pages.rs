@@ -47,11 +47,11 @@ fn run_block(block: &str, nodes: &str) -> Output {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
     let path = std::env::var("PATH").unwrap();
-    let own = Path::new(QUORLOCK).parent().unwrap().display();
+    let program_folder = Path::new(QUORLOCK).parent().unwrap().display();
     let mut shell = Command::new("sh");
     shell.args(["-e", "-c", block]).current_dir(folder.path());
     shell
-        .env("PATH", format!("{own}:{path}"))
+        .env("PATH", format!("{program_folder}:{path}"))
         .env("QUORLOCK_NODES", nodes)
         .env("XDG_CONFIG_HOME", "/nowhere");
     shell.output().unwrap()

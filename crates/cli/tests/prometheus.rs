@@ -19,7 +19,7 @@ use serde_json::Value;
 /// How often Prometheus scrapes and evaluates in this test.
 const INTERVAL: &str = "300ms";
 
-/// Needs two versions of the module, so only the tests of promtool provoke this alert.
+/// The alert that needs two versions of the module: only the tests of promtool provoke it.
 const ONLY_WITH_PROMTOOL: [&str; 1] = ["QuorlockModuleVersionsDiffer"];
 
 fn contrib(path: &str) -> PathBuf {
@@ -161,7 +161,7 @@ fn set_of(id: usize, count: usize) -> String {
     format!("eu {id} {}", members.join(","))
 }
 
-/// Five nodes, each with another fault.
+/// Five nodes, each with a different fault.
 struct Broken {
     /// Its queue is full, and its clock is stepped while locks are held.
     crowded: Server,
@@ -193,8 +193,8 @@ impl Broken {
         }
     }
 
-    /// Provokes the faults that counters count. Prometheus must have scraped these counters as zero
-    /// before.
+    /// Provokes the faults that counters count. Before the call, Prometheus must have scraped these
+    /// counters as zero.
     fn provoke(&mut self) {
         run(&self.crowded, &["LOCK.ACQUIRE", "held", "t", "60000"]);
         for token in ["a", "b", "c", "d"] {
@@ -240,7 +240,7 @@ fn every_alert_fires_on_broken_fleets_and_none_on_a_good_one() {
         of_broken.address,
         no_exporter,
     ]);
-    // One of three nodes and one of the five broken nodes are down.
+    // All 3 good nodes are up, 2 of the 3 in `one_missing`, and 4 of the 5 broken nodes.
     eventually(PATIENCE, "all nodes were scraped", || {
         prometheus.query("quorlock_node_saved_from_eviction_total == 0").len() == 3 + 2 + 4
     });

@@ -12,8 +12,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::{
-    Net, PATIENCE, Running, code, has_key, holding, on, quorlock, revoked, run_script, stderr,
-    stdout,
+    Net, PATIENCE, Running, code, has_key, masters_holding, masters_revoked, on, quorlock,
+    run_script, stderr, stdout,
 };
 use quorlock_client::{ExtendError, LostError, blocking};
 use quorlock_testkit::{Direction, Masters, Proxy, eventually};
@@ -22,7 +22,7 @@ use rustix::process::Signal;
 const TTL: [&str; 4] = ["--ttl", "3s", "--node-limit", "300ms"];
 
 /// A script that runs until SIGTERM, and then ends slowly.
-fn holder(file: &Path) -> String {
+fn obedient(file: &Path) -> String {
     alone(file, "trap 'sleep 0.3; exit 0' TERM; while :; do sleep 0.02; done")
 }
 
@@ -42,7 +42,7 @@ fn revoke(masters: &Masters, options: &[&str]) -> Running {
 
 /// Waits until a line of standard error has this text.
 #[track_caller]
-fn says(running: &mut Running, text: &str) {
+fn wait_for_message(running: &mut Running, text: &str) {
     let mut said = Vec::new();
     while let Some(line) = running.try_error_line() {
         if line.contains(text) {
@@ -55,7 +55,7 @@ fn says(running: &mut Running, text: &str) {
 
 /// Waits until a client waits for the lock on some node.
 #[track_caller]
-fn client_waits(masters: &Masters) {
+fn wait_for_waiter(masters: &Masters) {
     eventually(PATIENCE, "a client waits", || {
         let waiters = |master: &quorlock_testkit::Server| {
             let info: String =
@@ -71,9 +71,9 @@ fn client_waits(masters: &Masters) {
 fn holder_and_waiter(masters: &Masters, file: &Path, command: &str) -> (Running, Running) {
     let mut holder = Running::start(&mut run_script(masters, &TTL, command));
     assert_eq!(holder.line(), "alone");
-    eventually(PATIENCE, "all masters hold the lock", || holding(masters) == masters.len());
+    eventually(PATIENCE, "all masters hold the lock", || masters_holding(masters) == masters.len());
     let waiter = Running::start(&mut run_script(masters, &["--owner", "web-4"], &alone(file, "")));
-    client_waits(masters);
+    wait_for_waiter(masters);
     (holder, waiter)
 }
 
@@ -94,7 +94,7 @@ fn revocation_without_a_terminal_or_yes_is_refused_at_once() {
 
 #[test]
 fn revoked_command_is_stopped_before_the_next_holder_begins() {
-    for script in [holder, stubborn] {
+    for script in [obedient, stubborn] {
         let masters = Masters::start(3);
         let file = tempfile::NamedTempFile::new().unwrap();
         let (mut holder, mut waiter) =
@@ -107,9 +107,9 @@ fn revoked_command_is_stopped_before_the_next_holder_begins() {
         assert_eq!(waiter.line(), "alone");
         assert_eq!(code(waiter.end().status), 0);
         let news = holder.error_line();
-        let at = masters[0].url();
-        let at = at.trim_start_matches("redis+unix://");
-        assert!(news.contains(" on ") && news.contains(at), "no {at} in {news}");
+        let address = masters[0].url();
+        let address = address.trim_start_matches("redis+unix://");
+        assert!(news.contains(" on ") && news.contains(address), "no {address} in {news}");
         assert!(news.contains("the command is stopped before that"), "{news}");
         // The last message does not contain the nodes' answers, which are out of date by then.
         let last = "quorlock: the command was stopped: an operator revoked the lock";
@@ -134,7 +134,7 @@ fn deleted_lock_has_two_holders_for_a_while() {
 }
 
 #[test]
-fn revocation_now_ends_the_lock_while_its_holder_runs() {
+fn option_now_ends_the_lock_while_its_holder_runs() {
     let masters = Masters::start(3);
     let file = tempfile::NamedTempFile::new().unwrap();
     let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &stubborn(file.path()));
@@ -142,7 +142,8 @@ fn revocation_now_ends_the_lock_while_its_holder_runs() {
     assert_eq!(code(output.status), 0, "{}", stderr(&output));
     let said = stderr(&output);
     assert!(
-        said.contains("may run on beside the next holder") && said.contains("may still run for"),
+        said.contains("may continue to run at the same time as the next holder")
+            && said.contains("may still run for"),
         "{said}"
     );
     assert_eq!(waiter.line(), "together");
@@ -155,9 +156,9 @@ fn lock_of_several_keys_is_revoked_by_one_of_them() {
     let quorum = blocking::Quorum::connect(masters.urls()).unwrap();
     let mut lock = quorum.lock_all(["a", "k"]).ttl(Duration::from_secs(2)).acquire().unwrap();
     lock.renew();
-    eventually(PATIENCE, "all masters hold the lock", || holding(&masters) == 3);
+    eventually(PATIENCE, "all masters hold the lock", || masters_holding(&masters) == 3);
     let mut revocation = revoke(&masters, &["--yes"]);
-    says(&mut revocation, "revoked; the lock ends within");
+    wait_for_message(&mut revocation, "revoked; the lock ends within");
     let error = lock.extend().unwrap_err();
     assert!(matches!(error, ExtendError::Revoked { .. }), "{error}");
     assert!(!lock.remaining().is_zero(), "the lock is held until its deadline");
@@ -172,7 +173,7 @@ fn lock_of_several_keys_is_revoked_by_one_of_them() {
 fn lock_is_revoked_while_one_master_is_down() {
     let mut masters = Masters::start(3);
     let file = tempfile::NamedTempFile::new().unwrap();
-    let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &holder(file.path()));
+    let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &obedient(file.path()));
     masters[2].kill();
     let output = revoke(&masters, &["--yes"]).end();
     assert_eq!(code(output.status), 0, "{}", stderr(&output));
@@ -189,9 +190,9 @@ fn master_that_crashes_after_the_revocation_does_not_undo_it() {
     })
     .unwrap();
     let file = tempfile::NamedTempFile::new().unwrap();
-    let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &holder(file.path()));
+    let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &obedient(file.path()));
     let mut revocation = revoke(&masters, &["--yes"]);
-    says(&mut revocation, "revoked; the lock ends within");
+    wait_for_message(&mut revocation, "revoked; the lock ends within");
     masters[0].kill();
     masters[0].restart().unwrap();
     assert_eq!(code(revocation.end().status), 0);
@@ -203,9 +204,9 @@ fn master_that_crashes_after_the_revocation_does_not_undo_it() {
 fn minority_that_revokes_is_reported_and_does_not_end_the_lock() {
     let Net { masters, proxies } = Net::start();
     let file = tempfile::NamedTempFile::new().unwrap();
-    let mut holder = Running::start(&mut run_script(&masters, &TTL, &holder(file.path())));
+    let mut holder = Running::start(&mut run_script(&masters, &TTL, &obedient(file.path())));
     assert_eq!(holder.line(), "alone");
-    eventually(PATIENCE, "all masters hold the lock", || holding(&masters) == 3);
+    eventually(PATIENCE, "all masters hold the lock", || masters_holding(&masters) == 3);
     proxies[1..].iter().for_each(Proxy::cut);
     let nodes = [masters[0].url(), proxies[1].url(), proxies[2].url()].join(",");
     let revocation = quorlock().args(["revoke", "k", "--yes", "--nodes", &nodes]).output().unwrap();
@@ -217,8 +218,8 @@ fn minority_that_revokes_is_reported_and_does_not_end_the_lock() {
     );
     assert_eq!(stdout(&revocation).matches("revoked from ").count(), 1, "{}", stdout(&revocation));
     // The revoked lease ends, and the holder does not repair it. The other masters hold the lock.
-    eventually(PATIENCE, "the revoked lease has ended", || holding(&masters) == 2);
-    assert_eq!(revoked(&masters), 0);
+    eventually(PATIENCE, "the revoked lease has ended", || masters_holding(&masters) == 2);
+    assert_eq!(masters_revoked(&masters), 0);
     proxies.iter().for_each(Proxy::heal);
     // The lock is revoked on the other two masters, which are a majority.
     let output = revoke(&masters, &["--yes"]).end();
@@ -230,16 +231,16 @@ fn minority_that_revokes_is_reported_and_does_not_end_the_lock() {
 fn lock_is_revoked_later_on_a_master_that_answers_late() {
     let Net { masters, proxies } = Net::start();
     let file = tempfile::NamedTempFile::new().unwrap();
-    let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &holder(file.path()));
+    let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &obedient(file.path()));
     proxies[2].drop_bytes(Direction::ToServer);
     let nodes = proxies.iter().map(Proxy::url).collect::<Vec<_>>().join(",");
     let mut revocation =
         Running::start(quorlock().args(["revoke", "k", "--yes", "--nodes", &nodes]));
-    says(&mut revocation, "revoked; the lock ends within");
-    assert_eq!(revoked(&masters), 2);
+    wait_for_message(&mut revocation, "revoked; the lock ends within");
+    assert_eq!(masters_revoked(&masters), 2);
     proxies[2].cut();
     proxies[2].heal();
-    eventually(PATIENCE, "the third master is asked again", || revoked(&masters) == 3);
+    eventually(PATIENCE, "the third master is asked again", || masters_revoked(&masters) == 3);
     assert_eq!(code(revocation.end().status), 0);
     assert_eq!(waiter.line(), "alone");
     drop(holder);
@@ -249,9 +250,9 @@ fn lock_is_revoked_later_on_a_master_that_answers_late() {
 fn interrupted_wait_leaves_the_lock_revoked() {
     let masters = Masters::start(3);
     let file = tempfile::NamedTempFile::new().unwrap();
-    let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &holder(file.path()));
+    let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &obedient(file.path()));
     let mut revocation = revoke(&masters, &["--yes"]);
-    says(&mut revocation, "revoked; the lock ends within");
+    wait_for_message(&mut revocation, "revoked; the lock ends within");
     revocation.signal(Signal::INT);
     let output = revocation.end();
     assert_eq!(code(output.status), 130);
@@ -287,7 +288,7 @@ fn handle_of_a_revoked_lock_cannot_be_extended() {
     let output = on(&masters, "acquire").args(["k", "--ttl", "2s"]).output().unwrap();
     let handle = stdout(&output).trim().to_owned();
     let mut revocation = revoke(&masters, &["--yes"]);
-    says(&mut revocation, "revoked; the lock ends within");
+    wait_for_message(&mut revocation, "revoked; the lock ends within");
     let output = common::with_input(on(&masters, "extend").arg("-"), &handle);
     assert_eq!((code(output.status), stdout(&output)), (120, ""));
     assert!(stderr(&output).contains("an operator revoked the lock"), "{}", stderr(&output));

@@ -8,8 +8,8 @@ use std::fs;
 use std::process::Command;
 
 use common::{
-    Holder, LONG_NODE_LIMIT, QUORLOCK, Running, code, holding, quorlock, run_on, run_script,
-    stderr, stdout,
+    Holder, LONG_NODE_LIMIT, QUORLOCK, Running, code, masters_holding, quorlock, run_on,
+    run_script, stderr, stdout,
 };
 use quorlock_testkit::{Masters, Server};
 
@@ -21,7 +21,7 @@ fn exit_code_of_the_command_is_passed_on_and_the_key_is_free() {
             run_script(&masters, &LONG_NODE_LIMIT, &format!("exit {expected}")).output().unwrap();
         assert_eq!(code(output.status), expected);
         assert_eq!(stderr(&output), "");
-        assert_eq!(holding(&masters), 0);
+        assert_eq!(masters_holding(&masters), 0);
     }
 }
 
@@ -32,7 +32,7 @@ fn command_that_a_signal_killed_gives_exit_code_128_plus_the_signal() {
         let output =
             run_script(&masters, &LONG_NODE_LIMIT, &format!("kill -{signal} $$")).output().unwrap();
         assert_eq!(code(output.status), expected);
-        assert_eq!(holding(&masters), 0);
+        assert_eq!(masters_holding(&masters), 0);
     }
 }
 
@@ -46,7 +46,7 @@ fn missing_command_gives_exit_code_127_and_a_file_that_cannot_run_126() {
         let output = run_on(masters.urls()).args(["k", "--", command]).output().unwrap();
         assert_eq!(code(output.status), expected);
         assert!(stderr(&output).contains(command), "{}", stderr(&output));
-        assert_eq!(holding(&masters), 0);
+        assert_eq!(masters_holding(&masters), 0);
     }
 }
 
@@ -68,9 +68,9 @@ fn held_lock_gives_exit_code_121_and_the_command_never_runs() {
         assert!(stderr(&output).contains("another client "), "{}", stderr(&output));
     }
     assert!(!trace.exists());
-    assert!(holding(&masters) >= 2, "a refused run does not release the lock");
+    assert!(masters_holding(&masters) >= 2, "a refused run does not release the lock");
     holder.release();
-    assert_eq!(holding(&masters), 0);
+    assert_eq!(masters_holding(&masters), 0);
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn readers_run_together_and_a_writer_does_not_run_beside_them() {
 }
 
 #[test]
-fn no_more_commands_run_than_there_are_permits_and_each_knows_its_own() {
+fn no_more_commands_run_than_permits_and_each_knows_its_permit() {
     let masters = Masters::start(3);
     let first = Holder::start(&masters, &["--permits", "2"]);
     let with_permit = |options: &[&str], script: &str| {
@@ -195,7 +195,7 @@ fn masters_are_named_by_option_or_by_environment_and_the_option_wins() {
     assert_eq!(try_with(None, &urls), 0);
     assert_eq!(try_with(Some(&urls), no_server), 0);
     assert_eq!(try_with(Some(no_server), &urls), 122);
-    // With spaces and an empty entry, as users write lists.
+    // A list may contain spaces and an empty entry.
     assert_eq!(try_with(None, &format!(" {} , ", masters.urls().join(" , "))), 0);
 }
 
@@ -259,7 +259,7 @@ fn dead_or_hanging_minority_does_not_block_a_run() {
     let output = run_script(&masters, &LONG_NODE_LIMIT, "echo ran").output().unwrap();
     assert_eq!((code(output.status), stdout(&output), stderr(&output)), (0, "ran\n", ""));
     masters[1].resume();
-    common::becomes_free(&masters);
+    common::wait_until_free(&masters);
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn wait_for_masters_that_cannot_vote_is_reported() {
     masters[1].kill();
     let mut waiting = Running::start(&mut run_script(&masters, &LONG_NODE_LIMIT, "echo ran"));
     let said = waiting.error_line();
-    assert!(said.contains("waiting: no majority"), "{said}");
+    assert!(said.contains("waiting: too few nodes vote"), "{said}");
     masters[0].restart().unwrap();
     let output = waiting.end();
     assert_eq!((code(output.status), stdout(&output)), (0, "ran\n"));
@@ -290,7 +290,7 @@ fn wait_for_masters_that_cannot_vote_is_reported() {
     masters[0].kill();
     let output = run_script(&masters, &["--wait", "20ms"], "echo ran").output().unwrap();
     assert_eq!((code(output.status), stdout(&output)), (122, ""));
-    assert!(stderr(&output).contains("not acquired: no majority"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("not acquired: too few nodes vote"), "{}", stderr(&output));
 }
 
 #[test]

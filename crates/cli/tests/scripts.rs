@@ -12,8 +12,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::{
-    QUORLOCK, Running, becomes_free, code, holding, on, quorlock, run_script, stderr, stdout,
-    with_input,
+    QUORLOCK, Running, code, masters_holding, on, quorlock, run_script, stderr, stdout,
+    wait_until_free, with_input,
 };
 use quorlock_testkit::{Masters, Proxy, eventually};
 use rustix::process::Signal;
@@ -69,10 +69,10 @@ fn acquired_lock_is_held_without_a_process_until_it_is_released() {
     let masters = Masters::start(3);
     let handle = acquire(&masters);
     assert_eq!(handle.lines().count(), 1);
-    assert_eq!(holding(&masters), 3, "on every node that can be reached");
+    assert_eq!(masters_holding(&masters), 3, "every node that can be reached has the lock");
     assert!(!is_free(&masters));
     assert_eq!(with_handle(&masters, "release", &handle), (0, String::new()));
-    becomes_free(&masters);
+    wait_until_free(&masters);
     assert_eq!(with_handle(&masters, "release", &handle).0, 120);
 }
 
@@ -81,7 +81,7 @@ fn handle_may_be_an_argument() {
     let masters = Masters::start(3);
     let handle = acquire(&masters);
     assert_eq!(code(on(&masters, "release").arg(handle.trim()).status().unwrap()), 0);
-    becomes_free(&masters);
+    wait_until_free(&masters);
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn missing_majority_gives_exit_code_122() {
 fn ended_lock_gives_exit_code_120() {
     let masters = Masters::start(3);
     let output = on(&masters, "acquire").args(["--ttl", "500ms", "k"]).output().unwrap();
-    becomes_free(&masters);
+    wait_until_free(&masters);
     assert_eq!(with_handle(&masters, "extend", stdout(&output)), (120, String::new()));
     assert_eq!(with_handle(&masters, "release", stdout(&output)).0, 120);
 }
@@ -202,7 +202,7 @@ fn signal_ends_the_wait_and_leaves_nothing_behind() {
     waiting.signal(Signal::TERM);
     assert_eq!(code(waiting.end().status), 143);
     assert_eq!(with_handle(&masters, "release", &handle).0, 0);
-    becomes_free(&masters);
+    wait_until_free(&masters);
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn signal_ends_the_attempt_to_connect() {
         let sent = Instant::now();
         running.signal(Signal::TERM);
         assert_eq!(code(running.end().status), 143);
-        assert!(sent.elapsed() < CONNECT_LIMIT, "the program did not wait for the node");
+        assert!(sent.elapsed() < CONNECT_LIMIT, "the program must not wait for the node");
         drop(connection);
     }
 }
@@ -228,7 +228,7 @@ fn lock_whose_handle_cannot_be_printed_is_released() {
     let output = command.args(TTL).arg("k").stdout(full).stderr(Stdio::piped()).output().unwrap();
     assert_eq!(code(output.status), 125);
     assert!(stderr(&output).contains("the lock is released"), "{}", stderr(&output));
-    becomes_free(&masters);
+    wait_until_free(&masters);
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn lock_is_acquired_while_one_node_is_cut_off() {
     let output =
         command.args(["acquire", "--nodes", &urls.join(","), "k"]).args(TTL).output().unwrap();
     assert_eq!(code(output.status), 0, "{}", stderr(&output));
-    assert_eq!(holding(&masters), 2);
+    assert_eq!(masters_holding(&masters), 2);
 }
 
 #[test]

@@ -8,8 +8,8 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use common::{
-    Holder, LONG_NODE_LIMIT, PATIENCE, QUORLOCK, Running, code, holding, is_alive, run_script,
-    stderr, stdout,
+    Holder, LONG_NODE_LIMIT, PATIENCE, QUORLOCK, Running, code, is_alive, masters_holding,
+    run_script, stderr, stdout,
 };
 use quorlock_testkit::{Masters, eventually};
 use rustix::process::Signal;
@@ -32,7 +32,7 @@ fn signal_is_passed_on_and_the_lock_released_when_the_command_ends() {
         let output = running.end();
         assert_eq!((code(output.status), stdout(&output).trim_end()), (expected, name));
         assert_eq!(stderr(&output), "");
-        assert_eq!(holding(&masters), 0);
+        assert_eq!(masters_holding(&masters), 0);
     }
 }
 
@@ -44,11 +44,11 @@ fn command_that_survives_a_signal_keeps_its_lock() {
     assert_eq!(running.line(), "started");
     running.signal(Signal::HUP);
     assert_eq!(running.line(), "reloaded");
-    assert!(holding(&masters) >= 2);
+    assert!(masters_holding(&masters) >= 2);
     running.say("go");
     let output = running.end();
     assert_eq!((code(output.status), stdout(&output)), (0, "done\n"));
-    assert_eq!(holding(&masters), 0);
+    assert_eq!(masters_holding(&masters), 0);
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn signal_ends_the_wait_for_a_lock() {
         assert_eq!((code(output.status), stdout(&output)), (expected, ""));
     }
     holder.release();
-    assert_eq!(holding(&masters), 0);
+    assert_eq!(masters_holding(&masters), 0);
 }
 
 #[test]

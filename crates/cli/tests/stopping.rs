@@ -9,7 +9,7 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{Net, PATIENCE, Running, code, holding, is_alive, run_script, stderr, stdout};
+use common::{Net, PATIENCE, Running, code, is_alive, masters_holding, run_script, stderr, stdout};
 use quorlock_testkit::{Direction, Masters, eventually};
 use rustix::process::Signal;
 
@@ -107,7 +107,7 @@ fn lock_is_released_while_background_processes_go_on() {
     let script = in_background("sh", &go.display().to_string());
     let mut running = Running::start(&mut run_script(&masters, &[], &script));
     let background = running.pid_line();
-    common::becomes_free(&masters);
+    common::wait_until_free(&masters);
     assert!(is_alive(background));
     fs::write(&go, "").unwrap();
     assert_eq!(code(running.end().status), 7);
@@ -128,7 +128,7 @@ fn wait_all_keeps_the_lock_until_background_processes_have_ended() {
         fs::write(&go, "").unwrap();
         let output = running.end();
         assert_eq!((code(output.status), stderr(&output)), (7, ""), "{shell}");
-        assert_eq!(holding(&masters), 0);
+        assert_eq!(masters_holding(&masters), 0);
     }
 }
 
@@ -173,14 +173,14 @@ fn command_survives_repeated_losses_of_two_of_five_masters() {
         let lost = Instant::now();
         let mut other = run_script(&masters, &["--wait", "1500ms"], "echo ran");
         let output = other.output().unwrap();
-        // 122 when no majority answers the other client in time.
+        // The code is 122 when no majority answers the other client in time.
         assert!([121, 122].contains(&code(output.status)), "without {first} and {second}");
         assert_eq!(stdout(&output), "");
         assert!(lost.elapsed() > Duration::from_secs(1));
         masters[second].resume();
         masters[first].restart().unwrap();
         // The next two masters may fail only when these two have the lock again.
-        eventually(PATIENCE, "all masters have the lock again", || holding(&masters) == 5);
+        eventually(PATIENCE, "all masters have the lock again", || masters_holding(&masters) == 5);
     }
     running.say("go");
     let output = running.end();

@@ -10,8 +10,8 @@ use std::io::Write as _;
 use std::process::Child;
 
 use common::{
-    Holder, Lines, PATIENCE, QUORLOCK, code, holding, is_alive, revoked, run_script,
-    shell_in_terminal, stdout,
+    Holder, Lines, PATIENCE, QUORLOCK, code, is_alive, masters_holding, masters_revoked,
+    run_script, shell_in_terminal, stdout,
 };
 use quorlock_testkit::{Masters, eventually};
 use rustix::process::Pid;
@@ -76,7 +76,7 @@ fn ctrl_c_reaches_the_command_once_and_its_exit_code_reaches_the_shell() {
     terminal.press(CTRL_C);
     terminal.shows("INT");
     assert_eq!(terminal.shows("status"), "status 5");
-    assert_eq!(holding(&masters), 0);
+    assert_eq!(masters_holding(&masters), 0);
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn ctrl_c_is_not_passed_on_a_second_time() {
     terminal.shows("INT");
     terminal.type_line("first");
     terminal.type_line("second");
-    // A second INT would be printed before this line.
+    // A second INT would interrupt the second `read`, and `go` would be empty.
     let line = terminal.shows(" ");
     assert!(line.starts_with("go "), "{line}");
     assert_eq!(terminal.shows("status"), "status 0");
@@ -115,12 +115,12 @@ fn ctrl_z_stops_the_command_and_fg_continues_it() {
     terminal.shows("ready");
     terminal.press(CTRL_Z);
     assert_eq!(terminal.shows("stopped "), "stopped 148");
-    assert!(holding(&masters) >= 2);
+    assert!(masters_holding(&masters) >= 2);
     terminal.type_line("fg");
     terminal.type_line("go");
     terminal.shows("continued");
     assert_eq!(terminal.shows("status"), "status 4");
-    assert_eq!(holding(&masters), 0);
+    assert_eq!(masters_holding(&masters), 0);
 }
 
 #[test]
@@ -166,11 +166,11 @@ fn revocation_needs_a_yes_and_stands_when_interrupted() {
     terminal.type_line("n");
     terminal.shows("nothing was revoked");
     assert_eq!(terminal.shows("status"), "status 125");
-    assert_eq!(revoked(&masters), 0);
+    assert_eq!(masters_revoked(&masters), 0);
     terminal.shows("web-3, fence ");
     terminal.type_line("y");
     terminal.shows("revoked from web-3, ");
-    eventually(PATIENCE, "the lock is revoked", || revoked(&masters) == 3);
+    eventually(PATIENCE, "the lock is revoked", || masters_revoked(&masters) == 3);
     terminal.press(CTRL_C);
     terminal.shows("interrupted: the revocation stands, and the lock ends within ");
     assert_eq!(terminal.shows("status"), "status 130");

@@ -14,7 +14,7 @@ use quorlock_testkit::{Server, StartError};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tempfile::TempDir;
 
-/// Masters that speak TLS, and the files of their authority.
+/// Masters that speak TLS, and the files of their certificates.
 struct TlsMasters {
     folder: TempDir,
     ports: Vec<u16>,
@@ -138,7 +138,7 @@ fn certificates_without_tls_are_refused() {
     assert_fails(&with_roots("redis://a:6379"), 125, "rediss://");
 }
 
-/// These verbs connect to each node separately, without a quorum.
+/// `status` and `doctor` connect to each node separately, without a quorum.
 #[test]
 fn status_uses_certificates_and_doctor_reports_untrusted_nodes() {
     let Some(masters) = TlsMasters::start(true) else { return };

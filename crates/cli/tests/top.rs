@@ -41,13 +41,13 @@ impl Terminal {
         let shell = shell.spawn().unwrap();
         let screen = Arc::new(Mutex::new(vt100::Parser::new(ROWS, COLUMNS, 0)));
         let written = Arc::<Mutex<Vec<u8>>>::default();
-        let (mut output, seen, raw) =
+        let (mut output, parser, log) =
             (keyboard.try_clone().unwrap(), Arc::clone(&screen), Arc::clone(&written));
         thread::spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(count @ 1..) = output.read(&mut bytes) {
-                raw.lock().unwrap().extend(&bytes[..count]);
-                seen.lock().unwrap().process(&bytes[..count]);
+                log.lock().unwrap().extend(&bytes[..count]);
+                parser.lock().unwrap().process(&bytes[..count]);
             }
         });
         Self { keyboard, screen, written, shell }
@@ -197,7 +197,7 @@ fn stopped_program_leaves_the_terminal_to_the_shell_and_fg_brings_it_back() {
     terminal.shows("status 0");
 }
 
-/// The number of calls and the time that this server has spent on listing locks.
+/// The number of LOCK.SCAN calls of this server, and the time that it spent on them.
 fn spent_on_scans(server: &quorlock_testkit::Server) -> (u64, Duration) {
     let stats: String =
         redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
@@ -212,7 +212,7 @@ fn spent_on_scans(server: &quorlock_testkit::Server) -> (u64, Duration) {
 }
 
 /// Measures from the beginning of the first listing to the beginning of the next. With `--interval
-/// 100ms`, the program may list the locks ten times a second.
+/// 100ms` alone, the program would list the locks up to ten times a second.
 #[test]
 fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
     const LOCKS: u64 = 10_000;
@@ -234,13 +234,13 @@ fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
     terminal.press("\x1b[F");
     terminal.shows("orders/09999");
     loop {
-        // INFO costs the node time as well, and so lengthens the interval.
+        // A pause, since the time that the node spends on INFO counts too, and delays the listing.
         thread::sleep(Duration::from_millis(100));
-        let now = spent_on_scans(&masters[0]);
-        if now.0 > calls {
+        let latest = spent_on_scans(&masters[0]);
+        if latest.0 > calls {
             break;
         }
-        (spent, before_next) = (now, Instant::now());
+        (spent, before_next) = (latest, Instant::now());
         assert!(first.elapsed() < PATIENCE, "the next listing does not begin");
     }
     let share = spent.1.as_secs_f64() / before_next.duration_since(first).as_secs_f64();

@@ -10,7 +10,8 @@ mod common;
 use std::process::Command;
 
 use common::{
-    PATIENCE, QUORLOCK, Running, code, holding, is_alive, run_script, stderr, stdout, watchdog_of,
+    PATIENCE, QUORLOCK, Running, code, is_alive, masters_holding, run_script, stderr, stdout,
+    watchdog_of,
 };
 use quorlock_testkit::{Direction, Masters, Proxy, eventually};
 use rustix::process::{Pid, Signal, kill_process};
@@ -133,7 +134,7 @@ fn command_of_a_killed_quorlock_gets_sigterm_first() {
     eventually(PATIENCE, "the command and the watchdog are gone", || {
         !is_alive(command) && !is_alive(watchdog)
     });
-    assert!(holding(&masters) >= 2, "the lock has not ended yet");
+    assert!(masters_holding(&masters) >= 2, "the lock has not ended yet");
 }
 
 #[test]

@@ -52,7 +52,7 @@ async fn open(quorum: &Quorum, directory: &Path) -> Result<Lock, Box<dyn Error>>
             lost = lock.lost() => return Err(lost.into()),
         }
     }
-    // From here on, other readers can hold the lock too. No writer holds it in between.
+    // The lock is never free in this step: other readers can hold it now, but no writer can.
     lock.downgrade().await?;
     Ok(lock)
 }
@@ -62,7 +62,7 @@ fn is_fresh(directory: &Path) -> bool {
     written.is_ok_and(|at| at.elapsed().is_ok_and(|age| age < AGE_MAX))
 }
 
-/// Writes both files. A program that dies in between leaves a cache that is out of date.
+/// Writes both files. If the program dies before the end, the cache counts as out of date.
 async fn refresh(directory: &Path, fence: Fence) -> io::Result<()> {
     let _ = fs::remove_file(directory.join("complete"));
     for file in ["prices", "names"] {

@@ -15,7 +15,7 @@ use std::{fs, io};
 use quorlock_client::{Fence, Quorum};
 use tokio::time::sleep;
 
-/// The same in all programs, because a program with a larger number admits that many encoders.
+/// The same in all programs: a program with a larger number would let that many encoders run.
 const ENCODERS_MAX: usize = 4;
 
 #[tokio::main]

@@ -24,12 +24,12 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 const APPLES: i64 = 10;
 const TTL: Duration = Duration::from_secs(1);
-const PATIENCE: Duration = Duration::from_secs(10);
+const WAIT: Duration = Duration::from_secs(10);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     match arguments.as_slice() {
-        [] => story(),
+        [] => run_twice(),
         [database, checked, masters @ ..] => {
             sell(Path::new(database), checked == "checked", masters)
         }
@@ -41,14 +41,14 @@ fn main() -> Result<(), Box<dyn Error>> {
 #[tokio::main(flavor = "current_thread")]
 async fn sell(database: &Path, checked: bool, masters: &[String]) -> Result<(), Box<dyn Error>> {
     let quorum = Quorum::connect(masters).await?;
-    let lock = quorum.lock("stock/apples").ttl(TTL).wait(PATIENCE).acquire().await?;
+    let lock = quorum.lock("stock/apples").ttl(TTL).wait(WAIT).acquire().await?;
 
     let stock = Connection::open(database)?;
     let apples: i64 = stock.query_row("SELECT apples FROM stock", [], |row| row.get(0))?;
     // A careful clerk checks the lock before it writes. That is not enough.
     assert!(!lock.remaining().is_zero());
     println!("{} {apples}", lock.fence());
-    // Waits for a line of input, so that the story can stop one of the clerks at this point.
+    // Waits for a line of input, so that the first process can stop one of the clerks here.
     stdin().read_line(&mut String::new())?;
 
     let rows = if checked {
@@ -71,7 +71,7 @@ fn write_if_latest(stock: &Connection, apples: i64, fence: Fence) -> rusqlite::R
     )
 }
 
-fn story() -> Result<(), Box<dyn Error>> {
+fn run_twice() -> Result<(), Box<dyn Error>> {
     println!(
         "Three masters, one SQLite database with {APPLES} apples, and two clerks who sell one apple each,"
     );
@@ -79,21 +79,21 @@ fn story() -> Result<(), Box<dyn Error>> {
     let masters = Masters::start(3);
     for checked in [false, true] {
         println!("\n{}", if checked { "With the fence:" } else { "Without a fence:" });
-        let (sold, left) = play(checked, &masters.urls())?;
-        let right = left == APPLES - sold;
+        let (sold, left) = simulate(checked, &masters.urls())?;
+        let is_right = left == APPLES - sold;
         println!(
             "  => {sold} sold, {left} left of {APPLES}: {}",
-            if right { "right" } else { "WRONG" }
+            if is_right { "right" } else { "WRONG" }
         );
-        if right != checked {
+        if is_right != checked {
             return Err("the result is not the expected one".into());
         }
     }
     Ok(())
 }
 
-/// Returns how many apples the clerks believe to have sold, and how many the database has left.
-fn play(checked: bool, masters: &[String]) -> Result<(i64, i64), Box<dyn Error>> {
+/// Returns how many apples the clerks report as sold, and how many the database has left.
+fn simulate(checked: bool, masters: &[String]) -> Result<(i64, i64), Box<dyn Error>> {
     let directory = tempfile::tempdir()?;
     let database = directory.path().join("stock.db");
     let stock = Connection::open(&database)?;
@@ -103,34 +103,37 @@ fn play(checked: bool, masters: &[String]) -> Result<(i64, i64), Box<dyn Error>>
     stock.execute("INSERT INTO stock (apples) VALUES (?1)", [APPLES])?;
 
     let mut anna = Clerk::start(&database, checked, masters)?;
-    let hers = anna.line()?;
+    let anna_read = anna.line()?;
     println!(
         "  Anna reads {}. She still holds the lock, and is stopped before she writes.",
-        apples(&hers)
+        apples(&anna_read)
     );
     anna.stop()?;
 
     let mut ben = Clerk::start(&database, checked, masters)?;
-    let his = ben.line()?;
-    println!("  Her lock runs out. Ben gets it, reads {}, and writes one less.", apples(&his));
-    let his_end = ben.go_on()?;
+    let ben_read = ben.line()?;
+    println!(
+        "  Her lock expires. Ben acquires it, reads {}, and writes one less.",
+        apples(&ben_read)
+    );
+    let ben_result = ben.go_on()?;
 
-    let her_end = anna.go_on()?;
-    let fate = match her_end.as_str() {
+    let anna_result = anna.go_on()?;
+    let ending = match anna_result.as_str() {
         "wrote" => "writes over it".into(),
         _ => format!(
             "is refused: her fence is {}, and the database has seen {}",
-            fence(&hers),
-            fence(&his)
+            fence(&anna_read),
+            fence(&ben_read)
         ),
     };
-    println!("  Anna wakes up, writes one less than she had read, and {fate}.");
+    println!("  Anna wakes up, writes one less than she had read, and {ending}.");
 
-    let sold = [her_end, his_end].iter().filter(|end| *end == "wrote").count();
+    let sold = [anna_result, ben_result].iter().filter(|end| *end == "wrote").count();
     Ok((i64::try_from(sold)?, stock.query_row("SELECT apples FROM stock", [], |row| row.get(0))?))
 }
 
-/// The number that a clerk read, and its fence.
+/// Formats the number of apples that a clerk read, and the clerk's fence.
 fn apples(line: &str) -> String {
     format!("{} apples (fence {})", line.split(' ').nth(1).unwrap_or("no"), fence(line))
 }
@@ -139,10 +142,10 @@ fn fence(line: &str) -> &str {
     line.split(' ').next().unwrap_or_default()
 }
 
-/// A clerk's process. Dropping this ends it.
+/// A clerk's process. Dropping this value ends the process.
 struct Clerk {
     process: Child,
-    says: BufReader<ChildStdout>,
+    output: BufReader<ChildStdout>,
 }
 
 impl Clerk {
@@ -154,14 +157,14 @@ impl Clerk {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        let says = BufReader::new(process.stdout.take().expect("it is piped"));
-        Ok(Self { process, says })
+        let output = BufReader::new(process.stdout.take().expect("it is piped"));
+        Ok(Self { process, output })
     }
 
     /// The next line that the clerk prints.
     fn line(&mut self) -> Result<String, Box<dyn Error>> {
         let mut line = String::new();
-        self.says.read_line(&mut line)?;
+        self.output.read_line(&mut line)?;
         if line.is_empty() { Err("a clerk ended early".into()) } else { Ok(line.trim().to_owned()) }
     }
 
@@ -173,7 +176,7 @@ impl Clerk {
         Ok(())
     }
 
-    /// Lets the clerk write, even if it was stopped, and returns the result.
+    /// Lets the clerk write, even if its process was stopped, and returns the result.
     fn go_on(&mut self) -> Result<String, Box<dyn Error>> {
         self.process.stdin.take().expect("it goes on once").write_all(b"go on\n")?;
         kill_process(Pid::from_child(&self.process), Signal::CONT)?;

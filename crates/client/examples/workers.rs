@@ -1,5 +1,5 @@
 //! Workers, in one program or in many, share a list of jobs. One worker at a time does a job, and a
-//! worker skips a job that another one does.
+//! worker skips a job that another worker is doing.
 //!
 //! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example workers`
 

@@ -133,7 +133,7 @@
 //! |---|---|---|
 //! | `quorlock_acquires_total` | counter | calls of `acquire`, `try_acquire` or `run`, by `outcome`: `acquired`, `held`, `timed_out`, `no_quorum`, `insufficient_validity`, `invalid` |
 //! | `quorlock_extends_total` | counter | rounds of extensions of a lock, by `outcome`: `extended`, `uncertain`, `lost` |
-//! | `quorlock_repairs_total` | counter | answers to repairs, by `outcome`: `repaired`, `refused` |
+//! | `quorlock_repairs_total` | counter | repairs that have ended, by `outcome`: `repaired`, `refused` (which includes failed requests) |
 //! | `quorlock_releases_total` | counter | locks that the program released, dropped or detached, by `outcome`: `released`, `already_over`, `unconfirmed`, `dropped`, `detached` |
 //! | `quorlock_wait_seconds` | histogram | how long a call took to acquire the lock or to fail |
 //! | `quorlock_hold_seconds` | histogram | from the grant until the program releases, drops or detaches the lock |

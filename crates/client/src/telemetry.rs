@@ -58,7 +58,7 @@ pub(crate) fn extended(lock: &Arc<LockInner>, verdict: ExtensionVerdict) {
     figures::count("quorlock_extends_total", outcome);
 }
 
-/// Records that a node that had missed a lock granted or refused it.
+/// Records the end of a repair: whether the node has the lock again.
 pub(crate) fn repaired(granted: bool) {
     figures::count("quorlock_repairs_total", if granted { "repaired" } else { "refused" });
 }

@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, nothing_is_left};
+use common::{PATIENCE, wait_until_all_hold, wait_until_free};
 use quorlock_client::{AcquireError, LockBuilder, NodeError, Quorum, Released};
 use quorlock_testkit::{Masters, eventually_async};
 
@@ -63,15 +63,15 @@ async fn held_lock_is_extended_on_masters_that_abstain_after_a_restart() {
     let mut masters = masters.unwrap();
     let quorum = Quorum::connect(masters.urls()).await.unwrap();
     let mut lock = patiently(&quorum, "k").acquire().await.unwrap();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     for master in &mut masters {
         master.set_arg("lock.rejoin-delay", LONG_MS);
         master.restart().unwrap();
     }
     eventually_async(PATIENCE, "a majority extends the lock", async || lock.extend().await.is_ok())
         .await;
-    let others = patiently(&quorum, "k").try_acquire().await;
-    assert!(matches!(others, Err(AcquireError::NoQuorum { .. })), "{others:?}");
+    let another = patiently(&quorum, "k").try_acquire().await;
+    assert!(matches!(another, Err(AcquireError::NoQuorum { .. })), "{another:?}");
     drop(lock);
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
 }

@@ -11,7 +11,7 @@ use quorlock_client::blocking::{Quorum, QuorumBuilder};
 use quorlock_client::{AcquireError, LostError, NodeError, Ownership, Released, RunError};
 use quorlock_testkit::{Masters, eventually};
 
-/// The time limit of every wait. No step of a test takes as long.
+/// The time limit of every wait. Each step of a test takes less time.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 fn quorum() -> (Masters, Quorum) {
@@ -24,7 +24,7 @@ fn quorum() -> (Masters, Quorum) {
 }
 
 /// The number of masters that have the key.
-fn holding(masters: &Masters, key: &str) -> usize {
+fn masters_holding(masters: &Masters, key: &str) -> usize {
     let exists = |master: &quorlock_testkit::Server| {
         redis::cmd("EXISTS").arg(key).query::<bool>(&mut master.connection()).unwrap()
     };
@@ -40,7 +40,7 @@ fn life_of_a_lock(masters: &Masters, quorum: &Quorum) {
     lock.renew();
     assert_eq!(lock.release().unwrap(), Released::Released);
     drop(quorum.lock("k").acquire().unwrap());
-    eventually(PATIENCE, "a dropped lock is released", || holding(masters, "k") == 0);
+    eventually(PATIENCE, "a dropped lock is released", || masters_holding(masters, "k") == 0);
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn threads_exclude_each_other() {
             });
         }
     });
-    eventually(PATIENCE, "no master has the key", || holding(&masters, "k") == 0);
+    eventually(PATIENCE, "no master has the key", || masters_holding(&masters, "k") == 0);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn lock_dropped_after_its_quorum_is_still_released() {
     let (masters, quorum) = quorum();
     let lock = quorum.lock("k").ttl(Duration::from_secs(30)).acquire().unwrap();
     drop(quorum);
-    assert!(holding(&masters, "k") >= 2);
+    assert!(masters_holding(&masters, "k") >= 2);
     drop(lock);
-    eventually(PATIENCE, "the lock is released", || holding(&masters, "k") == 0);
+    eventually(PATIENCE, "the lock is released", || masters_holding(&masters, "k") == 0);
 }

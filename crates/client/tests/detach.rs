@@ -6,7 +6,10 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Net, PATIENCE, all_hold, connect, connected, exists, net, nothing_is_left, quorum};
+use common::{
+    Net, PATIENCE, connect, exists, net, nodes_and_voters, quorum, wait_until_all_hold,
+    wait_until_free,
+};
 use quorlock_client::{AcquireError, AttachError, DetachedLock, Released};
 use quorlock_testkit::{Masters, eventually_async};
 use tokio::task::JoinSet;
@@ -17,7 +20,7 @@ async fn detached_lock_is_attached_from_its_text_and_is_never_free() {
     let taker = connect(masters.urls()).await;
     let lock = giver.lock("orders/42").ttl(Duration::from_secs(10)).acquire().await.unwrap();
     let (fence, watch) = (lock.fence(), lock.watch());
-    all_hold(&masters, "orders/42").await;
+    wait_until_all_hold(&masters, "orders/42").await;
     let text = lock.detach().to_secret_text();
     assert!(watch.ended().await.is_none(), "a detached lock is not lost");
     assert!(watch.ownership().is_lost());
@@ -32,7 +35,7 @@ async fn detached_lock_is_attached_from_its_text_and_is_never_free() {
         .await;
     lock.extend().await.unwrap();
     assert_eq!(lock.release().await.unwrap(), Released::Released);
-    nothing_is_left(&masters, "orders/42").await;
+    wait_until_free(&masters, "orders/42").await;
 }
 
 #[tokio::test]
@@ -44,13 +47,13 @@ async fn node_with_larger_fences_gets_the_new_token_too() {
     let quorum = connect(masters.urls()).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
     let fence = lock.fence();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     let lock = quorum.attach(lock.detach()).await.unwrap();
     assert!(lock.fence() > fence);
     eventually_async(PATIENCE, "all nodes know the new token", async || lock.coverage().held == 3)
         .await;
     assert_eq!(lock.release().await.unwrap(), Released::Released);
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
 }
 
 #[tokio::test]
@@ -64,7 +67,7 @@ async fn at_most_one_process_attaches_the_same_text() {
     for n in 0..20 {
         let key = format!("k{n}");
         let lock = giver.lock(&key).acquire().await.unwrap();
-        all_hold(&masters, &key).await;
+        wait_until_all_hold(&masters, &key).await;
         let text = lock.detach().to_secret_text();
         let mut tasks = JoinSet::new();
         for quorum in quorums.clone() {
@@ -83,7 +86,7 @@ async fn at_most_one_process_attaches_the_same_text() {
             attached += 1;
             assert_eq!(lock.release().await.unwrap(), Released::Released);
         }
-        nothing_is_left(&masters, &key).await;
+        wait_until_free(&masters, &key).await;
     }
     assert!(attached > 0);
 }
@@ -92,7 +95,7 @@ async fn at_most_one_process_attaches_the_same_text() {
 async fn text_of_an_attached_or_ended_lock_is_refused() {
     let (masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     let text = lock.detach().to_secret_text();
     let attached = quorum.attach(text.parse().unwrap()).await.unwrap();
     let again = quorum.attach(text.parse().unwrap()).await;
@@ -100,7 +103,7 @@ async fn text_of_an_attached_or_ended_lock_is_refused() {
     assert_eq!(attached.release().await.unwrap(), Released::Released);
     let late = quorum.attach(text.parse().unwrap()).await;
     assert!(matches!(late, Err(AttachError::Gone { .. })), "{late:?}");
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
 }
 
 #[tokio::test]
@@ -109,7 +112,7 @@ async fn lock_that_is_never_attached_ends_by_its_deadline() {
     let mut lock = quorum.lock("k").ttl(Duration::from_millis(400)).acquire().await.unwrap();
     lock.renew();
     let detached = lock.detach();
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
     let late = quorum.attach(detached).await;
     assert!(matches!(late, Err(AttachError::Gone { .. })), "{late:?}");
 }
@@ -122,7 +125,7 @@ async fn lock_held_on_a_bare_majority_can_be_attached_and_is_repaired() {
     let detached = lock.detach();
     let mut lock = quorum.attach(detached).await.unwrap();
     masters[2].restart().unwrap();
-    eventually_async(PATIENCE, "the node is back", async || connected(&quorum).1 == 3).await;
+    eventually_async(PATIENCE, "the node is back", async || nodes_and_voters(&quorum).1 == 3).await;
     lock.extend().await.unwrap();
     eventually_async(PATIENCE, "the node is repaired", async || lock.coverage().held == 3).await;
     assert_eq!(lock.release().await.unwrap(), Released::Released);
@@ -132,11 +135,12 @@ async fn lock_held_on_a_bare_majority_can_be_attached_and_is_repaired() {
 async fn node_cut_off_during_the_attachment_forgets_the_old_token() {
     let Net { masters, proxies, quorum } = net(3).await;
     let lock = quorum.lock("k").ttl(Duration::from_secs(60)).acquire().await.unwrap();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     let detached = lock.detach();
     // The node is cut off before the attachment, so that it gets no request for the new token.
     proxies[2].cut();
-    eventually_async(PATIENCE, "the node is cut off", async || connected(&quorum).1 == 2).await;
+    eventually_async(PATIENCE, "the node is cut off", async || nodes_and_voters(&quorum).1 == 2)
+        .await;
     let mut lock = quorum.attach(detached).await.unwrap();
     proxies[2].heal();
     eventually_async(PATIENCE, "the old token is gone", async || !exists(&masters[2], "k")).await;
@@ -146,7 +150,7 @@ async fn node_cut_off_during_the_attachment_forgets_the_old_token() {
     })
     .await;
     assert_eq!(lock.release().await.unwrap(), Released::Released);
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
 }
 
 #[tokio::test]

@@ -4,8 +4,8 @@
 //! truth.rs of `Denied`, `Misconfigured`, `NoModule` and `Replica`, inspect.rs of `InspectError`,
 //! shared.rs of `NotShareable`, revoke.rs of `RevokeError`, `ScanError` and the errors `Revoked`.
 //!
-//! `NoThread` and `QueueFull` have no example: `NoThread` needs a system that cannot start a
-//! thread, and after `QueueFull` the client pauses and makes a new attempt.
+//! These errors have no example: `NoThread`, which needs a system that cannot start a thread;
+//! `QueueFull`, after which the client makes a new attempt; `AwaitsMajority`; `HeldByLostRequest`.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -18,7 +18,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-use common::{Net, PATIENCE, all_hold, connect, net, quorum};
+use common::{Net, PATIENCE, connect, net, quorum, wait_until_all_hold};
 use quorlock_client::{
     AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, LostError, NodeError,
     Nodes, Quorum, ReleaseError, RunError,
@@ -74,7 +74,7 @@ async fn connect_errors_name_what_to_change() {
 async fn acquire_errors_distinguish_a_held_lock_from_a_failing_quorum() {
     let net = net(3).await;
     let held = net.quorum.lock("k").acquire().await.unwrap();
-    all_hold(&net.masters, "k").await;
+    wait_until_all_hold(&net.masters, "k").await;
     let error = net.quorum.lock("k").try_acquire().await.unwrap_err();
     let AcquireError::Held { nodes } = &error else { panic!("{error}") };
     assert!(nodes.0.iter().any(|node| node.answer == Answer::Refused), "{nodes}");
@@ -164,7 +164,7 @@ async fn run_errors_say_whether_the_work_was_done() {
     assert!(matches!(too_late, RunError::Lost { finished: true, .. }), "{too_late}");
 
     let _held = quorum.lock("k").acquire().await.unwrap();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     let error = lock.run(|_| async {}).await.unwrap_err();
     assert!(matches!(error, RunError::NotAcquired(AcquireError::Held { .. })), "{error}");
 }
@@ -274,7 +274,7 @@ async fn node_that_may_not_vote_says_why() {
 async fn key_of_another_type_is_refused_with_the_answer_of_the_node() {
     let server = Server::with_module().start().unwrap();
     let _: () = server.connection().rpush("k", "x").unwrap();
-    let NodeError::Refused(words) = server_error(&server).await else {
+    let NodeError::ErrorReply(words) = server_error(&server).await else {
         panic!("the key is a list")
     };
     assert!(words.starts_with("WRONGTYPE "), "{words}");

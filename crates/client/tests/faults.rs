@@ -7,7 +7,8 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    PATIENCE, all_hold, connect, connected, exists, holding, net, nothing_is_left, quorum,
+    PATIENCE, connect, exists, masters_holding, net, nodes_and_voters, quorum, wait_until_all_hold,
+    wait_until_free,
 };
 use quorlock_client::{AcquireError, ExtendError, NodeError, Quorum, ReleaseError, Released};
 use quorlock_testkit::{Direction, Masters, Server, eventually, eventually_async};
@@ -15,7 +16,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::time::{Instant, timeout};
 
-/// A node timeout that is so long that the tests notice a call that waits for it.
+/// A node timeout that is long enough to notice a call that waits for it.
 const LONG_LIMIT: Duration = Duration::from_secs(4);
 /// Far less than [`LONG_LIMIT`].
 const AT_ONCE: Duration = Duration::from_secs(2);
@@ -28,7 +29,7 @@ async fn dead_minority_does_not_block_a_lock() {
         let lock = quorum.lock("k").acquire().await.unwrap();
         assert_eq!(lock.release().await.unwrap(), Released::Released);
     }
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
 }
 
 #[tokio::test]
@@ -48,7 +49,7 @@ async fn dead_majority_is_named_and_the_other_masters_keep_nothing() {
     for (url, node) in dead.iter().zip(&named) {
         assert!(url.contains(node.as_str()), "{url} is not {node}");
     }
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
 }
 
 #[tokio::test]
@@ -58,7 +59,7 @@ async fn paused_master_delays_nothing() {
     assert_no_delay(&quorum).await;
     masters[1].resume();
     quorum.flush(PATIENCE).await.unwrap();
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
 }
 
 #[tokio::test]
@@ -73,7 +74,7 @@ async fn network_that_drops_replies_delays_nothing() {
     let net = net(3).await;
     net.proxies[1].drop_bytes(Direction::ToClient);
     assert_no_delay(&net.quorum).await;
-    nothing_is_left(&net.masters, "k").await;
+    wait_until_free(&net.masters, "k").await;
 }
 
 #[tokio::test]
@@ -91,7 +92,7 @@ async fn master_that_answers_garbage_delays_nothing() {
     urls.push(garbage);
     let quorum = Quorum::connect(urls).await.unwrap();
     assert_no_delay(&quorum).await;
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
 }
 
 /// Acquires and releases ten locks at once, and then ten one after the other. Asserts that no call
@@ -131,7 +132,7 @@ async fn assert_no_delay(quorum: &Quorum) {
 async fn held_lock_is_refused_at_once_beside_a_silent_node() {
     let net = net(3).await;
     let _lock = net.quorum.lock("k").acquire().await.unwrap();
-    all_hold(&net.masters, "k").await;
+    wait_until_all_hold(&net.masters, "k").await;
     net.proxies[2].stall(Direction::ToClient);
     let started = Instant::now();
     let refused = net
@@ -157,11 +158,13 @@ async fn replies_delayed_beyond_the_ttl_are_no_lock_and_leave_nothing() {
         .ttl(Duration::from_millis(400))
         .node_timeout(Duration::from_millis(380));
     let acquiring = tokio::spawn(async move { builder.try_acquire().await });
-    eventually_async(PATIENCE, "all nodes have granted", async || holding(&net.masters, "k") == 3)
-        .await;
+    eventually_async(PATIENCE, "all nodes have granted", async || {
+        masters_holding(&net.masters, "k") == 3
+    })
+    .await;
     let error = acquiring.await.unwrap().unwrap_err();
     assert!(matches!(error, AcquireError::InsufficientValidity { .. }), "{error}");
-    nothing_is_left(&net.masters, "k").await;
+    wait_until_free(&net.masters, "k").await;
     for proxy in &net.proxies {
         assert!(proxy.waiting_bytes(Direction::ToClient) > 0, "the replies were held back");
         proxy.heal();
@@ -176,12 +179,12 @@ async fn client_that_slept_through_its_ttl_holds_nothing() {
     // The first poll sends the requests. Then the client does nothing, as when its machine sleeps.
     assert!(futures_util::poll!(acquiring.as_mut()).is_pending());
     tokio::task::yield_now().await;
-    eventually(PATIENCE, "the nodes have granted", || holding(&masters, "k") == 3);
+    eventually(PATIENCE, "the nodes have granted", || masters_holding(&masters, "k") == 3);
     let slept = std::time::Instant::now();
     eventually(PATIENCE, "the ttl is over", || slept.elapsed() > Duration::from_secs(1));
     let error = acquiring.await.unwrap_err();
     assert!(matches!(error, AcquireError::InsufficientValidity { .. }), "{error}");
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
 }
 
 #[tokio::test]
@@ -207,7 +210,7 @@ async fn too_few_confirmations_leave_a_lock_held_with_its_old_deadline() {
     for proxy in &net.proxies {
         proxy.heal();
     }
-    nothing_is_left(&net.masters, "k").await;
+    wait_until_free(&net.masters, "k").await;
 }
 
 #[tokio::test]
@@ -217,7 +220,7 @@ async fn connections_recover_in_the_background_after_a_cut_network() {
         proxy.cut();
     }
     eventually_async(PATIENCE, "the client has noticed the cut", async || {
-        connected(&net.quorum).1 == 0
+        nodes_and_voters(&net.quorum).1 == 0
     })
     .await;
     let started = Instant::now();
@@ -230,7 +233,7 @@ async fn connections_recover_in_the_background_after_a_cut_network() {
         proxy.heal();
     }
     eventually_async(PATIENCE, "all masters can vote again", async || {
-        connected(&net.quorum).1 == 3
+        nodes_and_voters(&net.quorum).1 == 3
     })
     .await;
     net.quorum.lock("k").acquire().await.unwrap().release().await.unwrap();
@@ -251,10 +254,10 @@ async fn restarted_master_votes_again() {
 }
 
 #[tokio::test]
-async fn release_reaches_a_node_that_was_paused_when_it_was_sent() {
+async fn release_reaches_a_paused_node_when_it_resumes() {
     let (masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     masters[2].pause();
     lock.release().await.unwrap();
     masters[2].resume();
@@ -272,7 +275,7 @@ async fn dropped_acquire_on_a_faulty_network_leaves_nothing() {
         let _ = timeout(Duration::from_millis(n * 4), builder.acquire()).await;
     }
     net.quorum.flush(PATIENCE).await.unwrap();
-    assert_eq!(holding(&net.masters, "k"), 0);
+    assert_eq!(masters_holding(&net.masters, "k"), 0);
 }
 
 #[tokio::test]
@@ -299,18 +302,14 @@ async fn without_a_validity_check_an_expired_lock_is_granted() {
     .await;
     eventually_async(PATIENCE, "the key has expired", async || !exists(&server, "k")).await;
     proxy.heal();
-    assert_eq!(
-        setting.await.unwrap().unwrap(),
-        "OK",
-        "and the client believes that it holds the lock"
-    );
+    assert_eq!(setting.await.unwrap().unwrap(), "OK", "the client believes that it holds the lock");
 }
 
 #[tokio::test]
-async fn release_is_repeated_through_the_connection_that_replaced_its_own() {
+async fn release_is_repeated_through_a_new_connection() {
     let net = net(3).await;
     let lock = net.quorum.lock("k").ttl(Duration::from_secs(60)).acquire().await.unwrap();
-    all_hold(&net.masters, "k").await;
+    wait_until_all_hold(&net.masters, "k").await;
     let proxy = &net.proxies[1];
     proxy.drop_bytes(Direction::ToServer);
     assert_eq!(lock.release().await.unwrap(), Released::Released);
@@ -319,10 +318,12 @@ async fn release_is_repeated_through_the_connection_that_replaced_its_own() {
     })
     .await;
     // The old connection stays open, and no request through it is ever answered.
-    eventually_async(PATIENCE, "the silence is noticed", async || connected(&net.quorum) == (3, 2))
-        .await;
+    eventually_async(PATIENCE, "the silence is noticed", async || {
+        nodes_and_voters(&net.quorum) == (3, 2)
+    })
+    .await;
     proxy.heal();
-    nothing_is_left(&net.masters, "k").await;
+    wait_until_free(&net.masters, "k").await;
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod common;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use common::{PATIENCE, all_hold, connect, connected, nothing_is_left};
+use common::{PATIENCE, connect, nodes_and_voters, wait_until_all_hold, wait_until_free};
 use quorlock_client::{Fence, LockBuilder, Quorum};
 use quorlock_testkit::{
     Direction, Inject as _, Masters, Proxy, Server, WallClock, eventually, eventually_async,
@@ -42,8 +42,8 @@ async fn acquire_and_release(quorum: &Quorum, last: &mut Option<Fence>) {
 
 #[tokio::test]
 async fn uncontended_lock_costs_one_round_trip() {
-    // The first fences of a server are `lock.max-clock-skew` above its clock. Until that time has
-    // passed, they are above the proposals of the client.
+    // The fences of a server begin `lock.max-clock-skew` above its clock. With 1 ms, the fence that
+    // the client proposes is larger, and all servers store it.
     let masters =
         Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap();
     let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
@@ -52,7 +52,7 @@ async fn uncontended_lock_costs_one_round_trip() {
     for _ in 0..20 {
         let before: Vec<_> = proxies.iter().map(Proxy::round_trips).collect();
         let lock = patiently(&quorum).try_acquire().await.unwrap();
-        all_hold(&masters, "k").await;
+        wait_until_all_hold(&masters, "k").await;
         eventually_async(PATIENCE, "the coverage is 3 of 3", async || lock.coverage().held == 3)
             .await;
         let after: Vec<_> = proxies.iter().map(Proxy::round_trips).collect();
@@ -61,7 +61,7 @@ async fn uncontended_lock_costs_one_round_trip() {
         // A check of a connection counts as a round trip too.
         counted += u32::from(round_trips == [1, 1, 1]);
         lock.release().await.unwrap();
-        nothing_is_left(&masters, "k").await;
+        wait_until_free(&masters, "k").await;
     }
     assert!(counted >= 10, "{counted} of 20 locks took one round trip");
     for master in &masters {
@@ -81,7 +81,7 @@ async fn new_masters_cost_a_client_at_most_two_extra_rounds() {
         let extends = || masters.iter().map(|master| calls(master, "lock.extend")).sum::<u64>();
         let before = extends();
         acquire_and_release(&quorum, &mut last).await;
-        nothing_is_left(&masters, "k").await;
+        wait_until_free(&masters, "k").await;
         second_rounds += u32::from(extends() > before);
     }
     assert!(second_rounds <= 2, "{second_rounds}");
@@ -126,7 +126,7 @@ async fn master_restarted_with_a_wrong_clock_costs_no_lock_and_fences_grow() {
         // fences. The client acquires every lock all the same.
         masters[1].restart().unwrap();
         eventually_async(PATIENCE, "all masters can vote again", async || {
-            connected(&quorum) == (3, 3)
+            nodes_and_voters(&quorum) == (3, 3)
         })
         .await;
         for _ in 0..10 {
@@ -180,7 +180,7 @@ async fn fences_grow_while_the_masters_restart_one_after_the_other() {
         }
         assert!(while_abstaining > 0, "locks were granted while it abstained");
         eventually_async(PATIENCE, "all masters can vote again", async || {
-            connected(&quorum) == (3, 3)
+            nodes_and_voters(&quorum) == (3, 3)
         })
         .await;
     }

@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, connect, nothing_is_left, quorum};
+use common::{PATIENCE, connect, quorum, wait_until_all_hold, wait_until_free};
 use quorlock_client::{HeldLock, InspectError, LockState, NodeError, Quorum, blocking};
 use quorlock_testkit::{Direction, Masters, Proxy, eventually_async};
 
@@ -23,7 +23,7 @@ async fn held_lock_is_described_and_a_released_lock_is_free() {
     assert_eq!(quorum.inspect("k").await.unwrap().state, LockState::Free);
     let lock =
         quorum.lock("k").ttl(Duration::from_secs(20)).owner("web-3").acquire().await.unwrap();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     let inspection = quorum.inspect("k").await.unwrap();
     let LockState::Held(held) = &inspection.state else { panic!("{inspection}") };
     assert_eq!((held.fence, held.owner.as_deref()), (lock.fence(), Some("web-3")));
@@ -35,7 +35,7 @@ async fn held_lock_is_described_and_a_released_lock_is_free() {
     let text = inspection.to_string();
     assert!(text.starts_with("held by web-3, fence ") && text.lines().count() == 4, "{text}");
     lock.release().await.unwrap();
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
     assert_eq!(quorum.inspect("k").await.unwrap().state, LockState::Free);
 }
 
@@ -43,7 +43,7 @@ async fn held_lock_is_described_and_a_released_lock_is_free() {
 async fn waiters_and_keys_are_counted() {
     let (masters, quorum) = quorum(3).await;
     let lock = quorum.lock_all(["a", "b"]).acquire().await.unwrap();
-    all_hold(&masters, "a").await;
+    wait_until_all_hold(&masters, "a").await;
     let waiting = tokio::spawn({
         let quorum = connect(masters.urls()).await;
         async move { quorum.lock("a").acquire().await.unwrap().release().await }
@@ -68,7 +68,7 @@ async fn one_silent_node_is_an_error_of_that_node_only() {
     let proxy = Proxy::start(masters[1].url());
     let quorum = connect([masters[0].url(), proxy.url(), masters[2].url()]).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     proxy.stall(Direction::ToClient);
     let inspection = quorum.inspect("k").await.unwrap();
     let LockState::Held(held) = &inspection.state else { panic!("{inspection}") };
@@ -98,7 +98,7 @@ async fn node_that_forgot_a_lock_does_not_call_it_free() {
     let quorum = connect(masters.urls()).await;
     let _lock =
         quorum.lock("k").ttl(Duration::from_secs(30)).owner("web-3").acquire().await.unwrap();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     for forgetful in [0, 1] {
         masters[forgetful].set_arg("lock.rejoin-delay", 30_000);
         masters[forgetful].restart().unwrap();

@@ -7,12 +7,12 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, connect, net, quorum};
+use common::{PATIENCE, connect, net, quorum, wait_until_all_hold};
 use quorlock_client::{AcquireError, NodeError, Quorum};
 use quorlock_testkit::{Direction, Masters, Proxy, eventually_async};
 use tokio::time::Instant;
 
-/// A quorum of three masters with this round trip, with the default settings.
+/// A quorum of three masters with this round trip and the default settings.
 async fn far_away(round_trip: Duration) -> (Masters, Vec<Proxy>, Quorum) {
     let masters = Masters::start(3);
     let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
@@ -116,7 +116,7 @@ async fn free_keys_are_granted_while_all_seats_are_taken() {
         );
     }
     let late = held.split_off(SEATS);
-    all_hold(&masters, "k0").await;
+    wait_until_all_hold(&masters, "k0").await;
     let other = connect(masters.urls()).await;
     let wait = Duration::from_secs(20);
     let mut waiting = tokio::task::JoinSet::new();
@@ -130,16 +130,16 @@ async fn free_keys_are_granted_while_all_seats_are_taken() {
         info.contains(&format!("lock_waiters:{SEATS}\r"))
     })
     .await;
-    let mut others = tokio::task::JoinSet::new();
+    let mut seatless = tokio::task::JoinSet::new();
     for key in SEATS..SEATS + 6 {
         let lock = other.lock(format!("k{key}")).wait(wait);
-        others.spawn(async move { lock.acquire().await });
+        seatless.spawn(async move { lock.acquire().await });
     }
     tokio::time::sleep(Duration::from_millis(300)).await;
     for lock in late {
         lock.release().await.unwrap();
     }
-    for lock in others.join_all().await {
+    for lock in seatless.join_all().await {
         lock.expect("the key is free").release().await.unwrap();
     }
     drop(held);

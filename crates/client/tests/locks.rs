@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, exists, holding, nothing_is_left, quorum};
+use common::{PATIENCE, exists, masters_holding, quorum, wait_until_all_hold, wait_until_free};
 use futures_util::future::join_all;
 use quorlock_client::{
     AcquireError, Answer, ConnectError, ExtendError, NodeError, Quorum, Released,
@@ -19,11 +19,11 @@ use tokio::time::Instant;
 async fn lock_is_held_on_all_masters_until_it_is_released() {
     let (masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     eventually_async(PATIENCE, "the coverage is 3 of 3", async || lock.coverage().held == 3).await;
     assert!(lock.remaining() > Duration::from_secs(5));
     assert_eq!(lock.release().await.unwrap(), Released::Released);
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
 }
 
 #[tokio::test]
@@ -79,14 +79,14 @@ async fn extended_lock_lasts_a_full_ttl_from_its_extension() {
     lock.extend().await.unwrap();
     assert!(lock.remaining() > Duration::from_millis(1900));
     lock.release().await.unwrap();
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
 }
 
 #[tokio::test]
 async fn ended_lock_is_lost_and_its_release_says_so() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").acquire().await.unwrap();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     for master in &masters {
         redis::cmd("DEL").arg("k").exec(&mut master.connection()).unwrap();
     }
@@ -111,10 +111,10 @@ async fn dropped_lock_is_released_everywhere_within_100_ms() {
     for n in 0..5 {
         let key = format!("k{n}");
         let lock = quorum.lock(&key).acquire().await.unwrap();
-        all_hold(&masters, &key).await;
+        wait_until_all_hold(&masters, &key).await;
         drop(lock);
         let dropped = Instant::now();
-        nothing_is_left(&masters, &key).await;
+        wait_until_free(&masters, &key).await;
         fastest = fastest.min(dropped.elapsed());
     }
     assert!(fastest < Duration::from_millis(100), "took {fastest:?}");
@@ -126,7 +126,7 @@ async fn acquire_dropped_at_any_point_leaves_nothing() {
     for polls in 0..40 {
         let builder = quorum.lock("k").wait(Duration::ZERO);
         let mut acquiring = Box::pin(builder.acquire());
-        // Polls the future this many times at most, and then drops it.
+        // Polls the future at most `polls` times, and then drops it.
         let partly_polled = std::future::poll_fn({
             let mut left = polls;
             move |cx| {
@@ -143,7 +143,7 @@ async fn acquire_dropped_at_any_point_leaves_nothing() {
         partly_polled.await;
     }
     quorum.flush(PATIENCE).await.unwrap();
-    assert_eq!(holding(&masters, "k"), 0);
+    assert_eq!(masters_holding(&masters, "k"), 0);
 }
 
 #[tokio::test]
@@ -153,10 +153,10 @@ async fn clients_of_redis_rs_make_a_quorum() {
     let builder = clients.fold(Quorum::builder(), quorlock_client::QuorumBuilder::redis_client);
     let quorum = builder.connect().await.unwrap();
     let lock = quorum.lock("k").acquire().await.unwrap();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     drop(lock);
     quorum.flush(PATIENCE).await.unwrap();
-    assert_eq!(holding(&masters, "k"), 0);
+    assert_eq!(masters_holding(&masters, "k"), 0);
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{PATIENCE, connected};
+use common::{PATIENCE, nodes_and_voters};
 use quorlock_client::{AcquireError, NodeError, Quorum};
 use quorlock_testkit::{Server, eventually_async};
 use tokio::task::JoinSet;
@@ -64,8 +64,8 @@ async fn until_voting(node: &Server) {
     .await;
 }
 
-/// What the workers of all clients do: how many hold the lock now, how many held it beside another
-/// worker, and how many have held it.
+/// How many workers of all clients hold the lock now, how often a worker acquired it beside another
+/// holder, and how often a worker held it.
 #[derive(Default)]
 struct Load {
     holders: AtomicUsize,
@@ -199,7 +199,7 @@ async fn clients_with_different_lists_exclude_each_other_by_the_set() {
         .collect();
     assert!(!both_hold(lists(&with)).await);
     let quorum = Quorum::connect(lists(&with)[0].clone()).await.unwrap();
-    assert_eq!(connected(&quorum), (3, 0));
+    assert_eq!(nodes_and_voters(&quorum), (3, 0));
     let error = quorum.lock("k").try_acquire().await.unwrap_err();
     let AcquireError::NoQuorum { nodes } = &error else { panic!("{error}") };
     let (_, reason) = nodes.failed().next().unwrap();

@@ -1,4 +1,4 @@
-//! The figures that a client gives to the `metrics` facade. Run this test with
+//! The figures that a client reports to the `metrics` facade. Run this test with
 //! `cargo test -p quorlock-client --features metrics --test metrics`.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
@@ -8,7 +8,7 @@ mod common;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use common::{all_hold, nothing_is_left, quorum};
+use common::{quorum, wait_until_all_hold, wait_until_free};
 use metrics::{
     Counter, CounterFn, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder,
     SharedString, Unit,
@@ -71,12 +71,12 @@ async fn outcomes_of_locks_are_counted_and_their_times_measured() {
     let _listening = metrics::set_default_local_recorder(&figures);
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").acquire().await.unwrap();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     quorum.lock("k").try_acquire().await.unwrap_err();
     lock.extend().await.unwrap();
     lock.release().await.unwrap();
     drop(quorum.lock("k").acquire().await.unwrap());
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
     for (name, times) in [
         ("quorlock_acquires_total{outcome=acquired}", 2),
         ("quorlock_acquires_total{outcome=held}", 1),

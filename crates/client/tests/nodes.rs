@@ -9,7 +9,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{PATIENCE, connect, connected, net, set_user};
+use common::{PATIENCE, connect, net, nodes_and_voters, set_user};
 use quorlock_client::{AcquireError, ConnectError, NodeError, Quorum, Released};
 use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually_async};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
@@ -75,7 +75,7 @@ async fn lock_through_tls_needs_a_trusted_certificate() {
     assert_works(&builder.clone().root_certificates(authority).connect().await.unwrap()).await;
 
     let untrusting = builder.connect().await.unwrap();
-    assert_eq!(connected(&untrusting).1, 0, "the authority is no root of the system");
+    assert_eq!(nodes_and_voters(&untrusting).1, 0, "the authority is no root of the system");
     let NodeError::Misconfigured { reason } = node_error(&untrusting).await else {
         panic!("the certificate is not trusted")
     };
@@ -126,7 +126,7 @@ async fn node_that_requires_a_client_certificate_gets_one() {
             .unwrap(),
     )
     .await;
-    assert_eq!(connected(&builder.connect().await.unwrap()).1, 0);
+    assert_eq!(nodes_and_voters(&builder.connect().await.unwrap()).1, 0);
 }
 
 #[tokio::test]
@@ -242,13 +242,14 @@ async fn server_found_later_to_have_two_addresses_has_one_vote() {
     })
     .await;
     assert_eq!(lock.coverage().held, 2);
-    assert_eq!(connected(&quorum), (3, 2));
+    assert_eq!(nodes_and_voters(&quorum), (3, 2));
 }
 
 /// Returns a client of these three nodes as soon as two of them can vote.
 async fn connect_to_two(urls: [String; 3]) -> Quorum {
     let quorum = Quorum::builder().nodes(urls).node_timeout(PATIENCE).connect().await.unwrap();
-    eventually_async(PATIENCE, "two nodes can vote", async || connected(&quorum).1 == 2).await;
+    eventually_async(PATIENCE, "two nodes can vote", async || nodes_and_voters(&quorum).1 == 2)
+        .await;
     quorum
 }
 

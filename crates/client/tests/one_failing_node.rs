@@ -1,5 +1,5 @@
-//! Locks and calls while one node hangs, misses a request or has a lease that no client ends, and
-//! after all connections were lost.
+//! Locks and calls after a fault: one node hangs, misses a request or has a lease that no client
+//! ends, or all connections are lost.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -7,7 +7,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, connect, holding, net, quorum};
+use common::{PATIENCE, connect, masters_holding, net, quorum, wait_until_all_hold};
 use quorlock_client::{Lock, Ownership, Quorum};
 use quorlock_testkit::{Direction, Masters, eventually_async};
 use tokio::time::{Instant, timeout};
@@ -29,7 +29,7 @@ async fn until_waiting(masters: &Masters, count: u64) {
 async fn waited_for(masters: &Masters, ttl: Duration) -> (Quorum, Lock) {
     let holder = connect(masters.urls()).await;
     let held = holder.lock("k").acquire().await.unwrap();
-    all_hold(masters, "k").await;
+    wait_until_all_hold(masters, "k").await;
     let other = Quorum::connect(masters.urls()).await.unwrap();
     let call = tokio::spawn({
         let other = other.clone();
@@ -78,7 +78,7 @@ async fn waiter_acquires_when_the_queue_node_missed_the_release() {
     const TTL: Duration = Duration::from_secs(30);
     let net = net(3).await;
     let held = net.quorum.lock("k").ttl(TTL).acquire().await.unwrap();
-    all_hold(&net.masters, "k").await;
+    wait_until_all_hold(&net.masters, "k").await;
     let other = connect(net.masters.urls()).await;
     let call = tokio::spawn(async move { other.lock("k").ttl(TTL).acquire().await });
     until_waiting(&net.masters, 1).await;
@@ -100,7 +100,7 @@ async fn waiter_acquires_when_the_queue_node_missed_the_release() {
 #[tokio::test]
 async fn orphan_on_the_queue_node_blocks_no_client() {
     let (masters, first) = quorum(3).await;
-    // One of the three nodes is the queue node of the key. The other two are free each time.
+    // An orphan is a lease that no client ends. One of the three nodes is the key's queue node.
     for master in &masters {
         let mut orphan = master.connection();
         let token = "0123456789abcdef0123456789abcdef";
@@ -137,7 +137,7 @@ async fn connections_recover_as_long_as_any_handle_lives() {
     builder.acquire().await.unwrap().release().await.unwrap();
     drop((lock, builder));
     // Only the watch keeps the connections open. The dropped lock is released through them.
-    common::nothing_is_left(&masters, "k").await;
+    common::wait_until_free(&masters, "k").await;
     assert!(watch.ended().await.is_none());
 }
 
@@ -145,17 +145,17 @@ async fn connections_recover_as_long_as_any_handle_lives() {
 async fn flush_keeps_its_limit_when_a_node_stalls() {
     let net = net(3).await;
     let lock = net.quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
-    all_hold(&net.masters, "k").await;
+    wait_until_all_hold(&net.masters, "k").await;
     net.proxies[0].stall(Direction::ToServer);
     drop(lock);
     let started = Instant::now();
     let error = net.quorum.flush(Duration::from_millis(200)).await.unwrap_err();
     assert_eq!(error.pending, 1);
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
-    assert_eq!(holding(&net.masters, "k"), 1);
+    assert_eq!(masters_holding(&net.masters, "k"), 1);
     net.proxies[0].heal();
     net.quorum.flush(PATIENCE).await.unwrap();
-    assert_eq!(holding(&net.masters, "k"), 0);
+    assert_eq!(masters_holding(&net.masters, "k"), 0);
     net.quorum.lock("k").acquire().await.unwrap().release().await.unwrap();
 }
 

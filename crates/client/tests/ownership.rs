@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, connect, net, nothing_is_left, quorum};
+use common::{PATIENCE, connect, net, quorum, wait_until_all_hold, wait_until_free};
 use quorlock_client::{ExtendError, LostError, Ownership, Released};
 use quorlock_testkit::{Direction, Masters, eventually_async};
 use tokio::time::{Instant, timeout};
@@ -69,7 +69,7 @@ async fn loss_is_reported_at_the_deadline_and_not_before() {
 async fn lock_ended_by_an_operator_is_lost_at_the_next_extension_and_stays_lost() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").acquire().await.unwrap();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     delete_everywhere(&masters, "k");
     assert!(!lock.ownership().is_lost(), "the client has not asked the nodes yet");
     assert!(matches!(lock.extend().await, Err(ExtendError::Lost { .. })));
@@ -122,7 +122,7 @@ async fn release_during_an_extension_is_no_loss() {
         for proxy in &net.proxies {
             proxy.heal();
         }
-        nothing_is_left(&net.masters, &key).await;
+        wait_until_free(&net.masters, &key).await;
     }
 }
 
@@ -174,5 +174,5 @@ async fn restarted_node_does_not_count_until_it_has_the_lock_again() {
     lock.extend().await.unwrap();
     eventually_async(PATIENCE, "the node is repaired", async || lock.coverage().held == 3).await;
     lock.release().await.unwrap();
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
 }

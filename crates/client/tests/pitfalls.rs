@@ -1,5 +1,4 @@
-//! This client does not have faults that other Redlock clients had. The name of each test begins
-//! with the number of the fault, R1 to R25. R6 was no fault.
+//! Faults that other Redlock clients had and this client does not have, one or two in each test.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -7,7 +6,9 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, connect, exists, holding, net, nothing_is_left, quorum};
+use common::{
+    PATIENCE, connect, exists, masters_holding, net, quorum, wait_until_all_hold, wait_until_free,
+};
 use futures_util::future::join_all;
 use quorlock_client::{
     AcquireError, Answer, ExtendError, LockBuilder, LostError, Ownership, Released, RunError,
@@ -15,7 +16,7 @@ use quorlock_client::{
 use quorlock_testkit::{Direction, Server, eventually_async};
 use tokio::time::{Instant, timeout};
 
-/// An immediate decision takes less time. Every time limit that a call could wait for is longer.
+/// An immediate decision takes less time. The time limits `PATIENCE` and `LONG` are longer.
 const AT_ONCE: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(30);
 
@@ -36,7 +37,7 @@ fn pttl(master: &Server, key: &str) -> Duration {
 }
 
 #[tokio::test]
-async fn r1_one_of_two_nodes_held_by_another_client_is_a_refusal_at_once() {
+async fn one_of_two_nodes_held_by_another_client_is_a_refusal_at_once() {
     let (masters, quorum) = quorum(2).await;
     hold(&masters[0], "k", LONG);
     let refused = timeout(AT_ONCE, quorum.lock("k").ttl(LONG).try_acquire())
@@ -48,7 +49,7 @@ async fn r1_one_of_two_nodes_held_by_another_client_is_a_refusal_at_once() {
 }
 
 #[tokio::test]
-async fn r2_grants_of_an_attempt_do_not_block_the_next() {
+async fn grants_of_an_attempt_do_not_block_the_next() {
     let (masters, quorum) = quorum(3).await;
     let keys: Vec<_> = (0..12).map(|n| format!("k{n}")).collect();
     for key in &keys {
@@ -76,7 +77,7 @@ async fn r2_grants_of_an_attempt_do_not_block_the_next() {
 }
 
 #[tokio::test]
-async fn r3_r4_expired_lock_is_not_reported_and_blocks_no_client() {
+async fn expired_lock_is_not_reported_and_blocks_no_client() {
     let net = net(3).await;
     hold(&net.masters[1], "k", Duration::from_millis(550));
     net.proxies[2].stall(Direction::ToClient);
@@ -105,7 +106,7 @@ async fn r3_r4_expired_lock_is_not_reported_and_blocks_no_client() {
 }
 
 #[tokio::test]
-async fn r5_node_that_refuses_connections_costs_no_time() {
+async fn node_that_refuses_connections_costs_no_time() {
     let (mut masters, quorum) = quorum(3).await;
     masters[2].kill();
     let started = Instant::now();
@@ -117,7 +118,7 @@ async fn r5_node_that_refuses_connections_costs_no_time() {
 }
 
 #[tokio::test]
-async fn r7_release_of_an_expired_lock_succeeds_at_once() {
+async fn release_of_an_expired_lock_succeeds_at_once() {
     let (_masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").ttl(Duration::from_millis(200)).acquire().await.unwrap();
     lock.lost().await;
@@ -127,7 +128,7 @@ async fn r7_release_of_an_expired_lock_succeeds_at_once() {
 }
 
 #[tokio::test]
-async fn r8_loss_is_known_within_the_ttl_and_keeps_the_result_of_the_work() {
+async fn loss_is_known_within_the_ttl_and_keeps_the_result_of_the_work() {
     let (masters, quorum) = quorum(3).await;
     let ttl = Duration::from_millis(1500);
     let builder = quorum.lock("k").ttl(ttl);
@@ -153,11 +154,11 @@ async fn r8_loss_is_known_within_the_ttl_and_keeps_the_result_of_the_work() {
 }
 
 #[tokio::test]
-async fn r9_r21_holder_learns_of_a_loss_from_the_next_extension() {
+async fn holder_learns_of_a_loss_from_the_next_extension() {
     let (masters, quorum) = quorum(3).await;
     let ttl = Duration::from_secs(3);
     let mut lock = quorum.lock("k").ttl(ttl).acquire().await.unwrap();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     lock.renew();
     masters.iter().for_each(|master| delete(master, "k"));
     let deleted = Instant::now();
@@ -167,17 +168,17 @@ async fn r9_r21_holder_learns_of_a_loss_from_the_next_extension() {
 }
 
 #[tokio::test]
-async fn r10_r12_lock_is_acquired_and_released_while_one_node_is_down() {
+async fn lock_is_acquired_and_released_while_one_node_is_down() {
     let (mut masters, quorum) = quorum(3).await;
     masters[1].kill();
     let lock = quorum.lock("k").acquire().await.unwrap();
     assert_eq!(lock.coverage().to_string(), "2 of 3");
     assert_eq!(lock.release().await.unwrap(), Released::Released);
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
 }
 
 #[tokio::test]
-async fn r11_validity_is_at_most_the_ttl_however_late_the_answers_are() {
+async fn validity_is_at_most_the_ttl_however_late_the_answers_are() {
     let net = net(3).await;
     let ttl = Duration::from_millis(200);
     for proxy in &net.proxies {
@@ -189,12 +190,12 @@ async fn r11_validity_is_at_most_the_ttl_however_late_the_answers_are() {
             Ok(lock) => assert!(lock.remaining() + Duration::from_millis(90) <= ttl, "{lock:?}"),
             Err(error) => assert!(!matches!(error, AcquireError::InvalidRequest { .. }), "{error}"),
         }
-        nothing_is_left(&net.masters, "k").await;
+        wait_until_free(&net.masters, "k").await;
     }
 }
 
 #[tokio::test]
-async fn r13_late_attempt_leaves_nothing_on_any_node() {
+async fn late_attempt_leaves_nothing_on_any_node() {
     let net = net(3).await;
     for proxy in &net.proxies {
         proxy.delay(Direction::ToClient, Duration::from_millis(200));
@@ -202,11 +203,11 @@ async fn r13_late_attempt_leaves_nothing_on_any_node() {
     let builder = net.quorum.lock("k").ttl(LONG).node_timeout(Duration::from_millis(100));
     let error = builder.try_acquire().await.unwrap_err();
     assert!(matches!(error, AcquireError::NoQuorum { .. }), "{error}");
-    nothing_is_left(&net.masters, "k").await;
+    wait_until_free(&net.masters, "k").await;
 }
 
 #[tokio::test]
-async fn r14_hanging_node_is_not_waited_for() {
+async fn hanging_node_is_not_waited_for() {
     let (masters, quorum) = quorum(3).await;
     masters[0].pause();
     let started = Instant::now();
@@ -221,7 +222,7 @@ async fn r14_hanging_node_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn r15_locks_on_many_keys_do_not_wait_for_a_silent_node() {
+async fn locks_on_many_keys_do_not_wait_for_a_silent_node() {
     let net = net(3).await;
     net.proxies[2].drop_bytes(Direction::ToServer);
     let started = Instant::now();
@@ -234,40 +235,40 @@ async fn r15_locks_on_many_keys_do_not_wait_for_a_silent_node() {
 }
 
 #[tokio::test]
-async fn r16_remaining_lease_of_a_lost_lock_lasts_until_its_release() {
+async fn remaining_lease_of_a_lost_lock_lasts_until_its_release() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(LONG).acquire().await.unwrap();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     masters.iter().take(2).for_each(|master| delete(master, "k"));
     assert!(matches!(lock.extend().await, Err(ExtendError::Lost { .. })));
     assert!(exists(&masters[2], "k"));
     drop(lock);
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
 }
 
 #[tokio::test]
-async fn r17_acquire_cancelled_with_the_answer_in_flight_leaves_nothing() {
+async fn acquire_cancelled_with_the_answer_in_flight_leaves_nothing() {
     let net = net(3).await;
     for proxy in &net.proxies {
         proxy.stall(Direction::ToClient);
     }
     let builder = net.quorum.lock("k").ttl(LONG);
     let acquiring = tokio::spawn(async move { builder.acquire().await });
-    all_hold(&net.masters, "k").await;
+    wait_until_all_hold(&net.masters, "k").await;
     acquiring.abort();
     assert!(acquiring.await.unwrap_err().is_cancelled());
     for proxy in &net.proxies {
         proxy.heal();
     }
-    nothing_is_left(&net.masters, "k").await;
+    wait_until_free(&net.masters, "k").await;
 }
 
 #[tokio::test]
-async fn r18_extension_sets_the_time_left_and_does_not_add_to_it() {
+async fn extension_sets_the_time_left_and_does_not_add_to_it() {
     let (masters, quorum) = quorum(3).await;
     let ttl = Duration::from_secs(10);
     let mut lock = quorum.lock("k").ttl(ttl).acquire().await.unwrap();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     for _ in 0..3 {
         lock.extend().await.unwrap();
     }
@@ -276,7 +277,7 @@ async fn r18_extension_sets_the_time_left_and_does_not_add_to_it() {
 }
 
 #[tokio::test]
-async fn r19_call_for_a_held_key_beside_a_silent_node_ends_in_time() {
+async fn call_for_a_held_key_beside_a_silent_node_ends_in_time() {
     let net = net(3).await;
     hold(&net.masters[0], "k", LONG);
     net.proxies[2].stall(Direction::ToServer);
@@ -297,33 +298,33 @@ async fn r19_call_for_a_held_key_beside_a_silent_node_ends_in_time() {
 }
 
 #[tokio::test]
-async fn r20_lock_that_another_client_held_in_between_stays_lost() {
+async fn lock_that_another_client_held_in_between_stays_lost() {
     let (masters, ours) = quorum(3).await;
     let theirs = connect(masters.urls()).await;
     let mut lock = ours.lock("k").ttl(Duration::from_millis(300)).acquire().await.unwrap();
     let other = theirs.lock("k").wait(PATIENCE).acquire().await.unwrap();
     assert!(other.fence() > lock.fence());
     other.release().await.unwrap();
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
     assert!(matches!(lock.extend().await, Err(ExtendError::Lost { .. })));
     assert_eq!(lock.ownership(), Ownership::Lost);
-    assert_eq!(holding(&masters, "k"), 0, "the lock was not acquired again");
+    assert_eq!(masters_holding(&masters, "k"), 0, "the lock was not acquired again");
 }
 
 #[tokio::test]
-async fn r22_refused_attempt_releases_the_grants_of_the_minority() {
+async fn refused_attempt_releases_the_grants_of_the_minority() {
     let (masters, quorum) = quorum(5).await;
     masters.iter().take(3).for_each(|master| hold(master, "k", LONG));
     let error = quorum.lock("k").ttl(LONG).try_acquire().await.unwrap_err();
     assert!(matches!(error, AcquireError::Held { .. }), "{error}");
     eventually_async(PATIENCE, "only the keys of the other client are left", async || {
-        holding(&masters, "k") == 3
+        masters_holding(&masters, "k") == 3
     })
     .await;
 }
 
 #[tokio::test]
-async fn r23_waiter_acquires_a_lock_that_becomes_free_within_the_wait() {
+async fn waiter_acquires_a_lock_that_becomes_free_within_the_wait() {
     let (masters, quorum) = quorum(3).await;
     masters.iter().for_each(|master| hold(master, "k", Duration::from_millis(700)));
     let lock = quorum.lock("k").wait(PATIENCE).acquire().await.unwrap();
@@ -331,17 +332,17 @@ async fn r23_waiter_acquires_a_lock_that_becomes_free_within_the_wait() {
 }
 
 #[tokio::test]
-async fn r24_release_reaches_also_the_nodes_beyond_the_majority() {
+async fn release_reaches_also_the_nodes_beyond_the_majority() {
     let (masters, quorum) = quorum(5).await;
     for _ in 0..10 {
         let lock = quorum.lock("k").ttl(LONG).acquire().await.unwrap();
         assert_eq!(lock.release().await.unwrap(), Released::Released);
-        nothing_is_left(&masters, "k").await;
+        wait_until_free(&masters, "k").await;
     }
 }
 
 #[tokio::test]
-async fn r25_renewal_and_reports_go_on_after_an_extension_without_a_majority() {
+async fn renewal_and_reports_go_on_after_an_extension_without_a_majority() {
     let net = net(3).await;
     let ttl = Duration::from_secs(3);
     let mut lock = net.quorum.lock("k").ttl(ttl).acquire().await.unwrap();

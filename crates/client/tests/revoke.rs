@@ -6,7 +6,9 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, connect, holding, net, nothing_is_left, quorum};
+use common::{
+    PATIENCE, connect, masters_holding, net, quorum, wait_until_all_hold, wait_until_free,
+};
 use quorlock_client::{
     Answer, AttachError, ExtendError, LockMode, LockState, LostError, NodeError, NodeRevocation,
     Ownership, Released, RevocationState, RevokeError, ScanError, blocking,
@@ -21,7 +23,7 @@ async fn revoked_lock_lasts_until_its_deadline_and_not_longer() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(TTL).owner("web-3").acquire().await.unwrap();
     lock.renew();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     let operator = connect(masters.urls()).await;
     let mut revocation = operator.revoke("k").await.unwrap();
     let report = revocation.report();
@@ -45,7 +47,7 @@ async fn revoked_lock_lasts_until_its_deadline_and_not_longer() {
         .await
         .expect("the lock is lost at its deadline");
     assert!(matches!(lost, LostError::Revoked { .. }), "{lost}");
-    assert!(holding(&masters, "k") >= 2, "the leases outlast the validity");
+    assert!(masters_holding(&masters, "k") >= 2, "the leases outlast the validity");
     timeout(PATIENCE, revocation.ended()).await.expect("the lock is over by its deadline");
     assert_eq!(revocation.report().state, RevocationState::Over);
     operator.lock("k").acquire().await.unwrap().release().await.unwrap();
@@ -55,18 +57,18 @@ async fn revoked_lock_lasts_until_its_deadline_and_not_longer() {
 async fn early_release_ends_a_revoked_lock() {
     let (masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").ttl(Duration::from_secs(50)).acquire().await.unwrap();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     let mut revocation = quorum.revoke("k").await.unwrap();
     assert_eq!(lock.release().await.unwrap(), Released::Released);
     timeout(PATIENCE, revocation.ended()).await.expect("the lock is over long before its deadline");
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
 }
 
 #[tokio::test]
 async fn revoked_lock_is_not_attached() {
     let (masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").ttl(TTL).acquire().await.unwrap();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     let detached = lock.detach();
     let _revocation = quorum.revoke("k").await.unwrap();
     let error = quorum.attach(detached).await.unwrap_err();
@@ -78,7 +80,7 @@ async fn revoked_lock_is_not_attached() {
 async fn revoke_now_frees_the_key_at_once() {
     let (masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").ttl(Duration::from_secs(50)).acquire().await.unwrap();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     let revocation = quorum.revoke_now("k").await.unwrap();
     let report = revocation.report();
     assert_eq!(report.state, RevocationState::Over);
@@ -91,7 +93,7 @@ async fn revoke_now_frees_the_key_at_once() {
 async fn revocation_by_a_minority_is_unknown_until_a_majority_answers() {
     let net = net(3).await;
     let mut lock = net.quorum.lock("k").ttl(TTL).acquire().await.unwrap();
-    all_hold(&net.masters, "k").await;
+    wait_until_all_hold(&net.masters, "k").await;
     let operator = connect(net.proxies.iter().map(Proxy::url)).await;
     net.proxies[1..].iter().for_each(Proxy::cut);
     let mut revocation = operator.revoke("k").await.unwrap();
@@ -141,7 +143,7 @@ fn blocking_calls_revoke_and_list() {
     assert!(!list.is_truncated && list.nodes.iter().all(|(_, error)| error.is_none()));
     let lease = list.locks[0].lock.nodes[0].lease.as_ref().unwrap().as_ref().unwrap();
     assert_eq!((lease.mode, lease.holders, lease.revoked), (LockMode::Exclusive, 1, false));
-    assert!(lease.held.is_some());
+    assert!(lease.held_for.is_some());
     let first = quorum.scan("*", 1).unwrap();
     assert_eq!((first.locks.len(), first.is_truncated), (1, true));
     assert_eq!(quorum.scan("c/*", 10).unwrap().locks.len(), 1);

@@ -10,7 +10,7 @@ use std::fmt::{Debug, Write as _};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, connected, net};
+use common::{PATIENCE, net, nodes_and_voters, wait_until_all_hold};
 use quorlock_client::DetachedLock;
 use quorlock_testkit::{Direction, Server, eventually_async};
 use tracing::field::{Field, Visit};
@@ -75,7 +75,7 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     let builder =
         net.quorum.lock("orders/42").ttl(Duration::from_secs(20)).node_timeout(limit).owner("me");
     let mut lock = builder.acquire().await.unwrap();
-    all_hold(&net.masters, "orders/42").await;
+    wait_until_all_hold(&net.masters, "orders/42").await;
     let mut secrets = vec![token(&net.masters[0], "orders/42")];
     let mut shown = format!("{builder:?} {lock:?} {:?} {:?}", lock.watch(), net.quorum);
 
@@ -87,7 +87,7 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     let text = detached.to_secret_text();
     assert!(text.contains(&secrets[0]), "only this text shows the token");
     lock = net.quorum.attach(detached).await.unwrap();
-    all_hold(&net.masters, "orders/42").await;
+    wait_until_all_hold(&net.masters, "orders/42").await;
     secrets.push(token(&net.masters[0], "orders/42"));
     writeln!(shown, "{:?}", net.quorum.attach(text.parse().unwrap()).await.unwrap_err()).unwrap();
     writeln!(shown, "{:?}", text.replace(':', ";").parse::<DetachedLock>().unwrap_err()).unwrap();
@@ -98,8 +98,10 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     for proxy in &net.proxies {
         proxy.heal();
     }
-    eventually_async(PATIENCE, "all nodes answer again", async || connected(&net.quorum).1 == 3)
-        .await;
+    eventually_async(PATIENCE, "all nodes answer again", async || {
+        nodes_and_voters(&net.quorum).1 == 3
+    })
+    .await;
     for master in &net.masters {
         redis::cmd("DEL").arg("orders/42").exec(&mut master.connection()).unwrap();
     }

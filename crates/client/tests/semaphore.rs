@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{PATIENCE, connect, holding, quorum};
+use common::{PATIENCE, connect, masters_holding, quorum};
 use quorlock_client::{AcquireError, Lock, LockBuilder};
 use quorlock_testkit::{Masters, eventually_async};
 use tokio::task::{JoinHandle, JoinSet};
@@ -68,7 +68,7 @@ async fn larger_number_of_permits_is_noticed_when_the_semaphore_is_full() {
     assert!(theirs.semaphore("s", 3).try_acquire().await.is_err());
     let by_then = inspected() - before;
     // A client inspects the slots beyond its number of permits, up to the slot 63, on each of the 3
-    // nodes: 61 slots if it gives 3 permits, and 62 if it gives 2.
+    // nodes: 61 slots if its semaphore has 3 permits, and 62 if it has 2.
     eventually_async(PATIENCE, "the slots are inspected", async || inspected() >= before + 3 * 61)
         .await;
     assert!(by_then <= 3 * 61 && warnings.get().is_empty(), "{}", warnings.get());
@@ -182,18 +182,18 @@ async fn callers_never_hold_more_permits_than_there_are() {
     const PERMITS: usize = 3;
     let (masters, ours) = quorum(5).await;
     let theirs = connect(masters.urls()).await;
-    let (now, most, all) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)), 12 * 15);
+    let (held, most, all) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)), 12 * 15);
     let mut tasks = JoinSet::new();
     for task in 0..12 {
         let quorum = if task % 2 == 0 { ours.clone() } else { theirs.clone() };
-        let (now, most) = (Arc::clone(&now), Arc::clone(&most));
+        let (held, most) = (Arc::clone(&held), Arc::clone(&most));
         tasks.spawn(async move {
             for _ in 0..15 {
                 let builder = quorum.semaphore("s", PERMITS).wait(Duration::from_secs(30));
                 let permit = builder.acquire().await.unwrap();
-                most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                most.fetch_max(held.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                 tokio::time::sleep(Duration::from_millis(2)).await;
-                now.fetch_sub(1, Ordering::SeqCst);
+                held.fetch_sub(1, Ordering::SeqCst);
                 permit.release().await.unwrap();
             }
             15
@@ -203,7 +203,7 @@ async fn callers_never_hold_more_permits_than_there_are() {
     let most = most.load(Ordering::SeqCst);
     assert!((2..=PERMITS).contains(&most), "{most} at a time");
     for slot in 0..PERMITS {
-        common::nothing_is_left(&masters, &format!("s:{slot:02}")).await;
+        common::wait_until_free(&masters, &format!("s:{slot:02}")).await;
     }
 }
 
@@ -252,7 +252,7 @@ async fn dropped_permit_and_dropped_wait_leave_nothing() {
     waiter.abort();
     until_waiting(&masters, 0).await;
     drop(held);
-    common::nothing_is_left(&masters, "s:00").await;
+    common::wait_until_free(&masters, "s:00").await;
     assert!(theirs.semaphore("s", 1).try_acquire().await.is_ok());
 }
 
@@ -281,7 +281,7 @@ async fn slot_that_the_queue_node_lost_is_not_granted_twice() {
     // One of the masters is the queue node of the permits.
     for master in &masters {
         let first = ours.semaphore("s", 2).acquire().await.unwrap();
-        common::all_hold(&masters, std::str::from_utf8(first.key()).unwrap()).await;
+        common::wait_until_all_hold(&masters, std::str::from_utf8(first.key()).unwrap()).await;
         let _: u64 = redis::cmd("DEL").arg(first.key()).query(&mut master.connection()).unwrap();
         let second = theirs.semaphore("s", 2).wait(PATIENCE).acquire().await.unwrap();
         assert_ne!(first.slot(), second.slot());
@@ -309,5 +309,5 @@ async fn lock_on_any_key_excludes_other_locks_on_that_key() {
     east.extend().await.unwrap();
     let attached = theirs.attach(east.detach()).await.unwrap();
     assert_eq!((attached.key(), attached.slot()), (&b"east"[..], Some(0)));
-    assert_eq!(holding(&masters, "west"), 3);
+    assert_eq!(masters_holding(&masters, "west"), 3);
 }

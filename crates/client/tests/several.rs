@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, connect, holding, nothing_is_left, quorum};
+use common::{PATIENCE, connect, masters_holding, quorum, wait_until_all_hold, wait_until_free};
 use quorlock_client::{
     AcquireError, Fence, LostError, Ownership, Quorum, Released, RunError, blocking,
 };
@@ -25,13 +25,13 @@ async fn all_keys_are_held_on_all_masters_until_they_are_released_together() {
     let mut lock = quorum.lock_all(["b", "a", "b"]).acquire().await.unwrap();
     assert!(lock.keys().eq([b"a", b"b"]));
     assert!(lock.fence() > fence);
-    all_hold(&masters, "a").await;
-    all_hold(&masters, "b").await;
+    wait_until_all_hold(&masters, "a").await;
+    wait_until_all_hold(&masters, "b").await;
     eventually_async(PATIENCE, "the coverage is 3 of 3", async || lock.coverage().held == 3).await;
     lock.extend().await.unwrap();
     assert_eq!(lock.release().await.unwrap(), Released::Released);
-    nothing_is_left(&masters, "a").await;
-    nothing_is_left(&masters, "b").await;
+    wait_until_free(&masters, "a").await;
+    wait_until_free(&masters, "b").await;
 }
 
 #[tokio::test]
@@ -42,8 +42,8 @@ async fn refused_lock_of_several_keys_holds_none_of_them() {
     assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
     let waited = quorum.lock_all(["c", "b"]).wait(Duration::from_millis(100)).acquire().await;
     assert!(matches!(waited, Err(AcquireError::TimedOut { .. })), "{waited:?}");
-    nothing_is_left(&masters, "a").await;
-    nothing_is_left(&masters, "c").await;
+    wait_until_free(&masters, "a").await;
+    wait_until_free(&masters, "c").await;
     let (a, c) = (
         quorum.lock("a").try_acquire().await.unwrap(),
         quorum.lock("c").try_acquire().await.unwrap(),
@@ -154,7 +154,7 @@ async fn locks_with_keys_in_opposite_orders_neither_deadlock_nor_overlap() {
     };
     timeout(Duration::from_secs(60), all).await.expect("no client waits for ever");
     for key in ["a", "b", "c"] {
-        nothing_is_left(&masters, key).await;
+        wait_until_free(&masters, key).await;
     }
 }
 
@@ -181,12 +181,12 @@ async fn single_locks_in_opposite_orders_deadlock() {
 async fn deletion_of_one_key_ends_the_lock() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock_all(["a", "b"]).ttl(Duration::from_secs(3)).acquire().await.unwrap();
-    all_hold(&masters, "b").await;
+    wait_until_all_hold(&masters, "b").await;
     lock.renew();
     for master in &masters {
         redis::cmd("DEL").arg("b").exec(&mut master.connection()).unwrap();
     }
-    assert_eq!(holding(&masters, "a"), 0);
+    assert_eq!(masters_holding(&masters, "a"), 0);
     let lost = timeout(PATIENCE, lock.lost()).await.expect("the next renewal reports the loss");
     assert!(matches!(lost, LostError::Ended { .. }), "{lost}");
     assert_eq!(lock.ownership(), Ownership::Lost);
@@ -201,19 +201,19 @@ async fn extension_repairs_a_master_that_lost_one_of_the_keys() {
     redis::cmd("DEL").arg("b").exec(&mut masters[2].connection()).unwrap();
     lock.extend().await.unwrap();
     eventually_async(PATIENCE, "the master is repaired", async || {
-        holding(&masters, "a") == 3 && holding(&masters, "b") == 3
+        masters_holding(&masters, "a") == 3 && masters_holding(&masters, "b") == 3
     })
     .await;
     lock.release().await.unwrap();
-    nothing_is_left(&masters, "a").await;
-    nothing_is_left(&masters, "b").await;
+    wait_until_free(&masters, "a").await;
+    wait_until_free(&masters, "b").await;
 }
 
 #[tokio::test]
 async fn detached_lock_of_several_keys_is_attached_as_one() {
     let (masters, ours) = quorum(3).await;
     let lock = ours.lock_all(["a", "b"]).acquire().await.unwrap();
-    all_hold(&masters, "b").await;
+    wait_until_all_hold(&masters, "b").await;
     let fence = lock.fence();
     let text = lock.detach().to_secret_text();
     let other = connect(masters.urls()).await;
@@ -226,8 +226,8 @@ async fn detached_lock_of_several_keys_is_attached_as_one() {
     );
     assert!(ours.lock("a").try_acquire().await.is_err());
     lock.release().await.unwrap();
-    nothing_is_left(&masters, "a").await;
-    nothing_is_left(&masters, "b").await;
+    wait_until_free(&masters, "a").await;
+    wait_until_free(&masters, "b").await;
 }
 
 #[tokio::test]
@@ -237,13 +237,13 @@ async fn run_holds_all_keys_and_zero_or_65_keys_are_refused() {
     let held = both.run(|lock| {
         let masters = &masters;
         async move {
-            all_hold(masters, "a").await;
+            wait_until_all_hold(masters, "a").await;
             lock.keys().len()
         }
     });
     assert!(matches!(held.await, Ok(2)));
-    nothing_is_left(&masters, "a").await;
-    nothing_is_left(&masters, "b").await;
+    wait_until_free(&masters, "a").await;
+    wait_until_free(&masters, "b").await;
     let none: Result<(), RunError> = quorum.lock_all([""; 0]).run(|_| async {}).await;
     assert!(
         matches!(none, Err(RunError::NotAcquired(AcquireError::InvalidRequest { .. }))),
@@ -263,8 +263,8 @@ async fn dropped_call_leaves_the_queues_of_all_its_keys() {
     waiting.abort();
     eventually_async(PATIENCE, "no client waits", async || waiters(&masters) == 0).await;
     held.release().await.unwrap();
-    nothing_is_left(&masters, "a").await;
-    nothing_is_left(&masters, "b").await;
+    wait_until_free(&masters, "a").await;
+    wait_until_free(&masters, "b").await;
 }
 
 #[test]
@@ -279,5 +279,5 @@ fn blocking_program_locks_several_keys() {
     assert!(lock.watch().keys().eq([b"a", b"b"]));
     assert_eq!(lock.release().unwrap(), Released::Released);
     quorum.flush(PATIENCE).unwrap();
-    assert_eq!((holding(&masters, "a"), holding(&masters, "b")), (0, 0));
+    assert_eq!((masters_holding(&masters, "a"), masters_holding(&masters, "b")), (0, 0));
 }

@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, connect, nothing_is_left, quorum};
+use common::{PATIENCE, connect, quorum, wait_until_all_hold, wait_until_free};
 use quorlock_client::{AcquireError, Lock, LockBuilder, Quorum};
 use quorlock_testkit::{Masters, eventually_async};
 use tokio::task::JoinHandle;
@@ -65,7 +65,7 @@ async fn readers_hold_a_lock_together_and_a_writer_holds_it_alone() {
     let after = reader(&ours).acquire().await.unwrap();
     assert!(after.fence() > fence);
     drop(after);
-    nothing_is_left(&masters, K).await;
+    wait_until_free(&masters, K).await;
 }
 
 #[tokio::test]
@@ -129,7 +129,7 @@ async fn downgrade_admits_readers_and_no_writer() {
     let (masters, ours) = quorum(3).await;
     let theirs = connect(masters.urls()).await;
     let mut lock = ours.lock(K).acquire().await.unwrap();
-    all_hold(&masters, K).await;
+    wait_until_all_hold(&masters, K).await;
     let readers = [waiting(reader(&ours)), waiting(reader(&theirs))];
     until_waiting(&masters, 2).await;
     let fence = lock.fence();
@@ -143,7 +143,7 @@ async fn downgrade_admits_readers_and_no_writer() {
     assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
     lock.extend().await.unwrap();
     lock.release().await.unwrap();
-    nothing_is_left(&masters, K).await;
+    wait_until_free(&masters, K).await;
 }
 
 #[tokio::test]
@@ -177,7 +177,7 @@ async fn one_dead_master_of_five_changes_nothing_for_readers() {
 async fn reader_is_repaired_on_a_master_that_forgot_it() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = reader(&quorum).acquire().await.unwrap();
-    all_hold(&masters, K).await;
+    wait_until_all_hold(&masters, K).await;
     let deleted: u64 =
         redis::cmd("DEL").arg(K).query(&mut masters.iter().next().unwrap().connection()).unwrap();
     assert_eq!(deleted, 1);
@@ -196,7 +196,7 @@ async fn attached_shared_lock_stays_shared() {
     let theirs = connect(masters.urls()).await;
     let lock = reader(&ours).acquire().await.unwrap();
     let beside = reader(&theirs).acquire().await.unwrap();
-    all_hold(&masters, K).await;
+    wait_until_all_hold(&masters, K).await;
     let text = lock.detach().to_secret_text();
     let attached = theirs.attach(text.parse().unwrap()).await.unwrap();
     assert!(attached.is_shared());

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, connect, holding, net, nothing_is_left, quorum};
+use common::{
+    PATIENCE, connect, masters_holding, net, quorum, wait_until_all_hold, wait_until_free,
+};
 use quorlock_client::{AcquireError, Lock};
 use quorlock_testkit::{Direction, Masters, Server, eventually_async};
 use tokio::task::JoinSet;
@@ -50,7 +52,7 @@ fn calls(server: &Server) -> u64 {
 async fn waiter_waits_on_one_node_and_sends_no_commands() {
     let (masters, ours) = quorum(3).await;
     let lock = ours.lock("k").acquire().await.unwrap();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     let other = connect(masters.urls()).await;
     let waiting = tokio::spawn(async move { other.lock("k").acquire().await.unwrap().fence() });
     until_waiting(&masters, 1).await;
@@ -67,7 +69,7 @@ async fn waiter_waits_on_one_node_and_sends_no_commands() {
 async fn held_by_another(masters: &Masters, key: &'static str) -> (Lock, usize) {
     let (holder, probe) = (connect(masters.urls()).await, connect(masters.urls()).await);
     let lock = holder.lock(key).acquire().await.unwrap();
-    all_hold(masters, key).await;
+    wait_until_all_hold(masters, key).await;
     let waiting = tokio::spawn(async move { probe.lock(key).acquire().await });
     until_waiting(masters, 1).await;
     let node = queue_node(masters);
@@ -80,7 +82,7 @@ async fn held_by_another(masters: &Masters, key: &'static str) -> (Lock, usize) 
 async fn refused_client_waits_for_the_answer_of_the_queue_node() {
     let net = net(3).await;
     let (lock, node) = held_by_another(&net.masters, "k").await;
-    // The other nodes refuse long before the queue node does.
+    // The refusals of the other nodes arrive long before that of the queue node.
     net.proxies[node].delay(Direction::ToClient, Duration::from_millis(100));
     let waiting = tokio::spawn({
         let quorum = net.quorum.clone();
@@ -93,19 +95,21 @@ async fn refused_client_waits_for_the_answer_of_the_queue_node() {
 }
 
 #[tokio::test]
-async fn client_whose_lock_the_queue_node_refused_waits_there_next_time() {
+async fn client_that_the_queue_node_refused_waits_there_next_time() {
     let net = net(3).await;
     let (lock, node) = held_by_another(&net.masters, "k").await;
     lock.release().await.unwrap();
-    eventually_async(PATIENCE, "the lock is released", async || holding(&net.masters, "k") == 0)
-        .await;
+    eventually_async(PATIENCE, "the lock is released", async || {
+        masters_holding(&net.masters, "k") == 0
+    })
+    .await;
 
-    let mut queue = net.masters[node].connection();
+    let mut connection = net.masters[node].connection();
     let granted: Option<u64> = redis::cmd("LOCK.ACQUIRE")
         .arg("k")
         .arg("other-client")
         .arg(60_000)
-        .query(&mut queue)
+        .query(&mut connection)
         .unwrap();
     granted.unwrap();
     // The refusal of the queue node arrives after the grants of the other nodes.
@@ -114,7 +118,7 @@ async fn client_whose_lock_the_queue_node_refused_waits_there_next_time() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     lock.release().await.unwrap();
     eventually_async(PATIENCE, "the other nodes are free", async || {
-        holding(&net.masters, "k") == 1
+        masters_holding(&net.masters, "k") == 1
     })
     .await;
 
@@ -124,12 +128,12 @@ async fn client_whose_lock_the_queue_node_refused_waits_there_next_time() {
     });
     until_waiting(&net.masters, 1).await;
     assert_eq!(
-        (queue_node(&net.masters), holding(&net.masters, "k")),
+        (queue_node(&net.masters), masters_holding(&net.masters, "k")),
         (node, 1),
         "the client asks no other node"
     );
     let released: i64 =
-        redis::cmd("LOCK.RELEASE").arg("k").arg("other-client").query(&mut queue).unwrap();
+        redis::cmd("LOCK.RELEASE").arg("k").arg("other-client").query(&mut connection).unwrap();
     assert_eq!(released, 1);
     waiting.await.unwrap().release().await.unwrap();
 }
@@ -155,7 +159,7 @@ async fn only_one_call_of_a_program_waits_on_a_node() {
         assert!(masters.iter().map(waiters).max() <= Some(1));
     }
     assert_eq!(acquired.load(Ordering::Relaxed), 100);
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
 }
 
 #[tokio::test]
@@ -184,7 +188,7 @@ async fn programs_that_share_a_key_never_overlap_and_do_not_poll() {
     }
     let commands: u64 = masters.iter().map(calls).sum();
     assert!(commands < 160 * 5 * 5, "{commands} commands for 160 locks on 5 masters is polling");
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
 }
 
 #[tokio::test]
@@ -203,7 +207,7 @@ async fn timed_out_waiter_leaves_the_queue() {
 async fn wait_ends_in_time_whatever_the_nodes_do() {
     let net = net(3).await;
     let _lock = net.quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
-    all_hold(&net.masters, "k").await;
+    wait_until_all_hold(&net.masters, "k").await;
     let mut fastest = Duration::MAX;
     // On a busy machine one try may be late, but not all of them.
     for _ in 0..3 {
@@ -260,7 +264,7 @@ async fn wait_dropped_at_any_moment_leaves_nothing() {
     }
     other.flush(PATIENCE).await.unwrap();
     quorum.flush(PATIENCE).await.unwrap();
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
     assert_eq!(all_waiters(&masters), 0);
 }
 
@@ -270,7 +274,7 @@ async fn every_waiter_acquires_the_lock_although_the_queue_node_fails() {
         let mut net = net(3).await;
         let urls: Vec<_> = net.proxies.iter().map(quorlock_testkit::Proxy::url).collect();
         let holder = net.quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
-        all_hold(&net.masters, "k").await;
+        wait_until_all_hold(&net.masters, "k").await;
         let mut tasks = JoinSet::new();
         for _ in 0..4 {
             let quorum = connect(urls.clone()).await;
@@ -314,6 +318,6 @@ async fn waiter_acquires_a_key_whose_plain_set_expires() {
             .unwrap();
     }
     let lock = quorum.lock("k").acquire().await.unwrap();
-    assert!(holding(&masters, "k") >= 2);
+    assert!(masters_holding(&masters, "k") >= 2);
     lock.release().await.unwrap();
 }

@@ -14,7 +14,8 @@ pub enum LockCheck {
 
 /// Tracks whether the nodes confirm a lock.
 ///
-/// A lost lock stays lost, whatever later checks find.
+/// A lost lock stays lost, and a revoked lock stays revoked until it is lost, whatever later checks
+/// find.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Confirmation {
     last: LockCheck,
@@ -22,19 +23,16 @@ pub struct Confirmation {
 
 impl Confirmation {
     /// Records a check of the lock, and returns the check if it is news.
-    ///
-    /// [`LockCheck::Unconfirmed`] is not news after [`LockCheck::Revoked`], which is graver.
     pub fn handle_check(&mut self, check: LockCheck) -> Option<LockCheck> {
         use LockCheck::{Confirmed, Lost, Revoked, Unconfirmed};
-        let before = self.last;
-        if before == Lost {
-            return None;
-        }
-        self.last = check;
-        let is_news = match check {
-            Unconfirmed => before == Confirmed,
-            Confirmed | Revoked | Lost => before != check,
+        let is_news = match self.last {
+            Confirmed | Unconfirmed => check != self.last,
+            Revoked => check == Lost,
+            Lost => false,
         };
+        if is_news {
+            self.last = check;
+        }
         is_news.then_some(check)
     }
 
@@ -71,6 +69,7 @@ mod tests {
     fn revocation_of_an_unconfirmed_lock_is_news() {
         assert_eq!(news(&[Revoked, Revoked]), [Revoked]);
         assert_eq!(news(&[Unconfirmed, Revoked, Unconfirmed, Lost]), [Unconfirmed, Revoked, Lost]);
+        assert_eq!(news(&[Revoked, Unconfirmed, Revoked, Confirmed]), [Revoked]);
     }
 
     #[test]

@@ -3,7 +3,7 @@ use std::str::FromStr;
 
 /// A fencing token: an integer below 2^53 that grows with every lock of a key.
 ///
-/// The protected resource rejects a client whose fence is smaller than the largest one so far.
+/// The protected resource rejects a client whose fence is below the largest that it has seen.
 /// Every language represents an integer below 2^53 exactly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(u64);
@@ -24,10 +24,10 @@ impl Fence {
         if value == 0 || value > Self::MAX.0 { None } else { Some(Self(value)) }
     }
 
-    /// The fence of a wall clock in microseconds since 1970.
+    /// The fence that stands for a time of the wall clock, in microseconds since 1970.
     ///
-    /// The result is at most [`Fence::MAX`] − 2^50. Even a wall clock that is centuries ahead
-    /// leaves larger fences to grant.
+    /// The result is at most [`Fence::MAX`] − 2^50, so that a node can grant larger fences even if
+    /// its wall clock is centuries ahead.
     pub const fn of_wall_us(wall_us: u64) -> Self {
         const CEILING: u64 = Fence::MAX.0 - (1 << 50);
         Self(if wall_us > CEILING { CEILING } else { wall_us })

@@ -5,11 +5,11 @@ use crate::quorum::Moment;
 
 /// The ttl divided by this is the time between SIGKILL and the end of the validity.
 const KILL_MARGIN_PER_TTL: u32 = 20;
-/// Without `kill_after`, the command is terminated when the ttl divided by this is left.
+/// Without `kill_after`, the ttl divided by this is the time between SIGTERM and the end of the
+/// validity.
 const TERMINATE_PER_TTL: u32 = 3;
-/// The ttl divided by this is the longest grace after a loss that the nodes reported.
-///
-/// The grace is short because another client may already hold the lock.
+/// The ttl divided by this is the longest grace after a loss that the nodes reported: another
+/// client may already hold the lock.
 const LOST_GRACE_PER_TTL: u32 = 20;
 
 /// When to terminate and when to kill a command that runs under a lock.
@@ -135,7 +135,7 @@ impl StopSchedule {
 
     /// When the kill is overdue: after it is due, and before the validity ends.
     ///
-    /// A second process that follows the same deadlines kills the command at this moment.
+    /// A second process with the same schedule then kills a command that the first has not killed.
     pub fn overdue_at(&self) -> Moment {
         self.kill_at.plus(margin(self.ttl) / 2)
     }
@@ -261,7 +261,7 @@ mod tests {
         ttl: Ttl,
         kill_after: Option<Duration>,
         fast_ppm: u64,
-        /// In thousandths of the ttl, at most 5.
+        /// How late timers fire, in thousandths of the ttl, at most 4.
         timers_late: u64,
         /// Each event with the time since the previous one, in twentieths of the ttl.
         events: Vec<(u64, Event)>,
@@ -293,17 +293,17 @@ mod tests {
             let (mut us, mut events) = (0, self.events.iter());
             let mut valid_until = self.moment(us).plus(ttl);
             let mut schedule = StopSchedule::new(self.ttl, self.kill_after, valid_until).unwrap();
-            let (mut terminated, mut is_over) = (None, false);
+            let (mut terminated, mut is_ending) = (None, false);
             let mut next = events.next().map(|(after, event)| (after * self.ttl.us() / 20, event));
             loop {
                 let now = self.moment(us);
                 let overdue = schedule.overdue_at();
                 match schedule.poll(now) {
-                    Some(StopAction::Terminate) => (terminated, is_over) = (Some(now), true),
+                    Some(StopAction::Terminate) => (terminated, is_ending) = (Some(now), true),
                     Some(StopAction::Kill) => return (terminated, now, overdue, valid_until),
                     None => {}
                 }
-                let due = schedule.poll_timeout().expect("it was not killed");
+                let due = schedule.poll_timeout().expect("the command is not killed yet");
                 let left_us = u64::try_from(now.until(due).as_micros()).unwrap();
                 let timer = us + left_us + 1 + self.timers_late * self.ttl.us() / 1000;
                 let Some((at, event)) = next.filter(|(at, _)| *at < timer) else {
@@ -313,7 +313,7 @@ mod tests {
                 us = us.max(at);
                 let now = self.moment(us);
                 match event {
-                    Event::Extended if is_over || now.has_reached(valid_until) => {}
+                    Event::Extended if is_ending || now.has_reached(valid_until) => {}
                     Event::Extended => {
                         valid_until = now.plus(ttl);
                         schedule.handle_extended(valid_until);
@@ -321,7 +321,7 @@ mod tests {
                     Event::Lost => schedule.handle_lost(now),
                     Event::Abandoned => schedule.handle_abandoned(now),
                 }
-                is_over |= !matches!(event, Event::Extended);
+                is_ending |= !matches!(event, Event::Extended);
                 next = events.next().map(|(after, event)| (us + after * self.ttl.us() / 20, event));
             }
         }
@@ -333,7 +333,7 @@ mod tests {
             let (_, killed, overdue, valid_until) = run.simulate();
             prop_assert!(!killed.has_reached(valid_until));
             prop_assert!(!overdue.has_reached(valid_until));
-            prop_assert!(!killed.has_reached(overdue), "the second process came first");
+            prop_assert!(!killed.has_reached(overdue), "the kill was overdue");
         }
 
         #[test]

@@ -106,7 +106,7 @@ fn fences_grow_after_a_clock_step_back_while_the_node_remembers() {
     server.wall_ms -= HOUR_MS;
     let higher = server.acquire(b"k", b"b", 1000, None).unwrap();
     assert!(higher > highest);
-    // A node that forgets its fences after a step back of its clock may grant smaller ones.
+    // Baseline: a restart forgets the fences. The stepped clock then yields a smaller fence.
     server.restart(0);
     assert!(server.acquire(b"k", b"c", 1000, None).unwrap() < highest);
 }
@@ -127,7 +127,7 @@ fn mirror_that_a_clock_step_expired_is_written_again() {
 fn evicted_mirror_is_written_again_a_little_later() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
-    server.take_away(b"k", KeyEvent::Evicted);
+    server.remove_key(b"k", KeyEvent::Evicted);
     server.turn();
     assert!(server.is_empty(), "a mirror written at once would be evicted at once");
     server.pass_ms(100);
@@ -139,11 +139,11 @@ fn evicted_mirror_is_written_again_a_little_later() {
 fn mirror_is_written_again_once_its_key_is_free() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
-    server.take_away(b"k", KeyEvent::Expired);
+    server.remove_key(b"k", KeyEvent::Expired);
     server.set(b"k", b"old client", Some(2000));
     server.turn();
     assert_eq!(server.text(b"k"), b"old client");
-    server.take_away(b"k", KeyEvent::Removed);
+    server.remove_key(b"k", KeyEvent::Removed);
     assert!(
         matches!(server.inspect(b"k"), Inspected::Lease { .. }),
         "the removed string was not the mirror"
@@ -156,11 +156,11 @@ fn mirror_is_written_again_once_its_key_is_free() {
 }
 
 #[test]
-fn key_that_expires_with_its_lease_is_no_accident() {
+fn mirror_that_expires_with_its_lease_is_not_written_again() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     server.pass_ms(999);
-    server.take_away(b"k", KeyEvent::Expired);
+    server.remove_key(b"k", KeyEvent::Expired);
     server.turn();
     assert!(server.is_empty());
     assert_eq!(server.node().stats().saved_from_clock_step, 0);
@@ -178,8 +178,8 @@ fn reload_is_not_a_flush() {
     server.handle_event(&ServerEvent::LoadingBegins);
     server.handle_event(&ServerEvent::Flush(None));
     // The server replays the append-only file, including deletions.
-    server.take_away(b"kept", KeyEvent::Removed);
-    server.take_away(b"lost", KeyEvent::Removed);
+    server.remove_key(b"kept", KeyEvent::Removed);
+    server.remove_key(b"lost", KeyEvent::Removed);
     server.set(b"kept", b"a", Some(10_000));
     server.handle_event(&ServerEvent::LoadingEnds);
     assert_eq!(server.acquire(b"kept", b"b", 1000, None), None);
@@ -205,7 +205,7 @@ fn swapdb_while_loading_neither_ends_locks_nor_starts_an_abstention() {
 }
 
 #[test]
-fn flush_right_before_a_reload_is_a_flush() {
+fn flush_by_an_operator_before_a_reload_ends_the_leases() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
     server.clear();
@@ -231,7 +231,7 @@ fn lost_mirrors_are_forgotten_once_their_leases_have_ended() {
     let mut server = Server::new();
     for n in 0..20_000_u32 {
         server.acquire(&n.to_le_bytes(), b"a", 1000, None).unwrap();
-        server.take_away(&n.to_le_bytes(), KeyEvent::Evicted);
+        server.remove_key(&n.to_le_bytes(), KeyEvent::Evicted);
     }
     server.pass_ms(2000);
     server.turn();

@@ -1,4 +1,4 @@
-//! ACQUIREANY: locks the first free key of several, with one place in all queues.
+//! ACQUIREANY: locks the first free key of several. A client waits in the queues of all its keys.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use quorlock_core::Fence;
 use quorlock_core::node::{CommandError, KeyEvent, Mode, Mutant, ServerEvent, Ticket, break_rule};
 use support::{
-    AcquireAnyReply, AcquireCommand, AcquireReply, Extended, Inspected, Server, WaitResult,
+    AcquireAnyReply, AcquireCommand, AcquireReply, ExtendReply, Inspected, Server, WaitResult,
 };
 
 const A: &[u8] = b"a";
@@ -44,8 +44,8 @@ fn lock_is_an_ordinary_lock_of_its_key() {
     let mut server = Server::new();
     server.acquire_any(&[A, B], b"t", 1000).unwrap();
     assert_eq!(server.acquire(A, b"u", 1000, None), None);
-    assert!(matches!(server.extend_with(A, b"t", 2000, None, None), Extended::Held { .. }));
-    assert_eq!(server.extend_all_with(&[A, B], b"t", 2000, None, None), Extended::NotHeld);
+    assert!(matches!(server.extend_with(A, b"t", 2000, None, None), ExtendReply::Held { .. }));
+    assert_eq!(server.extend_all_with(&[A, B], b"t", 2000, None, None), ExtendReply::NotHeld);
     assert!(!server.release(B, b"t"));
     assert!(server.release(A, b"t"));
     assert!(server.is_empty());
@@ -70,7 +70,7 @@ fn first_key_that_is_released_goes_to_the_waiter() {
             server.acquire(key, b"x", 60_000, None).unwrap();
         }
         let ticket = enqueue_for_any(&mut server, &[C, A, B], b"t");
-        assert_eq!(server.node().waiters(), 1, "one place in all queues");
+        assert_eq!(server.node().waiters(), 1, "one waiter in three queues");
         assert!(server.release(freed, b"x"));
         assert_eq!(server.granted_keys, [(ticket, freed.to_vec())]);
         assert_eq!((server.granted(), server.text(freed)), (vec![ticket], &b"t"[..]));
@@ -87,13 +87,13 @@ fn first_key_that_is_released_goes_to_the_waiter() {
 fn every_end_of_a_lock_serves_waiters_for_any() {
     let ends: [fn(&mut Server); 4] = [
         |server| server.pass_ms(5000),
-        |server| server.take_away(B, KeyEvent::Removed),
+        |server| server.remove_key(B, KeyEvent::Removed),
         |server| {
             server.clear();
             server.handle_event(&ServerEvent::Flush(None));
         },
         |server| {
-            server.take_away(B, KeyEvent::Evicted);
+            server.remove_key(B, KeyEvent::Evicted);
             server.pass_ms(5000);
         },
     ];
@@ -135,7 +135,7 @@ fn newcomers_overtake_no_waiter() {
     server.acquire(A, b"x", 60_000, None).unwrap();
     server.acquire(B, b"x", 60_000, None).unwrap();
     let ticket = enqueue_for_any(&mut server, &[A, B], b"any");
-    server.take_away(B, KeyEvent::Removed);
+    server.remove_key(B, KeyEvent::Removed);
     assert_eq!(server.acquire(B, b"newcomer", 1000, None), None);
     assert_eq!(server.acquire_any(&[B, A], b"newcomer", 1000), None);
     assert_eq!(
@@ -161,12 +161,12 @@ fn waiter_for_all_keys_is_granted_after_a_waiter_for_any_key() {
 }
 
 #[test]
-fn reader_joins_once_an_earlier_waiter_for_any_key_is_granted_another() {
+fn reader_joins_once_the_waiter_before_it_is_granted_another_key() {
     let mut server = Server::new();
     server.acquire(A, b"x", 60_000, None).unwrap();
     server.acquire_shared(B, b"reader", 60_000, None).unwrap();
     let any = enqueue_for_any(&mut server, &[A, B], b"any");
-    let reader = server.share_or_wait(B, b"second reader", 1000, 50_000).ticket();
+    let reader = server.acquire_shared_or_wait(B, b"second reader", 1000, 50_000).ticket();
     server.turn();
     assert_eq!(server.granted(), []);
     assert!(server.release(A, b"x"));
@@ -200,7 +200,7 @@ fn waiter_leaves_all_queues_when_its_time_is_over() {
     let behind = enqueue(&mut server, &[A], b"behind");
     server.pass_ms(500);
     assert!(server.release(A, b"x"));
-    assert_eq!(server.granted(), [behind], "it does not delay the next waiter");
+    assert_eq!(server.granted(), [behind], "a waiter that timed out does not delay the next one");
     server.turn();
     assert!(server.wait_results.contains(&(ticket, WaitResult::Refused)));
 }
@@ -231,19 +231,18 @@ fn max_waiters_also_limits_waiters_for_any_key() {
 }
 
 #[test]
-fn key_of_another_type_is_an_error_unless_a_free_one_comes_first() {
+fn key_of_another_type_is_an_error_unless_a_free_key_comes_first() {
     let mut server = Server::new();
     let list = quorlock_core::node::memory::Value { text: None, expires_at_ms: None };
     server.memory.keys.insert(0, B, list);
     let exclusive = (Mode::Exclusive, None, 0);
-    let refused =
-        server.execute_acquire(&[B, A], b"t", 1000, exclusive, AcquireCommand::AcquireAny);
-    assert_eq!(refused, Err(CommandError::WrongType));
+    let result = server.execute_acquire(&[B, A], b"t", 1000, exclusive, AcquireCommand::AcquireAny);
+    assert_eq!(result, Err(CommandError::WrongType));
     assert_eq!(server.acquire_any(&[A, B], b"t", 1000).unwrap().1, 0);
 }
 
 #[test]
-fn waiter_in_the_first_queue_alone_misses_the_other_keys() {
+fn waiter_queued_only_for_its_first_key_misses_the_others() {
     let is_granted = |mutant| {
         break_rule(mutant);
         let mut server = Server::new();
@@ -332,7 +331,7 @@ struct Waiting {
 
 impl Waiting {
     /// Whether one key suffices for the waiter.
-    fn is_single(&self) -> bool {
+    fn needs_one_key(&self) -> bool {
         self.is_any || self.keys.is_power_of_two()
     }
 }
@@ -408,8 +407,8 @@ proptest! {
                     };
                     if let Some((fence, key)) = granted {
                         let keys = 1 << names[key][0];
-                        let passed = waiting.values().any(|other| other.is_single() && other.keys & keys != 0);
-                        prop_assert!(!passed, "overtook a waiter");
+                        let overtakes = waiting.values().any(|other| other.needs_one_key() && other.keys & keys != 0);
+                        prop_assert!(!overtakes, "overtook a waiter");
                         beliefs.record_grant(Belief { token, keys, fence, until_us })?;
                     }
                 }
@@ -431,8 +430,8 @@ proptest! {
                         }
                     };
                     if let Some(fence) = granted {
-                        let passed = waiting.values().any(|other| other.is_single() && other.keys & keys != 0);
-                        prop_assert!(!passed, "overtook a waiter");
+                        let overtakes = waiting.values().any(|other| other.needs_one_key() && other.keys & keys != 0);
+                        prop_assert!(!overtakes, "overtook a waiter");
                         beliefs.record_grant(Belief { token, keys, fence, until_us })?;
                     }
                 }
@@ -455,7 +454,7 @@ proptest! {
                 }
                 Step::TakeAway { key, event } => {
                     let is_mirror = beliefs.held.iter().any(|held| held.token == server.text(&[key]));
-                    server.take_away(&[key], event);
+                    server.remove_key(&[key], event);
                     if is_mirror && event == KeyEvent::Removed {
                         beliefs.held.retain(|held| held.keys & 1 << key == 0);
                     }
@@ -486,10 +485,10 @@ proptest! {
                         prop_assert_eq!(key.is_some(), waiter.is_any);
                         let keys = key.map_or(waiter.keys, |key| 1 << key[0]);
                         prop_assert!(keys & !waiter.keys == 0, "a key that it did not ask for");
-                        let passed = waiting.iter().any(|(&other, waits)| {
-                            other < ticket && waits.is_single() && waits.keys & keys != 0 && now_us < waits.until_us
+                        let overtakes = waiting.iter().any(|(&other, waits)| {
+                            other < ticket && waits.needs_one_key() && waits.keys & keys != 0 && now_us < waits.until_us
                         });
-                        prop_assert!(!passed, "overtook a waiter that came first");
+                        prop_assert!(!overtakes, "overtook a waiter that came first");
                         let until_us = now_us + waiter.ttl_ms * 1000;
                         beliefs.record_grant(Belief { token: waiter.token, keys, fence, until_us })?;
                     }
@@ -504,8 +503,8 @@ proptest! {
                 let is_free = |name: &[u8; 1]| server.memory.get(0, name).is_none()
                     && beliefs.held.iter().all(|held| held.keys & 1 << name[0] == 0);
                 let names = names(waiter.keys, false);
-                let keeps = if waiter.is_any { names.iter().any(is_free) } else { names.iter().all(is_free) };
-                prop_assert!(!keeps, "a free key keeps a waiter");
+                let could_be_granted = if waiter.is_any { names.iter().any(is_free) } else { names.iter().all(is_free) };
+                prop_assert!(!could_be_granted, "a client waits for free keys");
             }
             prop_assert!(waiting.is_empty() || server.node().next_wake().is_some());
         }

@@ -84,9 +84,9 @@ fn next_proposal_is_above_the_fence_that_was_agreed_on() {
 fn queue_serves_callers_in_the_order_of_their_arrival() {
     let mut queue = PlaceQueue::new(1);
     assert_eq!(queue.enter(), Entry::Place);
-    let numbers: Vec<_> = (0..3).map(|_| queue.enter()).collect();
-    let [Entry::Queued(first), Entry::Queued(second), Entry::Queued(third)] = numbers[..] else {
-        panic!("{numbers:?}");
+    let entries: Vec<_> = (0..3).map(|_| queue.enter()).collect();
+    let [Entry::Queued(first), Entry::Queued(second), Entry::Queued(third)] = entries[..] else {
+        panic!("{entries:?}");
     };
     assert_eq!(queue.give_up(second), Some(Called::new()));
     assert_eq!(queue.leave()[..], [first]);
@@ -123,7 +123,7 @@ fn sharers_join_once_the_writer_before_them_gave_up() {
     assert_eq!(queue.enter_to_share(), Entry::Place);
     let (Entry::Queued(writer), Entry::Queued(reader)) = (queue.enter(), queue.enter_to_share())
     else {
-        panic!("they wait")
+        panic!("both wait")
     };
     assert_eq!(queue.give_up(writer).as_deref(), Some(&[reader][..]));
     assert!(queue.leave().is_empty());

@@ -12,13 +12,13 @@ use quorlock_core::client::FenceProposals;
 use quorlock_core::node::FenceError;
 use quorlock_core::quorum::{Acquisition, FenceAnswer, Loss, Majority, Moment, Step, Vote, Win};
 use quorlock_core::{Fence, InvalidFence, Ttl};
-use support::{Extended, MAX_TTL_MS, Server};
+use support::{ExtendReply, MAX_TTL_MS, Server};
 
 const KEY: &[u8] = b"k";
 const TTL_MS: u64 = 10_000;
 const SECOND_MS: u64 = 1000;
 
-/// The result of an attempt, and how many times it asked a node to store a fence.
+/// The result of an attempt, and how many times the attempt asked a node to store a fence.
 struct Outcome {
     verdict: Result<Win, Loss>,
     fence_requests: usize,
@@ -28,11 +28,12 @@ struct Outcome {
 fn attempt(servers: &mut [Server], order: &[usize], token: &[u8], proposal: Fence) -> Outcome {
     let majority = Majority::of(servers.len()).unwrap();
     let now = Moment::default();
-    let mut core = Acquisition::new(majority, now, Ttl::from_ms(TTL_MS).unwrap(), Duration::ZERO);
+    let mut acquisition =
+        Acquisition::new(majority, now, Ttl::from_ms(TTL_MS).unwrap(), Duration::ZERO);
     let mut fence_requests = 0;
     let mut to_acquire: VecDeque<usize> = order.iter().copied().collect();
     loop {
-        while let Some(step) = core.poll() {
+        while let Some(step) = acquisition.poll() {
             match step {
                 Step::Won(win) => return Outcome { verdict: Ok(win), fence_requests },
                 Step::Lost(loss) => return Outcome { verdict: Err(loss), fence_requests },
@@ -40,13 +41,13 @@ fn attempt(servers: &mut [Server], order: &[usize], token: &[u8], proposal: Fenc
                     fence_requests += 1;
                     let answer =
                         match servers[node].extend_with(KEY, token, TTL_MS, Some(fence), None) {
-                            Extended::Held { fence, .. } => FenceAnswer::Stored(fence),
-                            Extended::BadFence(FenceError::TooFarAhead { .. }) => {
+                            ExtendReply::Held { fence, .. } => FenceAnswer::Stored(fence),
+                            ExtendReply::BadFence(FenceError::TooFarAhead { .. }) => {
                                 FenceAnswer::Unacceptable
                             }
                             _ => FenceAnswer::Failed,
                         };
-                    core.fence_answer(node, answer, now);
+                    acquisition.fence_answer(node, answer, now);
                 }
             }
         }
@@ -56,9 +57,9 @@ fn attempt(servers: &mut [Server], order: &[usize], token: &[u8], proposal: Fenc
                     Some(fence) => Vote::Granted(fence),
                     None => Vote::Refused,
                 };
-                core.vote(node, vote, now);
+                acquisition.vote(node, vote, now);
             }
-            None => core.expire(now),
+            None => acquisition.expire(now),
         }
     }
 }
@@ -76,10 +77,10 @@ fn pass_ms(servers: &mut [Server], ms: u64) {
     }
 }
 
-/// Nodes with the same clock that have been up for a while.
+/// Nodes that have been up for a while, and whose clocks are equal.
 fn masters(n: usize) -> Vec<Server> {
     let mut servers: Vec<_> = (0..n).map(|_| Server::new()).collect();
-    // After a start, the counters are one clock skew ahead. Lets the clocks catch up.
+    // The fence counters start ahead of the clocks by the clock skew. Lets the clocks catch up.
     pass_ms(&mut servers, 120 * SECOND_MS);
     servers
 }
@@ -166,7 +167,7 @@ fn node_that_has_just_started_prevents_no_lock_whatever_its_clock() {
 }
 
 #[test]
-fn node_far_ahead_costs_no_second_round_when_it_answers_last() {
+fn node_whose_clock_is_far_ahead_costs_no_second_round_if_it_answers_last() {
     let mut servers = masters(3);
     servers[1].wall_ms += 1;
     servers[2].wall_ms += 3600 * SECOND_MS;
@@ -180,7 +181,7 @@ fn node_far_ahead_costs_no_second_round_when_it_answers_last() {
         pass_ms(&mut servers, 1);
         fence_requests
     };
-    assert!(fence_requests_of(&[2, 0, 1]) > 0, "the others do not accept its fence");
+    assert!(fence_requests_of(&[2, 0, 1]) > 0, "the other nodes do not accept the fence of node 2");
     for _ in 0..3 {
         assert_eq!(fence_requests_of(&[0, 1, 2]), 0);
     }
@@ -193,7 +194,7 @@ fn client_whose_clock_was_corrected_agrees_in_one_round() {
     let proposals = FenceProposals::default();
     let wrong = proposals.propose(servers[0].now().wall_us + 3600 * SECOND_MS * 1000);
     let Outcome { verdict, fence_requests } = attempt(&mut servers, &[0, 1, 2], b"t", wrong);
-    assert!(fence_requests > 0, "no node accepted it, so each granted a fence of its own");
+    assert!(fence_requests > 0, "no node accepted the proposal, so each granted its own fence");
     proposals.learn(wrong, verdict.unwrap().fence);
     release(&mut servers, b"t");
     pass_ms(&mut servers, 2);
@@ -210,8 +211,7 @@ fn fences_grow_while_one_node_after_the_other_restarts_and_abstains() {
         for _ in 0..70 {
             pass_ms(&mut servers, SECOND_MS);
             let proposal = Fence::of_wall_us(servers[0].now().wall_us);
-            // The nodes that kept their memory answer last, so that the forgetful node matters
-            // most.
+            // The restarted node answers first, so that each majority contains it once it grants.
             let order = [restarted, (restarted + 1) % 3, (restarted + 2) % 3];
             let win = attempt(&mut servers, &order, b"t", proposal).verdict.unwrap();
             assert!(win.fence > last);

@@ -1,4 +1,4 @@
-//! Calls that their program runs late. They still report what the nodes answered.
+//! A call that its program runs late still asks the nodes, and reports what they answered.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -29,15 +29,15 @@ impl World {
         Self { client, call }
     }
 
-    /// Runs the call again, `at` after the call was made. Returns the actions that follow.
-    fn run_at(&mut self, at: Duration) -> Vec<Action> {
-        let mut ctx = self.client.ctx(after(at), WALL_US);
+    /// Runs the call when `elapsed` has passed since it was made. Returns the actions that follow.
+    fn run_at(&mut self, elapsed: Duration) -> Vec<Action> {
+        let mut ctx = self.client.ctx(after(elapsed), WALL_US);
         self.call.handle_timeout(&mut ctx);
         self.actions()
     }
 
-    fn answer_at(&mut self, at: Duration, id: RequestId, response: &Response) -> Vec<Action> {
-        let mut ctx = self.client.ctx(after(at), WALL_US);
+    fn answer_at(&mut self, elapsed: Duration, id: RequestId, response: &Response) -> Vec<Action> {
+        let mut ctx = self.client.ctx(after(elapsed), WALL_US);
         self.call.handle_response(id, response, &mut ctx);
         self.actions()
     }
@@ -47,8 +47,8 @@ impl World {
     }
 }
 
-fn after(at: Duration) -> Moment {
-    Moment::default().plus(Duration::from_secs(1) + at)
+fn after(elapsed: Duration) -> Moment {
+    Moment::default().plus(Duration::from_secs(1) + elapsed)
 }
 
 fn requests(actions: &[Action]) -> Vec<RequestId> {

@@ -10,7 +10,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use proptest::prelude::*;
 use quorlock_core::Fence;
 use quorlock_core::node::{FenceError, KeyEvent, ServerEvent};
-use support::{Extended, Inspected, MAX_TTL_MS, Server};
+use support::{ExtendReply, Inspected, MAX_TTL_MS, Server};
 
 #[test]
 fn held_lock_is_refused_even_to_its_own_token() {
@@ -35,7 +35,7 @@ fn lock_ends_at_its_deadline_by_the_monotonic_clock_alone() {
 fn evicted_lock_stays_held_and_an_extension_rewrites_its_mirror() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
-    server.take_away(b"k", KeyEvent::Evicted);
+    server.remove_key(b"k", KeyEvent::Evicted);
     assert_eq!(server.node().stats().saved_from_eviction, 1);
     assert_eq!(server.acquire(b"k", b"b", 1000, None), None);
     assert!(server.extend(b"k", b"a", 2000).is_some());
@@ -45,17 +45,17 @@ fn evicted_lock_stays_held_and_an_extension_rewrites_its_mirror() {
 }
 
 #[test]
-fn string_of_an_old_client_after_an_accident_is_left_alone() {
+fn foreign_string_in_place_of_a_lost_mirror_is_left_alone() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
-    server.take_away(b"k", KeyEvent::Expired);
+    server.remove_key(b"k", KeyEvent::Expired);
     server.set(b"k", b"old client", Some(10_000));
     assert!(server.extend(b"k", b"a", 1500).is_some());
     assert_eq!(server.text(b"k"), b"old client");
     server.pass_ms(2000);
     server.turn();
     assert_eq!(server.text(b"k"), b"old client");
-    assert_eq!(server.acquire(b"k", b"b", 1000, None), None, "the old client holds it now");
+    assert_eq!(server.acquire(b"k", b"b", 1000, None), None, "the old client holds the key now");
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn command_of_an_operator_on_the_key_ends_the_lease() {
     for event in [KeyEvent::Removed, KeyEvent::Replaced] {
         let mut server = Server::new();
         server.acquire(b"k", b"a", 1000, None).unwrap();
-        server.take_away(b"k", event);
+        server.remove_key(b"k", event);
         assert_eq!(server.extend(b"k", b"a", 1000), None);
         assert!(server.acquire(b"k", b"b", 1000, None).is_some());
         assert_eq!(server.node().stats().ended_by_operator, 1);
@@ -71,7 +71,7 @@ fn command_of_an_operator_on_the_key_ends_the_lease() {
 }
 
 #[test]
-fn overwritten_mirror_ends_the_lease_and_is_not_touched() {
+fn overwrite_of_the_mirror_ends_the_lease_and_the_new_value_stays() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     server.set(b"k", b"other", None);
@@ -104,7 +104,7 @@ fn extending_never_shortens() {
 }
 
 #[test]
-fn extending_never_revives_also_when_the_mirror_is_still_there() {
+fn extension_never_revives_even_while_the_mirror_exists() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     server.mono_us += 1_000_000;
@@ -148,7 +148,7 @@ fn string_that_never_expires_is_data_and_is_not_adopted() {
 fn new_token_replaces_the_old_one() {
     let mut server = Server::new();
     let first = server.acquire(b"k", b"a", 1000, None).unwrap();
-    let Extended::Held { fence, .. } = server.extend_with(b"k", b"a", 1000, None, Some(b"b"))
+    let ExtendReply::Held { fence, .. } = server.extend_with(b"k", b"a", 1000, None, Some(b"b"))
     else {
         panic!()
     };
@@ -159,23 +159,23 @@ fn new_token_replaces_the_old_one() {
 }
 
 #[test]
-fn fence_is_raised_by_its_holder_only_and_only_upwards() {
+fn fence_is_raised_by_its_holder_only_and_never_lowered() {
     let mut server = Server::new();
     server.pass_ms(1000);
     let fence = server.acquire(b"k", b"a", 1000, None).unwrap();
     let higher = fence.next().next();
-    assert_eq!(server.extend_with(b"k", b"x", 1000, Some(higher), None), Extended::NotHeld);
+    assert_eq!(server.extend_with(b"k", b"x", 1000, Some(higher), None), ExtendReply::NotHeld);
     assert!(
-        matches!(server.extend_with(b"k", b"a", 1000, Some(higher), None), Extended::Held { fence, .. } if fence == higher)
+        matches!(server.extend_with(b"k", b"a", 1000, Some(higher), None), ExtendReply::Held { fence, .. } if fence == higher)
     );
     assert_eq!(
         server.extend_with(b"k", b"a", 1000, Some(fence), None),
-        Extended::BadFence(FenceError::Below { current: higher })
+        ExtendReply::BadFence(FenceError::Below { current: higher })
     );
     let beyond = Fence::of_wall_us((server.wall_ms + 60_001) * 1000);
     assert!(matches!(
         server.extend_with(b"k", b"a", 1000, Some(beyond), None),
-        Extended::BadFence(FenceError::TooFarAhead { .. })
+        ExtendReply::BadFence(FenceError::TooFarAhead { .. })
     ));
     server.release(b"k", b"a");
     assert!(server.acquire(b"k", b"b", 1000, None).unwrap() > higher);
@@ -257,7 +257,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The lock of a key, as its holder believes it to be, by the monotonic clock.
+/// What the holder of a key believes about its lock. `until_us` is on the monotonic clock.
 #[derive(Clone, Copy)]
 struct Belief {
     token: u8,
@@ -300,7 +300,7 @@ proptest! {
                     }
                 }
                 Step::SwapToken { key, token, new } => {
-                    if let Extended::Held { fence, .. } = server.extend_with(&[key], &[token], 1000, None, Some(&[new])) {
+                    if let ExtendReply::Held { fence, .. } = server.extend_with(&[key], &[token], 1000, None, Some(&[new])) {
                         prop_assert!(holds(&holders, key, token));
                         if token != new {
                             prop_assert!(fences.insert(key, fence).is_none_or(|before| before < fence));
@@ -316,7 +316,7 @@ proptest! {
                     }
                 }
                 Step::Accident { key, eviction } => {
-                    server.take_away(&[key], if eviction { KeyEvent::Evicted } else { KeyEvent::Expired });
+                    server.remove_key(&[key], if eviction { KeyEvent::Evicted } else { KeyEvent::Expired });
                 }
                 Step::MoveWallClock { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
                 Step::Pass { ms } => server.pass_ms(ms),

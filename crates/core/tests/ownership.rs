@@ -7,7 +7,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use quorlock_core::Ttl;
 use quorlock_core::quorum::{
-    End, Extension, ExtensionVerdict, Majority, Moment, Ownership, OwnershipState, Validity,
+    Extension, ExtensionVerdict, LossReason, Majority, Moment, Ownership, OwnershipState, Validity,
     longest_validity,
 };
 
@@ -38,7 +38,7 @@ fn lock_is_held_until_exactly_its_deadline() {
     let state = state();
     assert_eq!(state.ownership(at(0)), Ownership::Held(ms(988)));
     assert_eq!(state.ownership(at(987)), Ownership::Held(ms(1)));
-    assert_eq!(state.ownership(at(988)), Ownership::Lost(End::Expired));
+    assert_eq!(state.ownership(at(988)), Ownership::Lost(LossReason::Expired));
 }
 
 #[test]
@@ -55,16 +55,16 @@ fn lost_lock_stays_lost_whatever_answers_follow() {
     let mut denied = state();
     denied.settle(ExtensionVerdict::Lost, at(100));
     denied.settle(extended(100), at(110));
-    assert_eq!(denied.ownership(at(110)), Ownership::Lost(End::NotHeld));
+    assert_eq!(denied.ownership(at(110)), Ownership::Lost(LossReason::NotHeld));
 
     let mut late = state();
     late.settle(extended(900), at(990));
     assert_eq!(
         late.ownership(at(990)),
-        Ownership::Lost(End::Expired),
+        Ownership::Lost(LossReason::Expired),
         "the holder may have read at 988 that the lock is lost"
     );
-    assert_eq!(late.ownership(at(0)), Ownership::Lost(End::Expired));
+    assert_eq!(late.ownership(at(0)), Ownership::Lost(LossReason::Expired));
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn no_extension_prolongs_a_lock_beyond_max_hold() {
     assert_eq!(state.ownership(at(900)), Ownership::Held(ms(300)));
     assert!(!state.is_extensible(at(900)), "an extension would gain nothing");
     assert_eq!(state.next_extension_in(at(900), ttl()), None);
-    assert_eq!(state.ownership(at(1200)), Ownership::Lost(End::HeldTooLong));
+    assert_eq!(state.ownership(at(1200)), Ownership::Lost(LossReason::HeldTooLong));
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn lock_is_extended_at_a_third_of_the_ttl_and_more_often_in_doubt() {
 }
 
 #[test]
-fn node_that_missed_the_lock_is_repaired_once_under_a_majority_of_extends() {
+fn node_that_misses_the_lock_is_repaired_after_a_majority_extended_it() {
     let mut round = Extension::new(Majority::of(5).unwrap(), at(0), ttl())
         .known_to_hold(1..4)
         .known_to_miss([0, 4]);
@@ -130,13 +130,13 @@ fn round_whose_time_is_up_repairs_nothing() {
 }
 
 #[test]
-fn node_that_was_not_known_to_hold_the_lock_confirms_no_repair() {
+fn repair_needs_a_majority_of_nodes_that_were_known_to_hold_the_lock() {
     let round = || Extension::new(Majority::of(3).unwrap(), at(0), ttl()).known_to_miss([0]);
-    // Node 1 confirms. Then an operator deletes the lock everywhere, and an old ACQUIRE reaches
-    // node 2.
-    let mut late = round().known_to_hold([1]);
-    let mut in_time = round().known_to_hold([1, 2]);
-    for (round, repaired) in [(&mut late, None), (&mut in_time, Some(0))] {
+    // A repair would revive the lock if an operator deleted it after node 1 confirmed, and an old
+    // ACQUIRE then reached node 2.
+    let mut unknown = round().known_to_hold([1]);
+    let mut known = round().known_to_hold([1, 2]);
+    for (round, repaired) in [(&mut unknown, None), (&mut known, Some(0))] {
         round.answer(1, Some(true), at(1));
         round.answer(0, Some(false), at(1));
         assert!(matches!(round.answer(2, Some(true), at(1)), Some(ExtensionVerdict::Extended(_))));
@@ -145,12 +145,12 @@ fn node_that_was_not_known_to_hold_the_lock_confirms_no_repair() {
 }
 
 #[test]
-fn node_that_was_not_known_to_miss_the_lock_is_not_repaired() {
+fn node_is_repaired_only_if_it_was_known_to_miss_the_lock() {
     let round = || Extension::new(Majority::of(3).unwrap(), at(0), ttl()).known_to_hold([0, 1]);
-    // Nodes 0 and 1 confirm. Then an operator deletes the lock everywhere, and node 2 answers.
-    let mut late = round();
+    // A repair would revive the lock if an operator deleted it after nodes 0 and 1 confirmed.
+    let mut unknown = round();
     let mut known = round().known_to_miss([2]);
-    for (round, repaired) in [(&mut late, None), (&mut known, Some(2))] {
+    for (round, repaired) in [(&mut unknown, None), (&mut known, Some(2))] {
         round.answer(0, Some(true), at(1));
         assert!(matches!(round.answer(1, Some(true), at(1)), Some(ExtensionVerdict::Extended(_))));
         round.answer(2, Some(false), at(900));

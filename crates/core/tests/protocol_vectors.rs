@@ -23,7 +23,7 @@ use quorlock_core::{Fence, Ttl};
 use serde_json::{Map, Value};
 use vectors::{Fields, Reader, bytes};
 
-/// Every kind of vector about decisions.
+/// Every kind of vector about decisions, with its reader.
 const READERS: [(&str, Reader); 16] = [
     ("agreement", agreement),
     ("drift", clock_drift),
@@ -97,7 +97,7 @@ const NOW: Moment = Moment { boot: Duration::from_secs(7), raw: Duration::from_s
 
 // The order of nodes.
 
-/// The hash is not public. It shows in the order: the identity with the larger hash comes first.
+/// The hash is not public. The order shows it: the identity with the larger hash comes first.
 fn hash(mut case: Fields) {
     let (identity, key) = (bytes(&case.take("identity")), bytes(&case.take("key")));
     case.expect("hash", &specified_hash(&identity, &key), |hash| {
@@ -172,7 +172,7 @@ fn node_timeout(mut case: Fields) {
     assert_eq!(limits::node_timeout(round_trip, ttl), case.us("node_timeout_us"), "{}", case.text);
     assert_eq!(
         limits::ttl_needed(round_trip, ttl),
-        case.us_or_null("ttl_wanted_us"),
+        case.us_or_null("ttl_needed_us"),
         "{}",
         case.text
     );
@@ -280,7 +280,7 @@ fn what_follows(attempt: &mut Acquisition, stored: &BTreeMap<usize, Fence>) -> V
             Step::StoreFence { node, fence } => {
                 let before = then.insert("fence".into(), fence.get().into());
                 assert!(before.is_none_or(|before| before == fence.get()));
-                let nodes = then.entry("tell").or_insert_with(|| Value::Array(Vec::new()));
+                let nodes = then.entry("store").or_insert_with(|| Value::Array(Vec::new()));
                 nodes.as_array_mut().unwrap().push(node.into());
             }
             Step::Won(win) => {

@@ -62,7 +62,7 @@ fn every_end_of_a_lock_serves_the_queue() {
     type End = fn(&mut Server);
     let ends: [(&str, End); 5] = [
         ("its deadline", |server| server.pass_ms(1000)),
-        ("DEL", |server| server.take_away(b"k", KeyEvent::Removed)),
+        ("DEL", |server| server.remove_key(b"k", KeyEvent::Removed)),
         ("FLUSHALL", |server| {
             server.clear();
             server.handle_event(&ServerEvent::Flush(None));
@@ -72,7 +72,7 @@ fn every_end_of_a_lock_serves_the_queue() {
             server.mono_us += 1_000_000;
         }),
         ("its deadline, after an eviction", |server| {
-            server.take_away(b"k", KeyEvent::Evicted);
+            server.remove_key(b"k", KeyEvent::Evicted);
             server.pass_ms(1000);
         }),
     ];
@@ -97,7 +97,7 @@ fn waiter_is_granted_once_a_foreign_string_expires_or_is_deleted() {
         let wake = server.node().next_wake().unwrap().ms_since(server.now().monotonic);
         assert!((700..=702).contains(&wake), "{wake}");
         if deleted {
-            server.take_away(b"k", KeyEvent::Removed);
+            server.remove_key(b"k", KeyEvent::Removed);
         } else {
             server.pass_ms(wake);
         }
@@ -117,7 +117,7 @@ fn waits_end_on_time_whatever_the_wall_clock_does() {
     server.wall_ms -= 7_200_000;
     server.mono_us += 500_000;
     assert!(server.node().next_wake().unwrap() <= server.now().monotonic);
-    // The lock becomes free at the same moment: too late.
+    // The key becomes free at the moment at which the wait ends: too late.
     server.release(b"k", b"a");
     server.turn();
     assert_eq!(server.wait_results, [(ticket, WaitResult::Refused)]);
@@ -125,7 +125,7 @@ fn waits_end_on_time_whatever_the_wall_clock_does() {
 }
 
 #[test]
-fn release_with_the_token_of_a_waiter_withdraws_it() {
+fn release_with_the_token_of_a_waiter_removes_the_waiter() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     let first = enqueue(&mut server, b"k", b"b", 5000);
@@ -204,7 +204,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
     #[test]
-    fn no_waiter_is_forgotten_or_late_and_a_free_key_never_keeps_one(steps in prop::collection::vec(step(), 1..80)) {
+    fn no_waiter_is_forgotten_or_late_or_waits_for_a_free_key(steps in prop::collection::vec(step(), 1..80)) {
         let mut server = Server::new();
         let mut waiting: HashMap<Ticket, Waiting> = HashMap::new();
         let mut holder: HashMap<u8, Vec<u8>> = HashMap::new();
@@ -235,13 +235,13 @@ proptest! {
                     let mut tickets: Vec<_> = waiting.keys().copied().collect();
                     tickets.sort_unstable();
                     if let Some(ticket) = tickets.get(nth) {
-                        // The waiter may already have its answer, and not have received it yet.
+                        // A waiter that already has its answer cannot be cancelled.
                         if server.cancel(*ticket) {
                             waiting.remove(ticket);
                         }
                     }
                 }
-                Step::TakeAway { key, event } => server.take_away(&[key], event),
+                Step::TakeAway { key, event } => server.remove_key(&[key], event),
                 Step::Foreign { key, expires_in_ms } => {
                     if !server.has(&[key]) {
                         server.set(&[key], b"old client", Some(expires_in_ms));
@@ -270,9 +270,9 @@ proptest! {
             prop_assert!(waiting.values().all(|waiter| now_us < waiter.until_us), "a waiter is forgotten");
             prop_assert_eq!(server.node().waiters(), waiting.len());
             for waiter in waiting.values() {
-                prop_assert!(!matches!(server.inspect(&[waiter.key]), Inspected::Free), "a free key keeps a waiter");
+                prop_assert!(!matches!(server.inspect(&[waiter.key]), Inspected::Free), "a client waits for a free key");
             }
-            // Everything that remains to do has a time, so that no command needs to trigger it.
+            // While a client waits, the node has planned its next work and depends on no command.
             prop_assert!(waiting.is_empty() || server.node().next_wake().is_some());
         }
         server.pass_ms(10_000);

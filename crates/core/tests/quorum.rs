@@ -134,7 +134,7 @@ fn node_that_fails_to_store_the_fence_does_not_count() {
     attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
     assert!(matches!(attempt.poll(), Some(Step::StoreFence { node: 0, .. })));
     attempt.fence_answer(0, FenceAnswer::Failed, at(ms(2)));
-    assert_eq!(attempt.poll(), None, "the third may still grant");
+    assert_eq!(attempt.poll(), None, "the third node may still grant");
     attempt.vote(2, Vote::Granted(fence(7)), at(ms(3)));
     assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 2, fence: fence(9) }));
     attempt.fence_answer(2, FenceAnswer::Failed, at(ms(4)));
@@ -148,19 +148,19 @@ fn node_whose_fence_the_others_refuse_does_not_count() {
     attempt.vote(1, Vote::Granted(fence(7)), at(ms(1)));
     assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 1, fence: fence(900) }));
     attempt.fence_answer(1, FenceAnswer::Unacceptable, at(ms(2)));
-    assert_eq!(attempt.poll(), None, "the third may still grant");
+    assert_eq!(attempt.poll(), None, "the third node may still grant");
     attempt.vote(2, Vote::Granted(fence(7)), at(ms(3)));
     assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(7)));
 }
 
 #[test]
-fn node_that_is_far_behind_excludes_only_itself() {
+fn node_whose_clock_is_far_behind_excludes_only_itself() {
     let mut attempt = attempt(3, 10_000);
     attempt.vote(0, Vote::Granted(fence(900)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(7)), at(ms(1)));
     assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 1, fence: fence(900) }));
     attempt.fence_answer(1, FenceAnswer::Unacceptable, at(ms(2)));
-    assert_eq!(attempt.poll(), None, "the third may still grant");
+    assert_eq!(attempt.poll(), None, "the third node may still grant");
     attempt.vote(2, Vote::Granted(fence(900)), at(ms(3)));
     assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(900)));
     assert_eq!(attempt.coverage(), 3, "all hold the lock, whatever their clocks say");
@@ -223,7 +223,7 @@ fn late_grant_of_the_same_fence_wins_before_the_fence_is_stored() {
     attempt.vote(2, Vote::Granted(fence(9)), at(ms(2)));
     assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(9)));
     attempt.fence_answer(0, FenceAnswer::Failed, at(ms(3)));
-    assert_eq!(attempt.poll(), None, "it is decided once");
+    assert_eq!(attempt.poll(), None, "the attempt is decided once");
     assert_eq!(attempt.coverage(), 2, "the node that failed does not hold the lock any more");
 }
 
@@ -301,7 +301,7 @@ fn extension_verdict_is_that_of_a_majority_or_else_uncertain() {
         extended.answer(1, Some(true), at(ms(1))),
         Some(ExtensionVerdict::Extended(_))
     ));
-    assert_eq!(extended.answer(2, Some(false), at(ms(1))), None, "it is decided once");
+    assert_eq!(extended.answer(2, Some(false), at(ms(1))), None, "the round is decided");
 
     let mut lost = new();
     lost.answer(0, Some(false), at(ms(1)));
@@ -337,19 +337,19 @@ enum Answer {
 }
 
 proptest! {
-    /// Random answers in random order for N = 1 to 9.
+    /// Random answers for N = 1 to 9, beginning with a random node.
     ///
     /// An attempt is won exactly if a majority granted. It is decided with the first answer after
     /// which no other result is possible.
     #[test]
     fn verdict_is_that_of_the_majority(
         answers in prop::collection::vec(prop_oneof![Just(Answer::Granted), Just(Answer::Refused), Just(Answer::Silent)], 1..=9),
-        order in any::<prop::sample::Index>(),
+        start in any::<prop::sample::Index>(),
     ) {
         let nodes = answers.len();
         let majority = Majority::of(nodes).unwrap();
         let mut attempt = attempt(nodes, 10_000);
-        let first = order.index(nodes);
+        let first = start.index(nodes);
         let (mut yes, mut no, mut silent) = (0, 0, 0);
         let mut verdict = None;
         for index in (0..nodes).map(|step| (first + step) % nodes) {
@@ -372,13 +372,13 @@ proptest! {
                     None => prop_assert_eq!(expected, "open"),
                 }
             } else {
-                prop_assert_eq!(step, None, "it is decided once");
+                prop_assert_eq!(step, None, "the attempt is decided once");
             }
         }
         prop_assert!(verdict.is_some());
     }
 
-    /// A win has a fence that a majority stores, and at most the validity that ttl − drift leaves.
+    /// A win has a fence that a majority stores, and a validity of at most ttl − drift − elapsed.
     #[test]
     fn win_has_a_majority_at_its_fence_and_at_most_its_ttl(
         fences in prop::collection::vec(1..6_u64, 1..=9),
@@ -403,7 +403,7 @@ proptest! {
                         attempt.fence_answer(node, answer, now);
                     }
                     Step::Won(win) => {
-                        prop_assert!(stored.iter().filter(|at| **at == Some(win.fence)).count() >= majority.size());
+                        prop_assert!(stored.iter().filter(|fence| **fence == Some(win.fence)).count() >= majority.size());
                         let left = win.validity.remaining(now).unwrap();
                         prop_assert!(left + drift(ttl.duration()) + ms(elapsed_ms) <= ttl.duration());
                     }
@@ -456,7 +456,7 @@ proptest! {
             }
         }
         let won = won.expect("a majority of the nodes can agree");
-        prop_assert!(stored.iter().filter(|at| at.0 == won).count() >= majority.size());
+        prop_assert!(stored.iter().filter(|(fence, _)| *fence == won).count() >= majority.size());
     }
 
     /// When the time is up, an attempt is decided exactly once, whatever was answered before.

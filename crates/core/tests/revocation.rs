@@ -14,9 +14,9 @@ use quorlock_core::client::{
     RevokeCommand, RevokeMode, RevokeReply,
 };
 use quorlock_core::node::Holder;
-use quorlock_core::quorum::{End, Moment, Ownership};
+use quorlock_core::quorum::{LossReason, Moment, Ownership};
 use support::client::{Client, spec};
-use support::{Extended, Inspected, MAX_TTL_MS, Server, settings};
+use support::{ExtendReply, Inspected, MAX_TTL_MS, Server, settings};
 
 const K: &[u8] = b"k";
 const TTL_MS: u64 = 10_000;
@@ -75,9 +75,11 @@ impl World {
                 None => Response::No,
             },
             Command::Extend { fence } => match node.extend_with(K, token, TTL_MS, fence, None) {
-                Extended::Held { fence } => Response::Fence(fence),
-                Extended::NotHeld => Response::No,
-                Extended::Revoked { left_ms } => Response::Failed(NodeError::Revoked { left_ms }),
+                ExtendReply::Held { fence } => Response::Fence(fence),
+                ExtendReply::NotHeld => Response::No,
+                ExtendReply::Revoked { left_ms } => {
+                    Response::Failed(NodeError::Revoked { left_ms })
+                }
                 other => panic!("{other:?}"),
             },
             Command::Release if node.release(K, token) => Response::Yes,
@@ -131,22 +133,22 @@ impl World {
     }
 
     /// A node's reply to the operator.
-    fn reply(&mut self, node: usize, question: RevokeCommand) -> Result<RevokeReply, NodeError> {
+    fn reply(&mut self, node: usize, command: RevokeCommand) -> Result<RevokeReply, NodeError> {
         if !self.operator_reaches[node] {
             return Err(NodeError::timed_out(Duration::from_millis(50)));
         }
         let node = &mut self.nodes[node];
-        let was_locked = match question {
+        let was_locked = match command {
             RevokeCommand::Revoke => Some(node.revoke(K).unwrap()),
             RevokeCommand::RevokeNow => Some(node.revoke_now(K).unwrap()),
             RevokeCommand::Inspect => None,
         };
-        let lease = node.inspect_whole(K).map(|inspected| {
+        let lease = node.inspect_all_fields(K).map(|inspected| {
             let mut lease = LeaseInfo::default();
             if let Holder::Lease { fence, ttl_ms, held_ms, revoked, .. } = inspected.holder {
                 lease.fence = Some(fence);
                 lease.ttl = Some(Duration::from_millis(ttl_ms));
-                lease.held = Some(Duration::from_millis(held_ms));
+                lease.held_for = Some(Duration::from_millis(held_ms));
                 lease.revoked = revoked;
             }
             lease
@@ -158,10 +160,10 @@ impl World {
 
     /// Delivers the revocation's requests until it has none.
     fn run(&mut self, revocation: &mut Revocation) {
-        while let Some(ask) = revocation.poll() {
-            let reply = self.reply(ask.node, ask.question);
+        while let Some(request) = revocation.poll() {
+            let reply = self.reply(request.node, request.command);
             let sent = self.now();
-            revocation.handle_reply(ask.node, sent, reply, &self.ctx());
+            revocation.handle_reply(request.node, sent, reply, &self.ctx());
         }
     }
 
@@ -217,7 +219,7 @@ fn revoked_lock_keeps_its_validity_and_is_not_extended() {
     assert_eq!(hold.renew_in(world.now()), None, "no extension would succeed");
     assert!(left < revocation.remaining(world.now()), "the validity ends before the revocation");
     world.pass_ms(u64::try_from(left.as_millis()).unwrap() + 1);
-    assert_eq!(world.ownership(&hold), Ownership::Lost(End::Expired));
+    assert_eq!(world.ownership(&hold), Ownership::Lost(LossReason::Expired));
     assert_ne!(world.nodes[0].inspect(K), Inspected::Free, "the lease outlasts the validity");
 }
 
@@ -234,7 +236,7 @@ fn minority_that_revoked_is_not_repaired_and_does_not_end_the_lock() {
         assert!(matches!(world.ownership(&hold), Ownership::Held(_)));
         assert!(!hold.is_revoked());
     }
-    assert_eq!(world.nodes[0].inspect(K), Inspected::Free, "its lease has ended");
+    assert_eq!(world.nodes[0].inspect(K), Inspected::Free, "the revoked lease has ended");
     let regular = hold.renew_in(world.now()).unwrap();
     assert!(
         regular > Duration::from_millis(TTL_MS / 4),
@@ -283,10 +285,10 @@ fn revocation_of_a_free_key_is_over_at_once() {
     assert!(revocation.nodes().all(|node| *node == NodeRevocation::Free));
 }
 
-/// The holder begins to repair a node before the operator revokes the lock on another.
+/// The holder begins to repair one node before the operator revokes the lock on another node.
 ///
-/// The operator does not reach the third node. The third node and the repaired one are a majority
-/// for the holder.
+/// The operator does not reach the third node. For the holder, the third node and the repaired
+/// node are a majority.
 #[test]
 fn node_where_the_key_is_free_confirms_no_revocation() {
     let mut world = World::new(3);
@@ -311,13 +313,13 @@ fn node_where_the_key_is_free_confirms_no_revocation() {
     assert_eq!(*nodes[missed], NodeRevocation::Free);
     assert!(matches!(nodes[queue_node], NodeRevocation::Revoked(_)), "{nodes:?}");
     assert_eq!(revocation.state(), RevocationState::Unconfirmed, "two of three have answered");
-    // The repair arrives, and the holder extends the lock although a majority has answered.
+    // The repair arrives. The holder extends the lock, although a majority answered the operator.
     let response = world.answer(id.node, &request);
     hold.handle_response(id, &response, &world.ctx());
     world.pass_ms(100);
     world.extend(&mut hold);
-    assert!(matches!(world.ownership(&hold), Ownership::Held(_)), "that is the harm");
-    // The revocation asks the node again, and the node refuses from then on.
+    assert!(matches!(world.ownership(&hold), Ownership::Held(_)), "two answers were not enough");
+    // The revocation asks the repaired node again, which refuses extensions from then on.
     world.pass_revoking(&mut revocation, REPEAT_MS);
     assert_eq!(revocation.state(), RevocationState::Revoked);
     world.extend(&mut hold);
@@ -344,10 +346,44 @@ fn nodes_that_revoked_at_different_times_do_not_count_together() {
     world.pass_revoking(&mut revocation, REPEAT_MS);
     assert!(world.nodes[1].revoke(K).unwrap() && revocation.state() != RevocationState::Revoked);
     world.extend(&mut hold);
-    assert!(matches!(world.ownership(&hold), Ownership::Held(_)), "two nodes extend it");
+    assert!(matches!(world.ownership(&hold), Ownership::Held(_)), "two nodes extend the lock");
     world.operator_reaches = vec![true, true, true];
     world.pass_revoking(&mut revocation, REPEAT_MS);
     assert_eq!(revocation.state(), RevocationState::Revoked);
+}
+
+/// The answer that the lock is revoked reaches the holder after the lease on that node has ended.
+#[test]
+fn late_answer_that_the_lock_is_revoked_prevents_the_repair() {
+    let mut world = World::new(3);
+    let mut hold = world.acquire();
+    world.operator_reaches = vec![true, false, false];
+    world.revoke(RevokeMode::AtDeadline);
+    hold.extend(&world.ctx());
+    let sends = sends_of(&mut hold);
+    let (late, in_time): (Vec<_>, Vec<_>) = sends.into_iter().partition(|(id, _)| id.node == 0);
+    let [(late_id, late_request)] = late[..] else { panic!("{late:?}") };
+    let late_response = world.answer(0, &late_request);
+    assert!(matches!(late_response, Response::Failed(NodeError::Revoked { .. })));
+    world.deliver(&mut hold, in_time);
+    // Later rounds do not reach the node until its lease has ended.
+    world.holder_reaches[0] = false;
+    for _ in 0..4 {
+        world.pass_ms(TTL_MS / 3);
+        world.extend(&mut hold);
+    }
+    hold.handle_response(late_id, &late_response, &world.ctx());
+    world.holder_reaches[0] = true;
+    for _ in 0..2 {
+        world.extend(&mut hold);
+        assert_eq!(world.nodes[0].inspect(K), Inspected::Free, "a repair undoes the revocation");
+    }
+    assert!(matches!(world.ownership(&hold), Ownership::Held(_)), "two nodes extend the lock");
+    // A second node revokes the lock much later, and both revocations count.
+    world.operator_reaches = vec![false, true, false];
+    world.revoke(RevokeMode::AtDeadline);
+    world.extend(&mut hold);
+    assert!(hold.is_revoked());
 }
 
 #[test]
@@ -372,7 +408,7 @@ fn lock_is_revoked_on_a_node_that_returns_and_the_next_lock_is_not() {
     world.pass_revoking(&mut revocation, REPEAT_MS);
     assert!(world.is_revoked(2), "the node is asked again");
 
-    // The next holder begins while the operator does not reach a node.
+    // The next holder acquires the lock while the operator reaches no node.
     let mut revocation = world.revoke(RevokeMode::AtDeadline);
     world.operator_reaches = vec![false, false, false];
     let (_, mut release) = hold.release(&world.ctx());
@@ -402,7 +438,7 @@ fn revocation_now_ends_the_lock_and_says_how_long_its_holder_may_run() {
     let Ownership::Held(left) = world.ownership(&hold) else { panic!("the holder does not know") };
     assert!(left <= revocation.remaining(world.now()), "{left:?}");
     world.extend(&mut hold);
-    assert_eq!(world.ownership(&hold), Ownership::Lost(End::NotHeld));
+    assert_eq!(world.ownership(&hold), Ownership::Lost(LossReason::NotHeld));
     let next: Fence = world.acquire().fence();
     assert!(next > hold.fence());
 }

@@ -6,7 +6,7 @@ mod support;
 
 use proptest::prelude::*;
 use quorlock_core::node::{CommandError, Holder, KeyEvent, Mode, ServerEvent};
-use support::{Extended, Server, UNKNOWN, WaitResult};
+use support::{ExtendReply, REVOKED_VALUE, Server, WaitResult};
 
 const A: &[u8] = b"a";
 const B: &[u8] = b"b";
@@ -15,7 +15,7 @@ const TOKEN: &[u8] = b"token";
 const NEXT: &[u8] = b"next";
 
 fn is_revoked(server: &mut Server, key: &[u8]) -> bool {
-    matches!(server.inspect_whole(key).unwrap().holder, Holder::Lease { revoked: true, .. })
+    matches!(server.inspect_all_fields(key).unwrap().holder, Holder::Lease { revoked: true, .. })
 }
 
 #[test]
@@ -31,10 +31,10 @@ fn revoked_lock_ends_at_its_deadline_and_not_before() {
     {
         assert_eq!(
             server.extend_with(K, TOKEN, 5000, fence, new_token),
-            Extended::Revoked { left_ms: 600 }
+            ExtendReply::Revoked { left_ms: 600 }
         );
     }
-    assert_eq!(server.extend_with(K, b"other", 5000, None, None), Extended::NotHeld);
+    assert_eq!(server.extend_with(K, b"other", 5000, None, None), ExtendReply::NotHeld);
     server.pass_ms(599);
     server.turn();
     assert_eq!(server.acquire(K, NEXT, 1000, None), None);
@@ -52,7 +52,7 @@ fn holder_of_a_revoked_lock_can_release_it_early() {
     server.revoke(K).unwrap();
     server.turn();
     assert_eq!(server.wait_results, []);
-    assert!(!server.release(K, UNKNOWN), "the value under the key proves nothing");
+    assert!(!server.release(K, REVOKED_VALUE), "the value under the key proves nothing");
     assert!(server.release(K, TOKEN));
     assert!(
         matches!(server.wait_results[..], [(waiter, WaitResult::Granted { .. })] if waiter == ticket)
@@ -100,12 +100,12 @@ fn revocation_of_one_key_revokes_all_keys_of_the_lock() {
     assert_eq!(server.revoke(B), Ok(true));
     for key in [A, B, K] {
         assert!(is_revoked(&mut server, key));
-        assert_eq!(server.text(key), UNKNOWN);
+        assert_eq!(server.text(key), REVOKED_VALUE);
         assert_eq!(server.expires_at_ms(key), Some(server.wall_ms + 1000));
     }
     assert_eq!(
         server.extend_all_with(&[A, B, K], TOKEN, 5000, None, None),
-        Extended::Revoked { left_ms: 1000 }
+        ExtendReply::Revoked { left_ms: 1000 }
     );
     assert_eq!(server.node().stats().revoked, 3);
     assert_eq!(server.revoke(A), Ok(true));
@@ -151,16 +151,20 @@ fn every_write_of_a_revocation_is_propagated() {
         .drain(..)
         .map(|write| (write.key, write.value, write.expires_at_ms))
         .collect();
-    let set = |key: &[u8], ms| (key.into(), Some(Some(UNKNOWN.into())), Some(server.wall_ms + ms));
+    let set =
+        |key: &[u8], ms| (key.into(), Some(Some(REVOKED_VALUE.into())), Some(server.wall_ms + ms));
     assert_eq!(sets, [set(A, 1000), set(B, 1000), set(K, 700)]);
 }
 
 #[test]
-fn foreign_string_is_revoked_by_another_value() {
+fn revocation_replaces_the_value_of_a_foreign_string() {
     let mut server = Server::new();
     server.set(K, TOKEN, Some(1000));
     assert_eq!(server.revoke(K), Ok(true));
-    assert_eq!((server.text(K), server.expires_at_ms(K)), (UNKNOWN, Some(server.wall_ms + 1000)));
+    assert_eq!(
+        (server.text(K), server.expires_at_ms(K)),
+        (REVOKED_VALUE, Some(server.wall_ms + 1000))
+    );
     assert_eq!(server.extend(K, TOKEN, 5000), None);
     assert!(!server.release(K, TOKEN));
     server.acquire_or_wait(K, NEXT, 1000, 5000);
@@ -203,12 +207,12 @@ fn accident_to_the_mirror_does_not_undo_a_revocation() {
     let mut server = Server::new();
     server.acquire(K, TOKEN, 10_000, None).unwrap();
     server.revoke(K).unwrap();
-    server.take_away(K, KeyEvent::Expired);
+    server.remove_key(K, KeyEvent::Expired);
     server.turn();
-    assert_eq!(server.text(K), UNKNOWN, "the mirror is written again");
+    assert_eq!(server.text(K), REVOKED_VALUE, "the mirror is written again");
     assert_eq!(
         server.extend_with(K, TOKEN, 10_000, None, None),
-        Extended::Revoked { left_ms: 10_000 }
+        ExtendReply::Revoked { left_ms: 10_000 }
     );
 }
 
@@ -216,9 +220,9 @@ fn accident_to_the_mirror_does_not_undo_a_revocation() {
 fn lock_without_its_mirror_is_revoked() {
     let mut server = Server::new();
     server.acquire(K, TOKEN, 10_000, None).unwrap();
-    server.take_away(K, KeyEvent::Expired);
+    server.remove_key(K, KeyEvent::Expired);
     assert_eq!(server.revoke(K), Ok(true));
-    assert_eq!(server.text(K), UNKNOWN);
+    assert_eq!(server.text(K), REVOKED_VALUE);
 }
 
 #[test]
@@ -226,11 +230,11 @@ fn overwrite_of_a_revoked_lock_ends_it() {
     let mut server = Server::new();
     server.acquire(K, TOKEN, 10_000, None).unwrap();
     server.revoke(K).unwrap();
-    // The mirror no longer has the token, so a string with that value is foreign.
+    // The mirror of a revoked lock does not hold the token, so a string with the token is foreign.
     server.set(K, TOKEN, Some(1000));
-    assert!(matches!(server.inspect_whole(K).unwrap().holder, Holder::Foreign { .. }));
-    server.take_away(K, KeyEvent::Removed);
-    assert!(server.inspect_whole(K).is_none());
+    assert!(matches!(server.inspect_all_fields(K).unwrap().holder, Holder::Foreign { .. }));
+    server.remove_key(K, KeyEvent::Removed);
+    assert!(server.inspect_all_fields(K).is_none());
 }
 
 #[test]
@@ -248,10 +252,10 @@ fn write_that_the_server_refuses_leaves_the_lock_revoked() {
     server.memory.keys.writes_left = None;
     server.pass_ms(1000);
     server.turn();
-    assert_eq!(server.text(K), UNKNOWN);
+    assert_eq!(server.text(K), REVOKED_VALUE);
     assert_eq!(
         server.extend_with(K, TOKEN, 10_000, None, None),
-        Extended::Revoked { left_ms: 9000 }
+        ExtendReply::Revoked { left_ms: 9000 }
     );
 }
 
@@ -267,7 +271,7 @@ fn inspect_shows_the_age_and_the_waiters_in_order() {
     }
     server.pass_ms(1500);
     server.extend_all_with(&[A, B], TOKEN, 20_000, None, None);
-    let shown = server.inspect_whole(A).unwrap();
+    let shown = server.inspect_all_fields(A).unwrap();
     assert_eq!(shown.waiters, 12);
     assert_eq!(shown.queue.iter().map(|waiter| waiter.ticket).collect::<Vec<_>>(), tickets[..10]);
     let Holder::Lease { held_ms, mode, keys, revoked, ttl_ms, .. } = shown.holder else {
@@ -329,15 +333,15 @@ proptest! {
                     let extended = server.extend_with(K, &[token], TTL_MS, None, bytes.as_ref().map(|it| &it[..]));
                     match &mut holder {
                         Some((holds, until_ms, true)) if *holds == token => {
-                            prop_assert_eq!(extended, Extended::Revoked { left_ms: *until_ms - now_ms });
+                            prop_assert_eq!(extended, ExtendReply::Revoked { left_ms: *until_ms - now_ms });
                         }
                         Some((holds, until_ms, false)) if *holds == token => {
-                            let held = matches!(extended, Extended::Held { .. });
+                            let held = matches!(extended, ExtendReply::Held { .. });
                             prop_assert!(held);
                             *until_ms = now_ms + TTL_MS;
                             *holds = new.unwrap_or(token);
                         }
-                        _ => prop_assert_eq!(extended, Extended::NotHeld),
+                        _ => prop_assert_eq!(extended, ExtendReply::NotHeld),
                     }
                 }
                 Step::Release(token) => {
@@ -352,7 +356,7 @@ proptest! {
                     }
                 }
                 Step::Pass(ms) => server.pass_ms(ms),
-                Step::Accident => server.take_away(K, KeyEvent::Evicted),
+                Step::Accident => server.remove_key(K, KeyEvent::Evicted),
                 Step::Turn => server.turn(),
             }
         }

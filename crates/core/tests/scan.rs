@@ -198,7 +198,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 /// The keys of all locks that are held.
 fn held(server: &mut Server) -> BTreeSet<Vec<u8>> {
-    let is_held = |key: &Vec<u8>| server.inspect_whole(key).is_some();
+    let is_held = |key: &Vec<u8>| server.inspect_all_fields(key).is_some();
     (0..KEYS).map(key).filter(is_held).collect()
 }
 
@@ -206,11 +206,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn lock_that_is_held_from_first_to_last_call_is_listed(steps in steps(), last in 1..50_u32) {
+    fn lock_that_is_held_from_first_to_last_call_is_listed(steps in steps(), count in 1..50_u32) {
         let mut server = Server::new();
         let mut cursor = 0;
-        // For the present scan: the locks held at its first call, the locks that it has listed, and
-        // the locks that have ended since.
+        // For the current scan: the locks that were held at its first call, the locks that it has
+        // listed, and the locks that have ended since its first call.
         let mut held_at_first: Option<BTreeSet<Vec<u8>>> = None;
         let mut listed = BTreeSet::new();
         let mut ended: BTreeSet<Vec<u8>> = BTreeSet::new();
@@ -271,6 +271,6 @@ proptest! {
         }
         // A scan without interruption lists exactly the locks that are held.
         let expected = held(&mut server);
-        prop_assert_eq!(keys(&mut server, 0, None, last), expected);
+        prop_assert_eq!(keys(&mut server, 0, None, count), expected);
     }
 }

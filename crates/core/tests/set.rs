@@ -23,7 +23,7 @@ fn set(text: &str) -> NodeSet {
     parse(text).unwrap()
 }
 
-/// Reports of nodes: `?` is not heard, an empty text is unset.
+/// Reports of nodes: `?` for a node that is not heard, an empty text for a node without a set.
 fn reports(texts: &[&str]) -> Vec<SetReport> {
     let report = |text: &&str| match *text {
         "?" => SetReport::Unheard,
@@ -77,7 +77,7 @@ mod text {
     fn members_are_sorted_and_spaces_collapsed() {
         assert_eq!(set(" eu  2\t6,2,1 ").to_string(), "eu 2 1,2,6");
         assert_eq!(set("eu 2 3,2,1>4,1,3,2").to_string(), "eu 2 1,2,3>1,2,3,4");
-        assert_eq!(set("eu 2 10,9,2"), set("eu 02 2,9,010"), "by number and not by letter");
+        assert_eq!(set("eu 2 10,9,2"), set("eu 02 2,9,010"), "sorted as numbers, not as text");
     }
 
     #[test]
@@ -104,7 +104,7 @@ mod text {
     }
 
     #[test]
-    fn refused_text_is_answered_with_what_to_write() {
+    fn error_says_what_to_write_instead() {
         for (text, says) in [
             ("", "lock.set needs three words, NAME ID MEMBERS, but has 0; write"),
             ("eu-locks 2", "but has 2; write, for example, lock.set \"eu-locks 2 1,2,4,5,6\""),
@@ -287,7 +287,7 @@ mod admission {
             assert_eq!(admitted(&[&one, &two, &three]), "AAA");
             assert_eq!(admitted(&[&one, &two, &three, fourth]), "AAAA");
         }
-        // Nodes that have not been restarted yet, and nodes that have been restarted already.
+        // Node 2 still has the old list only, or already has the new list only.
         assert_eq!(admitted(&[&one, "eu 2 1,2,3", &three]), "AAA");
         assert_eq!(admitted(&[&one, "eu 2 1,2,3", &three, "eu 4 1,2,3,4"]), "ARAA");
         assert_eq!(admitted(&[&one, "eu 2 1,2,3,4", &three, "eu 4 1,2,3,4"]), "AAAA");
@@ -320,7 +320,7 @@ mod exclusion {
         a.symmetric_difference(b).count() <= 1
     }
 
-    /// A client with this list of nodes.
+    /// A client, the list of nodes that it agreed on, and the nodes that it admits.
     struct Client {
         nodes: usize,
         agreed: Option<Ids>,
@@ -388,7 +388,7 @@ mod exclusion {
         vec![format!("{a}>{b}"), format!("{b}>{a}"), a, b]
     }
 
-    /// Assigns each ID one of the MEMBERS in `forms` that it may have. Leaves out IDs without any.
+    /// Assigns each ID one of the MEMBERS in `forms` that contain the ID. Leaves out all other IDs.
     fn nodes(forms: &[Vec<String>], picks: &[Index]) -> Nodes {
         let ids = (1..=HIGHEST_ID).zip(picks);
         let node = |(id, pick): (u16, &Index)| {
@@ -404,7 +404,7 @@ mod exclusion {
     }
 
     /// A client's list: one of the given lists, perhaps with one ID too many or too few.
-    fn clients(lists: Vec<Ids>) -> impl Strategy<Value = Ids> {
+    fn client_list(lists: Vec<Ids>) -> impl Strategy<Value = Ids> {
         (select(lists), prop_oneof![4 => Just(0), 1 => 1..=HIGHEST_ID]).prop_map(
             |(mut list, id)| {
                 if id != 0 && !list.remove(&id) {
@@ -419,7 +419,7 @@ mod exclusion {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
         #[test]
-        fn node_never_admits_clients_whose_lists_differ_by_two(
+        fn no_node_is_admitted_by_two_clients_whose_lists_differ_by_two(
             pairs in proptest::collection::vec(neighbours(), 1..4),
             picks in picks(),
             given in (one_or_more_ids(), one_or_more_ids()),
@@ -447,8 +447,8 @@ mod exclusion {
         fn two_clients_never_both_win_while_one_change_is_under_way(
             ((nodes, given), unheard) in (neighbours(), picks()).prop_flat_map(|((a, b), picks)| {
                 let nodes = nodes(&[forms((&a, &b))], &picks);
-                let client = clients(vec![a, b]);
-                let given = (client, one_or_more_ids(), one_or_more_ids()).prop_map(<[_; 3]>::from);
+                let list = client_list(vec![a, b]);
+                let given = (list, one_or_more_ids(), one_or_more_ids()).prop_map(<[_; 3]>::from);
                 (Just(nodes), given)
             }).prop_flat_map(|case| (Just(case), proptest::collection::vec(up_to_two_ids(), 3)))
         ) {
@@ -522,25 +522,25 @@ mod exclusion {
     #[test]
     fn every_step_of_replacing_a_node_leaves_a_majority() {
         let old = ids([1, 2, 3]);
-        let both = ids([1, 2, 3, 4]);
+        let all = ids([1, 2, 3, 4]);
         let new = ids([1, 2, 4]);
         let mut nodes: Nodes = old.iter().map(|id| (*id, text(&old))).collect();
 
-        // Adds node 4: it starts with the new list, and the others restart with `>`.
+        // Adds node 4: it starts with the new list, and the other nodes restart with both lists.
         step(&mut nodes, 4, "1,2,3,4", std::slice::from_ref(&old));
         for id in [1, 2, 3] {
             step(&mut nodes, id, "1,2,3>1,2,3,4", std::slice::from_ref(&old));
         }
-        assert_available(&nodes, &[old, both.clone()]);
+        assert_available(&nodes, &[old, all.clone()]);
         for id in [1, 2, 3] {
-            step(&mut nodes, id, "1,2,3,4", std::slice::from_ref(&both));
+            step(&mut nodes, id, "1,2,3,4", std::slice::from_ref(&all));
         }
 
-        // Removes node 3: the others restart with `>`, and later with the new list.
+        // Removes node 3: the other nodes restart with both lists, and later with the new list.
         for id in [1, 2, 4] {
-            step(&mut nodes, id, "1,2,3,4>1,2,4", std::slice::from_ref(&both));
+            step(&mut nodes, id, "1,2,3,4>1,2,4", std::slice::from_ref(&all));
         }
-        assert_available(&nodes, &[both, new.clone()]);
+        assert_available(&nodes, &[all, new.clone()]);
         for id in [1, 2, 4] {
             step(&mut nodes, id, "1,2,4", std::slice::from_ref(&new));
         }
@@ -563,7 +563,7 @@ mod exclusion {
     }
 
     #[test]
-    fn two_clients_both_win_when_a_change_begins_before_the_last_is_complete() {
+    fn two_clients_both_win_when_two_changes_overlap() {
         let (three, five) = (ids(1..=3), ids(1..=5));
         let next = "1,2,3,4>1,2,3,4,5";
         let overlap = ["1,2,3>1,2,3,4", "1,2,3>1,2,3,4", next, next, "1,2,3,4,5"];
@@ -575,7 +575,7 @@ mod exclusion {
 
     #[test]
     fn two_clients_both_win_when_two_changes_begin_together() {
-        let one = [(1, "1,2>1,2,3"), (2, "1,2>1,2,4"), (3, "1,2,3"), (4, "1,2,4")];
-        assert!(both_win(&one, &ids([1, 2, 3]), &ids([1, 2, 4])));
+        let together = [(1, "1,2>1,2,3"), (2, "1,2>1,2,4"), (3, "1,2,3"), (4, "1,2,4")];
+        assert!(both_win(&together, &ids([1, 2, 3]), &ids([1, 2, 4])));
     }
 }

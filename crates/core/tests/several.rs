@@ -1,6 +1,6 @@
 //! Several keys as one lock: all or none, with one end and one fence.
 //!
-//! No client keeps a key while it waits for another.
+//! No waiter reserves one key while it waits for another.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, HashMap};
 use proptest::prelude::*;
 use quorlock_core::Fence;
 use quorlock_core::node::{FenceError, KeyEvent, ServerEvent, Ticket};
-use support::{AcquireReply, Extended, Inspected, Server, WaitResult};
+use support::{AcquireReply, ExtendReply, Inspected, Server, WaitResult};
 
 const A: &[u8] = b"a";
 const B: &[u8] = b"b";
@@ -49,7 +49,10 @@ fn fence_is_above_every_keys_counter_and_raises_all_of_them() {
     let mut server = Server::new();
     server.pass_ms(10_000);
     let ahead = server.acquire(B, b"x", 1000, None).unwrap().saturating_add(1_000_000);
-    assert!(matches!(server.extend_with(B, b"x", 1000, Some(ahead), None), Extended::Held { .. }));
+    assert!(matches!(
+        server.extend_with(B, b"x", 1000, Some(ahead), None),
+        ExtendReply::Held { .. }
+    ));
     server.release(B, b"x");
     let fence = server.acquire_all(&[A, B, C], b"t", 1000, None).unwrap();
     assert!(fence > ahead);
@@ -65,16 +68,19 @@ fn extension_moves_all_keys_or_none() {
     server.pass_ms(10_000);
     let fence = server.acquire_all(&[A, B], b"t", 1000, None).unwrap();
     let higher = fence.next().next();
-    assert_eq!(server.extend_all_with(&[A, B], b"x", 9000, Some(higher), None), Extended::NotHeld);
+    assert_eq!(
+        server.extend_all_with(&[A, B], b"x", 9000, Some(higher), None),
+        ExtendReply::NotHeld
+    );
     for keys in [&[A][..], &[B]] {
         assert_eq!(
             server.extend_all_with(keys, b"t", 9000, Some(higher), None),
-            Extended::OtherKeys
+            ExtendReply::OtherKeys
         );
     }
     assert_eq!(
         server.extend_all_with(&[A, B, C], b"t", 9000, Some(higher), None),
-        Extended::NotHeld
+        ExtendReply::NotHeld
     );
     assert_eq!(server.extend(A, b"t", 9000), None);
     for key in [A, B] {
@@ -84,7 +90,7 @@ fn extension_moves_all_keys_or_none() {
     }
     assert_eq!(
         server.extend_all_with(&[A, B], b"t", 9000, Some(higher), None),
-        Extended::Held { fence: higher }
+        ExtendReply::Held { fence: higher }
     );
     for key in [A, B] {
         assert!(
@@ -94,7 +100,7 @@ fn extension_moves_all_keys_or_none() {
     }
     assert_eq!(
         server.extend_all_with(&[A, B], b"t", 9000, Some(fence), None),
-        Extended::BadFence(FenceError::Below { current: higher })
+        ExtendReply::BadFence(FenceError::Below { current: higher })
     );
 }
 
@@ -103,12 +109,12 @@ fn two_locks_of_one_token_are_not_extended_as_one() {
     let mut server = Server::new();
     server.acquire_all(&[A, C], b"t", 1000, None).unwrap();
     server.acquire(B, b"t", 1000, None).unwrap();
-    assert_eq!(server.extend_all_with(&[A, B, C], b"t", 1000, None, None), Extended::OtherKeys);
-    assert_eq!(server.extend_all_with(&[A, B], b"t", 1000, None, None), Extended::OtherKeys);
+    assert_eq!(server.extend_all_with(&[A, B, C], b"t", 1000, None, None), ExtendReply::OtherKeys);
+    assert_eq!(server.extend_all_with(&[A, B], b"t", 1000, None, None), ExtendReply::OtherKeys);
     assert!(server.extend(B, b"t", 2000).is_some());
     assert!(matches!(
         server.extend_all_with(&[A, C], b"t", 1000, None, None),
-        Extended::Held { .. }
+        ExtendReply::Held { .. }
     ));
 }
 
@@ -116,7 +122,7 @@ fn two_locks_of_one_token_are_not_extended_as_one() {
 fn new_token_holds_all_keys() {
     let mut server = Server::new();
     let fence = server.acquire_all(&[A, B], b"t", 1000, None).unwrap();
-    let Extended::Held { fence: next } =
+    let ExtendReply::Held { fence: next } =
         server.extend_all_with(&[A, B], b"t", 1000, None, Some(b"u"))
     else {
         panic!("held")
@@ -129,12 +135,12 @@ fn new_token_holds_all_keys() {
 }
 
 #[test]
-fn end_of_one_key_ends_all() {
+fn end_of_the_lock_on_one_key_ends_it_on_all_keys() {
     type End = fn(&mut Server);
     let ends: [(&str, End); 6] = [
         ("a release of one key", |server| assert!(server.release(B, b"t"))),
         ("a release of all", |server| assert!(server.release_all(&[A, B, C], b"t"))),
-        ("DEL of one key", |server| server.take_away(B, KeyEvent::Removed)),
+        ("DEL of one key", |server| server.remove_key(B, KeyEvent::Removed)),
         ("one key replaced", |server| {
             server.handle_key_event(B, KeyEvent::Replaced);
             server.memory.keys.take(0, B);
@@ -155,12 +161,12 @@ fn end_of_one_key_ends_all() {
         // The lock ends at once, even where a mirror still exists.
         assert_eq!(
             server.extend_all_with(&[A, B, C], b"t", 1000, None, None),
-            Extended::NotHeld,
+            ExtendReply::NotHeld,
             "{name}"
         );
         assert_eq!(
             server.extend_all_with(&[A, C], b"t", 1000, None, None),
-            Extended::NotHeld,
+            ExtendReply::NotHeld,
             "{name}"
         );
         server.turn();
@@ -179,11 +185,11 @@ fn end_of_one_key_ends_all() {
 }
 
 #[test]
-fn overwritten_key_ends_all_at_the_next_command_and_is_left_alone() {
+fn overwrite_of_one_key_ends_the_lock_and_the_new_value_stays() {
     let mut server = Server::new();
     server.acquire_all(&[A, B], b"t", 1000, None).unwrap();
     server.set(B, b"other", None);
-    assert_eq!(server.extend_all_with(&[A, B], b"t", 1000, None, None), Extended::NotHeld);
+    assert_eq!(server.extend_all_with(&[A, B], b"t", 1000, None, None), ExtendReply::NotHeld);
     server.turn();
     assert!(is_free(&mut server, A) && !server.has(A));
     assert_eq!(server.text(B), b"other");
@@ -193,13 +199,16 @@ fn overwritten_key_ends_all_at_the_next_command_and_is_left_alone() {
 fn accident_to_the_mirrors_leaves_the_lock_as_it_is() {
     let mut server = Server::new();
     let fence = server.acquire_all(&[A, B], b"t", 10_000, None).unwrap();
-    server.take_away(A, KeyEvent::Expired);
-    server.take_away(B, KeyEvent::Evicted);
+    server.remove_key(A, KeyEvent::Expired);
+    server.remove_key(B, KeyEvent::Evicted);
     assert_eq!(server.acquire_all(&[A, B], b"u", 1000, None), None);
     server.pass_ms(100);
     server.turn();
-    assert!([A, B].iter().all(|&key| server.text(key) == b"t"), "written again");
-    assert_eq!(server.extend_all_with(&[A, B], b"t", 20_000, None, None), Extended::Held { fence });
+    assert!([A, B].iter().all(|&key| server.text(key) == b"t"), "mirrors are written again");
+    assert_eq!(
+        server.extend_all_with(&[A, B], b"t", 20_000, None, None),
+        ExtendReply::Held { fence }
+    );
 }
 
 #[test]
@@ -207,17 +216,17 @@ fn restored_keys_are_one_lock_again_when_all_are_there() {
     let mut server = Server::that_rejoins_after_ms(5000);
     server.set(A, b"t", Some(3000));
     server.set(B, b"t", Some(4000));
-    assert_eq!(server.extend_all_with(&[A, B, C], b"t", 1000, None, None), Extended::NotHeld);
+    assert_eq!(server.extend_all_with(&[A, B, C], b"t", 1000, None, None), ExtendReply::NotHeld);
     assert_eq!(server.node().leases(), 0, "the node adopts all keys or none");
     assert!(matches!(
         server.extend_all_with(&[A, B], b"t", 1000, None, None),
-        Extended::Held { .. }
+        ExtendReply::Held { .. }
     ));
     for key in [A, B] {
         assert!(matches!(server.inspect(key), Inspected::Lease { ttl_ms: 4000, keys: 2, .. }));
         assert_eq!(server.expires_at_ms(key), Some(server.wall_ms + 4000));
     }
-    server.take_away(A, KeyEvent::Removed);
+    server.remove_key(A, KeyEvent::Removed);
     server.turn();
     assert!(server.is_empty());
 }
@@ -226,8 +235,8 @@ fn restored_keys_are_one_lock_again_when_all_are_there() {
 fn mirror_that_outlives_its_lock_is_not_adopted() {
     let mut server = Server::new();
     server.acquire_all(&[A, B], b"t", 60_000, None).unwrap();
-    server.take_away(A, KeyEvent::Removed);
-    assert!(server.has(B), "an event's callback writes nothing");
+    server.remove_key(A, KeyEvent::Removed);
+    assert!(server.has(B), "the node writes nothing while it handles an event");
     assert_eq!(server.extend(B, b"t", 1000), None);
     assert!(!server.release(B, b"t"));
     assert!(server.is_empty());
@@ -266,7 +275,7 @@ fn waiter_that_lacks_a_key_is_skipped_until_all_are_free() {
     assert_eq!(
         server.granted(),
         [behind, both],
-        "the waiter for both keys arrived before the last one"
+        "the waiter for both keys arrived before the last waiter"
     );
     server.release(B, b"t");
     server.turn();
@@ -301,7 +310,7 @@ fn waiter_waits_for_the_foreign_string_under_one_of_its_keys() {
 }
 
 #[test]
-fn release_withdraws_a_waiter_for_several_keys() {
+fn release_of_any_of_its_keys_removes_a_waiter() {
     for keys in [&[A][..], &[A, B], &[B]] {
         let mut server = Server::new();
         server.acquire(A, b"x", 1000, None).unwrap();
@@ -314,15 +323,15 @@ fn release_withdraws_a_waiter_for_several_keys() {
 }
 
 #[test]
-fn release_withdraws_a_waiter_even_when_the_lock_has_just_ended() {
+fn release_removes_a_waiter_even_when_the_lock_has_just_ended() {
     let ends: [fn(&mut Server); 2] =
-        [|server| server.take_away(B, KeyEvent::Removed), |server| server.pass_ms(1001)];
+        [|server| server.remove_key(B, KeyEvent::Removed), |server| server.pass_ms(1001)];
     for keys in [&[A][..], &[A, B]] {
         for end in ends {
             let mut server = Server::new();
             server.acquire_all(&[A, B], b"x", 1000, None).unwrap();
             let waiter = enqueue(&mut server, keys, b"t");
-            // No turn follows before the release, so mirrors of the ended lock still exist.
+            // The release precedes the next turn, so mirrors of the ended lock still exist.
             end(&mut server);
             assert!(!server.release_all(&[A, B], b"t"));
             server.turn();
@@ -355,9 +364,9 @@ fn keys_of_a_lock_stay_together_when_the_table_shrinks() {
     server.turn();
     assert!(matches!(
         server.extend_all_with(&[A, B, C], b"t", 60_000, None, None),
-        Extended::Held { .. }
+        ExtendReply::Held { .. }
     ));
-    server.take_away(B, KeyEvent::Removed);
+    server.remove_key(B, KeyEvent::Removed);
     server.turn();
     assert!(server.is_empty());
     assert_eq!(server.node().leases(), 0);
@@ -415,7 +424,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A lock, as its holder believes it to be.
+/// What a holder believes about its lock.
 #[derive(Clone, Debug)]
 struct Belief {
     token: Vec<u8>,
@@ -431,8 +440,8 @@ struct Waiting {
     until_us: u64,
 }
 
-/// Whether this is a single key.
-fn is_one(keys: u8) -> bool {
+/// Whether these keys are a single key.
+fn is_single_key(keys: u8) -> bool {
     keys.is_power_of_two()
 }
 
@@ -455,7 +464,7 @@ impl Beliefs {
         self.held.retain(|held| now_us < held.until_us);
     }
 
-    /// A command of another client ends the lock on these keys.
+    /// Ends each lock that has one of these keys, as a command of another client does.
     fn end(&mut self, keys: u8) {
         self.held.retain(|held| held.keys & keys == 0);
     }
@@ -501,8 +510,8 @@ proptest! {
                     let token = tokens.to_le_bytes().to_vec();
                     let names = names(keys);
                     if let Some(fence) = server.acquire_all(&slices(&names), &token, ttl_ms, None) {
-                        let passed = waiting.values().any(|other| is_one(other.keys) && other.keys & keys != 0);
-                        prop_assert!(!passed, "overtook a waiter");
+                        let overtakes = waiting.values().any(|other| is_single_key(other.keys) && other.keys & keys != 0);
+                        prop_assert!(!overtakes, "overtook a waiter");
                         beliefs.record_grant(Belief { token, keys, fence, until_us: now_us + ttl_ms * 1000 })?;
                     }
                 }
@@ -526,14 +535,14 @@ proptest! {
                         let names = names(keys);
                         let extended = server.extend_all_with(&slices(&names), &held.token, ttl_ms, None, None);
                         match extended {
-                            Extended::Held { fence } => {
+                            ExtendReply::Held { fence } => {
                                 prop_assert_eq!((keys, fence), (held.keys, held.fence));
-                                let lasts = beliefs.held.iter_mut().find(|other| other.token == held.token).unwrap();
-                                lasts.until_us = lasts.until_us.max(now_us + ttl_ms * 1000);
+                                let belief = beliefs.held.iter_mut().find(|other| other.token == held.token).unwrap();
+                                belief.until_us = belief.until_us.max(now_us + ttl_ms * 1000);
                             }
-                            Extended::OtherKeys => prop_assert!(keys != held.keys && keys & held.keys == keys),
+                            ExtendReply::OtherKeys => prop_assert!(keys != held.keys && keys & held.keys == keys),
                             other => {
-                                prop_assert_eq!(other, Extended::NotHeld);
+                                prop_assert_eq!(other, ExtendReply::NotHeld);
                                 prop_assert!(keys & !held.keys != 0, "the token holds all of these keys");
                             }
                         }
@@ -543,9 +552,9 @@ proptest! {
                     if let Some(held) = nth_of(&beliefs, nth) {
                         let names = names(held.keys);
                         let extended = server.extend_all_with(&slices(&names), &held.token, ttl_ms, None, None);
-                        prop_assert_eq!(extended, Extended::Held { fence: held.fence });
-                        let lasts = beliefs.held.iter_mut().find(|other| other.token == held.token).unwrap();
-                        lasts.until_us = lasts.until_us.max(now_us + ttl_ms * 1000);
+                        prop_assert_eq!(extended, ExtendReply::Held { fence: held.fence });
+                        let belief = beliefs.held.iter_mut().find(|other| other.token == held.token).unwrap();
+                        belief.until_us = belief.until_us.max(now_us + ttl_ms * 1000);
                     }
                 }
                 Step::SwapToken { nth } => {
@@ -554,7 +563,7 @@ proptest! {
                         let token = tokens.to_le_bytes().to_vec();
                         let names = names(held.keys);
                         let extended = server.extend_all_with(&slices(&names), &held.token, 1, None, Some(&token));
-                        let Extended::Held { fence } = extended else { panic!("{extended:?}") };
+                        let ExtendReply::Held { fence } = extended else { panic!("{extended:?}") };
                         beliefs.held.retain(|other| other.token != held.token);
                         let until_us = held.until_us.max(now_us + 1000);
                         beliefs.record_grant(Belief { token, fence, until_us, ..held })?;
@@ -579,7 +588,7 @@ proptest! {
                 }
                 Step::TakeAway { key, event } => {
                     let is_mirror = beliefs.held.iter().any(|held| held.token == server.text(&[key]));
-                    server.take_away(&[key], event);
+                    server.remove_key(&[key], event);
                     if is_mirror && event == KeyEvent::Removed {
                         beliefs.end(1 << key);
                     }
@@ -605,11 +614,11 @@ proptest! {
                 match result {
                     WaitResult::Granted { fence, .. } => {
                         prop_assert!(now_us < waiter.until_us, "granted after its wait had ended");
-                        let passed = waiting.iter().any(|(&other, waits)| {
-                            is_one(waits.keys) && waits.keys & waiter.keys != 0
+                        let overtakes = waiting.iter().any(|(&other, waits)| {
+                            is_single_key(waits.keys) && waits.keys & waiter.keys != 0
                                 && other < ticket && now_us < waits.until_us
                         });
-                        prop_assert!(!passed, "overtook a waiter for one of its keys alone");
+                        prop_assert!(!overtakes, "overtook a waiter for one of its keys alone");
                         let until_us = now_us + waiter.ttl_ms * 1000;
                         beliefs.record_grant(Belief { token: waiter.token, keys: waiter.keys, fence, until_us })?;
                     }
@@ -634,7 +643,7 @@ proptest! {
             prop_assert_eq!(server.node().waiters(), waiting.len());
             for waiter in waiting.values() {
                 let names = names(waiter.keys);
-                prop_assert!(!names.iter().all(|name| is_free(&mut server, name)), "free keys keep a waiter");
+                prop_assert!(!names.iter().all(|name| is_free(&mut server, name)), "a client waits for free keys");
             }
             prop_assert!(waiting.is_empty() || server.node().next_wake().is_some());
         }

@@ -11,7 +11,9 @@ use quorlock_core::Fence;
 use quorlock_core::node::{
     CommandError, FenceError, Holder, KeyEvent, Mode, Mutant, ServerEvent, Ticket, break_rule,
 };
-use support::{AcquireCommand, AcquireReply, Extended, MAX_TTL_MS, Server, UNKNOWN, WaitResult};
+use support::{
+    AcquireCommand, AcquireReply, ExtendReply, MAX_TTL_MS, REVOKED_VALUE, Server, WaitResult,
+};
 
 const K: &[u8] = b"k";
 const READER: &[u8] = b"reader";
@@ -23,20 +25,20 @@ fn enqueue_writer(server: &mut Server, token: &[u8]) -> Ticket {
 }
 
 fn enqueue_reader(server: &mut Server, token: &[u8]) -> Ticket {
-    server.share_or_wait(K, token, 1000, 50_000).ticket()
+    server.acquire_shared_or_wait(K, token, 1000, 50_000).ticket()
 }
 
 /// The mode, and the number of holders; `None` if no lease holds the key.
 fn held(server: &mut Server) -> Option<(Mode, usize)> {
-    match server.inspect_whole(K)?.holder {
+    match server.inspect_all_fields(K)?.holder {
         Holder::Lease { mode, holders, .. } => Some((mode, holders)),
         Holder::Foreign { .. } => None,
     }
 }
 
-fn fence_of(extended: Extended) -> Fence {
+fn fence_of(extended: ExtendReply) -> Fence {
     match extended {
-        Extended::Held { fence } => fence,
+        ExtendReply::Held { fence } => fence,
         other => panic!("{other:?}"),
     }
 }
@@ -64,13 +66,13 @@ fn shared_lock_is_refused_to_a_token_that_holds_it() {
     server.acquire_shared(K, READER, 1000, None).unwrap();
     assert_eq!(server.acquire_shared(K, READER, 1000, None), None);
     assert_eq!(
-        server.share_or_wait(K, READER, 1000, 5000),
+        server.acquire_shared_or_wait(K, READER, 1000, 5000),
         AcquireReply::Refused,
         "the client would wait for itself"
     );
     server.acquire_shared(K, SECOND, 5000, None).unwrap();
     server.pass_ms(1000);
-    // Before any turn of the server.
+    // The node has not removed the ended holder yet, because no turn has passed.
     assert!(
         server.acquire_shared(K, READER, 1000, None).is_some(),
         "the lease of this token has ended"
@@ -115,7 +117,7 @@ fn mirror_expires_with_the_last_reader() {
 }
 
 #[test]
-fn shared_lock_is_replicated_as_one_key_with_an_expiry() {
+fn shared_lock_is_propagated_as_one_key_with_an_expiry() {
     let mut server = Server::new();
     server.memory.keys.has_replica = true;
     server.acquire_shared(K, READER, 1000, None).unwrap();
@@ -195,7 +197,7 @@ fn readers_behind_a_writer_wait_and_a_newcomer_is_refused() {
     assert!(server.release(K, READER));
     assert_eq!(server.granted(), [writer]);
     assert!(server.release(K, WRITER));
-    assert_eq!(server.granted(), [writer, second, third], "together");
+    assert_eq!(server.granted(), [writer, second, third], "both readers together");
     assert_eq!(held(&mut server), Some((Mode::Shared, 2)));
 }
 
@@ -219,22 +221,22 @@ fn writer_starves_when_readers_pass_the_queue() {
 }
 
 #[test]
-fn repair_of_an_older_lock_passes_the_queue_and_a_newcomer_does_not() {
+fn repair_of_an_older_lock_overtakes_waiters_and_a_newcomer_does_not() {
     let mut server = Server::new();
     server.pass_ms(100_000);
     let fence_now = |server: &Server| Some(Fence::of_wall_us(server.wall_ms * 1000));
     server.acquire_shared(K, READER, 10_000, None).unwrap();
-    let granted_elsewhere = fence_now(&server);
+    let older_fence = fence_now(&server);
     server.pass_ms(10);
     let writer = enqueue_writer(&mut server, WRITER);
     server.pass_ms(10);
-    let newcomer = fence_now(&server);
-    assert_eq!(server.acquire_shared(K, b"newcomer", 1000, newcomer), None);
+    let newer_fence = fence_now(&server);
+    assert_eq!(server.acquire_shared(K, b"newcomer", 1000, newer_fence), None);
     assert_eq!(server.acquire_shared(K, b"newcomer", 1000, None), None);
-    let fence = server.acquire_shared(K, SECOND, 10_000, granted_elsewhere).unwrap();
-    assert_eq!(Some(fence), granted_elsewhere, "the fence of the older lock");
+    let fence = server.acquire_shared(K, SECOND, 10_000, older_fence).unwrap();
+    assert_eq!(Some(fence), older_fence, "the fence of the older lock");
     assert_eq!(
-        server.acquire(K, b"other", 1000, granted_elsewhere),
+        server.acquire(K, b"other", 1000, older_fence),
         None,
         "a repair takes no key from a holder"
     );
@@ -243,17 +245,17 @@ fn repair_of_an_older_lock_passes_the_queue_and_a_newcomer_does_not() {
 }
 
 #[test]
-fn repair_takes_a_free_key_past_the_queue() {
+fn repair_of_an_older_lock_overtakes_waiters_for_a_free_key() {
     let mut server = Server::new();
     server.pass_ms(100_000);
-    let granted_elsewhere = Some(Fence::of_wall_us(server.wall_ms * 1000));
+    let older_fence = Some(Fence::of_wall_us(server.wall_ms * 1000));
     server.acquire(K, b"holder", 1000, None).unwrap();
     server.pass_ms(10);
     let writer = enqueue_writer(&mut server, WRITER);
     // The key is free, and not handed over yet.
-    server.take_away(K, KeyEvent::Removed);
+    server.remove_key(K, KeyEvent::Removed);
     assert_eq!(server.acquire_shared(K, SECOND, 1000, None), None);
-    assert!(server.acquire_shared(K, SECOND, 1000, granted_elsewhere).is_some());
+    assert!(server.acquire_shared(K, SECOND, 1000, older_fence).is_some());
     server.turn();
     assert_eq!(server.granted(), []);
     assert!(server.release(K, SECOND));
@@ -271,7 +273,7 @@ fn release_grants_a_hundred_readers_and_the_next_turns_the_rest() {
     let second_writer = enqueue_writer(&mut server, b"second writer");
     assert!(server.release(K, WRITER));
     assert_eq!(server.granted(), readers[..100]);
-    // No newcomer overtakes the waiter.
+    // No newcomer overtakes the remaining waiters.
     assert_eq!(server.acquire(K, b"newcomer", 1000, None), None);
     assert_eq!(server.acquire_shared(K, b"newcomer", 1000, None), None);
     let jobs = server.memory.one_turn(server.now());
@@ -313,14 +315,14 @@ fn every_end_of_the_last_reader_serves_the_writer() {
             server.release(K, SECOND);
         },
         |server| server.pass_ms(2000),
-        |server| server.take_away(K, KeyEvent::Removed),
+        |server| server.remove_key(K, KeyEvent::Removed),
         |server| server.set(K, b"data", None),
         |server| {
             server.clear();
             server.handle_event(&ServerEvent::Flush(None));
         },
         |server| {
-            server.take_away(K, KeyEvent::Evicted);
+            server.remove_key(K, KeyEvent::Evicted);
             server.pass_ms(2000);
         },
     ];
@@ -335,7 +337,7 @@ fn every_end_of_the_last_reader_serves_the_writer() {
         end(&mut server);
         if n == 3 {
             assert_eq!(server.extend(K, SECOND, 1000), None, "an overwrite ends the lock");
-            server.take_away(K, KeyEvent::Removed);
+            server.remove_key(K, KeyEvent::Removed);
         }
         server.turn();
         assert_eq!(server.granted(), [writer], "{n}");
@@ -347,7 +349,7 @@ fn accidents_take_no_lock_from_readers() {
     let accidents: [fn(&mut Server); 3] = [
         |server| server.wall_ms += 3_600_000,
         |server| server.wall_ms -= 3_600_000,
-        |server| server.take_away(K, KeyEvent::Evicted),
+        |server| server.remove_key(K, KeyEvent::Evicted),
     ];
     for accident in accidents {
         let mut server = Server::new();
@@ -376,7 +378,7 @@ fn end_of_a_reader_without_a_mirror_changes_nothing_for_others() {
     server.acquire_shared(K, READER, 50, None).unwrap();
     server.acquire_shared(K, SECOND, 10_000, None).unwrap();
     let value = server.text(K).to_vec();
-    server.take_away(K, KeyEvent::Evicted);
+    server.remove_key(K, KeyEvent::Evicted);
     server.memory.keys.memory_is_short = true;
     server.pass_ms(60);
     server.turn();
@@ -389,7 +391,7 @@ fn end_of_a_reader_without_a_mirror_changes_nothing_for_others() {
 }
 
 #[test]
-fn server_that_refuses_the_mirror_grants_no_first_reader() {
+fn first_reader_needs_the_mirror_and_later_readers_do_not() {
     let mut server = Server::new();
     server.memory.keys.writes_left = Some(0);
     let shared = (Mode::Shared, None, 0);
@@ -431,7 +433,7 @@ fn exclusive_lock_becomes_shared_and_serves_the_readers_in_the_same_step() {
 }
 
 #[test]
-fn downgrade_that_forgets_the_queue_loses_a_wake_up() {
+fn downgrade_that_forgets_the_queue_leaves_a_reader_waiting() {
     let grants_the_reader = |mutant| {
         break_rule(mutant);
         let mut server = Server::new();
@@ -448,7 +450,7 @@ fn downgrade_that_forgets_the_queue_loses_a_wake_up() {
 }
 
 #[test]
-fn downgrade_keeps_writers_out_and_release_with_acquire_does_not() {
+fn downgrade_keeps_writers_out_and_release_then_acquire_does_not() {
     for downgrades in [true, false] {
         let mut server = Server::new();
         server.acquire(K, WRITER, 10_000, None).unwrap();
@@ -476,17 +478,17 @@ fn shared_lock_never_becomes_exclusive() {
 #[test]
 fn downgrade_is_for_the_holder_of_one_key_only() {
     let mut server = Server::new();
-    assert_eq!(server.extend_shared(K, WRITER, 1000), Extended::NotHeld);
+    assert_eq!(server.extend_shared(K, WRITER, 1000), ExtendReply::NotHeld);
     server.acquire_all(&[b"a", b"b"], WRITER, 1000, None).unwrap();
-    assert_eq!(server.extend_shared(b"a", WRITER, 1000), Extended::OtherKeys);
+    assert_eq!(server.extend_shared(b"a", WRITER, 1000), ExtendReply::OtherKeys);
     let both = server.extend_as(Mode::Shared, &[b"a", b"b"], WRITER, 1000, None, None);
-    assert_eq!(both, Extended::SeveralShared);
+    assert_eq!(both, ExtendReply::SeveralShared);
     let shared = (Mode::Shared, None, 0);
-    let refused =
+    let result =
         server.execute_acquire(&[b"c", b"d"], READER, 1000, shared, AcquireCommand::Acquire);
-    assert_eq!(refused, Err(CommandError::SeveralShared));
+    assert_eq!(result, Err(CommandError::SeveralShared));
     server.acquire_shared(K, READER, 1000, None).unwrap();
-    assert_eq!(server.extend_all_with(&[b"a", K], READER, 1000, None, None), Extended::NotHeld);
+    assert_eq!(server.extend_all_with(&[b"a", K], READER, 1000, None, None), ExtendReply::NotHeld);
     assert_eq!(server.acquire_all(&[b"c", K], WRITER, 1000, None), None);
     assert!(server.release_all(&[b"c", K], READER));
 }
@@ -507,14 +509,14 @@ fn revoked_shared_lock_ends_with_its_present_holders() {
     server.acquire_shared(K, READER, 1000, None).unwrap();
     server.acquire_shared(K, SECOND, 2000, None).unwrap();
     assert_eq!(server.revoke(K), Ok(true));
-    assert_eq!((server.text(K), server.node().stats().revoked), (UNKNOWN, 2));
+    assert_eq!((server.text(K), server.node().stats().revoked), (REVOKED_VALUE, 2));
     assert_eq!(
         server.extend_with(K, READER, 5000, None, None),
-        Extended::Revoked { left_ms: 1000 }
+        ExtendReply::Revoked { left_ms: 1000 }
     );
     assert_eq!(
         server.extend_with(K, SECOND, 5000, None, None),
-        Extended::Revoked { left_ms: 2000 }
+        ExtendReply::Revoked { left_ms: 2000 }
     );
     assert_eq!(server.acquire_shared(K, b"third", 1000, None), None);
     let third = enqueue_reader(&mut server, b"third");
@@ -522,7 +524,7 @@ fn revoked_shared_lock_ends_with_its_present_holders() {
     server.turn();
     assert_eq!(server.granted(), []);
     assert!(matches!(
-        server.inspect_whole(K).unwrap().holder,
+        server.inspect_all_fields(K).unwrap().holder,
         Holder::Lease { revoked: true, holders: 1, .. }
     ));
     server.pass_ms(2000);
@@ -544,8 +546,10 @@ fn revoked_shared_lock_that_admits_readers_never_ends() {
             server.acquire_shared(K, &[n], 1000, None);
             server.turn();
         }
-        let revoked =
-            matches!(server.inspect_whole(K).unwrap().holder, Holder::Lease { revoked: true, .. });
+        let revoked = matches!(
+            server.inspect_all_fields(K).unwrap().holder,
+            Holder::Lease { revoked: true, .. }
+        );
         break_rule(None);
         !revoked
     };
@@ -558,7 +562,7 @@ fn reader_swaps_only_its_own_token() {
     let mut server = Server::new();
     let first = server.acquire_shared(K, READER, 1000, None).unwrap();
     server.acquire_shared(K, SECOND, 1000, None).unwrap();
-    assert_eq!(server.extend_with(K, READER, 1000, None, Some(SECOND)), Extended::TokenInUse);
+    assert_eq!(server.extend_with(K, READER, 1000, None, Some(SECOND)), ExtendReply::TokenInUse);
     let fence = fence_of(server.extend_with(K, READER, 1000, None, Some(b"new")));
     assert!(fence > first);
     assert!(!server.release(K, READER));
@@ -573,7 +577,7 @@ fn reader_raises_only_its_own_fence() {
     let fence = server.acquire_shared(K, READER, 1000, None).unwrap();
     let higher = fence.saturating_add(1_000_000);
     assert_eq!(fence_of(server.extend_with(K, READER, 1000, Some(higher), None)), higher);
-    let below = Extended::BadFence(FenceError::Below { current: higher });
+    let below = ExtendReply::BadFence(FenceError::Below { current: higher });
     assert_eq!(server.extend_with(K, READER, 1000, Some(fence), None), below);
     let beside = server.acquire_shared(K, SECOND, 1000, Some(fence)).unwrap();
     assert_eq!(beside, fence, "the fence of another reader may be lower");
@@ -590,7 +594,7 @@ fn inspect_shows_the_number_of_readers_and_the_first_ten() {
         server.pass_ms(10);
     }
     let Holder::Lease { owners, holders, ttl_ms, held_ms, mode, keys, .. } =
-        server.inspect_whole(K).unwrap().holder
+        server.inspect_all_fields(K).unwrap().holder
     else {
         panic!("held")
     };
@@ -602,7 +606,7 @@ fn inspect_shows_the_number_of_readers_and_the_first_ten() {
 }
 
 #[test]
-fn reader_that_is_gone_before_its_answer_leaves_nothing() {
+fn reader_that_disconnects_before_its_answer_leaves_no_lease() {
     let mut settings = support::settings(0);
     settings.defer_wakes = true;
     let mut server = Server::with(settings);
@@ -641,7 +645,7 @@ fn many_readers_that_end_at_once_are_removed_in_steps() {
     for n in 0..20_000_u32 {
         server.acquire_shared(K, &n.to_le_bytes(), 1000, None).unwrap();
     }
-    server.take_away(K, KeyEvent::Removed);
+    server.remove_key(K, KeyEvent::Removed);
     assert_eq!((server.node().leases(), server.node().stats().ended_by_operator), (0, 20_000));
     assert!(server.memory.one_turn(server.now()) > 100, "the holders are removed later");
     assert!(server.acquire(K, WRITER, 1000, None).is_some());
@@ -702,7 +706,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A lock, as its holder believes it to be.
+/// What a holder believes about its lock.
 #[derive(Clone, Debug)]
 struct Belief {
     token: Vec<u8>,
@@ -737,10 +741,10 @@ impl Beliefs {
 
     /// Records a grant. Fails if another holder excludes it, or if its fence is too small.
     fn record_grant(&mut self, held: Belief) -> Result<(), TestCaseError> {
-        let beside = self.held.iter().all(|other| other.mode == Mode::Shared && !other.revoked);
+        let may_join = self.held.iter().all(|other| other.mode == Mode::Shared && !other.revoked);
         prop_assert!(
-            self.held.is_empty() || held.mode == Mode::Shared && beside,
-            "beside a writer"
+            self.held.is_empty() || held.mode == Mode::Shared && may_join,
+            "another holder excludes it"
         );
         prop_assert!(held.fence > self.written, "not above the fence of an earlier writer");
         if held.mode == Mode::Exclusive {
@@ -758,8 +762,8 @@ proptest! {
 
     /// Random readers and writers, with operators, clocks and memory that interfere.
     ///
-    /// No reader holds the key beside a writer, fences lie above those of earlier writers, waiters
-    /// are served first in, first out, none is forgotten, and an ended lock leaves nothing behind.
+    /// No reader holds the key beside a writer. Fences lie above those of earlier writers. Waiters
+    /// are served first in, first out, and none is forgotten. An ended lock leaves nothing behind.
     #[test]
     fn readers_and_writers_exclude_each_other_and_no_waiter_is_forgotten(
         steps in prop::collection::vec(step(), 1..80),
@@ -791,7 +795,7 @@ proptest! {
                 Step::Wait { mode, ttl_ms, wait_ms } => {
                     let reply = match mode {
                         Mode::Exclusive => server.acquire_or_wait(K, &token, ttl_ms, wait_ms),
-                        Mode::Shared => server.share_or_wait(K, &token, ttl_ms, wait_ms),
+                        Mode::Shared => server.acquire_shared_or_wait(K, &token, ttl_ms, wait_ms),
                     };
                     match reply {
                         AcquireReply::Granted(fence) => {
@@ -817,23 +821,23 @@ proptest! {
                 Step::Extend { nth, mode, ttl_ms } => {
                     if let Some(held) = nth_of(&beliefs, nth) {
                         let extended = server.extend_as(mode, &[K], &held.token, ttl_ms, None, None);
-                        let of = beliefs.held.iter_mut().find(|other| other.token == held.token).unwrap();
+                        let belief = beliefs.held.iter_mut().find(|other| other.token == held.token).unwrap();
                         if held.revoked {
                             let left_ms = (held.until_us - now_us).div_ceil(1000);
-                            prop_assert_eq!(extended, Extended::Revoked { left_ms });
+                            prop_assert_eq!(extended, ExtendReply::Revoked { left_ms });
                         } else {
-                            prop_assert_eq!(extended, Extended::Held { fence: held.fence });
-                            of.until_us = of.until_us.max(now_us + ttl_ms * 1000);
-                            of.mode = of.mode.max(mode);
+                            prop_assert_eq!(extended, ExtendReply::Held { fence: held.fence });
+                            belief.until_us = belief.until_us.max(now_us + ttl_ms * 1000);
+                            belief.mode = belief.mode.max(mode);
                         }
                     } else {
-                        prop_assert_eq!(server.extend_as(mode, &[K], &token, ttl_ms, None, None), Extended::NotHeld);
+                        prop_assert_eq!(server.extend_as(mode, &[K], &token, ttl_ms, None, None), ExtendReply::NotHeld);
                     }
                 }
                 Step::SwapToken { nth } => {
                     if let Some(held) = nth_of(&beliefs, nth).filter(|held| !held.revoked) {
                         let extended = server.extend_with(K, &held.token, 1, None, Some(&token));
-                        let Extended::Held { fence } = extended else { panic!("{extended:?}") };
+                        let ExtendReply::Held { fence } = extended else { panic!("{extended:?}") };
                         prop_assert!(fence > beliefs.largest);
                         beliefs.held.retain(|other| other.token != held.token);
                         let until_us = held.until_us.max(now_us + 1000);
@@ -867,7 +871,7 @@ proptest! {
                 }
                 Step::TakeAway { event } => {
                     let is_mirror = server.has(K) && server.text(K) != b"old client" && !beliefs.held.is_empty();
-                    server.take_away(K, event);
+                    server.remove_key(K, event);
                     if is_mirror && event == KeyEvent::Removed {
                         beliefs.held.clear();
                     }
@@ -894,10 +898,10 @@ proptest! {
                 match result {
                     WaitResult::Granted { fence, .. } => {
                         prop_assert!(now_us < waiter.until_us, "granted after its wait had ended");
-                        let passed = waiting.iter().any(|(&other, waits)| {
+                        let overtakes = waiting.iter().any(|(&other, waits)| {
                             other < ticket && now_us < waits.until_us && !waits.is_for_both
                         });
-                        prop_assert!(!passed, "overtook a waiter that came first");
+                        prop_assert!(!overtakes, "overtook a waiter that came first");
                         let until_us = now_us + waiter.ttl_ms * 1000;
                         let Waiting { token, mode, .. } = waiter;
                         beliefs.record_grant(Belief { token, mode, fence, until_us, revoked: false })?;
@@ -906,10 +910,10 @@ proptest! {
                     WaitResult::Failed(error) => panic!("{error:?}"),
                 }
             }
-            // The node holds exactly what holders believe.
+            // The node has exactly the leases in which holders believe.
             prop_assert_eq!(server.node().leases(), beliefs.held.len());
             if let Some(first) = beliefs.held.first() {
-                let Holder::Lease { holders, ttl_ms, mode, revoked, .. } = server.inspect_whole(K).unwrap().holder
+                let Holder::Lease { holders, ttl_ms, mode, revoked, .. } = server.inspect_all_fields(K).unwrap().holder
                 else { panic!("held") };
                 let last_us = beliefs.held.iter().map(|held| held.until_us).max().unwrap();
                 prop_assert_eq!((holders, mode, revoked), (beliefs.held.len(), first.mode, first.revoked));
@@ -925,10 +929,10 @@ proptest! {
             let mut queue: Vec<_> = waiting.iter().filter(|(_, waiter)| !waiter.is_for_both).collect();
             queue.sort_unstable_by_key(|(ticket, _)| **ticket);
             if let Some((_, first)) = queue.first() {
-                prop_assert!(server.inspect_whole(K).is_some(), "a free key keeps a waiter");
-                let is_open = first.mode == Mode::Shared && !beliefs.held.is_empty()
+                prop_assert!(server.inspect_all_fields(K).is_some(), "a client waits for a free key");
+                let could_join = first.mode == Mode::Shared && !beliefs.held.is_empty()
                     && beliefs.held.iter().all(|held| held.mode == Mode::Shared && !held.revoked);
-                prop_assert!(!is_open, "a reader waits beside readers");
+                prop_assert!(!could_join, "a reader waits that could join other readers");
                 prop_assert!(server.node().next_wake().is_some());
             }
         }

@@ -1,4 +1,4 @@
-//! Calls that wait: for very long, beside slow, silent or restarted nodes, or too short for a WAIT.
+//! Calls that wait: very long, too briefly for a WAIT, or on slow, silent or restarted nodes.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -143,7 +143,7 @@ fn granted_after_a_long_wait(world: &mut World) -> (usize, Vec<Action>) {
 }
 
 #[test]
-fn lock_that_its_node_refuses_to_extend_is_not_acquired() {
+fn lock_that_the_granting_node_refuses_to_extend_is_not_acquired() {
     let mut world = World::new(1, None);
     let (granting, sent) = granted_after_a_long_wait(&mut world);
     let extends = |(id, command): &(RequestId, Command)| {
@@ -157,21 +157,21 @@ fn lock_that_its_node_refuses_to_extend_is_not_acquired() {
     assert!(releases(&after) && requests(&after).is_empty(), "{after:?}");
 }
 
-/// Waits, is granted by the first node and the second, and holds the lock. Returns the ACQUIRE of
-/// the third node, which has not answered.
+/// Waits on one node, wins the lock with the grants of that node and of a second one, and holds it.
+/// Returns the ID of the ACQUIRE to the third node, which has not answered.
 fn granted_by_two(world: &mut World) -> (Hold, RequestId) {
     let wait = world.wait();
     let fence = Fence::new(7).unwrap();
     let sent = world.answer(wait, &Response::FenceAfterWait { fence, waited: TTL / 10 });
-    let [(first, _), (second, _)] = requests(&sent)[..] else { panic!("{sent:?}") };
-    let mut won = world.answer(first, &Response::Fence(fence));
+    let [(second, _), (third, _)] = requests(&sent)[..] else { panic!("{sent:?}") };
+    let mut won = world.answer(second, &Response::Fence(fence));
     won.retain(|action| matches!(action, Action::Done(_)));
     let Some(Action::Done(outcome)) = won.pop() else { panic!("the lock is not won") };
     let Outcome::Acquired(grant) = *outcome else { panic!("{outcome:?}") };
-    (Hold::new(Arc::clone(world.call.spec()), grant), second)
+    (Hold::new(Arc::clone(world.call.spec()), grant), third)
 }
 
-/// The same with a lock that is renewed.
+/// Like `granted_by_two`, with a lock that is renewed.
 fn held_by_two(world: &mut World) -> (Hold, RequestId) {
     let (mut hold, third) = granted_by_two(world);
     hold.renew();
@@ -189,7 +189,7 @@ fn repeats(hold: &mut Hold, acquire: RequestId) -> bool {
     std::iter::from_fn(|| hold.poll()).any(is_repeat)
 }
 
-/// How long after the grant each ACQUIRE is sent to a node that refuses all of them.
+/// How long after the grant a refused ACQUIRE is sent again. `late` delays the first refusal.
 fn repeated_after(mutant: Option<Mutant>, late: Duration) -> Vec<Duration> {
     break_rule(mutant);
     let mut world = World::new(1, None);
@@ -215,7 +215,7 @@ fn repeated_after(mutant: Option<Mutant>, late: Duration) -> Vec<Duration> {
 fn holder_repeats_a_refused_acquire_until_other_waiters_give_way() {
     let node_timeout = limits::node_timeout(Duration::ZERO, Ttl::from_ms(1000).unwrap());
     let sent = repeated_after(None, Duration::ZERO);
-    assert_eq!(sent[0], Duration::ZERO, "the last holder's release is in flight");
+    assert_eq!(sent[0], Duration::ZERO, "the previous holder's release is in flight");
     let last = *sent.last().unwrap();
     assert!(last >= limits::patience(TTL, node_timeout), "{sent:?}");
     assert!(last < limits::outlast(node_timeout) && sent.len() < 20, "{sent:?}");
@@ -281,8 +281,8 @@ fn acquire_is_repeated_for_a_renewed_lock_only() {
     assert!(hold.repeat_at().is_some());
 }
 
-/// Whether a waiter wins without the answer of the first node in the order, and before the time
-/// limit of this node. The WAIT is granted by a later node.
+/// Whether a waiter wins before the first node in the order has answered or timed out. A later node
+/// granted the WAIT.
 fn wins_beside_a_slow_node(mutant: Option<Mutant>, mode: Mode) -> bool {
     break_rule(mutant);
     let mut world = World::new(1, None);
@@ -306,7 +306,7 @@ fn wins_beside_a_slow_node(mutant: Option<Mutant>, mode: Mode) -> bool {
     world.drive(|call, ctx| call.handle_seat(wait, ctx)).0.unwrap();
     let sent = world.answer(wait, &Response::FenceAfterWait { fence, waited: TTL / 10 });
     let last = requests(&sent).into_iter().find(|(id, _)| id.node != first).unwrap().0;
-    assert!(!is_acquired(&world.answer(last, &Response::Fence(fence))), "it gives way first");
+    assert!(!is_acquired(&world.answer(last, &Response::Fence(fence))), "the slow node delays it");
     let granted_at = world.at;
     let wins = is_acquired(&world.time_out());
     let node_timeout = limits::node_timeout(Duration::ZERO, world.call.spec().ttl);
@@ -351,8 +351,8 @@ fn start_waiting(keys: &[&str], silent: usize, mutant: Option<Mutant>) -> (usize
     (wait.node, world)
 }
 
-/// On how many nodes the calls wait, for one key and for several.
-fn count_places(silent: usize, mutant: Option<Mutant>) -> usize {
+/// The number of nodes on which calls wait, for one key and for several.
+fn count_wait_nodes(silent: usize, mutant: Option<Mutant>) -> usize {
     let sets: [&[&str]; 8] = [
         &["a"],
         &["b"],
@@ -369,17 +369,17 @@ fn count_places(silent: usize, mutant: Option<Mutant>) -> usize {
 }
 
 #[test]
-fn calls_wait_in_one_place_without_a_spare_node() {
-    assert_eq!(count_places(1, None), 1);
-    assert_eq!(count_places(1, Some(Mutant::KeysWaitApart)), 2);
-    assert!(count_places(0, None) > 1, "with a spare node, the first key of each call decides");
+fn calls_wait_on_one_node_when_no_node_is_to_spare() {
+    assert_eq!(count_wait_nodes(1, None), 1);
+    assert_eq!(count_wait_nodes(1, Some(Mutant::KeysWaitApart)), 2);
+    assert!(count_wait_nodes(0, None) > 1, "with a spare node, the first key of each call decides");
 }
 
-/// On how many nodes calls wait that are refused by two nodes before the third one answers.
-/// `is_known` says whether the third node answered an earlier call of the client that it abstains.
-fn count_places_without_the_third_answer(is_known: bool) -> usize {
+/// The number of nodes on which calls wait, if two nodes refuse them and node 0 does not answer.
+/// `is_known` says whether node 0 answered an earlier call of the client that it abstains.
+fn count_wait_nodes_without_an_answer_of_node_0(is_known: bool) -> usize {
     let abstains = Response::Failed(NodeError::Abstains { reason: "start".into() });
-    let place_of = |key: usize| {
+    let wait_node_of = |key: usize| {
         let mut world = World::new(1, None);
         if is_known {
             let sent = world.turn(false);
@@ -399,13 +399,13 @@ fn count_places_without_the_third_answer(is_known: bool) -> usize {
         }
         wait_of(&sent).unwrap().node
     };
-    (0..20).map(place_of).collect::<BTreeSet<_>>().len()
+    (0..20).map(wait_node_of).collect::<BTreeSet<_>>().len()
 }
 
 #[test]
 fn calls_remember_which_nodes_abstain() {
-    assert_eq!(count_places_without_the_third_answer(true), 1);
-    assert_eq!(count_places_without_the_third_answer(false), 2);
+    assert_eq!(count_wait_nodes_without_an_answer_of_node_0(true), 1);
+    assert_eq!(count_wait_nodes_without_an_answer_of_node_0(false), 2);
 }
 
 /// Whether a call waits on the deciding node although that node granted and the others refused.
@@ -456,8 +456,8 @@ fn waiter_inspects_the_other_nodes_in_turn() {
     assert_eq!(count_inspected(Some(Mutant::InspectsOneNode)), 1);
 }
 
-/// Whether a call that waits for a connection acquires the lock, although the node that decides has
-/// a lease that no client releases. The call waits on another node.
+/// Whether a call that waits for a seat acquires the lock, although the deciding node has a lease
+/// that no client releases. The seat is on another node.
 fn bypasses_the_deciding_node(mutant: Option<Mutant>) -> bool {
     break_rule(mutant);
     let first = World::new(1, None).wait().node;
@@ -470,13 +470,13 @@ fn bypasses_the_deciding_node(mutant: Option<Mutant>) -> bool {
         });
         answers.collect::<Vec<_>>()
     };
-    // The deciding node is down, and another client holds the lock on the others.
+    // The deciding node is down, and another client holds the lock on the other nodes.
     sent = answer(&mut world, &sent, &down(), &Response::No);
     while wait_of(&sent).is_none() {
         sent = world.time_out();
     }
     assert_ne!(wait_of(&sent).unwrap().node, first);
-    // No connection becomes available, and the lock is released on all nodes but the first.
+    // No seat becomes available, and the lock is released on all nodes but the deciding node.
     let granted = Response::Fence(Fence::new(7).unwrap());
     let acquired = (0..8).any(|_| {
         sent = world.time_out();
@@ -490,7 +490,7 @@ fn bypasses_the_deciding_node(mutant: Option<Mutant>) -> bool {
 }
 
 #[test]
-fn call_without_a_connection_bypasses_a_deciding_node_that_it_does_not_wait_on() {
+fn call_that_waits_for_a_seat_bypasses_another_deciding_node() {
     assert!(bypasses_the_deciding_node(None));
     assert!(!bypasses_the_deciding_node(Some(Mutant::BypassesOnlyItsNode)));
 }
@@ -521,13 +521,12 @@ fn call_without_time_for_a_wait_asks_for_the_other_slots() {
     let wait = wait_of(&actions).unwrap();
     let (request, _) = world.drive(|call, ctx| call.handle_seat(wait, ctx));
     assert_eq!(request, None, "there is no time for a WAIT");
-    let mut probes = false;
     for _ in 0..10 {
         let sent = world.time_out();
         let next = world.answer_all(&sent, &Response::No);
         let is_probe = |(_, command): &(_, Command)| matches!(command, Command::AcquireAny { .. });
-        probes |= requests(&sent).iter().chain(&requests(&next)).any(is_probe);
-        if probes {
+        let has_asked = requests(&sent).iter().chain(&requests(&next)).any(is_probe);
+        if has_asked {
             return;
         }
     }

@@ -1,7 +1,7 @@
 //! Causes accidents on real servers, and checks what they do to locks.
 //!
-//! Each accident happens with the protection. Most have a baseline: a run of the same accident
-//! without the protection, to show the harm.
+//! Each accident is tested with the protection. Most accidents also have a baseline: a run of the
+//! same accident without the protection, to show the harm.
 //!
 //! - [`Scenario`]: one kind of accident, and its expected [`Baseline`]; [`Tally`]: the result
 //! - [`scenarios`]: all accidents to a single node, and the table of their results
@@ -11,7 +11,7 @@
 //!   holders
 //! - [`stress`]: clients that wait on one server, and everything that can end a wait
 //! - [`fuzz`]: compares one server with a model of it after each step
-//! - [`harness`]: the parts that these modules share, also with other tests and benchmarks
+//! - [`harness`]: the parts that these modules, other tests and benchmarks share
 
 pub mod exclusion;
 pub mod fences;

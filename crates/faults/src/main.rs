@@ -14,8 +14,8 @@ use quorlock_faults::scenarios::{expire_unreleased, table};
 use quorlock_faults::{Protected, exclusion, fences, kinds};
 use quorlock_testkit::find_server_binary;
 
-/// Longest allowed time without a grant in a run of `--fences`. Accidents of several masters may
-/// coincide, so that no majority votes for some seconds.
+/// Longest allowed time without a grant in a run of `--fences`. Each accident hits one master, but
+/// accidents of several masters may coincide, so that no majority votes for some seconds.
 const OUTAGE_MAX: Duration = Duration::from_secs(15);
 /// Number of locks that expire unreleased. They must leave nothing behind.
 const UNRELEASED: u32 = 1_000_000;
@@ -82,13 +82,15 @@ fn main() -> ExitCode {
             behaviour.run().map(|()| Vec::new())
         }
         Args { fences: Some(seconds), .. } => {
-            fence_growth(seed, Duration::from_secs(seconds), protected)
+            run_fences(seed, Duration::from_secs(seconds), protected)
         }
         Args { random: Some(seconds), .. } => {
-            accidents(exclusion::Plan { seed, duration: Duration::from_secs(seconds), protected })
+            run_random(exclusion::Plan { seed, duration: Duration::from_secs(seconds), protected })
         }
-        Args { kinds: Some(seconds), .. } => kinds(seed, Duration::from_secs(seconds), protected),
-        Args { rounds, .. } => faults(rounds),
+        Args { kinds: Some(seconds), .. } => {
+            run_kinds(seed, Duration::from_secs(seconds), protected)
+        }
+        Args { rounds, .. } => run_scenarios(rounds),
     };
     match outcome {
         Ok(complaints) if complaints.is_empty() => ExitCode::SUCCESS,
@@ -106,7 +108,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs all scenarios, prints the table, and returns its complaints.
-fn faults(rounds: u32) -> Result<Vec<String>> {
+fn run_scenarios(rounds: u32) -> Result<Vec<String>> {
     eprintln!("server: {}", find_server_binary()?.display());
     let table = table(rounds, |scenario| eprintln!("{}", scenario.accident))?;
     println!("{table}");
@@ -123,7 +125,7 @@ fn faults(rounds: u32) -> Result<Vec<String>> {
 }
 
 /// Runs clients with accidents at random, and returns the complaints.
-fn accidents(plan: exclusion::Plan) -> Result<Vec<String>> {
+fn run_random(plan: exclusion::Plan) -> Result<Vec<String>> {
     eprintln!("server: {}; seed {}", find_server_binary()?.display(), plan.seed);
     let report = exclusion::run(plan, |elapsed, grants| {
         eprintln!("{} s: {grants} locks granted", elapsed.as_secs());
@@ -150,7 +152,7 @@ fn complaints(report: &exclusion::Report) -> Vec<String> {
 }
 
 /// Runs clients with accidents to single masters, and returns the complaints about fences.
-fn fence_growth(seed: u64, duration: Duration, protected: Protected) -> Result<Vec<String>> {
+fn run_fences(seed: u64, duration: Duration, protected: Protected) -> Result<Vec<String>> {
     eprintln!("server: {}; seed {seed}", find_server_binary()?.display());
     let plan = fences::Plan { seed, duration, protected, program: std::env::current_exe()? };
     let report =
@@ -178,7 +180,7 @@ fn fence_growth(seed: u64, duration: Duration, protected: Protected) -> Result<V
 }
 
 /// Runs readers and writers, then clients of a semaphore, and returns the complaints.
-fn kinds(seed: u64, duration: Duration, protected: Protected) -> Result<Vec<String>> {
+fn run_kinds(seed: u64, duration: Duration, protected: Protected) -> Result<Vec<String>> {
     eprintln!("server: {}; seed {seed}", find_server_binary()?.display());
     let mut complaints = Vec::new();
     for kind in [Kind::Shared, Kind::Semaphore] {

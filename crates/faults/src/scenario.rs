@@ -49,7 +49,7 @@ impl Tally {
     }
 
     /// Records harm unless the condition holds.
-    pub(crate) fn must(&mut self, holds: bool, else_what: impl FnOnce() -> String) {
+    pub(crate) fn harm_unless(&mut self, holds: bool, else_what: impl FnOnce() -> String) {
         if !holds {
             self.harm(else_what());
         }

@@ -59,11 +59,11 @@ fn check_without_each_master(kind: Kind, course: Course) {
 }
 
 #[test]
-fn shared_locks_go_on_while_any_one_master_is_down() {
+fn shared_locks_are_granted_while_any_one_master_is_down() {
     check_without_each_master(Kind::Shared, Course::OneDown);
 }
 
 #[test]
-fn permits_go_on_while_any_one_master_is_paused() {
+fn permits_are_granted_while_any_one_master_is_paused() {
     check_without_each_master(Kind::Semaphore, Course::OnePaused);
 }

@@ -34,10 +34,10 @@ fn is_test_name(text: &str) -> bool {
 #[test]
 fn tests_that_the_pages_name_exist() {
     let tests = tests();
-    for (page, at_least) in [(SAFETY, 20), (FENCING, 4)] {
+    for (page, more_than) in [(SAFETY, 20), (FENCING, 4)] {
         let quoted: Vec<_> = page.split('`').skip(1).step_by(2).collect();
         let named: Vec<_> = quoted.into_iter().filter(|text| is_test_name(text)).collect();
-        assert!(named.len() > at_least, "{named:?}");
+        assert!(named.len() > more_than, "{named:?}");
         for name in named {
             assert!(tests.contains(name), "there is no test {name}");
         }

@@ -37,7 +37,7 @@ pub enum ModuleError {
     },
     /// The module is at none of the expected paths, and cannot be built from here.
     #[error(
-        "the module is neither at {}: install the package quorlock-module, or build it with \
+        "the module is not at {}: install the package quorlock-module, or build it with \
              `cargo build --release -p quorlock`, or set {MODULE_VARIABLE} to its path",
         display_paths(searched)
     )]
@@ -54,8 +54,8 @@ pub enum ModuleError {
         /// The error of the operating system.
         source: Arc<io::Error>,
     },
-    /// Cargo ran, and left no module at the expected path.
-    #[error("`cargo build -p quorlock` did not make {} ({status}): run it by hand and fix what it reports, or set \
+    /// Cargo failed, or left no module at the expected path.
+    #[error("`cargo build -p quorlock` did not produce {} ({status}): run it by hand and fix what it reports, or set \
              {MODULE_VARIABLE} to the path of a built module\n{output_tail}", path.display())]
     NotBuilt {
         /// The expected path of the module.
@@ -85,7 +85,7 @@ pub enum StartError {
         source: io::Error,
     },
     /// The path of the socket is longer than the operating system allows.
-    #[error("{} is {length_bytes} bytes long, and the path of a unix socket may have {limit_bytes}: choose a shorter \
+    #[error("{} is {length_bytes} bytes long, and the path of a unix socket may have at most {limit_bytes}: choose a shorter \
              directory, or let the server listen on TCP", path.display())]
     SocketPathTooLong {
         /// The path of the socket.
@@ -132,5 +132,5 @@ pub enum StartError {
 }
 
 fn display_paths(paths: &[PathBuf]) -> String {
-    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" nor at ")
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" or at ")
 }

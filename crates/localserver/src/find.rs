@@ -64,26 +64,29 @@ fn find_or_build() -> Result<PathBuf, ModuleError> {
     let executable = env::current_exe().unwrap_or_default();
     let workspace = workspace();
     let mut searched = Vec::new();
-    if let Some(beside) = output_directory(&executable) {
-        let module = beside.join(file_name());
+    if let Some(directory) = output_directory(&executable) {
+        let module = directory.join(module_file_name());
         if module.is_file() {
             return Ok(module);
         }
-        if beside.join("deps").is_dir() && workspace.join("Cargo.toml").is_file() {
-            build(&workspace, beside)?;
+        if directory.join("deps").is_dir() && workspace.join("Cargo.toml").is_file() {
+            build(&workspace, directory)?;
             return Ok(module);
         }
         searched.push(module);
         // An example is /usr/bin/quorlock with /usr/lib/quorlock/libquorlock.so.
-        searched
-            .extend(beside.parent().map(|prefix| prefix.join("lib/quorlock").join(file_name())));
+        searched.extend(
+            directory.parent().map(|prefix| prefix.join("lib/quorlock").join(module_file_name())),
+        );
     }
     // The workspace exists only on the machine that built this program.
     if workspace.join("Cargo.toml").is_file() {
-        // Documentation tests run in a directory outside the target directory.
+        // The program of a documentation test is elsewhere, so the target directory is a guess.
         let target =
             env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
-        searched.extend(["release", "debug"].map(|profile| target.join(profile).join(file_name())));
+        searched.extend(
+            ["release", "debug"].map(|profile| target.join(profile).join(module_file_name())),
+        );
     }
     match searched.iter().find(|module| module.is_file()) {
         Some(module) => Ok(module.clone()),
@@ -96,13 +99,13 @@ fn workspace() -> PathBuf {
     this_crate.ancestors().nth(2).unwrap_or(this_crate).to_path_buf()
 }
 
-fn file_name() -> String {
+fn module_file_name() -> String {
     format!("{}quorlock{}", consts::DLL_PREFIX, consts::DLL_SUFFIX)
 }
 
 /// Returns the directory in which the build of `executable` leaves libraries.
 ///
-/// Tests and examples are one level below it.
+/// The programs of tests and examples are in directories below it.
 fn output_directory(executable: &Path) -> Option<&Path> {
     let directory = executable.parent()?;
     match directory.file_name()?.to_str() {
@@ -124,7 +127,7 @@ fn build(workspace: &Path, output_directory: &Path) -> Result<(), ModuleError> {
         .stdin(Stdio::null())
         .output()
         .map_err(|source| ModuleError::NoCargo { source: Arc::new(source) })?;
-    let path = output_directory.join(file_name());
+    let path = output_directory.join(module_file_name());
     if output.status.success() && path.is_file() {
         return Ok(());
     }
@@ -139,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn test_example_and_program_share_one_output_directory() {
+    fn tests_examples_and_programs_share_one_output_directory() {
         for executable in ["/t/debug/deps/claims-1f", "/t/debug/examples/tour", "/t/debug/quorlock"]
         {
             assert_eq!(

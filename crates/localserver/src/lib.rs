@@ -5,11 +5,11 @@
 //! - [`Server`]: one server in a directory of its own, which can be killed, paused and restarted
 //! - [`Masters`]: several independent servers with the Quorlock module
 //! - [`find_server_binary`] and [`module_path()`]: the program to start, and the module to load
-//! - [`StartHook`]: a change of the command, for programs that inject faults
+//! - [`StartHook`]: changes the command that starts a server, for programs that inject faults
 //! - [`holds_within`]: waits for a condition
 //!
-//! When a value is dropped, its processes are killed and its temporary directories are removed. A
-//! directory that the caller chose stays.
+//! When a [`Server`] or [`Masters`] is dropped, its processes are killed and its temporary
+//! directories are removed. A directory that the caller chose stays.
 
 mod error;
 mod find;

@@ -27,7 +27,7 @@ impl Masters {
 
     /// Starts `n` masters at the same time. `configure` sets up each master by its number, from 0.
     ///
-    /// When one of them does not start, all others have ended when this returns.
+    /// If one master does not start, all others have ended before this function returns.
     ///
     /// # Panics
     ///

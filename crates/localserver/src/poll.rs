@@ -10,11 +10,11 @@ pub const POLL_INTERVAL: Duration = Duration::from_millis(2);
 pub fn holds_within(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let started = Instant::now();
     loop {
-        let expire = started.elapsed() >= timeout;
+        let time_is_up = started.elapsed() >= timeout;
         if condition() {
             return true;
         }
-        if expire {
+        if time_is_up {
             return false;
         }
         thread::sleep(POLL_INTERVAL);

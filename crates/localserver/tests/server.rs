@@ -62,7 +62,7 @@ fn port_of_a_server_that_is_down_stays_reserved() {
     let mut server = Server::builder().tcp().start().unwrap();
     let port = server.url().trim_end_matches('/').rsplit(':').next().unwrap().parse().unwrap();
     server.kill();
-    // A program that asks for any port does not allow the address to be reused.
+    // Like a program that asks for any free port, this socket does not set SO_REUSEADDR.
     let other = TcpSocket::new_v4().unwrap();
     let refused = other.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::AddrInUse);
@@ -95,7 +95,7 @@ fn paused_server_can_be_killed_shut_down_and_dropped() {
     server.kill();
     server.restart().unwrap();
     server.pause();
-    assert!(server.shutdown(), "it ends by itself");
+    assert!(server.shutdown(), "the server ends without a kill");
     server.restart().unwrap();
     let pid = server.pid();
     server.pause();
@@ -161,7 +161,7 @@ fn directives_override_defaults_and_can_change_between_restarts() {
 
 #[test]
 fn server_has_the_environment_that_it_was_given() {
-    // The log shows the variable. /proc does not: servers overwrite it with their title.
+    // The log shows the variable. /proc does not: a server writes its title over it.
     let server = Server::builder().env("LD_PRELOAD", "/nowhere/preloaded.so").start().unwrap();
     assert!(
         server.log().contains("/nowhere/preloaded.so"),
@@ -181,7 +181,7 @@ fn server_that_is_still_loading_is_not_yet_started() {
     server.set_arg("loading-process-events-interval-bytes", 1024);
     let started = Instant::now();
     server.restart().unwrap();
-    assert!(started.elapsed() >= Duration::from_millis(200), "it did load for a while");
+    assert!(started.elapsed() >= Duration::from_millis(200), "the server was loading");
     assert_eq!(redis::cmd("DBSIZE").query::<u64>(&mut server.connection()).unwrap(), 2000);
 }
 
@@ -224,7 +224,7 @@ fn program_that_does_not_exist_is_reported() {
 }
 
 #[test]
-fn server_program_is_found_by_its_own_name() {
+fn found_server_program_is_an_existing_absolute_path() {
     let binary = find_server_binary().unwrap();
     assert!(binary.is_absolute() && binary.is_file(), "{}", binary.display());
 }

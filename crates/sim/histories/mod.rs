@@ -1,17 +1,17 @@
-//! Histories: what a client is told, and what it sends.
+//! Histories: recorded exchanges of a client with its program and its nodes.
 //!
-//! Each file of this folder is one, and the drivers of the client and of the simulator must send
-//! the same.
+//! Each `.txt` file of this folder is a history. The drivers of the client crate and of the
+//! simulator must both do exactly what it says.
 //!
 //! | line | meaning |
 //! |---|---|
 //! | `# …` | a comment |
-//! | `> …` | what the driver is told: see [`Told`] |
-//! | `< 0/2 …` | what it does on the second connection to node 0: `connects`, `closes`, or a request |
+//! | `> …` | an input of the driver: see [`Input`] |
+//! | `< 0/2 …` | what the driver does on the second connection to node 0: `connects`, `closes`, or a request |
 //! | `= a …` | what the program learns of its lock `a` |
 //!
-//! Requests are in order for each connection. Tokens are named by their first appearance. A fence
-//! that no node has answered with is the client's own proposal, and written `new`.
+//! The `<` lines after an event are sorted by connection. Tokens are numbered by their first
+//! appearance. A fence with which no node has answered is a proposal of the client, written `new`.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
@@ -21,26 +21,26 @@ use std::time::Duration;
 /// The ttl of every lock, in milliseconds.
 pub(crate) const TTL_MS: u64 = 10_000;
 
-/// The run id of a node, from which the order of the nodes for a key follows.
+/// The run id of a node. The run ids determine the order of the nodes for each key.
 pub(crate) fn run_id(node: usize) -> String {
     format!("run-{node}")
 }
 
-/// A driver of the machines, with a program and nodes that do only what a history says.
+/// A driver of a client's state machines, whose program and nodes do only what a history says.
 pub(crate) trait Driver {
-    /// A client that has not connected yet.
+    /// Creates a client that has not connected yet.
     fn new(nodes: usize) -> Self;
 
-    /// Tells it what happens, and waits until nothing follows from that any more.
-    fn tell(&mut self, told: &Told);
+    /// Passes an event to the driver, and waits until the driver has handled all its consequences.
+    fn apply(&mut self, input: &Input);
 
-    /// What it has done since the last call.
-    fn take_done(&mut self) -> Vec<Done>;
+    /// Returns what the driver has done since the last call.
+    fn take_outputs(&mut self) -> Vec<Output>;
 }
 
-/// What a driver is told.
+/// An event that a history passes to a driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum Input {
     /// `connect`: the client connects to all nodes.
     Connect,
     /// `acquire LOCK KEY [wait TIME|forever] [renew]`: the program calls for a lock.
@@ -49,9 +49,9 @@ pub(crate) enum Told {
     Cancel(String),
     /// `extend LOCK`.
     Extend(String),
-    /// `release LOCK`: the program releases it, and waits for the answers.
+    /// `release LOCK`: the program releases the lock, and waits for the answers.
     Release(String),
-    /// `drop LOCK`: the program drops it.
+    /// `drop LOCK`: the program drops the lock.
     Drop(String),
     /// `detach LOCK`.
     Detach(String),
@@ -59,13 +59,13 @@ pub(crate) enum Told {
     Attach { lock: String, detached: String },
     /// `answer CONNECTION ANSWER`: the node answers its oldest request.
     Answer(Connection, Answer),
-    /// `lose CONNECTION`: it ends.
+    /// `lose CONNECTION`: the connection ends.
     Lose(Connection),
-    /// `refuse NODE`: it accepts no connection from now on.
+    /// `refuse NODE`: the node refuses connections from now on.
     Refuse(usize),
-    /// `accept NODE`: it does again.
+    /// `accept NODE`: the node accepts connections again.
     Accept(usize),
-    /// `pass TIME`: of whole milliseconds.
+    /// `pass TIME`: time passes, in whole milliseconds.
     Pass(Duration),
 }
 
@@ -76,15 +76,15 @@ pub(crate) enum Answer {
     Fence(u64),
     /// `fence N waited TIME`: to a WAIT.
     Waited(u64, Duration),
-    /// `yes`: released, taken or alive.
+    /// `yes`: the lock was released, the key is taken, or the node is alive.
     Yes,
-    /// `no`: refused, not held or free.
+    /// `no`: the request is refused, the lock is not held, or the key is free.
     No,
     /// `abstain`: an error.
     Abstain,
 }
 
-/// A connection: the node, and how many connections to that node were begun before, plus one.
+/// A connection: its node, and its number among the connections that the node has accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Connection {
     pub(crate) node: usize,
@@ -93,7 +93,7 @@ pub(crate) struct Connection {
 
 /// What a driver has done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Done {
+pub(crate) enum Output {
     Connects(Connection),
     Closes(Connection),
     /// A command, by its arguments.
@@ -102,9 +102,9 @@ pub(crate) enum Done {
     Learns(String, String),
 }
 
-/// Replays every history, and panics at the first step after which the driver does anything else.
+/// Replays every history. Panics after the first event that the driver handles differently.
 pub(crate) fn replay_all<D: Driver>() {
-    each(|_, text| {
+    for_each_history(|_, text| {
         replay::<D>(&text, true);
     });
 }
@@ -112,13 +112,13 @@ pub(crate) fn replay_all<D: Driver>() {
 /// Writes into each history what the driver does.
 #[allow(dead_code, reason = "only the simulator records")]
 pub(crate) fn record_all<D: Driver>() {
-    each(|path, text| {
+    for_each_history(|path, text| {
         let recorded = replay::<D>(&text, false);
         std::fs::write(path, recorded).unwrap();
     });
 }
 
-fn each(mut check: impl FnMut(&Path, String)) {
+fn for_each_history(mut visit: impl FnMut(&Path, String)) {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../sim/histories");
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let mut paths: Vec<_> =
@@ -127,35 +127,35 @@ fn each(mut check: impl FnMut(&Path, String)) {
     assert!(!paths.is_empty(), "{folder} has no history");
     for path in paths {
         println!("{}", path.display());
-        check(&path, std::fs::read_to_string(&path).unwrap());
+        visit(&path, std::fs::read_to_string(&path).unwrap());
     }
 }
 
-/// Replays a history, and returns it with what the driver did.
+/// Replays a history. Returns its text, with what the driver did in place of what it should do.
 ///
-/// With `checked`, that must be what the history says.
+/// If `checked`, panics if these differ.
 fn replay<D: Driver>(text: &str, checked: bool) -> String {
-    let is_done = |line: &str| line.starts_with("< ") || line.starts_with("= ");
+    let is_output = |line: &str| line.starts_with("< ") || line.starts_with("= ");
     let mut lines = text.lines().enumerate().peekable();
     let mut driver = None;
     let mut names = Names::default();
     let mut recorded = String::new();
     while let Some((number, line)) = lines.next() {
         let _ = writeln!(recorded, "{line}");
-        let Some(told) = line.strip_prefix("> ") else { continue };
-        let words: Vec<_> = told.split(' ').collect();
+        let Some(input) = line.strip_prefix("> ") else { continue };
+        let words: Vec<_> = input.split(' ').collect();
         let mut expected = String::new();
-        while let Some((_, line)) = lines.next_if(|(_, line)| is_done(line)) {
+        while let Some((_, line)) = lines.next_if(|(_, line)| is_output(line)) {
             let _ = writeln!(expected, "{line}");
         }
         let driver = match words[..] {
             ["connect", nodes] => driver.insert(D::new(nodes.parse().unwrap())),
             _ => driver.as_mut().expect("a history begins with connect"),
         };
-        let told = Told::parse(&words).unwrap_or_else(|| panic!("line {}: {line}", number + 1));
-        names.hear(&told);
-        driver.tell(&told);
-        let done = names.describe(driver.take_done());
+        let input = Input::parse(&words).unwrap_or_else(|| panic!("line {}: {line}", number + 1));
+        names.record_fence(&input);
+        driver.apply(&input);
+        let done = names.describe(driver.take_outputs());
         assert!(
             !checked || done == expected,
             "after line {}, {line}\nthe history has\n{expected}\nand the driver did\n{done}",
@@ -166,7 +166,7 @@ fn replay<D: Driver>(text: &str, checked: bool) -> String {
     recorded
 }
 
-impl Told {
+impl Input {
     fn parse(words: &[&str]) -> Option<Self> {
         let lock = |name: &str| name.to_owned();
         Some(match *words {
@@ -233,7 +233,7 @@ impl fmt::Display for Connection {
     }
 }
 
-/// What differs between two runs of one history.
+/// Stable names for values that differ between two runs of one history.
 #[derive(Default)]
 struct Names {
     /// In the order of their first appearance.
@@ -243,24 +243,24 @@ struct Names {
 }
 
 impl Names {
-    fn hear(&mut self, told: &Told) {
-        if let Told::Answer(_, Answer::Fence(fence) | Answer::Waited(fence, _)) = told {
+    fn record_fence(&mut self, input: &Input) {
+        if let Input::Answer(_, Answer::Fence(fence) | Answer::Waited(fence, _)) = input {
             self.fences.insert(*fence);
         }
     }
 
-    fn describe(&mut self, mut done: Vec<Done>) -> String {
-        done.sort_by_key(|done| match done {
-            Done::Connects(at) | Done::Closes(at) | Done::Sends(at, _) => (false, Some(*at)),
-            Done::Learns(..) => (true, None),
+    fn describe(&mut self, mut outputs: Vec<Output>) -> String {
+        outputs.sort_by_key(|output| match output {
+            Output::Connects(at) | Output::Closes(at) | Output::Sends(at, _) => (false, Some(*at)),
+            Output::Learns(..) => (true, None),
         });
         let mut lines = String::new();
-        for done in done {
-            let _ = match done {
-                Done::Connects(at) => writeln!(lines, "< {at} connects"),
-                Done::Closes(at) => writeln!(lines, "< {at} closes"),
-                Done::Sends(at, command) => writeln!(lines, "< {at} {}", self.command(&command)),
-                Done::Learns(lock, what) => writeln!(lines, "= {lock} {what}"),
+        for output in outputs {
+            let _ = match output {
+                Output::Connects(at) => writeln!(lines, "< {at} connects"),
+                Output::Closes(at) => writeln!(lines, "< {at} closes"),
+                Output::Sends(at, command) => writeln!(lines, "< {at} {}", self.command(&command)),
+                Output::Learns(lock, what) => writeln!(lines, "= {lock} {what}"),
             };
         }
         lines
@@ -285,10 +285,10 @@ impl Names {
 
     fn token(&mut self, token: &str) -> String {
         let known = self.tokens.iter().position(|known| known == token);
-        let place = known.unwrap_or_else(|| {
+        let index = known.unwrap_or_else(|| {
             self.tokens.push(token.to_owned());
             self.tokens.len() - 1
         });
-        format!("token{}", place + 1)
+        format!("token{}", index + 1)
     }
 }

@@ -16,7 +16,7 @@ pub(crate) struct Rules {
     pub(crate) mutant: Option<Mutant>,
 }
 
-/// How a client decides on a lock and its fence from the answers of the nodes.
+/// Decides from the answers of the nodes whether a client wins the lock, and with which fence.
 ///
 /// Each mutant of this decision has a variant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -24,29 +24,29 @@ pub(crate) enum Agreement {
     /// The unchanged rule.
     Real(Acquisition),
     /// [`Mutant::LargestAtOnce`].
-    LargestAtOnce(Naive),
+    LargestAtOnce(Grants),
     /// [`Mutant::MajorityOfGrants`]: once a majority has granted, only the nodes that granted agree
     /// on the fence.
     AmongGrants {
         /// The grants so far.
-        naive: Naive,
-        /// The agreement of the nodes that granted, each by its index among them. `None` until a
-        /// majority has granted.
+        naive: Grants,
+        /// The agreement of the nodes that granted, each by its index in the list of grants. `None`
+        /// until a majority has granted.
         among: Option<Acquisition>,
     },
-    /// [`Mutant::WriteBackDownwards`]: at the end, nodes with a larger fence must store the agreed
-    /// fence, too.
+    /// [`Mutant::StoredFenceDecreases`]: at the end, nodes with a larger fence must also store the
+    /// agreed fence.
     Downwards {
         /// The unchanged agreement.
         real: Acquisition,
         /// The grants so far.
-        naive: Naive,
+        naive: Grants,
     },
 }
 
 /// The grants, without any agreement.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Naive {
+pub(crate) struct Grants {
     majority: Majority,
     sent: Moment,
     ttl: Ttl,
@@ -57,11 +57,11 @@ impl Agreement {
     pub(crate) fn new(rules: Rules, sent: Moment) -> Self {
         let Rules { majority, ttl, mutant, .. } = rules;
         let real = || Acquisition::new(majority, sent, ttl, Duration::ZERO);
-        let naive = || Naive { majority, sent, ttl, granted: Vec::new() };
+        let naive = || Grants { majority, sent, ttl, granted: Vec::new() };
         match mutant {
             Some(Mutant::LargestAtOnce) => Self::LargestAtOnce(naive()),
             Some(Mutant::MajorityOfGrants) => Self::AmongGrants { naive: naive(), among: None },
-            Some(Mutant::WriteBackDownwards) => Self::Downwards { real: real(), naive: naive() },
+            Some(Mutant::StoredFenceDecreases) => Self::Downwards { real: real(), naive: naive() },
             _ => Self::Real(real()),
         }
     }
@@ -73,7 +73,7 @@ impl Agreement {
             Self::AmongGrants { naive, among } => {
                 naive.vote(node, vote);
                 if among.is_none() && naive.has_majority() {
-                    *among = Some(naive.agree_among_themselves(now));
+                    *among = Some(naive.agree_among_grants(now));
                 }
             }
             Self::Downwards { real, naive } => {
@@ -130,7 +130,7 @@ impl Agreement {
     }
 }
 
-impl Naive {
+impl Grants {
     fn vote(&mut self, node: usize, vote: Vote) {
         if let Vote::Granted(fence) = vote {
             self.granted.push((node, fence));
@@ -150,9 +150,9 @@ impl Naive {
         Step::Won(Win { fence, validity })
     }
 
-    fn agree_among_themselves(&self, now: Moment) -> Acquisition {
-        let themselves = Majority::of(self.granted.len()).expect("a majority is not empty");
-        let mut among = Acquisition::new(themselves, self.sent, self.ttl, Duration::ZERO);
+    fn agree_among_grants(&self, now: Moment) -> Acquisition {
+        let majority = Majority::of(self.granted.len()).expect("a majority is not empty");
+        let mut among = Acquisition::new(majority, self.sent, self.ttl, Duration::ZERO);
         for (place, &(_, fence)) in self.granted.iter().enumerate() {
             among.vote(place, Vote::Granted(fence), now);
         }

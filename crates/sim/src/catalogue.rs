@@ -243,15 +243,15 @@ pub fn mutants() -> Vec<Check> {
             overlapping(World { releases: false, proposals: vec![5, 1], ..holders.clone() }),
         ),
         caught(Mutant::FenceOfTheFirstKey, Property::FenceOnce, overlapping(at_once(3, 2))),
-        caught(Mutant::WriteBackFromAnybody, Property::FenceOnce, fences(3)),
-        caught(Mutant::WriteBackDownwards, Property::FencesGrow, downwards),
+        caught(Mutant::FenceStoredWithoutToken, Property::FenceOnce, fences(3)),
+        caught(Mutant::StoredFenceDecreases, Property::FencesGrow, downwards),
         caught(Mutant::MajorityOfGrants, Property::FenceOnce, fences(4)),
         caught(Mutant::LargestAtOnce, Property::FenceOnce, fences(3)),
         caught(Mutant::ClockBackAtRestart, Property::FenceOnce, World { restarts: 1, ..fences(3) }),
         caught(
             Mutant::TokenUsedTwice,
             Property::OneHolder,
-            // The harm needs no tick. With clocks, the checker also looks for two holders.
+            // The harm needs no tick, but the checker looks for two holders only with clocks.
             World { attempts: 2, clocks: Some(clocks(2, 0)), ..holders.clone() },
         ),
         caught(
@@ -324,8 +324,8 @@ fn caught(mutant: Mutant, breaks: Property, world: World) -> Check {
     }
 }
 
-/// Moves the wall clocks on after a restart, so that all nodes accept the fences of the restarted
-/// node.
+/// Returns the world with wall clocks that advance after a restart, so that all nodes accept the
+/// fences of the restarted node.
 fn caught_up(world: World) -> World {
     World { wall_after_restart_us: 50, ..world }
 }

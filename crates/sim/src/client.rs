@@ -31,7 +31,7 @@ enum Phase {
 struct Attempt {
     /// When the first byte was sent.
     at: Moment,
-    /// When the first answer arrived, for a mutant that uses it.
+    /// When the first answer arrived. Only [`Mutant::ValidFromAnswer`] records it.
     answered: Option<Moment>,
     /// The nodes that granted.
     granted: Nodes,

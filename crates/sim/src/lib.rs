@@ -6,8 +6,8 @@
 //! - [`Property`]: a property that must always hold
 //! - [`Mutant`]: a rule broken on purpose, which the checker must notice
 //! - [`models`] and [`mutants`]: the worlds that are checked, with their expected verdicts
-//! - [`run`](run()): checks one of them
-//! - [`fleet`]: whole fleets, too large for the model checker: a seed draws the events
+//! - [`run`](run()): checks one of these worlds
+//! - [`fleet`]: simulates fleets that are too large for the model checker; a seed draws the events
 //!
 //! The servers are `quorlock_core::node::memory::Server`, and the clients drive
 //! `quorlock_core::quorum`. This crate adds a network and clocks. A mutant of a model changes the
@@ -17,11 +17,11 @@ mod agreement;
 mod catalogue;
 mod client;
 pub mod fleet;
+mod interner;
 mod keys;
 mod lock;
 mod message;
 mod mutant;
-mod pool;
 mod property;
 mod run;
 mod server;

@@ -27,7 +27,7 @@ pub(crate) struct Lock {
 struct Round {
     number: u8,
     sent: Moment,
-    core: Extension,
+    extension: Extension,
 }
 
 /// Some of the nodes, one bit each.
@@ -66,12 +66,12 @@ impl Lock {
         let counts_late_grants = rules.mutant == Some(Mutant::RepairOnLateGrant);
         let nodes = 0..rules.majority.nodes();
         let known = nodes.clone().filter(|&node| counts_late_grants || self.known.has(node));
-        // Nodes that have not answered count as missing, too.
+        // A node that has not answered also counts as known to miss the lock.
         let missing = nodes.filter(|&node| !self.known.has(node));
-        let core = Extension::new(rules.majority, now, rules.ttl)
+        let extension = Extension::new(rules.majority, now, rules.ttl)
             .known_to_hold(known)
             .known_to_miss(missing);
-        self.round = Some(Round { number, sent: now, core });
+        self.round = Some(Round { number, sent: now, extension });
         Effect::AskAll(Request::Extend(number))
     }
 
@@ -91,7 +91,7 @@ impl Lock {
             return vec![Effect::Ask(node, Request::Repair(round.number))];
         }
         let mut effects = Vec::new();
-        if let Some(verdict) = round.core.answer(node, held, now) {
+        if let Some(verdict) = round.extension.answer(node, held, now) {
             self.state.settle(verdict, now);
             if matches!(verdict, ExtensionVerdict::Extended(_)) {
                 self.sent = round.sent;
@@ -99,7 +99,7 @@ impl Lock {
             }
         }
         while rules.repair
-            && let Some(node) = round.core.next_repair()
+            && let Some(node) = round.extension.next_repair()
         {
             if !self.repairing.has(node) {
                 self.repairing.set(node, true);

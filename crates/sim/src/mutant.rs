@@ -6,11 +6,11 @@ use std::fmt;
 /// machines, which are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mutant {
-    /// A node stores the fence of a write-back from a token that does not hold the key.
-    WriteBackFromAnybody,
+    /// A node stores an agreed fence for a token that does not hold the key.
+    FenceStoredWithoutToken,
     /// All nodes of an attempt store its fence, even nodes that have a larger one.
-    WriteBackDownwards,
-    /// A majority of the nodes that granted agrees on the fence, in place of N/2 + 1 nodes.
+    StoredFenceDecreases,
+    /// A majority of the nodes that granted decides the fence, instead of N/2 + 1 of all nodes.
     MajorityOfGrants,
     /// The client uses the largest fence of the grants at once.
     LargestAtOnce,
@@ -27,8 +27,8 @@ pub enum Mutant {
     /// A client counts the validity of a lock from the first answer, and not from before the first
     /// request.
     ValidFromAnswer,
-    /// The client repairs a node that does not hold the lock before a majority has extended the
-    /// lock, and counts the grant as an extension.
+    /// Before a majority has extended the lock, the client repairs a node that does not hold it,
+    /// and counts the grant as an extension.
     RepairAtOnce,
     /// The client repairs a lock that a majority confirms, and counts late grants as confirmations.
     RepairOnLateGrant,
@@ -54,9 +54,9 @@ pub enum Mutant {
 impl fmt::Display for Mutant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::WriteBackFromAnybody => "a write-back without the token check",
-            Self::WriteBackDownwards => "a write-back that may go down",
-            Self::MajorityOfGrants => "a majority of the grants in place of N/2+1 nodes",
+            Self::FenceStoredWithoutToken => "an agreed fence stored without a token check",
+            Self::StoredFenceDecreases => "a stored fence that may decrease",
+            Self::MajorityOfGrants => "a majority of the grants instead of N/2+1 nodes",
             Self::LargestAtOnce => "the largest of the grants, used at once",
             Self::TokenUsedTwice => "a token used for two attempts",
             Self::NoAbstention => "a restart without abstaining",
@@ -64,9 +64,9 @@ impl fmt::Display for Mutant {
             Self::ExtendRevives => "an extension that revives",
             Self::NoDrift => "validity without drift",
             Self::ValidFromAnswer => "validity counted from the answer",
-            Self::RepairOnLateGrant => "repair on the word of a late grant",
-            Self::RepairAtOnce => "repair outside a majority of extends",
-            Self::SomeOfTheKeys => "those of several keys that are free",
+            Self::RepairOnLateGrant => "a repair that counts late grants as confirmations",
+            Self::RepairAtOnce => "a repair before a majority has extended",
+            Self::SomeOfTheKeys => "a grant of only the free ones of several keys",
             Self::FenceOfTheFirstKey => "a fence above the first key's counter only",
             Self::RevokeFreesAtOnce => "a revocation that frees the key at once",
             Self::RevokeKeepsToken => "a revocation that leaves the token in the mirror",

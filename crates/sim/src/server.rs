@@ -31,8 +31,8 @@ pub(crate) enum Revocation {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Server {
     memory: memory::Server,
-    /// When the server had its last turn. Servers with different last turns are not equal: each
-    /// has sorted its leases by deadline up to that moment, and cannot go back.
+    /// When the server had its last turn. Servers with different last turns are not equal: the
+    /// timing wheel of the leases has advanced to that moment, and cannot go back.
     turned_at: Monotonic,
 }
 
@@ -70,8 +70,8 @@ impl Server {
             turned_at: Monotonic::default(),
         };
         // In its first turn, a node checks which receivers its propagation has, and stores the
-        // time. Every server does that at time zero, so that servers with different start times
-        // can be equal.
+        // time. Here, the first turn is always at time zero, so that servers with different start
+        // times can be equal.
         server
             .turn(ServerContext { now: Now { monotonic: Monotonic::default(), ..ctx.now }, ..ctx });
         server.turn(ctx);
@@ -107,7 +107,7 @@ impl Server {
         );
         self.memory.turn(ctx.now);
         self.memory.keys.counted = 0;
-        self.memory.keys.unknowns = 0;
+        self.memory.keys.random_values_made = 0;
         self.turned_at = ctx.now.monotonic;
     }
 
@@ -130,7 +130,7 @@ impl Server {
     /// Revokes the lock of the first key. Returns its holder, or `None` if there is none.
     pub(crate) fn revoke(&mut self, ctx: ServerContext, revocation: Revocation) -> Option<u8> {
         let holder = self.holder_to_revoke()?;
-        let token = self.holder(Keys::A).map(Name::from_slice)?;
+        let token = self.mirror(Keys::A).map(Name::from_slice)?;
         let key = &names(Keys::A)[0];
         let random_value =
             if revocation == Revocation::KeepsToken { token } else { Name::from_slice(UNKNOWN) };
@@ -142,9 +142,9 @@ impl Server {
         Some(holder)
     }
 
-    /// Returns the client whose token is in the mirror of the first key: its lock can be revoked.
+    /// Returns the client whose token is in the mirror of the first key. Its lock can be revoked.
     pub(crate) fn holder_to_revoke(&self) -> Option<u8> {
-        match self.holder(Keys::A) {
+        match self.mirror(Keys::A) {
             Some(&[client, _attempt]) => Some(client),
             _ => None,
         }
@@ -152,12 +152,12 @@ impl Server {
 
     /// Returns one key of each held lock.
     pub(crate) fn held(&self) -> impl Iterator<Item = Keys> {
-        let (a, b) = (self.holder(Keys::A), self.holder(Keys::B));
+        let (a, b) = (self.mirror(Keys::A), self.mirror(Keys::B));
         a.map(|_| Keys::A).into_iter().chain(b.filter(|_| a != b).map(|_| Keys::B))
     }
 
     /// Returns the value of the mirror of the first of these keys.
-    fn holder(&self, keys: Keys) -> Option<&[u8]> {
+    fn mirror(&self, keys: Keys) -> Option<&[u8]> {
         keys.names().next().and_then(|name| self.memory.get(0, name)?.text.as_deref())
     }
 
@@ -212,13 +212,13 @@ impl Server {
     fn carry_out(&mut self, ctx: ServerContext, command: &Command<'_, Name>) -> Answer {
         let reply = self.memory.execute(ctx.now, command);
         self.memory.keys.counted = 0;
-        self.memory.keys.unknowns = 0;
+        self.memory.keys.random_values_made = 0;
         match reply {
             Ok(Reply::Granted(fence) | Reply::Extended(fence)) => Answer::Held(fence),
             Ok(Reply::Refused | Reply::NotHeld | Reply::Released(false)) => Answer::NotHeld,
             Ok(Reply::Released(true)) => Answer::Released,
             Err(CommandError::BadFence(_)) => Answer::BadFence,
-            // A client names all keys of its lock: only the server of a mutant answers `OtherKeys`.
+            // A client names all keys of its lock, so only a mutant leads to `OtherKeys`.
             Err(CommandError::Abstaining { .. } | CommandError::OtherKeys) => Answer::Silent,
             Err(CommandError::Revoked { .. }) => Answer::Revoked,
             Ok(
@@ -244,11 +244,11 @@ impl Server {
     }
 }
 
-/// Steps that only mutants contain.
+/// Steps that only mutants execute.
 impl Server {
     /// Stores a fence for any token, whether the token holds the key or not.
     pub(crate) fn store_from_any_token(&mut self, ctx: ServerContext, fence: Fence) -> Answer {
-        if let Some(holder) = self.holder(Keys::A).map(Name::from_slice) {
+        if let Some(holder) = self.mirror(Keys::A).map(Name::from_slice) {
             self.extend(ctx, Keys::A, &holder, Some(fence));
         } else {
             let nobody = Name::from_slice(NOBODY);
@@ -315,7 +315,7 @@ impl Server {
         token: &Name,
         fence: Fence,
     ) -> Answer {
-        if self.holder(Keys::A) != Some(&token[..]) {
+        if self.mirror(Keys::A) != Some(&token[..]) {
             return Answer::NotHeld;
         }
         let beginning = ServerContext { now: Now { wall_us: 0, ..ctx.now }, ..ctx };
@@ -323,7 +323,7 @@ impl Server {
         self.acquire(ctx, Keys::A, token, Some(fence))
     }
 
-    /// Grants each free one of these keys separately, and answers with the first fence.
+    /// Grants the free ones of these keys, each by itself, and answers with the first fence.
     pub(crate) fn take_some(
         &mut self,
         ctx: ServerContext,
@@ -346,7 +346,7 @@ impl Server {
         token: &Name,
         fence: Fence,
     ) -> Answer {
-        if keys.each().any(|key| self.holder(key).is_some()) {
+        if keys.each().any(|key| self.mirror(key).is_some()) {
             return Answer::NotHeld;
         }
         self.take_some(ctx, keys, token, fence)
@@ -367,7 +367,7 @@ impl Server {
 
     /// Grants a free key to a token whose lock has ended.
     pub(crate) fn revive(&mut self, ctx: ServerContext, token: &Name) -> Answer {
-        if self.holder(Keys::A).is_some() {
+        if self.mirror(Keys::A).is_some() {
             Answer::NotHeld
         } else {
             self.acquire(ctx, Keys::A, token, None)

@@ -10,8 +10,8 @@ use stateright::Model;
 
 use crate::agreement::Rules;
 use crate::client::Client;
+use crate::interner::{Interned, Interner};
 use crate::message::{Answer, Body, Effect, Message, Request};
-use crate::pool::{Pool, Pooled};
 use crate::server::{Revocation, Server, ServerContext};
 use crate::{Keys, Mutant, Property};
 
@@ -47,12 +47,12 @@ pub struct World {
     /// [`disk`](Self::disk).
     pub restarts: u8,
     /// Advance of the wall clocks after a restart, in µs. Without it, the fences of the restarted
-    /// node lie too far ahead for the other nodes.
+    /// node are too far ahead for the other nodes to accept.
     pub wall_after_restart_us: u64,
     /// The clocks. With `None`, no time passes, and a lease lasts until an event ends it.
     pub clocks: Option<Clocks>,
-    /// Largest number of extensions of a held lock. With `None`, a client does not hold a lock that
-    /// it has won, and only uses its fence.
+    /// Largest number of extensions of a held lock. With `None`, a client forgets a lock as soon as
+    /// it has won the lock, and uses only the fence.
     pub rounds: Option<u8>,
     /// Whether a client releases its lock, and rolls back attempts that failed. If not, no client
     /// ends a lease.
@@ -70,7 +70,7 @@ pub struct World {
     /// The rule that is broken, if any.
     pub mutant: Option<Mutant>,
     /// The servers that the states of this world share.
-    pub(crate) pool: Pool,
+    pub(crate) pool: Interner,
 }
 
 /// When the answers of nodes arrive.
@@ -84,7 +84,7 @@ pub enum Answers {
     AtOnce,
 }
 
-/// Clocks that advance in steps, each at its own rate.
+/// Clocks that advance in steps. The clocks of nodes and of clients may have different rates.
 #[derive(Clone, Copy, Debug)]
 pub struct Clocks {
     /// Number of steps.
@@ -100,7 +100,7 @@ pub struct Clocks {
 /// The state of a world at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    servers: Vec<Pooled>,
+    servers: Vec<Interned>,
     clients: Vec<Arc<Client>>,
     /// Messages in transit, sorted.
     network: Vec<Message>,
@@ -119,8 +119,8 @@ pub struct State {
 struct History {
     /// All reported locks, ordered by fence: the fence, the keys, and whether the lock is shared.
     fences: Vec<(Fence, Keys, Mode)>,
-    /// For each client: the largest fence that was reported before its first request arrived.
-    /// `None` until this request arrives.
+    /// For each client: the largest fence of a lock that excludes its own and was reported before
+    /// the first request of its attempt arrived. `None` until that request arrives.
     before: Vec<Option<Fence>>,
     /// For each client: the first round of extensions that began after the operator deleted the
     /// lock. `None` if the operator deleted none.
@@ -186,7 +186,7 @@ impl World {
             disk: false,
             cut: Vec::new(),
             mutant: None,
-            pool: Pool::default(),
+            pool: Interner::default(),
         }
     }
 
@@ -259,8 +259,8 @@ impl World {
 
     /// Returns whether all clients begin in the initial state.
     ///
-    /// Without clocks, it makes no difference when an attempt begins, but only when its requests
-    /// arrive.
+    /// Without clocks, the time at which an attempt begins makes no difference. Only the arrival of
+    /// its requests does.
     fn all_begin_at_once(&self) -> bool {
         self.clocks.is_none() && self.attempts == 1
     }
@@ -295,25 +295,25 @@ impl World {
         let ctx = self.server_context(state);
         let (token, keys) = (&message.token(), self.keys[usize::from(message.client)]);
         let mode = self.modes[usize::from(message.client)];
-        let locks = (keys, mode);
+        let keys_and_mode = (keys, mode);
         self.change(state, message.node, |server| match (self.mutant, request) {
-            (Some(Mutant::WriteBackFromAnybody), Request::StoreFence(fence)) => {
+            (Some(Mutant::FenceStoredWithoutToken), Request::StoreFence(fence)) => {
                 server.store_from_any_token(ctx, fence)
             }
-            (Some(Mutant::WriteBackDownwards), Request::StoreFence(fence)) => {
-                match server.execute(ctx, locks, token, request) {
+            (Some(Mutant::StoredFenceDecreases), Request::StoreFence(fence)) => {
+                match server.execute(ctx, keys_and_mode, token, request) {
                     Answer::BadFence => server.store_downwards(ctx, token, fence),
                     answer => answer,
                 }
             }
             (Some(Mutant::ExtendRevives), Request::Extend(_)) => {
-                match server.execute(ctx, locks, token, request) {
+                match server.execute(ctx, keys_and_mode, token, request) {
                     Answer::NotHeld => server.revive(ctx, token),
                     answer => answer,
                 }
             }
             (Some(Mutant::ExtendOfRevoked), Request::Extend(_)) => {
-                match server.execute(ctx, locks, token, request) {
+                match server.execute(ctx, keys_and_mode, token, request) {
                     Answer::Revoked => Answer::Held(Fence::ZERO),
                     answer => answer,
                 }
@@ -332,7 +332,7 @@ impl World {
                 server.turn(ctx);
                 server.take_with_fence_of_first(ctx, keys, token, fence)
             }
-            _ => server.execute(ctx, locks, token, request),
+            _ => server.execute(ctx, keys_and_mode, token, request),
         })
     }
 
@@ -349,10 +349,10 @@ impl World {
         }
     }
 
-    fn change_pooled<T>(&self, pooled: &mut Pooled, change: impl FnOnce(&mut Server) -> T) -> T {
+    fn change_pooled<T>(&self, pooled: &mut Interned, change: impl FnOnce(&mut Server) -> T) -> T {
         let mut server = Server::clone(pooled);
         let result = change(&mut server);
-        *pooled = self.pool.share(server);
+        *pooled = self.pool.intern(server);
         result
     }
 
@@ -483,7 +483,7 @@ impl Model for World {
         let clients = self.proposals.len();
         let start = |counter: &u64| {
             let now = Now { monotonic: Monotonic::default(), wall_us: *counter };
-            self.pool.share(Server::with_counters(
+            self.pool.intern(Server::with_counters(
                 ServerContext { now, ttl },
                 0,
                 self.fence_stripes(),
@@ -665,7 +665,7 @@ impl World {
         properties
     }
 
-    /// Returns the events that must happen in some state. Otherwise the check proves nothing.
+    /// Returns the events without which a check proves nothing: each must happen in some state.
     pub(crate) fn must_happen(&self) -> impl Iterator<Item = &'static str> + use<> {
         let stored = (self.proposals.len() > 1).then_some(A_FENCE_IS_STORED);
         let revoked = self.revokes.then_some(A_HOLDER_IS_REVOKED);
@@ -724,10 +724,10 @@ impl State {
         state.asks(|request| matches!(request, Request::Repair(_)))
     }
 
-    fn asks(&self, this: impl Fn(Request) -> bool) -> bool {
+    fn asks(&self, is_wanted: impl Fn(Request) -> bool) -> bool {
         self.network
             .iter()
-            .any(|message| matches!(message.body, Body::Request(request) if this(request)))
+            .any(|message| matches!(message.body, Body::Request(request) if is_wanted(request)))
     }
 
     fn client(&mut self, client: u8) -> &mut Client {

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use quorlock_localserver::{POLL_INTERVAL, holds_within};
 
-/// Waits until `f` returns true. Calls it every few milliseconds, and once when the time is up.
+/// Waits until `f` returns true. Calls `f` every few milliseconds, and once when the time is up.
 ///
 /// # Panics
 ///
@@ -13,7 +13,7 @@ pub fn eventually(timeout: Duration, what: &str, f: impl FnMut() -> bool) {
     assert!(holds_within(timeout, f), "not within {} ms: {what}", timeout.as_millis());
 }
 
-/// Waits until `f` returns true, like [`eventually`]. Drops the future of `f` when the time is up.
+/// Waits until `f` returns true. When the time is up, drops the future of `f`, without a last call.
 ///
 /// # Panics
 ///

@@ -1,4 +1,4 @@
-//! Tests that wait for a condition name it when it does not hold in time.
+//! A condition is checked until it holds. If it does not hold in time, the panic names it.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};

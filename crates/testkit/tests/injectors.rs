@@ -72,7 +72,7 @@ fn keys_expire_by_the_stepped_clock() {
 }
 
 #[test]
-fn step_holds_over_restarts_for_all_servers_of_its_clock_only() {
+fn step_outlasts_restarts_and_affects_only_servers_of_its_clock() {
     let clock = WallClock::new();
     let mut server = Server::builder().wall_clock(&clock).start().unwrap();
     clock.step_ms(HOUR_MS);
@@ -111,7 +111,7 @@ fn monotonic_clocks_are_not_stepped() {
     }
 }
 
-/// Reads the nanoseconds of each clock, up to the line that ends them.
+/// Reads the value of each clock in nanoseconds, up to the line `end`.
 fn read_clocks(lines: &mut Lines<BufReader<ChildStdout>>) -> Vec<(String, i64)> {
     let lines = lines
         .by_ref()
@@ -242,7 +242,7 @@ fn power_cut_cuts_a_file_back_to_its_last_sync() {
         server.restart().unwrap();
         assert!(has(&server, "synced"));
         assert_eq!(has(&server, "not synced"), lost_bytes == 0);
-        // Nothing is lost if the server synced once more in between.
+        // Nothing is lost if the server synced once more before the cut.
         lost_bytes > 0
     });
     assert!(lost);

@@ -85,7 +85,7 @@ fn delayed_chunks_keep_their_order_and_their_delays_do_not_add_up() {
     let chunks_sent = 20;
     for number in 1..=chunks_sent {
         stream.write_all(&[number]).unwrap();
-        eventually(LIMIT, "it has arrived as a separate chunk", || {
+        eventually(LIMIT, "the byte has arrived as a separate chunk", || {
             proxy.waiting_bytes(ToServer) + proxy.bytes(ToServer) >= u64::from(number)
         });
     }
@@ -244,7 +244,7 @@ fn round_trips_are_counted_and_a_pipeline_is_one() {
     let chunks = proxy.chunks(ToClient);
     redis::cmd("GET").arg("key").exec(&mut connection).unwrap();
     assert!(proxy.chunks(ToClient) - chunks > 1);
-    assert_eq!(proxy.round_trips() - before, 5, "an answer in many chunks is one");
+    assert_eq!(proxy.round_trips() - before, 5, "an answer in many chunks is one round trip");
 
     let mut other = connect(&proxy).unwrap();
     let before = proxy.round_trips();
@@ -327,7 +327,7 @@ fn server_does_not_learn_of_a_client_that_leaves_in_a_partition() {
     drop(connection);
     assert!(is_known());
     proxy.heal();
-    eventually(LIMIT, "the server learns of it", || !is_known());
+    eventually(LIMIT, "the server learns that the client is gone", || !is_known());
 }
 
 #[test]

@@ -17,7 +17,7 @@ use super::handover::PROCESSES;
 use super::processes::{Behaviour, Crowd};
 use super::timeline::{ClientReport, Timeline};
 use crate::probes::waiters;
-use crate::report::{Limit, Progress, readable};
+use crate::report::{Progress, TargetRow, readable};
 
 /// Number of masters.
 const NODES: usize = 3;
@@ -33,16 +33,16 @@ const LONGEST_STALL: Duration = Duration::from_secs(2);
 pub(crate) async fn measure_lost_node(
     effort: Effort,
     progress: &Progress,
-) -> anyhow::Result<Vec<Limit>> {
+) -> anyhow::Result<Vec<TargetRow>> {
     let mut rows = Vec::new();
     for loss in [Accident::Kill(Disk::Kept), Accident::Pause, Accident::Cut] {
         progress.begin("the queue node fails");
-        rows.push(lose(loss, effort).await?);
+        rows.push(measure_loss(loss, effort).await?);
     }
     Ok(rows)
 }
 
-async fn lose(loss: Accident, effort: Effort) -> anyhow::Result<Limit> {
+async fn measure_loss(loss: Accident, effort: Effort) -> anyhow::Result<TargetRow> {
     let mut fleet = Fleet::start(NODES, 1, |_, builder| builder.tcp())?;
     let behaviour = Behaviour {
         kind: Kind::Quorlock,
@@ -59,13 +59,13 @@ async fn lose(loss: Accident, effort: Effort) -> anyhow::Result<Limit> {
     fleet.masters[queue_node].inject(loss, 0)?;
     sleep(effort.time(AFTER)).await;
     let until = now();
-    // The node recovers, because a client ends only when all nodes have confirmed its releases.
+    // Recovers first: an ending client waits up to 10 s for all nodes to confirm its releases.
     fleet.masters[queue_node].recover(loss, 0)?;
     let timeline = crowd.stop()?;
     Ok(row(loss, &timeline, gone_at, until))
 }
 
-fn row(loss: Accident, timeline: &Timeline, gone_at: Duration, until: Duration) -> Limit {
+fn row(loss: Accident, timeline: &Timeline, gone_at: Duration, until: Duration) -> TargetRow {
     let stall = timeline.longest_stall_between(gone_at, until);
     let served = timeline
         .reports
@@ -78,17 +78,17 @@ fn row(loss: Accident, timeline: &Timeline, gone_at: Duration, until: Duration) 
         readable(stall),
         readable(waits.max().unwrap_or_default()),
     );
-    if let Some(failure) = timeline.first_failure() {
+    if let Some(failure) = timeline.any_failure() {
         measured = format!("{measured}; failed: {failure}");
     }
-    Limit {
+    TargetRow {
         case: format!("the queue node of {NODES} is {} while {PROCESSES} wait", name(loss)),
         measured,
         target: "all served, no stall > 2 s, never two holders",
         met: served == PROCESSES
             && stall <= LONGEST_STALL
             && double == 0
-            && timeline.first_failure().is_none(),
+            && timeline.any_failure().is_none(),
     }
 }
 
@@ -124,7 +124,7 @@ const LONGEST_FREE: Duration = Duration::from_millis(50);
 pub(crate) async fn measure_stress(
     effort: Effort,
     progress: &Progress,
-) -> anyhow::Result<Vec<Limit>> {
+) -> anyhow::Result<Vec<TargetRow>> {
     progress.begin("waiters that are killed, cut off and out of time");
     let stress = Stress { rounds: effort.count(ROUNDS), clients: CLIENTS, keys: KEYS, seed: 42 };
     let stop = StopOnDrop(Arc::default());
@@ -136,7 +136,7 @@ pub(crate) async fn measure_stress(
     });
     let outcome = outcome.await??;
     let took = started.elapsed();
-    Ok(vec![Limit {
+    Ok(vec![TargetRow {
         case: format!("{} waits: {outcome}", outcome.rounds),
         measured: format!(
             "a free key had a waiter for {} at most; {} waiters, {} blocked clients and {} locks left, {} not \

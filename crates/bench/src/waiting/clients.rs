@@ -55,8 +55,8 @@ impl Contender {
             Kind::Rslock => Self::Rslock(connect_rslock(urls.to_vec())?),
             Kind::Polling => Self::Polling(Polling::connect(urls).await?),
         };
-        let own = format!("warm-up:{:032x}", rand::random::<u128>());
-        contender.acquire(&own).await?.release().await?;
+        let warm_up_key = format!("warm-up:{:032x}", rand::random::<u128>());
+        contender.acquire(&warm_up_key).await?.release().await?;
         Ok(contender)
     }
 
@@ -72,7 +72,7 @@ impl Contender {
         })
     }
 
-    /// Waits until releases in the background have ended, if the client can do so.
+    /// Waits up to 10 s for all nodes to confirm the background releases, if the client has any.
     pub(crate) async fn close(self) {
         if let Self::Quorlock(quorum) = self {
             let _ = quorum.flush(Duration::from_secs(10)).await;
@@ -152,11 +152,11 @@ impl Polling {
         let ttl_ms = u64::try_from(ttl.as_millis()).context("the ttl is too large")?;
         loop {
             let token = format!("{:032x}", rand::rng().random::<u128>());
-            let asked = self.nodes.iter().cloned().map(|mut node| {
+            let requests = self.nodes.iter().cloned().map(|mut node| {
                 let set = cmd("SET").arg(key).arg(&token).arg("NX").arg("PX").arg(ttl_ms).take();
                 async move { set.query_async::<Option<String>>(&mut node).await }
             });
-            let granted = join_all(asked)
+            let granted = join_all(requests)
                 .await
                 .into_iter()
                 .filter(|answer| matches!(answer, Ok(Some(_))))
@@ -177,10 +177,10 @@ impl Polled {
     /// Releases the lock, and returns when all nodes have answered.
     pub(crate) async fn release(self) {
         let Self { client, key, token } = &self;
-        let asked = client.nodes.iter().cloned().map(|mut node| async move {
+        let requests = client.nodes.iter().cloned().map(|mut node| async move {
             client.delete.key(key).arg(token).invoke_async::<u64>(&mut node).await
         });
         // The key expires on a node that does not answer.
-        let _ = join_all(asked).await;
+        let _ = join_all(requests).await;
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use super::Effort;
 use crate::probes::{Latencies, Socket, on_separate_processors, raise_file_limit, waiters};
-use crate::report::{Limit, Progress, readable};
+use crate::report::{Progress, TargetRow, readable};
 
 /// Number of masters.
 const NODES: usize = 5;
@@ -33,7 +33,7 @@ fn count_commands(masters: &Masters) -> anyhow::Result<u64> {
 pub(crate) async fn measure_commands(
     effort: Effort,
     progress: &Progress,
-) -> anyhow::Result<Vec<Limit>> {
+) -> anyhow::Result<Vec<TargetRow>> {
     progress.begin("commands of 64 waiting processes while a lock is held");
     let masters = Masters::start_with(NODES, |_, builder| builder.tcp())?;
     let holder = Quorum::connect(masters.urls()).await?;
@@ -58,7 +58,7 @@ pub(crate) async fn measure_commands(
     sleep(Duration::from_secs(2)).await;
     let (began, before) = (Instant::now(), count_commands(&masters)?);
     sleep(effort.time(HELD_TIME)).await;
-    // Without the commands of the counting itself: about two to each master.
+    // Subtracts the commands of the counting itself: about two to each master.
     let counted = count_commands(&masters)? - before - 2 * NODES as u64;
     let seconds = began.elapsed().as_secs_f64();
     lock.release().await?;
@@ -66,7 +66,7 @@ pub(crate) async fn measure_commands(
         done.context("a waiting client failed")?;
     }
     let rate_per_process = f64::from(u32::try_from(counted)?) / seconds / f64::from(PROCESSES);
-    Ok(vec![Limit {
+    Ok(vec![TargetRow {
         case: format!(
             "commands of {PROCESSES} processes that wait for a held lock, {NODES} masters"
         ),
@@ -80,11 +80,13 @@ pub(crate) async fn measure_commands(
 
 /// Number of waiters.
 const WAITERS: usize = 10_000;
+/// The ttl of the lock, in milliseconds: longer than its waiters wait.
+const TTL_MS: u64 = 600_000;
 /// Open files that are not connections of waiters, in this process and in the server.
 const OTHER_FILES: usize = 256;
 /// Time for the server to accept its clients before the measurement.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// How many times each of the two servers is measured, in alternation.
+/// How many times each of the two servers is measured. The servers take turns.
 const ROUNDS: u64 = 300;
 /// Number of measured commands to one server in a round.
 const COMMANDS_PER_ROUND: usize = 300;
@@ -97,12 +99,12 @@ const P99_RATIO_MAX: f64 = 1.2;
 pub(crate) async fn measure_many_waiters(
     effort: Effort,
     progress: &Progress,
-) -> anyhow::Result<Vec<Limit>> {
+) -> anyhow::Result<Vec<TargetRow>> {
     progress.begin("10,000 waiters on one server");
     let waiter_count = raise_file_limit()?.saturating_sub(OTHER_FILES).min(WAITERS);
     let start = || {
         let builder = Server::with_module().tcp().arg("maxclients", WAITERS + OTHER_FILES);
-        builder.arg("lock.max-waiters", WAITERS).start()
+        builder.arg("lock.max-waiters", WAITERS).arg("lock.max-ttl", TTL_MS).start()
     };
     let (server_with, server_without) = (start()?, start()?);
 
@@ -117,7 +119,7 @@ pub(crate) async fn measure_many_waiters(
     sleep(WARM_UP).await;
     let (with_idle, beside_idle) = measure_gets(&server_with, &server_without, effort)?;
     for (client, socket) in sockets.iter_mut().enumerate() {
-        socket.ask_for_the_lock(client)?;
+        socket.ask_for_the_lock_of(client, TTL_MS)?;
         if client == 0 {
             socket.read_grant()?;
         }
@@ -134,7 +136,7 @@ pub(crate) async fn measure_many_waiters(
     let ratio = with_waiters.p99().as_secs_f64() / beside_waiters.p99().as_secs_f64();
     let idle_ratio = with_idle.p99().as_secs_f64() / beside_idle.p99().as_secs_f64();
     Ok(vec![
-        Limit {
+        TargetRow {
             case: format!("memory of each of {waiter_count} waiters on one server"),
             measured: format!(
                 "{} KB, and {} KB for its connection; all waiters acquired and released the lock within {}",
@@ -145,7 +147,7 @@ pub(crate) async fn measure_many_waiters(
             target: "none: for information",
             met: waiter_count == WAITERS,
         },
-        Limit {
+        TargetRow {
             case: format!("p99 of a GET on a server with {waiter_count} waiters"),
             measured: format!(
                 "{}, {ratio:.2} × the {} without waiters; with as many idle connections {}, {idle_ratio:.2} × the {} \

@@ -1,5 +1,5 @@
-//! Measures handovers of a lock: the time on one node compared with a PING, the time and the number
-//! of commands between processes, and fairness.
+//! Measures handovers of a lock: on one node, their time compared with that of a PING; between
+//! processes, their time, the number of commands, and fairness.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use super::processes::{Behaviour, Crowd};
 use super::timeline::{Acquisition, ClientReport, Timeline};
 use super::{Effort, ratio};
 use crate::probes::{Latencies, Socket, lock_calls};
-use crate::report::{Limit, Progress, readable};
+use crate::report::{Progress, TargetRow, readable};
 
 /// Number of processes that compete.
 pub(crate) const PROCESSES: usize = 16;
@@ -22,7 +22,7 @@ pub(crate) const PROCESSES: usize = 16;
 const QUEUE_FILL_TIME: Duration = Duration::from_millis(300);
 /// Times for which the lock is held while commands are counted.
 const HOLDS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(5), Duration::from_millis(200)];
-/// Time before the measurement. All processes start at once; after this time they wait in one
+/// Time before the measurement. All processes start at once. After this time, they wait in one
 /// queue.
 const WARM_UP: Duration = Duration::from_secs(1);
 /// Duration of the measurement of each kind of client.
@@ -31,9 +31,9 @@ const TIME: Duration = Duration::from_secs(4);
 /// random.
 const POLLING_TIME_FACTOR: u32 = 4;
 
-/// Longest allowed handover.
-const LIMIT: Duration = Duration::from_millis(5);
-/// The most commands that each node may execute for one lock, on average.
+/// Largest allowed p50 of the handovers between processes.
+const HANDOVER_MAX: Duration = Duration::from_millis(5);
+/// Largest allowed number of commands that a node executes for one lock, on average.
 const COMMANDS_PER_NODE: f64 = 3.0;
 
 /// What competing processes did. The `timeline` includes the warm-up before `from`.
@@ -49,7 +49,7 @@ pub(crate) struct Competition {
 pub(crate) async fn measure_between_processes(
     effort: Effort,
     progress: &Progress,
-) -> anyhow::Result<Vec<Limit>> {
+) -> anyhow::Result<Vec<TargetRow>> {
     let mut rows = measure_on(3, effort, progress).await?;
     rows.extend(measure_on(5, effort, progress).await?);
     Ok(rows)
@@ -59,7 +59,7 @@ async fn measure_on(
     nodes: usize,
     effort: Effort,
     progress: &Progress,
-) -> anyhow::Result<Vec<Limit>> {
+) -> anyhow::Result<Vec<TargetRow>> {
     progress.begin("handovers on masters, between processes");
     let masters = Masters::start_with(nodes, |_, builder| builder.tcp())?;
     let time = effort.time(TIME);
@@ -80,7 +80,7 @@ async fn measure_on(
     let (ours, rslock, polling) = (p50[0], p50[1], p50[2]);
     let limit = COMMANDS_PER_NODE * f64::from(u32::try_from(nodes)?);
     Ok(vec![
-        Limit {
+        TargetRow {
             case: format!("handover on {nodes} masters, {PROCESSES} processes, p50"),
             measured: format!(
                 "{}; rslock 0.10: {}; polling: {}",
@@ -89,9 +89,9 @@ async fn measure_on(
                 readable(polling)
             ),
             target: "≤ 5 ms",
-            met: ours <= LIMIT,
+            met: ours <= HANDOVER_MAX,
         },
-        Limit {
+        TargetRow {
             case: format!(
                 "commands per lock, on all {nodes} masters together, held for 0, 5 and 200 ms"
             ),
@@ -106,8 +106,8 @@ async fn measure_on(
     ])
 }
 
-/// Measures handovers from process to process until each process has held the lock once. Repeats
-/// this for `time`.
+/// Measures handovers from process to process until each process has held the lock once, and
+/// repeats this for `time`.
 async fn handovers(masters: &Masters, kind: Kind, time: Duration) -> anyhow::Result<Latencies> {
     let behaviour = behaviour(masters, kind, Duration::ZERO)?;
     let first_holder = Contender::connect(kind, &behaviour.urls).await?;
@@ -169,7 +169,7 @@ const FAIRNESS_NODES: usize = 5;
 const FAIRNESS_HOLD: Duration = Duration::from_millis(5);
 /// Duration of the competition.
 const FAIRNESS_TIME: Duration = Duration::from_secs(60);
-/// Largest allowed wait, as a multiple of the mean.
+/// Largest allowed wait, as a multiple of the mean wait.
 const WAIT_TO_MEAN_MAX: u32 = 3;
 /// Largest allowed ratio of the grants of two processes.
 const GRANTS_RATIO_MAX: f64 = 1.2;
@@ -177,7 +177,7 @@ const GRANTS_RATIO_MAX: f64 = 1.2;
 pub(crate) async fn measure_fairness(
     effort: Effort,
     progress: &Progress,
-) -> anyhow::Result<Vec<Limit>> {
+) -> anyhow::Result<Vec<TargetRow>> {
     progress.begin("fairness");
     let masters = Masters::start_with(FAIRNESS_NODES, |_, builder| builder.tcp())?;
     let time = effort.time(FAIRNESS_TIME);
@@ -197,7 +197,7 @@ pub(crate) async fn measure_fairness(
     let spread = ratio(most, fewest);
     let (mean, largest) = (waits.mean(), waits.max());
     Ok(vec![
-        Limit {
+        TargetRow {
             case: format!(
                 "waits of {PROCESSES} processes on {FAIRNESS_NODES} masters in {} s",
                 time.as_secs()
@@ -206,7 +206,7 @@ pub(crate) async fn measure_fairness(
             target: "largest ≤ 3 × mean",
             met: largest <= mean * WAIT_TO_MEAN_MAX,
         },
-        Limit {
+        TargetRow {
             case: format!("grants of these {PROCESSES} processes"),
             measured: format!("{fewest} to {most}, {spread:.2} ×"),
             target: "most ≤ 1.2 × fewest",
@@ -219,19 +219,19 @@ pub(crate) async fn measure_fairness(
 const ONE_NODE_WAITERS: usize = 16;
 /// Number of rounds.
 const ROUNDS: u64 = 400;
-/// Number of rounds before the [`ROUNDS`] that are measured.
+/// Number of rounds that do not count, before the [`ROUNDS`] that do.
 const WARM_UP_ROUNDS: u64 = 20;
 /// Number of handovers, and then of PINGs, in a round.
 const EVENTS_PER_ROUND: usize = 64;
-/// Largest allowed ratio of a handover to a PING.
+/// Largest allowed ratio of the p50 of a handover to that of a PING.
 const PING_RATIO_MAX: f64 = 1.3;
-/// Largest allowed difference between a handover and a PING.
+/// Largest allowed difference between these p50s.
 const BEYOND_PING_MAX: Duration = Duration::from_micros(15);
 
 pub(crate) async fn measure_on_one_node(
     effort: Effort,
     progress: &Progress,
-) -> anyhow::Result<Vec<Limit>> {
+) -> anyhow::Result<Vec<TargetRow>> {
     progress.begin("handovers on one node");
     let server = Server::with_module().tcp().start()?;
     let mut pinging = Socket::connect(&server)?;
@@ -274,13 +274,13 @@ pub(crate) async fn measure_on_one_node(
     let ratio = handover.as_secs_f64() / ping.as_secs_f64();
     let beyond = handover.saturating_sub(ping);
     Ok(vec![
-        Limit {
+        TargetRow {
             case: format!("handover on one node, {ONE_NODE_WAITERS} waiters, p50"),
             measured: format!("{}, {ratio:.2} × a PING's {}", readable(handover), readable(ping)),
             target: "≤ 1.3 × a PING",
             met: ratio <= PING_RATIO_MAX,
         },
-        Limit {
+        TargetRow {
             case: "difference between that handover and a PING, p50".into(),
             measured: readable(beyond),
             target: "≤ 15 µs",

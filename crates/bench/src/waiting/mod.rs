@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 
-use crate::report::{Limit, Progress};
+use crate::report::{Progress, TargetRow};
 
 /// Options of the measurements of waiting.
 #[derive(Clone, clap::Args)]
@@ -59,7 +59,7 @@ enum Part {
 }
 
 impl Waiting {
-    pub(crate) async fn measure(self, progress: Progress) -> anyhow::Result<Vec<Limit>> {
+    pub(crate) async fn measure(self, progress: Progress) -> anyhow::Result<Vec<TargetRow>> {
         let effort = if self.quick { Effort::Quick } else { Effort::Full };
         let mut rows = Vec::new();
         for part in self.parts() {
@@ -99,7 +99,7 @@ fn as_f64(count: u64) -> f64 {
     count as f64
 }
 
-/// Duration of a measurement: in full, or a third for a rough figure.
+/// Duration of a measurement: the full time, or a third of it for a rough figure.
 #[derive(Clone, Copy)]
 pub(crate) enum Effort {
     Full,

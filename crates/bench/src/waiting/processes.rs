@@ -70,8 +70,8 @@ pub(crate) async fn acquire_and_release_once(
     hold(held, asked, behaviour).await
 }
 
-/// Acquires and releases the lock repeatedly until `stop` is done. A lock that is held at that time
-/// is released first.
+/// Acquires and releases the lock repeatedly until `stop` is done. If the client then holds the
+/// lock, releases it first.
 pub(crate) async fn compete(
     contender: &Contender,
     behaviour: &Behaviour,

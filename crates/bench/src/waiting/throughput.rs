@@ -3,8 +3,8 @@
 //!
 //! The waiters of [`measure`] run on one thread, because the masters need the other processors. For
 //! comparison, a separate phase passes the lock between raw blocking sockets with the same number
-//! of commands. It checks neither fences nor times, does not retry, and reads the replies to a
-//! release only after the next client has sent its requests.
+//! of commands. This phase checks neither fences nor times, does not retry, and reads the replies
+//! to a release only after the next client has sent its requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,7 +23,7 @@ use super::clients::{Contender, Kind};
 use super::processes::{Behaviour, acquire_and_release_once};
 use super::{Effort, as_f64};
 use crate::probes::{Socket, waiters};
-use crate::report::{Limit, Progress, median};
+use crate::report::{Progress, TargetRow, median};
 
 /// Number of masters.
 const NODES: usize = 5;
@@ -46,13 +46,13 @@ enum Connections {
     Shared,
 }
 
-pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<Limit>> {
+pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Result<Vec<TargetRow>> {
     progress.begin("locks per second on one key, 64 waiters");
     let one_thread = runtime::Builder::new_current_thread().enable_all().build()?;
     spawn_blocking(move || one_thread.block_on(measure_on_one_thread(effort))).await?
 }
 
-async fn measure_on_one_thread(effort: Effort) -> anyhow::Result<Vec<Limit>> {
+async fn measure_on_one_thread(effort: Effort) -> anyhow::Result<Vec<TargetRow>> {
     let masters = Masters::start_with(NODES, |_, builder| builder.tcp())?;
     let time = effort.time(TIME);
     let [own, shared] = [Connections::OwnPerWaiter, Connections::Shared];
@@ -61,7 +61,7 @@ async fn measure_on_one_thread(effort: Effort) -> anyhow::Result<Vec<Limit>> {
     let raw = raw_locks_per_second(&masters, time)?;
     let rslock_tasks = locks_per_second(&masters, Kind::Rslock, shared, time).await?;
     let our_tasks = locks_per_second(&masters, Kind::Quorlock, shared, time).await?;
-    let row = |waiters, ours, rslock, besides: &str| Limit {
+    let row = |waiters, ours, rslock, besides: &str| TargetRow {
         case: format!(
             "locks per second on one key and {NODES} masters: {WAITERS} {waiters} acquire it once each"
         ),
@@ -78,7 +78,7 @@ async fn measure_on_one_thread(effort: Effort) -> anyhow::Result<Vec<Limit>> {
 
 /// Returns the locks per second, counted from the release of the first holder to the last grant.
 ///
-/// Repeats this for `time`.
+/// Repeats the measurement for `time`.
 async fn locks_per_second(
     masters: &Masters,
     kind: Kind,
@@ -122,8 +122,7 @@ async fn locks_per_second(
 struct RawClient {
     /// One connection to each master.
     command_sockets: Vec<Socket>,
-    /// A further connection to the first master, where every client waits. Only this client uses
-    /// it.
+    /// This client's other connection to the first master, where every client waits.
     waiting: Socket,
 }
 
@@ -205,7 +204,7 @@ const WAIT_MAX: Duration = Duration::from_secs(60);
 pub(crate) async fn measure_one_process(
     effort: Effort,
     progress: &Progress,
-) -> anyhow::Result<Vec<Limit>> {
+) -> anyhow::Result<Vec<TargetRow>> {
     progress.begin("1,000 tasks of one process");
     let masters = Masters::start_with(NODES, |_, builder| builder.tcp())?;
     let quorum = Quorum::connect(masters.urls()).await?;
@@ -223,13 +222,13 @@ pub(crate) async fn measure_one_process(
     let fraction = many / few;
     let many_per_second = many / time.as_secs_f64();
     Ok(vec![
-        Limit {
+        TargetRow {
             case: format!("locks per second, {MANY} tasks of one process on {NODES} masters"),
             measured: format!("{many_per_second:.0}, {fraction:.2} × those of {FEW} tasks"),
             target: "≥ 0.8 × those of 16 tasks",
             met: fraction >= MANY_RATIO_MIN,
         },
-        Limit {
+        TargetRow {
             case: format!(
                 "largest number of connections to one master that wait for the lock, for {MANY} tasks"
             ),

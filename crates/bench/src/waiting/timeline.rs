@@ -41,7 +41,7 @@ pub(crate) struct ClientReport {
     failures: Vec<(Duration, String)>,
 }
 
-/// What all clients of one lock did, in the order of time.
+/// What all clients of one lock did.
 pub(crate) struct Timeline {
     pub(crate) reports: Vec<ClientReport>,
     /// The acquisitions of all clients, in the order of their grants.
@@ -90,7 +90,7 @@ impl Timeline {
     }
 
     /// Returns a failure of a client, or `None` if no client failed.
-    pub(crate) fn first_failure(&self) -> Option<&str> {
+    pub(crate) fn any_failure(&self) -> Option<&str> {
         self.reports
             .iter()
             .flat_map(|report| &report.failures)
@@ -99,7 +99,7 @@ impl Timeline {
     }
 
     pub(crate) fn require_no_failure(self) -> anyhow::Result<Self> {
-        match self.first_failure() {
+        match self.any_failure() {
             Some(failure) => bail!("a client failed: {failure}"),
             None => Ok(self),
         }
@@ -136,7 +136,7 @@ impl Timeline {
     }
 
     /// Returns the number of pairs of grants that overlap, plus the number of grants whose fence is
-    /// not larger than an earlier one.
+    /// not larger than the largest earlier fence.
     ///
     /// Clients without fences report the fence 0, which is not compared.
     pub(crate) fn double_grants(&self) -> usize {
@@ -212,8 +212,8 @@ impl FromStr for ReportLine {
 mod tests {
     use super::*;
 
-    fn acquisition(asked_ms: u64, got_ms: u64, releasing_ms: u64, fence: u64) -> Acquisition {
-        let [asked, from, to] = [asked_ms, got_ms, releasing_ms].map(Duration::from_millis);
+    fn acquisition(asked_ms: u64, from_ms: u64, to_ms: u64, fence: u64) -> Acquisition {
+        let [asked, from, to] = [asked_ms, from_ms, to_ms].map(Duration::from_millis);
         Acquisition { asked, grant: Grant { key: "orders/42".into(), client: 1, from, to, fence } }
     }
 
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn displayed_lines_are_parsed_again() {
+    fn report_lines_survive_display_and_parse() {
         let at = Duration::from_nanos(7);
         let lines = [
             ReportLine::Acquired(acquisition(1, 2, 3, 4)),
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn overlaps_and_fences_that_do_not_grow_are_noticed() {
+    fn double_grants_are_overlaps_and_fences_that_do_not_grow() {
         assert_eq!(
             timeline([&[acquisition(0, 1, 10, 1)], &[acquisition(0, 9, 20, 2)]]).double_grants(),
             1

@@ -7,7 +7,7 @@ use tokio::time::{Instant, interval, sleep, timeout_at};
 
 use super::report::Part;
 use crate::nodes::Nodes;
-use crate::run::is_hopeless;
+use crate::run::waiting_cannot_help;
 use crate::{advice, say};
 
 /// The ttl of the benchmark's locks.
@@ -21,7 +21,7 @@ const ERROR_PAUSE: Duration = Duration::from_millis(10);
 enum Contention {
     /// Each task has its own key.
     None,
-    /// All tasks want the same key.
+    /// All tasks acquire the same key.
     All,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct Load<'a> {
     pub(super) key_prefix: String,
 }
 
-/// The clients and their tasks. They outlive [`Load::measure`], so that a signal can interrupt it.
+/// The clients and their tasks. They outlive [`Load::measure`], which a signal may interrupt.
 #[derive(Default)]
 pub(super) struct Clients {
     quorums: Vec<Quorum>,
@@ -43,7 +43,7 @@ pub(super) struct Clients {
 impl Clients {
     /// Stops the tasks, and releases what they hold.
     pub(super) async fn clean_up(&mut self, limit: Duration) {
-        // The lock of a task is released when the task ends, and flushing waits for that.
+        // Ending a task releases its lock, and the flush waits for the release.
         self.tasks.shutdown().await;
         for quorum in &self.quorums {
             if let Err(error) = quorum.flush(limit).await {
@@ -54,14 +54,14 @@ impl Clients {
 }
 
 impl Load<'_> {
-    /// Measures both parts. The inner `Err` says why the nodes did not grant a first lock, if
-    /// waiting may help. The outer `Err` is any other error.
+    /// Measures both parts. The inner `Err` says why the nodes did not grant the first lock, and
+    /// that waiting may help. The outer `Err` is any other error.
     pub(super) async fn measure(
         &self,
         clients: &mut Clients,
     ) -> anyhow::Result<Result<Vec<Part>, AcquireError>> {
         clients.quorums.push(self.nodes.connect().await?);
-        // Tries one lock first: if the nodes grant nothing, tasks would wait to the end.
+        // Tries one lock first: if the nodes granted nothing, all tasks would wait to the end.
         let first = clients.quorums[0]
             .lock(format!("{}first", self.key_prefix))
             .ttl(TTL)
@@ -71,7 +71,7 @@ impl Load<'_> {
             Ok(lock) => {
                 lock.release().await?;
             }
-            Err(error) if is_hopeless(&error) => return Err(advice::on_acquire(error)),
+            Err(error) if waiting_cannot_help(&error) => return Err(advice::on_acquire(error)),
             Err(error) => return Ok(Err(error)),
         }
         let uncontended = self.run(Contention::None, clients).await?;
@@ -129,7 +129,7 @@ async fn work(quorum: Quorum, key: String, until: Instant) -> anyhow::Result<Par
     let mut part = Part::new("");
     loop {
         let asked = Instant::now();
-        // A wait that the end interrupts leaves the queue, and is not measured.
+        // A wait that is interrupted at `until` leaves the queue, and is not measured.
         let Ok(acquired) = timeout_at(until, lock.acquire()).await else { return Ok(part) };
         let acquire = asked.elapsed();
         match acquired {
@@ -141,7 +141,7 @@ async fn work(quorum: Quorum, key: String, until: Instant) -> anyhow::Result<Par
                     part.failed += 1;
                 }
             }
-            Err(error) if is_hopeless(&error) => return Err(advice::on_acquire(error)),
+            Err(error) if waiting_cannot_help(&error) => return Err(advice::on_acquire(error)),
             Err(error) => {
                 part.record_error(&error);
                 sleep(ERROR_PAUSE).await;

@@ -11,14 +11,14 @@ use crate::output::{self, escape};
 const LONGEST_NS: u64 = 600_000_000_000;
 const SIGNIFICANT_DIGITS: u8 = 3;
 
-/// All measurements.
+/// The measurements of all parts.
 pub(super) struct Report {
     pub(super) nodes: usize,
     pub(super) tasks: u16,
     pub(super) parts: Vec<Part>,
 }
 
-/// The measurements of one part.
+/// The measurements of one part: without contention, or with it.
 pub(super) struct Part {
     name: &'static str,
     pub(super) took: Duration,

@@ -69,7 +69,7 @@ impl Finding {
 /// and `ttl` is the longest ttl that programs use.
 pub(super) fn findings(report: &Report, denials: &[Vec<Denial>], ttl: Ttl) -> Vec<Finding> {
     let mut findings = fleet::findings(report);
-    let clock_here_is_wrong = fleet::offset_of_this_machine_us(report).is_some();
+    let clock_here_is_wrong = fleet::offset_from_this_machine_us(report).is_some();
     for ((node, state), denials) in report.iter().zip(denials) {
         let of_node = node::findings(node, state, denials, ttl);
         let of_node =

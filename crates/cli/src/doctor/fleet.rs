@@ -6,7 +6,7 @@ use quorlock_core::client::Members;
 
 use super::findings::Finding;
 use super::node::{CLOCK_WARNING_DIVISOR, max_clock_skew_us};
-use crate::fleet::info::LockInfo;
+use crate::fleet::info::ModuleInfo;
 use crate::fleet::{NodeReport, Report};
 use crate::status::signed_time;
 
@@ -38,7 +38,7 @@ fn number(report: &Report) -> Option<Finding> {
         nodes if nodes % 2 == 0 => Some(Finding::warning(
             "even-number",
             format!(
-                "{nodes} nodes survive the loss of {} of them, and {} nodes survive the same loss",
+                "{nodes} nodes survive the loss of {} of them, but so do {} nodes",
                 nodes / 2 - 1,
                 nodes - 1
             ),
@@ -49,7 +49,7 @@ fn number(report: &Report) -> Option<Finding> {
 }
 
 fn set(report: &Report) -> Option<Finding> {
-    let mut sets = locks(report).map(|(_, lock)| lock.set.set()).peekable();
+    let mut sets = module_infos(report).map(|(_, lock)| lock.set.set()).peekable();
     sets.peek()?;
     let sets: Vec<_> = sets.collect();
     if sets.iter().all(Option::is_none) {
@@ -73,29 +73,29 @@ fn set(report: &Report) -> Option<Finding> {
 }
 
 fn versions(report: &Report) -> Option<Finding> {
-    let differ = groups(locks(report).map(|(node, lock)| (lock.version.clone(), node)))?;
+    let by_version = groups(module_infos(report).map(|(node, lock)| (lock.version.clone(), node)))?;
     Some(Finding::warning(
         "module-versions",
-        format!("the nodes have different versions of the module: {differ}"),
+        format!("the nodes have different versions of the module: {by_version}"),
         "load the same version everywhere: restart the nodes one at a time, each after the \
          previous one votes again",
     ))
 }
 
 fn max_ttls(report: &Report) -> Option<Finding> {
-    let max_ttls =
-        locks(report).filter_map(|(node, lock)| Some((format!("{} ms", lock.max_ttl_ms?), node)));
-    let differ = groups(max_ttls)?;
+    let max_ttls = module_infos(report)
+        .filter_map(|(node, lock)| Some((format!("{} ms", lock.max_ttl_ms?), node)));
+    let by_max_ttl = groups(max_ttls)?;
     Some(Finding::warning(
         "max-ttl-differs",
-        format!("the nodes have different values of lock.max-ttl: {differ}"),
+        format!("the nodes have different values of lock.max-ttl: {by_max_ttl}"),
         "write the same value into the redis.conf of each node; the smallest counts for programs",
     ))
 }
 
-/// Checks this machine's clock: it is wrong when all nodes agree with each other and not with it.
+/// Reports this machine's clock if the nodes' clocks agree with each other but not with it.
 fn clock_here(report: &Report) -> Option<Finding> {
-    let offset_us = offset_of_this_machine_us(report)?;
+    let offset_us = offset_from_this_machine_us(report)?;
     Some(Finding::warning(
         "clock-here",
         format!("the clocks of all nodes differ from this machine's by {}", signed_time(offset_us)),
@@ -103,9 +103,9 @@ fn clock_here(report: &Report) -> Option<Finding> {
     ))
 }
 
-/// Returns how far the clocks of all nodes are ahead of this machine's, if the nodes agree with
-/// each other and not with this machine.
-pub(super) fn offset_of_this_machine_us(report: &Report) -> Option<i64> {
+/// Returns how far the nodes' clocks are ahead of this machine's (the least offset), if they agree
+/// with each other but not with this machine's.
+pub(super) fn offset_from_this_machine_us(report: &Report) -> Option<i64> {
     let clocks = || report.nodes.iter().filter_map(NodeReport::facts);
     let offsets: Vec<_> = clocks().filter_map(|facts| facts.clock_offset_us).collect();
     let skew_us = clocks().map(max_clock_skew_us).min()?;
@@ -116,7 +116,7 @@ pub(super) fn offset_of_this_machine_us(report: &Report) -> Option<i64> {
     (offsets.len() > 1 && agree && differ).then_some(least)
 }
 
-fn locks(report: &Report) -> impl Iterator<Item = (&NodeReport, &LockInfo)> {
+fn module_infos(report: &Report) -> impl Iterator<Item = (&NodeReport, &ModuleInfo)> {
     report.nodes.iter().filter_map(|node| Some((node, node.facts()?.info.lock.as_ref()?)))
 }
 

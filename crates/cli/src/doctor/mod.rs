@@ -51,8 +51,8 @@ pub(crate) struct Doctor {
 const EXIT_CODES: &str = "Exit codes, as monitoring plugins have them:
   0    nothing was found
   1    there are warnings: locks work, or work again soon
-  2    there are errors: a node never counts or refuses requests, or no
-       majority votes
+  2    there are errors: a node cannot vote until it is corrected, a node
+       refuses requests, or no majority votes
   125  quorlock itself failed, or its arguments are not understood";
 
 const WARNINGS: u8 = 1;
@@ -69,7 +69,7 @@ pub(crate) async fn doctor(args: Doctor) -> anyhow::Result<ExitCode> {
     let ttl = u64::try_from(ttl.as_millis()).ok().and_then(|ms| Ttl::from_ms(ms).ok());
     let ttl = ttl.context("--ttl must be at least 1ms and at most 168h, such as 10s")?;
     let report = fleet.gather().await;
-    // Skips nodes that are down: asking one again would take another time limit.
+    // Skips nodes that are down: asking one again would take up to the time limit once more.
     let denials = fleet
         .each_answering(&report, async |node: &Node| {
             rights::denied(node, args.lock.as_deref()).await

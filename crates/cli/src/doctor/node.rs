@@ -6,19 +6,19 @@ use quorlock_core::Ttl;
 use quorlock_core::client::{NodeError, limits};
 
 use super::findings::Finding;
-use super::rights::{Denial, NOT_FOR_PLAIN_LOCKS};
+use super::rights::{COMMANDS_FOR_SEVERAL_KEYS, Denial};
 use crate::duration::text_of_ms;
-use crate::fleet::info::LockInfo;
+use crate::fleet::info::ModuleInfo;
 use crate::fleet::{Facts, NodeReport, State, advice};
 use crate::status::{short_time, signed_time};
 
-/// The default of `lock.max-clock-skew`, for a user that may not read it.
+/// The default of `lock.max-clock-skew`. Assumed if the user may not read the value.
 const MAX_CLOCK_SKEW_DEFAULT_MS: u64 = 60_000;
 /// A clock offset above the accepted skew divided by this is a warning.
 pub(super) const CLOCK_WARNING_DIVISOR: u64 = 10;
-/// Waiters that are at least this percentage of `lock.max-waiters` are a warning.
+/// It is a warning if the waiters reach this percentage of `lock.max-waiters`.
 const WAITERS_WARNING_PERCENT: u64 = 80;
-/// A node has this many round trips to answer if the ttl allows it.
+/// It is a warning if a node has less time to answer than this many round trips.
 const ROUND_TRIPS_WANTED: u32 = 4;
 
 /// Returns the findings about one node. `denials` are the missing rights of the user there.
@@ -136,13 +136,13 @@ pub(super) fn max_clock_skew_us(facts: &Facts) -> u64 {
 }
 
 fn round_trip(facts: &Facts, ttl: Ttl) -> Option<Finding> {
-    let (round_trip, ttl_ms) = (facts.round_trip, text_of_ms(ttl.ms()));
+    let (round_trip, ttl_text) = (facts.round_trip, text_of_ms(ttl.ms()));
     let limit = limits::node_timeout(round_trip, ttl);
     let shown = short_time(round_trip);
     if let Some(enough) = limits::ttl_needed(round_trip, ttl) {
         return Some(Finding::error(
             "round-trip",
-            format!("a round trip takes {shown}, too long for locks with a ttl of {ttl_ms}"),
+            format!("a round trip takes {shown}, too long for locks with a ttl of {ttl_text}"),
             format!(
                 "use a ttl of at least {}, or a node that is nearer",
                 text_of_ms(whole_ms(enough))
@@ -154,7 +154,7 @@ fn round_trip(facts: &Facts, ttl: Ttl) -> Option<Finding> {
         Finding::warning(
             "round-trip",
             format!(
-                "a round trip takes {shown}, and with a ttl of {ttl_ms} the node has {} to answer: a slow \
+                "a round trip takes {shown}, and with a ttl of {ttl_text} the node has {} to answer: a slow \
                  answer is no vote",
                 short_time(limit)
             ),
@@ -165,19 +165,19 @@ fn round_trip(facts: &Facts, ttl: Ttl) -> Option<Finding> {
 
 fn evicts(facts: &Facts) -> Option<Finding> {
     let policy = facts.info.maxmemory_policy.as_ref().filter(|_| facts.info.evicts())?;
-    let now = if facts.info.maxmemory_bytes == 0 {
+    let effect = if facts.info.maxmemory_bytes == 0 {
         "once maxmemory is set, it may evict"
     } else {
         "when its memory is full, it evicts"
     };
     Some(Finding::warning(
         "evicts",
-        format!("maxmemory-policy is {policy}: {now} the keys of locks"),
+        format!("maxmemory-policy is {policy}: {effect} the keys of locks"),
         "CONFIG SET maxmemory-policy noeviction, and the same in redis.conf",
     ))
 }
 
-fn max_ttl(lock: &LockInfo, ttl: Ttl) -> Option<Finding> {
+fn max_ttl(lock: &ModuleInfo, ttl: Ttl) -> Option<Finding> {
     let max_ms = lock.max_ttl_ms.filter(|max_ms| *max_ms < ttl.ms())?;
     let (max, ttl) = (text_of_ms(max_ms), text_of_ms(ttl.ms()));
     Some(Finding::error(
@@ -189,7 +189,7 @@ fn max_ttl(lock: &LockInfo, ttl: Ttl) -> Option<Finding> {
     ))
 }
 
-fn rejoin_delay(lock: &LockInfo) -> Option<Finding> {
+fn rejoin_delay(lock: &ModuleInfo) -> Option<Finding> {
     let (delay_ms, max_ms) = (lock.rejoin_delay_ms?, lock.max_ttl_ms?);
     (delay_ms < max_ms).then(|| {
         Finding::warning(
@@ -198,7 +198,7 @@ fn rejoin_delay(lock: &LockInfo) -> Option<Finding> {
                 "lock.rejoin-delay is {delay_ms} ms, below lock.max-ttl: after a restart it may grant locks that \
                  are still held"
             ),
-            "right for a server that is new; before the next start, remove it from redis.conf",
+            "this is right only for a new server: remove it from redis.conf before the next start",
         )
     })
 }
@@ -210,7 +210,7 @@ fn waiters(waiters: u64, max_waiters: Option<u64>) -> Option<Finding> {
             Finding::warning(
                 "waiters",
                 format!(
-                    "{waiters} clients wait, and lock.max-waiters is {max_waiters}: further ones are refused"
+                    "{waiters} clients wait, and lock.max-waiters is {max_waiters}: further waiters are refused"
                 ),
                 "find out why so many wait, with LOCK.INSPECT of their keys, or raise lock.max-waiters",
             )
@@ -225,8 +225,8 @@ fn rights(denials: &[Denial]) -> Vec<Finding> {
         Denial::Key(_) => None,
     });
     let (not_for_plain_locks, needed): (Vec<&str>, Vec<&str>) =
-        commands.partition(|command| NOT_FOR_PLAIN_LOCKS.contains(command));
-    let grant = |denied: &[&str]| {
+        commands.partition(|command| COMMANDS_FOR_SEVERAL_KEYS.contains(command));
+    let remedy = |denied: &[&str]| {
         let rights: Vec<_> =
             denied.iter().map(|command| format!("+{}", command.to_lowercase())).collect();
         format!("give the user {}, with ACL SETUSER and in its ACL file", rights.join(" "))
@@ -235,7 +235,7 @@ fn rights(denials: &[Denial]) -> Vec<Finding> {
         findings.push(Finding::error(
             "rights",
             format!("the user may not run {}, which clients need", join_with_and(&needed)),
-            grant(&needed),
+            remedy(&needed),
         ));
     }
     if !not_for_plain_locks.is_empty() {
@@ -245,7 +245,7 @@ fn rights(denials: &[Denial]) -> Vec<Finding> {
                 "the user may not run {}, which locks of several keys and semaphores need",
                 join_with_and(&not_for_plain_locks)
             ),
-            grant(&not_for_plain_locks),
+            remedy(&not_for_plain_locks),
         ));
     }
     findings.extend(denials.iter().filter_map(|denial| match denial {

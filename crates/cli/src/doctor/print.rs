@@ -12,7 +12,7 @@ use crate::output::escape;
 
 /// The largest width of a line.
 const COLUMNS: usize = 100;
-/// The column at which the texts begin.
+/// The width of the labels, and the indentation of the other lines.
 const INDENT: usize = 9;
 
 #[derive(Serialize)]
@@ -84,7 +84,7 @@ mod tests {
     use crate::fleet::text::width;
 
     #[test]
-    fn findings_fit_100_columns_and_control_no_terminal() {
+    fn findings_fit_100_columns_and_cannot_control_the_terminal() {
         let finding =
             Finding::error("x", "word ".repeat(50), "do \x1b[2J that").about(&"n".repeat(200));
         let text = as_text(&[finding], &Report::new(voting(3)));

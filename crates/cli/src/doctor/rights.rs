@@ -17,7 +17,7 @@ pub(super) enum Denial {
 }
 
 /// The commands that only locks of several keys and semaphores need.
-pub(super) const NOT_FOR_PLAIN_LOCKS: [&str; 4] =
+pub(super) const COMMANDS_FOR_SEVERAL_KEYS: [&str; 4] =
     ["LOCK.MACQUIRE", "LOCK.MEXTEND", "LOCK.MRELEASE", "LOCK.ACQUIREANY"];
 
 /// The commands of a client, in a form that changes nothing: the module refuses an empty token
@@ -35,8 +35,8 @@ const COMMANDS: [(&str, &[&str]); 10] = [
     ("PING", &[]),
 ];
 
-/// The key in [`COMMANDS`], which `--lock` replaces. Without `--lock` it is sent as it is, and its
-/// denial is ignored.
+/// The key in [`COMMANDS`]. If `--lock` is given, its key is sent instead. Otherwise this key is
+/// sent, and a denial of the right to use it is ignored.
 const PLACEHOLDER_KEY: &str = "quorlock-doctor";
 
 /// Returns the rights that the user lacks; none if the node does not answer. With `key`, also
@@ -60,7 +60,7 @@ async fn ask(
             return Ok(denials(&replied, key));
         }
     }
-    // The user may not run ACL DRYRUN: send the commands themselves.
+    // The user may not run ACL WHOAMI or ACL DRYRUN: sends the commands themselves.
     let mut requests = Pipeline::with_capacity(COMMANDS.len());
     for (name, arguments) in COMMANDS {
         requests.cmd(name).arg(with_key(arguments, key));

@@ -11,11 +11,11 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use crate::doctor::check_of;
-use crate::fleet::info::{COUNTERS, LockInfo};
+use crate::fleet::info::{COUNTERS, ModuleInfo};
 use crate::fleet::{Facts, NodeReport, Report, State};
 use crate::status::json::state_name;
 
-/// The format, as Prometheus negotiates it.
+/// The HTTP content type of what [`render`] returns.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Names and values of labels. No value may be a key, an owner or a token.
@@ -50,7 +50,8 @@ fn add_fleet_metrics(metrics: &mut Metrics, report: &Report, took: Duration) {
 
 fn add_node_metrics(metrics: &mut Metrics, report: &Report) {
     let each = |value: &dyn Fn(&State) -> Option<bool>| -> Vec<_> {
-        let values = report.iter().map(|(node, state)| Some((labels(node), truth(value(state)?))));
+        let values =
+            report.iter().map(|(node, state)| Some((labels(node), zero_or_one(value(state)?))));
         values.flatten().collect()
     };
     let is_down = |state: &State| matches!(state, State::Down(_));
@@ -109,19 +110,19 @@ fn add_server_metrics(metrics: &mut Metrics, report: &Report) {
     each(
         "node_evicts",
         "Whether maxmemory-policy lets the server evict the keys of locks",
-        &|facts| Some(truth(facts.info.evicts())),
+        &|facts| Some(zero_or_one(facts.info.evicts())),
     );
 }
 
 #[expect(clippy::cast_precision_loss, reason = "no server has 2^53 locks")]
 fn add_module_metrics(metrics: &mut Metrics, report: &Report) {
-    let locks =
+    let module_infos =
         || report.nodes.iter().filter_map(|node| Some((node, node.facts()?.info.lock.as_ref()?)));
-    let mut each = |name, help, value: &dyn Fn(&LockInfo) -> Option<f64>| {
+    let mut each = |name, help, value: &dyn Fn(&ModuleInfo) -> Option<f64>| {
         metrics.gauge(
             name,
             help,
-            locks().filter_map(|(node, lock)| Some((labels(node), value(lock)?))),
+            module_infos().filter_map(|(node, lock)| Some((labels(node), value(lock)?))),
         );
     };
     each("node_leases", "Locks that are held", &|lock| Some(lock.leases as f64));
@@ -150,7 +151,8 @@ fn add_module_metrics(metrics: &mut Metrics, report: &Report) {
     });
     metrics.gauge("node_info", "Versions and lock.set of the node", info);
     for (index, name) in COUNTERS.into_iter().enumerate() {
-        let counts = locks().filter_map(|(node, lock)| Some((labels(node), lock.counters[index]?)));
+        let counts =
+            module_infos().filter_map(|(node, lock)| Some((labels(node), lock.counters[index]?)));
         metrics.counter(&format!("node_{name}"), help_of(name), counts);
     }
 }
@@ -200,7 +202,7 @@ fn labels(node: &NodeReport) -> Labels {
     vec![("node", node.name.clone())]
 }
 
-fn truth(value: bool) -> f64 {
+fn zero_or_one(value: bool) -> f64 {
     if value { 1.0 } else { 0.0 }
 }
 

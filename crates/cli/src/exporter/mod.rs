@@ -65,7 +65,7 @@ pub(crate) async fn exporter(args: Exporter) -> anyhow::Result<ExitCode> {
     let router = Router::new().route(PATH, get(scrape)).route("/", get(home)).with_state(gatherer);
     match signals.interrupting(axum::serve(listener, router).into_future()).await {
         Ok(ended) => ended.context("the exporter cannot serve any more")?,
-        // Prometheus repeats a scrape that is cut off.
+        // The signal may cut off a scrape. Prometheus repeats it.
         Err(_signal) => {}
     }
     Ok(ExitCode::SUCCESS)

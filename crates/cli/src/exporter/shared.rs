@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::OnceCell;
 
-/// Makes a value for each caller. A caller that comes while a value is being made shares it.
+/// Makes a value on demand. Callers that arrive while a value is being made share it.
 pub(super) struct Shared<T>(Mutex<Arc<OnceCell<T>>>);
 
 impl<T> Default for Shared<T> {
@@ -17,7 +17,7 @@ impl<T: Clone> Shared<T> {
     /// Returns the value that is being made, or makes a new one.
     ///
     /// # Cancel safety
-    /// When the caller that makes the value is dropped, another one makes it.
+    /// When the caller that makes the value is dropped, another waiting caller makes it.
     pub(super) async fn get<F: Future<Output = T>>(&self, make: impl FnOnce() -> F) -> T {
         let current = Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner));
         let value = current.get_or_init(make).await.clone();
@@ -43,17 +43,17 @@ mod tests {
     #[tokio::test]
     async fn concurrent_callers_share_one_value_and_later_ones_do_not() {
         let (shared, made) = (Shared::<u32>::default(), Cell::new(0));
-        let (go, gone) = oneshot::channel::<()>();
+        let (finish, may_finish) = oneshot::channel::<()>();
         let first = shared.get(async || {
             made.set(made.get() + 1);
-            let _ = gone.await;
+            let _ = may_finish.await;
             made.get()
         });
         let second = shared.get(async || panic!("the first one is under way"));
         let both = join(first, second);
         tokio::pin!(both);
         assert!(both.as_mut().now_or_never().is_none());
-        go.send(()).unwrap();
+        finish.send(()).unwrap();
         assert_eq!(both.await, (1, 1));
         assert_eq!(shared.get(|| ready(2)).await, 2);
     }

@@ -18,7 +18,7 @@ pub(crate) fn advice(error: &NodeError) -> Option<&'static str> {
         NodeError::TimedOut { .. } => {
             Some("check that the server is not stopped or overloaded, or raise --node-limit")
         }
-        NodeError::Refused(words) if words.starts_with("LOADING") => {
+        NodeError::ErrorReply(words) if words.starts_with("LOADING") => {
             Some("wait until the server has loaded its data")
         }
         NodeError::UnexpectedReply => {

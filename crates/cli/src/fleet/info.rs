@@ -37,12 +37,12 @@ pub(crate) struct Info {
     pub(crate) maxmemory_bytes: u64,
     pub(crate) maxmemory_policy: Option<String>,
     /// `None` without the module.
-    pub(crate) lock: Option<LockInfo>,
+    pub(crate) lock: Option<ModuleInfo>,
 }
 
 /// The facts that the module reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LockInfo {
+pub(crate) struct ModuleInfo {
     pub(crate) version: String,
     /// `None` if the node votes.
     pub(crate) abstention: Option<Abstention>,
@@ -66,7 +66,7 @@ pub(crate) struct Abstention {
 }
 
 impl Info {
-    /// Parses the replies to INFO and INFO lock, which are joined in any order.
+    /// Parses the replies to INFO and INFO lock, concatenated in any order.
     pub(crate) fn parse(text: &str) -> Self {
         let fields = Fields(text);
         let version = |name| fields.escaped(name).unwrap_or_else(|| "of an unknown version".into());
@@ -81,7 +81,7 @@ impl Info {
             is_replica: fields.text("role").is_some_and(|role| role != "master"),
             maxmemory_bytes: fields.number("maxmemory").unwrap_or(0),
             maxmemory_policy: fields.escaped("maxmemory_policy"),
-            lock: LockInfo::read(&fields),
+            lock: ModuleInfo::read(&fields),
         }
     }
 
@@ -90,7 +90,7 @@ impl Info {
         self.maxmemory_policy.as_ref().is_some_and(|policy| policy != "noeviction")
     }
 
-    /// The same facts as a client learns them from a new connection.
+    /// The facts that a client learns from a new connection, as its state machine takes them.
     pub(crate) fn hello(&self) -> Hello {
         Hello {
             run_id: self.run_id.clone(),
@@ -102,7 +102,7 @@ impl Info {
     }
 }
 
-impl LockInfo {
+impl ModuleInfo {
     fn read(fields: &Fields) -> Option<Self> {
         let state = fields.text("lock_state")?;
         let abstention = (state != "voting").then(|| Abstention {
@@ -113,7 +113,7 @@ impl LockInfo {
             ["lock_set_name", "lock_set_id", "lock_set_members"].map(|name| fields.text(name));
         let set = match parts {
             [Some(name), Some(id), Some(members)] => {
-                // A set that cannot be parsed is unknown, and not unset.
+                // A set that cannot be parsed counts as unknown, not as unset.
                 format!("{name} {id} {members}").parse().map_or(SetReport::Unheard, SetReport::Set)
             }
             _ => SetReport::Unset,
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn valkey_differs_from_redis_and_a_plain_server_from_a_node() {
+    fn valkey_and_a_missing_module_are_recognized() {
         let text = "redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.1.3\r\nserver_mode:cluster\r\n\
             maxmemory:100\r\nmaxmemory_policy:volatile-ttl\r\n";
         let info = Info::parse(text);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn set_that_cannot_be_read_is_not_an_unset_one() {
+    fn set_that_cannot_be_parsed_does_not_count_as_unset() {
         let text =
             "lock_state:voting\r\nlock_set_name:eu\r\nlock_set_id:x\r\nlock_set_members:1\r\n";
         assert_eq!(Info::parse(text).lock.unwrap().set, SetReport::Unheard);

@@ -16,10 +16,10 @@ use super::report::{Facts, NodeReport};
 use crate::nodes::NodeClient;
 use crate::output::escape;
 
-/// How often the node's clock is read. The fastest reply counts.
+/// How many times one report reads the node's clock. Only the fastest reply counts.
 const PROBES: usize = 3;
 
-/// A node, and a connection to it that is kept while it works.
+/// A node, and the connection to it, which is kept until it fails.
 #[derive(Clone)]
 pub(crate) struct Node {
     name: Arc<str>,
@@ -50,8 +50,8 @@ impl Node {
     ) -> Result<T, NodeError> {
         let client = self.client.as_ref().map_err(Clone::clone)?;
         let mut kept = self.connection.lock().await;
-        // Taken out, so that a connection is not used again if it is too slow, or if the caller is
-        // dropped half-way.
+        // Taken out: if `work` exceeds the limit or the caller is dropped, the connection is not
+        // used again.
         let old = kept.take();
         let asking = async {
             if let Some(mut connection) = old {
@@ -73,7 +73,7 @@ impl Node {
 }
 
 async fn connect(client: &Client) -> Result<MultiplexedConnection, NodeError> {
-    // The limit of the node covers connecting and all replies.
+    // No limits here: the one in [`Node::ask`] covers connecting and all replies.
     let config =
         AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
     let connecting = client.get_multiplexed_async_connection_with_config(&config);
@@ -117,7 +117,7 @@ async fn probe(
             Ok((seconds, us)) => {
                 Some(clock::offset_us(sent_us, round_trip, seconds * 1_000_000 + us))
             }
-            // This error is an answer, too, and took one round trip.
+            // This error is also an answer, and took one round trip.
             Err(error) if error.code() == Some("NOPERM") => None,
             Err(error) => return Err(read_error(&error)),
         };
@@ -162,7 +162,7 @@ fn read_error(error: &RedisError) -> NodeError {
         }
         _ if detail.starts_with("unknown command") => NodeError::NoModule,
         Some(code) => {
-            NodeError::refused(format!("{} {detail}", escape(code)).trim_end().to_owned())
+            NodeError::of_error_reply(format!("{} {detail}", escape(code)).trim_end().to_owned())
         }
         None if error.is_io_error() || error.is_unrecoverable_error() => {
             NodeError::Down { reason: escape(&error.to_string()) }

@@ -121,9 +121,9 @@ fn states(nodes: &[NodeReport]) -> Vec<State> {
     nodes.iter().zip(admissions(nodes)).map(state).collect()
 }
 
-/// Returns whether the error is the answer of a server.
+/// Returns whether a server answered with this error.
 fn is_an_answer(error: &NodeError) -> bool {
-    matches!(error, NodeError::Denied { .. } | NodeError::Refused(_))
+    matches!(error, NodeError::Denied { .. } | NodeError::ErrorReply(_))
 }
 
 /// Returns for each node why a client would not ask it for locks; `None` if the client would. The
@@ -161,18 +161,18 @@ impl Random for NotRandom {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::fleet::info::LockInfo;
+    use crate::fleet::info::ModuleInfo;
 
     /// Makes `count` nodes that vote and belong to the set `eu`, each with its own run id.
     pub(crate) fn voting(count: usize) -> Vec<NodeReport> {
         let members: Vec<_> = (1..=count).map(|id| id.to_string()).collect();
         let node = |index: usize| {
             let set = format!("eu {} {}", index + 1, members.join(","));
-            let lock = LockInfo {
+            let lock = ModuleInfo {
                 version: "0.1.0".into(),
                 set: quorlock_core::client::SetReport::Set(set.parse().unwrap()),
                 max_ttl_ms: Some(60_000),
-                ..LockInfo::default()
+                ..ModuleInfo::default()
             };
             let info = Info {
                 server: "redis 7.0.15".into(),
@@ -198,7 +198,7 @@ pub(crate) mod tests {
         node.answer.as_mut().unwrap()
     }
 
-    pub(crate) fn lock(node: &mut NodeReport) -> &mut LockInfo {
+    pub(crate) fn lock(node: &mut NodeReport) -> &mut ModuleInfo {
         facts(node).info.lock.as_mut().unwrap()
     }
 

@@ -107,7 +107,7 @@ mod tests {
     use crate::fleet::report::tests::{down, voting};
 
     #[test]
-    fn node_that_is_down_has_a_reason_and_what_to_do() {
+    fn node_that_is_down_has_a_reason_and_advice() {
         let mut nodes = voting(3);
         nodes[2].answer = Err(down());
         let json: serde_json::Value =

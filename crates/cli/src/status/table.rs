@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::fleet::info::LockInfo;
+use crate::fleet::info::ModuleInfo;
 use crate::fleet::text::{end_of, start_of, width, wrap};
 use crate::fleet::{NodeReport, Report, State, advice};
 use crate::output::escape;
@@ -19,7 +19,7 @@ const HEADINGS: [&str; 9] =
     ["NODE", "STATE", "MODULE", "SERVER", "SET", "LEASES", "WAITERS", "ROUND TRIP", "CLOCK"];
 /// The columns from here on are numbers, and aligned to the right.
 const FIRST_RIGHT_ALIGNED: usize = 5;
-/// The columns that are shortened, in this order, and the least width of each.
+/// The columns to shorten, in this order, until the table fits; and the least width of each.
 const SHORTENED: [(usize, usize); 4] = [(0, 20), (4, 8), (3, 8), (0, 10)];
 
 /// Formats the table. The lines below a node that does not vote say why, and for how long.
@@ -53,7 +53,7 @@ fn cells(node: &NodeReport, state: &State) -> [String; 9] {
         state.name().to_owned(),
         or_dash(lock.map(|lock| lock.version.clone())),
         or_dash(facts.map(|facts| facts.info.server.clone())),
-        or_dash(lock.and_then(LockInfo::set_and_id)),
+        or_dash(lock.and_then(ModuleInfo::set_and_id)),
         or_dash(lock.map(|lock| lock.leases.to_string())),
         or_dash(lock.map(|lock| lock.waiters.to_string())),
         or_dash(facts.map(|facts| short_time(facts.round_trip))),
@@ -98,10 +98,11 @@ fn widths(rows: &[[String; 9]]) -> [usize; 9] {
 
 fn line(cells: &[String; 9], widths: &[usize; 9]) -> String {
     let mut line = String::new();
-    for (column, (cell, columns)) in cells.iter().zip(widths).enumerate() {
+    for (column, (cell, column_width)) in cells.iter().zip(widths).enumerate() {
         // Addresses differ at their end.
-        let cell = if column == 0 { end_of(cell, *columns) } else { start_of(cell, *columns) };
-        let padding = " ".repeat(columns.saturating_sub(width(&cell)));
+        let cell =
+            if column == 0 { end_of(cell, *column_width) } else { start_of(cell, *column_width) };
+        let padding = " ".repeat(column_width.saturating_sub(width(&cell)));
         let (before, after) = if column >= FIRST_RIGHT_ALIGNED {
             (padding, String::new())
         } else {
@@ -194,7 +195,7 @@ mod tests {
                 "a-set-with-quite-a-long-name 1 1,2,3".parse().unwrap(),
             );
         }
-        nodes[1].answer = Err(quorlock_core::client::NodeError::Refused("word ".repeat(100)));
+        nodes[1].answer = Err(quorlock_core::client::NodeError::ErrorReply("word ".repeat(100)));
         let text = render(&Report::new(nodes));
         assert!(text.lines().all(|line| width(line) <= COLUMNS), "{text}");
         assert!(text.contains("…"), "{text}");

@@ -1,5 +1,5 @@
-//! Asks the nodes again and again, in a separate thread: replies with thousands of locks do not
-//! delay the keyboard.
+//! Asks the nodes again and again, in a separate thread, so that replies with thousands of locks do
+//! not delay the handling of keys.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -52,14 +52,15 @@ async fn ask(
 ) -> anyhow::Result<()> {
     let GatherOptions { nodes, fleet, pattern, node_limit, interval_min } = options;
     let quorum = nodes.connect_within(*node_limit).await?;
-    let mut spent = fleet.each(spent).await;
+    let mut spent_before = fleet.each(spent).await;
     loop {
         let started = Instant::now();
         let (locks, report) = join(list(&quorum, pattern), fleet.gather()).await;
-        let now_spent = fleet.each(self::spent).await;
-        let costs = spent.iter().zip(&now_spent).map(|(before, now)| pace::cost(*before, *now));
+        let spent_now = fleet.each(spent).await;
+        let costs =
+            spent_before.iter().zip(&spent_now).map(|(before, now)| pace::cost(*before, *now));
         let interval = pace::interval(*interval_min, costs.max().unwrap_or_default());
-        spent = now_spent;
+        spent_before = spent_now;
         let snapshot = Snapshot { at: Instant::now(), interval, report, locks };
         if sender.send(Ok(snapshot)).await.is_err() {
             return Ok(());

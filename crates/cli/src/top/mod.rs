@@ -79,8 +79,8 @@ pub(crate) async fn top(args: Top) -> anyhow::Result<ExitCode> {
     }
     let mut signals = Signals::listen()?;
     let stop = signal(SignalKind::from_raw(rustix::process::Signal::TSTP.as_raw()));
-    let go_on = signal(SignalKind::from_raw(rustix::process::Signal::CONT.as_raw()));
-    let (mut stop, mut go_on) = (stop.context("cannot listen for signals")?, go_on?);
+    let continued = signal(SignalKind::from_raw(rustix::process::Signal::CONT.as_raw()));
+    let (mut stop, mut continued) = (stop.context("cannot listen for signals")?, continued?);
     let mut snapshots = gather::start(GatherOptions {
         nodes,
         fleet,
@@ -98,7 +98,7 @@ pub(crate) async fn top(args: Top) -> anyhow::Result<ExitCode> {
             signal = signals.next() => return Ok(exit::code_for_signal(signal)),
             _ = stop.recv() => Action::Suspend,
             // After a SIGSTOP, the settings of the terminal are unknown.
-            _ = go_on.recv() => Action::Reset,
+            _ = continued.recv() => Action::Reset,
             event = events.recv() => match event {
                 Some(event) => app.handle(&event),
                 // The terminal is gone.

@@ -1,11 +1,11 @@
-//! How often the nodes are asked.
+//! How often the nodes are asked. One gathering asks each of them once, and lists the locks.
 
 use std::time::Duration;
 
-/// The least interval of gatherings, in costs of a gathering.
+/// The least interval between gatherings, as a multiple of the cost of one.
 ///
-/// A gathering may take a hundredth of a node's time. A fifth of that is left for reading requests
-/// and writing replies, which the node's command statistics do not count.
+/// Gatherings may take a hundredth of a node's time. A fifth of this share is left for reading
+/// requests and writing replies, which the node's command statistics do not count.
 const INTERVAL_PER_COST: u32 = 125;
 /// The commands of a gathering, as `INFO commandstats` names them.
 const COMMANDS: [&str; 5] = ["lock.scan", "info", "config|get", "time", "ping"];
@@ -17,19 +17,19 @@ pub(super) fn interval(interval_min: Duration, cost: Duration) -> Duration {
 }
 
 /// Returns the time that a node spent on a gathering: the difference of [`spent`] before and after.
-/// Returns zero for a node that does not answer, so that it makes no interval longer.
+/// Returns zero for a node that does not answer, so that it does not lengthen the interval.
 pub(super) fn cost(before: Option<Duration>, after: Option<Duration>) -> Duration {
     match (before, after) {
-        // A server that was restarted begins at zero.
+        // The statistics of a restarted server begin at zero.
         (Some(before), Some(after)) => after.saturating_sub(before),
         (None, _) | (_, None) => Duration::ZERO,
     }
 }
 
-/// Returns the time that a server has spent on the commands of gatherings since its start, by its
-/// reply to `INFO commandstats`.
+/// Returns the time that a server has spent on the commands of gatherings since its start. Reads it
+/// from the reply to `INFO commandstats`.
 ///
-/// Includes what other users of these commands spend, so that all together keep the limit.
+/// Includes the commands of other clients: the limit applies to all of them together.
 pub(super) fn spent(stats: &str) -> Duration {
     let us = |line: &str| -> Option<u64> {
         let (command, figures) = line.strip_prefix("cmdstat_")?.split_once(':')?;
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn node_that_does_not_answer_makes_no_interval_longer() {
+    fn silent_node_does_not_lengthen_the_interval() {
         let spent = Some(Duration::from_secs(7));
         assert_eq!(cost(spent, None), Duration::ZERO);
         assert_eq!(cost(None, spent), Duration::ZERO);

@@ -13,7 +13,7 @@ use crate::output::{escape_short, owner};
 #[derive(Debug)]
 pub(super) struct Snapshot {
     pub(super) at: Instant,
-    /// The time until the next snapshot is made.
+    /// The time from the start of this gathering to the start of the next.
     pub(super) interval: Duration,
     pub(super) report: Report,
     pub(super) locks: Locks,
@@ -96,7 +96,7 @@ impl Lock {
                 _ => owner(label),
             },
             fence: summary.held.map(|held| held.fence.get()),
-            held: leases().filter_map(|lease| lease.held).max(),
+            held: leases().filter_map(|lease| lease.held_for).max(),
             left: summary
                 .held
                 .map(|held| held.at_most)

@@ -86,8 +86,9 @@ impl App {
                 snapshot.locks.list = std::mem::take(&mut before.locks.list);
             }
         }
-        let next = |lock: &Lock| Some((lock.key.clone(), scale(self.scales.get(&lock.key), lock)?));
-        self.scales = snapshot.locks.list.iter().filter_map(next).collect();
+        let entry =
+            |lock: &Lock| Some((lock.key.clone(), scale(self.scales.get(&lock.key), lock)?));
+        self.scales = snapshot.locks.list.iter().filter_map(entry).collect();
         self.snapshot = Some(snapshot);
         self.sort_rows(selected.as_deref());
         Action::Draw
@@ -248,8 +249,8 @@ fn scale(before: Option<&Scale>, lock: &Lock) -> Option<Scale> {
     Some(Scale { fence: lock.fence, left, full })
 }
 
-/// Returns the rates of each node, if both reports have its counters. The counters of a restarted
-/// node begin at zero.
+/// Returns the rates of each node, if both reports have its counters. Returns rates of zero for a
+/// restarted node, whose counters begin at zero again.
 fn rates(before: &Report, now: &Report, elapsed: Duration) -> Vec<Option<Rates>> {
     const GRANTS: usize = 0;
     const REFUSALS: usize = 1;

@@ -60,7 +60,7 @@ impl Screen {
         let draw_all = || {
             enter()?;
             execute!(stdout(), Clear(ClearType::All))?;
-            // `Terminal::clear` asks for the place of the cursor. The answer would arrive as a key.
+            // `Terminal::clear` asks for the cursor position. The answer would arrive as a key.
             Terminal::new(CrosstermBackend::new(stdout()))
         };
         self.0 = draw_all().context("cannot use the terminal")?;

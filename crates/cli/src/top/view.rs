@@ -73,7 +73,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App, now: Instant) {
     let nodes = app.snapshot.as_ref().map_or(0, |snapshot| snapshot.report.nodes.len());
     let nodes_height =
         u16::try_from(nodes + 1).unwrap_or(u16::MAX).min(area.height / NODES_HEIGHT_DIVISOR);
-    let [title, of_nodes, gap, of_locks, bottom] = Layout::vertical([
+    let [title, nodes_area, gap, locks_area, bottom] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(nodes_height),
         Constraint::Length(1),
@@ -87,21 +87,21 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App, now: Instant) {
         return;
     };
     frame.render_widget(Paragraph::new(title_line(app, snapshot, now)), title);
-    frame.render_widget(nodes_table(app, snapshot, area.width), of_nodes);
+    frame.render_widget(nodes_table(app, snapshot, area.width), nodes_area);
     if let Some(problem) = &snapshot.locks.problem {
         frame.render_widget(Paragraph::new(problem.as_str().yellow()), gap);
     }
     // One row is the heading.
-    let page = usize::from(of_locks.height.saturating_sub(1)).max(1);
+    let page = usize::from(locks_area.height.saturating_sub(1)).max(1);
     app.page = page;
     app.first = app.first.clamp((app.selected + 1).saturating_sub(page), app.selected);
     app.first = app.first.min(app.rows.len().saturating_sub(page));
     let elapsed = now.saturating_duration_since(snapshot.locks.at.unwrap_or(now));
-    frame.render_widget(locks_table(app, snapshot, elapsed, area.width), of_locks);
+    frame.render_widget(locks_table(app, snapshot, elapsed, area.width), locks_area);
     if app.shows_details
         && let Some(lock) = app.lock()
     {
-        draw_details(frame, lock, snapshot, elapsed, of_locks);
+        draw_details(frame, lock, snapshot, elapsed, locks_area);
     }
 }
 
@@ -110,8 +110,8 @@ fn title_line(app: &App, snapshot: &Snapshot, now: Instant) -> Line<'static> {
     let votes = format!("{} of {} nodes vote", report.voting(), report.nodes.len());
     let votes = if report.has_majority() { votes.green() } else { votes.red().bold() };
     let locks = match (app.rows.len(), snapshot.locks.list.len()) {
-        (shown, all) if shown == all => format!("{all} locks"),
-        (shown, all) => format!("{shown} of {all} locks"),
+        (shown, all) if shown == all => output::with_plural(all as u64, "lock"),
+        (shown, all) => format!("{shown} of {}", output::with_plural(all as u64, "lock")),
     };
     let age = status::short_time(now.saturating_duration_since(snapshot.at));
     let every = status::short_time(snapshot.interval);
@@ -193,11 +193,11 @@ fn locks_table<'a>(app: &App, snapshot: &'a Snapshot, elapsed: Duration, width: 
     Table::new(rows, constraints(&LOCK_COLUMNS, &columns)).header(heading)
 }
 
-/// Returns the columns that fit. Drops columns in the order of `dropped` until the others fit.
-fn fitting(shown: &[(&str, Constraint, u16)], dropped: &[usize], width: u16) -> Vec<usize> {
-    let mut columns: Vec<_> = (0..shown.len()).collect();
-    for column in dropped {
-        let needed: u16 = columns.iter().map(|&column| shown[column].2 + GAP).sum();
+/// Returns the columns that fit. Drops columns in `drop_order` until the others fit.
+fn fitting(all: &[(&str, Constraint, u16)], drop_order: &[usize], width: u16) -> Vec<usize> {
+    let mut columns: Vec<_> = (0..all.len()).collect();
+    for column in drop_order {
+        let needed: u16 = columns.iter().map(|&column| all[column].2 + GAP).sum();
         if needed <= width + GAP {
             break;
         }
@@ -212,8 +212,8 @@ fn chosen<T>(columns: &[usize], cells: impl IntoIterator<Item = T>) -> Vec<T> {
     cells.filter(|(column, _)| columns.contains(column)).map(|(_, cell)| cell).collect()
 }
 
-fn constraints(shown: &[(&str, Constraint, u16)], columns: &[usize]) -> Vec<Constraint> {
-    columns.iter().map(|&column| shown[column].1).collect()
+fn constraints(all: &[(&str, Constraint, u16)], columns: &[usize]) -> Vec<Constraint> {
+    columns.iter().map(|&column| all[column].1).collect()
 }
 
 /// The cells of a lock.
@@ -267,6 +267,10 @@ fn draw_details(
     area: Rect,
 ) {
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
+    let left_text = |left: Duration| {
+        let unless = if lock.verdict == Verdict::Revoked { "" } else { ", unless it is extended" };
+        format!("{}{unless}", output::time(left.saturating_sub(elapsed)))
+    };
     let mut lines = vec![
         Line::from(format!("owner   {}", lock.owner)),
         Line::from(format!("fence   {}", or_dash(lock.fence.map(|fence| fence.to_string())))),
@@ -274,10 +278,7 @@ fn draw_details(
             "held    {}",
             or_dash(lock.held.map(|held| output::time(held + elapsed)))
         )),
-        Line::from(format!(
-            "left    {}, unless it is extended",
-            or_dash(lock.left.map(|left| output::time(left.saturating_sub(elapsed))))
-        )),
+        Line::from(format!("left    {}", or_dash(lock.left.map(left_text)))),
         Line::from(""),
     ];
     for (node, answer) in snapshot.report.nodes.iter().zip(&lock.answers) {
@@ -292,8 +293,9 @@ fn draw_details(
                     |ttl| output::time(ttl.saturating_sub(elapsed)),
                 );
                 let owner = owners(lease).unwrap_or_else(|| output::owner(None));
+                let keys = output::with_plural(lease.keys, "key");
                 let shared = if lease.mode == LockMode::Shared { ", shared" } else { "" };
-                format!("{owner}, fence {fence}, {left} left, {} keys{shared}{revoked}", lease.keys)
+                format!("{owner}, fence {fence}, {left} left, {keys}{shared}{revoked}")
             }
         };
         lines.push(Line::from(format!("{}  {words}", escape(&node.name))));
@@ -339,7 +341,7 @@ mod tests {
         let text = screen(&mut app, 110, 20);
         for part in [
             "3 of 3 nodes vote",
-            "1 locks",
+            "1 lock",
             "orders/42",
             "web-3",
             "███░░░░░░░ 5.0 s",

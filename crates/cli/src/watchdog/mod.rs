@@ -82,13 +82,13 @@ impl Watchdog {
         Ok(watchdog)
     }
 
-    /// Sends an order. If the watchdog does not read it, the command becomes overdue, and
-    /// [`take_over`](Self::take_over) stops it.
+    /// Sends an order. If the watchdog does not read the order, the kill becomes overdue, and
+    /// `quorlock run` stops the command with [`take_over`](Self::take_over).
     pub(crate) fn send_order(&self, order: &Order) {
         wire::send(&self.orders, order);
     }
 
-    /// Waits for the next report; `None` when the watchdog is gone.
+    /// Waits for the next report; `None` when the watchdog is gone or sent something unexpected.
     ///
     /// # Cancel safety
     /// Dropping the future loses no report.
@@ -103,7 +103,7 @@ impl Watchdog {
 
     /// Kills the watchdog. Then stops the command and all that it started, as `schedule` says.
     pub(crate) async fn take_over(self, schedule: &mut StopSchedule) -> io::Result<()> {
-        // Not reaped yet, so that its process id is not reused.
+        // The watchdog is not reaped yet, so no other process has its process id.
         let _ = kill_process(self.process, Signal::KILL);
         let _ = waitpid(Some(self.process), WaitOptions::empty());
         ProcessTree::adopt(self.leader, self.group, self.other_children)?.stop(schedule).await;
@@ -111,8 +111,8 @@ impl Watchdog {
     }
 }
 
-/// Sends this process's standard input to the watchdog, which was started with its end of the
-/// connection as standard input.
+/// Sends this process's standard input to the watchdog. Until then, the standard input of the
+/// watchdog is its end of the connection.
 fn send_stdin(connection: &net::UnixStream) -> io::Result<()> {
     let stdin = stdin();
     let descriptors = [stdin.as_fd()];

@@ -15,7 +15,7 @@ use tokio::net::unix::OwnedWriteHalf;
 
 use crate::process_tree::Group;
 
-/// From `quorlock run` to the watchdog.
+/// A message from `quorlock run` to the watchdog.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     /// Start the command.
@@ -35,13 +35,13 @@ pub(crate) struct Begin {
     /// The time from SIGTERM to SIGKILL; `None` for the default.
     pub(crate) kill_after: Option<Duration>,
     pub(crate) group: Group,
-    /// Whether the command is over only when all that it started has ended.
+    /// Whether the command counts as ended only when all that it started has ended.
     pub(crate) wait_all: bool,
     /// The end of the validity.
     pub(crate) deadline: Moment,
 }
 
-/// From the watchdog to `quorlock run`.
+/// A message from the watchdog to `quorlock run`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
     /// The command was started, with this process id.
@@ -157,8 +157,8 @@ impl Report {
     }
 }
 
-/// Sends one line without waiting. Ignores errors: if the reader is gone or stuck, its silence
-/// shows it.
+/// Sends one line without waiting. Ignores errors: the silence of the reader shows that
+/// it is gone or stuck.
 pub(super) fn send(connection: &OwnedWriteHalf, line: &impl fmt::Display) {
     let line = format!("{line}\n");
     let _ = rustix::net::send(

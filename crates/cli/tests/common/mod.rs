@@ -20,10 +20,10 @@ use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-/// The time limit of every wait. No step of a test takes as long.
+/// The time limit of every wait. Each step of a test takes less time.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// An option for healthy masters that answer late because the machine is busy.
+/// A node limit for healthy masters, which may answer late on a busy machine.
 pub(crate) const LONG_NODE_LIMIT: [&str; 2] = ["--node-limit", "1s"];
 
 pub(crate) const QUORLOCK: &str = env!("CARGO_BIN_EXE_quorlock");
@@ -136,12 +136,12 @@ impl Running {
 
     /// Writes a line to the standard input.
     pub(crate) fn say(&mut self, line: &str) {
-        let stdin = self.stdin.as_mut().expect("open until the end");
+        let stdin = self.stdin.as_mut().expect("standard input is piped, and stays open");
         writeln!(stdin, "{line}").expect("the command reads");
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(self.pid(), signal).expect("it runs");
+        kill_process(self.pid(), signal).expect("the program runs");
     }
 
     /// Waits until the program and all other writers to its output have ended. Returns the output
@@ -233,15 +233,15 @@ impl Holder {
 
 #[track_caller]
 pub(crate) fn code(status: ExitStatus) -> i32 {
-    status.code().expect("no signal ended it")
+    status.code().expect("no signal ended the program")
 }
 
 pub(crate) fn stdout(output: &Output) -> &str {
-    str::from_utf8(&output.stdout).expect("it is text")
+    str::from_utf8(&output.stdout).expect("the output is text")
 }
 
 pub(crate) fn stderr(output: &Output) -> &str {
-    str::from_utf8(&output.stderr).expect("it is text")
+    str::from_utf8(&output.stderr).expect("the output is text")
 }
 
 /// Whether the process runs. A zombie does not.
@@ -264,7 +264,7 @@ pub(crate) fn watchdog_of(quorlock: Pid) -> Pid {
         });
         watchdog.is_some()
     });
-    watchdog.expect("it was found")
+    watchdog.expect("the watchdog was found")
 }
 
 pub(crate) fn children_of(parent: Pid) -> Vec<Pid> {
@@ -281,12 +281,12 @@ pub(crate) fn children_of(parent: Pid) -> Vec<Pid> {
 }
 
 /// The number of running masters that have the key `k`.
-pub(crate) fn holding(masters: &Masters) -> usize {
+pub(crate) fn masters_holding(masters: &Masters) -> usize {
     masters.iter().filter(|master| master.is_running() && has_key(master)).count()
 }
 
 /// The number of running masters on which the lock `k` is revoked.
-pub(crate) fn revoked(masters: &Masters) -> usize {
+pub(crate) fn masters_revoked(masters: &Masters) -> usize {
     let is_revoked = |master: &&Server| {
         let mut connection = master.connection();
         let fields: HashMap<String, redis::Value> =
@@ -298,13 +298,13 @@ pub(crate) fn revoked(masters: &Masters) -> usize {
 
 /// Whether the master has the key `k`.
 pub(crate) fn has_key(master: &Server) -> bool {
-    redis::cmd("EXISTS").arg("k").query(&mut master.connection()).expect("it runs")
+    redis::cmd("EXISTS").arg("k").query(&mut master.connection()).expect("the master runs")
 }
 
 /// Waits until no running master has the key `k`.
 #[track_caller]
-pub(crate) fn becomes_free(masters: &Masters) {
-    eventually(PATIENCE, "no running master has the key", || holding(masters) == 0);
+pub(crate) fn wait_until_free(masters: &Masters) {
+    eventually(PATIENCE, "no running master has the key", || masters_holding(masters) == 0);
 }
 
 /// Masters behind proxies. The proxies can drop or hold back the requests to a master.
@@ -349,8 +349,8 @@ impl Net {
     }
 }
 
-/// Creates a terminal, and the command of a shell with job control that runs this script in the
-/// terminal. Returns the other side of the terminal, and the command, which is not started yet.
+/// Creates a terminal, and a command that runs this script in it, in a shell with job control.
+/// Returns the test's side of the terminal, and the command, which is not started yet.
 pub(crate) fn shell_in_terminal(script: &str) -> (File, Command) {
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&master).unwrap();

@@ -74,7 +74,7 @@ impl DetachedLock {
         self.keys.iter()
     }
 
-    pub(crate) fn is_of(&self, keys: &Keys) -> bool {
+    pub(crate) fn has_keys(&self, keys: &Keys) -> bool {
         self.keys == *keys
     }
 

@@ -63,7 +63,7 @@ pub enum AcquireError {
         nodes: Nodes,
     },
     /// Too few nodes vote to form a majority.
-    #[error("no majority of the nodes votes: {nodes}")]
+    #[error("too few nodes vote to form a majority: {nodes}")]
     NoQuorum {
         /// What each node answered.
         nodes: Nodes,
@@ -112,14 +112,16 @@ pub enum ExtendError {
     },
     /// An operator revoked the lock, so that it cannot be extended. It is held until its old
     /// deadline: finish or stop the work before that.
-    #[error("an operator revoked the lock, which ends by its deadline: {nodes}")]
+    #[error(
+        "an operator revoked the lock: it cannot be extended, and ends by its deadline: {nodes}"
+    )]
     Revoked {
         /// What each node answered.
         nodes: Nodes,
     },
-    /// A lock of several keys, or of one of several keys, cannot be shared. It is held as before.
+    /// A lock of several keys, or on one of several, cannot become shared. It is held as before.
     #[error(
-        "a lock of several keys, or of one of several, is exclusive: downgrade a lock of one key"
+        "this lock has several keys, or is on one of several: only an exclusive lock of one key can become shared"
     )]
     NotShareable,
     /// The lock cannot be extended beyond its `max_hold`. It is held until its old deadline.
@@ -173,7 +175,7 @@ pub enum RunError {
     #[error("the work did not begin, because the lock was not acquired")]
     NotAcquired(#[from] AcquireError),
     /// The lock was lost during the work.
-    #[error("the lock was lost during the work, which was {}", if *finished { "finished when that was noticed" } else { "stopped" })]
+    #[error("the lock was lost during the work, which was {}", if *finished { "finished before the loss was noticed" } else { "stopped" })]
     Lost {
         /// Why.
         #[source]
@@ -195,7 +197,7 @@ pub enum AttachError {
         nodes: Nodes,
     },
     /// Too few nodes vote to form a majority.
-    #[error("no majority of the nodes votes: {nodes}")]
+    #[error("too few nodes vote to form a majority: {nodes}")]
     NoQuorum {
         /// What each node answered.
         nodes: Nodes,
@@ -270,7 +272,7 @@ pub enum ScanError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{pending} releases are not confirmed by all nodes yet; their locks end by the deadlines")]
 pub struct FlushError {
-    /// The number of unconfirmed releases. Extensions in progress count too.
+    /// The number of unconfirmed releases. Extensions and semaphore checks in progress count too.
     pub pending: usize,
 }
 

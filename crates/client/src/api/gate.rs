@@ -11,9 +11,9 @@ use quorlock_core::Fence;
 /// or different fences.
 ///
 /// Use one gate for each lock key, since fences of different keys are unrelated. A gate is one
-/// number and a mutex. A new gate accepts every fence, so a resource that outlives its process
-/// stores the number with the data and calls [`FenceGate::resume`]. If a database holds the data,
-/// it is better that the database does the whole check itself.
+/// number and a mutex. A new gate accepts every fence. If the data outlives the process, store the
+/// number with the data and start with [`FenceGate::resume`]. If a database holds the data, it is
+/// better that the database does the whole check itself.
 ///
 /// # Check and write in one step
 ///
@@ -87,8 +87,8 @@ impl FenceGate {
 
     /// Accepts this fence and remembers it, unless a larger one passed before.
     ///
-    /// For a resource that compares fences itself when it is written, or that is only read. Blocks
-    /// while another fence [passes](Self::pass).
+    /// For a resource that is only read, or that itself compares fences in each write. Blocks while
+    /// another fence [passes](Self::pass).
     ///
     /// # Errors
     /// [`Stale`]: the sender must stop.

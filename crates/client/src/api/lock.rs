@@ -117,7 +117,7 @@ impl Lock {
     /// Waits until the lock is lost, and returns why.
     ///
     /// Returns at the deadline at the latest, even if no node answers. If the machine sleeps at
-    /// that time, it returns soon after the machine wakes.
+    /// that time, the call returns soon after the machine wakes.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -188,9 +188,10 @@ impl Lock {
     /// holds the lock in between. The fence stays the same. On a shared lock this is
     /// [`extend`](Self::extend).
     ///
-    /// A downgrade cannot be undone. From the call on, the lock counts as shared, whatever the
-    /// nodes answer, since some nodes may have granted it to readers. After an error, the lock is
-    /// held as [`ownership`](Self::ownership) says, and each later extension repeats the request.
+    /// A downgrade cannot be undone. From the first poll on, the lock counts as shared, whatever
+    /// the nodes answer, since some nodes may have granted it to readers. After an error, the lock
+    /// is held as [`ownership`](Self::ownership) says, and each later extension repeats the
+    /// request.
     ///
     /// # Errors
     /// Those of [`extend`](Self::extend), and [`ExtendError::NotShareable`], which leaves the lock
@@ -249,7 +250,7 @@ impl Drop for Lock {
     fn drop(&mut self) {
         if let Some(inner) = self.inner.take() {
             telemetry::dropped(&inner);
-            inner.drop_lock();
+            inner.release_in_background();
         }
     }
 }

@@ -68,7 +68,7 @@ impl LockBuilder {
     /// Shares the lock with other clients that ask to share it. For readers.
     ///
     /// Any number of readers hold the lock at a time, and none while an exclusive holder has it.
-    /// Calls keep their order: a reader that comes after a waiting writer waits behind it.
+    /// Calls keep their order: a reader that comes after a waiting writer waits for that writer.
     ///
     /// A reader cannot become a writer, because two readers that tried would wait for each other.
     /// Release the shared lock, acquire an exclusive one, and read again. A writer becomes a reader
@@ -158,13 +158,13 @@ impl LockBuilder {
         let (started, span) = (Instant::now(), self.span());
         let outcome = match self.spec() {
             Ok(spec) => {
-                let acquired = driver::acquire(&self.shared, spec, wait).instrument(span.clone());
-                let waited = wait != Some(Duration::ZERO);
+                let acquiring = driver::acquire(&self.shared, spec, wait).instrument(span.clone());
+                let may_wait = wait != Some(Duration::ZERO);
                 let acquired = match self.kind {
-                    Kind::Permits(permits) => self.acquire_permit(permits, acquired).await,
-                    Kind::All | Kind::Any => acquired.await,
+                    Kind::Permits(permits) => self.acquire_permit(permits, acquiring).await,
+                    Kind::All | Kind::Any => acquiring.await,
                 };
-                acquired.map(Lock::new).map_err(|failure| self.failed(&failure, waited))
+                acquired.map(Lock::new).map_err(|failure| self.acquire_error(&failure, may_wait))
             }
             Err(reason) => Err(AcquireError::InvalidRequest { reason }),
         };
@@ -214,10 +214,10 @@ impl LockBuilder {
         });
     }
 
-    fn failed(&self, failure: &Failure, waited: bool) -> AcquireError {
+    fn acquire_error(&self, failure: &Failure, may_wait: bool) -> AcquireError {
         let nodes = self.shared.report(failure.answers.iter());
         match failure.reason {
-            Reason::Held if waited => AcquireError::TimedOut { waited: failure.took, nodes },
+            Reason::Held if may_wait => AcquireError::TimedOut { waited: failure.took, nodes },
             Reason::Held => AcquireError::Held { nodes },
             Reason::NoQuorum => AcquireError::NoQuorum { nodes },
             Reason::InsufficientValidity => AcquireError::InsufficientValidity { nodes },
@@ -233,7 +233,7 @@ impl LockBuilder {
     ///
     /// The client waits in a queue on the first reachable node in the key's order. The node grants
     /// the lock to the next waiter as soon as it is released. Calls of one client for the same keys
-    /// queue in the program. One of them at a time waits on a node, or several that share the lock.
+    /// queue in the program. The first waits on a node, as do calls that share the lock with it.
     ///
     /// # Errors
     /// [`AcquireError::TimedOut`] when other clients held the lock until the end of the wait.
@@ -297,7 +297,7 @@ impl LockBuilder {
         let mut spec = self.spec().map_err(invalid)?;
         // An attached lock keeps its mode.
         spec.mode = detached.mode();
-        if !detached.is_of(&spec.keys) {
+        if !detached.has_keys(&spec.keys) {
             let reason = "the detached lock has other keys: attach it with Quorum::attach";
             return Err(invalid(reason.into()));
         }

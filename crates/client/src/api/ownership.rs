@@ -20,8 +20,7 @@ pub enum Ownership {
 /// When a lock ends unless it is extended, by this machine's own clocks. Time in suspend counts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Deadline {
-    /// When `left` was measured.
-    seen: Moment,
+    measured_at: Moment,
     left: Duration,
 }
 
@@ -34,20 +33,20 @@ impl Ownership {
         }
     }
 
-    /// Whether the lock is lost.
+    /// Whether the lock is lost, released or detached.
     pub fn is_lost(self) -> bool {
         self == Self::Lost
     }
 }
 
 impl Deadline {
-    pub(crate) fn new(seen: Moment, left: Duration) -> Self {
-        Self { seen, left }
+    pub(crate) fn new(measured_at: Moment, left: Duration) -> Self {
+        Self { measured_at, left }
     }
 
     /// How much time is left; zero once the deadline has passed.
     pub fn remaining(self) -> Duration {
-        self.left.saturating_sub(clock::now().since(self.seen))
+        self.left.saturating_sub(clock::now().since(self.measured_at))
     }
 
     /// The deadline as an instant for timers.

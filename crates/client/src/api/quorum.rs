@@ -306,9 +306,9 @@ impl Quorum {
 
     /// Checks whether another client of a [semaphore](Self::semaphore) uses more than `permits`.
     ///
-    /// Returns a number of permits that the other client uses at least: up to the last slot that a
-    /// node reports as held or waited for. Returns `None` if no node reports such a slot beyond
-    /// `permits`. A smaller number does no harm, and is not detected.
+    /// Returns the smallest number of permits that the other client can be using: one more than
+    /// the last slot that a node reports as held or waited for. Returns `None` if no node reports a
+    /// slot from `permits` on. A client with a smaller number does no harm, and is not detected.
     ///
     /// A client that finds a semaphore full makes this check in the background, once a minute at
     /// most, and warns with `tracing`. The check sends one pipeline to each node.

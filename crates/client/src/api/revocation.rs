@@ -58,8 +58,8 @@ impl Revocation {
 
     /// Waits until the report may have changed: a node has answered again, or the lock has ended.
     ///
-    /// Returns at once if the lock is over, and otherwise about every quarter of a second or
-    /// sooner.
+    /// Returns at once if the lock is over. Otherwise the wait takes about a quarter of a second at
+    /// most, unless all nodes are slow to answer.
     ///
     /// # Cancel safety
     /// Dropping the future loses no answer.

@@ -19,7 +19,7 @@ where
         let mut ended = pin!(watch.ended());
         poll_fn(|cx| {
             // Timers fire late in a process that was paused, so each poll reads the clock first.
-            if let Err(end) = watch.remaining_or_end() {
+            if let Err(end) = watch.validity_or_end() {
                 return Poll::Ready(Err(end));
             }
             if let Poll::Ready(end) = ended.as_mut().poll(cx) {

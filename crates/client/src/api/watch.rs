@@ -78,8 +78,8 @@ impl LockWatch {
 
     /// Returns the validity that is left. The error says why the lock was lost, or is `None` if it
     /// was released, dropped or detached.
-    pub(crate) fn remaining_or_end(&self) -> Result<Duration, Option<LostError>> {
-        self.lock.remaining_or_end()
+    pub(crate) fn validity_or_end(&self) -> Result<Duration, Option<LostError>> {
+        self.lock.validity_or_end()
     }
 
     /// What each node answered last.

@@ -13,7 +13,7 @@ pub(super) struct Thread {
     handle: Handle,
     /// Futures that the thread finishes before it ends.
     tracker: TaskTracker,
-    /// Ends the thread when it is dropped.
+    /// Lets the thread end when this guard is dropped.
     _stop: DropGuard,
 }
 
@@ -39,11 +39,11 @@ impl Thread {
         &self,
         work: impl Future<Output = T> + Send + 'static,
     ) -> T {
-        let (done, awaited) = sync_channel(1);
+        let (sender, receiver) = sync_channel(1);
         self.handle.spawn(async move {
-            let _ = done.send(work.await);
+            let _ = sender.send(work.await);
         });
-        awaited
+        receiver
             .recv()
             .expect("the thread of the quorum ended or panicked before its last handle was dropped")
     }

@@ -21,7 +21,7 @@ struct Call {
     machine: Acquire,
     in_flight: InFlight,
     wait: Option<Wait>,
-    /// The last request that was encoded, since most requests go to several nodes.
+    /// The last encoded request, for reuse: most requests go to several nodes.
     last_built: Option<(Request, Arc<Spec>, Outgoing)>,
     ended: bool,
 }
@@ -77,8 +77,8 @@ impl Call {
         }
     }
 
-    /// Waits for the permit in the local queue, and runs the call to its end. A call without a
-    /// permit does not queue.
+    /// Waits for the permit in the local queue, and runs the call to its end. If `permit` is
+    /// `None`, the call does not queue.
     async fn run(mut self: Box<Self>, permit: Option<Permit>) -> Result<Arc<LockInner>, Failure> {
         let Some(mut permit) = permit else {
             self.propose_slot();
@@ -168,7 +168,7 @@ impl Call {
         self.shared.with_context(|ctx| self.machine.handle_response(id, response, ctx));
     }
 
-    /// Carries out all actions of the machine. Returns the outcome when there is one.
+    /// Carries out all actions of the machine. Returns the outcome once the call has ended.
     fn act(&mut self) -> Option<Outcome> {
         let mut outcome = None;
         while let Some(action) = self.machine.poll() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use quorlock_core::Fence;
 use quorlock_core::client::{Grant, Hold, HoldAction, Mode, OutgoingRequest, Spec};
-use quorlock_core::quorum::{self, End, ExtensionVerdict, Moment, ReleaseVerdict};
+use quorlock_core::quorum::{self, ExtensionVerdict, LossReason, Moment, ReleaseVerdict};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::sleep;
 
@@ -28,18 +28,17 @@ pub(crate) struct LockInner {
     pub(crate) spec: Arc<Spec>,
     pub(crate) fence: Fence,
     hold: Mutex<Hold>,
-    /// Requests that were unanswered when the lock was granted. Their responses are read when the
-    /// lock is next extended, released or reported, and those of a renewed lock at once.
+    /// ACQUIREs in flight after the grant. If the lock is renewed, their responses are read as they
+    /// arrive, and otherwise when the lock is next extended, released or reported.
     stragglers: Mutex<InFlight>,
-    /// Tells the task that awaits the stragglers of a renewed lock that another task has handled
-    /// them.
+    /// Wakes the task of `await_stragglers` when another task has handled its stragglers.
     absorbed: Notify,
     /// Calls that wait for the verdict of a round.
     extending: Mutex<Vec<oneshot::Sender<ExtensionVerdict>>>,
     /// Whether renewal of the lock has begun.
     renewed: AtomicBool,
     /// Notifies watches of the end of the lock.
-    changed: Notify,
+    ended: Notify,
 }
 
 impl LockInner {
@@ -65,7 +64,7 @@ impl LockInner {
             absorbed: Notify::new(),
             extending: Mutex::default(),
             renewed: AtomicBool::new(false),
-            changed: Notify::new(),
+            ended: Notify::new(),
         })
     }
 
@@ -128,7 +127,7 @@ impl LockInner {
         let mut sends = Vec::new();
         loop {
             // The mutex is unlocked before the response is handled.
-            let answered = self.stragglers().take_done();
+            let answered = self.stragglers().take_answered();
             let Some(answered) = answered else { return sends };
             sends.extend(self.absorb(&answered));
         }
@@ -153,9 +152,9 @@ impl LockInner {
     /// Handles late answers to ACQUIRE of a renewed lock as they arrive, and repeats the ACQUIRE on
     /// nodes that refused it. Ends with the lock, or when no request is left.
     async fn await_stragglers(self: Arc<Self>) {
-        let ended = self.changed.notified();
+        let ended = self.ended.notified();
         tokio::pin!(ended);
-        // From here on no end is missed. After an earlier end, no request is left.
+        // From here on no end is missed. A release before this line has cleared the stragglers.
         ended.as_mut().enable();
         loop {
             let repeat_at = self.hold().repeat_at();
@@ -181,7 +180,7 @@ impl LockInner {
     fn handle_verdict(self: &Arc<Self>, verdict: ExtensionVerdict) {
         telemetry::extended(self, verdict);
         if matches!(verdict, ExtensionVerdict::Lost) {
-            self.changed.notify_waiters();
+            self.ended.notify_waiters();
         }
         if self.renewed.load(Ordering::Relaxed) {
             self.shared.renewer.reschedule(self);
@@ -207,10 +206,9 @@ impl LockInner {
 
     /// Whether the lock is held, and for how long. A released lock counts as lost.
     pub(crate) fn ownership(&self) -> quorum::Ownership {
-        // The clock is read before the mutex is locked: a decision in between applies to a later
-        // moment.
-        let now = clock::now();
-        self.hold().ownership(now)
+        let hold = self.hold();
+        // Read after the mutex is locked: the time until then is no validity.
+        hold.ownership(clock::now())
     }
 
     pub(crate) fn ownership_with_deadline(&self) -> Ownership {
@@ -281,16 +279,16 @@ impl LockInner {
     /// `None` when it was released or detached.
     pub(crate) async fn ended(self: &Arc<Self>) -> Option<LostError> {
         loop {
-            // From here on no change is missed.
-            let changed = self.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            let left = match self.remaining_or_end() {
+            // From here on no end is missed.
+            let ended = self.ended.notified();
+            tokio::pin!(ended);
+            ended.as_mut().enable();
+            let left = match self.validity_or_end() {
                 Err(end) => return end,
                 Ok(left) => left,
             };
             tokio::select! {
-                () = changed => {}
+                () = ended => {}
                 () = sleep(left.min(WAKE_CHECK_EVERY)) => {}
             }
         }
@@ -298,11 +296,10 @@ impl LockInner {
 
     /// Returns the validity that is left. The error says why the lock was lost, or is `None` if it
     /// was released or detached.
-    pub(crate) fn remaining_or_end(self: &Arc<Self>) -> Result<Duration, Option<LostError>> {
+    pub(crate) fn validity_or_end(self: &Arc<Self>) -> Result<Duration, Option<LostError>> {
         let (is_over, ownership) = {
-            let now = clock::now();
             let hold = self.hold();
-            (hold.is_over(), hold.ownership(now))
+            (hold.is_over(), hold.ownership(clock::now()))
         };
         match ownership {
             _ if is_over => Err(None),
@@ -329,28 +326,28 @@ impl LockInner {
 
     /// Begins the release on all nodes. Returns the ownership before the release, and the release.
     fn begin_release(self: &Arc<Self>) -> (quorum::Ownership, Releasing) {
-        // The requests that follow are not sent: an ACQUIRE would only be released again.
+        // Does not send the ACQUIREs that follow: the release would only have to undo them.
         self.absorb_arrived();
         let ((ownership, release), _) = self.with_hold(|hold, ctx| hold.release(ctx));
         let releasing = Releasing::new(&self.shared, release);
-        self.after_end();
+        self.clean_up_after_end();
         (ownership, releasing)
     }
 
-    fn after_end(&self) {
+    fn clean_up_after_end(&self) {
         if let Some(slot) = self.spec.slot() {
             self.shared.queues.slot_freed(self.spec.name(), slot);
         }
         // Later answers to ACQUIRE no longer matter.
         *self.stragglers() = InFlight::default();
-        self.changed.notify_waiters();
+        self.ended.notify_waiters();
         if self.renewed.load(Ordering::Relaxed) {
             self.shared.renewer.forget(self);
         }
     }
 
     /// Releases the lock in the background.
-    pub(crate) fn drop_lock(self: &Arc<Self>) {
+    pub(crate) fn release_in_background(self: &Arc<Self>) {
         self.begin_release().1.finish_later();
     }
 
@@ -384,19 +381,19 @@ impl LockInner {
             let mut hold = self.hold();
             (hold.token(), hold.detach(now).unwrap_or_default())
         };
-        self.after_end();
+        self.clean_up_after_end();
         (token, left)
     }
 
     /// Describes the end of a lost lock as an error.
-    pub(crate) fn loss_of(self: &Arc<Self>, end: End) -> LostError {
+    pub(crate) fn loss_of(self: &Arc<Self>, end: LossReason) -> LostError {
         match end {
-            End::NotHeld | End::Expired if self.is_revoked() => {
+            LossReason::NotHeld | LossReason::Expired if self.is_revoked() => {
                 LostError::Revoked { nodes: self.report() }
             }
-            End::NotHeld => LostError::Ended { nodes: self.report() },
-            End::Expired => LostError::Expired { nodes: self.report() },
-            End::HeldTooLong => {
+            LossReason::NotHeld => LostError::Ended { nodes: self.report() },
+            LossReason::Expired => LostError::Expired { nodes: self.report() },
+            LossReason::HeldTooLong => {
                 LostError::HeldTooLong { max_hold: self.spec.max_hold.unwrap_or(Duration::MAX) }
             }
         }
@@ -427,7 +424,7 @@ mod tests {
         assert_eq!(lock.ownership(), Ownership::Lost);
         let lost = timeout(SOON, waiting)
             .await
-            .expect("the loss is not noticed without the timer")
+            .expect("the task did not notice the loss before its timer")
             .unwrap();
         assert!(matches!(lost, LostError::Expired { .. }), "{lost}");
     }

@@ -69,7 +69,7 @@ pub(super) async fn ask_in_time<T>(
     answer
 }
 
-/// Lists the locks on all nodes whose keys match: the first `limit` in the order of their keys.
+/// Lists, of all nodes, the locks whose keys match: the first `limit` in the order of their keys.
 pub(crate) async fn scan(shared: &Shared, pattern: &[u8], limit: usize) -> Listing {
     let routes = inspection_routes(&shared.view.load().topology);
     let listing = Mutex::new(Listing::new(routes.len(), limit));

@@ -185,7 +185,7 @@ impl Supervisor {
 
     fn publish(&self) {
         let before = self.view.load();
-        // The previous connection may still have requests in flight.
+        // A replaced connection may still have requests in flight.
         let mut replaced: Vec<_> = before.replaced.clone();
         for (node, connection) in before.connections.iter().enumerate() {
             let is_current = |connection: &&Arc<Connection>| {
@@ -207,7 +207,7 @@ impl Supervisor {
         }));
         self.health.send_replace(Health {
             links: self.links.health(),
-            settled: self.links.is_settled(),
+            settled: self.links.has_tried_all(),
             admitted: self.links.admitted(),
         });
     }
@@ -219,8 +219,8 @@ impl Supervisor {
                 "the server was restarted: it may have forgotten locks"
             ),
             Notice::NoSet => tracing::warn!(
-                "most nodes do not say which set they belong to, so clients with different lists of \
-                 nodes are not noticed: set lock.set on every node"
+                "most nodes report no set, so a client with a different list of nodes would not be \
+                 noticed: set lock.set on every node"
             ),
             Notice::NotAdmitted { node, error } => {
                 tracing::warn!(node = %self.names[*node], %error, "the node does not vote");

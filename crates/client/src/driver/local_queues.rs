@@ -11,9 +11,9 @@ use super::shared::SystemRandom;
 /// The number of maps, each with its own mutex, so that calls for different locks rarely contend.
 const SHARDS: usize = 16;
 
-/// The queues of a client's own calls, one for each lock. Only the call at the head of a queue uses
-/// the network, or all adjacent calls at the head that share the lock. A call that does not wait
-/// joins no queue.
+/// The queues of a client's own calls, one for each lock. At the head of a queue, one call uses the
+/// network, or several adjacent calls that share the lock. A call that does not wait joins no
+/// queue.
 ///
 /// Calls are for the same lock if they have the same set of keys. Calls that have only some keys in
 /// common compete on the servers. If they queued here, two of them could wait for each other: one
@@ -25,7 +25,7 @@ pub(crate) struct LocalQueues {
 
 struct Queue {
     places: PlaceQueue,
-    called: HashMap<u64, oneshot::Sender<()>>,
+    waiting: HashMap<u64, oneshot::Sender<()>>,
     /// Whether the last call on the network saw other clients hold the lock or wait for it.
     contended: bool,
     /// Which slots the program holds, and which is likely free, for locks on one of several keys.
@@ -70,7 +70,7 @@ impl LocalQueues {
             Entry::Place => None,
             Entry::Queued(number) => {
                 let (call, called) = oneshot::channel();
-                queue.called.insert(number, call);
+                queue.waiting.insert(number, call);
                 Some((number, called))
             }
         };
@@ -115,7 +115,7 @@ fn queue_of<'a>(shard: &'a mut HashMap<Keys, Queue>, keys: &Keys) -> &'a mut Que
     }
     shard.entry(keys.clone()).or_insert_with(|| Queue {
         places: PlaceQueue::new(1),
-        called: HashMap::new(),
+        waiting: HashMap::new(),
         contended: false,
         slots: SlotMemory::default(),
         permits_checked_at: None,
@@ -149,11 +149,11 @@ impl Drop for Permit {
         let mut shard = self.queues.shard(&self.keys);
         let Some(queue) = shard.get_mut(&self.keys) else { return };
         if let Some((number, _)) = &self.in_line {
-            queue.called.remove(number);
+            queue.waiting.remove(number);
             if let Some(called) = queue.places.give_up(*number) {
                 return queue.call(called);
             }
-            // The call had received the permit without noticing it.
+            // The queue has passed the permit to this call, which has not noticed it.
         }
         let called = queue.places.leave();
         queue.call(called);
@@ -163,7 +163,7 @@ impl Drop for Permit {
 impl Queue {
     fn call(&mut self, numbers: Called) {
         for number in numbers {
-            if let Some(call) = self.called.remove(&number) {
+            if let Some(call) = self.waiting.remove(&number) {
                 // The receiver exists: its call leaves the queue only under the mutex of the queue.
                 let _ = call.send(());
             }

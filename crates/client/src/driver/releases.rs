@@ -23,8 +23,8 @@ use crate::transport::{InFlight, Outgoing};
 /// How often the task checks open releases. A shorter interval would slow down all calls, because a
 /// runtime with a timer that is due soon sets the processor's timer each time it waits for a node.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
-/// How many older releases are checked when one is added: more than one, so that their number
-/// falls.
+/// How many older releases are checked when one is added: more than one, so that the number of open
+/// releases falls.
 const CHECKS_PER_ADD: usize = 2;
 
 /// The loop of a [`Release`].
@@ -87,7 +87,7 @@ impl Releasing {
 
     /// Handles the responses that have arrived. Returns whether nothing is left to do.
     fn advance(&mut self) -> bool {
-        while let Some(answered) = self.in_flight.take_done() {
+        while let Some(answered) = self.in_flight.take_answered() {
             self.shared.sample(&answered);
             self.respond(answered.id, &answered.response);
             self.act();
@@ -153,7 +153,7 @@ async fn wait_answer(wait: &mut Option<Wait>) -> (RequestId, Response) {
 
 /// The open releases, and the channel that wakes the task that checks them.
 pub(crate) struct Releases {
-    /// The task owns the releases, since they hold the client and must not outlive the runtime.
+    /// The task owns the releases: they keep the client alive, and must not outlive the runtime.
     open: Weak<Mutex<Open>>,
     wake: mpsc::Sender<()>,
 }
@@ -175,7 +175,7 @@ struct OpenRelease {
 }
 
 impl Releases {
-    /// Starts the task. It ends when the client is gone.
+    /// Starts the task, which ends when the client is gone.
     pub(crate) fn start(runtime: &Handle) -> Self {
         let (wake, woken) = mpsc::channel(1);
         let open = Arc::default();
@@ -185,7 +185,7 @@ impl Releases {
     }
 
     fn add(&self, releasing: Releasing, tasks: &TaskTracker) {
-        // The task has ended only if the runtime has.
+        // Fails only after the runtime has ended, and the task with it.
         let Some(open) = self.open.upgrade() else { return };
         self.put(&open, OpenRelease { releasing, is_checked: false, _tracked: tasks.token() });
         let mut oldest: [Option<OpenRelease>; CHECKS_PER_ADD] = Default::default();

@@ -37,7 +37,7 @@ struct Renewing {
 }
 
 impl Renewer {
-    /// Starts the task. It ends when the client is gone.
+    /// Starts the task, which ends when the client is gone.
     pub(crate) fn start(runtime: &Handle, shared: Weak<Shared>) -> Self {
         let (commands, received) = mpsc::unbounded_channel();
         let renewing =
@@ -51,7 +51,7 @@ impl Renewer {
         let _ = self.commands.send(Command::Renew(Arc::clone(lock)));
     }
 
-    /// Reads from the lock when its next round is due.
+    /// Asks the lock again when its next round is due.
     pub(crate) fn reschedule(&self, lock: &LockInner) {
         let _ = self.commands.send(Command::Reschedule(lock.id));
     }

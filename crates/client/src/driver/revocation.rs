@@ -13,15 +13,15 @@ use super::shared::Shared;
 use super::timers::sleep_until;
 use crate::clock;
 
-/// A node's answer, with the index of the node and the time of the request.
-type Answered = BoxFuture<'static, (usize, Moment, Result<RevokeReply, NodeError>)>;
+/// Waits for a node's answer. Returns it with the index of the node and the time of the request.
+type PendingReply = BoxFuture<'static, (usize, Moment, Result<RevokeReply, NodeError>)>;
 
 /// A revocation and its requests in flight.
 pub(crate) struct Revoking {
     pub(crate) shared: Arc<Shared>,
     pub(crate) machine: Revocation,
     key: Arc<[u8]>,
-    answers: FuturesUnordered<Answered>,
+    answers: FuturesUnordered<PendingReply>,
 }
 
 impl Revoking {
@@ -43,11 +43,11 @@ impl Revoking {
             let (shared, key) = (Arc::clone(&self.shared), Arc::clone(&self.key));
             self.answers.push(Box::pin(async move {
                 let sent = clock::now();
-                let question = ask.question;
+                let command = ask.command;
                 let route = (ask.node, ask.connection);
                 let answer =
                     ask_in_time(&shared, route, limits::REVOKE_TIMEOUT, async |connection| {
-                        connection.revoke(&key, question).await
+                        connection.revoke(&key, command).await
                     });
                 (ask.node, sent, answer.await)
             }));

@@ -18,19 +18,19 @@ use super::timers::sleep_until;
 use crate::transport::{Outgoing, read_fence};
 use crate::{ExtendError, LostError, clock};
 
-/// The responses of a node to one pipeline, each with the index of its lock.
-type Answered = BoxFuture<'static, Vec<(usize, RequestId, Response)>>;
+/// Waits for a node's responses to one pipeline. Returns each with the index of its lock.
+type PendingResponses = BoxFuture<'static, Vec<(usize, RequestId, Response)>>;
 
 /// The kind of round that a call begins.
 #[derive(Clone, Copy)]
-enum Begin {
+enum RoundKind {
     Extend,
     Downgrade,
 }
 
 /// See [`crate::Lock::extend`].
 pub(crate) async fn extend(lock: &Arc<LockInner>) -> Result<(), ExtendError> {
-    begin(lock, Begin::Extend).await
+    begin(lock, RoundKind::Extend).await
 }
 
 /// See [`crate::Lock::downgrade`].
@@ -38,10 +38,10 @@ pub(crate) async fn downgrade(lock: &Arc<LockInner>) -> Result<(), ExtendError> 
     if lock.spec.keys.len() > 1 || lock.spec.any.is_some() {
         return Err(ExtendError::NotShareable);
     }
-    begin(lock, Begin::Downgrade).await
+    begin(lock, RoundKind::Downgrade).await
 }
 
-async fn begin(lock: &Arc<LockInner>, what: Begin) -> Result<(), ExtendError> {
+async fn begin(lock: &Arc<LockInner>, kind: RoundKind) -> Result<(), ExtendError> {
     let lost = |lost: LostError| match lost {
         LostError::HeldTooLong { max_hold } => ExtendError::HeldTooLong { max_hold },
         LostError::Ended { nodes }
@@ -58,7 +58,7 @@ async fn begin(lock: &Arc<LockInner>, what: Begin) -> Result<(), ExtendError> {
     }
     let verdict = lock.next_verdict();
     let shared = Arc::clone(&lock.shared);
-    shared.spawn(round_of(Arc::clone(&shared), vec![Arc::clone(lock)], what));
+    shared.spawn(round_of(Arc::clone(&shared), vec![Arc::clone(lock)], kind));
     // After the verdict, the round continues for late answers and repairs.
     let verdict = verdict.await.unwrap_or(ExtensionVerdict::Uncertain);
     match (verdict, lock.is_extensible()) {
@@ -73,21 +73,21 @@ async fn begin(lock: &Arc<LockInner>, what: Begin) -> Result<(), ExtendError> {
 
 /// Extends locks. Ends when all nodes have answered, or after a third of the longest ttl.
 pub(super) async fn round(shared: Arc<Shared>, locks: Vec<Arc<LockInner>>) {
-    round_of(shared, locks, Begin::Extend).await;
+    round_of(shared, locks, RoundKind::Extend).await;
 }
 
-async fn round_of(shared: Arc<Shared>, locks: Vec<Arc<LockInner>>, begin: Begin) {
+async fn round_of(shared: Arc<Shared>, locks: Vec<Arc<LockInner>>, kind: RoundKind) {
     let longest = locks.iter().map(|lock| lock.spec.ttl.duration()).max().unwrap_or_default();
     let end = clock::now().plus(longest / 3);
     let mut round = Round { shared, locks, answers: FuturesUnordered::new() };
     let mut sends = Vec::new();
     for (index, lock) in round.locks.iter().enumerate() {
         lock.absorb_stragglers();
-        let ((), of_this) = lock.with_hold(|hold, ctx| match begin {
-            Begin::Extend => hold.extend(ctx),
-            Begin::Downgrade => hold.downgrade(ctx),
+        let ((), requests) = lock.with_hold(|hold, ctx| match kind {
+            RoundKind::Extend => hold.extend(ctx),
+            RoundKind::Downgrade => hold.downgrade(ctx),
         });
-        sends.extend(of_this.into_iter().map(|send| (index, send)));
+        sends.extend(requests.into_iter().map(|send| (index, send)));
     }
     round.send(sends);
     while !round.answers.is_empty() {
@@ -109,7 +109,7 @@ async fn round_of(shared: Arc<Shared>, locks: Vec<Arc<LockInner>>, begin: Begin)
 struct Round {
     shared: Arc<Shared>,
     locks: Vec<Arc<LockInner>>,
-    answers: FuturesUnordered<Answered>,
+    answers: FuturesUnordered<PendingResponses>,
 }
 
 impl Drop for Round {

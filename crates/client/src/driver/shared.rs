@@ -36,7 +36,7 @@ pub(crate) struct Shared {
     pub(crate) health: watch::Receiver<Health>,
     events: mpsc::UnboundedSender<LinkEvent>,
     /// The guard that closes the connections when it is dropped.
-    _links: DropGuard,
+    _close_connections: DropGuard,
 }
 
 /// The fixed properties of a node.
@@ -50,7 +50,7 @@ pub(crate) struct NodeInfo {
 pub(crate) struct View {
     pub(crate) topology: Topology,
     pub(crate) connections: Vec<Option<Arc<Connection>>>,
-    /// Connections that were replaced, as long as requests are in flight on them.
+    /// Replaced connections. Each is kept alive only by the requests that are in flight on it.
     pub(crate) replaced: Vec<(usize, Weak<Connection>)>,
 }
 
@@ -97,7 +97,7 @@ impl Shared {
             view,
             health,
             events,
-            _links: stop.drop_guard(),
+            _close_connections: stop.drop_guard(),
         })
     }
 
@@ -130,7 +130,7 @@ impl Shared {
         let _ = self.events.send(LinkEvent::Suspicion { node, connection });
     }
 
-    /// Sends a request through the connection of this number. Fails it if the connection is gone.
+    /// Sends a request through the connection with this number. If that is gone, the request fails.
     pub(super) fn ask(
         &self,
         in_flight: &mut InFlight,

@@ -8,7 +8,7 @@ use tokio::time::{Instant, Sleep};
 
 use crate::clock;
 
-/// Waits for a deadline of a machine. Never returns without one.
+/// Waits for a deadline of a machine. Never returns if there is none.
 pub(super) async fn sleep_until(deadline: Option<Moment>) {
     match deadline {
         Some(deadline) => tokio::time::sleep(clock::now().until(deadline)).await,

@@ -41,15 +41,15 @@ struct Queue {
 
 #[derive(Default)]
 struct State {
-    waiting: Vec<Query>,
+    waiting: Vec<QueuedRequest>,
     unanswered: usize,
     /// Whether the sending task has ended.
     closed: bool,
 }
 
 /// A request, and the place for its response.
-pub(super) enum Query {
-    OfLock { outgoing: Outgoing, ticket: Ticket },
+pub(super) enum QueuedRequest {
+    ForLock { outgoing: Outgoing, ticket: Ticket },
     Several { commands: Pipeline, reply: oneshot::Sender<Result<Vec<Value>, NodeError>> },
 }
 
@@ -63,19 +63,19 @@ impl Batches {
     }
 
     /// Adds a request behind all earlier ones. Needs no runtime.
-    pub(super) fn add(&self, query: Query) {
+    pub(super) fn add(&self, request: QueuedRequest) {
         let mut state = self.queue.state();
         if state.closed {
             drop(state);
-            return query.fail(&NodeError::connection_lost());
+            return request.fail(&NodeError::connection_lost());
         }
         if state.unanswered >= UNANSWERED_MAX {
             drop(state);
             let reason = format!("{UNANSWERED_MAX} requests have no reply yet");
-            return query.fail(&NodeError::Down { reason });
+            return request.fail(&NodeError::Down { reason });
         }
         state.unanswered += 1;
-        state.waiting.push(query);
+        state.waiting.push(request);
         if state.waiting.len() == 1 {
             drop(state);
             self.queue.added.notify_one();
@@ -99,7 +99,7 @@ impl Drop for Closing {
             state.closed = true;
             mem::take(&mut state.waiting)
         };
-        // Dropping a query fails it.
+        // Dropping a request fails it.
         drop(waiting);
     }
 }
@@ -144,19 +144,20 @@ async fn run_others() {
 }
 
 /// Sends a batch at the first poll. Returns the number of its requests when all are answered.
-async fn send(mut wire: MultiplexedConnection, batch: Vec<Query>) -> usize {
+async fn send(mut wire: MultiplexedConnection, batch: Vec<QueuedRequest>) -> usize {
     let requests = batch.len();
     // A single command is sent without a copy.
-    if let [Query::OfLock { outgoing: Outgoing { packet: Packet::One(command), .. }, .. }] =
-        &batch[..]
+    if let [
+        QueuedRequest::ForLock { outgoing: Outgoing { packet: Packet::One(command), .. }, .. },
+    ] = &batch[..]
     {
         let reply = wire.send_packed_command(command).await.map(|reply| vec![reply]);
         finish(batch, reply);
         return requests;
     }
     let mut pipeline = Pipeline::with_capacity(requests);
-    for query in &batch {
-        query.add_to(&mut pipeline);
+    for request in &batch {
+        request.add_to(&mut pipeline);
     }
     let commands = pipeline.len();
     let replies = wire.send_packed_commands(&pipeline, 0, commands).await;
@@ -165,40 +166,40 @@ async fn send(mut wire: MultiplexedConnection, batch: Vec<Query>) -> usize {
 }
 
 /// Answers each request of a batch.
-fn finish(batch: Vec<Query>, replies: Result<Vec<Value>, RedisError>) {
-    let commands: usize = batch.iter().map(Query::len).sum();
+fn finish(batch: Vec<QueuedRequest>, replies: Result<Vec<Value>, RedisError>) {
+    let commands: usize = batch.iter().map(QueuedRequest::len).sum();
     let error = match replies {
         Ok(replies) if replies.len() == commands => {
             let mut replies = replies.into_iter();
-            return batch.into_iter().for_each(|query| query.answer(&mut replies));
+            return batch.into_iter().for_each(|request| request.answer(&mut replies));
         }
         Ok(_) => NodeError::UnexpectedReply,
         Err(error) => read_error(&error),
     };
-    for query in batch {
-        query.fail(&error);
+    for request in batch {
+        request.fail(&error);
     }
 }
 
-impl Query {
+impl QueuedRequest {
     /// Returns the number of commands of the request, which is also the number of replies.
     fn len(&self) -> usize {
         match self {
-            Self::OfLock { outgoing, .. } => outgoing.len(),
+            Self::ForLock { outgoing, .. } => outgoing.len(),
             Self::Several { commands, .. } => commands.len(),
         }
     }
 
     fn add_to(&self, pipeline: &mut Pipeline) {
         match self {
-            Self::OfLock { outgoing, .. } => outgoing.add_to(pipeline),
+            Self::ForLock { outgoing, .. } => outgoing.add_to(pipeline),
             Self::Several { commands, .. } => add(commands, pipeline),
         }
     }
 
     fn answer(self, replies: &mut impl Iterator<Item = Value>) {
         match self {
-            Self::OfLock { outgoing, ticket } => ticket.answer(outgoing.read_next(replies)),
+            Self::ForLock { outgoing, ticket } => ticket.answer(outgoing.read_next(replies)),
             Self::Several { commands, reply } => {
                 drop(reply.send(Ok(replies.take(commands.len()).collect())));
             }
@@ -207,7 +208,7 @@ impl Query {
 
     fn fail(self, error: &NodeError) {
         match self {
-            Self::OfLock { ticket, .. } => ticket.answer(Response::Failed(error.clone())),
+            Self::ForLock { ticket, .. } => ticket.answer(Response::Failed(error.clone())),
             Self::Several { reply, .. } => drop(reply.send(Err(error.clone()))),
         }
     }
@@ -297,7 +298,7 @@ mod tests {
         let mut asked: Vec<_> =
             (0..UNANSWERED_MAX).map(|_| ask(&connection, ping.clone())).collect();
         let refused = ask(&connection, ping.clone())
-            .take_done()
+            .take_answered()
             .expect("the request has not failed")
             .response;
         assert!(matches!(refused, Response::Failed(NodeError::Down { .. })), "{refused:?}");
@@ -337,7 +338,7 @@ mod tests {
         drop(runtime);
         let mut after = ask(&connection, ping);
         for in_flight in [&mut before, &mut after] {
-            let response = in_flight.take_done().expect("the request has not failed").response;
+            let response = in_flight.take_answered().expect("the request has not failed").response;
             assert!(matches!(response, Response::Failed(NodeError::Down { .. })), "{response:?}");
         }
         server.resume();

@@ -1,6 +1,6 @@
-//! Connections for blocking commands. A command that blocks delays every later one on its
-//! connection, so each connection has one user at a time, and none carries requests that are
-//! answered at once.
+//! Connections for blocking commands. A command that blocks delays every later command on its
+//! connection, so each of these connections carries one blocking command at a time, and no other
+//! requests.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +23,7 @@ pub(crate) struct BlockingPool {
 
 struct State {
     places: PlaceQueue,
-    called: HashMap<u64, oneshot::Sender<()>>,
+    waiting: HashMap<u64, oneshot::Sender<()>>,
     idle: Vec<MultiplexedConnection>,
 }
 
@@ -40,7 +40,7 @@ impl BlockingPool {
         let places = PlaceQueue::new(limits::SEATS_MAX);
         Self {
             endpoint,
-            state: Mutex::new(State { places, called: HashMap::new(), idle: Vec::new() }),
+            state: Mutex::new(State { places, waiting: HashMap::new(), idle: Vec::new() }),
         }
     }
 
@@ -62,7 +62,7 @@ impl BlockingPool {
                 ),
                 Entry::Queued(number) => {
                     let (call, called) = oneshot::channel();
-                    state.called.insert(number, call);
+                    state.waiting.insert(number, call);
                     let pool = Arc::clone(&self);
                     (
                         PooledConnection { connection: None, pool, in_line: Some(number) },
@@ -87,7 +87,7 @@ impl BlockingPool {
     fn leave(&self) {
         let mut state = self.state();
         for next in state.places.leave() {
-            if let Some(call) = state.called.remove(&next) {
+            if let Some(call) = state.waiting.remove(&next) {
                 let _ = call.send(());
             }
         }
@@ -95,7 +95,7 @@ impl BlockingPool {
 }
 
 impl PooledConnection {
-    /// Sends the request, and keeps the connection for another request when the reply has arrived.
+    /// Sends the request. After the reply, the pool keeps the connection for another request.
     /// If the future is dropped before that, the connection is closed.
     pub(crate) async fn ask(mut self, outgoing: Outgoing) -> Response {
         let (Some(mut connection), Packet::One(command)) =
@@ -118,7 +118,7 @@ impl Drop for PooledConnection {
     fn drop(&mut self) {
         if let Some(number) = self.in_line {
             let mut state = self.pool.state();
-            state.called.remove(&number);
+            state.waiting.remove(&number);
             if state.places.give_up(number).is_some() {
                 return;
             }

@@ -259,7 +259,7 @@ pub(crate) fn read_error(error: &RedisError) -> NodeError {
             NodeError::Denied { reason: words(code) }
         }
         _ if detail.starts_with("unknown command") => NodeError::NoModule,
-        Some(code) => NodeError::refused(words(code)),
+        Some(code) => NodeError::of_error_reply(words(code)),
         None if error.is_io_error() || error.is_unrecoverable_error() => {
             NodeError::Down { reason: error.to_string() }
         }

@@ -9,7 +9,7 @@ use quorlock_core::client::{Hello, NodeError, SetReport, limits};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::batches::{Batches, Query, UNANSWERED_MAX};
+use super::batches::{Batches, QueuedRequest, UNANSWERED_MAX};
 use super::command::{Outgoing, read_error};
 use super::in_flight::Ticket;
 
@@ -130,7 +130,7 @@ fn connect_error(error: &RedisError) -> NodeError {
         return NodeError::Denied { reason };
     }
     match read_error(error) {
-        NodeError::Refused(words) if words.contains("DB index is out of range") => {
+        NodeError::ErrorReply(words) if words.contains("DB index is out of range") => {
             NodeError::Misconfigured {
                 reason: format!("{words}: check the database number in the URL"),
             }
@@ -146,7 +146,7 @@ fn connect_error(error: &RedisError) -> NodeError {
 impl Connection {
     /// Sends a request after all earlier ones.
     pub(super) fn ask(&self, outgoing: Outgoing, ticket: Ticket) {
-        self.batches.add(Query::OfLock { outgoing, ticket });
+        self.batches.add(QueuedRequest::ForLock { outgoing, ticket });
     }
 
     /// Sends a PING. Returns whether the node replied to it without an error.
@@ -160,7 +160,7 @@ impl Connection {
     /// Sends several commands after all earlier ones.
     pub(crate) async fn ask_all(&self, commands: Pipeline) -> Result<Vec<Value>, NodeError> {
         let (reply, replied) = oneshot::channel();
-        self.batches.add(Query::Several { commands, reply });
+        self.batches.add(QueuedRequest::Several { commands, reply });
         replied.await.unwrap_or_else(|_| Err(NodeError::connection_lost()))
     }
 }

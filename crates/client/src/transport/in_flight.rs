@@ -91,7 +91,7 @@ impl InFlight {
     }
 
     /// Takes a response that has already arrived.
-    pub(crate) fn take_done(&mut self) -> Option<Answered> {
+    pub(crate) fn take_answered(&mut self) -> Option<Answered> {
         let answered = self.inbox.arrived().responses.pop_front()?;
         self.close(answered.id);
         Some(answered)

@@ -81,7 +81,7 @@ pub(super) fn read_lease(reply: Value) -> Result<Option<LeaseInfo>, NodeError> {
             }
             "held" => {
                 let held_ms: Option<u64> = read(value)?;
-                lease.held = held_ms.map(Duration::from_millis);
+                lease.held_for = held_ms.map(Duration::from_millis);
             }
             "mode" => {
                 lease.mode = match read::<String>(value)?.as_str() {
@@ -202,7 +202,7 @@ mod tests {
         ]);
         let lease = read_lease(Value::Map(all)).unwrap().unwrap();
         assert_eq!(
-            (lease.held, lease.mode),
+            (lease.held_for, lease.mode),
             (Some(Duration::from_millis(1500)), LockMode::Exclusive)
         );
         assert_eq!((lease.holders, lease.revoked, lease.queue.len()), (1, true, 2));

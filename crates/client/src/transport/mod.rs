@@ -1,4 +1,4 @@
-//! Sends and receives bytes with redis-rs. The machines decide when, to which node and how often.
+//! Sends and receives bytes with redis-rs. The state machines decide when and to which node.
 
 mod batches;
 mod blocking_pool;

@@ -1,5 +1,5 @@
-//! Checks the test vectors of docs/protocol.md about bytes, under `wire` in
-//! docs/protocol/vectors.json. The core checks the others, under `decisions`.
+//! Checks the test vectors of docs/protocol.md that are about bytes: `wire` in
+//! docs/protocol/vectors.json. The core's tests check the rest: `decisions`.
 
 #[path = "../../../core/tests/vectors/mod.rs"]
 mod vectors;
@@ -78,7 +78,7 @@ fn command(mut case: Fields) {
         },
         "acquire any" => Command::AcquireAny { fence: case.fence() },
         "extend" | "become shared" => Command::Extend { fence: None },
-        "tell fence" => Command::Extend { fence: Some(case.fence()) },
+        "store fence" => Command::Extend { fence: Some(case.fence()) },
         "swap token" => Command::SwapToken { new: case.token("new_token") },
         "release" => Command::Release,
         "inspect" => Command::Inspect,
@@ -115,7 +115,7 @@ fn outgoing(name: &str) -> Outgoing {
         }
         "acquire any" => Command::AcquireAny { fence },
         "extend" | "become shared" => Command::Extend { fence: None },
-        "tell fence" => Command::Extend { fence: Some(fence) },
+        "store fence" => Command::Extend { fence: Some(fence) },
         "swap token" => Command::SwapToken { new: Token::of_bits(2) },
         "release" => Command::Release,
         "inspect" => Command::Inspect,
@@ -161,7 +161,7 @@ fn error(mut case: Fields) {
             NodeError::Replica => "replica",
             NodeError::Denied { .. } => "denied",
             NodeError::NoModule => "no module",
-            NodeError::Refused(_) | NodeError::TtlTooLong { .. } => "refused",
+            NodeError::ErrorReply(_) | NodeError::TtlTooLong { .. } => "refused",
             other => panic!("{other:?}: {}", case.text),
         };
         assert_eq!((found, error.is_permanent()), (&kind[..], permanent), "{}", case.text);
@@ -180,7 +180,7 @@ fn info(mut case: Fields) {
 fn detached(mut case: Fields) {
     let text = case.text("text");
     let lock: DetachedLock = format!(" {text}\n").parse().unwrap();
-    assert!(lock.is_of(&case.keys()), "{text}");
+    assert!(lock.has_keys(&case.keys()), "{text}");
     assert_eq!(lock.token().as_str(), case.text("token"), "{text}");
     assert_eq!(lock.core_ttl().ms(), case.number("ttl_ms"), "{text}");
     assert_eq!(lock.fence(), case.fence(), "{text}");

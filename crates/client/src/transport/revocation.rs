@@ -23,10 +23,10 @@ impl Connection {
     pub(crate) async fn revoke(
         &self,
         key: &[u8],
-        question: RevokeCommand,
+        command: RevokeCommand,
     ) -> Result<RevokeReply, NodeError> {
         let mut pipeline = Pipeline::with_capacity(3);
-        match question {
+        match command {
             RevokeCommand::Revoke => {
                 pipeline.cmd("LOCK.REVOKE").arg(key);
             }
@@ -36,7 +36,7 @@ impl Connection {
             RevokeCommand::Inspect => {}
         }
         pipeline.cmd("LOCK.INSPECT").arg(key).cmd("INFO").arg("lock");
-        read_revocation(question, self.ask_all(pipeline).await?)
+        read_revocation(command, self.ask_all(pipeline).await?)
     }
 
     /// Asks for the next locks of the node.
@@ -51,9 +51,9 @@ impl Connection {
     }
 }
 
-fn read_revocation(question: RevokeCommand, replies: Vec<Value>) -> Result<RevokeReply, NodeError> {
+fn read_revocation(command: RevokeCommand, replies: Vec<Value>) -> Result<RevokeReply, NodeError> {
     let mut replies = replies.into_iter();
-    let was_locked = match question {
+    let was_locked = match command {
         RevokeCommand::Inspect => None,
         RevokeCommand::Revoke | RevokeCommand::RevokeNow => Some(match replies.next() {
             Some(Value::Int(0)) => false,
@@ -67,9 +67,9 @@ fn read_revocation(question: RevokeCommand, replies: Vec<Value>) -> Result<Revok
     };
     let lease = read_lease(lease)?;
     let abstains = read_abstention(info)?;
-    // After NOW, a lease under the key is that of another lock: the node granted the key to a
-    // waiter.
-    let lease = lease.filter(|_| question != RevokeCommand::RevokeNow);
+    // NOW has ended the lock. A lease that is under the key now is another lock's: the node granted
+    // the key to a waiter.
+    let lease = lease.filter(|_| command != RevokeCommand::RevokeNow);
     Ok(RevokeReply { was_locked, lease, abstains })
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use quorlock_client::Quorum;
 use quorlock_testkit::{Masters, Proxy, eventually_async};
 
-/// The time limit of every wait. No step of a test takes as long.
+/// The time limit of every wait. Each step of a test takes less time.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Masters behind proxies, and a client that connects through the proxies.
@@ -33,14 +33,14 @@ pub(crate) async fn net(n: usize) -> Net {
     Net { masters, proxies, quorum }
 }
 
-/// Returns a client that is connected to all of these nodes. To connect, a client needs only a
-/// majority.
+/// Returns a client that is connected to all of these nodes. `QuorumBuilder::connect` alone would
+/// need only a majority.
 pub(crate) async fn connect(urls: impl IntoIterator<Item = String>) -> Quorum {
     // On a busy machine, a healthy node may answer late.
     let quorum = Quorum::builder().nodes(urls).node_timeout(Duration::from_secs(1)).connect();
     let quorum = quorum.await.expect("the URLs are valid");
     eventually_async(PATIENCE, "all nodes are connected", async || {
-        let (nodes, connected) = connected(&quorum);
+        let (nodes, connected) = nodes_and_voters(&quorum);
         connected == nodes
     })
     .await;
@@ -48,13 +48,13 @@ pub(crate) async fn connect(urls: impl IntoIterator<Item = String>) -> Quorum {
 }
 
 /// Returns the number of nodes, and how many of them can vote, as far as the client knows.
-pub(crate) fn connected(quorum: &Quorum) -> (usize, usize) {
+pub(crate) fn nodes_and_voters(quorum: &Quorum) -> (usize, usize) {
     let health = quorum.health();
     (health.len(), health.iter().filter(|node| node.error.is_none()).count())
 }
 
 /// The number of running masters that have the key.
-pub(crate) fn holding(masters: &Masters, key: &str) -> usize {
+pub(crate) fn masters_holding(masters: &Masters, key: &str) -> usize {
     masters.iter().filter(|master| master.is_running()).filter(|master| exists(master, key)).count()
 }
 
@@ -74,17 +74,17 @@ pub(crate) fn exists(master: &quorlock_testkit::Server, key: &str) -> bool {
 }
 
 /// Waits until no running master has the key.
-pub(crate) async fn nothing_is_left(masters: &Masters, key: &str) {
+pub(crate) async fn wait_until_free(masters: &Masters, key: &str) {
     eventually_async(PATIENCE, "no running master has the key", async || {
-        holding(masters, key) == 0
+        masters_holding(masters, key) == 0
     })
     .await;
 }
 
 /// Waits until every running master has the key.
-pub(crate) async fn all_hold(masters: &Masters, key: &str) {
+pub(crate) async fn wait_until_all_hold(masters: &Masters, key: &str) {
     eventually_async(PATIENCE, "every running master has the key", async || {
-        holding(masters, key) == masters.iter().filter(|master| master.is_running()).count()
+        masters_holding(masters, key) == masters.iter().filter(|master| master.is_running()).count()
     })
     .await;
 }

@@ -22,9 +22,9 @@ use crate::quorum::{Acquisition, FenceAnswer, Loss, Moment, Step, Validity, Vote
 /// One attempt on all nodes, with one token.
 ///
 /// A refusal is not final at once. When several clients ask for a free lock at the same moment,
-/// each may be granted some nodes. Then the deciding node chooses the winner: it is the first node
-/// in the key's order that votes. The client that it granted repeats its request to the nodes that
-/// refused, a round trip apart. The other clients release the nodes that granted them.
+/// each may be granted some nodes. Then the deciding node, which is the first node in the key's
+/// order that votes, chooses the winner. The winner repeats its request to the nodes that refused,
+/// a round trip apart. The other clients release the nodes that granted them.
 #[derive(Debug)]
 pub(super) struct Attempt {
     kind: Kind,
@@ -33,7 +33,7 @@ pub(super) struct Attempt {
     proposed: Fence,
     /// Counts the final votes and agrees on a fence.
     core: Acquisition,
-    /// The round number of the ACQUIREs. The EXTENDs that store the agreed fence have the next one.
+    /// The round number of the ACQUIREs. The EXTENDs that store the agreed fence use the next one.
     round: u32,
     nodes: Vec<NodeState>,
     /// After a wait, the order by which the client chose the node to wait on.
@@ -41,8 +41,8 @@ pub(super) struct Attempt {
     began: Moment,
     /// Until when an attempt after a wait repeats its requests to nodes that refuse.
     patient_until: Option<Moment>,
-    /// Until when refusals stay open for the answer of a deciding node, although enough nodes
-    /// refused to rule out a majority.
+    /// Until when the attempt awaits the answer of a deciding node, although enough nodes refused
+    /// to rule out a majority.
     decide_by: Option<Moment>,
     /// Until when a win after a wait is delayed for the answers of earlier nodes of the order.
     win_by: Option<Moment>,
@@ -63,7 +63,7 @@ pub(super) enum Kind {
     },
     /// To acquire a lock on the other nodes, after one node granted it in answer to a WAIT or to a
     /// request for any of several keys.
-    AfterWait {
+    AfterGrant {
         /// The index of the node that granted it.
         node: usize,
     },
@@ -109,7 +109,7 @@ pub(super) enum AttemptEnd {
 
 /// The grant of one node, in answer to a WAIT or to a request for any of several keys.
 #[derive(Clone, Debug)]
-pub(super) struct Waited {
+pub(super) struct NodeGrant {
     pub(super) node: usize,
     pub(super) token: Token,
     pub(super) fence: Fence,
@@ -140,7 +140,7 @@ impl Attempt {
                 kind.bypassed() != Some(*node) && ctx.topology.route_acquire(*node).is_ok()
             };
             let decider: SmallVec<[usize; 1]> = spec
-                .order(ctx.topology, Spare::Some)
+                .order(ctx.topology, Spare::Available)
                 .into_iter()
                 .find(is_asked)
                 .into_iter()
@@ -164,14 +164,14 @@ impl Attempt {
     ///
     /// The longer the wait was, the less certain is the moment of the grant. If that leaves too
     /// little validity, the attempt also extends the lock on the node that granted it.
-    pub(super) fn after_wait(
+    pub(super) fn after_grant(
         spec: &Spec,
-        waited: Waited,
+        node_grant: NodeGrant,
         round: u32,
         ctx: &mut Context<'_>,
         out: &mut VecDeque<Action>,
     ) -> Self {
-        let Waited { node, token, fence, validity, incarnation, silent, order } = waited;
+        let NodeGrant { node, token, fence, validity, incarnation, silent, order } = node_grant;
         // The client gives way if an earlier node refuses, so the win awaits the earlier nodes.
         let earlier = before(&order, node).iter().copied();
         let awaits: Vec<_> = earlier.filter(|earlier| !silent.contains(earlier)).collect();
@@ -188,7 +188,7 @@ impl Attempt {
             None => Acquisition::after_wait(majority, node, fence, validity, min_validity),
         };
         let core = core.awaiting(&awaits);
-        let mut this = Self::of(Kind::AfterWait { node }, token, fence, core, round, ctx);
+        let mut this = Self::of(Kind::AfterGrant { node }, token, fence, core, round, ctx);
         this.order = order;
         this.patient_until = Some(ctx.now.plus(patience));
         let granted = &mut this.nodes[node];
@@ -259,7 +259,7 @@ impl Attempt {
             Kind::Attach { old } => {
                 Request { token: old, command: Command::SwapToken { new: self.token } }
             }
-            Kind::AllNodes | Kind::Bypass { .. } | Kind::AfterWait { .. } => {
+            Kind::AllNodes | Kind::Bypass { .. } | Kind::AfterGrant { .. } => {
                 Request { token: self.token, command: Command::Acquire { fence: self.proposed } }
             }
         }
@@ -349,7 +349,7 @@ impl Attempt {
                 // The node had granted the lock. An operator has ended it there since.
                 Response::No => {
                     let reason = "the lock ended there while it was being acquired";
-                    Answer::Failed(NodeError::Refused(reason.into()))
+                    Answer::Failed(NodeError::ErrorReply(reason.into()))
                 }
                 other => other.to_answer(),
             };
@@ -406,11 +406,11 @@ impl Attempt {
     pub(super) fn poll_timeout(&self) -> Option<Moment> {
         let due = |state: &NodeState| state.due.map(|(at, _)| at);
         let nodes = self.nodes.iter().flat_map(|state| [due(state), state.again_at]);
-        let open = self.nodes.iter().any(|state| state.refused_provisionally);
+        let any_provisional = self.nodes.iter().any(|state| state.refused_provisionally);
         let win_by = self.win_by.filter(|_| self.core.is_delayed());
         nodes
             .chain([win_by])
-            .chain([self.patient_until, self.decide_by].map(|at| at.filter(|_| open)))
+            .chain([self.patient_until, self.decide_by].map(|at| at.filter(|_| any_provisional)))
             .flatten()
             .reduce(Moment::earlier)
     }
@@ -447,12 +447,12 @@ impl Attempt {
 
     /// Limits the time for which a win after a wait awaits the earlier nodes of the order.
     ///
-    /// A client that a later node granted gives way to a client that an earlier node granted, but
-    /// only if it learns that soon. If each win awaited a slow earlier node, the other nodes would
-    /// always be taken meanwhile, and no client that the slow node grants could win.
+    /// A client to which an earlier node granted the lock comes first, so a win awaits these nodes.
+    /// If each win awaited a slow node for long, the other nodes would be taken all that time, and
+    /// no client to which the slow node grants the lock could win.
     fn limit_delay(&mut self, spec: &Spec, ctx: &Context<'_>) {
         let is_limited = spec.mode == Mode::Exclusive && !is_broken(Mutant::AwaitsSlowNode);
-        if !is_limited || !matches!(self.kind, Kind::AfterWait { .. }) || !self.core.is_delayed() {
+        if !is_limited || !matches!(self.kind, Kind::AfterGrant { .. }) || !self.core.is_delayed() {
             return;
         }
         let settle = limits::settle(ctx.client_state.round_trips.typical());
@@ -505,12 +505,12 @@ impl Attempt {
         self.core.vote(node, Vote::Refused, now);
     }
 
-    /// Decides which refusals are final, and when to ask the nodes with open refusals again.
+    /// Decides which refusals are final, and when to repeat the request to the other refusers.
     fn settle_refusals(&mut self, spec: &Spec, ctx: &mut Context<'_>, out: &mut VecDeque<Action>) {
         if matches!(self.kind, Kind::Attach { .. }) {
             return self.refuse_all(ctx.now);
         }
-        if let Kind::AfterWait { node } = self.kind {
+        if let Kind::AfterGrant { node } = self.kind {
             // The granting node can refuse, too: it does not extend a lock that has ended there.
             let deciders = before(&self.order, node).iter().chain([&node]);
             self.decider_refused =
@@ -549,8 +549,8 @@ impl Attempt {
             all_granted &= matches!(self.nodes[decider].answer, Answer::Granted(_));
         }
         if !all_granted {
-            // A deciding node has not answered yet. Once the refusals rule out a majority, it has
-            // only a short time left to answer: as long as the winner of a tie needs.
+            // A deciding node has not answered yet. Once the refusals rule out a majority, the
+            // attempt awaits it only as long as the winner of a tie needs to acquire the lock.
             let refused = self.count(|answer| *answer == Answer::Refused);
             if refused > ctx.client_state.majority.spare() {
                 let settle = limits::settle(ctx.client_state.round_trips.typical());
@@ -575,8 +575,8 @@ impl Attempt {
         self.ask_refusers_again(spec, ctx, out, |_| Some(round_trip));
     }
 
-    /// Asks each node with an open refusal again. `pause` returns how long to wait first, for a
-    /// number of refusals; `None` asks at once.
+    /// Asks each node whose refusal is provisional again. `pause` returns the pause before that
+    /// request, given the node's number of refusals; `None` sends it at once.
     fn ask_refusers_again(
         &mut self,
         spec: &Spec,
@@ -674,9 +674,9 @@ impl Attempt {
     }
 
     /// Returns the machine that releases the token of the process that detached the lock, on the
-    /// nodes that may still have it; `None` if there are none.
+    /// nodes that may still have it; `None` if there are no such nodes.
     ///
-    /// No other client releases that token, and while these nodes have it they refuse the new one.
+    /// No other client releases that token. While these nodes have it, they refuse the new one.
     pub(super) fn release_detached(&self, spec: &Arc<Spec>, ctx: &Context<'_>) -> Option<Release> {
         let Kind::Attach { old } = self.kind else { return None };
         let is_settled =

@@ -9,7 +9,7 @@ use crate::quorum::{Majority, Moment, order};
 
 /// Random numbers for tokens and pauses.
 pub trait Random {
-    /// Returns 128 random bits of the operating system; `None` if it has none.
+    /// Returns 128 random bits from the operating system; `None` if it has none.
     fn bits(&mut self) -> Option<u128>;
 
     /// Returns a number below `end`, which may be predictable. `end` is never zero.
@@ -100,25 +100,25 @@ impl Voters {
 
 /// Whether a majority can do without one of the nodes that may vote.
 ///
-/// Without such a node, all locks share one order of the nodes. If each key had its own, a client
-/// that locks several keys and a client that locks one of them could wait on different nodes. If
-/// both nodes granted, each client would need the other one's node, and possibly none would ever
-/// win.
+/// Without such a spare node, all locks share one order of the nodes. If each key had its own
+/// order, a client that locks several keys and a client that locks one of them could wait on
+/// different nodes. If both nodes granted, each client would also need the node that granted the
+/// other client, and perhaps neither would ever win.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spare {
     /// A majority does not need every node that may vote.
-    Some,
+    Available,
     /// A majority needs every node that may vote, or too few may vote for one.
-    None,
+    Exhausted,
 }
 
 impl Spare {
-    /// Judges this number of nodes that may vote.
+    /// Decides from the number of nodes that may vote.
     pub(super) fn of(voters: usize, majority: Majority) -> Self {
         if voters <= majority.size() && !is_broken(Mutant::KeysWaitApart) {
-            Self::None
+            Self::Exhausted
         } else {
-            Self::Some
+            Self::Available
         }
     }
 }
@@ -134,8 +134,8 @@ pub struct Topology {
 pub struct NodeStatus {
     /// The number of its connection, or why there is none.
     pub link: Result<u64, NodeError>,
-    /// Whether the client asks it for locks, or why not. A lock that the node already holds is
-    /// released in both cases, and extended unless the node is the same server as another one.
+    /// Whether the client asks it for locks, or why not. Either way, a lock that the node already
+    /// has is released there, and extended unless the node is the same server as another one.
     pub admission: Result<(), NodeError>,
     /// How many restarts of its server this client has seen.
     pub incarnation: u64,
@@ -210,7 +210,7 @@ impl Topology {
         ranked.into_iter().map(|place| known[place].0).chain(unknown).collect()
     }
 
-    /// The order of the nodes that all locks share while no node is to [spare](Spare).
+    /// The order of the nodes that all locks share while no node is [spare](Spare).
     pub(super) fn common_order(&self) -> SmallVec<[usize; 7]> {
         self.order(b"")
     }

@@ -22,7 +22,7 @@ impl FenceProposals {
 
     /// Records the fence on which a majority agreed, if it is larger than the recorded one.
     ///
-    /// A fence below the proposal replaces a larger one, too: the nodes did not accept the
+    /// A fence below the proposal also replaces a larger recorded one: the nodes did not accept the
     /// proposal, so the recorded fence may be too far ahead for them.
     pub fn learn(&self, proposed: Fence, agreed: Fence) {
         if agreed < proposed {

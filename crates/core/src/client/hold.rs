@@ -12,13 +12,13 @@ use super::{
     RequestId, Response, Spare, Token, limits,
 };
 use crate::Fence;
-use crate::quorum::{End, Extension, ExtensionVerdict, Moment, Ownership, OwnershipState};
+use crate::quorum::{Extension, ExtensionVerdict, LossReason, Moment, Ownership, OwnershipState};
 
 /// A held lock, from the grant to the end: ownership, extension, repair, release.
 ///
 /// [`extend`](Self::extend) begins a round, and [`poll`](Self::poll) returns its requests. A driver
 /// may send the requests of several locks in one pipeline per node. The machine also processes late
-/// responses to the grant's ACQUIREs, with which the call won the lock. After
+/// responses to the grant's ACQUIREs: the requests that won the lock. After
 /// [`release`](Self::release) or [`detach`](Self::detach) it only undoes repairs that were in
 /// flight.
 #[derive(Debug)]
@@ -54,24 +54,26 @@ pub struct Hold {
 struct Node {
     /// The node's last answer.
     answer: Answer,
-    /// The incarnation of its server that gave this answer.
+    /// The incarnation of the server that gave this answer.
     incarnation: u64,
     /// Whether the last ACQUIRE has reached the node.
     delivery: Delivery,
-    /// When that ACQUIRE was sent, at the latest.
+    /// The latest moment at which that ACQUIRE was sent.
     acquire_sent_at: Moment,
     /// Whether the node has answered an extension or a repair, or could not be sent one.
     answered_since: bool,
     /// The round number of an unanswered repair.
     repair: Option<u32>,
-    /// When to repeat the grant's ACQUIRE. The node has refused it each time.
+    /// When to repeat the grant's ACQUIRE, which the node has refused each time so far.
     repeat_at: Option<Moment>,
     /// How often the node has refused that ACQUIRE. Refusals before the grant count as one.
     refusals: u8,
+    /// Whether the node has ever answered that an operator revoked the lock.
+    has_revoked: bool,
 }
 
-/// On how many nodes the lock is revoked. It only increases, whatever the nodes answer later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
+/// On how many nodes the lock is revoked. The number never falls, whatever the nodes answer later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Revoked {
     Nowhere,
     /// A minority revoked the lock, and the other nodes extend it. No node is repaired any more,
@@ -131,9 +133,9 @@ pub enum HoldAction {
 impl Node {
     /// Whether the node is known to miss the lock.
     ///
-    /// Then its last answer says so, it was never sent an ACQUIRE, or it answered the grant's
-    /// ACQUIRE with an abstention. An abstention in answer to an extension proves nothing: it comes
-    /// from a replica, which may have the key.
+    /// It is if its last answer says so, if it was never sent an ACQUIRE, or if it answered the
+    /// grant's ACQUIRE with an abstention. An abstention in answer to an extension proves nothing:
+    /// it comes from a replica, which may have the key.
     fn is_known_to_miss(&self) -> bool {
         match self.answer {
             Answer::Refused => true,
@@ -158,6 +160,7 @@ impl Hold {
             repair: None,
             repeat_at: None,
             refusals: 0,
+            has_revoked: false,
         });
         let mut this = Self {
             spec,
@@ -213,7 +216,7 @@ impl Hold {
 
     /// Whether the lock is held, and for how long. A released lock counts as lost.
     pub fn ownership(&self, now: Moment) -> Ownership {
-        if self.over { Ownership::Lost(End::NotHeld) } else { self.state.ownership(now) }
+        if self.over { Ownership::Lost(LossReason::NotHeld) } else { self.state.ownership(now) }
     }
 
     /// Whether an extension can move the deadline of the lock.
@@ -234,9 +237,9 @@ impl Hold {
     /// The time until the next extension of a renewed lock; `None` if no extension follows.
     ///
     /// A renewed lock is extended a third of the ttl after the last extension, and sooner after one
-    /// that no majority confirmed. The time is short while the last answer of a node is that it
-    /// misses the lock: until that node is repaired, the failure of one other node may be enough to
-    /// lose the lock.
+    /// that no majority confirmed. The time is also short while a node's last answer says that the
+    /// node misses the lock: until that node is repaired, the failure of one other node may be
+    /// enough to lose the lock.
     pub fn renew_in(&self, now: Moment) -> Option<Duration> {
         if self.over || self.is_revoked() {
             return None;
@@ -276,11 +279,11 @@ impl Hold {
 
     /// Makes an exclusive lock shared, and extends it.
     ///
-    /// The lock counts as shared at once, whatever the nodes answer: a node may downgrade it
-    /// although its answer is lost. Every later request repeats the mode.
+    /// The lock counts as shared at once, whatever the nodes answer: a node may have downgraded the
+    /// lock although its answer was lost. Every later request repeats the mode.
     pub fn downgrade(&mut self, ctx: &Context<'_>) {
         self.set_mode(Mode::Shared);
-        // An undecided round asks for an exclusive lock, so another one begins.
+        // An undecided round asks for an exclusive lock, so another round begins.
         self.begin_round(Purpose::Extend, ctx);
     }
 
@@ -295,8 +298,8 @@ impl Hold {
         if self.round.as_ref().is_some_and(is_undecided) {
             return;
         }
-        let is_repairing = self.nodes.iter().any(|node| node.answer == Answer::Refused);
-        self.repair_rounds = if is_repairing { self.repair_rounds + 1 } else { 0 };
+        let is_incomplete = self.nodes.iter().any(|node| node.answer == Answer::Refused);
+        self.repair_rounds = if is_incomplete { self.repair_rounds + 1 } else { 0 };
         self.begin_round(Purpose::Extend, ctx);
     }
 
@@ -373,6 +376,9 @@ impl Hold {
     /// Processes a response to the grant's ACQUIRE, to an extension, or to a repair.
     pub fn handle_response(&mut self, id: RequestId, response: &Response, ctx: &Context<'_>) {
         let node = id.node;
+        if matches!(response, Response::Failed(NodeError::Revoked { .. })) {
+            self.record_revoked(node, ctx);
+        }
         if id.round == self.acquire_round {
             self.handle_straggler(node, response, ctx);
         } else if self.nodes[node].repair == Some(id.round) {
@@ -445,8 +451,8 @@ impl Hold {
         self.is_renewed = true;
     }
 
-    /// When to call [`repeat_refused`](Self::repeat_refused); `None` if no ACQUIRE is to repeat, or
-    /// if the lock is not [renewed](Self::renew).
+    /// When to call [`repeat_refused`](Self::repeat_refused); `None` if there is no ACQUIRE to
+    /// repeat, or if the lock is not [renewed](Self::renew).
     pub fn repeat_at(&self) -> Option<Moment> {
         if !self.is_renewed {
             return None;
@@ -507,7 +513,10 @@ impl Hold {
     }
 
     fn is_queue_node(&self, node: usize, ctx: &Context<'_>) -> bool {
-        self.spec.orders(ctx.topology, Spare::Some).iter().any(|order| order.first() == Some(&node))
+        self.spec
+            .orders(ctx.topology, Spare::Available)
+            .iter()
+            .any(|order| order.first() == Some(&node))
     }
 
     fn handle_repaired(&mut self, index: usize, response: &Response, ctx: &Context<'_>) {
@@ -535,16 +544,19 @@ impl Hold {
         node.answer = answer;
         node.incarnation = ctx.topology.incarnation(index);
         node.answered_since = true;
-        let is_revoked =
-            |node: &&Node| matches!(node.answer, Answer::Failed(NodeError::Revoked { .. }));
-        let revoked = match self.nodes.iter().filter(is_revoked).count() {
-            0 => Revoked::Nowhere,
-            count if count > ctx.client_state.majority.spare() => Revoked::OnTooMany,
-            _ => Revoked::OnMinority,
+    }
+
+    /// Records that a node has answered a request of any round with REVOKED.
+    ///
+    /// Late answers count, too: a repair of that node would undo the revocation.
+    fn record_revoked(&mut self, node: usize, ctx: &Context<'_>) {
+        self.nodes[node].has_revoked = true;
+        let count = self.nodes.iter().filter(|node| node.has_revoked).count();
+        self.revoked = if count > ctx.client_state.majority.spare() {
+            Revoked::OnTooMany
+        } else {
+            Revoked::OnMinority
         };
-        if revoked > self.revoked {
-            self.revoked = revoked;
-        }
     }
 
     fn answer_round(&mut self, node: usize, held: Option<bool>, ctx: &Context<'_>) {
@@ -637,7 +649,7 @@ impl Hold {
         }
     }
 
-    /// How long before its time this lock may be renewed, to share a batch with others.
+    /// How early the renewal of this lock may be, to share a batch with others.
     pub fn renewal_window(&self) -> Duration {
         limits::RENEWAL_WINDOW.min(self.spec.ttl.duration() / 50)
     }

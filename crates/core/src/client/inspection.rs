@@ -25,14 +25,14 @@ pub struct LeaseInfo {
     /// How many keys the lock has.
     pub keys: u64,
     /// How long ago the node granted the lock; `None` for a key that another program wrote.
-    pub held: Option<Duration>,
+    pub held_for: Option<Duration>,
     /// The kind of lock.
     pub mode: LockMode,
     /// How many clients hold the lock: one, unless it is shared.
     pub holders: u64,
     /// The first clients that wait on this node, in the order of the queue.
     pub queue: Vec<WaiterInfo>,
-    /// Whether an operator revoked the lock. For a key that another program wrote, this is unknown.
+    /// Whether an operator revoked the lock; always false for a key that another program wrote.
     pub revoked: bool,
 }
 
@@ -107,7 +107,7 @@ impl Default for LeaseInfo {
             ttl: None,
             waiters: 0,
             keys: 1,
-            held: None,
+            held_for: None,
             mode: LockMode::Unknown,
             holders: 1,
             queue: Vec::new(),
@@ -123,7 +123,7 @@ pub fn inspection_routes(topology: &Topology) -> Vec<Result<u64, NodeError>> {
 
 /// The answer of a node about a key. `abstains` says why the node abstains, if it does.
 ///
-/// A node that abstains may have forgotten the lock, so a key that is free there is an error.
+/// A node that abstains may have forgotten the lock. If the key is free there, returns an error.
 pub fn inspection_answer(
     lease: Option<LeaseInfo>,
     abstains: Option<String>,
@@ -136,7 +136,7 @@ pub fn inspection_answer(
 
 /// Decides what the answers of all nodes say about a key. `Ok(None)` is a node where it is free.
 ///
-/// Nodes with the same fence hold the same lock, because only one lock can have a fence on a
+/// Nodes with the same fence hold the same lock, because only one lock can have a given fence on a
 /// majority of the nodes. An owner label does not identify a lock: an attached lock keeps its label
 /// on some nodes and gets another one where it is repaired.
 pub fn summarize(majority: Majority, nodes: &[Result<Option<LeaseInfo>, NodeError>]) -> LockState {
@@ -197,8 +197,8 @@ fn lease(answer: &Result<Option<LeaseInfo>, NodeError>) -> Option<&LeaseInfo> {
     answer.as_ref().ok()?.as_ref()
 }
 
-/// How long until so few nodes hold the lock that the others are a majority. Each of the `unknown`
-/// nodes may hold the lock longer than all nodes that answered.
+/// How long until the nodes that do not hold the lock are a majority. Each of the `unknown` nodes
+/// may hold the lock longer than all nodes that answered.
 fn at_most(majority: Majority, ttls: impl Iterator<Item = Duration>, unknown: usize) -> Duration {
     let mut ttls: Vec<_> = ttls.collect();
     ttls.sort_unstable_by(|a, b| b.cmp(a));
@@ -207,7 +207,7 @@ fn at_most(majority: Majority, ttls: impl Iterator<Item = Duration>, unknown: us
     ttls.get(last).or(ttls.last()).copied().unwrap_or_default()
 }
 
-/// The label that most of the nodes name; the first one if several are named as often.
+/// The label that most of the nodes name; the first one if several are named equally often.
 fn most_named(holding: &[(usize, &LeaseInfo)]) -> Option<String> {
     let owners = || holding.iter().map(|(_, lease)| lease.owner.as_deref());
     let mut best = (None, 0);
@@ -309,7 +309,7 @@ mod tests {
             vec![held("a", 7, 100), held("b", 8, 100), FREE],
             vec![held("a", 7, 100), FREE, silent()],
             vec![foreign(), foreign(), foreign()],
-            // Of an even number, half is no majority.
+            // Half of an even number of nodes is no majority.
             vec![held("a", 7, 100), held("a", 7, 100), FREE, FREE],
         ] {
             assert_eq!(state(&answers), LockState::Unclear, "{answers:?}");

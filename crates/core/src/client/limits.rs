@@ -15,8 +15,8 @@
 //! | [`outlast`] | 2 [`node_timeout`], at least 100 ms, in which a new holder repeats its ACQUIRE on a node that refused it |
 //! | [`repeat_pause`] | 1 ms before a new holder repeats its ACQUIRE, doubling after every fourth refusal |
 //! | [`TIE_REPEATS`] | 3 repeated requests to each node by the winner of a tie |
-//! | [`STAYS_MAX`] | 3 more waits on the queue node after later nodes refused |
-//! | [`PROBES_MAX`] | 3 requests for any other key, by a call that does not wait |
+//! | [`WAITS_AGAIN_MAX`] | 3 more waits on the queue node after later nodes refused |
+//! | [`PROBES_MAX`] | 3 requests for any of the other keys, after the last attempt for one of several |
 //! | [`PAUSE_MIN`], [`PAUSE_MAX`] | 1 to 250 ms between attempts, at least a round trip, doubling |
 //! | [`RELEASE_PAUSE_MIN`], [`RELEASE_PAUSE_MAX`] | 20 ms to 1 s, doubling, before a failed RELEASE is repeated |
 //! | [`RELEASE_OVERTAKES`] | 30 s, at most the ttl, in which a RELEASE is repeated that may have overtaken its ACQUIRE or WAIT |
@@ -41,8 +41,8 @@ use crate::Ttl;
 
 /// How long a new connection may take, up to the server's [`Hello`](super::Hello).
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
-/// How far a call may exceed its `wait`, or one [`node_timeout`] if that is longer. Users
-/// are promised 50 ms, which leaves 10 ms for timers and the scheduler.
+/// How far a call may exceed the longer of its `wait` and one [`node_timeout`]. Users are promised
+/// 50 ms, which leaves 10 ms for timers and the scheduler.
 pub const CALL_GRACE: Duration = Duration::from_millis(40);
 /// How long after the end of a WAIT the client still awaits the node's answer.
 pub const WAIT_GRACE: Duration = Duration::from_millis(20);
@@ -51,8 +51,8 @@ pub const WAIT_CHECK_EVERY: Duration = Duration::from_millis(1200);
 /// How many times the winner of a tie repeats its request to a node that refused.
 pub const TIE_REPEATS: u8 = 3;
 /// How many times a client waits on its queue node again after later nodes refused.
-pub const STAYS_MAX: u32 = 3;
-/// How many times a call that does not wait asks a node for any other key.
+pub const WAITS_AGAIN_MAX: u32 = 3;
+/// How many times a call asks a node for any of the other keys, after its attempts for one of them.
 pub const PROBES_MAX: u8 = 3;
 /// The shortest pause between two attempts.
 pub const PAUSE_MIN: Duration = Duration::from_millis(1);
@@ -84,11 +84,11 @@ pub const REPAIR_AFTER: Duration = Duration::from_millis(10);
 /// begin and end unnoticed in between.
 pub const REVOKE_REPEAT: Duration = Duration::from_millis(250);
 /// How long a node may take to answer a revocation, unless [`node_timeout`] is longer. Only
-/// operators wait for it.
+/// operators wait for the answer.
 pub const REVOKE_TIMEOUT: Duration = Duration::from_millis(500);
 /// How many locks a list has at most.
 pub const LISTED_MAX: usize = 100_000;
-/// How many entries of its table one LOCK.SCAN reads.
+/// How many entries of the node's table one LOCK.SCAN reads.
 pub const SCAN_COUNT: u32 = 200;
 /// How long a node may take to answer one LOCK.SCAN, unless [`node_timeout`] is longer.
 pub const SCAN_TIMEOUT: Duration = Duration::from_millis(2500);
@@ -99,7 +99,7 @@ pub const SEATS_MAX: usize = 256;
 /// The interval at which a client that waits for a permit checks whether other clients use a larger
 /// number of permits.
 pub const COMPARE_PERMITS_EVERY: Duration = Duration::from_secs(60);
-/// How many idle keys a client remembers, with whether they were contended.
+/// For how many idle keys a client remembers whether they were contended.
 pub const LOCAL_QUEUES_MAX: usize = 1024;
 /// Renewals that are due within this time, or 1/50 of the ttl if that is less, share a batch.
 pub const RENEWAL_WINDOW: Duration = Duration::from_millis(20);
@@ -117,8 +117,8 @@ const NODE_TIMEOUT_PER_TTL_MAX: u32 = 4;
 pub fn node_timeout(round_trip: Duration, ttl: Ttl) -> Duration {
     let ttl = ttl.duration();
     let regular = (round_trip * NODE_TIMEOUT_ROUND_TRIPS).max(NODE_TIMEOUT_MIN);
-    let fair = (ttl / NODE_TIMEOUT_PER_TTL).max(round_trip * 2);
-    regular.min(fair).min(ttl / NODE_TIMEOUT_PER_TTL_MAX)
+    let at_most = (ttl / NODE_TIMEOUT_PER_TTL).max(round_trip * 2);
+    regular.min(at_most).min(ttl / NODE_TIMEOUT_PER_TTL_MAX)
 }
 
 /// The smallest ttl that leaves a node with this round trip enough time; `None` if `ttl` does.
@@ -152,8 +152,8 @@ fn patience_max(node_timeout: Duration) -> Duration {
     node_timeout.max(Duration::from_millis(50))
 }
 
-/// How long a new holder repeats its ACQUIRE on a node that refused it: longer than a waiter that
-/// holds the node keeps it.
+/// How long a new holder repeats its ACQUIRE on a node that refused it. A waiter that this node
+/// granted, but that cannot win, gives way sooner.
 pub fn outlast(node_timeout: Duration) -> Duration {
     patience_max(node_timeout) * 2
 }

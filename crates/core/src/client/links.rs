@@ -195,8 +195,8 @@ impl Links {
     }
 
     /// Whether every node has been reached or has failed once.
-    pub fn is_settled(&self) -> bool {
-        self.nodes.iter().all(Link::is_settled)
+    pub fn has_tried_all(&self) -> bool {
+        self.nodes.iter().all(Link::was_tried)
     }
 
     /// How many nodes can vote.
@@ -280,7 +280,7 @@ impl Links {
         let connection = link.last;
         link.connecting.push((connection, now.plus(limits::HANDSHAKE)));
         self.actions.push_back(LinkAction::Connect { node, connection });
-        // A random part spreads the clients of a node that comes back.
+        // A random part keeps the clients of a node that recovers from connecting all at once.
         let pause = link.pause.max(stagger);
         let part = Duration::from_micros(
             random.below(u64::try_from(pause.as_micros()).unwrap_or(u64::MAX) / 4 + 1),
@@ -407,7 +407,7 @@ impl Links {
         }
     }
 
-    /// Decides which servers may vote.
+    /// Decides which nodes may vote.
     fn admit(&mut self) {
         let reports: Vec<_> = self.nodes.iter().map(|link| link.set.clone()).collect();
         let agreement = agree(self.expected_set.as_deref(), &reports);
@@ -438,7 +438,7 @@ impl Links {
         }
     }
 
-    /// Whether the server may vote, whatever its set.
+    /// Whether the node may vote as far as its server is concerned, whatever its set.
     fn admission(&self, node: usize) -> Result<(), NodeError> {
         let Some(hello) = self.nodes[node].hello() else { return Ok(()) };
         if let Some(mode) = hello.mode.clone().filter(|mode| mode != "standalone") {
@@ -486,7 +486,7 @@ impl Link {
             State::Down(error) => Err(error.clone()),
             State::Up(up) => up.silent.clone().map_or(Ok(up.connection), Err),
         };
-        // The ID in the set, which outlives a restart, or else the server's run id.
+        // The ID in the set, which a restart does not change, or else the server's run id.
         let identity = match self.set.set() {
             Some(set) => Some(format!("{} {}", set.name(), set.id()).into()),
             None => self.run_id.clone(),
@@ -502,7 +502,7 @@ impl Link {
     }
 
     /// Whether an attempt to connect to the node has succeeded or failed.
-    fn is_settled(&self) -> bool {
+    fn was_tried(&self) -> bool {
         match &self.state {
             State::Down(NodeError::Down { reason }) => reason != STILL_CONNECTING,
             State::Up(_) | State::Down(_) => true,

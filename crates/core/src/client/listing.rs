@@ -7,7 +7,7 @@ use crate::quorum::Majority;
 /// The locks that the nodes list, merged by key: the first ones in the order of their keys.
 ///
 /// Its memory is bounded: a key that is not among the first `limit` keys is dropped. A dropped key
-/// never returns to the first ones, so each key that is kept has the answer of every node.
+/// is never among the first ones later, so each key that is kept has the answer of every node.
 #[derive(Debug)]
 pub struct Listing {
     limit: usize,

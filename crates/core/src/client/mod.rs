@@ -11,11 +11,11 @@
 //! - [`Release`]: releases one token on every node that may have it, until each has answered.
 //! - [`Links`]: the connections to the nodes. It decides when to connect, which connections are
 //!   alive, and which nodes may vote.
-//! - [`PlaceQueue`]: the queue of this program's own callers, for their turn to ask for one lock,
-//!   or for a seat on a node.
+//! - [`PlaceQueue`]: the queue in which calls of this program wait for their turn to ask for a
+//!   lock, or for a seat on a node.
 //! - [`Slots`]: the keys of a call that takes any one of them. [`SlotMemory`]: which slot to ask
 //!   for first.
-//! - [`agree`]: which nodes are in the set (`lock.set`) that a majority of them names.
+//! - [`agree`]: which of the client's nodes are in the set (`lock.set`) that a majority reports.
 //!   [`Links`] lets only these nodes vote.
 //! - [`summarize`]: merges the answers of the nodes about a key into a [`LockState`].
 //! - [`Listing`]: the locks that the nodes list, merged by key.

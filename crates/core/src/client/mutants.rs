@@ -23,7 +23,7 @@ pub enum Mutant {
     HeldOutOfTurn,
     /// A call that waits for a seat makes no attempts meanwhile.
     NoPollWithoutSeat,
-    /// A call that waits for a seat bypasses no other node than that of the wait.
+    /// A call that waits for a seat bypasses no node but the one on which it waits.
     BypassesOnlyItsNode,
     /// A call continues to wait for a seat on a node that is known to be silent.
     WaitsForSeatOfSilentNode,
@@ -66,7 +66,7 @@ pub enum Mutant {
     LateRefusalIsFinal,
     /// After a wait on a later node, the win awaits an earlier node, however slow that node is.
     AwaitsSlowNode,
-    /// Each call waits by the order of its first key, although no node is to spare.
+    /// Each key has its own order of the nodes, although a majority needs every node that votes.
     KeysWaitApart,
     /// A lock is lost if a long wait leaves too little validity.
     LongWaitIsLost,
@@ -74,7 +74,7 @@ pub enum Mutant {
     WaitsPastRestart,
     /// A reader wins before the node on which a writer may wait has answered.
     ReaderOutrunsWriter,
-    /// A call asks again for a slot that other clients hold without a lease on the deciding node.
+    /// A call asks again for a slot that other clients hold, but not on the deciding node.
     TakenSlotAskedAgain,
     /// A lock that its holder makes shared counts as exclusive until a majority confirms the
     /// change.
@@ -84,8 +84,8 @@ pub enum Mutant {
 impl Mutant {
     /// The mutants whose harm shows in simulated fleets of exclusive locks.
     ///
-    /// Tests of the machine catch the mutants that are in no list, which do harm too rarely for a
-    /// search of fleets.
+    /// Mutants that are in neither list do harm too rarely for a search of simulated fleets. Tests
+    /// of the machine catch them.
     pub const OF_EXCLUSIVE_LOCKS: [Self; 21] = [
         Self::BareMajorityAfterWait,
         Self::NeverBypasses,

@@ -44,7 +44,7 @@ pub enum NodeError {
     },
     /// The node answers, but too few nodes are connected to say whether it belongs to the client's
     /// set.
-    #[error("answers, and votes once a majority of the nodes is connected")]
+    #[error("connected, but does not vote until a majority of the nodes is connected")]
     AwaitsMajority,
     /// The node did not answer within the time limit.
     #[error("no answer within {limit_ms} ms")]
@@ -97,7 +97,7 @@ pub enum NodeError {
     },
     /// The node answered with an error.
     #[error("{0}")]
-    Refused(
+    ErrorReply(
         /// The node's own words.
         String,
     ),
@@ -119,7 +119,7 @@ pub enum NodeError {
     )]
     NoModule,
     /// The server is also listed under another address. It has one vote.
-    #[error("it is the same server as {node}, which has its vote")]
+    #[error("it is the same server as {node}, and one server has one vote")]
     SameServer {
         /// The other address.
         node: String,
@@ -133,7 +133,7 @@ pub enum NodeError {
     /// The server is a replica.
     #[error("it is a replica: name its master instead")]
     Replica,
-    /// The node belongs to another set than the majority of the nodes.
+    /// The sets that the nodes report do not allow the client to use this node.
     #[error("not admitted: {reason}")]
     NotAdmitted {
         /// What the node and the majority say, and what to do.
@@ -142,8 +142,8 @@ pub enum NodeError {
     /// The node refused, but perhaps because of an earlier request of the same call. That request
     /// was lost with its connection, and the node may have granted it.
     #[error(
-        "refuses, perhaps because of a request of this call that was lost with its connection: that \
-         lock is being released there, and ends by its ttl at the latest"
+        "refused, perhaps because it granted an earlier request of this call whose connection was \
+         lost: that lock is being released, and ends with its ttl at the latest"
     )]
     HeldByLostRequest,
     /// The node sent something that is no answer to the request.
@@ -158,12 +158,12 @@ impl NodeError {
     }
 
     /// The error for an error reply that has no variant of its own, or for a ttl that is too long.
-    pub fn refused(words: String) -> Self {
+    pub fn of_error_reply(words: String) -> Self {
         let max_ms = words.strip_prefix("ERR ttl must be between 1 and ").and_then(|rest| {
             let (max_ms, _) = rest.split_once(" milliseconds")?;
             max_ms.parse().ok()
         });
-        max_ms.map_or(Self::Refused(words), |max_ms| Self::TtlTooLong { max_ms })
+        max_ms.map_or(Self::ErrorReply(words), |max_ms| Self::TtlTooLong { max_ms })
     }
 
     /// The error of a node that has not answered within `limit`.
@@ -183,7 +183,7 @@ impl NodeError {
             | Self::NotAdmitted { .. }
             | Self::TtlTooLong { .. }
             | Self::Misconfigured { .. } => true,
-            Self::Refused(words) => {
+            Self::ErrorReply(words) => {
                 ["WRONGTYPE ", "ERR ttl "].iter().any(|kind| words.starts_with(kind))
             }
             Self::Down { .. }
@@ -207,9 +207,12 @@ mod tests {
     #[test]
     fn ttl_above_the_limit_of_a_node_names_that_limit() {
         let words = "ERR ttl must be between 1 and 60000 milliseconds (lock.max-ttl)";
-        let error = NodeError::refused(words.into());
+        let error = NodeError::of_error_reply(words.into());
         assert_eq!(error, NodeError::TtlTooLong { max_ms: 60_000 });
         assert!(error.is_permanent());
-        assert_eq!(NodeError::refused("ERR other".into()), NodeError::Refused("ERR other".into()));
+        assert_eq!(
+            NodeError::of_error_reply("ERR other".into()),
+            NodeError::ErrorReply("ERR other".into())
+        );
     }
 }

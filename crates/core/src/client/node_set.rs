@@ -4,17 +4,18 @@
 //! carries its set in the config `lock.set NAME ID MEMBERS`, and a client compares what its nodes
 //! report before it asks any of them for a lock.
 //!
-//! # Why two admitted clients exclude each other
+//! # Why clients with different lists exclude each other
 //!
 //! A client of N nodes admits a node only if the node's set has a list L of N members, the node's
-//! ID is in L, no other of the client's nodes has that ID, and N/2 + 1 of the client's nodes report
-//! the same NAME and L. The two lists of a change differ in size, so a node has at most one list of
-//! N members, a client has at most one L, and the nodes that grant it a lock are a majority of L.
+//! ID is in L, no other of the client's nodes has that NAME and ID, and N/2 + 1 of the client's
+//! nodes report the same NAME and L. The two lists of a change differ in size, so a node has at
+//! most one list of N members. Two majorities share a node, so a client has at most one L. Its
+//! admitted nodes have different IDs of L, so the nodes that grant it a lock are a majority of L.
 //! Take two clients with the lists L and M of one NAME:
 //!
 //! 1. L and M are equal or differ by one member. Every majority of L shares a member with every
 //!    majority of M: with N and N + 1 members the two majorities count N + 2 members together, and
-//!    both lists have only N + 1.
+//!    the lists have only N + 1 different members.
 //! 2. L and M differ by more. No node is admitted by both clients, since no set has both lists.
 //!
 //! Admission alone cannot prevent case 2. When nodes 1 and 2 report `1,2,3`, and nodes 3, 4 and 5
@@ -25,9 +26,9 @@
 //! - A set has one change at a time, by one member, and the change is complete on every node before
 //!   the next one begins.
 //!
-//! With these rules all nodes report lists of one pair, before and after the present change, at any
-//! time. All clients that win a lock then have a list of that pair, which is case 1. Unset nodes
-//! have no list, so none of this holds for a client whose majority is unset.
+//! With these rules, nodes never report more than two lists at a time: the list before the present
+//! change and the list after it. All clients that win a lock then have one of these two lists:
+//! case 1. Unset nodes have no list, so none of this holds for a client whose majority is unset.
 
 use std::fmt;
 use std::num::NonZeroU16;
@@ -167,7 +168,7 @@ pub enum InvalidSet {
 /// What a client knows of the set of one of its nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum SetReport {
-    /// The node has not been reached yet.
+    /// The node has not been reached yet, or this client cannot read its report.
     #[default]
     Unheard,
     /// The node's `lock.set` is empty.
@@ -181,7 +182,7 @@ pub enum SetReport {
 pub enum AgreedSet {
     /// Their `lock.set` is empty. Warn: nothing protects the client from clients with other nodes.
     Unset,
-    /// They belong to the set of this name, and the client's nodes are its members.
+    /// A majority belongs to the set of this name.
     Set {
         /// The NAME of the set.
         name: String,
@@ -318,11 +319,12 @@ pub struct Agreement {
 
 /// Decides which of a client's nodes are admitted.
 ///
-/// `nodes` has every node that the client was given, also if it was not reached yet; a majority is
+/// `nodes` has every node that the client was given, even if it was not reached yet; a majority is
 /// N/2 + 1 of them. `expected` is the NAME that the program names, if it names one.
 ///
-/// Call it again whenever a node reports. One more report never admits a node that was refused, and
-/// refuses an admitted node only when the newcomer has the same ID.
+/// Call this again whenever a node reports. If one more node reports for the first time, no node
+/// that was refused becomes admitted, and an admitted node is refused only if it has the ID of the
+/// new one.
 pub fn agree(expected: Option<&str>, nodes: &[SetReport]) -> Agreement {
     let majority = Majority::of(nodes.len()).map_or(1, Majority::size);
     let unheard = nodes.iter().filter(|report| **report == SetReport::Unheard).count();

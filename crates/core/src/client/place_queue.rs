@@ -53,8 +53,8 @@ impl PlaceQueue {
     fn enter_as(&mut self, mode: Mode) -> Entry {
         self.last += 1;
         self.waiting.push_back((self.last, mode));
-        // While earlier callers wait, no place is free. So any place that is free is this caller's.
-        if self.call().is_empty() { Entry::Queued(self.last) } else { Entry::Place }
+        // While earlier callers wait, no place is free. So only this caller can be given a place.
+        if self.give_places().is_empty() { Entry::Queued(self.last) } else { Entry::Place }
     }
 
     /// Frees a place. Returns the numbers of the callers that get one.
@@ -63,19 +63,19 @@ impl PlaceQueue {
         if self.sharing == 0 {
             self.free += 1;
         }
-        self.call()
+        self.give_places()
     }
 
     /// Leaves the queue without a place. Returns the numbers of the callers that get one; `None` if
     /// caller `number` has a place already.
     pub fn give_up(&mut self, number: u64) -> Option<Called> {
-        let place = self.waiting.iter().position(|&(waiting, _)| waiting == number)?;
-        self.waiting.remove(place);
-        Some(self.call())
+        let index = self.waiting.iter().position(|&(waiting, _)| waiting == number)?;
+        self.waiting.remove(index);
+        Some(self.give_places())
     }
 
     /// Gives places to the head of the queue.
-    fn call(&mut self) -> Called {
+    fn give_places(&mut self) -> Called {
         let mut called = Called::new();
         while let Some(&(number, mode)) = self.waiting.front() {
             let joins = mode == Mode::Shared && self.sharing > 0;

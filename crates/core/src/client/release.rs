@@ -50,14 +50,14 @@ pub struct OutgoingRequest {
 struct Node {
     state: State,
     answer: Answer,
-    /// The round of the last request, which is later than that of the WAIT.
+    /// The round number of the last request, which is above that of the WAIT.
     round: u32,
     pause: Duration,
     /// The connection of an ACQUIRE in flight. A request through another connection may overtake
     /// it.
     acquire_on: Option<u64>,
-    /// Until when to repeat the RELEASE, since it took another connection than the ACQUIRE or WAIT
-    /// and may have overtaken it.
+    /// Until when to repeat the RELEASE, which took another connection than the ACQUIRE or WAIT and
+    /// may have overtaken that request.
     overtakes_until: Option<Moment>,
 }
 
@@ -121,9 +121,9 @@ impl Release {
             });
             match delivery {
                 Delivery::NotSent => {
-                    let reason = "it was not reached when the lock was acquired".to_owned();
+                    let reason = "it was not sent a request for this lock".to_owned();
                     this.nodes[node].answer = Answer::Failed(NodeError::Down { reason });
-                    this.cast(node, None);
+                    this.count_answer(node, None);
                     continue;
                 }
                 Delivery::InFlight { .. } if is_broken(Mutant::SilentNotReleased) => continue,
@@ -272,7 +272,7 @@ impl Release {
         node.answer = response.to_answer();
         let may_have_overtaken = !is_broken(Mutant::LostWaitForgotten)
             && node.overtakes_until.is_some_and(|until| !ctx.now.has_reached(until));
-        self.cast(id.node, response.holds());
+        self.count_answer(id.node, response.holds());
         let node = &mut self.nodes[id.node];
         match response {
             Response::No if may_have_overtaken => self.repeat(id.node, ctx),
@@ -280,7 +280,7 @@ impl Release {
             Response::No if node.round != id.round || !matches!(node.state, State::Sent { .. }) => {
             }
             Response::Failed(error) if error.is_permanent() => {
-                // The node granted nothing, and there is nothing to release.
+                // A repeated RELEASE would fail, too. A lease of the token ends by its deadline.
                 node.state = State::Done;
                 self.wait = self.wait.filter(|wait| wait.node != id.node);
             }
@@ -329,9 +329,9 @@ impl Release {
             }
         }
         if self.verdict.is_none() && ctx.now.has_reached(self.limit_at) {
-            let limit = NodeError::timed_out(self.spec.longest_timeout(ctx));
+            let error = NodeError::timed_out(self.spec.longest_timeout(ctx));
             for node in self.nodes.iter_mut().filter(|node| node.answer == Answer::Pending) {
-                node.answer = Answer::Failed(limit.clone());
+                node.answer = Answer::Failed(error.clone());
             }
             self.verdict = Some(self.tally.expire());
         }
@@ -343,7 +343,7 @@ impl Release {
             Err(error) => {
                 let permanent = error.is_permanent();
                 self.nodes[node].answer = Answer::Failed(error);
-                self.cast(node, None);
+                self.count_answer(node, None);
                 if permanent || !(self.persistent || self.wait.is_some()) {
                     self.nodes[node].state = State::Done;
                 } else {
@@ -365,7 +365,7 @@ impl Release {
         self.sends.push_back(OutgoingRequest { id, connection, request });
     }
 
-    fn cast(&mut self, node: usize, held: Option<bool>) {
+    fn count_answer(&mut self, node: usize, held: Option<bool>) {
         if let Some(verdict) = self.tally.answer(node, held) {
             self.verdict.get_or_insert(verdict);
         }

@@ -6,7 +6,7 @@ use crate::Fence;
 /// Identifies a request within its machine, so that its response reaches the right round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId {
-    /// The round of its machine.
+    /// The round number within the machine.
     pub round: u32,
     /// The index of the node.
     pub node: usize,
@@ -78,7 +78,7 @@ pub enum Response {
         fence: Fence,
         /// How long the node made the client wait; zero without WAIT.
         waited: Duration,
-        /// Which of the keys of the request.
+        /// The position of that key among the keys of the request.
         key: usize,
     },
     /// RELEASE: the token held the lock. INSPECT: one of the keys is taken. PING: PONG.

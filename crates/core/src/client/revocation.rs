@@ -7,10 +7,10 @@ use crate::quorum::{Majority, Moment};
 
 /// The revocation of the lock on a key, from the first request until the lock is over.
 ///
-/// At the start, each connected node is sent REVOKE. After that, every node is inspected at
-/// intervals, also one where the key was free, because a request of the holder may be on its way
-/// there. A node that has the lock and has not revoked it is sent REVOKE. A lock that was granted
-/// after the revocation began is left alone.
+/// At the start, the machine sends REVOKE to each connected node. After that, it inspects every
+/// node at intervals, even if the key was free there: a request of the holder may be on its way. It
+/// sends REVOKE to a node that has the lock and has not revoked it. It leaves alone a lock that
+/// was granted after the revocation began.
 ///
 /// Call [`poll`](Self::poll) at the start and after each event, until it returns `None`.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub struct Revocation {
     /// When the lock has ended at the latest; `None` until the revocation is certain.
     ends_at: Option<Moment>,
     over: bool,
-    asks: VecDeque<RevokeRequest>,
+    requests: VecDeque<RevokeRequest>,
 }
 
 /// When a revoked lock ends.
@@ -46,7 +46,7 @@ pub struct RevokeRequest {
     /// The number of its connection.
     pub connection: u64,
     /// The commands to send.
-    pub question: RevokeCommand,
+    pub command: RevokeCommand,
 }
 
 /// The commands of a [`RevokeRequest`].
@@ -138,7 +138,7 @@ impl Revocation {
             certain: false,
             ends_at: None,
             over: false,
-            asks: VecDeque::new(),
+            requests: VecDeque::new(),
         };
         this.handle_timeout(ctx);
         this
@@ -146,7 +146,7 @@ impl Revocation {
 
     /// Returns the next request to send.
     pub fn poll(&mut self) -> Option<RevokeRequest> {
-        self.asks.pop_front()
+        self.requests.pop_front()
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout); `None` when the lock is over.
@@ -175,12 +175,12 @@ impl Revocation {
         }
     }
 
-    fn ask(&mut self, node: usize, question: RevokeCommand, ctx: &Context<'_>) {
+    fn ask(&mut self, node: usize, command: RevokeCommand, ctx: &Context<'_>) {
         match ctx.topology.route_held(node, true) {
             Ok(connection) => {
                 self.nodes[node].is_in_flight = true;
-                self.nodes[node].was_sent_revoke |= question != RevokeCommand::Inspect;
-                self.asks.push_back(RevokeRequest { node, connection, question });
+                self.nodes[node].was_sent_revoke |= command != RevokeCommand::Inspect;
+                self.requests.push_back(RevokeRequest { node, connection, command });
             }
             Err(error) => self.fail(node, error, ctx.now),
         }
@@ -244,11 +244,11 @@ impl Revocation {
         // INSPECT does not say whether a foreign string is revoked.
         let was_foreign = lease.fence.is_none()
             && matches!(&self.nodes[node].result, NodeRevocation::Revoked(lease) if lease.fence.is_none());
-        let was_there = lease.held.is_some_and(|held| {
+        let was_there = lease.held_for.is_some_and(|held| {
             // Granted before the revocation began, even if the clocks drift apart.
             held > with_drift(ctx.now.since(self.began))
         });
-        let may_be_ours = self.fences.is_empty() && lease.held.is_none();
+        let may_be_ours = self.fences.is_empty() && lease.held_for.is_none();
         let is_ours = is_known || was_there || is_revoked_now || may_be_ours;
         if is_revoked_now || was_foreign || (lease.revoked && is_ours) {
             if !is_known {
@@ -260,7 +260,7 @@ impl Revocation {
             node.ended_by = Some(ctx.now.plus(with_drift(left)));
             node.result = NodeRevocation::Revoked(lease);
         } else if is_ours {
-            // The lock reached this node after REVOKE, or REVOKE has not been sent to it.
+            // The lock reached the node after REVOKE, or the node has not been sent REVOKE.
             self.nodes[node].result = NodeRevocation::Pending;
             self.ask(node, RevokeCommand::Revoke, ctx);
         } else {
@@ -295,7 +295,7 @@ impl Revocation {
         }
     }
 
-    /// Whether a majority has revoked leases at the same time.
+    /// Whether a majority of the nodes holds revoked leases at this moment.
     ///
     /// From then on, no majority extends any lock of the key. The leases may have different fences,
     /// because a node that was ahead of the others granted a larger one.
@@ -314,8 +314,8 @@ impl Revocation {
         self.nodes.iter().filter(is_revoked).count() >= self.majority.size()
     }
 
-    /// When so few nodes hold the lock that the others are a majority. A node that has not answered
-    /// may hold the lock longer than all nodes that have.
+    /// When the nodes that do not hold the lock are a majority. A node that has not answered may
+    /// hold the lock longer than all nodes that have answered.
     fn end(&self) -> Option<Moment> {
         let mut ends: Vec<Moment> = self.nodes.iter().filter_map(|node| node.ended_by).collect();
         ends.sort_unstable_by_key(|end| (end.raw, end.boot));

@@ -12,12 +12,12 @@ pub struct Slots {
     keys: Keys,
     /// The current key: the one that the call asks for.
     slot: usize,
-    /// One bit for each key that other clients hold without a lease on the deciding node.
+    /// One bit for each key that other clients hold, but not on the deciding node.
     left_out: u64,
     /// The number of requests for any other key.
     pub(super) probes: u8,
     /// Whether a WAIT for any of the keys was sent.
-    pub(super) was_waited_for: bool,
+    pub(super) wait_was_sent: bool,
 }
 
 impl Slots {
@@ -28,7 +28,7 @@ impl Slots {
             slot: 0,
             left_out: 0,
             probes: 0,
-            was_waited_for: false,
+            wait_was_sent: false,
         }
     }
 
@@ -67,7 +67,7 @@ impl Slots {
     }
 
     /// Makes this key the current one.
-    pub(super) fn take(&mut self, slot: usize) {
+    pub(super) fn select(&mut self, slot: usize) {
         self.slot = slot.min(self.keys.len().saturating_sub(1));
     }
 

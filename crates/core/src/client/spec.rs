@@ -13,10 +13,10 @@ pub struct Spec {
     pub keys: Keys,
     /// How long the lock lasts unless it is extended.
     pub ttl: Ttl,
-    /// The keys of which the lock takes any one; `None` for a lock of all `keys`. `keys` then has
-    /// the keys that a node may grant: all of `any` in a call's spec, and one in a lock's spec.
+    /// The keys of which the lock takes any one; `None` for a lock of all `keys`. If set, `keys`
+    /// has those of them that a node may grant: all or some during a call, one in a held lock.
     pub any: Option<Keys>,
-    /// Whether others that share the lock may hold it at the same time.
+    /// Whether other clients that share the lock may hold it at the same time.
     pub mode: Mode,
     /// The least validity at the grant. A lock with less counts as not granted.
     pub min_validity: Duration,
@@ -34,8 +34,9 @@ pub enum InvalidSpec {
     /// What drift leaves of the ttl does not exceed the time limit per node, or is less than the
     /// least validity.
     #[error(
-        "a ttl of {ttl:?} leaves {lasts:?} after clock drift, which must be more than the time limit \
-         per node ({node_timeout:?}) and no less than min_validity ({min_validity:?}): raise the ttl"
+        "a ttl of {ttl:?} certainly lasts only {lasts:?}, because clocks drift: raise the ttl until this \
+         time is more than the time limit per node ({node_timeout:?}) and at least min_validity \
+         ({min_validity:?})"
     )]
     TtlTooShort {
         /// The ttl.
@@ -118,12 +119,12 @@ impl Spec {
 
     /// The order of the nodes that decides on which node clients wait for the lock.
     ///
-    /// A lock of any one of several keys uses the order of the first of them, so that all clients
-    /// wait on the same node.
+    /// A lock of any one of several keys uses the order of the first key, so that all clients wait
+    /// on the same node.
     pub(super) fn order(&self, topology: &Topology, spare: Spare) -> SmallVec<[usize; 7]> {
         match spare {
-            Spare::Some => topology.order(self.name().first()),
-            Spare::None => topology.common_order(),
+            Spare::Available => topology.order(self.name().first()),
+            Spare::Exhausted => topology.common_order(),
         }
     }
 
@@ -134,7 +135,7 @@ impl Spec {
         spare: Spare,
     ) -> SmallVec<[SmallVec<[usize; 7]>; 1]> {
         match (spare, &self.any) {
-            (Spare::Some, None) => topology.orders(&self.keys),
+            (Spare::Available, None) => topology.orders(&self.keys),
             _ => std::iter::once(self.order(topology, spare)).collect(),
         }
     }
@@ -147,8 +148,8 @@ impl Spec {
 
     /// The longest time that any node may take to answer.
     pub(super) fn longest_timeout(&self, ctx: &Context<'_>) -> Duration {
-        let limits = (0..ctx.topology.nodes().len()).map(|node| self.node_timeout(node, ctx));
-        limits.max().unwrap_or_default()
+        let timeouts = (0..ctx.topology.nodes().len()).map(|node| self.node_timeout(node, ctx));
+        timeouts.max().unwrap_or_default()
     }
 
     /// The error of a node that has not answered within `limit`.

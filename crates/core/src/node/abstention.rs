@@ -61,8 +61,8 @@ impl Abstention {
         self.replica = replica;
     }
 
-    /// Why the node abstains, and for how many more milliseconds (`None` for a replica, whose
-    /// abstention has no known end). `None` if the node votes.
+    /// Why the node abstains, and for how many more milliseconds; `None` if the node votes. The
+    /// milliseconds are `None` for a replica, whose abstention has no known end.
     pub(super) fn why(&self, now: Monotonic) -> Option<(Reason, Option<u64>)> {
         if self.replica {
             return Some((Reason::Replica, None));

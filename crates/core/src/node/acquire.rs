@@ -16,7 +16,7 @@ pub(super) struct FreeKeys<'k, K: Keyspace> {
     pub(super) keys: &'k [K::Name],
     pub(super) hashes: &'k [u64],
     pub(super) entries: &'k mut [K::Entry],
-    /// Whether some of them have a lease that has ended.
+    /// Whether some of them may have a lease that has ended.
     pub(super) have_ended: bool,
 }
 
@@ -56,7 +56,7 @@ impl Node {
             }
             let lack = match state {
                 KeyState::Free | KeyState::Ended { .. } => {
-                    self.has_single_waiter(now, hash, db, key).then_some(Lack::Behind)
+                    self.has_waiter_content_with_key(now, hash, db, key).then_some(Lack::Behind)
                 }
                 _ => self.lack(now, state, keyspace, entry),
             };
@@ -84,7 +84,7 @@ impl Node {
         }
     }
 
-    /// Queues the client if it asked to wait and the server allows it; refuses it otherwise.
+    /// Queues the client if it asked to wait and the server can block it. Refuses it otherwise.
     pub(super) fn wait_or_refuse<K: Keyspace>(
         &mut self,
         now: Now,
@@ -125,12 +125,18 @@ impl Node {
     /// Whether a waiter for which this key suffices has time left.
     ///
     /// Such a waiter precedes all newcomers, also between the end of a lock and its handover.
-    pub(super) fn has_single_waiter(&mut self, now: Now, hash: u64, db: u32, key: &[u8]) -> bool {
+    pub(super) fn has_waiter_content_with_key(
+        &mut self,
+        now: Now,
+        hash: u64,
+        db: u32,
+        key: &[u8],
+    ) -> bool {
         let queue = self.queues.find(hash, db, key);
-        queue.is_some_and(|queue| self.queues.has_single_waiter(queue, now.monotonic))
+        queue.is_some_and(|queue| self.queues.has_waiter_content_with_key(queue, now.monotonic))
     }
 
-    /// Grants free keys: writes their mirrors, adds their leases, and publishes both.
+    /// Grants free keys: writes their mirrors, adds their leases, and publishes the changes.
     ///
     /// # Errors
     /// If the server refuses one of the mirrors. Then nothing is granted.

@@ -8,9 +8,9 @@ use crate::Fence;
 
 /// The answers that clients have not received yet.
 ///
-/// The server delivers an answer later than the node gives it: it unblocks the client, and then
-/// fetches the reply. If the client disconnects in between, the node must release the lock that it
-/// granted.
+/// The server delivers an answer some time after the node has decided it: the server first unblocks
+/// the client, and then fetches the reply. If the client disconnects in between, the node must
+/// release the lock that it granted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Answers {
     by_ticket: BTreeMap<Ticket, Answer>,
@@ -98,12 +98,12 @@ impl Answers {
         self.undelivered.pop()
     }
 
-    /// Whether a client must still be unblocked, or a disconnected client's lock be released.
+    /// Whether the node must still unblock a client, or release the lock of a disconnected client.
     pub(super) fn has_work(&self) -> bool {
         !self.deferred.is_empty() || !self.undelivered.is_empty()
     }
 
-    /// Drops the locks of disconnected clients, because the node no longer holds their leases.
+    /// Forgets the locks of disconnected clients, because all leases of the node have ended.
     pub(super) fn forget_undelivered(&mut self) {
         self.undelivered.clear();
     }
@@ -157,7 +157,7 @@ impl Node {
         WaitExit { reply, wake: waited || unwoken }
     }
 
-    /// Removes a waiter from its queues. Returns false if it already has its answer.
+    /// Removes a waiter, or its pending refusal. Returns false if the waiter has its answer.
     fn cancel(&mut self, ticket: Ticket) -> bool {
         match self.queues.by_ticket(ticket) {
             Some(place) => {
@@ -169,7 +169,7 @@ impl Node {
     }
 
     /// Refuses a waiter that has left the queues.
-    pub(super) fn answer_dismissed<K: Keyspace>(
+    pub(super) fn refuse_removed<K: Keyspace>(
         &mut self,
         now: Now,
         ticket: Ticket,

@@ -6,7 +6,7 @@ use slab::Slab;
 
 /// Items in chunks of a fixed size, so that growth and shrinkage never move more than one chunk.
 ///
-/// An empty chunk frees its memory. Items never move once the table has more than one chunk.
+/// An empty chunk frees its memory. An item moves in memory only while its own chunk grows.
 #[derive(Clone, Debug)]
 pub(super) struct Chunks<T> {
     slabs: Vec<Slab<T>>,
@@ -56,11 +56,11 @@ impl<T> Chunks<T> {
             self.open.pop();
         }
         self.len += 1;
-        slot_of(chunk as usize * CHUNK_ITEMS + index)
+        to_u32(chunk as usize * CHUNK_ITEMS + index)
     }
 
     fn open_chunk(&mut self) -> u32 {
-        let chunk = slot_of(self.slabs.len());
+        let chunk = to_u32(self.slabs.len());
         // A small table grows with its items; a large one grows chunk by chunk.
         let capacity = if chunk == 0 { 0 } else { CHUNK_ITEMS };
         self.slabs.push(Slab::with_capacity(capacity));
@@ -73,10 +73,10 @@ impl<T> Chunks<T> {
         let (chunk, index) = place_of(slot);
         let items = &mut self.slabs[chunk];
         if items.len() == CHUNK_ITEMS {
-            self.open.push(slot_of(chunk));
+            self.open.push(to_u32(chunk));
         }
         let item = items.remove(index);
-        // One chunk keeps its memory, so that a table with few items does not allocate each time.
+        // The only open chunk keeps its memory: a small table does not allocate for each item.
         if items.is_empty() && self.open.len() > 1 {
             *items = Slab::new();
         }
@@ -100,10 +100,10 @@ impl<T> Chunks<T> {
             while index < end {
                 let slot = chunk * CHUNK_ITEMS + index;
                 if items.contains(index) {
-                    return Next::Item(slot_of(slot));
+                    return Next::Item(to_u32(slot));
                 }
                 if *budget == 0 {
-                    return Next::Spent(slot_of(slot));
+                    return Next::Spent(to_u32(slot));
                 }
                 *budget -= 1;
                 index += 1;
@@ -115,12 +115,12 @@ impl<T> Chunks<T> {
 
     /// A bound above every slot in use.
     pub(super) fn slots_end(&self) -> u32 {
-        slot_of(self.slabs.len() * CHUNK_ITEMS)
+        to_u32(self.slabs.len() * CHUNK_ITEMS)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.slabs.iter().enumerate().flat_map(|(chunk, items)| {
-            let slot = move |index| slot_of(chunk * CHUNK_ITEMS + index);
+            let slot = move |index| to_u32(chunk * CHUNK_ITEMS + index);
             items.iter().map(move |(index, item)| (slot(index), item))
         })
     }
@@ -146,8 +146,8 @@ const fn place_of(slot: u32) -> (usize, usize) {
     (slot as usize / CHUNK_ITEMS, slot as usize % CHUNK_ITEMS)
 }
 
-fn slot_of(index: usize) -> u32 {
-    u32::try_from(index).expect("2^32 items do not fit in memory")
+fn to_u32(number: usize) -> u32 {
+    u32::try_from(number).expect("2^32 items do not fit in memory")
 }
 
 #[cfg(test)]

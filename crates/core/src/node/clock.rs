@@ -1,4 +1,4 @@
-/// A moment on a node's monotonic clock, in microseconds since a fixed point. It measures leases.
+/// A moment on a node's monotonic clock, which measures leases: microseconds since a fixed point.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Monotonic(u64);
 
@@ -33,9 +33,9 @@ impl Monotonic {
 /// The two clocks of a node at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Now {
-    /// Decides when leases end. It never steps.
+    /// The clock that decides when leases end. It never steps.
     pub monotonic: Monotonic,
-    /// Microseconds since 1970. Sets the expiry of mirrors and limits fences. Ends no lease.
+    /// The wall clock in microseconds since 1970, for mirrors and fences. It ends no lease.
     pub wall_us: u64,
 }
 

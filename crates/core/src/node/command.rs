@@ -87,9 +87,9 @@ pub struct Extend<'a, N> {
     pub ttl: Ttl,
     /// [`Mode::Shared`] turns an exclusive lock of one key into a shared one.
     pub mode: Mode,
-    /// Raises the lock's fence to this; `None` leaves it.
+    /// Raises the lock's fence to this value; `None` keeps the fence.
     pub fence: Option<Fence>,
-    /// Replaces the token of the lock; `None` leaves it.
+    /// Replaces the token of the lock; `None` keeps the token.
     pub new_token: Option<&'a N>,
 }
 
@@ -146,7 +146,7 @@ pub enum Reply {
     Granted(Fence),
     /// The client holds the lock on one of the keys.
     GrantedOne {
-        /// Its fence.
+        /// The fence of the lock.
         fence: Fence,
         /// The index of the key among the keys of the command.
         key: usize,
@@ -217,9 +217,9 @@ pub enum Holder {
         owners: Vec<Option<Box<[u8]>>>,
         /// The number of holders: one, unless the lock is shared.
         holders: usize,
-        /// Its fence; for a shared lock, the largest fence of a holder.
+        /// Its fence; for a shared lock, the largest that a holder has had so far.
         fence: Fence,
-        /// The time until the deadline of its last holder, in milliseconds.
+        /// The time until the latest deadline of its holders, in milliseconds.
         ttl_ms: u64,
         /// The time since the grant to its first holder, in milliseconds.
         held_ms: u64,
@@ -286,8 +286,8 @@ pub enum FenceError {
     },
     /// The fence lies more than `lock.max-clock-skew` ahead of the node's wall clock.
     #[error(
-        "FENCE lies more than lock.max-clock-skew ahead of this server's clock: \
-         largest accepted now {largest}"
+        "FENCE is more than lock.max-clock-skew ahead of this server's clock: \
+         the largest fence that it accepts now is {largest}"
     )]
     TooFarAhead {
         /// The largest fence that the node accepts now.

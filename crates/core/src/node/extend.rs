@@ -177,7 +177,7 @@ impl Node {
         Ok(())
     }
 
-    /// Turns foreign strings with this value and an expiry into the leases of one lock: a grant.
+    /// Adopts foreign strings: turns them into the leases of one lock, with a new fence.
     fn adopt<K: Keyspace>(
         &mut self,
         now: Now,

@@ -7,7 +7,7 @@ use crate::Fence;
 pub(super) struct Fences {
     counters: Box<[Fence]>,
     /// A lower bound of every counter: raising it raises them all.
-    floor: Fence,
+    lower_bound: Fence,
     max_clock_skew_us: u64,
 }
 
@@ -15,7 +15,7 @@ impl Fences {
     pub(super) fn new(stripes: usize, max_clock_skew_ms: u64) -> Self {
         let mut fences = Self {
             counters: vec![Fence::ZERO; stripes.max(1)].into(),
-            floor: Fence::ZERO,
+            lower_bound: Fence::ZERO,
             max_clock_skew_us: 0,
         };
         fences.set_max_clock_skew_ms(max_clock_skew_ms);
@@ -65,7 +65,7 @@ impl Fences {
         accepted.unwrap_or_else(|| Fence::of_wall_us(wall_us))
     }
 
-    /// Raises the counter of a key: no later grant of it gets `fence` or less.
+    /// Raises the counter of a key: no later exclusive lock of that key gets `fence` or less.
     pub(super) fn raise(&mut self, hash: u64, fence: Fence) {
         let counter = self.counter(hash);
         *counter = fence.max(*counter);
@@ -73,9 +73,9 @@ impl Fences {
 
     /// Raises all counters to the ceiling, because the node may have forgotten fences.
     ///
-    /// No fence that the node granted was above the ceiling of its time.
+    /// No fence that the node granted was above the ceiling at the time of the grant.
     pub(super) fn raise_all_to_ceiling(&mut self, wall_us: u64) {
-        self.floor = self.floor.max(self.ceiling(wall_us));
+        self.lower_bound = self.lower_bound.max(self.ceiling(wall_us));
     }
 
     /// The largest proposed fence that the node accepts now.
@@ -84,7 +84,7 @@ impl Fences {
     }
 
     fn last(&self, hash: u64) -> Fence {
-        self.counters[self.stripe(hash)].max(self.floor)
+        self.counters[self.stripe(hash)].max(self.lower_bound)
     }
 
     fn counter(&mut self, hash: u64) -> &mut Fence {
@@ -93,7 +93,7 @@ impl Fences {
     }
 
     fn stripe(&self, hash: u64) -> usize {
-        // The table of leases uses the low bits and the top seven; the stripes use bits in between.
+        // The low bits select a bucket in the index of leases, so the stripes use higher bits.
         (hash >> 24) as usize % self.counters.len()
     }
 }

@@ -3,8 +3,8 @@
 /// A compiled pattern, which matches in time linear in the length of the key.
 ///
 /// `*` matches any bytes, `?` one byte, `[a-c]` and `[^a-c]` one byte of a class, and `\` escapes
-/// the next byte. No library offers this dialect over bytes: they give `/` or braces a meaning, or
-/// need text.
+/// the next byte. No library offers this dialect over bytes: existing ones give `/` or braces a
+/// meaning, or need text.
 ///
 /// The matcher tracks all positions of the pattern at once, as bits, so that no pattern makes it
 /// backtrack.

@@ -106,13 +106,13 @@ impl Node {
                     return granted;
                 }
             }
-            // The queue ends with its last waiter.
+            // A queue is removed with its last waiter.
             let Some(left) = self.queues.find(key.hash, key.db, key.name.as_ref()) else {
                 return granted;
             };
             queue = left;
-            let place = (key.hash, key.db, key.name.as_ref());
-            key.state = self.key_state(now.monotonic, place, keyspace, key.entry);
+            let hashed_key = (key.hash, key.db, key.name.as_ref());
+            key.state = self.key_state(now.monotonic, hashed_key, keyspace, key.entry);
         }
     }
 

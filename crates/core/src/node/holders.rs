@@ -48,7 +48,7 @@ struct Group {
 /// The holders of all shared locks.
 ///
 /// The lease of a shared lock represents the key and its mirror. Its token is the value of the
-/// mirror, which no client knows. Its deadline is the deadline of its last holder.
+/// mirror, which no client knows. Its deadline is the latest deadline of its holders.
 #[derive(Clone, Debug)]
 pub(super) struct Holders {
     hasher: FixedState,
@@ -154,10 +154,10 @@ impl Holders {
             NONE => self.groups[group].first = slot,
             previous => self.items[previous].next = slot,
         }
-        let group_of = &mut self.groups[group];
-        group_of.last = slot;
-        group_of.highest = if previous == NONE { fence } else { fence.max(group_of.highest) };
-        group_of.len += 1;
+        let joined = &mut self.groups[group];
+        joined.last = slot;
+        joined.highest = if previous == NONE { fence } else { fence.max(joined.highest) };
+        joined.len += 1;
         self.live += 1;
         self.by_token.insert(hash, slot);
         self.deadlines.insert((group, deadline, slot));
@@ -203,14 +203,14 @@ impl Holders {
         self.items[slot].token = token;
     }
 
-    /// The deadline of the first holder to end, and its slot.
+    /// The earliest deadline of a holder, and the slot of that holder.
     pub(super) fn first_end(&self, group: u32) -> Option<(Monotonic, u32)> {
         let from = (group, Monotonic::default(), 0);
         let (of, at, holder) = self.deadlines.range(from..).next().copied()?;
         (of == group).then_some((at, holder))
     }
 
-    /// The deadline of the last holder to end.
+    /// The latest deadline of a holder.
     pub(super) fn last_end(&self, group: u32) -> Option<Monotonic> {
         let to = (group, Monotonic::from_us(u64::MAX), NONE);
         let (of, at, _) = self.deadlines.range(..=to).next_back().copied()?;
@@ -218,7 +218,7 @@ impl Holders {
     }
 
     /// The number of holders whose deadline has passed.
-    pub(super) fn ended_in(&self, group: u32, now: Monotonic) -> usize {
+    pub(super) fn count_ended(&self, group: u32, now: Monotonic) -> usize {
         let from = (group, Monotonic::default(), 0);
         self.deadlines.range(from..=(group, now, NONE)).count()
     }
@@ -233,7 +233,7 @@ impl Holders {
         })
     }
 
-    /// Ends the lock of a group, and returns the number of its holders. A sweep removes them.
+    /// Ends the lock of a group and returns its number of holders. Leaves all but a few to a sweep.
     pub(super) fn end(&mut self, group: u32) -> u32 {
         let holders = self.groups[group].len;
         self.live -= holders as usize;

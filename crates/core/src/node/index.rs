@@ -15,7 +15,7 @@ struct Entry {
     slot: u32,
 }
 
-/// A shard below this capacity keeps its memory.
+/// A shard of this capacity or less keeps its memory.
 const SHRINK_ABOVE_ENTRIES: usize = 64;
 
 impl HashIndex {
@@ -61,7 +61,7 @@ const fn shorten(hash: u64) -> u32 {
     hash as u32
 }
 
-/// Expands an entry's part of a hash to a full one: the table uses its lowest and highest bits.
+/// Expands part of a hash to a full hash, because the table uses its lowest and highest bits.
 fn spread(short: u32) -> u64 {
     u64::from(short) | u64::from(short) << 32
 }

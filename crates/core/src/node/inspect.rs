@@ -70,7 +70,7 @@ impl Node {
         let live = || holders.iter(group).filter(is_live);
         Holder::Lease {
             owners: live().take(HOLDERS_SHOWN).map(|holder| holder.owner.clone()).collect(),
-            holders: holders.count(group) as usize - holders.ended_in(group, now.monotonic),
+            holders: holders.count(group) as usize - holders.count_ended(group, now.monotonic),
             fence: holders.highest_fence(group),
             ttl_ms,
             held_ms: live().next().map_or(0, |holder| held_ms(holder.granted)),

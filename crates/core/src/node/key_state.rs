@@ -7,7 +7,7 @@ use super::{Keyspace, Kind, Monotonic, Node, Now};
 /// The state of a key, as every command and every job sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KeyState {
-    /// The key is missing.
+    /// The key is missing, and has no lease.
     Free,
     /// The key has a live lease.
     Held {
@@ -15,7 +15,7 @@ pub(super) enum KeyState {
         /// Whether its mirror exists.
         mirrored: bool,
     },
-    /// The key has a lease that has ended. It is free, and its mirror may be overwritten.
+    /// The key has a lease that has ended. The key is free, and the mirror may be overwritten.
     Ended {
         lease: u32,
         /// Whether its mirror exists.
@@ -27,14 +27,14 @@ pub(super) enum KeyState {
     WrongType,
 }
 
-/// The time between checks of a foreign string without an expiry that clients wait for, in
+/// How often to check a key that has waiters and a foreign value without an expiry, in
 /// microseconds.
 const FOREIGN_CHECK_INTERVAL_US: u64 = 1_000_000;
 
 impl Node {
     /// Determines the state of a key. Every command and every job goes through here.
     ///
-    /// Updates the lease by what it finds: a lease whose mirror was overwritten ends here.
+    /// Updates the lease to match: a lease whose mirror was overwritten ends here.
     pub(super) fn key_state<K: Keyspace>(
         &mut self,
         now: Monotonic,
@@ -73,7 +73,7 @@ impl Node {
         KeyState::Held { lease, mirrored }
     }
 
-    /// Returns the lease of a key. Removes a stale lease, and returns `None`.
+    /// Returns the lease of a key. If the lease is stale, removes it and returns `None`.
     pub(super) fn find_lease(&mut self, hash: u64, db: u32, key: &[u8]) -> Option<u32> {
         let lease = self.leases.find(hash, db, key)?;
         if self.leases.is_stale(self.leases.get(lease)) {

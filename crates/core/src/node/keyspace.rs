@@ -5,11 +5,11 @@ use super::{ServerEvent, Ticket};
 /// The keys of a server, and all other effects of a node on it.
 ///
 /// The module implements this over the server's API; tests and simulators implement it in memory.
-/// Calls concern the database of the last key that was opened. An implementation decides nothing.
+/// Calls apply to the database of the last key that was opened. An implementation decides nothing.
 pub trait Keyspace {
     /// A key or a token as a string of the server: an argument of a command, or made from bytes.
     type Name: AsRef<[u8]>;
-    /// An open key. A key is open once at a time.
+    /// An open key. The node never opens a key that is already open.
     type Entry;
 
     /// Makes a name from bytes that the node stores.

@@ -194,11 +194,11 @@ pub(super) struct Leases {
 /// The leases that an operator ended all at once.
 #[derive(Clone, Debug, Default)]
 struct Ended {
-    /// Increases with each such command. A lease keeps the epoch of its grant.
+    /// Increases each time that happens. A lease keeps the epoch of its grant.
     epoch: u32,
     /// Leases of an epoch before this one have ended, in all databases.
     before: u32,
-    /// For single databases: leases of an epoch before this one have ended there.
+    /// For each flushed or swapped database: its leases of an epoch before this one have ended.
     before_in: BTreeMap<u32, u32>,
 }
 
@@ -268,7 +268,7 @@ impl Leases {
         self.unmirrored > 0
     }
 
-    /// Adds the leases of a lock, none of whose keys has one. Returns the lease of the first key.
+    /// Adds the leases of a lock whose keys have no lease yet. Returns the lease of the first key.
     pub(super) fn insert<'k>(
         &mut self,
         hashes: &[u64],
@@ -348,7 +348,7 @@ impl Leases {
 
     /// Removes a holder of a shared lock. Returns whether it was the last.
     ///
-    /// The caller then [removes](Self::remove) the lease.
+    /// If it was, the caller must [end the group](Self::end_holders) and then remove the lease.
     pub(super) fn leave(&mut self, slot: u32, holder: u32) -> bool {
         self.holders.remove(holder);
         let is_last = self.holders.count(self.items[slot].group) == 0;
@@ -364,12 +364,12 @@ impl Leases {
         self.follow_holders(slot);
     }
 
-    /// The holders of all shared locks, for any change but [of a deadline](Self::extend_holder).
+    /// The holders of all shared locks, for any change except [of a deadline](Self::extend_holder).
     pub(super) fn holders_mut(&mut self) -> &mut Holders {
         &mut self.holders
     }
 
-    /// Sets the deadline to the end of the last holder, and the next check to the end of the first.
+    /// Sets the deadline to the latest deadline of a holder, and the next check to the earliest.
     fn follow_holders(&mut self, slot: u32) {
         let lease = &mut self.items[slot];
         if let Some(deadline) = self.holders.last_end(lease.group) {
@@ -382,7 +382,7 @@ impl Leases {
         self.attend(slot, at);
     }
 
-    /// When a lease with a mirror needs attention: at its deadline, or at that of its first holder.
+    /// When a lease with a mirror needs attention: at its deadline, or a holder's earlier deadline.
     fn next_end(&self, slot: u32) -> Monotonic {
         let lease = &self.items[slot];
         if lease.group == NONE {

@@ -46,7 +46,7 @@ pub struct Node {
 pub(super) type PerKey<T> = SmallVec<[T; 1]>;
 
 impl Node {
-    /// Creates a node without leases. It abstains because of locks from before its start.
+    /// Creates a node without leases. It abstains, because it may have forgotten earlier locks.
     pub fn new(settings: Settings, now: Now) -> Self {
         let mut fences = Fences::new(settings.fence_stripes, settings.max_clock_skew_ms);
         fences.raise_all_to_ceiling(now.wall_us);
@@ -119,7 +119,7 @@ impl Node {
         Some(CommandError::Abstaining { reason, left_ms })
     }
 
-    /// Refuses a command that changes locks on a replica: its master decides about its keys.
+    /// Refuses a command if the node is a replica, because the master decides about its keys.
     pub(super) fn refuse_on_replica(&self, now: Monotonic) -> Result<(), CommandError> {
         match self.abstention_error(now) {
             Some(error) if self.abstention.is_replica() => Err(error),
@@ -127,8 +127,8 @@ impl Node {
         }
     }
 
-    /// Why this node abstains, and for how many more milliseconds (`None` for a replica, whose
-    /// abstention has no known end). `None` if the node votes.
+    /// Why this node abstains, and for how many more milliseconds; `None` if the node votes. The
+    /// milliseconds are `None` for a replica, whose abstention has no known end.
     pub fn abstention(&self, now: Monotonic) -> Option<(Reason, Option<u64>)> {
         self.abstention.why(now)
     }
@@ -177,8 +177,8 @@ impl Node {
     /// - there are shared locks, whose mirrors do not name their holders,
     /// - a lease is due for removal, or for a check,
     /// - a FLUSH has not ended its leases yet, or
-    /// - a client that was granted a lock needs to be unblocked, or disconnected before it received
-    ///   the answer.
+    /// - a client that was granted a lock must still be unblocked, or has disconnected before it
+    ///   received the answer.
     pub fn can_unload(&self, now: Monotonic) -> bool {
         let is_due = self.leases.next_step_at().is_some_and(|at| at <= now);
         let has_shared = self.leases.holders().len() > 0;
@@ -199,7 +199,7 @@ impl Node {
         self.fences.set_max_clock_skew_ms(ms);
     }
 
-    /// Declares that no other module is loaded, so that only the server sends keyspace events.
+    /// Declares that no other module is loaded, so that only clients can receive keyspace events.
     pub fn declare_only_module(&mut self) {
         self.propagation = Propagation::new(false);
     }

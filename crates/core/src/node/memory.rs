@@ -42,13 +42,13 @@ pub struct Keys {
     /// The database of the last key that was opened.
     db: u32,
     events: VecDeque<ServerEvent>,
-    /// The ticket of the next command's client if it blocks; `None` if the server forbids blocking.
+    /// The ticket of the next client that waits; `None` if the server forbids blocking.
     pub client: Option<Ticket>,
     /// Clients that were unblocked and have not fetched their [answers](Node::answer).
     pub woken: Vec<Ticket>,
     /// The propagated writes, if there is a listener.
     pub propagated: Vec<Propagated>,
-    /// Writes that only count for the save points.
+    /// The number of changes that were not propagated, but counted for the save points.
     pub counted: u64,
     /// Keys whose caches were invalidated, if [`Keys::tracks`].
     pub invalidated: Vec<Name>,
@@ -63,7 +63,7 @@ pub struct Keys {
     /// Whether memory is short.
     pub memory_is_short: bool,
     /// The number of random values so far.
-    pub unknowns: u64,
+    pub random_values_made: u64,
     /// How many writes the server still accepts; `None` for all.
     pub writes_left: Option<u32>,
 }
@@ -233,8 +233,8 @@ impl Keyspace for Keys {
     }
 
     fn random_value(&mut self) -> Name {
-        self.unknowns += 1;
-        Name::from_slice(format!("unknown-{:024x}", self.unknowns).as_bytes())
+        self.random_values_made += 1;
+        Name::from_slice(format!("unknown-{:024x}", self.random_values_made).as_bytes())
     }
 
     fn open(&mut self, db: u32, key: &Name, _access: Access) -> (u32, Name) {

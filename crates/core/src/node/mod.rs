@@ -1,9 +1,9 @@
 //! One node: its leases, its queues, and the order in which it does its work.
 //!
 //! [`Node`] is both the state machine and its driver. [`Node::execute`] carries out a command.
-//! [`Node::next_job`] does the work of a turn that no command requested. Both act on a
-//! [`Keyspace`]. The module implements it over the server's API; tests and simulators implement it
-//! in memory. So every write, every answer and their order are decided here.
+//! [`Node::next_job`] does the work of a turn that no command requested. Both methods act on a
+//! [`Keyspace`]. The module implements this trait over the server's API; tests and simulators
+//! implement it in memory. So every write, every answer and their order are decided here.
 //!
 //! - [`Command`], [`Reply`]: a request, and its reply. One file for each command: `acquire`,
 //!   `acquire_any`, `extend`, `release`, `revoke`, `inspect`, `scan`.
@@ -13,7 +13,7 @@
 //! - `fence_counters`: the next fence of a key.
 //! - `queues`: the waiters in order. `hand_over`: which waiter is granted a free key.
 //! - [`Ticket`], [`WaitReply`], `answers`: a client that waits, and its answer.
-//! - [`ServerEvent`]: what the server reports: changes of keys, of its role, of its data.
+//! - [`ServerEvent`]: what the server reports about its keys, its role and its data as a whole.
 //! - [`Job`], [`Budget`]: the work of a turn.
 //! - `propagation`: what replicas and the append-only file receive, and what is skipped.
 //! - `abstention`, [`Reason`]: why a node abstains, and for how long.

@@ -1,7 +1,7 @@
 //! Rules of a node that tests break on purpose, to show the harm.
 //!
-//! Code that follows such a rule calls [`is_broken`] first. Without the feature `mutants`, that is
-//! the constant `false`. With the feature, a thread-local variable names the broken rule. The
+//! Code that follows such a rule calls [`is_broken`] first. Without the feature `mutants`, this
+//! function returns `false`. With the feature, a thread-local variable names the broken rule. The
 //! variable is empty until a test calls `break_rule`.
 
 use std::cell::Cell;

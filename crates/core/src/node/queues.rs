@@ -47,7 +47,7 @@ pub(super) enum Wants {
 #[derive(Clone, Debug)]
 struct Place {
     waiter: Waiter,
-    /// The number of its arrival. It orders all waiters of the node.
+    /// The sequence number of its arrival, which orders all waiters of the node.
     arrival: u64,
     /// The queues of its keys, in the order of the keys.
     queues: SmallVec<[u32; 2]>,
@@ -77,7 +77,7 @@ struct Queue {
     latest_time_out: Monotonic,
     /// Waiters for several keys that are candidates for this one.
     candidates: BTreeMap<u64, u32>,
-    /// All waiters for this key and others.
+    /// All waiters for several keys that include this one.
     several: BTreeMap<u64, u32>,
     /// Until this time, the key counts as taken by a value that is not the mirror of a lease.
     foreign_until: Monotonic,
@@ -87,8 +87,8 @@ struct Queue {
 
 /// A planned check of a queue's key.
 ///
-/// Of keys that became free at the same time, the node first checks the one whose first waiter
-/// arrived first.
+/// Of several keys with a check planned for the same time, the node first checks the key whose
+/// first candidate arrived earliest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PlannedCheck {
     at: Monotonic,
@@ -100,8 +100,8 @@ struct PlannedCheck {
 ///
 /// A single-key waiter is a candidate for its key. A waiter for any of several keys is a candidate
 /// for each of them. A waiter for several keys is a candidate for one key at a time, one that it
-/// lacks. The end of a lock on a key considers only the candidates for that key, however many
-/// waiters there are. A queue frees its memory with its last waiter.
+/// lacks. When a lock on a key ends, the node considers only the candidates for that key, however
+/// many waiters there are. A queue frees its memory when its last waiter leaves.
 #[derive(Clone, Debug)]
 pub(super) struct Queues {
     hasher: FixedState,
@@ -396,13 +396,13 @@ impl Queues {
     }
 
     /// Whether a waiter for which this key suffices has time left, or may have.
-    pub(super) fn has_single_waiter(&self, queue: u32, now: Monotonic) -> bool {
+    pub(super) fn has_waiter_content_with_key(&self, queue: u32, now: Monotonic) -> bool {
         let mut budget = Budget::units(COMMAND_UNITS);
         !matches!(self.first_single(queue, now, &mut budget), QueueScan::NotFound)
     }
 
-    /// When the first waiter for which this key suffices, and which has time left, began to wait.
-    /// `None` if there is no such waiter, or if too many waiters before it have timed out.
+    /// When the waiter that [`Self::first_single`] finds began to wait. `None` if there is none, or
+    /// if too many waiters before it have timed out.
     pub(super) fn first_single_since(&self, queue: u32, now: Monotonic) -> Option<Monotonic> {
         let mut budget = Budget::units(COMMAND_UNITS);
         match self.first_single(queue, now, &mut budget) {
@@ -415,7 +415,7 @@ impl Queues {
         &self.places[place].waiter
     }
 
-    /// The first waiter with time left for which this key suffices.
+    /// The first waiter for which this key suffices and whose wait has not timed out.
     ///
     /// The waiters before it have timed out. A job refuses them.
     pub(super) fn first_single(
@@ -451,7 +451,7 @@ impl Queues {
         self.by_ticket.get(&ticket).copied()
     }
 
-    /// Removes the waiters for the key with this token, and returns their number.
+    /// Removes this queue's waiters with this token from all their queues. Returns their number.
     ///
     /// A job refuses them.
     pub(super) fn dismiss_token(&mut self, queue: u32, token: &[u8]) -> usize {
@@ -504,14 +504,14 @@ impl Queues {
         }
     }
 
-    /// Plans a check of the key by that time, if it has a candidate.
+    /// Plans a check of the key by the time `at`, if the key has a candidate.
     pub(super) fn check_if_wanted(&mut self, queue: u32, at: Monotonic) {
         if self.has_candidates(queue) {
             self.check_by(queue, at);
         }
     }
 
-    /// Plans a check of the key at that time and not before, if it has a candidate.
+    /// Plans a check of the key at the time `at` and not before, if the key has a candidate.
     pub(super) fn postpone_check(&mut self, queue: u32, at: Monotonic) {
         if self.has_candidates(queue) {
             self.check_at(queue, at);
@@ -525,14 +525,14 @@ impl Queues {
         !single.is_empty() || !candidates.is_empty()
     }
 
-    /// Plans a check of the key at that time, or keeps an earlier one.
+    /// Plans a check of the key at the time `at`, or keeps an earlier one.
     fn check_by(&mut self, queue: u32, at: Monotonic) {
         if self.by_slot[queue].check.is_none_or(|planned| at < planned.at) {
             self.check_at(queue, at);
         }
     }
 
-    /// Plans a check of the key at that time, and not before.
+    /// Plans a check of the key at the time `at`, and not before.
     pub(super) fn check_at(&mut self, queue: u32, at: Monotonic) {
         let arrival = self.first_arrival(queue).unwrap_or(u64::MAX);
         if let Some(planned) = self.by_slot[queue].check.replace(PlannedCheck { at, arrival }) {
@@ -599,7 +599,7 @@ impl Queues {
 
     /// Removes a waiter from all its queues.
     ///
-    /// Plans a check if the waiters behind a single-key waiter may be granted the key now.
+    /// Plans a check of each key that may now be granted to a waiter behind the removed one.
     pub(super) fn remove(&mut self, place: u32) -> Waiter {
         let removed = self.places.remove(place);
         let is_single = removed.is_single();
@@ -630,10 +630,10 @@ impl Queues {
         waiter
     }
 
-    /// Whether the departure of a waiter is enough to let a waiter after it get the key.
+    /// Whether the node may grant the key to a waiter just because a waiter before it has left.
     ///
-    /// It may be enough for a waiter for several keys, and for a waiter that shares the key. Other
-    /// waiters need the end of a lock.
+    /// The node may if a waiter for several keys is a candidate, or if the first waiter shares the
+    /// key. Other waiters need the end of a lock.
     fn departure_may_free(&self, queue: u32) -> bool {
         let Queue { single, candidates, .. } = &self.by_slot[queue];
         let shares = |&place: &u32| self.places[place].waiter.mode == Mode::Shared;
@@ -699,7 +699,7 @@ type WaiterState<'a> = (
 
 /// Everything about a queue that a decision depends on.
 ///
-/// That is its key, what is known of the key, and each waiter with whether it is a candidate.
+/// That is its key, what is known of the key, and its waiters. The flag marks a candidate.
 type QueueState<'a> = (u32, &'a [u8], Monotonic, Option<Monotonic>, Vec<(WaiterState<'a>, bool)>);
 
 impl PartialEq for Queues {

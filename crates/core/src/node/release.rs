@@ -26,7 +26,7 @@ impl Node {
         self.release_within(now, release, &mut Budget::units(COMMAND_UNITS), keyspace)
     }
 
-    /// Releases keys, within a budget for the waiters that a handover passes over.
+    /// Releases keys, within a budget for the waiters that a handover skips.
     pub(super) fn release_within<K: Keyspace>(
         &mut self,
         now: Now,
@@ -81,11 +81,11 @@ impl Node {
             KeyState::Ended { lease, mirrored } => {
                 // Deletes the token's mirror too, so that it is never adopted. A job deletes the
                 // mirror of another token.
-                let is_ours = self.leases.get(lease).token[..] == *token;
-                if is_ours || !mirrored {
+                let has_token = self.leases.get(lease).token[..] == *token;
+                if has_token || !mirrored {
                     self.end_by_deadline(lease);
                 }
-                (Released::NotHeld, is_ours && mirrored)
+                (Released::NotHeld, has_token && mirrored)
             }
             KeyState::Foreign if keyspace.holds(&entry, token) => {
                 self.stats.releases += 1;
@@ -99,7 +99,7 @@ impl Node {
         if delete {
             keyspace.delete(&mut entry);
         }
-        // A handover is written as one SET, without a DEL before it.
+        // A handover is published as one SET, without a DEL before it.
         let handed_over = self.queues.find(hash, db, key).is_some_and(|queue| {
             if released == Released::NotHeld {
                 // The token's waiters leave before the handover. Otherwise the handover could grant

@@ -22,7 +22,7 @@ impl Node {
     /// From now on no client can extend the lock, and no client can join a shared lock. Unless the
     /// operator ends the lock at once, the keys stay locked until the deadline, because the holder
     /// relies on the lock until then. The mirrors hold a value that no client knows, so that the
-    /// holder cannot adopt the lock after a crash.
+    /// holder cannot adopt the lock after a crash of the server.
     pub(super) fn revoke<K: Keyspace>(
         &mut self,
         now: Now,

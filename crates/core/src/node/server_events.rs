@@ -1,4 +1,4 @@
-//! What the server reports: changes of keys by others, of its role, and of its data as a whole.
+//! What the server reports about its keys, its role, and its data as a whole.
 
 use super::leases::MirrorState;
 use super::turn::CLOCK_NOISE_US;
@@ -72,8 +72,8 @@ pub enum KeyEvent {
     Removed,
     /// A command wrote the key as the target of a RENAME, RESTORE, COPY or MOVE.
     Replaced,
-    /// A command set the expiry of the key, and perhaps its value as well: EXPIRE, SET with an
-    /// expiry.
+    /// A command set the expiry of the key, and perhaps its value as well: EXPIRE, or SET with
+    /// an expiry.
     ExpirySet {
         /// The length of its string now; `None` if that is unknown.
         value_bytes: Option<usize>,
@@ -184,8 +184,8 @@ impl Node {
         }
         match event {
             KeyEvent::Expired => {
-                // The node reads its two clocks one after the other, and the server expires keys
-                // by milliseconds.
+                // A smaller difference is noise: the node reads its two clocks one after the other,
+                // and the server expires keys by milliseconds.
                 if lease.deadline.us_since(now) > CLOCK_NOISE_US {
                     self.stats.saved_from_clock_step += 1;
                 }
@@ -197,8 +197,8 @@ impl Node {
                 self.leases.set_mirror(slot, MirrorState::Lost, rewrite_at);
             }
             KeyEvent::Removed | KeyEvent::Replaced => self.end_by_operator(slot),
-            // The mirror is checked before the turn ends. Later it may have expired, and that would
-            // look like an accident.
+            // A job checks the mirror before the turn ends. Later the mirror may have expired, and
+            // that would look like an accident.
             KeyEvent::ExpirySet { value_bytes } => {
                 if value_bytes.is_some_and(|bytes| bytes != lease.mirror_value().len()) {
                     self.end_by_operator(slot);

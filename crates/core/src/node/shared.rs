@@ -56,7 +56,7 @@ impl Node {
         let lack = if joined.is_some() { None } else { self.lack(now, state, keyspace, &entry) };
         let behind = || Lack::Behind;
         let lack = lack.or_else(|| {
-            let waits = self.has_single_waiter(now, hash, db, name.as_ref());
+            let waits = self.has_waiter_content_with_key(now, hash, db, name.as_ref());
             let passes = is_broken(Mutant::SharedPassesQueue) || self.is_repair(now, hash, acquire);
             (waits && !passes).then(behind)
         });
@@ -68,7 +68,7 @@ impl Node {
             return self.grant_shared(now, &mut key, &terms, keyspace).map(Reply::Granted);
         }
         if holds_already {
-            // A client that waited would wait for itself.
+            // The client would wait for its own lock.
             self.stats.refusals += 1;
             return Ok(Reply::Refused);
         }
@@ -177,7 +177,7 @@ impl Node {
         Ok(fence)
     }
 
-    /// Moves the expiry of a shared lock's mirror to the deadline of its last holder.
+    /// Moves the expiry of a shared lock's mirror to the latest deadline of its holders.
     ///
     /// Invalidates the key even if the expiry stays, because INSPECT now shows other holders.
     #[expect(clippy::too_many_arguments, reason = "a key, an entry, and who changed them")]
@@ -185,7 +185,7 @@ impl Node {
         &mut self,
         now: Now,
         lease: u32,
-        old: super::Monotonic,
+        old_deadline: super::Monotonic,
         name: &K::Name,
         entry: &mut K::Entry,
         author: Author,
@@ -193,13 +193,13 @@ impl Node {
     ) {
         let held = self.leases.get(lease);
         let kind = keyspace.kind(entry);
-        let is_wanted = match held.mirror() {
+        let needs_write = match held.mirror() {
             _ if kind == Kind::Missing => true,
             // The mirror was lost before. The node does not change another value under the key.
             MirrorState::Lost => false,
-            _ => held.deadline != old,
+            _ => held.deadline != old_deadline,
         };
-        if !is_wanted {
+        if !needs_write {
             return keyspace.invalidate(name, author);
         }
         let value = keyspace.name(held.mirror_value());
@@ -238,7 +238,7 @@ impl Node {
 
     /// Grants a waiter a shared lock, or refuses it if its token already holds the lock.
     ///
-    /// Returns whether it was granted.
+    /// Returns whether the waiter was granted the lock.
     pub(super) fn grant_shared_waiter<K: Keyspace>(
         &mut self,
         now: Now,
@@ -327,7 +327,7 @@ impl Node {
             self.leases.holders_mut().set_fence(holder, fence);
             self.leases.holders_mut().change_token(holder, token);
         }
-        let last = self.leases.get(lease).deadline;
+        let old_last = self.leases.get(lease).deadline;
         let deadline = old.max(now.monotonic.plus_us(extend.ttl.us()));
         if deadline != old {
             self.leases.extend_holder(lease, holder, deadline);
@@ -337,7 +337,7 @@ impl Node {
         self.follow_last_deadline(
             now,
             lease,
-            last,
+            old_last,
             &extend.keys[0],
             entry,
             Author::Client,

@@ -10,7 +10,7 @@ pub struct Stats {
     pub abstained: u64,
     /// Leases that holders extended.
     pub extends: u64,
-    /// Leases that holders released.
+    /// Leases and foreign strings that clients released.
     pub releases: u64,
     /// Leases that reached their deadline.
     pub ended_by_deadline: u64,
@@ -19,7 +19,7 @@ pub struct Stats {
     pub ended_by_operator: u64,
     /// Leases and foreign strings that an operator revoked.
     pub revoked: u64,
-    /// Leases that outlived the expiry of their key after a step of the wall clock.
+    /// Leases that outlived their key, which a step of the wall clock or an EXPIRE ended early.
     pub saved_from_clock_step: u64,
     /// Leases that outlived the eviction of their key.
     pub saved_from_eviction: u64,

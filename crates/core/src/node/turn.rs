@@ -36,7 +36,7 @@ const SWEEP_SLOTS: u32 = 16;
 const PAUSE_CHECK_INTERVAL_US: u64 = 10_000;
 /// How soon to retry a lost mirror that could not be written, in microseconds.
 const MIRROR_REWRITE_INTERVAL_US: u64 = 1_000_000;
-/// The difference in time that counts as noise, in microseconds.
+/// The largest difference between two times that counts as noise, in microseconds.
 ///
 /// A lease that ends this soon needs no new mirror. When a mirror expires only this much before its
 /// lease, the cause was no step of the clock.
@@ -85,9 +85,9 @@ impl Budget {
 impl Node {
     /// Does the next due job within the budget of this turn; `None` if none is left.
     ///
-    /// The caller repeats it until `None`, right before the server sleeps. Refusals of waiters come
-    /// first, even while the server must not write. Then come releases for disconnected clients,
-    /// handovers, ended leases, mirrors, and the end of an abstention.
+    /// The caller repeats the call until it returns `None`, right before the server sleeps.
+    /// Refusals of waiters come first, even while the server must not write. Then come releases for
+    /// disconnected clients, handovers, ended leases, mirrors, and the end of an abstention.
     pub fn next_job<K: Keyspace>(
         &mut self,
         now: Now,
@@ -170,7 +170,7 @@ impl Node {
             self.queues.remove(place).ticket
         };
         budget.spend(ANSWER_UNITS);
-        self.answer_dismissed(now, ticket, keyspace);
+        self.refuse_removed(now, ticket, keyspace);
         Some(Job::Refused(ticket))
     }
 

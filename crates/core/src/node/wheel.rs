@@ -160,8 +160,8 @@ impl Wheel {
         self.first_bucket().map(|(_, _, starts_us)| Monotonic::from_us(starts_us))
     }
 
-    /// Returns the earliest occupied bucket: its level, its index, and when it starts. For a bucket
-    /// that contains the cursor, that is the time of the cursor.
+    /// Returns the earliest occupied bucket: its level, its index, and when it starts. A bucket
+    /// that contains the cursor counts as starting at the cursor.
     fn first_bucket(&self) -> Option<(usize, usize, u64)> {
         // An occupied bucket of a coarse level that contains the cursor comes first: its leases
         // have not all been moved to finer levels yet.
@@ -194,7 +194,7 @@ const fn shift_of(level: usize) -> u32 {
     BITS * level as u32
 }
 
-/// Returns what the first lease of a bucket has as its previous one.
+/// Returns the sentinel that precedes the first lease of a bucket.
 const fn head_sentinel(level: usize, bucket: usize) -> u32 {
     IS_HEAD | (level * BUCKETS + bucket) as u32
 }

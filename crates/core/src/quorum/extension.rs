@@ -1,4 +1,4 @@
-use super::tally::{Ballot, Lost, Tally};
+use super::tally::{Ballot, NoMajority, Tally};
 use super::{Majority, Moment, Validity};
 use crate::Ttl;
 use crate::client::mutants::{Mutant, is_broken};
@@ -8,7 +8,7 @@ use crate::client::mutants::{Mutant, is_broken};
 /// A node that never granted the lock votes, too: it answers that the token does not hold the lock.
 ///
 /// The client repairs a node that misses the lock: it sends ACQUIRE with the same token. A repair
-/// needs a majority of *extends* in this same round, on nodes that were known to hold the lock
+/// needs a majority of *extensions* in this round, on nodes that were known to hold the lock
 /// before the round began. Otherwise it could revive a lost lock. For the same reason:
 ///
 /// - The client does not count the answer to a repair as a vote.
@@ -35,8 +35,7 @@ pub struct Extension {
 pub enum ExtensionVerdict {
     /// A majority extended the lock, which is now certainly held for this long.
     Extended(Validity),
-    /// So many nodes reported that the token does not hold the lock that the others cannot form a
-    /// majority.
+    /// The nodes that reported that the token does not hold the lock rule out a majority.
     Lost,
     /// Too few nodes answered, or they answered too late. The earlier validity still counts.
     Uncertain,
@@ -94,15 +93,16 @@ impl Extension {
                 .filter(|validity| validity.remaining(now).is_some());
             Some(validity.map_or(ExtensionVerdict::Uncertain, ExtensionVerdict::Extended))
         } else {
-            self.tally.lost().map(|lost| match lost {
-                Lost::Refused => ExtensionVerdict::Lost,
-                Lost::Silence => ExtensionVerdict::Uncertain,
+            self.tally.no_majority().map(|lost| match lost {
+                NoMajority::Refused => ExtensionVerdict::Lost,
+                NoMajority::Silence => ExtensionVerdict::Uncertain,
             })
         };
         self.verdict
     }
 
-    /// Ends the round because the nodes' time is over. Returns the verdict if there was none yet.
+    /// Ends the round because the nodes' time is over. Returns the verdict, or `None` if an earlier
+    /// call has returned it.
     pub fn expire(&mut self) -> Option<ExtensionVerdict> {
         if self.verdict.is_some() {
             return None;
@@ -113,8 +113,8 @@ impl Extension {
 
     /// Returns the next node to repair: send it ACQUIRE with the lock's token and fence.
     ///
-    /// Returns each node once that was [known to miss](Self::known_to_miss) the lock and refuses in
-    /// this round. Returns `None` until a majority extends the lock on nodes that were
+    /// Returns, once each, the nodes that were [known to miss](Self::known_to_miss) the lock and
+    /// refuse in this round. Returns `None` until a majority extends the lock on nodes that were
     /// [known to hold](Self::known_to_hold) it.
     ///
     /// The caller must not send a repair to a node while an earlier ACQUIRE for the lock may still
@@ -142,10 +142,5 @@ impl Extension {
         !is_broken(Mutant::RepairOnFirstRefusal)
             && matches!(self.verdict, Some(ExtensionVerdict::Extended(_)))
             && self.tally.no().any(|node| !self.missing[node])
-    }
-
-    /// The number of nodes that are known to hold the lock.
-    pub fn coverage(&self) -> usize {
-        self.tally.yes().count()
     }
 }

@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::tally::{Ballot, Lost, Tally};
+use super::tally::{Ballot, NoMajority, Tally};
 use super::{Majority, Moment, Validity};
 use crate::client::mutants::{Mutant, is_broken};
 use crate::{Fence, Ttl};
@@ -233,20 +233,20 @@ impl Acquisition {
         let validity = self.validity.filter(|validity| {
             validity.remaining(now).is_some_and(|left| left >= self.min_validity)
         });
-        match (self.tally.lost(), validity) {
-            (Some(Lost::Refused), _) => self.decide(Step::Lost(Loss::Held)),
-            // Enough nodes vote for a majority, but some of them refused.
-            (Some(Lost::Silence), _) if !self.tally.is_silent() => {
+        match (self.tally.no_majority(), validity) {
+            (Some(NoMajority::Refused), _) => self.decide(Step::Lost(Loss::Held)),
+            // Enough nodes vote to form a majority, but some of them refused.
+            (Some(NoMajority::Silence), _) if !self.tally.too_many_silent() => {
                 self.decide(Step::Lost(Loss::Held));
             }
             (_, None) => self.decide(Step::Lost(Loss::TooLate)),
-            (Some(Lost::Silence), Some(_)) => self.decide(Step::Lost(Loss::NoQuorum)),
+            (Some(NoMajority::Silence), Some(_)) => self.decide(Step::Lost(Loss::NoQuorum)),
             (None, Some(validity)) => self.agree(validity),
         }
     }
 
-    /// Asks nodes to store the fence. Wins once N/2 + 1 nodes store it. Loses if no fence can be
-    /// stored by N/2 + 1 nodes.
+    /// Asks nodes to store the fence. Wins once N/2 + 1 nodes store it. Loses if there is no fence
+    /// that N/2 + 1 nodes can store.
     fn agree(&mut self, validity: Validity) {
         let size = self.tally.majority().size();
         let Some(fence) = self.fence_to_agree_on() else {
@@ -255,8 +255,8 @@ impl Acquisition {
                 .map(|fence| self.count_able_to_store(fence))
                 .max()
                 .unwrap_or_default();
-            let waiting = self.grants().any(|grant| grant.requested.is_some());
-            if !waiting && most + self.tally.pending() < size {
+            let has_unanswered = self.grants().any(|grant| grant.requested.is_some());
+            if !has_unanswered && most + self.tally.pending() < size {
                 self.decide(Step::Lost(Loss::NoQuorum));
             }
             return;

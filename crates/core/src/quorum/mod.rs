@@ -26,6 +26,6 @@ pub use fence_agreement::{Acquisition, FenceAnswer, Loss, Step, Vote, Win};
 pub use majority::Majority;
 pub use moment::Moment;
 pub use order::order;
-pub use ownership::{End, Ownership, OwnershipState};
+pub use ownership::{LossReason, Ownership, OwnershipState};
 pub use release::{ReleaseRound, ReleaseVerdict};
 pub use validity::{Validity, drift, longest_validity};

@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 /// Clients that know the nodes by the same identities compute the same order. Adding or removing a
 /// node does not reorder the others.
 ///
-/// This is rendezvous hashing. The hash is FNV-1a with a finisher. It is written out here because
-/// all versions of all clients must agree on it.
+/// This is rendezvous hashing. The hash is FNV-1a with the finalizer of `MurmurHash3`. It is
+/// written out here because all versions of all clients must agree on it.
 pub fn order<'a>(key: &[u8], identities: impl IntoIterator<Item = &'a [u8]>) -> Vec<usize> {
     let mut ranked: Vec<_> = identities
         .into_iter()

@@ -18,7 +18,7 @@ pub struct OwnershipState {
     at_most: Validity,
     /// Whether a majority confirmed the last extension; true before the first one.
     confirmed: bool,
-    end: Option<End>,
+    end: Option<LossReason>,
 }
 
 /// The ownership of a lock.
@@ -29,14 +29,13 @@ pub enum Ownership {
     /// The lock is certainly held for this long. A majority did not confirm the last extension.
     Uncertain(Duration),
     /// Another client may hold the lock.
-    Lost(End),
+    Lost(LossReason),
 }
 
 /// Why a lock is no longer held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum End {
-    /// So many nodes reported that the token does not hold the lock that the others cannot form a
-    /// majority.
+pub enum LossReason {
+    /// The nodes that reported that the token does not hold the lock rule out a majority.
     NotHeld,
     /// The validity ended before a majority confirmed an extension.
     Expired,
@@ -60,7 +59,11 @@ impl OwnershipState {
             (self.at_most.remaining(now), self.validity.remaining(now))
         else {
             let too_long = self.at_most.remaining(now).is_none();
-            return Ownership::Lost(if too_long { End::HeldTooLong } else { End::Expired });
+            return Ownership::Lost(if too_long {
+                LossReason::HeldTooLong
+            } else {
+                LossReason::Expired
+            });
         };
         let left = left.min(allowed);
         if self.confirmed { Ownership::Held(left) } else { Ownership::Uncertain(left) }
@@ -87,7 +90,7 @@ impl OwnershipState {
                 self.confirmed = true;
             }
             ExtensionVerdict::Uncertain => self.confirmed = false,
-            ExtensionVerdict::Lost => self.end = Some(End::NotHeld),
+            ExtensionVerdict::Lost => self.end = Some(LossReason::NotHeld),
         }
     }
 

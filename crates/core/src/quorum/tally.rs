@@ -22,10 +22,10 @@ pub(super) struct Tally<Y> {
 
 /// Why a majority is out of reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Lost {
+pub(super) enum NoMajority {
     /// The refusals alone rule out a majority.
     Refused,
-    /// Only the refusals and the silent nodes together rule out a majority.
+    /// The refusals alone do not rule out a majority, but with the silent nodes they do.
     Silence,
 }
 
@@ -59,14 +59,14 @@ impl<Y: Copy> Tally<Y> {
     /// The value of a node's yes; `None` for any other ballot.
     pub(super) fn yes_of(&self, node: usize) -> Option<Y> {
         match self.ballots.get(node) {
-            Some(Ballot::Yes(what)) => Some(*what),
+            Some(Ballot::Yes(value)) => Some(*value),
             _ => None,
         }
     }
 
     pub(super) fn yes(&self) -> impl Iterator<Item = (usize, Y)> {
         self.ballots.iter().enumerate().filter_map(|(node, ballot)| match ballot {
-            Ballot::Yes(what) => Some((node, *what)),
+            Ballot::Yes(value) => Some((node, *value)),
             _ => None,
         })
     }
@@ -89,18 +89,18 @@ impl<Y: Copy> Tally<Y> {
     }
 
     /// Whether too many nodes are silent for the others to form a majority.
-    pub(super) fn is_silent(&self) -> bool {
+    pub(super) fn too_many_silent(&self) -> bool {
         self.count(|ballot| matches!(ballot, Ballot::Silent)) > self.majority.spare()
     }
 
     /// Why a majority of yes is out of reach; `None` while it can still be reached.
-    pub(super) fn lost(&self) -> Option<Lost> {
+    pub(super) fn no_majority(&self) -> Option<NoMajority> {
         let no = self.count(|ballot| matches!(ballot, Ballot::No));
         let silent = self.count(|ballot| matches!(ballot, Ballot::Silent));
         if no > self.majority.spare() {
-            Some(Lost::Refused)
+            Some(NoMajority::Refused)
         } else if no + silent > self.majority.spare() {
-            Some(Lost::Silence)
+            Some(NoMajority::Silence)
         } else {
             None
         }

@@ -1,4 +1,4 @@
-//! Shared by the tests that drive the machines of a client.
+//! The environment of a client's state machines, for the tests that drive them.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -12,7 +12,7 @@ use quorlock_core::quorum::{Majority, Moment};
 #[derive(Default)]
 pub(crate) struct Numbers {
     last: u128,
-    /// Whether pauses differ. Otherwise each is the shortest.
+    /// Whether pauses vary. If not, each pause is the shortest one.
     varies: bool,
 }
 
@@ -31,7 +31,7 @@ impl Random for Numbers {
     }
 }
 
-/// The environment that the machines of one client share.
+/// The environment that the state machines of one client share.
 pub(crate) struct Client {
     pub(crate) state: ClientState,
     pub(crate) topology: Topology,
@@ -39,7 +39,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// A client that is connected to this number of nodes, all of which vote.
+    /// A client that is connected to `nodes` nodes, all of which vote.
     pub(crate) fn new(nodes: usize) -> Self {
         Self {
             state: ClientState::new(Majority::of(nodes).unwrap()),
@@ -48,7 +48,7 @@ impl Client {
         }
     }
 
-    /// A client like that of [`Self::new`], but with pauses that differ.
+    /// A client like that of [`Self::new`], but with pauses that vary.
     pub(crate) fn with_varied_pauses(nodes: usize) -> Self {
         Self { random: Numbers { last: 0, varies: true }, ..Self::new(nodes) }
     }

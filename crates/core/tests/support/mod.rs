@@ -23,7 +23,7 @@ pub(crate) struct Server {
     pub(crate) wait_results: Vec<(Ticket, WaitResult)>,
     /// For each client that waited for any of several keys and was granted one: that key.
     pub(crate) granted_keys: Vec<(Ticket, Vec<u8>)>,
-    /// The owner label in each request that acquires a lock, if any.
+    /// The owner label that each ACQUIRE and ACQUIREANY sends, if any.
     pub(crate) owner: Option<Vec<u8>>,
 }
 
@@ -81,7 +81,7 @@ impl AcquireAnyReply {
 
 /// The reply to an EXTEND.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Extended {
+pub(crate) enum ExtendReply {
     Held { fence: Fence },
     NotHeld,
     OtherKeys,
@@ -100,9 +100,9 @@ pub(crate) enum AcquireCommand {
 }
 
 /// Replaces the token in the mirror of a revoked lock.
-pub(crate) const UNKNOWN: &[u8] = b"a value that no client knows";
+pub(crate) const REVOKED_VALUE: &[u8] = b"a value that no client knows";
 
-/// The fields that INSPECT shows.
+/// The fields of an INSPECT that most tests compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Inspected {
     Free,
@@ -206,7 +206,7 @@ impl Server {
     }
 
     /// Removes a key by accident or by a command of another client.
-    pub(crate) fn take_away(&mut self, key: &[u8], event: KeyEvent) {
+    pub(crate) fn remove_key(&mut self, key: &[u8], event: KeyEvent) {
         self.memory.remove(self.now(), 0, key, event);
     }
 
@@ -261,7 +261,7 @@ impl Server {
         self.acquire_all(&[key], token, ttl_ms, fence)
     }
 
-    /// MACQUIRE of keys in order.
+    /// ACQUIRE of one key, or MACQUIRE of several keys in this order.
     pub(crate) fn acquire_all(
         &mut self,
         keys: &[&[u8]],
@@ -269,7 +269,7 @@ impl Server {
         ttl_ms: u64,
         fence: Option<Fence>,
     ) -> Option<Fence> {
-        granted_or_refused(&self.ask(keys, token, ttl_ms, fence, 0))
+        granted_or_refused(&self.acquire_exclusive(keys, token, ttl_ms, fence, 0))
     }
 
     /// The tickets of the clients that waited and were granted a lock, in order.
@@ -292,7 +292,7 @@ impl Server {
         self.acquire_all_or_wait(&[key], token, ttl_ms, wait_ms)
     }
 
-    /// MACQUIRE … WAIT of keys in order. A `wait_ms` of 0 counts as 1, because WAIT needs a time.
+    /// Like [`Self::acquire_all`], with WAIT. A `wait_ms` of 0 counts as 1: WAIT needs a time.
     pub(crate) fn acquire_all_or_wait(
         &mut self,
         keys: &[&[u8]],
@@ -300,12 +300,12 @@ impl Server {
         ttl_ms: u64,
         wait_ms: u64,
     ) -> AcquireReply {
-        match self.ask(keys, token, ttl_ms, None, wait_ms.max(1)) {
+        match self.acquire_exclusive(keys, token, ttl_ms, None, wait_ms.max(1)) {
             Ok(Reply::Granted(fence)) => AcquireReply::Granted(fence),
             Ok(Reply::Waits) => AcquireReply::Waits(Ticket(self.tickets)),
             Err(CommandError::QueueFull { .. }) => AcquireReply::QueueFull,
             Err(CommandError::Abstaining { .. }) => AcquireReply::Abstaining,
-            other => unreachable!("it may wait, and there are only strings: {other:?}"),
+            other => unreachable!("the client may wait, and all values are strings: {other:?}"),
         }
     }
 
@@ -328,7 +328,7 @@ impl Server {
     }
 
     /// ACQUIRE … SHARED WAIT.
-    pub(crate) fn share_or_wait(
+    pub(crate) fn acquire_shared_or_wait(
         &mut self,
         key: &[u8],
         token: &[u8],
@@ -345,7 +345,7 @@ impl Server {
             Ok(Reply::Granted(fence)) => AcquireReply::Granted(fence),
             Ok(Reply::Waits) => AcquireReply::Waits(Ticket(self.tickets)),
             Ok(Reply::Refused) => AcquireReply::Refused,
-            other => unreachable!("it may wait, and there are only strings: {other:?}"),
+            other => unreachable!("the client may wait, and all values are strings: {other:?}"),
         }
     }
 
@@ -360,7 +360,7 @@ impl Server {
         match self.execute_acquire(keys, token, ttl_ms, exclusive, AcquireCommand::AcquireAny) {
             Ok(Reply::GrantedOne { fence, key }) => Some((fence, key)),
             Ok(Reply::Refused) | Err(CommandError::Abstaining { .. }) => None,
-            other => unreachable!("there are only strings, and it does not wait: {other:?}"),
+            other => unreachable!("there is no WAIT, and all values are strings: {other:?}"),
         }
     }
 
@@ -377,11 +377,11 @@ impl Server {
             Ok(Reply::GrantedOne { fence, key }) => AcquireAnyReply::Granted(fence, key),
             Ok(Reply::Waits) => AcquireAnyReply::Waits(Ticket(self.tickets)),
             Err(CommandError::QueueFull { .. }) => AcquireAnyReply::QueueFull,
-            other => unreachable!("it may wait, and there are only strings: {other:?}"),
+            other => unreachable!("the client may wait, and all values are strings: {other:?}"),
         }
     }
 
-    fn ask(
+    fn acquire_exclusive(
         &mut self,
         keys: &[&[u8]],
         token: &[u8],
@@ -422,7 +422,7 @@ impl Server {
 
     pub(crate) fn extend(&mut self, key: &[u8], token: &[u8], ttl_ms: u64) -> Option<Fence> {
         match self.extend_with(key, token, ttl_ms, None, None) {
-            Extended::Held { fence, .. } => Some(fence),
+            ExtendReply::Held { fence, .. } => Some(fence),
             _ => None,
         }
     }
@@ -434,11 +434,11 @@ impl Server {
         ttl_ms: u64,
         fence: Option<Fence>,
         new_token: Option<&[u8]>,
-    ) -> Extended {
+    ) -> ExtendReply {
         self.extend_all_with(&[key], token, ttl_ms, fence, new_token)
     }
 
-    /// MEXTEND of keys in order.
+    /// EXTEND of one key, or MEXTEND of several keys in this order.
     pub(crate) fn extend_all_with(
         &mut self,
         keys: &[&[u8]],
@@ -446,12 +446,12 @@ impl Server {
         ttl_ms: u64,
         fence: Option<Fence>,
         new_token: Option<&[u8]>,
-    ) -> Extended {
+    ) -> ExtendReply {
         self.extend_as(Mode::Exclusive, keys, token, ttl_ms, fence, new_token)
     }
 
     /// EXTEND … SHARED.
-    pub(crate) fn extend_shared(&mut self, key: &[u8], token: &[u8], ttl_ms: u64) -> Extended {
+    pub(crate) fn extend_shared(&mut self, key: &[u8], token: &[u8], ttl_ms: u64) -> ExtendReply {
         self.extend_as(Mode::Shared, &[key], token, ttl_ms, None, None)
     }
 
@@ -463,7 +463,7 @@ impl Server {
         ttl_ms: u64,
         fence: Option<Fence>,
         new_token: Option<&[u8]>,
-    ) -> Extended {
+    ) -> ExtendReply {
         let (keys, token) = (names(keys), Name::from_slice(token));
         let (ttl, new_token) = (Ttl::from_ms(ttl_ms).unwrap(), new_token.map(Name::from_slice));
         let (keys, token, new_token) = (&keys[..], &token, new_token.as_ref());
@@ -476,15 +476,15 @@ impl Server {
             fence,
             new_token,
         })) {
-            Ok(Reply::Extended(fence)) => Extended::Held { fence },
-            Ok(Reply::NotHeld) => Extended::NotHeld,
-            Err(CommandError::OtherKeys) => Extended::OtherKeys,
-            Err(CommandError::BadFence(error)) => Extended::BadFence(error),
-            Err(CommandError::Abstaining { .. }) => Extended::Abstaining,
-            Err(CommandError::Revoked { left_ms }) => Extended::Revoked { left_ms },
-            Err(CommandError::SeveralShared) => Extended::SeveralShared,
-            Err(CommandError::TokenInUse) => Extended::TokenInUse,
-            other => unreachable!("there are only strings: {other:?}"),
+            Ok(Reply::Extended(fence)) => ExtendReply::Held { fence },
+            Ok(Reply::NotHeld) => ExtendReply::NotHeld,
+            Err(CommandError::OtherKeys) => ExtendReply::OtherKeys,
+            Err(CommandError::BadFence(error)) => ExtendReply::BadFence(error),
+            Err(CommandError::Abstaining { .. }) => ExtendReply::Abstaining,
+            Err(CommandError::Revoked { left_ms }) => ExtendReply::Revoked { left_ms },
+            Err(CommandError::SeveralShared) => ExtendReply::SeveralShared,
+            Err(CommandError::TokenInUse) => ExtendReply::TokenInUse,
+            other => unreachable!("all values are strings: {other:?}"),
         }
     }
 
@@ -498,7 +498,7 @@ impl Server {
         match self.execute(&Command::Release(Release { db: 0, keys: &keys, token: &token })) {
             Ok(Reply::Released(released)) => released,
             Err(CommandError::Abstaining { .. }) => false,
-            other => unreachable!("there are only strings: {other:?}"),
+            other => unreachable!("all values are strings: {other:?}"),
         }
     }
 
@@ -513,7 +513,7 @@ impl Server {
     }
 
     fn revoke_with(&mut self, key: &[u8], ends_now: bool) -> Result<bool, CommandError> {
-        let (key, random_value) = (Name::from_slice(key), Name::from_slice(UNKNOWN));
+        let (key, random_value) = (Name::from_slice(key), Name::from_slice(REVOKED_VALUE));
         match self.execute(&Command::Revoke(Revoke {
             db: 0,
             key: &key,
@@ -527,11 +527,11 @@ impl Server {
     }
 
     /// All fields that INSPECT shows; `None` if the key is free.
-    pub(crate) fn inspect_whole(&mut self, key: &[u8]) -> Option<node::Inspected> {
+    pub(crate) fn inspect_all_fields(&mut self, key: &[u8]) -> Option<node::Inspected> {
         let key = Name::from_slice(key);
         match self.memory.execute(self.now(), &Command::Inspect(Inspect { db: 0, key: &key })) {
             Ok(Reply::Inspected(inspected)) => inspected,
-            other => unreachable!("there are only strings: {other:?}"),
+            other => unreachable!("all values are strings: {other:?}"),
         }
     }
 
@@ -550,7 +550,7 @@ impl Server {
                     Holder::Foreign { ttl_ms } => Inspected::Foreign { waiters, ttl_ms },
                 }
             }
-            other => unreachable!("there are only strings: {other:?}"),
+            other => unreachable!("all values are strings: {other:?}"),
         }
     }
 
@@ -567,6 +567,6 @@ fn granted_or_refused(reply: &Result<Reply, CommandError>) -> Option<Fence> {
     match reply {
         Ok(Reply::Granted(fence)) => Some(*fence),
         Ok(Reply::Refused) | Err(CommandError::Abstaining { .. }) => None,
-        other => unreachable!("there are only strings, and it does not wait: {other:?}"),
+        other => unreachable!("there is no WAIT, and all values are strings: {other:?}"),
     }
 }

@@ -13,7 +13,7 @@ pub(super) fn read_all(group: &str, readers: &[(&str, Reader)]) {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/protocol/vectors.json");
     let vectors: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let groups: Vec<_> = vectors.as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(groups, ["about", "decisions", "wire"], "no test reads another group");
+    assert_eq!(groups, ["about", "decisions", "wire"], "tests read these groups, and no others");
     let kinds = vectors[group].as_object().unwrap();
     let found: BTreeSet<_> = kinds.keys().map(String::as_str).collect();
     assert_eq!(found, readers.iter().map(|(kind, _)| *kind).collect(), "every kind is read");

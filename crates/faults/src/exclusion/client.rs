@@ -22,7 +22,7 @@ const NODE_TIMEOUT: Duration = Duration::from_millis(60);
 
 /// What all clients share.
 #[derive(Default)]
-pub(super) struct Shared {
+pub(super) struct RunState {
     pub(super) history: History,
     pub(super) grants: AtomicU64,
     pub(super) extends: AtomicU64,
@@ -32,7 +32,11 @@ pub(super) struct Shared {
 }
 
 /// Runs clients in each network until `shared.stop` is set.
-pub(super) async fn run(seed: u64, networks: Vec<Vec<String>>, shared: &Arc<Shared>) -> Result<()> {
+pub(super) async fn run(
+    seed: u64,
+    networks: Vec<Vec<String>>,
+    shared: &Arc<RunState>,
+) -> Result<()> {
     let mut quorums = Vec::new();
     let mut clients = JoinSet::new();
     let mut id = 0;
@@ -54,7 +58,7 @@ struct Client {
     id: u32,
     rng: StdRng,
     quorum: Quorum,
-    shared: Arc<Shared>,
+    shared: Arc<RunState>,
 }
 
 impl Client {
@@ -66,7 +70,7 @@ impl Client {
                 self.quorum.lock(&key).ttl(ttl).node_timeout(NODE_TIMEOUT).min_validity(ttl / 10);
             match lock.wait(self.time_between(Duration::ZERO, ttl)).acquire().await {
                 Ok(lock) => self.hold(key, lock, ttl).await,
-                // Held by another client, or no majority votes: the client tries another lock.
+                // Held by another client, or no majority votes: the client draws a lock again.
                 Err(_) => sleep(self.time_between(Duration::ZERO, Duration::from_millis(20))).await,
             }
         }
@@ -78,7 +82,7 @@ impl Client {
         let fence = lock.fence().get();
         self.shared.grants.fetch_add(1, Ordering::Relaxed);
 
-        // Most work is short, and some outlives its lock.
+        // Most clients work for a short time, and some for longer than the lock lasts.
         while self.rng.random_bool(0.6) {
             sleep(self.time_between(Duration::ZERO, ttl / 3)).await;
             match lock.extend().await {
@@ -99,7 +103,7 @@ impl Client {
         sleep(self.time_between(Duration::ZERO, ttl / 4)).await;
         self.shared.history.add(Grant { key, client: self.id, from, to: until.min(now()), fence });
         match self.rng.random_range(0..10) {
-            // Like a client that dies.
+            // As if the client died.
             0 => std::mem::forget(lock),
             1..=2 => drop(lock),
             // An unconfirmed release continues in the background, so the result does not matter.

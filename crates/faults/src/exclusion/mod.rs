@@ -20,7 +20,7 @@ use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use tokio::runtime;
 
-use self::client::Shared;
+use self::client::RunState;
 use self::plan::next_incident;
 use crate::harness::{
     Accident, AccidentCounts, Fleet, Incident, Master, Overlap, PROGRESS_INTERVAL, Protected,
@@ -72,7 +72,7 @@ pub struct Report {
 /// # Errors
 /// When a master cannot be started, stopped or queried.
 pub fn run(plan: Plan, progress: impl FnMut(Duration, u64)) -> Result<Report> {
-    let shared = Arc::new(Shared::default());
+    let shared = Arc::new(RunState::default());
     let mut fleet = start(plan.protected)?;
     let urls = (0..NETWORKS).map(|network| fleet.urls(network)).collect();
     let began = now();
@@ -127,11 +127,11 @@ fn start(protected: Protected) -> Result<Fleet> {
 fn inject_accidents(
     fleet: &mut Fleet,
     plan: Plan,
-    shared: &Shared,
+    shared: &RunState,
     mut progress: impl FnMut(Duration, u64),
 ) -> Result<(AccidentCounts, u64)> {
     let mut rng = StdRng::seed_from_u64(plan.seed);
-    let (mut times, mut saved) = (AccidentCounts::default(), 0);
+    let (mut counts, mut saved) = (AccidentCounts::default(), 0);
     let began = Instant::now();
     let mut report_at = began + PROGRESS_INTERVAL;
     let (pause, mut next) = next_incident(&mut rng);
@@ -144,7 +144,7 @@ fn inject_accidents(
             let (pause, incident) = next_incident(&mut rng);
             let incident = std::mem::replace(&mut next, incident);
             saved += saved_before(fleet, &incident);
-            times.count(incident.accident, fleet.inject(incident)?);
+            counts.count(incident.accident, fleet.inject(incident)?);
             next_at = Instant::now() + pause;
         }
         if Instant::now() >= report_at {
@@ -157,10 +157,10 @@ fn inject_accidents(
     }
     fleet.recover_all()?;
     saved += fleet.masters.iter().map(Master::saved_leases).sum::<u64>();
-    Ok((times, saved))
+    Ok((counts, saved))
 }
 
-/// Returns the number of saved leases that masters are about to forget.
+/// Returns how many saved leases the masters have counted, if the incident resets their counts.
 fn saved_before(fleet: &Fleet, incident: &Incident) -> u64 {
     match incident.accident {
         Accident::Kill(_) => {

@@ -36,14 +36,14 @@ pub(super) fn next_incident(rng: &mut StdRng) -> (Duration, Incident) {
         }
         16..30 => incident(Accident::Eviction, vec![master], Duration::ZERO),
         30..36 => {
-            let (accident, down) = kill(rng);
+            let (accident, down) = draw_kill(rng);
             incident(accident, vec![master], down)
         }
-        // A majority at the same time, so that no majority remembers the locks. Abstention must
-        // protect them even then.
+        // Kills a majority at the same time, so that too few masters may remember the locks.
+        // Abstention must protect the locks even then.
         36..42 => {
             let masters = some_masters(rng, MASTERS / 2 + 1, MASTERS);
-            let (accident, down) = kill(rng);
+            let (accident, down) = draw_kill(rng);
             incident(accident, masters, down)
         }
         42..54 => incident(Accident::Pause, some_masters(rng, 1, MASTERS / 2), duration / 2),
@@ -58,12 +58,13 @@ pub(super) fn next_incident(rng: &mut StdRng) -> (Duration, Incident) {
 }
 
 /// Draws how masters are killed, and how long they are down.
-fn kill(rng: &mut StdRng) -> (Accident, Duration) {
+fn draw_kill(rng: &mut StdRng) -> (Accident, Duration) {
     let disks = [Disk::Kept, Disk::Synced, Disk::Synced, Disk::Emptied];
     let disk = *disks.choose(rng).unwrap_or(&Disk::Synced);
     // Most masters restart at once, so that clients still hold locks from before the kill.
-    let is_down = rng.random_bool(0.25);
-    let down = if is_down { rng.random_range(MAX_TTL / 20..=MAX_TTL / 2) } else { Duration::ZERO };
+    let stays_down = rng.random_bool(0.25);
+    let down =
+        if stays_down { rng.random_range(MAX_TTL / 20..=MAX_TTL / 2) } else { Duration::ZERO };
     (Accident::Kill(disk), down)
 }
 

@@ -100,7 +100,7 @@ async fn hold(key: usize, mut lock: Lock, rng: &mut StdRng) -> Result<()> {
     report(key, from, lock.fence().get())?;
     sleep(rng.random_range(Duration::ZERO..=WORK_MAX)).await;
     match rng.random_range(0..200) {
-        // Like a client that dies: all others wait for the lock's deadline.
+        // As if the client died: all others wait for the lock's deadline.
         0 => std::mem::forget(lock),
         1..20 => drop(lock),
         // An unconfirmed release continues in the background, so the result does not matter.

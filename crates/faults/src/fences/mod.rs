@@ -29,8 +29,8 @@ const MASTERS: usize = 5;
 pub const PROCESSES: usize = 8;
 /// `lock.max-ttl`, and so also the length of an abstention.
 const MAX_TTL: Duration = Duration::from_secs(1);
-/// `lock.max-clock-skew`. Short, because a restarted master begins its fences this far ahead of the
-/// wall clock.
+/// `lock.max-clock-skew`. A restarted master begins its fences this far ahead of the wall clock. A
+/// short skew lets the wall clock catch up within a run.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(2);
 /// Interval at which the grants are read and checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -177,11 +177,11 @@ fn start(index: usize) -> Result<Node> {
 /// clock: a master that has forgotten its fences would then grant smaller ones. The accidents of
 /// different masters are independent.
 fn inject_accidents(node: &mut Node, mut rng: StdRng, stop: &AtomicBool) -> Result<AccidentCounts> {
-    let mut times = AccidentCounts::default();
+    let mut counts = AccidentCounts::default();
     loop {
         pause(rng.random_range(Duration::ZERO..=PAUSE_MAX), stop);
         if stop.load(Ordering::Relaxed) {
-            return Ok(times);
+            return Ok(counts);
         }
         let duration = rng.random_range(Duration::ZERO..=DURATION_MAX);
         let accident = match rng.random_range(0..10) {
@@ -197,22 +197,22 @@ fn inject_accidents(node: &mut Node, mut rng: StdRng, stop: &AtomicBool) -> Resu
                 node.step_clock(-by_s)?;
             }
             Accident::Kill(_) | Accident::Shutdown => {
-                node.master.inject(accident, 0)?;
+                ensure!(node.master.inject(accident, 0)?, "the accident was not injected");
                 start_again(node, duration)?;
             }
             _ => {
-                node.master.inject(accident, 0)?;
+                ensure!(node.master.inject(accident, 0)?, "the accident was not injected");
                 thread::sleep(duration);
                 node.master.recover(accident, 0)?;
             }
         }
-        times.count(accident, 1);
+        counts.count(accident, 1);
     }
 }
 
 /// Starts a master that is down, and waits until it votes.
 ///
-/// Starts it after the time `after`, or at once if that is short.
+/// Sleeps for `after` before the start if that is more than half of [`DURATION_MAX`].
 fn start_again(node: &mut Node, after: Duration) -> Result<()> {
     // Half of the restarts happen at once, while clients still hold locks that the master forgot.
     if after > DURATION_MAX / 2 {

@@ -69,10 +69,10 @@ impl Episode {
     fn until(
         &mut self,
         what: &str,
-        mut is: impl FnMut(&mut Self) -> anyhow::Result<bool>,
+        mut holds: impl FnMut(&mut Self) -> anyhow::Result<bool>,
     ) -> Outcome {
         let started = Instant::now();
-        while !is(self)? {
+        while !holds(self)? {
             if started.elapsed() > LINK_LIMIT {
                 return Err(Trouble::Failed(anyhow::anyhow!("never: {what}")));
             }
@@ -132,9 +132,9 @@ impl Episode {
     fn pause(&mut self, meanwhile: Vec<Meanwhile>) -> Outcome {
         let mut time_passes = false;
         let mut postponed = Vec::new();
-        let (before, during): (Vec<_>, Vec<_>) =
+        let (before_pause, in_pause): (Vec<_>, Vec<_>) =
             meanwhile.into_iter().partition(|event| matches!(event, Meanwhile::TimePasses { .. }));
-        for event in before {
+        for event in before_pause {
             if let Meanwhile::TimePasses { client, db, before } = event {
                 let from = self.now();
                 self.packet(client, &[(db, before)], Wrap::None, None)?;
@@ -151,9 +151,9 @@ impl Episode {
         if deadlines.iter().any(|at| *at <= self.now().monotonic.plus_us(5000)) {
             return Err(Trouble::Undecided);
         }
-        for event in during {
+        for event in in_pause {
             match event {
-                Meanwhile::End(command) => {
+                Meanwhile::EndWait(command) => {
                     let reply = self.control.call_all(&[command.words()])?.remove(0);
                     let now = self.now();
                     self.execute((now, now), 0, 0, &command, Some(&reply), Wrap::None)?;
@@ -218,7 +218,7 @@ impl Episode {
         }
         let now = self.now();
         self.model = Model::new(self.config.limits, self.flavor, now);
-        // Fences grow over a restart, unless the wall clock was stepped back.
+        // Fences grow across a restart, unless the wall clock was stepped back.
         if self.config.clock_steps {
             self.offsets.forget();
         }
@@ -238,7 +238,7 @@ impl Episode {
                 }
             }
         }
-        // The server may have loaded a snapshot that a command or a replica left.
+        // The server may have loaded a snapshot that an earlier command or a replication wrote.
         self.take_over(&after);
         self.forget_tolerances();
         self.settle(TOLERANCE_MS)
@@ -310,7 +310,7 @@ impl Episode {
         let mut rounds = 0;
         let differs = loop {
             self.wait_for_quiet(100_000)?;
-            // WAIT waits for the writes of its own connection, so there must be one.
+            // WAIT waits for the writes of its own connection, so this connection must write first.
             let packet = ["SELECT 9", "SET written last", "WAIT 1 10000"].map(words);
             let replies = self.control.call_all(&packet)?;
             if replies[2] == Reply::Int(0) {
@@ -336,7 +336,7 @@ impl Episode {
         differs.map_or(Ok(()), |what| Err(Trouble::Difference(what)))
     }
 
-    /// Makes the server a replica of its peer, and a master again.
+    /// Makes the server a replica of its peer, and then a master again.
     fn change_roles(
         &mut self,
         unreachable_first: bool,
@@ -378,10 +378,10 @@ impl Episode {
         if attach_at_once { self.attach_peer() } else { Ok(()) }
     }
 
-    /// Writes keys to the peer that these commands extend or release.
+    /// Writes to the peer the keys that these commands extend or release.
     ///
-    /// So the commands find keys also if the peer was never a replica of the server. The server may
-    /// then have no replication backlog.
+    /// The commands thus find keys even if the peer was never a replica of the server, and the
+    /// server may therefore have no replication backlog.
     fn write_keys(peer: &mut Wire, commands: &[(u32, Command)]) -> Outcome {
         peer.call("FLUSHALL")?;
         for (index, (db, command)) in commands.iter().enumerate() {
@@ -391,14 +391,14 @@ impl Episode {
             else {
                 continue;
             };
-            let (key, ms) = (KEYS[keys.sorted()[0]], 60_000 + 1000 * index);
+            let (key, ms) = (KEYS[keys.in_node_order()[0]], 60_000 + 1000 * index);
             peer.call(&format!("SELECT {db}"))?;
             peer.call(&format!("SET {key} {token} PX {ms}"))?;
         }
         Ok(())
     }
 
-    /// Handles the change to a replica, which ends all waits.
+    /// Makes the model a replica, and checks that the server has ended all waits.
     fn handle_demotion(&mut self) -> Outcome {
         let now = self.now();
         for client in 0..self.clients.len() {

@@ -24,7 +24,7 @@ pub(super) type Place = (u32, KeyIndex);
 
 /// A proposed fence, in the requests to the server and to the model.
 ///
-/// They may differ, because the two grant different fences: their clocks differ.
+/// The two fences may differ, because the clocks of server and model differ.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Hint {
     pub(super) of_server: u64,
@@ -68,7 +68,7 @@ pub(super) enum LockCommand {
     },
 }
 
-/// The patterns that a key may have to match.
+/// The key patterns of all `LOCK.SCAN` commands.
 pub(super) const PATTERNS: [&str; 4] = ["*a", "[b-d]*", "*-with-a-*", "gamm?"];
 
 /// The keys of a command, in the order of the request.
@@ -129,7 +129,7 @@ pub(super) enum Command {
 
 impl Keys {
     /// Returns each key once, in the order of the node: sorted, or for [`Keys::Any`] as given.
-    pub(super) fn sorted(&self) -> Vec<KeyIndex> {
+    pub(super) fn in_node_order(&self) -> Vec<KeyIndex> {
         match self {
             Self::One(key) => vec![*key],
             Self::Counted(keys) => {

@@ -11,7 +11,7 @@ use super::episode::Episode;
 use super::model::{MAX_CLOCK_SKEW_MS, mode_of};
 use super::step::{LATE_MS, Meanwhile, Step, Wrap};
 
-/// Time for which the server sleeps in a late packet, in milliseconds.
+/// How long the server sleeps in a packet so that a deadline passes meanwhile, in milliseconds.
 const LATE_SLEEP_MS: u64 = 55;
 
 /// The draw of one step.
@@ -21,16 +21,16 @@ struct Draw<'a> {
     /// The times of all timed events, in microseconds. A new event must not be near any of them.
     taken_us: Vec<u64>,
     /// Whether commands with a near deadline may be drawn.
-    near: bool,
+    allows_near: bool,
 }
 
-/// A proposed fence that is older than every waiter, like that of a repair.
+/// A proposed fence that is older than any wait, as the fence of a repair can be.
 const OLD_FENCE: u64 = 1_000_000;
 
 /// Smallest time between two timed events, in microseconds.
 const APART_US: u64 = 80_000;
 
-/// Makes all flushes lazy.
+/// Makes all flushes among the commands lazy.
 ///
 /// Otherwise Redis 8 blocks a client during a flush, and executes the rest of its packet in another
 /// turn.
@@ -49,16 +49,16 @@ fn flush_lazily(commands: &mut [(u32, Command)]) {
 pub(super) fn step(episode: &mut Episode) -> Step {
     let now = episode.now();
     let taken_us = episode.deadlines(now).iter().map(|at| at.us()).collect();
-    Draw { episode, now, taken_us, near: true }.step()
+    Draw { episode, now, taken_us, allows_near: true }.step()
 }
 
 impl Draw<'_> {
     fn chance(&mut self, probability: f64) -> bool {
-        self.episode.dice.random_bool(probability)
+        self.episode.rng.random_bool(probability)
     }
 
     fn below(&mut self, end: usize) -> usize {
-        self.episode.dice.random_range(0..end)
+        self.episode.rng.random_range(0..end)
     }
 
     fn step(mut self) -> Step {
@@ -67,7 +67,7 @@ impl Draw<'_> {
         if config.roles && self.chance(0.03) {
             return self.change_roles();
         }
-        let rare = self.episode.dice.random_range(0..4000);
+        let rare = self.episode.rng.random_range(0..4000);
         match rare {
             0..12 => return Step::Reload,
             12..24 if config.append_only => return Step::LoadAppendOnlyFile,
@@ -78,17 +78,17 @@ impl Draw<'_> {
             70..84 if config.peer && !self.episode.peer_attached => return Step::AttachPeer,
             84..87 if config.peer && self.episode.peer_attached => return Step::DetachPeer,
             87..97 if config.peer && self.episode.peer_attached => {
-                self.near = false;
+                self.allows_near = false;
                 return Step::CutLink { client, commands: self.commands(2, false) };
             }
             97..120 if config.peer && config.limits.max_ttl_ms < 10_000 => {
                 return self.change_roles();
             }
-            120..148 => return self.pause(client),
+            120..148 => return self.pause_writes(client),
             148..248 => return self.late(client),
             _ => {}
         }
-        match self.episode.dice.random_range(0..100) {
+        match self.episode.rng.random_range(0..100) {
             0..62 => {
                 let db = self.db();
                 let command = self.command(db, true);
@@ -100,13 +100,13 @@ impl Draw<'_> {
             }
             74..82 => {
                 let sleep_ms = if self.chance(0.05) { 60 } else { 0 };
-                self.near = sleep_ms == 0;
+                self.allows_near = sleep_ms == 0;
                 let commands = self.in_one_db(4);
                 Step::Packet { client, commands, wrap: Wrap::Multi { sleep_ms } }
             }
             82..90 => {
                 let busy_ms = if self.chance(0.05) { 40 } else { 0 };
-                self.near = busy_ms == 0;
+                self.allows_near = busy_ms == 0;
                 let commands = self.in_one_db(4);
                 Step::Packet { client, commands, wrap: Wrap::Script { busy_ms } }
             }
@@ -114,7 +114,7 @@ impl Draw<'_> {
         }
     }
 
-    /// Draws a step that ends the wait of a client; any command if no client waits.
+    /// Draws a step that ends the wait of a client, or any command if no client waits.
     fn end_wait(mut self) -> Step {
         match (self.waiting_client(), self.idle_client()) {
             (Some(client), _) if self.chance(0.3) => Step::Disconnect { client },
@@ -122,7 +122,7 @@ impl Draw<'_> {
                 let db = self.db();
                 let mut commands = Vec::new();
                 if self.chance(0.4) {
-                    self.near = false;
+                    self.allows_near = false;
                     commands.push((db, self.command(db, false)));
                 }
                 flush_lazily(&mut commands);
@@ -182,21 +182,21 @@ impl Draw<'_> {
     }
 
     fn move_clock(self) -> Step {
-        let dice = &mut self.episode.dice;
-        let ms = match dice.random_range(0..4) {
-            0 => dice.random_range(50..2000),
-            1 => dice.random_range(2000..100_000),
-            2 => dice.random_range(3_600_000..8_000_000),
+        let rng = &mut self.episode.rng;
+        let ms = match rng.random_range(0..4) {
+            0 => rng.random_range(50..2000),
+            1 => rng.random_range(2000..100_000),
+            2 => rng.random_range(3_600_000..8_000_000),
             _ => 100_000,
         };
-        Step::MoveClock { ms: if dice.random_bool(0.5) { ms } else { -ms } }
+        Step::MoveClock { ms: if rng.random_bool(0.5) { ms } else { -ms } }
     }
 
     fn change_roles(mut self) -> Step {
-        self.near = false;
+        self.allows_near = false;
         let (unreachable_first, attach_at_once) = (self.chance(0.5), self.chance(0.6));
         let mut commands = Vec::new();
-        // A node that abstains extends and releases the locks that it has inherited.
+        // The node abstains, but holders can still extend and release the locks that it inherited.
         for key in 0..KEYS.len() {
             let db = self.db();
             let (keys, token) = (Keys::One(key), self.token((db, key)));
@@ -250,7 +250,7 @@ impl Draw<'_> {
                 owner: None,
             }),
         };
-        self.near = false;
+        self.allows_near = false;
         let mut after = Vec::new();
         if self.chance(0.5) {
             let token = self.token((db, key));
@@ -267,14 +267,15 @@ impl Draw<'_> {
         Step::Late { client, before: (db, before), after, wrap }
     }
 
-    fn pause(mut self, client: usize) -> Step {
-        self.near = false;
+    /// Draws a pause of all writes, with a command of this client and other events.
+    fn pause_writes(mut self, client: usize) -> Step {
+        self.allows_near = false;
         let mut meanwhile = Vec::new();
         if self.chance(0.6) {
             let end = if self.chance(0.3) {
                 self.waiting_client().map(Meanwhile::Disconnect)
             } else {
-                self.end().map(Meanwhile::End)
+                self.end().map(Meanwhile::EndWait)
             };
             meanwhile.extend(end);
         }
@@ -323,7 +324,7 @@ impl Draw<'_> {
         commands
     }
 
-    /// Draws 1 to `most` commands in one database, for MULTI or a script. There, none blocks.
+    /// Draws 1 to `most` commands in one database, for MULTI or a script, where no WAIT blocks.
     fn in_one_db(&mut self, most: usize) -> Vec<(u32, Command)> {
         let db = self.db();
         let count = 1 + self.below(most);
@@ -359,12 +360,12 @@ impl Draw<'_> {
 
     fn lock_command(&mut self, db: u32, may_wait: bool) -> LockCommand {
         let keys = self.keys();
-        let place = (db, keys.sorted()[0]);
+        let place = (db, keys.in_node_order()[0]);
         match self.below(100) {
             0..45 => {
                 let token = TOKENS[self.below(TOKENS.len())];
                 let wait_ms = if may_wait && self.spare() > 0 && self.chance(0.5) {
-                    self.time(0.04, 600_000, 3_000_000, 2000)
+                    self.time(0.04, 600_000, 3_000_000)
                 } else if may_wait && self.chance(0.05) {
                     Some(0)
                 } else {
@@ -439,33 +440,33 @@ impl Draw<'_> {
     fn ttl(&mut self) -> Option<u64> {
         let max_ms = self.episode.config.limits.max_ttl_ms;
         if max_ms > 10_000 {
-            return self.time(0.02, 600_000, max_ms, max_ms);
+            return self.time(0.02, 600_000, max_ms);
         }
-        self.time(0.03, 300, max_ms, max_ms)
+        self.time(0.03, 300, max_ms)
     }
 
-    /// Draws the time until a key of an operator expires, or returns `None` as [`Draw::time`] does.
+    /// Draws the time until an operator's key expires, or returns `None` as [`Draw::time`] does.
     fn lifetime(&mut self) -> Option<u64> {
         let max_ms = self.episode.config.limits.max_ttl_ms;
         if max_ms > 10_000 {
-            return self.time(0.08, 600_000, max_ms, max_ms);
+            return self.time(0.08, 600_000, max_ms);
         }
-        self.time(0.08, 300, max_ms, max_ms)
+        self.time(0.08, 300, max_ms)
     }
 
-    /// Draws the time until an event, in milliseconds: near with the probability `near`, otherwise
-    /// from `from_ms` to `to_ms`.
+    /// Draws the time until an event, in milliseconds: near with `near_probability` if
+    /// `allows_near` is set, otherwise from `from_ms` to `to_ms`.
     ///
     /// Returns `None` if all times that were drawn are too close to another event.
-    fn time(&mut self, near: f64, from_ms: u64, to_ms: u64, max_ms: u64) -> Option<u64> {
+    fn time(&mut self, near_probability: f64, from_ms: u64, to_ms: u64) -> Option<u64> {
         let now_us = self.now.monotonic.us();
         for _ in 0..20 {
-            let ms = if self.near && self.chance(near) {
-                self.episode.dice.random_range(60..120)
+            let ms = if self.allows_near && self.chance(near_probability) {
+                self.episode.rng.random_range(60..120)
             } else {
-                self.episode.dice.random_range(from_ms..=to_ms.max(from_ms))
+                self.episode.rng.random_range(from_ms..=to_ms.max(from_ms))
             };
-            let at_us = now_us + ms.min(max_ms.max(to_ms)) * 1000;
+            let at_us = now_us + ms * 1000;
             if self.taken_us.iter().all(|taken| taken.abs_diff(at_us) > APART_US) {
                 self.taken_us.push(at_us);
                 return Some(ms);
@@ -484,7 +485,7 @@ impl Draw<'_> {
 
     /// Draws a proposed fence near the last fence of a key.
     ///
-    /// Returns `None` if the lock is shared, or the wall clock decides whether the node accepts it.
+    /// Returns `None` for a shared lock, a key without a fence, or a fence near the upper limit.
     fn lease_hint(&mut self, place: Place) -> Option<Hint> {
         if mode_of(&mut self.episode.model.server.clone(), self.now, place) == Mode::Shared {
             return None;
@@ -538,7 +539,7 @@ impl Draw<'_> {
             64..68 => PlainCommand::Persist(key),
             68..75 => PlainCommand::Rename { from: key, to: other },
             75..81 => {
-                let to_db = if self.episode.flavor.strays_in_copy { db } else { self.db() };
+                let to_db = if self.episode.flavor.copy_selects_target_db { db } else { self.db() };
                 PlainCommand::Copy { from: key, to: (to_db, other), replace: self.chance(0.8) }
             }
             81..86 => PlainCommand::Move { key, to_db: if self.chance(0.9) { 1 - db } else { db } },

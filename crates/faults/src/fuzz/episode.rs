@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::command::{Command, KEYS, LockCommand, Place, TOKENS};
-use super::model::{Expected, Flavor, Limits, Model, error_code, places};
+use super::model::{Expected, Flavor, Limits, Model, error_start, places};
 use super::step::{LATE_MS, Step, Wrap};
 use super::view::{Offsets, View, compare};
 use super::wire::{Reply, Wire, Words, words};
@@ -20,7 +20,7 @@ use super::wire::{Reply, Wire, Words, words};
 const GUARD_US: u64 = 40_000;
 /// Delay after which an event that is due has certainly happened, in microseconds.
 const SLACK_US: u64 = 15_000;
-/// Longest step, in microseconds, that certainly meets deadlines in the same order as the model.
+/// Longest step, in microseconds. After a longer one, deadlines may pass out of the model's order.
 const SLOW_STEP_US: u64 = 25_000;
 /// Time limit for the server and the model to agree.
 const SETTLE_LIMIT: Duration = Duration::from_millis(600);
@@ -85,7 +85,7 @@ pub(super) struct Waiting {
 
 pub(super) struct Episode {
     pub(super) config: Config,
-    pub(super) dice: StdRng,
+    pub(super) rng: StdRng,
     pub(super) server: Server,
     /// A second server, which can be a replica or the master of the first.
     pub(super) peer: Option<Server>,
@@ -111,23 +111,23 @@ pub(super) struct Episode {
 
 impl Episode {
     pub(super) fn start(seed: u64, number: u64) -> Result<Self> {
-        let mut dice = StdRng::seed_from_u64(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let roles = dice.random_bool(0.12);
-        let short = roles || dice.random_bool(0.3);
-        let peer = roles || dice.random_bool(0.4);
+        let mut rng = StdRng::seed_from_u64(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let roles = rng.random_bool(0.12);
+        let short = roles || rng.random_bool(0.3);
+        let peer = roles || rng.random_bool(0.4);
         let config = Config {
             limits: Limits {
                 max_ttl_ms: if short { 1500 } else { 3_600_000 },
-                max_waiters: if dice.random_bool(0.2) { 2 } else { 1000 },
+                max_waiters: if rng.random_bool(0.2) { 2 } else { 1000 },
             },
-            append_only: dice.random_bool(if roles { 0.2 } else { 0.5 }),
+            append_only: rng.random_bool(if roles { 0.2 } else { 0.5 }),
             peer,
             roles,
-            clock_steps: !peer && dice.random_bool(0.3),
+            clock_steps: !peer && rng.random_bool(0.3),
             steps: match (roles, short) {
                 (true, _) => 90,
-                (_, true) => dice.random_range(200..500),
-                _ => dice.random_range(400..2500),
+                (_, true) => rng.random_range(200..500),
+                _ => rng.random_range(400..2500),
             },
         };
         let wall = WallClock::new();
@@ -163,7 +163,7 @@ impl Episode {
         let model = Model::new(config.limits, flavor, now(started, &wall));
         Ok(Self {
             config,
-            dice,
+            rng,
             server,
             peer,
             peer_wire,
@@ -220,7 +220,7 @@ impl Episode {
         Ok(())
     }
 
-    /// Returns both clocks as the server reads them.
+    /// Returns the model's monotonic time, and the wall time as the server reads it.
     pub(super) fn now(&self) -> Now {
         now(self.started, &self.wall)
     }
@@ -257,7 +257,7 @@ impl Episode {
         Err(Trouble::Difference("a timed event is always near".into()))
     }
 
-    /// Fails with [`Trouble::Undecided`] if an event may have happened since `from`.
+    /// Fails with [`Trouble::Undecided`] if a deadline may have passed, or the step took too long.
     fn check_time(&self, from: Now, deadlines: &[Monotonic], slept_us: u64) -> Outcome {
         let to = self.now();
         let took_us = to.monotonic.us_since(from.monotonic);
@@ -268,7 +268,7 @@ impl Episode {
         if passed || slow || very_slow { Err(Trouble::Undecided) } else { Ok(()) }
     }
 
-    /// Sends commands in one packet, and compares the replies. The last may block the client.
+    /// Sends commands in one packet, and compares the replies. The last command may block.
     ///
     /// `late` is a deadline that must pass while the server sleeps in the packet.
     pub(super) fn packet(
@@ -301,8 +301,8 @@ impl Episode {
         for ((db, command), reply) in commands.iter().zip(replies) {
             self.execute((now, from), client, *db, command, reply.as_ref(), wrap)?;
         }
-        // The duration of a busy script is unknown. So is the clock from which a server counts the
-        // expiries of its own commands in EXEC.
+        // The duration of a busy script is unknown. So is the time from which a server counts the
+        // expiries of plain commands in EXEC.
         let only_locks = commands.iter().all(|(_, command)| matches!(command, Command::Lock(_)));
         let slept_ms = match wrap {
             Wrap::Multi { sleep_ms } if only_locks => sleep_ms,
@@ -315,7 +315,7 @@ impl Episode {
         }
     }
 
-    /// Returns the replies to the commands of a packet; `None` for one that blocked the client.
+    /// Returns the replies to the commands of a packet; `None` for a command that blocked.
     fn replies(
         &mut self,
         client: usize,
@@ -426,7 +426,7 @@ impl Episode {
                 if let Some(reply) = reply {
                     self.clients[client].wire.unread(reply.clone());
                 }
-                let places = keys.sorted().into_iter().map(|key| (db, key)).collect();
+                let places = keys.in_node_order().into_iter().map(|key| (db, key)).collect();
                 let until = now.monotonic.plus_us(wait_ms * 1000);
                 self.clients[client].waiting =
                     Some(Waiting { ticket, places, token, mode: *mode, until });
@@ -456,7 +456,7 @@ impl Episode {
         let Some(waiting) = self.clients[client].waiting.clone() else { return Ok(()) };
         let ticket = waiting.ticket;
         if reply != Some(&Reply::Int(1)) {
-            // The client was granted the lock in the same packet, and is not blocked any more.
+            // The wait ended earlier in the packet, so the client is not blocked any more.
             if self.model.is_woken(ticket) {
                 return Ok(());
             }
@@ -522,7 +522,7 @@ impl Episode {
             return Err(Trouble::Undecided);
         }
         self.execute((now, first), client, before.0, &before.1, replies[0].as_ref(), Wrap::None)?;
-        // The server has no turn before the packet, so the model must not reach the deadline here.
+        // The deadline passes during the packet, so the model must not reach it here.
         self.model.run_until(now);
         let other = if waits { self.idle_but(client) } else { Some(client) };
         let Some(other) = other else { return self.settle(OWN_WRITE_TOLERANCE_MS) };
@@ -537,7 +537,7 @@ impl Episode {
         (0..CLIENTS).find(|&other| other != client && self.clients[other].waiting.is_none())
     }
 
-    /// Checks that clients receive the answers of the node, and no others.
+    /// Checks that each client receives the answer that the node in the model gives it.
     fn check_answers(&mut self) -> Outcome {
         for (ticket, reply) in self.model.answers() {
             let its = |client: &Client| {
@@ -551,7 +551,7 @@ impl Episode {
         Ok(())
     }
 
-    /// Checks the answer of a client that waited.
+    /// Checks the answer to a client that waited.
     fn check_answer(&mut self, client: usize, expected: &Expected) -> Outcome {
         let (started, mut rounds) = (Instant::now(), 0);
         let reply = loop {
@@ -700,12 +700,12 @@ fn answer(waiting: &Waiting, reply: WaitReply) -> Expected {
         WaitReply::Granted { fence, key, .. } => {
             let key =
                 key.and_then(|key| KEYS.iter().position(|name| name.as_bytes() == key.as_bytes()));
-            let is_it = |place: &&Place| key.is_none_or(|key| key == place.1);
-            let places = waiting.places.iter().filter(is_it).copied().collect();
+            let is_granted = |place: &&Place| key.is_none_or(|key| key == place.1);
+            let places = waiting.places.iter().filter(is_granted).copied().collect();
             Expected::Fence { places, fence: fence.get(), waits: true, key, mode: waiting.mode }
         }
         WaitReply::Refused => Expected::Nil,
-        WaitReply::Failed(error) => Expected::Error(error_code(&error)),
+        WaitReply::Failed(error) => Expected::Error(error_start(&error)),
     }
 }
 
@@ -720,7 +720,7 @@ struct Layout {
 
 /// A script that first keeps the server busy, and then executes the commands in its arguments.
 ///
-/// The number of its words precedes each command.
+/// Before each command, the arguments contain the number of its words.
 const SCRIPT: &str = "for _ = 1, tonumber(ARGV[1]) * 100000 do end
 local replies, at = {}, 2
 while at <= #ARGV do
@@ -738,7 +738,7 @@ fn packed(commands: &[(u32, Command)], wrap: Wrap) -> (Vec<Words>, Layout) {
     let mut layout = Layout::default();
     let sleep_ms = wrap.sleep_ms();
     let sleep = words(&format!("DEBUG SLEEP 0.{sleep_ms:03}"));
-    // The reply is the time at which the server begins.
+    // The reply is the time at which the server begins the packet.
     packet.push(words("TIME"));
     packet.push(select(first_db));
     layout.before = 2;
@@ -781,7 +781,7 @@ fn packed(commands: &[(u32, Command)], wrap: Wrap) -> (Vec<Words>, Layout) {
 }
 
 fn now(started: Instant, wall: &WallClock) -> Now {
-    // The episode starts this long after the fixed point of the monotonic clock.
+    // The episode starts at this time of the monotonic clock.
     const START_US: u64 = 1_000_000_000;
     let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -804,7 +804,7 @@ fn flavor(control: &mut Wire) -> Result<Flavor> {
     Ok(Flavor {
         past_expiry_is_expired: valkey.is_some(),
         flushes_while_loading: valkey.is_some_and(|version| version >= (9, 0)),
-        strays_in_copy: valkey.is_some_and(|version| version < (9, 0)),
+        copy_selects_target_db: valkey.is_some_and(|version| version < (9, 0)),
         misplaces_copies: valkey.is_some_and(|version| version >= (9, 0)),
         defers_wakes: redis < (7, 2),
     })

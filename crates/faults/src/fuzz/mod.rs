@@ -10,8 +10,8 @@
 //! - `episode`: one server, its clients, and the steps that they take.
 //! - `accidents`: steps that concern the server as a whole.
 //!
-//! A seed decides all steps. It does not decide the clocks, or the order in which the server reads
-//! its sockets, so a seed repeats a run only as far as a real server can.
+//! A seed decides all steps, but neither the clocks nor the order in which the server reads its
+//! sockets. Two runs with the same seed may therefore differ.
 //!
 //! No step begins while a timed event, such as an expiry, is near. On a busy machine such an event
 //! may still fall into a step. Then the episode ends without a verdict.
@@ -55,7 +55,7 @@ pub struct Report {
     pub difference: Option<String>,
 }
 
-/// Takes steps until there are enough, or the server and the model differ.
+/// Takes the steps of a plan, or fewer if the server and the model differ.
 ///
 /// Calls `progress` after each step.
 ///
@@ -80,7 +80,7 @@ pub fn run(plan: Plan, mut progress: impl FnMut(&Report)) -> Result<Report> {
                 None
             }
             Err(Trouble::Difference(what)) => Some(what),
-            Err(Trouble::Failed(error)) => Some(format!("the server cannot be queried: {error:#}")),
+            Err(Trouble::Failed(error)) => Some(format!("the run failed: {error:#}")),
         };
         if let Some(what) = difference {
             let (seed, step, what) = (plan.seed, report.steps, episode.describe(&what));

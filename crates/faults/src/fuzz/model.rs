@@ -24,7 +24,7 @@ pub(super) struct Flavor {
     pub(super) misplaces_copies: bool,
     /// COPY to another database leaves the client there, and is propagated as if it had been
     /// executed there.
-    pub(super) strays_in_copy: bool,
+    pub(super) copy_selects_target_db: bool,
     /// Waiters that are granted a lock are unblocked at the end of the turn.
     pub(super) defers_wakes: bool,
 }
@@ -57,7 +57,7 @@ pub(super) enum Expected {
     Scanned(Vec<(Place, Inspected)>),
 }
 
-/// The start of a revoked lock's value in the model. The server draws its own.
+/// The start of the value of a revoked or shared lock in the model. On the server, it is random.
 pub(super) const UNKNOWN: &str = "unknown-";
 /// The length of such a value, in bytes.
 pub(super) const UNKNOWN_BYTES: usize = 32;
@@ -67,7 +67,7 @@ pub(super) struct Model {
     pub(super) server: Server,
     pub(super) flavor: Flavor,
     max_ttl: Ttl,
-    /// Number of values that were drawn for revoked locks.
+    /// Number of LOCK.REVOKE commands.
     revocations: u64,
     /// Time of the last change.
     last: Monotonic,
@@ -161,8 +161,8 @@ impl Model {
 
     /// Executes a command on keys, and returns the expected reply.
     ///
-    /// With a ticket, the command may block the client. In EXEC and in scripts, keys expire by the
-    /// time `began`.
+    /// With a ticket, the command may block the client. In EXEC and in scripts, `began` is the
+    /// clock that decides whether a key has expired.
     pub(super) fn execute(
         &mut self,
         now: Now,
@@ -212,7 +212,7 @@ impl Model {
             |hint: Option<super::command::Hint>| hint.and_then(|hint| Fence::new(hint.of_model));
         match command {
             LockCommand::Acquire { keys, token, ttl_ms, mode, wait_ms, fence: hint, owner } => {
-                let sorted = keys.sorted();
+                let sorted = keys.in_node_order();
                 let acquire = node::Acquire {
                     db,
                     keys: &names(&sorted),
@@ -241,7 +241,7 @@ impl Model {
                 }
             }
             LockCommand::Extend { keys, token, ttl_ms, mode, fence: hint, new_token } => {
-                let sorted = keys.sorted();
+                let sorted = keys.in_node_order();
                 let new_token = new_token.map(name);
                 let extend = node::Extend {
                     db,
@@ -263,7 +263,7 @@ impl Model {
             }
             LockCommand::Release { keys, token } => {
                 let release =
-                    node::Release { db, keys: &names(&keys.sorted()), token: &name(token) };
+                    node::Release { db, keys: &names(&keys.in_node_order()), token: &name(token) };
                 expected(execute(&node::Command::Release(release)))
             }
             LockCommand::Revoke { key, ends_now } => {
@@ -386,7 +386,7 @@ impl Model {
                 }
                 self.put(*to, value);
                 if transaction {
-                    // The node compares the value, because some servers name the wrong database.
+                    // No length, so the node reads the value: some servers name a wrong database.
                     let named = if self.flavor.misplaces_copies { (db, to.1) } else { *to };
                     self.handle_key_event(now, named, KeyEvent::ExpirySet { value_bytes: None });
                 } else {
@@ -533,7 +533,7 @@ impl Model {
         self.server.node.handle_event(now, event);
     }
 
-    /// Ends the wait of a client with the answer of `CLIENT UNBLOCK`.
+    /// Ends the wait of a client as `CLIENT UNBLOCK` does, and returns the answer to the client.
     pub(super) fn unblock(&mut self, now: Now, ticket: Ticket) -> WaitReply {
         self.note_change(now);
         self.server.node.unblock(ticket).reply
@@ -545,7 +545,7 @@ impl Model {
         woken.into_iter().map(|ticket| (ticket, self.server.node.answer(ticket))).collect()
     }
 
-    /// Returns whether a client was granted a lock and has no answer yet.
+    /// Returns whether the node has ended a client's wait, and the client has no answer yet.
     pub(super) fn is_woken(&self, ticket: Ticket) -> bool {
         self.server.keys.woken.contains(&ticket)
     }
@@ -601,7 +601,7 @@ fn inspect(server: &mut Server, now: Now, (db, key): Place) -> Expected {
     inspected((db, key), server.execute(now, &node::Command::Inspect(inspect)))
 }
 
-/// Returns whether the lock of a key is shared.
+/// Returns the mode of the lock on a key; exclusive if there is no lease.
 pub(super) fn mode_of(server: &mut Server, now: Now, place: Place) -> Mode {
     match inspect(server, now, place) {
         Expected::Inspected(_, Inspected { holder: Holder::Lease { mode, .. }, .. }) => mode,
@@ -616,7 +616,7 @@ fn inspected(place: Place, reply: Result<node::Reply, CommandError>) -> Expected
     }
 }
 
-/// Returns the expected form of a reply of the node without a fence.
+/// Returns the expected form of a reply of the node that names no fence or holder.
 fn expected(reply: Result<node::Reply, CommandError>) -> Expected {
     match reply {
         Ok(node::Reply::Waits) => Expected::Blocked,
@@ -625,12 +625,12 @@ fn expected(reply: Result<node::Reply, CommandError>) -> Expected {
         }
         Ok(node::Reply::Released(yes) | node::Reply::Revoked(yes)) => Expected::Int(yes.into()),
         Ok(reply) => unreachable!("{reply:?} names a fence or a holder"),
-        Err(error) => Expected::Error(error_code(&error)),
+        Err(error) => Expected::Error(error_start(&error)),
     }
 }
 
 /// Returns the start of an error of the module.
-pub(super) fn error_code(error: &CommandError) -> String {
+pub(super) fn error_start(error: &CommandError) -> String {
     match error {
         CommandError::Abstaining { reason, .. } => format!("ABSTAIN {}", reason.word()),
         CommandError::WrongType => "WRONGTYPE".into(),
@@ -658,7 +658,7 @@ pub(super) fn is_error(expected: &str, error: &str) -> bool {
     }
 }
 
-/// Returns the expected ABSTAIN of a replica, in the form of [`error_code`].
+/// Returns the expected ABSTAIN of a replica, in the form of [`error_start`].
 pub(super) fn replica_abstains() -> String {
     format!("ABSTAIN {}", Reason::Replica.word())
 }

@@ -2,7 +2,7 @@
 
 use super::command::Command;
 
-/// Time until the deadline that passes during a late packet, in milliseconds.
+/// Time from a command to its deadline, which passes during a late packet, in milliseconds.
 pub(super) const LATE_MS: u64 = 30;
 
 /// How the commands of a packet are sent.
@@ -12,7 +12,7 @@ pub(super) enum Wrap {
     None,
     /// Several commands in one turn. Before them, the server sleeps.
     Batch { sleep_ms: u64 },
-    /// Several commands in one transaction. The server sleeps in it, before them.
+    /// Several commands in one transaction. At its start, the server sleeps.
     Multi { sleep_ms: u64 },
     /// Several commands in one script. Before them, the script keeps the server busy.
     Script { busy_ms: u64 },
@@ -69,7 +69,7 @@ pub(super) enum Step {
 #[derive(Debug)]
 pub(super) enum Meanwhile {
     /// An operator ends the wait of a client.
-    End(Command),
+    EndWait(Command),
     Disconnect(usize),
     /// A client sends a command, which the server executes when the pause is over.
     Postponed {

@@ -8,7 +8,7 @@ use super::command::{DBS, KEYS, KeyIndex, Place};
 use super::model::{Expected, Model, UNKNOWN, UNKNOWN_BYTES, is_error, places};
 use super::wire::{Reply, Words, words};
 
-/// Largest difference of the time left of a lease, in milliseconds.
+/// Allowed difference between a key's times on the server and in the model, in milliseconds.
 const TTL_TOLERANCE_MS: u64 = 400;
 
 /// The known differences between the server and the model. They come from different clocks, and
@@ -17,7 +17,7 @@ const TTL_TOLERANCE_MS: u64 = 400;
 pub(super) struct Offsets {
     /// Largest difference of deadlines, in milliseconds: the server is not always on time.
     pub(super) apart_ms: u64,
-    /// The last fences of each key: from those of the model to those of the server.
+    /// For each key, maps its last fences in the model to those on the server.
     seen: BTreeMap<Place, BTreeMap<u64, u64>>,
 }
 
@@ -48,7 +48,7 @@ impl Offsets {
             }
             None => {}
         }
-        // A waiter may receive its grant after a later one.
+        // The fence of a waiter may be compared after the fence of a later grant.
         let before = seen.range(..of_model).next_back().map_or(0, |(_, fence)| *fence);
         let after = seen.range(of_model..).next().map_or(u64::MAX, |(_, fence)| *fence);
         if of_server <= before || of_server >= after {
@@ -140,7 +140,7 @@ fn listed(lock: &Reply) -> Option<(KeyIndex, &[Reply])> {
 
 /// Returns whether two values of a key are the same.
 ///
-/// Ignores the random start of a value that a revocation drew.
+/// Ignores what is random: a shared lock's whole value, and the start of a revoked lock's value.
 fn same_value(of_model: &[u8], of_server: &[u8]) -> bool {
     fn is_drawn(value: &[u8]) -> bool {
         value.starts_with(UNKNOWN.as_bytes())

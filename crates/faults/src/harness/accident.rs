@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use quorlock_testkit::Direction;
 
-/// What goes wrong with one master, or with one network in front of it, until it recovers.
+/// What goes wrong with one master, or with one network in front of it, until recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accident {
     /// SIGKILL; recovery starts the server on what is left of its disk.
@@ -22,7 +22,7 @@ pub enum Accident {
     Eviction,
     /// `DEBUG RELOAD`.
     Reload,
-    /// Open connections are reset, and new ones as soon as they open.
+    /// Open connections are reset, and so are new connections as soon as they open.
     Cut,
     /// Traffic stops, and arrives all at once at recovery.
     Stall(Direction),

@@ -13,7 +13,7 @@ pub(crate) fn random_of(seed: u64, client: u32) -> StdRng {
     StdRng::seed_from_u64(seed ^ (u64::from(client) + 1) << 32)
 }
 
-/// Waits until all clients have ended, and then for their background releases, for up to `limit`.
+/// Waits until all clients have ended, then up to `limit` per quorum for background releases.
 pub(crate) async fn finish(
     mut clients: JoinSet<()>,
     quorums: Vec<Quorum>,

@@ -9,7 +9,7 @@ use redis::{Connection, RedisResult, cmd, pipe};
 use super::accident::{Accident, Disk};
 use super::info;
 
-/// The database that is filled when memory must become short.
+/// The database of the filler keys that make memory short.
 const FILLER_DB: u32 = 9;
 
 /// Independent masters, each behind several networks, and the incidents that are under way.
@@ -104,7 +104,7 @@ impl Fleet {
 
     /// Injects an incident, and returns the number of masters that it hit.
     ///
-    /// Skips a master whose state does not allow the accident, as [`Master::inject`] does.
+    /// Skips each master whose state does not allow the accident: see [`Master::inject`].
     ///
     /// # Errors
     /// When the accident could not be injected.
@@ -116,13 +116,13 @@ impl Fleet {
             }
         }
         incident.masters = hit;
-        let times = incident.masters.len();
+        let hits = incident.masters.len();
         if incident.duration.is_zero() {
             self.recover(&incident)?;
         } else {
             self.pending.push((Instant::now() + incident.duration, incident));
         }
-        Ok(times)
+        Ok(hits)
     }
 
     /// Returns when the next incident ends.
@@ -155,7 +155,7 @@ impl Fleet {
 
     /// Recovers all masters of an incident at the same time.
     ///
-    /// So a majority of them can forget a lock that is still held.
+    /// After kills, a majority can thus forget a lock that is still held.
     fn recover(&mut self, incident: &Incident) -> Result<()> {
         let Incident { accident, masters, network, .. } = incident;
         let hit = self.masters.iter_mut().enumerate().filter(|(index, _)| masters.contains(index));

@@ -25,7 +25,7 @@ pub use self::accident::{Accident, AccidentCounts, Disk};
 pub(crate) use self::clients::{finish, held_until, random_of};
 pub use self::fleet::{Fleet, Incident, Injectors, Master};
 pub use self::history::{Disorder, Grant, History, Overlap, disorders, longest_gap, now, overlaps};
-pub(crate) use self::node::{Answer, Held, Node, PATIENCE, Way, port};
+pub(crate) use self::node::{Answer, Held, LockMethod, Node, PATIENCE, port};
 pub(crate) use self::plain::PlainNode;
 pub use self::process::Process;
 

@@ -15,7 +15,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// How locks are acquired, extended and released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum LockMethod {
     /// By the commands of the module.
     Module,
     /// By `SET NX PX` and scripts that compare the token, as Redlock libraries do.
@@ -142,15 +142,15 @@ impl Node {
 
     pub(crate) fn acquire(
         &mut self,
-        way: Way,
+        way: LockMethod,
         key: &str,
         token: &str,
         ttl: Duration,
     ) -> Result<Answer> {
         let ms = u64::try_from(ttl.as_millis())?;
         let command = match way {
-            Way::Module => cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(ms).take(),
-            Way::SetNx => cmd("SET").arg(key).arg(token).arg("NX").arg("PX").arg(ms).take(),
+            LockMethod::Module => cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(ms).take(),
+            LockMethod::SetNx => cmd("SET").arg(key).arg(token).arg("NX").arg("PX").arg(ms).take(),
         };
         self.ask(&command, key, token, ttl).with_context(|| format!("{way:?}: acquire {key}"))
     }
@@ -158,7 +158,7 @@ impl Node {
     /// Acquires a lock as a reader. Without the module, the lock is a set of readers that expires.
     pub(crate) fn share(
         &mut self,
-        way: Way,
+        way: LockMethod,
         key: &str,
         token: &str,
         ttl: Duration,
@@ -169,8 +169,10 @@ impl Node {
             return redis.call('PEXPIRE', KEYS[1], ARGV[2])";
         let ms = u64::try_from(ttl.as_millis())?;
         let command = match way {
-            Way::Module => cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(ms).arg("SHARED").take(),
-            Way::SetNx => cmd("EVAL").arg(SCRIPT).arg(1).arg(key).arg(token).arg(ms).take(),
+            LockMethod::Module => {
+                cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(ms).arg("SHARED").take()
+            }
+            LockMethod::SetNx => cmd("EVAL").arg(SCRIPT).arg(1).arg(key).arg(token).arg(ms).take(),
         };
         self.ask(&command, key, token, ttl).with_context(|| format!("{way:?}: share {key}"))
     }
@@ -178,12 +180,12 @@ impl Node {
     /// Acquires a lock on one of these keys. Without the module, tries one key after the other.
     pub(crate) fn acquire_any(
         &mut self,
-        way: Way,
+        way: LockMethod,
         keys: &[&str],
         token: &str,
         ttl: Duration,
     ) -> Result<Answer> {
-        if way == Way::SetNx {
+        if way == LockMethod::SetNx {
             for key in keys {
                 if let granted @ Answer::Granted(_) = self.acquire(way, key, token, ttl)? {
                     return Ok(granted);
@@ -221,7 +223,7 @@ impl Node {
     /// Acquires a lock that must be free.
     pub(crate) fn acquire_free(
         &mut self,
-        way: Way,
+        way: LockMethod,
         key: &str,
         token: &str,
         ttl: Duration,
@@ -233,12 +235,12 @@ impl Node {
     }
 
     /// Extends a lock. Returns `None` when the token does not hold it any more.
-    pub(crate) fn extend(&mut self, way: Way, held: &Held) -> Result<Option<Held>> {
+    pub(crate) fn extend(&mut self, way: LockMethod, held: &Held) -> Result<Option<Held>> {
         const SCRIPT: &str = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2])";
         let ms = u64::try_from(held.ttl.as_millis())?;
         let command = match way {
-            Way::Module => cmd("LOCK.EXTEND").arg(&held.key).arg(&held.token).arg(ms).take(),
-            Way::SetNx => {
+            LockMethod::Module => cmd("LOCK.EXTEND").arg(&held.key).arg(&held.token).arg(ms).take(),
+            LockMethod::SetNx => {
                 cmd("EVAL").arg(SCRIPT).arg(1).arg(&held.key).arg(&held.token).arg(ms).take()
             }
         };
@@ -248,12 +250,14 @@ impl Node {
     }
 
     /// Releases a lock, and returns whether the token still held it.
-    pub(crate) fn release(&mut self, way: Way, held: &Held) -> Result<bool> {
+    pub(crate) fn release(&mut self, way: LockMethod, held: &Held) -> Result<bool> {
         const SCRIPT: &str =
             "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0";
         let command = match way {
-            Way::Module => cmd("LOCK.RELEASE").arg(&held.key).arg(&held.token).take(),
-            Way::SetNx => cmd("EVAL").arg(SCRIPT).arg(1).arg(&held.key).arg(&held.token).take(),
+            LockMethod::Module => cmd("LOCK.RELEASE").arg(&held.key).arg(&held.token).take(),
+            LockMethod::SetNx => {
+                cmd("EVAL").arg(SCRIPT).arg(1).arg(&held.key).arg(&held.token).take()
+            }
         };
         command.query(&mut self.connection).context("release")
     }
@@ -261,17 +265,17 @@ impl Node {
     /// Retries until the lock is granted. Returns `None` when it is not granted by `until`.
     pub(crate) fn acquire_until(
         &mut self,
-        way: Way,
+        way: LockMethod,
         key: &str,
         token: &str,
         ttl: Duration,
         until: Instant,
     ) -> Result<Option<Held>> {
         loop {
-            let expire = Instant::now() >= until;
+            let is_last = Instant::now() >= until;
             match self.acquire(way, key, token, ttl)? {
                 Answer::Granted(held) => return Ok(Some(held)),
-                _ if expire => return Ok(None),
+                _ if is_last => return Ok(None),
                 _ => std::thread::sleep(CHECK_INTERVAL),
             }
         }
@@ -308,7 +312,7 @@ impl Node {
         self.eventually("the server shows the step", |node| {
             let shown = node.time_s()? - before;
             let passed = i64::try_from(began.elapsed().as_secs())?;
-            // Whole seconds need a tolerance. Each step is longer than these three seconds.
+            // Whole seconds need a tolerance. It is three seconds: less than any step.
             Ok((shown - passed - by_s).abs() < 3)
         })
     }

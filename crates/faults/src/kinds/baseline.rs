@@ -2,7 +2,7 @@
 //!
 //! - A reader asks one node. A writer can have a majority without that node.
 //! - A semaphore is a counter on each node, and a permit needs a majority of the counters. Five
-//!   nodes that admit four holders each have 20 places, and six holders need only 18.
+//!   nodes with four places each have 20 places in all, and six holders need only 18.
 
 use std::sync::Arc;
 use std::thread;
@@ -13,7 +13,7 @@ use rand::RngExt as _;
 use rand::seq::SliceRandom as _;
 use redis::{Cmd, RedisResult, cmd};
 
-use super::client::Shared;
+use super::client::RunState;
 use super::history::{Hold, Mode};
 use super::{KEY, Kind, MAX_TTL, PERMITS, READERS, SEMAPHORE_CLIENTS, WRITERS};
 use crate::harness::{Grant, PlainNode, now, random_of};
@@ -41,7 +41,7 @@ enum Role {
 }
 
 /// Runs clients until `shared.stop` is set.
-pub(super) fn run(kind: Kind, seed: u64, urls: &[String], shared: &Arc<Shared>) -> Result<()> {
+pub(super) fn run(kind: Kind, seed: u64, urls: &[String], shared: &Arc<RunState>) -> Result<()> {
     let roles = match kind {
         Kind::Shared => [vec![Role::Writer; WRITERS], vec![Role::Reader; READERS]].concat(),
         Kind::Semaphore => vec![Role::Semaphore; SEMAPHORE_CLIENTS],
@@ -58,7 +58,7 @@ pub(super) fn run(kind: Kind, seed: u64, urls: &[String], shared: &Arc<Shared>) 
 }
 
 impl Role {
-    fn compete(self, id: u32, seed: u64, urls: &[String], shared: &Shared) -> Result<()> {
+    fn compete(self, id: u32, seed: u64, urls: &[String], shared: &RunState) -> Result<()> {
         let mut rng = random_of(seed, id);
         let nodes = urls.iter().map(|url| PlainNode::new(url, NODE_TIMEOUT));
         let mut nodes = nodes.collect::<RedisResult<Vec<_>>>()?;

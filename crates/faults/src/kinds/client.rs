@@ -32,7 +32,7 @@ const ORDERLY_WAIT: Duration = Duration::from_secs(30);
 
 /// What all clients share.
 #[derive(Default)]
-pub(super) struct Shared {
+pub(super) struct RunState {
     pub(super) record: Mutex<Record>,
     /// Tells the clients to end.
     pub(super) stop: AtomicBool,
@@ -48,7 +48,7 @@ pub(super) struct Record {
     pub(super) refusals: BTreeMap<&'static str, usize>,
 }
 
-impl Shared {
+impl RunState {
     pub(super) fn record(&self) -> MutexGuard<'_, Record> {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -74,7 +74,7 @@ pub(super) async fn run(
     seed: u64,
     orderly: bool,
     networks: Vec<Vec<String>>,
-    shared: &Arc<Shared>,
+    shared: &Arc<RunState>,
 ) -> Result<()> {
     let roles = match kind {
         Kind::Shared => [
@@ -106,7 +106,7 @@ struct Client {
     role: Role,
     rng: StdRng,
     quorum: Quorum,
-    shared: Arc<Shared>,
+    shared: Arc<RunState>,
     orderly: bool,
 }
 
@@ -172,7 +172,7 @@ impl Client {
         }
         // An unconfirmed release continues in the background, so the result does not matter.
         match self.rng.random_range(0.0..1.0) {
-            // Like a client that dies: all others wait for the lock's deadline.
+            // As if the client died: all others wait for the lock's deadline.
             ..DEATHS if !self.orderly => std::mem::forget(lock),
             ..0.1 => drop(lock),
             _ => drop(lock.release().await),

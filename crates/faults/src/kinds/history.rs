@@ -78,9 +78,9 @@ pub(super) fn most_at_once<'a>(holds: impl Iterator<Item = &'a Hold>) -> usize {
 ///
 /// A writer's fence must be larger than all earlier fences, and a reader's larger than those of
 /// earlier writers. The fences of readers have no order among themselves.
-pub(super) fn misplaced(holds: &[Hold]) -> Vec<Misplaced> {
+pub(super) fn shared_disorders(holds: &[Hold]) -> Vec<Misplaced> {
     let (mut writer, mut reader) = (None::<&Hold>, None::<&Hold>);
-    let mut misplaced = Vec::new();
+    let mut shared_disorders = Vec::new();
     for later in in_order(holds) {
         let is_writer = later.mode == Mode::Exclusive;
         if later.mode == Mode::Downgraded {
@@ -88,7 +88,7 @@ pub(super) fn misplaced(holds: &[Hold]) -> Vec<Misplaced> {
         }
         let others = [writer, reader.filter(|_| is_writer)].into_iter().flatten();
         let not_below = |other: &&Hold| other.grant.fence >= later.grant.fence;
-        misplaced.extend(
+        shared_disorders.extend(
             others
                 .filter(not_below)
                 .map(|earlier| Misplaced { earlier: earlier.clone(), later: later.clone() }),
@@ -98,11 +98,11 @@ pub(super) fn misplaced(holds: &[Hold]) -> Vec<Misplaced> {
             *largest = Some(later);
         }
     }
-    misplaced
+    shared_disorders
 }
 
 /// Returns the number of holds that began at `from` or later, and before `to`.
-pub(super) fn begun(holds: &[Hold], from: Duration, to: Duration) -> usize {
+pub(super) fn count_begun(holds: &[Hold], from: Duration, to: Duration) -> usize {
     holds.iter().filter(|hold| (from..to).contains(&hold.grant.from)).count()
 }
 
@@ -156,7 +156,7 @@ mod tests {
                 assert_eq!(intrusions(&holds(&of)).len(), 1, "{of:?}");
             }
         }
-        // The reader that began last has ended, and the earlier one has not.
+        // The reader that began last has ended, and the earlier reader has not.
         let behind = [(Shared, 0, 30, 1), (Shared, 1, 2, 1), (Exclusive, 10, 20, 2)];
         assert_eq!(intrusions(&holds(&behind)).len(), 1);
     }
@@ -170,14 +170,14 @@ mod tests {
             (Shared, 3, 5, 11),
             (Exclusive, 6, 7, 13),
         ];
-        assert_eq!(misplaced(&holds(&right)), []);
+        assert_eq!(shared_disorders(&holds(&right)), []);
         let wrong = [
             [(Exclusive, 0, 1, 10), (Shared, 2, 3, 10)],
             [(Shared, 0, 1, 10), (Exclusive, 2, 3, 10)],
             [(Exclusive, 0, 1, 10), (Exclusive, 2, 3, 9)],
         ];
         for pair in wrong {
-            assert_eq!(misplaced(&holds(&pair)).len(), 1, "{pair:?}");
+            assert_eq!(shared_disorders(&holds(&pair)).len(), 1, "{pair:?}");
         }
     }
 }

@@ -29,9 +29,9 @@ use rand::rngs::StdRng;
 use redis::cmd;
 use tokio::runtime;
 
-use self::client::Shared;
+use self::client::RunState;
 pub use self::history::{Hold, Mode};
-use self::history::{begun, intrusions, misplaced, most_at_once};
+use self::history::{count_begun, intrusions, most_at_once, shared_disorders};
 use self::plan::next_incident;
 use crate::harness::{
     Accident, AccidentCounts, Disk, Fleet, Grant, Overlap, PROGRESS_INTERVAL, Protected, disorders,
@@ -43,8 +43,8 @@ const MASTERS: usize = 5;
 const NETWORKS: usize = 2;
 /// `lock.max-ttl`, and so also the length of an abstention.
 const MAX_TTL: Duration = Duration::from_secs(1);
-/// `lock.max-clock-skew`. Short, because a restarted master begins its fences this far ahead of the
-/// wall clock.
+/// `lock.max-clock-skew`. A restarted master begins its fences this far ahead of the wall clock. A
+/// short skew lets the wall clock catch up within a run.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(2);
 /// The key, and the name of the semaphore.
 const KEY: &str = "k";
@@ -134,7 +134,7 @@ pub struct Report {
     /// Two clients that held the same slot, or a writer beside another client.
     pub overlaps: Vec<Overlap>,
     /// Fences that are out of order.
-    pub misplaced: Vec<String>,
+    pub disorders: Vec<String>,
     /// For each master: the rate of locks without it, as a fraction of the rate with all masters.
     ///
     /// Empty unless the course stops masters.
@@ -146,7 +146,7 @@ pub struct Report {
 /// # Errors
 /// When a master cannot be started, stopped or queried.
 pub fn run(plan: Plan, progress: impl FnMut(Duration, usize)) -> Result<Report> {
-    let shared = Arc::new(Shared::default());
+    let shared = Arc::new(RunState::default());
     let mut fleet = start()?;
     let clients = thread::spawn({
         let shared = Arc::clone(&shared);
@@ -181,7 +181,7 @@ pub fn run(plan: Plan, progress: impl FnMut(Duration, usize)) -> Result<Report> 
         longest_gap: longest_gap(&grants, began, ended),
         most_at_once: most_holders(plan.kind, &record.holds),
         overlaps: forbidden_overlaps(plan.kind, &record.holds, &grants),
-        misplaced: out_of_order(plan, &record.holds, &grants),
+        disorders: out_of_order(plan, &record.holds, &grants),
         without_one: outcome.without_one,
         holds: record.holds,
     })
@@ -198,7 +198,7 @@ struct CourseOutcome {
 fn run_course(
     fleet: &mut Fleet,
     plan: Plan,
-    shared: &Shared,
+    shared: &RunState,
     mut progress: impl FnMut(Duration, usize),
 ) -> Result<CourseOutcome> {
     let started = Instant::now();
@@ -239,7 +239,7 @@ fn start() -> Result<Fleet> {
     Ok(fleet)
 }
 
-fn run_calm(plan: Plan, shared: &Shared) {
+fn run_calm(plan: Plan, shared: &RunState) {
     let began = Instant::now();
     while began.elapsed() < plan.duration && !is_enough(plan, shared) {
         thread::sleep(CHECK_INTERVAL.min(plan.duration));
@@ -247,7 +247,7 @@ fn run_calm(plan: Plan, shared: &Shared) {
 }
 
 /// Returns whether the run may end early: the run of a baseline ends with the first harm.
-fn is_enough(plan: Plan, shared: &Shared) -> bool {
+fn is_enough(plan: Plan, shared: &RunState) -> bool {
     plan.protected == Protected::No && {
         let holds = shared.record().holds.clone();
         match plan.kind {
@@ -257,9 +257,9 @@ fn is_enough(plan: Plan, shared: &Shared) -> bool {
     }
 }
 
-/// Returns whether the run has shown what it is for. Accidents can leave few writers, and chance
-/// decides which of them become readers.
-fn has_all_modes(plan: Plan, shared: &Shared) -> bool {
+/// Returns whether clients have held a shared lock in each mode. Accidents can leave few writers,
+/// and chance decides which of them become readers.
+fn has_all_modes(plan: Plan, shared: &RunState) -> bool {
     let modes: &[Mode] = match plan.kind {
         Kind::Shared if plan.protected == Protected::Yes => {
             &[Mode::Exclusive, Mode::Shared, Mode::Downgraded]
@@ -272,15 +272,15 @@ fn has_all_modes(plan: Plan, shared: &Shared) -> bool {
 
 /// Injects accidents as planned, and then lets all masters recover.
 ///
-/// Takes longer than planned if no client has yet held the lock in one of the modes.
+/// Takes longer than planned while there is a mode in which no client has held the lock.
 fn inject_accidents(
     fleet: &mut Fleet,
     plan: Plan,
-    shared: &Shared,
+    shared: &RunState,
     progress: &mut impl FnMut(Duration, usize),
 ) -> Result<AccidentCounts> {
     let mut rng = StdRng::seed_from_u64(plan.seed);
-    let mut times = AccidentCounts::default();
+    let mut counts = AccidentCounts::default();
     let began = Instant::now();
     let (mut report_at, mut check_at) = (began + PROGRESS_INTERVAL, began);
     let (pause, mut next) = next_incident(&mut rng);
@@ -292,7 +292,7 @@ fn inject_accidents(
         if Instant::now() >= next_at {
             let (pause, incident) = next_incident(&mut rng);
             let incident = std::mem::replace(&mut next, incident);
-            times.count(incident.accident, fleet.inject(incident)?);
+            counts.count(incident.accident, fleet.inject(incident)?);
             next_at = Instant::now() + pause;
         }
         if Instant::now() >= check_at {
@@ -310,7 +310,7 @@ fn inject_accidents(
         thread::sleep(sleep.min(SLEEP_MAX));
     }
     fleet.recover_all()?;
-    Ok(times)
+    Ok(counts)
 }
 
 /// Stops one master after the other. For each, returns the rate of locks without it, as a fraction
@@ -319,20 +319,21 @@ fn stop_each(
     fleet: &mut Fleet,
     plan: Plan,
     accident: Accident,
-    shared: &Shared,
-    times: &mut AccidentCounts,
+    shared: &RunState,
+    counts: &mut AccidentCounts,
 ) -> Result<Vec<f64>> {
     let part = plan.duration / u32::try_from(2 * MASTERS)?;
-    let per_part = |shared: &Shared| {
+    let per_part = |shared: &RunState| {
         let from = now();
         thread::sleep(part);
-        begun(&shared.record().holds, from, now())
+        count_begun(&shared.record().holds, from, now())
     };
     let mut ratios = Vec::new();
     for master in &mut fleet.masters {
         let before = per_part(shared);
-        master.inject(accident, 0)?;
-        times.count(accident, 1);
+        ensure!(before > 0, "no lock was granted before the accident");
+        ensure!(master.inject(accident, 0)?, "the accident was not injected");
+        counts.count(accident, 1);
         let without = per_part(shared);
         master.recover(accident, 0)?;
         let recovered = Instant::now();
@@ -370,7 +371,7 @@ fn out_of_order(plan: Plan, holds: &[Hold], grants: &[Grant]) -> Vec<String> {
     match plan.kind {
         // A baseline has no fences.
         _ if plan.protected == Protected::No => Vec::new(),
-        Kind::Shared => misplaced(holds).iter().map(ToString::to_string).collect(),
+        Kind::Shared => shared_disorders(holds).iter().map(ToString::to_string).collect(),
         Kind::Semaphore => disorders(grants).iter().map(ToString::to_string).collect(),
     }
 }
@@ -382,10 +383,10 @@ impl Course {
 }
 
 impl Report {
-    /// Returns the longest wait as a multiple of the mean.
+    /// Returns the longest wait as a multiple of the mean; infinite if no call waited.
     pub fn wait_ratio(&self) -> f64 {
         let (mean, longest) = self.waits;
-        longest.as_secs_f64() / mean.as_secs_f64()
+        if mean.is_zero() { f64::INFINITY } else { longest.as_secs_f64() / mean.as_secs_f64() }
     }
 
     /// Returns the mean of [`without_one`](Self::without_one).
@@ -403,7 +404,7 @@ impl Report {
                 self.most_at_once
             ));
         }
-        harm.extend(self.misplaced.iter().cloned());
+        harm.extend(self.disorders.iter().cloned());
         harm
     }
 
@@ -444,7 +445,8 @@ impl Report {
         }
         if course.stops_one() && self.mean_without_one() < WITHOUT_ONE_MIN {
             let ratio = self.mean_without_one();
-            complaints.push(format!("only {ratio:.2} × the locks per second without one master"));
+            complaints
+                .push(format!("with one master less, only {ratio:.2} × as many locks per second"));
         }
         complaints
     }

@@ -19,10 +19,10 @@ pub(super) fn next_incident(rng: &mut StdRng) -> (Duration, Incident) {
     let down = if is_down { duration / 2 } else { Duration::ZERO };
     let disk = *[Disk::Kept, Disk::Emptied, Disk::Emptied].choose(rng).unwrap_or(&Disk::Kept);
     let (accident, masters, duration) = match rng.random_range(0..100) {
-        // Most masters restart at once, so that clients still hold locks from before the kill.
+        // In most cases the master restarts at once, while clients still hold locks from before.
         0..20 => (Accident::Kill(disk), some_masters(rng, 1, 1), down),
-        // A majority at the same time, so that no majority remembers the locks. Abstention must
-        // protect them even then.
+        // Kills a majority at the same time, so that too few masters may remember the locks.
+        // Abstention must protect the locks even then.
         20..35 => (Accident::Kill(disk), some_masters(rng, MASTERS / 2 + 1, MASTERS), down),
         35..45 => (Accident::Shutdown, some_masters(rng, 1, 1), down),
         45..70 => (Accident::Pause, some_masters(rng, 1, MASTERS / 2), duration / 2),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 
 use super::{HOUR_S, MINUTE_S, check_ends_in_time, module_or_set_nx};
-use crate::harness::{Answer, Held, Node, PATIENCE, Protected, Way};
+use crate::harness::{Answer, Held, LockMethod, Node, PATIENCE, Protected};
 use crate::{Baseline, Scenario, Tally};
 
 const TTL: Duration = Duration::from_millis(800);
@@ -27,7 +27,7 @@ fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
 
     node.step_clock(MINUTE_S)?;
     tally.count_injected();
-    if way == Way::Module {
+    if way == LockMethod::Module {
         node.eventually("the keys are written again", |node| {
             Ok(node.get("released")?.is_some_and(|token| token == released.token)
                 && node.info("lock", "lock_saved_from_clock_step")? >= 1)
@@ -35,7 +35,7 @@ fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
     }
     check_ends_in_time(&mut node, way, &held, tally)?;
     let is_released = node.release(way, &released)?;
-    tally.must(is_released, || "the holder could not release the lock".into());
+    tally.harm_unless(is_released, || "the holder could not release the lock".into());
     Ok(())
 }
 
@@ -47,7 +47,7 @@ pub static STEPPED_BACK: Scenario = Scenario {
 };
 
 /// Longest allowed time between a lock's deadline and its end.
-const LATE: Duration = Duration::from_millis(50);
+const LATE_MAX: Duration = Duration::from_millis(50);
 
 fn stepped_back(protected: Protected, tally: &mut Tally) -> Result<()> {
     const ATTEMPTS: u32 = 4;
@@ -55,8 +55,8 @@ fn stepped_back(protected: Protected, tally: &mut Tally) -> Result<()> {
     let mut node = Node::start(|builder| builder)?;
     let mut min_late = None;
     for attempt in 1..=ATTEMPTS {
-        // Several locks and attempts, so that a moment in which this machine is busy does not
-        // count.
+        // Of several locks and attempts, the best one counts, because this machine may be busy
+        // for a moment.
         let held = (0_u32..5).map(|n| {
             let ttl = TTL + n * Duration::from_millis(30);
             node.acquire_free(way, &format!("key {attempt} {n}"), "holder", ttl)
@@ -67,11 +67,11 @@ fn stepped_back(protected: Protected, tally: &mut Tally) -> Result<()> {
         let late =
             held.iter().map(|held| lateness(&mut node, held, tally)).collect::<Result<Vec<_>>>()?;
         min_late = late.into_iter().flatten().min();
-        if min_late.is_none_or(|late| late <= LATE) {
+        if min_late.is_none_or(|late| late <= LATE_MAX) {
             break;
         }
     }
-    tally.must(min_late.is_some_and(|late| late <= LATE), || match min_late {
+    tally.harm_unless(min_late.is_some_and(|late| late <= LATE_MAX), || match min_late {
         Some(late) => format!("the lock ended {} ms late", late.as_millis()),
         None => "the lock did not end".into(),
     });
@@ -85,14 +85,14 @@ fn stepped_back(protected: Protected, tally: &mut Tally) -> Result<()> {
 fn lateness(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<Option<Duration>> {
     let limit = Duration::from_millis(500);
     loop {
-        let looked_at = Instant::now();
+        let checked_at = Instant::now();
         // Only reads the key: the lock must end although no client requests it.
         if !node.exists(&held.key)? {
             let gone_by = Instant::now();
-            tally.must(gone_by >= held.must_last_until(), || "the lock ended early".into());
+            tally.harm_unless(gone_by >= held.must_last_until(), || "the lock ended early".into());
             return Ok(Some(gone_by.saturating_duration_since(held.must_end_by())));
         }
-        if looked_at > held.must_end_by() + limit {
+        if checked_at > held.must_end_by() + limit {
             return Ok(None);
         }
         thread::sleep(Duration::from_millis(1));
@@ -102,8 +102,8 @@ fn lateness(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<Option<Du
 /// Steps the clock ahead by a minute. An old client, which uses plain `SET NX PX`, then finds the
 /// key expired and writes it.
 ///
-/// The module does not protect the old client from the holder. It only grants the lock to none of
-/// its own clients meanwhile, and does not change the old client's key.
+/// The module cannot prevent that both hold the lock. While the old client's key exists, the module
+/// does not change it, and grants the lock to no other client.
 pub static STEPPED_AHEAD_FOR_AN_OLD_CLIENT: Scenario = Scenario {
     accident: "wall clock +60 s, then SET NX PX by an old client",
     baseline: Baseline::Harmed("SET NX PX"),
@@ -118,7 +118,7 @@ fn stepped_ahead_for_an_old_client(protected: Protected, tally: &mut Tally) -> R
     let _: String = node.call(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"])?;
     let held = node.acquire_free(way, "key", "holder", 2 * TTL)?;
     node.step_clock(MINUTE_S)?;
-    let old = node.acquire(Way::SetNx, "key", "old client", 3 * TTL)?;
+    let old = node.acquire(LockMethod::SetNx, "key", "old client", 3 * TTL)?;
     ensure!(
         Instant::now() < held.must_last_until(),
         "this machine is too slow: the lock has ended"
@@ -131,11 +131,12 @@ fn stepped_ahead_for_an_old_client(protected: Protected, tally: &mut Tally) -> R
         tally.harm("the old client and the holder both hold the lock");
         return Ok(());
     }
-    tally
-        .must(node.extend(way, &held)?.is_some(), || "the holder could not extend the lock".into());
+    tally.harm_unless(node.extend(way, &held)?.is_some(), || {
+        "the holder could not extend the lock".into()
+    });
     let other = node.acquire_until(way, "key", "another", TTL, old.must_end_by() + PATIENCE)?;
-    tally.must(other.is_some(), || "the lock did not end".into());
-    tally.must(Instant::now() >= old.must_last_until(), || {
+    tally.harm_unless(other.is_some(), || "the lock did not end".into());
+    tally.harm_unless(Instant::now() >= old.must_last_until(), || {
         "the old client's key was removed".into()
     });
     Ok(())

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 
 use super::{check_still_held, module_or_set_nx};
-use crate::harness::{Node, Protected, Way};
+use crate::harness::{LockMethod, Node, Protected};
 use crate::{Baseline, Scenario, Tally};
 
 /// Much shorter than the ttl of the filler keys, and much longer than the filling takes.
@@ -41,7 +41,7 @@ pub(super) fn start(policy: &str) -> Result<Node> {
 }
 
 /// Makes memory short until the key of a lock is evicted.
-pub(super) fn evict(node: &mut Node, way: Way, key: &str) -> Result<()> {
+pub(super) fn evict(node: &mut Node, way: LockMethod, key: &str) -> Result<()> {
     let room_bytes = 1 << 20;
     let limit_bytes = node.info("memory", "used_memory")? + room_bytes;
     node.set_config("maxmemory", &limit_bytes.to_string())?;
@@ -53,14 +53,14 @@ pub(super) fn evict(node: &mut Node, way: Way, key: &str) -> Result<()> {
 ///
 /// With the module, `key` is not read, because the module writes it again. Instead, the count of
 /// leases that the module saved from eviction shows that the key was evicted.
-fn fill_until_evicted(node: &mut Node, way: Way, key: &str) -> Result<()> {
+fn fill_until_evicted(node: &mut Node, way: LockMethod, key: &str) -> Result<()> {
     const BATCHES_MAX: usize = 200;
     for batch in 0..BATCHES_MAX {
         let keys = (0..100).map(|n| format!("filler {batch} {n}"));
         node.set_all(keys, &"x".repeat(1000), Duration::from_secs(3600))?;
         let is_evicted = match way {
-            Way::Module => node.info("lock", "lock_saved_from_eviction")? >= 1,
-            Way::SetNx => !node.exists(key)?,
+            LockMethod::Module => node.info("lock", "lock_saved_from_eviction")? >= 1,
+            LockMethod::SetNx => !node.exists(key)?,
         };
         if is_evicted {
             return Ok(());
@@ -96,8 +96,8 @@ const NOISE_BYTES: u64 = 1 << 20;
 pub fn expire_unreleased(locks: u32) -> Result<Leftovers> {
     const BATCH: u32 = 1000;
     let mut node = Node::start(|builder| builder)?;
-    // The server and the module keep some of the memory that the first locks need. It must be in
-    // use before the measurement.
+    // The server and the module keep some of the memory that the first locks need. The measurement
+    // starts later, so that it does not count this memory.
     node.acquire_all((0..BATCH).map(|n| format!("warm {n}")), "token", Duration::from_millis(1))?;
     node.eventually("the first locks are gone", |node| Ok(node.leases()? == 0))?;
     let before_bytes = node.info("memory", "used_memory")?;

@@ -1,4 +1,4 @@
-//! All accidents of a single node, and the table of their results.
+//! All accidents to a single node, and the table of their results.
 //!
 //! - `clock`: the wall clock is stepped
 //! - `memory`: keys are evicted, and locks expire unreleased
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 pub use self::memory::{Leftovers, expire_unreleased};
-use crate::harness::{Answer, Held, Node, PATIENCE, Protected, Way};
+use crate::harness::{Answer, Held, LockMethod, Node, PATIENCE, Protected};
 use crate::{Baseline, Scenario, Tally};
 
 /// All scenarios.
@@ -166,10 +166,10 @@ const HOUR_S: i64 = 3600;
 const MINUTE_S: i64 = 60;
 
 /// Returns how clients lock in a scenario whose baseline is plain `SET NX PX`.
-const fn module_or_set_nx(protected: Protected) -> Way {
+const fn module_or_set_nx(protected: Protected) -> LockMethod {
     match protected {
-        Protected::Yes => Way::Module,
-        Protected::No => Way::SetNx,
+        Protected::Yes => LockMethod::Module,
+        Protected::No => LockMethod::SetNx,
     }
 }
 
@@ -211,7 +211,7 @@ impl Abstention {
     /// Checks that a node abstains for this `reason`, because it may have forgotten a held lock.
     ///
     /// The node must abstain until the lock has ended, and for the largest ttl after `since`. Then
-    /// it must vote. In a baseline, another client only tries once to acquire the lock.
+    /// it must vote. In a baseline, only one attempt of another client is checked.
     fn check(
         &self,
         node: &mut Node,
@@ -221,7 +221,7 @@ impl Abstention {
         reason: &str,
         tally: &mut Tally,
     ) -> Result<()> {
-        let tried = node.acquire(Way::Module, &held.key, "another", self.max_ttl)?;
+        let tried = node.acquire(LockMethod::Module, &held.key, "another", self.max_ttl)?;
         let is_held = Instant::now() < held.must_last_until();
         match tried {
             Answer::Granted(_) if is_held => {
@@ -239,28 +239,38 @@ impl Abstention {
             return Ok(());
         }
         let until = held.must_end_by().max(since + self.max_ttl) + PATIENCE;
-        let granted = node.acquire_until(Way::Module, &held.key, "another", self.max_ttl, until)?;
+        let granted =
+            node.acquire_until(LockMethod::Module, &held.key, "another", self.max_ttl, until)?;
         let granted_by = Instant::now();
-        tally.must(granted.is_some(), || "the node never votes again".into());
-        tally.must(granted_by >= held.must_last_until(), || {
+        tally.harm_unless(granted.is_some(), || "the node never votes again".into());
+        tally.harm_unless(granted_by >= held.must_last_until(), || {
             "another client was granted the lock while it was held".into()
         });
-        tally.must(granted_by >= since + self.max_ttl, || "the node voted again too early".into());
+        tally.harm_unless(granted_by >= since + self.max_ttl, || {
+            "the node voted again too early".into()
+        });
         Ok(())
     }
 }
 
 /// Checks that a held lock is refused to others, that its holder can extend and release it, and
 /// that it is free after that.
-fn check_still_held(node: &mut Node, way: Way, held: &Held, tally: &mut Tally) -> Result<()> {
+fn check_still_held(
+    node: &mut Node,
+    way: LockMethod,
+    held: &Held,
+    tally: &mut Tally,
+) -> Result<()> {
     let other = node.acquire(way, &held.key, "another", PATIENCE)?;
-    tally.must(matches!(other, Answer::Refused), || {
+    tally.harm_unless(matches!(other, Answer::Refused), || {
         format!("another client was not refused the lock: {other:?}")
     });
-    tally.must(node.extend(way, held)?.is_some(), || "the holder could not extend the lock".into());
-    tally.must(node.release(way, held)?, || "the holder could not release the lock".into());
+    tally.harm_unless(node.extend(way, held)?.is_some(), || {
+        "the holder could not extend the lock".into()
+    });
+    tally.harm_unless(node.release(way, held)?, || "the holder could not release the lock".into());
     let other = node.acquire(way, &held.key, "another", PATIENCE)?;
-    tally.must(matches!(other, Answer::Granted(_)), || {
+    tally.harm_unless(matches!(other, Answer::Granted(_)), || {
         format!("the lock was not free after its release: {other:?}")
     });
     Ok(())
@@ -268,17 +278,22 @@ fn check_still_held(node: &mut Node, way: Way, held: &Held, tally: &mut Tally) -
 
 /// Checks that the holder can extend the lock, and that another client is granted it after its
 /// deadline, and not before.
-fn check_ends_in_time(node: &mut Node, way: Way, held: &Held, tally: &mut Tally) -> Result<()> {
+fn check_ends_in_time(
+    node: &mut Node,
+    way: LockMethod,
+    held: &Held,
+    tally: &mut Tally,
+) -> Result<()> {
     let extended = node.extend(way, held)?;
     // A slow machine may extend too late.
-    tally.must(extended.is_some() || Instant::now() >= held.must_last_until(), || {
+    tally.harm_unless(extended.is_some() || Instant::now() >= held.must_last_until(), || {
         "the holder could not extend the lock".into()
     });
     let held = extended.as_ref().unwrap_or(held);
     let until = held.must_end_by() + PATIENCE;
     match node.acquire_until(way, &held.key, "another", Duration::from_millis(1), until)? {
         None => tally.harm("the lock did not end"),
-        Some(_) => tally.must(Instant::now() >= held.must_last_until(), || {
+        Some(_) => tally.harm_unless(Instant::now() >= held.must_last_until(), || {
             "another client was granted the lock while it was held".into()
         }),
     }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use quorlock_testkit::module_path;
 
 use super::{Abstention, MINUTE_S};
-use crate::harness::{Answer, Node, Protected, Way};
+use crate::harness::{Answer, LockMethod, Node, Protected};
 use crate::{Baseline, Scenario, Tally};
 
 /// A shorter `lock.rejoin-delay` applies only to the next start.
@@ -20,7 +20,7 @@ fn rejoin_delay(protected: Protected, tally: &mut Tally) -> Result<()> {
     let abstention = Abstention::of(protected);
     let mut node =
         Node::start(|builder| builder.arg("lock.max-ttl", abstention.max_ttl.as_millis()))?;
-    let held = node.acquire_free(Way::Module, "key", "holder", abstention.max_ttl)?;
+    let held = node.acquire_free(LockMethod::Module, "key", "holder", abstention.max_ttl)?;
     node.master.server.kill();
     let killed_at = Instant::now();
     node.restart(abstention.rejoin_delay_ms)?;
@@ -41,13 +41,14 @@ fn max_ttl(_: Protected, tally: &mut Tally) -> Result<()> {
     for ms in ["1000", "3000", "2000"] {
         tally.count_injected();
         let is_set = node.set_config("lock.max-ttl", ms);
-        tally.must(is_set.is_err(), || format!("lock.max-ttl was set to {ms}"));
+        tally.harm_unless(is_set.is_err(), || format!("lock.max-ttl was set to {ms}"));
     }
     let ttl = Duration::from_secs(2);
-    let granted = node.acquire(Way::Module, "key", "holder", ttl);
-    tally.must(granted.is_ok(), || format!("lock.max-ttl has changed: {granted:?}"));
-    let granted = node.acquire(Way::Module, "other", "holder", ttl + Duration::from_millis(1));
-    tally.must(granted.is_err(), || format!("lock.max-ttl has changed: {granted:?}"));
+    let granted = node.acquire(LockMethod::Module, "key", "holder", ttl);
+    tally.harm_unless(granted.is_ok(), || format!("lock.max-ttl has changed: {granted:?}"));
+    let granted =
+        node.acquire(LockMethod::Module, "other", "holder", ttl + Duration::from_millis(1));
+    tally.harm_unless(granted.is_err(), || format!("lock.max-ttl has changed: {granted:?}"));
     Ok(())
 }
 
@@ -65,13 +66,13 @@ fn unload_and_load(protected: Protected, tally: &mut Tally) -> Result<()> {
     let abstention = Abstention::of(protected);
     let max_ttl_ms = abstention.max_ttl.as_millis().to_string();
     let mut node = Node::start(|builder| builder.arg("lock.max-ttl", &max_ttl_ms))?;
-    let held = node.acquire_free(Way::Module, "key", "holder", abstention.max_ttl)?;
+    let held = node.acquire_free(LockMethod::Module, "key", "holder", abstention.max_ttl)?;
     let _: String = node.call(&["MODULE", "UNLOAD", "lock"])?;
     let unloaded_at = Instant::now();
     tally.count_injected();
-    tally.must(node.get("key")?.as_deref() == Some("holder"), || "the key is gone".into());
-    let other = node.acquire(Way::SetNx, "key", "another", abstention.max_ttl)?;
-    tally.must(matches!(other, Answer::Refused), || {
+    tally.harm_unless(node.get("key")?.as_deref() == Some("holder"), || "the key is gone".into());
+    let other = node.acquire(LockMethod::SetNx, "key", "another", abstention.max_ttl)?;
+    tally.harm_unless(matches!(other, Answer::Refused), || {
         format!("an old client was not refused: {other:?}")
     });
 
@@ -95,18 +96,18 @@ pub static UNLOAD_WITHOUT_MIRRORS: Scenario = Scenario {
 fn unload_without_mirrors(_: Protected, tally: &mut Tally) -> Result<()> {
     let mut node = Node::start(|builder| builder)?;
     let _: String = node.call(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"])?;
-    let held = node.acquire_free(Way::Module, "key", "holder", Duration::from_secs(5))?;
+    let held = node.acquire_free(LockMethod::Module, "key", "holder", Duration::from_secs(5))?;
     node.step_clock(MINUTE_S)?;
     // Both commands run in one turn, so that the module cannot write the mirror again in between.
     // The first one finds that the key has expired.
     let unloaded = node.call_all(&[&["EXISTS", "key"], &["MODULE", "UNLOAD", "lock"]])?;
     tally.count_injected();
-    tally.must(unloaded[1].is_err(), || "the module was unloaded".into());
-    tally.must(node.extend(Way::Module, &held)?.is_some(), || {
+    tally.harm_unless(unloaded[1].is_err(), || "the module was unloaded".into());
+    tally.harm_unless(node.extend(LockMethod::Module, &held)?.is_some(), || {
         "the holder could not extend the lock".into()
     });
     node.eventually("the key is written again", |node| node.exists("key"))?;
     let _: String = node.call(&["MODULE", "UNLOAD", "lock"])?;
-    tally.must(node.get("key")?.as_deref() == Some("holder"), || "the key is gone".into());
+    tally.harm_unless(node.get("key")?.as_deref() == Some("holder"), || "the key is gone".into());
     Ok(())
 }

@@ -1,15 +1,15 @@
 //! An operator changes the key of a lock by a command.
 //!
 //! Such a command is no accident. Most of these commands end the lock, as they would end a lock
-//! that is only a key. These scenarios record harm if a command does not have the effect on the
-//! lock that it must have.
+//! that is only a key. These scenarios record harm if a command does not have the required effect
+//! on the lock.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
 use super::{Abstention, check_ends_in_time, module_or_set_nx};
-use crate::harness::{Answer, Held, Node, PATIENCE, Protected, Way, port};
+use crate::harness::{Answer, Held, LockMethod, Node, PATIENCE, Protected, port};
 use crate::{Baseline, Scenario, Tally};
 
 /// Longer than a scenario takes, so that no lock expires.
@@ -34,23 +34,24 @@ pub static DEL: Scenario = command("DEL, UNLINK, GETDEL of a held lock", |_, tal
 /// The lock ends. Under the new name, the key is a foreign string whose value is the token.
 pub static RENAME: Scenario = command("RENAME of a held lock", |_, tally| {
     let mut node = Node::start(|builder| builder)?;
-    let held = node.acquire_free(Way::Module, "key", "holder", TTL)?;
+    let held = node.acquire_free(LockMethod::Module, "key", "holder", TTL)?;
     let _: String = node.call(&["RENAME", "key", "other"])?;
     tally.count_injected();
     check_ended(&mut node, &held, tally)?;
     check_held_as_string(&mut node, &held.under("other"), tally)
 });
 
-/// The lock ends where the server reports that a command removed the key.
+/// The lock ends if the server reports to the module that a command removed the key.
 ///
-/// Valkey reports an expiry, as after a step of the clock. There the lock stays.
+/// Valkey reports an expiry instead, as after a step of the clock, so on Valkey the lock stays.
 pub static EXPIRE_0: Scenario = command("EXPIRE 0 of a held lock", |_, tally| {
     let mut node = Node::start(|builder| builder)?;
-    let held = node.acquire_free(Way::Module, "key", "holder", Duration::from_millis(800))?;
+    let held =
+        node.acquire_free(LockMethod::Module, "key", "holder", Duration::from_millis(800))?;
     let _: i64 = node.call(&["EXPIRE", "key", "0"])?;
     tally.count_injected();
     if node.is_valkey()? {
-        check_ends_in_time(&mut node, Way::Module, &held, tally)
+        check_ends_in_time(&mut node, LockMethod::Module, &held, tally)
     } else {
         check_ended(&mut node, &held, tally)
     }
@@ -84,7 +85,7 @@ fn swapdb(protected: Protected, tally: &mut Tally) -> Result<()> {
         Protected::Yes => abstention.check(&mut node, protected, &held, before, "swapdb", tally),
         Protected::No => {
             let other = node.acquire(way, "key", "another", abstention.max_ttl)?;
-            tally.must(!matches!(other, Answer::Granted(_)), || {
+            tally.harm_unless(!matches!(other, Answer::Granted(_)), || {
                 "another client was granted the lock while it was held".into()
             });
             Ok(())
@@ -97,7 +98,7 @@ fn swapdb(protected: Protected, tally: &mut Tally) -> Result<()> {
 /// A copy that replaces the key ends the lock, and is a foreign string too.
 pub static RESTORE: Scenario = command("DUMP and RESTORE of a held lock", |_, tally| {
     let mut node = Node::start(|builder| builder)?;
-    let held = node.acquire_free(Way::Module, "key", "holder", TTL)?;
+    let held = node.acquire_free(LockMethod::Module, "key", "holder", TTL)?;
     let dumped: Vec<u8> = node.call(&["DUMP", "key"])?;
     node.restore("copy", &dumped, TTL)?;
     tally.count_injected();
@@ -105,7 +106,7 @@ pub static RESTORE: Scenario = command("DUMP and RESTORE of a held lock", |_, ta
     check_held_as_string(&mut node, &held.under("copy"), tally)?;
 
     node.restore("key", &dumped, TTL)?;
-    tally.must(node.info("lock", "lock_ended_by_operator")? == 1, || {
+    tally.harm_unless(node.info("lock", "lock_ended_by_operator")? == 1, || {
         "the operator did not end the lock".into()
     });
     check_held_as_string(&mut node, &held, tally)
@@ -115,7 +116,7 @@ pub static RESTORE: Scenario = command("DUMP and RESTORE of a held lock", |_, ta
 pub static MIGRATE: Scenario = command("MIGRATE of a held lock", |_, tally| {
     let mut node = Node::start(|builder| builder)?;
     let mut other = Node::start(quorlock_testkit::ServerBuilder::tcp)?;
-    let held = node.acquire_free(Way::Module, "key", "holder", TTL)?;
+    let held = node.acquire_free(LockMethod::Module, "key", "holder", TTL)?;
     let _: String = node.call(&[
         "MIGRATE",
         "127.0.0.1",
@@ -132,7 +133,7 @@ pub static MIGRATE: Scenario = command("MIGRATE of a held lock", |_, tally| {
 /// Checks that a command ends a held lock.
 fn check_ended_by(tally: &mut Tally, command: impl FnOnce(&mut Node) -> Result<()>) -> Result<()> {
     let mut node = Node::start(|builder| builder)?;
-    let held = node.acquire_free(Way::Module, "key", "holder", TTL)?;
+    let held = node.acquire_free(LockMethod::Module, "key", "holder", TTL)?;
     command(&mut node)?;
     tally.count_injected();
     check_ended(&mut node, &held, tally)
@@ -140,17 +141,19 @@ fn check_ended_by(tally: &mut Tally, command: impl FnOnce(&mut Node) -> Result<(
 
 /// Checks that the holder has lost the lock, and that another client can acquire it.
 fn check_ended(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<()> {
-    tally.must(node.extend(Way::Module, held)?.is_none(), || {
+    tally.harm_unless(node.extend(LockMethod::Module, held)?.is_none(), || {
         "the holder could still extend the lock".into()
     });
-    let other = node.acquire(Way::Module, &held.key, "another", TTL)?;
-    tally.must(matches!(other, Answer::Granted(_)), || "the command did not end the lock".into());
+    let other = node.acquire(LockMethod::Module, &held.key, "another", TTL)?;
+    tally.harm_unless(matches!(other, Answer::Granted(_)), || {
+        "the command did not end the lock".into()
+    });
     Ok(())
 }
 
 fn check_refused(node: &mut Node, key: &str, tally: &mut Tally) -> Result<()> {
-    let other = node.acquire(Way::Module, key, "another", TTL)?;
-    tally.must(matches!(other, Answer::Refused), || {
+    let other = node.acquire(LockMethod::Module, key, "another", TTL)?;
+    tally.harm_unless(matches!(other, Answer::Refused), || {
         format!("another client was not refused {key}: {other:?}")
     });
     Ok(())
@@ -160,10 +163,10 @@ fn check_refused(node: &mut Node, key: &str, tally: &mut Tally) -> Result<()> {
 /// its value, can extend and release it.
 fn check_held_as_string(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<()> {
     check_refused(node, &held.key, tally)?;
-    tally.must(node.extend(Way::Module, held)?.is_some(), || {
+    tally.harm_unless(node.extend(LockMethod::Module, held)?.is_some(), || {
         "the holder could not extend the string".into()
     });
-    tally.must(node.release(Way::Module, held)?, || {
+    tally.harm_unless(node.release(LockMethod::Module, held)?, || {
         "the holder could not release the string".into()
     });
     Ok(())

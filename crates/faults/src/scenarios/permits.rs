@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 
 use super::{Abstention, MINUTE_S, memory, module_or_set_nx};
-use crate::harness::{Answer, Held, Node, PATIENCE, Protected, Way};
+use crate::harness::{Answer, Held, LockMethod, Node, PATIENCE, Protected};
 use crate::{Baseline, Scenario, Tally};
 
 /// The slots of the semaphore.
@@ -38,8 +38,8 @@ fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
             _ => std::thread::sleep(Duration::from_millis(1)),
         }
     };
-    tally.must(granted.is_some(), || "no permit ended".into());
-    tally.must(first_end.is_some_and(|end| Instant::now() >= end), || {
+    tally.harm_unless(granted.is_some(), || "no permit ended".into());
+    tally.harm_unless(first_end.is_some_and(|end| Instant::now() >= end), || {
         "a third client was granted one of two permits".into()
     });
     Ok(())
@@ -71,11 +71,11 @@ pub static EMPTY_DISK: Scenario = Scenario {
 fn empty_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
     let abstention = Abstention::of(protected);
     let mut node = abstention.start()?;
-    let permits = acquire_both(&mut node, Way::Module, abstention.max_ttl)?;
+    let permits = acquire_both(&mut node, LockMethod::Module, abstention.max_ttl)?;
     let killed_at = abstention.restart_without(&mut node, SLOTS[0], tally)?;
-    let third = node.acquire_any(Way::Module, &SLOTS, "third", abstention.max_ttl)?;
+    let third = node.acquire_any(LockMethod::Module, &SLOTS, "third", abstention.max_ttl)?;
     if killed_at.elapsed() < abstention.max_ttl {
-        tally.must(!matches!(third, Answer::Granted(_)), || {
+        tally.harm_unless(!matches!(third, Answer::Granted(_)), || {
             "a third client was granted one of two permits".into()
         });
     }
@@ -94,17 +94,18 @@ pub static DEL: Scenario = Scenario {
 
 fn del(_: Protected, tally: &mut Tally) -> Result<()> {
     let mut node = Node::start(|builder| builder)?;
-    let way = Way::Module;
+    let way = LockMethod::Module;
     let permits = acquire_both(&mut node, way, TTL)?;
     let _: u64 = node.call(&["DEL", SLOTS[1]])?;
     tally.count_injected();
-    tally.must(node.extend(way, &permits[1])?.is_none(), || {
+    tally.harm_unless(node.extend(way, &permits[1])?.is_none(), || {
         "the holder could still extend the permit".into()
     });
     match node.acquire_any(way, &SLOTS, "third", TTL)? {
         Answer::Granted(third) => {
-            tally
-                .must(third.key == SLOTS[1], || "a third client was granted the other slot".into());
+            tally.harm_unless(third.key == SLOTS[1], || {
+                "a third client was granted the other slot".into()
+            });
             check_all_held(&mut node, way, &[permits[0].clone(), third], tally)
         }
         other => {
@@ -115,7 +116,7 @@ fn del(_: Protected, tally: &mut Tally) -> Result<()> {
 }
 
 /// Acquires both permits, the slots in order.
-fn acquire_both(node: &mut Node, way: Way, ttl: Duration) -> Result<[Held; 2]> {
+fn acquire_both(node: &mut Node, way: LockMethod, ttl: Duration) -> Result<[Held; 2]> {
     let mut acquire = |token| match node.acquire_any(way, &SLOTS, token, ttl)? {
         Answer::Granted(held) => Ok(held),
         other => bail!("a free permit was not granted: {other:?}"),
@@ -128,16 +129,23 @@ fn acquire_both(node: &mut Node, way: Way, ttl: Duration) -> Result<[Held; 2]> {
     Ok(permits)
 }
 
-/// Checks that there is no further permit, and that each holder can extend and release its own.
-fn check_all_held(node: &mut Node, way: Way, permits: &[Held], tally: &mut Tally) -> Result<()> {
+/// Checks that no permit is free, and that each holder can extend and release its permit.
+fn check_all_held(
+    node: &mut Node,
+    way: LockMethod,
+    permits: &[Held],
+    tally: &mut Tally,
+) -> Result<()> {
     let third = node.acquire_any(way, &SLOTS, "further", TTL)?;
-    tally.must(matches!(third, Answer::Refused), || {
+    tally.harm_unless(matches!(third, Answer::Refused), || {
         format!("one more client was granted a permit: {third:?}")
     });
     for permit in permits {
         let extended = node.extend(way, permit)?;
-        tally.must(extended.is_some(), || "a holder could not extend its permit".into());
-        tally.must(node.release(way, permit)?, || "a holder could not release its permit".into());
+        tally.harm_unless(extended.is_some(), || "a holder could not extend its permit".into());
+        tally.harm_unless(node.release(way, permit)?, || {
+            "a holder could not release its permit".into()
+        });
     }
     Ok(())
 }

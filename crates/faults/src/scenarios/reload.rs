@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use quorlock_testkit::{Direction, Proxy};
 
 use super::{Abstention, MINUTE_S, check_still_held, module_or_set_nx};
-use crate::harness::{Node, PATIENCE, Protected, Way, port};
+use crate::harness::{LockMethod, Node, PATIENCE, Protected, port};
 use crate::{Baseline, Scenario, Tally};
 
 const KEYS_SURVIVE: Baseline = Baseline::Unharmed("SET NX PX: the keys are loaded again");
@@ -38,14 +38,14 @@ enum Clock {
     Stepped,
 }
 
-fn reload_round(from: &str, clock: Clock, protected: Protected, tally: &mut Tally) -> Result<()> {
+fn reload_round(name: &str, clock: Clock, protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
     let mut node = Node::start(|builder| builder.arg("appendonly", "yes"))?;
     let held = node.acquire_free(way, "key", "holder", PATIENCE)?;
     if clock == Clock::Stepped {
         node.step_clock(MINUTE_S)?;
     }
-    let _: String = node.call(&["DEBUG", from])?;
+    let _: String = node.call(&["DEBUG", name])?;
     tally.count_injected();
     check_still_held(&mut node, way, &held, tally)
 }
@@ -61,7 +61,7 @@ fn not_yet_replicated(protected: Protected, tally: &mut Tally) -> Result<()> {
     let way = module_or_set_nx(protected);
     let abstention = Abstention::of(protected);
     let max_ttl_ms = abstention.max_ttl.as_millis();
-    // Otherwise the master waits for more replicas before it sends its data.
+    // With a delay, the master would wait for more replicas before it sends its data.
     let mut primary = Node::start(|builder| {
         builder.arg("lock.max-ttl", max_ttl_ms).arg("repl-diskless-sync-delay", 0).tcp()
     })?;
@@ -79,10 +79,10 @@ fn not_yet_replicated(protected: Protected, tally: &mut Tally) -> Result<()> {
     let _: String = replica.call(&["REPLICAOF", "NO", "ONE"])?;
     tally.count_injected();
     match way {
-        Way::Module => {
+        LockMethod::Module => {
             abstention.check(&mut replica, protected, &held, promoted_at, "promotion", tally)
         }
-        Way::SetNx => {
+        LockMethod::SetNx => {
             let other = replica.acquire_until(
                 way,
                 "key",
@@ -90,7 +90,7 @@ fn not_yet_replicated(protected: Protected, tally: &mut Tally) -> Result<()> {
                 abstention.max_ttl,
                 held.must_last_until(),
             )?;
-            tally.must(other.is_none(), || {
+            tally.harm_unless(other.is_none(), || {
                 "another client was granted the lock while it was held".into()
             });
             Ok(())

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 
 use super::{Abstention, HOUR_S, MINUTE_S};
-use crate::harness::{Held, Node, Protected, Way};
+use crate::harness::{Held, LockMethod, Node, Protected};
 use crate::{Baseline, Scenario, Tally};
 
 /// The server is killed, and restarted without any data.
@@ -19,7 +19,7 @@ pub static EMPTY_DISK: Scenario = Scenario {
 fn empty_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
     let abstention = Abstention::of(protected);
     let mut node = abstention.start()?;
-    let held = node.acquire_free(Way::Module, "key", "holder", abstention.max_ttl)?;
+    let held = node.acquire_free(LockMethod::Module, "key", "holder", abstention.max_ttl)?;
     let killed_at = abstention.restart_without(&mut node, "key", tally)?;
     abstention.check(&mut node, protected, &held, killed_at, "start", tally)
 }
@@ -40,7 +40,7 @@ fn clock_stepped_meanwhile(protected: Protected, tally: &mut Tally) -> Result<()
             .arg("appendonly", "yes")
             .arg("appendfsync", "always")
     })?;
-    let held = node.acquire_free(Way::Module, "key", "holder", abstention.max_ttl)?;
+    let held = node.acquire_free(LockMethod::Module, "key", "holder", abstention.max_ttl)?;
 
     let lost_bytes = node.cut_power()?;
     let cut_at = Instant::now();
@@ -91,7 +91,7 @@ fn stepped_back_before(protected: Protected, tally: &mut Tally) -> Result<()> {
     let abstention = Abstention { max_ttl: abstention.max_ttl + SYNCED_BY_THEN, ..abstention };
     let mut node = start(Fsync::EverySecond, &abstention)?;
     node.step_clock(-HOUR_S)?;
-    let held = node.acquire_free(Way::Module, "key", "holder", abstention.max_ttl)?;
+    let held = node.acquire_free(LockMethod::Module, "key", "holder", abstention.max_ttl)?;
     thread::sleep(SYNCED_BY_THEN);
     let lost_bytes = node.cut_power()?;
     let cut_at = Instant::now();
@@ -126,8 +126,8 @@ fn power_cut(fsync: Fsync, protected: Protected, tally: &mut Tally) -> Result<()
     tally.count_injected();
     if fsync == Fsync::Always {
         // The key has survived, so the holder can extend the lock even while the node abstains.
-        let extended = node.extend(Way::Module, &held)?;
-        tally.must(extended.is_some(), || "the holder could not extend the lock".into());
+        let extended = node.extend(LockMethod::Module, &held)?;
+        tally.harm_unless(extended.is_some(), || "the holder could not extend the lock".into());
         held = extended.unwrap_or(held);
     }
     abstention.check(&mut node, protected, &held, cut_at, "start", tally)
@@ -141,7 +141,7 @@ fn cut_after_a_grant(fsync: Fsync, abstention: &Abstention) -> Result<(Node, Hel
     const ATTEMPTS_MAX: usize = 20;
     for _ in 0..ATTEMPTS_MAX {
         let mut node = start(fsync, abstention)?;
-        let held = node.acquire_free(Way::Module, "key", "holder", abstention.max_ttl)?;
+        let held = node.acquire_free(LockMethod::Module, "key", "holder", abstention.max_ttl)?;
         let lost_nothing = node.cut_power()? == 0;
         if lost_nothing == (fsync == Fsync::Always) {
             return Ok((node, held));

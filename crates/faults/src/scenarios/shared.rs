@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 
 use super::{Abstention, MINUTE_S, memory, module_or_set_nx};
-use crate::harness::{Answer, Held, Node, PATIENCE, Protected, Way};
+use crate::harness::{Answer, Held, LockMethod, Node, PATIENCE, Protected};
 use crate::{Baseline, Scenario, Tally};
 
 /// How readers share a lock without the module.
@@ -32,8 +32,8 @@ fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
     let until = second.must_end_by() + PATIENCE;
     let writer = node.acquire_until(way, &first.key, "writer", TTL, until)?;
     let granted_by = Instant::now();
-    tally.must(writer.is_some(), || "the readers' locks did not end".into());
-    tally.must(granted_by >= second.must_last_until(), || {
+    tally.harm_unless(writer.is_some(), || "the readers' locks did not end".into());
+    tally.harm_unless(granted_by >= second.must_last_until(), || {
         "a writer was granted the lock beside a reader".into()
     });
     Ok(())
@@ -65,8 +65,8 @@ pub static EMPTY_DISK: Scenario = Scenario {
 fn empty_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
     let abstention = Abstention::of(protected);
     let mut node = abstention.start()?;
-    share(&mut node, Way::Module, "first", abstention.max_ttl / 2)?;
-    let last = share(&mut node, Way::Module, "second", abstention.max_ttl)?;
+    share(&mut node, LockMethod::Module, "first", abstention.max_ttl / 2)?;
+    let last = share(&mut node, LockMethod::Module, "second", abstention.max_ttl)?;
     let killed_at = abstention.restart_without(&mut node, &last.key, tally)?;
     abstention.check(&mut node, protected, &last, killed_at, "start", tally)
 }
@@ -91,14 +91,14 @@ fn kept_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
     node.restart(0)?;
     ensure!(node.exists(&last.key)?, "the disk is empty");
     tally.count_injected();
-    if way == Way::Module {
-        tally.must(node.extend(way, &first)?.is_none(), || {
+    if way == LockMethod::Module {
+        tally.harm_unless(node.extend(way, &first)?.is_none(), || {
             "the node accepted a reader's token for the loaded key".into()
         });
-        tally.must(!node.release(way, &first)?, || "a reader ended the lock of both".into());
+        tally.harm_unless(!node.release(way, &first)?, || "a reader ended the lock of both".into());
         // The key does not say that its holders share it.
         let reader = node.share(way, &last.key, "third", TTL)?;
-        tally.must(matches!(reader, Answer::Refused), || {
+        tally.harm_unless(matches!(reader, Answer::Refused), || {
             format!("a third reader was not refused the lock: {reader:?}")
         });
     }
@@ -114,30 +114,30 @@ pub static KILLED_AFTER_A_DOWNGRADE: Scenario = Scenario {
 
 fn killed_after_a_downgrade(protected: Protected, tally: &mut Tally) -> Result<()> {
     let mut node = start_with_disk()?;
-    let first = node.acquire_free(Way::Module, "key", "first", PATIENCE)?;
+    let first = node.acquire_free(LockMethod::Module, "key", "first", PATIENCE)?;
     let (key, ms) = (first.key.as_str(), PATIENCE.as_millis().to_string());
     let extended: Option<u64> = node.call(&["LOCK.EXTEND", key, "first", &ms, "SHARED"])?;
     ensure!(extended.is_some(), "the lock was not downgraded");
-    let reader = share(&mut node, Way::Module, "second", PATIENCE)?;
+    let reader = share(&mut node, LockMethod::Module, "second", PATIENCE)?;
     let value = node.get(key)?;
     tally.count_injected();
     if protected == Protected::No {
         // Like a module that writes the key only once, when it grants the lock.
         let _: String = node.call(&["SET", key, "first", "PX", &ms])?;
     } else {
-        tally.must(value.is_some_and(|value| value != "first" && value != "second"), || {
+        tally.harm_unless(value.is_some_and(|value| value != "first" && value != "second"), || {
             "the key shows the token of one of the holders".into()
         });
     }
     node.master.server.kill();
     node.restart(0)?;
     ensure!(node.exists(key)?, "the disk is empty");
-    let released = node.release(Way::Module, &first)?;
-    tally.must(!released, || "one of the holders ended the lock of both".into());
-    check_refuses_writers(&mut node, Way::Module, &reader, tally)
+    let released = node.release(LockMethod::Module, &first)?;
+    tally.harm_unless(!released, || "one of the holders ended the lock of both".into());
+    check_refuses_writers(&mut node, LockMethod::Module, &reader, tally)
 }
 
-/// The server loads a snapshot that it has just made, without the key that a step expired.
+/// The server loads a snapshot that it has just made, without the key that a clock step expired.
 pub static DEBUG_RELOAD: Scenario = Scenario {
     accident: "wall clock +60 s, then DEBUG RELOAD while readers share a lock",
     baseline: SET_OF_READERS,
@@ -164,7 +164,7 @@ pub static DEL_OR_SET: Scenario = Scenario {
 fn del_or_set(_: Protected, tally: &mut Tally) -> Result<()> {
     for by_set in [false, true] {
         let mut node = Node::start(|builder| builder)?;
-        let way = Way::Module;
+        let way = LockMethod::Module;
         let readers = [share(&mut node, way, "first", TTL)?, share(&mut node, way, "second", TTL)?];
         if by_set {
             let _: String = node.call(&["SET", "key", "old client", "PX", "60000"])?;
@@ -173,12 +173,12 @@ fn del_or_set(_: Protected, tally: &mut Tally) -> Result<()> {
         }
         tally.count_injected();
         for reader in &readers {
-            tally.must(node.extend(way, reader)?.is_none(), || {
+            tally.harm_unless(node.extend(way, reader)?.is_none(), || {
                 "a reader could still extend the lock".into()
             });
         }
         let writer = node.acquire(way, "key", "writer", TTL)?;
-        tally.must(matches!(writer, Answer::Granted(_)) != by_set, || {
+        tally.harm_unless(matches!(writer, Answer::Granted(_)) != by_set, || {
             format!("the writer was answered {writer:?}")
         });
     }
@@ -194,16 +194,16 @@ pub static UNLOAD: Scenario = Scenario {
 
 fn unload(_: Protected, tally: &mut Tally) -> Result<()> {
     let mut node = Node::start(|builder| builder)?;
-    let way = Way::Module;
+    let way = LockMethod::Module;
     let readers = [share(&mut node, way, "first", TTL)?, share(&mut node, way, "second", TTL)?];
     let refused = node.call::<String>(&["MODULE", "UNLOAD", "lock"]);
     tally.count_injected();
-    tally.must(refused.is_err(), || "the module was unloaded".into());
+    tally.harm_unless(refused.is_err(), || "the module was unloaded".into());
     check_still_shared(&mut node, way, &readers, tally)
 }
 
 /// Acquires the lock as a reader. The node must grant it.
-fn share(node: &mut Node, way: Way, token: &str, ttl: Duration) -> Result<Held> {
+fn share(node: &mut Node, way: LockMethod, token: &str, ttl: Duration) -> Result<Held> {
     match node.share(way, "key", token, ttl)? {
         Answer::Granted(held) => Ok(held),
         other => bail!("a reader was not granted the lock: {other:?}"),
@@ -216,10 +216,15 @@ fn start_with_disk() -> Result<Node> {
 }
 
 /// Checks that a writer is refused while `last` is held.
-fn check_refuses_writers(node: &mut Node, way: Way, last: &Held, tally: &mut Tally) -> Result<()> {
+fn check_refuses_writers(
+    node: &mut Node,
+    way: LockMethod,
+    last: &Held,
+    tally: &mut Tally,
+) -> Result<()> {
     let writer = node.acquire(way, &last.key, "writer", TTL)?;
     if Instant::now() < last.must_last_until() {
-        tally.must(matches!(writer, Answer::Refused), || {
+        tally.harm_unless(matches!(writer, Answer::Refused), || {
             format!("a writer was not refused beside a reader: {writer:?}")
         });
     }
@@ -228,16 +233,16 @@ fn check_refuses_writers(node: &mut Node, way: Way, last: &Held, tally: &mut Tal
 
 /// Checks that the readers share the lock.
 ///
-/// A writer is refused, and another reader joins. Each reader can extend and release the lock, and
-/// then it is free. Without the module, only a writer tries to acquire the lock.
+/// A writer is refused, and another reader joins. Each reader can extend and release the lock. Then
+/// the lock is free. Without the module, only a writer tries to acquire the lock.
 fn check_still_shared(
     node: &mut Node,
-    way: Way,
+    way: LockMethod,
     readers: &[Held],
     tally: &mut Tally,
 ) -> Result<()> {
     check_refuses_writers(node, way, &readers[0], tally)?;
-    if way == Way::SetNx {
+    if way == LockMethod::SetNx {
         return Ok(());
     }
     let joined = node.share(way, &readers[0].key, "joined", TTL)?;
@@ -246,14 +251,16 @@ fn check_still_shared(
         return Ok(());
     };
     for reader in readers.iter().chain([&joined]) {
-        tally.must(node.extend(way, reader)?.is_some(), || {
+        tally.harm_unless(node.extend(way, reader)?.is_some(), || {
             "a reader could not extend the lock".into()
         });
         check_refuses_writers(node, way, reader, tally)?;
-        tally.must(node.release(way, reader)?, || "a reader could not release the lock".into());
+        tally.harm_unless(node.release(way, reader)?, || {
+            "a reader could not release the lock".into()
+        });
     }
     let writer = node.acquire(way, &joined.key, "writer", TTL)?;
-    tally.must(matches!(writer, Answer::Granted(_)), || {
+    tally.harm_unless(matches!(writer, Answer::Granted(_)), || {
         format!("the lock was not free after all releases: {writer:?}")
     });
     Ok(())

@@ -5,8 +5,8 @@ use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 use redis::{Connection, RedisError, Value, cmd};
 
-use super::outcome::End;
-use super::{Shared, Stress, Wait};
+use super::outcome::WaitEnd;
+use super::{RunState, Stress, Wait};
 
 /// Ttl and wait, longer than any client holds a lock or waits for it.
 const LONG_MS: u64 = 20_000;
@@ -36,7 +36,7 @@ enum Plan {
 
 /// One client and its connection.
 pub(super) struct Client<'a> {
-    shared: &'a Shared<'a>,
+    shared: &'a RunState<'a>,
     index: usize,
     rng: SmallRng,
     /// The connection, and its ID on the server. `None` before the first use and after a failure.
@@ -44,7 +44,7 @@ pub(super) struct Client<'a> {
 }
 
 impl<'a> Client<'a> {
-    pub(super) fn new(shared: &'a Shared<'a>, index: usize) -> Self {
+    pub(super) fn new(shared: &'a RunState<'a>, index: usize) -> Self {
         let seed = shared.stress.seed.wrapping_add(index as u64);
         Self { shared, index, rng: SmallRng::seed_from_u64(seed), connection: None }
     }
@@ -84,13 +84,16 @@ impl<'a> Client<'a> {
         let asked = Instant::now();
         let (_, connection) = self.connection.as_mut().expect("the connection was opened above");
         let answer = ask.query::<Value>(connection);
-        let end = self.end(plan, answer, asked.elapsed() >= patience);
+        let end = self.classify(plan, answer, asked.elapsed() >= patience);
         self.shared.tally.count_end(end);
-        if end == End::Granted && !is_short {
+        if end == WaitEnd::Granted && !is_short {
             self.hold();
         }
         // A client that cannot know whether it was granted the lock releases it.
-        let may_hold = matches!(end, End::Granted | End::CutOff | End::HungUp | End::Unanswered);
+        let may_hold = matches!(
+            end,
+            WaitEnd::Granted | WaitEnd::CutOff | WaitEnd::HungUp | WaitEnd::Unanswered
+        );
         if may_hold && !is_short {
             self.release(&key, &token);
         }
@@ -98,18 +101,23 @@ impl<'a> Client<'a> {
     }
 
     /// Returns how a wait ended, and closes a connection that failed.
-    fn end(&mut self, plan: Plan, answer: Result<Value, RedisError>, is_late: bool) -> End {
+    fn classify(
+        &mut self,
+        plan: Plan,
+        answer: Result<Value, RedisError>,
+        is_late: bool,
+    ) -> WaitEnd {
         match answer {
-            Ok(Value::Array(_)) => End::Granted,
-            Ok(Value::Nil) => End::OutOfTime,
+            Ok(Value::Array(_)) => WaitEnd::Granted,
+            Ok(Value::Nil) => WaitEnd::OutOfTime,
             Ok(other) => panic!("the server answered {other:?}"),
-            Err(error) if error.code() == Some("UNBLOCKED") => End::Unblocked,
+            Err(error) if error.code() == Some("UNBLOCKED") => WaitEnd::Unblocked,
             Err(error) if error.is_io_error() || error.is_unrecoverable_error() => {
                 self.connection = None;
                 match plan {
-                    Plan::HangsUp | Plan::Vanishes if error.is_timeout() => End::HungUp,
-                    _ if error.is_timeout() && is_late => End::Unanswered,
-                    _ => End::CutOff,
+                    Plan::HangsUp | Plan::Vanishes if error.is_timeout() => WaitEnd::HungUp,
+                    _ if error.is_timeout() && is_late => WaitEnd::Unanswered,
+                    _ => WaitEnd::CutOff,
                 }
             }
             Err(error) => panic!("the server answered {error}"),

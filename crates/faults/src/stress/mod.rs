@@ -39,7 +39,7 @@ pub struct Stress {
 }
 
 /// What the threads share.
-struct Shared<'a> {
+struct RunState<'a> {
     stress: &'a Stress,
     server: &'a Server,
     /// Rounds that have begun.
@@ -69,7 +69,7 @@ impl Stress {
     ///
     /// When the server does not answer any more.
     pub fn run(&self, server: &Server, stop: &AtomicBool) -> StressOutcome {
-        let shared = Shared {
+        let shared = RunState {
             stress: self,
             server,
             begun: AtomicU64::new(0),
@@ -102,7 +102,7 @@ impl Stress {
     }
 }
 
-impl Shared<'_> {
+impl RunState<'_> {
     fn is_over(&self) -> bool {
         self.over.load(Ordering::Relaxed)
     }
@@ -155,10 +155,10 @@ impl Shared<'_> {
 
     /// Returns the longest time for which a lock was free although a client waited for it.
     ///
-    /// The time runs from the answer to the first observation that finds such a lock to the request
-    /// of the last one that still does. A single observation counts as no time: it may fall between
-    /// the end of a lock and the end of that turn, when the server grants the lock to the next
-    /// waiter.
+    /// Counts consecutive observations that find such a lock: from the answer to the first one to
+    /// the request of the last one. A single observation counts as no time. It may come just after
+    /// a lock has ended, and the server grants the lock to the next waiter only at the end of its
+    /// turn.
     ///
     /// An observation is one transaction, and so shows one moment. `LOCK.INSPECT` gives the number
     /// of waiters for each held lock, and `INFO lock` the number of all waiters. The difference is
@@ -195,15 +195,16 @@ fn has_waiter_for_free_lock(connection: &mut Connection, keys: usize) -> RedisRe
     let waiters: u64 = waiters
         .and_then(|waiters| waiters.trim().parse().ok())
         .expect("INFO lock has the number of waiters");
-    let for_held_locks: u64 = answers.map(|held| waiters_of(&held)).sum();
+    let for_held_locks: u64 = answers.map(|inspected| waiters_of(&inspected)).sum();
     Ok(waiters > for_held_locks)
 }
 
 /// Returns the number of waiters for a lock, or 0 when it is free.
 fn waiters_of(inspected: &Value) -> u64 {
     let Value::Array(fields) = inspected else { return 0 };
-    let name = |field: &[Value]| matches!(&field[0], Value::BulkString(name) if name == b"waiters");
-    let waiters = fields.chunks_exact(2).find(|field| name(field)).map(|field| &field[1]);
+    let is_waiters =
+        |field: &[Value]| matches!(&field[0], Value::BulkString(name) if name == b"waiters");
+    let waiters = fields.chunks_exact(2).find(|field| is_waiters(field)).map(|field| &field[1]);
     match waiters {
         Some(Value::Int(waiters)) => u64::try_from(*waiters).unwrap_or_default(),
         _ => panic!("LOCK.INSPECT answered {inspected:?}"),

@@ -11,7 +11,7 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(1);
 
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum WaitEnd {
     Granted,
     /// The time was over, or an intervention ended the wait early with nil.
     OutOfTime,
@@ -59,7 +59,7 @@ pub struct StressOutcome {
     pub unanswered: u64,
     /// Clients that were killed.
     pub kills: u64,
-    /// Waits that were withdrawn, or unblocked with nil or an error.
+    /// Waits that were unblocked with nil or an error, and RELEASEs sent to withdraw a waiter.
     pub ended_waits: u64,
     /// Locks that were deleted while they were held.
     pub deleted: u64,
@@ -76,7 +76,7 @@ pub struct StressOutcome {
 }
 
 impl Tally {
-    pub(super) fn count_end(&self, end: End) {
+    pub(super) fn count_end(&self, end: WaitEnd) {
         self.ends[end as usize].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -88,7 +88,7 @@ impl Tally {
         self.observations.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn ends(&self, end: End) -> u64 {
+    fn ends(&self, end: WaitEnd) -> u64 {
         self.ends[end as usize].load(Ordering::Relaxed)
     }
 
@@ -112,11 +112,11 @@ impl StressOutcome {
         let [waiters_left, blocked_left, leases_left] = left();
         Self {
             rounds,
-            granted: tally.ends(End::Granted),
-            out_of_time: tally.ends(End::OutOfTime) + tally.ends(End::Unblocked),
-            cut_off: tally.ends(End::CutOff),
-            hung_up: tally.ends(End::HungUp),
-            unanswered: tally.ends(End::Unanswered),
+            granted: tally.ends(WaitEnd::Granted),
+            out_of_time: tally.ends(WaitEnd::OutOfTime) + tally.ends(WaitEnd::Unblocked),
+            cut_off: tally.ends(WaitEnd::CutOff),
+            hung_up: tally.ends(WaitEnd::HungUp),
+            unanswered: tally.ends(WaitEnd::Unanswered),
             kills: tally.interventions(Intervention::Kill),
             ended_waits: tally.interventions(Intervention::Unblock)
                 + tally.interventions(Intervention::Withdraw),

@@ -11,7 +11,7 @@ use crate::StartError;
 /// The longest path of a unix socket: `sun_path` has 108 bytes on Linux, and the last is a zero.
 const SOCKET_PATH_MAX_BYTES: usize = 107;
 
-/// Time limit of one PING. Then `Server::start` checks again whether the process has exited.
+/// Time limit of one PING, after which `Server::start` checks whether the process has exited.
 const PING_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Where a server listens. It is the same for all restarts.
@@ -23,9 +23,9 @@ pub(super) enum Address {
         /// Whether the system chose the port. If so, another port may replace it before the start
         /// returns.
         chosen_by_system: bool,
-        /// A socket that is bound to the port and never listens. While the server is down, it keeps
-        /// programs from the port that do not set `SO_REUSEADDR`. The server itself can bind the
-        /// port, because both sockets set this option. Only Linux works this way; on other systems
+        /// A socket that is bound to the port and never listens. While the server is down, programs
+        /// that do not set `SO_REUSEADDR` cannot bind the port. The server can, because its socket
+        /// and this one both set the option. Only Linux works this way; on other systems, this is
         /// `None`.
         _reserved: Option<TcpSocket>,
     },
@@ -112,6 +112,6 @@ fn ping(mut stream: impl Read + Write) -> io::Result<bool> {
     stream.write_all(b"PING\r\n")?;
     let mut answer = [0; 5];
     stream.read_exact(&mut answer)?;
-    // A server with a password answers NOAUTH. The server runs, and the caller knows the password.
+    // NOAUTH is the answer of a server with a password. The server runs, and the caller can log in.
     Ok(matches!(&answer, b"+PONG" | b"-NOAU"))
 }

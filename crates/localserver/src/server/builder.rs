@@ -73,7 +73,7 @@ impl ServerBuilder {
         self
     }
 
-    /// Sets a directive of redis.conf, given as `--name value`.
+    /// Sets a directive of redis.conf, which the server receives as `--name value`.
     ///
     /// Replaces an earlier directive of that name, and the default. The address has its own
     /// setters: see [`ServerBuilder::tcp`] and [`ServerBuilder::tcp_port`].
@@ -124,7 +124,7 @@ impl ServerBuilder {
     }
 
     /// Starts the server, and returns when it answers a PING with PONG, which means that it has
-    /// loaded its data. A server with a password answers NOAUTH instead, also while it still loads.
+    /// loaded its data. A server with a password answers NOAUTH instead, even while it loads.
     ///
     /// If the server does not answer within 10 s, or ends before that, the error quotes the end of
     /// its log.

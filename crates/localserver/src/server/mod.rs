@@ -1,9 +1,9 @@
 //! One server.
 //!
 //! - `builder`: the settings that a caller chooses
-//! - `settings`: the command line, which restarts repeat with the changes of the caller
+//! - `settings`: the command line, which a restart repeats with the caller's changes
 //! - `address`: where the server listens, the same for all restarts
-//! - `directory`: its files and its log
+//! - `directory`: the server's files and log
 //! - `process`: the child process and its signals
 
 mod address;
@@ -177,7 +177,7 @@ impl Server {
     /// Sends SIGTERM, as an operator would, and returns when the process is reaped.
     ///
     /// Returns whether the process has ended within 15 s. Otherwise, the process is killed. Returns
-    /// `false` also if no process was running.
+    /// `false` also after [`kill`](Self::kill) or an earlier call.
     pub fn shutdown(&mut self) -> bool {
         self.process.take().is_some_and(|process| process.terminate(SHUTDOWN_LIMIT))
     }
@@ -222,7 +222,7 @@ impl Server {
     fn wait_for_answer(&self, process: Process) -> Result<Process, StartError> {
         let started = Instant::now();
         loop {
-            let expire = started.elapsed() >= START_LIMIT;
+            let time_is_up = started.elapsed() >= START_LIMIT;
             if process.has_exited() {
                 let status = process.wait();
                 let status = status.map_err(|source| StartError::Spawn {
@@ -234,7 +234,7 @@ impl Server {
             if self.address.answers_ping() {
                 return Ok(process);
             }
-            if expire {
+            if time_is_up {
                 return Err(StartError::Silent {
                     limit: START_LIMIT,
                     log_tail: directory::tail(&self.log()),

@@ -25,8 +25,8 @@ impl Process {
         self.child.id()
     }
 
-    /// Returns whether the process has exited. Does not reap it, so that the id belongs to this
-    /// child until it is dropped.
+    /// Returns whether the process has exited. Does not reap it, so no other process can have its
+    /// id until this value is dropped.
     pub(super) fn has_exited(&self) -> bool {
         self.is_in_state(WaitIdOptions::EXITED)
     }
@@ -34,7 +34,7 @@ impl Process {
     /// Sends SIGSTOP, and returns when all threads of the process have stopped.
     pub(super) fn pause(&self) -> io::Result<()> {
         kill_process(self.pid(), Signal::STOP)?;
-        // The system reports a child as stopped when the last of its threads is.
+        // The system reports a child as stopped when the last of its threads has stopped.
         let stopped = holds_within(SIGNAL_LIMIT, || {
             self.is_in_state(WaitIdOptions::STOPPED) || self.has_exited()
         });

@@ -23,7 +23,7 @@ pub trait StartHook: fmt::Debug + Send + Sync {
     fn prepare(&self, command: &mut Command);
 }
 
-/// The command line without the address. It is kept, so that a restart repeats it.
+/// The command line without the address, which a restart repeats.
 #[derive(Debug)]
 pub(super) struct Settings {
     binary: PathBuf,

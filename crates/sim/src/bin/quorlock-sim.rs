@@ -1,88 +1,111 @@
-//! Runs fleets: [`HELP`] has the options.
+//! `quorlock-sim`: runs fleets of the simulator.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use quorlock_sim::fleet::{Comparison, Kind, Mixed, Mutant, Plan, Report, comparisons, mixed, run};
+use clap::Parser;
+use quorlock_sim::fleet::{
+    Comparison, LockKind, Mutant, Plan, Report, SeveralKeysCost, comparisons, run,
+    several_keys_cost,
+};
 
-const HELP: &str = "\
-Runs whole fleets of clients and nodes under a virtual clock, with faults that a seed draws.
+/// Runs whole fleets of clients and nodes under a virtual clock, with faults that a seed draws.
+///
+/// Exits with 1 if a checker finds a violation, or if no seed catches a mutant.
+#[derive(Parser)]
+#[command(name = "quorlock-sim", version)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
+struct Args {
+    /// Run one seed, of exclusive locks unless --kind names another kind, and print its report
+    #[arg(long, value_name = "SEED", conflicts_with_all = ["seeds", "from", "mutants", "compare"])]
+    seed: Option<u64>,
 
-quorlock-sim [--seeds N] [--from SEED] [--kind KIND]   runs N seeds (1000) of each kind of lock
-quorlock-sim --seed SEED [--kind KIND] [--trace]       runs one seed, of exclusive locks by default
-quorlock-sim --mutants [--seeds N] [--kind KIND]       finds the first seed that catches each mutant
-quorlock-sim --compare                                 compares runs with and without each rule of
-                                                       waiting
+    /// Print all events of the run
+    #[arg(long, requires = "seed")]
+    trace: bool,
 
---kind KIND     exclusive: locks of one key, and of several at once
-                shared: readers and writers of the same keys, and writers that become readers
-                permits: semaphores and locks of one of several keys, beside locks of these keys
---no-faults     removes all faults from the plans
---mutant NAME   breaks a rule, which the checkers must notice";
+    /// Run this many seeds of each kind of lock
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    seeds: u64,
+
+    /// The first of these seeds
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    from: u64,
+
+    /// Only this kind of lock: exclusive (of one key, and of several at once), shared (readers and
+    /// writers of the same keys), or permits (semaphores, and locks of one of several keys)
+    #[arg(long, value_parser = parse_kind)]
+    kind: Option<LockKind>,
+
+    /// Remove all faults from the plans
+    #[arg(long, conflicts_with_all = ["mutants", "compare"])]
+    no_faults: bool,
+
+    /// Break this rule, which the checkers must notice
+    #[arg(long, value_name = "NAME", value_parser = parse_mutant)]
+    mutant: Option<Mutant>,
+
+    /// Find the first seed that catches each mutant, or only that of --mutant
+    #[arg(long)]
+    mutants: bool,
+
+    /// Compare runs with and without each rule about waiting
+    #[arg(long, conflicts_with = "mutants")]
+    compare: bool,
+}
+
+fn parse_kind(name: &str) -> Result<LockKind, String> {
+    let names = LockKind::ALL.map(LockKind::name);
+    let found = LockKind::ALL.into_iter().find(|kind| kind.name() == name);
+    found.ok_or_else(|| format!("use one of: {}", names.join(", ")))
+}
+
+fn parse_mutant(name: &str) -> Result<Mutant, String> {
+    let found = Mutant::all().find(|mutant| mutant.name() == name);
+    found.ok_or_else(|| {
+        let names: Vec<_> = Mutant::all().map(Mutant::name).collect();
+        format!("use one of: {}", names.join(", "))
+    })
+}
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    if args.iter().any(|arg| ["--help", "-h"].contains(&arg.as_str())) {
-        println!("{HELP}");
-        return ExitCode::SUCCESS;
-    }
-    let has = |name: &str| args.iter().any(|arg| arg == name);
-    let number = |name: &str| {
-        let at = args.iter().position(|arg| arg == name)?;
-        args.get(at + 1)?.parse::<u64>().ok()
-    };
-    let text = |name: &str| {
-        let at = args.iter().position(|arg| arg == name)?;
-        args.get(at + 1)
-    };
-    let kind = text("--kind").map(|name| {
-        let is_named = |kind: &Kind| kind.name() == name;
-        Kind::ALL.into_iter().find(is_named).unwrap_or_else(|| panic!("there is no kind {name}"))
-    });
-    let mutant = text("--mutant").map(|name| {
-        let is_named = |mutant: &Mutant| mutant.name() == *name;
-        Mutant::all().find(is_named).unwrap_or_else(|| panic!("there is no mutant {name}"))
-    });
-    if has("--mutants") {
+    let Args { seed, trace, seeds, from, kind, no_faults, mutant, mutants, compare } =
+        Args::parse();
+    if mutants {
         let is_wanted = |m: &Mutant| {
             mutant.is_none_or(|only| only == *m) && kind.is_none_or(|kind| m.kind() == kind)
         };
-        return first_seeds(
-            number("--from").unwrap_or(0),
-            number("--seeds").unwrap_or(1000),
-            is_wanted,
-        );
+        return first_seeds(from, seeds, is_wanted);
     }
-    if has("--compare") {
-        compare();
+    if compare {
+        print_comparisons();
         return ExitCode::SUCCESS;
     }
     let plan = |kind, seed| {
         let plan = Plan::draw_of(kind, seed);
-        let plan = if has("--no-faults") { plan.without_faults() } else { plan };
+        let plan = if no_faults { plan.without_faults() } else { plan };
         match mutant {
             Some(mutant) => plan.with_mutant(mutant),
             None => plan,
         }
     };
-    if let Some(seed) = number("--seed") {
-        let report = run(&plan(kind.unwrap_or(Kind::Exclusive), seed), has("--trace"));
+    if let Some(seed) = seed {
+        let report = run(&plan(kind.unwrap_or(LockKind::Exclusive), seed), trace);
         print!("{}", report.trace);
         let is_bad = report.violation.is_some();
         println!("{:#?}", Report { trace: String::new(), ..report });
         return if is_bad { ExitCode::FAILURE } else { ExitCode::SUCCESS };
     }
-    let (from, seeds) = (number("--from").unwrap_or(0), number("--seeds").unwrap_or(1000));
-    let kinds = kind.map_or(Kind::ALL.to_vec(), |kind| vec![kind]);
+    let kinds = kind.map_or(LockKind::ALL.to_vec(), |kind| vec![kind]);
     let bad = kinds.into_iter().filter(|&kind| !all_pass(kind, from, seeds, &plan)).count();
     if bad == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Prints what each rule about waiting achieves, and what locks of several keys cost locks of one
-/// key.
-fn compare() {
+/// Prints what each rule about waiting achieves, and how much locks of several keys slow down locks
+/// of one key.
+fn print_comparisons() {
     println!("| rule | case | with it | without it |\n|---|---|---|---|");
     for Comparison { rule, case, with, without } in comparisons() {
         println!("| {rule} | {case} | {with} | {without} |");
@@ -92,7 +115,8 @@ fn compare() {
     );
     println!("|---|---:|---:|---:|---|---|");
     for rest_ms in [0, 20, 100] {
-        let Mixed { alone, beside, several, single_waits, several_waits } = mixed(rest_ms, 120);
+        let SeveralKeysCost { alone, beside, several, single_waits, several_waits } =
+            several_keys_cost(rest_ms, 120);
         let waits = |(mean, longest): (Duration, Duration)| {
             let (mean, longest) = (mean.as_secs_f64() * 1000.0, longest.as_secs_f64() * 1000.0);
             format!("mean {mean:.0} ms, longest {longest:.0} ms, {:.1} ×", longest / mean)
@@ -129,7 +153,12 @@ fn first_seeds(from: u64, seeds: u64, is_wanted: impl Fn(&Mutant) -> bool) -> Ex
 }
 
 /// Runs these seeds of a kind on all processors. Returns whether all pass without a violation.
-fn all_pass(kind: Kind, from: u64, seeds: u64, plan: &(impl Fn(Kind, u64) -> Plan + Sync)) -> bool {
+fn all_pass(
+    kind: LockKind,
+    from: u64,
+    seeds: u64,
+    plan: &(impl Fn(LockKind, u64) -> Plan + Sync),
+) -> bool {
     let next = AtomicU64::new(from);
     let [bad, commands, locks] = [const { AtomicU64::new(0) }; 3];
     let began = Instant::now();

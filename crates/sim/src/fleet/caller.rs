@@ -47,9 +47,9 @@ enum State {
 #[derive(Clone, Debug)]
 struct Usage {
     held_for: Ns,
-    /// Number of extensions that are left, counting a downgrade.
+    /// Number of extensions that are left, including the downgrade.
     extends: u32,
-    /// The extension that makes the lock shared: the number of extensions that follow it.
+    /// How many extensions follow the one that makes the lock shared; `None` if no extension does.
     downgrade: Option<u32>,
     end: End,
     /// Whether the call waits without a limit.
@@ -176,7 +176,7 @@ impl Process {
         {
             this.usage = Some(usage);
             let call = self.attach(caller, detached.key_set, &detached.spec, detached.token, world);
-            self.called(caller, call);
+            self.set_calling(caller, call);
             return;
         }
         let (key_set, ttl, wait) =
@@ -204,7 +204,7 @@ impl Process {
             keys: plan.key_sets[key_set].clone(),
             ttl,
             mode,
-            any: plan.any.contains(&key_set).then(|| plan.key_sets[key_set].clone()),
+            any: plan.any_sets.contains(&key_set).then(|| plan.key_sets[key_set].clone()),
             min_validity,
             node_timeout: None,
             max_hold: None,
@@ -214,13 +214,13 @@ impl Process {
             world.violate(format!("a plan has an impossible lock: {error}"));
         }
         let call = self.call(caller, key_set, &spec, wait, renews, world);
-        self.called(caller, call);
+        self.set_calling(caller, call);
         if cancels && self.callers[caller].state == State::Calling(call) {
             self.wake_caller(caller, world.now + cancel_after, world);
         }
     }
 
-    fn called(&mut self, caller: usize, call: u64) {
+    fn set_calling(&mut self, caller: usize, call: u64) {
         self.callers[caller].state = State::Calling(call);
     }
 
@@ -235,8 +235,8 @@ impl Process {
                 this.waited += wait;
                 this.longest_wait = this.longest_wait.max(wait);
                 world.locks += 1;
-                world.longest_pause = world.longest_pause.max(world.now - world.granted_at);
-                world.granted_at = world.now;
+                world.longest_pause = world.longest_pause.max(world.now - world.last_acquired_at);
+                world.last_acquired_at = world.now;
                 this.state = State::Holding(lock);
                 let parts = this.usage.as_ref().map_or(1, |usage| u64::from(usage.extends) + 1);
                 let held_for = this.usage.as_ref().map_or(0, |usage| usage.held_for) / parts;

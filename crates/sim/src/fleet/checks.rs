@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use quorlock_core::Fence;
 use quorlock_core::client::{Keys, Mode, Reason, Spec};
-use quorlock_core::quorum::{End, ExtensionVerdict, Majority, Ownership};
+use quorlock_core::quorum::{ExtensionVerdict, LossReason, Majority, Ownership};
 
-use super::claims::{Claim, Kind};
+use super::claims::{Claim, ClaimKind};
 use super::clock::{MS, Ns, SECOND};
-use super::plan::{FaultKind, Kind as LockKind, Plan};
+use super::plan::{FaultKind, LockKind, Plan};
 use super::process::{Call, Lock, Machine, Process};
 use super::simulation::SAMPLE_EVERY;
 use super::world::{Note, World};
@@ -17,7 +17,7 @@ use super::world::{Note, World};
 /// A reader that called longer ago than this is not compared with the writers that wait now.
 const FRESH: Ns = 2 * SAMPLE_EVERY;
 
-/// How long a new lock may take to get on nodes that other clients hold in turn.
+/// How long a new lock may take to reach nodes whose keys other clients' attempts hold in turn.
 const SPREAD: Ns = 1000 * MS;
 
 /// The checkers of a run.
@@ -137,7 +137,7 @@ impl Checks {
         all: &[Process],
     ) {
         let Some(lock) = lock_of(all, process, machine) else { return };
-        // An operator ended this lock. The larger fence of a later lock protects the resource.
+        // An operator ended this lock, so a lock with a larger fence may be granted before it.
         if was_ended(world, lock) {
             return;
         }
@@ -230,7 +230,7 @@ impl Checks {
         let together = self.held.iter().filter(of_set).count();
         world.most_together = world.most_together.max(together);
         let set = &world.plan.members[lock.key_set];
-        if world.plan.any.contains(&lock.key_set) && together > set.len() {
+        if world.plan.any_sets.contains(&lock.key_set) && together > set.len() {
             let permits = set.len();
             world.violate(format!("{together} holders of a semaphore with {permits} permits"));
         }
@@ -261,18 +261,18 @@ impl Checks {
             return;
         }
         for (&(writer, call), &since) in &self.writers {
-            let Some(waiting) = all[writer].waiting(call) else { continue };
+            let Some(waiting) = all[writer].unended_call(call) else { continue };
             let wants = plan.members[waiting.key_set].iter().any(|key| lock.members.contains(key));
-            let hears = |node| plan.is_well(process, node, since, world.now) && votes(world, node);
+            let is_up = |node| plan.is_well(process, node, since, world.now) && votes(world, node);
             let limit = patience(&plan, &all[writer], waiting.acquire.spec());
-            // A node treats a request as a repair if its fence is older than the wait.
+            // A node treats a request as a repair if its fence is older than the writer's wait.
             let limit = limit + plan.clock_spread();
-            // A writer that is not on the queue node may wait for several locks, one after another.
+            // A writer that does not wait on the queue node may wait for several locks in turn.
             let ends = 3 * (plan.habits.hold.1 + plan.ttl_max());
             let began = lock.call_started;
             let overtakes = in_place_since(world, &all[writer], call, waiting.key_set)
                 .is_some_and(|since| began > since + limit);
-            if wants && (overtakes || began > since + limit + ends) && (0..plan.nodes).all(hears) {
+            if wants && (overtakes || began > since + limit + ends) && (0..plan.nodes).all(is_up) {
                 let waited = began.saturating_sub(since) / MS;
                 let place = if overtakes { "in its place" } else { "at all" };
                 world.violate(format!(
@@ -293,8 +293,8 @@ impl Checks {
         for process in processes {
             let index = process.index;
             let from = world.now.saturating_sub(SAMPLE_EVERY);
-            let hears = |node| plan.is_well(index, node, from, world.now) && votes(world, node);
-            if process.paused > 0 || !(0..plan.nodes).all(hears) {
+            let is_up = |node| plan.is_well(index, node, from, world.now) && votes(world, node);
+            if process.paused > 0 || !(0..plan.nodes).all(is_up) {
                 continue;
             }
             for (machine, call) in process.calls() {
@@ -326,7 +326,7 @@ impl Checks {
         let holds = |&node: &usize| {
             let has = |key: &usize| {
                 let mut claims = world.claims.at(node, *key, now);
-                claims.any(|claim| claim.token == token && claim.kind != Kind::Waiter)
+                claims.any(|claim| claim.token == token && claim.kind != ClaimKind::Waiter)
             };
             lock.members.iter().all(has) || !votes(world, node)
         };
@@ -338,14 +338,14 @@ impl Checks {
 
     /// Checks that a renewed lock is not lost while a majority of nodes is well.
     ///
-    /// A node does not count if another call held a key there for long, for example because a fault
+    /// A node is not well if another call held a key there for long, for example because a fault
     /// delayed the RELEASE of an earlier lock. A lock that is younger than [`SPREAD`] when a fault
     /// begins may not be on all nodes yet, so it must survive one failing node, but not two.
     fn check_loss(
         &mut self,
         process: usize,
         call: u64,
-        end: End,
+        end: LossReason,
         (members, call_started, since): (&[usize], Ns, Ns),
         world: &mut World,
     ) {
@@ -362,8 +362,8 @@ impl Checks {
         let well = nodes.filter(is_free).count();
         let is_failing = |node: &usize| !plan.is_well(process, *node, from, to);
         let failing = (0..plan.nodes).filter(is_failing).count();
-        let was_struck_young = plan.fault_begins(process, since, since + SPREAD);
-        if well >= self.majority.size() && !(failing > 1 && was_struck_young) {
+        let is_new_at_fault = plan.fault_begins(process, since, since + SPREAD);
+        if well >= self.majority.size() && !(failing > 1 && is_new_at_fault) {
             let machine = call & ((1 << 40) - 1);
             world.violate(format!(
                 "p{process}/{machine} lost a renewed lock ({end:?}) while {well} nodes were well"
@@ -398,7 +398,7 @@ impl Checks {
         // has revoked the lock.
         let is_open = mode == Mode::Shared && !has_writer && !has_revocations;
         let is_other = |node: usize, claim: &Claim| {
-            if is_open && claim.mode == Mode::Shared && claim.kind != Kind::Waiter {
+            if is_open && claim.mode == Mode::Shared && claim.kind != ClaimKind::Waiter {
                 return false;
             }
             let token = claim.token;
@@ -411,9 +411,9 @@ impl Checks {
             };
             claims.call_of(token) != Some(call) && !was_own()
         };
-        if plan.any.contains(&key_set) {
-            // The call asks for one slot, and then for another that a node knows to be free. It may
-            // fail unless a slot was free on all nodes all the time.
+        if plan.any_sets.contains(&key_set) {
+            // The call asks for one slot, and then for another that a node knows to be free. It
+            // must not fail if a slot was free on all nodes all the time.
             let began = vec![started; plan.nodes];
             let was_taken =
                 |key: &&usize| claims.were_taken(&[**key], (&began, now), plan.nodes, is_other);
@@ -461,8 +461,8 @@ impl Checks {
     /// Checks that no call waits too long for a lock that is free.
     fn check_free_locks_are_granted(&mut self, world: &mut World, processes: &[Process]) {
         let (plan, now) = (Arc::clone(&world.plan), world.now);
-        // A majority of two nodes is both. So two queues or two clocks that disagree can block a
-        // lock for a long time.
+        // With two nodes, a majority needs both. So two queues or two clocks that disagree can
+        // block a lock for a long time.
         if plan.nodes == 2 {
             return;
         }
@@ -483,7 +483,7 @@ impl Checks {
                 let mut claims = world.claims.at(node, key, now);
                 claims.all(|claim| {
                     let is_open = mode == Mode::Shared && claim.mode == Mode::Shared;
-                    claim.kind == Kind::Waiter || is_open || claim.since + at_most > now
+                    claim.kind == ClaimKind::Waiter || is_open || claim.since + at_most > now
                 })
             })
         };
@@ -515,15 +515,15 @@ impl Checks {
                             && !(is_open && lock.hold.mode() == Mode::Shared)
                     };
                     let beside = if is_open { Mode::Shared } else { Mode::Exclusive };
-                    let is_fair = !held.iter().any(hinders)
+                    let is_unhindered = !held.iter().any(hinders)
                         && (wanted.iter().enumerate())
                             .filter(|(_, wanted)| wanted.iter().any(overlaps))
                             .all(|(other, _)| reaches_majority(other, keys, beside));
-                    if !is_fair {
+                    if !is_unhindered {
                         continue;
                     }
-                    let place = (process.index, machine, choice);
-                    let known = self.unhindered.get(&place).copied().unwrap_or(now);
+                    let call_choice = (process.index, machine, choice);
+                    let known = self.unhindered.get(&call_choice).copied().unwrap_or(now);
                     let granted = keys.iter().map(|&key| self.granted[key]).max();
                     // Readers do not compete with each other.
                     let granted = granted.filter(|_| !is_open);
@@ -531,7 +531,7 @@ impl Checks {
                     if now - since > patience(&plan, process, call.acquire.spec()) {
                         stuck = Some((process.index, machine, (now - since) / MS));
                     }
-                    unhindered.insert(place, since);
+                    unhindered.insert(call_choice, since);
                 }
             }
         }
@@ -568,9 +568,9 @@ impl Checks {
 /// Returns the time since which a call for one key waits on the queue node of the key; `None` if
 /// the call does not wait there.
 fn in_place_since(world: &World, process: &Process, call: u64, key_set: usize) -> Option<Ns> {
-    let (key, owner) = (world.plan.members[key_set][0], process.global(call));
+    let (key, owner) = (world.plan.members[key_set][0], process.global_id(call));
     let is_its = |claim: &Claim| {
-        claim.kind == Kind::Waiter && world.claims.call_of(claim.token) == Some(owner)
+        claim.kind == ClaimKind::Waiter && world.claims.call_of(claim.token) == Some(owner)
     };
     world.claims.at(world.queue_node(key), key, world.now).find(is_its).map(|claim| claim.since)
 }
@@ -616,7 +616,7 @@ fn check_ended_not_extended(
     let Some(lock) = lock_of(all, process, machine) else { return };
     let token = lock.hold.token();
     let ended =
-        world.ended_everywhere.iter().any(|&(ended, at)| ended == token && at < round_began);
+        world.ended_on_majority.iter().any(|&(ended, at)| ended == token && at < round_began);
     if ended && matches!(verdict, ExtensionVerdict::Extended(_)) {
         world.violate(format!("p{process}/{machine} is extended after an operator has ended it"));
     }

@@ -28,7 +28,7 @@ struct Owner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) token: Token,
-    pub(super) kind: Kind,
+    pub(super) kind: ClaimKind,
     /// Whether other tokens may share the key with this one.
     pub(super) mode: Mode,
     pub(super) since: Ns,
@@ -36,7 +36,7 @@ pub(super) struct Claim {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ClaimKind {
     Lease,
     Waiter,
     Foreign,
@@ -46,10 +46,10 @@ pub(super) enum Kind {
 const KEPT: Ns = 30 * super::clock::SECOND;
 /// Number of claims on a key of a node beyond which old claims are forgotten.
 const FORGET_BEYOND: usize = 256;
-/// A lease that begins this long after its RELEASE is excused: its ACQUIRE was in flight before.
+/// A lease that begins at least this long after its release was over is due to a late ACQUIRE.
 const LATE: Ns = 2 * super::clock::SECOND;
 /// An attempt that fails holds a node for less than this.
-const LONG: Ns = 100 * super::clock::MS;
+const ATTEMPT_MAX: Ns = 100 * super::clock::MS;
 
 impl Claims {
     pub(super) fn new(nodes: usize, keys: usize) -> Self {
@@ -82,7 +82,7 @@ impl Claims {
         self.tokens.get(&token)?.released_at
     }
 
-    /// Returns a token that holds a key of a node although its release is over, and its call.
+    /// Returns a token that has held a key for over `age` and whose release is over, with its call.
     pub(super) fn left_behind(
         &self,
         node: usize,
@@ -92,7 +92,7 @@ impl Claims {
     ) -> Option<(Token, u64)> {
         self.at(node, key, now).find_map(|claim| {
             let owner = self.tokens.get(&claim.token)?;
-            let is_old = claim.kind == Kind::Lease && claim.since + age < now;
+            let is_old = claim.kind == ClaimKind::Lease && claim.since + age < now;
             // An ACQUIRE in flight may arrive at any time after its connection was reset.
             let is_left = owner.gone_at.is_some_and(|at| claim.since < at + LATE);
             (is_old && is_left).then_some((claim.token, owner.call))
@@ -114,13 +114,13 @@ impl Claims {
         place.push(claim);
     }
 
-    /// Sets the end of the claim of a token to `at`. The claim has not ended at `now`.
+    /// Sets the end of a token's claim to `at`, if the claim has not ended at `now`.
     pub(super) fn end(
         &mut self,
         node: usize,
         key: usize,
         token: Token,
-        kind: Kind,
+        kind: ClaimKind,
         now: Ns,
         at: Ns,
     ) {
@@ -131,7 +131,7 @@ impl Claims {
         }
     }
 
-    /// Moves the end of a token's lease to `at` if that is later. A shared `mode` makes it shared.
+    /// Moves the end of a lease to `at` if that is later. A shared `mode` makes the lease shared.
     pub(super) fn extend(
         &mut self,
         node: usize,
@@ -141,10 +141,10 @@ impl Claims {
         at: Ns,
     ) {
         let live = |claim: &&mut Claim| {
-            claim.token == token && claim.kind != Kind::Waiter && claim.until > now
+            claim.token == token && claim.kind != ClaimKind::Waiter && claim.until > now
         };
         if let Some(claim) = self.places[node][key].iter_mut().rev().find(live) {
-            claim.kind = Kind::Lease;
+            claim.kind = ClaimKind::Lease;
             let until = claim.until.max(at);
             claim.until = until;
             if mode == Mode::Shared && claim.mode != mode {
@@ -179,21 +179,26 @@ impl Claims {
         (from, to): (Ns, Ns),
         adds_up: bool,
     ) -> bool {
-        let is_other =
-            |claim: &&Claim| claim.kind != Kind::Waiter && self.call_of(claim.token) != Some(call);
+        let is_other = |claim: &&Claim| {
+            claim.kind != ClaimKind::Waiter && self.call_of(claim.token) != Some(call)
+        };
         let time = |claim: &Claim| claim.until.min(to).saturating_sub(claim.since.max(from));
         let mut others = self.places[node][key].iter().filter(is_other).map(time);
-        if adds_up { others.sum::<Ns>() > LONG } else { others.any(|time| time > LONG) }
+        if adds_up {
+            others.sum::<Ns>() > ATTEMPT_MAX
+        } else {
+            others.any(|time| time > ATTEMPT_MAX)
+        }
     }
 
-    /// Returns whether a claim for which `is` is true was on a key of any node between two times.
+    /// Returns whether a claim that `matches` accepts was on a key of any node between two times.
     pub(super) fn any_was(
         &self,
         key: usize,
         (from, to): (Ns, Ns),
-        is: impl Fn(&Claim) -> bool,
+        matches: impl Fn(&Claim) -> bool,
     ) -> bool {
-        let was = |claim: &Claim| claim.since <= to && claim.until > from && is(claim);
+        let was = |claim: &Claim| claim.since <= to && claim.until > from && matches(claim);
         self.places.iter().any(|keys| keys[key].iter().any(was))
     }
 

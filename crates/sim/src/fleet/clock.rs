@@ -23,7 +23,7 @@ const NEVER_NS: u64 = 1_000_000 * SECOND;
 pub(super) struct ClientClock {
     /// Rate of the raw clock above the true rate, in parts per million.
     raw_ppm: i64,
-    /// The same for the boot clock.
+    /// Rate of the boot clock above the true rate, in parts per million.
     boot_ppm: i64,
     /// Reading of the raw clock at the start.
     offset: Duration,
@@ -44,7 +44,7 @@ pub(super) struct NodeClock {
 }
 
 impl ClientClock {
-    /// Creates clocks with these rates, each with a random start.
+    /// Creates clocks with these rates. The raw clock starts at `offset`.
     pub(super) fn new(raw_ppm: i64, boot_ppm: i64, offset: Duration, wall_offset_us: i64) -> Self {
         Self { raw_ppm, boot_ppm, offset, wall_offset_us, slept: 0, sleeps_since: None }
     }
@@ -126,7 +126,7 @@ impl NodeClock {
     }
 }
 
-/// Returns how far a clock of this rate advances in a true time.
+/// Returns how far a clock of this rate advances in this true time.
 fn scaled(time: Ns, ppm: i64) -> u64 {
     let change = i128::from(time) * i128::from(ppm) / 1_000_000;
     time.saturating_add_signed(i64::try_from(change).unwrap_or_default())
@@ -134,7 +134,7 @@ fn scaled(time: Ns, ppm: i64) -> u64 {
 
 /// Returns the true time in which a clock of this rate advances by `time`.
 fn unscaled(time: u64, ppm: i64) -> Ns {
-    let million = 1_000_000 + ppm;
-    let true_time = i128::from(time) * 1_000_000 / i128::from(million);
+    let per_million = 1_000_000 + ppm;
+    let true_time = i128::from(time) * 1_000_000 / i128::from(per_million);
     u64::try_from(true_time).unwrap_or(NEVER_NS)
 }

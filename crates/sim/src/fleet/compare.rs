@@ -26,7 +26,7 @@ pub fn comparisons() -> impl Iterator<Item = Comparison> {
     let cases: [Case; 5] = [
         (
             "a refusal of the queue node decides a first attempt",
-            "8 clients that queue and 8 that are new each time, held for 5 to 15 ms, for a minute",
+            "8 clients that queue and 8 that do not remember contention, held for 5 to 15 ms, for a minute",
             ClientRule::QueueNodeOutvoted,
             newcomers(),
             shares,
@@ -35,7 +35,7 @@ pub fn comparisons() -> impl Iterator<Item = Comparison> {
             "a client waits on the first node that refused it",
             "16 clients, of which 15 do not reach the queue node, held for 2 to 4 s, for 10 minutes",
             ClientRule::WaitsOnQueueNode,
-            far_queue_node(),
+            unreachable_queue_node(),
             costs,
         ),
         (
@@ -46,7 +46,7 @@ pub fn comparisons() -> impl Iterator<Item = Comparison> {
             shares,
         ),
         (
-            "a waiter looks past the queue node",
+            "a waiter bypasses the queue node if only that node refuses",
             "16 clients, held for 5 to 15 ms, with a ttl of 10 s; a RELEASE to the queue node is lost \
              every 20 s, for 10 minutes",
             ClientRule::NeverBypasses,
@@ -70,25 +70,25 @@ pub fn comparisons() -> impl Iterator<Item = Comparison> {
     })
 }
 
-/// Figures of clients for single keys beside clients for several keys.
+/// Figures of clients that lock one key, beside clients that lock two keys at once.
 #[derive(Clone, Debug)]
-pub struct Mixed {
-    /// Locks of the clients for single keys in a run without other clients.
+pub struct SeveralKeysCost {
+    /// Number of locks of one key in a run without other clients.
     pub alone: u64,
-    /// Locks of the clients for single keys beside clients for several keys.
+    /// Number of locks of one key in a run beside clients that lock two keys.
     pub beside: u64,
-    /// Locks of the clients for several keys in the same run.
+    /// Number of locks of two keys in that run.
     pub several: u64,
-    /// Mean and longest wait of the clients for single keys in that run.
+    /// Mean and longest wait for a lock of one key in that run.
     pub single_waits: (Duration, Duration),
-    /// Mean and longest wait of the clients for several keys.
+    /// Mean and longest wait for a lock of two keys in that run.
     pub several_waits: (Duration, Duration),
 }
 
-/// Runs eight clients for one of four keys, and four clients for two of them.
+/// Runs eight clients that lock one of four keys each, alone and beside four that lock two keys.
 ///
 /// Each client rests for up to `rest_ms` after each lock, and holds a lock for 5 to 15 ms.
-pub fn mixed(rest_ms: u64, seconds: u64) -> Mixed {
+pub fn several_keys_cost(rest_ms: u64, seconds: u64) -> SeveralKeysCost {
     const SINGLE: usize = 8;
     let sets: Vec<Vec<usize>> = (0..SINGLE).map(|client| vec![client % 4]).collect();
     let pairs = [vec![0, 1], vec![1, 2], vec![2, 3], vec![0, 3]];
@@ -107,7 +107,7 @@ pub fn mixed(rest_ms: u64, seconds: u64) -> Mixed {
         )
     };
     let clients = beside.locks_of_each.len();
-    Mixed {
+    SeveralKeysCost {
         alone: alone.locks(),
         beside: beside.locks_of_each[..SINGLE].iter().sum(),
         several: beside.locks_of_each[SINGLE..].iter().sum(),
@@ -125,7 +125,7 @@ fn newcomers() -> Plan {
     Plan::of_clients(16, &habits((5 * MS, 15 * MS)), 60 * SECOND).with_newcomers(8)
 }
 
-fn far_queue_node() -> Plan {
+fn unreachable_queue_node() -> Plan {
     Plan::of_clients(16, &habits((2 * SECOND, 4 * SECOND)), 600 * SECOND)
         .with_unreachable_queue_node(15)
 }
@@ -164,7 +164,7 @@ fn costs(report: &Report) -> String {
 
 fn totals(report: &Report) -> String {
     let pause = report.longest_pause.as_secs_f64();
-    format!("{} locks, none for {pause:.1} s at most", report.locks())
+    format!("{} locks, longest pause {pause:.1} s", report.locks())
 }
 
 fn wins(report: &Report) -> String {

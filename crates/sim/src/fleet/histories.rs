@@ -1,6 +1,6 @@
 //! Replays the histories with the driver of this crate.
 //!
-//! With `QUORLOCK_RECORD=1`, also writes the requests of this driver into the histories.
+//! With `QUORLOCK_RECORD=1`, first writes into the histories what this driver does.
 
 #[path = "../../histories/mod.rs"]
 mod history;
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use history::{Answer, Connection, Done, Driver, TTL_MS, Told};
+use history::{Answer, Connection, Driver, Input, Output, TTL_MS};
 use quorlock_core::client::{Command, Keys, Mode, NodeError, Request, Response, Spec, Token};
 use quorlock_core::quorum::ExtensionVerdict;
 use quorlock_core::{Fence, Ttl};
@@ -24,7 +24,7 @@ use super::simulation::WARM_UP;
 use super::trace::Trace;
 use super::world::{Note, World};
 
-/// The keys of the histories. Of three nodes, node 0 is the queue node of both.
+/// The keys of the histories. Among three nodes, node 0 is the queue node of both keys.
 const KEYS: [&str; 2] = ["report", "nightly"];
 
 #[test]
@@ -38,7 +38,7 @@ fn simulated_driver_repeats_the_histories() {
 
 /// A process whose nodes do what a history says.
 ///
-/// If `MACHINES_FIRST`, the machines of calls hear of a lost connection before the links do.
+/// If `MACHINES_FIRST`, the other state machines learn of a lost connection before the links do.
 struct Replay<const MACHINES_FIRST: bool> {
     process: Process,
     world: World,
@@ -50,7 +50,7 @@ struct Replay<const MACHINES_FIRST: bool> {
     /// Locks whose extension the program awaits.
     extending: Vec<u64>,
     detached: BTreeMap<String, (Token, Arc<Spec>)>,
-    done: Vec<Done>,
+    outputs: Vec<Output>,
 }
 
 struct Node {
@@ -82,15 +82,15 @@ impl<const MACHINES_FIRST: bool> Driver for Replay<MACHINES_FIRST> {
             locks: BTreeMap::new(),
             extending: Vec::new(),
             detached: BTreeMap::new(),
-            done: Vec::new(),
+            outputs: Vec::new(),
         }
     }
 
-    fn tell(&mut self, told: &Told) {
+    fn apply(&mut self, input: &Input) {
         let mut until = self.world.now;
-        match told {
-            Told::Connect => self.process.begin(&mut self.world),
-            Told::Acquire { lock, key, wait, renew } => {
+        match input {
+            Input::Connect => self.process.begin(&mut self.world),
+            Input::Acquire { lock, key, wait, renew } => {
                 let key_set = self.world.plan.key_index(key.as_bytes());
                 let spec = Arc::new(Spec {
                     keys: self.world.plan.key_sets[key_set].clone(),
@@ -107,51 +107,51 @@ impl<const MACHINES_FIRST: bool> Driver for Replay<MACHINES_FIRST> {
                     self.process.call(caller, key_set, &spec, *wait, *renew, &mut self.world);
                 self.locks.insert(lock.clone(), call);
             }
-            Told::Attach { lock, detached } => {
+            Input::Attach { lock, detached } => {
                 let (token, spec) = self.detached.remove(detached).expect("it was detached");
                 let key_set = self.world.plan.key_index(spec.keys.first());
                 let caller = self.add_caller();
                 let call = self.process.attach(caller, key_set, &spec, token, &mut self.world);
                 self.locks.insert(lock.clone(), call);
             }
-            Told::Cancel(lock) => self.process.cancel(self.locks[lock], &mut self.world),
-            Told::Extend(lock) => {
+            Input::Cancel(lock) => self.process.cancel(self.locks[lock], &mut self.world),
+            Input::Extend(lock) => {
                 let lock = self.locks[lock];
                 self.extending.push(lock);
                 assert!(self.process.extend(lock, &mut self.world), "the lock has ended");
             }
-            Told::Release(lock) => {
+            Input::Release(lock) => {
                 let caller = self.add_caller();
                 self.process.release_lock(self.locks[lock], Some(caller), &mut self.world);
             }
-            Told::Drop(lock) => self.process.release_lock(self.locks[lock], None, &mut self.world),
-            Told::Detach(lock) => {
-                let left =
+            Input::Drop(lock) => self.process.release_lock(self.locks[lock], None, &mut self.world),
+            Input::Detach(lock) => {
+                let detached =
                     self.process.detach(self.locks[lock], &mut self.world).expect("it is held");
-                self.detached.insert(lock.clone(), left);
+                self.detached.insert(lock.clone(), detached);
             }
-            Told::Answer(connection, answer) => {
+            Input::Answer(connection, answer) => {
                 let conn = self.conn(*connection);
                 let unanswered = self.unanswered.get_mut(&conn).filter(|requests| **requests > 0);
                 *unanswered.unwrap_or_else(|| panic!("{connection} has no request")) -= 1;
                 self.world.send_down(conn, Down::Response(response(*answer)));
             }
-            Told::Lose(connection) => {
+            Input::Lose(connection) => {
                 let conn = self.conn(*connection);
                 self.names.remove(&conn);
                 self.process.lose(conn, "the history says so", &mut self.world);
             }
-            Told::Refuse(node) => self.nodes[*node].accepts = false,
-            Told::Accept(node) => self.nodes[*node].accepts = true,
-            Told::Pass(time) => until += Ns::try_from(time.as_nanos()).unwrap(),
+            Input::Refuse(node) => self.nodes[*node].accepts = false,
+            Input::Accept(node) => self.nodes[*node].accepts = true,
+            Input::Pass(time) => until += Ns::try_from(time.as_nanos()).unwrap(),
         }
-        assert_eq!(until % MS, 0, "the other driver has timers of whole milliseconds");
+        assert_eq!(until % MS, 0, "the timers of the client crate have whole milliseconds");
         self.process.settle(&mut self.world);
         self.run_until(until);
     }
 
-    fn take_done(&mut self) -> Vec<Done> {
-        std::mem::take(&mut self.done)
+    fn take_outputs(&mut self) -> Vec<Output> {
+        std::mem::take(&mut self.outputs)
     }
 }
 
@@ -205,7 +205,7 @@ impl<const MACHINES_FIRST: bool> Replay<MACHINES_FIRST> {
         }
     }
 
-    /// Answers requests to connect. The history answers all other requests.
+    /// Answers requests to connect, and HELLO. The history answers all other requests.
     fn arrive(&mut self, conn: Conn, message: Up) {
         let node = self.world.network.connection(conn).node;
         match message {
@@ -213,7 +213,7 @@ impl<const MACHINES_FIRST: bool> Replay<MACHINES_FIRST> {
                 self.nodes[node].connections += 1;
                 let name = Connection { node, number: self.nodes[node].connections };
                 self.names.insert(conn, name);
-                self.done.push(Done::Connects(name));
+                self.outputs.push(Output::Connects(name));
                 self.world.send_down(conn, Down::Connected);
             }
             Up::Connect => self.world.send_down(conn, Down::Refused),
@@ -223,12 +223,12 @@ impl<const MACHINES_FIRST: bool> Replay<MACHINES_FIRST> {
             }
             Up::Request(packet) => {
                 let command = command(&packet.spec, &packet.request);
-                self.done.push(Done::Sends(self.names[&conn], command));
+                self.outputs.push(Output::Sends(self.names[&conn], command));
                 *self.unanswered.entry(conn).or_default() += 1;
             }
             Up::Close => {
                 if let Some(name) = self.names.get(&conn) {
-                    self.done.push(Done::Closes(*name));
+                    self.outputs.push(Output::Closes(*name));
                 }
             }
         }
@@ -257,7 +257,7 @@ impl<const MACHINES_FIRST: bool> Replay<MACHINES_FIRST> {
                 }
                 Note::Released { .. } | Note::Detached { .. } => continue,
             };
-            self.done.push(Done::Learns(self.lock(machine), what));
+            self.outputs.push(Output::Learns(self.lock(machine), what));
         }
     }
 }

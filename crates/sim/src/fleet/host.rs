@@ -11,7 +11,7 @@ use quorlock_core::node::{
 use quorlock_core::{Fence, Ttl};
 use std::time::Duration;
 
-use super::claims::{Claim, Kind};
+use super::claims::{Claim, ClaimKind};
 use super::clock::{NodeClock, Ns, SECOND};
 use super::events::Event;
 use super::network::{Conn, Down, Packet, Up};
@@ -99,15 +99,17 @@ impl World {
         let node = self.network.connection(conn).node;
         self.activity += 1;
         let host = &mut self.hosts[node];
-        #[expect(clippy::match_same_arms, reason = "the guard of the arm before it decides")]
+        #[expect(clippy::match_same_arms, reason = "a guarded arm lies between the equal arms")]
         match (host.state, &message) {
             (State::HostDown, _) | (State::ServerDown, Up::Close) => {}
             (State::ServerDown, Up::Connect) => self.send_down(conn, Down::Refused),
             (State::Up, Up::Connect) => {
-                self.network.connection(conn).accepted_by = Some(host.restarts);
+                self.network.connection(conn).accepted_in_run = Some(host.restarts);
                 self.send_down(conn, Down::Connected);
             }
-            (State::Up, _) if self.network.connection(conn).accepted_by == Some(host.restarts) => {
+            (State::Up, _)
+                if self.network.connection(conn).accepted_in_run == Some(host.restarts) =>
+            {
                 host.inbox.push_back((conn, message));
                 self.read(node);
             }
@@ -130,7 +132,7 @@ impl World {
             }
             let Some((conn, message)) = host.inbox.pop_front() else { return };
             host.busy_until = self.now + host.service;
-            if self.network.connection(conn).accepted_by != Some(host.restarts) {
+            if self.network.connection(conn).accepted_in_run != Some(host.restarts) {
                 continue;
             }
             match message {
@@ -167,7 +169,7 @@ impl World {
         host.wakes_at = None;
         host.busy_until = 0;
         for conn in self.network.of_node(node) {
-            let accepted = self.network.connection(conn).accepted_by.take().is_some();
+            let accepted = self.network.connection(conn).accepted_in_run.take().is_some();
             // The host of an ended server closes its connections. A host that is off sends nothing.
             match state {
                 State::ServerDown if accepted => self.send_down(conn, Down::Closed),
@@ -206,7 +208,7 @@ impl World {
         let Some((of, every)) = self.plan.lost_release_every else { return false };
         // Only a RELEASE that would end a lease is lost.
         let frees = (self.claims.at(node, 0, self.now))
-            .any(|claim| claim.token == token && claim.kind == Kind::Lease);
+            .any(|claim| claim.token == token && claim.kind == ClaimKind::Lease);
         let is_due = of == node && frees && self.now / every > self.releases_lost;
         self.releases_lost += u64::from(is_due);
         is_due
@@ -224,7 +226,7 @@ impl World {
             let now = host.clock.at(self.now);
             host.server.remove(now, 0, name.as_bytes(), node::KeyEvent::Removed);
             let claims: Vec<Claim> = self.claims.at(node, key, self.now).collect();
-            for claim in claims.iter().filter(|claim| claim.kind != Kind::Waiter) {
+            for claim in claims.iter().filter(|claim| claim.kind != ClaimKind::Waiter) {
                 self.claims.end(node, key, claim.token, claim.kind, self.now, self.now);
                 ended.push(claim.token);
             }
@@ -234,7 +236,7 @@ impl World {
         let majority = self.plan.nodes / 2 + 1;
         let count = |token: &Token| ended.iter().filter(|other| *other == token).count();
         if let Some(token) = ended.iter().find(|token| count(token) >= majority) {
-            self.ended_everywhere.push((*token, self.now));
+            self.ended_on_majority.push((*token, self.now));
         }
         self.ended.append(&mut ended);
     }
@@ -277,12 +279,12 @@ impl World {
             let known = self
                 .claims
                 .at(node, key, self.now)
-                .any(|claim| claim.token == token && claim.kind != Kind::Waiter);
+                .any(|claim| claim.token == token && claim.kind != ClaimKind::Waiter);
             if known {
-                self.claims.end(node, key, token, Kind::Foreign, self.now, until);
+                self.claims.end(node, key, token, ClaimKind::Foreign, self.now, until);
             } else if has_restarted || !is_unknown {
                 let mode = Mode::Exclusive;
-                let claim = Claim { token, kind: Kind::Foreign, mode, since: self.now, until };
+                let claim = Claim { token, kind: ClaimKind::Foreign, mode, since: self.now, until };
                 self.claims.begin(node, key, claim);
             }
         }
@@ -292,7 +294,7 @@ impl World {
     pub(super) fn node_loses(&mut self, conn: Conn) {
         let connection = self.network.connection(conn);
         let node = connection.node;
-        if connection.accepted_by.take() != Some(self.hosts[node].restarts) {
+        if connection.accepted_in_run.take() != Some(self.hosts[node].restarts) {
             return;
         }
         let host = &mut self.hosts[node];
@@ -301,7 +303,7 @@ impl World {
             if let Some(blocked) = host.blocked.remove(&ticket) {
                 for &key in &blocked.keys {
                     let now = self.now;
-                    self.claims.end(node, key, blocked.token, Kind::Waiter, now, now);
+                    self.claims.end(node, key, blocked.token, ClaimKind::Waiter, now, now);
                 }
             }
             let _ = host.server.node.disconnect(ticket);
@@ -332,7 +334,7 @@ impl World {
             let Some(blocked) = host.blocked.remove(&ticket) else { continue };
             let reply = host.server.node.answer(ticket);
             for &key in &blocked.keys {
-                self.claims.end(node, key, blocked.token, Kind::Waiter, self.now, self.now);
+                self.claims.end(node, key, blocked.token, ClaimKind::Waiter, self.now, self.now);
             }
             let response = match reply {
                 WaitReply::Granted { fence, waited_us, key } => {
@@ -369,10 +371,10 @@ impl World {
     ) {
         let deadline = now.monotonic.plus_us(ttl.us());
         let until = self.hosts[node].clock.when(deadline, self.now);
-        self.last_grant = self.now;
+        self.last_lease_at = self.now;
         for &key in keys {
             self.check_joins_no_revoked_lock(node, key, mode);
-            let claim = Claim { token, kind: Kind::Lease, mode, since: self.now, until };
+            let claim = Claim { token, kind: ClaimKind::Lease, mode, since: self.now, until };
             self.claims.begin(node, key, claim);
         }
     }
@@ -381,7 +383,7 @@ impl World {
     fn check_joins_no_revoked_lock(&mut self, node: usize, key: usize, mode: Mode) {
         let revoked = |&&(other, of, _): &&(usize, usize, Ns)| (other, of) == (node, key);
         let Some(&(_, _, at)) = self.revocations.iter().rev().find(revoked) else { return };
-        let is_revoked = |claim: Claim| claim.kind == Kind::Lease && claim.since <= at;
+        let is_revoked = |claim: Claim| claim.kind == ClaimKind::Lease && claim.since <= at;
         if mode == Mode::Shared && self.claims.at(node, key, self.now).any(is_revoked) {
             self.violate(format!("n{node} lets a reader join a lock that was revoked"));
         }
@@ -456,7 +458,7 @@ impl World {
                         let blocked = Blocked { conn, token, keys: keys.clone(), ttl, mode };
                         host.blocked.insert(ticket, blocked);
                         for &key in &keys {
-                            let (kind, since) = (Kind::Waiter, self.now);
+                            let (kind, since) = (ClaimKind::Waiter, self.now);
                             let claim = Claim { token, kind, mode, since, until };
                             self.claims.begin(node, key, claim);
                         }
@@ -496,7 +498,7 @@ impl World {
                 Some(match host.server.execute(now, &command) {
                     Ok(Reply::Extended(fence)) => {
                         for &key in &keys {
-                            for kind in [Kind::Lease, Kind::Foreign] {
+                            for kind in [ClaimKind::Lease, ClaimKind::Foreign] {
                                 let now = self.now;
                                 self.claims.end(node, key, request.token, kind, now, now);
                             }
@@ -513,7 +515,7 @@ impl World {
                 let release = node::Release { db, keys: &names, token: &token };
                 let reply = host.server.execute(now, &node::Command::Release(release));
                 for &key in &keys {
-                    for kind in [Kind::Lease, Kind::Foreign, Kind::Waiter] {
+                    for kind in [ClaimKind::Lease, ClaimKind::Foreign, ClaimKind::Waiter] {
                         self.claims.end(node, key, request.token, kind, self.now, self.now);
                     }
                 }
@@ -568,11 +570,11 @@ fn refused(reply: &Result<Reply, CommandError>) -> Response {
     }
 }
 
-/// Returns the error that the client's transport makes of the reply of the module.
+/// Returns the error to which the client's transport converts an error reply of the module.
 fn failed(error: &CommandError) -> Response {
     Response::Failed(match error {
         CommandError::Abstaining { reason, left_ms } => {
-            // The reason leaves out the time that is left, which would make all errors differ.
+            // The reason omits the remaining time, which would make all errors differ.
             let _ = left_ms;
             NodeError::Abstains { reason: reason.word().into() }
         }
@@ -580,18 +582,18 @@ fn failed(error: &CommandError) -> Response {
             NodeError::ClockBehind { reason: "FENCE lies too far ahead".into() }
         }
         CommandError::BadFence(error @ FenceError::Below { .. }) => {
-            NodeError::Refused(format!("ERR {error}"))
+            NodeError::ErrorReply(format!("ERR {error}"))
         }
         CommandError::QueueFull { max_waiters } => {
             NodeError::QueueFull { reason: format!("{max_waiters} clients wait") }
         }
-        CommandError::WrongType => NodeError::Refused("WRONGTYPE Operation".into()),
-        CommandError::OtherKeys => NodeError::Refused("ERR other keys".into()),
+        CommandError::WrongType => NodeError::ErrorReply("WRONGTYPE Operation".into()),
+        CommandError::OtherKeys => NodeError::ErrorReply("ERR other keys".into()),
         CommandError::Revoked { left_ms } => NodeError::Revoked { left_ms: *left_ms },
-        CommandError::NoExpiry => NodeError::Refused("ERR no expiry".into()),
-        CommandError::NotWritten => NodeError::Refused("ERR not written".into()),
+        CommandError::NoExpiry => NodeError::ErrorReply("ERR no expiry".into()),
+        CommandError::NotWritten => NodeError::ErrorReply("ERR not written".into()),
         CommandError::SeveralShared | CommandError::TokenInUse => {
-            NodeError::Refused("ERR shared".into())
+            NodeError::ErrorReply("ERR shared".into())
         }
     })
 }

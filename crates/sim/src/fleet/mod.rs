@@ -2,8 +2,8 @@
 //! of `quorlock_core::node`, with a network and clocks that a seed draws, and checkers.
 //!
 //! - [`Plan`]: what a seed draws. [`run`]: runs it. [`Report`]: the result.
-//! - [`comparisons`]: what each rule about waiting achieves. [`mixed`]: what locks of several keys
-//!   cost locks of one key.
+//! - [`comparisons`]: what each rule about waiting achieves. [`several_keys_cost`]: how much locks
+//!   of several keys slow down locks of one key.
 //! - [`Mutant`]: a rule broken on purpose, which the checkers must notice.
 //! - `histories`: replays recorded histories, which this driver and the driver of the client crate
 //!   must repeat exactly.
@@ -31,9 +31,9 @@ mod world;
 
 use std::time::Duration;
 
-pub use compare::{Comparison, Mixed, comparisons, mixed};
+pub use compare::{Comparison, SeveralKeysCost, comparisons, several_keys_cost};
 pub use mutant::{ClientRule, Mutant, NodeRule};
-pub use plan::{Kind, Plan};
+pub use plan::{LockKind, Plan};
 pub use simulation::run;
 
 /// The result of a run.
@@ -41,7 +41,7 @@ pub use simulation::run;
 pub struct Report {
     /// The seed of its plan.
     pub seed: u64,
-    /// The violation, if any.
+    /// The first violation, if any.
     pub violation: Option<String>,
     /// Number of locks that each caller acquired.
     pub locks_of_each: Vec<u64>,
@@ -52,7 +52,7 @@ pub struct Report {
     /// Largest number of locks of one set of keys that were held at the same time, such as the
     /// readers of one key, or the permits of one semaphore.
     pub most_together: usize,
-    /// Longest time between two grants.
+    /// Longest time from one acquired lock to the next.
     pub longest_pause: Duration,
     /// Number of commands that the nodes executed.
     pub commands: u64,

@@ -4,7 +4,7 @@ pub use quorlock_core::client::Mutant as ClientRule;
 pub use quorlock_core::node::Mutant as NodeRule;
 use quorlock_core::{client, node};
 
-use super::Kind;
+use super::LockKind;
 
 /// A rule broken on purpose, which the checkers must notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,7 +20,7 @@ pub enum Mutant {
 }
 
 impl Mutant {
-    /// Every mutant.
+    /// Every mutant whose harm a fleet shows.
     pub fn all() -> impl Iterator<Item = Self> {
         let own = [Self::NoAbstention, Self::LateRelease];
         let of_clients =
@@ -30,7 +30,7 @@ impl Mutant {
     }
 
     /// Returns the kind of lock whose fleets show the harm.
-    pub fn kind(self) -> Kind {
+    pub fn kind(self) -> LockKind {
         match self {
             Self::Client(
                 ClientRule::LongWaitIsLost
@@ -43,10 +43,10 @@ impl Mutant {
                 | NodeRule::ShareForgetsQueue
                 | NodeRule::MirrorNamesHolder
                 | NodeRule::RevokedAdmitsHolders,
-            ) => Kind::Shared,
+            ) => LockKind::Shared,
             Self::Client(ClientRule::TakenSlotAskedAgain)
-            | Self::Node(NodeRule::AnyWaitsForFirst) => Kind::Permits,
-            Self::NoAbstention | Self::LateRelease | Self::Client(_) => Kind::Exclusive,
+            | Self::Node(NodeRule::AnyWaitsForFirst) => LockKind::Permits,
+            Self::NoAbstention | Self::LateRelease | Self::Client(_) => LockKind::Exclusive,
         }
     }
 

@@ -58,7 +58,7 @@ pub(super) struct Path {
     pub(super) spike: Ns,
     /// Number of faults that block each direction.
     pub(super) blocked: [u32; 2],
-    /// Connections that may still carry messages.
+    /// Connections that may still carry messages, even if the process has closed them.
     open: Vec<Conn>,
 }
 
@@ -73,11 +73,11 @@ pub(super) enum Direction {
 pub(super) struct Connection {
     pub(super) process: usize,
     pub(super) node: usize,
-    /// Whether the process still uses the connection: it has not closed it, nor learned of its end.
+    /// Whether the process has neither closed the connection nor learned of its end.
     pub(super) is_open: bool,
     /// The number of restarts of the node when it accepted the connection; `None` before that, and
     /// after the node has closed it.
-    pub(super) accepted_by: Option<u32>,
+    pub(super) accepted_in_run: Option<u32>,
     up: Stream<Up>,
     down: Stream<Down>,
 }
@@ -89,7 +89,7 @@ struct Stream<M> {
     arrived: u64,
     /// The number of the first message that is lost.
     lost_from: u64,
-    /// Messages that wait for a blocked path.
+    /// Messages that wait while the path is blocked.
     held: VecDeque<M>,
 }
 
@@ -123,13 +123,13 @@ impl Network {
         &mut self.connections[conn]
     }
 
-    /// Returns all live connections of a node.
+    /// Returns the connections of a node that may still carry messages.
     pub(super) fn of_node(&self, node: usize) -> Vec<Conn> {
         let paths = self.paths.iter().skip(node).step_by(self.nodes);
         paths.flat_map(|path| path.open.iter().copied()).collect()
     }
 
-    /// Returns all live connections of a path.
+    /// Returns the connections of a path that may still carry messages.
     pub(super) fn of_path(&self, process: usize, node: usize) -> Vec<Conn> {
         self.paths[process * self.nodes + node].open.clone()
     }
@@ -148,7 +148,7 @@ impl Network {
             process,
             node,
             is_open: true,
-            accepted_by: None,
+            accepted_in_run: None,
             up,
             down,
         });
@@ -188,7 +188,7 @@ impl Network {
         }
     }
 
-    /// Closes the end of a connection that the process has, and tells the node.
+    /// Closes a connection on the side of the process, and tells the node.
     pub(super) fn close(&mut self, conn: Conn, now: Ns, events: &mut Events) {
         if std::mem::replace(&mut self.connections[conn].is_open, false) {
             self.send_up(conn, Up::Close, now, events);
@@ -233,8 +233,8 @@ impl Network {
         self.path(process, node).blocked[direction as usize] += 1;
     }
 
-    /// Ends one fault that blocks a direction of a path. After the last one, the blocked messages
-    /// are sent again with a random delay.
+    /// Ends a fault that blocks a direction of a path. Once no fault blocks the direction, the held
+    /// messages are sent with a random delay.
     pub(super) fn unblock(
         &mut self,
         process: usize,

@@ -22,7 +22,7 @@ pub(super) const RECOVERY: Ns = 3 * SECOND;
 
 /// The kinds of lock in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum LockKind {
     /// Exclusive locks of one key or of several at once.
     Exclusive,
     /// Shared locks beside exclusive locks of the same keys. Exclusive locks may become shared.
@@ -31,7 +31,7 @@ pub enum Kind {
     Permits,
 }
 
-impl Kind {
+impl LockKind {
     /// Every kind.
     pub const ALL: [Self; 3] = [Self::Exclusive, Self::Shared, Self::Permits];
 
@@ -60,8 +60,8 @@ pub struct Plan {
     /// The keys of each set, as indexes of `names`.
     pub(super) members: Vec<Vec<usize>>,
     /// The sets of which a lock takes one key, as indexes of `key_sets`.
-    pub(super) any: Vec<usize>,
-    pub(super) kind: Kind,
+    pub(super) any_sets: Vec<usize>,
+    pub(super) kind: LockKind,
     pub(super) habits: Habits,
     /// Number of seats of a process on each node.
     pub(super) seats: usize,
@@ -103,7 +103,7 @@ pub(super) struct Habits {
     pub(super) ttls_ms: Vec<u64>,
     pub(super) hold: (Ns, Ns),
     pub(super) rest: (Ns, Ns),
-    /// Shares of calls that do not wait, wait shortly, and wait long. Others wait without a limit.
+    /// Shares of calls that do not wait, wait briefly, and wait long. Others wait without a limit.
     pub(super) waits_percent: [u32; 3],
     pub(super) renew_percent: u32,
     pub(super) extend_percent: u32,
@@ -121,14 +121,14 @@ pub(super) struct Habits {
 }
 
 impl Habits {
-    fn draw_kind(&mut self, kind: Kind, rng: &mut StdRng) {
+    fn draw_kind(&mut self, kind: LockKind, rng: &mut StdRng) {
         match kind {
-            Kind::Exclusive => {}
-            Kind::Shared => {
+            LockKind::Exclusive => {}
+            LockKind::Shared => {
                 self.share_percent = pick(rng, &[30, 60, 60, 90, 97]);
                 self.downgrade_percent = pick(rng, &[0, 30, 80]);
             }
-            Kind::Permits => self.first_set_percent = pick(rng, &[50, 80, 100]),
+            LockKind::Permits => self.first_set_percent = pick(rng, &[50, 80, 100]),
         }
     }
 }
@@ -198,14 +198,14 @@ pub(super) enum FaultKind {
 impl Plan {
     /// Draws the plan of a seed, with exclusive locks.
     pub fn draw(seed: u64) -> Self {
-        Self::draw_of(Kind::Exclusive, seed)
+        Self::draw_of(LockKind::Exclusive, seed)
     }
 
     /// Draws the plan of a seed, with locks of this kind.
     ///
     /// A separate generator draws the parts that exclusive locks do not have. So a change of
     /// another kind does not change the runs of exclusive locks.
-    pub fn draw_of(kind: Kind, seed: u64) -> Self {
+    pub fn draw_of(kind: LockKind, seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let rng = &mut rng;
         let mut kind_rng = StdRng::seed_from_u64(seed ^ 0x006b_696e_6400 ^ kind as u64);
@@ -218,10 +218,10 @@ impl Plan {
         };
         let callers = rng.random_range(1..=(48 / processes).clamp(1, 6));
         let (names, members) = draw_keys(rng);
-        let (names, members, any) = match kind {
-            Kind::Exclusive => (names, members, Vec::new()),
-            Kind::Shared => draw_shared_keys(&mut kind_rng),
-            Kind::Permits => draw_slots(&mut kind_rng),
+        let (names, members, any_sets) = match kind {
+            LockKind::Exclusive => (names, members, Vec::new()),
+            LockKind::Shared => draw_shared_keys(&mut kind_rng),
+            LockKind::Permits => draw_slots(&mut kind_rng),
         };
         let (paths, round_trip) = draw_paths(rng, nodes, processes);
         let length = pick(rng, &[4, 8, 15, 30, 60, 90]) * SECOND;
@@ -246,7 +246,7 @@ impl Plan {
             key_sets: sets(&names, &members),
             names,
             members,
-            any,
+            any_sets,
             kind,
             habits,
             seats: pick(rng, &[limits::SEATS_MAX, limits::SEATS_MAX, limits::SEATS_MAX, 1, 2]),
@@ -300,8 +300,8 @@ impl Plan {
             key_sets: sets(&names, &members),
             names,
             members,
-            any: Vec::new(),
-            kind: Kind::Exclusive,
+            any_sets: Vec::new(),
+            kind: LockKind::Exclusive,
             habits: habits.clone(),
             seats: limits::SEATS_MAX,
             max_waiters: 1000,
@@ -385,10 +385,10 @@ impl Plan {
 
     /// Returns the choices of a call for a set of keys. The call needs all keys of one choice.
     ///
-    /// If a lock takes one key of the set, each key is a choice. Otherwise the whole set is one.
+    /// If a lock takes one key of the set, each key is a choice. Otherwise the set is the only one.
     pub(super) fn choices(&self, set: usize) -> impl Iterator<Item = &[usize]> {
         let members = &self.members[set];
-        members.chunks(if self.any.contains(&set) { 1 } else { members.len() })
+        members.chunks(if self.any_sets.contains(&set) { 1 } else { members.len() })
     }
 
     /// Returns the longest duration of a lease.
@@ -456,7 +456,7 @@ impl Plan {
     ///
     /// One node may be down all the time.
     fn draw_meetings(&mut self, rng: &mut StdRng) {
-        if self.kind == Kind::Permits {
+        if self.kind == LockKind::Permits {
             self.members.truncate(1);
         } else {
             self.names.truncate(1);
@@ -485,12 +485,12 @@ impl Plan {
         }
     }
 
-    /// Draws an operator who ends locks. After each end, one of its nodes pauses for a while.
+    /// Draws an operator who ends locks on a majority, one node of which then pauses for a while.
     ///
     /// Draws no operator if a lock may have several keys.
     fn draw_operator(&mut self, rng: &mut StdRng) {
         let is_of_several =
-            |(set, keys): (usize, &Vec<usize>)| keys.len() > 1 && !self.any.contains(&set);
+            |(set, keys): (usize, &Vec<usize>)| keys.len() > 1 && !self.any_sets.contains(&set);
         if self.members.iter().enumerate().any(is_of_several) {
             return;
         }
@@ -538,11 +538,11 @@ impl Plan {
         self.keep_apart();
     }
 
-    /// Draws a fleet of which a majority needs every node that may vote, and locks of several keys
-    /// beside locks of one of these keys.
+    /// Draws a fleet in which a majority needs every node that may vote. Programs lock several keys
+    /// at once, and also single ones of these keys.
     fn draw_scarcity(&mut self, rng: &mut StdRng) {
         let is_single = |set: &Vec<usize>| set.len() == 1;
-        if self.kind == Kind::Exclusive && self.members.iter().all(is_single) {
+        if self.kind == LockKind::Exclusive && self.members.iter().all(is_single) {
             (self.names, self.members) = loop {
                 let (names, members) = draw_keys(rng);
                 if !members.iter().all(is_single) {
@@ -746,12 +746,12 @@ fn draw_slots(rng: &mut StdRng) -> DrawnKeys {
     let prefix: u32 = rng.random();
     let names = (0..slots + more).map(|key| format!("slot {prefix:x} {key:02}")).collect();
     let mut members: Vec<Vec<usize>> = vec![(0..slots).collect()];
-    let mut any = vec![0];
+    let mut any_sets = vec![0];
     let may_be_mixed = rng.random_range(0..10) < 6;
     if may_be_mixed && slots + more > 1 {
         if rng.random() {
             members.push((slots / 2..slots + more).collect());
-            any.push(1);
+            any_sets.push(1);
         }
         let singles = (0..slots + more).filter(|_| rng.random_range(0..4) == 0);
         members.extend(singles.map(|key| vec![key]).collect::<Vec<_>>());
@@ -766,7 +766,7 @@ fn draw_slots(rng: &mut StdRng) -> DrawnKeys {
             sets.push(keys);
         }
     }
-    (names, sets, any)
+    (names, sets, any_sets)
 }
 
 fn draw_paths(rng: &mut StdRng, nodes: usize, processes: usize) -> (Vec<(Ns, Ns)>, Ns) {

@@ -35,7 +35,7 @@ struct Simulation {
     ended_at: Option<Ns>,
     /// When all calls and all faults had ended; `None` before that.
     quiet_at: Option<Ns>,
-    /// The activity of the world at that time.
+    /// The activity of the world at `quiet_at`.
     activity_when_quiet: u64,
     events: u64,
 }
@@ -64,11 +64,12 @@ impl Simulation {
             hash_seed: node as u64,
             defer_wakes: node % 2 == 1,
         };
-        let off_us = -WALL_OFFSET_US..=WALL_OFFSET_US;
+        let wall_offsets = -WALL_OFFSET_US..=WALL_OFFSET_US;
         let hosts = (0..plan.nodes).map(|node| {
             let offset_us = rng.random_range(0..1_000_000_000);
-            let wall_us = rng.random_range(off_us.clone());
-            Host::new(node, settings(node), NodeClock::new(plan.node_ppm[node], offset_us, wall_us))
+            let wall_offset_us = rng.random_range(wall_offsets.clone());
+            let clock = NodeClock::new(plan.node_ppm[node], offset_us, wall_offset_us);
+            Host::new(node, settings(node), clock)
         });
         let hosts = hosts.collect();
         let network = Network::new(plan.nodes, paths, rng.random());
@@ -77,7 +78,7 @@ impl Simulation {
             let (raw_ppm, boot_ppm) = plan.client_ppm[index];
             let offset = Duration::from_millis(rng.random_range(0..1_000_000));
             let clock =
-                ClientClock::new(raw_ppm, boot_ppm, offset, rng.random_range(off_us.clone()));
+                ClientClock::new(raw_ppm, boot_ppm, offset, rng.random_range(wall_offsets.clone()));
             let mut process = Process::new(index, clock, rng.random(), &world);
             process.callers = (0..plan.callers).map(|_| Caller::new(rng.random())).collect();
             if plan.one_set_each {
@@ -128,7 +129,7 @@ impl Simulation {
             if !self.world.notes.is_empty() {
                 self.checks.take_notes(&mut self.world, &self.processes);
             }
-            if self.world.violation.is_some() || self.is_over() {
+            if self.world.violation.is_some() || self.finish_if_over() {
                 break;
             }
         }
@@ -308,21 +309,22 @@ impl Simulation {
         self.world.events.add(next, Event::Sample);
     }
 
-    fn is_over(&mut self) -> bool {
+    fn finish_if_over(&mut self) -> bool {
         let plan = &self.world.plan;
         let longest = plan.ttl_max().max(plan.rejoin_delay_ms * MS);
         if let Some(quiet_at) = self.quiet_at {
             // A request may be in flight for long, and be granted after all calls have ended.
-            let quiet_at = quiet_at.max(self.world.last_grant);
+            let quiet_at = quiet_at.max(self.world.last_lease_at);
             let idle = quiet_at + longest * 102 / 100 + 3 * SECOND;
             if self.world.now >= idle {
                 Checks::check_end(&mut self.world, &self.processes);
                 let seconds = (self.world.now - quiet_at) / SECOND + 1;
                 let paths = self.world.plan.nodes * self.world.plan.processes;
-                let members = (paths + 4) as u64;
+                let sources = (paths + 4) as u64;
                 let activity = self.world.activity - self.activity_when_quiet;
-                // A RELEASE that may have overtaken its ACQUIRE is repeated until the ttl is over.
-                if activity > 1000 * members + seconds * members * 2 {
+                // The limit is high because a RELEASE that may have overtaken its ACQUIRE is
+                // repeated until the ttl is over.
+                if activity > 1000 * sources + seconds * sources * 2 {
                     self.world.violate(format!("{activity} events in {seconds} idle seconds"));
                 }
                 return true;

@@ -28,10 +28,10 @@ pub(super) struct World {
     pub(super) notes: Vec<Note>,
     /// Detached locks that no caller has attached yet.
     pub(super) detached: Vec<DetachedLock>,
-    /// Tokens of locks that an operator has ended on some nodes.
+    /// Tokens of locks that an operator has ended on at least one node.
     pub(super) ended: Vec<Token>,
     /// Tokens of locks that an operator has ended on a majority, and when.
-    pub(super) ended_everywhere: Vec<(Token, Ns)>,
+    pub(super) ended_on_majority: Vec<(Token, Ns)>,
     /// The revocations by an operator: the node, the key, and the time.
     pub(super) revocations: Vec<(usize, usize, Ns)>,
     /// For a token and a node: when the node first answered that the lock is revoked.
@@ -44,7 +44,7 @@ pub(super) struct World {
     /// Number of timers that fired and of messages that arrived.
     pub(super) activity: u64,
     /// When a node last granted a lease.
-    pub(super) last_grant: Ns,
+    pub(super) last_lease_at: Ns,
     pub(super) locks: u64,
     pub(super) repairs: u64,
     pub(super) unconfirmed: u64,
@@ -53,7 +53,7 @@ pub(super) struct World {
     /// Largest number of locks of one set of keys that were held at the same time.
     pub(super) most_together: usize,
     /// When a caller last acquired a lock.
-    pub(super) granted_at: Ns,
+    pub(super) last_acquired_at: Ns,
     /// Longest time in which no caller acquired a lock.
     pub(super) longest_pause: Ns,
 }
@@ -120,20 +120,20 @@ impl World {
             notes: Vec::new(),
             detached: Vec::new(),
             ended: Vec::new(),
-            ended_everywhere: Vec::new(),
+            ended_on_majority: Vec::new(),
             revocations: Vec::new(),
             revoked_answers: Vec::new(),
             violation: None,
             is_ending: false,
             commands: 0,
             activity: 0,
-            last_grant: 0,
+            last_lease_at: 0,
             locks: 0,
             repairs: 0,
             unconfirmed: 0,
             releases_lost: 0,
             most_together: 0,
-            granted_at: WARM_UP,
+            last_acquired_at: WARM_UP,
             longest_pause: 0,
             plan: Arc::clone(plan),
         }

@@ -18,8 +18,8 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/synced_sizes.so
 /// SIGKILL alone would leave these bytes in the memory of the system, and so on the disk.
 ///
 /// Each file in the server's directory is cut back to the size that it had when its last successful
-/// `fsync` or `fdatasync` began. A file that was never synced is left empty. Renaming a file does
-/// not matter. The log of the server is left as it is.
+/// `fsync` or `fdatasync` began, even if it was renamed since. A file that was never synced is left
+/// empty. The log of the server is left as it is.
 ///
 /// The model is simpler than a real disk:
 ///
@@ -104,7 +104,7 @@ struct FileId {
 
 impl FileId {
     fn of(metadata: &Metadata) -> Self {
-        // The birth is zero where the file system does not know it, as in the record.
+        // Where the file system does not know the birth, it is zero, here and in the record.
         let birth = metadata.created().ok().and_then(|birth| birth.duration_since(UNIX_EPOCH).ok());
         Self { inode: metadata.ino(), birth_ns: birth.map_or(0, |birth| birth.as_nanos()) }
     }

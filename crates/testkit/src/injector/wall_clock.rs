@@ -20,22 +20,22 @@ const NS_PER_MS: i64 = 1_000_000;
 /// A wall clock that can be stepped while the servers that were started with it run.
 ///
 /// A step does what an administrator, NTP or the host of a virtual machine does to a real clock.
-/// The clock is right at first. The next reading of the clock shows a step, and the step stays over
+/// The clock is right at first. A step shows at the next reading of the clock, and it outlasts
 /// restarts of the server. All servers with the same `WallClock`, or a clone of it, show the same
 /// time.
 ///
 /// A server may use an earlier reading for a moment: Valkey 9.1 reads the wall clock once a
-/// millisecond, and adds the processor's time stamp counter in between. A server uses the step when
-/// its `TIME` shows it.
+/// millisecond, and adds the processor's time stamp counter in between. A server uses the new time
+/// once its `TIME` shows it.
 ///
-/// A step changes the results of `clock_gettime` for `CLOCK_REALTIME`, `CLOCK_REALTIME_COARSE` and
-/// `CLOCK_TAI`, of `gettimeofday`, `time` and `timespec_get`, for the program and the libraries
-/// that it was linked with. A step does not change the monotonic clocks (`CLOCK_MONOTONIC`, `_RAW`
-/// and `_COARSE`, `CLOCK_BOOTTIME`), the processor's time stamp counter, or the clock inside the
-/// kernel (the times of files, timers on `CLOCK_REALTIME`).
+/// For the program and the libraries that it was linked with, a step changes the results of
+/// `gettimeofday`, `time`, `timespec_get`, and of `clock_gettime` for `CLOCK_REALTIME`,
+/// `CLOCK_REALTIME_COARSE` and `CLOCK_TAI`. A step does not change the monotonic clocks
+/// (`CLOCK_MONOTONIC`, `_RAW` and `_COARSE`, `CLOCK_BOOTTIME`), the processor's time stamp counter,
+/// or the clock inside the kernel (the times of files, timers on `CLOCK_REALTIME`).
 ///
-/// Some servers load modules so that a module calls the C library directly (Valkey, with
-/// `RTLD_DEEPBIND`). Such a module sees a step only in the times that the server gives it.
+/// Some servers, such as Valkey, load a module with `RTLD_DEEPBIND`, so that it calls the C library
+/// directly. Such a module sees a step only in the times that the server gives it.
 ///
 /// ```
 /// use quorlock_testkit::{Inject as _, Server, WallClock};

@@ -22,7 +22,7 @@ pub(super) struct LaneMeter {
     dropped_bytes: AtomicU64,
 }
 
-/// Whether bytes of one connection went to the server, and none to the client since.
+/// Whether bytes of a connection went to the server, and no bytes to the client since.
 #[derive(Debug, Default)]
 pub(super) struct RoundTrip {
     is_open: AtomicBool,

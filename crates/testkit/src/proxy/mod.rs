@@ -30,8 +30,8 @@ const CUT_LIMIT: Duration = Duration::from_secs(5);
 /// are replaced or [healed](Proxy::heal). The proxy runs in a thread of its own, so it works in
 /// synchronous and in asynchronous tests. Dropping the proxy closes its port and all connections.
 ///
-/// The end of a connection travels like its bytes: a server does not learn of a closed connection
-/// while that direction is delayed or held, or its bytes are dropped.
+/// The end of a connection travels like its bytes: the server learns late that a client is gone if
+/// bytes to the server are delayed, and not at all while they are held or dropped.
 #[derive(Debug)]
 pub struct Proxy {
     shared: Arc<Shared>,
@@ -64,7 +64,7 @@ impl Proxy {
         let upstream_url = upstream_url.into();
         let Some(upstream) = Upstream::parse(&upstream_url) else {
             panic!(
-                "a proxy cannot connect to {upstream_url}: name redis://host:port/ or redis+unix:///path"
+                "a proxy cannot connect to {upstream_url}: pass redis://host:port/ or redis+unix:///path"
             );
         };
         let faults = watch::Sender::new(Faults::default());

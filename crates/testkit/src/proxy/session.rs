@@ -88,7 +88,7 @@ async fn forward(
 
 /// Closes a connection so that the other side sees an error.
 fn reset(client: TcpStream) {
-    // If this fails, the connection ends normally: an error too for a client that awaits an answer.
+    // If that fails, the connection closes normally. A client that awaits an answer still fails.
     let _ = client.set_zero_linger();
     drop(client);
 }

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use history::{Done, Driver, TTL_MS, Told};
+use history::{Driver, Input, Output, TTL_MS};
 use quorlock_core::Ttl;
 use quorlock_core::client::{Failure, Keys, Mode, Spec, Token};
 use quorlock_core::quorum::Majority;
@@ -27,8 +27,8 @@ use crate::clock::tests::follow_the_runtime;
 use crate::transport::{BlockingPool, Endpoint};
 
 /// The client is idle when its nodes receive nothing during this many passes of the runtime. An
-/// event wakes a few tasks one after the other, and each of them needs one pass.
-const TURNS_AT_REST: u32 = 32;
+/// event wakes a few tasks one after the other, and each task needs one pass.
+const IDLE_PASSES: u32 = 32;
 /// The step by which the clock advances: tokio's timers have no finer resolution.
 const TICK: Duration = Duration::from_millis(1);
 
@@ -40,11 +40,11 @@ fn driver_repeats_the_histories() {
 /// A client whose nodes answer as a history says.
 struct Replay {
     runtime: Runtime,
-    stage: Stage,
+    setup: Setup,
 }
 
 /// The client and its nodes, which run on the runtime.
-struct Stage {
+struct Setup {
     nodes: Vec<ScriptedNode>,
     shared: Option<Arc<Shared>>,
     calls: BTreeMap<String, AbortHandle>,
@@ -57,7 +57,7 @@ struct Stage {
 #[derive(Clone, Default)]
 struct Program {
     locks: Arc<Mutex<BTreeMap<String, Arc<LockInner>>>>,
-    learnt: Arc<Mutex<Vec<Done>>>,
+    results: Arc<Mutex<Vec<Output>>>,
 }
 
 impl Driver for Replay {
@@ -66,7 +66,7 @@ impl Driver for Replay {
             Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         let folder = TempDir::new().unwrap();
         let node = |index| ScriptedNode::new(index, folder.path().join(index.to_string()));
-        let stage = Stage {
+        let setup = Setup {
             nodes: (0..nodes).map(node).collect(),
             shared: None,
             calls: BTreeMap::new(),
@@ -74,30 +74,30 @@ impl Driver for Replay {
             program: Program::default(),
             _folder: folder,
         };
-        Self { runtime, stage }
+        Self { runtime, setup }
     }
 
-    fn tell(&mut self, told: &Told) {
-        let Self { runtime, stage } = self;
+    fn apply(&mut self, input: &Input) {
+        let Self { runtime, setup } = self;
         runtime.block_on(async {
             follow_the_runtime();
-            stage.tell(told).await;
-            stage.rest().await;
+            setup.apply(input).await;
+            setup.wait_until_idle().await;
         });
     }
 
-    fn take_done(&mut self) -> Vec<Done> {
-        let nodes = self.stage.nodes.iter_mut().flat_map(ScriptedNode::take_done);
-        let learnt = std::mem::take(&mut *self.stage.program.learnt.lock().unwrap());
-        nodes.chain(learnt).collect()
+    fn take_outputs(&mut self) -> Vec<Output> {
+        let nodes = self.setup.nodes.iter_mut().flat_map(ScriptedNode::take_outputs);
+        let results = std::mem::take(&mut *self.setup.program.results.lock().unwrap());
+        nodes.chain(results).collect()
     }
 }
 
-impl Stage {
-    async fn tell(&mut self, told: &Told) {
-        match told {
-            Told::Connect => self.shared = Some(self.connect()),
-            Told::Acquire { lock, key, wait, renew } => {
+impl Setup {
+    async fn apply(&mut self, input: &Input) {
+        match input {
+            Input::Connect => self.shared = Some(self.connect()),
+            Input::Acquire { lock, key, wait, renew } => {
                 let spec = Spec {
                     keys: Keys::from_iter([key]),
                     ttl: Ttl::from_ms(TTL_MS).unwrap(),
@@ -117,14 +117,14 @@ impl Stage {
                     Ok(lock)
                 });
             }
-            Told::Attach { lock, detached } => {
+            Input::Attach { lock, detached } => {
                 let (spec, old) =
                     self.detached.remove(detached).expect("the history detaches this lock");
                 let (shared, spec) = (self.shared(), Spec::clone(&spec));
                 self.call(lock, async move { attach(&shared, spec, old).await });
             }
-            Told::Cancel(lock) => self.calls[lock].abort(),
-            Told::Extend(name) => {
+            Input::Cancel(lock) => self.calls[lock].abort(),
+            Input::Extend(name) => {
                 let (lock, name, program) =
                     (self.program.lock(name), name.clone(), self.program.clone());
                 tokio::spawn(async move {
@@ -133,27 +133,27 @@ impl Stage {
                         .learns(&name, if is_extended { "is extended" } else { "is not extended" });
                 });
             }
-            Told::Release(lock) => {
+            Input::Release(lock) => {
                 let lock = self.program.lock(lock);
                 tokio::spawn(async move { lock.release().await });
             }
-            Told::Drop(lock) => self.program.lock(lock).drop_lock(),
-            Told::Detach(name) => {
+            Input::Drop(lock) => self.program.lock(lock).release_in_background(),
+            Input::Detach(name) => {
                 let lock = self.program.lock(name);
                 let (token, _) = lock.detach();
                 self.detached.insert(name.clone(), (Arc::clone(&lock.spec), token));
             }
-            Told::Answer(connection, answer) => {
+            Input::Answer(connection, answer) => {
                 self.nodes[connection.node].answer(*connection, *answer);
             }
-            Told::Lose(connection) => self.nodes[connection.node].lose(*connection),
-            Told::Refuse(node) => self.nodes[*node].refuse(),
-            Told::Accept(node) => self.nodes[*node].accept(),
-            Told::Pass(time) => {
+            Input::Lose(connection) => self.nodes[connection.node].lose(*connection),
+            Input::Refuse(node) => self.nodes[*node].refuse(),
+            Input::Accept(node) => self.nodes[*node].accept(),
+            Input::Pass(time) => {
                 let end = tokio::time::Instant::now() + *time;
                 while tokio::time::Instant::now() < end {
                     tokio::time::advance(TICK).await;
-                    self.rest().await;
+                    self.wait_until_idle().await;
                 }
             }
         }
@@ -179,15 +179,15 @@ impl Stage {
         name: &str,
         call: impl Future<Output = Result<Arc<LockInner>, Failure>> + Send + 'static,
     ) {
-        let (program, of) = (self.program.clone(), name.to_owned());
+        let (program, lock_name) = (self.program.clone(), name.to_owned());
         let task = tokio::spawn(async move {
             match call.await {
                 Ok(lock) => {
-                    program.learns(&of, &format!("is acquired with fence {}", lock.fence));
-                    program.locks.lock().unwrap().insert(of, lock);
+                    program.learns(&lock_name, &format!("is acquired with fence {}", lock.fence));
+                    program.locks.lock().unwrap().insert(lock_name, lock);
                 }
                 Err(failure) => {
-                    program.learns(&of, &format!("is not acquired: {:?}", failure.reason));
+                    program.learns(&lock_name, &format!("is not acquired: {:?}", failure.reason));
                 }
             }
         });
@@ -195,16 +195,16 @@ impl Stage {
     }
 
     /// Waits until the client is idle.
-    async fn rest(&mut self) {
+    async fn wait_until_idle(&mut self) {
         loop {
-            for _ in 0..TURNS_AT_REST {
+            for _ in 0..IDLE_PASSES {
                 yield_now().await;
             }
-            let mut has_seen = false;
+            let mut has_activity = false;
             for node in &mut self.nodes {
-                has_seen |= node.receive();
+                has_activity |= node.receive();
             }
-            if !has_seen {
+            if !has_activity {
                 return;
             }
         }
@@ -217,6 +217,6 @@ impl Program {
     }
 
     fn learns(&self, name: &str, what: &str) {
-        self.learnt.lock().unwrap().push(Done::Learns(name.to_owned(), what.to_owned()));
+        self.results.lock().unwrap().push(Output::Learns(name.to_owned(), what.to_owned()));
     }
 }

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 
-use super::history::{Answer, Connection, Done, run_id};
+use super::history::{Answer, Connection, Output, run_id};
 
 /// The socket of a node. Its functions never block, so the test calls them again and again.
 pub(super) struct ScriptedNode {
@@ -14,7 +14,7 @@ pub(super) struct ScriptedNode {
     listener: Option<UnixListener>,
     accepted: usize,
     connections: BTreeMap<Connection, Lane>,
-    done: Vec<Done>,
+    outputs: Vec<Output>,
 }
 
 /// One connection.
@@ -27,8 +27,8 @@ struct Lane {
 
 impl ScriptedNode {
     pub(super) fn new(index: usize, path: PathBuf) -> Self {
-        let (connections, done) = (BTreeMap::new(), Vec::new());
-        let mut this = Self { index, path, listener: None, accepted: 0, connections, done };
+        let (connections, outputs) = (BTreeMap::new(), Vec::new());
+        let mut this = Self { index, path, listener: None, accepted: 0, connections, outputs };
         this.accept();
         this
     }
@@ -77,31 +77,31 @@ impl ScriptedNode {
     }
 
     /// Returns what the client has done on this node since the last call.
-    pub(super) fn take_done(&mut self) -> Vec<Done> {
-        std::mem::take(&mut self.done)
+    pub(super) fn take_outputs(&mut self) -> Vec<Output> {
+        std::mem::take(&mut self.outputs)
     }
 
     /// Accepts connections and reads what has arrived. Returns whether the client did anything.
     pub(super) fn receive(&mut self) -> bool {
-        let mut has_seen = false;
+        let mut has_activity = false;
         while let Some(Ok((stream, _))) = self.listener.as_ref().map(UnixListener::accept) {
-            has_seen = true;
+            has_activity = true;
             stream.set_nonblocking(true).unwrap();
             self.accepted += 1;
             let name = Connection { node: self.index, number: self.accepted };
-            self.done.push(Done::Connects(name));
+            self.outputs.push(Output::Connects(name));
             let lane = Lane { stream, received: Vec::new(), unanswered: VecDeque::new() };
             self.connections.insert(name, lane);
         }
         let mut closed = Vec::new();
         for (name, lane) in &mut self.connections {
-            let is_open = lane.receive(&mut has_seen);
+            let is_open = lane.receive(&mut has_activity);
             for command in lane.take_commands() {
                 if let Some(reply) = greeting(self.index, &command) {
                     lane.stream.write_all(reply.as_bytes()).unwrap();
                 } else {
                     lane.unanswered.push_back(command[0].clone());
-                    self.done.push(Done::Sends(*name, command));
+                    self.outputs.push(Output::Sends(*name, command));
                 }
             }
             if !is_open {
@@ -110,17 +110,17 @@ impl ScriptedNode {
         }
         for name in closed {
             self.connections.remove(&name);
-            self.done.push(Done::Closes(name));
-            has_seen = true;
+            self.outputs.push(Output::Closes(name));
+            has_activity = true;
         }
-        has_seen
+        has_activity
     }
 }
 
 impl Lane {
-    /// Reads what has arrived, and sets `has_seen` if that is anything. Returns whether the
+    /// Reads what has arrived, and sets `has_activity` if anything has. Returns whether the
     /// connection is still open.
-    fn receive(&mut self, has_seen: &mut bool) -> bool {
+    fn receive(&mut self, has_activity: &mut bool) -> bool {
         let mut buffer = [0; 4096];
         loop {
             match self.stream.read(&mut buffer) {
@@ -129,7 +129,7 @@ impl Lane {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
                 Err(error) => panic!("{error}"),
             }
-            *has_seen = true;
+            *has_activity = true;
         }
     }
 

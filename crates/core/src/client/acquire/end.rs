@@ -1,4 +1,4 @@
-//! The end of a call that has no lock: the last check, the releases and the reason.
+//! How a call ends without a lock: the last check, the releases and the reason.
 
 use std::sync::Arc;
 
@@ -27,8 +27,8 @@ impl Acquire {
         {
             return self.fail(ctx);
         }
-        // Too few nodes refused for another client to hold the lock. Another client may be about to
-        // acquire it, or a node has a lease of a lock that was not released.
+        // No other client holds the lock: too few nodes refused. Another client may be about to
+        // acquire it, or a node still has a lease of an earlier lock that was not released there.
         let order = self.order(ctx);
         let is_refusing = |node: &usize| self.answers[*node] == Answer::Refused;
         let first_refusing = order.iter().copied().find(is_refusing);
@@ -62,9 +62,9 @@ impl Acquire {
 
     /// Gives up an attempt, and releases what it may have been granted.
     ///
-    /// In a call for any of several keys, also drops the requests of the attempt that the driver
-    /// has not polled yet. The driver sends each request with the key of the present
-    /// [`spec`](Self::spec), which may have another key from now on.
+    /// In a call for any of several keys, also drops the attempt's requests that the driver has not
+    /// polled yet. The driver sends a request with the key that [`spec`](Self::spec) has when the
+    /// driver polls, and the next attempt may change this key.
     pub(super) fn roll_back(&mut self, attempt: &Attempt, ctx: &Context<'_>) {
         let is_unsent =
             |action: &Action| matches!(action, Action::Send { id, .. } if attempt.expects(*id));
@@ -81,7 +81,7 @@ impl Acquire {
     /// Ends the call because its time is over.
     pub(super) fn give_up(&mut self, ctx: &mut Context<'_>) {
         match std::mem::replace(&mut self.phase, Phase::Ended) {
-            Phase::Asking(mut attempt) | Phase::TakingOthers(mut attempt, _) => {
+            Phase::Attempting(mut attempt) | Phase::AcquiringOthers(mut attempt, _) => {
                 attempt.expire(&self.spec, ctx);
                 self.keep_answers(&attempt);
                 self.roll_back(&attempt, ctx);
@@ -125,9 +125,9 @@ impl Acquire {
         });
     }
 
-    /// Replaces the refusal of each node that may still hold an earlier token of this call by an
-    /// error: that token may be the reason for the refusal.
-    pub(super) fn doubt_own_refusals(&mut self, ctx: &Context<'_>) {
+    /// Turns the refusal of a node into an error if the node may still hold an earlier token of
+    /// this call: that token may be the reason for the refusal.
+    pub(super) fn discount_self_caused_refusals(&mut self, ctx: &Context<'_>) {
         if is_broken(Mutant::HeldByItself) {
             return;
         }
@@ -149,7 +149,7 @@ impl Acquire {
 
     /// Ends the call with the reason that follows from the last answers.
     pub(super) fn fail(&mut self, ctx: &Context<'_>) {
-        self.doubt_own_refusals(ctx);
+        self.discount_self_caused_refusals(ctx);
         let reason = if self.count_refused() > ctx.client_state.majority.spare() {
             Reason::Held
         } else if self.too_late {

@@ -1,8 +1,8 @@
-//! The machine of one call for a lock. This file decides when it asks, waits and pauses.
+//! The machine of one call for a lock. This file decides when the call asks, waits and pauses.
 //!
 //! - `wait`: a wait on one node, the checks of that node, and attempts that bypass it.
-//! - `probe`: after the last attempt for one of several keys, a request for any other of them.
-//! - `end`: the end of a call that has no lock: the last check, the releases and the reason.
+//! - `probe`: after the last attempt for one of several keys, a request for any of the others.
+//! - `end`: how a call ends without a lock, with the last check, the releases and the reason.
 
 mod end;
 mod probe;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::attempt::{Attempt, AttemptEnd, Kind, Waited};
+use super::attempt::{Attempt, AttemptEnd, Kind, NodeGrant};
 use super::mutants::{self, Mutant, is_broken};
 use super::{
     Answer, ClientState, Command, Context, Delivery, Mode, NodeError, Release, Request, RequestId,
@@ -49,14 +49,14 @@ pub struct Acquire {
     round: u32,
     attempts: u32,
     /// How often the call returned to the queue of the deciding node although later nodes refused.
-    stays: u32,
-    /// The next pause lasts for between half of this and all of it.
+    waits_again: u32,
+    /// The next pause lasts between half of this and all of it.
     pause: Duration,
     /// The nodes that were silent in the last attempt.
     silent: SmallVec<[usize; 5]>,
     /// The last answer of each node.
     answers: Vec<Answer>,
-    /// For each node, the earlier token of this call that it may still hold.
+    /// For each node, the earlier token of this call that the node may still hold.
     pending_releases: SmallVec<[Option<PendingRelease>; 5]>,
     /// Whether the last attempt was lost because less than the minimal validity was left.
     too_late: bool,
@@ -73,7 +73,7 @@ enum Phase {
     /// The call waits for its turn in the local queue.
     Queued,
     /// An attempt is undecided.
-    Asking(Attempt),
+    Attempting(Attempt),
     /// The attempt was lost. The missing answers show on which node other clients wait or, after
     /// the last attempt, whether another client holds the lock.
     AwaitingAnswers(Attempt),
@@ -90,15 +90,15 @@ enum Phase {
         first_refusing: usize,
         /// When a node without an answer counts as failed.
         due: Moment,
-        /// The time that the nodes have until then.
+        /// The time limit of the nodes, which ends at `due`.
         limit: Duration,
     },
     /// The call waits in the queue of one node, or for a connection on which to wait there.
     Waiting(Box<Waiting>),
-    /// The last attempt was lost, and one node has been asked for any other of several keys.
+    /// The last attempt was lost, and one node has been asked for any of the call's other keys.
     Probing(Box<Probing>),
     /// The node of this index granted the lock. An attempt on the other nodes is undecided.
-    TakingOthers(Attempt, usize),
+    AcquiringOthers(Attempt, usize),
     Pausing {
         until: Moment,
         next: Next,
@@ -116,13 +116,13 @@ enum Next {
 /// A token of this call whose release a node may not have received.
 #[derive(Clone, Copy, Debug)]
 enum PendingRelease {
-    /// The token of an unanswered WAIT, or a token whose RELEASE has no connection yet. No moment
-    /// is known after which the node does not hold it.
+    /// The token of an unanswered WAIT, or a token whose RELEASE has no connection yet. It is
+    /// unknown until when the node may hold it.
     Wait,
     /// The token of an ACQUIRE, which may have left a lease.
     Lease {
-        /// The connection of this RELEASE and of every earlier one. A later request through it
-        /// arrives after them. `None` if they went through several connections.
+        /// The connection of all RELEASEs so far. A later request through it arrives after them.
+        /// `None` if they went through several connections.
         connection: Option<u64>,
         /// When the lease has ended, even if no RELEASE arrives.
         until: Moment,
@@ -136,12 +136,12 @@ enum WaitEnd {
     ConnectionLost,
 }
 
-/// A request to one node for any other of several keys.
+/// A request to one node for any of a call's other keys, after the last attempt for one key.
 #[derive(Debug)]
 struct Probing {
     /// The last attempt, which was lost. Some answers to it may be missing.
     lost: Attempt,
-    /// The lock of one key that this attempt asked for.
+    /// What the lost attempt asked for: the lock of one key.
     slot_spec: Arc<Spec>,
     id: RequestId,
     connection: u64,
@@ -176,7 +176,7 @@ struct Waiting {
     ping: Option<(RequestId, Moment)>,
     /// The unanswered INSPECT of another node.
     inspect: Option<Inspect>,
-    /// How many places after the node to bypass, in the order, the next node to inspect comes.
+    /// In the order, the next node to inspect comes this many places after the node to bypass.
     inspect_offset: usize,
     /// The first node in the order that refused the last attempt, if too few nodes refused for
     /// another client to hold the lock.
@@ -186,7 +186,7 @@ struct Waiting {
     side_attempt: Option<Attempt>,
     /// The node's grant, if it arrived during the side attempt. The inner `Option` is the slot of
     /// the granted key; `None` unless the call is for any of several keys.
-    granted: Option<(Waited, Option<usize>)>,
+    granted: Option<(NodeGrant, Option<usize>)>,
 }
 
 /// An INSPECT that asks whether the lock is free on one node, although another node refuses it.
@@ -255,7 +255,7 @@ pub struct Grant {
     pub fence: Fence,
     /// How long the lock is certainly held.
     pub validity: Validity,
-    /// When the last answer of the majority arrived.
+    /// When the lock was won.
     pub since: Moment,
     /// The round number of the ACQUIREs that won the lock.
     pub round: u32,
@@ -321,7 +321,7 @@ impl Acquire {
             is_last_attempt: wait.is_some_and(|wait| wait.is_zero()),
             round: 0,
             attempts: 0,
-            stays: 0,
+            waits_again: 0,
             pause: ctx
                 .client_state
                 .round_trips
@@ -337,11 +337,11 @@ impl Acquire {
         }
     }
 
-    /// Chooses which of several [keys](Spec::any) the first attempt asks for. Has no effect after
-    /// the call's turn.
+    /// Chooses which of several [keys](Spec::any) the first attempt asks for. Has no effect once
+    /// the call has begun.
     pub fn prefer_slot(&mut self, slot: usize) {
         if let (Some(slots), Phase::Queued) = (&mut self.slots, &self.phase) {
-            slots.take(slot);
+            slots.select(slot);
             self.spec = slots.spec();
         }
     }
@@ -421,9 +421,9 @@ impl Acquire {
         let phase = match &self.phase {
             Phase::Ended => return None,
             Phase::Queued => self.until,
-            Phase::Asking(attempt)
+            Phase::Attempting(attempt)
             | Phase::AwaitingAnswers(attempt)
-            | Phase::TakingOthers(attempt, _) => attempt.poll_timeout(),
+            | Phase::AcquiringOthers(attempt, _) => attempt.poll_timeout(),
             Phase::Settling { until, .. } | Phase::Pausing { until, .. } => Some(*until),
             Phase::Inspecting { due, .. } => Some(*due),
             Phase::Probing(probing) => {
@@ -468,9 +468,9 @@ impl Acquire {
                     self.start(Kind::AllNodes, ctx);
                 }
             }
-            Phase::Asking(attempt)
+            Phase::Attempting(attempt)
             | Phase::AwaitingAnswers(attempt)
-            | Phase::TakingOthers(attempt, _) => {
+            | Phase::AcquiringOthers(attempt, _) => {
                 attempt.handle_timeout(&self.spec, ctx, &mut self.actions);
             }
             Phase::Settling { until, first_refusing } => {
@@ -528,7 +528,7 @@ impl Acquire {
             return None;
         }
         if let Some(slots) = &mut self.slots {
-            slots.was_waited_for = true;
+            slots.wait_was_sent = true;
         }
         waiting.sent = Some(ctx.now);
         waiting.incarnation = ctx.topology.incarnation(waiting.node);
@@ -548,13 +548,13 @@ impl Acquire {
     /// Processes a response.
     pub fn handle_response(&mut self, id: RequestId, response: &Response, ctx: &mut Context<'_>) {
         if let Response::Failed(NodeError::Abstains { .. }) = response {
-            // The answer tells something even if the call has given up the attempt.
+            // The node does not vote, which matters even if the call has given up the attempt.
             ctx.client_state.voters.failed(id.node);
         }
         match &mut self.phase {
-            Phase::Asking(attempt)
+            Phase::Attempting(attempt)
             | Phase::AwaitingAnswers(attempt)
-            | Phase::TakingOthers(attempt, _)
+            | Phase::AcquiringOthers(attempt, _)
                 if attempt.expects(id) =>
             {
                 attempt.handle_response(id, response, ctx);
@@ -602,7 +602,7 @@ impl Acquire {
     /// Ends the call without a result, and releases what the nodes may have granted.
     pub fn cancel(&mut self, ctx: &mut Context<'_>) {
         match std::mem::replace(&mut self.phase, Phase::Ended) {
-            Phase::Asking(attempt) | Phase::TakingOthers(attempt, _) => {
+            Phase::Attempting(attempt) | Phase::AcquiringOthers(attempt, _) => {
                 self.roll_back(&attempt, ctx);
             }
             Phase::Waiting(waiting) => self.leave(&waiting, ctx),
@@ -620,7 +620,7 @@ impl Acquire {
     /// Does what the answers so far allow: ends the attempt, or moves to the next phase.
     fn proceed(&mut self, ctx: &mut Context<'_>) {
         match &mut self.phase {
-            Phase::Asking(attempt) | Phase::TakingOthers(attempt, _) => {
+            Phase::Attempting(attempt) | Phase::AcquiringOthers(attempt, _) => {
                 if let Some(end) = attempt.advance(&self.spec, ctx, &mut self.actions) {
                     self.attempt_ended(end, ctx);
                 }
@@ -671,7 +671,7 @@ impl Acquire {
         };
         let round = self.reserve_rounds(Attempt::ROUNDS);
         let attempt = Attempt::new(kind, &self.spec, token, round, ctx, &mut self.actions);
-        self.phase = Phase::Asking(attempt);
+        self.phase = Phase::Attempting(attempt);
     }
 
     /// Reserves `count` round numbers. Returns the first.
@@ -684,8 +684,8 @@ impl Acquire {
     fn attempt_ended(&mut self, end: AttemptEnd, ctx: &mut Context<'_>) {
         let phase = std::mem::replace(&mut self.phase, Phase::Ended);
         let (mut attempt, waited_on) = match phase {
-            Phase::Asking(attempt) => (attempt, None),
-            Phase::TakingOthers(attempt, node) => (attempt, Some(node)),
+            Phase::Attempting(attempt) => (attempt, None),
+            Phase::AcquiringOthers(attempt, node) => (attempt, Some(node)),
             other => {
                 self.phase = other;
                 return;
@@ -790,15 +790,16 @@ impl Acquire {
         let gives_way = attempt.decider_refused();
         if decider == Some(first_refusing) || (waited_on.is_some() && gives_way) {
             self.wait_on(first_refusing, ctx);
-        } else if let Some(node) = waited_on.filter(|_| waited_on == decider && self.may_stay(ctx))
+        } else if let Some(node) =
+            waited_on.filter(|_| waited_on == decider && self.may_wait_again(ctx))
         {
             // Later nodes refuse because other clients wait there. These clients give way to this
             // call. If the call waited there too, the queue there would never become empty.
-            self.stays += 1;
+            self.waits_again += 1;
             self.pause_before(Next::WaitOn(node), ctx);
         } else {
-            // The client that holds the lock has no lease on the deciding node, and will send no
-            // release to it.
+            // The client that holds the lock has no lease on the deciding node, so its release
+            // hands nothing over there.
             self.pause_before(Next::WaitOn(first_refusing), ctx);
         }
     }
@@ -809,11 +810,11 @@ impl Acquire {
         let may_vote =
             |&node: &usize| voters.includes(node) && ctx.topology.route_acquire(node).is_ok();
         let voters = (0..majority.nodes()).filter(may_vote).count();
-        // What earlier calls heard may be wrong by now. A reader that believes by mistake that no
-        // node is spare could read beside a writer that waits on the queue node.
+        // What earlier calls learned of the voters may be outdated. A reader that wrongly believes
+        // that no node is spare could pass a writer that waits on the queue node.
         let is_first_wait = self.answers.iter().all(|answer| *answer == Answer::Pending);
         let spare = if self.spec.mode == Mode::Shared && is_first_wait {
-            Spare::Some
+            Spare::Available
         } else {
             Spare::of(voters, *majority)
         };
@@ -821,9 +822,10 @@ impl Acquire {
     }
 
     /// Whether the call may wait on its node again: fewer than a majority refused, so no other
-    /// client holds the lock. The number of times is limited.
-    fn may_stay(&self, ctx: &Context<'_>) -> bool {
-        self.count_refused() < ctx.client_state.majority.size() && self.stays < limits::STAYS_MAX
+    /// client holds the lock. The number of these waits is limited.
+    fn may_wait_again(&self, ctx: &Context<'_>) -> bool {
+        self.count_refused() < ctx.client_state.majority.size()
+            && self.waits_again < limits::WAITS_AGAIN_MAX
     }
 
     /// Whether too many nodes fail permanently for the others to form a majority.

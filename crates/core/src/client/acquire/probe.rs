@@ -1,9 +1,9 @@
-//! After the last attempt for one of several keys, a request to one node for any other of them.
+//! After the last attempt for one of several keys, a request to one node for any of the others.
 
 use std::time::Duration;
 
 use super::{Acquire, Action, Phase, Probing};
-use crate::client::attempt::{Attempt, Waited};
+use crate::client::attempt::{Attempt, NodeGrant};
 use crate::client::{
     Command, Context, Delivery, Release, Request, RequestId, Response, Slots, limits, mutants,
 };
@@ -12,17 +12,17 @@ use crate::quorum::Validity;
 impl Acquire {
     /// Whether to ask a node for any other key.
     ///
-    /// A WAIT has asked for any key already. After a WAIT, the call asks only if the WAIT was
+    /// A WAIT has already asked for any key. So after a WAIT, the call probes only if the WAIT was
     /// granted and the attempt on the other nodes was lost.
     pub(super) fn may_probe(&self, lost: &Attempt, waited_on: Option<usize>) -> bool {
-        let is_left = |slots: &Slots| {
-            let was_asked = slots.was_waited_for && waited_on.is_none();
+        let may_ask = |slots: &Slots| {
+            let was_asked = slots.wait_was_sent && waited_on.is_none();
             !was_asked && slots.has_others() && slots.probes < limits::PROBES_MAX
         };
-        lost.has_refusal() && self.slots.as_ref().is_some_and(is_left)
+        lost.has_refusal() && self.slots.as_ref().is_some_and(may_ask)
     }
 
-    /// Asks the first available node of the order for any key but that of the lost attempt.
+    /// Asks the first available node in the order for any of the [other keys](Slots::others).
     pub(super) fn probe(&mut self, lost: Attempt, ctx: &mut Context<'_>) {
         let order = self.order(ctx);
         let route = |node: usize| Some((node, ctx.topology.route_acquire(node).ok()?));
@@ -51,7 +51,7 @@ impl Acquire {
             return self.probe_ended(Some(response), ctx);
         };
         let (node, token, slot) = (probing.id.node, probing.token, self.spec.slot_at(*key));
-        let granted = Waited {
+        let granted = NodeGrant {
             node,
             token,
             fence: *fence,
@@ -60,7 +60,7 @@ impl Acquire {
             silent: self.silent.clone(),
             order: self.order(ctx),
         };
-        self.take_others(granted, slot, ctx);
+        self.acquire_others(granted, slot, ctx);
     }
 
     /// Ends the probe without a key, and continues with the lost attempt.
@@ -91,7 +91,7 @@ impl Acquire {
     }
 
     /// Allows all keys again, if the wait that ended was for some of the keys only.
-    pub(super) fn end_partial(&mut self, is_partial: bool) {
+    pub(super) fn end_partial_wait(&mut self, is_partial: bool) {
         if let Some(slots) = self.slots.as_mut().filter(|_| is_partial) {
             slots.allow_all();
         }

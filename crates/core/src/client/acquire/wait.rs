@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Acquire, Action, Inspect, Next, Phase, Reason, WaitEnd, Waiting};
-use crate::client::attempt::{Attempt, AttemptEnd, Kind, Waited};
+use crate::client::attempt::{Attempt, AttemptEnd, Kind, NodeGrant};
 use crate::client::mutants::{Mutant, is_broken};
 use crate::client::{
     Answer, Command, Context, NodeError, Release, Request, RequestId, Response, limits, mutants,
@@ -80,7 +80,7 @@ impl Acquire {
                 };
                 let Some(sent) = waiting.sent else { return };
                 self.contended = !waited.is_zero();
-                let granted = Waited {
+                let granted = NodeGrant {
                     node: waiting.node,
                     token: waiting.token,
                     fence: *fence,
@@ -98,7 +98,7 @@ impl Acquire {
                     waiting.granted = Some((granted, slot));
                     waiting.leave_at = None;
                 } else {
-                    self.take_others(granted, slot, ctx);
+                    self.acquire_others(granted, slot, ctx);
                 }
             }
             Response::No => {
@@ -107,7 +107,7 @@ impl Acquire {
                 let is_partial = waiting.is_partial;
                 self.is_last_attempt |= !is_partial && waiting.ends_at.is_some_and(is_over);
                 self.stop_side_attempt(ctx);
-                self.end_partial(is_partial);
+                self.end_partial_wait(is_partial);
                 self.pick_slot(ctx);
                 self.start(Kind::AllNodes, ctx);
             }
@@ -117,19 +117,19 @@ impl Acquire {
     }
 
     /// Starts an attempt on the other nodes, for the lock that one node granted.
-    pub(super) fn take_others(
+    pub(super) fn acquire_others(
         &mut self,
-        granted: Waited,
+        granted: NodeGrant,
         slot: Option<usize>,
         ctx: &mut Context<'_>,
     ) {
         if let (Some(slots), Some(slot)) = (&mut self.slots, slot) {
-            slots.take(slot);
+            slots.select(slot);
             self.spec = slots.spec();
         }
         let (node, round) = (granted.node, self.reserve_rounds(Attempt::ROUNDS));
-        let attempt = Attempt::after_wait(&self.spec, granted, round, ctx, &mut self.actions);
-        self.phase = Phase::TakingOthers(attempt, node);
+        let attempt = Attempt::after_grant(&self.spec, granted, round, ctx, &mut self.actions);
+        self.phase = Phase::AcquiringOthers(attempt, node);
     }
 
     /// Leaves a node on which the call can no longer wait, and pauses before the next attempt.
@@ -201,7 +201,7 @@ impl Acquire {
                 self.leave(&waiting, ctx);
             }
             self.is_last_attempt |= !is_partial;
-            self.end_partial(is_partial);
+            self.end_partial_wait(is_partial);
             self.pick_slot(ctx);
             return self.start(Kind::AllNodes, ctx);
         }
@@ -269,10 +269,10 @@ impl Acquire {
         }
     }
 
-    /// Sends INSPECT to another node, to learn whether the lock is free there.
+    /// Sends INSPECT to a node other than `bypass`. If the lock is free there, the call bypasses
+    /// the node `bypass`.
     ///
-    /// Takes the first available node from `offset` places after `bypass` in the order, cyclically.
-    /// `bypass` is the node to bypass if the lock is free there.
+    /// The search for an available node goes around the order, from `offset` places after `bypass`.
     pub(super) fn inspect_another(&mut self, bypass: usize, offset: usize, ctx: &mut Context<'_>) {
         self.pick_slot(ctx);
         let order = self.order(ctx);
@@ -290,7 +290,7 @@ impl Acquire {
         self.actions.push_back(Action::Send { id, connection, request });
     }
 
-    /// Starts an attempt on all nodes but this one, because the lock is free on another one.
+    /// Starts an attempt on all nodes but this one, because the lock is free on another node.
     pub(super) fn bypass(&mut self, node: usize, ctx: &mut Context<'_>) {
         if let Phase::Waiting(waiting) = &self.phase
             && waiting.side_attempt.is_none()
@@ -330,7 +330,7 @@ impl Acquire {
             waiting.refused_in_minority = refused_in_minority;
         }
         if let Some((granted, slot)) = granted {
-            self.take_others(granted, slot, ctx);
+            self.acquire_others(granted, slot, ctx);
             // With a single node, no answer follows that would advance the attempt.
             self.proceed(ctx);
         } else if self.majority_is_ruled_out(ctx) {

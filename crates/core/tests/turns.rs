@@ -10,7 +10,7 @@ use quorlock_core::node::{
     Acquire, Command, CommandError, KeyEvent, Mode, Reason, Release, Reply, ServerEvent, Ticket,
     WaitReply,
 };
-use support::{AcquireReply, Extended, Inspected, MAX_TTL_MS, Server, WaitResult, settings};
+use support::{AcquireReply, ExtendReply, Inspected, MAX_TTL_MS, Server, WaitResult, settings};
 
 /// A server with long queues.
 fn busy_server() -> Server {
@@ -106,7 +106,7 @@ fn free_key_whose_waiters_are_out_of_time_is_granted_to_a_newcomer() {
 }
 
 #[test]
-fn waiter_that_enters_an_idle_queue_is_granted_without_delay() {
+fn waiter_behind_a_timed_out_waiter_is_granted_without_delay() {
     let mut server = busy_server();
     server.set(b"k", b"data", None);
     enqueue(&mut server, &[b"k"], b"first", 1);
@@ -136,7 +136,7 @@ fn release_considers_only_the_waiters_that_lacked_its_key() {
     server.turn();
     assert!(server.release(all[63], b"holder"));
     assert_eq!(server.granted(), [single]);
-    // Waiters that lack another key cost this key nothing: none of them is considered.
+    // All waiters that are left lack another key, so none of them is considered.
     assert!(server.release(all[63], b"single"));
     assert!(server.memory.one_turn(server.now()) <= 2);
 }
@@ -144,17 +144,16 @@ fn release_considers_only_the_waiters_that_lacked_its_key() {
 #[test]
 fn keys_freed_in_one_turn_go_to_the_waiter_that_came_first() {
     let free_all: [fn(&mut Server); 3] = [
-        // Frees the keys in reverse order.
         |server| {
             for key in [b"c", b"b", b"a"] {
                 server.mono_us += 1;
-                server.take_away(key, KeyEvent::Removed);
+                server.remove_key(key, KeyEvent::Removed);
             }
         },
         |server| {
             for key in [b"a", b"b", b"c"] {
                 server.mono_us += 1;
-                server.take_away(key, KeyEvent::Removed);
+                server.remove_key(key, KeyEvent::Removed);
             }
         },
         |server| {
@@ -206,7 +205,7 @@ fn budget_of_a_turn_does_not_grow_with_waiters_times_keys() {
         enqueue(&mut server, &all, &n.to_le_bytes(), 50_000);
     }
     // All waiters lacked this key. Now they lack another one.
-    server.take_away(all[0], KeyEvent::Removed);
+    server.remove_key(all[0], KeyEvent::Removed);
     let mut turns = 0;
     while server.node().next_wake().is_some_and(|at| at <= server.now().monotonic) {
         server.memory.one_turn(server.now());
@@ -219,7 +218,7 @@ fn budget_of_a_turn_does_not_grow_with_waiters_times_keys() {
 }
 
 #[test]
-fn overwrite_that_expires_unseen_ends_the_lock() {
+fn overwrite_that_expires_before_the_next_command_ends_the_lock() {
     for text in [&b"stop"[..], b"sixteen bytes???"] {
         let mut server = Server::new();
         server.acquire(b"k", b"sixteen bytes...", 50_000, None).unwrap();
@@ -241,7 +240,7 @@ fn overwrite_before_a_reload_ends_the_lock() {
     server.set(b"k", b"stop", Some(40_000));
     server.handle_event(&ServerEvent::LoadingBegins);
     server.handle_event(&ServerEvent::LoadingEnds);
-    server.take_away(b"k", KeyEvent::Removed);
+    server.remove_key(b"k", KeyEvent::Removed);
     assert_eq!(server.extend(b"k", b"a", 50_000), None);
 }
 
@@ -250,7 +249,7 @@ fn replica_extends_releases_and_deletes_nothing() {
     let mut server = Server::new();
     server.handle_event(&ServerEvent::Demoted);
     server.set(b"k", b"a", Some(1000));
-    assert_eq!(server.extend_with(b"k", b"a", 1000, None, None), Extended::Abstaining);
+    assert_eq!(server.extend_with(b"k", b"a", 1000, None, None), ExtendReply::Abstaining);
     assert!(!server.release(b"k", b"a"));
     server.mono_us += 3_600_000_000;
     server.turn();
@@ -262,7 +261,7 @@ fn replica_extends_releases_and_deletes_nothing() {
 fn mirror_that_the_server_refuses_is_written_later() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 50_000, None).unwrap();
-    server.take_away(b"k", KeyEvent::Evicted);
+    server.remove_key(b"k", KeyEvent::Evicted);
     server.memory.keys.writes_left = Some(0);
     assert!(server.extend(b"k", b"a", 50_000).is_some(), "the lease decides");
     assert!(!server.has(b"k"));
@@ -296,7 +295,7 @@ fn raised_fence_invalidates_what_inspect_showed() {
     let fence = server.acquire(b"k", b"a", 50_000, None).unwrap();
     server.memory.keys.tracks = true;
     let raised = Some(fence.next());
-    assert!(matches!(server.extend_with(b"k", b"a", 1, raised, None), Extended::Held { .. }));
+    assert!(matches!(server.extend_with(b"k", b"a", 1, raised, None), ExtendReply::Held { .. }));
     assert_eq!(server.memory.keys.invalidated, [Name::from_slice(b"k")]);
 }
 
@@ -310,7 +309,7 @@ fn nothing_is_written_during_a_pause_and_timed_out_waiters_are_refused() {
     server.pass_ms(1000);
     server.memory.one_turn(server.now());
     assert_eq!(server.text(b"k"), b"a");
-    assert!(server.node().next_wake().unwrap() > server.now().monotonic, "it does not spin");
+    assert!(server.node().next_wake().unwrap() > server.now().monotonic, "the node does not spin");
     server.memory.keys.is_paused = false;
     server.pass_ms(10);
     server.turn();
@@ -324,14 +323,14 @@ fn grant_to_a_waiter_that_disconnected_is_released() {
     server.acquire(b"k", b"a", 50_000, None).unwrap();
     let gone = enqueue(&mut server, &[b"k"], b"b", 50_000);
     let next = enqueue(&mut server, &[b"k"], b"c", 50_000);
-    // The waiter disconnects between the handover and its answer.
+    // The waiter disconnects after the handover, and before it receives the answer.
     let (keys, token) = ([Name::from_slice(b"k")], Name::from_slice(b"a"));
     let release = Release { db: 0, keys: &keys, token: &token };
     server.memory.execute(server.now(), &Command::Release(release)).unwrap();
     assert_eq!(server.text(b"k"), b"b");
     assert_eq!(std::mem::take(&mut server.memory.keys.woken), [gone]);
-    let left = server.memory.node.disconnect(gone);
-    assert!(!left.wake, "the waiter was unblocked already");
+    let exit = server.memory.node.disconnect(gone);
+    assert!(!exit.wake, "the waiter was unblocked already");
     server.turn();
     assert_eq!(server.granted(), [next]);
 }
@@ -347,12 +346,12 @@ fn deferred_answers_are_sent_at_the_end_of_the_turn() {
     assert_eq!(server.granted(), [], "not yet");
     server.turn();
     assert_eq!(server.granted(), [first]);
-    // A waiter that is unblocked in the turn of its grant keeps the grant.
+    // A waiter that `CLIENT UNBLOCK` names in the turn of its grant keeps the grant.
     let second = enqueue(&mut server, &[b"k"], b"c", 50_000);
     assert!(server.release(b"k", b"b"));
-    let left = server.memory.node.unblock(second);
-    assert!(left.wake);
-    assert!(matches!(left.reply, WaitReply::Granted { .. }));
+    let exit = server.memory.node.unblock(second);
+    assert!(exit.wake);
+    assert!(matches!(exit.reply, WaitReply::Granted { .. }));
     assert!(matches!(server.inspect(b"k"), Inspected::Lease { .. }));
 }
 
@@ -377,7 +376,7 @@ fn flush_frees_the_keys_that_foreign_strings_kept_from_a_waiter() {
     let mut server = Server::new();
     server.acquire(b"b", b"holder", 50_000, None).unwrap();
     let waiter = enqueue(&mut server, &[b"a", b"b"], b"waiter", 50_000);
-    // A release finds the string, and the node remembers it until it expires.
+    // A release finds the string. The node then counts the key as taken until the string expires.
     server.set(b"a", b"old client", Some(3_600_000));
     assert!(!server.release(b"a", b"stranger"));
     server.clear();
@@ -390,13 +389,13 @@ fn flush_frees_the_keys_that_foreign_strings_kept_from_a_waiter() {
 fn extension_does_not_delay_the_rewrite_of_a_mirror() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 500, None).unwrap();
-    server.take_away(b"k", KeyEvent::Expired);
+    server.remove_key(b"k", KeyEvent::Expired);
     server.set(b"k", b"old client", Some(10_000));
     // The key holds another client's string, so the node plans to rewrite the mirror in a second.
-    // Without the extension, the lock would end before.
+    // Without the extension, the lock would end before that.
     server.turn();
     assert!(server.extend(b"k", b"a", 50_000).is_some());
-    server.take_away(b"k", KeyEvent::Removed);
+    server.remove_key(b"k", KeyEvent::Removed);
     server.pass_ms(1000);
     server.turn();
     assert_eq!(server.text(b"k"), b"a");
@@ -418,21 +417,21 @@ fn lock_whose_second_mirror_is_not_written_leaves_nothing() {
         fence: None,
         wait_ms: 0,
     };
-    let refused = server.execute(&Command::Acquire(acquire));
-    assert_eq!(refused, Err(CommandError::NotWritten));
+    let result = server.execute(&Command::Acquire(acquire));
+    assert_eq!(result, Err(CommandError::NotWritten));
     assert!(server.is_empty());
     assert_eq!(server.node().leases(), 0);
 }
 
 #[test]
-fn waiter_that_leaves_before_its_answer_gets_none() {
+fn refusal_of_a_waiter_that_disconnected_is_not_sent() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 50_000, None).unwrap();
     let dismissed = enqueue(&mut server, &[b"k"], b"b", 50_000);
     // The RELEASE removes the waiter, whose refusal is sent at the end of the turn.
     assert!(!server.release(b"k", b"b"));
-    let left = server.memory.node.disconnect(dismissed);
-    assert!(left.wake, "the waiter was not unblocked yet");
+    let exit = server.memory.node.disconnect(dismissed);
+    assert!(exit.wake, "the waiter was not unblocked yet");
     server.turn();
     assert_eq!(server.wait_results, []);
     assert!(!server.memory.node.unblock(dismissed).wake, "nothing is left of the waiter");
@@ -444,7 +443,7 @@ fn node_waits_out_a_pause_that_outlasts_its_abstention() {
     server.memory.keys.is_paused = true;
     server.pass_ms(1000);
     server.memory.one_turn(server.now());
-    assert!(server.node().next_wake().unwrap() > server.now().monotonic, "it does not spin");
+    assert!(server.node().next_wake().unwrap() > server.now().monotonic, "the node does not spin");
     server.memory.keys.is_paused = false;
     server.pass_ms(10);
     server.turn();
@@ -456,7 +455,7 @@ fn module_cannot_be_unloaded_while_a_mirror_must_be_removed() {
     let mut server = Server::new();
     server.acquire_all(&[b"a", b"b"], b"t", 50_000, None).unwrap();
     assert!(server.node().can_unload(server.now().monotonic));
-    server.take_away(b"a", KeyEvent::Removed);
+    server.remove_key(b"a", KeyEvent::Removed);
     assert!(!server.node().can_unload(server.now().monotonic), "the mirror of b could be adopted");
     server.turn();
     assert!(server.node().can_unload(server.now().monotonic));

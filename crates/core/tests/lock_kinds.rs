@@ -15,7 +15,7 @@ use quorlock_core::client::{
 use quorlock_core::node::Reply;
 use quorlock_core::quorum::Moment;
 use support::client::{Client, spec};
-use support::{AcquireCommand, Extended, Server, settings};
+use support::{AcquireCommand, ExtendReply, Server, settings};
 
 const K: &[u8] = b"k";
 const TTL_MS: u64 = 10_000;
@@ -107,14 +107,14 @@ impl World {
                     other => panic!("{other:?}"),
                 }
             }
-            Command::Inspect => match node.inspect_whole(keys[0]) {
+            Command::Inspect => match node.inspect_all_fields(keys[0]) {
                 Some(_) => Response::Yes,
                 None => Response::No,
             },
             Command::Extend { fence } => {
                 match node.extend_as(spec.mode, &keys, token, spec.ttl.ms(), fence, None) {
-                    Extended::Held { fence } => Response::Fence(fence),
-                    Extended::NotHeld => Response::No,
+                    ExtendReply::Held { fence } => Response::Fence(fence),
+                    ExtendReply::NotHeld => Response::No,
                     other => panic!("{other:?}"),
                 }
             }
@@ -212,7 +212,7 @@ impl World {
                 quorlock_core::node::Holder::Lease { mode: Mode::Shared, .. }
             )
         };
-        self.nodes[node].inspect_whole(K).is_some_and(is_shared)
+        self.nodes[node].inspect_all_fields(K).is_some_and(is_shared)
     }
 }
 
@@ -238,8 +238,8 @@ fn writer_that_downgrades_its_lock_admits_readers_and_no_writer() {
     assert!(world.acquire(World::spec(Mode::Exclusive)).is_none());
 }
 
-/// Repairs a node after a downgrade that the nodes carried out and did not confirm. Returns whether
-/// the repair makes a shared lock.
+/// Returns whether a repair after an unconfirmed downgrade makes a shared lock. The nodes carried
+/// the downgrade out, but their answers were lost.
 fn repairs_as_shared_after_a_lost_downgrade(mutant: Option<Mutant>) -> bool {
     let mut world = World::new(3);
     let mut lock = world.acquire(World::spec(Mode::Exclusive)).unwrap();
@@ -265,7 +265,7 @@ fn repairs_as_shared_after_a_lost_downgrade(mutant: Option<Mutant>) -> bool {
 #[test]
 fn lock_is_repaired_as_shared_after_an_unconfirmed_downgrade() {
     assert!(repairs_as_shared_after_a_lost_downgrade(None));
-    // The mutant repairs the node with an exclusive lock, beside readers on the other nodes.
+    // The mutant makes the lock exclusive on this node, while a reader shares it on the others.
     assert!(!repairs_as_shared_after_a_lost_downgrade(Some(Mutant::ExclusiveUntilConfirmed)));
 }
 
@@ -281,7 +281,7 @@ fn admitted(nodes: usize, permits: usize, wanted: usize) -> usize {
 
 /// How many of `wanted` clients hold a permit at once, if each node only counts permits.
 ///
-/// A client needs a free permit on a majority, and takes it on the nodes that have most left.
+/// A client takes a permit on each node of a majority: the nodes that have the most permits left.
 fn admitted_by_counters(nodes: usize, permits: usize, wanted: usize) -> usize {
     let mut counters = vec![0; nodes];
     let admit = |_: &usize| {
@@ -299,7 +299,7 @@ fn admitted_by_counters(nodes: usize, permits: usize, wanted: usize) -> usize {
 }
 
 #[test]
-fn semaphore_of_keys_admits_its_permits_and_counters_admit_more() {
+fn semaphore_of_keys_admits_exactly_its_permits_and_counters_more() {
     for (nodes, permits) in [(3, 1), (3, 2), (3, 4), (5, 2), (5, 3), (5, 5)] {
         assert_eq!(admitted(nodes, permits, permits + 2), permits, "{nodes} nodes");
     }
@@ -312,11 +312,11 @@ fn semaphore_of_keys_admits_its_permits_and_counters_admit_more() {
 fn finds_the_free_slot(mutant: Option<Mutant>) -> bool {
     let mut world = World::new(3);
     let spec = World::semaphore(4);
-    let decider = world.client.topology.order(b"s:00")[0];
-    let _lost = [0, 1].map(|slot| world.acquire_slot(Arc::clone(&spec), slot).unwrap());
-    world.nodes[decider].clear();
-    world.nodes[decider].restart(0);
-    let _known = world.acquire_slot(Arc::clone(&spec), 3).unwrap();
+    let deciding_node = world.client.topology.order(b"s:00")[0];
+    let _forgotten = [0, 1].map(|slot| world.acquire_slot(Arc::clone(&spec), slot).unwrap());
+    world.nodes[deciding_node].clear();
+    world.nodes[deciding_node].restart(0);
+    let _remembered = world.acquire_slot(Arc::clone(&spec), 3).unwrap();
     break_rule(mutant);
     let found = world.acquire_slot(spec, 3);
     break_rule(None);
@@ -324,22 +324,22 @@ fn finds_the_free_slot(mutant: Option<Mutant>) -> bool {
 }
 
 #[test]
-fn slot_that_is_held_only_on_other_nodes_is_left_out() {
+fn slot_that_the_deciding_node_forgot_is_not_asked_for_again() {
     assert!(finds_the_free_slot(None));
     assert!(!finds_the_free_slot(Some(Mutant::TakenSlotAskedAgain)));
 }
 
 /// Returns whether a reader acquires the lock before a writer that waits behind an earlier reader.
 ///
-/// The writer waits on the queue node, and this node answers last.
+/// The writer waits on the queue node, which answers last.
 fn passes_a_waiting_writer(mutant: Option<Mutant>) -> bool {
     let mut world = World::new(3);
     let _reader = world.acquire(World::spec(Mode::Shared)).unwrap();
     world.pass_ms(1);
-    let decider = world.client.topology.order(K)[0];
-    let _ = world.nodes[decider].acquire_or_wait(K, b"a writer", TTL_MS, 5000);
+    let queue_node = world.client.topology.order(K)[0];
+    let _ = world.nodes[queue_node].acquire_or_wait(K, b"a writer", TTL_MS, 5000);
     world.pass_ms(1);
-    world.slowest = Some(decider);
+    world.slowest = Some(queue_node);
     break_rule(mutant);
     let newcomer = world.acquire(World::spec(Mode::Shared));
     break_rule(None);
@@ -352,8 +352,8 @@ fn reader_awaits_the_answer_of_the_node_on_which_a_writer_waits() {
     assert!(passes_a_waiting_writer(Some(Mutant::ReaderOutrunsWriter)));
 }
 
-/// Returns whether a writer leaves the queue for a seat on a node, after the node becomes silent.
-fn leaves_the_queue_for_a_seat(world: &mut World) -> bool {
+/// Returns whether a writer that waits for a seat on a node leaves once the node becomes silent.
+fn stops_waiting_for_a_seat(world: &mut World) -> bool {
     let spec = World::spec(Mode::Exclusive);
     let mut acquire = Acquire::new(spec, Some(Duration::from_secs(60)), &world.ctx());
     acquire.handle_turn(true, &mut world.ctx());
@@ -378,11 +378,11 @@ fn leaves_the_queue_for_a_seat(world: &mut World) -> bool {
 
 #[test]
 fn writer_without_a_seat_leaves_a_node_that_becomes_silent() {
-    assert!(leaves_the_queue_for_a_seat(&mut World::new(5)));
+    assert!(stops_waiting_for_a_seat(&mut World::new(5)));
     // The mutant stays until the handshake with the node times out. Meanwhile no node knows that a
     // writer waits.
     break_rule(Some(Mutant::WaitsForSeatOfSilentNode));
-    let stays = !leaves_the_queue_for_a_seat(&mut World::new(5));
+    let stays = !stops_waiting_for_a_seat(&mut World::new(5));
     break_rule(None);
     assert!(stays);
 }

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{PATIENCE, all_hold, connect, exists, holding, net, nothing_is_left, quorum};
+use common::{
+    PATIENCE, connect, exists, masters_holding, net, quorum, wait_until_all_hold, wait_until_free,
+};
 use futures_util::future::try_join_all;
 use quorlock_client::{
     AcquireError, LockBuilder, LockWatch, LostError, Ownership, Quorum, Released, RunError,
@@ -57,10 +59,10 @@ async fn renewed_lock_outlives_its_ttl_many_times() {
     let extends = extends(&masters[0]);
     assert!(
         (8..=40).contains(&extends),
-        "{extends} extensions in four ttls, with one in each third of a ttl"
+        "{extends} extensions in four ttls; one in each third of a ttl makes 12"
     );
     assert_eq!(lock.release().await.unwrap(), Released::Released);
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
 }
 
 #[tokio::test]
@@ -136,7 +138,7 @@ async fn renewals_due_at_the_same_time_share_messages_to_a_node() {
 async fn run_returns_the_result_and_releases_the_lock() {
     let (masters, quorum) = quorum(3).await;
     let fence = quorum.lock("k").run(|lock| async move { lock.fence() }).await.unwrap();
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
     assert!(quorum.lock("k").acquire().await.unwrap().fence() > fence);
 }
 
@@ -146,7 +148,7 @@ async fn run_holds_the_lock_for_longer_than_its_ttl() {
     let builder = quorum.lock("k").ttl(TTL);
     let done = builder.run(async |lock| {
         sleep(TTL * 3).await;
-        assert!(holding(&masters, "k") >= 2);
+        assert!(masters_holding(&masters, "k") >= 2);
         lock.remaining()
     });
     assert!(done.await.unwrap() > Duration::ZERO);
@@ -169,14 +171,14 @@ async fn loss_drops_the_work_and_is_known_before_another_client_acquires() {
         })
     };
     let lock: LockWatch = shown.await.unwrap();
-    all_hold(&net.masters, "k").await;
+    wait_until_all_hold(&net.masters, "k").await;
     for proxy in &net.proxies {
         proxy.stall(Direction::ToServer);
     }
     let other = connect(net.masters.urls()).await;
-    let others = other.lock("k").acquire().await.unwrap();
+    let next_lock = other.lock("k").acquire().await.unwrap();
     assert!(lock.ownership().is_lost());
-    assert!(others.fence() > lock.fence());
+    assert!(next_lock.fence() > lock.fence());
     let error = running.await.unwrap().unwrap_err();
     assert!(
         matches!(error, RunError::Lost { lost: LostError::Expired { .. }, finished: false }),
@@ -222,7 +224,7 @@ async fn work_is_stopped_at_max_hold() {
         matches!(error, RunError::Lost { lost: LostError::HeldTooLong { .. }, .. }),
         "{error:?}"
     );
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
 }
 
 #[tokio::test]
@@ -243,7 +245,7 @@ async fn dropped_run_drops_the_work_and_releases_the_lock() {
     };
     started.await.unwrap();
     running.abort();
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
     assert!(dropped.load(Ordering::SeqCst));
 }
 
@@ -262,21 +264,21 @@ async fn coverage_rises_again_after_a_node_comes_back() {
         masters[n].restart().unwrap();
     }
     eventually_async(PATIENCE, "the coverage is 5 of 5", async || lock.coverage().held == 5).await;
-    assert_eq!(holding(&masters, "k"), 5);
+    assert_eq!(masters_holding(&masters, "k"), 5);
     // The repaired nodes alone are a majority.
     masters[0].kill();
     masters[1].kill();
     sleep(TTL * 2).await;
     assert!(matches!(lock.ownership(), Ownership::Held(_)), "{lock:?}");
     assert_eq!(lock.release().await.unwrap(), Released::Released);
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
 }
 
 #[tokio::test]
 async fn lost_lock_is_not_revived_by_repairs() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(Duration::from_secs(20)).acquire().await.unwrap();
-    all_hold(&masters, "k").await;
+    wait_until_all_hold(&masters, "k").await;
     // Only one node still holds the lock.
     for master in [&masters[0], &masters[1]] {
         redis::cmd("DEL").arg("k").exec(&mut master.connection()).unwrap();
@@ -291,7 +293,7 @@ async fn lost_lock_is_not_revived_by_repairs() {
         "the holder has not released the lock, since its work may still run"
     );
     drop(lock);
-    nothing_is_left(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
 }
 
 #[tokio::test]
@@ -303,7 +305,7 @@ async fn lock_released_during_its_repair_leaves_nothing() {
     for n in 0..20 {
         let key = format!("k{n}");
         let mut lock = quorum.lock(&key).ttl(Duration::from_secs(30)).acquire().await.unwrap();
-        all_hold(&masters, &key).await;
+        wait_until_all_hold(&masters, &key).await;
         redis::cmd("DEL").arg(&key).exec(&mut masters[1].connection()).unwrap();
         proxies[1].delay(Direction::ToServer, Duration::from_millis(2));
         lock.extend().await.unwrap();
@@ -313,7 +315,7 @@ async fn lock_released_during_its_repair_leaves_nothing() {
     }
     quorum.flush(PATIENCE).await.unwrap();
     for n in 0..20 {
-        assert_eq!(holding(&masters, &format!("k{n}")), 0);
+        assert_eq!(masters_holding(&masters, &format!("k{n}")), 0);
     }
 }
 

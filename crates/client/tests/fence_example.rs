@@ -5,7 +5,8 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The program of an example. Builds it if Cargo has not: `cargo test --test story` builds none.
+/// The program of an example. Builds it if Cargo has not: `cargo test --test fence_example` builds
+/// no examples.
 fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let profile = test.parent().unwrap().parent().unwrap();

@@ -6,17 +6,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::server::Server;
 
-/// Stores each distinct server of the states of a world once.
+/// Stores equal servers once. The states of a [`World`](crate::World) share them.
 ///
 /// Millions of states contain far fewer distinct servers.
 #[derive(Default)]
-pub(crate) struct Pool {
-    servers: Mutex<HashSet<Pooled>>,
+pub(crate) struct Interner {
+    servers: Mutex<HashSet<Interned>>,
 }
 
-/// A server in a pool. It never changes, so its hash is computed once.
+/// A server in an interner. It never changes, so its hash is computed once.
 #[derive(Clone, Debug)]
-pub(crate) struct Pooled(Arc<Entry>);
+pub(crate) struct Interned(Arc<Entry>);
 
 #[derive(Debug)]
 struct Entry {
@@ -24,12 +24,12 @@ struct Entry {
     hash: u64,
 }
 
-impl Pool {
-    /// Returns the server of this pool that equals `server`. Adds `server` if there is none.
-    pub(crate) fn share(&self, server: Server) -> Pooled {
+impl Interner {
+    /// Returns the stored server that equals `server`. Adds `server` if there is none.
+    pub(crate) fn intern(&self, server: Server) -> Interned {
         let mut hasher = DefaultHasher::new();
         server.hash(&mut hasher);
-        let pooled = Pooled(Arc::new(Entry { server, hash: hasher.finish() }));
+        let pooled = Interned(Arc::new(Entry { server, hash: hasher.finish() }));
         let mut servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(same) = servers.get(&pooled) {
             return same.clone();
@@ -39,20 +39,20 @@ impl Pool {
     }
 }
 
-/// A clone is an empty pool, because the copy of a world has states of its own.
-impl Clone for Pool {
+/// A clone is empty: a copy of the world that contains it has other states.
+impl Clone for Interner {
     fn clone(&self) -> Self {
         Self::default()
     }
 }
 
-impl fmt::Debug for Pool {
+impl fmt::Debug for Interner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").finish_non_exhaustive()
+        f.debug_struct("Interner").finish_non_exhaustive()
     }
 }
 
-impl Deref for Pooled {
+impl Deref for Interned {
     type Target = Server;
 
     fn deref(&self) -> &Server {
@@ -60,16 +60,16 @@ impl Deref for Pooled {
     }
 }
 
-impl PartialEq for Pooled {
+impl PartialEq for Interned {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
             || (self.0.hash == other.0.hash && self.0.server == other.0.server)
     }
 }
 
-impl Eq for Pooled {}
+impl Eq for Interned {}
 
-impl Hash for Pooled {
+impl Hash for Interned {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.0.hash.hash(state);
     }

@@ -1,5 +1,5 @@
 //! The cost of renewing many locks. A measurement, which does not run by default:
-//! `cargo test --release -p quorlock-client --test keeping_cost -- --ignored --nocapture`
+//! `cargo test --release -p quorlock-client --test renewal_cost -- --ignored --nocapture`
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 

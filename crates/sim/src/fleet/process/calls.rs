@@ -1,0 +1,404 @@
+//! Calls of a process: local queues, attempts, waits and seats.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quorlock_core::client::{
+    Acquire, Action, Answer, Called, Command, Entry, Hold, Mode, Outcome, RequestId, Spec, Token,
+    limits,
+};
+use quorlock_core::quorum::Moment;
+
+use super::{CONNECTIONS, Call, ConnectionKind, Ended, Lock, Machine, Place, Process, Wait};
+use crate::fleet::clock::Ns;
+use crate::fleet::network::Conn;
+use crate::fleet::plan::LockKind;
+use crate::fleet::world::{Note, World};
+
+impl Process {
+    /// Starts a call of a program. With a `wait` of `None`, the call waits without a limit.
+    pub(in crate::fleet) fn call(
+        &mut self,
+        caller: usize,
+        key_set: usize,
+        spec: &Arc<Spec>,
+        wait: Option<Duration>,
+        renews: bool,
+        world: &mut World,
+    ) -> u64 {
+        let longest = self.longest_timeout(spec);
+        let now = self.shared.now(world.now);
+        let due = wait.map(|wait| now.plus(wait.max(longest) + limits::CALL_GRACE));
+        let acquire = Acquire::new(Arc::clone(spec), wait, &self.shared.context(world.now));
+        let (takes_turn, mode) = (acquire.takes_turn(), spec.mode);
+        let machine = self.add_call(acquire, caller, key_set, due, renews, world.now);
+        trace!(world, "p{}/{machine} calls for {key_set} and waits for {wait:?}", self.index);
+        let queue = &mut self.local_queues[key_set];
+        if takes_turn {
+            let entry = match mode {
+                Mode::Exclusive => queue.places.enter(),
+                Mode::Shared => queue.places.enter_to_share(),
+            };
+            match entry {
+                Entry::Place => self.give_turn(machine, Place::First, world),
+                Entry::Queued(number) => {
+                    queue.calls.insert(number, machine);
+                    self.set_place(machine, Place::Queued(number));
+                    self.drive(machine, world);
+                }
+            }
+        } else {
+            self.give_turn(machine, Place::None, world);
+        }
+        machine
+    }
+
+    /// Starts a call that attaches a detached lock.
+    pub(in crate::fleet) fn attach(
+        &mut self,
+        caller: usize,
+        key_set: usize,
+        spec: &Arc<Spec>,
+        old: Token,
+        world: &mut World,
+    ) -> u64 {
+        let longest = self.longest_timeout(spec);
+        let due = self.shared.now(world.now).plus(longest + limits::CALL_GRACE);
+        let mut ctx = self.shared.context(world.now);
+        let acquire = Acquire::attach(Arc::clone(spec), old, &mut ctx);
+        let machine = self.add_call(acquire, caller, key_set, Some(due), false, world.now);
+        trace!(world, "p{}/{machine} attaches {key_set}", self.index);
+        if let Some(Machine::Call(call)) =
+            self.machines.get_mut(&machine).map(|entry| &mut entry.machine)
+        {
+            call.attaches = Some(old);
+        }
+        self.drive(machine, world);
+        machine
+    }
+
+    fn add_call(
+        &mut self,
+        acquire: Acquire,
+        caller: usize,
+        key_set: usize,
+        due: Option<Moment>,
+        renews: bool,
+        now: Ns,
+    ) -> u64 {
+        self.add_machine(Machine::Call(Box::new(Call {
+            acquire,
+            key_set,
+            caller,
+            started: now,
+            due,
+            round_sent_at: now,
+            last_round: u32::MAX,
+            asked_at: vec![now; self.seats.len()],
+            has_asked: false,
+            place: Place::None,
+            was_contended: false,
+            renews,
+            attaches: None,
+        })))
+    }
+
+    /// Returns the time limit of a request to the slowest node.
+    pub(in crate::fleet) fn longest_timeout(&self, spec: &Spec) -> Duration {
+        let round_trips = &self.shared.client_state.round_trips;
+        limits::node_timeout(round_trips.longest(), spec.ttl)
+    }
+
+    fn set_place(&mut self, machine: u64, place: Place) {
+        if let Some(Machine::Call(call)) =
+            self.machines.get_mut(&machine).map(|entry| &mut entry.machine)
+        {
+            call.place = place;
+        }
+    }
+
+    /// Tells a call for one of several keys which key is likely free. The call asks for that key
+    /// first.
+    pub(super) fn propose_slot(&mut self, machine: u64) {
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        let Machine::Call(call) = &mut entry.machine else { return };
+        if let Some(keys) = &call.acquire.spec().any {
+            let (slots, random) =
+                (&mut self.local_queues[call.key_set].slots, &mut self.shared.random);
+            let slot = slots.propose(keys.len(), random);
+            call.acquire.prefer_slot(slot);
+        }
+    }
+
+    fn give_turn(&mut self, machine: u64, place: Place, world: &mut World) {
+        self.propose_slot(machine);
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        let Machine::Call(call) = &mut entry.machine else { return };
+        call.place = place;
+        let is_newcomer = self.index >= self.newcomers_from;
+        let is_contended = self.local_queues[call.key_set].is_contended && !is_newcomer;
+        call.was_contended = is_contended;
+        call.acquire.handle_turn(is_contended, &mut self.shared.context(world.now));
+        self.drive(machine, world);
+    }
+
+    pub(super) fn drive_call(&mut self, machine: u64, world: &mut World) {
+        let global = self.global_id(machine);
+        loop {
+            let Some(entry) = self.machines.get_mut(&machine) else { return };
+            let Machine::Call(call) = &mut entry.machine else { return };
+            let Some(action) = call.acquire.poll() else { break };
+            match action {
+                Action::Send { id, connection, request } => {
+                    if matches!(
+                        request.command,
+                        Command::Acquire { .. } | Command::SwapToken { .. } | Command::Inspect
+                    ) {
+                        if call.last_round != id.round {
+                            call.last_round = id.round;
+                            call.round_sent_at = world.now;
+                        }
+                        call.asked_at[id.node] = call.round_sent_at;
+                    }
+                    call.has_asked = true;
+                    let own_token = match request.command {
+                        Command::SwapToken { new } => new,
+                        _ => request.token,
+                    };
+                    world.claims.assign(own_token, global);
+                    let spec = Arc::clone(call.acquire.spec());
+                    self.send(machine, id, connection, request, &spec, world);
+                }
+                Action::Wait { id } => self.take_seat(machine, id, world),
+                Action::StopWaiting { id } => self.stop_waiting(machine, id, world),
+                // The process that detached the lock may have a request with this token in flight,
+                // so the token may be on a node even after this release.
+                Action::Release(release) if call.attaches == Some(release.token()) => {
+                    self.release_in_part(*release, world);
+                }
+                Action::Release(release) => self.release(*release, Some(machine), None, world),
+                Action::Suspect { node, connection } => {
+                    self.suspicions.push_back((node, connection));
+                }
+                Action::Done(outcome) => {
+                    self.call_ends(machine, *outcome, world);
+                    return;
+                }
+            }
+        }
+        if let Some(Machine::Call(call)) = self.machines.get(&machine).map(|entry| &entry.machine) {
+            let timeout = call.acquire.poll_timeout();
+            self.set_timer(machine, timeout, world);
+        }
+    }
+
+    fn call_ends(&mut self, machine: u64, outcome: Outcome, world: &mut World) {
+        let global = self.global_id(machine);
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        let Machine::Call(call) = &mut entry.machine else { return };
+        if call.acquire.poll().is_some() {
+            world.violate("an action follows Done".into());
+        }
+        let (key_set, place, caller) = (call.key_set, call.place, call.caller);
+        let mode = call.acquire.spec().mode;
+        let contended = call.acquire.is_contended();
+        // Shared calls run at the same time. None of them may undo what another call has learned.
+        let has_learned = mode == Mode::Exclusive || contended != call.was_contended;
+        if call.has_asked && call.acquire.takes_turn() && has_learned {
+            self.local_queues[key_set].is_contended = contended;
+        }
+        let now = self.shared.clock.at(world.now);
+        let is_late =
+            call.due.is_some_and(|due| now.has_reached(due.plus(Duration::from_millis(1))));
+        if is_late && self.resumed_at < call.started {
+            let took = (world.now - call.started) / crate::fleet::clock::MS;
+            world.violate(format!("p{}/{machine} ended after {took} ms, too late", self.index));
+        }
+        match outcome {
+            Outcome::Acquired(grant) => {
+                let spec = Arc::clone(call.acquire.spec());
+                let members: Vec<_> =
+                    spec.keys.iter().map(|key| world.plan.key_index(key)).collect();
+                trace!(
+                    world,
+                    "p{}/{machine} acquires {key_set}, fence {}", self.index, grant.fence
+                );
+                if world.plan.kind != LockKind::Exclusive {
+                    trace!(world, "p{}/{machine} has {members:?}, {mode:?}", self.index);
+                }
+                if let Some(slot) = spec.slot() {
+                    self.local_queues[key_set].slots.acquired(slot);
+                }
+                let mut hold = Hold::new(spec, grant);
+                let (call_started, renews) = (call.started, call.renews);
+                if renews {
+                    hold.renew();
+                }
+                let was_attached = call.attaches.is_some();
+                entry.timer = None;
+                entry.machine = Machine::Lock(Box::new(Lock {
+                    hold,
+                    key_set,
+                    members,
+                    was_attached,
+                    caller,
+                    call_started,
+                    since: world.now,
+                    renews,
+                    is_extension_awaited: false,
+                    round_began: world.now,
+                }));
+                world.notes.push(Note::Granted { process: self.index, machine });
+                if renews {
+                    self.schedule_renewal(machine, world);
+                }
+                self.drive(machine, world);
+                self.ended.push_back(Ended::Acquired { caller, lock: machine });
+            }
+            Outcome::Failed(failure) => {
+                trace!(world, "p{}/{machine} fails: {failure:?}", self.index);
+                // A node that did not refuse counts as asked when the last round began.
+                let asked = |(node, answer)| match answer {
+                    &Answer::Refused => call.asked_at[node],
+                    _ => call.round_sent_at,
+                };
+                let asked_at = failure.answers.iter().enumerate().map(asked).collect();
+                let (asked_at, started) = (call.has_asked.then_some(asked_at), call.started);
+                let time_left = Duration::from_nanos(4 * world.plan.round_trip);
+                let had_time = call.due.is_some_and(|due| !now.plus(time_left).has_reached(due));
+                world.notes.push(Note::Failed {
+                    process: self.index,
+                    call: global,
+                    key_set,
+                    mode,
+                    reason: failure.reason,
+                    attached: call.attaches.is_some(),
+                    started,
+                    had_time,
+                    asked_at,
+                });
+                self.machines.remove(&machine);
+                self.ended.push_back(Ended::Failed { caller });
+            }
+        }
+        self.leave_local_queue(key_set, place, world);
+    }
+
+    fn leave_local_queue(&mut self, key_set: usize, place: Place, world: &mut World) {
+        let queue = &mut self.local_queues[key_set];
+        let next = match place {
+            Place::None => Called::new(),
+            Place::First => queue.places.leave(),
+            Place::Queued(number) => {
+                queue.calls.remove(&number);
+                queue.places.give_up(number).unwrap_or_else(|| queue.places.leave())
+            }
+        };
+        let calls: Vec<_> = next.iter().filter_map(|number| queue.calls.remove(number)).collect();
+        for call in calls {
+            self.give_turn(call, Place::First, world);
+        }
+    }
+
+    /// Cancels a call.
+    pub(in crate::fleet) fn cancel(&mut self, machine: u64, world: &mut World) {
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        let Machine::Call(call) = &mut entry.machine else { return };
+        trace!(world, "p{}/{machine} is cancelled", self.index);
+        let (key_set, place) = (call.key_set, call.place);
+        call.acquire.cancel(&mut self.shared.context(world.now));
+        self.drive_call(machine, world);
+        self.machines.remove(&machine);
+        self.leave_local_queue(key_set, place, world);
+        self.settle(world);
+    }
+
+    fn take_seat(&mut self, machine: u64, id: RequestId, world: &mut World) {
+        let seats = &mut self.seats[id.node];
+        match seats.places.enter() {
+            Entry::Place => self.start_wait(machine, id, world),
+            Entry::Queued(number) => {
+                seats.waiting.insert(number, (machine, id));
+                self.waits.insert((machine, id.round), Wait::Queued(id.node, number));
+            }
+        }
+    }
+
+    fn start_wait(&mut self, machine: u64, id: RequestId, world: &mut World) {
+        let node = id.node;
+        if let Some(conn) = self.seats[node].idle.pop() {
+            self.waits.insert((machine, id.round), Wait::Connecting(node, conn));
+            self.wait_through(machine, id, conn, world);
+            return;
+        }
+        let conn = self.connect(node, ConnectionKind::Seat(Some((machine, id))), world);
+        self.waits.insert((machine, id.round), Wait::Connecting(node, conn));
+        let due = self.shared.now(world.now).plus(limits::HANDSHAKE);
+        self.set_timer(CONNECTIONS + conn as u64, Some(due), world);
+    }
+
+    /// Sends a WAIT through its connection, if the call still needs the WAIT.
+    pub(super) fn wait_through(
+        &mut self,
+        machine: u64,
+        id: RequestId,
+        conn: Conn,
+        world: &mut World,
+    ) {
+        if let Some(connection) = self.connections.get_mut(&conn) {
+            connection.kind = ConnectionKind::Seat(Some((machine, id)));
+        }
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        let Machine::Call(call) = &mut entry.machine else { return };
+        let request = call.acquire.handle_seat(id, &mut self.shared.context(world.now));
+        match request {
+            Some(request) => {
+                let spec = Arc::clone(call.acquire.wait_spec());
+                call.has_asked = true;
+                call.asked_at[id.node] = world.now;
+                self.waits.insert((machine, id.round), Wait::Sent(id.node, conn));
+                world.claims.assign(request.token, self.global_id(machine));
+                self.send_through(conn, machine, id, request, &spec, world);
+            }
+            None => self.stop_waiting(machine, id, world),
+        }
+        if let Some(Machine::Call(call)) = self.machines.get(&machine).map(|entry| &entry.machine) {
+            let timeout = call.acquire.poll_timeout();
+            self.set_timer(machine, timeout, world);
+        }
+    }
+
+    pub(super) fn stop_waiting(&mut self, machine: u64, id: RequestId, world: &mut World) {
+        let node = match self.waits.remove(&(machine, id.round)) {
+            None => return,
+            Some(Wait::Queued(node, number)) => {
+                self.seats[node].waiting.remove(&number);
+                if self.seats[node].places.give_up(number).is_some() {
+                    return;
+                }
+                node
+            }
+            Some(Wait::Connecting(node, conn) | Wait::Sent(node, conn)) => {
+                let connection = self.connections.get_mut(&conn);
+                match connection {
+                    Some(connection) if connection.is_ready && connection.in_flight.is_empty() => {
+                        connection.kind = ConnectionKind::Seat(None);
+                        self.seats[node].idle.push(conn);
+                    }
+                    _ => self.close(conn, world),
+                }
+                node
+            }
+        };
+        self.leave_seat(node, world);
+    }
+
+    pub(super) fn leave_seat(&mut self, node: usize, world: &mut World) {
+        let seats = &mut self.seats[node];
+        let called: Vec<_> =
+            seats.places.leave().iter().filter_map(|number| seats.waiting.remove(number)).collect();
+        for (machine, id) in called {
+            self.start_wait(machine, id, world);
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! Locks that a process holds, and their releases.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quorlock_core::client::{Answer, Command, Context, Hold, HoldAction, Release, Spec, Token};
+use quorlock_core::quorum::{Moment, Ownership, ReleaseVerdict};
+
+use super::{ConnectionKind, Ended, Machine, MachineEntry, Process, RENEWALS, ReleaseTask, Wait};
+use crate::fleet::Mutant;
+use crate::fleet::clock::Ns;
+use crate::fleet::world::{Note, World};
+
+impl Process {
+    pub(super) fn schedule_renewal(&mut self, machine: u64, world: &mut World) {
+        let now = self.shared.now(world.now);
+        let Some(Machine::Lock(lock)) = self.machines.get(&machine).map(|entry| &entry.machine)
+        else {
+            return;
+        };
+        match lock.hold.renew_in(now) {
+            Some(after) => {
+                self.renewals.schedule(machine, now.plus(after), lock.hold.renewal_window());
+            }
+            None => self.renewals.forget(machine),
+        }
+        let next = self.renewals.next_due();
+        self.set_timer(RENEWALS, next, world);
+    }
+
+    pub(super) fn renew_due(&mut self, world: &mut World) {
+        let now = self.shared.now(world.now);
+        for machine in self.renewals.take_due(now).into_iter().flatten() {
+            if let Some(entry) = self.machines.get_mut(&machine)
+                && let Machine::Lock(lock) = &mut entry.machine
+            {
+                lock.hold.extend(&self.shared.context(world.now));
+                self.drive(machine, world);
+            }
+        }
+        let next = self.renewals.next_due();
+        self.set_timer(RENEWALS, next, world);
+    }
+
+    /// Extends a lock. Returns whether a round of extensions has begun.
+    pub(in crate::fleet) fn extend(&mut self, machine: u64, world: &mut World) -> bool {
+        self.begin_round(machine, Hold::extend, world)
+    }
+
+    /// Makes an exclusive lock shared. Returns whether a round of extensions has begun.
+    pub(in crate::fleet) fn downgrade(&mut self, machine: u64, world: &mut World) -> bool {
+        trace!(world, "p{}/{machine} shares its lock", self.index);
+        self.begin_round(machine, Hold::downgrade, world)
+    }
+
+    fn begin_round(
+        &mut self,
+        machine: u64,
+        begin: fn(&mut Hold, &Context<'_>),
+        world: &mut World,
+    ) -> bool {
+        let Some(entry) = self.machines.get_mut(&machine) else { return false };
+        let Machine::Lock(lock) = &mut entry.machine else { return false };
+        if !lock.hold.is_extensible(self.shared.clock.at(world.now)) {
+            return false;
+        }
+        lock.is_extension_awaited = true;
+        begin(&mut lock.hold, &self.shared.context(world.now));
+        self.drive(machine, world);
+        self.settle(world);
+        true
+    }
+
+    pub(super) fn drive_lock(&mut self, machine: u64, world: &mut World) {
+        loop {
+            let Some(entry) = self.machines.get_mut(&machine) else { return };
+            let Machine::Lock(lock) = &mut entry.machine else { return };
+            let Some(action) = lock.hold.poll() else { break };
+            match action {
+                HoldAction::Send(send) => {
+                    if matches!(send.request.command, Command::Extend { .. }) {
+                        lock.round_began = world.now;
+                    }
+                    let spec = Arc::clone(lock.hold.spec());
+                    self.send(machine, send.id, send.connection, send.request, &spec, world);
+                }
+                HoldAction::Decided(verdict) => {
+                    trace!(world, "p{}/{machine} extension: {verdict:?}", self.index);
+                    let is_awaited = std::mem::take(&mut lock.is_extension_awaited);
+                    let (caller, renews) = (lock.caller, lock.renews);
+                    let (process, round_began) = (self.index, lock.round_began);
+                    world.notes.push(Note::Extended { process, machine, verdict, round_began });
+                    if is_awaited {
+                        self.ended.push_back(Ended::Extended { caller, lock: machine });
+                    }
+                    if renews {
+                        self.schedule_renewal(machine, world);
+                    }
+                }
+                HoldAction::Repaired(is_held) => {
+                    world.repairs += u64::from(is_held);
+                }
+                HoldAction::Incomplete => {
+                    if lock.renews {
+                        self.schedule_renewal(machine, world);
+                    }
+                }
+                HoldAction::Contended => {
+                    let (key_set, name) = (lock.key_set, lock.hold.spec().name());
+                    // An attached permit is a lock of one key, which may be a set of its own.
+                    let sets = &world.plan.key_sets;
+                    let key_set = if sets[key_set] == *name {
+                        Some(key_set)
+                    } else {
+                        sets.iter().position(|set| set == name)
+                    };
+                    if let Some(key_set) = key_set {
+                        self.local_queues[key_set].is_contended = true;
+                    }
+                }
+                HoldAction::Release(release) => self.release_in_part(*release, world),
+                HoldAction::Suspect { node, connection } => {
+                    self.suspicions.push_back((node, connection));
+                }
+            }
+        }
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        let Machine::Lock(lock) = &mut entry.machine else { return };
+        if lock.hold.is_over() && entry.in_flight == 0 {
+            self.machines.remove(&machine);
+        } else {
+            let timeouts = [lock.hold.poll_timeout(), lock.hold.repeat_at()];
+            let timeout = timeouts.into_iter().flatten().reduce(Moment::earlier);
+            self.set_timer(machine, timeout, world);
+        }
+    }
+
+    /// Releases a lock. The `caller`, if any, waits for the result.
+    pub(in crate::fleet) fn release_lock(
+        &mut self,
+        machine: u64,
+        caller: Option<usize>,
+        world: &mut World,
+    ) {
+        self.renewals.forget(machine);
+        let call = self.global_id(machine);
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        let Machine::Lock(lock) = &mut entry.machine else { return };
+        let (ownership, release) = lock.hold.release(&self.shared.context(world.now));
+        trace!(world, "p{}/{machine} releases: {ownership:?}", self.index);
+        world.notes.push(Note::Released {
+            process: self.index,
+            call,
+            members: lock.members.clone(),
+            ownership,
+            renewed: lock.renews,
+            call_started: lock.call_started,
+            since: lock.since,
+        });
+        if let Some(slot) = lock.hold.spec().slot() {
+            self.local_queues[lock.key_set].slots.freed(slot);
+        }
+        let (token, is_held) = (lock.hold.token(), !matches!(ownership, Ownership::Lost(_)));
+        if is_held {
+            world.claims.record_released(token, world.now);
+        }
+        let task = self.add_release(release, None, caller, world);
+        if let Some(Machine::Release(task)) =
+            self.machines.get_mut(&task).map(|entry| &mut entry.machine)
+        {
+            task.is_thorough = is_held;
+        }
+        if world.plan.mutant == Some(Mutant::LateRelease) && caller.is_none() {
+            let later = self.shared.now(world.now).plus(Duration::from_millis(20));
+            self.set_timer(task, Some(later), world);
+        } else {
+            self.drive_release(task, world);
+        }
+        self.drive(machine, world);
+        self.settle(world);
+    }
+
+    /// Detaches a lock. Returns its token and its description, unless the lock is lost.
+    pub(in crate::fleet) fn detach(
+        &mut self,
+        machine: u64,
+        world: &mut World,
+    ) -> Option<(Token, Arc<Spec>)> {
+        self.renewals.forget(machine);
+        let entry = self.machines.get_mut(&machine)?;
+        let Machine::Lock(lock) = &mut entry.machine else { return None };
+        let left = lock.hold.detach(self.shared.clock.at(world.now));
+        if let Some(slot) = lock.hold.spec().slot() {
+            self.local_queues[lock.key_set].slots.freed(slot);
+        }
+        // A permit is attached as a lock of its key.
+        let spec = Spec { any: None, ..(**lock.hold.spec()).clone() };
+        let detached = left.map(|_| (lock.hold.token(), Arc::new(spec)));
+        trace!(world, "p{}/{machine} detaches: {left:?}", self.index);
+        world.notes.push(Note::Detached { process: self.index, call: self.global_id(machine) });
+        self.drive(machine, world);
+        self.settle(world);
+        detached
+    }
+
+    /// Runs a release after which a node may still have the token.
+    ///
+    /// That is so if another state machine may use the same token, or if the lock was detached.
+    pub(super) fn release_in_part(&mut self, release: Release, world: &mut World) {
+        let task = self.add_release(release, None, None, world);
+        if let Some(Machine::Release(task)) =
+            self.machines.get_mut(&task).map(|entry| &mut entry.machine)
+        {
+            task.is_thorough = false;
+        }
+        self.drive_release(task, world);
+    }
+
+    /// Runs a release. It takes over the unanswered WAIT of the state machine `from`.
+    pub(super) fn release(
+        &mut self,
+        release: Release,
+        from: Option<u64>,
+        caller: Option<usize>,
+        world: &mut World,
+    ) {
+        let machine = self.add_release(release, from, caller, world);
+        self.drive_release(machine, world);
+    }
+
+    fn add_release(
+        &mut self,
+        release: Release,
+        from: Option<u64>,
+        caller: Option<usize>,
+        world: &mut World,
+    ) -> u64 {
+        let wait = release.wait();
+        let due = self.shared.now(world.now).plus(self.longest_timeout(release.spec()));
+        let (started, token) = (world.now, None);
+        let task = ReleaseTask { release, wait, caller, started, due, token, is_thorough: true };
+        let machine = self.add_machine(Machine::Release(Box::new(task)));
+        if let (Some(id), Some(from)) = (wait, from) {
+            if let Some(wait) = self.waits.remove(&(from, id.round)) {
+                self.waits.insert((machine, id.round), wait);
+                if let Wait::Sent(_, conn) | Wait::Connecting(_, conn) = wait
+                    && let Some(connection) = self.connections.get_mut(&conn)
+                {
+                    connection.kind = ConnectionKind::Seat(Some((machine, id)));
+                    for request in &mut connection.in_flight {
+                        request.machine = machine;
+                    }
+                }
+                if let Some(entry) = self.machines.get_mut(&from) {
+                    entry.in_flight = entry.in_flight.saturating_sub(1);
+                }
+                self.expect_response(machine);
+            } else {
+                world
+                    .violate(format!("p{}/{from} leaves a WAIT that it does not have", self.index));
+            }
+        }
+        machine
+    }
+
+    pub(super) fn drive_release(&mut self, machine: u64, world: &mut World) {
+        while let Some(entry) = self.machines.get_mut(&machine) {
+            let Machine::Release(task) = &mut entry.machine else { return };
+            self.suspicions.extend(std::iter::from_fn(|| task.release.poll_suspect()));
+            let Some(send) = task.release.poll() else { break };
+            task.token = Some(send.request.token);
+            world.claims.record_gone(send.request.token, None);
+            let spec = Arc::clone(task.release.spec());
+            self.send(machine, send.id, send.connection, send.request, &spec, world);
+        }
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        let Machine::Release(task) = &mut entry.machine else { return };
+        if task.release.verdict().is_some()
+            && let Some(caller) = task.caller.take()
+        {
+            let now = self.shared.clock.at(world.now);
+            let due = task.due.plus(Duration::from_millis(1));
+            if now.has_reached(due) && self.resumed_at < task.started {
+                world.violate(format!("a release of p{} took too long", self.index));
+            }
+            self.ended.push_back(Ended::Released { caller });
+        }
+        let is_done = task.release.is_done();
+        let timeout = task.release.poll_timeout();
+        let answered = if task.release.wait().is_none() { task.wait.take() } else { None };
+        if let Some(id) = answered {
+            self.stop_waiting(machine, id, world);
+        }
+        if is_done {
+            if let Some(MachineEntry { machine: Machine::Release(task), .. }) =
+                self.machines.remove(&machine)
+            {
+                world.unconfirmed +=
+                    u64::from(task.release.verdict() == Some(ReleaseVerdict::Unconfirmed));
+                self.record_release(&task, world);
+            }
+        } else {
+            self.set_timer(machine, timeout, world);
+        }
+    }
+
+    /// Records for the checkers that a release is over and that no node has its token any more.
+    ///
+    /// Does nothing if the release may have missed a node.
+    fn record_release(&self, task: &ReleaseTask, world: &mut World) {
+        let Some(token) = task.token else { return };
+        let ttl = u64::try_from(task.release.spec().ttl.duration().as_nanos()).unwrap_or(Ns::MAX);
+        let is_in_time = world.now < task.started + ttl / 100 * 95;
+        let gave_up =
+            |answer: &Answer| matches!(answer, Answer::Failed(error) if error.is_permanent());
+        let is_used = self.machines.values().any(|entry| match &entry.machine {
+            Machine::Lock(lock) => lock.hold.token() == token,
+            Machine::Release(other) => other.token == Some(token),
+            Machine::Call(_) => false,
+        });
+        if task.is_thorough && is_in_time && !is_used && !task.release.answers().any(gave_up) {
+            world.claims.record_gone(token, Some(world.now));
+        }
+    }
+
+    /// Handles all local responses, suspicions and results that the last event left behind.
+    pub(in crate::fleet) fn settle(&mut self, world: &mut World) {
+        loop {
+            if let Some((machine, id, response)) = self.local.pop_front() {
+                self.deliver(machine, id, &response, world);
+            } else if let Some((node, connection)) = self.suspicions.pop_front() {
+                let now = self.shared.now(world.now);
+                self.links.handle_suspicion(node, connection, now, &self.shared.client_state);
+                self.drive_links(world);
+            } else if let Some(ended) = self.ended.pop_front() {
+                self.caller_goes_on(ended, world);
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// Returns whether the process has no state machine and no WAIT.
+    pub(in crate::fleet) fn is_idle(&self) -> bool {
+        self.machines.is_empty() && self.waits.is_empty()
+    }
+
+    /// Describes all state machines.
+    pub(in crate::fleet) fn describe(&self) -> Vec<String> {
+        let machines = self.machines.iter();
+        machines.map(|(number, entry)| format!("{number}: {}", entry.machine.describe())).collect()
+    }
+}
