@@ -12,7 +12,9 @@ use super::{
     RequestId, Response, Spare, Token, limits,
 };
 use crate::Fence;
-use crate::quorum::{Extension, ExtensionVerdict, LossReason, Moment, Ownership, OwnershipState};
+use crate::quorum::{
+    Extension, ExtensionVerdict, LossReason, Majority, Moment, Ownership, OwnershipState,
+};
 
 /// A held lock, from the grant to the end: ownership, extension, repair, release.
 ///
@@ -30,8 +32,6 @@ pub struct Hold {
     state: OwnershipState,
     /// Whether the holder released or detached the lock.
     over: bool,
-    /// On how many nodes an operator revoked the lock.
-    revoked: Revoked,
     nodes: Vec<Node>,
     /// The round number of the grant's ACQUIREs.
     acquire_round: u32,
@@ -70,17 +70,6 @@ struct Node {
     refusals: u8,
     /// Whether the node has ever answered that an operator revoked the lock.
     has_revoked: bool,
-}
-
-/// On how many nodes the lock is revoked. The number never falls, whatever the nodes answer later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Revoked {
-    Nowhere,
-    /// A minority revoked the lock, and the other nodes extend it. No node is repaired any more,
-    /// because a repair would undo the revocation.
-    OnMinority,
-    /// Enough nodes revoked the lock to rule out a majority that extends it.
-    OnTooMany,
 }
 
 /// A round of extensions.
@@ -169,7 +158,6 @@ impl Hold {
             since: grant.since,
             state: OwnershipState::new(grant.validity, grant.since, max_hold),
             over: false,
-            revoked: Revoked::Nowhere,
             nodes: nodes.collect(),
             acquire_round: grant.round,
             next_round: grant.next_round,
@@ -227,11 +215,18 @@ impl Hold {
     /// Whether an operator revoked the lock on enough nodes to rule out a majority that extends it.
     /// The holder keeps it until its deadline.
     pub fn is_revoked(&self) -> bool {
-        self.revoked == Revoked::OnTooMany
+        Majority::of(self.nodes.len()).is_some_and(|majority| self.revocations() > majority.spare())
     }
 
+    /// The number of nodes that have ever answered that the lock is revoked. It never falls.
+    fn revocations(&self) -> usize {
+        self.nodes.iter().filter(|node| node.has_revoked).count()
+    }
+
+    /// Whether nodes that miss the lock may be repaired. On a revoked lock, even one that only a
+    /// minority revoked, a repair would undo the revocation.
     fn may_repair(&self) -> bool {
-        self.revoked == Revoked::Nowhere || is_broken(Mutant::RevokedRepaired)
+        self.revocations() == 0 || is_broken(Mutant::RevokedRepaired)
     }
 
     /// The time until the next extension of a renewed lock; `None` if no extension follows.
@@ -377,7 +372,8 @@ impl Hold {
     pub fn handle_response(&mut self, id: RequestId, response: &Response, ctx: &Context<'_>) {
         let node = id.node;
         if matches!(response, Response::Failed(NodeError::Revoked { .. })) {
-            self.record_revoked(node, ctx);
+            // Late answers count, too.
+            self.nodes[node].has_revoked = true;
         }
         if id.round == self.acquire_round {
             self.handle_straggler(node, response, ctx);
@@ -492,7 +488,7 @@ impl Hold {
         let is_in_time = self.repeat_until.is_some_and(|until| !ctx.now.has_reached(until));
         let is_held = !matches!(self.ownership(ctx.now), Ownership::Lost(_));
         let has_lock = matches!(self.nodes[index].answer, Answer::Granted(_));
-        let may_repeat = is_in_time && is_held && !has_lock && self.revoked == Revoked::Nowhere;
+        let may_repeat = is_in_time && is_held && !has_lock && self.revocations() == 0;
         may_repeat
             && !is_broken(Mutant::LateRefusalIsFinal)
             && self.send_acquire(index, self.acquire_round, ctx)
@@ -544,19 +540,6 @@ impl Hold {
         node.answer = answer;
         node.incarnation = ctx.topology.incarnation(index);
         node.answered_since = true;
-    }
-
-    /// Records that a node has answered a request of any round with REVOKED.
-    ///
-    /// Late answers count, too: a repair of that node would undo the revocation.
-    fn record_revoked(&mut self, node: usize, ctx: &Context<'_>) {
-        self.nodes[node].has_revoked = true;
-        let count = self.nodes.iter().filter(|node| node.has_revoked).count();
-        self.revoked = if count > ctx.client_state.majority.spare() {
-            Revoked::OnTooMany
-        } else {
-            Revoked::OnMinority
-        };
     }
 
     fn answer_round(&mut self, node: usize, held: Option<bool>, ctx: &Context<'_>) {
