@@ -376,10 +376,10 @@ impl LockInner {
 
     /// Detaches the lock for another process. Returns its token and the validity that is left.
     pub(crate) fn detach(self: &Arc<Self>) -> (quorlock_core::client::Token, Duration) {
-        let now = clock::now();
         let (token, left) = {
             let mut hold = self.hold();
-            (hold.token(), hold.detach(now).unwrap_or_default())
+            // Not before the mutex: the wait for it is not a part of the time that is left.
+            (hold.token(), hold.detach(clock::now()).unwrap_or_default())
         };
         self.clean_up_after_end();
         (token, left)
