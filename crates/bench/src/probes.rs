@@ -80,11 +80,11 @@ impl Socket {
     /// Requests the lock `orders/42`, which all clients use, for a minute at most and with the
     /// token of this client. Does not read the reply.
     pub(crate) fn ask_for_the_lock(&mut self, client: usize) -> anyhow::Result<()> {
-        self.ask_for_the_lock_of(client, 60_000)
+        self.ask_for_the_lock_for(client, 60_000)
     }
 
     /// Does the same for a lock and a wait of `ms` milliseconds.
-    pub(crate) fn ask_for_the_lock_of(&mut self, client: usize, ms: u64) -> anyhow::Result<()> {
+    pub(crate) fn ask_for_the_lock_for(&mut self, client: usize, ms: u64) -> anyhow::Result<()> {
         self.send(&format!("LOCK.ACQUIRE orders/42 {client:032x} {ms} WAIT {ms}\r\n"))
     }
 

@@ -119,7 +119,7 @@ pub(crate) async fn measure_many_waiters(
     sleep(WARM_UP).await;
     let (with_idle, beside_idle) = measure_gets(&server_with, &server_without, effort)?;
     for (client, socket) in sockets.iter_mut().enumerate() {
-        socket.ask_for_the_lock_of(client, TTL_MS)?;
+        socket.ask_for_the_lock_for(client, TTL_MS)?;
         if client == 0 {
             socket.read_grant()?;
         }
