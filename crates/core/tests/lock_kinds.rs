@@ -77,29 +77,14 @@ impl World {
         let token = request.token.as_str().as_bytes();
         let keys: Vec<&[u8]> = spec.keys.iter().collect();
         match request.command {
-            Command::Acquire { fence } => {
+            Command::Acquire { fence } | Command::AcquireAny { fence } => {
+                let command = match request.command {
+                    Command::AcquireAny { .. } => AcquireCommand::AcquireAny,
+                    _ => AcquireCommand::Acquire,
+                };
                 let terms = (spec.mode, Some(fence), 0);
-                match node.execute_acquire(
-                    &keys,
-                    token,
-                    spec.ttl.ms(),
-                    terms,
-                    AcquireCommand::Acquire,
-                ) {
+                match node.execute_acquire(&keys, token, spec.ttl.ms(), terms, command) {
                     Ok(Reply::Granted(fence)) => Response::Fence(fence),
-                    Ok(Reply::Refused) => Response::No,
-                    other => panic!("{other:?}"),
-                }
-            }
-            Command::AcquireAny { fence } => {
-                let terms = (spec.mode, Some(fence), 0);
-                match node.execute_acquire(
-                    &keys,
-                    token,
-                    spec.ttl.ms(),
-                    terms,
-                    AcquireCommand::AcquireAny,
-                ) {
                     Ok(Reply::GrantedOne { fence, key }) => {
                         Response::FenceAndKeyAfterWait { fence, waited: Duration::ZERO, key }
                     }
