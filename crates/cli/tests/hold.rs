@@ -81,6 +81,22 @@ fn signal_during_the_hold_releases_the_lock_at_once() {
 }
 
 #[test]
+fn signals_that_commands_define_do_not_end_the_hold() {
+    let masters = Masters::start(1);
+    let started = Instant::now();
+    let mut running =
+        Running::start(&mut run_script(&masters, &["--hold-at-least", "3s"], "echo $$; exit 7"));
+    let command = running.pid_line();
+    eventually(PATIENCE, "the command has ended", || !is_alive(command));
+    for signal in [Signal::USR1, Signal::USR2] {
+        running.signal(signal);
+    }
+    let output = running.end();
+    assert_eq!((code(output.status), stderr(&output)), (7, ""));
+    assert!(started.elapsed() >= Duration::from_secs(3));
+}
+
+#[test]
 fn signal_that_ends_the_command_prevents_the_hold() {
     let masters = Masters::start(3);
     for (signal, expected) in [(Signal::TERM, 143), (Signal::INT, 130)] {
