@@ -2,6 +2,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use quorlock_client::{AttachError, DetachedLock, NodeError, Nodes, Quorum};
+use quorlock_core::quorum::Majority;
 
 use crate::args::check_ttl;
 use crate::duration::duration;
@@ -84,9 +85,9 @@ async fn extend_and_print(
     Ok(ExitCode::from(code))
 }
 
-/// Returns whether so many nodes reported a revocation that the others are no majority.
+/// Whether so many nodes reported a revocation that the others are no majority.
 fn is_revoked(nodes: &Nodes) -> bool {
     let revoked =
         nodes.failed().filter(|(_, error)| matches!(error, NodeError::Revoked { .. })).count();
-    2 * revoked >= nodes.0.len()
+    Majority::of(nodes.0.len()).is_some_and(|majority| revoked > majority.spare())
 }
