@@ -1,5 +1,6 @@
 //! One node as the user names it: a URL or its short form.
 
+use quorlock_core::client::{redact_url, unsupported_scheme};
 use url::Url;
 
 /// The schemes that the client library connects to. [`Endpoint::parse`] also accepts schemes of
@@ -26,13 +27,13 @@ impl Endpoint {
             );
         }
         if text.starts_with('/') {
-            let path = without_secrets(text);
+            let path = redact_url(text);
             return Err(format!("{path} has no scheme: write redis+unix://{path}"));
         }
         let has_scheme = text.contains("://");
         let url =
             if has_scheme { Url::parse(text) } else { Url::parse(&format!("redis://{text}")) };
-        let url = url.map_err(|error| format!("{}: {error}: {EXPECTED}", without_secrets(text)))?;
+        let url = url.map_err(|error| format!("{}: {error}: {EXPECTED}", redact_url(text)))?;
         let scheme = url.scheme();
         let is_known =
             SCHEMES.contains(&scheme) || scheme.contains("sentinel") || scheme.contains("cluster");
@@ -40,7 +41,7 @@ impl Endpoint {
             return Err(format!("{scheme}:// is not the scheme of a node: {EXPECTED}"));
         }
         if !scheme.ends_with("unix") && url.host_str().is_none_or(str::is_empty) {
-            return Err(format!("{} names no host: {EXPECTED}", without_secrets(text)));
+            return Err(format!("{} names no host: {EXPECTED}", redact_url(text)));
         }
         Ok(Self { url, has_scheme })
     }
@@ -70,15 +71,7 @@ impl Endpoint {
 
     /// Returns why nodes with this scheme are not supported; `None` if they are.
     pub(crate) fn unsupported(&self) -> Option<&'static str> {
-        let scheme = self.url.scheme();
-        if scheme.contains("sentinel") {
-            return Some(
-                "Sentinel may fail over to a replica that lacks locks: name each master instead",
-            );
-        }
-        scheme.contains("cluster").then_some(
-            "a Redis Cluster cannot be a node, since its slots move: name independent masters",
-        )
+        unsupported_scheme(self.url.scheme())
     }
 
     /// Whether the URL contains a password.
@@ -107,17 +100,6 @@ impl Endpoint {
     }
 }
 
-/// Removes the parts that may contain a password: all before the last `@`, and all after a `?`.
-///
-/// If a `?` comes before an `@`, either may be a part of the password, so nothing remains.
-fn without_secrets(text: &str) -> &str {
-    let (address, query) = text.split_once('?').unwrap_or((text, ""));
-    if query.contains('@') {
-        return "this URL";
-    }
-    address.rsplit('@').next().unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,9 +126,9 @@ mod tests {
             ("http://u:s3cret@a", "http:// is not the scheme"),
             ("u:s3cret@a:99999", "a:99999: invalid port"),
             ("redis://u:s3cret@:6379", "redis://host:port"),
-            ("redis://u:s3cret?s3cret@a:99999", "this URL: invalid port"),
-            ("/tmp/s?pass=s3cret", "write redis+unix:///tmp/s"),
-            ("/tmp/s?pass=@s3cret", "redis+unix://this URL"),
+            ("redis://u:s3cret?s3cret@a:99999", "redis://…: invalid port"),
+            ("/tmp/s?pass=s3cret", "write redis+unix:///tmp/s?…"),
+            ("/tmp/s?pass=@s3cret", "redis+unix://…"),
             ("redis:///0", "names no host"),
             (":6379", "redis://host:port"),
             ("", "redis://host:port"),

@@ -209,7 +209,7 @@ async fn sentinel_and_cluster_are_refused_with_an_explanation() {
         let error = Quorum::connect([url]).await.unwrap_err();
         assert!(matches!(error, ConnectError::InvalidUrl { .. }), "{error}");
         let text = error.to_string();
-        assert!(text.contains("is not supported as a node") && !text.contains("secret"), "{text}");
+        assert!(text.contains("is not supported, since") && !text.contains("secret"), "{text}");
     }
 }
 

@@ -69,6 +69,7 @@ impl Info {
     /// Parses the replies to INFO and INFO lock, concatenated in any order.
     pub(crate) fn parse(text: &str) -> Self {
         let fields = Fields(text);
+        let hello = Hello::from_info(text);
         let version = |name| fields.escaped(name).unwrap_or_else(|| "of an unknown version".into());
         let server = match fields.text("valkey_version") {
             Some(_) => format!("valkey {}", version("valkey_version")),
@@ -76,12 +77,12 @@ impl Info {
         };
         Self {
             server,
-            run_id: fields.text("run_id").map(Into::into),
-            mode: fields.escaped("redis_mode").or_else(|| fields.escaped("server_mode")),
-            is_replica: fields.text("role").is_some_and(|role| role != "master"),
+            run_id: hello.run_id.clone(),
+            mode: hello.mode.as_deref().map(escape),
+            is_replica: hello.is_replica,
             maxmemory_bytes: fields.number("maxmemory").unwrap_or(0),
             maxmemory_policy: fields.escaped("maxmemory_policy"),
-            lock: ModuleInfo::read(&fields),
+            lock: ModuleInfo::read(&fields, hello),
         }
     }
 
@@ -103,25 +104,16 @@ impl Info {
 }
 
 impl ModuleInfo {
-    fn read(fields: &Fields) -> Option<Self> {
+    fn read(fields: &Fields, hello: Hello) -> Option<Self> {
         let state = fields.text("lock_state")?;
         let abstention = (state != "voting").then(|| Abstention {
             reason: fields.escaped("lock_abstain_reason").unwrap_or_else(|| escape(state)),
             left: fields.number("lock_abstain_left_ms").map(Duration::from_millis),
         });
-        let parts =
-            ["lock_set_name", "lock_set_id", "lock_set_members"].map(|name| fields.text(name));
-        let set = match parts {
-            [Some(name), Some(id), Some(members)] => {
-                // A set that cannot be parsed counts as unknown, not as unset.
-                format!("{name} {id} {members}").parse().map_or(SetReport::Unheard, SetReport::Set)
-            }
-            _ => SetReport::Unset,
-        };
         Some(Self {
             version: fields.escaped("lock_version").unwrap_or_else(|| "unknown".into()),
             abstention,
-            set,
+            set: hello.set,
             max_ttl_ms: fields.number("lock_max_ttl_ms"),
             rejoin_delay_ms: fields.number("lock_rejoin_delay_ms"),
             leases: fields.number("lock_leases").unwrap_or(0),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ::redis::ConnectionAddr;
 use ::redis::{Client, ConnectionInfo, IntoConnectionInfo as _, RedisResult};
 
-use quorlock_core::client::limits;
+use quorlock_core::client::{limits, redact_url, unsupported_scheme};
 
 use crate::driver::NodeInfo;
 use crate::transport::{BlockingPool, Endpoint};
@@ -151,11 +151,10 @@ impl QuorumBuilder {
         let endpoint = match node {
             NodeSource::Client(client) => Endpoint::of_client(client),
             NodeSource::Url(url) => {
-                let invalid = |reason: String| ConnectError::InvalidUrl {
-                    url: without_password(url),
-                    reason,
-                };
-                if let Some(reason) = unsupported(url) {
+                let invalid =
+                    |reason: String| ConnectError::InvalidUrl { url: redact_url(url), reason };
+                let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
+                if let Some(reason) = unsupported_scheme(scheme) {
                     return Err(invalid(reason.to_owned()));
                 }
                 let info = url
@@ -198,26 +197,12 @@ impl QuorumBuilder {
 impl fmt::Debug for QuorumBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |node: &NodeSource| match node {
-            NodeSource::Url(url) => without_password(url),
+            NodeSource::Url(url) => redact_url(url),
             NodeSource::Client(_) => "a client of redis-rs".to_owned(),
         };
         let nodes: Vec<_> = self.nodes.iter().map(name).collect();
         f.debug_struct("QuorumBuilder").field("nodes", &nodes).finish_non_exhaustive()
     }
-}
-
-/// Why a URL of this kind cannot be a node; `None` if it can.
-fn unsupported(url: &str) -> Option<&'static str> {
-    let scheme = url.split("://").next().unwrap_or_default();
-    if scheme.contains("sentinel") {
-        return Some(
-            "a master that Sentinel manages is not supported as a node: give the address of each \
-             master, and switch automatic failover off",
-        );
-    }
-    scheme.contains("cluster").then_some(
-        "a Redis Cluster is not supported as a node, since its slots move: name independent masters",
-    )
 }
 
 /// Chooses a cryptography provider, unless the program has chosen one. Without a provider,
@@ -227,43 +212,5 @@ fn choose_cryptography() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         // Another thread may have installed one in the meantime.
         let _ = rustls::crypto::ring::default_provider().install_default();
-    }
-}
-
-/// A URL without the parts that may hold a password: all between the scheme and an `@`, and all
-/// after a `?`. If a `?` comes before an `@`, either may be a part of the password, so only the
-/// scheme remains.
-fn without_password(url: &str) -> String {
-    let scheme = url.find("://").map_or("", |end| &url[..end + 3]);
-    let rest = &url[scheme.len()..];
-    let (address, query) =
-        rest.split_once('?').map_or((rest, None), |(address, query)| (address, Some(query)));
-    let shown = match (address.rfind('@'), query) {
-        (_, Some(query)) if query.contains('@') => return format!("{scheme}…"),
-        (Some(at), _) => format!("…{}", &address[at..]),
-        (None, _) => address.to_owned(),
-    };
-    format!("{scheme}{shown}{}", if query.is_some() { "?…" } else { "" })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn url_is_shown_without_a_password() {
-        for (url, shown) in [
-            ("redis://host:1/2", "redis://host:1/2"),
-            ("redis://user:secret@host", "redis://…@host"),
-            ("redis://:secret@host?protocol=resp3", "redis://…@host?…"),
-            ("redis+unix:///tmp/x?db=x&pass=secret", "redis+unix:///tmp/x?…"),
-            (":secret@host:7001", "…@host:7001"),
-            ("secret@", "…@"),
-            ("redis://:se?cret@host", "redis://…"),
-            ("redis+unix:///tmp/x?pass=se@cret", "redis+unix://…"),
-            ("redis://:se@cr?et@host", "redis://…"),
-        ] {
-            assert_eq!(without_password(url), shown);
-        }
     }
 }

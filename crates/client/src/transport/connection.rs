@@ -5,7 +5,7 @@ use ::redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, Pipeline,
     ProtocolVersion, RedisError, RedisResult, Value,
 };
-use quorlock_core::client::{Hello, NodeError, SetReport, limits};
+use quorlock_core::client::{Hello, NodeError, limits};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -100,27 +100,7 @@ pub(crate) async fn open(
             other => other,
         })?;
     let batches = Batches::start(wire);
-    Ok((Connection { batches, number }, read_info(&info), asked.elapsed()))
-}
-
-/// Reads what a server reports about itself in its reply to INFO.
-pub(super) fn read_info(info: &str) -> Hello {
-    let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-    let module_version = field("lock_version:").or(field("lock_state:").map(|_| "unknown"));
-    Hello {
-        run_id: field("run_id:").map(Into::into),
-        mode: field("redis_mode:").or(field("server_mode:")).map(str::to_owned),
-        is_replica: field("role:").is_some_and(|role| role != "master"),
-        module_version: module_version.map(str::to_owned),
-        set: read_set(field),
-    }
-}
-
-fn read_set<'a>(field: impl Fn(&str) -> Option<&'a str>) -> SetReport {
-    let parts = ["lock_set_name:", "lock_set_id:", "lock_set_members:"].map(field);
-    let [Some(name), Some(id), Some(members)] = parts else { return SetReport::Unset };
-    // The module prints only valid sets. If this client cannot read one, the set counts as unknown.
-    format!("{name} {id} {members}").parse().map_or(SetReport::Unheard, SetReport::Set)
+    Ok((Connection { batches, number }, Hello::from_info(&info), asked.elapsed()))
 }
 
 /// Why a connection was not made.

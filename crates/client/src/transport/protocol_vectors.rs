@@ -7,12 +7,13 @@ mod vectors;
 use std::time::Duration;
 
 use ::redis::Arg;
-use quorlock_core::client::{Command, Keys, Mode, NodeError, Request, Response, Spec, Token};
+use quorlock_core::client::{
+    Command, Hello, Keys, Mode, NodeError, Request, Response, Spec, Token,
+};
 use quorlock_core::{Fence, Ttl};
 use vectors::{Fields, Reader, bytes};
 
 use super::command::{Outgoing, Packet};
-use super::connection::read_info;
 use crate::{DetachedLock, InvalidDetached};
 
 /// Every kind of vector about bytes.
@@ -169,7 +170,7 @@ fn error(mut case: Fields) {
 }
 
 fn info(mut case: Fields) {
-    let hello = read_info(&case.text("info"));
+    let hello = Hello::from_info(&case.text("info"));
     assert_eq!(hello.run_id.as_deref(), case.text_or_null("run_id").as_deref());
     assert_eq!(hello.mode, case.text_or_null("mode"));
     assert_eq!(!hello.is_replica, case.take("master").as_bool().unwrap());

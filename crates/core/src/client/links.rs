@@ -5,7 +5,9 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::context::{NodeStatus, Topology};
-use super::{Admission, AgreedSet, ClientState, NodeError, Random, SetReport, agree, limits};
+use super::{
+    Admission, AgreedSet, ClientState, Hello, NodeError, Random, SetReport, agree, limits,
+};
 use crate::quorum::Moment;
 
 /// The reason of [`NodeError::Down`] until the first attempt to connect has ended.
@@ -23,21 +25,6 @@ pub struct Links {
     /// The set that a majority of the nodes belongs to; `None` while no majority reports the same.
     agreed: Option<AgreedSet>,
     actions: VecDeque<LinkAction>,
-}
-
-/// What a server reports about itself when a client connects.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Hello {
-    /// Its run id, which changes at each start.
-    pub run_id: Option<Arc<str>>,
-    /// Its mode: `standalone`, `sentinel` or `cluster`.
-    pub mode: Option<String>,
-    /// Whether it is a replica.
-    pub is_replica: bool,
-    /// The version of its lock module, if that is loaded.
-    pub module_version: Option<String>,
-    /// The set that it reports.
-    pub set: SetReport,
 }
 
 /// An instruction to the driver of the links.

@@ -11,6 +11,7 @@
 //! - [`Release`]: releases one token on every node that may have it, until each has answered.
 //! - [`Links`]: the connections to the nodes. It decides when to connect, which connections are
 //!   alive, and which nodes may vote.
+//! - [`Hello`]: what a node reports about itself when a client connects.
 //! - [`PlaceQueue`]: the queue in which calls of this program wait for their turn to ask for a
 //!   lock, or for a seat on a node.
 //! - [`Slots`]: the keys of a call that takes any one of them. [`SlotMemory`]: which slot to ask
@@ -27,6 +28,8 @@
 //!   round trip of each node. [`FenceProposals`]: which fence to propose.
 //! - [`Topology`]: the connection of each node, and whether the node may vote now.
 //! - [`NodeError`]: why a node did not vote, and whether the reason is permanent.
+//! - [`redact_url`]: the URL of a node as it may be shown. [`unsupported_scheme`]: why a URL cannot
+//!   be a node.
 //! - [`Context`]: what a driver passes to a machine with each event.
 //! - [`Command`], [`Request`], [`Response`]: what a machine sends to a node, and what it receives.
 //! - [`Keys`], [`Token`]: the keys of a lock, and the proof of who holds it.
@@ -35,6 +38,7 @@ mod acquire;
 mod attempt;
 mod context;
 mod fence_proposals;
+mod hello;
 mod hold;
 mod inspection;
 mod keys;
@@ -48,6 +52,7 @@ mod listing;
 pub(crate) mod mutants;
 mod node_error;
 mod node_set;
+mod node_url;
 mod place_queue;
 mod release;
 mod renewal_batches;
@@ -62,13 +67,14 @@ pub use acquire::{Acquire, Action, Failure, Grant, Outcome, Reason};
 use context::Spare;
 pub use context::{ClientState, Context, NodeStatus, Random, Topology, Voters};
 pub use fence_proposals::FenceProposals;
+pub use hello::Hello;
 pub use hold::{Hold, HoldAction};
 pub use inspection::{
     HeldLock, LeaseInfo, LockMode, LockState, WaiterInfo, inspection_answer, inspection_routes,
     summarize,
 };
 pub use keys::{InvalidKeys, Keys};
-pub use links::{Hello, LinkAction, LinkHealth, Links, Notice};
+pub use links::{LinkAction, LinkHealth, Links, Notice};
 pub use listing::{ListedLock, Listing};
 #[cfg(feature = "mutants")]
 pub use mutants::{Mutant, break_rule};
@@ -77,6 +83,7 @@ pub use node_set::{
     Admission, AgreedSet, Agreement, InvalidSet, MEMBERS_MAX, MemberList, Members, NAME_MAX_BYTES,
     NodeId, NodeSet, NotAdmitted, SetReport, agree,
 };
+pub use node_url::{redact_url, unsupported_scheme};
 pub use place_queue::{Called, Entry, PlaceQueue};
 pub use release::{OutgoingRequest, Release};
 pub use renewal_batches::RenewalBatches;
