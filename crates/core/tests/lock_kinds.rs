@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Acquire, Action, Command, Context, Hold, HoldAction, Keys, Mode, Mutant, NodeError, NodeStatus,
-    Outcome, Request, RequestId, Response, Spec, Topology, break_rule,
+    Acquire, Action, Command, Context, Hold, HoldAction, Keys, Mode, Mutant, NodeError, Outcome,
+    Request, RequestId, Response, Spec, break_rule,
 };
 use quorlock_core::node::Reply;
 use quorlock_core::quorum::Moment;
@@ -343,13 +343,7 @@ fn stops_waiting_for_a_seat(world: &mut World) -> bool {
     let mut acquire = Acquire::new(spec, Some(Duration::from_secs(60)), &world.ctx());
     acquire.handle_turn(true, &mut world.ctx());
     let Some(Action::Wait { id }) = acquire.poll() else { panic!("the writer queues for a seat") };
-    let silent = NodeStatus {
-        link: Err(NodeError::timed_out(Duration::from_millis(400))),
-        ..world.client.topology.nodes()[id.node].clone()
-    };
-    let mut nodes = world.client.topology.nodes().to_vec();
-    nodes[id.node] = silent;
-    world.client.topology = Topology::new(nodes);
+    world.client.disconnect(id.node, NodeError::timed_out(Duration::from_millis(400)));
     let mut has_left = false;
     for _ in 0..300 {
         world.pass_ms(10);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use quorlock_core::client::{
     Acquire, Action, Command, Context, Hold, HoldAction, Keys, Mode, Mutant, NodeError, Outcome,
-    RequestId, Response, Spec, Topology, break_rule, limits,
+    Reason, RequestId, Response, Spec, Topology, break_rule, limits,
 };
 use quorlock_core::quorum::Moment;
 use quorlock_core::{Fence, Ttl};
@@ -511,6 +511,52 @@ fn leaves_after_a_restart(mutant: Option<Mutant>) -> bool {
 fn waiter_leaves_a_node_that_has_restarted() {
     assert!(leaves_after_a_restart(None));
     assert!(!leaves_after_a_restart(Some(Mutant::WaitsPastRestart)));
+}
+
+/// The reason why a call fails that lost its first attempt, in which node 0 granted the lock. Node 0
+/// loses its connection before the release, and is soon connected again. After two refusals, node
+/// 2 fails.
+fn reason_after_a_grant_by_node_0(wait: Duration) -> Reason {
+    let mut world = World::new(1, Some(wait));
+    let connected = world.client.topology.clone();
+    let mut actions = Vec::new();
+    let mut sent = requests(&world.turn(false));
+    sent.sort_unstable_by_key(|(id, _)| id.node);
+    for (id, _) in sent {
+        let granted = Response::Fence(Fence::new(7).unwrap());
+        actions.extend(world.answer(id, if id.node == 0 { &granted } else { &Response::No }));
+        world.client.disconnect(0, NodeError::Down { reason: "connection reset".into() });
+    }
+    assert!(releases(&actions));
+    world.client.topology = connected;
+    loop {
+        if let Some(wait) = wait_of(&actions) {
+            world.drive(|call, ctx| call.handle_seat(wait, ctx)).0.unwrap();
+        }
+        actions = world.time_out();
+        let mut next = Vec::new();
+        for (id, _) in requests(&actions) {
+            let response = if id.node == 2 { down() } else { Response::No };
+            next.extend(world.answer(id, &response));
+        }
+        actions.extend(next);
+        let failed = actions.iter().find_map(|action| match action {
+            Action::Done(outcome) => match &**outcome {
+                Outcome::Failed(failure) => Some(failure.reason),
+                Outcome::Acquired(_) => panic!("acquired"),
+            },
+            _ => None,
+        });
+        if let Some(reason) = failed {
+            return reason;
+        }
+    }
+}
+
+#[test]
+fn own_grant_explains_a_refusal_until_its_lease_has_ended() {
+    assert_eq!(reason_after_a_grant_by_node_0(TTL / 2), Reason::NoQuorum);
+    assert_eq!(reason_after_a_grant_by_node_0(TTL * 3), Reason::Held);
 }
 
 #[test]

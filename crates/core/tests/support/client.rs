@@ -5,7 +5,9 @@
 use std::time::Duration;
 
 use quorlock_core::Ttl;
-use quorlock_core::client::{ClientState, Context, Keys, Mode, NodeStatus, Random, Spec, Topology};
+use quorlock_core::client::{
+    ClientState, Context, Keys, Mode, NodeError, NodeStatus, Random, Spec, Topology,
+};
 use quorlock_core::quorum::{Majority, Moment};
 
 /// Tokens that count up, and pauses that are the same in each run.
@@ -51,6 +53,13 @@ impl Client {
     /// A client like that of [`Self::new`], but with pauses that vary.
     pub(crate) fn with_varied_pauses(nodes: usize) -> Self {
         Self { random: Numbers { last: 0, varies: true }, ..Self::new(nodes) }
+    }
+
+    /// Takes away the connection to a node. Requests to the node fail with this error.
+    pub(crate) fn disconnect(&mut self, node: usize, error: NodeError) {
+        let mut nodes = self.topology.nodes().to_vec();
+        nodes[node].link = Err(error);
+        self.topology = Topology::new(nodes);
     }
 
     pub(crate) fn ctx(&mut self, now: Moment, wall_us: u64) -> Context<'_> {

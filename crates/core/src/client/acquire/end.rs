@@ -108,20 +108,20 @@ impl Acquire {
         self.fail(ctx);
     }
 
-    /// Records that a token of this call is being released on the node through this connection.
+    /// Records that the token of an ACQUIRE is being released on the node through this connection.
     ///
     /// Later requests through the same connection arrive after the release. The connection is
-    /// `None` for the token of an unanswered WAIT, and for a release that has no connection yet.
+    /// `None` if the node has none now.
     pub(super) fn note_release(&mut self, node: usize, connection: Option<u64>, now: Moment) {
         let until = now.plus(self.spec.ttl.duration());
-        self.pending_releases[node] = Some(match (self.pending_releases[node], connection) {
-            (_, None) | (Some(PendingRelease::Wait), _) => PendingRelease::Wait,
-            (Some(PendingRelease::Lease { connection: earlier, until: end }), Some(_))
+        self.pending_releases[node] = Some(match self.pending_releases[node] {
+            Some(PendingRelease::Wait) => PendingRelease::Wait,
+            Some(PendingRelease::Lease { connection: earlier, until: end })
                 if earlier != connection && !now.has_reached(end) =>
             {
                 PendingRelease::Lease { connection: None, until }
             }
-            (_, Some(_)) => PendingRelease::Lease { connection, until },
+            _ => PendingRelease::Lease { connection, until },
         });
     }
 

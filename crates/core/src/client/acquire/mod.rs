@@ -116,13 +116,12 @@ enum Next {
 /// A token of this call whose release a node may not have received.
 #[derive(Clone, Copy, Debug)]
 enum PendingRelease {
-    /// The token of an unanswered WAIT, or a token whose RELEASE has no connection yet. It is
-    /// unknown until when the node may hold it.
+    /// The token of an unanswered WAIT. It is unknown until when the node may hold it.
     Wait,
     /// The token of an ACQUIRE, which may have left a lease.
     Lease {
         /// The connection of all RELEASEs so far. A later request through it arrives after them.
-        /// `None` if they went through several connections.
+        /// `None` if they went through several connections, or if the node had none.
         connection: Option<u64>,
         /// When the lease has ended, even if no RELEASE arrives.
         until: Moment,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Acquire, Action, Inspect, Next, Phase, Reason, WaitEnd, Waiting};
+use super::{Acquire, Action, Inspect, Next, PendingRelease, Phase, Reason, WaitEnd, Waiting};
 use crate::client::attempt::{Attempt, AttemptEnd, Kind, NodeGrant};
 use crate::client::mutants::{Mutant, is_broken};
 use crate::client::{
@@ -137,7 +137,7 @@ impl Acquire {
         let phase = std::mem::replace(&mut self.phase, Phase::Ended);
         if let Phase::Waiting(waiting) = phase {
             if waiting.sent.is_some() && !matches!(waiting.ended, Some(WaitEnd::Answered)) {
-                self.note_release(waiting.node, None, ctx.now);
+                self.pending_releases[waiting.node] = Some(PendingRelease::Wait);
             }
             self.answers[waiting.node] = Answer::Failed(error);
             self.leave(&waiting, ctx);
