@@ -41,20 +41,19 @@ impl<'ctx> Key<'ctx> {
 
     /// Writes a string with an expiry.
     ///
-    /// Deletes the key if the server refuses the expiry: a lock that never ends is worse than none.
+    /// Deletes the key if the server refuses the string or the expiry: a lock that never ends is
+    /// worse than none.
     pub(crate) fn set(&mut self, value: Arg<'_>, expires_at_ms: u64) -> Result<(), WriteRefused> {
         let key = self.open.ok_or(WriteRefused)?;
         // SAFETY: a key that is open for writing and a live string, which the server may keep.
         let written = unsafe { api!(RedisModule_StringSet(key.as_ptr(), value.as_ptr())) };
-        if written != raw::REDISMODULE_OK as i32 {
-            return Err(WriteRefused);
-        }
         self.kind = Kind::Text;
-        let expires = self.expire(expires_at_ms);
-        if expires.is_err() {
+        let is_written = written == raw::REDISMODULE_OK as i32;
+        let result = if is_written { self.expire(expires_at_ms) } else { Err(WriteRefused) };
+        if result.is_err() {
             self.delete();
         }
-        expires
+        result
     }
 
     /// Sets when the string expires, in milliseconds of the wall clock.
@@ -82,8 +81,8 @@ impl<'ctx> Key<'ctx> {
 
     /// The length of the string; `None` if the key holds no string.
     ///
-    /// Safe within a keyspace event. Reading the value is not safe there: the server may replace
-    /// the value while the command uses it.
+    /// Safe within a keyspace event. Reading the value is not safe there: it can make the server
+    /// replace the value that the command is using.
     pub(crate) fn value_bytes(&self) -> Option<usize> {
         let key = self.open.filter(|_| self.kind == Kind::Text)?;
         // SAFETY: an open key.

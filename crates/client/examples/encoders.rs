@@ -2,8 +2,8 @@
 //!
 //! A permit is a lock on one of four slots. The number of the slot names a resource that one
 //! encoder uses at a time: a license, a graphics card, or a folder. The fence distinguishes the
-//! output of this encoder from that of an encoder that was paused, lost its permit, and still
-//! writes.
+//! output of the permit's holder from that of an encoder that was paused, lost its permit, and
+//! still writes.
 //!
 //! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example encoders -- DIRECTORY 10`
 

@@ -6,7 +6,7 @@
 //!
 //! Two clerks sell apples. Each acquires the lock, reads the number of apples, and writes one less.
 //! One clerk is stopped (SIGSTOP) after it has read the number and has checked that it still holds
-//! the lock. A long garbage collection, a full disk or a closed laptop would stop it in the same
+//! the lock. A long garbage collection, a stalled disk or a closed laptop would stop it in the same
 //! way. The clerk continues after its lock has ended and the other clerk has sold an apple. In the
 //! first run, the database accepts the late write. In the second run, the database compares the
 //! fence first.

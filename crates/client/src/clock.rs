@@ -46,7 +46,7 @@ mod platform {
     /// in which the machine sleeps.
     pub(super) fn now() -> Moment {
         let now = ClockId::from_raw(CLOCK_MONOTONIC_RAW).now();
-        let now = Duration::from(now.expect("macOS has this clock since 10.12"));
+        let now = Duration::from(now.expect("macOS has had this clock since 10.12"));
         Moment { boot: now, raw: now }
     }
 }

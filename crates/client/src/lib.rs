@@ -105,8 +105,8 @@
 //! - `quorlock up` starts masters on this machine and prints `QUORLOCK_NODES` for the tests.
 //! - A container of Redis or Valkey that loads the module works as well.
 //! - A test that needs no majority can start a single server: `redis-server --port 0 --unixsocket
-//!   PATH --loadmodule libquorlock.so --lock.rejoin-delay 0`. Without the last option, a new server
-//!   abstains for a minute, since it may have forgotten locks.
+//!   PATH --loadmodule /path/to/libquorlock.so --lock.rejoin-delay 0`. Without the last option, a
+//!   new server abstains for a minute, since it may have forgotten locks.
 //!
 //! Give each test its own keys or servers. Then inject the failures of production:
 //!

@@ -32,8 +32,8 @@ pub(crate) fn acquired(outcome: &Result<Lock, AcquireError>, since: Instant) {
             }
         }
     };
-    figures::count("quorlock_acquires_total", outcome);
-    figures::measure("quorlock_wait_seconds", || since.elapsed());
+    metrics_facade::count("quorlock_acquires_total", outcome);
+    metrics_facade::measure("quorlock_wait_seconds", || since.elapsed());
 }
 
 /// Records the verdict of a round of extensions for a lock.
@@ -55,12 +55,12 @@ pub(crate) fn extended(lock: &Arc<LockInner>, verdict: ExtensionVerdict) {
             "lost"
         }
     };
-    figures::count("quorlock_extends_total", outcome);
+    metrics_facade::count("quorlock_extends_total", outcome);
 }
 
 /// Records the end of a repair: whether the node has the lock again.
 pub(crate) fn repaired(granted: bool) {
-    figures::count("quorlock_repairs_total", if granted { "repaired" } else { "refused" });
+    metrics_facade::count("quorlock_repairs_total", if granted { "repaired" } else { "refused" });
 }
 
 /// Records the result of a release; `None` when too few nodes confirmed it.
@@ -84,13 +84,13 @@ pub(crate) fn detached(lock: &Arc<LockInner>) {
 }
 
 fn ended(lock: &Arc<LockInner>, outcome: &'static str) {
-    tracing::debug!(key = %lock.spec.keys, held_for = ?lock.held_for(), outcome, "released");
-    figures::count("quorlock_releases_total", outcome);
-    figures::measure("quorlock_hold_seconds", || lock.held_for());
+    tracing::debug!(key = %lock.spec.keys, held_for = ?lock.held_for(), outcome, "ended");
+    metrics_facade::count("quorlock_releases_total", outcome);
+    metrics_facade::measure("quorlock_hold_seconds", || lock.held_for());
 }
 
 #[cfg(feature = "metrics")]
-mod figures {
+mod metrics_facade {
     use std::time::Duration;
 
     pub(super) fn count(name: &'static str, outcome: &'static str) {
@@ -103,7 +103,7 @@ mod figures {
 }
 
 #[cfg(not(feature = "metrics"))]
-mod figures {
+mod metrics_facade {
     use std::time::Duration;
 
     pub(super) fn count(_name: &'static str, _outcome: &'static str) {}

@@ -4,22 +4,15 @@
 
 mod common;
 
-use std::time::Duration;
-
-use common::{PATIENCE, wait_until_all_hold, wait_until_free};
-use quorlock_client::{AcquireError, LockBuilder, NodeError, Quorum, Released};
+use common::{PATIENCE, patiently, wait_until_all_hold, wait_until_free};
+use quorlock_client::{AcquireError, NodeError, Quorum, Released};
 use quorlock_testkit::{Masters, eventually_async};
 
 /// Longer than any test takes.
 const LONG_MS: u64 = 100_000;
 
-/// A lock with a node timeout that is long enough for a busy machine.
-fn patiently(quorum: &Quorum, key: &str) -> LockBuilder {
-    quorum.lock(key).ttl(Duration::from_secs(30)).node_timeout(Duration::from_secs(4))
-}
-
 /// Five masters, of which the first `n` abstain.
-async fn of_five_abstain(n: usize) -> (Masters, Quorum) {
+async fn five_masters_with_abstaining(n: usize) -> (Masters, Quorum) {
     let masters = Masters::start_with(5, |index, builder| {
         if index < n { builder.arg("lock.rejoin-delay", LONG_MS) } else { builder }
     });
@@ -30,7 +23,7 @@ async fn of_five_abstain(n: usize) -> (Masters, Quorum) {
 
 #[tokio::test]
 async fn abstaining_minority_does_not_block_a_lock() {
-    let (_masters, quorum) = of_five_abstain(2).await;
+    let (_masters, quorum) = five_masters_with_abstaining(2).await;
     let mut lock = patiently(&quorum, "k").try_acquire().await.unwrap();
     assert_eq!(lock.coverage().held, 3);
     lock.extend().await.unwrap();
@@ -39,7 +32,7 @@ async fn abstaining_minority_does_not_block_a_lock() {
 
 #[tokio::test]
 async fn abstaining_majority_is_named_with_the_answer_of_each_node() {
-    let (masters, quorum) = of_five_abstain(3).await;
+    let (masters, quorum) = five_masters_with_abstaining(3).await;
     let error = patiently(&quorum, "k").try_acquire().await.unwrap_err();
     let said = error.to_string();
     let AcquireError::NoQuorum { nodes } = error else { panic!("{error}") };

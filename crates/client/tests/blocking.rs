@@ -2,17 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
+mod common;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use common::{PATIENCE, delete, masters_holding};
 use quorlock_client::blocking::{Quorum, QuorumBuilder};
 use quorlock_client::{AcquireError, LostError, NodeError, Ownership, Released, RunError};
 use quorlock_testkit::{Masters, eventually};
-
-/// The time limit of every wait. Each step of a test takes less time.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 fn quorum() -> (Masters, Quorum) {
     let masters = Masters::start(3);
@@ -21,14 +21,6 @@ fn quorum() -> (Masters, Quorum) {
         quorum.health().iter().all(|node| node.error.is_none())
     });
     (masters, quorum)
-}
-
-/// The number of masters that have the key.
-fn masters_holding(masters: &Masters, key: &str) -> usize {
-    let exists = |master: &quorlock_testkit::Server| {
-        redis::cmd("EXISTS").arg(key).query::<bool>(&mut master.connection()).unwrap()
-    };
-    masters.iter().filter(|master| exists(master)).count()
 }
 
 fn life_of_a_lock(masters: &Masters, quorum: &Quorum) {
@@ -77,16 +69,14 @@ fn blocking_run_returns_the_result_and_reports_a_lost_lock() {
 
     let mut told = None;
     let lost = builder.run(|lock| {
-        for master in &masters {
-            redis::cmd("DEL").arg("k").exec(&mut master.connection()).unwrap();
-        }
+        delete(&masters, "k");
         told = lock.ended().map(|lost| lost.to_string());
     });
     let Err(RunError::Lost { lost: LostError::Ended { .. }, finished: true }) = lost else {
         panic!("{lost:?}")
     };
     let told = told.unwrap();
-    assert!(told.contains("has ended"), "{told}");
+    assert!(told.contains("no majority of the nodes holds the lock any more"), "{told}");
 }
 
 #[test]

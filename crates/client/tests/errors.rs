@@ -1,7 +1,7 @@
 //! Short examples of the errors of the API, in the order of src/api/error.rs.
 //!
 //! Other files have the examples of these errors: nodes.rs of `InvalidUrl` and `SameServer`,
-//! truth.rs of `Denied`, `Misconfigured`, `NoModule` and `Replica`, inspect.rs of `InspectError`,
+//! results.rs of `Denied`, `Misconfigured`, `NoModule` and `Replica`, inspect.rs of `InspectError`,
 //! shared.rs of `NotShareable`, revoke.rs of `RevokeError`, `ScanError` and the errors `Revoked`.
 //!
 //! These errors have no example: `NoThread`, which needs a system that cannot start a thread;
@@ -18,7 +18,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-use common::{Net, PATIENCE, connect, net, quorum, wait_until_all_hold};
+use common::{Net, PATIENCE, connect, delete, net, quorum, wait_until_all_hold};
 use quorlock_client::{
     AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, LostError, NodeError,
     Nodes, Quorum, ReleaseError, RunError,
@@ -35,11 +35,6 @@ fn heal(net: &Net) {
     net.proxies.iter().for_each(Proxy::heal);
 }
 
-/// Deletes the key on all masters.
-fn delete(masters: &Masters, key: &str) {
-    masters.iter().for_each(|master| master.connection().del(key).unwrap());
-}
-
 /// Asserts that none of the three nodes voted.
 fn assert_all_failed(nodes: &Nodes) {
     assert_eq!((nodes.0.len(), nodes.failed().count()), (3, 3), "{nodes}");
@@ -50,7 +45,7 @@ async fn connect_errors_name_what_to_change() {
     let none = Quorum::connect([""; 0]).await.unwrap_err();
     assert!(matches!(none, ConnectError::NoNodes), "{none}");
 
-    let twice = Quorum::connect(["redis://a", "redis://b", "redis://a:6379"]).await.unwrap_err();
+    let twice = Quorum::connect(["redis://a", "redis://b", "redis://a:6379/"]).await.unwrap_err();
     let ConnectError::DuplicateNode { node } = &twice else { panic!("{twice}") };
     assert_eq!(node, "a:6379");
 
@@ -88,7 +83,7 @@ async fn acquire_errors_distinguish_a_held_lock_from_a_failing_quorum() {
 
     let slow = Duration::from_millis(50);
     net.proxies.iter().for_each(|proxy| proxy.delay(Direction::ToClient, slow));
-    // The drift takes 12 ms of the ttl, and the network more than the 8 ms that are left.
+    // The drift takes 12 ms of the 20 ms above min_validity, and the network more than the rest.
     let strict =
         net.quorum.lock("s").ttl(Duration::from_secs(1)).min_validity(Duration::from_millis(980));
     let error = strict.try_acquire().await.unwrap_err();
@@ -212,6 +207,21 @@ async fn release_and_flush_errors_leave_releases_in_the_background() {
     assert_eq!(pending, 1);
     heal(&net);
     net.quorum.flush(PATIENCE).await.unwrap();
+}
+
+#[tokio::test]
+async fn release_of_a_detached_lock_waits_at_most_a_quarter_of_its_ttl() {
+    let net = net(3).await;
+    let lock = net.quorum.lock("k").ttl(Duration::from_secs(2)).acquire().await.unwrap();
+    silence(&net);
+    let Err(ReleaseError::NoQuorum { nodes }) = net.quorum.release_detached(lock.detach()).await
+    else {
+        panic!("no node answers")
+    };
+    assert_all_failed(&nodes);
+    for (_, error) in nodes.failed() {
+        assert!(matches!(error, NodeError::TimedOut { limit_ms: 500 }), "{error}");
+    }
 }
 
 /// The error of the first node that does not vote.

@@ -75,7 +75,7 @@ fn one_machine_of_a_fleet_runs_the_job() {
 }
 
 #[test]
-fn leaders_take_turns_with_growing_fences() {
+fn leaders_take_turns_with_distinct_fences() {
     let printed = run("leader", 3, &[]);
     let mut fences: Vec<_> = printed
         .iter()
@@ -110,6 +110,16 @@ fn stock_is_counted_down_by_four_programs_and_late_writes_are_refused() {
 }
 
 #[test]
+fn late_write_wins_without_a_fence_and_is_refused_with_it() {
+    let output = Command::new(example("fence_sqlite")).output().unwrap();
+    let story = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{story}\n{}", String::from_utf8_lossy(&output.stderr));
+    let outcomes: Vec<_> =
+        story.lines().filter_map(|line| line.trim().strip_prefix("=> ")).collect();
+    assert_eq!(outcomes, ["2 sold, 9 left of 10: WRONG", "1 sold, 9 left of 10: right"], "{story}");
+}
+
+#[test]
 fn workers_do_each_job_once() {
     assert_eq!(run("workers", 1, &[]), ["12 jobs done by 4 workers\n"]);
 }
@@ -127,7 +137,7 @@ fn cache_is_refreshed_once_and_read_whole_by_all() {
 }
 
 #[test]
-fn encoders_of_a_fleet_use_four_slots_with_growing_fences() {
+fn encoders_of_a_fleet_use_at_most_four_slots_with_distinct_fences() {
     let directory = tempfile::tempdir().unwrap();
     let printed = run("encoders", 6, &[directory.path(), Path::new("10")]).concat();
     let mut used = BTreeSet::new();
@@ -135,7 +145,7 @@ fn encoders_of_a_fleet_use_four_slots_with_growing_fences() {
         let slot = line.split("slot ").nth(1).unwrap().split(',').next().unwrap();
         let fence = line.split("fence ").nth(1).unwrap().split(',').next().unwrap();
         assert!(slot.parse::<usize>().unwrap() < 4, "{line}");
-        assert!(used.insert((slot, fence)), "two locks of a slot had one fence: {line}");
+        assert!(used.insert((slot, fence)), "two locks of a slot had the same fence: {line}");
     }
     assert_eq!(used.len(), 60, "each video was encoded: {printed}");
     assert!(used.iter().any(|(slot, _)| *slot != used.first().unwrap().0), "{printed}");

@@ -7,14 +7,14 @@ use rusqlite::Connection;
 
 const PAGE: &str = include_str!("../../../docs/fencing.md");
 
-/// The code block of the page in this language that contains these words.
+/// The page's code block in this language that contains these words.
 fn block(language: &str, words: &str) -> &'static str {
     let blocks =
         PAGE.split("```").skip(1).step_by(2).filter_map(|block| block.strip_prefix(language));
     blocks.into_iter().find(|block| block.contains(words)).unwrap()
 }
 
-/// The statement of the block that begins with these words.
+/// The block's statement that begins with these words.
 fn statement(block: &'static str, begin: &str) -> &'static str {
     let from = &block[block.find(begin).unwrap()..];
     &from[..=from.find(';').unwrap()]
@@ -55,7 +55,7 @@ fn table_of_fences_refuses_a_late_writer() {
 
 #[test]
 fn script_refuses_a_late_writer() {
-    // The two largest fences. Lua compares them as floating-point numbers.
+    // `LATE` and `LATE + 1` are the largest fences. Lua compares them as floating-point numbers.
     const LATE: u64 = (1 << 53) - 2;
     let server = Server::builder().start().unwrap();
     let mut connection = server.connection();

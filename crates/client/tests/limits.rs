@@ -7,13 +7,13 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, connect, net, quorum, wait_until_all_hold};
+use common::{PATIENCE, connect, info, net, quorum, wait_until_all_hold};
 use quorlock_client::{AcquireError, NodeError, Quorum};
 use quorlock_testkit::{Direction, Masters, Proxy, eventually_async};
 use tokio::time::Instant;
 
 /// A quorum of three masters with this round trip and the default settings.
-async fn far_away(round_trip: Duration) -> (Masters, Vec<Proxy>, Quorum) {
+async fn distant_quorum(round_trip: Duration) -> (Masters, Vec<Proxy>, Quorum) {
     let masters = Masters::start(3);
     let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
     for proxy in &proxies {
@@ -27,7 +27,8 @@ async fn far_away(round_trip: Duration) -> (Masters, Vec<Proxy>, Quorum) {
 #[tokio::test]
 async fn distant_masters_need_no_settings() {
     for round_trip_ms in [60, 200, 600] {
-        let (_masters, _proxies, quorum) = far_away(Duration::from_millis(round_trip_ms)).await;
+        let (_masters, _proxies, quorum) =
+            distant_quorum(Duration::from_millis(round_trip_ms)).await;
         for attempt in 0..3 {
             let lock = quorum.lock("k").acquire().await;
             let mut lock =
@@ -42,7 +43,7 @@ async fn distant_masters_need_no_settings() {
 #[tokio::test]
 async fn every_lock_is_acquired_on_masters_that_are_200_ms_away() {
     let seconds = std::env::var("QUORLOCK_DISTANT_S").map_or(2, |seconds| seconds.parse().unwrap());
-    let (_masters, _proxies, quorum) = far_away(Duration::from_millis(200)).await;
+    let (_masters, _proxies, quorum) = distant_quorum(Duration::from_millis(200)).await;
     let until = Instant::now() + Duration::from_secs(seconds);
     let callers = (0..4).map(|caller| {
         let quorum = quorum.clone();
@@ -66,7 +67,7 @@ async fn every_lock_is_acquired_on_masters_that_are_200_ms_away() {
 
 #[tokio::test]
 async fn ttl_too_short_for_distant_masters_is_reported_with_the_minimum() {
-    let (_masters, _proxies, quorum) = far_away(Duration::from_millis(400)).await;
+    let (_masters, _proxies, quorum) = distant_quorum(Duration::from_millis(400)).await;
     let lock = quorum.lock("k").ttl(Duration::from_secs(1)).min_validity(Duration::from_millis(1));
     let error = lock.wait(Duration::ZERO).acquire().await.unwrap_err();
     let AcquireError::NoQuorum { nodes } = &error else { panic!("{error}") };
@@ -103,12 +104,6 @@ async fn calls_keep_their_time_when_all_nodes_are_silent() {
 async fn free_keys_are_granted_while_all_seats_are_taken() {
     const SEATS: usize = quorlock_core::client::limits::SEATS_MAX;
     let (masters, holder) = quorum(1).await;
-    redis::cmd("CONFIG")
-        .arg("SET")
-        .arg("lock.max-waiters")
-        .arg(10_000)
-        .exec(&mut masters[0].connection())
-        .unwrap();
     let mut held = Vec::new();
     for key in 0..SEATS + 6 {
         held.push(
@@ -125,9 +120,7 @@ async fn free_keys_are_granted_while_all_seats_are_taken() {
         waiting.spawn(async move { lock.acquire().await.map(drop) });
     }
     eventually_async(PATIENCE * 2, "all seats are taken", async || {
-        let info: String =
-            redis::cmd("INFO").arg("lock").query(&mut masters[0].connection()).unwrap();
-        info.contains(&format!("lock_waiters:{SEATS}\r"))
+        info::<usize>(&masters[0], "lock_waiters") == SEATS
     })
     .await;
     let mut seatless = tokio::task::JoinSet::new();

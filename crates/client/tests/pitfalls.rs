@@ -16,7 +16,7 @@ use quorlock_client::{
 use quorlock_testkit::{Direction, Server, eventually_async};
 use tokio::time::{Instant, timeout};
 
-/// An immediate decision takes less time. The time limits `PATIENCE` and `LONG` are longer.
+/// The time limit of an immediate decision, well below `PATIENCE` and `LONG`.
 const AT_ONCE: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(30);
 
@@ -106,29 +106,7 @@ async fn expired_lock_is_not_reported_and_blocks_no_client() {
 }
 
 #[tokio::test]
-async fn node_that_refuses_connections_costs_no_time() {
-    let (mut masters, quorum) = quorum(3).await;
-    masters[2].kill();
-    let started = Instant::now();
-    for _ in 0..5 {
-        let lock = quorum.lock("k").ttl(LONG).acquire().await.unwrap();
-        assert_eq!(lock.release().await.unwrap(), Released::Released);
-    }
-    assert!(started.elapsed() < AT_ONCE, "{:?}", started.elapsed());
-}
-
-#[tokio::test]
-async fn release_of_an_expired_lock_succeeds_at_once() {
-    let (_masters, quorum) = quorum(3).await;
-    let lock = quorum.lock("k").ttl(Duration::from_millis(200)).acquire().await.unwrap();
-    lock.lost().await;
-    let started = Instant::now();
-    assert_eq!(lock.release().await.unwrap(), Released::AlreadyOver);
-    assert!(started.elapsed() < Duration::from_millis(100), "{:?}", started.elapsed());
-}
-
-#[tokio::test]
-async fn loss_is_known_within_the_ttl_and_keeps_the_result_of_the_work() {
+async fn loss_is_known_within_the_ttl_and_says_whether_work_finished() {
     let (masters, quorum) = quorum(3).await;
     let ttl = Duration::from_millis(1500);
     let builder = quorum.lock("k").ttl(ttl);
@@ -168,30 +146,25 @@ async fn holder_learns_of_a_loss_from_the_next_extension() {
 }
 
 #[tokio::test]
-async fn lock_is_acquired_and_released_while_one_node_is_down() {
-    let (mut masters, quorum) = quorum(3).await;
-    masters[1].kill();
-    let lock = quorum.lock("k").acquire().await.unwrap();
-    assert_eq!(lock.coverage().to_string(), "2 of 3");
-    assert_eq!(lock.release().await.unwrap(), Released::Released);
-    wait_until_free(&masters, "k").await;
-}
-
-#[tokio::test]
 async fn validity_is_at_most_the_ttl_however_late_the_answers_are() {
     let net = net(3).await;
     let ttl = Duration::from_millis(200);
     for proxy in &net.proxies {
         proxy.delay(Direction::ToClient, Duration::from_millis(90));
     }
+    let mut acquired = 0;
     for _ in 0..5 {
         let builder = net.quorum.lock("k").ttl(ttl).node_timeout(Duration::from_millis(150));
         match builder.min_validity(Duration::ZERO).try_acquire().await {
-            Ok(lock) => assert!(lock.remaining() + Duration::from_millis(90) <= ttl, "{lock:?}"),
+            Ok(lock) => {
+                assert!(lock.remaining() + Duration::from_millis(90) <= ttl, "{lock:?}");
+                acquired += 1;
+            }
             Err(error) => assert!(!matches!(error, AcquireError::InvalidRequest { .. }), "{error}"),
         }
         wait_until_free(&net.masters, "k").await;
     }
+    assert!(acquired > 0, "all attempts failed");
 }
 
 #[tokio::test]
@@ -204,34 +177,6 @@ async fn late_attempt_leaves_nothing_on_any_node() {
     let error = builder.try_acquire().await.unwrap_err();
     assert!(matches!(error, AcquireError::NoQuorum { .. }), "{error}");
     wait_until_free(&net.masters, "k").await;
-}
-
-#[tokio::test]
-async fn hanging_node_is_not_waited_for() {
-    let (masters, quorum) = quorum(3).await;
-    masters[0].pause();
-    let started = Instant::now();
-    for _ in 0..5 {
-        let mut lock =
-            quorum.lock("k").ttl(LONG).node_timeout(PATIENCE).try_acquire().await.unwrap();
-        lock.extend().await.unwrap();
-        lock.release().await.unwrap();
-    }
-    assert!(started.elapsed() < AT_ONCE, "{:?}", started.elapsed());
-    masters[0].resume();
-}
-
-#[tokio::test]
-async fn locks_on_many_keys_do_not_wait_for_a_silent_node() {
-    let net = net(3).await;
-    net.proxies[2].drop_bytes(Direction::ToServer);
-    let started = Instant::now();
-    let builders: Vec<_> = (0..10)
-        .map(|n| net.quorum.lock(format!("k{n}")).ttl(LONG).node_timeout(PATIENCE))
-        .collect();
-    let locks = join_all(builders.iter().map(LockBuilder::try_acquire)).await;
-    assert!(locks.iter().all(Result::is_ok), "{locks:?}");
-    assert!(started.elapsed() < AT_ONCE, "{:?}", started.elapsed());
 }
 
 #[tokio::test]
@@ -324,14 +269,6 @@ async fn refused_attempt_releases_the_grants_of_the_minority() {
 }
 
 #[tokio::test]
-async fn waiter_acquires_a_lock_that_becomes_free_within_the_wait() {
-    let (masters, quorum) = quorum(3).await;
-    masters.iter().for_each(|master| hold(master, "k", Duration::from_millis(700)));
-    let lock = quorum.lock("k").wait(PATIENCE).acquire().await.unwrap();
-    lock.release().await.unwrap();
-}
-
-#[tokio::test]
 async fn release_reaches_also_the_nodes_beyond_the_majority() {
     let (masters, quorum) = quorum(5).await;
     for _ in 0..10 {
@@ -360,4 +297,17 @@ async fn renewal_and_reports_go_on_after_an_extension_without_a_majority() {
     }
     let lost = timeout(PATIENCE, lock.lost()).await.expect("the loss is reported");
     assert!(matches!(lost, LostError::Expired { .. }), "{lost}");
+}
+
+#[tokio::test]
+async fn extension_with_a_long_time_limit_per_node_ends_without_a_majority() {
+    let net = net(3).await;
+    let lock = net.quorum.lock("k").ttl(Duration::from_secs(6));
+    // A node may take longer than a third of the ttl.
+    let mut lock = lock.node_timeout(Duration::from_millis(2500)).acquire().await.unwrap();
+    for proxy in &net.proxies[..2] {
+        proxy.stall(Direction::ToServer);
+    }
+    let extended = timeout(PATIENCE, lock.extend()).await.expect("the call ends");
+    assert!(matches!(extended, Err(ExtendError::NoQuorum { .. })), "{extended:?}");
 }

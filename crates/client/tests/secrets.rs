@@ -1,66 +1,17 @@
-//! A token is a capability: a program that knows it can release the lock. Only the text of a
-//! detached lock shows it.
+//! A token is a capability: any program that has it can release the lock. The client shows it only
+//! in the text of a detached lock.
 
-#![allow(clippy::format_push_string, reason = "the test appends to the shown text step by step")]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
-use std::fmt::{Debug, Write as _};
-use std::sync::{Arc, Mutex};
+use std::fmt::Write as _;
 use std::time::Duration;
 
-use common::{PATIENCE, net, nodes_and_voters, wait_until_all_hold};
+use common::{PATIENCE, Recorder, net, nodes_and_voters, wait_until_all_hold};
 use quorlock_client::DetachedLock;
 use quorlock_testkit::{Direction, Server, eventually_async};
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
-
-/// All events of `tracing`, of every crate and level, as one text.
-#[derive(Clone, Default)]
-struct Everything(Arc<Mutex<String>>);
-
-impl Everything {
-    fn add(&self, what: &str, record: impl FnOnce(&mut dyn Visit)) {
-        let mut text = self.0.lock().unwrap();
-        write!(text, "\n{what}").unwrap();
-        record(&mut Fields(&mut text));
-    }
-}
-
-struct Fields<'a>(&'a mut String);
-
-impl Visit for Fields<'_> {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        write!(self.0, " {field}={value:?}").unwrap();
-    }
-}
-
-impl Subscriber for Everything {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, span: &Attributes<'_>) -> Id {
-        self.add(span.metadata().name(), |fields| span.record(fields));
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, values: &Record<'_>) {
-        self.add("", |fields| values.record(fields));
-    }
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        self.add(event.metadata().target(), |fields| event.record(fields));
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
+use tracing::Level;
 
 fn token(master: &Server, key: &str) -> String {
     redis::cmd("GET").arg(key).query(&mut master.connection()).unwrap()
@@ -68,7 +19,7 @@ fn token(master: &Server, key: &str) -> String {
 
 #[tokio::test]
 async fn no_token_is_in_logs_errors_or_debug_output() {
-    let logged = Everything::default();
+    let logged = Recorder::new(Level::TRACE);
     let _listening = tracing::subscriber::set_default(logged.clone());
     let net = net(3).await;
     let limit = Duration::from_millis(300);
@@ -102,9 +53,7 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
         nodes_and_voters(&net.quorum).1 == 3
     })
     .await;
-    for master in &net.masters {
-        redis::cmd("DEL").arg("orders/42").exec(&mut master.connection()).unwrap();
-    }
+    common::delete(&net.masters, "orders/42");
     let lost = lock.extend().await.unwrap_err();
     writeln!(shown, "{lost} {lost:?} {:?}", lock.lost().await).unwrap();
     drop(lock);
@@ -116,10 +65,15 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     quorum.flush(PATIENCE).await.unwrap();
     net.quorum.flush(PATIENCE).await.unwrap();
 
-    let logged = logged.0.lock().unwrap();
-    for expected in
-        ["key=orders/42", "attempts=1", "coverage=", ": granted", "granted", "the lock is lost"]
-    {
+    let logged = logged.text();
+    for expected in [
+        "key=orders/42",
+        "attempts=1",
+        "coverage=",
+        ": granted",
+        "message=granted",
+        "the lock is lost",
+    ] {
         assert!(logged.contains(expected), "{expected} is not logged:\n{logged}");
     }
     for secret in secrets {

@@ -6,9 +6,9 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, connect, quorum, wait_until_all_hold, wait_until_free};
-use quorlock_client::{AcquireError, Lock, LockBuilder, Quorum};
-use quorlock_testkit::{Masters, eventually_async};
+use common::{PATIENCE, connect, quorum, until_waiting, wait_until_all_hold, wait_until_free};
+use quorlock_client::{AcquireError, ExtendError, Lock, LockBuilder, Quorum};
+use quorlock_testkit::eventually_async;
 use tokio::task::JoinHandle;
 
 const K: &str = "k";
@@ -19,24 +19,6 @@ fn reader(quorum: &Quorum) -> LockBuilder {
 
 fn waiting(builder: LockBuilder) -> JoinHandle<Lock> {
     tokio::spawn(async move { builder.acquire().await.unwrap() })
-}
-
-/// The number of clients that wait for the key, on the node with the most.
-fn waiters(masters: &Masters) -> u64 {
-    let of = |master: &quorlock_testkit::Server| {
-        let mut connection = master.connection();
-        let map: redis::Value = redis::cmd("LOCK.INSPECT").arg(K).query(&mut connection).unwrap();
-        let redis::Value::Array(fields) = map else { return 0 };
-        let at =
-            fields.iter().position(|field| *field == redis::Value::BulkString(b"waiters".to_vec()));
-        redis::from_redis_value(fields[at.unwrap() + 1].clone()).unwrap()
-    };
-    masters.iter().filter(|master| master.is_running()).map(of).max().unwrap_or_default()
-}
-
-/// Waits until this many clients wait for the key on one node.
-async fn until_waiting(masters: &Masters, count: u64) {
-    eventually_async(PATIENCE, "clients wait", async || waiters(masters) == count).await;
 }
 
 #[tokio::test]
@@ -121,6 +103,7 @@ async fn endless_readers_do_not_starve_a_writer() {
     for _ in 0..5 {
         theirs.lock(K).wait(PATIENCE).acquire().await.unwrap().release().await.unwrap();
     }
+    assert!(!reading.iter().any(JoinHandle::is_finished), "a reader has failed");
     reading.iter().for_each(JoinHandle::abort);
 }
 
@@ -209,7 +192,17 @@ async fn lock_of_several_keys_cannot_be_shared() {
     let refused = quorum.lock_all(["a", "b"]).shared().try_acquire().await;
     assert!(matches!(refused, Err(AcquireError::InvalidRequest { .. })), "{refused:?}");
     let mut both = quorum.lock_all(["a", "b"]).try_acquire().await.unwrap();
-    assert!(matches!(both.downgrade().await, Err(quorlock_client::ExtendError::NotShareable)));
+    assert!(matches!(both.downgrade().await, Err(ExtendError::NotShareable)));
     assert!(!both.is_shared());
     both.extend().await.unwrap();
+}
+
+#[tokio::test]
+async fn permit_cannot_be_shared_even_after_it_was_attached() {
+    let (_masters, quorum) = quorum(3).await;
+    let mut permit = quorum.semaphore("k", 4).try_acquire().await.unwrap();
+    assert!(matches!(permit.downgrade().await, Err(ExtendError::NotShareable)));
+    let mut attached = quorum.attach(permit.detach()).await.unwrap();
+    assert!(matches!(attached.downgrade().await, Err(ExtendError::NotShareable)));
+    assert!(!attached.is_shared());
 }

@@ -9,43 +9,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::{
-    PATIENCE, connect, masters_holding, net, quorum, wait_until_all_hold, wait_until_free,
+    PATIENCE, calls, connect, masters_holding, net, quorum, until_waiting, wait_until_all_hold,
+    wait_until_free, waiters,
 };
 use quorlock_client::{AcquireError, Lock};
-use quorlock_testkit::{Direction, Masters, Server, eventually_async};
+use quorlock_testkit::{Direction, Masters, eventually_async};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
-
-/// How many clients wait on a server.
-fn waiters(server: &Server) -> u64 {
-    let info: String = redis::cmd("INFO").arg("lock").query(&mut server.connection()).unwrap();
-    let line = info.lines().find_map(|line| line.strip_prefix("lock_waiters:")).unwrap();
-    line.trim().parse().unwrap()
-}
-
-fn all_waiters(masters: &Masters) -> u64 {
-    masters.iter().filter(|master| master.is_running()).map(waiters).sum()
-}
-
-/// Waits until `n` clients wait on the masters, in total.
-async fn until_waiting(masters: &Masters, n: u64) {
-    eventually_async(PATIENCE, "n clients wait", async || all_waiters(masters) == n).await;
-}
 
 /// The index of the server on which a client waits.
 fn queue_node(masters: &Masters) -> usize {
     (0..masters.len()).find(|&index| waiters(&masters[index]) > 0).expect("a client waits")
 }
 
-/// The number of this module's commands that a server has run.
-fn calls(server: &Server) -> u64 {
-    let info: String =
-        redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
-    let ours = info.lines().filter(|line| line.starts_with("cmdstat_lock."));
-    ours.map(|line| {
-        line.split("calls=").nth(1).unwrap().split(',').next().unwrap().parse::<u64>().unwrap()
-    })
-    .sum()
+/// The number of this module's commands that the masters have carried out.
+fn lock_commands(masters: &Masters) -> u64 {
+    masters.iter().map(|master| calls(master, "lock.*")).sum()
 }
 
 #[tokio::test]
@@ -56,9 +35,9 @@ async fn waiter_waits_on_one_node_and_sends_no_commands() {
     let other = connect(masters.urls()).await;
     let waiting = tokio::spawn(async move { other.lock("k").acquire().await.unwrap().fence() });
     until_waiting(&masters, 1).await;
-    let before: u64 = masters.iter().map(calls).sum();
+    let before = lock_commands(&masters);
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(masters.iter().map(calls).sum::<u64>(), before, "a waiter sends no commands");
+    assert_eq!(lock_commands(&masters), before, "a waiter sends no commands");
     let fence = lock.fence();
     lock.release().await.unwrap();
     assert!(waiting.await.unwrap() > fence);
@@ -186,7 +165,7 @@ async fn programs_that_share_a_key_never_overlap_and_do_not_poll() {
     while let Some(done) = tasks.join_next().await {
         done.unwrap();
     }
-    let commands: u64 = masters.iter().map(calls).sum();
+    let commands = lock_commands(&masters);
     assert!(commands < 160 * 5 * 5, "{commands} commands for 160 locks on 5 masters is polling");
     wait_until_free(&masters, "k").await;
 }
@@ -265,7 +244,7 @@ async fn wait_dropped_at_any_moment_leaves_nothing() {
     other.flush(PATIENCE).await.unwrap();
     quorum.flush(PATIENCE).await.unwrap();
     wait_until_free(&masters, "k").await;
-    assert_eq!(all_waiters(&masters), 0);
+    assert_eq!(masters.iter().map(waiters).sum::<u64>(), 0);
 }
 
 #[tokio::test]

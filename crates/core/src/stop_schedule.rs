@@ -95,9 +95,9 @@ impl StopSchedule {
     }
 
     fn end(&mut self, now: Moment, grace: Duration) {
-        self.kill_at = earliest(self.kill_at, now.plus(grace));
+        self.kill_at = self.kill_at.earlier(now.plus(grace));
         if self.stage == Stage::Running {
-            self.terminate_at = earliest(self.terminate_at, now);
+            self.terminate_at = self.terminate_at.earlier(now);
             self.stage = Stage::Ending;
         }
     }
@@ -112,7 +112,7 @@ impl StopSchedule {
             }
             Stage::Running | Stage::Ending if now.has_reached(self.terminate_at) => {
                 self.stage = Stage::Terminated;
-                self.kill_at = earliest(self.kill_at, now.plus(self.grace));
+                self.kill_at = self.kill_at.earlier(now.plus(self.grace));
                 Some(StopAction::Terminate)
             }
             _ => None,
@@ -147,11 +147,6 @@ fn margin(ttl: Ttl) -> Duration {
 
 fn before(moment: Moment, by: Duration) -> Moment {
     Moment { boot: moment.boot.saturating_sub(by), raw: moment.raw.saturating_sub(by) }
-}
-
-/// Returns a moment that is reached as soon as one of two moments is reached.
-fn earliest(one: Moment, other: Moment) -> Moment {
-    Moment { boot: one.boot.min(other.boot), raw: one.raw.min(other.raw) }
 }
 
 #[cfg(test)]

@@ -220,8 +220,7 @@ fn flush_by_an_operator_before_a_reload_ends_the_leases() {
 fn flush_ends_the_leases_before_the_next_command() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 10_000, None).unwrap();
-    server.clear();
-    server.handle_event(&ServerEvent::Flush(None));
+    server.flush();
     assert!(server.acquire(b"k", b"b", 1000, None).is_some());
     assert_eq!(server.node().stats().ended_by_operator, 1);
 }

@@ -123,7 +123,7 @@ fn sharers_join_once_the_writer_before_them_gave_up() {
     assert_eq!(queue.enter_to_share(), Entry::Place);
     let (Entry::Queued(writer), Entry::Queued(reader)) = (queue.enter(), queue.enter_to_share())
     else {
-        panic!("both wait")
+        panic!("a caller did not have to wait")
     };
     assert_eq!(queue.give_up(writer).as_deref(), Some(&[reader][..]));
     assert!(queue.leave().is_empty());

@@ -1,4 +1,4 @@
-//! Fences over a quorum: real nodes and a real attempt, with answers in any order.
+//! Fences over a quorum: real nodes and a real `Acquisition`, with answers in any order.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -78,9 +78,9 @@ fn pass_ms(servers: &mut [Server], ms: u64) {
 }
 
 /// Nodes that have been up for a while, and whose clocks are equal.
-fn masters(n: usize) -> Vec<Server> {
+fn nodes_with_equal_clocks(n: usize) -> Vec<Server> {
     let mut servers: Vec<_> = (0..n).map(|_| Server::new()).collect();
-    // The fence counters start ahead of the clocks by the clock skew. Lets the clocks catch up.
+    // The fence counters start ahead of the clocks by the clock skew: the clocks catch up here.
     pass_ms(&mut servers, 120 * SECOND_MS);
     servers
 }
@@ -125,7 +125,7 @@ fn printed_fence_is_parsed_and_invalid_text_is_refused() {
 
 #[test]
 fn equal_clocks_agree_without_a_second_round() {
-    let mut servers = masters(5);
+    let mut servers = nodes_with_equal_clocks(5);
     for order in orders(5) {
         let proposal = Fence::of_wall_us(servers[0].now().wall_us);
         let Outcome { verdict, fence_requests } = attempt(&mut servers, &order, b"t", proposal);
@@ -138,7 +138,7 @@ fn equal_clocks_agree_without_a_second_round() {
 #[test]
 fn node_whose_clock_is_far_ahead_prevents_no_lock() {
     for offset_ms in [10 * SECOND_MS, 3600 * SECOND_MS] {
-        let mut servers = masters(3);
+        let mut servers = nodes_with_equal_clocks(3);
         servers[1].wall_ms += offset_ms;
         assert_fences_grow_in_every_order(servers);
     }
@@ -147,7 +147,7 @@ fn node_whose_clock_is_far_ahead_prevents_no_lock() {
 #[test]
 fn node_whose_clock_is_far_behind_prevents_no_lock() {
     for offset_ms in [10 * SECOND_MS, 3600 * SECOND_MS] {
-        let mut servers = masters(3);
+        let mut servers = nodes_with_equal_clocks(3);
         servers[1].wall_ms -= offset_ms;
         assert_fences_grow_in_every_order(servers);
     }
@@ -157,7 +157,7 @@ fn node_whose_clock_is_far_behind_prevents_no_lock() {
 fn node_that_has_just_started_prevents_no_lock_whatever_its_clock() {
     for offset_ms in [0, 10 * SECOND_MS, 3600 * SECOND_MS] {
         for ahead in [true, false] {
-            let mut servers = masters(3);
+            let mut servers = nodes_with_equal_clocks(3);
             let wall_ms = servers[1].wall_ms;
             servers[1].wall_ms = if ahead { wall_ms + offset_ms } else { wall_ms - offset_ms };
             servers[1].restart(0);
@@ -168,7 +168,7 @@ fn node_that_has_just_started_prevents_no_lock_whatever_its_clock() {
 
 #[test]
 fn node_whose_clock_is_far_ahead_costs_no_second_round_if_it_answers_last() {
-    let mut servers = masters(3);
+    let mut servers = nodes_with_equal_clocks(3);
     servers[1].wall_ms += 1;
     servers[2].wall_ms += 3600 * SECOND_MS;
     servers[2].restart(0);
@@ -189,7 +189,7 @@ fn node_whose_clock_is_far_ahead_costs_no_second_round_if_it_answers_last() {
 
 #[test]
 fn client_whose_clock_was_corrected_agrees_in_one_round() {
-    let mut servers = masters(3);
+    let mut servers = nodes_with_equal_clocks(3);
     servers[1].wall_ms += 1;
     let proposals = FenceProposals::default();
     let wrong = proposals.propose(servers[0].now().wall_us + 3600 * SECOND_MS * 1000);
@@ -204,7 +204,7 @@ fn client_whose_clock_was_corrected_agrees_in_one_round() {
 
 #[test]
 fn fences_grow_while_one_node_after_the_other_restarts_and_abstains() {
-    let mut servers = masters(3);
+    let mut servers = nodes_with_equal_clocks(3);
     let mut last = Fence::ZERO;
     for restarted in [0, 1, 2, 0, 1, 2] {
         servers[restarted].restart(MAX_TTL_MS);
@@ -258,7 +258,7 @@ proptest! {
         ),
         offsets_ms in prop::collection::vec(-90_000..90_000_i64, 5),
     ) {
-        let mut servers = masters(5);
+        let mut servers = nodes_with_equal_clocks(5);
         for (server, offset_ms) in servers.iter_mut().zip(offsets_ms) {
             server.wall_ms = server.wall_ms.saturating_add_signed(offset_ms);
             server.restart(0);
@@ -280,7 +280,7 @@ proptest! {
                 last = win.fence;
             }
             if !released {
-                // The lock is not released; it ends by its deadline.
+                // The lock ends by its deadline.
                 pass_ms(&mut servers, TTL_MS);
             }
             release(&mut servers, b"t");

@@ -1,4 +1,4 @@
-//! A call that its program runs late still asks the nodes, and reports what they answered.
+//! A call that the driver runs late still asks the nodes, and reports what they answered.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 

@@ -86,7 +86,7 @@ impl World {
                 match node.execute_acquire(&keys, token, spec.ttl.ms(), terms, command) {
                     Ok(Reply::Granted(fence)) => Response::Fence(fence),
                     Ok(Reply::GrantedOne { fence, key }) => {
-                        Response::FenceAndKeyAfterWait { fence, waited: Duration::ZERO, key }
+                        Response::FenceAndKey { fence, waited: Duration::ZERO, key }
                     }
                     Ok(Reply::Refused) => Response::No,
                     other => panic!("{other:?}"),
@@ -118,12 +118,12 @@ impl World {
         Arc::new(Spec { any: Some(slots.clone()), ..spec(slots, TTL_MS) })
     }
 
-    /// Makes one attempt. Returns `None` unless it acquires the lock.
+    /// Makes a call that does not wait. Returns `None` unless it acquires the lock.
     fn acquire(&mut self, spec: Arc<Spec>) -> Option<Hold> {
         self.acquire_slot(spec, 0)
     }
 
-    /// Makes one attempt that asks for `slot` first.
+    /// Makes a call that does not wait, and asks for `slot` first.
     fn acquire_slot(&mut self, spec: Arc<Spec>, slot: usize) -> Option<Hold> {
         let mut acquire = Acquire::new(spec, Some(Duration::ZERO), &self.ctx());
         acquire.prefer_slot(slot);
@@ -237,7 +237,6 @@ fn repairs_as_shared_after_a_lost_downgrade(mutant: Option<Mutant>) -> bool {
     world.paths = vec![Path::Fine; 3];
     let reader = world.acquire(World::spec(Mode::Shared));
     assert!(reader.is_some(), "the nodes have carried the downgrade out");
-    drop(reader);
     world.nodes[2].clear();
     world.nodes[2].restart(0);
     world.extend(&mut lock);
@@ -252,6 +251,27 @@ fn lock_is_repaired_as_shared_after_an_unconfirmed_downgrade() {
     assert!(repairs_as_shared_after_a_lost_downgrade(None));
     // The mutant makes the lock exclusive on this node, while a reader shares it on the others.
     assert!(!repairs_as_shared_after_a_lost_downgrade(Some(Mutant::ExclusiveUntilConfirmed)));
+}
+
+#[test]
+fn downgrade_is_answered_by_its_own_round() {
+    let mut world = World::new(3);
+    let mut lock = world.acquire(World::spec(Mode::Exclusive)).unwrap();
+    let extension = lock.extend(&world.ctx());
+    assert!(extension.is_some());
+    assert_eq!(lock.extend(&world.ctx()), extension, "the undecided round answers both calls");
+    let sends = sends_of(&mut lock);
+    let downgrade = lock.downgrade(&world.ctx());
+    for (id, request, spec) in sends.into_iter().chain(sends_of(&mut lock)) {
+        assert!(lock.poll().is_none(), "only the answers to the downgrade decide it");
+        let response = world.answer(id.node, &spec, &request);
+        lock.handle_response(id, &response, &world.ctx());
+        if let Some(HoldAction::Decided { round, .. }) = lock.poll() {
+            assert!(Some(round) == downgrade && downgrade > extension);
+            return;
+        }
+    }
+    panic!("no round was decided");
 }
 
 /// How many of `wanted` clients hold a permit at once, if each permit is a key.
@@ -342,7 +362,9 @@ fn stops_waiting_for_a_seat(world: &mut World) -> bool {
     let spec = World::spec(Mode::Exclusive);
     let mut acquire = Acquire::new(spec, Some(Duration::from_secs(60)), &world.ctx());
     acquire.handle_turn(true, &mut world.ctx());
-    let Some(Action::Wait { id }) = acquire.poll() else { panic!("the writer queues for a seat") };
+    let Some(Action::Wait { id }) = acquire.poll() else {
+        panic!("the writer did not queue for a seat")
+    };
     world.client.disconnect(id.node, NodeError::timed_out(Duration::from_millis(400)));
     let mut has_left = false;
     for _ in 0..300 {

@@ -237,7 +237,7 @@ enum Step {
     Extend { key: u8, token: u8, ttl_ms: u64 },
     SwapToken { key: u8, token: u8, new: u8 },
     Release { key: u8, token: u8 },
-    Accident { key: u8, eviction: bool },
+    RemoveKey { key: u8, eviction: bool },
     MoveWallClock { ms: i64 },
     Pass { ms: u64 },
     Turn,
@@ -250,7 +250,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (key.clone(), token.clone(), ttl).prop_map(|(key, token, ttl_ms)| Step::Extend { key, token, ttl_ms }),
         1 => (key.clone(), token.clone(), token.clone()).prop_map(|(key, token, new)| Step::SwapToken { key, token, new }),
         2 => (key.clone(), token).prop_map(|(key, token)| Step::Release { key, token }),
-        2 => (key, any::<bool>()).prop_map(|(key, eviction)| Step::Accident { key, eviction }),
+        2 => (key, any::<bool>()).prop_map(|(key, eviction)| Step::RemoveKey { key, eviction }),
         1 => (-100_000..100_000_i64).prop_map(|ms| Step::MoveWallClock { ms }),
         3 => (0..3000_u64).prop_map(|ms| Step::Pass { ms }),
         2 => Just(Step::Turn),
@@ -269,7 +269,7 @@ proptest! {
 
     /// Random accidents to clocks and memory, without any operator's command.
     ///
-    /// A lock has one holder until its deadline, and its fences grow with every grant.
+    /// A key has one holder until the deadline, and its fences grow with every grant.
     #[test]
     fn lease_never_has_two_holders_and_fences_only_grow(steps in prop::collection::vec(step(), 1..60)) {
         let mut server = Server::new();
@@ -295,7 +295,9 @@ proptest! {
                     if extended {
                         let held = holders.get_mut(&key).unwrap();
                         held.until_us = held.until_us.max(now_us + ttl_ms * 1000);
-                        let Inspected::Lease { ttl_ms: left_ms, .. } = server.inspect(&[key]) else { panic!("held") };
+                        let Inspected::Lease { ttl_ms: left_ms, .. } = server.inspect(&[key]) else {
+                            panic!("the key is not held")
+                        };
                         prop_assert_eq!(left_ms, (held.until_us - now_us).div_ceil(1000), "never shortened");
                     }
                 }
@@ -315,7 +317,7 @@ proptest! {
                         holders.remove(&key);
                     }
                 }
-                Step::Accident { key, eviction } => {
+                Step::RemoveKey { key, eviction } => {
                     server.remove_key(&[key], if eviction { KeyEvent::Evicted } else { KeyEvent::Expired });
                 }
                 Step::MoveWallClock { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),

@@ -34,7 +34,7 @@ fn state() -> OwnershipState {
 }
 
 #[test]
-fn lock_is_held_until_exactly_its_deadline() {
+fn lock_is_held_exactly_until_its_validity_ends() {
     let state = state();
     assert_eq!(state.ownership(at(0)), Ownership::Held(ms(988)));
     assert_eq!(state.ownership(at(987)), Ownership::Held(ms(1)));
@@ -161,7 +161,7 @@ fn node_is_repaired_only_if_it_was_known_to_miss_the_lock() {
 #[derive(Clone, Copy, Debug)]
 enum Node {
     Holds,
-    Missed,
+    Misses,
     Silent,
 }
 
@@ -172,7 +172,7 @@ proptest! {
     /// addition, a majority of all nodes, each known to hold the lock, must have confirmed it.
     #[test]
     fn repair_never_revives_a_lost_lock(
-        nodes in prop::collection::vec(prop_oneof![Just(Node::Holds), Just(Node::Missed), Just(Node::Silent)], 1..=9)
+        nodes in prop::collection::vec(prop_oneof![Just(Node::Holds), Just(Node::Misses), Just(Node::Silent)], 1..=9)
             .prop_flat_map(|nodes| Just(nodes.into_iter().enumerate().collect::<Vec<_>>()).prop_shuffle()),
         known in prop::collection::vec(prop::bool::weighted(0.8), 9),
         missing in prop::collection::vec(prop::bool::ANY, 9),
@@ -186,24 +186,24 @@ proptest! {
         let mut decided = None;
         let (mut extends, mut confirmed) = (0, 0);
         for &(node, what) in &nodes {
-            let held = match what { Node::Holds => Some(true), Node::Missed => Some(false), Node::Silent => None };
+            let held = match what { Node::Holds => Some(true), Node::Misses => Some(false), Node::Silent => None };
             extends += usize::from(held == Some(true));
             confirmed += usize::from(held == Some(true) && known[node]);
             decided = decided.or(round.answer(node, held, at(1)));
             while let Some(repaired) = round.next_repair() {
                 prop_assert!(confirmed >= majority.size() && missing[repaired]);
-                prop_assert!(nodes.iter().any(|(node, what)| *node == repaired && matches!(what, Node::Missed)));
+                prop_assert!(nodes.iter().any(|(node, what)| *node == repaired && matches!(what, Node::Misses)));
             }
         }
         prop_assert_eq!(matches!(decided, Some(ExtensionVerdict::Extended(_))), extends >= majority.size());
     }
 
-    /// Random histories of rounds: a lost lock stays lost.
+    /// Random rounds: a lost lock stays lost.
     ///
     /// The lock is never held for longer than the last confirmed round allows, nor beyond
     /// `max_hold`.
     #[test]
-    fn lost_lock_stays_lost_whatever_answers_come(
+    fn no_sequence_of_rounds_revives_a_lost_lock(
         rounds in prop::collection::vec((0..2000_u64, 0..100_u64, 0..3_u8), 0..20),
         max_hold_ms in 1..5000_u64,
     ) {

@@ -50,8 +50,7 @@ fn newcomer_without_wait_is_refused_while_others_wait() {
     let mut server = Server::new();
     server.acquire(b"k", b"a", 1000, None).unwrap();
     let first = enqueue(&mut server, b"k", b"b", 5000);
-    server.memory.keys.take(0, b"k");
-    server.handle_key_event(b"k", KeyEvent::Removed);
+    server.remove_key(b"k", KeyEvent::Removed);
     assert_eq!(server.acquire(b"k", b"c", 1000, None), None, "free, but a client waits");
     server.turn();
     assert_eq!(server.granted(), [first]);
@@ -63,10 +62,7 @@ fn every_end_of_a_lock_serves_the_queue() {
     let ends: [(&str, End); 5] = [
         ("its deadline", |server| server.pass_ms(1000)),
         ("DEL", |server| server.remove_key(b"k", KeyEvent::Removed)),
-        ("FLUSHALL", |server| {
-            server.clear();
-            server.handle_event(&ServerEvent::Flush(None));
-        }),
+        ("FLUSHALL", Server::flush),
         ("its deadline, after the wall clock was stepped back", |server| {
             server.wall_ms -= 3_600_000;
             server.mono_us += 1_000_000;
@@ -159,10 +155,12 @@ fn waiters_are_limited() {
         .map(|n| enqueue(&mut server, b"k", &[b'b', u8::try_from(n).unwrap()], 5000))
         .collect();
     assert_eq!(server.acquire_or_wait(b"k", b"z", 1000, 5000), AcquireReply::QueueFull);
-    assert!(server.cancel(tickets[7]));
-    assert!(!server.cancel(tickets[7]));
+    assert!(server.disconnect(tickets[7]));
+    assert!(!server.disconnect(tickets[7]));
     assert!(matches!(server.acquire_or_wait(b"k", b"z", 1000, 5000), AcquireReply::Waits(_)));
-    let Inspected::Lease { waiters, .. } = server.inspect(b"k") else { panic!("held") };
+    let Inspected::Lease { waiters, .. } = server.inspect(b"k") else {
+        panic!("the key is not held")
+    };
     assert_eq!(waiters, MAX_WAITERS);
 }
 
@@ -172,7 +170,7 @@ enum Step {
     Wait { key: u8, ttl_ms: u64, wait_ms: u64 },
     Release { key: u8 },
     Cancel { nth: usize },
-    TakeAway { key: u8, event: KeyEvent },
+    RemoveKey { key: u8, event: KeyEvent },
     Foreign { key: u8, expires_in_ms: u64 },
     MoveWallClock { ms: i64 },
     Pass { ms: u64 },
@@ -187,7 +185,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(key, ttl_ms, wait_ms)| Step::Wait { key, ttl_ms, wait_ms }),
         4 => key.clone().prop_map(|key| Step::Release { key }),
         1 => (0..20_usize).prop_map(|nth| Step::Cancel { nth }),
-        1 => (key.clone(), event).prop_map(|(key, event)| Step::TakeAway { key, event }),
+        1 => (key.clone(), event).prop_map(|(key, event)| Step::RemoveKey { key, event }),
         1 => (key, 1..2000_u64).prop_map(|(key, expires_in_ms)| Step::Foreign { key, expires_in_ms }),
         1 => (-5000..5000_i64).prop_map(|ms| Step::MoveWallClock { ms }),
         4 => (0..1500_u64).prop_map(|ms| Step::Pass { ms }),
@@ -231,22 +229,9 @@ proptest! {
                         server.release(&[key], &token);
                     }
                 }
-                Step::Cancel { nth } => {
-                    let mut tickets: Vec<_> = waiting.keys().copied().collect();
-                    tickets.sort_unstable();
-                    if let Some(ticket) = tickets.get(nth) {
-                        // A waiter that already has its answer cannot be cancelled.
-                        if server.cancel(*ticket) {
-                            waiting.remove(ticket);
-                        }
-                    }
-                }
-                Step::TakeAway { key, event } => server.remove_key(&[key], event),
-                Step::Foreign { key, expires_in_ms } => {
-                    if !server.has(&[key]) {
-                        server.set(&[key], b"old client", Some(expires_in_ms));
-                    }
-                }
+                Step::Cancel { nth } => server.disconnect_nth(&mut waiting, nth),
+                Step::RemoveKey { key, event } => server.remove_key(&[key], event),
+                Step::Foreign { key, expires_in_ms } => server.set_foreign(&[key], expires_in_ms),
                 Step::MoveWallClock { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
                 Step::Pass { ms } => server.pass_ms(ms),
             }
@@ -254,18 +239,14 @@ proptest! {
             let now_us = server.mono_us;
             for (ticket, result) in std::mem::take(&mut server.wait_results) {
                 let Some(waiter) = waiting.remove(&ticket) else { panic!("answered twice, or after it was cancelled") };
-                match result {
-                    WaitResult::Granted { .. } => {
-                        prop_assert!(now_us < waiter.until_us, "granted after its wait had ended");
-                        let earlier = waiting.iter().any(|(&other, waits)| {
-                            waits.key == waiter.key && other < ticket && now_us < waits.until_us
-                        });
-                        prop_assert!(!earlier, "overtook a waiter that came first");
-                        holder.insert(waiter.key, waiter.token);
-                    }
-                    WaitResult::Refused => prop_assert!(waiter.until_us <= now_us, "refused before its wait had ended"),
-                    WaitResult::Failed(error) => panic!("{error:?}"),
+                if result.granted(now_us < waiter.until_us).is_none() {
+                    continue;
                 }
+                let earlier = waiting.iter().any(|(&other, waits)| {
+                    waits.key == waiter.key && other < ticket && now_us < waits.until_us
+                });
+                prop_assert!(!earlier, "overtook a waiter that came first");
+                holder.insert(waiter.key, waiter.token);
             }
             prop_assert!(waiting.values().all(|waiter| now_us < waiter.until_us), "a waiter is forgotten");
             prop_assert_eq!(server.node().waiters(), waiting.len());

@@ -174,7 +174,7 @@ impl World {
     }
 
     /// Lets time pass, and delivers the revocation's requests.
-    fn pass_revoking(&mut self, revocation: &mut Revocation, ms: u64) {
+    fn pass_ms_and_run(&mut self, revocation: &mut Revocation, ms: u64) {
         self.pass_ms(ms);
         revocation.handle_timeout(&self.ctx());
         self.run(revocation);
@@ -217,7 +217,7 @@ fn revoked_lock_keeps_its_validity_and_is_not_extended() {
     assert_eq!(world.ownership(&hold), Ownership::Uncertain(left));
     assert!(hold.is_revoked() && !hold.is_extensible(world.now()));
     assert_eq!(hold.renew_in(world.now()), None, "no extension would succeed");
-    assert!(left < revocation.remaining(world.now()), "the validity ends before the revocation");
+    assert!(left < revocation.remaining(world.now()), "the validity ends before the revoked lease");
     world.pass_ms(u64::try_from(left.as_millis()).unwrap() + 1);
     assert_eq!(world.ownership(&hold), Ownership::Lost(LossReason::Expired));
     assert_ne!(world.nodes[0].inspect(K), Inspected::Free, "the lease outlasts the validity");
@@ -254,7 +254,7 @@ fn release_of_a_revoked_lock_ends_the_revocation() {
     while let Some(send) = release.poll() {
         assert_eq!(world.answer(send.id.node, &send.request), Response::Yes);
     }
-    world.pass_revoking(&mut revocation, REPEAT_MS);
+    world.pass_ms_and_run(&mut revocation, REPEAT_MS);
     assert_eq!(revocation.state(), RevocationState::Over);
     assert!(revocation.nodes().all(|node| *node == NodeRevocation::Ended));
 }
@@ -267,9 +267,9 @@ fn revocation_is_over_by_the_deadline() {
     let left = revocation.remaining(world.now());
     assert!((10_000..10_110).contains(&left.as_millis()), "{left:?}");
     world.operator_reaches = vec![false; 3];
-    world.pass_revoking(&mut revocation, REPEAT_MS);
+    world.pass_ms_and_run(&mut revocation, REPEAT_MS);
     assert_eq!(revocation.state(), RevocationState::Revoked, "what was revoked stays revoked");
-    world.pass_revoking(&mut revocation, TTL_MS);
+    world.pass_ms_and_run(&mut revocation, TTL_MS);
     assert_eq!(revocation.state(), RevocationState::Over);
     assert_eq!(
         (revocation.poll_timeout(), revocation.remaining(world.now())),
@@ -320,7 +320,7 @@ fn node_where_the_key_is_free_confirms_no_revocation() {
     world.extend(&mut hold);
     assert!(matches!(world.ownership(&hold), Ownership::Held(_)), "two answers were not enough");
     // The revocation asks the repaired node again, which refuses extensions from then on.
-    world.pass_revoking(&mut revocation, REPEAT_MS);
+    world.pass_ms_and_run(&mut revocation, REPEAT_MS);
     assert_eq!(revocation.state(), RevocationState::Revoked);
     world.extend(&mut hold);
     assert!(hold.is_revoked());
@@ -335,24 +335,25 @@ fn nodes_that_revoked_at_different_times_do_not_count_together() {
     // The holder does not learn of the revocation: node 0 is silent until its lease has ended.
     world.holder_reaches[0] = false;
     for _ in 0..4 {
-        world.pass_revoking(&mut revocation, TTL_MS / 3);
+        world.pass_ms_and_run(&mut revocation, TTL_MS / 3);
         world.extend(&mut hold);
     }
     world.holder_reaches[0] = true;
     world.extend(&mut hold);
-    assert!(!world.is_revoked(0), "the node was repaired");
+    assert!(matches!(world.nodes[0].inspect(K), Inspected::Lease { .. }), "the node was repaired");
+    assert!(!world.is_revoked(0));
     world.operator_reaches = vec![false, true, false];
-    world.pass_revoking(&mut revocation, REPEAT_MS);
-    world.pass_revoking(&mut revocation, REPEAT_MS);
-    assert!(world.nodes[1].revoke(K).unwrap() && revocation.state() != RevocationState::Revoked);
+    world.pass_ms_and_run(&mut revocation, REPEAT_MS);
+    world.pass_ms_and_run(&mut revocation, REPEAT_MS);
+    assert!(world.is_revoked(1) && revocation.state() != RevocationState::Revoked);
     world.extend(&mut hold);
     assert!(matches!(world.ownership(&hold), Ownership::Held(_)), "two nodes extend the lock");
     world.operator_reaches = vec![true, true, true];
-    world.pass_revoking(&mut revocation, REPEAT_MS);
+    world.pass_ms_and_run(&mut revocation, REPEAT_MS);
     assert_eq!(revocation.state(), RevocationState::Revoked);
 }
 
-/// The answer that the lock is revoked reaches the holder after the lease on that node has ended.
+/// A node's answer that the lock is revoked reaches the holder after the node's lease has ended.
 #[test]
 fn late_answer_that_the_lock_is_revoked_prevents_the_repair() {
     let mut world = World::new(3);
@@ -376,7 +377,7 @@ fn late_answer_that_the_lock_is_revoked_prevents_the_repair() {
     world.holder_reaches[0] = true;
     for _ in 0..2 {
         world.extend(&mut hold);
-        assert_eq!(world.nodes[0].inspect(K), Inspected::Free, "a repair undoes the revocation");
+        assert_eq!(world.nodes[0].inspect(K), Inspected::Free, "no repair may undo the revocation");
     }
     assert!(matches!(world.ownership(&hold), Ownership::Held(_)), "two nodes extend the lock");
     // A second node revokes the lock much later, and both revocations count.
@@ -405,7 +406,7 @@ fn lock_is_revoked_on_a_node_that_returns_and_the_next_lock_is_not() {
     let mut revocation = world.revoke(RevokeMode::AtDeadline);
     assert_eq!(revocation.state(), RevocationState::Revoked);
     world.operator_reaches[2] = true;
-    world.pass_revoking(&mut revocation, REPEAT_MS);
+    world.pass_ms_and_run(&mut revocation, REPEAT_MS);
     assert!(world.is_revoked(2), "the node is asked again");
 
     // The next holder acquires the lock while the operator reaches no node.
@@ -418,7 +419,7 @@ fn lock_is_revoked_on_a_node_that_returns_and_the_next_lock_is_not() {
     world.pass_ms(100);
     let mut next = world.acquire();
     world.operator_reaches = vec![true, true, true];
-    world.pass_revoking(&mut revocation, REPEAT_MS);
+    world.pass_ms_and_run(&mut revocation, REPEAT_MS);
     assert_eq!(revocation.state(), RevocationState::Over);
     assert!(revocation.nodes().all(|node| matches!(node, NodeRevocation::Other(_))));
     world.extend(&mut next);

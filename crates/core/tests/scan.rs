@@ -1,4 +1,4 @@
-//! SCAN lists every lock that is held from its first call to its last.
+//! A scan lists every lock that is held from the scan's first call to its last.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -173,7 +173,7 @@ enum Step {
     Release(usize),
     ReleaseMany(usize),
     Revoke(usize),
-    SwapToken(usize),
+    Extend(usize),
     Pass(u64),
     Turn,
 }
@@ -189,7 +189,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => (0..KEYS).prop_map(Step::Release),
         1 => (0..KEYS).prop_map(Step::ReleaseMany),
         1 => (0..KEYS).prop_map(Step::Revoke),
-        1 => (0..KEYS).prop_map(Step::SwapToken),
+        1 => (0..KEYS).prop_map(Step::Extend),
         1 => (1..300_u64).prop_map(Step::Pass),
         1 => Just(Step::Turn),
     ];
@@ -259,7 +259,7 @@ proptest! {
                     ended.extend(before.difference(&after).cloned());
                 }
                 Step::Revoke(n) => drop(server.revoke(&key(n))),
-                Step::SwapToken(n) => drop(server.extend_with(&key(n), b"t", 900, None, Some(b"t"))),
+                Step::Extend(n) => drop(server.extend(&key(n), b"t", 900)),
                 Step::Pass(ms) => {
                     let before = held(&mut server);
                     server.pass_ms(ms);

@@ -320,9 +320,9 @@ mod exclusion {
         a.symmetric_difference(b).count() <= 1
     }
 
-    /// A client, the list of nodes that it agreed on, and the nodes that it admits.
+    /// A client, the list that a majority of its nodes agree on, and the nodes that it admits.
     struct Client {
-        nodes: usize,
+        node_count: usize,
         agreed: Option<Ids>,
         admitted: Ids,
     }
@@ -343,11 +343,12 @@ mod exclusion {
                 AgreedSet::Set { members, .. } => members.ids().iter().map(|id| id.get()).collect(),
                 AgreedSet::Unset => panic!("every node has a set"),
             });
-            Self { nodes: given.len(), agreed, admitted: admitted.map(|(id, _)| *id).collect() }
+            let admitted = admitted.map(|(id, _)| *id).collect();
+            Self { node_count: given.len(), agreed, admitted }
         }
 
         fn majority(&self) -> usize {
-            self.nodes / 2 + 1
+            self.node_count / 2 + 1
         }
 
         fn can_win(&self) -> bool {
@@ -388,7 +389,7 @@ mod exclusion {
         vec![format!("{a}>{b}"), format!("{b}>{a}"), a, b]
     }
 
-    /// Assigns each ID one of the MEMBERS in `forms` that contain the ID. Leaves out all other IDs.
+    /// Assigns each ID one of the MEMBERS in `forms` that contain it. Leaves out IDs in none.
     fn nodes(forms: &[Vec<String>], picks: &[Index]) -> Nodes {
         let ids = (1..=HIGHEST_ID).zip(picks);
         let node = |(id, pick): (u16, &Index)| {

@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use proptest::prelude::*;
 use quorlock_core::Fence;
-use quorlock_core::node::{FenceError, KeyEvent, ServerEvent, Ticket};
+use quorlock_core::node::{FenceError, KeyEvent, Ticket};
 use support::{AcquireReply, ExtendReply, Inspected, Server, WaitResult};
 
 const A: &[u8] = b"a";
@@ -36,7 +36,7 @@ fn lock_takes_all_keys_or_none() {
     for key in [A, B] {
         assert_eq!(server.text(key), b"t");
         let Inspected::Lease { fence: shown, keys, .. } = server.inspect(key) else {
-            panic!("held")
+            panic!("the key is not held")
         };
         assert_eq!((shown, keys), (fence, 2));
         assert_eq!(server.acquire(key, b"other", 1000, None), None);
@@ -125,7 +125,7 @@ fn new_token_holds_all_keys() {
     let ExtendReply::Held { fence: next } =
         server.extend_all_with(&[A, B], b"t", 1000, None, Some(b"u"))
     else {
-        panic!("held")
+        panic!("the key is not held")
     };
     assert!(next > fence);
     assert!(!server.release_all(&[A, B], b"t"));
@@ -300,7 +300,7 @@ fn waiter_waits_for_the_foreign_string_under_one_of_its_keys() {
     let mut server = Server::new();
     server.acquire(A, b"x", 1000, None).unwrap();
     let both = enqueue(&mut server, &[A, B], b"t");
-    // A SET sends no event.
+    // `Server::set` sends no event.
     server.set(B, b"old client", Some(700));
     server.release(A, b"x");
     assert_eq!(server.granted(), []);
@@ -346,8 +346,7 @@ fn flush_by_an_operator_ends_all_locks_and_serves_all_waiters() {
     let mut server = Server::new();
     server.acquire_all(&[A, B], b"x", 1000, None).unwrap();
     let both = enqueue(&mut server, &[A, B], b"t");
-    server.clear();
-    server.handle_event(&ServerEvent::Flush(None));
+    server.flush();
     server.turn();
     assert_eq!(server.granted(), [both]);
     assert_eq!(server.node().stats().ended_by_operator, 2);
@@ -388,12 +387,12 @@ fn nodes_differ_when_the_same_keys_belong_to_other_locks() {
 enum Step {
     Acquire { keys: u8, ttl_ms: u64 },
     Wait { keys: u8, ttl_ms: u64, wait_ms: u64 },
-    Extend { nth: usize, keys: u8, ttl_ms: u64 },
-    ExtendOwn { nth: usize, ttl_ms: u64 },
+    ExtendAnyKeys { nth: usize, keys: u8, ttl_ms: u64 },
+    ExtendOwnKeys { nth: usize, ttl_ms: u64 },
     SwapToken { nth: usize },
     Release { nth: usize, keys: u8 },
     Cancel { nth: usize },
-    TakeAway { key: u8, event: KeyEvent },
+    RemoveKey { key: u8, event: KeyEvent },
     Foreign { key: u8, expires_in_ms: u64 },
     Flush,
     MoveWallClock { ms: i64 },
@@ -411,12 +410,12 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (keys.clone(), ttl.clone(), 1..4000_u64)
             .prop_map(|(keys, ttl_ms, wait_ms)| Step::Wait { keys, ttl_ms, wait_ms }),
         2 => (nth.clone(), keys.clone(), ttl.clone())
-            .prop_map(|(nth, keys, ttl_ms)| Step::Extend { nth, keys, ttl_ms }),
-        2 => (nth.clone(), ttl).prop_map(|(nth, ttl_ms)| Step::ExtendOwn { nth, ttl_ms }),
+            .prop_map(|(nth, keys, ttl_ms)| Step::ExtendAnyKeys { nth, keys, ttl_ms }),
+        2 => (nth.clone(), ttl).prop_map(|(nth, ttl_ms)| Step::ExtendOwnKeys { nth, ttl_ms }),
         1 => nth.clone().prop_map(|nth| Step::SwapToken { nth }),
         5 => (nth.clone(), keys).prop_map(|(nth, keys)| Step::Release { nth, keys }),
         1 => nth.prop_map(|nth| Step::Cancel { nth }),
-        1 => (0..KEYS, event).prop_map(|(key, event)| Step::TakeAway { key, event }),
+        1 => (0..KEYS, event).prop_map(|(key, event)| Step::RemoveKey { key, event }),
         1 => (0..KEYS, 1..2000_u64).prop_map(|(key, expires_in_ms)| Step::Foreign { key, expires_in_ms }),
         1 => Just(Step::Flush),
         1 => (-5000..5000_i64).prop_map(|ms| Step::MoveWallClock { ms }),
@@ -440,7 +439,7 @@ struct Waiting {
     until_us: u64,
 }
 
-/// Whether these keys are a single key.
+/// Whether this bit set contains exactly one key.
 fn is_single_key(keys: u8) -> bool {
     keys.is_power_of_two()
 }
@@ -530,7 +529,7 @@ proptest! {
                         other => prop_assert_eq!(other, AcquireReply::QueueFull),
                     }
                 }
-                Step::Extend { nth, keys, ttl_ms } => {
+                Step::ExtendAnyKeys { nth, keys, ttl_ms } => {
                     if let Some(held) = nth_of(&beliefs, nth) {
                         let names = names(keys);
                         let extended = server.extend_all_with(&slices(&names), &held.token, ttl_ms, None, None);
@@ -548,7 +547,7 @@ proptest! {
                         }
                     }
                 }
-                Step::ExtendOwn { nth, ttl_ms } => {
+                Step::ExtendOwnKeys { nth, ttl_ms } => {
                     if let Some(held) = nth_of(&beliefs, nth) {
                         let names = names(held.keys);
                         let extended = server.extend_all_with(&slices(&names), &held.token, ttl_ms, None, None);
@@ -577,30 +576,17 @@ proptest! {
                         beliefs.held.retain(|other| !released || other.token != held.token);
                     }
                 }
-                Step::Cancel { nth } => {
-                    let mut tickets: Vec<_> = waiting.keys().copied().collect();
-                    tickets.sort_unstable();
-                    if let Some(ticket) = tickets.get(nth)
-                        && server.cancel(*ticket)
-                    {
-                        waiting.remove(ticket);
-                    }
-                }
-                Step::TakeAway { key, event } => {
+                Step::Cancel { nth } => server.disconnect_nth(&mut waiting, nth),
+                Step::RemoveKey { key, event } => {
                     let is_mirror = beliefs.held.iter().any(|held| held.token == server.text(&[key]));
                     server.remove_key(&[key], event);
                     if is_mirror && event == KeyEvent::Removed {
                         beliefs.end(1 << key);
                     }
                 }
-                Step::Foreign { key, expires_in_ms } => {
-                    if !server.has(&[key]) {
-                        server.set(&[key], b"old client", Some(expires_in_ms));
-                    }
-                }
+                Step::Foreign { key, expires_in_ms } => server.set_foreign(&[key], expires_in_ms),
                 Step::Flush => {
-                    server.clear();
-                    server.handle_event(&ServerEvent::Flush(None));
+                    server.flush();
                     beliefs.held.clear();
                 }
                 Step::MoveWallClock { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
@@ -611,27 +597,24 @@ proptest! {
             beliefs.expire(now_us);
             for (ticket, result) in std::mem::take(&mut server.wait_results) {
                 let Some(waiter) = waiting.remove(&ticket) else { panic!("answered twice, or after it was cancelled") };
-                match result {
-                    WaitResult::Granted { fence, .. } => {
-                        prop_assert!(now_us < waiter.until_us, "granted after its wait had ended");
-                        let overtakes = waiting.iter().any(|(&other, waits)| {
-                            is_single_key(waits.keys) && waits.keys & waiter.keys != 0
-                                && other < ticket && now_us < waits.until_us
-                        });
-                        prop_assert!(!overtakes, "overtook a waiter for one of its keys alone");
-                        let until_us = now_us + waiter.ttl_ms * 1000;
-                        beliefs.record_grant(Belief { token: waiter.token, keys: waiter.keys, fence, until_us })?;
-                    }
-                    WaitResult::Refused => prop_assert!(waiter.until_us <= now_us, "refused before its wait had ended"),
-                    WaitResult::Failed(error) => panic!("{error:?}"),
-                }
+                let Some(fence) = result.granted(now_us < waiter.until_us) else { continue };
+                let overtakes = waiting.iter().any(|(&other, waits)| {
+                    is_single_key(waits.keys) && waits.keys & waiter.keys != 0
+                        && other < ticket && now_us < waits.until_us
+                });
+                prop_assert!(!overtakes, "overtook a waiter for one of its keys alone");
+                let until_us = now_us + waiter.ttl_ms * 1000;
+                let Waiting { token, keys, .. } = waiter;
+                beliefs.record_grant(Belief { token, keys, fence, until_us })?;
             }
             // The keys of a lock agree, and an ended lock leaves nothing behind.
             let held_keys: u32 = beliefs.held.iter().map(|held| held.keys.count_ones()).sum();
             prop_assert_eq!(server.node().leases(), held_keys as usize);
             for held in &beliefs.held {
                 for name in names(held.keys) {
-                    let Inspected::Lease { fence, keys, ttl_ms, .. } = server.inspect(&name) else { panic!("held") };
+                    let Inspected::Lease { fence, keys, ttl_ms, .. } = server.inspect(&name) else {
+                        panic!("the key is not held")
+                    };
                     prop_assert_eq!((fence, keys), (held.fence, held.keys.count_ones() as usize));
                     prop_assert_eq!(ttl_ms, (held.until_us - now_us).div_ceil(1000));
                 }

@@ -75,7 +75,7 @@ fn shared_lock_is_refused_to_a_token_that_holds_it() {
     // The node has not removed the ended holder yet, because no turn has passed.
     assert!(
         server.acquire_shared(K, READER, 1000, None).is_some(),
-        "the lease of this token has ended"
+        "the earlier lease of this token has ended"
     );
 }
 
@@ -149,9 +149,7 @@ fn mirror_blocks_the_key_after_a_crash_until_it_expires() {
     let mut server = Server::new();
     server.acquire_shared(K, READER, 1000, None).unwrap();
     server.acquire_shared(K, SECOND, 2000, None).unwrap();
-    let kept = server.memory.keys.clone();
-    server.restart(0);
-    server.memory.keys = kept;
+    server.crash();
     for token in [READER, SECOND] {
         assert!(!server.release(K, token));
         assert_eq!(server.extend(K, token, 1000), None);
@@ -172,9 +170,7 @@ fn mirror_with_a_token_of_a_reader_admits_a_writer_after_a_crash() {
         let mut server = Server::new();
         server.acquire_shared(K, READER, 1000, None).unwrap();
         server.acquire_shared(K, SECOND, 2000, None).unwrap();
-        let kept = server.memory.keys.clone();
-        server.restart(0);
-        server.memory.keys = kept;
+        server.crash();
         server.release(K, READER);
         let writes_beside_a_reader = server.acquire(K, WRITER, 1000, None).is_some();
         break_rule(None);
@@ -263,7 +259,7 @@ fn repair_of_an_older_lock_overtakes_waiters_for_a_free_key() {
 }
 
 #[test]
-fn release_grants_a_hundred_readers_and_the_next_turns_the_rest() {
+fn release_grants_a_hundred_readers_and_later_turns_the_others() {
     let mut settings = support::settings(0);
     settings.max_waiters = 1000;
     let mut server = Server::with(settings);
@@ -290,7 +286,7 @@ fn release_grants_a_hundred_readers_and_the_next_turns_the_rest() {
 fn readers_join_once_the_writer_before_them_leaves_the_queue() {
     let leave: [fn(&mut Server, Ticket); 3] = [
         |server, ticket| {
-            server.cancel(ticket);
+            server.disconnect(ticket);
         },
         |server, _| {
             server.release(K, WRITER);
@@ -317,10 +313,7 @@ fn every_end_of_the_last_reader_serves_the_writer() {
         |server| server.pass_ms(2000),
         |server| server.remove_key(K, KeyEvent::Removed),
         |server| server.set(K, b"data", None),
-        |server| {
-            server.clear();
-            server.handle_event(&ServerEvent::Flush(None));
-        },
+        Server::flush,
         |server| {
             server.remove_key(K, KeyEvent::Evicted);
             server.pass_ms(2000);
@@ -373,7 +366,7 @@ fn accidents_take_no_lock_from_readers() {
 }
 
 #[test]
-fn end_of_a_reader_without_a_mirror_changes_nothing_for_others() {
+fn end_of_a_reader_while_the_mirror_is_lost_changes_nothing_for_others() {
     let mut server = Server::new();
     server.acquire_shared(K, READER, 50, None).unwrap();
     server.acquire_shared(K, SECOND, 10_000, None).unwrap();
@@ -596,7 +589,7 @@ fn inspect_shows_the_number_of_readers_and_the_first_ten() {
     let Holder::Lease { owners, holders, ttl_ms, held_ms, mode, keys, .. } =
         server.inspect_all_fields(K).unwrap().holder
     else {
-        panic!("held")
+        panic!("the key is not held")
     };
     assert_eq!((holders, mode, keys, held_ms, ttl_ms), (12, Mode::Shared, 1, 120, 1001));
     let shown: Vec<_> =
@@ -614,7 +607,7 @@ fn reader_that_disconnects_before_its_answer_leaves_no_lease() {
     let gone = enqueue_reader(&mut server, READER);
     let stays = enqueue_reader(&mut server, SECOND);
     assert!(server.release(K, WRITER));
-    assert!(server.memory.node.disconnect(gone).wake);
+    assert!(server.disconnect(gone));
     server.turn();
     assert_eq!(held(&mut server), Some((Mode::Shared, 1)));
     assert_eq!(server.granted(), [stays]);
@@ -676,7 +669,7 @@ enum Step {
     Release { nth: usize },
     Cancel { nth: usize },
     Revoke { ends_now: bool },
-    TakeAway { event: KeyEvent },
+    RemoveKey { event: KeyEvent },
     Foreign { expires_in_ms: u64 },
     Flush,
     MoveWallClock { ms: i64 },
@@ -698,7 +691,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => nth.clone().prop_map(|nth| Step::Release { nth }),
         1 => nth.prop_map(|nth| Step::Cancel { nth }),
         1 => prop::bool::weighted(0.2).prop_map(|ends_now| Step::Revoke { ends_now }),
-        1 => event.prop_map(|event| Step::TakeAway { event }),
+        1 => event.prop_map(|event| Step::RemoveKey { event }),
         1 => (1..2000_u64).prop_map(|expires_in_ms| Step::Foreign { expires_in_ms }),
         1 => Just(Step::Flush),
         1 => (-5000..5000_i64).prop_map(|ms| Step::MoveWallClock { ms }),
@@ -729,7 +722,7 @@ struct Waiting {
 struct Beliefs {
     held: Vec<Belief>,
     /// The largest fence of a writer.
-    written: Fence,
+    largest_exclusive: Fence,
     /// The largest fence of any holder.
     largest: Fence,
 }
@@ -746,14 +739,28 @@ impl Beliefs {
             self.held.is_empty() || held.mode == Mode::Shared && may_join,
             "another holder excludes it"
         );
-        prop_assert!(held.fence > self.written, "not above the fence of an earlier writer");
+        prop_assert!(
+            held.fence > self.largest_exclusive,
+            "not above the fence of an earlier writer"
+        );
         if held.mode == Mode::Exclusive {
             prop_assert!(held.fence > self.largest, "not above all earlier fences");
-            self.written = held.fence;
+            self.largest_exclusive = held.fence;
         }
         self.largest = self.largest.max(held.fence);
         self.held.push(held);
         Ok(())
+    }
+
+    /// Whether a key may have this value: the mirror of the lock that is held, or another string.
+    fn explains(&self, text: &[u8]) -> bool {
+        match self.held.first() {
+            _ if text == b"old client" || text == b"data" => true,
+            Some(held) if !held.revoked && held.mode == Mode::Exclusive => text == held.token,
+            Some(held) if !held.revoked => text.starts_with(b"unknown-"),
+            // A foreign string may have been revoked while no lock was held.
+            _ => text == REVOKED_VALUE,
+        }
     }
 }
 
@@ -851,17 +858,9 @@ proptest! {
                         beliefs.held.retain(|other| other.token != held.token);
                     }
                 }
-                Step::Cancel { nth } => {
-                    let mut tickets: Vec<_> = waiting.keys().copied().collect();
-                    tickets.sort_unstable();
-                    if let Some(ticket) = tickets.get(nth)
-                        && server.cancel(*ticket)
-                    {
-                        waiting.remove(ticket);
-                    }
-                }
+                Step::Cancel { nth } => server.disconnect_nth(&mut waiting, nth),
                 Step::Revoke { ends_now } => {
-                    // A string that an old client wrote is revoked like any lock.
+                    // A foreign string is revoked like any lock.
                     let revoked = if ends_now { server.revoke_now(K) } else { server.revoke(K) };
                     prop_assert!(revoked == Ok(true) || beliefs.held.is_empty());
                     if ends_now {
@@ -869,22 +868,17 @@ proptest! {
                     }
                     beliefs.held.iter_mut().for_each(|held| held.revoked = true);
                 }
-                Step::TakeAway { event } => {
+                Step::RemoveKey { event } => {
                     let is_mirror = server.has(K) && server.text(K) != b"old client" && !beliefs.held.is_empty();
                     server.remove_key(K, event);
                     if is_mirror && event == KeyEvent::Removed {
                         beliefs.held.clear();
                     }
                 }
-                Step::Foreign { expires_in_ms } => {
-                    if !server.has(K) {
-                        server.set(K, b"old client", Some(expires_in_ms));
-                    }
-                }
+                Step::Foreign { expires_in_ms } => server.set_foreign(K, expires_in_ms),
                 Step::Flush => {
-                    server.clear();
+                    server.flush();
                     server.set(b"other", b"data", None);
-                    server.handle_event(&ServerEvent::Flush(None));
                     beliefs.held.clear();
                 }
                 Step::MoveWallClock { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
@@ -895,33 +889,28 @@ proptest! {
             beliefs.expire(now_us);
             for (ticket, result) in std::mem::take(&mut server.wait_results) {
                 let Some(waiter) = waiting.remove(&ticket) else { panic!("answered twice, or after it was cancelled") };
-                match result {
-                    WaitResult::Granted { fence, .. } => {
-                        prop_assert!(now_us < waiter.until_us, "granted after its wait had ended");
-                        let overtakes = waiting.iter().any(|(&other, waits)| {
-                            other < ticket && now_us < waits.until_us && !waits.is_for_both
-                        });
-                        prop_assert!(!overtakes, "overtook a waiter that came first");
-                        let until_us = now_us + waiter.ttl_ms * 1000;
-                        let Waiting { token, mode, .. } = waiter;
-                        beliefs.record_grant(Belief { token, mode, fence, until_us, revoked: false })?;
-                    }
-                    WaitResult::Refused => prop_assert!(waiter.until_us <= now_us, "refused before its wait had ended"),
-                    WaitResult::Failed(error) => panic!("{error:?}"),
-                }
+                let Some(fence) = result.granted(now_us < waiter.until_us) else { continue };
+                let overtakes = waiting.iter().any(|(&other, waits)| {
+                    other < ticket && now_us < waits.until_us && !waits.is_for_both
+                });
+                prop_assert!(!overtakes, "overtook a waiter that came first");
+                let until_us = now_us + waiter.ttl_ms * 1000;
+                let Waiting { token, mode, .. } = waiter;
+                beliefs.record_grant(Belief { token, mode, fence, until_us, revoked: false })?;
             }
             // The node has exactly the leases in which holders believe.
             prop_assert_eq!(server.node().leases(), beliefs.held.len());
             if let Some(first) = beliefs.held.first() {
                 let Holder::Lease { holders, ttl_ms, mode, revoked, .. } = server.inspect_all_fields(K).unwrap().holder
-                else { panic!("held") };
+                else { panic!("the key is not held") };
                 let last_us = beliefs.held.iter().map(|held| held.until_us).max().unwrap();
                 prop_assert_eq!((holders, mode, revoked), (beliefs.held.len(), first.mode, first.revoked));
                 prop_assert_eq!(ttl_ms, (last_us - now_us).div_ceil(1000));
-                if server.has(K) && server.text(K) != b"old client" {
-                    prop_assert!(beliefs.held.iter().all(|held| held.mode == Mode::Exclusive || held.token != server.text(K)));
-                }
             }
+            prop_assert!(
+                server.texts().all(|text| beliefs.explains(text)),
+                "a mirror outlives its lock"
+            );
             // No waiter is forgotten: no client waits while the key is free, and no reader is first
             // in the queue while it could join other readers.
             prop_assert!(waiting.values().all(|waiter| now_us < waiter.until_us));
@@ -932,13 +921,18 @@ proptest! {
                 prop_assert!(server.inspect_all_fields(K).is_some(), "a client waits for a free key");
                 let could_join = first.mode == Mode::Shared && !beliefs.held.is_empty()
                     && beliefs.held.iter().all(|held| held.mode == Mode::Shared && !held.revoked);
-                prop_assert!(!could_join, "a reader waits that could join other readers");
+                prop_assert!(!could_join, "a reader that could join other readers waits");
                 prop_assert!(server.node().next_wake().is_some());
             }
         }
         server.pass_ms(10_000);
         server.turn();
         prop_assert_eq!((server.node().waiters(), server.node().leases()), (0, 0));
+        beliefs.expire(server.mono_us);
+        prop_assert!(
+            server.texts().all(|text| beliefs.explains(text)),
+            "a mirror outlives its lock"
+        );
         let stats = server.node().stats();
         let ended = stats.releases + stats.ended_by_deadline + stats.ended_by_operator;
         prop_assert_eq!(stats.grants, ended, "each holder ends once");

@@ -172,7 +172,7 @@ fn granted_by_two(world: &mut World) -> (Hold, RequestId) {
 }
 
 /// Like `granted_by_two`, with a lock that is renewed.
-fn held_by_two(world: &mut World) -> (Hold, RequestId) {
+fn renewed_by_two(world: &mut World) -> (Hold, RequestId) {
     let (mut hold, third) = granted_by_two(world);
     hold.renew();
     (hold, third)
@@ -189,11 +189,12 @@ fn repeats(hold: &mut Hold, acquire: RequestId) -> bool {
     std::iter::from_fn(|| hold.poll()).any(is_repeat)
 }
 
-/// How long after the grant a refused ACQUIRE is sent again. `late` delays the first refusal.
+/// How long after the grant each repeat of a refused ACQUIRE is sent. `late` delays the first
+/// refusal.
 fn repeated_after(mutant: Option<Mutant>, late: Duration) -> Vec<Duration> {
     break_rule(mutant);
     let mut world = World::new(1, None);
-    let (mut hold, third) = held_by_two(&mut world);
+    let (mut hold, third) = renewed_by_two(&mut world);
     let granted_at = world.at;
     world.at += late;
     let mut sent = Vec::new();
@@ -226,7 +227,7 @@ fn holder_repeats_a_refused_acquire_until_other_waiters_give_way() {
 #[test]
 fn acquire_is_not_repeated_on_a_node_that_granted_it_or_after_the_release() {
     let mut world = World::new(1, None);
-    let (mut hold, third) = held_by_two(&mut world);
+    let (mut hold, third) = renewed_by_two(&mut world);
     hold.handle_response(third, &Response::No, &world.ctx());
     assert!(repeats(&mut hold, third));
     hold.handle_response(third, &Response::Fence(Fence::new(7).unwrap()), &world.ctx());
@@ -234,7 +235,7 @@ fn acquire_is_not_repeated_on_a_node_that_granted_it_or_after_the_release() {
     assert_eq!(hold.coverage(&world.client.topology), 3);
 
     let mut world = World::new(1, None);
-    let (mut hold, third) = held_by_two(&mut world);
+    let (mut hold, third) = renewed_by_two(&mut world);
     for _ in 0..2 {
         hold.handle_response(third, &Response::No, &world.ctx());
     }
@@ -250,7 +251,7 @@ fn acquire_is_not_repeated_on_a_node_that_granted_it_or_after_the_release() {
 #[test]
 fn acquire_is_repeated_once_the_node_has_a_connection_again() {
     let mut world = World::new(1, None);
-    let (mut hold, third) = held_by_two(&mut world);
+    let (mut hold, third) = renewed_by_two(&mut world);
     for _ in 0..2 {
         hold.handle_response(third, &Response::No, &world.ctx());
     }
@@ -270,7 +271,7 @@ fn acquire_is_repeated_once_the_node_has_a_connection_again() {
 }
 
 #[test]
-fn acquire_is_repeated_for_a_renewed_lock_only() {
+fn acquire_is_repeated_more_than_once_for_a_renewed_lock_only() {
     let mut world = World::new(1, None);
     let (mut hold, third) = granted_by_two(&mut world);
     for _ in 0..2 {
@@ -326,10 +327,9 @@ fn down() -> Response {
     Response::Failed(NodeError::Down { reason: "connection refused".into() })
 }
 
-/// Starts a call that waits because other clients hold its keys. The first `silent` nodes are down.
-///
-/// Returns the node on which the call waits, and the world of the call.
-fn start_waiting(keys: &[&str], silent: usize, mutant: Option<Mutant>) -> (usize, World) {
+/// The node on which a call waits because other clients hold its keys. The first `silent` nodes are
+/// down.
+fn wait_node(keys: &[&str], silent: usize, mutant: Option<Mutant>) -> usize {
     break_rule(mutant);
     let mut world = World::new(1, None);
     let keys = keys.iter().map(|&key| key.to_owned()).collect();
@@ -346,9 +346,8 @@ fn start_waiting(keys: &[&str], silent: usize, mutant: Option<Mutant>) -> (usize
             None => waits = world.time_out(),
         }
     };
-    world.drive(|call, ctx| call.handle_seat(wait, ctx)).0.unwrap();
     break_rule(None);
-    (wait.node, world)
+    wait.node
 }
 
 /// The number of nodes on which calls wait, for one key and for several.
@@ -363,9 +362,7 @@ fn count_wait_nodes(silent: usize, mutant: Option<Mutant>) -> usize {
         &["d", "e"],
         &["a", "b", "c"],
     ];
-    let nodes: BTreeSet<usize> =
-        sets.into_iter().map(|keys| start_waiting(keys, silent, mutant).0).collect();
-    nodes.len()
+    sets.into_iter().map(|keys| wait_node(keys, silent, mutant)).collect::<BTreeSet<_>>().len()
 }
 
 #[test]
@@ -376,7 +373,7 @@ fn calls_wait_on_one_node_when_no_node_is_to_spare() {
 }
 
 /// The number of nodes on which calls wait, if two nodes refuse them and node 0 does not answer.
-/// `is_known` says whether node 0 answered an earlier call of the client that it abstains.
+/// `is_known` says whether node 0 answered an earlier call of the client with ABSTAIN.
 fn count_wait_nodes_without_an_answer_of_node_0(is_known: bool) -> usize {
     let abstains = Response::Failed(NodeError::Abstains { reason: "start".into() });
     let wait_node_of = |key: usize| {
@@ -513,9 +510,9 @@ fn waiter_leaves_a_node_that_has_restarted() {
     assert!(!leaves_after_a_restart(Some(Mutant::WaitsPastRestart)));
 }
 
-/// The reason why a call fails that lost its first attempt, in which node 0 granted the lock. Node 0
-/// loses its connection before the release, and is soon connected again. After two refusals, node
-/// 2 fails.
+/// The reason why a call fails after only node 0 granted its first attempt. Node 0 loses its
+/// connection before the release, and is soon connected again. From then on, nodes 0 and 1 refuse,
+/// and node 2 fails.
 fn reason_after_a_grant_by_node_0(wait: Duration) -> Reason {
     let mut world = World::new(1, Some(wait));
     let connected = world.client.topology.clone();

@@ -80,7 +80,7 @@ pub(crate) enum Answer {
     Yes,
     /// `no`: the request is refused, the lock is not held, or the key is free.
     No,
-    /// `abstain`: an error.
+    /// `abstain`: the node abstains.
     Abstain,
 }
 
@@ -134,7 +134,7 @@ fn for_each_history(mut visit: impl FnMut(&Path, String)) {
 /// Replays a history. Returns its text, with what the driver did in place of what it should do.
 ///
 /// If `checked`, panics if these differ.
-fn replay<D: Driver>(text: &str, checked: bool) -> String {
+pub(crate) fn replay<D: Driver>(text: &str, checked: bool) -> String {
     let is_output = |line: &str| line.starts_with("< ") || line.starts_with("= ");
     let mut lines = text.lines().enumerate().peekable();
     let mut driver = None;
@@ -142,7 +142,14 @@ fn replay<D: Driver>(text: &str, checked: bool) -> String {
     let mut recorded = String::new();
     while let Some((number, line)) = lines.next() {
         let _ = writeln!(recorded, "{line}");
-        let Some(input) = line.strip_prefix("> ") else { continue };
+        let Some(input) = line.strip_prefix("> ") else {
+            assert!(
+                line.starts_with('#'),
+                "line {} is neither a comment nor an input nor the output of one: {line}",
+                number + 1,
+            );
+            continue;
+        };
         let words: Vec<_> = input.split(' ').collect();
         let mut expected = String::new();
         while let Some((_, line)) = lines.next_if(|(_, line)| is_output(line)) {

@@ -29,7 +29,7 @@ pub(crate) enum Agreement {
     /// on the fence.
     AmongGrants {
         /// The grants so far.
-        naive: Grants,
+        grants: Grants,
         /// The agreement of the nodes that granted, each by its index in the list of grants. `None`
         /// until a majority has granted.
         among: Option<Acquisition>,
@@ -40,7 +40,7 @@ pub(crate) enum Agreement {
         /// The unchanged agreement.
         real: Acquisition,
         /// The grants so far.
-        naive: Grants,
+        grants: Grants,
     },
 }
 
@@ -57,11 +57,13 @@ impl Agreement {
     pub(crate) fn new(rules: Rules, sent: Moment) -> Self {
         let Rules { majority, ttl, mutant, .. } = rules;
         let real = || Acquisition::new(majority, sent, ttl, Duration::ZERO);
-        let naive = || Grants { majority, sent, ttl, granted: Vec::new() };
+        let grants = || Grants { majority, sent, ttl, granted: Vec::new() };
         match mutant {
-            Some(Mutant::LargestAtOnce) => Self::LargestAtOnce(naive()),
-            Some(Mutant::MajorityOfGrants) => Self::AmongGrants { naive: naive(), among: None },
-            Some(Mutant::StoredFenceDecreases) => Self::Downwards { real: real(), naive: naive() },
+            Some(Mutant::LargestAtOnce) => Self::LargestAtOnce(grants()),
+            Some(Mutant::MajorityOfGrants) => Self::AmongGrants { grants: grants(), among: None },
+            Some(Mutant::StoredFenceDecreases) => {
+                Self::Downwards { real: real(), grants: grants() }
+            }
             _ => Self::Real(real()),
         }
     }
@@ -69,15 +71,15 @@ impl Agreement {
     pub(crate) fn vote(&mut self, node: usize, vote: Vote, now: Moment) {
         match self {
             Self::Real(real) => real.vote(node, vote, now),
-            Self::LargestAtOnce(naive) => naive.vote(node, vote),
-            Self::AmongGrants { naive, among } => {
-                naive.vote(node, vote);
-                if among.is_none() && naive.has_majority() {
-                    *among = Some(naive.agree_among_grants(now));
+            Self::LargestAtOnce(grants) => grants.vote(node, vote),
+            Self::AmongGrants { grants, among } => {
+                grants.vote(node, vote);
+                if among.is_none() && grants.has_majority() {
+                    *among = Some(grants.agree_among_grants(now));
                 }
             }
-            Self::Downwards { real, naive } => {
-                naive.vote(node, vote);
+            Self::Downwards { real, grants } => {
+                grants.vote(node, vote);
                 real.vote(node, vote, now);
             }
         }
@@ -87,8 +89,8 @@ impl Agreement {
         match self {
             Self::Real(real) | Self::Downwards { real, .. } => real.fence_answer(node, answer, now),
             Self::LargestAtOnce(_) => {}
-            Self::AmongGrants { naive, among } => {
-                let place = naive.granted.iter().position(|&(granted, _)| granted == node);
+            Self::AmongGrants { grants, among } => {
+                let place = grants.granted.iter().position(|&(granted, _)| granted == node);
                 if let (Some(place), Some(among)) = (place, among) {
                     among.fence_answer(place, answer, now);
                 }
@@ -106,22 +108,22 @@ impl Agreement {
     pub(crate) fn steps(&mut self) -> Vec<Step> {
         match self {
             Self::Real(real) => drain(real),
-            Self::LargestAtOnce(naive) => {
-                naive.largest().map(|fence| naive.won(fence)).into_iter().collect()
+            Self::LargestAtOnce(grants) => {
+                grants.largest().map(|fence| grants.won(fence)).into_iter().collect()
             }
-            Self::AmongGrants { naive, among } => {
+            Self::AmongGrants { grants, among } => {
                 let mut steps = among.as_mut().map(drain).unwrap_or_default();
                 for step in &mut steps {
                     if let Step::StoreFence { node, .. } = step {
-                        *node = naive.granted[*node].0;
+                        *node = grants.granted[*node].0;
                     }
                 }
                 steps
             }
-            Self::Downwards { real, naive } => {
+            Self::Downwards { real, grants } => {
                 let mut steps = drain(real);
                 if let Some(&Step::Won(Win { fence, .. })) = steps.last() {
-                    let above = naive.granted.iter().filter(|&&(_, granted)| granted > fence);
+                    let above = grants.granted.iter().filter(|&&(_, granted)| granted > fence);
                     steps.splice(0..0, above.map(|&(node, _)| Step::StoreFence { node, fence }));
                 }
                 steps

@@ -7,11 +7,11 @@ use quorlock_core::{Fence, Ttl};
 
 use crate::driver::LockInner;
 
-/// The first word of the text of a [`DetachedLock`].
+/// The first part of the text of a [`DetachedLock`].
 const VERSION: &str = "quorlock1";
-/// The end of the text of a shared lock.
+/// The last part of the text of a shared lock.
 const SHARED: &str = "shared";
-/// Precedes the slot at the end of the text of a permit or of a lock on one of several keys.
+/// Precedes the slot in the last part of the text of a permit or of a lock on one of several keys.
 const SLOT: &str = "slot";
 
 /// A lock without a process: made by [`Lock::detach`](crate::Lock::detach), for another process to
@@ -83,7 +83,7 @@ impl DetachedLock {
         self.fence
     }
 
-    /// How long the lock lasts once it is attached.
+    /// The ttl of the lock. [`Quorum::attach`](crate::Quorum::attach) keeps it.
     pub fn ttl(&self) -> Duration {
         self.ttl.duration()
     }
@@ -134,25 +134,25 @@ impl FromStr for DetachedLock {
 
     fn from_str(text: &str) -> Result<Self, InvalidDetached> {
         let mut parts: Vec<_> = text.trim().split(':').collect();
+        // Another version may have another number of parts.
+        let version = parts.first().copied().unwrap_or_default();
+        if version != VERSION {
+            let number = version.strip_prefix("quorlock").map(str::parse::<u32>);
+            return Err(if matches!(number, Some(Ok(_))) {
+                InvalidDetached::OtherVersion
+            } else {
+                InvalidDetached::NotDetached
+            });
+        }
         // No key contains a colon in its written form, so a seventh part is the mode or the slot.
         let kind = if parts.len() > 6 { parts.pop() } else { None };
         let (mode, slot) = match kind {
             Some(SHARED) => (Mode::Shared, None),
             _ => (Mode::Exclusive, kind),
         };
-        let (Some(&version), [_, keys, token, ttl, fence, until]) =
-            (parts.first(), parts.as_slice())
-        else {
+        let [_, keys, token, ttl, fence, until] = parts.as_slice() else {
             return Err(InvalidDetached::NotDetached);
         };
-        if version != VERSION {
-            let is_other_version = version.starts_with("quorlock");
-            return Err(if is_other_version {
-                InvalidDetached::OtherVersion
-            } else {
-                InvalidDetached::NotDetached
-            });
-        }
         let read = || {
             let until = Duration::from_millis(until.parse().ok()?);
             Some(Self {
@@ -288,7 +288,10 @@ mod tests {
             );
         }
         let later = text.replace("quorlock1", "quorlock2");
-        assert_eq!(later.parse::<DetachedLock>().unwrap_err(), InvalidDetached::OtherVersion);
+        for later in [later.as_str(), "quorlock12:k", &format!("{later}:with:more:parts")] {
+            let refused = later.parse::<DetachedLock>().unwrap_err();
+            assert_eq!(refused, InvalidDetached::OtherVersion, "{later}");
+        }
     }
 
     #[test]

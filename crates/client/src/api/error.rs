@@ -56,8 +56,8 @@ pub enum ConnectError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// At the last attempt, locks of other clients prevented a majority.
-    #[error("another client holds the lock: {nodes}")]
+    /// Other clients hold the lock or wait for it: too many nodes refused for a majority.
+    #[error("another client holds the lock or waits for it: {nodes}")]
     Held {
         /// What each node answered.
         nodes: Nodes,
@@ -103,7 +103,7 @@ pub enum ExtendError {
         /// What each node answered.
         nodes: Nodes,
     },
-    /// Too few nodes confirmed. The lock is held until its old deadline:
+    /// Too few nodes confirmed. The lock is held until its old deadline: see
     /// [`Lock::remaining`](crate::Lock::remaining).
     #[error("too few nodes confirmed that the lock is held: {nodes}")]
     NoQuorum {
@@ -136,9 +136,9 @@ pub enum ExtendError {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LostError {
-    /// A majority of the nodes no longer holds the lock: an operator ended it, or the nodes forgot
+    /// No majority of the nodes holds the lock any more: an operator ended it, or the nodes forgot
     /// it in a restart.
-    #[error("the lock has ended on a majority of the nodes: {nodes}")]
+    #[error("no majority of the nodes holds the lock any more: {nodes}")]
     Ended {
         /// What each node answered last.
         nodes: Nodes,
@@ -236,10 +236,10 @@ pub enum ReleaseError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InspectError {
-    /// No node answered.
-    #[error("no node answered: {nodes}")]
+    /// Each node failed to answer, may not vote, or may have forgotten the lock.
+    #[error("no node knows the state of the key: {nodes}")]
     NoAnswer {
-        /// Why each node did not answer.
+        /// The error of each node.
         nodes: Nodes,
     },
 }
@@ -248,10 +248,11 @@ pub enum InspectError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RevokeError {
-    /// No node answered. The holder may still be able to extend the lock.
-    #[error("nothing was revoked, because no node answered: {nodes}")]
+    /// Each node failed to answer, sent an error, or may have forgotten the lock. The holder may
+    /// still be able to extend the lock.
+    #[error("no node confirmed the revocation: {nodes}")]
     NoAnswer {
-        /// Why each node did not answer.
+        /// The error of each node.
         nodes: Nodes,
     },
 }
@@ -263,14 +264,15 @@ pub enum ScanError {
     /// No node listed its locks.
     #[error("no node lists its locks: {nodes}")]
     NoAnswer {
-        /// Why each node did not answer.
+        /// The error of each node.
         nodes: Nodes,
     },
 }
 
-/// Releases that were not confirmed within the limit of [`Quorum::flush`](crate::Quorum::flush).
+/// Requests in the background that were not finished within the limit of
+/// [`Quorum::flush`](crate::Quorum::flush).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{pending} releases are not confirmed by all nodes yet; their locks end by the deadlines")]
+#[error("requests still in the background: {pending}; their locks end by the deadlines")]
 pub struct FlushError {
     /// The number of unconfirmed releases. Extensions and semaphore checks in progress count too.
     pub pending: usize,

@@ -8,10 +8,10 @@ use crate::NodeError;
 pub struct NodeHealth {
     /// The node's address.
     pub node: String,
-    /// Why the node cannot vote; `None` if it can, as far as the client knows. The client learns
-    /// that a node abstains only when it asks the node for a lock.
+    /// Why the node cannot vote; `None` if the connection shows no reason. Abstentions are not
+    /// shown here, but in the errors of a call for a lock.
     pub error: Option<NodeError>,
-    /// How long this state has lasted.
+    /// How long the connection has been up, silent or down.
     pub since: Duration,
     /// The smoothed round-trip time.
     pub round_trip: Duration,

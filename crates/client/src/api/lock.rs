@@ -210,7 +210,14 @@ impl Lock {
         &mut self,
     ) -> impl Future<Output = Result<(), ExtendError>> + Send + use<> {
         let inner = Arc::clone(self.inner());
-        async move { downgrade(&inner).await }
+        // An attached permit has one key. Only its slot shows that it was one of several.
+        let is_one_of_several = self.slot.is_some();
+        async move {
+            if is_one_of_several {
+                return Err(ExtendError::NotShareable);
+            }
+            downgrade(&inner).await
+        }
     }
 
     /// Detaches the lock from this process, for another process to attach.

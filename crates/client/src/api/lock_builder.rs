@@ -14,7 +14,10 @@ use crate::driver::{self, Shared};
 use crate::{AcquireError, AttachError, DetachedLock, Lock, LockWatch, RunError, telemetry};
 
 /// The default ttl.
-const TTL: Duration = Duration::from_secs(10);
+pub(crate) const DEFAULT_TTL: Ttl = match Ttl::from_ms(10_000) {
+    Ok(ttl) => ttl,
+    Err(_) => panic!("10 s is a ttl"),
+};
 /// The default wait.
 const WAIT: Duration = Duration::from_secs(10);
 
@@ -52,7 +55,7 @@ impl LockBuilder {
             keys,
             kind: Kind::All,
             mode: Mode::Exclusive,
-            ttl: TTL,
+            ttl: DEFAULT_TTL.duration(),
             wait: WAIT,
             min_validity: None,
             node_timeout: None,

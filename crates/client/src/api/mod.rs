@@ -27,6 +27,7 @@ pub use inspection::{
     WaiterInfo,
 };
 pub use lock::{Coverage, Lock, Released};
+pub(crate) use lock_builder::DEFAULT_TTL;
 pub use lock_builder::LockBuilder;
 pub use ownership::{Deadline, Ownership};
 pub use quorum::Quorum;

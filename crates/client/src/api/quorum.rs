@@ -25,7 +25,7 @@ const SLOTS_INSPECTED_AT_ONCE: usize = 8;
 /// Independent masters that together grant locks. Cheap to clone; all clones share their
 /// connections.
 ///
-/// The connections live as long as any clone, lock, builder or watch.
+/// The connections live as long as any clone, lock, builder, watch or revocation.
 #[derive(Clone)]
 pub struct Quorum {
     shared: Arc<Shared>,
@@ -154,8 +154,8 @@ impl Quorum {
     ///
     /// A permit is an ordinary lock on one of the keys `name:00`, `name:01` and so on. The number
     /// in the key is the permit's [slot](crate::Lock::slot). Each permit has its own deadline,
-    /// majority and fence. A holder that dies loses its permit by the deadline. Fences grow for
-    /// each slot, and those of different slots are unrelated.
+    /// majority and fence. A holder that dies loses its permit by the deadline. Fences grow within
+    /// a slot, and those of different slots are unrelated.
     ///
     /// All clients must use the same number of permits: a client with a larger number admits that
     /// many holders. A client that finds the semaphore full checks whether [another client uses a
@@ -206,7 +206,7 @@ impl Quorum {
             mode: Mode::Exclusive,
             any: None,
             min_validity: Duration::ZERO,
-            node_timeout: self.shared.node_timeout,
+            node_timeout: self.shared.node_timeout.map(|limit| limit.min(detached.ttl() / 4)),
             max_hold: None,
             owner: None,
         };
@@ -307,8 +307,8 @@ impl Quorum {
     /// Checks whether another client of a [semaphore](Self::semaphore) uses more than `permits`.
     ///
     /// Returns the smallest number of permits that the other client can be using: one more than
-    /// the last slot that a node reports as held or waited for. Returns `None` if no node reports a
-    /// slot from `permits` on. A client with a smaller number does no harm, and is not detected.
+    /// the last slot that a node reports as taken. Returns `None` if no node reports a slot from
+    /// `permits` on. A client with a smaller number does no harm, and is not detected.
     ///
     /// A client that finds a semaphore full makes this check in the background, once a minute at
     /// most, and warns with `tracing`. The check sends one pipeline to each node.
@@ -369,15 +369,15 @@ impl Quorum {
         self.begin_revocation(key.as_ref(), RevokeMode::AtDeadline).await
     }
 
-    /// Ends the lock on `key` at once, on all nodes. For operators, and for a holder that is known
-    /// to be dead.
+    /// Ends the lock on `key` at once, on all nodes. For operators, when the holder is known to be
+    /// dead.
     ///
     /// **A holder that is still alive may continue its work while the next holder has the lock**,
-    /// until its validity ends or it tries to extend the lock.
+    /// until the validity of its own lock ends or it tries to extend that lock.
     /// [`RevocationReport::remaining`](crate::RevocationReport::remaining) says for how long.
     ///
-    /// Otherwise this is the same as [`revoke`](Self::revoke). The lock is first revoked on all
-    /// nodes and then ended, so that no repair restores it in between.
+    /// Otherwise this is the same as [`revoke`](Self::revoke). The lock is ended only after a
+    /// majority of the nodes, or all that answer, have revoked it, so that no repair restores it.
     ///
     /// # Errors
     /// [`RevokeError::NoAnswer`] when no node answers.
@@ -408,7 +408,7 @@ impl Quorum {
         }
     }
 
-    /// Lists the locks on all nodes whose keys match `pattern`. For operators.
+    /// Lists the locks whose keys match `pattern`, on all nodes. For operators.
     ///
     /// The list has the first `limit` locks in the order of their keys, and 100,000 at most. It
     /// shows each lock as [`inspect`](Self::inspect) does. The pattern is that of `SCAN`: `*`, `?`,
@@ -448,9 +448,10 @@ impl Quorum {
         Ok(LockList { locks: locks.collect(), is_truncated, nodes })
     }
 
-    /// Waits until all nodes have confirmed the releases in the background, for `limit` at most.
+    /// Waits until the releases in the background have ended, for `limit` at most.
     ///
-    /// Call it at the end of a program. Without it, a lock that was just dropped may last for the
+    /// A release ends when all nodes have confirmed it, and with the ttl of its lock at the latest.
+    /// Call this at the end of a program. Otherwise a lock that was just dropped may last for the
     /// rest of its ttl.
     ///
     /// # Errors

@@ -21,5 +21,5 @@ pub(crate) async fn larger_permits(shared: &Shared, name: &[u8], permits: usize)
     if further.is_empty() {
         return None;
     }
-    Some(permits + driver::last_in_use(shared, &further).await? + 1)
+    Some(permits + driver::last_taken(shared, &further).await? + 1)
 }

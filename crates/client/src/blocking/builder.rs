@@ -129,7 +129,7 @@ impl LockBuilder {
     /// or [`AcquireError::InvalidRequest`].
     pub fn try_acquire(&self) -> Result<Lock, AcquireError> {
         let builder = self.builder.clone();
-        let lock = self.thread.thread.block_on(async move { builder.try_acquire().await })?;
+        let lock = self.thread.block_on(async move { builder.try_acquire().await })?;
         Ok(Lock::new(lock, Arc::clone(&self.thread)))
     }
 
@@ -141,7 +141,7 @@ impl LockBuilder {
     /// Otherwise the errors of [`try_acquire`](Self::try_acquire).
     pub fn acquire(&self) -> Result<Lock, AcquireError> {
         let builder = self.builder.clone();
-        let lock = self.thread.thread.block_on(async move { builder.acquire().await })?;
+        let lock = self.thread.block_on(async move { builder.acquire().await })?;
         Ok(Lock::new(lock, Arc::clone(&self.thread)))
     }
 
@@ -170,7 +170,7 @@ impl LockBuilder {
     /// See [`AttachError`].
     pub fn attach(&self, detached: DetachedLock) -> Result<Lock, AttachError> {
         let builder = self.builder.clone();
-        let lock = self.thread.thread.block_on(async move { builder.attach(detached).await })?;
+        let lock = self.thread.block_on(async move { builder.attach(detached).await })?;
         Ok(Lock::new(lock, Arc::clone(&self.thread)))
     }
 }

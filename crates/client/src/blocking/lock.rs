@@ -72,7 +72,7 @@ impl Lock {
     /// Blocks until the lock is lost, at its deadline at the latest, and returns why.
     pub fn lost(&self) -> LostError {
         let watch = self.lock.watch();
-        self.thread.thread.block_on(async move { watch.lost().await })
+        self.thread.block_on(async move { watch.lost().await })
     }
 
     /// Renews the lock in the background: see [`crate::Lock::renew`].
@@ -86,7 +86,7 @@ impl Lock {
     /// # Errors
     /// See [`crate::Lock::extend`].
     pub fn extend(&mut self) -> Result<(), ExtendError> {
-        self.thread.thread.block_on(self.lock.extension())
+        self.thread.block_on(self.lock.extension())
     }
 
     /// Whether other clients may hold the lock at the same time: see [`crate::Lock::is_shared`].
@@ -99,7 +99,7 @@ impl Lock {
     /// # Errors
     /// See [`crate::Lock::downgrade`].
     pub fn downgrade(&mut self) -> Result<(), ExtendError> {
-        self.thread.thread.block_on(self.lock.downgrading())
+        self.thread.block_on(self.lock.downgrading())
     }
 
     /// Releases the lock, and returns when a majority has confirmed it: see
@@ -109,7 +109,7 @@ impl Lock {
     /// [`ReleaseError::NoQuorum`] when too few nodes answer. The release continues in the
     /// background.
     pub fn release(self) -> Result<Released, ReleaseError> {
-        self.thread.thread.block_on(self.lock.release())
+        self.thread.block_on(self.lock.release())
     }
 
     /// Detaches the lock from this process: see [`crate::Lock::detach`].
@@ -119,7 +119,7 @@ impl Lock {
 
     /// Releases the lock, and returns the loss if it was lost before.
     pub(super) fn finish(self) -> Result<(), LostError> {
-        self.thread.thread.block_on(crate::api::finish(self.lock))
+        self.thread.block_on(crate::api::finish(self.lock))
     }
 }
 
@@ -159,7 +159,7 @@ impl LockWatch {
     /// Returns why it was lost, or `None` when it was released, dropped or detached.
     pub fn ended(&self) -> Option<LostError> {
         let watch = self.watch.clone();
-        self.thread.thread.block_on(async move { watch.ended().await })
+        self.thread.block_on(async move { watch.ended().await })
     }
 }
 

@@ -11,8 +11,8 @@ use crate::{
 
 /// Independent masters that together grant locks: a [`crate::Quorum`] whose calls block.
 ///
-/// Cheap to clone. All clones share their connections and their thread. After the last clone and
-/// the last lock are dropped, the thread finishes the background releases and ends.
+/// Cheap to clone. All clones share connections and a thread, which live as long as any clone,
+/// lock, builder, watch or revocation. The thread then finishes the background releases and ends.
 #[derive(Clone)]
 pub struct Quorum {
     quorum: crate::Quorum,
@@ -21,7 +21,7 @@ pub struct Quorum {
 
 /// The thread of a quorum. When this is dropped, the thread finishes the background releases.
 pub(super) struct QuorumThread {
-    pub(super) thread: Thread,
+    thread: Thread,
     quorum: crate::Quorum,
 }
 
@@ -83,7 +83,7 @@ impl Quorum {
     /// background.
     pub fn release_detached(&self, detached: DetachedLock) -> Result<Released, ReleaseError> {
         let quorum = self.quorum.clone();
-        self.thread.thread.block_on(async move { quorum.release_detached(detached).await })
+        self.thread.block_on(async move { quorum.release_detached(detached).await })
     }
 
     /// The state of the connection to each node: see [`crate::Quorum::health`].
@@ -97,26 +97,26 @@ impl Quorum {
     /// [`InspectError::NoAnswer`] when no node answers.
     pub fn inspect(&self, key: impl AsRef<[u8]>) -> Result<Inspection, InspectError> {
         let (quorum, key) = (self.quorum.clone(), key.as_ref().to_vec());
-        self.thread.thread.block_on(async move { quorum.inspect(key).await })
+        self.thread.block_on(async move { quorum.inspect(key).await })
     }
 
     /// Asks every node about the slots of a semaphore: see [`crate::Quorum::inspect_semaphore`].
     ///
     /// # Errors
-    /// [`InspectError::NoAnswer`] when no node answers.
+    /// [`InspectError::NoAnswer`] when no node answers about one of the slots.
     pub fn inspect_semaphore(
         &self,
         name: impl AsRef<[u8]>,
     ) -> Result<Vec<(Vec<u8>, Inspection)>, InspectError> {
         let (quorum, name) = (self.quorum.clone(), name.as_ref().to_vec());
-        self.thread.thread.block_on(async move { quorum.inspect_semaphore(name).await })
+        self.thread.block_on(async move { quorum.inspect_semaphore(name).await })
     }
 
     /// Checks whether another client of a semaphore uses more permits: see
     /// [`crate::Quorum::larger_permits`].
     pub fn larger_permits(&self, name: impl AsRef<[u8]>, permits: usize) -> Option<usize> {
         let (quorum, name) = (self.quorum.clone(), name.as_ref().to_vec());
-        self.thread.thread.block_on(async move { quorum.larger_permits(name, permits).await })
+        self.thread.block_on(async move { quorum.larger_permits(name, permits).await })
     }
 
     /// Revokes the lock on `key`: see [`crate::Quorum::revoke`].
@@ -125,7 +125,7 @@ impl Quorum {
     /// [`RevokeError::NoAnswer`] when no node answers.
     pub fn revoke(&self, key: impl AsRef<[u8]>) -> Result<Revocation, RevokeError> {
         let (quorum, key) = (self.quorum.clone(), key.as_ref().to_vec());
-        let revocation = self.thread.thread.block_on(async move { quorum.revoke(key).await })?;
+        let revocation = self.thread.block_on(async move { quorum.revoke(key).await })?;
         Ok(Revocation::new(revocation, Arc::clone(&self.thread)))
     }
 
@@ -135,35 +135,44 @@ impl Quorum {
     /// [`RevokeError::NoAnswer`] when no node answers.
     pub fn revoke_now(&self, key: impl AsRef<[u8]>) -> Result<Revocation, RevokeError> {
         let (quorum, key) = (self.quorum.clone(), key.as_ref().to_vec());
-        let revocation =
-            self.thread.thread.block_on(async move { quorum.revoke_now(key).await })?;
+        let revocation = self.thread.block_on(async move { quorum.revoke_now(key).await })?;
         Ok(Revocation::new(revocation, Arc::clone(&self.thread)))
     }
 
-    /// Lists the locks of all nodes whose keys match `pattern`: see [`crate::Quorum::scan`].
+    /// Lists the locks whose keys match `pattern`, on all nodes: see [`crate::Quorum::scan`].
     ///
     /// # Errors
     /// [`ScanError::NoAnswer`] when no node lists its locks.
     pub fn scan(&self, pattern: impl AsRef<[u8]>, limit: usize) -> Result<LockList, ScanError> {
         let (quorum, pattern) = (self.quorum.clone(), pattern.as_ref().to_vec());
-        self.thread.thread.block_on(async move { quorum.scan(pattern, limit).await })
+        self.thread.block_on(async move { quorum.scan(pattern, limit).await })
     }
 
-    /// Waits until all nodes have confirmed the releases in the background, for `limit` at most:
-    /// see [`crate::Quorum::flush`].
+    /// Waits until the releases in the background have ended, for `limit` at most: see
+    /// [`crate::Quorum::flush`].
     ///
     /// # Errors
     /// [`FlushError`] with the number of unconfirmed releases.
     pub fn flush(&self, limit: Duration) -> Result<(), FlushError> {
         let quorum = self.quorum.clone();
-        self.thread.thread.block_on(async move { quorum.flush(limit).await })
+        self.thread.block_on(async move { quorum.flush(limit).await })
+    }
+}
+
+impl QuorumThread {
+    /// Runs a future on the thread, and blocks until it is done.
+    pub(super) fn block_on<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> T {
+        self.thread.block_on(work)
     }
 }
 
 impl Drop for QuorumThread {
     fn drop(&mut self) {
         let quorum = self.quorum.clone();
-        // This wait ends, since each release ends by the ttl of its lock.
+        // This wait ends, since each release ends within the ttl of its lock.
         self.thread.run_before_end(async move {
             let _ = quorum.flush(Duration::MAX).await;
         });

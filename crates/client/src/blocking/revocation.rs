@@ -9,7 +9,7 @@ use crate::{RevocationReport, RevocationState};
 /// The revocation of a lock: a [`crate::Revocation`] whose calls block.
 ///
 /// Nodes that did not answer are asked again only during [`ended`](Self::ended).
-#[must_use = "nodes that did not answer are asked again only while this waits for the end"]
+#[must_use = "nodes that did not answer are asked again only during `ended`"]
 pub struct Revocation {
     /// `None` during a call, which moves it to the thread of the quorum.
     revocation: Option<crate::Revocation>,
@@ -29,7 +29,7 @@ impl Revocation {
     /// Waits until the lock is over, for `limit` at most. Returns whether it is over.
     pub fn ended(&mut self, limit: Duration) -> bool {
         let mut revocation = self.take();
-        let revocation = self.thread.thread.block_on(async move {
+        let revocation = self.thread.block_on(async move {
             let _ = timeout(limit, revocation.ended()).await;
             revocation
         });
@@ -39,10 +39,10 @@ impl Revocation {
     }
 
     fn inner(&self) -> &crate::Revocation {
-        self.revocation.as_ref().expect("an earlier call did not return the revocation")
+        self.revocation.as_ref().expect("an earlier call on this revocation panicked")
     }
 
     fn take(&mut self) -> crate::Revocation {
-        self.revocation.take().expect("an earlier call did not return the revocation")
+        self.revocation.take().expect("an earlier call on this revocation panicked")
     }
 }

@@ -19,18 +19,25 @@ pub(super) struct Thread {
 
 impl Thread {
     pub(super) fn start() -> io::Result<Self> {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
-        let (handle, tracker, stop) =
-            (runtime.handle().clone(), TaskTracker::new(), CancellationToken::new());
+        let (sender, receiver) = sync_channel(1);
+        let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
         let (unfinished, stopped) = (tracker.clone(), stop.clone());
-        // The thread owns the runtime, since dropping a runtime panics in a caller inside tokio.
+        // The thread builds the runtime, since dropping a runtime panics in a caller inside tokio,
+        // also when the thread cannot be started.
         thread::Builder::new().name("quorlock".into()).spawn(move || {
-            runtime.block_on(async {
-                stopped.cancelled().await;
-                unfinished.close();
-                unfinished.wait().await;
-            });
+            match Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => {
+                    let _ = sender.send(Ok(runtime.handle().clone()));
+                    runtime.block_on(async {
+                        stopped.cancelled().await;
+                        unfinished.close();
+                        unfinished.wait().await;
+                    });
+                }
+                Err(error) => drop(sender.send(Err(error))),
+            }
         })?;
+        let handle = receiver.recv().map_err(io::Error::other)??;
         Ok(Self { handle, tracker, _stop: stop.drop_guard() })
     }
 
@@ -45,7 +52,7 @@ impl Thread {
         });
         receiver
             .recv()
-            .expect("the thread of the quorum ended or panicked before its last handle was dropped")
+            .expect("the call panicked on the thread of the quorum, or that thread has ended")
     }
 
     /// Runs a future on the thread, which does not end before the future is done.

@@ -8,13 +8,13 @@ use quorlock_core::client::{
 use tokio::time::sleep;
 
 use super::hold::LockInner;
-use super::local_queues::Permit;
-use super::releases::release_in_background;
+use super::local_queues::LocalPlace;
+use super::releases::{SentWait, release_in_background};
 use super::shared::Shared;
 use super::timers::{reach, sleep_until};
 use crate::transport::{InFlight, Outgoing, PooledConnection};
 
-/// The loop of an [`Acquire`]. If it is dropped before its end, it leaves the clean-up to the
+/// The loop of an [`Acquire`]. If it is dropped before its end, it releases the lock in the
 /// background.
 struct Call {
     shared: Arc<Shared>,
@@ -27,11 +27,11 @@ struct Call {
 }
 
 /// A WAIT, or the opening of its connection.
-pub(super) enum Wait {
-    /// The connection is being opened.
+enum Wait {
+    /// The WAIT has no connection yet.
     Opening(RequestId, BoxFuture<'static, Result<PooledConnection, NodeError>>),
     /// The WAIT was sent.
-    Sent(RequestId, BoxFuture<'static, Response>),
+    Sent(SentWait),
 }
 
 /// The next event of a [`Wait`].
@@ -47,12 +47,12 @@ pub(crate) async fn acquire(
     wait: Option<Duration>,
 ) -> Result<Arc<LockInner>, Failure> {
     let machine = shared.with_context(|ctx| Acquire::new(Arc::new(spec), wait, ctx));
-    let permit = machine.takes_turn().then(|| {
+    let place = machine.takes_turn().then(|| {
         let spec = machine.spec();
         shared.queues.enter(spec.name(), spec.mode)
     });
     // The call is on the heap, because it is large and is moved several times.
-    Box::new(Call::new(shared, machine)).run(permit).await
+    Box::new(Call::new(shared, machine)).run(place).await
 }
 
 /// Swaps the token of a lock that another process detached.
@@ -77,29 +77,32 @@ impl Call {
         }
     }
 
-    /// Waits for the permit in the local queue, and runs the call to its end. If `permit` is
-    /// `None`, the call does not queue.
-    async fn run(mut self: Box<Self>, permit: Option<Permit>) -> Result<Arc<LockInner>, Failure> {
-        let Some(mut permit) = permit else {
+    /// Waits until `place` is at the head of the local queue, and runs the call to its end. If
+    /// `place` is `None`, the call does not queue.
+    async fn run(
+        mut self: Box<Self>,
+        place: Option<LocalPlace>,
+    ) -> Result<Arc<LockInner>, Failure> {
+        let Some(mut place) = place else {
             self.propose_slot();
             self.shared.with_context(|ctx| self.machine.handle_turn(false, ctx));
             return self.finish().await;
         };
-        if !permit.is_ready() {
+        if !place.is_ready() {
             let deadline = self.machine.poll_timeout();
             tokio::select! {
                 biased;
-                _ = permit.ready() => {}
+                _ = place.ready() => {}
                 () = sleep_until(deadline) => {
-                    // The call continues without its permit, and leaves the local queue.
-                    drop(permit);
+                    // The call leaves the local queue, and continues without it.
+                    drop(place);
                     self.propose_slot();
                     self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
                     return self.finish().await;
                 }
             }
         }
-        let contended = permit.ready().await;
+        let contended = place.ready().await;
         self.propose_slot();
         self.shared.with_context(|ctx| self.machine.handle_turn(contended, ctx));
         let spec = Arc::clone(self.machine.spec());
@@ -108,7 +111,7 @@ impl Call {
         if now_contended != contended {
             shared.queues.set_contended(spec.name(), now_contended);
         }
-        drop(permit);
+        drop(place);
         outcome
     }
 
@@ -180,7 +183,10 @@ impl Call {
                 }
                 Action::StopWaiting { .. } => self.wait = None,
                 Action::Release(release) => {
-                    let wait = release.wait().and_then(|_| self.wait.take());
+                    let wait = match release.wait().and_then(|_| self.wait.take()) {
+                        Some(Wait::Sent(wait)) => Some(wait),
+                        Some(Wait::Opening(..)) | None => None,
+                    };
                     release_in_background(&self.shared, *release, wait);
                 }
                 Action::Suspect { node, connection } => self.shared.suspect(node, connection),
@@ -215,7 +221,7 @@ impl Call {
                 let request = self.shared.with_context(|ctx| machine.handle_seat(id, ctx));
                 if let Some(request) = request {
                     let outgoing = Outgoing::new(self.machine.wait_spec(), &request);
-                    self.wait = Some(Wait::Sent(id, connection.ask(outgoing).boxed()));
+                    self.wait = Some(Wait::Sent((id, connection.ask(outgoing).boxed())));
                 }
             }
             WaitEvent::Opened(id, Err(error)) => {
@@ -233,7 +239,7 @@ impl Call {
 async fn next_event(wait: &mut Option<Wait>) -> WaitEvent {
     match wait {
         Some(Wait::Opening(id, opening)) => WaitEvent::Opened(*id, opening.await),
-        Some(Wait::Sent(id, answer)) => WaitEvent::Answered(*id, answer.await),
+        Some(Wait::Sent((id, answer))) => WaitEvent::Answered(*id, answer.await),
         None => std::future::pending().await,
     }
 }

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// How often a deadline is checked. Timers stop while a machine sleeps, and deadlines do not.
-const WAKE_CHECK_EVERY: Duration = Duration::from_millis(500);
+const DEADLINE_CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// A held lock, which its handle, its watches and the rounds that extend it share.
 pub(crate) struct LockInner {
@@ -32,9 +32,9 @@ pub(crate) struct LockInner {
     /// arrive, and otherwise when the lock is next extended, released or reported.
     stragglers: Mutex<InFlight>,
     /// Wakes the task of `await_stragglers` when another task has handled its stragglers.
-    absorbed: Notify,
-    /// Calls that wait for the verdict of a round.
-    extending: Mutex<Vec<oneshot::Sender<ExtensionVerdict>>>,
+    handled: Notify,
+    /// Calls that wait for the verdict of a round, with the number of that round.
+    extending: Mutex<Vec<(u32, oneshot::Sender<ExtensionVerdict>)>>,
     /// Whether renewal of the lock has begun.
     renewed: AtomicBool,
     /// Notifies watches of the end of the lock.
@@ -61,7 +61,7 @@ impl LockInner {
             fence,
             hold: Mutex::new(hold),
             stragglers: Mutex::new(stragglers),
-            absorbed: Notify::new(),
+            handled: Notify::new(),
             extending: Mutex::default(),
             renewed: AtomicBool::new(false),
             ended: Notify::new(),
@@ -79,7 +79,7 @@ impl LockInner {
         call: impl FnOnce(&mut Hold, &mut quorlock_core::client::Context<'_>) -> T,
     ) -> (T, Vec<OutgoingRequest>) {
         let mut sends = Vec::new();
-        let (mut verdict, mut incomplete) = (None, false);
+        let (mut verdicts, mut incomplete) = (Vec::new(), false);
         let mut releases = Vec::new();
         let result = {
             let mut hold = self.hold();
@@ -87,7 +87,7 @@ impl LockInner {
             while let Some(action) = hold.poll() {
                 match action {
                     HoldAction::Send(send) => sends.push(send),
-                    HoldAction::Decided(decided) => verdict = Some(decided),
+                    HoldAction::Decided { round, verdict } => verdicts.push((round, verdict)),
                     HoldAction::Repaired(granted) => telemetry::repaired(granted),
                     HoldAction::Incomplete => incomplete = true,
                     HoldAction::Contended => {
@@ -104,32 +104,33 @@ impl LockInner {
         for release in releases {
             release_in_background(&self.shared, *release, None);
         }
-        if let Some(verdict) = verdict {
-            self.handle_verdict(verdict);
-        } else if incomplete && self.renewed.load(Ordering::Relaxed) {
+        if verdicts.is_empty() && incomplete && self.renewed.load(Ordering::Relaxed) {
             self.shared.renewer.reschedule(self);
+        }
+        for (round, verdict) in verdicts {
+            self.handle_verdict(round, verdict);
         }
         (result, sends)
     }
 
     /// Handles answers to ACQUIRE that arrived after the grant, and sends the requests that follow.
-    pub(super) fn absorb_stragglers(self: &Arc<Self>) {
-        for send in self.absorb_arrived() {
+    pub(super) fn handle_stragglers(self: &Arc<Self>) {
+        for send in self.handle_arrived() {
             self.repeat_acquire(&send);
         }
         if self.renewed.load(Ordering::Relaxed) {
-            self.absorbed.notify_one();
+            self.handled.notify_one();
         }
     }
 
     /// Handles answers to ACQUIRE that arrived after the grant. Returns the requests that follow.
-    fn absorb_arrived(self: &Arc<Self>) -> Vec<OutgoingRequest> {
+    fn handle_arrived(self: &Arc<Self>) -> Vec<OutgoingRequest> {
         let mut sends = Vec::new();
         loop {
             // The mutex is unlocked before the response is handled.
             let answered = self.stragglers().take_answered();
             let Some(answered) = answered else { return sends };
-            sends.extend(self.absorb(&answered));
+            sends.extend(self.handle_straggler(&answered));
         }
     }
 
@@ -137,13 +138,13 @@ impl LockInner {
         self.stragglers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn absorb(self: &Arc<Self>, answered: &Answered) -> Vec<OutgoingRequest> {
+    fn handle_straggler(self: &Arc<Self>, answered: &Answered) -> Vec<OutgoingRequest> {
         self.shared.sample(answered);
         let response = &answered.response;
         self.with_hold(|hold, ctx| hold.handle_response(answered.id, response, ctx)).1
     }
 
-    /// Repeats the ACQUIRE on a node that refused it after the lock was won.
+    /// Repeats the grant's ACQUIRE on a node that refused it.
     fn repeat_acquire(&self, send: &OutgoingRequest) {
         let outgoing = Outgoing::new(&self.current_spec(), &send.request);
         self.shared.ask(&mut self.stragglers(), send.id, send.connection, outgoing);
@@ -164,11 +165,11 @@ impl LockInner {
             }
             let next = poll_fn(|cx| self.stragglers().poll_answered(cx));
             let sends = tokio::select! {
-                Some(answered) = next, if !is_idle => self.absorb(&answered),
+                Some(answered) = next, if !is_idle => self.handle_straggler(&answered),
                 () = sleep_until(repeat_at) => {
                     self.with_hold(|hold, ctx| hold.repeat_refused(ctx)).1
                 }
-                () = self.absorbed.notified() => continue,
+                () = self.handled.notified() => continue,
                 () = &mut ended => return,
             };
             for send in sends {
@@ -177,7 +178,7 @@ impl LockInner {
         }
     }
 
-    fn handle_verdict(self: &Arc<Self>, verdict: ExtensionVerdict) {
+    fn handle_verdict(self: &Arc<Self>, round: u32, verdict: ExtensionVerdict) {
         telemetry::extended(self, verdict);
         if matches!(verdict, ExtensionVerdict::Lost) {
             self.ended.notify_waiters();
@@ -185,29 +186,31 @@ impl LockInner {
         if self.renewed.load(Ordering::Relaxed) {
             self.shared.renewer.reschedule(self);
         }
-        let extending =
-            std::mem::take(&mut *self.extending.lock().unwrap_or_else(PoisonError::into_inner));
-        for call in extending {
+        let answered =
+            self.extending().extract_if(.., |(awaited, _)| *awaited <= round).collect::<Vec<_>>();
+        for (_, call) in answered {
             let _ = call.send(verdict);
         }
     }
 
-    /// The deadline of the current round; `None` if no round is running.
+    fn extending(&self) -> MutexGuard<'_, Vec<(u32, oneshot::Sender<ExtensionVerdict>)>> {
+        self.extending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When the nodes' time to answer the last round ends; `None` once it has ended.
     pub(super) fn round_deadline(&self) -> Option<Moment> {
         self.hold().poll_timeout()
     }
 
-    /// A receiver for the verdict of the next round that is decided.
-    pub(super) fn next_verdict(&self) -> oneshot::Receiver<ExtensionVerdict> {
-        let (call, verdict) = oneshot::channel();
-        self.extending.lock().unwrap_or_else(PoisonError::into_inner).push(call);
-        verdict
+    /// Sends the verdict of this round, or of a round that replaces it, to a call.
+    pub(super) fn send_verdict(&self, round: u32, call: oneshot::Sender<ExtensionVerdict>) {
+        self.extending().push((round, call));
     }
 
     /// Whether the lock is held, and for how long. A released lock counts as lost.
     pub(crate) fn ownership(&self) -> quorum::Ownership {
         let hold = self.hold();
-        // Read after the mutex is locked: the time until then is no validity.
+        // Read the clock after the mutex is locked: waiting for the mutex uses up validity.
         hold.ownership(clock::now())
     }
 
@@ -241,14 +244,14 @@ impl LockInner {
     }
 
     pub(crate) fn coverage(self: &Arc<Self>) -> Coverage {
-        self.absorb_stragglers();
+        self.handle_stragglers();
         let view = self.shared.view.load();
         Coverage { held: self.hold().coverage(&view.topology), nodes: self.shared.nodes.len() }
     }
 
     /// The last answer of each node.
     pub(crate) fn report(self: &Arc<Self>) -> Nodes {
-        self.absorb_stragglers();
+        self.handle_stragglers();
         self.shared.report(self.hold().answers())
     }
 
@@ -289,7 +292,7 @@ impl LockInner {
             };
             tokio::select! {
                 () = ended => {}
-                () = sleep(left.min(WAKE_CHECK_EVERY)) => {}
+                () = sleep(left.min(DEADLINE_CHECK_EVERY)) => {}
             }
         }
     }
@@ -315,7 +318,7 @@ impl LockInner {
     /// Starts to renew the lock.
     pub(crate) fn renew(self: &Arc<Self>) {
         if !self.renewed.swap(true, Ordering::Relaxed) {
-            self.absorb_stragglers();
+            self.handle_stragglers();
             self.hold().renew();
             if !self.stragglers().is_empty() || self.hold().repeat_at().is_some() {
                 self.shared.runtime.spawn(Arc::clone(self).await_stragglers());
@@ -327,17 +330,17 @@ impl LockInner {
     /// Begins the release on all nodes. Returns the ownership before the release, and the release.
     fn begin_release(self: &Arc<Self>) -> (quorum::Ownership, Releasing) {
         // Does not send the ACQUIREs that follow: the release would only have to undo them.
-        self.absorb_arrived();
+        self.handle_arrived();
         let ((ownership, release), _) = self.with_hold(|hold, ctx| hold.release(ctx));
         let releasing = Releasing::new(&self.shared, release);
+        if let Some(slot) = self.spec.slot() {
+            self.shared.queues.slot_freed(self.spec.name(), slot);
+        }
         self.clean_up_after_end();
         (ownership, releasing)
     }
 
     fn clean_up_after_end(&self) {
-        if let Some(slot) = self.spec.slot() {
-            self.shared.queues.slot_freed(self.spec.name(), slot);
-        }
         // Later answers to ACQUIRE no longer matter.
         *self.stragglers() = InFlight::default();
         self.ended.notify_waiters();
@@ -359,7 +362,9 @@ impl LockInner {
             telemetry::released(self, Some(Released::AlreadyOver));
             return Ok(Released::AlreadyOver);
         }
+        let mut dropped = DroppedRelease(Some(self));
         let (verdict, answers) = releasing.wait_for_verdict().await;
+        dropped.0 = None;
         let released = match verdict {
             Some(ReleaseVerdict::Released) => Ok(Released::Released),
             Some(ReleaseVerdict::AlreadyOver) => {
@@ -378,7 +383,7 @@ impl LockInner {
     pub(crate) fn detach(self: &Arc<Self>) -> (quorlock_core::client::Token, Duration) {
         let (token, left) = {
             let mut hold = self.hold();
-            // Not before the mutex: the wait for it is not a part of the time that is left.
+            // Read the clock after the mutex is locked: waiting for the mutex uses up validity.
             (hold.token(), hold.detach(clock::now()).unwrap_or_default())
         };
         self.clean_up_after_end();
@@ -396,6 +401,17 @@ impl LockInner {
             LossReason::HeldTooLong => {
                 LostError::HeldTooLong { max_hold: self.spec.max_hold.unwrap_or(Duration::MAX) }
             }
+        }
+    }
+}
+
+/// Records a lock as dropped, if its release is dropped before the verdict.
+struct DroppedRelease<'a>(Option<&'a Arc<LockInner>>);
+
+impl Drop for DroppedRelease<'_> {
+    fn drop(&mut self) {
+        if let Some(lock) = self.0 {
+            telemetry::dropped(lock);
         }
     }
 }

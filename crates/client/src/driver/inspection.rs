@@ -9,14 +9,11 @@ use quorlock_core::client::{LeaseInfo, Listing, NodeError, inspection_routes, li
 use tokio::time::{Instant, timeout};
 
 use super::shared::Shared;
+use crate::api::DEFAULT_TTL;
 use crate::transport::Connection;
 
-/// The default ttl of a lock. An inspection has no ttl of its own: its time limits are those of a
-/// lock with this ttl.
-const TTL: Ttl = match Ttl::from_ms(10_000) {
-    Ok(ttl) => ttl,
-    Err(_) => panic!("10 s is a ttl"),
-};
+/// An inspection has no ttl of its own: its time limits are those of a lock with this ttl.
+const LIMITS_TTL: Ttl = DEFAULT_TTL;
 
 /// Inspects a key on all nodes. Returns the answers in the order in which the nodes were named.
 pub(crate) async fn inspect(
@@ -31,14 +28,14 @@ pub(crate) async fn inspect(
     join_all(asking).await
 }
 
-/// The index of the last of these keys that any node reports as taken or waited for; `None` if no
-/// node reports one.
-pub(crate) async fn last_in_use(shared: &Shared, keys: &[Vec<u8>]) -> Option<usize> {
+/// The index of the last of these keys that any node reports as taken; `None` if no node reports
+/// one.
+pub(crate) async fn last_taken(shared: &Shared, keys: &[Vec<u8>]) -> Option<usize> {
     let routes = inspection_routes(&shared.view.load().topology);
     let asking = routes.into_iter().enumerate().map(async |(node, route)| {
-        let ask = async |connection: &Connection| connection.in_use(keys).await;
-        let in_use = ask_in_time(shared, (node, route.ok()?), Duration::ZERO, ask).await.ok()?;
-        in_use.iter().rposition(|in_use| *in_use)
+        let ask = async |connection: &Connection| connection.taken(keys).await;
+        let taken = ask_in_time(shared, (node, route.ok()?), Duration::ZERO, ask).await.ok()?;
+        taken.iter().rposition(|taken| *taken)
     });
     join_all(asking).await.into_iter().flatten().max()
 }
@@ -54,8 +51,9 @@ pub(super) async fn ask_in_time<T>(
     let Some(connection) = shared.connection(node, number) else {
         return Err(NodeError::connection_lost());
     };
-    let derived = || limits::node_timeout(shared.client_state.round_trips.of(node), TTL);
-    let limit = shared.node_timeout.map_or_else(derived, |limit| limit.min(TTL.duration() / 4));
+    let derived = || limits::node_timeout(shared.client_state.round_trips.of(node), LIMITS_TTL);
+    let limit =
+        shared.node_timeout.map_or_else(derived, |limit| limit.min(LIMITS_TTL.duration() / 4));
     let limit = limit.max(at_least);
     let asked = Instant::now();
     let Ok(answer) = timeout(limit, ask(&connection)).await else {
@@ -69,7 +67,7 @@ pub(super) async fn ask_in_time<T>(
     answer
 }
 
-/// Lists, of all nodes, the locks whose keys match: the first `limit` in the order of their keys.
+/// Lists the locks whose keys match, on all nodes: the first `limit` in the order of their keys.
 pub(crate) async fn scan(shared: &Shared, pattern: &[u8], limit: usize) -> Listing {
     let routes = inspection_routes(&shared.view.load().topology);
     let listing = Mutex::new(Listing::new(routes.len(), limit));

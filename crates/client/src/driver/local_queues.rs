@@ -28,18 +28,19 @@ struct Queue {
     waiting: HashMap<u64, oneshot::Sender<()>>,
     /// Whether the last call on the network saw other clients hold the lock or wait for it.
     contended: bool,
-    /// Which slots the program holds, and which is likely free, for locks on one of several keys.
+    /// Which slots the program holds or has detached, and which is likely free, for locks on one of
+    /// several keys.
     slots: SlotMemory,
     /// When the client last checked whether other clients use more permits of the semaphore.
     permits_checked_at: Option<Instant>,
 }
 
-/// The permit of a call to use the network, or the call's place in the queue for one. Dropping this
-/// passes the permit to the next call.
-pub(crate) struct Permit {
+/// A call's place in a queue: at the head, where it uses the network, or in line. Dropping this
+/// passes the head of the queue to the next call.
+pub(crate) struct LocalPlace {
     queues: Arc<LocalQueues>,
     keys: Keys,
-    /// The number of the call in the queue; `None` once the call has received the permit.
+    /// The number of the call in the queue; `None` once the call is at the head and knows it.
     in_line: Option<(u64, oneshot::Receiver<()>)>,
     /// Whether an earlier call on the network saw other clients hold the lock or wait for it.
     contended: bool,
@@ -59,7 +60,7 @@ impl LocalQueues {
         self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn enter(self: &Arc<Self>, keys: &Keys, mode: Mode) -> Permit {
+    pub(crate) fn enter(self: &Arc<Self>, keys: &Keys, mode: Mode) -> LocalPlace {
         let mut shard = self.shard(keys);
         let queue = queue_of(&mut shard, keys);
         let entry = match mode {
@@ -69,13 +70,13 @@ impl LocalQueues {
         let in_line = match entry {
             Entry::Place => None,
             Entry::Queued(number) => {
-                let (call, called) = oneshot::channel();
-                queue.waiting.insert(number, call);
-                Some((number, called))
+                let (notify, notified) = oneshot::channel();
+                queue.waiting.insert(number, notify);
+                Some((number, notified))
             }
         };
         let contended = queue.contended;
-        Permit { queues: Arc::clone(self), keys: keys.clone(), in_line, contended }
+        LocalPlace { queues: Arc::clone(self), keys: keys.clone(), in_line, contended }
     }
 
     /// Returns which of these keys to request first.
@@ -122,15 +123,15 @@ fn queue_of<'a>(shard: &'a mut HashMap<Keys, Queue>, keys: &Keys) -> &'a mut Que
     })
 }
 
-impl Permit {
-    /// Waits for the permit. Returns whether the lock is contended.
+impl LocalPlace {
+    /// Waits until the call is at the head of the queue. Returns whether the lock is contended.
     ///
     /// # Cancel safety
     /// Dropping the future keeps the place in the queue.
     pub(crate) async fn ready(&mut self) -> bool {
-        if let Some((_, called)) = &mut self.in_line {
-            // The queue keeps the sender until it passes the permit.
-            let _ = called.await;
+        if let Some((_, notified)) = &mut self.in_line {
+            // The queue keeps the sender until the call is at the head.
+            let _ = notified.await;
             self.in_line = None;
             let shard = self.queues.shard(&self.keys);
             self.contended = shard.get(&self.keys).is_some_and(|queue| queue.contended);
@@ -144,28 +145,28 @@ impl Permit {
     }
 }
 
-impl Drop for Permit {
+impl Drop for LocalPlace {
     fn drop(&mut self) {
         let mut shard = self.queues.shard(&self.keys);
         let Some(queue) = shard.get_mut(&self.keys) else { return };
         if let Some((number, _)) = &self.in_line {
             queue.waiting.remove(number);
-            if let Some(called) = queue.places.give_up(*number) {
-                return queue.call(called);
+            if let Some(next) = queue.places.give_up(*number) {
+                return queue.notify(next);
             }
-            // The queue has passed the permit to this call, which has not noticed it.
+            // The call is at the head, and has not noticed it.
         }
-        let called = queue.places.leave();
-        queue.call(called);
+        let next = queue.places.leave();
+        queue.notify(next);
     }
 }
 
 impl Queue {
-    fn call(&mut self, numbers: Called) {
+    fn notify(&mut self, numbers: Called) {
         for number in numbers {
-            if let Some(call) = self.waiting.remove(&number) {
+            if let Some(notify) = self.waiting.remove(&number) {
                 // The receiver exists: its call leaves the queue only under the mutex of the queue.
-                let _ = call.send(());
+                let _ = notify.send(());
             }
         }
     }

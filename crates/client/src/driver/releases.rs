@@ -7,6 +7,7 @@ use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use quorlock_core::client::{Answer, Release, RequestId, Response};
 use quorlock_core::quorum::ReleaseVerdict;
 use tokio::runtime::Handle;
@@ -15,7 +16,6 @@ use tokio::time::sleep;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::acquire::Wait;
 use super::shared::Shared;
 use super::timers::reach;
 use crate::transport::{InFlight, Outgoing};
@@ -27,17 +27,24 @@ const CHECK_EVERY: Duration = Duration::from_millis(100);
 /// releases falls.
 const CHECKS_PER_ADD: usize = 2;
 
+/// A WAIT that was sent, and its answer.
+pub(super) type SentWait = (RequestId, BoxFuture<'static, Response>);
+
 /// The loop of a [`Release`].
 pub(crate) struct Releasing {
     shared: Arc<Shared>,
     machine: Release,
     in_flight: InFlight,
-    wait: Option<Wait>,
+    wait: Option<SentWait>,
     outgoing: Option<Outgoing>,
 }
 
 /// Runs a release to its end in the background. Its requests are sent before this returns.
-pub(super) fn release_in_background(shared: &Arc<Shared>, machine: Release, wait: Option<Wait>) {
+pub(super) fn release_in_background(
+    shared: &Arc<Shared>,
+    machine: Release,
+    wait: Option<SentWait>,
+) {
     Releasing::with_wait(shared, machine, wait).finish_later();
 }
 
@@ -47,7 +54,7 @@ impl Releasing {
         Self::with_wait(shared, machine, None)
     }
 
-    fn with_wait(shared: &Arc<Shared>, machine: Release, wait: Option<Wait>) -> Self {
+    fn with_wait(shared: &Arc<Shared>, machine: Release, wait: Option<SentWait>) -> Self {
         let in_flight = InFlight::with_capacity(shared.nodes.len());
         let mut this =
             Self { shared: Arc::clone(shared), machine, in_flight, wait, outgoing: None };
@@ -144,10 +151,10 @@ impl Releasing {
     }
 }
 
-async fn wait_answer(wait: &mut Option<Wait>) -> (RequestId, Response) {
+async fn wait_answer(wait: &mut Option<SentWait>) -> (RequestId, Response) {
     match wait {
-        Some(Wait::Sent(id, answer)) => (*id, answer.await),
-        Some(Wait::Opening(..)) | None => std::future::pending().await,
+        Some((id, answer)) => (*id, answer.await),
+        None => std::future::pending().await,
     }
 }
 

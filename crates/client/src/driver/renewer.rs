@@ -1,4 +1,4 @@
-//! One task that renews all locks of a client, each at a third of its ttl.
+//! One task that renews all locks of a client, each a third of its ttl after its last extension.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -15,7 +15,7 @@ use crate::clock;
 
 /// How often the clocks are checked while locks are renewed. Timers stop while a machine sleeps,
 /// and deadlines do not.
-const WAKE_CHECK_EVERY: Duration = Duration::from_secs(1);
+const RENEWAL_CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// The handle of the task that renews.
 pub(crate) struct Renewer {
@@ -51,7 +51,7 @@ impl Renewer {
         let _ = self.commands.send(Command::Renew(Arc::clone(lock)));
     }
 
-    /// Asks the lock again when its next round is due.
+    /// Updates the time at which the next round of the lock is due.
     pub(crate) fn reschedule(&self, lock: &LockInner) {
         let _ = self.commands.send(Command::Reschedule(lock.id));
     }
@@ -66,7 +66,7 @@ impl Renewing {
     async fn run(mut self, mut received: mpsc::UnboundedReceiver<Command>) {
         loop {
             let next =
-                self.renewals.next_due().map(|at| clock::now().until(at).min(WAKE_CHECK_EVERY));
+                self.renewals.next_due().map(|at| clock::now().until(at).min(RENEWAL_CHECK_EVERY));
             tokio::select! {
                 biased;
                 command = received.recv() => {

@@ -21,7 +21,7 @@ pub(crate) struct Revoking {
     pub(crate) shared: Arc<Shared>,
     pub(crate) machine: Revocation,
     key: Arc<[u8]>,
-    answers: FuturesUnordered<PendingReply>,
+    pending: FuturesUnordered<PendingReply>,
 }
 
 impl Revoking {
@@ -32,7 +32,7 @@ impl Revoking {
             shared: Arc::clone(shared),
             machine,
             key: key.into(),
-            answers: FuturesUnordered::new(),
+            pending: FuturesUnordered::new(),
         };
         this.act();
         this
@@ -41,7 +41,7 @@ impl Revoking {
     fn act(&mut self) {
         while let Some(ask) = self.machine.poll() {
             let (shared, key) = (Arc::clone(&self.shared), Arc::clone(&self.key));
-            self.answers.push(Box::pin(async move {
+            self.pending.push(Box::pin(async move {
                 let sent = clock::now();
                 let command = ask.command;
                 let route = (ask.node, ask.connection);
@@ -62,11 +62,11 @@ impl Revoking {
         let due = self.machine.poll_timeout();
         tokio::select! {
             biased;
-            Some((node, sent, reply)) = self.answers.next() => {
+            Some((node, sent, reply)) = self.pending.next() => {
                 let machine = &mut self.machine;
                 self.shared.with_context(|ctx| machine.handle_reply(node, sent, reply, ctx));
             }
-            () = sleep_until(due), if due.is_some() || self.answers.is_empty() => {
+            () = sleep_until(due), if due.is_some() || self.pending.is_empty() => {
                 let machine = &mut self.machine;
                 self.shared.with_context(|ctx| machine.handle_timeout(ctx));
             }

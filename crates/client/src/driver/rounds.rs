@@ -10,6 +10,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use quorlock_core::client::{NodeError, OutgoingRequest, RequestId, Response};
 use quorlock_core::quorum::{ExtensionVerdict, Moment};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::hold::LockInner;
@@ -35,7 +36,7 @@ pub(crate) async fn extend(lock: &Arc<LockInner>) -> Result<(), ExtendError> {
 
 /// See [`crate::Lock::downgrade`].
 pub(crate) async fn downgrade(lock: &Arc<LockInner>) -> Result<(), ExtendError> {
-    if lock.spec.keys.len() > 1 || lock.spec.any.is_some() {
+    if lock.spec.keys.len() > 1 {
         return Err(ExtendError::NotShareable);
     }
     begin(lock, RoundKind::Downgrade).await
@@ -56,10 +57,11 @@ async fn begin(lock: &Arc<LockInner>, kind: RoundKind) -> Result<(), ExtendError
         let max_hold = lock.spec.max_hold.unwrap_or(Duration::MAX);
         return Err(ExtendError::HeldTooLong { max_hold });
     }
-    let verdict = lock.next_verdict();
+    let (call, verdict) = oneshot::channel();
     let shared = Arc::clone(&lock.shared);
-    shared.spawn(round_of(Arc::clone(&shared), vec![Arc::clone(lock)], kind));
-    // After the verdict, the round continues for late answers and repairs.
+    shared.spawn(round_of(Arc::clone(&shared), vec![Arc::clone(lock)], kind, Some(call)));
+    // After the verdict, the round continues for late answers and repairs. There is no verdict if
+    // the lock ended before the round began.
     let verdict = verdict.await.unwrap_or(ExtensionVerdict::Uncertain);
     match (verdict, lock.is_extensible()) {
         (_, Err(end)) => Err(lost(end)),
@@ -71,24 +73,39 @@ async fn begin(lock: &Arc<LockInner>, kind: RoundKind) -> Result<(), ExtendError
     }
 }
 
-/// Extends locks. Ends when all nodes have answered, or after a third of the longest ttl.
+/// Extends locks. Ends when all nodes have answered, or after a third of the longest ttl and the
+/// time limits of all nodes.
 pub(super) async fn round(shared: Arc<Shared>, locks: Vec<Arc<LockInner>>) {
-    round_of(shared, locks, RoundKind::Extend).await;
+    round_of(shared, locks, RoundKind::Extend, None).await;
 }
 
-async fn round_of(shared: Arc<Shared>, locks: Vec<Arc<LockInner>>, kind: RoundKind) {
+/// Runs a round. `call` waits for the verdict on the first lock.
+async fn round_of(
+    shared: Arc<Shared>,
+    locks: Vec<Arc<LockInner>>,
+    kind: RoundKind,
+    mut call: Option<oneshot::Sender<ExtensionVerdict>>,
+) {
     let longest = locks.iter().map(|lock| lock.spec.ttl.duration()).max().unwrap_or_default();
     let end = clock::now().plus(longest / 3);
     let mut round = Round { shared, locks, answers: FuturesUnordered::new() };
     let mut sends = Vec::new();
     for (index, lock) in round.locks.iter().enumerate() {
-        lock.absorb_stragglers();
-        let ((), requests) = lock.with_hold(|hold, ctx| match kind {
-            RoundKind::Extend => hold.extend(ctx),
-            RoundKind::Downgrade => hold.downgrade(ctx),
+        lock.handle_stragglers();
+        let ((), requests) = lock.with_hold(|hold, ctx| {
+            let number = match kind {
+                RoundKind::Extend => hold.extend(ctx),
+                RoundKind::Downgrade => hold.downgrade(ctx),
+            };
+            // The verdict may be among the actions that follow.
+            if let (Some(number), Some(call)) = (number, call.take()) {
+                lock.send_verdict(number, call);
+            }
         });
         sends.extend(requests.into_iter().map(|send| (index, send)));
     }
+    let limits = round.locks.iter().filter_map(|lock| lock.round_deadline());
+    let end = limits.fold(end, Moment::later);
     round.send(sends);
     while !round.answers.is_empty() {
         let deadline = round.deadline().into_iter().chain([end]).reduce(Moment::earlier);
@@ -145,7 +162,7 @@ impl Round {
         self.send(sends);
     }
 
-    /// Sends requests. All requests to one node share one pipeline.
+    /// Sends requests. All requests through one connection share one pipeline.
     fn send(&mut self, sends: Vec<(usize, OutgoingRequest)>) {
         let mut by_connection: BTreeMap<(usize, u64), Vec<(usize, OutgoingRequest)>> =
             BTreeMap::new();

@@ -1,6 +1,6 @@
 //! Sends the requests of all locks to one node in batches. Requests that are made before the
 //! sending task runs travel in one pipeline: one write, one channel and one wake-up for all of
-//! them. With 128 tasks, this gives 1.6 × as many locks per second (`make bench`, throughput).
+//! them.
 
 use std::future::poll_fn;
 use std::mem;

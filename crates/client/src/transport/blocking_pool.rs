@@ -53,7 +53,7 @@ impl BlockingPool {
     /// # Cancel safety
     /// Dropping the future releases the place in the pool or in the queue.
     pub(crate) async fn checkout(self: Arc<Self>) -> Result<PooledConnection, NodeError> {
-        let (mut checkout, called) = {
+        let (mut checkout, notified) = {
             let mut state = self.state();
             match state.places.enter() {
                 Entry::Place => (
@@ -61,19 +61,19 @@ impl BlockingPool {
                     None,
                 ),
                 Entry::Queued(number) => {
-                    let (call, called) = oneshot::channel();
-                    state.waiting.insert(number, call);
+                    let (notify, notified) = oneshot::channel();
+                    state.waiting.insert(number, notify);
                     let pool = Arc::clone(&self);
                     (
                         PooledConnection { connection: None, pool, in_line: Some(number) },
-                        Some(called),
+                        Some(notified),
                     )
                 }
             }
         };
-        if let Some(called) = called {
+        if let Some(notified) = notified {
             // Cannot fail, since `checkout` keeps the pool alive, and with it the sender.
-            let _ = called.await;
+            let _ = notified.await;
             checkout.in_line = None;
         }
         let idle = self.state().idle.pop();
@@ -87,15 +87,15 @@ impl BlockingPool {
     fn leave(&self) {
         let mut state = self.state();
         for next in state.places.leave() {
-            if let Some(call) = state.waiting.remove(&next) {
-                let _ = call.send(());
+            if let Some(notify) = state.waiting.remove(&next) {
+                let _ = notify.send(());
             }
         }
     }
 }
 
 impl PooledConnection {
-    /// Sends the request. After the reply, the pool keeps the connection for another request.
+    /// Sends the request. After the reply, the pool may keep the connection for another request.
     /// If the future is dropped before that, the connection is closed.
     pub(crate) async fn ask(mut self, outgoing: Outgoing) -> Response {
         let (Some(mut connection), Packet::One(command)) =

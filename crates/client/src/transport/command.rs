@@ -118,7 +118,7 @@ impl Outgoing {
         };
         let key = self.any.as_ref()?.iter().position(|asked| asked == key)?;
         let waited = Duration::from_micros(waited_us);
-        Some(Response::FenceAndKeyAfterWait { fence: Fence::new(fence)?, waited, key })
+        Some(Response::FenceAndKey { fence: Fence::new(fence)?, waited, key })
     }
 
     /// Reads the replies to several commands as one response: the first failure if there is one,
@@ -150,7 +150,7 @@ fn build(spec: &Spec, request: &Request) -> Cmd {
     let (token, ttl_ms) = (token.as_str(), spec.ttl.ms());
     let mut cmd = match command {
         Command::Ping => return ::redis::cmd("PING"),
-        Command::Inspect => on_keys(&spec.keys, "LOCK.INSPECT", "LOCK.INSPECT"),
+        Command::Inspect => on_key(&spec.keys, "LOCK.INSPECT"),
         Command::AcquireAny { .. } => on_any_of(&spec.keys),
         Command::Wait { .. } if spec.any.is_some() => on_any_of(&spec.keys),
         Command::Acquire { .. } | Command::Wait { .. } => {
@@ -206,11 +206,13 @@ fn on_any_of(keys: &Keys) -> Cmd {
 
 /// A command with these keys: the variant for one key, or for several.
 fn on_keys(keys: &Keys, one: &str, several: &str) -> Cmd {
-    if keys.len() != 1 {
-        return with_count(keys, several);
-    }
+    if keys.len() == 1 { on_key(keys, one) } else { with_count(keys, several) }
+}
+
+/// A command with the only key.
+fn on_key(keys: &Keys, name: &str) -> Cmd {
     let mut command = empty(keys);
-    command.arg(one).arg(keys.first());
+    command.arg(name).arg(keys.first());
     command
 }
 

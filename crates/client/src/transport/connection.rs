@@ -16,7 +16,7 @@ use super::in_flight::Ticket;
 /// Opens connections to one node.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
-    /// The client for shared connections. It uses RESP3, which reports the end of a connection.
+    /// The client for shared connections: redis-rs reports their end only with RESP3.
     shared: Client,
     /// The client for exclusive connections.
     exclusive: Client,

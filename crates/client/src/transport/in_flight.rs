@@ -17,7 +17,7 @@ pub(crate) struct InFlight {
     open: Vec<(RequestId, Arc<Connection>)>,
 }
 
-/// The queue of the responses to these requests.
+/// The responses to the requests of one [`InFlight`].
 #[derive(Default)]
 struct Inbox {
     state: Mutex<Arrived>,
@@ -56,7 +56,7 @@ impl InFlight {
         self.open.push((id, connection));
     }
 
-    /// Records a request that cannot be sent as failed.
+    /// Records the failure of a request that cannot be sent.
     pub(crate) fn fail(&mut self, id: RequestId, error: NodeError) {
         let response = Response::Failed(error);
         self.inbox.put(Answered { id, response, took: Duration::ZERO });

@@ -17,8 +17,8 @@ impl Connection {
         read_inspection(self.ask_all(pipeline).await)
     }
 
-    /// Returns for each of these keys whether it is taken or waited for.
-    pub(crate) async fn in_use(&self, keys: &[Vec<u8>]) -> Result<Vec<bool>, NodeError> {
+    /// Returns for each of these keys whether it is taken.
+    pub(crate) async fn taken(&self, keys: &[Vec<u8>]) -> Result<Vec<bool>, NodeError> {
         let mut pipeline = Pipeline::with_capacity(keys.len());
         for key in keys {
             pipeline.cmd("LOCK.INSPECT").arg(key);
@@ -107,7 +107,7 @@ pub(super) fn read_lease(reply: Value) -> Result<Option<LeaseInfo>, NodeError> {
             _ => {}
         }
     }
-    // The fields may come in any order.
+    // The field `clients` may come before `queue`.
     for (waiter, client) in lease.queue.iter_mut().zip(clients) {
         for (name, value) in fields_of(client)?.unwrap_or_default() {
             match read::<String>(name)?.as_str() {
@@ -131,7 +131,7 @@ fn read_text(value: Value) -> Result<Option<String>, NodeError> {
     Ok(text.map(|text| String::from_utf8_lossy(&text).into_owned()))
 }
 
-/// Why the node abstains, in the words of its ABSTAIN error; `None` if it votes.
+/// For how long and why the node abstains, such as `59990 start`; `None` if it votes.
 pub(super) fn read_abstention(reply: Value) -> Result<Option<String>, NodeError> {
     if let Value::ServerError(error) = reply {
         return Err(read_error(&error.into()));

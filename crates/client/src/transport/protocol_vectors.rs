@@ -137,7 +137,7 @@ fn reply(mut case: Fields) {
             let waited_us = u64::try_from(waited.as_micros()).unwrap();
             serde_json::json!({ "fence": fence.get(), "waited_us": waited_us })
         }
-        Response::FenceAndKeyAfterWait { fence, waited, key } => {
+        Response::FenceAndKey { fence, waited, key } => {
             let waited_us = u64::try_from(waited.as_micros()).unwrap();
             serde_json::json!({ "fence": fence.get(), "waited_us": waited_us, "key": format!("s:{key:02}") })
         }

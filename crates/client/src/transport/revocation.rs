@@ -14,7 +14,7 @@ pub(crate) struct Slice {
     /// Where the next slice begins; 0 at the end.
     pub(crate) cursor: u64,
     pub(crate) locks: Vec<(Key, LeaseInfo)>,
-    /// Why the node abstains, so that it may have forgotten locks; `None` if it votes.
+    /// Why the node, which may have forgotten locks, abstains; `None` if it votes.
     pub(crate) abstains: Option<String>,
 }
 
@@ -67,8 +67,7 @@ fn read_revocation(command: RevokeCommand, replies: Vec<Value>) -> Result<Revoke
     };
     let lease = read_lease(lease)?;
     let abstains = read_abstention(info)?;
-    // NOW has ended the lock. A lease that is under the key now is another lock's: the node granted
-    // the key to a waiter.
+    // NOW has ended the lock, so a lease under the key is another lock's, for example a waiter's.
     let lease = lease.filter(|_| command != RevokeCommand::RevokeNow);
     Ok(RevokeReply { was_locked, lease, abstains })
 }

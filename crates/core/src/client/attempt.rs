@@ -23,8 +23,8 @@ use crate::quorum::{Acquisition, FenceAnswer, Loss, Moment, Step, Validity, Vote
 ///
 /// A refusal is not final at once. When several clients ask for a free lock at the same moment,
 /// each may be granted some nodes. Then the deciding node, which is the first node in the key's
-/// order that votes, chooses the winner. The winner repeats its request to the nodes that refused,
-/// a round trip apart. The other clients release the nodes that granted them.
+/// order that votes, chooses the winner. The winner repeats its request to each node that refused,
+/// a round trip after the refusal. The other clients release the nodes that granted them.
 #[derive(Debug)]
 pub(super) struct Attempt {
     kind: Kind,
@@ -36,15 +36,15 @@ pub(super) struct Attempt {
     /// The round number of the ACQUIREs. The EXTENDs that store the agreed fence use the next one.
     round: u32,
     nodes: Vec<NodeState>,
-    /// After a wait, the order by which the client chose the node to wait on.
+    /// The order by which the client chose the granting node; empty except after a grant.
     order: SmallVec<[usize; 7]>,
     began: Moment,
-    /// Until when an attempt after a wait repeats its requests to nodes that refuse.
+    /// Until when an attempt after a grant repeats its requests to nodes that refuse.
     patient_until: Option<Moment>,
     /// Until when the attempt awaits the answer of a deciding node, although enough nodes refused
     /// to rule out a majority.
     decide_by: Option<Moment>,
-    /// Until when a win after a wait is delayed for the answers of earlier nodes of the order.
+    /// Until when a win after a grant is delayed for the answers of earlier nodes of the order.
     win_by: Option<Moment>,
     ended: bool,
     /// Whether a deciding node refused, so that another client comes first.
@@ -117,7 +117,7 @@ pub(super) struct NodeGrant {
     pub(super) incarnation: u64,
     /// The nodes that were silent in the last attempt.
     pub(super) silent: SmallVec<[usize; 5]>,
-    /// The order of the nodes by which the client chose the node to wait on.
+    /// The order by which the client chose this node.
     pub(super) order: SmallVec<[usize; 7]>,
 }
 
@@ -337,9 +337,7 @@ impl Attempt {
                     state.refused_provisionally = !self.ended;
                 }
                 Response::Failed(error) => self.failed(node, error.clone(), ctx),
-                Response::Yes
-                | Response::FenceAfterWait { .. }
-                | Response::FenceAndKeyAfterWait { .. } => {
+                Response::Yes | Response::FenceAfterWait { .. } | Response::FenceAndKey { .. } => {
                     self.failed(node, NodeError::UnexpectedReply, ctx);
                 }
             }
@@ -445,7 +443,7 @@ impl Attempt {
         None
     }
 
-    /// Limits the time for which a win after a wait awaits the earlier nodes of the order.
+    /// Limits the time for which a win after a grant awaits the earlier nodes of the order.
     ///
     /// A client to which an earlier node granted the lock comes first, so a win awaits these nodes.
     /// If each win awaited a slow node for long, the other nodes would be taken all that time, and
@@ -575,8 +573,8 @@ impl Attempt {
         self.ask_refusers_again(spec, ctx, out, |_| Some(round_trip));
     }
 
-    /// Asks each node whose refusal is provisional again. `pause` returns the pause before that
-    /// request, given the node's number of refusals; `None` sends it at once.
+    /// Repeats the request to each node whose refusal is provisional. `pause` returns the pause
+    /// before the repeat, given the node's number of refusals; `None` sends it at once.
     fn ask_refusers_again(
         &mut self,
         spec: &Spec,

@@ -87,7 +87,7 @@ impl Voters {
         self.failed[node].store(false, Ordering::Relaxed);
     }
 
-    /// Records that a node answered with an error, or not in time.
+    /// Records that a node did not vote.
     pub(super) fn failed(&self, node: usize) {
         self.failed[node].store(true, Ordering::Relaxed);
     }
@@ -108,7 +108,7 @@ impl Voters {
 pub(super) enum Spare {
     /// A majority does not need every node that may vote.
     Available,
-    /// A majority needs every node that may vote, or too few may vote for one.
+    /// A majority needs every node that may vote, or too few may vote to form one.
     Exhausted,
 }
 

@@ -58,7 +58,7 @@ struct Node {
     incarnation: u64,
     /// Whether the last ACQUIRE has reached the node.
     delivery: Delivery,
-    /// The latest moment at which that ACQUIRE was sent.
+    /// That ACQUIRE was sent at this moment or earlier.
     acquire_sent_at: Moment,
     /// Whether the node has answered an extension or a repair, or could not be sent one.
     answered_since: bool,
@@ -66,7 +66,8 @@ struct Node {
     repair: Option<u32>,
     /// When to repeat the grant's ACQUIRE, which the node has refused each time so far.
     repeat_at: Option<Moment>,
-    /// How often the node has refused that ACQUIRE. Refusals before the grant count as one.
+    /// How often the node has refused that ACQUIRE, plus the repeats that were postponed. Refusals
+    /// before the grant count as one.
     refusals: u8,
     /// Whether the node has ever answered that an operator revoked the lock.
     has_revoked: bool,
@@ -101,7 +102,13 @@ pub enum HoldAction {
     /// Send a request.
     Send(OutgoingRequest),
     /// A round was decided. [`Hold::renew_in`] says when the next is due.
-    Decided(ExtensionVerdict),
+    Decided {
+        /// The number of the round. Its verdict also answers the calls that wait for an earlier
+        /// round: this one replaced it.
+        round: u32,
+        /// What the nodes answered.
+        verdict: ExtensionVerdict,
+    },
     /// A repair has ended. The value says whether the node has the lock again.
     Repaired(bool),
     /// A node misses the lock. [`Hold::renew_in`] says when the next round is due.
@@ -276,31 +283,36 @@ impl Hold {
     ///
     /// The lock counts as shared at once, whatever the nodes answer: a node may have downgraded the
     /// lock although its answer was lost. Every later request repeats the mode.
-    pub fn downgrade(&mut self, ctx: &Context<'_>) {
+    ///
+    /// Returns the number of the round that answers this call; `None` if the lock has ended.
+    pub fn downgrade(&mut self, ctx: &Context<'_>) -> Option<u32> {
         self.set_mode(Mode::Shared);
         // An undecided round asks for an exclusive lock, so another round begins.
-        self.begin_round(Purpose::Extend, ctx);
+        self.begin_round(Purpose::Extend, ctx)
     }
 
     fn set_mode(&mut self, mode: Mode) {
         self.spec = Arc::new(Spec { mode, ..(*self.spec).clone() });
     }
 
-    /// Begins a round of extensions, unless the lock has ended. If an earlier round is undecided,
-    /// its verdict also answers this call, and no other round begins.
-    pub fn extend(&mut self, ctx: &Context<'_>) {
-        let is_undecided = |round: &Round| !round.decided && round.purpose == Purpose::Extend;
-        if self.round.as_ref().is_some_and(is_undecided) {
-            return;
+    /// Begins a round of extensions, unless the lock has ended. If the round of an earlier call is
+    /// undecided, its verdict also answers this call, and no other round begins.
+    ///
+    /// Returns the number of the round that answers this call; `None` if the lock has ended.
+    pub fn extend(&mut self, ctx: &Context<'_>) -> Option<u32> {
+        let is_undecided = |round: &&Round| !round.decided && round.purpose == Purpose::Extend;
+        if let Some(round) = self.round.as_ref().filter(is_undecided) {
+            return Some(round.number);
         }
         let is_incomplete = self.nodes.iter().any(|node| node.answer == Answer::Refused);
         self.repair_rounds = if is_incomplete { self.repair_rounds + 1 } else { 0 };
-        self.begin_round(Purpose::Extend, ctx);
+        self.begin_round(Purpose::Extend, ctx)
     }
 
-    fn begin_round(&mut self, purpose: Purpose, ctx: &Context<'_>) {
+    /// Returns the number of the round; `None` if the lock has ended.
+    fn begin_round(&mut self, purpose: Purpose, ctx: &Context<'_>) -> Option<u32> {
         if self.over || matches!(self.ownership(ctx.now), Ownership::Lost(_)) {
-            return;
+            return None;
         }
         let number = self.next_round;
         // The repairs of the round use the second number.
@@ -337,6 +349,7 @@ impl Hold {
                 }
             }
         }
+        Some(number)
     }
 
     /// Returns the next action.
@@ -442,7 +455,7 @@ impl Hold {
         node.repeat_at = Some(at).filter(|_| self.repeat_until.is_some_and(is_in_time));
     }
 
-    /// Begins the renewal of the lock. From now on, refused ACQUIREs are repeated.
+    /// Begins the renewal of the lock. Without it, a refused ACQUIRE is repeated at most once.
     pub fn renew(&mut self) {
         self.is_renewed = true;
     }
@@ -494,7 +507,7 @@ impl Hold {
             && self.send_acquire(index, self.acquire_round, ctx)
     }
 
-    /// Sends ACQUIRE with the lock's token and fence. Returns whether the node has a connection.
+    /// Sends ACQUIRE with the lock's token and fence. Returns whether the request was sent.
     fn send_acquire(&mut self, index: usize, round: u32, ctx: &Context<'_>) -> bool {
         let Ok(connection) = ctx.topology.route_acquire(index) else { return false };
         let node = &mut self.nodes[index];
@@ -557,6 +570,7 @@ impl Hold {
         if std::mem::replace(&mut round.decided, true) {
             return;
         }
+        let number = round.number;
         if !self.over {
             self.state.settle(verdict, ctx.now);
         }
@@ -564,7 +578,7 @@ impl Hold {
         if is_broken(Mutant::ExclusiveUntilConfirmed) && !is_confirmed {
             self.set_mode(Mode::Exclusive);
         }
-        self.actions.push_back(HoldAction::Decided(verdict));
+        self.actions.push_back(HoldAction::Decided { round: number, verdict });
     }
 
     /// Sends ACQUIRE to a node that misses the lock, unless an earlier ACQUIRE may still be in
@@ -600,7 +614,7 @@ impl Hold {
         self.actions.push_back(HoldAction::Release(Box::new(release)));
     }
 
-    /// Begins the release. Returns the ownership until now, and the machine that releases the lock.
+    /// Begins the release. Returns the ownership before it, and the machine that releases the lock.
     pub fn release(&mut self, ctx: &Context<'_>) -> (Ownership, Release) {
         let ownership = self.ownership(ctx.now);
         self.over = true;
@@ -635,10 +649,5 @@ impl Hold {
     /// How early the renewal of this lock may be, to share a batch with others.
     pub fn renewal_window(&self) -> Duration {
         limits::RENEWAL_WINDOW.min(self.spec.ttl.duration() / 50)
-    }
-
-    /// The error of a node that has not answered within this lock's time limit.
-    pub fn timed_out(&self, ctx: &Context<'_>) -> NodeError {
-        NodeError::timed_out(self.spec.longest_timeout(ctx))
     }
 }

@@ -9,28 +9,28 @@
 //! | [`HANDSHAKE`] | 5 s |
 //! | [`CALL_GRACE`] | 40 ms: how far a call may exceed its `wait` |
 //! | [`WAIT_GRACE`] | 20 ms: how late a node may end a WAIT |
-//! | [`WAIT_CHECK_EVERY`] | 1.2 s between a waiter's checks of its node and inspections of another |
+//! | [`WAIT_CHECK_EVERY`] | 1.2 s between a waiter's checks: each pings its node and inspects another |
 //! | [`settle`] | 4 round trips, at least 2 ms: pause in which other clients acquire or release the lock |
 //! | [`patience`] | 20 round trips, at least 10 ms; at most 50 ms or one [`node_timeout`], whichever is longer: time for the releases of the last holder to arrive |
 //! | [`outlast`] | 2 [`node_timeout`], at least 100 ms, in which a new holder repeats its ACQUIRE on a node that refused it |
 //! | [`repeat_pause`] | 1 ms before a new holder repeats its ACQUIRE, doubling after every fourth refusal |
 //! | [`TIE_REPEATS`] | 3 repeated requests to each node by the winner of a tie |
-//! | [`WAITS_AGAIN_MAX`] | 3 more waits on the queue node after later nodes refused |
+//! | [`WAITS_AGAIN_MAX`] | 3 more waits on the deciding node after later nodes refused |
 //! | [`PROBES_MAX`] | 3 requests for any of the other keys, after the last attempt for one of several |
-//! | [`PAUSE_MIN`], [`PAUSE_MAX`] | 1 to 250 ms between attempts, at least a round trip, doubling |
+//! | [`PAUSE_MIN`], [`PAUSE_MAX`] | 1 to 250 ms between attempts, doubling from a round trip; less a random part, at most half |
 //! | [`RELEASE_PAUSE_MIN`], [`RELEASE_PAUSE_MAX`] | 20 ms to 1 s, doubling, before a failed RELEASE is repeated |
-//! | [`RELEASE_OVERTAKES`] | 30 s, at most the ttl, in which a RELEASE is repeated that may have overtaken its ACQUIRE or WAIT |
+//! | [`RELEASE_OVERTAKES`] | 30 s, at most the ttl: how long a RELEASE that may have overtaken its ACQUIRE or WAIT is repeated |
 //! | [`RELEASE_RESEND`] | 500 ms before an unanswered RELEASE is also sent through a newer connection |
 //! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms, doubling, between attempts to connect |
 //! | [`RECONNECT_PAUSE_PERMANENT`] | 2 s between attempts to connect after a permanent error |
-//! | [`CONNECTS_MAX`], [`CONNECT_STAGGER`] | 6 attempts to connect at a time; pauses of 250 ms or more between them, less a random part |
+//! | [`CONNECTS_MAX`], [`CONNECT_STAGGER`] | 6 attempts to connect at a time; after the second, pauses of 250 ms or more, less a random part |
 //! | [`RENEWAL_WINDOW`], [`RENEWALS_MAX`] | renewals due within 20 ms, at most ttl/50, share a batch of at most 512 |
 //! | [`REPAIR_AFTER`] | 10 ms, doubling, at most ttl/3, before a renewed lock that a node misses is extended |
 //! | [`REVOKE_TIMEOUT`], [`REVOKE_REPEAT`] | 500 ms for the answer to a revocation; 250 ms before a node is asked again |
 //! | [`LISTED_MAX`] | 100,000 locks in a list |
 //! | [`SCAN_COUNT`], [`SCAN_TIMEOUT`] | 200 entries for one LOCK.SCAN, and 2.5 s for its answer |
-//! | [`IDLE_PING_EVERY`] | 30 s between checks of an idle connection |
-//! | [`CONNECT_SETTLE`], [`connect_stragglers`] | 5 s until a majority is connected; then 50 ms and 4 round trips for the others |
+//! | [`PING_EVERY`] | 30 s between checks of a connection, even if it is in use |
+//! | [`CONNECT_SETTLE`], [`connect_stragglers`] | 5 s for a majority to connect; then 50 ms and 4 round trips for the others |
 //! | [`SEATS_MAX`] | 256 blocking connections to each node |
 //! | [`COMPARE_PERMITS_EVERY`] | 60 s between checks whether other clients use a larger number of permits, while a semaphore is full |
 //! | [`LOCAL_QUEUES_MAX`] | 1024 idle keys whose contention is remembered |
@@ -50,11 +50,12 @@ pub const WAIT_GRACE: Duration = Duration::from_millis(20);
 pub const WAIT_CHECK_EVERY: Duration = Duration::from_millis(1200);
 /// How many times the winner of a tie repeats its request to a node that refused.
 pub const TIE_REPEATS: u8 = 3;
-/// How many times a client waits on its queue node again after later nodes refused.
+/// How many times a client waits on the deciding node again after later nodes refused.
 pub const WAITS_AGAIN_MAX: u32 = 3;
 /// How many times a call asks a node for any of the other keys, after its attempts for one of them.
 pub const PROBES_MAX: u8 = 3;
-/// The shortest pause between two attempts.
+/// The shortest pause between two attempts. A random part, at most half, is subtracted from each
+/// pause.
 pub const PAUSE_MIN: Duration = Duration::from_millis(1);
 /// The longest pause between two attempts.
 pub const PAUSE_MAX: Duration = Duration::from_millis(250);
@@ -73,7 +74,7 @@ pub const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(20);
 pub const RECONNECT_PAUSE_MAX: Duration = Duration::from_millis(400);
 /// The pause between two attempts to connect after a permanent error.
 pub const RECONNECT_PAUSE_PERMANENT: Duration = Duration::from_secs(2);
-/// The shortest pause before another attempt to connect, while an earlier one is unfinished. A
+/// The shortest pause after an attempt to connect that begins while an earlier one is unfinished. A
 /// random part, at most a quarter, is subtracted from each pause.
 pub const CONNECT_STAGGER: Duration = Duration::from_millis(250);
 /// How many attempts to connect to one node may be unfinished at a time.
@@ -92,8 +93,8 @@ pub const LISTED_MAX: usize = 100_000;
 pub const SCAN_COUNT: u32 = 200;
 /// How long a node may take to answer one LOCK.SCAN, unless [`node_timeout`] is longer.
 pub const SCAN_TIMEOUT: Duration = Duration::from_millis(2500);
-/// The interval at which an idle connection is checked.
-pub const IDLE_PING_EVERY: Duration = Duration::from_secs(30);
+/// The interval at which a connection is checked, even if it is in use.
+pub const PING_EVERY: Duration = Duration::from_secs(30);
 /// How many blocking connections one client has to one node, at most.
 pub const SEATS_MAX: usize = 256;
 /// The interval at which a client that waits for a permit checks whether other clients use a larger

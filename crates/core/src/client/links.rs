@@ -128,7 +128,7 @@ struct Up {
     silent: Option<NodeError>,
     /// When an unanswered PING makes the connection silent, and the time limit of the PING.
     ping_due: Option<(Moment, Duration)>,
-    /// When the idle connection is checked.
+    /// When the next regular PING is due.
     check_at: Moment,
 }
 
@@ -222,7 +222,7 @@ impl Links {
         }
     }
 
-    /// Marks a connection with an overdue PING as silent, or sends PING through an idle one.
+    /// Marks a connection with an overdue PING as silent, or sends the regular PING when it is due.
     fn check(&mut self, node: usize, now: Moment, client_state: &ClientState) {
         let State::Up(up) = &mut self.nodes[node].state else { return };
         if let Some((due, limit)) = up.ping_due
@@ -245,7 +245,7 @@ impl Links {
         let State::Up(up) = &mut self.nodes[node].state else { return };
         let limit = limits::silence(client_state.round_trips.of(node));
         up.ping_due = Some((now.plus(limit), limit));
-        up.check_at = now.plus(limits::IDLE_PING_EVERY);
+        up.check_at = now.plus(limits::PING_EVERY);
         self.actions.push_back(LinkAction::Ping { node, connection: up.connection });
     }
 
@@ -267,7 +267,7 @@ impl Links {
         let connection = link.last;
         link.connecting.push((connection, now.plus(limits::HANDSHAKE)));
         self.actions.push_back(LinkAction::Connect { node, connection });
-        // A random part keeps the clients of a node that recovers from connecting all at once.
+        // Without a random part, all clients of a node that recovers would connect at once.
         let pause = link.pause.max(stagger);
         let part = Duration::from_micros(
             random.below(u64::try_from(pause.as_micros()).unwrap_or(u64::MAX) / 4 + 1),
@@ -310,7 +310,7 @@ impl Links {
             hello,
             silent: None,
             ping_due: None,
-            check_at: now.plus(limits::IDLE_PING_EVERY),
+            check_at: now.plus(limits::PING_EVERY),
         }));
         link.connect_at = None;
         link.pause = limits::RECONNECT_PAUSE_MIN;

@@ -74,7 +74,7 @@ pub enum Mutant {
     WaitsPastRestart,
     /// A reader wins before the node on which a writer may wait has answered.
     ReaderOutrunsWriter,
-    /// A call asks again for a slot that other clients hold, but not on the deciding node.
+    /// A call asks again for a slot that other clients hold on nodes other than the deciding one.
     TakenSlotAskedAgain,
     /// A lock that its holder makes shared counts as exclusive until a majority confirms the
     /// change.
@@ -85,7 +85,7 @@ impl Mutant {
     /// The mutants whose harm shows in simulated fleets of exclusive locks.
     ///
     /// Mutants that are in neither list do harm too rarely for a search of simulated fleets. Tests
-    /// of the machine catch them.
+    /// of the state machines catch them.
     pub const OF_EXCLUSIVE_LOCKS: [Self; 21] = [
         Self::BareMajorityAfterWait,
         Self::NeverBypasses,

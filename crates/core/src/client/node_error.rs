@@ -7,8 +7,8 @@ use crate::quorum::Majority;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Answer {
-    /// The node granted, extended or released the lock. The fence is the one that the node
-    /// reported, if it reported one.
+    /// The node granted, extended or released the lock, or reported it free. The fence is the one
+    /// that the node reported, if it reported one.
     Granted(Option<Fence>),
     /// Another client holds the lock on the node or waits for it there, or this token does not hold
     /// the lock.

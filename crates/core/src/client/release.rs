@@ -9,11 +9,10 @@ use super::{
 };
 use crate::quorum::{self, Moment, ReleaseVerdict};
 
-/// Releases one token on every node that may have it, until each has answered or every lease has
-/// ended by its deadline.
+/// Releases one token on every node that may have it, until each has answered or the ttl is over.
 ///
 /// Call [`poll`](Self::poll) at the start and after each event, until it returns `None`. Send each
-/// request before any later request of the same client to that node. Drop the machine once
+/// request at once, before the client's later requests to that node. Drop the machine once
 /// [`is_done`](Self::is_done).
 #[derive(Debug)]
 pub struct Release {
@@ -26,7 +25,7 @@ pub struct Release {
     wait: Option<RequestId>,
     /// When the verdict is due, whatever is unanswered.
     limit_at: Moment,
-    /// When every lease of this token has ended by its deadline.
+    /// When every lease that was granted before the start has ended by its deadline.
     ends_at: Moment,
     /// Whether to repeat a request that failed.
     persistent: bool,
@@ -70,8 +69,8 @@ enum State {
         connection: u64,
         resend_at: Moment,
     },
-    /// The RELEASE failed, and is repeated at `repeat_at`.
-    Failed {
+    /// The RELEASE failed, or may have overtaken an ACQUIRE or WAIT. It is repeated at `repeat_at`.
+    Paused {
         repeat_at: Moment,
     },
 }
@@ -168,7 +167,7 @@ impl Release {
 
     /// Removes a waiter whose connection was lost before the WAIT was answered.
     ///
-    /// The WAIT may still arrive, so the RELEASE is repeated for
+    /// The WAIT may still arrive, so the RELEASE is repeated for up to
     /// [`RELEASE_OVERTAKES`](limits::RELEASE_OVERTAKES).
     pub(super) fn of_lost_wait(
         token: Token,
@@ -186,7 +185,7 @@ impl Release {
         Self::new(token, only(node, ctx), spec, ctx)
     }
 
-    /// Sends each request once, for a lock that is already lost.
+    /// Repeats no request that failed, for a lock that is already lost.
     #[must_use]
     pub(super) fn once(mut self) -> Self {
         self.persistent = false;
@@ -227,7 +226,7 @@ impl Release {
         let nodes = self.nodes.iter().filter_map(|node| match node.state {
             State::Done => None,
             State::Sent { resend_at, .. } => Some(resend_at),
-            State::Failed { repeat_at } => Some(repeat_at),
+            State::Paused { repeat_at } => Some(repeat_at),
         });
         let limit_at = self.verdict.is_none().then_some(self.limit_at);
         nodes.chain(limit_at).chain([self.ends_at]).reduce(Moment::earlier)
@@ -276,7 +275,7 @@ impl Release {
         let node = &mut self.nodes[id.node];
         match response {
             Response::No if may_have_overtaken => self.repeat(id.node, ctx),
-            // The token may have been granted the lock since. The newest request decides.
+            // The token may have been granted the lock after this RELEASE. The newest one decides.
             Response::No if node.round != id.round || !matches!(node.state, State::Sent { .. }) => {
             }
             Response::Failed(error) if error.is_permanent() => {
@@ -297,7 +296,7 @@ impl Release {
 
     fn repeat(&mut self, node: usize, ctx: &Context<'_>) {
         let node = &mut self.nodes[node];
-        node.state = State::Failed { repeat_at: ctx.now.plus(node.pause) };
+        node.state = State::Paused { repeat_at: ctx.now.plus(node.pause) };
         node.pause = (node.pause * 2).min(limits::RELEASE_PAUSE_MAX);
     }
 
@@ -322,7 +321,7 @@ impl Release {
                         }
                     }
                 }
-                State::Failed { repeat_at } if ctx.now.has_reached(repeat_at) => {
+                State::Paused { repeat_at } if ctx.now.has_reached(repeat_at) => {
                     self.send(index, ctx);
                 }
                 _ => {}

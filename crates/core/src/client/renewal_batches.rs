@@ -14,7 +14,7 @@ pub struct RenewalBatches {
 }
 
 impl RenewalBatches {
-    /// Schedules the extension of a lock at `at`, or up to `window` earlier in a batch.
+    /// Schedules the extension of a lock at `at`, or up to `window` earlier if another lock is due.
     pub fn schedule(&mut self, lock: u64, at: Moment, window: Duration) {
         self.due.insert(lock, (at, window));
         self.order.push(Reverse(((at.raw, at.boot), lock)));

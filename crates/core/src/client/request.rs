@@ -73,7 +73,7 @@ pub enum Response {
         waited: Duration,
     },
     /// ACQUIREANY: the token holds the lock of one of the keys.
-    FenceAndKeyAfterWait {
+    FenceAndKey {
         /// The fence on this node.
         fence: Fence,
         /// How long the node made the client wait; zero without WAIT.
@@ -95,10 +95,9 @@ impl Response {
     /// failed.
     pub fn holds(&self) -> Option<bool> {
         match self {
-            Self::Fence(_)
-            | Self::FenceAfterWait { .. }
-            | Self::FenceAndKeyAfterWait { .. }
-            | Self::Yes => Some(true),
+            Self::Fence(_) | Self::FenceAfterWait { .. } | Self::FenceAndKey { .. } | Self::Yes => {
+                Some(true)
+            }
             Self::No => Some(false),
             Self::Failed(_) => None,
         }
@@ -109,7 +108,7 @@ impl Response {
         match self {
             Self::Fence(fence)
             | Self::FenceAfterWait { fence, .. }
-            | Self::FenceAndKeyAfterWait { fence, .. } => Answer::Granted(Some(*fence)),
+            | Self::FenceAndKey { fence, .. } => Answer::Granted(Some(*fence)),
             Self::Yes => Answer::Granted(None),
             Self::No => Answer::Refused,
             Self::Failed(error) => Answer::Failed(error.clone()),

@@ -65,7 +65,8 @@ pub enum RevokeCommand {
 pub struct RevokeReply {
     /// What REVOKE replied: whether there was a lock. `None` for [`RevokeCommand::Inspect`].
     pub was_locked: Option<bool>,
-    /// The lease or foreign string under the key after that; `None` if the key is free.
+    /// The lease or foreign string under the key after that; `None` if the key is free, and for
+    /// [`RevokeCommand::RevokeNow`].
     pub lease: Option<LeaseInfo>,
     /// Why the node abstains, if it does: it may have forgotten a lock.
     pub abstains: Option<String>,
@@ -77,8 +78,8 @@ pub struct RevokeReply {
 pub enum RevocationState {
     /// Too few nodes have answered. The holder may still extend the lock.
     Unknown,
-    /// A majority answered, and on some of these nodes the key was free. The holder can extend the
-    /// lock only if a request that was in flight acquires the key there.
+    /// A majority answered, and some of these nodes do not hold the lock. The holder can extend it
+    /// only if a request that was in flight acquires the key there.
     Unconfirmed,
     /// A majority holds the lock and refuses to extend it. It ends by its deadline.
     Revoked,
@@ -348,8 +349,8 @@ impl Revocation {
         self.nodes.iter().all(|node| !node.is_in_flight && node.result != NodeRevocation::Pending)
     }
 
-    /// How much longer the lock may last, or its holder may run after [`RevokeMode::Now`], by the
-    /// nodes that answered. This time is certain only in the states
+    /// How much longer the lock may last, or its holder may run after [`RevokeMode::Now`],
+    /// according to the nodes that answered. This time is certain only in the states
     /// [`Revoked`](RevocationState::Revoked) and [`Over`](RevocationState::Over).
     pub fn remaining(&self, now: Moment) -> Duration {
         self.end().map_or(Duration::ZERO, |end| now.until(end))

@@ -11,7 +11,7 @@ const UNKNOWN_US: u64 = 1000;
 /// The smoothed round trip of each node.
 ///
 /// A shorter sample replaces the estimate, and a longer one raises it by an eighth of the
-/// difference, because delays other than the network only lengthen a sample. Each time-out doubles
+/// difference, because delays outside the network only lengthen a sample. Each time-out doubles
 /// the estimate. Late answers are samples too, so the estimate follows a path that becomes slow.
 /// Waits are not sampled.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ pub struct Slots {
     keys: Keys,
     /// The current key: the one that the call asks for.
     slot: usize,
-    /// One bit for each key that other clients hold, but not on the deciding node.
+    /// One bit for each key to skip: other clients hold it, but not on the deciding node.
     left_out: u64,
     /// The number of requests for any other key.
     pub(super) probes: u8,

@@ -14,7 +14,7 @@ pub struct Spec {
     /// How long the lock lasts unless it is extended.
     pub ttl: Ttl,
     /// The keys of which the lock takes any one; `None` for a lock of all `keys`. If set, `keys`
-    /// has those of them that a node may grant: all or some during a call, one in a held lock.
+    /// is the subset that a node may grant: all or some during a call, one in a held lock.
     pub any: Option<Keys>,
     /// Whether other clients that share the lock may hold it at the same time.
     pub mode: Mode,
@@ -28,14 +28,14 @@ pub struct Spec {
     pub owner: Option<Arc<str>>,
 }
 
-/// Why a [`Spec`] can never be a lock.
+/// Why a [`Spec`] is not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidSpec {
     /// What drift leaves of the ttl does not exceed the time limit per node, or is less than the
     /// least validity.
     #[error(
-        "a ttl of {ttl:?} certainly lasts only {lasts:?}, because clocks drift: raise the ttl until this \
-         time is more than the time limit per node ({node_timeout:?}) and at least min_validity \
+        "a ttl of {ttl:?} is certain for only {lasts:?}, because clocks drift: raise the ttl until \
+         this time is more than the time limit per node ({node_timeout:?}) and at least min_validity \
          ({min_validity:?})"
     )]
     TtlTooShort {
@@ -74,7 +74,7 @@ impl Spec {
     /// The longest owner label that a node accepts, in bytes.
     pub const OWNER_BYTES_MAX: usize = 256;
 
-    /// Checks that the description can be a lock.
+    /// Checks that the description is valid.
     ///
     /// # Errors
     /// [`InvalidSpec`] says what is wrong and what to do.
@@ -128,7 +128,7 @@ impl Spec {
         }
     }
 
-    /// The order of the nodes for each key of the lock.
+    /// The order of the nodes for each key of the lock, or one order for all keys.
     pub(super) fn orders(
         &self,
         topology: &Topology,

@@ -56,7 +56,7 @@ impl Node {
             }
             let lack = match state {
                 KeyState::Free | KeyState::Ended { .. } => {
-                    self.has_waiter_content_with_key(now, hash, db, key).then_some(Lack::Behind)
+                    self.has_single_waiter(now, hash, db, key).then_some(Lack::Behind)
                 }
                 _ => self.lack(now, state, keyspace, entry),
             };
@@ -122,18 +122,12 @@ impl Node {
         Ok(Reply::Waits)
     }
 
-    /// Whether a waiter for which this key suffices has time left.
+    /// Whether a waiter for which this key suffices has time left, or may have.
     ///
     /// Such a waiter precedes all newcomers, also between the end of a lock and its handover.
-    pub(super) fn has_waiter_content_with_key(
-        &mut self,
-        now: Now,
-        hash: u64,
-        db: u32,
-        key: &[u8],
-    ) -> bool {
+    pub(super) fn has_single_waiter(&mut self, now: Now, hash: u64, db: u32, key: &[u8]) -> bool {
         let queue = self.queues.find(hash, db, key);
-        queue.is_some_and(|queue| self.queues.has_waiter_content_with_key(queue, now.monotonic))
+        queue.is_some_and(|queue| self.queues.has_single_waiter(queue, now.monotonic))
     }
 
     /// Grants free keys: writes their mirrors, adds their leases, and publishes the changes.
@@ -160,8 +154,12 @@ impl Node {
             entries.iter_mut().try_for_each(|entry| keyspace.set(entry, token, expires_at_ms));
         if written.is_err() {
             for (key, entry) in keys.iter().zip(entries) {
-                if keyspace.kind(entry) != Kind::Missing {
+                let has_value = keyspace.kind(entry) != Kind::Missing;
+                if has_value {
                     keyspace.delete(entry);
+                }
+                // A refused write has deleted the mirror of a lease that had ended.
+                if has_value || have_ended {
                     self.publish(keyspace, key, Change::Delete, author);
                 }
             }

@@ -32,9 +32,8 @@ impl Node {
                 return Err(CommandError::WrongType);
             }
             let lack = self.lack(now, state, keyspace, &entry);
-            let lack = lack.or_else(|| {
-                self.has_waiter_content_with_key(now, hash, db, key).then_some(Lack::Behind)
-            });
+            let lack =
+                lack.or_else(|| self.has_single_waiter(now, hash, db, key).then_some(Lack::Behind));
             if lack.is_none() {
                 let free = FreeKeys {
                     db,

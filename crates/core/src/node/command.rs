@@ -187,7 +187,7 @@ pub struct Listed {
     pub inspected: Inspected,
 }
 
-/// The holder of a key.
+/// The holder and the waiters of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inspected {
     /// The number of clients that wait for the key.
@@ -221,7 +221,7 @@ pub enum Holder {
         fence: Fence,
         /// The time until the latest deadline of its holders, in milliseconds.
         ttl_ms: u64,
-        /// The time since the grant to its first holder, in milliseconds.
+        /// The time since the grant to the first of its current holders, in milliseconds.
         held_ms: u64,
         /// Whether other holders may share the key.
         mode: Mode,
@@ -246,7 +246,7 @@ pub enum CommandError {
         reason: Reason,
         /// How much longer the node abstains, in milliseconds.
         ///
-        /// A replica abstains without end. It reports the largest ttl.
+        /// A replica, whose abstention has no known end, reports the largest ttl.
         left_ms: u64,
     },
     /// One of the keys holds a value that is not a string.
@@ -279,7 +279,7 @@ pub enum CommandError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum FenceError {
     /// The proposed fence is below the lock's fence, and a fence never decreases.
-    #[error("FENCE is below the lock's fence {current}: propose a larger one")]
+    #[error("FENCE is below the lock's fence {current}: propose {current} or more")]
     Below {
         /// The lease's fence.
         current: Fence,

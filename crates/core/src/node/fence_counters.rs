@@ -26,8 +26,8 @@ impl Fences {
         self.max_clock_skew_us = ms.saturating_mul(1000);
     }
 
-    /// The fence of a new grant: the proposed one, or one above all fences of these keys if that is
-    /// larger.
+    /// The fence of a new grant: the proposed one, or the next above all fences of these keys if
+    /// that is larger.
     ///
     /// The wall clock replaces a proposal that is missing, or too far ahead of it. Otherwise one
     /// client could use up all fences.
@@ -73,7 +73,7 @@ impl Fences {
 
     /// Raises all counters to the ceiling, because the node may have forgotten fences.
     ///
-    /// No fence that the node granted was above the ceiling at the time of the grant.
+    /// Unless the wall clock goes back, the node grants no fence above the present ceiling.
     pub(super) fn raise_all_to_ceiling(&mut self, wall_us: u64) {
         self.lower_bound = self.lower_bound.max(self.ceiling(wall_us));
     }

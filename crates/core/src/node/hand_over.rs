@@ -9,7 +9,7 @@ use super::turn::Budget;
 use super::{Access, Keyspace, Mode, Node, Now};
 
 impl Node {
-    /// Hands a free key over to its next waiter, or to all shared waiters at the head of its queue.
+    /// Hands a key over to its next waiter, or to all shared waiters at the head of its queue.
     ///
     /// Returns whether it granted the key. Opens the key unless `entry` is given.
     ///

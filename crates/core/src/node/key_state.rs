@@ -136,11 +136,11 @@ impl Node {
 
     /// Plans a check of the lease's key at once, if the key has waiters.
     fn check_now(&mut self, lease: u32) {
-        self.check_by(lease, Monotonic::default());
+        self.check_key_of_lease_by(lease, Monotonic::default());
     }
 
     /// Plans a check of the lease's key by `at`, if the key has waiters.
-    pub(super) fn check_by(&mut self, lease: u32, at: Monotonic) {
+    pub(super) fn check_key_of_lease_by(&mut self, lease: u32, at: Monotonic) {
         if self.queues.waiters() == 0 {
             return;
         }

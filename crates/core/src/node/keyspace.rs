@@ -146,7 +146,7 @@ impl<N> Copy for Change<'_, N> {}
 pub enum Author {
     /// The client of the command.
     Client,
-    /// The node itself, or a waiter that was granted the lock in the same step.
+    /// The node itself, or a waiter to which it handed the lock over.
     Other,
 }
 

@@ -21,7 +21,8 @@ pub(super) struct Lease {
     pub(super) fence: Fence,
     pub(super) deadline: Monotonic,
     pub(super) granted: Monotonic,
-    /// When the lease needs attention: at its deadline, or earlier to check or write its mirror.
+    /// When the lease needs attention: at its deadline, or earlier for a holder's deadline or for
+    /// its mirror.
     attend_at: Monotonic,
     hash: u64,
     pub(super) db: u32,
@@ -194,7 +195,7 @@ pub(super) struct Leases {
 /// The leases that an operator ended all at once.
 #[derive(Clone, Debug, Default)]
 struct Ended {
-    /// Increases each time that happens. A lease keeps the epoch of its grant.
+    /// Increases each time [`Leases::end_all`] ends leases. A lease keeps the epoch of its grant.
     epoch: u32,
     /// Leases of an epoch before this one have ended, in all databases.
     before: u32,
@@ -503,7 +504,7 @@ impl Leases {
         self.wheel.step(&mut self.items, now)
     }
 
-    /// When to call [`Self::step`] next.
+    /// When to call [`Self::step`] or [`Self::sweep`] next.
     pub(super) fn next_step_at(&self) -> Option<Monotonic> {
         if self.is_sweeping() {
             return Some(Monotonic::default());
@@ -511,7 +512,7 @@ impl Leases {
         self.wheel.next_step_at()
     }
 
-    /// Ends all leases of one database, or of all, on behalf of an operator.
+    /// Ends all leases of one database, or of every database, on behalf of an operator.
     ///
     /// They are [stale](Self::is_stale) from now on, and [`Leases::sweep`] removes them in steps.
     pub(super) fn end_all(&mut self, db: Option<u32>) {

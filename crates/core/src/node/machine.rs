@@ -16,10 +16,10 @@ use crate::Ttl;
 
 /// The leases and queues of one server.
 ///
-/// A key is free when it has no live lease and no foreign string. A foreign string has no lease: it
-/// was written with plain SET, restored from a dump, or loaded from a file that an earlier server
-/// wrote. A client that knows the value of a foreign string can extend and release the string like
-/// a lock.
+/// A key is free when it has no live lease, no foreign string and no value of another type. A
+/// foreign string has no lease: it was written with plain SET, restored from a dump, or loaded from
+/// a file that an earlier server wrote. A client that knows the value of a foreign string can
+/// release it like a lock, and extend it if it has an expiry.
 ///
 /// Two nodes with the same settings are equal if they take the same decisions on all later commands
 /// and events. Statistics, the times of grants, the order in which leases were added, and the next
@@ -112,7 +112,7 @@ impl Node {
         }
     }
 
-    /// The error of a node that abstains; `None` if the node grants locks.
+    /// The error of a node that abstains; `None` if the node votes.
     pub(super) fn abstention_error(&self, now: Monotonic) -> Option<CommandError> {
         let (reason, left_ms) = self.abstention.why(now)?;
         let left_ms = left_ms.unwrap_or(self.max_ttl.ms());

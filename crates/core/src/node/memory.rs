@@ -1,7 +1,7 @@
 //! A server in memory: a node, and keys that behave like those of a server.
 //!
 //! Tests, simulators and the model checker run the node on it. It decides nothing: it is a map with
-//! expiry, two clocks that the caller sets, and the events that a server would send.
+//! expiry, a wall clock that the caller sets, and the events that a server would send.
 
 use std::collections::{BTreeMap, VecDeque};
 

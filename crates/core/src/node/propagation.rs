@@ -114,7 +114,7 @@ impl Propagation {
         is_due
     }
 
-    /// Records the server's report, read in this turn after all other work of the turn.
+    /// Records the server's report, which the caller read after all other work of this turn.
     pub(super) fn learn(&mut self, listeners: Listeners) {
         let Listeners { append_only_file, backlog, replicas, child } = listeners;
         let any = append_only_file || backlog || replicas || child;
@@ -303,7 +303,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(5000))]
 
         #[test]
-        fn write_is_never_skipped_while_something_may_receive_it(
+        fn write_is_never_skipped_while_a_listener_may_receive_it(
             events in prop::collection::vec(event(), 1..60),
         ) {
             let (mut server, mut propagation) = (Server::default(), Propagation::new(false));

@@ -54,7 +54,8 @@ struct Place {
     /// The queue in which it is a candidate.
     ///
     /// A waiter for several keys is a candidate only for the key that it lacked when it was last
-    /// considered. A waiter for any of several keys is a candidate in all its queues.
+    /// considered. A waiter for any of several keys is a candidate in all its queues: this is the
+    /// last of them.
     candidate_in: u32,
 }
 
@@ -396,7 +397,7 @@ impl Queues {
     }
 
     /// Whether a waiter for which this key suffices has time left, or may have.
-    pub(super) fn has_waiter_content_with_key(&self, queue: u32, now: Monotonic) -> bool {
+    pub(super) fn has_single_waiter(&self, queue: u32, now: Monotonic) -> bool {
         let mut budget = Budget::units(COMMAND_UNITS);
         !matches!(self.first_single(queue, now, &mut budget), QueueScan::NotFound)
     }
@@ -584,7 +585,7 @@ impl Queues {
         self.sweep_from.is_some()
     }
 
-    /// Plans a check of the keys of the next `slots` queues.
+    /// Examines the next `slots` slots, and plans a check of the key of each queue in them.
     pub(super) fn sweep(&mut self, slots: u32) {
         let Some(from) = self.sweep_from else { return };
         let end = self.by_slot.slots_end().min(from.saturating_add(slots));

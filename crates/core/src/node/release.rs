@@ -26,7 +26,7 @@ impl Node {
         self.release_within(now, release, &mut Budget::units(COMMAND_UNITS), keyspace)
     }
 
-    /// Releases keys, within a budget for the waiters that a handover skips.
+    /// Releases keys, within a budget for the waiters that handovers consider.
     pub(super) fn release_within<K: Keyspace>(
         &mut self,
         now: Now,

@@ -42,7 +42,7 @@ pub enum ServerEvent {
     Disconnected(Ticket),
 }
 
-/// A key as an event names it.
+/// The bytes of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct KeyBytes(pub(super) Key);
 
@@ -60,27 +60,27 @@ impl KeyBytes {
 
 /// What happened to a key.
 ///
-/// A plain SET reports no event. `key_state` notices the new value when a client next needs the
-/// key.
+/// A plain SET reports no event. `key_state` notices the new value when a command or a job next
+/// uses the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeyEvent {
     /// The server removed the key because it had expired, by the wall clock.
     Expired,
     /// The server removed the key to save memory.
     Evicted,
-    /// A command removed or renamed the key.
+    /// A command removed, renamed or moved the key.
     Removed,
     /// A command wrote the key as the target of a RENAME, RESTORE, COPY or MOVE.
     Replaced,
     /// A command set the expiry of the key, and perhaps its value as well: EXPIRE, or SET with
     /// an expiry.
     ExpirySet {
-        /// The length of its string now; `None` if that is unknown.
+        /// The length of its string now; `None` if that is unknown, or if the key holds no string.
         value_bytes: Option<usize>,
     },
 }
 
-/// What an operator emptied.
+/// What a FLUSH emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Flushed {
     Database(u32),

@@ -33,7 +33,7 @@ pub(super) struct SharedKey<'k, K: Keyspace> {
 }
 
 impl Node {
-    /// Acquires a shared lock. A newcomer queues behind all waiters.
+    /// Acquires a shared lock. A newcomer queues behind every waiter for which this key suffices.
     ///
     /// A repair overtakes the clients that began to wait after other nodes granted the lock.
     pub(super) fn acquire_shared<K: Keyspace>(
@@ -56,12 +56,12 @@ impl Node {
         let lack = if joined.is_some() { None } else { self.lack(now, state, keyspace, &entry) };
         let behind = || Lack::Behind;
         let lack = lack.or_else(|| {
-            let waits = self.has_waiter_content_with_key(now, hash, db, name.as_ref());
+            let waits = self.has_single_waiter(now, hash, db, name.as_ref());
             let passes = is_broken(Mutant::SharedPassesQueue) || self.is_repair(now, hash, acquire);
             (waits && !passes).then(behind)
         });
         let holds_already =
-            joined.is_some_and(|lease| self.check_holder(now, lease, token.as_ref()));
+            joined.is_some_and(|lease| self.still_shares(now, lease, token.as_ref()));
         if lack.is_none() && !holds_already {
             let mut key = SharedKey { db, hash, name, entry: &mut entry, state };
             let terms = Terms { token, owner, ttl, fence, author: Author::Client };
@@ -76,8 +76,8 @@ impl Node {
         self.wait_or_refuse(now, acquire, Wants::All, &[hash], &[Some(lack)], keyspace)
     }
 
-    /// Whether the request is a repair: its fence, read as a time of the wall clock, is earlier
-    /// than the arrival of the first waiter.
+    /// Whether the request is a repair: it does not wait, and its fence, read as a time of the wall
+    /// clock, is earlier than the arrival of the first waiter.
     fn is_repair<N: AsRef<[u8]>>(&mut self, now: Now, hash: u64, acquire: &Acquire<'_, N>) -> bool {
         let Some(fence) = acquire.fence.filter(|_| acquire.wait_ms == 0) else { return false };
         let queue = self.queues.find(hash, acquire.db, acquire.keys[0].as_ref());
@@ -103,7 +103,7 @@ impl Node {
 
     /// Removes the holder with this token if its deadline has passed. Returns whether the token
     /// still shares the lock.
-    fn check_holder(&mut self, now: Now, lease: u32, token: &[u8]) -> bool {
+    fn still_shares(&mut self, now: Now, lease: u32, token: &[u8]) -> bool {
         if self.live_holder(now, lease, token).is_some() {
             return true;
         }
@@ -219,9 +219,7 @@ impl Node {
         }
     }
 
-    /// The waiter at the head of a queue, if it shares the key.
-    ///
-    /// If the waiter at the head wants an exclusive lock, finds no waiter.
+    /// The waiter at the head of a queue; `NotFound` if it wants an exclusive lock.
     pub(super) fn next_shared_waiter(
         &mut self,
         now: Now,
@@ -249,7 +247,7 @@ impl Node {
         let waiter = self.queues.remove(place);
         let holds_already = self
             .shared_lease(key.state)
-            .is_some_and(|lease| self.check_holder(now, lease, &waiter.token));
+            .is_some_and(|lease| self.still_shares(now, lease, &waiter.token));
         if holds_already {
             self.answers.refuse(waiter.ticket, None, keyspace);
             return false;
@@ -280,7 +278,7 @@ impl Node {
             return true;
         }
         let deadline = self.leases.get(lease).deadline;
-        self.check_by(lease, deadline);
+        self.check_key_of_lease_by(lease, deadline);
         self.follow_last_deadline(now, lease, old, name, entry, Author::Client, keyspace);
         false
     }
@@ -312,7 +310,7 @@ impl Node {
         }
         let token = extend.new_token.map(|token| Token::from_slice(token.as_ref()));
         let token = token.filter(|token| *token != self.leases.holders().get(holder).token);
-        if token.as_ref().is_some_and(|token| self.check_holder(now, lease, token)) {
+        if token.as_ref().is_some_and(|token| self.still_shares(now, lease, token)) {
             return Err(CommandError::TokenInUse);
         }
         let hash = self.leases.get(lease).hash();

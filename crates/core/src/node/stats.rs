@@ -4,7 +4,7 @@ pub struct Stats {
     /// Granted leases, including adoptions. Each key of a lock and each shared holder counts.
     pub grants: u64,
     /// ACQUIREs and ACQUIREANYs refused at once, because a key is held or waited for, or because
-    /// the queue is full.
+    /// too many clients wait.
     pub refusals: u64,
     /// ACQUIREs and ACQUIREANYs refused because the node abstains.
     pub abstained: u64,

@@ -17,7 +17,7 @@ pub struct Budget {
 
 /// Units of one turn, which then takes a millisecond or less.
 const TURN_UNITS: u32 = 1500;
-/// Units that a command may spend on waiters that it does not answer.
+/// Units that a command may spend on waiters.
 pub(super) const COMMAND_UNITS: u32 = 300;
 
 /// Units for an answer to a waiter.
@@ -87,7 +87,8 @@ impl Node {
     ///
     /// The caller repeats the call until it returns `None`, right before the server sleeps.
     /// Refusals of waiters come first, even while the server must not write. Then come releases for
-    /// disconnected clients, handovers, ended leases, mirrors, and the end of an abstention.
+    /// disconnected clients, handovers, leases that need attention, sweeps, the end of an
+    /// abstention, and the check for listeners.
     pub fn next_job<K: Keyspace>(
         &mut self,
         now: Now,

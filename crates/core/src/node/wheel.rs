@@ -219,7 +219,7 @@ mod tests {
         }
     }
 
-    /// Removes and returns all due leases, in the order in which the wheel returns them.
+    /// Removes and returns all due leases.
     fn due(wheel: &mut Wheel, leases: &mut Chunks<Entry>, now: Monotonic) -> Vec<u32> {
         let mut due = Vec::new();
         loop {

@@ -1,4 +1,4 @@
-use super::tally::{Ballot, NoMajority, Tally};
+use super::tally::{NoMajority, Tally};
 use super::{Majority, Moment, Validity};
 use crate::Ttl;
 use crate::client::mutants::{Mutant, is_broken};
@@ -37,7 +37,7 @@ pub enum ExtensionVerdict {
     Extended(Validity),
     /// The nodes that reported that the token does not hold the lock rule out a majority.
     Lost,
-    /// Too few nodes answered, or they answered too late. The earlier validity still counts.
+    /// Too few nodes answered in time to decide. The earlier validity still counts.
     Uncertain,
 }
 
@@ -77,14 +77,7 @@ impl Extension {
         held: Option<bool>,
         now: Moment,
     ) -> Option<ExtensionVerdict> {
-        self.tally.cast(
-            node,
-            match held {
-                Some(true) => Ballot::Yes(()),
-                Some(false) => Ballot::No,
-                None => Ballot::Silent,
-            },
-        );
+        self.tally.cast(node, held.into());
         if self.verdict.is_some() {
             return None;
         }

@@ -46,12 +46,12 @@ struct Grant {
     refused: Option<Fence>,
 }
 
-/// A node's answer to ACQUIRE.
+/// A node's answer to ACQUIRE, or to an EXTEND in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Vote {
     /// The node granted the lock, with this fence.
     Granted(Fence),
-    /// Another client holds the lock there, or waits for it.
+    /// Another client holds the lock there or waits for it, or the EXTEND found no lock.
     Refused,
     /// An error, a timeout or an abstention: no vote.
     Silent,
@@ -159,7 +159,7 @@ impl Acquisition {
         }
     }
 
-    /// Records a node's answer to ACQUIRE.
+    /// Records a node's vote.
     pub fn vote(&mut self, node: usize, vote: Vote, now: Moment) {
         let ballot = match vote {
             Vote::Granted(fence) => Ballot::Yes(Grant::of(fence)),

@@ -35,15 +35,31 @@ impl Moment {
         self.until(deadline).is_zero()
     }
 
-    /// Returns the earlier of two deadlines.
+    /// Returns a deadline that is reached as soon as one of two deadlines is reached.
     #[must_use]
     pub fn earlier(self, other: Self) -> Self {
-        if (other.raw, other.boot) < (self.raw, self.boot) { other } else { self }
+        Self { boot: self.boot.min(other.boot), raw: self.raw.min(other.raw) }
     }
 
-    /// Returns the later of two deadlines.
+    /// Returns a deadline that is not reached before two deadlines are reached.
     #[must_use]
     pub fn later(self, other: Self) -> Self {
-        if (other.raw, other.boot) < (self.raw, self.boot) { self } else { other }
+        Self { boot: self.boot.max(other.boot), raw: self.raw.max(other.raw) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deadline_set_before_the_machine_slept_is_not_forgotten() {
+        let before = Moment { boot: Duration::from_secs(110), raw: Duration::from_secs(110) };
+        // The machine has slept for 1000 s.
+        let after = Moment { boot: Duration::from_secs(1106), raw: Duration::from_secs(106) };
+        let now = Moment { boot: Duration::from_secs(1101), raw: Duration::from_secs(101) };
+        assert!(now.has_reached(before) && !now.has_reached(after));
+        assert!(now.has_reached(before.earlier(after)) && now.has_reached(after.earlier(before)));
+        assert!(!now.has_reached(before.later(after)));
     }
 }

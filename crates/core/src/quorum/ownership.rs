@@ -26,7 +26,7 @@ pub struct OwnershipState {
 pub enum Ownership {
     /// The lock is certainly held for this long.
     Held(Duration),
-    /// The lock is certainly held for this long. A majority did not confirm the last extension.
+    /// The lock is certainly held for this long. No majority confirmed the last extension.
     Uncertain(Duration),
     /// Another client may hold the lock.
     Lost(LossReason),

@@ -1,5 +1,5 @@
 use super::Majority;
-use super::tally::{Ballot, Tally};
+use super::tally::Tally;
 
 /// One release round: RELEASE to all nodes that were sent a request, decided by a majority.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -29,19 +29,12 @@ impl ReleaseRound {
     ///
     /// Returns the verdict if this answer decides the round.
     pub fn answer(&mut self, node: usize, held: Option<bool>) -> Option<ReleaseVerdict> {
-        self.tally.cast(
-            node,
-            match held {
-                Some(true) => Ballot::Yes(()),
-                Some(false) => Ballot::No,
-                None => Ballot::Silent,
-            },
-        );
+        self.tally.cast(node, held.into());
         if self.verdict.is_some() {
             return None;
         }
         let released = self.tally.yes().count();
-        // Nodes on which the token already held nothing.
+        // Nodes on which the token did not hold the lock.
         let missing = self.tally.no().count();
         let majority = self.tally.majority();
         self.verdict = if released >= majority.size() {

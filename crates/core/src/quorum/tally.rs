@@ -13,6 +13,17 @@ pub(super) enum Ballot<Y> {
     Silent,
 }
 
+impl From<Option<bool>> for Ballot<()> {
+    /// The ballot of a node that holds the lock, does not hold it, or did not vote.
+    fn from(held: Option<bool>) -> Self {
+        match held {
+            Some(true) => Self::Yes(()),
+            Some(false) => Self::No,
+            None => Self::Silent,
+        }
+    }
+}
+
 /// The ballots of one round, and whether they decide it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Tally<Y> {

@@ -6,8 +6,8 @@ use crate::client::mutants::{Mutant, is_broken};
 
 /// The part of a measured time that does not count as validity, as in the description of Redlock.
 ///
-/// Two clocks may drift apart by 1 % of the time. The other 2 ms cover the granularity of the
-/// servers' expiry.
+/// Two clocks may drift apart by 1 % of the time. The 2 ms cover the granularity of the servers'
+/// expiry.
 pub fn drift(measured: Duration) -> Duration {
     if is_broken(Mutant::NoDrift) {
         return Duration::ZERO;
@@ -49,12 +49,6 @@ impl Validity {
     /// The time that is left, never zero; `None` once the validity is over.
     pub fn remaining(&self, now: Moment) -> Option<Duration> {
         self.lasts.checked_sub(now.since(self.begins)).filter(|left| !left.is_zero())
-    }
-
-    /// Returns this validity with no time left, for a lock that is known to be lost.
-    #[must_use]
-    pub fn over(self) -> Self {
-        Self { lasts: Duration::ZERO, ..self }
     }
 
     /// Returns the validity that ends later, as seen at `now`.

@@ -12,13 +12,13 @@ use quorlock_core::quorum::{Majority, Moment};
 
 /// Tokens that count up, and pauses that are the same in each run.
 #[derive(Default)]
-pub(crate) struct Numbers {
+pub(crate) struct TestRandom {
     last: u128,
     /// Whether pauses vary. If not, each pause is the shortest one.
     varies: bool,
 }
 
-impl Random for Numbers {
+impl Random for TestRandom {
     fn bits(&mut self) -> Option<u128> {
         self.last += 1;
         Some(self.last)
@@ -37,7 +37,7 @@ impl Random for Numbers {
 pub(crate) struct Client {
     pub(crate) state: ClientState,
     pub(crate) topology: Topology,
-    random: Numbers,
+    random: TestRandom,
 }
 
 impl Client {
@@ -46,13 +46,13 @@ impl Client {
         Self {
             state: ClientState::new(Majority::of(nodes).unwrap()),
             topology: nodes_after_restarts(nodes, 0),
-            random: Numbers::default(),
+            random: TestRandom::default(),
         }
     }
 
     /// A client like that of [`Self::new`], but with pauses that vary.
     pub(crate) fn with_varied_pauses(nodes: usize) -> Self {
-        Self { random: Numbers { last: 0, varies: true }, ..Self::new(nodes) }
+        Self { random: TestRandom { last: 0, varies: true }, ..Self::new(nodes) }
     }
 
     /// Takes away the connection to a node. Requests to the node fail with this error.

@@ -1,8 +1,10 @@
-//! A server in memory, with a method for each command.
+//! A server in memory, with methods for most commands.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub(crate) mod client;
+
+use std::collections::HashMap;
 
 use quorlock_core::node::memory::{self, Name, Value};
 use quorlock_core::node::{
@@ -37,6 +39,26 @@ pub(crate) enum WaitResult {
     /// The node refused, or it abstains.
     Refused,
     Failed(CommandError),
+}
+
+impl WaitResult {
+    /// The fence of a grant; `None` for a refusal.
+    ///
+    /// Fails if the client was granted the lock after its wait had ended, or refused it before.
+    #[track_caller]
+    pub(crate) fn granted(self, is_in_time: bool) -> Option<Fence> {
+        match self {
+            Self::Granted { fence, .. } => {
+                assert!(is_in_time, "granted after its wait had ended");
+                Some(fence)
+            }
+            Self::Refused => {
+                assert!(!is_in_time, "refused before its wait had ended");
+                None
+            }
+            Self::Failed(error) => panic!("{error:?}"),
+        }
+    }
 }
 
 /// The reply to an ACQUIRE with WAIT.
@@ -156,6 +178,13 @@ impl Server {
         self.memory = memory::Server::new(settings(rejoin_delay_ms), self.now());
     }
 
+    /// Restarts the server, which reads its keys again from disk. The leases are gone.
+    pub(crate) fn crash(&mut self) {
+        let kept = std::mem::take(&mut self.memory.keys);
+        self.restart(0);
+        self.memory.keys = kept;
+    }
+
     pub(crate) fn node(&self) -> &Node {
         &self.memory.node
     }
@@ -200,20 +229,32 @@ impl Server {
         self.memory.keys.clear();
     }
 
+    /// Removes all keys, as FLUSHALL does.
+    pub(crate) fn flush(&mut self) {
+        self.memory.flush(self.now(), None);
+    }
+
     /// Removes expired keys as the server does, by the wall clock.
     pub(crate) fn expire_keys(&mut self) {
         self.memory.expire_keys(self.now());
     }
 
-    /// Removes a key by accident or by a command of another client.
+    /// Removes a key, as an accident or a command of another client does.
     pub(crate) fn remove_key(&mut self, key: &[u8], event: KeyEvent) {
         self.memory.remove(self.now(), 0, key, event);
     }
 
-    /// Writes a key as another client. Sends no event.
+    /// Writes a key as another client does, but without an event.
     pub(crate) fn set(&mut self, key: &[u8], text: &[u8], expires_in_ms: Option<u64>) {
         let expires_at_ms = expires_in_ms.map(|ms| self.wall_ms + ms);
         self.memory.keys.insert(0, key, Value::text(text, expires_at_ms));
+    }
+
+    /// Writes a missing key as an old client does, which uses plain SET.
+    pub(crate) fn set_foreign(&mut self, key: &[u8], expires_in_ms: u64) {
+        if !self.has(key) {
+            self.set(key, b"old client", Some(expires_in_ms));
+        }
     }
 
     pub(crate) fn handle_event(&mut self, event: &ServerEvent) {
@@ -247,8 +288,18 @@ impl Server {
     }
 
     /// Disconnects a client. Returns whether it still waited.
-    pub(crate) fn cancel(&mut self, ticket: Ticket) -> bool {
+    pub(crate) fn disconnect(&mut self, ticket: Ticket) -> bool {
         self.memory.node.disconnect(ticket).wake
+    }
+
+    /// Disconnects the `nth` client that waits, in the order of arrival, if so many wait.
+    pub(crate) fn disconnect_nth<T>(&mut self, waiting: &mut HashMap<Ticket, T>, nth: usize) {
+        let mut tickets: Vec<_> = waiting.keys().copied().collect();
+        tickets.sort_unstable();
+        if let Some(ticket) = tickets.get(nth) {
+            assert!(self.disconnect(*ticket), "the client does not wait any more");
+            waiting.remove(ticket);
+        }
     }
 
     pub(crate) fn acquire(
@@ -536,21 +587,13 @@ impl Server {
     }
 
     pub(crate) fn inspect(&mut self, key: &[u8]) -> Inspected {
-        let key = Name::from_slice(key);
-        let reply =
-            self.memory.execute(self.now(), &Command::Inspect(Inspect { db: 0, key: &key }));
-        match reply {
-            Ok(Reply::Inspected(None)) => Inspected::Free,
-            Ok(Reply::Inspected(Some(inspected))) => {
-                let waiters = inspected.waiters;
-                match inspected.holder {
-                    Holder::Lease { fence, ttl_ms, keys, .. } => {
-                        Inspected::Lease { waiters, keys, fence, ttl_ms }
-                    }
-                    Holder::Foreign { ttl_ms } => Inspected::Foreign { waiters, ttl_ms },
-                }
+        let Some(inspected) = self.inspect_all_fields(key) else { return Inspected::Free };
+        let waiters = inspected.waiters;
+        match inspected.holder {
+            Holder::Lease { fence, ttl_ms, keys, .. } => {
+                Inspected::Lease { waiters, keys, fence, ttl_ms }
             }
-            other => unreachable!("all values are strings: {other:?}"),
+            Holder::Foreign { ttl_ms } => Inspected::Foreign { waiters, ttl_ms },
         }
     }
 

@@ -11,7 +11,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use super::clock::Ns;
 use super::events::Event;
 use super::plan::{Habits, Plan};
-use super::process::{Ended, Process};
+use super::process::{CallerResult, Process};
 use super::world::{DetachedLock, World};
 
 /// A task of a program. It uses one lock after another.
@@ -23,7 +23,6 @@ pub(super) struct Caller {
     /// What the caller will do with its present lock; `None` before the first call.
     usage: Option<Usage>,
     pub(super) locks: u64,
-    pub(super) failures: u64,
     pub(super) longest_wait: Ns,
     /// Total time of the waits for locks.
     pub(super) waited: Ns,
@@ -53,7 +52,7 @@ struct Usage {
     downgrade: Option<u32>,
     end: End,
     /// Whether the call waits without a limit.
-    waits_for_ever: bool,
+    waits_without_limit: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +70,6 @@ impl Caller {
             number: 0,
             usage: None,
             locks: 0,
-            failures: 0,
             longest_wait: 0,
             waited: 0,
             began: 0,
@@ -79,7 +77,6 @@ impl Caller {
         }
     }
 
-    /// Returns whether the caller has finished.
     pub(super) fn is_finished(&self) -> bool {
         self.state == State::Finished
     }
@@ -169,7 +166,7 @@ impl Process {
                 n if n < habits.detach_percent + habits.drop_percent => End::Drop,
                 _ => End::Release,
             },
-            waits_for_ever: false,
+            waits_without_limit: false,
         };
         if this.chance(50)
             && let Some(detached) = world.detached.pop()
@@ -198,8 +195,8 @@ impl Process {
         } else {
             (usage.extends, None)
         };
-        let waits_for_ever = wait.is_none();
-        this.usage = Some(Usage { extends, downgrade, waits_for_ever, ..usage });
+        let waits_without_limit = wait.is_none();
+        this.usage = Some(Usage { extends, downgrade, waits_without_limit, ..usage });
         let spec = Arc::new(Spec {
             keys: plan.key_sets[key_set].clone(),
             ttl,
@@ -226,15 +223,14 @@ impl Process {
 
     /// Handles a result for which the caller waited.
     #[expect(clippy::needless_pass_by_value, reason = "a result is handled once")]
-    pub(super) fn caller_goes_on(&mut self, ended: Ended, world: &mut World) {
-        match ended {
-            Ended::Acquired { caller, lock } => {
+    pub(super) fn caller_goes_on(&mut self, result: CallerResult, world: &mut World) {
+        match result {
+            CallerResult::Acquired { caller, lock } => {
                 let this = &mut self.callers[caller];
                 this.locks += 1;
                 let wait = world.now - this.began;
                 this.waited += wait;
                 this.longest_wait = this.longest_wait.max(wait);
-                world.locks += 1;
                 world.longest_pause = world.longest_pause.max(world.now - world.last_acquired_at);
                 world.last_acquired_at = world.now;
                 this.state = State::Holding(lock);
@@ -242,11 +238,8 @@ impl Process {
                 let held_for = this.usage.as_ref().map_or(0, |usage| usage.held_for) / parts;
                 self.wake_caller(caller, world.now + held_for, world);
             }
-            Ended::Failed { caller } => {
-                self.callers[caller].failures += 1;
-                self.caller_rests(caller, world);
-            }
-            Ended::Extended { caller, lock } => {
+            CallerResult::Failed { caller } => self.caller_rests(caller, world),
+            CallerResult::Extended { caller, lock } => {
                 let this = &mut self.callers[caller];
                 if this.state == State::Extending(lock) {
                     this.state = State::Holding(lock);
@@ -256,7 +249,7 @@ impl Process {
                     self.wake_caller(caller, world.now + part, world);
                 }
             }
-            Ended::Released { caller } => {
+            CallerResult::Released { caller } => {
                 if self.callers[caller].state == State::Releasing {
                     self.caller_rests(caller, world);
                 }
@@ -318,9 +311,10 @@ impl Process {
     pub(super) fn callers_end(&mut self, world: &mut World) {
         for caller in 0..self.callers.len() {
             let this = &self.callers[caller];
-            let waits_for_ever = this.usage.as_ref().is_some_and(|usage| usage.waits_for_ever);
+            let waits_without_limit =
+                this.usage.as_ref().is_some_and(|usage| usage.waits_without_limit);
             match this.state {
-                State::Calling(call) if waits_for_ever => {
+                State::Calling(call) if waits_without_limit => {
                     self.cancel(call, world);
                     self.callers[caller].state = State::Finished;
                 }

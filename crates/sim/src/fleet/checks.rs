@@ -28,9 +28,9 @@ pub(super) struct Checks {
     /// The largest fence of each key.
     fences: Vec<Fence>,
     /// The last fence of an exclusive lock of each key.
-    exclusive: Vec<Fence>,
+    exclusive_fences: Vec<Fence>,
     /// When each key was last granted.
-    granted: Vec<Ns>,
+    last_granted_at: Vec<Ns>,
     /// For the process, the machine and each choice of a call: the time since which the call has
     /// had no reason to wait.
     unhindered: BTreeMap<(usize, u64, usize), Ns>,
@@ -47,16 +47,16 @@ impl Checks {
             majority: Majority::of(plan.nodes).expect("a fleet has nodes"),
             held: Vec::new(),
             fences: vec![Fence::ZERO; plan.names.len()],
-            exclusive: vec![Fence::ZERO; plan.names.len()],
+            exclusive_fences: vec![Fence::ZERO; plan.names.len()],
             writers: BTreeMap::new(),
-            granted: vec![0; plan.names.len()],
+            last_granted_at: vec![0; plan.names.len()],
             unhindered: BTreeMap::new(),
             grants_since_meeting: 0,
         }
     }
 
     /// Checks the facts that the last event left behind.
-    pub(super) fn take_notes(&mut self, world: &mut World, processes: &[Process]) {
+    pub(super) fn check_notes(&mut self, world: &mut World, processes: &[Process]) {
         for note in std::mem::take(&mut world.notes) {
             match note {
                 Note::Granted { process, machine } => {
@@ -123,7 +123,7 @@ impl Checks {
     }
 
     fn forget(&mut self, process: usize, call: u64) {
-        let machine = call & ((1 << 40) - 1);
+        let (_, machine) = Process::split_id(call);
         self.held.retain(|&held| held != (process, machine));
     }
 
@@ -137,7 +137,8 @@ impl Checks {
         all: &[Process],
     ) {
         let Some(lock) = lock_of(all, process, machine) else { return };
-        // An operator ended this lock, so a lock with a larger fence may be granted before it.
+        // An operator has ended this lock on a node. A lock with a larger fence may have been
+        // acquired first.
         if was_ended(world, lock) {
             return;
         }
@@ -145,7 +146,7 @@ impl Checks {
         for &key in &lock.members {
             let before = match mode {
                 Mode::Exclusive => self.fences[key],
-                Mode::Shared => self.exclusive[key],
+                Mode::Shared => self.exclusive_fences[key],
             };
             if fence <= before {
                 world.violate(format!(
@@ -154,9 +155,9 @@ impl Checks {
             }
             self.fences[key] = self.fences[key].max(fence);
             if mode == Mode::Exclusive {
-                self.exclusive[key] = fence;
+                self.exclusive_fences[key] = fence;
             }
-            self.granted[key] = world.now;
+            self.last_granted_at[key] = world.now;
         }
     }
 
@@ -217,7 +218,7 @@ impl Checks {
     }
 
     /// Checks that a semaphore has no more holders than permits. Also records the largest number of
-    /// locks of one set of keys.
+    /// locks of one set of keys that are held together.
     fn check_permits(&self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
         let Some(lock) = lock_of(all, process, machine) else { return };
         let of_set = |&&(process, machine): &&(usize, u64)| {
@@ -236,7 +237,8 @@ impl Checks {
         }
     }
 
-    /// Checks that a reader does not overtake a writer that waited long before the reader called.
+    /// Checks that a reader does not overtake a writer that had waited for long when the reader
+    /// called.
     fn check_overtakes_no_writer(
         &self,
         process: usize,
@@ -270,14 +272,16 @@ impl Checks {
             // A writer that does not wait on the queue node may wait for several locks in turn.
             let ends = 3 * (plan.habits.hold.1 + plan.ttl_max());
             let began = lock.call_started;
-            let overtakes = in_place_since(world, &all[writer], call, waiting.key_set)
-                .is_some_and(|since| began > since + limit);
-            if wants && (overtakes || began > since + limit + ends) && (0..plan.nodes).all(is_up) {
-                let waited = began.saturating_sub(since) / MS;
-                let place = if overtakes { "in its place" } else { "at all" };
+            let in_place = in_place_since(world, &all[writer], call, waiting.key_set)
+                .filter(|since| began > since + limit);
+            let overtakes = in_place.is_some() || began > since + limit + ends;
+            if wants && overtakes && (0..plan.nodes).all(is_up) {
+                let (since, place) =
+                    in_place.map_or((since, "in all"), |since| (since, "in its place"));
+                let ms = (began - since) / MS;
                 world.violate(format!(
-                    "p{process}/{machine} reads, but p{writer}/{call} waited {place} to write, for \
-                     {waited} ms before that call"
+                    "p{process}/{machine} acquired a shared lock, but the writer p{writer}/{call} \
+                     had waited {ms} ms {place} when p{process}/{machine} called"
                 ));
             }
         }
@@ -364,7 +368,7 @@ impl Checks {
         let failing = (0..plan.nodes).filter(is_failing).count();
         let is_new_at_fault = plan.fault_begins(process, since, since + SPREAD);
         if well >= self.majority.size() && !(failing > 1 && is_new_at_fault) {
-            let machine = call & ((1 << 40) - 1);
+            let (_, machine) = Process::split_id(call);
             world.violate(format!(
                 "p{process}/{machine} lost a renewed lock ({end:?}) while {well} nodes were well"
             ));
@@ -382,7 +386,7 @@ impl Checks {
     ) {
         let plan = Arc::clone(&world.plan);
         let (members, majority) = (&plan.members[key_set], self.majority.size());
-        let machine = call & ((1 << 40) - 1);
+        let (_, machine) = Process::split_id(call);
         let Some(asked_at) = asked_at else {
             world.violate(format!("p{process}/{machine} reports Held, but has not asked any node"));
             return;
@@ -392,10 +396,10 @@ impl Checks {
             plan.faults.iter().any(|fault| matches!(fault.kind, FaultKind::Revoke { .. }));
         let has_writer = members.iter().any(|&key| {
             let is_writer = |claim: &Claim| claim.mode == Mode::Exclusive;
-            claims.any_was(key, (started, now), is_writer)
+            claims.has_any_between(key, (started, now), is_writer)
         });
         // A reader can join other readers, unless a writer has a claim on any node, or an operator
-        // has revoked the lock.
+        // may have revoked the lock.
         let is_open = mode == Mode::Shared && !has_writer && !has_revocations;
         let is_other = |node: usize, claim: &Claim| {
             if is_open && claim.mode == Mode::Shared && claim.kind != ClaimKind::Waiter {
@@ -404,7 +408,7 @@ impl Checks {
             let token = claim.token;
             // A lock that the same process released before the call does not block the call.
             let was_own = || {
-                let owner = claims.call_of(token).map(|call| call >> 40);
+                let owner = claims.call_of(token).map(|call| Process::split_id(call).0);
                 let released = claims.released_at(token).filter(|at| *at <= started);
                 owner == Some(process as u64)
                     && released.is_some_and(|at| plan.is_well(process, node, at, now))
@@ -420,7 +424,7 @@ impl Checks {
             let free = members.iter().find(|key| !was_taken(key)).copied();
             let is_well = |node| plan.is_well(process, node, started, now);
             if let Some(key) = free.filter(|_| had_time && (0..plan.nodes).all(is_well)) {
-                world.violate(format!("p{process}/{machine} reports Held, but {key} was free"));
+                world.violate(format!("p{process}/{machine} reports Held, but key {key} was free"));
             }
             return;
         }
@@ -452,7 +456,7 @@ impl Checks {
             return;
         }
         let grants = std::mem::take(&mut self.grants_since_meeting);
-        // The processes connect before the first meeting.
+        // Skips the first meeting, before which the processes connect.
         if grants == 0 && world.now > 2 * every && !world.is_ending {
             world.violate("all callers wanted a free lock, and none of them got it".into());
         }
@@ -524,7 +528,7 @@ impl Checks {
                     }
                     let call_choice = (process.index, machine, choice);
                     let known = self.unhindered.get(&call_choice).copied().unwrap_or(now);
-                    let granted = keys.iter().map(|&key| self.granted[key]).max();
+                    let granted = keys.iter().map(|&key| self.last_granted_at[key]).max();
                     // Readers do not compete with each other.
                     let granted = granted.filter(|_| !is_open);
                     let since = known.max(granted.unwrap_or_default());
@@ -598,7 +602,7 @@ fn check_nothing_left_behind(world: &mut World) {
     for node in 0..world.plan.nodes {
         for key in 0..world.plan.names.len() {
             if let Some((token, call)) = world.claims.left_behind(node, key, world.now, age) {
-                let (process, token) = (call >> 40, world.short(token));
+                let ((process, _), token) = (Process::split_id(call), world.short(token));
                 world.violate(format!("p{process} has released {token}, but n{node} has it"));
             }
         }
@@ -638,7 +642,7 @@ fn lock_of(processes: &[Process], process: usize, machine: u64) -> Option<&Lock>
 /// Returns whether an operator has ended the lock on any node. Its holder may not know that yet.
 fn was_ended(world: &World, lock: &Lock) -> bool {
     let token = lock.hold.token();
-    world.ended.contains(&token)
+    world.ended_by_operator.contains(&token)
 }
 
 fn is_held(processes: &[Process], process: usize, lock: &Lock, now: Ns) -> bool {

@@ -48,7 +48,7 @@ const KEPT: Ns = 30 * super::clock::SECOND;
 const FORGET_BEYOND: usize = 256;
 /// A lease that begins at least this long after its release was over is due to a late ACQUIRE.
 const LATE: Ns = 2 * super::clock::SECOND;
-/// An attempt that fails holds a node for less than this.
+/// An attempt that fails holds a node for less than this, unless messages are slow.
 const ATTEMPT_MAX: Ns = 100 * super::clock::MS;
 
 impl Claims {
@@ -192,7 +192,7 @@ impl Claims {
     }
 
     /// Returns whether a claim that `matches` accepts was on a key of any node between two times.
-    pub(super) fn any_was(
+    pub(super) fn has_any_between(
         &self,
         key: usize,
         (from, to): (Ns, Ns),

@@ -39,7 +39,7 @@ pub(super) struct ClientClock {
 pub(super) struct NodeClock {
     ppm: i64,
     offset_us: u64,
-    /// Sum of all steps of the wall clock.
+    /// Error of the wall clock at the start, plus all its steps.
     pub(super) wall_offset_us: i64,
 }
 

@@ -1,4 +1,4 @@
-//! What each rule about waiting achieves: fleets without faults, with the rule and without it.
+//! What each rule about waiting achieves: the same fleet, with the rule and without it.
 
 use std::time::Duration;
 
@@ -26,29 +26,31 @@ pub fn comparisons() -> impl Iterator<Item = Comparison> {
     let cases: [Case; 5] = [
         (
             "a refusal of the queue node decides a first attempt",
-            "8 clients that queue and 8 that do not remember contention, held for 5 to 15 ms, for a minute",
+            "16 clients that hold the lock for 5 to 15 ms, of which 8 queue and 8 do not remember \
+             contention, for a minute",
             ClientRule::QueueNodeOutvoted,
             newcomers(),
             shares,
         ),
         (
             "a client waits on the first node that refused it",
-            "16 clients, of which 15 do not reach the queue node, held for 2 to 4 s, for 10 minutes",
+            "16 clients that hold the lock for 2 to 4 s, of which 15 do not reach the queue node, \
+             for 10 minutes",
             ClientRule::WaitsOnQueueNode,
             unreachable_queue_node(),
             costs,
         ),
         (
             "a waiter stays in the queue",
-            "16 clients, held for 200 to 400 ms, for 10 minutes",
+            "16 clients that hold the lock for 200 to 400 ms, for 10 minutes",
             ClientRule::LeavesQueue,
             Plan::of_clients(16, &habits((200 * MS, 400 * MS)), 600 * SECOND),
             shares,
         ),
         (
             "a waiter bypasses the queue node if only that node refuses",
-            "16 clients, held for 5 to 15 ms, with a ttl of 10 s; a RELEASE to the queue node is lost \
-             every 20 s, for 10 minutes",
+            "16 clients that hold the lock for 5 to 15 ms, with a ttl of 10 s; a RELEASE to the \
+             queue node is lost every 20 s, for 10 minutes",
             ClientRule::NeverBypasses,
             lost_releases(),
             totals,

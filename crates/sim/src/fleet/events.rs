@@ -6,7 +6,6 @@ use std::collections::BinaryHeap;
 use super::clock::Ns;
 use super::network::{Conn, Down, Up};
 
-/// An event.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A message arrives at the host of a node.
@@ -23,7 +22,7 @@ pub(super) enum Event {
     NodeIsFree { node: usize },
     /// A timer of a process fires: that of a state machine, of the links, of the renewals, or of a
     /// connection.
-    Timer { process: usize, machine: u64 },
+    Timer { process: usize, timer: u64 },
     /// A caller does its next step.
     Caller { process: usize, caller: usize, number: u64 },
     /// The fault `index / 2` of the plan begins if `index` is even, and ends if it is odd.

@@ -36,6 +36,12 @@ fn simulated_driver_repeats_the_histories() {
     history::replay_all::<Replay<false>>();
 }
 
+#[test]
+#[should_panic(expected = "line 2 is neither a comment nor an input")]
+fn history_line_of_unknown_kind_is_refused() {
+    history::replay::<Replay<true>>("# the next line has no mark\nconnect 3\n", true);
+}
+
 /// A process whose nodes do what a history says.
 ///
 /// If `MACHINES_FIRST`, the other state machines learn of a lost connection before the links do.
@@ -172,12 +178,12 @@ impl<const MACHINES_FIRST: bool> Replay<MACHINES_FIRST> {
     }
 
     fn run_until(&mut self, until: Ns) {
-        self.take_notes();
+        self.record_results();
         while let Some(at) = self.world.events.next_at().filter(|at| *at <= until) {
             self.world.now = at;
             let (_, event) = self.world.events.pop().expect("there is one");
             self.happen(event);
-            self.take_notes();
+            self.record_results();
         }
         self.world.now = until;
     }
@@ -198,7 +204,7 @@ impl<const MACHINES_FIRST: bool> Replay<MACHINES_FIRST> {
             Event::ProcessLosesConnection { conn } => {
                 self.process.lose(conn, "it was refused", world);
             }
-            Event::Timer { machine, .. } => self.process.time_out(machine, world),
+            Event::Timer { timer, .. } => self.process.time_out(timer, world),
             // The history decides what the program does.
             Event::Caller { .. } => {}
             other => panic!("{other:?} does not occur in a history"),
@@ -235,7 +241,7 @@ impl<const MACHINES_FIRST: bool> Replay<MACHINES_FIRST> {
     }
 
     /// Records the results that the program learns.
-    fn take_notes(&mut self) {
+    fn record_results(&mut self) {
         for note in std::mem::take(&mut self.world.notes) {
             let (machine, what) = match note {
                 Note::Granted { machine, .. } => match &self.process.machines[&machine].machine {

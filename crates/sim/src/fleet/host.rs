@@ -238,7 +238,7 @@ impl World {
         if let Some(token) = ended.iter().find(|token| count(token) >= majority) {
             self.ended_on_majority.push((*token, self.now));
         }
-        self.ended.append(&mut ended);
+        self.ended_by_operator.append(&mut ended);
     }
 
     /// Revokes the lock of a key on this node, as an operator.
@@ -260,14 +260,15 @@ impl World {
         self.turn(node);
     }
 
-    /// Records the strings of a restarted node, or their new ends after a step of its wall clock.
+    /// Records the foreign strings of a restarted node, or their new ends after a step of its wall
+    /// clock.
     pub(super) fn claim_foreign(&mut self, node: usize, has_restarted: bool) {
         let host = &self.hosts[node];
         let mut strings = Vec::new();
         for (_, name, value) in host.server.keys.iter() {
             let token = value.text.as_deref().and_then(|text| str::from_utf8(text).ok());
             let token = token.and_then(Token::from_text);
-            // The mirror of a shared lock holds a value that is no client's token.
+            // The mirror of a shared or revoked lock holds a value that is no client's token.
             let is_unknown = token.is_none();
             let token = token.unwrap_or_else(|| Token::of_bits(0));
             if let Some(at) = value.expires_at_ms {
@@ -349,7 +350,7 @@ impl World {
                             self.claim_lease(node, &[key], (*token, *mode), *ttl, now);
                             let key = keys.iter().position(|asked| *asked == key);
                             let key = key.expect("the client asked for this key");
-                            Response::FenceAndKeyAfterWait { fence, waited, key }
+                            Response::FenceAndKey { fence, waited, key }
                         }
                     }
                 }
@@ -451,7 +452,7 @@ impl World {
                     }
                     Ok(Reply::GrantedOne { fence, key }) => {
                         self.claim_lease(node, &keys[key..=key], owner, ttl, now);
-                        Some(Response::FenceAndKeyAfterWait { fence, waited: Duration::ZERO, key })
+                        Some(Response::FenceAndKey { fence, waited: Duration::ZERO, key })
                     }
                     Ok(Reply::Waits) => {
                         let (token, until) = (request.token, Ns::MAX);
@@ -473,7 +474,7 @@ impl World {
                 Some(match host.server.execute(now, &command) {
                     Ok(Reply::GrantedOne { fence, key }) => {
                         self.claim_lease(node, &keys[key..=key], owner, ttl, now);
-                        Response::FenceAndKeyAfterWait { fence, waited: Duration::ZERO, key }
+                        Response::FenceAndKey { fence, waited: Duration::ZERO, key }
                     }
                     other => refused(&other),
                 })
@@ -573,9 +574,8 @@ fn refused(reply: &Result<Reply, CommandError>) -> Response {
 /// Returns the error to which the client's transport converts an error reply of the module.
 fn failed(error: &CommandError) -> Response {
     Response::Failed(match error {
-        CommandError::Abstaining { reason, left_ms } => {
-            // The reason omits the remaining time, which would make all errors differ.
-            let _ = left_ms;
+        // Unlike the transport, omits the remaining time, which would make all errors differ.
+        CommandError::Abstaining { reason, left_ms: _ } => {
             NodeError::Abstains { reason: reason.word().into() }
         }
         CommandError::BadFence(FenceError::TooFarAhead { .. }) => {

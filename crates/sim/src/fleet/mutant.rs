@@ -11,7 +11,7 @@ use super::LockKind;
 pub enum Mutant {
     /// A node grants as soon as it has restarted.
     NoAbstention,
-    /// The RELEASE of a dropped lock is sent later than the next ACQUIRE of its process.
+    /// The RELEASE of a dropped lock is sent late, so its process may send an ACQUIRE before it.
     LateRelease,
     /// A rule of the state machines of clients.
     Client(ClientRule),

@@ -50,7 +50,7 @@ pub(super) struct Network {
 /// The path between a process and a node.
 #[derive(Clone, Debug)]
 pub(super) struct Path {
-    /// Shortest time of a message.
+    /// Shortest latency of a message.
     pub(super) base: Ns,
     /// Largest random addition to it.
     pub(super) jitter: Ns,
@@ -76,7 +76,7 @@ pub(super) struct Connection {
     /// Whether the process has neither closed the connection nor learned of its end.
     pub(super) is_open: bool,
     /// The number of restarts of the node when it accepted the connection; `None` before that, and
-    /// after the node has closed it.
+    /// once the connection has ended for the node.
     pub(super) accepted_in_run: Option<u32>,
     up: Stream<Up>,
     down: Stream<Down>,

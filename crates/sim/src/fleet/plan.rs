@@ -68,7 +68,8 @@ pub struct Plan {
     pub(super) max_waiters: usize,
     pub(super) max_clock_skew_ms: u64,
     pub(super) rejoin_delay_ms: u64,
-    /// For each process and node: the shortest time of a message, and the largest random addition.
+    /// For each process and node: the shortest latency of a message, and the largest random
+    /// addition.
     pub(super) paths: Vec<(Ns, Ns)>,
     /// Longest round trip of a path without faults.
     pub(super) round_trip: Ns,
@@ -93,7 +94,7 @@ pub struct Plan {
     pub(super) newcomers: usize,
     /// A node, and the interval at which one RELEASE to it is lost.
     pub(super) lost_release_every: Option<(usize, Ns)>,
-    /// Whether the run ends with the first violation.
+    /// Whether a violation is reported and ends the run.
     pub(super) is_checked: bool,
 }
 
@@ -116,7 +117,7 @@ pub(super) struct Habits {
     pub(super) share_percent: u32,
     /// Share of exclusive locks of one key that become shared.
     pub(super) downgrade_percent: u32,
-    /// Share of calls that always use the first set of keys. The others use any set.
+    /// Share of calls that use the first set of keys. The others use any set.
     pub(super) first_set_percent: u32,
 }
 
@@ -282,7 +283,7 @@ impl Plan {
         this
     }
 
-    /// Draws the plan of a seed that may show the harm of a broken rule.
+    /// Draws the plan of a seed, with locks of the kind that shows the harm of this mutant.
     pub fn of_mutant(mutant: Mutant, seed: u64) -> Self {
         Self::draw_of(mutant.kind(), seed).with_mutant(mutant)
     }
@@ -391,7 +392,7 @@ impl Plan {
         members.chunks(if self.any_sets.contains(&set) { 1 } else { members.len() })
     }
 
-    /// Returns the longest duration of a lease.
+    /// Returns the largest ttl of this plan.
     pub(super) fn ttl_max(&self) -> Ns {
         self.habits.ttls_ms.iter().max().copied().unwrap_or_default() * MS
     }
@@ -415,7 +416,7 @@ impl Plan {
         })
     }
 
-    /// Returns whether a fault that concerns a node and this process begins between two times.
+    /// Returns whether a fault that affects requests of this process begins between two times.
     pub(super) fn fault_begins(&self, process: usize, from: Ns, to: Ns) -> bool {
         self.faults.iter().any(|fault| {
             let concerns = |node| fault.kind.concerns(process, node);
@@ -538,8 +539,9 @@ impl Plan {
         self.keep_apart();
     }
 
-    /// Draws a fleet in which a majority needs every node that may vote. Programs lock several keys
-    /// at once, and also single ones of these keys.
+    /// Draws a fleet in which a majority needs every node that may vote.
+    ///
+    /// If the locks are exclusive, programs lock several keys at once, and single ones of them.
     fn draw_scarcity(&mut self, rng: &mut StdRng) {
         let is_single = |set: &Vec<usize>| set.len() == 1;
         if self.kind == LockKind::Exclusive && self.members.iter().all(is_single) {
@@ -576,9 +578,7 @@ impl Plan {
                 let from = SECOND + rng.random_range(0..self.length);
                 let node = if one_only { victim } else { rng.random_range(0..self.nodes) };
                 let process = rng.random_range(0..self.processes);
-                let long = *[50 * MS, 500 * MS, 3 * SECOND, 12 * SECOND]
-                    .get(rng.random_range(0..4))
-                    .unwrap_or(&MS);
+                let long = pick(rng, &[50 * MS, 500 * MS, 3 * SECOND, 12 * SECOND]);
                 let lasts = rng.random_range(MS..=long);
                 let pairs = match rng.random_range(0..3) {
                     0 => vec![(process, node)],
@@ -803,21 +803,20 @@ fn draw_habits(rng: &mut StdRng, round_trip: Ns, cycle: Ns) -> Habits {
         2 => cycle,
         _ => ttls_ms.iter().max().copied().unwrap_or(0) * 3 * MS,
     };
-    let percent = |rng: &mut StdRng, choices: &[u32]| pick(rng, choices);
-    let none = percent(rng, &[0, 0, 20, 50, 100]);
-    let short = (100 - none) * percent(rng, &[0, 30, 60]) / 100;
-    let long = (100 - none - short) * percent(rng, &[30, 70, 100]) / 100;
+    let none = pick(rng, &[0, 0, 20, 50, 100]);
+    let short = (100 - none) * pick(rng, &[0, 30, 60]) / 100;
+    let long = (100 - none - short) * pick(rng, &[30, 70, 100]) / 100;
     Habits {
         ttls_ms,
         hold: (0, hold_to),
         rest: (0, cycle),
         waits_percent: [none, short, long],
-        renew_percent: percent(rng, &[0, 50, 100, 100]),
-        extend_percent: percent(rng, &[0, 0, 20]),
-        detach_percent: percent(rng, &[0, 0, 10]),
-        drop_percent: percent(rng, &[0, 20, 60]),
-        cancel_percent: percent(rng, &[0, 0, 10, 40]),
-        at_once_percent: percent(rng, &[0, 10, 50]),
+        renew_percent: pick(rng, &[0, 50, 100, 100]),
+        extend_percent: pick(rng, &[0, 0, 20]),
+        detach_percent: pick(rng, &[0, 0, 10]),
+        drop_percent: pick(rng, &[0, 20, 60]),
+        cancel_percent: pick(rng, &[0, 0, 10, 40]),
+        at_once_percent: pick(rng, &[0, 10, 50]),
         ..Habits::default()
     }
 }

@@ -127,7 +127,7 @@ impl Simulation {
             self.events += 1;
             self.happen(event);
             if !self.world.notes.is_empty() {
-                self.checks.take_notes(&mut self.world, &self.processes);
+                self.checks.check_notes(&mut self.world, &self.processes);
             }
             if self.world.violation.is_some() || self.finish_if_over() {
                 break;
@@ -177,7 +177,7 @@ impl Simulation {
             Event::ProcessLosesConnection { conn } => {
                 process.lose(conn, "the connection was reset", world);
             }
-            Event::Timer { machine, .. } => process.time_out(machine, world),
+            Event::Timer { timer, .. } => process.time_out(timer, world),
             Event::Caller { caller, number, .. } => process.caller_acts(caller, number, world),
             _ => {}
         }
@@ -301,7 +301,7 @@ impl Simulation {
             let mut callers = self.processes.iter().flat_map(|process| &process.callers);
             if self.quiet_at.is_none() && callers.all(Caller::is_finished) {
                 trace!(self.world, "all calls are over");
-                self.quiet_at = Some(self.world.now.max(faults_end));
+                self.quiet_at = Some(self.world.now);
                 self.activity_when_quiet = self.world.activity;
             }
         }

@@ -12,6 +12,7 @@ use super::events::Events;
 use super::host::Host;
 use super::network::{Conn, Down, Network, Up};
 use super::plan::Plan;
+use super::process::Process;
 use super::simulation::WARM_UP;
 use super::trace::Trace;
 
@@ -29,7 +30,7 @@ pub(super) struct World {
     /// Detached locks that no caller has attached yet.
     pub(super) detached: Vec<DetachedLock>,
     /// Tokens of locks that an operator has ended on at least one node.
-    pub(super) ended: Vec<Token>,
+    pub(super) ended_by_operator: Vec<Token>,
     /// Tokens of locks that an operator has ended on a majority, and when.
     pub(super) ended_on_majority: Vec<(Token, Ns)>,
     /// The revocations by an operator: the node, the key, and the time.
@@ -45,16 +46,14 @@ pub(super) struct World {
     pub(super) activity: u64,
     /// When a node last granted a lease.
     pub(super) last_lease_at: Ns,
-    pub(super) locks: u64,
     pub(super) repairs: u64,
-    pub(super) unconfirmed: u64,
     /// Number of RELEASEs that were lost because the plan says so.
     pub(super) releases_lost: u64,
     /// Largest number of locks of one set of keys that were held at the same time.
     pub(super) most_together: usize,
     /// When a caller last acquired a lock.
     pub(super) last_acquired_at: Ns,
-    /// Longest time in which no caller acquired a lock.
+    /// Longest time from one acquired lock to the next.
     pub(super) longest_pause: Ns,
 }
 
@@ -119,7 +118,7 @@ impl World {
             trace,
             notes: Vec::new(),
             detached: Vec::new(),
-            ended: Vec::new(),
+            ended_by_operator: Vec::new(),
             ended_on_majority: Vec::new(),
             revocations: Vec::new(),
             revoked_answers: Vec::new(),
@@ -128,9 +127,7 @@ impl World {
             commands: 0,
             activity: 0,
             last_lease_at: 0,
-            locks: 0,
             repairs: 0,
-            unconfirmed: 0,
             releases_lost: 0,
             most_together: 0,
             last_acquired_at: WARM_UP,
@@ -170,7 +167,7 @@ impl World {
 
     /// Formats a token for a trace: its process, its call, and its first characters.
     pub(super) fn short(&self, token: Token) -> String {
-        let call = self.claims.call_of(token).unwrap_or_default();
-        format!("p{}/{}:{}", call >> 40, call & ((1 << 40) - 1), &token.as_str()[..4])
+        let (process, machine) = Process::split_id(self.claims.call_of(token).unwrap_or_default());
+        format!("p{process}/{machine}:{}", &token.as_str()[..4])
     }
 }

@@ -194,7 +194,6 @@ impl Setup {
         self.calls.insert(name.to_owned(), task.abort_handle());
     }
 
-    /// Waits until the client is idle.
     async fn wait_until_idle(&mut self) {
         loop {
             for _ in 0..IDLE_PASSES {

@@ -37,7 +37,7 @@ impl ScriptedNode {
         format!("redis+unix://{}", self.path.display())
     }
 
-    /// Accepts connections.
+    /// Starts to accept connections.
     pub(super) fn accept(&mut self) {
         let listener = UnixListener::bind(&self.path).unwrap();
         listener.set_nonblocking(true).unwrap();

@@ -27,7 +27,7 @@ use crate::{Fence, Ttl};
 ///
 /// After [`new`](Self::new), and after each `handle_…` and [`cancel`](Self::cancel), call
 /// [`poll`](Self::poll) until it returns `None`, and carry out each action before the next event.
-/// Then wait for a response, for [`poll_timeout`](Self::poll_timeout), or for the call's turn in
+/// Then wait for a response, a seat, [`poll_timeout`](Self::poll_timeout), or the call's turn in
 /// the local queue. [`Action::Done`] and [`cancel`](Self::cancel) end the call. Only its releases
 /// remain, each of them a separate [`Release`] machine.
 #[derive(Debug)]
@@ -42,8 +42,8 @@ pub struct Acquire {
     /// The longest delay with which the driver called `handle_timeout` after the end of the wait.
     driver_delay: Duration,
     phase: Phase,
-    /// Whether the call neither waits nor pauses after this attempt. Only an inspection of all
-    /// nodes, or a request for any other key, can still lead to another attempt.
+    /// Whether this attempt is the last. Only an inspection of all nodes, or a request for any
+    /// other key, can still lead to another one.
     is_last_attempt: bool,
     /// The next unused round number. Round numbers match responses to requests.
     round: u32,
@@ -61,7 +61,7 @@ pub struct Acquire {
     /// Whether the last attempt was lost because less than the minimal validity was left.
     too_late: bool,
     /// Whether other clients hold the lock or wait for it, as far as this call knows. A wait on a
-    /// node sets it, and a grant without a wait clears it.
+    /// node sets it. A WAIT that is granted at once, or a won side attempt, clears it.
     contended: bool,
     /// Which key a call for any of several keys asks for; `None` for other calls.
     slots: Option<Slots>,
@@ -165,9 +165,9 @@ struct Waiting {
     incarnation: u64,
     /// How the WAIT ended; `None` while it is unanswered.
     ended: Option<WaitEnd>,
-    /// When the node ends the wait; `None` for a wait without end, and until the WAIT is sent.
+    /// When the node's answer is due; `None` for a wait without end, and until the WAIT is sent.
     ends_at: Option<Moment>,
-    /// When the client gives up the wait: later than `ends_at`, to leave time for the answer.
+    /// When the client gives up the wait: later than `ends_at`, to leave time for a late answer.
     /// `None` for a wait without end, and once the node has granted the lock.
     leave_at: Option<Moment>,
     check_at: Moment,
@@ -180,8 +180,8 @@ struct Waiting {
     /// The first node in the order that refused the last attempt, if too few nodes refused for
     /// another client to hold the lock.
     refused_in_minority: Option<usize>,
-    /// An attempt during the wait: one that bypasses this node, or one on all nodes while there is
-    /// no connection for the WAIT.
+    /// An attempt during the wait: one that bypasses a node, or one on all nodes while there is no
+    /// connection for the WAIT.
     side_attempt: Option<Attempt>,
     /// The node's grant, if it arrived during the side attempt. The inner `Option` is the slot of
     /// the granted key; `None` unless the call is for any of several keys.

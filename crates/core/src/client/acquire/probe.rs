@@ -47,7 +47,7 @@ impl Acquire {
 
     pub(super) fn handle_probed(&mut self, response: &Response, ctx: &mut Context<'_>) {
         let Phase::Probing(probing) = &self.phase else { return };
-        let Response::FenceAndKeyAfterWait { fence, key, .. } = response else {
+        let Response::FenceAndKey { fence, key, .. } = response else {
             return self.probe_ended(Some(response), ctx);
         };
         let (node, token, slot) = (probing.id.node, probing.token, self.spec.slot_at(*key));

@@ -73,9 +73,9 @@ impl Acquire {
         self.actions.push_back(Action::StopWaiting { id });
         match response {
             Response::FenceAfterWait { fence, waited }
-            | Response::FenceAndKeyAfterWait { fence, waited, .. } => {
+            | Response::FenceAndKey { fence, waited, .. } => {
                 let slot = match response {
-                    Response::FenceAndKeyAfterWait { key, .. } => waiting.spec.slot_at(*key),
+                    Response::FenceAndKey { key, .. } => waiting.spec.slot_at(*key),
                     _ => None,
                 };
                 let Some(sent) = waiting.sent else { return };
@@ -278,10 +278,11 @@ impl Acquire {
         let order = self.order(ctx);
         let place = order.iter().position(|&other| other == bypass).unwrap_or(0);
         let others = (0..order.len()).map(|step| order[(place + offset + step) % order.len()]);
-        let reachable =
-            |other: &usize| *other != bypass && ctx.topology.route_acquire(*other).is_ok();
-        let Some(other) = others.into_iter().find(reachable) else { return };
-        let Ok(connection) = ctx.topology.route_acquire(other) else { return };
+        let route = |other| Some((other, ctx.topology.route_acquire(other).ok()?));
+        let Some((other, connection)) = others.filter(|&other| other != bypass).find_map(route)
+        else {
+            return;
+        };
         let id = RequestId { round: self.reserve_rounds(1), node: other };
         let Phase::Waiting(waiting) = &mut self.phase else { return };
         let limit = self.spec.node_timeout(other, ctx);

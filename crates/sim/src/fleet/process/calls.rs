@@ -9,7 +9,7 @@ use quorlock_core::client::{
 };
 use quorlock_core::quorum::Moment;
 
-use super::{CONNECTIONS, Call, ConnectionKind, Ended, Lock, Machine, Place, Process, Wait};
+use super::{CONNECTIONS, Call, CallerResult, ConnectionKind, Lock, Machine, Place, Process, Wait};
 use crate::fleet::clock::Ns;
 use crate::fleet::network::Conn;
 use crate::fleet::plan::LockKind;
@@ -40,7 +40,7 @@ impl Process {
                 Mode::Shared => queue.places.enter_to_share(),
             };
             match entry {
-                Entry::Place => self.give_turn(machine, Place::First, world),
+                Entry::Place => self.give_turn(machine, Place::Turn, world),
                 Entry::Queued(number) => {
                     queue.calls.insert(number, machine);
                     self.set_place(machine, Place::Queued(number));
@@ -176,7 +176,7 @@ impl Process {
                 Action::Release(release) if call.attaches == Some(release.token()) => {
                     self.release_in_part(*release, world);
                 }
-                Action::Release(release) => self.release(*release, Some(machine), None, world),
+                Action::Release(release) => self.release(*release, machine, world),
                 Action::Suspect { node, connection } => {
                     self.suspicions.push_back((node, connection));
                 }
@@ -245,7 +245,7 @@ impl Process {
                     call_started,
                     since: world.now,
                     renews,
-                    is_extension_awaited: false,
+                    awaited_round: None,
                     round_began: world.now,
                 }));
                 world.notes.push(Note::Granted { process: self.index, machine });
@@ -253,7 +253,7 @@ impl Process {
                     self.schedule_renewal(machine, world);
                 }
                 self.drive(machine, world);
-                self.ended.push_back(Ended::Acquired { caller, lock: machine });
+                self.results.push_back(CallerResult::Acquired { caller, lock: machine });
             }
             Outcome::Failed(failure) => {
                 trace!(world, "p{}/{machine} fails: {failure:?}", self.index);
@@ -278,7 +278,7 @@ impl Process {
                     asked_at,
                 });
                 self.machines.remove(&machine);
-                self.ended.push_back(Ended::Failed { caller });
+                self.results.push_back(CallerResult::Failed { caller });
             }
         }
         self.leave_local_queue(key_set, place, world);
@@ -288,7 +288,7 @@ impl Process {
         let queue = &mut self.local_queues[key_set];
         let next = match place {
             Place::None => Called::new(),
-            Place::First => queue.places.leave(),
+            Place::Turn => queue.places.leave(),
             Place::Queued(number) => {
                 queue.calls.remove(&number);
                 queue.places.give_up(number).unwrap_or_else(|| queue.places.leave())
@@ -296,7 +296,7 @@ impl Process {
         };
         let calls: Vec<_> = next.iter().filter_map(|number| queue.calls.remove(number)).collect();
         for call in calls {
-            self.give_turn(call, Place::First, world);
+            self.give_turn(call, Place::Turn, world);
         }
     }
 

@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{Answer, Command, Context, Hold, HoldAction, Release, Spec, Token};
-use quorlock_core::quorum::{Moment, Ownership, ReleaseVerdict};
+use quorlock_core::quorum::{Moment, Ownership};
 
-use super::{ConnectionKind, Ended, Machine, MachineEntry, Process, RENEWALS, ReleaseTask, Wait};
+use super::{
+    CallerResult, ConnectionKind, Machine, MachineEntry, Process, RENEWALS, ReleaseTask, Wait,
+};
 use crate::fleet::Mutant;
 use crate::fleet::clock::Ns;
 use crate::fleet::world::{Note, World};
@@ -56,7 +58,7 @@ impl Process {
     fn begin_round(
         &mut self,
         machine: u64,
-        begin: fn(&mut Hold, &Context<'_>),
+        begin: fn(&mut Hold, &Context<'_>) -> Option<u32>,
         world: &mut World,
     ) -> bool {
         let Some(entry) = self.machines.get_mut(&machine) else { return false };
@@ -64,8 +66,7 @@ impl Process {
         if !lock.hold.is_extensible(self.shared.clock.at(world.now)) {
             return false;
         }
-        lock.is_extension_awaited = true;
-        begin(&mut lock.hold, &self.shared.context(world.now));
+        lock.awaited_round = begin(&mut lock.hold, &self.shared.context(world.now));
         self.drive(machine, world);
         self.settle(world);
         true
@@ -84,14 +85,15 @@ impl Process {
                     let spec = Arc::clone(lock.hold.spec());
                     self.send(machine, send.id, send.connection, send.request, &spec, world);
                 }
-                HoldAction::Decided(verdict) => {
+                HoldAction::Decided { round, verdict } => {
                     trace!(world, "p{}/{machine} extension: {verdict:?}", self.index);
-                    let is_awaited = std::mem::take(&mut lock.is_extension_awaited);
+                    let is_awaited =
+                        lock.awaited_round.take_if(|awaited| *awaited <= round).is_some();
                     let (caller, renews) = (lock.caller, lock.renews);
                     let (process, round_began) = (self.index, lock.round_began);
                     world.notes.push(Note::Extended { process, machine, verdict, round_began });
                     if is_awaited {
-                        self.ended.push_back(Ended::Extended { caller, lock: machine });
+                        self.results.push_back(CallerResult::Extended { caller, lock: machine });
                     }
                     if renews {
                         self.schedule_renewal(machine, world);
@@ -107,7 +109,7 @@ impl Process {
                 }
                 HoldAction::Contended => {
                     let (key_set, name) = (lock.key_set, lock.hold.spec().name());
-                    // An attached permit is a lock of one key, which may be a set of its own.
+                    // An attached permit is a lock of one key. The plan may have a set of that key.
                     let sets = &world.plan.key_sets;
                     let key_set = if sets[key_set] == *name {
                         Some(key_set)
@@ -164,12 +166,7 @@ impl Process {
         if is_held {
             world.claims.record_released(token, world.now);
         }
-        let task = self.add_release(release, None, caller, world);
-        if let Some(Machine::Release(task)) =
-            self.machines.get_mut(&task).map(|entry| &mut entry.machine)
-        {
-            task.is_thorough = is_held;
-        }
+        let task = self.add_release(release, None, caller, is_held, world);
         if world.plan.mutant == Some(Mutant::LateRelease) && caller.is_none() {
             let later = self.shared.now(world.now).plus(Duration::from_millis(20));
             self.set_timer(task, Some(later), world);
@@ -190,9 +187,6 @@ impl Process {
         let entry = self.machines.get_mut(&machine)?;
         let Machine::Lock(lock) = &mut entry.machine else { return None };
         let left = lock.hold.detach(self.shared.clock.at(world.now));
-        if let Some(slot) = lock.hold.spec().slot() {
-            self.local_queues[lock.key_set].slots.freed(slot);
-        }
         // A permit is attached as a lock of its key.
         let spec = Spec { any: None, ..(**lock.hold.spec()).clone() };
         let detached = left.map(|_| (lock.hold.token(), Arc::new(spec)));
@@ -207,24 +201,13 @@ impl Process {
     ///
     /// That is so if another state machine may use the same token, or if the lock was detached.
     pub(super) fn release_in_part(&mut self, release: Release, world: &mut World) {
-        let task = self.add_release(release, None, None, world);
-        if let Some(Machine::Release(task)) =
-            self.machines.get_mut(&task).map(|entry| &mut entry.machine)
-        {
-            task.is_thorough = false;
-        }
+        let task = self.add_release(release, None, None, false, world);
         self.drive_release(task, world);
     }
 
     /// Runs a release. It takes over the unanswered WAIT of the state machine `from`.
-    pub(super) fn release(
-        &mut self,
-        release: Release,
-        from: Option<u64>,
-        caller: Option<usize>,
-        world: &mut World,
-    ) {
-        let machine = self.add_release(release, from, caller, world);
+    pub(super) fn release(&mut self, release: Release, from: u64, world: &mut World) {
+        let machine = self.add_release(release, Some(from), None, true, world);
         self.drive_release(machine, world);
     }
 
@@ -233,17 +216,18 @@ impl Process {
         release: Release,
         from: Option<u64>,
         caller: Option<usize>,
+        is_thorough: bool,
         world: &mut World,
     ) -> u64 {
         let wait = release.wait();
         let due = self.shared.now(world.now).plus(self.longest_timeout(release.spec()));
         let (started, token) = (world.now, None);
-        let task = ReleaseTask { release, wait, caller, started, due, token, is_thorough: true };
+        let task = ReleaseTask { release, wait, caller, started, due, token, is_thorough };
         let machine = self.add_machine(Machine::Release(Box::new(task)));
         if let (Some(id), Some(from)) = (wait, from) {
             if let Some(wait) = self.waits.remove(&(from, id.round)) {
                 self.waits.insert((machine, id.round), wait);
-                if let Wait::Sent(_, conn) | Wait::Connecting(_, conn) = wait
+                if let Wait::Sent(_, conn) = wait
                     && let Some(connection) = self.connections.get_mut(&conn)
                 {
                     connection.kind = ConnectionKind::Seat(Some((machine, id)));
@@ -283,7 +267,7 @@ impl Process {
             if now.has_reached(due) && self.resumed_at < task.started {
                 world.violate(format!("a release of p{} took too long", self.index));
             }
-            self.ended.push_back(Ended::Released { caller });
+            self.results.push_back(CallerResult::Released { caller });
         }
         let is_done = task.release.is_done();
         let timeout = task.release.poll_timeout();
@@ -295,8 +279,6 @@ impl Process {
             if let Some(MachineEntry { machine: Machine::Release(task), .. }) =
                 self.machines.remove(&machine)
             {
-                world.unconfirmed +=
-                    u64::from(task.release.verdict() == Some(ReleaseVerdict::Unconfirmed));
                 self.record_release(&task, world);
             }
         } else {
@@ -326,14 +308,14 @@ impl Process {
     /// Handles all local responses, suspicions and results that the last event left behind.
     pub(in crate::fleet) fn settle(&mut self, world: &mut World) {
         loop {
-            if let Some((machine, id, response)) = self.local.pop_front() {
+            if let Some((machine, id, response)) = self.local_responses.pop_front() {
                 self.deliver(machine, id, &response, world);
             } else if let Some((node, connection)) = self.suspicions.pop_front() {
                 let now = self.shared.now(world.now);
                 self.links.handle_suspicion(node, connection, now, &self.shared.client_state);
                 self.drive_links(world);
-            } else if let Some(ended) = self.ended.pop_front() {
-                self.caller_goes_on(ended, world);
+            } else if let Some(result) = self.results.pop_front() {
+                self.caller_goes_on(result, world);
             } else {
                 return;
             }

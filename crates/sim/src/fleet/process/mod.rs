@@ -48,12 +48,12 @@ pub(super) struct Process {
     waits: BTreeMap<(u64, u32), Wait>,
     renewals: RenewalBatches,
     /// Responses that the driver makes itself, because a request could not be sent.
-    local: VecDeque<(u64, RequestId, Response)>,
+    local_responses: VecDeque<(u64, RequestId, Response)>,
     /// Connections that a state machine suspects. The links learn of them once that machine has no
     /// other actions left.
     suspicions: VecDeque<(usize, u64)>,
     /// Results that callers have not handled yet.
-    pub(super) ended: VecDeque<Ended>,
+    pub(super) results: VecDeque<CallerResult>,
     pub(super) callers: Vec<Caller>,
     /// Number of faults that pause the process now.
     pub(super) paused: u32,
@@ -104,7 +104,7 @@ pub(super) struct Call {
     /// When the first request of the last round was sent.
     round_sent_at: Ns,
     last_round: u32,
-    /// For each node: when the last round that asked it began.
+    /// For each node: when the last round or WAIT that asked it was sent.
     asked_at: Vec<Ns>,
     /// Whether the call has sent any request.
     pub(super) has_asked: bool,
@@ -122,7 +122,7 @@ enum Place {
     /// The call takes no turn.
     None,
     Queued(u64),
-    First,
+    Turn,
 }
 
 /// A lock that a call acquired. It may have ended since.
@@ -138,8 +138,8 @@ pub(super) struct Lock {
     /// When the process acquired it.
     pub(super) since: Ns,
     pub(super) renews: bool,
-    /// Whether the caller waits for the end of a round of extensions.
-    is_extension_awaited: bool,
+    /// The round of extensions for whose verdict the caller waits.
+    awaited_round: Option<u32>,
     round_began: Ns,
 }
 
@@ -207,7 +207,7 @@ struct InFlight {
 }
 
 /// A result for which a caller waited.
-pub(super) enum Ended {
+pub(super) enum CallerResult {
     Acquired { caller: usize, lock: u64 },
     Failed { caller: usize },
     Extended { caller: usize, lock: u64 },
@@ -278,9 +278,9 @@ impl Process {
             seats: (0..plan.nodes).map(seats).collect(),
             waits: BTreeMap::new(),
             renewals: RenewalBatches::default(),
-            local: VecDeque::new(),
+            local_responses: VecDeque::new(),
             suspicions: VecDeque::new(),
-            ended: VecDeque::new(),
+            results: VecDeque::new(),
             callers: Vec::new(),
             paused: 0,
             backlog: VecDeque::new(),
@@ -301,9 +301,14 @@ impl Process {
         self.links_time_out(world);
     }
 
-    /// Returns the number of a call or a lock that is unique among all processes.
+    /// Returns the number of a call or a lock, made unique among all processes.
     pub(super) fn global_id(&self, machine: u64) -> u64 {
         (self.index as u64) << 40 | machine
+    }
+
+    /// Returns the process and the machine of a [global id](Self::global_id).
+    pub(super) fn split_id(global: u64) -> (u64, u64) {
+        (global >> 40, global & ((1 << 40) - 1))
     }
 
     fn links_time_out(&mut self, world: &mut World) {
@@ -522,7 +527,7 @@ impl Process {
         if let Some(at) = at
             && previous != Some(at)
         {
-            world.events.add(at, Event::Timer { process: self.index, machine: timer });
+            world.events.add(at, Event::Timer { process: self.index, timer });
         }
     }
 
@@ -610,7 +615,7 @@ impl Process {
         let Some(&conn) = self.by_number.get(&(id.node, connection)) else {
             let error = NodeError::connection_lost();
             self.expect_response(machine);
-            self.local.push_back((machine, id, Response::Failed(error)));
+            self.local_responses.push_back((machine, id, Response::Failed(error)));
             return;
         };
         self.send_through(conn, machine, id, request, spec, world);

@@ -8,7 +8,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{PATIENCE, connect, masters_holding, quorum, wait_until_all_hold, wait_until_free};
+use common::{
+    PATIENCE, connect, delete, masters_holding, quorum, until_waiting, wait_until_all_hold,
+    wait_until_free,
+};
 use quorlock_client::{
     AcquireError, Fence, LostError, Ownership, Quorum, Released, RunError, blocking,
 };
@@ -81,7 +84,7 @@ async fn waiter_for_several_keys_does_not_block_its_free_keys() {
     let other = ours.clone();
     let waiting =
         tokio::spawn(async move { other.lock_all(["b", "a"]).wait(2 * PATIENCE).acquire().await });
-    eventually_async(PATIENCE, "the call waits on a node", async || waiters(&masters) == 1).await;
+    until_waiting(&masters, 1).await;
     // The waiter does not block calls of its own program. Otherwise a program that holds `b` and
     // acquires `a` would wait for the waiter, which waits for `b`.
     let a = ours.lock("a").wait(2 * PATIENCE).acquire().await.unwrap();
@@ -91,15 +94,6 @@ async fn waiter_for_several_keys_does_not_block_its_free_keys() {
     let fence = a.fence();
     a.release().await.unwrap();
     assert!(waiting.await.unwrap().unwrap().fence() > fence);
-}
-
-fn waiters(masters: &Masters) -> u64 {
-    let on_one = |master: &quorlock_testkit::Server| -> u64 {
-        let info: String = redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap();
-        let line = info.lines().find_map(|line| line.strip_prefix("lock_waiters:")).unwrap();
-        line.trim().parse().unwrap()
-    };
-    masters.iter().map(on_one).sum()
 }
 
 /// The protected resources: for each key, whether a holder works on it, and the last fence.
@@ -183,9 +177,7 @@ async fn deletion_of_one_key_ends_the_lock() {
     let mut lock = quorum.lock_all(["a", "b"]).ttl(Duration::from_secs(3)).acquire().await.unwrap();
     wait_until_all_hold(&masters, "b").await;
     lock.renew();
-    for master in &masters {
-        redis::cmd("DEL").arg("b").exec(&mut master.connection()).unwrap();
-    }
+    delete(&masters, "b");
     assert_eq!(masters_holding(&masters, "a"), 0);
     let lost = timeout(PATIENCE, lock.lost()).await.expect("the next renewal reports the loss");
     assert!(matches!(lost, LostError::Ended { .. }), "{lost}");
@@ -259,9 +251,9 @@ async fn dropped_call_leaves_the_queues_of_all_its_keys() {
     let held = ours.lock("b").acquire().await.unwrap();
     let other = connect(masters.urls()).await;
     let waiting = tokio::spawn(async move { other.lock_all(["a", "b"]).acquire().await.is_ok() });
-    eventually_async(PATIENCE, "the call waits on a node", async || waiters(&masters) == 1).await;
+    until_waiting(&masters, 1).await;
     waiting.abort();
-    eventually_async(PATIENCE, "no client waits", async || waiters(&masters) == 0).await;
+    until_waiting(&masters, 0).await;
     held.release().await.unwrap();
     wait_until_free(&masters, "a").await;
     wait_until_free(&masters, "b").await;

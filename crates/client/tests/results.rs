@@ -6,9 +6,12 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, connect, net, quorum, set_user, wait_until_all_hold, wait_until_free};
+use common::{
+    connect, locker_rules, net, quorum, set_user, until_waiting, wait_until_all_hold,
+    wait_until_free,
+};
 use quorlock_client::{AcquireError, LostError, NodeError, Quorum};
-use quorlock_testkit::{Direction, Masters, Server, eventually_async};
+use quorlock_testkit::{Direction, Masters, Server};
 use tokio::time::Instant;
 
 #[tokio::test]
@@ -151,9 +154,7 @@ async fn loss_without_extension_is_not_reported_as_an_answer_of_the_nodes() {
 #[tokio::test]
 async fn two_names_of_a_server_are_noticed_with_the_documented_user() {
     let master = Server::with_module().tcp().start().unwrap();
-    let docs = include_str!("../../../docs/operations/security.md");
-    let line = docs.lines().find(|line| line.starts_with("user locker on ")).unwrap();
-    set_user(&master, "locker", line.strip_prefix("user locker ").unwrap());
+    set_user(&master, "locker", locker_rules());
     let url = master.url().replace("redis://", "redis://locker:a-long-password@");
     let urls = [url.clone(), url.replace("127.0.0.1", "localhost")];
     let error = Quorum::connect(urls).await.unwrap_err();
@@ -177,14 +178,7 @@ async fn quorum_from_clients_of_redis_rs_waits_in_the_queue() {
     let builder = clients.fold(Quorum::builder(), quorlock_client::QuorumBuilder::redis_client);
     let other = builder.connect().await.unwrap();
     let call = tokio::spawn(async move { other.lock("k").acquire().await.unwrap() });
-    eventually_async(PATIENCE, "the call waits in a queue", async || {
-        masters.iter().any(|master| {
-            let info: String =
-                redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap();
-            info.contains("lock_waiters:1\r")
-        })
-    })
-    .await;
+    until_waiting(&masters, 1).await;
     held.release().await.unwrap();
     call.await.unwrap().release().await.unwrap();
 }
