@@ -36,7 +36,7 @@ const OTHER_FILES: usize = 256;
 const ROUNDS: usize = 3;
 /// A ttl longer than a round.
 const TTL_MS: u64 = 600_000;
-/// Time after which all waits end together. The events before that must be over by then.
+/// Time after which all waits end together. All earlier events must be over by then.
 const WAITS_END_AFTER: Duration = Duration::from_secs(10);
 /// Time from the end of the waits to the moment in which the stopped server continues.
 const STOPPED_AFTER_END: Duration = Duration::from_millis(50);

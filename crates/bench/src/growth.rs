@@ -23,12 +23,12 @@ use quorlock_testkit::Server;
 use redis::{Connection, cmd};
 
 use crate::probes::{
-    begin_slowlog, on_separate_processors, processor_time, slowest_duration, take_slowest,
+    begin_slowlog, connect_tcp, on_separate_processors, processor_time, slowest_duration,
+    take_slowest, used_memory,
 };
 use crate::report::Progress;
 use crate::report::TargetRow;
 use crate::report::readable;
-use quorlock_faults::harness::info;
 
 /// Largest number of held locks.
 const LOCKS: u32 = 3_000_000;
@@ -156,7 +156,9 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<TargetRow>> {
             &peer.acquires,
         ),
         batch(
-            format!("most processor time of {BATCH} of them, with all else meanwhile"),
+            format!(
+                "most processor time of a batch of {BATCH}, including other work of the server"
+            ),
             &ours.acquires,
             &peer.acquires,
         ),
@@ -167,7 +169,9 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<TargetRow>> {
             &peer.releases,
         ),
         batch(
-            format!("most processor time of {BATCH} of them, with all else meanwhile"),
+            format!(
+                "most processor time of a batch of {BATCH}, including other work of the server"
+            ),
             &ours.releases,
             &peer.releases,
         ),
@@ -227,7 +231,8 @@ impl Dialect {
                 bytes = used_memory(connection)?.saturating_sub(memory) / u64::from(MEASURED);
             }
         }
-        // A million acquires and two million releases follow: 1.5 times as many commands as so far.
+        // A million acquires and two million releases follow: 1.5 times as many commands as so far,
+        // for which twice the time suffices.
         let end = Instant::now() + 2 * began.elapsed() + SLACK;
         for first in (RELEASED..LOCKS).step_by(STRETCH as usize) {
             let left_ms =
@@ -261,11 +266,7 @@ struct Client {
 
 impl Client {
     fn connect(server: &Server) -> anyhow::Result<Self> {
-        let url = server.url();
-        let address = url.strip_prefix("redis://").context("the server does not listen on TCP")?;
-        let stream = TcpStream::connect(address.trim_end_matches('/'))?;
-        stream.set_nodelay(true)?;
-        let pid = server.pid();
+        let (stream, pid) = (connect_tcp(server)?, server.pid());
         Ok(Self { stream, buffer: vec![0; 4096], pid, spent: processor_time(pid)? })
     }
 
@@ -328,8 +329,4 @@ impl Client {
         let before = replace(&mut self.spent, processor_time(self.pid)?);
         Ok((self.spent.saturating_sub(before), str::from_utf8(&self.buffer[..end])?))
     }
-}
-
-fn used_memory(connection: &mut Connection) -> anyhow::Result<u64> {
-    info(connection, "memory", "used_memory")
 }

@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
 use futures_util::future::join_all;
-use quorlock_client::{Lock, LockBuilder, Quorum, Released};
+use quorlock_client::{Lock, LockBuilder, Quorum};
 use quorlock_testkit::Masters;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::probes::{Latencies, lock_calls};
+use crate::quorum::{acquire_and_release_with, acquire_until};
 use crate::report::{Progress, Row, TargetRow};
 
 /// Number of masters.
@@ -20,10 +20,8 @@ const PERMITS: usize = 4;
 const TAKEN: usize = PERMITS / 2;
 /// A ttl longer than a measurement of latencies.
 const TTL: Duration = Duration::from_secs(60);
-/// Limit of a wait, longer than any that occurs.
-const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Number of turns of each kind of lock.
+/// Number of turns of each kind of lock, for the latencies.
 const ROUNDS: u64 = 400;
 /// Number of rounds that do not count, because connections open in them.
 const WARM_UP_ROUNDS: u64 = 20;
@@ -32,23 +30,23 @@ const LOCKS_PER_ROUND: usize = 10;
 /// Largest allowed ratio of the time of a permit to the time of an exclusive lock.
 const PERMIT_TARGET: f64 = 1.15;
 /// Number of commands of a lock on each node: one acquires it, and one releases it.
-const COMMANDS: f64 = 2.0;
-/// Largest allowed [`COMMANDS`]. A late command of the previous turn may be counted too.
-const COMMANDS_MAX: f64 = 2.01;
+const COMMANDS_PER_LOCK: f64 = 2.0;
+/// Largest allowed mean of this number. A late command of the previous turn may be counted too.
+const COMMANDS_PER_LOCK_MAX: f64 = 2.01;
 
 /// Number of clients that compete, each with connections of its own.
 const CLIENTS: usize = 64;
 /// Time for which each client holds a lock.
 const HELD: Duration = Duration::from_millis(50);
-/// Duration of each measurement.
-const TIME: Duration = Duration::from_secs(6);
-/// Number of turns of each kind. Their mean counts.
-const TURNS: u64 = 2;
+/// Duration of a turn, for the locks per second.
+const TURN: Duration = Duration::from_secs(6);
+/// Number of turns of each kind of lock, for the locks per second. Their mean counts.
+const THROUGHPUT_TURNS: u64 = 2;
 /// Smallest allowed ratio of the permits per second to the exclusive locks per second.
 const PERMITS_RATIO_MIN: f64 = 3.5;
 
 /// Number of steps of [`Progress`].
-pub(crate) const STEPS: u64 = WARM_UP_ROUNDS + ROUNDS + 3 * TURNS;
+pub(crate) const STEPS: u64 = WARM_UP_ROUNDS + ROUNDS + 3 * THROUGHPUT_TURNS;
 
 /// Measures latencies, and then locks per second.
 pub(crate) async fn measure(progress: Progress) -> anyhow::Result<(Vec<Row>, Vec<TargetRow>)> {
@@ -93,7 +91,9 @@ async fn latencies(
             let is_permit = index == 1 && round >= WARM_UP_ROUNDS;
             let before = if is_permit { settled_calls(masters).await? } else { 0 };
             for _ in 0..LOCKS_PER_ROUND {
-                took[index].record(acquire_and_release(kind).await?);
+                let started = Instant::now();
+                acquire_and_release_with(kind).await?;
+                took[index].record(started.elapsed());
             }
             if is_permit {
                 commands += settled_calls(masters).await? - before;
@@ -124,7 +124,7 @@ async fn latencies(
         ),
         measured: format!("{each:.3}: to acquire and to release it"),
         target: "2: one round trip each",
-        met: (COMMANDS..=COMMANDS_MAX).contains(&each),
+        met: (COMMANDS_PER_LOCK..=COMMANDS_PER_LOCK_MAX).contains(&each),
     };
     Ok((rows, counted))
 }
@@ -142,22 +142,12 @@ async fn settled_calls(masters: &Masters) -> anyhow::Result<u64> {
     }
 }
 
-/// Returns the time of acquire and release, until both are confirmed.
-async fn acquire_and_release(kind: &LockBuilder) -> anyhow::Result<Duration> {
-    let started = Instant::now();
-    let lock = kind.acquire().await?;
-    let released = lock.release().await?;
-    let took = started.elapsed();
-    ensure!(released == Released::Released, "a lock had ended before it was released");
-    Ok(took)
-}
-
 /// Measures permits and shared locks beside exclusive locks that are held for the same time.
 async fn throughput(masters: &Masters, progress: &Progress) -> anyhow::Result<Vec<TargetRow>> {
     let clients: Vec<_> = join_all((0..CLIENTS).map(|_| Quorum::connect(masters.urls()))).await;
     let clients: Vec<_> = clients.into_iter().collect::<Result<_, _>>()?;
     let (mut exclusive, mut permits, mut readers) = (0.0, 0.0, 0.0);
-    for _ in 0..TURNS {
+    for _ in 0..THROUGHPUT_TURNS {
         exclusive += locks_per_second(&clients, |quorum| quorum.lock("one")).await?;
         progress.step();
         permits += locks_per_second(&clients, |quorum| quorum.semaphore("four", PERMITS)).await?;
@@ -167,7 +157,8 @@ async fn throughput(masters: &Masters, progress: &Progress) -> anyhow::Result<Ve
     }
     let (for_permits, for_readers) = (permits / exclusive, readers / exclusive);
     #[expect(clippy::cast_precision_loss, reason = "there are few turns")]
-    let [exclusive, permits, readers] = [exclusive, permits, readers].map(|sum| sum / TURNS as f64);
+    let [exclusive, permits, readers] =
+        [exclusive, permits, readers].map(|sum| sum / THROUGHPUT_TURNS as f64);
     let ms = HELD.as_millis();
     Ok(vec![
         TargetRow {
@@ -195,16 +186,15 @@ async fn locks_per_second(
     of: impl Fn(&Quorum) -> LockBuilder,
 ) -> anyhow::Result<f64> {
     let began = Instant::now();
-    let until = began + TIME;
+    let until = began + TURN;
     let mut running = JoinSet::new();
     for quorum in clients {
-        let builder = of(quorum).wait(PATIENCE);
+        let builder = of(quorum);
         running.spawn(async move {
             let mut locks = 0_u32;
             while Instant::now() < until {
                 // Clients that still wait at the end give up.
-                let left = until.saturating_duration_since(Instant::now());
-                let Ok(lock) = builder.clone().wait(left).acquire().await else { break };
+                let Some(lock) = acquire_until(builder.clone(), until).await? else { break };
                 locks += 1;
                 hold(lock).await?;
             }

@@ -5,7 +5,7 @@
 //! also without the module, holds no locks. It is faster than the others: as soon as any key has an
 //! expiry, a server looks up the expiry of each requested key.
 //!
-//! As many connections as `redis-benchmark` opens keep the server busy. Each connection sends
+//! Fifty connections, the default of `redis-benchmark`, keep the server busy. Each connection sends
 //! several commands before it reads an answer. The time of a command is the duration divided by the
 //! number of commands.
 
@@ -14,12 +14,14 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use quorlock_testkit::Server;
 use redis::{Cmd, Pipeline, Value, cmd};
 
+use crate::probes::connect_tcp;
 use crate::report::Progress;
 use crate::report::Row;
+use crate::server_time::WARM_UP;
 
 /// Number of held locks.
 const LOCKS: u32 = 100_000;
@@ -37,8 +39,6 @@ const BATCHES: u32 = 20;
 pub(crate) const ROUNDS: u32 = 150;
 /// Number of times that all servers are started anew, because the memory layout differs each time.
 const SERVERS: u32 = 3;
-/// Time until the module has noticed that nothing receives its propagation.
-const WARM_UP: Duration = Duration::from_millis(1500);
 /// Largest allowed ratio of times: the throughput is at least 0.97 × that without the module.
 const TARGET: f64 = 1.0 / 0.97;
 
@@ -131,17 +131,7 @@ fn acquire_all(server: &Server, acquire: impl Fn(&str, &str) -> Cmd) -> anyhow::
 }
 
 fn connect(server: &Server) -> anyhow::Result<Vec<TcpStream>> {
-    let url = server.url();
-    let address = url
-        .strip_prefix("redis://")
-        .context("the server does not listen on TCP")?
-        .trim_end_matches('/');
-    let connect = |_| {
-        let stream = TcpStream::connect(address)?;
-        stream.set_nodelay(true)?;
-        Ok(stream)
-    };
-    (0..CONNECTIONS).map(connect).collect()
+    (0..CONNECTIONS).map(|_| connect_tcp(server)).collect()
 }
 
 impl Load {

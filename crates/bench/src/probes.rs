@@ -61,6 +61,15 @@ impl Latencies {
 /// sockets.
 const BUFFER_BYTES: usize = 128;
 
+/// Opens a connection with `TCP_NODELAY` to a server that listens on TCP.
+pub(crate) fn connect_tcp(server: &Server) -> anyhow::Result<TcpStream> {
+    let url = server.url();
+    let address = url.strip_prefix("redis://").context("the server does not listen on TCP")?;
+    let stream = TcpStream::connect(address.trim_end_matches('/'))?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
 /// A blocking connection to a server, over a plain TCP socket and without a client library.
 pub(crate) struct Socket {
     reader: BufReader<TcpStream>,
@@ -70,20 +79,17 @@ pub(crate) struct Socket {
 impl Socket {
     /// Connects to a server that listens on TCP.
     pub(crate) fn connect(server: &Server) -> anyhow::Result<Self> {
-        let url = server.url();
-        let address = url.strip_prefix("redis://").context("the server does not listen on TCP")?;
-        let stream = TcpStream::connect(address.trim_end_matches('/'))?;
-        stream.set_nodelay(true)?;
-        Ok(Self { reader: BufReader::with_capacity(BUFFER_BYTES, stream), line: String::new() })
+        let reader = BufReader::with_capacity(BUFFER_BYTES, connect_tcp(server)?);
+        Ok(Self { reader, line: String::new() })
     }
 
-    /// Requests the lock `orders/42`, which all clients use, for a minute at most and with the
-    /// token of this client. Does not read the reply.
+    /// Requests the lock `orders/42`, which all clients use, with the token of this client. The ttl
+    /// and the wait are a minute. Does not read the reply.
     pub(crate) fn ask_for_the_lock(&mut self, client: usize) -> anyhow::Result<()> {
         self.ask_for_the_lock_for(client, 60_000)
     }
 
-    /// Does the same for a lock and a wait of `ms` milliseconds.
+    /// Does the same with a ttl and a wait of `ms` milliseconds.
     pub(crate) fn ask_for_the_lock_for(&mut self, client: usize, ms: u64) -> anyhow::Result<()> {
         self.send(&format!("LOCK.ACQUIRE orders/42 {client:032x} {ms} WAIT {ms}\r\n"))
     }
@@ -127,6 +133,11 @@ impl Socket {
 /// Returns the number of clients that wait for a lock.
 pub(crate) fn waiters(server: &Server) -> anyhow::Result<u64> {
     info(&mut server.try_connection()?, "lock", "lock_waiters")
+}
+
+/// Returns the memory that the server uses, in bytes.
+pub(crate) fn used_memory(connection: &mut Connection) -> anyhow::Result<u64> {
+    info(connection, "memory", "used_memory")
 }
 
 /// Returns the number of lock commands that all servers have executed so far.
@@ -220,8 +231,8 @@ pub(crate) fn on_separate_processors<T: Send>(
 
 /// Returns the processor time of the first thread of a process so far (Linux).
 ///
-/// The kernel updates this time when the thread sleeps, so the end of one pass of the server's
-/// event loop may count for the next pass.
+/// The kernel updates this time when the thread sleeps, so the end of one turn of the server may
+/// count for the next turn.
 pub(crate) fn processor_time(pid: u32) -> anyhow::Result<Duration> {
     let path = format!("/proc/{pid}/task/{pid}/schedstat");
     let stat = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;

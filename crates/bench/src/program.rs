@@ -1,4 +1,4 @@
-//! What `quorlock run` adds to the time of a command: its start, the acquire and the release.
+//! What `quorlock run` adds to the time of a command: its own start, the acquire and the release.
 
 use std::env;
 use std::process::{Command, Stdio};
@@ -16,7 +16,7 @@ const ROUNDS: u64 = 300;
 /// Number of rounds that do not count, because files are read for the first time in them.
 const WARM_UP_ROUNDS: u64 = 20;
 /// Largest time that a lock may add to the command.
-const LONGER_MAX: Duration = Duration::from_millis(8);
+const ADDED_MAX: Duration = Duration::from_millis(8);
 
 /// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = WARM_UP_ROUNDS + ROUNDS;
@@ -51,6 +51,6 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<[TargetRow; 1]> {
             .into(),
         measured: format!("{longer:.1?} longer"),
         target: "≤ 8 ms",
-        met: longer <= LONGER_MAX,
+        met: longer <= ADDED_MAX,
     }])
 }

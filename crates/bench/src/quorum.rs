@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use quorlock_client::{Quorum, Released};
+use quorlock_client::{AcquireError, Lock, LockBuilder, Quorum, Released};
 use quorlock_testkit::{Masters, StartError};
 use redis::{Client, IntoConnectionInfo as _, RedisResult};
 use rslock::LockManager;
@@ -82,11 +82,28 @@ pub(crate) fn connect_rslock(urls: Vec<String>) -> anyhow::Result<LockManager> {
 /// Acquires and releases, and returns how long both took, with their confirmations.
 pub(crate) async fn acquire_and_release(quorum: &Quorum, key: &str) -> anyhow::Result<Duration> {
     let started = Instant::now();
-    let lock = quorum.lock(key).ttl(TTL).node_timeout(NODE_TIMEOUT).acquire().await?;
-    let released = lock.release().await?;
-    let took = started.elapsed();
+    acquire_and_release_with(&quorum.lock(key).ttl(TTL).node_timeout(NODE_TIMEOUT)).await?;
+    Ok(started.elapsed())
+}
+
+/// Acquires and releases the lock that `builder` describes, until both are confirmed.
+pub(crate) async fn acquire_and_release_with(builder: &LockBuilder) -> anyhow::Result<()> {
+    let released = builder.acquire().await?.release().await?;
     ensure!(released == Released::Released, "a lock had ended before it was released");
-    Ok(took)
+    Ok(())
+}
+
+/// Acquires a lock, or returns `None` if other clients hold it until `until`.
+pub(crate) async fn acquire_until(
+    builder: LockBuilder,
+    until: Instant,
+) -> anyhow::Result<Option<Lock>> {
+    let left = until.saturating_duration_since(Instant::now());
+    match builder.wait(left).acquire().await {
+        Ok(lock) => Ok(Some(lock)),
+        Err(AcquireError::TimedOut { .. } | AcquireError::Held { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Returns the time of acquire and release by the peer.
@@ -98,4 +115,26 @@ pub(crate) async fn acquire_and_release_by_rslock(
     let guard = manager.acquire(key, TTL).await.context("rslock")?;
     guard.release().await;
     Ok(started.elapsed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_a_held_lock_ends_a_turn_without_an_error() {
+        let mut masters = Masters::start(NODES);
+        let other = Quorum::connect(masters.urls()).await.unwrap();
+        let quorum = Quorum::connect(masters.urls()).await.unwrap();
+        let _held = other.lock("k").ttl(TTL).acquire().await.unwrap();
+        for wait in [Duration::ZERO, Duration::from_millis(50)] {
+            let acquired = acquire_until(quorum.lock("k"), Instant::now() + wait).await;
+            assert!(acquired.unwrap().is_none());
+        }
+        masters[0].kill();
+        masters[1].kill();
+        let error = acquire_until(quorum.lock("k"), Instant::now()).await.unwrap_err();
+        let error = error.downcast::<AcquireError>().unwrap();
+        assert!(matches!(error, AcquireError::NoQuorum { .. }), "{error}");
+    }
 }

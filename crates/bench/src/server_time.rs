@@ -26,8 +26,8 @@ const PIPELINED: usize = 500;
 const SERVERS: u32 = 3;
 /// Time until the module has noticed that the server has no replica and no append-only file.
 ///
-/// The module checks once a second. Once it has noticed, it propagates nothing, as the server does
-/// for its own commands.
+/// The module checks once a second. Once it has noticed, it propagates nothing, and neither does
+/// the server for the peer's commands.
 pub(crate) const WARM_UP: Duration = Duration::from_millis(1500);
 
 /// A ttl longer than a round.

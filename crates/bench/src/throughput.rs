@@ -119,7 +119,7 @@ async fn compare(
     let [ours, bare, rslock] = totals.map(|total| total.time / total.locks.max(1));
     let row = |peer_name, peer, target| Row {
         case: format!(
-            "a lock of {}, {nodes} nodes",
+            "time per lock with {}, {nodes} nodes",
             if tasks == 1 { "1 task".into() } else { format!("{tasks} tasks") }
         ),
         ours,
@@ -203,7 +203,7 @@ impl Bare {
         let fence = UNIX_EPOCH.elapsed().context("the clock is before 1970")?.as_micros();
         let mut acquire = cmd("LOCK.ACQUIRE");
         acquire.arg(key).arg(&token).arg(TTL_MS).arg("FENCE").arg(u64::try_from(fence)?);
-        // This label is as long as the default label of Quorlock's client.
+        // This label is about as long as the default label of Quorlock's client.
         acquire.arg("OWNER").arg(OWNER);
         self.ask_all(acquire, in_flight).await?;
         self.ask_all(cmd("LOCK.RELEASE").arg(key).arg(&token).take(), in_flight).await

@@ -27,8 +27,8 @@ const HOLD: Duration = Duration::from_millis(5);
 const BEFORE: Duration = Duration::from_secs(1);
 /// Time from the failure of the node to its recovery.
 const AFTER: Duration = Duration::from_secs(10);
-/// Longest allowed time without a grant.
-const LONGEST_STALL: Duration = Duration::from_secs(2);
+/// Longest allowed time from a release to the next grant.
+const STALL_MAX: Duration = Duration::from_secs(2);
 
 pub(crate) async fn measure_lost_node(
     effort: Effort,
@@ -86,7 +86,7 @@ fn row(loss: Accident, timeline: &Timeline, gone_at: Duration, until: Duration) 
         measured,
         target: "all served, no stall > 2 s, never two holders",
         met: served == PROCESSES
-            && stall <= LONGEST_STALL
+            && stall <= STALL_MAX
             && double == 0
             && timeline.any_failure().is_none(),
     }
@@ -119,7 +119,7 @@ const CLIENTS: usize = 64;
 /// Number of locks.
 const KEYS: usize = 4;
 /// Longest allowed time for which a key is free although a client waits for it.
-const LONGEST_FREE: Duration = Duration::from_millis(50);
+const FREE_MAX: Duration = Duration::from_millis(50);
 
 pub(crate) async fn measure_stress(
     effort: Effort,
@@ -149,7 +149,7 @@ pub(crate) async fn measure_stress(
             readable(took),
         ),
         target: "≤ 50 ms; nothing left",
-        met: outcome.longest_free <= LONGEST_FREE && outcome.leaves_nothing(),
+        met: outcome.longest_free <= FREE_MAX && outcome.leaves_nothing(),
     }])
 }
 

@@ -1,6 +1,5 @@
 //! The clients that compete for a lock.
 
-use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -16,7 +15,7 @@ use tokio::time::sleep;
 use crate::quorum::{connect_rslock, open};
 use crate::server_time::COMPARE_AND_DELETE;
 
-/// Ttl of a lock that is not released, longer than any hold.
+/// Ttl of each lock, longer than any hold.
 const TTL: Duration = Duration::from_secs(20);
 /// Limit of each wait, longer than any that occurs.
 const WAIT_MAX: Duration = Duration::from_secs(120);
@@ -102,16 +101,6 @@ impl Held {
             Self::Polling(polled) => polled.release().await,
         }
         Ok(())
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Quorlock => "Quorlock",
-            Self::Rslock => "rslock 0.10",
-            Self::Polling => "polling",
-        })
     }
 }
 

@@ -25,7 +25,7 @@ const HOLDS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(5), Duration
 /// Time before the measurement. All processes start at once. After this time, they wait in one
 /// queue.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// Duration of the measurement of each kind of client.
+/// Duration of each measurement.
 const TIME: Duration = Duration::from_secs(4);
 /// Measurements of polling clients last this many times as long, because their handovers vary at
 /// random.
@@ -34,13 +34,13 @@ const POLLING_TIME_FACTOR: u32 = 4;
 /// Largest allowed p50 of the handovers between processes.
 const HANDOVER_MAX: Duration = Duration::from_millis(5);
 /// Largest allowed number of commands that a node executes for one lock, on average.
-const COMMANDS_PER_NODE: f64 = 3.0;
+const COMMANDS_PER_NODE_MAX: f64 = 3.0;
 
 /// What competing processes did. The `timeline` includes the warm-up before `from`.
-pub(crate) struct Competition {
-    pub(crate) timeline: Timeline,
-    pub(crate) from: Duration,
-    pub(crate) to: Duration,
+struct Competition {
+    timeline: Timeline,
+    from: Duration,
+    to: Duration,
     /// Number of lock commands that the nodes executed.
     calls: u64,
 }
@@ -78,7 +78,7 @@ async fn measure_on(
     }
 
     let (ours, rslock, polling) = (p50[0], p50[1], p50[2]);
-    let limit = COMMANDS_PER_NODE * f64::from(u32::try_from(nodes)?);
+    let limit = COMMANDS_PER_NODE_MAX * f64::from(u32::try_from(nodes)?);
     Ok(vec![
         TargetRow {
             case: format!("handover on {nodes} masters, {PROCESSES} processes, p50"),
@@ -134,7 +134,7 @@ async fn handovers(masters: &Masters, kind: Kind, time: Duration) -> anyhow::Res
 }
 
 /// Lets processes compete. Each requests the lock again as soon as it has released it.
-pub(crate) async fn compete(
+async fn compete(
     masters: &Masters,
     kind: Kind,
     hold: Duration,
@@ -153,7 +153,7 @@ pub(crate) async fn compete(
 /// Returns the behaviour of the processes. Each combination of kind and hold has its own key.
 fn behaviour(masters: &Masters, kind: Kind, hold: Duration) -> anyhow::Result<Behaviour> {
     let hold_us = u64::try_from(hold.as_micros())?;
-    Ok(Behaviour { kind, key: format!("{kind}:{hold_us}"), hold_us, urls: masters.urls() })
+    Ok(Behaviour { kind, key: format!("{kind:?}:{hold_us}"), hold_us, urls: masters.urls() })
 }
 
 impl Competition {

@@ -26,7 +26,7 @@ use crate::report::{Progress, TargetRow};
 /// Options of the measurements of waiting.
 #[derive(Clone, clap::Args)]
 pub(crate) struct Waiting {
-    /// Measure waiting for a third of the time
+    /// Shorten each measurement of waiting to a third
     #[arg(long)]
     quick: bool,
 
@@ -44,7 +44,7 @@ enum Part {
     Masters,
     /// Locks per second on one key
     Throughput,
-    /// What waiting processes cost while a lock is held
+    /// What waiting clients cost while a lock is held
     Held,
     /// Fairness between processes
     Fairness,
@@ -89,9 +89,8 @@ impl Waiting {
     }
 }
 
-/// Returns `many / few`.
-fn ratio(many: u64, few: u64) -> f64 {
-    as_f64(many) / as_f64(few)
+fn ratio(numerator: u64, denominator: u64) -> f64 {
+    as_f64(numerator) / as_f64(denominator)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "nothing here is counted beyond 2^52")]
@@ -99,7 +98,7 @@ fn as_f64(count: u64) -> f64 {
     count as f64
 }
 
-/// Duration of a measurement: the full time, or a third of it for a rough figure.
+/// Length of a measurement: full, or a third for a rough figure.
 #[derive(Clone, Copy)]
 pub(crate) enum Effort {
     Full,

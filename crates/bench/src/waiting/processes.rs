@@ -27,6 +27,10 @@ pub(crate) const NAME: &str = "worker";
 /// Delay between an acquisition and its report.
 const REPORT_DELAY: Duration = Duration::from_millis(100);
 
+/// Pause after an error. Without it, errors that return at once would keep the thread busy, and the
+/// client would not notice when to stop.
+const ERROR_PAUSE: Duration = Duration::from_millis(1);
+
 /// The order to acquire the lock once.
 pub(crate) const ONCE: &str = "once";
 /// The order to acquire the lock repeatedly.
@@ -71,7 +75,7 @@ pub(crate) async fn acquire_and_release_once(
 }
 
 /// Acquires and releases the lock repeatedly until `stop` is done. If the client then holds the
-/// lock, releases it first.
+/// lock, releases it before returning.
 pub(crate) async fn compete(
     contender: &Contender,
     behaviour: &Behaviour,
@@ -93,11 +97,15 @@ pub(crate) async fn compete(
             Ok(held) => hold(held, asked, behaviour).await,
             Err(error) => Err(error),
         };
-        report.add(acquisition.map_or_else(
-            |error| ReportLine::Failed { at: now(), what: format!("{error:#}") },
-            ReportLine::Acquired,
-        ));
+        if acquisition.is_err() {
+            sleep(ERROR_PAUSE).await;
+        }
+        report.add(report_line(acquisition));
     }
+}
+
+fn report_line(acquisition: anyhow::Result<Acquisition>) -> ReportLine {
+    acquisition.map_or_else(|error| ReportLine::Failed(format!("{error:#}")), ReportLine::Acquired)
 }
 
 /// Holds the lock for a while, and releases it.
@@ -124,8 +132,7 @@ pub(crate) fn run(behaviour: &Behaviour) -> anyhow::Result<()> {
                 let acquisition = acquire_and_release_once(&contender, behaviour).await;
                 // A report must not delay other processes that hand the lock over.
                 sleep(REPORT_DELAY).await;
-                let failed = |error| ReportLine::Failed { at: now(), what: format!("{error:#}") };
-                say(&acquisition.map_or_else(failed, ReportLine::Acquired).to_string())?;
+                say(&report_line(acquisition).to_string())?;
             } else {
                 let report =
                     compete(&contender, behaviour, async { drop(orders.recv().await) }).await;
@@ -218,5 +225,29 @@ impl Crowd {
         let reports: anyhow::Result<_> =
             block_in_place(|| self.processes.into_iter().map(report).collect());
         Ok(Timeline::new(reports?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use quorlock_client::Quorum;
+    use quorlock_testkit::Server;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn client_pauses_after_an_error_that_returns_at_once() {
+        let server = Server::builder().without_module().start().unwrap();
+        let contender = Contender::Quorlock(Quorum::connect([server.url()]).await.unwrap());
+        let behaviour =
+            Behaviour { kind: Kind::Quorlock, key: "k".into(), hold_us: 0, urls: Vec::new() };
+        let started = Instant::now();
+        let report = compete(&contender, &behaviour, sleep(100 * ERROR_PAUSE)).await;
+        let failed = report.lines().filter(|line| matches!(line, ReportLine::Failed(_))).count();
+        let failed = u32::try_from(failed).unwrap();
+        assert!(failed > 0);
+        assert!(failed * ERROR_PAUSE <= started.elapsed(), "{failed} errors");
     }
 }

@@ -23,6 +23,7 @@ use super::clients::{Contender, Kind};
 use super::processes::{Behaviour, acquire_and_release_once};
 use super::{Effort, as_f64};
 use crate::probes::{Socket, waiters};
+use crate::quorum::acquire_until;
 use crate::report::{Progress, TargetRow, median};
 
 /// Number of masters.
@@ -85,7 +86,7 @@ async fn locks_per_second(
     connections: Connections,
     time: Duration,
 ) -> anyhow::Result<f64> {
-    let behaviour = Behaviour { kind, key: format!("{kind}"), hold_us: 0, urls: masters.urls() };
+    let behaviour = Behaviour { kind, key: format!("{kind:?}"), hold_us: 0, urls: masters.urls() };
     let first_holder = Contender::connect(kind, &behaviour.urls).await?;
     let mut clients = vec![Contender::connect(kind, &behaviour.urls).await?];
     while clients.len() < WAITERS {
@@ -134,7 +135,7 @@ impl RawClient {
     }
 
     /// Waits until the first master grants the lock, and then acquires it on the other masters.
-    fn take(&mut self, client: usize) -> anyhow::Result<()> {
+    fn await_and_acquire(&mut self, client: usize) -> anyhow::Result<()> {
         self.waiting.read_grant()?;
         let (_, others) = self.command_sockets.split_first_mut().context("no master runs")?;
         for other in &mut *others {
@@ -163,7 +164,7 @@ fn raw_locks_per_second(masters: &Masters, time: Duration) -> anyhow::Result<f64
         for (client, raw) in clients.iter_mut().enumerate() {
             raw.waiting.ask_for_the_lock(client)?;
             if client == 0 {
-                raw.take(client)?;
+                raw.await_and_acquire(client)?;
             }
         }
         thread::sleep(QUEUE_FILL_TIME);
@@ -171,7 +172,7 @@ fn raw_locks_per_second(masters: &Masters, time: Duration) -> anyhow::Result<f64
         clients[0].release(0)?;
         let mut last_grant_at = released_at;
         for client in 1..=WAITERS {
-            clients[client].take(client)?;
+            clients[client].await_and_acquire(client)?;
             last_grant_at = now();
             clients[client].release(client)?;
             clients[client - 1].read_release_replies()?;
@@ -198,7 +199,7 @@ const OTHERS_HOLD: Duration = Duration::from_millis(200);
 const MANY_RATIO_MIN: f64 = 0.8;
 /// The key for which all tasks compete.
 const KEY: &str = "orders/42";
-/// Limit of each wait, longer than any that occurs.
+/// Limit of each wait in [`most_waiters`], longer than any that occurs.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 pub(crate) async fn measure_one_process(
@@ -249,8 +250,7 @@ async fn count_locks(quorum: &Quorum, tasks: usize, time: Duration) -> anyhow::R
         running.spawn(async move {
             while Instant::now() < until {
                 // Tasks that still wait at the end of a round give up.
-                let left = until.saturating_duration_since(Instant::now());
-                let Ok(lock) = quorum.lock(KEY).wait(left).acquire().await else { break };
+                let Some(lock) = acquire_until(quorum.lock(KEY), until).await? else { break };
                 acquired.fetch_add(1, Ordering::Relaxed);
                 lock.release().await?;
             }

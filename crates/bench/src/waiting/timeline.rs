@@ -25,11 +25,8 @@ pub(crate) enum ReportLine {
         asked: Duration,
         ended: Duration,
     },
-    /// An operation failed.
-    Failed {
-        at: Duration,
-        what: String,
-    },
+    /// An operation failed, for this reason.
+    Failed(String),
 }
 
 /// What one client did.
@@ -38,7 +35,7 @@ pub(crate) struct ClientReport {
     pub(crate) acquisitions: Vec<Acquisition>,
     /// The start and the end of a wait that was not served.
     unserved: Option<(Duration, Duration)>,
-    failures: Vec<(Duration, String)>,
+    failures: Vec<String>,
 }
 
 /// What all clients of one lock did.
@@ -58,7 +55,7 @@ impl ClientReport {
         match line {
             ReportLine::Acquired(acquisition) => self.acquisitions.push(acquisition),
             ReportLine::Unserved { asked, ended } => self.unserved = Some((asked, ended)),
-            ReportLine::Failed { at, what } => self.failures.push((at, what)),
+            ReportLine::Failed(why) => self.failures.push(why),
         }
     }
 
@@ -67,7 +64,7 @@ impl ClientReport {
         let Self { acquisitions, unserved, failures } = self;
         let acquisitions = acquisitions.into_iter().map(ReportLine::Acquired);
         let unserved = unserved.map(|(asked, ended)| ReportLine::Unserved { asked, ended });
-        let failures = failures.into_iter().map(|(at, what)| ReportLine::Failed { at, what });
+        let failures = failures.into_iter().map(ReportLine::Failed);
         acquisitions.chain(unserved).chain(failures)
     }
 
@@ -91,11 +88,7 @@ impl Timeline {
 
     /// Returns a failure of a client, or `None` if no client failed.
     pub(crate) fn any_failure(&self) -> Option<&str> {
-        self.reports
-            .iter()
-            .flat_map(|report| &report.failures)
-            .next()
-            .map(|(_, what)| what.as_str())
+        self.reports.iter().flat_map(|report| &report.failures).next().map(String::as_str)
     }
 
     pub(crate) fn require_no_failure(self) -> anyhow::Result<Self> {
@@ -164,9 +157,7 @@ impl fmt::Display for ReportLine {
             Self::Unserved { asked, ended } => {
                 write!(f, "unserved {} {}", asked.as_nanos(), ended.as_nanos())
             }
-            Self::Failed { at, what } => {
-                write!(f, "failed {} {}", at.as_nanos(), what.replace('\n', " "))
-            }
+            Self::Failed(why) => write!(f, "failed {}", why.replace('\n', " ")),
         }
     }
 }
@@ -177,11 +168,6 @@ impl FromStr for ReportLine {
     fn from_str(line: &str) -> anyhow::Result<Self> {
         let mut words = line.splitn(2, ' ');
         let (what, rest) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-        let numbers = || -> anyhow::Result<Vec<u64>> {
-            rest.split(' ')
-                .map(|word| word.parse().with_context(|| format!("not a number: {word}")))
-                .collect()
-        };
         let time = Duration::from_nanos;
         match what {
             "acquired" => {
@@ -193,16 +179,12 @@ impl FromStr for ReportLine {
                     grant: grant.parse()?,
                 }))
             }
-            "unserved" => match numbers()?[..] {
-                [asked, ended] => Ok(Self::Unserved { asked: time(asked), ended: time(ended) }),
-                _ => bail!("not two numbers: {line}"),
-            },
-            "failed" => {
-                let (at, what) = rest
-                    .split_once(' ')
-                    .with_context(|| format!("no reason in the line: {line}"))?;
-                Ok(Self::Failed { at: time(at.parse()?), what: what.to_owned() })
+            "unserved" => {
+                let (asked, ended) =
+                    rest.split_once(' ').with_context(|| format!("not two numbers: {line}"))?;
+                Ok(Self::Unserved { asked: time(asked.parse()?), ended: time(ended.parse()?) })
             }
+            "failed" => Ok(Self::Failed(rest.to_owned())),
             _ => bail!("unexpected line of a client: {line}"),
         }
     }
@@ -234,7 +216,7 @@ mod tests {
         let lines = [
             ReportLine::Acquired(acquisition(1, 2, 3, 4)),
             ReportLine::Unserved { asked: at, ended: at * 2 },
-            ReportLine::Failed { at, what: "no node answers".into() },
+            ReportLine::Failed("no node answers".into()),
         ];
         for line in lines {
             assert_eq!(line.to_string().parse::<ReportLine>().unwrap(), line);
