@@ -11,7 +11,7 @@ use crate::config::Defaults;
 use crate::duration::duration;
 use crate::handle::HandleOutput;
 use crate::nodes::{self, NodeArgs};
-use crate::run::{self, CLOSE_LIMIT, exit_code_for, waiting_cannot_help};
+use crate::run::{self, FLUSH_LIMIT, exit_code_for, waiting_cannot_help};
 use crate::signals::Signals;
 use crate::{advice, exit, say};
 
@@ -84,7 +84,7 @@ pub(crate) async fn acquire(args: Acquire) -> anyhow::Result<ExitCode> {
     };
     let outcome =
         signals.interrupting(acquire_and_print(&quorum, args, nodes.defaults, called_at)).await;
-    let _ = quorum.flush(CLOSE_LIMIT).await;
+    let _ = quorum.flush(FLUSH_LIMIT).await;
     outcome.unwrap_or_else(|signal| Ok(exit::code_for_signal(signal)))
 }
 

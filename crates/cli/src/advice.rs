@@ -1,7 +1,7 @@
 //! Errors of the client library, with the option of the command line to change.
 
 use anyhow::anyhow;
-use quorlock_client::{AcquireError, AttachError, NodeError, Nodes};
+use quorlock_client::{AcquireError, AttachError, NodeError, Nodes, ReleaseError};
 
 use crate::duration::text_of_ms;
 
@@ -19,6 +19,16 @@ pub(crate) fn describe(error: &AcquireError) -> String {
         // The program has no option for the minimal validity.
         AcquireError::InsufficientValidity { nodes } => {
             format!("the nodes answered too late for the ttl: {nodes}. Raise --ttl")
+        }
+        error => error.to_string(),
+    }
+}
+
+/// Describes the error. This program ends soon, so it does not promise that the release continues.
+pub(crate) fn describe_release(error: &ReleaseError) -> String {
+    match error {
+        ReleaseError::NoQuorum { nodes } => {
+            format!("too few nodes confirmed the release; the lock ends by its ttl: {nodes}")
         }
         error => error.to_string(),
     }

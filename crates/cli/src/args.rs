@@ -1,4 +1,4 @@
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::time::Duration;
 
@@ -118,7 +118,7 @@ pub(crate) struct Run {
     pub(crate) conflict_exit_code: u8,
 
     /// Keep the lock for at least this long, even if the command ends sooner. TERM, INT and QUIT
-    /// end this time, and so does HUP after the command. The exit code is the command's
+    /// end this time, and so does HUP once the command has ended. The exit code is the command's
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) hold_at_least: Option<Duration>,
 
@@ -141,8 +141,8 @@ pub(crate) struct Run {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64), conflicts_with = "shared")]
     pub(crate) permits: Option<u8>,
 
-    /// How long one master may take to answer. Raise it if the masters are far away [default: 4
-    /// round trips, at least 50ms, at most a quarter of the ttl]
+    /// How long one master may take to answer, at most a 10th of the ttl. Raise it if the masters
+    /// are far away [default: 4 round trips, within limits that depend on the ttl]
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) node_limit: Option<Duration>,
 
@@ -220,8 +220,8 @@ impl Run {
 }
 
 /// Refuses an empty key: its usual cause is an unset variable in a script.
-pub(crate) fn check_key(key: OsString) -> Result<OsString, &'static str> {
-    if key.is_empty() { Err("the lock needs a name") } else { Ok(key) }
+pub(crate) fn check_key<K: AsRef<OsStr>>(key: K) -> Result<K, &'static str> {
+    if key.as_ref().is_empty() { Err("the lock needs a name") } else { Ok(key) }
 }
 
 /// Refuses a ttl below [`TTL_MIN`].

@@ -16,8 +16,11 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
     let is_number =
         |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    if !is_number(whole) || !is_number(fraction) || fraction.len() > FRACTION_DIGITS_MAX {
+    if !is_number(whole) || !is_number(fraction) {
         return Err("give a number and a unit, such as 10s, 1.5s or 500ms".into());
+    }
+    if fraction.len() > FRACTION_DIGITS_MAX {
+        return Err(format!("write at most {FRACTION_DIGITS_MAX} digits after the point"));
     }
     let too_long = || "that is too long".to_owned();
     let whole: u128 = whole.parse().map_err(|_| too_long())?;
@@ -47,6 +50,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 /// Formats milliseconds as [`duration`] reads them: `60s`, `1500ms`.
 pub(crate) fn text_of_ms(ms: u64) -> String {
     match ms {
+        0 => "0s".into(),
         ms if ms % 3_600_000 == 0 => format!("{}h", ms / 3_600_000),
         ms if ms % 1000 == 0 => format!("{}s", ms / 1000),
         ms => format!("{ms}ms"),
@@ -109,6 +113,7 @@ mod tests {
             ("10d", "ms, s, m or h"),
             ("10sec", "ms, s, m or h"),
             ("1h30m", "one number and one unit"),
+            ("0.1234567890123456789s", "at most 18 digits"),
             ("18446744073709551615h", "too long"),
             ("999999999999999999999999999999999999999999s", "too long"),
         ] {
@@ -119,7 +124,9 @@ mod tests {
 
     #[test]
     fn printed_time_reads_back() {
-        for (ms, text) in [(60_000, "60s"), (1500, "1500ms"), (604_800_000, "168h"), (1, "1ms")] {
+        for (ms, text) in
+            [(60_000, "60s"), (1500, "1500ms"), (604_800_000, "168h"), (1, "1ms"), (0, "0s")]
+        {
             assert_eq!(text_of_ms(ms), text);
             assert_eq!(duration(text), Ok(Duration::from_millis(ms)));
         }

@@ -1,5 +1,6 @@
 //! Exit codes of this program. `quorlock run` also returns the exit code of its command, and
-//! `quorlock doctor` has codes of its own. After a signal, the code is 128 + the signal.
+//! `quorlock doctor` has codes of its own. After a signal, the code is 128 + the signal; `quorlock
+//! up` and `quorlock exporter` then return 0.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitCode, ExitStatus};
@@ -8,11 +9,11 @@ use rustix::process::Signal;
 
 /// Success.
 pub(crate) const SUCCESS: u8 = 0;
-/// The lock was lost, or had ended before.
+/// The lock was lost, or had already ended.
 pub(crate) const LOST: u8 = 120;
 /// Another client holds the lock.
 pub(crate) const CONFLICT: u8 = 121;
-/// No majority of the masters voted or answered.
+/// No majority of the masters voted, answered or agreed.
 pub(crate) const NO_MAJORITY: u8 = 122;
 /// The lock is free.
 pub(crate) const FREE: u8 = 123;
@@ -27,7 +28,7 @@ pub(crate) const NOT_FOUND: u8 = 127;
 pub(crate) const RUN_HELP: &str = "Exit codes:
   the command's own, or 128 + the signal that killed it;
   128 + the signal that ended the wait for the lock
-  120  the lock was lost; the command was stopped
+  120  the lock was lost; the command was stopped, or not started
   121  another client holds the lock; the command was not started (-E replaces
        this code)
   122  no majority of the masters voted: they are down, abstain, or do not

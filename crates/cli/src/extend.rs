@@ -1,14 +1,15 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use quorlock_client::{AttachError, DetachedLock, NodeError, Nodes, Quorum};
+use quorlock_client::{AttachError, DetachedLock, Nodes, Quorum};
 use quorlock_core::quorum::Majority;
 
 use crate::args::check_ttl;
 use crate::duration::duration;
 use crate::handle::{HandleArg, HandleOutput};
+use crate::lock_renewer::revoked_nodes;
 use crate::nodes::{self, NodeArgs};
-use crate::run::CLOSE_LIMIT;
+use crate::run::FLUSH_LIMIT;
 use crate::signals::Signals;
 use crate::{advice, exit, say};
 
@@ -44,15 +45,16 @@ const EXIT_CODES: &str = "Exit codes:
   128 + the signal that ended quorlock: the lock counts as lost";
 
 pub(crate) async fn extend(args: Extend) -> anyhow::Result<ExitCode> {
-    // Listens first: a signal must not end this program while it holds a lock.
-    let mut signals = Signals::listen()?;
     let handle = args.handle.read()?;
+    // Listens after the wait for the handle: a signal ends that wait. From here on, a signal must
+    // not end this program while it holds a lock.
+    let mut signals = Signals::listen()?;
     let quorum = match signals.interrupting(args.nodes.connect()).await {
         Ok(connected) => connected?,
         Err(signal) => return Ok(exit::code_for_signal(signal)),
     };
     let outcome = signals.interrupting(extend_and_print(&quorum, handle, &args)).await;
-    let _ = quorum.flush(CLOSE_LIMIT).await;
+    let _ = quorum.flush(FLUSH_LIMIT).await;
     outcome.unwrap_or_else(|signal| Ok(exit::code_for_signal(signal)))
 }
 
@@ -87,7 +89,6 @@ async fn extend_and_print(
 
 /// Whether so many nodes reported a revocation that the others are no majority.
 fn is_revoked(nodes: &Nodes) -> bool {
-    let revoked =
-        nodes.failed().filter(|(_, error)| matches!(error, NodeError::Revoked { .. })).count();
+    let revoked = revoked_nodes(nodes).count();
     Majority::of(nodes.0.len()).is_some_and(|majority| revoked > majority.spare())
 }

@@ -105,7 +105,7 @@ impl HandleOutput {
 
 /// Waits until every reachable node holds the lock, for [`STRAGGLERS_LIMIT`] at most.
 ///
-/// Otherwise the process could end before its ACQUIRE is sent to the slower nodes.
+/// Otherwise the process could end before its requests are sent to the slower nodes.
 async fn wait_for_stragglers(quorum: &Quorum, lock: &Lock) {
     let until = Instant::now() + STRAGGLERS_LIMIT;
     while Instant::now() < until {

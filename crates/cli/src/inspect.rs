@@ -9,11 +9,12 @@ use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use quorlock_client::{
     HeldLock, InspectError, Inspection, LeaseInfo, LockMode, LockState, NodeInspection, WaiterInfo,
 };
+use quorlock_core::quorum::Majority;
 use serde::Serialize;
 
 use crate::args::check_key;
 use crate::nodes::{self, NodeArgs};
-use crate::output::{self, escape_short, ms, table, time, with_plural};
+use crate::output::{self, escape_short, ms, or_dash, table, time, with_plural};
 use crate::{exit, say, semaphore};
 
 /// Shows the holder of a lock: since when, until when, on which nodes, and the waiters.
@@ -60,7 +61,7 @@ pub(crate) async fn inspect(args: Inspect) -> anyhow::Result<ExitCode> {
     };
     let summary = Summary::of(&inspection);
     if args.json {
-        output::print(&(output::json(&Printed::new(&key, &inspection, &summary))? + "\n"));
+        output::print(&(output::json(&InspectionJson::new(&key, &inspection, &summary))? + "\n"));
     } else {
         output::print(&text(&key, &inspection, &summary));
     }
@@ -122,7 +123,7 @@ impl Verdict {
 impl<'a> Summary<'a> {
     pub(crate) fn of(inspection: &'a Inspection) -> Self {
         let nodes = inspection.nodes.len();
-        let majority = nodes / 2 + 1;
+        let majority = Majority::of(nodes).map_or(1, Majority::size);
         let leases =
             || inspection.nodes.iter().filter_map(|node| node.lease.as_ref().ok()?.as_ref());
         let held = match &inspection.state {
@@ -185,8 +186,8 @@ impl<'a> Summary<'a> {
                 self.revoked, self.nodes
             ),
             Verdict::Held if self.is_shared() => {
-                "Other clients can share it, unless a client waits that does not share it. That \
-                 client acquires it when every holder releases it or no longer extends it."
+                "Other clients can share it, until a client waits for it alone. That client \
+                 acquires it when every holder has released it or stopped extending it."
                     .to_owned()
             }
             Verdict::Held => format!("{next} when the holder releases it or no longer extends it."),
@@ -235,11 +236,7 @@ fn text(key: &[u8], inspection: &Inspection, summary: &Summary<'_>) -> String {
         }
     }
     if summary.waiters > 0 {
-        let queue =
-            summary.queue.iter().map(|waiter| waiter_text(waiter)).collect::<Vec<_>>().join(", ");
-        let hidden = summary.waiters.saturating_sub(summary.queue.len() as u64);
-        let more = if hidden > 0 { format!(" and {hidden} more") } else { String::new() };
-        facts.push(vec!["  waiting".to_owned(), format!("{}: {queue}{more}", summary.waiters)]);
+        facts.push(vec!["  waiting".to_owned(), waiters_text(summary.waiters, &summary.queue)]);
     }
     lines.push_str(&table(&facts));
     lines.push_str(&table(&node_rows(inspection)));
@@ -258,10 +255,21 @@ fn held_by(held: &HeldLock) -> String {
 
 /// Lists the labels of the clients that share the lock.
 fn holders(held: &HeldLock) -> String {
-    let labels: Vec<_> = held.owners.iter().map(|owner| output::owner(owner.as_deref())).collect();
-    let hidden = held.holders.saturating_sub(labels.len() as u64);
+    let labels = held.owners.iter().map(|owner| output::owner(owner.as_deref()));
+    number_and_names(held.holders, labels)
+}
+
+/// Lists the waiters that the nodes name, after the number of all waiters.
+pub(crate) fn waiters_text(all: u64, queue: &[&WaiterInfo]) -> String {
+    number_and_names(all, queue.iter().map(|waiter| waiter_text(waiter)))
+}
+
+/// Formats a number of clients and the known names: `3: web-1, web-2 and 1 more`.
+fn number_and_names(all: u64, names: impl Iterator<Item = String>) -> String {
+    let names: Vec<_> = names.collect();
+    let hidden = all.saturating_sub(names.len() as u64);
     let more = if hidden > 0 { format!(" and {hidden} more") } else { String::new() };
-    format!("{}: {}{more}", held.holders, labels.join(", "))
+    format!("{all}: {}{more}", names.join(", "))
 }
 
 /// Formats a waiter: its label and its address.
@@ -289,7 +297,6 @@ fn node_rows(inspection: &Inspection) -> Vec<Vec<String>> {
 }
 
 fn cells(lease: &LeaseInfo) -> [String; 6] {
-    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let state = match lease.mode {
         LockMode::Foreign => "foreign",
         _ if lease.revoked => "revoked",
@@ -298,7 +305,7 @@ fn cells(lease: &LeaseInfo) -> [String; 6] {
     };
     [
         state.to_owned(),
-        or_dash(owners(lease)),
+        or_dash(owners_text(lease)),
         or_dash(lease.fence.map(|fence| fence.to_string())),
         or_dash(lease.held_for.map(time)),
         lease.ttl.map_or_else(|| "never".to_owned(), time),
@@ -308,20 +315,20 @@ fn cells(lease: &LeaseInfo) -> [String; 6] {
 
 /// Returns the label of the holder; `None` if it has none. For several holders, returns the first
 /// label and the number of the other holders.
-pub(crate) fn owners(lease: &LeaseInfo) -> Option<String> {
+pub(crate) fn owners_text(lease: &LeaseInfo) -> Option<String> {
     let first = lease.owner.as_ref().map(escape_short);
     match lease.holders {
         0 | 1 => first,
-        all => Some(format!("{} +{}", first.unwrap_or_else(|| "-".to_owned()), all - 1)),
+        all => Some(format!("{} +{}", or_dash(first), all - 1)),
     }
 }
 
 /// What `--json` prints. Times are in milliseconds.
 #[derive(Serialize)]
-struct Printed<'a> {
+struct InspectionJson<'a> {
     #[serde(flatten)]
     key: KeyJson<'a>,
-    nodes: Vec<PrintedNode<'a>>,
+    nodes: Vec<NodeJson<'a>>,
 }
 
 /// A key, and the state of its lock, as the answers of all nodes show it.
@@ -331,12 +338,12 @@ pub(crate) struct KeyJson<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     key_hex: Option<String>,
     #[serde(flatten)]
-    lock: PrintedLock<'a>,
+    lock: LockJson<'a>,
 }
 
 /// The state of a lock, as the answers of all nodes show it.
 #[derive(Serialize)]
-struct PrintedLock<'a> {
+struct LockJson<'a> {
     state: &'static str,
     revoked: bool,
     /// `exclusive` or `shared`.
@@ -363,7 +370,7 @@ pub(crate) struct WaiterJson<'a> {
 }
 
 #[derive(Serialize)]
-struct PrintedNode<'a> {
+struct NodeJson<'a> {
     node: &'a str,
     state: &'static str,
     error: Option<String>,
@@ -391,11 +398,11 @@ fn texts(labels: &[Option<String>]) -> Vec<Option<&str>> {
     labels.iter().map(Option::as_deref).collect()
 }
 
-impl<'a> Printed<'a> {
+impl<'a> InspectionJson<'a> {
     fn new(key: &[u8], inspection: &'a Inspection, summary: &Summary<'a>) -> Self {
         Self {
             key: KeyJson::new(key, summary),
-            nodes: inspection.nodes.iter().map(PrintedNode::new).collect(),
+            nodes: inspection.nodes.iter().map(NodeJson::new).collect(),
         }
     }
 }
@@ -416,12 +423,12 @@ impl<'a> KeyJson<'a> {
         Self {
             key: String::from_utf8_lossy(key).into_owned(),
             key_hex: output::key_hex(key),
-            lock: PrintedLock::new(summary),
+            lock: LockJson::new(summary),
         }
     }
 }
 
-impl<'a> PrintedLock<'a> {
+impl<'a> LockJson<'a> {
     fn new(summary: &Summary<'a>) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
@@ -443,7 +450,7 @@ impl<'a> PrintedLock<'a> {
     }
 }
 
-impl<'a> PrintedNode<'a> {
+impl<'a> NodeJson<'a> {
     fn new(inspected: &'a NodeInspection) -> Self {
         let lease = inspected.lease.as_ref().ok().and_then(Option::as_ref);
         Self {

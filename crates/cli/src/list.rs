@@ -7,11 +7,12 @@ use std::process::ExitCode;
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use quorlock_client::{ListedLock, ScanError};
 use quorlock_core::client::limits::LISTED_MAX;
+use quorlock_core::quorum::Majority;
 use serde::Serialize;
 
 use crate::inspect::{KeyJson, Summary, Verdict};
 use crate::nodes::{self, NodeArgs};
-use crate::output::{self, escape_short, table, time, with_plural};
+use crate::output::{self, escape_short, or_dash, table, time, with_plural};
 use crate::{args, exit, say};
 
 /// The default of `--limit`.
@@ -60,7 +61,8 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
     };
     let (complete, failed): (Vec<_>, Vec<_>) =
         list.nodes.iter().partition(|(_, error)| error.is_none());
-    let has_majority = 2 * complete.len() > list.nodes.len();
+    let has_majority =
+        Majority::of(list.nodes.len()).is_some_and(|majority| complete.len() >= majority.size());
     let summaries = list.locks.iter().map(|listed| (listed, Summary::of(&listed.lock)));
     if args.json {
         let locks = summaries.map(|(lock, summary)| KeyJson::new(&lock.key, &summary)).collect();
@@ -91,7 +93,6 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
 }
 
 fn row((lock, summary): (&ListedLock, Summary<'_>)) -> Vec<String> {
-    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     vec![
         escape_short(&lock.key),
         state(&summary),

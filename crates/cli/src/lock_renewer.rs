@@ -4,11 +4,12 @@ use std::future::pending;
 use std::thread;
 use std::time::Duration;
 
-use quorlock_client::{ExtendError, Lock, NodeError, Ownership, ReleaseError, Released};
+use quorlock_client::{ExtendError, Lock, NodeError, Nodes, Ownership, ReleaseError, Released};
 use quorlock_core::quorum::Moment;
 use quorlock_core::{Confirmation, LockCheck};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
+use crate::output::time;
 use crate::{clock, say};
 
 /// The number of checks of the lock in one ttl.
@@ -76,7 +77,7 @@ impl LockRenewer {
             Err(_) => LockCheck::Unconfirmed,
         };
         self.error = checked.err();
-        let left = time_left(self.lock.remaining());
+        let left = time(self.lock.remaining());
         match self.confirmation.handle_check(check) {
             Some(LockCheck::Confirmed) => say_in_background("the lock is confirmed again".into()),
             Some(LockCheck::Unconfirmed) => {
@@ -116,19 +117,17 @@ impl LockRenewer {
 /// Names the nodes that reported a revocation: ` on a, b`.
 fn revoked_on(error: &ExtendError) -> String {
     let ExtendError::Revoked { nodes } = error else { return String::new() };
-    let revoked = nodes.failed().filter(|(_, error)| matches!(error, NodeError::Revoked { .. }));
-    let names: Vec<_> = revoked.map(|(node, _)| node).collect();
+    let names: Vec<_> = revoked_nodes(nodes).collect();
     format!(" on {}", names.join(", "))
+}
+
+/// Returns the nodes that reported a revocation.
+pub(crate) fn revoked_nodes(nodes: &Nodes) -> impl Iterator<Item = &str> {
+    let revoked = nodes.failed().filter(|(_, error)| matches!(error, NodeError::Revoked { .. }));
+    revoked.map(|(node, _)| node)
 }
 
 /// Prints a message in the background: a blocked standard error must not delay extensions.
 fn say_in_background(message: String) {
     thread::spawn(move || say(message));
-}
-
-fn time_left(time: Duration) -> String {
-    match time.as_secs() {
-        0 => format!("{} ms", time.as_millis()),
-        seconds => format!("{seconds} s"),
-    }
 }

@@ -28,7 +28,7 @@ const HEADING: &str = "Nodes";
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 /// Like [`CONNECT_LIMIT`], for a call that then waits for a lock: missing nodes may still connect
 /// while the call waits.
-const CONNECT_LIMIT_OF_WAIT: Duration = Duration::from_secs(1);
+const CONNECT_LIMIT_BEFORE_WAIT: Duration = Duration::from_secs(1);
 /// The round trips of one attempt to connect: one of TCP, two of TLS, and one for the first reply.
 const CONNECT_ROUND_TRIPS: u32 = 4;
 
@@ -149,7 +149,7 @@ impl NodeArgs {
         let file = file.map(|loaded| &loaded.file);
         self.add_credentials(&mut endpoints, file)?;
         let certificates =
-            self.read_certificates(&endpoints, file.map(|file| &file.tls)).context(source)?;
+            self.read_certificates(&source, &endpoints, file.map(|file| &file.tls))?;
         let defaults = files.into_iter().map(|loaded| loaded.file.defaults);
         let defaults = defaults.reduce(Defaults::or).unwrap_or_default();
         Ok(Nodes { endpoints, certificates, defaults })
@@ -215,8 +215,10 @@ impl NodeArgs {
         Ok(())
     }
 
+    /// Reads the certificates for the nodes that `source` names.
     fn read_certificates(
         &self,
+        source: &str,
         endpoints: &[Endpoint],
         config: Option<&Tls>,
     ) -> anyhow::Result<Certificates> {
@@ -236,18 +238,20 @@ impl NodeArgs {
                 })
             }
             (None, None) => None,
-            _ => bail!("tls.cert and tls.key belong together: give both or none"),
+            _ => bail!("{source}: tls.cert and tls.key belong together: give both or none"),
         };
         if cacert.is_some() || identity.is_some() {
             if let Some(node) = endpoints.iter().find(|node| !node.has_scheme()) {
                 let name = node.name();
                 bail!(
-                    "with certificates, {name} is ambiguous: write rediss://{name} for TLS, or redis://{name}"
+                    "{source}: with certificates, {name} is ambiguous: write rediss://{name} for \
+                     TLS, or redis://{name}"
                 );
             }
             ensure!(
                 endpoints.iter().any(Endpoint::has_tls),
-                "certificates are for nodes with TLS, and no node has it: write rediss://host:port"
+                "{source}: certificates are for nodes with TLS, and no node has it: write \
+                 rediss://host:port"
             );
         }
         Ok(Certificates { roots: cacert.map(read_certificate).transpose()?, identity })
@@ -272,7 +276,8 @@ impl Nodes {
         &self,
         node_limit: Option<Duration>,
     ) -> anyhow::Result<Quorum> {
-        let limit = node_limit.map_or(CONNECT_LIMIT_OF_WAIT, |limit| limit * CONNECT_ROUND_TRIPS);
+        let limit =
+            node_limit.map_or(CONNECT_LIMIT_BEFORE_WAIT, |limit| limit * CONNECT_ROUND_TRIPS);
         Ok(self.quorum().connect_timeout(limit.min(CONNECT_SETTLE)).connect().await?)
     }
 

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::fleet::text::width;
+
 /// The number of characters after which [`escape_short`] cuts a text. JSON is not cut.
 const SHOWN_MAX: usize = 200;
 
@@ -72,6 +74,11 @@ pub(crate) fn owner(label: Option<&str>) -> String {
     label.map_or_else(|| "an unnamed owner".to_owned(), escape_short)
 }
 
+/// Returns the text, or a dash for a missing one.
+pub(crate) fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".to_owned())
+}
+
 /// Formats a time in at most two units: `340 ms`, `7.3 s`, `2 min 5 s`, `3 h 20 min`.
 pub(crate) fn time(time: Duration) -> String {
     let seconds = time.as_secs();
@@ -94,15 +101,17 @@ pub(crate) fn with_plural(number: u64, noun: &str) -> String {
 /// The last cell of a row may be a long text, and does not make its column wider.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
-    let width = |column: usize| {
-        let cells =
-            rows.iter().filter(|row| row.len() > column + 1).map(|row| row[column].chars().count());
+    let column_width = |column: usize| {
+        let cells = rows.iter().filter(|row| row.len() > column + 1).map(|row| width(&row[column]));
         cells.max().unwrap_or_default()
     };
-    let widths: Vec<_> = (0..columns).map(width).collect();
+    let widths: Vec<_> = (0..columns).map(column_width).collect();
     let mut lines = String::new();
     for row in rows {
-        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
+        let pad = |(cell, column_width): (&String, &usize)| {
+            cell.clone() + &" ".repeat(column_width.saturating_sub(width(cell)))
+        };
+        let cells = row.iter().zip(&widths).map(pad);
         let line = cells.collect::<Vec<_>>().join("  ");
         lines.push_str(line.trim_end());
         lines.push('\n');
@@ -110,8 +119,8 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
     lines
 }
 
-/// Formats a value as JSON in one line. Escapes characters that are not printable, so that it is
-/// safe for a terminal.
+/// Formats a value as JSON in one line. Escapes characters that are not printable, so that the line
+/// is safe for a terminal.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<String> {
     let mut shown = String::new();
     for char in serde_json::to_string(value)?.chars() {
@@ -224,10 +233,16 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_as_wide_as_their_widest_cell() {
-        let row = |cells: &[&str]| cells.iter().map(|&cell| cell.to_owned()).collect::<Vec<_>>();
-        let rows =
-            [row(&["NODE", "STATE"]), row(&["a:6379", "free"]), row(&["b", "a longer text"])];
-        assert_eq!(table(&rows), "NODE    STATE\na:6379  free\nb       a longer text\n");
+    fn columns_fit_every_cell_but_the_last_of_a_row() {
+        let rows = [
+            ["NODE", "STATE", "OWNER"].as_slice(),
+            &["東京:6379", "held", "web-1"],
+            &["b", "a longer text"],
+        ];
+        let rows = rows.map(|row| row.iter().map(|&cell| cell.to_owned()).collect::<Vec<_>>());
+        assert_eq!(
+            table(&rows),
+            "NODE       STATE  OWNER\n東京:6379  held   web-1\nb          a longer text\n"
+        );
     }
 }

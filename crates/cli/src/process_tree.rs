@@ -47,7 +47,7 @@ impl Group {
 
 /// The command and its descendants, of which this process is the parent or the subreaper.
 ///
-/// Only this process reaps them. Until it does, the system does not reuse their process ids.
+/// Only this process reaps its children. Until then, the system does not reuse their process ids.
 pub(crate) struct ProcessTree {
     /// The command; `None` before it is started, or if it is unknown whether it was started.
     leader: Option<Pid>,
@@ -59,7 +59,7 @@ pub(crate) struct ProcessTree {
     has_children: bool,
     /// The last action of the schedule; `None` before the first one.
     action: Option<StopAction>,
-    /// Adopted processes outside the group that were sent SIGTERM.
+    /// Adopted processes that were sent SIGTERM individually.
     sent_term: Vec<Pid>,
     child_signal: unix::Signal,
 }

@@ -4,8 +4,8 @@ use quorlock_client::Released;
 
 use crate::handle::HandleArg;
 use crate::nodes::{self, NodeArgs};
-use crate::run::CLOSE_LIMIT;
-use crate::{exit, say};
+use crate::run::FLUSH_LIMIT;
+use crate::{advice, exit, say};
 
 /// Releases a lock of `quorlock acquire`.
 #[derive(clap::Args)]
@@ -30,7 +30,7 @@ pub(crate) async fn release(args: Release) -> anyhow::Result<ExitCode> {
     let quorum = args.nodes.connect().await?;
     let outcome = quorum.release_detached(handle).await;
     // Waits for the nodes beyond the majority.
-    let _ = quorum.flush(CLOSE_LIMIT).await;
+    let _ = quorum.flush(FLUSH_LIMIT).await;
     let code = match outcome {
         Ok(Released::Released) => return Ok(ExitCode::SUCCESS),
         Ok(Released::AlreadyOver) => {
@@ -39,7 +39,7 @@ pub(crate) async fn release(args: Release) -> anyhow::Result<ExitCode> {
             exit::LOST
         }
         Err(error) => {
-            say(error);
+            say(advice::describe_release(&error));
             exit::NO_MAJORITY
         }
     };

@@ -58,8 +58,8 @@ const EXIT_CODES: &str = "Exit codes:
   0    the lock is over
   121  another client acquired the lock before you confirmed; nothing was
        revoked
-  122  too few nodes answered: the holder may extend the lock. It stays revoked
-       on the nodes that revoked it
+  122  too few nodes revoked the lock: the holder may extend it. It stays
+       revoked on the nodes that revoked it
   123  there is no such lock
   125  quorlock itself failed, its arguments are not understood, or you did not
        confirm
@@ -208,20 +208,24 @@ enum Waited {
 /// remaining time of the lock, whichever is longer.
 async fn wait(revocation: &mut Revocation, patience: Duration, signals: &mut Signals) -> Waited {
     let began = Instant::now();
-    let mut last = revocation.report();
-    let give_up_after = patience.max(last.remaining);
+    let first = revocation.report();
+    let give_up_after = patience.max(first.remaining);
+    // Whether the last line about a node says that the node has revoked the lock.
+    let is_revoked = |result: &NodeRevocation| {
+        matches!(result, NodeRevocation::Revoked(_) | NodeRevocation::Ended)
+    };
+    let mut shown_as_revoked: Vec<_> =
+        first.nodes.iter().map(|node| is_revoked(&node.result)).collect();
     let mut progress = Progress::default();
     loop {
         let report = revocation.report();
-        for (before, node) in last.nodes.iter().zip(&report.nodes) {
-            let is_news = matches!(before.result, NodeRevocation::Failed(_) | NodeRevocation::Free)
-                && matches!(node.result, NodeRevocation::Revoked(_));
-            if is_news {
+        for (is_shown, node) in shown_as_revoked.iter_mut().zip(&report.nodes) {
+            if !*is_shown && matches!(node.result, NodeRevocation::Revoked(_)) {
+                *is_shown = true;
                 progress.end_line();
                 say(format_args!("{}: {}", node.node, answer(&node.result)));
             }
         }
-        last = report.clone();
         match report.state {
             RevocationState::Over => return Waited::Over,
             RevocationState::Revoked => {}
@@ -296,8 +300,10 @@ fn finish(report: &RevocationReport, waited: &Waited, now: bool) -> ExitCode {
             ExitCode::from(exit::SUCCESS)
         }
         Waited::GaveUp => {
-            say("too few nodes answered: the holder may extend the lock. Revoke it again when a \
-                 majority of the nodes can be reached");
+            say(
+                "too few nodes revoked the lock: the holder may extend it. Revoke it again when a \
+                 majority of the nodes can be reached",
+            );
             ExitCode::from(exit::NO_MAJORITY)
         }
         Waited::Interrupted(signal) => {

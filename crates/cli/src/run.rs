@@ -5,7 +5,7 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::process::{ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 use quorlock_client::{AcquireError, Fence, Lock, LockBuilder, Quorum, Released};
 use quorlock_core::client::limits::WAIT_CHECK_EVERY;
 use quorlock_core::quorum::Moment;
@@ -17,17 +17,17 @@ use crate::args::{Run, check_ttl};
 use crate::lock_renewer::{CheckResult, LockRenewer};
 use crate::process_tree::Group;
 use crate::signals::Signals;
-use crate::watchdog::{Begin, Order, PERMIT_VARIABLE, Report, Watchdog};
+use crate::watchdog::{Begin, Order, PERMIT_VARIABLE, Report, WatchdogHandle};
 use crate::{advice, clock, exit, say, semaphore};
 
 /// The least ratio of the ttl to `--node-limit`.
 ///
-/// An extension that no node answers takes one node limit. A third of the ttl must suffice for
-/// several extensions, and for stopping the command after the last one.
+/// An extension that no node answers takes one node limit. By default, several must fit into the
+/// third of the ttl between the first one and SIGTERM.
 const NODE_LIMITS_PER_TTL_MIN: u32 = 10;
 /// How long to wait for silent nodes at the end. The requests to these nodes are in flight, and a
 /// lease that remains on one of them ends by its ttl.
-pub(crate) const CLOSE_LIMIT: Duration = Duration::from_millis(250);
+pub(crate) const FLUSH_LIMIT: Duration = Duration::from_millis(250);
 
 pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
     // Listens first: a signal must not end this program while it holds a lock.
@@ -40,15 +40,20 @@ pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
         "--node-limit must be at most a {NODE_LIMITS_PER_TTL_MIN}th of --ttl, for the lock to be extended in time"
     );
     let ttl = Ttl::from_ms(u64::try_from(args.ttl().as_millis()).unwrap_or(u64::MAX))?;
-    StopSchedule::new(ttl, args.kill_after, clock::now())
-        .context("--kill-after is too long: raise --ttl")?;
+    StopSchedule::new(ttl, args.kill_after, clock::now()).map_err(|error| {
+        anyhow!(
+            "--kill-after is too long for this --ttl: it must be at most {:?}, two fifths of the \
+             ttl",
+            error.longest
+        )
+    })?;
     let called_at = Instant::now();
     let quorum = match signals.interrupting(nodes.connect_to_wait(args.node_limit)).await {
         Ok(connected) => connected?,
         Err(signal) => return Ok(exit::code_for_signal(signal)),
     };
     let outcome = run_locked(&quorum, args, ttl, called_at, &mut signals).await;
-    let _ = quorum.flush(CLOSE_LIMIT).await;
+    let _ = quorum.flush(FLUSH_LIMIT).await;
     outcome
 }
 
@@ -141,10 +146,8 @@ async fn run_locked(
                  its end",
             );
         }
-        Ok(Released::AlreadyOver) => {
-            say("the lock ended after the command did, but before --hold-at-least was over");
-        }
-        Err(error) => say(error),
+        Ok(Released::AlreadyOver) => say("the lock ended before --hold-at-least was over"),
+        Err(error) => say(advice::describe_release(&error)),
     }
     Ok(exit::code_for_status(status))
 }
@@ -261,7 +264,7 @@ async fn supervise(
     ];
     let permit = permit.map(|slot| (PERMIT_VARIABLE, slot.to_string().into()));
     let environment = environment.into_iter().chain(permit);
-    let watchdog = Watchdog::start(begin, &args.command(), environment);
+    let watchdog = WatchdogHandle::start(begin, &args.command(), environment);
     let mut watchdog = watchdog.context("cannot start the watchdog of the command")?;
     let (mut is_stopped, mut is_interrupted) = (false, false);
     loop {

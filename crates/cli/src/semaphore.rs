@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use quorlock_client::{InspectError, Inspection, Quorum, WaiterInfo};
 use serde::Serialize;
 
-use crate::inspect::{KeyJson, Summary, Verdict, WaiterJson, waiter_text};
-use crate::output::{self, escape_short, table, time, with_plural};
+use crate::inspect::{KeyJson, Summary, Verdict, WaiterJson, waiters_text};
+use crate::output::{self, escape_short, or_dash, table, time, with_plural};
 use crate::{exit, say};
 
 /// What the nodes say about the slots of a semaphore.
@@ -95,16 +95,12 @@ impl<'a> Semaphore<'a> {
         let (held, permits) = (self.held(), with_plural(self.permits as u64, "permit"));
         let mut text = format!("{}: {held} of {permits} held\n", escape_short(self.name));
         if self.waiters > 0 {
-            let queue: Vec<_> = self.queue.iter().map(|waiter| waiter_text(waiter)).collect();
-            let hidden = self.waiters.saturating_sub(queue.len() as u64);
-            let more = if hidden > 0 { format!(" and {hidden} more") } else { String::new() };
             // Writing to a string cannot fail.
-            let _ = writeln!(text, "  waiting  {}: {}{more}", self.waiters, queue.join(", "));
+            let _ = writeln!(text, "  waiting  {}", waiters_text(self.waiters, &self.queue));
         }
         let heading = ["SLOT", "KEY", "STATE", "FENCE", "HELD FOR", "ENDS IN"];
         let mut rows = vec![heading.map(str::to_owned).to_vec()];
         for (index, (key, slot)) in self.slots.iter().enumerate() {
-            let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
             rows.push(vec![
                 index.to_string(),
                 escape_short(key),
@@ -118,7 +114,7 @@ impl<'a> Semaphore<'a> {
     }
 }
 
-/// Returns a lower bound for the number of clients that wait for a permit, and the first of them.
+/// Returns how many clients at least wait for a permit, and the clients that the nodes list.
 ///
 /// A client waits on one node, in the queue of every slot that it accepts. Therefore only the
 /// longest queue of each node counts. A client that waits only in shorter ones is not counted.

@@ -16,7 +16,7 @@ use crate::signals::Signals;
 
 /// Starts local masters with the lock module, for trying things out.
 ///
-/// They listen on free ports of 127.0.0.1, keep their files in temporary folders, and stop at
+/// They listen on free ports of 127.0.0.1, keep their files in temporary directories, and stop at
 /// Ctrl-C. Standard output is one line. In a shell that has run this line, the other commands of
 /// quorlock use these masters.
 #[derive(clap::Args)]
@@ -31,7 +31,7 @@ pub(crate) struct Up {
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
 
-    /// Keep the files of the masters in this folder, and start with the files that are there
+    /// Keep the files of the masters in this directory, and start with the files that are there
     ///
     /// A master that is started again grants no locks for a minute, since it may have forgotten
     /// some.
@@ -50,8 +50,8 @@ pub(crate) struct Up {
 const HELP: &str = "The module is the first of these that is named or exists:
   --module FILE
   QUORLOCK_MODULE
-  libquorlock.so in the folder of this program, as after `cargo build`
-  ../lib/quorlock/libquorlock.so from that folder, as after an installation:
+  libquorlock.so in the directory of this program, as after `cargo build`
+  ../lib/quorlock/libquorlock.so from that directory, as after an installation:
   /usr/bin/quorlock and /usr/lib/quorlock/libquorlock.so
   target/release, then target/debug of the source that this program was built
   from
@@ -70,7 +70,7 @@ Example:
 
 /// How often the progress spinner moves.
 const TICK: Duration = Duration::from_millis(100);
-/// The file in the folder of `--keep` that this program locks while it uses the folder.
+/// The file in the directory of `--keep` that this program locks while it uses the directory.
 const LOCK_FILE: &str = "quorlock-up.lock";
 
 pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
@@ -89,21 +89,21 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
             "there is no module to load: name one with --module (`quorlock up --help` lists where quorlock looks for it)",
         )?,
     };
-    let folder = args.keep.as_deref().map(Folder::open).transpose()?.map(Arc::new);
-    let has_started_before = folder
+    let directory = args.keep.as_deref().map(Directory::open).transpose()?.map(Arc::new);
+    let has_started_before = directory
         .as_ref()
-        .is_some_and(|folder| (0..args.masters).any(|index| folder.has_master(index)));
+        .is_some_and(|directory| (0..args.masters).any(|index| directory.has_master(index)));
 
     // Listens before the first server starts: an interrupted program must leave no server behind.
     let mut signals = Signals::listen()?;
     progress.set_message(format!("starting {} masters", args.masters));
-    let shared_folder = folder.clone();
+    let shared_directory = directory.clone();
     let configure = move |index: usize, master: ServerBuilder| {
         let index = u16::try_from(index).unwrap_or(u16::MAX);
         let master = master.binary(&binary).module(&module);
         let master = args.port.map_or(master.clone().tcp(), |port| master.tcp_port(port + index));
-        match &shared_folder {
-            Some(folder) => folder.configure(index, master),
+        match &shared_directory {
+            Some(directory) => directory.configure(index, master),
             None => master,
         }
     };
@@ -137,7 +137,7 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
         .context("cannot print the masters")?;
     print_message("Ctrl-C stops all masters.");
     signals.next().await;
-    if folder.is_some() {
+    if directory.is_some() {
         // A clean shutdown writes the data of the masters.
         for master in &mut masters {
             master.shutdown();
@@ -148,20 +148,20 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The folder for the files of the masters. One program at a time uses it.
-struct Folder {
+/// The directory for the files of the masters. One program at a time uses it.
+struct Directory {
     path: PathBuf,
-    /// The open file that holds the lock on the folder.
+    /// The open file that holds the lock on the directory.
     _lock: File,
 }
 
-impl Folder {
+impl Directory {
     fn open(path: &Path) -> anyhow::Result<Self> {
         fs::create_dir_all(path)
-            .with_context(|| format!("cannot make the folder {}", path.display()))?;
+            .with_context(|| format!("cannot make the directory {}", path.display()))?;
         let path = path.canonicalize()?;
         let lock = File::create(path.join(LOCK_FILE))
-            .with_context(|| format!("cannot write to the folder {}", path.display()))?;
+            .with_context(|| format!("cannot write to the directory {}", path.display()))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Self { path, _lock: lock }),
             Err(Errno::WOULDBLOCK) => {
@@ -171,22 +171,22 @@ impl Folder {
                 )
             }
             Err(error) => {
-                Err(error).with_context(|| format!("cannot lock the folder {}", path.display()))
+                Err(error).with_context(|| format!("cannot lock the directory {}", path.display()))
             }
         }
     }
 
-    fn master_folder(&self, index: u16) -> PathBuf {
+    fn master_directory(&self, index: u16) -> PathBuf {
         self.path.join((index + 1).to_string())
     }
 
     /// Whether this master was started here before.
     fn has_master(&self, index: u16) -> bool {
-        self.master_folder(index).exists()
+        self.master_directory(index).exists()
     }
 
     fn configure(&self, index: u16, master: ServerBuilder) -> ServerBuilder {
-        let master = master.dir(self.master_folder(index)).arg("appendonly", "yes");
+        let master = master.dir(self.master_directory(index)).arg("appendonly", "yes");
         // -1 restores the module's default: a master that has run before may have forgotten locks.
         if self.has_master(index) { master.arg("lock.rejoin-delay", -1) } else { master }
     }

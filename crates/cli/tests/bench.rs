@@ -65,7 +65,7 @@ fn table_has_both_parts() {
     let output = on(&masters, "bench").args(SHORT).output().unwrap();
     assert_eq!(code(output.status), 0, "{}", stderr(&output));
     for word in
-        ["1 nodes, 4 tasks", "uncontended", "contended", "locks/s", "p99.9", "acquire", "release"]
+        ["1 node, 4 tasks", "uncontended", "contended", "locks/s", "p99.9", "acquire", "release"]
     {
         assert!(stdout(&output).contains(word), "no {word} in {}", stdout(&output));
     }

@@ -119,7 +119,6 @@ fn distant_node_is_found_by_its_round_trip() {
     assert_eq!(checks(&urls, &["--ttl", "400ms"]), (vec!["round-trip".into()], 2));
 }
 
-#[cfg(target_os = "linux")]
 #[test]
 fn clock_that_is_stepped_is_found() {
     let clock = quorlock_testkit::WallClock::new();

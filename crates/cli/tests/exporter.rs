@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::http::{Exporter, get};
-use common::{PATIENCE, code, quorlock, stderr};
+use common::{PATIENCE, code, command_stats, quorlock, stderr};
 use quorlock_testkit::{Direction, Masters, Proxy, eventually};
 use rustix::process::Signal;
 
@@ -16,14 +16,6 @@ use rustix::process::Signal;
 #[track_caller]
 fn assert_has(text: &str, line: &str) {
     assert!(text.lines().any(|have| have == line), "no {line} in {text}");
-}
-
-/// How often INFO was called on this server.
-fn info_calls(server: &quorlock_testkit::Server) -> u64 {
-    let stats: String =
-        redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
-    let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_info:calls="));
-    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
 }
 
 #[test]
@@ -91,14 +83,15 @@ fn scrape_asks_each_node_once_and_overlapping_scrapes_share_requests() {
     let proxy = Proxy::start(masters[0].url());
     let exporter = Exporter::start(&[proxy.url()], &["--node-limit", "10s"]);
     let address = exporter.address;
+    let info_calls = || command_stats(&masters[0], "info").0;
     exporter.scrape();
-    let before = info_calls(&masters[0]);
+    let before = info_calls();
     exporter.scrape();
     let connections = proxy.connections();
     // `info_calls` calls INFO itself, too.
-    assert_eq!(info_calls(&masters[0]) - before, INFOS_PER_SCRAPE + 1);
+    assert_eq!(info_calls() - before, INFOS_PER_SCRAPE + 1);
 
-    let before = info_calls(&masters[0]);
+    let before = info_calls();
     proxy.stall(Direction::ToServer);
     thread::scope(|scope| {
         for _ in 0..SCRAPES {
@@ -109,7 +102,7 @@ fn scrape_asks_each_node_once_and_overlapping_scrapes_share_requests() {
         thread::sleep(Duration::from_millis(200));
         proxy.heal();
     });
-    let asked = info_calls(&masters[0]) - before - 1;
+    let asked = info_calls() - before - 1;
     assert!(asked < SCRAPES * INFOS_PER_SCRAPE / 2, "{asked}");
     assert_eq!(proxy.connections(), connections, "one connection is kept");
 }

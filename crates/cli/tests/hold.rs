@@ -81,7 +81,7 @@ fn signal_during_the_hold_releases_the_lock_at_once() {
 }
 
 #[test]
-fn signals_that_commands_define_do_not_end_the_hold() {
+fn usr1_and_usr2_do_not_end_the_hold() {
     let masters = Masters::start(1);
     let started = Instant::now();
     let mut running =
@@ -122,7 +122,7 @@ fn lock_is_not_held_for_a_command_that_cannot_be_run() {
 }
 
 #[test]
-fn lock_is_not_held_after_a_longer_command() {
+fn hold_does_not_outlast_a_longer_command() {
     let masters = Masters::start(1);
     let started = Instant::now();
     let output = run_script(&masters, &["--hold-at-least", "1ms"], "sleep 0.1").output().unwrap();

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use common::{code, on, run_script, stderr, stdout};
 use quorlock_testkit::Masters;
 
-/// More time than each of these verbs takes, and less than the default time limit to connect.
+/// More time than each of these verbs takes, and less than the client library takes by default to
+/// give up connecting.
 const AT_MOST: Duration = Duration::from_secs(4);
 
 /// Three masters, of which only the last one answers.
-fn masters() -> Masters {
+fn two_hung_masters() -> Masters {
     let masters = Masters::start_with(3, |_, master| master.tcp()).unwrap();
     masters.iter().take(2).for_each(quorlock_testkit::Server::pause);
     masters
@@ -36,7 +37,7 @@ fn output_in_time(command: &mut Command) -> Output {
 
 #[test]
 fn run_that_does_not_wait_fails_soon_and_names_the_silent_masters() {
-    let masters = masters();
+    let masters = two_hung_masters();
     for options in [&["-n"][..], &["--wait", "1s"], &["-n", "--node-limit", "100ms"]] {
         let output = output_in_time(&mut run_script(&masters, options, "echo ran"));
         assert_eq!((code(output.status), stdout(&output)), (122, ""), "{options:?}");
@@ -55,7 +56,7 @@ fn run_that_does_not_wait_fails_soon_and_names_the_silent_masters() {
 
 #[test]
 fn node_limit_bounds_the_time_to_connect() {
-    let masters = masters();
+    let masters = two_hung_masters();
     let started = Instant::now();
     let output = run_script(&masters, &["-n", "--node-limit", "10ms"], ":").output().unwrap();
     let (took, second) = (started.elapsed(), Duration::from_secs(1));
@@ -65,7 +66,7 @@ fn node_limit_bounds_the_time_to_connect() {
 
 #[test]
 fn inspect_and_list_end_in_time_without_a_majority() {
-    let masters = masters();
+    let masters = two_hung_masters();
     let output = output_in_time(on(&masters, "inspect").arg("k"));
     assert_eq!(code(output.status), 122);
     assert!(stdout(&output).contains(&format!("{}  free", address(&masters, 2))), "{output:?}");
@@ -74,7 +75,7 @@ fn inspect_and_list_end_in_time_without_a_majority() {
 
 #[test]
 fn status_shows_that_the_healthy_master_votes() {
-    let masters = masters();
+    let masters = two_hung_masters();
     let output = on(&masters, "status").args(["--node-limit", "500ms"]).output().unwrap();
     assert_eq!(code(output.status), 122);
     let text = stdout(&output);
@@ -88,7 +89,7 @@ fn status_shows_that_the_healthy_master_votes() {
 
 #[test]
 fn doctor_ends_within_two_time_limits() {
-    let masters = masters();
+    let masters = two_hung_masters();
     let limit = Duration::from_secs(2);
     let started = Instant::now();
     let output = on(&masters, "doctor").args(["--node-limit", "2s"]).output().unwrap();

@@ -7,7 +7,8 @@ mod common;
 use std::process::Output;
 
 use common::{
-    Holder, Net, PATIENCE, Running, code, masters_holding, on, quorlock, run_script, stderr, stdout,
+    Holder, Net, PATIENCE, Running, code, json, masters_holding, on, quorlock, run_script, stderr,
+    stdout,
 };
 use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually};
 use serde_json::Value;
@@ -20,11 +21,6 @@ fn list(masters: &Masters, words: &[&str]) -> Output {
     on(masters, "list").args(words).output().unwrap()
 }
 
-fn json(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|error| panic!("{error}: {}{}", stdout(output), stderr(output)))
-}
-
 /// Acquires a lock that no process releases.
 fn acquire(masters: &Masters, key: &str) {
     let output =
@@ -32,8 +28,8 @@ fn acquire(masters: &Masters, key: &str) {
     assert_eq!(code(output.status), 0, "{}", stderr(&output));
 }
 
-/// Servers that all store the fence that the client proposes, so that a lock has one fence.
-fn masters() -> Masters {
+/// Masters that grant the proposed fence, so that a lock has the same fence on all of them.
+fn agreeing_masters() -> Masters {
     Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap()
 }
 
@@ -54,7 +50,7 @@ fn free_lock_is_shown_as_free() {
 
 #[test]
 fn held_lock_has_an_owner_a_fence_times_and_waiters() {
-    let masters = masters();
+    let masters = agreeing_masters();
     let holder = Holder::start(&masters, &["--ttl", "30s", "--owner", "web-3"]);
     eventually(PATIENCE, "all masters hold the lock", || masters_holding(&masters) == 3);
     let waiter = Running::start(&mut run_script(&masters, &["--owner", "\u{1b}[31mweb-4"], ":"));
@@ -84,7 +80,7 @@ fn held_lock_has_an_owner_a_fence_times_and_waiters() {
 
 #[test]
 fn shared_lock_is_shown_with_every_holder() {
-    let masters = masters();
+    let masters = agreeing_masters();
     let owners = ["web-1", "web-2", "web-3"];
     let holders = owners.map(|owner| Holder::start(&masters, &["--shared", "--owner", owner]));
     let shown = || json(&inspect(&masters, &["k", "--json"]));
@@ -111,7 +107,7 @@ fn semaphore(masters: &Masters, permits: &str) -> (Value, i32, String) {
 
 #[test]
 fn semaphore_is_shown_as_a_whole() {
-    let masters = masters();
+    let masters = agreeing_masters();
     let (free, exit_code, _) = semaphore(&masters, "2");
     assert_eq!((&free["held"], exit_code), (&0.into(), 123));
     let options = |owner| ["--permits", "2", "--owner", owner];
@@ -134,7 +130,7 @@ fn semaphore_is_shown_as_a_whole() {
 
 #[test]
 fn larger_number_of_permits_is_noticed() {
-    let masters = masters();
+    let masters = agreeing_masters();
     let holders = [(); 3].map(|()| Holder::start(&masters, &["--permits", "3"]));
     let (shown, _, said) = semaphore(&masters, "2");
     assert_eq!((&shown["held"], &shown["larger_permits"]), (&3.into(), &3.into()));
@@ -156,7 +152,7 @@ fn larger_number_of_permits_is_noticed() {
 
 #[test]
 fn revoked_lock_is_shown_as_revoked() {
-    let masters = masters();
+    let masters = agreeing_masters();
     acquire(&masters, "k");
     let revoke = |nodes: usize| {
         for master in masters.iter().take(nodes) {
@@ -178,7 +174,7 @@ fn revoked_lock_is_shown_as_revoked() {
 
 #[test]
 fn node_that_is_down_is_named_with_the_reason() {
-    let mut masters = masters();
+    let mut masters = agreeing_masters();
     acquire(&masters, "k");
     masters[1].kill();
     let output = inspect(&masters, &["k"]);
@@ -239,7 +235,7 @@ fn key_of_a_program_that_uses_set_is_foreign() {
 
 #[test]
 fn locks_are_listed_in_the_order_of_their_keys() {
-    let masters = masters();
+    let masters = agreeing_masters();
     let empty = list(&masters, &[]);
     assert_eq!((code(empty.status), stdout(&empty).lines().count()), (0, 1));
     for key in ["orders/9", "a\u{1b}]0;x\u{7}", "orders/10", "zoo"] {
@@ -278,7 +274,7 @@ fn locks_are_listed_in_the_order_of_their_keys() {
 #[test]
 fn locks_of_several_slices_are_listed_once() {
     const LOCKS: usize = 1200;
-    let masters = masters();
+    let masters = agreeing_masters();
     for master in &masters {
         let mut pipeline = redis::pipe();
         for n in 0..LOCKS {
@@ -302,7 +298,7 @@ fn locks_of_several_slices_are_listed_once() {
 
 #[test]
 fn key_on_a_minority_of_the_nodes_is_marked() {
-    let masters = masters();
+    let masters = agreeing_masters();
     let acquire = |master: &Server| {
         redis::cmd("LOCK.ACQUIRE")
             .arg("k")

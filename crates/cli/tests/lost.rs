@@ -1,8 +1,8 @@
 //! Locks that are lost while the command runs.
 //!
-//! The tests ask the masters, not a clock, whether the command was stopped in time. When the
-//! command has ended, a majority of the masters still has the lock, so no other client can have
-//! acquired it.
+//! The tests that cut off a majority ask the masters, not a clock, whether the command was stopped
+//! in time. When the command has ended, that majority still has the lock, so no other client can
+//! have acquired it.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{code, quorlock, stderr};
+use common::{blocks, code, quorlock, stderr};
 use quorlock_testkit::Masters;
 use serde_json::Value;
 
@@ -19,12 +19,6 @@ const PAGES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations"
 fn pages() -> BTreeMap<PathBuf, String> {
     let paths = fs::read_dir(PAGES).unwrap().map(|entry| entry.unwrap().path());
     paths.map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
-}
-
-/// The code blocks in this language.
-fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
-    let opening = format!("```{language}\n");
-    text.split(&opening).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
 
 /// The anchor that a heading has on a page.

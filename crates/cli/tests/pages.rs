@@ -6,10 +6,9 @@ mod common;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
 use std::process::{Command, Output};
 
-use common::{QUORLOCK, Running, code, quorlock, stderr, stdout};
+use common::{Running, blocks, code, quorlock, shell, stderr, stdout};
 use quorlock_testkit::{Masters, Server};
 use rustix::process::Signal;
 
@@ -23,12 +22,6 @@ const BENCHMARKS: &str = include_str!("../../../docs/benchmarks.md");
 const VARYING_DIGITS: usize = 3;
 
 const PROMPT: &str = "127.0.0.1:6379> ";
-
-/// The code blocks of a page in this language.
-fn blocks(page: &'static str, language: &str) -> Vec<&'static str> {
-    let opening = format!("\n```{language}\n");
-    page.split(&opening).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
-}
 
 /// The blocks of shell commands that need nodes and install nothing.
 fn scripts(page: &'static str) -> Vec<&'static str> {
@@ -46,15 +39,7 @@ fn run_block(block: &str, nodes: &str) -> Output {
         fs::write(&path, "#!/bin/sh\necho ran\n").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
-    let path = std::env::var("PATH").unwrap();
-    let program_folder = Path::new(QUORLOCK).parent().unwrap().display();
-    let mut shell = Command::new("sh");
-    shell.args(["-e", "-c", block]).current_dir(folder.path());
-    shell
-        .env("PATH", format!("{program_folder}:{path}"))
-        .env("QUORLOCK_NODES", nodes)
-        .env("XDG_CONFIG_HOME", "/nowhere");
-    shell.output().unwrap()
+    shell(block, nodes).current_dir(folder.path()).output().unwrap()
 }
 
 #[test]
@@ -76,9 +61,7 @@ fn nodes_of_quorlock_up_run_the_first_command() {
         let up = blocks(page, "sh").into_iter().find(|block| block.starts_with("quorlock up"));
         let arguments = up.unwrap().split('#').next().unwrap().split_whitespace().skip(1);
         let mut up = Running::start(quorlock().args(arguments));
-        let export = up.line();
-        let nodes = export.strip_prefix("export QUORLOCK_NODES=").unwrap();
-        let output = run_block(scripts(page)[0], nodes);
+        let output = run_block(scripts(page)[0], &up.nodes());
         assert_eq!(code(output.status), 0, "{}", stderr(&output));
         up.signal(Signal::INT);
         assert_eq!(code(up.end().status), 0);

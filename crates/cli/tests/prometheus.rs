@@ -9,11 +9,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use common::http::{Exporter, get, try_get};
-use common::{PATIENCE, stderr};
-use quorlock_testkit::{Inject as _, Masters, Server, WallClock, eventually};
+use common::{KillOnDrop, PATIENCE, info_number, stderr};
+use quorlock_testkit::{Inject as _, Masters, Server, WallClock, eventually, holds_within};
 use serde_json::Value;
 
 /// How often Prometheus scrapes and evaluates in this test.
@@ -63,7 +63,7 @@ fn rules_are_valid_and_each_alert_fires_after_its_time_and_not_before() {
 
 struct Prometheus {
     address: SocketAddr,
-    process: Child,
+    _process: KillOnDrop,
     /// Its configuration and its data.
     _folder: tempfile::TempDir,
 }
@@ -86,7 +86,7 @@ impl Prometheus {
             targets.join(", ")
         );
         fs::write(folder.path().join("prometheus.yml"), config).unwrap();
-        let log = fs::File::create(folder.path().join("log")).unwrap();
+        let log = folder.path().join("log");
         // Prometheus does not report a port that it chose, so the test chooses a free port.
         let port = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = port.local_addr().unwrap();
@@ -96,14 +96,14 @@ impl Prometheus {
             .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
             .arg(format!("--web.listen-address={address}"))
             .stdout(Stdio::null())
-            .stderr(log)
+            .stderr(fs::File::create(&log).unwrap())
             .spawn()
             .expect("prometheus is there: `make setup` installs it");
-        let prometheus = Self { address, process, _folder: folder };
-        eventually(PATIENCE, "Prometheus is ready", || {
-            matches!(try_get(address, "/-/ready"), Ok((200, _)))
-        });
-        prometheus
+        let process = KillOnDrop(process);
+        let is_ready = || matches!(try_get(address, "/-/ready"), Ok((200, _)));
+        let log = || fs::read_to_string(&log).unwrap();
+        assert!(holds_within(PATIENCE, is_ready), "Prometheus is not ready: {}", log());
+        Self { address, _process: process, _folder: folder }
     }
 
     fn ask(&self, path: &str) -> Value {
@@ -125,13 +125,6 @@ impl Prometheus {
         };
         let name = |alert: &Value| alert["labels"]["alertname"].as_str().unwrap().to_owned();
         alerts.as_array().unwrap().iter().filter(of_exporter).map(name).collect()
-    }
-}
-
-impl Drop for Prometheus {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 
@@ -210,9 +203,7 @@ impl Broken {
         run(&self.evicting, &["LOCK.ACQUIRE", "evicted", "t", "60000"]);
         run(&self.evicting, &["CONFIG", "SET", "maxmemory", "1"]);
         eventually(PATIENCE, "a key was evicted", || {
-            let info: String =
-                redis::cmd("INFO").arg("lock").query(&mut self.evicting.connection()).unwrap();
-            !info.contains("saved_from_eviction:0\r")
+            info_number(&self.evicting, "lock_saved_from_eviction") > 0
         });
         run(&self.evicting, &["CONFIG", "SET", "maxmemory", "0"]);
     }

@@ -12,8 +12,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::{
-    Net, PATIENCE, Running, code, has_key, masters_holding, masters_revoked, on, quorlock,
-    run_script, stderr, stdout,
+    Net, PATIENCE, Running, code, has_key, info_number, masters_holding, masters_revoked, on,
+    quorlock, run_script, stderr, stdout, wait_for_waiter,
 };
 use quorlock_client::{ExtendError, LostError, blocking};
 use quorlock_testkit::{Direction, Masters, Proxy, eventually};
@@ -51,20 +51,6 @@ fn wait_for_message(running: &mut Running, text: &str) {
         said.push(line);
     }
     panic!("{text:?} was not said: {said:#?}");
-}
-
-/// Waits until a client waits for the lock on some node.
-#[track_caller]
-fn wait_for_waiter(masters: &Masters) {
-    eventually(PATIENCE, "a client waits", || {
-        let waiters = |master: &quorlock_testkit::Server| {
-            let info: String =
-                redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap();
-            info.lines()
-                .any(|line| line.starts_with("lock_waiters:") && line.trim() != "lock_waiters:0")
-        };
-        masters.iter().any(waiters)
-    });
 }
 
 /// A holder whose command runs, and a waiter whose command says whether it is alone.
@@ -212,13 +198,18 @@ fn minority_that_revokes_is_reported_and_does_not_end_the_lock() {
     let revocation = quorlock().args(["revoke", "k", "--yes", "--nodes", &nodes]).output().unwrap();
     assert_eq!(code(revocation.status), 122, "{}", stderr(&revocation));
     assert!(
-        stderr(&revocation).contains("the holder may extend the lock"),
+        stderr(&revocation).contains("too few nodes revoked the lock: the holder may extend it"),
         "{}",
         stderr(&revocation)
     );
     assert_eq!(stdout(&revocation).matches("revoked from ").count(), 1, "{}", stdout(&revocation));
     // The revoked lease ends, and the holder does not repair it. The other masters hold the lock.
     eventually(PATIENCE, "the revoked lease has ended", || masters_holding(&masters) == 2);
+    // A holder that repaired it would do so before its third extension from here.
+    let extends = || info_number(&masters[1], "lock_extends");
+    let before = extends();
+    eventually(PATIENCE, "the holder has extended the lock", || extends() >= before + 3);
+    assert_eq!(masters_holding(&masters), 2);
     assert_eq!(masters_revoked(&masters), 0);
     proxies.iter().for_each(Proxy::heal);
     // The lock is revoked on the other two masters, which are a majority.
@@ -241,6 +232,7 @@ fn lock_is_revoked_later_on_a_master_that_answers_late() {
     proxies[2].cut();
     proxies[2].heal();
     eventually(PATIENCE, "the third master is asked again", || masters_revoked(&masters) == 3);
+    wait_for_message(&mut revocation, ": revoked from ");
     assert_eq!(code(revocation.end().status), 0);
     assert_eq!(waiter.line(), "alone");
     drop(holder);

@@ -4,7 +4,6 @@
 
 mod common;
 
-use std::fs;
 use std::process::Command;
 
 use common::{
@@ -48,29 +47,6 @@ fn missing_command_gives_exit_code_127_and_a_file_that_cannot_run_126() {
         assert!(stderr(&output).contains(command), "{}", stderr(&output));
         assert_eq!(masters_holding(&masters), 0);
     }
-}
-
-#[test]
-fn held_lock_gives_exit_code_121_and_the_command_never_runs() {
-    let masters = Masters::start(3);
-    let folder = tempfile::tempdir().unwrap();
-    let trace = folder.path().join("trace");
-    let holder = Holder::start(&masters, &LONG_NODE_LIMIT);
-    for wait in ["0", "50ms"] {
-        let output = run_script(
-            &masters,
-            &[&LONG_NODE_LIMIT[..], &["--wait", wait]].concat(),
-            &format!("touch {}", trace.display()),
-        )
-        .output()
-        .unwrap();
-        assert_eq!(code(output.status), 121);
-        assert!(stderr(&output).contains("another client "), "{}", stderr(&output));
-    }
-    assert!(!trace.exists());
-    assert!(masters_holding(&masters) >= 2, "a refused run does not release the lock");
-    holder.release();
-    assert_eq!(masters_holding(&masters), 0);
 }
 
 #[test]
@@ -232,23 +208,7 @@ fn lock_is_renewed_while_the_command_runs_longer_than_the_ttl() {
 
 #[test]
 fn runs_of_the_same_key_never_overlap() {
-    let masters = Masters::start(3);
-    let folder = tempfile::tempdir().unwrap();
-    // Only one run can make the folder. A run that overlaps finds it, and fails.
-    let script =
-        format!("cd {} && mkdir inside && echo >> runs && rmdir inside", folder.path().display());
-    let run_some = || {
-        for _ in 0..5 {
-            let output = run_script(&masters, &LONG_NODE_LIMIT, &script).output().unwrap();
-            assert_eq!(code(output.status), 0, "{}", stderr(&output));
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(run_some);
-        }
-    });
-    assert_eq!(fs::read_to_string(folder.path().join("runs")).unwrap().len(), 20);
+    common::assert_runs_never_overlap(&Masters::start(3), 4, 5);
 }
 
 #[test]
@@ -335,7 +295,7 @@ fn password_is_never_shown() {
     let guarded = Server::with_module().tcp().arg("requirepass", "another").start().unwrap();
     let address = guarded.url().trim_start_matches("redis://").trim_end_matches('/').to_owned();
     let nodes = [
-        // A wrong password, no server, and text that is not a URL.
+        // Wrong passwords, no server, and invalid URLs.
         format!("redis://:hunter2@{address}"),
         format!("redis://default:hunter2@{address}/0"),
         "redis://:hunter2@127.0.0.1:1".to_owned(),
@@ -367,14 +327,10 @@ fn password_is_never_shown() {
 }
 
 #[test]
-fn permanent_error_gives_exit_code_125_and_advice() {
+fn ttl_above_the_limit_of_the_nodes_gives_exit_code_125_and_advice() {
     let masters = Masters::start(3);
     let output = run_on(masters.urls()).args(["--ttl", "2m", "k", "--", "true"]).output().unwrap();
     assert_eq!(code(output.status), 125);
     let advice = "lower --ttl to at most 60s or raise lock.max-ttl";
     assert!(stderr(&output).contains(advice), "{}", stderr(&output));
-    let without_module = Server::builder().without_module().start().unwrap();
-    let output = run_on([without_module.url()]).args(["k", "--", "true"]).output().unwrap();
-    assert_eq!(code(output.status), 125);
-    assert!(stderr(&output).contains("loadmodule"), "{}", stderr(&output));
 }

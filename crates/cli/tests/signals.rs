@@ -8,8 +8,8 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use common::{
-    Holder, LONG_NODE_LIMIT, PATIENCE, QUORLOCK, Running, code, is_alive, masters_holding,
-    run_script, stderr, stdout,
+    Holder, LONG_NODE_LIMIT, PATIENCE, QUORLOCK, Running, code, command_stats, is_alive,
+    masters_holding, run_script, stderr, stdout,
 };
 use quorlock_testkit::{Masters, eventually};
 use rustix::process::Signal;
@@ -66,12 +66,12 @@ fn signal_reaches_descendants_of_the_command() {
 fn signal_ends_the_wait_for_a_lock() {
     let masters = Masters::start(3);
     let holder = Holder::start(&masters, &LONG_NODE_LIMIT);
+    let times_asked =
+        || -> u64 { masters.iter().map(|master| command_stats(master, "lock.acquire").0).sum() };
     for (signal, expected) in [(Signal::TERM, 143), (Signal::INT, 130)] {
-        let asked_before = times_asked(&masters);
+        let asked_before = times_asked();
         let waiting = Running::start(&mut run_script(&masters, &LONG_NODE_LIMIT, "echo ran"));
-        eventually(PATIENCE, "the run has asked all masters", || {
-            times_asked(&masters) >= asked_before + 3
-        });
+        eventually(PATIENCE, "the run has asked all masters", || times_asked() >= asked_before + 3);
         waiting.signal(signal);
         let output = waiting.end();
         assert_eq!((code(output.status), stdout(&output)), (expected, ""));
@@ -95,18 +95,4 @@ fn hang_up_under_nohup_reaches_no_process() {
     running.say("go");
     let output = running.end();
     assert_eq!((code(output.status), stdout(&output)), (0, "done\n"));
-}
-
-/// How often the masters were asked for a lock.
-fn times_asked(masters: &Masters) -> usize {
-    masters
-        .iter()
-        .map(|master| {
-            let stats: String =
-                redis::cmd("INFO").arg("commandstats").query(&mut master.connection()).unwrap();
-            let calls =
-                stats.lines().find_map(|line| line.strip_prefix("cmdstat_lock.acquire:calls="));
-            calls.and_then(|calls| calls.split(',').next()?.parse::<usize>().ok()).unwrap_or(0)
-        })
-        .sum()
 }

@@ -6,17 +6,12 @@ mod common;
 
 use std::process::Output;
 
-use common::{Running, code, on, quorlock, stderr, stdout};
-use quorlock_testkit::{Direction, Masters, Proxy, Server};
+use common::{PATIENCE, Running, code, json, on, quorlock, stderr, stdout};
+use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually};
 use rustix::process::Signal;
-use serde_json::Value;
 
 fn status_of(urls: &[String], options: &[&str]) -> Output {
     quorlock().args(["status", "--nodes"]).arg(urls.join(",")).args(options).output().unwrap()
-}
-
-fn json(output: &Output) -> Value {
-    serde_json::from_str(stdout(output)).unwrap_or_else(|_| panic!("{}", stderr(output)))
 }
 
 #[test]
@@ -101,9 +96,9 @@ fn watch_prints_again_and_shows_changes() {
     let mut watch = Running::start(on(&masters, "status").args(["--json", "--watch", "100ms"]));
     assert!(watch.line().contains("\"majority\":true"));
     masters[0].kill();
-    while watch.line().contains("\"majority\":true") {}
+    eventually(PATIENCE, "a change is shown", || watch.line().contains("\"majority\":false"));
     masters[0].restart().unwrap();
-    while watch.line().contains("\"majority\":false") {}
+    eventually(PATIENCE, "a change is shown", || watch.line().contains("\"majority\":true"));
     watch.signal(Signal::INT);
     assert_eq!(code(watch.end().status), 130);
 }

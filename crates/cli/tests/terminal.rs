@@ -7,11 +7,10 @@ mod common;
 
 use std::fs::File;
 use std::io::Write as _;
-use std::process::Child;
 
 use common::{
-    Holder, Lines, PATIENCE, QUORLOCK, code, is_alive, masters_holding, masters_revoked,
-    run_script, shell_in_terminal, stdout,
+    Holder, KillOnDrop, Lines, PATIENCE, QUORLOCK, code, is_alive, masters_holding,
+    masters_revoked, run_script, shell_in_terminal, stdout,
 };
 use quorlock_testkit::{Masters, eventually};
 use rustix::process::Pid;
@@ -21,9 +20,9 @@ const CTRL_Z: u8 = 26;
 
 /// A shell with job control in a terminal.
 struct Terminal {
+    _shell: KillOnDrop,
     keyboard: File,
     screen: Lines,
-    shell: Child,
 }
 
 impl Terminal {
@@ -35,7 +34,7 @@ impl Terminal {
             .env("QUORLOCK", QUORLOCK)
             .env("QUORLOCK_NODES", masters.urls().join(","));
         let screen = Lines::of(keyboard.try_clone().unwrap());
-        Self { keyboard, screen, shell: shell.spawn().unwrap() }
+        Self { _shell: KillOnDrop(shell.spawn().unwrap()), keyboard, screen }
     }
 
     /// Waits for a line with this text, and returns the line.
@@ -55,13 +54,6 @@ impl Terminal {
 
     fn type_line(&mut self, line: &str) {
         writeln!(self.keyboard, "{line}").unwrap();
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        let _ = self.shell.kill();
-        let _ = self.shell.wait();
     }
 }
 
@@ -124,9 +116,9 @@ fn ctrl_z_stops_the_command_and_fg_continues_it() {
 }
 
 #[test]
-fn command_that_is_stopped_beyond_its_lock_is_killed_and_never_continued() {
+fn stopped_command_is_killed_before_the_next_holder_begins() {
     let masters = Masters::start(3);
-    // The command ignores SIGTERM, so only SIGKILL ends it while it is stopped.
+    // SIGCONT follows SIGTERM. The command ignores SIGTERM, so only SIGKILL ends it.
     let script = "$Q k -- sh -c 'trap \"\" TERM; echo pid $$; while :; do sleep 0.01; done'
                   echo stopped $?; read line; fg >/dev/null; echo status $?";
     let mut terminal = Terminal::start(&masters, "--ttl 1500ms", script);

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use common::{LONG_NODE_LIMIT, code, quorlock, stderr, stdout};
-use quorlock_testkit::{Server, StartError};
+use quorlock_testkit::Server;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tempfile::TempDir;
 
@@ -22,8 +22,7 @@ struct TlsMasters {
 }
 
 impl TlsMasters {
-    /// Returns `None` if the server was built without TLS.
-    fn start(requires_certificate: bool) -> Option<Self> {
+    fn start(requires_certificate: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         write_certificates(folder.path());
         let mut ports = Vec::new();
@@ -36,16 +35,13 @@ impl TlsMasters {
                 .arg("tls-cert-file", file("node.pem"))
                 .arg("tls-key-file", file("node.key"))
                 .arg("tls-ca-cert-file", file("ca.pem"))
-                .arg("tls-auth-clients", if requires_certificate { "yes" } else { "no" });
-            match server.start() {
-                Err(StartError::Exited { log_tail, .. }) if log_tail.contains("Bad directive") => {
-                    return None;
-                }
-                server => servers.push(server.unwrap()),
-            }
+                .arg("tls-auth-clients", if requires_certificate { "yes" } else { "no" })
+                .start()
+                .unwrap_or_else(|error| panic!("this test needs a server with TLS: {error}"));
+            servers.push(server);
             ports.push(port);
         }
-        Some(Self { folder, ports, _servers: servers })
+        Self { folder, ports, _servers: servers }
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -93,7 +89,7 @@ fn assert_fails(output: &Output, expected: i32, hint: &str) {
 
 #[test]
 fn nodes_are_checked_by_the_given_roots_or_those_of_the_system() {
-    let Some(masters) = TlsMasters::start(false) else { return };
+    let masters = TlsMasters::start(false);
     let output = masters.run(&[("--cacert", "ca.pem")]);
     assert_eq!(code(output.status), 0, "{}", stderr(&output));
     assert_fails(&masters.run(&[("--cacert", "node.key")]), 125, "BEGIN CERTIFICATE");
@@ -107,7 +103,7 @@ fn nodes_are_checked_by_the_given_roots_or_those_of_the_system() {
 
 #[test]
 fn client_certificate_comes_from_options_or_a_file() {
-    let Some(masters) = TlsMasters::start(true) else { return };
+    let masters = TlsMasters::start(true);
     let output =
         masters.run(&[("--cacert", "ca.pem"), ("--cert", "node.pem"), ("--key", "node.key")]);
     assert_eq!(code(output.status), 0, "{}", stderr(&output));
@@ -141,7 +137,7 @@ fn certificates_without_tls_are_refused() {
 /// `status` and `doctor` connect to each node separately, without a quorum.
 #[test]
 fn status_uses_certificates_and_doctor_reports_untrusted_nodes() {
-    let Some(masters) = TlsMasters::start(true) else { return };
+    let masters = TlsMasters::start(true);
     let ask = |verb: &str, options: &[(&str, &str)]| {
         let mut command = quorlock();
         command.args([verb, "--json", "--nodes"]).arg(masters.urls("rediss://"));

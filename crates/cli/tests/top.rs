@@ -6,12 +6,14 @@ mod common;
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::process::Child;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, QUORLOCK, children_of, code, quorlock, shell_in_terminal, stderr};
+use common::{
+    KillOnDrop, PATIENCE, QUORLOCK, children_of, code, command_stats, quorlock, shell_in_terminal,
+    stderr,
+};
 use quorlock_testkit::{Masters, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
@@ -23,11 +25,11 @@ const COLUMNS: u16 = 110;
 
 /// A shell with job control in a terminal.
 struct Terminal {
+    shell: KillOnDrop,
     keyboard: File,
     screen: Arc<Mutex<vt100::Parser>>,
     /// All bytes that were written to the terminal.
     written: Arc<Mutex<Vec<u8>>>,
-    shell: Child,
 }
 
 impl Terminal {
@@ -38,7 +40,7 @@ impl Terminal {
         tcsetwinsize(&keyboard, size).unwrap();
         shell.env("TOP", format!("{QUORLOCK} top --interval 100ms"));
         shell.env("QUORLOCK_NODES", masters.urls().join(",")).env("TERM", "xterm-256color");
-        let shell = shell.spawn().unwrap();
+        let shell = KillOnDrop(shell.spawn().unwrap());
         let screen = Arc::new(Mutex::new(vt100::Parser::new(ROWS, COLUMNS, 0)));
         let written = Arc::<Mutex<Vec<u8>>>::default();
         let (mut output, parser, log) =
@@ -50,7 +52,7 @@ impl Terminal {
                 parser.lock().unwrap().process(&bytes[..count]);
             }
         });
-        Self { keyboard, screen, written, shell }
+        Self { shell, keyboard, screen, written }
     }
 
     /// Waits for this text on the screen.
@@ -97,7 +99,7 @@ impl Terminal {
     fn top(&self) -> Pid {
         let mut found = None;
         eventually(PATIENCE, "top runs", || {
-            let mut processes = vec![Pid::from_child(&self.shell)];
+            let mut processes = vec![Pid::from_child(&self.shell.0)];
             while let Some(process) = processes.pop() {
                 let name = std::fs::read_to_string(format!("/proc/{}/comm", process.as_raw_pid()));
                 if name.is_ok_and(|name| name.trim() == "quorlock") {
@@ -108,13 +110,6 @@ impl Terminal {
             found.is_some()
         });
         found.unwrap()
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        let _ = self.shell.kill();
-        let _ = self.shell.wait();
     }
 }
 
@@ -197,20 +192,6 @@ fn stopped_program_leaves_the_terminal_to_the_shell_and_fg_brings_it_back() {
     terminal.shows("status 0");
 }
 
-/// The number of LOCK.SCAN calls of this server, and the time that it spent on them.
-fn spent_on_scans(server: &quorlock_testkit::Server) -> (u64, Duration) {
-    let stats: String =
-        redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
-    let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_lock.scan:"));
-    let figure = |name: &str| -> u64 {
-        let mut figures = line.into_iter().flat_map(|line| line.split(','));
-        figures
-            .find_map(|figure| figure.strip_prefix(name))
-            .map_or(0, |count| count.parse().unwrap())
-    };
-    (figure("calls="), Duration::from_micros(figure("usec=")))
-}
-
 /// Measures from the beginning of the first listing to the beginning of the next. With `--interval
 /// 100ms` alone, the program would list the locks up to ten times a second.
 #[test]
@@ -224,19 +205,20 @@ fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
         pipe.cmd("LOCK.ACQUIRE").arg(&[&key, "token", "3600000", "OWNER", "web-3"]).ignore();
     }
     pipe.exec(&mut masters[0].connection()).unwrap();
+    let spent_on_scans = || command_stats(&masters[0], "lock.scan");
     let mut terminal = Terminal::start(&masters, "$TOP --node-limit 10s");
-    eventually(PATIENCE, "the first listing has begun", || spent_on_scans(&masters[0]).0 > 0);
+    eventually(PATIENCE, "the first listing has begun", || spent_on_scans().0 > 0);
     let first = Instant::now();
     terminal.shows("10000 locks");
-    let (mut spent, mut before_next) = (spent_on_scans(&masters[0]), Instant::now());
+    let (mut spent, mut before_next) = (spent_on_scans(), Instant::now());
     let calls = spent.0;
     // The program responds to keys in the meantime.
     terminal.press("\x1b[F");
     terminal.shows("orders/09999");
     loop {
-        // A pause, since the time that the node spends on INFO counts too, and delays the listing.
+        // The pause limits the calls of INFO here: their time counts too, and delays the listing.
         thread::sleep(Duration::from_millis(100));
-        let latest = spent_on_scans(&masters[0]);
+        let latest = spent_on_scans();
         if latest.0 > calls {
             break;
         }

@@ -16,8 +16,7 @@ use rustix::process::{Pid, Signal};
 fn printed_line_names_masters_that_work() {
     let mut up = Running::start(quorlock().args(["up", "-n", "3"]));
     let line = up.line();
-    let nodes = line.strip_prefix("export QUORLOCK_NODES=").unwrap();
-    assert_eq!(nodes.split(',').count(), 3);
+    assert_eq!(line.split(',').count(), 3);
     let script = format!("{line}; \"$0\" run k -- sh -c 'exit 42'");
     let mut shell = Command::new("sh");
     let status = shell.arg("-c").arg(script).arg(QUORLOCK).status().unwrap();
@@ -28,9 +27,7 @@ fn printed_line_names_masters_that_work() {
 fn signals_stop_all_masters_and_delete_their_folders() {
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
         let mut up = Running::start(quorlock().args(["up", "-n", "3"]));
-        let line = up.line();
-        let nodes = line.strip_prefix("export QUORLOCK_NODES=").unwrap();
-        let masters: Vec<_> = nodes.split(',').map(process_and_folder).collect();
+        let masters: Vec<_> = up.nodes().split(',').map(process_and_folder).collect();
         assert_eq!(masters.len(), 3);
         for (pid, folder) in &masters {
             assert!(is_alive(*pid) && folder.is_dir());
@@ -97,11 +94,10 @@ fn invalid_number_of_masters_is_refused() {
 }
 
 /// Starts masters that keep their data in a folder. Returns the program and the list of nodes.
-fn up_in(folder: &Path, options: &[&str]) -> (Running, String) {
-    let mut up =
-        Running::start(quorlock().args(["up", "-n", "3", "--keep"]).arg(folder).args(options));
-    let line = up.line();
-    (up, line.strip_prefix("export QUORLOCK_NODES=").unwrap().to_owned())
+fn up_in(folder: &Path) -> (Running, String) {
+    let mut up = Running::start(quorlock().args(["up", "-n", "3", "--keep"]).arg(folder));
+    let nodes = up.nodes();
+    (up, nodes)
 }
 
 /// Stops the masters. Returns the standard error of the program.
@@ -124,7 +120,7 @@ fn get(url: &str, key: &str) -> Option<String> {
 fn kept_masters_keep_their_data_and_abstain_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().join("masters");
-    let (up, nodes) = up_in(&folder, &[]);
+    let (up, nodes) = up_in(&folder);
     let url = nodes.split(',').next().unwrap();
     redis::cmd("SET")
         .arg("a")
@@ -141,7 +137,7 @@ fn kept_masters_keep_their_data_and_abstain_after_a_restart() {
     assert_eq!(run(&nodes).0, 0);
     assert!(!stop(up).contains("forgotten"));
 
-    let (up, nodes) = up_in(&folder, &[]);
+    let (up, nodes) = up_in(&folder);
     assert_eq!(get(nodes.split(',').next().unwrap(), "a").as_deref(), Some("1"));
     let (code, error) = run(&nodes);
     assert_ne!(code, 0);
@@ -152,12 +148,12 @@ fn kept_masters_keep_their_data_and_abstain_after_a_restart() {
 #[test]
 fn folder_is_used_by_one_program_at_a_time() {
     let folder = tempfile::tempdir().unwrap();
-    let (up, _) = up_in(folder.path(), &[]);
+    let (up, _) = up_in(folder.path());
     let output = quorlock().args(["up", "-n", "1", "--keep"]).arg(folder.path()).output().unwrap();
     assert_eq!(code(output.status), 125);
     assert!(stderr(&output).contains("another `quorlock up`"), "{}", stderr(&output));
     stop(up);
-    stop(up_in(folder.path(), &[]).0);
+    stop(up_in(folder.path()).0);
 }
 
 #[test]

@@ -10,14 +10,16 @@ mod common;
 use std::process::Command;
 
 use common::{
-    PATIENCE, QUORLOCK, Running, code, is_alive, masters_holding, run_script, stderr, stdout,
+    Net, PATIENCE, QUORLOCK, Running, code, is_alive, masters_holding, run_script, stderr, stdout,
     watchdog_of,
 };
-use quorlock_testkit::{Direction, Masters, Proxy, eventually};
+use quorlock_testkit::{Masters, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 const TTL: [&str; 2] = ["--ttl", "1500ms"];
+/// A command that prints its process ID, and ends on SIGTERM.
+const OBEDIENT: &str = "trap 'echo TERM; exit' TERM; echo $$; while :; do sleep 0.01; done";
 /// A command that ignores SIGTERM.
 const STUBBORN: &str = "trap '' TERM; while :; do sleep 0.01; done";
 /// A command that ignores SIGTERM, with a child in its session and a child in another session.
@@ -43,7 +45,7 @@ impl FirstRun {
 
     /// Runs a second command, as soon as its `quorlock run` acquires the lock. Returns the last
     /// line that the command prints.
-    fn next(&self) -> String {
+    fn run_next(&self) -> String {
         let script = script(&self.folder, "true");
         let output = run_script(&self.masters, &["--wait", "10s"], &script).output().unwrap();
         assert_eq!(code(output.status), 0, "{}", stderr(&output));
@@ -74,7 +76,7 @@ fn stopped_quorlock_leaves_no_command_beyond_its_lock() {
     for rest in [STUBBORN, STUBBORN_ALL] {
         let first = FirstRun::start(rest);
         first.holder.signal(Signal::STOP);
-        assert_eq!(first.next(), "alone");
+        assert_eq!(first.run_next(), "alone");
         assert!(first.command_has_ended());
         first.holder.signal(Signal::CONT);
         let output = first.holder.end();
@@ -93,7 +95,7 @@ fn stopped_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
     let watchdog = first.watchdog();
     first.holder.signal(Signal::STOP);
     kill(watchdog, Signal::KILL);
-    assert_eq!(first.next(), "overlap");
+    assert_eq!(first.run_next(), "overlap");
     assert!(!first.command_has_ended());
     first.holder.signal(Signal::CONT);
     assert_eq!(code(first.holder.end().status), 120);
@@ -105,7 +107,7 @@ fn killed_quorlock_leaves_no_command_beyond_its_lock() {
     for rest in [STUBBORN, STUBBORN_ALL] {
         let first = FirstRun::start(rest);
         first.holder.signal(Signal::KILL);
-        assert_eq!(first.next(), "alone");
+        assert_eq!(first.run_next(), "alone");
         assert!(first.command_has_ended());
     }
 }
@@ -117,7 +119,7 @@ fn killed_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
     first.holder.signal(Signal::STOP);
     kill(watchdog, Signal::KILL);
     first.holder.signal(Signal::KILL);
-    assert_eq!(first.next(), "overlap");
+    assert_eq!(first.run_next(), "overlap");
     assert!(!first.command_has_ended());
     kill(first.command, Signal::KILL);
 }
@@ -125,8 +127,7 @@ fn killed_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
 #[test]
 fn command_of_a_killed_quorlock_gets_sigterm_first() {
     let masters = Masters::start(3);
-    let obedient = "trap 'echo TERM; exit' TERM; echo $$; while :; do sleep 0.01; done";
-    let mut running = Running::start(&mut run_script(&masters, &["--ttl", "20s"], obedient));
+    let mut running = Running::start(&mut run_script(&masters, &["--ttl", "20s"], OBEDIENT));
     let command = running.pid_line();
     let watchdog = watchdog_of(running.pid());
     running.signal(Signal::KILL);
@@ -140,8 +141,7 @@ fn command_of_a_killed_quorlock_gets_sigterm_first() {
 #[test]
 fn stopped_command_is_continued_to_clean_up() {
     let masters = Masters::start(3);
-    let obedient = "trap 'echo TERM; exit' TERM; echo $$; while :; do sleep 0.01; done";
-    let mut running = Running::start(&mut run_script(&masters, &["--ttl", "20s"], obedient));
+    let mut running = Running::start(&mut run_script(&masters, &["--ttl", "20s"], OBEDIENT));
     let command = running.pid_line();
     kill(command, Signal::STOP);
     running.signal(Signal::KILL);
@@ -154,7 +154,7 @@ fn quorlock_stops_the_command_when_its_watchdog_is_killed() {
     for rest in ["trap 'exit 0' TERM; while :; do sleep 0.01; done", STUBBORN_ALL] {
         let first = FirstRun::start(rest);
         kill(first.watchdog(), Signal::KILL);
-        assert_eq!(first.next(), "alone");
+        assert_eq!(first.run_next(), "alone");
         let output = first.holder.end();
         assert_eq!(code(output.status), 125);
         assert!(stderr(&output).contains("its watchdog was killed"), "{}", stderr(&output));
@@ -163,29 +163,13 @@ fn quorlock_stops_the_command_when_its_watchdog_is_killed() {
 
 #[test]
 fn quorlock_stops_the_command_when_its_watchdog_is_stopped() {
-    let masters = Masters::start(3);
-    let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
-    let mut run = common::run_on(proxies.iter().map(Proxy::url));
-    let script = format!("echo $$; {STUBBORN}");
-    let mut running = Running::start(run.args([
-        "--ttl",
-        "6s",
-        "--node-limit",
-        "100ms",
-        "k",
-        "--",
-        "sh",
-        "-c",
-        &script,
-    ]));
+    let net = Net::start();
+    let mut running = net.run(&["--ttl", "6s"], &format!("echo $$; {STUBBORN}"));
     let command = running.pid_line();
     let watchdog = watchdog_of(running.pid());
     kill(watchdog, Signal::STOP);
-    for proxy in &proxies[..2] {
-        proxy.drop_bytes(Direction::ToServer);
-    }
-    eventually(PATIENCE, "the command is gone", || !is_alive(command));
-    assert!(masters.iter().take(2).all(common::has_key), "the lock has not ended yet");
+    net.cut_off_a_majority();
+    net.assert_ends_before_the_lock(command);
     assert_eq!(code(running.end().status), 120);
     assert!(!is_alive(watchdog));
 }

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use indicatif::{ProgressBar, ProgressStyle};
 use quorlock_client::{AcquireError, Quorum};
 use tokio::task::JoinSet;
@@ -45,17 +46,14 @@ impl Clients {
     pub(super) async fn clean_up(&mut self, limit: Duration) {
         // Ending a task releases its lock, and the flush waits for the release.
         self.tasks.shutdown().await;
-        for quorum in &self.quorums {
-            if let Err(error) = quorum.flush(limit).await {
-                say(error);
-            }
-        }
+        let flushed = join_all(self.quorums.iter().map(|quorum| quorum.flush(limit))).await;
+        flushed.into_iter().filter_map(Result::err).for_each(say);
     }
 }
 
 impl Load<'_> {
-    /// Measures both parts. The inner `Err` says why the nodes did not grant the first lock, and
-    /// that waiting may help. The outer `Err` is any other error.
+    /// Measures both parts. The inner `Err` says why the nodes did not grant the first lock, when
+    /// waiting may help. The outer `Err` is any other error.
     pub(super) async fn measure(
         &self,
         clients: &mut Clients,

@@ -18,7 +18,7 @@ use crate::nodes::{self, NodeArgs};
 use crate::signals::Signals;
 use crate::{exit, say};
 
-/// How long to wait for silent nodes at the end.
+/// How long each client waits for silent nodes at the end.
 const CLEAN_UP_LIMIT: Duration = Duration::from_secs(5);
 
 /// Measures how fast the nodes grant and release locks.
@@ -42,7 +42,7 @@ pub(crate) struct Bench {
     #[arg(long, default_value = "quorlock-bench/", value_name = "TEXT")]
     prefix: String,
 
-    /// Print JSON: times are in microseconds
+    /// Print JSON, with latencies in microseconds
     #[arg(long)]
     json: bool,
 

@@ -5,7 +5,7 @@ use hdrhistogram::Histogram;
 use quorlock_client::AcquireError;
 use serde::Serialize;
 
-use crate::output::{self, escape};
+use crate::output::{self, escape, with_plural};
 
 /// The longest time that the histogram records, in nanoseconds: 10 minutes.
 const LONGEST_NS: u64 = 600_000_000_000;
@@ -129,7 +129,11 @@ impl Report {
 
     fn to_table(&self) -> String {
         let mut lines = vec![
-            format!("{} nodes, {} tasks; times in ms", self.nodes, self.tasks),
+            format!(
+                "{}, {}; times in ms",
+                with_plural(self.nodes as u64, "node"),
+                with_plural(self.tasks.into(), "task")
+            ),
             format!(
                 "{:12} {:>9}  {:8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7}",
                 "", "locks/s", "", "p50", "p90", "p99", "p99.9", "max", "failed"

@@ -225,6 +225,8 @@ mod tests {
         let checks =
             |count| found(voting(count)).iter().map(|finding| finding.check).collect::<Vec<_>>();
         assert_eq!(checks(4), ["even-number"]);
+        assert_eq!(checks(2), ["even-number"]);
+        assert_eq!(found(voting(2))[0].todo, "use 3 nodes", "one node is no better than two");
         assert_eq!(checks(1), ["single-node"]);
     }
 

@@ -35,6 +35,11 @@ fn number(report: &Report) -> Option<Finding> {
             "there is one node: when it stops, no lock can be acquired",
             "use 3 nodes, or 5 to survive the loss of 2",
         )),
+        2 => Some(Finding::warning(
+            "even-number",
+            "there are two nodes: when one of them stops, no lock can be acquired",
+            "use 3 nodes",
+        )),
         nodes if nodes % 2 == 0 => Some(Finding::warning(
             "even-number",
             format!(

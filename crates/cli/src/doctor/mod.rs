@@ -2,7 +2,7 @@
 //!
 //! - [`findings`]: findings from the nodes' answers; [`node`] is the part about one node, [`fleet`]
 //!   the part about all of them.
-//! - [`rights`]: which commands the user may run.
+//! - [`rights`]: which commands the user may not run, and whether it may use a key.
 //! - [`print`]: prints the findings as text or as JSON.
 
 mod findings;
@@ -20,7 +20,7 @@ use quorlock_core::Ttl;
 
 use self::findings::{Severity, findings};
 pub(crate) use self::node::check_of;
-use crate::args::TTL;
+use crate::args::{TTL, check_key};
 use crate::duration::duration;
 use crate::fleet::{FleetArgs, Node};
 use crate::nodes;
@@ -37,7 +37,7 @@ pub(crate) struct Doctor {
     ttl: Option<Duration>,
 
     /// A lock that the programs acquire: also check that the user may use this key
-    #[arg(long, value_name = "KEY", value_parser = StringValueParser::new().try_map(lock_name))]
+    #[arg(long, value_name = "KEY", value_parser = StringValueParser::new().try_map(check_key))]
     lock: Option<String>,
 
     /// Print JSON
@@ -57,11 +57,6 @@ const EXIT_CODES: &str = "Exit codes, as monitoring plugins have them:
 
 const WARNINGS: u8 = 1;
 const ERRORS: u8 = 2;
-
-/// Refuses an empty name: its usual cause is an unset variable in a script.
-fn lock_name(name: String) -> Result<String, &'static str> {
-    if name.is_empty() { Err("the lock needs a name") } else { Ok(name) }
-}
 
 pub(crate) async fn doctor(args: Doctor) -> anyhow::Result<ExitCode> {
     let (fleet, nodes) = args.fleet.load()?;

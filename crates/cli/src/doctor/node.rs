@@ -198,7 +198,8 @@ fn rejoin_delay(lock: &ModuleInfo) -> Option<Finding> {
                 "lock.rejoin-delay is {delay_ms} ms, below lock.max-ttl: after a restart it may grant locks that \
                  are still held"
             ),
-            "this is right only for a new server: remove it from redis.conf before the next start",
+            "only a new server may have it: remove lock.rejoin-delay from redis.conf before the \
+             next start",
         )
     })
 }
@@ -229,7 +230,7 @@ fn rights(denials: &[Denial]) -> Vec<Finding> {
     let remedy = |denied: &[&str]| {
         let rights: Vec<_> =
             denied.iter().map(|command| format!("+{}", command.to_lowercase())).collect();
-        format!("give the user {}, with ACL SETUSER and in its ACL file", rights.join(" "))
+        format!("give the user {}, with ACL SETUSER and in the server's ACL file", rights.join(" "))
     };
     if !needed.is_empty() {
         findings.push(Finding::error(
@@ -252,7 +253,8 @@ fn rights(denials: &[Denial]) -> Vec<Finding> {
         Denial::Key(key) => Some(Finding::error(
             "rights",
             format!("the user may not use the key {key}"),
-            "give the user its keys, such as ~orders/*, with ACL SETUSER and in its ACL file",
+            "give the user its keys, such as ~orders/*, with ACL SETUSER and in the server's ACL \
+             file",
         )),
         Denial::Command(_) => None,
     }));

@@ -19,7 +19,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use tokio::net::TcpListener;
 
-use self::shared::Shared;
+use self::shared::SharedCall;
 use crate::fleet::{Fleet, FleetArgs};
 use crate::signals::Signals;
 use crate::{nodes, say};
@@ -49,7 +49,7 @@ const EXIT_CODES: &str = "Exit codes:
 
 struct Gatherer {
     fleet: Fleet,
-    current: Shared<Arc<str>>,
+    current: SharedCall<Arc<str>>,
 }
 
 pub(crate) async fn exporter(args: Exporter) -> anyhow::Result<ExitCode> {
@@ -59,7 +59,7 @@ pub(crate) async fn exporter(args: Exporter) -> anyhow::Result<ExitCode> {
         .await
         .with_context(|| format!("cannot listen on {}: choose another --listen", args.listen))?;
     say(format_args!("serving http://{}{PATH}", listener.local_addr()?));
-    let gatherer = Arc::new(Gatherer { fleet, current: Shared::default() });
+    let gatherer = Arc::new(Gatherer { fleet, current: SharedCall::default() });
     let home =
         || async { concat!("quorlock exporter ", env!("CARGO_PKG_VERSION"), ": see /metrics\n") };
     let router = Router::new().route(PATH, get(scrape)).route("/", get(home)).with_state(gatherer);

@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::OnceCell;
 
 /// Makes a value on demand. Callers that arrive while a value is being made share it.
-pub(super) struct Shared<T>(Mutex<Arc<OnceCell<T>>>);
+pub(super) struct SharedCall<T>(Mutex<Arc<OnceCell<T>>>);
 
-impl<T> Default for Shared<T> {
+impl<T> Default for SharedCall<T> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<T: Clone> Shared<T> {
+impl<T: Clone> SharedCall<T> {
     /// Returns the value that is being made, or makes a new one.
     ///
     /// # Cancel safety
@@ -34,6 +34,7 @@ impl<T: Clone> Shared<T> {
 mod tests {
     use std::cell::Cell;
     use std::future::{pending, ready};
+    use std::pin::pin;
 
     use futures_util::{FutureExt as _, future::join};
     use tokio::sync::oneshot;
@@ -42,7 +43,7 @@ mod tests {
 
     #[tokio::test]
     async fn concurrent_callers_share_one_value_and_later_ones_do_not() {
-        let (shared, made) = (Shared::<u32>::default(), Cell::new(0));
+        let (shared, made) = (SharedCall::<u32>::default(), Cell::new(0));
         let (finish, may_finish) = oneshot::channel::<()>();
         let first = shared.get(async || {
             made.set(made.get() + 1);
@@ -60,8 +61,12 @@ mod tests {
 
     #[tokio::test]
     async fn second_caller_continues_when_the_first_is_dropped() {
-        let shared = Shared::<u32>::default();
-        assert!(shared.get(pending).now_or_never().is_none());
-        assert_eq!(shared.get(|| ready(7)).now_or_never(), Some(7));
+        let shared = SharedCall::<u32>::default();
+        let mut first = Box::pin(shared.get(pending));
+        assert!(first.as_mut().now_or_never().is_none());
+        let mut second = pin!(shared.get(|| ready(7)));
+        assert!(second.as_mut().now_or_never().is_none());
+        drop(first);
+        assert_eq!(second.now_or_never(), Some(7));
     }
 }

@@ -123,6 +123,11 @@ impl ModuleInfo {
         })
     }
 
+    /// The value of one of [`COUNTERS`]; `None` if the module lacks it.
+    pub(crate) fn counter(&self, name: &str) -> Option<u64> {
+        COUNTERS.into_iter().zip(self.counters).find(|(counter, _)| *counter == name)?.1
+    }
+
     /// `NAME ID` of the node's set; `None` if the node belongs to none.
     pub(crate) fn set_and_id(&self) -> Option<String> {
         self.set.set().map(|set| format!("{} {}", set.name(), set.id()))
@@ -166,7 +171,7 @@ mod tests {
         let lock = info.lock.as_ref().unwrap();
         assert_eq!((lock.leases, lock.waiters, lock.abstention.as_ref()), (4, 1, None));
         assert_eq!(lock.set_and_id().as_deref(), Some("eu 2"));
-        assert_eq!((lock.counters[0], lock.counters[1]), (Some(9), None));
+        assert_eq!((lock.counter("grants"), lock.counter("refusals")), (Some(9), None));
         assert_eq!((lock.max_ttl_ms, lock.longest_wait_us), (Some(60_000), Some(1500)));
         assert_eq!(info.hello().module_version.as_deref(), Some("0.1.0"));
     }

@@ -26,7 +26,7 @@ use crate::duration::duration;
 use crate::nodes::{NodeArgs, Nodes};
 
 /// How long one node may take to connect and to answer all requests.
-const NODE_TIMEOUT: &str = "2s";
+const NODE_LIMIT_DEFAULT: &str = "2s";
 
 /// Options of every verb that asks each node separately.
 #[derive(clap::Args)]
@@ -35,7 +35,7 @@ pub(crate) struct FleetArgs {
     pub(crate) nodes: NodeArgs,
 
     /// How long one node may take to connect and to answer
-    #[arg(long, value_parser = duration, value_name = "TIME", default_value = NODE_TIMEOUT)]
+    #[arg(long, value_parser = duration, value_name = "TIME", default_value = NODE_LIMIT_DEFAULT)]
     pub(crate) node_limit: Duration,
 }
 

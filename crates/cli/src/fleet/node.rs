@@ -83,7 +83,7 @@ async fn connect(client: &Client) -> Result<MultiplexedConnection, NodeError> {
 async fn facts(connection: &mut MultiplexedConnection) -> Result<Facts, NodeError> {
     let mut requests = Pipeline::with_capacity(3);
     requests.cmd("INFO");
-    // A separate request: a server without the module does not know the section, and an old server
+    // A separate request: a plain INFO omits the sections of modules, and a server before Redis 7
     // accepts only one section.
     requests.cmd("INFO").arg("lock");
     requests.cmd("CONFIG").arg("GET").arg("lock.*");

@@ -19,9 +19,9 @@ pub(crate) struct NodeReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub(crate) info: Info,
-    /// `lock.max-clock-skew`; `None` where the user may not read it.
+    /// `lock.max-clock-skew`; `None` if the node does not show it.
     pub(crate) max_clock_skew_ms: Option<u64>,
-    /// `lock.max-waiters`; `None` where the user may not read it.
+    /// `lock.max-waiters`; `None` if the node does not show it.
     pub(crate) max_waiters: Option<u64>,
     pub(crate) round_trip: Duration,
     /// How far the node's wall clock is ahead of this machine's; `None` if the user may not run
@@ -107,7 +107,7 @@ impl NodeReport {
 fn states(nodes: &[NodeReport]) -> Vec<State> {
     let state =
         |(node, admission): (&NodeReport, Option<NodeError>)| match (&node.answer, admission) {
-            (Err(error), _) if is_an_answer(error) => State::NotCounted(error.clone()),
+            (Err(error), _) if is_error_reply(error) => State::NotCounted(error.clone()),
             (Err(error), _) => State::Down(error.clone()),
             (Ok(_), Some(error)) if error != NodeError::AwaitsMajority => State::NotCounted(error),
             // A node that awaits a majority is counted: the missing nodes are at fault.
@@ -121,8 +121,8 @@ fn states(nodes: &[NodeReport]) -> Vec<State> {
     nodes.iter().zip(admissions(nodes)).map(state).collect()
 }
 
-/// Returns whether a server answered with this error.
-fn is_an_answer(error: &NodeError) -> bool {
+/// Returns whether this error is an error reply of a server.
+fn is_error_reply(error: &NodeError) -> bool {
     matches!(error, NodeError::Denied { .. } | NodeError::ErrorReply(_))
 }
 

@@ -11,7 +11,7 @@ pub(crate) fn width(text: &str) -> usize {
 }
 
 /// Cuts the beginning of a text wider than `columns`. For addresses, which differ at their end.
-pub(crate) fn end_of(text: &str, columns: usize) -> String {
+pub(crate) fn keep_end(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.to_owned();
     }
@@ -26,7 +26,7 @@ pub(crate) fn end_of(text: &str, columns: usize) -> String {
 }
 
 /// Cuts the end of a text wider than `columns`.
-pub(crate) fn start_of(text: &str, columns: usize) -> String {
+pub(crate) fn keep_start(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.to_owned();
     }
@@ -65,12 +65,12 @@ mod tests {
 
     #[test]
     fn cut_text_fits_and_says_that_it_was_cut() {
-        assert_eq!(end_of("lock-a:6379", 11), "lock-a:6379");
-        assert_eq!(end_of("lock-a:6379", 6), "…:6379");
-        assert_eq!(start_of("orders", 4), "ord…");
-        assert_eq!(start_of("日本語", 4), "日…");
-        assert_eq!(end_of("日本語", 4), "…語");
-        assert_eq!(end_of("ab", 0), "…");
+        assert_eq!(keep_end("lock-a:6379", 11), "lock-a:6379");
+        assert_eq!(keep_end("lock-a:6379", 6), "…:6379");
+        assert_eq!(keep_start("orders", 4), "ord…");
+        assert_eq!(keep_start("日本語", 4), "日…");
+        assert_eq!(keep_end("日本語", 4), "…語");
+        assert_eq!(keep_end("ab", 0), "…");
     }
 
     #[test]

@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use crate::fleet::info::ModuleInfo;
-use crate::fleet::text::{end_of, start_of, width, wrap};
+use crate::fleet::text::{keep_end, keep_start, width, wrap};
 use crate::fleet::{NodeReport, Report, State, advice};
-use crate::output::escape;
+use crate::output::{escape, or_dash};
 
 /// The largest width of the table.
 const COLUMNS: usize = 100;
@@ -47,7 +47,6 @@ pub(super) fn render(report: &Report) -> String {
 fn cells(node: &NodeReport, state: &State) -> [String; 9] {
     let facts = node.facts();
     let lock = facts.and_then(|facts| facts.info.lock.as_ref());
-    let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
     [
         escape(&node.name),
         state.name().to_owned(),
@@ -100,8 +99,11 @@ fn line(cells: &[String; 9], widths: &[usize; 9]) -> String {
     let mut line = String::new();
     for (column, (cell, column_width)) in cells.iter().zip(widths).enumerate() {
         // Addresses differ at their end.
-        let cell =
-            if column == 0 { end_of(cell, *column_width) } else { start_of(cell, *column_width) };
+        let cell = if column == 0 {
+            keep_end(cell, *column_width)
+        } else {
+            keep_start(cell, *column_width)
+        };
         let padding = " ".repeat(column_width.saturating_sub(width(&cell)));
         let (before, after) = if column >= FIRST_RIGHT_ALIGNED {
             (padding, String::new())
@@ -119,7 +121,7 @@ fn line(cells: &[String; 9], widths: &[usize; 9]) -> String {
     line + "\n"
 }
 
-/// Formats a time with two or three digits: `0.4 ms`, `12 ms`, `1.5 s`, `41 s`.
+/// Formats a time with at least two digits: `0.4 ms`, `12 ms`, `1.5 s`, `41 s`.
 #[expect(clippy::cast_precision_loss, reason = "it is shown with three digits")]
 pub(crate) fn short_time(time: Duration) -> String {
     let us = time.as_micros() as f64;

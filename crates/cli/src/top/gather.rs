@@ -1,5 +1,5 @@
 //! Asks the nodes again and again, in a separate thread, so that replies with thousands of locks do
-//! not delay the handling of keys.
+//! not delay the handling of key presses.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -52,11 +52,11 @@ async fn ask(
 ) -> anyhow::Result<()> {
     let GatherOptions { nodes, fleet, pattern, node_limit, interval_min } = options;
     let quorum = nodes.connect_within(*node_limit).await?;
-    let mut spent_before = fleet.each(spent).await;
+    let mut spent_before = fleet.each(ask_spent).await;
     loop {
         let started = Instant::now();
         let (locks, report) = join(list(&quorum, pattern), fleet.gather()).await;
-        let spent_now = fleet.each(spent).await;
+        let spent_now = fleet.each(ask_spent).await;
         let costs =
             spent_before.iter().zip(&spent_now).map(|(before, now)| pace::cost(*before, *now));
         let interval = pace::interval(*interval_min, costs.max().unwrap_or_default());
@@ -76,11 +76,11 @@ async fn list(quorum: &Quorum, pattern: &[u8]) -> Locks {
     }
 }
 
-/// Returns the time that this node has spent on gatherings since its start, if it reports that.
-async fn spent(node: &Node) -> Option<Duration> {
+/// Returns [`pace::parse_spent`] of this node, if it answers.
+async fn ask_spent(node: &Node) -> Option<Duration> {
     let stats: String = node
         .ask(async |connection| query(connection, &["INFO", "commandstats"]).await)
         .await
         .ok()?;
-    Some(pace::spent(&stats))
+    Some(pace::parse_spent(&stats))
 }

@@ -2,7 +2,7 @@
 //!
 //! - [`gather`]: asks the nodes in a separate thread; [`pace`] decides how often.
 //! - [`snapshot`]: the answers of the nodes, ready to be shown.
-//! - [`state`]: what is on the screen, and what the keys do.
+//! - [`state`]: what is on the screen, and what each key press does.
 //! - [`view`]: draws the screen.
 //! - [`terminal`]: sets the terminal up and restores it.
 
@@ -43,7 +43,7 @@ const INTERVAL_MIN: Duration = Duration::from_millis(100);
 /// next column, r reverses; / filters by key or owner; Esc goes back; q quits.
 ///
 /// The more locks there are, the less often top asks, so that it takes less than 1 % of the time of
-/// a node. The user needs LOCK.SCAN, INFO and PING.
+/// a node. The ACL user needs LOCK.SCAN, INFO and PING.
 #[expect(clippy::doc_markdown, reason = "the help shows it as it is")]
 #[derive(clap::Args)]
 #[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]

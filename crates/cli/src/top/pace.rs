@@ -16,8 +16,8 @@ pub(super) fn interval(interval_min: Duration, cost: Duration) -> Duration {
     interval_min.max(cost.saturating_mul(INTERVAL_PER_COST))
 }
 
-/// Returns the time that a node spent on a gathering: the difference of [`spent`] before and after.
-/// Returns zero for a node that does not answer, so that it does not lengthen the interval.
+/// Returns the time that a node spent on a gathering: the difference of [`parse_spent`] before and
+/// after. Returns zero for a node that does not answer, so that it does not lengthen the interval.
 pub(super) fn cost(before: Option<Duration>, after: Option<Duration>) -> Duration {
     match (before, after) {
         // The statistics of a restarted server begin at zero.
@@ -29,8 +29,8 @@ pub(super) fn cost(before: Option<Duration>, after: Option<Duration>) -> Duratio
 /// Returns the time that a server has spent on the commands of gatherings since its start. Reads it
 /// from the reply to `INFO commandstats`.
 ///
-/// Includes the commands of other clients: the limit applies to all of them together.
-pub(super) fn spent(stats: &str) -> Duration {
+/// Includes the same commands of other clients: the limit applies to all clients together.
+pub(super) fn parse_spent(stats: &str) -> Duration {
     let us = |line: &str| -> Option<u64> {
         let (command, figures) = line.strip_prefix("cmdstat_")?.split_once(':')?;
         COMMANDS.iter().find(|name| name.eq_ignore_ascii_case(command))?;
@@ -69,7 +69,7 @@ mod tests {
         let stats = "# Commandstats\r\ncmdstat_LOCK.SCAN:calls=3,usec=120,usec_per_call=40.00,rejected_calls=0\r\n\
             cmdstat_info:calls=1,usec=30,usec_per_call=30.00\r\ncmdstat_lock.acquire:calls=9,usec=9000\r\n\
             cmdstat_config|get:calls=1,usec=5\r\n";
-        assert_eq!(spent(stats), Duration::from_micros(155));
-        assert_eq!(spent(""), Duration::ZERO);
+        assert_eq!(parse_spent(stats), Duration::from_micros(155));
+        assert_eq!(parse_spent(""), Duration::ZERO);
     }
 }

@@ -1,5 +1,4 @@
-//! The answers of the nodes, ready to be shown: no text of a client or server can control the
-//! terminal.
+//! The answers of the nodes, prepared for the screen.
 
 use std::time::{Duration, Instant};
 
@@ -29,13 +28,13 @@ pub(super) struct Locks {
     pub(super) problem: Option<String>,
 }
 
-/// One lock. All texts are escaped.
+/// One lock. All texts but those in `answers` are escaped for the terminal.
 #[derive(Clone, Debug)]
 pub(super) struct Lock {
     pub(super) key: String,
     pub(super) owner: String,
     pub(super) fence: Option<u64>,
-    /// The time since the first of the nodes granted it; `None` if no node says.
+    /// The time since the first node granted it; `None` if no node says.
     pub(super) held: Option<Duration>,
     /// How much longer it lasts at most; `None` if it has no known end.
     pub(super) left: Option<Duration>,

@@ -1,4 +1,4 @@
-//! The state of the screen, and what the keys do to it: without I/O.
+//! The state of the screen, and what each key press does to it: without I/O.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -54,15 +54,15 @@ struct Scale {
 #[derive(Debug, Default)]
 pub(super) struct App {
     pub(super) snapshot: Option<Snapshot>,
-    /// The rates of each node; `None` until the node has reported its counters twice.
+    /// The rates of each node; `None` unless both of the last two reports have its counters.
     pub(super) rates: Vec<Option<Rates>>,
     pub(super) sort: Sort,
     pub(super) reversed: bool,
     pub(super) filter: String,
-    /// Whether keys go into the filter.
+    /// Whether key presses edit the filter.
     pub(super) is_typing: bool,
     pub(super) shows_details: bool,
-    /// Indices of the matching locks of the snapshot, sorted.
+    /// The rows: indices of the snapshot's locks that match the filter, in the order of `sort`.
     pub(super) rows: Vec<usize>,
     /// The index into `rows` of the selected lock.
     pub(super) selected: usize,
@@ -252,19 +252,15 @@ fn scale(before: Option<&Scale>, lock: &Lock) -> Option<Scale> {
 /// Returns the rates of each node, if both reports have its counters. Returns rates of zero for a
 /// restarted node, whose counters begin at zero again.
 fn rates(before: &Report, now: &Report, elapsed: Duration) -> Vec<Option<Rates>> {
-    const GRANTS: usize = 0;
-    const REFUSALS: usize = 1;
     let rate = |before: Option<u64>, now: Option<u64>| -> Option<f64> {
         let count = u32::try_from(now?.saturating_sub(before?)).unwrap_or(u32::MAX);
         (!elapsed.is_zero()).then(|| f64::from(count) / elapsed.as_secs_f64())
     };
     let of_node = |(before, now): (&crate::fleet::NodeReport, &crate::fleet::NodeReport)| {
-        let before = before.facts()?.info.lock.as_ref()?.counters;
-        let now = now.facts()?.info.lock.as_ref()?.counters;
-        Some(Rates {
-            grants: rate(before[GRANTS], now[GRANTS])?,
-            refusals: rate(before[REFUSALS], now[REFUSALS])?,
-        })
+        let before = before.facts()?.info.lock.as_ref()?;
+        let now = now.facts()?.info.lock.as_ref()?;
+        let rate_of = |name: &str| rate(before.counter(name), now.counter(name));
+        Some(Rates { grants: rate_of("grants")?, refusals: rate_of("refusals")? })
     };
     before.nodes.iter().zip(&now.nodes).map(of_node).collect()
 }

@@ -60,7 +60,7 @@ impl Screen {
         let draw_all = || {
             enter()?;
             execute!(stdout(), Clear(ClearType::All))?;
-            // `Terminal::clear` asks for the cursor position. The answer would arrive as a key.
+            // `Terminal::clear` waits for the cursor position, which the thread of `events` reads.
             Terminal::new(CrosstermBackend::new(stdout()))
         };
         self.0 = draw_all().context("cannot use the terminal")?;
@@ -93,7 +93,7 @@ fn leave() {
     let _ = disable_raw_mode();
 }
 
-/// Returns a channel of keys and changes of the size. It is closed when the terminal is gone.
+/// Returns a channel of key presses and size changes. It is closed when the terminal is gone.
 pub(super) fn events() -> Receiver<Event> {
     let (sender, receiver) = mpsc::channel(EVENTS_MAX);
     thread::spawn(move || {

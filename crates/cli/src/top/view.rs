@@ -12,10 +12,10 @@ use quorlock_client::LockMode;
 
 use super::snapshot::{Lock, Snapshot};
 use super::state::{App, Rates, Sort};
-use crate::fleet::text::end_of;
+use crate::fleet::text::keep_end;
 use crate::fleet::{NodeReport, State};
-use crate::inspect::{Verdict, owners};
-use crate::output::{self, escape, escape_short};
+use crate::inspect::{Verdict, owners_text, waiter_text};
+use crate::output::{self, escape, escape_short, or_dash};
 use crate::status;
 
 /// The width of the bar of the time left, in characters.
@@ -141,10 +141,10 @@ fn nodes_table<'a>(app: &App, snapshot: &'a Snapshot, width: u16) -> Table<'a> {
     let rows = snapshot.report.iter().enumerate().map(|(index, (node, state))| {
         node_row(node, state, app.rates.get(index).copied().flatten())
     });
-    let columns = fitting(&NODE_COLUMNS, &NODE_DROP_ORDER, width);
+    let columns = visible_columns(&NODE_COLUMNS, &NODE_DROP_ORDER, width);
     let heading = columns.iter().map(|&column| NODE_COLUMNS[column].0);
     let heading = Row::new(heading.collect::<Vec<_>>()).bold();
-    let rows = rows.map(|(cells, style)| Row::new(chosen(&columns, cells)).style(style));
+    let rows = rows.map(|(cells, style)| Row::new(visible_cells(&columns, cells)).style(style));
     Table::new(rows, constraints(&NODE_COLUMNS, &columns)).header(heading)
 }
 
@@ -157,9 +157,8 @@ fn node_row(node: &NodeReport, state: &State, rates: Option<Rates>) -> ([String;
     };
     let facts = node.facts();
     let lock = facts.and_then(|facts| facts.info.lock.as_ref());
-    let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
     let cells = [
-        end_of(&escape(&node.name), ADDRESS_COLUMNS_MAX),
+        keep_end(&escape(&node.name), ADDRESS_COLUMNS_MAX),
         state.name().to_owned(),
         or_dash(lock.map(|lock| lock.leases.to_string())),
         or_dash(lock.map(|lock| lock.waiters.to_string())),
@@ -173,10 +172,10 @@ fn node_row(node: &NodeReport, state: &State, rates: Option<Rates>) -> ([String;
 fn locks_table<'a>(app: &App, snapshot: &'a Snapshot, elapsed: Duration, width: u16) -> Table<'a> {
     let locks = &snapshot.locks.list;
     let visible = app.rows.iter().enumerate().skip(app.first).take(app.page);
-    let columns = fitting(&LOCK_COLUMNS, &LOCK_DROP_ORDER, width);
+    let columns = visible_columns(&LOCK_COLUMNS, &LOCK_DROP_ORDER, width);
     let rows = visible.map(|(row, &index)| {
         let cells = lock_row(app, &locks[index], elapsed, snapshot.report.nodes.len());
-        let drawn = Row::new(chosen(&columns, cells));
+        let drawn = Row::new(visible_cells(&columns, cells));
         if row == app.selected {
             drawn.style(Style::new().add_modifier(Modifier::REVERSED))
         } else {
@@ -194,7 +193,11 @@ fn locks_table<'a>(app: &App, snapshot: &'a Snapshot, elapsed: Duration, width: 
 }
 
 /// Returns the columns that fit. Drops columns in `drop_order` until the others fit.
-fn fitting(all: &[(&str, Constraint, u16)], drop_order: &[usize], width: u16) -> Vec<usize> {
+fn visible_columns(
+    all: &[(&str, Constraint, u16)],
+    drop_order: &[usize],
+    width: u16,
+) -> Vec<usize> {
     let mut columns: Vec<_> = (0..all.len()).collect();
     for column in drop_order {
         let needed: u16 = columns.iter().map(|&column| all[column].2 + GAP).sum();
@@ -207,7 +210,7 @@ fn fitting(all: &[(&str, Constraint, u16)], drop_order: &[usize], width: u16) ->
 }
 
 /// Returns the cells of these columns.
-fn chosen<T>(columns: &[usize], cells: impl IntoIterator<Item = T>) -> Vec<T> {
+fn visible_cells<T>(columns: &[usize], cells: impl IntoIterator<Item = T>) -> Vec<T> {
     let cells = cells.into_iter().enumerate();
     cells.filter(|(column, _)| columns.contains(column)).map(|(_, cell)| cell).collect()
 }
@@ -243,7 +246,7 @@ fn lock_row<'a>(app: &App, lock: &'a Lock, elapsed: Duration, nodes: usize) -> [
         Line::from(state),
         Line::from(format!("{}/{nodes}", lock.nodes)),
         left,
-        Line::from(lock.held.map_or_else(|| "-".into(), |held| output::time(held + elapsed))),
+        Line::from(or_dash(lock.held.map(|held| output::time(held + elapsed)))),
         Line::from(lock.waiters.to_string()),
     ]
 }
@@ -266,7 +269,6 @@ fn draw_details(
     elapsed: Duration,
     area: Rect,
 ) {
-    let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
     let left_text = |left: Duration| {
         let unless = if lock.verdict == Verdict::Revoked { "" } else { ", unless it is extended" };
         format!("{}{unless}", output::time(left.saturating_sub(elapsed)))
@@ -292,7 +294,7 @@ fn draw_details(
                     || "no end".into(),
                     |ttl| output::time(ttl.saturating_sub(elapsed)),
                 );
-                let owner = owners(lease).unwrap_or_else(|| output::owner(None));
+                let owner = owners_text(lease).unwrap_or_else(|| output::owner(None));
                 let keys = output::with_plural(lease.keys, "key");
                 let shared = if lease.mode == LockMode::Shared { ", shared" } else { "" };
                 format!("{owner}, fence {fence}, {left} left, {keys}{shared}{revoked}")
@@ -300,12 +302,7 @@ fn draw_details(
         };
         lines.push(Line::from(format!("{}  {words}", escape(&node.name))));
         let queue = answer.iter().flatten().flat_map(|lease| &lease.queue);
-        for waiter in queue {
-            let address =
-                waiter.address.as_ref().map(|address| format!(" ({})", escape_short(address)));
-            let name = output::owner(waiter.owner.as_deref());
-            lines.push(Line::from(format!("    waits: {name}{}", address.unwrap_or_default())));
-        }
+        lines.extend(queue.map(|waiter| Line::from(format!("    waits: {}", waiter_text(waiter)))));
     }
     let block =
         Block::bordered().title(format!(" {} ", lock.key)).title_bottom(" Enter or Esc: back ");

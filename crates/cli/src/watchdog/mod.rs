@@ -1,4 +1,4 @@
-//! A second process, which starts the command and stops it in time when `quorlock run` cannot.
+//! A second process, which starts the command, and stops it in time even if `quorlock run` cannot.
 //!
 //! `quorlock run` may be stopped (SIGSTOP, Ctrl-Z) or killed (SIGKILL, out of memory) while the
 //! command runs. The watchdog knows the deadline of the lock, and is the parent of the command. It
@@ -36,7 +36,7 @@ pub(crate) use wire::{Begin, Order, Report};
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// The watchdog, as `quorlock run` sees it.
-pub(crate) struct Watchdog {
+pub(crate) struct WatchdogHandle {
     process: Pid,
     /// The command; `None` until the watchdog reports its start.
     leader: Option<Pid>,
@@ -50,7 +50,7 @@ pub(crate) struct Watchdog {
 /// The variable for the slot of the command's permit, if its lock is a permit.
 pub(crate) const PERMIT_VARIABLE: &str = "QUORLOCK_PERMIT";
 
-impl Watchdog {
+impl WatchdogHandle {
     /// Starts the watchdog, which starts the command.
     pub(crate) fn start(
         begin: Begin,
@@ -82,8 +82,8 @@ impl Watchdog {
         Ok(watchdog)
     }
 
-    /// Sends an order. If the watchdog does not read the order, the kill becomes overdue, and
-    /// `quorlock run` stops the command with [`take_over`](Self::take_over).
+    /// Sends an order without waiting. If the watchdog is stuck, `quorlock run` stops the command
+    /// with [`take_over`](Self::take_over) once the kill is overdue.
     pub(crate) fn send_order(&self, order: &Order) {
         wire::send(&self.orders, order);
     }

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use rustix::cmsg_space;
+use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
@@ -29,7 +30,7 @@ pub(crate) async fn main(command: Vec<OsString>) -> anyhow::Result<ExitCode> {
     // Ignores a signal that a service manager or `killall` sends to all processes: `quorlock run`
     // passes it on.
     let _signals = Signals::listen()?;
-    // The name that `top` shows, instead of the name of the link in /proc.
+    // The name that `ps` shows, instead of the name of the link in /proc.
     let _ = rustix::thread::set_name(NAME);
     let connection = stdin().as_fd().try_clone_to_owned()?;
     let stdin =
@@ -60,7 +61,8 @@ impl Watchdog {
         let mut tree = match ProcessTree::spawn(command, begin.group) {
             Ok(tree) => tree,
             Err(error) => {
-                self.send_report(Report::NotStarted(error.into()));
+                let error = Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
+                self.send_report(Report::NotStarted(error));
                 return Ok(());
             }
         };
@@ -103,7 +105,7 @@ impl Watchdog {
         }
     }
 
-    /// Waits for the next order; `None` when `quorlock run` is gone.
+    /// Waits for the next order; `None` when `quorlock run` is gone or sent something unexpected.
     async fn next_order(&mut self) -> Option<Order> {
         Order::parse(&self.orders.next_line().await.ok()??)
     }

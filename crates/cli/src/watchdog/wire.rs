@@ -1,7 +1,6 @@
 //! The messages between `quorlock run` and its watchdog: one line of text each.
 
 use std::fmt;
-use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
 use std::str::SplitWhitespace;
@@ -9,6 +8,7 @@ use std::time::Duration;
 
 use quorlock_core::quorum::Moment;
 use quorlock_core::{StopSchedule, Ttl};
+use rustix::io::Errno;
 use rustix::net::SendFlags;
 use rustix::process::{Pid, Signal};
 use tokio::net::unix::OwnedWriteHalf;
@@ -55,22 +55,6 @@ pub(crate) enum Report {
     /// The command has ended. If it was stopped, or with `wait_all`, all that it started has ended
     /// too.
     Ended(ExitStatus),
-}
-
-/// The number of a system error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Errno(i32);
-
-impl From<Errno> for io::Error {
-    fn from(error: Errno) -> Self {
-        Self::from_raw_os_error(error.0)
-    }
-}
-
-impl From<io::Error> for Errno {
-    fn from(error: io::Error) -> Self {
-        Self(error.raw_os_error().unwrap_or_else(|| rustix::io::Errno::INVAL.raw_os_error()))
-    }
 }
 
 impl Begin {
@@ -134,7 +118,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Started(pid) => write!(f, "started {}", pid.as_raw_pid()),
-            Self::NotStarted(Errno(error)) => write!(f, "not-started {error}"),
+            Self::NotStarted(error) => write!(f, "not-started {}", error.raw_os_error()),
             Self::TooLate => write!(f, "too-late"),
             Self::Stopping => write!(f, "stopping"),
             Self::Ended(status) => write!(f, "ended {}", status.into_raw()),
@@ -148,7 +132,9 @@ impl Report {
         let number: i32 = number.parse().ok()?;
         Some(match kind {
             "started" => Self::Started(Pid::from_raw(number)?),
-            "not-started" => Self::NotStarted(Errno(number)),
+            "not-started" if (1..4096).contains(&number) => {
+                Self::NotStarted(Errno::from_raw_os_error(number))
+            }
             "too-late" => Self::TooLate,
             "stopping" => Self::Stopping,
             "ended" => Self::Ended(ExitStatus::from_raw(number)),
@@ -221,7 +207,7 @@ mod tests {
     fn reports_arrive_as_they_were_sent() {
         for report in [
             Report::Started(Pid::INIT),
-            Report::NotStarted(io::Error::from_raw_os_error(2).into()),
+            Report::NotStarted(Errno::NOENT),
             Report::TooLate,
             Report::Stopping,
             Report::Ended(ExitStatus::from_raw(42 << 8)),
@@ -229,7 +215,9 @@ mod tests {
         ] {
             assert_eq!(Report::parse(&report.to_string()), Some(report));
         }
-        for malformed in ["", "started", "started 0", "ended x", "end"] {
+        for malformed in
+            ["", "started", "started 0", "not-started 0", "not-started 4096", "ended x", "end"]
+        {
             assert_eq!(Report::parse(malformed), None, "{malformed}");
         }
     }

@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ use std::{iter, mem, thread};
 use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use serde_json::Value;
 
 /// The time limit of every wait. Each step of a test takes less time.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -62,6 +64,17 @@ pub(crate) fn on(masters: &Masters, verb: &str) -> Command {
     let mut command = quorlock();
     command.arg(verb).arg("--nodes").arg(masters.urls().join(","));
     command
+}
+
+/// A shell that runs this script with these nodes, and ends when a line fails. Its `PATH` has
+/// `quorlock`.
+pub(crate) fn shell(script: &str, nodes: &str) -> Command {
+    let folder = Path::new(QUORLOCK).parent().unwrap().display();
+    let path = format!("{folder}:{}", std::env::var("PATH").unwrap());
+    let mut shell = Command::new("sh");
+    shell.args(["-e", "-c", script]).env("PATH", path).env("QUORLOCK_NODES", nodes);
+    shell.env("XDG_CONFIG_HOME", "/nowhere");
+    shell
 }
 
 /// Runs the command with this text as its standard input.
@@ -134,6 +147,13 @@ impl Running {
             .unwrap_or_else(|| panic!("{line:?} is no process id"))
     }
 
+    /// Waits for the line that `quorlock up` prints, and returns its list of nodes.
+    #[track_caller]
+    pub(crate) fn nodes(&mut self) -> String {
+        let line = self.line();
+        line.strip_prefix("export QUORLOCK_NODES=").expect("the line names the nodes").to_owned()
+    }
+
     /// Writes a line to the standard input.
     pub(crate) fn say(&mut self, line: &str) {
         let stdin = self.stdin.as_mut().expect("standard input is piped, and stays open");
@@ -174,6 +194,16 @@ impl Drop for Running {
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A child process. Dropping it kills the process.
+pub(crate) struct KillOnDrop(pub(crate) Child);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -244,6 +274,18 @@ pub(crate) fn stderr(output: &Output) -> &str {
     str::from_utf8(&output.stderr).expect("the output is text")
 }
 
+/// The standard output, which is JSON.
+pub(crate) fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}{}", stdout(output), stderr(output)))
+}
+
+/// The code blocks of a page in this language.
+pub(crate) fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
+    let opening = format!("\n```{language}\n");
+    page.split(&opening).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
+}
+
 /// Whether the process runs. A zombie does not.
 pub(crate) fn is_alive(pid: Pid) -> bool {
     let state = || {
@@ -307,6 +349,58 @@ pub(crate) fn wait_until_free(masters: &Masters) {
     eventually(PATIENCE, "no running master has the key", || masters_holding(masters) == 0);
 }
 
+/// Waits until a client waits for a lock on a master.
+#[track_caller]
+pub(crate) fn wait_for_waiter(masters: &Masters) {
+    let has_waiter = |master: &Server| info_number(master, "lock_waiters") > 0;
+    eventually(PATIENCE, "a client waits", || masters.iter().any(has_waiter));
+}
+
+/// Runs commands under the lock `k` in this many threads, and asserts that they never overlap.
+#[track_caller]
+pub(crate) fn assert_runs_never_overlap(masters: &Masters, threads: usize, runs_each: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    // Only one run can make the folder. A run that overlaps finds it, and fails.
+    let script =
+        format!("cd {} && mkdir inside && echo >> runs && rmdir inside", folder.path().display());
+    let run_some = || {
+        for _ in 0..runs_each {
+            let output = Running::start(&mut run_script(masters, &LONG_NODE_LIMIT, &script)).end();
+            assert_eq!((code(output.status), stderr(&output)), (0, ""));
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(run_some);
+        }
+    });
+    let runs = std::fs::read_to_string(folder.path().join("runs")).unwrap();
+    assert_eq!(runs.len(), threads * runs_each);
+}
+
+fn info(server: &Server, section: &str) -> String {
+    redis::cmd("INFO").arg(section).query(&mut server.connection()).expect("the server runs")
+}
+
+/// A number in the output of `INFO lock`.
+#[track_caller]
+pub(crate) fn info_number(server: &Server, name: &str) -> u64 {
+    let info = info(server, "lock");
+    let number = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    number.unwrap().parse().unwrap()
+}
+
+/// How often this server ran the command, and the time that it spent on it.
+pub(crate) fn command_stats(server: &Server, command: &str) -> (u64, Duration) {
+    let (stats, name) = (info(server, "commandstats"), format!("cmdstat_{command}:"));
+    let line = stats.lines().find_map(|line| line.strip_prefix(&name)).unwrap_or_default();
+    let figure = |name: &str| -> u64 {
+        let figure = line.split(',').find_map(|figure| figure.strip_prefix(name));
+        figure.map_or(0, |figure| figure.parse().unwrap())
+    };
+    (figure("calls="), Duration::from_micros(figure("usec=")))
+}
+
 /// Masters behind proxies. The proxies can drop or hold back the requests to a master.
 pub(crate) struct Net {
     pub(crate) masters: Masters,
@@ -352,16 +446,16 @@ impl Net {
 /// Creates a terminal, and a command that runs this script in it, in a shell with job control.
 /// Returns the test's side of the terminal, and the command, which is not started yet.
 pub(crate) fn shell_in_terminal(script: &str) -> (File, Command) {
-    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-    grantpt(&master).unwrap();
-    unlockpt(&master).unwrap();
-    let name = ptsname(&master, Vec::new()).unwrap();
-    let slave = || -> Stdio {
+    let test_side = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&test_side).unwrap();
+    unlockpt(&test_side).unwrap();
+    let name = ptsname(&test_side, Vec::new()).unwrap();
+    let shell_side = || -> Stdio {
         let path = OsStr::from_bytes(name.as_bytes());
         File::options().read(true).write(true).open(path).unwrap().into()
     };
     let mut shell = Command::new("setsid");
     shell.args(["--ctty", "--wait", "env", "--default-signal", "bash", "--norc", "-mc", script]);
-    shell.stdin(slave()).stdout(slave()).stderr(slave());
-    (File::from(master), shell)
+    shell.stdin(shell_side()).stdout(shell_side()).stderr(shell_side());
+    (File::from(test_side), shell)
 }
