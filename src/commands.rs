@@ -91,7 +91,7 @@ impl Command for Inspect {
             let inspect = node::Inspect { db: keyspace.db(), key: &key };
             execute(&node::Command::Inspect(inspect), &mut keyspace)
         });
-        answer(ctx, inspected);
+        send_reply(ctx, inspected);
     }
 }
 
@@ -111,7 +111,7 @@ impl Command for Revoke {
             };
             execute(&node::Command::Revoke(revoke), &mut keyspace)
         });
-        answer(ctx, revoked);
+        send_reply(ctx, revoked);
     }
 }
 
@@ -125,7 +125,7 @@ impl Command for Scan {
             let scan = node::Scan { db: keyspace.db(), cursor, pattern: pattern.as_ref(), count };
             execute(&node::Command::Scan(scan), &mut keyspace)
         });
-        answer(ctx, scanned);
+        send_reply(ctx, scanned);
     }
 }
 
@@ -153,7 +153,7 @@ fn acquire<'a, K: AsRef<[Name<'a>]>>(
     match acquired {
         // With WAIT, the reply to a grant includes the time waited.
         Ok(Reply::Granted(fence)) if has_wait => reply_granted(ctx, fence, 0),
-        reply => answer(ctx, reply),
+        reply => send_reply(ctx, reply),
     }
 }
 
@@ -194,7 +194,7 @@ fn acquire_any<'a>(
     });
     // `None`: the reply was sent above, where the keys are known.
     if let Some(reply) = acquired.transpose() {
-        answer(ctx, reply);
+        send_reply(ctx, reply);
     }
 }
 
@@ -218,7 +218,7 @@ fn extend<'a, K: AsRef<[Name<'a>]>>(
         };
         execute(&node::Command::Extend(extend), &mut keyspace)
     });
-    answer(ctx, extended);
+    send_reply(ctx, extended);
 }
 
 fn release<'a, K: AsRef<[Name<'a>]>>(
@@ -231,7 +231,7 @@ fn release<'a, K: AsRef<[Name<'a>]>>(
         let release = node::Release { db: keyspace.db(), keys: keys.as_ref(), token: &token };
         execute(&node::Command::Release(release), &mut keyspace)
     });
-    answer(ctx, released);
+    send_reply(ctx, released);
 }
 
 fn execute<'a>(
@@ -242,12 +242,15 @@ fn execute<'a>(
     Ok(module::state().node.execute(now, command, keyspace)?)
 }
 
-/// Sends the reply to a command, unless the client waits for it or has received it.
-fn answer(ctx: &Ctx<'_>, reply: Result<Reply, CommandError>) {
+/// Sends the reply to a command, unless the client waits for it.
+fn send_reply(ctx: &Ctx<'_>, reply: Result<Reply, CommandError>) {
     match reply {
-        Ok(Reply::Granted(fence) | Reply::Extended(fence)) => ctx.reply_integer(integer(fence)),
+        // `acquire_any` replies to `GrantedOne` itself, with the key.
+        Ok(Reply::Granted(fence) | Reply::Extended(fence) | Reply::GrantedOne { fence, .. }) => {
+            ctx.reply_integer(integer(fence));
+        }
         Ok(Reply::Refused | Reply::NotHeld | Reply::Inspected(None)) => ctx.reply_null(),
-        Ok(Reply::Waits | Reply::GrantedOne { .. }) => {}
+        Ok(Reply::Waits) => {}
         Ok(Reply::Released(yes) | Reply::Revoked(yes)) => ctx.reply_integer(yes.into()),
         Ok(Reply::Inspected(Some(inspected))) => inspection::reply(ctx, &inspected),
         Ok(Reply::Scanned(scanned)) => inspection::reply_list(ctx, &scanned),
@@ -259,11 +262,11 @@ fn answer(ctx: &Ctx<'_>, reply: Result<Reply, CommandError>) {
 /// Replies to a client that the module unblocked, with the node's answer for its ticket.
 pub(crate) fn reply_unblocked(ctx: &Ctx<'_>, ticket: Option<Ticket>) {
     let reply = ticket.and_then(|ticket| module::with(|state| state.node.answer(ticket)));
-    reply_waited(ctx, reply);
+    reply_after_wait(ctx, reply);
 }
 
 /// Sends this answer to a client that waited; nil if there is none.
-pub(crate) fn reply_waited(ctx: &Ctx<'_>, reply: Option<WaitReply>) {
+pub(crate) fn reply_after_wait(ctx: &Ctx<'_>, reply: Option<WaitReply>) {
     match reply {
         Some(WaitReply::Granted { fence, waited_us, key: None }) => {
             reply_granted(ctx, fence, waited_us);

@@ -79,7 +79,7 @@ pub(crate) fn load(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), ConfigError> {
         if std::mem::replace(&mut given[which], true) {
             return Err(ConfigError::Repeated(number.name));
         }
-        let value = args.get(index + 1).and_then(crate::ffi::Arg::to_integer);
+        let value = args.get(index + 1).and_then(Arg::to_integer);
         defaults[which] = value
             .filter(|value| (number.min..=number.max).contains(value))
             .ok_or(ConfigError::BadValue(number))?;

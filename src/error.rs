@@ -2,8 +2,10 @@
 
 use std::fmt;
 
-use quorlock_core::TtlError;
 use quorlock_core::node::{self, FenceError, KEYS_MAX, PATTERN_BYTES_MAX, Reason, SCAN_COUNT_MAX};
+use quorlock_core::{Fence, TtlError};
+
+use crate::request::{OWNER_BYTES_MAX, TOKEN_BYTES_MAX, WAIT_MS_MAX};
 
 /// Why a command was not carried out.
 #[derive(Clone, Copy, Debug)]
@@ -92,22 +94,23 @@ impl fmt::Display for CommandError {
             Self::TokenLength => {
                 write!(
                     f,
-                    "ERR token must be 1 to 256 bytes: use at least 16 random bytes, new for every attempt"
+                    "ERR token must be 1 to {TOKEN_BYTES_MAX} bytes: use at least 16 random \
+                     bytes, new for every attempt"
                 )
             }
             Self::OwnerLength => {
-                write!(f, "ERR OWNER must be at most 256 bytes: it is a label for people to read")
+                write!(
+                    f,
+                    "ERR OWNER must be at most {OWNER_BYTES_MAX} bytes: it is a label for \
+                     people to read"
+                )
             }
             Self::OwnerNotText => {
                 write!(f, "ERR OWNER must be UTF-8: it is a label for people to read")
             }
-            Self::FenceRange => write!(f, "ERR FENCE must be between 1 and 9007199254740991"),
+            Self::FenceRange => write!(f, "ERR FENCE must be between 1 and {}", Fence::MAX.get()),
             Self::WaitRange => {
-                write!(
-                    f,
-                    "ERR WAIT must be between 0 and {} milliseconds",
-                    crate::request::WAIT_MS_MAX
-                )
+                write!(f, "ERR WAIT must be between 0 and {WAIT_MS_MAX} milliseconds")
             }
             Self::QueueFull { max_waiters } => write!(
                 f,
@@ -169,7 +172,7 @@ impl fmt::Display for CommandError {
                 "ERR the key holds a string without an expiry, which is data and not a lock: remove it with DEL"
             ),
             Self::NotWritten => {
-                write!(f, "ERR the server refused to write the key; nothing was locked")
+                write!(f, "ERR the server refused to write the key; nothing was locked or revoked")
             }
         }
     }

@@ -12,12 +12,12 @@ pub(crate) struct ServerKeyspace<'a> {
     ctx: &'a Ctx<'a>,
     /// The selected database.
     db: u32,
-    caller: Caller,
+    activity: Activity,
 }
 
 /// What the node does with the keyspace.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Caller {
+enum Activity {
     /// Executes a client's command.
     Command,
     /// Runs its jobs at the end of a turn.
@@ -26,11 +26,11 @@ enum Caller {
 
 impl<'a> ServerKeyspace<'a> {
     pub(crate) fn for_command(ctx: &'a Ctx<'a>) -> Self {
-        Self { ctx, db: ctx.db(), caller: Caller::Command }
+        Self { ctx, db: ctx.db(), activity: Activity::Command }
     }
 
     pub(crate) fn for_jobs(ctx: &'a Ctx<'a>) -> Self {
-        Self { ctx, db: ctx.db(), caller: Caller::Jobs }
+        Self { ctx, db: ctx.db(), activity: Activity::Jobs }
     }
 
     pub(crate) fn db(&self) -> u32 {
@@ -94,9 +94,9 @@ impl<'a> Keyspace for ServerKeyspace<'a> {
     }
 
     fn count_change(&mut self) {
-        match self.caller {
-            Caller::Command => self.ctx.count_change_of_command(),
-            Caller::Jobs => self.ctx.count_change(),
+        match self.activity {
+            Activity::Command => self.ctx.count_change_of_command(),
+            Activity::Jobs => self.ctx.count_change(),
         }
     }
 
@@ -105,8 +105,8 @@ impl<'a> Keyspace for ServerKeyspace<'a> {
     }
 
     fn invalidate(&mut self, key: &Name<'a>, author: Author) {
-        match (author, self.caller) {
-            (Author::Other, Caller::Command) => {
+        match (author, self.activity) {
+            (Author::Other, Activity::Command) => {
                 DetachedClient::signal_modified(self.db, key.as_arg());
             }
             _ => self.ctx.signal_modified(key.as_arg()),

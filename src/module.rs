@@ -106,9 +106,9 @@ pub(crate) fn stop(ctx: &Ctx<'_>) -> bool {
     if with(|state| state.node.can_unload(clock::monotonic())) == Some(false) {
         ctx.log(
             LogLevel::Warning,
-            "lock: not unloaded: only this module knows some of the locks. Some are shared, the keys of some were \
-             evicted or expired by a step of the clock, or the keys of ended locks are not removed yet. \
-             Try again in a second, or when the shared locks have ended",
+            "lock: not unloaded: only this module knows some of the locks (shared locks, and locks whose \
+             keys were evicted or expired by a step of the clock), or the keys of ended locks are not \
+             removed yet. Try again in a second, or when the shared locks have ended",
         );
         return false;
     }

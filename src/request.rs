@@ -10,9 +10,9 @@ use crate::ffi::command::Keys;
 use crate::ffi::{Arg, Args, Name};
 
 /// Longest token, in bytes.
-const TOKEN_BYTES_MAX: usize = 256;
+pub(crate) const TOKEN_BYTES_MAX: usize = 256;
 /// Longest owner label, in bytes.
-const OWNER_BYTES_MAX: usize = 256;
+pub(crate) const OWNER_BYTES_MAX: usize = 256;
 /// Longest wait, in milliseconds: a week, which is the longest ttl.
 pub(crate) const WAIT_MS_MAX: u64 = Ttl::MAX_MS;
 

@@ -55,7 +55,7 @@ pub(crate) fn handle_key_event(ctx: &Ctx<'_>, name: &CStr, event: KeyEvent, key:
 
 /// Handles a keyspace event that may concern this database or another one.
 ///
-/// The node checks the key's value before the turn ends, or earlier if a command uses the key.
+/// The node checks the key in this database before the turn ends, or earlier if a command uses it.
 pub(crate) fn handle_uncertain_key_event(ctx: &Ctx<'_>, key: Arg<'_>) {
     let event = KeyEvent::ExpirySet { value_bytes: None };
     handle_event(ServerEvent::Key { db: ctx.db(), key: KeyBytes::new(key.as_bytes()), event });
@@ -108,10 +108,9 @@ pub(crate) fn log_abstention(ctx: &Ctx<'_>) {
             "lock: abstaining for {ms} ms ({reason}): locks granted earlier may still be held. \
              Meanwhile LOCK.ACQUIRE replies -ABSTAIN; LOCK.EXTEND and LOCK.RELEASE work"
         ),
-        None => format!(
-            "lock: abstaining while this server is a replica ({reason}): it grants, extends and \
-             releases no locks"
-        ),
+        None => "lock: abstaining while this server is a replica: it grants, extends and releases \
+                 no locks"
+            .to_owned(),
     };
     ctx.log(LogLevel::Notice, &line);
 }

@@ -6,7 +6,7 @@ use quorlock_testkit::{Inject as _, Server, ServerBuilder, WallClock, eventually
 use redis::{Connection, RedisResult, Value, cmd};
 
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Long enough to send several commands.
+/// The abstention in most tests: long enough to send several commands.
 const DELAY: Duration = Duration::from_secs(2);
 /// Longer than any test takes.
 const LONG_MS: u64 = 100_000;
@@ -142,7 +142,6 @@ fn config_set_neither_shortens_nor_prolongs_an_abstention() {
         assert!(left_ms <= 2000, "{left_ms}");
     }
     assert_votes_again_after(connection, begun, DELAY);
-    assert!(begun.elapsed() < DELAY + PATIENCE);
 }
 
 #[test]
@@ -254,7 +253,6 @@ fn reload_of_the_servers_own_data_begins_no_abstention() {
 #[test]
 fn replica_abstains_until_promoted_and_then_for_the_largest_ttl() {
     let master = Server::with_module().tcp().start().unwrap();
-    let port = master.url().trim_end_matches('/').rsplit(':').next().unwrap().to_owned();
     // The rejoin delay, here 0, applies to starts and not to promotions.
     let server = Server::with_module()
         .arg("lock.max-ttl", 2000)
@@ -263,7 +261,7 @@ fn replica_abstains_until_promoted_and_then_for_the_largest_ttl() {
         .unwrap();
     let connection = &mut server.connection();
     assert!(acquire(connection, "k", "token").unwrap().is_some());
-    cmd("REPLICAOF").arg("127.0.0.1").arg(port).exec(connection).unwrap();
+    cmd("REPLICAOF").arg("127.0.0.1").arg(master.port()).exec(connection).unwrap();
     assert_eq!(abstention(connection, "k"), (2000, "replica".into()));
     assert_eq!(state(connection), ["lock_state:abstaining", "lock_abstain_reason:replica"]);
 
@@ -282,7 +280,7 @@ fn server_that_starts_as_a_replica_logs_that_it_abstains() {
     let server = builder.start().unwrap();
     assert_eq!(abstention(&mut server.connection(), "k").1, "replica");
     assert!(
-        server.log().contains("lock: abstaining while this server is a replica (replica): "),
+        server.log().contains("lock: abstaining while this server is a replica: "),
         "{}",
         server.log()
     );

@@ -19,7 +19,6 @@ const PROGRAM_COMMANDS: [&str; 9] = [
     "lock.release",
 ];
 
-/// The commands for operators.
 const OPERATOR_COMMANDS: [&str; 2] = ["lock.revoke", "lock.scan"];
 
 /// A documented user, as the words of `ACL SETUSER`.
@@ -77,8 +76,8 @@ fn allowed_commands(connection: &mut Connection, user: &str, key: &str) -> BTree
         match run.query::<String>(connection).as_deref() {
             Ok("OK") => drop(allowed.insert(name.to_lowercase())),
             Ok(refused) => assert!(refused.contains("no permissions"), "{name}: {refused}"),
-            // The server refuses some calls for another reason: for example, a command without keys
-            // that is called with keys.
+            // The server refuses some calls for another reason: for example, CONFIG with a key in
+            // place of a subcommand.
             Err(error) => assert!(error.code() == Some("ERR"), "{name}: {error}"),
         }
     }
@@ -91,7 +90,7 @@ fn documented_user_can_only_lock_its_keys() {
     let connection = &mut server.connection();
     let user = documented_locker();
     set_user(connection, &user);
-    // Every user may run the commands that establish a connection.
+    // Every user may run a few commands, such as AUTH and HELLO.
     let for_all: BTreeSet<_> = {
         set_user(connection, &["nobody", "on", "nopass"]);
         allowed_commands(connection, "nobody", "orders/1")

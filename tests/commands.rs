@@ -147,7 +147,7 @@ fn inspect_names_the_first_ten_waiters_in_order() {
         let line = command(&format!("LOCK.ACQUIRE k w{index} 60000 WAIT 60000{label}"));
         waiter.0.send_packed_command(&line.get_packed_command()).unwrap();
         waiters.push(waiter);
-        eventually(PATIENCE, "it waits", || {
+        eventually(PATIENCE, "the client waits", || {
             cli.ask::<HashMap<String, Value>>("LOCK.INSPECT k")["waiters"] == Int(index + 1)
         });
     }
@@ -167,7 +167,7 @@ fn inspect_names_the_first_ten_waiters_in_order() {
     };
     assert_eq!(field("clients"), Array((0..10).map(client).collect()));
     drop(waiters);
-    eventually(PATIENCE, "they are gone", || {
+    eventually(PATIENCE, "no client waits", || {
         let shown: HashMap<String, Value> = cli.ask("LOCK.INSPECT k");
         shown["waiters"] == Int(0) && shown["queue"] == Array(Vec::new())
     });
@@ -183,7 +183,7 @@ fn inspect_names_the_address_of_a_waiter() {
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
     let line = command("LOCK.ACQUIRE k b 60000 WAIT 60000");
     waiter.0.send_packed_command(&line.get_packed_command()).unwrap();
-    eventually(PATIENCE, "it waits", || {
+    eventually(PATIENCE, "the client waits", || {
         let shown: HashMap<String, Value> = cli.ask("LOCK.INSPECT k");
         let clients =
             Vec::<HashMap<String, Value>>::from_redis_value(shown["clients"].clone()).unwrap();
@@ -276,7 +276,7 @@ fn fence_never_goes_down_nor_far_ahead_of_the_clock() {
     let expires_at = cli.expires_at_ms("k");
     assert_eq!(
         cli.error(&format!("LOCK.EXTEND k a 60000 FENCE {}", fence - 1)),
-        format!("BADFENCE FENCE is below the lock's fence {fence}: propose a larger one")
+        format!("BADFENCE FENCE is below the lock's fence {fence}: propose {fence} or more")
     );
     let error = cli.error("LOCK.EXTEND k a 60000 FENCE 9007199254740991");
     let largest = error.strip_prefix(

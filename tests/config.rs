@@ -1,4 +1,4 @@
-//! The settings of an operator, and the errors for wrong ones.
+//! The settings `lock.*`, and the errors for wrong ones.
 
 use std::fs;
 use std::time::Duration;
@@ -10,12 +10,12 @@ const CONFIGURATION: &str = include_str!("../docs/operations/configuration.md");
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A server with the module, and only the given settings.
-fn bare() -> ServerBuilder {
+fn module_with_defaults() -> ServerBuilder {
     Server::builder().quorlock_module()
 }
 
 fn with_arguments(words: &[&str]) -> ServerBuilder {
-    words.iter().fold(bare(), |builder, word| builder.module_arg(*word))
+    words.iter().fold(module_with_defaults(), |builder, word| builder.module_arg(*word))
 }
 
 fn get(connection: &mut Connection, name: &str) -> String {
@@ -49,7 +49,7 @@ fn log_of_refusal(builder: ServerBuilder) -> String {
 
 #[test]
 fn documented_defaults_and_limits_are_those_of_the_server() {
-    let server = bare().start().unwrap();
+    let server = module_with_defaults().start().unwrap();
     let connection = &mut server.connection();
     let mut names = Vec::new();
     for line in CONFIGURATION.lines().filter(|line| line.starts_with("| `lock.")) {
@@ -57,7 +57,7 @@ fn documented_defaults_and_limits_are_those_of_the_server() {
             line.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`')).collect();
         let [name, default, smallest, largest, settable] = cells[..] else { continue };
         if default == "(empty)" {
-            // tests/set.rs tests its values.
+            // tests/set.rs tests the values of `lock.set`.
             assert_eq!(get(connection, name), "", "{name}");
             names.push(name.to_owned());
             continue;
@@ -73,7 +73,7 @@ fn documented_defaults_and_limits_are_those_of_the_server() {
             ("", false),
             ("1.5", false),
         ] {
-            let started = bare().arg(name, value).start();
+            let started = module_with_defaults().arg(name, value).start();
             assert_eq!(started.is_ok(), allowed, "redis.conf: {name} {value}");
             let started = with_arguments(&[name, value]).start();
             assert_eq!(started.is_ok(), allowed, "argument: {name} {value}");
@@ -98,7 +98,7 @@ fn redis_conf_overrides_module_arguments() {
         with_arguments(&["max-ttl", "2000", "rejoin-delay", "7"]),
         with_arguments(&["lock.max-ttl", "2000", "LOCK.REJOIN-DELAY", "7"]),
         with_arguments(&["REJOIN-DELAY", "7", "Max-Ttl", "2000"]),
-        bare().arg("lock.max-ttl", 2000).arg("lock.rejoin-delay", 7),
+        module_with_defaults().arg("lock.max-ttl", 2000).arg("lock.rejoin-delay", 7),
         with_arguments(&["max-ttl", "1000", "rejoin-delay", "7"]).arg("lock.max-ttl", 2000),
     ] {
         let server = builder.start().unwrap();
@@ -168,7 +168,7 @@ fn error_for_a_wrong_line_names_the_valid_ones() {
         // The server's own error.
         ("lock.colour", "blue", "Module Configuration"),
     ] {
-        let log = log_of_refusal(bare().arg(name, value));
+        let log = log_of_refusal(module_with_defaults().arg(name, value));
         assert!(log.contains(says), "{name} {value}: {log}");
     }
 }
@@ -178,13 +178,13 @@ fn last_of_two_lines_for_a_setting_counts() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("redis.conf");
     fs::write(&file, "lock.max-ttl 1000\nlock.max-ttl 2000\n").unwrap();
-    let server = bare().config_file(&file).start().unwrap();
+    let server = module_with_defaults().config_file(&file).start().unwrap();
     assert_eq!(get(&mut server.connection(), "lock.max-ttl"), "2000");
 }
 
 #[test]
 fn max_ttl_is_fixed_and_config_set_of_several_is_all_or_nothing() {
-    let server = bare().start().unwrap();
+    let server = module_with_defaults().start().unwrap();
     let connection = &mut server.connection();
     let error = set(connection, "lock.max-ttl", "1000").unwrap_err();
     assert!(error.to_string().contains("immutable"), "{error}");
@@ -217,7 +217,7 @@ fn rewritten_settings_survive_a_restart() {
 }
 
 #[test]
-fn fence_may_lie_as_far_ahead_as_max_clock_skew_allows_now() {
+fn config_set_of_max_clock_skew_applies_to_the_next_fence() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
     cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(60_000).exec(connection).unwrap();
@@ -271,7 +271,7 @@ fn log_warns_when_an_evicting_policy_is_set() {
     let warnings = || server.log().matches(EVICTS).count();
     set(connection, "maxmemory", "100mb").unwrap();
     set(connection, "maxmemory-policy", "noeviction").unwrap();
-    // A warning is logged at the end of a turn. That turn is over when the PINGs are answered.
+    // A warning is logged at the end of the turn of CONFIG SET. The PINGs end after that turn.
     cmd("PING").exec(connection).unwrap();
     cmd("PING").exec(connection).unwrap();
     assert_eq!(warnings(), 0, "{}", server.log());

@@ -13,7 +13,6 @@ use quorlock_testkit::{Server, module_path};
 use redis::Value::{self, Int};
 use redis::{Cmd, FromRedisValue};
 
-/// The syntax of each command.
 const SYNTAX: [&str; 11] = [
     "lock.acquire key token ttl-ms [SHARED] [WAIT wait-ms] [FENCE n] [OWNER label]",
     "lock.extend key token ttl-ms [SHARED] [FENCE n] [TOKEN new]",

@@ -1,11 +1,11 @@
-//! docs/commands.md contains every error reply, word for word.
+//! docs/commands.md contains every error reply that this test provokes, word for word.
 
 use quorlock_testkit::Server;
 
 const DOCUMENTED: &str = include_str!("../docs/commands.md");
 
 #[test]
-fn every_error_is_documented_word_for_word() {
+fn provoked_errors_are_documented_word_for_word() {
     let server = Server::with_module().start().expect("a server");
     let connection = &mut server.connection();
     let (long, empty) = ("x".repeat(257), "");

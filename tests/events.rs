@@ -17,7 +17,7 @@ const ALL_EVENTS: &str = "CONFIG SET notify-keyspace-events KEA";
 const NEW_KEYS: &str = "CONFIG SET notify-keyspace-events KEn";
 
 /// After this command, the server removes an expired key only when a command uses the key.
-const SERVER_REMOVES_NOTHING: &str = "DEBUG SET-ACTIVE-EXPIRE 0";
+const NO_ACTIVE_EXPIRY: &str = "DEBUG SET-ACTIVE-EXPIRE 0";
 
 /// A setup, a command of the module, and the plain command that has the same events.
 const EQUIVALENTS: [(&str, &str, &str); 14] = [
@@ -208,7 +208,7 @@ fn raised_fence_invalidates_what_inspect_showed() {
     }
 }
 
-/// The invalidations that a client with NOLOOP receives when it releases `k` to a waiter.
+/// The invalidations that a client with NOLOOP receives when its release hands over `k`.
 fn invalidated_by_handover(server: &Server, tracking: &str) -> Vec<Vec<Value>> {
     let mut cli = Cli::new(server);
     cli.reply("FLUSHALL");
@@ -299,7 +299,7 @@ fn acquire_for(cli: &mut Cli, ttl_ms: u32, key_expires: bool) {
 fn unused_lock_is_removed_at_its_deadline_with_an_expired_event() {
     let (server, mut cli) = server_and_cli();
     cli.reply("CONFIG SET notify-keyspace-events KEx");
-    cli.reply(SERVER_REMOVES_NOTHING);
+    cli.reply(NO_ACTIVE_EXPIRY);
     let mut connection = server.connection();
     let mut listener = connection.as_pubsub();
     listener.psubscribe("__key*__:*").unwrap();
@@ -326,7 +326,7 @@ fn unused_lock_is_removed_at_its_deadline_with_an_expired_event() {
 #[test]
 fn end_by_deadline_invalidates_caches_and_aborts_transactions() {
     let (server, mut cli) = server_and_cli();
-    cli.reply(SERVER_REMOVES_NOTHING);
+    cli.reply(NO_ACTIVE_EXPIRY);
     let (mut watcher, mut cache) = (Cli::new(&server), Cache::of_k(&server));
     for key_expires in [true, false] {
         eventually(PATIENCE, "all clients have read the key while it was held", || {

@@ -1,13 +1,14 @@
 //! The fields of `INFO lock`, which the documentation lists.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+mod common;
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use common::{PATIENCE, command};
 use quorlock_testkit::{Inject as _, Server, WallClock, eventually};
 use redis::{Connection, cmd};
 
 const CONFIGURATION: &str = include_str!("../docs/operations/configuration.md");
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The fields, without the prefix `lock_`.
 fn info(connection: &mut Connection) -> BTreeMap<String, String> {
@@ -27,12 +28,7 @@ fn number(connection: &mut Connection, name: &str) -> u64 {
 
 /// Sends a line, split at spaces, and ignores its reply.
 fn send(connection: &mut Connection, line: &str) {
-    let mut words = line.split(' ');
-    let mut command = cmd(words.next().unwrap_or_default());
-    words.for_each(|word| {
-        command.arg(word);
-    });
-    let _ = command.exec(connection);
+    let _ = command(line).exec(connection);
 }
 
 fn documented() -> BTreeSet<String> {

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Cli, PATIENCE, command, server_and_cli};
+use common::{Cli, PATIENCE, Waiter, command, info, server_and_cli};
 use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, Int, Nil, Okay};
 
@@ -37,52 +37,46 @@ fn transaction(cli: &mut Cli, lines: &[&str]) {
     assert_ne!(cli.reply("EXEC"), Nil, "{lines:?}");
 }
 
-fn field(cli: &mut Cli, name: &str) -> u64 {
-    let info: String = cli.ask("INFO lock");
-    let field = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    field
-        .and_then(|field| field.trim().parse().ok())
-        .unwrap_or_else(|| panic!("{name} is a number"))
-}
-
 /// Checks that an operator's command has ended the lock of `token` on the key, and that the key is
 /// free. Then acquires it for `next`.
 #[track_caller]
-fn assert_ended_and_acquire(cli: &mut Cli, what: &str) {
+fn assert_ended_and_acquire(server: &Server, cli: &mut Cli, what: &str) {
     assert_eq!(cli.reply("LOCK.EXTEND k token 60000"), Nil, "{what}");
     assert_eq!(cli.reply("EXISTS k"), Int(0), "{what}");
-    assert_eq!(field(cli, "lock_saved_from_clock_step"), 0, "{what}");
-    assert_eq!(field(cli, "lock_ended_by_operator"), 1, "{what}");
+    assert_eq!(info(server, "lock_saved_from_clock_step"), 0, "{what}");
+    assert_eq!(info(server, "lock_ended_by_operator"), 1, "{what}");
     assert_ne!(cli.reply("LOCK.ACQUIRE k next 60000"), Nil, "{what}");
 }
 
 #[test]
 fn overwrite_that_expires_ends_the_lock() {
     for overwrite in EXPIRING_OVERWRITES {
-        let (_server, mut cli) = server_and_cli();
+        let (server, mut cli) = server_and_cli();
         assert_ne!(cli.reply(ACQUIRE), Nil);
         transaction(&mut cli, overwrite);
         eventually(PATIENCE, "the overwrite has expired", || {
             !matches!(cli.ask::<Option<String>>("GET k").as_deref(), Some("stop" | "other"))
         });
-        assert_ended_and_acquire(&mut cli, &format!("{overwrite:?}"));
+        assert_ended_and_acquire(&server, &mut cli, &format!("{overwrite:?}"));
     }
 }
 
 #[test]
 fn expiry_of_the_mirror_alone_does_not_end_the_lock() {
     for expiry in EXPIRING_MIRRORS {
-        let (_server, mut cli) = server_and_cli();
-        assert_ne!(cli.reply(ACQUIRE), Nil);
-        let fence = cli.fence("k");
+        let (server, mut cli) = server_and_cli();
+        let fence: i64 = cli.ask(ACQUIRE);
         transaction(&mut cli, expiry);
         eventually(PATIENCE, "the mirror has expired and is written again", || {
             cli.ask::<i64>("PTTL k") > 20
         });
+        assert_eq!(info(&server, "lock_saved_from_clock_step"), 1, "{expiry:?}");
         assert_eq!(cli.reply("LOCK.ACQUIRE k next 60000"), Nil, "{expiry:?}");
-        assert_ne!(cli.reply("LOCK.EXTEND k token 60000"), Nil, "{expiry:?}");
-        assert_eq!(cli.fence("k"), fence, "{expiry:?}");
+        assert_eq!(cli.ask::<String>("GET k"), "token", "{expiry:?}");
+        assert_eq!(cli.fence("k"), Some(fence), "{expiry:?}");
+        assert_eq!(cli.reply("LOCK.EXTEND k token 60000"), Int(fence), "{expiry:?}");
         assert_eq!(cli.reply("LOCK.RELEASE k token"), Int(1), "{expiry:?}");
+        assert_eq!(cli.reply("EXISTS k"), Int(0), "{expiry:?}");
     }
 }
 
@@ -100,42 +94,35 @@ fn overwrite_that_expires_ends_a_lock_of_several_keys() {
 fn waiter_is_granted_when_an_overwrite_expires() {
     let (server, mut cli) = server_and_cli();
     assert_ne!(cli.reply(ACQUIRE), Nil);
-    let waiter = waiter(&server);
-    eventually(PATIENCE, "the client waits", || field(&mut cli, "lock_waiters") == 1);
+    let waiter = Waiter::new(&server, "LOCK.ACQUIRE k next 60000 WAIT 4000");
     cli.reply("SET k stop PX 20");
-    assert!(matches!(waiter.join(), Ok(Value::Array(_))));
+    waiter.fence();
     assert_eq!(cli.ask::<String>("GET k"), "next");
-}
-
-/// A client that waits for the key in a separate thread.
-fn waiter(server: &Server) -> std::thread::JoinHandle<Value> {
-    let mut cli = Cli::new(server);
-    std::thread::spawn(move || cli.reply("LOCK.ACQUIRE k next 60000 WAIT 4000"))
 }
 
 #[test]
 fn overwrite_before_a_reload_ends_the_lock() {
     for overwrite in ["SET k stop", "SET k stop PX 60000", "SET k other", "APPEND k x"] {
-        let (_server, mut cli) = server_and_cli();
+        let (server, mut cli) = server_and_cli();
         assert_ne!(cli.reply(ACQUIRE), Nil);
         cli.reply(overwrite);
         assert_eq!(cli.reply("DEBUG RELOAD"), Okay);
         assert_eq!(cli.fence("k"), None, "{overwrite}: a foreign string");
         assert_eq!(cli.reply("LOCK.EXTEND k token 60000"), Nil, "{overwrite}");
         assert_eq!(cli.reply("DEL k"), Int(1), "{overwrite}");
-        assert_ended_and_acquire(&mut cli, overwrite);
+        assert_ended_and_acquire(&server, &mut cli, overwrite);
     }
 }
 
 #[test]
 fn overwrite_that_no_command_saw_before_a_reload_ends_the_lock() {
-    let (_server, mut cli) = server_and_cli();
+    let (server, mut cli) = server_and_cli();
     assert_ne!(cli.reply(ACQUIRE), Nil);
     cli.reply("SET k stop");
     cli.reply("DEBUG RELOAD");
     // The first command about the key since the overwrite.
     assert_eq!(cli.reply("DEL k"), Int(1));
-    assert_ended_and_acquire(&mut cli, "DEL after a reload");
+    assert_ended_and_acquire(&server, &mut cli, "DEL after a reload");
 }
 
 #[test]
@@ -180,24 +167,24 @@ fn reload_without_the_mirror_does_not_end_the_lock() {
 
 #[test]
 fn copy_to_another_database_in_multi_does_not_end_the_lock() {
-    let (_server, mut cli) = server_and_cli();
+    let (server, mut cli) = server_and_cli();
     assert_ne!(cli.reply(ACQUIRE), Nil);
     cli.reply("SET other stop");
     // Valkey 9 reports this as a change of `k` in the database of the client.
     transaction(&mut cli, &["COPY other k DB 1"]);
     // Valkey 8.1 leaves the connection in the other database.
     cli.reply("SELECT 0");
-    assert_eq!(field(&mut cli, "lock_ended_by_operator"), 0);
+    assert_eq!(info(&server, "lock_ended_by_operator"), 0);
     assert_ne!(cli.reply("LOCK.EXTEND k token 60000"), Nil);
     assert_eq!(cli.reply("LOCK.RELEASE k token"), Int(1));
 }
 
 #[test]
 fn copy_in_multi_ends_the_lock_on_its_target() {
-    let (_server, mut cli) = server_and_cli();
+    let (server, mut cli) = server_and_cli();
     assert_ne!(cli.reply(ACQUIRE), Nil);
     cli.reply("SET other stop PX 20");
     transaction(&mut cli, &["COPY other k REPLACE"]);
     eventually(PATIENCE, "the copy has expired", || cli.reply("EXISTS k") == Int(0));
-    assert_ended_and_acquire(&mut cli, "COPY in MULTI");
+    assert_ended_and_acquire(&server, &mut cli, "COPY in MULTI");
 }

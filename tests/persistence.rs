@@ -5,9 +5,8 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::fs;
 
-use common::{Cli, PATIENCE, command};
+use common::{Cli, PATIENCE, appended, command, replicate};
 use quorlock_testkit::{Server, ServerBuilder, eventually};
 use redis::Value::{self, Int, Nil};
 
@@ -34,8 +33,8 @@ fn make_locks(cli: &mut Cli) -> Keys {
         "LOCK.ACQUIRE acquired a 60000 OWNER me",
         "LOCK.ACQUIRE extended a 20000",
         "LOCK.EXTEND extended a 60000",
-        "LOCK.ACQUIRE handed-over x 60000",
-        "LOCK.EXTEND handed-over x 60000 TOKEN a",
+        "LOCK.ACQUIRE new-token x 60000",
+        "LOCK.EXTEND new-token x 60000 TOKEN a",
         "SET adopted a PX 20000",
         "LOCK.EXTEND adopted a 60000",
         "SET theirs a PX 60000",
@@ -61,28 +60,6 @@ fn assert_held_and_acquire(cli: &mut Cli, locks: &Keys) {
         assert_eq!(cli.reply(&format!("LOCK.RELEASE {key} {token}")), Int(1), "{key}");
         assert!(matches!(cli.reply(&format!("LOCK.ACQUIRE {key} next 60000")), Int(_)), "{key}");
     }
-}
-
-/// The commands in the append-only file since its last rewrite, without SELECT, MULTI and EXEC.
-fn appended(server: &Server) -> Vec<Vec<String>> {
-    let files = fs::read_dir(server.dir().join("appendonlydir")).unwrap();
-    let paths = files.map(|file| file.unwrap().path());
-    let mut increments = paths.filter(|path| path.to_string_lossy().ends_with(".incr.aof"));
-    let (Some(path), None) = (increments.next(), increments.next()) else {
-        panic!("one increment")
-    };
-    let text = fs::read_to_string(path).unwrap();
-    // A command of two words is "*2", and then the length and the bytes of each word.
-    let mut lines = text.split_terminator("\r\n");
-    let mut commands = Vec::new();
-    while let Some(head) = lines.next() {
-        let count = head.strip_prefix('*').unwrap().parse().unwrap();
-        let words: Vec<_> = (0..count).map(|_| lines.nth(1).unwrap().to_owned()).collect();
-        if !matches!(&words[0][..], "SELECT" | "MULTI" | "EXEC") {
-            commands.push(words);
-        }
-    }
-    commands
 }
 
 #[test]
@@ -162,11 +139,7 @@ fn replica_without_the_module_has_the_same_keys() {
     let replica = Server::builder().start().unwrap();
     let (mut cli, mut on_replica) = (Cli::new(&master), Cli::new(&replica));
     cli.ask::<i64>("LOCK.ACQUIRE before-it-came a 60000");
-    let port = master.url().trim_end_matches('/').rsplit(':').next().unwrap().to_owned();
-    on_replica.reply(&format!("REPLICAOF 127.0.0.1 {port}"));
-    eventually(PATIENCE, "the replica is in step", || {
-        on_replica.ask::<String>("INFO replication").contains("master_link_status:up")
-    });
+    replicate(&mut on_replica, &master);
     make_locks(&mut cli);
     let await_replica =
         |cli: &mut Cli| assert_eq!(cli.reply("WAIT 1 4000"), Int(1), "the replica is in step");
@@ -290,7 +263,7 @@ fn changes(cli: &mut Cli) -> i64 {
     field.unwrap().trim().parse().unwrap()
 }
 
-/// The changes counted for 100 of these lines, with a number in the place of `@`.
+/// The changes counted for 100 copies of `line`, each with its own number in the place of `@`.
 fn changes_by(cli: &mut Cli, line: &str) -> i64 {
     let before = changes(cli);
     let mut pipeline = redis::pipe();
@@ -307,7 +280,7 @@ fn every_change_counts_towards_save_points() {
     for appendonly in ["no", "yes"] {
         let server = Server::with_module().arg("appendonly", appendonly).start().unwrap();
         let mut cli = Cli::new(&server);
-        // In a turn of the loop, the node learns whether a replica or a file receives its writes.
+        // At the end of a turn, the node learns whether a replica or a file receives its writes.
         cli.reply("PING");
         for line in [
             "LOCK.ACQUIRE k@ a 50000",

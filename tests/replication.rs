@@ -7,7 +7,7 @@ mod common;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use common::{Cli, command};
+use common::{Cli, command, is_replica_of, replicate, replication_field};
 use quorlock_testkit::{Server, ServerBuilder, eventually};
 use redis::Value::{Int, Nil};
 
@@ -30,33 +30,6 @@ fn configured_node(configure: impl FnOnce(ServerBuilder) -> ServerBuilder) -> Se
         .arg("repl-diskless-sync-delay", 0)
         .arg("repl-backlog-size", "1mb");
     configure(builder).start().unwrap()
-}
-
-fn port(server: &Server) -> String {
-    server.url().trim_end_matches('/').rsplit(':').next().unwrap().to_owned()
-}
-
-/// A field of the section `replication` of INFO.
-fn replication(cli: &mut Cli, name: &str) -> String {
-    let info: String = cli.ask("INFO replication");
-    let field = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    field.unwrap_or_default().trim().to_owned()
-}
-
-fn is_replica_of(cli: &mut Cli, master: &Server) -> bool {
-    replication(cli, "master_port") == port(master)
-        && replication(cli, "master_link_status") == "up"
-}
-
-/// Attaches the replica, and returns when it has the data of the master and follows the master.
-fn replicate(replica: &mut Cli, master: &Server) {
-    replica.reply(&format!("REPLICAOF {} {}", Ipv4Addr::LOCALHOST, port(master)));
-    eventually(PATIENCE, "the replica follows the master", || is_replica_of(replica, master));
-    // The master learns later than the replica that the link is up.
-    let mut on_master = Cli::new(master);
-    eventually(PATIENCE, "the master knows its replica", || {
-        replication(&mut on_master, "slave0").contains("state=online")
-    });
 }
 
 /// Returns when this number of replicas has received every write of this connection.
@@ -107,7 +80,7 @@ fn promoted_replica_propagates_locks_to_its_former_master() {
     replicate(&mut on_promoted, &former);
     on_former.reply("FAILOVER");
     eventually(PATIENCE, "the roles are exchanged", || {
-        replication(&mut on_promoted, "role") == "master"
+        replication_field(&mut on_promoted, "role") == "master"
             && is_replica_of(&mut on_former, &promoted)
     });
     let syncs: String = on_promoted.ask("INFO stats");
@@ -133,7 +106,7 @@ fn promoted_replica_propagates_locks_to_its_siblings() {
 fn master_started_as_a_replica_propagates_locks() {
     let (former, new) = (node(), node());
     let promoted = configured_node(|builder| {
-        builder.arg("replicaof", format!("{} {}", Ipv4Addr::LOCALHOST, port(&former)))
+        builder.arg("replicaof", format!("{} {}", Ipv4Addr::LOCALHOST, former.port()))
     });
     let (mut on_promoted, mut on_new) = (Cli::new(&promoted), Cli::new(&new));
     eventually(PATIENCE, "the replica follows", || is_replica_of(&mut on_promoted, &former));
@@ -166,7 +139,7 @@ fn replica_that_returns_receives_the_locks_it_missed() {
 fn locks_granted_during_a_full_synchronisation_arrive() {
     let (master, replica) = (node(), node());
     let (mut on_master, mut on_replica) = (Cli::new(&master), Cli::new(&replica));
-    on_replica.reply(&format!("REPLICAOF {} {}", Ipv4Addr::LOCALHOST, port(&master)));
+    on_replica.reply(&format!("REPLICAOF {} {}", Ipv4Addr::LOCALHOST, master.port()));
     let mut keys = 0;
     eventually(PATIENCE, "the replica follows the master", || {
         assert_ne!(on_master.reply(&format!("LOCK.ACQUIRE k{keys} a 4000")), Nil);

@@ -5,12 +5,10 @@
 mod common;
 
 use std::collections::HashMap;
-use std::net::Ipv4Addr;
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use common::{Cli, PATIENCE, command, server, server_and_cli};
-use quorlock_testkit::{Server, eventually};
+use common::{Cli, Waiter, command, info, replicate, server_and_cli};
+use quorlock_testkit::Server;
 use redis::Value::{self, Array, BulkString, Int, Nil};
 
 const NO_EXPIRY: &str = "ERR the key holds a string without an expiry, which is data and not a lock: remove it with DEL";
@@ -34,28 +32,9 @@ fn assert_looks_random(value: &str) {
     assert!(value.len() == 32 && value.bytes().all(|digit| digit.is_ascii_hexdigit()), "{value}");
 }
 
-fn field(cli: &mut Cli, name: &str) -> u64 {
-    let info: String = cli.ask("INFO lock");
-    let field = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    field
-        .and_then(|field| field.trim().parse().ok())
-        .unwrap_or_else(|| panic!("{name} is a number"))
-}
-
-/// Starts a client that waits, and returns when it is in the queue. The thread returns the answer
-/// and when it arrived.
-fn waiter(server: &Server, line: &str) -> JoinHandle<(Value, Instant)> {
-    let (mut cli, mut other) = (Cli::new(server), Cli::new(server));
-    let before = field(&mut other, "lock_waiters");
-    let line = line.to_owned();
-    let answer = thread::spawn(move || (cli.reply(&line), Instant::now()));
-    eventually(PATIENCE, "the client waits", || field(&mut other, "lock_waiters") == before + 1);
-    answer
-}
-
 #[test]
 fn revoked_lock_can_be_released_and_not_extended() {
-    let (_server, mut cli) = server_and_cli();
+    let (server, mut cli) = server_and_cli();
     let fence = cli.ask::<i64>("LOCK.ACQUIRE k a 30000");
     let expires_at = cli.expires_at_ms("k");
     assert_eq!(cli.reply("LOCK.REVOKE k"), Int(1));
@@ -77,7 +56,7 @@ fn revoked_lock_can_be_released_and_not_extended() {
     assert_eq!(value(&mut cli, "k"), unknown);
     let shown: HashMap<String, Value> = cli.ask("LOCK.INSPECT k");
     assert_eq!((&shown["revoked"], &shown["fence"]), (&Int(1), &Int(fence)));
-    assert_eq!(field(&mut cli, "lock_revoked"), 1);
+    assert_eq!(info(&server, "lock_revoked"), 1);
     assert_eq!(cli.reply("LOCK.RELEASE k a"), Int(1));
     assert_eq!(cli.reply("LOCK.REVOKE k"), Int(0));
     assert_eq!(cli.reply("LOCK.REVOKE k NOW"), Int(0));
@@ -90,12 +69,11 @@ fn revoked_lock_is_granted_to_a_waiter_only_at_its_deadline() {
     let (server, mut cli) = server_and_cli();
     let before = Instant::now();
     cli.ask::<i64>("LOCK.ACQUIRE k a 600");
-    let next = waiter(&server, "LOCK.ACQUIRE k b 60000 WAIT 30000");
+    let next = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 30000");
     assert_eq!(cli.reply("LOCK.REVOKE k"), Int(1));
-    let (reply, at) = next.join().unwrap();
-    assert!(matches!(reply, Array(_)), "{reply:?}");
+    next.fence();
     // The clocks of the test and of the server differ in rate by less than 1 %.
-    assert!(at.duration_since(before) >= Duration::from_millis(594));
+    assert!(before.elapsed() >= Duration::from_millis(594));
     assert_eq!(value(&mut cli, "k"), "b");
     assert_eq!(cli.reply("LOCK.EXTEND k a 60000"), Nil);
 }
@@ -104,14 +82,14 @@ fn revoked_lock_is_granted_to_a_waiter_only_at_its_deadline() {
 fn revoke_now_ends_the_lock_at_once_and_serves_the_queue() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
-    let next = waiter(&server, "LOCK.ACQUIRE k b 60000 WAIT 30000");
+    let next = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 30000");
     assert_eq!(cli.reply("lock.revoke k now"), Int(1));
-    assert!(matches!(next.join().unwrap().0, Array(_)));
+    next.fence();
     assert_eq!(value(&mut cli, "k"), "b");
     assert_eq!(cli.reply("LOCK.EXTEND k a 60000"), Nil);
     assert_eq!(
         ["revoked", "ended_by_operator", "handovers"]
-            .map(|name| field(&mut cli, &format!("lock_{name}"))),
+            .map(|name| info(&server, &format!("lock_{name}"))),
         [1, 1, 1]
     );
 }
@@ -121,9 +99,9 @@ fn early_release_of_a_revoked_lock_serves_the_queue() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
     cli.reply("LOCK.REVOKE k");
-    let next = waiter(&server, "LOCK.ACQUIRE k b 60000 WAIT 30000");
+    let next = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 30000");
     assert_eq!(cli.reply("LOCK.RELEASE k a"), Int(1));
-    assert!(matches!(next.join().unwrap().0, Array(_)));
+    next.fence();
     cli.ask::<i64>("LOCK.EXTEND k b 60000");
 }
 
@@ -131,7 +109,7 @@ fn early_release_of_a_revoked_lock_serves_the_queue() {
 fn lock_of_several_keys_is_revoked_on_all() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.MACQUIRE 3 k l m a 60000");
-    let next = waiter(&server, "LOCK.ACQUIRE m b 60000 WAIT 30000");
+    let next = Waiter::new(&server, "LOCK.ACQUIRE m b 60000 WAIT 30000");
     assert_eq!(cli.reply("LOCK.REVOKE l"), Int(1));
     for key in ["k", "l", "m"] {
         assert_looks_random(&value(&mut cli, key));
@@ -140,7 +118,7 @@ fn lock_of_several_keys_is_revoked_on_all() {
     }
     revoked_ms(&mut cli, "LOCK.MEXTEND 3 k l m a 60000");
     assert_eq!(cli.reply("LOCK.REVOKE l NOW"), Int(1));
-    assert!(matches!(next.join().unwrap().0, Array(_)));
+    next.fence();
     assert_eq!([cli.reply("EXISTS k l"), cli.reply("GET m")], [Int(0), BulkString("b".into())]);
     cli.ask::<i64>("LOCK.MACQUIRE 2 k l c 60000");
 }
@@ -172,7 +150,7 @@ fn crash_does_not_undo_a_revocation() {
         assert_eq!(
             cli.reply(&format!("LOCK.ACQUIRE {key} b 60000")),
             Nil,
-            "{key}: its holder relies on it"
+            "{key}: the holder still relies on the lock"
         );
     }
     assert_eq!(cli.reply("LOCK.MEXTEND 2 one two a 60000"), Nil);
@@ -185,11 +163,7 @@ fn replica_has_the_value_of_a_revoked_lock() {
     let master = Server::with_module().tcp().arg("repl-diskless-sync-delay", 0).start().unwrap();
     let replica = Server::with_module().arg("lock.max-ttl", 60_000).start().unwrap();
     let (mut cli, mut on_replica) = (Cli::new(&master), Cli::new(&replica));
-    let port = master.url().trim_end_matches('/').rsplit(':').next().unwrap().to_owned();
-    on_replica.reply(&format!("REPLICAOF {} {port}", Ipv4Addr::LOCALHOST));
-    eventually(PATIENCE, "the replica is in step", || {
-        on_replica.ask::<String>("INFO replication").contains("master_link_status:up")
-    });
+    replicate(&mut on_replica, &master);
     cli.ask::<i64>("LOCK.MACQUIRE 2 k l a 60000");
     cli.reply("LOCK.REVOKE k");
     cli.ask::<i64>("LOCK.ACQUIRE ended a 60000");
@@ -205,7 +179,7 @@ fn replica_has_the_value_of_a_revoked_lock() {
     assert_eq!(
         on_replica.reply("LOCK.EXTEND k a 60000"),
         Nil,
-        "a promoted replica does not undo it"
+        "a promoted replica does not undo the revocation"
     );
     assert_eq!(on_replica.reply("LOCK.REVOKE k"), Int(1), "a node that abstains revokes");
 }
@@ -233,7 +207,7 @@ fn transactions_and_scripts_revoke() {
 
 #[test]
 fn data_is_not_revoked() {
-    let (_server, mut cli) = server_and_cli();
+    let (server, mut cli) = server_and_cli();
     cli.reply("SET k data");
     cli.reply("LPUSH list x");
     for now in ["", " NOW"] {
@@ -241,7 +215,7 @@ fn data_is_not_revoked() {
         assert!(cli.error(&format!("LOCK.REVOKE list{now}")).starts_with("WRONGTYPE "));
     }
     assert_eq!((value(&mut cli, "k").as_str(), cli.reply("LLEN list")), ("data", Int(1)));
-    assert_eq!(field(&mut cli, "lock_revoked"), 0);
+    assert_eq!(info(&server, "lock_revoked"), 0);
 }
 
 #[test]
@@ -269,8 +243,7 @@ fn locks_are_revoked_when_memory_is_short() {
 
 #[test]
 fn each_revocation_writes_a_different_value() {
-    let server = server();
-    let mut cli = Cli::new(&server);
+    let (_server, mut cli) = server_and_cli();
     let mut values = std::collections::BTreeSet::new();
     for index in 0..20 {
         cli.ask::<i64>(&format!("LOCK.ACQUIRE k{index} a 60000"));

@@ -6,11 +6,10 @@ mod common;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::thread;
 use std::time::Duration;
 
-use common::{Cli, PATIENCE, command, server, server_and_cli};
-use quorlock_testkit::{Server, eventually};
+use common::{Cli, Waiter, command, server_and_cli};
+use quorlock_testkit::Server;
 use redis::Value;
 
 /// Every token in [`LINES`] contains this, and no other argument does.
@@ -66,14 +65,10 @@ fn send_all(cli: &mut Cli) {
 
 /// Sends two commands that block: one is granted, and the other times out.
 fn wait_and_release(server: &Server, cli: &mut Cli) {
-    let mut waiter = Cli::new(server);
     cli.reply("LOCK.ACQUIRE waited s3cret-1 60000");
-    let granted =
-        thread::spawn(move || waiter.reply("LOCK.ACQUIRE waited s3cret-2 60000 WAIT 60000"));
-    let waits = |cli: &mut Cli| cli.ask::<String>("INFO lock").contains("lock_waiters:1");
-    eventually(PATIENCE, "the client waits", || waits(cli));
+    let waiter = Waiter::new(server, "LOCK.ACQUIRE waited s3cret-2 60000 WAIT 60000");
     cli.reply("LOCK.RELEASE waited s3cret-1");
-    assert!(matches!(granted.join().unwrap(), Value::Array(_)));
+    waiter.fence();
     let _ = command("LOCK.ACQUIRE waited s3cret-3 60000 WAIT 20").query::<Value>(&mut cli.0);
     cli.reply("LOCK.RELEASE waited s3cret-2");
 }
@@ -93,8 +88,7 @@ fn monitored(server: &Server, work: impl FnOnce()) -> String {
 
 #[test]
 fn monitor_shows_no_token() {
-    let server = server();
-    let mut cli = Cli::new(&server);
+    let (server, mut cli) = server_and_cli();
     let shown = monitored(&server, || {
         send_all(&mut cli);
         wait_and_release(&server, &mut cli);
@@ -117,8 +111,7 @@ fn slow_log_shows_no_token() {
 
 #[test]
 fn monitor_shows_all_arguments_except_tokens() {
-    let server = server();
-    let mut cli = Cli::new(&server);
+    let (server, mut cli) = server_and_cli();
     let shown = monitored(&server, || {
         cli.reply("LOCK.ACQUIRE key-1 s3cret 60000 OWNER label");
         cli.reply("LOCK.EXTEND key-1 s3cret 50000 TOKEN other");

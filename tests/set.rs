@@ -189,7 +189,7 @@ fn rewritten_redis_conf_means_the_same() {
         ("", "lock.set eu-locks 2 6,1,2,4,5"),
         ("", "lock.set 'eu-locks 2 1,2,4,5,6'"),
         ("set eu-locks 2 1,2,4,5,6 max-ttl 5000", ""),
-        // The server drops the quotes of a module's arguments.
+        // CONFIG REWRITE drops the quotes of a module's arguments.
         ("set \"eu-locks 2 1,2,4,5,6\" max-ttl 5000", ""),
         ("set us-locks 1 1", "lock.set eu-locks 2 1,2,4,5,6"),
     ] {

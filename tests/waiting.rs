@@ -3,85 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
-use std::thread::{self, JoinHandle};
+mod common;
+
 use std::time::{Duration, Instant};
 
-use quorlock_testkit::{Server, ServerBuilder, eventually};
-use redis::{Connection, RedisResult, Value, cmd};
-
-const PATIENCE: Duration = Duration::from_secs(10);
-
-fn server() -> Server {
-    start(Server::with_module())
-}
-
-fn start(builder: ServerBuilder) -> Server {
-    builder.start().unwrap()
-}
-
-/// A client that waits for a lock in a separate thread.
-struct Waiter {
-    id: i64,
-    answer: JoinHandle<RedisResult<Value>>,
-}
-
-impl Waiter {
-    fn new(server: &Server, key: &str, token: &str, ttl_ms: u64, wait_ms: u64) -> Self {
-        Self::with(server, server.connection(), key, token, ttl_ms, wait_ms)
-    }
-
-    /// Returns when the client is in the queue.
-    fn with(
-        server: &Server,
-        mut connection: Connection,
-        key: &str,
-        token: &str,
-        ttl_ms: u64,
-        wait_ms: u64,
-    ) -> Self {
-        connection.set_read_timeout(Some(PATIENCE)).unwrap();
-        let id = cmd("CLIENT").arg("ID").query(&mut connection).unwrap();
-        let before = waiters(server);
-        let (key, token) = (key.to_owned(), token.to_owned());
-        let answer = thread::spawn(move || {
-            cmd("LOCK.ACQUIRE")
-                .arg(key)
-                .arg(token)
-                .arg(ttl_ms)
-                .arg("WAIT")
-                .arg(wait_ms)
-                .query(&mut connection)
-        });
-        eventually(PATIENCE, "the client waits", || waiters(server) == before + 1);
-        Self { id, answer }
-    }
-
-    /// Waits for the grant. Returns its fence, and how long the client waited.
-    fn await_grant(self) -> (i64, Duration) {
-        let answer = self.answer.join().unwrap().unwrap();
-        let (fence, waited_us): (i64, u64) = redis::from_redis_value(answer).expect("granted");
-        (fence, Duration::from_micros(waited_us))
-    }
-
-    fn await_refusal(self) {
-        assert_eq!(self.answer.join().unwrap().unwrap(), Value::Nil);
-    }
-
-    fn await_error(self) -> String {
-        let error = self.answer.join().unwrap().unwrap_err();
-        format!("{} {}", error.code().unwrap_or_default(), error.detail().unwrap_or_default())
-    }
-}
-
-fn waiters(server: &Server) -> u64 {
-    field(server, "lock_waiters")
-}
-
-fn field(server: &Server, name: &str) -> u64 {
-    let info: String = cmd("INFO").arg("lock").query(&mut server.connection()).unwrap();
-    let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
-    line.trim().parse().unwrap()
-}
+use common::{Cli, PATIENCE, Waiter, appended, info, server};
+use quorlock_testkit::{Server, eventually};
+use redis::{Value, cmd};
 
 fn acquire(server: &Server, key: &str, token: &str, ttl_ms: u64) -> Option<i64> {
     cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(ttl_ms).query(&mut server.connection()).unwrap()
@@ -92,12 +20,7 @@ fn release(server: &Server, key: &str, token: &str) -> bool {
 }
 
 fn run(server: &Server, line: &str) -> Value {
-    let mut words = line.split(' ');
-    let mut command = cmd(words.next().unwrap());
-    words.for_each(|word| {
-        command.arg(word);
-    });
-    command.query(&mut server.connection()).unwrap()
+    Cli::new(server).reply(line)
 }
 
 fn get(server: &Server, key: &str) -> Option<String> {
@@ -108,17 +31,17 @@ fn get(server: &Server, key: &str) -> Option<String> {
 fn release_hands_over_in_order() {
     let server = server();
     let fence = acquire(&server, "k", "a", 60_000).unwrap();
-    let first = Waiter::new(&server, "k", "b", 60_000, 60_000);
-    let second = Waiter::new(&server, "k", "c", 60_000, 60_000);
+    let first = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
+    let second = Waiter::new(&server, "LOCK.ACQUIRE k c 60000 WAIT 60000");
     assert!(release(&server, "k", "a"));
-    let (next, _) = first.await_grant();
+    let next = first.fence();
     assert!(next > fence);
     assert_eq!(get(&server, "k").as_deref(), Some("b"));
     assert!(release(&server, "k", "b"));
-    assert!(second.await_grant().0 > next);
+    assert!(second.fence() > next);
     assert!(release(&server, "k", "c"));
     assert_eq!(get(&server, "k"), None);
-    assert_eq!(field(&server, "lock_handovers"), 2);
+    assert_eq!(info(&server, "lock_handovers"), 2);
 }
 
 #[test]
@@ -156,7 +79,7 @@ fn unneeded_or_forbidden_wait_is_answered_at_once_in_the_same_form() {
 fn client_without_wait_does_not_overtake_waiters() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
-    let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
+    let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
     // Both commands run in one turn: the newcomer must not overtake the waiter.
     let (_, newcomer): (Value, Value) = redis::pipe()
         .cmd("DEL")
@@ -168,7 +91,7 @@ fn client_without_wait_does_not_overtake_waiters() {
         .query(&mut server.connection())
         .unwrap();
     assert_eq!(newcomer, Value::Nil);
-    waiter.await_grant();
+    waiter.fence();
 }
 
 #[test]
@@ -185,24 +108,19 @@ fn every_explicit_end_serves_the_queue() {
     ] {
         let server = server();
         acquire(&server, "k", "a", 60_000).unwrap();
-        let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
+        let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
         run(&server, end);
         // Valkey reports an EXPIRE into the past as an expiry, which ends no lease.
-        if end != "EXPIRE k 0" || lease_has_ended(&server) {
-            waiter.await_grant();
-            assert_eq!(get(&server, "k").as_deref(), Some("b"), "{end}");
-        } else {
-            assert!(release(&server, "k", "a"));
-            waiter.await_grant();
-        }
+        let ends = end != "EXPIRE k 0" || !is_valkey(&server);
+        assert_eq!(run(&server, "LOCK.EXTEND k a 1") == Value::Nil, ends, "{end}");
+        assert_eq!(release(&server, "k", "a"), !ends, "{end}");
+        waiter.fence();
+        assert_eq!(get(&server, "k").as_deref(), Some("b"), "{end}");
     }
 }
 
-/// Whether the lease of `a` has ended.
-fn lease_has_ended(server: &Server) -> bool {
-    let extended: Option<i64> =
-        cmd("LOCK.EXTEND").arg("k").arg("a").arg(1).query(&mut server.connection()).unwrap();
-    extended.is_none()
+fn is_valkey(server: &Server) -> bool {
+    Cli::new(server).ask::<String>("INFO server").contains("valkey_version:")
 }
 
 #[test]
@@ -211,11 +129,12 @@ fn deadline_serves_the_queue_at_once() {
     let mut shortest = Duration::MAX;
     // On a busy machine a grant may be late, but not every time.
     for _ in 0..5 {
-        acquire(&server, "k", "a", 300).unwrap();
         let started = Instant::now();
-        let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
-        waiter.await_grant();
-        assert!(started.elapsed() >= Duration::from_millis(250), "not before the deadline");
+        acquire(&server, "k", "a", 300).unwrap();
+        let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
+        waiter.fence();
+        // The clocks of the test and of the server differ in rate by less than 1 %.
+        assert!(started.elapsed() >= Duration::from_millis(297), "not before the deadline");
         shortest = shortest.min(started.elapsed());
         assert!(release(&server, "k", "b"));
     }
@@ -226,12 +145,12 @@ fn deadline_serves_the_queue_at_once() {
 fn waiter_is_granted_a_key_after_a_plain_clients_lock() {
     let server = server();
     run(&server, "SET k old NX PX 200");
-    let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
-    waiter.await_grant();
+    let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
+    waiter.fence();
     run(&server, "SET l old NX PX 60000");
-    let waiter = Waiter::new(&server, "l", "b", 60_000, 60_000);
+    let waiter = Waiter::new(&server, "LOCK.ACQUIRE l b 60000 WAIT 60000");
     run(&server, "DEL l");
-    waiter.await_grant();
+    waiter.fence();
 }
 
 #[test]
@@ -239,30 +158,31 @@ fn wait_that_runs_out_is_refused_and_leaves_the_queue() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
     let started = Instant::now();
-    Waiter::new(&server, "k", "b", 60_000, 200).await_refusal();
+    let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 200");
+    assert_eq!(waiter.answer(), Value::Nil);
     assert!(started.elapsed() >= Duration::from_millis(200));
-    assert_eq!(waiters(&server), 0);
+    assert_eq!(info(&server, "lock_waiters"), 0);
 }
 
 #[test]
 fn client_that_is_gone_is_skipped() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
-    let gone = Waiter::new(&server, "k", "b", 60_000, 60_000);
-    let next = Waiter::new(&server, "k", "c", 60_000, 60_000);
+    let gone = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
+    let next = Waiter::new(&server, "LOCK.ACQUIRE k c 60000 WAIT 60000");
     run(&server, &format!("CLIENT KILL ID {}", gone.id));
-    assert!(gone.answer.join().unwrap().is_err());
-    eventually(PATIENCE, "the client has left the queue", || waiters(&server) == 1);
+    assert!(gone.result().is_err());
+    eventually(PATIENCE, "the client has left the queue", || info(&server, "lock_waiters") == 1);
     release(&server, "k", "a");
-    next.await_grant();
+    next.fence();
 }
 
 #[test]
 fn lock_granted_to_a_killed_client_is_released() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
-    let gone = Waiter::new(&server, "k", "b", 60_000, 60_000);
-    let next = Waiter::new(&server, "k", "c", 60_000, 60_000);
+    let gone = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
+    let next = Waiter::new(&server, "LOCK.ACQUIRE k c 60000 WAIT 60000");
     // Both commands run in one turn, before the client receives its grant.
     let (released, _): (bool, Value) = redis::pipe()
         .cmd("LOCK.RELEASE")
@@ -275,7 +195,7 @@ fn lock_granted_to_a_killed_client_is_released() {
         .query(&mut server.connection())
         .unwrap();
     assert!(released);
-    next.await_grant();
+    next.fence();
     assert_eq!(get(&server, "k").as_deref(), Some("c"));
 }
 
@@ -283,13 +203,13 @@ fn lock_granted_to_a_killed_client_is_released() {
 fn client_unblock_ends_a_wait() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
-    let first = Waiter::new(&server, "k", "b", 60_000, 60_000);
+    let first = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
     run(&server, &format!("CLIENT UNBLOCK {} TIMEOUT", first.id));
-    first.await_refusal();
-    let second = Waiter::new(&server, "k", "b", 60_000, 60_000);
+    assert_eq!(first.answer(), Value::Nil);
+    let second = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
     run(&server, &format!("CLIENT UNBLOCK {} ERROR", second.id));
-    assert!(second.await_error().starts_with("UNBLOCKED"));
-    assert_eq!(waiters(&server), 0);
+    assert!(second.error().starts_with("UNBLOCKED"));
+    assert_eq!(info(&server, "lock_waiters"), 0);
     assert!(release(&server, "k", "a"));
     assert_eq!(get(&server, "k"), None);
 }
@@ -299,7 +219,7 @@ fn client_unblocked_as_it_is_granted_leaves_no_lock_behind() {
     for how in ["TIMEOUT", "ERROR"] {
         let server = server();
         acquire(&server, "k", "a", 60_000).unwrap();
-        let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
+        let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
         let _: (Value, Value) = redis::pipe()
             .cmd("LOCK.RELEASE")
             .arg("k")
@@ -310,7 +230,7 @@ fn client_unblocked_as_it_is_granted_leaves_no_lock_behind() {
             .arg(how)
             .query(&mut server.connection())
             .unwrap();
-        match waiter.answer.join().unwrap() {
+        match waiter.result() {
             Ok(Value::Array(_)) => assert!(release(&server, "k", "b"), "{how}"),
             Ok(Value::Nil) | Err(_) => {
                 eventually(PATIENCE, "the lock is released", || get(&server, "k").is_none());
@@ -325,92 +245,85 @@ fn client_unblocked_as_it_is_granted_leaves_no_lock_behind() {
 fn release_withdraws_a_waiter_with_that_token() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
-    let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
+    let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
     assert!(!release(&server, "k", "b"));
-    waiter.await_refusal();
+    assert_eq!(waiter.answer(), Value::Nil);
 }
 
 #[test]
 fn nothing_is_granted_while_writes_are_paused_but_waits_end() {
     let server = server();
     acquire(&server, "k", "a", 400).unwrap();
-    let short = Waiter::new(&server, "k", "b", 60_000, 600);
-    let long = Waiter::new(&server, "k", "c", 60_000, 60_000);
+    let short = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 600");
+    let long = Waiter::new(&server, "LOCK.ACQUIRE k c 60000 WAIT 60000");
     run(&server, "CLIENT PAUSE 60000 WRITE");
-    short.await_refusal();
-    assert_eq!(field(&server, "lock_handovers"), 0);
+    assert_eq!(short.answer(), Value::Nil);
+    assert_eq!(info(&server, "lock_handovers"), 0);
     run(&server, "CLIENT UNPAUSE");
-    long.await_grant();
+    long.fence();
 }
 
 #[test]
 fn demotion_and_abstention_answer_the_waiters() {
     let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
-    let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
+    let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
     run(&server, "SWAPDB 0 1");
-    assert!(waiter.await_error().starts_with("ABSTAIN"));
+    assert!(waiter.error().starts_with("ABSTAIN"));
 
     let server = self::server();
     acquire(&server, "k", "a", 60_000).unwrap();
-    let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
+    let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
     run(&server, "REPLICAOF 127.0.0.1 1");
-    assert!(waiter.answer.join().unwrap().is_err());
+    assert!(waiter.result().is_err());
     run(&server, "REPLICAOF NO ONE");
-    assert_eq!(waiters(&server), 0);
+    assert_eq!(info(&server, "lock_waiters"), 0);
 }
 
 #[test]
 fn waiters_are_limited_by_max_waiters() {
-    let server = start(Server::with_module().arg("lock.max-waiters", 1));
+    let server = Server::with_module().arg("lock.max-waiters", 1).start().unwrap();
     acquire(&server, "k", "a", 60_000).unwrap();
-    let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
+    let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
     let mut full = cmd("LOCK.ACQUIRE");
     full.arg("k").arg("c").arg(60_000).arg("WAIT").arg(1000);
     let error = full.query::<Value>(&mut server.connection()).unwrap_err();
     assert!(error.to_string().contains("lock.max-waiters"), "{error}");
     run(&server, "CONFIG SET lock.max-waiters 2");
-    let second = Waiter::new(&server, "k", "c", 60_000, 60_000);
+    let second = Waiter::new(&server, "LOCK.ACQUIRE k c 60000 WAIT 60000");
     release(&server, "k", "a");
-    waiter.await_grant();
+    waiter.fence();
     release(&server, "k", "b");
-    second.await_grant();
+    second.fence();
 }
 
 #[test]
 fn handover_is_propagated_as_one_set() {
-    let server = start(Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always"));
+    let server = Server::with_module()
+        .arg("appendonly", "yes")
+        .arg("appendfsync", "always")
+        .start()
+        .unwrap();
+    let names = || appended(&server).iter().map(|words| words[0].clone()).collect::<Vec<_>>();
     acquire(&server, "k", "aaa", 60_000).unwrap();
-    let waiter = Waiter::new(&server, "k", "bbb", 60_000, 60_000);
+    let waiter = Waiter::new(&server, "LOCK.ACQUIRE k bbb 60000 WAIT 60000");
     release(&server, "k", "aaa");
-    waiter.await_grant();
-    let aof = aof(&server);
-    let commands =
-        ["SET", "DEL", "PEXPIREAT"].map(|name| aof.matches(&format!("\r\n{name}\r\n")).count());
-    assert_eq!(commands, [2, 0, 0], "{aof}");
+    waiter.fence();
+    assert_eq!(names(), ["SET", "SET"]);
     release(&server, "k", "bbb");
-    let aof = self::aof(&server);
-    assert_eq!(aof.matches("\r\nDEL\r\n").count(), 1, "{aof}");
-}
-
-fn aof(server: &Server) -> String {
-    let directory = std::fs::read_dir(server.dir().join("appendonlydir")).unwrap();
-    let file = directory
-        .map(|entry| entry.unwrap().path())
-        .find(|path| path.to_string_lossy().contains(".incr."));
-    String::from_utf8_lossy(&std::fs::read(file.unwrap()).unwrap()).into_owned()
+    assert_eq!(names(), ["SET", "SET", "DEL"]);
 }
 
 #[test]
 fn unload_is_refused_while_a_client_waits() {
-    let server = start(Server::with_module().arg("enable-module-command", "yes"));
+    let server = server();
     acquire(&server, "k", "a", 60_000).unwrap();
-    let waiter = Waiter::new(&server, "k", "b", 60_000, 60_000);
+    let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
     let unload =
         || cmd("MODULE").arg("UNLOAD").arg("lock").query::<Value>(&mut server.connection());
     assert!(unload().is_err());
     run(&server, &format!("CLIENT UNBLOCK {}", waiter.id));
-    waiter.await_refusal();
+    assert_eq!(waiter.answer(), Value::Nil);
     eventually(PATIENCE, "it is unloaded", || unload().is_ok());
     assert_eq!(get(&server, "k").as_deref(), Some("a"), "an ordinary string");
 }
@@ -421,8 +334,8 @@ fn waiter_for_a_foreign_key_is_served_when_its_expiry_is_shortened() {
     // From now on, the server removes an expired key only when a command uses the key.
     run(&server, "DEBUG SET-ACTIVE-EXPIRE 0");
     run(&server, "SET k theirs PX 600000");
-    let waiter = Waiter::new(&server, "k", "ours", 60_000, 60_000);
+    let waiter = Waiter::new(&server, "LOCK.ACQUIRE k ours 60000 WAIT 60000");
     run(&server, "PEXPIRE k 50");
-    waiter.await_grant();
+    waiter.fence();
     assert_eq!(get(&server, "k").as_deref(), Some("ours"));
 }

@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use common::{Cli, command, server_and_cli};
+use common::{Cli, command, info, server_and_cli};
 use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, Int, Nil};
 
@@ -37,19 +37,15 @@ impl Waiter {
     }
 }
 
-fn waiters(cli: &mut Cli) -> u64 {
-    let info: String = cli.ask("INFO lock");
-    let field = info.lines().find_map(|line| line.strip_prefix("lock_waiters:"));
-    field.unwrap().trim().parse().unwrap()
-}
-
-/// Starts `count` waiters with a token each: `line` with the token in the place of `@`.
-fn wait(server: &Server, cli: &mut Cli, count: usize, line: &str) -> Vec<Waiter> {
-    let before = waiters(cli);
+/// Starts `count` waiters. Each sends `line` with its own token in the place of `@`.
+fn wait(server: &Server, count: usize, line: &str) -> Vec<Waiter> {
+    let before = info(server, "lock_waiters");
     let waiters: Vec<_> = (0..count)
         .map(|n| Waiter::new(server, &line.replace('@', &format!("waiter-{n}"))))
         .collect();
-    eventually(PATIENCE, "all of them wait", || self::waiters(cli) == before + count as u64);
+    eventually(PATIENCE, "all of them wait", || {
+        info(server, "lock_waiters") == before + count as u64
+    });
     waiters
 }
 
@@ -68,7 +64,7 @@ fn timed_out_waiters_do_not_keep_a_free_lock_from_newcomers() {
     for newcomer in ["LOCK.ACQUIRE k next 60000", "LOCK.MACQUIRE 2 k l next 60000"] {
         let (server, mut cli) = server_and_cli();
         assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
-        let _waiters = wait(&server, &mut cli, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
+        let _waiters = wait(&server, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
         // The waits end before the release, but the server answers the waiters only after the turn.
         let replies =
             in_one_turn(&mut cli, &["DEBUG SLEEP 2.1", "LOCK.RELEASE k holder", newcomer]);
@@ -81,7 +77,7 @@ fn timed_out_waiters_do_not_keep_a_free_lock_from_newcomers() {
 fn waiter_behind_timed_out_waiters_is_granted_at_once() {
     let (server, mut cli) = server_and_cli();
     assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
-    let _waiters = wait(&server, &mut cli, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
+    let _waiters = wait(&server, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
     let replies = in_one_turn(
         &mut cli,
         &["DEBUG SLEEP 2.1", "LOCK.RELEASE k holder", "LOCK.ACQUIRE k next 60000 WAIT 60000"],
@@ -94,8 +90,8 @@ fn waiter_behind_timed_out_waiters_is_granted_at_once() {
 fn waiter_with_time_left_keeps_a_free_lock_from_newcomers() {
     let (server, mut cli) = server_and_cli();
     assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
-    let _late = wait(&server, &mut cli, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
-    let mut in_time = wait(&server, &mut cli, 1, "LOCK.ACQUIRE k in-time 60000 WAIT 60000");
+    let _late = wait(&server, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
+    let mut in_time = wait(&server, 1, "LOCK.ACQUIRE k in-time 60000 WAIT 60000");
     let replies =
         in_one_turn(&mut cli, &["DEBUG SLEEP 2.1", "DEL k", "LOCK.ACQUIRE k newcomer 60000"]);
     assert_eq!(replies[2], Nil);
@@ -107,7 +103,7 @@ fn waiter_with_time_left_keeps_a_free_lock_from_newcomers() {
 fn thousand_waiters_that_time_out_together_leave_the_lock_free() {
     let (server, mut cli) = server_and_cli();
     assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
-    let _waiters = wait(&server, &mut cli, 1000, "LOCK.ACQUIRE k @ 60000 WAIT 6000");
+    let _waiters = wait(&server, 1000, "LOCK.ACQUIRE k @ 60000 WAIT 6000");
     // The work of one turn answers far fewer waiters.
     let replies = in_one_turn(
         &mut cli,
@@ -115,7 +111,7 @@ fn thousand_waiters_that_time_out_together_leave_the_lock_free() {
     );
     let Value::Array(granted) = &replies[2] else { panic!("granted: {:?}", replies[2]) };
     assert_eq!(granted[1], Int(0), "not queued at all");
-    eventually(PATIENCE, "all are answered", || waiters(&mut cli) == 0);
+    eventually(PATIENCE, "all are answered", || info(&server, "lock_waiters") == 0);
 }
 
 #[test]
@@ -129,14 +125,14 @@ fn single_key_waiter_is_granted_beside_many_waiters_for_many_keys() {
     }
     several.push_str(" @ 60000 WAIT 60000");
     assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
-    let _several = wait(&server, &mut cli, 900, &several);
-    let mut single = wait(&server, &mut cli, 100, "LOCK.ACQUIRE k @ 60000 WAIT 60000");
+    let _several = wait(&server, 900, &several);
+    let mut single = wait(&server, 100, "LOCK.ACQUIRE k @ 60000 WAIT 60000");
 
     let replies = in_one_turn(&mut cli, &["LOCK.RELEASE k holder", "GET k"]);
     assert_eq!(replies[0], Int(1));
     assert_eq!(replies[1], Value::BulkString("waiter-0".into()), "granted within the release");
     assert!(single[0].answer().starts_with("*2\r\n"));
-    assert_eq!(waiters(&mut cli), 999);
+    assert_eq!(info(&server, "lock_waiters"), 999);
 
     // Each release grants the next waiter in the order of arrival.
     for n in 1..100 {
@@ -144,5 +140,5 @@ fn single_key_waiter_is_granted_beside_many_waiters_for_many_keys() {
         let replies = in_one_turn(&mut cli, &[&release, "GET k"]);
         assert_eq!(replies[1], Value::BulkString(format!("waiter-{n}").into()));
     }
-    assert_eq!(waiters(&mut cli), 900);
+    assert_eq!(info(&server, "lock_waiters"), 900);
 }

@@ -46,8 +46,12 @@ impl<'a> Arg<'a> {
     /// # Safety
     /// `string` lives, unchanged, as long as `'a`.
     pub(super) unsafe fn new(string: NonNull<raw::RedisModuleString>) -> Self {
-        // SAFETY: the caller's promise.
-        let bytes = unsafe { bytes_of(string) };
+        let mut len = 0;
+        // SAFETY: the caller's promise; the server returns a pointer to the `len` bytes.
+        let bytes = unsafe {
+            let start = api!(RedisModule_StringPtrLen(string.as_ptr(), &raw mut len));
+            std::slice::from_raw_parts(start.cast(), len)
+        };
         Self { string, bytes }
     }
 
@@ -127,16 +131,5 @@ impl Drop for MadeString {
     fn drop(&mut self) {
         // SAFETY: releases the reference that the constructor acquired.
         unsafe { api!(RedisModule_FreeString(std::ptr::null_mut(), self.string.as_ptr())) }
-    }
-}
-
-/// # Safety
-/// The string lives, unchanged, as long as `'a`.
-unsafe fn bytes_of<'a>(string: NonNull<raw::RedisModuleString>) -> &'a [u8] {
-    let mut len = 0;
-    // SAFETY: a live string; the server returns a pointer to its `len` bytes.
-    unsafe {
-        let start = api!(RedisModule_StringPtrLen(string.as_ptr(), &raw mut len));
-        std::slice::from_raw_parts(start.cast(), len)
     }
 }

@@ -24,7 +24,7 @@ pub(crate) struct Blocked {
     /// The server's IDs of the clients that wait.
     ids: BTreeMap<Ticket, u64>,
     /// The number of the last ticket.
-    last: u64,
+    last_ticket: u64,
 }
 
 static BLOCKED: MainThread<RefCell<Option<Blocked>>> = MainThread::new(RefCell::new(None));
@@ -43,7 +43,7 @@ impl Blocked {
         // SAFETY: a live context of a command; the callbacks live as long as the module, which the
         // server does not unload while a client waits.
         let handle = unsafe {
-            let (reply, unblock) = (Some(on_reply as _), Some(on_unblock as _));
+            let (reply, unblock) = (Some(on_reply as _), Some(on_client_unblock as _));
             let handle = api!(RedisModule_BlockClient(ctx.as_ptr(), reply, unblock, None, 0));
             let handle = NonNull::new(handle)?;
             api!(RedisModule_SetDisconnectCallback(handle.as_ptr(), Some(on_disconnect)));
@@ -52,8 +52,8 @@ impl Blocked {
         // SAFETY: a live context of a command.
         let id = unsafe { api!(RedisModule_GetClientId(ctx.as_ptr())) };
         Some(with_blocked(|blocked| {
-            blocked.last += 1;
-            let ticket = Ticket(blocked.last);
+            blocked.last_ticket += 1;
+            let ticket = Ticket(blocked.last_ticket);
             blocked.handles.insert(ticket, handle);
             blocked.tickets.insert(handle.addr().get(), ticket);
             blocked.ids.insert(ticket, id);
@@ -109,8 +109,8 @@ unsafe extern "C" fn on_reply(
     raw::REDISMODULE_OK as c_int
 }
 
-/// Handles `CLIENT UNBLOCK`, which ended the wait.
-unsafe extern "C" fn on_unblock(
+/// Handles `CLIENT UNBLOCK … TIMEOUT`, which ended the wait.
+unsafe extern "C" fn on_client_unblock(
     ctx: *mut raw::RedisModuleCtx,
     _argv: *mut *mut raw::RedisModuleString,
     _argc: c_int,
@@ -124,12 +124,13 @@ unsafe extern "C" fn on_unblock(
         {
             Blocked::unblock(ticket);
         }
-        commands::reply_waited(&ctx, exit.map(|exit| exit.reply));
+        commands::reply_after_wait(&ctx, exit.map(|exit| exit.reply));
     });
     raw::REDISMODULE_OK as c_int
 }
 
-/// Handles a client that is gone: disconnected, killed, or unblocked by a demotion.
+/// Handles a client that is gone: disconnected, killed, or unblocked with an error by a demotion or
+/// by `CLIENT UNBLOCK … ERROR`.
 unsafe extern "C" fn on_disconnect(
     _ctx: *mut raw::RedisModuleCtx,
     handle: *mut raw::RedisModuleBlockedClient,

@@ -92,10 +92,10 @@ bitflags! {
     }
 }
 
-/// The ACL category of the commands for programs, on servers that support module categories.
+/// The ACL category of the commands for programs, on servers to which a module can add one.
 const CATEGORY: &CStr = c"lock";
 
-/// The ACL categories of the commands for operators, on servers that support module categories.
+/// The ACL categories of the commands for operators. Redis 7.0 has none for modules.
 const OPERATOR_CATEGORIES: &CStr = c"admin dangerous";
 
 /// Adds the ACL category. Returns false if the server refuses it.
@@ -110,7 +110,7 @@ pub(super) fn register_category(ctx: &Ctx<'_>) -> bool {
     added || std::io::Error::last_os_error().raw_os_error() == Some(libc::EBUSY)
 }
 
-/// Adds a command to its ACL categories, on servers that support module categories.
+/// Adds a command to its ACL categories, if the server supports them for modules.
 fn categorize(command: *mut raw::RedisModuleCommand, users: Users) -> bool {
     // SAFETY: the statics are written only while the module is being loaded; a command that was
     // just created, and names that are copied.

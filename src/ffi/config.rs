@@ -1,4 +1,4 @@
-//! Settings that the server reads from redis.conf or its command line, and `CONFIG SET` changes.
+//! Settings from redis.conf, the server's command line and `CONFIG SET`.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_longlong, c_void};

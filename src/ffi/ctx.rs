@@ -194,14 +194,14 @@ impl Ctx<'_> {
     }
 
     /// Whether the server only queries where the keys of a command are.
-    pub(super) fn asks_for_keys(&self) -> bool {
+    pub(super) fn is_key_position_request(&self) -> bool {
         // SAFETY: a live context.
         unsafe { api!(RedisModule_IsKeysPositionRequest(self.ctx)) != 0 }
     }
 
     /// Tells the server that the argument at this position is a key.
-    pub(super) fn name_key(&self, index: usize, flags: KeyFlags) {
-        // SAFETY: a live context, in which the server asks for this.
+    pub(super) fn report_key_position(&self, index: usize, flags: KeyFlags) {
+        // SAFETY: a live context, in which the server asks for the keys.
         unsafe {
             api!(RedisModule_KeyAtPosWithFlags(self.ctx, index as i32, flags.bits() as i32));
         }
@@ -234,7 +234,7 @@ impl Ctx<'_> {
         }
     }
 
-    /// Whether the server is part of a cluster.
+    /// Whether the server is in cluster mode.
     pub(crate) fn is_cluster(&self) -> bool {
         self.flags() & raw::REDISMODULE_CTX_FLAGS_CLUSTER as i32 != 0
     }

@@ -117,7 +117,7 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
     if !is_registered {
         ctx.log(
             LogLevel::Warning,
-            "lock: not loaded: the server refuses a LOCK command or the ACL category @lock. Has another module registered it?",
+            "lock: not loaded: the server refuses a LOCK command (has another module registered it?) or the ACL category @lock",
         );
         return ERR;
     }
@@ -146,9 +146,11 @@ pub(super) unsafe extern "C" fn call<C: Command>(
 ) -> c_int {
     // SAFETY: both live for the time of this call.
     let (ctx, args) = unsafe { (Ctx::new(ctx), Args::new(argv, argc)) };
-    if matches!(C::SPEC.keys, Keys::Counted) && ctx.asks_for_keys() {
+    if matches!(C::SPEC.keys, Keys::Counted) && ctx.is_key_position_request() {
         let keys = guard(|| request::key_positions(args)).flatten();
-        keys.into_iter().flatten().for_each(|index| ctx.name_key(index, C::SPEC.key_flags));
+        keys.into_iter()
+            .flatten()
+            .for_each(|index| ctx.report_key_position(index, C::SPEC.key_flags));
         return OK;
     }
     if guard(|| C::run(&ctx, args)).is_none() {

@@ -63,7 +63,7 @@ unsafe extern "C" fn on_keyspace_event(
             }
         });
     }
-    keep_moving_client_in_its_database(&ctx, name.to_bytes());
+    restore_database_after_move(&ctx, name.to_bytes());
     raw::REDISMODULE_OK as c_int
 }
 
@@ -72,7 +72,7 @@ unsafe extern "C" fn on_keyspace_event(
 /// Valkey 8.1 passes the client of the command to event handlers and leaves the event's database
 /// selected: after MOVE the client would be in the other database. The two events of MOVE follow
 /// each other directly. On other servers the context has a separate client, so this has no effect.
-fn keep_moving_client_in_its_database(ctx: &Ctx<'_>, event: &[u8]) {
+fn restore_database_after_move(ctx: &Ctx<'_>, event: &[u8]) {
     static MOVED_FROM: AtomicU32 = AtomicU32::new(0);
     match event {
         b"move_from" => MOVED_FROM.store(ctx.db(), Ordering::Relaxed),

@@ -1,12 +1,15 @@
-//! Helpers of the module's tests: a connection that works like redis-cli, and a waiting client.
+//! Helpers of the module's tests: a connection that works like redis-cli, a waiting client, and
+//! what replicas and files receive.
 
 #![allow(dead_code, reason = "each test file uses only a part")]
 
+use std::fs;
+use std::net::Ipv4Addr;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use quorlock_testkit::{Server, eventually};
-use redis::{Cmd, Connection, FromRedisValue, Value};
+use redis::{Cmd, Connection, FromRedisValue, RedisError, RedisResult, Value};
 
 /// Longer than any step of a test takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
@@ -82,10 +85,7 @@ impl Cli {
     pub(crate) fn error_of(&mut self, command: &Cmd) -> String {
         match command.query::<Value>(&mut self.0) {
             Ok(reply) => panic!("{}: answered {reply:?}, not an error", shown(command)),
-            Err(error) => match (error.code(), error.detail()) {
-                (Some(code), Some(detail)) => format!("{code} {detail}"),
-                _ => panic!("{}: {error}", shown(command)),
-            },
+            Err(error) => words(&error).unwrap_or_else(|| panic!("{}: {error}", shown(command))),
         }
     }
 
@@ -125,8 +125,62 @@ pub(crate) fn info(server: &Server, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("{name} is a number"))
 }
 
+/// A field of the section `replication` of INFO.
+pub(crate) fn replication_field(cli: &mut Cli, name: &str) -> String {
+    let info: String = cli.ask("INFO replication");
+    let field = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    field.unwrap_or_default().trim().to_owned()
+}
+
+pub(crate) fn is_replica_of(cli: &mut Cli, master: &Server) -> bool {
+    replication_field(cli, "master_port") == master.port().to_string()
+        && replication_field(cli, "master_link_status") == "up"
+}
+
+/// Makes `replica` follow `master`, and returns when it has the master's data.
+#[track_caller]
+pub(crate) fn replicate(replica: &mut Cli, master: &Server) {
+    replica.reply(&format!("REPLICAOF {} {}", Ipv4Addr::LOCALHOST, master.port()));
+    // A replica may need seconds to reconnect.
+    let patience = 4 * PATIENCE;
+    eventually(patience, "the replica follows the master", || is_replica_of(replica, master));
+    // The master learns later than the replica that the link is up.
+    let mut on_master = Cli::new(master);
+    eventually(patience, "the master knows its replica", || {
+        replication_field(&mut on_master, "slave0").contains("state=online")
+    });
+}
+
+/// The commands in the append-only file since its last rewrite, without SELECT, MULTI and EXEC.
+#[track_caller]
+pub(crate) fn appended(server: &Server) -> Vec<Vec<String>> {
+    let files = fs::read_dir(server.dir().join("appendonlydir")).expect("the folder exists");
+    let paths = files.map(|file| file.expect("a file").path());
+    let mut increments = paths.filter(|path| path.to_string_lossy().ends_with(".incr.aof"));
+    let (Some(path), None) = (increments.next(), increments.next()) else {
+        panic!("one increment")
+    };
+    let text = fs::read_to_string(path).expect("the file is text");
+    // A command of two words is "*2", and then the length and the bytes of each word.
+    let mut lines = text.split_terminator("\r\n");
+    let mut commands = Vec::new();
+    while let Some(head) = lines.next() {
+        let count: Option<usize> = head.strip_prefix('*').and_then(|count| count.parse().ok());
+        let count = count.expect("the number of words");
+        let words: Vec<_> = (0..count).map(|_| lines.nth(1).expect("a word").to_owned()).collect();
+        if !matches!(&words[0][..], "SELECT" | "MULTI" | "EXEC") {
+            commands.push(words);
+        }
+    }
+    commands
+}
+
 /// A client that waits in a separate thread.
-pub(crate) struct Waiter(JoinHandle<Value>);
+pub(crate) struct Waiter {
+    /// The server's ID of the client.
+    pub(crate) id: i64,
+    result: JoinHandle<RedisResult<Value>>,
+}
 
 impl Waiter {
     /// Sends the line. Returns when the client is in the queue.
@@ -134,21 +188,35 @@ impl Waiter {
     pub(crate) fn new(server: &Server, line: &str) -> Self {
         let mut cli = Cli::new(server);
         cli.0.set_read_timeout(Some(4 * PATIENCE)).expect("the timeout is not zero");
+        let id = cli.ask("CLIENT ID");
         let before = info(server, "lock_waiters");
-        let line = line.to_owned();
-        let answer = thread::spawn(move || cli.reply(&line));
+        let command = command(line);
+        let result = thread::spawn(move || command.query(&mut cli.0));
         eventually(PATIENCE, "the client waits", || info(server, "lock_waiters") == before + 1);
-        Self(answer)
+        Self { id, result }
+    }
+
+    /// Waits for the end of the wait: the answer, or an error.
+    #[track_caller]
+    pub(crate) fn result(self) -> RedisResult<Value> {
+        self.result.join().expect("the thread ends")
     }
 
     /// Waits for the answer.
     #[track_caller]
     pub(crate) fn answer(self) -> Value {
-        self.0.join().expect("the client is answered")
+        self.result().expect("the client is answered")
+    }
+
+    /// Waits for an error reply, and returns it word for word.
+    #[track_caller]
+    pub(crate) fn error(self) -> String {
+        let error = self.result().expect_err("the wait ends with an error");
+        words(&error).unwrap_or_else(|| panic!("{error}"))
     }
 
     pub(crate) fn waits(&self) -> bool {
-        !self.0.is_finished()
+        !self.result.is_finished()
     }
 
     /// Waits for the grant, and returns its fence.
@@ -162,6 +230,11 @@ impl Waiter {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// An error reply, word for word; `None` if the error is not a reply.
+fn words(error: &RedisError) -> Option<String> {
+    Some(format!("{} {}", error.code()?, error.detail()?))
 }
 
 /// Formats a command for a panic message, with long arguments cut off.

@@ -62,10 +62,9 @@ fn permanent_error_gives_exit_code_125_at_once_despite_a_long_wait() {
     let without_module = Server::builder().start().unwrap();
     let demoted = Masters::start_with(3, |_, builder| builder.tcp()).unwrap();
     let mut master = Server::with_module().tcp().start().unwrap();
-    let port = master.url().trim_end_matches('/').rsplit(':').next().unwrap().to_owned();
     for replica in demoted.iter().take(2) {
         let mut connection = replica.connection();
-        redis::cmd("REPLICAOF").arg("127.0.0.1").arg(&port).exec(&mut connection).unwrap();
+        redis::cmd("REPLICAOF").arg("127.0.0.1").arg(master.port()).exec(&mut connection).unwrap();
     }
     for (nodes, hint) in [
         (vec![format!("redis://:wrong@{address}")], "check user, password and ACL"),

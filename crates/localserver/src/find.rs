@@ -81,7 +81,7 @@ fn find_or_build() -> Result<PathBuf, ModuleError> {
     }
     // The workspace exists only on the machine that built this program.
     if workspace.join("Cargo.toml").is_file() {
-        // The program of a documentation test is elsewhere, so the target directory is a guess.
+        // A documentation test runs outside the target directory, so this directory is a guess.
         let target =
             env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
         searched.extend(

@@ -60,7 +60,7 @@ fn running_server_is_killed_by_its_restart() {
 #[test]
 fn port_of_a_server_that_is_down_stays_reserved() {
     let mut server = Server::builder().tcp().start().unwrap();
-    let port = server.url().trim_end_matches('/').rsplit(':').next().unwrap().parse().unwrap();
+    let port = server.port();
     server.kill();
     // Like a program that asks for any free port, this socket does not set SO_REUSEADDR.
     let other = TcpSocket::new_v4().unwrap();
@@ -194,6 +194,20 @@ fn unknown_directive_is_reported_with_the_log() {
     assert!(log_tail.contains("no-such-directive"), "{log_tail}");
     assert!(error.to_string().contains("no-such-directive"), "{error}");
     assert!(started.elapsed() < LIMIT, "the start fails as soon as the process ends");
+}
+
+#[test]
+fn failed_start_does_not_report_the_log_of_earlier_servers() {
+    let chosen = tempfile::tempdir().unwrap();
+    let log = chosen.path().join(Server::LOG_NAME);
+    fs::write(&log, "Address already in use\n").unwrap();
+    let builder = Server::builder().dir(chosen.path()).tcp();
+    let error = builder.arg("no-such-directive", "1").start().unwrap_err();
+    assert!(error.to_string().contains("no-such-directive"), "{error}");
+    assert!(!error.to_string().contains("Address already in use"), "{error}");
+    // The start is not repeated either.
+    let log = fs::read_to_string(log).unwrap();
+    assert_eq!(log.matches("no-such-directive").count(), 1, "{log}");
 }
 
 #[test]

@@ -113,9 +113,10 @@ pub enum NodeError {
         /// What is wrong.
         reason: String,
     },
-    /// The server runs without the module.
+    /// The server runs without the module, or with one that does not know the command.
     #[error(
-        "the lock module is not loaded there: add `loadmodule /path/to/libquorlock.so` to its configuration"
+        "the lock module is not loaded there, or is too old: add `loadmodule \
+         /path/to/libquorlock.so` to its configuration"
     )]
     NoModule,
     /// The server is also listed under another address. It has one vote.

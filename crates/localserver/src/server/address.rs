@@ -11,7 +11,7 @@ use crate::StartError;
 /// The longest path of a unix socket: `sun_path` has 108 bytes on Linux, and the last is a zero.
 const SOCKET_PATH_MAX_BYTES: usize = 107;
 
-/// Time limit of one PING, after which `Server::start` checks whether the process has exited.
+/// Time limit of one PING. After it, `Server::wait_for_answer` checks whether the process exited.
 const PING_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Where a server listens. It is the same for all restarts.

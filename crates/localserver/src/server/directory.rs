@@ -47,12 +47,14 @@ impl Directory {
         log.map_err(|source| StartError::Directory { path, source })
     }
 
-    /// Returns the log, or its last 4 MiB; empty when there is none.
-    pub(super) fn log(&self) -> String {
+    /// Returns the log after its first `skipped_bytes`, or the last 4 MiB of that; empty when there
+    /// is none.
+    pub(super) fn log_after(&self, skipped_bytes: u64) -> String {
         let read = || -> io::Result<Vec<u8>> {
             let mut file = File::open(self.path.join(Server::LOG_NAME))?;
             let length_bytes = file.metadata()?.len();
-            file.seek(SeekFrom::Start(length_bytes.saturating_sub(LOG_READ_MAX_BYTES)))?;
+            let last_bytes = length_bytes.saturating_sub(LOG_READ_MAX_BYTES);
+            file.seek(SeekFrom::Start(last_bytes.max(skipped_bytes)))?;
             let mut bytes = Vec::new();
             file.take(LOG_READ_MAX_BYTES).read_to_end(&mut bytes)?;
             Ok(bytes)

@@ -96,6 +96,19 @@ impl Server {
         self.address.url()
     }
 
+    /// Returns the port of the server, running or not.
+    ///
+    /// # Panics
+    ///
+    /// When the server listens on a unix socket.
+    #[track_caller]
+    pub fn port(&self) -> u16 {
+        match self.address {
+            Address::Tcp { port, .. } => port,
+            Address::Unix(_) => panic!("the server at {} listens on no port", self.url()),
+        }
+    }
+
     /// Returns the id of the server's process.
     ///
     /// # Panics
@@ -111,9 +124,11 @@ impl Server {
         self.directory.path()
     }
 
-    /// Returns what all processes of this server have written to the log, or the last 4 MiB of it.
+    /// Returns the log of all processes of this server, or its last 4 MiB.
+    ///
+    /// Includes the log of earlier servers in the same [directory](ServerBuilder::dir).
     pub fn log(&self) -> String {
-        self.directory.log()
+        self.directory.log_after(0)
     }
 
     /// Returns a new connection, with a limit of 5 s for each read and write.
@@ -166,7 +181,7 @@ impl Server {
     ///
     /// # Panics
     ///
-    /// When the server is not running.
+    /// When the server was killed or shut down.
     #[track_caller]
     pub fn resume(&self) {
         if let Err(error) = self.process().resume() {
@@ -210,17 +225,20 @@ impl Server {
     fn launch_process(&self) -> Result<Process, StartError> {
         let log = self.directory.log_for_appending()?;
         let log_again = self.directory.log_for_appending()?;
+        let skipped_bytes = log.metadata().map_or(0, |metadata| metadata.len());
         let mut command = self.settings.command(&self.address);
         command.current_dir(self.dir()).stdin(Stdio::null()).stdout(log).stderr(log_again);
         let process = Process::spawn(&mut command).map_err(|source| StartError::Spawn {
             binary: self.settings.binary().to_path_buf(),
             source,
         })?;
-        self.wait_for_answer(process)
+        self.wait_for_answer(process, skipped_bytes)
     }
 
-    fn wait_for_answer(&self, process: Process) -> Result<Process, StartError> {
+    /// Waits until the process answers. An error quotes the log after its first `skipped_bytes`.
+    fn wait_for_answer(&self, process: Process, skipped_bytes: u64) -> Result<Process, StartError> {
         let started = Instant::now();
+        let log_tail = || directory::tail(&self.directory.log_after(skipped_bytes));
         loop {
             let time_is_up = started.elapsed() >= START_LIMIT;
             if process.has_exited() {
@@ -229,16 +247,13 @@ impl Server {
                     binary: self.settings.binary().to_path_buf(),
                     source,
                 })?;
-                return Err(StartError::Exited { status, log_tail: directory::tail(&self.log()) });
+                return Err(StartError::Exited { status, log_tail: log_tail() });
             }
             if self.address.answers_ping() {
                 return Ok(process);
             }
             if time_is_up {
-                return Err(StartError::Silent {
-                    limit: START_LIMIT,
-                    log_tail: directory::tail(&self.log()),
-                });
+                return Err(StartError::Silent { limit: START_LIMIT, log_tail: log_tail() });
             }
             thread::sleep(POLL_INTERVAL);
         }

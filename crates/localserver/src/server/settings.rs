@@ -23,7 +23,7 @@ pub trait StartHook: fmt::Debug + Send + Sync {
     fn prepare(&self, command: &mut Command);
 }
 
-/// The command line without the address, which a restart repeats.
+/// The command line that a restart repeats, without the address.
 #[derive(Debug)]
 pub(super) struct Settings {
     binary: PathBuf,
