@@ -1,4 +1,4 @@
-//! The tests that docs/safety.md and docs/fencing.md name exist.
+//! The tests that pages of docs name exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,12 +6,19 @@ use std::path::Path;
 
 const SAFETY: &str = include_str!("../../../docs/safety.md");
 const FENCING: &str = include_str!("../../../docs/fencing.md");
+const RUN: &str = include_str!("../../../docs/run.md");
+const LOCKS: &str = include_str!("../../../docs/locks.md");
 
 /// Returns the names of all functions in these folders of tests.
 fn tests() -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let directories =
-        ["tests", "crates/faults/tests", "crates/client/tests", "crates/testkit/tests"];
+    let directories = [
+        "tests",
+        "crates/faults/tests",
+        "crates/client/tests",
+        "crates/testkit/tests",
+        "crates/cli/tests",
+    ];
     let files = directories
         .iter()
         .flat_map(|directory| fs::read_dir(root.join(directory)).expect(directory));
@@ -34,7 +41,7 @@ fn is_test_name(text: &str) -> bool {
 #[test]
 fn tests_that_the_pages_name_exist() {
     let tests = tests();
-    for (page, more_than) in [(SAFETY, 20), (FENCING, 4)] {
+    for (page, more_than) in [(SAFETY, 20), (FENCING, 4), (RUN, 7), (LOCKS, 3)] {
         let quoted: Vec<_> = page.split('`').skip(1).step_by(2).collect();
         let named: Vec<_> = quoted.into_iter().filter(|text| is_test_name(text)).collect();
         assert!(named.len() > more_than, "{named:?}");

@@ -115,7 +115,7 @@ fn revoked(size: Size) -> Vec<Check> {
     let mut checks = vec![
         holds("revoked: 3 nodes, 1 holder, answers arrive at once", revoked_holder(1)),
         holds(
-            "revoked: the same, and a node crashes and reads its keys again",
+            "revoked: 1 holder, and a node crashes and reads its keys again",
             crash(revoked_holder(1)),
         ),
     ];
@@ -161,7 +161,10 @@ fn shared(size: Size) -> Vec<Check> {
     let crash = |world: World| World { disk: true, restarts: 1, ..world };
     let mut checks = vec![
         holds("shared: 3 nodes, a reader and a writer", one_writer.clone()),
-        holds("shared: the same with clocks, answers arrive at once", short(one_writer.clone())),
+        holds(
+            "shared: a reader and a writer with clocks, answers arrive at once",
+            short(one_writer.clone()),
+        ),
         holds(
             "shared: a node crashes and reads its keys again",
             World { releases: false, ..crash(short(one_writer.clone())) },
@@ -171,7 +174,8 @@ fn shared(size: Size) -> Vec<Check> {
         checks.extend([
             holds("shared: a reader and a writer with longer clocks", timed(one_writer.clone())),
             holds(
-                "shared: the same, and a node crashes and reads its keys again",
+                "shared: a reader and a writer with longer clocks, and a node crashes and reads \
+                 its keys again",
                 crash(timed(one_writer)),
             ),
             holds(
@@ -206,9 +210,13 @@ fn several(size: Size) -> Vec<Check> {
     let one = world(&[Keys::Both, Keys::B]);
     let each = world(&[Keys::Both, Keys::A, Keys::B]);
     let mut checks = vec![
-        holds("several keys: 3 nodes, one holds both, one the second", one.clone()),
         holds(
-            "several keys: the same with clocks, answers arrive at once",
+            "several keys: 3 nodes, one client locks both keys, one locks the second",
+            one.clone(),
+        ),
+        holds(
+            "several keys: one client locks both keys, one locks the second, with clocks, answers \
+             arrive at once",
             at_once(timed(one.clone())),
         ),
     ];
@@ -216,7 +224,10 @@ fn several(size: Size) -> Vec<Check> {
         let release = World { releases: true, clocks: Some(clocks(2, 3)), ..timed(one.clone()) };
         let extend = World { rounds: Some(1), clocks: Some(clocks(2, 3)), ..timed(one) };
         checks.extend([
-            holds("several keys: a third holds the first, answers arrive at once", at_once(each)),
+            holds(
+                "several keys: a third client locks the first key, answers arrive at once",
+                at_once(each),
+            ),
             holds("several keys: locks are released, answers arrive at once", at_once(release)),
             holds("several keys: locks are extended, answers arrive at once", at_once(extend)),
         ]);

@@ -13,7 +13,6 @@ pub(crate) struct Client {
     phase: Phase,
 }
 
-/// The phase of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Phase {
     /// Before the first attempt, between two attempts, or after the end of the lock.
@@ -33,7 +32,7 @@ struct Attempt {
     at: Moment,
     /// When the first answer arrived. Only [`Mutant::ValidFromAnswer`] records it.
     answered: Option<Moment>,
-    /// The nodes that granted.
+    /// The nodes that granted, if the client repairs its lock.
     granted: Nodes,
     /// Nodes that were asked to store a fence and have not answered, with that fence.
     storing: Vec<(usize, Fence)>,
@@ -171,9 +170,7 @@ impl Client {
                 self.proceed(rules, now)
             }
             (Phase::Holding(lock), Request::Acquire(_)) => {
-                if rules.repair {
-                    lock.record_answer(node, held);
-                }
+                lock.record_answer(node, held);
                 vec![]
             }
             (Phase::Holding(lock), Request::Extend(_)) => {

@@ -29,17 +29,17 @@ impl Interner {
     pub(crate) fn intern(&self, server: Server) -> Interned {
         let mut hasher = DefaultHasher::new();
         server.hash(&mut hasher);
-        let pooled = Interned(Arc::new(Entry { server, hash: hasher.finish() }));
+        let interned = Interned(Arc::new(Entry { server, hash: hasher.finish() }));
         let mut servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(same) = servers.get(&pooled) {
+        if let Some(same) = servers.get(&interned) {
             return same.clone();
         }
-        servers.insert(pooled.clone());
-        pooled
+        servers.insert(interned.clone());
+        interned
     }
 }
 
-/// A clone is empty: a copy of the world that contains it has other states.
+/// A clone is empty, because a copied world has states of its own.
 impl Clone for Interner {
     fn clone(&self) -> Self {
         Self::default()

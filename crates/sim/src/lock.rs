@@ -13,7 +13,7 @@ pub(crate) struct Lock {
     /// When the first byte of the attempt, or of the last successful extension, was sent.
     sent: Moment,
     round: Option<Round>,
-    /// Nodes whose last answer was that the token holds the key.
+    /// Nodes whose last answer was that the token holds the key. Recorded only for repairs.
     known: Nodes,
     /// Nodes that were asked to repair the lock and have not answered.
     ///

@@ -1,7 +1,7 @@
 //! Checks every model and every mutant, and prints the results as two tables.
 //!
-//! `--small` checks smaller models. `--steps` prints the counterexample of each mutant. Any other
-//! words select the models and mutants whose names contain one of them.
+//! `--small` leaves out the large models. `--steps` prints every counterexample. Any other words
+//! select the models and mutants whose names contain one of them.
 
 use std::io::{IsTerminal as _, Write as _, stderr};
 use std::process::ExitCode;

@@ -47,7 +47,7 @@ pub enum Answer {
     Held(Fence),
     /// The token does not hold the key.
     NotHeld,
-    /// The token holds the key, but the node does not accept this fence.
+    /// The token holds the key, but the node does not accept the requested fence.
     BadFence,
     /// The token holds the key, but may not extend the lock: an operator revoked it.
     Revoked,

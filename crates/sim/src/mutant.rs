@@ -2,8 +2,7 @@ use std::fmt;
 
 /// A rule that is broken on purpose, which the checker must notice.
 ///
-/// The rule is broken in the code of this crate around the state machines, and not in the state
-/// machines, which are checked.
+/// A mutant changes the code of this crate around the state machines, and never the state machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mutant {
     /// A node stores an agreed fence for a token that does not hold the key.
@@ -30,7 +29,8 @@ pub enum Mutant {
     /// Before a majority has extended the lock, the client repairs a node that does not hold it,
     /// and counts the grant as an extension.
     RepairAtOnce,
-    /// The client repairs a lock that a majority confirms, and counts late grants as confirmations.
+    /// The majority that a repair needs may include nodes that granted the lock after the round
+    /// began.
     RepairOnLateGrant,
     /// If some of the requested keys are free, a node grants these.
     SomeOfTheKeys,

@@ -16,7 +16,7 @@ pub struct Outcome {
     pub states: usize,
     /// Number of steps that were tried. Several steps may lead to the same state.
     pub steps: usize,
-    /// Number of steps of the longest path to a state.
+    /// Number of steps of the longest path that the search followed.
     pub depth: usize,
     /// How long the check took.
     pub took: Duration,

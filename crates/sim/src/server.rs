@@ -69,9 +69,9 @@ impl Server {
             memory: memory::Server::new(settings, ctx.now),
             turned_at: Monotonic::default(),
         };
-        // In its first turn, a node checks which receivers its propagation has, and stores the
-        // time. Here, the first turn is always at time zero, so that servers with different start
-        // times can be equal.
+        // In its first turn, a node checks for listeners, and stores the time of the next check.
+        // Here, the first turn is always at time zero, so that servers with different start times
+        // can be equal.
         server
             .turn(ServerContext { now: Now { monotonic: Monotonic::default(), ..ctx.now }, ..ctx });
         server.turn(ctx);
@@ -127,7 +127,7 @@ impl Server {
         restarted
     }
 
-    /// Revokes the lock of the first key. Returns its holder, or `None` if there is none.
+    /// Revokes the lock of the first key. Returns its holder; `None` if the mirror names no client.
     pub(crate) fn revoke(&mut self, ctx: ServerContext, revocation: Revocation) -> Option<u8> {
         let holder = self.holder_to_revoke()?;
         let token = self.mirror(Keys::A).map(Name::from_slice)?;

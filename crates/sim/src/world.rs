@@ -70,7 +70,7 @@ pub struct World {
     /// The rule that is broken, if any.
     pub mutant: Option<Mutant>,
     /// The servers that the states of this world share.
-    pub(crate) pool: Interner,
+    pub(crate) interner: Interner,
 }
 
 /// When the answers of nodes arrive.
@@ -186,7 +186,7 @@ impl World {
             disk: false,
             cut: Vec::new(),
             mutant: None,
-            pool: Interner::default(),
+            interner: Interner::default(),
         }
     }
 
@@ -339,20 +339,24 @@ impl World {
     /// Changes one server. Every event of a single server goes through this function.
     fn change<T>(&self, state: &mut State, node: u8, change: impl FnOnce(&mut Server) -> T) -> T {
         state.touched = state.touched.max(node + 1);
-        self.change_pooled(&mut state.servers[usize::from(node)], change)
+        self.change_interned(&mut state.servers[usize::from(node)], change)
     }
 
     /// Changes all servers in the same way.
     fn change_all(&self, state: &mut State, change: impl Fn(&mut Server)) {
         for server in &mut state.servers {
-            self.change_pooled(server, &change);
+            self.change_interned(server, &change);
         }
     }
 
-    fn change_pooled<T>(&self, pooled: &mut Interned, change: impl FnOnce(&mut Server) -> T) -> T {
-        let mut server = Server::clone(pooled);
+    fn change_interned<T>(
+        &self,
+        interned: &mut Interned,
+        change: impl FnOnce(&mut Server) -> T,
+    ) -> T {
+        let mut server = Server::clone(interned);
         let result = change(&mut server);
-        *pooled = self.pool.intern(server);
+        *interned = self.interner.intern(server);
         result
     }
 
@@ -372,8 +376,8 @@ impl World {
         let ask = |node, request| Message { client, attempt, node, body: Body::Request(request) };
         for effect in effects {
             match effect {
-                // Not sent in a world without releases. Also not sent in a world without holders,
-                // where a lease ends at any moment anyway.
+                // A world without releases sends none. Neither does a world without holders: there,
+                // a lease may end at any moment anyway.
                 Effect::AskAll(Request::Release) if self.rounds.is_none() || !self.releases => {}
                 Effect::AskAll(request) => {
                     for node in (0..nodes).filter(|&node| !self.cut.contains(&(client, node))) {
@@ -483,7 +487,7 @@ impl Model for World {
         let clients = self.proposals.len();
         let start = |counter: &u64| {
             let now = Now { monotonic: Monotonic::default(), wall_us: *counter };
-            self.pool.intern(Server::with_counters(
+            self.interner.intern(Server::with_counters(
                 ServerContext { now, ttl },
                 0,
                 self.fence_stripes(),

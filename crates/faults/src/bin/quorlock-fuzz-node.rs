@@ -1,5 +1,7 @@
-//! `quorlock-fuzz-node`: compares a real server with a model of it, step by step. A seed decides
-//! the steps.
+//! `quorlock-fuzz-node`: compares a real server with a model of it, step by step.
+//!
+//! The seed decides the random choices. The timing, and so the steps, differ from run to run: a
+//! seed that failed need not fail again.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -13,11 +15,11 @@ use quorlock_testkit::find_server_binary;
 /// Compares a real server with the model of it, step by step.
 ///
 /// The steps are requests and disconnections of clients, commands of operators, and accidents.
-/// Stops at the first difference, prints it with the seed that repeats it, and exits with 1.
+/// Stops at the first difference, prints it with its seed and episode, and exits with 1.
 #[derive(Parser)]
 #[command(name = "quorlock-fuzz-node", version)]
 struct Args {
-    /// Seed of all steps [default: a new one for each run]
+    /// Seed of all random choices [default: a new one for each run]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 
@@ -66,10 +68,10 @@ fn compare(plan: Plan) -> anyhow::Result<Report> {
         bar.set_position(report.steps);
         if shown.elapsed() >= Duration::from_secs(10) {
             shown = Instant::now();
-            bar.set_message(format!("{} servers", report.episodes));
+            bar.set_message(format!("{} episodes", report.episodes));
             if bar.is_hidden() {
                 eprintln!(
-                    "{} s: {} steps on {} servers",
+                    "{} s: {} steps of {} episodes",
                     started.elapsed().as_secs(),
                     report.steps,
                     report.episodes
@@ -81,7 +83,8 @@ fn compare(plan: Plan) -> anyhow::Result<Report> {
     let kinds: Vec<_> =
         report.kinds.iter().map(|(kind, times)| format!("{kind} {times}")).collect();
     println!(
-        "{} steps on {} servers in {} s; {} servers were given up after a step that took too long. {}",
+        "{} steps of {} episodes in {} s; {} episodes ended early because a step had no certain \
+         result. {}",
         report.steps,
         report.episodes,
         started.elapsed().as_secs(),

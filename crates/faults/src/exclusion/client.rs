@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::MAX_TTL;
-use crate::harness::{Grant, History, finish, held_until, now, random_of};
+use crate::harness::{Grant, History, finish, held_span, held_until, now, random_of};
 
 /// Number of clients in one network. They share their connections.
 const CLIENTS_PER_NETWORK: usize = 4;
@@ -77,12 +77,11 @@ impl Client {
     }
 
     async fn hold(&mut self, key: String, mut lock: Lock, ttl: Duration) {
-        let from = now();
-        let mut until = held_until(&lock);
+        let Some((from, mut until)) = held_span(&lock) else { return };
         let fence = lock.fence().get();
         self.shared.grants.fetch_add(1, Ordering::Relaxed);
 
-        // Most clients work for a short time, and some for longer than the lock lasts.
+        // Most clients work for a short time, and some for longer than the ttl.
         while self.rng.random_bool(0.6) {
             sleep(self.time_between(Duration::ZERO, ttl / 3)).await;
             match lock.extend().await {
@@ -111,7 +110,6 @@ impl Client {
         }
     }
 
-    /// Draws a time.
     fn time_between(&mut self, min: Duration, max: Duration) -> Duration {
         self.rng.random_range(min..=max)
     }

@@ -3,8 +3,8 @@
 //! - `plan`: which accidents happen, and how often
 //! - `client`: clients that acquire, extend and release locks
 //!
-//! The seed decides which accidents and requests happen, and in which order. Their timing differs
-//! from run to run, so a seed that failed need not fail again.
+//! The seed decides the accidents, their order, and the random numbers of each client. The timing,
+//! and so the requests, differ from run to run: a seed that failed need not fail again.
 
 mod client;
 mod plan;
@@ -13,27 +13,20 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use rand::SeedableRng as _;
-use rand::rngs::StdRng;
 use tokio::runtime;
 
 use self::client::RunState;
 use self::plan::next_incident;
-use crate::harness::{
-    Accident, AccidentCounts, Fleet, Incident, Master, Overlap, PROGRESS_INTERVAL, Protected,
-    longest_gap, now, overlaps,
-};
+use crate::harness::{AccidentCounts, Fleet, Overlap, Protected, longest_gap, now, overlaps};
 
 const MASTERS: usize = 5;
 /// Number of networks in front of each master. Each network has its own clients.
 const NETWORKS: usize = 2;
 /// `lock.max-ttl`, and so also the length of an abstention.
 const MAX_TTL: Duration = Duration::from_secs(1);
-/// Longest sleep of the loop that injects accidents.
-const SLEEP_MAX: Duration = Duration::from_millis(20);
 
 /// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +64,7 @@ pub struct Report {
 ///
 /// # Errors
 /// When a master cannot be started, stopped or queried.
-pub fn run(plan: Plan, progress: impl FnMut(Duration, u64)) -> Result<Report> {
+pub fn run(plan: Plan, mut progress: impl FnMut(Duration, u64)) -> Result<Report> {
     let shared = Arc::new(RunState::default());
     let mut fleet = start(plan.protected)?;
     let urls = (0..NETWORKS).map(|network| fleet.urls(network)).collect();
@@ -85,7 +78,14 @@ pub fn run(plan: Plan, progress: impl FnMut(Duration, u64)) -> Result<Report> {
         }
     });
 
-    let injected = inject_accidents(&mut fleet, plan, &shared, progress);
+    let is_enough =
+        || plan.protected == Protected::No && !overlaps(&shared.history.grants()).is_empty();
+    let injected = fleet.inject_at_random(
+        plan.seed,
+        next_incident,
+        |elapsed| elapsed < plan.duration && !is_enough(),
+        |elapsed| progress(elapsed, shared.grants.load(Ordering::Relaxed)),
+    );
     shared.stop.store(true, Ordering::Relaxed);
     let ended = clients.join();
     ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic)).context("clients")?;
@@ -121,55 +121,6 @@ fn start(protected: Protected) -> Result<Fleet> {
     Ok(fleet)
 }
 
-/// Injects accidents as planned, and then lets all masters recover.
-///
-/// Returns the accidents, and the number of leases that outlived their keys.
-fn inject_accidents(
-    fleet: &mut Fleet,
-    plan: Plan,
-    shared: &RunState,
-    mut progress: impl FnMut(Duration, u64),
-) -> Result<(AccidentCounts, u64)> {
-    let mut rng = StdRng::seed_from_u64(plan.seed);
-    let (mut counts, mut saved) = (AccidentCounts::default(), 0);
-    let began = Instant::now();
-    let mut report_at = began + PROGRESS_INTERVAL;
-    let (pause, mut next) = next_incident(&mut rng);
-    let mut next_at = began + pause;
-    let is_enough =
-        || plan.protected == Protected::No && !overlaps(&shared.history.grants()).is_empty();
-    while began.elapsed() < plan.duration && !is_enough() {
-        fleet.recover_until(Instant::now())?;
-        if Instant::now() >= next_at {
-            let (pause, incident) = next_incident(&mut rng);
-            let incident = std::mem::replace(&mut next, incident);
-            saved += saved_before(fleet, &incident);
-            counts.count(incident.accident, fleet.inject(incident)?);
-            next_at = Instant::now() + pause;
-        }
-        if Instant::now() >= report_at {
-            progress(began.elapsed(), shared.grants.load(Ordering::Relaxed));
-            report_at += PROGRESS_INTERVAL;
-        }
-        let wake_at = fleet.next_recovery().into_iter().chain([next_at]).min();
-        let sleep = wake_at.map_or(SLEEP_MAX, |at| at.saturating_duration_since(Instant::now()));
-        thread::sleep(sleep.min(SLEEP_MAX));
-    }
-    fleet.recover_all()?;
-    saved += fleet.masters.iter().map(Master::saved_leases).sum::<u64>();
-    Ok((counts, saved))
-}
-
-/// Returns how many saved leases the masters have counted, if the incident resets their counts.
-fn saved_before(fleet: &Fleet, incident: &Incident) -> u64 {
-    match incident.accident {
-        Accident::Kill(_) => {
-            incident.masters.iter().map(|&index| fleet.masters[index].saved_leases()).sum()
-        }
-        _ => 0,
-    }
-}
-
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let abstention = match self.plan.protected {
@@ -183,7 +134,7 @@ impl fmt::Display for Report {
         writeln!(f, "{grants} locks granted, {extends} extensions, {lost} locks lost;")?;
         writeln!(
             f,
-            "{saved} leases whose key an accident removed; longest time without a grant {gap_ms} ms"
+            "{saved} leases that outlived their mirrors; longest time without a grant {gap_ms} ms"
         )?;
         writeln!(f, "{} times two clients held the same lock", self.overlaps.len())?;
         self.overlaps.iter().try_for_each(|overlap| writeln!(f, "  {overlap}"))

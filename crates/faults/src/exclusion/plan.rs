@@ -1,12 +1,12 @@
 use std::time::Duration;
 
 use quorlock_testkit::Direction;
+use rand::RngExt as _;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
-use rand::{RngExt as _, seq};
 
 use super::{MASTERS, MAX_TTL, NETWORKS};
-use crate::harness::{Accident, Disk, Incident};
+use crate::harness::{Accident, Disk, Incident, some_masters};
 
 /// Longest time between the starts of two incidents. Incidents may overlap.
 const PAUSE_MAX: Duration = Duration::from_millis(400);
@@ -32,7 +32,11 @@ pub(super) fn next_incident(rng: &mut StdRng) -> (Duration, Incident) {
         }
         6..16 => {
             let by_s = *[3, -3].choose(rng).unwrap_or(&3);
-            incident(Accident::ClockStep { by_s }, some_masters(rng, 1, MASTERS), duration)
+            incident(
+                Accident::ClockStep { by_s },
+                some_masters(rng, MASTERS, 1..=MASTERS),
+                duration,
+            )
         }
         16..30 => incident(Accident::Eviction, vec![master], Duration::ZERO),
         30..36 => {
@@ -42,11 +46,14 @@ pub(super) fn next_incident(rng: &mut StdRng) -> (Duration, Incident) {
         // Kills a majority at the same time, so that too few masters may remember the locks.
         // Abstention must protect the locks even then.
         36..42 => {
-            let masters = some_masters(rng, MASTERS / 2 + 1, MASTERS);
+            let masters = some_masters(rng, MASTERS, MASTERS / 2 + 1..=MASTERS);
             let (accident, down) = draw_kill(rng);
             incident(accident, masters, down)
         }
-        42..54 => incident(Accident::Pause, some_masters(rng, 1, MASTERS / 2), duration / 2),
+        42..54 => {
+            let masters = some_masters(rng, MASTERS, 1..=MASTERS / 2);
+            incident(Accident::Pause, masters, duration / 2)
+        }
         54..60 => incident(Accident::Reload, vec![master], Duration::ZERO),
         60..80 => {
             let by = rng.random_range(Duration::from_millis(1)..=Duration::from_millis(80));
@@ -66,10 +73,4 @@ fn draw_kill(rng: &mut StdRng) -> (Accident, Duration) {
     let down =
         if stays_down { rng.random_range(MAX_TTL / 20..=MAX_TTL / 2) } else { Duration::ZERO };
     (Accident::Kill(disk), down)
-}
-
-/// Draws different masters, at least `min` and at most `max`.
-fn some_masters(rng: &mut StdRng, min: usize, max: usize) -> Vec<usize> {
-    let amount = rng.random_range(min..=max);
-    seq::index::sample(rng, MASTERS, amount).into_vec()
 }

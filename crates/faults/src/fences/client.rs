@@ -19,7 +19,7 @@ use super::MAX_TTL;
 use crate::harness::{Grant, PlainNode, now};
 
 /// The subcommand that starts this process.
-pub const NAME: &str = "fences-client";
+pub const SUBCOMMAND: &str = "fences-client";
 
 /// Far fewer locks than processes, so that processes compete.
 const KEYS: usize = 2;
@@ -31,7 +31,7 @@ const WORK_MAX: Duration = Duration::from_millis(4);
 
 /// The arguments of the subcommand.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Behaviour {
+pub struct ClientArgs {
     /// Seed of all random numbers
     #[arg(long)]
     pub(super) seed: u64,
@@ -42,7 +42,7 @@ pub struct Behaviour {
     pub(super) urls: Vec<String>,
 }
 
-impl Behaviour {
+impl ClientArgs {
     /// Returns the arguments that parse to this value.
     pub(super) fn args(&self) -> Vec<String> {
         let mut args = vec![format!("--seed={}", self.seed)];

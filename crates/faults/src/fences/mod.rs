@@ -1,9 +1,9 @@
-//! Causes accidents to single masters out of five, and checks that the fences of each lock grow.
+//! Causes accidents to each of five masters, and checks that the fences of each lock grow.
 //!
 //! - `client`: a process that acquires locks and reports their fences
 //!
-//! The seed decides which accidents and requests happen, and in which order. Their timing differs
-//! from run to run.
+//! The seed decides the accidents of each master, and the random numbers of each process. The
+//! timing, and so the requests, differ from run to run.
 
 mod client;
 
@@ -18,7 +18,7 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 
-pub use self::client::{Behaviour, NAME};
+pub use self::client::{ClientArgs, SUBCOMMAND};
 use crate::harness::{
     Accident, AccidentCounts, Disk, Disorder, Grant, Node, PROGRESS_INTERVAL, Process, Protected,
     disorders, longest_gap, now,
@@ -54,7 +54,7 @@ pub struct Plan {
     pub duration: Duration,
     /// Whether nodes agree on a fence. Otherwise a client uses the largest fence of its grants.
     pub protected: Protected,
-    /// The program to start as a client, with [`NAME`] as its first argument.
+    /// The program to start as a client, with [`SUBCOMMAND`] as its first argument.
     pub program: PathBuf,
 }
 
@@ -85,13 +85,13 @@ pub fn run(plan: Plan, mut progress: impl FnMut(Duration, usize)) -> Result<Repo
     let urls: Vec<_> = nodes.iter().map(|node| node.master.server.url()).collect();
     let mut processes = (0..PROCESSES as u64)
         .map(|id| {
-            let behaviour = Behaviour {
+            let client = ClientArgs {
                 // Each process has a sequence of random numbers of its own.
                 seed: plan.seed ^ (id + 1) << 32,
                 without_agreement: plan.protected == Protected::No,
                 urls: urls.clone(),
             };
-            Process::start(&plan.program, [NAME.to_owned()].into_iter().chain(behaviour.args()))
+            Process::start(&plan.program, [SUBCOMMAND.to_owned()].into_iter().chain(client.args()))
         })
         .collect::<Result<Vec<_>>>()?;
     let mut grants = Vec::new();

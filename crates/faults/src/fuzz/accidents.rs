@@ -12,16 +12,17 @@ use super::episode::{Episode, Outcome, Trouble};
 use super::model::{Expected, Model, is_error, places, replica_abstains};
 use super::step::{Meanwhile, Step, Wrap};
 use super::view::{View, compare};
-use super::wire::{Reply, Wire, port, words};
+use super::wire::{Reply, Wire, info, words};
+use crate::harness::port;
 
 /// Time limit for a condition, such as that a replica follows its master.
-const LINK_LIMIT: Duration = Duration::from_secs(30);
+const CONDITION_LIMIT: Duration = Duration::from_secs(30);
 /// Largest difference of an expiry after one of these steps, in milliseconds.
 const TOLERANCE_MS: u64 = 300;
 /// How long the server is a replica of an unreachable master: longer than the interval at which the
 /// module checks for listeners.
 const UNREACHABLE: Duration = Duration::from_millis(1200);
-/// Time without events before one of these steps, in microseconds.
+/// Time without timed events after the start of one of these steps, in microseconds.
 const QUIET_US: u64 = 400_000;
 /// Length of a pause in which near deadlines pass.
 const PAUSE: Duration = Duration::from_millis(90);
@@ -37,7 +38,7 @@ impl Episode {
             Step::Pause { meanwhile } => return self.pause(meanwhile),
             Step::Reload => self.reload("DEBUG RELOAD")?,
             Step::LoadAppendOnlyFile => {
-                self.until("no rewrite", |episode| {
+                self.until("the rewrite of the append-only file ends", |episode| {
                     Ok(info(&mut episode.control, "persistence", "aof_rewrite_in_progress")? == "0"
                         && info(&mut episode.control, "persistence", "aof_rewrite_scheduled")?
                             == "0")
@@ -73,8 +74,11 @@ impl Episode {
     ) -> Outcome {
         let started = Instant::now();
         while !holds(self)? {
-            if started.elapsed() > LINK_LIMIT {
-                return Err(Trouble::Failed(anyhow::anyhow!("never: {what}")));
+            if started.elapsed() > CONDITION_LIMIT {
+                return Err(Trouble::Failed(anyhow::anyhow!(
+                    "not within {} s: {what}",
+                    CONDITION_LIMIT.as_secs()
+                )));
             }
             thread::sleep(Duration::from_millis(5));
         }
@@ -263,7 +267,7 @@ impl Episode {
 
     fn attach_peer(&mut self) -> Outcome {
         let Some(mut peer) = self.peer_wire.take() else { return Ok(()) };
-        let line = format!("REPLICAOF 127.0.0.1 {}", port(&self.server)?);
+        let line = format!("REPLICAOF 127.0.0.1 {}", port(&self.server.url())?);
         peer.call(&line)?;
         self.wait_until_peer_follows(&mut peer)?;
         self.peer_wire = Some(peer);
@@ -274,7 +278,7 @@ impl Episode {
 
     /// Waits until the peer follows the server.
     fn wait_until_peer_follows(&mut self, peer: &mut Wire) -> Outcome {
-        let its_port = port(&self.server)?.to_string();
+        let its_port = port(&self.server.url())?.to_string();
         self.until("the peer follows", |episode| {
             Ok(info(peer, "replication", "master_port")? == its_port
                 && info(peer, "replication", "master_link_status")? == "up"
@@ -380,8 +384,8 @@ impl Episode {
 
     /// Writes to the peer the keys that these commands extend or release.
     ///
-    /// The commands thus find keys even if the peer was never a replica of the server, and the
-    /// server may therefore have no replication backlog.
+    /// So the commands find keys even if the peer was never a replica of the server. In that case,
+    /// the server may have no replication backlog.
     fn write_keys(peer: &mut Wire, commands: &[(u32, Command)]) -> Outcome {
         peer.call("FLUSHALL")?;
         for (index, (db, command)) in commands.iter().enumerate() {
@@ -409,7 +413,8 @@ impl Episode {
                 Reply::Closed => {}
                 other => {
                     return Err(Trouble::Difference(format!(
-                        "client {client} waited on a server that became a replica, and is answered {other:?}"
+                        "client {client} waited on a server that became a replica, and was not \
+                         answered UNBLOCKED but {other:?}"
                     )));
                 }
             }
@@ -419,7 +424,6 @@ impl Episode {
         Ok(())
     }
 
-    /// Checks that a replica grants nothing.
     fn check_replica_grants_nothing(&mut self) -> Outcome {
         let line = format!("LOCK.ACQUIRE {} a 1000", KEYS[0]);
         let reply = self.control.call(&line)?;
@@ -461,15 +465,7 @@ impl Episode {
 
 fn port_of(server: Option<&quorlock_testkit::Server>) -> anyhow::Result<u16> {
     match server {
-        Some(server) => port(server),
+        Some(server) => port(&server.url()),
         None => bail!("there is no peer"),
     }
-}
-
-/// Returns a field of INFO.
-fn info(wire: &mut Wire, section: &str, name: &str) -> anyhow::Result<String> {
-    let Reply::Bulk(info) = wire.call(&format!("INFO {section}"))? else { bail!("no INFO") };
-    let info = String::from_utf8_lossy(&info).into_owned();
-    let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    Ok(value.unwrap_or_default().trim().to_owned())
 }

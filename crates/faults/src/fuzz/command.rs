@@ -9,7 +9,7 @@ use super::wire::{Words, words};
 pub(super) const KEYS: [&str; 4] =
     ["alpha", "beta", "delta-is-a-key-with-a-name-of-many-bytes", "gamma"];
 
-/// The databases of all commands.
+/// The number of databases that the commands use.
 pub(super) const DBS: u32 = 2;
 
 /// The tokens of all commands. Few, so that several locks use the same token.
@@ -26,7 +26,7 @@ pub(super) type Place = (u32, KeyIndex);
 ///
 /// The two fences may differ, because the clocks of server and model differ.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Hint {
+pub(super) struct ProposedFence {
     pub(super) of_server: u64,
     pub(super) of_model: u64,
 }
@@ -40,7 +40,7 @@ pub(super) enum LockCommand {
         ttl_ms: u64,
         mode: Mode,
         wait_ms: Option<u64>,
-        fence: Option<Hint>,
+        fence: Option<ProposedFence>,
         owner: Option<&'static str>,
     },
     Extend {
@@ -48,7 +48,7 @@ pub(super) enum LockCommand {
         token: &'static str,
         ttl_ms: u64,
         mode: Mode,
-        fence: Option<Hint>,
+        fence: Option<ProposedFence>,
         new_token: Option<&'static str>,
     },
     Release {
@@ -87,7 +87,7 @@ pub(super) enum PlainCommand {
     Del(KeyIndex),
     Unlink(KeyIndex),
     GetDel(KeyIndex),
-    Set { key: KeyIndex, value: &'static str, px_ms: Option<u64>, only: Option<Only> },
+    Set { key: KeyIndex, value: &'static str, px_ms: Option<u64>, condition: Option<SetCondition> },
     PSetEx { key: KeyIndex, value: &'static str, ms: u64 },
     Append { key: KeyIndex, value: &'static str },
     PExpire { key: KeyIndex, ms: i64 },
@@ -104,12 +104,11 @@ pub(super) enum PlainCommand {
 
 /// The condition of a SET.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Only {
+pub(super) enum SetCondition {
     Missing,
     Present,
 }
 
-/// A command.
 #[derive(Clone, Debug)]
 pub(super) enum Command {
     Lock(LockCommand),
@@ -208,7 +207,7 @@ impl LockCommand {
                 if let Some(wait_ms) = wait_ms {
                     all.extend(words(&format!("WAIT {wait_ms}")));
                 }
-                if let Some(Hint { of_server, .. }) = fence {
+                if let Some(ProposedFence { of_server, .. }) = fence {
                     all.extend(words(&format!("FENCE {of_server}")));
                 }
                 if let Some(owner) = owner {
@@ -219,7 +218,7 @@ impl LockCommand {
             Self::Extend { keys, token, ttl_ms, mode, fence, new_token } => {
                 let mut all = keys.words("EXTEND");
                 all.extend(words(&format!("{token} {ttl_ms}{}", shared(*mode))));
-                if let Some(Hint { of_server, .. }) = fence {
+                if let Some(ProposedFence { of_server, .. }) = fence {
                     all.extend(words(&format!("FENCE {of_server}")));
                 }
                 if let Some(token) = new_token {
@@ -283,10 +282,10 @@ impl PlainCommand {
             Self::Del(key) => format!("DEL {}", KEYS[*key]),
             Self::Unlink(key) => format!("UNLINK {}", KEYS[*key]),
             Self::GetDel(key) => format!("GETDEL {}", KEYS[*key]),
-            Self::Set { key, value, px_ms, only } => {
+            Self::Set { key, value, px_ms, condition } => {
                 let mut line = format!("SET {} {value}", KEYS[*key]);
-                if let Some(only) = only {
-                    line += if *only == Only::Missing { " NX" } else { " XX" };
+                if let Some(condition) = condition {
+                    line += if *condition == SetCondition::Missing { " NX" } else { " XX" };
                 }
                 if let Some(ms) = px_ms {
                     line.push_str(" PX ");

@@ -4,8 +4,8 @@ use quorlock_core::node::{Mode, Now};
 use rand::RngExt as _;
 
 use super::command::{
-    Command, DBS, Hint, KEYS, KeyIndex, Keys, LockCommand, Only, PATTERNS, Place, PlainCommand,
-    TOKENS,
+    Command, DBS, KEYS, KeyIndex, Keys, LockCommand, PATTERNS, Place, PlainCommand, ProposedFence,
+    SetCondition, TOKENS,
 };
 use super::episode::Episode;
 use super::model::{MAX_CLOCK_SKEW_MS, mode_of};
@@ -24,7 +24,7 @@ struct Draw<'a> {
     allows_near: bool,
 }
 
-/// A proposed fence that is older than any wait, as the fence of a repair can be.
+/// A proposed fence that, read as a wall time, precedes every wait, as the fence of a repair can.
 const OLD_FENCE: u64 = 1_000_000;
 
 /// Smallest time between two timed events, in microseconds.
@@ -238,7 +238,7 @@ impl Draw<'_> {
                 key,
                 value: token,
                 px_ms: Some(near_ms),
-                only: None,
+                condition: None,
             }),
             _ => Command::Lock(LockCommand::Acquire {
                 keys: Keys::One(key),
@@ -372,20 +372,20 @@ impl Draw<'_> {
                     None
                 };
                 let Some(ttl_ms) = self.ttl() else { return LockCommand::Inspect { key: place.1 } };
-                let fence = if self.chance(0.15) { Some(self.wall_hint()) } else { None };
+                let fence = if self.chance(0.15) { Some(self.wall_fence()) } else { None };
                 let owner = if self.chance(0.3) {
                     Some(["host:1", "host:22"][self.below(2)])
                 } else {
                     None
                 };
-                let (keys, mode) = self.sharing(keys);
+                let (keys, mode) = self.with_kind(keys);
                 LockCommand::Acquire { keys, token, ttl_ms, mode, wait_ms, fence, owner }
             }
             45..68 => {
                 let token = self.token(place);
                 let Some(ttl_ms) = self.ttl() else { return LockCommand::Inspect { key: place.1 } };
                 let fence =
-                    if may_wait && self.chance(0.3) { self.lease_hint(place) } else { None };
+                    if may_wait && self.chance(0.3) { self.lease_fence(place) } else { None };
                 let new_token =
                     if self.chance(0.2) { Some(TOKENS[self.below(TOKENS.len())]) } else { None };
                 let mode = if matches!(keys, Keys::One(_)) && self.chance(0.15) {
@@ -409,7 +409,7 @@ impl Draw<'_> {
     }
 
     /// Draws whether an ACQUIRE shares its lock, or acquires any one of several keys.
-    fn sharing(&mut self, keys: Keys) -> (Keys, Mode) {
+    fn with_kind(&mut self, keys: Keys) -> (Keys, Mode) {
         match keys {
             Keys::One(_) if self.chance(0.4) => (keys, Mode::Shared),
             Keys::Counted(keys) if self.chance(0.4) => (Keys::Any(keys), Mode::Exclusive),
@@ -445,7 +445,7 @@ impl Draw<'_> {
         self.time(0.03, 300, max_ms)
     }
 
-    /// Draws the time until an operator's key expires, or returns `None` as [`Draw::time`] does.
+    /// Draws an expiry for a plain command, or returns `None` as [`Draw::time`] does.
     fn lifetime(&mut self) -> Option<u64> {
         let max_ms = self.episode.config.limits.max_ttl_ms;
         if max_ms > 10_000 {
@@ -454,8 +454,8 @@ impl Draw<'_> {
         self.time(0.08, 300, max_ms)
     }
 
-    /// Draws the time until an event, in milliseconds: near with `near_probability` if
-    /// `allows_near` is set, otherwise from `from_ms` to `to_ms`.
+    /// Draws the time until an event, in milliseconds: from `from_ms` to `to_ms`, or, if
+    /// `allows_near` is set, a near time with `near_probability`.
     ///
     /// Returns `None` if all times that were drawn are too close to another event.
     fn time(&mut self, near_probability: f64, from_ms: u64, to_ms: u64) -> Option<u64> {
@@ -477,28 +477,32 @@ impl Draw<'_> {
 
     /// Draws a proposed fence, the same for the server and the model: old, or ahead of the wall
     /// clock.
-    fn wall_hint(&mut self) -> Hint {
+    fn wall_fence(&mut self) -> ProposedFence {
         let ahead_ms = [10_000, 10 * MAX_CLOCK_SKEW_MS][self.below(2)];
         let fence = if self.chance(0.3) { OLD_FENCE } else { self.now.wall_us + ahead_ms * 1000 };
-        Hint { of_server: fence, of_model: fence }
+        ProposedFence { of_server: fence, of_model: fence }
     }
 
     /// Draws a proposed fence near the last fence of a key.
     ///
     /// Returns `None` for a shared lock, a key without a fence, or a fence near the upper limit.
-    fn lease_hint(&mut self, place: Place) -> Option<Hint> {
+    fn lease_fence(&mut self, place: Place) -> Option<ProposedFence> {
         if mode_of(&mut self.episode.model.server.clone(), self.now, place) == Mode::Shared {
             return None;
         }
         let (model, server) = self.episode.offsets.last(place)?;
         let by = [-1000_i64, 0, 1, 1_000_000][self.below(4)];
         let ceiling = self.now.wall_us + MAX_CLOCK_SKEW_MS * 1000;
-        let hint = Hint {
+        let proposed = ProposedFence {
             of_server: server.saturating_add_signed(by),
             of_model: model.saturating_add_signed(by),
         };
         let is_clear = |fence: u64| fence.abs_diff(ceiling) > 5_000_000;
-        (is_clear(hint.of_server) && is_clear(hint.of_model)).then_some(hint)
+        (is_clear(proposed.of_server) && is_clear(proposed.of_model)).then_some(proposed)
+    }
+
+    fn set_condition(&mut self) -> Option<SetCondition> {
+        [None, None, Some(SetCondition::Missing), Some(SetCondition::Present)][self.below(4)]
     }
 
     fn plain_command(&mut self, db: u32) -> PlainCommand {
@@ -516,13 +520,13 @@ impl Draw<'_> {
             14..18 => PlainCommand::Unlink(key),
             18..21 => PlainCommand::GetDel(key),
             21..30 => {
-                let only = [None, None, Some(Only::Missing), Some(Only::Present)][self.below(4)];
-                PlainCommand::Set { key, value, px_ms: None, only }
+                let condition = self.set_condition();
+                PlainCommand::Set { key, value, px_ms: None, condition }
             }
             30..44 => {
-                let only = [None, None, Some(Only::Missing), Some(Only::Present)][self.below(4)];
+                let condition = self.set_condition();
                 match self.lifetime() {
-                    Some(ms) => PlainCommand::Set { key, value, px_ms: Some(ms), only },
+                    Some(ms) => PlainCommand::Set { key, value, px_ms: Some(ms), condition },
                     None => PlainCommand::Del(key),
                 }
             }

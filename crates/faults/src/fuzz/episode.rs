@@ -14,13 +14,14 @@ use super::command::{Command, KEYS, LockCommand, Place, TOKENS};
 use super::model::{Expected, Flavor, Limits, Model, error_start, places};
 use super::step::{LATE_MS, Step, Wrap};
 use super::view::{Offsets, View, compare};
-use super::wire::{Reply, Wire, Words, words};
+use super::wire::{Reply, Wire, Words, info, words};
 
 /// Time without timed events after the start of a step, in microseconds.
 const GUARD_US: u64 = 40_000;
 /// Delay after which an event that is due has certainly happened, in microseconds.
 const SLACK_US: u64 = 15_000;
-/// Longest step, in microseconds. After a longer one, deadlines may pass out of the model's order.
+/// Longest step while a deadline is near, in microseconds. In a longer one, deadlines may pass in
+/// another order than in the model.
 const SLOW_STEP_US: u64 = 25_000;
 /// Time limit for the server and the model to agree.
 const SETTLE_LIMIT: Duration = Duration::from_millis(600);
@@ -35,15 +36,16 @@ const OWN_WRITE_TOLERANCE_MS: u64 = 200;
 const CLOCKS_APART_MS: u64 = 10;
 
 const CLIENTS: usize = 7;
-const HISTORY: usize = 30;
+/// Number of lines about the last steps that are kept.
+const LAST_STEPS: usize = 30;
 
 /// Why an episode ends early.
 pub(super) enum Trouble {
     /// The server and the model differ.
     Difference(String),
-    /// A step took too long to have a certain result.
+    /// The result of a step is not certain, for example because the step took too long.
     Undecided,
-    /// The server does not answer.
+    /// The run itself failed, for example because the server does not answer.
     Failed(anyhow::Error),
 }
 
@@ -105,7 +107,7 @@ pub(super) struct Episode {
     tickets: u64,
     /// For each expiry in the model, the allowed difference on the server, in milliseconds.
     tolerance_ms: BTreeMap<u64, u64>,
-    history: VecDeque<String>,
+    last_steps: VecDeque<String>,
     last_view: View,
 }
 
@@ -178,7 +180,7 @@ impl Episode {
             started,
             tickets: 0,
             tolerance_ms: BTreeMap::new(),
-            history: VecDeque::new(),
+            last_steps: VecDeque::new(),
             last_view: View::default(),
         })
     }
@@ -226,11 +228,11 @@ impl Episode {
     }
 
     pub(super) fn note(&mut self, line: impl std::fmt::Display) {
-        if self.history.len() == HISTORY {
-            self.history.pop_front();
+        if self.last_steps.len() == LAST_STEPS {
+            self.last_steps.pop_front();
         }
         let at_ms = self.now().monotonic.us() / 1000;
-        self.history.push_back(format!("{at_ms:>8} ms  {line}"));
+        self.last_steps.push_back(format!("{at_ms:>8} ms  {line}"));
     }
 
     /// Returns the times of all timed events.
@@ -380,7 +382,7 @@ impl Episode {
             }
             if started.elapsed() > Duration::from_secs(10) {
                 return Err(Trouble::Difference(format!(
-                    "neither a reply nor blocked: {listed:?}"
+                    "the client has no reply and is not blocked: {listed:?}"
                 )));
             }
         }
@@ -522,7 +524,7 @@ impl Episode {
             return Err(Trouble::Undecided);
         }
         self.execute((now, first), client, before.0, &before.1, replies[0].as_ref(), Wrap::None)?;
-        // The deadline passes during the packet, so the model must not reach it here.
+        // No `settle` here: it takes time, and the deadline must pass during the next packet.
         self.model.run_until(now);
         let other = if waits { self.idle_but(client) } else { Some(client) };
         let Some(other) = other else { return self.settle(OWN_WRITE_TOLERANCE_MS) };
@@ -666,21 +668,21 @@ impl Episode {
         self.settle(OWN_WRITE_TOLERANCE_MS)
     }
 
-    /// Returns a difference as text, with the last steps and both states.
-    pub(super) fn describe(&self, what: &str) -> String {
+    /// Returns the last steps and both states as text.
+    pub(super) fn describe(&self) -> String {
         let now = self.now();
-        let history: Vec<_> = self.history.iter().map(String::as_str).collect();
+        let last_steps: Vec<_> = self.last_steps.iter().map(String::as_str).collect();
         let waiting = self.clients.iter().enumerate().filter_map(|(index, client)| {
             let Waiting { places, token, until, .. } = client.waiting.as_ref()?;
             let left_ms = until.ms_since(now.monotonic);
             Some(format!("  client {index} waits for {places:?} with {token}, for {left_ms} ms"))
         });
         format!(
-            "{:?}, which {}\nThe last steps:\n{}\nThe server:\n{}\nThe model:\n{}\n{}\nThe end of the server's log:\n{}\nThe \
-             difference: {what}",
+            "{:?}; the server {}\nThe last steps:\n{}\nThe server:\n{}\nThe model:\n{}\n{}\n\
+             The end of the server's log:\n{}",
             self.config,
             if self.server.is_running() { "runs" } else { "has ended" },
-            history.join("\n"),
+            last_steps.join("\n"),
             self.last_view.shown(now),
             self.model.shown(now),
             waiting.collect::<Vec<_>>().join("\n"),
@@ -792,15 +794,13 @@ fn now(started: Instant, wall: &WallClock) -> Now {
 }
 
 fn flavor(control: &mut Wire) -> Result<Flavor> {
-    let Reply::Bulk(info) = control.call("INFO server")? else { anyhow::bail!("no INFO") };
-    let info = String::from_utf8_lossy(&info).into_owned();
-    let version = |name: &str| -> Option<(u32, u32)> {
-        let version = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    let mut version = |name: &str| -> Result<Option<(u32, u32)>> {
+        let version = info(control, "server", name)?;
         let mut parts = version.split('.').map_while(|part| part.parse().ok());
-        Some((parts.next()?, parts.next()?))
+        Ok(parts.next().zip(parts.next()))
     };
-    let valkey = version("valkey_version");
-    let redis = version("redis_version").context("INFO names no version")?;
+    let valkey = version("valkey_version")?;
+    let redis = version("redis_version")?.context("INFO names no version")?;
     Ok(Flavor {
         past_expiry_is_expired: valkey.is_some(),
         flushes_while_loading: valkey.is_some_and(|version| version >= (9, 0)),

@@ -10,8 +10,8 @@
 //! - `episode`: one server, its clients, and the steps that they take.
 //! - `accidents`: steps that concern the server as a whole.
 //!
-//! A seed decides all steps, but neither the clocks nor the order in which the server reads its
-//! sockets. Two runs with the same seed may therefore differ.
+//! A seed decides all random choices, but neither the clocks nor the order in which the server
+//! reads its sockets. Two runs with the same seed may therefore take different steps.
 //!
 //! No step begins while a timed event, such as an expiry, is near. On a busy machine such an event
 //! may still fall into a step. Then the episode ends without a verdict.
@@ -32,7 +32,7 @@ use self::episode::{Episode, Trouble};
 /// The plan of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Seed of all steps.
+    /// Seed of all random choices.
     pub seed: u64,
     /// The number of steps. A difference ends the run earlier.
     pub steps: u64,
@@ -45,13 +45,13 @@ pub struct Plan {
 pub struct Report {
     /// Number of steps that were taken and compared.
     pub steps: u64,
-    /// Number of servers that were started, each with its own configuration.
+    /// Number of episodes, each with a server and a configuration of its own.
     pub episodes: u64,
-    /// Number of episodes that ended early, because a step took too long to have a certain result.
+    /// Number of episodes that ended early because the result of a step was not certain.
     pub cut_short: u64,
     /// How often each kind of step was taken.
     pub kinds: std::collections::BTreeMap<&'static str, u64>,
-    /// The first difference between the server and the model, described for people to read.
+    /// The first difference between the server and the model, as text.
     pub difference: Option<String>,
 }
 
@@ -60,7 +60,8 @@ pub struct Report {
 /// Calls `progress` after each step.
 ///
 /// # Errors
-/// When no server can be started.
+/// When a server cannot be started, or the run fails, for example because the server does not
+/// answer.
 pub fn run(plan: Plan, mut progress: impl FnMut(&Report)) -> Result<Report> {
     let mut report = Report::default();
     let mut number = plan.first_episode;
@@ -73,19 +74,19 @@ pub fn run(plan: Plan, mut progress: impl FnMut(&Report)) -> Result<Report> {
             *report.kinds.entry(kind).or_default() += 1;
             progress(&report);
         });
-        let difference = match ended {
-            Ok(()) => None,
-            Err(Trouble::Undecided) => {
-                report.cut_short += 1;
-                None
+        let described =
+            || format!("episode {number}, step {}\n{}", report.steps, episode.describe());
+        match ended {
+            Ok(()) => {}
+            Err(Trouble::Undecided) => report.cut_short += 1,
+            Err(Trouble::Difference(what)) => {
+                let what = format!("seed {}, {}\nThe difference: {what}", plan.seed, described());
+                report.difference = Some(what);
+                break;
             }
-            Err(Trouble::Difference(what)) => Some(what),
-            Err(Trouble::Failed(error)) => Some(format!("the run failed: {error:#}")),
-        };
-        if let Some(what) = difference {
-            let (seed, step, what) = (plan.seed, report.steps, episode.describe(&what));
-            report.difference = Some(format!("seed {seed}, episode {number}, step {step}\n{what}"));
-            break;
+            Err(Trouble::Failed(error)) => {
+                return Err(error.context(format!("{}\nThe failure", described())));
+            }
         }
         number += 1;
     }

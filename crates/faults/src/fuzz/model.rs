@@ -10,9 +10,11 @@ use quorlock_core::node::{
 };
 use quorlock_core::{Fence, Ttl};
 
-use super::command::{Command, DBS, KEYS, Keys, LockCommand, Only, Place, PlainCommand};
+use super::command::{
+    Command, DBS, KEYS, Keys, LockCommand, Place, PlainCommand, ProposedFence, SetCondition,
+};
 
-/// The differences between servers in what they report.
+/// The differences between servers that matter to the fuzzer.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is independent of the others")]
 pub(super) struct Flavor {
@@ -57,9 +59,9 @@ pub(super) enum Expected {
     Scanned(Vec<(Place, Inspected)>),
 }
 
-/// The start of the value of a revoked or shared lock in the model. On the server, it is random.
+/// How the random value of a revoked or shared lock begins in the model.
 pub(super) const UNKNOWN: &str = "unknown-";
-/// The length of such a value, in bytes.
+/// The length of such a value in the model and on the server, in bytes.
 pub(super) const UNKNOWN_BYTES: usize = 32;
 
 #[derive(Clone, Debug)]
@@ -69,8 +71,7 @@ pub(super) struct Model {
     max_ttl: Ttl,
     /// Number of LOCK.REVOKE commands.
     revocations: u64,
-    /// Time of the last change.
-    last: Monotonic,
+    last_change: Monotonic,
 }
 
 /// The part of a server's configuration that the node needs.
@@ -102,7 +103,7 @@ impl Model {
             flavor,
             max_ttl,
             revocations: 0,
-            last: now.monotonic,
+            last_change: now.monotonic,
         }
     }
 
@@ -111,7 +112,7 @@ impl Model {
         loop {
             let next =
                 [self.next_expiry(now), self.server.node.next_wake()].into_iter().flatten().min();
-            let Some(next) = next.map(|at| at.max(self.last.plus_us(1))) else { break };
+            let Some(next) = next.map(|at| at.max(self.last_change.plus_us(1))) else { break };
             if next >= now.monotonic {
                 break;
             }
@@ -126,7 +127,7 @@ impl Model {
             self.server.expire_keys(now);
         }
         self.server.turn(now);
-        self.last = self.last.max(now.monotonic);
+        self.last_change = self.last_change.max(now.monotonic);
     }
 
     /// Returns when the next key expires.
@@ -135,7 +136,7 @@ impl Model {
             return None;
         }
         let expiries = self.server.keys.iter().filter_map(|(_, _, value)| value.expires_at_ms);
-        expiries.map(|at_ms| at(now, at_ms)).min()
+        expiries.map(|at_ms| gone_at(now, at_ms)).min()
     }
 
     /// Returns all times from now on at which an event may happen without a command.
@@ -145,7 +146,7 @@ impl Model {
             .keys
             .iter()
             .filter_map(|(_, _, value)| value.expires_at_ms)
-            .map(|at_ms| at(now, at_ms))
+            .map(|at_ms| gone_at(now, at_ms))
             .collect();
         let in_ms = |ms: u64| now.monotonic.plus_us(ms.saturating_mul(1000));
         all.extend(self.server.node.deadlines().filter(|at| *at > now.monotonic));
@@ -209,9 +210,9 @@ impl Model {
             Ttl::from_ms_up_to(ms, max_ttl.ms()).unwrap_or_else(|error| panic!("{error}"))
         };
         let fence =
-            |hint: Option<super::command::Hint>| hint.and_then(|hint| Fence::new(hint.of_model));
+            |proposed: Option<ProposedFence>| proposed.and_then(|fence| Fence::new(fence.of_model));
         match command {
-            LockCommand::Acquire { keys, token, ttl_ms, mode, wait_ms, fence: hint, owner } => {
+            LockCommand::Acquire { keys, token, ttl_ms, mode, wait_ms, fence: proposed, owner } => {
                 let sorted = keys.in_node_order();
                 let acquire = node::Acquire {
                     db,
@@ -220,7 +221,7 @@ impl Model {
                     ttl: ttl(*ttl_ms),
                     mode: *mode,
                     owner: owner.map(str::as_bytes),
-                    fence: fence(*hint),
+                    fence: fence(*proposed),
                     wait_ms: wait_ms.unwrap_or(0),
                 };
                 let command = match keys {
@@ -240,7 +241,7 @@ impl Model {
                     other => expected(other),
                 }
             }
-            LockCommand::Extend { keys, token, ttl_ms, mode, fence: hint, new_token } => {
+            LockCommand::Extend { keys, token, ttl_ms, mode, fence: proposed, new_token } => {
                 let sorted = keys.in_node_order();
                 let new_token = new_token.map(name);
                 let extend = node::Extend {
@@ -249,7 +250,7 @@ impl Model {
                     token: &name(token),
                     ttl: ttl(*ttl_ms),
                     mode: *mode,
-                    fence: fence(*hint),
+                    fence: fence(*proposed),
                     new_token: new_token.as_ref(),
                 };
                 match execute(&node::Command::Extend(extend)) {
@@ -334,9 +335,10 @@ impl Model {
                     Expected::Bulk(text.to_vec())
                 }
             },
-            PlainCommand::Set { key, value, px_ms, only } => {
+            PlainCommand::Set { key, value, px_ms, condition } => {
                 let exists = self.get((db, *key)).is_some();
-                if only.is_some_and(|only| exists == (only == Only::Missing)) {
+                let unmet = if exists { SetCondition::Missing } else { SetCondition::Present };
+                if *condition == Some(unmet) {
                     return Expected::Nil;
                 }
                 self.set(now, (db, *key), value, *px_ms);
@@ -505,7 +507,7 @@ impl Model {
 
     /// Records the time of a change, so that overdue events happen after it.
     fn note_change(&mut self, now: Now) {
-        self.last = self.last.max(now.monotonic);
+        self.last_change = self.last_change.max(now.monotonic);
     }
 
     pub(super) fn evict(&mut self, now: Now, place: Place) {
@@ -539,7 +541,7 @@ impl Model {
         self.server.node.unblock(ticket).reply
     }
 
-    /// Returns the answers to waiters, in the order of the node.
+    /// Returns the answers to waiters, in the order in which the node woke them.
     pub(super) fn answers(&mut self) -> Vec<(Ticket, WaitReply)> {
         let woken = std::mem::take(&mut self.server.keys.woken);
         woken.into_iter().map(|ticket| (ticket, self.server.node.answer(ticket))).collect()
@@ -590,7 +592,7 @@ pub(super) fn places() -> impl Iterator<Item = Place> {
 }
 
 /// Returns the first time at which a key with this expiry is gone.
-fn at(now: Now, expires_at_ms: u64) -> Monotonic {
+fn gone_at(now: Now, expires_at_ms: u64) -> Monotonic {
     let left_us = ((expires_at_ms + 1) * 1000).saturating_sub(now.wall_us);
     now.monotonic.plus_us(left_us)
 }

@@ -2,7 +2,7 @@
 
 use super::command::Command;
 
-/// Time from a command to its deadline, which passes during a late packet, in milliseconds.
+/// Time from the first command of a [`Step::Late`] to its deadline, in milliseconds.
 pub(super) const LATE_MS: u64 = 30;
 
 /// How the commands of a packet are sent.
@@ -18,7 +18,6 @@ pub(super) enum Wrap {
     Script { busy_ms: u64 },
 }
 
-/// A step.
 #[derive(Debug)]
 pub(super) enum Step {
     /// Commands of a client.

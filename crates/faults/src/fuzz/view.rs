@@ -8,7 +8,7 @@ use super::command::{DBS, KEYS, KeyIndex, Place};
 use super::model::{Expected, Model, UNKNOWN, UNKNOWN_BYTES, is_error, places};
 use super::wire::{Reply, Words, words};
 
-/// Allowed difference between a key's times on the server and in the model, in milliseconds.
+/// Allowed difference of a lock's `ttl` and `held` from the model, in milliseconds.
 const TTL_TOLERANCE_MS: u64 = 400;
 
 /// The known differences between the server and the model. They come from different clocks, and
@@ -80,11 +80,13 @@ pub(super) fn compare(
         (Expected::Fence { places, fence, waits, key, mode }, reply) => {
             let is_key = |bytes: &[u8]| key.is_some_and(|key| KEYS[key].as_bytes() == bytes);
             let of_server = match (waits, key, reply) {
-                (false, None, Reply::Int(fence)) => *fence,
+                (false, None, Reply::Int(fence @ 1..)) => *fence,
                 (_, _, Reply::Array(items)) => match &items[..] {
-                    [Reply::Int(fence), Reply::Int(0..)] if *waits && key.is_none() => *fence,
-                    [Reply::Int(fence), Reply::Bulk(name)] if !waits && is_key(name) => *fence,
-                    [Reply::Int(fence), Reply::Int(0..), Reply::Bulk(name)]
+                    [Reply::Int(fence @ 1..), Reply::Int(0..)] if *waits && key.is_none() => *fence,
+                    [Reply::Int(fence @ 1..), Reply::Bulk(name)] if !waits && is_key(name) => {
+                        *fence
+                    }
+                    [Reply::Int(fence @ 1..), Reply::Int(0..), Reply::Bulk(name)]
                         if *waits && is_key(name) =>
                     {
                         *fence
@@ -109,7 +111,8 @@ pub(super) fn compare(
         }
         (Expected::Scanned(locks), Reply::Array(items)) => {
             let [Reply::Bulk(cursor), Reply::Array(found)] = &items[..] else { return differs() };
-            let mut found: Vec<_> = found.iter().filter_map(listed).collect();
+            let found: Option<Vec<_>> = found.iter().map(listed).collect();
+            let Some(mut found) = found else { return differs() };
             found.sort_by_key(|(key, _)| *key);
             let keys = |places: &[(Place, Inspected)]| -> Vec<_> {
                 places.iter().map(|((_, key), _)| *key).collect()
@@ -130,7 +133,7 @@ pub(super) fn compare(
 
 /// Returns the key and the other fields of a lock in a reply to `LOCK.SCAN`.
 ///
-/// Returns `None` for any other reply.
+/// Returns `None` for any other reply, and for a key that no command uses.
 fn listed(lock: &Reply) -> Option<(KeyIndex, &[Reply])> {
     let Reply::Array(fields) = lock else { return None };
     let [Reply::Bulk(name), Reply::Bulk(key), fields @ ..] = &fields[..] else { return None };
@@ -140,7 +143,7 @@ fn listed(lock: &Reply) -> Option<(KeyIndex, &[Reply])> {
 
 /// Returns whether two values of a key are the same.
 ///
-/// Ignores what is random: a shared lock's whole value, and the start of a revoked lock's value.
+/// Ignores the random value of a shared or revoked lock, but compares what APPEND added to it.
 fn same_value(of_model: &[u8], of_server: &[u8]) -> bool {
     fn is_drawn(value: &[u8]) -> bool {
         value.starts_with(UNKNOWN.as_bytes())
@@ -223,7 +226,7 @@ fn compare_inspected(
             is_ttl(*expected_ms)?;
             match field("fence") {
                 Some(Reply::Int(1..)) if *mode == Mode::Shared => Ok(()),
-                Some(Reply::Int(of_server)) => {
+                Some(Reply::Int(of_server @ 1..)) => {
                     offsets.see(place, fence.get(), of_server.unsigned_abs())
                 }
                 _ => Err("no fence".into()),
@@ -234,16 +237,16 @@ fn compare_inspected(
 
 /// The value under a key on a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct StoredValue {
     /// The string; `None` for another type.
     pub(super) text: Option<Vec<u8>>,
     pub(super) expires_at_ms: Option<u64>,
 }
 
-/// All state of a server that is visible without changing it.
+/// The keys and the figures of a server.
 #[derive(Clone, Debug, Default)]
 pub(super) struct View {
-    pub(super) keys: BTreeMap<Place, Seen>,
+    pub(super) keys: BTreeMap<Place, StoredValue>,
     figures: BTreeMap<String, u64>,
 }
 
@@ -288,7 +291,7 @@ impl View {
             replies.next();
             for key in 0..KEYS.len() {
                 let (Some(value), Some(&Reply::Int(at))) = (replies.next(), replies.next()) else {
-                    return Err("the server does not say what is under a key".into());
+                    return Err("a reply to GET or PEXPIRETIME is missing or malformed".into());
                 };
                 let text = match value {
                     Reply::Nil => continue,
@@ -296,7 +299,8 @@ impl View {
                     Reply::Error(error) if error.starts_with("WRONGTYPE") => None,
                     other => return Err(format!("GET was answered {other:?}")),
                 };
-                view.keys.insert((db, key), Seen { text, expires_at_ms: u64::try_from(at).ok() });
+                view.keys
+                    .insert((db, key), StoredValue { text, expires_at_ms: u64::try_from(at).ok() });
             }
         }
         if let Some(Reply::Bulk(info)) = replies.next() {
@@ -378,7 +382,7 @@ impl View {
 
     /// Returns the largest difference of a key's expiry from the model's, in milliseconds.
     pub(super) fn apart_ms(&self, model: &Model) -> u64 {
-        let apart = |(place, seen): (&Place, &Seen)| {
+        let apart = |(place, seen): (&Place, &StoredValue)| {
             Some(model.get(*place)?.expires_at_ms?.abs_diff(seen.expires_at_ms?))
         };
         self.keys.iter().filter_map(apart).max().unwrap_or(0)
@@ -389,7 +393,7 @@ impl View {
         let mut lines: Vec<_> = self
             .keys
             .iter()
-            .map(|((db, key), Seen { text, expires_at_ms })| {
+            .map(|((db, key), StoredValue { text, expires_at_ms })| {
                 let text = text.as_ref().map(|text| text.escape_ascii().to_string());
                 let left = expires_at_ms.map(|at| i128::from(at) - i128::from(now.wall_ms()));
                 format!("  {db} {}: {text:?}, expires in {left:?} ms", KEYS[*key])
@@ -397,5 +401,35 @@ impl View {
             .collect();
         lines.push(format!("  {:?}", self.figures));
         lines.join("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn agrees(expected: &Expected, reply: &Reply) -> bool {
+        compare(expected, reply, &mut Offsets::default()).is_ok()
+    }
+
+    #[test]
+    fn scan_that_lists_anything_else_than_a_known_lock_differs() {
+        let scanned = |locks| Reply::Array(vec![Reply::Bulk("0".into()), Reply::Array(locks)]);
+        let unknown = ["key", "unknown"].map(|text| Reply::Bulk(text.into()));
+        let expected = Expected::Scanned(Vec::new());
+        assert!(agrees(&expected, &scanned(Vec::new())));
+        assert!(!agrees(&expected, &scanned(vec![Reply::Array(unknown.into())])));
+        assert!(!agrees(&expected, &scanned(vec![Reply::Nil])));
+    }
+
+    #[test]
+    fn fence_that_is_not_positive_differs() {
+        for mode in [Mode::Exclusive, Mode::Shared] {
+            let places = vec![(0, 0)];
+            let expected = Expected::Fence { places, fence: 1, waits: false, key: None, mode };
+            for (fence, is_valid) in [(1, true), (0, false), (-1, false)] {
+                assert_eq!(agrees(&expected, &Reply::Int(fence)), is_valid, "{mode:?} {fence}");
+            }
+        }
     }
 }

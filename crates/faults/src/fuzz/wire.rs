@@ -4,8 +4,10 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use quorlock_testkit::Server;
+
+use crate::harness::port;
 
 /// The words of a command: its name and its arguments.
 pub(super) type Words = Vec<Vec<u8>>;
@@ -41,16 +43,17 @@ pub(super) fn words(line: &str) -> Words {
     line.split(' ').map(|word| word.as_bytes().to_vec()).collect()
 }
 
-/// Returns the port of a server that listens on TCP.
-pub(super) fn port(server: &Server) -> Result<u16> {
-    let url = server.url();
-    let port = url.trim_end_matches('/').rsplit(':').next().unwrap_or_default();
-    port.parse().with_context(|| format!("{url} has no port"))
+/// Returns a field of INFO; empty if the section has no such field.
+pub(super) fn info(wire: &mut Wire, section: &str, name: &str) -> Result<String> {
+    let Reply::Bulk(info) = wire.call(&format!("INFO {section}"))? else { bail!("no INFO") };
+    let info = String::from_utf8_lossy(&info).into_owned();
+    let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    Ok(value.unwrap_or_default().trim().to_owned())
 }
 
 impl Wire {
     pub(super) fn connect(server: &Server) -> Result<Self> {
-        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port(server)?))?;
+        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port(&server.url())?))?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
         stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
@@ -179,9 +182,6 @@ fn parse(buffer: &[u8], at: &mut usize) -> Result<Option<Reply>> {
             }
             Reply::Array(array)
         }
-        _ => {
-            ensure!(false, "a reply begins with {kind}");
-            return Ok(None);
-        }
+        _ => bail!("a reply begins with an unexpected byte: {:?}", kind as char),
     }))
 }

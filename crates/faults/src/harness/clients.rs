@@ -34,3 +34,31 @@ pub(crate) fn held_until(lock: &Lock) -> Duration {
     let now = now();
     now + lock.remaining()
 }
+
+/// Returns a time at which the lock is held, and the end of its validity, by the clock of [`now`].
+///
+/// Returns `None` if the lock may have ended.
+pub(crate) fn held_span(lock: &Lock) -> Option<(Duration, Duration)> {
+    // The end is read first: for a lost lock, it is the time at which it was read.
+    let until = held_until(lock);
+    let from = now();
+    (from < until).then_some((from, until))
+}
+
+#[cfg(test)]
+mod tests {
+    use quorlock_testkit::{Server, eventually_async};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn lost_lock_has_no_span() {
+        let server = Server::with_module().start().unwrap();
+        let quorum = Quorum::connect([server.url()]).await.unwrap();
+        let lock = quorum.lock("k").ttl(Duration::from_secs(1)).acquire().await.unwrap();
+        assert!(held_span(&lock).is_some());
+        let limit = Duration::from_secs(10);
+        eventually_async(limit, "the lock has ended", async || lock.remaining().is_zero()).await;
+        assert_eq!(held_span(&lock), None);
+    }
+}

@@ -1,16 +1,21 @@
 use std::fs;
+use std::ops::RangeInclusive;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use quorlock_testkit::{Inject as _, Masters, PowerCut, Proxy, Server, ServerBuilder, WallClock};
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _, seq};
 use redis::{Connection, RedisResult, cmd, pipe};
 
-use super::accident::{Accident, Disk};
-use super::info;
+use super::accident::{Accident, AccidentCounts, Disk};
+use super::{PROGRESS_INTERVAL, info};
 
 /// The database of the filler keys that make memory short.
 const FILLER_DB: u32 = 9;
+/// Longest sleep of the loop that injects incidents at random.
+const SLEEP_MAX: Duration = Duration::from_millis(20);
 
 /// Independent masters, each behind several networks, and the incidents that are under way.
 pub struct Fleet {
@@ -102,6 +107,57 @@ impl Fleet {
         self.masters.iter().map(|master| master.networks[network].url()).collect()
     }
 
+    /// Injects incidents at random, and then lets all masters recover.
+    ///
+    /// `draw` returns the pause before the next incident, and the incident. Both `goes_on`, which
+    /// ends the run, and `progress` receive the elapsed time. Returns the accidents, and the number
+    /// of leases that outlived their keys.
+    pub(crate) fn inject_at_random(
+        &mut self,
+        seed: u64,
+        draw: impl Fn(&mut StdRng) -> (Duration, Incident),
+        goes_on: impl Fn(Duration) -> bool,
+        mut progress: impl FnMut(Duration),
+    ) -> Result<(AccidentCounts, u64)> {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let (mut counts, mut saved) = (AccidentCounts::default(), 0);
+        let began = Instant::now();
+        let mut report_at = began + PROGRESS_INTERVAL;
+        let (pause, mut next) = draw(&mut rng);
+        let mut next_at = began + pause;
+        while goes_on(began.elapsed()) {
+            self.recover_until(Instant::now())?;
+            if Instant::now() >= next_at {
+                let (pause, incident) = draw(&mut rng);
+                let incident = std::mem::replace(&mut next, incident);
+                saved += self.saved_before(&incident);
+                counts.count(incident.accident, self.inject(incident)?);
+                next_at = Instant::now() + pause;
+            }
+            if Instant::now() >= report_at {
+                progress(began.elapsed());
+                report_at += PROGRESS_INTERVAL;
+            }
+            let wake_at = self.next_recovery().into_iter().chain([next_at]).min();
+            let sleep =
+                wake_at.map_or(SLEEP_MAX, |at| at.saturating_duration_since(Instant::now()));
+            thread::sleep(sleep.min(SLEEP_MAX));
+        }
+        self.recover_all()?;
+        saved += self.masters.iter().map(Master::saved_leases).sum::<u64>();
+        Ok((counts, saved))
+    }
+
+    /// Returns how many saved leases the masters have counted, if the incident resets their counts.
+    fn saved_before(&self, incident: &Incident) -> u64 {
+        match incident.accident {
+            Accident::Kill(_) => {
+                incident.masters.iter().map(|&index| self.masters[index].saved_leases()).sum()
+            }
+            _ => 0,
+        }
+    }
+
     /// Injects an incident, and returns the number of masters that it hit.
     ///
     /// Skips each master whose state does not allow the accident: see [`Master::inject`].
@@ -147,7 +203,7 @@ impl Fleet {
     /// # Errors
     /// When a master does not start again.
     pub fn recover_all(&mut self) -> Result<()> {
-        while let Some(last) = self.pending.iter().map(|&(at, _)| at).max() {
+        if let Some(last) = self.pending.iter().map(|&(at, _)| at).max() {
             self.recover_until(last)?;
         }
         Ok(())
@@ -175,6 +231,16 @@ impl Fleet {
             })
         })
     }
+}
+
+/// Draws the indices of different masters out of `n`. Their number is in `amounts`.
+pub(crate) fn some_masters(
+    rng: &mut StdRng,
+    n: usize,
+    amounts: RangeInclusive<usize>,
+) -> Vec<usize> {
+    let amount = rng.random_range(amounts);
+    seq::index::sample(rng, n, amount).into_vec()
 }
 
 impl Injectors {

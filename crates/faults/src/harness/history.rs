@@ -17,7 +17,7 @@ pub fn now() -> Duration {
 /// `Display` writes a line that `FromStr` reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// The lock.
+    /// The key of the lock.
     pub key: String,
     /// A number that tells clients apart.
     pub client: u32,
@@ -97,7 +97,8 @@ pub fn disorders(grants: &[Grant]) -> Vec<Disorder> {
 
 /// Returns the longest time without a grant of any lock, from the start of a run to its end.
 pub fn longest_gap(grants: &[Grant], began: Duration, ended: Duration) -> Duration {
-    let mut moments: Vec<_> = grants.iter().map(|grant| grant.from).collect();
+    let during = |from: &Duration| (began..=ended).contains(from);
+    let mut moments: Vec<_> = grants.iter().map(|grant| grant.from).filter(during).collect();
     moments.extend([began, ended]);
     moments.sort_unstable();
     moments.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).max().unwrap_or_default()
@@ -197,6 +198,14 @@ mod tests {
             longest_gap(&grants, Duration::ZERO, Duration::from_secs(5)),
             Duration::from_secs(5)
         );
+    }
+
+    #[test]
+    fn longest_gap_lies_within_the_run() {
+        let grants =
+            grants(&[("a", 0, 1, 1), ("a", 50, 51, 2), ("a", 54, 55, 3), ("a", 99, 99, 4)]);
+        let [began, ended] = [48, 58].map(Duration::from_millis);
+        assert_eq!(longest_gap(&grants, began, ended), Duration::from_millis(4));
     }
 
     #[test]

@@ -22,7 +22,8 @@ use anyhow::{Context as _, Result};
 use redis::{Connection, cmd};
 
 pub use self::accident::{Accident, AccidentCounts, Disk};
-pub(crate) use self::clients::{finish, held_until, random_of};
+pub(crate) use self::clients::{finish, held_span, held_until, random_of};
+pub(crate) use self::fleet::some_masters;
 pub use self::fleet::{Fleet, Incident, Injectors, Master};
 pub use self::history::{Disorder, Grant, History, Overlap, disorders, longest_gap, now, overlaps};
 pub(crate) use self::node::{Answer, Held, LockMethod, Node, PATIENCE, port};

@@ -142,23 +142,23 @@ impl Node {
 
     pub(crate) fn acquire(
         &mut self,
-        way: LockMethod,
+        method: LockMethod,
         key: &str,
         token: &str,
         ttl: Duration,
     ) -> Result<Answer> {
         let ms = u64::try_from(ttl.as_millis())?;
-        let command = match way {
+        let command = match method {
             LockMethod::Module => cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(ms).take(),
             LockMethod::SetNx => cmd("SET").arg(key).arg(token).arg("NX").arg("PX").arg(ms).take(),
         };
-        self.ask(&command, key, token, ttl).with_context(|| format!("{way:?}: acquire {key}"))
+        self.ask(&command, key, token, ttl).with_context(|| format!("{method:?}: acquire {key}"))
     }
 
     /// Acquires a lock as a reader. Without the module, the lock is a set of readers that expires.
     pub(crate) fn share(
         &mut self,
-        way: LockMethod,
+        method: LockMethod,
         key: &str,
         token: &str,
         ttl: Duration,
@@ -168,26 +168,26 @@ impl Node {
             redis.call('SADD', KEYS[1], ARGV[1])
             return redis.call('PEXPIRE', KEYS[1], ARGV[2])";
         let ms = u64::try_from(ttl.as_millis())?;
-        let command = match way {
+        let command = match method {
             LockMethod::Module => {
                 cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(ms).arg("SHARED").take()
             }
             LockMethod::SetNx => cmd("EVAL").arg(SCRIPT).arg(1).arg(key).arg(token).arg(ms).take(),
         };
-        self.ask(&command, key, token, ttl).with_context(|| format!("{way:?}: share {key}"))
+        self.ask(&command, key, token, ttl).with_context(|| format!("{method:?}: share {key}"))
     }
 
     /// Acquires a lock on one of these keys. Without the module, tries one key after the other.
     pub(crate) fn acquire_any(
         &mut self,
-        way: LockMethod,
+        method: LockMethod,
         keys: &[&str],
         token: &str,
         ttl: Duration,
     ) -> Result<Answer> {
-        if way == LockMethod::SetNx {
+        if method == LockMethod::SetNx {
             for key in keys {
-                if let granted @ Answer::Granted(_) = self.acquire(way, key, token, ttl)? {
+                if let granted @ Answer::Granted(_) = self.acquire(method, key, token, ttl)? {
                     return Ok(granted);
                 }
             }
@@ -223,22 +223,22 @@ impl Node {
     /// Acquires a lock that must be free.
     pub(crate) fn acquire_free(
         &mut self,
-        way: LockMethod,
+        method: LockMethod,
         key: &str,
         token: &str,
         ttl: Duration,
     ) -> Result<Held> {
-        match self.acquire(way, key, token, ttl)? {
+        match self.acquire(method, key, token, ttl)? {
             Answer::Granted(held) => Ok(held),
             other => bail!("the free lock {key} was not granted: {other:?}"),
         }
     }
 
     /// Extends a lock. Returns `None` when the token does not hold it any more.
-    pub(crate) fn extend(&mut self, way: LockMethod, held: &Held) -> Result<Option<Held>> {
+    pub(crate) fn extend(&mut self, method: LockMethod, held: &Held) -> Result<Option<Held>> {
         const SCRIPT: &str = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2])";
         let ms = u64::try_from(held.ttl.as_millis())?;
-        let command = match way {
+        let command = match method {
             LockMethod::Module => cmd("LOCK.EXTEND").arg(&held.key).arg(&held.token).arg(ms).take(),
             LockMethod::SetNx => {
                 cmd("EVAL").arg(SCRIPT).arg(1).arg(&held.key).arg(&held.token).arg(ms).take()
@@ -250,10 +250,10 @@ impl Node {
     }
 
     /// Releases a lock, and returns whether the token still held it.
-    pub(crate) fn release(&mut self, way: LockMethod, held: &Held) -> Result<bool> {
+    pub(crate) fn release(&mut self, method: LockMethod, held: &Held) -> Result<bool> {
         const SCRIPT: &str =
             "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0";
-        let command = match way {
+        let command = match method {
             LockMethod::Module => cmd("LOCK.RELEASE").arg(&held.key).arg(&held.token).take(),
             LockMethod::SetNx => {
                 cmd("EVAL").arg(SCRIPT).arg(1).arg(&held.key).arg(&held.token).take()
@@ -265,7 +265,7 @@ impl Node {
     /// Retries until the lock is granted. Returns `None` when it is not granted by `until`.
     pub(crate) fn acquire_until(
         &mut self,
-        way: LockMethod,
+        method: LockMethod,
         key: &str,
         token: &str,
         ttl: Duration,
@@ -273,7 +273,7 @@ impl Node {
     ) -> Result<Option<Held>> {
         loop {
             let is_last = Instant::now() >= until;
-            match self.acquire(way, key, token, ttl)? {
+            match self.acquire(method, key, token, ttl)? {
                 Answer::Granted(held) => return Ok(Some(held)),
                 _ if is_last => return Ok(None),
                 _ => std::thread::sleep(CHECK_INTERVAL),
@@ -281,7 +281,6 @@ impl Node {
         }
     }
 
-    /// Returns the value under the key.
     pub(crate) fn get(&mut self, key: &str) -> Result<Option<String>> {
         self.call(&["GET", key])
     }
@@ -361,6 +360,18 @@ fn command(words: &[&str]) -> Cmd {
 }
 
 /// Returns the port in the address of a server that listens on TCP.
-pub(crate) fn port(url: &str) -> Result<&str> {
-    url.trim_end_matches('/').rsplit(':').next().context("an address with a port")
+pub(crate) fn port(url: &str) -> Result<u16> {
+    let port = url.trim_end_matches('/').rsplit(':').next().unwrap_or_default();
+    port.parse().with_context(|| format!("{url} has no port"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::port;
+
+    #[test]
+    fn port_is_a_number_after_the_last_colon() {
+        assert_eq!(port("redis://127.0.0.1:6379/").ok(), Some(6379));
+        assert!(port("redis+unix:///socket").is_err());
+    }
 }

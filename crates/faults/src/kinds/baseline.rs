@@ -13,7 +13,7 @@ use rand::RngExt as _;
 use rand::seq::SliceRandom as _;
 use redis::{Cmd, RedisResult, cmd};
 
-use super::client::RunState;
+use super::client::{Role, RunState};
 use super::history::{Hold, Mode};
 use super::{KEY, Kind, MAX_TTL, PERMITS, READERS, SEMAPHORE_CLIENTS, WRITERS};
 use crate::harness::{Grant, PlainNode, now, random_of};
@@ -33,15 +33,8 @@ if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[2]) then
 end
 return redis.call('ZADD', KEYS[1], now_ms + ARGV[3], ARGV[1])";
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Role {
-    Reader,
-    Writer,
-    Semaphore,
-}
-
-/// Runs clients until `shared.stop` is set.
-pub(super) fn run(kind: Kind, seed: u64, urls: &[String], shared: &Arc<RunState>) -> Result<()> {
+/// Runs clients until `state.stop` is set.
+pub(super) fn run(kind: Kind, seed: u64, urls: &[String], state: &Arc<RunState>) -> Result<()> {
     let roles = match kind {
         Kind::Shared => [vec![Role::Writer; WRITERS], vec![Role::Reader; READERS]].concat(),
         Kind::Semaphore => vec![Role::Semaphore; SEMAPHORE_CLIENTS],
@@ -49,7 +42,7 @@ pub(super) fn run(kind: Kind, seed: u64, urls: &[String], shared: &Arc<RunState>
     thread::scope(|scope| {
         let clients: Vec<_> = (0..)
             .zip(roles)
-            .map(|(id, role)| scope.spawn(move || role.compete(id, seed, urls, shared)))
+            .map(|(id, role)| scope.spawn(move || role.compete(id, seed, urls, state)))
             .collect();
         clients.into_iter().try_for_each(|client| {
             client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -58,13 +51,13 @@ pub(super) fn run(kind: Kind, seed: u64, urls: &[String], shared: &Arc<RunState>
 }
 
 impl Role {
-    fn compete(self, id: u32, seed: u64, urls: &[String], shared: &RunState) -> Result<()> {
+    fn compete(self, id: u32, seed: u64, urls: &[String], state: &RunState) -> Result<()> {
         let mut rng = random_of(seed, id);
         let nodes = urls.iter().map(|url| PlainNode::new(url, NODE_TIMEOUT));
         let mut nodes = nodes.collect::<RedisResult<Vec<_>>>()?;
         let enough = if self == Self::Reader { 1 } else { urls.len() / 2 + 1 };
         let mode = if self == Self::Writer { Mode::Exclusive } else { Mode::Shared };
-        while !shared.is_over() {
+        while !state.is_over() {
             let token = rng.random::<u128>().to_string();
             let asked = now();
             // In random order, so that chance decides which nodes grant the lock.
@@ -85,7 +78,7 @@ impl Role {
             if granted == enough && from < until {
                 let to = until.min(now());
                 let grant = Grant { key: KEY.into(), client: id, from, to, fence: 0 };
-                shared.record().holds.push(Hold { mode, grant });
+                state.record().holds.push(Hold { mode, grant });
             }
             for node in &mut nodes {
                 let _ = node.call::<u64>(&self.release(&token));

@@ -12,10 +12,10 @@ use tokio::time::sleep;
 
 use super::history::{Hold, Mode};
 use super::{KEY, Kind, MAX_TTL, PERMITS, READERS, SEMAPHORE_CLIENTS, WRITERS};
-use crate::harness::{Grant, finish, held_until, now, random_of};
+use crate::harness::{Grant, finish, held_span, held_until, now, random_of};
 
-/// Number of readers that share the connections of one client.
-const READERS_PER_CLIENT: usize = 4;
+/// Number of readers that share a [`Quorum`], and so its connections.
+const READERS_PER_QUORUM: usize = 4;
 const TTL_MIN: Duration = Duration::from_millis(400);
 /// Time in which a healthy node answers while a dozen programs share two processors.
 const NODE_TIMEOUT: Duration = Duration::from_millis(100);
@@ -58,14 +58,15 @@ impl RunState {
     }
 }
 
+/// How a client locks.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Role {
+pub(super) enum Role {
     Reader,
     Writer,
     Semaphore,
 }
 
-/// Runs the clients of this kind in all networks until `shared.stop` is set.
+/// Runs the clients of this kind in all networks until `state.stop` is set.
 ///
 /// In an orderly run, all clients work for a short time, release their locks, and wait for as long
 /// as necessary.
@@ -74,11 +75,11 @@ pub(super) async fn run(
     seed: u64,
     orderly: bool,
     networks: Vec<Vec<String>>,
-    shared: &Arc<RunState>,
+    state: &Arc<RunState>,
 ) -> Result<()> {
     let roles = match kind {
         Kind::Shared => [
-            vec![vec![Role::Reader; READERS_PER_CLIENT]; READERS / READERS_PER_CLIENT],
+            vec![vec![Role::Reader; READERS_PER_QUORUM]; READERS / READERS_PER_QUORUM],
             vec![vec![Role::Writer]; WRITERS],
         ]
         .concat(),
@@ -91,13 +92,13 @@ pub(super) async fn run(
         let quorum = Quorum::connect(urls).await?;
         for role in roles {
             let rng = random_of(seed, id);
-            let (quorum, shared) = (quorum.clone(), Arc::clone(shared));
-            clients.spawn(Client { id, role, rng, quorum, shared, orderly }.run());
+            let (quorum, state) = (quorum.clone(), Arc::clone(state));
+            clients.spawn(Client { id, role, rng, quorum, state, orderly }.run());
             id += 1;
         }
         quorums.push(quorum);
     }
-    // After this time, all locks have ended, also the locks with an unconfirmed release.
+    // Within `MAX_TTL`, all locks have ended, even if their release is unconfirmed.
     finish(clients, quorums, MAX_TTL).await
 }
 
@@ -106,13 +107,13 @@ struct Client {
     role: Role,
     rng: StdRng,
     quorum: Quorum,
-    shared: Arc<RunState>,
+    state: Arc<RunState>,
     orderly: bool,
 }
 
 impl Client {
     async fn run(mut self) {
-        while !self.shared.is_over() {
+        while !self.state.is_over() {
             let asked = now();
             match self.builder().acquire().await {
                 Ok(lock) => self.hold(lock, asked).await,
@@ -123,7 +124,7 @@ impl Client {
                         AcquireError::InsufficientValidity { .. } => "too late",
                         _ => "invalid",
                     };
-                    *self.shared.record().refusals.entry(reason).or_default() += 1;
+                    *self.state.record().refusals.entry(reason).or_default() += 1;
                     sleep(self.up_to(WORK_MAX)).await;
                 }
             }
@@ -142,14 +143,9 @@ impl Client {
     }
 
     async fn hold(&mut self, mut lock: Lock, asked: Duration) {
-        let from = now();
-        let mut until = held_until(&lock);
-        // Checked after `from` was read, so that the lock was certainly held at `from`.
-        if until <= from {
-            return;
-        }
+        let Some((from, mut until)) = held_span(&lock) else { return };
         if self.role != Role::Reader {
-            self.shared.record().waits.push(from.saturating_sub(asked));
+            self.state.record().waits.push(from.saturating_sub(asked));
         }
         self.work().await;
         if !self.orderly && self.rng.random_bool(0.2) {
@@ -182,7 +178,7 @@ impl Client {
     fn add(&self, lock: &Lock, mode: Mode, from: Duration, to: Duration) {
         let key = String::from_utf8_lossy(lock.key()).into_owned();
         let grant = Grant { key, client: self.id, from, to, fence: lock.fence().get() };
-        self.shared.record().holds.push(Hold { mode, grant });
+        self.state.record().holds.push(Hold { mode, grant });
     }
 
     async fn work(&mut self) {

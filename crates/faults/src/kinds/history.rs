@@ -8,7 +8,7 @@ use crate::harness::{Grant, Overlap};
 /// How a client held a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Alone: a writer, or the permit of a slot.
+    /// Alone: a writer, or the holder of a slot of the semaphore.
     Exclusive,
     /// Beside others: a reader, or in a baseline the holder of a permit.
     Shared,
@@ -27,7 +27,7 @@ pub struct Hold {
 
 /// A fence that must be larger than that of an earlier hold, and is not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Misplaced {
+pub(super) struct SharedDisorder {
     /// The earlier hold.
     pub(super) earlier: Hold,
     /// The hold whose fence is too small.
@@ -60,15 +60,16 @@ pub(super) fn intrusions(holds: &[Hold]) -> Vec<Overlap> {
     intrusions
 }
 
-/// Returns the largest number of holds at the same time.
+/// Returns the largest number of holds at the same time. Skips empty holds.
 pub(super) fn most_at_once<'a>(holds: impl Iterator<Item = &'a Hold>) -> usize {
+    let holds = holds.filter(|hold| hold.grant.from < hold.grant.to);
     // Of changes at the same moment, ends come first: such holds do not overlap.
     let mut changes: Vec<_> =
         holds.flat_map(|hold| [(hold.grant.from, true), (hold.grant.to, false)]).collect();
     changes.sort_unstable();
     let (mut now, mut most) = (0_usize, 0);
     for (_, begins) in changes {
-        now = if begins { now + 1 } else { now.saturating_sub(1) };
+        now = if begins { now + 1 } else { now - 1 };
         most = most.max(now);
     }
     most
@@ -78,7 +79,7 @@ pub(super) fn most_at_once<'a>(holds: impl Iterator<Item = &'a Hold>) -> usize {
 ///
 /// A writer's fence must be larger than all earlier fences, and a reader's larger than those of
 /// earlier writers. The fences of readers have no order among themselves.
-pub(super) fn shared_disorders(holds: &[Hold]) -> Vec<Misplaced> {
+pub(super) fn shared_disorders(holds: &[Hold]) -> Vec<SharedDisorder> {
     let (mut writer, mut reader) = (None::<&Hold>, None::<&Hold>);
     let mut shared_disorders = Vec::new();
     for later in in_order(holds) {
@@ -91,7 +92,7 @@ pub(super) fn shared_disorders(holds: &[Hold]) -> Vec<Misplaced> {
         shared_disorders.extend(
             others
                 .filter(not_below)
-                .map(|earlier| Misplaced { earlier: earlier.clone(), later: later.clone() }),
+                .map(|earlier| SharedDisorder { earlier: earlier.clone(), later: later.clone() }),
         );
         let largest = if is_writer { &mut writer } else { &mut reader };
         if largest.is_none_or(|largest| largest.grant.fence < later.grant.fence) {
@@ -112,7 +113,7 @@ fn in_order(holds: &[Hold]) -> Vec<&Hold> {
     sorted
 }
 
-impl fmt::Display for Misplaced {
+impl fmt::Display for SharedDisorder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let one = |Hold { mode, grant }: &Hold| {
             format!("client {}, {mode:?}, fence {}", grant.client, grant.fence)
@@ -146,6 +147,12 @@ mod tests {
         let of = [(Shared, 0, 10, 1), (Downgraded, 5, 15, 1), (Exclusive, 15, 20, 2)];
         assert_eq!(intrusions(&holds(&of)), []);
         assert_eq!(most_at_once(holds(&of).iter()), 2);
+    }
+
+    #[test]
+    fn empty_hold_is_not_counted() {
+        let of = [(Downgraded, 5, 5, 1), (Shared, 6, 10, 2)];
+        assert_eq!(most_at_once(holds(&of).iter()), 1);
     }
 
     #[test]

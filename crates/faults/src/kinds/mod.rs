@@ -8,8 +8,8 @@
 //! - `history`: the violations in a history
 //! - `plan`: which accidents happen, and how often
 //!
-//! The seed decides which accidents and requests happen, and in which order. Their timing differs
-//! from run to run.
+//! The seed decides the accidents, their order, and the random numbers of each client. The timing,
+//! and so the requests, differ from run to run.
 
 mod baseline;
 mod client;
@@ -24,8 +24,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use rand::SeedableRng as _;
-use rand::rngs::StdRng;
 use redis::cmd;
 use tokio::runtime;
 
@@ -34,8 +32,8 @@ pub use self::history::{Hold, Mode};
 use self::history::{count_begun, intrusions, most_at_once, shared_disorders};
 use self::plan::next_incident;
 use crate::harness::{
-    Accident, AccidentCounts, Disk, Fleet, Grant, Overlap, PROGRESS_INTERVAL, Protected, disorders,
-    longest_gap, now, overlaps,
+    Accident, AccidentCounts, Disk, Fleet, Grant, Overlap, Protected, disorders, longest_gap, now,
+    overlaps,
 };
 
 const MASTERS: usize = 5;
@@ -56,10 +54,10 @@ pub const WRITERS: usize = 4;
 pub const PERMITS: usize = 4;
 /// Number of clients of the semaphore.
 pub const SEMAPHORE_CLIENTS: usize = 16;
-/// Longest sleep of the loop that injects accidents.
-const SLEEP_MAX: Duration = Duration::from_millis(20);
+/// Interval between two checks of a condition.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Time limit for all clients to be at work, for a master to vote, and for each mode to occur.
-const PATIENCE: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(20);
 /// Number of holds after which all clients count as connected and at work.
 const AT_WORK: usize = 200;
 /// Interval at which the history of a baseline is checked.
@@ -77,9 +75,9 @@ const WITHOUT_ONE_MIN: f64 = 0.8;
 /// What the clients compete for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// [`READERS`] and [`WRITERS`] for one key.
+    /// One key, for [`READERS`] readers and [`WRITERS`] writers.
     Shared,
-    /// [`SEMAPHORE_CLIENTS`] for [`PERMITS`].
+    /// A semaphore of [`PERMITS`] permits, for [`SEMAPHORE_CLIENTS`] clients.
     Semaphore,
 }
 
@@ -105,7 +103,7 @@ pub struct Plan {
     pub course: Course,
     /// Seed of the accidents and of the clients.
     pub seed: u64,
-    /// How long the course takes.
+    /// The planned length of the course.
     pub duration: Duration,
     /// Whether readers ask a majority, and a permit is a lock on a slot. Otherwise a reader asks
     /// one node, and a semaphore is a counter on each node.
@@ -129,7 +127,7 @@ pub struct Report {
     pub refusals: BTreeMap<&'static str, usize>,
     /// The longest time without a grant.
     pub longest_gap: Duration,
-    /// The most readers, or holders of a permit, at the same time.
+    /// The most readers (without downgraded writers), or holders of a permit, at the same time.
     pub most_at_once: usize,
     /// Two clients that held the same slot, or a writer beside another client.
     pub overlaps: Vec<Overlap>,
@@ -137,38 +135,39 @@ pub struct Report {
     pub disorders: Vec<String>,
     /// For each master: the rate of locks without it, as a fraction of the rate with all masters.
     ///
-    /// Empty unless the course stops masters.
+    /// Empty unless the course is `OneDown` or `OnePaused`.
     pub without_one: Vec<f64>,
 }
 
-/// Runs a plan. Calls `progress` with the elapsed time and the number of holds.
+/// Runs a plan. During random accidents, calls `progress` with the elapsed time and the number of
+/// holds.
 ///
 /// # Errors
 /// When a master cannot be started, stopped or queried.
 pub fn run(plan: Plan, progress: impl FnMut(Duration, usize)) -> Result<Report> {
-    let shared = Arc::new(RunState::default());
+    let state = Arc::new(RunState::default());
     let mut fleet = start()?;
     let clients = thread::spawn({
-        let shared = Arc::clone(&shared);
+        let state = Arc::clone(&state);
         let networks: Vec<_> = (0..NETWORKS).map(|network| fleet.urls(network)).collect();
         move || -> Result<()> {
             if plan.protected == Protected::No {
-                return baseline::run(plan.kind, plan.seed, &networks[0], &shared);
+                return baseline::run(plan.kind, plan.seed, &networks[0], &state);
             }
             let orderly = plan.course != Course::Accidents;
             let runtime =
                 runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-            runtime.block_on(client::run(plan.kind, plan.seed, orderly, networks, &shared))
+            runtime.block_on(client::run(plan.kind, plan.seed, orderly, networks, &state))
         }
     });
 
-    let outcome = run_course(&mut fleet, plan, &shared, progress);
+    let outcome = run_course(&mut fleet, plan, &state, progress);
     let (began, ended) = (outcome.as_ref().map_or_else(|_| now(), |outcome| outcome.began), now());
-    shared.stop.store(true, Ordering::Relaxed);
+    state.stop.store(true, Ordering::Relaxed);
     let joined = clients.join();
     joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic)).context("clients")?;
     let outcome = outcome?;
-    let record = shared.record().clone();
+    let record = state.record().clone();
     let grants: Vec<_> = record.holds.iter().map(|hold| hold.grant.clone()).collect();
     let longest = record.waits.iter().max().copied().unwrap_or_default();
     let mean = record.waits.iter().sum::<Duration>() / u32::try_from(record.waits.len().max(1))?;
@@ -198,27 +197,37 @@ struct CourseOutcome {
 fn run_course(
     fleet: &mut Fleet,
     plan: Plan,
-    shared: &RunState,
+    state: &RunState,
     mut progress: impl FnMut(Duration, usize),
 ) -> Result<CourseOutcome> {
     let started = Instant::now();
-    while shared.record().holds.len() < AT_WORK && !is_enough(plan, shared) {
-        ensure!(started.elapsed() < PATIENCE, "the clients are not at work");
-        thread::sleep(SLEEP_MAX);
+    while state.record().holds.len() < AT_WORK && !baseline_has_shown_harm(plan, state) {
+        ensure!(started.elapsed() < LIMIT, "the clients are not at work");
+        thread::sleep(POLL_INTERVAL);
     }
     // The first waits include the time to connect.
-    shared.record().waits.clear();
+    state.record().waits.clear();
     let began = now();
     let (mut accidents, mut without_one) = (AccidentCounts::default(), Vec::new());
     match plan.course {
-        Course::Calm => run_calm(plan, shared),
-        Course::Accidents => accidents = inject_accidents(fleet, plan, shared, &mut progress)?,
+        Course::Calm => run_calm(plan, state),
+        Course::Accidents => {
+            // Takes longer than planned while there is a mode in which no client has held the lock.
+            let goes_on = |elapsed: Duration| {
+                elapsed < plan.duration
+                    || (elapsed < plan.duration + LIMIT && !has_all_modes(plan, state))
+            };
+            (accidents, _) =
+                fleet.inject_at_random(plan.seed, next_incident, goes_on, |elapsed| {
+                    progress(elapsed, state.record().holds.len());
+                })?;
+        }
         Course::OneDown => {
             without_one =
-                stop_each(fleet, plan, Accident::Kill(Disk::Kept), shared, &mut accidents)?;
+                stop_each(fleet, plan, Accident::Kill(Disk::Kept), state, &mut accidents)?;
         }
         Course::OnePaused => {
-            without_one = stop_each(fleet, plan, Accident::Pause, shared, &mut accidents)?;
+            without_one = stop_each(fleet, plan, Accident::Pause, state, &mut accidents)?;
         }
     }
     Ok(CourseOutcome { began, accidents, without_one })
@@ -239,17 +248,17 @@ fn start() -> Result<Fleet> {
     Ok(fleet)
 }
 
-fn run_calm(plan: Plan, shared: &RunState) {
+fn run_calm(plan: Plan, state: &RunState) {
     let began = Instant::now();
-    while began.elapsed() < plan.duration && !is_enough(plan, shared) {
+    while began.elapsed() < plan.duration && !baseline_has_shown_harm(plan, state) {
         thread::sleep(CHECK_INTERVAL.min(plan.duration));
     }
 }
 
 /// Returns whether the run may end early: the run of a baseline ends with the first harm.
-fn is_enough(plan: Plan, shared: &RunState) -> bool {
+fn baseline_has_shown_harm(plan: Plan, state: &RunState) -> bool {
     plan.protected == Protected::No && {
-        let holds = shared.record().holds.clone();
+        let holds = state.record().holds.clone();
         match plan.kind {
             Kind::Shared => !intrusions(&holds).is_empty(),
             Kind::Semaphore => most_at_once(holds.iter()) > PERMITS,
@@ -257,60 +266,18 @@ fn is_enough(plan: Plan, shared: &RunState) -> bool {
     }
 }
 
-/// Returns whether clients have held a shared lock in each mode. Accidents can leave few writers,
-/// and chance decides which of them become readers.
-fn has_all_modes(plan: Plan, shared: &RunState) -> bool {
+/// Returns whether clients have held the lock in each mode that the plan requires.
+///
+/// Accidents leave few writers, and chance decides which of them become readers.
+fn has_all_modes(plan: Plan, state: &RunState) -> bool {
     let modes: &[Mode] = match plan.kind {
         Kind::Shared if plan.protected == Protected::Yes => {
             &[Mode::Exclusive, Mode::Shared, Mode::Downgraded]
         }
         _ => &[],
     };
-    let record = shared.record();
+    let record = state.record();
     modes.iter().all(|mode| record.holds.iter().any(|hold| hold.mode == *mode))
-}
-
-/// Injects accidents as planned, and then lets all masters recover.
-///
-/// Takes longer than planned while there is a mode in which no client has held the lock.
-fn inject_accidents(
-    fleet: &mut Fleet,
-    plan: Plan,
-    shared: &RunState,
-    progress: &mut impl FnMut(Duration, usize),
-) -> Result<AccidentCounts> {
-    let mut rng = StdRng::seed_from_u64(plan.seed);
-    let mut counts = AccidentCounts::default();
-    let began = Instant::now();
-    let (mut report_at, mut check_at) = (began + PROGRESS_INTERVAL, began);
-    let (pause, mut next) = next_incident(&mut rng);
-    let mut next_at = began + pause;
-    while began.elapsed() < plan.duration
-        || (!has_all_modes(plan, shared) && began.elapsed() < plan.duration + PATIENCE)
-    {
-        fleet.recover_until(Instant::now())?;
-        if Instant::now() >= next_at {
-            let (pause, incident) = next_incident(&mut rng);
-            let incident = std::mem::replace(&mut next, incident);
-            counts.count(incident.accident, fleet.inject(incident)?);
-            next_at = Instant::now() + pause;
-        }
-        if Instant::now() >= check_at {
-            if is_enough(plan, shared) {
-                break;
-            }
-            check_at += CHECK_INTERVAL;
-        }
-        if Instant::now() >= report_at {
-            progress(began.elapsed(), shared.record().holds.len());
-            report_at += PROGRESS_INTERVAL;
-        }
-        let wake_at = fleet.next_recovery().into_iter().chain([next_at]).min();
-        let sleep = wake_at.map_or(SLEEP_MAX, |at| at.saturating_duration_since(Instant::now()));
-        thread::sleep(sleep.min(SLEEP_MAX));
-    }
-    fleet.recover_all()?;
-    Ok(counts)
 }
 
 /// Stops one master after the other. For each, returns the rate of locks without it, as a fraction
@@ -319,27 +286,27 @@ fn stop_each(
     fleet: &mut Fleet,
     plan: Plan,
     accident: Accident,
-    shared: &RunState,
+    state: &RunState,
     counts: &mut AccidentCounts,
 ) -> Result<Vec<f64>> {
     let part = plan.duration / u32::try_from(2 * MASTERS)?;
-    let per_part = |shared: &RunState| {
+    let per_part = |state: &RunState| {
         let from = now();
         thread::sleep(part);
-        count_begun(&shared.record().holds, from, now())
+        count_begun(&state.record().holds, from, now())
     };
     let mut ratios = Vec::new();
     for master in &mut fleet.masters {
-        let before = per_part(shared);
+        let before = per_part(state);
         ensure!(before > 0, "no lock was granted before the accident");
         ensure!(master.inject(accident, 0)?, "the accident was not injected");
         counts.count(accident, 1);
-        let without = per_part(shared);
+        let without = per_part(state);
         master.recover(accident, 0)?;
         let recovered = Instant::now();
         while !votes(&master.server)? {
-            ensure!(recovered.elapsed() < PATIENCE, "a master does not vote again");
-            thread::sleep(SLEEP_MAX);
+            ensure!(recovered.elapsed() < LIMIT, "a master does not vote again");
+            thread::sleep(POLL_INTERVAL);
         }
         ratios.push(ratio(without, before));
     }
@@ -410,9 +377,9 @@ impl Report {
 
     /// Returns what is wrong with the run.
     ///
-    /// For a baseline, that is the absence of harm. Otherwise it is harm, and a run in which no two
-    /// clients shared the lock or the semaphore. Without random accidents, refused calls, long
-    /// waits, and a low rate of locks are wrong too.
+    /// For a baseline, that is the absence of harm. Otherwise it is harm, a run in which no two
+    /// clients shared the lock or the semaphore, and a run without the planned accidents. Without
+    /// random accidents, refused calls, long waits, and a low rate of locks are wrong too.
     pub fn complaints(&self) -> Vec<String> {
         let Plan { kind, course, seed, protected, .. } = self.plan;
         let mut complaints = Vec::new();
@@ -431,6 +398,9 @@ impl Report {
             complaints
                 .push("there were no two holders at the same time: the run proves nothing".into());
         }
+        if course != Course::Calm && self.accidents.is_empty() {
+            complaints.push("no accident was injected: the run proves nothing".into());
+        }
         if course != Course::Accidents && !self.refusals.is_empty() {
             complaints.push(format!("calls without a lock: {:?}", self.refusals));
         }
@@ -445,8 +415,9 @@ impl Report {
         }
         if course.stops_one() && self.mean_without_one() < WITHOUT_ONE_MIN {
             let ratio = self.mean_without_one();
-            complaints
-                .push(format!("with one master less, only {ratio:.2} × as many locks per second"));
+            complaints.push(format!(
+                "with one master down or paused, only {ratio:.2} × as many locks per second"
+            ));
         }
         complaints
     }
@@ -510,7 +481,7 @@ impl fmt::Display for Report {
             let each: Vec<_> = self.without_one.iter().map(|ratio| format!("{ratio:.2}")).collect();
             writeln!(
                 f,
-                "locks per second with one master less: {:.2} × those with all ({})",
+                "locks per second with one master down or paused: {:.2} × those with all ({})",
                 self.mean_without_one(),
                 each.join(", ")
             )?;
@@ -522,7 +493,7 @@ impl fmt::Display for Report {
             self.longest_gap.as_millis()
         )?;
         let harm = self.harm();
-        writeln!(f, "{} times harm", harm.len())?;
+        writeln!(f, "{} violations", harm.len())?;
         harm.iter().take(10).try_for_each(|harm| writeln!(f, "  {harm}"))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 
 use super::{check_still_held, module_or_set_nx};
 use crate::harness::{LockMethod, Node, Protected};
@@ -18,7 +18,7 @@ pub static VOLATILE_TTL: Scenario = Scenario {
     round: |protected, tally| eviction_round("volatile-ttl", protected, tally),
 };
 
-/// Evicts the key that was not used for the longest time.
+/// Evicts the least recently used key: the lock's.
 pub static ALLKEYS_LRU: Scenario = Scenario {
     accident: "eviction under allkeys-lru",
     baseline: Baseline::Harmed("SET NX PX"),
@@ -26,12 +26,12 @@ pub static ALLKEYS_LRU: Scenario = Scenario {
 };
 
 fn eviction_round(policy: &str, protected: Protected, tally: &mut Tally) -> Result<()> {
-    let way = module_or_set_nx(protected);
+    let method = module_or_set_nx(protected);
     let mut node = start(policy)?;
-    let held = node.acquire_free(way, "held", "holder", TTL)?;
-    evict(&mut node, way, "held")?;
+    let held = node.acquire_free(method, "held", "holder", TTL)?;
+    evict(&mut node, method, "held")?;
     tally.count_injected();
-    check_still_held(&mut node, way, &held, tally)
+    check_still_held(&mut node, method, &held, tally)
 }
 
 /// Starts a node that evicts keys by this policy.
@@ -41,11 +41,11 @@ pub(super) fn start(policy: &str) -> Result<Node> {
 }
 
 /// Makes memory short until the key of a lock is evicted.
-pub(super) fn evict(node: &mut Node, way: LockMethod, key: &str) -> Result<()> {
+pub(super) fn evict(node: &mut Node, method: LockMethod, key: &str) -> Result<()> {
     let room_bytes = 1 << 20;
     let limit_bytes = node.info("memory", "used_memory")? + room_bytes;
     node.set_config("maxmemory", &limit_bytes.to_string())?;
-    fill_until_evicted(node, way, key)?;
+    fill_until_evicted(node, method, key)?;
     node.set_config("maxmemory", "0")
 }
 
@@ -53,12 +53,12 @@ pub(super) fn evict(node: &mut Node, way: LockMethod, key: &str) -> Result<()> {
 ///
 /// With the module, `key` is not read, because the module writes it again. Instead, the count of
 /// leases that the module saved from eviction shows that the key was evicted.
-fn fill_until_evicted(node: &mut Node, way: LockMethod, key: &str) -> Result<()> {
+fn fill_until_evicted(node: &mut Node, method: LockMethod, key: &str) -> Result<()> {
     const BATCHES_MAX: usize = 200;
     for batch in 0..BATCHES_MAX {
         let keys = (0..100).map(|n| format!("filler {batch} {n}"));
         node.set_all(keys, &"x".repeat(1000), Duration::from_secs(3600))?;
-        let is_evicted = match way {
+        let is_evicted = match method {
             LockMethod::Module => node.info("lock", "lock_saved_from_eviction")? >= 1,
             LockMethod::SetNx => !node.exists(key)?,
         };
@@ -66,8 +66,7 @@ fn fill_until_evicted(node: &mut Node, way: LockMethod, key: &str) -> Result<()>
             return Ok(());
         }
     }
-    ensure!(false, "the lock's key was not evicted by {BATCHES_MAX} batches");
-    Ok(())
+    bail!("the lock's key was not evicted by {BATCHES_MAX} batches")
 }
 
 /// What is left of expired locks that no client requested again.

@@ -94,21 +94,19 @@ pub fn table(rounds: u32, mut progress: impl FnMut(&Scenario)) -> Result<Table> 
     let mut table = Table::default();
     for scenario in ALL {
         progress(scenario);
-        let with = scenario.run(Protected::Yes, rounds)?;
-        let without = match scenario.baseline {
-            Baseline::Harmed(_) | Baseline::Unharmed(_) => {
-                Some(scenario.run(Protected::No, rounds)?)
-            }
-            Baseline::None(_) => None,
-        };
-        table.rows.push(Row {
-            accident: scenario.accident,
-            baseline: scenario.baseline,
-            with,
-            without,
-        });
+        table.rows.push(Row::of(scenario, rounds)?);
     }
     Ok(table)
+}
+
+impl Scenario {
+    /// Runs this scenario like [`table`], and returns what is wrong: see [`Table::complaints`].
+    ///
+    /// # Errors
+    /// When the accident could not be caused, or a server failed in another way.
+    pub fn complaints(&self, rounds: u32) -> Result<Vec<String>> {
+        Ok(Row::of(self, rounds)?.complaints())
+    }
 }
 
 impl Table {
@@ -120,22 +118,37 @@ impl Table {
 }
 
 impl Row {
+    fn of(scenario: &Scenario, rounds: u32) -> Result<Self> {
+        let with = scenario.run(Protected::Yes, rounds)?;
+        let without = match scenario.baseline {
+            Baseline::Harmed(_) | Baseline::Unharmed(_) => {
+                Some(scenario.run(Protected::No, rounds)?)
+            }
+            Baseline::None(_) => None,
+        };
+        Ok(Self { accident: scenario.accident, baseline: scenario.baseline, with, without })
+    }
+
     fn complaints(&self) -> Vec<String> {
-        let accident = self.accident;
+        let Self { accident, with, without, .. } = self;
         let mut complaints: Vec<_> =
-            self.with.harms.iter().map(|harm| format!("{accident}: {harm}")).collect();
-        if self.with.injected == 0 {
+            with.harms.iter().map(|harm| format!("{accident}: {harm}")).collect();
+        if with.injected == 0 {
             complaints.push(format!("{accident}: did not happen"));
         }
-        let harms = self.without.as_ref().map_or(0, |without| without.harms.len());
-        match self.baseline {
-            Baseline::Harmed(instead) if harms == 0 => {
+        if without.as_ref().is_some_and(|without| without.injected == 0) {
+            complaints.push(format!("{accident}: did not happen in the baseline"));
+        }
+        let baseline_harm = without.as_ref().and_then(|without| without.harms.first());
+        match (self.baseline, baseline_harm) {
+            (Baseline::Harmed(instead), None) => {
                 complaints.push(format!(
                     "{accident}: does no harm with {instead}, so the baseline proves nothing"
                 ));
             }
-            Baseline::Unharmed(why) if harms > 0 => {
-                complaints.push(format!("{accident}: did harm, although: {why}"));
+            (Baseline::Unharmed(why), Some(harm)) => {
+                complaints
+                    .push(format!("{accident}: the baseline did unexpected harm ({why}): {harm}"));
             }
             _ => {}
         }
@@ -162,6 +175,8 @@ impl fmt::Display for Table {
     }
 }
 
+/// A ttl that is longer than a scenario takes, and shorter than each step of the wall clock.
+const LONG_TTL: Duration = Duration::from_secs(10);
 const HOUR_S: i64 = 3600;
 const MINUTE_S: i64 = 60;
 
@@ -187,7 +202,7 @@ impl Abstention {
     const fn of(protected: Protected) -> Self {
         match protected {
             Protected::Yes => Self { max_ttl: Duration::from_millis(1500), rejoin_delay_ms: -1 },
-            Protected::No => Self { max_ttl: PATIENCE, rejoin_delay_ms: 0 },
+            Protected::No => Self { max_ttl: LONG_TTL, rejoin_delay_ms: 0 },
         }
     }
 
@@ -257,19 +272,21 @@ impl Abstention {
 /// that it is free after that.
 fn check_still_held(
     node: &mut Node,
-    way: LockMethod,
+    method: LockMethod,
     held: &Held,
     tally: &mut Tally,
 ) -> Result<()> {
-    let other = node.acquire(way, &held.key, "another", PATIENCE)?;
+    let other = node.acquire(method, &held.key, "another", LONG_TTL)?;
     tally.harm_unless(matches!(other, Answer::Refused), || {
         format!("another client was not refused the lock: {other:?}")
     });
-    tally.harm_unless(node.extend(way, held)?.is_some(), || {
+    tally.harm_unless(node.extend(method, held)?.is_some(), || {
         "the holder could not extend the lock".into()
     });
-    tally.harm_unless(node.release(way, held)?, || "the holder could not release the lock".into());
-    let other = node.acquire(way, &held.key, "another", PATIENCE)?;
+    tally.harm_unless(node.release(method, held)?, || {
+        "the holder could not release the lock".into()
+    });
+    let other = node.acquire(method, &held.key, "another", LONG_TTL)?;
     tally.harm_unless(matches!(other, Answer::Granted(_)), || {
         format!("the lock was not free after its release: {other:?}")
     });
@@ -280,22 +297,38 @@ fn check_still_held(
 /// deadline, and not before.
 fn check_ends_in_time(
     node: &mut Node,
-    way: LockMethod,
+    method: LockMethod,
     held: &Held,
     tally: &mut Tally,
 ) -> Result<()> {
-    let extended = node.extend(way, held)?;
+    let extended = node.extend(method, held)?;
     // A slow machine may extend too late.
     tally.harm_unless(extended.is_some() || Instant::now() >= held.must_last_until(), || {
         "the holder could not extend the lock".into()
     });
     let held = extended.as_ref().unwrap_or(held);
     let until = held.must_end_by() + PATIENCE;
-    match node.acquire_until(way, &held.key, "another", Duration::from_millis(1), until)? {
+    match node.acquire_until(method, &held.key, "another", Duration::from_millis(1), until)? {
         None => tally.harm("the lock did not end"),
         Some(_) => tally.harm_unless(Instant::now() >= held.must_last_until(), || {
             "another client was granted the lock while it was held".into()
         }),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn baseline_without_its_accident_is_reported() {
+        let row = Row {
+            accident: "accident",
+            baseline: Baseline::Unharmed("reason"),
+            with: Tally { injected: 1, harms: Vec::new() },
+            without: Some(Tally::default()),
+        };
+        assert_eq!(row.complaints(), ["accident: did not happen in the baseline"]);
+    }
 }

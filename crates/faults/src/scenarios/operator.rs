@@ -8,12 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::{Abstention, check_ends_in_time, module_or_set_nx};
-use crate::harness::{Answer, Held, LockMethod, Node, PATIENCE, Protected, port};
+use super::{Abstention, LONG_TTL, check_ends_in_time, module_or_set_nx};
+use crate::harness::{Answer, Held, LockMethod, Node, Protected, port};
 use crate::{Baseline, Scenario, Tally};
 
-/// Longer than a scenario takes, so that no lock expires.
-const TTL: Duration = PATIENCE;
 const MUST_OBEY: Baseline = Baseline::None("an operator's command: the lock must obey it");
 
 const fn command(
@@ -34,7 +32,7 @@ pub static DEL: Scenario = command("DEL, UNLINK, GETDEL of a held lock", |_, tal
 /// The lock ends. Under the new name, the key is a foreign string whose value is the token.
 pub static RENAME: Scenario = command("RENAME of a held lock", |_, tally| {
     let mut node = Node::start(|builder| builder)?;
-    let held = node.acquire_free(LockMethod::Module, "key", "holder", TTL)?;
+    let held = node.acquire_free(LockMethod::Module, "key", "holder", LONG_TTL)?;
     let _: String = node.call(&["RENAME", "key", "other"])?;
     tally.count_injected();
     check_ended(&mut node, &held, tally)?;
@@ -73,18 +71,17 @@ pub static SWAPDB: Scenario = Scenario {
 };
 
 fn swapdb(protected: Protected, tally: &mut Tally) -> Result<()> {
-    let way = module_or_set_nx(protected);
+    let method = module_or_set_nx(protected);
     let abstention = Abstention::of(protected);
-    let mut node =
-        Node::start(|builder| builder.arg("lock.max-ttl", abstention.max_ttl.as_millis()))?;
-    let held = node.acquire_free(way, "key", "holder", abstention.max_ttl)?;
+    let mut node = abstention.start()?;
+    let held = node.acquire_free(method, "key", "holder", abstention.max_ttl)?;
     let before = Instant::now();
     let _: String = node.call(&["SWAPDB", "0", "1"])?;
     tally.count_injected();
     match protected {
         Protected::Yes => abstention.check(&mut node, protected, &held, before, "swapdb", tally),
         Protected::No => {
-            let other = node.acquire(way, "key", "another", abstention.max_ttl)?;
+            let other = node.acquire(method, "key", "another", abstention.max_ttl)?;
             tally.harm_unless(!matches!(other, Answer::Granted(_)), || {
                 "another client was granted the lock while it was held".into()
             });
@@ -98,14 +95,14 @@ fn swapdb(protected: Protected, tally: &mut Tally) -> Result<()> {
 /// A copy that replaces the key ends the lock, and is a foreign string too.
 pub static RESTORE: Scenario = command("DUMP and RESTORE of a held lock", |_, tally| {
     let mut node = Node::start(|builder| builder)?;
-    let held = node.acquire_free(LockMethod::Module, "key", "holder", TTL)?;
+    let held = node.acquire_free(LockMethod::Module, "key", "holder", LONG_TTL)?;
     let dumped: Vec<u8> = node.call(&["DUMP", "key"])?;
-    node.restore("copy", &dumped, TTL)?;
+    node.restore("copy", &dumped, LONG_TTL)?;
     tally.count_injected();
     check_refused(&mut node, "key", tally)?;
     check_held_as_string(&mut node, &held.under("copy"), tally)?;
 
-    node.restore("key", &dumped, TTL)?;
+    node.restore("key", &dumped, LONG_TTL)?;
     tally.harm_unless(node.info("lock", "lock_ended_by_operator")? == 1, || {
         "the operator did not end the lock".into()
     });
@@ -116,15 +113,9 @@ pub static RESTORE: Scenario = command("DUMP and RESTORE of a held lock", |_, ta
 pub static MIGRATE: Scenario = command("MIGRATE of a held lock", |_, tally| {
     let mut node = Node::start(|builder| builder)?;
     let mut other = Node::start(quorlock_testkit::ServerBuilder::tcp)?;
-    let held = node.acquire_free(LockMethod::Module, "key", "holder", TTL)?;
-    let _: String = node.call(&[
-        "MIGRATE",
-        "127.0.0.1",
-        port(&other.master.server.url())?,
-        "key",
-        "0",
-        "5000",
-    ])?;
+    let held = node.acquire_free(LockMethod::Module, "key", "holder", LONG_TTL)?;
+    let port = port(&other.master.server.url())?.to_string();
+    let _: String = node.call(&["MIGRATE", "127.0.0.1", &port, "key", "0", "5000"])?;
     tally.count_injected();
     check_ended(&mut node, &held, tally)?;
     check_held_as_string(&mut other, &held, tally)
@@ -133,7 +124,7 @@ pub static MIGRATE: Scenario = command("MIGRATE of a held lock", |_, tally| {
 /// Checks that a command ends a held lock.
 fn check_ended_by(tally: &mut Tally, command: impl FnOnce(&mut Node) -> Result<()>) -> Result<()> {
     let mut node = Node::start(|builder| builder)?;
-    let held = node.acquire_free(LockMethod::Module, "key", "holder", TTL)?;
+    let held = node.acquire_free(LockMethod::Module, "key", "holder", LONG_TTL)?;
     command(&mut node)?;
     tally.count_injected();
     check_ended(&mut node, &held, tally)
@@ -144,7 +135,7 @@ fn check_ended(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<()> {
     tally.harm_unless(node.extend(LockMethod::Module, held)?.is_none(), || {
         "the holder could still extend the lock".into()
     });
-    let other = node.acquire(LockMethod::Module, &held.key, "another", TTL)?;
+    let other = node.acquire(LockMethod::Module, &held.key, "another", LONG_TTL)?;
     tally.harm_unless(matches!(other, Answer::Granted(_)), || {
         "the command did not end the lock".into()
     });
@@ -152,7 +143,7 @@ fn check_ended(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<()> {
 }
 
 fn check_refused(node: &mut Node, key: &str, tally: &mut Tally) -> Result<()> {
-    let other = node.acquire(LockMethod::Module, key, "another", TTL)?;
+    let other = node.acquire(LockMethod::Module, key, "another", LONG_TTL)?;
     tally.harm_unless(matches!(other, Answer::Refused), || {
         format!("another client was not refused {key}: {other:?}")
     });

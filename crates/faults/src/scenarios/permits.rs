@@ -23,16 +23,16 @@ pub static STEPPED_AHEAD: Scenario = Scenario {
 };
 
 fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
-    let way = module_or_set_nx(protected);
+    let method = module_or_set_nx(protected);
     let mut node = Node::start(|builder| builder)?;
-    let permits = acquire_both(&mut node, way, SHORT_TTL)?;
+    let permits = acquire_both(&mut node, method, SHORT_TTL)?;
     node.step_clock(MINUTE_S)?;
     tally.count_injected();
     let first_end = permits.iter().map(Held::must_last_until).min();
     let until = permits[0].must_end_by() + PATIENCE;
     let granted = loop {
         let is_last = Instant::now() >= until;
-        match node.acquire_any(way, &SLOTS, "third", TTL)? {
+        match node.acquire_any(method, &SLOTS, "third", TTL)? {
             Answer::Granted(held) => break Some(held),
             _ if is_last => break None,
             _ => std::thread::sleep(Duration::from_millis(1)),
@@ -53,12 +53,12 @@ pub static EVICTION: Scenario = Scenario {
 };
 
 fn eviction(protected: Protected, tally: &mut Tally) -> Result<()> {
-    let way = module_or_set_nx(protected);
+    let method = module_or_set_nx(protected);
     let mut node = memory::start("volatile-ttl")?;
-    let permits = acquire_both(&mut node, way, TTL)?;
-    memory::evict(&mut node, way, SLOTS[0])?;
+    let permits = acquire_both(&mut node, method, TTL)?;
+    memory::evict(&mut node, method, SLOTS[0])?;
     tally.count_injected();
-    check_all_held(&mut node, way, &permits, tally)
+    check_all_held(&mut node, method, &permits, tally)
 }
 
 /// The server is killed, and restarted without any data.
@@ -79,9 +79,6 @@ fn empty_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
             "a third client was granted one of two permits".into()
         });
     }
-    if protected == Protected::No {
-        return Ok(());
-    }
     abstention.check(&mut node, protected, &permits[1], killed_at, "start", tally)
 }
 
@@ -94,19 +91,19 @@ pub static DEL: Scenario = Scenario {
 
 fn del(_: Protected, tally: &mut Tally) -> Result<()> {
     let mut node = Node::start(|builder| builder)?;
-    let way = LockMethod::Module;
-    let permits = acquire_both(&mut node, way, TTL)?;
+    let method = LockMethod::Module;
+    let permits = acquire_both(&mut node, method, TTL)?;
     let _: u64 = node.call(&["DEL", SLOTS[1]])?;
     tally.count_injected();
-    tally.harm_unless(node.extend(way, &permits[1])?.is_none(), || {
+    tally.harm_unless(node.extend(method, &permits[1])?.is_none(), || {
         "the holder could still extend the permit".into()
     });
-    match node.acquire_any(way, &SLOTS, "third", TTL)? {
+    match node.acquire_any(method, &SLOTS, "third", TTL)? {
         Answer::Granted(third) => {
             tally.harm_unless(third.key == SLOTS[1], || {
                 "a third client was granted the other slot".into()
             });
-            check_all_held(&mut node, way, &[permits[0].clone(), third], tally)
+            check_all_held(&mut node, method, &[permits[0].clone(), third], tally)
         }
         other => {
             tally.harm(format!("the slot was not free: {other:?}"));
@@ -116,8 +113,8 @@ fn del(_: Protected, tally: &mut Tally) -> Result<()> {
 }
 
 /// Acquires both permits, the slots in order.
-fn acquire_both(node: &mut Node, way: LockMethod, ttl: Duration) -> Result<[Held; 2]> {
-    let mut acquire = |token| match node.acquire_any(way, &SLOTS, token, ttl)? {
+fn acquire_both(node: &mut Node, method: LockMethod, ttl: Duration) -> Result<[Held; 2]> {
+    let mut acquire = |token| match node.acquire_any(method, &SLOTS, token, ttl)? {
         Answer::Granted(held) => Ok(held),
         other => bail!("a free permit was not granted: {other:?}"),
     };
@@ -132,18 +129,18 @@ fn acquire_both(node: &mut Node, way: LockMethod, ttl: Duration) -> Result<[Held
 /// Checks that no permit is free, and that each holder can extend and release its permit.
 fn check_all_held(
     node: &mut Node,
-    way: LockMethod,
+    method: LockMethod,
     permits: &[Held],
     tally: &mut Tally,
 ) -> Result<()> {
-    let third = node.acquire_any(way, &SLOTS, "further", TTL)?;
+    let third = node.acquire_any(method, &SLOTS, "further", TTL)?;
     tally.harm_unless(matches!(third, Answer::Refused), || {
         format!("one more client was granted a permit: {third:?}")
     });
     for permit in permits {
-        let extended = node.extend(way, permit)?;
+        let extended = node.extend(method, permit)?;
         tally.harm_unless(extended.is_some(), || "a holder could not extend its permit".into());
-        tally.harm_unless(node.release(way, permit)?, || {
+        tally.harm_unless(node.release(method, permit)?, || {
             "a holder could not release its permit".into()
         });
     }

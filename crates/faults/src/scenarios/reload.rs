@@ -5,8 +5,8 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use quorlock_testkit::{Direction, Proxy};
 
-use super::{Abstention, MINUTE_S, check_still_held, module_or_set_nx};
-use crate::harness::{LockMethod, Node, PATIENCE, Protected, port};
+use super::{Abstention, LONG_TTL, MINUTE_S, check_still_held, module_or_set_nx};
+use crate::harness::{LockMethod, Node, Protected, port};
 use crate::{Baseline, Scenario, Tally};
 
 const KEYS_SURVIVE: Baseline = Baseline::Unharmed("SET NX PX: the keys are loaded again");
@@ -39,15 +39,15 @@ enum Clock {
 }
 
 fn reload_round(name: &str, clock: Clock, protected: Protected, tally: &mut Tally) -> Result<()> {
-    let way = module_or_set_nx(protected);
+    let method = module_or_set_nx(protected);
     let mut node = Node::start(|builder| builder.arg("appendonly", "yes"))?;
-    let held = node.acquire_free(way, "key", "holder", PATIENCE)?;
+    let held = node.acquire_free(method, "key", "holder", LONG_TTL)?;
     if clock == Clock::Stepped {
         node.step_clock(MINUTE_S)?;
     }
     let _: String = node.call(&["DEBUG", name])?;
     tally.count_injected();
-    check_still_held(&mut node, way, &held, tally)
+    check_still_held(&mut node, method, &held, tally)
 }
 
 /// `REPLICAOF NO ONE` while the grant is still on its way to the replica.
@@ -58,7 +58,7 @@ pub static NOT_YET_REPLICATED: Scenario = Scenario {
 };
 
 fn not_yet_replicated(protected: Protected, tally: &mut Tally) -> Result<()> {
-    let way = module_or_set_nx(protected);
+    let method = module_or_set_nx(protected);
     let abstention = Abstention::of(protected);
     let max_ttl_ms = abstention.max_ttl.as_millis();
     // With a delay, the master would wait for more replicas before it sends its data.
@@ -67,24 +67,25 @@ fn not_yet_replicated(protected: Protected, tally: &mut Tally) -> Result<()> {
     })?;
     let mut replica = Node::start(|builder| builder.arg("lock.max-ttl", max_ttl_ms))?;
     let network = Proxy::start(primary.master.server.url());
-    let _: String = replica.call(&["REPLICAOF", "127.0.0.1", port(&network.url())?])?;
+    let port = port(&network.url())?.to_string();
+    let _: String = replica.call(&["REPLICAOF", "127.0.0.1", &port])?;
     let _: String = primary.call(&["SET", "replicated", "value"])?;
     replica.eventually("the replica is in step", |replica| replica.exists("replicated"))?;
 
     network.stall(Direction::ToClient);
-    let held = primary.acquire_free(way, "key", "holder", abstention.max_ttl)?;
+    let held = primary.acquire_free(method, "key", "holder", abstention.max_ttl)?;
     primary.master.server.kill();
     ensure!(!replica.exists("key")?, "the grant was replicated");
     let promoted_at = Instant::now();
     let _: String = replica.call(&["REPLICAOF", "NO", "ONE"])?;
     tally.count_injected();
-    match way {
+    match method {
         LockMethod::Module => {
             abstention.check(&mut replica, protected, &held, promoted_at, "promotion", tally)
         }
         LockMethod::SetNx => {
             let other = replica.acquire_until(
-                way,
+                method,
                 "key",
                 "another",
                 abstention.max_ttl,

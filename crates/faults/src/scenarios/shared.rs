@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 
-use super::{Abstention, MINUTE_S, memory, module_or_set_nx};
+use super::{Abstention, LONG_TTL, MINUTE_S, memory, module_or_set_nx};
 use crate::harness::{Answer, Held, LockMethod, Node, PATIENCE, Protected};
 use crate::{Baseline, Scenario, Tally};
 
@@ -23,14 +23,14 @@ pub static STEPPED_AHEAD: Scenario = Scenario {
 };
 
 fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
-    let way = module_or_set_nx(protected);
+    let method = module_or_set_nx(protected);
     let mut node = Node::start(|builder| builder)?;
-    let first = share(&mut node, way, "first", SHORT_TTL)?;
-    let second = share(&mut node, way, "second", 2 * SHORT_TTL)?;
+    let first = share(&mut node, method, "first", SHORT_TTL)?;
+    let second = share(&mut node, method, "second", 2 * SHORT_TTL)?;
     node.step_clock(MINUTE_S)?;
     tally.count_injected();
     let until = second.must_end_by() + PATIENCE;
-    let writer = node.acquire_until(way, &first.key, "writer", TTL, until)?;
+    let writer = node.acquire_until(method, &first.key, "writer", TTL, until)?;
     let granted_by = Instant::now();
     tally.harm_unless(writer.is_some(), || "the readers' locks did not end".into());
     tally.harm_unless(granted_by >= second.must_last_until(), || {
@@ -47,12 +47,13 @@ pub static EVICTION: Scenario = Scenario {
 };
 
 fn eviction(protected: Protected, tally: &mut Tally) -> Result<()> {
-    let way = module_or_set_nx(protected);
+    let method = module_or_set_nx(protected);
     let mut node = memory::start("volatile-ttl")?;
-    let readers = [share(&mut node, way, "first", TTL)?, share(&mut node, way, "second", TTL)?];
-    memory::evict(&mut node, way, &readers[0].key)?;
+    let readers =
+        [share(&mut node, method, "first", TTL)?, share(&mut node, method, "second", TTL)?];
+    memory::evict(&mut node, method, &readers[0].key)?;
     tally.count_injected();
-    check_still_shared(&mut node, way, &readers, tally)
+    check_still_shared(&mut node, method, &readers, tally)
 }
 
 /// The server is killed, and restarted without any data.
@@ -82,43 +83,52 @@ pub static KEPT_DISK: Scenario = Scenario {
 };
 
 fn kept_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
-    let way = module_or_set_nx(protected);
+    let method = module_or_set_nx(protected);
     let mut node = start_with_disk()?;
-    let first = share(&mut node, way, "first", PATIENCE)?;
-    // The key must expire at the deadline of this reader, which is the later one.
-    let last = share(&mut node, way, "second", PATIENCE + SHORT_TTL)?;
+    let first = share(&mut node, method, "first", LONG_TTL)?;
+    let first_expiry_ms: u64 = node.call(&["PEXPIRETIME", &first.key])?;
+    let last = share(&mut node, method, "second", LONG_TTL + SHORT_TTL)?;
     node.master.server.kill();
     node.restart(0)?;
     ensure!(node.exists(&last.key)?, "the disk is empty");
     tally.count_injected();
-    if way == LockMethod::Module {
-        tally.harm_unless(node.extend(way, &first)?.is_none(), || {
+    // The key must expire at the deadline of the second reader, which is the later one.
+    let expiry_ms: u64 = node.call(&["PEXPIRETIME", &last.key])?;
+    let later_ms = expiry_ms.saturating_sub(first_expiry_ms);
+    tally.harm_unless(u128::from(later_ms) >= SHORT_TTL.as_millis(), || {
+        format!("the key expires only {later_ms} ms after the first reader's deadline")
+    });
+    if method == LockMethod::Module {
+        tally.harm_unless(node.extend(method, &first)?.is_none(), || {
             "the node accepted a reader's token for the loaded key".into()
         });
-        tally.harm_unless(!node.release(way, &first)?, || "a reader ended the lock of both".into());
-        // The key does not say that its holders share it.
-        let reader = node.share(way, &last.key, "third", TTL)?;
+        tally.harm_unless(!node.release(method, &first)?, || {
+            "a reader ended the lock of both".into()
+        });
+        // The key does not say that its holders share the lock.
+        let reader = node.share(method, &last.key, "third", TTL)?;
         tally.harm_unless(matches!(reader, Answer::Refused), || {
             format!("a third reader was not refused the lock: {reader:?}")
         });
     }
-    check_refuses_writers(&mut node, way, &last, tally)
+    check_refuses_writers(&mut node, method, &last, tally)
 }
 
 /// A former writer's token must not end the lock for readers that joined after the downgrade.
 pub static KILLED_AFTER_A_DOWNGRADE: Scenario = Scenario {
-    accident: "downgrade, a reader joins, kill -9, restart with the disk, release of the first",
+    accident: "downgrade, a reader joins, kill -9, restart with the disk, release by the former \
+               writer",
     baseline: Baseline::Harmed("the key keeps the token of the writer"),
     round: killed_after_a_downgrade,
 };
 
 fn killed_after_a_downgrade(protected: Protected, tally: &mut Tally) -> Result<()> {
     let mut node = start_with_disk()?;
-    let first = node.acquire_free(LockMethod::Module, "key", "first", PATIENCE)?;
-    let (key, ms) = (first.key.as_str(), PATIENCE.as_millis().to_string());
+    let first = node.acquire_free(LockMethod::Module, "key", "first", LONG_TTL)?;
+    let (key, ms) = (first.key.as_str(), LONG_TTL.as_millis().to_string());
     let extended: Option<u64> = node.call(&["LOCK.EXTEND", key, "first", &ms, "SHARED"])?;
     ensure!(extended.is_some(), "the lock was not downgraded");
-    let reader = share(&mut node, LockMethod::Module, "second", PATIENCE)?;
+    let reader = share(&mut node, LockMethod::Module, "second", LONG_TTL)?;
     let value = node.get(key)?;
     tally.count_injected();
     if protected == Protected::No {
@@ -139,19 +149,20 @@ fn killed_after_a_downgrade(protected: Protected, tally: &mut Tally) -> Result<(
 
 /// The server loads a snapshot that it has just made, without the key that a clock step expired.
 pub static DEBUG_RELOAD: Scenario = Scenario {
-    accident: "wall clock +60 s, then DEBUG RELOAD while readers share a lock",
+    accident: "wall clock +120 s, then DEBUG RELOAD while readers share a lock",
     baseline: SET_OF_READERS,
     round: debug_reload,
 };
 
 fn debug_reload(protected: Protected, tally: &mut Tally) -> Result<()> {
-    let way = module_or_set_nx(protected);
+    let method = module_or_set_nx(protected);
     let mut node = Node::start(|builder| builder)?;
-    let readers = [share(&mut node, way, "first", TTL)?, share(&mut node, way, "second", TTL)?];
+    let readers =
+        [share(&mut node, method, "first", TTL)?, share(&mut node, method, "second", TTL)?];
     node.step_clock(2 * MINUTE_S)?;
     let _: String = node.call(&["DEBUG", "RELOAD"])?;
     tally.count_injected();
-    check_still_shared(&mut node, way, &readers, tally)
+    check_still_shared(&mut node, method, &readers, tally)
 }
 
 /// An operator's command ends the lock for all readers.
@@ -164,8 +175,9 @@ pub static DEL_OR_SET: Scenario = Scenario {
 fn del_or_set(_: Protected, tally: &mut Tally) -> Result<()> {
     for by_set in [false, true] {
         let mut node = Node::start(|builder| builder)?;
-        let way = LockMethod::Module;
-        let readers = [share(&mut node, way, "first", TTL)?, share(&mut node, way, "second", TTL)?];
+        let method = LockMethod::Module;
+        let readers =
+            [share(&mut node, method, "first", TTL)?, share(&mut node, method, "second", TTL)?];
         if by_set {
             let _: String = node.call(&["SET", "key", "old client", "PX", "60000"])?;
         } else {
@@ -173,11 +185,11 @@ fn del_or_set(_: Protected, tally: &mut Tally) -> Result<()> {
         }
         tally.count_injected();
         for reader in &readers {
-            tally.harm_unless(node.extend(way, reader)?.is_none(), || {
+            tally.harm_unless(node.extend(method, reader)?.is_none(), || {
                 "a reader could still extend the lock".into()
             });
         }
-        let writer = node.acquire(way, "key", "writer", TTL)?;
+        let writer = node.acquire(method, "key", "writer", TTL)?;
         tally.harm_unless(matches!(writer, Answer::Granted(_)) != by_set, || {
             format!("the writer was answered {writer:?}")
         });
@@ -194,17 +206,18 @@ pub static UNLOAD: Scenario = Scenario {
 
 fn unload(_: Protected, tally: &mut Tally) -> Result<()> {
     let mut node = Node::start(|builder| builder)?;
-    let way = LockMethod::Module;
-    let readers = [share(&mut node, way, "first", TTL)?, share(&mut node, way, "second", TTL)?];
+    let method = LockMethod::Module;
+    let readers =
+        [share(&mut node, method, "first", TTL)?, share(&mut node, method, "second", TTL)?];
     let refused = node.call::<String>(&["MODULE", "UNLOAD", "lock"]);
     tally.count_injected();
     tally.harm_unless(refused.is_err(), || "the module was unloaded".into());
-    check_still_shared(&mut node, way, &readers, tally)
+    check_still_shared(&mut node, method, &readers, tally)
 }
 
 /// Acquires the lock as a reader. The node must grant it.
-fn share(node: &mut Node, way: LockMethod, token: &str, ttl: Duration) -> Result<Held> {
-    match node.share(way, "key", token, ttl)? {
+fn share(node: &mut Node, method: LockMethod, token: &str, ttl: Duration) -> Result<Held> {
+    match node.share(method, "key", token, ttl)? {
         Answer::Granted(held) => Ok(held),
         other => bail!("a reader was not granted the lock: {other:?}"),
     }
@@ -215,14 +228,14 @@ fn start_with_disk() -> Result<Node> {
     Node::start(|builder| builder.arg("appendonly", "yes").arg("appendfsync", "always"))
 }
 
-/// Checks that a writer is refused while `last` is held.
+/// Checks once that a writer is refused, unless the lock of `last` has ended.
 fn check_refuses_writers(
     node: &mut Node,
-    way: LockMethod,
+    method: LockMethod,
     last: &Held,
     tally: &mut Tally,
 ) -> Result<()> {
-    let writer = node.acquire(way, &last.key, "writer", TTL)?;
+    let writer = node.acquire(method, &last.key, "writer", TTL)?;
     if Instant::now() < last.must_last_until() {
         tally.harm_unless(matches!(writer, Answer::Refused), || {
             format!("a writer was not refused beside a reader: {writer:?}")
@@ -237,29 +250,29 @@ fn check_refuses_writers(
 /// the lock is free. Without the module, only a writer tries to acquire the lock.
 fn check_still_shared(
     node: &mut Node,
-    way: LockMethod,
+    method: LockMethod,
     readers: &[Held],
     tally: &mut Tally,
 ) -> Result<()> {
-    check_refuses_writers(node, way, &readers[0], tally)?;
-    if way == LockMethod::SetNx {
+    check_refuses_writers(node, method, &readers[0], tally)?;
+    if method == LockMethod::SetNx {
         return Ok(());
     }
-    let joined = node.share(way, &readers[0].key, "joined", TTL)?;
+    let joined = node.share(method, &readers[0].key, "joined", TTL)?;
     let Answer::Granted(joined) = joined else {
         tally.harm(format!("another reader was not granted the lock: {joined:?}"));
         return Ok(());
     };
     for reader in readers.iter().chain([&joined]) {
-        tally.harm_unless(node.extend(way, reader)?.is_some(), || {
+        tally.harm_unless(node.extend(method, reader)?.is_some(), || {
             "a reader could not extend the lock".into()
         });
-        check_refuses_writers(node, way, reader, tally)?;
-        tally.harm_unless(node.release(way, reader)?, || {
+        check_refuses_writers(node, method, reader, tally)?;
+        tally.harm_unless(node.release(method, reader)?, || {
             "a reader could not release the lock".into()
         });
     }
-    let writer = node.acquire(way, &joined.key, "writer", TTL)?;
+    let writer = node.acquire(method, &joined.key, "writer", TTL)?;
     tally.harm_unless(matches!(writer, Answer::Granted(_)), || {
         format!("the lock was not free after all releases: {writer:?}")
     });

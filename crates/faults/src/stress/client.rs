@@ -6,7 +6,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use redis::{Connection, RedisError, Value, cmd};
 
 use super::outcome::WaitEnd;
-use super::{RunState, Stress, Wait};
+use super::{Claim, RunState, Stress};
 
 /// Ttl and wait, longer than any client holds a lock or waits for it.
 const LONG_MS: u64 = 20_000;
@@ -79,13 +79,15 @@ impl<'a> Client<'a> {
         let ask =
             cmd("LOCK.ACQUIRE").arg(&key).arg(&token).arg(ttl_ms).arg("WAIT").arg(wait_ms).take();
         connection.set_read_timeout(Some(patience)).expect("the timeout is not zero");
-        self.shared
-            .set_wait(self.index, Some(Wait { client_id, key: key.clone(), token: token.clone() }));
+        self.shared.set_claim(
+            self.index,
+            Some(Claim { client_id, key: key.clone(), token: token.clone() }),
+        );
         let asked = Instant::now();
         let (_, connection) = self.connection.as_mut().expect("the connection was opened above");
         let answer = ask.query::<Value>(connection);
         let end = self.classify(plan, answer, asked.elapsed() >= patience);
-        self.shared.tally.count_end(end);
+        self.shared.counters.count_end(end);
         if end == WaitEnd::Granted && !is_short {
             self.hold();
         }
@@ -97,7 +99,7 @@ impl<'a> Client<'a> {
         if may_hold && !is_short {
             self.release(&key, &token);
         }
-        self.shared.set_wait(self.index, None);
+        self.shared.set_claim(self.index, None);
     }
 
     /// Returns how a wait ended, and closes a connection that failed.

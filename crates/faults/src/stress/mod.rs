@@ -18,7 +18,7 @@ use redis::{Connection, RedisResult, Value, cmd, from_redis_value, pipe};
 
 use self::client::Client;
 pub use self::outcome::StressOutcome;
-use self::outcome::{Intervention, Tally};
+use self::outcome::{Counters, Intervention};
 
 /// Longest time between two interventions.
 const INTERVENTION_PAUSE_MAX: Duration = Duration::from_millis(1);
@@ -48,14 +48,14 @@ struct RunState<'a> {
     stop: &'a AtomicBool,
     /// Set when all clients have ended.
     over: AtomicBool,
-    /// The present wait of each client.
-    waits: Vec<Mutex<Option<Wait>>>,
-    tally: Tally,
+    /// The present claim of each client.
+    claims: Vec<Mutex<Option<Claim>>>,
+    counters: Counters,
 }
 
 /// A client that waits for a lock, or holds it.
 #[derive(Clone)]
-struct Wait {
+struct Claim {
     /// The id of its connection on the server.
     client_id: u64,
     key: String,
@@ -75,8 +75,8 @@ impl Stress {
             begun: AtomicU64::new(0),
             stop,
             over: AtomicBool::new(false),
-            waits: (0..self.clients).map(|_| Mutex::default()).collect(),
-            tally: Tally::default(),
+            claims: (0..self.clients).map(|_| Mutex::default()).collect(),
+            counters: Counters::default(),
         };
         let longest_free = thread::scope(|scope| {
             let shared = &shared;
@@ -94,7 +94,7 @@ impl Stress {
             longest_free.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
         let rounds = shared.begun.load(Ordering::Relaxed).min(self.rounds);
-        StressOutcome::new(rounds, &shared.tally, longest_free, server)
+        StressOutcome::new(rounds, &shared.counters, longest_free, server)
     }
 
     fn key(index: usize) -> String {
@@ -113,12 +113,12 @@ impl RunState<'_> {
             && self.begun.fetch_add(1, Ordering::Relaxed) < self.stress.rounds
     }
 
-    fn set_wait(&self, client: usize, wait: Option<Wait>) {
-        *self.waits[client].lock().unwrap_or_else(PoisonError::into_inner) = wait;
+    fn set_claim(&self, client: usize, claim: Option<Claim>) {
+        *self.claims[client].lock().unwrap_or_else(PoisonError::into_inner) = claim;
     }
 
-    fn present_wait(&self, client: usize) -> Option<Wait> {
-        self.waits[client].lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn present_claim(&self, client: usize) -> Option<Claim> {
+        self.claims[client].lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Ends waits and locks as operators and other clients can, until all clients have ended.
@@ -127,7 +127,7 @@ impl RunState<'_> {
         let mut connection = self.server.connection();
         while !self.is_over() {
             let victim = rng.random_range(0..self.stress.clients);
-            if let Some(Wait { client_id, key, token }) = self.present_wait(victim) {
+            if let Some(Claim { client_id, key, token }) = self.present_claim(victim) {
                 let unblock =
                     |how: &str| cmd("CLIENT").arg("UNBLOCK").arg(client_id).arg(how).take();
                 let (intervention, command) = match rng.random_range(0..100) {
@@ -146,7 +146,7 @@ impl RunState<'_> {
                     command.query::<Value>(&mut connection).expect("no command kills this client");
                 // A RELEASE that withdraws a waiter is answered with 0, although it worked.
                 if intervention == Intervention::Withdraw || done == Value::Int(1) {
-                    self.tally.count_intervention(intervention);
+                    self.counters.count_intervention(intervention);
                 }
             }
             thread::sleep(rng.random_range(Duration::ZERO..=INTERVENTION_PAUSE_MAX));
@@ -176,7 +176,7 @@ impl RunState<'_> {
             } else {
                 first_seen = None;
             }
-            self.tally.count_observation();
+            self.counters.count_observation();
             thread::sleep(OBSERVATION_PAUSE);
         }
         longest

@@ -36,7 +36,7 @@ pub(super) enum Intervention {
 
 /// Counts what happens.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct Counters {
     ends: [AtomicU64; 6],
     interventions: [AtomicU64; 4],
     observations: AtomicU64,
@@ -75,7 +75,7 @@ pub struct StressOutcome {
     pub leases_left: u64,
 }
 
-impl Tally {
+impl Counters {
     pub(super) fn count_end(&self, end: WaitEnd) {
         self.ends[end as usize].fetch_add(1, Ordering::Relaxed);
     }
@@ -99,7 +99,12 @@ impl Tally {
 
 impl StressOutcome {
     /// Reads what is left on the server, after all clients have ended.
-    pub(super) fn new(rounds: u64, tally: &Tally, longest_free: Duration, server: &Server) -> Self {
+    pub(super) fn new(
+        rounds: u64,
+        counters: &Counters,
+        longest_free: Duration,
+        server: &Server,
+    ) -> Self {
         let mut connection = server.connection();
         let mut left = || {
             [("lock", "lock_waiters"), ("clients", "blocked_clients"), ("lock", "lock_leases")].map(
@@ -112,16 +117,16 @@ impl StressOutcome {
         let [waiters_left, blocked_left, leases_left] = left();
         Self {
             rounds,
-            granted: tally.ends(WaitEnd::Granted),
-            out_of_time: tally.ends(WaitEnd::OutOfTime) + tally.ends(WaitEnd::Unblocked),
-            cut_off: tally.ends(WaitEnd::CutOff),
-            hung_up: tally.ends(WaitEnd::HungUp),
-            unanswered: tally.ends(WaitEnd::Unanswered),
-            kills: tally.interventions(Intervention::Kill),
-            ended_waits: tally.interventions(Intervention::Unblock)
-                + tally.interventions(Intervention::Withdraw),
-            deleted: tally.interventions(Intervention::Delete),
-            observations: tally.observations.load(Ordering::Relaxed),
+            granted: counters.ends(WaitEnd::Granted),
+            out_of_time: counters.ends(WaitEnd::OutOfTime) + counters.ends(WaitEnd::Unblocked),
+            cut_off: counters.ends(WaitEnd::CutOff),
+            hung_up: counters.ends(WaitEnd::HungUp),
+            unanswered: counters.ends(WaitEnd::Unanswered),
+            kills: counters.interventions(Intervention::Kill),
+            ended_waits: counters.interventions(Intervention::Unblock)
+                + counters.interventions(Intervention::Withdraw),
+            deleted: counters.interventions(Intervention::Delete),
+            observations: counters.observations.load(Ordering::Relaxed),
             longest_free,
             waiters_left,
             blocked_left,
@@ -140,7 +145,8 @@ impl fmt::Display for StressOutcome {
         let Self { granted, out_of_time, cut_off, hung_up, .. } = self;
         write!(
             f,
-            "{granted} granted, {out_of_time} ended without, {cut_off} cut off, {hung_up} hung up"
+            "{granted} granted, {out_of_time} ended without the lock, {cut_off} cut off, \
+             {hung_up} hung up"
         )
     }
 }

@@ -13,7 +13,7 @@ use quorlock_sim::fleet::{
 
 /// Runs whole fleets of clients and nodes under a virtual clock, with faults that a seed draws.
 ///
-/// Exits with 1 if a checker finds a violation, or if no seed catches a mutant.
+/// Exits with 1 if a checker finds a violation, or if a mutant is caught by no seed.
 #[derive(Parser)]
 #[command(name = "quorlock-sim", version)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
@@ -47,12 +47,12 @@ struct Args {
     #[arg(long, value_name = "NAME", value_parser = parse_mutant)]
     mutant: Option<Mutant>,
 
-    /// Find the first seed that catches each mutant, or only that of --mutant
+    /// For each mutant, or only for the one of --mutant, find the first seed that catches it
     #[arg(long)]
     mutants: bool,
 
     /// Compare runs with and without each rule about waiting
-    #[arg(long, conflicts_with = "mutants")]
+    #[arg(long, conflicts_with_all = ["mutants", "mutant", "kind", "seeds", "from"])]
     compare: bool,
 }
 
@@ -193,4 +193,25 @@ fn all_pass(
         seeds * 60 / seconds
     );
     bad == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::error::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn comparison_refuses_options_that_it_would_ignore() {
+        let options =
+            [["--mutant", "LateRelease"], ["--kind", "shared"], ["--seeds", "5"], ["--from", "5"]];
+        for option in options {
+            let error = |words: &[&str]| {
+                Args::try_parse_from([words, &option].concat()).err().map(|error| error.kind())
+            };
+            assert_eq!(error(&["quorlock-sim"]), None, "{option:?}");
+            let conflict = Some(ErrorKind::ArgumentConflict);
+            assert_eq!(error(&["quorlock-sim", "--compare"]), conflict, "{option:?}");
+        }
+    }
 }

@@ -22,7 +22,7 @@ pub trait Inject {
     #[must_use]
     fn wall_clock(self, clock: &WallClock) -> Self;
 
-    /// Records what the server syncs, so that `power` can cut its power.
+    /// Records what the server syncs, so that [`PowerCut::cut`] removes only the rest.
     #[must_use]
     fn power_cut(self, power: &PowerCut) -> Self;
 }

@@ -15,7 +15,7 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/synced_sizes.so
 /// Cuts the power of the servers that are started with it.
 ///
 /// A cut kills a server with SIGKILL, and removes the bytes that it has written but not synced.
-/// SIGKILL alone would leave these bytes in the memory of the system, and so on the disk.
+/// After SIGKILL alone, the system would still write these bytes from its memory to the disk.
 ///
 /// Each file in the server's directory is cut back to the size that it had when its last successful
 /// `fsync` or `fdatasync` began, even if it was renamed since. A file that was never synced is left

@@ -103,7 +103,7 @@ impl Default for WallClock {
 #[derive(Debug)]
 struct SharedNumber(NonNull<AtomicI64>);
 
-// SAFETY: this is a reference to an atomic number, valid in any thread until this is dropped.
+// SAFETY: threads may share the number: it is atomic, and mapped until this value is dropped.
 unsafe impl Send for SharedNumber {}
 // SAFETY: as above.
 unsafe impl Sync for SharedNumber {}
@@ -121,15 +121,15 @@ impl SharedNumber {
     }
 
     fn get(&self) -> &AtomicI64 {
-        // SAFETY: the number is mapped, at the start of a page, until this is dropped. The file has
-        // eight bytes and is never shortened. Other processes only read it.
+        // SAFETY: the number is mapped, at the start of a page, until `self` is dropped. The file
+        // has eight bytes and is never shortened. Other processes only read it.
         unsafe { self.0.as_ref() }
     }
 }
 
 impl Drop for SharedNumber {
     fn drop(&mut self) {
-        // SAFETY: this was mapped with this length, and no reference outlives it.
+        // SAFETY: `map` mapped this address with this length, and no reference outlives `self`.
         let unmapped = unsafe { munmap(self.0.as_ptr().cast(), size_of::<AtomicI64>()) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }

@@ -91,7 +91,7 @@ impl Proxy {
 
     /// Holds all bytes in this direction until the proxy is healed, and then forwards them.
     ///
-    /// Keeps at most 16 MiB of a connection. Beyond that the sender waits, as on a slow network.
+    /// Holds at most 16 MiB per connection. Beyond that the sender waits, as on a slow network.
     pub fn stall(&self, direction: Direction) {
         self.shared.faults.send_modify(|faults| faults.lane_mut(direction).passage = Passage::Hold);
     }
