@@ -202,6 +202,11 @@ impl LockInner {
         self.hold().poll_timeout()
     }
 
+    /// See [`Hold::round_ends_at`].
+    pub(super) fn round_ends_at(&self) -> Option<Moment> {
+        self.hold().round_ends_at()
+    }
+
     /// Sends the verdict of this round, or of a round that replaces it, to a call.
     pub(super) fn send_verdict(&self, round: u32, call: oneshot::Sender<ExtensionVerdict>) {
         self.extending().push((round, call));

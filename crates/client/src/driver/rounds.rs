@@ -73,8 +73,9 @@ async fn begin(lock: &Arc<LockInner>, kind: RoundKind) -> Result<(), ExtendError
     }
 }
 
-/// Extends locks. Ends when all nodes have answered, or after a third of the longest ttl and the
-/// time limits of all nodes.
+/// Extends locks. Ends when all nodes have answered, or with [`Hold::round_ends_at`] of each lock.
+///
+/// [`Hold::round_ends_at`]: quorlock_core::client::Hold::round_ends_at
 pub(super) async fn round(shared: Arc<Shared>, locks: Vec<Arc<LockInner>>) {
     round_of(shared, locks, RoundKind::Extend, None).await;
 }
@@ -86,8 +87,6 @@ async fn round_of(
     kind: RoundKind,
     mut call: Option<oneshot::Sender<ExtensionVerdict>>,
 ) {
-    let longest = locks.iter().map(|lock| lock.spec.ttl.duration()).max().unwrap_or_default();
-    let end = clock::now().plus(longest / 3);
     let mut round = Round { shared, locks, answers: FuturesUnordered::new() };
     let mut sends = Vec::new();
     for (index, lock) in round.locks.iter().enumerate() {
@@ -104,16 +103,15 @@ async fn round_of(
         });
         sends.extend(requests.into_iter().map(|send| (index, send)));
     }
-    let limits = round.locks.iter().filter_map(|lock| lock.round_deadline());
-    let end = limits.fold(end, Moment::later);
+    let end = round.locks.iter().filter_map(|lock| lock.round_ends_at()).reduce(Moment::later);
     round.send(sends);
     while !round.answers.is_empty() {
-        let deadline = round.deadline().into_iter().chain([end]).reduce(Moment::earlier);
+        let deadline = round.deadline().into_iter().chain(end).reduce(Moment::earlier);
         tokio::select! {
             biased;
             Some(answered) = round.answers.next() => round.handle(answered),
             () = sleep_until(deadline) => {
-                if clock::now().has_reached(end) {
+                if end.is_some_and(|end| clock::now().has_reached(end)) {
                     break;
                 }
                 round.handle_timeout();

@@ -82,6 +82,8 @@ struct Round {
     pending: SmallVec<[Option<u64>; 5]>,
     /// When unanswered nodes count as silent, and after how long; `None` once they do.
     due: Option<(Moment, Duration)>,
+    /// Until when to wait for late answers and repairs.
+    ends_at: Moment,
     decided: bool,
     purpose: Purpose,
 }
@@ -328,6 +330,8 @@ impl Hold {
             core,
             pending: SmallVec::from_elem(None, self.nodes.len()),
             due: Some((ctx.now.plus(limit), limit)),
+            // Not before the nodes' time is over: without a majority, that decides the round.
+            ends_at: ctx.now.plus(limit.max(self.spec.ttl.duration() / 3)),
             decided: false,
             purpose,
         });
@@ -350,6 +354,12 @@ impl Hold {
             }
         }
         Some(number)
+    }
+
+    /// Until when to wait for the answers to the last round and to its repairs: a third of the ttl
+    /// after it began, or until its nodes' time to answer is over, if that is later.
+    pub fn round_ends_at(&self) -> Option<Moment> {
+        self.round.as_ref().map(|round| round.ends_at)
     }
 
     /// Returns the next action.

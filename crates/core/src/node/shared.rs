@@ -33,7 +33,7 @@ pub(super) struct SharedKey<'k, K: Keyspace> {
 }
 
 impl Node {
-    /// Acquires a shared lock. A newcomer queues behind every waiter for which this key suffices.
+    /// Acquires a shared lock. A new client queues behind each waiter that needs no other key.
     ///
     /// A repair overtakes the clients that began to wait after other nodes granted the lock.
     pub(super) fn acquire_shared<K: Keyspace>(
