@@ -31,8 +31,8 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
         ctx.log(
             LogLevel::Warning,
             "lock: maxmemory-policy lets this server evict the keys of locks. A lock whose key was \
-             evicted stays held, but plain clients, replicas and a restarted server do not see it: \
-             set maxmemory-policy noeviction on a lock master",
+             evicted stays held, but plain clients, replicas and a restarted server do not see it \
+             until the key is written again: set maxmemory-policy noeviction on a lock master",
         );
     }
 }

@@ -45,7 +45,22 @@ impl Command for AcquireAny {
     const SPEC: Spec = docs::ACQUIRE_ANY;
 
     fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        acquire_any(ctx, request::ordered_keys_and_token(args));
+        let parsed = request::ordered_keys_and_token(args);
+        let acquired = parsed.and_then(|KeysAndToken { keys, token, rest }| {
+            let (ttl, options) = request::acquire_terms(rest, Sharing::Refused)?;
+            let mut keyspace = ServerKeyspace::for_command(ctx);
+            let acquire = node_acquire(keyspace.db(), &keys, &token, ttl, &options);
+            let reply = execute(&node::Command::AcquireAny(acquire), &mut keyspace)?;
+            if let Reply::GrantedOne { fence, key } = reply {
+                reply_granted_one(ctx, fence, options.wait_ms.map(|_| 0), keys[key].as_ref());
+                return Ok(None);
+            }
+            Ok(Some(reply))
+        });
+        // `None`: the reply was sent above, where the keys are known.
+        if let Some(reply) = acquired.transpose() {
+            send_reply(ctx, reply);
+        }
     }
 }
 
@@ -144,7 +159,7 @@ fn acquire<'a, K: AsRef<[Name<'a>]>>(
 ) {
     let mut has_wait = false;
     let acquired = parsed.and_then(|KeysAndToken { keys, token, rest }| {
-        let (ttl, options) = request::acquire_terms(rest, module::max_ttl(), sharing)?;
+        let (ttl, options) = request::acquire_terms(rest, sharing)?;
         has_wait = options.wait_ms.is_some();
         let mut keyspace = ServerKeyspace::for_command(ctx);
         let acquire = node_acquire(keyspace.db(), keys.as_ref(), &token, ttl, &options);
@@ -176,35 +191,13 @@ fn node_acquire<'a, N>(
     }
 }
 
-/// Acquires the lock of any of several keys, and replies with that key.
-fn acquire_any<'a>(
-    ctx: &'a Ctx<'a>,
-    parsed: Result<KeysAndToken<'a, Vec<Name<'a>>>, CommandError>,
-) {
-    let acquired = parsed.and_then(|KeysAndToken { keys, token, rest }| {
-        let (ttl, options) = request::acquire_terms(rest, module::max_ttl(), Sharing::Refused)?;
-        let mut keyspace = ServerKeyspace::for_command(ctx);
-        let acquire = node_acquire(keyspace.db(), &keys, &token, ttl, &options);
-        let reply = execute(&node::Command::AcquireAny(acquire), &mut keyspace)?;
-        if let Reply::GrantedOne { fence, key } = reply {
-            reply_granted_one(ctx, fence, options.wait_ms.map(|_| 0), keys[key].as_ref());
-            return Ok(None);
-        }
-        Ok(Some(reply))
-    });
-    // `None`: the reply was sent above, where the keys are known.
-    if let Some(reply) = acquired.transpose() {
-        send_reply(ctx, reply);
-    }
-}
-
 fn extend<'a, K: AsRef<[Name<'a>]>>(
     ctx: &'a Ctx<'a>,
     parsed: Result<KeysAndToken<'a, K>, CommandError>,
     sharing: Sharing,
 ) {
     let extended = parsed.and_then(|KeysAndToken { keys, token, rest }| {
-        let (ttl, options) = request::extend_terms(rest, module::max_ttl(), sharing)?;
+        let (ttl, options) = request::extend_terms(rest, sharing)?;
         let mut keyspace = ServerKeyspace::for_command(ctx);
         let new_token = options.new_token.map(Name::from);
         let extend = node::Extend {
@@ -242,14 +235,14 @@ fn execute<'a>(
     Ok(module::state().node.execute(now, command, keyspace)?)
 }
 
-/// Sends the reply to a command, unless the client waits for it.
 fn send_reply(ctx: &Ctx<'_>, reply: Result<Reply, CommandError>) {
     match reply {
-        // `acquire_any` replies to `GrantedOne` itself, with the key.
+        // `AcquireAny` replies to `GrantedOne` itself, with the key.
         Ok(Reply::Granted(fence) | Reply::Extended(fence) | Reply::GrantedOne { fence, .. }) => {
             ctx.reply_integer(integer(fence));
         }
         Ok(Reply::Refused | Reply::NotHeld | Reply::Inspected(None)) => ctx.reply_null(),
+        // The client is answered when its wait ends.
         Ok(Reply::Waits) => {}
         Ok(Reply::Released(yes) | Reply::Revoked(yes)) => ctx.reply_integer(yes.into()),
         Ok(Reply::Inspected(Some(inspected))) => inspection::reply(ctx, &inspected),
@@ -265,7 +258,7 @@ pub(crate) fn reply_unblocked(ctx: &Ctx<'_>, ticket: Option<Ticket>) {
     reply_after_wait(ctx, reply);
 }
 
-/// Sends this answer to a client that waited; nil if there is none.
+/// Replies to a client that waited; with nil if there is no answer.
 pub(crate) fn reply_after_wait(ctx: &Ctx<'_>, reply: Option<WaitReply>) {
     match reply {
         Some(WaitReply::Granted { fence, waited_us, key: None }) => {

@@ -22,16 +22,16 @@ const PREFIX: &[u8] = b"lock.";
 /// The value of `lock.rejoin-delay` that stands for `lock.max-ttl`.
 const AS_MAX_TTL: i64 = -1;
 
-/// The largest ttl of a lock, in milliseconds.
-static MAX_TTL_MS: Number = fixed_number(c"max-ttl", 60_000, 1, WEEK_MS);
-/// How long the node abstains after the module was loaded, in milliseconds. A new value takes
-/// effect at the next start.
+static MAX_TTL_MS: Number =
+    Number { fixed_at_start: true, ..number(c"max-ttl", 60_000, 1, WEEK_MS, |_| ()) };
+/// How long the node abstains after the module was loaded. A new value takes effect at the next
+/// start.
 static REJOIN_DELAY_MS: Number = number(c"rejoin-delay", AS_MAX_TTL, AS_MAX_TTL, WEEK_MS, |_| ());
-/// How far a proposed fence may exceed the server's own wall clock, in milliseconds. Such a fence
-/// is usually the wall clock of a client, in microseconds.
+/// How far a proposed fence may exceed the server's own wall clock. A fence is usually the wall
+/// clock of a client, in microseconds.
 static MAX_CLOCK_SKEW_MS: Number = number(c"max-clock-skew", 60_000, 0, DAY_MS, set_max_clock_skew);
 
-/// How many clients may wait, for all locks together.
+/// How many clients may wait, for all keys together.
 static MAX_WAITERS: Number = number(c"max-waiters", 1000, 0, 1_000_000, set_max_waiters);
 
 /// The set to which this node belongs: `NAME ID MEMBERS`.
@@ -43,12 +43,6 @@ static NUMBERS: [&Number; 4] = [&MAX_TTL_MS, &REJOIN_DELAY_MS, &MAX_CLOCK_SKEW_M
 const fn number(name: &'static CStr, default: i64, min: i64, max: i64, changed: fn(i64)) -> Number {
     let value = AtomicI64::new(default);
     Number { name, default, min, max, fixed_at_start: false, changed, value }
-}
-
-/// A number that is fixed at start.
-const fn fixed_number(name: &'static CStr, default: i64, min: i64, max: i64) -> Number {
-    let value = AtomicI64::new(default);
-    Number { name, default, min, max, fixed_at_start: true, changed: |_| (), value }
 }
 
 /// Reads the module's arguments and then redis.conf, which overrides them.
@@ -114,13 +108,10 @@ fn parse_set(value: &[u8]) -> Result<Option<NodeSet>, InvalidSet> {
 }
 
 fn normalize_set(value: &[u8]) -> Result<String, String> {
-    match parse_set(value) {
-        Ok(set) => Ok(set.map_or_else(String::new, |set| set.to_string())),
-        Err(error) => Err(error.to_string()),
-    }
+    let set = parse_set(value).map_err(|error| error.to_string())?;
+    Ok(set.map_or_else(String::new, |set| set.to_string()))
 }
 
-/// The set to which this node belongs, if any.
 pub(crate) fn node_set() -> Option<NodeSet> {
     SET.with_value(parse_set).expect("the value was checked when it was set")
 }
@@ -153,12 +144,10 @@ fn set_max_clock_skew(ms: i64) {
     module::with(|state| state.node.set_max_clock_skew_ms(ms.unsigned_abs()));
 }
 
-/// Why the module is not loaded with this configuration.
 pub(crate) enum ConfigError {
     UnknownName,
     Repeated(&'static CStr),
     BadValue(&'static Number),
-    /// The module argument `set` has no value.
     NoSet,
     InvalidSet(InvalidSet),
     /// The server refused a setting or its value, and has logged why.
@@ -181,12 +170,11 @@ impl fmt::Display for ConfigError {
                 number.min,
                 number.max
             ),
-            Self::NoSet => {
-                write!(
-                    f,
-                    "the module argument `set` has no value: write `set NAME ID MEMBERS`, or leave `set` out"
-                )
-            }
+            Self::NoSet => write!(
+                f,
+                "the module argument `set` has no value: write `set NAME ID MEMBERS`, or leave \
+                 `set` out"
+            ),
             Self::InvalidSet(error) => error.fmt(f),
             Self::Refused => {
                 write!(f, "a configuration value is not allowed; the limits are:")?;

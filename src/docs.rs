@@ -1,11 +1,12 @@
 //! The descriptions of the commands, for `COMMAND DOCS`, `LOCK.HELP` and redis-cli's hints.
 
+use std::ffi::CStr;
+
 use crate::ffi::command::{ArgKind, ArgSpec, KeyFlags, Keys, Spec, Users};
 
-const LOGARITHMIC: &std::ffi::CStr = c"O(1) without waiters, O(log N) with N waiting clients";
-const FOR_EACH_KEY: &std::ffi::CStr =
-    c"O(K) for K keys without waiters, O(K log N) with N waiting clients";
-const SINCE: &std::ffi::CStr = c"0.1.0";
+const LOGARITHMIC: &CStr = c"O(1) without waiters, O(log N) with N waiting clients";
+const FOR_EACH_KEY: &CStr = c"O(K) for K keys without waiters, O(K log N) with N waiting clients";
+const SINCE: &CStr = c"0.1.0";
 
 const KEY: ArgSpec =
     ArgSpec { name: c"key", kind: ArgKind::Key, summary: c"The lock", option: None };
@@ -139,14 +140,9 @@ pub(crate) const EXTEND: Spec = Spec {
     name: c"lock.extend",
     flags: c"write fast",
     summary: c"Extends a held lock. Returns its fence, or nil if the token does not hold it",
-    complexity: LOGARITHMIC,
-    since: SINCE,
-    arity: -4,
-    keys: Keys::First,
     key_flags: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::UPDATE),
-    has_token: true,
-    users: Users::Programs,
     args: &[KEY, TOKEN, TTL, MAKE_SHARED, FENCE, NEW_TOKEN],
+    ..ACQUIRE
 };
 
 pub(crate) const EXTEND_ALL: Spec = Spec {
@@ -165,14 +161,10 @@ pub(crate) const RELEASE: Spec = Spec {
     name: c"lock.release",
     flags: c"write fast",
     summary: c"Releases a lock. Returns 1 if the token held it, 0 if not; safe to repeat",
-    complexity: LOGARITHMIC,
-    since: SINCE,
     arity: 3,
-    keys: Keys::First,
     key_flags: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::DELETE),
-    has_token: true,
-    users: Users::Programs,
     args: &[KEY, TOKEN],
+    ..ACQUIRE
 };
 
 pub(crate) const RELEASE_ALL: Spec = Spec {

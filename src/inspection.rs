@@ -5,10 +5,8 @@ use quorlock_core::node::{Holder, Inspected, Listed, Mode, Scanned, ShownWaiter}
 use crate::commands::integer;
 use crate::ffi::{Blocked, Client, Ctx};
 
-/// The number of fields that describe a key.
 const FIELDS: i32 = 11;
 
-/// Replies with a map of the fields.
 pub(crate) fn reply(ctx: &Ctx<'_>, inspected: &Inspected) {
     ctx.reply_map(FIELDS);
     reply_fields(ctx, inspected);
@@ -18,13 +16,12 @@ pub(crate) fn reply(ctx: &Ctx<'_>, inspected: &Inspected) {
 pub(crate) fn reply_list(ctx: &Ctx<'_>, Scanned { cursor, locks }: &Scanned) {
     ctx.reply_array(2);
     ctx.reply_bytes(cursor.to_string().as_bytes());
-    ctx.reply_array(i32::try_from(locks.len()).unwrap_or(0));
-    for Listed { key, inspected } in locks {
+    reply_each(ctx, locks, |Listed { key, inspected }| {
         ctx.reply_map(1 + FIELDS);
         ctx.reply_bytes(b"key");
         ctx.reply_bytes(key);
         reply_fields(ctx, inspected);
-    }
+    });
 }
 
 fn reply_fields(ctx: &Ctx<'_>, Inspected { waiters, queue, holder }: &Inspected) {
@@ -50,12 +47,7 @@ fn reply_fields(ctx: &Ctx<'_>, Inspected { waiters, queue, holder }: &Inspected)
     match shown.owners {
         [] => ctx.reply_null(),
         [owner] if shown.holders == 1 => reply_text(ctx, owner.as_deref()),
-        owners => {
-            ctx.reply_array(i32::try_from(owners.len()).unwrap_or(0));
-            for owner in owners {
-                reply_text(ctx, owner.as_deref());
-            }
-        }
+        owners => reply_each(ctx, owners, |owner| reply_text(ctx, owner.as_deref())),
     }
     ctx.reply_bytes(b"fence");
     shown.fence.map_or_else(|| ctx.reply_null(), |fence| ctx.reply_integer(fence));
@@ -71,15 +63,9 @@ fn reply_fields(ctx: &Ctx<'_>, Inspected { waiters, queue, holder }: &Inspected)
     ctx.reply_bytes(b"waiters");
     ctx.reply_integer(number(*waiters));
     ctx.reply_bytes(b"queue");
-    ctx.reply_array(i32::try_from(queue.len()).unwrap_or(0));
-    for waiter in queue {
-        reply_text(ctx, waiter.owner.as_deref());
-    }
+    reply_each(ctx, queue, |waiter| reply_text(ctx, waiter.owner.as_deref()));
     ctx.reply_bytes(b"clients");
-    ctx.reply_array(i32::try_from(queue.len()).unwrap_or(0));
-    for waiter in queue {
-        reply_client(ctx, waiter);
-    }
+    reply_each(ctx, queue, |waiter| reply_client(ctx, waiter));
     ctx.reply_bytes(b"keys");
     ctx.reply_integer(number(shown.keys));
     ctx.reply_bytes(b"revoked");
@@ -109,6 +95,12 @@ fn reply_client(ctx: &Ctx<'_>, waiter: &ShownWaiter) {
     reply_text(ctx, client.user.as_deref());
     ctx.reply_bytes(b"address");
     reply_text(ctx, client.address.as_deref().map(str::as_bytes));
+}
+
+/// Replies with an array. `reply` sends one reply for each item.
+fn reply_each<T>(ctx: &Ctx<'_>, items: &[T], reply: impl Fn(&T)) {
+    ctx.reply_array(i32::try_from(items.len()).unwrap_or(0));
+    items.iter().for_each(reply);
 }
 
 fn reply_text(ctx: &Ctx<'_>, text: Option<&[u8]>) {

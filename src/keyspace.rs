@@ -4,23 +4,19 @@ use quorlock_core::node::{
     Access, Author, Change, KeyEvent, Keyspace, Kind, Listeners, ServerEvent, Ticket, WriteRefused,
 };
 
-use crate::ffi::{Arg, Blocked, Ctx, DetachedClient, Key, Name};
+use crate::ffi::{Blocked, Ctx, DetachedClient, Key, Name};
 use crate::server_events;
 
 /// The server's keys and clients, during one command or the jobs of one turn.
 pub(crate) struct ServerKeyspace<'a> {
     ctx: &'a Ctx<'a>,
-    /// The selected database.
     db: u32,
     activity: Activity,
 }
 
-/// What the node does with the keyspace.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Activity {
-    /// Executes a client's command.
     Command,
-    /// Runs its jobs at the end of a turn.
     Jobs,
 }
 
@@ -114,7 +110,7 @@ impl<'a> Keyspace for ServerKeyspace<'a> {
     }
 
     fn notify(&mut self, key: &Name<'a>, change: Change<'_, Name<'a>>) {
-        let key: Arg<'_> = key.as_arg();
+        let key = key.as_arg();
         let generic = |name| {
             server_events::send_own(name, key, || self.ctx.notify_generic(name, key));
         };
@@ -126,8 +122,7 @@ impl<'a> Keyspace for ServerKeyspace<'a> {
             Change::Expire { .. } => generic(c"expire"),
             Change::Delete => generic(c"del"),
             Change::Expired => {
-                let notify = || self.ctx.notify_expired(key);
-                server_events::send_own(c"expired", key, notify);
+                server_events::send_own(c"expired", key, || self.ctx.notify_expired(key));
             }
         }
     }
@@ -168,8 +163,8 @@ pub(crate) fn key_event(name: &[u8]) -> Option<KeyEvent> {
         b"evicted" => Some(KeyEvent::Evicted),
         b"del" | b"rename_from" | b"move_from" => Some(KeyEvent::Removed),
         b"rename_to" | b"move_to" | b"copy_to" | b"restore" => Some(KeyEvent::Replaced),
-        // EXPIRE sends this event, and so does a SET with an expiry. `server_events` adds the
-        // length of the value.
+        // EXPIRE sends this event, and so does a SET with an expiry, which replaces the value.
+        // `server_events` adds the length of the value, which tells a mirror from other values.
         b"expire" => Some(KeyEvent::ExpirySet { value_bytes: None }),
         _ => None,
     }

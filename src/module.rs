@@ -22,27 +22,23 @@ const fn number(digits: &str) -> i32 {
     number
 }
 
-/// The number of fence counters. They fit a processor's cache, and two keys seldom share a counter.
+/// The fence counters fit a processor's cache, and two keys seldom share a counter.
 const FENCE_STRIPES: usize = 16_384;
 
-/// The number of shards of each hash table. Shards grow one at a time, so growth never stalls the
-/// server.
+/// Per hash table. Shards grow one at a time, so growth never stalls the server.
 const TABLE_SHARDS: usize = 256;
 
 static STATE: MainThread<RefCell<Option<State>>> = MainThread::new(RefCell::new(None));
 
-/// The node and what belongs to it.
 pub(crate) struct State {
     pub(crate) node: Node,
     pub(crate) timer: Timer,
-    /// The set to which this node belongs, if any.
     pub(crate) set: Option<NodeSet>,
-    /// Whether the end of this turn checks `maxmemory-policy`, and warns if it can evict the keys
-    /// of locks.
+    /// Whether to check `maxmemory-policy` at the end of this turn, and warn if it evicts keys.
     pub(crate) check_eviction_policy: bool,
 }
 
-/// Starts the module. On failure logs the reason and returns false.
+/// On failure logs the reason and returns false.
 pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
     let fail = |why: &str| {
         ctx.log(LogLevel::Warning, &format!("lock: not loaded: {why}"));
@@ -101,7 +97,7 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
     true
 }
 
-/// Stops the module. If the node would forget locks, logs that and returns false instead.
+/// Drops the state. If the node would forget locks, logs that and returns false instead.
 pub(crate) fn stop(ctx: &Ctx<'_>) -> bool {
     if with(|state| state.node.can_unload(clock::monotonic())) == Some(false) {
         ctx.log(
@@ -117,7 +113,6 @@ pub(crate) fn stop(ctx: &Ctx<'_>) -> bool {
     true
 }
 
-/// Borrows the state for a command.
 pub(crate) fn state() -> RefMut<'static, State> {
     RefMut::map(STATE.get().borrow_mut(), |state| {
         state.as_mut().expect("commands run only while the module is loaded")
@@ -129,8 +124,8 @@ pub(crate) fn with<T>(f: impl FnOnce(&mut State) -> T) -> Option<T> {
     STATE.get().try_borrow_mut().ok()?.as_mut().map(f)
 }
 
-/// Whether the module is loaded, even while its state is in use.
 pub(crate) fn is_loaded() -> bool {
+    // While the state is in use, the module is loaded.
     STATE.get().try_borrow().map_or(true, |state| state.is_some())
 }
 

@@ -2,18 +2,17 @@
 
 use std::ops::Range;
 
-use quorlock_core::node::{KEYS_MAX, Mode, Pattern, SCAN_COUNT_MAX};
+use quorlock_core::node::{self, KEYS_MAX, Mode, Pattern, SCAN_COUNT_MAX};
 use quorlock_core::{Fence, Ttl};
 
 use crate::error::CommandError;
 use crate::ffi::command::Keys;
 use crate::ffi::{Arg, Args, Name};
+use crate::module;
 
-/// Longest token, in bytes.
 pub(crate) const TOKEN_BYTES_MAX: usize = 256;
-/// Longest owner label, in bytes.
 pub(crate) const OWNER_BYTES_MAX: usize = 256;
-/// Longest wait, in milliseconds: a week, which is the longest ttl.
+/// A week, the longest ttl.
 pub(crate) const WAIT_MS_MAX: u64 = Ttl::MAX_MS;
 
 /// The arguments of a command with a token: parsed up to the token.
@@ -23,14 +22,14 @@ pub(crate) struct KeysAndToken<'a, K> {
     pub(crate) rest: Rest<'a>,
 }
 
-/// The arguments from the index `from` on, unparsed: in commands with a token, those after it.
+/// The arguments from the index `from` on; in commands with a token, those after the token.
 #[derive(Clone, Copy)]
 pub(crate) struct Rest<'a> {
     args: Args<'a>,
     from: usize,
 }
 
-/// The options of a command. Most commands take only some of them.
+/// Each command takes only some of these options.
 #[derive(Default)]
 pub(crate) struct Options<'a> {
     pub(crate) mode: Mode,
@@ -74,7 +73,6 @@ pub(crate) fn key_positions(args: Args<'_>) -> Option<Range<usize>> {
     ((1..=KEYS_MAX).contains(&count) && 2 + count <= args.len()).then(|| 2..2 + count)
 }
 
-/// Parses `command key token`.
 pub(crate) fn key_and_token(
     args: Args<'_>,
 ) -> Result<KeysAndToken<'_, [Name<'_>; 1]>, CommandError> {
@@ -92,7 +90,7 @@ pub(crate) fn key_and_token(
 pub(crate) fn sorted_keys_and_token(
     args: Args<'_>,
 ) -> Result<KeysAndToken<'_, Vec<Name<'_>>>, CommandError> {
-    let Counted { mut keys, token, rest } = counted(args)?;
+    let KeysAndToken { mut keys, token, rest } = counted_keys_and_token(args)?;
     keys.sort_unstable_by_key(|key| key.as_bytes());
     keys.dedup_by_key(|key| key.as_bytes());
     Ok(KeysAndToken { keys: keys.into_iter().map(Name::from).collect(), token, rest })
@@ -102,7 +100,7 @@ pub(crate) fn sorted_keys_and_token(
 pub(crate) fn ordered_keys_and_token(
     args: Args<'_>,
 ) -> Result<KeysAndToken<'_, Vec<Name<'_>>>, CommandError> {
-    let Counted { keys, token, rest } = counted(args)?;
+    let KeysAndToken { keys, token, rest } = counted_keys_and_token(args)?;
     let mut unique: Vec<Arg<'_>> = Vec::with_capacity(keys.len());
     for key in keys {
         if unique.iter().all(|other| other.as_bytes() != key.as_bytes()) {
@@ -112,34 +110,16 @@ pub(crate) fn ordered_keys_and_token(
     Ok(KeysAndToken { keys: unique.into_iter().map(Name::from).collect(), token, rest })
 }
 
-/// The arguments of a command with `numkeys`. The keys are as the client sent them.
-struct Counted<'a> {
-    keys: Vec<Arg<'a>>,
-    token: Name<'a>,
-    rest: Rest<'a>,
-}
-
-fn counted(args: Args<'_>) -> Result<Counted<'_>, CommandError> {
-    let count =
-        args.get(1).ok_or(CommandError::Arity)?.to_integer().ok_or(CommandError::NotAnInteger)?;
+/// Parses `command numkeys key [key ...] token`. Returns the keys as the client sent them.
+fn counted_keys_and_token(args: Args<'_>) -> Result<KeysAndToken<'_, Vec<Arg<'_>>>, CommandError> {
+    let count = integer(args.get(1).ok_or(CommandError::Arity)?)?;
     let count = usize::try_from(count).ok().filter(|count| (1..=KEYS_MAX).contains(count));
     let token_at = 2 + count.ok_or(CommandError::NumKeys)?;
     let token = checked_token(args.get(token_at).ok_or(CommandError::Arity)?)?.into();
     let keys = (2..token_at).filter_map(|index| args.get(index)).collect();
-    Ok(Counted { keys, token, rest: Rest { args, from: token_at + 1 } })
+    Ok(KeysAndToken { keys, token, rest: Rest { args, from: token_at + 1 } })
 }
 
-fn ttl(rest: Rest<'_>, max: Ttl) -> Result<Ttl, CommandError> {
-    let Rest { args, from } = rest;
-    let ms = args
-        .get(from)
-        .ok_or(CommandError::Arity)?
-        .to_integer()
-        .ok_or(CommandError::NotAnInteger)?;
-    Ok(Ttl::from_ms_up_to(u64::try_from(ms).unwrap_or(0), max.ms())?)
-}
-
-/// Whether the lock of a command may be shared.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharing {
     Allowed,
@@ -150,13 +130,9 @@ pub(crate) enum Sharing {
 /// Parses what follows the token: `ttl [SHARED] [WAIT ms] [FENCE n] [OWNER label]`.
 pub(crate) fn acquire_terms(
     rest: Rest<'_>,
-    max_ttl: Ttl,
     sharing: Sharing,
 ) -> Result<(Ttl, Options<'_>), CommandError> {
-    let ttl = ttl(rest, max_ttl)?;
-    let mut options = Options::default();
-    let mut mode = None;
-    each_option(rest, shared_flag(&mut mode, sharing), |name, value| {
+    ttl_and_options(rest, sharing, |options, name, value| {
         if name.eq_ignore_ascii_case(b"OWNER") {
             set_once(&mut options.owner, checked_owner(value)?)
         } else if name.eq_ignore_ascii_case(b"FENCE") {
@@ -170,21 +146,15 @@ pub(crate) fn acquire_terms(
             };
             Err(CommandError::UnknownOption { after: "ttl", takes })
         }
-    })?;
-    options.mode = mode.unwrap_or_default();
-    Ok((ttl, options))
+    })
 }
 
 /// Parses what follows the token: `ttl [SHARED] [FENCE n] [TOKEN new]`.
 pub(crate) fn extend_terms(
     rest: Rest<'_>,
-    max_ttl: Ttl,
     sharing: Sharing,
 ) -> Result<(Ttl, Options<'_>), CommandError> {
-    let ttl = ttl(rest, max_ttl)?;
-    let mut options = Options::default();
-    let mut mode = None;
-    each_option(rest, shared_flag(&mut mode, sharing), |name, value| {
+    ttl_and_options(rest, sharing, |options, name, value| {
         if name.eq_ignore_ascii_case(b"FENCE") {
             set_once(&mut options.fence, checked_fence(value)?)
         } else if name.eq_ignore_ascii_case(b"TOKEN") {
@@ -196,28 +166,32 @@ pub(crate) fn extend_terms(
             };
             Err(CommandError::UnknownOption { after: "ttl", takes })
         }
-    })?;
-    options.mode = mode.unwrap_or_default();
-    Ok((ttl, options))
+    })
 }
 
-/// Returns a parser of the option SHARED, which has no value.
-///
-/// If the option is SHARED, the parser stores the mode in `place` and returns true.
-fn shared_flag(
-    place: &mut Option<Mode>,
+/// Parses `ttl [SHARED] [name value ...]`. Passes the name and the value of each option to `take`.
+fn ttl_and_options<'a>(
+    rest: Rest<'a>,
     sharing: Sharing,
-) -> impl FnMut(&[u8]) -> Result<bool, CommandError> {
-    move |name| {
+    mut take: impl FnMut(&mut Options<'a>, &[u8], Arg<'a>) -> Result<(), CommandError>,
+) -> Result<(Ttl, Options<'a>), CommandError> {
+    let ms = integer(rest.args.get(rest.from).ok_or(CommandError::Arity)?)?;
+    let ttl = Ttl::from_ms_up_to(u64::try_from(ms).unwrap_or(0), module::max_ttl().ms())?;
+    let mut options = Options::default();
+    let mut mode = None;
+    let take_shared = |name: &[u8]| -> Result<bool, CommandError> {
         if !name.eq_ignore_ascii_case(b"SHARED") {
             return Ok(false);
         }
         if sharing == Sharing::Refused {
-            return Err(CommandError::SeveralShared);
+            return Err(node::CommandError::SeveralShared.into());
         }
-        set_once(place, Mode::Shared)?;
+        set_once(&mut mode, Mode::Shared)?;
         Ok(true)
-    }
+    };
+    each_option(rest, take_shared, |name, value| take(&mut options, name, value))?;
+    options.mode = mode.unwrap_or_default();
+    Ok((ttl, options))
 }
 
 /// Checks that nothing follows the token.
@@ -235,14 +209,14 @@ pub(crate) fn revoke_terms(args: Args<'_>) -> Result<bool, CommandError> {
     }
 }
 
-/// The arguments `cursor [MATCH pattern] [COUNT n]`.
+/// `cursor [MATCH pattern] [COUNT n]`.
 pub(crate) struct ScanTerms {
     pub(crate) cursor: u64,
     pub(crate) pattern: Option<Pattern>,
     pub(crate) count: u32,
 }
 
-/// How many locks a call of `LOCK.SCAN` examines by default, as with `SCAN`.
+/// As with `SCAN`.
 const COUNT_DEFAULT: u32 = 10;
 
 pub(crate) fn scan_terms(args: Args<'_>) -> Result<ScanTerms, CommandError> {
@@ -255,10 +229,8 @@ pub(crate) fn scan_terms(args: Args<'_>) -> Result<ScanTerms, CommandError> {
         |_| Ok(false),
         |name, value| {
             if name.eq_ignore_ascii_case(b"MATCH") {
-                set_once(
-                    &mut pattern,
-                    Pattern::new(value.as_bytes()).ok_or(CommandError::PatternLength)?,
-                )
+                let new = Pattern::new(value.as_bytes()).ok_or(CommandError::PatternLength)?;
+                set_once(&mut pattern, new)
             } else if name.eq_ignore_ascii_case(b"COUNT") {
                 set_once(&mut count, checked_count(value)?)
             } else {
@@ -273,11 +245,8 @@ pub(crate) fn scan_terms(args: Args<'_>) -> Result<ScanTerms, CommandError> {
 }
 
 fn checked_count(count: Arg<'_>) -> Result<u32, CommandError> {
-    let n = count.to_integer().ok_or(CommandError::NotAnInteger)?;
-    u32::try_from(n)
-        .ok()
-        .filter(|n| (1..=SCAN_COUNT_MAX).contains(n))
-        .ok_or(CommandError::CountRange)
+    let count = u32::try_from(integer(count)?).ok();
+    count.filter(|count| (1..=SCAN_COUNT_MAX).contains(count)).ok_or(CommandError::CountRange)
 }
 
 /// Parses the options that follow the argument at `from`.
@@ -324,11 +293,14 @@ fn checked_owner(owner: Arg<'_>) -> Result<Arg<'_>, CommandError> {
 }
 
 fn checked_fence(fence: Arg<'_>) -> Result<Fence, CommandError> {
-    let n = fence.to_integer().ok_or(CommandError::NotAnInteger)?;
-    u64::try_from(n).ok().and_then(Fence::new).ok_or(CommandError::FenceRange)
+    u64::try_from(integer(fence)?).ok().and_then(Fence::new).ok_or(CommandError::FenceRange)
 }
 
 fn checked_wait(wait: Arg<'_>) -> Result<u64, CommandError> {
-    let ms = wait.to_integer().ok_or(CommandError::NotAnInteger)?;
-    u64::try_from(ms).ok().filter(|ms| *ms <= WAIT_MS_MAX).ok_or(CommandError::WaitRange)
+    let ms = u64::try_from(integer(wait)?).ok();
+    ms.filter(|ms| *ms <= WAIT_MS_MAX).ok_or(CommandError::WaitRange)
+}
+
+fn integer(arg: Arg<'_>) -> Result<i64, CommandError> {
+    arg.to_integer().ok_or(CommandError::NotAnInteger)
 }

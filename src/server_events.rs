@@ -12,11 +12,10 @@ use quorlock_core::node::{Access, KeyBytes, KeyEvent, ServerEvent};
 use crate::ffi::{Arg, Ctx, Key, LogLevel, MainThread, clock};
 use crate::module::{self, State};
 
-/// Events that arrived while the node was busy.
 static PENDING: MainThread<RefCell<VecDeque<ServerEvent>>> =
     MainThread::new(RefCell::new(VecDeque::new()));
 
-/// The name and the key of the keyspace event that the node is sending about its own write.
+/// Name and key of the keyspace event that the node is sending about its own write.
 static OWN: MainThread<RefCell<Option<(&'static CStr, KeyBytes)>>> =
     MainThread::new(RefCell::new(None));
 
@@ -29,15 +28,13 @@ pub(crate) fn handle_key_event(ctx: &Ctx<'_>, name: &CStr, event: KeyEvent, key:
     if own_event.is_some() {
         return;
     }
-    let concerns_node = module::with(|state| state.node.has_keys());
-    if concerns_node == Some(false) {
+    if module::with(|state| state.node.has_keys()) == Some(false) {
         return;
     }
     let db = ctx.db();
     let event = match event {
         KeyEvent::ExpirySet { .. } => {
-            let concerns_node = module::with(|state| state.node.concerns(db, key.as_bytes()));
-            if concerns_node == Some(false) {
+            if module::with(|state| state.node.concerns(db, key.as_bytes())) == Some(false) {
                 return;
             }
             // Within a keyspace event only the length of a value is safe to read.
@@ -68,13 +65,12 @@ pub(crate) fn handle_event(event: ServerEvent) {
     }
 }
 
-/// Handles an event that may begin an abstention, and logs the abstention.
 pub(crate) fn handle_and_log(ctx: &Ctx<'_>, event: ServerEvent) {
     handle_event(event);
     log_abstention(ctx);
 }
 
-/// Handles a change of `maxmemory-policy`: the end of this turn checks the policy.
+/// Plans a check of the policy at the end of this turn.
 pub(crate) fn handle_eviction_policy_change() {
     module::with(|state| state.check_eviction_policy = true);
 }
@@ -85,7 +81,6 @@ fn postpone(event: ServerEvent) {
     }
 }
 
-/// The next event that arrived while the node was busy.
 pub(crate) fn take_pending() -> Option<ServerEvent> {
     PENDING.get().borrow_mut().pop_front()
 }
@@ -99,7 +94,6 @@ pub(crate) fn send_own(name: &'static CStr, key: Arg<'_>, notify: impl FnOnce())
     *OWN.get().borrow_mut() = None;
 }
 
-/// If the node abstains, logs why and for how long.
 pub(crate) fn log_abstention(ctx: &Ctx<'_>) {
     let abstention = module::with(|state| state.node.abstention(clock::monotonic()));
     let Some(Some((reason, left_ms))) = abstention else { return };

@@ -1,11 +1,13 @@
 //! A node that may have forgotten locks grants none until they have ended, and reports that.
 
+mod common;
+
 use std::time::{Duration, Instant};
 
+use common::{PATIENCE, append_only, command};
 use quorlock_testkit::{Inject as _, Server, ServerBuilder, WallClock, eventually, module_path};
 use redis::{Connection, RedisResult, Value, cmd};
 
-const PATIENCE: Duration = Duration::from_secs(5);
 /// The abstention in most tests: long enough to send several commands.
 const DELAY: Duration = Duration::from_secs(2);
 /// Longer than any test takes.
@@ -28,22 +30,17 @@ fn abstention(connection: &mut Connection, key: &str) -> (u64, String) {
     let words = error.detail().unwrap_or_default().to_owned();
     let (ms, rest) = words.split_once(' ').expect("a number and words");
     let (reason, sentence) = rest.split_once(": ").expect("a reason and a sentence");
-    let why = match reason {
-        "start" => "started recently",
-        "promotion" => "was a replica until recently",
-        "swapdb" => "swapped two databases recently",
-        _ => {
-            assert_eq!(
-                (reason, sentence),
-                ("replica", "this node is a replica and grants no locks; ask its master")
-            );
-            return (ms.parse().expect("a number"), reason.to_owned());
-        }
-    };
-    assert_eq!(
-        sentence,
+    let for_ms = |why: &str| {
         format!("this node {why}; it grants locks again in {ms} ms; ask the other nodes")
-    );
+    };
+    let expected = match reason {
+        "start" => for_ms("started recently"),
+        "promotion" => for_ms("was a replica until recently"),
+        "swapdb" => for_ms("swapped two databases recently"),
+        "replica" => "this node is a replica and grants no locks; ask its master".to_owned(),
+        other => panic!("{other}: {sentence}"),
+    };
+    assert_eq!(sentence, expected);
     (ms.parse().expect("a number"), reason.to_owned())
 }
 
@@ -66,7 +63,7 @@ fn assert_votes_again_after(connection: &mut Connection, since: Instant, delay: 
     assert!(since.elapsed() >= delay, "after {:?}", since.elapsed());
 }
 
-/// The lines of INFO about the abstention, without numbers.
+/// The lines of `INFO lock` about the abstention, without the number of milliseconds.
 fn state(connection: &mut Connection) -> Vec<String> {
     let info: String = cmd("INFO").arg("lock").query(connection).expect("it answers");
     let lines = info
@@ -164,39 +161,29 @@ fn abstention_is_measured_on_a_clock_that_never_steps() {
 
 #[test]
 fn inherited_lock_is_extended_and_released_during_an_abstention() {
-    let mut server = Server::with_module()
-        .arg("appendonly", "yes")
-        .arg("appendfsync", "always")
-        .start()
-        .unwrap();
-    for key in ["extended", "released", "left alone"] {
-        assert!(acquire(&mut server.connection(), key, "token").unwrap().is_some());
-        cmd("LOCK.EXTEND")
-            .arg(key)
-            .arg("token")
-            .arg(60_000)
-            .exec(&mut server.connection())
-            .unwrap();
+    let mut server = append_only().start().unwrap();
+    for key in ["extended", "released", "left-alone"] {
+        let acquire = command(&format!("LOCK.ACQUIRE {key} token 60000"));
+        assert!(acquire.query::<Option<u64>>(&mut server.connection()).unwrap().is_some());
     }
     server.kill();
     server.set_arg("lock.rejoin-delay", LONG_MS);
     server.restart().unwrap();
     let connection = &mut server.connection();
     let extend = |connection: &mut Connection, token: &str| -> Option<u64> {
-        let mut command = cmd("LOCK.EXTEND");
-        command.arg("extended").arg(token).arg(1000).query(connection).expect("it answers")
+        command(&format!("LOCK.EXTEND extended {token} 1000")).query(connection).unwrap()
     };
     assert_eq!(extend(connection, "other"), None);
     let fence = extend(connection, "token");
     assert!(fence.is_some());
     assert_eq!(extend(connection, "token"), fence, "it is a lock again, with a fence");
     let release = |connection: &mut Connection, token: &str| -> bool {
-        cmd("LOCK.RELEASE").arg("released").arg(token).query(connection).expect("it answers")
+        command(&format!("LOCK.RELEASE released {token}")).query(connection).unwrap()
     };
     assert!(!release(connection, "other"));
     assert!(release(connection, "token"));
     // The node abstains with the same error for held, free and possibly forgotten keys.
-    for key in ["extended", "released", "left alone", "never seen"] {
+    for key in ["extended", "released", "left-alone", "never-seen"] {
         assert_eq!(abstention(connection, key).1, "start");
     }
     let inspected: Value = cmd("LOCK.INSPECT").arg("extended").query(connection).unwrap();
@@ -220,12 +207,7 @@ fn node_abstains_in_transactions_and_scripts() {
 #[test]
 fn mistake_in_a_command_is_reported_before_an_abstention() {
     let server = abstaining(LONG_MS).start().unwrap();
-    let error = cmd("LOCK.ACQUIRE")
-        .arg("k")
-        .arg("token")
-        .arg(0)
-        .exec(&mut server.connection())
-        .unwrap_err();
+    let error = command("LOCK.ACQUIRE k token 0").exec(&mut server.connection()).unwrap_err();
     assert!(error.to_string().contains("ttl must be"), "{error}");
 }
 

@@ -1,9 +1,12 @@
 //! The permissions of programs that lock, and of operators.
 
+mod common;
+
 use std::collections::BTreeSet;
 
+use common::{command, server};
 use quorlock_testkit::Server;
-use redis::{Cmd, Connection, Value, cmd};
+use redis::{Connection, Value, cmd};
 
 const SECURITY: &str = include_str!("../docs/operations/security.md");
 
@@ -28,10 +31,6 @@ fn documented_user(name: &str) -> Vec<&'static str> {
         .find(|line| line.starts_with(&format!("user {name} ")))
         .expect("the page has this user");
     line.split(' ').skip(1).collect()
-}
-
-fn documented_locker() -> Vec<&'static str> {
-    documented_user("locker")
 }
 
 fn set_user(connection: &mut Connection, words: &[&str]) {
@@ -65,8 +64,8 @@ fn allowed_commands(connection: &mut Connection, user: &str, key: &str) -> BTree
     for (name, arity) in commands {
         let mut run = cmd("ACL");
         run.arg("DRYRUN").arg(user).arg(&name);
-        let lower = name.to_lowercase();
-        let counts_keys = lower.starts_with("lock.m") || lower == "lock.acquireany";
+        let name = name.to_lowercase();
+        let counts_keys = name.starts_with("lock.m") || name == "lock.acquireany";
         if counts_keys {
             run.arg(1);
         }
@@ -74,7 +73,7 @@ fn allowed_commands(connection: &mut Connection, user: &str, key: &str) -> BTree
             run.arg(key);
         }
         match run.query::<String>(connection).as_deref() {
-            Ok("OK") => drop(allowed.insert(name.to_lowercase())),
+            Ok("OK") => drop(allowed.insert(name)),
             Ok(refused) => assert!(refused.contains("no permissions"), "{name}: {refused}"),
             // The server refuses some calls for another reason: for example, CONFIG with a key in
             // place of a subcommand.
@@ -86,22 +85,18 @@ fn allowed_commands(connection: &mut Connection, user: &str, key: &str) -> BTree
 
 #[test]
 fn documented_user_can_only_lock_its_keys() {
-    let server = Server::with_module().start().unwrap();
+    let server = server();
     let connection = &mut server.connection();
-    let user = documented_locker();
-    set_user(connection, &user);
+    set_user(connection, &documented_user("locker"));
     // Every user may run a few commands, such as AUTH and HELLO.
-    let for_all: BTreeSet<_> = {
-        set_user(connection, &["nobody", "on", "nopass"]);
-        allowed_commands(connection, "nobody", "orders/1")
+    set_user(connection, &["nobody", "on", "nopass"]);
+    let for_all = allowed_commands(connection, "nobody", "orders/1");
+    let mut allowed = |key| -> Vec<_> {
+        allowed_commands(connection, "locker", key).difference(&for_all).cloned().collect()
     };
-    let allowed: Vec<_> =
-        allowed_commands(connection, user[0], "orders/1").difference(&for_all).cloned().collect();
     // The client identifies the server with INFO, and checks its liveness with PING.
-    assert_eq!(allowed, [&["info"], &PROGRAM_COMMANDS[..], &["ping"]].concat());
-    let elsewhere: Vec<_> =
-        allowed_commands(connection, user[0], "other/1").difference(&for_all).cloned().collect();
-    assert_eq!(elsewhere, ["info", "lock.help", "ping"]);
+    assert_eq!(allowed("orders/1"), [&["info"], &PROGRAM_COMMANDS[..], &["ping"]].concat());
+    assert_eq!(allowed("other/1"), ["info", "lock.help", "ping"]);
     for command in &for_all {
         assert!(["auth", "hello", "quit", "reset"].contains(&command.as_str()), "{command}");
     }
@@ -109,7 +104,7 @@ fn documented_user_can_only_lock_its_keys() {
 
 #[test]
 fn other_documented_users_have_only_the_lock_commands_of_their_kind() {
-    let server = Server::with_module().start().unwrap();
+    let server = server();
     let connection = &mut server.connection();
     for (name, lock_commands) in [
         ("operator", &["lock.help", "lock.inspect", "lock.revoke", "lock.scan"][..]),
@@ -129,39 +124,31 @@ fn other_documented_users_have_only_the_lock_commands_of_their_kind() {
 
 #[test]
 fn documented_locker_locks_only_keys_of_its_pattern() {
-    let server = Server::with_module().start().unwrap();
+    let server = server();
     let connection = &mut server.connection();
-    let user = documented_locker();
+    let user = documented_user("locker");
     set_user(connection, &user);
     let password = user.iter().find_map(|word| word.strip_prefix('>')).expect("it has a password");
     cmd("AUTH").arg(user[0]).arg(password).exec(connection).unwrap();
 
-    let line = |words: &[&str]| -> Cmd {
-        words.iter().fold(Cmd::new(), |mut all, word| all.arg(word).take())
-    };
-    let fence: i64 =
-        line(&["LOCK.ACQUIRE", "orders/1", "token", "9000"]).query(connection).unwrap();
-    assert_eq!(
-        line(&["LOCK.EXTEND", "orders/1", "token", "9000"]).query::<i64>(connection).unwrap(),
-        fence
-    );
-    assert!(matches!(
-        line(&["LOCK.INSPECT", "orders/1"]).query(connection).unwrap(),
-        Value::Array(_)
-    ));
-    assert!(line(&["LOCK.RELEASE", "orders/1", "token"]).query::<bool>(connection).unwrap());
+    let fence: i64 = command("LOCK.ACQUIRE orders/1 token 9000").query(connection).unwrap();
+    let extended: i64 = command("LOCK.EXTEND orders/1 token 9000").query(connection).unwrap();
+    assert_eq!(extended, fence);
+    let shown: Value = command("LOCK.INSPECT orders/1").query(connection).unwrap();
+    assert!(matches!(shown, Value::Array(_)));
+    assert!(command("LOCK.RELEASE orders/1 token").query::<bool>(connection).unwrap());
     for forbidden in [
-        &["LOCK.ACQUIRE", "other/1", "token", "9000"][..],
-        &["LOCK.EXTEND", "other/1", "token", "9000"],
-        &["LOCK.INSPECT", "other/1"],
-        &["LOCK.RELEASE", "other/1", "token"],
+        "LOCK.ACQUIRE other/1 token 9000",
+        "LOCK.EXTEND other/1 token 9000",
+        "LOCK.INSPECT other/1",
+        "LOCK.RELEASE other/1 token",
         // A user that can read the key knows the token.
-        &["GET", "orders/1"],
-        &["DEL", "orders/1"],
-        &["CONFIG", "SET", "lock.rejoin-delay", "0"],
+        "GET orders/1",
+        "DEL orders/1",
+        "CONFIG SET lock.rejoin-delay 0",
     ] {
-        let error = line(forbidden).exec(connection).unwrap_err();
-        assert_eq!(error.code(), Some("NOPERM"), "{forbidden:?}: {error}");
+        let error = command(forbidden).exec(connection).unwrap_err();
+        assert_eq!(error.code(), Some("NOPERM"), "{forbidden}: {error}");
     }
 }
 
@@ -170,32 +157,23 @@ fn documented_locker_can_be_written_into_redis_conf() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("redis.conf");
     let by_category = "user by-category on nopass ~orders/* +@lock";
-    let knows_categories =
-        has_module_categories(&mut Server::with_module().start().unwrap().connection());
-    let mut lines = format!("user {}\n", documented_locker().join(" "));
+    let knows_categories = has_module_categories(&mut server().connection());
+    let mut lines = format!("user {}\n", documented_user("locker").join(" "));
     if knows_categories {
         lines += by_category;
     }
     std::fs::write(&file, lines).unwrap();
     let server = Server::with_module().config_file(&file).start().unwrap();
     let connection = &mut server.connection();
-    for user in documented_locker()
-        .first()
-        .copied()
-        .into_iter()
-        .chain(knows_categories.then_some("by-category"))
-    {
-        let may: Vec<_> = allowed_commands(connection, user, "orders/1").into_iter().collect();
-        assert!(
-            PROGRAM_COMMANDS.iter().all(|command| may.iter().any(|name| name == command)),
-            "{user}: {may:?}"
-        );
+    for user in ["locker"].into_iter().chain(knows_categories.then_some("by-category")) {
+        let may = allowed_commands(connection, user, "orders/1");
+        assert!(PROGRAM_COMMANDS.iter().all(|command| may.contains(*command)), "{user}: {may:?}");
     }
 }
 
 #[test]
 fn lock_category_exists_and_has_the_commands_if_the_server_allows_it() {
-    let server = Server::with_module().start().unwrap();
+    let server = server();
     let connection = &mut server.connection();
     let categories: Vec<String> = cmd("ACL").arg("CAT").query(connection).unwrap();
     assert_eq!(lowercase(categories).contains("lock"), has_module_categories(connection));
@@ -217,7 +195,7 @@ fn lock_category_exists_and_has_the_commands_if_the_server_allows_it() {
 
 #[test]
 fn operator_commands_alone_are_in_admin_and_dangerous() {
-    let server = Server::with_module().start().unwrap();
+    let server = server();
     let connection = &mut server.connection();
     let knows_categories = has_module_categories(connection);
     for category in ["admin", "dangerous"].into_iter().filter(|_| knows_categories) {
@@ -241,20 +219,15 @@ fn operator_commands_alone_are_in_admin_and_dangerous() {
 
 #[test]
 fn module_is_loaded_again_although_its_category_remains() {
-    let server = Server::with_module().start().unwrap();
+    let server = server();
     let connection = &mut server.connection();
     for _ in 0..3 {
-        cmd("MODULE").arg("UNLOAD").arg("lock").exec(connection).unwrap();
+        command("MODULE UNLOAD lock").exec(connection).unwrap();
         let module = quorlock_testkit::module_path().unwrap();
-        cmd("MODULE")
-            .arg("LOAD")
-            .arg(module.to_str())
-            .arg("rejoin-delay")
-            .arg(0)
-            .exec(connection)
-            .unwrap();
-        cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(60_000).exec(connection).unwrap();
+        let mut load = command("MODULE LOAD");
+        load.arg(module.to_str()).arg("rejoin-delay").arg(0).exec(connection).unwrap();
+        command("LOCK.ACQUIRE k token 60000").exec(connection).unwrap();
         // After an unload, a key that is not released stays as a foreign string.
-        cmd("LOCK.RELEASE").arg("k").arg("token").exec(connection).unwrap();
+        command("LOCK.RELEASE k token").exec(connection).unwrap();
     }
 }

@@ -4,11 +4,10 @@
 
 mod common;
 
-use common::{Cli, PATIENCE, Waiter, command, info, server, server_and_cli};
+use common::{PATIENCE, RedisCli, Waiter, append_only, command, info, server_and_cli};
 use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, Array, BulkString, Int, Nil};
 
-/// The fence and the key of a grant.
 #[track_caller]
 fn granted(reply: Value) -> (i64, String) {
     let Array(fields) = reply else { panic!("{reply:?}") };
@@ -100,7 +99,7 @@ fn waiters_for_any_and_for_one_key_are_served_in_turn() {
     cli.reply("LOCK.RELEASE b x");
     assert_eq!(granted(any.answer()).1, "b");
     cli.reply("LOCK.RELEASE b any");
-    single.fence();
+    single.wait_for_grant();
     assert!(later.waits());
     cli.reply("LOCK.RELEASE a x");
     assert_eq!(granted(later.answer()).1, "a");
@@ -116,14 +115,8 @@ fn waiter_that_stops_waiting_leaves_all_queues() {
     assert_eq!(cli.reply("LOCK.RELEASE b t"), Int(0));
     assert_eq!(released.answer(), Nil);
     {
-        let mut gone = Cli::new(&server);
-        let line = command("LOCK.ACQUIREANY 2 a b t 60000 WAIT 30000");
-        redis::ConnectionLike::req_packed_command(
-            &mut gone.0,
-            &command("PING").get_packed_command(),
-        )
-        .unwrap();
-        gone.0.send_packed_command(&line.get_packed_command()).unwrap();
+        let mut gone = RedisCli::new(&server);
+        gone.send("LOCK.ACQUIREANY 2 a b t 60000 WAIT 30000");
         eventually(PATIENCE, "the client waits", || info(&server, "lock_waiters") == 1);
     }
     eventually(PATIENCE, "no client waits", || info(&server, "lock_waiters") == 0);
@@ -137,10 +130,10 @@ fn waiter_that_stops_waiting_leaves_all_queues() {
 fn nothing_blocks_in_transactions_and_scripts() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE a x 60000");
-    cli.reply("MULTI");
-    cli.reply("LOCK.ACQUIREANY 2 a b t 60000 WAIT 5000");
-    cli.reply("LOCK.ACQUIREANY 2 a b u 60000 WAIT 5000");
-    let Array(replies) = cli.reply("EXEC") else { panic!("the transaction was aborted") };
+    let replies = cli.transaction(&[
+        "LOCK.ACQUIREANY 2 a b t 60000 WAIT 5000",
+        "LOCK.ACQUIREANY 2 a b u 60000 WAIT 5000",
+    ]);
     assert!(matches!(&replies[..], [Array(fields), Nil] if fields.len() == 3), "{replies:?}");
     let script =
         "return redis.call('LOCK.ACQUIREANY', 2, KEYS[1], KEYS[2], 'v', 60000, 'WAIT', 5000)";
@@ -159,8 +152,7 @@ fn key_of_another_type_is_an_error_unless_a_free_one_comes_first() {
 
 #[test]
 fn limits_are_those_of_other_commands() {
-    let server = server();
-    let mut cli = Cli::new(&server);
+    let (_server, mut cli) = server_and_cli();
     let keys: Vec<_> = (0..64).map(|n| format!("k{n}")).collect();
     let all = keys.join(" ");
     for key in &keys {
@@ -177,19 +169,20 @@ fn limits_are_those_of_other_commands() {
     );
     cli.reply("CONFIG SET maxmemory 1");
     assert!(cli.error("LOCK.ACQUIREANY 1 free t 60000").starts_with("OOM "));
-    let started = Server::with_module().arg("lock.rejoin-delay", -1).start().unwrap();
-    assert!(Cli::new(&started).error("LOCK.ACQUIREANY 1 a t 60000").starts_with("ABSTAIN "));
+    let abstaining = Server::with_module().arg("lock.rejoin-delay", -1).start().unwrap();
+    assert!(
+        RedisCli::new(&abstaining).error("LOCK.ACQUIREANY 1 a t 60000").starts_with("ABSTAIN ")
+    );
 }
 
 #[test]
 fn granted_key_alone_is_propagated() {
-    let append_only = Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always");
-    let mut server = append_only.start().unwrap();
-    let mut cli = Cli::new(&server);
+    let mut server = append_only().start().unwrap();
+    let mut cli = RedisCli::new(&server);
     cli.ask::<i64>("LOCK.ACQUIRE a x 60000");
     assert_eq!(granted(cli.reply("LOCK.ACQUIREANY 2 a b t 60000")).1, "b");
     server.kill();
     server.restart().unwrap();
-    let mut cli = Cli::new(&server);
+    let mut cli = RedisCli::new(&server);
     assert_eq!([cli.reply("LOCK.RELEASE a t"), cli.reply("LOCK.RELEASE b t")], [Int(0), Int(1)]);
 }

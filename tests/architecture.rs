@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// If all pages together have fewer references, they were not parsed correctly.
-const REFERENCES_MIN: usize = 150;
+/// Fewer links on all pages together mean that the pages were not parsed correctly.
+const LINKS_MIN: usize = 150;
 
 /// A link of a page: its text, and its target, relative to the page.
 #[derive(Debug, PartialEq)]
@@ -19,7 +19,6 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The checked pages, relative to the root.
 fn pages() -> Vec<PathBuf> {
     let fixed = ["ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/glossary.md"];
     let records = fs::read_dir(root().join("docs/adr")).expect("docs/adr is a folder");
@@ -158,15 +157,15 @@ fn pages_for_contributors_name_only_what_exists() {
     let makefile = fs::read_to_string(root().join("Makefile")).expect("there is a Makefile");
     let targets = make_targets(&makefile);
     let mut wrong = Vec::new();
-    let mut references = 0;
+    let mut count = 0;
     for page in pages() {
         let text =
             fs::read_to_string(root().join(&page)).unwrap_or_else(|_| panic!("{}", page.display()));
-        references += links(&text).len();
+        count += links(&text).len();
         wrong.extend(complaints(&page, &text, &targets));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(references >= REFERENCES_MIN, "only {references} references were found");
+    assert!(count >= LINKS_MIN, "only {count} links were found");
 }
 
 #[test]

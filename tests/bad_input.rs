@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Cli, command, server_and_cli};
+use common::{RedisCli, command, server_and_cli};
 #[cfg(target_os = "linux")]
 use quorlock_testkit::Server;
 use redis::Cmd;
@@ -28,11 +28,9 @@ const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong ki
 const ODD_BYTES: [&[u8]; 6] =
     [b"a\0b", b"\0", b"a\r\nDEL k\r\n", b"%s%n%s%n", b"\xff\xfe\xc3\x28", b" "];
 
-/// Checks that the server refuses a command, and returns the error.
-///
-/// Also checks that `k` is free, that no key has changed, and that the server still replies.
+/// Returns the error. Checks that `k` is free, no key has changed and the server still replies.
 #[track_caller]
-fn refused(cli: &mut Cli, command: &Cmd) -> String {
+fn refused(cli: &mut RedisCli, command: &Cmd) -> String {
     let before: String = cli.ask("DEBUG DIGEST");
     let error = cli.error_of(command);
     assert_eq!(cli.ask::<String>("DEBUG DIGEST"), before, "{error}: something was written");
@@ -42,34 +40,30 @@ fn refused(cli: &mut Cli, command: &Cmd) -> String {
 }
 
 #[track_caller]
-fn assert_all_refused(lines: &[&str], expected: &str) {
+fn assert_all_refused(lines: &[impl AsRef<str>], expected: &str) {
     let (_server, mut cli) = server_and_cli();
-    for line in lines {
+    for line in lines.iter().map(AsRef::as_ref) {
         assert_eq!(refused(&mut cli, &command(line)), expected, "{line}");
     }
 }
 
 #[test]
 fn wrong_number_of_arguments_is_refused_in_the_servers_words() {
-    let lines = [
+    for (name, arguments) in [
         (
             "acquire",
-            vec!["", " k", " k s3cret", " k s3cret 1000 OWNER", " k s3cret 1000 OWNER me FENCE"],
+            &["", " k", " k s3cret", " k s3cret 1000 OWNER", " k s3cret 1000 OWNER me FENCE"][..],
         ),
-        ("extend", vec!["", " k", " k s3cret", " k s3cret 1000 TOKEN"]),
-        ("release", vec!["", " k", " k s3cret 1000"]),
-        ("inspect", vec!["", " k s3cret"]),
-        ("revoke", vec!["", " k NOW NOW"]),
-        ("scan", vec!["", " 0 MATCH", " 0 COUNT 1 MATCH"]),
-        ("help", vec![" me"]),
-    ];
-    let (_server, mut cli) = server_and_cli();
-    for (name, lines) in lines {
+        ("extend", &["", " k", " k s3cret", " k s3cret 1000 TOKEN"]),
+        ("release", &["", " k", " k s3cret 1000"]),
+        ("inspect", &["", " k s3cret"]),
+        ("revoke", &["", " k NOW NOW"]),
+        ("scan", &["", " 0 MATCH", " 0 COUNT 1 MATCH"]),
+        ("help", &[" me"]),
+    ] {
+        let lines: Vec<_> = arguments.iter().map(|rest| format!("LOCK.{name}{rest}")).collect();
         let expected = format!("ERR wrong number of arguments for 'lock.{name}' command");
-        for line in lines {
-            let line = format!("LOCK.{name}{line}");
-            assert_eq!(refused(&mut cli, &command(&line)), expected, "{line}");
-        }
+        assert_all_refused(&lines, &expected);
     }
 }
 
@@ -80,7 +74,7 @@ fn ttl_out_of_range_is_refused() {
         .iter()
         .flat_map(|ttl| ["ACQUIRE", "EXTEND"].map(|name| format!("LOCK.{name} k s3cret {ttl}")))
         .collect();
-    assert_all_refused(&lines.iter().map(String::as_str).collect::<Vec<_>>(), TTL);
+    assert_all_refused(&lines, TTL);
 }
 
 #[test]
@@ -306,7 +300,7 @@ fn replica_refuses_commands_that_write() {
 #[cfg(target_os = "linux")]
 #[test]
 fn huge_arguments_are_refused_without_being_copied() {
-    let send_refused = |cli: &mut Cli, huge: &str| {
+    let send_refused = |cli: &mut RedisCli, huge: &str| {
         let refusals = [
             (command("LOCK.ACQUIRE k").arg(huge).arg(1000).clone(), TOKEN_LENGTH),
             (command("LOCK.ACQUIRE").arg(huge).arg("s3cret").arg(0).clone(), TTL),
@@ -346,10 +340,9 @@ fn huge_arguments_are_refused_without_being_copied() {
 #[cfg(target_os = "linux")]
 const HUGE_BYTES: u64 = 16 << 20;
 
-/// By how many bytes `ask` raises the server's peak memory, beyond the memory for receiving one
-/// huge argument.
+/// By how many bytes `ask` raises the peak memory of a server that received one huge argument.
 #[cfg(target_os = "linux")]
-fn memory_for(ask: impl Fn(&mut Cli, &str)) -> u64 {
+fn memory_for(ask: impl Fn(&mut RedisCli, &str)) -> u64 {
     let (server, mut cli) = server_and_cli();
     let huge = "9".repeat(usize::try_from(HUGE_BYTES).unwrap());
     // EXISTS does not copy the name of the key.
@@ -360,7 +353,7 @@ fn memory_for(ask: impl Fn(&mut Cli, &str)) -> u64 {
     peak_memory(&server) - received
 }
 
-/// The peak memory of the server's process, in bytes, including memory that was freed again.
+/// In bytes, including memory that was freed again.
 #[cfg(target_os = "linux")]
 fn peak_memory(server: &Server) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();

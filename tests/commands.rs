@@ -6,7 +6,7 @@ mod common;
 
 use std::collections::HashMap;
 
-use common::{Cli, PATIENCE, command, server, server_and_cli};
+use common::{PATIENCE, RedisCli, command, server, server_and_cli};
 use quorlock_testkit::{Server, eventually};
 use redis::FromRedisValue as _;
 use redis::Value::{self, Array, BulkString, Int, Map, Nil};
@@ -107,7 +107,7 @@ fn extension_needs_the_token_and_a_lock() {
 #[test]
 fn inspect_shows_everything_but_the_token() {
     let server = server();
-    let (mut resp2, mut resp3) = (Cli::new(&server), Cli::resp3(&server));
+    let (mut resp2, mut resp3) = (RedisCli::new(&server), RedisCli::resp3(&server));
     assert_eq!(resp2.reply("LOCK.INSPECT k"), Nil);
     assert_eq!(resp3.reply("LOCK.INSPECT k"), Nil);
 
@@ -141,26 +141,25 @@ fn inspect_names_the_first_ten_waiters_in_order() {
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
     let mut waiters = Vec::new();
     for index in 0..12 {
-        let mut waiter = Cli::new(&server);
+        let mut waiter = RedisCli::new(&server);
         waiter.reply(&format!("CLIENT SETNAME app-{index}"));
         let label = if index == 1 { String::new() } else { format!(" OWNER worker-{index}") };
-        let line = command(&format!("LOCK.ACQUIRE k w{index} 60000 WAIT 60000{label}"));
-        waiter.0.send_packed_command(&line.get_packed_command()).unwrap();
+        waiter.send(&format!("LOCK.ACQUIRE k w{index} 60000 WAIT 60000{label}"));
         waiters.push(waiter);
         eventually(PATIENCE, "the client waits", || {
             cli.ask::<HashMap<String, Value>>("LOCK.INSPECT k")["waiters"] == Int(index + 1)
         });
     }
-    let Map(shown) = Cli::resp3(&server).reply("LOCK.INSPECT k") else { panic!("a map in RESP3") };
-    let field =
-        |name: &str| shown.iter().find(|(field, _)| *field == text(name)).unwrap().1.clone();
+    let Map(shown) = RedisCli::resp3(&server).reply("LOCK.INSPECT k") else {
+        panic!("a map in RESP3")
+    };
+    let field = |name| shown.iter().find(|(field, _)| *field == text(name)).unwrap().1.clone();
     let owners =
         (0..10).map(|index| if index == 1 { Nil } else { text(&format!("worker-{index}")) });
     assert_eq!(field("queue"), Array(owners.collect()));
     let client = |index| {
-        let name = text(&format!("app-{index}"));
         Map(vec![
-            (text("client"), name),
+            (text("client"), text(&format!("app-{index}"))),
             (text("user"), text("default")),
             (text("address"), text("unix")),
         ])
@@ -176,13 +175,12 @@ fn inspect_names_the_first_ten_waiters_in_order() {
 #[test]
 fn inspect_names_the_address_of_a_waiter() {
     let server = Server::with_module().tcp().start().unwrap();
-    let (mut cli, mut waiter) = (Cli::new(&server), Cli::new(&server));
+    let (mut cli, mut waiter) = (RedisCli::new(&server), RedisCli::new(&server));
     let address: String = waiter.ask("CLIENT INFO");
     let address =
         address.split(' ').find_map(|field| field.strip_prefix("addr=")).unwrap().to_owned();
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
-    let line = command("LOCK.ACQUIRE k b 60000 WAIT 60000");
-    waiter.0.send_packed_command(&line.get_packed_command()).unwrap();
+    waiter.send("LOCK.ACQUIRE k b 60000 WAIT 60000");
     eventually(PATIENCE, "the client waits", || {
         let shown: HashMap<String, Value> = cli.ask("LOCK.INSPECT k");
         let clients =
@@ -296,7 +294,11 @@ fn new_token_alone_holds_the_lock() {
     let (_server, mut cli) = server_and_cli();
     let first = cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
     let expires_at = cli.expires_at_ms("k");
-    assert_eq!(cli.reply("LOCK.EXTEND k x 1000 TOKEN b"), Nil, "only the holder can");
+    assert_eq!(
+        cli.reply("LOCK.EXTEND k x 1000 TOKEN b"),
+        Nil,
+        "only the holder can replace the token"
+    );
     let second = cli.ask::<i64>("LOCK.EXTEND k a 1000 TOKEN b");
     assert!(second > first);
     assert_eq!(cli.reply("GET k"), text("b"));
@@ -327,7 +329,7 @@ fn options_are_accepted_in_any_order_and_case() {
 #[test]
 fn each_database_has_its_own_locks() {
     let server = server();
-    let (mut zero, mut one) = (Cli::new(&server), Cli::new(&server));
+    let (mut zero, mut one) = (RedisCli::new(&server), RedisCli::new(&server));
     one.reply("SELECT 1");
     zero.ask::<i64>("LOCK.ACQUIRE k a 60000");
     assert_eq!(one.reply("LOCK.INSPECT k"), Nil);
@@ -341,8 +343,7 @@ fn each_database_has_its_own_locks() {
 #[test]
 fn acquire_extend_release_and_inspect_work_in_a_transaction() {
     let (_server, mut cli) = server_and_cli();
-    cli.reply("MULTI");
-    let lines = [
+    let replies = cli.transaction(&[
         "LOCK.ACQUIRE k a 60000",
         "LOCK.ACQUIRE k b 60000",
         "LOCK.EXTEND k b 60000",
@@ -350,11 +351,7 @@ fn acquire_extend_release_and_inspect_work_in_a_transaction() {
         "GET k",
         "LOCK.RELEASE k a",
         "LOCK.INSPECT k",
-    ];
-    for line in lines {
-        assert_eq!(cli.reply(line), Value::SimpleString("QUEUED".into()), "{line}");
-    }
-    let Array(replies) = cli.reply("EXEC") else { panic!("the transaction was aborted") };
+    ]);
     assert!(matches!(replies[0], Int(1..)), "{replies:?}");
     assert_eq!(replies[1..], [Nil, Nil, Int(0), text("a"), Int(1), Nil]);
 }

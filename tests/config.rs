@@ -1,13 +1,14 @@
 //! The settings `lock.*`, and the errors for wrong ones.
 
-use std::fs;
-use std::time::Duration;
+mod common;
 
-use quorlock_testkit::{Server, ServerBuilder, StartError, eventually, module_path};
+use std::fs;
+
+use common::{PATIENCE, command, log_of_refusal};
+use quorlock_testkit::{Server, ServerBuilder, eventually, module_path};
 use redis::{Connection, RedisResult, cmd};
 
 const CONFIGURATION: &str = include_str!("../docs/operations/configuration.md");
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A server with the module, and only the given settings.
 fn module_with_defaults() -> ServerBuilder {
@@ -27,24 +28,6 @@ fn get(connection: &mut Connection, name: &str) -> String {
 
 fn set(connection: &mut Connection, name: &str, value: &str) -> RedisResult<()> {
     cmd("CONFIG").arg("SET").arg(name).arg(value).exec(connection)
-}
-
-/// The end of the log of a server that refuses to start.
-#[track_caller]
-fn log_of_refusal(builder: ServerBuilder) -> String {
-    match builder.start() {
-        Err(StartError::Exited { status, log_tail }) => {
-            assert!(!status.success(), "{log_tail}");
-            assert_eq!(
-                status.code(),
-                Some(1),
-                "the server exits, and does not crash: {status}\n{log_tail}"
-            );
-            log_tail
-        }
-        Err(error) => panic!("{error}"),
-        Ok(server) => panic!("the server has started: {}", server.log()),
-    }
 }
 
 #[test]
@@ -107,37 +90,27 @@ fn redis_conf_overrides_module_arguments() {
         assert_eq!(get(connection, "lock.rejoin-delay"), "7");
         assert_eq!(get(connection, "lock.max-clock-skew"), "60000");
         eventually(PATIENCE, "it votes", || {
-            cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(2000).exec(connection).is_ok()
+            command("LOCK.ACQUIRE k token 2000").exec(connection).is_ok()
         });
-        let error =
-            cmd("LOCK.ACQUIRE").arg("j").arg("token").arg(2001).exec(connection).unwrap_err();
+        let error = command("LOCK.ACQUIRE j token 2001").exec(connection).unwrap_err();
         assert!(error.to_string().contains("between 1 and 2000"), "{error}");
     }
 }
 
 #[test]
 fn error_for_a_wrong_argument_names_the_valid_ones() {
+    const MAX_TTL: &str =
+        "the module argument max-ttl must be a whole number between 1 and 604800000";
+    const TWICE: &str = "the module argument max-ttl is given twice";
     for (words, says) in [
         (
             &["colour", "blue"][..],
             "unknown module argument; the arguments are: max-ttl rejoin-delay max-clock-skew",
         ),
-        (
-            &["max-ttl"],
-            "the module argument max-ttl must be a whole number between 1 and 604800000",
-        ),
-        (
-            &["max-ttl", "0"],
-            "the module argument max-ttl must be a whole number between 1 and 604800000",
-        ),
-        (
-            &["max-ttl", "604800001"],
-            "the module argument max-ttl must be a whole number between 1 and 604800000",
-        ),
-        (
-            &["max-ttl", "60s"],
-            "the module argument max-ttl must be a whole number between 1 and 604800000",
-        ),
+        (&["max-ttl"], MAX_TTL),
+        (&["max-ttl", "0"], MAX_TTL),
+        (&["max-ttl", "604800001"], MAX_TTL),
+        (&["max-ttl", "60s"], MAX_TTL),
         (
             &["rejoin-delay", "-2"],
             "the module argument rejoin-delay must be a whole number between -1 and 604800000",
@@ -146,11 +119,8 @@ fn error_for_a_wrong_argument_names_the_valid_ones() {
             &["max-clock-skew", "99999999999999999999"],
             "the module argument max-clock-skew must be a whole number",
         ),
-        (&["max-ttl", "1000", "max-ttl", "1000"], "the module argument max-ttl is given twice"),
-        (
-            &["max-ttl", "1000", "lock.max-ttl", "1000"],
-            "the module argument max-ttl is given twice",
-        ),
+        (&["max-ttl", "1000", "max-ttl", "1000"], TWICE),
+        (&["max-ttl", "1000", "lock.max-ttl", "1000"], TWICE),
         (&["max-ttl", "1000", "rejoin"], "unknown module argument"),
     ] {
         let log = log_of_refusal(with_arguments(words));
@@ -165,7 +135,7 @@ fn error_for_a_wrong_line_names_the_valid_ones() {
         ("lock.max-ttl", "soon", "lock.max-ttl 1 to 604800000"),
         ("lock.rejoin-delay", "-2", "lock.rejoin-delay -1 to 604800000"),
         ("lock.max-clock-skew", "86400001", "lock.max-clock-skew 0 to 86400000"),
-        // The server's own error.
+        // The server itself writes this error.
         ("lock.colour", "blue", "Module Configuration"),
     ] {
         let log = log_of_refusal(module_with_defaults().arg(name, value));
@@ -188,8 +158,7 @@ fn max_ttl_is_fixed_and_config_set_of_several_is_all_or_nothing() {
     let connection = &mut server.connection();
     let error = set(connection, "lock.max-ttl", "1000").unwrap_err();
     assert!(error.to_string().contains("immutable"), "{error}");
-    let mut several = cmd("CONFIG");
-    several.arg("SET").arg("lock.rejoin-delay").arg(5).arg("lock.max-clock-skew").arg(-5);
+    let several = command("CONFIG SET lock.rejoin-delay 5 lock.max-clock-skew -5");
     several.exec(connection).unwrap_err();
     assert_eq!(get(connection, "lock.rejoin-delay"), "-1");
     assert_eq!(get(connection, "lock.max-clock-skew"), "60000");
@@ -206,7 +175,7 @@ fn rewritten_settings_survive_a_restart() {
     let connection = &mut server.connection();
     set(connection, "lock.rejoin-delay", "1500").unwrap();
     set(connection, "lock.max-clock-skew", "7").unwrap();
-    cmd("CONFIG").arg("REWRITE").exec(connection).unwrap();
+    command("CONFIG REWRITE").exec(connection).unwrap();
 
     server.restart().unwrap();
     let connection = &mut server.connection();
@@ -220,17 +189,11 @@ fn rewritten_settings_survive_a_restart() {
 fn config_set_of_max_clock_skew_applies_to_the_next_fence() {
     let server = Server::with_module().start().unwrap();
     let connection = &mut server.connection();
-    cmd("LOCK.ACQUIRE").arg("k").arg("token").arg(60_000).exec(connection).unwrap();
+    command("LOCK.ACQUIRE k token 60000").exec(connection).unwrap();
     let extend_with_fence_ahead = |connection: &mut Connection, seconds: u64| {
         let [now_s, _]: [u64; 2] = cmd("TIME").query(connection).expect("it tells the time");
         let fence = (now_s + seconds) * 1_000_000;
-        cmd("LOCK.EXTEND")
-            .arg("k")
-            .arg("token")
-            .arg(60_000)
-            .arg("FENCE")
-            .arg(fence)
-            .exec(connection)
+        command(&format!("LOCK.EXTEND k token 60000 FENCE {fence}")).exec(connection)
     };
     extend_with_fence_ahead(connection, 600).unwrap_err();
     set(connection, "lock.max-clock-skew", "1200000").unwrap();

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use common::{Cli, command, server_and_cli};
+use common::{RedisCli, command, server_and_cli};
 use quorlock_testkit::{Server, module_path};
 use redis::Value::{self, Int};
 use redis::{Cmd, FromRedisValue};
@@ -40,12 +40,11 @@ struct Argument {
     summary: String,
     /// The word that introduces an optional argument.
     option: Option<String>,
-    /// Whether the argument can be repeated.
     multiple: bool,
 }
 
 impl Documented {
-    fn of(cli: &mut Cli, name: &str) -> Self {
+    fn of(cli: &mut RedisCli, name: &str) -> Self {
         let mut docs: HashMap<String, Value> = cli.ask(&format!("COMMAND DOCS {name}"));
         let docs = HashMap::<String, Value>::from_redis_value(docs.remove(name).unwrap()).unwrap();
         let text = |field: &str| String::from_redis_value(docs[field].clone()).unwrap();
@@ -280,7 +279,7 @@ fn shipped_configuration_starts_a_lock_master() {
     fs::write(&path, &installed).unwrap();
     // The include is the last directive, so the file overrides the settings of the test kit.
     let server = Server::builder().arg("include", path.display()).start().unwrap();
-    let mut cli = Cli::new(&server);
+    let mut cli = RedisCli::new(&server);
     let directives = installed.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     let mut settings = 0;
     for (name, value) in directives.filter_map(|line| line.split_once(' ')) {

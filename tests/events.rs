@@ -7,10 +7,10 @@ mod common;
 use std::collections::HashSet;
 use std::sync::mpsc;
 
-use common::{Cli, PATIENCE, command, server, server_and_cli};
+use common::{PATIENCE, RedisCli, Waiter, server, server_and_cli};
 use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, BulkString, Int, Nil};
-use redis::{PushInfo, PushKind};
+use redis::{PubSub, PushInfo, PushKind};
 
 const ALL_EVENTS: &str = "CONFIG SET notify-keyspace-events KEA";
 /// `A`, for all events, does not include `n`: the event "new" of a key that did not exist before.
@@ -48,7 +48,7 @@ const NOTHING_CHANGES: [&str; 5] = [
 
 /// The events that a line publishes, in order, after another line has prepared the keys.
 fn published(server: &Server, events: &str, before: &str, line: &str) -> Vec<(String, String)> {
-    let mut cli = Cli::new(server);
+    let mut cli = RedisCli::new(server);
     cli.reply(events);
     cli.reply("FLUSHALL");
     cli.reply(before);
@@ -58,6 +58,11 @@ fn published(server: &Server, events: &str, before: &str, line: &str) -> Vec<(St
     listener.subscribe("end").unwrap();
     cli.reply(line);
     cli.reply("PUBLISH end .");
+    until_end(&mut listener)
+}
+
+/// The channels and the payloads of the messages before the next one on `end`.
+fn until_end(listener: &mut PubSub<'_>) -> Vec<(String, String)> {
     let messages = std::iter::from_fn(|| {
         let message = listener.get_message().unwrap();
         let channel = message.get_channel_name().to_owned();
@@ -68,13 +73,13 @@ fn published(server: &Server, events: &str, before: &str, line: &str) -> Vec<(St
 
 /// A client with a cache that has read `k`.
 struct Cache {
-    cli: Cli,
+    cli: RedisCli,
     pushed: mpsc::Receiver<PushInfo>,
 }
 
 impl Cache {
     fn of_k(server: &Server) -> Self {
-        let mut cli = Cli::resp3(server);
+        let mut cli = RedisCli::resp3(server);
         let (sender, pushed) = mpsc::channel();
         cli.0.set_push_sender(sender);
         cli.reply("CLIENT TRACKING on");
@@ -82,7 +87,6 @@ impl Cache {
         Self { cli, pushed }
     }
 
-    /// The invalidations that the client has received since the last call.
     fn invalidated(&mut self) -> Vec<Vec<Value>> {
         // Everything that was sent before the reply has arrived with it.
         self.cli.reply("PING");
@@ -92,7 +96,7 @@ impl Cache {
 }
 
 fn invalidated(server: &Server, before: &str, line: &str) -> Vec<Vec<Value>> {
-    let mut cli = Cli::new(server);
+    let mut cli = RedisCli::new(server);
     cli.reply("FLUSHALL");
     cli.reply(before);
     let mut cache = Cache::of_k(server);
@@ -100,9 +104,8 @@ fn invalidated(server: &Server, before: &str, line: &str) -> Vec<Vec<Value>> {
     cache.invalidated()
 }
 
-/// Whether a line aborts a transaction that watches `k`.
 fn aborts_transaction(server: &Server, before: &str, line: &str) -> bool {
-    let (mut watcher, mut cli) = (Cli::new(server), Cli::new(server));
+    let (mut watcher, mut cli) = (RedisCli::new(server), RedisCli::new(server));
     cli.reply("FLUSHALL");
     cli.reply(before);
     watcher.reply("WATCH k");
@@ -179,10 +182,8 @@ fn inspect_reply_can_be_cached() {
 /// Commands that raise a fence to `@`, without a change of the key.
 const FENCE_CHANGES: [&str; 2] = ["LOCK.EXTEND k a 1 FENCE @", "LOCK.MEXTEND 2 k l a 1 FENCE @"];
 
-/// Acquires the lock for a line of [`FENCE_CHANGES`].
-///
-/// Returns the line, with a fence that is larger than the lock's by `by`.
-fn prepare_fence_change(cli: &mut Cli, line: &str, by: i64) -> String {
+/// Acquires the lock. Returns the line, with a fence that is larger than the lock's by `by`.
+fn prepare_fence_change(cli: &mut RedisCli, line: &str, by: i64) -> String {
     let acquire =
         if line.contains(" l ") { "LOCK.MACQUIRE 2 k l a 60000" } else { "LOCK.ACQUIRE k a 60000" };
     cli.reply("FLUSHALL");
@@ -198,7 +199,7 @@ fn raised_fence_invalidates_what_inspect_showed() {
             let line = prepare_fence_change(&mut cli, line, by);
             let mut cache = Cache::of_k(&server);
             cache.cli.reply("LOCK.INSPECT k");
-            let mut watcher = Cli::new(&server);
+            let mut watcher = RedisCli::new(&server);
             watcher.reply("WATCH k");
             assert_ne!(cli.reply(&line), Nil, "{line}");
             assert_eq!(cache.invalidated().len(), expected, "{line}");
@@ -210,21 +211,16 @@ fn raised_fence_invalidates_what_inspect_showed() {
 
 /// The invalidations that a client with NOLOOP receives when its release hands over `k`.
 fn invalidated_by_handover(server: &Server, tracking: &str) -> Vec<Vec<Value>> {
-    let mut cli = Cli::new(server);
-    cli.reply("FLUSHALL");
+    RedisCli::new(server).reply("FLUSHALL");
     let mut cache = Cache::of_k(server);
     cache.cli.reply("CLIENT TRACKING off");
     cache.cli.reply(tracking);
     assert_ne!(cache.cli.reply("LOCK.ACQUIRE k a 60000"), Nil);
     assert!(cache.invalidated().is_empty(), "{tracking}: its own lock");
     cache.cli.reply("GET k");
-    let mut waiter = Cli::new(server);
-    let waiter = std::thread::spawn(move || waiter.reply("LOCK.ACQUIRE k b 60000 WAIT 4000"));
-    eventually(PATIENCE, "the client waits", || {
-        cli.ask::<String>("INFO lock").contains("lock_waiters:1")
-    });
+    let waiter = Waiter::new(server, "LOCK.ACQUIRE k b 60000 WAIT 4000");
     assert_eq!(cache.cli.reply("LOCK.RELEASE k a"), Int(1));
-    assert!(matches!(waiter.join().unwrap(), Value::Array(_)));
+    waiter.wait_for_grant();
     let invalidated = cache.invalidated();
     assert_eq!(cache.cli.reply("LOCK.RELEASE k b"), Int(1));
     assert!(cache.invalidated().is_empty(), "{tracking}: its own release");
@@ -247,18 +243,14 @@ fn handover_aborts_transactions_at_once() {
     for database in [0, 1] {
         cli.reply(&format!("SELECT {database}"));
         assert_ne!(cli.reply("LOCK.ACQUIRE k a 60000"), Nil);
-        let mut waiter = Cli::new(&server);
+        let mut waiter = RedisCli::new(&server);
         waiter.reply(&format!("SELECT {database}"));
         let waiter = std::thread::spawn(move || waiter.reply("LOCK.ACQUIRE k b 60000 WAIT 4000"));
         eventually(PATIENCE, "the client waits", || {
             cli.ask::<String>("INFO lock").contains("lock_waiters:1")
         });
         // The lines run in one turn. WATCH also covers changes by the client that sent it.
-        let mut pipeline = redis::pipe();
-        for line in ["WATCH k", "LOCK.RELEASE k a", "MULTI", "GET k", "EXEC"] {
-            pipeline.add_command(command(line));
-        }
-        let replies: Vec<Value> = pipeline.query(&mut cli.0).unwrap();
+        let replies = cli.in_one_turn(&["WATCH k", "LOCK.RELEASE k a", "MULTI", "GET k", "EXEC"]);
         assert_eq!(replies[1], Int(1), "database {database}");
         assert_eq!(replies[4], Nil, "database {database}");
         assert!(matches!(waiter.join().unwrap(), Value::Array(_)));
@@ -285,14 +277,10 @@ fn command_that_changes_nothing_sends_no_event() {
     }
 }
 
-/// Acquires a short lock on `k`. Removes the expiry of its key unless `key_expires`.
-fn acquire_for(cli: &mut Cli, ttl_ms: u32, key_expires: bool) {
-    cli.reply("MULTI");
-    cli.reply(&format!("LOCK.ACQUIRE k a {ttl_ms}"));
-    if !key_expires {
-        cli.reply("PERSIST k");
-    }
-    assert_ne!(cli.reply("EXEC"), Nil);
+/// Acquires `k`, and removes the expiry of the mirror unless `key_expires`.
+fn acquire_for(cli: &mut RedisCli, ttl_ms: u32, key_expires: bool) {
+    let acquire = format!("LOCK.ACQUIRE k a {ttl_ms}");
+    cli.transaction(&[&acquire, if key_expires { "PING" } else { "PERSIST k" }]);
 }
 
 #[test]
@@ -327,7 +315,7 @@ fn unused_lock_is_removed_at_its_deadline_with_an_expired_event() {
 fn end_by_deadline_invalidates_caches_and_aborts_transactions() {
     let (server, mut cli) = server_and_cli();
     cli.reply(NO_ACTIVE_EXPIRY);
-    let (mut watcher, mut cache) = (Cli::new(&server), Cache::of_k(&server));
+    let (mut watcher, mut cache) = (RedisCli::new(&server), Cache::of_k(&server));
     for key_expires in [true, false] {
         eventually(PATIENCE, "all clients have read the key while it was held", || {
             cli.reply("FLUSHALL");
@@ -358,14 +346,7 @@ fn every_end_by_deadline_sends_one_event() {
     }
     eventually(PATIENCE, "all have ended", || cli.reply("DBSIZE") == Int(0));
     cli.reply("PUBLISH end .");
-    let mut expired = Vec::new();
-    loop {
-        let message = listener.get_message().unwrap();
-        if message.get_channel_name() == "end" {
-            break;
-        }
-        expired.push(message.get_payload::<String>().unwrap());
-    }
+    let expired = until_end(&mut listener);
     assert_eq!(expired.len(), LOCKS);
     assert_eq!(expired.iter().collect::<HashSet<_>>().len(), LOCKS);
 }

@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::HashMap;
 
-use common::{Cli, PATIENCE, command, server, server_and_cli};
+use common::{PATIENCE, RedisCli, command, server, server_and_cli};
 use quorlock_testkit::eventually;
 use redis::Value::{self, BulkString, Int, Nil, Okay};
 
@@ -20,8 +20,8 @@ else
 end"#;
 
 #[track_caller]
-fn their_release(cli: &mut Cli, key: &str, token: &str) -> Value {
-    cli.run(command("EVAL").arg(THEIR_RELEASE).arg(1).arg(key).arg(token))
+fn their_release(cli: &mut RedisCli, token: &str) -> Value {
+    cli.run(command("EVAL").arg(THEIR_RELEASE).arg(1).arg("k").arg(token))
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn their_lock_excludes_ours() {
     assert_eq!(cli.reply("SET k theirs NX PX 60000"), Okay);
     assert_eq!(cli.reply("LOCK.ACQUIRE k ours 60000"), Nil);
     assert_eq!(cli.reply("LOCK.ACQUIRE k theirs 60000"), Nil);
-    assert_eq!(their_release(&mut cli, "k", "theirs"), Int(1));
+    assert_eq!(their_release(&mut cli, "theirs"), Int(1));
     cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
 }
 
@@ -39,7 +39,7 @@ fn our_lock_excludes_theirs() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
     assert_eq!(cli.reply("SET k theirs NX PX 60000"), Nil);
-    assert_eq!(their_release(&mut cli, "k", "theirs"), Int(0));
+    assert_eq!(their_release(&mut cli, "theirs"), Int(0));
     assert_eq!(cli.reply("LOCK.RELEASE k ours"), Int(1));
     assert_eq!(cli.reply("SET k theirs NX PX 60000"), Okay);
 }
@@ -58,7 +58,7 @@ fn our_lock_is_granted_after_theirs_has_expired() {
 fn their_script_releases_our_lock_and_the_lease_ends_with_it() {
     let (_server, mut cli) = server_and_cli();
     let first = cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
-    assert_eq!(their_release(&mut cli, "k", "ours"), Int(1));
+    assert_eq!(their_release(&mut cli, "ours"), Int(1));
     assert_eq!(cli.reply("LOCK.EXTEND k ours 60000"), Nil);
     assert_eq!(cli.reply("LOCK.RELEASE k ours"), Int(0));
     assert!(cli.ask::<i64>("LOCK.ACQUIRE k next 60000") > first);
@@ -89,7 +89,11 @@ fn foreign_string_has_neither_owner_nor_fence() {
     assert!(matches!(shown["ttl"], Int(1..=60_000)), "{shown:?}");
     cli.reply("SET k theirs");
     let shown: HashMap<String, Value> = cli.ask("LOCK.INSPECT k");
-    assert_eq!((&shown["fence"], &shown["ttl"]), (&Nil, &Int(-1)), "as PTTL: it never ends");
+    assert_eq!(
+        (&shown["fence"], &shown["ttl"]),
+        (&Nil, &Int(-1)),
+        "-1, as PTTL: the string never expires"
+    );
 }
 
 #[test]
@@ -103,7 +107,7 @@ fn extend_makes_their_lock_a_lease() {
 
     let now = cli.now_ms();
     let fence = cli.ask::<i64>("LOCK.EXTEND k theirs 40000");
-    assert!(fence > before, "it is a grant");
+    assert!(fence > before, "an adoption is a grant, with a new fence");
     assert_eq!(cli.fence("k"), Some(fence));
     assert!(cli.expires_at_ms("k") >= now + 40_000);
     assert_eq!(cli.reply("GET k"), BulkString("theirs".into()));
@@ -113,7 +117,7 @@ fn extend_makes_their_lock_a_lease() {
         matches!(cli.ask::<HashMap<String, Value>>("LOCK.INSPECT k")["ttl"], Int(1..=40_000)),
         "a lease"
     );
-    assert_eq!(their_release(&mut cli, "k", "theirs"), Int(1));
+    assert_eq!(their_release(&mut cli, "theirs"), Int(1));
     assert_eq!(cli.reply("LOCK.INSPECT k"), Nil);
 }
 
@@ -135,7 +139,7 @@ fn extend_replaces_the_token_of_their_lock() {
     let (_server, mut cli) = server_and_cli();
     cli.reply("SET k theirs PX 60000");
     cli.ask::<i64>("LOCK.EXTEND k theirs 1000 TOKEN ours");
-    assert_eq!(their_release(&mut cli, "k", "theirs"), Int(0));
+    assert_eq!(their_release(&mut cli, "theirs"), Int(0));
     assert_eq!(cli.reply("LOCK.RELEASE k ours"), Int(1));
 }
 
@@ -152,7 +156,7 @@ fn string_that_never_expires_is_data_and_not_adopted() {
 #[test]
 fn operator_that_removes_the_key_ends_the_lock() {
     let server = server();
-    let (mut operator, mut cli) = (Cli::new(&server), Cli::new(&server));
+    let (mut operator, mut cli) = (RedisCli::new(&server), RedisCli::new(&server));
     let commands = [
         "DEL k",
         "UNLINK k",
@@ -179,7 +183,7 @@ fn operator_that_removes_the_key_ends_the_lock() {
 #[test]
 fn operator_that_overwrites_the_key_ends_the_lock() {
     let server = server();
-    let (mut operator, mut cli) = (Cli::new(&server), Cli::new(&server));
+    let (mut operator, mut cli) = (RedisCli::new(&server), RedisCli::new(&server));
     operator.reply("SET other theirs");
     let dump: Vec<u8> = operator.ask("DUMP other");
     let commands = [
@@ -221,7 +225,11 @@ fn operator_that_replaces_the_key_with_an_equal_one_ends_the_lock() {
         cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
         cli.run::<Value>(&replace);
         assert_eq!(cli.fence("k"), None, "a foreign string now");
-        assert_eq!(cli.reply("LOCK.RELEASE k ours"), Int(1), "which has the same token");
+        assert_eq!(
+            cli.reply("LOCK.RELEASE k ours"),
+            Int(1),
+            "the foreign string has the same token"
+        );
     }
 }
 
@@ -255,7 +263,7 @@ fn overwritten_lock_does_not_return_when_the_overwrite_expires() {
 #[test]
 fn flush_of_a_database_ends_only_its_locks() {
     let server = server();
-    let (mut zero, mut one) = (Cli::new(&server), Cli::new(&server));
+    let (mut zero, mut one) = (RedisCli::new(&server), RedisCli::new(&server));
     one.reply("SELECT 1");
     zero.ask::<i64>("LOCK.ACQUIRE k ours 60000");
     let fence = one.ask::<i64>("LOCK.ACQUIRE k ours 60000");
@@ -269,17 +277,13 @@ fn flush_of_a_database_ends_only_its_locks() {
 #[test]
 fn lock_keeps_its_deadline_when_the_expiry_of_its_key_changes() {
     let (_server, mut cli) = server_and_cli();
-    for (n, line) in ["PERSIST", "EXPIRE", "PEXPIREAT", "GETEX"].iter().enumerate() {
+    let changes = ["PERSIST @", "EXPIRE @ 3600", "PEXPIREAT @ 9999999999999", "GETEX @ PERSIST"];
+    for (n, line) in changes.into_iter().enumerate() {
         let (long, short) = (format!("long{n}"), format!("short{n}"));
         let fence = cli.ask::<i64>(&format!("LOCK.ACQUIRE {long} ours 60000"));
         cli.ask::<i64>(&format!("LOCK.ACQUIRE {short} ours 50"));
         for key in [&long, &short] {
-            cli.reply(&match *line {
-                "PERSIST" => format!("PERSIST {key}"),
-                "EXPIRE" => format!("EXPIRE {key} 3600"),
-                "PEXPIREAT" => format!("PEXPIREAT {key} 9999999999999"),
-                _ => format!("GETEX {key} PERSIST"),
-            });
+            cli.reply(&line.replace('@', key));
         }
         let shown: HashMap<String, Value> = cli.ask(&format!("LOCK.INSPECT {long}"));
         assert_eq!(shown["fence"], Int(fence), "{line}");
@@ -298,15 +302,11 @@ fn plain_client_is_refused_a_lock_whose_key_expired_early() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
     cli.reply(EXPIRE_SOON);
-    await_early_expiry(&mut cli);
-    assert_eq!(cli.reply("SET k theirs NX PX 60000"), Nil);
-    assert_eq!(cli.reply("LOCK.RELEASE k ours"), Int(1), "the lock was held all the time");
-    assert_eq!(cli.reply("EXISTS k"), Int(0));
-}
-
-/// Waits for the early expiry of a lock's key. The module counts it as a step of the clock.
-fn await_early_expiry(cli: &mut Cli) {
+    // The module counts the early expiry as a step of the clock.
     eventually(PATIENCE, "the key has expired", || {
         cli.ask::<String>("INFO lock").contains("lock_saved_from_clock_step:1")
     });
+    assert_eq!(cli.reply("SET k theirs NX PX 60000"), Nil);
+    assert_eq!(cli.reply("LOCK.RELEASE k ours"), Int(1), "the lock was held all the time");
+    assert_eq!(cli.reply("EXISTS k"), Int(0));
 }

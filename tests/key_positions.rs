@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Cli, command, server_and_cli};
+use common::{RedisCli, command, server_and_cli};
 use redis::Value::{Int, Nil, Okay};
 
 const OUT_OF_RANGE: &str = "ERR numkeys must be between 1 and 64";
@@ -24,7 +24,7 @@ const WRONG_NUMBERS: [(&str, &str); 6] = [
 fn wrong_number_of_keys_is_refused_by_the_command() {
     let (server, mut admin) = server_and_cli();
     admin.reply("ACL SETUSER worker on nopass ~k* +@all");
-    let mut worker = Cli::new(&server);
+    let mut worker = RedisCli::new(&server);
     worker.reply("AUTH worker any");
     for (number, expected) in WRONG_NUMBERS {
         for line in [
@@ -52,7 +52,7 @@ fn wrong_number_of_keys_is_refused_by_the_command() {
 fn permission_is_needed_for_each_of_several_keys() {
     let (server, mut admin) = server_and_cli();
     admin.reply("ACL SETUSER worker on nopass ~k* +@all");
-    let mut worker = Cli::new(&server);
+    let mut worker = RedisCli::new(&server);
     worker.reply("AUTH worker any");
     assert_ne!(worker.reply("LOCK.MACQUIRE 2 k1 k2 a 60000"), Nil);
     for line in [

@@ -6,37 +6,30 @@ use common::{command, server_and_cli};
 use redis::Value::{self, Int, Nil};
 
 const TTL_MS: i64 = 60_000;
-/// How old the server's cached time is when the lock changes: the duration of the slow part.
+/// How long the slow part lasts: the age of the server's cached time when the lock changes.
 const BUSY_MS: i64 = 300;
 
-/// Lines that prepare `k`, and a transaction that begins with a slow command and then changes a
-/// lock on `k`.
-const SLOW_TRANSACTIONS: [(&[&str], &[&str]); 5] = [
-    (&[], &["DEBUG SLEEP 0.3", "LOCK.ACQUIRE k a 60000"]),
-    (&[], &["DEBUG SLEEP 0.3", "LOCK.MACQUIRE 2 k l a 60000"]),
-    (&["LOCK.ACQUIRE k a 1000"], &["DEBUG SLEEP 0.3", "LOCK.EXTEND k a 60000"]),
-    (&["LOCK.ACQUIRE k b 1000"], &["DEBUG SLEEP 0.3", "LOCK.EXTEND k b 60000 TOKEN a"]),
-    (&["SET k a PX 1000"], &["DEBUG SLEEP 0.3", "LOCK.EXTEND k a 60000"]),
+/// A line that prepares `k`, and a line that changes a lock on `k`.
+const CHANGES: [(&str, &str); 5] = [
+    ("PING", "LOCK.ACQUIRE k a 60000"),
+    ("PING", "LOCK.MACQUIRE 2 k l a 60000"),
+    ("LOCK.ACQUIRE k a 1000", "LOCK.EXTEND k a 60000"),
+    ("LOCK.ACQUIRE k b 1000", "LOCK.EXTEND k b 60000 TOKEN a"),
+    ("SET k a PX 1000", "LOCK.EXTEND k a 60000"),
 ];
 
 #[test]
 fn mirror_of_a_lock_in_a_slow_transaction_expires_with_it() {
-    for (before, lines) in SLOW_TRANSACTIONS {
+    for (before, change) in CHANGES {
         let (_server, mut cli) = server_and_cli();
-        for line in before {
-            cli.reply(line);
-        }
+        cli.reply(before);
         let began_at_ms = cli.now_ms();
-        cli.reply("MULTI");
-        for line in lines {
-            cli.reply(line);
-        }
-        let Value::Array(replies) = cli.reply("EXEC") else { panic!("{lines:?}: not executed") };
-        assert!(matches!(replies[1], Int(_)), "{lines:?}: {replies:?}");
+        let replies = cli.transaction(&["DEBUG SLEEP 0.3", change]);
+        assert!(matches!(replies[1], Int(_)), "{change}: {replies:?}");
         let expires_at_ms = cli.expires_at_ms("k");
         assert!(
             expires_at_ms >= began_at_ms + BUSY_MS + TTL_MS,
-            "{lines:?}: {began_at_ms}, {expires_at_ms}"
+            "{change}: {began_at_ms}, {expires_at_ms}"
         );
     }
 }
@@ -66,19 +59,14 @@ fn mirror_of_a_lock_in_a_slow_script_expires_with_it() {
 fn lock_in_a_slow_transaction_excludes_plain_clients() {
     let (_server, mut cli) = server_and_cli();
     // The ttl is shorter than the sleep before the grant.
-    let lines = [
+    let replies = cli.in_one_turn(&[
         "MULTI",
         "DEBUG SLEEP 1.1",
         "LOCK.ACQUIRE k a 1000",
         "EXEC",
         "SET k theirs NX",
         "LOCK.EXTEND k a 1",
-    ];
-    let mut pipeline = redis::pipe();
-    for line in lines {
-        pipeline.add_command(command(line));
-    }
-    let replies: Vec<Value> = pipeline.query(&mut cli.0).expect("the server answers");
+    ]);
     let (set, extended) = (&replies[4], &replies[5]);
     assert!(*set == Nil || *extended == Nil, "both hold the lock: {replies:?}");
 }

@@ -3,9 +3,9 @@
 
 mod common;
 
-use common::{Cli, PATIENCE, Waiter, command, info, server_and_cli};
+use common::{PATIENCE, RedisCli, Waiter, info, server_and_cli};
 use quorlock_testkit::{Server, eventually};
-use redis::Value::{self, Int, Nil, Okay};
+use redis::Value::{Int, Nil, Okay};
 
 const ACQUIRE: &str = "LOCK.ACQUIRE k token 60000";
 
@@ -23,24 +23,13 @@ const EXPIRING_OVERWRITES: [&[&str]; 8] = [
     &["SET k stop PX 60000", "PEXPIRE k 20"],
 ];
 
-/// Transactions that make the mirror expire early, and leave its value, the token, in the key. Such
-/// changes do not end the lock.
+/// Transactions that make the mirror expire early, and leave the token in the key.
 const EXPIRING_MIRRORS: [&[&str]; 4] =
     [&["PEXPIRE k 20"], &["GETEX k PX 20"], &["PERSIST k", "PEXPIRE k 20"], &["SET k token PX 20"]];
 
+/// Checks that an operator's command has ended the lock of `token`, and that the key is free.
 #[track_caller]
-fn transaction(cli: &mut Cli, lines: &[&str]) {
-    cli.reply("MULTI");
-    for line in lines {
-        cli.reply(line);
-    }
-    assert_ne!(cli.reply("EXEC"), Nil, "{lines:?}");
-}
-
-/// Checks that an operator's command has ended the lock of `token` on the key, and that the key is
-/// free. Then acquires it for `next`.
-#[track_caller]
-fn assert_ended_and_acquire(server: &Server, cli: &mut Cli, what: &str) {
+fn assert_ended_and_acquire(server: &Server, cli: &mut RedisCli, what: &str) {
     assert_eq!(cli.reply("LOCK.EXTEND k token 60000"), Nil, "{what}");
     assert_eq!(cli.reply("EXISTS k"), Int(0), "{what}");
     assert_eq!(info(server, "lock_saved_from_clock_step"), 0, "{what}");
@@ -53,7 +42,7 @@ fn overwrite_that_expires_ends_the_lock() {
     for overwrite in EXPIRING_OVERWRITES {
         let (server, mut cli) = server_and_cli();
         assert_ne!(cli.reply(ACQUIRE), Nil);
-        transaction(&mut cli, overwrite);
+        cli.transaction(overwrite);
         eventually(PATIENCE, "the overwrite has expired", || {
             !matches!(cli.ask::<Option<String>>("GET k").as_deref(), Some("stop" | "other"))
         });
@@ -66,7 +55,7 @@ fn expiry_of_the_mirror_alone_does_not_end_the_lock() {
     for expiry in EXPIRING_MIRRORS {
         let (server, mut cli) = server_and_cli();
         let fence: i64 = cli.ask(ACQUIRE);
-        transaction(&mut cli, expiry);
+        cli.transaction(expiry);
         eventually(PATIENCE, "the mirror has expired and is written again", || {
             cli.ask::<i64>("PTTL k") > 20
         });
@@ -96,7 +85,7 @@ fn waiter_is_granted_when_an_overwrite_expires() {
     assert_ne!(cli.reply(ACQUIRE), Nil);
     let waiter = Waiter::new(&server, "LOCK.ACQUIRE k next 60000 WAIT 4000");
     cli.reply("SET k stop PX 20");
-    waiter.fence();
+    waiter.wait_for_grant();
     assert_eq!(cli.ask::<String>("GET k"), "next");
 }
 
@@ -120,7 +109,7 @@ fn overwrite_that_no_command_saw_before_a_reload_ends_the_lock() {
     assert_ne!(cli.reply(ACQUIRE), Nil);
     cli.reply("SET k stop");
     cli.reply("DEBUG RELOAD");
-    // The first command about the key since the overwrite.
+    // DEL is the first command that uses the key after the overwrite.
     assert_eq!(cli.reply("DEL k"), Int(1));
     assert_ended_and_acquire(&server, &mut cli, "DEL after a reload");
 }
@@ -129,14 +118,9 @@ fn overwrite_that_no_command_saw_before_a_reload_ends_the_lock() {
 fn string_in_the_place_of_a_lost_mirror_survives_a_reload() {
     let (_server, mut cli) = server_and_cli();
     assert_ne!(cli.reply(ACQUIRE), Nil);
-    // In one turn, so that the node cannot write the mirror again in between.
-    let (_, _, set): (Value, Value, Value) = redis::pipe()
-        .add_command(command("PEXPIRE k 1"))
-        .add_command(command("DEBUG SLEEP 0.01"))
-        .add_command(command("SET k theirs NX"))
-        .query(&mut cli.0)
-        .expect("the server answers");
-    assert_eq!(set, Okay, "the mirror had expired");
+    // These commands run in one turn: the node cannot write the mirror again between them.
+    let replies = cli.in_one_turn(&["PEXPIRE k 1", "DEBUG SLEEP 0.01", "SET k theirs NX"]);
+    assert_eq!(replies[2], Okay, "the mirror had expired");
     cli.reply("DEBUG RELOAD");
     assert_eq!(cli.ask::<String>("GET k"), "theirs");
     assert_ne!(
@@ -151,15 +135,9 @@ fn string_in_the_place_of_a_lost_mirror_survives_a_reload() {
 fn reload_without_the_mirror_does_not_end_the_lock() {
     let (_server, mut cli) = server_and_cli();
     assert_ne!(cli.reply(ACQUIRE), Nil);
-    // In one turn, so that the node cannot write the mirror again before the reload.
-    let (_, _, reloaded, exists): (Value, Value, Value, Value) = redis::pipe()
-        .add_command(command("PEXPIRE k 1"))
-        .add_command(command("DEBUG SLEEP 0.01"))
-        .add_command(command("DEBUG RELOAD"))
-        .add_command(command("EXISTS k"))
-        .query(&mut cli.0)
-        .expect("the server answers");
-    assert_eq!((reloaded, exists), (Okay, Int(0)), "the server reloads without the mirror");
+    // These commands run in one turn: the node cannot write the mirror again before the reload.
+    let replies = cli.in_one_turn(&["PEXPIRE k 1", "DEBUG SLEEP 0.01", "DEBUG RELOAD", "EXISTS k"]);
+    assert_eq!(replies[2..], [Okay, Int(0)], "the server reloads without the mirror");
     assert_eq!(cli.reply("LOCK.ACQUIRE k next 60000"), Nil);
     assert_ne!(cli.reply("LOCK.EXTEND k token 60000"), Nil);
     assert_eq!(cli.ask::<String>("GET k"), "token");
@@ -171,7 +149,7 @@ fn copy_to_another_database_in_multi_does_not_end_the_lock() {
     assert_ne!(cli.reply(ACQUIRE), Nil);
     cli.reply("SET other stop");
     // Valkey 9 reports this as a change of `k` in the database of the client.
-    transaction(&mut cli, &["COPY other k DB 1"]);
+    cli.transaction(&["COPY other k DB 1"]);
     // Valkey 8.1 leaves the connection in the other database.
     cli.reply("SELECT 0");
     assert_eq!(info(&server, "lock_ended_by_operator"), 0);
@@ -184,7 +162,7 @@ fn copy_in_multi_ends_the_lock_on_its_target() {
     let (server, mut cli) = server_and_cli();
     assert_ne!(cli.reply(ACQUIRE), Nil);
     cli.reply("SET other stop PX 20");
-    transaction(&mut cli, &["COPY other k REPLACE"]);
+    cli.transaction(&["COPY other k REPLACE"]);
     eventually(PATIENCE, "the copy has expired", || cli.reply("EXISTS k") == Int(0));
     assert_ended_and_acquire(&server, &mut cli, "COPY in MULTI");
 }

@@ -6,14 +6,14 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{Cli, PATIENCE, appended, command, replicate};
-use quorlock_testkit::{Server, ServerBuilder, eventually};
+use common::{PATIENCE, RedisCli, append_only, appended, command, replicate, server_and_cli};
+use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, Int, Nil};
 
 /// All keys with their values and expiries.
 type Keys = BTreeMap<String, (String, i64)>;
 
-fn keys(cli: &mut Cli) -> Keys {
+fn keys(cli: &mut RedisCli) -> Keys {
     let names: Vec<String> = cli.ask("KEYS *");
     let with_value = |name: String| {
         let value = cli.ask(&format!("GET {name}"));
@@ -23,12 +23,8 @@ fn keys(cli: &mut Cli) -> Keys {
     names.into_iter().map(with_value).collect()
 }
 
-fn append_only() -> ServerBuilder {
-    Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always")
-}
-
 /// Creates locks in different ways, and foreign strings. `released` and `ended` leave no key.
-fn make_locks(cli: &mut Cli) -> Keys {
+fn make_locks(cli: &mut RedisCli) -> Keys {
     let lines = [
         "LOCK.ACQUIRE acquired a 60000 OWNER me",
         "LOCK.ACQUIRE extended a 20000",
@@ -51,9 +47,9 @@ fn make_locks(cli: &mut Cli) -> Keys {
     keys
 }
 
-/// Checks that every lock is still held by its token and by no other. Then acquires it for `next`.
+/// Checks that every lock is held, and released only by its token. Then acquires it for `next`.
 #[track_caller]
-fn assert_held_and_acquire(cli: &mut Cli, locks: &Keys) {
+fn assert_held_and_acquire(cli: &mut RedisCli, locks: &Keys) {
     for (key, (token, _)) in locks {
         assert_eq!(cli.reply(&format!("LOCK.ACQUIRE {key} next 60000")), Nil, "{key}");
         assert_eq!(cli.reply(&format!("LOCK.RELEASE {key} next")), Int(0), "{key}");
@@ -64,8 +60,7 @@ fn assert_held_and_acquire(cli: &mut Cli, locks: &Keys) {
 
 #[test]
 fn locks_survive_a_snapshot() {
-    let server = Server::with_module().start().unwrap();
-    let mut cli = Cli::new(&server);
+    let (_server, mut cli) = server_and_cli();
     let locks = make_locks(&mut cli);
     cli.reply("DEBUG RELOAD");
     assert_eq!(keys(&mut cli), locks);
@@ -75,7 +70,7 @@ fn locks_survive_a_snapshot() {
 #[test]
 fn locks_survive_loading_the_append_only_file_once_and_twice() {
     let server = append_only().start().unwrap();
-    let mut cli = Cli::new(&server);
+    let mut cli = RedisCli::new(&server);
     let locks = make_locks(&mut cli);
     cli.reply("DEBUG LOADAOF");
     assert_eq!(keys(&mut cli), locks);
@@ -90,10 +85,10 @@ fn locks_survive_loading_the_append_only_file_once_and_twice() {
 #[test]
 fn locks_survive_a_crash() {
     let mut server = append_only().start().unwrap();
-    let locks = make_locks(&mut Cli::new(&server));
+    let locks = make_locks(&mut RedisCli::new(&server));
     server.kill();
     server.restart().unwrap();
-    let mut cli = Cli::new(&server);
+    let mut cli = RedisCli::new(&server);
     assert_eq!(keys(&mut cli), locks);
     assert_held_and_acquire(&mut cli, &locks);
 }
@@ -101,21 +96,20 @@ fn locks_survive_a_crash() {
 #[test]
 fn append_only_file_is_read_without_the_module() {
     let mut with = append_only().start().unwrap();
-    let locks = make_locks(&mut Cli::new(&with));
+    let locks = make_locks(&mut RedisCli::new(&with));
     with.kill();
     let without = Server::builder().dir(with.dir()).arg("appendonly", "yes").start().unwrap();
-    assert_eq!(keys(&mut Cli::new(&without)), locks);
+    assert_eq!(keys(&mut RedisCli::new(&without)), locks);
 }
 
 #[test]
 fn locks_survive_switching_on_and_rewriting_the_append_only_file() {
-    let server = Server::with_module().start().unwrap();
-    let mut cli = Cli::new(&server);
+    let (_server, mut cli) = server_and_cli();
     // No file and no replica receives the first writes. Then a file is switched on.
     let before = make_locks(&mut cli);
     cli.reply("CONFIG SET appendonly yes");
     cli.ask::<i64>("LOCK.ACQUIRE while-it-is-written a 60000");
-    let rewriting = |cli: &mut Cli| {
+    let rewriting = |cli: &mut RedisCli| {
         let info: String = cli.ask("INFO persistence");
         !info.contains("aof_rewrite_in_progress:0") || !info.contains("aof_rewrite_scheduled:0")
     };
@@ -137,12 +131,12 @@ fn locks_survive_switching_on_and_rewriting_the_append_only_file() {
 fn replica_without_the_module_has_the_same_keys() {
     let master = Server::with_module().tcp().arg("repl-diskless-sync-delay", 0).start().unwrap();
     let replica = Server::builder().start().unwrap();
-    let (mut cli, mut on_replica) = (Cli::new(&master), Cli::new(&replica));
+    let (mut cli, mut on_replica) = (RedisCli::new(&master), RedisCli::new(&replica));
     cli.ask::<i64>("LOCK.ACQUIRE before-it-came a 60000");
     replicate(&mut on_replica, &master);
     make_locks(&mut cli);
     let await_replica =
-        |cli: &mut Cli| assert_eq!(cli.reply("WAIT 1 4000"), Int(1), "the replica is in step");
+        |cli: &mut RedisCli| assert_eq!(cli.reply("WAIT 1 4000"), Int(1), "the replica is in step");
     await_replica(&mut cli);
     let locks = keys(&mut cli);
     assert!(locks.contains_key("before-it-came"));
@@ -157,8 +151,7 @@ fn replica_without_the_module_has_the_same_keys() {
 
 #[test]
 fn master_that_becomes_a_replica_keeps_its_keys_and_has_no_leases() {
-    let server = Server::with_module().start().unwrap();
-    let mut cli = Cli::new(&server);
+    let (_server, mut cli) = server_and_cli();
     let locks = make_locks(&mut cli);
     assert!(cli.fence("acquired").is_some());
     // No master answers at this port, so the server keeps its keys.
@@ -181,7 +174,7 @@ fn master_that_becomes_a_replica_keeps_its_keys_and_has_no_leases() {
 #[test]
 fn append_only_file_has_plain_commands_with_absolute_expiries() {
     let server = append_only().start().unwrap();
-    let mut cli = Cli::new(&server);
+    let mut cli = RedisCli::new(&server);
     cli.ask::<i64>("LOCK.ACQUIRE k a 20000 OWNER me FENCE 7");
     let acquired = cli.expires_at_ms("k").to_string();
     cli.ask::<i64>("LOCK.EXTEND k a 40000");
@@ -203,14 +196,11 @@ fn append_only_file_has_plain_commands_with_absolute_expiries() {
 #[test]
 fn append_only_file_has_the_end_of_a_lock_by_its_deadline() {
     let server = append_only().start().unwrap();
-    let mut cli = Cli::new(&server);
+    let mut cli = RedisCli::new(&server);
     // From now on, the server removes an expired key only when a command uses the key.
     cli.reply("DEBUG SET-ACTIVE-EXPIRE 0");
     for line in ["PING", "PERSIST k"] {
-        cli.reply("MULTI");
-        cli.reply("LOCK.ACQUIRE k a 20");
-        cli.reply(line);
-        assert_ne!(cli.reply("EXEC"), Nil);
+        cli.transaction(&["LOCK.ACQUIRE k a 20", line]);
         eventually(PATIENCE, "the lock has ended", || cli.reply("DBSIZE") == Int(0));
         // Valkey writes UNLINK for a key that it expires itself.
         let last = appended(&server).pop().unwrap();
@@ -221,7 +211,7 @@ fn append_only_file_has_the_end_of_a_lock_by_its_deadline() {
 #[test]
 fn command_that_changes_nothing_is_not_in_the_append_only_file() {
     let server = append_only().start().unwrap();
-    let mut cli = Cli::new(&server);
+    let mut cli = RedisCli::new(&server);
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
     let lines = [
         "LOCK.ACQUIRE k b 60000",
@@ -240,13 +230,9 @@ fn command_that_changes_nothing_is_not_in_the_append_only_file() {
 #[test]
 fn transactions_and_scripts_append_the_same() {
     let server = append_only().start().unwrap();
-    let mut cli = Cli::new(&server);
+    let mut cli = RedisCli::new(&server);
     let lines = ["LOCK.ACQUIRE k a 20000", "LOCK.EXTEND k a 60000", "LOCK.RELEASE k a"];
-    cli.reply("MULTI");
-    for line in lines {
-        cli.reply(line);
-    }
-    assert_ne!(cli.reply("EXEC"), Nil);
+    cli.transaction(&lines);
     let script: String =
         lines.map(|line| format!("redis.call('{}')\n", line.replace(' ', "', '"))).concat();
     cli.run::<Value>(command("EVAL").arg(script).arg(1).arg("k"));
@@ -256,15 +242,14 @@ fn transactions_and_scripts_append_the_same() {
     assert!(appended.iter().all(|words| words[1] == "k"), "{appended:?}");
 }
 
-/// The changes that the server counts towards its save points.
-fn changes(cli: &mut Cli) -> i64 {
+fn changes(cli: &mut RedisCli) -> i64 {
     let info: String = cli.ask("INFO persistence");
     let field = info.lines().find_map(|line| line.strip_prefix("rdb_changes_since_last_save:"));
     field.unwrap().trim().parse().unwrap()
 }
 
 /// The changes counted for 100 copies of `line`, each with its own number in the place of `@`.
-fn changes_by(cli: &mut Cli, line: &str) -> i64 {
+fn changes_by(cli: &mut RedisCli, line: &str) -> i64 {
     let before = changes(cli);
     let mut pipeline = redis::pipe();
     for n in 0..100 {
@@ -279,42 +264,30 @@ fn changes_by(cli: &mut Cli, line: &str) -> i64 {
 fn every_change_counts_towards_save_points() {
     for appendonly in ["no", "yes"] {
         let server = Server::with_module().arg("appendonly", appendonly).start().unwrap();
-        let mut cli = Cli::new(&server);
+        let mut cli = RedisCli::new(&server);
         // At the end of a turn, the node learns whether a replica or a file receives its writes.
         cli.reply("PING");
-        for line in [
-            "LOCK.ACQUIRE k@ a 50000",
-            "LOCK.EXTEND k@ a 60000",
-            "LOCK.EXTEND k@ a 60000 TOKEN b",
-            "LOCK.REVOKE k@",
-            "LOCK.RELEASE k@ b",
+        for (line, expected) in [
+            ("LOCK.ACQUIRE k@ a 50000", 100),
+            ("LOCK.EXTEND k@ a 60000", 100),
+            ("LOCK.EXTEND k@ a 60000 TOKEN b", 100),
+            ("LOCK.REVOKE k@", 100),
+            ("LOCK.RELEASE k@ b", 100),
+            ("LOCK.MACQUIRE 2 k@ l@ a 50000", 200),
+            ("LOCK.MEXTEND 2 k@ l@ a 60000", 200),
+            ("LOCK.MRELEASE 2 k@ l@ a", 200),
         ] {
-            assert_eq!(changes_by(&mut cli, line), 100, "{line}, appendonly {appendonly}");
+            assert_eq!(changes_by(&mut cli, line), expected, "{line}, appendonly {appendonly}");
         }
-        assert_eq!(
-            changes_by(&mut cli, "LOCK.MACQUIRE 2 k@ l@ a 50000"),
-            200,
-            "appendonly {appendonly}"
-        );
-        assert_eq!(
-            changes_by(&mut cli, "LOCK.MEXTEND 2 k@ l@ a 60000"),
-            200,
-            "appendonly {appendonly}"
-        );
-        assert_eq!(changes_by(&mut cli, "LOCK.MRELEASE 2 k@ l@ a"), 200, "appendonly {appendonly}");
     }
 }
 
 #[test]
 fn changes_in_transactions_and_scripts_count_towards_save_points() {
-    let server = Server::with_module().start().unwrap();
-    let mut cli = Cli::new(&server);
+    let (_server, mut cli) = server_and_cli();
     cli.reply("PING");
     let before = changes(&mut cli);
-    cli.reply("MULTI");
-    cli.reply("LOCK.ACQUIRE k a 60000");
-    cli.reply("LOCK.RELEASE k a");
-    assert_ne!(cli.reply("EXEC"), Nil);
+    cli.transaction(&["LOCK.ACQUIRE k a 60000", "LOCK.RELEASE k a"]);
     assert_eq!(changes(&mut cli) - before, 2);
     let script = "redis.call('LOCK.ACQUIRE', KEYS[1], 'a', 60000) return redis.call('LOCK.RELEASE', KEYS[1], 'a')";
     assert_eq!(cli.run::<Value>(command("EVAL").arg(script).arg(1).arg("k")), Int(1));
@@ -323,14 +296,10 @@ fn changes_in_transactions_and_scripts_count_towards_save_points() {
 
 #[test]
 fn end_by_deadline_counts_towards_save_points() {
-    let server = Server::with_module().start().unwrap();
-    let mut cli = Cli::new(&server);
+    let (_server, mut cli) = server_and_cli();
     let before = changes(&mut cli);
-    cli.reply("MULTI");
-    cli.reply("LOCK.ACQUIRE k a 20");
     // Only the module removes a key without an expiry. The server does not count its own expiries.
-    cli.reply("PERSIST k");
-    assert_ne!(cli.reply("EXEC"), Nil);
+    cli.transaction(&["LOCK.ACQUIRE k a 20", "PERSIST k"]);
     eventually(PATIENCE, "the lock has ended", || cli.reply("DBSIZE") == Int(0));
     assert_eq!(changes(&mut cli) - before, 3, "the grant, PERSIST and the end");
 }

@@ -7,12 +7,11 @@ mod common;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use common::{Cli, command, is_replica_of, replicate, replication_field};
+use common::{RedisCli, is_replica_of, replicate, replication_field};
 use quorlock_testkit::{Server, ServerBuilder, eventually};
 use redis::Value::{Int, Nil};
 
-/// The largest ttl, which is also how long a promoted replica abstains. A lock with this ttl
-/// outlasts the checks of a test.
+/// How long a promoted replica abstains. A lock with this ttl outlasts the checks of a test.
 const MAX_TTL_MS: u64 = 4000;
 
 /// Longer than an abstention, and than a replica needs to reconnect.
@@ -34,19 +33,19 @@ fn configured_node(configure: impl FnOnce(ServerBuilder) -> ServerBuilder) -> Se
 
 /// Returns when this number of replicas has received every write of this connection.
 #[track_caller]
-fn await_replicas(replicas: i64, master: &mut Cli) {
-    // An additional write, so that there is something to wait for.
+fn await_replicas(replicas: i64, master: &mut RedisCli) {
+    // This write gives WAIT something to wait for.
     master.reply("SET written-last x");
     assert_eq!(master.reply(&format!("WAIT {replicas} 4000")), Int(replicas));
 }
 
-fn votes(cli: &mut Cli) -> bool {
+fn votes(cli: &mut RedisCli) -> bool {
     cli.ask::<String>("INFO lock").contains("lock_state:voting")
 }
 
 /// Checks that every change of a lock on `master` arrives at `replica`, which follows it.
 #[track_caller]
-fn assert_propagates(master: &mut Cli, replica: &mut Cli) {
+fn assert_propagates(master: &mut RedisCli, replica: &mut RedisCli) {
     // Two foreign strings: one to release, one to adopt.
     for key in ["inherited", "adopted"] {
         master.reply(&format!("SET {key} a PX 600000"));
@@ -76,7 +75,7 @@ fn assert_propagates(master: &mut Cli, replica: &mut Cli) {
 #[test]
 fn promoted_replica_propagates_locks_to_its_former_master() {
     let (former, promoted) = (node(), node());
-    let (mut on_former, mut on_promoted) = (Cli::new(&former), Cli::new(&promoted));
+    let (mut on_former, mut on_promoted) = (RedisCli::new(&former), RedisCli::new(&promoted));
     replicate(&mut on_promoted, &former);
     on_former.reply("FAILOVER");
     eventually(PATIENCE, "the roles are exchanged", || {
@@ -91,10 +90,10 @@ fn promoted_replica_propagates_locks_to_its_former_master() {
 #[test]
 fn promoted_replica_propagates_locks_to_its_siblings() {
     let (former, promoted, sibling) = (node(), node(), node());
-    let (mut on_promoted, mut on_sibling) = (Cli::new(&promoted), Cli::new(&sibling));
+    let (mut on_promoted, mut on_sibling) = (RedisCli::new(&promoted), RedisCli::new(&sibling));
     replicate(&mut on_promoted, &former);
     replicate(&mut on_sibling, &former);
-    await_replicas(2, &mut Cli::new(&former));
+    await_replicas(2, &mut RedisCli::new(&former));
     on_promoted.reply("REPLICAOF NO ONE");
     replicate(&mut on_sibling, &promoted);
     let syncs: String = on_promoted.ask("INFO stats");
@@ -108,7 +107,7 @@ fn master_started_as_a_replica_propagates_locks() {
     let promoted = configured_node(|builder| {
         builder.arg("replicaof", format!("{} {}", Ipv4Addr::LOCALHOST, former.port()))
     });
-    let (mut on_promoted, mut on_new) = (Cli::new(&promoted), Cli::new(&new));
+    let (mut on_promoted, mut on_new) = (RedisCli::new(&promoted), RedisCli::new(&new));
     eventually(PATIENCE, "the replica follows", || is_replica_of(&mut on_promoted, &former));
     on_promoted.reply("REPLICAOF NO ONE");
     replicate(&mut on_new, &promoted);
@@ -118,15 +117,12 @@ fn master_started_as_a_replica_propagates_locks() {
 #[test]
 fn replica_that_returns_receives_the_locks_it_missed() {
     let (master, replica) = (node(), node());
-    let (mut on_master, mut on_replica) = (Cli::new(&master), Cli::new(&replica));
+    let (mut on_master, mut on_replica) = (RedisCli::new(&master), RedisCli::new(&replica));
     replicate(&mut on_replica, &master);
     // Cuts the link, and acquires the lock before anything else happens.
-    let (_, granted): (i64, Option<i64>) = redis::pipe()
-        .add_command(command("CLIENT KILL TYPE replica"))
-        .add_command(command("LOCK.ACQUIRE missed a 4000"))
-        .query(&mut on_master.0)
-        .unwrap();
-    assert!(granted.is_some());
+    let replies =
+        on_master.in_one_turn(&["CLIENT KILL TYPE replica", "LOCK.ACQUIRE missed a 4000"]);
+    assert_ne!(replies[1], Nil);
     eventually(PATIENCE, "the replica is back", || {
         on_master.ask::<String>("INFO stats").contains("sync_partial_ok:1")
     });
@@ -138,7 +134,7 @@ fn replica_that_returns_receives_the_locks_it_missed() {
 #[test]
 fn locks_granted_during_a_full_synchronisation_arrive() {
     let (master, replica) = (node(), node());
-    let (mut on_master, mut on_replica) = (Cli::new(&master), Cli::new(&replica));
+    let (mut on_master, mut on_replica) = (RedisCli::new(&master), RedisCli::new(&replica));
     on_replica.reply(&format!("REPLICAOF {} {}", Ipv4Addr::LOCALHOST, master.port()));
     let mut keys = 0;
     eventually(PATIENCE, "the replica follows the master", || {
@@ -161,7 +157,7 @@ fn locks_granted_during_a_full_synchronisation_arrive() {
 fn writable_replica_neither_extends_nor_releases_a_lock() {
     let master = node();
     let replica = configured_node(|builder| builder.arg("replica-read-only", "no"));
-    let (mut on_master, mut on_replica) = (Cli::new(&master), Cli::new(&replica));
+    let (mut on_master, mut on_replica) = (RedisCli::new(&master), RedisCli::new(&replica));
     replicate(&mut on_replica, &master);
     on_master.reply("SET foreign a PX 600000");
     on_master.reply("SET foreign-too a PX 600000");

@@ -7,22 +7,22 @@ mod common;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use common::{Cli, Waiter, command, info, replicate, server_and_cli};
+use common::{RedisCli, Waiter, append_only, command, info, replicate, server_and_cli};
 use quorlock_testkit::Server;
-use redis::Value::{self, Array, BulkString, Int, Nil};
+use redis::Value::{self, BulkString, Int, Nil};
 
 const NO_EXPIRY: &str = "ERR the key holds a string without an expiry, which is data and not a lock: remove it with DEL";
 
-/// The milliseconds in the error of an EXTEND of a revoked lock.
+/// The milliseconds left to a revoked lock, from the error for its extension.
 #[track_caller]
-fn revoked_ms(cli: &mut Cli, line: &str) -> u64 {
+fn revoked_ms(cli: &mut RedisCli, line: &str) -> u64 {
     let error = cli.error(line);
     let mut words = error.split(' ');
     assert_eq!(words.next(), Some("REVOKED"), "{line}: {error}");
     words.next().and_then(|ms| ms.parse().ok()).expect(&error)
 }
 
-fn value(cli: &mut Cli, key: &str) -> String {
+fn value(cli: &mut RedisCli, key: &str) -> String {
     cli.ask(&format!("GET {key}"))
 }
 
@@ -71,7 +71,7 @@ fn revoked_lock_is_granted_to_a_waiter_only_at_its_deadline() {
     cli.ask::<i64>("LOCK.ACQUIRE k a 600");
     let next = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 30000");
     assert_eq!(cli.reply("LOCK.REVOKE k"), Int(1));
-    next.fence();
+    next.wait_for_grant();
     // The clocks of the test and of the server differ in rate by less than 1 %.
     assert!(before.elapsed() >= Duration::from_millis(594));
     assert_eq!(value(&mut cli, "k"), "b");
@@ -84,7 +84,7 @@ fn revoke_now_ends_the_lock_at_once_and_serves_the_queue() {
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
     let next = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 30000");
     assert_eq!(cli.reply("lock.revoke k now"), Int(1));
-    next.fence();
+    next.wait_for_grant();
     assert_eq!(value(&mut cli, "k"), "b");
     assert_eq!(cli.reply("LOCK.EXTEND k a 60000"), Nil);
     assert_eq!(
@@ -101,7 +101,7 @@ fn early_release_of_a_revoked_lock_serves_the_queue() {
     cli.reply("LOCK.REVOKE k");
     let next = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 30000");
     assert_eq!(cli.reply("LOCK.RELEASE k a"), Int(1));
-    next.fence();
+    next.wait_for_grant();
     cli.ask::<i64>("LOCK.EXTEND k b 60000");
 }
 
@@ -118,16 +118,15 @@ fn lock_of_several_keys_is_revoked_on_all() {
     }
     revoked_ms(&mut cli, "LOCK.MEXTEND 3 k l m a 60000");
     assert_eq!(cli.reply("LOCK.REVOKE l NOW"), Int(1));
-    next.fence();
+    next.wait_for_grant();
     assert_eq!([cli.reply("EXISTS k l"), cli.reply("GET m")], [Int(0), BulkString("b".into())]);
     cli.ask::<i64>("LOCK.MACQUIRE 2 k l c 60000");
 }
 
 #[test]
 fn crash_does_not_undo_a_revocation() {
-    let append_only = Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always");
-    let mut server = append_only.start().unwrap();
-    let mut cli = Cli::new(&server);
+    let mut server = append_only().start().unwrap();
+    let mut cli = RedisCli::new(&server);
     for line in [
         "LOCK.ACQUIRE revoked a 60000",
         "LOCK.ACQUIRE kept a 60000",
@@ -143,7 +142,7 @@ fn crash_does_not_undo_a_revocation() {
     let expires_at = cli.expires_at_ms("revoked");
     server.kill();
     server.restart().unwrap();
-    let mut cli = Cli::new(&server);
+    let mut cli = RedisCli::new(&server);
     cli.ask::<i64>("LOCK.EXTEND kept a 60000");
     for key in ["revoked", "one", "two", "theirs"] {
         assert_eq!(cli.reply(&format!("LOCK.EXTEND {key} a 60000")), Nil, "{key}");
@@ -162,7 +161,7 @@ fn crash_does_not_undo_a_revocation() {
 fn replica_has_the_value_of_a_revoked_lock() {
     let master = Server::with_module().tcp().arg("repl-diskless-sync-delay", 0).start().unwrap();
     let replica = Server::with_module().arg("lock.max-ttl", 60_000).start().unwrap();
-    let (mut cli, mut on_replica) = (Cli::new(&master), Cli::new(&replica));
+    let (mut cli, mut on_replica) = (RedisCli::new(&master), RedisCli::new(&replica));
     replicate(&mut on_replica, &master);
     cli.ask::<i64>("LOCK.MACQUIRE 2 k l a 60000");
     cli.reply("LOCK.REVOKE k");
@@ -187,17 +186,13 @@ fn replica_has_the_value_of_a_revoked_lock() {
 #[test]
 fn transactions_and_scripts_revoke() {
     let (_server, mut cli) = server_and_cli();
-    cli.reply("MULTI");
-    for line in [
+    let replies = cli.transaction(&[
         "LOCK.ACQUIRE k a 60000",
         "LOCK.REVOKE k",
         "LOCK.ACQUIRE k b 60000",
         "LOCK.REVOKE k NOW",
         "LOCK.ACQUIRE k b 60000",
-    ] {
-        cli.reply(line);
-    }
-    let Array(replies) = cli.reply("EXEC") else { panic!("the transaction was aborted") };
+    ]);
     assert!(matches!(replies[..], [Int(_), Int(1), Nil, Int(1), Int(_)]), "{replies:?}");
     let script =
         "redis.call('LOCK.REVOKE', KEYS[1]) return redis.pcall('LOCK.EXTEND', KEYS[1], 'b', 60000)";

@@ -7,15 +7,15 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-use common::{Cli, command, server, server_and_cli};
+use common::{RedisCli, command, server, server_and_cli};
 use redis::FromRedisValue as _;
 use redis::Value::{self, Array, BulkString, Int, Map, Nil};
 
 type Lock = HashMap<String, Value>;
 
-/// Calls the command once. Returns the next cursor, and the locks.
+/// Returns the next cursor, and the locks.
 #[track_caller]
-fn call(cli: &mut Cli, cursor: u64, options: &str) -> (u64, Vec<Lock>) {
+fn call(cli: &mut RedisCli, cursor: u64, options: &str) -> (u64, Vec<Lock>) {
     let (cursor, locks): (String, Vec<Lock>) = cli.ask(&format!("LOCK.SCAN {cursor}{options}"));
     (cursor.parse().expect("digits"), locks)
 }
@@ -24,9 +24,8 @@ fn text(value: &Value) -> String {
     String::from_redis_value(value.clone()).unwrap()
 }
 
-/// All locks, from the first call to the last.
 #[track_caller]
-fn all(cli: &mut Cli, options: &str) -> BTreeMap<String, Lock> {
+fn all(cli: &mut RedisCli, options: &str) -> BTreeMap<String, Lock> {
     let (mut all, mut cursor) = (BTreeMap::new(), 0);
     loop {
         let (next, locks) = call(cli, cursor, options);
@@ -38,11 +37,11 @@ fn all(cli: &mut Cli, options: &str) -> BTreeMap<String, Lock> {
     }
 }
 
-fn names(cli: &mut Cli, options: &str) -> BTreeSet<String> {
+fn names(cli: &mut RedisCli, options: &str) -> BTreeSet<String> {
     all(cli, options).into_keys().collect()
 }
 
-fn acquire_many(cli: &mut Cli, count: usize) {
+fn acquire_many(cli: &mut RedisCli, count: usize) {
     let mut pipeline = redis::pipe();
     for number in 0..count {
         pipeline.add_command(command(&format!("LOCK.ACQUIRE key/{number} a 60000"))).ignore();
@@ -79,7 +78,7 @@ fn scan_lists_every_lock_with_the_fields_of_inspect() {
 #[test]
 fn scan_replies_with_maps_in_resp3_and_flat_arrays_in_resp2() {
     let server = server();
-    let (mut resp2, mut resp3) = (Cli::new(&server), Cli::resp3(&server));
+    let (mut resp2, mut resp3) = (RedisCli::new(&server), RedisCli::resp3(&server));
     assert_eq!(
         resp2.reply("LOCK.SCAN 0"),
         Array(vec![BulkString(b"0".to_vec()), Array(Vec::new())])
@@ -149,7 +148,7 @@ fn locks_that_stay_are_listed_while_others_come_and_go() {
 
 #[test]
 fn patterns_that_defeat_backtracking_are_matched_at_once() {
-    /// A backtracking matcher needs hours for one of these patterns.
+    /// A backtracking matcher needs hours for each of these patterns.
     const AT_ONCE: Duration = Duration::from_secs(5);
     let (_server, mut cli) = server_and_cli();
     for number in 0..100 {
@@ -170,9 +169,7 @@ fn patterns_that_defeat_backtracking_are_matched_at_once() {
 fn transactions_and_scripts_scan() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
-    cli.reply("MULTI");
-    cli.reply("LOCK.SCAN 0");
-    let Array(replies) = cli.reply("EXEC") else { panic!("the transaction was aborted") };
+    let replies = cli.transaction(&["LOCK.SCAN 0"]);
     assert!(matches!(&replies[..], [Array(reply)] if reply.len() == 2), "{replies:?}");
     let script = "return redis.call('LOCK.SCAN', 0)[2][1][2]";
     assert_eq!(cli.run::<Value>(command("EVAL").arg(script).arg(0)), BulkString(b"k".to_vec()));

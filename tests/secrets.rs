@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use common::{Cli, Waiter, command, server_and_cli};
+use common::{RedisCli, Waiter, append_only, command, server_and_cli};
 use quorlock_testkit::Server;
 use redis::Value;
 
@@ -52,7 +52,7 @@ const LINES: [&str; 31] = [
 ];
 
 /// Sends the lines one by one, and once more within a transaction. The replies do not matter.
-fn send_all(cli: &mut Cli) {
+fn send_all(cli: &mut RedisCli) {
     for line in LINES {
         let _ = command(line).query::<Value>(&mut cli.0);
     }
@@ -64,16 +64,15 @@ fn send_all(cli: &mut Cli) {
 }
 
 /// Sends two commands that block: one is granted, and the other times out.
-fn wait_and_release(server: &Server, cli: &mut Cli) {
+fn wait_and_release(server: &Server, cli: &mut RedisCli) {
     cli.reply("LOCK.ACQUIRE waited s3cret-1 60000");
     let waiter = Waiter::new(server, "LOCK.ACQUIRE waited s3cret-2 60000 WAIT 60000");
     cli.reply("LOCK.RELEASE waited s3cret-1");
-    waiter.fence();
+    waiter.wait_for_grant();
     let _ = command("LOCK.ACQUIRE waited s3cret-3 60000 WAIT 20").query::<Value>(&mut cli.0);
     cli.reply("LOCK.RELEASE waited s3cret-2");
 }
 
-/// What MONITOR shows while `work` runs.
 fn monitored(server: &Server, work: impl FnOnce()) -> String {
     let path = server.url();
     let mut socket = UnixStream::connect(path.strip_prefix("redis+unix://").unwrap()).unwrap();
@@ -82,7 +81,7 @@ fn monitored(server: &Server, work: impl FnOnce()) -> String {
     let mut lines = BufReader::new(socket).lines().map(Result::unwrap);
     assert_eq!(lines.next().unwrap(), "+OK");
     work();
-    Cli::new(server).reply("ECHO the-end");
+    RedisCli::new(server).reply("ECHO the-end");
     lines.take_while(|line| !line.contains("the-end")).map(|line| line + "\n").collect()
 }
 
@@ -130,12 +129,8 @@ fn monitor_shows_all_arguments_except_tokens() {
 
 #[test]
 fn redaction_leaves_the_token_of_the_lock_unchanged() {
-    let server = Server::with_module()
-        .arg("appendonly", "yes")
-        .arg("appendfsync", "always")
-        .start()
-        .unwrap();
-    let mut cli = Cli::new(&server);
+    let server = append_only().start().unwrap();
+    let mut cli = RedisCli::new(&server);
     for (line, token) in [
         ("LOCK.ACQUIRE k first 60000", "first"),
         ("LOCK.EXTEND k first 60000 TOKEN second", "second"),

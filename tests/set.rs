@@ -1,8 +1,11 @@
 //! The setting `lock.set`: the set to which this node belongs.
 
+mod common;
+
 use std::fs;
 
-use quorlock_testkit::{Server, ServerBuilder, StartError, module_path};
+use common::log_of_refusal;
+use quorlock_testkit::{Server, ServerBuilder, module_path};
 use redis::{Connection, RedisResult, cmd};
 
 const SET: &str = "eu-locks 2 1,2,4,5,6";
@@ -10,7 +13,6 @@ const CHANGE: &str = "eu-locks 2 1,2,3>1,2,3,4";
 
 /// A redis.conf that loads the module.
 struct RedisConf {
-    /// Holds redis.conf.
     directory: tempfile::TempDir,
 }
 
@@ -41,19 +43,6 @@ impl RedisConf {
 
     fn text(&self) -> String {
         fs::read_to_string(self.directory.path().join("redis.conf")).expect("the file is there")
-    }
-
-    /// The end of the log of a server that refuses to start.
-    #[track_caller]
-    fn log_of_refusal(&self) -> String {
-        match self.builder().start() {
-            Err(StartError::Exited { status, log_tail }) => {
-                assert_eq!(status.code(), Some(1), "no crash: {status}\n{log_tail}");
-                log_tail
-            }
-            Err(error) => panic!("{error}"),
-            Ok(_) => panic!("the server has started: {}", self.text()),
-        }
     }
 }
 
@@ -150,17 +139,18 @@ fn invalid_set_stops_the_start_and_the_log_says_what_to_write() {
         ("eu-locks 2 1,2>1,2,3,4", "adds 2 and removes 0 members; write a change that adds one"),
         ("eu-locks 2 1,2>2>1,2", "has more than one \">\"; write one change"),
     ] {
-        let log = RedisConf::new("", &format!("lock.set {value}")).log_of_refusal();
+        let log = log_of_refusal(RedisConf::new("", &format!("lock.set {value}")).builder());
         assert!(log.contains(says), "line {value}: {log}");
         assert!(log.contains("lock.set must be NAME ID MEMBERS"), "line {value}: {log}");
-        let log = RedisConf::new(&format!("set \"{value}\""), "").log_of_refusal();
+        let log = log_of_refusal(RedisConf::new(&format!("set \"{value}\""), "").builder());
         assert!(log.contains("lock: not loaded: ") && log.contains(says), "{value}: {log}");
     }
 }
 
 #[test]
 fn bytes_that_are_not_text_are_refused_and_logged_escaped() {
-    let log = RedisConf::new("", "lock.set \"e\\xff\\x00\\x1b 2 1,2\"").log_of_refusal();
+    let conf = RedisConf::new("", "lock.set \"e\\xff\\x00\\x1b 2 1,2\"");
+    let log = log_of_refusal(conf.builder());
     assert!(log.contains("NAME \"e\\u{fffd}\\u{0}\\u{1b}\" in lock.set is not valid"), "{log}");
     assert!(!log.contains('\u{1b}'), "{log:?}");
 }
@@ -178,7 +168,7 @@ fn argument_without_a_value_or_given_twice_is_refused() {
         ("set eu 1 1 lock.set eu 1 1", "the module argument set is given twice"),
         ("sets eu 1 1", "unknown module argument; the arguments are: max-ttl"),
     ] {
-        let log = RedisConf::new(arguments, "").log_of_refusal();
+        let log = log_of_refusal(RedisConf::new(arguments, "").builder());
         assert!(log.contains(says), "{arguments}: {log}");
     }
 }

@@ -4,26 +4,29 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::thread;
 use std::time::Duration;
 
-use common::{Cli, PATIENCE, Waiter, command, info, replicate, server, server_and_cli};
+use common::{
+    PATIENCE, RedisCli, Waiter, append_only, command, info, replicate, server, server_and_cli,
+};
 use quorlock_testkit::{Server, eventually};
-use redis::Value::{self, Int, Nil};
+use redis::Value::{self, Array, Int, Nil};
 use redis::cmd;
 
 /// The fence, the ttl and the number of keys that `LOCK.INSPECT` shows for a key.
-fn inspect(cli: &mut Cli, key: &str) -> Option<(i64, i64, i64)> {
-    let shown: Option<std::collections::HashMap<String, Value>> =
-        cli.ask(&format!("LOCK.INSPECT {key}"));
-    let field = |shown: &std::collections::HashMap<String, Value>, name: &str| match shown[name] {
+fn inspect(cli: &mut RedisCli, key: &str) -> Option<(i64, i64, i64)> {
+    let shown: Option<HashMap<String, Value>> = cli.ask(&format!("LOCK.INSPECT {key}"));
+    let shown = shown?;
+    let field = |name: &str| match shown[name] {
         Int(value) => value,
         ref other => panic!("{name}: {other:?}"),
     };
-    shown.map(|shown| (field(&shown, "fence"), field(&shown, "ttl"), field(&shown, "keys")))
+    Some((field("fence"), field("ttl"), field("keys")))
 }
 
-fn exist(cli: &mut Cli, keys: &str) -> Value {
+fn exist(cli: &mut RedisCli, keys: &str) -> Value {
     cli.reply(&format!("EXISTS {keys}"))
 }
 
@@ -123,7 +126,7 @@ fn end_of_one_key_ends_all_and_serves_all_queues() {
         assert_ne!(cli.reply(end), Int(0), "{end}");
         assert_eq!(cli.reply("LOCK.MEXTEND 3 a b c t 60000"), Nil, "{end}");
         for waiter in waiters {
-            assert!(waiter.fence() > 0);
+            assert!(waiter.wait_for_grant() > 0);
         }
         assert_eq!(cli.ask::<Vec<String>>("MGET a c"), ["u", "u"], "{end}");
         assert_eq!(inspect(&mut cli, "b"), None, "{end}");
@@ -152,14 +155,8 @@ fn other_keys_are_gone_before_the_next_turn() {
 fn ended_lock_is_free_within_the_same_turn() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.MACQUIRE 2 a b t 60000");
-    let (_, extended, taken): (Value, Value, Value) = redis::pipe()
-        .add_command(command("DEL a"))
-        .add_command(command("LOCK.EXTEND b t 60000"))
-        .add_command(command("LOCK.ACQUIRE b u 60000"))
-        .query(&mut cli.0)
-        .unwrap();
-    assert_eq!(extended, Nil);
-    assert!(matches!(taken, Int(_)));
+    let replies = cli.in_one_turn(&["DEL a", "LOCK.EXTEND b t 60000", "LOCK.ACQUIRE b u 60000"]);
+    assert!(matches!(replies[1..], [Nil, Int(_)]), "{replies:?}");
     assert_eq!(cli.ask::<String>("GET b"), "u");
     assert_eq!(exist(&mut cli, "a"), Int(0));
 }
@@ -194,16 +191,8 @@ fn keys_without_a_token_and_a_ttl_are_refused() {
 #[test]
 fn lock_of_64_keys_ends_on_all() {
     let (_server, mut cli) = server_and_cli();
-    let many = |count: usize| {
-        let mut macquire = cmd("LOCK.MACQUIRE");
-        macquire
-            .arg(count)
-            .arg((0..count).map(|n| format!("k{n}")).collect::<Vec<_>>())
-            .arg("t")
-            .arg(60_000);
-        macquire
-    };
-    cli.run::<i64>(&many(64));
+    let keys: Vec<_> = (0..64).map(|n| format!("k{n}")).collect();
+    cli.ask::<i64>(&format!("LOCK.MACQUIRE 64 {} t 60000", keys.join(" ")));
     assert_eq!(cli.reply("LOCK.RELEASE k40 t"), Int(1));
     assert_eq!(exist(&mut cli, "k0 k40 k63"), Int(0));
 }
@@ -216,7 +205,7 @@ fn keyspace_events_and_watch_cover_each_key() {
     let mut listener = connection.as_pubsub();
     listener.psubscribe("__keyevent*__:*").unwrap();
     let mut events_of = |line: &str| {
-        let mut watcher = Cli::new(&server);
+        let mut watcher = RedisCli::new(&server);
         watcher.reply("WATCH b");
         cli.reply(line);
         watcher.reply("MULTI");
@@ -243,7 +232,7 @@ fn keyspace_events_and_watch_cover_each_key() {
 fn replica_receives_and_loses_all_keys_together() {
     let master = Server::with_module().tcp().arg("repl-diskless-sync-delay", 0).start().unwrap();
     let replica = Server::builder().start().unwrap();
-    let (mut cli, mut copy) = (Cli::new(&master), Cli::new(&replica));
+    let (mut cli, mut copy) = (RedisCli::new(&master), RedisCli::new(&replica));
     replicate(&mut copy, &master);
     cli.ask::<i64>("LOCK.MACQUIRE 2 a b t 60000");
     eventually(PATIENCE, "both are there", || copy.reply("MGET a b") == cli.reply("MGET a b"));
@@ -260,15 +249,11 @@ fn replica_receives_and_loses_all_keys_together() {
 
 #[test]
 fn token_makes_the_keys_one_lock_again_after_a_restart() {
-    let mut server = Server::with_module()
-        .arg("appendonly", "yes")
-        .arg("appendfsync", "always")
-        .start()
-        .unwrap();
-    let mut cli = Cli::new(&server);
+    let mut server = append_only().start().unwrap();
+    let mut cli = RedisCli::new(&server);
     let fence: i64 = cli.ask("LOCK.MACQUIRE 2 a b t 60000");
     server.restart().unwrap();
-    let mut cli = Cli::new(&server);
+    let mut cli = RedisCli::new(&server);
     assert_ne!(cli.reply("LOCK.INSPECT a"), Nil, "the key exists");
     assert_eq!(cli.fence("a"), None);
     assert_eq!(cli.reply("LOCK.MEXTEND 2 a b x 60000"), Nil);
@@ -298,7 +283,7 @@ fn waiter_for_several_keys_is_granted_all_at_once_or_holds_none() {
     let both = Waiter::new(&server, "LOCK.MACQUIRE 2 b a t 60000 WAIT 60000");
     let one = Waiter::new(&server, "LOCK.ACQUIRE a u 60000 WAIT 60000");
     cli.reply("LOCK.RELEASE a x");
-    one.fence();
+    one.wait_for_grant();
     cli.reply("LOCK.RELEASE b y");
     assert!(
         matches!(cli.reply("LOCK.ACQUIRE b newcomer 60000"), Int(_)),
@@ -307,7 +292,7 @@ fn waiter_for_several_keys_is_granted_all_at_once_or_holds_none() {
     cli.reply("LOCK.RELEASE a u");
     assert!(both.waits());
     assert_eq!(cli.reply("DEL b"), Int(1));
-    assert!(both.fence() > before);
+    assert!(both.wait_for_grant() > before);
     assert_eq!(cli.ask::<Vec<String>>("MGET a b"), ["t", "t"]);
     assert_eq!((info(&server, "lock_waiters"), info(&server, "lock_handovers")), (0, 2));
 }
@@ -320,13 +305,13 @@ fn wait_for_several_keys_ends_like_any_other() {
         |ms: u64| Waiter::new(&server, &format!("LOCK.MACQUIRE 2 a b t 60000 WAIT {ms}"));
     assert_eq!(start_waiter(30).answer(), Nil);
     let unblocked = start_waiter(60_000);
-    assert_eq!(cli.reply(&format!("CLIENT UNBLOCK {}", unblocked.id)), Int(1));
+    assert_eq!(cli.reply(&format!("CLIENT UNBLOCK {}", unblocked.client_id)), Int(1));
     assert_eq!(unblocked.answer(), Nil);
     let withdrawn = start_waiter(60_000);
     assert_eq!(cli.reply("LOCK.MRELEASE 2 a b t"), Int(0));
     assert_eq!(withdrawn.answer(), Nil);
     let killed = start_waiter(60_000);
-    assert_eq!(cli.reply(&format!("CLIENT KILL ID {}", killed.id)), Int(1));
+    assert_eq!(cli.reply(&format!("CLIENT KILL ID {}", killed.client_id)), Int(1));
     assert!(killed.result().is_err());
     eventually(PATIENCE, "no client waits", || info(&server, "lock_waiters") == 0);
     let sent_away = start_waiter(60_000);
@@ -339,13 +324,7 @@ fn withdrawn_waiter_is_not_granted_a_lock_that_ends_in_the_same_turn() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.MACQUIRE 2 a b x 60000");
     let both = Waiter::new(&server, "LOCK.MACQUIRE 2 a b t 60000 WAIT 60000");
-    let (deleted, released): (Value, Value) = redis::pipe()
-        .atomic()
-        .add_command(command("DEL b"))
-        .add_command(command("LOCK.MRELEASE 2 a b t"))
-        .query(&mut cli.0)
-        .unwrap();
-    assert_eq!((deleted, released), (Int(1), Int(0)));
+    assert_eq!(cli.transaction(&["DEL b", "LOCK.MRELEASE 2 a b t"]), [Int(1), Int(0)]);
     assert_eq!(both.answer(), Nil);
     assert_eq!(exist(&mut cli, "a b"), Int(0));
 }
@@ -356,11 +335,7 @@ fn grant_to_a_client_that_is_gone_is_released_on_all_keys() {
     cli.ask::<i64>("LOCK.ACQUIRE b x 60000");
     let both = Waiter::new(&server, "LOCK.MACQUIRE 2 a b t 60000 WAIT 60000");
     // In one turn, the client is granted the lock, and disconnected before it receives the answer.
-    redis::pipe()
-        .add_command(command("LOCK.RELEASE b x"))
-        .add_command(command(&format!("CLIENT KILL ID {}", both.id)))
-        .exec(&mut cli.0)
-        .unwrap();
+    cli.in_one_turn(&["LOCK.RELEASE b x", &format!("CLIENT KILL ID {}", both.client_id)]);
     drop(both.result());
     eventually(PATIENCE, "the lock is released, or was never granted", || {
         exist(&mut cli, "a b") == Int(0)
@@ -372,13 +347,12 @@ fn grant_to_a_client_that_is_gone_is_released_on_all_keys() {
 fn no_client_waits_in_a_transaction() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE b x 60000");
-    let (refused, granted): (Value, (i64, i64)) = redis::pipe()
-        .atomic()
-        .add_command(command("LOCK.MACQUIRE 2 a b t 60000 WAIT 60000"))
-        .add_command(command("LOCK.MACQUIRE 2 a c t 60000 WAIT 60000"))
-        .query(&mut cli.0)
-        .unwrap();
-    assert_eq!((refused, granted.1), (Nil, 0));
+    let replies = cli.transaction(&[
+        "LOCK.MACQUIRE 2 a b t 60000 WAIT 60000",
+        "LOCK.MACQUIRE 2 a c t 60000 WAIT 60000",
+    ]);
+    let [Nil, Array(granted)] = &replies[..] else { panic!("{replies:?}") };
+    assert!(matches!(granted[..], [Int(_), Int(0)]), "{granted:?}");
 }
 
 #[test]
@@ -433,9 +407,9 @@ fn keys_freed_together_go_to_the_first_waiter() {
         cli.reply("LOCK.RELEASE delta leaves");
         assert_eq!(leaving.answer(), Nil);
         cli.reply(free);
-        first.fence();
+        first.wait_for_grant();
         assert!(second.waits(), "{free}");
-        cli.reply(&format!("CLIENT UNBLOCK {}", second.id));
+        cli.reply(&format!("CLIENT UNBLOCK {}", second.client_id));
         assert_eq!(second.answer(), Nil);
     }
 }
@@ -448,21 +422,12 @@ fn single_key_waiter_does_not_overtake_one_for_several_in_one_turn() {
     }
     let first = Waiter::new(&server, "LOCK.MACQUIRE 2 alpha delta first 60000 WAIT 60000");
     let second = Waiter::new(&server, "LOCK.ACQUIRE delta second 60000 WAIT 60000");
-    let freed: (i64, i64, i64) = redis::pipe()
-        .atomic()
-        .cmd("DEL")
-        .arg("delta")
-        .cmd("EXISTS")
-        .arg(&["alpha", "delta"])
-        .cmd("DEL")
-        .arg("alpha")
-        .query(&mut server.connection())
-        .unwrap();
-    assert_eq!(freed, (1, 1, 1));
-    first.fence();
+    let freed = cli.transaction(&["DEL delta", "EXISTS alpha delta", "DEL alpha"]);
+    assert_eq!(freed, [Int(1), Int(1), Int(1)]);
+    first.wait_for_grant();
     assert!(second.waits());
     cli.ask::<i64>("LOCK.MRELEASE 2 alpha delta first");
-    second.fence();
+    second.wait_for_grant();
 }
 
 /// Shows the purpose of `LOCK.MACQUIRE`.

@@ -6,18 +6,17 @@ mod common;
 
 use std::collections::HashMap;
 
-use common::{Cli, PATIENCE, Waiter, command, info, replicate, server_and_cli};
+use common::{PATIENCE, RedisCli, Waiter, append_only, command, info, replicate, server_and_cli};
 use quorlock_testkit::{Inject as _, Server, WallClock, eventually};
 use redis::Value::{self, Array, BulkString, Int, Nil};
 
 const HOUR_MS: i64 = 3_600_000;
 
-fn inspect(cli: &mut Cli, key: &str) -> HashMap<String, Value> {
+fn inspect(cli: &mut RedisCli, key: &str) -> HashMap<String, Value> {
     cli.ask(&format!("LOCK.INSPECT {key}"))
 }
 
-/// The mode of the lock on `k`, and the number of its holders.
-fn mode_and_holders(cli: &mut Cli) -> (Value, Value) {
+fn mode_and_holders(cli: &mut RedisCli) -> (Value, Value) {
     let mut shown = inspect(cli, "k");
     (shown.remove("mode").unwrap(), shown.remove("holders").unwrap())
 }
@@ -26,7 +25,7 @@ fn shared_by(holders: i64) -> (Value, Value) {
     (BulkString("shared".into()), Int(holders))
 }
 
-fn value(cli: &mut Cli, key: &str) -> String {
+fn value(cli: &mut RedisCli, key: &str) -> String {
     cli.ask(&format!("GET {key}"))
 }
 
@@ -64,7 +63,7 @@ fn each_reader_ends_at_its_own_deadline() {
     cli.reply("LOCK.RELEASE k long");
     cli.ask::<i64>("LOCK.ACQUIRE k last 30 SHARED");
     let waiter = Waiter::new(&server, "LOCK.ACQUIRE k w 60000 WAIT 30000");
-    waiter.fence();
+    waiter.wait_for_grant();
     assert_eq!(value(&mut cli, "k"), "w");
 }
 
@@ -94,23 +93,21 @@ fn waiting_writer_is_not_overtaken_and_later_readers_enter_together() {
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED");
     let writer = Waiter::new(&server, "LOCK.ACQUIRE k w 60000 WAIT 30000");
     assert_eq!(cli.reply("LOCK.ACQUIRE k b 60000 SHARED"), Nil);
-    let readers: Vec<_> = ["b", "c"]
-        .map(|token| {
-            Waiter::new(&server, &format!("LOCK.ACQUIRE k {token} 60000 SHARED WAIT 30000"))
-        })
-        .into();
+    let readers = ["b", "c"].map(|token| {
+        Waiter::new(&server, &format!("LOCK.ACQUIRE k {token} 60000 SHARED WAIT 30000"))
+    });
     let second_writer = Waiter::new(&server, "LOCK.ACQUIRE k v 60000 WAIT 30000");
     assert!(writer.waits() && readers.iter().all(Waiter::waits));
     cli.reply("LOCK.RELEASE k a");
-    let written = writer.fence();
+    let written = writer.wait_for_grant();
     assert!(readers.iter().all(Waiter::waits));
     cli.reply("LOCK.RELEASE k w");
-    assert!(readers.into_iter().all(|reader| reader.fence() > written));
+    assert!(readers.into_iter().all(|reader| reader.wait_for_grant() > written));
     assert_eq!(mode_and_holders(&mut cli), shared_by(2));
     assert!(second_writer.waits());
     cli.reply("LOCK.RELEASE k b");
     cli.reply("LOCK.RELEASE k c");
-    assert!(second_writer.fence() > written);
+    assert!(second_writer.wait_for_grant() > written);
 }
 
 #[test]
@@ -132,14 +129,14 @@ fn exclusive_lock_becomes_shared_and_never_the_reverse() {
     let next = Waiter::new(&server, "LOCK.ACQUIRE k v 60000 WAIT 30000");
     assert_eq!(cli.reply("LOCK.EXTEND k other 60000 SHARED"), Nil);
     assert_eq!(cli.reply("LOCK.EXTEND k w 60000 SHARED"), Int(fence));
-    assert!(reader.fence() > fence);
+    assert!(reader.wait_for_grant() > fence);
     assert_eq!(cli.reply("LOCK.EXTEND k w 60000"), Int(fence), "it stays shared");
     assert_eq!(mode_and_holders(&mut cli), shared_by(2));
     assert!(value(&mut cli, "k") != "w");
     assert!(next.waits());
     cli.reply("LOCK.RELEASE k w");
     cli.reply("LOCK.RELEASE k a");
-    next.fence();
+    next.wait_for_grant();
 }
 
 #[test]
@@ -174,7 +171,7 @@ fn many_readers_are_granted_together_and_writers_after_them() {
     for n in 0..READERS {
         assert_eq!(cli.reply(&format!("LOCK.RELEASE k r{n}")), Int(1));
     }
-    writer.fence();
+    writer.wait_for_grant();
 }
 
 #[test]
@@ -223,8 +220,8 @@ fn revoked_shared_lock_ends_with_its_present_holders() {
     assert_eq!(cli.reply("LOCK.ACQUIRE k c 60000 SHARED"), Nil, "no newcomer");
     let newcomer = Waiter::new(&server, "LOCK.ACQUIRE k c 60000 SHARED WAIT 30000");
     assert_eq!(cli.reply("LOCK.RELEASE k a"), Int(1));
-    assert!(newcomer.waits(), "one of the readers still holds it");
-    newcomer.fence();
+    assert!(newcomer.waits(), "a reader still holds the lock");
+    newcomer.wait_for_grant();
     assert_eq!(cli.reply("LOCK.EXTEND k b 60000"), Nil, "its deadline has come");
     assert_eq!(cli.reply("LOCK.REVOKE k NOW"), Int(1));
     assert_eq!(cli.reply("EXISTS k"), Int(0));
@@ -235,7 +232,7 @@ fn clock_step_leaves_readers_their_lock() {
     for step_ms in [HOUR_MS, -HOUR_MS] {
         let clock = WallClock::new();
         let server = Server::with_module().wall_clock(&clock).start().unwrap();
-        let mut cli = Cli::new(&server);
+        let mut cli = RedisCli::new(&server);
         cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED");
         cli.ask::<i64>("LOCK.ACQUIRE k b 30000 SHARED");
         let unknown = value(&mut cli, "k");
@@ -298,9 +295,8 @@ fn operator_ends_the_lock_of_all_readers() {
 
 #[test]
 fn reload_leaves_readers_their_lock_and_a_crash_leaves_a_string() {
-    let append_only = Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always");
-    let mut server = append_only.start().unwrap();
-    let mut cli = Cli::new(&server);
+    let mut server = append_only().start().unwrap();
+    let mut cli = RedisCli::new(&server);
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED");
     cli.ask::<i64>("LOCK.ACQUIRE k b 60000 SHARED");
     cli.ask::<i64>("LOCK.ACQUIRE short s 3000 SHARED");
@@ -320,7 +316,7 @@ fn reload_leaves_readers_their_lock_and_a_crash_leaves_a_string() {
     }
     server.kill();
     server.restart().unwrap();
-    let mut cli = Cli::new(&server);
+    let mut cli = RedisCli::new(&server);
     assert_eq!((value(&mut cli, "k"), cli.expires_at_ms("k")), (unknown, expires_at));
     for token in ["a", "b"] {
         assert_eq!(cli.reply(&format!("LOCK.EXTEND k {token} 60000")), Nil);
@@ -329,19 +325,20 @@ fn reload_leaves_readers_their_lock_and_a_crash_leaves_a_string() {
     assert_eq!(inspect(&mut cli, "k")["mode"], BulkString("foreign".into()));
     assert_eq!(cli.reply("LOCK.ACQUIRE k w 60000"), Nil, "the string blocks the key");
     let waiter = Waiter::new(&server, "LOCK.ACQUIRE short w 60000 WAIT 30000");
-    waiter.fence();
+    waiter.wait_for_grant();
 }
 
 #[test]
 fn replica_has_one_string_that_ends_with_the_last_reader() {
     let master = Server::with_module().tcp().arg("repl-diskless-sync-delay", 0).start().unwrap();
     let replica = Server::builder().start().unwrap();
-    let (mut cli, mut on_replica) = (Cli::new(&master), Cli::new(&replica));
+    let (mut cli, mut on_replica) = (RedisCli::new(&master), RedisCli::new(&replica));
     replicate(&mut on_replica, &master);
-    let mut assert_replicates = |cli: &mut Cli, line: &str| {
+    let mut assert_replicates = |cli: &mut RedisCli, line: &str| {
         assert!(matches!(cli.reply(line), Int(1..)), "{line}");
         assert_eq!(cli.reply("WAIT 1 4000"), Int(1));
-        let there = |cli: &mut Cli| (cli.ask::<Option<String>>("GET k"), cli.expires_at_ms("k"));
+        let there =
+            |cli: &mut RedisCli| (cli.ask::<Option<String>>("GET k"), cli.expires_at_ms("k"));
         assert_eq!(there(&mut on_replica), there(cli), "{line}");
     };
     assert_replicates(&mut cli, "LOCK.ACQUIRE k a 20000 SHARED");
@@ -357,17 +354,13 @@ fn replica_has_one_string_that_ends_with_the_last_reader() {
 #[test]
 fn nothing_blocks_in_transactions_and_scripts() {
     let (_server, mut cli) = server_and_cli();
-    cli.reply("MULTI");
-    for line in [
+    let replies = cli.transaction(&[
         "LOCK.ACQUIRE k a 60000 SHARED",
         "LOCK.ACQUIRE k b 60000 SHARED WAIT 5000",
         "LOCK.ACQUIRE k w 60000 WAIT 5000",
         "LOCK.RELEASE k a",
         "LOCK.EXTEND k b 60000 SHARED",
-    ] {
-        cli.reply(line);
-    }
-    let Array(replies) = cli.reply("EXEC") else { panic!("the transaction was aborted") };
+    ]);
     assert!(matches!(replies[..], [Int(_), Array(_), Nil, Int(1), Int(_)]), "{replies:?}");
     let script = "redis.call('LOCK.RELEASE', KEYS[1], 'b')
         redis.call('LOCK.ACQUIRE', KEYS[1], 'w', 60000)
@@ -408,7 +401,7 @@ fn shared_is_for_one_key() {
 #[test]
 fn readers_that_come_and_go_abort_watching_transactions() {
     let (server, mut cli) = server_and_cli();
-    let mut watcher = Cli::new(&server);
+    let mut watcher = RedisCli::new(&server);
     cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED");
     for line in [
         "LOCK.ACQUIRE k b 1000 SHARED",
@@ -438,7 +431,7 @@ fn further_reader_costs_at_most_250_bytes() {
     const READERS: u64 = 100_000;
     const BYTES_MAX: u64 = 250;
     let (server, mut cli) = server_and_cli();
-    let used = |cli: &mut Cli| {
+    let used = |cli: &mut RedisCli| {
         let info: String = cli.ask("INFO memory");
         let line = info.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
         line.trim().parse::<u64>().unwrap()

@@ -7,7 +7,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Cli, PATIENCE, Waiter, appended, info, server};
+use common::{PATIENCE, RedisCli, Waiter, append_only, appended, info, server};
 use quorlock_testkit::{Server, eventually};
 use redis::{Value, cmd};
 
@@ -15,12 +15,19 @@ fn acquire(server: &Server, key: &str, token: &str, ttl_ms: u64) -> Option<i64> 
     cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(ttl_ms).query(&mut server.connection()).unwrap()
 }
 
+/// A server on which `a` holds `k`.
+fn server_with_holder() -> Server {
+    let server = server();
+    acquire(&server, "k", "a", 60_000).unwrap();
+    server
+}
+
 fn release(server: &Server, key: &str, token: &str) -> bool {
     cmd("LOCK.RELEASE").arg(key).arg(token).query(&mut server.connection()).unwrap()
 }
 
 fn run(server: &Server, line: &str) -> Value {
-    Cli::new(server).reply(line)
+    RedisCli::new(server).reply(line)
 }
 
 fn get(server: &Server, key: &str) -> Option<String> {
@@ -34,11 +41,11 @@ fn release_hands_over_in_order() {
     let first = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
     let second = Waiter::new(&server, "LOCK.ACQUIRE k c 60000 WAIT 60000");
     assert!(release(&server, "k", "a"));
-    let next = first.fence();
+    let next = first.wait_for_grant();
     assert!(next > fence);
     assert_eq!(get(&server, "k").as_deref(), Some("b"));
     assert!(release(&server, "k", "b"));
-    assert!(second.fence() > next);
+    assert!(second.wait_for_grant() > next);
     assert!(release(&server, "k", "c"));
     assert_eq!(get(&server, "k"), None);
     assert_eq!(info(&server, "lock_handovers"), 2);
@@ -77,21 +84,12 @@ fn unneeded_or_forbidden_wait_is_answered_at_once_in_the_same_form() {
 
 #[test]
 fn client_without_wait_does_not_overtake_waiters() {
-    let server = server();
-    acquire(&server, "k", "a", 60_000).unwrap();
+    let server = server_with_holder();
     let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
     // Both commands run in one turn: the newcomer must not overtake the waiter.
-    let (_, newcomer): (Value, Value) = redis::pipe()
-        .cmd("DEL")
-        .arg("k")
-        .cmd("LOCK.ACQUIRE")
-        .arg("k")
-        .arg("newcomer")
-        .arg(60_000)
-        .query(&mut server.connection())
-        .unwrap();
-    assert_eq!(newcomer, Value::Nil);
-    waiter.fence();
+    let replies = RedisCli::new(&server).in_one_turn(&["DEL k", "LOCK.ACQUIRE k newcomer 60000"]);
+    assert_eq!(replies[1], Value::Nil);
+    waiter.wait_for_grant();
 }
 
 #[test]
@@ -106,21 +104,20 @@ fn every_explicit_end_serves_the_queue() {
         "EXPIRE k 0",
         "MOVE k 1",
     ] {
-        let server = server();
-        acquire(&server, "k", "a", 60_000).unwrap();
+        let server = server_with_holder();
         let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
         run(&server, end);
         // Valkey reports an EXPIRE into the past as an expiry, which ends no lease.
         let ends = end != "EXPIRE k 0" || !is_valkey(&server);
         assert_eq!(run(&server, "LOCK.EXTEND k a 1") == Value::Nil, ends, "{end}");
         assert_eq!(release(&server, "k", "a"), !ends, "{end}");
-        waiter.fence();
+        waiter.wait_for_grant();
         assert_eq!(get(&server, "k").as_deref(), Some("b"), "{end}");
     }
 }
 
 fn is_valkey(server: &Server) -> bool {
-    Cli::new(server).ask::<String>("INFO server").contains("valkey_version:")
+    RedisCli::new(server).ask::<String>("INFO server").contains("valkey_version:")
 }
 
 #[test]
@@ -132,7 +129,7 @@ fn deadline_serves_the_queue_at_once() {
         let started = Instant::now();
         acquire(&server, "k", "a", 300).unwrap();
         let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
-        waiter.fence();
+        waiter.wait_for_grant();
         // The clocks of the test and of the server differ in rate by less than 1 %.
         assert!(started.elapsed() >= Duration::from_millis(297), "not before the deadline");
         shortest = shortest.min(started.elapsed());
@@ -146,17 +143,16 @@ fn waiter_is_granted_a_key_after_a_plain_clients_lock() {
     let server = server();
     run(&server, "SET k old NX PX 200");
     let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
-    waiter.fence();
+    waiter.wait_for_grant();
     run(&server, "SET l old NX PX 60000");
     let waiter = Waiter::new(&server, "LOCK.ACQUIRE l b 60000 WAIT 60000");
     run(&server, "DEL l");
-    waiter.fence();
+    waiter.wait_for_grant();
 }
 
 #[test]
 fn wait_that_runs_out_is_refused_and_leaves_the_queue() {
-    let server = server();
-    acquire(&server, "k", "a", 60_000).unwrap();
+    let server = server_with_holder();
     let started = Instant::now();
     let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 200");
     assert_eq!(waiter.answer(), Value::Nil);
@@ -166,48 +162,37 @@ fn wait_that_runs_out_is_refused_and_leaves_the_queue() {
 
 #[test]
 fn client_that_is_gone_is_skipped() {
-    let server = server();
-    acquire(&server, "k", "a", 60_000).unwrap();
+    let server = server_with_holder();
     let gone = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
     let next = Waiter::new(&server, "LOCK.ACQUIRE k c 60000 WAIT 60000");
-    run(&server, &format!("CLIENT KILL ID {}", gone.id));
+    run(&server, &format!("CLIENT KILL ID {}", gone.client_id));
     assert!(gone.result().is_err());
     eventually(PATIENCE, "the client has left the queue", || info(&server, "lock_waiters") == 1);
     release(&server, "k", "a");
-    next.fence();
+    next.wait_for_grant();
 }
 
 #[test]
 fn lock_granted_to_a_killed_client_is_released() {
-    let server = server();
-    acquire(&server, "k", "a", 60_000).unwrap();
+    let server = server_with_holder();
     let gone = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
     let next = Waiter::new(&server, "LOCK.ACQUIRE k c 60000 WAIT 60000");
     // Both commands run in one turn, before the client receives its grant.
-    let (released, _): (bool, Value) = redis::pipe()
-        .cmd("LOCK.RELEASE")
-        .arg("k")
-        .arg("a")
-        .cmd("CLIENT")
-        .arg("KILL")
-        .arg("ID")
-        .arg(gone.id)
-        .query(&mut server.connection())
-        .unwrap();
-    assert!(released);
-    next.fence();
+    let kill = format!("CLIENT KILL ID {}", gone.client_id);
+    let replies = RedisCli::new(&server).in_one_turn(&["LOCK.RELEASE k a", &kill]);
+    assert_eq!(replies[0], Value::Int(1));
+    next.wait_for_grant();
     assert_eq!(get(&server, "k").as_deref(), Some("c"));
 }
 
 #[test]
 fn client_unblock_ends_a_wait() {
-    let server = server();
-    acquire(&server, "k", "a", 60_000).unwrap();
+    let server = server_with_holder();
     let first = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
-    run(&server, &format!("CLIENT UNBLOCK {} TIMEOUT", first.id));
+    run(&server, &format!("CLIENT UNBLOCK {} TIMEOUT", first.client_id));
     assert_eq!(first.answer(), Value::Nil);
     let second = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
-    run(&server, &format!("CLIENT UNBLOCK {} ERROR", second.id));
+    run(&server, &format!("CLIENT UNBLOCK {} ERROR", second.client_id));
     assert!(second.error().starts_with("UNBLOCKED"));
     assert_eq!(info(&server, "lock_waiters"), 0);
     assert!(release(&server, "k", "a"));
@@ -217,19 +202,10 @@ fn client_unblock_ends_a_wait() {
 #[test]
 fn client_unblocked_as_it_is_granted_leaves_no_lock_behind() {
     for how in ["TIMEOUT", "ERROR"] {
-        let server = server();
-        acquire(&server, "k", "a", 60_000).unwrap();
+        let server = server_with_holder();
         let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
-        let _: (Value, Value) = redis::pipe()
-            .cmd("LOCK.RELEASE")
-            .arg("k")
-            .arg("a")
-            .cmd("CLIENT")
-            .arg("UNBLOCK")
-            .arg(waiter.id)
-            .arg(how)
-            .query(&mut server.connection())
-            .unwrap();
+        let unblock = format!("CLIENT UNBLOCK {} {how}", waiter.client_id);
+        RedisCli::new(&server).in_one_turn(&["LOCK.RELEASE k a", &unblock]);
         match waiter.result() {
             Ok(Value::Array(_)) => assert!(release(&server, "k", "b"), "{how}"),
             Ok(Value::Nil) | Err(_) => {
@@ -243,8 +219,7 @@ fn client_unblocked_as_it_is_granted_leaves_no_lock_behind() {
 
 #[test]
 fn release_withdraws_a_waiter_with_that_token() {
-    let server = server();
-    acquire(&server, "k", "a", 60_000).unwrap();
+    let server = server_with_holder();
     let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
     assert!(!release(&server, "k", "b"));
     assert_eq!(waiter.answer(), Value::Nil);
@@ -260,19 +235,17 @@ fn nothing_is_granted_while_writes_are_paused_but_waits_end() {
     assert_eq!(short.answer(), Value::Nil);
     assert_eq!(info(&server, "lock_handovers"), 0);
     run(&server, "CLIENT UNPAUSE");
-    long.fence();
+    long.wait_for_grant();
 }
 
 #[test]
 fn demotion_and_abstention_answer_the_waiters() {
-    let server = server();
-    acquire(&server, "k", "a", 60_000).unwrap();
+    let server = server_with_holder();
     let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
     run(&server, "SWAPDB 0 1");
     assert!(waiter.error().starts_with("ABSTAIN"));
 
-    let server = self::server();
-    acquire(&server, "k", "a", 60_000).unwrap();
+    let server = server_with_holder();
     let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
     run(&server, "REPLICAOF 127.0.0.1 1");
     assert!(waiter.result().is_err());
@@ -292,23 +265,19 @@ fn waiters_are_limited_by_max_waiters() {
     run(&server, "CONFIG SET lock.max-waiters 2");
     let second = Waiter::new(&server, "LOCK.ACQUIRE k c 60000 WAIT 60000");
     release(&server, "k", "a");
-    waiter.fence();
+    waiter.wait_for_grant();
     release(&server, "k", "b");
-    second.fence();
+    second.wait_for_grant();
 }
 
 #[test]
 fn handover_is_propagated_as_one_set() {
-    let server = Server::with_module()
-        .arg("appendonly", "yes")
-        .arg("appendfsync", "always")
-        .start()
-        .unwrap();
+    let server = append_only().start().unwrap();
     let names = || appended(&server).iter().map(|words| words[0].clone()).collect::<Vec<_>>();
     acquire(&server, "k", "aaa", 60_000).unwrap();
     let waiter = Waiter::new(&server, "LOCK.ACQUIRE k bbb 60000 WAIT 60000");
     release(&server, "k", "aaa");
-    waiter.fence();
+    waiter.wait_for_grant();
     assert_eq!(names(), ["SET", "SET"]);
     release(&server, "k", "bbb");
     assert_eq!(names(), ["SET", "SET", "DEL"]);
@@ -316,13 +285,12 @@ fn handover_is_propagated_as_one_set() {
 
 #[test]
 fn unload_is_refused_while_a_client_waits() {
-    let server = server();
-    acquire(&server, "k", "a", 60_000).unwrap();
+    let server = server_with_holder();
     let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
     let unload =
         || cmd("MODULE").arg("UNLOAD").arg("lock").query::<Value>(&mut server.connection());
     assert!(unload().is_err());
-    run(&server, &format!("CLIENT UNBLOCK {}", waiter.id));
+    run(&server, &format!("CLIENT UNBLOCK {}", waiter.client_id));
     assert_eq!(waiter.answer(), Value::Nil);
     eventually(PATIENCE, "it is unloaded", || unload().is_ok());
     assert_eq!(get(&server, "k").as_deref(), Some("a"), "an ordinary string");
@@ -336,6 +304,6 @@ fn waiter_for_a_foreign_key_is_served_when_its_expiry_is_shortened() {
     run(&server, "SET k theirs PX 600000");
     let waiter = Waiter::new(&server, "LOCK.ACQUIRE k ours 60000 WAIT 60000");
     run(&server, "PEXPIRE k 50");
-    waiter.fence();
+    waiter.wait_for_grant();
     assert_eq!(get(&server, "k").as_deref(), Some("ours"));
 }

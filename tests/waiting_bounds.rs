@@ -9,14 +9,14 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use common::{Cli, command, info, server_and_cli};
+use common::{RedisCli, info, server_and_cli};
 use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, Int, Nil};
 
 /// Longer than a thousand clients need to connect on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// One blocking command on a separate connection. Dropping it ends the wait.
+/// A client that waits on its own connection. Dropping this value ends the wait.
 struct Waiter(UnixStream);
 
 impl Waiter {
@@ -28,7 +28,6 @@ impl Waiter {
         Self(socket)
     }
 
-    /// The first bytes of the answer.
     fn answer(&mut self) -> String {
         self.0.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut answer = [0; 64];
@@ -38,7 +37,7 @@ impl Waiter {
 }
 
 /// Starts `count` waiters. Each sends `line` with its own token in the place of `@`.
-fn wait(server: &Server, count: usize, line: &str) -> Vec<Waiter> {
+fn start_waiters(server: &Server, count: usize, line: &str) -> Vec<Waiter> {
     let before = info(server, "lock_waiters");
     let waiters: Vec<_> = (0..count)
         .map(|n| Waiter::new(server, &line.replace('@', &format!("waiter-{n}"))))
@@ -49,25 +48,39 @@ fn wait(server: &Server, count: usize, line: &str) -> Vec<Waiter> {
     waiters
 }
 
-/// The replies to lines that the server executes in one turn of its loop, one after the other.
-fn in_one_turn(cli: &mut Cli, lines: &[&str]) -> Vec<Value> {
+/// A server on which `holder` holds `k`, and a connection to it.
+fn server_with_holder() -> (Server, RedisCli) {
+    let (server, mut cli) = server_and_cli();
     cli.0.set_read_timeout(Some(PATIENCE)).unwrap();
-    let mut pipeline = redis::pipe();
-    for line in lines {
-        pipeline.add_command(command(line));
-    }
-    pipeline.query(&mut cli.0).unwrap()
+    assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
+    (server, cli)
+}
+
+/// Checks that a client is granted the lock at once when the waiters before it have timed out.
+///
+/// Returns the server and these waiters, which may still wait for their replies.
+#[track_caller]
+fn assert_granted_behind(count: usize, wait_seconds: u32) -> (Server, Vec<Waiter>) {
+    let (server, mut cli) = server_with_holder();
+    let line = format!("LOCK.ACQUIRE k @ 60000 WAIT {wait_seconds}000");
+    let waiters = start_waiters(&server, count, &line);
+    let replies = cli.in_one_turn(&[
+        &format!("DEBUG SLEEP {wait_seconds}.1"),
+        "LOCK.RELEASE k holder",
+        "LOCK.ACQUIRE k next 60000 WAIT 60000",
+    ]);
+    let Value::Array(granted) = &replies[2] else { panic!("granted: {:?}", replies[2]) };
+    assert_eq!(granted[1], Int(0), "not queued at all");
+    (server, waiters)
 }
 
 #[test]
 fn timed_out_waiters_do_not_keep_a_free_lock_from_newcomers() {
     for newcomer in ["LOCK.ACQUIRE k next 60000", "LOCK.MACQUIRE 2 k l next 60000"] {
-        let (server, mut cli) = server_and_cli();
-        assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
-        let _waiters = wait(&server, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
+        let (server, mut cli) = server_with_holder();
+        let _waiters = start_waiters(&server, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
         // The waits end before the release, but the server answers the waiters only after the turn.
-        let replies =
-            in_one_turn(&mut cli, &["DEBUG SLEEP 2.1", "LOCK.RELEASE k holder", newcomer]);
+        let replies = cli.in_one_turn(&["DEBUG SLEEP 2.1", "LOCK.RELEASE k holder", newcomer]);
         assert_eq!(replies[1], Int(1));
         assert!(matches!(replies[2], Int(_)), "{newcomer}: {:?}", replies[2]);
     }
@@ -75,25 +88,15 @@ fn timed_out_waiters_do_not_keep_a_free_lock_from_newcomers() {
 
 #[test]
 fn waiter_behind_timed_out_waiters_is_granted_at_once() {
-    let (server, mut cli) = server_and_cli();
-    assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
-    let _waiters = wait(&server, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
-    let replies = in_one_turn(
-        &mut cli,
-        &["DEBUG SLEEP 2.1", "LOCK.RELEASE k holder", "LOCK.ACQUIRE k next 60000 WAIT 60000"],
-    );
-    let Value::Array(granted) = &replies[2] else { panic!("granted: {:?}", replies[2]) };
-    assert_eq!(granted[1], Int(0), "not queued at all");
+    assert_granted_behind(3, 2);
 }
 
 #[test]
 fn waiter_with_time_left_keeps_a_free_lock_from_newcomers() {
-    let (server, mut cli) = server_and_cli();
-    assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
-    let _late = wait(&server, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
-    let mut in_time = wait(&server, 1, "LOCK.ACQUIRE k in-time 60000 WAIT 60000");
-    let replies =
-        in_one_turn(&mut cli, &["DEBUG SLEEP 2.1", "DEL k", "LOCK.ACQUIRE k newcomer 60000"]);
+    let (server, mut cli) = server_with_holder();
+    let _late = start_waiters(&server, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
+    let mut in_time = start_waiters(&server, 1, "LOCK.ACQUIRE k in-time 60000 WAIT 60000");
+    let replies = cli.in_one_turn(&["DEBUG SLEEP 2.1", "DEL k", "LOCK.ACQUIRE k newcomer 60000"]);
     assert_eq!(replies[2], Nil);
     assert!(in_time[0].answer().starts_with("*2\r\n"));
     assert_eq!(cli.ask::<String>("GET k"), "in-time");
@@ -101,43 +104,34 @@ fn waiter_with_time_left_keeps_a_free_lock_from_newcomers() {
 
 #[test]
 fn thousand_waiters_that_time_out_together_leave_the_lock_free() {
-    let (server, mut cli) = server_and_cli();
-    assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
-    let _waiters = wait(&server, 1000, "LOCK.ACQUIRE k @ 60000 WAIT 6000");
-    // The work of one turn answers far fewer waiters.
-    let replies = in_one_turn(
-        &mut cli,
-        &["DEBUG SLEEP 6.1", "LOCK.RELEASE k holder", "LOCK.ACQUIRE k next 60000 WAIT 60000"],
-    );
-    let Value::Array(granted) = &replies[2] else { panic!("granted: {:?}", replies[2]) };
-    assert_eq!(granted[1], Int(0), "not queued at all");
+    // The server answers far fewer waiters in one turn.
+    let (server, _waiters) = assert_granted_behind(1000, 6);
     eventually(PATIENCE, "all are answered", || info(&server, "lock_waiters") == 0);
 }
 
 #[test]
 fn single_key_waiter_is_granted_beside_many_waiters_for_many_keys() {
     const FOREIGN_KEYS: usize = 63;
-    let (server, mut cli) = server_and_cli();
+    let (server, mut cli) = server_with_holder();
     let mut several = format!("LOCK.MACQUIRE {} k", FOREIGN_KEYS + 1);
     for n in 0..FOREIGN_KEYS {
         cli.reply(&format!("SET foreign-{n} theirs"));
         write!(several, " foreign-{n}").unwrap();
     }
     several.push_str(" @ 60000 WAIT 60000");
-    assert_ne!(cli.reply("LOCK.ACQUIRE k holder 60000"), Nil);
-    let _several = wait(&server, 900, &several);
-    let mut single = wait(&server, 100, "LOCK.ACQUIRE k @ 60000 WAIT 60000");
+    let _several = start_waiters(&server, 900, &several);
+    let mut single = start_waiters(&server, 100, "LOCK.ACQUIRE k @ 60000 WAIT 60000");
 
-    let replies = in_one_turn(&mut cli, &["LOCK.RELEASE k holder", "GET k"]);
+    let replies = cli.in_one_turn(&["LOCK.RELEASE k holder", "GET k"]);
     assert_eq!(replies[0], Int(1));
     assert_eq!(replies[1], Value::BulkString("waiter-0".into()), "granted within the release");
     assert!(single[0].answer().starts_with("*2\r\n"));
     assert_eq!(info(&server, "lock_waiters"), 999);
 
-    // Each release grants the next waiter in the order of arrival.
+    // Each release hands the key over to the next waiter, in the order of arrival.
     for n in 1..100 {
         let release = format!("LOCK.RELEASE k waiter-{}", n - 1);
-        let replies = in_one_turn(&mut cli, &[&release, "GET k"]);
+        let replies = cli.in_one_turn(&[&release, "GET k"]);
         assert_eq!(replies[1], Value::BulkString(format!("waiter-{n}").into()));
     }
     assert_eq!(info(&server, "lock_waiters"), 900);

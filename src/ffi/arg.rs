@@ -35,7 +35,7 @@ impl<'a> Args<'a> {
     }
 }
 
-/// A string that the server lends for the time of a call.
+/// A borrowed string of the server: an argument of a call, or a string that the module made.
 #[derive(Clone, Copy)]
 pub(crate) struct Arg<'a> {
     string: NonNull<raw::RedisModuleString>,
@@ -115,7 +115,7 @@ impl Name<'_> {
         match self {
             Self::Lent(arg) => *arg,
             // SAFETY: the string lives as long as this name, and nothing changes it: the server
-            // copies a shared string before it changes it.
+            // copies a string with several owners before it changes it, and this name is one.
             Self::Made(made) => unsafe { Arg::new(made.string) },
         }
     }

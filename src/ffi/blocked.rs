@@ -12,7 +12,7 @@ use super::api::api;
 use super::{Ctx, MainThread, entry};
 use crate::{commands, module, server_events};
 
-/// The clients that wait. The module must unblock each client exactly once, even if it is gone.
+/// The clients that wait. The module must unblock each exactly once, even a client that is gone.
 #[derive(Default)]
 pub(crate) struct Blocked {
     /// Clients that are not unblocked yet.
@@ -21,9 +21,7 @@ pub(crate) struct Blocked {
     ///
     /// The server reuses the address of a client that is gone. A ticket is never reused.
     tickets: BTreeMap<usize, Ticket>,
-    /// The server's IDs of the clients that wait.
-    ids: BTreeMap<Ticket, u64>,
-    /// The number of the last ticket.
+    client_ids: BTreeMap<Ticket, u64>,
     last_ticket: u64,
 }
 
@@ -56,14 +54,14 @@ impl Blocked {
             let ticket = Ticket(blocked.last_ticket);
             blocked.handles.insert(ticket, handle);
             blocked.tickets.insert(handle.addr().get(), ticket);
-            blocked.ids.insert(ticket, id);
+            blocked.client_ids.insert(ticket, id);
             ticket
         }))
     }
 
     /// The server's ID of a client that waits; `None` if its wait is over.
     pub(crate) fn client_id(ticket: Ticket) -> Option<u64> {
-        with_blocked(|blocked| blocked.ids.get(&ticket).copied())
+        with_blocked(|blocked| blocked.client_ids.get(&ticket).copied())
     }
 
     /// Unblocks a client. The server then calls [`commands::reply_unblocked`].
@@ -83,7 +81,7 @@ impl Blocked {
 fn take_ticket(handle: *mut raw::RedisModuleBlockedClient) -> Option<Ticket> {
     with_blocked(|blocked| {
         let ticket = blocked.tickets.remove(&handle.addr())?;
-        blocked.ids.remove(&ticket);
+        blocked.client_ids.remove(&ticket);
         Some(ticket)
     })
 }
@@ -97,7 +95,6 @@ unsafe fn take_ticket_of(ctx: *mut raw::RedisModuleCtx) -> Option<Ticket> {
     take_ticket(unsafe { api!(RedisModule_GetBlockedClientHandle(ctx)) })
 }
 
-/// Replies to a client that was unblocked.
 unsafe extern "C" fn on_reply(
     ctx: *mut raw::RedisModuleCtx,
     _argv: *mut *mut raw::RedisModuleString,

@@ -8,19 +8,16 @@ use redis_module::raw;
 use super::api::api;
 use super::{Arg, Ctx};
 
-/// A client of the server. Unknown fields are `None`.
+/// A client of the server: the name of its connection, its ACL user and its address, if known.
 #[derive(Default)]
 pub(crate) struct Client {
-    /// The name of its connection.
     pub(crate) name: Option<Vec<u8>>,
-    /// Its ACL user.
     pub(crate) user: Option<Vec<u8>>,
-    /// Its address: `address:port`, or `unix`.
+    /// `address:port`, or `unix`.
     pub(crate) address: Option<String>,
 }
 
 impl Client {
-    /// The client with this ID.
     pub(crate) fn by_id(ctx: &Ctx<'_>, id: u64) -> Self {
         // SAFETY: a live context; the server returns a string that is ours to free, or none.
         let (name, user) = unsafe {

@@ -9,8 +9,8 @@ use super::api::api;
 
 /// The wall clock minus the monotonic clock, in microseconds, read once in each turn of the loop.
 ///
-/// The wall clock that is computed from it advances during a long script, in which the server's own
-/// time stands still. So a mirror and its lease agree even then.
+/// The wall clock computed from it advances during a long script, in which the server's own time
+/// stands still. So a mirror and its lease agree even then.
 static WALL_OFFSET_US: AtomicI64 = AtomicI64::new(UNKNOWN);
 const UNKNOWN: i64 = i64::MIN;
 

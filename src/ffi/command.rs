@@ -9,7 +9,6 @@ use redis_module::raw;
 use super::api::api;
 use super::{Args, Ctx, entry};
 
-/// A command: its description and its handler.
 pub(crate) trait Command {
     const SPEC: Spec;
 
@@ -28,16 +27,14 @@ pub(crate) struct Spec {
     /// The number of arguments, including the name; negative if more may follow.
     pub(crate) arity: i32,
     pub(crate) keys: Keys,
-    /// The access to its keys.
     pub(crate) key_flags: KeyFlags,
-    /// Whether it has a token. SLOWLOG and MONITOR must not show tokens.
+    /// SLOWLOG and MONITOR must not show tokens.
     pub(crate) has_token: bool,
-    /// Its intended users. They decide its ACL categories.
+    /// The intended users decide the ACL categories.
     pub(crate) users: Users,
     pub(crate) args: &'static [ArgSpec],
 }
 
-/// The intended users of a command.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Users {
     /// Programs that lock: the command is in the category of the module.
@@ -46,18 +43,16 @@ pub(crate) enum Users {
     Operators,
 }
 
-/// The positions of the keys of a command.
 #[derive(Clone, Copy)]
 pub(crate) enum Keys {
     /// The first argument is the only key.
     First,
     /// The first argument is the number of keys, which follow it.
     Counted,
-    /// The command has no keys.
     None,
 }
 
-/// One argument, as documentation and hints show it.
+/// An argument, as documentation and hints show it.
 pub(crate) struct ArgSpec {
     pub(crate) name: &'static CStr,
     pub(crate) kind: ArgKind,

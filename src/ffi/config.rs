@@ -17,7 +17,6 @@ pub(crate) struct Number {
     pub(crate) default: i64,
     pub(crate) min: i64,
     pub(crate) max: i64,
-    /// Whether it can be set only at start.
     pub(crate) fixed_at_start: bool,
     /// Called with the new value after it was set.
     pub(crate) changed: fn(i64),
@@ -29,7 +28,8 @@ impl Number {
         self.value.load(Ordering::Relaxed)
     }
 
-    /// Registers the setting. Returns false if the server refuses it.
+    /// Registers the setting. A module argument may replace the field `default`. Returns false if
+    /// the server refuses the setting.
     pub(crate) fn register(&'static self, ctx: &Ctx<'_>, default: i64) -> bool {
         let flags = if self.fixed_at_start {
             raw::REDISMODULE_CONFIG_IMMUTABLE

@@ -15,7 +15,6 @@ pub(crate) struct Ctx<'a> {
     lives: PhantomData<&'a ()>,
 }
 
-/// The severity of a line in the server's log.
 #[derive(Clone, Copy)]
 pub(crate) enum LogLevel {
     Notice,
@@ -33,7 +32,6 @@ impl Ctx<'_> {
         self.ctx
     }
 
-    /// The number of the selected database.
     pub(crate) fn db(&self) -> u32 {
         // SAFETY: a live context.
         unsafe { api!(RedisModule_GetSelectedDb(self.ctx)) }.unsigned_abs()
@@ -74,7 +72,7 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_ReplyWithMap(self.ctx, pairs.into())) };
     }
 
-    /// Replies with an array of lines of text, as HELP does.
+    /// Replies with an array of text lines, as HELP does.
     pub(crate) fn reply_lines(&self, lines: &[String]) {
         self.reply_array(lines.len() as i32);
         for line in lines {
@@ -114,7 +112,6 @@ impl Ctx<'_> {
         };
     }
 
-    /// Propagates a PEXPIREAT.
     pub(crate) fn propagate_expire(&self, key: Arg<'_>, expires_at_ms: u64) {
         let at = i64::try_from(expires_at_ms).unwrap_or(i64::MAX);
         // SAFETY: a live context; "sl" is a string and a long long.
@@ -129,7 +126,6 @@ impl Ctx<'_> {
         };
     }
 
-    /// Propagates a DEL.
     pub(crate) fn propagate_delete(&self, key: Arg<'_>) {
         // SAFETY: a live context; "s" is a string.
         unsafe {
@@ -182,7 +178,6 @@ impl Ctx<'_> {
         }
     }
 
-    /// Whether the server runs a transaction.
     pub(super) fn is_in_transaction(&self) -> bool {
         self.flags() & raw::REDISMODULE_CTX_FLAGS_MULTI as i32 != 0
     }
@@ -199,7 +194,7 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_IsKeysPositionRequest(self.ctx)) != 0 }
     }
 
-    /// Tells the server that the argument at this position is a key.
+    /// Reports to the server that the argument at this position is a key.
     pub(super) fn report_key_position(&self, index: usize, flags: KeyFlags) {
         // SAFETY: a live context, in which the server asks for the keys.
         unsafe {
@@ -207,7 +202,6 @@ impl Ctx<'_> {
         }
     }
 
-    /// Whether the server publishes keyspace events of any kind.
     pub(crate) fn publishes_keyspace_events(&self) -> bool {
         // SAFETY: needs nothing.
         unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) != 0 }
@@ -234,12 +228,10 @@ impl Ctx<'_> {
         }
     }
 
-    /// Whether the server is in cluster mode.
     pub(crate) fn is_cluster(&self) -> bool {
         self.flags() & raw::REDISMODULE_CTX_FLAGS_CLUSTER as i32 != 0
     }
 
-    /// Whether the server is a replica.
     pub(crate) fn is_replica(&self) -> bool {
         self.flags() & raw::REDISMODULE_CTX_FLAGS_SLAVE as i32 != 0
     }
@@ -269,7 +261,7 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_GetUsedMemoryRatio()) >= 1.0 }
     }
 
-    /// Whether `maxmemory-policy` lets the server evict keys. Must not be called within an event.
+    /// Whether `maxmemory-policy` lets the server evict keys. Call it only at the end of a turn.
     pub(crate) fn evicts_keys(&self) -> bool {
         // SAFETY: a live context; "cc" is two C strings; the text belongs to the reply, and both
         // are freed after the comparison.
@@ -310,12 +302,10 @@ impl Ctx<'_> {
         self.notify(raw::REDISMODULE_NOTIFY_STRING, event, key);
     }
 
-    /// Sends a keyspace event of the generic commands.
     pub(crate) fn notify_generic(&self, event: &CStr, key: Arg<'_>) {
         self.notify(raw::REDISMODULE_NOTIFY_GENERIC, event, key);
     }
 
-    /// Sends the keyspace event of an expired key.
     pub(crate) fn notify_expired(&self, key: Arg<'_>) {
         self.notify(raw::REDISMODULE_NOTIFY_EXPIRED, c"expired", key);
     }

@@ -18,7 +18,7 @@ pub(crate) struct DetachedClient {
 static CLIENT: MainThread<RefCell<Option<DetachedClient>>> = MainThread::new(RefCell::new(None));
 
 impl DetachedClient {
-    /// Creates the client. Returns false if the server refuses.
+    /// Returns false if the server refuses.
     pub(crate) fn create(ctx: &Ctx<'_>) -> bool {
         // SAFETY: a live context. The new context takes only the module from it.
         let ctx = unsafe { api!(RedisModule_GetDetachedThreadSafeContext(ctx.as_ptr())) };
@@ -28,7 +28,6 @@ impl DetachedClient {
         is_created
     }
 
-    /// Frees the client.
     pub(crate) fn free() {
         *CLIENT.get().borrow_mut() = None;
     }

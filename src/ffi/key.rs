@@ -74,7 +74,6 @@ impl<'ctx> Key<'ctx> {
         }
     }
 
-    /// The type of the value under the key.
     pub(crate) fn kind(&self) -> Kind {
         self.kind
     }

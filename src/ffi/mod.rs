@@ -6,8 +6,8 @@
 //! - [`Key`]: an open key.
 //! - [`Blocked`]: the clients that wait.
 //! - [`Client`]: the identity of a client.
-//! - [`DetachedClient`]: a client without a connection. Within a command, it is the author of the
-//!   changes that are not the command's own, such as a handover.
+//! - [`DetachedClient`]: a client without a connection. The changes within a command that are not
+//!   the command's own, such as a handover, are made in its name.
 //! - [`command`]: registers the commands and their documentation.
 //! - [`config`]: registers the settings.
 //! - [`info`]: the module's part of `INFO`.

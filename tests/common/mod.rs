@@ -1,5 +1,5 @@
-//! Helpers of the module's tests: a connection that works like redis-cli, a waiting client, and
-//! what replicas and files receive.
+//! Helpers of the module's tests: a connection that works like redis-cli, a waiting client,
+//! replication, and the content of the append-only file.
 
 #![allow(dead_code, reason = "each test file uses only a part")]
 
@@ -8,24 +8,40 @@ use std::net::Ipv4Addr;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use quorlock_testkit::{Server, eventually};
+use quorlock_testkit::{Server, ServerBuilder, StartError, eventually};
 use redis::{Cmd, Connection, FromRedisValue, RedisError, RedisResult, Value};
 
-/// Longer than any step of a test takes.
+/// Longer than most steps of a test take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A server with the module.
 #[track_caller]
 pub(crate) fn server() -> Server {
     Server::with_module().start().expect("a server with the module starts")
 }
 
-/// A server with the module, and a connection to it.
 #[track_caller]
-pub(crate) fn server_and_cli() -> (Server, Cli) {
+pub(crate) fn server_and_cli() -> (Server, RedisCli) {
     let server = server();
-    let cli = Cli::new(&server);
+    let cli = RedisCli::new(&server);
     (server, cli)
+}
+
+/// A server with the module whose append-only file receives every write at once.
+pub(crate) fn append_only() -> ServerBuilder {
+    Server::with_module().arg("appendonly", "yes").arg("appendfsync", "always")
+}
+
+/// The end of the log of a server that must refuse to start.
+#[track_caller]
+pub(crate) fn log_of_refusal(builder: ServerBuilder) -> String {
+    match builder.start() {
+        Err(StartError::Exited { status, log_tail }) => {
+            assert_eq!(status.code(), Some(1), "no crash: {status}\n{log_tail}");
+            log_tail
+        }
+        Err(error) => panic!("{error}"),
+        Ok(server) => panic!("the server has started: {}", server.log()),
+    }
 }
 
 /// Splits a line into a command at spaces. The caller can add arguments that contain spaces.
@@ -36,9 +52,9 @@ pub(crate) fn command(line: &str) -> Cmd {
 }
 
 /// One connection. It keeps the types of replies: `Nil` is not `""`, and `Int(1)` not `"1"`.
-pub(crate) struct Cli(pub(crate) Connection);
+pub(crate) struct RedisCli(pub(crate) Connection);
 
-impl Cli {
+impl RedisCli {
     #[track_caller]
     pub(crate) fn new(server: &Server) -> Self {
         Self(server.connection())
@@ -53,19 +69,16 @@ impl Cli {
         Self(connection)
     }
 
-    /// The reply to a line, with its type.
     #[track_caller]
     pub(crate) fn reply(&mut self, line: &str) -> Value {
         self.ask(line)
     }
 
-    /// The reply to a line, as a `T`.
     #[track_caller]
     pub(crate) fn ask<T: FromRedisValue>(&mut self, line: &str) -> T {
         self.run(&command(line))
     }
 
-    /// The reply to a command, as a `T`.
     #[track_caller]
     pub(crate) fn run<T: FromRedisValue>(&mut self, command: &Cmd) -> T {
         match command.query(&mut self.0) {
@@ -74,13 +87,41 @@ impl Cli {
         }
     }
 
-    /// The error reply to a line, word for word.
+    /// Sends a line without waiting for its reply.
+    #[track_caller]
+    pub(crate) fn send(&mut self, line: &str) {
+        let packed = command(line).get_packed_command();
+        self.0.send_packed_command(&packed).expect("the server receives it");
+    }
+
+    /// The replies to lines that the server executes in one turn of its loop.
+    #[track_caller]
+    pub(crate) fn in_one_turn(&mut self, lines: &[&str]) -> Vec<Value> {
+        let mut pipeline = redis::pipe();
+        for line in lines {
+            pipeline.add_command(command(line));
+        }
+        pipeline.query(&mut self.0).expect("the server answers")
+    }
+
+    #[track_caller]
+    pub(crate) fn transaction(&mut self, lines: &[&str]) -> Vec<Value> {
+        self.reply("MULTI");
+        for line in lines {
+            assert_eq!(self.reply(line), Value::SimpleString("QUEUED".into()), "{line}");
+        }
+        match self.reply("EXEC") {
+            Value::Array(replies) => replies,
+            aborted => panic!("{lines:?}: {aborted:?}"),
+        }
+    }
+
+    /// The error reply, word for word.
     #[track_caller]
     pub(crate) fn error(&mut self, line: &str) -> String {
         self.error_of(&command(line))
     }
 
-    /// The error reply to a command, word for word.
     #[track_caller]
     pub(crate) fn error_of(&mut self, command: &Cmd) -> String {
         match command.query::<Value>(&mut self.0) {
@@ -89,14 +130,13 @@ impl Cli {
         }
     }
 
-    /// The server's wall clock, in milliseconds.
     #[track_caller]
     pub(crate) fn now_ms(&mut self) -> i64 {
         let (s, us): (i64, i64) = self.ask("TIME");
         s * 1000 + us / 1000
     }
 
-    /// When a key expires, in milliseconds of the wall clock.
+    /// On the server's wall clock.
     #[track_caller]
     pub(crate) fn expires_at_ms(&mut self, key: &str) -> i64 {
         self.ask(&format!("PEXPIRETIME {key}"))
@@ -115,37 +155,35 @@ impl Cli {
     }
 }
 
-/// A field of `INFO lock` that is a number.
 #[track_caller]
 pub(crate) fn info(server: &Server, name: &str) -> u64 {
-    let info: String = Cli::new(server).ask("INFO lock");
+    let info: String = RedisCli::new(server).ask("INFO lock");
     let field = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     field
         .and_then(|field| field.trim().parse().ok())
         .unwrap_or_else(|| panic!("{name} is a number"))
 }
 
-/// A field of the section `replication` of INFO.
-pub(crate) fn replication_field(cli: &mut Cli, name: &str) -> String {
+pub(crate) fn replication_field(cli: &mut RedisCli, name: &str) -> String {
     let info: String = cli.ask("INFO replication");
     let field = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     field.unwrap_or_default().trim().to_owned()
 }
 
-pub(crate) fn is_replica_of(cli: &mut Cli, master: &Server) -> bool {
+pub(crate) fn is_replica_of(cli: &mut RedisCli, master: &Server) -> bool {
     replication_field(cli, "master_port") == master.port().to_string()
         && replication_field(cli, "master_link_status") == "up"
 }
 
 /// Makes `replica` follow `master`, and returns when it has the master's data.
 #[track_caller]
-pub(crate) fn replicate(replica: &mut Cli, master: &Server) {
+pub(crate) fn replicate(replica: &mut RedisCli, master: &Server) {
     replica.reply(&format!("REPLICAOF {} {}", Ipv4Addr::LOCALHOST, master.port()));
     // A replica may need seconds to reconnect.
     let patience = 4 * PATIENCE;
     eventually(patience, "the replica follows the master", || is_replica_of(replica, master));
     // The master learns later than the replica that the link is up.
-    let mut on_master = Cli::new(master);
+    let mut on_master = RedisCli::new(master);
     eventually(patience, "the master knows its replica", || {
         replication_field(&mut on_master, "slave0").contains("state=online")
     });
@@ -177,8 +215,7 @@ pub(crate) fn appended(server: &Server) -> Vec<Vec<String>> {
 
 /// A client that waits in a separate thread.
 pub(crate) struct Waiter {
-    /// The server's ID of the client.
-    pub(crate) id: i64,
+    pub(crate) client_id: i64,
     result: JoinHandle<RedisResult<Value>>,
 }
 
@@ -186,29 +223,26 @@ impl Waiter {
     /// Sends the line. Returns when the client is in the queue.
     #[track_caller]
     pub(crate) fn new(server: &Server, line: &str) -> Self {
-        let mut cli = Cli::new(server);
+        let mut cli = RedisCli::new(server);
         cli.0.set_read_timeout(Some(4 * PATIENCE)).expect("the timeout is not zero");
-        let id = cli.ask("CLIENT ID");
+        let client_id = cli.ask("CLIENT ID");
         let before = info(server, "lock_waiters");
         let command = command(line);
         let result = thread::spawn(move || command.query(&mut cli.0));
         eventually(PATIENCE, "the client waits", || info(server, "lock_waiters") == before + 1);
-        Self { id, result }
+        Self { client_id, result }
     }
 
-    /// Waits for the end of the wait: the answer, or an error.
     #[track_caller]
     pub(crate) fn result(self) -> RedisResult<Value> {
         self.result.join().expect("the thread ends")
     }
 
-    /// Waits for the answer.
     #[track_caller]
     pub(crate) fn answer(self) -> Value {
         self.result().expect("the client is answered")
     }
 
-    /// Waits for an error reply, and returns it word for word.
     #[track_caller]
     pub(crate) fn error(self) -> String {
         let error = self.result().expect_err("the wait ends with an error");
@@ -219,9 +253,8 @@ impl Waiter {
         !self.result.is_finished()
     }
 
-    /// Waits for the grant, and returns its fence.
     #[track_caller]
-    pub(crate) fn fence(self) -> i64 {
+    pub(crate) fn wait_for_grant(self) -> i64 {
         match self.answer() {
             Value::Array(fields) => match fields[..] {
                 [Value::Int(fence), Value::Int(_)] => fence,

@@ -12,25 +12,22 @@ use crate::probes::Latencies;
 use crate::quorum::{
     LOCKS_PER_ROUND, NODES, acquire_and_release, acquire_and_release_by_rslock, connect_rslock,
 };
-use crate::report::Progress;
-use crate::report::Row;
+use crate::report::{Progress, Row};
 
-/// Number of turns of each [`Setup`].
 const ROUNDS: u64 = 500;
-/// Number of rounds that do not count, because clients notice the fault in them.
+/// These rounds do not count, because clients notice the fault in them.
 const WARM_UP_ROUNDS: u64 = 20;
 /// Number of locks in a group that is acquired at once.
 const AT_ONCE: usize = 10;
-/// Number of such groups in one turn.
-const GROUPS_PER_TURN: usize = LOCKS_PER_ROUND / AT_ONCE;
-/// Number of locks of the peer. Each takes up to a second, because the peer waits for the faulty
-/// node twice, each time for half a second.
+/// Number of such groups of each [`Setup`] in a round.
+const GROUPS_PER_ROUND: usize = LOCKS_PER_ROUND / AT_ONCE;
+/// Number of locks of the peer. Each takes up to a second: the peer waits for the faulty node
+/// twice, half a second each time.
 const PEER_LOCKS: usize = 5;
 
 /// Largest allowed ratio of the time with a faulty node to the time with healthy nodes.
 const TARGET: f64 = 1.2;
 
-/// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = WARM_UP_ROUNDS + ROUNDS + 1;
 
 /// The state of the last of the three nodes.
@@ -69,7 +66,6 @@ struct Setup {
     _fleet: Fleet,
 }
 
-/// Measures each fault beside healthy nodes.
 pub(crate) async fn measure(progress: Progress) -> anyhow::Result<Vec<Row>> {
     progress.begin("one of three nodes faulty");
     let mut healthy = Setup::start(HEALTHY).await?;
@@ -83,7 +79,7 @@ pub(crate) async fn measure(progress: Progress) -> anyhow::Result<Vec<Row>> {
             if round == WARM_UP_ROUNDS {
                 (setup.alone, setup.ten_at_once) = (Latencies::new(), Latencies::new());
             }
-            setup.take_turn().await?;
+            setup.run_round().await?;
         }
         progress.step();
     }
@@ -128,11 +124,11 @@ impl Setup {
     }
 
     /// Acquires locks one after the other, and then ten at once.
-    async fn take_turn(&mut self) -> anyhow::Result<()> {
+    async fn run_round(&mut self) -> anyhow::Result<()> {
         for _ in 0..LOCKS_PER_ROUND {
             self.alone.record(acquire_and_release(&self.quorum, "orders/42").await?);
         }
-        for _ in 0..GROUPS_PER_TURN {
+        for _ in 0..GROUPS_PER_ROUND {
             let mut locks = JoinSet::new();
             for n in 0..AT_ONCE {
                 let quorum = self.quorum.clone();
@@ -149,34 +145,23 @@ impl Setup {
 
     /// Returns the figures beside those of healthy nodes, and beside the peer with the same fault.
     fn rows(&self, healthy: &Self, rslock: &Latencies) -> [Row; 3] {
-        let name = self.condition.name;
+        let row = |load: &str, ours: &Latencies, peer_name, peer: &Latencies, target| Row {
+            case: format!("one of three {}{load}", self.condition.name),
+            ours: ours.p50(),
+            peer_name,
+            peer: peer.p50(),
+            target,
+        };
+        let (at_once, target) = (", ten locks at once", Some(TARGET));
+        let beside = healthy.condition.name;
         [
-            Row {
-                case: format!("one of three {name}"),
-                ours: self.alone.p50(),
-                peer_name: healthy.condition.name,
-                peer: healthy.alone.p50(),
-                target: Some(TARGET),
-            },
-            Row {
-                case: format!("one of three {name}, ten locks at once"),
-                ours: self.ten_at_once.p50(),
-                peer_name: healthy.condition.name,
-                peer: healthy.ten_at_once.p50(),
-                target: Some(TARGET),
-            },
-            Row {
-                case: format!("one of three {name}"),
-                ours: self.alone.p50(),
-                peer_name: "rslock 0.10",
-                peer: rslock.p50(),
-                target: None,
-            },
+            row("", &self.alone, beside, &healthy.alone, target),
+            row(at_once, &self.ten_at_once, beside, &healthy.ten_at_once, target),
+            row("", &self.alone, "rslock 0.10", rslock, None),
         ]
     }
 }
 
-/// Measures the peer's locks, one after the other.
 async fn measure_rslock(rslock: LockManager) -> anyhow::Result<Latencies> {
     let mut latencies = Latencies::new();
     for _ in 0..PEER_LOCKS {

@@ -3,11 +3,11 @@
 //! One server grows with leases, the other with as many strings of `SET NX PX`. On the way back,
 //! two thirds are released, and the last third expires in one moment.
 //!
-//! The client sends a batch of a few commands and waits for all answers. So the work that the
-//! server does between two commands also falls into a batch. The processor time of the costliest
-//! batch is an upper bound for each command and each turn, and excludes the time in which other
-//! processes run. The durations of single commands, from `SLOWLOG`, include that time, as do the
-//! round trips while locks expire.
+//! The client sends a batch of a few commands and waits for all answers, so a batch includes the
+//! work that the server does between two commands. The processor time of the costliest batch is an
+//! upper bound for each command and each turn, and excludes the time in which other processes run.
+//! The durations of single commands, from `SLOWLOG`, include that time, as do the round trips while
+//! locks expire.
 //!
 //! A stall that growth causes occurs at the same number of leases in each round. A stall that
 //! another process causes does not. So the best round of each stretch of locks counts, and the
@@ -23,12 +23,10 @@ use quorlock_testkit::Server;
 use redis::{Connection, cmd};
 
 use crate::probes::{
-    begin_slowlog, connect_tcp, on_separate_processors, processor_time, slowest_duration,
-    take_slowest, used_memory,
+    apart_from_servers, begin_slowlog, connect_tcp, processor_time, slowest_duration, take_slowest,
+    used_memory,
 };
-use crate::report::Progress;
-use crate::report::TargetRow;
-use crate::report::readable;
+use crate::report::{Progress, TargetRow, readable};
 
 /// Largest number of held locks.
 const LOCKS: u32 = 3_000_000;
@@ -53,7 +51,6 @@ const TARGET: Duration = Duration::from_millis(3);
 /// Largest allowed memory of a lease, beyond its key.
 const TARGET_BYTES: u64 = 200;
 
-/// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = 2 * ROUNDS as u64;
 
 /// The commands with which one of the servers locks a key.
@@ -119,14 +116,13 @@ struct RoundFigures {
     bytes: u64,
 }
 
-/// Measures both servers, several times.
 pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<TargetRow>> {
     progress.begin("to three million leases and back");
     let mut bests: [Option<RoundFigures>; 2] = [None, None];
     for _ in 0..ROUNDS {
         for (best, dialect) in bests.iter_mut().zip([&LEASES, &STRINGS]) {
             let server = (dialect.start)()?;
-            let figures = on_separate_processors(&[&server], || dialect.run_round(&server))?;
+            let figures = apart_from_servers(&[&server], || dialect.run_round(&server))?;
             *best = Some(match best.take() {
                 None => figures,
                 Some(best) => best.best_of_each(&figures),
@@ -147,6 +143,8 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<TargetRow>> {
     let batch = |case: String, ours: &[Stretch], peer: &[Stretch]| {
         slowest(case, worst(ours, |at| at.batch), "with strings", worst(peer, |at| at.batch))
     };
+    let in_batch =
+        format!("most processor time of a batch of {BATCH}, including other work of the server");
     let bytes = ours.bytes.saturating_sub(peer.bytes);
     Ok(vec![
         command(
@@ -155,26 +153,14 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<TargetRow>> {
             STRINGS.acquire_name,
             &peer.acquires,
         ),
-        batch(
-            format!(
-                "most processor time of a batch of {BATCH}, including other work of the server"
-            ),
-            &ours.acquires,
-            &peer.acquires,
-        ),
+        batch(in_batch.clone(), &ours.acquires, &peer.acquires),
         command(
             format!("slowest `{}` of {RELEASED}", LEASES.release_name),
             &ours.releases,
             STRINGS.release_name,
             &peer.releases,
         ),
-        batch(
-            format!(
-                "most processor time of a batch of {BATCH}, including other work of the server"
-            ),
-            &ours.releases,
-            &peer.releases,
-        ),
+        batch(in_batch, &ours.releases, &peer.releases),
         batch(
             format!("longest `DBSIZE` while {} leases end in one moment", LOCKS - RELEASED),
             &ours.deadlines,
@@ -194,7 +180,6 @@ fn worst(stretches: &[Stretch], of: impl Fn(&Stretch) -> Duration) -> Duration {
 }
 
 impl RoundFigures {
-    /// Returns the better of each figure.
     fn best_of_each(self, other: &Self) -> Self {
         let better = |these: Vec<Stretch>, those: &[Stretch]| -> Vec<Stretch> {
             these.into_iter().zip(those).map(|(this, that)| this.best_of_each(that)).collect()
@@ -258,16 +243,16 @@ impl Dialect {
 struct Client {
     stream: TcpStream,
     buffer: Vec<u8>,
-    /// The process ID of the server.
-    pid: u32,
+    server_pid: u32,
     /// The server's processor time so far.
     spent: Duration,
 }
 
 impl Client {
     fn connect(server: &Server) -> anyhow::Result<Self> {
-        let (stream, pid) = (connect_tcp(server)?, server.pid());
-        Ok(Self { stream, buffer: vec![0; 4096], pid, spent: processor_time(pid)? })
+        let (stream, server_pid) = (connect_tcp(server)?, server.pid());
+        let spent = processor_time(server_pid)?;
+        Ok(Self { stream, buffer: vec![0; 4096], server_pid, spent })
     }
 
     /// Sends a command for each lock of a stretch, in batches.
@@ -284,7 +269,10 @@ impl Client {
             // An error, a null, or a zero is a refusal.
             let is_done =
                 |line: &str| line.starts_with('+') || line.starts_with(':') && line != ":0";
-            ensure!(answers.lines().all(is_done), "a lock was answered {answers:?}");
+            ensure!(
+                answers.lines().all(is_done),
+                "the server answered lock commands with {answers:?}"
+            );
             most = most.max(spent);
         }
         Ok(Stretch { command: slowest_duration(&take_slowest(connection)?), batch: most })
@@ -326,7 +314,7 @@ impl Client {
             seen += self.buffer[end..end + read].split(|byte| *byte == b'\n').count() - 1;
             end += read;
         }
-        let before = replace(&mut self.spent, processor_time(self.pid)?);
+        let before = replace(&mut self.spent, processor_time(self.server_pid)?);
         Ok((self.spent.saturating_sub(before), str::from_utf8(&self.buffer[..end])?))
     }
 }

@@ -1,5 +1,6 @@
 //! Shared locks and semaphores beside an exclusive lock, on five masters.
 
+use std::iter::repeat_n;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -9,49 +10,45 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::probes::{Latencies, lock_calls};
-use crate::quorum::{acquire_and_release_with, acquire_until};
+use crate::quorum::{acquire_and_release_with, acquire_until, start_masters};
 use crate::report::{Progress, Row, TargetRow};
 
-/// Number of masters.
 const NODES: usize = 5;
-/// Number of permits.
 const PERMITS: usize = 4;
-/// Number of permits that another client holds: half of them.
+/// Number of permits that another client holds.
 const TAKEN: usize = PERMITS / 2;
 /// A ttl longer than a measurement of latencies.
 const TTL: Duration = Duration::from_secs(60);
 
-/// Number of turns of each kind of lock, for the latencies.
+/// Number of rounds for the latencies.
 const ROUNDS: u64 = 400;
-/// Number of rounds that do not count, because connections open in them.
+/// These rounds do not count, because connections open in them.
 const WARM_UP_ROUNDS: u64 = 20;
-/// Number of locks in a turn.
-const LOCKS_PER_ROUND: usize = 10;
+/// Number of locks of each kind in a round for the latencies.
+const LOCKS_OF_EACH_KIND: usize = 10;
 /// Largest allowed ratio of the time of a permit to the time of an exclusive lock.
 const PERMIT_TARGET: f64 = 1.15;
 /// Number of commands of a lock on each node: one acquires it, and one releases it.
 const COMMANDS_PER_LOCK: f64 = 2.0;
-/// Largest allowed mean of this number. A late command of the previous turn may be counted too.
+/// Largest allowed mean of [`COMMANDS_PER_LOCK`]: a late command of another lock may count too.
 const COMMANDS_PER_LOCK_MAX: f64 = 2.01;
 
 /// Number of clients that compete, each with connections of its own.
 const CLIENTS: usize = 64;
 /// Time for which each client holds a lock.
 const HELD: Duration = Duration::from_millis(50);
-/// Duration of a turn, for the locks per second.
-const TURN: Duration = Duration::from_secs(6);
-/// Number of turns of each kind of lock, for the locks per second. Their mean counts.
-const THROUGHPUT_TURNS: u64 = 2;
+/// Number of rounds for the locks per second. Their mean counts.
+const THROUGHPUT_ROUNDS: u64 = 2;
+/// Duration of each kind in such a round.
+const THROUGHPUT_TIME: Duration = Duration::from_secs(6);
 /// Smallest allowed ratio of the permits per second to the exclusive locks per second.
 const PERMITS_RATIO_MIN: f64 = 3.5;
 
-/// Number of steps of [`Progress`].
-pub(crate) const STEPS: u64 = WARM_UP_ROUNDS + ROUNDS + 3 * THROUGHPUT_TURNS;
+pub(crate) const STEPS: u64 = WARM_UP_ROUNDS + ROUNDS + 3 * THROUGHPUT_ROUNDS;
 
-/// Measures latencies, and then locks per second.
 pub(crate) async fn measure(progress: Progress) -> anyhow::Result<(Vec<Row>, Vec<TargetRow>)> {
     progress.begin("shared locks and permits beside an exclusive lock");
-    let masters = Masters::start_with(NODES, |_, builder| builder.tcp())?;
+    let masters = start_masters(NODES)?;
     let (rows, commands) = latencies(&masters, &progress).await?;
     progress.begin("64 clients, each of which holds a lock for 50 ms");
     let mut target_rows = vec![commands];
@@ -66,21 +63,16 @@ async fn latencies(
 ) -> anyhow::Result<(Vec<Row>, TargetRow)> {
     let quorum = Quorum::connect(masters.urls()).await?;
     let other = Quorum::connect(masters.urls()).await?;
-    let permits = |quorum: &Quorum| quorum.semaphore("encoder", PERMITS).ttl(TTL);
-    let mut taken = Vec::new();
-    for _ in 0..TAKEN {
-        let mut permit = permits(&other).acquire().await?;
-        permit.renew();
-        taken.push(permit);
+    let semaphore = |quorum: &Quorum| quorum.semaphore("encoder", PERMITS).ttl(TTL);
+    let report = |quorum: &Quorum| quorum.lock("report").shared().ttl(TTL);
+    let mut held = Vec::new();
+    for builder in repeat_n(semaphore(&other), TAKEN).chain([report(&other)]) {
+        let mut lock = builder.acquire().await?;
+        lock.renew();
+        held.push(lock);
     }
-    let mut reading = other.lock("report").shared().ttl(TTL).acquire().await?;
-    reading.renew();
 
-    let kinds = [
-        quorum.lock("orders/42").ttl(TTL),
-        permits(&quorum),
-        quorum.lock("report").shared().ttl(TTL),
-    ];
+    let kinds = [quorum.lock("orders/42").ttl(TTL), semaphore(&quorum), report(&quorum)];
     let mut took = kinds.each_ref().map(|_| Latencies::new());
     let mut commands = 0;
     for round in 0..WARM_UP_ROUNDS + ROUNDS {
@@ -88,20 +80,20 @@ async fn latencies(
             took = kinds.each_ref().map(|_| Latencies::new());
         }
         for (index, kind) in kinds.iter().enumerate() {
-            let is_permit = index == 1 && round >= WARM_UP_ROUNDS;
-            let before = if is_permit { settled_calls(masters).await? } else { 0 };
-            for _ in 0..LOCKS_PER_ROUND {
+            let counts_commands = index == 1 && round >= WARM_UP_ROUNDS;
+            let before = if counts_commands { settled_calls(masters).await? } else { 0 };
+            for _ in 0..LOCKS_OF_EACH_KIND {
                 let started = Instant::now();
                 acquire_and_release_with(kind).await?;
                 took[index].record(started.elapsed());
             }
-            if is_permit {
+            if counts_commands {
                 commands += settled_calls(masters).await? - before;
             }
         }
         progress.step();
     }
-    for lock in taken.into_iter().chain([reading]) {
+    for lock in held {
         lock.release().await?;
     }
     let [exclusive, permit, shared] = took.each_ref().map(Latencies::p50);
@@ -116,7 +108,7 @@ async fn latencies(
         row(&format!("a permit while {TAKEN} of {PERMITS} are taken"), permit, Some(PERMIT_TARGET)),
         row("a shared lock beside another reader", shared, None),
     ];
-    let locks = u32::try_from(ROUNDS)? * u32::try_from(LOCKS_PER_ROUND * NODES)?;
+    let locks = u32::try_from(ROUNDS)? * u32::try_from(LOCKS_OF_EACH_KIND * NODES)?;
     let each = f64::from(u32::try_from(commands)?) / f64::from(locks);
     let counted = TargetRow {
         case: format!(
@@ -147,7 +139,7 @@ async fn throughput(masters: &Masters, progress: &Progress) -> anyhow::Result<Ve
     let clients: Vec<_> = join_all((0..CLIENTS).map(|_| Quorum::connect(masters.urls()))).await;
     let clients: Vec<_> = clients.into_iter().collect::<Result<_, _>>()?;
     let (mut exclusive, mut permits, mut readers) = (0.0, 0.0, 0.0);
-    for _ in 0..THROUGHPUT_TURNS {
+    for _ in 0..THROUGHPUT_ROUNDS {
         exclusive += locks_per_second(&clients, |quorum| quorum.lock("one")).await?;
         progress.step();
         permits += locks_per_second(&clients, |quorum| quorum.semaphore("four", PERMITS)).await?;
@@ -156,9 +148,9 @@ async fn throughput(masters: &Masters, progress: &Progress) -> anyhow::Result<Ve
         progress.step();
     }
     let (for_permits, for_readers) = (permits / exclusive, readers / exclusive);
-    #[expect(clippy::cast_precision_loss, reason = "there are few turns")]
+    #[expect(clippy::cast_precision_loss, reason = "there are few rounds")]
     let [exclusive, permits, readers] =
-        [exclusive, permits, readers].map(|sum| sum / THROUGHPUT_TURNS as f64);
+        [exclusive, permits, readers].map(|sum| sum / THROUGHPUT_ROUNDS as f64);
     let ms = HELD.as_millis();
     Ok(vec![
         TargetRow {
@@ -174,7 +166,7 @@ async fn throughput(masters: &Masters, progress: &Progress) -> anyhow::Result<Ve
             measured: format!(
                 "{readers:.0} per second, {for_readers:.0} × one exclusive lock's {exclusive:.1}"
             ),
-            target: "more than with as many permits",
+            target: "more per second than with 4 permits",
             met: for_readers > for_permits,
         },
     ])
@@ -186,7 +178,7 @@ async fn locks_per_second(
     of: impl Fn(&Quorum) -> LockBuilder,
 ) -> anyhow::Result<f64> {
     let began = Instant::now();
-    let until = began + TURN;
+    let until = began + THROUGHPUT_TIME;
     let mut running = JoinSet::new();
     for quorum in clients {
         let builder = of(quorum);
@@ -201,10 +193,7 @@ async fn locks_per_second(
             anyhow::Ok(locks)
         });
     }
-    let mut locks = 0;
-    while let Some(done) = running.join_next().await {
-        locks += done??;
-    }
+    let locks: u32 = running.join_all().await.into_iter().sum::<anyhow::Result<_>>()?;
     Ok(f64::from(locks) / began.elapsed().as_secs_f64())
 }
 

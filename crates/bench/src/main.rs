@@ -1,7 +1,5 @@
-//! Quorlock side by side with its peers.
-//!
-//! Most figures compare two things that are measured in turn in one run, because the absolute times
-//! of one machine say little about another machine.
+//! Quorlock side by side with its peers. Most figures compare two things that one run measures in
+//! turn: absolute times of one machine say little about another machine.
 //!
 //! - [`server_time`]: what a command costs the server, beside plain commands and scripts that do
 //!   the same
@@ -44,12 +42,12 @@ use quorlock_testkit::{MODULE_VARIABLE, Server, module_path};
 use tokio::runtime::Runtime;
 use tokio::signal::ctrl_c;
 
-use crate::report::{Progress, Table, TargetTable};
+use crate::report::{Progress, Row, TargetRow, peer_table, target_table};
 use crate::waiting::Waiting;
 use crate::waiting::processes::Behaviour;
 
-/// Load average above which figures are unreliable. More cores do not raise this limit, because
-/// cores share caches.
+/// Load average above which figures are unreliable. It does not grow with the number of cores,
+/// because cores share caches.
 const LOAD_MAX: f64 = 1.0;
 
 /// Measures Quorlock side by side with its peers, and prints tables in Markdown.
@@ -136,60 +134,54 @@ fn bench(args: Args) -> anyhow::Result<ExitCode> {
 
     let progress = Progress::new(groups.iter().map(|group| group.steps(&args.waiting)).sum());
     let runtime = Runtime::new().context("cannot start the runtime that the clients need")?;
-    let mut table = Table::default();
-    let mut targets = TargetTable::default();
+    let (mut rows, mut targets): (Vec<Row>, Vec<TargetRow>) = (Vec::new(), Vec::new());
     for group in groups {
-        table.extend(match group {
-            Group::ServerTime => server_time::measure(&progress)?,
-            Group::Plain => plain::measure(&progress)?,
-            Group::Quorum => in_task(&runtime, quorum::measure(progress.clone()))?,
-            Group::Throughput => in_task(&runtime, throughput::measure(progress.clone()))?,
-            Group::Faults => in_task(&runtime, faults::measure(progress.clone()))?,
+        let progress = progress.clone();
+        match group {
+            Group::ServerTime => rows.extend(server_time::measure(&progress)?),
+            Group::Plain => rows.extend(plain::measure(&progress)?),
+            Group::Quorum => rows.extend(in_task(&runtime, quorum::measure(progress))?),
+            Group::Throughput => rows.extend(in_task(&runtime, throughput::measure(progress))?),
+            Group::Faults => rows.extend(in_task(&runtime, faults::measure(progress))?),
             Group::Kinds => {
-                let (rows, targets_of_kinds) = in_task(&runtime, kinds::measure(progress.clone()))?;
+                let (rows_of_kinds, targets_of_kinds) =
+                    in_task(&runtime, kinds::measure(progress))?;
+                rows.extend(rows_of_kinds);
                 targets.extend(targets_of_kinds);
-                rows
             }
-            Group::Growth => {
-                targets.extend(growth::measure(&progress)?);
-                continue;
-            }
-            Group::Bounds => {
-                targets.extend(bounds::measure(&progress)?);
-                continue;
-            }
-            Group::Program => {
-                targets.extend(program::measure(&progress)?);
-                continue;
-            }
+            Group::Growth => targets.extend(growth::measure(&progress)?),
+            Group::Bounds => targets.extend(bounds::measure(&progress)?),
+            Group::Program => targets.extend(program::measure(&progress)?),
             Group::Waiting => {
-                targets.extend(in_task(&runtime, args.waiting.clone().measure(progress.clone()))?);
-                continue;
+                targets.extend(in_task(&runtime, args.waiting.clone().measure(progress))?);
             }
-        });
+        }
     }
     progress.finish();
 
     let cores = thread::available_parallelism().context("cannot determine the number of cores")?;
     let server = server_version()?;
-    if !table.is_empty() {
+    if !rows.is_empty() {
         println!(
             "{server} on {cores} cores, and the clients run on the same cores. The server time of a command is the mean of all \
              calls in the best round. The time of a plain command is the mean in the best of {} rounds. Where \
              tasks run at the same time, the time of a lock is the duration of the run, divided by the number of locks that \
-             all tasks acquired. All other figures are the p50 of acquire + release.\n\n{table}",
+             all tasks acquired. All other figures are the p50 of acquire + release.\n\n{}",
             plain::ROUNDS,
+            peer_table(&rows),
         );
     }
     if !targets.is_empty() {
-        println!("{server} on {cores} cores, and the clients run on the same cores.\n\n{targets}");
+        println!(
+            "{server} on {cores} cores, and the clients run on the same cores.\n\n{}",
+            target_table(&targets)
+        );
     }
-    let misses_a_target = table.misses_a_target() || targets.misses_a_target();
+    let misses_a_target = rows.iter().any(Row::misses_its_target) || misses_any(&targets);
     Ok(if args.check && misses_a_target { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 impl Group {
-    /// The groups that are measured without `--only`.
     const DEFAULT: [Self; 8] = [
         Self::ServerTime,
         Self::Plain,
@@ -201,7 +193,6 @@ impl Group {
         Self::Kinds,
     ];
 
-    /// Returns the number of steps of progress.
     fn steps(self, waiting: &Waiting) -> u64 {
         match self {
             Self::ServerTime => server_time::STEPS,
@@ -218,17 +209,19 @@ impl Group {
     }
 }
 
-/// Prints the server time of one build of the module beside that of another.
 fn compare_modules(module: &Path, against: &Path, check: bool) -> anyhow::Result<ExitCode> {
     warn_of_a_busy_machine();
     let progress = Progress::new(versions::STEPS);
-    let mut targets = TargetTable::default();
-    targets.extend(versions::measure(module, against, &progress)?);
+    let targets = versions::measure(module, against, &progress)?;
     progress.finish();
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    println!("{}, load {}.\n\n{targets}", server_version()?, load.trim());
-    let fails = check && targets.misses_a_target();
+    println!("{}, load {}.\n\n{}", server_version()?, load.trim(), target_table(&targets));
+    let fails = check && misses_any(&targets);
     Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn misses_any(targets: &[TargetRow]) -> bool {
+    targets.iter().any(|target| !target.met)
 }
 
 /// Measures in a spawned task, as in a program that serves requests.
@@ -246,13 +239,12 @@ fn in_task<T: Send + 'static>(
     })
 }
 
-/// Refuses to run as a debug build, whose figures say nothing.
+/// Fails in a debug build, whose figures say nothing.
 fn require_release_build() -> anyhow::Result<()> {
     ensure!(!cfg!(debug_assertions), "this is a debug build: run `make bench`");
     Ok(())
 }
 
-/// Refuses to measure a debug build of the module.
 fn require_release_module() -> anyhow::Result<()> {
     let module = module_path()
         .context("there is no module to measure: run `make bench`, which builds it")?;
@@ -277,7 +269,6 @@ fn warn_of_a_busy_machine() {
     }
 }
 
-/// Returns the name and the version of the server.
 fn server_version() -> anyhow::Result<String> {
     let server = Server::builder().start()?;
     let info: String = redis::cmd("INFO").arg("server").query(&mut server.connection())?;

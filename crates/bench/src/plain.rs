@@ -5,9 +5,8 @@
 //! also without the module, holds no locks. It is faster than the others: as soon as any key has an
 //! expiry, a server looks up the expiry of each requested key.
 //!
-//! Fifty connections, the default of `redis-benchmark`, keep the server busy. Each connection sends
-//! several commands before it reads an answer. The time of a command is the duration divided by the
-//! number of commands.
+//! Fifty connections, the default of `redis-benchmark`, keep the server busy. The time of a command
+//! is the duration divided by the number of commands.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -19,8 +18,7 @@ use quorlock_testkit::Server;
 use redis::{Cmd, Pipeline, Value, cmd};
 
 use crate::probes::connect_tcp;
-use crate::report::Progress;
-use crate::report::Row;
+use crate::report::{Progress, Row};
 use crate::server_time::WARM_UP;
 
 /// Number of held locks.
@@ -29,20 +27,18 @@ const LOCKS: u32 = 100_000;
 const TTL_MS: u64 = 3_600_000;
 /// Number of other keys.
 const KEYS: u32 = 10_000;
-/// Number of connections: the default of `redis-benchmark`.
 const CONNECTIONS: u32 = 50;
 /// Number of commands that a connection sends before it reads an answer.
 const PIPELINED: u32 = 16;
-/// Number of batches of a connection in a turn. A turn takes about ten milliseconds.
+/// Number of batches of a connection in a round. A round takes about ten milliseconds.
 const BATCHES: u32 = 20;
-/// Number of turns of each server. The best turn counts, as in [`server_time`](crate::server_time).
+/// Number of rounds of each server. The best one counts, as in [`server_time`](crate::server_time).
 pub(crate) const ROUNDS: u32 = 150;
 /// Number of times that all servers are started anew, because the memory layout differs each time.
 const SERVERS: u32 = 3;
 /// Largest allowed ratio of times: the throughput is at least 0.97 × that without the module.
 const TARGET: f64 = 1.0 / 0.97;
 
-/// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = SERVERS as u64;
 
 /// A plain command on many connections.
@@ -56,7 +52,6 @@ struct Load {
     best: [Duration; 3],
 }
 
-/// Measures each command on all servers.
 pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
     progress.begin("plain commands beside 100,000 leases");
     let mut loads = [
@@ -114,7 +109,6 @@ fn servers() -> anyhow::Result<[Server; 3]> {
     Ok([leases, locks, Server::builder().without_module().tcp().start()?])
 }
 
-/// Acquires all locks.
 fn acquire_all(server: &Server, acquire: impl Fn(&str, &str) -> Cmd) -> anyhow::Result<()> {
     let connection = &mut server.connection();
     for first in (0..LOCKS).step_by(1000) {
@@ -125,7 +119,7 @@ fn acquire_all(server: &Server, acquire: impl Fn(&str, &str) -> Cmd) -> anyhow::
         let answers: Vec<Value> = pipeline.query(connection)?;
         let refused =
             answers.iter().find(|answer| !matches!(answer, Value::Okay | Value::Int(1..)));
-        ensure!(refused.is_none(), "a lock was answered {refused:?}");
+        ensure!(refused.is_none(), "the server answered a lock command with {refused:?}");
     }
     Ok(())
 }

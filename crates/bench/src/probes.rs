@@ -14,16 +14,15 @@ use redis::{Connection, cmd};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The longest duration that a histogram records, in nanoseconds. A longer one counts as this one.
+/// A longer duration is recorded as this one.
 const LONGEST_NS: u64 = 60_000_000_000;
-/// The precision of a histogram: enough to distinguish a ratio of 1.01 from 1.00.
+/// Enough to distinguish a ratio of 1.01 from 1.00.
 const SIGNIFICANT_DIGITS: u8 = 3;
 
 /// The durations of one operation.
 pub(crate) struct Latencies(Histogram<u64>);
 
 impl Latencies {
-    /// Returns an empty histogram.
     pub(crate) fn new() -> Self {
         Self(
             Histogram::new_with_max(LONGEST_NS, SIGNIFICANT_DIGITS)
@@ -31,34 +30,28 @@ impl Latencies {
         )
     }
 
-    /// Adds a duration.
     pub(crate) fn record(&mut self, took: Duration) {
         self.0.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Returns the median.
     pub(crate) fn p50(&self) -> Duration {
         Duration::from_nanos(self.0.value_at_quantile(0.5))
     }
 
-    /// Returns the 99th percentile.
     pub(crate) fn p99(&self) -> Duration {
         Duration::from_nanos(self.0.value_at_quantile(0.99))
     }
 
-    /// Returns the longest duration.
     pub(crate) fn max(&self) -> Duration {
         Duration::from_nanos(self.0.max())
     }
 
-    /// Returns the mean.
     pub(crate) fn mean(&self) -> Duration {
         Duration::from_secs_f64(self.0.mean() / 1e9)
     }
 }
 
-/// The size of a read buffer: larger than any reply, and small because there are thousands of
-/// sockets.
+/// Larger than any reply, and small because there are thousands of sockets.
 const BUFFER_BYTES: usize = 128;
 
 /// Opens a connection with `TCP_NODELAY` to a server that listens on TCP.
@@ -70,26 +63,29 @@ pub(crate) fn connect_tcp(server: &Server) -> anyhow::Result<TcpStream> {
     Ok(stream)
 }
 
-/// A blocking connection to a server, over a plain TCP socket and without a client library.
+/// A blocking TCP connection to a server, without a client library.
 pub(crate) struct Socket {
     reader: BufReader<TcpStream>,
     line: String,
 }
 
 impl Socket {
-    /// Connects to a server that listens on TCP.
     pub(crate) fn connect(server: &Server) -> anyhow::Result<Self> {
         let reader = BufReader::with_capacity(BUFFER_BYTES, connect_tcp(server)?);
         Ok(Self { reader, line: String::new() })
     }
 
-    /// Requests the lock `orders/42`, which all clients use, with the token of this client. The ttl
-    /// and the wait are a minute. Does not read the reply.
+    pub(crate) fn connect_many(server: &Server, count: usize) -> anyhow::Result<Vec<Self>> {
+        (0..count).map(|_| Self::connect(server)).collect()
+    }
+
+    /// Requests the lock for a minute: see [`Socket::ask_for_the_lock_for`].
     pub(crate) fn ask_for_the_lock(&mut self, client: usize) -> anyhow::Result<()> {
         self.ask_for_the_lock_for(client, 60_000)
     }
 
-    /// Does the same with a ttl and a wait of `ms` milliseconds.
+    /// Requests the lock `orders/42`, which all clients use, with the token of this client. The ttl
+    /// and the wait are `ms` milliseconds. Does not read the reply.
     pub(crate) fn ask_for_the_lock_for(&mut self, client: usize, ms: u64) -> anyhow::Result<()> {
         self.send(&format!("LOCK.ACQUIRE orders/42 {client:032x} {ms} WAIT {ms}\r\n"))
     }
@@ -130,12 +126,11 @@ impl Socket {
     }
 }
 
-/// Returns the number of clients that wait for a lock.
 pub(crate) fn waiters(server: &Server) -> anyhow::Result<u64> {
     info(&mut server.try_connection()?, "lock", "lock_waiters")
 }
 
-/// Returns the memory that the server uses, in bytes.
+/// Returns a number of bytes.
 pub(crate) fn used_memory(connection: &mut Connection) -> anyhow::Result<u64> {
     info(connection, "memory", "used_memory")
 }
@@ -157,12 +152,12 @@ fn lock_calls_of(server: &Server) -> anyhow::Result<u64> {
         .sum()
 }
 
-/// The shortest duration that the slow log records, in microseconds: `slowlog-log-slower-than`.
+/// The value of `slowlog-log-slower-than`: the slow log records no shorter command.
 const SLOWLOG_THRESHOLD_US: u64 = 100;
-/// The size of the slow log: `slowlog-max-len`. No measurement fills it between two reads.
+/// The value of `slowlog-max-len`. No measurement fills the slow log between two reads.
 const ENTRIES_MAX: u32 = 10_000;
 
-/// Commands that the measurement itself sends, which are not counted.
+/// The measurement itself sends these commands.
 const IGNORED_COMMANDS: [&str; 4] = ["INFO", "SLOWLOG", "CONFIG", "DEBUG"];
 
 /// A command and its duration on the server; `None` when no command was recorded.
@@ -191,11 +186,14 @@ pub(crate) fn take_slowest(connection: &mut Connection) -> anyhow::Result<Slowes
     Ok(commands.max_by_key(|(_, duration)| *duration))
 }
 
-/// Returns the duration of the slowest command, or, if none was recorded, the shortest duration
-/// that would have been recorded.
+/// Returns the duration of the slowest command. If no command was recorded, returns the shortest
+/// duration that is recorded.
 pub(crate) fn slowest_duration(slowest: &Slowest) -> Duration {
     slowest.as_ref().map_or(Duration::from_micros(SLOWLOG_THRESHOLD_US), |(_, duration)| *duration)
 }
+
+/// Largest number of open files of this process or of a server, beside the waiters' connections.
+pub(crate) const OTHER_FILES: usize = 256;
 
 /// Raises the limit of open files for this process and its children, and returns it.
 pub(crate) fn raise_file_limit() -> anyhow::Result<usize> {
@@ -208,7 +206,7 @@ pub(crate) fn raise_file_limit() -> anyhow::Result<usize> {
 ///
 /// Without this, the scheduler's choice of processors changes the results more than most effects
 /// that are measured.
-pub(crate) fn on_separate_processors<T: Send>(
+pub(crate) fn apart_from_servers<T: Send>(
     servers: &[&Server],
     measuring: impl FnOnce() -> anyhow::Result<T> + Send,
 ) -> anyhow::Result<T> {

@@ -8,17 +8,15 @@ use anyhow::{Context as _, ensure};
 use quorlock_testkit::Masters;
 
 use crate::probes::Latencies;
-use crate::report::Progress;
-use crate::report::TargetRow;
+use crate::report::{Progress, TargetRow};
 
 const MASTERS: usize = 5;
 const ROUNDS: u64 = 300;
-/// Number of rounds that do not count, because files are read for the first time in them.
+/// These rounds do not count, because files are read for the first time in them.
 const WARM_UP_ROUNDS: u64 = 20;
 /// Largest time that a lock may add to the command.
 const ADDED_MAX: Duration = Duration::from_millis(8);
 
-/// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = WARM_UP_ROUNDS + ROUNDS;
 
 /// Measures `true` under a lock and alone, in turn.

@@ -1,7 +1,7 @@
 //! Acquire and release on three nodes, by one caller of [`rslock`] or of Quorlock.
 //!
-//! To acquire and to release, `rslock` waits for the answers of all nodes. Quorlock waits for two
-//! of the three answers, and reads the third one when it arrives.
+//! `rslock` waits for the answers of all nodes. Quorlock waits for two of the three answers, and
+//! reads the third one when it arrives.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,8 @@ use redis::{Client, IntoConnectionInfo as _, RedisResult};
 use rslock::LockManager;
 
 use crate::probes::Latencies;
-use crate::report::Progress;
-use crate::report::Row;
+use crate::report::{Progress, Row};
 
-/// Number of nodes.
 pub(crate) const NODES: usize = 3;
 /// A ttl longer than any lock is held.
 const TTL: Duration = Duration::from_secs(30);
@@ -24,18 +22,16 @@ const NODE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Number of locks of each client in a round.
 pub(crate) const LOCKS_PER_ROUND: usize = 10;
 
-/// Number of rounds that count.
 const ROUNDS: u64 = 400;
-/// Number of rounds that do not count, because connections open and scripts are loaded in them.
+/// These rounds do not count, because connections open and scripts are loaded in them.
 const WARM_UP_ROUNDS: u64 = 20;
 
-/// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = ROUNDS + WARM_UP_ROUNDS;
 
 /// Measures both clients on the same servers in turn.
 pub(crate) async fn measure(progress: Progress) -> anyhow::Result<Vec<Row>> {
     progress.begin("acquire + release on three nodes");
-    let masters = start_masters()?;
+    let masters = start_masters(NODES)?;
     let quorum = Quorum::connect(masters.urls()).await?;
     let rslock = connect_rslock(masters.urls())?;
 
@@ -61,25 +57,24 @@ pub(crate) async fn measure(progress: Progress) -> anyhow::Result<Vec<Row>> {
     }])
 }
 
-/// Starts [`NODES`] nodes that listen on TCP.
-pub(crate) fn start_masters() -> Result<Masters, StartError> {
-    Masters::start_with(NODES, |_, builder| builder.tcp())
+/// Starts masters that listen on TCP.
+pub(crate) fn start_masters(nodes: usize) -> Result<Masters, StartError> {
+    Masters::start_with(nodes, |_, builder| builder.tcp())
 }
 
-/// Opens a client with `TCP_NODELAY`, which the client of Quorlock sets too.
+/// Opens a client with `TCP_NODELAY`, as the client of Quorlock does.
 pub(crate) fn open(url: String) -> RedisResult<Client> {
     let info = url.into_connection_info()?;
     let settings = info.tcp_settings().clone().set_nodelay(true);
     Client::open(info.set_tcp_settings(settings))
 }
 
-/// Connects `rslock`, the peer.
 pub(crate) fn connect_rslock(urls: Vec<String>) -> anyhow::Result<LockManager> {
     let clients = urls.into_iter().map(open).collect::<Result<_, _>>()?;
     Ok(LockManager::from_clients(clients))
 }
 
-/// Acquires and releases, and returns how long both took, with their confirmations.
+/// Returns the time to acquire and to release a lock, until both are confirmed.
 pub(crate) async fn acquire_and_release(quorum: &Quorum, key: &str) -> anyhow::Result<Duration> {
     let started = Instant::now();
     acquire_and_release_with(&quorum.lock(key).ttl(TTL).node_timeout(NODE_TIMEOUT)).await?;
@@ -106,7 +101,6 @@ pub(crate) async fn acquire_until(
     }
 }
 
-/// Returns the time of acquire and release by the peer.
 pub(crate) async fn acquire_and_release_by_rslock(
     manager: &LockManager,
     key: &str,

@@ -6,63 +6,27 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Ratios to peers, as a table in Markdown.
-#[derive(Default)]
-pub(crate) struct Table {
-    rows: Vec<Row>,
-}
-
-/// One thing that was measured side by side with a peer.
+/// The times of one operation with Quorlock and with a peer.
 pub(crate) struct Row {
-    /// The operation.
     pub(crate) case: String,
-    /// The time of the operation with Quorlock.
     pub(crate) ours: Duration,
-    /// The name of the peer.
     pub(crate) peer_name: &'static str,
-    /// The time of the operation with the peer.
     pub(crate) peer: Duration,
     /// The largest allowed ratio of these times, if there is one.
     pub(crate) target: Option<f64>,
 }
 
 impl Row {
-    /// Returns the ratio of Quorlock's time to the peer's.
     fn ratio(&self) -> f64 {
-        self.ours.as_secs_f64() / self.peer.as_secs_f64()
+        self.ours.div_duration_f64(self.peer)
     }
 
     /// Returns whether the exact ratio, and not the printed one, is larger than the target.
     ///
     /// A ratio that is not a number misses its target.
-    fn misses_its_target(&self) -> bool {
+    pub(crate) fn misses_its_target(&self) -> bool {
         self.target
             .is_some_and(|target| self.ratio().partial_cmp(&target).is_none_or(Ordering::is_gt))
-    }
-}
-
-impl Table {
-    /// Adds rows at the end.
-    pub(crate) fn extend(&mut self, rows: Vec<Row>) {
-        self.rows.extend(rows);
-    }
-
-    /// Returns whether nothing was measured.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
-
-    /// Returns whether any row misses its target.
-    pub(crate) fn misses_a_target(&self) -> bool {
-        self.rows.iter().any(Row::misses_its_target)
-    }
-}
-
-impl fmt::Display for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "| case | ours | peer | ratio | target |")?;
-        writeln!(f, "|---|--:|--:|--:|---|")?;
-        self.rows.iter().try_for_each(|row| writeln!(f, "{row}"))
     }
 }
 
@@ -83,47 +47,14 @@ impl fmt::Display for Row {
     }
 }
 
-/// Figures beside their targets, as a table in Markdown.
-#[derive(Default)]
-pub(crate) struct TargetTable {
-    rows: Vec<TargetRow>,
-}
-
 /// One figure beside its target.
 pub(crate) struct TargetRow {
-    /// The operation.
     pub(crate) case: String,
     /// The figure, for readers.
     pub(crate) measured: String,
     /// The target, for readers.
     pub(crate) target: &'static str,
-    /// Whether the figure meets the target.
     pub(crate) met: bool,
-}
-
-impl TargetTable {
-    /// Adds rows at the end.
-    pub(crate) fn extend(&mut self, rows: impl IntoIterator<Item = TargetRow>) {
-        self.rows.extend(rows);
-    }
-
-    /// Returns whether nothing was measured.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
-
-    /// Returns whether any figure misses its target.
-    pub(crate) fn misses_a_target(&self) -> bool {
-        self.rows.iter().any(|row| !row.met)
-    }
-}
-
-impl fmt::Display for TargetTable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "| case | measured | target | |")?;
-        writeln!(f, "|---|---|---|---|")?;
-        self.rows.iter().try_for_each(|row| writeln!(f, "{row}"))
-    }
 }
 
 impl fmt::Display for TargetRow {
@@ -132,6 +63,21 @@ impl fmt::Display for TargetRow {
         let met = if *met { "met" } else { "**missed**" };
         write!(f, "| {case} | {measured} | {target} | {met} |")
     }
+}
+
+/// Formats ratios to peers as a table in Markdown.
+pub(crate) fn peer_table(rows: &[Row]) -> String {
+    table("| case | ours | peer | ratio | target |\n|---|--:|--:|--:|---|", rows)
+}
+
+/// Formats figures beside their targets as a table in Markdown.
+pub(crate) fn target_table(rows: &[TargetRow]) -> String {
+    table("| case | measured | target | |\n|---|---|---|---|", rows)
+}
+
+fn table(header: &str, rows: &[impl fmt::Display]) -> String {
+    let lines: Vec<_> = rows.iter().map(ToString::to_string).collect();
+    format!("{header}\n{}\n", lines.join("\n"))
 }
 
 /// Formats a duration for readers: with two decimals below 10 µs, and otherwise with none.
@@ -151,7 +97,6 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Starts a run of `steps` steps.
     pub(crate) fn new(steps: u64) -> Self {
         let style = ProgressStyle::with_template("{bar:30} {percent:>3} %  {elapsed:>4}  {msg}")
             .expect("the template is valid");
@@ -166,12 +111,10 @@ impl Progress {
         self.bar.set_message(what);
     }
 
-    /// Counts a step.
     pub(crate) fn step(&self) {
         self.bar.inc(1);
     }
 
-    /// Removes the bar.
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
     }

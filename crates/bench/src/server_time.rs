@@ -9,40 +9,32 @@ use anyhow::{Context as _, ensure};
 use quorlock_testkit::Server;
 use redis::{Cmd, Connection, Pipeline, Script, Value, cmd};
 
-use crate::report::Progress;
-use crate::report::Row;
+use crate::report::{Progress, Row};
 
-/// The numbers of keys, each with its number of rounds and its targets.
-///
-/// The best round counts: other processes can only make a round slower.
+/// The best round of each measurement counts: other processes can only make a round slower.
 const MEASUREMENTS: [Measurement; 2] = [
     Measurement { keys: 20_000, rounds: 30, targets: [Some(1.2), None, Some(0.35)] },
     Measurement { keys: 200_000, rounds: 9, targets: [Some(1.4), None, None] },
 ];
 /// Number of commands that are sent before an answer is read, so that the server is rarely idle.
 const PIPELINED: usize = 500;
-/// Number of servers over which the rounds are spread, because the memory layout differs from
-/// server to server.
+/// The rounds are spread over several servers, because their memory layouts differ.
 const SERVERS: u32 = 3;
-/// Time until the module has noticed that the server has no replica and no append-only file.
-///
-/// The module checks once a second. Once it has noticed, it propagates nothing, and neither does
-/// the server for the peer's commands.
+/// Time until the module, which checks once a second, has noticed that the server has no replica
+/// and no append-only file. From then on, neither the module's commands nor the peer's are
+/// propagated.
 pub(crate) const WARM_UP: Duration = Duration::from_millis(1500);
 
 /// A ttl longer than a round.
 pub(crate) const TTL_MS: u64 = 600_000;
 
-/// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = (MEASUREMENTS[0].rounds + MEASUREMENTS[1].rounds) as u64;
 
-/// The size of a measurement, and its targets.
 struct Measurement {
     keys: u32,
     /// Number of rounds, over all servers.
     rounds: u32,
-    /// Largest allowed ratio to the peer's time, for acquire, extend and release; `None`: no
-    /// target.
+    /// Largest allowed ratios to the peer's times, for acquire, extend and release.
     targets: [Option<f64>; 3],
 }
 
@@ -127,35 +119,23 @@ impl Measurement {
     fn cases(&self, delete: &str, expire: &str) -> [Case; 3] {
         let &Self { keys, targets: [acquire_target, extend_target, release_target], .. } = self;
         let [acquire, extend, release] = lock_workloads(keys);
-        let name = |command: &str| format!("server time of `{command}`, {keys} keys");
+        let case = |command: &str, ours, peer_name, peer, target| {
+            let name = format!("server time of `{command}`, {keys} keys");
+            Case { name, ours, peer_name, peer, target }
+        };
+        let set = Workload::new(keys, "set", |key, token| {
+            cmd("SET").arg(key).arg(token).arg("NX").arg("PX").arg(TTL_MS).take()
+        });
+        let expire = Workload::new(keys, "evalsha", |key, token| {
+            cmd("EVALSHA").arg(expire).arg(1).arg(key).arg(token).arg(TTL_MS).take()
+        });
+        let delete = Workload::new(keys, "evalsha", |key, token| {
+            cmd("EVALSHA").arg(delete).arg(1).arg(key).arg(token).take()
+        });
         [
-            Case {
-                name: name("LOCK.ACQUIRE"),
-                ours: acquire,
-                peer_name: "`SET NX PX`",
-                peer: Workload::new(keys, "set", |key, token| {
-                    cmd("SET").arg(key).arg(token).arg("NX").arg("PX").arg(TTL_MS).take()
-                }),
-                target: acquire_target,
-            },
-            Case {
-                name: name("LOCK.EXTEND"),
-                ours: extend,
-                peer_name: "script",
-                peer: Workload::new(keys, "evalsha", |key, token| {
-                    cmd("EVALSHA").arg(expire).arg(1).arg(key).arg(token).arg(TTL_MS).take()
-                }),
-                target: extend_target,
-            },
-            Case {
-                name: name("LOCK.RELEASE"),
-                ours: release,
-                peer_name: "script",
-                peer: Workload::new(keys, "evalsha", |key, token| {
-                    cmd("EVALSHA").arg(delete).arg(1).arg(key).arg(token).take()
-                }),
-                target: release_target,
-            },
+            case("LOCK.ACQUIRE", acquire, "`SET NX PX`", set, acquire_target),
+            case("LOCK.EXTEND", extend, "script", expire, extend_target),
+            case("LOCK.RELEASE", release, "script", delete, release_target),
         ]
     }
 }
@@ -204,7 +184,7 @@ impl Workload {
         Self { keys, command, pipelines, best: Duration::MAX }
     }
 
-    /// Runs the command for each key, and returns the mean time that the server spent on a call.
+    /// Returns the mean time that the server spent on a call.
     pub(crate) fn run(&self, connection: &mut Connection) -> anyhow::Result<Duration> {
         let before = spent(connection, self.command)?;
         for pipeline in &self.pipelines {

@@ -15,42 +15,40 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use quorlock_client::Quorum;
-use quorlock_testkit::Masters;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, RedisResult, Value, cmd};
 use rslock::LockManager;
 use tokio::task::{JoinSet, unconstrained};
 use tokio::time::sleep;
 
-use crate::quorum::{acquire_and_release, acquire_and_release_by_rslock, connect_rslock, open};
-use crate::report::Progress;
-use crate::report::Row;
+use crate::quorum::{
+    acquire_and_release, acquire_and_release_by_rslock, connect_rslock, open, start_masters,
+};
+use crate::report::{Progress, Row};
 
-/// Numbers of nodes.
 const NODES: [usize; 2] = [3, 5];
-/// Numbers of tasks.
 const TASKS: [usize; 3] = [1, 16, 128];
-/// Duration of a turn.
-const TURN: Duration = Duration::from_millis(200);
-/// Pause after a turn.
+/// Duration of the run of one client in a round.
+const RUN_TIME: Duration = Duration::from_millis(200);
+/// Pause after a run.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Number of rounds. Each client has the first, second and third turn equally often.
+/// Each client runs first, second and third in equally many rounds.
 const ROUNDS: u32 = 48;
-/// Ttl in milliseconds, longer than any lock is held.
+/// A ttl longer than any lock is held.
 const TTL_MS: u64 = 30_000;
-/// The owner label of the bare loop's locks.
+/// The owner label of the bare loop's locks, about as long as the default label of Quorlock's
+/// client.
 const OWNER: &str = "host.example.com:12345";
-/// Size of the queue of a connection of the bare loop.
+/// Size of the queue of a connection of the bare loop. As in Quorlock's client, no request waits
+/// for a place in the queue: a later request could overtake a waiting one.
 const QUEUE_MAX: usize = 65_536;
 /// Largest allowed ratio of times: the throughput is at least 0.9 × that of the bare loop.
 const TARGET_OF_BARE: f64 = 1.0 / 0.9;
 /// Largest allowed ratio of times with the most tasks: at least 2.5 × the throughput of the peer.
 const TARGET_OF_RSLOCK: f64 = 1.0 / 2.5;
 
-/// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = (NODES.len() * TASKS.len()) as u64;
 
-/// A client that acquires locks.
 #[derive(Clone)]
 enum LockClient {
     Quorlock(Quorum),
@@ -58,10 +56,10 @@ enum LockClient {
     Rslock(LockManager),
 }
 
-/// The bare loop: connections to all nodes, and nothing else.
 #[derive(Clone)]
 struct Bare {
     connections: Vec<MultiplexedConnection>,
+    /// Number of locks so far. It makes each token unique.
     locks: Arc<AtomicU64>,
 }
 
@@ -72,19 +70,18 @@ struct InFlight {
     answers: FuturesUnordered<BoxFuture<'static, (u64, RedisResult<Value>)>>,
 }
 
-/// The total duration of a client's turns, and the number of its locks.
+/// The total duration of a client's runs, and the number of its locks.
 #[derive(Clone, Copy, Default)]
 struct Total {
     time: Duration,
     locks: u32,
 }
 
-/// Measures all three clients on the same servers in turn.
 pub(crate) async fn measure(progress: Progress) -> anyhow::Result<Vec<Row>> {
     progress.begin("locks per second of many tasks");
     let mut rows = Vec::new();
     for nodes in NODES {
-        let masters = Masters::start_with(nodes, |_, builder| builder.tcp())?;
+        let masters = start_masters(nodes)?;
         let lock_clients = [
             LockClient::Quorlock(Quorum::connect(masters.urls()).await?),
             LockClient::Bare(Bare::connect(masters.urls()).await?),
@@ -109,10 +106,10 @@ async fn compare(
         for place in 0..lock_clients.len() {
             // The order changes, so that no client always follows the same other client.
             let index = (place + round as usize) % lock_clients.len();
-            let (turn, total) = (lock_clients[index].turn(tasks).await?, &mut totals[index]);
+            let (run, total) = (lock_clients[index].run(tasks).await?, &mut totals[index]);
             if round > 0 {
-                total.time += turn.time;
-                total.locks += turn.locks;
+                total.time += run.time;
+                total.locks += run.locks;
             }
         }
     }
@@ -132,16 +129,15 @@ async fn compare(
 }
 
 impl LockClient {
-    /// Lets tasks acquire locks for a while.
-    async fn turn(&self, tasks: usize) -> anyhow::Result<Total> {
+    async fn run(&self, tasks: usize) -> anyhow::Result<Total> {
         let began = Instant::now();
         let mut working = JoinSet::new();
         for task in 0..tasks {
             let lock_client = self.clone();
             working.spawn(async move {
                 let (key, mut in_flight, mut locks) =
-                    (format!("{}/{task}", lock_client.name()), InFlight::default(), 0);
-                while began.elapsed() < TURN {
+                    (format!("{}/{task}", lock_client.key_prefix()), InFlight::default(), 0);
+                while began.elapsed() < RUN_TIME {
                     lock_client.lock_once(&key, &mut in_flight).await?;
                     locks += 1;
                 }
@@ -155,15 +151,14 @@ impl LockClient {
             total.locks += locks;
             while in_flight.answers.next().await.is_some() {}
         }
-        // Background work of this client must not fall into the turn of the next client.
+        // Background work of this client must not fall into the run of the next client.
         sleep(PAUSE).await;
         Ok(total)
     }
 
-    /// Returns the prefix of the client's keys.
-    ///
-    /// No other client uses these keys, so background work on them does not delay the next client.
-    fn name(&self) -> &'static str {
+    /// Returns the prefix of this client's keys. Other clients use other keys, so its background
+    /// work does not delay the next client.
+    fn key_prefix(&self) -> &'static str {
         match self {
             Self::Quorlock(_) => "quorlock",
             Self::Bare(_) => "bare",
@@ -171,7 +166,6 @@ impl LockClient {
         }
     }
 
-    /// Acquires a lock, and releases it.
     async fn lock_once(&self, key: &str, in_flight: &mut InFlight) -> anyhow::Result<()> {
         match self {
             Self::Quorlock(quorum) => drop(acquire_and_release(quorum, key).await?),
@@ -187,8 +181,6 @@ impl Bare {
         let mut connections = Vec::new();
         for url in urls {
             let client = open(url)?;
-            // As in Quorlock's client, the queue is so large that no request waits for a place in
-            // it. Otherwise a later request could overtake a waiting one.
             let config = AsyncConnectionConfig::new()
                 .set_response_timeout(None)
                 .set_pipeline_buffer_size(QUEUE_MAX);
@@ -203,7 +195,6 @@ impl Bare {
         let fence = UNIX_EPOCH.elapsed().context("the clock is before 1970")?.as_micros();
         let mut acquire = cmd("LOCK.ACQUIRE");
         acquire.arg(key).arg(&token).arg(TTL_MS).arg("FENCE").arg(u64::try_from(fence)?);
-        // This label is about as long as the default label of Quorlock's client.
         acquire.arg("OWNER").arg(OWNER);
         self.ask_all(acquire, in_flight).await?;
         self.ask_all(cmd("LOCK.RELEASE").arg(key).arg(&token).take(), in_flight).await

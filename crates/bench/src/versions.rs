@@ -20,10 +20,8 @@ const ROUNDS: usize = 10;
 /// Largest allowed median, over all pairs, of the ratio of this build's time to the other's.
 const RATIO_MAX: f64 = 1.05;
 
-/// Number of steps of [`Progress`].
 pub(crate) const STEPS: u64 = PAIRS as u64;
 
-/// A server with one of the builds.
 struct Candidate {
     connection: Connection,
     /// For each command, the mean time of a call in the best round.
@@ -31,7 +29,6 @@ struct Candidate {
     _server: Server,
 }
 
-/// Measures both builds in turn.
 pub(crate) fn measure(
     module: &Path,
     against: &Path,
@@ -50,11 +47,11 @@ pub(crate) fn measure(
         }
         (ours.best, theirs.best) = ([Duration::MAX; 3], [Duration::MAX; 3]);
         for round in 0..ROUNDS {
-            let mut turn = [&mut ours, &mut theirs];
+            let mut order = [&mut ours, &mut theirs];
             if (pair + round) % 2 == 1 {
-                turn.reverse();
+                order.reverse();
             }
-            for candidate in turn {
+            for candidate in order {
                 candidate.run(&workloads)?;
             }
         }
@@ -65,9 +62,7 @@ pub(crate) fn measure(
         let ours = median(pairs.iter().map(|(ours, _)| ours[command].as_secs_f64()));
         let theirs = median(pairs.iter().map(|(_, theirs)| theirs[command].as_secs_f64()));
         let ratio = median(
-            pairs
-                .iter()
-                .map(|(ours, theirs)| ours[command].as_secs_f64() / theirs[command].as_secs_f64()),
+            pairs.iter().map(|(ours, theirs)| ours[command].div_duration_f64(theirs[command])),
         );
         let [ours, theirs] = [ours, theirs].map(|time| readable(Duration::from_secs_f64(time)));
         TargetRow {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use quorlock_client::Quorum;
 
-use crate::args::{TTL, check_key, check_ttl, seconds};
+use crate::args::{TTL, WaitArgs, check_key, check_ttl};
 use crate::config::Defaults;
 use crate::duration::duration;
 use crate::handle::HandleOutput;
@@ -22,7 +22,7 @@ use crate::{advice, exit, say};
 /// stops the command when the lock is lost.
 ///
 /// The handle contains the lock's token. A program that knows the handle can extend and release the
-/// lock. Treat the handle as a password, and give it to the other verbs on standard input.
+/// lock. Treat the handle as a password, and give it to the other subcommands on standard input.
 #[derive(clap::Args)]
 #[command(after_help = [EXIT_CODES, EXAMPLE, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Acquire {
@@ -37,13 +37,8 @@ pub(crate) struct Acquire {
     #[arg(long, value_parser = duration, value_name = "TIME")]
     ttl: Option<Duration>,
 
-    /// How long to wait for the lock, including the time to connect [default: for ever]
-    #[arg(long, value_parser = duration, value_name = "TIME")]
-    wait: Option<Duration>,
-
-    /// How long to wait for the lock, in seconds or a fraction of one, as in flock
-    #[arg(short = 'w', value_parser = seconds, value_name = "SECONDS", conflicts_with = "wait")]
-    wait_seconds: Option<Duration>,
+    #[command(flatten)]
+    wait: WaitArgs,
 
     /// Do not wait: try once, as with --wait 0. Connecting to the nodes may take 1s
     #[arg(short = 'n', long, conflicts_with_all = ["wait", "wait_seconds"])]
@@ -60,7 +55,7 @@ pub(crate) struct Acquire {
 const EXIT_CODES: &str = "Exit codes:
   0    the lock is held until its ttl is over
   121  another client holds the lock
-  122  no majority of the nodes voted
+  122  no majority of the nodes voted in time
   125  quorlock itself failed, its arguments are not understood, or too many
        nodes fail permanently: a wrong password, no module, a replica
   128 + the signal that ended the wait";
@@ -78,7 +73,7 @@ pub(crate) async fn acquire(args: Acquire) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::listen()?;
     let nodes = args.nodes.load()?;
     let called_at = Instant::now();
-    let quorum = match signals.interrupting(nodes.connect_to_wait(None)).await {
+    let quorum = match signals.interrupting(nodes.connect_before_call(None)).await {
         Ok(connected) => connected?,
         Err(signal) => return Ok(exit::code_for_signal(signal)),
     };
@@ -94,8 +89,7 @@ async fn acquire_and_print(
     defaults: Defaults,
     called_at: Instant,
 ) -> anyhow::Result<ExitCode> {
-    let given = if args.no_wait { Some(Duration::ZERO) } else { args.wait.or(args.wait_seconds) };
-    let wait = given.or(defaults.wait).unwrap_or(Duration::MAX);
+    let wait = args.wait.limit(args.no_wait, defaults.wait);
     let ttl = check_ttl(args.ttl.or(defaults.ttl).unwrap_or(TTL))?;
     let mut builder = quorum.lock(args.key.into_vec()).ttl(ttl);
     if let Some(owner) = args.owner.or(defaults.owner) {
@@ -106,7 +100,7 @@ async fn acquire_and_print(
             args.format.detach_and_print(quorum, lock).await?;
             Ok(ExitCode::SUCCESS)
         }
-        Err(error) if waiting_cannot_help(&error) => Err(advice::on_acquire(error)),
+        Err(error) if waiting_cannot_help(&error) => Err(advice::acquire_error(error)),
         Err(error) => {
             say(format_args!("not acquired: {}", advice::describe(&error)));
             Ok(ExitCode::from(exit_code_for(&error, exit::CONFLICT)))

@@ -1,19 +1,18 @@
-//! Errors of the client library, with the option of the command line to change.
+//! Errors of the client library in the words of the program. They name the option to change.
 
 use anyhow::anyhow;
-use quorlock_client::{AcquireError, AttachError, NodeError, Nodes, ReleaseError};
+use quorlock_client::{AcquireError, AttachError, NodeAnswers, NodeError, ReleaseError};
 
 use crate::duration::text_of_ms;
 
-/// Adds advice to an acquisition error that waiting cannot resolve.
-pub(crate) fn on_acquire(error: AcquireError) -> anyhow::Error {
+/// Names the option to change if a node refused the ttl as too long.
+pub(crate) fn acquire_error(error: AcquireError) -> anyhow::Error {
     match &error {
         AcquireError::NoQuorum { nodes } => about_ttl(nodes).unwrap_or_else(|| error.into()),
         _ => error.into(),
     }
 }
 
-/// Describes the error. Names options of the program instead of those of the client library.
 pub(crate) fn describe(error: &AcquireError) -> String {
     match error {
         // The program has no option for the minimal validity.
@@ -24,23 +23,23 @@ pub(crate) fn describe(error: &AcquireError) -> String {
     }
 }
 
-/// Describes the error. This program ends soon, so it does not promise that the release continues.
+/// Unlike the library, does not promise that the release continues: this program ends soon.
 pub(crate) fn describe_release(error: &ReleaseError) -> String {
     match error {
         ReleaseError::NoQuorum { nodes } => {
-            format!("too few nodes confirmed the release; the lock ends by its ttl: {nodes}")
+            format!("too few nodes confirmed the release: {nodes}. The lock ends by its ttl")
         }
         error => error.to_string(),
     }
 }
 
-/// Returns the error of an attach that found no majority among these nodes, with advice.
-pub(crate) fn on_attach(nodes: Nodes) -> anyhow::Error {
+/// Returns the error of an attach that found no majority, with advice.
+pub(crate) fn attach_error(nodes: NodeAnswers) -> anyhow::Error {
     about_ttl(&nodes).unwrap_or_else(|| AttachError::NoQuorum { nodes }.into())
 }
 
 /// Returns an error that advises a smaller ttl, if a node refused the ttl as too long.
-fn about_ttl(nodes: &Nodes) -> Option<anyhow::Error> {
+fn about_ttl(nodes: &NodeAnswers) -> Option<anyhow::Error> {
     let limits = nodes.failed().filter_map(|(node, error)| match error {
         NodeError::TtlTooLong { max_ms } => Some((*max_ms, node)),
         _ => None,

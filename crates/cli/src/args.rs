@@ -27,8 +27,8 @@ use crate::up::Up;
 
 /// The default ttl of a lock.
 pub(crate) const TTL: Duration = Duration::from_secs(10);
-/// The shortest ttl of a lock. A fraction of the ttl must be enough time to start a process, to
-/// extend the lock, or to stop the command.
+/// A fraction of the ttl must be enough time to start a process, extend the lock, or stop the
+/// command.
 const TTL_MIN: Duration = Duration::from_millis(100);
 
 /// Distributed locks on a majority of Redis or Valkey masters.
@@ -41,14 +41,14 @@ const TTL_MIN: Duration = Duration::from_millis(100);
 )]
 pub(crate) struct Args {
     #[command(subcommand)]
-    pub(crate) verb: Verb,
+    pub(crate) subcommand: SubcommandArgs,
 }
 
 const TRY_IT: &str =
     "To try it out: `quorlock up` in one terminal, `quorlock run KEY -- COMMAND` in another.";
 
 #[derive(Subcommand)]
-pub(crate) enum Verb {
+pub(crate) enum SubcommandArgs {
     Run(Run),
     Acquire(Acquire),
     Extend(Extend),
@@ -96,22 +96,13 @@ pub(crate) struct Run {
     #[arg(long, value_parser = duration, value_name = "TIME")]
     ttl: Option<Duration>,
 
-    /// How long to wait for the lock, including the time to connect [default: for ever]
-    #[arg(long, value_parser = duration, value_name = "TIME")]
-    wait: Option<Duration>,
-
-    /// How long to wait for the lock, in seconds or a fraction of one, as in flock
-    #[arg(short = 'w', value_parser = seconds, value_name = "SECONDS", conflicts_with = "wait")]
-    wait_seconds: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
 
     /// Do not wait: try once, as with --wait 0. Connecting to the masters may take 1s, or four
-    /// times --node-limit
+    /// times --node-timeout
     #[arg(short = 'n', long, conflicts_with_all = ["wait", "wait_seconds"])]
-    no_wait: bool,
-
-    /// The wait that a configuration file sets.
-    #[arg(skip)]
-    default_wait: Option<Duration>,
+    pub(crate) no_wait: bool,
 
     /// The exit code when another client holds the lock
     #[arg(short = 'E', long, default_value_t = exit::CONFLICT, value_name = "N")]
@@ -144,7 +135,7 @@ pub(crate) struct Run {
     /// How long one master may take to answer, at most a 10th of the ttl. Raise it if the masters
     /// are far away [default: 4 round trips, within limits that depend on the ttl]
     #[arg(long, value_parser = duration, value_name = "TIME")]
-    pub(crate) node_limit: Option<Duration>,
+    pub(crate) node_timeout: Option<Duration>,
 
     /// The owner label of the lock, which LOCK.INSPECT shows [default: HOST:PID]
     #[arg(long, value_name = "LABEL")]
@@ -161,6 +152,18 @@ pub(crate) struct Run {
     /// The command to run, and its arguments
     #[arg(last = true, required_unless_present = "shell_command")]
     command: Vec<OsString>,
+}
+
+/// The options of `run` and `acquire` for a time to wait.
+#[derive(clap::Args)]
+pub(crate) struct WaitArgs {
+    /// How long to wait for the lock, including the time to connect [default: for ever]
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    wait: Option<Duration>,
+
+    /// How long to wait for the lock, in seconds or a fraction of one, as in flock
+    #[arg(short = 'w', value_parser = seconds, value_name = "SECONDS", conflicts_with = "wait")]
+    wait_seconds: Option<Duration>,
 }
 
 const RUN_VALUES: &str = "Values:
@@ -191,21 +194,12 @@ const RUN_EXAMPLE: &str = "Examples:
   0 3 * * * quorlock run nightly -n -E 0 --hold-at-least 1m -- nightly-report";
 
 impl Run {
-    /// Fills missing options from the configuration files.
+    /// Fills a missing ttl and owner from the configuration files.
     pub(crate) fn fill(&mut self, defaults: &Defaults) {
         self.ttl = self.ttl.or(defaults.ttl);
-        self.default_wait = defaults.wait;
         self.owner = self.owner.take().or_else(|| defaults.owner.clone());
     }
 
-    /// How long to wait for the lock; [`Duration::MAX`] without a limit.
-    pub(crate) fn wait(&self) -> Duration {
-        let given =
-            if self.no_wait { Some(Duration::ZERO) } else { self.wait.or(self.wait_seconds) };
-        given.or(self.default_wait).unwrap_or(Duration::MAX)
-    }
-
-    /// The program to run and its arguments.
     pub(crate) fn command(&self) -> Vec<OsString> {
         match &self.shell_command {
             Some(line) => vec!["sh".into(), "-c".into(), line.clone()],
@@ -213,9 +207,16 @@ impl Run {
         }
     }
 
-    /// How long the lock lasts without an extension.
     pub(crate) fn ttl(&self) -> Duration {
         self.ttl.unwrap_or(TTL)
+    }
+}
+
+impl WaitArgs {
+    /// Returns how long to wait for the lock; [`Duration::MAX`] without a limit.
+    pub(crate) fn limit(&self, no_wait: bool, default: Option<Duration>) -> Duration {
+        let given = if no_wait { Some(Duration::ZERO) } else { self.wait.or(self.wait_seconds) };
+        given.or(default).unwrap_or(Duration::MAX)
     }
 }
 
@@ -224,7 +225,6 @@ pub(crate) fn check_key<K: AsRef<OsStr>>(key: K) -> Result<K, &'static str> {
     if key.as_ref().is_empty() { Err("the lock needs a name") } else { Ok(key) }
 }
 
-/// Refuses a ttl below [`TTL_MIN`].
 pub(crate) fn check_ttl(ttl: Duration) -> anyhow::Result<Duration> {
     ensure!(
         ttl >= TTL_MIN,
@@ -233,8 +233,7 @@ pub(crate) fn check_ttl(ttl: Duration) -> anyhow::Result<Duration> {
     Ok(ttl)
 }
 
-/// Refuses a pattern of keys that is empty, too long or malformed.
-pub(crate) fn pattern(text: OsString) -> Result<OsString, String> {
+pub(crate) fn check_pattern(text: OsString) -> Result<OsString, String> {
     let mut rest = text.as_bytes();
     if rest.is_empty() {
         return Err("an empty pattern matches no lock: leave it out to match all locks".into());
@@ -249,17 +248,13 @@ pub(crate) fn pattern(text: OsString) -> Result<OsString, String> {
             (b'\\', [_, after @ ..]) => after,
             _ => after,
         };
-        is_in_class = match first {
-            b'[' => true,
-            b']' => false,
-            _ => is_in_class,
-        };
+        is_in_class = *first == b'[' || (is_in_class && *first != b']');
     }
     if is_in_class { Err("a [ has no ]: write \\[ for a literal [".into()) } else { Ok(text) }
 }
 
 /// Reads seconds as `flock -w` does: `10`, `0.5`.
-pub(crate) fn seconds(text: &str) -> Result<Duration, &'static str> {
+fn seconds(text: &str) -> Result<Duration, &'static str> {
     let seconds: f64 = text.parse().map_err(|_| "give a number of seconds, such as 10 or 0.5")?;
     Duration::try_from_secs_f64(seconds)
         .map_err(|_| "give a number of seconds that is not negative")
@@ -276,9 +271,16 @@ mod tests {
         let mut command = Args::command();
         command.build();
         command.clone().debug_assert();
-        for verb in command.get_subcommands().filter(|verb| verb.get_name() != "help") {
-            for argument in verb.get_arguments() {
-                assert!(argument.get_help().is_some(), "{} {}", verb.get_name(), argument.get_id());
+        for subcommand in
+            command.get_subcommands().filter(|subcommand| subcommand.get_name() != "help")
+        {
+            for argument in subcommand.get_arguments() {
+                assert!(
+                    argument.get_help().is_some(),
+                    "{} {}",
+                    subcommand.get_name(),
+                    argument.get_id()
+                );
             }
         }
     }
@@ -286,7 +288,7 @@ mod tests {
     #[test]
     fn error_says_what_is_wrong_with_a_pattern() {
         for valid in ["*", "orders/*", "[a-c]?", r"\[bad", r"[\]]", "a]", "[[]", "[^a-c]x\\*"] {
-            assert_eq!(pattern(valid.into()), Ok(valid.into()));
+            assert_eq!(check_pattern(valid.into()), Ok(valid.into()));
         }
         let long = "x".repeat(256);
         for (broken, hint) in [
@@ -297,7 +299,7 @@ mod tests {
             ("", "empty"),
             (&long, "255 bytes"),
         ] {
-            let error = pattern(broken.into()).unwrap_err();
+            let error = check_pattern(broken.into()).unwrap_err();
             assert!(error.contains(hint), "{broken}: {error}");
         }
     }

@@ -10,11 +10,11 @@ use anyhow::{Context as _, anyhow};
 use etcetera::BaseStrategy as _;
 use etcetera::base_strategy::Xdg;
 use serde::Deserialize;
+use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserializer, SeqAccess, Visitor};
 
 use crate::duration;
 
-/// The system-wide file.
 const SYSTEM_FILE: &str = "/etc/quorlock.toml";
 /// The file of a user, in `XDG_CONFIG_HOME` or `~/.config`.
 const USER_FILE_NAME: &str = "quorlock.toml";
@@ -23,11 +23,9 @@ const VARIABLE: &str = "QUORLOCK_CONFIG";
 /// The permission bit that lets users other than the owner and the group read a file.
 const READABLE_BY_OTHERS: u32 = 0o004;
 
-/// The contents of a configuration file.
-#[expect(clippy::struct_field_names, reason = "the name in the file")]
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub(crate) struct File {
+pub(crate) struct ConfigFile {
     #[serde(deserialize_with = "node_list")]
     pub(crate) nodes: Vec<String>,
     pub(crate) user: Option<String>,
@@ -56,10 +54,9 @@ pub(crate) struct Defaults {
     pub(crate) owner: Option<String>,
 }
 
-/// A file and its path.
 pub(crate) struct Loaded {
     pub(crate) path: PathBuf,
-    pub(crate) file: File,
+    pub(crate) file: ConfigFile,
 }
 
 impl Defaults {
@@ -73,10 +70,9 @@ impl Defaults {
     }
 }
 
-/// Reads the configuration files. The first one has precedence.
-///
-/// If `named` or else `QUORLOCK_CONFIG` names a file, reads only that file. Otherwise reads the
-/// files of the user and of the system, if they exist.
+/// Reads the configuration files; the first one has precedence. If `named` or else
+/// `QUORLOCK_CONFIG` names a file, reads only that file. Otherwise reads the files of the user and
+/// of the system, if they exist.
 pub(crate) fn load(named: Option<&Path>) -> anyhow::Result<Vec<Loaded>> {
     let variable = || env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
     if let Some(path) = named.map(Path::to_owned).or_else(variable) {
@@ -110,30 +106,27 @@ fn read(path: &Path) -> anyhow::Result<Option<Loaded>> {
 }
 
 /// Parses a file. The error names the line and does not quote it: the line may contain a password.
-fn parse(text: &str) -> Result<File, String> {
+fn parse(text: &str) -> Result<ConfigFile, String> {
     toml::from_str(text).map_err(|error| {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
         let line = before.matches('\n').count() + 1;
         let message = error.message().replace('\n', "; ");
-        let hint = match message.as_str() {
-            message if message.starts_with("unknown field `password`") => {
-                ": write password-file = \"/path\", and the password into that file"
-            }
-            _ => "",
+        let hint = if message.starts_with("unknown field `password`") {
+            ": write password-file = \"/path\", and the password into that file"
+        } else {
+            ""
         };
         format!("line {line}: {message}{hint}")
     })
 }
 
-/// Whether users other than the owner and the group can read the file.
 pub(crate) fn is_readable_by_others(path: &Path) -> bool {
     fs::metadata(path)
         .is_ok_and(|metadata| metadata.mode() & READABLE_BY_OTHERS != 0 && metadata.is_file())
 }
 
-/// Reads a list of nodes, or one string with commas, as in `QUORLOCK_NODES`.
-///
-/// Accepts the string, because serde's own error would quote it, password included.
+/// Reads a list of nodes, or one string with commas, as in `QUORLOCK_NODES`. Accepts the string,
+/// because serde's own error would quote it, password included.
 fn node_list<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
     struct NodeList;
     impl<'de> Visitor<'de> for NodeList {
@@ -147,12 +140,8 @@ fn node_list<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Erro
             Ok(text.split(',').map(str::to_owned).collect())
         }
 
-        fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Self::Value, A::Error> {
-            let mut nodes = Vec::new();
-            while let Some(node) = sequence.next_element()? {
-                nodes.push(node);
-            }
-            Ok(nodes)
+        fn visit_seq<A: SeqAccess<'de>>(self, sequence: A) -> Result<Self::Value, A::Error> {
+            Vec::deserialize(SeqAccessDeserializer::new(sequence))
         }
     }
     value.deserialize_any(NodeList)
@@ -170,10 +159,8 @@ mod tests {
         )
         .unwrap();
         assert_eq!(file.nodes, ["rediss://a", "rediss://b"]);
-        assert_eq!(
-            (file.user.as_deref(), file.defaults.owner.as_deref()),
-            (Some("locker"), Some("web-3"))
-        );
+        assert_eq!(file.user.as_deref(), Some("locker"));
+        assert_eq!(file.defaults.owner.as_deref(), Some("web-3"));
         assert_eq!(file.defaults.ttl, Some(Duration::from_millis(1500)));
         assert_eq!(file.defaults.wait, Some(Duration::ZERO));
         assert_eq!(file.tls.key, Some("c.key".into()));

@@ -4,7 +4,7 @@ use quorlock_core::client::{redact_url, unsupported_scheme};
 use url::Url;
 
 /// The schemes that the client library connects to. [`Endpoint::parse`] also accepts schemes of
-/// Sentinel and Cluster: a later error explains why they are not supported.
+/// Sentinel and Cluster: [`Endpoint::unsupported`] says why they do not work.
 const SCHEMES: [&str; 7] =
     ["redis", "rediss", "valkey", "valkeys", "redis+unix", "valkey+unix", "unix"];
 const TLS_SCHEMES: [&str; 2] = ["rediss", "valkeys"];
@@ -13,13 +13,13 @@ const EXPECTED: &str = "write redis://host:port, rediss://host:port for TLS, or 
 /// One node. It has no `Debug`, since its URL may contain a password.
 pub(crate) struct Endpoint {
     url: Url,
+    /// Whether the user wrote the scheme.
     has_scheme: bool,
 }
 
 impl Endpoint {
-    /// Reads a URL, or `host[:port]`, which is short for `redis://host[:port]`.
-    ///
-    /// The error does not show a password.
+    /// Reads a URL, or `host[:port]`, which is short for `redis://host[:port]`. The error shows no
+    /// password.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         if text.contains(char::is_whitespace) {
             return Err(
@@ -46,7 +46,7 @@ impl Endpoint {
         Ok(Self { url, has_scheme })
     }
 
-    /// The URL. It may contain a password: never print it.
+    /// The URL may contain a password: never print it.
     pub(crate) fn secret_url(&self) -> &str {
         self.url.as_str()
     }
@@ -74,7 +74,6 @@ impl Endpoint {
         unsupported_scheme(self.url.scheme())
     }
 
-    /// Whether the URL contains a password.
     pub(crate) fn has_password(&self) -> bool {
         self.url.password().is_some() || self.url.query_pairs().any(|(name, _)| name == "pass")
     }
@@ -152,11 +151,8 @@ mod tests {
             let Ok(mut endpoint) = Endpoint::parse(text) else { panic!("{text}") };
             endpoint.add_credentials(Some("u"), "p/@");
             assert_eq!(endpoint.secret_url(), with);
-            assert!(
-                !endpoint.name().contains('@') && !endpoint.name().contains("pass"),
-                "{}",
-                endpoint.name()
-            );
+            let name = endpoint.name();
+            assert!(!name.contains('@') && !name.contains("pass"), "{name}");
         }
     }
 }

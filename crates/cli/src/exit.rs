@@ -7,32 +7,27 @@ use std::process::{ExitCode, ExitStatus};
 
 use rustix::process::Signal;
 
-/// Success.
 pub(crate) const SUCCESS: u8 = 0;
 /// The lock was lost, or had already ended.
 pub(crate) const LOST: u8 = 120;
 /// Another client holds the lock.
 pub(crate) const CONFLICT: u8 = 121;
-/// No majority of the masters voted, answered or agreed.
+/// No majority of the nodes voted, answered or agreed in time.
 pub(crate) const NO_MAJORITY: u8 = 122;
-/// The lock is free.
 pub(crate) const FREE: u8 = 123;
 /// `quorlock` itself failed.
 pub(crate) const FAILED: u8 = 125;
-/// The command was found but could not be run.
 pub(crate) const CANNOT_RUN: u8 = 126;
-/// The command was not found.
 pub(crate) const NOT_FOUND: u8 = 127;
 
-/// Shown by `quorlock run --help`.
 pub(crate) const RUN_HELP: &str = "Exit codes:
   the command's own, or 128 + the signal that killed it;
   128 + the signal that ended the wait for the lock
   120  the lock was lost; the command was stopped, or not started
   121  another client holds the lock; the command was not started (-E replaces
        this code)
-  122  no majority of the masters voted: they are down, abstain, or do not
-       accept this client; the command was not started
+  122  no majority of the masters voted in time: they are down or slow,
+       abstain, or do not accept this client; the command was not started
   125  quorlock itself failed, its arguments are not understood, or too many
        masters fail permanently: a wrong password, an unknown certificate,
        no module, a replica

@@ -1,7 +1,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use quorlock_client::{AttachError, DetachedLock, Nodes, Quorum};
+use quorlock_client::{AttachError, DetachedLock, NodeAnswers, Quorum};
 use quorlock_core::quorum::Majority;
 
 use crate::args::check_ttl;
@@ -46,8 +46,8 @@ const EXIT_CODES: &str = "Exit codes:
 
 pub(crate) async fn extend(args: Extend) -> anyhow::Result<ExitCode> {
     let handle = args.handle.read()?;
-    // Listens after the wait for the handle: a signal ends that wait. From here on, a signal must
-    // not end this program while it holds a lock.
+    // Listens only now, so that a signal can end the wait for the handle. From here on, a signal
+    // must not end this program while it holds a lock.
     let mut signals = Signals::listen()?;
     let quorum = match signals.interrupting(args.nodes.connect()).await {
         Ok(connected) => connected?,
@@ -70,7 +70,7 @@ async fn extend_and_print(
             return Ok(ExitCode::SUCCESS);
         }
         Err(AttachError::NoQuorum { nodes }) if nodes.is_permanent() => {
-            return Err(advice::on_attach(nodes));
+            return Err(advice::attach_error(nodes));
         }
         Err(error) => {
             say(format_args!("not extended: {error}"));
@@ -88,7 +88,7 @@ async fn extend_and_print(
 }
 
 /// Whether so many nodes reported a revocation that the others are no majority.
-fn is_revoked(nodes: &Nodes) -> bool {
+fn is_revoked(nodes: &NodeAnswers) -> bool {
     let revoked = revoked_nodes(nodes).count();
     Majority::of(nodes.0.len()).is_some_and(|majority| revoked > majority.spare())
 }

@@ -1,6 +1,6 @@
 //! The handle that `quorlock acquire` prints: a detached lock as text.
 
-use std::io::{Read as _, Write as _, stdin, stdout};
+use std::io::{self, Read as _, Write as _, stdin, stdout};
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context as _, anyhow};
@@ -12,7 +12,6 @@ use tokio::time::{Instant, sleep};
 const INPUT_BYTES_MAX: u64 = 1024 * 1024;
 /// How long to wait for slow nodes, so that all reachable nodes hold the lock.
 const STRAGGLERS_LIMIT: Duration = Duration::from_millis(50);
-/// How often to check which nodes have answered.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The handle of the lock to extend or release.
@@ -49,17 +48,14 @@ struct Given {
 impl HandleArg {
     /// Reads the handle. The error does not show it.
     pub(crate) fn read(&self) -> anyhow::Result<DetachedLock> {
-        let mut input = String::new();
-        if self.text == "-" {
-            stdin()
-                .take(INPUT_BYTES_MAX)
-                .read_to_string(&mut input)
-                .context("cannot read the handle from standard input")?;
-        }
-        let text = if self.text == "-" { &input } else { &self.text };
+        let text = match &*self.text {
+            "-" => io::read_to_string(stdin().take(INPUT_BYTES_MAX))
+                .context("cannot read the handle from standard input")?,
+            given => given.to_owned(),
+        };
         let hint = "give what `quorlock acquire` or `quorlock extend` printed last";
         if text.trim_start().starts_with('{') {
-            let given: Given = serde_json::from_str(text)
+            let given: Given = serde_json::from_str(&text)
                 .map_err(|_| anyhow!("this JSON has no text field \"handle\": {hint}"))?;
             return given.handle.parse().context(hint);
         }
@@ -68,9 +64,8 @@ impl HandleArg {
 }
 
 impl HandleOutput {
-    /// Detaches the lock from this process and prints its handle.
-    ///
-    /// Releases the lock if the handle cannot be printed: no other process could release it.
+    /// Detaches the lock from this process and prints its handle. Releases the lock if printing
+    /// fails: no other process could release it.
     pub(crate) async fn detach_and_print(&self, quorum: &Quorum, lock: Lock) -> anyhow::Result<()> {
         wait_for_stragglers(quorum, &lock).await;
         let detached = lock.detach();
@@ -103,9 +98,8 @@ impl HandleOutput {
     }
 }
 
-/// Waits until every reachable node holds the lock, for [`STRAGGLERS_LIMIT`] at most.
-///
-/// Otherwise the process could end before its requests are sent to the slower nodes.
+/// Waits until every reachable node holds the lock, for [`STRAGGLERS_LIMIT`] at most. Otherwise the
+/// process could end before its requests are sent to the slower nodes.
 async fn wait_for_stragglers(quorum: &Quorum, lock: &Lock) {
     let until = Instant::now() + STRAGGLERS_LIMIT;
     while Instant::now() < until {

@@ -7,7 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use quorlock_client::{
-    HeldLock, InspectError, Inspection, LeaseInfo, LockMode, LockState, NodeInspection, WaiterInfo,
+    Fence, HeldLock, InspectError, Inspection, LeaseInfo, LockMode, LockState, NodeInspection,
+    WaiterInfo,
 };
 use quorlock_core::quorum::Majority;
 use serde::Serialize;
@@ -51,13 +52,8 @@ pub(crate) async fn inspect(args: Inspect) -> anyhow::Result<ExitCode> {
     if let Some(permits) = args.permits {
         return semaphore::inspect(&quorum, &key, permits, args.json).await;
     }
-    let inspection = match quorum.inspect(&key).await {
-        Ok(inspection) => inspection,
-        Err(error @ InspectError::NoAnswer { .. }) => {
-            say(error);
-            return Ok(ExitCode::from(exit::NO_MAJORITY));
-        }
-        Err(error) => return Err(error.into()),
+    let Some(inspection) = answers(quorum.inspect(&key).await, "")? else {
+        return Ok(ExitCode::from(exit::NO_MAJORITY));
     };
     let summary = Summary::of(&inspection);
     if args.json {
@@ -68,10 +64,26 @@ pub(crate) async fn inspect(args: Inspect) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(summary.verdict.code()))
 }
 
+/// Returns what the nodes answered. If no node did, prints the error after `context`, and returns
+/// `None`.
+pub(crate) fn answers<T>(
+    inspected: Result<T, InspectError>,
+    context: &str,
+) -> anyhow::Result<Option<T>> {
+    match inspected {
+        Ok(answers) => Ok(Some(answers)),
+        Err(error @ InspectError::NoAnswer { .. }) => {
+            say(format_args!("{context}{error}"));
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// What the answers of the nodes say about a lock.
 pub(crate) struct Summary<'a> {
     pub(crate) verdict: Verdict,
-    /// The lock; `None` if no majority of the nodes has the same one.
+    /// `None` if no majority of the nodes has the same lock.
     pub(crate) held: Option<&'a HeldLock>,
     /// The time since the first node granted the lock; `None` if no lock is held, or no node says.
     pub(crate) held_for: Option<Duration>,
@@ -81,7 +93,6 @@ pub(crate) struct Summary<'a> {
     keys: u64,
     /// The number of nodes on which the lock is revoked.
     revoked: usize,
-    /// The number of all nodes.
     nodes: usize,
 }
 
@@ -101,7 +112,7 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
-    fn code(self) -> u8 {
+    pub(crate) fn code(self) -> u8 {
         match self {
             Self::Held | Self::Revoked | Self::Foreign => exit::SUCCESS,
             Self::Free => exit::FREE,
@@ -120,19 +131,27 @@ impl Verdict {
     }
 }
 
+/// Returns the leases of all nodes that have one.
+pub(crate) fn leases(inspection: &Inspection) -> impl Iterator<Item = &LeaseInfo> {
+    inspection.nodes.iter().filter_map(lease_of)
+}
+
+/// Returns the lease of a node; `None` if it has none, or did not answer.
+pub(crate) fn lease_of(node: &NodeInspection) -> Option<&LeaseInfo> {
+    node.lease.as_ref().ok()?.as_ref()
+}
+
 impl<'a> Summary<'a> {
     pub(crate) fn of(inspection: &'a Inspection) -> Self {
         let nodes = inspection.nodes.len();
         let majority = Majority::of(nodes).map_or(1, Majority::size);
-        let leases =
-            || inspection.nodes.iter().filter_map(|node| node.lease.as_ref().ok()?.as_ref());
+        let leases = || leases(inspection);
         let held = match &inspection.state {
             LockState::Held(held) => Some(held),
             LockState::Free | LockState::Unclear => None,
         };
-        let lease_on = |node: usize| inspection.nodes.get(node)?.lease.as_ref().ok()?.as_ref();
-        let lock_leases =
-            || held.into_iter().flat_map(|held| &held.nodes).filter_map(|&node| lease_on(node));
+        let lease_on = |&node: &usize| lease_of(inspection.nodes.get(node)?);
+        let lock_leases = || held.into_iter().flat_map(|held| &held.nodes).filter_map(lease_on);
         let revoked = lock_leases().filter(|lease| lease.revoked).count();
         let foreign = leases().filter(|lease| lease.mode == LockMode::Foreign).count();
         let answered = inspection.nodes.iter().filter(|node| node.lease.is_ok()).count();
@@ -186,16 +205,14 @@ impl<'a> Summary<'a> {
                 self.revoked, self.nodes
             ),
             Verdict::Held if self.is_shared() => {
-                "Other clients can share it, until a client waits for it alone. That client \
+                "Other clients can share it, until a client waits for it exclusively. That client \
                  acquires it when every holder has released it or stopped extending it."
                     .to_owned()
             }
             Verdict::Held => format!("{next} when the holder releases it or no longer extends it."),
-            Verdict::Revoked if self.is_shared() => {
-                format!("The holders cannot extend it any more. {next} at the deadline, or earlier if the lock is released.")
-            }
             Verdict::Revoked => {
-                format!("The holder cannot extend it any more. {next} at the deadline, or earlier if the lock is released.")
+                let holders = if self.is_shared() { "holders" } else { "holder" };
+                format!("The {holders} cannot extend it any more. {next} at the deadline, or earlier if the lock is released.")
             }
             Verdict::Foreign => {
                 "No fence and no owner is known. Clients of this lock wait until the key expires or is deleted."
@@ -229,10 +246,8 @@ fn text(key: &[u8], inspection: &Inspection, summary: &Summary<'_>) -> String {
             if summary.verdict == Verdict::Revoked { "" } else { ", unless it is extended" };
         facts.push(fact("until", format!("{} from now at most{unless}", time(held.at_most))));
         if summary.keys > 1 {
-            facts.push(fact(
-                "keys",
-                format!("this one and {}", with_plural(summary.keys - 1, "other")),
-            ));
+            let others = with_plural(summary.keys - 1, "other");
+            facts.push(fact("keys", format!("this one and {others}")));
         }
     }
     if summary.waiters > 0 {
@@ -253,7 +268,6 @@ fn held_by(held: &HeldLock) -> String {
     }
 }
 
-/// Lists the labels of the clients that share the lock.
 fn holders(held: &HeldLock) -> String {
     let labels = held.owners.iter().map(|owner| output::owner(owner.as_deref()));
     number_and_names(held.holders, labels)
@@ -272,7 +286,6 @@ fn number_and_names(all: u64, names: impl Iterator<Item = String>) -> String {
     format!("{all}: {}{more}", names.join(", "))
 }
 
-/// Formats a waiter: its label and its address.
 pub(crate) fn waiter_text(waiter: &WaiterInfo) -> String {
     let owner = output::owner(waiter.owner.as_deref());
     match &waiter.address {
@@ -323,7 +336,7 @@ pub(crate) fn owners_text(lease: &LeaseInfo) -> Option<String> {
     }
 }
 
-/// What `--json` prints. Times are in milliseconds.
+/// What `--json` prints.
 #[derive(Serialize)]
 struct InspectionJson<'a> {
     #[serde(flatten)]
@@ -331,19 +344,12 @@ struct InspectionJson<'a> {
     nodes: Vec<NodeJson<'a>>,
 }
 
-/// A key, and the state of its lock, as the answers of all nodes show it.
+/// A key and its lock, as the answers of all nodes show them.
 #[derive(Serialize)]
 pub(crate) struct KeyJson<'a> {
     key: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     key_hex: Option<String>,
-    #[serde(flatten)]
-    lock: LockJson<'a>,
-}
-
-/// The state of a lock, as the answers of all nodes show it.
-#[derive(Serialize)]
-struct LockJson<'a> {
     state: &'static str,
     revoked: bool,
     /// `exclusive` or `shared`.
@@ -354,6 +360,7 @@ struct LockJson<'a> {
     fence: Option<u64>,
     held_ms: Option<u64>,
     since_unix_ms: Option<u64>,
+    /// See [`HeldLock::at_most`].
     at_most_ms: Option<u64>,
     keys: u64,
     waiters: u64,
@@ -369,7 +376,7 @@ pub(crate) struct WaiterJson<'a> {
     address: Option<&'a str>,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct NodeJson<'a> {
     node: &'a str,
     state: &'static str,
@@ -385,7 +392,6 @@ struct NodeJson<'a> {
     revoked: bool,
 }
 
-/// Returns the name of the mode; `None` for a foreign string.
 fn mode(mode: LockMode) -> Option<&'static str> {
     match mode {
         LockMode::Exclusive => Some("exclusive"),
@@ -420,18 +426,10 @@ impl<'a> WaiterJson<'a> {
 
 impl<'a> KeyJson<'a> {
     pub(crate) fn new(key: &[u8], summary: &Summary<'a>) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
             key: String::from_utf8_lossy(key).into_owned(),
             key_hex: output::key_hex(key),
-            lock: LockJson::new(summary),
-        }
-    }
-}
-
-impl<'a> LockJson<'a> {
-    fn new(summary: &Summary<'a>) -> Self {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self {
             state: summary.verdict.name(),
             revoked: summary.verdict == Verdict::Revoked,
             mode: summary.held.and_then(|held| mode(held.mode)),
@@ -452,25 +450,26 @@ impl<'a> LockJson<'a> {
 
 impl<'a> NodeJson<'a> {
     fn new(inspected: &'a NodeInspection) -> Self {
-        let lease = inspected.lease.as_ref().ok().and_then(Option::as_ref);
+        let of_node = Self { node: &inspected.node, ..Self::default() };
+        let lease = match &inspected.lease {
+            Err(error) => {
+                return Self { state: "failed", error: Some(error.to_string()), ..of_node };
+            }
+            Ok(None) => return Self { state: "free", ..of_node },
+            Ok(Some(lease)) => lease,
+        };
         Self {
-            node: &inspected.node,
-            state: match &inspected.lease {
-                Err(_) => "failed",
-                Ok(None) => "free",
-                Ok(Some(lease)) if lease.mode == LockMode::Foreign => "foreign",
-                Ok(Some(_)) => "held",
-            },
-            error: inspected.lease.as_ref().err().map(ToString::to_string),
-            mode: lease.and_then(|lease| mode(lease.mode)),
-            owner: lease.and_then(|lease| lease.owner.as_deref()),
-            holders: lease.map_or(0, |lease| lease.holders),
-            owners: lease.map_or_else(Vec::new, |lease| texts(&lease.owners)),
-            fence: lease.and_then(|lease| lease.fence).map(quorlock_client::Fence::get),
-            held_ms: lease.and_then(|lease| lease.held_for).map(ms),
-            ttl_ms: lease.and_then(|lease| lease.ttl).map(ms),
-            waiters: lease.map_or(0, |lease| lease.waiters),
-            revoked: lease.is_some_and(|lease| lease.revoked),
+            state: if lease.mode == LockMode::Foreign { "foreign" } else { "held" },
+            mode: mode(lease.mode),
+            owner: lease.owner.as_deref(),
+            holders: lease.holders,
+            owners: texts(&lease.owners),
+            fence: lease.fence.map(Fence::get),
+            held_ms: lease.held_for.map(ms),
+            ttl_ms: lease.ttl.map(ms),
+            waiters: lease.waiters,
+            revoked: lease.revoked,
+            ..of_node
         }
     }
 }

@@ -15,8 +15,7 @@ use crate::nodes::{self, NodeArgs};
 use crate::output::{self, escape_short, or_dash, table, time, with_plural};
 use crate::{args, exit, say};
 
-/// The default of `--limit`.
-const LIMIT: u32 = 1000;
+const LIMIT_DEFAULT: u32 = 1000;
 
 /// Lists the locks of all nodes, in the order of their keys.
 ///
@@ -27,7 +26,7 @@ const LIMIT: u32 = 1000;
 pub(crate) struct List {
     /// The keys to list, as a SCAN pattern with *, ?, [a-c], [^a-c] and \. Without it, all keys
     #[arg(default_value = "*", hide_default_value = true)]
-    #[arg(value_parser = OsStringValueParser::new().try_map(args::pattern))]
+    #[arg(value_parser = OsStringValueParser::new().try_map(args::check_pattern))]
     pattern: OsString,
 
     /// Print JSON: one object, with times in milliseconds
@@ -35,7 +34,7 @@ pub(crate) struct List {
     json: bool,
 
     /// List at most N locks, the first ones in the order of their keys; N is at most 100000
-    #[arg(long, default_value_t = LIMIT, value_name = "N")]
+    #[arg(long, default_value_t = LIMIT_DEFAULT, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=LISTED_MAX as i64))]
     limit: u32,
 
@@ -45,7 +44,7 @@ pub(crate) struct List {
 
 const EXIT_CODES: &str = "Exit codes:
   0    the locks are listed, if there are any
-  122  fewer than a majority of the nodes listed all their locks
+  122  the lists of too many nodes may lack locks: no majority is left
   125  quorlock itself failed, or its arguments are not understood";
 
 pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
@@ -59,29 +58,22 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
         }
         Err(error) => return Err(error.into()),
     };
-    let (complete, failed): (Vec<_>, Vec<_>) =
-        list.nodes.iter().partition(|(_, error)| error.is_none());
+    let failed = list.nodes.iter().filter_map(|(node, error)| Some((node, error.as_ref()?)));
+    let failed: Vec<_> =
+        failed.map(|(node, error)| Failed { node, error: error.to_string() }).collect();
     let has_majority =
-        Majority::of(list.nodes.len()).is_some_and(|majority| complete.len() >= majority.size());
+        Majority::of(list.nodes.len()).is_some_and(|majority| failed.len() <= majority.spare());
     let summaries = list.locks.iter().map(|listed| (listed, Summary::of(&listed.lock)));
     if args.json {
         let locks = summaries.map(|(lock, summary)| KeyJson::new(&lock.key, &summary)).collect();
-        let failed = failed.iter().filter_map(|(node, error)| Some((node, error.as_ref()?)));
-        let failed =
-            failed.map(|(node, error)| Failed { node, error: error.to_string() }).collect();
         let printed = Printed { locks, truncated: list.is_truncated, failed };
         output::print(&(output::json(&printed)? + "\n"));
     } else {
         let heading = ["KEY", "STATE", "FENCE", "ENDS IN", "WAITING"].map(str::to_owned).to_vec();
         let rows: Vec<_> = std::iter::once(heading).chain(summaries.map(row)).collect();
         output::print(&table(&rows));
-        for (node, error) in failed {
-            if let Some(error) = error {
-                say(format_args!(
-                    "{node} did not list all its locks: {}",
-                    escape_short(error.to_string())
-                ));
-            }
+        for Failed { node, error } in failed {
+            say(format_args!("the list of {node} may lack locks: {}", escape_short(error)));
         }
     }
     if list.is_truncated {
@@ -102,10 +94,9 @@ fn row((lock, summary): (&ListedLock, Summary<'_>)) -> Vec<String> {
     ]
 }
 
-/// Describes the state of a listed key. A key that is free on a majority of the nodes is listed
-/// because a minority has a lease on it.
 fn state(summary: &Summary<'_>) -> String {
     match summary.verdict {
+        // The key is listed because a minority has a lease on it.
         Verdict::Free => "on a minority of the nodes only".to_owned(),
         _ => summary.headline(),
     }
@@ -115,7 +106,6 @@ fn state(summary: &Summary<'_>) -> String {
 #[derive(Serialize)]
 struct Printed<'a> {
     locks: Vec<KeyJson<'a>>,
-    /// Whether there are more locks than `--limit` allows.
     truncated: bool,
     failed: Vec<Failed<'a>>,
 }

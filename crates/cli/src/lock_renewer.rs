@@ -4,7 +4,9 @@ use std::future::pending;
 use std::thread;
 use std::time::Duration;
 
-use quorlock_client::{ExtendError, Lock, NodeError, Nodes, Ownership, ReleaseError, Released};
+use quorlock_client::{
+    ExtendError, Lock, NodeAnswers, NodeError, Ownership, ReleaseError, Released,
+};
 use quorlock_core::quorum::Moment;
 use quorlock_core::{Confirmation, LockCheck};
 use tokio::time::{Interval, MissedTickBehavior, interval};
@@ -12,10 +14,8 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 use crate::output::time;
 use crate::{clock, say};
 
-/// The number of checks of the lock in one ttl.
 const CHECKS_PER_TTL: u32 = 20;
 
-/// A lock that is renewed, and the result of its last check.
 pub(crate) struct LockRenewer {
     lock: Lock,
     check_interval: Interval,
@@ -25,9 +25,7 @@ pub(crate) struct LockRenewer {
     is_revoked: bool,
 }
 
-/// The result of a check.
 pub(crate) enum CheckResult {
-    /// The lock is valid until this moment.
     ValidUntil(Moment),
     /// The nodes say that the lock has ended.
     Lost,
@@ -54,8 +52,7 @@ impl LockRenewer {
         now.plus(self.lock.remaining())
     }
 
-    /// Waits for the next check and returns its result. Never returns again after
-    /// [`CheckResult::Lost`].
+    /// Waits for the next check. Never returns again after [`CheckResult::Lost`].
     ///
     /// # Cancel safety
     /// Dropping the future loses no result.
@@ -96,7 +93,6 @@ impl LockRenewer {
         CheckResult::ValidUntil(self.deadline())
     }
 
-    /// Why the lock was lost.
     pub(crate) fn reason(&self) -> String {
         match &self.error {
             // Later errors of the nodes are only consequences of the revocation.
@@ -121,8 +117,7 @@ fn revoked_on(error: &ExtendError) -> String {
     format!(" on {}", names.join(", "))
 }
 
-/// Returns the nodes that reported a revocation.
-pub(crate) fn revoked_nodes(nodes: &Nodes) -> impl Iterator<Item = &str> {
+pub(crate) fn revoked_nodes(nodes: &NodeAnswers) -> impl Iterator<Item = &str> {
     let revoked = nodes.failed().filter(|(_, error)| matches!(error, NodeError::Revoked { .. }));
     revoked.map(|(node, _)| node)
 }

@@ -3,10 +3,10 @@
 //! - [`args`]: the command line.
 //! - [`nodes`]: the list of nodes and the connection to them; [`endpoint`]: one node of the list.
 //! - [`config`]: configuration files.
-//! - [`acquire`], [`extend`], [`release`]: the verbs for scripts. They pass a lock on as a
+//! - [`acquire`], [`extend`], [`release`]: the subcommands for scripts. They pass a lock on as a
 //!   [`handle`].
-//! - [`inspect`], [`list`], [`revoke`]: the verbs for operators; [`semaphore`] shows all slots of a
-//!   semaphore.
+//! - [`inspect`], [`list`], [`revoke`]: the subcommands for operators. [`semaphore`] shows all
+//!   slots of a semaphore.
 //! - [`output`]: what a terminal shows: escaped text, times, tables, JSON.
 //! - [`bench`]: `quorlock bench`.
 //! - [`advice`]: errors that name the option to change.
@@ -62,16 +62,16 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use crate::args::{Args, Verb};
+use crate::args::{Args, SubcommandArgs};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let mut words = env::args_os().skip(1);
     match words.next() {
-        Some(verb) if verb == watchdog::VERB => {
+        Some(subcommand) if subcommand == watchdog::SUBCOMMAND => {
             return finish(watchdog::main(words.collect()).await);
         }
-        Some(verb) if verb == manual::VERB => {
+        Some(subcommand) if subcommand == manual::SUBCOMMAND => {
             return finish(manual::main(&words.collect::<Vec<_>>()));
         }
         _ => {}
@@ -85,28 +85,25 @@ async fn main() -> ExitCode {
             {
                 say("to give several nodes to --nodes, separate them by commas, not by spaces");
             }
-            // Not clap's exit code 2, which the command may use itself.
-            return if error.use_stderr() {
-                ExitCode::from(exit::FAILED)
-            } else {
-                ExitCode::SUCCESS
-            };
+            // `exit::FAILED` replaces clap's exit code 2, which could also be the command's own.
+            let code = if error.use_stderr() { exit::FAILED } else { exit::SUCCESS };
+            return ExitCode::from(code);
         }
     };
-    finish(match args.verb {
-        Verb::Run(args) => run::run(args).await,
-        Verb::Acquire(args) => acquire::acquire(args).await,
-        Verb::Extend(args) => extend::extend(args).await,
-        Verb::Release(args) => release::release(args).await,
-        Verb::Inspect(args) => inspect::inspect(args).await,
-        Verb::List(args) => list::list(args).await,
-        Verb::Revoke(args) => revoke::revoke(args).await,
-        Verb::Bench(args) => bench::bench(args).await,
-        Verb::Status(args) => status::status(args).await,
-        Verb::Doctor(args) => doctor::doctor(args).await,
-        Verb::Exporter(args) => exporter::exporter(args).await,
-        Verb::Top(args) => top::top(args).await,
-        Verb::Up(args) => up::up(args).await,
+    finish(match args.subcommand {
+        SubcommandArgs::Run(args) => run::run(args).await,
+        SubcommandArgs::Acquire(args) => acquire::acquire(args).await,
+        SubcommandArgs::Extend(args) => extend::extend(args).await,
+        SubcommandArgs::Release(args) => release::release(args).await,
+        SubcommandArgs::Inspect(args) => inspect::inspect(args).await,
+        SubcommandArgs::List(args) => list::list(args).await,
+        SubcommandArgs::Revoke(args) => revoke::revoke(args).await,
+        SubcommandArgs::Bench(args) => bench::bench(args).await,
+        SubcommandArgs::Status(args) => status::status(args).await,
+        SubcommandArgs::Doctor(args) => doctor::doctor(args).await,
+        SubcommandArgs::Exporter(args) => exporter::exporter(args).await,
+        SubcommandArgs::Top(args) => top::top(args).await,
+        SubcommandArgs::Up(args) => up::up(args).await,
     })
 }
 
@@ -117,10 +114,9 @@ fn finish(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     })
 }
 
-/// Prints a message on standard error, and escapes control characters in it.
-///
-/// Standard output is only for results and for the command of `quorlock run`. Ignores write errors:
-/// standard error may be closed.
+/// Prints a message on standard error, with control characters escaped. Standard output is only for
+/// results and for the command of `quorlock run`.
 fn say(message: impl Display) {
+    // Standard error may be closed.
     let _ = writeln!(stderr(), "quorlock: {}", output::escape_lines(&message.to_string()));
 }

@@ -17,12 +17,12 @@ use crate::args::Args;
 /// The shells whose completions have a folder in Linux packages.
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Fish, Shell::Zsh];
 
-/// The hidden verb that writes the pages and completions. They do not mention it.
-pub(crate) const VERB: &str = "__manual";
+/// The hidden subcommand that writes the pages and completions. They do not mention it.
+pub(crate) const SUBCOMMAND: &str = "__manual";
 
 /// Writes the pages to DIR/man and the completions to DIR/completions.
 pub(crate) fn main(words: &[OsString]) -> anyhow::Result<ExitCode> {
-    let [folder] = words else { bail!("name the folder to write to: quorlock {VERB} DIR") };
+    let [folder] = words else { bail!("name the folder to write to: quorlock {SUBCOMMAND} DIR") };
     let folder = Path::new(folder);
     write(folder).with_context(|| format!("cannot write to {}", folder.display()))?;
     Ok(ExitCode::SUCCESS)
@@ -41,12 +41,11 @@ fn write(folder: &Path) -> io::Result<()> {
     program = program.disable_help_subcommand(true);
     program.build();
     page(&program, &pages)?;
-    verbs(&program).try_for_each(|verb| page(verb, &pages))
+    subcommands(&program).try_for_each(|subcommand| page(subcommand, &pages))
 }
 
-/// Returns the verbs that have a page.
-fn verbs(program: &Command) -> impl Iterator<Item = &Command> {
-    program.get_subcommands().filter(|verb| !verb.is_hide_set())
+fn subcommands(program: &Command) -> impl Iterator<Item = &Command> {
+    program.get_subcommands().filter(|subcommand| !subcommand.is_hide_set())
 }
 
 fn page(command: &Command, folder: &Path) -> io::Result<()> {
@@ -60,7 +59,7 @@ fn page(command: &Command, folder: &Path) -> io::Result<()> {
     man.render_synopsis_section(&mut file)?;
     man.render_description_section(&mut file)?;
     man.render_options_section(&mut file)?;
-    if verbs(command).next().is_some() {
+    if subcommands(command).next().is_some() {
         man.render_subcommands_section(&mut file)?;
     }
     if let Some(rest) = command.get_after_long_help().or_else(|| command.get_after_help()) {
@@ -69,10 +68,8 @@ fn page(command: &Command, folder: &Path) -> io::Result<()> {
     file.flush()
 }
 
-/// Writes the text that `--help` shows after the options.
-///
-/// A paragraph that begins with a line such as `Examples:` becomes a section. Its lines are kept as
-/// they are, since they are tables and commands.
+/// Writes the text that `--help` shows after the options. A paragraph that begins with a line such
+/// as `Examples:` becomes a section. Lines are kept as they are: they are tables and commands.
 fn notes(text: &str, to: &mut dyn Write) -> io::Result<()> {
     let mut roff = Roff::new();
     for paragraph in text.split("\n\n") {

@@ -1,4 +1,4 @@
-//! The nodes of a verb: where the user names them, and the connection to them.
+//! The nodes of a subcommand: where the user names them, and the connection to them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,12 +10,11 @@ use quorlock_core::client::limits::CONNECT_SETTLE;
 use redis::{Client, ClientTlsConfig, IntoConnectionInfo as _, TlsCertificates};
 use rustls::crypto::CryptoProvider;
 
-use crate::config::{self, Defaults, File, Loaded, Tls};
+use crate::config::{self, ConfigFile, Defaults, Loaded, Tls};
 use crate::endpoint::Endpoint;
 use crate::say;
 
-/// The variables that may contain a password. `quorlock run` removes them from the environment of
-/// its command.
+/// The variables that may contain a password. `quorlock run` hides them from its command.
 pub(crate) const SECRET_VARIABLES: [&str; 2] = [NODES_VARIABLE, PASSWORD_VARIABLE];
 
 const NODES_VARIABLE: &str = "QUORLOCK_NODES";
@@ -26,13 +25,12 @@ const HEADING: &str = "Nodes";
 
 /// How long connecting waits for a majority.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
-/// Like [`CONNECT_LIMIT`], for a call that then waits for a lock: missing nodes may still connect
-/// while the call waits.
+/// The same for a call that then waits for a lock: missing nodes may still connect meanwhile.
 const CONNECT_LIMIT_BEFORE_WAIT: Duration = Duration::from_secs(1);
 /// The round trips of one attempt to connect: one of TCP, two of TLS, and one for the first reply.
 const CONNECT_ROUND_TRIPS: u32 = 4;
 
-/// Options of every verb that connects to the nodes.
+/// Options of every subcommand that connects to the nodes.
 #[expect(clippy::doc_markdown, reason = "the help shows it as it is")]
 #[derive(clap::Args)]
 pub(crate) struct NodeArgs {
@@ -66,7 +64,7 @@ pub(crate) struct NodeArgs {
     tls_key: Option<PathBuf>,
 }
 
-/// Shown by `--help` of every verb that has [`NodeArgs`].
+/// Shown by `--help` of every subcommand that has [`NodeArgs`].
 pub(crate) const SEE_ALSO: &str = "\
 Nodes, passwords, certificates and defaults also come from the environment and
 from files: see `quorlock --help`";
@@ -99,7 +97,7 @@ File:
   defaults = { ttl = \"10s\", wait = \"1m\", owner = \"web-3\" }";
 
 /// The nodes, and how to reach them.
-pub(crate) struct Nodes {
+pub(crate) struct NodeSettings {
     /// At least one, in the user's order.
     pub(crate) endpoints: Vec<Endpoint>,
     certificates: Certificates,
@@ -111,33 +109,31 @@ struct NamedNodes<'a> {
     /// The option, the variable or the file that names them.
     source: String,
     texts: Vec<String>,
-    /// The configuration file that names them; `None` if an option or a variable does.
+    /// `None` if an option or a variable names them.
     file: Option<&'a Loaded>,
 }
 
 /// The certificates for nodes with TLS, in PEM.
 #[derive(Default)]
 struct Certificates {
-    /// The root certificates; `None` for those of `SSL_CERT_FILE` or of the system.
+    /// `None` for those of `SSL_CERT_FILE` or of the system.
     roots: Option<Vec<u8>>,
     /// `None` if this client shows no certificate.
     identity: Option<Identity>,
 }
 
-/// The certificate of this client and its key.
 struct Identity {
     chain: Vec<u8>,
     key: Vec<u8>,
 }
 
 impl NodeArgs {
-    /// Connects to the nodes.
     pub(crate) async fn connect(&self) -> anyhow::Result<Quorum> {
         self.load()?.connect().await
     }
 
     /// Finds the nodes and the defaults in options, environment and files.
-    pub(crate) fn load(&self) -> anyhow::Result<Nodes> {
+    pub(crate) fn load(&self) -> anyhow::Result<NodeSettings> {
         let files = config::load(self.config.as_deref())?;
         let NamedNodes { source, texts, file } = self.named_nodes(&files)?;
         let parse =
@@ -152,7 +148,7 @@ impl NodeArgs {
             self.read_certificates(&source, &endpoints, file.map(|file| &file.tls))?;
         let defaults = files.into_iter().map(|loaded| loaded.file.defaults);
         let defaults = defaults.reduce(Defaults::or).unwrap_or_default();
-        Ok(Nodes { endpoints, certificates, defaults })
+        Ok(NodeSettings { endpoints, certificates, defaults })
     }
 
     fn named_nodes<'a>(&self, files: &'a [Loaded]) -> anyhow::Result<NamedNodes<'a>> {
@@ -188,7 +184,7 @@ impl NodeArgs {
     fn add_credentials(
         &self,
         endpoints: &mut [Endpoint],
-        config: Option<&File>,
+        config: Option<&ConfigFile>,
     ) -> anyhow::Result<()> {
         let user = match &self.user {
             Some(user) => Some(user.clone()),
@@ -215,7 +211,6 @@ impl NodeArgs {
         Ok(())
     }
 
-    /// Reads the certificates for the nodes that `source` names.
     fn read_certificates(
         &self,
         source: &str,
@@ -225,9 +220,7 @@ impl NodeArgs {
         let cacert = self.cacert.as_deref().or_else(|| config?.cacert.as_deref());
         let (cert, key) = match (&self.cert, &self.tls_key) {
             (Some(cert), Some(key)) => (Some(cert), Some(key)),
-            _ => {
-                (config.and_then(|tls| tls.cert.as_ref()), config.and_then(|tls| tls.key.as_ref()))
-            }
+            _ => config.map_or((None, None), |tls| (tls.cert.as_ref(), tls.key.as_ref())),
         };
         let identity = match (cert, key) {
             (Some(cert), Some(key)) => {
@@ -250,7 +243,7 @@ impl NodeArgs {
             }
             ensure!(
                 endpoints.iter().any(Endpoint::has_tls),
-                "{source}: certificates are for nodes with TLS, and no node has it: write \
+                "{source}: certificates are for nodes with TLS, and no node uses TLS: write \
                  rediss://host:port"
             );
         }
@@ -258,26 +251,23 @@ impl NodeArgs {
     }
 }
 
-impl Nodes {
-    /// Connects to the nodes.
+impl NodeSettings {
     pub(crate) async fn connect(&self) -> anyhow::Result<Quorum> {
         Ok(self.quorum().connect_timeout(CONNECT_LIMIT).connect().await?)
     }
 
-    /// Connects to the nodes, with a time limit for each answer.
-    pub(crate) async fn connect_within(&self, node_limit: Duration) -> anyhow::Result<Quorum> {
-        let builder = self.quorum().node_timeout(node_limit);
-        Ok(builder.connect_timeout(node_limit.min(CONNECT_LIMIT)).connect().await?)
+    pub(crate) async fn connect_within(&self, node_timeout: Duration) -> anyhow::Result<Quorum> {
+        let builder = self.quorum().node_timeout(node_timeout);
+        Ok(builder.connect_timeout(node_timeout.min(CONNECT_LIMIT)).connect().await?)
     }
 
-    /// Connects to the nodes for a call that then waits for a lock. Missing nodes may still connect
-    /// while the call waits.
-    pub(crate) async fn connect_to_wait(
+    /// Connects to the nodes for a call that acquires a lock and may wait for it.
+    pub(crate) async fn connect_before_call(
         &self,
-        node_limit: Option<Duration>,
+        node_timeout: Option<Duration>,
     ) -> anyhow::Result<Quorum> {
         let limit =
-            node_limit.map_or(CONNECT_LIMIT_BEFORE_WAIT, |limit| limit * CONNECT_ROUND_TRIPS);
+            node_timeout.map_or(CONNECT_LIMIT_BEFORE_WAIT, |limit| limit * CONNECT_ROUND_TRIPS);
         Ok(self.quorum().connect_timeout(limit.min(CONNECT_SETTLE)).connect().await?)
     }
 
@@ -292,7 +282,7 @@ impl Nodes {
         builder
     }
 
-    /// Makes one client per node. None of them is connected yet.
+    /// Makes one client per node, and connects none yet.
     pub(crate) fn clients(&self) -> anyhow::Result<Vec<NodeClient>> {
         if self.endpoints.iter().any(Endpoint::has_tls) && CryptoProvider::get_default().is_none() {
             // Fails only if another provider was installed in the meantime.
@@ -330,11 +320,10 @@ impl Nodes {
     }
 }
 
-/// How to connect to one node.
 pub(crate) struct NodeClient {
     /// The address, without user and password.
     pub(crate) name: String,
-    /// The client, or why there can be no connection.
+    /// An error says why there can be no connection.
     pub(crate) client: Result<Client, String>,
 }
 
@@ -342,14 +331,12 @@ fn not_blank<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<String> {
     texts.map(str::trim).filter(|text| !text.is_empty()).map(str::to_owned).collect()
 }
 
-/// Reads a variable of the environment. An empty variable counts as missing.
+/// Reads a variable of the environment. An empty one counts as missing.
 fn variable(name: &str) -> anyhow::Result<Option<String>> {
     let Some(value) = env::var_os(name).filter(|value| !value.is_empty()) else { return Ok(None) };
     // The error does not quote the value, which may be a password.
-    value
-        .into_string()
-        .map(Some)
-        .map_err(|_| anyhow!("{name} is not UTF-8: write its value in UTF-8"))
+    let not_utf8 = |_| anyhow!("{name} is not UTF-8: write its value in UTF-8");
+    value.into_string().map(Some).map_err(not_utf8)
 }
 
 fn read_password(path: &Path) -> anyhow::Result<String> {
@@ -357,16 +344,9 @@ fn read_password(path: &Path) -> anyhow::Result<String> {
         .with_context(|| format!("cannot read the password from {}", path.display()))?;
     let password =
         text.strip_suffix('\n').map_or(&*text, |line| line.strip_suffix('\r').unwrap_or(line));
-    ensure!(
-        !password.is_empty(),
-        "the password file {} is empty: write the password into it",
-        path.display()
-    );
-    ensure!(
-        !password.contains('\n'),
-        "the password file {} has several lines: leave one",
-        path.display()
-    );
+    let shown = path.display();
+    ensure!(!password.is_empty(), "the password file {shown} is empty: write the password into it");
+    ensure!(!password.contains('\n'), "the password file {shown} has several lines: leave one");
     warn_if_readable_by_others(path);
     Ok(password.to_owned())
 }
@@ -375,17 +355,16 @@ fn read_certificate(path: &Path) -> anyhow::Result<Vec<u8>> {
     read_pem(path, "CERTIFICATE")
 }
 
-/// Reads a file in PEM. Refuses a file that has no section of this kind.
+/// Reads a file in PEM that has a section of this kind.
 fn read_pem(path: &Path, kind: &str) -> anyhow::Result<Vec<u8>> {
-    let text =
-        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let shown = path.display();
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
     let is_begin = |line: &str| {
         line.starts_with("-----BEGIN ") && line.trim_end().ends_with(&format!("{kind}-----"))
     };
     ensure!(
         text.lines().any(is_begin),
-        "{} has no line `-----BEGIN {kind}-----`: TLS needs a file in PEM",
-        path.display()
+        "{shown} has no line `-----BEGIN {kind}-----`: TLS needs a file in PEM"
     );
     Ok(text.into_bytes())
 }

@@ -8,13 +8,12 @@ use serde::Serialize;
 
 use crate::fleet::text::width;
 
-/// The number of characters after which [`escape_short`] cuts a text. JSON is not cut.
+/// After how many characters [`escape_short`] cuts a text.
 const SHOWN_MAX: usize = 200;
 
-/// Escapes a key, a label or a name for a terminal, and cuts it after [`SHOWN_MAX`] characters.
-///
-/// Escapes backslashes, control characters, line ends, and marks that reorder or hide text. Shows
-/// bytes that are not UTF-8 in hexadecimal. For messages use [`escape`].
+/// Escapes a text of a user or a node for a terminal: backslashes, control characters, line ends,
+/// and marks that reorder or hide text. Shows bytes that are not UTF-8 in hexadecimal, and cuts a
+/// long text. A text that was escaped before needs [`escape`].
 pub(crate) fn escape_short(text: impl AsRef<[u8]>) -> String {
     let mut shown = String::new();
     let mut budget = SHOWN_MAX;
@@ -41,15 +40,13 @@ pub(crate) fn escape_short(text: impl AsRef<[u8]>) -> String {
     shown
 }
 
-/// Escapes the characters of a message that control a terminal, or that reorder or hide text.
-///
-/// Keeps backslashes, so that escaping a text twice gives the same as escaping it once. For keys
-/// and labels use [`escape_short`].
+/// Escapes the characters of a message that control a terminal, or that reorder or hide text. Keeps
+/// backslashes: escaping a text twice gives the same as once. [`escape_short`] also cuts a text.
 pub(crate) fn escape(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        if needs_escape(c) {
-            let _ = write!(shown, "{}", c.escape_default());
+        if !matches!(c, '\\' | '\'' | '"') && c.escape_debug().len() > 1 {
+            shown.extend(c.escape_default());
         } else {
             shown.push(c);
         }
@@ -57,24 +54,16 @@ pub(crate) fn escape(text: &str) -> String {
     shown
 }
 
-/// Returns whether a terminal would act on this character, or not show it.
-fn needs_escape(c: char) -> bool {
-    !matches!(c, '\\' | '\'' | '"') && c.escape_debug().len() > 1
-}
-
-/// Escapes each line of a message, and indents all but the first.
-///
-/// Thus the text of a server never looks like a message of this program.
+/// Escapes each line of a message, and indents all but the first: the text of a server never looks
+/// like a message of this program.
 pub(crate) fn escape_lines(text: &str) -> String {
     text.lines().map(escape).collect::<Vec<_>>().join("\n  ")
 }
 
-/// Formats an owner label, or a placeholder for a missing one.
 pub(crate) fn owner(label: Option<&str>) -> String {
     label.map_or_else(|| "an unnamed owner".to_owned(), escape_short)
 }
 
-/// Returns the text, or a dash for a missing one.
 pub(crate) fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".to_owned())
 }
@@ -96,9 +85,8 @@ pub(crate) fn with_plural(number: u64, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Formats rows as lines whose columns are two spaces apart.
-///
-/// The last cell of a row may be a long text, and does not make its column wider.
+/// Formats rows as lines whose columns are two spaces apart. The last cell of a row may be a long
+/// text, and does not make its column wider.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
     let column_width = |column: usize| {
@@ -137,7 +125,7 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<String> {
     Ok(shown)
 }
 
-/// Prints a result on standard output. Ignores write errors: standard output may be closed.
+/// Prints a result. Ignores write errors: standard output may be closed.
 pub(crate) fn print(text: &str) {
     let _ = stdout().write_all(text.as_bytes());
     let _ = stdout().flush();

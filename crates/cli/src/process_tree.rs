@@ -22,11 +22,10 @@ use crate::clock;
 /// How often the remaining processes are killed again, until none is left.
 const KILL_AGAIN_EVERY: Duration = Duration::from_millis(5);
 
-/// The process group of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Group {
-    /// The command leads its own process group. A signal to the group reaches the command and each
-    /// process that it started, unless that process has left the group.
+    /// The command leads its own process group. A signal to the group reaches the command and its
+    /// descendants, but for a descendant that has left the group.
     Own,
     /// The command is in this group, the foreground group of the terminal. It can read from the
     /// terminal, and receives Ctrl-C, Ctrl-\, Ctrl-Z and a hang-up. This program signals only the
@@ -35,8 +34,7 @@ pub(crate) enum Group {
 }
 
 impl Group {
-    /// Returns [`Group::Foreground`] if this process is in the foreground of a terminal, else
-    /// [`Group::Own`].
+    /// Returns [`Group::Foreground`] if this process is in the foreground of a terminal.
     pub(crate) fn choose() -> Self {
         let own = getpgrp();
         let is_foreground =
@@ -45,9 +43,8 @@ impl Group {
     }
 }
 
-/// The command and its descendants, of which this process is the parent or the subreaper.
-///
-/// Only this process reaps its children. Until then, the system does not reuse their process ids.
+/// The command and its descendants, of which this process is the parent or the subreaper. Only
+/// [`reap`](Self::reap) reaps them. Until then, the system does not reuse their process ids.
 pub(crate) struct ProcessTree {
     /// The command; `None` before it is started, or if it is unknown whether it was started.
     leader: Option<Pid>,
@@ -57,7 +54,7 @@ pub(crate) struct ProcessTree {
     other_children: Vec<Pid>,
     /// Whether a process of the tree was left at the last [`reap`](Self::reap).
     has_children: bool,
-    /// The last action of the schedule; `None` before the first one.
+    /// The last action of the schedule.
     action: Option<StopAction>,
     /// Adopted processes that were sent SIGTERM individually.
     sent_term: Vec<Pid>,
@@ -103,12 +100,11 @@ impl ProcessTree {
         self.leader
     }
 
-    /// The exit status of the command, once [`reap`](Self::reap) has seen it.
+    /// `None` until [`reap`](Self::reap) has seen the end of the command.
     pub(crate) fn leader_status(&self) -> Option<ExitStatus> {
         self.leader_status
     }
 
-    /// Whether no process of the tree was left at the last [`reap`](Self::reap).
     pub(crate) fn is_gone(&self) -> bool {
         !self.has_children
     }
@@ -203,7 +199,7 @@ impl ProcessTree {
     }
 
     /// Kills the command and all children. The children of a killed process become children of this
-    /// process, and the next call kills them.
+    /// process: the next call kills them.
     fn kill(&self) {
         self.signal(Signal::KILL);
         for child in self.children() {

@@ -8,15 +8,12 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
-use quorlock_client::{
-    InspectError, Inspection, NodeRevocation, Quorum, Revocation, RevocationReport,
-    RevocationState, RevokeError,
-};
+use quorlock_client::{NodeRevocation, Revocation, RevocationReport, RevocationState, RevokeError};
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep};
 
 use crate::args::check_key;
-use crate::inspect::{Summary, Verdict};
+use crate::inspect::{Summary, Verdict, answers};
 use crate::nodes::{self, NodeArgs};
 use crate::output::{self, escape_short, table, time, with_plural};
 use crate::signals::Signals;
@@ -24,8 +21,9 @@ use crate::{exit, say};
 
 /// The shortest time to wait for a majority, even if the lock ends sooner.
 const PATIENCE_MIN: Duration = Duration::from_secs(3);
-/// How often the progress line is updated.
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
+/// Precedes the error of an inspection before the revocation.
+const NOT_REVOKED: &str = "nothing was revoked: ";
 
 /// Revokes a lock, and waits until it has ended.
 ///
@@ -79,7 +77,7 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
     }
     let quorum = args.nodes.connect().await?;
     let key = args.key.into_vec();
-    let Some(inspection) = inspect(&quorum, &key).await? else {
+    let Some(inspection) = answers(quorum.inspect(&key).await, NOT_REVOKED)? else {
         return Ok(ExitCode::from(exit::NO_MAJORITY));
     };
     let summary = Summary::of(&inspection);
@@ -93,7 +91,7 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
             bail!("nothing was revoked");
         }
         // Another client may have acquired the lock before the operator confirmed.
-        let Some(again) = inspect(&quorum, &key).await? else {
+        let Some(again) = answers(quorum.inspect(&key).await, NOT_REVOKED)? else {
             return Ok(ExitCode::from(exit::NO_MAJORITY));
         };
         if let Some(code) = report_change(&summary, &Summary::of(&again)) {
@@ -122,19 +120,6 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
     Ok(finish(&revocation.report(), &waited, args.now))
 }
 
-/// Inspects the lock. Prints a message and returns `None` if no node answers.
-async fn inspect(quorum: &Quorum, key: &[u8]) -> anyhow::Result<Option<Inspection>> {
-    match quorum.inspect(key).await {
-        Ok(inspection) => Ok(Some(inspection)),
-        Err(error @ InspectError::NoAnswer { .. }) => {
-            say(format_args!("nothing was revoked: {error}"));
-            Ok(None)
-        }
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Describes the effect on the holder and on the next waiter.
 fn consequence(summary: &Summary<'_>, now: bool) -> String {
     let holder = match summary.held {
         Some(held) if summary.is_shared() => {
@@ -163,7 +148,6 @@ fn consequence(summary: &Summary<'_>, now: bool) -> String {
     }
 }
 
-/// Asks the operator, and returns whether the answer is yes.
 async fn ask_to_confirm() -> anyhow::Result<bool> {
     let _ = write!(stderr(), "Revoke it? [y/N] ");
     let read = || {
@@ -174,8 +158,8 @@ async fn ask_to_confirm() -> anyhow::Result<bool> {
     Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
 }
 
-/// Prints a message and returns the exit code if the lock is no longer the one that the operator
-/// confirmed. Returns `None` if it is still that lock.
+/// Returns `None` if the lock is still the one that the operator confirmed. Otherwise prints a
+/// message and returns the exit code.
 fn report_change(confirmed: &Summary<'_>, now: &Summary<'_>) -> Option<ExitCode> {
     let fence = |summary: &Summary<'_>| summary.held.map(|held| held.fence);
     if now.verdict == Verdict::Free {
@@ -197,7 +181,6 @@ fn report_change(confirmed: &Summary<'_>, now: &Summary<'_>) -> Option<ExitCode>
 
 /// Why the wait ended.
 enum Waited {
-    /// The lock is over.
     Over,
     /// No majority revoked the lock in time.
     GaveUp,
@@ -210,10 +193,10 @@ async fn wait(revocation: &mut Revocation, patience: Duration, signals: &mut Sig
     let began = Instant::now();
     let first = revocation.report();
     let give_up_after = patience.max(first.remaining);
-    // Whether the last line about a node says that the node has revoked the lock.
     let is_revoked = |result: &NodeRevocation| {
         matches!(result, NodeRevocation::Revoked(_) | NodeRevocation::Ended)
     };
+    // Whether the last line about a node says that the node has revoked the lock.
     let mut shown_as_revoked: Vec<_> =
         first.nodes.iter().map(|node| is_revoked(&node.result)).collect();
     let mut progress = Progress::default();
@@ -246,6 +229,7 @@ async fn wait(revocation: &mut Revocation, patience: Duration, signals: &mut Sig
 #[derive(Default)]
 struct Progress {
     shown: Option<RevocationState>,
+    /// Whether the line on the terminal has no line end yet.
     is_open: bool,
 }
 
@@ -256,12 +240,10 @@ impl Progress {
             RevocationState::Revoked => {
                 format!("revoked; the lock ends within {}", time(report.remaining))
             }
-            RevocationState::Unconfirmed => {
-                format!(
-                    "asking again for {left}: the lock is free on some nodes, and the holder may \
-                     still acquire it there"
-                )
-            }
+            RevocationState::Unconfirmed => format!(
+                "asking again for {left}: the lock is free on some nodes, and the holder may still \
+                 acquire it there"
+            ),
             _ => format!(
                 "asking again for {left}: too few nodes answer, and the holder may extend the lock"
             ),
@@ -291,13 +273,13 @@ impl Drop for Progress {
 fn finish(report: &RevocationReport, waited: &Waited, now: bool) -> ExitCode {
     let left = time(report.remaining);
     match waited {
-        Waited::Over if now && !report.remaining.is_zero() => {
-            say(format_args!("the lock is over; its old holder may still run for {left}"));
-            ExitCode::from(exit::SUCCESS)
-        }
         Waited::Over => {
-            say("the lock is over");
-            ExitCode::from(exit::SUCCESS)
+            if now && !report.remaining.is_zero() {
+                say(format_args!("the lock is over; its old holder may still run for {left}"));
+            } else {
+                say("the lock is over");
+            }
+            ExitCode::SUCCESS
         }
         Waited::GaveUp => {
             say(
@@ -337,10 +319,8 @@ fn answer(result: &NodeRevocation) -> String {
         NodeRevocation::Ended => "revoked, and ended".to_owned(),
         NodeRevocation::Free => "free".to_owned(),
         NodeRevocation::Other(lease) => {
-            format!(
-                "not revoked: {} has acquired the lock since",
-                output::owner(lease.owner.as_deref())
-            )
+            let owner = output::owner(lease.owner.as_deref());
+            format!("not revoked: {owner} has acquired the lock since")
         }
         NodeRevocation::Failed(error) => escape_short(error.to_string()),
         _ => "no answer yet".to_owned(),

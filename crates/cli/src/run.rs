@@ -17,16 +17,15 @@ use crate::args::{Run, check_ttl};
 use crate::lock_renewer::{CheckResult, LockRenewer};
 use crate::process_tree::Group;
 use crate::signals::Signals;
-use crate::watchdog::{Begin, Order, PERMIT_VARIABLE, Report, WatchdogHandle};
+use crate::watchdog::{Begin, Instruction, PERMIT_VARIABLE, Report, WatchdogHandle};
 use crate::{advice, clock, exit, say, semaphore};
 
-/// The least ratio of the ttl to `--node-limit`.
-///
-/// An extension that no node answers takes one node limit. By default, several must fit into the
-/// third of the ttl between the first one and SIGTERM.
-const NODE_LIMITS_PER_TTL_MIN: u32 = 10;
-/// How long to wait for silent nodes at the end. The requests to these nodes are in flight, and a
-/// lease that remains on one of them ends by its ttl.
+/// The least ratio of the ttl to `--node-timeout`. An extension that no node answers takes one node
+/// timeout. Several must fit into the time between the first extension and SIGTERM: by default, a
+/// third of the ttl.
+const NODE_TIMEOUTS_PER_TTL_MIN: u32 = 10;
+/// How long to wait for silent nodes at the end. A lease that remains on one of them ends by its
+/// ttl.
 pub(crate) const FLUSH_LIMIT: Duration = Duration::from_millis(250);
 
 pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
@@ -36,8 +35,8 @@ pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
     args.fill(&nodes.defaults);
     check_ttl(args.ttl())?;
     ensure!(
-        args.node_limit.is_none_or(|limit| limit <= args.ttl() / NODE_LIMITS_PER_TTL_MIN),
-        "--node-limit must be at most a {NODE_LIMITS_PER_TTL_MIN}th of --ttl, for the lock to be extended in time"
+        args.node_timeout.is_none_or(|limit| limit <= args.ttl() / NODE_TIMEOUTS_PER_TTL_MIN),
+        "--node-timeout must be at most a {NODE_TIMEOUTS_PER_TTL_MIN}th of --ttl, for the lock to be extended in time"
     );
     let ttl = Ttl::from_ms(u64::try_from(args.ttl().as_millis()).unwrap_or(u64::MAX))?;
     StopSchedule::new(ttl, args.kill_after, clock::now()).map_err(|error| {
@@ -48,11 +47,12 @@ pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
         )
     })?;
     let called_at = Instant::now();
-    let quorum = match signals.interrupting(nodes.connect_to_wait(args.node_limit)).await {
+    let quorum = match signals.interrupting(nodes.connect_before_call(args.node_timeout)).await {
         Ok(connected) => connected?,
         Err(signal) => return Ok(exit::code_for_signal(signal)),
     };
-    let outcome = run_locked(&quorum, args, ttl, called_at, &mut signals).await;
+    let wait = args.wait.limit(args.no_wait, nodes.defaults.wait);
+    let outcome = run_locked(&quorum, args, ttl, (called_at, wait), &mut signals).await;
     let _ = quorum.flush(FLUSH_LIMIT).await;
     outcome
 }
@@ -61,10 +61,9 @@ async fn run_locked(
     quorum: &Quorum,
     args: Run,
     ttl: Ttl,
-    called_at: Instant,
+    (called_at, wait): (Instant, Duration),
     signals: &mut Signals,
 ) -> anyhow::Result<ExitCode> {
-    let wait = args.wait();
     let key = args.key.clone().into_vec();
     let builder = match args.permits {
         Some(permits) => quorum.semaphore(key, permits.into()),
@@ -75,7 +74,7 @@ async fn run_locked(
     if let Some(owner) = &args.owner {
         builder = builder.owner(owner);
     }
-    if let Some(limit) = args.node_limit {
+    if let Some(limit) = args.node_timeout {
         builder = builder.node_timeout(limit);
     }
     let mut has_compared_permits = false;
@@ -87,21 +86,24 @@ async fn run_locked(
     };
     let lock = match acquired {
         Ok(lock) => lock,
-        Err(error) if waiting_cannot_help(&error) => return Err(advice::on_acquire(error)),
+        Err(error) if waiting_cannot_help(&error) => return Err(advice::acquire_error(error)),
         Err(error) => {
-            say(format_args!("not acquired: {}", advice::describe(&error)));
+            let code = exit_code_for(&error, args.conflict_exit_code);
+            // With `-E 0` a held lock is a success, of which cron sends no mail.
+            if code != exit::SUCCESS || args.verbose || stderr().is_terminal() {
+                say(format_args!("not acquired: {}", advice::describe(&error)));
+            }
             if !has_compared_permits
                 && matches!(error, AcquireError::Held { .. } | AcquireError::TimedOut { .. })
             {
                 compare_permits(quorum, &args).await;
             }
-            return Ok(ExitCode::from(exit_code_for(&error, args.conflict_exit_code)));
+            return Ok(ExitCode::from(code));
         }
     };
     let held_since = clock::now();
     if args.verbose {
-        let (after, coverage) = (called_at.elapsed(), lock.coverage());
-        let after = rounded(after);
+        let (after, coverage) = (rounded(called_at.elapsed()), lock.coverage());
         say(format_args!("acquired after {after:?}, held on {coverage}, fence {}", lock.fence()));
     }
     let (fence, permit) = (lock.fence(), lock.slot());
@@ -124,11 +126,9 @@ async fn run_locked(
             }
             Outcome::NotStarted(error) => {
                 say(format_args!("cannot run {}: {error}", args.command()[0].display()));
-                let missing = error.kind() == ErrorKind::NotFound;
-                return Ok(ExitCode::from(if missing {
-                    exit::NOT_FOUND
-                } else {
-                    exit::CANNOT_RUN
+                return Ok(ExitCode::from(match error.kind() {
+                    ErrorKind::NotFound => exit::NOT_FOUND,
+                    _ => exit::CANNOT_RUN,
                 }));
             }
         };
@@ -173,9 +173,8 @@ async fn compare_permits_later(
     pending().await
 }
 
-/// Tries once, and then waits for the lock. Prints why it waits, unless the reason is usual.
-///
-/// `wait` counts from `called_at`, and so includes the time to connect.
+/// Tries once, and then waits for the lock. Prints why it waits, unless the reason is usual. `wait`
+/// counts from `called_at`, and so includes the time to connect.
 pub(crate) async fn acquire(
     builder: LockBuilder,
     called_at: Instant,
@@ -202,7 +201,6 @@ pub(crate) fn waiting_cannot_help(error: &AcquireError) -> bool {
     }
 }
 
-/// Returns the exit code for a lock that was not acquired.
 pub(crate) fn exit_code_for(error: &AcquireError, conflict: u8) -> u8 {
     match error {
         AcquireError::Held { .. } | AcquireError::TimedOut { .. } => conflict,
@@ -213,9 +211,8 @@ pub(crate) fn exit_code_for(error: &AcquireError, conflict: u8) -> u8 {
     }
 }
 
-/// Returns whether the lock is merely in use, or only a minority of the nodes failed.
-///
-/// Such a reason is printed only on a terminal or with `--verbose`, so that cron sends no mail.
+/// Returns whether the lock is merely in use, or only a minority of the nodes failed. Such a reason
+/// is printed only on a terminal or with `--verbose`, so that cron sends no mail.
 fn is_usual(error: &AcquireError) -> bool {
     match error {
         AcquireError::NoQuorum { nodes } => 2 * nodes.failed().count() < nodes.0.len(),
@@ -234,14 +231,13 @@ enum Outcome {
     LockLost,
     /// The watchdog was killed, and the command was stopped.
     WatchdogKilled,
-    /// The command was not started: the lock had too little validity left.
+    /// The lock had too little validity left to start the command.
     TooLate,
-    /// The command could not be run.
     NotStarted(io::Error),
 }
 
-/// Runs the command, and renews the lock until the command has ended. Passes signals on, and stops
-/// the command when the lock is lost.
+/// Runs the command and renews the lock. Passes signals on, and stops the command when the lock is
+/// lost.
 async fn supervise(
     args: &Run,
     ttl: Ttl,
@@ -294,16 +290,16 @@ async fn supervise(
             state = renewer.next() => match state {
                 CheckResult::ValidUntil(deadline) => {
                     schedule.handle_extended(deadline);
-                    watchdog.send_order(&Order::Extended(deadline));
+                    watchdog.send_instruction(&Instruction::Extended(deadline));
                 }
                 CheckResult::Lost => {
                     schedule.handle_lost(clock::now());
-                    watchdog.send_order(&Order::Lost);
+                    watchdog.send_instruction(&Instruction::Lost);
                 }
             },
             signal = signals.next() => {
                 is_interrupted |= [Signal::TERM, Signal::INT, Signal::QUIT].contains(&signal);
-                watchdog.send_order(&Order::PassOn(signal));
+                watchdog.send_instruction(&Instruction::PassOn(signal));
             }
         }
     }

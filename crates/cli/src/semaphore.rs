@@ -3,14 +3,13 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use quorlock_client::{InspectError, Inspection, Quorum, WaiterInfo};
+use quorlock_client::{Inspection, Quorum, WaiterInfo};
 use serde::Serialize;
 
-use crate::inspect::{KeyJson, Summary, Verdict, WaiterJson, waiters_text};
+use crate::inspect::{KeyJson, Summary, WaiterJson, answers, lease_of, leases, waiters_text};
 use crate::output::{self, escape_short, or_dash, table, time, with_plural};
 use crate::{exit, say};
 
-/// What the nodes say about the slots of a semaphore.
 struct Semaphore<'a> {
     name: &'a [u8],
     permits: usize,
@@ -30,13 +29,8 @@ pub(crate) async fn inspect(
     permits: u8,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
-    let slots = match quorum.inspect_semaphore(name).await {
-        Ok(slots) => slots,
-        Err(error @ InspectError::NoAnswer { .. }) => {
-            say(error);
-            return Ok(ExitCode::from(exit::NO_MAJORITY));
-        }
-        Err(error) => return Err(error.into()),
+    let Some(slots) = answers(quorum.inspect_semaphore(name).await, "")? else {
+        return Ok(ExitCode::from(exit::NO_MAJORITY));
     };
     let semaphore = Semaphore::new(name, permits.into(), &slots);
     if json {
@@ -50,7 +44,6 @@ pub(crate) async fn inspect(
     Ok(ExitCode::from(semaphore.code()))
 }
 
-/// Warns that another client gives the semaphore more than `permits`: at least `larger_permits`.
 pub(crate) fn warn_of_larger(name: &[u8], permits: usize, larger_permits: usize) {
     say(format_args!(
         "warning: another client gives {} at least {larger_permits} permits, so more than {permits} \
@@ -62,10 +55,7 @@ pub(crate) fn warn_of_larger(name: &[u8], permits: usize, larger_permits: usize)
 impl<'a> Semaphore<'a> {
     /// Takes the keys and inspections of all 64 slots, also of the slots beyond `permits`.
     fn new(name: &'a [u8], permits: usize, slots: &'a [(Vec<u8>, Inspection)]) -> Self {
-        let is_used = |inspection: &Inspection| {
-            inspection.nodes.iter().any(|node| matches!(node.lease, Ok(Some(_))))
-        };
-        let last = slots.iter().rposition(|(_, inspection)| is_used(inspection));
+        let last = slots.iter().rposition(|(_, slot)| leases(slot).next().is_some());
         let larger_permits = last.map(|last| last + 1).filter(|used| *used > permits);
         // Includes the slots of clients with more permits, so that `held` counts them too.
         let shown = &slots[..larger_permits.unwrap_or(permits).min(slots.len())];
@@ -74,21 +64,19 @@ impl<'a> Semaphore<'a> {
         Self { name, permits, slots, larger_permits, waiters, queue }
     }
 
-    fn held(&self) -> usize {
-        let is_held = |verdict: Verdict| {
-            matches!(verdict, Verdict::Held | Verdict::Revoked | Verdict::Foreign)
-        };
-        self.slots.iter().filter(|(_, slot)| is_held(slot.verdict)).count()
+    /// Returns how many slots have this exit code.
+    fn count(&self, code: u8) -> usize {
+        self.slots.iter().filter(|(_, slot)| slot.verdict.code() == code).count()
     }
 
+    fn held(&self) -> usize {
+        self.count(exit::SUCCESS)
+    }
+
+    /// Returns the first of these codes that a slot has: held, unknown, free.
     fn code(&self) -> u8 {
-        let is_unknown =
-            |verdict: Verdict| matches!(verdict, Verdict::NoMajority | Verdict::Divided);
-        match self.held() {
-            0 if self.slots.iter().any(|(_, slot)| is_unknown(slot.verdict)) => exit::NO_MAJORITY,
-            0 => exit::FREE,
-            _ => exit::SUCCESS,
-        }
+        let codes = [exit::SUCCESS, exit::NO_MAJORITY];
+        codes.into_iter().find(|code| self.count(*code) > 0).unwrap_or(exit::FREE)
     }
 
     fn text(&self) -> String {
@@ -114,7 +102,7 @@ impl<'a> Semaphore<'a> {
     }
 }
 
-/// Returns how many clients at least wait for a permit, and the clients that the nodes list.
+/// Returns a lower bound for the number of clients that wait, and the clients that the nodes list.
 ///
 /// A client waits on one node, in the queue of every slot that it accepts. Therefore only the
 /// longest queue of each node counts. A client that waits only in shorter ones is not counted.
@@ -122,8 +110,7 @@ fn waiters(slots: &[(Vec<u8>, Inspection)]) -> (u64, Vec<&WaiterInfo>) {
     let (mut waiters, mut queue) = (0, Vec::new());
     let nodes = slots.first().map_or(0, |(_, slot)| slot.nodes.len());
     for node in 0..nodes {
-        let on_node =
-            || slots.iter().filter_map(|(_, slot)| slot.nodes[node].lease.as_ref().ok()?.as_ref());
+        let on_node = || slots.iter().filter_map(|(_, slot)| lease_of(&slot.nodes[node]));
         waiters += on_node().map(|lease| lease.waiters).max().unwrap_or(0);
         if let Some(longest) = on_node().max_by_key(|lease| lease.queue.len()) {
             queue.extend(&longest.queue);
@@ -132,7 +119,7 @@ fn waiters(slots: &[(Vec<u8>, Inspection)]) -> (u64, Vec<&WaiterInfo>) {
     (waiters, queue)
 }
 
-/// What `--json` prints. Times are in milliseconds.
+/// What `--json` prints.
 #[derive(Serialize)]
 struct Printed<'a> {
     name: String,
@@ -140,8 +127,7 @@ struct Printed<'a> {
     name_hex: Option<String>,
     permits: usize,
     held: usize,
-    /// A lower bound for the permits that another client gives this semaphore; `None` if no client
-    /// gives more than `permits`, as far as the nodes show.
+    /// As in [`Semaphore`].
     larger_permits: Option<usize>,
     waiters: u64,
     queue: Vec<WaiterJson<'a>>,

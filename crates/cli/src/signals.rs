@@ -11,8 +11,8 @@ use tokio::signal::unix::{self, SignalKind};
 const LISTENED_TO: [Signal; 6] =
     [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
 
-/// A listener for the signals that this program handles. These signals no longer end this program,
-/// even after the listener is dropped.
+/// A listener for the signals that this program handles. They no longer end the program, even after
+/// the listener is dropped.
 pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
 
 impl Signals {
@@ -58,8 +58,8 @@ impl Signals {
     }
 }
 
-/// Returns the set of signals that this process ignores: the lowest bit is signal 1. Returns 0 if
-/// the system does not report them.
+/// Returns the signals that this process ignores, as far as the system reports them: the lowest bit
+/// is signal 1.
 fn ignored_mask() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

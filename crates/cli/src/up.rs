@@ -68,8 +68,7 @@ Example:
   quorlock up --port 7001 --keep ~/locks
   uses the same addresses and the same data each time.";
 
-/// How often the progress spinner moves.
-const TICK: Duration = Duration::from_millis(100);
+const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 /// The file in the directory of `--keep` that this program locks while it uses the directory.
 const LOCK_FILE: &str = "quorlock-up.lock";
 
@@ -81,7 +80,7 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
         args.masters
     );
     let progress = ProgressBar::new_spinner().with_message("finding the server and the module");
-    progress.enable_steady_tick(TICK);
+    progress.enable_steady_tick(PROGRESS_EVERY);
     let binary = args.server.map_or_else(find_server_binary, Ok)?;
     let module = match args.module {
         Some(module) => check_module(module)?,
@@ -107,9 +106,8 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
             None => master,
         }
     };
-    let starting =
-        tokio::task::spawn_blocking(move || Masters::start_with(args.masters.into(), configure));
-    let started = starting.await?;
+    let start = move || Masters::start_with(args.masters.into(), configure);
+    let started = tokio::task::spawn_blocking(start).await?;
     progress.finish_and_clear();
     let mut masters = started.map_err(|error| match error {
         StartError::Spawn { .. } => {
@@ -164,12 +162,10 @@ impl Directory {
             .with_context(|| format!("cannot write to the directory {}", path.display()))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Self { path, _lock: lock }),
-            Err(Errno::WOULDBLOCK) => {
-                bail!(
-                    "another `quorlock up` uses {}: stop it, or choose another --keep",
-                    path.display()
-                )
-            }
+            Err(Errno::WOULDBLOCK) => bail!(
+                "another `quorlock up` uses {}: stop it, or choose another --keep",
+                path.display()
+            ),
             Err(error) => {
                 Err(error).with_context(|| format!("cannot lock the directory {}", path.display()))
             }
@@ -180,7 +176,6 @@ impl Directory {
         self.path.join((index + 1).to_string())
     }
 
-    /// Whether this master was started here before.
     fn has_master(&self, index: u16) -> bool {
         self.master_directory(index).exists()
     }
@@ -192,7 +187,6 @@ impl Directory {
     }
 }
 
-/// Refuses a path that is no file.
 fn check_module(module: PathBuf) -> anyhow::Result<PathBuf> {
     ensure!(
         module.is_file(),
@@ -204,7 +198,7 @@ fn check_module(module: PathBuf) -> anyhow::Result<PathBuf> {
     Ok(module)
 }
 
-/// Prints a message on standard error. Ignores write errors: standard error may be closed.
+/// Prints a message. Ignores write errors: standard error may be closed.
 fn print_message(message: impl Display) {
     let _ = writeln!(stderr(), "{message}");
 }

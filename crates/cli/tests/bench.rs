@@ -4,53 +4,43 @@
 
 mod common;
 
-use common::{PATIENCE, Running, code, on, stderr, stdout};
-use quorlock_testkit::{Masters, eventually};
+use common::{
+    PATIENCE, Running, assert_contains, assert_error, assert_ok, code, info_number, json, on,
+    stderr, stdout,
+};
+use quorlock_testkit::{Masters, Server, eventually};
 use redis::Commands as _;
 use rustix::process::Signal;
-use serde_json::Value;
 
 const SHORT: [&str; 4] = ["--duration", "300ms", "--tasks", "4"];
 
-/// The keys of all masters.
 fn keys(masters: &Masters) -> Vec<String> {
-    masters
-        .iter()
-        .flat_map(|master| master.connection().keys::<_, Vec<String>>("*").unwrap())
-        .collect()
+    let keys_of = |master: &Server| master.connection().keys::<_, Vec<String>>("*").unwrap();
+    masters.iter().flat_map(keys_of).collect()
 }
 
-/// How many leases all masters have granted.
 fn grants(masters: &Masters) -> u64 {
-    let grants = masters.iter().map(|master| {
-        let info: String = redis::cmd("INFO").arg("lock").query(&mut master.connection()).unwrap();
-        info.lines()
-            .find_map(|line| line.strip_prefix("lock_grants:")?.parse::<u64>().ok())
-            .unwrap()
-    });
-    grants.sum()
+    masters.iter().map(|master| info_number(master, "lock_grants")).sum()
 }
 
 #[test]
 fn json_has_rates_and_percentiles_of_both_parts() {
     let masters = Masters::start(3);
     let output = on(&masters, "bench").args(SHORT).arg("--json").output().unwrap();
-    assert_eq!(code(output.status), 0, "{}", stderr(&output));
-    assert!(stderr(&output).contains("warning: this loads the 3 nodes"), "{}", stderr(&output));
-    let json: Value = serde_json::from_str(stdout(&output)).unwrap();
+    assert_ok(&output);
+    assert_contains(stderr(&output), "warning: this loads the 3 nodes");
+    let json = json(&output);
     assert_eq!((&json["nodes"], &json["tasks"]), (&3.into(), &4.into()));
     let parts = json["parts"].as_array().unwrap();
-    assert_eq!(
-        parts.iter().map(|part| &part["name"]).collect::<Vec<_>>(),
-        ["uncontended", "contended"]
-    );
+    let names: Vec<_> = parts.iter().map(|part| &part["name"]).collect();
+    assert_eq!(names, ["uncontended", "contended"]);
     let mut locks = 0;
     for part in parts {
         locks += part["locks"].as_u64().unwrap();
         assert!(part["locks_per_second"].as_f64().unwrap() > 0.0);
-        for verb in ["acquire_us", "release_us"] {
+        for operation in ["acquire_us", "release_us"] {
             let times = ["p50", "p90", "p99", "p99_9", "max"]
-                .map(|name| part[verb][name].as_f64().unwrap());
+                .map(|name| part[operation][name].as_f64().unwrap());
             assert!(times[0] > 0.0 && times.is_sorted(), "{times:?}");
         }
     }
@@ -63,11 +53,11 @@ fn json_has_rates_and_percentiles_of_both_parts() {
 fn table_has_both_parts() {
     let masters = Masters::start(1);
     let output = on(&masters, "bench").args(SHORT).output().unwrap();
-    assert_eq!(code(output.status), 0, "{}", stderr(&output));
+    assert_ok(&output);
     for word in
         ["1 node, 4 tasks", "uncontended", "contended", "locks/s", "p99.9", "acquire", "release"]
     {
-        assert!(stdout(&output).contains(word), "no {word} in {}", stdout(&output));
+        assert_contains(stdout(&output), word);
     }
 }
 
@@ -83,7 +73,7 @@ fn keys_have_the_prefix_and_are_gone_after_a_signal() {
     });
     assert!(seen.iter().all(|key| key.starts_with("mine:")), "{seen:?}");
     bench.signal(Signal::INT);
-    assert_eq!(code(bench.end().status), 130);
+    assert_eq!(code(bench.wait_for_end().status), 130);
     // The locks were released: their ttl is not over yet.
     assert!(keys(&masters).is_empty());
 }
@@ -91,9 +81,8 @@ fn keys_have_the_prefix_and_are_gone_after_a_signal() {
 #[test]
 fn dead_majority_is_an_error() {
     let mut masters = Masters::start(3);
-    masters.iter_mut().take(2).for_each(quorlock_testkit::Server::kill);
+    masters.iter_mut().take(2).for_each(Server::kill);
     let output = on(&masters, "bench").args(SHORT).output().unwrap();
-    assert_eq!(code(output.status), 122);
-    assert!(stderr(&output).contains("not connected"), "{}", stderr(&output));
+    assert_error(&output, 122, "not connected");
     assert_eq!(stdout(&output), "");
 }

@@ -9,12 +9,16 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::{Holder, LONG_NODE_LIMIT, Running, code, quorlock, stderr, stdout};
+use common::{
+    Holder, LONG_NODE_TIMEOUT, Running, assert_contains, assert_error, code, quorlock, stderr,
+    stdout,
+};
 use quorlock_testkit::Masters;
 use tempfile::TempDir;
 
 const NO_SERVER: &str = "redis://127.0.0.1:1";
 const PASSWORD: &str = "s3cret/@ &";
+const CREDENTIALS: &str = "user = 'locker'\npassword-file = 'password'\n";
 
 /// A folder for files that only their owner can read.
 struct Files(TempDir);
@@ -40,43 +44,39 @@ impl Files {
     }
 }
 
-/// The line of a configuration file that names these masters.
 fn nodes_line(masters: &Masters) -> String {
     format!("nodes = {:?}\n", masters.urls())
 }
 
 fn run(command: &mut Command) -> Output {
-    command
-        .arg("run")
-        .args(LONG_NODE_LIMIT)
-        .args(["--no-wait", "k", "--", "true"])
-        .output()
-        .unwrap()
+    run_with_options(command, &[])
+}
+
+fn run_with_options(command: &mut Command, options: &[&str]) -> Output {
+    command.arg("run").args(LONG_NODE_TIMEOUT).arg("--no-wait").args(options);
+    command.args(["k", "--", "true"]).output().unwrap()
 }
 
 fn run_with(file: &Path) -> Output {
     run(quorlock().env("QUORLOCK_CONFIG", file))
 }
 
-/// Asserts that the program ended with 0, and printed no error.
 #[track_caller]
 fn assert_succeeds(output: &Output) {
     assert_eq!((code(output.status), stderr(output)), (0, ""));
 }
 
-/// Asserts that the program tried to reach the node [`NO_SERVER`].
 #[track_caller]
 fn assert_finds_no_server(output: &Output) {
     assert_ne!(code(output.status), 0);
-    assert!(stderr(output).contains("127.0.0.1:1: not connected"), "{}", stderr(output));
+    assert_contains(stderr(output), "127.0.0.1:1: not connected");
 }
 
 /// Asserts that the program failed with 125 and these hints, and showed no password.
 #[track_caller]
 fn assert_fails(output: &Output, hints: &[&str]) {
-    assert_eq!(code(output.status), 125, "{}", stderr(output));
     for hint in hints {
-        assert!(stderr(output).contains(hint), "no {hint} in {}", stderr(output));
+        assert_error(output, 125, hint);
     }
     assert!(!stderr(output).contains("s3cret"), "{}", stderr(output));
 }
@@ -85,12 +85,18 @@ fn assert_fails(output: &Output, hints: &[&str]) {
 fn with_password() -> Masters {
     let masters = Masters::start(3);
     for master in &masters {
+        let password = format!(">{PASSWORD}");
         let mut connection = master.connection();
-        let rules = ["on", &format!(">{PASSWORD}"), "~*", "+@all"];
-        redis::cmd("ACL").arg("SETUSER").arg("locker").arg(&rules).exec(&mut connection).unwrap();
-        redis::cmd("ACL").arg("SETUSER").arg("default").arg("off").exec(&mut connection).unwrap();
+        for rules in [&["locker", "on", &password, "~*", "+@all"][..], &["default", "off"]] {
+            redis::cmd("ACL").arg("SETUSER").arg(rules).exec(&mut connection).unwrap();
+        }
     }
     masters
+}
+
+/// Writes a configuration file with these masters and [`CREDENTIALS`], and returns its path.
+fn write_config(files: &Files, masters: &Masters) -> PathBuf {
+    files.write("f.toml", &(nodes_line(masters) + CREDENTIALS))
 }
 
 #[test]
@@ -113,15 +119,8 @@ fn option_comes_before_environment_and_environment_before_files() {
     assert_succeeds(&run(of_user().env("QUORLOCK_CONFIG", &bad).env("QUORLOCK_NODES", &here)));
     assert_finds_no_server(&run(of_user().env("QUORLOCK_NODES", NO_SERVER)));
 
-    let with_options = |options: &[&str]| {
-        let mut command = of_user();
-        command
-            .args(["run", "--no-wait"])
-            .args(LONG_NODE_LIMIT)
-            .env("QUORLOCK_NODES", NO_SERVER)
-            .args(options);
-        command.args(["k", "--", "true"]).output().unwrap()
-    };
+    let with_options =
+        |options: &[&str]| run_with_options(of_user().env("QUORLOCK_NODES", NO_SERVER), options);
     assert_succeeds(&with_options(&["--nodes", &here]));
     assert_fails(&with_options(&["--nodes", ""]), &["--nodes is empty"]);
     let config = ["--config", good.to_str().unwrap()];
@@ -137,22 +136,21 @@ fn defaults_come_from_the_file_and_options_replace_them() {
     let file = files.write("f.toml", &(nodes_line(&masters) + defaults));
     // Returns whether the lock has the ttl of the file, and whether it has the owner named there.
     let seen_with = |options: &[&str]| {
-        let mut command = quorlock();
-        command.args(["run", "--config"]).arg(&file).args(LONG_NODE_LIMIT).args(options);
-        let mut running =
-            Running::start(command.args(["k", "--", "sh", "-c", "echo held; read go"]));
+        let start = |options: &[&str], script: &str| {
+            let mut run = quorlock();
+            run.args(["run", "--config"]).arg(&file).args(LONG_NODE_TIMEOUT).args(options);
+            Running::start(run.args(["k", "--", "sh", "-c", script]))
+        };
+        let mut running = start(options, "echo held; read go");
         assert_eq!(running.line(), "held");
         let mut connection = masters[0].connection();
         let ttl_ms: u64 = redis::cmd("PTTL").arg("k").query(&mut connection).unwrap();
         let seen: redis::Value =
             redis::cmd("LOCK.INSPECT").arg("k").query(&mut connection).unwrap();
         // Without the wait of the file, this run would wait for the lock.
-        let mut second = quorlock();
-        second.args(["run", "--config"]).arg(&file).args(LONG_NODE_LIMIT);
-        let second = Running::start(second.args(["k", "--", "true"]));
-        assert_eq!(code(second.end().status), 121);
+        assert_eq!(code(start(&[], "true").wait_for_end().status), 121);
         running.say("go");
-        assert_eq!(code(running.end().status), 0);
+        assert_eq!(code(running.wait_for_end().status), 0);
         (ttl_ms > 12_000, format!("{seen:?}").contains("the night watch"))
     };
     assert_eq!(seen_with(&[]), (true, true));
@@ -164,41 +162,26 @@ fn user_and_password_come_from_files_environment_or_options() {
     let masters = with_password();
     let files = Files::new();
     files.write("password", &format!("{PASSWORD}\n"));
-    let file = files
-        .write("f.toml", &(nodes_line(&masters) + "user = 'locker'\npassword-file = 'password'"));
-    assert_succeeds(&run_with(&file));
+    assert_succeeds(&run_with(&write_config(&files, &masters)));
 
     let urls = masters.urls().join(",");
-    let named = || {
+    let of_locker = || {
         let mut command = quorlock();
-        command.env("QUORLOCK_NODES", &urls);
+        command.env("QUORLOCK_NODES", &urls).env("QUORLOCK_USER", "locker");
         command
     };
-    assert_succeeds(&run(named()
-        .env("QUORLOCK_USER", "locker")
-        .env("QUORLOCK_PASSWORD", PASSWORD)));
-    assert_fails(
-        &run(named().env("QUORLOCK_USER", "locker")),
-        &["needs a password", "--password-file"],
-    );
-    assert_fails(
-        &run(named().env("QUORLOCK_USER", "locker").env("QUORLOCK_PASSWORD", "s3cretive")),
-        &["WRONGPASS"],
-    );
+    assert_succeeds(&run(of_locker().env("QUORLOCK_PASSWORD", PASSWORD)));
+    assert_fails(&run(&mut of_locker()), &["needs a password", "--password-file"]);
+    let wrong = run(of_locker().env("QUORLOCK_PASSWORD", "s3cretive"));
+    assert_fails(&wrong, &["WRONGPASS"]);
 
     let run_with_password = |file: &Path| {
-        let mut command = named();
-        command
-            .args(["run", "--no-wait", "--user", "locker", "--password-file"])
-            .arg(file)
-            .args(LONG_NODE_LIMIT);
-        command.args(["k", "--", "true"]).output().unwrap()
+        let options = ["--user", "locker", "--password-file", file.to_str().unwrap()];
+        run_with_options(quorlock().env("QUORLOCK_NODES", &urls), &options)
     };
     assert_succeeds(&run_with_password(&files.path("password")));
-    assert_fails(
-        &run_with_password(&files.path("missing")),
-        &["cannot read the password", "missing"],
-    );
+    let missing = run_with_password(&files.path("missing"));
+    assert_fails(&missing, &["cannot read the password", "missing"]);
     assert_fails(&run_with_password(&files.write("empty", "\n")), &["is empty"]);
 }
 
@@ -207,26 +190,19 @@ fn file_with_a_secret_that_others_can_read_is_reported() {
     let masters = with_password();
     let files = Files::new();
     files.write("password", PASSWORD);
-    let file = files
-        .write("f.toml", &(nodes_line(&masters) + "user = 'locker'\npassword-file = 'password'"));
+    let file = write_config(&files, &masters);
     files.allow("password", 0o640);
     assert_succeeds(&run_with(&file));
     files.allow("password", 0o644);
     let output = run_with(&file);
-    assert_eq!(code(output.status), 0);
-    assert!(
-        stderr(&output).contains("warning: ") && stderr(&output).contains("chmod 600"),
-        "{output:?}"
-    );
+    assert_error(&output, 0, "warning: ");
+    assert_contains(stderr(&output), "chmod 600");
 
-    let urls = masters.urls().join("','") + "?user=locker&pass=s3cret%2F%40%20%26";
-    let urls = urls.replace("','", "?user=locker&pass=s3cret%2F%40%20%26','");
-    let file = files.write("urls.toml", &format!("nodes = ['{urls}']"));
+    let urls = common::urls_with(&masters, "user=locker&pass=s3cret%2F%40%20%26");
+    let file = files.write("urls.toml", &format!("nodes = {urls:?}"));
     assert_succeeds(&run_with(&file));
     files.allow("urls.toml", 0o644);
-    let output = run_with(&file);
-    assert_eq!(code(output.status), 0);
-    assert!(stderr(&output).contains("chmod 600"), "{output:?}");
+    assert_error(&run_with(&file), 0, "chmod 600");
 }
 
 /// The nodes that an option or a variable names must not receive the password of a file.
@@ -235,13 +211,11 @@ fn password_of_a_file_goes_to_the_nodes_of_that_file_only() {
     let masters = Masters::start(3);
     let files = Files::new();
     files.write("password", PASSWORD);
-    let credentials = "user = 'locker'\npassword-file = 'password'\n";
-    let file = files.write("f.toml", &format!("nodes = ['{NO_SERVER}']\n{credentials}"));
-    assert_succeeds(&run(quorlock()
-        .env("QUORLOCK_CONFIG", &file)
-        .env("QUORLOCK_NODES", masters.urls().join(","))));
-    let file = files.write("same.toml", &(nodes_line(&masters) + credentials));
-    assert_fails(&run_with(&file), &["WRONGPASS"]);
+    let file = files.write("f.toml", &format!("nodes = ['{NO_SERVER}']\n{CREDENTIALS}"));
+    let nodes = masters.urls().join(",");
+    let output = run(quorlock().env("QUORLOCK_CONFIG", &file).env("QUORLOCK_NODES", nodes));
+    assert_succeeds(&output);
+    assert_fails(&run_with(&write_config(&files, &masters)), &["WRONGPASS"]);
 }
 
 #[test]
@@ -259,10 +233,8 @@ fn error_in_a_file_names_the_file_the_line_and_what_to_write() {
         let file = files.write("f.toml", text);
         assert_fails(&run_with(&file), &hints);
     }
-    assert_fails(
-        &run_with(&files.path("missing.toml")),
-        &["there is no configuration file", "missing.toml"],
-    );
+    let missing = run_with(&files.path("missing.toml"));
+    assert_fails(&missing, &["there is no configuration file", "missing.toml"]);
     assert_fails(&run_with(&files.path("")), &["cannot read", "--config"]);
 }
 
@@ -281,7 +253,7 @@ fn no_wait_replaces_the_wait_of_a_file() {
     let masters = Masters::start(3);
     let files = Files::new();
     let file = files.write("f.toml", &(nodes_line(&masters) + "[defaults]\nwait = '1h'"));
-    let holder = Holder::start(&masters, &LONG_NODE_LIMIT);
+    let holder = Holder::start(&masters, &LONG_NODE_TIMEOUT);
     assert_eq!(code(run_with(&file).status), 121);
     holder.release();
 }

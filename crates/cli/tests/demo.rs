@@ -1,4 +1,4 @@
-//! `scripts/demo`, which the README shows first.
+//! `scripts/demo`, which `make demo` runs.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -6,7 +6,7 @@ mod common;
 
 use std::process::{Command, Output, Stdio};
 
-use common::{QUORLOCK, code, stderr, stdout};
+use common::{QUORLOCK, assert_contains, code, stderr, stdout};
 
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/demo");
 
@@ -29,5 +29,5 @@ fn no_increment_is_lost_under_the_lock() {
 fn increments_are_lost_without_the_lock_and_the_demo_fails() {
     let output = demo(&["--without-lock"]);
     assert_eq!(code(output.status), 1, "{}", stdout(&output));
-    assert!(stdout(&output).contains("LOST"), "{}", stdout(&output));
+    assert_contains(stdout(&output), "LOST");
 }

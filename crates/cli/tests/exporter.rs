@@ -8,11 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::http::{Exporter, get};
-use common::{PATIENCE, code, command_stats, quorlock, stderr};
+use common::{PATIENCE, address, assert_error, code, command_stats, exec, on_urls};
 use quorlock_testkit::{Direction, Masters, Proxy, eventually};
 use rustix::process::Signal;
 
-/// Asserts that the text has this line.
 #[track_caller]
 fn assert_has(text: &str, line: &str) {
     assert!(text.lines().any(|have| have == line), "no {line} in {text}");
@@ -22,13 +21,9 @@ fn assert_has(text: &str, line: &str) {
 fn scrape_has_the_state_and_the_counters_of_each_node() {
     let mut masters = Masters::start_with(3, |_, master| master.tcp()).unwrap();
     let exporter = Exporter::start(&masters.urls(), &[]);
-    let name = |index: usize| {
-        masters[index].url().replace("redis://", "").trim_end_matches('/').to_owned()
-    };
-    let names = [name(0), name(1), name(2)];
-    let key = "a-secret-key";
-    let acquire = ["LOCK.ACQUIRE", key, "a-secret-token", "60000", "OWNER", "an-owner"];
-    redis::cmd(acquire[0]).arg(&acquire[1..]).exec(&mut masters[0].connection()).unwrap();
+    let names = [0, 1, 2].map(|index: usize| address(&masters[index]));
+    let acquire = ["LOCK.ACQUIRE", "a-secret-key", "a-secret-token", "60000", "OWNER", "an-owner"];
+    exec(&masters[0], &acquire);
     let text = exporter.scrape();
     assert_has(&text, &format!("quorlock_node_leases{{node=\"{}\"}} 1.0", names[0]));
     assert_has(&text, &format!("quorlock_node_grants_total{{node=\"{}\"}} 1", names[0]));
@@ -51,7 +46,7 @@ fn scrape_has_the_state_and_the_counters_of_each_node() {
     assert_eq!(get(exporter.address, "/").0, 200);
     assert_eq!(get(exporter.address, "/other").0, 404);
     exporter.process.signal(Signal::TERM);
-    assert_eq!(code(exporter.process.end().status), 0);
+    assert_eq!(code(exporter.process.wait_for_end().status), 0);
 }
 
 #[test]
@@ -59,7 +54,7 @@ fn silent_node_costs_a_scrape_no_more_than_its_time_limit() {
     let masters = Masters::start(3);
     let proxy = Proxy::start(masters[2].url());
     let urls = [masters[0].url(), masters[1].url(), proxy.url()];
-    let exporter = Exporter::start(&urls, &["--node-limit", "1s"]);
+    let exporter = Exporter::start(&urls, &["--node-timeout", "1s"]);
     assert!(exporter.scrape().contains("voting_nodes{} 3.0"));
     proxy.drop_bytes(Direction::ToServer);
     let started = Instant::now();
@@ -81,7 +76,7 @@ fn scrape_asks_each_node_once_and_overlapping_scrapes_share_requests() {
     const INFOS_PER_SCRAPE: u64 = 2;
     let masters = Masters::start(1);
     let proxy = Proxy::start(masters[0].url());
-    let exporter = Exporter::start(&[proxy.url()], &["--node-limit", "10s"]);
+    let exporter = Exporter::start(&[proxy.url()], &["--node-timeout", "10s"]);
     let address = exporter.address;
     let info_calls = || command_stats(&masters[0], "info").0;
     exporter.scrape();
@@ -92,7 +87,7 @@ fn scrape_asks_each_node_once_and_overlapping_scrapes_share_requests() {
     assert_eq!(info_calls() - before, INFOS_PER_SCRAPE + 1);
 
     let before = info_calls();
-    proxy.stall(Direction::ToServer);
+    proxy.hold(Direction::ToServer);
     thread::scope(|scope| {
         for _ in 0..SCRAPES {
             scope.spawn(|| assert_eq!(get(address, "/metrics").0, 200));
@@ -111,8 +106,7 @@ fn scrape_asks_each_node_once_and_overlapping_scrapes_share_requests() {
 fn address_that_is_taken_is_an_error_that_says_what_to_do() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let output =
-        quorlock().args(["exporter", "--nodes", "a", "--listen", &address]).output().unwrap();
-    assert_eq!(code(output.status), 125);
-    assert!(stderr(&output).contains("choose another --listen"), "{}", stderr(&output));
+    let mut exporter = on_urls(&["a".into()], "exporter");
+    let output = exporter.args(["--listen", &address]).output().unwrap();
+    assert_error(&output, 125, "choose another --listen");
 }

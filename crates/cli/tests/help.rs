@@ -6,14 +6,13 @@ mod common;
 
 use std::fs;
 
-use common::{code, quorlock, stderr, stdout};
+use common::{assert_contains, assert_error, code, quorlock, stderr, stdout};
 
-/// Asserts that the help of this verb contains these texts.
-fn assert_help_contains(verb: &[&str], things: &[&str]) {
-    let output = quorlock().args(verb).arg("--help").output().unwrap();
+fn assert_help_contains(subcommand: &[&str], things: &[&str]) {
+    let output = quorlock().args(subcommand).arg("--help").output().unwrap();
     assert_eq!(code(output.status), 0);
     for thing in things {
-        assert!(stdout(&output).contains(thing), "no {thing} in {}", stdout(&output));
+        assert_contains(stdout(&output), thing);
     }
 }
 
@@ -21,82 +20,58 @@ fn assert_help_contains(verb: &[&str], things: &[&str]) {
 #[track_caller]
 fn assert_fails(arguments: &[&str], hint: &str) {
     let output = quorlock().args(arguments).args(["k", "--", "true"]).output().unwrap();
-    assert_eq!(code(output.status), 125, "{arguments:?}");
-    assert!(stderr(&output).contains(hint), "no {hint} in {}", stderr(&output));
+    assert_error(&output, 125, hint);
     assert!(!stderr(&output).contains("s3cret"), "{}", stderr(&output));
 }
 
 #[test]
 fn help_names_options_exit_codes_and_environment_variables() {
-    let verbs = ["run", "acquire", "extend", "release", "inspect", "list", "revoke", "bench", "up"];
-    assert_help_contains(&[], &verbs);
+    let subcommands =
+        ["run", "acquire", "extend", "release", "inspect", "list", "revoke", "bench", "up"];
+    assert_help_contains(&[], &subcommands);
     assert_help_contains(
         &[],
         &["status", "doctor", "top", "exporter", "quorlock run KEY -- COMMAND"],
     );
-    let of_all = [
-        ["--config", "--nodes", "--user", "--password-file", "--cacert", "--cert", "--key"]
-            .as_slice(),
-        [
-            "QUORLOCK_CONFIG",
-            "QUORLOCK_NODES",
-            "QUORLOCK_USER",
-            "QUORLOCK_PASSWORD",
-            "SSL_CERT_FILE",
-        ]
-        .as_slice(),
-        ["XDG_CONFIG_HOME", "/etc/quorlock.toml", "tls.cacert", "defaults.ttl"].as_slice(),
-    ];
-    assert_help_contains(&[], &of_all.concat());
-    for verb in ["acquire", "extend", "release", "bench", "status"] {
+    for of_all in [
+        &["--config", "--nodes", "--user", "--password-file", "--cacert", "--cert", "--key"][..],
+        &["QUORLOCK_CONFIG", "QUORLOCK_NODES", "QUORLOCK_USER", "QUORLOCK_PASSWORD"],
+        &["SSL_CERT_FILE", "XDG_CONFIG_HOME", "/etc/quorlock.toml", "tls.cacert", "defaults.ttl"],
+    ] {
+        assert_help_contains(&[], of_all);
+    }
+    for subcommand in ["acquire", "extend", "release", "bench", "status"] {
         assert_help_contains(
-            &[verb],
+            &[subcommand],
             &["--nodes", "--config", "--cacert", "0 ", "122 ", "125 ", "quorlock --help"],
         );
     }
-    for verb in ["inspect", "list", "revoke"] {
-        assert_help_contains(&[verb], &["--nodes", "0 ", "122 ", "125 ", "quorlock --help"]);
+    for subcommand in ["inspect", "list", "revoke"] {
+        assert_help_contains(&[subcommand], &["--nodes", "0 ", "122 ", "125 ", "quorlock --help"]);
     }
     assert_help_contains(&["revoke"], &["--now", "--yes", "121 ", "123 ", "128 +"]);
     assert_help_contains(&["list"], &["[PATTERN]", "--limit", "--json"]);
     assert_help_contains(
         &["doctor"],
-        &["--ttl", "--lock", "--json", "--node-limit", "0 ", "1 ", "2 ", "125 "],
+        &["--ttl", "--lock", "--json", "--node-timeout", "0 ", "1 ", "2 ", "125 "],
     );
     assert_help_contains(
         &["exporter"],
-        &["--listen", "127.0.0.1:", "--node-limit", "/metrics", "0 ", "125 "],
+        &["--listen", "127.0.0.1:", "--node-timeout", "/metrics", "0 ", "125 "],
     );
     assert_help_contains(&["top"], &["[PATTERN]", "--interval", "q quits", "0 ", "125 ", "128 +"]);
-    let of_run = [
-        ["<KEY>", "<COMMAND>", "--nodes", "--ttl", "--wait", "--node-limit", "--owner"].as_slice(),
-        [
-            "-n, --no-wait",
-            "-w <SECONDS>",
-            "-c <STRING>",
-            "-E, --conflict-exit-code <N>",
-            "--verbose",
-        ]
-        .as_slice(),
-        ["--hold-at-least", "0 3 * * *", "--kill-after", "--wait-all", "background", "watchdog"]
-            .as_slice(),
-        ["QUORLOCK_NODES", "QUORLOCK_KEY", "QUORLOCK_FENCE", "QUORLOCK_TTL_MS"].as_slice(),
-        ["--shared", "--permits", "QUORLOCK_PERMIT"].as_slice(),
-        ["128 +", "120 ", "121 ", "122 ", "125 ", "126 ", "127 "].as_slice(),
-    ];
-    assert_help_contains(&["run"], &of_run.concat());
-    let of_up = [
-        "-n, --masters",
-        "--port",
-        "--keep",
-        "--server",
-        "--module",
-        "QUORLOCK_SERVER",
-        "QUORLOCK_MODULE",
-        "0 ",
-        "125 ",
-    ];
-    assert_help_contains(&["up"], &of_up);
+    for of_run in [
+        &["<KEY>", "<COMMAND>", "--nodes", "--ttl", "--wait", "--node-timeout", "--owner"][..],
+        &["-n, --no-wait", "-w <SECONDS>", "-c <STRING>", "-E, --conflict-exit-code <N>"],
+        &["--verbose", "--hold-at-least", "0 3 * * *", "--kill-after", "--wait-all"],
+        &["background", "watchdog", "--shared", "--permits", "QUORLOCK_PERMIT"],
+        &["QUORLOCK_NODES", "QUORLOCK_KEY", "QUORLOCK_FENCE", "QUORLOCK_TTL_MS"],
+        &["128 +", "120 ", "121 ", "122 ", "125 ", "126 ", "127 "],
+    ] {
+        assert_help_contains(&["run"], of_run);
+    }
+    assert_help_contains(&["up"], &["-n, --masters", "--port", "--keep", "--server", "--module"]);
+    assert_help_contains(&["up"], &["QUORLOCK_SERVER", "QUORLOCK_MODULE", "0 ", "125 "]);
 }
 
 #[test]
@@ -110,7 +85,7 @@ fn wrong_command_line_exits_with_125_and_points_to_help() {
     ] {
         let output = quorlock().args(wrong).output().unwrap();
         assert_eq!(code(output.status), 125, "{wrong:?}");
-        assert!(stderr(&output).contains("--help"), "{}", stderr(&output));
+        assert_contains(stderr(&output), "--help");
         assert!(output.stdout.is_empty());
     }
 }
@@ -125,17 +100,11 @@ fn example_files_of_help_and_documentation_are_valid() {
     let path = folder.path().join("quorlock.toml");
     for file in [of_help.split("\n\n").next().unwrap(), of_page.split("```").next().unwrap()] {
         fs::write(&path, file).unwrap();
-        let mut command = quorlock();
-        let output = command
-            .args(["run", "k", "--config"])
-            .arg(&path)
-            .args(["--", "true"])
-            .output()
-            .unwrap();
-        assert_eq!(code(output.status), 125);
-        // The file was read, and the first file that it names is missing.
+        let mut run = quorlock();
+        run.args(["run", "k", "--config"]).arg(&path).args(["--", "true"]);
+        // The file is read, and the first file that it names is missing.
         let error = "cannot read the password from /etc/quorlock.password";
-        assert!(stderr(&output).contains(error), "{}", stderr(&output));
+        assert_error(&run.output().unwrap(), 125, error);
     }
 }
 

@@ -4,14 +4,14 @@
 
 mod common;
 
-use std::process::ExitStatus;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    LONG_NODE_LIMIT, PATIENCE, Running, code, is_alive, masters_holding, run_script, stderr, stdout,
+    LONG_NODE_TIMEOUT, PATIENCE, Running, assert_error, code, exec, masters_holding, on,
+    run_script, start_script, stderr, stdout, wait_until_ended,
 };
-use quorlock_testkit::{Masters, eventually};
+use quorlock_testkit::Masters;
 use rustix::process::Signal;
 
 const JOB: &str = "sleep 0.05; echo ran; exit 3";
@@ -23,10 +23,8 @@ fn machines_that_run(options: &[&str]) -> usize {
     let masters = Masters::start(5);
     let machine = |number| {
         thread::sleep(STAGGER * number);
-        let output =
-            run_script(&masters, &[&LONG_NODE_LIMIT[..], &["--wait", "1s"], options].concat(), JOB)
-                .output()
-                .unwrap();
+        let options = [&LONG_NODE_TIMEOUT[..], &["--wait", "1s"], options].concat();
+        let output = run_script(&masters, &options, JOB).output().unwrap();
         let ran = stdout(&output) == "ran\n";
         // The code is 122 when the host is so busy that the last request of the wait is unanswered.
         let expected: &[i32] = if ran { &[3] } else { &[121, 122] };
@@ -37,6 +35,13 @@ fn machines_that_run(options: &[&str]) -> usize {
         let machines: Vec<_> = (0..5).map(|number| scope.spawn(move || machine(number))).collect();
         machines.into_iter().map(|machine| machine.join().unwrap()).filter(|ran| *ran).count()
     })
+}
+
+/// Starts a run whose command has ended with 7, and which holds the lock.
+fn start_hold(masters: &Masters, options: &[&str]) -> Running {
+    let mut running = start_script(masters, options, "echo $$; exit 7");
+    wait_until_ended(running.pid_line());
+    running
 }
 
 #[test]
@@ -52,15 +57,15 @@ fn job_that_is_not_held_is_run_by_several_machines() {
 #[test]
 fn lock_is_renewed_during_the_hold_and_the_exit_code_kept() {
     let masters = Masters::start(3);
-    let options = ["--hold-at-least", "2500ms", "--ttl", "1s", "--node-limit", "100ms"];
+    let options = ["--hold-at-least", "2500ms", "--ttl", "1s", "--node-timeout", "100ms"];
     let started = Instant::now();
-    let mut running = Running::start(&mut run_script(&masters, &options, "echo over; exit 7"));
+    let mut running = start_script(&masters, &options, "echo over; exit 7");
     assert_eq!(running.line(), "over");
     while started.elapsed() < Duration::from_secs(2) {
         assert!(masters_holding(&masters) >= 2, "after {:?}", started.elapsed());
         thread::sleep(Duration::from_millis(10));
     }
-    let output = running.end();
+    let output = running.wait_for_end();
     assert_eq!((code(output.status), stderr(&output)), (7, ""));
     assert!(started.elapsed() >= Duration::from_millis(2500));
     assert_eq!(masters_holding(&masters), 0);
@@ -69,13 +74,10 @@ fn lock_is_renewed_during_the_hold_and_the_exit_code_kept() {
 #[test]
 fn signal_during_the_hold_releases_the_lock_at_once() {
     let masters = Masters::start(3);
-    let mut running =
-        Running::start(&mut run_script(&masters, &["--hold-at-least", "1h"], "echo $$; exit 7"));
-    let command = running.pid_line();
-    eventually(PATIENCE, "the command has ended", || !is_alive(command));
+    let running = start_hold(&masters, &["--hold-at-least", "1h"]);
     assert!(masters_holding(&masters) >= 2);
     running.signal(Signal::TERM);
-    let output = running.end();
+    let output = running.wait_for_end();
     assert_eq!((code(output.status), stderr(&output)), (7, ""));
     assert_eq!(masters_holding(&masters), 0);
 }
@@ -84,14 +86,10 @@ fn signal_during_the_hold_releases_the_lock_at_once() {
 fn usr1_and_usr2_do_not_end_the_hold() {
     let masters = Masters::start(1);
     let started = Instant::now();
-    let mut running =
-        Running::start(&mut run_script(&masters, &["--hold-at-least", "3s"], "echo $$; exit 7"));
-    let command = running.pid_line();
-    eventually(PATIENCE, "the command has ended", || !is_alive(command));
-    for signal in [Signal::USR1, Signal::USR2] {
-        running.signal(signal);
-    }
-    let output = running.end();
+    let running = start_hold(&masters, &["--hold-at-least", "3s"]);
+    running.signal(Signal::USR1);
+    running.signal(Signal::USR2);
+    let output = running.wait_for_end();
     assert_eq!((code(output.status), stderr(&output)), (7, ""));
     assert!(started.elapsed() >= Duration::from_secs(3));
 }
@@ -100,14 +98,10 @@ fn usr1_and_usr2_do_not_end_the_hold() {
 fn signal_that_ends_the_command_prevents_the_hold() {
     let masters = Masters::start(3);
     for (signal, expected) in [(Signal::TERM, 143), (Signal::INT, 130)] {
-        let mut running = Running::start(&mut run_script(
-            &masters,
-            &["--hold-at-least", "1h"],
-            "echo held; read go",
-        ));
+        let mut running = start_script(&masters, &["--hold-at-least", "1h"], "echo held; read go");
         assert_eq!(running.line(), "held");
         running.signal(signal);
-        assert_eq!(code(running.end().status), expected);
+        assert_eq!(code(running.wait_for_end().status), expected);
         assert_eq!(masters_holding(&masters), 0);
     }
 }
@@ -115,10 +109,9 @@ fn signal_that_ends_the_command_prevents_the_hold() {
 #[test]
 fn lock_is_not_held_for_a_command_that_cannot_be_run() {
     let masters = Masters::start(1);
-    let mut run = common::run_on(masters.urls());
-    let status: ExitStatus =
-        run.args(["--hold-at-least", "1h", "k", "--", "/no/such/command"]).status().unwrap();
-    assert_eq!(code(status), 127);
+    let mut run = on(&masters, "run");
+    run.args(["--hold-at-least", "1h", "k", "--", "/no/such/command"]);
+    assert_eq!(code(run.status().unwrap()), 127);
 }
 
 #[test]
@@ -133,12 +126,8 @@ fn hold_does_not_outlast_a_longer_command() {
 #[test]
 fn loss_during_the_hold_is_reported_and_changes_no_exit_code() {
     let masters = Masters::start(1);
-    let options = ["--hold-at-least", "1h", "--ttl", "1s"];
-    let mut running = Running::start(&mut run_script(&masters, &options, "echo $$; exit 7"));
-    let command = running.pid_line();
-    eventually(PATIENCE, "the command has ended", || !is_alive(command));
-    redis::cmd("DEL").arg("k").exec(&mut masters[0].connection()).unwrap();
-    let output = running.end();
-    assert_eq!(code(output.status), 7);
-    assert!(stderr(&output).contains("before --hold-at-least was over"), "{}", stderr(&output));
+    let running = start_hold(&masters, &["--hold-at-least", "1h", "--ttl", "1s"]);
+    exec(&masters[0], &["DEL", "k"]);
+    let output = running.wait_for_end();
+    assert_error(&output, 7, "before --hold-at-least was over");
 }

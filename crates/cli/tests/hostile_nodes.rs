@@ -13,7 +13,7 @@ use common::{code, quorlock, stderr, stdout};
 /// An error that sets the title of the terminal, clears the screen, changes the colour with a C1
 /// code, and reverses the order of the text that follows.
 const CONTROL_CODES: &str = "-ERR \u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}31m\u{202e}no\r\n";
-/// An error with a line that looks like a message of the program.
+/// A RESP3 bulk error whose second line looks like a message of the program.
 const FAKE_MESSAGE: &str = "!37\r\nERR no\nquorlock: acquired after 1.0ms\r\n";
 
 /// Starts a node that answers each command with this error, and returns its address.
@@ -22,13 +22,13 @@ fn node(error: &'static str) -> SocketAddr {
     let address = listener.local_addr().unwrap();
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            thread::spawn(move || refuse(&stream, error));
+            thread::spawn(move || answer(&stream, error));
         }
     });
     address
 }
 
-fn refuse(mut stream: &TcpStream, error: &str) {
+fn answer(mut stream: &TcpStream, error: &str) {
     for line in BufReader::new(stream).split(b'\n').map_while(Result::ok) {
         let is_command = line.starts_with(b"*");
         if is_command && stream.write_all(error.as_bytes()).is_err() {
@@ -45,7 +45,7 @@ fn printed(error: &'static str, words: &[&str]) -> String {
     format!("{}{}", stdout(&output), stderr(&output))
 }
 
-const VERBS: [&[&str]; 9] = [
+const COMMAND_LINES: [&[&str]; 9] = [
     &["run", "k", "--wait", "50ms", "--", "true"],
     &["acquire", "k", "--no-wait"],
     &["bench", "--duration", "100ms"],
@@ -59,7 +59,7 @@ const VERBS: [&[&str]; 9] = [
 
 #[test]
 fn error_text_of_a_node_cannot_control_the_terminal() {
-    for words in VERBS {
+    for words in COMMAND_LINES {
         let text = printed(CONTROL_CODES, words);
         assert!(text.contains("owned"), "{words:?} does not show the error: {text:?}");
         let is_plain = |c: char| c == '\n' || !(c.is_control() || c == '\u{202e}');
@@ -69,7 +69,7 @@ fn error_text_of_a_node_cannot_control_the_terminal() {
 
 #[test]
 fn error_text_of_a_node_cannot_imitate_a_message() {
-    for words in VERBS {
+    for words in COMMAND_LINES {
         let text = printed(FAKE_MESSAGE, words);
         assert!(text.contains("acquired after"), "{words:?} does not show the error: {text:?}");
         assert!(

@@ -1,4 +1,4 @@
-//! Two of three masters hang: the verbs end in time, and `run` names the silent masters.
+//! Two of three masters hang: the subcommands end in time, and `run` names the silent masters.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -7,25 +7,19 @@ mod common;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use common::{code, on, run_script, stderr, stdout};
-use quorlock_testkit::Masters;
+use common::{address, assert_contains, code, on, run_script, stderr, stdout};
+use quorlock_testkit::{Masters, Server};
 
-/// More time than each of these verbs takes, and less than the client library takes by default to
-/// give up connecting.
+/// More than each of these subcommands takes, and less than the client's default limit to connect.
 const AT_MOST: Duration = Duration::from_secs(4);
 
 /// Three masters, of which only the last one answers.
 fn two_hung_masters() -> Masters {
     let masters = Masters::start_with(3, |_, master| master.tcp()).unwrap();
-    masters.iter().take(2).for_each(quorlock_testkit::Server::pause);
+    masters.iter().take(2).for_each(Server::pause);
     masters
 }
 
-fn address(masters: &Masters, index: usize) -> String {
-    masters[index].url().trim_start_matches("redis://").trim_end_matches('/').to_owned()
-}
-
-/// Runs the command, and asserts that it ends within [`AT_MOST`].
 #[track_caller]
 fn output_in_time(command: &mut Command) -> Output {
     let started = Instant::now();
@@ -38,27 +32,27 @@ fn output_in_time(command: &mut Command) -> Output {
 #[test]
 fn run_that_does_not_wait_fails_soon_and_names_the_silent_masters() {
     let masters = two_hung_masters();
-    for options in [&["-n"][..], &["--wait", "1s"], &["-n", "--node-limit", "100ms"]] {
+    for options in [&["-n"][..], &["--wait", "1s"], &["-n", "--node-timeout", "100ms"]] {
         let output = output_in_time(&mut run_script(&masters, options, "echo ran"));
         assert_eq!((code(output.status), stdout(&output)), (122, ""), "{options:?}");
         let said = stderr(&output);
         for silent in [0, 1] {
-            let reason = format!("{}: not connected (no answer yet)", address(&masters, silent));
+            let reason = format!("{}: not connected (no answer yet)", address(&masters[silent]));
             assert!(said.contains(&reason), "{options:?}: {said}");
         }
-        let healthy =
-            format!("{}: connected, but does not vote until a majority", address(&masters, 2));
-        assert!(said.contains(&healthy), "{options:?}: {said}");
+        let healthy = address(&masters[2]);
+        let reason = format!("{healthy}: connected, but does not vote until a majority");
+        assert!(said.contains(&reason), "{options:?}: {said}");
     }
     let output = output_in_time(on(&masters, "acquire").args(["k", "-n"]));
     assert_eq!(code(output.status), 122, "{}", stderr(&output));
 }
 
 #[test]
-fn node_limit_bounds_the_time_to_connect() {
+fn node_timeout_bounds_the_time_to_connect() {
     let masters = two_hung_masters();
     let started = Instant::now();
-    let output = run_script(&masters, &["-n", "--node-limit", "10ms"], ":").output().unwrap();
+    let output = run_script(&masters, &["-n", "--node-timeout", "10ms"], ":").output().unwrap();
     let (took, second) = (started.elapsed(), Duration::from_secs(1));
     assert_eq!(code(output.status), 122);
     assert!(took < second, "{took:?}, but a run without the option takes a second");
@@ -69,18 +63,18 @@ fn inspect_and_list_end_in_time_without_a_majority() {
     let masters = two_hung_masters();
     let output = output_in_time(on(&masters, "inspect").arg("k"));
     assert_eq!(code(output.status), 122);
-    assert!(stdout(&output).contains(&format!("{}  free", address(&masters, 2))), "{output:?}");
+    assert!(stdout(&output).contains(&format!("{}  free", address(&masters[2]))), "{output:?}");
     assert_eq!(code(output_in_time(&mut on(&masters, "list")).status), 122);
 }
 
 #[test]
 fn status_shows_that_the_healthy_master_votes() {
     let masters = two_hung_masters();
-    let output = on(&masters, "status").args(["--node-limit", "500ms"]).output().unwrap();
+    let output = on(&masters, "status").args(["--node-timeout", "500ms"]).output().unwrap();
     assert_eq!(code(output.status), 122);
     let text = stdout(&output);
-    let state = |index| {
-        let line = text.lines().find(|line| line.contains(&address(&masters, index))).unwrap();
+    let state = |index: usize| {
+        let line = text.lines().find(|line| line.contains(&address(&masters[index]))).unwrap();
         line.split_whitespace().nth(1).unwrap()
     };
     assert_eq!([state(0), state(1), state(2)], ["down", "down", "voting"], "{text}");
@@ -92,8 +86,8 @@ fn doctor_ends_within_two_time_limits() {
     let masters = two_hung_masters();
     let limit = Duration::from_secs(2);
     let started = Instant::now();
-    let output = on(&masters, "doctor").args(["--node-limit", "2s"]).output().unwrap();
+    let output = on(&masters, "doctor").args(["--node-timeout", "2s"]).output().unwrap();
     assert!(started.elapsed() < 2 * limit, "{:?}", started.elapsed());
     assert_eq!(code(output.status), 2, "{}", stdout(&output));
-    assert!(stdout(&output).contains("no answer within 2000 ms"), "{}", stdout(&output));
+    assert_contains(stdout(&output), "no answer within 2000 ms");
 }

@@ -7,10 +7,10 @@ mod common;
 use std::process::Output;
 
 use common::{
-    Holder, Net, PATIENCE, Running, code, json, masters_holding, on, quorlock, run_script, stderr,
-    stdout,
+    Holder, Net, PATIENCE, assert_contains, assert_error, assert_ok, code, exec, json, on, on_urls,
+    run_script, start_script, stderr, stdout, wait_until_all_hold,
 };
-use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually};
+use quorlock_testkit::{Direction, Masters, eventually};
 use serde_json::Value;
 
 fn inspect(masters: &Masters, words: &[&str]) -> Output {
@@ -23,9 +23,9 @@ fn list(masters: &Masters, words: &[&str]) -> Output {
 
 /// Acquires a lock that no process releases.
 fn acquire(masters: &Masters, key: &str) {
-    let output =
-        on(masters, "acquire").args([key, "--ttl", "40s", "--owner", "web-1"]).output().unwrap();
-    assert_eq!(code(output.status), 0, "{}", stderr(&output));
+    let mut acquire = on(masters, "acquire");
+    let output = acquire.args([key, "--ttl", "40s", "--owner", "web-1"]).output().unwrap();
+    assert_ok(&output);
 }
 
 /// Masters that grant the proposed fence, so that a lock has the same fence on all of them.
@@ -39,10 +39,8 @@ fn free_lock_is_shown_as_free() {
     let output = inspect(&masters, &["k"]);
     assert_eq!(code(output.status), 123);
     let text = stdout(&output);
-    assert!(
-        text.starts_with("k: free\n") && text.ends_with("asks for the lock acquires it.\n"),
-        "{text}"
-    );
+    assert!(text.starts_with("k: free\n"), "{text}");
+    assert!(text.ends_with("asks for the lock acquires it.\n"), "{text}");
     assert_eq!(text.lines().count(), 6, "{text}");
     let output = inspect(&masters, &["k", "--json"]);
     assert_eq!((code(output.status), &json(&output)["state"]), (123, &"free".into()));
@@ -52,8 +50,8 @@ fn free_lock_is_shown_as_free() {
 fn held_lock_has_an_owner_a_fence_times_and_waiters() {
     let masters = agreeing_masters();
     let holder = Holder::start(&masters, &["--ttl", "30s", "--owner", "web-3"]);
-    eventually(PATIENCE, "all masters hold the lock", || masters_holding(&masters) == 3);
-    let waiter = Running::start(&mut run_script(&masters, &["--owner", "\u{1b}[31mweb-4"], ":"));
+    wait_until_all_hold(&masters);
+    let waiter = start_script(&masters, &["--owner", "\u{1b}[31mweb-4"], ":");
     let shown = || json(&inspect(&masters, &["k", "--json"]));
     eventually(PATIENCE, "the waiter is shown", || shown()["waiters"] == 1);
     let lock = shown();
@@ -64,10 +62,8 @@ fn held_lock_has_an_owner_a_fence_times_and_waiters() {
     assert_eq!(lock["queue"][0]["owner"], "\u{1b}[31mweb-4");
     let ms = |name: &str| lock[name].as_u64().unwrap();
     assert!(ms("at_most_ms") <= 30_000 && ms("held_ms") < 20_000 && ms("fence") > 0, "{lock}");
-    assert!(
-        lock["nodes"].as_array().unwrap().iter().all(|node| node["owner"] == "web-3"),
-        "{lock}"
-    );
+    let nodes = lock["nodes"].as_array().unwrap();
+    assert!(nodes.iter().all(|node| node["owner"] == "web-3"), "{lock}");
     let output = inspect(&masters, &["k"]);
     let text = stdout(&output);
     assert_eq!(code(output.status), 0);
@@ -95,7 +91,7 @@ fn shared_lock_is_shown_with_every_holder() {
     assert!(text.contains("  holders  3: web-1, web-2, web-3\n"), "{text}");
     assert!(text.contains("web-1 +2"), "{text}");
     let listed = list(&masters, &[]);
-    assert!(stdout(&listed).contains("shared by 3 clients on 3 of 3"), "{}", stdout(&listed));
+    assert_contains(stdout(&listed), "shared by 3 clients on 3 of 3");
     holders.into_iter().for_each(Holder::release);
 }
 
@@ -112,7 +108,7 @@ fn semaphore_is_shown_as_a_whole() {
     assert_eq!((&free["held"], exit_code), (&0.into(), 123));
     let options = |owner| ["--permits", "2", "--owner", owner];
     let holders = ["web-1", "web-2"].map(|owner| Holder::start(&masters, &options(owner)));
-    let waiter = Running::start(&mut run_script(&masters, &options("web-3"), ":"));
+    let waiter = start_script(&masters, &options("web-3"), ":");
     eventually(PATIENCE, "the waiter is shown", || semaphore(&masters, "2").0["waiters"] == 1);
     let (shown, exit_code, said) = semaphore(&masters, "2");
     assert_eq!((exit_code, &*said), (0, ""));
@@ -144,7 +140,7 @@ fn larger_number_of_permits_is_noticed() {
         let warned = stderr(&output).contains("another client gives k at least 3 permits");
         assert_eq!(warned, is_warned, "{permits}: {}", stderr(&output));
     }
-    let mut waiting = Running::start(&mut run_script(&masters, &["--permits", "2"], ":"));
+    let mut waiting = start_script(&masters, &["--permits", "2"], ":");
     assert!(waiting.error_line().contains("at least 3 permits"));
     drop(waiting);
     holders.into_iter().for_each(Holder::release);
@@ -155,10 +151,7 @@ fn revoked_lock_is_shown_as_revoked() {
     let masters = agreeing_masters();
     acquire(&masters, "k");
     let revoke = |nodes: usize| {
-        for master in masters.iter().take(nodes) {
-            let _: i64 =
-                redis::cmd("LOCK.REVOKE").arg("k").query(&mut master.connection()).unwrap();
-        }
+        masters.iter().take(nodes).for_each(|master| exec(master, &["LOCK.REVOKE", "k"]));
         let output = inspect(&masters, &["k"]);
         assert_eq!(code(output.status), 0);
         stdout(&output).to_owned()
@@ -178,57 +171,46 @@ fn node_that_is_down_is_named_with_the_reason() {
     acquire(&masters, "k");
     masters[1].kill();
     let output = inspect(&masters, &["k"]);
-    assert_eq!(code(output.status), 0, "{}", stdout(&output));
+    assert_ok(&output);
     assert!(stdout(&output).starts_with("k: held by web-1 on 2 of 3 nodes"), "{}", stdout(&output));
-    assert!(stdout(&output).contains("not connected"), "{}", stdout(&output));
+    assert_contains(stdout(&output), "not connected");
     assert!(json(&inspect(&masters, &["k", "--json"]))["nodes"][1]["error"].is_string());
     let listed = list(&masters, &[]);
     assert_eq!(code(listed.status), 0);
-    assert!(stdout(&listed).contains("held by web-1 on 2 of 3 nodes"), "{}", stdout(&listed));
-    assert!(stderr(&listed).contains("did not list all its locks"), "{}", stderr(&listed));
+    assert_contains(stdout(&listed), "held by web-1 on 2 of 3 nodes");
+    assert_contains(stderr(&listed), "may lack locks");
 
     masters[2].kill();
     let output = inspect(&masters, &["k"]);
     assert_eq!(code(output.status), 122);
-    assert!(
-        stdout(&output).starts_with("k: unknown: too few nodes answered"),
-        "{}",
-        stdout(&output)
-    );
+    let text = stdout(&output);
+    assert!(text.starts_with("k: unknown: too few nodes answered"), "{text}");
     assert_eq!(code(list(&masters, &[]).status), 122);
     masters[0].kill();
     for output in [inspect(&masters, &["k"]), list(&masters, &[])] {
-        assert_eq!((code(output.status), stdout(&output)), (122, ""));
-        assert!(stderr(&output).contains("no node"), "{}", stderr(&output));
+        assert_error(&output, 122, "no node");
+        assert_eq!(stdout(&output), "");
     }
 }
 
 #[test]
 fn silent_node_is_named() {
-    let Net { masters, proxies } = Net::start();
-    acquire(&masters, "k");
-    proxies[0].drop_bytes(Direction::ToServer);
-    let nodes = proxies.iter().map(Proxy::url).collect::<Vec<_>>().join(",");
-    let output = quorlock().args(["inspect", "k", "--nodes", &nodes]).output().unwrap();
+    let net = Net::start();
+    acquire(&net.masters, "k");
+    net.proxies[0].drop_bytes(Direction::ToServer);
+    let output = on_urls(&net.urls(), "inspect").arg("k").output().unwrap();
     assert!([0, 122].contains(&code(output.status)), "{}", stdout(&output));
-    assert!(stdout(&output).contains("not connected"), "{}", stdout(&output));
+    assert_contains(stdout(&output), "not connected");
 }
 
 #[test]
 fn key_of_a_program_that_uses_set_is_foreign() {
     let masters = Masters::start(3);
-    for master in &masters {
-        let mut set = redis::cmd("SET");
-        let _: String =
-            set.arg("k").arg("v").arg("PX").arg(60_000).query(&mut master.connection()).unwrap();
-    }
+    masters.iter().for_each(|master| exec(master, &["SET", "k", "v", "PX", "60000"]));
     let output = inspect(&masters, &["k"]);
     assert_eq!(code(output.status), 0);
-    assert!(
-        stdout(&output).starts_with("k: taken by a program that uses SET\n"),
-        "{}",
-        stdout(&output)
-    );
+    let text = stdout(&output);
+    assert!(text.starts_with("k: taken by a program that uses SET\n"), "{text}");
     assert_eq!(json(&inspect(&masters, &["k", "--json"]))["state"], "foreign");
     assert_eq!(stdout(&list(&masters, &[])).lines().count(), 1, "the key is no lock");
 }
@@ -243,10 +225,10 @@ fn locks_are_listed_in_the_order_of_their_keys() {
     }
     let keys = |words: &[&str]| {
         let output = list(&masters, words);
-        assert_eq!(code(output.status), 0, "{}", stderr(&output));
-        let lines =
-            stdout(&output).lines().skip(1).map(|line| line.split("  ").next().unwrap().to_owned());
-        (lines.collect::<Vec<_>>(), stderr(&output).to_owned())
+        assert_ok(&output);
+        let lines = stdout(&output).lines().skip(1);
+        let keys = lines.map(|line| line.split("  ").next().unwrap().to_owned());
+        (keys.collect::<Vec<_>>(), stderr(&output).to_owned())
     };
     let escaped = r"a\u{1b}]0;x\u{7}";
     assert_eq!(keys(&[]).0, [escaped, "orders/10", "orders/9", "zoo"]);
@@ -265,10 +247,8 @@ fn locks_are_listed_in_the_order_of_their_keys() {
     let output = list(&masters, &["orders/*", "--json", "--limit", "1"]);
     let all = json(&output);
     assert_eq!((&all["truncated"], all["locks"].as_array().unwrap().len()), (&true.into(), 1));
-    assert_eq!(
-        (&all["locks"][0]["key"], &all["locks"][0]["owner"]),
-        (&"orders/10".into(), &"web-1".into())
-    );
+    let lock = &all["locks"][0];
+    assert_eq!((&lock["key"], &lock["owner"]), (&"orders/10".into(), &"web-1".into()));
 }
 
 #[test]
@@ -278,20 +258,15 @@ fn locks_of_several_slices_are_listed_once() {
     for master in &masters {
         let mut pipeline = redis::pipe();
         for n in 0..LOCKS {
-            pipeline
-                .cmd("LOCK.ACQUIRE")
-                .arg(format!("k{n:04}"))
-                .arg("t")
-                .arg(60_000)
-                .arg("FENCE")
-                .arg(1 + n);
+            let (key, fence) = (format!("k{n:04}"), (1 + n).to_string());
+            pipeline.cmd("LOCK.ACQUIRE").arg(&[&key, "t", "60000", "FENCE", &fence]);
         }
         let _: redis::Value = pipeline.query(&mut master.connection()).unwrap();
     }
     let output = list(&masters, &["--limit", "100000", "--json"]);
     let all = json(&output);
-    let keys: Vec<_> =
-        all["locks"].as_array().unwrap().iter().map(|lock| lock["key"].as_str().unwrap()).collect();
+    let locks = all["locks"].as_array().unwrap().iter();
+    let keys: Vec<_> = locks.map(|lock| lock["key"].as_str().unwrap()).collect();
     assert_eq!(keys.len(), LOCKS);
     assert!(keys.is_sorted() && all["truncated"] == false);
 }
@@ -299,15 +274,7 @@ fn locks_of_several_slices_are_listed_once() {
 #[test]
 fn key_on_a_minority_of_the_nodes_is_marked() {
     let masters = agreeing_masters();
-    let acquire = |master: &Server| {
-        redis::cmd("LOCK.ACQUIRE")
-            .arg("k")
-            .arg("t")
-            .arg(60_000)
-            .exec(&mut master.connection())
-            .unwrap();
-    };
-    acquire(&masters[0]);
+    exec(&masters[0], &["LOCK.ACQUIRE", "k", "t", "60000"]);
     let output = list(&masters, &[]);
-    assert!(stdout(&output).contains("on a minority of the nodes only"), "{}", stdout(&output));
+    assert_contains(stdout(&output), "on a minority of the nodes only");
 }

@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::{PATIENCE, QUORLOCK, Running, code, stderr, stdout};
+use common::{PATIENCE, QUORLOCK, Running, assert_error, code, stderr, stdout};
 use quorlock_testkit::{Server, eventually, module_path};
 use redis::Value;
 use rustix::process::Signal;
@@ -17,14 +17,13 @@ use tempfile::TempDir;
 
 const INSTALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/install");
 
-/// The folder to install to, and the files to install.
-struct Prefix {
+/// The folder to install to, and the built files to install.
+struct Installation {
     root: TempDir,
-    /// The module and the program before they are installed.
     built: TempDir,
 }
 
-impl Prefix {
+impl Installation {
     fn new() -> Self {
         let built = tempfile::tempdir().unwrap();
         fs::copy(QUORLOCK, built.path().join("quorlock")).unwrap();
@@ -51,13 +50,19 @@ impl Prefix {
         self.path("usr/lib/quorlock/libquorlock.so")
     }
 
+    fn start_server(&self) -> Server {
+        let builder = Server::builder().module(self.module());
+        let server = builder.arg("lock.rejoin-delay", 0).start().unwrap();
+        assert!(grants(&server, "before"));
+        server
+    }
+
     /// The installed files, relative to `root`.
     fn files(&self) -> Vec<String> {
-        let output = Command::new("find")
-            .arg(self.root.path())
-            .args(["-type", "f", "-printf", "%P\n"])
-            .output();
-        let mut files: Vec<_> = stdout(&output.unwrap()).lines().map(str::to_owned).collect();
+        let mut find = Command::new("find");
+        find.arg(self.root.path()).args(["-type", "f", "-printf", "%P\n"]);
+        let output = find.output().unwrap();
+        let mut files: Vec<_> = stdout(&output).lines().map(str::to_owned).collect();
         files.sort();
         files
     }
@@ -76,7 +81,7 @@ fn inode(path: &Path) -> u64 {
 
 #[test]
 fn installed_program_finds_the_installed_module() {
-    let prefix = Prefix::new();
+    let prefix = Installation::new();
     prefix.install();
     let program = prefix.path("usr/bin/quorlock");
     let mut up = Running::start(Command::new(&program).args(["up", "-n", "1"]));
@@ -90,16 +95,14 @@ fn installed_program_finds_the_installed_module() {
     let output = run.args(["run", "k", "--nodes", &nodes, "--", "echo", "done"]).output().unwrap();
     assert_eq!((code(output.status), stdout(&output)), (0, "done\n"), "{}", stderr(&output));
     up.signal(Signal::TERM);
-    assert_eq!(code(up.end().status), 0);
+    assert_eq!(code(up.wait_for_end().status), 0);
 }
 
 #[test]
 fn running_server_survives_an_installation_over_its_module() {
-    let prefix = Prefix::new();
+    let prefix = Installation::new();
     prefix.install();
-    let server =
-        Server::builder().module(prefix.module()).arg("lock.rejoin-delay", 0).start().unwrap();
-    assert!(grants(&server, "before"));
+    let server = prefix.start_server();
     let old = inode(&prefix.module());
     prefix.install();
     assert_ne!(inode(&prefix.module()), old, "the module is another file now");
@@ -112,11 +115,9 @@ fn running_server_survives_an_installation_over_its_module() {
 /// The baseline of the test above: `cp` writes over the file of the module.
 #[test]
 fn running_server_crashes_when_its_module_is_overwritten() {
-    let prefix = Prefix::new();
+    let prefix = Installation::new();
     prefix.install();
-    let server =
-        Server::builder().module(prefix.module()).arg("lock.rejoin-delay", 0).start().unwrap();
-    assert!(grants(&server, "before"));
+    let server = prefix.start_server();
     let copied =
         Command::new("cp").arg(module_path().unwrap()).arg(prefix.module()).status().unwrap();
     assert!(copied.success());
@@ -128,7 +129,7 @@ fn running_server_crashes_when_its_module_is_overwritten() {
 
 #[test]
 fn changed_configuration_survives_reinstallation_and_removal() {
-    let prefix = Prefix::new();
+    let prefix = Installation::new();
     prefix.install();
     let configuration = prefix.path("etc/quorlock/main.conf");
     let text = fs::read_to_string(&configuration).unwrap();
@@ -151,10 +152,9 @@ fn changed_configuration_survives_reinstallation_and_removal() {
 
 #[test]
 fn missing_build_is_an_error_that_says_what_to_do() {
-    let prefix = Prefix::new();
+    let prefix = Installation::new();
     fs::remove_file(prefix.built.path().join("libquorlock.so")).unwrap();
     let output = prefix.run(&[]);
-    assert_eq!(code(output.status), 1);
-    assert!(stderr(&output).contains("make build"), "{}", stderr(&output));
+    assert_error(&output, 1, "make build");
     assert!(prefix.files().is_empty());
 }

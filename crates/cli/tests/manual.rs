@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use common::{code, quorlock, stderr, stdout};
+use common::{assert_error, code, quorlock, stderr, stdout};
 use tempfile::TempDir;
 
 /// Lets the program write the man pages and completions to a new folder.
@@ -23,8 +23,7 @@ fn help(words: &[&str]) -> String {
     stdout(&quorlock().args(words).arg("--help").output().unwrap()).to_owned()
 }
 
-/// The verbs that `quorlock --help` lists.
-fn verbs() -> Vec<String> {
+fn subcommands() -> Vec<String> {
     let help = help(&[]);
     let (_, list) = help.split_once("Commands:\n").unwrap();
     let list = list.split("\n\n").next().unwrap();
@@ -41,17 +40,17 @@ fn page(folder: &Path, name: &str) -> String {
 fn every_verb_has_a_page_with_its_options_and_exit_codes() {
     let folder = manual();
     let main_page = page(folder.path(), "quorlock");
-    let verbs = verbs();
-    assert!(verbs.len() > 5, "{verbs:?}");
-    for verb in &verbs {
-        assert!(main_page.contains(&format!("quorlock-{verb}(1)")), "{verb}");
-        let page = page(folder.path(), &format!("quorlock-{verb}"));
-        let help = help(&[verb]);
+    let subcommands = subcommands();
+    assert!(subcommands.len() > 5, "{subcommands:?}");
+    for subcommand in &subcommands {
+        assert!(main_page.contains(&format!("quorlock-{subcommand}(1)")), "{subcommand}");
+        let page = page(folder.path(), &format!("quorlock-{subcommand}"));
+        let help = help(&[subcommand]);
         let options = help
             .split_whitespace()
             .map(|word| word.trim_matches(|c: char| !c.is_alphanumeric() && c != '-'));
         for option in options.filter(|word| word.starts_with("--") && word.len() > 2) {
-            assert!(page.contains(option), "{verb}: {option}");
+            assert!(page.contains(option), "{subcommand}: {option}");
         }
         let paragraphs = help.split("\n\n").filter_map(|paragraph| paragraph.lines().next());
         for heading in paragraphs.filter_map(|line| line.strip_suffix(':')) {
@@ -59,19 +58,22 @@ fn every_verb_has_a_page_with_its_options_and_exit_codes() {
                 || heading.starts_with(' ');
             let section = format!(".SH {}", heading.to_uppercase());
             let section = section.split(" (").next().unwrap();
-            assert!(is_exempt || page.replace('"', "").contains(section), "{verb}: {section}");
+            assert!(
+                is_exempt || page.replace('"', "").contains(section),
+                "{subcommand}: {section}"
+            );
         }
     }
-    assert_eq!(fs::read_dir(folder.path().join("man")).unwrap().count(), verbs.len() + 1);
+    assert_eq!(fs::read_dir(folder.path().join("man")).unwrap().count(), subcommands.len() + 1);
 }
 
 #[test]
-fn completions_know_every_verb_and_no_hidden_verb() {
+fn completions_know_every_subcommand_and_no_hidden_one() {
     let folder = manual();
     for file in ["quorlock.bash", "quorlock.fish", "_quorlock"] {
         let text = fs::read_to_string(folder.path().join("completions").join(file)).unwrap();
-        for verb in verbs() {
-            assert!(text.contains(&verb), "{file}: {verb}");
+        for subcommand in subcommands() {
+            assert!(text.contains(&subcommand), "{file}: {subcommand}");
         }
         assert!(!text.contains("__manual") && !text.contains("__watchdog"), "{file}");
     }
@@ -87,7 +89,6 @@ fn completions_know_every_verb_and_no_hidden_verb() {
 #[test]
 fn folder_that_cannot_be_written_to_is_named() {
     let output = quorlock().args(["__manual", "/dev/null/here"]).output().unwrap();
-    assert_eq!(code(output.status), 125);
-    assert!(stderr(&output).contains("/dev/null/here"), "{}", stderr(&output));
+    assert_error(&output, 125, "/dev/null/here");
     assert_eq!(code(quorlock().arg("__manual").output().unwrap().status), 125);
 }

@@ -15,7 +15,6 @@ use serde_json::Value;
 
 const PAGES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations");
 
-/// Each page with its text.
 fn pages() -> BTreeMap<PathBuf, String> {
     let paths = fs::read_dir(PAGES).unwrap().map(|entry| entry.unwrap().path());
     paths.map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
@@ -80,28 +79,20 @@ fn objects_for_kubernetes_run_their_command_under_a_lock() {
     let mut kinds = Vec::new();
     for block in blocks(&jobs, "yaml") {
         for object in serde_saphyr::from_multiple::<Value>(block).unwrap() {
-            kinds.push(format!(
-                "{} {}",
-                object["apiVersion"].as_str().unwrap(),
-                object["kind"].as_str().unwrap()
-            ));
+            let field = |name: &str| object[name].as_str().unwrap();
+            kinds.push(format!("{} {}", field("apiVersion"), field("kind")));
             assert!(object["metadata"]["name"].is_string(), "{object}");
             for container in containers(&object) {
                 assert_eq!(container["envFrom"][0]["secretRef"]["name"], "quorlock");
-                let words = container["command"]
-                    .as_array()
-                    .unwrap()
-                    .iter()
-                    .map(|word| word.as_str().unwrap());
+                let words = container["command"].as_array().unwrap().iter();
+                let words = words.map(|word| word.as_str().unwrap());
                 // A hold of a minute would delay this test.
                 let words: Vec<_> =
                     words.map(|word| if word == "1m" { "10ms" } else { word }).collect();
                 let end = words.iter().position(|word| *word == "--").unwrap();
                 let mut command = quorlock();
-                command
-                    .args(&words[1..=end])
-                    .arg("true")
-                    .env("QUORLOCK_NODES", masters.urls().join(","));
+                command.args(&words[1..=end]).arg("true");
+                command.env("QUORLOCK_NODES", masters.urls().join(","));
                 let output = command.output().unwrap();
                 assert_eq!((words[0], code(output.status)), ("quorlock", 0), "{}", stderr(&output));
             }

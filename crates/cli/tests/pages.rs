@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output};
 
-use common::{Running, blocks, code, quorlock, shell, stderr, stdout};
+use common::{Running, assert_ok, blocks, code, quorlock, shell, stderr, stdout};
 use quorlock_testkit::{Masters, Server};
 use rustix::process::Signal;
 
@@ -62,9 +62,9 @@ fn nodes_of_quorlock_up_run_the_first_command() {
         let arguments = up.unwrap().split('#').next().unwrap().split_whitespace().skip(1);
         let mut up = Running::start(quorlock().args(arguments));
         let output = run_block(scripts(page)[0], &up.nodes());
-        assert_eq!(code(output.status), 0, "{}", stderr(&output));
+        assert_ok(&output);
         up.signal(Signal::INT);
-        assert_eq!(code(up.end().status), 0);
+        assert_eq!(code(up.wait_for_end().status), 0);
     }
 }
 

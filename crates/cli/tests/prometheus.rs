@@ -10,73 +10,69 @@ use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use common::http::{Exporter, get, try_get};
-use common::{KillOnDrop, PATIENCE, info_number, stderr};
+use common::{KillOnDrop, PATIENCE, assert_ok, exec, info_number};
 use quorlock_testkit::{Inject as _, Masters, Server, WallClock, eventually, holds_within};
 use serde_json::Value;
+use tempfile::TempDir;
 
 /// How often Prometheus scrapes and evaluates in this test.
 const INTERVAL: &str = "300ms";
 
 /// The alert that needs two versions of the module: only the tests of promtool provoke it.
-const ONLY_WITH_PROMTOOL: [&str; 1] = ["QuorlockModuleVersionsDiffer"];
+const ONLY_WITH_PROMTOOL: &str = "QuorlockModuleVersionsDiffer";
 
 fn contrib(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib").join(path)
 }
 
+fn read(path: &str) -> String {
+    fs::read_to_string(contrib(path)).unwrap()
+}
+
 fn alerts() -> BTreeSet<String> {
-    let rules = fs::read_to_string(contrib("prometheus/quorlock-alerts.yml")).unwrap();
-    rules
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("- alert: "))
-        .map(str::to_owned)
-        .collect()
+    let rules = read("prometheus/quorlock-alerts.yml");
+    let names = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
+    names.map(str::to_owned).collect()
 }
 
 fn promtool(arguments: &[&str], file: &str) {
-    let file = contrib(file);
-    let output = Command::new("promtool").args(arguments).arg(&file).output();
-    let output = output.expect("promtool is there: `make setup` installs it");
-    assert!(
-        output.status.success(),
-        "{} {}",
-        String::from_utf8_lossy(&output.stdout),
-        stderr(&output)
-    );
+    let output = Command::new("promtool").args(arguments).arg(contrib(file)).output();
+    assert_ok(&output.expect("promtool is there: `make setup` installs it"));
 }
 
 #[test]
 fn rules_are_valid_and_each_alert_fires_after_its_time_and_not_before() {
     promtool(&["check", "rules"], "prometheus/quorlock-alerts.yml");
     promtool(&["test", "rules"], "prometheus/quorlock-alerts-test.yml");
-    let tests = fs::read_to_string(contrib("prometheus/quorlock-alerts-test.yml")).unwrap();
+    let tests = read("prometheus/quorlock-alerts-test.yml");
     for alert in alerts() {
-        assert!(
-            tests.contains(&format!("30m, alertname: {alert}}}")),
-            "{alert} is not tested on a good fleet"
-        );
+        let is_tested = tests.contains(&format!("30m, alertname: {alert}}}"));
+        assert!(is_tested, "{alert} is not tested on a good fleet");
         assert!(tests.contains(&format!("  alertname: {alert}\n")), "{alert} is not provoked");
     }
+}
+
+fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
 struct Prometheus {
     address: SocketAddr,
     _process: KillOnDrop,
-    /// Its configuration and its data.
-    _folder: tempfile::TempDir,
+    _folder: TempDir,
 }
 
 impl Prometheus {
     /// Starts Prometheus with the alerts of contrib/, but without their waiting times.
     fn start(targets: &[SocketAddr]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let rules = fs::read_to_string(contrib("prometheus/quorlock-alerts.yml")).unwrap();
-        let rules: String = rules
-            .lines()
-            .filter(|line| !line.trim().starts_with("for: "))
-            .fold(String::new(), |rules, line| rules + line + "\n");
+        let rules = read("prometheus/quorlock-alerts.yml");
+        let rules = rules.lines().filter(|line| !line.trim().starts_with("for: "));
+        let rules = rules.fold(String::new(), |rules, line| rules + line + "\n");
         fs::write(folder.path().join("rules.yml"), rules).unwrap();
         let targets: Vec<_> = targets.iter().map(|target| format!("\"{target}\"")).collect();
         let config = format!(
@@ -88,9 +84,7 @@ impl Prometheus {
         fs::write(folder.path().join("prometheus.yml"), config).unwrap();
         let log = folder.path().join("log");
         // Prometheus does not report a port that it chose, so the test chooses a free port.
-        let port = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = port.local_addr().unwrap();
-        drop(port);
+        let address = free_address();
         let process = Command::new("prometheus")
             .arg(format!("--config.file={}", folder.path().join("prometheus.yml").display()))
             .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
@@ -117,7 +111,6 @@ impl Prometheus {
         self.ask(&format!("/api/v1/query?query={query}"))["result"].as_array().unwrap().clone()
     }
 
-    /// The alerts that fire for this exporter.
     fn firing(&self, exporter: SocketAddr) -> BTreeSet<String> {
         let alerts = self.ask("/api/v1/alerts")["alerts"].take();
         let of_exporter = |alert: &&Value| {
@@ -128,14 +121,9 @@ impl Prometheus {
     }
 }
 
-fn run(server: &Server, words: &[&str]) {
-    redis::cmd(words[0]).arg(&words[1..]).exec(&mut server.connection()).unwrap();
-}
-
 /// Every query of the dashboard: the name of the panel and the expression.
 fn dashboard_queries() -> Vec<(String, String)> {
-    let text = fs::read_to_string(contrib("grafana/quorlock.json")).unwrap();
-    let dashboard: Value = serde_json::from_str(&text).unwrap();
+    let dashboard: Value = serde_json::from_str(&read("grafana/quorlock.json")).unwrap();
     let mut queries = Vec::new();
     for panel in dashboard["panels"].as_array().unwrap() {
         for target in panel["targets"].as_array().unwrap() {
@@ -149,9 +137,11 @@ fn dashboard_queries() -> Vec<(String, String)> {
     queries
 }
 
-fn set_of(id: usize, count: usize) -> String {
-    let members: Vec<_> = (1..=count).map(|id| id.to_string()).collect();
-    format!("eu {id} {}", members.join(","))
+fn set_of_three() -> Masters {
+    Masters::start_with(3, |index, master| {
+        master.arg("lock.set", format!("eu {} 1,2,3", index + 1))
+    })
+    .unwrap()
 }
 
 /// Five nodes, each with a different fault.
@@ -168,7 +158,7 @@ struct Broken {
 impl Broken {
     fn start() -> Self {
         let clock = WallClock::new();
-        let master = |id| Server::with_module().arg("lock.set", set_of(id, 5));
+        let master = |id: u8| Server::with_module().arg("lock.set", format!("eu {id} 1,2,3,4,5"));
         let crowded = master(1).arg("lock.max-waiters", 4).wall_clock(&clock).start().unwrap();
         let starting = master(2).arg("lock.rejoin-delay", 600_000).start().unwrap();
         let evicting = master(3).arg("maxmemory-policy", "allkeys-random").start().unwrap();
@@ -176,20 +166,14 @@ impl Broken {
         dead.kill();
         let other_set = Server::with_module().arg("lock.set", "us 5 1,2,3,4,5").start().unwrap();
         let urls = [&crowded, &starting, &evicting, &dead, &other_set].map(Server::url).to_vec();
-        Self {
-            crowded,
-            clock,
-            evicting,
-            _others: [starting, dead, other_set],
-            urls,
-            waiting: Vec::new(),
-        }
+        let others = [starting, dead, other_set];
+        Self { crowded, clock, evicting, _others: others, urls, waiting: Vec::new() }
     }
 
-    /// Provokes the faults that counters count. Before the call, Prometheus must have scraped these
-    /// counters as zero.
+    /// Fills a queue, and provokes the faults that counters count. Before the call, Prometheus must
+    /// have scraped these counters as zero.
     fn provoke(&mut self) {
-        run(&self.crowded, &["LOCK.ACQUIRE", "held", "t", "60000"]);
+        exec(&self.crowded, &["LOCK.ACQUIRE", "held", "t", "60000"]);
         for token in ["a", "b", "c", "d"] {
             let mut connection = self.crowded.connection();
             let mut wait = redis::cmd("LOCK.ACQUIRE");
@@ -197,50 +181,38 @@ impl Broken {
             connection.send_packed_command(&wait.get_packed_command()).unwrap();
             self.waiting.push(connection);
         }
-        run(&self.crowded, &["LOCK.ACQUIRE", "removed", "t", "60000"]);
-        run(&self.crowded, &["DEL", "removed"]);
+        exec(&self.crowded, &["LOCK.ACQUIRE", "removed", "t", "60000"]);
+        exec(&self.crowded, &["DEL", "removed"]);
         self.clock.step_ms(90_000);
-        run(&self.evicting, &["LOCK.ACQUIRE", "evicted", "t", "60000"]);
-        run(&self.evicting, &["CONFIG", "SET", "maxmemory", "1"]);
+        exec(&self.evicting, &["LOCK.ACQUIRE", "evicted", "t", "60000"]);
+        exec(&self.evicting, &["CONFIG", "SET", "maxmemory", "1"]);
         eventually(PATIENCE, "a key was evicted", || {
             info_number(&self.evicting, "lock_saved_from_eviction") > 0
         });
-        run(&self.evicting, &["CONFIG", "SET", "maxmemory", "0"]);
+        exec(&self.evicting, &["CONFIG", "SET", "maxmemory", "0"]);
     }
 }
 
 #[test]
 fn every_alert_fires_on_broken_fleets_and_none_on_a_good_one() {
-    let good = Masters::start_with(3, |index, master| master.arg("lock.set", set_of(index + 1, 3)))
-        .unwrap();
-    let mut one_missing =
-        Masters::start_with(3, |index, master| master.arg("lock.set", set_of(index + 1, 3)))
-            .unwrap();
+    let good = set_of_three();
+    let mut one_missing = set_of_three();
     one_missing[0].kill();
     let mut broken = Broken::start();
     let of_good = Exporter::start(&good.urls(), &[]);
     let of_one_missing = Exporter::start(&one_missing.urls(), &[]);
     let of_broken = Exporter::start(&broken.urls, &[]);
-    let no_exporter = {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.local_addr().unwrap()
-    };
-    let prometheus = Prometheus::start(&[
-        of_good.address,
-        of_one_missing.address,
-        of_broken.address,
-        no_exporter,
-    ]);
+    let no_exporter = free_address();
+    let of_all = [of_good.address, of_one_missing.address, of_broken.address, no_exporter];
+    let prometheus = Prometheus::start(&of_all);
     // All 3 good nodes are up, 2 of the 3 in `one_missing`, and 4 of the 5 broken nodes.
     eventually(PATIENCE, "all nodes were scraped", || {
         prometheus.query("quorlock_node_saved_from_eviction_total == 0").len() == 3 + 2 + 4
     });
     broken.provoke();
 
-    let expected: BTreeSet<_> = alerts()
-        .into_iter()
-        .filter(|alert| !ONLY_WITH_PROMTOOL.contains(&alert.as_str()))
-        .collect();
+    let mut expected = alerts();
+    expected.remove(ONLY_WITH_PROMTOOL);
     let mut firing = BTreeSet::new();
     let all_fire = |firing: &mut BTreeSet<String>| {
         for exporter in [of_broken.address, of_one_missing.address, no_exporter] {
@@ -248,11 +220,11 @@ fn every_alert_fires_on_broken_fleets_and_none_on_a_good_one() {
         }
         expected.is_subset(firing)
     };
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     while !all_fire(&mut firing) {
         let missing: Vec<_> = expected.difference(&firing).collect();
         assert!(started.elapsed() < PATIENCE, "these do not fire: {missing:?}");
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(prometheus.firing(of_good.address), BTreeSet::new());
     let only: Vec<_> = prometheus.firing(of_one_missing.address).into_iter().collect();

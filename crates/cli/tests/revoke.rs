@@ -9,24 +9,26 @@ mod common;
 
 use std::iter;
 use std::path::Path;
+use std::process::Output;
 use std::time::Duration;
 
 use common::{
-    Net, PATIENCE, Running, code, has_key, info_number, masters_holding, masters_revoked, on,
-    quorlock, run_script, stderr, stdout, wait_for_waiter,
+    Net, PATIENCE, Running, assert_contains, assert_error, assert_ok, code, exec, has_key,
+    info_number, masters_holding, masters_revoked, on, on_urls, start_script, stderr, stdout,
+    wait_for_waiter, wait_until_all_hold,
 };
 use quorlock_client::{ExtendError, LostError, blocking};
-use quorlock_testkit::{Direction, Masters, Proxy, eventually};
+use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually};
 use rustix::process::Signal;
+use tempfile::NamedTempFile;
 
-const TTL: [&str; 4] = ["--ttl", "3s", "--node-limit", "300ms"];
+const TTL: [&str; 4] = ["--ttl", "3s", "--node-timeout", "300ms"];
 
-/// A script that runs until SIGTERM, and then ends slowly.
+/// Ends slowly after SIGTERM.
 fn obedient(file: &Path) -> String {
     alone(file, "trap 'sleep 0.3; exit 0' TERM; while :; do sleep 0.02; done")
 }
 
-/// A script that ignores SIGTERM.
 fn stubborn(file: &Path) -> String {
     alone(file, "trap '' TERM; while :; do sleep 0.02; done")
 }
@@ -53,22 +55,41 @@ fn wait_for_message(running: &mut Running, text: &str) {
     panic!("{text:?} was not said: {said:#?}");
 }
 
-/// A holder whose command runs, and a waiter whose command says whether it is alone.
-fn holder_and_waiter(masters: &Masters, file: &Path, command: &str) -> (Running, Running) {
-    let mut holder = Running::start(&mut run_script(masters, &TTL, command));
+#[track_caller]
+fn revoke_to_the_end(masters: &Masters, options: &[&str]) -> Output {
+    let output = revoke(masters, options).wait_for_end();
+    assert_ok(&output);
+    output
+}
+
+/// Starts a revocation, and waits until a majority has revoked the lock.
+#[track_caller]
+fn revoke_and_wait(masters: &Masters) -> Running {
+    let mut revocation = revoke(masters, &["--yes"]);
+    wait_for_message(&mut revocation, "revoked; the lock ends within");
+    revocation
+}
+
+/// A holder whose command runs this script, and a waiter whose command says whether it is alone.
+/// Both commands lock the file.
+fn holder_and_waiter(
+    masters: &Masters,
+    script: fn(&Path) -> String,
+) -> (NamedTempFile, Running, Running) {
+    let file = NamedTempFile::new().unwrap();
+    let mut holder = start_script(masters, &TTL, &script(file.path()));
     assert_eq!(holder.line(), "alone");
-    eventually(PATIENCE, "all masters hold the lock", || masters_holding(masters) == masters.len());
-    let waiter = Running::start(&mut run_script(masters, &["--owner", "web-4"], &alone(file, "")));
+    wait_until_all_hold(masters);
+    let waiter = start_script(masters, &["--owner", "web-4"], &alone(file.path(), ""));
     wait_for_waiter(masters);
-    (holder, waiter)
+    (file, holder, waiter)
 }
 
 #[test]
 fn revocation_without_a_terminal_or_yes_is_refused_at_once() {
     // No node listens there, and the program does not connect.
-    let mut command = quorlock();
-    let output =
-        command.args(["revoke", "k", "--nodes", "redis+unix:///nowhere"]).output().unwrap();
+    let mut command = on_urls(&["redis+unix:///nowhere".into()], "revoke");
+    let output = command.arg("k").output().unwrap();
     assert_eq!((code(output.status), stdout(&output)), (125, ""));
     let said = stderr(&output);
     assert!(
@@ -82,16 +103,13 @@ fn revocation_without_a_terminal_or_yes_is_refused_at_once() {
 fn revoked_command_is_stopped_before_the_next_holder_begins() {
     for script in [obedient, stubborn] {
         let masters = Masters::start(3);
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let (mut holder, mut waiter) =
-            holder_and_waiter(&masters, file.path(), &script(file.path()));
-        let output = revoke(&masters, &["--yes"]).end();
-        assert_eq!(code(output.status), 0, "{}", stderr(&output));
-        assert!(stderr(&output).contains("then web-4 acquires the lock"), "{}", stderr(&output));
-        assert!(stderr(&output).contains("quorlock: the lock is over"), "{}", stderr(&output));
+        let (_file, mut holder, mut waiter) = holder_and_waiter(&masters, script);
+        let output = revoke_to_the_end(&masters, &["--yes"]);
+        assert_contains(stderr(&output), "then web-4 acquires the lock");
+        assert_contains(stderr(&output), "quorlock: the lock is over");
         assert_eq!(stdout(&output).matches("revoked from ").count(), 3, "{}", stdout(&output));
         assert_eq!(waiter.line(), "alone");
-        assert_eq!(code(waiter.end().status), 0);
+        assert_eq!(code(waiter.wait_for_end().status), 0);
         let news = holder.error_line();
         let address = masters[0].url();
         let address = address.trim_start_matches("redis+unix://");
@@ -101,7 +119,7 @@ fn revoked_command_is_stopped_before_the_next_holder_begins() {
         let last = "quorlock: the command was stopped: an operator revoked the lock";
         let mut said = iter::from_fn(|| holder.try_error_line());
         assert!(said.any(|line| line == last));
-        assert_eq!(code(holder.end().status), 120);
+        assert_eq!(code(holder.wait_for_end().status), 120);
     }
 }
 
@@ -109,11 +127,8 @@ fn revoked_command_is_stopped_before_the_next_holder_begins() {
 #[test]
 fn deleted_lock_has_two_holders_for_a_while() {
     let masters = Masters::start(3);
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &stubborn(file.path()));
-    for master in &masters {
-        let _: i64 = redis::cmd("DEL").arg("k").query(&mut master.connection()).unwrap();
-    }
+    let (_file, holder, mut waiter) = holder_and_waiter(&masters, stubborn);
+    masters.iter().for_each(|master| exec(master, &["DEL", "k"]));
     assert_eq!(waiter.line(), "together");
     drop(waiter);
     drop(holder);
@@ -122,18 +137,12 @@ fn deleted_lock_has_two_holders_for_a_while() {
 #[test]
 fn option_now_ends_the_lock_while_its_holder_runs() {
     let masters = Masters::start(3);
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &stubborn(file.path()));
-    let output = revoke(&masters, &["--now", "--yes"]).end();
-    assert_eq!(code(output.status), 0, "{}", stderr(&output));
-    let said = stderr(&output);
-    assert!(
-        said.contains("may continue to run at the same time as the next holder")
-            && said.contains("may still run for"),
-        "{said}"
-    );
+    let (_file, holder, mut waiter) = holder_and_waiter(&masters, stubborn);
+    let output = revoke_to_the_end(&masters, &["--now", "--yes"]);
+    assert_contains(stderr(&output), "may continue to run at the same time as the next holder");
+    assert_contains(stderr(&output), "may still run for");
     assert_eq!(waiter.line(), "together");
-    assert_eq!(code(holder.end().status), 120);
+    assert_eq!(code(holder.wait_for_end().status), 120);
 }
 
 #[test]
@@ -142,14 +151,13 @@ fn lock_of_several_keys_is_revoked_by_one_of_them() {
     let quorum = blocking::Quorum::connect(masters.urls()).unwrap();
     let mut lock = quorum.lock_all(["a", "k"]).ttl(Duration::from_secs(2)).acquire().unwrap();
     lock.renew();
-    eventually(PATIENCE, "all masters hold the lock", || masters_holding(&masters) == 3);
-    let mut revocation = revoke(&masters, &["--yes"]);
-    wait_for_message(&mut revocation, "revoked; the lock ends within");
+    wait_until_all_hold(&masters);
+    let revocation = revoke_and_wait(&masters);
     let error = lock.extend().unwrap_err();
     assert!(matches!(error, ExtendError::Revoked { .. }), "{error}");
     assert!(!lock.remaining().is_zero(), "the lock is held until its deadline");
     assert!(masters.iter().all(has_key));
-    assert_eq!(code(revocation.end().status), 0);
+    assert_eq!(code(revocation.wait_for_end().status), 0);
     let lost = lock.lost();
     assert!(matches!(lost, LostError::Revoked { .. }), "{lost}");
     quorum.lock_all(["a", "k"]).acquire().unwrap().release().unwrap();
@@ -158,14 +166,12 @@ fn lock_of_several_keys_is_revoked_by_one_of_them() {
 #[test]
 fn lock_is_revoked_while_one_master_is_down() {
     let mut masters = Masters::start(3);
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &obedient(file.path()));
+    let (_file, holder, mut waiter) = holder_and_waiter(&masters, obedient);
     masters[2].kill();
-    let output = revoke(&masters, &["--yes"]).end();
-    assert_eq!(code(output.status), 0, "{}", stderr(&output));
-    assert!(stdout(&output).contains("not connected"), "{}", stdout(&output));
+    let output = revoke_to_the_end(&masters, &["--yes"]);
+    assert_contains(stdout(&output), "not connected");
     assert_eq!(waiter.line(), "alone");
-    assert_eq!(code(holder.end().status), 120);
+    assert_eq!(code(holder.wait_for_end().status), 120);
 }
 
 /// The append-only file of the master has the revocation.
@@ -175,33 +181,26 @@ fn master_that_crashes_after_the_revocation_does_not_undo_it() {
         builder.arg("appendonly", "yes").arg("appendfsync", "always").arg("lock.rejoin-delay", 0)
     })
     .unwrap();
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &obedient(file.path()));
-    let mut revocation = revoke(&masters, &["--yes"]);
-    wait_for_message(&mut revocation, "revoked; the lock ends within");
+    let (_file, holder, mut waiter) = holder_and_waiter(&masters, obedient);
+    let revocation = revoke_and_wait(&masters);
     masters[0].kill();
     masters[0].restart().unwrap();
-    assert_eq!(code(revocation.end().status), 0);
+    assert_eq!(code(revocation.wait_for_end().status), 0);
     assert_eq!(waiter.line(), "alone");
-    assert_eq!(code(holder.end().status), 120);
+    assert_eq!(code(holder.wait_for_end().status), 120);
 }
 
 #[test]
 fn minority_that_revokes_is_reported_and_does_not_end_the_lock() {
     let Net { masters, proxies } = Net::start();
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let mut holder = Running::start(&mut run_script(&masters, &TTL, &obedient(file.path())));
+    let file = NamedTempFile::new().unwrap();
+    let mut holder = start_script(&masters, &TTL, &obedient(file.path()));
     assert_eq!(holder.line(), "alone");
-    eventually(PATIENCE, "all masters hold the lock", || masters_holding(&masters) == 3);
+    wait_until_all_hold(&masters);
     proxies[1..].iter().for_each(Proxy::cut);
-    let nodes = [masters[0].url(), proxies[1].url(), proxies[2].url()].join(",");
-    let revocation = quorlock().args(["revoke", "k", "--yes", "--nodes", &nodes]).output().unwrap();
-    assert_eq!(code(revocation.status), 122, "{}", stderr(&revocation));
-    assert!(
-        stderr(&revocation).contains("too few nodes revoked the lock: the holder may extend it"),
-        "{}",
-        stderr(&revocation)
-    );
+    let urls = [masters[0].url(), proxies[1].url(), proxies[2].url()];
+    let revocation = on_urls(&urls, "revoke").args(["k", "--yes"]).output().unwrap();
+    assert_error(&revocation, 122, "too few nodes revoked the lock: the holder may extend it");
     assert_eq!(stdout(&revocation).matches("revoked from ").count(), 1, "{}", stdout(&revocation));
     // The revoked lease ends, and the holder does not repair it. The other masters hold the lock.
     eventually(PATIENCE, "the revoked lease has ended", || masters_holding(&masters) == 2);
@@ -213,27 +212,24 @@ fn minority_that_revokes_is_reported_and_does_not_end_the_lock() {
     assert_eq!(masters_revoked(&masters), 0);
     proxies.iter().for_each(Proxy::heal);
     // The lock is revoked on the other two masters, which are a majority.
-    let output = revoke(&masters, &["--yes"]).end();
-    assert_eq!(code(output.status), 0, "{}", stderr(&output));
-    assert_eq!(code(holder.end().status), 120);
+    revoke_to_the_end(&masters, &["--yes"]);
+    assert_eq!(code(holder.wait_for_end().status), 120);
 }
 
 #[test]
 fn lock_is_revoked_later_on_a_master_that_answers_late() {
-    let Net { masters, proxies } = Net::start();
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &obedient(file.path()));
-    proxies[2].drop_bytes(Direction::ToServer);
-    let nodes = proxies.iter().map(Proxy::url).collect::<Vec<_>>().join(",");
-    let mut revocation =
-        Running::start(quorlock().args(["revoke", "k", "--yes", "--nodes", &nodes]));
+    let net = Net::start();
+    let (masters, late) = (&net.masters, &net.proxies[2]);
+    let (_file, holder, mut waiter) = holder_and_waiter(masters, obedient);
+    late.drop_bytes(Direction::ToServer);
+    let mut revocation = Running::start(on_urls(&net.urls(), "revoke").args(["k", "--yes"]));
     wait_for_message(&mut revocation, "revoked; the lock ends within");
-    assert_eq!(masters_revoked(&masters), 2);
-    proxies[2].cut();
-    proxies[2].heal();
-    eventually(PATIENCE, "the third master is asked again", || masters_revoked(&masters) == 3);
+    assert_eq!(masters_revoked(masters), 2);
+    late.cut();
+    late.heal();
+    eventually(PATIENCE, "the third master is asked again", || masters_revoked(masters) == 3);
     wait_for_message(&mut revocation, ": revoked from ");
-    assert_eq!(code(revocation.end().status), 0);
+    assert_eq!(code(revocation.wait_for_end().status), 0);
     assert_eq!(waiter.line(), "alone");
     drop(holder);
 }
@@ -241,20 +237,13 @@ fn lock_is_revoked_later_on_a_master_that_answers_late() {
 #[test]
 fn interrupted_wait_leaves_the_lock_revoked() {
     let masters = Masters::start(3);
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let (holder, mut waiter) = holder_and_waiter(&masters, file.path(), &obedient(file.path()));
-    let mut revocation = revoke(&masters, &["--yes"]);
-    wait_for_message(&mut revocation, "revoked; the lock ends within");
+    let (_file, holder, mut waiter) = holder_and_waiter(&masters, obedient);
+    let revocation = revoke_and_wait(&masters);
     revocation.signal(Signal::INT);
-    let output = revocation.end();
-    assert_eq!(code(output.status), 130);
-    assert!(
-        stderr(&output).contains("the revocation stands, and the lock ends within"),
-        "{}",
-        stderr(&output)
-    );
+    let output = revocation.wait_for_end();
+    assert_error(&output, 130, "the revocation stands, and the lock ends within");
     assert_eq!(waiter.line(), "alone");
-    assert_eq!(code(holder.end().status), 120);
+    assert_eq!(code(holder.wait_for_end().status), 120);
 }
 
 #[test]
@@ -262,16 +251,15 @@ fn free_lock_is_not_revoked() {
     let masters = Masters::start(3);
     let output = on(&masters, "revoke").args(["k", "--yes"]).output().unwrap();
     assert_eq!((code(output.status), stdout(&output)), (123, ""), "{}", stderr(&output));
-    assert!(stderr(&output).contains("k is free"), "{}", stderr(&output));
+    assert_contains(stderr(&output), "k is free");
 }
 
 #[test]
 fn nodes_that_are_down_revoke_nothing() {
     let mut masters = Masters::start(3);
-    masters.iter_mut().for_each(quorlock_testkit::Server::kill);
+    masters.iter_mut().for_each(Server::kill);
     let output = on(&masters, "revoke").args(["k", "--yes"]).output().unwrap();
-    assert_eq!(code(output.status), 122, "{}", stderr(&output));
-    assert!(stderr(&output).contains("nothing was revoked"), "{}", stderr(&output));
+    assert_error(&output, 122, "nothing was revoked");
 }
 
 #[test]
@@ -279,10 +267,9 @@ fn handle_of_a_revoked_lock_cannot_be_extended() {
     let masters = Masters::start(3);
     let output = on(&masters, "acquire").args(["k", "--ttl", "2s"]).output().unwrap();
     let handle = stdout(&output).trim().to_owned();
-    let mut revocation = revoke(&masters, &["--yes"]);
-    wait_for_message(&mut revocation, "revoked; the lock ends within");
+    let revocation = revoke_and_wait(&masters);
     let output = common::with_input(on(&masters, "extend").arg("-"), &handle);
     assert_eq!((code(output.status), stdout(&output)), (120, ""));
-    assert!(stderr(&output).contains("an operator revoked the lock"), "{}", stderr(&output));
-    assert_eq!(code(revocation.end().status), 0);
+    assert_contains(stderr(&output), "an operator revoked the lock");
+    assert_eq!(code(revocation.wait_for_end().status), 0);
 }

@@ -4,11 +4,11 @@
 
 mod common;
 
-use std::process::Command;
+use std::slice;
 
 use common::{
-    Holder, LONG_NODE_LIMIT, QUORLOCK, Running, code, masters_holding, quorlock, run_on,
-    run_script, stderr, stdout,
+    Holder, LONG_NODE_TIMEOUT, QUORLOCK, address, assert_contains, assert_error, code, exec,
+    masters_holding, on, on_urls, quorlock, run_script, start_script, stderr, stdout,
 };
 use quorlock_testkit::{Masters, Server};
 
@@ -17,9 +17,8 @@ fn exit_code_of_the_command_is_passed_on_and_the_key_is_free() {
     let masters = Masters::start(3);
     for expected in [0, 1, 42, 255] {
         let output =
-            run_script(&masters, &LONG_NODE_LIMIT, &format!("exit {expected}")).output().unwrap();
-        assert_eq!(code(output.status), expected);
-        assert_eq!(stderr(&output), "");
+            run_script(&masters, &LONG_NODE_TIMEOUT, &format!("exit {expected}")).output().unwrap();
+        assert_eq!((code(output.status), stderr(&output)), (expected, ""));
         assert_eq!(masters_holding(&masters), 0);
     }
 }
@@ -28,8 +27,9 @@ fn exit_code_of_the_command_is_passed_on_and_the_key_is_free() {
 fn command_that_a_signal_killed_gives_exit_code_128_plus_the_signal() {
     let masters = Masters::start(1);
     for (signal, expected) in [("KILL", 137), ("TERM", 143), ("SEGV", 139)] {
-        let output =
-            run_script(&masters, &LONG_NODE_LIMIT, &format!("kill -{signal} $$")).output().unwrap();
+        let output = run_script(&masters, &LONG_NODE_TIMEOUT, &format!("kill -{signal} $$"))
+            .output()
+            .unwrap();
         assert_eq!(code(output.status), expected);
         assert_eq!(masters_holding(&masters), 0);
     }
@@ -39,12 +39,10 @@ fn command_that_a_signal_killed_gives_exit_code_128_plus_the_signal() {
 fn missing_command_gives_exit_code_127_and_a_file_that_cannot_run_126() {
     let masters = Masters::start(3);
     let plain_file = tempfile::NamedTempFile::new().unwrap();
-    for (command, expected) in
-        [("/no/such/command", 127), (plain_file.path().to_str().unwrap(), 126)]
-    {
-        let output = run_on(masters.urls()).args(["k", "--", command]).output().unwrap();
-        assert_eq!(code(output.status), expected);
-        assert!(stderr(&output).contains(command), "{}", stderr(&output));
+    let plain_file = plain_file.path().to_str().unwrap();
+    for (command, expected) in [("/no/such/command", 127), (plain_file, 126)] {
+        let output = on(&masters, "run").args(["k", "--", command]).output().unwrap();
+        assert_error(&output, expected, command);
         assert_eq!(masters_holding(&masters), 0);
     }
 }
@@ -52,10 +50,10 @@ fn missing_command_gives_exit_code_127_and_a_file_that_cannot_run_126() {
 #[test]
 fn waiting_run_acquires_the_lock_when_the_holder_ends() {
     let masters = Masters::start(3);
-    let holder = Holder::start(&masters, &LONG_NODE_LIMIT);
-    let waiting = Running::start(&mut run_script(&masters, &LONG_NODE_LIMIT, "echo ran"));
+    let holder = Holder::start(&masters, &LONG_NODE_TIMEOUT);
+    let waiting = start_script(&masters, &LONG_NODE_TIMEOUT, "echo ran");
     holder.release();
-    let output = waiting.end();
+    let output = waiting.wait_for_end();
     assert_eq!((code(output.status), stdout(&output), stderr(&output)), (0, "ran\n", ""));
 }
 
@@ -64,10 +62,8 @@ fn command_gets_its_key_and_a_fence_that_grows() {
     let masters = Masters::start(3);
     let mut last = 0;
     for _ in 0..5 {
-        let output =
-            run_script(&masters, &LONG_NODE_LIMIT, "echo $QUORLOCK_KEY; echo $QUORLOCK_FENCE")
-                .output()
-                .unwrap();
+        let script = "echo $QUORLOCK_KEY; echo $QUORLOCK_FENCE";
+        let output = run_script(&masters, &LONG_NODE_TIMEOUT, script).output().unwrap();
         let (key, fence) = stdout(&output).trim_end().split_once('\n').unwrap();
         assert_eq!(key, "k");
         let fence = fence.parse::<u64>().unwrap();
@@ -81,8 +77,8 @@ fn readers_run_together_and_a_writer_does_not_run_beside_them() {
     let masters = Masters::start(3);
     let readers = [(); 2].map(|()| Holder::start(&masters, &["--shared"]));
     let exit_code = |options: &[&str]| {
-        let mut command = run_on(masters.urls());
-        code(command.args(options).args(["--no-wait", "k", "--", "true"]).output().unwrap().status)
+        let options = [options, &["--no-wait"]].concat();
+        code(run_script(&masters, &options, "true").output().unwrap().status)
     };
     assert_eq!(exit_code(&["--shared"]), 0);
     assert_eq!(exit_code(&[]), 121);
@@ -108,11 +104,8 @@ fn no_more_commands_run_than_permits_and_each_knows_its_permit() {
     for wrong in
         [["--permits", "0"].as_slice(), &["--permits", "65"], &["--permits", "2", "--shared"]]
     {
-        let mut command = run_on(masters.urls());
-        assert_eq!(
-            code(command.args(wrong).args(["k", "--", "true"]).output().unwrap().status),
-            125
-        );
+        let output = run_script(&masters, wrong, "true").output().unwrap();
+        assert_eq!(code(output.status), 125);
     }
 }
 
@@ -148,9 +141,9 @@ fn key_may_be_any_bytes() {
 
     let masters = Masters::start(1);
     let key = OsStr::from_bytes(b"a b\xff%s\n");
-    let mut run = run_on(masters.urls());
-    let output =
-        run.arg(key).args(["--", "sh", "-c", "printf %s \"$QUORLOCK_KEY\""]).output().unwrap();
+    let mut run = on(&masters, "run");
+    run.arg(key).args(["--", "sh", "-c", "printf %s \"$QUORLOCK_KEY\""]);
+    let output = run.output().unwrap();
     assert_eq!(code(output.status), 0);
     assert_eq!(output.stdout, key.as_bytes());
 }
@@ -162,7 +155,7 @@ fn masters_are_named_by_option_or_by_environment_and_the_option_wins() {
     let no_server = "redis://127.0.0.1:1";
     let try_with = |option: Option<&str>, environment: &str| {
         let mut command = quorlock();
-        command.env("QUORLOCK_NODES", environment).arg("run").args(LONG_NODE_LIMIT);
+        command.env("QUORLOCK_NODES", environment).arg("run").args(LONG_NODE_TIMEOUT);
         if let Some(option) = option {
             command.args(["--nodes", option]);
         }
@@ -178,28 +171,24 @@ fn masters_are_named_by_option_or_by_environment_and_the_option_wins() {
 #[test]
 fn master_may_be_named_by_host_and_port_alone() {
     let master = Server::with_module().tcp().start().unwrap();
-    let url = master.url();
-    let host_and_port = url.trim_start_matches("redis://").trim_end_matches('/');
-    assert_eq!(code(run_on([host_and_port]).args(["k", "--", "true"]).status().unwrap()), 0);
+    let mut run = on_urls(&[address(&master)], "run");
+    assert_eq!(code(run.args(["k", "--", "true"]).status().unwrap()), 0);
 }
 
 #[test]
 fn command_uses_the_standard_streams_of_quorlock() {
     let masters = Masters::start(1);
-    let mut running = Running::start(&mut run_script(
-        &masters,
-        &LONG_NODE_LIMIT,
-        "read line; echo \"out $line\"; echo err >&2",
-    ));
+    let script = "read line; echo \"out $line\"; echo err >&2";
+    let mut running = start_script(&masters, &LONG_NODE_TIMEOUT, script);
     running.say("in");
-    let output = running.end();
+    let output = running.wait_for_end();
     assert_eq!((stdout(&output), stderr(&output)), ("out in\n", "err\n"));
 }
 
 #[test]
 fn lock_is_renewed_while_the_command_runs_longer_than_the_ttl() {
     let masters = Masters::start(3);
-    let holder = Holder::start(&masters, &["--ttl", "2s", "--node-limit", "200ms"]);
+    let holder = Holder::start(&masters, &["--ttl", "2s", "--node-timeout", "200ms"]);
     // The wait is longer than the ttl: without renewals, the lock would end within it.
     let output = run_script(&masters, &["--wait", "2500ms"], "echo ran").output().unwrap();
     assert_eq!((code(output.status), stdout(&output)), (121, ""));
@@ -216,7 +205,7 @@ fn dead_or_hanging_minority_does_not_block_a_run() {
     let mut masters = Masters::start(5);
     masters[0].kill();
     masters[1].pause();
-    let output = run_script(&masters, &LONG_NODE_LIMIT, "echo ran").output().unwrap();
+    let output = run_script(&masters, &LONG_NODE_TIMEOUT, "echo ran").output().unwrap();
     assert_eq!((code(output.status), stdout(&output), stderr(&output)), (0, "ran\n", ""));
     masters[1].resume();
     common::wait_until_free(&masters);
@@ -225,14 +214,12 @@ fn dead_or_hanging_minority_does_not_block_a_run() {
 #[test]
 fn command_that_outlives_its_lock_is_reported_as_unprotected() {
     let masters = Masters::start(1);
-    let mut running =
-        Running::start(&mut run_script(&masters, &LONG_NODE_LIMIT, "echo held; read go; exit 7"));
+    let mut running = start_script(&masters, &LONG_NODE_TIMEOUT, "echo held; read go; exit 7");
     assert_eq!(running.line(), "held");
-    redis::cmd("DEL").arg("k").exec(&mut masters[0].connection()).unwrap();
+    exec(&masters[0], &["DEL", "k"]);
     running.say("go");
-    let output = running.end();
-    assert_eq!(code(output.status), 7);
-    assert!(stderr(&output).contains("had ended before"), "{}", stderr(&output));
+    let output = running.wait_for_end();
+    assert_error(&output, 7, "had ended before");
 }
 
 #[test]
@@ -240,39 +227,33 @@ fn wait_for_masters_that_cannot_vote_is_reported() {
     let mut masters = Masters::start(3);
     masters[0].kill();
     masters[1].kill();
-    let mut waiting = Running::start(&mut run_script(&masters, &LONG_NODE_LIMIT, "echo ran"));
+    let mut waiting = start_script(&masters, &LONG_NODE_TIMEOUT, "echo ran");
     let said = waiting.error_line();
     assert!(said.contains("waiting: too few nodes vote"), "{said}");
     masters[0].restart().unwrap();
-    let output = waiting.end();
+    let output = waiting.wait_for_end();
     assert_eq!((code(output.status), stdout(&output)), (0, "ran\n"));
 
     masters[0].kill();
     let output = run_script(&masters, &["--wait", "20ms"], "echo ran").output().unwrap();
-    assert_eq!((code(output.status), stdout(&output)), (122, ""));
-    assert!(stderr(&output).contains("not acquired: too few nodes vote"), "{}", stderr(&output));
+    assert_error(&output, 122, "not acquired: too few nodes vote");
+    assert_eq!(stdout(&output), "");
 }
 
 #[test]
 fn invalid_lock_is_an_error_that_says_why() {
     let masters = Masters::start(1);
-    let refused = |command: &mut Command| {
-        let output = command.args(["--", "true"]).output().unwrap();
-        assert_eq!(code(output.status), 125);
-        stderr(&output).to_owned()
+    let assert_refused = |urls: &[String], words: &[&str], hint: &str| {
+        let output = on_urls(urls, "run").args(words).args(["--", "true"]).output().unwrap();
+        assert_error(&output, 125, hint);
     };
-    assert!(refused(run_on(masters.urls()).args(["--ttl", "0", "k"])).contains("ttl"));
-    assert!(refused(run_on(masters.urls()).args(["--ttl", "1ms", "k"])).contains("at least 100ms"));
-    assert!(
-        refused(run_on(masters.urls()).args(["--node-limit", "2s", "k"]))
-            .contains("--node-limit must be")
-    );
-    assert!(
-        refused(run_on(masters.urls()).args(["--owner", &"x".repeat(257), "k"]))
-            .contains("256 bytes")
-    );
-    assert!(refused(run_on(masters.urls()).arg("")).contains("needs a name"));
-    assert!(refused(run_on(["redis://h:1", "redis://h:1"]).arg("k")).contains("listed twice"));
+    let urls = masters.urls();
+    assert_refused(&urls, &["--ttl", "0", "k"], "ttl");
+    assert_refused(&urls, &["--ttl", "1ms", "k"], "at least 100ms");
+    assert_refused(&urls, &["--node-timeout", "2s", "k"], "--node-timeout must be");
+    assert_refused(&urls, &["--owner", &"x".repeat(257), "k"], "256 bytes");
+    assert_refused(&urls, &[""], "needs a name");
+    assert_refused(&["redis://h:1", "redis://h:1"].map(str::to_owned), &["k"], "listed twice");
 }
 
 #[test]
@@ -285,7 +266,7 @@ fn missing_masters_are_an_error_that_says_how_to_name_them() {
         let output = command.args(["run", "k", "--", "true"]).output().unwrap();
         assert_eq!(code(output.status), 125);
         for hint in ["--nodes", "QUORLOCK_NODES", "redis://", "quorlock up"] {
-            assert!(stderr(&output).contains(hint), "no {hint} in {}", stderr(&output));
+            assert_contains(stderr(&output), hint);
         }
     }
 }
@@ -293,7 +274,7 @@ fn missing_masters_are_an_error_that_says_how_to_name_them() {
 #[test]
 fn password_is_never_shown() {
     let guarded = Server::with_module().tcp().arg("requirepass", "another").start().unwrap();
-    let address = guarded.url().trim_start_matches("redis://").trim_end_matches('/').to_owned();
+    let address = address(&guarded);
     let nodes = [
         // Wrong passwords, no server, and invalid URLs.
         format!("redis://:hunter2@{address}"),
@@ -306,31 +287,30 @@ fn password_is_never_shown() {
         ":hunter2@127.0.0.1:x".to_owned(),
     ];
     for node in nodes {
+        let run = |options: &[&str]| {
+            let mut run = on_urls(slice::from_ref(&node), "run");
+            run.args(options).args(["k", "--", "true"]).output().unwrap()
+        };
         for wait in ["0", "5ms"] {
-            let output =
-                run_on([&node]).args(["--wait", wait, "k", "--", "true"]).output().unwrap();
+            let output = run(&["--wait", wait]);
             assert!([122, 125].contains(&code(output.status)), "{node}");
             assert_ne!(stderr(&output), "", "{node}");
             assert!(!stderr(&output).contains("hunter2"), "{}", stderr(&output));
         }
         // An error of the command line does not show the password.
-        let output = run_on([&node]).args(["--nonsense", "k", "--", "true"]).output().unwrap();
+        let output = run(&["--nonsense"]);
         assert_eq!(code(output.status), 125);
         assert!(!stderr(&output).contains("hunter2"), "{}", stderr(&output));
     }
-    let help = quorlock()
-        .env("QUORLOCK_NODES", "redis://:hunter2@h")
-        .args(["run", "--help"])
-        .output()
-        .unwrap();
+    let mut help = quorlock();
+    help.env("QUORLOCK_NODES", "redis://:hunter2@h").args(["run", "--help"]);
+    let help = help.output().unwrap();
     assert!(!stdout(&help).contains("hunter2"));
 }
 
 #[test]
 fn ttl_above_the_limit_of_the_nodes_gives_exit_code_125_and_advice() {
     let masters = Masters::start(3);
-    let output = run_on(masters.urls()).args(["--ttl", "2m", "k", "--", "true"]).output().unwrap();
-    assert_eq!(code(output.status), 125);
-    let advice = "lower --ttl to at most 60s or raise lock.max-ttl";
-    assert!(stderr(&output).contains(advice), "{}", stderr(&output));
+    let output = on(&masters, "run").args(["--ttl", "2m", "k", "--", "true"]).output().unwrap();
+    assert_error(&output, 125, "lower --ttl to at most 60s or raise lock.max-ttl");
 }

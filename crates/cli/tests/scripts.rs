@@ -1,5 +1,4 @@
-//! `quorlock acquire`, `extend` and `release`: locks for scripts. Some tests also use `run` and
-//! `bench`.
+//! `quorlock acquire`, `extend` and `release`: locks for scripts.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -12,12 +11,11 @@ use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::{
-    Running, code, masters_holding, on, quorlock, run_script, stderr, stdout, wait_for_waiter,
-    wait_until_free, with_input,
+    Net, Running, assert_error, assert_ok, code, json, masters_holding, on, on_urls, quorlock,
+    run_script, stderr, stdout, wait_for_waiter, wait_until_free, with_input,
 };
-use quorlock_testkit::{Masters, Proxy};
+use quorlock_testkit::Masters;
 use rustix::process::Signal;
-use serde_json::Value;
 
 /// A ttl that is long enough for a busy machine.
 const TTL: [&str; 2] = ["--ttl", "60s"];
@@ -29,9 +27,9 @@ fn acquire(masters: &Masters) -> String {
     stdout(&output).to_owned()
 }
 
-/// Runs a verb with the handle on its standard input. Returns the exit code and standard output.
-fn with_handle(masters: &Masters, verb: &str, handle: &str) -> (i32, String) {
-    let output = with_input(on(masters, verb).arg("-"), handle);
+/// Runs a subcommand with the handle on its standard input. Returns the exit code and the output.
+fn with_handle(masters: &Masters, subcommand: &str, handle: &str) -> (i32, String) {
+    let output = with_input(on(masters, subcommand).arg("-"), handle);
     assert!(!stderr(&output).contains(token(handle)), "{}", stderr(&output));
     (code(output.status), stdout(&output).to_owned())
 }
@@ -41,7 +39,6 @@ fn token(handle: &str) -> &str {
     handle.split(':').nth(2).unwrap_or("no token at all")
 }
 
-/// Whether another client can acquire the lock.
 fn is_free(masters: &Masters) -> bool {
     let code = code(run_script(masters, &["--no-wait"], "true").status().unwrap());
     assert!([0, 121].contains(&code), "{code}");
@@ -95,18 +92,17 @@ fn json_has_handle_key_fence_and_times() {
     let before_ms = now_ms();
     let output =
         on(&masters, "acquire").args(["--json", "--ttl", "30s", "a \"key\""]).output().unwrap();
-    let json: Value = serde_json::from_str(stdout(&output)).unwrap();
-    assert_eq!(json["key"], "a \"key\"");
-    assert_eq!(json["ttl_ms"], 30_000);
-    let fence = json["fence"].as_u64().unwrap();
-    let expires_ms = json["expires_unix_ms"].as_u64().unwrap();
+    let first = json(&output);
+    assert_eq!(first["key"], "a \"key\"");
+    assert_eq!(first["ttl_ms"], 30_000);
+    let expires_ms = first["expires_unix_ms"].as_u64().unwrap();
     assert!((before_ms + 20_000..=now_ms() + 30_000).contains(&expires_ms), "{expires_ms}");
 
     // `extend` reads the handle from this JSON, and `release` reads the handle alone.
     let output = with_input(on(&masters, "extend").args(["--json", "-"]), stdout(&output));
-    let json: Value = serde_json::from_str(stdout(&output)).unwrap();
-    assert!(json["fence"].as_u64().unwrap() > fence);
-    assert_eq!(with_handle(&masters, "release", json["handle"].as_str().unwrap()).0, 0);
+    let second = json(&output);
+    assert!(second["fence"].as_u64().unwrap() > first["fence"].as_u64().unwrap());
+    assert_eq!(with_handle(&masters, "release", second["handle"].as_str().unwrap()).0, 0);
 }
 
 #[test]
@@ -115,8 +111,8 @@ fn held_lock_gives_exit_code_121_and_no_handle() {
     let handle = acquire(&masters);
     for wait in [["--wait", "0"].as_slice(), &["--wait", "50ms"], &["-n"], &["-w", "0.05"]] {
         let output = on(&masters, "acquire").args(wait).arg("k").output().unwrap();
-        assert_eq!((code(output.status), stdout(&output)), (121, ""));
-        assert!(stderr(&output).contains("another client "), "{}", stderr(&output));
+        assert_error(&output, 121, "another client ");
+        assert_eq!(stdout(&output), "");
     }
     assert_eq!(with_handle(&masters, "release", &handle).0, 0);
 }
@@ -128,7 +124,7 @@ fn waiting_acquire_gets_the_lock_when_the_holder_releases_it() {
     let waiting = Running::start(on(&masters, "acquire").args(TTL).arg("k"));
     wait_for_waiter(&masters);
     assert_eq!(with_handle(&masters, "release", &handle).0, 0);
-    let output = waiting.end();
+    let output = waiting.wait_for_end();
     assert_eq!(code(output.status), 0);
     assert_eq!(with_handle(&masters, "release", stdout(&output)).0, 0);
 }
@@ -142,8 +138,7 @@ fn missing_majority_gives_exit_code_122() {
     assert_eq!(code(on(&masters, "acquire").args(["--no-wait", "other"]).status().unwrap()), 122);
     assert_eq!(with_handle(&masters, "extend", &handle), (122, String::new()));
     let output = with_input(on(&masters, "release").arg("-"), &handle);
-    assert_eq!(code(output.status), 122);
-    assert!(stderr(&output).contains("the lock ends by its ttl: "), "{}", stderr(&output));
+    assert_error(&output, 122, ". The lock ends by its ttl");
 }
 
 #[test]
@@ -159,7 +154,7 @@ fn ended_lock_gives_exit_code_120() {
 fn second_release_says_that_there_is_nothing_to_release() {
     let masters = Masters::start(3);
     let handle = acquire(&masters);
-    let release = || common::with_input(on(&masters, "release").arg("-"), &handle);
+    let release = || with_input(on(&masters, "release").arg("-"), &handle);
     assert_eq!(code(release().status), 0);
     let output = release();
     assert_eq!(code(output.status), 120);
@@ -172,7 +167,7 @@ fn ttl_below_100_ms_is_refused_before_the_program_connects() {
     // No node listens there, and the program does not connect.
     let nodes = ["--nodes", "redis+unix:///nowhere", "--ttl", "5ms", "k"];
     for words in [&["acquire"][..], &["run", "-c", "echo ran"]] {
-        let output = common::quorlock().args(words).args(nodes).output().unwrap();
+        let output = quorlock().args(words).args(nodes).output().unwrap();
         assert_eq!((code(output.status), stdout(&output)), (125, ""), "{words:?}");
         let said = stderr(&output);
         assert!(said.contains("5ms is too short") && said.contains("at least 100ms"), "{said}");
@@ -186,20 +181,24 @@ fn signal_ends_the_wait_and_leaves_nothing_behind() {
     let waiting = Running::start(on(&masters, "acquire").arg("k"));
     wait_for_waiter(&masters);
     waiting.signal(Signal::TERM);
-    assert_eq!(code(waiting.end().status), 143);
+    assert_eq!(code(waiting.wait_for_end().status), 143);
     assert_eq!(with_handle(&masters, "release", &handle).0, 0);
     wait_until_free(&masters);
 }
 
 #[test]
 fn signal_ends_the_wait_for_a_handle() {
-    for verb in ["extend", "release"] {
+    for subcommand in ["extend", "release"] {
         let mut waiting =
-            Running::start(quorlock().args([verb, "-", "--nodes", "redis+unix:///nowhere"]));
+            Running::start(on_urls(&["redis+unix:///nowhere".into()], subcommand).arg("-"));
         // This is more than a pipe holds: once it is written, the program reads.
         waiting.say(&" ".repeat(200_000));
         waiting.signal(Signal::TERM);
-        assert_eq!(waiting.end().status.signal(), Some(Signal::TERM.as_raw()), "{verb}");
+        assert_eq!(
+            waiting.wait_for_end().status.signal(),
+            Some(Signal::TERM.as_raw()),
+            "{subcommand}"
+        );
     }
 }
 
@@ -207,11 +206,11 @@ fn signal_ends_the_wait_for_a_handle() {
 fn signal_ends_the_attempt_to_connect() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://{}", silent.local_addr().unwrap());
-    let running = Running::start(quorlock().args(["bench", "--nodes", &url]));
+    let running = Running::start(&mut on_urls(&[url], "bench"));
     let _connection = silent.accept().unwrap();
     let sent = Instant::now();
     running.signal(Signal::TERM);
-    assert_eq!(code(running.end().status), 143);
+    assert_eq!(code(running.wait_for_end().status), 143);
     // By itself, the attempt would end after 2 s.
     assert!(sent.elapsed() < Duration::from_millis(1800), "the program waited for the node");
 }
@@ -222,8 +221,7 @@ fn lock_whose_handle_cannot_be_printed_is_released() {
     let full = File::options().write(true).open("/dev/full").unwrap();
     let mut command = on(&masters, "acquire");
     let output = command.args(TTL).arg("k").stdout(full).stderr(Stdio::piped()).output().unwrap();
-    assert_eq!(code(output.status), 125);
-    assert!(stderr(&output).contains("the lock is released"), "{}", stderr(&output));
+    assert_error(&output, 125, "the lock is released");
     wait_until_free(&masters);
 }
 
@@ -231,25 +229,22 @@ fn lock_whose_handle_cannot_be_printed_is_released() {
 fn error_of_a_ttl_above_the_limit_of_the_nodes_names_the_option() {
     let masters = Masters::start(3);
     let output = on(&masters, "acquire").args(["--ttl", "5m", "k"]).output().unwrap();
-    assert_eq!(code(output.status), 125);
     let advice = "lower --ttl to at most 60s or raise lock.max-ttl";
-    assert!(stderr(&output).contains(advice), "{}", stderr(&output));
+    assert_error(&output, 125, advice);
     let handle = acquire(&masters);
     let output = with_input(on(&masters, "extend").args(["--ttl", "5m", "-"]), &handle);
-    assert_eq!(code(output.status), 125);
-    assert!(stderr(&output).contains(advice), "{}", stderr(&output));
+    assert_error(&output, 125, advice);
 }
 
 #[test]
 fn text_that_is_no_handle_is_refused_and_not_shown() {
     let masters = Masters::start(1);
     let handle = acquire(&masters);
-    let part = handle[..handle.len() - 20].to_owned();
-    for other in ["", "\n", &part, "{}", "{\"handle\": 5}", "{\"handle\": \"x\"}"] {
-        for verb in ["extend", "release"] {
-            let output = with_input(on(&masters, verb).arg("-"), other);
-            assert_eq!(code(output.status), 125, "{other}");
-            assert!(stderr(&output).contains("quorlock acquire"), "{}", stderr(&output));
+    let part = &handle[..handle.len() - 20];
+    for other in ["", "\n", part, "{}", "{\"handle\": 5}", "{\"handle\": \"x\"}"] {
+        for subcommand in ["extend", "release"] {
+            let output = with_input(on(&masters, subcommand).arg("-"), other);
+            assert_error(&output, 125, "quorlock acquire");
             assert!(!stderr(&output).contains(token(&handle)), "{}", stderr(&output));
         }
     }
@@ -258,15 +253,10 @@ fn text_that_is_no_handle_is_refused_and_not_shown() {
 
 #[test]
 fn lock_is_acquired_while_one_node_is_cut_off() {
-    let masters = Masters::start(3);
-    let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
-    let urls: Vec<_> = proxies.iter().map(Proxy::url).collect();
-    proxies[2].cut();
-    let mut command = quorlock();
-    let output =
-        command.args(["acquire", "--nodes", &urls.join(","), "k"]).args(TTL).output().unwrap();
-    assert_eq!(code(output.status), 0, "{}", stderr(&output));
-    assert_eq!(masters_holding(&masters), 2);
+    let net = Net::start();
+    net.proxies[2].cut();
+    assert_ok(&on_urls(&net.urls(), "acquire").arg("k").args(TTL).output().unwrap());
+    assert_eq!(masters_holding(&net.masters), 2);
 }
 
 #[test]

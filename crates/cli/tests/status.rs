@@ -6,12 +6,14 @@ mod common;
 
 use std::process::Output;
 
-use common::{PATIENCE, Running, code, json, on, quorlock, stderr, stdout};
+use common::{
+    PATIENCE, Running, assert_contains, assert_ok, code, exec, json, on, on_urls, stderr, stdout,
+};
 use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually};
 use rustix::process::Signal;
 
 fn status_of(urls: &[String], options: &[&str]) -> Output {
-    quorlock().args(["status", "--nodes"]).arg(urls.join(",")).args(options).output().unwrap()
+    on_urls(urls, "status").args(options).output().unwrap()
 }
 
 #[test]
@@ -21,7 +23,7 @@ fn majority_that_votes_is_shown_with_exit_code_0() {
     })
     .unwrap();
     let output = on(&masters, "status").output().unwrap();
-    assert_eq!(code(output.status), 0, "{}", stderr(&output));
+    assert_ok(&output);
     let text = stdout(&output);
     assert!(text.contains("eu 2") && text.contains("3 of 3 nodes vote: a majority."), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
@@ -44,9 +46,8 @@ fn each_broken_node_is_shown_with_its_reason() {
     let password_protected = Server::with_module().arg("requirepass", "hidden").start().unwrap();
     let mut dead = Server::with_module().tcp().start().unwrap();
     dead.kill();
-    let urls = [&master, &starting, &plain, &replica, &password_protected, &dead, &master]
-        .map(Server::url);
-    let mut urls = urls.to_vec();
+    let servers = [&master, &starting, &plain, &replica, &password_protected, &dead, &master];
+    let mut urls = servers.map(Server::url).to_vec();
     urls[4] = urls[4].replace("redis.sock", "redis.sock?pass=wrongpass");
     urls.push("redis-sentinel://lock-a/main".into());
     let output = status_of(&urls, &["--json"]);
@@ -72,7 +73,7 @@ fn each_broken_node_is_shown_with_its_reason() {
     for secret in ["wrongpass", "hidden"] {
         assert!(!stdout(&output).contains(secret) && !stderr(&output).contains(secret));
     }
-    assert!(stdout(&output).contains("1 of 8 nodes vote; a majority is 5."), "{}", stdout(&output));
+    assert_contains(stdout(&output), "1 of 8 nodes vote; a majority is 5.");
     assert!(stdout(&output).lines().all(|line| line.chars().count() <= 100), "{}", stdout(&output));
 }
 
@@ -83,8 +84,8 @@ fn silent_node_is_shown_with_the_time_limit() {
     let proxy = Proxy::start(masters[2].url());
     proxy.drop_bytes(Direction::ToServer);
     let urls = [masters[0].url(), masters[1].url(), proxy.url()];
-    let output = status_of(&urls, &["--json", "--node-limit", "1s"]);
-    assert_eq!(code(output.status), 0, "{}", stdout(&output));
+    let output = status_of(&urls, &["--json", "--node-timeout", "1s"]);
+    assert_ok(&output);
     let node = &json(&output)["nodes"][2];
     assert_eq!(node["reason"], "no answer within 1000 ms");
     assert!(proxy.dropped_bytes(Direction::ToServer) > 0, "the node was asked");
@@ -100,17 +101,13 @@ fn watch_prints_again_and_shows_changes() {
     masters[0].restart().unwrap();
     eventually(PATIENCE, "a change is shown", || watch.line().contains("\"majority\":true"));
     watch.signal(Signal::INT);
-    assert_eq!(code(watch.end().status), 130);
+    assert_eq!(code(watch.wait_for_end().status), 130);
 }
 
 #[test]
 fn user_with_only_info_and_ping_still_sees_the_state() {
     let master = Server::with_module().start().unwrap();
-    let mut connection = master.connection();
-    redis::cmd("ACL")
-        .arg(&["SETUSER", "locker", "on", ">pass", "~*", "+info", "+ping"])
-        .exec(&mut connection)
-        .unwrap();
+    exec(&master, &["ACL", "SETUSER", "locker", "on", ">pass", "~*", "+info", "+ping"]);
     let url = master.url() + "?user=locker&pass=pass";
     let node = &json(&status_of(&[url], &["--json"]))["nodes"][0];
     assert_eq!(node["state"], "voting", "{node}");

@@ -7,22 +7,25 @@
 mod common;
 
 use std::fs;
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Net, PATIENCE, Running, code, is_alive, masters_holding, run_script, stderr, stdout};
-use quorlock_testkit::{Direction, Masters, eventually};
+use common::{
+    Net, PATIENCE, assert_contains, code, is_alive, lose_lock_of, masters_holding, run_script,
+    start_script, stderr, stdout, wait_until_ended,
+};
+use quorlock_testkit::{Direction, Masters, Proxy, eventually};
 use rustix::process::Signal;
 
 /// A command that needs 1.4 s to clean up after SIGTERM.
 const SLOW: &str =
     "trap 'echo TERM; sleep 1.4; echo cleaned; exit 9' TERM; echo $$; while :; do sleep 0.01; done";
-/// With this ttl, the default grace is 1.1 s.
-const TTL: [&str; 2] = ["--ttl", "4s"];
 
-/// A command that leaves a background process, and exits with 7. The background process prints its
-/// process ID, and ends when the file `go` exists.
-fn in_background(shell: &str, go: &str) -> String {
+/// A command that exits with 7. Its background process prints its process ID, and ends when the
+/// file `go` exists.
+fn in_background(shell: &str, go: &Path) -> String {
+    let go = go.display();
     // The command ends only when the background process has begun.
     format!(
         "{shell} -c 'echo $$; : >{go}.begun; while ! [ -e {go} ]; do sleep 0.01; done' &
@@ -32,25 +35,14 @@ fn in_background(shell: &str, go: &str) -> String {
 
 #[test]
 fn longer_kill_after_sends_sigterm_earlier() {
-    let net = Net::start();
-    let mut running = net.run(&[&TTL[..], &["--kill-after", "1600ms"]].concat(), SLOW);
-    let command = running.pid_line();
-    net.cut_off_a_majority();
-    net.assert_ends_before_the_lock(command);
-    assert_eq!((running.line(), running.line()), ("TERM".into(), "cleaned".into()));
-    assert_eq!(code(running.end().status), 120);
+    let output = lose_lock_of(&["--ttl", "4s", "--kill-after", "1600ms"], SLOW);
+    assert_eq!(stdout(&output), "cleaned\n");
 }
 
 #[test]
 fn default_grace_is_too_short_for_a_slow_command() {
-    let net = Net::start();
-    let mut running = net.run(&TTL, SLOW);
-    let command = running.pid_line();
-    net.cut_off_a_majority();
-    assert_eq!(running.line(), "TERM");
-    net.assert_ends_before_the_lock(command);
-    let output = running.end();
-    assert_eq!((code(output.status), stdout(&output)), (120, ""));
+    // With this ttl, the default grace is 1.1 s.
+    assert_eq!(stdout(&lose_lock_of(&["--ttl", "4s"], SLOW)), "");
 }
 
 #[test]
@@ -64,7 +56,7 @@ fn shorter_kill_after_sends_sigterm_later_and_limits_the_grace() {
     // By default, SIGTERM is sent when a third of the ttl is left: 2.6 s after the last extension.
     assert!(started.elapsed() > Duration::from_secs(3), "{:?}", started.elapsed());
     net.assert_ends_before_the_lock(command);
-    let output = running.end();
+    let output = running.wait_for_end();
     assert_eq!((code(output.status), stdout(&output)), (120, ""));
 }
 
@@ -74,10 +66,9 @@ fn grace_that_leaves_no_time_to_extend_is_refused() {
     let output =
         run_script(&masters, &["--ttl", "10s", "--kill-after", "5s"], "echo ran").output().unwrap();
     assert_eq!((code(output.status), stdout(&output)), (125, ""));
-    assert!(
-        stderr(&output).contains("for this --ttl: it must be at most 4s, two fifths of the ttl"),
-        "{}",
-        stderr(&output)
+    assert_contains(
+        stderr(&output),
+        "for this --ttl: it must be at most 4s, two fifths of the ttl",
     );
 }
 
@@ -86,18 +77,14 @@ fn uncertain_lock_is_reported_once_and_so_is_its_confirmation() {
     let net = Net::start();
     let mut running = net.run(&["--ttl", "4s"], "echo held; read go");
     assert_eq!(running.line(), "held");
-    for proxy in &net.proxies[..2] {
-        proxy.stall(Direction::ToServer);
-    }
+    net.proxies[..2].iter().for_each(|proxy| proxy.hold(Direction::ToServer));
     let said = running.error_line();
     assert!(said.starts_with("quorlock: cannot confirm the lock, "), "{said}");
     assert!(said.ends_with(" s left"), "{said}");
-    for proxy in &net.proxies {
-        proxy.heal();
-    }
+    net.proxies.iter().for_each(Proxy::heal);
     assert_eq!(running.error_line(), "quorlock: the lock is confirmed again");
     running.say("go");
-    let output = running.end();
+    let output = running.wait_for_end();
     assert_eq!((code(output.status), stderr(&output)), (0, ""));
 }
 
@@ -105,13 +92,12 @@ fn uncertain_lock_is_reported_once_and_so_is_its_confirmation() {
 fn lock_is_released_while_background_processes_go_on() {
     let (masters, folder) = (Masters::start(3), tempfile::tempdir().unwrap());
     let go = folder.path().join("go");
-    let script = in_background("sh", &go.display().to_string());
-    let mut running = Running::start(&mut run_script(&masters, &[], &script));
+    let mut running = start_script(&masters, &[], &in_background("sh", &go));
     let background = running.pid_line();
     common::wait_until_free(&masters);
     assert!(is_alive(background));
     fs::write(&go, "").unwrap();
-    assert_eq!(code(running.end().status), 7);
+    assert_eq!(code(running.wait_for_end().status), 7);
 }
 
 #[test]
@@ -119,15 +105,14 @@ fn wait_all_keeps_the_lock_until_background_processes_have_ended() {
     for shell in ["sh", "setsid sh"] {
         let (masters, folder) = (Masters::start(3), tempfile::tempdir().unwrap());
         let go = folder.path().join("go");
-        let script = in_background(shell, &go.display().to_string());
-        let options = ["--wait-all", "--ttl", "1s", "--node-limit", "100ms"];
-        let mut running = Running::start(&mut run_script(&masters, &options, &script));
+        let options = ["--wait-all", "--ttl", "1s", "--node-timeout", "100ms"];
+        let mut running = start_script(&masters, &options, &in_background(shell, &go));
         let background = running.pid_line();
         let mut second = run_script(&masters, &["--wait", "1500ms"], "echo ran");
         assert_eq!(code(second.output().unwrap().status), 121, "{shell}");
         assert!(is_alive(background));
         fs::write(&go, "").unwrap();
-        let output = running.end();
+        let output = running.wait_for_end();
         assert_eq!((code(output.status), stderr(&output)), (7, ""), "{shell}");
         assert_eq!(masters_holding(&masters), 0);
     }
@@ -136,13 +121,12 @@ fn wait_all_keeps_the_lock_until_background_processes_have_ended() {
 #[test]
 fn signal_reaches_background_processes_that_are_waited_for() {
     let (masters, folder) = (Masters::start(1), tempfile::tempdir().unwrap());
-    let script = in_background("sh", &folder.path().join("go").display().to_string());
-    let script = format!("echo $$; {script}");
-    let mut running = Running::start(&mut run_script(&masters, &["--wait-all"], &script));
+    let script = format!("echo $$; {}", in_background("sh", &folder.path().join("go")));
+    let mut running = start_script(&masters, &["--wait-all"], &script);
     let (command, background) = (running.pid_line(), running.pid_line());
-    eventually(PATIENCE, "the command has ended", || !is_alive(command));
+    wait_until_ended(command);
     running.signal(Signal::TERM);
-    assert_eq!(code(running.end().status), 7);
+    assert_eq!(code(running.wait_for_end().status), 7);
     assert!(!is_alive(background));
 }
 
@@ -157,23 +141,21 @@ fn loss_ends_background_processes_in_other_sessions() {
     running.say("go");
     net.cut_off_a_majority();
     net.assert_ends_before_the_lock(background);
-    assert_eq!(code(running.end().status), 120);
+    assert_eq!(code(running.wait_for_end().status), 120);
 }
 
 #[test]
 fn command_survives_repeated_losses_of_two_of_five_masters() {
     let mut masters = Masters::start(5);
-    let options = ["--ttl", "1s", "--node-limit", "100ms"];
-    let mut running =
-        Running::start(&mut run_script(&masters, &options, "echo held; read go; echo done"));
+    let options = ["--ttl", "1s", "--node-timeout", "100ms"];
+    let mut running = start_script(&masters, &options, "echo held; read go; echo done");
     assert_eq!(running.line(), "held");
     for first in 0..5 {
         let second = (first + 1) % 5;
         masters[first].kill();
         masters[second].pause();
         let lost = Instant::now();
-        let mut other = run_script(&masters, &["--wait", "1500ms"], "echo ran");
-        let output = other.output().unwrap();
+        let output = run_script(&masters, &["--wait", "1500ms"], "echo ran").output().unwrap();
         // The code is 122 when no majority answers the other client in time.
         assert!([121, 122].contains(&code(output.status)), "without {first} and {second}");
         assert_eq!(stdout(&output), "");
@@ -184,7 +166,7 @@ fn command_survives_repeated_losses_of_two_of_five_masters() {
         eventually(PATIENCE, "all masters have the lock again", || masters_holding(&masters) == 5);
     }
     running.say("go");
-    let output = running.end();
+    let output = running.wait_for_end();
     assert_eq!((code(output.status), stdout(&output)), (0, "done\n"), "{}", stderr(&output));
 }
 
@@ -200,7 +182,7 @@ fn command_does_not_inherit_sockets_of_quorlock() {
     let masters = Masters::start(1);
     let mut plain = Command::new("sh");
     let list = "ls -l /proc/self/fd | grep -c socket; true";
-    let expected = plain.args(["-c", list]).stdin(std::process::Stdio::null()).output().unwrap();
+    let expected = plain.args(["-c", list]).stdin(Stdio::null()).output().unwrap();
     let output = run_script(&masters, &[], list).output().unwrap();
     assert_eq!(stdout(&output), stdout(&expected));
 }

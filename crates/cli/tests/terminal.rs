@@ -9,14 +9,17 @@ use std::fs::File;
 use std::io::Write as _;
 
 use common::{
-    Holder, KillOnDrop, Lines, PATIENCE, QUORLOCK, code, is_alive, masters_holding,
-    masters_revoked, run_script, shell_in_terminal, stdout,
+    Holder, KillOnDrop, Lines, PATIENCE, QUORLOCK, code, exec, masters_holding, masters_revoked,
+    run_script, shell_in_terminal, stdout, wait_until_ended,
 };
 use quorlock_testkit::{Masters, eventually};
-use rustix::process::Pid;
 
 const CTRL_C: u8 = 3;
 const CTRL_Z: u8 = 26;
+
+const STATUS: &str = "echo status $?";
+/// Shows that the command has stopped, and continues it after a line of input.
+const STOPPED_THEN_FG: &str = "echo stopped $?; read line; fg >/dev/null; echo status $?";
 
 /// A shell with job control in a terminal.
 struct Terminal {
@@ -35,6 +38,15 @@ impl Terminal {
             .env("QUORLOCK_NODES", masters.urls().join(","));
         let screen = Lines::of(keyboard.try_clone().unwrap());
         Self { _shell: KillOnDrop(shell.spawn().unwrap()), keyboard, screen }
+    }
+
+    /// Starts this command under the lock `k`, and waits until it prints `ready`. Once the command
+    /// has ended or stopped, the shell runs `rest`.
+    #[track_caller]
+    fn run(masters: &Masters, options: &str, command: &str, rest: &str) -> Self {
+        let terminal = Self::start(masters, options, &format!("$Q k -- sh -c '{command}'\n{rest}"));
+        terminal.shows("ready");
+        terminal
     }
 
     /// Waits for a line with this text, and returns the line.
@@ -60,11 +72,8 @@ impl Terminal {
 #[test]
 fn ctrl_c_reaches_the_command_once_and_its_exit_code_reaches_the_shell() {
     let masters = Masters::start(3);
-    let script =
-        "$Q k -- sh -c 'trap \"echo INT; exit 5\" INT; echo ready; while :; do sleep 0.01; done'
-                  echo status $?";
-    let mut terminal = Terminal::start(&masters, "", script);
-    terminal.shows("ready");
+    let command = "trap \"echo INT; exit 5\" INT; echo ready; while :; do sleep 0.01; done";
+    let mut terminal = Terminal::run(&masters, "", command, STATUS);
     terminal.press(CTRL_C);
     terminal.shows("INT");
     assert_eq!(terminal.shows("status"), "status 5");
@@ -74,26 +83,23 @@ fn ctrl_c_reaches_the_command_once_and_its_exit_code_reaches_the_shell() {
 #[test]
 fn ctrl_c_is_not_passed_on_a_second_time() {
     let masters = Masters::start(1);
-    let script = "$Q k -- sh -c 'trap \"echo INT\" INT; echo ready; read go; read go; echo go $go'
-                  echo status $?";
-    let mut terminal = Terminal::start(&masters, "", script);
-    terminal.shows("ready");
+    let command = "trap \"echo INT\" INT; echo ready; read go; read go; echo go $go";
+    let mut terminal = Terminal::run(&masters, "", command, STATUS);
     terminal.press(CTRL_C);
     terminal.shows("INT");
     terminal.type_line("first");
     terminal.type_line("second");
-    // A second INT would interrupt the second `read`, and `go` would be empty.
-    let line = terminal.shows(" ");
-    assert!(line.starts_with("go "), "{line}");
+    // A second INT would interrupt the second `read`, and `go` would be empty. The line may begin
+    // with a typed word.
+    let line = terminal.shows("go ");
+    assert!(line.contains("go "), "{line}");
     assert_eq!(terminal.shows("status"), "status 0");
 }
 
 #[test]
 fn command_reads_from_the_terminal() {
     let masters = Masters::start(1);
-    let mut terminal =
-        Terminal::start(&masters, "", "$Q k -- sh -c 'echo ready; read word; echo read $word'");
-    terminal.shows("ready");
+    let mut terminal = Terminal::run(&masters, "", "echo ready; read word; echo read $word", "");
     terminal.type_line("hello");
     assert_eq!(terminal.shows("read "), "read hello");
 }
@@ -101,10 +107,8 @@ fn command_reads_from_the_terminal() {
 #[test]
 fn ctrl_z_stops_the_command_and_fg_continues_it() {
     let masters = Masters::start(3);
-    let script = "$Q k -- sh -c 'echo ready; while ! read go; do :; done; echo continued; exit 4'
-                  echo stopped $?; read line; fg >/dev/null; echo status $?";
-    let mut terminal = Terminal::start(&masters, "--ttl 30s", script);
-    terminal.shows("ready");
+    let command = "echo ready; while ! read go; do :; done; echo continued; exit 4";
+    let mut terminal = Terminal::run(&masters, "--ttl 30s", command, STOPPED_THEN_FG);
     terminal.press(CTRL_Z);
     assert_eq!(terminal.shows("stopped "), "stopped 148");
     assert!(masters_holding(&masters) >= 2);
@@ -119,17 +123,15 @@ fn ctrl_z_stops_the_command_and_fg_continues_it() {
 fn stopped_command_is_killed_before_the_next_holder_begins() {
     let masters = Masters::start(3);
     // SIGCONT follows SIGTERM. The command ignores SIGTERM, so only SIGKILL ends it.
-    let script = "$Q k -- sh -c 'trap \"\" TERM; echo pid $$; while :; do sleep 0.01; done'
-                  echo stopped $?; read line; fg >/dev/null; echo status $?";
-    let mut terminal = Terminal::start(&masters, "--ttl 1500ms", script);
-    let pid = terminal.shows("pid ");
-    let pid = pid.trim_start_matches("pid ").parse().ok().and_then(Pid::from_raw).unwrap();
+    let command = "trap \"\" TERM; echo ready; echo pid $$; while :; do sleep 0.01; done";
+    let mut terminal = Terminal::run(&masters, "--ttl 1500ms", command, STOPPED_THEN_FG);
+    let pid = common::pid(terminal.shows("pid ").trim_start_matches("pid "));
     terminal.press(CTRL_Z);
     assert_eq!(terminal.shows("stopped "), "stopped 148");
     let next = format!("kill -0 {} 2>/dev/null && echo overlap; echo ran", pid.as_raw_pid());
     let output = run_script(&masters, &["--wait", "10s"], &next).output().unwrap();
     assert_eq!((code(output.status), stdout(&output)), (0, "ran\n"));
-    eventually(PATIENCE, "the command is gone", || !is_alive(pid));
+    wait_until_ended(pid);
     terminal.type_line("fg");
     terminal.shows("the command was stopped");
     assert_eq!(terminal.shows("status"), "status 120");
@@ -143,7 +145,7 @@ fn rest_of_a_pipeline_survives_the_loss_of_the_lock() {
                   echo status $?";
     let terminal = Terminal::start(&masters, "--ttl 1s", script);
     terminal.shows("ready");
-    redis::cmd("DEL").arg("k").exec(&mut masters[0].connection()).unwrap();
+    exec(&masters[0], &["DEL", "k"]);
     terminal.shows("cat ended");
     assert_eq!(terminal.shows("status"), "status 120");
 }

@@ -9,10 +9,14 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::{LONG_NODE_LIMIT, code, quorlock, stderr, stdout};
+use common::{LONG_NODE_TIMEOUT, assert_error, assert_ok, code, on_urls, quorlock, stderr, stdout};
 use quorlock_testkit::Server;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tempfile::TempDir;
+
+/// The roots, the certificate and the key of a client that all nodes accept.
+const TRUSTED: [(&str, &str); 3] =
+    [("--cacert", "ca.pem"), ("--cert", "node.pem"), ("--key", "node.key")];
 
 /// Masters that speak TLS, and the files of their certificates.
 struct TlsMasters {
@@ -48,23 +52,26 @@ impl TlsMasters {
         self.folder.path().join(name)
     }
 
-    fn urls(&self, scheme: &str) -> String {
-        let urls: Vec<_> =
-            self.ports.iter().map(|port| format!("{scheme}127.0.0.1:{port}")).collect();
-        urls.join(",")
+    fn urls(&self) -> Vec<String> {
+        self.ports.iter().map(|port| format!("rediss://127.0.0.1:{port}")).collect()
+    }
+
+    fn on(&self, subcommand: &str, options: &[(&str, &str)]) -> Command {
+        let mut command = on_urls(&self.urls(), subcommand);
+        for (name, file) in options {
+            command.arg(name).arg(self.file(file));
+        }
+        command
     }
 
     fn run(&self, options: &[(&str, &str)]) -> Output {
-        let options = options.iter().map(|(name, file)| ((*name).to_owned(), self.file(file)));
-        run(quorlock().arg("run").arg("--nodes").arg(self.urls("rediss://")), options)
+        run(&mut self.on("run", options))
     }
 }
 
-fn run(command: &mut Command, options: impl Iterator<Item = (String, PathBuf)>) -> Output {
-    for (name, file) in options {
-        command.arg(name).arg(file);
-    }
-    command.args(LONG_NODE_LIMIT).args(["--no-wait", "k", "--", "true"]).output().unwrap()
+/// Runs `true` under the lock `k`, with the options that the command has.
+fn run(command: &mut Command) -> Output {
+    command.args(LONG_NODE_TIMEOUT).args(["--no-wait", "k", "--", "true"]).output().unwrap()
 }
 
 fn write_certificates(folder: &Path) {
@@ -80,46 +87,30 @@ fn write_certificates(folder: &Path) {
     fs::write(folder.join("node.key"), key.serialize_pem()).unwrap();
 }
 
-/// Asserts that the program failed with this exit code and this hint.
-#[track_caller]
-fn assert_fails(output: &Output, expected: i32, hint: &str) {
-    assert_eq!(code(output.status), expected, "{}", stderr(output));
-    assert!(stderr(output).contains(hint), "no {hint} in {}", stderr(output));
-}
-
 #[test]
 fn nodes_are_checked_by_the_given_roots_or_those_of_the_system() {
     let masters = TlsMasters::start(false);
-    let output = masters.run(&[("--cacert", "ca.pem")]);
-    assert_eq!(code(output.status), 0, "{}", stderr(&output));
-    assert_fails(&masters.run(&[("--cacert", "node.key")]), 125, "BEGIN CERTIFICATE");
-    assert_fails(&masters.run(&[]), 125, "certificate");
+    assert_ok(&masters.run(&[("--cacert", "ca.pem")]));
+    assert_error(&masters.run(&[("--cacert", "node.key")]), 125, "BEGIN CERTIFICATE");
+    assert_error(&masters.run(&[]), 125, "certificate");
 
-    let mut command = quorlock();
-    command.arg("run").arg("--nodes").arg(masters.urls("rediss://"));
-    let output = run(command.env("SSL_CERT_FILE", masters.file("ca.pem")), [].into_iter());
-    assert_eq!(code(output.status), 0, "{}", stderr(&output));
+    let mut command = masters.on("run", &[]);
+    assert_ok(&run(command.env("SSL_CERT_FILE", masters.file("ca.pem"))));
 }
 
 #[test]
 fn client_certificate_comes_from_options_or_a_file() {
     let masters = TlsMasters::start(true);
-    let output =
-        masters.run(&[("--cacert", "ca.pem"), ("--cert", "node.pem"), ("--key", "node.key")]);
-    assert_eq!(code(output.status), 0, "{}", stderr(&output));
-    assert_ne!(
-        code(masters.run(&[("--cacert", "ca.pem")]).status),
-        0,
-        "the nodes require a certificate"
-    );
-    assert_fails(&masters.run(&[("--cert", "node.pem")]), 125, "--key");
+    assert_ok(&masters.run(&TRUSTED));
+    let without_certificate = masters.run(&TRUSTED[..1]);
+    assert_ne!(code(without_certificate.status), 0, "the nodes require a certificate");
+    assert_error(&masters.run(&[("--cert", "node.pem")]), 125, "--key");
 
-    let nodes = masters.urls("rediss://");
+    let nodes = masters.urls().join(",");
     let tls = "tls = { cacert = 'ca.pem', cert = 'node.pem', key = 'node.key' }";
     let file = masters.file("quorlock.toml");
     fs::write(&file, format!("nodes = '{nodes}'\n{tls}")).unwrap();
-    let output = run(quorlock().env("QUORLOCK_CONFIG", &file).arg("run"), [].into_iter());
-    assert_eq!(code(output.status), 0, "{}", stderr(&output));
+    assert_ok(&run(quorlock().env("QUORLOCK_CONFIG", &file).arg("run")));
 }
 
 #[test]
@@ -127,29 +118,19 @@ fn certificates_without_tls_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     write_certificates(folder.path());
     let with_roots = |nodes: &str| {
-        let options = [("--cacert".to_owned(), folder.path().join("ca.pem"))];
-        run(quorlock().args(["run", "--nodes", nodes]), options.into_iter())
+        let mut command = on_urls(&[nodes.to_owned()], "run");
+        run(command.arg("--cacert").arg(folder.path().join("ca.pem")))
     };
-    assert_fails(&with_roots("a:6379"), 125, "write rediss://a:6379");
-    assert_fails(&with_roots("redis://a:6379"), 125, "rediss://");
+    assert_error(&with_roots("a:6379"), 125, "write rediss://a:6379");
+    assert_error(&with_roots("redis://a:6379"), 125, "rediss://");
 }
 
 /// `status` and `doctor` connect to each node separately, without a quorum.
 #[test]
 fn status_uses_certificates_and_doctor_reports_untrusted_nodes() {
     let masters = TlsMasters::start(true);
-    let ask = |verb: &str, options: &[(&str, &str)]| {
-        let mut command = quorlock();
-        command.args([verb, "--json", "--nodes"]).arg(masters.urls("rediss://"));
-        for (name, file) in options {
-            command.arg(name).arg(masters.file(file));
-        }
-        command.output().unwrap()
-    };
-    let trusted = [("--cacert", "ca.pem"), ("--cert", "node.pem"), ("--key", "node.key")];
-    let output = ask("status", &trusted);
-    assert_eq!(code(output.status), 0, "{}{}", stdout(&output), stderr(&output));
-    let output = ask("doctor", &trusted[1..]);
+    assert_ok(&masters.on("status", &TRUSTED).arg("--json").output().unwrap());
+    let output = masters.on("doctor", &TRUSTED[1..]).arg("--json").output().unwrap();
     assert_eq!(code(output.status), 2, "{}", stderr(&output));
     let text = stdout(&output);
     assert!(text.contains("misconfigured") && text.contains("--cacert"), "{text}");

@@ -11,8 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    KillOnDrop, PATIENCE, QUORLOCK, children_of, code, command_stats, quorlock, shell_in_terminal,
-    stderr,
+    KillOnDrop, PATIENCE, QUORLOCK, assert_error, children_of, command_stats, exec, on,
+    shell_in_terminal,
 };
 use quorlock_testkit::{Masters, eventually};
 use rustix::process::{Pid, Signal, kill_process};
@@ -28,7 +28,6 @@ struct Terminal {
     shell: KillOnDrop,
     keyboard: File,
     screen: Arc<Mutex<vt100::Parser>>,
-    /// All bytes that were written to the terminal.
     written: Arc<Mutex<Vec<u8>>>,
 }
 
@@ -70,7 +69,7 @@ impl Terminal {
         eventually(PATIENCE, "the modes are those of the shell", || self.is_cooked());
     }
 
-    /// Waits until the screen meets the condition. `what` describes the condition.
+    /// Waits until the screen meets the condition, which `what` describes.
     #[track_caller]
     fn until(&self, what: &str, is_so: impl Fn(&vt100::Screen) -> bool) {
         let started = Instant::now();
@@ -95,7 +94,6 @@ impl Terminal {
         modes.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG)
     }
 
-    /// The process of `quorlock top`.
     fn top(&self) -> Pid {
         let mut found = None;
         eventually(PATIENCE, "top runs", || {
@@ -114,11 +112,8 @@ impl Terminal {
 }
 
 fn acquire(masters: &Masters, key: &str, owner: &str) {
-    for master in masters {
-        let words = ["LOCK.ACQUIRE", key, "token", "60000", "FENCE", "7", "OWNER", owner];
-        let _: Option<u64> =
-            redis::cmd(words[0]).arg(&words[1..]).query(&mut master.connection()).unwrap();
-    }
+    let words = ["LOCK.ACQUIRE", key, "token", "60000", "FENCE", "7", "OWNER", owner];
+    masters.iter().for_each(|master| exec(master, &words));
 }
 
 #[test]
@@ -149,9 +144,8 @@ fn text_of_clients_cannot_control_the_terminal() {
     terminal.shows("pwned");
     terminal.shows("red");
     let shown = String::from_utf8_lossy(&terminal.written.lock().unwrap()).into_owned();
-    assert!(
-        !shown.contains("\x1b]0;pwned") && !shown.contains('\u{202e}') && !shown.contains('\x07')
-    );
+    assert!(!shown.contains("\x1b]0;pwned"));
+    assert!(!shown.contains(['\u{202e}', '\x07']));
 }
 
 #[test]
@@ -206,7 +200,7 @@ fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
     }
     pipe.exec(&mut masters[0].connection()).unwrap();
     let spent_on_scans = || command_stats(&masters[0], "lock.scan");
-    let mut terminal = Terminal::start(&masters, "$TOP --node-limit 10s");
+    let mut terminal = Terminal::start(&masters, "$TOP --node-timeout 10s");
     eventually(PATIENCE, "the first listing has begun", || spent_on_scans().0 > 0);
     let first = Instant::now();
     terminal.shows("10000 locks");
@@ -216,7 +210,7 @@ fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
     terminal.press("\x1b[F");
     terminal.shows("orders/09999");
     loop {
-        // The pause limits the calls of INFO here: their time counts too, and delays the listing.
+        // The program counts the INFO calls here as its own. Without this pause, it lists later.
         thread::sleep(Duration::from_millis(100));
         let latest = spent_on_scans();
         if latest.0 > calls {
@@ -233,7 +227,6 @@ fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
 #[test]
 fn missing_terminal_is_an_error_that_says_what_to_use() {
     let masters = Masters::start(1);
-    let output = quorlock().args(["top", "--nodes"]).arg(masters[0].url()).output().unwrap();
-    assert_eq!(code(output.status), 125);
-    assert!(stderr(&output).contains("quorlock list --json"), "{}", stderr(&output));
+    let output = on(&masters, "top").output().unwrap();
+    assert_error(&output, 125, "quorlock list --json");
 }

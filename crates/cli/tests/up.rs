@@ -8,7 +8,10 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{QUORLOCK, Running, code, is_alive, quorlock, stderr};
+use common::{
+    QUORLOCK, Running, assert_contains, assert_error, assert_ok, code, is_alive, pid, quorlock,
+    stderr,
+};
 use redis::Client;
 use rustix::process::{Pid, Signal};
 
@@ -33,9 +36,9 @@ fn signals_stop_all_masters_and_delete_their_folders() {
             assert!(is_alive(*pid) && folder.is_dir());
         }
         up.signal(signal);
-        let output = up.end();
+        let output = up.wait_for_end();
         assert_eq!(code(output.status), 0);
-        assert!(stderr(&output).contains("All masters are stopped"), "{}", stderr(&output));
+        assert_contains(stderr(&output), "All masters are stopped");
         for (pid, folder) in &masters {
             assert!(!is_alive(*pid), "{signal:?}");
             assert!(!folder.exists(), "{signal:?}");
@@ -43,14 +46,18 @@ fn signals_stop_all_masters_and_delete_their_folders() {
     }
 }
 
+fn connect(url: &str) -> redis::Connection {
+    Client::open(url).unwrap().get_connection().unwrap()
+}
+
 /// The process and the folder of the server at this URL.
 fn process_and_folder(url: &str) -> (Pid, PathBuf) {
-    let mut connection = Client::open(url).unwrap().get_connection().unwrap();
+    let mut connection = connect(url);
     let info: String = redis::cmd("INFO").arg("server").query(&mut connection).unwrap();
-    let pid = info.lines().find_map(|line| line.strip_prefix("process_id:")).unwrap();
+    let process = info.lines().find_map(|line| line.strip_prefix("process_id:")).unwrap();
     let (_, folder): (String, String) =
         redis::cmd("CONFIG").arg("GET").arg("dir").query(&mut connection).unwrap();
-    (Pid::from_raw(pid.parse().unwrap()).unwrap(), folder.into())
+    (pid(process), folder.into())
 }
 
 #[test]
@@ -62,10 +69,9 @@ fn missing_server_or_module_is_an_error_that_says_what_to_do() {
             command.env(variable, "/no/such/file");
         }
         let output = command.output().unwrap();
-        assert_eq!(code(output.status), 125);
         assert!(output.stdout.is_empty());
         for hint in hints {
-            assert!(stderr(&output).contains(hint), "no {hint} in {}", stderr(&output));
+            assert_error(&output, 125, hint);
         }
     };
     refused(&["--server", "/no/such/file"], None, &["/no/such/file", "--server"]);
@@ -75,15 +81,13 @@ fn missing_server_or_module_is_an_error_that_says_what_to_do() {
     let mut without_any = Command::new(QUORLOCK);
     without_any.env("PATH", "/nowhere").env_remove("QUORLOCK_SERVER").arg("up");
     let output = without_any.output().unwrap();
-    assert_eq!(code(output.status), 125);
-    assert!(stderr(&output).contains("install"), "{}", stderr(&output));
+    assert_error(&output, 125, "install");
 }
 
 #[test]
 fn file_that_is_no_module_is_an_error_that_names_the_file() {
     let output = quorlock().args(["up", "-n", "1", "--module", "/bin/sh"]).output().unwrap();
-    assert_eq!(code(output.status), 125);
-    assert!(stderr(&output).contains("/bin/sh"), "{}", stderr(&output));
+    assert_error(&output, 125, "/bin/sh");
 }
 
 #[test]
@@ -100,20 +104,13 @@ fn up_in(folder: &Path) -> (Running, String) {
     (up, nodes)
 }
 
-/// Stops the masters. Returns the standard error of the program.
+/// Stops the masters, and returns the standard error of the program.
 #[track_caller]
 fn stop(up: Running) -> String {
     up.signal(Signal::INT);
-    let output = up.end();
-    assert_eq!(code(output.status), 0, "{}", stderr(&output));
+    let output = up.wait_for_end();
+    assert_ok(&output);
     stderr(&output).to_owned()
-}
-
-fn get(url: &str, key: &str) -> Option<String> {
-    redis::cmd("GET")
-        .arg(key)
-        .query(&mut Client::open(url).unwrap().get_connection().unwrap())
-        .unwrap()
 }
 
 #[test]
@@ -121,24 +118,20 @@ fn kept_masters_keep_their_data_and_abstain_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().join("masters");
     let (up, nodes) = up_in(&folder);
-    let url = nodes.split(',').next().unwrap();
-    redis::cmd("SET")
-        .arg("a")
-        .arg("1")
-        .exec(&mut Client::open(url).unwrap().get_connection().unwrap())
-        .unwrap();
+    let connect_to_first = |nodes: &str| connect(nodes.split(',').next().unwrap());
+    redis::cmd("SET").arg("a").arg("1").exec(&mut connect_to_first(&nodes)).unwrap();
     let run = |nodes: &str| {
-        let output = quorlock()
-            .args(["run", "--no-wait", "--nodes", nodes, "k", "--", "true"])
-            .output()
-            .unwrap();
+        let mut run = quorlock();
+        run.args(["run", "--no-wait", "--nodes", nodes, "k", "--", "true"]);
+        let output = run.output().unwrap();
         (code(output.status), stderr(&output).to_owned())
     };
     assert_eq!(run(&nodes).0, 0);
     assert!(!stop(up).contains("forgotten"));
 
     let (up, nodes) = up_in(&folder);
-    assert_eq!(get(nodes.split(',').next().unwrap(), "a").as_deref(), Some("1"));
+    let kept: String = redis::cmd("GET").arg("a").query(&mut connect_to_first(&nodes)).unwrap();
+    assert_eq!(kept, "1");
     let (code, error) = run(&nodes);
     assert_ne!(code, 0);
     assert!(error.contains("abstains"), "{error}");
@@ -150,34 +143,33 @@ fn folder_is_used_by_one_program_at_a_time() {
     let folder = tempfile::tempdir().unwrap();
     let (up, _) = up_in(folder.path());
     let output = quorlock().args(["up", "-n", "1", "--keep"]).arg(folder.path()).output().unwrap();
-    assert_eq!(code(output.status), 125);
-    assert!(stderr(&output).contains("another `quorlock up`"), "{}", stderr(&output));
+    assert_error(&output, 125, "another `quorlock up`");
     stop(up);
     stop(up_in(folder.path()).0);
 }
 
 #[test]
 fn masters_have_the_ports_that_follow_the_first() {
+    let up_at = |n: &str, port: u16| {
+        let mut command = quorlock();
+        command.args(["up", "-n", n, "--port", &port.to_string()]);
+        command
+    };
     // Another program may take a free port before the masters start.
     let start = || {
         let probe = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = probe.local_addr().unwrap().port().min(u16::MAX - 3);
         drop(probe);
-        let mut up =
-            Running::start(quorlock().args(["up", "-n", "3", "--port", &port.to_string()]));
+        let mut up = Running::start(&mut up_at("3", port));
         up.try_line().map(|line| (up, line, port))
     };
     let (up, line, port) = (0..10).find_map(|_| start()).unwrap();
     let urls: Vec<_> = (port..port + 3).map(|port| format!("redis://127.0.0.1:{port}")).collect();
     assert_eq!(line, format!("export QUORLOCK_NODES={}", urls.join(",")));
 
-    let taken = quorlock().args(["up", "-n", "1", "--port", &port.to_string()]).output().unwrap();
-    assert_eq!(code(taken.status), 125);
-    assert!(stderr(&taken).contains("choose another --port"), "{}", stderr(&taken));
+    assert_error(&up_at("1", port).output().unwrap(), 125, "choose another --port");
     stop(up);
-    let beyond = quorlock().args(["up", "-n", "3", "--port", "65534"]).output().unwrap();
-    assert_eq!(code(beyond.status), 125);
-    assert!(stderr(&beyond).contains("choose a smaller --port"), "{}", stderr(&beyond));
+    assert_error(&up_at("3", 65_534).output().unwrap(), 125, "choose a smaller --port");
 }
 
 #[test]
@@ -191,5 +183,5 @@ fn valkey_server_alone_is_enough() {
     assert!(up.line().starts_with("export QUORLOCK_NODES="));
     // Not SIGINT: the program ignores it when a shell runs the tests in the background.
     up.signal(Signal::TERM);
-    assert_eq!(code(up.end().status), 0);
+    assert_eq!(code(up.wait_for_end().status), 0);
 }

@@ -10,8 +10,8 @@ mod common;
 use std::process::Command;
 
 use common::{
-    Net, PATIENCE, QUORLOCK, Running, code, is_alive, masters_holding, run_script, stderr, stdout,
-    watchdog_of,
+    Net, PATIENCE, QUORLOCK, Running, assert_error, assert_ok, children_of, code, is_alive,
+    masters_holding, quorlock, run_script, start_script, stdout, wait_until_ended, watchdog_of,
 };
 use quorlock_testkit::{Masters, eventually};
 use rustix::process::{Pid, Signal, kill_process};
@@ -20,7 +20,6 @@ use tempfile::TempDir;
 const TTL: [&str; 2] = ["--ttl", "1500ms"];
 /// A command that prints its process ID, and ends on SIGTERM.
 const OBEDIENT: &str = "trap 'echo TERM; exit' TERM; echo $$; while :; do sleep 0.01; done";
-/// A command that ignores SIGTERM.
 const STUBBORN: &str = "trap '' TERM; while :; do sleep 0.01; done";
 /// A command that ignores SIGTERM, with a child in its session and a child in another session.
 const STUBBORN_ALL: &str = "trap '' TERM; setsid sh -c 'while :; do sleep 0.01; done' & \
@@ -38,17 +37,16 @@ impl FirstRun {
     fn start(rest: &str) -> Self {
         let masters = Masters::start(3);
         let folder = tempfile::tempdir().unwrap();
-        let mut holder = Running::start(&mut run_script(&masters, &TTL, &script(&folder, rest)));
+        let mut holder = start_script(&masters, &TTL, &script(&folder, rest));
         let command = holder.pid_line();
         Self { masters, folder, holder, command }
     }
 
-    /// Runs a second command, as soon as its `quorlock run` acquires the lock. Returns the last
-    /// line that the command prints.
+    /// Runs a second command under the lock, and returns the last line that it prints.
     fn run_next(&self) -> String {
         let script = script(&self.folder, "true");
         let output = run_script(&self.masters, &["--wait", "10s"], &script).output().unwrap();
-        assert_eq!(code(output.status), 0, "{}", stderr(&output));
+        assert_ok(&output);
         stdout(&output).lines().last().unwrap_or_default().to_owned()
     }
 
@@ -79,13 +77,8 @@ fn stopped_quorlock_leaves_no_command_beyond_its_lock() {
         assert_eq!(first.run_next(), "alone");
         assert!(first.command_has_ended());
         first.holder.signal(Signal::CONT);
-        let output = first.holder.end();
-        assert_eq!(code(output.status), 120);
-        assert!(
-            stderr(&output).contains("quorlock process may have been suspended"),
-            "{}",
-            stderr(&output)
-        );
+        let output = first.holder.wait_for_end();
+        assert_error(&output, 120, "quorlock process may have been suspended");
     }
 }
 
@@ -98,7 +91,7 @@ fn stopped_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
     assert_eq!(first.run_next(), "overlap");
     assert!(!first.command_has_ended());
     first.holder.signal(Signal::CONT);
-    assert_eq!(code(first.holder.end().status), 120);
+    assert_eq!(code(first.holder.wait_for_end().status), 120);
     assert!(!is_alive(first.command));
 }
 
@@ -127,26 +120,25 @@ fn killed_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
 #[test]
 fn command_of_a_killed_quorlock_gets_sigterm_first() {
     let masters = Masters::start(3);
-    let mut running = Running::start(&mut run_script(&masters, &["--ttl", "20s"], OBEDIENT));
+    let mut running = start_script(&masters, &["--ttl", "20s"], OBEDIENT);
     let command = running.pid_line();
     let watchdog = watchdog_of(running.pid());
     running.signal(Signal::KILL);
     assert_eq!(running.line(), "TERM");
-    eventually(PATIENCE, "the command and the watchdog are gone", || {
-        !is_alive(command) && !is_alive(watchdog)
-    });
+    wait_until_ended(command);
+    wait_until_ended(watchdog);
     assert!(masters_holding(&masters) >= 2, "the lock has not ended yet");
 }
 
 #[test]
 fn stopped_command_is_continued_to_clean_up() {
     let masters = Masters::start(3);
-    let mut running = Running::start(&mut run_script(&masters, &["--ttl", "20s"], OBEDIENT));
+    let mut running = start_script(&masters, &["--ttl", "20s"], OBEDIENT);
     let command = running.pid_line();
     kill(command, Signal::STOP);
     running.signal(Signal::KILL);
     assert_eq!(running.line(), "TERM");
-    eventually(PATIENCE, "the command is gone", || !is_alive(command));
+    wait_until_ended(command);
 }
 
 #[test]
@@ -155,9 +147,8 @@ fn quorlock_stops_the_command_when_its_watchdog_is_killed() {
         let first = FirstRun::start(rest);
         kill(first.watchdog(), Signal::KILL);
         assert_eq!(first.run_next(), "alone");
-        let output = first.holder.end();
-        assert_eq!(code(output.status), 125);
-        assert!(stderr(&output).contains("its watchdog was killed"), "{}", stderr(&output));
+        let output = first.holder.wait_for_end();
+        assert_error(&output, 125, "its watchdog was killed");
     }
 }
 
@@ -170,14 +161,14 @@ fn quorlock_stops_the_command_when_its_watchdog_is_stopped() {
     kill(watchdog, Signal::STOP);
     net.cut_off_a_majority();
     net.assert_ends_before_the_lock(command);
-    assert_eq!(code(running.end().status), 120);
+    assert_eq!(code(running.wait_for_end().status), 120);
     assert!(!is_alive(watchdog));
 }
 
 #[test]
 fn watchdog_ends_with_the_command_and_ignores_signals() {
     let masters = Masters::start(1);
-    let mut running = Running::start(&mut run_script(&masters, &[], "echo held; read go; exit 3"));
+    let mut running = start_script(&masters, &[], "echo held; read go; exit 3");
     assert_eq!(running.line(), "held");
     let watchdog = watchdog_of(running.pid());
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2]
@@ -185,20 +176,15 @@ fn watchdog_ends_with_the_command_and_ignores_signals() {
         kill(watchdog, signal);
     }
     running.say("go");
-    assert_eq!(code(running.end().status), 3);
-    eventually(PATIENCE, "the watchdog is gone", || !is_alive(watchdog));
+    assert_eq!(code(running.wait_for_end().status), 3);
+    wait_until_ended(watchdog);
 }
 
 #[test]
 fn watchdog_refuses_to_start_without_quorlock_run() {
-    let output = common::quorlock().args(["__watchdog", "true"]).output().unwrap();
-    assert_eq!(code(output.status), 125);
-    assert!(
-        stderr(&output).contains("only `quorlock run` starts a watchdog"),
-        "{}",
-        stderr(&output)
-    );
-    let help = common::quorlock().arg("--help").output().unwrap();
+    let output = quorlock().args(["__watchdog", "true"]).output().unwrap();
+    assert_error(&output, 125, "only `quorlock run` starts a watchdog");
+    let help = quorlock().arg("--help").output().unwrap();
     assert!(!stdout(&help).contains("watchdog"));
 }
 
@@ -211,7 +197,7 @@ fn pipeline_ends_with_the_command_also_when_quorlock_was_killed() {
     let mut running = Running::start(&mut pipeline);
     running.pid_line();
     running.say("go");
-    let output = running.end();
+    let output = running.wait_for_end();
     assert_eq!((code(output.status), stdout(&output)), (0, "done\n"));
 
     let mut running = Running::start(&mut pipeline);
@@ -220,12 +206,11 @@ fn pipeline_ends_with_the_command_also_when_quorlock_was_killed() {
     let shell = running.pid();
     let mut quorlock = None;
     eventually(PATIENCE, "quorlock runs", || {
-        quorlock = common::children_of(shell)
-            .into_iter()
-            .find(|child| !common::children_of(*child).is_empty());
+        let mut children = children_of(shell).into_iter();
+        quorlock = children.find(|child| !children_of(*child).is_empty());
         quorlock.is_some()
     });
     kill(quorlock.unwrap(), Signal::KILL);
-    assert_eq!(stdout(&running.end()), "");
+    assert_eq!(stdout(&running.wait_for_end()), "");
     assert!(!is_alive(command));
 }

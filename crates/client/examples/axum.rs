@@ -5,10 +5,11 @@
 //! - 200 when the order is shipped,
 //! - 409 when another request or another instance of the service is shipping it, or has written to
 //!   it under a later lock,
-//! - 503 when too few nodes answer or the lock was lost: the HTTP client may try again later,
+//! - 503 when too few nodes vote in time or the lock was lost: the HTTP client may try again later,
 //! - 500 after any other error.
 //!
-//! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example axum -- 127.0.0.1:8080`
+//! With `QUORLOCK_NODES=redis://a,redis://b,redis://c`:
+//! `cargo run -p quorlock-client --example axum -- 127.0.0.1:8080`
 
 use std::collections::HashMap;
 use std::error::Error;

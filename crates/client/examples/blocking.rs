@@ -1,6 +1,7 @@
 //! A program without tokio that acquires a lock, works under it and releases it.
 //!
-//! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example blocking`
+//! With `QUORLOCK_NODES=redis://a,redis://b,redis://c`:
+//! `cargo run -p quorlock-client --example blocking`
 
 use std::error::Error;
 use std::time::Duration;

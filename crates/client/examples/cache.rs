@@ -5,7 +5,8 @@
 //! prices of one refresh and the names of another. A file cannot check a fence, so the refresh
 //! stops when its lock is lost. In `inventory.rs`, a database refuses a late write.
 //!
-//! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example cache -- DIRECTORY`
+//! With `QUORLOCK_NODES=redis://a,redis://b,redis://c`:
+//! `cargo run -p quorlock-client --example cache -- DIRECTORY`
 
 use std::error::Error;
 use std::path::Path;

@@ -1,6 +1,7 @@
 //! A job that cron starts on every machine of a fleet at once, and that only one machine runs.
 //!
-//! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example cron`
+//! With `QUORLOCK_NODES=redis://a,redis://b,redis://c`:
+//! `cargo run -p quorlock-client --example cron`
 
 use std::error::Error;
 use std::time::Duration;

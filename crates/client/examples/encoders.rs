@@ -5,7 +5,8 @@
 //! output of the permit's holder from that of an encoder that was paused, lost its permit, and
 //! still writes.
 //!
-//! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example encoders -- DIRECTORY 10`
+//! With `QUORLOCK_NODES=redis://a,redis://b,redis://c`:
+//! `cargo run -p quorlock-client --example encoders -- DIRECTORY 10`
 
 use std::error::Error;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,6 @@
 //! Why a lock needs a fence, shown with real processes and a real database.
 //!
-//! ```sh
-//! cargo run --example fence_sqlite
-//! ```
+//! `cargo run -p quorlock-client --example fence_sqlite`
 //!
 //! Two clerks sell apples. Each acquires the lock, reads the number of apples, and writes one less.
 //! One clerk is stopped (SIGSTOP) after it has read the number and has checked that it still holds
@@ -73,9 +71,9 @@ fn write_if_latest(stock: &Connection, apples: i64, fence: Fence) -> rusqlite::R
 
 fn run_twice() -> Result<(), Box<dyn Error>> {
     println!(
-        "Three masters, one SQLite database with {APPLES} apples, and two clerks who sell one apple each,"
+        "Three masters, one SQLite database with {APPLES} apples, and two clerks who sell one \
+         apple each,\nunder a lock that lasts {TTL:?}."
     );
-    println!("under a lock that lasts {TTL:?}.");
     let masters = Masters::start(3);
     for checked in [false, true] {
         println!("\n{}", if checked { "With the fence:" } else { "Without a fence:" });

@@ -4,7 +4,8 @@
 //! each write carries the fence of its lock, and the database refuses a fence smaller than the
 //! last.
 //!
-//! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example inventory -- stock.sqlite 10`
+//! With `QUORLOCK_NODES=redis://a,redis://b,redis://c`:
+//! `cargo run -p quorlock-client --example inventory -- stock.sqlite 10`
 
 use std::error::Error;
 use std::time::Duration;
@@ -54,7 +55,7 @@ fn count_left(database: &Connection) -> rusqlite::Result<u32> {
     database.query_row("SELECT count FROM stock WHERE item = 'spoons'", [], |row| row.get(0))
 }
 
-/// Sells one of `left`. Returns whether the database accepted the fence.
+/// Sells one of the `left` spoons. Returns whether the database accepted the fence.
 fn sell(database: &Connection, left: u32, fence: Fence) -> rusqlite::Result<bool> {
     let fence = i64::try_from(fence.get()).expect("a fence is below 2^53");
     let sold = database.execute(

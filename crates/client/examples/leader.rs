@@ -1,7 +1,8 @@
 //! Leader election: one of several programs leads until it ends, is cut off, or has led for a day.
 //! Then another program leads.
 //!
-//! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example leader`
+//! With `QUORLOCK_NODES=redis://a,redis://b,redis://c`:
+//! `cargo run -p quorlock-client --example leader`
 
 use std::error::Error;
 use std::time::Duration;

@@ -1,7 +1,8 @@
 //! Workers, in one program or in many, share a list of jobs. One worker at a time does a job, and a
 //! worker skips a job that another worker is doing.
 //!
-//! `QUORLOCK_NODES=redis://a,redis://b,redis://c cargo run --example workers`
+//! With `QUORLOCK_NODES=redis://a,redis://b,redis://c`:
+//! `cargo run -p quorlock-client --example workers`
 
 use std::collections::BTreeSet;
 use std::error::Error;

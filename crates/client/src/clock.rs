@@ -4,7 +4,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use quorlock_core::quorum::Moment;
 
-/// Reads both clocks that measure the validity of a lock.
 pub(crate) fn now() -> Moment {
     let moment = platform::now();
     #[cfg(test)]
@@ -12,8 +11,7 @@ pub(crate) fn now() -> Moment {
     moment
 }
 
-/// The wall clock in microseconds since 1970, for proposals of fences. A wrong wall clock
-/// endangers no lock.
+/// Microseconds since 1970, for proposals of fences. A wrong wall clock endangers no lock.
 pub(crate) fn wall_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
@@ -24,8 +22,8 @@ mod platform {
     use super::{Duration, Moment};
     use rustix::time::{ClockId, clock_gettime};
 
-    /// Reads two clocks: the first counts the time in which the machine sleeps, and the second is
-    /// never slewed. No clock does both.
+    /// The first clock counts the time in which the machine sleeps, and the second is never slewed.
+    /// No clock does both.
     pub(super) fn now() -> Moment {
         Moment { boot: read(ClockId::Boottime), raw: read(ClockId::MonotonicRaw) }
     }
@@ -42,8 +40,7 @@ mod platform {
     use nix::libc::CLOCK_MONOTONIC_RAW;
     use nix::time::ClockId;
 
-    /// Reads one clock for both fields: on macOS, this clock is not slewed, and it counts the time
-    /// in which the machine sleeps.
+    /// On macOS, this clock is not slewed, and counts the time in which the machine sleeps.
     pub(super) fn now() -> Moment {
         let now = ClockId::from_raw(CLOCK_MONOTONIC_RAW).now();
         let now = Duration::from(now.expect("macOS has had this clock since 10.12"));
@@ -78,14 +75,12 @@ pub(crate) mod tests {
         Moment { boot: moment.boot + SLEPT.get(), ..moment }
     }
 
-    /// Makes both clocks of this thread follow the clock of the tokio runtime, which a test may
-    /// pause.
+    /// Both clocks of this thread follow the clock of the tokio runtime, which a test may pause.
     pub(crate) fn follow_the_runtime() {
         RUNTIME_START.set(RUNTIME_START.get().or(Some(Instant::now())));
     }
 
-    /// Simulates for this thread that the machine slept: the clock that counts sleep advances, and
-    /// the other clock and the timers do not.
+    /// For this thread, only the clock that counts sleep advances: no other clock, no timer.
     pub(crate) fn sleep_through(time: Duration) {
         SLEPT.set(SLEPT.get() + time);
     }

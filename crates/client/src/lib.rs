@@ -12,8 +12,7 @@
 //! - `axum.rs`: an HTTP service that ships an order under a lock, and answers 409 or 503 otherwise.
 //! - `workers.rs`: many workers share a list of jobs, and skip a job that another worker is doing.
 //! - `cron.rs`: a job that every machine starts at the same time, and that only one machine runs.
-//! - `cache.rs`: a cache that many programs read under a shared lock, and that one of them
-//!   refreshes.
+//! - `cache.rs`: a cache that many programs read under a shared lock and one program refreshes.
 //! - `encoders.rs`: a semaphore that allows at most four encoders in a fleet.
 //! - `leader.rs`: leader election with a bounded term.
 //! - `inventory.rs`: a stock in a database that refuses the writes of an earlier holder.
@@ -72,11 +71,9 @@
 //! | [`node_timeout`](LockBuilder::node_timeout) | derived: 4 measured round trips, at least 50 ms, at most the larger of ttl / 10 and 2 round trips, and at most ttl / 4 | some nodes are slow at times | a silent node must be noticed sooner |
 //! | [`owner`](LockBuilder::owner) | host name and process id | | |
 //!
-//! Do not choose a long ttl for work that takes long. Use [`run`](LockBuilder::run) or
-//! [`renew`](Lock::renew) with a short ttl.
-//!
-//! At the end of a program, [`Quorum::flush`] waits for the releases in the background. Without it,
-//! a lock that was just dropped may last for the rest of its ttl.
+//! For work that takes long, do not choose a long ttl: use [`run`](LockBuilder::run) or
+//! [`renew`](Lock::renew). At the end of a program, call [`Quorum::flush`]: a lock that was just
+//! dropped may otherwise last for the rest of its ttl.
 //!
 //! # What a lock cannot do
 //!
@@ -85,28 +82,15 @@
 //! every lock of a key, so the resource can refuse a fence that is smaller than the last one.
 //! [`FenceGate`] does this in Rust, and its documentation shows the same in SQL.
 //!
-//! # The main types
-//!
-//! - [`Quorum`] connects to the nodes, and describes, inspects and attaches locks.
-//!   [`QuorumBuilder`] has its options.
-//! - [`LockBuilder`] describes one lock. [`Lock`] is a held lock. [`LockWatch`] is a view of it.
-//! - [`Ownership`] tells whether a lock is held, uncertain or lost, and until when.
-//! - [`DetachedLock`] is a lock without a process, for another process to attach.
-//! - [`Inspection`] is what the nodes say about a key. [`LockList`] lists the locks of all nodes.
-//! - [`Revocation`] ends the right of a holder to extend its lock.
-//! - [`FenceGate`] checks fences on the side of the protected resource.
-//! - [`AcquireError`] and the other errors contain the answer of each node.
-//! - [`blocking`] is the same API for programs without tokio.
-//!
 //! # Testing your own code
 //!
-//! Test a service with real local masters. They start in a few milliseconds.
+//! Test a service with real local masters, which start in a few milliseconds.
 //!
 //! - `quorlock up` starts masters on this machine and prints `QUORLOCK_NODES` for the tests.
 //! - A container of Redis or Valkey that loads the module works as well.
-//! - A test that needs no majority can start a single server: `redis-server --port 0 --unixsocket
-//!   PATH --loadmodule /path/to/libquorlock.so --lock.rejoin-delay 0`. Without the last option, a
-//!   new server abstains for a minute, since it may have forgotten locks.
+//! - A single server is enough for some tests: `redis-server --port 0 --unixsocket PATH
+//!   --loadmodule /path/to/libquorlock.so --lock.rejoin-delay 0`. Without the last option, a new
+//!   server abstains for a minute, since it may have forgotten locks.
 //!
 //! Give each test its own keys or servers. Then inject the failures of production:
 //!
@@ -164,28 +148,26 @@ pub use api::{
     AcquireError, Answer, AttachError, ConnectError, Coverage, Deadline, DetachedLock, ExtendError,
     FenceGate, FlushError, HeldLock, InspectError, Inspection, InvalidDetached, LeaseInfo,
     ListedLock, Lock, LockBuilder, LockList, LockMode, LockState, LockWatch, LostError, NodeAnswer,
-    NodeError, NodeHealth, NodeInspection, NodeRevocation, Nodes, Ownership, Quorum, QuorumBuilder,
-    ReleaseError, Released, Revocation, RevocationReport, RevocationState, RevokeError,
-    RevokedNode, RunError, ScanError, Stale, WaiterInfo,
+    NodeAnswers, NodeError, NodeHealth, NodeInspection, NodeRevocation, Ownership, Quorum,
+    QuorumBuilder, ReleaseError, Released, Revocation, RevocationReport, RevocationState,
+    RevokeError, RevokedNode, RunError, ScanError, Stale, WaiterInfo,
 };
 pub use quorlock_core::{Fence, InvalidFence};
 
-/// The example of the README, compiled.
+// The examples of the documentation, compiled or run.
+
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
-/// The example of this crate's README, compiled.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct CrateReadme;
 
-/// The examples of docs/client.md, compiled.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/client.md")]
 struct ClientPage;
 
-/// The example of docs/fencing.md, run.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/fencing.md")]
 struct FencingPage;

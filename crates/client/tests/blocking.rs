@@ -4,7 +4,6 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -23,7 +22,8 @@ fn quorum() -> (Masters, Quorum) {
     (masters, quorum)
 }
 
-fn life_of_a_lock(masters: &Masters, quorum: &Quorum) {
+fn life_of_a_lock() {
+    let (masters, quorum) = quorum();
     let mut lock = quorum.lock("k").ttl(Duration::from_secs(5)).acquire().unwrap();
     assert!(matches!(lock.ownership(), Ownership::Held(_)));
     let held = quorum.lock("k").try_acquire();
@@ -32,14 +32,13 @@ fn life_of_a_lock(masters: &Masters, quorum: &Quorum) {
     lock.renew();
     assert_eq!(lock.release().unwrap(), Released::Released);
     drop(quorum.lock("k").acquire().unwrap());
-    eventually(PATIENCE, "a dropped lock is released", || masters_holding(masters, "k") == 0);
+    eventually(PATIENCE, "a dropped lock is released", || masters_holding(&masters, "k") == 0);
+    quorum.flush(PATIENCE).unwrap();
 }
 
 #[test]
 fn lock_is_acquired_and_released_without_tokio() {
-    let (masters, quorum) = quorum();
-    life_of_a_lock(&masters, &quorum);
-    quorum.flush(PATIENCE).unwrap();
+    life_of_a_lock();
 }
 
 #[test]
@@ -49,11 +48,7 @@ fn blocking_api_works_in_a_program_that_uses_tokio() {
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap(),
     ];
     for runtime in flavors {
-        runtime.block_on(async {
-            let (masters, quorum) = quorum();
-            life_of_a_lock(&masters, &quorum);
-            quorum.flush(PATIENCE).unwrap();
-        });
+        runtime.block_on(async { life_of_a_lock() });
     }
 }
 
@@ -82,7 +77,7 @@ fn blocking_run_returns_the_result_and_reports_a_lost_lock() {
 #[test]
 fn threads_exclude_each_other() {
     let (masters, quorum) = quorum();
-    let inside = Arc::new(AtomicUsize::new(0));
+    let inside = AtomicUsize::new(0);
     thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {

@@ -7,10 +7,10 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    Net, PATIENCE, connect, exists, net, nodes_and_voters, quorum, wait_until_all_hold,
-    wait_until_free,
+    Net, PATIENCE, assert_refused, connect, exists, net, quorum, until_held_on, until_voting,
+    wait_until_all_hold, wait_until_free,
 };
-use quorlock_client::{AcquireError, AttachError, DetachedLock, Released};
+use quorlock_client::{AttachError, DetachedLock, Released};
 use quorlock_testkit::{Masters, eventually_async};
 use tokio::task::JoinSet;
 
@@ -22,17 +22,15 @@ async fn detached_lock_is_attached_from_its_text_and_is_never_free() {
     let (fence, watch) = (lock.fence(), lock.watch());
     wait_until_all_hold(&masters, "orders/42").await;
     let text = lock.detach().to_secret_text();
-    assert!(watch.ended().await.is_none(), "a detached lock is not lost");
+    assert!(watch.ended().await.is_none(), "no loss is reported");
     assert!(watch.ownership().is_lost());
-    let held = giver.lock("orders/42").try_acquire().await;
-    assert!(matches!(held, Err(AcquireError::Held { .. })), "{held:?}");
+    assert_refused(&giver.lock("orders/42").try_acquire().await);
 
     let mut lock = taker.attach(text.parse().unwrap()).await.unwrap();
     assert_eq!(lock.key(), b"orders/42");
     assert!(lock.fence() > fence);
     assert!(lock.remaining() > Duration::from_secs(9));
-    eventually_async(PATIENCE, "all nodes know the new token", async || lock.coverage().held == 3)
-        .await;
+    until_held_on(&lock, 3).await;
     lock.extend().await.unwrap();
     assert_eq!(lock.release().await.unwrap(), Released::Released);
     wait_until_free(&masters, "orders/42").await;
@@ -41,8 +39,7 @@ async fn detached_lock_is_attached_from_its_text_and_is_never_free() {
 #[tokio::test]
 async fn node_with_larger_fences_gets_the_new_token_too() {
     let mut masters = Masters::start(3);
-    // The fences of a server begin above its wall clock at the start, so this server has the
-    // largest fences.
+    // Fences begin above the clock at the start, so the restarted server has the largest ones.
     masters[2].restart().unwrap();
     let quorum = connect(masters.urls()).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
@@ -50,8 +47,7 @@ async fn node_with_larger_fences_gets_the_new_token_too() {
     wait_until_all_hold(&masters, "k").await;
     let lock = quorum.attach(lock.detach()).await.unwrap();
     assert!(lock.fence() > fence);
-    eventually_async(PATIENCE, "all nodes know the new token", async || lock.coverage().held == 3)
-        .await;
+    until_held_on(&lock, 3).await;
     assert_eq!(lock.release().await.unwrap(), Released::Released);
     wait_until_free(&masters, "k").await;
 }
@@ -75,8 +71,8 @@ async fn at_most_one_process_attaches_the_same_text() {
             tasks.spawn(async move { quorum.attach(detached).await });
         }
         let mut locks = Vec::new();
-        while let Some(outcome) = tasks.join_next().await {
-            match outcome.unwrap() {
+        for outcome in tasks.join_all().await {
+            match outcome {
                 Ok(lock) => locks.push(lock),
                 Err(error) => assert!(matches!(error, AttachError::Gone { .. }), "{error}"),
             }
@@ -121,13 +117,12 @@ async fn lock_that_is_never_attached_ends_by_its_deadline() {
 async fn lock_held_on_a_bare_majority_can_be_attached_and_is_repaired() {
     let (mut masters, quorum) = quorum(3).await;
     masters[2].kill();
-    let lock = quorum.lock("k").acquire().await.unwrap();
-    let detached = lock.detach();
+    let detached = quorum.lock("k").acquire().await.unwrap().detach();
     let mut lock = quorum.attach(detached).await.unwrap();
     masters[2].restart().unwrap();
-    eventually_async(PATIENCE, "the node is back", async || nodes_and_voters(&quorum).1 == 3).await;
+    until_voting(&quorum, 3).await;
     lock.extend().await.unwrap();
-    eventually_async(PATIENCE, "the node is repaired", async || lock.coverage().held == 3).await;
+    until_held_on(&lock, 3).await;
     assert_eq!(lock.release().await.unwrap(), Released::Released);
 }
 
@@ -139,8 +134,7 @@ async fn node_cut_off_during_the_attachment_forgets_the_old_token() {
     let detached = lock.detach();
     // The node is cut off before the attachment, so that it gets no request for the new token.
     proxies[2].cut();
-    eventually_async(PATIENCE, "the node is cut off", async || nodes_and_voters(&quorum).1 == 2)
-        .await;
+    until_voting(&quorum, 2).await;
     let mut lock = quorum.attach(detached).await.unwrap();
     proxies[2].heal();
     eventually_async(PATIENCE, "the old token is gone", async || !exists(&masters[2], "k")).await;

@@ -1,4 +1,5 @@
-//! Short examples of the errors of the API, in the order of src/api/error.rs.
+//! Short examples of the errors of the API, in the order of src/api/error.rs. Those of `NodeError`
+//! come last.
 //!
 //! Other files have the examples of these errors: nodes.rs of `InvalidUrl` and `SameServer`,
 //! results.rs of `Denied`, `Misconfigured`, `NoModule` and `Replica`, inspect.rs of `InspectError`,
@@ -18,25 +19,22 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-use common::{Net, PATIENCE, connect, delete, net, quorum, wait_until_all_hold};
+use common::{Net, PATIENCE, connect, delete, first_failure, net, quorum, wait_until_all_hold};
 use quorlock_client::{
-    AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, LostError, NodeError,
-    Nodes, Quorum, ReleaseError, RunError,
+    AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, LockBuilder,
+    LostError, NodeAnswers, NodeError, Quorum, ReleaseError, RunError,
 };
-use quorlock_testkit::{Direction, Inject as _, Masters, Proxy, Server, WallClock};
+use quorlock_testkit::{Direction, Inject as _, Proxy, Server, WallClock};
 use redis::Commands as _;
 
-/// Holds back the answers of all nodes.
-fn silence(net: &Net) {
-    net.proxies.iter().for_each(|proxy| proxy.stall(Direction::ToClient));
+/// Slows the network down too much for the lock on `s` that this function returns. The drift takes
+/// 12 ms of the 20 ms above `min_validity`, and the network takes more than the rest.
+fn too_strict(net: &Net) -> LockBuilder {
+    net.delay(Direction::ToClient, Duration::from_millis(50));
+    net.quorum.lock("s").ttl(Duration::from_secs(1)).min_validity(Duration::from_millis(980))
 }
 
-fn heal(net: &Net) {
-    net.proxies.iter().for_each(Proxy::heal);
-}
-
-/// Asserts that none of the three nodes voted.
-fn assert_all_failed(nodes: &Nodes) {
+fn assert_all_failed(nodes: &NodeAnswers) {
     assert_eq!((nodes.0.len(), nodes.failed().count()), (3, 3), "{nodes}");
 }
 
@@ -81,20 +79,15 @@ async fn acquire_errors_distinguish_a_held_lock_from_a_failing_quorum() {
     assert!(*waited >= wait * 9 / 10, "{error}");
     held.release().await.unwrap();
 
-    let slow = Duration::from_millis(50);
-    net.proxies.iter().for_each(|proxy| proxy.delay(Direction::ToClient, slow));
-    // The drift takes 12 ms of the 20 ms above min_validity, and the network more than the rest.
-    let strict =
-        net.quorum.lock("s").ttl(Duration::from_secs(1)).min_validity(Duration::from_millis(980));
-    let error = strict.try_acquire().await.unwrap_err();
+    let error = too_strict(&net).try_acquire().await.unwrap_err();
     assert!(matches!(error, AcquireError::InsufficientValidity { .. }), "{error}");
-    heal(&net);
+    net.heal();
 
     let error = net.quorum.lock("k").ttl(Duration::ZERO).acquire().await.unwrap_err();
     let AcquireError::InvalidRequest { reason } = &error else { panic!("{error}") };
     assert!(reason.contains("ttl"), "{reason}");
 
-    silence(&net);
+    net.hold(Direction::ToClient);
     let limit = Duration::from_millis(50);
     let error = net.quorum.lock("n").node_timeout(limit).try_acquire().await.unwrap_err();
     let AcquireError::NoQuorum { nodes } = &error else { panic!("{error}") };
@@ -107,13 +100,13 @@ async fn extend_errors_distinguish_a_lost_lock_from_a_held_one() {
     let net = net(3).await;
     let ttl = Duration::from_secs(2);
     let mut lock = net.quorum.lock("k").ttl(ttl).node_timeout(ttl / 10).acquire().await.unwrap();
-    silence(&net);
+    net.hold(Direction::ToClient);
     let error = lock.extend().await.unwrap_err();
     let ExtendError::NoQuorum { nodes } = &error else { panic!("{error}") };
     // Two failures decide the extension. The answer of the third node may be pending.
     assert!(nodes.failed().count() >= 2, "{nodes}");
     assert!(!lock.remaining().is_zero());
-    heal(&net);
+    net.heal();
 
     delete(&net.masters, "k");
     let error = lock.extend().await.unwrap_err();
@@ -175,18 +168,13 @@ async fn attach_errors_say_whether_the_lock_is_gone() {
     let gone = net.quorum.attach(detached).await.unwrap_err();
     assert!(matches!(gone, AttachError::Gone { .. }), "{gone}");
 
-    let strict =
-        net.quorum.lock("s").ttl(Duration::from_secs(1)).min_validity(Duration::from_millis(980));
     let detached = net.quorum.lock("s").acquire().await.unwrap().detach();
-    net.proxies
-        .iter()
-        .for_each(|proxy| proxy.delay(Direction::ToClient, Duration::from_millis(50)));
-    let late = strict.attach(detached).await.unwrap_err();
+    let late = too_strict(&net).attach(detached).await.unwrap_err();
     assert!(matches!(late, AttachError::InsufficientValidity { .. }), "{late}");
-    heal(&net);
+    net.heal();
 
     let detached = net.quorum.lock("n").acquire().await.unwrap().detach();
-    silence(&net);
+    net.hold(Direction::ToClient);
     let lock = net.quorum.lock("n").node_timeout(Duration::from_millis(50));
     let error = lock.attach(detached).await.unwrap_err();
     let AttachError::NoQuorum { nodes } = &error else { panic!("{error}") };
@@ -198,14 +186,14 @@ async fn release_and_flush_errors_leave_releases_in_the_background() {
     let net = net(3).await;
     let lock = net.quorum.lock("k").ttl(Duration::from_secs(2));
     let lock = lock.node_timeout(Duration::from_millis(100)).acquire().await.unwrap();
-    silence(&net);
+    net.hold(Direction::ToClient);
     let ReleaseError::NoQuorum { nodes } = lock.release().await.unwrap_err() else {
         panic!("no node answers")
     };
     assert_all_failed(&nodes);
     let FlushError { pending } = net.quorum.flush(Duration::from_millis(10)).await.unwrap_err();
     assert_eq!(pending, 1);
-    heal(&net);
+    net.heal();
     net.quorum.flush(PATIENCE).await.unwrap();
 }
 
@@ -213,7 +201,7 @@ async fn release_and_flush_errors_leave_releases_in_the_background() {
 async fn release_of_a_detached_lock_waits_at_most_a_quarter_of_its_ttl() {
     let net = net(3).await;
     let lock = net.quorum.lock("k").ttl(Duration::from_secs(2)).acquire().await.unwrap();
-    silence(&net);
+    net.hold(Direction::ToClient);
     let Err(ReleaseError::NoQuorum { nodes }) = net.quorum.release_detached(lock.detach()).await
     else {
         panic!("no node answers")
@@ -224,15 +212,11 @@ async fn release_of_a_detached_lock_waits_at_most_a_quarter_of_its_ttl() {
     }
 }
 
-/// The error of the first node that does not vote.
 async fn node_error(quorum: &Quorum) -> NodeError {
     let lock = quorum.lock("k").ttl(Duration::from_secs(10)).min_validity(Duration::from_millis(1));
-    let error = lock.try_acquire().await.unwrap_err();
-    let AcquireError::NoQuorum { nodes } = &error else { panic!("{error}") };
-    nodes.failed().next().unwrap().1.clone()
+    first_failure(&lock.try_acquire().await.unwrap_err()).clone()
 }
 
-/// The error of this server as the only node of a quorum.
 async fn server_error(server: &Server) -> NodeError {
     node_error(&Quorum::connect([server.url()]).await.unwrap()).await
 }
@@ -245,10 +229,10 @@ async fn node_that_cannot_be_reached_in_time_is_down_silent_or_too_far() {
     let net = net(1).await;
     let quorum = Quorum::connect([net.proxies[0].url()]).await.unwrap();
     quorum.lock("warm").try_acquire().await.unwrap().release().await.unwrap();
-    silence(&net);
+    net.hold(Direction::ToClient);
     let error = node_error(&quorum).await;
     assert!(matches!(error, NodeError::TimedOut { limit_ms: 50..=2500 }), "{error}");
-    heal(&net);
+    net.heal();
 
     let far = Proxy::start(net.masters[0].url());
     far.delay(Direction::ToClient, Duration::from_millis(120));
@@ -256,12 +240,11 @@ async fn node_that_cannot_be_reached_in_time_is_down_silent_or_too_far() {
     let lock =
         quorum.lock("k").ttl(Duration::from_millis(200)).min_validity(Duration::from_millis(1));
     let error = lock.try_acquire().await.unwrap_err();
-    let AcquireError::NoQuorum { nodes } = &error else { panic!("{error}") };
-    let NodeError::TooFar { limit_ms, ttl_ms, .. } = nodes.failed().next().unwrap().1 else {
+    let NodeError::TooFar { limit_ms, ttl_needed_ms, .. } = first_failure(&error) else {
         panic!("{error}")
     };
     assert_eq!(*limit_ms, 50);
-    assert!(*ttl_ms >= 960, "{error}");
+    assert!(*ttl_needed_ms >= 960, "{error}");
 }
 
 #[tokio::test]
@@ -302,22 +285,15 @@ async fn ttl_above_the_limit_of_a_node_names_the_limit() {
 async fn node_whose_clock_is_far_behind_is_named() {
     let ahead = WallClock::new();
     ahead.step_ms(3_600_000);
-    let masters =
-        Masters::start_with(
-            2,
-            |index, builder| {
-                if index == 0 { builder.wall_clock(&ahead) } else { builder }
-            },
-        );
-    let masters = masters.unwrap();
-    let quorum = connect(masters.urls()).await;
+    let with_wrong_clock = Server::with_module().wall_clock(&ahead).start().unwrap();
+    let behind = Server::with_module().start().unwrap();
+    let quorum = connect([with_wrong_clock.url(), behind.url()]).await;
     // Both nodes must store one fence. The fences of the first node are too large for the second.
     let error = node_error(&quorum).await;
     assert!(matches!(error, NodeError::ClockBehind { .. }), "{error}");
 }
 
-/// Starts a server that introduces itself as a node, and then sends unexpected replies. Returns its
-/// URL.
+/// Starts a server that passes for a node, and then sends unexpected replies. Returns its URL.
 fn impostor() -> String {
     fn serve(stream: &TcpStream) -> Option<()> {
         let mut lines = BufReader::new(stream).lines().map_while(Result::ok);

@@ -7,7 +7,7 @@ use std::env;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -26,14 +26,8 @@ fn example(name: &str) -> PathBuf {
             other => other,
         };
         let built = Command::new(env!("CARGO"))
-            .args([
-                "build",
-                "--package",
-                env!("CARGO_PKG_NAME"),
-                "--examples",
-                "--profile",
-                profile_name,
-            ])
+            .args(["build", "--package", env!("CARGO_PKG_NAME"), "--examples"])
+            .args(["--profile", profile_name])
             .arg("--target-dir")
             .arg(profile.parent().unwrap())
             .status();
@@ -46,21 +40,17 @@ fn example(name: &str) -> PathBuf {
 fn run(name: &str, times: usize, args: &[&Path]) -> Vec<String> {
     let masters = Masters::start(3);
     let path = example(name);
-    let start = || -> Output {
+    let run_one = || {
         let mut command = Command::new(&path);
-        command.args(args).env("QUORLOCK_NODES", masters.urls().join(",")).output().unwrap()
+        command.args(args).env("QUORLOCK_NODES", masters.urls().join(","));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
     };
-    let outputs: Vec<_> = thread::scope(|scope| {
-        let running: Vec<_> = (0..times).map(|_| scope.spawn(start)).collect();
+    thread::scope(|scope| {
+        let running: Vec<_> = (0..times).map(|_| scope.spawn(run_one)).collect();
         running.into_iter().map(|running| running.join().unwrap()).collect()
-    });
-    outputs
-        .into_iter()
-        .map(|output| {
-            assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
-            String::from_utf8(output.stdout).unwrap()
-        })
-        .collect()
+    })
 }
 
 #[test]
@@ -68,10 +58,8 @@ fn one_machine_of_a_fleet_runs_the_job() {
     let mut printed = run("cron", 4, &[]);
     printed.sort_unstable();
     assert_eq!(printed[0], "42 pages\n");
-    assert!(
-        printed[1..].iter().all(|text| text == "another machine does the job\n"),
-        "{printed:?}"
-    );
+    let others_wait = printed[1..].iter().all(|text| text == "another machine does the job\n");
+    assert!(others_wait, "{printed:?}");
 }
 
 #[test]
@@ -95,12 +83,9 @@ fn stock_is_counted_down_by_four_programs_and_late_writes_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("stock.sqlite");
     let database = rusqlite::Connection::open(&path).unwrap();
-    database
-        .execute_batch(
-            "CREATE TABLE stock (item TEXT PRIMARY KEY, count INTEGER, fence INTEGER);
-             INSERT INTO stock VALUES ('spoons', 100, 0);",
-        )
-        .unwrap();
+    let sql = "CREATE TABLE stock (item TEXT PRIMARY KEY, count INTEGER, fence INTEGER);
+               INSERT INTO stock VALUES ('spoons', 100, 0);";
+    database.execute_batch(sql).unwrap();
     let printed = run("inventory", 4, &[&path, Path::new("25")]);
     for text in &printed {
         assert!(text.contains("a late write was refused: true"), "{text}");
@@ -153,14 +138,10 @@ fn encoders_of_a_fleet_use_at_most_four_slots_with_distinct_fences() {
 
 #[test]
 fn program_without_tokio_acquires_locks() {
-    let printed = run("blocking", 1, &[]);
-    assert!(
-        printed[0].contains("fence ") && printed[0].contains("10 steps under the lock"),
-        "{printed:?}"
-    );
+    let printed = run("blocking", 1, &[]).concat();
+    assert!(printed.contains("fence ") && printed.contains("10 steps under the lock"), "{printed}");
 }
 
-/// A service that runs until the test ends.
 struct Service {
     process: Child,
     address: String,
@@ -169,19 +150,15 @@ struct Service {
 impl Service {
     fn start(masters: &Masters) -> Self {
         let mut command = Command::new(example("axum"));
-        command
-            .arg("127.0.0.1:0")
-            .env("QUORLOCK_NODES", masters.urls().join(","))
-            .stdout(Stdio::piped());
-        let mut process = command.spawn().unwrap();
+        command.arg("127.0.0.1:0").env("QUORLOCK_NODES", masters.urls().join(","));
+        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         let address = line.trim().strip_prefix("listening on ").expect(&line).to_owned();
         Self { process, address }
     }
 
-    /// Asks the service to ship an order until the status is not 503, and returns this status. On a
-    /// busy machine, nodes may answer late.
+    /// Repeats a request while it is answered with 503: on a busy machine, nodes may answer late.
     fn ship(&self, order: u64) -> u16 {
         let mut status = 503;
         eventually(Duration::from_secs(10), "a majority answers in time", || {
@@ -191,7 +168,6 @@ impl Service {
         status
     }
 
-    /// Asks the service to ship an order, and returns the status.
     fn request(&self, order: u64) -> u16 {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let request = format!(

@@ -7,18 +7,16 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    PATIENCE, connect, exists, masters_holding, net, nodes_and_voters, quorum, wait_until_all_hold,
-    wait_until_free,
+    PATIENCE, assert_refused, connect, exists, masters_holding, net, patiently, quorum,
+    until_held_on, until_voting, wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::{AcquireError, ExtendError, NodeError, Quorum, ReleaseError, Released};
-use quorlock_testkit::{Direction, Masters, Server, eventually, eventually_async};
+use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually, eventually_async};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::time::{Instant, timeout};
 
-/// A node timeout that is long enough to notice a call that waits for it.
-const LONG_LIMIT: Duration = Duration::from_secs(4);
-/// The time limit of calls that wait for no faulty node: half of [`LONG_LIMIT`].
+/// The time limit of calls that wait for no faulty node: half of the node timeout of [`patiently`].
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 #[tokio::test]
@@ -100,13 +98,11 @@ async fn master_that_answers_garbage_delays_nothing() {
     wait_until_free(&masters, "k").await;
 }
 
-/// Acquires and releases ten locks at once, and then ten one after the other. Asserts that no call
-/// waits for the faulty node.
+/// Asserts that no call waits for the faulty node: ten at once, and ten one after the other.
 async fn assert_no_delay(quorum: &Quorum) {
     let started = Instant::now();
     let ten = (0..10).map(|n| {
-        let builder =
-            quorum.lock(format!("k{n}")).ttl(Duration::from_secs(30)).node_timeout(LONG_LIMIT);
+        let builder = patiently(quorum, &format!("k{n}"));
         tokio::spawn(async move {
             let mut lock = builder.try_acquire().await.unwrap();
             lock.extend().await.unwrap();
@@ -117,20 +113,10 @@ async fn assert_no_delay(quorum: &Quorum) {
         assert_eq!(lock.await.unwrap(), Released::Released);
     }
     for _ in 0..10 {
-        let lock = quorum
-            .lock("k")
-            .ttl(Duration::from_secs(30))
-            .node_timeout(LONG_LIMIT)
-            .try_acquire()
-            .await
-            .unwrap();
-        lock.release().await.unwrap();
+        patiently(quorum, "k").try_acquire().await.unwrap().release().await.unwrap();
     }
-    assert!(
-        started.elapsed() < AT_ONCE,
-        "a call waited for the faulty node: {:?}",
-        started.elapsed()
-    );
+    let took = started.elapsed();
+    assert!(took < AT_ONCE, "a call waited for the faulty node: {took:?}");
 }
 
 #[tokio::test]
@@ -138,35 +124,20 @@ async fn held_lock_is_refused_at_once_beside_a_silent_node() {
     let net = net(3).await;
     let _lock = net.quorum.lock("k").acquire().await.unwrap();
     wait_until_all_hold(&net.masters, "k").await;
-    net.proxies[2].stall(Direction::ToClient);
+    net.proxies[2].hold(Direction::ToClient);
     let started = Instant::now();
-    let refused = net
-        .quorum
-        .lock("k")
-        .ttl(Duration::from_secs(30))
-        .node_timeout(LONG_LIMIT)
-        .try_acquire()
-        .await;
-    assert!(matches!(refused, Err(AcquireError::Held { .. })));
+    assert_refused(&patiently(&net.quorum, "k").try_acquire().await);
     assert!(started.elapsed() < AT_ONCE);
 }
 
 #[tokio::test]
 async fn replies_delayed_beyond_the_ttl_are_no_lock_and_leave_nothing() {
     let net = net(3).await;
-    for proxy in &net.proxies {
-        proxy.stall(Direction::ToClient);
-    }
-    let builder = net
-        .quorum
-        .lock("k")
-        .ttl(Duration::from_millis(400))
-        .node_timeout(Duration::from_millis(380));
+    net.hold(Direction::ToClient);
+    let builder = net.quorum.lock("k").ttl(Duration::from_millis(400));
+    let builder = builder.node_timeout(Duration::from_millis(380));
     let acquiring = tokio::spawn(async move { builder.try_acquire().await });
-    eventually_async(PATIENCE, "all nodes have granted", async || {
-        masters_holding(&net.masters, "k") == 3
-    })
-    .await;
+    wait_until_all_hold(&net.masters, "k").await;
     let error = acquiring.await.unwrap().unwrap_err();
     assert!(matches!(error, AcquireError::InsufficientValidity { .. }), "{error}");
     wait_until_free(&net.masters, "k").await;
@@ -199,10 +170,8 @@ async fn too_few_confirmations_leave_a_lock_held_with_its_old_deadline() {
     let limit = Duration::from_millis(200);
     let builder = net.quorum.lock("k").ttl(Duration::from_secs(10)).node_timeout(limit);
     let mut lock = builder.acquire().await.unwrap();
-    eventually_async(PATIENCE, "the coverage is 3 of 3", async || lock.coverage().held == 3).await;
-    for proxy in &net.proxies[..2] {
-        proxy.stall(Direction::ToServer);
-    }
+    until_held_on(&lock, 3).await;
+    net.proxies[..2].iter().for_each(|proxy| proxy.hold(Direction::ToServer));
     let before = lock.remaining();
     let Err(ExtendError::NoQuorum { nodes }) = lock.extend().await else {
         panic!("one of three answers")
@@ -213,35 +182,23 @@ async fn too_few_confirmations_leave_a_lock_held_with_its_old_deadline() {
     let Err(ReleaseError::NoQuorum { .. }) = lock.release().await else {
         panic!("one of three answers")
     };
-    for proxy in &net.proxies {
-        proxy.heal();
-    }
+    net.heal();
     wait_until_free(&net.masters, "k").await;
 }
 
 #[tokio::test]
 async fn connections_recover_in_the_background_after_a_cut_network() {
     let net = net(3).await;
-    for proxy in &net.proxies {
-        proxy.cut();
-    }
-    eventually_async(PATIENCE, "the client has noticed the cut", async || {
-        nodes_and_voters(&net.quorum).1 == 0
-    })
-    .await;
+    net.proxies.iter().for_each(Proxy::cut);
+    until_voting(&net.quorum, 0).await;
     let started = Instant::now();
     assert!(matches!(net.quorum.lock("k").try_acquire().await, Err(AcquireError::NoQuorum { .. })));
     assert!(
         started.elapsed() < Duration::from_millis(500),
         "the call does not wait for a connection"
     );
-    for proxy in &net.proxies {
-        proxy.heal();
-    }
-    eventually_async(PATIENCE, "all masters can vote again", async || {
-        nodes_and_voters(&net.quorum).1 == 3
-    })
-    .await;
+    net.heal();
+    until_voting(&net.quorum, 3).await;
     net.quorum.lock("k").acquire().await.unwrap().release().await.unwrap();
 }
 
@@ -272,9 +229,7 @@ async fn release_reaches_a_paused_node_when_it_resumes() {
 #[tokio::test]
 async fn dropped_acquire_on_a_faulty_network_leaves_nothing() {
     let net = net(3).await;
-    for proxy in &net.proxies {
-        proxy.delay(Direction::ToClient, Duration::from_millis(30));
-    }
+    net.delay(Direction::ToClient, Duration::from_millis(30));
     for n in 0..20 {
         let builder = net.quorum.lock("k").ttl(Duration::from_secs(20));
         let _ = timeout(Duration::from_millis(n * 4), builder.acquire()).await;
@@ -287,19 +242,13 @@ async fn dropped_acquire_on_a_faulty_network_leaves_nothing() {
 async fn without_a_validity_check_an_expired_lock_is_granted() {
     // A client of plain SET NX PX does not check the time: its OK arrives after the key expired.
     let server = Server::builder().start().unwrap();
-    let proxy = quorlock_testkit::Proxy::start(server.url());
+    let proxy = Proxy::start(server.url());
     let client = redis::Client::open(proxy.url()).unwrap();
     let mut connection = client.get_multiplexed_async_connection().await.unwrap();
-    proxy.stall(Direction::ToClient);
+    proxy.hold(Direction::ToClient);
     let setting = tokio::spawn(async move {
-        redis::cmd("SET")
-            .arg("k")
-            .arg("v")
-            .arg("NX")
-            .arg("PX")
-            .arg(50)
-            .query_async::<String>(&mut connection)
-            .await
+        let mut set = redis::cmd("SET");
+        set.arg(&["k", "v", "NX", "PX", "50"]).query_async::<String>(&mut connection).await
     });
     eventually_async(PATIENCE, "the key was set", async || {
         proxy.waiting_bytes(Direction::ToClient) > 0
@@ -323,10 +272,7 @@ async fn release_is_repeated_through_a_new_connection() {
     })
     .await;
     // The old connection stays open, but the proxy drops every request on it.
-    eventually_async(PATIENCE, "the silence is noticed", async || {
-        nodes_and_voters(&net.quorum) == (3, 2)
-    })
-    .await;
+    until_voting(&net.quorum, 2).await;
     proxy.heal();
     wait_until_free(&net.masters, "k").await;
 }

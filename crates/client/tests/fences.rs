@@ -8,13 +8,11 @@ mod common;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use common::{
-    PATIENCE, calls, connect, info, nodes_and_voters, patiently, wait_until_all_hold,
-    wait_until_free,
+    Net, PATIENCE, calls, connect, info, masters_with_equal_fences, net_of, patiently, quorum,
+    until_held_on, until_voting, wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::{Fence, Quorum};
-use quorlock_testkit::{
-    Direction, Inject as _, Masters, Proxy, Server, WallClock, eventually, eventually_async,
-};
+use quorlock_testkit::{Direction, Inject as _, Masters, Proxy, Server, WallClock, eventually};
 
 fn abstains(master: &Server) -> bool {
     info::<String>(master, "lock_state") == "abstaining"
@@ -30,19 +28,13 @@ async fn acquire_and_release(quorum: &Quorum, last: &mut Option<Fence>) {
 
 #[tokio::test]
 async fn uncontended_lock_costs_one_round_trip() {
-    // The fences of a server begin `lock.max-clock-skew` above its clock. With 1 ms, the fence that
-    // the client proposes is larger, and all servers store it.
-    let masters =
-        Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap();
-    let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
-    let quorum = connect(proxies.iter().map(Proxy::url)).await;
+    let Net { masters, proxies, quorum } = net_of(masters_with_equal_fences()).await;
     let mut counted = 0;
     for _ in 0..20 {
         let before: Vec<_> = proxies.iter().map(Proxy::round_trips).collect();
         let lock = patiently(&quorum, "k").try_acquire().await.unwrap();
         wait_until_all_hold(&masters, "k").await;
-        eventually_async(PATIENCE, "the coverage is 3 of 3", async || lock.coverage().held == 3)
-            .await;
+        until_held_on(&lock, 3).await;
         let after: Vec<_> = proxies.iter().map(Proxy::round_trips).collect();
         let round_trips: Vec<_> =
             after.iter().zip(&before).map(|(after, before)| after - before).collect();
@@ -61,8 +53,7 @@ async fn uncontended_lock_costs_one_round_trip() {
 #[tokio::test]
 async fn new_masters_cost_a_client_at_most_two_extra_rounds() {
     // The fences of each master begin a minute above its own clock.
-    let masters = Masters::start(3);
-    let quorum = connect(masters.urls()).await;
+    let (masters, quorum) = quorum(3).await;
     let mut last = None;
     let mut second_rounds = 0;
     for _ in 0..10 {
@@ -88,8 +79,8 @@ async fn fences_grow_and_no_lock_fails_beside_a_wrong_clock() {
         let measured_s = || {
             let (s, _): (i64, i64) =
                 redis::cmd("TIME").query(&mut masters[1].connection()).unwrap();
-            s - i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs())
-                .unwrap()
+            let here = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+            s - i64::try_from(here.as_secs()).unwrap()
         };
         eventually(PATIENCE, "the clock of the master is wrong", || {
             (measured_s() - ahead_s).abs() <= 1
@@ -113,10 +104,7 @@ async fn fences_grow_and_no_lock_fails_after_a_restart_with_a_wrong_clock() {
         // The fences of this master begin above its wrong clock, and it has forgotten its earlier
         // fences. The client acquires every lock all the same.
         masters[1].restart().unwrap();
-        eventually_async(PATIENCE, "all masters can vote again", async || {
-            nodes_and_voters(&quorum) == (3, 3)
-        })
-        .await;
+        until_voting(&quorum, 3).await;
         for _ in 0..10 {
             acquire_and_release(&quorum, &mut last).await;
         }
@@ -147,10 +135,8 @@ async fn fences_grow_while_the_masters_restart_one_after_the_other() {
     let mut masters =
         Masters::start_with(3, |_, builder| builder.arg("lock.max-ttl", MAX_TTL_MS)).unwrap();
     let quorum = connect(masters.urls()).await;
-    let builder = quorum
-        .lock("k")
-        .ttl(Duration::from_millis(MAX_TTL_MS))
-        .node_timeout(Duration::from_millis(400));
+    let builder = quorum.lock("k").ttl(Duration::from_millis(MAX_TTL_MS));
+    let builder = builder.node_timeout(Duration::from_millis(400));
     let mut last = None;
     for restarted in [0, 1, 2, 0] {
         // With -1, a master abstains for `lock.max-ttl` after a start.
@@ -168,25 +154,19 @@ async fn fences_grow_while_the_masters_restart_one_after_the_other() {
             }
             while_abstaining += u32::from(abstains(&masters[restarted]));
         }
-        assert!(while_abstaining > 0, "locks were granted while it abstained");
-        eventually_async(PATIENCE, "all masters can vote again", async || {
-            nodes_and_voters(&quorum) == (3, 3)
-        })
-        .await;
+        assert!(while_abstaining > 0, "locks were granted while the restarted node abstained");
+        until_voting(&quorum, 3).await;
     }
 }
 
 #[tokio::test]
 async fn late_answer_does_not_change_the_fence() {
-    let masters =
-        Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap();
-    let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
-    let quorum = connect(proxies.iter().map(Proxy::url)).await;
-    proxies[2].stall(Direction::ToClient);
-    let lock = patiently(&quorum, "k").acquire().await.unwrap();
+    let net = net_of(masters_with_equal_fences()).await;
+    net.proxies[2].hold(Direction::ToClient);
+    let lock = patiently(&net.quorum, "k").acquire().await.unwrap();
     let fence = lock.fence();
-    proxies[2].heal();
-    eventually_async(PATIENCE, "the late grant counts", async || lock.coverage().held == 3).await;
+    net.heal();
+    until_held_on(&lock, 3).await;
     assert_eq!(lock.fence(), fence);
     lock.release().await.unwrap();
 }

@@ -62,22 +62,15 @@ fn script_refuses_a_late_writer() {
     let script = block("lua", "redis.call");
     let mut write = |fence: u64, value: &str| -> u64 {
         let mut eval = redis::cmd("EVAL");
-        eval.arg(script)
-            .arg(1)
-            .arg("stock/apples")
-            .arg(fence)
-            .arg(value)
-            .query(&mut connection)
-            .unwrap()
+        eval.arg(&[script, "1", "stock/apples"]).arg(fence).arg(value);
+        eval.query(&mut connection).unwrap()
     };
     assert_eq!(write(LATE, "9"), 1);
     assert_eq!(write(LATE, "8"), 1, "the same holder writes again");
     assert_eq!(write(LATE + 1, "7"), 1);
     assert_eq!(write(LATE, "6"), 0, "too late");
-    let left: String = redis::cmd("HGET")
-        .arg("stock/apples")
-        .arg("value")
-        .query(&mut server.connection())
-        .unwrap();
+    let mut read = redis::cmd("HGET");
+    let left: String =
+        read.arg(&["stock/apples", "value"]).query(&mut server.connection()).unwrap();
     assert_eq!(left, "7");
 }

@@ -6,16 +6,11 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, connect, quorum, wait_until_all_hold, wait_until_free};
-use quorlock_client::{HeldLock, InspectError, LockState, NodeError, Quorum, blocking};
+use common::{
+    PATIENCE, connect, masters_with_equal_fences, quorum, wait_until_all_hold, wait_until_free,
+};
+use quorlock_client::{InspectError, LockState, NodeError, blocking};
 use quorlock_testkit::{Direction, Masters, Proxy, eventually_async};
-
-async fn held(quorum: &Quorum, key: &str) -> HeldLock {
-    match quorum.inspect(key).await.unwrap().state {
-        LockState::Held(held) => held,
-        other => panic!("{other:?}"),
-    }
-}
 
 #[tokio::test]
 async fn held_lock_is_described_and_a_released_lock_is_free() {
@@ -61,15 +56,12 @@ async fn waiters_and_keys_are_counted() {
 
 #[tokio::test]
 async fn one_silent_node_is_an_error_of_that_node_only() {
-    // The fences of a server begin `lock.max-clock-skew` above its clock. With 1 ms, the fence that
-    // the client proposes is larger, and all servers store it.
-    let masters =
-        Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap();
+    let masters = masters_with_equal_fences();
     let proxy = Proxy::start(masters[1].url());
     let quorum = connect([masters[0].url(), proxy.url(), masters[2].url()]).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
     wait_until_all_hold(&masters, "k").await;
-    proxy.stall(Direction::ToClient);
+    proxy.hold(Direction::ToClient);
     let inspection = quorum.inspect("k").await.unwrap();
     let LockState::Held(held) = &inspection.state else { panic!("{inspection}") };
     assert_eq!(held.fence, lock.fence());
@@ -94,8 +86,7 @@ async fn key_is_unclear_without_a_majority_and_unknown_without_an_answer() {
 
 #[tokio::test]
 async fn node_that_forgot_a_lock_does_not_call_it_free() {
-    let mut masters = Masters::start(3);
-    let quorum = connect(masters.urls()).await;
+    let (mut masters, quorum) = quorum(3).await;
     let _lock =
         quorum.lock("k").ttl(Duration::from_secs(30)).owner("web-3").acquire().await.unwrap();
     wait_until_all_hold(&masters, "k").await;
@@ -132,7 +123,9 @@ async fn key_of_another_program_has_no_fence_and_is_unclear() {
 async fn default_owner_names_this_process() {
     let (_masters, quorum) = quorum(3).await;
     let _lock = quorum.lock("k").acquire().await.unwrap();
-    let owner = held(&quorum, "k").await.owner.unwrap();
+    let inspection = quorum.inspect("k").await.unwrap();
+    let LockState::Held(held) = &inspection.state else { panic!("{inspection}") };
+    let owner = held.owner.as_deref().unwrap();
     assert!(owner.ends_with(&format!(":{}", std::process::id())), "{owner}");
 }
 

@@ -26,7 +26,6 @@ const NODES: usize = 5;
 const WORKERS: usize = 64;
 const KEYS: u32 = 256;
 const TTL_MAX: Duration = Duration::from_secs(2);
-/// How long the workers run by default.
 const DEFAULT_DURATION: Duration = Duration::from_secs(6);
 /// The time limit for an action that is due at once, on a busy machine. Every accident is shorter.
 const SLACK: Duration = Duration::from_secs(20);
@@ -35,8 +34,7 @@ const SLACK: Duration = Duration::from_secs(20);
 struct Goal {
     acquires: AtomicU64,
     acquired: AtomicU64,
-    /// The number of calls at which the workers stop, from `QUORLOCK_LEAKS_ACQUIRES`. `None` if
-    /// they stop after [`DEFAULT_DURATION`].
+    /// The calls to make, from `QUORLOCK_LEAKS_ACQUIRES`. `None`: stop after [`DEFAULT_DURATION`].
     enough: Option<u64>,
     began: Instant,
 }
@@ -109,8 +107,7 @@ async fn end(mut lock: Lock, how: u32, quorum: &Quorum) {
     }
 }
 
-/// Injects accidents into a minority of the nodes at a time until `stop` is set. Returns the number
-/// of accidents.
+/// Injects accidents into a minority at a time until `stop` is set. Returns their number.
 fn harm(fleet: &mut Fleet, stop: &AtomicBool) -> usize {
     let mut rng = rand::rng();
     let mut injected = 0;
@@ -120,8 +117,8 @@ fn harm(fleet: &mut Fleet, stop: &AtomicBool) -> usize {
             let accident = match rng.random_range(0..6) {
                 0 => Accident::Kill(Disk::Kept),
                 1 => Accident::Cut,
-                2 => Accident::Stall(Direction::ToClient),
-                3 => Accident::Stall(Direction::ToServer),
+                2 => Accident::Hold(Direction::ToClient),
+                3 => Accident::Hold(Direction::ToServer),
                 4 => Accident::Drop(Direction::ToClient),
                 _ => Accident::Delay(Direction::ToServer, random_time(&mut rng, 60)),
             };
@@ -163,10 +160,8 @@ async fn lock_dropped_cancelled_or_cut_off_at_any_moment_leaves_nothing() {
         enough,
         began: Instant::now(),
     });
-    let mut workers = JoinSet::new();
-    for _ in 0..WORKERS {
-        workers.spawn(work(quorum.clone(), Arc::clone(&goal)));
-    }
+    let workers: JoinSet<_> =
+        (0..WORKERS).map(|_| work(quorum.clone(), Arc::clone(&goal))).collect();
     let stop = Arc::new(AtomicBool::new(false));
     let harming = {
         let stop = Arc::clone(&stop);
@@ -175,9 +170,7 @@ async fn lock_dropped_cancelled_or_cut_off_at_any_moment_leaves_nothing() {
             (fleet, injected)
         })
     };
-    while let Some(ended) = workers.join_next().await {
-        ended.unwrap();
-    }
+    workers.join_all().await;
     stop.store(true, Ordering::Relaxed);
     let (fleet, injected) = tokio::task::spawn_blocking(|| harming.join().unwrap()).await.unwrap();
     let acquires = goal.acquires.load(Ordering::Relaxed);

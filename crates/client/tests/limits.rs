@@ -1,5 +1,5 @@
 //! Limits of a client: calls keep to their time, slow networks need no settings, and a client with
-//! no free seat still acquires free keys.
+//! no free wait connection still acquires free keys.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -7,8 +7,8 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, connect, info, net, quorum, wait_until_all_hold};
-use quorlock_client::{AcquireError, NodeError, Quorum};
+use common::{PATIENCE, connect, first_failure, info, net, quorum, wait_until_all_hold};
+use quorlock_client::{NodeError, Quorum};
 use quorlock_testkit::{Direction, Masters, Proxy, eventually_async};
 use tokio::time::Instant;
 
@@ -70,10 +70,8 @@ async fn ttl_too_short_for_distant_masters_is_reported_with_the_minimum() {
     let (_masters, _proxies, quorum) = distant_quorum(Duration::from_millis(400)).await;
     let lock = quorum.lock("k").ttl(Duration::from_secs(1)).min_validity(Duration::from_millis(1));
     let error = lock.wait(Duration::ZERO).acquire().await.unwrap_err();
-    let AcquireError::NoQuorum { nodes } = &error else { panic!("{error}") };
-    let (_, node) = nodes.failed().next().unwrap();
-    let NodeError::TooFar { ttl_ms, .. } = node else { panic!("{error}") };
-    assert!((3000..30_000).contains(ttl_ms), "{error}");
+    let NodeError::TooFar { ttl_needed_ms, .. } = first_failure(&error) else { panic!("{error}") };
+    assert!((3000..30_000).contains(ttl_needed_ms), "{error}");
     assert!(error.to_string().contains("set a ttl of at least"), "{error}");
 }
 
@@ -83,9 +81,7 @@ async fn calls_keep_their_time_when_all_nodes_are_silent() {
     let quorum = Quorum::connect(net.proxies.iter().map(Proxy::url)).await.unwrap();
     for held in [false, true] {
         let _lock = if held { Some(net.quorum.lock("k").acquire().await.unwrap()) } else { None };
-        for proxy in &net.proxies {
-            proxy.stall(Direction::ToClient);
-        }
+        net.hold(Direction::ToClient);
         let mut fastest = Duration::MAX;
         // On a busy machine one try may be late, but not all of them.
         for _ in 0..5 {
@@ -94,45 +90,42 @@ async fn calls_keep_their_time_when_all_nodes_are_silent() {
             fastest = fastest.min(started.elapsed());
         }
         assert!(fastest < Duration::from_millis(150), "{fastest:?}");
-        for proxy in &net.proxies {
-            proxy.heal();
-        }
+        net.heal();
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn free_keys_are_granted_while_all_seats_are_taken() {
-    const SEATS: usize = quorlock_core::client::limits::SEATS_MAX;
+async fn free_keys_are_granted_while_all_wait_connections_are_taken() {
+    const CONNECTIONS: usize = quorlock_core::client::limits::WAIT_CONNECTIONS_MAX;
     let (masters, holder) = quorum(1).await;
     let mut held = Vec::new();
-    for key in 0..SEATS + 6 {
-        held.push(
-            holder.lock(format!("k{key}")).ttl(Duration::from_secs(30)).acquire().await.unwrap(),
-        );
+    for key in 0..CONNECTIONS + 6 {
+        let builder = holder.lock(format!("k{key}")).ttl(Duration::from_secs(30));
+        held.push(builder.acquire().await.unwrap());
     }
-    let late = held.split_off(SEATS);
+    let late = held.split_off(CONNECTIONS);
     wait_until_all_hold(&masters, "k0").await;
     let other = connect(masters.urls()).await;
     let wait = Duration::from_secs(20);
     let mut waiting = tokio::task::JoinSet::new();
-    for key in 0..SEATS {
+    for key in 0..CONNECTIONS {
         let lock = other.lock(format!("k{key}")).wait(wait);
         waiting.spawn(async move { lock.acquire().await.map(drop) });
     }
-    eventually_async(PATIENCE * 2, "all seats are taken", async || {
-        info::<usize>(&masters[0], "lock_waiters") == SEATS
+    eventually_async(PATIENCE * 2, "all wait connections are taken", async || {
+        info::<usize>(&masters[0], "lock_waiters") == CONNECTIONS
     })
     .await;
-    let mut seatless = tokio::task::JoinSet::new();
-    for key in SEATS..SEATS + 6 {
+    let mut without_connection = tokio::task::JoinSet::new();
+    for key in CONNECTIONS..CONNECTIONS + 6 {
         let lock = other.lock(format!("k{key}")).wait(wait);
-        seatless.spawn(async move { lock.acquire().await });
+        without_connection.spawn(async move { lock.acquire().await });
     }
     tokio::time::sleep(Duration::from_millis(300)).await;
     for lock in late {
         lock.release().await.unwrap();
     }
-    for lock in seatless.join_all().await {
+    for lock in without_connection.join_all().await {
         lock.expect("the key is free").release().await.unwrap();
     }
     drop(held);

@@ -7,7 +7,8 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    PATIENCE, delete, info, masters_holding, quorum, wait_until_all_hold, wait_until_free,
+    PATIENCE, delete, first_failure, info, masters_holding, quorum, spawn_acquire, until_held_on,
+    wait_until_all_hold, wait_until_free,
 };
 use futures_util::future::join_all;
 use quorlock_client::{AcquireError, Answer, ExtendError, NodeError, Quorum, Released};
@@ -20,7 +21,7 @@ async fn lock_is_held_on_all_masters_until_it_is_released() {
     let (masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
     wait_until_all_hold(&masters, "k").await;
-    eventually_async(PATIENCE, "the coverage is 3 of 3", async || lock.coverage().held == 3).await;
+    until_held_on(&lock, 3).await;
     assert!(lock.remaining() > Duration::from_secs(5));
     assert_eq!(lock.release().await.unwrap(), Released::Released);
     wait_until_free(&masters, "k").await;
@@ -60,12 +61,9 @@ async fn waiter_acquires_the_lock_or_times_out() {
     // The call sends its last requests a few round trips before its wait ends.
     assert!(started.elapsed() >= Duration::from_millis(90));
 
-    let waiter = tokio::spawn({
-        let builder = quorum.lock("k").wait(PATIENCE);
-        async move { builder.acquire().await }
-    });
+    let waiter = spawn_acquire(quorum.lock("k").wait(PATIENCE));
     lock.release().await.unwrap();
-    drop(waiter.await.unwrap().unwrap());
+    drop(waiter.await.unwrap());
 }
 
 #[tokio::test]
@@ -146,8 +144,7 @@ async fn server_without_the_module_is_reported_without_a_token() {
     let plain = Server::builder().start().unwrap();
     let quorum = Quorum::connect([plain.url()]).await.unwrap();
     let error = quorum.lock("k").try_acquire().await.unwrap_err();
-    let AcquireError::NoQuorum { nodes } = &error else { panic!("{error}") };
-    assert_eq!(nodes.failed().next().unwrap().1, &NodeError::NoModule);
+    assert_eq!(first_failure(&error), &NodeError::NoModule);
     let text = format!("{error} {error:?}");
     assert!(text.contains("loadmodule"), "{text}");
     assert!(!text.contains("with args"), "{text}");
@@ -178,12 +175,8 @@ async fn locks_of_many_concurrent_tasks_are_released_on_every_node() {
         let quorum = quorum.clone();
         async move {
             for _ in 0..50 {
-                let lock = quorum
-                    .lock(format!("k{task}"))
-                    .ttl(Duration::from_secs(60))
-                    .acquire()
-                    .await
-                    .unwrap();
+                let builder = quorum.lock(format!("k{task}")).ttl(Duration::from_secs(60));
+                let lock = builder.acquire().await.unwrap();
                 assert_eq!(lock.release().await.unwrap(), Released::Released);
             }
         }

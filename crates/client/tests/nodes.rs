@@ -9,14 +9,16 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{PATIENCE, connect, locker_rules, net, nodes_and_voters, patiently, set_user};
+use common::{
+    PATIENCE, connect, first_failure, locker_rules, net, nodes_and_voters, patiently, set_user,
+    until_voting,
+};
 use quorlock_client::{AcquireError, ConnectError, NodeError, Quorum, Released};
 use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually_async};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tokio::time::{Instant, sleep};
 
-/// Creates a certificate authority and a certificate for 127.0.0.1 that it signed. Writes the files
-/// that a server needs, and returns the certificate of the authority.
+/// Writes the TLS files of a server on 127.0.0.1. Returns the certificate of their new authority.
 fn write_certificates(dir: &Path) -> String {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -50,19 +52,14 @@ fn tls_master(dir: &Path, requires_certificate: bool) -> (Server, u16) {
     (server.start().unwrap(), port)
 }
 
-/// Acquires, extends and releases a lock.
 async fn assert_works(quorum: &Quorum) {
     let mut lock = quorum.lock("k").acquire().await.unwrap();
     lock.extend().await.unwrap();
     assert_eq!(lock.release().await.unwrap(), Released::Released);
 }
 
-/// The error of the first node that does not vote.
 async fn node_error(quorum: &Quorum) -> NodeError {
-    let AcquireError::NoQuorum { nodes } = quorum.lock("k").try_acquire().await.unwrap_err() else {
-        panic!("too few nodes vote")
-    };
-    nodes.failed().next().unwrap().1.clone()
+    first_failure(&quorum.lock("k").try_acquire().await.unwrap_err()).clone()
 }
 
 #[tokio::test]
@@ -82,8 +79,7 @@ async fn lock_through_tls_needs_a_trusted_certificate() {
     assert!(reason.to_lowercase().contains("certificate"), "{reason}");
 }
 
-/// The next test runs this one in another process, with other roots in its environment. Without the
-/// URL in the environment, this test does nothing.
+/// The next test runs this helper in another process, with other roots. Alone, it does nothing.
 #[tokio::test]
 async fn system_roots_helper() {
     let Ok(url) = std::env::var("QUORLOCK_TEST_TLS_URL") else { return };
@@ -114,18 +110,10 @@ async fn node_that_requires_a_client_certificate_gets_one() {
     let authority = write_certificates(dir.path());
     let (_master, port) = tls_master(dir.path(), true);
     let read = |name: &str| fs::read(dir.path().join(name)).unwrap();
-    let builder =
-        Quorum::builder().node(format!("rediss://127.0.0.1:{port}")).node_timeout(PATIENCE);
-    let builder = builder.root_certificates(authority);
-    assert_works(
-        &builder
-            .clone()
-            .client_certificate(read("node.pem"), read("node.key"))
-            .connect()
-            .await
-            .unwrap(),
-    )
-    .await;
+    let builder = Quorum::builder().node(format!("rediss://127.0.0.1:{port}"));
+    let builder = builder.node_timeout(PATIENCE).root_certificates(authority);
+    let certified = builder.clone().client_certificate(read("node.pem"), read("node.key"));
+    assert_works(&certified.connect().await.unwrap()).await;
     assert_eq!(nodes_and_voters(&builder.connect().await.unwrap()).1, 0);
 }
 
@@ -138,11 +126,8 @@ async fn user_needs_only_the_documented_rights() {
         set_user(master, "locks", &rules);
     }
     let with = |user: &str| {
-        let user = user.to_owned();
-        masters
-            .urls()
-            .into_iter()
-            .map(move |url| url.replace("redis://", &format!("redis://{user}@")))
+        let start = format!("redis://{user}@");
+        masters.urls().into_iter().map(move |url| url.replace("redis://", &start))
     };
     assert_works(&connect(with("locks:s3cret%2F%40")).await).await;
 
@@ -185,8 +170,7 @@ async fn url_may_have_a_password_without_a_user() {
 #[tokio::test]
 async fn url_may_have_a_database_number_and_a_unix_socket() {
     let masters = Masters::start(3);
-    let urls = || masters.urls().into_iter().map(|url| format!("{url}?db=3"));
-    let quorum = connect(urls()).await;
+    let quorum = connect(masters.urls().into_iter().map(|url| format!("{url}?db=3"))).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
     let mut connection = masters[0].connection();
     eventually_async(PATIENCE, "the key is in database 3", async || {
@@ -233,7 +217,7 @@ async fn server_found_later_to_have_two_addresses_has_one_vote() {
     let quorum = connect_to_two([masters[0].url(), masters[1].url(), again.url()]).await;
     let mut lock = quorum.lock("k").acquire().await.unwrap();
     again.heal();
-    eventually_async(PATIENCE, "the client knows that both are one server", async || {
+    eventually_async(PATIENCE, "the client knows that both addresses are one server", async || {
         lock.extend().await.unwrap();
         let error = format!("{:?}", quorum.lock("k").try_acquire().await);
         error.contains("SameServer")
@@ -246,12 +230,10 @@ async fn server_found_later_to_have_two_addresses_has_one_vote() {
 /// Returns a client of these three nodes as soon as two of them can vote.
 async fn connect_to_two(urls: [String; 3]) -> Quorum {
     let quorum = Quorum::builder().nodes(urls).node_timeout(PATIENCE).connect().await.unwrap();
-    eventually_async(PATIENCE, "two nodes can vote", async || nodes_and_voters(&quorum).1 == 2)
-        .await;
+    until_voting(&quorum, 2).await;
     quorum
 }
 
-/// Whether all three nodes grant a lock.
 async fn all_grant(quorum: &Quorum) -> bool {
     let limit = Duration::from_millis(200);
     let Ok(lock) = quorum.lock("all").node_timeout(limit).try_acquire().await else { return false };
@@ -263,49 +245,39 @@ async fn all_grant(quorum: &Quorum) -> bool {
     lock.release().await.is_ok() && all
 }
 
-/// The shortest time, of a few tries, until all nodes vote again after `heal`.
-async fn recovery_time(
-    quorum: &Quorum,
-    mut harm: impl FnMut(),
-    mut heal: impl FnMut(),
-) -> Duration {
+/// Asserts that all nodes vote again within a second after `heal`.
+async fn assert_fast_recovery(quorum: &Quorum, harm: impl Fn(), heal: impl Fn()) {
     let mut fastest = Duration::MAX;
     // On a busy machine one try may be late, but not all of them.
     for _ in 0..3 {
         harm();
-        eventually_async(PATIENCE, "the node does not take part", async || {
-            !all_grant(quorum).await
-        })
-        .await;
+        let is_out = async || !all_grant(quorum).await;
+        eventually_async(PATIENCE, "the node does not take part", is_out).await;
         sleep(Duration::from_secs(1)).await;
         heal();
         let healed = Instant::now();
-        eventually_async(PATIENCE * 2, "the node takes part again", async || {
-            all_grant(quorum).await
-        })
-        .await;
+        let is_back = async || all_grant(quorum).await;
+        eventually_async(PATIENCE * 2, "the node takes part again", is_back).await;
         fastest = fastest.min(healed.elapsed());
         if fastest < Duration::from_secs(1) {
-            break;
+            return;
         }
     }
-    fastest
+    panic!("{fastest:?}");
 }
 
 #[tokio::test]
 async fn node_votes_again_within_a_second_after_its_network_was_cut() {
     let net = net(3).await;
     let proxy = &net.proxies[1];
-    let took = recovery_time(&net.quorum, || proxy.cut(), || proxy.heal()).await;
-    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert_fast_recovery(&net.quorum, || proxy.cut(), || proxy.heal()).await;
 }
 
 #[tokio::test]
 async fn node_votes_again_within_a_second_after_it_hung() {
     let net = net(3).await;
     let master = &net.masters[1];
-    let took = recovery_time(&net.quorum, || master.pause(), || master.resume()).await;
-    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert_fast_recovery(&net.quorum, || master.pause(), || master.resume()).await;
 }
 
 #[tokio::test]
@@ -313,9 +285,8 @@ async fn node_votes_again_within_a_second_after_a_connection_lost_bytes() {
     let net = net(3).await;
     let proxy = &net.proxies[1];
     // A connection that lost some bytes stays open, but is not usable any more.
-    let took =
-        recovery_time(&net.quorum, || proxy.drop_bytes(Direction::ToClient), || proxy.heal()).await;
-    assert!(took < Duration::from_secs(1), "{took:?}");
+    let drop_bytes = || proxy.drop_bytes(Direction::ToClient);
+    assert_fast_recovery(&net.quorum, drop_bytes, || proxy.heal()).await;
 }
 
 #[tokio::test]

@@ -8,7 +8,8 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    PATIENCE, connect, masters_holding, net, patiently, quorum, until_waiting, wait_until_all_hold,
+    PATIENCE, connect, masters_holding, net, patiently, quorum, spawn_acquire, until_waiting,
+    wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::{Lock, Ownership, Quorum};
 use quorlock_testkit::{Direction, Masters};
@@ -20,10 +21,7 @@ async fn waited_for(masters: &Masters, ttl: Duration) -> (Quorum, Lock) {
     let held = holder.lock("k").acquire().await.unwrap();
     wait_until_all_hold(masters, "k").await;
     let other = Quorum::connect(masters.urls()).await.unwrap();
-    let call = tokio::spawn({
-        let other = other.clone();
-        async move { other.lock("k").ttl(ttl).acquire().await.unwrap() }
-    });
+    let call = spawn_acquire(other.lock("k").ttl(ttl));
     until_waiting(masters, 1).await;
     held.release().await.unwrap();
     (other, call.await.unwrap())
@@ -38,11 +36,7 @@ async fn lock_after_a_wait_survives_a_pause_of_any_one_node() {
         lock.renew();
         masters[stopped].pause();
         tokio::time::sleep(TTL * 2).await;
-        assert!(
-            matches!(lock.ownership(), Ownership::Held(_)),
-            "{stopped}: {:?}",
-            lock.ownership()
-        );
+        assert!(matches!(lock.ownership(), Ownership::Held(_)), "{stopped}: {lock:?}");
         masters[stopped].resume();
     }
 }
@@ -69,21 +63,19 @@ async fn waiter_acquires_when_the_queue_node_missed_the_release() {
     let held = net.quorum.lock("k").ttl(TTL).acquire().await.unwrap();
     wait_until_all_hold(&net.masters, "k").await;
     let other = connect(net.masters.urls()).await;
-    let call = tokio::spawn(async move { other.lock("k").ttl(TTL).acquire().await });
+    let call = spawn_acquire(other.lock("k").ttl(TTL));
     until_waiting(&net.masters, 1).await;
     let queue_node = (0..3).find(|&node| {
         let clients: String =
             redis::cmd("CLIENT").arg("LIST").query(&mut net.masters[node].connection()).unwrap();
         clients.contains("cmd=lock.acquire") && clients.contains("flags=b")
     });
-    let queue_node = queue_node.unwrap();
-    net.proxies[queue_node].drop_bytes(Direction::ToServer);
+    let to_queue_node = &net.proxies[queue_node.unwrap()];
+    to_queue_node.drop_bytes(Direction::ToServer);
     held.release().await.unwrap();
-    let lock =
-        timeout(Duration::from_secs(5), call).await.expect("the call does not wait for the ttl");
-    let lock = lock.unwrap().unwrap();
+    let lock = timeout(PATIENCE, call).await.expect("the call does not wait for the ttl").unwrap();
     assert!(lock.remaining() > TTL / 2);
-    net.proxies[queue_node].cut();
+    to_queue_node.cut();
 }
 
 #[tokio::test]
@@ -112,21 +104,16 @@ async fn connections_recover_as_long_as_any_handle_lives() {
     let watch = lock.watch();
     drop(first);
     for master in &masters {
-        redis::cmd("CLIENT")
-            .arg("KILL")
-            .arg("TYPE")
-            .arg("normal")
-            .arg("SKIPME")
-            .arg("yes")
-            .exec(&mut master.connection())
-            .unwrap();
+        let mut kill = redis::cmd("CLIENT");
+        kill.arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        kill.exec(&mut master.connection()).unwrap();
     }
     tokio::time::sleep(TTL * 2).await;
     assert!(matches!(lock.ownership(), Ownership::Held(_)), "{:?}", lock.ownership());
     builder.acquire().await.unwrap().release().await.unwrap();
     drop((lock, builder));
     // Only the watch keeps the connections open. The dropped lock is released through them.
-    common::wait_until_free(&masters, "k").await;
+    wait_until_free(&masters, "k").await;
     assert!(watch.ended().await.is_none());
 }
 
@@ -135,7 +122,7 @@ async fn flush_keeps_its_limit_when_a_node_stalls() {
     let net = net(3).await;
     let lock = net.quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
     wait_until_all_hold(&net.masters, "k").await;
-    net.proxies[0].stall(Direction::ToServer);
+    net.proxies[0].hold(Direction::ToServer);
     drop(lock);
     let started = Instant::now();
     let error = net.quorum.flush(Duration::from_millis(200)).await.unwrap_err();

@@ -6,9 +6,11 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, calls, connect, delete, net, quorum, wait_until_all_hold, wait_until_free};
+use common::{
+    PATIENCE, calls, delete, net, quorum, until_held_on, wait_until_all_hold, wait_until_free,
+};
 use quorlock_client::{ExtendError, LostError, Ownership, Released};
-use quorlock_testkit::{Direction, Masters, eventually_async};
+use quorlock_testkit::Direction;
 use tokio::time::{Instant, timeout};
 
 #[tokio::test]
@@ -17,15 +19,11 @@ async fn lock_is_held_then_uncertain_then_lost_when_all_nodes_fall_silent() {
     let mut lock = net.quorum.lock("k").ttl(Duration::from_millis(600)).acquire().await.unwrap();
     let Ownership::Held(until) = lock.ownership() else { panic!("{lock:?}") };
     assert!(until.remaining() > Duration::from_millis(100));
-    for proxy in &net.proxies {
-        proxy.stall(Direction::ToClient);
-    }
+    net.hold(Direction::ToClient);
     assert!(matches!(lock.extend().await, Err(ExtendError::NoQuorum { .. })));
     let Ownership::Uncertain(uncertain_until) = lock.ownership() else { panic!("{lock:?}") };
     assert!(uncertain_until.remaining() <= until.remaining() + Duration::from_millis(1));
-    let lost = timeout(PATIENCE, lock.lost())
-        .await
-        .expect("the client needs no node to learn of the loss");
+    let lost = timeout(PATIENCE, lock.lost()).await.expect("a loss is noticed without nodes");
     assert!(matches!(lost, LostError::Expired { .. }), "{lost}");
     assert_eq!(lock.ownership(), Ownership::Lost);
     assert_eq!(lock.remaining(), Duration::ZERO);
@@ -37,24 +35,15 @@ async fn loss_is_reported_at_the_deadline_and_not_before() {
     let mut least_late_by = Duration::MAX;
     // On a busy machine one try may be late, but not all of them.
     for n in 0..5 {
-        let lock = net
-            .quorum
-            .lock(format!("k{n}"))
-            .ttl(Duration::from_millis(300))
-            .acquire()
-            .await
-            .unwrap();
+        let builder = net.quorum.lock(format!("k{n}")).ttl(Duration::from_millis(300));
+        let lock = builder.acquire().await.unwrap();
         let deadline = Instant::now() + lock.remaining();
-        for proxy in &net.proxies {
-            proxy.stall(Direction::ToClient);
-        }
+        net.hold(Direction::ToClient);
         lock.lost().await;
         assert!(Instant::now() >= deadline, "the lock was held until its deadline");
         assert!(lock.ownership().is_lost());
         least_late_by = least_late_by.min(deadline.elapsed());
-        for proxy in &net.proxies {
-            proxy.heal();
-        }
+        net.heal();
     }
     assert!(least_late_by < Duration::from_millis(10), "{least_late_by:?} after the deadline");
 }
@@ -78,15 +67,11 @@ async fn release_of_an_ended_lock_succeeds_and_is_not_repeated() {
     let net = net(3).await;
     let lock = net.quorum.lock("k").ttl(Duration::from_millis(200)).acquire().await.unwrap();
     lock.lost().await;
-    for proxy in &net.proxies {
-        proxy.stall(Direction::ToServer);
-    }
+    net.hold(Direction::ToServer);
     let started = Instant::now();
     assert_eq!(lock.release().await.unwrap(), Released::AlreadyOver);
     assert!(started.elapsed() < Duration::from_millis(100), "the release waits for no node");
-    for proxy in &net.proxies {
-        proxy.heal();
-    }
+    net.heal();
     net.quorum.flush(PATIENCE).await.unwrap();
     for master in &net.masters {
         assert!(calls(master, "lock.release") <= 1);
@@ -100,17 +85,13 @@ async fn release_during_an_extension_is_no_loss() {
         let key = format!("k{n}");
         let mut lock = net.quorum.lock(&key).ttl(Duration::from_secs(10)).acquire().await.unwrap();
         let watch = lock.watch();
-        for proxy in &net.proxies {
-            proxy.delay(Direction::ToClient, Duration::from_millis(5));
-        }
+        net.delay(Direction::ToClient, Duration::from_millis(5));
         // The extension is sent, and its answers arrive after the release.
         let _ = timeout(Duration::from_millis(n % 4), lock.extend()).await;
         let ended = tokio::spawn(async move { watch.ended().await });
         assert_eq!(lock.release().await.unwrap(), Released::Released);
         assert!(ended.await.unwrap().is_none(), "the lock was released, not lost");
-        for proxy in &net.proxies {
-            proxy.heal();
-        }
+        net.heal();
         wait_until_free(&net.masters, &key).await;
     }
 }
@@ -154,17 +135,13 @@ async fn extension_never_goes_beyond_max_hold() {
 
 #[tokio::test]
 async fn restarted_node_does_not_count_until_it_has_the_lock_again() {
-    let mut masters = Masters::start(3);
-    let quorum = connect(masters.urls()).await;
+    let (mut masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(Duration::from_secs(20)).acquire().await.unwrap();
-    eventually_async(PATIENCE, "the coverage is 3 of 3", async || lock.coverage().held == 3).await;
+    until_held_on(&lock, 3).await;
     masters[1].restart().unwrap();
-    eventually_async(PATIENCE, "the client has noticed the restart", async || {
-        lock.coverage().held == 2
-    })
-    .await;
+    until_held_on(&lock, 2).await;
     lock.extend().await.unwrap();
-    eventually_async(PATIENCE, "the node is repaired", async || lock.coverage().held == 3).await;
+    until_held_on(&lock, 3).await;
     lock.release().await.unwrap();
     wait_until_free(&masters, "k").await;
 }

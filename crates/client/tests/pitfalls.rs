@@ -7,7 +7,8 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    PATIENCE, connect, exists, masters_holding, net, quorum, wait_until_all_hold, wait_until_free,
+    PATIENCE, connect, delete, delete_on, exists, masters_holding, net, quorum,
+    wait_until_all_hold, wait_until_free,
 };
 use futures_util::future::join_all;
 use quorlock_client::{
@@ -23,12 +24,8 @@ const LONG: Duration = Duration::from_secs(30);
 /// Lets another client hold the key on this master.
 fn hold(master: &Server, key: &str, time: Duration) {
     let ms = u64::try_from(time.as_millis()).unwrap();
-    let set = redis::cmd("SET").arg(key).arg("another").arg("NX").arg("PX").arg(ms).to_owned();
-    set.exec(&mut master.connection()).unwrap();
-}
-
-fn delete(master: &Server, key: &str) {
-    redis::cmd("DEL").arg(key).exec(&mut master.connection()).unwrap();
+    let mut set = redis::cmd("SET");
+    set.arg(&[key, "another", "NX", "PX"]).arg(ms).exec(&mut master.connection()).unwrap();
 }
 
 fn pttl(master: &Server, key: &str) -> Duration {
@@ -64,11 +61,8 @@ async fn grants_of_an_attempt_do_not_block_the_next() {
             Ok(_) => acquired += 1,
             // The first node stays held, so a client that waits there times out.
             Err(AcquireError::TimedOut { nodes, .. } | AcquireError::NoQuorum { nodes }) => {
-                assert_ne!(
-                    nodes.0[2].answer,
-                    Answer::Refused,
-                    "no other client held the third node: {nodes}"
-                );
+                let third = &nodes.0[2].answer;
+                assert_ne!(*third, Answer::Refused, "no other client held this node: {nodes}");
             }
             Err(error) => panic!("{error}"),
         }
@@ -80,21 +74,16 @@ async fn grants_of_an_attempt_do_not_block_the_next() {
 async fn expired_lock_is_not_reported_and_blocks_no_client() {
     let net = net(3).await;
     hold(&net.masters[1], "k", Duration::from_millis(550));
-    net.proxies[2].stall(Direction::ToClient);
+    net.proxies[2].hold(Direction::ToClient);
     let builder =
         net.quorum.lock("k").ttl(Duration::from_millis(300)).wait(Duration::from_millis(900));
     let acquiring = tokio::spawn(async move {
         let acquired = builder.acquire().await;
         acquired.map(|lock| (lock.remaining(), lock))
     });
-    eventually_async(PATIENCE, "the stalled node has granted", async || {
-        exists(&net.masters[2], "k")
-    })
-    .await;
-    eventually_async(PATIENCE, "the lease of that grant has ended", async || {
-        !exists(&net.masters[2], "k")
-    })
-    .await;
+    let stalled = &net.masters[2];
+    eventually_async(PATIENCE, "the stalled node has granted", async || exists(stalled, "k")).await;
+    eventually_async(PATIENCE, "that lease has ended", async || !exists(stalled, "k")).await;
     net.proxies[2].heal();
     match acquiring.await.unwrap() {
         Ok((remaining, _lock)) => assert!(remaining >= Duration::from_millis(100), "{remaining:?}"),
@@ -112,7 +101,7 @@ async fn loss_is_known_within_the_ttl_and_says_whether_work_finished() {
     let builder = quorum.lock("k").ttl(ttl);
     let mut deleted = None;
     let stopped = builder.run(async |_| {
-        masters.iter().for_each(|master| delete(master, "k"));
+        delete(&masters, "k");
         deleted = Some(Instant::now());
         std::future::pending::<()>().await;
     });
@@ -124,7 +113,7 @@ async fn loss_is_known_within_the_ttl_and_says_whether_work_finished() {
     assert!(deleted.unwrap().elapsed() < ttl, "{:?}", deleted.unwrap().elapsed());
 
     let done = builder.run(async |_| {
-        masters.iter().for_each(|master| delete(master, "k"));
+        delete(&masters, "k");
         "a result"
     });
     let error = done.await.unwrap_err();
@@ -138,7 +127,7 @@ async fn holder_learns_of_a_loss_from_the_next_extension() {
     let mut lock = quorum.lock("k").ttl(ttl).acquire().await.unwrap();
     wait_until_all_hold(&masters, "k").await;
     lock.renew();
-    masters.iter().for_each(|master| delete(master, "k"));
+    delete(&masters, "k");
     let deleted = Instant::now();
     let lost = timeout(PATIENCE, lock.lost()).await.unwrap();
     assert!(matches!(lost, LostError::Ended { .. }), "{lost}");
@@ -149,9 +138,7 @@ async fn holder_learns_of_a_loss_from_the_next_extension() {
 async fn validity_is_at_most_the_ttl_however_late_the_answers_are() {
     let net = net(3).await;
     let ttl = Duration::from_millis(200);
-    for proxy in &net.proxies {
-        proxy.delay(Direction::ToClient, Duration::from_millis(90));
-    }
+    net.delay(Direction::ToClient, Duration::from_millis(90));
     let mut acquired = 0;
     for _ in 0..5 {
         let builder = net.quorum.lock("k").ttl(ttl).node_timeout(Duration::from_millis(150));
@@ -170,9 +157,7 @@ async fn validity_is_at_most_the_ttl_however_late_the_answers_are() {
 #[tokio::test]
 async fn late_attempt_leaves_nothing_on_any_node() {
     let net = net(3).await;
-    for proxy in &net.proxies {
-        proxy.delay(Direction::ToClient, Duration::from_millis(200));
-    }
+    net.delay(Direction::ToClient, Duration::from_millis(200));
     let builder = net.quorum.lock("k").ttl(LONG).node_timeout(Duration::from_millis(100));
     let error = builder.try_acquire().await.unwrap_err();
     assert!(matches!(error, AcquireError::NoQuorum { .. }), "{error}");
@@ -184,7 +169,7 @@ async fn remaining_lease_of_a_lost_lock_lasts_until_its_release() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(LONG).acquire().await.unwrap();
     wait_until_all_hold(&masters, "k").await;
-    masters.iter().take(2).for_each(|master| delete(master, "k"));
+    masters.iter().take(2).for_each(|master| delete_on(master, "k"));
     assert!(matches!(lock.extend().await, Err(ExtendError::Lost { .. })));
     assert!(exists(&masters[2], "k"));
     drop(lock);
@@ -194,17 +179,13 @@ async fn remaining_lease_of_a_lost_lock_lasts_until_its_release() {
 #[tokio::test]
 async fn acquire_cancelled_with_the_answer_in_flight_leaves_nothing() {
     let net = net(3).await;
-    for proxy in &net.proxies {
-        proxy.stall(Direction::ToClient);
-    }
+    net.hold(Direction::ToClient);
     let builder = net.quorum.lock("k").ttl(LONG);
     let acquiring = tokio::spawn(async move { builder.acquire().await });
     wait_until_all_hold(&net.masters, "k").await;
     acquiring.abort();
     assert!(acquiring.await.unwrap_err().is_cancelled());
-    for proxy in &net.proxies {
-        proxy.heal();
-    }
+    net.heal();
     wait_until_free(&net.masters, "k").await;
 }
 
@@ -225,7 +206,7 @@ async fn extension_sets_the_time_left_and_does_not_add_to_it() {
 async fn call_for_a_held_key_beside_a_silent_node_ends_in_time() {
     let net = net(3).await;
     hold(&net.masters[0], "k", LONG);
-    net.proxies[2].stall(Direction::ToServer);
+    net.proxies[2].hold(Direction::ToServer);
     let limit = Duration::from_millis(300);
     let mut fastest = Duration::MAX;
     // On a busy machine one try may be late, but not all of them.
@@ -284,17 +265,13 @@ async fn renewal_and_reports_go_on_after_an_extension_without_a_majority() {
     let ttl = Duration::from_secs(3);
     let mut lock = net.quorum.lock("k").ttl(ttl).acquire().await.unwrap();
     lock.renew();
-    for proxy in &net.proxies[..2] {
-        proxy.stall(Direction::ToServer);
-    }
+    net.proxies[..2].iter().for_each(|proxy| proxy.hold(Direction::ToServer));
     let uncertain = async || matches!(lock.ownership(), Ownership::Uncertain(_));
     eventually_async(PATIENCE, "the lock is uncertain", uncertain).await;
-    net.proxies.iter().for_each(quorlock_testkit::Proxy::heal);
+    net.heal();
     let confirmed = async || matches!(lock.ownership(), Ownership::Held(_));
     eventually_async(PATIENCE, "the lock is confirmed", confirmed).await;
-    for proxy in &net.proxies {
-        proxy.stall(Direction::ToServer);
-    }
+    net.hold(Direction::ToServer);
     let lost = timeout(PATIENCE, lock.lost()).await.expect("the loss is reported");
     assert!(matches!(lost, LostError::Expired { .. }), "{lost}");
 }
@@ -303,11 +280,9 @@ async fn renewal_and_reports_go_on_after_an_extension_without_a_majority() {
 async fn extension_with_a_long_time_limit_per_node_ends_without_a_majority() {
     let net = net(3).await;
     let lock = net.quorum.lock("k").ttl(Duration::from_secs(6));
-    // A node may take longer than a third of the ttl.
+    // The node timeout is longer than a third of the ttl.
     let mut lock = lock.node_timeout(Duration::from_millis(2500)).acquire().await.unwrap();
-    for proxy in &net.proxies[..2] {
-        proxy.stall(Direction::ToServer);
-    }
+    net.proxies[..2].iter().for_each(|proxy| proxy.hold(Direction::ToServer));
     let extended = timeout(PATIENCE, lock.extend()).await.expect("the call ends");
     assert!(matches!(extended, Err(ExtendError::NoQuorum { .. })), "{extended:?}");
 }

@@ -5,17 +5,15 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::{
-    PATIENCE, calls, connect, delete, exists, masters_holding, net, quorum, wait_until_all_hold,
-    wait_until_free,
+    Net, PATIENCE, assert_refused, calls, connect, delete, delete_on, exists, masters_holding, net,
+    quorum, until_held_on, wait_until_all_hold, wait_until_free,
 };
 use futures_util::future::try_join_all;
-use quorlock_client::{
-    AcquireError, LockBuilder, LockWatch, LostError, Ownership, Quorum, Released, RunError,
-};
+use quorlock_client::{LockBuilder, LockWatch, LostError, Ownership, Quorum, Released, RunError};
 use quorlock_testkit::{Direction, Masters, Server, eventually_async};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
@@ -23,20 +21,6 @@ use tokio::time::{Instant, sleep, timeout};
 /// A ttl that is long enough for a busy machine.
 const TTL: Duration = Duration::from_secs(1);
 
-struct SetOnDrop(Arc<AtomicBool>);
-
-impl Drop for SetOnDrop {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
-
-fn set_on_drop() -> (SetOnDrop, Arc<AtomicBool>) {
-    let dropped = Arc::new(AtomicBool::new(false));
-    (SetOnDrop(Arc::clone(&dropped)), dropped)
-}
-
-/// How many EXTENDs a server has carried out.
 fn extends(master: &Server) -> u64 {
     calls(master, "lock.extend")
 }
@@ -49,8 +33,7 @@ async fn renewed_lock_outlives_its_ttl_many_times() {
     let started = Instant::now();
     while started.elapsed() < TTL * 4 {
         assert!(matches!(lock.ownership(), Ownership::Held(_)), "{lock:?}");
-        let other = quorum.lock("k").try_acquire().await;
-        assert!(matches!(other, Err(AcquireError::Held { .. })), "{other:?}");
+        assert_refused(&quorum.lock("k").try_acquire().await);
         sleep(Duration::from_millis(20)).await;
     }
     let extends = extends(&masters[0]);
@@ -133,24 +116,21 @@ async fn run_holds_the_lock_for_longer_than_its_ttl() {
 #[tokio::test]
 async fn loss_drops_the_work_and_is_known_before_another_client_acquires() {
     let net = net(3).await;
-    let (held, dropped) = set_on_drop();
+    let in_use = Arc::new(());
+    let users = Arc::downgrade(&in_use);
     let (show, shown) = oneshot::channel();
-    let running = {
-        let quorum = net.quorum.clone();
-        tokio::spawn(async move {
-            let work = async move |lock| {
-                let _held = held;
-                show.send(lock).unwrap();
-                std::future::pending::<()>().await;
-            };
-            quorum.lock("k").ttl(TTL).run(work).await
-        })
-    };
+    let builder = net.quorum.lock("k").ttl(TTL);
+    let running = tokio::spawn(async move {
+        let work = async move |lock| {
+            show.send(lock).unwrap();
+            std::future::pending::<()>().await;
+            drop(in_use);
+        };
+        builder.run(work).await
+    });
     let lock: LockWatch = shown.await.unwrap();
     wait_until_all_hold(&net.masters, "k").await;
-    for proxy in &net.proxies {
-        proxy.stall(Direction::ToServer);
-    }
+    net.hold(Direction::ToServer);
     let other = connect(net.masters.urls()).await;
     let next_lock = other.lock("k").acquire().await.unwrap();
     assert!(lock.ownership().is_lost());
@@ -160,7 +140,7 @@ async fn loss_drops_the_work_and_is_known_before_another_client_acquires() {
         matches!(error, RunError::Lost { lost: LostError::Expired { .. }, finished: false }),
         "{error:?}"
     );
-    assert!(dropped.load(Ordering::SeqCst));
+    assert_eq!(users.strong_count(), 0, "the work is dropped");
 }
 
 #[tokio::test]
@@ -204,23 +184,22 @@ async fn work_is_stopped_at_max_hold() {
 #[tokio::test]
 async fn dropped_run_drops_the_work_and_releases_the_lock() {
     let (masters, quorum) = quorum(3).await;
-    let (held, dropped) = set_on_drop();
+    let in_use = Arc::new(());
+    let users = Arc::downgrade(&in_use);
     let (start, started) = oneshot::channel();
-    let running = {
-        let quorum = quorum.clone();
-        tokio::spawn(async move {
-            let work = async move |_| {
-                let _held = held;
-                start.send(()).unwrap();
-                std::future::pending::<()>().await;
-            };
-            quorum.lock("k").run(work).await
-        })
-    };
+    let builder = quorum.lock("k");
+    let running = tokio::spawn(async move {
+        let work = async move |_| {
+            start.send(()).unwrap();
+            std::future::pending::<()>().await;
+            drop(in_use);
+        };
+        builder.run(work).await
+    });
     started.await.unwrap();
     running.abort();
     wait_until_free(&masters, "k").await;
-    assert!(dropped.load(Ordering::SeqCst));
+    assert_eq!(users.strong_count(), 0, "the work is dropped");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -231,13 +210,13 @@ async fn coverage_rises_again_after_a_node_comes_back() {
         Quorum::builder().nodes(masters.urls()).node_timeout(PATIENCE).connect().await.unwrap();
     let mut lock = quorum.lock("k").ttl(TTL).acquire().await.unwrap();
     lock.renew();
-    eventually_async(PATIENCE, "the coverage is 4 of 5", async || lock.coverage().held == 4).await;
+    until_held_on(&lock, 4).await;
     masters[4].kill();
-    eventually_async(PATIENCE, "the coverage is 3 of 5", async || lock.coverage().held == 3).await;
+    until_held_on(&lock, 3).await;
     for n in [3, 4] {
         masters[n].restart().unwrap();
     }
-    eventually_async(PATIENCE, "the coverage is 5 of 5", async || lock.coverage().held == 5).await;
+    until_held_on(&lock, 5).await;
     assert_eq!(masters_holding(&masters, "k"), 5);
     // The two repaired nodes and one other form the remaining majority.
     masters[0].kill();
@@ -254,9 +233,8 @@ async fn lost_lock_is_not_revived_by_repairs() {
     let mut lock = quorum.lock("k").ttl(Duration::from_secs(20)).acquire().await.unwrap();
     wait_until_all_hold(&masters, "k").await;
     // Only one node still holds the lock.
-    for master in [&masters[0], &masters[1]] {
-        redis::cmd("DEL").arg("k").exec(&mut master.connection()).unwrap();
-    }
+    delete_on(&masters[0], "k");
+    delete_on(&masters[1], "k");
     lock.extend().await.unwrap_err();
     assert!(lock.ownership().is_lost());
     lock.renew();
@@ -272,15 +250,12 @@ async fn lost_lock_is_not_revived_by_repairs() {
 
 #[tokio::test]
 async fn lock_released_during_its_repair_leaves_nothing() {
-    let masters = Masters::start(3);
-    let proxies: Vec<_> =
-        masters.iter().map(|master| quorlock_testkit::Proxy::start(master.url())).collect();
-    let quorum = connect(proxies.iter().map(quorlock_testkit::Proxy::url)).await;
+    let Net { masters, proxies, quorum } = net(3).await;
     for n in 0..20 {
         let key = format!("k{n}");
         let mut lock = quorum.lock(&key).ttl(Duration::from_secs(30)).acquire().await.unwrap();
         wait_until_all_hold(&masters, &key).await;
-        redis::cmd("DEL").arg(&key).exec(&mut masters[1].connection()).unwrap();
+        delete_on(&masters[1], &key);
         proxies[1].delay(Direction::ToServer, Duration::from_millis(2));
         lock.extend().await.unwrap();
         sleep(Duration::from_micros(n * 300)).await;
@@ -295,8 +270,6 @@ async fn lock_released_during_its_repair_leaves_nothing() {
 
 #[tokio::test]
 async fn work_is_not_polled_after_the_loss_of_the_lock() {
-    use std::sync::atomic::AtomicUsize;
-
     let (_masters, quorum) = quorum(3).await;
     let late = Arc::new(AtomicUsize::new(0));
     for _ in 0..5 {

@@ -7,8 +7,8 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    connect, locker_rules, net, quorum, set_user, until_waiting, wait_until_all_hold,
-    wait_until_free,
+    connect, first_failure, locker_rules, net, quorum, set_user, spawn_acquire, until_waiting,
+    wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::{AcquireError, LostError, NodeError, Quorum};
 use quorlock_testkit::{Direction, Masters, Server};
@@ -35,24 +35,20 @@ async fn call_without_wait_asks_the_nodes_on_a_contended_key() {
 #[tokio::test]
 async fn no_caller_of_a_key_reports_held_when_no_node_answers() {
     let net = net(3).await;
-    for proxy in &net.proxies {
-        proxy.stall(Direction::ToClient);
-    }
+    net.hold(Direction::ToClient);
     let mut calls = tokio::task::JoinSet::new();
     for _ in 0..4 {
         let lock = net.quorum.lock("k").node_timeout(Duration::from_millis(100));
         let lock = lock.wait(Duration::from_millis(300));
         calls.spawn(async move { lock.acquire().await.unwrap_err() });
     }
-    while let Some(error) = calls.join_next().await {
-        let error = error.unwrap();
+    for error in calls.join_all().await {
         let AcquireError::NoQuorum { nodes } = &error else { panic!("{error}") };
         assert_eq!(nodes.0.len(), 3, "{error}");
     }
 }
 
-/// Makes a call with a long wait, and asserts that it fails at once. Returns the error of the first
-/// node that does not vote.
+/// Asserts that a call with a long wait fails at once. Returns its first failure.
 async fn error_at_once(urls: impl IntoIterator<Item = String>) -> NodeError {
     let quorum = Quorum::connect(urls).await.unwrap();
     let started = Instant::now();
@@ -60,7 +56,7 @@ async fn error_at_once(urls: impl IntoIterator<Item = String>) -> NodeError {
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     let AcquireError::NoQuorum { nodes } = &error else { panic!("{error}") };
     assert!(nodes.is_permanent(), "{error}");
-    nodes.failed().next().unwrap().1.clone()
+    first_failure(&error).clone()
 }
 
 #[tokio::test]
@@ -111,10 +107,8 @@ async fn majority_of_replicas_fails_at_once_and_is_named() {
 async fn dropped_lock_is_free_for_the_next_call_of_the_program() {
     let (_masters, quorum) = quorum(3).await;
     for _ in 0..50 {
-        let lock = quorum.lock("k").try_acquire().await.unwrap();
-        drop(lock);
-        let next = quorum.lock("k").try_acquire().await.expect("the lock was dropped");
-        drop(next);
+        drop(quorum.lock("k").try_acquire().await.unwrap());
+        drop(quorum.lock("k").try_acquire().await.expect("the lock was dropped"));
     }
 }
 
@@ -177,7 +171,7 @@ async fn quorum_from_clients_of_redis_rs_waits_in_the_queue() {
     let clients = masters.iter().map(|master| redis::Client::open(master.url()).unwrap());
     let builder = clients.fold(Quorum::builder(), quorlock_client::QuorumBuilder::redis_client);
     let other = builder.connect().await.unwrap();
-    let call = tokio::spawn(async move { other.lock("k").acquire().await.unwrap() });
+    let call = spawn_acquire(other.lock("k"));
     until_waiting(&masters, 1).await;
     held.release().await.unwrap();
     call.await.unwrap().release().await.unwrap();

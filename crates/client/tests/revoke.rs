@@ -7,13 +7,14 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    PATIENCE, connect, masters_holding, net, quorum, wait_until_all_hold, wait_until_free,
+    PATIENCE, connect, masters_holding, masters_with_equal_fences, net, quorum,
+    wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::{
     Answer, AttachError, ExtendError, LockMode, LockState, LostError, NodeError, NodeRevocation,
     Ownership, Released, RevocationState, RevokeError, ScanError, blocking,
 };
-use quorlock_testkit::{Masters, Proxy, Server, eventually_async};
+use quorlock_testkit::{Proxy, Server, eventually, eventually_async};
 use tokio::time::timeout;
 
 const TTL: Duration = Duration::from_secs(2);
@@ -98,7 +99,7 @@ async fn revocation_by_a_minority_is_unknown_until_a_majority_answers() {
     net.proxies[1..].iter().for_each(Proxy::cut);
     let mut revocation = operator.revoke("k").await.unwrap();
     assert_eq!(revocation.report().state, RevocationState::Unknown);
-    net.proxies.iter().for_each(Proxy::heal);
+    net.heal();
     let revoked = async {
         while revocation.report().state != RevocationState::Revoked {
             revocation.changed().await;
@@ -113,8 +114,7 @@ async fn revocation_by_a_minority_is_unknown_until_a_majority_answers() {
 
 #[tokio::test]
 async fn revoke_and_scan_fail_when_no_node_answers() {
-    let mut masters = Masters::start(3);
-    let quorum = connect(masters.urls()).await;
+    let (mut masters, quorum) = quorum(3).await;
     masters.iter_mut().for_each(Server::kill);
     let error = quorum.revoke("k").await.err().expect("no node answers");
     let RevokeError::NoAnswer { nodes } = &error else { panic!("{error}") };
@@ -126,13 +126,12 @@ async fn revoke_and_scan_fail_when_no_node_answers() {
 
 #[test]
 fn blocking_calls_revoke_and_list() {
-    let masters =
-        Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap();
+    let masters = masters_with_equal_fences();
     let quorum = blocking::Quorum::connect(masters.urls()).unwrap();
     let locks: Vec<_> =
         ["b", "a", "c/1"].map(|key| quorum.lock(key).ttl(TTL).acquire().unwrap()).into();
     let mut list = quorum.scan("*", 10).unwrap();
-    quorlock_testkit::eventually(PATIENCE, "all nodes list the locks", || {
+    eventually(PATIENCE, "all nodes list the locks", || {
         list = quorum.scan("*", 10).unwrap();
         list.locks
             .iter()

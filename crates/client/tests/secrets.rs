@@ -8,9 +8,9 @@ mod common;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use common::{PATIENCE, Recorder, net, nodes_and_voters, wait_until_all_hold};
+use common::{PATIENCE, Recorder, connect, delete, net, until_voting, wait_until_all_hold};
 use quorlock_client::DetachedLock;
-use quorlock_testkit::{Direction, Server, eventually_async};
+use quorlock_testkit::{Direction, Server};
 use tracing::Level;
 
 fn token(master: &Server, key: &str) -> String {
@@ -30,7 +30,6 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     let mut secrets = vec![token(&net.masters[0], "orders/42")];
     let mut shown = format!("{builder:?} {lock:?} {:?} {:?}", lock.watch(), net.quorum);
 
-    // Errors of several calls, with the answers of the nodes.
     writeln!(shown, "{:?}", builder.try_acquire().await.unwrap_err()).unwrap();
     lock.extend().await.unwrap();
     let detached = lock.detach();
@@ -42,26 +41,23 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     secrets.push(token(&net.masters[0], "orders/42"));
     writeln!(shown, "{:?}", net.quorum.attach(text.parse().unwrap()).await.unwrap_err()).unwrap();
     writeln!(shown, "{:?}", text.replace(':', ";").parse::<DetachedLock>().unwrap_err()).unwrap();
-    for proxy in &net.proxies {
-        proxy.stall(Direction::ToClient);
-    }
+    net.hold(Direction::ToClient);
     writeln!(shown, "{:?}", lock.extend().await.unwrap_err()).unwrap();
-    for proxy in &net.proxies {
-        proxy.heal();
-    }
-    eventually_async(PATIENCE, "all nodes answer again", async || {
-        nodes_and_voters(&net.quorum).1 == 3
-    })
-    .await;
-    common::delete(&net.masters, "orders/42");
+    net.heal();
+    until_voting(&net.quorum, 3).await;
+    delete(&net.masters, "orders/42");
     let lost = lock.extend().await.unwrap_err();
     writeln!(shown, "{lost} {lost:?} {:?}", lock.lost().await).unwrap();
     drop(lock);
 
-    // A server that quotes the arguments of a command that it does not know.
-    let plain = Server::builder().start().unwrap();
-    let quorum = quorlock_client::Quorum::connect([plain.url()]).await.unwrap();
-    writeln!(shown, "{:?}", quorum.lock("k").try_acquire().await.unwrap_err()).unwrap();
+    // A server quotes the arguments of an unknown command, such as those of LOCK.ACQUIRE once the
+    // module is unloaded.
+    let server = Server::with_module().start().unwrap();
+    let quorum = connect([server.url()]).await;
+    redis::cmd("MODULE").arg("UNLOAD").arg("lock").exec(&mut server.connection()).unwrap();
+    let error = quorum.lock("k").try_acquire().await.unwrap_err();
+    assert!(format!("{error:?}").contains("NoModule"), "{error:?}");
+    writeln!(shown, "{error:?}").unwrap();
     quorum.flush(PATIENCE).await.unwrap();
     net.quorum.flush(PATIENCE).await.unwrap();
 

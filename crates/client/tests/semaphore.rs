@@ -9,15 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{PATIENCE, Recorder, connect, masters_holding, quorum, until_waiting};
-use quorlock_client::{AcquireError, Lock, LockBuilder};
+use common::{
+    PATIENCE, Recorder, assert_refused, connect, delete_on, masters_holding, quorum, spawn_acquire,
+    until_waiting, wait_until_all_hold, wait_until_free,
+};
+use quorlock_client::AcquireError;
 use quorlock_testkit::{Masters, Server, eventually_async};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 use tracing::Level;
-
-fn waiting(builder: LockBuilder) -> JoinHandle<Lock> {
-    tokio::spawn(async move { builder.acquire().await.unwrap() })
-}
 
 /// How often these commands were called, on all masters together.
 fn calls(masters: &Masters, names: &[&str]) -> u64 {
@@ -51,7 +50,11 @@ async fn larger_number_of_permits_is_noticed_when_the_semaphore_is_full() {
     let warned = warnings.text();
     assert_eq!(warned.matches("larger number of permits").count(), 1, "{warned}");
     assert!(warned.contains("permits=2") && warned.contains("larger=3"), "{warned}");
-    assert_eq!(inspected() - before, 3 * 61 + 3 * 62, "three calls inspect once");
+    assert_eq!(
+        inspected() - before,
+        3 * 61 + 3 * 62,
+        "the three calls together inspect the slots once"
+    );
     assert_eq!(ours.larger_permits("s", 3).await, None);
     assert_eq!(ours.larger_permits("s", 1).await, Some(3));
 }
@@ -95,8 +98,7 @@ async fn permits_are_distinct_slots_and_limited_in_number() {
         assert_eq!(permit.key(), format!("s:{:02}", permit.slot().unwrap()).as_bytes());
     }
     for quorum in [&ours, &theirs] {
-        let refused = quorum.semaphore("s", 4).try_acquire().await;
-        assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
+        assert_refused(&quorum.semaphore("s", 4).try_acquire().await);
     }
     let freed = held.remove(2);
     let (slot, fence) = (freed.slot(), freed.fence());
@@ -146,7 +148,7 @@ async fn callers_never_hold_more_permits_than_there_are() {
     let most = most.load(Ordering::SeqCst);
     assert!((2..=PERMITS).contains(&most), "{most} at a time");
     for slot in 0..PERMITS {
-        common::wait_until_free(&masters, &format!("s:{slot:02}")).await;
+        wait_until_free(&masters, &format!("s:{slot:02}")).await;
     }
 }
 
@@ -156,7 +158,7 @@ async fn permit_is_handed_over_to_a_waiter_that_does_not_poll() {
     let theirs = connect(masters.urls()).await;
     let first = ours.semaphore("s", 2).acquire().await.unwrap();
     let second = ours.semaphore("s", 2).acquire().await.unwrap();
-    let waiter = waiting(theirs.semaphore("s", 2).wait(PATIENCE));
+    let waiter = spawn_acquire(theirs.semaphore("s", 2).wait(PATIENCE));
     until_waiting(&masters, 1).await;
     let acquires = ["lock.acquire", "lock.acquireany", "lock.macquire"];
     let before = calls(&masters, &acquires);
@@ -179,8 +181,7 @@ async fn slot_of_a_dead_holder_is_free_by_its_deadline() {
     let dead = quorum.semaphore("s", 1).ttl(ttl).acquire().await.unwrap();
     // No client releases or extends the lock from now on.
     std::mem::forget(dead);
-    let refused = quorum.semaphore("s", 1).try_acquire().await;
-    assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
+    assert_refused(&quorum.semaphore("s", 1).try_acquire().await);
     let next = quorum.semaphore("s", 1).wait(PATIENCE).acquire().await.unwrap();
     assert_eq!(next.slot(), Some(0));
 }
@@ -190,12 +191,12 @@ async fn dropped_permit_and_dropped_wait_leave_nothing() {
     let (masters, ours) = quorum(3).await;
     let theirs = connect(masters.urls()).await;
     let held = ours.semaphore("s", 1).acquire().await.unwrap();
-    let waiter = waiting(theirs.semaphore("s", 1).wait(PATIENCE));
+    let waiter = spawn_acquire(theirs.semaphore("s", 1).wait(PATIENCE));
     until_waiting(&masters, 1).await;
     waiter.abort();
     until_waiting(&masters, 0).await;
     drop(held);
-    common::wait_until_free(&masters, "s:00").await;
+    wait_until_free(&masters, "s:00").await;
     assert!(theirs.semaphore("s", 1).try_acquire().await.is_ok());
 }
 
@@ -205,11 +206,10 @@ async fn one_dead_master_of_five_changes_nothing_for_permits() {
         let (mut masters, ours) = quorum(5).await;
         let theirs = connect(masters.urls()).await;
         let first = ours.semaphore("s", 2).acquire().await.unwrap();
-        masters.iter_mut().nth(dead).unwrap().kill();
+        masters[dead].kill();
         let second = theirs.semaphore("s", 2).acquire().await.unwrap();
-        let refused = theirs.semaphore("s", 2).try_acquire().await;
-        assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
-        let waiter = waiting(theirs.semaphore("s", 2).wait(PATIENCE));
+        assert_refused(&theirs.semaphore("s", 2).try_acquire().await);
+        let waiter = spawn_acquire(theirs.semaphore("s", 2).wait(PATIENCE));
         until_waiting(&masters, 1).await;
         first.release().await.unwrap();
         let third = waiter.await.unwrap();
@@ -224,8 +224,9 @@ async fn slot_that_the_queue_node_lost_is_not_granted_twice() {
     // One of the masters is the queue node of the permits.
     for master in &masters {
         let first = ours.semaphore("s", 2).acquire().await.unwrap();
-        common::wait_until_all_hold(&masters, std::str::from_utf8(first.key()).unwrap()).await;
-        let _: u64 = redis::cmd("DEL").arg(first.key()).query(&mut master.connection()).unwrap();
+        let slot = std::str::from_utf8(first.key()).unwrap();
+        wait_until_all_hold(&masters, slot).await;
+        delete_on(master, slot);
         let second = theirs.semaphore("s", 2).wait(PATIENCE).acquire().await.unwrap();
         assert_ne!(first.slot(), second.slot());
         let refused = theirs.semaphore("s", 2).try_acquire().await;
@@ -242,9 +243,8 @@ async fn lock_on_any_key_excludes_other_locks_on_that_key() {
     let east = theirs.lock("east").acquire().await.unwrap();
     let any = ours.lock_any(["west", "east"]).acquire().await.unwrap();
     assert_eq!(any.key(), b"west");
-    let refused = ours.lock_any(["east", "west"]).try_acquire().await;
-    assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
-    let waiter = waiting(ours.lock_any(["west", "east"]).wait(PATIENCE));
+    assert_refused(&ours.lock_any(["east", "west"]).try_acquire().await);
+    let waiter = spawn_acquire(ours.lock_any(["west", "east"]).wait(PATIENCE));
     until_waiting(&masters, 1).await;
     east.release().await.unwrap();
     let mut east = waiter.await.unwrap();

@@ -9,13 +9,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{
-    PATIENCE, connect, delete, masters_holding, quorum, until_waiting, wait_until_all_hold,
-    wait_until_free,
+    PATIENCE, assert_refused, connect, delete, delete_on, masters_holding, quorum, spawn_acquire,
+    until_held_on, until_waiting, wait_until_all_hold, wait_until_free,
 };
-use quorlock_client::{
-    AcquireError, Fence, LostError, Ownership, Quorum, Released, RunError, blocking,
-};
-use quorlock_testkit::{Masters, eventually_async};
+use quorlock_client::{AcquireError, Fence, LostError, Ownership, Released, RunError, blocking};
+use quorlock_testkit::Masters;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -30,7 +28,7 @@ async fn all_keys_are_held_on_all_masters_until_they_are_released_together() {
     assert!(lock.fence() > fence);
     wait_until_all_hold(&masters, "a").await;
     wait_until_all_hold(&masters, "b").await;
-    eventually_async(PATIENCE, "the coverage is 3 of 3", async || lock.coverage().held == 3).await;
+    until_held_on(&lock, 3).await;
     lock.extend().await.unwrap();
     assert_eq!(lock.release().await.unwrap(), Released::Released);
     wait_until_free(&masters, "a").await;
@@ -41,18 +39,14 @@ async fn all_keys_are_held_on_all_masters_until_they_are_released_together() {
 async fn refused_lock_of_several_keys_holds_none_of_them() {
     let (masters, quorum) = quorum(3).await;
     let one = quorum.lock("b").acquire().await.unwrap();
-    let refused = quorum.lock_all(["a", "b", "c"]).try_acquire().await;
-    assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
+    assert_refused(&quorum.lock_all(["a", "b", "c"]).try_acquire().await);
     let waited = quorum.lock_all(["c", "b"]).wait(Duration::from_millis(100)).acquire().await;
     assert!(matches!(waited, Err(AcquireError::TimedOut { .. })), "{waited:?}");
     wait_until_free(&masters, "a").await;
     wait_until_free(&masters, "c").await;
-    let (a, c) = (
-        quorum.lock("a").try_acquire().await.unwrap(),
-        quorum.lock("c").try_acquire().await.unwrap(),
-    );
+    let _a = quorum.lock("a").try_acquire().await.unwrap();
+    let _c = quorum.lock("c").try_acquire().await.unwrap();
     one.release().await.unwrap();
-    drop((a, c));
 }
 
 #[tokio::test]
@@ -60,20 +54,13 @@ async fn holders_of_one_key_and_of_several_exclude_each_other() {
     let (_masters, ours) = quorum(3).await;
     let both = ours.lock_all(["a", "b"]).acquire().await.unwrap();
     for key in ["a", "b"] {
-        let refused = ours.lock(key).try_acquire().await;
-        assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
+        assert_refused(&ours.lock(key).try_acquire().await);
     }
     let fence = both.fence();
-    let waiting = tokio::spawn({
-        let (one, ours) = (ours.lock("b").wait(PATIENCE), ours.clone());
-        async move {
-            let one = one.acquire().await.unwrap();
-            (one.fence(), one, ours)
-        }
-    });
+    let waiting = spawn_acquire(ours.lock("b").wait(PATIENCE));
     both.release().await.unwrap();
-    let (next, one, _ours) = waiting.await.unwrap();
-    assert!(next > fence);
+    let one = waiting.await.unwrap();
+    assert!(one.fence() > fence);
     one.release().await.unwrap();
 }
 
@@ -81,9 +68,7 @@ async fn holders_of_one_key_and_of_several_exclude_each_other() {
 async fn waiter_for_several_keys_does_not_block_its_free_keys() {
     let (masters, ours) = quorum(3).await;
     let held = ours.lock("b").acquire().await.unwrap();
-    let other = ours.clone();
-    let waiting =
-        tokio::spawn(async move { other.lock_all(["b", "a"]).wait(2 * PATIENCE).acquire().await });
+    let waiting = spawn_acquire(ours.lock_all(["b", "a"]).wait(2 * PATIENCE));
     until_waiting(&masters, 1).await;
     // The waiter does not block calls of its own program. Otherwise a program that holds `b` and
     // acquires `a` would wait for the waiter, which waits for `b`.
@@ -93,14 +78,11 @@ async fn waiter_for_several_keys_does_not_block_its_free_keys() {
     assert!(!waiting.is_finished());
     let fence = a.fence();
     a.release().await.unwrap();
-    assert!(waiting.await.unwrap().unwrap().fence() > fence);
+    assert!(waiting.await.unwrap().fence() > fence);
 }
 
 /// The protected resources: for each key, whether a holder works on it, and the last fence.
-#[derive(Default)]
-struct Guarded {
-    keys: HashMap<&'static str, (bool, Option<Fence>)>,
-}
+type Guarded = HashMap<&'static str, (bool, Option<Fence>)>;
 
 #[tokio::test]
 async fn locks_with_keys_in_opposite_orders_neither_deadlock_nor_overlap() {
@@ -118,35 +100,25 @@ async fn locks_with_keys_in_opposite_orders_neither_deadlock_nor_overlap() {
             let (client, guarded) = (client.clone(), Arc::clone(&guarded));
             tasks.spawn(async move {
                 for _ in 0..ROUNDS {
-                    let builder = client
-                        .lock_all(keys)
-                        .ttl(Duration::from_secs(20))
-                        .wait(Duration::from_secs(60));
-                    let lock = builder.acquire().await.unwrap();
+                    let builder = client.lock_all(keys).ttl(Duration::from_secs(20));
+                    let lock = builder.wait(Duration::from_secs(60)).acquire().await.unwrap();
                     for &key in keys {
                         let mut guarded = guarded.lock().unwrap();
-                        let (inside, seen) = guarded.keys.entry(key).or_default();
+                        let (inside, seen) = guarded.entry(key).or_default();
                         assert!(!std::mem::replace(inside, true), "two hold {key}");
-                        assert!(
-                            seen.replace(lock.fence()) < Some(lock.fence()),
-                            "{key}: a fence did not grow"
-                        );
+                        let last = seen.replace(lock.fence());
+                        assert!(last < Some(lock.fence()), "{key}: a fence did not grow");
                     }
                     tokio::task::yield_now().await;
                     for &key in keys {
-                        guarded.lock().unwrap().keys.get_mut(key).unwrap().0 = false;
+                        guarded.lock().unwrap().get_mut(key).unwrap().0 = false;
                     }
                     lock.release().await.unwrap();
                 }
             });
         }
     }
-    let all = async {
-        while let Some(done) = tasks.join_next().await {
-            done.unwrap();
-        }
-    };
-    timeout(Duration::from_secs(60), all).await.expect("no client waits for ever");
+    timeout(Duration::from_secs(60), tasks.join_all()).await.expect("no client waits for ever");
     for key in ["a", "b", "c"] {
         wait_until_free(&masters, key).await;
     }
@@ -189,13 +161,11 @@ async fn extension_repairs_a_master_that_lost_one_of_the_keys() {
     let (masters, quorum) = quorum(3).await;
     let mut lock =
         quorum.lock_all(["a", "b"]).ttl(Duration::from_secs(20)).acquire().await.unwrap();
-    eventually_async(PATIENCE, "the coverage is 3 of 3", async || lock.coverage().held == 3).await;
-    redis::cmd("DEL").arg("b").exec(&mut masters[2].connection()).unwrap();
+    until_held_on(&lock, 3).await;
+    delete_on(&masters[2], "b");
     lock.extend().await.unwrap();
-    eventually_async(PATIENCE, "the master is repaired", async || {
-        masters_holding(&masters, "a") == 3 && masters_holding(&masters, "b") == 3
-    })
-    .await;
+    wait_until_all_hold(&masters, "a").await;
+    wait_until_all_hold(&masters, "b").await;
     lock.release().await.unwrap();
     wait_until_free(&masters, "a").await;
     wait_until_free(&masters, "b").await;
@@ -212,10 +182,8 @@ async fn detached_lock_of_several_keys_is_attached_as_one() {
     let lock = other.attach(text.parse().unwrap()).await.unwrap();
     assert!(lock.fence() > fence);
     assert!(lock.keys().eq([b"a", b"b"]));
-    assert!(
-        other.attach(text.parse().unwrap()).await.is_err(),
-        "the same text attaches at most once"
-    );
+    let again = other.attach(text.parse().unwrap()).await;
+    assert!(again.is_err(), "the same text attaches at most once");
     assert!(ours.lock("a").try_acquire().await.is_err());
     lock.release().await.unwrap();
     wait_until_free(&masters, "a").await;
@@ -247,7 +215,7 @@ async fn run_holds_all_keys_and_zero_or_65_keys_are_refused() {
 
 #[tokio::test]
 async fn dropped_call_leaves_the_queues_of_all_its_keys() {
-    let (masters, ours): (Masters, Quorum) = quorum(3).await;
+    let (masters, ours) = quorum(3).await;
     let held = ours.lock("b").acquire().await.unwrap();
     let other = connect(masters.urls()).await;
     let waiting = tokio::spawn(async move { other.lock_all(["a", "b"]).acquire().await.is_ok() });

@@ -6,19 +6,18 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, connect, quorum, until_waiting, wait_until_all_hold, wait_until_free};
-use quorlock_client::{AcquireError, ExtendError, Lock, LockBuilder, Quorum};
-use quorlock_testkit::eventually_async;
+use common::{
+    Net, PATIENCE, assert_refused, connect, delete_on, exists, net, quorum, spawn_acquire,
+    until_held_on, until_waiting, wait_until_all_hold, wait_until_free,
+};
+use quorlock_client::{AcquireError, ExtendError, LockBuilder, Quorum};
+use quorlock_testkit::Proxy;
 use tokio::task::JoinHandle;
 
 const K: &str = "k";
 
 fn reader(quorum: &Quorum) -> LockBuilder {
     quorum.lock(K).shared().wait(PATIENCE)
-}
-
-fn waiting(builder: LockBuilder) -> JoinHandle<Lock> {
-    tokio::spawn(async move { builder.acquire().await.unwrap() })
 }
 
 #[tokio::test]
@@ -30,8 +29,7 @@ async fn readers_hold_a_lock_together_and_a_writer_holds_it_alone() {
     let third = reader(&theirs).try_acquire().await.unwrap();
     assert!(first.is_shared() && third.is_shared());
     for quorum in [&ours, &theirs] {
-        let refused = quorum.lock(K).try_acquire().await;
-        assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
+        assert_refused(&quorum.lock(K).try_acquire().await);
     }
     let readers_fence = first.fence().max(second.fence()).max(third.fence());
     for lock in [first, second, third] {
@@ -40,8 +38,7 @@ async fn readers_hold_a_lock_together_and_a_writer_holds_it_alone() {
     let writer = theirs.lock(K).acquire().await.unwrap();
     assert!(writer.fence() > readers_fence);
     assert!(!writer.is_shared());
-    let refused = reader(&ours).try_acquire().await;
-    assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
+    assert_refused(&reader(&ours).try_acquire().await);
     let fence = writer.fence();
     writer.release().await.unwrap();
     let after = reader(&ours).acquire().await.unwrap();
@@ -54,7 +51,7 @@ async fn readers_hold_a_lock_together_and_a_writer_holds_it_alone() {
 async fn waiting_readers_are_granted_together() {
     let (masters, quorum) = quorum(3).await;
     let writer = quorum.lock(K).acquire().await.unwrap();
-    let readers: Vec<_> = (0..5).map(|_| waiting(reader(&quorum))).collect();
+    let readers: Vec<_> = (0..5).map(|_| spawn_acquire(reader(&quorum))).collect();
     until_waiting(&masters, 5).await;
     writer.release().await.unwrap();
     let mut held = Vec::new();
@@ -69,11 +66,10 @@ async fn reader_behind_a_waiting_writer_waits() {
     let (masters, ours) = quorum(3).await;
     let theirs = connect(masters.urls()).await;
     let first = reader(&ours).acquire().await.unwrap();
-    let writer = waiting(theirs.lock(K).wait(PATIENCE));
+    let writer = spawn_acquire(theirs.lock(K).wait(PATIENCE));
     until_waiting(&masters, 1).await;
-    let refused = reader(&ours).try_acquire().await;
-    assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
-    let late = waiting(reader(&ours));
+    assert_refused(&reader(&ours).try_acquire().await);
+    let late = spawn_acquire(reader(&ours));
     until_waiting(&masters, 2).await;
     first.release().await.unwrap();
     let writer = writer.await.unwrap();
@@ -113,7 +109,7 @@ async fn downgrade_admits_readers_and_no_writer() {
     let theirs = connect(masters.urls()).await;
     let mut lock = ours.lock(K).acquire().await.unwrap();
     wait_until_all_hold(&masters, K).await;
-    let readers = [waiting(reader(&ours)), waiting(reader(&theirs))];
+    let readers = [spawn_acquire(reader(&ours)), spawn_acquire(reader(&theirs))];
     until_waiting(&masters, 2).await;
     let fence = lock.fence();
     lock.downgrade().await.unwrap();
@@ -122,8 +118,7 @@ async fn downgrade_admits_readers_and_no_writer() {
     for reader in readers {
         assert!(reader.await.unwrap().fence() > fence);
     }
-    let refused = theirs.lock(K).try_acquire().await;
-    assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
+    assert_refused(&theirs.lock(K).try_acquire().await);
     lock.extend().await.unwrap();
     lock.release().await.unwrap();
     wait_until_free(&masters, K).await;
@@ -131,11 +126,9 @@ async fn downgrade_admits_readers_and_no_writer() {
 
 #[tokio::test]
 async fn downgraded_lock_is_shared_although_no_node_answers() {
-    let common::Net { masters: _masters, proxies, quorum } = common::net(3).await;
+    let Net { masters: _masters, proxies, quorum } = net(3).await;
     let mut lock = quorum.lock(K).ttl(Duration::from_secs(20)).acquire().await.unwrap();
-    for proxy in &proxies {
-        proxy.cut();
-    }
+    proxies.iter().for_each(Proxy::cut);
     assert!(lock.downgrade().await.is_err());
     assert!(lock.is_shared());
     assert!(lock.remaining() > Duration::ZERO);
@@ -146,12 +139,11 @@ async fn one_dead_master_of_five_changes_nothing_for_readers() {
     let (mut masters, ours) = quorum(5).await;
     let theirs = connect(masters.urls()).await;
     let mut first = reader(&ours).acquire().await.unwrap();
-    masters.iter_mut().nth(2).unwrap().kill();
+    masters[2].kill();
     let second = reader(&theirs).acquire().await.unwrap();
     first.extend().await.unwrap();
-    let refused = theirs.lock(K).try_acquire().await;
-    assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
-    let writer = waiting(theirs.lock(K).wait(PATIENCE));
+    assert_refused(&theirs.lock(K).try_acquire().await);
+    let writer = spawn_acquire(theirs.lock(K).wait(PATIENCE));
     drop((first, second));
     writer.await.unwrap().release().await.unwrap();
 }
@@ -161,15 +153,12 @@ async fn reader_is_repaired_on_a_master_that_forgot_it() {
     let (masters, quorum) = quorum(3).await;
     let mut lock = reader(&quorum).acquire().await.unwrap();
     wait_until_all_hold(&masters, K).await;
-    let deleted: u64 =
-        redis::cmd("DEL").arg(K).query(&mut masters.iter().next().unwrap().connection()).unwrap();
-    assert_eq!(deleted, 1);
+    delete_on(&masters[0], K);
+    assert!(!exists(&masters[0], K));
     lock.extend().await.unwrap();
-    eventually_async(PATIENCE, "the master is repaired", async || lock.coverage().held == 3).await;
-    let fields: Vec<redis::Value> = redis::cmd("LOCK.INSPECT")
-        .arg(K)
-        .query(&mut masters.iter().next().unwrap().connection())
-        .unwrap();
+    until_held_on(&lock, 3).await;
+    let fields: Vec<redis::Value> =
+        redis::cmd("LOCK.INSPECT").arg(K).query(&mut masters[0].connection()).unwrap();
     assert!(fields.contains(&redis::Value::BulkString(b"shared".to_vec())), "{fields:?}");
 }
 

@@ -9,20 +9,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::{
-    PATIENCE, calls, connect, masters_holding, net, quorum, until_waiting, wait_until_all_hold,
-    wait_until_free, waiters,
+    PATIENCE, calls, connect, masters_holding, net, quorum, spawn_acquire, until_waiting,
+    wait_until_all_hold, wait_until_free, waiters,
 };
 use quorlock_client::{AcquireError, Lock};
-use quorlock_testkit::{Direction, Masters, eventually_async};
+use quorlock_testkit::{Direction, Masters, Proxy, eventually_async};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-/// The index of the server on which a client waits.
 fn queue_node(masters: &Masters) -> usize {
     (0..masters.len()).find(|&index| waiters(&masters[index]) > 0).expect("a client waits")
 }
 
-/// The number of this module's commands that the masters have carried out.
 fn lock_commands(masters: &Masters) -> u64 {
     masters.iter().map(|master| calls(master, "lock.*")).sum()
 }
@@ -33,14 +31,14 @@ async fn waiter_waits_on_one_node_and_sends_no_commands() {
     let lock = ours.lock("k").acquire().await.unwrap();
     wait_until_all_hold(&masters, "k").await;
     let other = connect(masters.urls()).await;
-    let waiting = tokio::spawn(async move { other.lock("k").acquire().await.unwrap().fence() });
+    let waiting = spawn_acquire(other.lock("k"));
     until_waiting(&masters, 1).await;
     let before = lock_commands(&masters);
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(lock_commands(&masters), before, "a waiter sends no commands");
     let fence = lock.fence();
     lock.release().await.unwrap();
-    assert!(waiting.await.unwrap() > fence);
+    assert!(waiting.await.unwrap().fence() > fence);
 }
 
 /// Acquires a lock for another client on all masters. Also returns the index of the key's queue
@@ -49,7 +47,7 @@ async fn held_by_another(masters: &Masters, key: &'static str) -> (Lock, usize) 
     let (holder, probe) = (connect(masters.urls()).await, connect(masters.urls()).await);
     let lock = holder.lock(key).acquire().await.unwrap();
     wait_until_all_hold(masters, key).await;
-    let waiting = tokio::spawn(async move { probe.lock(key).acquire().await });
+    let waiting = spawn_acquire(probe.lock(key));
     until_waiting(masters, 1).await;
     let node = queue_node(masters);
     waiting.abort();
@@ -63,10 +61,7 @@ async fn refused_client_waits_for_the_answer_of_the_queue_node() {
     let (lock, node) = held_by_another(&net.masters, "k").await;
     // The refusals of the other nodes arrive long before that of the queue node.
     net.proxies[node].delay(Direction::ToClient, Duration::from_millis(100));
-    let waiting = tokio::spawn({
-        let quorum = net.quorum.clone();
-        async move { quorum.lock("k").acquire().await.unwrap() }
-    });
+    let waiting = spawn_acquire(net.quorum.lock("k"));
     until_waiting(&net.masters, 1).await;
     assert_eq!(queue_node(&net.masters), node);
     lock.release().await.unwrap();
@@ -78,18 +73,12 @@ async fn client_that_the_queue_node_refused_waits_there_next_time() {
     let net = net(3).await;
     let (lock, node) = held_by_another(&net.masters, "k").await;
     lock.release().await.unwrap();
-    eventually_async(PATIENCE, "the lock is released", async || {
-        masters_holding(&net.masters, "k") == 0
-    })
-    .await;
+    wait_until_free(&net.masters, "k").await;
 
     let mut connection = net.masters[node].connection();
-    let granted: Option<u64> = redis::cmd("LOCK.ACQUIRE")
-        .arg("k")
-        .arg("other-client")
-        .arg(60_000)
-        .query(&mut connection)
-        .unwrap();
+    let mut acquire = redis::cmd("LOCK.ACQUIRE");
+    acquire.arg(&["k", "other-client", "60000"]);
+    let granted: Option<u64> = acquire.query(&mut connection).unwrap();
     granted.unwrap();
     // The refusal of the queue node arrives after the grants of the other nodes.
     net.proxies[node].delay(Direction::ToClient, Duration::from_millis(100));
@@ -101,16 +90,10 @@ async fn client_that_the_queue_node_refused_waits_there_next_time() {
     })
     .await;
 
-    let waiting = tokio::spawn({
-        let quorum = net.quorum.clone();
-        async move { quorum.lock("k").acquire().await.unwrap() }
-    });
+    let waiting = spawn_acquire(net.quorum.lock("k"));
     until_waiting(&net.masters, 1).await;
-    assert_eq!(
-        (queue_node(&net.masters), masters_holding(&net.masters, "k")),
-        (node, 1),
-        "the client asks no other node"
-    );
+    assert_eq!(queue_node(&net.masters), node);
+    assert_eq!(masters_holding(&net.masters, "k"), 1, "the client asks no other node");
     let released: i64 =
         redis::cmd("LOCK.RELEASE").arg("k").arg("other-client").query(&mut connection).unwrap();
     assert_eq!(released, 1);
@@ -162,9 +145,7 @@ async fn programs_that_share_a_key_never_overlap_and_do_not_poll() {
             }
         });
     }
-    while let Some(done) = tasks.join_next().await {
-        done.unwrap();
-    }
+    tasks.join_all().await;
     let commands = lock_commands(&masters);
     assert!(commands < 160 * 5 * 5, "{commands} commands for 160 locks on 5 masters is polling");
     wait_until_free(&masters, "k").await;
@@ -190,20 +171,16 @@ async fn wait_ends_in_time_whatever_the_nodes_do() {
     let mut fastest = Duration::MAX;
     // On a busy machine one try may be late, but not all of them.
     for _ in 0..3 {
-        let quorum = connect(net.proxies.iter().map(quorlock_testkit::Proxy::url)).await;
+        let quorum = connect(net.proxies.iter().map(Proxy::url)).await;
         let started = Instant::now();
         let waiting = tokio::spawn(async move {
             quorum.lock("k").wait(Duration::from_millis(400)).acquire().await
         });
         until_waiting(&net.masters, 1).await;
-        for proxy in &net.proxies {
-            proxy.stall(Direction::ToClient);
-        }
+        net.hold(Direction::ToClient);
         waiting.await.unwrap().unwrap_err();
         fastest = fastest.min(started.elapsed());
-        for proxy in &net.proxies {
-            proxy.heal();
-        }
+        net.heal();
         until_waiting(&net.masters, 0).await;
     }
     assert!(fastest < Duration::from_millis(450), "{fastest:?}");
@@ -251,7 +228,7 @@ async fn wait_dropped_at_any_moment_leaves_nothing() {
 async fn every_waiter_acquires_the_lock_although_the_queue_node_fails() {
     for fault in ["killed", "paused", "cut off"] {
         let mut net = net(3).await;
-        let urls: Vec<_> = net.proxies.iter().map(quorlock_testkit::Proxy::url).collect();
+        let urls: Vec<_> = net.proxies.iter().map(Proxy::url).collect();
         let holder = net.quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
         wait_until_all_hold(&net.masters, "k").await;
         let mut tasks = JoinSet::new();
@@ -288,13 +265,8 @@ async fn every_waiter_acquires_the_lock_although_the_queue_node_fails() {
 async fn waiter_acquires_a_key_whose_plain_set_expires() {
     let (masters, quorum) = quorum(3).await;
     for master in &masters {
-        redis::cmd("SET")
-            .arg("k")
-            .arg("old")
-            .arg("PX")
-            .arg(300)
-            .exec(&mut master.connection())
-            .unwrap();
+        let mut set = redis::cmd("SET");
+        set.arg(&["k", "old", "PX", "300"]).exec(&mut master.connection()).unwrap();
     }
     let lock = quorum.lock("k").acquire().await.unwrap();
     assert!(masters_holding(&masters, "k") >= 2);

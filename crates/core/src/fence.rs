@@ -1,7 +1,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A fencing token: an integer below 2^53 that grows with every lock of a key.
+/// A fencing token: an integer below 2^53 that grows with the locks of a key. Only the fences of
+/// locks that are shared at the same time may be equal or in any order.
 ///
 /// The protected resource rejects a client whose fence is below the largest that it has seen.
 /// Every language represents an integer below 2^53 exactly.

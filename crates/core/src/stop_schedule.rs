@@ -20,7 +20,6 @@ const LOST_GRACE_PER_TTL: u32 = 20;
 #[derive(Clone, Debug)]
 pub struct StopSchedule {
     ttl: Ttl,
-    /// The time from the termination to the kill.
     grace: Duration,
     terminate_at: Moment,
     kill_at: Moment,

@@ -7,15 +7,22 @@ mod support;
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use quorlock_core::Fence;
 use quorlock_core::node::{CommandError, KeyEvent, Mode, Mutant, Ticket, break_rule};
-use support::{
-    AcquireAnyReply, AcquireCommand, AcquireReply, ExtendReply, Inspected, Server, WaitResult,
-};
+use support::beliefs::{Belief, Beliefs, KEYS, names};
+use support::{AcquireCommand, AcquireReply, ExtendReply, Inspected, Server, WaitResult};
 
 const A: &[u8] = b"a";
 const B: &[u8] = b"b";
 const C: &[u8] = b"c";
+
+/// A server on which the token `x` has a lock on each of these keys.
+fn server_with_held(keys: &[&[u8]]) -> Server {
+    let mut server = Server::new();
+    for key in keys {
+        server.acquire(key, b"x", 60_000, None).unwrap();
+    }
+    server
+}
 
 fn enqueue_for_any(server: &mut Server, keys: &[&[u8]], token: &[u8]) -> Ticket {
     server.acquire_any_or_wait(keys, token, 1000, 50_000).ticket()
@@ -27,16 +34,13 @@ fn enqueue(server: &mut Server, keys: &[&[u8]], token: &[u8]) -> Ticket {
 
 #[test]
 fn client_is_granted_the_first_free_key_in_its_own_order() {
-    let mut server = Server::new();
-    server.acquire(C, b"x", 1000, None).unwrap();
+    let mut server = Server::with_lock(&[C], b"x", 1000);
     let (fence, key) = server.acquire_any(&[C, B, A], b"t", 1000).unwrap();
     assert_eq!(key, 1);
     assert_eq!(server.text(B), b"t");
     assert!(!server.has(A));
-    let Inspected::Lease { keys: 1, fence: shown, .. } = server.inspect(B) else {
-        panic!("the key is not held")
-    };
-    assert_eq!(shown, fence);
+    let lease = Inspected::Lease { waiters: 0, keys: 1, fence, ttl_ms: 1000 };
+    assert_eq!(server.inspect(B), lease);
     assert_eq!(server.acquire_any(&[C, B, A], b"u", 1000).unwrap().1, 2);
     assert_eq!(server.acquire_any(&[C, B, A], b"v", 1000), None);
 }
@@ -46,8 +50,8 @@ fn lock_is_an_ordinary_lock_of_its_key() {
     let mut server = Server::new();
     server.acquire_any(&[A, B], b"t", 1000).unwrap();
     assert_eq!(server.acquire(A, b"u", 1000, None), None);
-    assert!(matches!(server.extend_with(A, b"t", 2000, None, None), ExtendReply::Held { .. }));
-    assert_eq!(server.extend_all_with(&[A, B], b"t", 2000, None, None), ExtendReply::NotHeld);
+    assert!(server.extend(A, b"t", 2000).is_some());
+    assert_eq!(server.extend_all(&[A, B], b"t", 2000), ExtendReply::NotHeld);
     assert!(!server.release(B, b"t"));
     assert!(server.release(A, b"t"));
     assert!(server.is_empty());
@@ -56,21 +60,15 @@ fn lock_is_an_ordinary_lock_of_its_key() {
 #[test]
 fn token_that_holds_a_key_may_acquire_another() {
     let mut server = Server::new();
-    assert_eq!(server.acquire_any(&[A, B], b"t", 1000).unwrap().1, 0);
-    assert_eq!(
-        server.acquire_any(&[A, B], b"t", 1000).unwrap().1,
-        1,
-        "a token may hold several locks"
-    );
+    for key in [0, 1] {
+        assert_eq!(server.acquire_any(&[A, B], b"t", 1000).unwrap().1, key);
+    }
 }
 
 #[test]
 fn first_key_that_is_released_goes_to_the_waiter() {
     for freed in [A, B, C] {
-        let mut server = Server::new();
-        for key in [A, B, C] {
-            server.acquire(key, b"x", 60_000, None).unwrap();
-        }
+        let mut server = server_with_held(&[A, B, C]);
         let ticket = enqueue_for_any(&mut server, &[C, A, B], b"t");
         assert_eq!(server.node().waiters(), 1, "one waiter in three queues");
         assert!(server.release(freed, b"x"));
@@ -80,7 +78,7 @@ fn first_key_that_is_released_goes_to_the_waiter() {
             assert!(server.release(other, b"x"));
             assert!(!server.has(other), "the waiter needs only one key");
         }
-        server.turn();
+        server.run_turns();
         assert_eq!(server.node().waiters(), 0);
     }
 }
@@ -101,20 +99,17 @@ fn every_end_of_a_lock_serves_waiters_for_any() {
         server.set(A, b"old client", Some(60_000));
         server.acquire(B, b"x", 5000, None).unwrap();
         let ticket = enqueue_for_any(&mut server, &[A, B], b"t");
-        server.turn();
+        server.run_turns();
         assert_eq!(server.granted(), []);
         end(&mut server);
-        server.turn();
+        server.run_turns();
         assert_eq!(server.granted(), [ticket]);
     }
 }
 
 #[test]
 fn waiters_of_all_kinds_are_served_in_order_of_arrival() {
-    let mut server = Server::new();
-    for key in [A, B] {
-        server.acquire(key, b"x", 60_000, None).unwrap();
-    }
+    let mut server = server_with_held(&[A, B]);
     let any = enqueue_for_any(&mut server, &[A, B], b"any");
     let single = enqueue(&mut server, &[A], b"single");
     let later = enqueue_for_any(&mut server, &[B, A], b"later");
@@ -130,57 +125,47 @@ fn waiters_of_all_kinds_are_served_in_order_of_arrival() {
 
 #[test]
 fn newcomers_overtake_no_waiter() {
-    let mut server = Server::new();
-    server.acquire(A, b"x", 60_000, None).unwrap();
-    server.acquire(B, b"x", 60_000, None).unwrap();
+    let mut server = server_with_held(&[A, B]);
     let ticket = enqueue_for_any(&mut server, &[A, B], b"any");
     server.remove_key(B, KeyEvent::Removed);
     assert_eq!(server.acquire(B, b"newcomer", 1000, None), None);
     assert_eq!(server.acquire_any(&[B, A], b"newcomer", 1000), None);
-    assert_eq!(
-        server.acquire_any(&[B, C], b"newcomer", 1000).unwrap().1,
-        1,
-        "the key without waiters"
-    );
-    server.turn();
+    let (_, key) = server.acquire_any(&[B, C], b"newcomer", 1000).unwrap();
+    assert_eq!(key, 1, "the key without waiters");
+    server.run_turns();
     assert_eq!(server.granted(), [ticket]);
 }
 
 #[test]
 fn waiter_for_all_keys_is_granted_after_a_waiter_for_any_key() {
-    let mut server = Server::new();
-    server.acquire(A, b"x", 60_000, None).unwrap();
-    server.acquire(B, b"x", 60_000, None).unwrap();
+    let mut server = server_with_held(&[A, B]);
     let any = enqueue_for_any(&mut server, &[A, B], b"any");
     let both = enqueue(&mut server, &[B, C], b"both");
     assert!(server.release(A, b"x"));
     assert!(server.release(B, b"x"));
-    server.turn();
+    server.run_turns();
     assert_eq!(server.granted(), [any, both]);
 }
 
 #[test]
 fn reader_joins_once_the_waiter_before_it_is_granted_another_key() {
-    let mut server = Server::new();
-    server.acquire(A, b"x", 60_000, None).unwrap();
+    let mut server = Server::with_lock(&[A], b"x", 60_000);
     server.acquire_shared(B, b"reader", 60_000, None).unwrap();
     let any = enqueue_for_any(&mut server, &[A, B], b"any");
     let reader = server.acquire_shared_or_wait(B, b"second reader", 1000, 50_000).ticket();
-    server.turn();
+    server.run_turns();
     assert_eq!(server.granted(), []);
     assert!(server.release(A, b"x"));
-    server.turn();
+    server.run_turns();
     assert_eq!(server.granted(), [any, reader]);
 }
 
 #[test]
 fn release_of_one_key_removes_a_waiter_from_all_queues() {
-    let mut server = Server::new();
-    server.acquire(A, b"x", 60_000, None).unwrap();
-    server.acquire(B, b"x", 60_000, None).unwrap();
+    let mut server = server_with_held(&[A, B]);
     let ticket = enqueue_for_any(&mut server, &[A, B], b"any");
     assert!(!server.release(B, b"any"));
-    server.turn();
+    server.run_turns();
     assert_eq!(server.wait_results, [(ticket, WaitResult::Refused)]);
     assert_eq!(server.node().waiters(), 0);
     assert!(server.release(A, b"x"));
@@ -189,44 +174,35 @@ fn release_of_one_key_removes_a_waiter_from_all_queues() {
 
 #[test]
 fn waiter_leaves_all_queues_when_its_time_is_over() {
-    let mut server = Server::new();
-    server.acquire(A, b"x", 60_000, None).unwrap();
-    server.acquire(B, b"x", 60_000, None).unwrap();
-    let AcquireAnyReply::Waits(ticket) = server.acquire_any_or_wait(&[A, B], b"any", 1000, 500)
-    else {
-        panic!()
-    };
+    let mut server = server_with_held(&[A, B]);
+    let ticket = server.acquire_any_or_wait(&[A, B], b"any", 1000, 500).ticket();
     let behind = enqueue(&mut server, &[A], b"behind");
     server.pass_ms(500);
     assert!(server.release(A, b"x"));
     assert_eq!(server.granted(), [behind], "a waiter that timed out does not delay the next one");
-    server.turn();
+    server.run_turns();
     assert!(server.wait_results.contains(&(ticket, WaitResult::Refused)));
 }
 
 #[test]
 fn grant_to_a_client_that_disconnected_is_released() {
-    let mut settings = support::settings(0);
-    settings.defer_wakes = true;
-    let mut server = Server::with(settings);
+    let mut server = Server::that_defers_wakes();
     server.acquire(A, b"x", 60_000, None).unwrap();
     server.acquire(B, b"x", 60_000, None).unwrap();
     let gone = enqueue_for_any(&mut server, &[A, B], b"gone");
     let next = enqueue(&mut server, &[B], b"next");
     assert!(server.release(B, b"x"));
     assert!(server.disconnect(gone));
-    server.turn();
+    server.run_turns();
     assert_eq!(server.granted(), [next]);
 }
 
 #[test]
 fn max_waiters_also_limits_waiters_for_any_key() {
-    let mut settings = support::settings(0);
-    settings.max_waiters = 1;
-    let mut server = Server::with(settings);
+    let mut server = Server::with_max_waiters(1);
     server.acquire(A, b"x", 60_000, None).unwrap();
     enqueue(&mut server, &[A], b"first");
-    assert_eq!(server.acquire_any_or_wait(&[A], b"t", 1000, 1000), AcquireAnyReply::QueueFull);
+    assert_eq!(server.acquire_any_or_wait(&[A], b"t", 1000, 1000), AcquireReply::QueueFull);
 }
 
 #[test]
@@ -244,12 +220,10 @@ fn key_of_another_type_is_an_error_unless_a_free_key_comes_first() {
 fn waiter_queued_only_for_its_first_key_misses_the_others() {
     let is_granted = |mutant| {
         break_rule(mutant);
-        let mut server = Server::new();
-        server.acquire(A, b"x", 60_000, None).unwrap();
-        server.acquire(B, b"x", 60_000, None).unwrap();
+        let mut server = server_with_held(&[A, B]);
         let ticket = enqueue_for_any(&mut server, &[A, B], b"any");
         server.release(B, b"x");
-        server.turn();
+        server.run_turns();
         break_rule(None);
         server.granted() == [ticket]
     };
@@ -259,9 +233,7 @@ fn waiter_queued_only_for_its_first_key_misses_the_others() {
 
 #[test]
 fn handover_to_one_of_many_waiters_for_many_keys_costs_few_jobs() {
-    let mut settings = support::settings(0);
-    settings.max_waiters = 20_000;
-    let mut server = Server::with(settings);
+    let mut server = Server::with_max_waiters(20_000);
     let keys: Vec<_> = (0..64_u8).map(|n| [n]).collect();
     let all: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
     for key in &all {
@@ -269,7 +241,7 @@ fn handover_to_one_of_many_waiters_for_many_keys_costs_few_jobs() {
     }
     let tickets: Vec<_> =
         (0..1000_u32).map(|n| enqueue_for_any(&mut server, &all, &n.to_le_bytes())).collect();
-    server.turn();
+    server.run_turns();
     for (n, ticket) in tickets[..64].iter().enumerate() {
         assert!(server.release(all[63 - n], b"x"));
         assert_eq!(server.granted().last(), Some(ticket));
@@ -278,7 +250,6 @@ fn handover_to_one_of_many_waiters_for_many_keys_costs_few_jobs() {
     }
 }
 
-/// One step of a random run.
 #[derive(Clone, Debug)]
 enum Step {
     Any { keys: u8, ttl_ms: u64, wait_ms: Option<u64> },
@@ -292,13 +263,10 @@ enum Step {
     Pass { ms: u64 },
 }
 
-const KEYS: u8 = 4;
-
 fn step() -> impl Strategy<Value = Step> {
     let (keys, nth, ttl) = (1..1_u8 << KEYS, 0..8_usize, 1..3000_u64);
     let wait = prop::option::weighted(0.7, 1..4000_u64);
-    let event =
-        prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)];
+    let event = support::key_events();
     prop_oneof![
         8 => (keys.clone(), ttl.clone(), wait.clone())
             .prop_map(|(keys, ttl_ms, wait_ms)| Step::Any { keys, ttl_ms, wait_ms }),
@@ -311,13 +279,6 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (-5000..5000_i64).prop_map(|ms| Step::MoveWallClock { ms }),
         4 => (0..1500_u64).prop_map(|ms| Step::Pass { ms }),
     ]
-}
-
-struct Belief {
-    token: Vec<u8>,
-    keys: u8,
-    fence: Fence,
-    until_us: u64,
 }
 
 struct Waiting {
@@ -335,35 +296,8 @@ impl Waiting {
     }
 }
 
-/// The keys in the order of the request: backwards in a request for any key.
-fn names(keys: u8, is_any: bool) -> Vec<[u8; 1]> {
-    let mut names: Vec<_> = (0..KEYS).filter(|key| keys & 1 << key != 0).map(|key| [key]).collect();
-    if is_any {
-        names.reverse();
-    }
-    names
-}
-
-#[derive(Default)]
-struct Beliefs {
-    held: Vec<Belief>,
-    fences: HashMap<u8, Fence>,
-}
-
-impl Beliefs {
-    /// Records a grant. Fails if another holder has the key, or if the fence did not grow.
-    fn record_grant(&mut self, held: Belief) -> Result<(), TestCaseError> {
-        prop_assert!(self.held.iter().all(|other| other.keys & held.keys == 0), "two holders");
-        for key in (0..KEYS).filter(|key| held.keys & 1 << key != 0) {
-            let before = self.fences.insert(key, held.fence);
-            prop_assert!(
-                before.is_none_or(|before| before < held.fence),
-                "a fence that did not grow"
-            );
-        }
-        self.held.push(held);
-        Ok(())
-    }
+fn overtakes_a_waiter(waiting: &HashMap<Ticket, Waiting>, keys: u8) -> bool {
+    waiting.values().any(|waits| waits.needs_one_key() && waits.keys & keys != 0)
 }
 
 proptest! {
@@ -383,41 +317,39 @@ proptest! {
         let mut tokens = 0_u32;
         for step in steps {
             let now_us = server.mono_us;
-            beliefs.held.retain(|held| now_us < held.until_us);
+            beliefs.expire(now_us);
             tokens += 1;
             let token = tokens.to_le_bytes().to_vec();
             match step {
                 Step::Any { keys, ttl_ms, wait_ms } => {
-                    let names = names(keys, true);
-                    let slices: Vec<&[u8]> = names.iter().map(<[u8; 1]>::as_slice).collect();
-                    let until_us = now_us + ttl_ms * 1000;
+                    let mut names = names(keys);
+                    names.reverse();
                     let granted = match wait_ms {
-                        None => server.acquire_any(&slices, &token, ttl_ms),
-                        Some(wait_ms) => match server.acquire_any_or_wait(&slices, &token, ttl_ms, wait_ms) {
-                            AcquireAnyReply::Granted(fence, key) => Some((fence, key)),
-                            AcquireAnyReply::Waits(ticket) => {
+                        None => server.acquire_any(&names, &token, ttl_ms),
+                        Some(wait_ms) => match server.acquire_any_or_wait(&names, &token, ttl_ms, wait_ms) {
+                            AcquireReply::GrantedOne(fence, key) => Some((fence, key)),
+                            AcquireReply::Waits(ticket) => {
                                 let until_us = now_us + wait_ms * 1000;
                                 let token = token.clone();
                                 waiting.insert(ticket, Waiting { token, keys, is_any: true, ttl_ms, until_us });
                                 None
                             }
-                            AcquireAnyReply::QueueFull => None,
+                            other => {
+                                prop_assert_eq!(other, AcquireReply::QueueFull);
+                                None
+                            }
                         }
                     };
                     if let Some((fence, key)) = granted {
                         let keys = 1 << names[key][0];
-                        let overtakes = waiting.values().any(|other| other.needs_one_key() && other.keys & keys != 0);
-                        prop_assert!(!overtakes, "overtook a waiter");
-                        beliefs.record_grant(Belief { token, keys, fence, until_us })?;
+                        prop_assert!(!overtakes_a_waiter(&waiting, keys), "overtook a waiter");
+                        beliefs.record_grant(Belief { token, keys, fence, until_us: now_us + ttl_ms * 1000 })?;
                     }
                 }
                 Step::All { keys, ttl_ms, wait_ms } => {
-                    let names = names(keys, false);
-                    let slices: Vec<&[u8]> = names.iter().map(<[u8; 1]>::as_slice).collect();
-                    let until_us = now_us + ttl_ms * 1000;
                     let granted = match wait_ms {
-                        None => server.acquire_all(&slices, &token, ttl_ms, None),
-                        Some(wait_ms) => match server.acquire_all_or_wait(&slices, &token, ttl_ms, wait_ms) {
+                        None => server.acquire_all(&names(keys), &token, ttl_ms, None),
+                        Some(wait_ms) => match server.acquire_all_or_wait(&names(keys), &token, ttl_ms, wait_ms) {
                             AcquireReply::Granted(fence) => Some(fence),
                             AcquireReply::Waits(ticket) => {
                                 let until_us = now_us + wait_ms * 1000;
@@ -425,31 +357,25 @@ proptest! {
                                 waiting.insert(ticket, Waiting { token, keys, is_any: false, ttl_ms, until_us });
                                 None
                             }
-                            _ => None,
+                            other => {
+                                prop_assert_eq!(other, AcquireReply::QueueFull);
+                                None
+                            }
                         }
                     };
                     if let Some(fence) = granted {
-                        let overtakes = waiting.values().any(|other| other.needs_one_key() && other.keys & keys != 0);
-                        prop_assert!(!overtakes, "overtook a waiter");
-                        beliefs.record_grant(Belief { token, keys, fence, until_us })?;
+                        prop_assert!(!overtakes_a_waiter(&waiting, keys), "overtook a waiter");
+                        beliefs.record_grant(Belief { token, keys, fence, until_us: now_us + ttl_ms * 1000 })?;
                     }
                 }
                 Step::Release { nth } => {
-                    if !beliefs.held.is_empty() {
-                        let held = beliefs.held.swap_remove(nth % beliefs.held.len());
-                        let names = names(held.keys, false);
-                        let slices: Vec<&[u8]> = names.iter().map(<[u8; 1]>::as_slice).collect();
-                        prop_assert!(server.release_all(&slices, &held.token));
+                    if let Some(held) = beliefs.nth(nth) {
+                        beliefs.held.retain(|other| other.token != held.token);
+                        prop_assert!(server.release_all(&names(held.keys), &held.token));
                     }
                 }
                 Step::Cancel { nth } => server.disconnect_nth(&mut waiting, nth),
-                Step::RemoveKey { key, event } => {
-                    let is_mirror = beliefs.held.iter().any(|held| held.token == server.text(&[key]));
-                    server.remove_key(&[key], event);
-                    if is_mirror && event == KeyEvent::Removed {
-                        beliefs.held.retain(|held| held.keys & 1 << key == 0);
-                    }
-                }
+                Step::RemoveKey { key, event } => beliefs.remove_key(&mut server, key, event),
                 Step::Foreign { key, expires_in_ms } => server.set_foreign(&[key], expires_in_ms),
                 Step::Flush => {
                     server.flush();
@@ -458,9 +384,9 @@ proptest! {
                 Step::MoveWallClock { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
                 Step::Pass { ms } => server.pass_ms(ms),
             }
-            server.turn();
+            server.run_turns();
             let now_us = server.mono_us;
-            beliefs.held.retain(|held| now_us < held.until_us);
+            beliefs.expire(now_us);
             let granted_keys: HashMap<_, _> = std::mem::take(&mut server.granted_keys).into_iter().collect();
             for (ticket, result) in std::mem::take(&mut server.wait_results) {
                 let Some(waiter) = waiting.remove(&ticket) else { panic!("answered twice, or after it was cancelled") };
@@ -477,20 +403,18 @@ proptest! {
                 let until_us = now_us + waiter.ttl_ms * 1000;
                 beliefs.record_grant(Belief { token: waiter.token, keys, fence, until_us })?;
             }
-            let held_keys: u32 = beliefs.held.iter().map(|held| held.keys.count_ones()).sum();
-            prop_assert_eq!(server.node().leases(), held_keys as usize);
+            prop_assert_eq!(server.node().leases(), beliefs.leases());
             prop_assert_eq!(server.node().waiters(), waiting.len());
             for waiter in waiting.values() {
-                let is_free = |name: &[u8; 1]| server.memory.get(0, name).is_none()
+                let is_free = |name: &[u8]| !server.has(name)
                     && beliefs.held.iter().all(|held| held.keys & 1 << name[0] == 0);
-                let names = names(waiter.keys, false);
-                let could_be_granted = if waiter.is_any { names.iter().any(is_free) } else { names.iter().all(is_free) };
+                let mut names = names(waiter.keys).into_iter();
+                let could_be_granted = if waiter.is_any { names.any(is_free) } else { names.all(is_free) };
                 prop_assert!(!could_be_granted, "a client waits for free keys");
             }
             prop_assert!(waiting.is_empty() || server.node().next_wake().is_some());
         }
-        server.pass_ms(10_000);
-        server.turn();
+        server.turn_after_ms(10_000);
         prop_assert_eq!((server.node().waiters(), server.node().leases()), (0, 0));
     }
 }

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Called, Entry, FenceProposals, PlaceQueue, RenewalBatches, RoundTrips, limits,
+    CalledNumbers, Entry, FenceProposals, PlaceQueue, RenewalBatches, RoundTrips, limits,
 };
 use quorlock_core::quorum::Moment;
 use quorlock_core::{Fence, Ttl};
@@ -30,7 +30,7 @@ fn node_timeout_follows_the_round_trip_within_the_ttl() {
     assert_eq!(
         limits::node_timeout(ms(80), ttl(1000)),
         ms(160),
-        "two round trips, if a tenth of the ttl is less"
+        "two round trips, since a tenth of the ttl is less"
     );
     assert_eq!(limits::node_timeout(ms(400), ttl(1000)), ms(250), "never above a quarter");
     assert_eq!(limits::ttl_needed(ms(400), ttl(1000)), Some(ms(3200)));
@@ -75,9 +75,13 @@ fn next_proposal_is_above_the_fence_that_was_agreed_on() {
     proposals.learn(fence(100), fence(500));
     assert_eq!(proposals.propose(100), fence(501));
     proposals.learn(fence(100), fence(200));
-    assert_eq!(proposals.propose(100), fence(501), "an attempt that began earlier");
+    assert_eq!(
+        proposals.propose(100),
+        fence(501),
+        "a smaller fence, of an attempt that began earlier, changes nothing"
+    );
     proposals.learn(fence(501), fence(300));
-    assert_eq!(proposals.propose(100), fence(301), "the nodes did not accept the proposal");
+    assert_eq!(proposals.propose(100), fence(301), "the proposal was too far ahead for the nodes");
 }
 
 #[test]
@@ -88,7 +92,7 @@ fn queue_serves_callers_in_the_order_of_their_arrival() {
     let [Entry::Queued(first), Entry::Queued(second), Entry::Queued(third)] = entries[..] else {
         panic!("{entries:?}");
     };
-    assert_eq!(queue.give_up(second), Some(Called::new()));
+    assert_eq!(queue.give_up(second), Some(CalledNumbers::new()));
     assert_eq!(queue.leave()[..], [first]);
     assert_eq!(queue.give_up(first), None, "the caller has a place");
     assert_eq!(queue.leave()[..], [third]);

@@ -15,6 +15,7 @@ use quorlock_core::{Fence, InvalidFence, Ttl};
 use support::{ExtendReply, MAX_TTL_MS, Server};
 
 const KEY: &[u8] = b"k";
+const TOKEN: &[u8] = b"t";
 const TTL_MS: u64 = 10_000;
 const SECOND_MS: u64 = 1000;
 
@@ -25,7 +26,7 @@ struct Outcome {
 }
 
 /// Runs one attempt whose requests reach the nodes in `order`. The answers arrive at once.
-fn attempt(servers: &mut [Server], order: &[usize], token: &[u8], proposal: Fence) -> Outcome {
+fn attempt(servers: &mut [Server], order: &[usize], proposal: Fence) -> Outcome {
     let majority = Majority::of(servers.len()).unwrap();
     let now = Moment::default();
     let mut acquisition =
@@ -40,8 +41,8 @@ fn attempt(servers: &mut [Server], order: &[usize], token: &[u8], proposal: Fenc
                 Step::StoreFence { node, fence } => {
                     fence_requests += 1;
                     let answer =
-                        match servers[node].extend_with(KEY, token, TTL_MS, Some(fence), None) {
-                            ExtendReply::Held { fence, .. } => FenceAnswer::Stored(fence),
+                        match servers[node].extend_with(KEY, TOKEN, TTL_MS, Some(fence), None) {
+                            ExtendReply::Held { fence } => FenceAnswer::Stored(fence),
                             ExtendReply::BadFence(FenceError::TooFarAhead { .. }) => {
                                 FenceAnswer::Unacceptable
                             }
@@ -53,7 +54,7 @@ fn attempt(servers: &mut [Server], order: &[usize], token: &[u8], proposal: Fenc
         }
         match to_acquire.pop_front() {
             Some(node) => {
-                let vote = match servers[node].acquire(KEY, token, TTL_MS, Some(proposal)) {
+                let vote = match servers[node].acquire(KEY, TOKEN, TTL_MS, Some(proposal)) {
                     Some(fence) => Vote::Granted(fence),
                     None => Vote::Refused,
                 };
@@ -64,23 +65,22 @@ fn attempt(servers: &mut [Server], order: &[usize], token: &[u8], proposal: Fenc
     }
 }
 
-fn release(servers: &mut [Server], token: &[u8]) {
+fn release(servers: &mut [Server]) {
     for server in servers {
-        server.release(KEY, token);
+        server.release(KEY, TOKEN);
     }
 }
 
 fn pass_ms(servers: &mut [Server], ms: u64) {
     for server in servers {
-        server.pass_ms(ms);
-        server.turn();
+        server.turn_after_ms(ms);
     }
 }
 
 /// Nodes that have been up for a while, and whose clocks are equal.
 fn nodes_with_equal_clocks(n: usize) -> Vec<Server> {
     let mut servers: Vec<_> = (0..n).map(|_| Server::new()).collect();
-    // The fence counters start ahead of the clocks by the clock skew: the clocks catch up here.
+    // The fence counters start ahead by `max_clock_skew_ms`: the clocks catch up with them here.
     pass_ms(&mut servers, 120 * SECOND_MS);
     servers
 }
@@ -97,18 +97,17 @@ fn orders(n: usize) -> Vec<Vec<usize>> {
     })
 }
 
-/// Acquires the lock once for each order of the answers, and checks that the fences grow.
 fn assert_fences_grow_in_every_order(mut servers: Vec<Server>) {
     let mut last = Fence::ZERO;
     let proposals = FenceProposals::default();
     for order in orders(servers.len()) {
         let proposal = proposals.propose(servers[0].now().wall_us);
-        let win = attempt(&mut servers, &order, b"t", proposal).verdict;
+        let win = attempt(&mut servers, &order, proposal).verdict;
         let win = win.unwrap_or_else(|loss| panic!("answers in the order {order:?}: {loss:?}"));
         assert!(win.fence > last, "{order:?}");
         last = win.fence;
         proposals.learn(proposal, win.fence);
-        release(&mut servers, b"t");
+        release(&mut servers);
         pass_ms(&mut servers, 1);
     }
 }
@@ -128,9 +127,9 @@ fn equal_clocks_agree_without_a_second_round() {
     let mut servers = nodes_with_equal_clocks(5);
     for order in orders(5) {
         let proposal = Fence::of_wall_us(servers[0].now().wall_us);
-        let Outcome { verdict, fence_requests } = attempt(&mut servers, &order, b"t", proposal);
+        let Outcome { verdict, fence_requests } = attempt(&mut servers, &order, proposal);
         assert_eq!((verdict.unwrap().fence, fence_requests), (proposal, 0));
-        release(&mut servers, b"t");
+        release(&mut servers);
         pass_ms(&mut servers, 1);
     }
 }
@@ -175,9 +174,9 @@ fn node_whose_clock_is_far_ahead_costs_no_second_round_if_it_answers_last() {
     let proposals = FenceProposals::default();
     let mut fence_requests_of = |order: &[usize]| {
         let proposal = proposals.propose(servers[0].now().wall_us);
-        let Outcome { verdict, fence_requests } = attempt(&mut servers, order, b"t", proposal);
+        let Outcome { verdict, fence_requests } = attempt(&mut servers, order, proposal);
         proposals.learn(proposal, verdict.unwrap().fence);
-        release(&mut servers, b"t");
+        release(&mut servers);
         pass_ms(&mut servers, 1);
         fence_requests
     };
@@ -193,13 +192,13 @@ fn client_whose_clock_was_corrected_agrees_in_one_round() {
     servers[1].wall_ms += 1;
     let proposals = FenceProposals::default();
     let wrong = proposals.propose(servers[0].now().wall_us + 3600 * SECOND_MS * 1000);
-    let Outcome { verdict, fence_requests } = attempt(&mut servers, &[0, 1, 2], b"t", wrong);
+    let Outcome { verdict, fence_requests } = attempt(&mut servers, &[0, 1, 2], wrong);
     assert!(fence_requests > 0, "no node accepted the proposal, so each granted its own fence");
     proposals.learn(wrong, verdict.unwrap().fence);
-    release(&mut servers, b"t");
+    release(&mut servers);
     pass_ms(&mut servers, 2);
     let proposal = proposals.propose(servers[0].now().wall_us);
-    assert_eq!(attempt(&mut servers, &[0, 1, 2], b"t", proposal).fence_requests, 0);
+    assert_eq!(attempt(&mut servers, &[0, 1, 2], proposal).fence_requests, 0);
 }
 
 #[test]
@@ -213,10 +212,10 @@ fn fences_grow_while_one_node_after_the_other_restarts_and_abstains() {
             let proposal = Fence::of_wall_us(servers[0].now().wall_us);
             // The restarted node answers first, so that each majority contains it once it grants.
             let order = [restarted, (restarted + 1) % 3, (restarted + 2) % 3];
-            let win = attempt(&mut servers, &order, b"t", proposal).verdict.unwrap();
+            let win = attempt(&mut servers, &order, proposal).verdict.unwrap();
             assert!(win.fence > last);
             last = win.fence;
-            release(&mut servers, b"t");
+            release(&mut servers);
         }
     }
 }
@@ -249,7 +248,7 @@ fn between() -> impl Strategy<Value = Between> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Random reachable nodes, clock errors of nodes and clients, and restarts in between.
+    /// Random reachable nodes, clock errors of nodes and clients, and restarts between locks.
     #[test]
     fn every_fence_is_larger_than_the_one_before(
         rounds in prop::collection::vec(
@@ -275,7 +274,7 @@ proptest! {
                 }
             }
             let proposal = Fence::of_wall_us(servers[4].now().wall_us.saturating_add_signed(client_offset_ms * 1000));
-            if let Ok(win) = attempt(&mut servers, &order[..reachable], b"t", proposal).verdict {
+            if let Ok(win) = attempt(&mut servers, &order[..reachable], proposal).verdict {
                 prop_assert!(win.fence > last, "{:?} after {last}", win.fence);
                 last = win.fence;
             }
@@ -283,7 +282,7 @@ proptest! {
                 // The lock ends by its deadline.
                 pass_ms(&mut servers, TTL_MS);
             }
-            release(&mut servers, b"t");
+            release(&mut servers);
         }
     }
 }

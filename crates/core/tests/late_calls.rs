@@ -78,28 +78,26 @@ fn call_that_is_run_late_leaves_the_nodes_time_to_answer() {
     assert!(matches!(outcome, Some(Outcome::Acquired(_))), "{outcome:?}");
 }
 
-#[test]
-fn call_that_is_run_after_its_end_asks_the_nodes_first() {
+/// Checks that a call that first runs at `late` asks the nodes, and ends within `CALL_GRACE` of it.
+#[track_caller]
+fn assert_asks_and_ends(late: Duration) {
     let mut world = World::new();
-    let late = WAIT + limits::CALL_GRACE * 10;
     assert_eq!(requests(&world.run_at(late)).len(), 3);
     let actions = world.run_at(late + limits::CALL_GRACE);
     assert!(actions.iter().any(|action| matches!(action, Action::Done(_))), "{actions:?}");
+}
+
+#[test]
+fn call_that_is_run_after_its_end_asks_the_nodes_first() {
+    assert_asks_and_ends(WAIT + limits::CALL_GRACE * 10);
 }
 
 #[test]
 fn late_call_ends_within_its_grace_when_the_nodes_are_silent() {
-    let mut world = World::new();
-    let late = WAIT + Duration::from_millis(30);
-    assert_eq!(requests(&world.run_at(late)).len(), 3);
-    let actions = world.run_at(late + limits::CALL_GRACE);
-    assert!(actions.iter().any(|action| matches!(action, Action::Done(_))), "{actions:?}");
+    assert_asks_and_ends(WAIT + Duration::from_millis(30));
 }
 
 #[test]
 fn call_that_is_run_in_time_ends_in_time() {
-    let mut world = World::new();
-    assert_eq!(requests(&world.run_at(WAIT)).len(), 3);
-    let actions = world.run_at(WAIT + limits::CALL_GRACE);
-    assert!(actions.iter().any(|action| matches!(action, Action::Done(_))), "{actions:?}");
+    assert_asks_and_ends(WAIT);
 }

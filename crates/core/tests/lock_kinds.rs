@@ -9,104 +9,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Acquire, Action, Command, Context, Hold, HoldAction, Keys, Mode, Mutant, NodeError, Outcome,
-    Request, RequestId, Response, Spec, break_rule,
+    Acquire, Action, Hold, HoldAction, Keys, Mode, Mutant, NodeError, Spec, break_rule,
 };
-use quorlock_core::node::Reply;
-use quorlock_core::quorum::Moment;
+use quorlock_core::node::{self, Holder};
 use support::client::{Client, spec};
-use support::{AcquireCommand, ExtendReply, Server, settings};
+use support::world::{Path, World, sends_of};
 
 const K: &[u8] = b"k";
 const TTL_MS: u64 = 10_000;
 
-/// What the network does to the requests to a node.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Path {
-    Fine,
-    /// Requests arrive, and their answers do not.
-    AnswersLost,
-}
-
-struct World {
-    nodes: Vec<Server>,
-    paths: Vec<Path>,
-    /// The node that answers last. With `None`, the nodes answer in the order of the requests.
-    slowest: Option<usize>,
-    client: Client,
-    now_ms: u64,
-}
-
 impl World {
-    fn new(nodes: usize) -> Self {
-        Self {
-            nodes: (0..nodes).map(|_| Server::with(settings(0))).collect(),
-            paths: vec![Path::Fine; nodes],
-            slowest: None,
-            client: Client::with_varied_pauses(nodes),
-            now_ms: 1000,
-        }
-    }
-
-    fn ctx(&mut self) -> Context<'_> {
-        let now = Moment::default().plus(Duration::from_millis(self.now_ms));
-        self.client.ctx(now, self.nodes[0].now().wall_us)
-    }
-
-    fn pass_ms(&mut self, ms: u64) {
-        self.now_ms += ms;
-        for node in &mut self.nodes {
-            node.pass_ms(ms);
-            node.turn();
-        }
-    }
-
-    fn answer(&mut self, node: usize, spec: &Spec, request: &Request) -> Response {
-        let lost = Response::Failed(NodeError::timed_out(Duration::from_millis(50)));
-        match self.paths[node] {
-            Path::Fine => self.execute(node, spec, request),
-            Path::AnswersLost => {
-                self.execute(node, spec, request);
-                lost
-            }
-        }
-    }
-
-    fn execute(&mut self, node: usize, spec: &Spec, request: &Request) -> Response {
-        let node = &mut self.nodes[node];
-        let token = request.token.as_str().as_bytes();
-        let keys: Vec<&[u8]> = spec.keys.iter().collect();
-        match request.command {
-            Command::Acquire { fence } | Command::AcquireAny { fence } => {
-                let command = match request.command {
-                    Command::AcquireAny { .. } => AcquireCommand::AcquireAny,
-                    _ => AcquireCommand::Acquire,
-                };
-                let terms = (spec.mode, Some(fence), 0);
-                match node.execute_acquire(&keys, token, spec.ttl.ms(), terms, command) {
-                    Ok(Reply::Granted(fence)) => Response::Fence(fence),
-                    Ok(Reply::GrantedOne { fence, key }) => {
-                        Response::FenceAndKey { fence, waited: Duration::ZERO, key }
-                    }
-                    Ok(Reply::Refused) => Response::No,
-                    other => panic!("{other:?}"),
-                }
-            }
-            Command::Inspect => match node.inspect_all_fields(keys[0]) {
-                Some(_) => Response::Yes,
-                None => Response::No,
-            },
-            Command::Extend { fence } => {
-                match node.extend_as(spec.mode, &keys, token, spec.ttl.ms(), fence, None) {
-                    ExtendReply::Held { fence } => Response::Fence(fence),
-                    ExtendReply::NotHeld => Response::No,
-                    other => panic!("{other:?}"),
-                }
-            }
-            Command::Release if node.release_all(&keys, token) => Response::Yes,
-            Command::Release => Response::No,
-            other => panic!("{other:?}"),
-        }
+    fn with_varied_pauses(nodes: usize) -> Self {
+        Self::new(Client::with_varied_pauses(nodes))
     }
 
     fn spec(mode: Mode) -> Arc<Spec> {
@@ -123,97 +37,23 @@ impl World {
         self.acquire_slot(spec, 0)
     }
 
-    /// Makes a call that does not wait, and asks for `slot` first.
-    fn acquire_slot(&mut self, spec: Arc<Spec>, slot: usize) -> Option<Hold> {
-        let mut acquire = Acquire::new(spec, Some(Duration::ZERO), &self.ctx());
-        acquire.prefer_slot(slot);
-        acquire.handle_turn(false, &mut self.ctx());
-        let mut sends: Vec<(RequestId, Request, Arc<Spec>)> = Vec::new();
-        loop {
-            while let Some(action) = acquire.poll() {
-                match action {
-                    Action::Send { id, request, .. } => {
-                        sends.push((id, request, Arc::clone(acquire.spec())));
-                    }
-                    Action::Done(outcome) => {
-                        let Outcome::Acquired(grant) = *outcome else { return None };
-                        let mut hold = Hold::new(Arc::clone(acquire.spec()), grant);
-                        self.deliver(&mut hold, sends);
-                        return Some(hold);
-                    }
-                    Action::Release(mut release) => {
-                        while let Some(send) = release.poll() {
-                            let spec = Arc::clone(release.spec());
-                            let response = self.answer(send.id.node, &spec, &send.request);
-                            release.handle_response(send.id, &response, &self.ctx());
-                        }
-                    }
-                    other => panic!("{other:?}"),
-                }
-            }
-            if sends.is_empty() {
-                self.pass_ms(10);
-                acquire.handle_timeout(&mut self.ctx());
-                continue;
-            }
-            let is_quick =
-                |(id, ..): &(RequestId, Request, Arc<Spec>)| Some(id.node) != self.slowest;
-            let first = sends.iter().position(is_quick).unwrap_or(0);
-            let (id, request, spec) = sends.remove(first);
-            let response = self.answer(id.node, &spec, &request);
-            acquire.handle_response(id, &response, &mut self.ctx());
-        }
-    }
-
-    /// Delivers a holder's requests, and the requests that follow from the responses.
-    fn deliver(&mut self, hold: &mut Hold, sends: Vec<(RequestId, Request, Arc<Spec>)>) {
-        for (id, request, spec) in sends {
-            let response = self.answer(id.node, &spec, &request);
-            hold.handle_response(id, &response, &self.ctx());
-        }
-        let sends = sends_of(hold);
-        if !sends.is_empty() {
-            self.deliver(hold, sends);
-        }
-    }
-
-    fn extend(&mut self, hold: &mut Hold) {
-        hold.extend(&self.ctx());
-        let sends = sends_of(hold);
-        self.deliver(hold, sends);
-    }
-
     fn downgrade(&mut self, hold: &mut Hold) {
         hold.downgrade(&self.ctx());
         let sends = sends_of(hold);
         self.deliver(hold, sends);
     }
 
-    /// Returns whether the lock on this node is shared.
     fn is_shared_on(&mut self, node: usize) -> bool {
-        let is_shared = |inspected: quorlock_core::node::Inspected| {
-            matches!(
-                inspected.holder,
-                quorlock_core::node::Holder::Lease { mode: Mode::Shared, .. }
-            )
+        let is_shared = |inspected: node::Inspected| {
+            matches!(inspected.holder, Holder::Lease { mode: Mode::Shared, .. })
         };
         self.nodes[node].inspect_all_fields(K).is_some_and(is_shared)
     }
 }
 
-fn sends_of(hold: &mut Hold) -> Vec<(RequestId, Request, Arc<Spec>)> {
-    let mut sends = Vec::new();
-    while let Some(action) = hold.poll() {
-        if let HoldAction::Send(send) = action {
-            sends.push((send.id, send.request, Arc::clone(hold.spec())));
-        }
-    }
-    sends
-}
-
 #[test]
 fn writer_that_downgrades_its_lock_admits_readers_and_no_writer() {
-    let mut world = World::new(3);
+    let mut world = World::with_varied_pauses(3);
     let mut lock = world.acquire(World::spec(Mode::Exclusive)).unwrap();
     assert!(world.acquire(World::spec(Mode::Shared)).is_none());
     world.downgrade(&mut lock);
@@ -226,7 +66,7 @@ fn writer_that_downgrades_its_lock_admits_readers_and_no_writer() {
 /// Returns whether a repair after an unconfirmed downgrade makes a shared lock. The nodes carried
 /// the downgrade out, but their answers were lost.
 fn repairs_as_shared_after_a_lost_downgrade(mutant: Option<Mutant>) -> bool {
-    let mut world = World::new(3);
+    let mut world = World::with_varied_pauses(3);
     let mut lock = world.acquire(World::spec(Mode::Exclusive)).unwrap();
     world.paths = vec![Path::AnswersLost; 3];
     world.client.state.round_trips.sample(0, Duration::from_millis(1));
@@ -255,17 +95,17 @@ fn lock_is_repaired_as_shared_after_an_unconfirmed_downgrade() {
 
 #[test]
 fn downgrade_is_answered_by_its_own_round() {
-    let mut world = World::new(3);
+    let mut world = World::with_varied_pauses(3);
     let mut lock = world.acquire(World::spec(Mode::Exclusive)).unwrap();
     let extension = lock.extend(&world.ctx());
     assert!(extension.is_some());
     assert_eq!(lock.extend(&world.ctx()), extension, "the undecided round answers both calls");
     let sends = sends_of(&mut lock);
     let downgrade = lock.downgrade(&world.ctx());
-    for (id, request, spec) in sends.into_iter().chain(sends_of(&mut lock)) {
+    for sent in sends.into_iter().chain(sends_of(&mut lock)) {
         assert!(lock.poll().is_none(), "only the answers to the downgrade decide it");
-        let response = world.answer(id.node, &spec, &request);
-        lock.handle_response(id, &response, &world.ctx());
+        let response = world.answer(&sent);
+        lock.handle_response(sent.id, &response, &world.ctx());
         if let Some(HoldAction::Decided { round, .. }) = lock.poll() {
             assert!(Some(round) == downgrade && downgrade > extension);
             return;
@@ -276,7 +116,7 @@ fn downgrade_is_answered_by_its_own_round() {
 
 /// How many of `wanted` clients hold a permit at once, if each permit is a key.
 fn admitted(nodes: usize, permits: usize, wanted: usize) -> usize {
-    let mut world = World::new(nodes);
+    let mut world = World::with_varied_pauses(nodes);
     let held: Vec<_> =
         (0..wanted).filter_map(|_| world.acquire(World::semaphore(permits))).collect();
     let slots: HashSet<_> = held.iter().map(|hold| hold.spec().slot().unwrap()).collect();
@@ -315,7 +155,7 @@ fn semaphore_of_keys_admits_exactly_its_permits_and_counters_more() {
 /// Returns whether a call that does not wait finds the only free slot, although the deciding node
 /// has forgotten two of the slots that are held.
 fn finds_the_free_slot(mutant: Option<Mutant>) -> bool {
-    let mut world = World::new(3);
+    let mut world = World::with_varied_pauses(3);
     let spec = World::semaphore(4);
     let deciding_node = world.client.topology.order(b"s:00")[0];
     let _forgotten = [0, 1].map(|slot| world.acquire_slot(Arc::clone(&spec), slot).unwrap());
@@ -338,7 +178,7 @@ fn slot_that_the_deciding_node_forgot_is_not_asked_for_again() {
 ///
 /// The writer waits on the queue node, which answers last.
 fn passes_a_waiting_writer(mutant: Option<Mutant>) -> bool {
-    let mut world = World::new(3);
+    let mut world = World::with_varied_pauses(3);
     let _reader = world.acquire(World::spec(Mode::Shared)).unwrap();
     world.pass_ms(1);
     let queue_node = world.client.topology.order(K)[0];
@@ -357,13 +197,13 @@ fn reader_awaits_the_answer_of_the_node_on_which_a_writer_waits() {
     assert!(passes_a_waiting_writer(Some(Mutant::ReaderOutrunsWriter)));
 }
 
-/// Returns whether a writer that waits for a seat on a node leaves once the node becomes silent.
-fn stops_waiting_for_a_seat(world: &mut World) -> bool {
+/// Returns whether a writer that waits for a wait connection leaves once the node becomes silent.
+fn stops_waiting_for_a_connection(world: &mut World) -> bool {
     let spec = World::spec(Mode::Exclusive);
     let mut acquire = Acquire::new(spec, Some(Duration::from_secs(60)), &world.ctx());
-    acquire.handle_turn(true, &mut world.ctx());
+    acquire.begin(true, &mut world.ctx());
     let Some(Action::Wait { id }) = acquire.poll() else {
-        panic!("the writer did not queue for a seat")
+        panic!("the writer did not queue for a wait connection")
     };
     world.client.disconnect(id.node, NodeError::timed_out(Duration::from_millis(400)));
     let mut has_left = false;
@@ -378,12 +218,12 @@ fn stops_waiting_for_a_seat(world: &mut World) -> bool {
 }
 
 #[test]
-fn writer_without_a_seat_leaves_a_node_that_becomes_silent() {
-    assert!(stops_waiting_for_a_seat(&mut World::new(5)));
+fn writer_without_a_connection_leaves_a_node_that_becomes_silent() {
+    assert!(stops_waiting_for_a_connection(&mut World::with_varied_pauses(5)));
     // The mutant stays until the handshake with the node times out. Meanwhile no node knows that a
     // writer waits.
-    break_rule(Some(Mutant::WaitsForSeatOfSilentNode));
-    let stays = !stops_waiting_for_a_seat(&mut World::new(5));
+    break_rule(Some(Mutant::WaitsForConnectionOfSilentNode));
+    let stays = !stops_waiting_for_a_connection(&mut World::with_varied_pauses(5));
     break_rule(None);
     assert!(stays);
 }

@@ -21,8 +21,7 @@ fn held_lock_is_refused_even_to_its_own_token() {
 
 #[test]
 fn lock_ends_at_its_deadline_by_the_monotonic_clock_alone() {
-    let mut server = Server::new();
-    server.acquire(b"k", b"a", 1000, None).unwrap();
+    let mut server = Server::with_lock(&[b"k"], b"a", 1000);
     server.wall_ms += 3_600_000;
     server.mono_us += 999_000;
     assert_eq!(server.acquire(b"k", b"b", 1000, None), None, "the wall clock was stepped ahead");
@@ -33,8 +32,7 @@ fn lock_ends_at_its_deadline_by_the_monotonic_clock_alone() {
 
 #[test]
 fn evicted_lock_stays_held_and_an_extension_rewrites_its_mirror() {
-    let mut server = Server::new();
-    server.acquire(b"k", b"a", 1000, None).unwrap();
+    let mut server = Server::with_lock(&[b"k"], b"a", 1000);
     server.remove_key(b"k", KeyEvent::Evicted);
     assert_eq!(server.node().stats().saved_from_eviction, 1);
     assert_eq!(server.acquire(b"k", b"b", 1000, None), None);
@@ -46,14 +44,12 @@ fn evicted_lock_stays_held_and_an_extension_rewrites_its_mirror() {
 
 #[test]
 fn foreign_string_in_place_of_a_lost_mirror_is_left_alone() {
-    let mut server = Server::new();
-    server.acquire(b"k", b"a", 1000, None).unwrap();
+    let mut server = Server::with_lock(&[b"k"], b"a", 1000);
     server.remove_key(b"k", KeyEvent::Expired);
     server.set(b"k", b"old client", Some(10_000));
     assert!(server.extend(b"k", b"a", 1500).is_some());
     assert_eq!(server.text(b"k"), b"old client");
-    server.pass_ms(2000);
-    server.turn();
+    server.turn_after_ms(2000);
     assert_eq!(server.text(b"k"), b"old client");
     assert_eq!(server.acquire(b"k", b"b", 1000, None), None, "the old client holds the key now");
 }
@@ -61,8 +57,7 @@ fn foreign_string_in_place_of_a_lost_mirror_is_left_alone() {
 #[test]
 fn command_of_an_operator_on_the_key_ends_the_lease() {
     for event in [KeyEvent::Removed, KeyEvent::Replaced] {
-        let mut server = Server::new();
-        server.acquire(b"k", b"a", 1000, None).unwrap();
+        let mut server = Server::with_lock(&[b"k"], b"a", 1000);
         server.remove_key(b"k", event);
         assert_eq!(server.extend(b"k", b"a", 1000), None);
         assert!(server.acquire(b"k", b"b", 1000, None).is_some());
@@ -72,8 +67,7 @@ fn command_of_an_operator_on_the_key_ends_the_lease() {
 
 #[test]
 fn overwrite_of_the_mirror_ends_the_lease_and_the_new_value_stays() {
-    let mut server = Server::new();
-    server.acquire(b"k", b"a", 1000, None).unwrap();
+    let mut server = Server::with_lock(&[b"k"], b"a", 1000);
     server.set(b"k", b"other", None);
     assert!(!server.release(b"k", b"a"));
     assert_eq!(server.text(b"k"), b"other");
@@ -87,30 +81,28 @@ fn flushing_one_database_ends_the_leases_in_it() {
         server.acquire(&n.to_le_bytes(), b"a", 1000, None).unwrap();
     }
     server.handle_event(&ServerEvent::Flush(Some(1)));
-    server.turn();
+    server.run_turns();
     assert_eq!(server.node().leases(), 5000);
     server.handle_event(&ServerEvent::Flush(Some(0)));
-    server.turn();
+    server.run_turns();
     assert_eq!(server.node().leases(), 0);
     assert_eq!(server.node().stats().ended_by_operator, 5000);
 }
 
 #[test]
 fn extending_never_shortens() {
-    let mut server = Server::new();
-    server.acquire(b"k", b"a", 10_000, None).unwrap();
+    let mut server = Server::with_lock(&[b"k"], b"a", 10_000);
     server.extend(b"k", b"a", 1).unwrap();
     assert!(matches!(server.inspect(b"k"), Inspected::Lease { ttl_ms: 10_000, .. }));
 }
 
 #[test]
 fn extension_never_revives_even_while_the_mirror_exists() {
-    let mut server = Server::new();
-    server.acquire(b"k", b"a", 1000, None).unwrap();
+    let mut server = Server::with_lock(&[b"k"], b"a", 1000);
     server.mono_us += 1_000_000;
     assert_eq!(server.key_count(), 1, "the wall clock stood still, so the key has not expired");
     assert_eq!(server.extend(b"k", b"a", 1000), None);
-    server.turn();
+    server.run_turns();
     assert!(server.is_empty());
     assert_eq!(server.extend(b"k", b"a", 1000), None);
 }
@@ -148,11 +140,7 @@ fn string_that_never_expires_is_data_and_is_not_adopted() {
 fn new_token_replaces_the_old_one() {
     let mut server = Server::new();
     let first = server.acquire(b"k", b"a", 1000, None).unwrap();
-    let ExtendReply::Held { fence, .. } = server.extend_with(b"k", b"a", 1000, None, Some(b"b"))
-    else {
-        panic!()
-    };
-    assert!(fence > first);
+    assert!(server.extend_with(b"k", b"a", 1000, None, Some(b"b")).fence() > first);
     assert_eq!(server.extend(b"k", b"a", 1000), None);
     assert!(!server.release(b"k", b"a"));
     assert!(server.release(b"k", b"b"));
@@ -164,19 +152,16 @@ fn fence_is_raised_by_its_holder_only_and_never_lowered() {
     server.pass_ms(1000);
     let fence = server.acquire(b"k", b"a", 1000, None).unwrap();
     let higher = fence.next().next();
-    assert_eq!(server.extend_with(b"k", b"x", 1000, Some(higher), None), ExtendReply::NotHeld);
-    assert!(
-        matches!(server.extend_with(b"k", b"a", 1000, Some(higher), None), ExtendReply::Held { fence, .. } if fence == higher)
-    );
-    assert_eq!(
-        server.extend_with(b"k", b"a", 1000, Some(fence), None),
-        ExtendReply::BadFence(FenceError::Below { current: higher })
-    );
-    let beyond = Fence::of_wall_us((server.wall_ms + 60_001) * 1000);
-    assert!(matches!(
-        server.extend_with(b"k", b"a", 1000, Some(beyond), None),
-        ExtendReply::BadFence(FenceError::TooFarAhead { .. })
-    ));
+    let raise = |server: &mut Server, token: &[u8], fence| {
+        server.extend_with(b"k", token, 1000, Some(fence), None)
+    };
+    assert_eq!(raise(&mut server, b"x", higher), ExtendReply::NotHeld);
+    assert_eq!(raise(&mut server, b"a", higher), ExtendReply::Held { fence: higher });
+    let below = ExtendReply::BadFence(FenceError::Below { current: higher });
+    assert_eq!(raise(&mut server, b"a", fence), below);
+    let too_far = Fence::of_wall_us((server.wall_ms + 60_001) * 1000);
+    let beyond = raise(&mut server, b"a", too_far);
+    assert!(matches!(beyond, ExtendReply::BadFence(FenceError::TooFarAhead { .. })));
     server.release(b"k", b"a");
     assert!(server.acquire(b"k", b"b", 1000, None).unwrap() > higher);
 }
@@ -197,8 +182,7 @@ fn many_leases_end_by_deadline_and_leave_nothing_scheduled() {
     for n in 0..20_000_u32 {
         server.acquire(&n.to_le_bytes(), b"a", 1000 + u64::from(n % 7), None).unwrap();
     }
-    server.pass_ms(2000);
-    server.turn();
+    server.turn_after_ms(2000);
     assert_eq!(server.node().leases(), 0);
     assert_eq!(server.node().next_wake(), None);
     assert_eq!(server.node().stats().ended_by_deadline, 20_000);
@@ -230,7 +214,6 @@ fn nodes_that_decide_alike_are_equal_whatever_their_history() {
     assert!(one.node() != other.node() && hash(&one) != hash(&other), "a client waits");
 }
 
-/// One step of a random run.
 #[derive(Clone, Debug)]
 enum Step {
     Acquire { key: u8, token: u8, ttl_ms: u64 },
@@ -257,7 +240,6 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the holder of a key believes about its lock. `until_us` is on the monotonic clock.
 #[derive(Clone, Copy)]
 struct Belief {
     token: u8,
@@ -302,7 +284,7 @@ proptest! {
                     }
                 }
                 Step::SwapToken { key, token, new } => {
-                    if let ExtendReply::Held { fence, .. } = server.extend_with(&[key], &[token], 1000, None, Some(&[new])) {
+                    if let ExtendReply::Held { fence } = server.extend_with(&[key], &[token], 1000, None, Some(&[new])) {
                         prop_assert!(holds(&holders, key, token));
                         if token != new {
                             prop_assert!(fences.insert(key, fence).is_none_or(|before| before < fence));
@@ -322,11 +304,10 @@ proptest! {
                 }
                 Step::MoveWallClock { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
                 Step::Pass { ms } => server.pass_ms(ms),
-                Step::Turn => server.turn(),
+                Step::Turn => server.run_turns(),
             }
         }
-        server.pass_ms(20_000);
-        server.turn();
+        server.turn_after_ms(20_000);
         prop_assert_eq!(server.node().leases(), 0, "every lease has ended");
     }
 }

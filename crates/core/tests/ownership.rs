@@ -132,8 +132,8 @@ fn round_whose_time_is_up_repairs_nothing() {
 #[test]
 fn repair_needs_a_majority_of_nodes_that_were_known_to_hold_the_lock() {
     let round = || Extension::new(Majority::of(3).unwrap(), at(0), ttl()).known_to_miss([0]);
-    // A repair would revive the lock if an operator deleted it after node 1 confirmed, and an old
-    // ACQUIRE then reached node 2.
+    // A node that was not known to hold the lock may confirm only because an old ACQUIRE reached it
+    // after an operator had deleted the lock. A repair would then revive the lock.
     let mut unknown = round().known_to_hold([1]);
     let mut known = round().known_to_hold([1, 2]);
     for (round, repaired) in [(&mut unknown, None), (&mut known, Some(0))] {

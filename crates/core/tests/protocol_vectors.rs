@@ -23,7 +23,6 @@ use quorlock_core::{Fence, Ttl};
 use serde_json::{Map, Value};
 use vectors::{Fields, Reader, bytes};
 
-/// Every kind of vector about decisions, with its reader.
 const READERS: [(&str, Reader); 16] = [
     ("agreement", agreement),
     ("drift", clock_drift),
@@ -78,7 +77,6 @@ impl Fields {
         self.list(name).iter().map(index).collect()
     }
 
-    /// Takes the expected value of a field, and compares it.
     fn expect<T: PartialEq + Debug>(&mut self, name: &str, actual: &T, read: impl Fn(&Value) -> T) {
         let expected = self.take(name);
         assert_eq!(*actual, read(&expected), "{name} of {}", self.text);

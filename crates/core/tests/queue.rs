@@ -37,8 +37,7 @@ fn release_hands_over_to_the_first_waiter() {
 
 #[test]
 fn ttl_after_a_wait_begins_with_the_grant() {
-    let mut server = Server::new();
-    server.acquire(b"k", b"a", 3000, None).unwrap();
+    let mut server = Server::with_lock(&[b"k"], b"a", 3000);
     enqueue(&mut server, b"k", b"b", 5000);
     server.pass_ms(2500);
     server.release(b"k", b"a");
@@ -47,12 +46,11 @@ fn ttl_after_a_wait_begins_with_the_grant() {
 
 #[test]
 fn newcomer_without_wait_is_refused_while_others_wait() {
-    let mut server = Server::new();
-    server.acquire(b"k", b"a", 1000, None).unwrap();
+    let mut server = Server::with_lock(&[b"k"], b"a", 1000);
     let first = enqueue(&mut server, b"k", b"b", 5000);
     server.remove_key(b"k", KeyEvent::Removed);
     assert_eq!(server.acquire(b"k", b"c", 1000, None), None, "free, but a client waits");
-    server.turn();
+    server.run_turns();
     assert_eq!(server.granted(), [first]);
 }
 
@@ -73,13 +71,12 @@ fn every_end_of_a_lock_serves_the_queue() {
         }),
     ];
     for (name, end) in ends {
-        let mut server = Server::new();
-        server.acquire(b"k", b"a", 1000, None).unwrap();
+        let mut server = Server::with_lock(&[b"k"], b"a", 1000);
         let ticket = enqueue(&mut server, b"k", b"b", 5000);
-        server.turn();
+        server.run_turns();
         assert_eq!(server.granted(), [], "{name}: not before");
         end(&mut server);
-        server.turn();
+        server.run_turns();
         assert_eq!(server.granted(), [ticket], "{name}");
     }
 }
@@ -97,37 +94,35 @@ fn waiter_is_granted_once_a_foreign_string_expires_or_is_deleted() {
         } else {
             server.pass_ms(wake);
         }
-        server.turn();
+        server.run_turns();
         assert_eq!(server.granted(), [ticket]);
     }
 }
 
 #[test]
 fn waits_end_on_time_whatever_the_wall_clock_does() {
-    let mut server = Server::new();
-    server.acquire(b"k", b"a", 10_000, None).unwrap();
+    let mut server = Server::with_lock(&[b"k"], b"a", 10_000);
     let ticket = enqueue(&mut server, b"k", b"b", 500);
     server.wall_ms += 3_600_000;
-    server.turn();
+    server.run_turns();
     assert_eq!(server.wait_results, []);
     server.wall_ms -= 7_200_000;
     server.mono_us += 500_000;
     assert!(server.node().next_wake().unwrap() <= server.now().monotonic);
     // The key becomes free at the moment at which the wait ends: too late.
     server.release(b"k", b"a");
-    server.turn();
+    server.run_turns();
     assert_eq!(server.wait_results, [(ticket, WaitResult::Refused)]);
     assert!(server.is_empty());
 }
 
 #[test]
 fn release_with_the_token_of_a_waiter_removes_the_waiter() {
-    let mut server = Server::new();
-    server.acquire(b"k", b"a", 1000, None).unwrap();
+    let mut server = Server::with_lock(&[b"k"], b"a", 1000);
     let first = enqueue(&mut server, b"k", b"b", 5000);
     let second = enqueue(&mut server, b"k", b"c", 5000);
     assert!(!server.release(b"k", b"b"));
-    server.turn();
+    server.run_turns();
     assert_eq!(server.wait_results, [(first, WaitResult::Refused)]);
     server.release(b"k", b"a");
     assert_eq!(server.granted(), [second]);
@@ -135,22 +130,19 @@ fn release_with_the_token_of_a_waiter_removes_the_waiter() {
 
 #[test]
 fn abstention_refuses_every_waiter() {
-    let mut server = Server::new();
-    server.acquire(b"k", b"a", 1000, None).unwrap();
+    let mut server = Server::with_lock(&[b"k"], b"a", 1000);
     let ticket = enqueue(&mut server, b"k", b"b", 5000);
     server.handle_event(&ServerEvent::Swap(0, 1));
-    server.turn();
+    server.run_turns();
     assert_eq!(server.wait_results, [(ticket, WaitResult::Refused)]);
     assert_eq!(server.acquire_or_wait(b"l", b"c", 1000, 5000), AcquireReply::Abstaining);
-    server.pass_ms(MAX_TTL_MS);
-    server.turn();
+    server.turn_after_ms(MAX_TTL_MS);
     assert!(server.acquire(b"l", b"c", 1000, None).is_some());
 }
 
 #[test]
 fn waiters_are_limited() {
-    let mut server = Server::new();
-    server.acquire(b"k", b"a", 1000, None).unwrap();
+    let mut server = Server::with_lock(&[b"k"], b"a", 1000);
     let tickets: Vec<_> = (0..MAX_WAITERS)
         .map(|n| enqueue(&mut server, b"k", &[b'b', u8::try_from(n).unwrap()], 5000))
         .collect();
@@ -158,13 +150,9 @@ fn waiters_are_limited() {
     assert!(server.disconnect(tickets[7]));
     assert!(!server.disconnect(tickets[7]));
     assert!(matches!(server.acquire_or_wait(b"k", b"z", 1000, 5000), AcquireReply::Waits(_)));
-    let Inspected::Lease { waiters, .. } = server.inspect(b"k") else {
-        panic!("the key is not held")
-    };
-    assert_eq!(waiters, MAX_WAITERS);
+    assert!(matches!(server.inspect(b"k"), Inspected::Lease { waiters: MAX_WAITERS, .. }));
 }
 
-/// One step of a random run.
 #[derive(Clone, Debug)]
 enum Step {
     Wait { key: u8, ttl_ms: u64, wait_ms: u64 },
@@ -178,8 +166,7 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let key = 0..2_u8;
-    let event =
-        prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)];
+    let event = support::key_events();
     prop_oneof![
         6 => (key.clone(), 1..3000_u64, 1..4000_u64)
             .prop_map(|(key, ttl_ms, wait_ms)| Step::Wait { key, ttl_ms, wait_ms }),
@@ -235,7 +222,7 @@ proptest! {
                 Step::MoveWallClock { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
                 Step::Pass { ms } => server.pass_ms(ms),
             }
-            server.turn();
+            server.run_turns();
             let now_us = server.mono_us;
             for (ticket, result) in std::mem::take(&mut server.wait_results) {
                 let Some(waiter) = waiting.remove(&ticket) else { panic!("answered twice, or after it was cancelled") };
@@ -256,8 +243,7 @@ proptest! {
             // While a client waits, the node has planned its next work and depends on no command.
             prop_assert!(waiting.is_empty() || server.node().next_wake().is_some());
         }
-        server.pass_ms(10_000);
-        server.turn();
+        server.turn_after_ms(10_000);
         prop_assert_eq!(server.node().waiters(), 0);
     }
 }

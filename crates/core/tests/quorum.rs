@@ -1,4 +1,4 @@
-//! The promises of attempts, extensions and releases over N nodes.
+//! The promises of attempts, extensions and releases over N nodes, and the order of the nodes.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use quorlock_core::quorum::{
     Acquisition, Extension, ExtensionVerdict, FenceAnswer, Loss, Majority, Moment, ReleaseRound,
-    ReleaseVerdict, Step, Validity, Vote, drift, longest_validity,
+    ReleaseVerdict, Step, Validity, Vote, drift, longest_validity, order,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -23,9 +23,35 @@ fn fence(n: u64) -> Fence {
     Fence::new(n).unwrap()
 }
 
+/// An attempt whose lock needs a validity of at least half the ttl.
 fn attempt(nodes: usize, ttl_ms: u64) -> Acquisition {
     let majority = Majority::of(nodes).unwrap();
     Acquisition::new(majority, at(ms(0)), Ttl::from_ms(ttl_ms).unwrap(), ms(ttl_ms / 2))
+}
+
+/// An attempt in which the first nodes have granted these fences after 1 ms.
+fn granted(nodes: usize, ttl_ms: u64, fences: &[u64]) -> Acquisition {
+    let mut attempt = attempt(nodes, ttl_ms);
+    for (node, &answer) in fences.iter().enumerate() {
+        attempt.vote(node, Vote::Granted(fence(answer)), at(ms(1)));
+    }
+    attempt
+}
+
+/// The fence of the lock, if the next step wins it.
+fn won(attempt: &mut Acquisition) -> Option<Fence> {
+    match attempt.poll() {
+        Some(Step::Won(win)) => Some(win.fence),
+        _ => None,
+    }
+}
+
+fn store(node: usize, n: u64) -> Step {
+    Step::StoreFence { node, fence: fence(n) }
+}
+
+fn lost(loss: Loss) -> Step {
+    Step::Lost(loss)
 }
 
 #[test]
@@ -37,11 +63,10 @@ fn majority_is_more_than_half_of_the_configured_nodes() {
 
 #[test]
 fn attempt_is_won_at_the_majority_and_stragglers_only_add_coverage() {
-    let mut attempt = attempt(3, 10_000);
-    attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
+    let mut attempt = granted(3, 10_000, &[7]);
     assert_eq!(attempt.poll(), None);
     attempt.vote(2, Vote::Granted(fence(7)), at(ms(2)));
-    assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(7)));
+    assert_eq!(won(&mut attempt), Some(fence(7)));
     assert_eq!(attempt.coverage(), 2);
     attempt.vote(1, Vote::Granted(fence(9)), at(ms(50)));
     assert_eq!(attempt.poll(), None);
@@ -55,7 +80,7 @@ fn attempt_is_lost_as_soon_as_others_hold_too_many_nodes() {
         assert_eq!(attempt.poll(), None);
         attempt.vote(node, Vote::Refused, at(ms(1)));
     }
-    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::Held)));
+    assert_eq!(attempt.poll(), Some(lost(Loss::Held)));
 }
 
 #[test]
@@ -65,22 +90,21 @@ fn attempt_without_enough_votes_is_lost_as_no_quorum_and_not_as_held() {
     silent.vote(1, Vote::Silent, at(ms(1)));
     assert_eq!(
         silent.poll(),
-        Some(Step::Lost(Loss::NoQuorum)),
+        Some(lost(Loss::NoQuorum)),
         "one node is no majority, whatever it says"
     );
 
     let mut held = attempt(3, 10_000);
     held.vote(0, Vote::Refused, at(ms(1)));
     held.vote(1, Vote::Silent, at(ms(1)));
-    assert_eq!(held.poll(), Some(Step::Lost(Loss::Held)));
+    assert_eq!(held.poll(), Some(lost(Loss::Held)));
 }
 
 #[test]
 fn nodes_without_an_answer_when_the_time_is_up_are_silent() {
-    let mut attempt = attempt(3, 10_000);
-    attempt.vote(0, Vote::Granted(fence(1)), at(ms(1)));
+    let mut attempt = granted(3, 10_000, &[1]);
     attempt.expire(at(ms(50)));
-    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::NoQuorum)));
+    assert_eq!(attempt.poll(), Some(lost(Loss::NoQuorum)));
 }
 
 #[test]
@@ -90,7 +114,7 @@ fn grant_that_arrives_too_late_is_no_lock() {
     attempt.vote(1, Vote::Granted(fence(1)), at(ms(489)));
     assert_eq!(
         attempt.poll(),
-        Some(Step::Lost(Loss::TooLate)),
+        Some(lost(Loss::TooLate)),
         "1000 − 489 − 12 is less than half the ttl"
     );
 }
@@ -104,124 +128,101 @@ fn machine_that_slept_has_lost_its_lock() {
 
 #[test]
 fn node_with_a_smaller_fence_counts_once_it_stores_the_larger_one() {
-    let mut attempt = attempt(3, 10_000);
-    attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
-    attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
-    assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 0, fence: fence(9) }));
+    let mut attempt = granted(3, 10_000, &[7, 9]);
+    assert_eq!(attempt.poll(), Some(store(0, 9)));
     assert_eq!(attempt.poll(), None);
     attempt.fence_answer(0, FenceAnswer::Stored(fence(9)), at(ms(2)));
-    assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(9)));
+    assert_eq!(won(&mut attempt), Some(fence(9)));
 }
 
 #[test]
 fn node_with_a_larger_fence_does_not_count_for_a_smaller_one() {
-    let mut attempt = attempt(5, 10_000);
-    for (node, answer) in [(0, 7), (1, 90), (2, 7)] {
-        attempt.vote(node, Vote::Granted(fence(answer)), at(ms(1)));
-    }
-    assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 0, fence: fence(90) }));
-    assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 2, fence: fence(90) }));
+    let mut attempt = granted(5, 10_000, &[7, 90, 7]);
+    assert_eq!(attempt.poll(), Some(store(0, 90)));
+    assert_eq!(attempt.poll(), Some(store(2, 90)));
     attempt.fence_answer(0, FenceAnswer::Stored(fence(90)), at(ms(2)));
     assert_eq!(attempt.poll(), None, "two nodes store it, and three are needed");
     attempt.fence_answer(2, FenceAnswer::Stored(fence(90)), at(ms(2)));
-    assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(90)));
+    assert_eq!(won(&mut attempt), Some(fence(90)));
 }
 
 #[test]
 fn node_that_fails_to_store_the_fence_does_not_count() {
-    let mut attempt = attempt(3, 10_000);
-    attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
-    attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
-    assert!(matches!(attempt.poll(), Some(Step::StoreFence { node: 0, .. })));
+    let mut attempt = granted(3, 10_000, &[7, 9]);
+    assert_eq!(attempt.poll(), Some(store(0, 9)));
     attempt.fence_answer(0, FenceAnswer::Failed, at(ms(2)));
     assert_eq!(attempt.poll(), None, "the third node may still grant");
     attempt.vote(2, Vote::Granted(fence(7)), at(ms(3)));
-    assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 2, fence: fence(9) }));
+    assert_eq!(attempt.poll(), Some(store(2, 9)));
     attempt.fence_answer(2, FenceAnswer::Failed, at(ms(4)));
-    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::NoQuorum)));
+    assert_eq!(attempt.poll(), Some(lost(Loss::NoQuorum)));
 }
 
 #[test]
 fn node_whose_fence_the_others_refuse_does_not_count() {
-    let mut attempt = attempt(3, 10_000);
-    attempt.vote(0, Vote::Granted(fence(900)), at(ms(1)));
-    attempt.vote(1, Vote::Granted(fence(7)), at(ms(1)));
-    assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 1, fence: fence(900) }));
+    let mut attempt = granted(3, 10_000, &[900, 7]);
+    assert_eq!(attempt.poll(), Some(store(1, 900)));
     attempt.fence_answer(1, FenceAnswer::Unacceptable, at(ms(2)));
     assert_eq!(attempt.poll(), None, "the third node may still grant");
     attempt.vote(2, Vote::Granted(fence(7)), at(ms(3)));
-    assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(7)));
+    assert_eq!(won(&mut attempt), Some(fence(7)));
 }
 
 #[test]
 fn node_whose_clock_is_far_behind_excludes_only_itself() {
-    let mut attempt = attempt(3, 10_000);
-    attempt.vote(0, Vote::Granted(fence(900)), at(ms(1)));
-    attempt.vote(1, Vote::Granted(fence(7)), at(ms(1)));
-    assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 1, fence: fence(900) }));
+    let mut attempt = granted(3, 10_000, &[900, 7]);
+    assert_eq!(attempt.poll(), Some(store(1, 900)));
     attempt.fence_answer(1, FenceAnswer::Unacceptable, at(ms(2)));
     assert_eq!(attempt.poll(), None, "the third node may still grant");
     attempt.vote(2, Vote::Granted(fence(900)), at(ms(3)));
-    assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(900)));
+    assert_eq!(won(&mut attempt), Some(fence(900)));
     assert_eq!(attempt.coverage(), 3, "all hold the lock, whatever their clocks say");
 }
 
 #[test]
 fn refusal_of_an_earlier_fence_does_not_count_against_the_next() {
-    let mut attempt = attempt(5, 10_000);
-    for (node, answer) in [(0, 7), (1, 7), (2, 900)] {
-        attempt.vote(node, Vote::Granted(fence(answer)), at(ms(1)));
-    }
+    let mut attempt = granted(5, 10_000, &[7, 7, 900]);
     for node in [0, 1] {
-        assert_eq!(attempt.poll(), Some(Step::StoreFence { node, fence: fence(900) }));
+        assert_eq!(attempt.poll(), Some(store(node, 900)));
     }
     attempt.vote(3, Vote::Granted(fence(8)), at(ms(2)));
-    assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 3, fence: fence(900) }));
+    assert_eq!(attempt.poll(), Some(store(3, 900)));
     for node in [0, 1, 3] {
         attempt.fence_answer(node, FenceAnswer::Unacceptable, at(ms(3)));
     }
     for node in [0, 1] {
-        assert_eq!(attempt.poll(), Some(Step::StoreFence { node, fence: fence(8) }));
+        assert_eq!(attempt.poll(), Some(store(node, 8)));
         attempt.fence_answer(node, FenceAnswer::Stored(fence(8)), at(ms(4)));
     }
-    assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(8)));
+    assert_eq!(won(&mut attempt), Some(fence(8)));
 }
 
 #[test]
 fn attempt_is_lost_once_no_majority_can_agree() {
-    let mut attempt = attempt(3, 10_000);
-    attempt.vote(0, Vote::Granted(fence(900)), at(ms(1)));
-    attempt.vote(1, Vote::Granted(fence(7)), at(ms(1)));
+    let mut attempt = granted(3, 10_000, &[900, 7]);
     attempt.vote(2, Vote::Silent, at(ms(1)));
-    assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 1, fence: fence(900) }));
+    assert_eq!(attempt.poll(), Some(store(1, 900)));
     attempt.fence_answer(1, FenceAnswer::Unacceptable, at(ms(2)));
-    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::NoQuorum)), "no other node can grant");
+    assert_eq!(attempt.poll(), Some(lost(Loss::NoQuorum)), "no other node can grant");
 }
 
 #[test]
 fn late_grant_must_store_the_fence_that_the_others_are_storing() {
-    let mut attempt = attempt(5, 10_000);
-    for (node, answer) in [(0, 7), (1, 9), (2, 9)] {
-        attempt.vote(node, Vote::Granted(fence(answer)), at(ms(1)));
-    }
-    assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 0, fence: fence(9) }));
+    let mut attempt = granted(5, 10_000, &[7, 9, 9]);
+    assert_eq!(attempt.poll(), Some(store(0, 9)));
     attempt.vote(3, Vote::Granted(fence(5)), at(ms(2)));
-    assert_eq!(attempt.poll(), Some(Step::StoreFence { node: 3, fence: fence(9) }));
+    assert_eq!(attempt.poll(), Some(store(3, 9)));
     attempt.fence_answer(3, FenceAnswer::Stored(fence(9)), at(ms(3)));
-    assert!(
-        matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(9)),
-        "three nodes store it, though node 0 has not answered"
-    );
+    let why = "three nodes store it, though node 0 has not answered";
+    assert_eq!(won(&mut attempt), Some(fence(9)), "{why}");
 }
 
 #[test]
 fn late_grant_of_the_same_fence_wins_before_the_fence_is_stored() {
-    let mut attempt = attempt(3, 10_000);
-    attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
-    attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
-    assert!(matches!(attempt.poll(), Some(Step::StoreFence { node: 0, .. })));
+    let mut attempt = granted(3, 10_000, &[7, 9]);
+    assert_eq!(attempt.poll(), Some(store(0, 9)));
     attempt.vote(2, Vote::Granted(fence(9)), at(ms(2)));
-    assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(9)));
+    assert_eq!(won(&mut attempt), Some(fence(9)));
     attempt.fence_answer(0, FenceAnswer::Failed, at(ms(3)));
     assert_eq!(attempt.poll(), None, "the attempt is decided once");
     assert_eq!(attempt.coverage(), 2, "the node that failed does not hold the lock any more");
@@ -229,56 +230,46 @@ fn late_grant_of_the_same_fence_wins_before_the_fence_is_stored() {
 
 #[test]
 fn node_that_stores_less_than_the_requested_fence_does_not_count() {
-    let mut attempt = attempt(3, 10_000);
-    attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
-    attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
-    assert!(matches!(attempt.poll(), Some(Step::StoreFence { node: 0, .. })));
+    let mut attempt = granted(3, 10_000, &[7, 9]);
+    assert_eq!(attempt.poll(), Some(store(0, 9)));
     attempt.fence_answer(0, FenceAnswer::Stored(fence(8)), at(ms(2)));
     attempt.vote(2, Vote::Silent, at(ms(2)));
-    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::NoQuorum)));
+    assert_eq!(attempt.poll(), Some(lost(Loss::NoQuorum)));
 }
 
 #[test]
 fn fence_answer_without_a_request_changes_nothing() {
-    let mut attempt = attempt(3, 10_000);
-    attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
+    let mut attempt = granted(3, 10_000, &[7]);
     attempt.fence_answer(0, FenceAnswer::Stored(fence(9)), at(ms(1)));
     attempt.fence_answer(1, FenceAnswer::Stored(fence(9)), at(ms(1)));
     attempt.fence_answer(7, FenceAnswer::Stored(fence(9)), at(ms(1)));
     attempt.vote(1, Vote::Granted(fence(7)), at(ms(1)));
-    assert!(matches!(attempt.poll(), Some(Step::Won(win)) if win.fence == fence(7)));
+    assert_eq!(won(&mut attempt), Some(fence(7)));
 }
 
 #[test]
 fn attempt_whose_fence_request_is_unanswered_is_lost() {
-    let mut in_time = attempt(3, 1000);
-    let mut too_late = attempt(3, 1000);
-    for attempt in [&mut in_time, &mut too_late] {
-        attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
-        attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
-        assert!(matches!(attempt.poll(), Some(Step::StoreFence { .. })));
+    for (ends_ms, loss) in [(50, Loss::NoQuorum), (600, Loss::TooLate)] {
+        let mut attempt = granted(3, 1000, &[7, 9]);
+        assert_eq!(attempt.poll(), Some(store(0, 9)));
+        attempt.expire(at(ms(ends_ms)));
+        assert_eq!(attempt.poll(), Some(lost(loss)));
     }
-    in_time.expire(at(ms(50)));
-    assert_eq!(in_time.poll(), Some(Step::Lost(Loss::NoQuorum)));
-    too_late.expire(at(ms(600)));
-    assert_eq!(too_late.poll(), Some(Step::Lost(Loss::TooLate)));
 }
 
 #[test]
 fn attempt_that_cannot_be_in_time_is_lost_before_all_have_answered() {
     let mut attempt = attempt(5, 1000);
     attempt.vote(0, Vote::Granted(fence(7)), at(ms(600)));
-    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::TooLate)));
+    assert_eq!(attempt.poll(), Some(lost(Loss::TooLate)));
 }
 
 #[test]
 fn fence_that_is_stored_too_late_leaves_no_validity() {
-    let mut attempt = attempt(3, 1000);
-    attempt.vote(0, Vote::Granted(fence(7)), at(ms(1)));
-    attempt.vote(1, Vote::Granted(fence(9)), at(ms(1)));
-    assert!(matches!(attempt.poll(), Some(Step::StoreFence { .. })));
+    let mut attempt = granted(3, 1000, &[7, 9]);
+    assert_eq!(attempt.poll(), Some(store(0, 9)));
     attempt.fence_answer(0, FenceAnswer::Stored(fence(9)), at(ms(600)));
-    assert_eq!(attempt.poll(), Some(Step::Lost(Loss::TooLate)));
+    assert_eq!(attempt.poll(), Some(lost(Loss::TooLate)));
 }
 
 #[test]
@@ -329,53 +320,47 @@ fn release_is_over_when_a_majority_has_answered() {
     assert_eq!(unknown.answer(2, Some(true)), Some(ReleaseVerdict::Unconfirmed));
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Answer {
-    Granted,
-    Refused,
-    Silent,
-}
-
 proptest! {
-    /// Random answers for N = 1 to 9, beginning with a random node.
+    /// Random votes of 1 to 9 nodes, beginning with a random node.
     ///
-    /// An attempt is won exactly if a majority granted. It is decided with the first answer after
+    /// An attempt is won exactly if a majority granted. It is decided with the first vote after
     /// which no other result is possible.
     #[test]
     fn verdict_is_that_of_the_majority(
-        answers in prop::collection::vec(prop_oneof![Just(Answer::Granted), Just(Answer::Refused), Just(Answer::Silent)], 1..=9),
+        votes in prop::collection::vec(prop_oneof![Just(Vote::Granted(fence(5))), Just(Vote::Refused), Just(Vote::Silent)], 1..=9),
         start in any::<prop::sample::Index>(),
     ) {
-        let nodes = answers.len();
+        let nodes = votes.len();
         let majority = Majority::of(nodes).unwrap();
         let mut attempt = attempt(nodes, 10_000);
         let first = start.index(nodes);
         let (mut yes, mut no, mut silent) = (0, 0, 0);
-        let mut verdict = None;
+        let mut is_decided = false;
         for index in (0..nodes).map(|step| (first + step) % nodes) {
-            match answers[index] {
-                Answer::Granted => { yes += 1; attempt.vote(index, Vote::Granted(fence(5)), at(ms(1))); }
-                Answer::Refused => { no += 1; attempt.vote(index, Vote::Refused, at(ms(1))); }
-                Answer::Silent => { silent += 1; attempt.vote(index, Vote::Silent, at(ms(1))); }
+            match votes[index] {
+                Vote::Granted(_) => yes += 1,
+                Vote::Refused => no += 1,
+                Vote::Silent => silent += 1,
             }
+            attempt.vote(index, votes[index], at(ms(1)));
             let step = attempt.poll();
-            if verdict.is_none() {
+            if is_decided {
+                prop_assert_eq!(step, None, "the attempt is decided once");
+            } else {
                 let expected = if yes >= majority.size() { "won" } else if no + silent > nodes - majority.size() { "lost" } else { "open" };
                 match step {
-                    Some(Step::Won(_)) => { prop_assert_eq!(expected, "won"); verdict = step; }
+                    Some(Step::Won(_)) => prop_assert_eq!(expected, "won"),
                     Some(Step::Lost(loss)) => {
                         prop_assert_eq!(expected, "lost");
                         prop_assert_eq!(loss == Loss::Held, silent <= nodes - majority.size());
-                        verdict = step;
                     }
                     Some(Step::StoreFence { .. }) => prop_assert!(false, "all fences are equal"),
                     None => prop_assert_eq!(expected, "open"),
                 }
-            } else {
-                prop_assert_eq!(step, None, "the attempt is decided once");
+                is_decided = step.is_some();
             }
         }
-        prop_assert!(verdict.is_some());
+        prop_assert!(is_decided);
     }
 
     /// A win has a fence that a majority stores, and a validity of at most ttl − drift − elapsed.
@@ -417,7 +402,7 @@ proptest! {
 
     /// If a majority of the nodes accept each other's fences, the attempt agrees on a fence.
     ///
-    /// That holds whatever the clocks of the other nodes and the order of the answers.
+    /// The clocks of the other nodes and the order of the answers do not matter.
     #[test]
     fn majority_of_close_clocks_agrees(
         near in prop::collection::vec(1..50_u64, 9),
@@ -515,4 +500,30 @@ proptest! {
             prop_assert!(measured <= drift(measured));
         }
     }
+}
+
+#[test]
+fn order_does_not_depend_on_how_a_client_lists_the_nodes() {
+    let names: [&[u8]; 4] = [b"a", b"b", b"c", b"d"];
+    let mut firsts = [0; 4];
+    for n in 0..4000_u32 {
+        let key = n.to_le_bytes();
+        let ours: Vec<_> = order(&key, names).into_iter().map(|index| names[index]).collect();
+        let reversed: Vec<_> = names.into_iter().rev().collect();
+        let theirs: Vec<_> =
+            order(&key, reversed.clone()).into_iter().map(|index| reversed[index]).collect();
+        assert_eq!(ours, theirs);
+        let without_d: Vec<_> =
+            order(&key, names[..3].iter().copied()).into_iter().map(|i| names[i]).collect();
+        assert_eq!(without_d, ours.iter().copied().filter(|name| name != b"d").collect::<Vec<_>>());
+        firsts[names.iter().position(|name| *name == ours[0]).unwrap()] += 1;
+    }
+    assert!(firsts.iter().all(|&count| (900..1100).contains(&count)), "{firsts:?}");
+}
+
+#[test]
+fn order_of_a_key_never_changes_between_versions() {
+    let names: [&[u8]; 3] = [b"one", b"two", b"three"];
+    let orders = ["orders/42", "nightly", ""].map(|key| order(key.as_bytes(), names));
+    assert_eq!(orders, [[1, 0, 2], [0, 1, 2], [0, 1, 2]].map(Vec::from));
 }

@@ -7,129 +7,40 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::Fence;
 use quorlock_core::client::{
-    Acquire, Action, Command, Context, Hold, HoldAction, LeaseInfo, NodeError, NodeRevocation,
-    Outcome, OutgoingRequest, Request, RequestId, Response, Revocation, RevocationState,
-    RevokeCommand, RevokeMode, RevokeReply,
+    Command, Hold, LeaseInfo, NodeError, NodeRevocation, Release, Response, Revocation,
+    RevocationState, RevokeCommand, RevokeMode, RevokeReply,
 };
 use quorlock_core::node::Holder;
-use quorlock_core::quorum::{LossReason, Moment, Ownership};
+use quorlock_core::quorum::{LossReason, Ownership};
 use support::client::{Client, spec};
-use support::{ExtendReply, Inspected, MAX_TTL_MS, Server, settings};
+use support::world::{Path, Sent, World, sends_of};
+use support::{Inspected, MAX_TTL_MS, Server, settings};
 
 const K: &[u8] = b"k";
 const TTL_MS: u64 = 10_000;
 /// The revocation repeats its request to a node within this time.
 const REPEAT_MS: u64 = 300;
 
-/// Nodes that share one clock, and a client whose messages the test delivers.
-struct World {
-    nodes: Vec<Server>,
-    /// Whether the operator reaches each node.
-    operator_reaches: Vec<bool>,
-    /// Whether the holder reaches each node.
-    holder_reaches: Vec<bool>,
-    client: Client,
-    now_ms: u64,
+fn three_nodes() -> World {
+    World::new(Client::new(3))
 }
 
 impl World {
-    fn new(nodes: usize) -> Self {
-        Self {
-            nodes: (0..nodes).map(|_| Server::with(settings(0))).collect(),
-            operator_reaches: vec![true; nodes],
-            holder_reaches: vec![true; nodes],
-            client: Client::new(nodes),
-            now_ms: 1000,
-        }
-    }
-
-    fn ctx(&mut self) -> Context<'_> {
-        let now = self.now();
-        self.client.ctx(now, 1_800_000_000_000_000 + self.now_ms * 1000)
-    }
-
-    fn now(&self) -> Moment {
-        Moment::default().plus(Duration::from_millis(self.now_ms))
-    }
-
-    fn pass_ms(&mut self, ms: u64) {
-        self.now_ms += ms;
-        for node in &mut self.nodes {
-            node.pass_ms(ms);
-            node.turn();
-        }
-    }
-
-    /// A node's response to a request of a holder.
-    fn answer(&mut self, node: usize, request: &Request) -> Response {
-        if !self.holder_reaches[node] {
-            return Response::Failed(NodeError::timed_out(Duration::from_millis(50)));
-        }
-        let (node, token) = (&mut self.nodes[node], request.token);
-        let token = token.as_str().as_bytes();
-        match request.command {
-            Command::Acquire { fence } => match node.acquire(K, token, TTL_MS, Some(fence)) {
-                Some(fence) => Response::Fence(fence),
-                None => Response::No,
-            },
-            Command::Extend { fence } => match node.extend_with(K, token, TTL_MS, fence, None) {
-                ExtendReply::Held { fence } => Response::Fence(fence),
-                ExtendReply::NotHeld => Response::No,
-                ExtendReply::Revoked { left_ms } => {
-                    Response::Failed(NodeError::Revoked { left_ms })
-                }
-                other => panic!("{other:?}"),
-            },
-            Command::Release if node.release(K, token) => Response::Yes,
-            Command::Release => Response::No,
-            other => panic!("{other:?}"),
-        }
-    }
-
     /// Acquires a lock on all nodes that the holder reaches.
     fn acquire(&mut self) -> Hold {
-        let spec = Arc::new(spec([K].into_iter().collect(), TTL_MS));
-        let mut acquire = Acquire::new(Arc::clone(&spec), Some(Duration::ZERO), &self.ctx());
-        acquire.handle_turn(false, &mut self.ctx());
-        let mut sends = Vec::new();
-        loop {
-            while let Some(action) = acquire.poll() {
-                match action {
-                    Action::Send { id, request, .. } => sends.push((id, request)),
-                    Action::Done(outcome) => {
-                        let Outcome::Acquired(grant) = *outcome else { panic!("{outcome:?}") };
-                        let mut hold = Hold::new(spec, grant);
-                        self.deliver(&mut hold, sends);
-                        return hold;
-                    }
-                    other => panic!("{other:?}"),
-                }
-            }
-            let (id, request) = sends.remove(0);
-            let response = self.answer(id.node, &request);
-            acquire.handle_response(id, &response, &mut self.ctx());
-        }
+        let spec = spec([K].into_iter().collect(), TTL_MS);
+        self.acquire_slot(Arc::new(spec), 0).unwrap()
     }
 
-    /// Delivers a holder's requests, and the requests that follow from the responses.
-    fn deliver(&mut self, hold: &mut Hold, sends: Vec<(RequestId, Request)>) {
-        for (id, request) in sends {
-            let response = self.answer(id.node, &request);
-            hold.handle_response(id, &response, &self.ctx());
+    /// Delivers a release. Returns the responses of the nodes.
+    fn deliver_release(&mut self, mut release: Release) -> Vec<Response> {
+        let mut responses = Vec::new();
+        while let Some(send) = release.poll() {
+            let spec = Arc::clone(release.spec());
+            responses.push(self.answer(&Sent { id: send.id, request: send.request, spec }));
         }
-        let sends = sends_of(hold);
-        if !sends.is_empty() {
-            self.deliver(hold, sends);
-        }
-    }
-
-    /// Runs a whole round of extensions.
-    fn extend(&mut self, hold: &mut Hold) {
-        hold.extend(&self.ctx());
-        let sends = sends_of(hold);
-        self.deliver(hold, sends);
+        responses
     }
 
     /// A node's reply to the operator.
@@ -153,8 +64,7 @@ impl World {
             }
             lease
         });
-        let now = node.now().monotonic;
-        let abstains = node.node().abstention(now).map(|_| "it was restarted".to_owned());
+        let abstains = node.abstention().map(|_| "it was restarted".to_owned());
         Ok(RevokeReply { was_locked, lease, abstains })
     }
 
@@ -173,7 +83,6 @@ impl World {
         revocation
     }
 
-    /// Lets time pass, and delivers the revocation's requests.
     fn pass_ms_and_run(&mut self, revocation: &mut Revocation, ms: u64) {
         self.pass_ms(ms);
         revocation.handle_timeout(&self.ctx());
@@ -189,23 +98,13 @@ impl World {
     }
 }
 
-fn sends_of(hold: &mut Hold) -> Vec<(RequestId, Request)> {
-    let mut sends = Vec::new();
-    while let Some(action) = hold.poll() {
-        if let HoldAction::Send(OutgoingRequest { id, request, .. }) = action {
-            sends.push((id, request));
-        }
-    }
-    sends
-}
-
 fn failed_nodes(revocation: &Revocation) -> usize {
     revocation.nodes().filter(|node| matches!(node, NodeRevocation::Failed(_))).count()
 }
 
 #[test]
 fn revoked_lock_keeps_its_validity_and_is_not_extended() {
-    let mut world = World::new(3);
+    let mut world = three_nodes();
     let mut hold = world.acquire();
     world.pass_ms(1000);
     let before = world.ownership(&hold);
@@ -225,7 +124,7 @@ fn revoked_lock_keeps_its_validity_and_is_not_extended() {
 
 #[test]
 fn minority_that_revoked_is_not_repaired_and_does_not_end_the_lock() {
-    let mut world = World::new(3);
+    let mut world = three_nodes();
     let mut hold = world.acquire();
     world.operator_reaches = vec![true, false, false];
     let revocation = world.revoke(RevokeMode::AtDeadline);
@@ -246,14 +145,13 @@ fn minority_that_revoked_is_not_repaired_and_does_not_end_the_lock() {
 
 #[test]
 fn release_of_a_revoked_lock_ends_the_revocation() {
-    let mut world = World::new(3);
+    let mut world = three_nodes();
     let mut hold = world.acquire();
     let mut revocation = world.revoke(RevokeMode::AtDeadline);
     world.extend(&mut hold);
-    let (_, mut release) = hold.release(&world.ctx());
-    while let Some(send) = release.poll() {
-        assert_eq!(world.answer(send.id.node, &send.request), Response::Yes);
-    }
+    let (_, release) = hold.release(&world.ctx());
+    let responses = world.deliver_release(release);
+    assert!(responses.iter().all(|response| *response == Response::Yes), "{responses:?}");
     world.pass_ms_and_run(&mut revocation, REPEAT_MS);
     assert_eq!(revocation.state(), RevocationState::Over);
     assert!(revocation.nodes().all(|node| *node == NodeRevocation::Ended));
@@ -261,7 +159,7 @@ fn release_of_a_revoked_lock_ends_the_revocation() {
 
 #[test]
 fn revocation_is_over_by_the_deadline() {
-    let mut world = World::new(3);
+    let mut world = three_nodes();
     drop(world.acquire());
     let mut revocation = world.revoke(RevokeMode::AtDeadline);
     let left = revocation.remaining(world.now());
@@ -271,15 +169,13 @@ fn revocation_is_over_by_the_deadline() {
     assert_eq!(revocation.state(), RevocationState::Revoked, "what was revoked stays revoked");
     world.pass_ms_and_run(&mut revocation, TTL_MS);
     assert_eq!(revocation.state(), RevocationState::Over);
-    assert_eq!(
-        (revocation.poll_timeout(), revocation.remaining(world.now())),
-        (None, Duration::ZERO)
-    );
+    assert_eq!(revocation.poll_timeout(), None);
+    assert_eq!(revocation.remaining(world.now()), Duration::ZERO);
 }
 
 #[test]
 fn revocation_of_a_free_key_is_over_at_once() {
-    let mut world = World::new(3);
+    let mut world = three_nodes();
     let revocation = world.revoke(RevokeMode::AtDeadline);
     assert_eq!(revocation.state(), RevocationState::Over);
     assert!(revocation.nodes().all(|node| *node == NodeRevocation::Free));
@@ -291,21 +187,20 @@ fn revocation_of_a_free_key_is_over_at_once() {
 /// node are a majority.
 #[test]
 fn node_where_the_key_is_free_confirms_no_revocation() {
-    let mut world = World::new(3);
+    let mut world = three_nodes();
     let order = world.client.topology.order(K);
     let (queue_node, missed) = (order[0], order[2]);
     world.nodes[missed].set(K, b"another", Some(TTL_MS));
     let mut hold = world.acquire();
     assert!(world.nodes[missed].release(K, b"another"));
     hold.extend(&world.ctx());
-    let sends = sends_of(&mut hold);
-    for (id, request) in sends {
-        let response = world.answer(id.node, &request);
-        hold.handle_response(id, &response, &world.ctx());
+    for sent in sends_of(&mut hold) {
+        let response = world.answer(&sent);
+        hold.handle_response(sent.id, &response, &world.ctx());
     }
-    let repair = sends_of(&mut hold);
-    let [(id, request)] = repair[..] else { panic!("{repair:?}") };
-    assert!(matches!(request.command, Command::Acquire { .. }));
+    let repairs = sends_of(&mut hold);
+    let [repair] = &repairs[..] else { panic!("{repairs:?}") };
+    assert!(matches!(repair.request.command, Command::Acquire { .. }));
 
     world.operator_reaches[order[1]] = false;
     let mut revocation = world.revoke(RevokeMode::AtDeadline);
@@ -314,8 +209,8 @@ fn node_where_the_key_is_free_confirms_no_revocation() {
     assert!(matches!(nodes[queue_node], NodeRevocation::Revoked(_)), "{nodes:?}");
     assert_eq!(revocation.state(), RevocationState::Unconfirmed, "two of three have answered");
     // The repair arrives. The holder extends the lock, although a majority answered the operator.
-    let response = world.answer(id.node, &request);
-    hold.handle_response(id, &response, &world.ctx());
+    let response = world.answer(repair);
+    hold.handle_response(repair.id, &response, &world.ctx());
     world.pass_ms(100);
     world.extend(&mut hold);
     assert!(matches!(world.ownership(&hold), Ownership::Held(_)), "two answers were not enough");
@@ -328,17 +223,17 @@ fn node_where_the_key_is_free_confirms_no_revocation() {
 
 #[test]
 fn nodes_that_revoked_at_different_times_do_not_count_together() {
-    let mut world = World::new(3);
+    let mut world = three_nodes();
     let mut hold = world.acquire();
     world.operator_reaches = vec![true, false, false];
     let mut revocation = world.revoke(RevokeMode::AtDeadline);
     // The holder does not learn of the revocation: node 0 is silent until its lease has ended.
-    world.holder_reaches[0] = false;
+    world.paths[0] = Path::Down;
     for _ in 0..4 {
         world.pass_ms_and_run(&mut revocation, TTL_MS / 3);
         world.extend(&mut hold);
     }
-    world.holder_reaches[0] = true;
+    world.paths[0] = Path::Fine;
     world.extend(&mut hold);
     assert!(matches!(world.nodes[0].inspect(K), Inspected::Lease { .. }), "the node was repaired");
     assert!(!world.is_revoked(0));
@@ -356,25 +251,25 @@ fn nodes_that_revoked_at_different_times_do_not_count_together() {
 /// A node's answer that the lock is revoked reaches the holder after the node's lease has ended.
 #[test]
 fn late_answer_that_the_lock_is_revoked_prevents_the_repair() {
-    let mut world = World::new(3);
+    let mut world = three_nodes();
     let mut hold = world.acquire();
     world.operator_reaches = vec![true, false, false];
     world.revoke(RevokeMode::AtDeadline);
     hold.extend(&world.ctx());
-    let sends = sends_of(&mut hold);
-    let (late, in_time): (Vec<_>, Vec<_>) = sends.into_iter().partition(|(id, _)| id.node == 0);
-    let [(late_id, late_request)] = late[..] else { panic!("{late:?}") };
-    let late_response = world.answer(0, &late_request);
+    let (late, in_time): (Vec<_>, Vec<_>) =
+        sends_of(&mut hold).into_iter().partition(|sent| sent.id.node == 0);
+    let [late] = &late[..] else { panic!("{late:?}") };
+    let late_response = world.answer(late);
     assert!(matches!(late_response, Response::Failed(NodeError::Revoked { .. })));
     world.deliver(&mut hold, in_time);
     // Later rounds do not reach the node until its lease has ended.
-    world.holder_reaches[0] = false;
+    world.paths[0] = Path::Down;
     for _ in 0..4 {
         world.pass_ms(TTL_MS / 3);
         world.extend(&mut hold);
     }
-    hold.handle_response(late_id, &late_response, &world.ctx());
-    world.holder_reaches[0] = true;
+    hold.handle_response(late.id, &late_response, &world.ctx());
+    world.paths[0] = Path::Fine;
     for _ in 0..2 {
         world.extend(&mut hold);
         assert_eq!(world.nodes[0].inspect(K), Inspected::Free, "no repair may undo the revocation");
@@ -389,7 +284,7 @@ fn late_answer_that_the_lock_is_revoked_prevents_the_repair() {
 
 #[test]
 fn restarted_node_does_not_count_as_free() {
-    let mut world = World::new(3);
+    let mut world = three_nodes();
     let _hold = world.acquire();
     for node in [0, 1] {
         world.nodes[node] = Server::with(settings(MAX_TTL_MS));
@@ -400,7 +295,7 @@ fn restarted_node_does_not_count_as_free() {
 
 #[test]
 fn lock_is_revoked_on_a_node_that_returns_and_the_next_lock_is_not() {
-    let mut world = World::new(3);
+    let mut world = three_nodes();
     let mut hold = world.acquire();
     world.operator_reaches[2] = false;
     let mut revocation = world.revoke(RevokeMode::AtDeadline);
@@ -412,10 +307,8 @@ fn lock_is_revoked_on_a_node_that_returns_and_the_next_lock_is_not() {
     // The next holder acquires the lock while the operator reaches no node.
     let mut revocation = world.revoke(RevokeMode::AtDeadline);
     world.operator_reaches = vec![false, false, false];
-    let (_, mut release) = hold.release(&world.ctx());
-    while let Some(send) = release.poll() {
-        world.answer(send.id.node, &send.request);
-    }
+    let (_, release) = hold.release(&world.ctx());
+    world.deliver_release(release);
     world.pass_ms(100);
     let mut next = world.acquire();
     world.operator_reaches = vec![true, true, true];
@@ -429,7 +322,7 @@ fn lock_is_revoked_on_a_node_that_returns_and_the_next_lock_is_not() {
 
 #[test]
 fn revocation_now_ends_the_lock_and_says_how_long_its_holder_may_run() {
-    let mut world = World::new(3);
+    let mut world = three_nodes();
     let mut hold = world.acquire();
     world.pass_ms(2000);
     let revocation = world.revoke(RevokeMode::Now);
@@ -440,6 +333,5 @@ fn revocation_now_ends_the_lock_and_says_how_long_its_holder_may_run() {
     assert!(left <= revocation.remaining(world.now()), "{left:?}");
     world.extend(&mut hold);
     assert_eq!(world.ownership(&hold), Ownership::Lost(LossReason::NotHeld));
-    let next: Fence = world.acquire().fence();
-    assert!(next > hold.fence());
+    assert!(world.acquire().fence() > hold.fence());
 }

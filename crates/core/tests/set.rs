@@ -9,7 +9,6 @@ use proptest::sample::{Index, select, subsequence};
 use quorlock_core::client::{Admission, AgreedSet, Agreement, NotAdmitted, SetReport, agree};
 use quorlock_core::client::{InvalidSet, MEMBERS_MAX, Members, NAME_MAX_BYTES, NodeSet};
 
-/// The IDs of one list.
 type Ids = BTreeSet<u16>;
 
 /// The MEMBERS of each node, by its ID.
@@ -21,6 +20,10 @@ fn parse(text: &str) -> Result<NodeSet, InvalidSet> {
 
 fn set(text: &str) -> NodeSet {
     parse(text).unwrap()
+}
+
+fn list(ids: impl IntoIterator<Item = impl ToString>) -> String {
+    ids.into_iter().map(|id| id.to_string()).collect::<Vec<_>>().join(",")
 }
 
 /// Reports of nodes: `?` for a node that is not heard, an empty text for a node without a set.
@@ -95,12 +98,12 @@ mod text {
         let name = "n".repeat(NAME_MAX_BYTES);
         assert!(parse(&format!("{name} 1 1")).is_ok());
         assert!(matches!(parse(&format!("{name}n 1 1")), Err(InvalidSet::Name { .. })));
-        let ids = |count: usize| (1..=count).map(|id| id.to_string()).collect::<Vec<_>>().join(",");
-        assert!(parse(&format!("n 1 {}", ids(MEMBERS_MAX))).is_ok());
         let count = MEMBERS_MAX + 1;
+        let (most, more) = (list(1..=MEMBERS_MAX), list(1..=count));
+        assert!(parse(&format!("n 1 {most}")).is_ok());
         let too_many = InvalidSet::TooManyMembers { count };
-        assert_eq!(parse(&format!("n 1 {}", ids(count))), Err(too_many.clone()));
-        assert_eq!(parse(&format!("n 1 {}>{}", ids(MEMBERS_MAX), ids(count))), Err(too_many));
+        assert_eq!(parse(&format!("n 1 {more}")), Err(too_many.clone()));
+        assert_eq!(parse(&format!("n 1 {most}>{more}")), Err(too_many));
     }
 
     #[test]
@@ -159,12 +162,11 @@ mod text {
             at in any::<Index>(),
             change in 0..3,
         ) {
-            let text = |ids: &[u16]| ids.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
-            let (id, without) = (*at.get(&ids), text(&ids[1..]));
+            let (id, all, without) = (*at.get(&ids), list(&ids), list(&ids[1..]));
             let members = match change {
-                1 if ids.len() > 1 => format!("{without}>{}", text(&ids)),
-                2 if ids.len() > 1 => format!("{}>{without}", text(&ids)),
-                _ => text(&ids),
+                1 if ids.len() > 1 => format!("{without}>{all}"),
+                2 if ids.len() > 1 => format!("{all}>{without}"),
+                _ => all,
             };
             let set = set(&format!("{name} {id} {members}"));
             prop_assert_eq!((set.name(), set.id().get()), (name.as_str(), id));
@@ -308,10 +310,6 @@ mod exclusion {
 
     const HIGHEST_ID: u16 = 6;
 
-    fn text(ids: &Ids) -> String {
-        ids.iter().map(u16::to_string).collect::<Vec<_>>().join(",")
-    }
-
     fn ids(ids: impl IntoIterator<Item = u16>) -> Ids {
         ids.into_iter().collect()
     }
@@ -331,8 +329,7 @@ mod exclusion {
         fn new(nodes: &Nodes, given: &Ids, unheard: &Ids) -> Self {
             let report = |id: &u16| match nodes.get(id) {
                 Some(members) if !unheard.contains(id) => {
-                    let text = format!("eu {id} {members}");
-                    SetReport::Set(set(&text))
+                    SetReport::Set(set(&format!("eu {id} {members}")))
                 }
                 _ => SetReport::Unheard,
             };
@@ -385,11 +382,11 @@ mod exclusion {
     /// The MEMBERS that nodes may have during a change between two lists: each of the two lists, or
     /// the change in either direction.
     fn forms((a, b): (&Ids, &Ids)) -> Vec<String> {
-        let (a, b) = (text(a), text(b));
+        let (a, b) = (list(a), list(b));
         vec![format!("{a}>{b}"), format!("{b}>{a}"), a, b]
     }
 
-    /// Assigns each ID one of the MEMBERS in `forms` that contain it. Leaves out IDs in none.
+    /// Assigns each ID one of the MEMBERS in `forms` that contain it. Omits an ID that is in none.
     fn nodes(forms: &[Vec<String>], picks: &[Index]) -> Nodes {
         let ids = (1..=HIGHEST_ID).zip(picks);
         let node = |(id, pick): (u16, &Index)| {
@@ -515,9 +512,9 @@ mod exclusion {
         }
     }
 
-    fn step(nodes: &mut Nodes, id: u16, members: &str, clients: &[Ids]) {
+    fn step(nodes: &mut Nodes, id: u16, members: &str, client: &Ids) {
         nodes.insert(id, members.to_owned());
-        assert_available(nodes, clients);
+        assert_available(nodes, std::slice::from_ref(client));
     }
 
     #[test]
@@ -525,25 +522,25 @@ mod exclusion {
         let old = ids([1, 2, 3]);
         let all = ids([1, 2, 3, 4]);
         let new = ids([1, 2, 4]);
-        let mut nodes: Nodes = old.iter().map(|id| (*id, text(&old))).collect();
+        let mut nodes: Nodes = old.iter().map(|id| (*id, list(&old))).collect();
 
         // Adds node 4: it starts with the new list, and the other nodes restart with both lists.
-        step(&mut nodes, 4, "1,2,3,4", std::slice::from_ref(&old));
+        step(&mut nodes, 4, "1,2,3,4", &old);
         for id in [1, 2, 3] {
-            step(&mut nodes, id, "1,2,3>1,2,3,4", std::slice::from_ref(&old));
+            step(&mut nodes, id, "1,2,3>1,2,3,4", &old);
         }
         assert_available(&nodes, &[old, all.clone()]);
         for id in [1, 2, 3] {
-            step(&mut nodes, id, "1,2,3,4", std::slice::from_ref(&all));
+            step(&mut nodes, id, "1,2,3,4", &all);
         }
 
         // Removes node 3: the other nodes restart with both lists, and later with the new list.
         for id in [1, 2, 4] {
-            step(&mut nodes, id, "1,2,3,4>1,2,4", std::slice::from_ref(&all));
+            step(&mut nodes, id, "1,2,3,4>1,2,4", &all);
         }
         assert_available(&nodes, &[all, new.clone()]);
         for id in [1, 2, 4] {
-            step(&mut nodes, id, "1,2,4", std::slice::from_ref(&new));
+            step(&mut nodes, id, "1,2,4", &new);
         }
         nodes.remove(&3);
         assert_available(&nodes, &[new]);

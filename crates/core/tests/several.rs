@@ -9,8 +9,8 @@ mod support;
 use std::collections::{BTreeSet, HashMap};
 
 use proptest::prelude::*;
-use quorlock_core::Fence;
 use quorlock_core::node::{FenceError, KeyEvent, Ticket};
+use support::beliefs::{Belief, Beliefs, KEYS, names};
 use support::{AcquireReply, ExtendReply, Inspected, Server, WaitResult};
 
 const A: &[u8] = b"a";
@@ -27,8 +27,7 @@ fn is_free(server: &mut Server, key: &[u8]) -> bool {
 
 #[test]
 fn lock_takes_all_keys_or_none() {
-    let mut server = Server::new();
-    server.acquire(B, b"other", 1000, None).unwrap();
+    let mut server = Server::with_lock(&[B], b"other", 1000);
     assert_eq!(server.acquire_all(&[A, B], b"t", 1000, None), None);
     assert!(is_free(&mut server, A) && !server.has(A));
     server.release(B, b"other");
@@ -49,10 +48,7 @@ fn fence_is_above_every_keys_counter_and_raises_all_of_them() {
     let mut server = Server::new();
     server.pass_ms(10_000);
     let ahead = server.acquire(B, b"x", 1000, None).unwrap().saturating_add(1_000_000);
-    assert!(matches!(
-        server.extend_with(B, b"x", 1000, Some(ahead), None),
-        ExtendReply::Held { .. }
-    ));
+    server.extend_with(B, b"x", 1000, Some(ahead), None).fence();
     server.release(B, b"x");
     let fence = server.acquire_all(&[A, B, C], b"t", 1000, None).unwrap();
     assert!(fence > ahead);
@@ -68,65 +64,44 @@ fn extension_moves_all_keys_or_none() {
     server.pass_ms(10_000);
     let fence = server.acquire_all(&[A, B], b"t", 1000, None).unwrap();
     let higher = fence.next().next();
-    assert_eq!(
-        server.extend_all_with(&[A, B], b"x", 9000, Some(higher), None),
-        ExtendReply::NotHeld
-    );
+    let extend = |server: &mut Server, keys: &[&[u8]], token: &[u8], fence| {
+        server.extend_all_with(keys, token, 9000, Some(fence), None)
+    };
+    assert_eq!(extend(&mut server, &[A, B], b"x", higher), ExtendReply::NotHeld);
     for keys in [&[A][..], &[B]] {
-        assert_eq!(
-            server.extend_all_with(keys, b"t", 9000, Some(higher), None),
-            ExtendReply::OtherKeys
-        );
+        assert_eq!(extend(&mut server, keys, b"t", higher), ExtendReply::OtherKeys);
     }
-    assert_eq!(
-        server.extend_all_with(&[A, B, C], b"t", 9000, Some(higher), None),
-        ExtendReply::NotHeld
-    );
+    assert_eq!(extend(&mut server, &[A, B, C], b"t", higher), ExtendReply::NotHeld);
     assert_eq!(server.extend(A, b"t", 9000), None);
     for key in [A, B] {
-        assert!(
-            matches!(server.inspect(key), Inspected::Lease { fence: shown, ttl_ms: 1000, .. } if shown == fence)
-        );
+        let lease = Inspected::Lease { waiters: 0, keys: 2, fence, ttl_ms: 1000 };
+        assert_eq!(server.inspect(key), lease);
     }
-    assert_eq!(
-        server.extend_all_with(&[A, B], b"t", 9000, Some(higher), None),
-        ExtendReply::Held { fence: higher }
-    );
+    assert_eq!(extend(&mut server, &[A, B], b"t", higher), ExtendReply::Held { fence: higher });
     for key in [A, B] {
-        assert!(
-            matches!(server.inspect(key), Inspected::Lease { fence: shown, ttl_ms: 9000, .. } if shown == higher)
-        );
+        let lease = Inspected::Lease { waiters: 0, keys: 2, fence: higher, ttl_ms: 9000 };
+        assert_eq!(server.inspect(key), lease);
         assert_eq!(server.expires_at_ms(key), Some(server.wall_ms + 9000));
     }
-    assert_eq!(
-        server.extend_all_with(&[A, B], b"t", 9000, Some(fence), None),
-        ExtendReply::BadFence(FenceError::Below { current: higher })
-    );
+    let below = ExtendReply::BadFence(FenceError::Below { current: higher });
+    assert_eq!(extend(&mut server, &[A, B], b"t", fence), below);
 }
 
 #[test]
 fn two_locks_of_one_token_are_not_extended_as_one() {
-    let mut server = Server::new();
-    server.acquire_all(&[A, C], b"t", 1000, None).unwrap();
+    let mut server = Server::with_lock(&[A, C], b"t", 1000);
     server.acquire(B, b"t", 1000, None).unwrap();
-    assert_eq!(server.extend_all_with(&[A, B, C], b"t", 1000, None, None), ExtendReply::OtherKeys);
-    assert_eq!(server.extend_all_with(&[A, B], b"t", 1000, None, None), ExtendReply::OtherKeys);
+    assert_eq!(server.extend_all(&[A, B, C], b"t", 1000), ExtendReply::OtherKeys);
+    assert_eq!(server.extend_all(&[A, B], b"t", 1000), ExtendReply::OtherKeys);
     assert!(server.extend(B, b"t", 2000).is_some());
-    assert!(matches!(
-        server.extend_all_with(&[A, C], b"t", 1000, None, None),
-        ExtendReply::Held { .. }
-    ));
+    server.extend_all(&[A, C], b"t", 1000).fence();
 }
 
 #[test]
 fn new_token_holds_all_keys() {
     let mut server = Server::new();
     let fence = server.acquire_all(&[A, B], b"t", 1000, None).unwrap();
-    let ExtendReply::Held { fence: next } =
-        server.extend_all_with(&[A, B], b"t", 1000, None, Some(b"u"))
-    else {
-        panic!("the key is not held")
-    };
+    let next = server.extend_all_with(&[A, B], b"t", 1000, None, Some(b"u")).fence();
     assert!(next > fence);
     assert!(!server.release_all(&[A, B], b"t"));
     assert!([A, B].iter().all(|&key| server.text(key) == b"u"));
@@ -152,45 +127,33 @@ fn end_of_the_lock_on_one_key_ends_it_on_all_keys() {
         }),
     ];
     for (name, end) in ends {
-        let mut server = Server::new();
-        server.acquire_all(&[A, B, C], b"t", 1000, None).unwrap();
+        let mut server = Server::with_lock(&[A, B, C], b"t", 1000);
         let waiters = [enqueue(&mut server, &[A], b"u"), enqueue(&mut server, &[C], b"v")];
-        server.turn();
+        server.run_turns();
         assert_eq!(server.granted(), [], "{name}: not before");
         end(&mut server);
         // The lock ends at once, even where a mirror still exists.
-        assert_eq!(
-            server.extend_all_with(&[A, B, C], b"t", 1000, None, None),
-            ExtendReply::NotHeld,
-            "{name}"
-        );
-        assert_eq!(
-            server.extend_all_with(&[A, C], b"t", 1000, None, None),
-            ExtendReply::NotHeld,
-            "{name}"
-        );
-        server.turn();
+        for keys in [&[A, B, C][..], &[A, C]] {
+            assert_eq!(server.extend_all(keys, b"t", 1000), ExtendReply::NotHeld, "{name}");
+        }
+        server.run_turns();
         let all: BTreeSet<_> = server.granted().into_iter().collect();
         assert_eq!(all, BTreeSet::from(waiters), "{name}");
         assert!(!server.has(B), "{name}");
         assert_eq!(server.node().leases(), 2, "{name}");
         let stats = *server.node().stats();
         assert_eq!(stats.grants, 5, "{name}");
-        assert_eq!(
-            stats.releases + stats.ended_by_deadline + stats.ended_by_operator,
-            3,
-            "{name}: each key ends once"
-        );
+        let ended = stats.releases + stats.ended_by_deadline + stats.ended_by_operator;
+        assert_eq!(ended, 3, "{name}: the lock ends once on each key");
     }
 }
 
 #[test]
 fn overwrite_of_one_key_ends_the_lock_and_the_new_value_stays() {
-    let mut server = Server::new();
-    server.acquire_all(&[A, B], b"t", 1000, None).unwrap();
+    let mut server = Server::with_lock(&[A, B], b"t", 1000);
     server.set(B, b"other", None);
-    assert_eq!(server.extend_all_with(&[A, B], b"t", 1000, None, None), ExtendReply::NotHeld);
-    server.turn();
+    assert_eq!(server.extend_all(&[A, B], b"t", 1000), ExtendReply::NotHeld);
+    server.run_turns();
     assert!(is_free(&mut server, A) && !server.has(A));
     assert_eq!(server.text(B), b"other");
 }
@@ -202,13 +165,9 @@ fn accident_to_the_mirrors_leaves_the_lock_as_it_is() {
     server.remove_key(A, KeyEvent::Expired);
     server.remove_key(B, KeyEvent::Evicted);
     assert_eq!(server.acquire_all(&[A, B], b"u", 1000, None), None);
-    server.pass_ms(100);
-    server.turn();
+    server.turn_after_ms(100);
     assert!([A, B].iter().all(|&key| server.text(key) == b"t"), "mirrors are written again");
-    assert_eq!(
-        server.extend_all_with(&[A, B], b"t", 20_000, None, None),
-        ExtendReply::Held { fence }
-    );
+    assert_eq!(server.extend_all(&[A, B], b"t", 20_000), ExtendReply::Held { fence });
 }
 
 #[test]
@@ -216,25 +175,21 @@ fn restored_keys_are_one_lock_again_when_all_are_there() {
     let mut server = Server::that_rejoins_after_ms(5000);
     server.set(A, b"t", Some(3000));
     server.set(B, b"t", Some(4000));
-    assert_eq!(server.extend_all_with(&[A, B, C], b"t", 1000, None, None), ExtendReply::NotHeld);
+    assert_eq!(server.extend_all(&[A, B, C], b"t", 1000), ExtendReply::NotHeld);
     assert_eq!(server.node().leases(), 0, "the node adopts all keys or none");
-    assert!(matches!(
-        server.extend_all_with(&[A, B], b"t", 1000, None, None),
-        ExtendReply::Held { .. }
-    ));
+    server.extend_all(&[A, B], b"t", 1000).fence();
     for key in [A, B] {
         assert!(matches!(server.inspect(key), Inspected::Lease { ttl_ms: 4000, keys: 2, .. }));
         assert_eq!(server.expires_at_ms(key), Some(server.wall_ms + 4000));
     }
     server.remove_key(A, KeyEvent::Removed);
-    server.turn();
+    server.run_turns();
     assert!(server.is_empty());
 }
 
 #[test]
 fn mirror_that_outlives_its_lock_is_not_adopted() {
-    let mut server = Server::new();
-    server.acquire_all(&[A, B], b"t", 60_000, None).unwrap();
+    let mut server = Server::with_lock(&[A, B], b"t", 60_000);
     server.remove_key(A, KeyEvent::Removed);
     assert!(server.has(B), "the node writes nothing while it handles an event");
     assert_eq!(server.extend(B, b"t", 1000), None);
@@ -244,10 +199,9 @@ fn mirror_that_outlives_its_lock_is_not_adopted() {
 
 #[test]
 fn waiter_for_several_keys_reserves_none() {
-    let mut server = Server::new();
-    server.acquire(B, b"other", 1000, None).unwrap();
+    let mut server = Server::with_lock(&[B], b"other", 1000);
     let both = enqueue(&mut server, &[A, B], b"t");
-    server.turn();
+    server.run_turns();
     assert!(server.acquire(A, b"newcomer", 1000, None).is_some(), "a free key is not reserved");
     assert!(server.release(B, b"other"));
     assert_eq!(server.granted(), []);
@@ -262,8 +216,7 @@ fn waiter_for_several_keys_reserves_none() {
 
 #[test]
 fn waiter_that_lacks_a_key_is_skipped_until_all_are_free() {
-    let mut server = Server::new();
-    server.acquire(A, b"x", 9000, None).unwrap();
+    let mut server = Server::with_lock(&[A], b"x", 9000);
     server.acquire(B, b"y", 9000, None).unwrap();
     let both = enqueue(&mut server, &[A, B], b"t");
     let behind = enqueue(&mut server, &[A], b"u");
@@ -272,24 +225,18 @@ fn waiter_that_lacks_a_key_is_skipped_until_all_are_free() {
     assert_eq!(server.granted(), [behind]);
     server.release(B, b"y");
     server.release(A, b"u");
-    assert_eq!(
-        server.granted(),
-        [behind, both],
-        "the waiter for both keys arrived before the last waiter"
-    );
+    assert_eq!(server.granted(), [behind, both], "the last waiter arrived later");
     server.release(B, b"t");
-    server.turn();
+    server.run_turns();
     assert_eq!(server.granted(), [behind, both, last]);
 }
 
 #[test]
 fn waiter_for_several_keys_does_not_overtake_single_key_waiters() {
-    let mut server = Server::new();
-    server.acquire_all(&[A, B], b"x", 1000, None).unwrap();
+    let mut server = Server::with_lock(&[A, B], b"x", 1000);
     let one = enqueue(&mut server, &[A], b"t");
     let both = enqueue(&mut server, &[A, B], b"u");
-    server.pass_ms(1000);
-    server.turn();
+    server.turn_after_ms(1000);
     assert_eq!(server.granted(), [one]);
     server.release(A, b"t");
     assert_eq!(server.granted(), [one, both]);
@@ -297,26 +244,23 @@ fn waiter_for_several_keys_does_not_overtake_single_key_waiters() {
 
 #[test]
 fn waiter_waits_for_the_foreign_string_under_one_of_its_keys() {
-    let mut server = Server::new();
-    server.acquire(A, b"x", 1000, None).unwrap();
+    let mut server = Server::with_lock(&[A], b"x", 1000);
     let both = enqueue(&mut server, &[A, B], b"t");
     // `Server::set` sends no event.
     server.set(B, b"old client", Some(700));
     server.release(A, b"x");
     assert_eq!(server.granted(), []);
-    server.pass_ms(702);
-    server.turn();
+    server.turn_after_ms(702);
     assert_eq!(server.granted(), [both]);
 }
 
 #[test]
 fn release_of_any_of_its_keys_removes_a_waiter() {
     for keys in [&[A][..], &[A, B], &[B]] {
-        let mut server = Server::new();
-        server.acquire(A, b"x", 1000, None).unwrap();
+        let mut server = Server::with_lock(&[A], b"x", 1000);
         let both = enqueue(&mut server, &[A, B], b"t");
         assert!(!server.release_all(keys, b"t"));
-        server.turn();
+        server.run_turns();
         assert_eq!(server.wait_results, [(both, WaitResult::Refused)]);
         assert_eq!(server.node().waiters(), 0);
     }
@@ -328,13 +272,12 @@ fn release_removes_a_waiter_even_when_the_lock_has_just_ended() {
         [|server| server.remove_key(B, KeyEvent::Removed), |server| server.pass_ms(1001)];
     for keys in [&[A][..], &[A, B]] {
         for end in ends {
-            let mut server = Server::new();
-            server.acquire_all(&[A, B], b"x", 1000, None).unwrap();
+            let mut server = Server::with_lock(&[A, B], b"x", 1000);
             let waiter = enqueue(&mut server, keys, b"t");
             // The release precedes the next turn, so mirrors of the ended lock still exist.
             end(&mut server);
             assert!(!server.release_all(&[A, B], b"t"));
-            server.turn();
+            server.run_turns();
             assert_eq!(server.wait_results, [(waiter, WaitResult::Refused)]);
             assert!(server.is_empty());
         }
@@ -343,11 +286,10 @@ fn release_removes_a_waiter_even_when_the_lock_has_just_ended() {
 
 #[test]
 fn flush_by_an_operator_ends_all_locks_and_serves_all_waiters() {
-    let mut server = Server::new();
-    server.acquire_all(&[A, B], b"x", 1000, None).unwrap();
+    let mut server = Server::with_lock(&[A, B], b"x", 1000);
     let both = enqueue(&mut server, &[A, B], b"t");
     server.flush();
-    server.turn();
+    server.run_turns();
     assert_eq!(server.granted(), [both]);
     assert_eq!(server.node().stats().ended_by_operator, 2);
 }
@@ -359,14 +301,10 @@ fn keys_of_a_lock_stay_together_when_the_table_shrinks() {
         server.acquire(&n.to_be_bytes(), b"x", 1000, None).unwrap();
     }
     server.acquire_all(&[A, B, C], b"t", 50_000, None).unwrap();
-    server.pass_ms(2000);
-    server.turn();
-    assert!(matches!(
-        server.extend_all_with(&[A, B, C], b"t", 60_000, None, None),
-        ExtendReply::Held { .. }
-    ));
+    server.turn_after_ms(2000);
+    server.extend_all(&[A, B, C], b"t", 60_000).fence();
     server.remove_key(B, KeyEvent::Removed);
-    server.turn();
+    server.run_turns();
     assert!(server.is_empty());
     assert_eq!(server.node().leases(), 0);
 }
@@ -382,7 +320,6 @@ fn nodes_differ_when_the_same_keys_belong_to_other_locks() {
     assert!(one.node() != other.node());
 }
 
-/// One step of a random run.
 #[derive(Clone, Debug)]
 enum Step {
     Acquire { keys: u8, ttl_ms: u64 },
@@ -399,12 +336,9 @@ enum Step {
     Pass { ms: u64 },
 }
 
-const KEYS: u8 = 4;
-
 fn step() -> impl Strategy<Value = Step> {
     let (keys, nth, ttl) = (1..1_u8 << KEYS, 0..8_usize, 1..3000_u64);
-    let event =
-        prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)];
+    let event = support::key_events();
     prop_oneof![
         3 => (keys.clone(), ttl.clone()).prop_map(|(keys, ttl_ms)| Step::Acquire { keys, ttl_ms }),
         8 => (keys.clone(), ttl.clone(), 1..4000_u64)
@@ -423,15 +357,6 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a holder believes about its lock.
-#[derive(Clone, Debug)]
-struct Belief {
-    token: Vec<u8>,
-    keys: u8,
-    fence: Fence,
-    until_us: u64,
-}
-
 struct Waiting {
     token: Vec<u8>,
     keys: u8,
@@ -439,49 +364,8 @@ struct Waiting {
     until_us: u64,
 }
 
-/// Whether this bit set contains exactly one key.
 fn is_single_key(keys: u8) -> bool {
     keys.is_power_of_two()
-}
-
-fn names(keys: u8) -> Vec<[u8; 1]> {
-    (0..KEYS).filter(|key| keys & 1 << key != 0).map(|key| [key]).collect()
-}
-
-fn slices(names: &[[u8; 1]]) -> Vec<&[u8]> {
-    names.iter().map(<[u8; 1]>::as_slice).collect()
-}
-
-#[derive(Default)]
-struct Beliefs {
-    held: Vec<Belief>,
-    fences: HashMap<u8, Fence>,
-}
-
-impl Beliefs {
-    fn expire(&mut self, now_us: u64) {
-        self.held.retain(|held| now_us < held.until_us);
-    }
-
-    /// Ends each lock that has one of these keys, as a command of another client does.
-    fn end(&mut self, keys: u8) {
-        self.held.retain(|held| held.keys & keys == 0);
-    }
-
-    /// Records a grant. Fails if another holder has one of the keys, or if a fence did not grow.
-    fn record_grant(&mut self, held: Belief) -> Result<(), TestCaseError> {
-        let taken = self.held.iter().find(|other| other.keys & held.keys != 0);
-        prop_assert!(taken.is_none(), "two holders: {taken:?} and {held:?}");
-        for key in (0..KEYS).filter(|key| held.keys & 1 << key != 0) {
-            let before = self.fences.insert(key, held.fence);
-            prop_assert!(
-                before.is_none_or(|before| before < held.fence),
-                "a fence that did not grow"
-            );
-        }
-        self.held.push(held);
-        Ok(())
-    }
 }
 
 proptest! {
@@ -498,27 +382,20 @@ proptest! {
         let mut waiting: HashMap<Ticket, Waiting> = HashMap::new();
         let mut tokens = 0_u32;
         for step in steps {
-            beliefs.expire(server.mono_us);
             let now_us = server.mono_us;
-            let nth_of = |beliefs: &Beliefs, nth: usize| {
-                (!beliefs.held.is_empty()).then(|| beliefs.held[nth % beliefs.held.len()].clone())
-            };
+            beliefs.expire(now_us);
+            tokens += 1;
+            let token = tokens.to_le_bytes().to_vec();
             match step {
                 Step::Acquire { keys, ttl_ms } => {
-                    tokens += 1;
-                    let token = tokens.to_le_bytes().to_vec();
-                    let names = names(keys);
-                    if let Some(fence) = server.acquire_all(&slices(&names), &token, ttl_ms, None) {
+                    if let Some(fence) = server.acquire_all(&names(keys), &token, ttl_ms, None) {
                         let overtakes = waiting.values().any(|other| is_single_key(other.keys) && other.keys & keys != 0);
                         prop_assert!(!overtakes, "overtook a waiter");
                         beliefs.record_grant(Belief { token, keys, fence, until_us: now_us + ttl_ms * 1000 })?;
                     }
                 }
                 Step::Wait { keys, ttl_ms, wait_ms } => {
-                    tokens += 1;
-                    let token = tokens.to_le_bytes().to_vec();
-                    let names = names(keys);
-                    match server.acquire_all_or_wait(&slices(&names), &token, ttl_ms, wait_ms) {
+                    match server.acquire_all_or_wait(&names(keys), &token, ttl_ms, wait_ms) {
                         AcquireReply::Granted(fence) => {
                             beliefs.record_grant(Belief { token, keys, fence, until_us: now_us + ttl_ms * 1000 })?;
                         }
@@ -530,10 +407,8 @@ proptest! {
                     }
                 }
                 Step::ExtendAnyKeys { nth, keys, ttl_ms } => {
-                    if let Some(held) = nth_of(&beliefs, nth) {
-                        let names = names(keys);
-                        let extended = server.extend_all_with(&slices(&names), &held.token, ttl_ms, None, None);
-                        match extended {
+                    if let Some(held) = beliefs.nth(nth) {
+                        match server.extend_all(&names(keys), &held.token, ttl_ms) {
                             ExtendReply::Held { fence } => {
                                 prop_assert_eq!((keys, fence), (held.keys, held.fence));
                                 let belief = beliefs.held.iter_mut().find(|other| other.token == held.token).unwrap();
@@ -548,42 +423,31 @@ proptest! {
                     }
                 }
                 Step::ExtendOwnKeys { nth, ttl_ms } => {
-                    if let Some(held) = nth_of(&beliefs, nth) {
-                        let names = names(held.keys);
-                        let extended = server.extend_all_with(&slices(&names), &held.token, ttl_ms, None, None);
+                    if let Some(held) = beliefs.nth(nth) {
+                        let extended = server.extend_all(&names(held.keys), &held.token, ttl_ms);
                         prop_assert_eq!(extended, ExtendReply::Held { fence: held.fence });
                         let belief = beliefs.held.iter_mut().find(|other| other.token == held.token).unwrap();
                         belief.until_us = belief.until_us.max(now_us + ttl_ms * 1000);
                     }
                 }
                 Step::SwapToken { nth } => {
-                    if let Some(held) = nth_of(&beliefs, nth) {
-                        tokens += 1;
-                        let token = tokens.to_le_bytes().to_vec();
-                        let names = names(held.keys);
-                        let extended = server.extend_all_with(&slices(&names), &held.token, 1, None, Some(&token));
-                        let ExtendReply::Held { fence } = extended else { panic!("{extended:?}") };
+                    if let Some(held) = beliefs.nth(nth) {
+                        let keys = names(held.keys);
+                        let fence = server.extend_all_with(&keys, &held.token, 1, None, Some(&token)).fence();
                         beliefs.held.retain(|other| other.token != held.token);
                         let until_us = held.until_us.max(now_us + 1000);
                         beliefs.record_grant(Belief { token, fence, until_us, ..held })?;
                     }
                 }
                 Step::Release { nth, keys } => {
-                    if let Some(held) = nth_of(&beliefs, nth) {
-                        let names = names(keys);
-                        let released = server.release_all(&slices(&names), &held.token);
+                    if let Some(held) = beliefs.nth(nth) {
+                        let released = server.release_all(&names(keys), &held.token);
                         prop_assert_eq!(released, keys & held.keys != 0);
                         beliefs.held.retain(|other| !released || other.token != held.token);
                     }
                 }
                 Step::Cancel { nth } => server.disconnect_nth(&mut waiting, nth),
-                Step::RemoveKey { key, event } => {
-                    let is_mirror = beliefs.held.iter().any(|held| held.token == server.text(&[key]));
-                    server.remove_key(&[key], event);
-                    if is_mirror && event == KeyEvent::Removed {
-                        beliefs.end(1 << key);
-                    }
-                }
+                Step::RemoveKey { key, event } => beliefs.remove_key(&mut server, key, event),
                 Step::Foreign { key, expires_in_ms } => server.set_foreign(&[key], expires_in_ms),
                 Step::Flush => {
                     server.flush();
@@ -592,7 +456,7 @@ proptest! {
                 Step::MoveWallClock { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
                 Step::Pass { ms } => server.pass_ms(ms),
             }
-            server.turn();
+            server.run_turns();
             let now_us = server.mono_us;
             beliefs.expire(now_us);
             for (ticket, result) in std::mem::take(&mut server.wait_results) {
@@ -603,16 +467,14 @@ proptest! {
                         && other < ticket && now_us < waits.until_us
                 });
                 prop_assert!(!overtakes, "overtook a waiter for one of its keys alone");
-                let until_us = now_us + waiter.ttl_ms * 1000;
-                let Waiting { token, keys, .. } = waiter;
-                beliefs.record_grant(Belief { token, keys, fence, until_us })?;
+                let Waiting { token, keys, ttl_ms, .. } = waiter;
+                beliefs.record_grant(Belief { token, keys, fence, until_us: now_us + ttl_ms * 1000 })?;
             }
             // The keys of a lock agree, and an ended lock leaves nothing behind.
-            let held_keys: u32 = beliefs.held.iter().map(|held| held.keys.count_ones()).sum();
-            prop_assert_eq!(server.node().leases(), held_keys as usize);
+            prop_assert_eq!(server.node().leases(), beliefs.leases());
             for held in &beliefs.held {
                 for name in names(held.keys) {
-                    let Inspected::Lease { fence, keys, ttl_ms, .. } = server.inspect(&name) else {
+                    let Inspected::Lease { fence, keys, ttl_ms, .. } = server.inspect(name) else {
                         panic!("the key is not held")
                     };
                     prop_assert_eq!((fence, keys), (held.fence, held.keys.count_ones() as usize));
@@ -625,17 +487,15 @@ proptest! {
             prop_assert!(waiting.values().all(|waiter| now_us < waiter.until_us));
             prop_assert_eq!(server.node().waiters(), waiting.len());
             for waiter in waiting.values() {
-                let names = names(waiter.keys);
-                prop_assert!(!names.iter().all(|name| is_free(&mut server, name)), "a client waits for free keys");
+                prop_assert!(!names(waiter.keys).into_iter().all(|name| is_free(&mut server, name)), "a client waits for free keys");
             }
             prop_assert!(waiting.is_empty() || server.node().next_wake().is_some());
         }
-        server.pass_ms(10_000);
-        server.turn();
+        server.turn_after_ms(10_000);
         prop_assert_eq!((server.node().waiters(), server.node().leases()), (0, 0));
         prop_assert!(server.texts().all(|text| text == b"old client"));
         let stats = server.node().stats();
         let ended = stats.releases + stats.ended_by_deadline + stats.ended_by_operator;
-        prop_assert_eq!(stats.grants, ended, "each key of each lock ends once");
+        prop_assert_eq!(stats.grants, ended, "each lock ends once on each of its keys");
     }
 }

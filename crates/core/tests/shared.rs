@@ -28,6 +28,15 @@ fn enqueue_reader(server: &mut Server, token: &[u8]) -> Ticket {
     server.acquire_shared_or_wait(K, token, 1000, 50_000).ticket()
 }
 
+/// A server on which `READER` and `SECOND` share the key, with these ttls.
+fn server_with_readers(reader_ms: u64, second_ms: u64) -> Server {
+    let mut server = Server::new();
+    for (token, ttl_ms) in [(READER, reader_ms), (SECOND, second_ms)] {
+        server.acquire_shared(K, token, ttl_ms, None).unwrap();
+    }
+    server
+}
+
 /// The mode, and the number of holders; `None` if no lease holds the key.
 fn held(server: &mut Server) -> Option<(Mode, usize)> {
     match server.inspect_all_fields(K)?.holder {
@@ -36,18 +45,9 @@ fn held(server: &mut Server) -> Option<(Mode, usize)> {
     }
 }
 
-fn fence_of(extended: ExtendReply) -> Fence {
-    match extended {
-        ExtendReply::Held { fence } => fence,
-        other => panic!("{other:?}"),
-    }
-}
-
 #[test]
 fn readers_share_the_key_and_exclude_writers() {
-    let mut server = Server::new();
-    server.acquire_shared(K, READER, 1000, None).unwrap();
-    server.acquire_shared(K, SECOND, 2000, None).unwrap();
+    let mut server = server_with_readers(1000, 2000);
     assert_eq!(held(&mut server), Some((Mode::Shared, 2)));
     assert_eq!(server.acquire(K, WRITER, 1000, None), None);
     assert!(server.release(K, READER));
@@ -65,37 +65,28 @@ fn shared_lock_is_refused_to_a_token_that_holds_it() {
     let mut server = Server::new();
     server.acquire_shared(K, READER, 1000, None).unwrap();
     assert_eq!(server.acquire_shared(K, READER, 1000, None), None);
-    assert_eq!(
-        server.acquire_shared_or_wait(K, READER, 1000, 5000),
-        AcquireReply::Refused,
-        "the client would wait for itself"
-    );
+    let reply = server.acquire_shared_or_wait(K, READER, 1000, 5000);
+    assert_eq!(reply, AcquireReply::Refused, "the client would wait for itself");
     server.acquire_shared(K, SECOND, 5000, None).unwrap();
     server.pass_ms(1000);
     // The node has not removed the ended holder yet, because no turn has passed.
-    assert!(
-        server.acquire_shared(K, READER, 1000, None).is_some(),
-        "the earlier lease of this token has ended"
-    );
+    let again = server.acquire_shared(K, READER, 1000, None);
+    assert!(again.is_some(), "the earlier lease of this token has ended");
 }
 
 #[test]
 fn each_reader_has_its_own_lease_and_deadline() {
-    let mut server = Server::new();
-    server.acquire_shared(K, READER, 1000, None).unwrap();
-    server.acquire_shared(K, SECOND, 3000, None).unwrap();
+    let mut server = server_with_readers(1000, 3000);
     assert_eq!(server.node().leases(), 2);
     server.pass_ms(1000);
     assert_eq!(server.extend(K, READER, 1000), None);
     assert!(!server.release(K, READER));
-    server.turn();
+    server.run_turns();
     assert_eq!((server.node().leases(), server.node().stats().ended_by_deadline), (1, 1));
     assert!(server.extend(K, SECOND, 4000).is_some());
-    server.pass_ms(3999);
-    server.turn();
+    server.turn_after_ms(3999);
     assert_eq!(server.acquire(K, WRITER, 1000, None), None);
-    server.pass_ms(1);
-    server.turn();
+    server.turn_after_ms(1);
     assert!(server.is_empty());
     assert_eq!((server.node().leases(), server.node().next_wake()), (0, None));
 }
@@ -146,20 +137,16 @@ fn value_of_a_shared_mirror_is_no_token() {
 
 #[test]
 fn mirror_blocks_the_key_after_a_crash_until_it_expires() {
-    let mut server = Server::new();
-    server.acquire_shared(K, READER, 1000, None).unwrap();
-    server.acquire_shared(K, SECOND, 2000, None).unwrap();
+    let mut server = server_with_readers(1000, 2000);
     server.crash();
     for token in [READER, SECOND] {
         assert!(!server.release(K, token));
         assert_eq!(server.extend(K, token, 1000), None);
     }
     let ticket = enqueue_writer(&mut server, WRITER);
-    server.pass_ms(1999);
-    server.turn();
+    server.turn_after_ms(1999);
     assert_eq!(server.granted(), []);
-    server.pass_ms(3);
-    server.turn();
+    server.turn_after_ms(3);
     assert_eq!(server.granted(), [ticket]);
 }
 
@@ -167,9 +154,7 @@ fn mirror_blocks_the_key_after_a_crash_until_it_expires() {
 fn mirror_with_a_token_of_a_reader_admits_a_writer_after_a_crash() {
     let admits_a_writer_after_a_crash = |mutant| {
         break_rule(mutant);
-        let mut server = Server::new();
-        server.acquire_shared(K, READER, 1000, None).unwrap();
-        server.acquire_shared(K, SECOND, 2000, None).unwrap();
+        let mut server = server_with_readers(1000, 2000);
         server.crash();
         server.release(K, READER);
         let writes_beside_a_reader = server.acquire(K, WRITER, 1000, None).is_some();
@@ -188,7 +173,7 @@ fn readers_behind_a_writer_wait_and_a_newcomer_is_refused() {
     assert_eq!(server.acquire_shared(K, SECOND, 1000, None), None);
     let second = enqueue_reader(&mut server, SECOND);
     let third = enqueue_reader(&mut server, b"third");
-    server.turn();
+    server.run_turns();
     assert_eq!(server.granted(), []);
     assert!(server.release(K, READER));
     assert_eq!(server.granted(), [writer]);
@@ -207,7 +192,7 @@ fn writer_starves_when_readers_pass_the_queue() {
         for n in 0..40_u8 {
             server.pass_ms(500);
             server.acquire_shared(K, &[n], 1000, None);
-            server.turn();
+            server.run_turns();
         }
         break_rule(None);
         server.granted() == [writer]
@@ -231,11 +216,8 @@ fn repair_of_an_older_lock_overtakes_waiters_and_a_newcomer_does_not() {
     assert_eq!(server.acquire_shared(K, b"newcomer", 1000, None), None);
     let fence = server.acquire_shared(K, SECOND, 10_000, older_fence).unwrap();
     assert_eq!(Some(fence), older_fence, "the fence of the older lock");
-    assert_eq!(
-        server.acquire(K, b"other", 1000, older_fence),
-        None,
-        "a repair takes no key from a holder"
-    );
+    let other = server.acquire(K, b"other", 1000, older_fence);
+    assert_eq!(other, None, "a repair takes no key from a holder");
     assert!(server.release(K, READER) && server.release(K, SECOND));
     assert_eq!(server.granted(), [writer]);
 }
@@ -252,7 +234,7 @@ fn repair_of_an_older_lock_overtakes_waiters_for_a_free_key() {
     server.remove_key(K, KeyEvent::Removed);
     assert_eq!(server.acquire_shared(K, SECOND, 1000, None), None);
     assert!(server.acquire_shared(K, SECOND, 1000, older_fence).is_some());
-    server.turn();
+    server.run_turns();
     assert_eq!(server.granted(), []);
     assert!(server.release(K, SECOND));
     assert_eq!(server.granted(), [writer]);
@@ -260,9 +242,7 @@ fn repair_of_an_older_lock_overtakes_waiters_for_a_free_key() {
 
 #[test]
 fn release_grants_a_hundred_readers_and_later_turns_the_others() {
-    let mut settings = support::settings(0);
-    settings.max_waiters = 1000;
-    let mut server = Server::with(settings);
+    let mut server = Server::with_max_waiters(1000);
     server.acquire(K, WRITER, 60_000, None).unwrap();
     let readers: Vec<_> =
         (0..450_u32).map(|n| enqueue_reader(&mut server, &n.to_le_bytes())).collect();
@@ -274,7 +254,7 @@ fn release_grants_a_hundred_readers_and_later_turns_the_others() {
     assert_eq!(server.acquire_shared(K, b"newcomer", 1000, None), None);
     let jobs = server.memory.one_turn(server.now());
     assert!((1..10).contains(&jobs), "{jobs}");
-    server.turn();
+    server.run_turns();
     assert_eq!(server.granted(), readers);
     for n in 0..450_u32 {
         assert!(server.release(K, &n.to_le_bytes()));
@@ -299,7 +279,7 @@ fn readers_join_once_the_writer_before_them_leaves_the_queue() {
         let writer = server.acquire_or_wait(K, WRITER, 1000, 1500).ticket();
         let second = enqueue_reader(&mut server, SECOND);
         leave(&mut server, writer);
-        server.turn();
+        server.run_turns();
         assert_eq!(server.granted(), [second]);
     }
 }
@@ -320,19 +300,17 @@ fn every_end_of_the_last_reader_serves_the_writer() {
         },
     ];
     for (n, end) in ends.into_iter().enumerate() {
-        let mut server = Server::new();
-        server.acquire_shared(K, READER, 1000, None).unwrap();
-        server.acquire_shared(K, SECOND, 2000, None).unwrap();
+        let mut server = server_with_readers(1000, 2000);
         let writer = enqueue_writer(&mut server, WRITER);
         assert!(server.release(K, READER));
-        server.turn();
+        server.run_turns();
         assert_eq!(server.granted(), [], "not before");
         end(&mut server);
         if n == 3 {
             assert_eq!(server.extend(K, SECOND, 1000), None, "an overwrite ends the lock");
             server.remove_key(K, KeyEvent::Removed);
         }
-        server.turn();
+        server.run_turns();
         assert_eq!(server.granted(), [writer], "{n}");
     }
 }
@@ -345,40 +323,31 @@ fn accidents_take_no_lock_from_readers() {
         |server| server.remove_key(K, KeyEvent::Evicted),
     ];
     for accident in accidents {
-        let mut server = Server::new();
-        server.acquire_shared(K, READER, 10_000, None).unwrap();
-        server.acquire_shared(K, SECOND, 5000, None).unwrap();
+        let mut server = server_with_readers(10_000, 5000);
         let value = server.text(K).to_vec();
         accident(&mut server);
-        server.turn();
-        server.pass_ms(200);
-        server.turn();
+        server.run_turns();
+        server.turn_after_ms(200);
         assert_eq!(server.text(K), value, "written again");
         assert_eq!(server.acquire(K, WRITER, 1000, None), None);
         assert!(server.extend(K, SECOND, 5000).is_some() && server.release(K, SECOND));
-        server.pass_ms(9799);
-        server.turn();
+        server.turn_after_ms(9799);
         assert_eq!(server.acquire(K, WRITER, 1000, None), None);
-        server.pass_ms(1);
-        server.turn();
+        server.turn_after_ms(1);
         assert!(server.acquire(K, WRITER, 1000, None).is_some());
     }
 }
 
 #[test]
 fn end_of_a_reader_while_the_mirror_is_lost_changes_nothing_for_others() {
-    let mut server = Server::new();
-    server.acquire_shared(K, READER, 50, None).unwrap();
-    server.acquire_shared(K, SECOND, 10_000, None).unwrap();
+    let mut server = server_with_readers(50, 10_000);
     let value = server.text(K).to_vec();
     server.remove_key(K, KeyEvent::Evicted);
     server.memory.keys.memory_is_short = true;
-    server.pass_ms(60);
-    server.turn();
+    server.turn_after_ms(60);
     assert_eq!((server.node().leases(), server.has(K)), (1, false));
     server.memory.keys.memory_is_short = false;
-    server.pass_ms(1000);
-    server.turn();
+    server.turn_after_ms(1000);
     assert_eq!(server.text(K), value);
     assert_eq!(server.expires_at_ms(K), Some(server.wall_ms + 10_000 - 1060));
 }
@@ -398,8 +367,7 @@ fn first_reader_needs_the_mirror_and_later_readers_do_not() {
     assert!(server.acquire_shared(K, SECOND, 2000, None).is_some(), "the lease decides");
     assert!(server.node().lacks_mirrors());
     server.memory.keys.writes_left = None;
-    server.pass_ms(1500);
-    server.turn();
+    server.turn_after_ms(1500);
     assert_eq!(server.expires_at_ms(K), Some(server.wall_ms + 500));
 }
 
@@ -410,11 +378,8 @@ fn exclusive_lock_becomes_shared_and_serves_the_readers_in_the_same_step() {
     let reader = enqueue_reader(&mut server, READER);
     let next_writer = enqueue_writer(&mut server, b"next writer");
     enqueue_reader(&mut server, SECOND);
-    assert_eq!(
-        fence_of(server.extend_shared(K, WRITER, 10_000)),
-        fence,
-        "the writer keeps its fence"
-    );
+    let extended = server.extend_shared(K, WRITER, 10_000);
+    assert_eq!(extended, ExtendReply::Held { fence }, "the writer keeps its fence");
     assert!(
         matches!(server.wait_results[..], [(ticket, WaitResult::Granted { fence: joined, .. })]
         if ticket == reader && joined > fence)
@@ -429,12 +394,10 @@ fn exclusive_lock_becomes_shared_and_serves_the_readers_in_the_same_step() {
 fn downgrade_that_forgets_the_queue_leaves_a_reader_waiting() {
     let grants_the_reader = |mutant| {
         break_rule(mutant);
-        let mut server = Server::new();
-        server.acquire(K, WRITER, 60_000, None).unwrap();
+        let mut server = Server::with_lock(&[K], WRITER, 60_000);
         let reader = enqueue_reader(&mut server, READER);
-        fence_of(server.extend_shared(K, WRITER, 60_000));
-        server.pass_ms(10_000);
-        server.turn();
+        server.extend_shared(K, WRITER, 60_000).fence();
+        server.turn_after_ms(10_000);
         break_rule(None);
         server.granted() == [reader]
     };
@@ -445,11 +408,10 @@ fn downgrade_that_forgets_the_queue_leaves_a_reader_waiting() {
 #[test]
 fn downgrade_keeps_writers_out_and_release_then_acquire_does_not() {
     for downgrades in [true, false] {
-        let mut server = Server::new();
-        server.acquire(K, WRITER, 10_000, None).unwrap();
+        let mut server = Server::with_lock(&[K], WRITER, 10_000);
         let next_writer = enqueue_writer(&mut server, b"next writer");
         if downgrades {
-            fence_of(server.extend_shared(K, WRITER, 10_000));
+            server.extend_shared(K, WRITER, 10_000).fence();
         } else {
             server.release(K, WRITER);
             assert_eq!(server.acquire_shared(K, WRITER, 10_000, None), None);
@@ -464,7 +426,7 @@ fn shared_lock_never_becomes_exclusive() {
     server.acquire_shared(K, READER, 1000, None).unwrap();
     server.extend(K, READER, 2000).unwrap();
     assert_eq!(held(&mut server), Some((Mode::Shared, 1)));
-    fence_of(server.extend_shared(K, READER, 3000));
+    server.extend_shared(K, READER, 3000).fence();
     assert!(server.acquire_shared(K, SECOND, 1000, None).is_some());
 }
 
@@ -481,7 +443,7 @@ fn downgrade_is_for_the_holder_of_one_key_only() {
         server.execute_acquire(&[b"c", b"d"], READER, 1000, shared, AcquireCommand::Acquire);
     assert_eq!(result, Err(CommandError::SeveralShared));
     server.acquire_shared(K, READER, 1000, None).unwrap();
-    assert_eq!(server.extend_all_with(&[b"a", K], READER, 1000, None, None), ExtendReply::NotHeld);
+    assert_eq!(server.extend_all(&[b"a", K], READER, 1000), ExtendReply::NotHeld);
     assert_eq!(server.acquire_all(&[b"c", K], WRITER, 1000, None), None);
     assert!(server.release_all(&[b"c", K], READER));
 }
@@ -491,37 +453,27 @@ fn foreign_string_is_adopted_and_shared_at_once() {
     let mut server = Server::new();
     server.set(K, WRITER, Some(5000));
     let reader = enqueue_reader(&mut server, READER);
-    fence_of(server.extend_shared(K, WRITER, 1000));
+    server.extend_shared(K, WRITER, 1000).fence();
     assert_eq!(server.granted(), [reader]);
     assert!(server.text(K) != WRITER);
 }
 
 #[test]
 fn revoked_shared_lock_ends_with_its_present_holders() {
-    let mut server = Server::new();
-    server.acquire_shared(K, READER, 1000, None).unwrap();
-    server.acquire_shared(K, SECOND, 2000, None).unwrap();
+    let mut server = server_with_readers(1000, 2000);
     assert_eq!(server.revoke(K), Ok(true));
     assert_eq!((server.text(K), server.node().stats().revoked), (REVOKED_VALUE, 2));
-    assert_eq!(
-        server.extend_with(K, READER, 5000, None, None),
-        ExtendReply::Revoked { left_ms: 1000 }
-    );
-    assert_eq!(
-        server.extend_with(K, SECOND, 5000, None, None),
-        ExtendReply::Revoked { left_ms: 2000 }
-    );
+    for (token, left_ms) in [(READER, 1000), (SECOND, 2000)] {
+        assert_eq!(server.extend_all(&[K], token, 5000), ExtendReply::Revoked { left_ms });
+    }
     assert_eq!(server.acquire_shared(K, b"third", 1000, None), None);
     let third = enqueue_reader(&mut server, b"third");
     assert!(server.release(K, READER));
-    server.turn();
+    server.run_turns();
     assert_eq!(server.granted(), []);
-    assert!(matches!(
-        server.inspect_all_fields(K).unwrap().holder,
-        Holder::Lease { revoked: true, holders: 1, .. }
-    ));
-    server.pass_ms(2000);
-    server.turn();
+    let holder = server.inspect_all_fields(K).unwrap().holder;
+    assert!(matches!(holder, Holder::Lease { revoked: true, holders: 1, .. }));
+    server.turn_after_ms(2000);
     assert_eq!(server.granted(), [third]);
     assert_eq!(server.revoke_now(K), Ok(true));
     assert!(server.is_empty());
@@ -537,16 +489,13 @@ fn revoked_shared_lock_that_admits_readers_never_ends() {
         for n in 0..20_u8 {
             server.pass_ms(500);
             server.acquire_shared(K, &[n], 1000, None);
-            server.turn();
+            server.run_turns();
         }
-        let revoked = matches!(
-            server.inspect_all_fields(K).unwrap().holder,
-            Holder::Lease { revoked: true, .. }
-        );
         break_rule(None);
-        !revoked
+        let holder = server.inspect_all_fields(K).unwrap().holder;
+        !matches!(holder, Holder::Lease { revoked: true, .. })
     };
-    assert!(revoked_lock_ends(None), "later holders hold another lock");
+    assert!(revoked_lock_ends(None), "the later holders share a new lock");
     assert!(!revoked_lock_ends(Some(Mutant::RevokedAdmitsHolders)));
 }
 
@@ -556,7 +505,7 @@ fn reader_swaps_only_its_own_token() {
     let first = server.acquire_shared(K, READER, 1000, None).unwrap();
     server.acquire_shared(K, SECOND, 1000, None).unwrap();
     assert_eq!(server.extend_with(K, READER, 1000, None, Some(SECOND)), ExtendReply::TokenInUse);
-    let fence = fence_of(server.extend_with(K, READER, 1000, None, Some(b"new")));
+    let fence = server.extend_with(K, READER, 1000, None, Some(b"new")).fence();
     assert!(fence > first);
     assert!(!server.release(K, READER));
     assert!(server.release(K, b"new") && server.release(K, SECOND));
@@ -569,7 +518,7 @@ fn reader_raises_only_its_own_fence() {
     server.pass_ms(100_000);
     let fence = server.acquire_shared(K, READER, 1000, None).unwrap();
     let higher = fence.saturating_add(1_000_000);
-    assert_eq!(fence_of(server.extend_with(K, READER, 1000, Some(higher), None)), higher);
+    assert_eq!(server.extend_with(K, READER, 1000, Some(higher), None).fence(), higher);
     let below = ExtendReply::BadFence(FenceError::Below { current: higher });
     assert_eq!(server.extend_with(K, READER, 1000, Some(fence), None), below);
     let beside = server.acquire_shared(K, SECOND, 1000, Some(fence)).unwrap();
@@ -600,15 +549,13 @@ fn inspect_shows_the_number_of_readers_and_the_first_ten() {
 
 #[test]
 fn reader_that_disconnects_before_its_answer_leaves_no_lease() {
-    let mut settings = support::settings(0);
-    settings.defer_wakes = true;
-    let mut server = Server::with(settings);
+    let mut server = Server::that_defers_wakes();
     server.acquire(K, WRITER, 60_000, None).unwrap();
     let gone = enqueue_reader(&mut server, READER);
     let stays = enqueue_reader(&mut server, SECOND);
     assert!(server.release(K, WRITER));
     assert!(server.disconnect(gone));
-    server.turn();
+    server.run_turns();
     assert_eq!(held(&mut server), Some((Mode::Shared, 1)));
     assert_eq!(server.granted(), [stays]);
 }
@@ -620,15 +567,14 @@ fn shared_lock_survives_a_reload_and_prevents_an_unload() {
     assert!(!server.node().can_unload(server.now().monotonic), "only the node knows its holders");
     server.handle_event(&ServerEvent::LoadingBegins);
     server.handle_event(&ServerEvent::LoadingEnds);
-    server.turn();
+    server.run_turns();
     assert!(server.extend(K, READER, 10_000).is_some());
     server.handle_event(&ServerEvent::Demoted);
-    server.turn();
+    server.run_turns();
     assert_eq!(server.node().leases(), 0);
     server.handle_event(&ServerEvent::Promoted);
     assert_eq!(server.extend(K, READER, 10_000), None);
-    server.pass_ms(MAX_TTL_MS);
-    server.turn();
+    server.turn_after_ms(MAX_TTL_MS);
     assert!(server.acquire(K, WRITER, 1000, None).is_some());
 }
 
@@ -642,7 +588,7 @@ fn many_readers_that_end_at_once_are_removed_in_steps() {
     assert_eq!((server.node().leases(), server.node().stats().ended_by_operator), (0, 20_000));
     assert!(server.memory.one_turn(server.now()) > 100, "the holders are removed later");
     assert!(server.acquire(K, WRITER, 1000, None).is_some());
-    server.turn();
+    server.run_turns();
     assert!(server.release(K, WRITER));
     assert_eq!(server.node().next_wake(), None);
 }
@@ -658,7 +604,6 @@ fn nodes_with_different_readers_are_not_equal() {
     assert!(one.node() != other.node());
 }
 
-/// One step of a random run.
 #[derive(Clone, Debug)]
 enum Step {
     Acquire { mode: Mode, ttl_ms: u64 },
@@ -679,8 +624,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let (nth, ttl) = (0..8_usize, 1..3000_u64);
     let mode = prop_oneof![2 => Just(Mode::Shared), 1 => Just(Mode::Exclusive)];
-    let event =
-        prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)];
+    let event = support::key_events();
     prop_oneof![
         4 => (mode.clone(), ttl.clone()).prop_map(|(mode, ttl_ms)| Step::Acquire { mode, ttl_ms }),
         8 => (mode.clone(), ttl.clone(), 1..4000_u64)
@@ -699,7 +643,6 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a holder believes about its lock.
 #[derive(Clone, Debug)]
 struct Belief {
     token: Vec<u8>,
@@ -717,13 +660,11 @@ struct Waiting {
     until_us: u64,
 }
 
-/// What holders believe, and the fences of earlier holders.
 #[derive(Default)]
 struct Beliefs {
     held: Vec<Belief>,
     /// The largest fence of a writer.
     largest_exclusive: Fence,
-    /// The largest fence of any holder.
     largest: Fence,
 }
 
@@ -732,17 +673,20 @@ impl Beliefs {
         self.held.retain(|held| now_us < held.until_us);
     }
 
+    fn nth(&self, nth: usize) -> Option<Belief> {
+        self.held.get(nth % self.held.len().max(1)).cloned()
+    }
+
+    fn admits_readers(&self) -> bool {
+        self.held.iter().all(|held| held.mode == Mode::Shared && !held.revoked)
+    }
+
     /// Records a grant. Fails if another holder excludes it, or if its fence is too small.
     fn record_grant(&mut self, held: Belief) -> Result<(), TestCaseError> {
-        let may_join = self.held.iter().all(|other| other.mode == Mode::Shared && !other.revoked);
-        prop_assert!(
-            self.held.is_empty() || held.mode == Mode::Shared && may_join,
-            "another holder excludes it"
-        );
-        prop_assert!(
-            held.fence > self.largest_exclusive,
-            "not above the fence of an earlier writer"
-        );
+        let may_join = held.mode == Mode::Shared && self.admits_readers();
+        prop_assert!(self.held.is_empty() || may_join, "another holder excludes it");
+        let is_above = held.fence > self.largest_exclusive;
+        prop_assert!(is_above, "not above the fence of an earlier writer");
         if held.mode == Mode::Exclusive {
             prop_assert!(held.fence > self.largest, "not above all earlier fences");
             self.largest_exclusive = held.fence;
@@ -752,7 +696,7 @@ impl Beliefs {
         Ok(())
     }
 
-    /// Whether a key may have this value: the mirror of the lock that is held, or another string.
+    /// Whether a key may have this value: that of the mirror, or of a foreign string of this test.
     fn explains(&self, text: &[u8]) -> bool {
         match self.held.first() {
             _ if text == b"old client" || text == b"data" => true,
@@ -784,16 +728,9 @@ proptest! {
             beliefs.expire(now_us);
             tokens += 1;
             let token = tokens.to_le_bytes().to_vec();
-            let nth_of = |beliefs: &Beliefs, nth: usize| {
-                (!beliefs.held.is_empty()).then(|| beliefs.held[nth % beliefs.held.len()].clone())
-            };
             match step {
                 Step::Acquire { mode, ttl_ms } => {
-                    let fence = match mode {
-                        Mode::Exclusive => server.acquire(K, &token, ttl_ms, None),
-                        Mode::Shared => server.acquire_shared(K, &token, ttl_ms, None),
-                    };
-                    if let Some(fence) = fence {
+                    if let Some(fence) = server.acquire_as(mode, &[K], &token, ttl_ms, None) {
                         prop_assert!(waiting.values().all(|other| other.is_for_both), "overtook a waiter");
                         let until_us = now_us + ttl_ms * 1000;
                         beliefs.record_grant(Belief { token, mode, fence, until_us, revoked: false })?;
@@ -826,7 +763,7 @@ proptest! {
                     }
                 }
                 Step::Extend { nth, mode, ttl_ms } => {
-                    if let Some(held) = nth_of(&beliefs, nth) {
+                    if let Some(held) = beliefs.nth(nth) {
                         let extended = server.extend_as(mode, &[K], &held.token, ttl_ms, None, None);
                         let belief = beliefs.held.iter_mut().find(|other| other.token == held.token).unwrap();
                         if held.revoked {
@@ -842,9 +779,8 @@ proptest! {
                     }
                 }
                 Step::SwapToken { nth } => {
-                    if let Some(held) = nth_of(&beliefs, nth).filter(|held| !held.revoked) {
-                        let extended = server.extend_with(K, &held.token, 1, None, Some(&token));
-                        let ExtendReply::Held { fence } = extended else { panic!("{extended:?}") };
+                    if let Some(held) = beliefs.nth(nth).filter(|held| !held.revoked) {
+                        let fence = server.extend_with(K, &held.token, 1, None, Some(&token)).fence();
                         prop_assert!(fence > beliefs.largest);
                         beliefs.held.retain(|other| other.token != held.token);
                         let until_us = held.until_us.max(now_us + 1000);
@@ -852,7 +788,7 @@ proptest! {
                     }
                 }
                 Step::Release { nth } => {
-                    if let Some(held) = nth_of(&beliefs, nth) {
+                    if let Some(held) = beliefs.nth(nth) {
                         prop_assert!(server.release(K, &held.token));
                         prop_assert!(!server.release(K, &held.token));
                         beliefs.held.retain(|other| other.token != held.token);
@@ -884,7 +820,7 @@ proptest! {
                 Step::MoveWallClock { ms } => server.wall_ms = server.wall_ms.saturating_add_signed(ms),
                 Step::Pass { ms } => server.pass_ms(ms),
             }
-            server.turn();
+            server.run_turns();
             let now_us = server.mono_us;
             beliefs.expire(now_us);
             for (ticket, result) in std::mem::take(&mut server.wait_results) {
@@ -894,8 +830,8 @@ proptest! {
                     other < ticket && now_us < waits.until_us && !waits.is_for_both
                 });
                 prop_assert!(!overtakes, "overtook a waiter that came first");
-                let until_us = now_us + waiter.ttl_ms * 1000;
-                let Waiting { token, mode, .. } = waiter;
+                let Waiting { token, mode, ttl_ms, .. } = waiter;
+                let until_us = now_us + ttl_ms * 1000;
                 beliefs.record_grant(Belief { token, mode, fence, until_us, revoked: false })?;
             }
             // The node has exactly the leases in which holders believe.
@@ -907,10 +843,8 @@ proptest! {
                 prop_assert_eq!((holders, mode, revoked), (beliefs.held.len(), first.mode, first.revoked));
                 prop_assert_eq!(ttl_ms, (last_us - now_us).div_ceil(1000));
             }
-            prop_assert!(
-                server.texts().all(|text| beliefs.explains(text)),
-                "a mirror outlives its lock"
-            );
+            let is_explained = server.texts().all(|text| beliefs.explains(text));
+            prop_assert!(is_explained, "a mirror outlives its lock");
             // No waiter is forgotten: no client waits while the key is free, and no reader is first
             // in the queue while it could join other readers.
             prop_assert!(waiting.values().all(|waiter| now_us < waiter.until_us));
@@ -919,22 +853,19 @@ proptest! {
             queue.sort_unstable_by_key(|(ticket, _)| **ticket);
             if let Some((_, first)) = queue.first() {
                 prop_assert!(server.inspect_all_fields(K).is_some(), "a client waits for a free key");
-                let could_join = first.mode == Mode::Shared && !beliefs.held.is_empty()
-                    && beliefs.held.iter().all(|held| held.mode == Mode::Shared && !held.revoked);
+                let is_shared = !beliefs.held.is_empty() && beliefs.admits_readers();
+                let could_join = first.mode == Mode::Shared && is_shared;
                 prop_assert!(!could_join, "a reader that could join other readers waits");
                 prop_assert!(server.node().next_wake().is_some());
             }
         }
-        server.pass_ms(10_000);
-        server.turn();
+        server.turn_after_ms(10_000);
         prop_assert_eq!((server.node().waiters(), server.node().leases()), (0, 0));
         beliefs.expire(server.mono_us);
-        prop_assert!(
-            server.texts().all(|text| beliefs.explains(text)),
-            "a mirror outlives its lock"
-        );
+        let is_explained = server.texts().all(|text| beliefs.explains(text));
+        prop_assert!(is_explained, "a mirror outlives its lock");
         let stats = server.node().stats();
         let ended = stats.releases + stats.ended_by_deadline + stats.ended_by_operator;
-        prop_assert_eq!(stats.grants, ended, "each holder ends once");
+        prop_assert_eq!(stats.grants, ended, "each holder's lease ends once");
     }
 }

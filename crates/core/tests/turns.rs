@@ -4,39 +4,35 @@
 
 mod support;
 
-use quorlock_core::Ttl;
 use quorlock_core::node::memory::{Name, Value};
 use quorlock_core::node::{
-    Acquire, Command, CommandError, KeyEvent, Mode, Reason, Release, Reply, ServerEvent, Ticket,
-    WaitReply,
+    Command, CommandError, KeyEvent, Mode, Reason, Release, Reply, ServerEvent, Ticket, WaitReply,
 };
 use support::{
-    AcquireCommand, AcquireReply, ExtendReply, Inspected, MAX_TTL_MS, Server, WaitResult, settings,
+    AcquireCommand, AcquireReply, ExtendReply, Inspected, MAX_TTL_MS, Server, WaitResult,
 };
-
-/// A server that allows long queues.
-fn busy_server() -> Server {
-    let mut settings = settings(0);
-    settings.max_waiters = 20_000;
-    Server::with(settings)
-}
 
 fn enqueue(server: &mut Server, keys: &[&[u8]], token: &[u8], wait_ms: u64) -> Ticket {
     server.acquire_all_or_wait(keys, token, 60_000, wait_ms).ticket()
 }
 
+fn enqueue_many(server: &mut Server, keys: &[&[u8]], clients: u32, wait_ms: u64) {
+    for n in 0..clients {
+        enqueue(server, keys, &n.to_le_bytes(), wait_ms);
+    }
+}
+
 #[test]
 fn promoted_node_checks_again_whether_a_replica_listens() {
     let mut server = Server::new();
-    server.turn();
+    server.run_turns();
     server.acquire(b"before", b"a", 1000, None).unwrap();
     assert_eq!(server.memory.keys.counted, 1, "the node is certain that nothing listens");
     server.handle_event(&ServerEvent::Demoted);
-    server.turn();
+    server.run_turns();
     server.handle_event(&ServerEvent::Promoted);
     server.memory.keys.has_replica = true;
-    server.pass_ms(MAX_TTL_MS);
-    server.turn();
+    server.turn_after_ms(MAX_TTL_MS);
     server.acquire(b"k", b"a", 1000, None).unwrap();
     let propagated: Vec<_> =
         server.memory.keys.propagated.iter().map(|write| &write.key[..]).collect();
@@ -46,7 +42,7 @@ fn promoted_node_checks_again_whether_a_replica_listens() {
 #[test]
 fn release_of_a_lock_from_the_former_master_is_propagated() {
     let mut server = Server::new();
-    server.turn();
+    server.run_turns();
     server.handle_event(&ServerEvent::Demoted);
     server.set(b"k", b"a", Some(1000));
     server.handle_event(&ServerEvent::Promoted);
@@ -58,7 +54,7 @@ fn release_of_a_lock_from_the_former_master_is_propagated() {
 #[test]
 fn change_that_is_not_propagated_is_counted() {
     let mut server = Server::new();
-    server.turn();
+    server.run_turns();
     for n in 0..100_u8 {
         server.acquire(&[n], b"a", 1000, None).unwrap();
     }
@@ -81,27 +77,23 @@ fn handover_is_propagated_as_one_write() {
 
 #[test]
 fn timed_out_waiters_delay_no_other_client() {
-    let mut server = busy_server();
+    let mut server = Server::with_max_waiters(20_000);
     server.acquire(b"k", b"holder", 60_000, None).unwrap();
-    for n in 0..950_u32 {
-        enqueue(&mut server, &[b"k"], &n.to_le_bytes(), 1000);
-    }
+    enqueue_many(&mut server, &[b"k"], 950, 1000);
     let in_time = enqueue(&mut server, &[b"k"], b"in time", 5000);
     server.pass_ms(1000);
     // The release comes in the same turn in which the other waiters time out.
     assert!(server.release(b"k", b"holder"));
     assert_eq!(server.granted(), [in_time]);
-    server.turn();
+    server.run_turns();
     assert_eq!(server.wait_results.len(), 951);
 }
 
 #[test]
 fn free_key_whose_waiters_are_out_of_time_is_granted_to_a_newcomer() {
-    let mut server = busy_server();
+    let mut server = Server::with_max_waiters(20_000);
     server.acquire(b"k", b"holder", 60_000, None).unwrap();
-    for n in 0..950_u32 {
-        enqueue(&mut server, &[b"k"], &n.to_le_bytes(), 1000);
-    }
+    enqueue_many(&mut server, &[b"k"], 950, 1000);
     server.pass_ms(1000);
     assert!(server.release(b"k", b"holder"));
     assert!(server.acquire(b"k", b"newcomer", 1000, None).is_some());
@@ -109,7 +101,7 @@ fn free_key_whose_waiters_are_out_of_time_is_granted_to_a_newcomer() {
 
 #[test]
 fn waiter_behind_a_timed_out_waiter_is_granted_without_delay() {
-    let mut server = busy_server();
+    let mut server = Server::with_max_waiters(20_000);
     server.set(b"k", b"data", None);
     enqueue(&mut server, &[b"k"], b"first", 1);
     server.pass_ms(2);
@@ -117,25 +109,22 @@ fn waiter_behind_a_timed_out_waiter_is_granted_without_delay() {
     server.memory.keys.take(0, b"k");
     server.acquire(b"k", b"holder", 50, None).unwrap();
     let second = enqueue(&mut server, &[b"k"], b"second", 5000);
-    server.pass_ms(50);
-    server.turn();
+    server.turn_after_ms(50);
     assert_eq!(server.granted(), [second]);
 }
 
 #[test]
 fn release_considers_only_the_waiters_that_lacked_its_key() {
-    let mut server = busy_server();
+    let mut server = Server::with_max_waiters(20_000);
     let keys: Vec<_> = (0..64_u8).map(|n| [n]).collect();
     let all: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
     for key in &all[..63] {
         server.set(key, b"data", None);
     }
     server.acquire(all[63], b"holder", 60_000, None).unwrap();
-    for n in 0..900_u32 {
-        enqueue(&mut server, &all, &n.to_le_bytes(), 50_000);
-    }
+    enqueue_many(&mut server, &all, 900, 50_000);
     let single = enqueue(&mut server, &[all[63]], b"single", 50_000);
-    server.turn();
+    server.run_turns();
     assert!(server.release(all[63], b"holder"));
     assert_eq!(server.granted(), [single]);
     // All waiters that are left lack another key, so none of them is considered.
@@ -172,7 +161,7 @@ fn keys_freed_in_one_turn_go_to_the_waiter_that_came_first() {
         let third = enqueue(&mut server, &[b"c"], b"third", 60_000);
         server.release(b"c", b"leaves");
         free(&mut server);
-        server.turn();
+        server.run_turns();
         assert_eq!(server.granted(), [first, third]);
     }
 }
@@ -188,28 +177,29 @@ fn turn_leaves_work_for_the_next_turn_and_schedules_it() {
     let jobs = server.memory.one_turn(server.now());
     assert!((1..2000).contains(&jobs), "{jobs}");
     assert!(server.node().next_wake().unwrap() <= server.now().monotonic);
-    server.turn();
+    server.run_turns();
     assert_eq!((server.node().leases(), server.key_count()), (0, 0));
 }
 
 #[test]
 fn work_of_a_freed_key_does_not_grow_with_waiters_times_keys() {
-    let mut server = busy_server();
+    let mut server = Server::with_max_waiters(20_000);
     let keys: Vec<_> = (0..64_u8).map(|n| [n]).collect();
     let all: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
     for key in &all {
         server.set(key, b"data", None);
     }
-    for n in 0..2000_u32 {
-        enqueue(&mut server, &all, &n.to_le_bytes(), 50_000);
-    }
+    enqueue_many(&mut server, &all, 2000, 50_000);
     // All waiters lacked this key. Now they lack another one.
     server.remove_key(all[0], KeyEvent::Removed);
     let mut turns = 0;
     while server.node().next_wake().is_some_and(|at| at <= server.now().monotonic) {
         server.memory.one_turn(server.now());
         turns += 1;
-        assert!(turns < 40, "2000 waiters times 63 keys would take 84 turns");
+        assert!(
+            turns < 40,
+            "2000 waiters times 63 keys, at 1500 units a turn, would take 84 turns"
+        );
     }
     assert!(turns > 1, "2000 waiters are more than one turn may consider");
     let last = server.acquire_all_or_wait(&[all[0]], b"newcomer", 1000, 1000);
@@ -219,13 +209,11 @@ fn work_of_a_freed_key_does_not_grow_with_waiters_times_keys() {
 #[test]
 fn overwrite_that_expires_before_the_next_command_ends_the_lock() {
     for text in [&b"stop"[..], b"sixteen bytes???"] {
-        let mut server = Server::new();
-        server.acquire(b"k", b"sixteen bytes...", 50_000, None).unwrap();
+        let mut server = Server::with_lock(&[b"k"], b"sixteen bytes...", 50_000);
         let expires_at_ms = Some(server.wall_ms + 100);
         server.memory.write(server.now(), 0, b"k", Value::text(text, expires_at_ms));
-        server.turn();
-        server.pass_ms(500);
-        server.turn();
+        server.run_turns();
+        server.turn_after_ms(500);
         assert_eq!(server.extend(b"k", b"sixteen bytes...", 50_000), None);
         assert!(server.is_empty(), "the mirror does not come back");
         assert_eq!(server.node().stats().saved_from_clock_step, 0);
@@ -234,8 +222,7 @@ fn overwrite_that_expires_before_the_next_command_ends_the_lock() {
 
 #[test]
 fn overwrite_before_a_reload_ends_the_lock() {
-    let mut server = Server::new();
-    server.acquire(b"k", b"a", 50_000, None).unwrap();
+    let mut server = Server::with_lock(&[b"k"], b"a", 50_000);
     server.set(b"k", b"stop", Some(40_000));
     server.handle_event(&ServerEvent::LoadingBegins);
     server.handle_event(&ServerEvent::LoadingEnds);
@@ -248,35 +235,31 @@ fn replica_extends_releases_and_deletes_nothing() {
     let mut server = Server::new();
     server.handle_event(&ServerEvent::Demoted);
     server.set(b"k", b"a", Some(1000));
-    assert_eq!(server.extend_with(b"k", b"a", 1000, None, None), ExtendReply::Abstaining);
+    assert_eq!(server.extend_all(&[b"k"], b"a", 1000), ExtendReply::Abstaining);
     assert!(!server.release(b"k", b"a"));
     server.mono_us += 3_600_000_000;
-    server.turn();
+    server.run_turns();
     assert!(server.has(b"k"));
-    assert_eq!(server.node().abstention(server.now().monotonic), Some((Reason::Replica, None)));
+    assert_eq!(server.abstention(), Some((Reason::Replica, None)));
 }
 
 #[test]
 fn mirror_that_the_server_refuses_is_written_later() {
-    let mut server = Server::new();
-    server.acquire(b"k", b"a", 50_000, None).unwrap();
+    let mut server = Server::with_lock(&[b"k"], b"a", 50_000);
     server.remove_key(b"k", KeyEvent::Evicted);
     server.memory.keys.writes_left = Some(0);
     assert!(server.extend(b"k", b"a", 50_000).is_some(), "the lease decides");
     assert!(!server.has(b"k"));
-    server.pass_ms(2000);
-    server.turn();
+    server.turn_after_ms(2000);
     assert!(server.node().lacks_mirrors());
     server.memory.keys.writes_left = None;
-    server.pass_ms(2000);
-    server.turn();
+    server.turn_after_ms(2000);
     assert_eq!(server.text(b"k"), b"a");
 }
 
 #[test]
 fn grant_that_the_server_refuses_leaves_nothing() {
-    let mut server = Server::new();
-    server.acquire(b"a", b"holder", 50_000, None).unwrap();
+    let mut server = Server::with_lock(&[b"a"], b"holder", 50_000);
     let ticket = enqueue(&mut server, &[b"a"], b"waiter", 50_000);
     server.memory.keys.writes_left = Some(0);
     assert!(server.release(b"a", b"holder"));
@@ -294,14 +277,13 @@ fn raised_fence_invalidates_what_inspect_showed() {
     let fence = server.acquire(b"k", b"a", 50_000, None).unwrap();
     server.memory.keys.tracks = true;
     let raised = Some(fence.next());
-    assert!(matches!(server.extend_with(b"k", b"a", 1, raised, None), ExtendReply::Held { .. }));
+    server.extend_with(b"k", b"a", 1, raised, None).fence();
     assert_eq!(server.memory.keys.invalidated, [Name::from_slice(b"k")]);
 }
 
 #[test]
 fn node_writes_nothing_during_a_pause_but_refuses_timed_out_waiters() {
-    let mut server = Server::new();
-    server.acquire(b"k", b"a", 1000, None).unwrap();
+    let mut server = Server::with_lock(&[b"k"], b"a", 1000);
     let late = enqueue(&mut server, &[b"k"], b"b", 500);
     enqueue(&mut server, &[b"k"], b"c", 50_000);
     server.memory.keys.is_paused = true;
@@ -311,16 +293,14 @@ fn node_writes_nothing_during_a_pause_but_refuses_timed_out_waiters() {
     assert_eq!(server.text(b"k"), b"a");
     assert!(server.node().next_wake().unwrap() > server.now().monotonic, "the node does not spin");
     server.memory.keys.is_paused = false;
-    server.pass_ms(10);
-    server.turn();
+    server.turn_after_ms(10);
     assert_eq!(server.wait_results.first(), Some(&(late, WaitResult::Refused)));
     assert_eq!(server.text(b"k"), b"c");
 }
 
 #[test]
 fn grant_to_a_waiter_that_disconnected_is_released() {
-    let mut server = Server::new();
-    server.acquire(b"k", b"a", 50_000, None).unwrap();
+    let mut server = Server::with_lock(&[b"k"], b"a", 50_000);
     let gone = enqueue(&mut server, &[b"k"], b"b", 50_000);
     let next = enqueue(&mut server, &[b"k"], b"c", 50_000);
     // The waiter disconnects after the handover, and before it receives the answer.
@@ -331,22 +311,20 @@ fn grant_to_a_waiter_that_disconnected_is_released() {
     assert_eq!(std::mem::take(&mut server.memory.keys.woken), [gone]);
     let exit = server.memory.node.disconnect(gone);
     assert!(!exit.wake, "the waiter was unblocked already");
-    server.turn();
+    server.run_turns();
     assert_eq!(server.granted(), [next]);
 }
 
 #[test]
 fn deferred_answers_are_sent_at_the_end_of_the_turn() {
-    let mut settings = settings(0);
-    settings.defer_wakes = true;
-    let mut server = Server::with(settings);
+    let mut server = Server::that_defers_wakes();
     server.acquire(b"k", b"a", 50_000, None).unwrap();
     let first = enqueue(&mut server, &[b"k"], b"b", 50_000);
     assert!(server.release(b"k", b"a"));
     assert_eq!(server.granted(), [], "not yet");
-    server.turn();
+    server.run_turns();
     assert_eq!(server.granted(), [first]);
-    // A waiter that `CLIENT UNBLOCK` names in the turn of its grant keeps the grant.
+    // A waiter that `CLIENT UNBLOCK` ends after its grant, in the same turn, keeps the grant.
     let second = enqueue(&mut server, &[b"k"], b"c", 50_000);
     assert!(server.release(b"k", b"b"));
     let exit = server.memory.node.unblock(second);
@@ -365,37 +343,34 @@ fn flush_ends_many_locks_at_once_and_removes_their_leases_in_steps() {
     assert!(server.acquire(&7_u32.to_le_bytes(), b"b", 50_000, None).is_some());
     server.memory.one_turn(server.now());
     assert!(server.node().leases() > 1000, "not all at once");
-    server.turn();
+    server.run_turns();
     assert_eq!(server.node().leases(), 1);
     assert_eq!(server.text(&7_u32.to_le_bytes()), b"b");
 }
 
 #[test]
 fn flush_frees_the_keys_that_foreign_strings_kept_from_a_waiter() {
-    let mut server = Server::new();
-    server.acquire(b"b", b"holder", 50_000, None).unwrap();
+    let mut server = Server::with_lock(&[b"b"], b"holder", 50_000);
     let waiter = enqueue(&mut server, &[b"a", b"b"], b"waiter", 50_000);
     // A release finds the string. The node then counts the key as taken until the string expires.
     server.set(b"a", b"old client", Some(3_600_000));
     assert!(!server.release(b"a", b"stranger"));
     server.flush();
-    server.turn();
+    server.run_turns();
     assert_eq!(server.granted(), [waiter]);
 }
 
 #[test]
 fn extension_does_not_delay_the_rewrite_of_a_mirror() {
-    let mut server = Server::new();
-    server.acquire(b"k", b"a", 500, None).unwrap();
+    let mut server = Server::with_lock(&[b"k"], b"a", 500);
     server.remove_key(b"k", KeyEvent::Expired);
     server.set(b"k", b"old client", Some(10_000));
     // The key holds another client's string, so the node plans to rewrite the mirror in a second.
     // Without the extension, the lock would end before that.
-    server.turn();
+    server.run_turns();
     assert!(server.extend(b"k", b"a", 50_000).is_some());
     server.remove_key(b"k", KeyEvent::Removed);
-    server.pass_ms(1000);
-    server.turn();
+    server.turn_after_ms(1000);
     assert_eq!(server.text(b"k"), b"a");
 }
 
@@ -420,7 +395,7 @@ fn lock_whose_second_mirror_is_not_written_leaves_nothing() {
 }
 
 #[test]
-fn refused_write_over_the_mirror_of_an_ended_lease_is_propagated() {
+fn refused_write_propagates_the_deletion_of_an_old_mirror() {
     let mut server = Server::new();
     server.memory.keys.has_replica = true;
     server.acquire(b"k", b"a", 1000, None).unwrap();
@@ -436,14 +411,13 @@ fn refused_write_over_the_mirror_of_an_ended_lease_is_propagated() {
 
 #[test]
 fn refusal_of_a_waiter_that_disconnected_is_not_sent() {
-    let mut server = Server::new();
-    server.acquire(b"k", b"a", 50_000, None).unwrap();
+    let mut server = Server::with_lock(&[b"k"], b"a", 50_000);
     let dismissed = enqueue(&mut server, &[b"k"], b"b", 50_000);
     // The RELEASE removes the waiter, whose refusal is sent at the end of the turn.
     assert!(!server.release(b"k", b"b"));
     let exit = server.memory.node.disconnect(dismissed);
     assert!(exit.wake, "the waiter was not unblocked yet");
-    server.turn();
+    server.run_turns();
     assert_eq!(server.wait_results, []);
     assert!(!server.memory.node.unblock(dismissed).wake, "nothing is left of the waiter");
 }
@@ -456,19 +430,17 @@ fn node_waits_out_a_pause_that_outlasts_its_abstention() {
     server.memory.one_turn(server.now());
     assert!(server.node().next_wake().unwrap() > server.now().monotonic, "the node does not spin");
     server.memory.keys.is_paused = false;
-    server.pass_ms(10);
-    server.turn();
+    server.turn_after_ms(10);
     assert!(server.acquire(b"k", b"a", 1000, None).is_some());
 }
 
 #[test]
 fn module_cannot_be_unloaded_while_a_mirror_must_be_removed() {
-    let mut server = Server::new();
-    server.acquire_all(&[b"a", b"b"], b"t", 50_000, None).unwrap();
+    let mut server = Server::with_lock(&[b"a", b"b"], b"t", 50_000);
     assert!(server.node().can_unload(server.now().monotonic));
     server.remove_key(b"a", KeyEvent::Removed);
     assert!(!server.node().can_unload(server.now().monotonic), "the mirror of b could be adopted");
-    server.turn();
+    server.run_turns();
     assert!(server.node().can_unload(server.now().monotonic));
 }
 
@@ -488,23 +460,9 @@ fn doubted_mirror_is_compared_before_many_deadlines_are_sorted() {
 
 #[test]
 fn client_that_cannot_block_is_refused_even_when_the_queue_is_full() {
-    let mut settings = settings(0);
-    settings.max_waiters = 0;
-    let mut server = Server::with(settings);
+    let mut server = Server::with_max_waiters(0);
     server.acquire(b"k", b"a", 50_000, None).unwrap();
     assert_eq!(server.acquire_or_wait(b"k", b"b", 1000, 1000), AcquireReply::QueueFull);
-    let (keys, token) = ([Name::from_slice(b"k")], Name::from_slice(b"c"));
-    let ttl = Ttl::from_ms(1000).unwrap();
-    let acquire = Acquire {
-        db: 0,
-        keys: &keys,
-        token: &token,
-        ttl,
-        mode: Mode::Exclusive,
-        owner: None,
-        fence: None,
-        wait_ms: 1000,
-    };
-    server.memory.keys.client = None;
-    assert_eq!(server.execute(&Command::Acquire(acquire)), Ok(Reply::Refused));
+    server.allows_blocking = false;
+    assert_eq!(server.acquire_or_wait(b"k", b"c", 1000, 1000), AcquireReply::Refused);
 }

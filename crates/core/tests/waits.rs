@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use quorlock_core::client::{
     Acquire, Action, Command, Context, Hold, HoldAction, Keys, Mode, Mutant, NodeError, Outcome,
-    Reason, RequestId, Response, Spec, Topology, break_rule, limits,
+    Reason, RequestId, Response, Spec, break_rule, limits,
 };
 use quorlock_core::quorum::Moment;
 use quorlock_core::{Fence, Ttl};
@@ -23,6 +23,7 @@ const TTL: Duration = Duration::from_secs(1);
 struct World {
     client: Client,
     call: Acquire,
+    /// The present moment, counted from `start()`.
     at: Duration,
 }
 
@@ -54,8 +55,8 @@ impl World {
         self.client.ctx(start().plus(self.at), WALL_US)
     }
 
-    fn turn(&mut self, contended: bool) -> Vec<Action> {
-        self.drive(|call, ctx| call.handle_turn(contended, ctx)).1
+    fn begin(&mut self, contended: bool) -> Vec<Action> {
+        self.drive(|call, ctx| call.begin(contended, ctx)).1
     }
 
     fn time_out(&mut self) -> Vec<Action> {
@@ -68,21 +69,36 @@ impl World {
         self.drive(|call, ctx| call.handle_response(id, response, ctx)).1
     }
 
-    /// Gives the same answer from each node that was sent a request. Returns what follows.
-    fn answer_all(&mut self, sent: &[Action], response: &Response) -> Vec<Action> {
-        let mut actions = Vec::new();
-        for (id, _) in requests(sent) {
-            actions.extend(self.answer(id, response));
+    /// Answers each of these requests as `response_of` says for its node. Returns what follows.
+    fn answer_each(
+        &mut self,
+        sent: &[Action],
+        response_of: impl Fn(usize) -> Response,
+    ) -> Vec<Action> {
+        let answer = |(id, _): (RequestId, Command)| self.answer(id, &response_of(id.node));
+        requests(sent).into_iter().flat_map(answer).collect()
+    }
+
+    /// Lets the call time out until it waits on a node. Returns the ID of its WAIT.
+    fn time_out_until_wait(&mut self, mut actions: Vec<Action>) -> RequestId {
+        loop {
+            match wait_of(&actions) {
+                Some(wait) => return wait,
+                None => actions = self.time_out(),
+            }
         }
-        actions
     }
 
     /// Starts the call as contended, so that it waits at once. Returns the ID of its WAIT.
     fn wait(&mut self) -> RequestId {
-        let id = wait_of(&self.turn(true)).unwrap();
-        assert!(self.drive(|call, ctx| call.handle_seat(id, ctx)).0.is_some());
+        let id = wait_of(&self.begin(true)).unwrap();
+        assert!(self.drive(|call, ctx| call.handle_wait_connection(id, ctx)).0.is_some());
         id
     }
+}
+
+fn fence() -> Fence {
+    Fence::new(7).unwrap()
 }
 
 fn start() -> Moment {
@@ -112,6 +128,18 @@ fn is_acquired(actions: &[Action]) -> bool {
     actions.iter().any(acquired)
 }
 
+fn granted() -> Response {
+    Response::Fence(fence())
+}
+
+fn granted_after(waited: Duration) -> Response {
+    Response::FenceAfterWait { fence: fence(), waited }
+}
+
+fn down() -> Response {
+    Response::Failed(NodeError::Down { reason: "connection refused".into() })
+}
+
 fn releases(actions: &[Action]) -> bool {
     actions.iter().any(|action| matches!(action, Action::Release(_)))
 }
@@ -121,8 +149,7 @@ fn is_held_after_a_long_wait(mutant: Option<Mutant>) -> bool {
     break_rule(mutant);
     let mut world = World::new(1, None);
     let (_, sent) = granted_after_a_long_wait(&mut world);
-    let fence = Fence::new(7).unwrap();
-    let is_held = is_acquired(&world.answer_all(&sent, &Response::Fence(fence)));
+    let is_held = is_acquired(&world.answer_each(&sent, |_| granted()));
     break_rule(None);
     is_held
 }
@@ -133,13 +160,11 @@ fn lock_is_held_however_long_its_wait_took() {
     assert!(!is_held_after_a_long_wait(Some(Mutant::LongWaitIsLost)));
 }
 
-/// Grants a WAIT that took 100 times the ttl. Returns its node, and the requests that follow.
+/// Grants a WAIT that took 100 times the ttl. Returns its node, and the actions that follow.
 fn granted_after_a_long_wait(world: &mut World) -> (usize, Vec<Action>) {
     let wait = world.wait();
-    let waited = TTL * 100;
-    world.at += waited;
-    let fence = Fence::new(7).unwrap();
-    (wait.node, world.answer(wait, &Response::FenceAfterWait { fence, waited }))
+    world.at += TTL * 100;
+    (wait.node, world.answer(wait, &granted_after(TTL * 100)))
 }
 
 #[test]
@@ -161,24 +186,30 @@ fn lock_that_the_granting_node_refuses_to_extend_is_not_acquired() {
 /// Returns the ID of the ACQUIRE to the third node, which has not answered.
 fn granted_by_two(world: &mut World) -> (Hold, RequestId) {
     let wait = world.wait();
-    let fence = Fence::new(7).unwrap();
-    let sent = world.answer(wait, &Response::FenceAfterWait { fence, waited: TTL / 10 });
+    let sent = world.answer(wait, &granted_after(TTL / 10));
     let [(second, _), (third, _)] = requests(&sent)[..] else { panic!("{sent:?}") };
-    let mut won = world.answer(second, &Response::Fence(fence));
+    let mut won = world.answer(second, &granted());
     won.retain(|action| matches!(action, Action::Done(_)));
     let Some(Action::Done(outcome)) = won.pop() else { panic!("the lock is not won") };
     let Outcome::Acquired(grant) = *outcome else { panic!("{outcome:?}") };
     (Hold::new(Arc::clone(world.call.spec()), grant), third)
 }
 
-/// Like `granted_by_two`, with a lock that is renewed.
 fn renewed_by_two(world: &mut World) -> (Hold, RequestId) {
     let (mut hold, third) = granted_by_two(world);
     hold.renew();
     (hold, third)
 }
 
-/// Whether the holder sends this ACQUIRE again.
+/// Like `granted_by_two`. The third node then refuses twice.
+fn refused_twice(world: &mut World, is_renewed: bool) -> (Hold, RequestId) {
+    let (mut hold, third) = if is_renewed { renewed_by_two(world) } else { granted_by_two(world) };
+    for _ in 0..2 {
+        hold.handle_response(third, &Response::No, &world.ctx());
+    }
+    (hold, third)
+}
+
 fn repeats(hold: &mut Hold, acquire: RequestId) -> bool {
     let is_repeat = |action: HoldAction| match action {
         HoldAction::Send(next) => {
@@ -230,15 +261,12 @@ fn acquire_is_not_repeated_on_a_node_that_granted_it_or_after_the_release() {
     let (mut hold, third) = renewed_by_two(&mut world);
     hold.handle_response(third, &Response::No, &world.ctx());
     assert!(repeats(&mut hold, third));
-    hold.handle_response(third, &Response::Fence(Fence::new(7).unwrap()), &world.ctx());
+    hold.handle_response(third, &granted(), &world.ctx());
     assert_eq!(hold.repeat_at(), None);
     assert_eq!(hold.coverage(&world.client.topology), 3);
 
     let mut world = World::new(1, None);
-    let (mut hold, third) = renewed_by_two(&mut world);
-    for _ in 0..2 {
-        hold.handle_response(third, &Response::No, &world.ctx());
-    }
+    let (mut hold, third) = refused_twice(&mut world, true);
     let at = hold.repeat_at().unwrap();
     hold.release(&world.ctx());
     world.at = start().until(at);
@@ -251,15 +279,10 @@ fn acquire_is_not_repeated_on_a_node_that_granted_it_or_after_the_release() {
 #[test]
 fn acquire_is_repeated_once_the_node_has_a_connection_again() {
     let mut world = World::new(1, None);
-    let (mut hold, third) = renewed_by_two(&mut world);
-    for _ in 0..2 {
-        hold.handle_response(third, &Response::No, &world.ctx());
-    }
+    let (mut hold, third) = refused_twice(&mut world, true);
     while hold.poll().is_some() {}
     let connected = world.client.topology.clone();
-    let mut nodes = connected.nodes().to_vec();
-    nodes[third.node].link = Err(NodeError::connection_lost());
-    world.client.topology = Topology::new(nodes);
+    world.client.disconnect(third.node, NodeError::connection_lost());
     let mut repeat = |world: &mut World| {
         world.at = start().until(hold.repeat_at().unwrap());
         hold.repeat_refused(&world.ctx());
@@ -273,10 +296,7 @@ fn acquire_is_repeated_once_the_node_has_a_connection_again() {
 #[test]
 fn acquire_is_repeated_more_than_once_for_a_renewed_lock_only() {
     let mut world = World::new(1, None);
-    let (mut hold, third) = granted_by_two(&mut world);
-    for _ in 0..2 {
-        hold.handle_response(third, &Response::No, &world.ctx());
-    }
+    let (mut hold, _) = refused_twice(&mut world, false);
     assert_eq!(hold.repeat_at(), None);
     hold.renew();
     assert!(hold.repeat_at().is_some());
@@ -292,22 +312,15 @@ fn wins_beside_a_slow_node(mutant: Option<Mutant>, mode: Mode) -> bool {
         Acquire::new(Arc::new(spec), None, &world.ctx())
     };
     let first = World::new(1, None).wait().node;
-    let fence = Fence::new(7).unwrap();
     // Another client holds the lock on the later nodes.
-    let sent = world.turn(false);
-    for (id, _) in requests(&sent) {
-        world.answer(id, &if id.node == first { Response::Fence(fence) } else { Response::No });
-    }
-    let wait = loop {
-        if let Some(wait) = wait_of(&world.time_out()) {
-            break wait;
-        }
-    };
+    let sent = world.begin(false);
+    world.answer_each(&sent, |node| if node == first { granted() } else { Response::No });
+    let wait = world.time_out_until_wait(Vec::new());
     assert_ne!(wait.node, first);
-    world.drive(|call, ctx| call.handle_seat(wait, ctx)).0.unwrap();
-    let sent = world.answer(wait, &Response::FenceAfterWait { fence, waited: TTL / 10 });
+    world.drive(|call, ctx| call.handle_wait_connection(wait, ctx)).0.unwrap();
+    let sent = world.answer(wait, &granted_after(TTL / 10));
     let last = requests(&sent).into_iter().find(|(id, _)| id.node != first).unwrap().0;
-    assert!(!is_acquired(&world.answer(last, &Response::Fence(fence))), "the slow node delays it");
+    assert!(!is_acquired(&world.answer(last, &granted())), "the slow node delays the win");
     let granted_at = world.at;
     let wins = is_acquired(&world.time_out());
     let node_timeout = limits::node_timeout(Duration::ZERO, world.call.spec().ttl);
@@ -323,45 +336,23 @@ fn win_after_a_wait_is_not_delayed_by_a_slow_earlier_node() {
     assert!(!wins_beside_a_slow_node(None, Mode::Shared));
 }
 
-fn down() -> Response {
-    Response::Failed(NodeError::Down { reason: "connection refused".into() })
-}
-
-/// The node on which a call waits because other clients hold its keys. The first `silent` nodes are
-/// down.
-fn wait_node(keys: &[&str], silent: usize, mutant: Option<Mutant>) -> usize {
+/// The node on which a call waits because other clients hold its keys. Nodes with a number below
+/// `silent` are down.
+fn wait_node(keys: &str, silent: usize, mutant: Option<Mutant>) -> usize {
     break_rule(mutant);
     let mut world = World::new(1, None);
-    let keys = keys.iter().map(|&key| key.to_owned()).collect();
+    let keys = keys.split(' ').collect();
     world.call = Acquire::new(Arc::new(spec(keys, 1000)), None, &world.ctx());
-    let sent = world.turn(false);
-    let mut waits = Vec::new();
-    for (id, _) in requests(&sent) {
-        let response = if id.node < silent { down() } else { Response::No };
-        waits.extend(world.answer(id, &response));
-    }
-    let wait = loop {
-        match wait_of(&waits) {
-            Some(wait) => break wait,
-            None => waits = world.time_out(),
-        }
-    };
+    let sent = world.begin(false);
+    let next = world.answer_each(&sent, |node| if node < silent { down() } else { Response::No });
+    let wait = world.time_out_until_wait(next);
     break_rule(None);
     wait.node
 }
 
 /// The number of nodes on which calls wait, for one key and for several.
 fn count_wait_nodes(silent: usize, mutant: Option<Mutant>) -> usize {
-    let sets: [&[&str]; 8] = [
-        &["a"],
-        &["b"],
-        &["c"],
-        &["a", "b"],
-        &["b", "c"],
-        &["c", "d"],
-        &["d", "e"],
-        &["a", "b", "c"],
-    ];
+    let sets = ["a", "b", "c", "a b", "b c", "c d", "d e", "a b c"];
     sets.into_iter().map(|keys| wait_node(keys, silent, mutant)).collect::<BTreeSet<_>>().len()
 }
 
@@ -375,26 +366,21 @@ fn calls_wait_on_one_node_when_no_node_is_to_spare() {
 /// The number of nodes on which calls wait, if two nodes refuse them and node 0 does not answer.
 /// `is_known` says whether node 0 answered an earlier call of the client with ABSTAIN.
 fn count_wait_nodes_without_an_answer_of_node_0(is_known: bool) -> usize {
-    let abstains = Response::Failed(NodeError::Abstains { reason: "start".into() });
+    let abstains = || Response::Failed(NodeError::Abstains { reason: "start".into() });
     let wait_node_of = |key: usize| {
         let mut world = World::new(1, None);
         if is_known {
-            let sent = world.turn(false);
-            for (id, _) in requests(&sent) {
-                world.answer(id, if id.node == 0 { &abstains } else { &Response::No });
-            }
+            let sent = world.begin(false);
+            world.answer_each(&sent, |node| if node == 0 { abstains() } else { Response::No });
         }
         let keys = Keys::from_iter([format!("k {key}")]);
         world.call = Acquire::new(Arc::new(spec(keys, 1000)), None, &world.ctx());
-        let mut sent = world.turn(false);
+        let mut sent = world.begin(false);
         let refused = requests(&sent).into_iter().filter(|(id, _)| id.node != 0);
         for (id, _) in refused.collect::<Vec<_>>() {
             sent.extend(world.answer(id, &Response::No));
         }
-        while wait_of(&sent).is_none() {
-            sent = world.time_out();
-        }
-        wait_of(&sent).unwrap().node
+        world.time_out_until_wait(sent).node
     };
     (0..20).map(wait_node_of).collect::<BTreeSet<_>>().len()
 }
@@ -410,13 +396,10 @@ fn waits_on_a_node_that_granted(mutant: Option<Mutant>) -> bool {
     let first = World::new(1, None).wait().node;
     break_rule(mutant);
     let mut world = World::new(1, None);
-    let granted = Response::Fence(Fence::new(7).unwrap());
-    let mut sent = world.turn(false);
+    let mut sent = world.begin(false);
     while wait_of(&sent).is_none() {
-        let mut next = Vec::new();
-        for (id, _) in requests(&sent) {
-            next.extend(world.answer(id, if id.node == first { &granted } else { &Response::No }));
-        }
+        let next =
+            world.answer_each(&sent, |node| if node == first { granted() } else { Response::No });
         sent = if next.is_empty() { world.time_out() } else { next };
     }
     break_rule(None);
@@ -426,7 +409,7 @@ fn waits_on_a_node_that_granted(mutant: Option<Mutant>) -> bool {
 #[test]
 fn call_waits_on_a_node_that_refused() {
     assert!(!waits_on_a_node_that_granted(None));
-    assert!(waits_on_a_node_that_granted(Some(Mutant::WaitsOnQueueNode)));
+    assert!(waits_on_a_node_that_granted(Some(Mutant::WaitsWhereNotRefused)));
 }
 
 /// How many other nodes a waiter inspects in turn.
@@ -453,13 +436,12 @@ fn waiter_inspects_the_other_nodes_in_turn() {
     assert_eq!(count_inspected(Some(Mutant::InspectsOneNode)), 1);
 }
 
-/// Whether a call that waits for a seat acquires the lock, although the deciding node has a lease
-/// that no client releases. The seat is on another node.
+/// Whether a call that waits for a wait connection on another node acquires the lock, although the
+/// deciding node has a lease that no client releases.
 fn bypasses_the_deciding_node(mutant: Option<Mutant>) -> bool {
     break_rule(mutant);
     let first = World::new(1, None).wait().node;
     let mut world = World::new(1, None);
-    let mut sent = world.turn(false);
     let answer = |world: &mut World, sent: &[Action], of_first: &Response, other: &Response| {
         let answers = requests(sent).into_iter().flat_map(|(id, command)| match command {
             Command::Inspect => world.answer(id, &Response::No),
@@ -468,17 +450,14 @@ fn bypasses_the_deciding_node(mutant: Option<Mutant>) -> bool {
         answers.collect::<Vec<_>>()
     };
     // The deciding node is down, and another client holds the lock on the other nodes.
-    sent = answer(&mut world, &sent, &down(), &Response::No);
-    while wait_of(&sent).is_none() {
-        sent = world.time_out();
-    }
-    assert_ne!(wait_of(&sent).unwrap().node, first);
-    // No seat becomes available, and the lock is released on all nodes but the deciding node.
-    let granted = Response::Fence(Fence::new(7).unwrap());
+    let sent = world.begin(false);
+    let next = answer(&mut world, &sent, &down(), &Response::No);
+    assert_ne!(world.time_out_until_wait(next).node, first);
+    // No wait connection becomes available. The lock ends on all nodes but the deciding node.
     let acquired = (0..8).any(|_| {
-        sent = world.time_out();
+        let mut sent = world.time_out();
         while !sent.is_empty() && !is_acquired(&sent) {
-            sent = answer(&mut world, &sent, &Response::No, &granted);
+            sent = answer(&mut world, &sent, &Response::No, &granted());
         }
         is_acquired(&sent)
     });
@@ -487,7 +466,7 @@ fn bypasses_the_deciding_node(mutant: Option<Mutant>) -> bool {
 }
 
 #[test]
-fn call_that_waits_for_a_seat_bypasses_another_deciding_node() {
+fn call_that_waits_for_a_connection_bypasses_another_deciding_node() {
     assert!(bypasses_the_deciding_node(None));
     assert!(!bypasses_the_deciding_node(Some(Mutant::BypassesOnlyItsNode)));
 }
@@ -517,25 +496,22 @@ fn reason_after_a_grant_by_node_0(wait: Duration) -> Reason {
     let mut world = World::new(1, Some(wait));
     let connected = world.client.topology.clone();
     let mut actions = Vec::new();
-    let mut sent = requests(&world.turn(false));
+    let mut sent = requests(&world.begin(false));
     sent.sort_unstable_by_key(|(id, _)| id.node);
     for (id, _) in sent {
-        let granted = Response::Fence(Fence::new(7).unwrap());
-        actions.extend(world.answer(id, if id.node == 0 { &granted } else { &Response::No }));
+        let response = if id.node == 0 { granted() } else { Response::No };
+        actions.extend(world.answer(id, &response));
         world.client.disconnect(0, NodeError::Down { reason: "connection reset".into() });
     }
     assert!(releases(&actions));
     world.client.topology = connected;
     loop {
         if let Some(wait) = wait_of(&actions) {
-            world.drive(|call, ctx| call.handle_seat(wait, ctx)).0.unwrap();
+            world.drive(|call, ctx| call.handle_wait_connection(wait, ctx)).0.unwrap();
         }
         actions = world.time_out();
-        let mut next = Vec::new();
-        for (id, _) in requests(&actions) {
-            let response = if id.node == 2 { down() } else { Response::No };
-            next.extend(world.answer(id, &response));
-        }
+        let next =
+            world.answer_each(&actions, |node| if node == 2 { down() } else { Response::No });
         actions.extend(next);
         let failed = actions.iter().find_map(|action| match action {
             Action::Done(outcome) => match &**outcome {
@@ -556,18 +532,21 @@ fn own_grant_explains_a_refusal_until_its_lease_has_ended() {
     assert_eq!(reason_after_a_grant_by_node_0(TTL * 3), Reason::Held);
 }
 
+fn is_probe((_, command): &(RequestId, Command)) -> bool {
+    matches!(command, Command::AcquireAny { .. })
+}
+
 #[test]
 fn call_without_time_for_a_wait_asks_for_the_other_slots() {
     let mut world = World::new(4, Some(Duration::from_millis(1)));
-    let sent = world.turn(false);
-    let actions = world.answer_all(&sent, &Response::No);
+    let sent = world.begin(false);
+    let actions = world.answer_each(&sent, |_| Response::No);
     let wait = wait_of(&actions).unwrap();
-    let (request, _) = world.drive(|call, ctx| call.handle_seat(wait, ctx));
+    let (request, _) = world.drive(|call, ctx| call.handle_wait_connection(wait, ctx));
     assert_eq!(request, None, "there is no time for a WAIT");
     for _ in 0..10 {
         let sent = world.time_out();
-        let next = world.answer_all(&sent, &Response::No);
-        let is_probe = |(_, command): &(_, Command)| matches!(command, Command::AcquireAny { .. });
+        let next = world.answer_each(&sent, |_| Response::No);
         let has_asked = requests(&sent).iter().chain(&requests(&next)).any(is_probe);
         if has_asked {
             return;
@@ -579,7 +558,7 @@ fn call_without_time_for_a_wait_asks_for_the_other_slots() {
 #[test]
 fn request_for_the_other_slots_gives_a_silent_node_no_more_time() {
     let mut world = World::new(4, Some(Duration::ZERO));
-    let sent = requests(&world.turn(false));
+    let sent = requests(&world.begin(false));
     let due = world.call.poll_timeout().unwrap();
     let mut probe = Vec::new();
     world.at += Duration::from_millis(10);
@@ -587,7 +566,6 @@ fn request_for_the_other_slots_gives_a_silent_node_no_more_time() {
     for (id, _) in &sent[..2] {
         probe.extend(requests(&world.answer(*id, &Response::No)));
     }
-    let is_probe = |(_, command): &(_, Command)| matches!(command, Command::AcquireAny { .. });
     if !probe.iter().any(is_probe) {
         world.at += limits::settle(Duration::from_millis(1));
         probe.extend(requests(&world.time_out()));

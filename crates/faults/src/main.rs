@@ -17,7 +17,7 @@ use quorlock_testkit::find_server_binary;
 /// Longest allowed time without a grant in a run of `--fences`. Each accident hits one master, but
 /// accidents of several masters may coincide, so that no majority votes for some seconds.
 const OUTAGE_MAX: Duration = Duration::from_secs(15);
-/// Number of locks that expire unreleased. They must leave nothing behind.
+/// Number of locks that expire unreleased.
 const UNRELEASED: u32 = 1_000_000;
 
 /// Causes accidents on real servers, and counts the harm that they do to locks.
@@ -105,7 +105,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs all scenarios, prints the table, and returns its complaints.
 fn run_scenarios(rounds: u32) -> Result<Vec<String>> {
     eprintln!("server: {}", find_server_binary()?.display());
     let table = table(rounds, |scenario| eprintln!("{}", scenario.accident))?;
@@ -122,37 +121,31 @@ fn run_scenarios(rounds: u32) -> Result<Vec<String>> {
     Ok(table.complaints())
 }
 
-/// Runs clients with accidents at random, and returns the complaints.
 fn run_random(plan: exclusion::Plan) -> Result<Vec<String>> {
     eprintln!("server: {}; seed {}", find_server_binary()?.display(), plan.seed);
     let report = exclusion::run(plan, |elapsed, grants| {
         eprintln!("{} s: {grants} locks granted", elapsed.as_secs());
     })?;
     println!("{report}");
-    Ok(complaints(&report))
-}
-
-fn complaints(report: &exclusion::Report) -> Vec<String> {
     let mut complaints = Vec::new();
-    match report.plan.protected {
+    match plan.protected {
         Protected::Yes if !report.overlaps.is_empty() => {
-            complaints.push(format!("two clients held the same lock; seed {}", report.plan.seed));
+            complaints.push(format!("two clients held the same lock; seed {}", plan.seed));
         }
         Protected::No if report.overlaps.is_empty() => {
             complaints.push("no harm without abstention: the run proves nothing".into());
         }
         _ => {}
     }
-    if report.plan.protected == Protected::Yes && report.accidents.is_empty() {
+    if plan.protected == Protected::Yes && report.accidents.is_empty() {
         complaints.push("no accident was injected: the run proves nothing".into());
     }
     if report.grants == 0 {
         complaints.push("no lock was granted: the run proves nothing".into());
     }
-    complaints
+    Ok(complaints)
 }
 
-/// Runs clients with accidents to single masters, and returns the complaints about fences.
 fn run_fences(seed: u64, duration: Duration, protected: Protected) -> Result<Vec<String>> {
     eprintln!("server: {}; seed {seed}", find_server_binary()?.display());
     let plan = fences::Plan { seed, duration, protected, program: std::env::current_exe()? };
@@ -175,15 +168,12 @@ fn run_fences(seed: u64, duration: Duration, protected: Protected) -> Result<Vec
     if report.fences == 0 {
         complaints.push("no lock was granted: the run proves nothing".into());
     } else if report.longest_gap > OUTAGE_MAX {
-        complaints.push(format!(
-            "no lock was granted for {} s; seed {seed}",
-            report.longest_gap.as_secs()
-        ));
+        let seconds = report.longest_gap.as_secs();
+        complaints.push(format!("no lock was granted for {seconds} s; seed {seed}"));
     }
     Ok(complaints)
 }
 
-/// Runs readers and writers, then clients of a semaphore, and returns the complaints.
 fn run_kinds(seed: u64, duration: Duration, protected: Protected) -> Result<Vec<String>> {
     eprintln!("server: {}; seed {seed}", find_server_binary()?.display());
     let mut complaints = Vec::new();

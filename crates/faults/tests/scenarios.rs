@@ -5,7 +5,6 @@ use quorlock_faults::scenarios::{
     clock, memory, module, operator, permits, reload, restart, shared,
 };
 
-/// Checks that there is no harm with the protection, and that the baseline has the expected effect.
 #[track_caller]
 fn check_scenario(scenario: &Scenario) {
     let complaints = scenario.complaints(1).unwrap_or_else(|error| panic!("{error:#}"));
@@ -98,7 +97,7 @@ fn operator_ends_a_lock_by_renaming_its_key() {
 }
 
 #[test]
-fn operator_ends_a_lock_by_expire_where_the_server_reports_a_command() {
+fn operator_ends_a_lock_by_expire_if_the_server_reports_a_deletion() {
     check_scenario(&operator::EXPIRE_0);
 }
 
@@ -113,12 +112,12 @@ fn node_with_swapped_databases_grants_no_held_lock() {
 }
 
 #[test]
-fn restored_copy_of_a_lock_belongs_to_its_token() {
+fn only_its_token_extends_a_restored_copy_of_a_lock() {
     check_scenario(&operator::RESTORE);
 }
 
 #[test]
-fn migrated_key_belongs_to_its_token() {
+fn only_its_token_extends_a_migrated_key() {
     check_scenario(&operator::MIGRATE);
 }
 

@@ -16,7 +16,6 @@ fn no_waiter_is_forgotten_whatever_happens_to_waiters() {
     assert!(outcome.longest_free <= Duration::from_millis(50), "{outcome:?}");
     assert!(outcome.granted > stress.rounds / 4, "{outcome:?}");
     // Waits and locks have ended in each of these ways.
-    let Stress { rounds, .. } = stress;
     for (what, times) in [
         ("out of time", outcome.out_of_time),
         ("cut off", outcome.cut_off),
@@ -25,7 +24,7 @@ fn no_waiter_is_forgotten_whatever_happens_to_waiters() {
         ("unblocked or withdrawn", outcome.ended_waits),
         ("deleted", outcome.deleted),
     ] {
-        assert!(times > rounds / 1000, "{what} {times} times: {outcome:?}");
+        assert!(times > stress.rounds / 1000, "{what} {times} times: {outcome:?}");
     }
     assert!(outcome.observations > 100, "{outcome:?}");
 }

@@ -29,8 +29,11 @@ pub enum BinaryError {
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ModuleError {
     /// The environment names a file that does not exist.
-    #[error("{MODULE_VARIABLE} names {}, which is not a file: set it to the path of the built module, or unset it \
-             to take the one of this workspace", path.display())]
+    #[error(
+        "{MODULE_VARIABLE} names {}, which is not a file: set it to the path of the built module, \
+         or unset it to let the program search for the module",
+        path.display()
+    )]
     NoSuchFile {
         /// The value of the variable.
         path: PathBuf,
@@ -96,7 +99,7 @@ pub enum StartError {
         limit_bytes: usize,
     },
     /// The port is in use, or no port is free.
-    #[error("port {port} of 127.0.0.1 is not available: {source}", port = port.map_or("any".into(), |port| port.to_string()))]
+    #[error("{}: {source}", display_unavailable(*port))]
     Port {
         /// The requested port; `None` for any free port.
         port: Option<u16>,
@@ -129,6 +132,19 @@ pub enum StartError {
         /// The last lines of its log.
         log_tail: String,
     },
+}
+
+/// Returns the last lines of a log or an output.
+pub(crate) fn tail(text: &str, max_lines: usize) -> String {
+    let lines: Vec<_> = text.lines().collect();
+    lines[lines.len().saturating_sub(max_lines)..].join("\n")
+}
+
+fn display_unavailable(port: Option<u16>) -> String {
+    match port {
+        Some(port) => format!("port {port} of 127.0.0.1 is not available"),
+        None => "no port of 127.0.0.1 is available".into(),
+    }
 }
 
 fn display_paths(paths: &[PathBuf]) -> String {

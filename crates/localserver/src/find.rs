@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
 
+use crate::error::tail;
 use crate::{BinaryError, ModuleError};
 
 /// Environment variable that names the server program to start.
@@ -11,7 +12,6 @@ pub const BINARY_VARIABLE: &str = "QUORLOCK_SERVER";
 pub const MODULE_VARIABLE: &str = "QUORLOCK_MODULE";
 
 const PROGRAMS: [&str; 2] = ["redis-server", "valkey-server"];
-/// Lines of the output of cargo that an error quotes.
 const OUTPUT_TAIL_LINES: usize = 40;
 
 /// Returns the server program to start.
@@ -20,12 +20,8 @@ const OUTPUT_TAIL_LINES: usize = 40;
 /// on `PATH`. The returned path is absolute. Symbolic links are not resolved, because these
 /// programs act by the name under which they are called.
 pub fn find_server_binary() -> Result<PathBuf, BinaryError> {
-    if let Some(named) = env::var_os(BINARY_VARIABLE).filter(|named| !named.is_empty()) {
-        let path = PathBuf::from(named);
-        return match std::path::absolute(&path) {
-            Ok(absolute) if absolute.is_file() => Ok(absolute),
-            _ => Err(BinaryError::NoSuchFile { path }),
-        };
+    if let Some(named) = named_file(BINARY_VARIABLE) {
+        return named.map_err(|path| BinaryError::NoSuchFile { path });
     }
     let search = env::var_os("PATH").unwrap_or_default();
     PROGRAMS
@@ -42,24 +38,27 @@ pub fn find_server_binary() -> Result<PathBuf, BinaryError> {
 /// depends on the running program.
 ///
 /// A test or program that runs in a target directory of cargo uses the module of the same directory
-/// and profile, since the module of another profile may be older. If that module is missing, it is
-/// built. Any other program uses the module in its own directory, else the installed one in
-/// `../lib/quorlock`, else the one of the workspace: the release build, else the debug build.
-///
-/// An existing module is never rebuilt.
+/// and profile, since the module of another profile may be older. A missing module is built, and an
+/// existing one is never rebuilt. Any other program uses the module in its own directory, else the
+/// installed one in `../lib/quorlock`, else the release build of the workspace, else the debug
+/// build.
 pub fn module_path() -> Result<PathBuf, ModuleError> {
     // Searches once: all servers of one program load the same module.
     static FOUND: OnceLock<Result<PathBuf, ModuleError>> = OnceLock::new();
     FOUND.get_or_init(find_or_build).clone()
 }
 
+/// Returns the absolute path of the file that a variable names. The error is the value of the
+/// variable, if there is no such file. Returns `None` if the variable is not set or empty.
+fn named_file(variable: &str) -> Option<Result<PathBuf, PathBuf>> {
+    let path = PathBuf::from(env::var_os(variable).filter(|named| !named.is_empty())?);
+    let absolute = std::path::absolute(&path).ok().filter(|absolute| absolute.is_file());
+    Some(absolute.ok_or(path))
+}
+
 fn find_or_build() -> Result<PathBuf, ModuleError> {
-    if let Some(named) = env::var_os(MODULE_VARIABLE).filter(|named| !named.is_empty()) {
-        let path = PathBuf::from(named);
-        return match std::path::absolute(&path) {
-            Ok(absolute) if absolute.is_file() => Ok(absolute),
-            _ => Err(ModuleError::NoSuchFile { path }),
-        };
+    if let Some(named) = named_file(MODULE_VARIABLE) {
+        return named.map_err(|path| ModuleError::NoSuchFile { path });
     }
     let executable = env::current_exe().unwrap_or_default();
     let workspace = workspace();
@@ -74,7 +73,7 @@ fn find_or_build() -> Result<PathBuf, ModuleError> {
             return Ok(module);
         }
         searched.push(module);
-        // An example is /usr/bin/quorlock with /usr/lib/quorlock/libquorlock.so.
+        // For example, /usr/bin/quorlock loads /usr/lib/quorlock/libquorlock.so.
         searched.extend(
             directory.parent().map(|prefix| prefix.join("lib/quorlock").join(module_file_name())),
         );
@@ -103,9 +102,8 @@ fn module_file_name() -> String {
     format!("{}quorlock{}", consts::DLL_PREFIX, consts::DLL_SUFFIX)
 }
 
-/// Returns the directory in which the build of `executable` leaves libraries.
-///
-/// The programs of tests and examples are in directories below it.
+/// Returns the directory in which the build of `executable` leaves libraries. The programs of tests
+/// and examples are in directories below this one.
 fn output_directory(executable: &Path) -> Option<&Path> {
     let directory = executable.parent()?;
     match directory.file_name()?.to_str() {
@@ -131,9 +129,7 @@ fn build(workspace: &Path, output_directory: &Path) -> Result<(), ModuleError> {
     if output.status.success() && path.is_file() {
         return Ok(());
     }
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    let lines: Vec<_> = stderr.lines().collect();
-    let output_tail = lines[lines.len().saturating_sub(OUTPUT_TAIL_LINES)..].join("\n");
+    let output_tail = tail(&String::from_utf8_lossy(&output.stderr), OUTPUT_TAIL_LINES);
     Err(ModuleError::NotBuilt { path, status: output.status, output_tail })
 }
 

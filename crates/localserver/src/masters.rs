@@ -9,7 +9,7 @@ use crate::{Server, ServerBuilder, StartError};
 pub struct Masters(Vec<Server>);
 
 impl Masters {
-    /// Largest number of masters. A larger number is a mistake.
+    /// Largest number of masters.
     pub const MAX: usize = 64;
 
     /// Starts `n` masters at the same time.
@@ -27,7 +27,7 @@ impl Masters {
 
     /// Starts `n` masters at the same time. `configure` sets up each master by its number, from 0.
     ///
-    /// If one master does not start, all others have ended before this function returns.
+    /// If one master does not start, all others have ended when this function returns.
     ///
     /// # Panics
     ///

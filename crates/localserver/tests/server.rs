@@ -84,8 +84,7 @@ fn paused_server_does_not_answer_until_it_is_resumed() {
     assert!(connection.recv_response().unwrap_err().is_timeout());
 
     server.resume();
-    let mut connection = server.connection();
-    assert_eq!(redis::cmd("PING").query::<String>(&mut connection).unwrap(), "PONG");
+    assert_eq!(ping(&server), "PONG");
 }
 
 #[test]
@@ -137,10 +136,8 @@ fn chosen_directory_stays_with_its_files() {
     redis::cmd("SAVE").exec(&mut server.connection()).unwrap();
     drop(server);
     let server = Server::builder().dir(&dir).start().unwrap();
-    assert_eq!(
-        redis::cmd("GET").arg("key").query::<String>(&mut server.connection()).unwrap(),
-        "kept"
-    );
+    let value: String = redis::cmd("GET").arg("key").query(&mut server.connection()).unwrap();
+    assert_eq!(value, "kept");
 }
 
 #[test]
@@ -163,11 +160,8 @@ fn directives_override_defaults_and_can_change_between_restarts() {
 fn server_has_the_environment_that_it_was_given() {
     // The log shows the variable. /proc does not: a server writes its title over it.
     let server = Server::builder().env("LD_PRELOAD", "/nowhere/preloaded.so").start().unwrap();
-    assert!(
-        server.log().contains("/nowhere/preloaded.so"),
-        "the loader complains: {}",
-        server.log()
-    );
+    let log = server.log();
+    assert!(log.contains("/nowhere/preloaded.so"), "the loader complains: {log}");
 }
 
 #[test]

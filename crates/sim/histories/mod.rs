@@ -21,7 +21,7 @@ use std::time::Duration;
 /// The ttl of every lock, in milliseconds.
 pub(crate) const TTL_MS: u64 = 10_000;
 
-/// The run id of a node. The run ids determine the order of the nodes for each key.
+/// The run IDs determine the order of the nodes for each key.
 pub(crate) fn run_id(node: usize) -> String {
     format!("run-{node}")
 }
@@ -38,7 +38,6 @@ pub(crate) trait Driver {
     fn take_outputs(&mut self) -> Vec<Output>;
 }
 
-/// An event that a history passes to a driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Input {
     /// `connect`: the client connects to all nodes.
@@ -69,7 +68,6 @@ pub(crate) enum Input {
     Pass(Duration),
 }
 
-/// What a node answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// `fence N`.
@@ -91,14 +89,13 @@ pub(crate) struct Connection {
     pub(crate) number: usize,
 }
 
-/// What a driver has done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Output {
     Connects(Connection),
     Closes(Connection),
-    /// A command, by its arguments.
+    /// The arguments of a command.
     Sends(Connection, Vec<String>),
-    /// The program learns this about a lock.
+    /// The name of a lock, and what the program learns about it.
     Learns(String, String),
 }
 
@@ -109,7 +106,6 @@ pub(crate) fn replay_all<D: Driver>() {
     });
 }
 
-/// Writes into each history what the driver does.
 #[allow(dead_code, reason = "only the simulator records")]
 pub(crate) fn record_all<D: Driver>() {
     for_each_history(|path, text| {
@@ -131,9 +127,8 @@ fn for_each_history(mut visit: impl FnMut(&Path, String)) {
     }
 }
 
-/// Replays a history. Returns its text, with what the driver did in place of what it should do.
-///
-/// If `checked`, panics if these differ.
+/// Replays a history. Returns its text with what the driver did in place of what it should do. If
+/// `checked`, panics if these differ.
 pub(crate) fn replay<D: Driver>(text: &str, checked: bool) -> String {
     let is_output = |line: &str| line.starts_with("< ") || line.starts_with("= ");
     let mut lines = text.lines().enumerate().peekable();
@@ -245,7 +240,7 @@ impl fmt::Display for Connection {
 struct Names {
     /// In the order of their first appearance.
     tokens: Vec<String>,
-    /// The fences that nodes have answered with.
+    /// The fences with which nodes have answered.
     fences: BTreeSet<u64>,
 }
 
@@ -277,15 +272,15 @@ impl Names {
         let mut words: Vec<String> = Vec::new();
         for argument in arguments {
             let is_fence = words.last().is_some_and(|before| before == "FENCE");
-            let word =
-                if argument.len() == 32 && argument.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-                    self.token(argument)
-                } else if is_fence && !self.fences.contains(&argument.parse().unwrap()) {
-                    "new".to_owned()
-                } else {
-                    argument.clone()
-                };
-            words.push(word);
+            let is_token =
+                argument.len() == 32 && argument.bytes().all(|byte| byte.is_ascii_hexdigit());
+            words.push(if is_token {
+                self.token(argument)
+            } else if is_fence && !self.fences.contains(&argument.parse().unwrap()) {
+                "new".to_owned()
+            } else {
+                argument.clone()
+            });
         }
         words.join(" ")
     }

@@ -28,7 +28,6 @@ pub(crate) enum Agreement {
     /// [`Mutant::MajorityOfGrants`]: once a majority has granted, only the nodes that granted agree
     /// on the fence.
     AmongGrants {
-        /// The grants so far.
         grants: Grants,
         /// The agreement of the nodes that granted, each by its index in the list of grants. `None`
         /// until a majority has granted.
@@ -36,15 +35,10 @@ pub(crate) enum Agreement {
     },
     /// [`Mutant::StoredFenceDecreases`]: at the end, nodes with a larger fence must also store the
     /// agreed fence.
-    Downwards {
-        /// The unchanged agreement.
-        real: Acquisition,
-        /// The grants so far.
-        grants: Grants,
-    },
+    Downwards { real: Acquisition, grants: Grants },
 }
 
-/// The grants, without any agreement.
+/// The grants so far, without any agreement.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Grants {
     majority: Majority,
@@ -104,7 +98,6 @@ impl Agreement {
         }
     }
 
-    /// Returns the next steps, in order.
     pub(crate) fn steps(&mut self) -> Vec<Step> {
         match self {
             Self::Real(real) => drain(real),

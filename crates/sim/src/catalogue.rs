@@ -15,9 +15,7 @@ pub enum Size {
 /// A world to check, and the expected verdict.
 #[derive(Clone, Debug)]
 pub struct Check {
-    /// The name of the check in a report.
     pub name: String,
-    /// The world to check.
     pub world: World,
     /// The property that the mutant breaks; `None` if no rule is broken.
     pub breaks: Option<Property>,
@@ -25,13 +23,8 @@ pub struct Check {
 
 /// Returns the models in which no rule is broken.
 pub fn models(size: Size) -> Vec<Check> {
-    let mut checks = fences(size);
-    checks.extend(holders(size));
-    checks.extend(lost(size));
-    checks.extend(several(size));
-    checks.extend(revoked(size));
-    checks.extend(shared(size));
-    checks
+    let groups = [fences, holders, lost, several, revoked, shared];
+    groups.into_iter().flat_map(|group| group(size)).collect()
 }
 
 /// Agreement on a fence: without clocks, with leases that end at any moment.
@@ -43,8 +36,7 @@ fn fences(size: Size) -> Vec<Check> {
         holds("fences: 3 nodes that lag behind each other, 2 clients", lagging),
     ];
     if size == Size::Full {
-        let at_once =
-            |nodes, clients| World { answers: Answers::AtOnce, ..World::new(nodes, clients) };
+        let at_once = |nodes, clients| at_once(World::new(nodes, clients));
         let restart = World { restarts: 1, ..world.clone() };
         checks.extend([
             holds(
@@ -69,7 +61,6 @@ fn fences(size: Size) -> Vec<Check> {
 /// Locks that clients hold, with clocks that end leases and validities.
 fn holders(size: Size) -> Vec<Check> {
     let world = World { sudden_ends: false, rounds: Some(0), releases: false, ..World::new(3, 2) };
-    let at_once = |world: World| World { answers: Answers::AtOnce, ..world };
     let long = World { clocks: Some(clocks(3, 4)), ..world.clone() };
     let short = World { clocks: Some(clocks(2, 4)), ..world };
     let restart = caught_up(World { restarts: 1, ..short.clone() });
@@ -98,12 +89,12 @@ fn holders(size: Size) -> Vec<Check> {
 /// Locks that an operator deletes, with extensions and repairs.
 fn lost(size: Size) -> Vec<Check> {
     let world =
-        |clients| World { operator: true, repair: true, rounds: Some(2), ..World::new(3, clients) };
-    let at_once = |clients| World { answers: Answers::AtOnce, ..world(clients) };
-    let mut checks = vec![holds("lost: 3 nodes, 1 holder, answers arrive at once", at_once(1))];
+        |clients| World { deletes: true, repair: true, rounds: Some(2), ..World::new(3, clients) };
+    let mut checks =
+        vec![holds("lost: 3 nodes, 1 holder, answers arrive at once", at_once(world(1)))];
     if size == Size::Full {
         checks.push(holds("lost: 3 nodes, 1 holder", world(1)));
-        let two = World { releases: false, sudden_ends: false, ..at_once(2) };
+        let two = World { releases: false, sudden_ends: false, ..at_once(world(2)) };
         checks.push(holds("lost: 3 nodes, 2 clients, only the operator ends a lease", two));
     }
     checks
@@ -111,7 +102,6 @@ fn lost(size: Size) -> Vec<Check> {
 
 /// Locks that an operator revokes on one node after another, with clocks and extensions.
 fn revoked(size: Size) -> Vec<Check> {
-    let crash = |world: World| World { disk: true, restarts: 1, ..world };
     let mut checks = vec![
         holds("revoked: 3 nodes, 1 holder, answers arrive at once", revoked_holder(1)),
         holds(
@@ -157,8 +147,6 @@ fn shared(size: Size) -> Vec<Check> {
         ..world
     };
     let short = |world: World| World { clocks: Some(clocks(1, 2)), ..timed(world) };
-    let at_once = |world: World| World { answers: Answers::AtOnce, ..world };
-    let crash = |world: World| World { disk: true, restarts: 1, ..world };
     let mut checks = vec![
         holds("shared: 3 nodes, a reader and a writer", one_writer.clone()),
         holds(
@@ -199,7 +187,6 @@ fn readers_and_writers(modes: &[Mode]) -> World {
 /// Locks of several keys beside locks of one key.
 fn several(size: Size) -> Vec<Check> {
     let world = |keys: &[Keys]| World { keys: keys.to_vec(), ..World::new(3, keys.len()) };
-    let at_once = |world: World| World { answers: Answers::AtOnce, ..world };
     let timed = |world: World| World {
         sudden_ends: false,
         rounds: Some(0),
@@ -237,12 +224,11 @@ fn several(size: Size) -> Vec<Check> {
 
 /// Returns a check for each mutant, in a world that is just large enough to show the harm.
 pub fn mutants() -> Vec<Check> {
-    let at_once = |nodes, clients| World { answers: Answers::AtOnce, ..World::new(nodes, clients) };
+    let at_once = |nodes, clients| at_once(World::new(nodes, clients));
     let fences = |nodes| World { answers: Answers::AtOnceOrNever, ..World::new(nodes, 2) };
     let holders =
         World { sudden_ends: false, rounds: Some(0), clocks: Some(clocks(2, 3)), ..at_once(3, 2) };
-    let timed = holders.clone();
-    let lost = World { operator: true, repair: true, rounds: Some(2), ..at_once(3, 1) };
+    let lost = World { deletes: true, repair: true, rounds: Some(2), ..at_once(3, 1) };
     let overlapping = |world: World| World { keys: vec![Keys::Both, Keys::B], ..world };
     // The first client cannot reach node 2, and the last client cannot reach node 0. So their
     // majorities have only one node in common.
@@ -290,16 +276,12 @@ pub fn mutants() -> Vec<Check> {
             Property::OneHolder,
             World { rounds: Some(0), ..revoked_holder(2) },
         ),
-        caught(
-            Mutant::RevokeKeepsToken,
-            Property::RevokedStaysRevoked,
-            World { disk: true, restarts: 1, ..revoked_holder(1) },
-        ),
+        caught(Mutant::RevokeKeepsToken, Property::RevokedStaysRevoked, crash(revoked_holder(1))),
         caught(Mutant::ExtendOfRevoked, Property::RevokedStaysRevoked, revoked_holder(1)),
         caught(
             Mutant::ReaderBesideWriter,
             Property::OneHolder,
-            World { releases: false, modes: vec![Mode::Shared, Mode::Exclusive], ..timed.clone() },
+            World { releases: false, modes: vec![Mode::Shared, Mode::Exclusive], ..holders },
         ),
         caught(
             Mutant::ReaderChoosesFence,
@@ -321,6 +303,15 @@ pub fn mutants() -> Vec<Check> {
             },
         ),
     ]
+}
+
+fn at_once(world: World) -> World {
+    World { answers: Answers::AtOnce, ..world }
+}
+
+/// Adds one restart of a node that reads its keys again.
+fn crash(world: World) -> World {
+    World { disk: true, restarts: 1, ..world }
 }
 
 fn holds(name: &str, world: World) -> Check {

@@ -19,13 +19,10 @@ enum Phase {
     Idle,
     /// Waits for grants, and then for nodes to store the fence.
     Acquiring(Agreement, Attempt),
-    /// Holds the lock.
     Holding(Lock),
-    /// Releases the lock.
     Releasing(ReleaseRound),
 }
 
-/// What the client knows about the requests of its present attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Attempt {
     /// When the first byte was sent.
@@ -64,7 +61,7 @@ impl Client {
         matches!(self.phase, Phase::Holding(_))
     }
 
-    /// Number of rounds of extensions that have begun.
+    /// The number of rounds of extensions that have begun.
     pub(crate) fn rounds(&self) -> u8 {
         if let Phase::Holding(lock) = &self.phase { lock.rounds() } else { 0 }
     }
@@ -191,7 +188,6 @@ impl Client {
         }
     }
 
-    /// Carries out the next steps of the agreement.
     fn proceed(&mut self, rules: Rules, now: Moment) -> Vec<Effect> {
         let Phase::Acquiring(agreement, attempt) = &mut self.phase else { return vec![] };
         let mut effects = Vec::new();

@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::server::Server;
 
-/// Stores equal servers once. The states of a [`World`](crate::World) share them.
-///
-/// Millions of states contain far fewer distinct servers.
+/// Stores equal servers once: the millions of states of a [`World`](crate::World) share far fewer
+/// distinct servers.
 #[derive(Default)]
 pub(crate) struct Interner {
     servers: Mutex<HashSet<Interned>>,

@@ -1,26 +1,24 @@
 /// The keys that a client locks together: one of the two keys, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Keys {
-    /// The first.
     A,
-    /// The second.
     B,
-    /// Both, as one lock.
+    /// Both keys, as one lock.
     Both,
 }
 
 impl Keys {
-    /// Returns whether `self` and `other` have a key in common.
+    /// Whether `self` and `other` have a key in common.
     pub(crate) fn overlap(self, other: Self) -> bool {
         self == other || self == Self::Both || other == Self::Both
     }
 
-    /// Iterates over the single keys, in order.
+    /// The single keys, in order.
     pub(crate) fn each(self) -> impl Iterator<Item = Self> {
         [Self::A, Self::B].into_iter().filter(move |key| self.overlap(*key))
     }
 
-    /// Iterates over the names of the keys, in order.
+    /// The names of the keys, in order.
     pub(crate) fn names(self) -> impl Iterator<Item = &'static [u8]> {
         let names: &[&[u8]] = match self {
             Self::A => &[b"a"],

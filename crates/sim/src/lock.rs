@@ -13,7 +13,7 @@ pub(crate) struct Lock {
     /// When the first byte of the attempt, or of the last successful extension, was sent.
     sent: Moment,
     round: Option<Round>,
-    /// Nodes whose last answer was that the token holds the key. Recorded only for repairs.
+    /// Nodes whose last answer was that the token holds the key. Only repairs use them.
     known: Nodes,
     /// Nodes that were asked to repair the lock and have not answered.
     ///
@@ -43,7 +43,7 @@ impl Lock {
         Self { state, sent, round: None, known, repairing: Nodes::default() }
     }
 
-    /// Returns whether the lock is held, as far as its holder knows.
+    /// Whether the lock is held, as far as its holder knows.
     pub(crate) fn is_held(&self, rules: Rules, now: Moment) -> bool {
         match rules.mutant {
             Some(Mutant::NoDrift) => now.since(self.sent) < rules.ttl.duration(),
@@ -51,7 +51,7 @@ impl Lock {
         }
     }
 
-    /// Number of rounds of extensions that have begun.
+    /// The number of rounds of extensions that have begun.
     pub(crate) fn rounds(&self) -> u8 {
         self.round.as_ref().map_or(0, |round| round.number + 1)
     }
@@ -66,7 +66,8 @@ impl Lock {
         let counts_late_grants = rules.mutant == Some(Mutant::RepairOnLateGrant);
         let nodes = 0..rules.majority.nodes();
         let known = nodes.clone().filter(|&node| counts_late_grants || self.known.has(node));
-        // A node that has not answered also counts as known to miss the lock.
+        // The model also repairs nodes that have not answered, which the client does not. So it
+        // explores more than may happen.
         let missing = nodes.filter(|&node| !self.known.has(node));
         let extension = Extension::new(rules.majority, now, rules.ttl)
             .known_to_hold(known)
@@ -75,7 +76,6 @@ impl Lock {
         Effect::AskAll(Request::Extend(number))
     }
 
-    /// Handles the answer of a node to a round of extensions.
     pub(crate) fn handle_extension(
         &mut self,
         rules: Rules,
@@ -109,7 +109,6 @@ impl Lock {
         effects
     }
 
-    /// Handles the answer of a node to a repair.
     pub(crate) fn handle_repair(
         &mut self,
         rules: Rules,
@@ -131,7 +130,6 @@ impl Lock {
         vec![]
     }
 
-    /// Records the last answer of a node.
     pub(crate) fn record_answer(&mut self, node: usize, held: Option<bool>) {
         self.known.set(node, held == Some(true));
     }

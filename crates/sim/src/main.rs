@@ -1,7 +1,8 @@
 //! Checks every model and every mutant, and prints the results as two tables.
 //!
-//! `--small` leaves out the large models. `--steps` prints every counterexample. Any other words
-//! select the models and mutants whose names contain one of them.
+//! `--small` leaves out the large models. `--steps` prints the steps to the harm. Any other words
+//! select the models and mutants whose names contain one of them; without such a model or mutant,
+//! exits with 2.
 
 use std::io::{IsTerminal as _, Write as _, stderr};
 use std::process::ExitCode;
@@ -17,8 +18,8 @@ fn main() -> ExitCode {
         options.iter().find(|option| !["--small", "--steps"].contains(&option.as_str()))
     {
         eprintln!(
-            "quorlock-model: unknown option {unknown}: the options are --small and --steps, and any \
-             other word selects models by name"
+            "quorlock-model: unknown option {unknown}: the options are --small and --steps, and \
+             any other word selects models and broken rules by name"
         );
         return ExitCode::from(2);
     }
@@ -29,18 +30,26 @@ fn main() -> ExitCode {
     let began = Instant::now();
     let mut states = 0;
     let mut as_expected = true;
-    let is_named = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word));
-    let is_wanted = |check: &Check| is_named(&check.name);
+    let is_wanted =
+        |check: &Check| words.is_empty() || words.iter().any(|word| check.name.contains(word));
+    let (mut models, mut mutants) = (models(size), mutants());
+    models.retain(is_wanted);
+    mutants.retain(is_wanted);
+    if models.is_empty() && mutants.is_empty() {
+        let words = words.join(" or ");
+        eprintln!("quorlock-model: no model or broken rule has a name that contains {words}");
+        return ExitCode::from(2);
+    }
 
     println!("| model | states | longest path | seconds | |\n|---|---:|---:|---:|---|");
-    for check in models(size).iter().filter(|check| is_wanted(check)) {
+    for check in &models {
         let outcome = run(check, threads, |states| progress(check, states));
         let result = match &outcome.verdict {
             Verdict::Holds => "holds".into(),
             Verdict::Broken(property, path) => {
                 format!("**broken**: {}, in {} steps", property.name(), path.len())
             }
-            Verdict::Vacuous(never) => format!("**proves nothing**: never {never}"),
+            Verdict::Vacuous(never) => format!("**proves nothing**: this never happens: {never}"),
         };
         print_row(check, &outcome, outcome.depth, &result);
         as_expected &= matches!(outcome.verdict, Verdict::Holds);
@@ -50,9 +59,10 @@ fn main() -> ExitCode {
         }
     }
     println!(
-        "\n| broken rule | states | counterexample | seconds | what breaks |\n|---|---:|---:|---:|---|"
+        "\n| broken rule | states | steps to the harm | seconds | what breaks |\n\
+         |---|---:|---:|---:|---|"
     );
-    for check in mutants().iter().filter(|check| is_wanted(check)) {
+    for check in &mutants {
         let outcome = run(check, threads, |states| progress(check, states));
         let (length, result) = match &outcome.verdict {
             Verdict::Broken(property, path) => (path.len(), property.name().into()),
@@ -80,7 +90,6 @@ fn print_row(check: &Check, outcome: &Outcome, steps: usize, result: &String) {
     );
 }
 
-/// Prints the steps that break a property.
 fn print_steps(outcome: &Outcome) {
     if let Verdict::Broken(_, path) = &outcome.verdict {
         for step in path {
@@ -103,7 +112,7 @@ fn clear_progress() {
     }
 }
 
-/// Formats a number with a comma between groups of three digits.
+/// Formats a number with commas between groups of three digits.
 fn grouped(number: usize) -> String {
     let digits = number.to_string();
     let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();

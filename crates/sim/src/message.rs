@@ -6,26 +6,20 @@ use quorlock_core::node::memory::Name;
 /// It may arrive at any later time, before or after other messages, or never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Message {
-    /// The client.
     pub client: u8,
-    /// The attempt of the client.
+    /// The number of the client's attempt.
     pub attempt: u8,
-    /// The node.
     pub node: u8,
-    /// The content.
     pub body: Body,
 }
 
-/// The content of a message, by its direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Body {
-    /// A request to the node.
     Request(Request),
-    /// An answer to the client, with the request that it answers.
+    /// An answer, with its request.
     Reply(Request, Answer),
 }
 
-/// A request to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Request {
     /// ACQUIRE, with the proposed fence.
@@ -36,34 +30,31 @@ pub enum Request {
     Extend(u8),
     /// ACQUIRE by the holder on a node that misses its lock, in this round of extensions.
     Repair(u8),
-    /// RELEASE.
     Release,
 }
 
-/// An answer of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Answer {
     /// The token holds the key, with this fence.
     Held(Fence),
-    /// The token does not hold the key.
+    /// The node did not grant the key, or the token does not hold it.
     NotHeld,
     /// The token holds the key, but the node does not accept the requested fence.
     BadFence,
     /// The token holds the key, but may not extend the lock: an operator revoked it.
     Revoked,
-    /// The node abstains.
+    /// The node does not vote: it abstains or answers with another error.
     Silent,
     /// The token held the key until this RELEASE.
     Released,
 }
 
 impl Message {
-    /// Returns whether the message goes to a node.
     pub fn is_request(&self) -> bool {
         matches!(self.body, Body::Request(_))
     }
 
-    /// Returns the token of the lock.
+    /// The token of the attempt.
     pub(crate) fn token(&self) -> Name {
         Name::from_slice(&[self.client, self.attempt])
     }

@@ -1,8 +1,8 @@
 use std::fmt;
 
-/// A rule that is broken on purpose, which the checker must notice.
-///
-/// A mutant changes the code of this crate around the state machines, and never the state machines.
+/// A rule of a model broken on purpose, which the checker must notice. Such a mutant changes the
+/// code of this crate around the state machines. A [`fleet::Mutant`](crate::fleet::Mutant) changes
+/// the state machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mutant {
     /// A node stores an agreed fence for a token that does not hold the key.
@@ -23,14 +23,13 @@ pub enum Mutant {
     ExtendRevives,
     /// A client relies on a lock for its whole ttl.
     NoDrift,
-    /// A client counts the validity of a lock from the first answer, and not from before the first
-    /// request.
+    /// A client counts the validity of a lock from the first answer instead of the first request.
     ValidFromAnswer,
     /// Before a majority has extended the lock, the client repairs a node that does not hold it,
     /// and counts the grant as an extension.
     RepairAtOnce,
-    /// The majority that a repair needs may include nodes that granted the lock after the round
-    /// began.
+    /// A node that grants the lock late, during a round of extensions, counts as a confirmation of
+    /// that round. Only a round with a majority may repair nodes.
     RepairOnLateGrant,
     /// If some of the requested keys are free, a node grants these.
     SomeOfTheKeys,

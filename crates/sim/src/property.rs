@@ -16,7 +16,7 @@ pub enum Property {
 }
 
 impl Property {
-    /// Returns the name of the property in a report.
+    /// The name in a report.
     pub const fn name(self) -> &'static str {
         match self {
             Self::FenceOnce => "no fence is given twice",

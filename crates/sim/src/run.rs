@@ -6,39 +6,29 @@ use stateright::{Checker, HasDiscoveries, Model as _};
 use crate::world::{Action, World};
 use crate::{Check, Property};
 
-/// Interval between two reports of progress.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
-/// The result of a check.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Number of distinct states that were reached.
     pub states: usize,
-    /// Number of steps that were tried. Several steps may lead to the same state.
-    pub steps: usize,
     /// Number of steps of the longest path that the search followed.
     pub depth: usize,
-    /// How long the check took.
     pub took: Duration,
-    /// Whether the properties hold.
     pub verdict: Verdict,
 }
 
-/// The verdict of a check.
 #[derive(Clone, Debug)]
 pub enum Verdict {
-    /// The properties hold in all reachable states.
     Holds,
-    /// A property does not hold, as these steps show.
+    /// The property, and the steps that break it.
     Broken(Property, Vec<Action>),
     /// An expected event never happens, so the check proves nothing.
     Vacuous(&'static str),
 }
 
-/// Checks a world until all its states were seen, or until the expected property was broken.
-///
-/// The search of a mutant is breadth first, so its counterexample is as short as possible. The
-/// search of other models is depth first, which needs less memory.
+/// Checks a world until all its states were seen, or until the property broke that its mutant is to
+/// break. The search of a mutant is breadth first, so its counterexample is as short as possible.
+/// The search of other models is depth first, which needs less memory.
 pub fn run(check: &Check, threads: usize, progress: impl FnMut(usize)) -> Outcome {
     let checker = check.world.clone().checker();
     match check.breaks {
@@ -71,12 +61,9 @@ fn watch(
         }
     }
     let took = began.elapsed();
-    let (states, steps, depth) =
-        (checker.unique_state_count(), checker.state_count(), checker.max_depth());
     Outcome {
-        states,
-        steps,
-        depth: depth.saturating_sub(1),
+        states: checker.unique_state_count(),
+        depth: checker.max_depth().saturating_sub(1),
         took,
         verdict: verdict(&checker, breaks),
     }

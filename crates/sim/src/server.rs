@@ -8,7 +8,6 @@ use quorlock_core::{Fence, Ttl};
 use crate::Keys;
 use crate::message::{Answer, Request};
 
-/// A token that no client has.
 const NOBODY: &[u8] = b"nobody";
 /// The value that replaces the token when a lock is revoked.
 const UNKNOWN: &[u8] = b"unknown";
@@ -18,16 +17,13 @@ const UNKNOWN: &[u8] = b"unknown";
 pub(crate) enum Revocation {
     /// Marks the lease, and replaces the token in the mirror. This is the unchanged rule.
     Marks,
-    /// Ends the lock at once.
     Ends,
     /// Marks the lease, and leaves the token in the mirror.
     KeepsToken,
 }
 
-/// A server of the model: the real node on a keyspace in memory.
-///
-/// Two servers are equal if they behave alike from now on. So statistics of the keyspace are reset
-/// after each step.
+/// A server of the model: the real node on a keyspace in memory. Two servers are equal if they
+/// behave alike from now on. So statistics of the keyspace are reset after each step.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Server {
     memory: memory::Server,
@@ -36,25 +32,17 @@ pub(crate) struct Server {
     turned_at: Monotonic,
 }
 
-/// The readings of a server's clocks, and the ttl of all clients.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServerContext {
     pub(crate) now: Now,
+    /// Of all clients.
     pub(crate) ttl: Ttl,
 }
 
 impl Server {
-    /// Starts a server with empty memory and one fence counter, which starts at its wall clock.
-    pub(crate) fn start(ctx: ServerContext, rejoin_delay_ms: u64) -> Self {
-        Self::with_counters(ctx, rejoin_delay_ms, 1)
-    }
-
-    /// Starts a server with empty memory and this number of fence counters.
-    pub(crate) fn with_counters(
-        ctx: ServerContext,
-        rejoin_delay_ms: u64,
-        fence_stripes: usize,
-    ) -> Self {
+    /// Starts a server with empty memory and this number of fence counters, which start at its wall
+    /// clock.
+    pub(crate) fn start(ctx: ServerContext, rejoin_delay_ms: u64, fence_stripes: usize) -> Self {
         let settings = Settings {
             max_ttl: ctx.ttl,
             rejoin_delay_ms,
@@ -72,9 +60,11 @@ impl Server {
         // In its first turn, a node checks for listeners, and stores the time of the next check.
         // Here, the first turn is always at time zero, so that servers with different start times
         // can be equal.
-        server
-            .turn(ServerContext { now: Now { monotonic: Monotonic::default(), ..ctx.now }, ..ctx });
-        server.turn(ctx);
+        server.run_turns(ServerContext {
+            now: Now { monotonic: Monotonic::default(), ..ctx.now },
+            ..ctx
+        });
+        server.run_turns(ctx);
         server
     }
 
@@ -86,7 +76,7 @@ impl Server {
         token: &Name,
         request: Request,
     ) -> Answer {
-        self.turn(ctx);
+        self.run_turns(ctx);
         let answer = match request {
             Request::Acquire(proposal) => self.acquire_as(ctx, keys, mode, token, Some(proposal)),
             Request::Repair(_) => self.acquire_as(ctx, keys, mode, token, None),
@@ -94,18 +84,18 @@ impl Server {
             Request::Extend(_) => self.extend(ctx, keys, token, None),
             Request::Release => self.release(ctx, keys, token),
         };
-        self.turn(ctx);
+        self.run_turns(ctx);
         answer
     }
 
     /// Does the work of a server between commands.
-    pub(crate) fn turn(&mut self, ctx: ServerContext) {
+    pub(crate) fn run_turns(&mut self, ctx: ServerContext) {
         debug_assert_eq!(
             ctx.now.wall_ms(),
             0,
             "the wall clock stays in its first millisecond, so no mirror expires"
         );
-        self.memory.turn(ctx.now);
+        self.memory.run_turns(ctx.now);
         self.memory.keys.counted = 0;
         self.memory.keys.random_values_made = 0;
         self.turned_at = ctx.now.monotonic;
@@ -116,14 +106,14 @@ impl Server {
         for name in keys.names() {
             self.memory.remove(ctx.now, 0, name, KeyEvent::Removed);
         }
-        self.turn(ctx);
+        self.run_turns(ctx);
     }
 
     /// Returns this server after a restart that kept its keys, but not its leases.
     pub(crate) fn restart_from_disk(&self, ctx: ServerContext, fence_stripes: usize) -> Self {
-        let mut restarted = Self::with_counters(ctx, 0, fence_stripes);
+        let mut restarted = Self::start(ctx, 0, fence_stripes);
         restarted.memory.keys = self.memory.keys.clone();
-        restarted.turn(ctx);
+        restarted.run_turns(ctx);
         restarted
     }
 
@@ -138,7 +128,7 @@ impl Server {
         let revoke = Revoke { db: 0, key, random_value: &random_value, ends_now };
         let reply = self.memory.execute(ctx.now, &Command::Revoke(revoke));
         assert_eq!(reply, Ok(Reply::Revoked(true)), "the key is held");
-        self.turn(ctx);
+        self.run_turns(ctx);
         Some(holder)
     }
 
@@ -156,7 +146,6 @@ impl Server {
         a.map(|_| Keys::A).into_iter().chain(b.filter(|_| a != b).map(|_| Keys::B))
     }
 
-    /// Returns the value of the mirror of the first of these keys.
     fn mirror(&self, keys: Keys) -> Option<&[u8]> {
         keys.names().next().and_then(|name| self.memory.get(0, name)?.text.as_deref())
     }
@@ -258,36 +247,7 @@ impl Server {
         Answer::Held(fence)
     }
 
-    /// Answers with a grant of a shared lock even if another client holds the key.
-    pub(crate) fn join_writer(
-        &mut self,
-        ctx: ServerContext,
-        keys: Keys,
-        token: &Name,
-        fence: Fence,
-    ) -> Answer {
-        match self.execute(ctx, (keys, Mode::Shared), token, Request::Acquire(fence)) {
-            Answer::NotHeld => Answer::Held(fence),
-            answer => answer,
-        }
-    }
-
-    /// Answers with a grant of a shared lock that has exactly the fence that its client proposes.
-    pub(crate) fn share_with_fence(
-        &mut self,
-        ctx: ServerContext,
-        keys: Keys,
-        token: &Name,
-        fence: Fence,
-    ) -> Answer {
-        match self.execute(ctx, (keys, Mode::Shared), token, Request::Acquire(fence)) {
-            Answer::Held(_) => Answer::Held(fence),
-            answer => answer,
-        }
-    }
-
-    /// Returns this server after a restart, as if the mirror of a shared lock held the token of
-    /// `reader`.
+    /// Returns this server after a restart, with `reader` as the mirror of each shared lock.
     pub(crate) fn restart_naming(
         &self,
         ctx: ServerContext,
@@ -319,11 +279,11 @@ impl Server {
             return Answer::NotHeld;
         }
         let beginning = ServerContext { now: Now { wall_us: 0, ..ctx.now }, ..ctx };
-        *self = Self::start(beginning, 0);
+        *self = Self::start(beginning, 0, 1);
         self.acquire(ctx, Keys::A, token, Some(fence))
     }
 
-    /// Grants the free ones of these keys, each by itself, and answers with the first fence.
+    /// Grants the free ones of these keys, each by itself, and answers with the first grant.
     pub(crate) fn take_some(
         &mut self,
         ctx: ServerContext,
@@ -331,10 +291,10 @@ impl Server {
         token: &Name,
         fence: Fence,
     ) -> Answer {
-        self.take_each(ctx, keys, token, fence)
-            .into_iter()
-            .next()
-            .map_or(Answer::NotHeld, Answer::Held)
+        let answers: Vec<_> =
+            keys.each().map(|key| self.acquire(ctx, key, token, Some(fence))).collect();
+        let grant = answers.into_iter().find(|answer| matches!(answer, Answer::Held(_)));
+        grant.unwrap_or(Answer::NotHeld)
     }
 
     /// Grants all of these keys or none, each with a fence from its own counter, and answers with
@@ -350,19 +310,6 @@ impl Server {
             return Answer::NotHeld;
         }
         self.take_some(ctx, keys, token, fence)
-    }
-
-    fn take_each(
-        &mut self,
-        ctx: ServerContext,
-        keys: Keys,
-        token: &Name,
-        fence: Fence,
-    ) -> Vec<Fence> {
-        let answers = keys.each().map(|key| self.acquire(ctx, key, token, Some(fence)));
-        answers
-            .filter_map(|answer| if let Answer::Held(fence) = answer { Some(fence) } else { None })
-            .collect()
     }
 
     /// Grants a free key to a token whose lock has ended.

@@ -29,27 +29,24 @@ use crate::{Keys, Mutant, Property};
 pub struct World {
     /// The first value of each node's fence counter.
     pub counters: Vec<u64>,
-    /// The fence that each client proposes.
+    /// Of each client: the fence that it proposes, the keys that it locks, and the mode.
     pub proposals: Vec<u64>,
-    /// The keys that each client locks.
     pub keys: Vec<Keys>,
-    /// For each client: whether it shares the lock with others.
     pub modes: Vec<Mode>,
     /// Largest number of attempts of each client.
     pub attempts: u8,
-    /// When answers arrive.
     pub answers: Answers,
     /// Total number of requests that may arrive twice.
     pub repeats: u8,
     /// Whether a lease may end at any moment, for any reason.
     pub sudden_ends: bool,
-    /// Total number of restarts of nodes. A restarted node has empty memory, or its keys: see
-    /// [`disk`](Self::disk).
+    /// Total number of restarts of nodes. A restarted node has its keys if [`disk`](Self::disk) is
+    /// set, and empty memory otherwise.
     pub restarts: u8,
-    /// Advance of the wall clocks after a restart, in µs. Without it, the fences of the restarted
-    /// node are too far ahead for the other nodes to accept.
+    /// Advance of the wall clocks after a restart. Without it, the fences of the restarted node are
+    /// too far ahead for the other nodes to accept.
     pub wall_after_restart_us: u64,
-    /// The clocks. With `None`, no time passes, and a lease lasts until an event ends it.
+    /// With `None`, no time passes, and a lease lasts until an event ends it.
     pub clocks: Option<Clocks>,
     /// Largest number of extensions of a held lock. With `None`, a client forgets a lock as soon as
     /// it has won the lock, and uses only the fence.
@@ -59,15 +56,14 @@ pub struct World {
     pub releases: bool,
     /// Whether extensions repair the lock on nodes that miss it.
     pub repair: bool,
-    /// Whether an operator deletes the key on all nodes, once.
-    pub operator: bool,
+    /// Whether an operator deletes the keys on all nodes, once.
+    pub deletes: bool,
     /// Whether an operator revokes the lock on nodes, one after another, at any moment.
     pub revokes: bool,
     /// Whether a restarted node reads its keys from disk, and votes at once.
     pub disk: bool,
     /// Pairs of clients and nodes without a connection.
     pub cut: Vec<(u8, u8)>,
-    /// The rule that is broken, if any.
     pub mutant: Option<Mutant>,
     /// The servers that the states of this world share.
     pub(crate) interner: Interner,
@@ -78,45 +74,41 @@ pub struct World {
 pub enum Answers {
     /// At any later time, or never, as requests do.
     Travel,
-    /// At the moment of the answer, or never.
     AtOnceOrNever,
-    /// At the moment of the answer.
+    /// When the node sends them.
     AtOnce,
 }
 
 /// Clocks that advance in steps. The clocks of nodes and of clients may have different rates.
 #[derive(Clone, Copy, Debug)]
 pub struct Clocks {
-    /// Number of steps.
     pub ticks: u8,
-    /// The ttl of the lock, in milliseconds.
+    /// The ttl of all locks, and the advance of a node's and of a client's clock in a tick.
     pub ttl_ms: u64,
-    /// Advance of a node's clock in a step, in milliseconds.
     pub node_ms: u64,
-    /// Advance of a client's clock in a step, in milliseconds.
     pub client_ms: u64,
 }
 
-/// The state of a world at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
     servers: Vec<Interned>,
     clients: Vec<Arc<Client>>,
     /// Messages in transit, sorted.
     network: Vec<Message>,
-    history: History,
+    past: Past,
     tick: u8,
     wall_us: u64,
+    /// The repeats, restarts and deletions that are still possible.
     repeats: u8,
     restarts: u8,
-    operator: bool,
+    deletes: bool,
     /// Events have happened only to nodes with a smaller index than this.
     touched: u8,
 }
 
 /// The past events that the properties depend on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-struct History {
+struct Past {
     /// All reported locks, ordered by fence: the fence, the keys, and whether the lock is shared.
     fences: Vec<(Fence, Keys, Mode)>,
     /// For each client: the largest fence of a lock that excludes its own and was reported before
@@ -130,16 +122,12 @@ struct History {
     /// For each client: the first round of extensions that began after a majority had revoked its
     /// lock. `None` if no majority has.
     revoked_before_round: Vec<Option<u8>>,
-    /// The property that was broken, if any.
     broken: Option<Property>,
 }
 
-/// The next event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// A client starts an attempt.
     Begin(u8),
-    /// A message arrives.
     Arrive(Message),
     /// A request arrives, and a copy of it is still in transit.
     ArriveAndRepeat(Message),
@@ -147,24 +135,18 @@ pub enum Action {
     ArriveUnanswered(Message),
     /// A client stops waiting for answers.
     TimeIsUp(u8),
-    /// A client starts a round of extensions.
     Extend(u8),
-    /// A client releases the lock.
     Release(u8),
     /// A node's lease of this key ends.
     End(u8, Keys),
-    /// A node restarts.
     Restart(u8),
-    /// An operator deletes the key on all nodes.
+    /// An operator deletes the keys on all nodes.
     Delete,
-    /// An operator revokes the lock on a node.
     Revoke(u8),
-    /// Time passes.
     Tick,
 }
 
 impl World {
-    /// Creates a world of nodes without data, and of clients that only use fences.
     pub fn new(nodes: usize, clients: usize) -> Self {
         Self {
             counters: vec![0; nodes],
@@ -181,7 +163,7 @@ impl World {
             rounds: None,
             releases: true,
             repair: false,
-            operator: false,
+            deletes: false,
             revokes: false,
             disk: false,
             cut: Vec::new(),
@@ -205,7 +187,6 @@ impl World {
         Ttl::from_ms(ms).expect("a world has a ttl")
     }
 
-    /// Returns the readings of the clocks of all nodes, and the ttl.
     fn server_context(&self, state: &State) -> ServerContext {
         let passed_ms = self.clocks.map_or(0, |clocks| clocks.node_ms * u64::from(state.tick));
         let now = Now { monotonic: Monotonic::from_us(passed_ms * 1000), wall_us: state.wall_us };
@@ -229,10 +210,9 @@ impl World {
             && self.modes.iter().all(|mode| *mode == self.modes[0])
     }
 
-    /// Returns whether an event may happen to this node.
-    ///
-    /// If all nodes are alike, the order in which they have their first events makes no difference.
-    /// So only the order of their indexes is tried.
+    /// Returns whether an event may happen to this node. If all nodes are alike, the order in which
+    /// they have their first events makes no difference. So only the order of their indexes is
+    /// tried.
     fn may_touch(&self, state: &State, node: u8) -> bool {
         !self.nodes_are_alike() || node <= state.touched
     }
@@ -250,17 +230,15 @@ impl World {
         }
         // Clients that begin at once are ordered by the arrival of their first requests. If they
         // are alike, only the order of their indexes is tried.
-        let others = &state.history.before[..message.client.into()];
+        let others = &state.past.before[..message.client.into()];
         let in_turn = !self.all_begin_at_once()
             || !self.clients_are_alike()
             || others.iter().all(Option::is_some);
         in_turn && self.may_touch(state, message.node)
     }
 
-    /// Returns whether all clients begin in the initial state.
-    ///
-    /// Without clocks, the time at which an attempt begins makes no difference. Only the arrival of
-    /// its requests does.
+    /// Returns whether all clients begin in the initial state. Without clocks, the time at which an
+    /// attempt begins makes no difference. Only the arrival of its requests does.
     fn all_begin_at_once(&self) -> bool {
         self.clocks.is_none() && self.attempts == 1
     }
@@ -269,11 +247,9 @@ impl World {
         match message.body {
             Body::Request(request) => {
                 let client = usize::from(message.client);
-                let before = state.history.largest(self.keys[client], self.modes[client]);
-                if state.clients[usize::from(message.client)].attempt(self.rules())
-                    == message.attempt
-                {
-                    state.history.before[usize::from(message.client)].get_or_insert(before);
+                let before = state.past.largest(self.keys[client], self.modes[client]);
+                if state.clients[client].attempt(self.rules()) == message.attempt {
+                    state.past.before[client].get_or_insert(before);
                 }
                 let answer = self.execute(state, message, request);
                 let reply = Message { body: Body::Reply(request, answer), ..message };
@@ -290,59 +266,55 @@ impl World {
         }
     }
 
-    /// Executes a request on a server. A mutant may execute another step instead.
+    /// Executes a request on a server. A mutant may execute another step, or change the answer.
     fn execute(&self, state: &mut State, message: Message, request: Request) -> Answer {
-        let ctx = self.server_context(state);
-        let (token, keys) = (&message.token(), self.keys[usize::from(message.client)]);
-        let mode = self.modes[usize::from(message.client)];
-        let keys_and_mode = (keys, mode);
-        self.change(state, message.node, |server| match (self.mutant, request) {
-            (Some(Mutant::FenceStoredWithoutToken), Request::StoreFence(fence)) => {
-                server.store_from_any_token(ctx, fence)
-            }
-            (Some(Mutant::StoredFenceDecreases), Request::StoreFence(fence)) => {
-                match server.execute(ctx, keys_and_mode, token, request) {
-                    Answer::BadFence => server.store_downwards(ctx, token, fence),
-                    answer => answer,
+        let (ctx, client) = (self.server_context(state), usize::from(message.client));
+        let (token, keys, mode) = (&message.token(), self.keys[client], self.modes[client]);
+        self.change(state, message.node, |server| {
+            match (self.mutant, request) {
+                (Some(Mutant::FenceStoredWithoutToken), Request::StoreFence(fence)) => {
+                    return server.store_from_any_token(ctx, fence);
                 }
-            }
-            (Some(Mutant::ExtendRevives), Request::Extend(_)) => {
-                match server.execute(ctx, keys_and_mode, token, request) {
-                    Answer::NotHeld => server.revive(ctx, token),
-                    answer => answer,
+                (Some(Mutant::SomeOfTheKeys), Request::Acquire(fence)) => {
+                    server.run_turns(ctx);
+                    return server.take_some(ctx, keys, token, fence);
                 }
-            }
-            (Some(Mutant::ExtendOfRevoked), Request::Extend(_)) => {
-                match server.execute(ctx, keys_and_mode, token, request) {
-                    Answer::Revoked => Answer::Held(Fence::ZERO),
-                    answer => answer,
+                (Some(Mutant::FenceOfTheFirstKey), Request::Acquire(fence)) => {
+                    server.run_turns(ctx);
+                    return server.take_with_fence_of_first(ctx, keys, token, fence);
                 }
+                _ => {}
             }
-            (Some(Mutant::ReaderBesideWriter), Request::Acquire(fence)) if mode == Mode::Shared => {
-                server.join_writer(ctx, keys, token, fence)
+            let answer = server.execute(ctx, (keys, mode), token, request);
+            match (self.mutant, request, answer) {
+                (
+                    Some(Mutant::StoredFenceDecreases),
+                    Request::StoreFence(fence),
+                    Answer::BadFence,
+                ) => server.store_downwards(ctx, token, fence),
+                (Some(Mutant::ExtendRevives), Request::Extend(_), Answer::NotHeld) => {
+                    server.revive(ctx, token)
+                }
+                (Some(Mutant::ExtendOfRevoked), Request::Extend(_), Answer::Revoked) => {
+                    Answer::Held(Fence::ZERO)
+                }
+                (Some(Mutant::ReaderBesideWriter), Request::Acquire(fence), Answer::NotHeld)
+                | (Some(Mutant::ReaderChoosesFence), Request::Acquire(fence), Answer::Held(_))
+                    if mode == Mode::Shared =>
+                {
+                    Answer::Held(fence)
+                }
+                _ => answer,
             }
-            (Some(Mutant::ReaderChoosesFence), Request::Acquire(fence)) if mode == Mode::Shared => {
-                server.share_with_fence(ctx, keys, token, fence)
-            }
-            (Some(Mutant::SomeOfTheKeys), Request::Acquire(fence)) => {
-                server.turn(ctx);
-                server.take_some(ctx, keys, token, fence)
-            }
-            (Some(Mutant::FenceOfTheFirstKey), Request::Acquire(fence)) => {
-                server.turn(ctx);
-                server.take_with_fence_of_first(ctx, keys, token, fence)
-            }
-            _ => server.execute(ctx, keys_and_mode, token, request),
         })
     }
 
-    /// Changes one server. Every event of a single server goes through this function.
+    /// Every event of a single server goes through this function.
     fn change<T>(&self, state: &mut State, node: u8, change: impl FnOnce(&mut Server) -> T) -> T {
         state.touched = state.touched.max(node + 1);
         self.change_interned(&mut state.servers[usize::from(node)], change)
     }
 
-    /// Changes all servers in the same way.
     fn change_all(&self, state: &mut State, change: impl Fn(&mut Server)) {
         for server in &mut state.servers {
             self.change_interned(server, &change);
@@ -388,25 +360,25 @@ impl World {
                     state.send(ask(u8::try_from(node).expect("a node of this world"), request));
                 }
                 Effect::Won(fence) => {
-                    state.history.report(index, (fence, self.keys[index], self.modes[index]));
+                    state.past.report(index, (fence, self.keys[index], self.modes[index]));
                     if self.rounds.is_none() {
                         Arc::make_mut(&mut state.clients[index]).forget();
                     }
                 }
                 Effect::Extended(round) => {
-                    let lost = state.history.deleted_before_round[index];
+                    let lost = state.past.deleted_before_round[index];
                     if lost.is_some_and(|first| first <= round) {
-                        state.history.broken = Some(Property::LostStaysLost);
+                        state.past.broken = Some(Property::LostStaysLost);
                     }
-                    let revoked = state.history.revoked_before_round[index];
+                    let revoked = state.past.revoked_before_round[index];
                     if revoked.is_some_and(|first| first <= round) {
-                        state.history.broken = Some(Property::RevokedStaysRevoked);
+                        state.past.broken = Some(Property::RevokedStaysRevoked);
                     }
                 }
             }
         }
         if state.clients[index].is_idle() {
-            state.history.before[index] = Some(Fence::ZERO);
+            state.past.before[index] = Some(Fence::ZERO);
         }
         state.drop_unexpected_answers(rules);
     }
@@ -437,12 +409,11 @@ impl World {
         }
         let abstains = self.clocks.is_some() && self.mutant != Some(Mutant::NoAbstention);
         let rejoin_delay_ms = if abstains { ctx.ttl.ms() } else { 0 };
-        let restarted = Server::with_counters(ctx, rejoin_delay_ms, self.fence_stripes());
+        let restarted = Server::start(ctx, rejoin_delay_ms, self.fence_stripes());
         self.change(state, node, |server| *server = restarted);
         state.wall_us += self.wall_after_restart_us;
     }
 
-    /// Revokes the lock on a node.
     fn revoke(&self, state: &mut State, node: u8) {
         let ctx = self.server_context(state);
         let revocation = match self.mutant {
@@ -454,17 +425,17 @@ impl World {
             return;
         };
         let index = usize::from(client);
-        let (rounds, history) = (state.clients[index].rounds(), &mut state.history);
-        history.revoked_on[index] |= 1 << node;
-        if history.revoked_on[index].count_ones() as usize >= self.rules().majority.size() {
-            history.revoked_before_round[index].get_or_insert(rounds);
+        let (rounds, past) = (state.clients[index].rounds(), &mut state.past);
+        past.revoked_on[index] |= 1 << node;
+        if past.revoked_on[index].count_ones() as usize >= self.rules().majority.size() {
+            past.revoked_before_round[index].get_or_insert(rounds);
         }
     }
 
     fn tick(&self, state: &mut State) {
         state.tick += 1;
         let (ctx, moment, rules) = (self.server_context(state), self.moment(state), self.rules());
-        self.change_all(state, |server| server.turn(ctx));
+        self.change_all(state, |server| server.run_turns(ctx));
         for client in &mut state.clients {
             Arc::make_mut(client).check_validity(rules, moment);
         }
@@ -472,10 +443,10 @@ impl World {
     }
 }
 
-/// A number of fence counters with which the two keys have different counters.
+/// With this number of fence counters, the two keys have different counters.
 const STRIPES_APART: usize = 16;
 
-/// Advance of the wall clocks at a restart, in µs: more than the number of grants in any world.
+/// Advance of the wall clocks at a restart: more than the number of grants in any world.
 const RESTART_US: u64 = 100;
 
 impl Model for World {
@@ -487,28 +458,24 @@ impl Model for World {
         let clients = self.proposals.len();
         let start = |counter: &u64| {
             let now = Now { monotonic: Monotonic::default(), wall_us: *counter };
-            self.interner.intern(Server::with_counters(
-                ServerContext { now, ttl },
-                0,
-                self.fence_stripes(),
-            ))
+            self.interner.intern(Server::start(ServerContext { now, ttl }, 0, self.fence_stripes()))
         };
         let mut state = State {
             servers: self.counters.iter().map(start).collect(),
             clients: (0..clients).map(|_| Arc::new(Client::new())).collect(),
             network: Vec::new(),
-            history: History {
+            past: Past {
                 before: vec![None; clients],
                 deleted_before_round: vec![None; clients],
                 revoked_on: vec![0; clients],
                 revoked_before_round: vec![None; clients],
-                ..History::default()
+                ..Past::default()
             },
             tick: 0,
             wall_us: RESTART_US,
             repeats: self.repeats,
             restarts: self.restarts,
-            operator: self.operator,
+            deletes: self.deletes,
             touched: 0,
         };
         if self.all_begin_at_once() {
@@ -520,7 +487,7 @@ impl Model for World {
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        if state.history.broken.is_some() || self.is_over(state) {
+        if state.past.broken.is_some() || self.is_over(state) {
             return;
         }
         for &message in state.network.iter().filter(|message| self.may_arrive(state, message)) {
@@ -560,7 +527,7 @@ impl Model for World {
                 actions.push(Action::Restart(node));
             }
         }
-        if state.operator {
+        if state.deletes {
             actions.push(Action::Delete);
         }
         if self.clocks.is_some_and(|clocks| state.tick < clocks.ticks) {
@@ -603,13 +570,13 @@ impl Model for World {
             }
             Action::Restart(node) => self.restart(&mut state, node),
             Action::Delete => {
-                state.operator = false;
+                state.deletes = false;
                 let ctx = self.server_context(&state);
                 self.change_all(&mut state, |server| server.end(ctx, Keys::Both));
                 for (index, client) in
                     state.clients.iter().enumerate().filter(|(_, client)| client.is_holding())
                 {
-                    state.history.deleted_before_round[index] = Some(client.rounds());
+                    state.past.deleted_before_round[index] = Some(client.rounds());
                 }
             }
             Action::Revoke(node) => self.revoke(&mut state, node),
@@ -638,9 +605,9 @@ impl Model for World {
         let sometimes = self.must_happen().map(|name| {
             let condition = match name {
                 ALL_HAVE_WON => State::all_have_won,
-                A_FENCE_IS_STORED => State::a_fence_is_stored,
+                A_FENCE_IS_REQUESTED => State::a_fence_is_requested,
                 A_HOLDER_IS_REVOKED => State::a_holder_is_revoked,
-                _ => State::a_lock_is_repaired,
+                _ => State::a_repair_is_requested,
             };
             stateright::Property::sometimes(name, condition)
         });
@@ -649,18 +616,17 @@ impl Model for World {
 }
 
 const ALL_HAVE_WON: &str = "each client wins a lock";
-const A_FENCE_IS_STORED: &str = "a node is asked to store a fence";
-const A_HOLDER_IS_REVOKED: &str = "a lock that is held is revoked by a majority";
-const A_LOCK_IS_REPAIRED: &str = "a node is asked to repair a lock";
+const A_FENCE_IS_REQUESTED: &str = "a node is asked to store a fence";
+const A_HOLDER_IS_REVOKED: &str = "a majority has revoked a held lock";
+const A_REPAIR_IS_REQUESTED: &str = "a node is asked to repair a lock";
 
 impl World {
-    /// Returns the properties that must hold in every state.
     pub(crate) fn must_hold(&self) -> Vec<Property> {
         let mut properties = vec![Property::FenceOnce, Property::FencesGrow];
         if self.clocks.is_some() {
             properties.push(Property::OneHolder);
         }
-        if self.operator {
+        if self.deletes {
             properties.push(Property::LostStaysLost);
         }
         if self.revokes {
@@ -671,9 +637,9 @@ impl World {
 
     /// Returns the events without which a check proves nothing: each must happen in some state.
     pub(crate) fn must_happen(&self) -> impl Iterator<Item = &'static str> + use<> {
-        let stored = (self.proposals.len() > 1).then_some(A_FENCE_IS_STORED);
+        let stored = (self.proposals.len() > 1).then_some(A_FENCE_IS_REQUESTED);
         let revoked = self.revokes.then_some(A_HOLDER_IS_REVOKED);
-        let repaired = self.repair.then_some(A_LOCK_IS_REPAIRED);
+        let repaired = self.repair.then_some(A_REPAIR_IS_REQUESTED);
         [ALL_HAVE_WON].into_iter().chain(stored).chain(repaired).chain(revoked)
     }
 }
@@ -681,7 +647,7 @@ impl World {
 impl World {
     fn begin(&self, state: &mut State, client: u8) {
         let moment = self.moment(state);
-        state.history.before[usize::from(client)] = None;
+        state.past.before[usize::from(client)] = None;
         let proposal =
             Fence::new(self.proposals[usize::from(client)]).expect("a proposal is a fence");
         let effects = state.client(client).begin(self.rules(), proposal, moment);
@@ -696,7 +662,7 @@ impl World {
 
 impl State {
     fn breaks(&self, property: Property) -> bool {
-        self.history.broken == Some(property)
+        self.past.broken == Some(property)
     }
 
     fn has_two_holders(&self, world: &World) -> bool {
@@ -705,26 +671,25 @@ impl State {
             || self.clients.iter().zip(locks.clone()).filter(|(client, _)| client.is_holding());
         holders().enumerate().any(|(index, (_, (keys, mode)))| {
             holders().skip(index + 1).any(|(_, (others, other_mode))| {
-                keys.overlap(*others)
-                    && (*mode == Mode::Exclusive || *other_mode == Mode::Exclusive)
+                exclude_each_other((*keys, *mode), (*others, *other_mode))
             })
         })
     }
 
     fn all_have_won(world: &World, state: &Self) -> bool {
-        state.history.fences.len() >= world.proposals.len()
+        state.past.fences.len() >= world.proposals.len()
     }
 
-    fn a_fence_is_stored(_: &World, state: &Self) -> bool {
+    fn a_fence_is_requested(_: &World, state: &Self) -> bool {
         state.asks(|request| matches!(request, Request::StoreFence(_)))
     }
 
     fn a_holder_is_revoked(_: &World, state: &Self) -> bool {
-        let revoked = state.clients.iter().zip(&state.history.revoked_before_round);
+        let revoked = state.clients.iter().zip(&state.past.revoked_before_round);
         revoked.into_iter().any(|(client, revoked)| client.is_holding() && revoked.is_some())
     }
 
-    fn a_lock_is_repaired(_: &World, state: &Self) -> bool {
+    fn a_repair_is_requested(_: &World, state: &Self) -> bool {
         state.asks(|request| matches!(request, Request::Repair(_)))
     }
 
@@ -769,12 +734,12 @@ impl State {
     }
 }
 
-impl History {
+impl Past {
     /// Returns the largest fence of the reported locks that exclude a lock of these keys and this
     /// mode.
     fn largest(&self, keys: Keys, mode: Mode) -> Fence {
         let excluded = |&&(_, others, other_mode): &&(Fence, Keys, Mode)| {
-            keys.overlap(others) && (mode == Mode::Exclusive || other_mode == Mode::Exclusive)
+            exclude_each_other((keys, mode), (others, other_mode))
         };
         self.fences.iter().rev().find(excluded).map(|(fence, ..)| *fence).unwrap_or_default()
     }
@@ -783,8 +748,7 @@ impl History {
         let before = self.before[client].unwrap_or_default();
         // Clients that share a lock may have the same fence.
         let is_given = |&(other, others, other_mode): &(Fence, Keys, Mode)| {
-            let are_shared = mode == Mode::Shared && other_mode == Mode::Shared;
-            other == fence && keys.overlap(others) && !are_shared
+            other == fence && exclude_each_other((keys, mode), (others, other_mode))
         };
         if self.fences.iter().any(is_given) {
             self.broken = Some(Property::FenceOnce);
@@ -798,21 +762,25 @@ impl History {
     }
 }
 
+fn exclude_each_other(one: (Keys, Mode), other: (Keys, Mode)) -> bool {
+    one.0.overlap(other.0) && (one.1 == Mode::Exclusive || other.1 == Mode::Exclusive)
+}
+
 impl Hash for State {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let Self {
             servers,
             clients,
             network,
-            history,
+            past,
             tick,
             wall_us,
             repeats,
             restarts,
-            operator,
+            deletes,
             touched,
         } = self;
-        (servers, clients, network, history).hash(state);
-        (tick, wall_us, repeats, restarts, operator, touched).hash(state);
+        (servers, clients, network, past).hash(state);
+        (tick, wall_us, repeats, restarts, deletes, touched).hash(state);
     }
 }

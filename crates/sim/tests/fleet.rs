@@ -115,13 +115,13 @@ fn seeds_of_fixed_defects_pass() {
 /// After a change of the state machines or of the plans, another seed may be needed: `quorlock-sim
 /// --mutants --seeds 100000` finds it.
 const CAUGHT: [(Mutant, u64, &str); 32] = [
-    (Mutant::NoAbstention, 202, "is held, but on 0 nodes only"),
+    (Mutant::NoAbstention, 202, "is held, but only 0 nodes"),
     (Mutant::LateRelease, 1, "a majority was free"),
     (Mutant::Client(ClientRule::BareMajorityAfterWait), 64, "lost a renewed lock"),
     (Mutant::Client(ClientRule::NeverBypasses), 607, "for a free lock"),
     (Mutant::Client(ClientRule::RefusesUnasked), 1, "has not asked any node"),
     (Mutant::Client(ClientRule::HeldOutOfTurn), 0, "has not asked any node"),
-    (Mutant::Client(ClientRule::NoPollWithoutSeat), 943, "for a free lock"),
+    (Mutant::Client(ClientRule::NoPollWithoutWaitConnection), 943, "for a free lock"),
     (Mutant::Client(ClientRule::NoDeadline), 0, "too late"),
     (Mutant::Client(ClientRule::NoTieRepeat), 9, "none of them got it"),
     (Mutant::Client(ClientRule::ReusedToken), 1, "has released"),
@@ -140,10 +140,10 @@ const CAUGHT: [(Mutant, u64, &str); 32] = [
     (Mutant::Client(ClientRule::KeysWaitApart), 9403, "for a free lock"),
     (Mutant::Client(ClientRule::BypassesOnlyItsNode), 13_594, "for a free lock"),
     (Mutant::Client(ClientRule::LongWaitIsLost), 2351, "lost a renewed lock"),
-    (Mutant::Client(ClientRule::ReaderOutrunsWriter), 15, "in its place when"),
+    (Mutant::Client(ClientRule::ReaderOutrunsWriter), 15, "on the queue node"),
     (Mutant::Client(ClientRule::TakenSlotAskedAgain), 21_648, "for a free lock"),
     (Mutant::Client(ClientRule::ExclusiveUntilConfirmed), 18, "two holders"),
-    (Mutant::Node(NodeRule::SharedPassesQueue), 1, "in its place when"),
+    (Mutant::Node(NodeRule::SharedPassesQueue), 1, "on the queue node"),
     (Mutant::Node(NodeRule::ShareForgetsQueue), 8, "a majority was free"),
     (Mutant::Node(NodeRule::RevokedAdmitsHolders), 137, "lets a reader join"),
     (Mutant::Node(NodeRule::AnyWaitsForFirst), 247, "for a free lock"),

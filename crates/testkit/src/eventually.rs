@@ -7,7 +7,7 @@ use quorlock_localserver::{POLL_INTERVAL, holds_within};
 ///
 /// # Panics
 ///
-/// When the condition does not hold within `timeout`. The message contains its name, `what`.
+/// When the condition does not hold within `timeout`. The message contains `what`.
 #[track_caller]
 pub fn eventually(timeout: Duration, what: &str, f: impl FnMut() -> bool) {
     assert!(holds_within(timeout, f), "not within {} ms: {what}", timeout.as_millis());
@@ -17,7 +17,7 @@ pub fn eventually(timeout: Duration, what: &str, f: impl FnMut() -> bool) {
 ///
 /// # Panics
 ///
-/// When the condition does not hold within `timeout`. The message contains its name, `what`.
+/// When the condition does not hold within `timeout`. The message contains `what`.
 #[track_caller]
 pub fn eventually_async(
     timeout: Duration,

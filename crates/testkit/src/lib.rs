@@ -11,6 +11,11 @@
 //! When a value is dropped, everything that it started is removed: processes, threads, sockets and
 //! directories.
 
+#![allow(
+    missing_docs,
+    reason = "this crate is internal: an item has a doc where its name and type say too little"
+)]
+
 mod eventually;
 #[cfg(target_os = "linux")]
 mod injector;

@@ -35,6 +35,12 @@ fn assert_ahead_by_s(server: &Server, seconds: i128) {
     });
 }
 
+fn with_wall_clock() -> (WallClock, Server) {
+    let clock = WallClock::new();
+    let server = Server::builder().wall_clock(&clock).start().expect("a server");
+    (clock, server)
+}
+
 fn set(server: &Server, key: &str) {
     redis::cmd("SET").arg(key).arg("value").exec(&mut server.connection()).expect("it is set");
 }
@@ -45,8 +51,7 @@ fn has(server: &Server, key: &str) -> bool {
 
 #[test]
 fn wall_clock_is_stepped_both_ways_while_the_server_runs() {
-    let clock = WallClock::new();
-    let server = Server::builder().wall_clock(&clock).start().unwrap();
+    let (clock, server) = with_wall_clock();
     assert_ahead_by_s(&server, 0);
     clock.step_ms(HOUR_MS);
     assert_ahead_by_s(&server, 3600);
@@ -59,8 +64,7 @@ fn wall_clock_is_stepped_both_ways_while_the_server_runs() {
 
 #[test]
 fn keys_expire_by_the_stepped_clock() {
-    let clock = WallClock::new();
-    let server = Server::builder().wall_clock(&clock).start().unwrap();
+    let (clock, server) = with_wall_clock();
     let connection = &mut server.connection();
     redis::cmd("SET").arg("key").arg("value").arg("EX").arg(3000).exec(connection).unwrap();
     assert!(has(&server, "key"));
@@ -73,8 +77,7 @@ fn keys_expire_by_the_stepped_clock() {
 
 #[test]
 fn step_outlasts_restarts_and_affects_only_servers_of_its_clock() {
-    let clock = WallClock::new();
-    let mut server = Server::builder().wall_clock(&clock).start().unwrap();
+    let (clock, mut server) = with_wall_clock();
     clock.step_ms(HOUR_MS);
     server.restart().unwrap();
     assert_ahead_by_s(&server, 3600);
@@ -190,15 +193,16 @@ fn injectors_work_together_and_with_other_preloads() {
     assert_eq!(power.syncs(), before + 1);
 }
 
-fn with_append_only_file(power: &PowerCut, fsync: &str) -> Server {
+fn with_append_only_file(fsync: &str) -> (PowerCut, Server) {
+    let power = PowerCut::new();
     let builder = Server::builder().arg("appendonly", "yes").arg("appendfsync", fsync);
-    builder.power_cut(power).start().expect("a server")
+    let server = builder.power_cut(&power).start().expect("a server");
+    (power, server)
 }
 
 #[test]
 fn power_cut_removes_bytes_that_were_never_synced() {
-    let power = PowerCut::new();
-    let mut server = with_append_only_file(&power, "no");
+    let (power, mut server) = with_append_only_file("no");
     set(&server, "key");
     assert!(power.cut(&mut server) > 0);
     assert!(!server.is_running());
@@ -207,9 +211,15 @@ fn power_cut_removes_bytes_that_were_never_synced() {
 }
 
 #[test]
+#[should_panic(expected = "was started without this PowerCut")]
+fn power_cut_of_another_server_panics() {
+    let (_, mut server) = with_append_only_file("no");
+    PowerCut::new().cut(&mut server);
+}
+
+#[test]
 fn kill_alone_removes_no_written_bytes() {
-    let power = PowerCut::new();
-    let mut server = with_append_only_file(&power, "no");
+    let (_, mut server) = with_append_only_file("no");
     set(&server, "key");
     server.kill();
     server.restart().unwrap();
@@ -218,8 +228,7 @@ fn kill_alone_removes_no_written_bytes() {
 
 #[test]
 fn power_cut_leaves_synced_bytes() {
-    let power = PowerCut::new();
-    let mut server = with_append_only_file(&power, "always");
+    let (power, mut server) = with_append_only_file("always");
     for key in ["first", "second", "third"] {
         set(&server, key);
         assert_eq!(power.cut(&mut server), 0);
@@ -232,8 +241,7 @@ fn power_cut_leaves_synced_bytes() {
 #[test]
 fn power_cut_cuts_a_file_back_to_its_last_sync() {
     let lost = (0..10).any(|_| {
-        let power = PowerCut::new();
-        let mut server = with_append_only_file(&power, "everysec");
+        let (power, mut server) = with_append_only_file("everysec");
         let before = power.syncs();
         set(&server, "synced");
         eventually(LIMIT, "the server syncs once a second", || power.syncs() > before);
@@ -250,8 +258,7 @@ fn power_cut_cuts_a_file_back_to_its_last_sync() {
 
 #[test]
 fn power_cut_knows_files_that_were_renamed_after_a_sync() {
-    let power = PowerCut::new();
-    let mut server = with_append_only_file(&power, "no");
+    let (power, mut server) = with_append_only_file("no");
     let connection = &mut server.connection();
     set(&server, "rewritten");
     redis::cmd("BGREWRITEAOF").exec(connection).unwrap();
@@ -270,8 +277,7 @@ fn power_cut_knows_files_that_were_renamed_after_a_sync() {
 
 #[test]
 fn power_cut_leaves_the_log() {
-    let power = PowerCut::new();
-    let mut server = with_append_only_file(&power, "no");
+    let (power, mut server) = with_append_only_file("no");
     let before = server.log();
     power.cut(&mut server);
     assert!(!before.is_empty() && server.log().starts_with(&before));

@@ -2,6 +2,8 @@
 //!
 //! This test is alone in its program, because it counts the threads and files of the whole program.
 
+#![cfg(target_os = "linux")]
+
 use std::fs;
 
 use quorlock_testkit::{Proxy, Server};

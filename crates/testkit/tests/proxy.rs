@@ -21,6 +21,10 @@ fn ping(connection: &mut redis::Connection) -> RedisResult<String> {
     redis::cmd("PING").query(connection)
 }
 
+fn connect_and_ping(proxy: &Proxy) -> RedisResult<String> {
+    ping(&mut connect(proxy)?)
+}
+
 fn send_ping(connection: &mut redis::Connection) {
     connection
         .send_packed_command(&redis::cmd("PING").get_packed_command())
@@ -36,10 +40,23 @@ fn plain(proxy: &Proxy) -> TcpStream {
     stream
 }
 
+#[track_caller]
 fn expect_bytes(stream: &mut TcpStream, bytes: &[u8]) {
     let mut received = vec![0; bytes.len()];
     stream.read_exact(&mut received).expect("bytes arrive");
     assert_eq!(received, bytes);
+}
+
+#[track_caller]
+fn expect_answer(stream: &mut TcpStream, request: &str, answer: &str) {
+    stream.write_all(request.as_bytes()).expect("it is connected");
+    expect_bytes(stream, answer.as_bytes());
+}
+
+fn proxied_server() -> (Server, Proxy) {
+    let server = Server::builder().start().expect("a server");
+    let proxy = Proxy::start(server.url());
+    (server, proxy)
 }
 
 /// Starts a server that echoes the bytes of one connection.
@@ -58,14 +75,13 @@ fn proxy_leads_to_servers_on_unix_sockets_and_on_tcp() {
     for builder in [Server::builder(), Server::builder().tcp()] {
         let server = builder.start().unwrap();
         let proxy = Proxy::start(server.url());
-        assert_eq!(ping(&mut connect(&proxy).unwrap()).unwrap(), "PONG");
+        assert_eq!(connect_and_ping(&proxy).unwrap(), "PONG");
     }
 }
 
 #[test]
 fn delays_of_both_directions_add_up() {
-    let server = Server::builder().start().unwrap();
-    let proxy = Proxy::start(server.url());
+    let (_server, proxy) = proxied_server();
     let mut connection = connect(&proxy).unwrap();
     proxy.delay(ToServer, Duration::from_millis(30));
     proxy.delay(ToClient, Duration::from_millis(50));
@@ -100,8 +116,7 @@ fn delayed_chunks_keep_their_order_and_their_delays_do_not_add_up() {
 
 #[test]
 fn shortened_delay_applies_to_delayed_bytes() {
-    let server = Server::builder().start().unwrap();
-    let proxy = Proxy::start(server.url());
+    let (_server, proxy) = proxied_server();
     let mut connection = connect(&proxy).unwrap();
     proxy.delay(ToClient, Duration::MAX);
     send_ping(&mut connection);
@@ -112,13 +127,12 @@ fn shortened_delay_applies_to_delayed_bytes() {
 
 #[test]
 fn held_bytes_are_delivered_in_order_after_healing() {
-    let server = Server::builder().start().unwrap();
-    let proxy = Proxy::start(server.url());
+    let (_server, proxy) = proxied_server();
     let mut connection = connect(&proxy).unwrap();
     for direction in [ToServer, ToClient] {
         let (bytes, waiting) = (proxy.bytes(direction), proxy.waiting_bytes(direction));
         assert_eq!(waiting, 0);
-        proxy.stall(direction);
+        proxy.hold(direction);
         for number in 1..=3 {
             let echo = redis::cmd("ECHO").arg(number).get_packed_command();
             connection.send_packed_command(&echo).unwrap();
@@ -144,8 +158,7 @@ fn held_bytes_are_delivered_in_order_after_healing() {
 
 #[test]
 fn requests_that_are_dropped_never_reach_the_server() {
-    let server = Server::builder().start().unwrap();
-    let proxy = Proxy::start(server.url());
+    let (_server, proxy) = proxied_server();
     let mut stream = plain(&proxy);
     proxy.drop_bytes(ToServer);
     let lost = b"SET key lost\r\n";
@@ -154,14 +167,12 @@ fn requests_that_are_dropped_never_reach_the_server() {
         proxy.dropped_bytes(ToServer) == lost.len() as u64
     });
     proxy.heal();
-    stream.write_all(b"EXISTS key\r\n").unwrap();
-    expect_bytes(&mut stream, b":0\r\n");
+    expect_answer(&mut stream, "EXISTS key\r\n", ":0\r\n");
 }
 
 #[test]
 fn requests_whose_answers_are_dropped_reach_the_server() {
-    let server = Server::builder().start().unwrap();
-    let proxy = Proxy::start(server.url());
+    let (_server, proxy) = proxied_server();
     let mut stream = plain(&proxy);
     proxy.drop_bytes(ToClient);
     stream.write_all(b"SET key done\r\n").unwrap();
@@ -169,51 +180,45 @@ fn requests_whose_answers_are_dropped_reach_the_server() {
         proxy.dropped_bytes(ToClient) == "+OK\r\n".len() as u64
     });
     proxy.heal();
-    stream.write_all(b"EXISTS key\r\n").unwrap();
-    expect_bytes(&mut stream, b":1\r\n");
+    expect_answer(&mut stream, "EXISTS key\r\n", ":1\r\n");
     assert_eq!(proxy.round_trips(), 1, "one of the two answers has arrived");
 }
 
 #[test]
 fn held_bytes_are_lost_when_they_are_dropped_later() {
-    let server = Server::builder().start().unwrap();
-    let proxy = Proxy::start(server.url());
+    let (_server, proxy) = proxied_server();
     let mut stream = plain(&proxy);
-    proxy.stall(ToServer);
+    proxy.hold(ToServer);
     stream.write_all(b"SET key lost\r\n").unwrap();
     eventually(LIMIT, "the request is held", || proxy.waiting_bytes(ToServer) > 0);
     proxy.drop_bytes(ToServer);
     eventually(LIMIT, "the request is dropped", || proxy.dropped_bytes(ToServer) > 0);
     assert_eq!(proxy.waiting_bytes(ToServer), 0);
     proxy.heal();
-    stream.write_all(b"EXISTS key\r\n").unwrap();
-    expect_bytes(&mut stream, b":0\r\n");
+    expect_answer(&mut stream, "EXISTS key\r\n", ":0\r\n");
 }
 
 #[test]
 fn cut_resets_old_and_new_connections_until_the_proxy_is_healed() {
-    let server = Server::builder().start().unwrap();
-    let proxy = Proxy::start(server.url());
+    let (_server, proxy) = proxied_server();
     let mut old = plain(&proxy);
-    old.write_all(b"PING\r\n").unwrap();
-    expect_bytes(&mut old, b"+PONG\r\n");
+    expect_answer(&mut old, "PING\r\n", "+PONG\r\n");
     assert_eq!(proxy.connections(), 1);
 
     proxy.cut();
     assert_eq!(proxy.connections(), 0);
     assert_eq!(old.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
-    assert!(connect(&proxy).and_then(|mut new| ping(&mut new)).is_err());
+    assert!(connect_and_ping(&proxy).is_err());
 
     proxy.heal();
-    assert_eq!(ping(&mut connect(&proxy).unwrap()).unwrap(), "PONG");
+    assert_eq!(connect_and_ping(&proxy).unwrap(), "PONG");
 }
 
 #[test]
 fn cut_drops_held_bytes() {
-    let server = Server::builder().start().unwrap();
-    let proxy = Proxy::start(server.url());
+    let (server, proxy) = proxied_server();
     let mut stream = plain(&proxy);
-    proxy.stall(ToServer);
+    proxy.hold(ToServer);
     stream.write_all(b"SET key lost\r\n").unwrap();
     eventually(LIMIT, "the request is held", || proxy.waiting_bytes(ToServer) > 0);
     proxy.cut();
@@ -225,8 +230,7 @@ fn cut_drops_held_bytes() {
 
 #[test]
 fn round_trips_are_counted_and_a_pipeline_is_one() {
-    let server = Server::builder().start().unwrap();
-    let proxy = Proxy::start(server.url());
+    let (server, proxy) = proxied_server();
     let mut connection = connect(&proxy).unwrap();
     let before = proxy.round_trips();
     for done in 1..=3 {
@@ -236,11 +240,8 @@ fn round_trips_are_counted_and_a_pipeline_is_one() {
     redis::pipe().cmd("PING").cmd("PING").cmd("PING").exec(&mut connection).unwrap();
     assert_eq!(proxy.round_trips() - before, 4);
 
-    redis::cmd("SET")
-        .arg("key")
-        .arg(vec![b'x'; 1024 * 1024])
-        .exec(&mut server.connection())
-        .unwrap();
+    let value = vec![b'x'; 1024 * 1024];
+    redis::cmd("SET").arg("key").arg(value).exec(&mut server.connection()).unwrap();
     let chunks = proxy.chunks(ToClient);
     redis::cmd("GET").arg("key").exec(&mut connection).unwrap();
     assert!(proxy.chunks(ToClient) - chunks > 1);
@@ -255,12 +256,10 @@ fn round_trips_are_counted_and_a_pipeline_is_one() {
 
 #[test]
 fn bytes_and_chunks_are_counted_for_each_direction() {
-    let server = Server::builder().start().unwrap();
-    let proxy = Proxy::start(server.url());
+    let (_server, proxy) = proxied_server();
     let mut stream = plain(&proxy);
     for _ in 0..2 {
-        stream.write_all(b"PING\r\n").unwrap();
-        expect_bytes(&mut stream, b"+PONG\r\n");
+        expect_answer(&mut stream, "PING\r\n", "+PONG\r\n");
     }
     assert_eq!((proxy.bytes(ToServer), proxy.chunks(ToServer)), (12, 2));
     assert_eq!((proxy.bytes(ToClient), proxy.chunks(ToClient)), (14, 2));
@@ -275,7 +274,7 @@ fn sender_waits_at_the_limit_of_held_bytes_and_loses_none() {
     let pattern: Vec<u8> = (0..251).cycle().take(64 * 1024).collect();
     let kept_bytes = 16 * 1024 * 1024;
 
-    proxy.stall(ToServer);
+    proxy.hold(ToServer);
     let mut sent_bytes = 0;
     loop {
         match stream.write(&pattern[sent_bytes % 251..]) {
@@ -302,8 +301,7 @@ fn sender_waits_at_the_limit_of_held_bytes_and_loses_none() {
 
 #[test]
 fn proxy_closes_the_connection_of_a_client_that_leaves() {
-    let server = Server::builder().start().unwrap();
-    let proxy = Proxy::start(server.url());
+    let (_server, proxy) = proxied_server();
     let connection = connect(&proxy).unwrap();
     assert_eq!(proxy.connections(), 1);
     drop(connection);
@@ -312,8 +310,7 @@ fn proxy_closes_the_connection_of_a_client_that_leaves() {
 
 #[test]
 fn server_does_not_learn_of_a_client_that_leaves_in_a_partition() {
-    let server = Server::builder().start().unwrap();
-    let proxy = Proxy::start(server.url());
+    let (server, proxy) = proxied_server();
     let mut connection = connect(&proxy).unwrap();
     let id: u64 = redis::cmd("CLIENT").arg("ID").query(&mut connection).unwrap();
     let mut control = server.connection();
@@ -321,7 +318,7 @@ fn server_does_not_learn_of_a_client_that_leaves_in_a_partition() {
         let list = redis::cmd("CLIENT").arg("LIST").arg("ID").arg(id).query::<String>(&mut control);
         !list.unwrap().is_empty()
     };
-    proxy.stall(ToServer);
+    proxy.hold(ToServer);
     send_ping(&mut connection);
     eventually(LIMIT, "the request is held", || proxy.waiting_bytes(ToServer) > 0);
     drop(connection);
@@ -332,14 +329,13 @@ fn server_does_not_learn_of_a_client_that_leaves_in_a_partition() {
 
 #[test]
 fn restarted_server_is_reached_through_the_same_proxy() {
-    let mut server = Server::builder().start().unwrap();
-    let proxy = Proxy::start(server.url());
+    let (mut server, proxy) = proxied_server();
     let mut connection = connect(&proxy).unwrap();
     server.kill();
     assert!(ping(&mut connection).is_err());
-    assert!(connect(&proxy).and_then(|mut new| ping(&mut new)).is_err());
+    assert!(connect_and_ping(&proxy).is_err());
     server.restart().unwrap();
-    assert_eq!(ping(&mut connect(&proxy).unwrap()).unwrap(), "PONG");
+    assert_eq!(connect_and_ping(&proxy).unwrap(), "PONG");
 }
 
 #[test]
@@ -350,13 +346,12 @@ fn url_of_no_server_is_refused() {
 
 #[tokio::test]
 async fn proxy_works_in_a_runtime_of_one_thread_and_is_dropped_there() {
-    let server = Server::builder().start().unwrap();
-    let proxy = Proxy::start(server.url());
+    let (_server, proxy) = proxied_server();
     let client = redis::Client::open(proxy.url()).unwrap();
     let mut connection = client.get_multiplexed_async_connection().await.unwrap();
     redis::cmd("PING").exec_async(&mut connection).await.unwrap();
 
-    proxy.stall(ToClient);
+    proxy.hold(ToClient);
     let ping = tokio::spawn({
         let mut connection = connection.clone();
         async move { redis::cmd("PING").query_async::<String>(&mut connection).await }

@@ -19,7 +19,6 @@ use super::timeline::{ClientReport, Timeline};
 use crate::probes::waiters;
 use crate::report::{Progress, TargetRow, readable};
 
-/// Number of masters.
 const NODES: usize = 3;
 /// Time for which a process holds the lock.
 const HOLD: Duration = Duration::from_millis(5);
@@ -59,7 +58,7 @@ async fn measure_loss(loss: Accident, effort: Effort) -> anyhow::Result<TargetRo
     fleet.masters[queue_node].inject(loss, 0)?;
     sleep(effort.time(AFTER)).await;
     let until = now();
-    // Recovers first: an ending client waits up to 10 s for all nodes to confirm its releases.
+    // The node recovers first: an ending client waits up to 10 s for its releases to be confirmed.
     fleet.masters[queue_node].recover(loss, 0)?;
     let timeline = crowd.stop()?;
     Ok(row(loss, &timeline, gone_at, until))
@@ -78,17 +77,15 @@ fn row(loss: Accident, timeline: &Timeline, gone_at: Duration, until: Duration) 
         readable(stall),
         readable(waits.max().unwrap_or_default()),
     );
-    if let Some(failure) = timeline.any_failure() {
+    let failure = timeline.any_failure();
+    if let Some(failure) = failure {
         measured = format!("{measured}; failed: {failure}");
     }
     TargetRow {
         case: format!("the queue node of {NODES} is {} while {PROCESSES} wait", name(loss)),
         measured,
         target: "all served, no stall > 2 s, never two holders",
-        met: served == PROCESSES
-            && stall <= STALL_MAX
-            && double == 0
-            && timeline.any_failure().is_none(),
+        met: served == PROCESSES && stall <= STALL_MAX && double == 0 && failure.is_none(),
     }
 }
 
@@ -103,20 +100,15 @@ fn name(loss: Accident) -> &'static str {
 
 /// Returns the index of the server with the most waiters.
 fn queue_node(fleet: &Fleet) -> anyhow::Result<usize> {
-    let waiting = fleet
-        .masters
-        .iter()
-        .map(|master| waiters(&master.server))
-        .collect::<anyhow::Result<Vec<_>>>()?;
-    let most = waiting.iter().enumerate().max_by_key(|(_, waiters)| **waiters);
-    most.map(|(node, _)| node).filter(|&node| waiting[node] > 0).context("no node has waiters")
+    let waiting = fleet.masters.iter().map(|master| waiters(&master.server));
+    let waiting: Vec<_> = waiting.collect::<anyhow::Result<_>>()?;
+    let most = waiting.into_iter().enumerate().max_by_key(|&(_, waiters)| waiters);
+    most.filter(|&(_, waiters)| waiters > 0).map(|(node, _)| node).context("no node has waiters")
 }
 
 /// How many times the clients request a lock and wait, in total.
 const ROUNDS: u64 = 100_000;
-/// Number of clients.
 const CLIENTS: usize = 64;
-/// Number of locks.
 const KEYS: usize = 4;
 /// Longest allowed time for which a key is free although a client waits for it.
 const FREE_MAX: Duration = Duration::from_millis(50);
@@ -130,11 +122,11 @@ pub(crate) async fn measure_stress(
     let stop = StopOnDrop(Arc::default());
     let stopped = Arc::clone(&stop.0);
     let started = Instant::now();
-    let outcome = spawn_blocking(move || -> anyhow::Result<_> {
+    let outcome = spawn_blocking(move || {
         let server = Server::with_module().start()?;
-        Ok(stress.run(&server, &stopped))
-    });
-    let outcome = outcome.await??;
+        anyhow::Ok(stress.run(&server, &stopped))
+    })
+    .await??;
     let took = started.elapsed();
     Ok(vec![TargetRow {
         case: format!("{} waits: {outcome}", outcome.rounds),

@@ -6,7 +6,6 @@ use anyhow::{Context as _, bail};
 use clap::ValueEnum;
 use futures_util::future::join_all;
 use quorlock_client::{Lock, Quorum, ReleaseError, Released};
-use rand::RngExt as _;
 use redis::aio::MultiplexedConnection;
 use redis::{Script, cmd};
 use rslock::{LockGuard, LockManager};
@@ -20,7 +19,6 @@ const TTL: Duration = Duration::from_secs(20);
 /// Limit of each wait, longer than any that occurs.
 const WAIT_MAX: Duration = Duration::from_secs(120);
 
-/// The kind of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
     /// Quorlock, which waits on a server
@@ -67,7 +65,7 @@ impl Contender {
             Self::Rslock(manager) => Held::Rslock(
                 manager.acquire(key, TTL).await.context("rslock could not acquire the lock")?,
             ),
-            Self::Polling(polling) => Held::Polling(polling.acquire(key, TTL).await?),
+            Self::Polling(polling) => Held::Polling(polling.acquire(key).await?),
         })
     }
 
@@ -109,7 +107,6 @@ const RETRY_DELAY_MS: u64 = 200;
 /// `node-redlock`'s `retryJitter`: the delay is up to this much shorter or longer.
 const RETRY_JITTER_MS: u64 = 100;
 
-/// A client that polls, and its connections.
 #[derive(Clone)]
 pub(crate) struct Polling {
     nodes: Vec<MultiplexedConnection>,
@@ -124,7 +121,7 @@ pub(crate) struct Polled {
 }
 
 impl Polling {
-    pub(crate) async fn connect(urls: &[String]) -> anyhow::Result<Self> {
+    async fn connect(urls: &[String]) -> anyhow::Result<Self> {
         let delete = Script::new(COMPARE_AND_DELETE);
         let mut nodes = Vec::new();
         for url in urls {
@@ -137,10 +134,10 @@ impl Polling {
 
     /// Requests the lock from all nodes. Without a majority, releases it on all nodes, waits 100
     /// to 300 ms, and begins again.
-    pub(crate) async fn acquire(&self, key: &str, ttl: Duration) -> anyhow::Result<Polled> {
-        let ttl_ms = u64::try_from(ttl.as_millis()).context("the ttl is too large")?;
+    async fn acquire(&self, key: &str) -> anyhow::Result<Polled> {
+        let ttl_ms = u64::try_from(TTL.as_millis()).context("the ttl is too large")?;
         loop {
-            let token = format!("{:032x}", rand::rng().random::<u128>());
+            let token = format!("{:032x}", rand::random::<u128>());
             let requests = self.nodes.iter().cloned().map(|mut node| {
                 let set = cmd("SET").arg(key).arg(&token).arg("NX").arg("PX").arg(ttl_ms).take();
                 async move { set.query_async::<Option<String>>(&mut node).await }
@@ -155,16 +152,17 @@ impl Polling {
                 return Ok(lock);
             }
             lock.release().await;
-            let pause_ms = rand::rng()
-                .random_range(RETRY_DELAY_MS - RETRY_JITTER_MS..=RETRY_DELAY_MS + RETRY_JITTER_MS);
+            let pause_ms = rand::random_range(
+                RETRY_DELAY_MS - RETRY_JITTER_MS..=RETRY_DELAY_MS + RETRY_JITTER_MS,
+            );
             sleep(Duration::from_millis(pause_ms)).await;
         }
     }
 }
 
 impl Polled {
-    /// Releases the lock, and returns when all nodes have answered.
-    pub(crate) async fn release(self) {
+    /// Returns when all nodes have answered.
+    async fn release(self) {
         let Self { client, key, token } = &self;
         let requests = client.nodes.iter().cloned().map(|mut node| async move {
             client.delete.key(key).arg(token).invoke_async::<u64>(&mut node).await

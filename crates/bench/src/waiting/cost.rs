@@ -12,11 +12,11 @@ use tokio::time::sleep;
 
 use super::Effort;
 use crate::probes::{
-    Latencies, Socket, on_separate_processors, raise_file_limit, used_memory, waiters,
+    Latencies, OTHER_FILES, Socket, apart_from_servers, raise_file_limit, used_memory, waiters,
 };
+use crate::quorum::start_masters;
 use crate::report::{Progress, TargetRow, readable};
 
-/// Number of masters.
 const NODES: usize = 5;
 /// Number of waiting clients. Each has connections of its own, as a separate process would.
 const CLIENTS: u32 = 64;
@@ -39,7 +39,7 @@ pub(crate) async fn measure_commands(
     progress: &Progress,
 ) -> anyhow::Result<Vec<TargetRow>> {
     progress.begin("commands of 64 waiting clients while a lock is held");
-    let masters = Masters::start_with(NODES, |_, builder| builder.tcp())?;
+    let masters = start_masters(NODES)?;
     let holder = Quorum::connect(masters.urls()).await?;
     let mut lock = holder.lock("k").ttl(Duration::from_secs(10)).acquire().await?;
     lock.renew();
@@ -81,20 +81,16 @@ pub(crate) async fn measure_commands(
     }])
 }
 
-/// Number of waiters.
 const WAITERS: usize = 10_000;
 /// The ttl of the lock and the limit of each wait, in milliseconds: longer than any wait takes.
 const TTL_MS: u64 = 600_000;
-/// Open files that are not connections of waiters, in this process and in the server.
-const OTHER_FILES: usize = 256;
 /// Pause before a measurement, once all clients are connected or waiting.
 const WARM_UP: Duration = Duration::from_secs(1);
 /// How many times each of the two servers is measured. The servers take turns.
 const ROUNDS: u64 = 300;
 /// Number of measured commands to one server in a round.
 const COMMANDS_PER_ROUND: usize = 300;
-/// Number of unmeasured commands that are sent first in a round. A server that was paused needs
-/// them to catch up.
+/// The first commands in a round are not measured: a server that was paused catches up first.
 const WARM_UP_COMMANDS: usize = 30;
 /// Largest allowed ratio of the p99 of a GET with waiters to the p99 without waiters.
 const P99_RATIO_MAX: f64 = 1.2;
@@ -113,14 +109,11 @@ pub(crate) async fn measure_many_waiters(
 
     let connection = &mut server_with.connection();
     let memory_before = used_memory(connection)?;
-    let mut sockets = Vec::new();
-    for _ in 0..=waiter_count {
-        sockets.push(Socket::connect(&server_with)?);
-    }
+    let mut sockets = Socket::connect_many(&server_with, waiter_count + 1)?;
     wait_for(connection, "clients", "connected_clients", waiter_count + 2).await?;
     let memory_connected = used_memory(connection)?;
     sleep(WARM_UP).await;
-    let (with_idle, beside_idle) = measure_gets(&server_with, &server_without, effort)?;
+    let (with_idle, without_idle) = measure_gets(&server_with, &server_without, effort)?;
     for (client, socket) in sockets.iter_mut().enumerate() {
         socket.ask_for_the_lock_for(client, TTL_MS)?;
         if client == 0 {
@@ -130,14 +123,14 @@ pub(crate) async fn measure_many_waiters(
     wait_for(connection, "lock", "lock_waiters", waiter_count).await?;
     let memory_waiting = used_memory(connection)?;
     sleep(WARM_UP).await;
-    let (with_waiters, beside_waiters) = measure_gets(&server_with, &server_without, effort)?;
+    let (with_waiters, without_waiters) = measure_gets(&server_with, &server_without, effort)?;
     let drain_started = Instant::now();
     drain(&mut sockets)?;
     let drain_time = drain_started.elapsed();
 
     let kb_per_waiter = |from: u64, to: u64| to.saturating_sub(from) / waiter_count as u64 / 1024;
-    let ratio = with_waiters.p99().as_secs_f64() / beside_waiters.p99().as_secs_f64();
-    let idle_ratio = with_idle.p99().as_secs_f64() / beside_idle.p99().as_secs_f64();
+    let ratio = with_waiters.p99().div_duration_f64(without_waiters.p99());
+    let idle_ratio = with_idle.p99().div_duration_f64(without_idle.p99());
     Ok(vec![
         TargetRow {
             case: format!("memory of each of {waiter_count} waiters on one server"),
@@ -153,12 +146,12 @@ pub(crate) async fn measure_many_waiters(
         TargetRow {
             case: format!("p99 of a GET on a server with {waiter_count} waiters"),
             measured: format!(
-                "{}, {ratio:.2} × the {} without waiters; with as many idle connections {}, {idle_ratio:.2} × the {} \
-                 without",
+                "{}, {ratio:.2} × the {} without waiters; {} with as many idle connections, {idle_ratio:.2} × the {} \
+                 without them",
                 readable(with_waiters.p99()),
-                readable(beside_waiters.p99()),
+                readable(without_waiters.p99()),
                 readable(with_idle.p99()),
-                readable(beside_idle.p99()),
+                readable(without_idle.p99()),
             ),
             target: "≤ 1.2 × without waiters",
             met: ratio <= P99_RATIO_MAX,
@@ -211,7 +204,7 @@ fn measure_gets(
         let [with, without] = latencies;
         anyhow::Ok((with, without))
     };
-    block_in_place(|| on_separate_processors(&servers, measuring))
+    block_in_place(|| apart_from_servers(&servers, measuring))
 }
 
 /// Lets each client acquire and release the lock, in the order of their requests.

@@ -1,5 +1,5 @@
-//! Measures handovers of a lock: on one node, their time compared with that of a PING; between
-//! processes, their time, the number of commands, and fairness.
+//! Measures handovers of a lock: on one node beside a PING, and between processes with the number
+//! of commands and the fairness.
 
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use super::processes::{Behaviour, Crowd};
 use super::timeline::{Acquisition, ClientReport, Timeline};
 use super::{Effort, ratio};
 use crate::probes::{Latencies, Socket, lock_calls};
+use crate::quorum::start_masters;
 use crate::report::{Progress, TargetRow, readable};
 
 /// Number of processes that compete.
@@ -22,8 +23,7 @@ pub(crate) const PROCESSES: usize = 16;
 const QUEUE_FILL_TIME: Duration = Duration::from_millis(300);
 /// Times for which the lock is held while commands are counted.
 const HOLDS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(5), Duration::from_millis(200)];
-/// Time before the measurement. All processes start at once. After this time, they wait in one
-/// queue.
+/// Time before the measurement: all processes start at once, and then wait in one queue.
 const WARM_UP: Duration = Duration::from_secs(1);
 /// Duration of each measurement.
 const TIME: Duration = Duration::from_secs(4);
@@ -36,16 +36,6 @@ const HANDOVER_MAX: Duration = Duration::from_millis(5);
 /// Largest allowed number of commands that a node executes for one lock, on average.
 const COMMANDS_PER_NODE_MAX: f64 = 3.0;
 
-/// What competing processes did. The `timeline` includes the warm-up before `from`.
-struct Competition {
-    timeline: Timeline,
-    from: Duration,
-    to: Duration,
-    /// Number of lock commands that the nodes executed.
-    calls: u64,
-}
-
-/// Measures handovers on three and on five masters.
 pub(crate) async fn measure_between_processes(
     effort: Effort,
     progress: &Progress,
@@ -61,12 +51,12 @@ async fn measure_on(
     progress: &Progress,
 ) -> anyhow::Result<Vec<TargetRow>> {
     progress.begin("handovers on masters, between processes");
-    let masters = Masters::start_with(nodes, |_, builder| builder.tcp())?;
+    let masters = start_masters(nodes)?;
     let time = effort.time(TIME);
     let mut commands = Vec::new();
     for hold in HOLDS {
-        let competition = compete(&masters, Kind::Quorlock, hold, time).await?;
-        commands.push(competition.calls_per_lock());
+        let (_, calls_per_lock) = compete(&masters, hold, time).await?;
+        commands.push(calls_per_lock);
     }
     let mut p50 = Vec::new();
     for (kind, time) in [
@@ -133,21 +123,24 @@ async fn handovers(masters: &Masters, kind: Kind, time: Duration) -> anyhow::Res
     Ok(latencies)
 }
 
-/// Lets processes compete. Each requests the lock again as soon as it has released it.
+/// Lets processes of Quorlock compete. Each process requests the lock again as soon as it has
+/// released the lock.
+///
+/// Returns what they did, warm-up included, and the number of commands per lock since the warm-up.
 async fn compete(
     masters: &Masters,
-    kind: Kind,
     hold: Duration,
     time: Duration,
-) -> anyhow::Result<Competition> {
-    let mut crowd = Crowd::start(PROCESSES, &behaviour(masters, kind, hold)?)?;
+) -> anyhow::Result<(Timeline, f64)> {
+    let mut crowd = Crowd::start(PROCESSES, &behaviour(masters, Kind::Quorlock, hold)?)?;
     crowd.go()?;
     sleep(WARM_UP).await;
     let (from, before) = (now(), lock_calls(masters)?);
     sleep(time).await;
     let (to, after) = (now(), lock_calls(masters)?);
     let timeline = crowd.stop()?.require_no_failure()?;
-    Ok(Competition { timeline, from, to, calls: after - before })
+    let calls_per_lock = ratio(after - before, timeline.grants_between(from, to));
+    Ok((timeline, calls_per_lock))
 }
 
 /// Returns the behaviour of the processes. Each combination of kind and hold has its own key.
@@ -156,14 +149,6 @@ fn behaviour(masters: &Masters, kind: Kind, hold: Duration) -> anyhow::Result<Be
     Ok(Behaviour { kind, key: format!("{kind:?}:{hold_us}"), hold_us, urls: masters.urls() })
 }
 
-impl Competition {
-    fn calls_per_lock(&self) -> f64 {
-        let locks = self.timeline.grants_between(self.from, self.to);
-        ratio(self.calls, locks)
-    }
-}
-
-/// Number of masters.
 const FAIRNESS_NODES: usize = 5;
 /// Time for which each process holds the lock.
 const FAIRNESS_HOLD: Duration = Duration::from_millis(5);
@@ -179,19 +164,14 @@ pub(crate) async fn measure_fairness(
     progress: &Progress,
 ) -> anyhow::Result<Vec<TargetRow>> {
     progress.begin("fairness");
-    let masters = Masters::start_with(FAIRNESS_NODES, |_, builder| builder.tcp())?;
+    let masters = start_masters(FAIRNESS_NODES)?;
     let time = effort.time(FAIRNESS_TIME);
-    let competition = compete(&masters, Kind::Quorlock, FAIRNESS_HOLD, time).await?;
+    let (timeline, _) = compete(&masters, FAIRNESS_HOLD, time).await?;
 
     // Includes waits that were not served before the end.
     let mut waits = Latencies::new();
-    competition
-        .timeline
-        .reports
-        .iter()
-        .flat_map(ClientReport::waits)
-        .for_each(|wait| waits.record(wait));
-    let grants = competition.timeline.reports.iter().map(|report| report.acquisitions.len() as u64);
+    timeline.reports.iter().flat_map(ClientReport::waits).for_each(|wait| waits.record(wait));
+    let grants = timeline.reports.iter().map(|report| report.acquisitions.len() as u64);
     let (most, fewest) =
         (grants.clone().max().unwrap_or_default(), grants.min().unwrap_or_default());
     let spread = ratio(most, fewest);
@@ -215,9 +195,7 @@ pub(crate) async fn measure_fairness(
     ])
 }
 
-/// Number of waiters.
 const ONE_NODE_WAITERS: usize = 16;
-/// Number of rounds.
 const ROUNDS: u64 = 400;
 /// Number of rounds that do not count, before the [`ROUNDS`] that do.
 const WARM_UP_ROUNDS: u64 = 20;
@@ -235,9 +213,7 @@ pub(crate) async fn measure_on_one_node(
     progress.begin("handovers on one node");
     let server = Server::with_module().tcp().start()?;
     let mut pinging = Socket::connect(&server)?;
-    let mut sockets = (0..=ONE_NODE_WAITERS)
-        .map(|_| Socket::connect(&server))
-        .collect::<anyhow::Result<Vec<_>>>()?;
+    let mut sockets = Socket::connect_many(&server, ONE_NODE_WAITERS + 1)?;
     for (client, socket) in sockets.iter_mut().enumerate() {
         socket.ask_for_the_lock(client)?;
     }
@@ -271,7 +247,7 @@ pub(crate) async fn measure_on_one_node(
     }
 
     let (handover, ping) = (handovers.p50(), pings.p50());
-    let ratio = handover.as_secs_f64() / ping.as_secs_f64();
+    let ratio = handover.div_duration_f64(ping);
     let beyond = handover.saturating_sub(ping);
     Ok(vec![
         TargetRow {

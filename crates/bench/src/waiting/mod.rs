@@ -79,7 +79,6 @@ impl Waiting {
         Ok(rows)
     }
 
-    /// Returns the number of steps of [`Progress`].
     pub(crate) fn steps(&self) -> u64 {
         self.parts().len() as u64
     }
@@ -106,7 +105,6 @@ pub(crate) enum Effort {
 }
 
 impl Effort {
-    /// Returns the time, or a third of it.
     pub(crate) fn time(self, full: Duration) -> Duration {
         match self {
             Self::Full => full,
@@ -114,7 +112,6 @@ impl Effort {
         }
     }
 
-    /// Returns the count, or a third of it.
     pub(crate) fn count(self, full: u64) -> u64 {
         match self {
             Self::Full => full,

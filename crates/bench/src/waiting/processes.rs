@@ -1,9 +1,9 @@
 //! Clients in separate processes, which compete for a lock.
 //!
 //! A process prints `ready` when it is connected. When it reads the line [`ONCE`], it acquires the
-//! lock once and prints one line of its report. When it reads the line [`GO`], it acquires the lock
-//! repeatedly until its input ends, and then prints its whole report. The process ends when its
-//! input ends, and thus also when its parent has ended.
+//! lock once and prints one line about it. When it reads the line [`GO`], it acquires the lock
+//! repeatedly until its input ends, and then prints a report of what followed [`GO`]. The process
+//! ends when its input ends, and thus also when its parent has ended.
 
 use std::env;
 use std::io::{self, BufRead as _, Write as _};
@@ -24,17 +24,18 @@ use super::timeline::{Acquisition, ClientReport, ReportLine, Timeline};
 /// The subcommand of a process that competes.
 pub(crate) const NAME: &str = "worker";
 
-/// Delay between an acquisition and its report.
+/// Delay between an acquisition and its report, which must not slow down the processes that still
+/// wait for the lock.
 const REPORT_DELAY: Duration = Duration::from_millis(100);
 
-/// Pause after an error. Without it, errors that return at once would keep the thread busy, and the
-/// client would not notice when to stop.
+/// Pause after an error. Without the pause, a client whose requests fail at once might never yield
+/// the thread, and so never notice that it must stop.
 const ERROR_PAUSE: Duration = Duration::from_millis(1);
 
 /// The order to acquire the lock once.
-pub(crate) const ONCE: &str = "once";
+const ONCE: &str = "once";
 /// The order to acquire the lock repeatedly.
-pub(crate) const GO: &str = "go";
+const GO: &str = "go";
 
 /// What a client does: the command line of its process.
 #[derive(Clone, Debug, clap::Args)]
@@ -53,8 +54,8 @@ pub(crate) struct Behaviour {
 }
 
 impl Behaviour {
-    /// Returns the arguments of the command line that parse to this value.
-    pub(crate) fn args(&self) -> Vec<String> {
+    /// Returns command-line arguments that parse to this value.
+    fn args(&self) -> Vec<String> {
         let Self { kind, key, hold_us, urls } = self;
         let kind = format!("{kind:?}").to_lowercase();
         let mut args =
@@ -64,7 +65,6 @@ impl Behaviour {
     }
 }
 
-/// Acquires and releases the lock once.
 pub(crate) async fn acquire_and_release_once(
     contender: &Contender,
     behaviour: &Behaviour,
@@ -76,7 +76,7 @@ pub(crate) async fn acquire_and_release_once(
 
 /// Acquires and releases the lock repeatedly until `stop` is done. If the client then holds the
 /// lock, releases it before returning.
-pub(crate) async fn compete(
+async fn compete(
     contender: &Contender,
     behaviour: &Behaviour,
     stop: impl Future<Output = ()>,
@@ -130,7 +130,6 @@ pub(crate) fn run(behaviour: &Behaviour) -> anyhow::Result<()> {
         while let Some(order) = orders.recv().await {
             if order == ONCE {
                 let acquisition = acquire_and_release_once(&contender, behaviour).await;
-                // A report must not delay other processes that hand the lock over.
                 sleep(REPORT_DELAY).await;
                 say(&report_line(acquisition).to_string())?;
             } else {
@@ -178,13 +177,12 @@ impl Crowd {
         let args = || [NAME.to_owned()].into_iter().chain(behaviour.args());
         let processes =
             (0..n).map(|_| Process::start(&program, args())).collect::<anyhow::Result<Vec<_>>>()?;
-        block_in_place(|| {
-            processes.iter().try_for_each(|process| {
-                let line = process.next_line(PROCESS_TIMEOUT)?;
-                ensure!(line.as_deref() == Some("ready"), "a client process did not connect");
-                Ok(())
-            })
-        })?;
+        let ensure_ready = |process: &Process| {
+            let line = process.next_line(PROCESS_TIMEOUT)?;
+            ensure!(line.as_deref() == Some("ready"), "a client process did not connect");
+            Ok(())
+        };
+        block_in_place(|| processes.iter().try_for_each(ensure_ready))?;
         Ok(Self { processes })
     }
 
@@ -198,7 +196,6 @@ impl Crowd {
         self.processes.iter_mut().try_for_each(|process| process.send(ONCE))
     }
 
-    /// Waits for the report of each process after [`Crowd::once`].
     pub(crate) fn reports(&mut self) -> anyhow::Result<Vec<ClientReport>> {
         let report = |process: &Process| {
             let line = process
@@ -211,7 +208,7 @@ impl Crowd {
         block_in_place(|| self.processes.iter().map(report).collect())
     }
 
-    /// Ends all processes, and returns what they did.
+    /// Ends all processes, and returns what they did since [`GO`].
     pub(crate) fn stop(mut self) -> anyhow::Result<Timeline> {
         self.processes.iter_mut().for_each(Process::end_input);
         let report = |process: Process| {
@@ -222,9 +219,8 @@ impl Crowd {
             process.wait()?;
             Ok(report)
         };
-        let reports: anyhow::Result<_> =
-            block_in_place(|| self.processes.into_iter().map(report).collect());
-        Ok(Timeline::new(reports?))
+        let reports = || self.processes.into_iter().map(report).collect::<anyhow::Result<_>>();
+        Ok(Timeline::new(block_in_place(reports)?))
     }
 }
 

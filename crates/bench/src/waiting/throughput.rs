@@ -1,5 +1,5 @@
-//! Measures how fast a lock passes through many waiters, from the release of the first holder to
-//! the last grant, and the throughput of a thousand tasks of one process.
+//! How fast a lock passes through many waiters, from the release of the first holder to the last
+//! grant, and the throughput of a thousand tasks of one process.
 //!
 //! The waiters of [`measure`] run on one thread, because the masters need the other processors. For
 //! comparison, a separate phase passes the lock between raw blocking sockets with the same number
@@ -7,7 +7,7 @@
 //! to a release only after the next client has sent its requests.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,10 +23,9 @@ use super::clients::{Contender, Kind};
 use super::processes::{Behaviour, acquire_and_release_once};
 use super::{Effort, as_f64};
 use crate::probes::{Socket, waiters};
-use crate::quorum::acquire_until;
+use crate::quorum::{acquire_until, start_masters};
 use crate::report::{Progress, TargetRow, median};
 
-/// Number of masters.
 const NODES: usize = 5;
 /// Number of waiters, all in one process.
 const WAITERS: usize = 64;
@@ -54,7 +53,7 @@ pub(crate) async fn measure(effort: Effort, progress: &Progress) -> anyhow::Resu
 }
 
 async fn measure_on_one_thread(effort: Effort) -> anyhow::Result<Vec<TargetRow>> {
-    let masters = Masters::start_with(NODES, |_, builder| builder.tcp())?;
+    let masters = start_masters(NODES)?;
     let time = effort.time(TIME);
     let [own, shared] = [Connections::OwnPerWaiter, Connections::Shared];
     let rslock = locks_per_second(&masters, Kind::Rslock, own, time).await?;
@@ -153,8 +152,7 @@ impl RawClient {
     }
 }
 
-/// Returns the same figure as [`locks_per_second`], for raw sockets that send only the lock
-/// commands.
+/// Returns the figure of [`locks_per_second`] for raw sockets, which send only the lock commands.
 fn raw_locks_per_second(masters: &Masters, time: Duration) -> anyhow::Result<f64> {
     let mut clients =
         (0..=WAITERS).map(|_| RawClient::connect(masters)).collect::<anyhow::Result<Vec<_>>>()?;
@@ -184,9 +182,7 @@ fn raw_locks_per_second(masters: &Masters, time: Duration) -> anyhow::Result<f64
     Ok(f64::from(locks) / took.as_secs_f64())
 }
 
-/// Number of tasks.
 const MANY: usize = 1000;
-/// Number of tasks for comparison.
 const FEW: usize = 16;
 /// How many times each number of tasks is measured.
 const ROUNDS: u64 = 6;
@@ -207,7 +203,7 @@ pub(crate) async fn measure_one_process(
     progress: &Progress,
 ) -> anyhow::Result<Vec<TargetRow>> {
     progress.begin("1,000 tasks of one process");
-    let masters = Masters::start_with(NODES, |_, builder| builder.tcp())?;
+    let masters = start_masters(NODES)?;
     let quorum = Quorum::connect(masters.urls()).await?;
     let other = Quorum::connect(masters.urls()).await?;
 
@@ -242,25 +238,22 @@ pub(crate) async fn measure_one_process(
 
 /// Runs `tasks` tasks for `time`, and returns how many locks they acquired in total.
 async fn count_locks(quorum: &Quorum, tasks: usize, time: Duration) -> anyhow::Result<u64> {
-    let acquired = Arc::new(AtomicU64::new(0));
     let mut running = JoinSet::new();
     let until = Instant::now() + time;
     for _ in 0..tasks {
-        let (quorum, acquired) = (quorum.clone(), Arc::clone(&acquired));
+        let quorum = quorum.clone();
         running.spawn(async move {
+            let mut acquired = 0_u64;
             while Instant::now() < until {
                 // Tasks that still wait at the end of a round give up.
                 let Some(lock) = acquire_until(quorum.lock(KEY), until).await? else { break };
-                acquired.fetch_add(1, Ordering::Relaxed);
+                acquired += 1;
                 lock.release().await?;
             }
-            anyhow::Ok(())
+            anyhow::Ok(acquired)
         });
     }
-    while let Some(done) = running.join_next().await {
-        done.context("a task panicked")??;
-    }
-    Ok(acquired.load(Ordering::Relaxed))
+    running.join_all().await.into_iter().sum()
 }
 
 /// Returns the largest number of waiters on one node while another client acquires the lock
@@ -290,8 +283,6 @@ async fn most_waiters(quorum: &Quorum, other: &Quorum, masters: &Masters) -> any
         lock.release().await?;
     }
     stop.store(true, Ordering::Relaxed);
-    while let Some(done) = running.join_next().await {
-        done.context("a task panicked")??;
-    }
+    running.join_all().await.into_iter().collect::<anyhow::Result<()>>()?;
     Ok(most)
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use quorlock_faults::harness::{Grant, disorders, overlaps};
 
-/// One acquisition of a lock, from the request to the release, as its client saw it.
+/// A lock from the request to the release, as its client saw it, by the clock of [`Grant`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Acquisition {
     /// A moment before the request.
@@ -16,7 +16,6 @@ pub(crate) struct Acquisition {
     pub(crate) grant: Grant,
 }
 
-/// One line of the report that a client prints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ReportLine {
     Acquired(Acquisition),
@@ -59,7 +58,6 @@ impl ClientReport {
         }
     }
 
-    /// Returns the lines of this report.
     pub(crate) fn lines(self) -> impl Iterator<Item = ReportLine> {
         let Self { acquisitions, unserved, failures } = self;
         let acquisitions = acquisitions.into_iter().map(ReportLine::Acquired);
@@ -86,7 +84,7 @@ impl Timeline {
         Self { reports, acquisitions }
     }
 
-    /// Returns a failure of a client, or `None` if no client failed.
+    /// Returns `None` if no client failed.
     pub(crate) fn any_failure(&self) -> Option<&str> {
         self.reports.iter().flat_map(|report| &report.failures).next().map(String::as_str)
     }
@@ -98,7 +96,6 @@ impl Timeline {
         }
     }
 
-    /// Returns the number of grants between two moments.
     pub(crate) fn grants_between(&self, from: Duration, to: Duration) -> u64 {
         self.acquisitions
             .iter()
@@ -106,8 +103,7 @@ impl Timeline {
             .count() as u64
     }
 
-    /// Returns the duration of each handover, from the holder's release to the grant of the next
-    /// client.
+    /// Returns the duration of each handover, from a release to the grant of the next client.
     ///
     /// Counts only handovers to a client that already waited when the release began.
     pub(crate) fn handovers(&self) -> impl Iterator<Item = Duration> {
@@ -116,7 +112,7 @@ impl Timeline {
 
     /// Returns the longest time from a release to the next grant, for grants between two moments.
     ///
-    /// The time from the last release to the second moment counts too.
+    /// If the lock is free at `to`, that last free time counts too, but only from `from` on.
     pub(crate) fn longest_stall_between(&self, from: Duration, to: Duration) -> Duration {
         let last = self.acquisitions.iter().rfind(|acquisition| acquisition.grant.from < to);
         let at_the_end =
@@ -166,18 +162,15 @@ impl FromStr for ReportLine {
     type Err = anyhow::Error;
 
     fn from_str(line: &str) -> anyhow::Result<Self> {
-        let mut words = line.splitn(2, ' ');
-        let (what, rest) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        let (what, rest) = line.split_once(' ').unwrap_or((line, ""));
         let time = Duration::from_nanos;
         match what {
             "acquired" => {
                 let (asked, grant) = rest
                     .split_once(' ')
                     .with_context(|| format!("no grant in the line: {line}"))?;
-                Ok(Self::Acquired(Acquisition {
-                    asked: time(asked.parse()?),
-                    grant: grant.parse()?,
-                }))
+                let (asked, grant) = (time(asked.parse()?), grant.parse()?);
+                Ok(Self::Acquired(Acquisition { asked, grant }))
             }
             "unserved" => {
                 let (asked, ended) =
@@ -247,29 +240,20 @@ mod tests {
 
     #[test]
     fn double_grants_are_overlaps_and_fences_that_do_not_grow() {
-        assert_eq!(
-            timeline([&[acquisition(0, 1, 10, 1)], &[acquisition(0, 9, 20, 2)]]).double_grants(),
-            1
-        );
-        assert_eq!(
-            timeline([&[acquisition(0, 1, 10, 2)], &[acquisition(0, 11, 20, 2)]]).double_grants(),
-            1
-        );
-        assert_eq!(
-            timeline([&[acquisition(0, 1, 10, 0)], &[acquisition(0, 11, 20, 0)]]).double_grants(),
-            0,
-            "no fences"
-        );
+        let double_grants = |first: Acquisition, second: Acquisition| {
+            timeline([&[first], &[second]]).double_grants()
+        };
+        assert_eq!(double_grants(acquisition(0, 1, 10, 1), acquisition(0, 9, 20, 2)), 1);
+        assert_eq!(double_grants(acquisition(0, 1, 10, 2), acquisition(0, 11, 20, 2)), 1);
+        let without_fences = double_grants(acquisition(0, 1, 10, 0), acquisition(0, 11, 20, 0));
+        assert_eq!(without_fences, 0);
     }
 
     #[test]
     fn unserved_wait_counts_as_a_wait() {
-        let mut report =
-            ClientReport { acquisitions: vec![acquisition(0, 5, 6, 1)], ..ClientReport::default() };
-        report.add(ReportLine::Unserved {
-            asked: Duration::from_millis(6),
-            ended: Duration::from_millis(60),
-        });
+        let mut report = ClientReport::of(acquisition(0, 5, 6, 1));
+        let [asked, ended] = [6, 60].map(Duration::from_millis);
+        report.add(ReportLine::Unserved { asked, ended });
         assert_eq!(report.waits().max(), Some(Duration::from_millis(54)));
     }
 }

@@ -6,31 +6,20 @@ use quorlock_client::{AcquireError, Quorum};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, interval, sleep, timeout_at};
 
-use super::report::Part;
-use crate::nodes::Nodes;
+use super::report::Measurements;
+use crate::nodes::NodeSettings;
 use crate::run::waiting_cannot_help;
 use crate::{advice, say};
 
-/// The ttl of the benchmark's locks.
 const TTL: Duration = Duration::from_secs(10);
-/// How often the progress bar moves.
-const TICK: Duration = Duration::from_millis(100);
-/// The pause of a task after an error.
+const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 const ERROR_PAUSE: Duration = Duration::from_millis(10);
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Contention {
-    /// Each task has its own key.
-    None,
-    /// All tasks acquire the same key.
-    All,
-}
-
 pub(super) struct Load<'a> {
-    pub(super) nodes: &'a Nodes,
+    pub(super) nodes: &'a NodeSettings,
     pub(super) tasks: u16,
     pub(super) duration: Duration,
-    /// The prefix of the keys. No other program uses it.
+    /// No other program uses this prefix.
     pub(super) key_prefix: String,
 }
 
@@ -38,7 +27,7 @@ pub(super) struct Load<'a> {
 #[derive(Default)]
 pub(super) struct Clients {
     quorums: Vec<Quorum>,
-    tasks: JoinSet<anyhow::Result<Part>>,
+    tasks: JoinSet<anyhow::Result<Measurements>>,
 }
 
 impl Clients {
@@ -52,12 +41,12 @@ impl Clients {
 }
 
 impl Load<'_> {
-    /// Measures both parts. The inner `Err` says why the nodes did not grant the first lock, when
-    /// waiting may help. The outer `Err` is any other error.
+    /// Measures both parts. The inner `Err` is why the nodes did not grant the first lock, if
+    /// waiting may help.
     pub(super) async fn measure(
         &self,
         clients: &mut Clients,
-    ) -> anyhow::Result<Result<Vec<Part>, AcquireError>> {
+    ) -> anyhow::Result<Result<Vec<Measurements>, AcquireError>> {
         clients.quorums.push(self.nodes.connect().await?);
         // Tries one lock first: if the nodes granted nothing, all tasks would wait to the end.
         let first = clients.quorums[0]
@@ -69,84 +58,82 @@ impl Load<'_> {
             Ok(lock) => {
                 lock.release().await?;
             }
-            Err(error) if waiting_cannot_help(&error) => return Err(advice::on_acquire(error)),
+            Err(error) if waiting_cannot_help(&error) => return Err(advice::acquire_error(error)),
             Err(error) => return Ok(Err(error)),
         }
-        let uncontended = self.run(Contention::None, clients).await?;
+        let uncontended = self.run("uncontended", |task| task.to_string(), clients).await?;
         // Makes one client per task, as separate processes would have.
         while clients.quorums.len() < self.tasks.into() {
             clients.quorums.push(self.nodes.connect().await?);
         }
-        let contended = self.run(Contention::All, clients).await?;
+        let contended = self.run("contended", |_| "all".to_owned(), clients).await?;
         Ok(Ok(vec![uncontended, contended]))
     }
 
-    /// Spawns the tasks, and waits until they have ended.
-    async fn run(&self, contention: Contention, clients: &mut Clients) -> anyhow::Result<Part> {
+    /// Measures one part. `key` returns how the key of each task ends.
+    async fn run(
+        &self,
+        name: &'static str,
+        key: impl Fn(usize) -> String,
+        clients: &mut Clients,
+    ) -> anyhow::Result<Measurements> {
         let Clients { quorums, tasks } = clients;
-        let name = match contention {
-            Contention::None => "uncontended",
-            Contention::All => "contended",
-        };
         let started = Instant::now();
         let until = started + self.duration;
         for (index, quorum) in quorums.iter().cycle().take(self.tasks.into()).enumerate() {
-            let key = match contention {
-                Contention::None => format!("{}{index}", self.key_prefix),
-                Contention::All => format!("{}all", self.key_prefix),
-            };
+            let key = format!("{}{}", self.key_prefix, key(index));
             tasks.spawn(work(quorum.clone(), key, until));
         }
         let watching = async {
             let bar = progress_bar(name, self.duration);
-            let mut ticks = interval(TICK);
+            let mut ticks = interval(PROGRESS_EVERY);
             loop {
                 ticks.tick().await;
                 bar.set_position(u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX));
             }
         };
         let working = async {
-            let mut part = Part::new(name);
+            let mut measured = Measurements::new(name);
             while let Some(done) = tasks.join_next().await {
-                part.add(&done??);
+                measured.add(&done??);
             }
-            anyhow::Ok(part)
+            anyhow::Ok(measured)
         };
-        let mut part = tokio::select! {
-            part = working => part?,
+        let mut measured = tokio::select! {
+            measured = working => measured?,
             () = watching => unreachable!("the loop has no end"),
         };
-        part.took = started.elapsed();
-        Ok(part)
+        measured.took = started.elapsed();
+        Ok(measured)
     }
 }
 
 /// Acquires and releases one key until the time is over.
-async fn work(quorum: Quorum, key: String, until: Instant) -> anyhow::Result<Part> {
+async fn work(quorum: Quorum, key: String, until: Instant) -> anyhow::Result<Measurements> {
     let lock = quorum.lock(key).ttl(TTL).wait(Duration::MAX);
-    let mut part = Part::new("");
+    let mut measured = Measurements::new("");
     loop {
         let asked = Instant::now();
         // A wait that is interrupted at `until` leaves the queue, and is not measured.
-        let Ok(acquired) = timeout_at(until, lock.acquire()).await else { return Ok(part) };
+        let Ok(acquired) = timeout_at(until, lock.acquire()).await else { return Ok(measured) };
         let acquire = asked.elapsed();
         match acquired {
             Ok(lock) => {
                 let asked = Instant::now();
                 if lock.release().await.is_ok() {
-                    part.record(acquire, asked.elapsed());
+                    measured.record(acquire, asked.elapsed());
                 } else {
-                    part.failed += 1;
+                    measured.failed += 1;
                 }
             }
-            Err(error) if waiting_cannot_help(&error) => return Err(advice::on_acquire(error)),
+            Err(error) if waiting_cannot_help(&error) => return Err(advice::acquire_error(error)),
             Err(error) => {
-                part.record_error(&error);
+                measured.record_error(&error);
                 sleep(ERROR_PAUSE).await;
             }
         }
         if Instant::now() >= until {
-            return Ok(part);
+            return Ok(measured);
         }
     }
 }

@@ -67,11 +67,12 @@ pub(crate) async fn bench(args: Bench) -> anyhow::Result<ExitCode> {
         args.duration,
         args.tasks
     ));
+    let (host, process) = (rustix::system::uname(), std::process::id());
     let load = Load {
         nodes: &nodes,
         tasks: args.tasks,
         duration: args.duration,
-        key_prefix: format!("{}{}-{}/", args.prefix, host_name(), std::process::id()),
+        key_prefix: format!("{}{}-{process}/", args.prefix, host.nodename().to_string_lossy()),
     };
     let mut clients = Clients::default();
     let measured = signals.interrupting(load.measure(&mut clients)).await;
@@ -88,8 +89,4 @@ pub(crate) async fn bench(args: Bench) -> anyhow::Result<ExitCode> {
     let report = Report { nodes: nodes.endpoints.len(), tasks: args.tasks, parts };
     report.print(args.json)?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

@@ -7,24 +7,23 @@ use serde::Serialize;
 
 use crate::output::{self, escape, with_plural};
 
-/// The longest time that the histogram records, in nanoseconds: 10 minutes.
+/// 10 minutes: the longest time that the histogram records.
 const LONGEST_NS: u64 = 600_000_000_000;
 const SIGNIFICANT_DIGITS: u8 = 3;
 
-/// The measurements of all parts.
 pub(super) struct Report {
     pub(super) nodes: usize,
     pub(super) tasks: u16,
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<Measurements>,
 }
 
-/// The measurements of one part: without contention, or with it.
-pub(super) struct Part {
+/// The measurements of a part of the benchmark (without contention, or with it), or of one task.
+pub(super) struct Measurements {
     name: &'static str,
     pub(super) took: Duration,
-    /// The number of acquisitions and releases that failed.
+    /// How many acquisitions and releases failed.
     pub(super) failed: u64,
-    /// The last error of an acquisition.
+    /// The last error of an acquisition, or that of the task which ended last.
     error: Option<String>,
     acquire: Histogram<u64>,
     release: Histogram<u64>,
@@ -58,7 +57,7 @@ struct Percentiles {
     max: f64,
 }
 
-impl Part {
+impl Measurements {
     pub(super) fn new(name: &'static str) -> Self {
         let histogram =
             Histogram::new_with_max(LONGEST_NS, SIGNIFICANT_DIGITS).expect("the bounds are valid");
@@ -86,11 +85,8 @@ impl Part {
     pub(super) fn add(&mut self, other: &Self) {
         self.failed += other.failed;
         self.error = other.error.clone().or(self.error.take());
-        for (sum, part) in
-            [(&mut self.acquire, &other.acquire), (&mut self.release, &other.release)]
-        {
-            sum.add(part).expect("both have the same bounds");
-        }
+        self.acquire.add(&other.acquire).expect("both have the same bounds");
+        self.release.add(&other.release).expect("both have the same bounds");
     }
 
     fn to_json(&self) -> JsonPart<'_> {
@@ -123,7 +119,7 @@ impl Report {
         JsonReport {
             nodes: self.nodes,
             tasks: self.tasks,
-            parts: self.parts.iter().map(Part::to_json).collect(),
+            parts: self.parts.iter().map(Measurements::to_json).collect(),
         }
     }
 
@@ -146,12 +142,14 @@ impl Report {
                 (part.name, rate.as_str(), "acquire", &part.acquire, failed.as_str()),
                 ("", "", "release", &part.release, ""),
             ];
-            for (name, rate, verb, histogram, failed) in rows {
+            for (name, rate, operation, histogram, failed) in rows {
                 let Percentiles { p50, p90, p99, p99_9, max } = Percentiles::of(histogram);
                 let ms =
                     [p50, p90, p99, p99_9, max].map(|us| format!("{:>9.3}", us / 1000.0)).join(" ");
                 lines.push(
-                    format!("{name:12} {rate:>9}  {verb:8} {ms} {failed:>7}").trim_end().to_owned(),
+                    format!("{name:12} {rate:>9}  {operation:8} {ms} {failed:>7}")
+                        .trim_end()
+                        .to_owned(),
                 );
             }
             lines.extend(
@@ -183,7 +181,7 @@ mod tests {
 
     #[test]
     fn last_error_cannot_control_the_terminal() {
-        let mut part = Part::new("contended");
+        let mut part = Measurements::new("contended");
         part.error = Some("\u{1b}[2J\u{9b}31m".into());
         let report = Report { nodes: 1, tasks: 1, parts: vec![part] };
         for text in [report.to_table(), output::json(&report.to_json()).unwrap()] {

@@ -7,7 +7,6 @@ use super::rights::Denial;
 use super::{fleet, node};
 use crate::fleet::Report;
 
-/// How severe a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Severity {
@@ -37,13 +36,8 @@ impl Finding {
         what: impl Into<String>,
         todo: impl Into<String>,
     ) -> Self {
-        Self {
-            severity: Severity::Error,
-            check,
-            nodes: Vec::new(),
-            what: what.into(),
-            todo: todo.into(),
-        }
+        let (what, todo) = (what.into(), todo.into());
+        Self { severity: Severity::Error, check, nodes: Vec::new(), what, todo }
     }
 
     pub(super) fn warning(
@@ -71,14 +65,11 @@ pub(super) fn findings(report: &Report, denials: &[Vec<Denial>], ttl: Ttl) -> Ve
     let mut findings = fleet::findings(report);
     let clock_here_is_wrong = fleet::offset_from_this_machine_us(report).is_some();
     for ((node, state), denials) in report.iter().zip(denials) {
-        let of_node = node::findings(node, state, denials, ttl);
-        let of_node =
-            of_node.into_iter().filter(|found| found.check != "clock" || !clock_here_is_wrong);
+        let mut of_node = node::findings(node, state, denials, ttl);
+        of_node.retain(|finding| finding.check != "clock" || !clock_here_is_wrong);
         for finding in of_node {
-            match findings
-                .iter_mut()
-                .find(|other| !other.nodes.is_empty() && other.is_same_fault(&finding))
-            {
+            let mut about_nodes = findings.iter_mut().filter(|other| !other.nodes.is_empty());
+            match about_nodes.find(|other| other.is_same_fault(&finding)) {
                 Some(other) => other.nodes.push(node.name.clone()),
                 None => findings.push(finding.about(&node.name)),
             }
@@ -96,8 +87,7 @@ mod tests {
 
     use super::*;
     use crate::fleet::NodeReport;
-    use crate::fleet::info::Abstention;
-    use crate::fleet::report::tests::{down, facts, lock, voting};
+    use crate::fleet::report::tests::{abstention, down, facts, lock, voting};
 
     const TTL_MS: u64 = 10_000;
 
@@ -131,43 +121,32 @@ mod tests {
 
     #[test]
     fn each_fault_of_one_node_makes_one_finding() {
-        assert_eq!(after(|node| node.answer = Err(down())), [("down", Warning)]);
-        assert_eq!(
-            after(|node| {
-                lock(node).abstention =
-                    Some(Abstention { reason: "start".into(), left: Some(Duration::from_secs(9)) });
-            }),
-            [("abstaining", Warning)]
-        );
-        assert_eq!(after(|node| facts(node).info.lock = None), [("module-missing", Error)]);
-        assert_eq!(after(|node| facts(node).info.is_replica = true), [("replica", Error)]);
-        assert_eq!(
-            after(|node| facts(node).info.mode = Some("cluster".into())),
-            [("cluster-or-sentinel", Error)]
-        );
-        assert_eq!(
-            after(|node| facts(node).info.run_id = Some("run-0".into())),
-            [("same-server", Error)]
-        );
-        assert_eq!(after(|node| lock(node).set = SetReport::Unset), [("set-differs", Error)]);
-        assert_eq!(
-            after(|node| facts(node).info.maxmemory_policy = Some("allkeys-lru".into())),
-            [("evicts", Warning)]
-        );
-        assert_eq!(
-            after(|node| lock(node).version = "0.2.0".into()),
-            [("module-versions", Warning)]
-        );
-        assert_eq!(
-            after(|node| lock(node).max_ttl_ms = Some(90_000)),
-            [("max-ttl-differs", Warning)]
-        );
-        assert_eq!(after(|node| lock(node).rejoin_delay_ms = Some(0)), [("rejoin-delay", Warning)]);
-        assert_eq!(after(|node| lock(node).waiters = 900), [("waiters", Warning)]);
-        assert_eq!(
-            after(|node| node.answer = Err(NodeError::Denied { reason: "WRONGPASS".into() })),
-            [("denied", Error)]
-        );
+        let faults: [(fn(&mut NodeReport), _, _); 13] = [
+            (|node| node.answer = Err(down()), "down", Warning),
+            (|node| lock(node).abstention = Some(abstention(9000)), "abstaining", Warning),
+            (|node| facts(node).info.lock = None, "module-missing", Error),
+            (|node| facts(node).info.is_replica = true, "replica", Error),
+            (|node| facts(node).info.mode = Some("cluster".into()), "cluster-or-sentinel", Error),
+            (|node| facts(node).info.run_id = Some("run-0".into()), "same-server", Error),
+            (|node| lock(node).set = SetReport::Unset, "set-differs", Error),
+            (
+                |node| facts(node).info.maxmemory_policy = Some("allkeys-lru".into()),
+                "evicts",
+                Warning,
+            ),
+            (|node| lock(node).version = "0.2.0".into(), "module-versions", Warning),
+            (|node| lock(node).max_ttl_ms = Some(90_000), "max-ttl-differs", Warning),
+            (|node| lock(node).rejoin_delay_ms = Some(0), "rejoin-delay", Warning),
+            (|node| lock(node).waiters = 900, "waiters", Warning),
+            (
+                |node| node.answer = Err(NodeError::Denied { reason: "WRONGPASS".into() }),
+                "denied",
+                Error,
+            ),
+        ];
+        for (change, check, severity) in faults {
+            assert_eq!(after(change), [(check, severity)]);
+        }
     }
 
     #[test]

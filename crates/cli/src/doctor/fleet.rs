@@ -6,7 +6,6 @@ use quorlock_core::client::Members;
 
 use super::findings::Finding;
 use super::node::{CLOCK_WARNING_DIVISOR, max_clock_skew_us};
-use crate::fleet::info::ModuleInfo;
 use crate::fleet::{NodeReport, Report};
 use crate::status::signed_time;
 
@@ -54,9 +53,10 @@ fn number(report: &Report) -> Option<Finding> {
 }
 
 fn set(report: &Report) -> Option<Finding> {
-    let mut sets = module_infos(report).map(|(_, lock)| lock.set.set()).peekable();
-    sets.peek()?;
-    let sets: Vec<_> = sets.collect();
+    let sets: Vec<_> = report.modules().map(|(_, lock)| lock.set.set()).collect();
+    if sets.is_empty() {
+        return None;
+    }
     if sets.iter().all(Option::is_none) {
         return Some(Finding::warning(
             "no-set",
@@ -78,7 +78,7 @@ fn set(report: &Report) -> Option<Finding> {
 }
 
 fn versions(report: &Report) -> Option<Finding> {
-    let by_version = groups(module_infos(report).map(|(node, lock)| (lock.version.clone(), node)))?;
+    let by_version = groups(report.modules().map(|(node, lock)| (lock.version.clone(), node)))?;
     Some(Finding::warning(
         "module-versions",
         format!("the nodes have different versions of the module: {by_version}"),
@@ -88,7 +88,8 @@ fn versions(report: &Report) -> Option<Finding> {
 }
 
 fn max_ttls(report: &Report) -> Option<Finding> {
-    let max_ttls = module_infos(report)
+    let max_ttls = report
+        .modules()
         .filter_map(|(node, lock)| Some((format!("{} ms", lock.max_ttl_ms?), node)));
     let by_max_ttl = groups(max_ttls)?;
     Some(Finding::warning(
@@ -98,7 +99,6 @@ fn max_ttls(report: &Report) -> Option<Finding> {
     ))
 }
 
-/// Reports this machine's clock if the nodes' clocks agree with each other but not with it.
 fn clock_here(report: &Report) -> Option<Finding> {
     let offset_us = offset_from_this_machine_us(report)?;
     Some(Finding::warning(
@@ -108,21 +108,16 @@ fn clock_here(report: &Report) -> Option<Finding> {
     ))
 }
 
-/// Returns how far the nodes' clocks are ahead of this machine's (the least offset), if they agree
-/// with each other but not with this machine's.
+/// Returns the least offset of the nodes' clocks, if they agree with each other but not with this
+/// machine's.
 pub(super) fn offset_from_this_machine_us(report: &Report) -> Option<i64> {
     let clocks = || report.nodes.iter().filter_map(NodeReport::facts);
     let offsets: Vec<_> = clocks().filter_map(|facts| facts.clock_offset_us).collect();
-    let skew_us = clocks().map(max_clock_skew_us).min()?;
+    let tolerated_us = clocks().map(max_clock_skew_us).min()? / CLOCK_WARNING_DIVISOR;
     let (least, most) = (*offsets.iter().min()?, *offsets.iter().max()?);
-    let agree = most.abs_diff(least) <= skew_us / CLOCK_WARNING_DIVISOR;
-    let differ =
-        offsets.iter().all(|offset| offset.unsigned_abs() > skew_us / CLOCK_WARNING_DIVISOR);
+    let agree = most.abs_diff(least) <= tolerated_us;
+    let differ = offsets.iter().all(|offset| offset.unsigned_abs() > tolerated_us);
     (offsets.len() > 1 && agree && differ).then_some(least)
-}
-
-fn module_infos(report: &Report) -> impl Iterator<Item = (&NodeReport, &ModuleInfo)> {
-    report.nodes.iter().filter_map(|node| Some((node, node.facts()?.info.lock.as_ref()?)))
 }
 
 /// Groups the nodes by value: `A on a, b; B on c`. Returns `None` if all values are equal.

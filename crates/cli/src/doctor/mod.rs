@@ -19,7 +19,7 @@ use clap::builder::{StringValueParser, TypedValueParser as _};
 use quorlock_core::Ttl;
 
 use self::findings::{Severity, findings};
-pub(crate) use self::node::check_of;
+pub(crate) use self::node::name_of_check;
 use crate::args::{TTL, check_key};
 use crate::duration::duration;
 use crate::fleet::{FleetArgs, Node};

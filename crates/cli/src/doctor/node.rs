@@ -5,14 +5,14 @@ use std::time::Duration;
 use quorlock_core::Ttl;
 use quorlock_core::client::{NodeError, limits};
 
-use super::findings::Finding;
+use super::findings::{Finding, Severity};
 use super::rights::{COMMANDS_FOR_SEVERAL_KEYS, Denial};
 use crate::duration::text_of_ms;
 use crate::fleet::info::ModuleInfo;
 use crate::fleet::{Facts, NodeReport, State, advice};
 use crate::status::{short_time, signed_time};
 
-/// The default of `lock.max-clock-skew`. Assumed if the user may not read the value.
+/// Assumed if the user may not read `lock.max-clock-skew`.
 const MAX_CLOCK_SKEW_DEFAULT_MS: u64 = 60_000;
 /// A clock offset above the accepted skew divided by this is a warning.
 pub(super) const CLOCK_WARNING_DIVISOR: u64 = 10;
@@ -21,7 +21,6 @@ const WAITERS_WARNING_PERCENT: u64 = 80;
 /// It is a warning if a node has less time to answer than this many round trips.
 const ROUND_TRIPS_WANTED: u32 = 4;
 
-/// Returns the findings about one node. `denials` are the missing rights of the user there.
 pub(super) fn findings(
     node: &NodeReport,
     state: &State,
@@ -45,10 +44,8 @@ fn of_state(state: &State) -> Option<Finding> {
     match state {
         State::Voting => None,
         State::Abstaining(abstention) => {
-            let left = abstention
-                .left
-                .map(|left| format!(" for {}", short_time(left)))
-                .unwrap_or_default();
+            let left = abstention.left.map(|left| format!(" for {}", short_time(left)));
+            let left = left.unwrap_or_default();
             Some(Finding::warning(
                 "abstaining",
                 format!(
@@ -62,8 +59,7 @@ fn of_state(state: &State) -> Option<Finding> {
     }
 }
 
-/// Returns the name of the check that finds this error.
-pub(crate) fn check_of(error: &NodeError) -> &'static str {
+pub(crate) fn name_of_check(error: &NodeError) -> &'static str {
     of_error(error).check
 }
 
@@ -105,8 +101,7 @@ fn of_error(error: &NodeError) -> Finding {
             advice(error).unwrap_or("correct the URL of the node"),
         ),
         error => {
-            let todo = advice(error).unwrap_or("see the log of the server");
-            Finding::warning("down", words, todo)
+            Finding::warning("down", words, advice(error).unwrap_or("see the log of the server"))
         }
     }
 }
@@ -124,11 +119,9 @@ fn clock(facts: &Facts) -> Option<Finding> {
     );
     let todo = "synchronize the clocks of nodes and clients, with chrony for example";
     if certain_us > skew_us {
-        Some(Finding::error("clock", what + ": it may refuse the fences of clients", todo))
-    } else {
-        (certain_us > skew_us / CLOCK_WARNING_DIVISOR)
-            .then(|| Finding::warning("clock", what, todo))
+        return Some(Finding::error("clock", what + ": it may refuse the fences of clients", todo));
     }
+    (certain_us > skew_us / CLOCK_WARNING_DIVISOR).then(|| Finding::warning("clock", what, todo))
 }
 
 pub(super) fn max_clock_skew_us(facts: &Facts) -> u64 {
@@ -139,18 +132,18 @@ fn round_trip(facts: &Facts, ttl: Ttl) -> Option<Finding> {
     let (round_trip, ttl_text) = (facts.round_trip, text_of_ms(ttl.ms()));
     let limit = limits::node_timeout(round_trip, ttl);
     let shown = short_time(round_trip);
+    let todo = |enough: Duration| {
+        let ms = u64::try_from(enough.as_micros().div_ceil(1000)).unwrap_or(u64::MAX);
+        format!("use a ttl of at least {}, or a node that is nearer", text_of_ms(ms))
+    };
     if let Some(enough) = limits::ttl_needed(round_trip, ttl) {
         return Some(Finding::error(
             "round-trip",
             format!("a round trip takes {shown}, too long for locks with a ttl of {ttl_text}"),
-            format!(
-                "use a ttl of at least {}, or a node that is nearer",
-                text_of_ms(whole_ms(enough))
-            ),
+            todo(enough),
         ));
     }
     (round_trip * ROUND_TRIPS_WANTED > limit).then(|| {
-        let enough = round_trip * ROUND_TRIPS_WANTED * limits::NODE_TIMEOUT_PER_TTL;
         Finding::warning(
             "round-trip",
             format!(
@@ -158,7 +151,7 @@ fn round_trip(facts: &Facts, ttl: Ttl) -> Option<Finding> {
                  answer is no vote",
                 short_time(limit)
             ),
-            format!("use a ttl of at least {}, or a node that is nearer", text_of_ms(whole_ms(enough))),
+            todo(round_trip * ROUND_TRIPS_WANTED * limits::NODE_TIMEOUT_PER_TTL),
         )
     })
 }
@@ -198,7 +191,7 @@ fn rejoin_delay(lock: &ModuleInfo) -> Option<Finding> {
                 "lock.rejoin-delay is {delay_ms} ms, below lock.max-ttl: after a restart it may grant locks that \
                  are still held"
             ),
-            "only a new server may have it: remove lock.rejoin-delay from redis.conf before the \
+            "only a new server may have so short a delay: remove lock.rejoin-delay from redis.conf before the \
              next start",
         )
     })
@@ -206,17 +199,17 @@ fn rejoin_delay(lock: &ModuleInfo) -> Option<Finding> {
 
 fn waiters(waiters: u64, max_waiters: Option<u64>) -> Option<Finding> {
     let max_waiters = max_waiters?;
-    (waiters.saturating_mul(100) >= max_waiters.saturating_mul(WAITERS_WARNING_PERCENT) && waiters > 0).then(
-        || {
-            Finding::warning(
-                "waiters",
-                format!(
-                    "{waiters} clients wait, and lock.max-waiters is {max_waiters}: further waiters are refused"
-                ),
-                "find out why so many wait, with LOCK.INSPECT of their keys, or raise lock.max-waiters",
-            )
-        },
-    )
+    let is_few = waiters.saturating_mul(100) < max_waiters.saturating_mul(WAITERS_WARNING_PERCENT);
+    if is_few || waiters == 0 {
+        return None;
+    }
+    Some(Finding::warning(
+        "waiters",
+        format!(
+            "{waiters} clients wait: beyond lock.max-waiters, {max_waiters}, waiters are refused"
+        ),
+        "find out why so many wait, with LOCK.INSPECT of their keys, or raise lock.max-waiters",
+    ))
 }
 
 fn rights(denials: &[Denial]) -> Vec<Finding> {
@@ -225,29 +218,22 @@ fn rights(denials: &[Denial]) -> Vec<Finding> {
         Denial::Command(command) => Some(*command),
         Denial::Key(_) => None,
     });
-    let (not_for_plain_locks, needed): (Vec<&str>, Vec<&str>) =
+    let (for_several_keys, for_all): (Vec<&str>, Vec<&str>) =
         commands.partition(|command| COMMANDS_FOR_SEVERAL_KEYS.contains(command));
-    let remedy = |denied: &[&str]| {
-        let rights: Vec<_> =
-            denied.iter().map(|command| format!("+{}", command.to_lowercase())).collect();
-        format!("give the user {}, with ACL SETUSER and in the server's ACL file", rights.join(" "))
+    let denied = |severity: Severity, commands: &[&str], needed_by: &str| {
+        let names = join_with_and(commands);
+        let what = format!("the user may not run {names}, which {needed_by} need");
+        let rights = commands.join(" +").to_lowercase();
+        let todo =
+            format!("give the user +{rights}, with ACL SETUSER and in the server's ACL file");
+        Finding { severity, ..Finding::error("rights", what, todo) }
     };
-    if !needed.is_empty() {
-        findings.push(Finding::error(
-            "rights",
-            format!("the user may not run {}, which clients need", join_with_and(&needed)),
-            remedy(&needed),
-        ));
+    if !for_all.is_empty() {
+        findings.push(denied(Severity::Error, &for_all, "clients"));
     }
-    if !not_for_plain_locks.is_empty() {
-        findings.push(Finding::warning(
-            "rights",
-            format!(
-                "the user may not run {}, which locks of several keys and semaphores need",
-                join_with_and(&not_for_plain_locks)
-            ),
-            remedy(&not_for_plain_locks),
-        ));
+    if !for_several_keys.is_empty() {
+        let needed_by = "locks of several keys and semaphores";
+        findings.push(denied(Severity::Warning, &for_several_keys, needed_by));
     }
     findings.extend(denials.iter().filter_map(|denial| match denial {
         Denial::Key(key) => Some(Finding::error(
@@ -266,8 +252,4 @@ fn join_with_and(words: &[&str]) -> String {
         [rest @ .., last] if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
         _ => words.concat(),
     }
-}
-
-fn whole_ms(time: Duration) -> u64 {
-    u64::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
 }

@@ -8,17 +8,16 @@ use serde::Serialize;
 use super::findings::{Finding, Severity};
 use crate::fleet::Report;
 use crate::fleet::text::wrap;
-use crate::output::escape;
+use crate::output::{escape, with_plural};
 
-/// The largest width of a line.
 const COLUMNS: usize = 100;
 /// The width of the labels, and the indentation of the other lines.
 const INDENT: usize = 9;
 
 #[derive(Serialize)]
 struct Json<'a> {
-    errors: usize,
-    warnings: usize,
+    errors: u64,
+    warnings: u64,
     voting: usize,
     nodes: usize,
     findings: &'a [Finding],
@@ -60,21 +59,20 @@ fn as_text(findings: &[Finding], report: &Report) -> String {
         lines.push("\n".into());
     }
     let (errors, warnings) = (count(findings, Severity::Error), count(findings, Severity::Warning));
-    let plural = |count: usize| if count == 1 { "" } else { "s" };
     let (voting, nodes) = (report.voting(), report.nodes.len());
     lines.push(match (errors, warnings) {
         (0, 0) => format!("Nothing was found. {voting} of {nodes} nodes vote.\n"),
         _ => format!(
-            "{errors} error{}, {warnings} warning{}. {voting} of {nodes} nodes vote.\n",
-            plural(errors),
-            plural(warnings)
+            "{}, {}. {voting} of {nodes} nodes vote.\n",
+            with_plural(errors, "error"),
+            with_plural(warnings, "warning")
         ),
     });
     lines.concat()
 }
 
-fn count(findings: &[Finding], severity: Severity) -> usize {
-    findings.iter().filter(|finding| finding.severity == severity).count()
+fn count(findings: &[Finding], severity: Severity) -> u64 {
+    findings.iter().filter(|finding| finding.severity == severity).count() as u64
 }
 
 #[cfg(test)]

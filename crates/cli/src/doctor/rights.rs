@@ -10,9 +10,8 @@ use crate::output::escape;
 /// A right that the user lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Denial {
-    /// The right to run this command.
     Command(&'static str),
-    /// The right to use this key, which is escaped for a terminal.
+    /// The key is escaped for a terminal.
     Key(String),
 }
 
@@ -35,12 +34,12 @@ const COMMANDS: [(&str, &[&str]); 10] = [
     ("PING", &[]),
 ];
 
-/// The key in [`COMMANDS`]. If `--lock` is given, its key is sent instead. Otherwise this key is
-/// sent, and a denial of the right to use it is ignored.
+/// The key in [`COMMANDS`]. The key of `--lock` replaces it. Without `--lock`, a denial of the
+/// right to use it is ignored.
 const PLACEHOLDER_KEY: &str = "quorlock-doctor";
 
-/// Returns the rights that the user lacks; none if the node does not answer. With `key`, also
-/// checks the right to use that key.
+/// Returns the rights that the user lacks; none if the node does not answer. `key` is that of
+/// `--lock`.
 pub(super) async fn denied(node: &Node, key: Option<&str>) -> Vec<Denial> {
     node.ask(async |connection| ask(connection, key).await).await.unwrap_or_default()
 }
@@ -75,7 +74,6 @@ fn with_key<'a>(arguments: &[&'a str], key: Option<&'a str>) -> Vec<&'a str> {
     arguments.iter().map(replace).collect()
 }
 
-/// Reads the replies of DRYRUN, or of the commands themselves.
 fn denials(replies: &[Result<Value, NodeError>], key: Option<&str>) -> Vec<Denial> {
     let mut denials = Vec::new();
     for ((name, _), reply) in COMMANDS.iter().zip(replies) {
@@ -118,26 +116,15 @@ mod tests {
 
     #[test]
     fn denied_command_differs_from_denied_key() {
-        assert_eq!(
-            denials(&replies_with(DRYRUN, "LOCK.RELEASE"), None),
-            [Denial::Command("LOCK.RELEASE")]
-        );
+        let denied = |words, command, key| denials(&replies_with(words, command), key);
+        assert_eq!(denied(DRYRUN, "LOCK.RELEASE", None), [Denial::Command("LOCK.RELEASE")]);
         let noperm = "NOPERM this user has no permissions to run the 'ping' command";
-        assert_eq!(denials(&replies_with(noperm, "PING"), None), [Denial::Command("PING")]);
-        assert_eq!(
-            denials(&replies_with(NOPERM_KEY, "LOCK.ACQUIRE"), None),
-            [],
-            "no key was given"
-        );
-        assert_eq!(
-            denials(&replies_with(NOPERM_KEY, "LOCK.ACQUIRE"), Some("a\x07")),
-            [Denial::Key("a\\u{7}".into())]
-        );
-        assert_eq!(
-            denials(&replies_with("# lock", "INFO"), None),
-            [],
-            "a reply to INFO means that INFO is allowed"
-        );
+        assert_eq!(denied(noperm, "PING", None), [Denial::Command("PING")]);
+        assert_eq!(denied(NOPERM_KEY, "LOCK.ACQUIRE", None), [], "no key was given");
+        let denied_key = Denial::Key("a\\u{7}".into());
+        assert_eq!(denied(NOPERM_KEY, "LOCK.ACQUIRE", Some("a\x07")), [denied_key]);
+        let reason = "a reply to INFO means that INFO is allowed";
+        assert_eq!(denied("# lock", "INFO", None), [], "{reason}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Metrics from a report of the nodes: a pure function.
 
 use std::fmt::Write as _;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use prometheus_client::encoding::text::encode;
@@ -10,7 +10,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use crate::doctor::check_of;
+use crate::doctor::name_of_check;
 use crate::fleet::info::{COUNTERS, ModuleInfo};
 use crate::fleet::{Facts, NodeReport, Report, State};
 use crate::status::json::state_name;
@@ -21,7 +21,6 @@ pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 /// Names and values of labels. No value may be a key, an owner or a token.
 type Labels = Vec<(&'static str, String)>;
 
-/// Formats the metrics as `OpenMetrics` text.
 pub(super) fn render(report: &Report, took: Duration) -> String {
     let mut metrics = Metrics(Registry::with_prefix("quorlock"));
     add_fleet_metrics(&mut metrics, report, took);
@@ -79,7 +78,7 @@ fn add_node_metrics(metrics: &mut Metrics, report: &Report) {
     let states = report.iter().map(|(node, state)| {
         let reason = match state {
             State::Abstaining(abstention) => abstention.reason.clone(),
-            _ => state.error().map(check_of).unwrap_or_default().to_owned(),
+            _ => state.error().map(name_of_check).unwrap_or_default().to_owned(),
         };
         let mut labels = labels(node);
         labels.extend([("state", state_name(state).to_owned()), ("reason", reason)]);
@@ -116,14 +115,10 @@ fn add_server_metrics(metrics: &mut Metrics, report: &Report) {
 
 #[expect(clippy::cast_precision_loss, reason = "no server has 2^53 locks")]
 fn add_module_metrics(metrics: &mut Metrics, report: &Report) {
-    let module_infos =
-        || report.nodes.iter().filter_map(|node| Some((node, node.facts()?.info.lock.as_ref()?)));
     let mut each = |name, help, value: &dyn Fn(&ModuleInfo) -> Option<f64>| {
-        metrics.gauge(
-            name,
-            help,
-            module_infos().filter_map(|(node, lock)| Some((labels(node), value(lock)?))),
-        );
+        let modules = report.modules();
+        let values = modules.filter_map(|(node, lock)| Some((labels(node), value(lock)?)));
+        metrics.gauge(name, help, values);
     };
     each("node_leases", "Locks that are held", &|lock| Some(lock.leases as f64));
     each("node_waiters", "Clients that wait for a lock", &|lock| Some(lock.waiters as f64));
@@ -135,14 +130,13 @@ fn add_module_metrics(metrics: &mut Metrics, report: &Report) {
         "The longest wait that ended with a lock, since the start",
         &|lock| Some(Duration::from_micros(lock.longest_wait_us?).as_secs_f64()),
     );
-    let info = report.nodes.iter().filter_map(|node| {
-        let facts = node.facts()?;
-        let lock = facts.info.lock.as_ref()?;
+    let info = report.modules().filter_map(|(node, lock)| {
+        let server = node.facts()?.info.server.clone();
         let set = lock.set.set();
         let mut labels = labels(node);
         labels.extend([
             ("module_version", lock.version.clone()),
-            ("server", facts.info.server.clone()),
+            ("server", server),
             ("set_name", set.map(|set| set.name().to_owned()).unwrap_or_default()),
             ("set_id", set.map(|set| set.id().to_string()).unwrap_or_default()),
             ("set_members", set.map(|set| set.members().to_string()).unwrap_or_default()),
@@ -151,13 +145,12 @@ fn add_module_metrics(metrics: &mut Metrics, report: &Report) {
     });
     metrics.gauge("node_info", "Versions and lock.set of the node", info);
     for (index, name) in COUNTERS.into_iter().enumerate() {
-        let counts =
-            module_infos().filter_map(|(node, lock)| Some((labels(node), lock.counters[index]?)));
+        let modules = report.modules();
+        let counts = modules.filter_map(|(node, lock)| Some((labels(node), lock.counters[index]?)));
         metrics.counter(&format!("node_{name}"), help_of(name), counts);
     }
 }
 
-/// Returns the help text of one of [`COUNTERS`].
 fn help_of(counter: &str) -> &'static str {
     match counter {
         "grants" => "Locks granted",
@@ -189,10 +182,7 @@ impl Metrics {
     fn counter(&mut self, name: &str, help: &str, values: impl IntoIterator<Item = (Labels, u64)>) {
         let family = Family::<Labels, Counter>::default();
         for (labels, count) in values {
-            family
-                .get_or_create(&labels)
-                .inner()
-                .store(count, std::sync::atomic::Ordering::Relaxed);
+            family.get_or_create(&labels).inner().store(count, Ordering::Relaxed);
         }
         self.0.register(name, help, family);
     }
@@ -214,8 +204,7 @@ fn number(count: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::info::Abstention;
-    use crate::fleet::report::tests::{down, facts, lock, voting};
+    use crate::fleet::report::tests::{abstention, down, facts, lock, voting};
 
     fn text(nodes: Vec<NodeReport>) -> String {
         render(&Report::new(nodes), Duration::from_millis(5))
@@ -236,10 +225,8 @@ mod tests {
         assert_has_line(&text, "quorlock_majority_nodes{} 2.0");
         assert_has_line(&text, "quorlock_node_grants_total{node=\"lock-0:6379\"} 7");
         assert_has_line(&text, "quorlock_node_clock_offset_seconds{node=\"lock-1:6379\"} -1.5");
-        assert_has_line(
-            &text,
-            "quorlock_node_state{node=\"lock-2:6379\",state=\"voting\",reason=\"\"} 1.0",
-        );
+        let state = r#"quorlock_node_state{node="lock-2:6379",state="voting",reason=""} 1.0"#;
+        assert_has_line(&text, state);
         assert!(text.ends_with("# EOF\n"));
     }
 
@@ -250,18 +237,15 @@ mod tests {
         let text = text(nodes);
         assert_has_line(&text, "quorlock_node_up{node=\"lock-0:6379\"} 0.0");
         assert_has_line(&text, "quorlock_node_voting{node=\"lock-0:6379\"} 0.0");
-        assert_has_line(
-            &text,
-            "quorlock_node_state{node=\"lock-0:6379\",state=\"down\",reason=\"down\"} 1.0",
-        );
+        let state = r#"quorlock_node_state{node="lock-0:6379",state="down",reason="down"} 1.0"#;
+        assert_has_line(&text, state);
         assert!(!text.contains("quorlock_node_leases{node=\"lock-0:6379\"}"), "{text}");
     }
 
     #[test]
     fn abstaining_node_is_admitted_and_replica_is_not() {
         let mut nodes = voting(3);
-        lock(&mut nodes[0]).abstention =
-            Some(Abstention { reason: "start".into(), left: Some(Duration::from_millis(1500)) });
+        lock(&mut nodes[0]).abstention = Some(abstention(1500));
         facts(&mut nodes[1]).info.is_replica = true;
         let text = text(nodes);
         assert_has_line(&text, "quorlock_node_abstaining{node=\"lock-0:6379\"} 1.0");

@@ -24,14 +24,13 @@ use crate::fleet::{Fleet, FleetArgs};
 use crate::signals::Signals;
 use crate::{nodes, say};
 
-/// The path that Prometheus scrapes.
 const PATH: &str = "/metrics";
 
 /// Serves the state and the counters of all nodes to Prometheus, under /metrics.
 ///
-/// Each scrape asks every node once, with the time limit --node-limit, which should be shorter than
-/// the scrape timeout of Prometheus. A node that does not answer has `quorlock_node_up 0`. Scrapes
-/// at the same time share one gathering. No metric contains a key, an owner or a token.
+/// Each scrape asks every node once, with the time limit --node-timeout, which should be shorter
+/// than the scrape timeout of Prometheus. A node that does not answer has `quorlock_node_up 0`.
+/// Scrapes at the same time share one gathering. No metric contains a key, an owner or a token.
 #[derive(clap::Args)]
 #[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Exporter {
@@ -63,10 +62,9 @@ pub(crate) async fn exporter(args: Exporter) -> anyhow::Result<ExitCode> {
     let home =
         || async { concat!("quorlock exporter ", env!("CARGO_PKG_VERSION"), ": see /metrics\n") };
     let router = Router::new().route(PATH, get(scrape)).route("/", get(home)).with_state(gatherer);
-    match signals.interrupting(axum::serve(listener, router).into_future()).await {
-        Ok(ended) => ended.context("the exporter cannot serve any more")?,
-        // The signal may cut off a scrape. Prometheus repeats it.
-        Err(_signal) => {}
+    // A signal may cut off a scrape. Prometheus repeats it.
+    if let Ok(ended) = signals.interrupting(axum::serve(listener, router).into_future()).await {
+        ended.context("the exporter cannot serve any more")?;
     }
     Ok(ExitCode::SUCCESS)
 }

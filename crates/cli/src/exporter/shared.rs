@@ -5,13 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::OnceCell;
 
 /// Makes a value on demand. Callers that arrive while a value is being made share it.
+#[derive(Default)]
 pub(super) struct SharedCall<T>(Mutex<Arc<OnceCell<T>>>);
-
-impl<T> Default for SharedCall<T> {
-    fn default() -> Self {
-        Self(Mutex::default())
-    }
-}
 
 impl<T: Clone> SharedCall<T> {
     /// Returns the value that is being made, or makes a new one.

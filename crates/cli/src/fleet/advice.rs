@@ -1,4 +1,4 @@
-//! What to do about a node that a client does not count.
+//! What to do about a node that does not answer, or that a client does not count.
 
 use quorlock_core::client::NodeError;
 
@@ -16,7 +16,7 @@ pub(crate) fn advice(error: &NodeError) -> Option<&'static str> {
         }
         NodeError::Down { .. } => Some("check that the server runs, and the network to it"),
         NodeError::TimedOut { .. } => {
-            Some("check that the server is not stopped or overloaded, or raise --node-limit")
+            Some("check that the server is not stopped or overloaded, or raise --node-timeout")
         }
         NodeError::ErrorReply(words) if words.starts_with("LOADING") => {
             Some("wait until the server has loaded its data")

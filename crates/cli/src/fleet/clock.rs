@@ -8,10 +8,8 @@ pub(super) fn wall_us() -> i64 {
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// Returns how far a remote clock is ahead of this machine's, in microseconds.
-///
-/// Assumes that the remote clock was read in the middle of the round trip. The result is accurate
-/// to half a round trip.
+/// Returns how far a remote clock is ahead of this machine's, to within half a round trip. Assumes
+/// that the remote clock was read in the middle of the round trip.
 pub(super) fn offset_us(sent_us: i64, round_trip: Duration, remote_us: i64) -> i64 {
     let half = i64::try_from(round_trip.as_micros() / 2).unwrap_or(i64::MAX);
     remote_us.saturating_sub(sent_us.saturating_add(half))

@@ -7,8 +7,7 @@ use quorlock_core::client::{Hello, SetReport};
 
 use crate::output::escape;
 
-/// The counters of `INFO lock`, without their prefix. docs/operations/configuration.md explains
-/// each.
+/// The counters of `INFO lock`, without their prefix: see docs/operations/configuration.md.
 pub(crate) const COUNTERS: [&str; 11] = [
     "grants",
     "refusals",
@@ -23,12 +22,10 @@ pub(crate) const COUNTERS: [&str; 11] = [
     "handovers",
 ];
 
-/// The facts that a server reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Info {
     /// `redis 7.0.15` or `valkey 8.1.3`.
     pub(crate) server: String,
-    /// Changes at each start.
     pub(crate) run_id: Option<Arc<str>>,
     /// `standalone`, `sentinel` or `cluster`.
     pub(crate) mode: Option<String>,
@@ -40,7 +37,6 @@ pub(crate) struct Info {
     pub(crate) lock: Option<ModuleInfo>,
 }
 
-/// The facts that the module reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ModuleInfo {
     pub(crate) version: String,
@@ -66,14 +62,14 @@ pub(crate) struct Abstention {
 }
 
 impl Info {
-    /// Parses the replies to INFO and INFO lock, concatenated in any order.
+    /// Parses the replies to INFO and INFO lock, in any order.
     pub(crate) fn parse(text: &str) -> Self {
         let fields = Fields(text);
         let hello = Hello::from_info(text);
-        let version = |name| fields.escaped(name).unwrap_or_else(|| "of an unknown version".into());
-        let server = match fields.text("valkey_version") {
-            Some(_) => format!("valkey {}", version("valkey_version")),
-            None => format!("redis {}", version("redis_version")),
+        let server = match (fields.escaped("valkey_version"), fields.escaped("redis_version")) {
+            (Some(version), _) => format!("valkey {version}"),
+            (None, Some(version)) => format!("redis {version}"),
+            (None, None) => "redis of an unknown version".to_owned(),
         };
         Self {
             server,
@@ -86,12 +82,12 @@ impl Info {
         }
     }
 
-    /// Whether the server may remove the keys of locks when its memory is full.
+    /// Whether the server may remove keys of locks when its memory is full.
     pub(crate) fn evicts(&self) -> bool {
         self.maxmemory_policy.as_ref().is_some_and(|policy| policy != "noeviction")
     }
 
-    /// The facts that a client learns from a new connection, as its state machine takes them.
+    /// What a client learns from a new connection.
     pub(crate) fn hello(&self) -> Hello {
         Hello {
             run_id: self.run_id.clone(),
@@ -181,10 +177,8 @@ mod tests {
         let text =
             "lock_state:abstaining\r\nlock_abstain_reason:start\r\nlock_abstain_left_ms:41000\r\n";
         let abstention = Info::parse(text).lock.unwrap().abstention.unwrap();
-        assert_eq!(
-            (&*abstention.reason, abstention.left),
-            ("start", Some(Duration::from_secs(41)))
-        );
+        assert_eq!(abstention.reason, "start");
+        assert_eq!(abstention.left, Some(Duration::from_secs(41)));
         let text = "role:slave\r\nlock_state:abstaining\r\nlock_abstain_reason:replica\r\n";
         let info = Info::parse(text);
         assert!(info.is_replica);

@@ -23,23 +23,22 @@ pub(crate) use self::advice::advice;
 pub(crate) use self::node::{Node, Replies, query, replies};
 pub(crate) use self::report::{Facts, NodeReport, Report, State};
 use crate::duration::duration;
-use crate::nodes::{NodeArgs, Nodes};
+use crate::nodes::{NodeArgs, NodeSettings};
 
-/// How long one node may take to connect and to answer all requests.
-const NODE_LIMIT_DEFAULT: &str = "2s";
+const NODE_TIMEOUT_DEFAULT: &str = "2s";
 
-/// Options of every verb that asks each node separately.
+/// Options of every subcommand that asks each node separately.
 #[derive(clap::Args)]
 pub(crate) struct FleetArgs {
     #[command(flatten)]
     pub(crate) nodes: NodeArgs,
 
     /// How long one node may take to connect and to answer
-    #[arg(long, value_parser = duration, value_name = "TIME", default_value = NODE_LIMIT_DEFAULT)]
-    pub(crate) node_limit: Duration,
+    #[arg(long, value_parser = duration, value_name = "TIME", default_value = NODE_TIMEOUT_DEFAULT)]
+    pub(crate) node_timeout: Duration,
 }
 
-/// The nodes. Each has its own connection, which is reused until it fails.
+/// All nodes, in the order in which they were named.
 #[derive(Clone)]
 pub(crate) struct Fleet {
     pub(crate) nodes: Vec<Node>,
@@ -47,27 +46,24 @@ pub(crate) struct Fleet {
 
 impl FleetArgs {
     /// Makes a client for each node, and connects to none yet.
-    pub(crate) fn load(&self) -> anyhow::Result<(Fleet, Nodes)> {
-        anyhow::ensure!(
-            !self.node_limit.is_zero(),
-            "--node-limit must be longer than 0, such as 2s"
-        );
+    pub(crate) fn load(&self) -> anyhow::Result<(Fleet, NodeSettings)> {
+        let has_limit = !self.node_timeout.is_zero();
+        anyhow::ensure!(has_limit, "--node-timeout must be longer than 0, such as 2s");
         let nodes = self.nodes.load()?;
         let clients = nodes.clients()?.into_iter();
-        let fleet =
-            Fleet { nodes: clients.map(|client| Node::new(client, self.node_limit)).collect() };
-        Ok((fleet, nodes))
+        let fleet = clients.map(|client| Node::new(client, self.node_timeout)).collect();
+        Ok((Fleet { nodes: fleet }, nodes))
     }
 }
 
 impl Fleet {
-    /// Asks all nodes at the same time. Takes at most the time limit of one node.
+    /// Asks all nodes at the same time, and takes at most the time limit of one node.
     pub(crate) async fn gather(&self) -> Report {
         Report::new(self.each(async |node: &Node| node.report().await).await)
     }
 
-    /// Runs `work` at the same time for every node whose facts are in `report`. Returns the results
-    /// in the nodes' order, with the default for the other nodes.
+    /// Like [`each`](Self::each), for the nodes whose facts are in `report`. The other nodes have
+    /// the default result.
     pub(crate) async fn each_answering<T: Default>(
         &self,
         report: &Report,

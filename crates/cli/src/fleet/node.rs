@@ -19,7 +19,7 @@ use crate::output::escape;
 /// How many times one report reads the node's clock. Only the fastest reply counts.
 const PROBES: usize = 3;
 
-/// A node, and the connection to it, which is kept until it fails.
+/// A node. The connection to it is kept until it fails.
 #[derive(Clone)]
 pub(crate) struct Node {
     name: Arc<str>,
@@ -29,14 +29,13 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// A node that may take `limit` to answer the requests of one call.
+    /// `limit` is how long one call of [`ask`](Self::ask) may take.
     pub(super) fn new(client: NodeClient, limit: Duration) -> Self {
         let NodeClient { name, client } = client;
         let client = client.map_err(|reason| NodeError::Misconfigured { reason });
         Self { name: name.into(), client, limit, connection: Arc::default() }
     }
 
-    /// Reads the state of the node within the time limit.
     pub(super) async fn report(&self) -> NodeReport {
         let answer = self.ask(async |connection| facts(connection).await).await;
         NodeReport { name: self.name.to_string(), answer }
@@ -50,8 +49,8 @@ impl Node {
     ) -> Result<T, NodeError> {
         let client = self.client.as_ref().map_err(Clone::clone)?;
         let mut kept = self.connection.lock().await;
-        // Taken out: if `work` exceeds the limit or the caller is dropped, the connection is not
-        // used again.
+        // Takes the connection out, so that it is not used again if `work` exceeds the limit or the
+        // caller is dropped.
         let old = kept.take();
         let asking = async {
             if let Some(mut connection) = old {
@@ -128,7 +127,6 @@ async fn probe(
     best.ok_or(NodeError::UnexpectedReply)
 }
 
-/// The reply to each of several commands.
 pub(crate) type Replies<const N: usize> = [Result<Value, NodeError>; N];
 
 /// Sends several commands in one pipeline. An error of one command does not affect the others.
@@ -136,15 +134,12 @@ pub(crate) async fn replies<const N: usize>(
     requests: &Pipeline,
     connection: &mut MultiplexedConnection,
 ) -> Result<Replies<N>, NodeError> {
-    let replies = connection
-        .send_packed_commands(requests, 0, N)
-        .await
-        .map_err(|error| read_error(&error))?;
+    let replies = connection.send_packed_commands(requests, 0, N).await;
+    let replies = replies.map_err(|error| read_error(&error))?;
     let replies: [Value; N] = replies.try_into().map_err(|_| NodeError::UnexpectedReply)?;
     Ok(replies.map(|reply| reply.extract_error().map_err(|error| read_error(&error))))
 }
 
-/// Sends one command.
 pub(crate) async fn query<T: FromRedisValue>(
     connection: &mut MultiplexedConnection,
     words: &[&str],
@@ -171,7 +166,6 @@ fn read_error(error: &RedisError) -> NodeError {
     }
 }
 
-/// Converts an error of an attempt to connect.
 fn connect_error(error: &RedisError) -> NodeError {
     let reason = escape(&error.to_string());
     if error.kind() == ErrorKind::AuthenticationFailed {

@@ -5,9 +5,8 @@ use std::time::Duration;
 use quorlock_core::client::{ClientState, LinkAction, Links, NodeError, Random};
 use quorlock_core::quorum::{Majority, Moment};
 
-use super::info::{Abstention, Info};
+use super::info::{Abstention, Info, ModuleInfo};
 
-/// One node and its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeReport {
     /// The address, without user and password.
@@ -15,7 +14,6 @@ pub(crate) struct NodeReport {
     pub(crate) answer: Result<Facts, NodeError>,
 }
 
-/// The answer of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub(crate) info: Info,
@@ -42,16 +40,14 @@ pub(crate) enum State {
     Down(NodeError),
 }
 
-/// All nodes, in the order in which they were named.
+/// All nodes and their states, in the order in which the nodes were named.
 #[derive(Clone, Debug)]
 pub(crate) struct Report {
     pub(crate) nodes: Vec<NodeReport>,
-    /// How a client treats each node.
     pub(crate) states: Vec<State>,
 }
 
 impl State {
-    /// The name of the state in tables.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Voting => "voting",
@@ -76,31 +72,36 @@ impl Report {
         Self { nodes, states }
     }
 
-    /// Iterates over the nodes and their states.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&NodeReport, &State)> {
         self.nodes.iter().zip(&self.states)
     }
 
-    /// How many nodes vote.
     pub(crate) fn voting(&self) -> usize {
         self.states.iter().filter(|state| **state == State::Voting).count()
     }
 
-    /// How many nodes are needed for a lock.
+    /// How many nodes must vote for a lock to be acquired.
     pub(crate) fn majority(&self) -> usize {
         Majority::of(self.nodes.len()).map_or(1, Majority::size)
     }
 
-    /// Whether a lock can be acquired.
     pub(crate) fn has_majority(&self) -> bool {
         self.voting() >= self.majority()
+    }
+
+    pub(crate) fn modules(&self) -> impl Iterator<Item = (&NodeReport, &ModuleInfo)> {
+        self.nodes.iter().filter_map(|node| Some((node, node.module()?)))
     }
 }
 
 impl NodeReport {
-    /// What the node answered, if it did.
     pub(crate) fn facts(&self) -> Option<&Facts> {
         self.answer.as_ref().ok()
+    }
+
+    /// What the lock module of the node reports.
+    pub(crate) fn module(&self) -> Option<&ModuleInfo> {
+        self.facts()?.info.lock.as_ref()
     }
 }
 
@@ -110,18 +111,16 @@ fn states(nodes: &[NodeReport]) -> Vec<State> {
             (Err(error), _) if is_error_reply(error) => State::NotCounted(error.clone()),
             (Err(error), _) => State::Down(error.clone()),
             (Ok(_), Some(error)) if error != NodeError::AwaitsMajority => State::NotCounted(error),
-            // A node that awaits a majority is counted: the missing nodes are at fault.
-            (Ok(facts), _) => {
-                match facts.info.lock.as_ref().and_then(|lock| lock.abstention.clone()) {
-                    Some(abstention) => State::Abstaining(abstention),
-                    None => State::Voting,
-                }
-            }
+            // `AwaitsMajority`: too few other nodes answered, or the node's own set cannot be
+            // parsed. The node is not refused, and its own report decides.
+            (Ok(_), _) => match node.module().and_then(|lock| lock.abstention.clone()) {
+                Some(abstention) => State::Abstaining(abstention),
+                None => State::Voting,
+            },
         };
     nodes.iter().zip(admissions(nodes)).map(state).collect()
 }
 
-/// Returns whether this error is an error reply of a server.
 fn is_error_reply(error: &NodeError) -> bool {
     matches!(error, NodeError::Denied { .. } | NodeError::ErrorReply(_))
 }
@@ -161,7 +160,6 @@ impl Random for NotRandom {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::fleet::info::ModuleInfo;
 
     /// Makes `count` nodes that vote and belong to the set `eu`, each with its own run id.
     pub(crate) fn voting(count: usize) -> Vec<NodeReport> {
@@ -202,6 +200,10 @@ pub(crate) mod tests {
         facts(node).info.lock.as_mut().unwrap()
     }
 
+    pub(crate) fn abstention(left_ms: u64) -> Abstention {
+        Abstention { reason: "start".into(), left: Some(Duration::from_millis(left_ms)) }
+    }
+
     pub(crate) fn down() -> NodeError {
         NodeError::Down { reason: "Connection refused (os error 111)".into() }
     }
@@ -218,10 +220,10 @@ pub(crate) mod tests {
     fn node_that_is_down_or_abstains_does_not_vote() {
         let mut nodes = voting(3);
         nodes[0].answer = Err(down());
-        let abstention = Abstention { reason: "start".into(), left: Some(Duration::from_secs(41)) };
-        lock(&mut nodes[1]).abstention = Some(abstention.clone());
+        lock(&mut nodes[1]).abstention = Some(abstention(41_000));
         let report = Report::new(nodes);
-        assert_eq!(report.states[..2], [State::Down(down()), State::Abstaining(abstention)]);
+        let abstaining = State::Abstaining(abstention(41_000));
+        assert_eq!(report.states[..2], [State::Down(down()), abstaining]);
         assert!(!report.has_majority());
     }
 

@@ -2,10 +2,8 @@
 
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
-/// Marks where a text was cut.
 const CUT: char = '…';
 
-/// How many columns of a terminal the text takes.
 pub(crate) fn width(text: &str) -> usize {
     text.width()
 }
@@ -15,14 +13,8 @@ pub(crate) fn keep_end(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.to_owned();
     }
-    let mut left = columns.saturating_sub(1);
-    let kept = text.char_indices().rev().take_while(|(_, c)| {
-        let fits = c.width().unwrap_or(0) <= left;
-        left = left.saturating_sub(c.width().unwrap_or(0));
-        fits
-    });
-    let from = kept.last().map_or(text.len(), |(at, _)| at);
-    format!("{CUT}{}", &text[from..])
+    let cut = text.chars().count() - fitting(text.chars().rev(), columns);
+    [CUT].into_iter().chain(text.chars().skip(cut)).collect()
 }
 
 /// Cuts the end of a text wider than `columns`.
@@ -30,13 +22,17 @@ pub(crate) fn keep_start(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.to_owned();
     }
+    text.chars().take(fitting(text.chars(), columns)).chain([CUT]).collect()
+}
+
+/// Returns how many of the characters fit into `columns` beside [`CUT`].
+fn fitting(chars: impl Iterator<Item = char>, columns: usize) -> usize {
     let mut left = columns.saturating_sub(1);
-    let kept = text.chars().take_while(|c| {
-        let fits = c.width().unwrap_or(0) <= left;
-        left = left.saturating_sub(c.width().unwrap_or(0));
-        fits
-    });
-    kept.chain([CUT]).collect()
+    let fits = |c: char| {
+        left = left.checked_sub(c.width().unwrap_or(0))?;
+        Some(c)
+    };
+    chars.map_while(fits).count()
 }
 
 /// Breaks a text into lines of at most `columns`: between words, or within a word that is wider.

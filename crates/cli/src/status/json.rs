@@ -29,7 +29,6 @@ struct Node {
     module: Option<String>,
     server: Option<String>,
     set: Option<Set>,
-    /// Whether the server may evict the keys of locks.
     evicts: Option<bool>,
     max_ttl_ms: Option<u64>,
     max_waiters: Option<u64>,
@@ -48,7 +47,6 @@ struct Set {
     members: String,
 }
 
-/// Formats the report as one line.
 pub(crate) fn render(report: &Report) -> anyhow::Result<String> {
     let status = Status {
         majority: report.has_majority(),
@@ -78,7 +76,7 @@ fn of_node(node: &NodeReport, state: &State) -> Node {
     shown.clock_offset_us = facts.clock_offset_us;
     shown.max_waiters = facts.max_waiters;
     shown.max_clock_skew_ms = facts.max_clock_skew_ms;
-    let Some(lock) = &facts.info.lock else { return shown };
+    let Some(lock) = node.module() else { return shown };
     shown.module = Some(lock.version.clone());
     shown.set = lock.set.set().map(|set| Set {
         name: set.name().to_owned(),

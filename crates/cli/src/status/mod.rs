@@ -18,9 +18,9 @@ use crate::fleet::{FleetArgs, Report};
 use crate::signals::Signals;
 use crate::{exit, nodes};
 
-/// How often `--watch` without a value asks the nodes.
+/// The interval of `--watch` without a value.
 const WATCH_EVERY: &str = "2s";
-/// The shortest interval of `--watch`. A shorter one makes the output unreadable.
+/// A shorter interval of `--watch` makes the output unreadable.
 const WATCH_EVERY_MIN: Duration = Duration::from_millis(100);
 
 /// Moves the cursor to the top left corner of the terminal and erases all below it.
@@ -57,12 +57,8 @@ pub(crate) async fn status(args: Status) -> anyhow::Result<ExitCode> {
     let Some(every) = args.watch else {
         let report = fleet.gather().await;
         write(&text(&report, args.json)?)?;
-        let code = if report.has_majority() {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::from(exit::NO_MAJORITY)
-        };
-        return Ok(code);
+        let code = if report.has_majority() { exit::SUCCESS } else { exit::NO_MAJORITY };
+        return Ok(ExitCode::from(code));
     };
     ensure!(
         every >= WATCH_EVERY_MIN,

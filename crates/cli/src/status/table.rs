@@ -3,14 +3,12 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::fleet::info::ModuleInfo;
+use crate::fleet::info::{Abstention, ModuleInfo};
 use crate::fleet::text::{keep_end, keep_start, width, wrap};
 use crate::fleet::{NodeReport, Report, State, advice};
 use crate::output::{escape, or_dash};
 
-/// The largest width of the table.
 const COLUMNS: usize = 100;
-/// The space between two columns.
 const GAP: usize = 2;
 /// How far the reasons below a node are indented.
 const INDENT: usize = 2;
@@ -46,7 +44,7 @@ pub(super) fn render(report: &Report) -> String {
 
 fn cells(node: &NodeReport, state: &State) -> [String; 9] {
     let facts = node.facts();
-    let lock = facts.and_then(|facts| facts.info.lock.as_ref());
+    let lock = node.module();
     [
         escape(&node.name),
         state.name().to_owned(),
@@ -60,22 +58,16 @@ fn cells(node: &NodeReport, state: &State) -> [String; 9] {
     ]
 }
 
-/// Returns why a node does not vote, for how long, and what to do.
 fn reason(state: &State) -> Option<String> {
     match state {
         State::Voting => None,
-        State::Abstaining(abstention) => Some(match abstention.left {
-            Some(left) => {
-                format!(
-                    "{}: may have forgotten locks; votes again in {}",
-                    abstention.reason,
-                    short_time(left)
-                )
-            }
-            None => {
-                format!("{}: grants no locks, and does not say for how long", abstention.reason)
-            }
-        }),
+        State::Abstaining(Abstention { reason, left: Some(left) }) => Some(format!(
+            "{reason}: may have forgotten locks; votes again in {}",
+            short_time(*left)
+        )),
+        State::Abstaining(Abstention { reason, left: None }) => {
+            Some(format!("{reason}: grants no locks, and does not say for how long"))
+        }
         State::NotCounted(error) | State::Down(error) => Some(
             advice(error).map_or_else(|| error.to_string(), |advice| format!("{error}: {advice}")),
         ),
@@ -99,23 +91,14 @@ fn line(cells: &[String; 9], widths: &[usize; 9]) -> String {
     let mut line = String::new();
     for (column, (cell, column_width)) in cells.iter().zip(widths).enumerate() {
         // Addresses differ at their end.
-        let cell = if column == 0 {
-            keep_end(cell, *column_width)
-        } else {
-            keep_start(cell, *column_width)
-        };
+        let keep = if column == 0 { keep_end } else { keep_start };
+        let cell = keep(cell, *column_width);
         let padding = " ".repeat(column_width.saturating_sub(width(&cell)));
-        let (before, after) = if column >= FIRST_RIGHT_ALIGNED {
-            (padding, String::new())
-        } else {
-            (String::new(), padding)
-        };
         if column > 0 {
             line += &" ".repeat(GAP);
         }
-        line += &before;
-        line += &cell;
-        line += &after;
+        let is_right_aligned = column >= FIRST_RIGHT_ALIGNED;
+        line += &if is_right_aligned { padding + &cell } else { cell + &padding };
     }
     line.truncate(line.trim_end().len());
     line + "\n"
@@ -147,8 +130,7 @@ pub(crate) fn signed_time(us: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::info::Abstention;
-    use crate::fleet::report::tests::{down, facts, lock, voting};
+    use crate::fleet::report::tests::{abstention, down, facts, lock, voting};
 
     #[test]
     fn times_have_few_digits() {
@@ -176,8 +158,7 @@ mod tests {
     #[test]
     fn table_says_why_a_node_does_not_vote_and_for_how_long() {
         let mut nodes = voting(3);
-        lock(&mut nodes[1]).abstention =
-            Some(Abstention { reason: "start".into(), left: Some(Duration::from_secs(41)) });
+        lock(&mut nodes[1]).abstention = Some(abstention(41_000));
         nodes[2].answer = Err(down());
         let text = render(&Report::new(nodes));
         assert!(text.contains("start: may have forgotten locks; votes again in 41 s"), "{text}");

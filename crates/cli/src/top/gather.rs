@@ -12,17 +12,16 @@ use tokio::sync::mpsc::{self, Receiver, Sender};
 use super::pace;
 use super::snapshot::{Locks, Snapshot};
 use crate::fleet::{Fleet, Node, query};
-use crate::nodes::Nodes;
+use crate::nodes::NodeSettings;
 use crate::output::escape_short;
 
 /// Which nodes to ask, for which locks, and how often.
 pub(super) struct GatherOptions {
-    pub(super) nodes: Nodes,
+    pub(super) nodes: NodeSettings,
     pub(super) fleet: Fleet,
-    /// The pattern of the keys.
     pub(super) pattern: Vec<u8>,
-    pub(super) node_limit: Duration,
-    /// The interval that is used unless the load of the nodes requires a longer one.
+    pub(super) node_timeout: Duration,
+    /// The load of the nodes may require a longer interval.
     pub(super) interval_min: Duration,
 }
 
@@ -50,8 +49,8 @@ async fn ask(
     options: &GatherOptions,
     sender: &Sender<anyhow::Result<Snapshot>>,
 ) -> anyhow::Result<()> {
-    let GatherOptions { nodes, fleet, pattern, node_limit, interval_min } = options;
-    let quorum = nodes.connect_within(*node_limit).await?;
+    let GatherOptions { nodes, fleet, pattern, node_timeout, interval_min } = options;
+    let quorum = nodes.connect_within(*node_timeout).await?;
     let mut spent_before = fleet.each(ask_spent).await;
     loop {
         let started = Instant::now();
@@ -78,9 +77,7 @@ async fn list(quorum: &Quorum, pattern: &[u8]) -> Locks {
 
 /// Returns [`pace::parse_spent`] of this node, if it answers.
 async fn ask_spent(node: &Node) -> Option<Duration> {
-    let stats: String = node
-        .ask(async |connection| query(connection, &["INFO", "commandstats"]).await)
-        .await
-        .ok()?;
+    let asking = node.ask(async |connection| query(connection, &["INFO", "commandstats"]).await);
+    let stats: String = asking.await.ok()?;
     Some(pace::parse_spent(&stats))
 }

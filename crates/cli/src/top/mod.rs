@@ -32,9 +32,8 @@ use crate::fleet::FleetArgs;
 use crate::signals::Signals;
 use crate::{exit, nodes};
 
-/// How often the remaining times are redrawn.
 const DRAW_EVERY: Duration = Duration::from_millis(250);
-/// The shortest interval. A shorter one makes the screen unreadable.
+/// A shorter interval makes the screen unreadable.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
 
 /// Shows the locks of all nodes as they come and go, with their owners, waiters and the time left.
@@ -50,7 +49,7 @@ const INTERVAL_MIN: Duration = Duration::from_millis(100);
 pub(crate) struct Top {
     /// The keys to show, as a pattern of SCAN: * ? [a-c] [^a-c] \ [default: all]
     #[arg(default_value = "*", hide_default_value = true)]
-    #[arg(value_parser = OsStringValueParser::new().try_map(args::pattern))]
+    #[arg(value_parser = OsStringValueParser::new().try_map(args::check_pattern))]
     pattern: OsString,
 
     /// How often to ask the nodes, if that takes less than 1 % of their time
@@ -85,7 +84,7 @@ pub(crate) async fn top(args: Top) -> anyhow::Result<ExitCode> {
         nodes,
         fleet,
         pattern: args.pattern.into_vec(),
-        node_limit: args.fleet.node_limit,
+        node_timeout: args.fleet.node_timeout,
         interval_min: args.interval,
     });
     let mut screen = Screen::open().context("cannot use the terminal")?;

@@ -2,22 +2,21 @@
 
 use std::time::Duration;
 
-/// The least interval between gatherings, as a multiple of the cost of one.
-///
-/// Gatherings may take a hundredth of a node's time. A fifth of this share is left for reading
-/// requests and writing replies, which the node's command statistics do not count.
+/// The least interval between gatherings, as a multiple of the cost of one. Gatherings may take a
+/// hundredth of a node's time. A fifth of this share is left for reading requests and writing
+/// replies, which the node's command statistics do not count.
 const INTERVAL_PER_COST: u32 = 125;
 /// The commands of a gathering, as `INFO commandstats` names them.
 const COMMANDS: [&str; 5] = ["lock.scan", "info", "config|get", "time", "ping"];
 
-/// Returns the time from the beginning of one gathering to the beginning of the next. `cost` is the
-/// time that the busiest node spent on the last one.
+/// Returns the time from the start of one gathering to the start of the next. `cost` is the time
+/// that the busiest node spent on the last one.
 pub(super) fn interval(interval_min: Duration, cost: Duration) -> Duration {
     interval_min.max(cost.saturating_mul(INTERVAL_PER_COST))
 }
 
 /// Returns the time that a node spent on a gathering: the difference of [`parse_spent`] before and
-/// after. Returns zero for a node that does not answer, so that it does not lengthen the interval.
+/// after. A node that does not answer does not lengthen the interval.
 pub(super) fn cost(before: Option<Duration>, after: Option<Duration>) -> Duration {
     match (before, after) {
         // The statistics of a restarted server begin at zero.
@@ -26,10 +25,8 @@ pub(super) fn cost(before: Option<Duration>, after: Option<Duration>) -> Duratio
     }
 }
 
-/// Returns the time that a server has spent on the commands of gatherings since its start. Reads it
-/// from the reply to `INFO commandstats`.
-///
-/// Includes the same commands of other clients: the limit applies to all clients together.
+/// Returns the time that a server has spent on [`COMMANDS`] since its start, by its reply to
+/// `INFO commandstats`. Other clients' commands count too: the limit is for all clients together.
 pub(super) fn parse_spent(stats: &str) -> Duration {
     let us = |line: &str| -> Option<u64> {
         let (command, figures) = line.strip_prefix("cmdstat_")?.split_once(':')?;

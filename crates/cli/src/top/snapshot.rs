@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use quorlock_client::{LeaseInfo, ListedLock, LockList, LockState, NodeError};
 
 use crate::fleet::Report;
-use crate::inspect::{Summary, Verdict};
+use crate::inspect::{Summary, Verdict, leases};
 use crate::output::{escape_short, owner};
 
 /// The nodes and their locks at one moment.
@@ -18,7 +18,6 @@ pub(super) struct Snapshot {
     pub(super) locks: Locks,
 }
 
-/// The locks that the nodes list.
 #[derive(Debug, Default)]
 pub(super) struct Locks {
     /// When the nodes listed them; `None` if no node answered.
@@ -28,7 +27,7 @@ pub(super) struct Locks {
     pub(super) problem: Option<String>,
 }
 
-/// One lock. All texts but those in `answers` are escaped for the terminal.
+/// All texts but those in `answers` are escaped for the terminal.
 #[derive(Clone, Debug)]
 pub(super) struct Lock {
     pub(super) key: String,
@@ -51,10 +50,8 @@ impl Locks {
     pub(super) fn new(list: LockList) -> Self {
         let mut problems = Vec::new();
         if list.is_truncated {
-            problems.push(format!(
-                "only the first {} locks are shown: give a pattern",
-                list.locks.len()
-            ));
+            let shown = list.locks.len();
+            problems.push(format!("only the first {shown} locks are shown: give a pattern"));
         }
         let failed = list.nodes.iter().filter_map(|(node, error)| Some((node, error.as_ref()?)));
         problems.extend(
@@ -77,8 +74,7 @@ impl Lock {
     fn new(listed: ListedLock) -> Self {
         let ListedLock { key, lock: inspection, .. } = listed;
         let summary = Summary::of(&inspection);
-        let leases =
-            || inspection.nodes.iter().filter_map(|node| node.lease.as_ref().ok()?.as_ref());
+        let leases = || leases(&inspection);
         let label = match &inspection.state {
             LockState::Held(held) => held.owner.as_deref(),
             // A lock that is being acquired, or that was left behind.
@@ -89,17 +85,15 @@ impl Lock {
         Self {
             key: escape_short(&key),
             owner: match summary.held {
-                Some(held) if held.holders > 1 => {
-                    format!("{} +{}", owner(label), held.holders - 1)
-                }
+                Some(held) if held.holders > 1 => format!("{} +{}", owner(label), held.holders - 1),
                 _ => owner(label),
             },
             fence: summary.held.map(|held| held.fence.get()),
             held: leases().filter_map(|lease| lease.held_for).max(),
-            left: summary
-                .held
-                .map(|held| held.at_most)
-                .or_else(|| leases().filter_map(|lease| lease.ttl).max()),
+            left: match summary.held {
+                Some(held) => Some(held.at_most),
+                None => leases().filter_map(|lease| lease.ttl).max(),
+            },
             waiters: summary.waiters,
             nodes: leases().count(),
             verdict: summary.verdict,
@@ -108,7 +102,6 @@ impl Lock {
         }
     }
 
-    /// Returns one word for the column of the state.
     pub(super) fn state(&self) -> &'static str {
         match self.verdict {
             Verdict::Held if self.is_shared => "shared",

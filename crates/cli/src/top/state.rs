@@ -7,12 +7,10 @@ use std::time::Duration;
 use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::snapshot::{Lock, Snapshot};
-use crate::fleet::Report;
+use crate::fleet::{NodeReport, Report};
 
-/// The longest filter.
 const FILTER_MAX_CHARS: usize = 100;
 
-/// The column that the locks are sorted by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Sort {
     #[default]
@@ -68,7 +66,7 @@ pub(super) struct App {
     pub(super) selected: usize,
     /// The first row that is drawn.
     pub(super) first: usize,
-    /// The number of rows that are drawn.
+    /// How many rows are drawn.
     pub(super) page: usize,
     scales: HashMap<String, Scale>,
 }
@@ -76,7 +74,7 @@ pub(super) struct App {
 impl App {
     /// Handles the answers of the nodes. The selection stays on its lock.
     pub(super) fn update(&mut self, mut snapshot: Snapshot) -> Action {
-        let selected = self.lock().map(|lock| lock.key.clone());
+        let selected = self.selected_lock().map(|lock| lock.key.clone());
         if let Some(before) = &mut self.snapshot {
             let elapsed = snapshot.at.saturating_duration_since(before.at);
             self.rates = rates(&before.report, &snapshot.report, elapsed);
@@ -94,7 +92,6 @@ impl App {
         Action::Draw
     }
 
-    /// Handles an event of the terminal.
     pub(super) fn handle(&mut self, event: &Event) -> Action {
         match event {
             Event::Key(key) if key.kind != KeyEventKind::Release => self.handle_key(*key),
@@ -119,7 +116,9 @@ impl App {
             KeyCode::Char('q') => return Action::Quit,
             KeyCode::Esc if self.shows_details => self.shows_details = false,
             KeyCode::Esc => self.set_filter(String::new()),
-            KeyCode::Enter => self.shows_details = !self.shows_details && self.lock().is_some(),
+            KeyCode::Enter => {
+                self.shows_details = !self.shows_details && self.selected_lock().is_some();
+            }
             KeyCode::Char('/') => self.is_typing = true,
             KeyCode::Char('s') => {
                 self.sort = self.sort.next();
@@ -169,7 +168,7 @@ impl App {
     }
 
     fn sort_again(&mut self) {
-        let selected = self.lock().map(|lock| lock.key.clone());
+        let selected = self.selected_lock().map(|lock| lock.key.clone());
         self.sort_rows(selected.as_deref());
     }
 
@@ -197,7 +196,7 @@ impl App {
     }
 
     /// The selected lock; `None` if no row is shown.
-    pub(super) fn lock(&self) -> Option<&Lock> {
+    pub(super) fn selected_lock(&self) -> Option<&Lock> {
         let locks = &self.snapshot.as_ref()?.locks.list;
         locks.get(*self.rows.get(self.selected)?)
     }
@@ -227,7 +226,8 @@ impl Sort {
         match self {
             Self::Key => a.key.cmp(&b.key),
             Self::Owner => a.owner.cmp(&b.owner),
-            Self::Left => a.left.cmp(&b.left),
+            // A lock without a known end comes last.
+            Self::Left => a.left.unwrap_or(Duration::MAX).cmp(&b.left.unwrap_or(Duration::MAX)),
             Self::Held => b.held.cmp(&a.held),
             Self::Waiters => b.waiters.cmp(&a.waiters),
         }
@@ -249,16 +249,15 @@ fn scale(before: Option<&Scale>, lock: &Lock) -> Option<Scale> {
     Some(Scale { fence: lock.fence, left, full })
 }
 
-/// Returns the rates of each node, if both reports have its counters. Returns rates of zero for a
-/// restarted node, whose counters begin at zero again.
+/// Returns the rates of each node, if both reports have its counters. A counter that is lower than
+/// before, as after a restart, has the rate zero.
 fn rates(before: &Report, now: &Report, elapsed: Duration) -> Vec<Option<Rates>> {
     let rate = |before: Option<u64>, now: Option<u64>| -> Option<f64> {
         let count = u32::try_from(now?.saturating_sub(before?)).unwrap_or(u32::MAX);
         (!elapsed.is_zero()).then(|| f64::from(count) / elapsed.as_secs_f64())
     };
-    let of_node = |(before, now): (&crate::fleet::NodeReport, &crate::fleet::NodeReport)| {
-        let before = before.facts()?.info.lock.as_ref()?;
-        let now = now.facts()?.info.lock.as_ref()?;
+    let of_node = |(before, now): (&NodeReport, &NodeReport)| {
+        let (before, now) = (before.module()?, now.module()?);
         let rate_of = |name: &str| rate(before.counter(name), now.counter(name));
         Some(Rates { grants: rate_of("grants")?, refusals: rate_of("refusals")? })
     };
@@ -302,32 +301,38 @@ mod tests {
     #[test]
     fn each_column_sorts_locks_that_need_attention_first() {
         let mut app = app();
-        let mut orders = Vec::new();
-        for _ in 0..5 {
-            orders.push(keys(&app));
+        for order in ["abc", "cba", "bca", "bca", "bca"] {
+            assert_eq!(keys(&app), order);
             press(&mut app, "s");
         }
-        assert_eq!(orders, ["abc", "cba", "bca", "bca", "bca"]);
         assert_eq!(app.sort, Sort::Key);
         press(&mut app, "r");
         assert_eq!(keys(&app), "cba");
     }
 
     #[test]
+    fn lock_without_a_known_end_has_the_most_time_left() {
+        let endless = Lock { left: None, ..lock("a", "x", 1, 1, 0) };
+        let mut app = App { sort: Sort::Left, ..App::default() };
+        app.update(snapshot(vec![endless, lock("b", "x", 1, 10, 0)]));
+        assert_eq!(keys(&app), "ba");
+    }
+
+    #[test]
     fn selection_stays_on_its_lock_while_other_locks_come_and_go() {
         let mut app = app();
         press(&mut app, "j");
-        assert_eq!(app.lock().unwrap().key, "b");
+        assert_eq!(app.selected_lock().unwrap().key, "b");
         press(&mut app, "sr");
-        assert_eq!(app.lock().unwrap().key, "b");
+        assert_eq!(app.selected_lock().unwrap().key, "b");
         app.update(snapshot(vec![lock("0", "x", 1, 1, 0), lock("b", "web-1", 9, 10, 5)]));
-        assert_eq!(app.lock().unwrap().key, "b");
+        assert_eq!(app.selected_lock().unwrap().key, "b");
         press(&mut app, "\n");
         assert!(app.shows_details);
         app.update(snapshot(vec![lock("z", "x", 1, 1, 0)]));
-        assert_eq!((&*app.lock().unwrap().key, app.shows_details), ("z", false));
+        assert_eq!((&*app.selected_lock().unwrap().key, app.shows_details), ("z", false));
         app.update(snapshot(vec![]));
-        assert!(app.lock().is_none());
+        assert!(app.selected_lock().is_none());
         press(&mut app, "\njk");
         assert!(!app.shows_details);
     }
@@ -339,7 +344,7 @@ mod tests {
         let mut silent = snapshot(vec![]);
         silent.locks = crate::top::snapshot::Locks::failed("no answer".into());
         app.update(silent);
-        assert_eq!((keys(&app).as_str(), &*app.lock().unwrap().key), ("abc", "b"));
+        assert_eq!((keys(&app).as_str(), &*app.selected_lock().unwrap().key), ("abc", "b"));
         assert!(app.snapshot.as_ref().unwrap().locks.problem.is_some());
     }
 
@@ -370,7 +375,7 @@ mod tests {
 
     #[test]
     fn bar_is_measured_against_the_last_ttl() {
-        let part = |app: &App| app.part_left(app.lock().unwrap(), Duration::ZERO);
+        let part = |app: &App| app.part_left(app.selected_lock().unwrap(), Duration::ZERO);
         let mut app = App::default();
         app.update(snapshot(vec![lock("k", "o", 5, 5, 0)]));
         assert!((part(&app) - 0.5).abs() < 1e-9, "5 s of 10 are over");
@@ -380,7 +385,7 @@ mod tests {
         assert!((part(&app) - 1.0).abs() < 1e-9, "it was extended");
         app.update(snapshot(vec![lock("k", "o", 14, 5, 0)]));
         assert!((part(&app) - 0.5).abs() < 1e-9);
-        assert!(app.part_left(app.lock().unwrap(), Duration::from_secs(60)).abs() < 1e-9);
+        assert!(app.part_left(app.selected_lock().unwrap(), Duration::from_secs(60)).abs() < 1e-9);
     }
 
     #[test]

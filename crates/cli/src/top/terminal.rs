@@ -21,7 +21,6 @@ use tokio::sync::mpsc::{self, Receiver};
 /// How many events are queued while the screen is drawn.
 const EVENTS_MAX: usize = 64;
 
-/// The terminal in raw mode, with its alternate screen.
 pub(super) struct Screen(Terminal<CrosstermBackend<Stdout>>);
 
 impl Screen {
@@ -55,7 +54,7 @@ impl Screen {
         self.reset()
     }
 
-    /// Sets the terminal up again, and draws everything.
+    /// Sets the terminal up again and clears it.
     pub(super) fn reset(&mut self) -> anyhow::Result<()> {
         let draw_all = || {
             enter()?;

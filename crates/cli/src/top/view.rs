@@ -18,13 +18,10 @@ use crate::inspect::{Verdict, owners_text, waiter_text};
 use crate::output::{self, escape, escape_short, or_dash};
 use crate::status;
 
-/// The width of the bar of the time left, in characters.
 const BAR_CHARS: usize = 10;
 /// The table of the nodes gets at most the height of the screen divided by this.
 const NODES_HEIGHT_DIVISOR: u16 = 3;
-/// The largest width of an address.
 const ADDRESS_COLUMNS_MAX: usize = 24;
-/// The space between two columns.
 const GAP: u16 = 1;
 
 /// The columns of the nodes: heading, width, and the least width that is readable.
@@ -62,9 +59,8 @@ const LOCK_SORTS: [Option<Sort>; 7] = [
     Some(Sort::Waiters),
 ];
 
-/// Below this part of the ttl, the bar is yellow.
+/// Below these parts of the ttl, the bar is yellow, or red.
 const YELLOW: f64 = 0.33;
-/// Below this part of the ttl, the bar is red.
 const RED: f64 = 0.1;
 
 /// Draws everything, and records in `app` how many rows are visible.
@@ -99,7 +95,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App, now: Instant) {
     let elapsed = now.saturating_duration_since(snapshot.locks.at.unwrap_or(now));
     frame.render_widget(locks_table(app, snapshot, elapsed, area.width), locks_area);
     if app.shows_details
-        && let Some(lock) = app.lock()
+        && let Some(lock) = app.selected_lock()
     {
         draw_details(frame, lock, snapshot, elapsed, locks_area);
     }
@@ -128,10 +124,9 @@ fn bottom_line(app: &App) -> Line<'static> {
     if app.is_typing {
         return vec!["filter: ".bold(), escape(&app.filter).into(), "▏".into()].into();
     }
-    let filter = if app.filter.is_empty() {
-        String::new()
-    } else {
-        format!("  filter: {}", escape(&app.filter))
+    let filter = match &*app.filter {
+        "" => String::new(),
+        filter => format!("  filter: {}", escape(filter)),
     };
     let keys = "q quit  Enter details  s sort  r reverse  / filter  ↑↓ select";
     Line::from(vec![keys.dim(), filter.yellow()])
@@ -148,7 +143,6 @@ fn nodes_table<'a>(app: &App, snapshot: &'a Snapshot, width: u16) -> Table<'a> {
     Table::new(rows, constraints(&NODE_COLUMNS, &columns)).header(heading)
 }
 
-/// The cells of a node, and their style.
 fn node_row(node: &NodeReport, state: &State, rates: Option<Rates>) -> ([String; 7], Style) {
     let style = match state {
         State::Voting => Style::new(),
@@ -156,12 +150,12 @@ fn node_row(node: &NodeReport, state: &State, rates: Option<Rates>) -> ([String;
         State::NotCounted(_) | State::Down(_) => Style::new().fg(Color::Red),
     };
     let facts = node.facts();
-    let lock = facts.and_then(|facts| facts.info.lock.as_ref());
+    let module = node.module();
     let cells = [
         keep_end(&escape(&node.name), ADDRESS_COLUMNS_MAX),
         state.name().to_owned(),
-        or_dash(lock.map(|lock| lock.leases.to_string())),
-        or_dash(lock.map(|lock| lock.waiters.to_string())),
+        or_dash(module.map(|module| module.leases.to_string())),
+        or_dash(module.map(|module| module.waiters.to_string())),
         or_dash(rates.map(|rates| format!("{:.0}", rates.grants))),
         or_dash(rates.map(|rates| format!("{:.0}", rates.refusals))),
         or_dash(facts.map(|facts| status::short_time(facts.round_trip))),
@@ -209,7 +203,6 @@ fn visible_columns(
     columns
 }
 
-/// Returns the cells of these columns.
 fn visible_cells<T>(columns: &[usize], cells: impl IntoIterator<Item = T>) -> Vec<T> {
     let cells = cells.into_iter().enumerate();
     cells.filter(|(column, _)| columns.contains(column)).map(|(_, cell)| cell).collect()
@@ -219,20 +212,18 @@ fn constraints(all: &[(&str, Constraint, u16)], columns: &[usize]) -> Vec<Constr
     columns.iter().map(|&column| all[column].1).collect()
 }
 
-/// The cells of a lock.
 fn lock_row<'a>(app: &App, lock: &'a Lock, elapsed: Duration, nodes: usize) -> [Line<'a>; 7] {
-    let left = lock.left.map(|left| left.saturating_sub(elapsed));
     let part = app.part_left(lock, elapsed);
     let color = match part {
         part if part < RED => Color::Red,
         part if part < YELLOW => Color::Yellow,
         _ => Color::Green,
     };
-    let left = match left {
-        Some(left) => Line::from(vec![
-            Span::styled(bar(part), color),
-            format!(" {}", output::time(left)).into(),
-        ]),
+    let left = match lock.left {
+        Some(left) => {
+            let time = output::time(left.saturating_sub(elapsed));
+            Line::from(vec![Span::styled(bar(part), color), format!(" {time}").into()])
+        }
         None => Line::from("-"),
     };
     let state = match lock.verdict {
@@ -254,7 +245,7 @@ fn lock_row<'a>(app: &App, lock: &'a Lock, elapsed: Duration, nodes: usize) -> [
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "it is between 0 and 1"
+    reason = "it is between 0 and `BAR_CHARS`"
 )]
 #[expect(clippy::cast_precision_loss, reason = "it is a small number")]
 fn bar(part: f64) -> String {
@@ -273,13 +264,11 @@ fn draw_details(
         let unless = if lock.verdict == Verdict::Revoked { "" } else { ", unless it is extended" };
         format!("{}{unless}", output::time(left.saturating_sub(elapsed)))
     };
+    let held_text = |held: Duration| output::time(held + elapsed);
     let mut lines = vec![
         Line::from(format!("owner   {}", lock.owner)),
         Line::from(format!("fence   {}", or_dash(lock.fence.map(|fence| fence.to_string())))),
-        Line::from(format!(
-            "held    {}",
-            or_dash(lock.held.map(|held| output::time(held + elapsed)))
-        )),
+        Line::from(format!("held    {}", or_dash(lock.held.map(held_text)))),
         Line::from(format!("left    {}", or_dash(lock.left.map(left_text)))),
         Line::from(""),
     ];
@@ -290,10 +279,8 @@ fn draw_details(
             Ok(Some(lease)) => {
                 let revoked = if lease.revoked { ", revoked" } else { "" };
                 let fence = or_dash(lease.fence.map(|fence| fence.to_string()));
-                let left = lease.ttl.map_or_else(
-                    || "no end".into(),
-                    |ttl| output::time(ttl.saturating_sub(elapsed)),
-                );
+                let left = lease.ttl.map(|ttl| output::time(ttl.saturating_sub(elapsed)));
+                let left = left.unwrap_or_else(|| "no end".to_owned());
                 let owner = owners_text(lease).unwrap_or_else(|| output::owner(None));
                 let keys = output::with_plural(lease.keys, "key");
                 let shared = if lease.mode == LockMode::Shared { ", shared" } else { "" };

@@ -29,8 +29,8 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use crate::nodes::SECRET_VARIABLES;
 use crate::process_tree::{Group, ProcessTree, become_subreaper, children};
 
-pub(crate) use process::{VERB, main};
-pub(crate) use wire::{Begin, Order, Report};
+pub(crate) use process::{SUBCOMMAND, main};
+pub(crate) use wire::{Begin, Instruction, Report};
 
 /// The running program, even after its file was replaced.
 const THIS_PROGRAM: &str = "/proc/self/exe";
@@ -44,14 +44,13 @@ pub(crate) struct WatchdogHandle {
     /// Children that this process had before the watchdog.
     other_children: Vec<Pid>,
     reports: Lines<BufReader<OwnedReadHalf>>,
-    orders: OwnedWriteHalf,
+    instructions: OwnedWriteHalf,
 }
 
-/// The variable for the slot of the command's permit, if its lock is a permit.
+/// The environment variable for the number of the slot, if the lock is a permit.
 pub(crate) const PERMIT_VARIABLE: &str = "QUORLOCK_PERMIT";
 
 impl WatchdogHandle {
-    /// Starts the watchdog, which starts the command.
     pub(crate) fn start(
         begin: Begin,
         command: &[OsString],
@@ -62,7 +61,7 @@ impl WatchdogHandle {
         let other_children = children();
         let (ours, theirs) = net::UnixStream::pair()?;
         let mut watchdog = Command::new(THIS_PROGRAM);
-        watchdog.arg0("quorlock").arg(VERB).args(command);
+        watchdog.arg0("quorlock").arg(SUBCOMMAND).args(command);
         for name in SECRET_VARIABLES {
             watchdog.env_remove(name);
         }
@@ -70,22 +69,28 @@ impl WatchdogHandle {
         watchdog.env_remove(PERMIT_VARIABLE).envs(environment);
         watchdog.stdin(OwnedFd::from(theirs)).process_group(0);
         let process = Pid::from_child(&watchdog.spawn()?);
-        // Closes this process's copy of the other end.
+        // Closes this process's copy of `theirs`.
         drop(watchdog);
         send_stdin(&ours)?;
         ours.set_nonblocking(true)?;
-        let (reports, orders) = UnixStream::from_std(ours)?.into_split();
+        let (reports, instructions) = UnixStream::from_std(ours)?.into_split();
         let reports = BufReader::new(reports).lines();
-        let watchdog =
-            Self { process, leader: None, group: begin.group, other_children, reports, orders };
-        watchdog.send_order(&Order::Begin(begin));
+        let watchdog = Self {
+            process,
+            leader: None,
+            group: begin.group,
+            other_children,
+            reports,
+            instructions,
+        };
+        watchdog.send_instruction(&Instruction::Begin(begin));
         Ok(watchdog)
     }
 
-    /// Sends an order without waiting. If the watchdog is stuck, `quorlock run` stops the command
-    /// with [`take_over`](Self::take_over) once the kill is overdue.
-    pub(crate) fn send_order(&self, order: &Order) {
-        wire::send(&self.orders, order);
+    /// Sends an instruction without waiting. If the watchdog is stuck, `quorlock run` stops the
+    /// command with [`take_over`](Self::take_over) once the kill is overdue.
+    pub(crate) fn send_instruction(&self, instruction: &Instruction) {
+        wire::send(&self.instructions, instruction);
     }
 
     /// Waits for the next report; `None` when the watchdog is gone or sent something unexpected.

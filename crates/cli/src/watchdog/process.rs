@@ -15,14 +15,15 @@ use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-use super::wire::{self, Begin, Order, Report};
+use super::wire::{self, Begin, Instruction, Report};
 use crate::clock;
 use crate::process_tree::ProcessTree;
 use crate::signals::Signals;
 
-/// The first argument of a watchdog. The others are the command.
-pub(crate) const VERB: &str = "__watchdog";
+/// The first argument of a watchdog; the others are the command.
+pub(crate) const SUBCOMMAND: &str = "__watchdog";
 
+/// The name that `ps` shows. The program was started through `/proc/self/exe`, whose name is `exe`.
 const NAME: &CStr = c"quorlock-watch";
 
 /// Runs the command for `quorlock run`, which is at the other end of standard input.
@@ -30,7 +31,6 @@ pub(crate) async fn main(command: Vec<OsString>) -> anyhow::Result<ExitCode> {
     // Ignores a signal that a service manager or `killall` sends to all processes: `quorlock run`
     // passes it on.
     let _signals = Signals::listen()?;
-    // The name that `ps` shows, instead of the name of the link in /proc.
     let _ = rustix::thread::set_name(NAME);
     let connection = stdin().as_fd().try_clone_to_owned()?;
     let stdin =
@@ -38,16 +38,16 @@ pub(crate) async fn main(command: Vec<OsString>) -> anyhow::Result<ExitCode> {
     dup2_stdin(stdin)?;
     let connection = net::UnixStream::from(connection);
     connection.set_nonblocking(true)?;
-    let (orders, reports) = UnixStream::from_std(connection)?.into_split();
-    let mut watchdog = Watchdog { orders: BufReader::new(orders).lines(), reports };
-    if let Some(Order::Begin(begin)) = watchdog.next_order().await {
+    let (instructions, reports) = UnixStream::from_std(connection)?.into_split();
+    let mut watchdog = Watchdog { instructions: BufReader::new(instructions).lines(), reports };
+    if let Some(Instruction::Begin(begin)) = watchdog.next_instruction().await {
         watchdog.run(begin, &command).await?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 struct Watchdog {
-    orders: Lines<BufReader<OwnedReadHalf>>,
+    instructions: Lines<BufReader<OwnedReadHalf>>,
     reports: OwnedWriteHalf,
 }
 
@@ -90,11 +90,11 @@ impl Watchdog {
             }
             tokio::select! {
                 biased;
-                order = self.next_order(), if !is_abandoned => match order {
-                    Some(Order::Extended(deadline)) => schedule.handle_extended(deadline),
-                    Some(Order::Lost) => schedule.handle_lost(clock::now()),
-                    Some(Order::PassOn(signal)) => tree.pass_on(signal),
-                    Some(Order::Begin(_)) => {}
+                instruction = self.next_instruction(), if !is_abandoned => match instruction {
+                    Some(Instruction::Extended(deadline)) => schedule.handle_extended(deadline),
+                    Some(Instruction::Lost) => schedule.handle_lost(clock::now()),
+                    Some(Instruction::PassOn(signal)) => tree.pass_on(signal),
+                    Some(Instruction::Begin(_)) => {}
                     None => {
                         is_abandoned = true;
                         schedule.handle_abandoned(clock::now());
@@ -105,9 +105,9 @@ impl Watchdog {
         }
     }
 
-    /// Waits for the next order; `None` when `quorlock run` is gone or sent something unexpected.
-    async fn next_order(&mut self) -> Option<Order> {
-        Order::parse(&self.orders.next_line().await.ok()??)
+    /// Waits for the next instruction; `None` when `quorlock run` is gone or sent something else.
+    async fn next_instruction(&mut self) -> Option<Instruction> {
+        Instruction::parse(&self.instructions.next_line().await.ok()??)
     }
 
     fn send_report(&self, report: Report) {
@@ -115,11 +115,10 @@ impl Watchdog {
     }
 }
 
-/// Receives the standard input of `quorlock run`.
 fn receive_stdin(connection: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    // Reads one byte: the bytes after it are orders.
+    // Reads one byte: the bytes after it are instructions.
     recvmsg(connection, &mut [IoSliceMut::new(&mut [0])], &mut control, RecvFlags::CMSG_CLOEXEC)?;
     let descriptor = control.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
@@ -150,8 +149,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let trace = folder.path().join("trace");
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let (orders, reports) = theirs.into_split();
-        let mut watchdog = Watchdog { orders: BufReader::new(orders).lines(), reports };
+        let (instructions, reports) = theirs.into_split();
+        let mut watchdog = Watchdog { instructions: BufReader::new(instructions).lines(), reports };
         let ttl = Ttl::from_ms(10_000).unwrap();
         let deadline = clock::now().plus(Duration::from_secs(1));
         let begin = Begin { ttl, kill_after: None, group: Group::Own, wait_all: false, deadline };

@@ -17,18 +17,15 @@ use crate::process_tree::Group;
 
 /// A message from `quorlock run` to the watchdog.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
-    /// Start the command.
+pub(crate) enum Instruction {
     Begin(Begin),
     /// The lock is valid until this moment.
     Extended(Moment),
     /// The nodes say that the lock has ended.
     Lost,
-    /// Send the command a signal.
     PassOn(Signal),
 }
 
-/// How to run the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Begin {
     pub(crate) ttl: Ttl,
@@ -44,9 +41,8 @@ pub(crate) struct Begin {
 /// A message from the watchdog to `quorlock run`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
-    /// The command was started, with this process id.
+    /// With the process id of the command.
     Started(Pid),
-    /// The command could not be run.
     NotStarted(Errno),
     /// Too little of the validity was left to start the command.
     TooLate,
@@ -58,13 +54,12 @@ pub(crate) enum Report {
 }
 
 impl Begin {
-    /// The schedule by which the command is stopped.
     pub(crate) fn schedule(&self) -> Result<StopSchedule, quorlock_core::GraceTooLong> {
         StopSchedule::new(self.ttl, self.kill_after, self.deadline)
     }
 }
 
-impl fmt::Display for Order {
+impl fmt::Display for Instruction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Begin(Begin { ttl, kill_after, group, wait_all, deadline }) => {
@@ -74,13 +69,8 @@ impl fmt::Display for Order {
                     Group::Own => 0,
                     Group::Foreground(group) => group.as_raw_pid(),
                 };
-                let wait_all = u8::from(*wait_all);
-                write!(
-                    f,
-                    "begin {} {kill_after} {group} {wait_all} {}",
-                    ttl.ms(),
-                    OnWire(*deadline)
-                )
+                let (ttl, wait_all, deadline) = (ttl.ms(), u8::from(*wait_all), OnWire(*deadline));
+                write!(f, "begin {ttl} {kill_after} {group} {wait_all} {deadline}")
             }
             Self::Extended(deadline) => write!(f, "extended {}", OnWire(*deadline)),
             Self::Lost => write!(f, "lost"),
@@ -89,10 +79,10 @@ impl fmt::Display for Order {
     }
 }
 
-impl Order {
+impl Instruction {
     pub(crate) fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_whitespace();
-        let order = match words.next()? {
+        let instruction = match words.next()? {
             "begin" => {
                 let ttl = Ttl::from_ms(words.next()?.parse().ok()?).ok()?;
                 let kill_after = words.next()?.parse::<i64>().ok()?;
@@ -110,7 +100,7 @@ impl Order {
             "pass-on" => Self::PassOn(Signal::from_named_raw(words.next()?.parse().ok()?)?),
             _ => return None,
         };
-        words.next().is_none().then_some(order)
+        words.next().is_none().then_some(instruction)
     }
 }
 
@@ -143,15 +133,12 @@ impl Report {
     }
 }
 
-/// Sends one line without waiting. Ignores errors: the silence of the reader shows that
-/// it is gone or stuck.
+/// Sends one line without waiting. Ignores errors: the reader's silence shows that it is gone or
+/// stuck.
 pub(super) fn send(connection: &OwnedWriteHalf, line: &impl fmt::Display) {
     let line = format!("{line}\n");
-    let _ = rustix::net::send(
-        connection.as_ref(),
-        line.as_bytes(),
-        SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
-    );
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    let _ = rustix::net::send(connection.as_ref(), line.as_bytes(), flags);
 }
 
 /// Formats a moment as [`moment`] reads it.
@@ -173,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_arrive_as_they_were_sent() {
+    fn instructions_arrive_as_they_were_sent() {
         let deadline =
             Moment { boot: Duration::from_nanos(12_345_678_901), raw: Duration::from_nanos(1) };
         let begin = Begin {
@@ -189,17 +176,17 @@ mod tests {
             wait_all: true,
             ..begin
         };
-        for order in [
-            Order::Begin(begin),
-            Order::Begin(in_terminal),
-            Order::Extended(deadline),
-            Order::Lost,
-            Order::PassOn(Signal::USR1),
+        for instruction in [
+            Instruction::Begin(begin),
+            Instruction::Begin(in_terminal),
+            Instruction::Extended(deadline),
+            Instruction::Lost,
+            Instruction::PassOn(Signal::USR1),
         ] {
-            assert_eq!(Order::parse(&order.to_string()), Some(order));
+            assert_eq!(Instruction::parse(&instruction.to_string()), Some(instruction));
         }
         for malformed in ["", "begin", "extended 1", "extended 1 2 3", "pass-on x", "lose"] {
-            assert_eq!(Order::parse(malformed), None, "{malformed}");
+            assert_eq!(Instruction::parse(malformed), None, "{malformed}");
         }
     }
 

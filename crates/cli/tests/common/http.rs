@@ -3,9 +3,8 @@
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 
-use super::{PATIENCE, Running, quorlock};
+use super::{PATIENCE, Running, on_urls};
 
-/// A running `quorlock exporter`.
 pub(crate) struct Exporter {
     pub(crate) address: SocketAddr,
     pub(crate) process: Running,
@@ -14,12 +13,8 @@ pub(crate) struct Exporter {
 impl Exporter {
     /// Starts an exporter for these nodes on a free port.
     pub(crate) fn start(urls: &[String], options: &[&str]) -> Self {
-        let mut command = quorlock();
-        command
-            .args(["exporter", "--listen", "127.0.0.1:0", "--nodes"])
-            .arg(urls.join(","))
-            .args(options);
-        let mut process = Running::start(&mut command);
+        let mut command = on_urls(urls, "exporter");
+        let mut process = Running::start(command.args(["--listen", "127.0.0.1:0"]).args(options));
         let line = process.error_line();
         let address =
             line.trim_start_matches("quorlock: serving http://").trim_end_matches("/metrics");

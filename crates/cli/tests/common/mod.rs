@@ -1,5 +1,5 @@
-//! Helpers for the tests of the program. The helpers run the program in a separate process group,
-//! as a service manager does, and ask the masters about a lock.
+//! Helpers that run the program in a separate process group, as a service manager does, and that
+//! ask the masters about a lock.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -25,8 +25,8 @@ use serde_json::Value;
 /// The time limit of every wait. Each step of a test takes less time.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A node limit for healthy masters, which may answer late on a busy machine.
-pub(crate) const LONG_NODE_LIMIT: [&str; 2] = ["--node-limit", "1s"];
+/// A node timeout for healthy masters, which may answer late on a busy machine.
+pub(crate) const LONG_NODE_TIMEOUT: [&str; 2] = ["--node-timeout", "1s"];
 
 pub(crate) const QUORLOCK: &str = env!("CARGO_BIN_EXE_quorlock");
 
@@ -39,45 +39,51 @@ pub(crate) fn quorlock() -> Command {
     for variable in ["NODES", "KEY", "FENCE", "CONFIG", "USER", "PASSWORD"] {
         command.env_remove(format!("QUORLOCK_{variable}"));
     }
-    command.env("XDG_CONFIG_HOME", "/nowhere");
-    command.stdin(Stdio::null()).process_group(0);
+    command.env("XDG_CONFIG_HOME", "/nowhere").stdin(Stdio::null()).process_group(0);
     command
 }
 
-/// `quorlock run` with these nodes. The caller adds the key and the command.
-pub(crate) fn run_on<S: AsRef<str>>(urls: impl IntoIterator<Item = S>) -> Command {
-    let urls: Vec<_> = urls.into_iter().map(|url| url.as_ref().to_owned()).collect();
+/// `quorlock SUBCOMMAND` with these nodes.
+pub(crate) fn on_urls(urls: &[String], subcommand: &str) -> Command {
     let mut command = quorlock();
-    command.arg("run").arg("--nodes").arg(urls.join(","));
+    command.arg(subcommand).arg("--nodes").arg(urls.join(","));
     command
+}
+
+pub(crate) fn on(masters: &Masters, subcommand: &str) -> Command {
+    on_urls(&masters.urls(), subcommand)
 }
 
 /// `quorlock run … k -- sh -c SCRIPT`.
 pub(crate) fn run_script(masters: &Masters, options: &[&str], script: &str) -> Command {
-    let mut command = run_on(masters.urls());
+    let mut command = on(masters, "run");
     command.args(options).args(["k", "--", "sh", "-c", script]);
     command
 }
 
-/// `quorlock VERB` with these nodes.
-pub(crate) fn on(masters: &Masters, verb: &str) -> Command {
-    let mut command = quorlock();
-    command.arg(verb).arg("--nodes").arg(masters.urls().join(","));
-    command
+pub(crate) fn start_script(masters: &Masters, options: &[&str], script: &str) -> Running {
+    Running::start(&mut run_script(masters, options, script))
 }
 
-/// A shell that runs this script with these nodes, and ends when a line fails. Its `PATH` has
-/// `quorlock`.
+/// The host and the port of a master on TCP.
+pub(crate) fn address(master: &Server) -> String {
+    master.url().trim_start_matches("redis://").trim_end_matches('/').to_owned()
+}
+
+pub(crate) fn urls_with(masters: &Masters, query: &str) -> Vec<String> {
+    masters.iter().map(|master| format!("{}?{query}", master.url())).collect()
+}
+
+/// A shell with these nodes and `quorlock` in its `PATH`, which ends when a line fails.
 pub(crate) fn shell(script: &str, nodes: &str) -> Command {
     let folder = Path::new(QUORLOCK).parent().unwrap().display();
     let path = format!("{folder}:{}", std::env::var("PATH").unwrap());
     let mut shell = Command::new("sh");
-    shell.args(["-e", "-c", script]).env("PATH", path).env("QUORLOCK_NODES", nodes);
-    shell.env("XDG_CONFIG_HOME", "/nowhere");
+    shell.args(["-e", "-c", script]).env("PATH", path);
+    shell.env("QUORLOCK_NODES", nodes).env("XDG_CONFIG_HOME", "/nowhere");
     shell
 }
 
-/// Runs the command with this text as its standard input.
 pub(crate) fn with_input(command: &mut Command, input: &str) -> Output {
     let mut child = command
         .stdin(Stdio::piped())
@@ -116,7 +122,7 @@ impl Running {
     /// Waits for the next line of standard output.
     #[track_caller]
     pub(crate) fn line(&mut self) -> String {
-        self.stdout.next().expect("there is a line of standard output").trim_end().to_owned()
+        self.try_line().expect("there is a line of standard output")
     }
 
     /// As [`Self::line`], but returns `None` at the end of the output.
@@ -125,26 +131,20 @@ impl Running {
         self.stdout.next().map(|line| line.trim_end().to_owned())
     }
 
-    /// Waits for the next line of standard error.
     #[track_caller]
     pub(crate) fn error_line(&mut self) -> String {
-        self.stderr.next().expect("there is a line of standard error").trim_end().to_owned()
+        self.try_error_line().expect("there is a line of standard error")
     }
 
-    /// As [`Self::error_line`], but returns `None` at the end of the output.
     #[track_caller]
     pub(crate) fn try_error_line(&mut self) -> Option<String> {
         self.stderr.next().map(|line| line.trim_end().to_owned())
     }
 
-    /// Waits for the next line of standard output, which is the process id of the command.
+    /// Waits for the next line of standard output, which is a process ID.
     #[track_caller]
     pub(crate) fn pid_line(&mut self) -> Pid {
-        let line = self.line();
-        line.parse()
-            .ok()
-            .and_then(Pid::from_raw)
-            .unwrap_or_else(|| panic!("{line:?} is no process id"))
+        pid(&self.line())
     }
 
     /// Waits for the line that `quorlock up` prints, and returns its list of nodes.
@@ -154,7 +154,6 @@ impl Running {
         line.strip_prefix("export QUORLOCK_NODES=").expect("the line names the nodes").to_owned()
     }
 
-    /// Writes a line to the standard input.
     pub(crate) fn say(&mut self, line: &str) {
         let stdin = self.stdin.as_mut().expect("standard input is piped, and stays open");
         writeln!(stdin, "{line}").expect("the command reads");
@@ -164,10 +163,9 @@ impl Running {
         kill_process(self.pid(), signal).expect("the program runs");
     }
 
-    /// Waits until the program and all other writers to its output have ended. Returns the output
-    /// that was not read yet.
+    /// Waits until all writers to the output have ended, and returns the output not read yet.
     #[track_caller]
-    pub(crate) fn end(mut self) -> Output {
+    pub(crate) fn wait_for_end(mut self) -> Output {
         let mut status = None;
         eventually(PATIENCE, "the program ends", || {
             status = self.child.try_wait().expect("the program is a child of the test");
@@ -197,7 +195,6 @@ impl Drop for Running {
     }
 }
 
-/// A child process. Dropping it kills the process.
 pub(crate) struct KillOnDrop(pub(crate) Child);
 
 impl Drop for KillOnDrop {
@@ -237,7 +234,6 @@ impl Lines {
         }
     }
 
-    /// Waits for the end, and returns all lines until then.
     #[track_caller]
     fn rest(&self) -> String {
         iter::from_fn(|| self.next()).collect()
@@ -249,15 +245,14 @@ pub(crate) struct Holder(Running);
 
 impl Holder {
     pub(crate) fn start(masters: &Masters, options: &[&str]) -> Self {
-        let mut running = Running::start(&mut run_script(masters, options, "echo held; read go"));
+        let mut running = start_script(masters, options, "echo held; read go");
         assert_eq!(running.line(), "held");
         Self(running)
     }
 
     pub(crate) fn release(mut self) {
         self.0.say("go");
-        let output = self.0.end();
-        assert_eq!(code(output.status), 0, "{}", stderr(&output));
+        assert_ok(&self.0.wait_for_end());
     }
 }
 
@@ -274,16 +269,37 @@ pub(crate) fn stderr(output: &Output) -> &str {
     str::from_utf8(&output.stderr).expect("the output is text")
 }
 
-/// The standard output, which is JSON.
+#[track_caller]
+pub(crate) fn assert_contains(text: &str, part: &str) {
+    assert!(text.contains(part), "no {part:?} in {text}");
+}
+
+#[track_caller]
+pub(crate) fn assert_ok(output: &Output) {
+    assert_eq!(code(output.status), 0, "{}{}", stdout(output), stderr(output));
+}
+
+/// Asserts that the program ended with this code, and that standard error contains this text.
+#[track_caller]
+pub(crate) fn assert_error(output: &Output, expected: i32, text: &str) {
+    assert_eq!(code(output.status), expected, "{}{}", stdout(output), stderr(output));
+    assert_contains(stderr(output), text);
+}
+
 pub(crate) fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}{}", stdout(output), stderr(output)))
 }
 
-/// The code blocks of a page in this language.
 pub(crate) fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
     let opening = format!("\n```{language}\n");
     page.split(&opening).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
+}
+
+#[track_caller]
+pub(crate) fn pid(text: &str) -> Pid {
+    let pid = text.parse().ok().and_then(Pid::from_raw);
+    pid.unwrap_or_else(|| panic!("{text:?} is no process ID"))
 }
 
 /// Whether the process runs. A zombie does not.
@@ -295,7 +311,11 @@ pub(crate) fn is_alive(pid: Pid) -> bool {
     test_kill_process(pid).is_ok() && state().is_none_or(|state| state != 'Z')
 }
 
-/// Waits for the watchdog of this `quorlock run`.
+#[track_caller]
+pub(crate) fn wait_until_ended(process: Pid) {
+    eventually(PATIENCE, "the process has ended", || !is_alive(process));
+}
+
 #[track_caller]
 pub(crate) fn watchdog_of(quorlock: Pid) -> Pid {
     let mut watchdog = None;
@@ -313,11 +333,7 @@ pub(crate) fn children_of(parent: Pid) -> Vec<Pid> {
     let threads = std::fs::read_dir(format!("/proc/{}/task", parent.as_raw_pid()));
     let lists = threads.into_iter().flatten().flatten().filter_map(|thread| {
         let list = std::fs::read_to_string(thread.path().join("children")).ok()?;
-        Some(
-            list.split_whitespace()
-                .filter_map(|pid| Pid::from_raw(pid.parse().ok()?))
-                .collect::<Vec<_>>(),
-        )
+        Some(list.split_whitespace().map(pid).collect::<Vec<_>>())
     });
     lists.flatten().collect()
 }
@@ -338,18 +354,27 @@ pub(crate) fn masters_revoked(masters: &Masters) -> usize {
     masters.iter().filter(|master| master.is_running()).filter(is_revoked).count()
 }
 
+#[track_caller]
+pub(crate) fn exec(server: &Server, words: &[&str]) {
+    redis::cmd(words[0]).arg(&words[1..]).exec(&mut server.connection()).unwrap();
+}
+
 /// Whether the master has the key `k`.
 pub(crate) fn has_key(master: &Server) -> bool {
     redis::cmd("EXISTS").arg("k").query(&mut master.connection()).expect("the master runs")
 }
 
-/// Waits until no running master has the key `k`.
+#[track_caller]
+pub(crate) fn wait_until_all_hold(masters: &Masters) {
+    let all_hold = || masters_holding(masters) == masters.len();
+    eventually(PATIENCE, "all masters hold the lock", all_hold);
+}
+
 #[track_caller]
 pub(crate) fn wait_until_free(masters: &Masters) {
     eventually(PATIENCE, "no running master has the key", || masters_holding(masters) == 0);
 }
 
-/// Waits until a client waits for a lock on a master.
 #[track_caller]
 pub(crate) fn wait_for_waiter(masters: &Masters) {
     let has_waiter = |master: &Server| info_number(master, "lock_waiters") > 0;
@@ -365,7 +390,7 @@ pub(crate) fn assert_runs_never_overlap(masters: &Masters, threads: usize, runs_
         format!("cd {} && mkdir inside && echo >> runs && rmdir inside", folder.path().display());
     let run_some = || {
         for _ in 0..runs_each {
-            let output = Running::start(&mut run_script(masters, &LONG_NODE_LIMIT, &script)).end();
+            let output = start_script(masters, &LONG_NODE_TIMEOUT, &script).wait_for_end();
             assert_eq!((code(output.status), stderr(&output)), (0, ""));
         }
     };
@@ -390,7 +415,7 @@ pub(crate) fn info_number(server: &Server, name: &str) -> u64 {
     number.unwrap().parse().unwrap()
 }
 
-/// How often this server ran the command, and the time that it spent on it.
+/// How often this server ran the command, and the total time of these runs.
 pub(crate) fn command_stats(server: &Server, command: &str) -> (u64, Duration) {
     let (stats, name) = (info(server, "commandstats"), format!("cmdstat_{command}:"));
     let line = stats.lines().find_map(|line| line.strip_prefix(&name)).unwrap_or_default();
@@ -401,7 +426,7 @@ pub(crate) fn command_stats(server: &Server, command: &str) -> (u64, Duration) {
     (figure("calls="), Duration::from_micros(figure("usec=")))
 }
 
-/// Masters behind proxies. The proxies can drop or hold back the requests to a master.
+/// Three masters, and a proxy in front of each.
 pub(crate) struct Net {
     pub(crate) masters: Masters,
     pub(crate) proxies: Vec<Proxy>,
@@ -414,27 +439,26 @@ impl Net {
         Self { masters, proxies }
     }
 
-    /// Runs a script under the lock `k`.
+    pub(crate) fn urls(&self) -> Vec<String> {
+        self.proxies.iter().map(Proxy::url).collect()
+    }
+
     pub(crate) fn run(&self, options: &[&str], script: &str) -> Running {
-        let mut run = run_on(self.proxies.iter().map(Proxy::url));
-        Running::start(
-            run.args(["--node-limit", "100ms"]).args(options).args(["k", "--", "sh", "-c", script]),
-        )
+        let mut run = on_urls(&self.urls(), "run");
+        run.args(["--node-timeout", "100ms"]).args(options);
+        Running::start(run.args(["k", "--", "sh", "-c", script]))
     }
 
     pub(crate) fn cut_off_a_majority(&self) {
-        for proxy in &self.proxies[..2] {
-            proxy.drop_bytes(Direction::ToServer);
-        }
+        self.proxies[..2].iter().for_each(|proxy| proxy.drop_bytes(Direction::ToServer));
     }
 
-    /// Waits until a process has ended, and asserts that it never runs after the lock has ended on
-    /// the masters.
+    /// Asserts that a process ends, and never runs after the lock has ended on the masters.
     #[track_caller]
     pub(crate) fn assert_ends_before_the_lock(&self, process: Pid) {
         eventually(PATIENCE, "the process has ended", || {
-            // The lock is checked first. If it had ended by then, a process that is still alive has
-            // outlived the lock.
+            // The lock is checked first: a process that is still alive after the lock has ended
+            // has outlived the lock.
             let holds = self.masters.iter().take(2).all(has_key);
             let has_ended = !is_alive(process);
             assert!(holds || has_ended, "the process runs without the lock");
@@ -443,8 +467,24 @@ impl Net {
     }
 }
 
-/// Creates a terminal, and a command that runs this script in it, in a shell with job control.
-/// Returns the test's side of the terminal, and the command, which is not started yet.
+/// Runs a script that prints a process ID and, on SIGTERM, `TERM`. Then cuts off a majority. The
+/// process must end before the lock, and the program must exit with 120. Returns the output after
+/// `TERM`.
+#[track_caller]
+pub(crate) fn lose_lock_of(options: &[&str], script: &str) -> Output {
+    let net = Net::start();
+    let mut running = net.run(options, script);
+    let process = running.pid_line();
+    net.cut_off_a_majority();
+    assert_eq!(running.line(), "TERM");
+    net.assert_ends_before_the_lock(process);
+    let output = running.wait_for_end();
+    assert_eq!(code(output.status), 120);
+    output
+}
+
+/// Returns the test's side of a new terminal, and a command that runs this script there, in a shell
+/// with job control.
 pub(crate) fn shell_in_terminal(script: &str) -> (File, Command) {
     let test_side = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&test_side).unwrap();

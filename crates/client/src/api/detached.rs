@@ -7,11 +7,11 @@ use quorlock_core::{Fence, Ttl};
 
 use crate::driver::LockInner;
 
-/// The first part of the text of a [`DetachedLock`].
+/// The first part of the text: the version of its format.
 const VERSION: &str = "quorlock1";
 /// The last part of the text of a shared lock.
 const SHARED: &str = "shared";
-/// Precedes the slot in the last part of the text of a permit or of a lock on one of several keys.
+/// Precedes the slot in the last part of the text of a lock that has one.
 const SLOT: &str = "slot";
 
 /// A lock without a process: made by [`Lock::detach`](crate::Lock::detach), for another process to
@@ -22,13 +22,13 @@ const SLOT: &str = "slot";
 #[derive(Clone)]
 #[must_use = "a detached lock ends by its deadline unless it is attached"]
 pub struct DetachedLock {
-    keys: Keys,
-    token: Token,
-    ttl: Ttl,
-    fence: Fence,
+    pub(crate) keys: Keys,
+    pub(crate) token: Token,
+    pub(crate) ttl: Ttl,
+    pub(crate) fence: Fence,
     until: SystemTime,
-    mode: Mode,
-    slot: Option<usize>,
+    pub(crate) mode: Mode,
+    pub(crate) slot: Option<usize>,
 }
 
 /// Why a text is not a [`DetachedLock`]. The error does not show the text, which may be a secret.
@@ -36,7 +36,7 @@ pub struct DetachedLock {
 #[non_exhaustive]
 pub enum InvalidDetached {
     /// The text is not that of a detached lock, or a part of it is missing.
-    #[error("this is not the text of a detached lock, or not all of it")]
+    #[error("this is not the text of a detached lock, or a part of it is missing")]
     NotDetached,
     /// Another version of this crate wrote the text.
     #[error(
@@ -63,8 +63,7 @@ impl DetachedLock {
         }
     }
 
-    /// The locked key. For a lock of [several keys](crate::Quorum::lock_all), the first one in byte
-    /// order.
+    /// The locked key. For [several keys](crate::Quorum::lock_all), the first one in byte order.
     pub fn key(&self) -> &[u8] {
         self.keys.first()
     }
@@ -72,10 +71,6 @@ impl DetachedLock {
     /// The locked keys, in byte order.
     pub fn keys(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         self.keys.iter()
-    }
-
-    pub(crate) fn has_keys(&self, keys: &Keys) -> bool {
-        self.keys == *keys
     }
 
     /// The fence before the attachment. The process that attaches the lock gets a larger one.
@@ -97,8 +92,7 @@ impl DetachedLock {
 
     /// The text that [`DetachedLock::from_str`] reads: one line without spaces.
     ///
-    /// It contains the token. **A program that knows the token can attach or release the lock.**
-    /// Treat the text as a password.
+    /// **A program that knows the text can attach or release the lock.** Treat it as a password.
     pub fn to_secret_text(&self) -> String {
         let until_ms = self.until.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
         let keys: Vec<_> = self.keys().map(to_text).collect();
@@ -110,22 +104,6 @@ impl DetachedLock {
             (Mode::Exclusive, None) => String::new(),
         };
         format!("{VERSION}:{keys}:{token}:{ttl_ms}:{fence}:{until_ms}{kind}")
-    }
-
-    pub(crate) fn token(&self) -> Token {
-        self.token
-    }
-
-    pub(crate) fn mode(&self) -> Mode {
-        self.mode
-    }
-
-    pub(crate) fn slot(&self) -> Option<usize> {
-        self.slot
-    }
-
-    pub(crate) fn core_ttl(&self) -> Ttl {
-        self.ttl
     }
 }
 
@@ -218,6 +196,10 @@ fn from_text(text: &str) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
+    fn reread(lock: &DetachedLock) -> DetachedLock {
+        lock.to_secret_text().parse().unwrap()
+    }
+
     fn detached<const N: usize>(keys: [&[u8]; N]) -> DetachedLock {
         DetachedLock {
             keys: keys.into_iter().collect(),
@@ -246,46 +228,35 @@ mod tests {
     #[test]
     fn shared_lock_reads_back_as_shared() {
         let shared = DetachedLock { mode: Mode::Shared, ..detached([b"k"]) };
-        let read: DetachedLock = shared.to_secret_text().parse().unwrap();
-        assert_eq!(read.mode, Mode::Shared);
-        let exclusive: DetachedLock = detached([b"k"]).to_secret_text().parse().unwrap();
-        assert_eq!(exclusive.mode, Mode::Exclusive);
+        assert_eq!(reread(&shared).mode, Mode::Shared);
+        assert_eq!(reread(&detached([b"k"])).mode, Mode::Exclusive);
     }
 
     #[test]
     fn permit_reads_back_with_its_slot() {
         let permit = DetachedLock { slot: Some(7), ..detached([b"encoder:07"]) };
-        let text = permit.to_secret_text();
-        assert_eq!(text.parse::<DetachedLock>().unwrap().slot, Some(7));
+        assert_eq!(reread(&permit).slot, Some(7));
         for key in [&b"k:slot7"[..], b"slot7", b"slots"] {
-            let read: DetachedLock = detached([key]).to_secret_text().parse().unwrap();
+            let read = reread(&detached([key]));
             assert_eq!((read.key(), read.slot), (key, None));
         }
-        let broken = text.replace(":slot7", ":slotx").parse::<DetachedLock>();
+        let broken = permit.to_secret_text().replace(":slot7", ":slotx").parse::<DetachedLock>();
         assert_eq!(broken.unwrap_err(), InvalidDetached::NotDetached);
     }
 
     #[test]
     fn several_keys_read_back() {
-        let read: DetachedLock = detached([b"b,", b"a", b""]).to_secret_text().parse().unwrap();
+        let read = reread(&detached([b"b,", b"a", b""]));
         assert!(read.keys().eq([&b""[..], b"a", b"b,"]));
     }
 
     #[test]
     fn other_texts_are_refused() {
         let text = detached([b"k"]).to_secret_text();
-        for other in [
-            "",
-            "quorlock1",
-            "quorlock1:k:t:0:1:1",
-            &text[..text.len() - 14],
-            &text.replace(':', " "),
-        ] {
-            assert_eq!(
-                other.parse::<DetachedLock>().unwrap_err(),
-                InvalidDetached::NotDetached,
-                "{other}"
-            );
+        let (cut, spaced) = (&text[..text.len() - 14], text.replace(':', " "));
+        for other in ["", "quorlock1", "quorlock1:k:t:0:1:1", cut, &spaced] {
+            let refused = other.parse::<DetachedLock>().unwrap_err();
+            assert_eq!(refused, InvalidDetached::NotDetached, "{other}");
         }
         let later = text.replace("quorlock1", "quorlock2");
         for later in [later.as_str(), "quorlock12:k", &format!("{later}:with:more:parts")] {

@@ -51,8 +51,7 @@ pub enum ConnectError {
     NoRuntime,
 }
 
-/// Why a lock was not acquired. The client releases the lock in the background on nodes that may
-/// have granted it.
+/// Why a lock was not acquired. The client releases the lock on nodes that granted it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
@@ -60,13 +59,13 @@ pub enum AcquireError {
     #[error("another client holds the lock or waits for it: {nodes}")]
     Held {
         /// What each node answered.
-        nodes: Nodes,
+        nodes: NodeAnswers,
     },
     /// Too few nodes vote to form a majority.
     #[error("too few nodes vote to form a majority: {nodes}")]
     NoQuorum {
         /// What each node answered.
-        nodes: Nodes,
+        nodes: NodeAnswers,
     },
     /// The wait ended while another client held the lock.
     #[error("another client still holds the lock after {:?}: {nodes}", rounded(*waited))]
@@ -74,7 +73,7 @@ pub enum AcquireError {
         /// How long the call waited.
         waited: Duration,
         /// What each node answered last.
-        nodes: Nodes,
+        nodes: NodeAnswers,
     },
     /// A majority granted the lock too late: less than the minimal validity was left.
     #[error(
@@ -83,7 +82,7 @@ pub enum AcquireError {
     )]
     InsufficientValidity {
         /// What each node answered.
-        nodes: Nodes,
+        nodes: NodeAnswers,
     },
     /// The request can never be granted.
     #[error("{reason}")]
@@ -101,23 +100,22 @@ pub enum ExtendError {
     #[error("the lock is lost: {nodes}")]
     Lost {
         /// What each node answered.
-        nodes: Nodes,
+        nodes: NodeAnswers,
     },
     /// Too few nodes confirmed. The lock is held until its old deadline: see
     /// [`Lock::remaining`](crate::Lock::remaining).
     #[error("too few nodes confirmed that the lock is held: {nodes}")]
     NoQuorum {
         /// What each node answered.
-        nodes: Nodes,
+        nodes: NodeAnswers,
     },
-    /// An operator revoked the lock, so that it cannot be extended. It is held until its old
-    /// deadline: finish or stop the work before that.
+    /// An operator revoked the lock. Finish or stop the work before the lock's deadline.
     #[error(
         "an operator revoked the lock: it cannot be extended, and ends by its deadline: {nodes}"
     )]
     Revoked {
         /// What each node answered.
-        nodes: Nodes,
+        nodes: NodeAnswers,
     },
     /// A lock of several keys, or on one of several, cannot become shared. It is held as before.
     #[error(
@@ -136,28 +134,27 @@ pub enum ExtendError {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LostError {
-    /// No majority of the nodes holds the lock any more: an operator ended it, or the nodes forgot
-    /// it in a restart.
+    /// No majority holds the lock any more: an operator ended it, or restarted nodes forgot it.
     #[error("no majority of the nodes holds the lock any more: {nodes}")]
     Ended {
         /// What each node answered last.
-        nodes: Nodes,
+        nodes: NodeAnswers,
     },
-    /// The deadline passed before a majority confirmed an extension: the process was paused, too
-    /// few nodes answered, or the program did not extend the lock.
+    /// No majority confirmed an extension before the deadline: the process was paused, too few
+    /// nodes answered, or the program did not extend the lock.
     #[error(
-        "the lock expired before it was extended (was this process paused, or too few nodes \
+        "the lock expired before it was extended (was this process paused, or were too few nodes \
          reachable?). Before that: {nodes}"
     )]
     Expired {
         /// What each node answered last, before the deadline.
-        nodes: Nodes,
+        nodes: NodeAnswers,
     },
     /// An operator revoked the lock, and it has ended by its deadline.
     #[error("an operator revoked the lock, which has ended by its deadline: {nodes}")]
     Revoked {
         /// What each node answered last, before the deadline.
-        nodes: Nodes,
+        nodes: NodeAnswers,
     },
     /// The lock was held for its `max_hold`.
     #[error("the lock was held for max_hold, {max_hold:?}: raise it, or do less under the lock")]
@@ -185,8 +182,7 @@ pub enum RunError {
     },
 }
 
-/// Why a detached lock was not attached. The client releases the lock on nodes that granted the
-/// attachment.
+/// Why a detached lock was not attached. The client releases the lock on nodes that attached it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {
@@ -194,13 +190,13 @@ pub enum AttachError {
     #[error("the lock has ended, or another process has attached it: {nodes}")]
     Gone {
         /// What each node answered.
-        nodes: Nodes,
+        nodes: NodeAnswers,
     },
     /// Too few nodes vote to form a majority.
     #[error("too few nodes vote to form a majority: {nodes}")]
     NoQuorum {
         /// What each node answered.
-        nodes: Nodes,
+        nodes: NodeAnswers,
     },
     /// A majority answered too late: less than the minimal validity was left.
     #[error(
@@ -209,7 +205,7 @@ pub enum AttachError {
     )]
     InsufficientValidity {
         /// What each node answered.
-        nodes: Nodes,
+        nodes: NodeAnswers,
     },
     /// The request can never be granted, or names other keys than those of the detached lock.
     #[error("{reason}")]
@@ -223,12 +219,11 @@ pub enum AttachError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReleaseError {
-    /// Too few nodes answered. The release continues in the background, and the lock ends by its
-    /// deadline at the latest.
+    /// Too few nodes answered. The release continues, and the lock ends by its deadline.
     #[error("too few nodes confirmed the release, which continues in the background: {nodes}")]
     NoQuorum {
         /// What each node answered.
-        nodes: Nodes,
+        nodes: NodeAnswers,
     },
 }
 
@@ -240,7 +235,7 @@ pub enum InspectError {
     #[error("no node knows the state of the key: {nodes}")]
     NoAnswer {
         /// The error of each node.
-        nodes: Nodes,
+        nodes: NodeAnswers,
     },
 }
 
@@ -248,12 +243,11 @@ pub enum InspectError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RevokeError {
-    /// Each node failed to answer, sent an error, or may have forgotten the lock. The holder may
-    /// still be able to extend the lock.
+    /// Each node failed, or may have forgotten the lock. The holder may still extend the lock.
     #[error("no node confirmed the revocation: {nodes}")]
     NoAnswer {
         /// The error of each node.
-        nodes: Nodes,
+        nodes: NodeAnswers,
     },
 }
 
@@ -265,14 +259,13 @@ pub enum ScanError {
     #[error("no node lists its locks: {nodes}")]
     NoAnswer {
         /// The error of each node.
-        nodes: Nodes,
+        nodes: NodeAnswers,
     },
 }
 
-/// Requests in the background that were not finished within the limit of
-/// [`Quorum::flush`](crate::Quorum::flush).
+/// Background requests that outlast the limit of [`Quorum::flush`](crate::Quorum::flush).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("requests still in the background: {pending}; their locks end by the deadlines")]
+#[error("requests still in the background: {pending}; their locks end by their deadlines")]
 pub struct FlushError {
     /// The number of unconfirmed releases. Extensions and semaphore checks in progress count too.
     pub pending: usize,
@@ -280,7 +273,7 @@ pub struct FlushError {
 
 /// The answers of all nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Nodes(pub Vec<NodeAnswer>);
+pub struct NodeAnswers(pub Vec<NodeAnswer>);
 
 /// The answer of one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -292,7 +285,7 @@ pub struct NodeAnswer {
     pub answer: Answer,
 }
 
-impl Nodes {
+impl NodeAnswers {
     /// The nodes that did not vote, and why. Nodes without an answer so far are not included.
     pub fn failed(&self) -> impl Iterator<Item = (&str, &NodeError)> {
         self.0.iter().filter_map(|node| match &node.answer {
@@ -309,7 +302,7 @@ impl Nodes {
     }
 }
 
-impl fmt::Display for Nodes {
+impl fmt::Display for NodeAnswers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, node) in self.0.iter().enumerate() {
             let separator = if index == 0 { "" } else { "; " };

@@ -4,16 +4,14 @@ use quorlock_core::Fence;
 
 /// Checks fences for a protected resource: refuses a fence that is smaller than the largest seen.
 ///
-/// A lease cannot stop a holder that was paused, or whose request was delayed in the network. The
-/// resource can. Every holder sends the fence of its lock with each write. A fence below the
+/// A lock cannot stop a holder that was paused, or whose request was delayed in the network, but
+/// the resource can. Every holder sends the fence of its lock with each write. A fence below the
 /// largest one seen belongs to a lock that has ended. An equal fence comes from the same holder,
-/// and passes. Pass only the fences of exclusive holders: readers that share a lock may have equal
-/// or different fences.
+/// and passes. Pass only fences of exclusive holders: those of readers may be equal or different.
 ///
-/// Use one gate for each lock key, since fences of different keys are unrelated. A gate is one
-/// number and a mutex. A new gate accepts every fence. If the data outlives the process, store the
-/// number with the data and start with [`FenceGate::resume`]. If a database holds the data, it is
-/// better that the database does the whole check itself.
+/// Use one gate for each lock key, since fences of different keys are unrelated. A new gate accepts
+/// every fence. If the data outlives the process, store the largest fence with the data and start
+/// with [`FenceGate::resume`]. If a database holds the data, let the database do the whole check.
 ///
 /// # Check and write in one step
 ///
@@ -61,7 +59,7 @@ pub struct FenceGate {
     largest: Mutex<Fence>,
 }
 
-/// A fence that a [`FenceGate`] refused: its lock has ended, and a later holder has written since.
+/// A fence that a [`FenceGate`] refused: its lock has ended, and a larger fence has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "fence {fence} is too old: {largest} was accepted before, so this lock has ended and another client \
@@ -87,8 +85,7 @@ impl FenceGate {
 
     /// Accepts this fence and remembers it, unless a larger one passed before.
     ///
-    /// For a resource that is only read, or that itself compares fences in each write. Blocks while
-    /// another fence [passes](Self::pass).
+    /// For reads, or writes that compare fences. Blocks while another fence [passes](Self::pass).
     ///
     /// # Errors
     /// [`Stale`]: the sender must stop.

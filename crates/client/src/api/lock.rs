@@ -50,13 +50,12 @@ impl Lock {
         Self { inner: Some(inner), slot }
     }
 
-    /// The handle of an attached lock, with the slot that it had before.
+    /// `slot` is the slot that the lock had before it was detached.
     pub(crate) fn attached(inner: Arc<LockInner>, slot: Option<usize>) -> Self {
         Self { inner: Some(inner), slot }
     }
 
-    /// The locked key. For a lock of [several keys](crate::Quorum::lock_all), the first one in byte
-    /// order.
+    /// The locked key. For [several keys](crate::Quorum::lock_all), the first one in byte order.
     pub fn key(&self) -> &[u8] {
         self.inner().spec.keys.first()
     }
@@ -68,15 +67,14 @@ impl Lock {
 
     /// Returns which key was chosen, if the lock is a permit or a lock on one of several keys.
     ///
-    /// For a [permit](crate::Quorum::semaphore), this is the number of its slot, from 0. For a lock
-    /// on [one of several keys](crate::Quorum::lock_any), it is the position of the locked key
-    /// among these keys in byte order, from 0. `None` for other locks. A lock that was detached and
-    /// attached keeps its slot.
+    /// This is the number of the slot of a [permit](crate::Quorum::semaphore), or the position of
+    /// the locked key among [several keys](crate::Quorum::lock_any) in byte order, from 0; `None`
+    /// for other locks. A lock that was detached and attached keeps its slot.
     pub fn slot(&self) -> Option<usize> {
         self.slot
     }
 
-    /// The fencing token: larger than that of every earlier holder of the key.
+    /// The fence of the lock, which is larger than that of every earlier holder of the key.
     ///
     /// Send it with every write to the protected resource. The resource refuses a fence below the
     /// largest one that it has seen: see [`FenceGate`](crate::FenceGate). Readers that hold a
@@ -116,8 +114,8 @@ impl Lock {
 
     /// Waits until the lock is lost, and returns why.
     ///
-    /// Returns at the deadline at the latest, even if no node answers. If the machine sleeps at
-    /// that time, the call returns soon after the machine wakes.
+    /// Returns at the deadline at the latest, even if no node answers, or soon after the machine
+    /// wakes if it sleeps then.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -150,14 +148,12 @@ impl Lock {
     ///   [`max_hold`](crate::LockBuilder::max_hold). It is still held for `remaining`.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the extension to the background. The lock is held at least as
-    /// long as before.
+    /// Dropping the future leaves the extension to the background, which never shortens the lock.
     pub async fn extend(&mut self) -> Result<(), ExtendError> {
         self.extension().await
     }
 
-    /// Extends the lock as [`extend`](Self::extend) does. The future does not borrow the lock, so
-    /// that another thread can await it.
+    /// [`extend`](Self::extend) for another thread: the future does not borrow the lock.
     pub(crate) fn extension(
         &mut self,
     ) -> impl Future<Output = Result<(), ExtendError>> + Send + use<> {
@@ -167,14 +163,12 @@ impl Lock {
 
     /// Releases the lock on all nodes, and returns when a majority has confirmed it.
     ///
-    /// The release of the other nodes continues in the background. For a lock that had already
-    /// ended, this returns [`Released::AlreadyOver`] instead of an error. If the lock is known to
-    /// be lost, this returns `AlreadyOver` at once, and the release runs in the background on nodes
-    /// that may still hold the lock.
+    /// The release on the other nodes continues in the background. A lock that had already ended is
+    /// no error, but [`Released::AlreadyOver`]. If the lock is known to be lost, the call returns
+    /// `AlreadyOver` at once, and the whole release runs in the background.
     ///
     /// # Errors
-    /// [`ReleaseError::NoQuorum`] when too few nodes answer. The release continues in the
-    /// background.
+    /// [`ReleaseError::NoQuorum`] when too few nodes answer. The release then continues.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the release to the background.
@@ -188,14 +182,12 @@ impl Lock {
     /// holds the lock in between. The fence stays the same. On a shared lock this is
     /// [`extend`](Self::extend).
     ///
-    /// A downgrade cannot be undone. From the first poll on, the lock counts as shared, whatever
-    /// the nodes answer, since some nodes may have granted it to readers. After an error, the lock
-    /// is held as [`ownership`](Self::ownership) says, and each later extension repeats the
-    /// request.
+    /// A downgrade cannot be undone. From the first poll on, the lock counts as shared, since some
+    /// nodes may have granted it to readers. After an error, the lock is held as
+    /// [`ownership`](Self::ownership) says, and each later extension repeats the request.
     ///
     /// # Errors
-    /// Those of [`extend`](Self::extend), and [`ExtendError::NotShareable`], which leaves the lock
-    /// exclusive.
+    /// Those of [`extend`](Self::extend). [`ExtendError::NotShareable`] leaves the lock exclusive.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing: the downgrade continues in the background. A future
@@ -204,13 +196,12 @@ impl Lock {
         self.downgrading().await
     }
 
-    /// Downgrades the lock as [`downgrade`](Self::downgrade) does. The future does not borrow the
-    /// lock.
+    /// [`downgrade`](Self::downgrade) with a future that does not borrow the lock.
     pub(crate) fn downgrading(
         &mut self,
     ) -> impl Future<Output = Result<(), ExtendError>> + Send + use<> {
         let inner = Arc::clone(self.inner());
-        // An attached permit has one key. Only its slot shows that it was one of several.
+        // An attached permit has one key. Only its slot shows that the key was one of several.
         let is_one_of_several = self.slot.is_some();
         async move {
             if is_one_of_several {
@@ -222,10 +213,9 @@ impl Lock {
 
     /// Detaches the lock from this process, for another process to attach.
     ///
-    /// The other process passes the text of the [`DetachedLock`] to
-    /// [`Quorum::attach`](crate::Quorum::attach). Renewal ends here: a lock that is not attached
-    /// ends by its deadline. [`extend`](Self::extend) it first to leave a full ttl for the
-    /// attachment.
+    /// The other process passes the [`DetachedLock`] to [`Quorum::attach`](crate::Quorum::attach).
+    /// Renewal ends here: a lock that is not attached ends by its deadline. To leave a full ttl for
+    /// the attachment, [`extend`](Self::extend) the lock first.
     ///
     /// Until the lock is attached, nodes that miss it are not repaired: see
     /// [`coverage`](Self::coverage).
@@ -236,7 +226,6 @@ impl Lock {
         DetachedLock::new(&inner, self.slot, token, remaining)
     }
 
-    /// Why the lock is lost; `None` while it is held.
     pub(crate) fn loss(&self) -> Option<LostError> {
         match self.inner().ownership() {
             quorum::Ownership::Lost(end) => Some(self.inner().loss_of(end)),

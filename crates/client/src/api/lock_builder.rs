@@ -6,20 +6,18 @@ use std::time::Duration;
 use quorlock_core::Ttl;
 use quorlock_core::client::{Failure, Keys, Mode, Reason, Spec, limits};
 use tokio::time::{Instant, sleep};
-use tracing::{Instrument as _, Span};
+use tracing::Instrument as _;
 
 use super::run::run;
 use super::slots::{self, PERMITS_MAX};
 use crate::driver::{self, Shared};
 use crate::{AcquireError, AttachError, DetachedLock, Lock, LockWatch, RunError, telemetry};
 
-/// The default ttl.
 pub(crate) const DEFAULT_TTL: Ttl = match Ttl::from_ms(10_000) {
     Ok(ttl) => ttl,
     Err(_) => panic!("10 s is a ttl"),
 };
-/// The default wait.
-const WAIT: Duration = Duration::from_secs(10);
+const DEFAULT_WAIT: Duration = Duration::from_secs(10);
 
 /// Describes a lock and how to acquire it. Made by [`Quorum::lock`](crate::Quorum::lock),
 /// [`lock_all`](crate::Quorum::lock_all), [`lock_any`](crate::Quorum::lock_any) and
@@ -49,14 +47,14 @@ pub(crate) enum Kind {
 }
 
 impl LockBuilder {
-    pub(crate) fn new(shared: Arc<Shared>, keys: Keys) -> Self {
+    pub(crate) fn new(kind: Kind, shared: Arc<Shared>, keys: Keys) -> Self {
         Self {
             shared,
             keys,
-            kind: Kind::All,
+            kind,
             mode: Mode::Exclusive,
             ttl: DEFAULT_TTL.duration(),
-            wait: WAIT,
+            wait: DEFAULT_WAIT,
             min_validity: None,
             node_timeout: None,
             max_hold: None,
@@ -64,14 +62,10 @@ impl LockBuilder {
         }
     }
 
-    pub(crate) fn with_kind(kind: Kind, shared: Arc<Shared>, keys: Keys) -> Self {
-        Self { kind, ..Self::new(shared, keys) }
-    }
-
-    /// Shares the lock with other clients that ask to share it. For readers.
+    /// For readers: shares the lock with other clients that ask to share it.
     ///
-    /// Any number of readers hold the lock at a time, and none while an exclusive holder has it.
-    /// Calls keep their order: a reader that comes after a waiting writer waits for that writer.
+    /// Any number of readers hold the lock at a time, and none while an exclusive holder has it. A
+    /// reader that comes after a waiting writer waits for that writer.
     ///
     /// A reader cannot become a writer, because two readers that tried would wait for each other.
     /// Release the shared lock, acquire an exclusive one, and read again. A writer becomes a reader
@@ -80,8 +74,8 @@ impl LockBuilder {
     /// Fences of readers that hold the lock at the same time may be equal. Each is larger than that
     /// of every earlier exclusive holder, and smaller than that of every later one.
     ///
-    /// A lock of [several keys](crate::Quorum::lock_all), a lock of [one of
-    /// several](crate::Quorum::lock_any) and a permit cannot be shared. Acquiring one fails with
+    /// Locks of [several keys](crate::Quorum::lock_all), locks on [one of
+    /// several](crate::Quorum::lock_any) and permits cannot be shared:
     /// [`AcquireError::InvalidRequest`].
     pub fn shared(mut self) -> Self {
         self.mode = Mode::Shared;
@@ -105,8 +99,7 @@ impl LockBuilder {
 
     /// The least validity that a new lock must have left. Default: half the ttl.
     ///
-    /// A lock that is granted with less validity is released, so that no work begins in its last
-    /// milliseconds.
+    /// A grant with less is released, so that no work begins in a lock's last milliseconds.
     pub fn min_validity(mut self, min_validity: Duration) -> Self {
         self.min_validity = Some(min_validity);
         self
@@ -116,8 +109,7 @@ impl LockBuilder {
     ///
     /// The derived limit is four measured round trips of that node, at least 50 ms. It is at most a
     /// tenth of the ttl, or two round trips if they are longer, and never above a quarter of the
-    /// ttl. [`QuorumBuilder::node_timeout`](crate::QuorumBuilder::node_timeout) sets the limit for
-    /// all locks that set none themselves.
+    /// ttl. [`QuorumBuilder::node_timeout`](crate::QuorumBuilder::node_timeout) sets a default.
     pub fn node_timeout(mut self, limit: Duration) -> Self {
         self.node_timeout = Some(limit);
         self
@@ -132,8 +124,7 @@ impl LockBuilder {
         self
     }
 
-    /// A label for people, at most 256 bytes. Default: host name and process id,
-    /// as in `web-3:4711`.
+    /// A label for people, at most 256 bytes. Default: host name and process id, as `web-3:4711`.
     ///
     /// [`Quorum::inspect`](crate::Quorum::inspect) and `LOCK.INSPECT` show it.
     pub fn owner(mut self, owner: impl Into<String>) -> Self {
@@ -150,15 +141,15 @@ impl LockBuilder {
     /// or [`AcquireError::InvalidRequest`].
     ///
     /// # Cancel safety
-    /// Dropping the future releases the lock in the background on all nodes that may have granted
-    /// it.
+    /// Dropping the future releases the lock in the background on nodes that may have granted it.
     pub async fn try_acquire(&self) -> Result<Lock, AcquireError> {
         self.acquire_within(Some(Duration::ZERO)).await
     }
 
     /// Acquires the lock within `wait`; `None` is no limit.
     async fn acquire_within(&self, wait: Option<Duration>) -> Result<Lock, AcquireError> {
-        let (started, span) = (Instant::now(), self.span());
+        let started = Instant::now();
+        let span = tracing::debug_span!("acquire", key = %self.keys);
         let outcome = match self.spec() {
             Ok(spec) => {
                 let acquiring = driver::acquire(&self.shared, spec, wait).instrument(span.clone());
@@ -167,7 +158,7 @@ impl LockBuilder {
                     Kind::Permits(permits) => self.acquire_permit(permits, acquiring).await,
                     Kind::All | Kind::Any => acquiring.await,
                 };
-                acquired.map(Lock::new).map_err(|failure| self.acquire_error(&failure, may_wait))
+                acquired.map(Lock::new).map_err(|failure| self.acquire_error(failure, may_wait))
             }
             Err(reason) => Err(AcquireError::InvalidRequest { reason }),
         };
@@ -175,8 +166,7 @@ impl LockBuilder {
         outcome
     }
 
-    /// Acquires a permit. When all are taken, checks in the background whether another client uses
-    /// a larger number of permits.
+    /// When all permits are taken, checks in the background whether another client uses more.
     async fn acquire_permit<T>(
         &self,
         permits: usize,
@@ -198,12 +188,10 @@ impl LockBuilder {
     }
 
     fn check_permits(&self, permits: usize) {
-        let (Some(name), true) = (
-            slots::name_of(self.keys.first()),
-            self.shared.queues.begin_permit_check(&self.keys, Instant::now()),
-        ) else {
+        let Some(name) = slots::name_of(self.keys.first()) else { return };
+        if !self.shared.queues.begin_permit_check(&self.keys, Instant::now()) {
             return;
-        };
+        }
         let (name, shared) = (name.to_vec(), Arc::clone(&self.shared));
         self.shared.spawn(async move {
             if let Some(larger) = slots::larger_permits(&shared, &name, permits).await {
@@ -217,8 +205,8 @@ impl LockBuilder {
         });
     }
 
-    fn acquire_error(&self, failure: &Failure, may_wait: bool) -> AcquireError {
-        let nodes = self.shared.report(failure.answers.iter());
+    fn acquire_error(&self, failure: Failure, may_wait: bool) -> AcquireError {
+        let nodes = self.shared.report(failure.answers);
         match failure.reason {
             Reason::Held if may_wait => AcquireError::TimedOut { waited: failure.took, nodes },
             Reason::Held => AcquireError::Held { nodes },
@@ -228,15 +216,11 @@ impl LockBuilder {
         }
     }
 
-    fn span(&self) -> Span {
-        tracing::debug_span!("acquire", key = %self.keys)
-    }
-
     /// Acquires the lock, and waits up to [`wait`](Self::wait) while another client holds it.
     ///
     /// The client waits in a queue on the first reachable node in the key's order. The node grants
-    /// the lock to the next waiter as soon as it is released. Calls of one client for the same keys
-    /// queue in the program. The first waits on a node, as do calls that share the lock with it.
+    /// the lock to the next waiter as soon as the holder releases it. Calls of one client for the
+    /// same keys queue in the program. The first waits on a node, as do calls that share its lock.
     ///
     /// # Errors
     /// [`AcquireError::TimedOut`] when other clients held the lock until the end of the wait.
@@ -281,36 +265,31 @@ impl LockBuilder {
         run(lock, work).await
     }
 
-    /// Attaches a lock that another process [detached](crate::Lock::detach), on a majority of the
-    /// nodes.
+    /// Attaches a lock that another process [detached](crate::Lock::detach).
     ///
-    /// The lock lasts for the [`ttl`](Self::ttl) from now. Its new fence is larger than the old
-    /// one.
+    /// The lock lasts for the [`ttl`](Self::ttl) from now, with a new and larger fence.
     ///
     /// # Errors
-    /// [`AttachError`]. After [`AttachError::InvalidRequest`], no node was asked. After any other
-    /// error, do not attach the lock again: the client releases it on nodes that granted the
-    /// attachment.
+    /// [`AttachError`]. After [`AttachError::InvalidRequest`], no node was asked. After any other,
+    /// do not attach the lock again: the client releases it on nodes that attached it.
     ///
     /// # Cancel safety
-    /// Dropping the future releases the lock in the background on nodes that granted the
-    /// attachment.
+    /// Dropping the future releases the lock in the background on nodes that attached it.
     pub async fn attach(&self, detached: DetachedLock) -> Result<Lock, AttachError> {
         let invalid = |reason| AttachError::InvalidRequest { reason };
         let mut spec = self.spec().map_err(invalid)?;
         // An attached lock keeps its mode.
-        spec.mode = detached.mode();
-        if !detached.has_keys(&spec.keys) {
+        spec.mode = detached.mode;
+        if detached.keys != spec.keys {
             let reason = "the detached lock has other keys: attach it with Quorum::attach";
             return Err(invalid(reason.into()));
         }
-        let slot = detached.slot();
-        self.shared.client_state.fences.learn(detached.fence(), detached.fence());
-        let failure = match driver::attach(&self.shared, spec, detached.token()).await {
-            Ok(inner) => return Ok(Lock::attached(inner, slot)),
+        self.shared.client_state.fences.learn(detached.fence, detached.fence);
+        let failure = match driver::attach(&self.shared, spec, detached.token).await {
+            Ok(inner) => return Ok(Lock::attached(inner, detached.slot)),
             Err(failure) => failure,
         };
-        let nodes = self.shared.report(failure.answers.iter());
+        let nodes = self.shared.report(failure.answers);
         Err(match failure.reason {
             Reason::Held => AttachError::Gone { nodes },
             Reason::NoQuorum => AttachError::NoQuorum { nodes },
@@ -319,7 +298,7 @@ impl LockBuilder {
         })
     }
 
-    /// Describes the lock for the state machines, or says why it can never be granted.
+    /// The error says why the lock can never be granted.
     fn spec(&self) -> Result<Spec, String> {
         let ttl = u64::try_from(self.ttl.as_millis()).ok().and_then(|ms| Ttl::from_ms(ms).ok());
         let ttl = ttl.ok_or_else(|| format!("ttl must be between 1 ms and {} ms", Ttl::MAX_MS))?;
@@ -341,17 +320,13 @@ impl LockBuilder {
             min_validity: self.min_validity.unwrap_or(ttl.duration() / 2),
             node_timeout: self.node_timeout.or(client_limit),
             max_hold: self.max_hold,
-            owner: match &self.owner {
-                Some(owner) => Some(owner.as_str().into()),
-                None => Some(default_owner()),
-            },
+            owner: Some(self.owner.as_deref().map_or_else(default_owner, Arc::from)),
         };
         spec.check().map_err(|error| error.to_string())?;
         Ok(spec)
     }
 }
 
-/// The default label: host name and process id.
 fn default_owner() -> Arc<str> {
     static OWNER: OnceLock<Arc<str>> = OnceLock::new();
     let make = || {

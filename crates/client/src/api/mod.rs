@@ -18,7 +18,7 @@ mod watch;
 pub use detached::{DetachedLock, InvalidDetached};
 pub use error::{
     AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, InspectError,
-    LostError, NodeAnswer, NodeError, Nodes, ReleaseError, RevokeError, RunError, ScanError,
+    LostError, NodeAnswer, NodeAnswers, NodeError, ReleaseError, RevokeError, RunError, ScanError,
 };
 pub use gate::{FenceGate, Stale};
 pub use health::NodeHealth;

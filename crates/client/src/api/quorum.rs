@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
-use quorlock_core::client::{Keys, Mode, Release, RevokeMode, Spec, limits, summarize};
+use quorlock_core::client::{Release, RevokeMode, Spec, limits, summarize};
 use quorlock_core::quorum::{Majority, ReleaseVerdict};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
@@ -19,11 +19,9 @@ use crate::{
     ScanError, clock,
 };
 
-/// How many slots of a semaphore are inspected at a time.
 const SLOTS_INSPECTED_AT_ONCE: usize = 8;
 
-/// Independent masters that together grant locks. Cheap to clone; all clones share their
-/// connections.
+/// Independent masters that together grant locks. Cheap to clone: clones share connections.
 ///
 /// The connections live as long as any clone, lock, builder, watch or revocation.
 #[derive(Clone)]
@@ -34,19 +32,17 @@ pub struct Quorum {
 impl Quorum {
     /// Connects to the masters at these URLs, usually three or five.
     ///
-    /// - `redis://user:password@host:6379/0`; user, password, port and database number are
-    ///   optional.
+    /// - `redis://user:password@host:6379/0`. All but the host is optional.
     /// - `rediss://…` is the same with TLS.
     /// - `redis+unix:///path?db=0&user=…&pass=…` is a unix socket.
     ///
     /// Returns shortly after a majority is connected or each node has been tried, and after about
-    /// 5 s at the latest ([`QuorumBuilder::connect_timeout`]). A lock needs only a majority, so the
-    /// client keeps trying to reach the other nodes in the background. [`Quorum::builder`] has more
-    /// options.
+    /// 5 s at the latest ([`QuorumBuilder::connect_timeout`]). The client keeps trying to reach the
+    /// other nodes in the background. [`Quorum::builder`] has more options.
     ///
     /// # Errors
-    /// [`ConnectError`]: a permanent error, such as an invalid URL. An unreachable node does not
-    /// cause an error.
+    /// [`ConnectError`] when another call would fail as well, for example because a URL is invalid.
+    /// An unreachable node does not cause an error.
     ///
     /// # Cancel safety
     /// Dropping the future closes the connections.
@@ -77,35 +73,29 @@ impl Quorum {
         if nodes.len().is_multiple_of(2) {
             tracing::warn!(
                 nodes = nodes.len(),
-                "an even number of nodes survives no more failures than one node less: use three or five"
+                "an even number of nodes survives no more failures than one node fewer: use three or five"
             );
         }
         let runtime = Handle::try_current().map_err(|_| ConnectError::NoRuntime)?;
         let shared = Shared::start(nodes, majority, expected_set, node_timeout, runtime);
         let quorum = Self { shared };
         quorum.settle(majority, connect_timeout).await;
-        quorum.refuse_same_server()?;
+        // An address that only later proves to be the same server gets no vote.
+        for node in quorum.health() {
+            if let Some(NodeError::SameServer { node: other }) = node.error {
+                return Err(ConnectError::SameServer { nodes: [other, node.node] });
+            }
+        }
         Ok(quorum)
     }
 
-    /// Waits until a majority can vote or each node was tried, and then briefly for the others.
+    /// Waits until a majority can vote or each node was tried, then briefly for the others.
     async fn settle(&self, majority: Majority, limit: Duration) {
         let mut health = self.shared.health.clone();
         let enough = health.wait_for(|health| health.settled || health.admitted >= majority.size());
         let _ = timeout(limit, enough).await;
         let stragglers = limits::connect_stragglers(self.shared.client_state.round_trips.longest());
         let _ = timeout(stragglers, health.wait_for(|health| health.settled)).await;
-    }
-
-    /// Fails if two addresses are the same server, which must not have two votes. If the client
-    /// learns later that they are the same server, the second address gets no vote.
-    fn refuse_same_server(&self) -> Result<(), ConnectError> {
-        for node in self.health() {
-            if let Some(NodeError::SameServer { node: other }) = node.error {
-                return Err(ConnectError::SameServer { nodes: [other, node.node] });
-            }
-        }
-        Ok(())
     }
 
     /// Describes a lock on `key`, which may be any bytes and is the same on every node.
@@ -117,8 +107,7 @@ impl Quorum {
     ///
     /// The lock has one fence and one deadline. It excludes every other lock on any of its keys,
     /// and its fence is larger than that of every earlier holder of any of its keys. The order of
-    /// the keys does not matter. A client holds no key while it waits, so that clients never
-    /// deadlock.
+    /// the keys does not matter. A waiting client holds no key, so that clients never deadlock.
     ///
     /// ```no_run
     /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
@@ -129,14 +118,13 @@ impl Quorum {
     /// # }
     /// ```
     pub fn lock_all<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> LockBuilder {
-        LockBuilder::new(Arc::clone(&self.shared), keys.into_iter().collect())
+        LockBuilder::new(Kind::All, Arc::clone(&self.shared), keys.into_iter().collect())
     }
 
     /// Describes a lock on one of up to 64 keys: on the first that becomes free.
     ///
-    /// Use it to take one of several resources that do the same work.
-    /// [`Lock::key`](crate::Lock::key) returns the key that was locked. The lock is an ordinary
-    /// lock on that key, and excludes every other lock on it. All clients should name the same
+    /// Use it to take one of several resources that do the same work. The lock is an ordinary lock
+    /// on the key that [`Lock::key`](crate::Lock::key) returns. All clients should name the same
     /// keys, in any order.
     ///
     /// ```no_run
@@ -147,22 +135,21 @@ impl Quorum {
     /// # }
     /// ```
     pub fn lock_any<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> LockBuilder {
-        LockBuilder::with_kind(Kind::Any, Arc::clone(&self.shared), keys.into_iter().collect())
+        LockBuilder::new(Kind::Any, Arc::clone(&self.shared), keys.into_iter().collect())
     }
 
     /// Describes a permit of a semaphore. At most `permits` (1 to 64) permits are held at a time.
     ///
     /// A permit is an ordinary lock on one of the keys `name:00`, `name:01` and so on. The number
-    /// in the key is the permit's [slot](crate::Lock::slot). Each permit has its own deadline,
-    /// majority and fence. A holder that dies loses its permit by the deadline. Fences grow within
-    /// a slot, and those of different slots are unrelated.
+    /// in the key is the permit's [slot](crate::Lock::slot). Each permit has its own deadline and
+    /// fence. Fences grow within a slot, and those of different slots are unrelated.
     ///
     /// All clients must use the same number of permits: a client with a larger number admits that
     /// many holders. A client that finds the semaphore full checks whether [another client uses a
     /// larger number](Self::larger_permits), and warns.
     ///
-    /// A call first requests a slot that is likely free. If that slot is taken, the call waits on
-    /// one node for any slot. Waiters are served in the order of arrival.
+    /// A call first requests a slot that is likely free. If it is taken, the call waits on one node
+    /// for any slot, in the order of arrival.
     ///
     /// ```no_run
     /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
@@ -173,7 +160,7 @@ impl Quorum {
     /// ```
     pub fn semaphore(&self, name: impl AsRef<[u8]>, permits: usize) -> LockBuilder {
         let keys = (0..permits.min(PERMITS_MAX)).map(|slot| slot_key(name.as_ref(), slot));
-        LockBuilder::with_kind(Kind::Permits(permits), Arc::clone(&self.shared), keys.collect())
+        LockBuilder::new(Kind::Permits(permits), Arc::clone(&self.shared), keys.collect())
     }
 
     /// Attaches a lock that another process [detached](crate::Lock::detach), with the same ttl.
@@ -181,12 +168,10 @@ impl Quorum {
     /// [`LockBuilder::attach`] can change the ttl and other options.
     ///
     /// # Errors
-    /// [`AttachError`]. After an error, do not attach the lock again: the client releases it on
-    /// nodes that granted the attachment.
+    /// See [`LockBuilder::attach`].
     ///
     /// # Cancel safety
-    /// Dropping the future releases the lock in the background on nodes that granted the
-    /// attachment.
+    /// Dropping the future releases the lock in the background on nodes that attached it.
     pub async fn attach(&self, detached: DetachedLock) -> Result<Lock, AttachError> {
         self.lock_all(detached.keys()).ttl(detached.ttl()).attach(detached).await
     }
@@ -194,30 +179,23 @@ impl Quorum {
     /// Releases a detached lock that no process attaches.
     ///
     /// # Errors
-    /// [`ReleaseError::NoQuorum`] when too few nodes answer. The release continues in the
-    /// background.
+    /// [`ReleaseError::NoQuorum`] when too few nodes answer. The release then continues.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the release to the background.
     pub async fn release_detached(&self, detached: DetachedLock) -> Result<Released, ReleaseError> {
         let spec = Spec {
-            keys: detached.keys().collect::<Keys>(),
-            ttl: detached.core_ttl(),
-            mode: Mode::Exclusive,
-            any: None,
-            min_validity: Duration::ZERO,
             node_timeout: self.shared.node_timeout.map(|limit| limit.min(detached.ttl() / 4)),
-            max_hold: None,
-            owner: None,
+            ..Spec::exclusive(detached.keys, detached.ttl)
         };
-        let (spec, token) = (Arc::new(spec), detached.token());
+        let (spec, token) = (Arc::new(spec), detached.token);
         let release = self.shared.with_context(|ctx| Release::everywhere(token, &spec, ctx));
-        let releasing = Releasing::new(&self.shared, release);
+        let releasing = Releasing::new(&self.shared, release, None);
         match releasing.wait_for_verdict().await {
             (Some(ReleaseVerdict::Released), _) => Ok(Released::Released),
             (Some(ReleaseVerdict::AlreadyOver), _) => Ok(Released::AlreadyOver),
             (Some(ReleaseVerdict::Unconfirmed) | None, answers) => {
-                Err(ReleaseError::NoQuorum { nodes: self.shared.report(answers.iter()) })
+                Err(ReleaseError::NoQuorum { nodes: self.shared.report(answers) })
             }
         }
     }
@@ -227,8 +205,7 @@ impl Quorum {
         let now = clock::now();
         let health = self.shared.health.borrow();
         let nodes = self.shared.nodes.iter().zip(&health.links).enumerate();
-        let of_node = |(index, (node, link)): (usize, (&NodeInfo, _))| {
-            let link: &quorlock_core::client::LinkHealth = link;
+        let nodes = nodes.map(|(index, (node, link))| {
             let hello = link.hello.as_ref();
             NodeHealth {
                 node: node.name.to_string(),
@@ -238,14 +215,14 @@ impl Quorum {
                 module_version: hello.and_then(|hello| hello.module_version.clone()),
                 set: hello.and_then(|hello| hello.set.set().map(ToString::to_string)),
             }
-        };
-        nodes.map(of_node).collect()
+        });
+        nodes.collect()
     }
 
     /// Asks every node which lock holds `key`, and for how long.
     ///
-    /// The answer is for people and for tools. It may be out of date when it arrives, since the key
-    /// may have been acquired or released in the meantime. To act on a free key, acquire the lock.
+    /// The answer is for people and for tools. When it arrives, the key may have been acquired or
+    /// released. To act on a free key, acquire the lock.
     ///
     /// The time limit of each node is that of a lock with a ttl of 10 s. [`Inspection::nodes`] has
     /// an error for a node that does not answer, may not vote, or may have forgotten the lock.
@@ -271,20 +248,17 @@ impl Quorum {
     pub async fn inspect(&self, key: impl AsRef<[u8]>) -> Result<Inspection, InspectError> {
         let leases = driver::inspect(&self.shared, key.as_ref()).await;
         if leases.iter().all(Result::is_err) {
-            let answers: Vec<_> =
-                leases.into_iter().filter_map(Result::err).map(Answer::Failed).collect();
-            return Err(InspectError::NoAnswer { nodes: self.shared.report(answers.iter()) });
+            let answers = leases.into_iter().filter_map(Result::err).map(Answer::Failed);
+            return Err(InspectError::NoAnswer { nodes: self.shared.report(answers) });
         }
         let state = summarize(self.shared.client_state.majority, &leases);
         Ok(self.name_nodes(state, leases))
     }
 
-    /// [Inspects](Self::inspect) all 64 keys that a [semaphore](Self::semaphore) may have, from
-    /// slot 0.
+    /// [Inspects](Self::inspect) the 64 possible slots of a [semaphore](Self::semaphore), from 0.
     ///
     /// Slots beyond the number of permits are free and have no waiters, unless a client uses a
-    /// larger number. A client that waits for a permit is in the queue of every slot that it
-    /// accepts.
+    /// larger number. A client that waits for a permit is in the queue of every slot it accepts.
     ///
     /// # Errors
     /// [`InspectError::NoAnswer`] when no node answers about one of the slots.
@@ -306,9 +280,9 @@ impl Quorum {
 
     /// Checks whether another client of a [semaphore](Self::semaphore) uses more than `permits`.
     ///
-    /// Returns the smallest number of permits that the other client can be using: one more than
-    /// the last slot that a node reports as taken. Returns `None` if no node reports a slot from
-    /// `permits` on. A client with a smaller number does no harm, and is not detected.
+    /// Returns the smallest number of permits that the other client can be using; `None` if no node
+    /// reports a slot from `permits` on as taken. A client with a smaller number does no harm, and
+    /// is not detected.
     ///
     /// A client that finds a semaphore full makes this check in the background, once a minute at
     /// most, and warns with `tracing`. The check sends one pipeline to each node.
@@ -319,29 +293,25 @@ impl Quorum {
         slots::larger_permits(&self.shared, name.as_ref(), permits).await
     }
 
-    /// The answers with the names of the nodes.
     fn name_nodes(
         &self,
         state: LockState,
         leases: Vec<Result<Option<LeaseInfo>, NodeError>>,
     ) -> Inspection {
-        let named = self.shared.nodes.iter().zip(leases);
-        let nodes =
-            named.map(|(node, lease)| NodeInspection { node: node.name.to_string(), lease });
-        Inspection { state, nodes: nodes.collect() }
+        let nodes = self.shared.nodes.iter().map(|node| node.name.to_string()).zip(leases);
+        let nodes = nodes.map(|(node, lease)| NodeInspection { node, lease }).collect();
+        Inspection { state, nodes }
     }
 
-    /// Revokes the lock on `key` on all nodes, so that its holder can no longer extend it. For
-    /// operators.
+    /// For operators: revokes the lock on `key` on all nodes. Its holder can no longer extend it.
     ///
-    /// The key stays taken until the lock's deadline, because the holder relies on it. The holder
-    /// may release the lock earlier. A lock of several keys is revoked on all of them. Waiters stay
-    /// in their queues, and the first of them acquires the key when the revoked lock has ended.
+    /// The key stays taken until the holder releases the lock, or until the deadline, on which the
+    /// holder relies. Then the first waiter acquires the key. A lock of several keys is revoked on
+    /// all of them.
     ///
-    /// Returns when each node has answered or its time limit has passed. The limit is 500 ms, or
-    /// that of a lock with a ttl of 10 s if this is longer. [`Revocation::report`] sums up the
-    /// answers, and says how long the lock may last. [`Revocation::ended`] waits for the end of the
-    /// lock, and asks silent nodes again.
+    /// Returns when each node has answered or its time limit has passed: 500 ms, or the limit of a
+    /// lock with a ttl of 10 s if that is longer. [`Revocation::report`] says how long the lock may
+    /// last. [`Revocation::ended`] waits for the end of the lock, and asks silent nodes again.
     ///
     /// The user needs the permission for `LOCK.REVOKE`, `LOCK.INSPECT` and `INFO` on every node.
     ///
@@ -369,15 +339,14 @@ impl Quorum {
         self.begin_revocation(key.as_ref(), RevokeMode::AtDeadline).await
     }
 
-    /// Ends the lock on `key` at once, on all nodes. For operators, when the holder is known to be
-    /// dead.
+    /// For operators, if the holder is dead: ends the lock on `key` at once, on all nodes.
     ///
     /// **A holder that is still alive may continue its work while the next holder has the lock**,
     /// until the validity of its own lock ends or it tries to extend that lock.
     /// [`RevocationReport::remaining`](crate::RevocationReport::remaining) says for how long.
     ///
-    /// Otherwise this is the same as [`revoke`](Self::revoke). The lock is ended only after a
-    /// majority of the nodes, or all that answer, have revoked it, so that no repair restores it.
+    /// Otherwise as [`revoke`](Self::revoke). The lock is ended only after a majority of the nodes,
+    /// or all that answer, have revoked it, so that no repair restores it.
     ///
     /// # Errors
     /// [`RevokeError::NoAnswer`] when no node answers.
@@ -401,19 +370,16 @@ impl Quorum {
         };
         let failures: Option<Vec<_>> = revocation.revoking.machine.nodes().map(failed).collect();
         match failures {
-            Some(answers) => {
-                Err(RevokeError::NoAnswer { nodes: self.shared.report(answers.iter()) })
-            }
+            Some(answers) => Err(RevokeError::NoAnswer { nodes: self.shared.report(answers) }),
             None => Ok(revocation),
         }
     }
 
-    /// Lists the locks whose keys match `pattern`, on all nodes. For operators.
+    /// For operators: lists the locks whose keys match `pattern`, on all nodes.
     ///
     /// The list has the first `limit` locks in the order of their keys, and 100,000 at most. It
     /// shows each lock as [`inspect`](Self::inspect) does. The pattern is that of `SCAN`: `*`, `?`,
-    /// `[a-c]`, `[^a-c]` and `\`, at most 255 bytes. Keys that other programs wrote with `SET` are
-    /// not listed.
+    /// `[a-c]`, `[^a-c]` and `\`, at most 255 bytes. Keys written with plain `SET` are not listed.
     ///
     /// The list is no snapshot. A lock that is acquired or released meanwhile may be listed for
     /// some nodes only. A lock that is held from beginning to end is listed.
@@ -435,8 +401,8 @@ impl Quorum {
         let listing = driver::scan(&self.shared, pattern.as_ref(), limit).await;
         let failures: Vec<_> = listing.failures().collect();
         if failures.iter().all(|error| !matches!(error, None | Some(NodeError::Abstains { .. }))) {
-            let answers: Vec<_> = failures.into_iter().flatten().map(Answer::Failed).collect();
-            return Err(ScanError::NoAnswer { nodes: self.shared.report(answers.iter()) });
+            let answers = failures.into_iter().flatten().map(Answer::Failed);
+            return Err(ScanError::NoAnswer { nodes: self.shared.report(answers) });
         }
         let nodes = self.shared.nodes.iter().map(|node| node.name.to_string()).zip(failures);
         let (is_truncated, nodes) = (listing.is_truncated(), nodes.collect());
@@ -451,8 +417,7 @@ impl Quorum {
     /// Waits until the releases in the background have ended, for `limit` at most.
     ///
     /// A release ends when all nodes have confirmed it, and with the ttl of its lock at the latest.
-    /// Call this at the end of a program. Otherwise a lock that was just dropped may last for the
-    /// rest of its ttl.
+    /// Call this at the end of a program, or a lock that was just dropped may last for its ttl.
     ///
     /// # Errors
     /// [`FlushError`] with the number of unconfirmed releases. Their locks end by the deadlines.
@@ -463,10 +428,7 @@ impl Quorum {
         self.shared.releases.spawn_all();
         self.shared.tasks.close();
         let done = timeout(limit, self.shared.tasks.wait()).await;
-        match done {
-            Ok(()) => Ok(()),
-            Err(_) => Err(FlushError { pending: self.shared.tasks.len() }),
-        }
+        done.map_err(|_| FlushError { pending: self.shared.tasks.len() })
     }
 }
 

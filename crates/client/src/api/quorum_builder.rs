@@ -9,7 +9,7 @@ use ::redis::{Client, ConnectionInfo, IntoConnectionInfo as _, RedisResult};
 use quorlock_core::client::{limits, redact_url, unsupported_scheme};
 
 use crate::driver::NodeInfo;
-use crate::transport::{BlockingPool, Endpoint};
+use crate::transport::{Endpoint, WaitConnectionPool};
 use crate::{ConnectError, Quorum};
 
 /// Describes the nodes of a quorum and how to connect to them. Made by [`Quorum::builder`].
@@ -41,7 +41,6 @@ pub struct QuorumBuilder {
     set: Option<String>,
 }
 
-/// How a node was specified.
 #[derive(Clone)]
 enum NodeSource {
     Url(String),
@@ -76,8 +75,7 @@ impl QuorumBuilder {
 
     /// Adds the node to which this redis-rs client connects.
     ///
-    /// The quorum opens its own connections with the client's settings: one for all locks, and one
-    /// for each wait.
+    /// With its settings, the quorum opens one connection for all locks, and one for each wait.
     pub fn redis_client(mut self, client: Client) -> Self {
         self.nodes.push(NodeSource::Client(Box::new(client)));
         self
@@ -85,8 +83,7 @@ impl QuorumBuilder {
 
     /// The root certificates for `rediss://` nodes, in PEM. Default: the roots of the system.
     ///
-    /// The environment variable `SSL_CERT_FILE` replaces the roots of the system by those in a
-    /// file.
+    /// The environment variable `SSL_CERT_FILE` names a file that replaces the roots of the system.
     #[cfg(feature = "tls")]
     pub fn root_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.root_certificates = Some(pem.into());
@@ -107,12 +104,11 @@ impl QuorumBuilder {
         self
     }
 
-    /// How long a node may take to answer before it counts as silent. Default: four round trips,
-    /// within limits that depend on the ttl.
+    /// How long a node may take to answer before it counts as silent. Default: derived.
     ///
-    /// Applies to all locks that do not set a limit of their own:
-    /// [`LockBuilder::node_timeout`](crate::LockBuilder::node_timeout) has the details. The limit
-    /// for a lock is at most a quarter of its ttl.
+    /// Applies to all locks without their own
+    /// [`LockBuilder::node_timeout`](crate::LockBuilder::node_timeout), which has the details. The
+    /// limit for a lock is at most a quarter of its ttl.
     pub fn node_timeout(mut self, limit: Duration) -> Self {
         self.node_timeout = Some(limit);
         self
@@ -120,9 +116,8 @@ impl QuorumBuilder {
 
     /// How long [`connect`](Self::connect) waits for a majority. Default: 5 s.
     ///
-    /// After that time `connect` returns without a majority, and the client keeps trying to reach
-    /// the nodes. With a short limit, the first call for a lock may find that too few nodes are
-    /// connected.
+    /// After that time `connect` returns, and the client keeps trying to reach the nodes. With a
+    /// short limit, the first call for a lock may find that too few nodes are connected.
     pub fn connect_timeout(mut self, limit: Duration) -> Self {
         self.connect_timeout = limit;
         self
@@ -137,8 +132,7 @@ impl QuorumBuilder {
     /// Connects: see [`Quorum::connect`].
     ///
     /// # Errors
-    /// [`ConnectError`]: a permanent error, such as an invalid URL. An unreachable node does not
-    /// cause an error.
+    /// See [`Quorum::connect`].
     ///
     /// # Cancel safety
     /// Dropping the future closes the connections.
@@ -166,8 +160,8 @@ impl QuorumBuilder {
         };
         let endpoint = endpoint.map_err(|error| ConnectError::Tls { reason: error.to_string() })?;
         let name: Arc<str> = endpoint.address().into();
-        let pool = Arc::new(BlockingPool::new(endpoint.clone()));
-        Ok(NodeInfo { name, endpoint, pool })
+        let wait_connections = Arc::new(WaitConnectionPool::new(endpoint.clone()));
+        Ok(NodeInfo { name, endpoint, wait_connections })
     }
 
     #[cfg(feature = "tls")]
@@ -205,8 +199,7 @@ impl fmt::Debug for QuorumBuilder {
     }
 }
 
-/// Chooses a cryptography provider, unless the program has chosen one. Without a provider,
-/// connecting panics.
+/// Without a cryptography provider, connecting panics. The program may have chosen one.
 #[cfg(feature = "tls")]
 fn choose_cryptography() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {

@@ -7,9 +7,8 @@ use crate::driver::Revoking;
 
 /// The revocation of a lock: see [`Quorum::revoke`](crate::Quorum::revoke).
 ///
-/// Nodes that did not answer are asked again while [`changed`](Self::changed) or
-/// [`ended`](Self::ended) is awaited. After a revocation is dropped, no node is asked again, and
-/// the lock stays revoked on the nodes that have revoked it.
+/// Nodes that did not answer are asked again only while [`changed`](Self::changed) or
+/// [`ended`](Self::ended) is awaited. A drop does not undo a revocation.
 #[must_use = "nodes that did not answer are asked again only while this is awaited"]
 pub struct Revocation {
     pub(crate) revoking: Revoking,
@@ -23,8 +22,8 @@ pub struct RevocationReport {
     pub state: RevocationState,
     /// How much longer the holder may rely on the lock, as far as the nodes that answered know.
     ///
-    /// In the state [`Revoked`](RevocationState::Revoked) this is the longest possible time. In the
-    /// states `Unknown` and `Unconfirmed`, the holder may still extend the lock.
+    /// In the state [`Revoked`](RevocationState::Revoked), this is the longest possible time. In
+    /// the states `Unknown` and `Unconfirmed`, the holder may still extend the lock.
     pub remaining: Duration,
     /// The answer of each node, in the order in which the nodes were named.
     pub nodes: Vec<RevokedNode>,
@@ -41,7 +40,7 @@ pub struct RevokedNode {
 }
 
 impl Revocation {
-    /// Returns the progress of the revocation.
+    /// The progress so far.
     pub fn report(&self) -> RevocationReport {
         let machine = &self.revoking.machine;
         let named = self.revoking.shared.nodes.iter().zip(machine.nodes());
@@ -58,8 +57,8 @@ impl Revocation {
 
     /// Waits until the report may have changed: a node has answered again, or the lock has ended.
     ///
-    /// Returns at once if the lock is over. Otherwise the wait takes about a quarter of a second at
-    /// most, unless all nodes are slow to answer.
+    /// Returns at once if the lock is over, and otherwise within about a quarter of a second, but
+    /// later if all nodes are slow to answer.
     ///
     /// # Cancel safety
     /// Dropping the future loses no answer.

@@ -1,5 +1,6 @@
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 
 use crate::{Lock, LockWatch, LostError, Released, RunError};
@@ -13,13 +14,13 @@ where
     F: Future<Output = T>,
 {
     lock.renew();
-    let watch = lock.watch();
+    let inner = Arc::clone(lock.inner());
     let output = {
-        let mut work = pin!(work(watch.clone()));
-        let mut ended = pin!(watch.ended());
+        let mut work = pin!(work(lock.watch()));
+        let mut ended = pin!(inner.ended());
         poll_fn(|cx| {
             // Timers fire late in a process that was paused, so each poll reads the clock first.
-            if let Err(end) = watch.validity_or_end() {
+            if let Err(end) = inner.validity_or_end() {
                 return Poll::Ready(Err(end));
             }
             if let Poll::Ready(end) = ended.as_mut().poll(cx) {
@@ -35,23 +36,19 @@ where
         Err(Some(lost)) => return Err(RunError::Lost { lost, finished: false }),
         Err(None) => unreachable!("only this function releases the lock"),
     };
-    match finish(lock).await {
-        Ok(()) => Ok(output),
-        Err(lost) => Err(RunError::Lost { lost, finished: true }),
-    }
+    finish(lock).await.map_err(|lost| RunError::Lost { lost, finished: true })?;
+    Ok(output)
 }
 
-/// Releases a lock after the work under it. Returns the loss if the lock was not held until now, so
-/// that it did not protect the whole work.
+/// Releases a lock after the work under it. Fails if the lock did not protect the whole work.
 pub(crate) async fn finish(lock: Lock) -> Result<(), LostError> {
     if let Some(lost) = lock.loss() {
         return Err(lost);
     }
-    let watch = lock.watch();
+    let inner = Arc::clone(lock.inner());
     match lock.release().await {
-        Ok(Released::AlreadyOver) => Err(LostError::Ended { nodes: watch.report() }),
-        // By this machine's clocks the lock was held, and they decide. A release that is not
-        // confirmed continues in the background.
+        Ok(Released::AlreadyOver) => Err(LostError::Ended { nodes: inner.report() }),
+        // By the local clocks, the lock was held. An unconfirmed release continues.
         Ok(Released::Released) | Err(_) => Ok(()),
     }
 }

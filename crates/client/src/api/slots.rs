@@ -1,16 +1,15 @@
-//! The slots of a semaphore: their keys, and the check for clients that use more of them.
+//! The slots of a semaphore: their keys, and the check whether other clients use more slots.
 
 use crate::driver::{self, Shared};
 
-/// The maximum number of permits of a semaphore: the maximum number of keys of `LOCK.ACQUIREANY`.
+/// The maximum number of keys of `LOCK.ACQUIREANY`.
 pub(crate) const PERMITS_MAX: usize = 64;
 
-/// The key of a slot of a semaphore.
 pub(crate) fn slot_key(name: &[u8], slot: usize) -> Vec<u8> {
     [name, format!(":{slot:02}").as_bytes()].concat()
 }
 
-/// The name of the semaphore whose first slot has this key; `None` if the key is no first slot.
+/// The name of the semaphore whose first slot has this key.
 pub(crate) fn name_of(first: &[u8]) -> Option<&[u8]> {
     first.strip_suffix(b":00")
 }

@@ -5,10 +5,9 @@ use std::time::Duration;
 use quorlock_core::Fence;
 
 use crate::driver::LockInner;
-use crate::{Coverage, LostError, Nodes, Ownership};
+use crate::{Coverage, LostError, Ownership};
 
-/// A view of a [`Lock`](crate::Lock) that shows whether it is held, and cannot end it. Cheap to
-/// clone.
+/// A read-only view of a [`Lock`](crate::Lock). Cheap to clone.
 ///
 /// [`LockBuilder::run`](crate::LockBuilder::run) passes one to the work.
 #[derive(Clone)]
@@ -21,8 +20,7 @@ impl LockWatch {
         Self { lock }
     }
 
-    /// The locked key. For a lock of [several keys](crate::Quorum::lock_all), the first one in byte
-    /// order.
+    /// The locked key. For [several keys](crate::Quorum::lock_all), the first one in byte order.
     pub fn key(&self) -> &[u8] {
         self.lock.spec.keys.first()
     }
@@ -32,7 +30,7 @@ impl LockWatch {
         self.lock.spec.keys.iter()
     }
 
-    /// The fencing token: see [`Lock::fence`](crate::Lock::fence).
+    /// The fence of the lock: see [`Lock::fence`](crate::Lock::fence).
     pub fn fence(&self) -> Fence {
         self.lock.fence
     }
@@ -74,17 +72,6 @@ impl LockWatch {
     /// Dropping the future changes nothing.
     pub async fn ended(&self) -> Option<LostError> {
         self.lock.ended().await
-    }
-
-    /// Returns the validity that is left. The error says why the lock was lost, or is `None` if it
-    /// was released, dropped or detached.
-    pub(crate) fn validity_or_end(&self) -> Result<Duration, Option<LostError>> {
-        self.lock.validity_or_end()
-    }
-
-    /// What each node answered last.
-    pub(crate) fn report(&self) -> Nodes {
-        self.lock.report()
     }
 }
 

@@ -67,8 +67,7 @@ impl QuorumBuilder {
     /// Connects: see [`crate::Quorum::connect`].
     ///
     /// # Errors
-    /// [`ConnectError`]: a permanent error, such as an invalid URL. An unreachable node does not
-    /// cause an error.
+    /// See [`crate::Quorum::connect`].
     pub fn connect(self) -> Result<Quorum, ConnectError> {
         Quorum::start(self.builder.connect())
     }
@@ -125,8 +124,7 @@ impl LockBuilder {
     /// Tries once to acquire the lock: see [`crate::LockBuilder::try_acquire`].
     ///
     /// # Errors
-    /// [`AcquireError::Held`], [`AcquireError::NoQuorum`], [`AcquireError::InsufficientValidity`]
-    /// or [`AcquireError::InvalidRequest`].
+    /// See [`crate::LockBuilder::try_acquire`].
     pub fn try_acquire(&self) -> Result<Lock, AcquireError> {
         let builder = self.builder.clone();
         let lock = self.thread.block_on(async move { builder.try_acquire().await })?;
@@ -137,8 +135,7 @@ impl LockBuilder {
     /// [`crate::LockBuilder::acquire`].
     ///
     /// # Errors
-    /// [`AcquireError::TimedOut`] when other clients held the lock until the end of the wait.
-    /// Otherwise the errors of [`try_acquire`](Self::try_acquire).
+    /// See [`crate::LockBuilder::acquire`].
     pub fn acquire(&self) -> Result<Lock, AcquireError> {
         let builder = self.builder.clone();
         let lock = self.thread.block_on(async move { builder.acquire().await })?;
@@ -148,8 +145,8 @@ impl LockBuilder {
     /// [Acquires](Self::acquire) the lock, runs `work` under it on this thread, and releases it.
     ///
     /// The lock is renewed until the work is finished, up to [`max_hold`](Self::max_hold). A loss
-    /// does not stop the work. Before each step that needs the lock, the work must check that
-    /// [`LockWatch::remaining`] is long enough.
+    /// does not stop the work: before each step that needs the lock, the work must check
+    /// [`LockWatch::remaining`].
     ///
     /// # Errors
     /// - [`RunError::NotAcquired`]: the lock was not acquired, and the work did not begin.
@@ -158,10 +155,8 @@ impl LockBuilder {
         let mut lock = self.acquire().map_err(RunError::NotAcquired)?;
         lock.renew();
         let output = work(lock.watch());
-        match lock.finish() {
-            Ok(()) => Ok(output),
-            Err(lost) => Err(RunError::Lost { lost, finished: true }),
-        }
+        lock.finish().map_err(|lost| RunError::Lost { lost, finished: true })?;
+        Ok(output)
     }
 
     /// Attaches a lock that another process detached: see [`crate::LockBuilder::attach`].

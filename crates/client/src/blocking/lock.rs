@@ -16,8 +16,7 @@ pub struct Lock {
     thread: Arc<QuorumThread>,
 }
 
-/// A view of a lock that cannot end the lock: a [`crate::LockWatch`] whose calls block. Cheap to
-/// clone.
+/// A view of a lock: a [`crate::LockWatch`] whose calls block. Cheap to clone.
 #[derive(Clone)]
 pub struct LockWatch {
     watch: crate::LockWatch,
@@ -39,12 +38,12 @@ impl Lock {
         self.lock.keys()
     }
 
-    /// The slot of a permit: see [`crate::Lock::slot`].
+    /// Which of several keys is locked: see [`crate::Lock::slot`].
     pub fn slot(&self) -> Option<usize> {
         self.lock.slot()
     }
 
-    /// The fencing token: see [`crate::Lock::fence`].
+    /// The fence of the lock: see [`crate::Lock::fence`].
     pub fn fence(&self) -> Fence {
         self.lock.fence()
     }
@@ -106,8 +105,7 @@ impl Lock {
     /// [`crate::Lock::release`].
     ///
     /// # Errors
-    /// [`ReleaseError::NoQuorum`] when too few nodes answer. The release continues in the
-    /// background.
+    /// [`ReleaseError::NoQuorum`] when too few nodes answer. The release then continues.
     pub fn release(self) -> Result<Released, ReleaseError> {
         self.thread.block_on(self.lock.release())
     }
@@ -117,7 +115,7 @@ impl Lock {
         self.lock.detach()
     }
 
-    /// Releases the lock, and returns the loss if it was lost before.
+    /// Releases the lock. Fails if it was lost before.
     pub(super) fn finish(self) -> Result<(), LostError> {
         self.thread.block_on(crate::api::finish(self.lock))
     }
@@ -134,7 +132,7 @@ impl LockWatch {
         self.watch.keys()
     }
 
-    /// The fencing token: see [`crate::Lock::fence`].
+    /// The fence of the lock: see [`crate::Lock::fence`].
     pub fn fence(&self) -> Fence {
         self.watch.fence()
     }

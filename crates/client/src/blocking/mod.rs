@@ -15,9 +15,9 @@
 //! # }
 //! ```
 //!
-//! Each [`Quorum`] has one thread, which keeps the connections and renews the locks. The API also
-//! works inside a program that uses tokio: a call does not panic there, and blocks its thread as
-//! any blocking call does.
+//! Each [`Quorum`] has one thread, which keeps the connections. It also renews the locks for which
+//! `renew` was called. The API also works inside a program that uses tokio: a call does not panic
+//! there, but blocks its caller's thread.
 
 mod builder;
 mod lock;

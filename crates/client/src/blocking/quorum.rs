@@ -37,8 +37,7 @@ impl Quorum {
     /// Connects to the masters: see [`crate::Quorum::connect`].
     ///
     /// # Errors
-    /// [`ConnectError`]: a permanent error, such as an invalid URL. An unreachable node does not
-    /// cause an error.
+    /// See [`crate::Quorum::connect`].
     pub fn connect<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Self, ConnectError> {
         Self::builder().nodes(urls).connect()
     }
@@ -79,8 +78,7 @@ impl Quorum {
     /// Releases a detached lock that no process attaches: see [`crate::Quorum::release_detached`].
     ///
     /// # Errors
-    /// [`ReleaseError::NoQuorum`] when too few nodes answer. The release continues in the
-    /// background.
+    /// [`ReleaseError::NoQuorum`] when too few nodes answer. The release then continues.
     pub fn release_detached(&self, detached: DetachedLock) -> Result<Released, ReleaseError> {
         let quorum = self.quorum.clone();
         self.thread.block_on(async move { quorum.release_detached(detached).await })
@@ -160,7 +158,6 @@ impl Quorum {
 }
 
 impl QuorumThread {
-    /// Runs a future on the thread, and blocks until it is done.
     pub(super) fn block_on<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,

@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 /// [`Thread::run_before_end`] are done.
 pub(super) struct Thread {
     handle: Handle,
-    /// Futures that the thread finishes before it ends.
+    /// The futures that the thread finishes before it ends.
     tracker: TaskTracker,
     /// Lets the thread end when this guard is dropped.
     _stop: DropGuard,
@@ -22,8 +22,8 @@ impl Thread {
         let (sender, receiver) = sync_channel(1);
         let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
         let (unfinished, stopped) = (tracker.clone(), stop.clone());
-        // The thread builds the runtime, since dropping a runtime panics in a caller inside tokio,
-        // also when the thread cannot be started.
+        // The thread builds the runtime. If a caller inside tokio built it, and the thread could
+        // not be started, dropping the runtime there would panic.
         thread::Builder::new().name("quorlock".into()).spawn(move || {
             match Builder::new_current_thread().enable_all().build() {
                 Ok(runtime) => {

@@ -9,13 +9,12 @@ use tokio::time::sleep;
 
 use super::hold::LockInner;
 use super::local_queues::LocalPlace;
-use super::releases::{SentWait, release_in_background};
+use super::releases::{Releasing, SentWait};
 use super::shared::Shared;
-use super::timers::{reach, sleep_until};
-use crate::transport::{InFlight, Outgoing, PooledConnection};
+use super::timers::{sleep_until, sleep_with_timer};
+use crate::transport::{InFlight, Outgoing, WaitConnection};
 
-/// The loop of an [`Acquire`]. If it is dropped before its end, it releases the lock in the
-/// background.
+/// The driver of an [`Acquire`]. Dropped before its end, it releases the lock in the background.
 struct Call {
     shared: Arc<Shared>,
     machine: Acquire,
@@ -26,17 +25,14 @@ struct Call {
     ended: bool,
 }
 
-/// A WAIT, or the opening of its connection.
 enum Wait {
-    /// The WAIT has no connection yet.
-    Opening(RequestId, BoxFuture<'static, Result<PooledConnection, NodeError>>),
-    /// The WAIT was sent.
+    /// The WAIT has no wait connection yet.
+    Opening(RequestId, BoxFuture<'static, Result<WaitConnection, NodeError>>),
     Sent(SentWait),
 }
 
-/// The next event of a [`Wait`].
 enum WaitEvent {
-    Opened(RequestId, Result<PooledConnection, NodeError>),
+    Opened(RequestId, Result<WaitConnection, NodeError>),
     Answered(RequestId, Response),
 }
 
@@ -51,7 +47,7 @@ pub(crate) async fn acquire(
         let spec = machine.spec();
         shared.queues.enter(spec.name(), spec.mode)
     });
-    // The call is on the heap, because it is large and is moved several times.
+    // Boxed, because the call is large and is moved several times.
     Box::new(Call::new(shared, machine)).run(place).await
 }
 
@@ -77,34 +73,31 @@ impl Call {
         }
     }
 
-    /// Waits until `place` is at the head of the local queue, and runs the call to its end. If
-    /// `place` is `None`, the call does not queue.
+    /// Runs the call to its end, once `place` is at the head of the local queue or the call has
+    /// waited long enough for that. `place` is `None` if the call does not queue.
     async fn run(
         mut self: Box<Self>,
         place: Option<LocalPlace>,
     ) -> Result<Arc<LockInner>, Failure> {
         let Some(mut place) = place else {
             self.propose_slot();
-            self.shared.with_context(|ctx| self.machine.handle_turn(false, ctx));
+            self.shared.with_context(|ctx| self.machine.begin(false, ctx));
             return self.finish().await;
         };
-        if !place.is_ready() {
-            let deadline = self.machine.poll_timeout();
-            tokio::select! {
-                biased;
-                _ = place.ready() => {}
-                () = sleep_until(deadline) => {
-                    // The call leaves the local queue, and continues without it.
-                    drop(place);
-                    self.propose_slot();
-                    self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
-                    return self.finish().await;
-                }
+        let deadline = self.machine.poll_timeout();
+        let contended = tokio::select! {
+            biased;
+            contended = place.ready() => contended,
+            () = sleep_until(deadline) => {
+                // The call leaves the local queue, and continues without it.
+                drop(place);
+                self.propose_slot();
+                self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
+                return self.finish().await;
             }
-        }
-        let contended = place.ready().await;
+        };
         self.propose_slot();
-        self.shared.with_context(|ctx| self.machine.handle_turn(contended, ctx));
+        self.shared.with_context(|ctx| self.machine.begin(contended, ctx));
         let spec = Arc::clone(self.machine.spec());
         let shared = Arc::clone(&self.shared);
         let (outcome, now_contended) = self.finish_with_contention().await;
@@ -115,7 +108,7 @@ impl Call {
         outcome
     }
 
-    /// For a lock on one of several keys, proposes the key that is likely free.
+    /// For a lock on one of several keys, proposes the key that is likely free: its slot.
     fn propose_slot(&mut self) {
         if let Some(keys) = &self.machine.spec().any {
             let slot = self.shared.queues.propose_slot(keys);
@@ -145,8 +138,8 @@ impl Call {
                     self.shared.sample(&answered);
                     self.respond(answered.id, &answered.response);
                 }
-                event = next_event(&mut self.wait), if self.wait.is_some() => self.handle_wait(event),
-                () = reach(timer.as_mut(), &mut armed, deadline) => {
+                event = next_event(&mut self.wait) => self.handle_wait(event),
+                () = sleep_with_timer(timer.as_mut(), &mut armed, deadline) => {
                     self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
                 }
             }
@@ -178,8 +171,8 @@ impl Call {
             match action {
                 Action::Send { id, connection, request } => self.send(id, connection, &request),
                 Action::Wait { id } => {
-                    let pool = Arc::clone(&self.shared.nodes[id.node].pool);
-                    self.wait = Some(Wait::Opening(id, pool.checkout().boxed()));
+                    let wait_connections = Arc::clone(&self.shared.nodes[id.node].wait_connections);
+                    self.wait = Some(Wait::Opening(id, wait_connections.checkout().boxed()));
                 }
                 Action::StopWaiting { .. } => self.wait = None,
                 Action::Release(release) => {
@@ -187,7 +180,7 @@ impl Call {
                         Some(Wait::Sent(wait)) => Some(wait),
                         Some(Wait::Opening(..)) | None => None,
                     };
-                    release_in_background(&self.shared, *release, wait);
+                    Releasing::new(&self.shared, *release, wait).finish_later();
                 }
                 Action::Suspect { node, connection } => self.shared.suspect(node, connection),
                 Action::Done(done) => outcome = Some(*done),
@@ -197,16 +190,14 @@ impl Call {
     }
 
     fn send(&mut self, id: RequestId, connection: u64, request: &Request) {
+        let spec = self.machine.spec();
         let outgoing = match &self.last_built {
-            Some((built, spec, outgoing))
-                if built == request && Arc::ptr_eq(spec, self.machine.spec()) =>
-            {
+            Some((built, of, outgoing)) if built == request && Arc::ptr_eq(of, spec) => {
                 outgoing.clone()
             }
             _ => {
-                let outgoing = Outgoing::new(self.machine.spec(), request);
-                self.last_built =
-                    Some((*request, Arc::clone(self.machine.spec()), outgoing.clone()));
+                let outgoing = Outgoing::new(spec, request);
+                self.last_built = Some((*request, Arc::clone(spec), outgoing.clone()));
                 outgoing
             }
         };
@@ -214,28 +205,23 @@ impl Call {
     }
 
     fn handle_wait(&mut self, event: WaitEvent) {
+        self.wait = None;
         match event {
             WaitEvent::Opened(id, Ok(connection)) => {
-                self.wait = None;
-                let machine = &mut self.machine;
-                let request = self.shared.with_context(|ctx| machine.handle_seat(id, ctx));
+                let request =
+                    self.shared.with_context(|ctx| self.machine.handle_wait_connection(id, ctx));
                 if let Some(request) = request {
                     let outgoing = Outgoing::new(self.machine.wait_spec(), &request);
                     self.wait = Some(Wait::Sent((id, connection.ask(outgoing).boxed())));
                 }
             }
-            WaitEvent::Opened(id, Err(error)) => {
-                self.wait = None;
-                self.respond(id, &Response::Failed(error));
-            }
-            WaitEvent::Answered(id, response) => {
-                self.wait = None;
-                self.respond(id, &response);
-            }
+            WaitEvent::Opened(id, Err(error)) => self.respond(id, &Response::Failed(error)),
+            WaitEvent::Answered(id, response) => self.respond(id, &response),
         }
     }
 }
 
+/// Waits for the next event of a WAIT. Never returns if there is no WAIT.
 async fn next_event(wait: &mut Option<Wait>) -> WaitEvent {
     match wait {
         Some(Wait::Opening(id, opening)) => WaitEvent::Opened(*id, opening.await),

@@ -4,25 +4,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use quorlock_core::Fence;
-use quorlock_core::client::{Grant, Hold, HoldAction, Mode, OutgoingRequest, Spec};
+use quorlock_core::client::{Context, Grant, Hold, HoldAction, Mode, OutgoingRequest, Spec, Token};
 use quorlock_core::quorum::{self, ExtensionVerdict, LossReason, Moment, ReleaseVerdict};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::sleep;
 
-use super::releases::{Releasing, release_in_background};
+use super::releases::Releasing;
 use super::shared::Shared;
 use super::timers::sleep_until;
 use crate::transport::{Answered, InFlight, Outgoing};
 use crate::{
-    Coverage, Deadline, LostError, Nodes, Ownership, ReleaseError, Released, clock, telemetry,
+    Coverage, Deadline, LostError, NodeAnswers, Ownership, ReleaseError, Released, clock, telemetry,
 };
 
-/// How often a deadline is checked. Timers stop while a machine sleeps, and deadlines do not.
+/// Timers stop while the computer sleeps, and deadlines do not.
 const DEADLINE_CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// A held lock, which its handle, its watches and the rounds that extend it share.
 pub(crate) struct LockInner {
-    /// A number that distinguishes the locks of one program.
+    /// Distinguishes the locks of one program.
     pub(crate) id: u64,
     pub(crate) shared: Arc<Shared>,
     pub(crate) spec: Arc<Spec>,
@@ -35,7 +35,6 @@ pub(crate) struct LockInner {
     handled: Notify,
     /// Calls that wait for the verdict of a round, with the number of that round.
     extending: Mutex<Vec<(u32, oneshot::Sender<ExtensionVerdict>)>>,
-    /// Whether renewal of the lock has begun.
     renewed: AtomicBool,
     /// Notifies watches of the end of the lock.
     ended: Notify,
@@ -72,11 +71,10 @@ impl LockInner {
         self.hold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls the machine and carries out its actions. Returns the result of the call, and the
-    /// requests, which the caller sends.
+    /// Calls the machine and carries out its actions, except that the caller sends the requests.
     pub(super) fn with_hold<T>(
         self: &Arc<Self>,
-        call: impl FnOnce(&mut Hold, &mut quorlock_core::client::Context<'_>) -> T,
+        call: impl FnOnce(&mut Hold, &mut Context<'_>) -> T,
     ) -> (T, Vec<OutgoingRequest>) {
         let mut sends = Vec::new();
         let (mut verdicts, mut incomplete) = (Vec::new(), false);
@@ -102,7 +100,7 @@ impl LockInner {
             result
         };
         for release in releases {
-            release_in_background(&self.shared, *release, None);
+            Releasing::new(&self.shared, *release, None).finish_later();
         }
         if verdicts.is_empty() && incomplete && self.renewed.load(Ordering::Relaxed) {
             self.shared.renewer.reschedule(self);
@@ -113,7 +111,7 @@ impl LockInner {
         (result, sends)
     }
 
-    /// Handles answers to ACQUIRE that arrived after the grant, and sends the requests that follow.
+    /// Handles the answers to ACQUIRE that arrived after the grant, and sends the next requests.
     pub(super) fn handle_stragglers(self: &Arc<Self>) {
         for send in self.handle_arrived() {
             self.repeat_acquire(&send);
@@ -123,7 +121,7 @@ impl LockInner {
         }
     }
 
-    /// Handles answers to ACQUIRE that arrived after the grant. Returns the requests that follow.
+    /// The part of [`handle_stragglers`](Self::handle_stragglers) that sends nothing.
     fn handle_arrived(self: &Arc<Self>) -> Vec<OutgoingRequest> {
         let mut sends = Vec::new();
         loop {
@@ -144,18 +142,18 @@ impl LockInner {
         self.with_hold(|hold, ctx| hold.handle_response(answered.id, response, ctx)).1
     }
 
-    /// Repeats the grant's ACQUIRE on a node that refused it.
     fn repeat_acquire(&self, send: &OutgoingRequest) {
         let outgoing = Outgoing::new(&self.current_spec(), &send.request);
         self.shared.ask(&mut self.stragglers(), send.id, send.connection, outgoing);
     }
 
-    /// Handles late answers to ACQUIRE of a renewed lock as they arrive, and repeats the ACQUIRE on
-    /// nodes that refused it. Ends with the lock, or when no request is left.
+    /// Handles the stragglers of a renewed lock as they arrive, and repeats refused ACQUIREs. Ends
+    /// with the lock, or when no request is left.
     async fn await_stragglers(self: Arc<Self>) {
         let ended = self.ended.notified();
         tokio::pin!(ended);
-        // From here on no end is missed. A release before this line has cleared the stragglers.
+        // From `enable` on, this task notices the end. After an earlier release, no straggler is
+        // left.
         ended.as_mut().enable();
         loop {
             let repeat_at = self.hold().repeat_at();
@@ -197,8 +195,8 @@ impl LockInner {
         self.extending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When the nodes' time to answer the last round ends; `None` once it has ended.
-    pub(super) fn round_deadline(&self) -> Option<Moment> {
+    /// The end of the nodes' time to answer the last round; `None` once that time is over.
+    pub(super) fn node_timeout_at(&self) -> Option<Moment> {
         self.hold().poll_timeout()
     }
 
@@ -207,15 +205,15 @@ impl LockInner {
         self.hold().round_ends_at()
     }
 
-    /// Sends the verdict of this round, or of a round that replaces it, to a call.
-    pub(super) fn send_verdict(&self, round: u32, call: oneshot::Sender<ExtensionVerdict>) {
+    /// The call receives the verdict of this round, or of a round that replaces it.
+    pub(super) fn register_call(&self, round: u32, call: oneshot::Sender<ExtensionVerdict>) {
         self.extending().push((round, call));
     }
 
     /// Whether the lock is held, and for how long. A released lock counts as lost.
     pub(crate) fn ownership(&self) -> quorum::Ownership {
         let hold = self.hold();
-        // Read the clock after the mutex is locked: waiting for the mutex uses up validity.
+        // The clock is read under the mutex, since a wait for the mutex uses up validity.
         hold.ownership(clock::now())
     }
 
@@ -235,7 +233,7 @@ impl LockInner {
         }
     }
 
-    /// Returns the spec of the lock with its current mode, which a downgrade changes.
+    /// The spec with the current mode, which a downgrade changes.
     pub(super) fn current_spec(&self) -> Arc<Spec> {
         Arc::clone(self.hold().spec())
     }
@@ -254,30 +252,26 @@ impl LockInner {
         Coverage { held: self.hold().coverage(&view.topology), nodes: self.shared.nodes.len() }
     }
 
-    /// The last answer of each node.
-    pub(crate) fn report(self: &Arc<Self>) -> Nodes {
+    pub(crate) fn report(self: &Arc<Self>) -> NodeAnswers {
         self.handle_stragglers();
-        self.shared.report(self.hold().answers())
+        self.shared.report(self.hold().answers().cloned())
     }
 
-    /// Whether an extension could make the lock last longer. Fails if the lock has ended.
+    /// Whether an extension could prolong the lock. Fails if the lock has ended.
     pub(crate) fn is_extensible(self: &Arc<Self>) -> Result<bool, LostError> {
         let now = clock::now();
-        match self.ownership() {
-            quorum::Ownership::Lost(end) => Err(self.loss_of(end)),
-            quorum::Ownership::Held(_) | quorum::Ownership::Uncertain(_) => {
-                Ok(self.hold().is_extensible(now))
-            }
+        if let quorum::Ownership::Lost(end) = self.ownership() {
+            return Err(self.loss_of(end));
         }
+        Ok(self.hold().is_extensible(now))
     }
 
-    /// Whether an operator revoked the lock, so that it cannot be extended.
     pub(crate) fn is_revoked(&self) -> bool {
         self.hold().is_revoked()
     }
 
-    /// Returns the time until the next extension is due, and how much earlier it may be sent
-    /// together with extensions of other locks. `None` if no extension follows.
+    /// How soon the next extension is due, and how much earlier it may be sent together with
+    /// extensions of other locks; `None` if no extension follows.
     pub(super) fn renew_in(&self) -> Option<(Duration, Duration)> {
         let hold = self.hold();
         Some((hold.renew_in(clock::now())?, hold.renewal_window()))
@@ -287,40 +281,37 @@ impl LockInner {
     /// `None` when it was released or detached.
     pub(crate) async fn ended(self: &Arc<Self>) -> Option<LostError> {
         loop {
-            // From here on no end is missed.
+            // From `enable` on, this task notices the end.
             let ended = self.ended.notified();
             tokio::pin!(ended);
             ended.as_mut().enable();
-            let left = match self.validity_or_end() {
+            match self.validity_or_end() {
                 Err(end) => return end,
-                Ok(left) => left,
-            };
-            tokio::select! {
-                () = ended => {}
-                () = sleep(left.min(DEADLINE_CHECK_EVERY)) => {}
+                Ok(left) => tokio::select! {
+                    () = ended => {}
+                    () = sleep(left.min(DEADLINE_CHECK_EVERY)) => {}
+                },
             }
         }
     }
 
-    /// Returns the validity that is left. The error says why the lock was lost, or is `None` if it
-    /// was released or detached.
+    /// Returns the validity that is left. The error is what `ended` returns.
     pub(crate) fn validity_or_end(self: &Arc<Self>) -> Result<Duration, Option<LostError>> {
-        let (is_over, ownership) = {
+        let (was_given_up, ownership) = {
             let hold = self.hold();
-            (hold.is_over(), hold.ownership(clock::now()))
+            (hold.was_given_up(), hold.ownership(clock::now()))
         };
         match ownership {
-            _ if is_over => Err(None),
+            _ if was_given_up => Err(None),
             quorum::Ownership::Lost(end) => Err(Some(self.loss_of(end))),
             quorum::Ownership::Held(left) | quorum::Ownership::Uncertain(left) => Ok(left),
         }
     }
 
-    pub(crate) fn is_over(&self) -> bool {
-        self.hold().is_over()
+    pub(crate) fn was_given_up(&self) -> bool {
+        self.hold().was_given_up()
     }
 
-    /// Starts to renew the lock.
     pub(crate) fn renew(self: &Arc<Self>) {
         if !self.renewed.swap(true, Ordering::Relaxed) {
             self.handle_stragglers();
@@ -334,10 +325,10 @@ impl LockInner {
 
     /// Begins the release on all nodes. Returns the ownership before the release, and the release.
     fn begin_release(self: &Arc<Self>) -> (quorum::Ownership, Releasing) {
-        // Does not send the ACQUIREs that follow: the release would only have to undo them.
+        // Sends no further ACQUIREs, which the release would have to undo.
         self.handle_arrived();
         let ((ownership, release), _) = self.with_hold(|hold, ctx| hold.release(ctx));
-        let releasing = Releasing::new(&self.shared, release);
+        let releasing = Releasing::new(&self.shared, release, None);
         if let Some(slot) = self.spec.slot() {
             self.shared.queues.slot_freed(self.spec.name(), slot);
         }
@@ -354,7 +345,6 @@ impl LockInner {
         }
     }
 
-    /// Releases the lock in the background.
     pub(crate) fn release_in_background(self: &Arc<Self>) {
         self.begin_release().1.finish_later();
     }
@@ -377,25 +367,24 @@ impl LockInner {
                 Ok(Released::AlreadyOver)
             }
             Some(ReleaseVerdict::Unconfirmed) | None => {
-                Err(ReleaseError::NoQuorum { nodes: self.shared.report(answers.iter()) })
+                Err(ReleaseError::NoQuorum { nodes: self.shared.report(answers) })
             }
         };
         telemetry::released(self, released.as_ref().ok().copied());
         released
     }
 
-    /// Detaches the lock for another process. Returns its token and the validity that is left.
-    pub(crate) fn detach(self: &Arc<Self>) -> (quorlock_core::client::Token, Duration) {
+    /// Returns the token and the validity that is left.
+    pub(crate) fn detach(self: &Arc<Self>) -> (Token, Duration) {
         let (token, left) = {
             let mut hold = self.hold();
-            // Read the clock after the mutex is locked: waiting for the mutex uses up validity.
+            // The clock is read under the mutex: see `ownership`.
             (hold.token(), hold.detach(clock::now()).unwrap_or_default())
         };
         self.clean_up_after_end();
         (token, left)
     }
 
-    /// Describes the end of a lost lock as an error.
     pub(crate) fn loss_of(self: &Arc<Self>, end: LossReason) -> LostError {
         match end {
             LossReason::NotHeld | LossReason::Expired if self.is_revoked() => {
@@ -445,7 +434,7 @@ mod tests {
         assert_eq!(lock.ownership(), Ownership::Lost);
         let lost = timeout(SOON, waiting)
             .await
-            .expect("the task did not notice the loss before its timer")
+            .expect("the task did not notice the loss in time")
             .unwrap();
         assert!(matches!(lost, LostError::Expired { .. }), "{lost}");
     }

@@ -12,10 +12,10 @@ use super::shared::Shared;
 use crate::api::DEFAULT_TTL;
 use crate::transport::Connection;
 
-/// An inspection has no ttl of its own: its time limits are those of a lock with this ttl.
+/// An inspection has the time limits of a lock with this ttl.
 const LIMITS_TTL: Ttl = DEFAULT_TTL;
 
-/// Inspects a key on all nodes. Returns the answers in the order in which the nodes were named.
+/// Returns the answer of each node, in the order in which the nodes were named.
 pub(crate) async fn inspect(
     shared: &Shared,
     key: &[u8],
@@ -28,8 +28,7 @@ pub(crate) async fn inspect(
     join_all(asking).await
 }
 
-/// The index of the last of these keys that any node reports as taken; `None` if no node reports
-/// one.
+/// The index of the last of these keys that any node reports as taken.
 pub(crate) async fn last_taken(shared: &Shared, keys: &[Vec<u8>]) -> Option<usize> {
     let routes = inspection_routes(&shared.view.load().topology);
     let asking = routes.into_iter().enumerate().map(async |(node, route)| {
@@ -40,8 +39,7 @@ pub(crate) async fn last_taken(shared: &Shared, keys: &[Vec<u8>]) -> Option<usiz
     join_all(asking).await.into_iter().flatten().max()
 }
 
-/// Asks a node through this connection, within the node's time limit or `at_least`, if that is
-/// longer.
+/// Asks a node within its time limit, or within `at_least` if that is longer.
 pub(super) async fn ask_in_time<T>(
     shared: &Shared,
     (node, number): (usize, u64),
@@ -67,7 +65,7 @@ pub(super) async fn ask_in_time<T>(
     answer
 }
 
-/// Lists the locks whose keys match, on all nodes: the first `limit` in the order of their keys.
+/// Lists the first `limit` locks whose keys match, in the order of their keys.
 pub(crate) async fn scan(shared: &Shared, pattern: &[u8], limit: usize) -> Listing {
     let routes = inspection_routes(&shared.view.load().topology);
     let listing = Mutex::new(Listing::new(routes.len(), limit));
@@ -83,7 +81,7 @@ fn lock(listing: &Mutex<Listing>) -> MutexGuard<'_, Listing> {
     listing.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lists the locks of one node. Returns why the node abstains; `None` if it votes.
+/// Returns why the node abstains; `None` if it votes.
 async fn scan_node(
     shared: &Shared,
     (node, route): (usize, Result<u64, NodeError>),

@@ -8,45 +8,27 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::shared::{Health, NodeInfo, View};
+use super::shared::{Health, NodeInfo, SystemRandom, View};
 use super::timers::sleep_until;
 use crate::clock;
 use crate::transport::{Connection, Endpoint, open};
 
-/// An event of a connection.
+/// An event of a connection. `Suspicion`: the node has left a request unanswered.
 pub(crate) enum LinkEvent {
-    Connected {
-        node: usize,
-        connection: Arc<Connection>,
-        hello: Hello,
-    },
-    ConnectFailed {
-        node: usize,
-        connection: u64,
-        error: NodeError,
-    },
-    Closed {
-        node: usize,
-        connection: u64,
-    },
-    Pong {
-        node: usize,
-        connection: u64,
-    },
-    /// The node has left a request unanswered.
-    Suspicion {
-        node: usize,
-        connection: u64,
-    },
+    Connected { node: usize, connection: Arc<Connection>, hello: Hello },
+    ConnectFailed { node: usize, connection: u64, error: NodeError },
+    Closed { node: usize, connection: u64 },
+    Pong { node: usize, connection: u64 },
+    Suspicion { node: usize, connection: u64 },
 }
 
-/// The driver of [`Links`]: passes events to it, carries out its actions, and publishes its state.
+/// The driver of [`Links`], whose state it publishes.
 struct Supervisor {
     links: Links,
     client_state: Arc<ClientState>,
     names: Vec<Arc<str>>,
     endpoints: Vec<Endpoint>,
-    /// Attempts to connect, by node and number of the connection.
+    /// By node and number of the connection.
     connecting: HashMap<(usize, u64), AbortOnDropHandle<()>>,
     connections: Vec<Option<Arc<Connection>>>,
     pings: JoinSet<()>,
@@ -55,7 +37,7 @@ struct Supervisor {
     health: watch::Sender<Health>,
 }
 
-/// Prepares the loop that maintains the connections, and the state that the loop publishes.
+/// Returns the driver of the connections, and the state that the driver publishes.
 pub(crate) fn supervise(
     nodes: &[NodeInfo],
     expected_set: Option<String>,
@@ -65,10 +47,12 @@ pub(crate) fn supervise(
 ) -> (Arc<ArcSwap<View>>, watch::Receiver<Health>, impl Future<Output = ()> + Send + 'static) {
     let names: Vec<_> = nodes.iter().map(|node| Arc::clone(&node.name)).collect();
     let links = Links::new(names.iter().cloned(), expected_set, clock::now());
-    let connections: Vec<Option<Arc<Connection>>> = nodes.iter().map(|_| None).collect();
-    let view =
-        View { topology: links.topology(), connections: connections.clone(), replaced: Vec::new() };
-    let view = Arc::new(ArcSwap::from_pointee(view));
+    let connections = vec![None; nodes.len()];
+    let view = Arc::new(ArcSwap::from_pointee(View {
+        topology: links.topology(),
+        connections: connections.clone(),
+        replaced: Vec::new(),
+    }));
     let (health, watched) = watch::channel(Health::default());
     let supervisor = Supervisor {
         links,
@@ -89,11 +73,7 @@ pub(crate) fn supervise(
 impl Supervisor {
     async fn run(mut self, mut received: mpsc::UnboundedReceiver<LinkEvent>) {
         loop {
-            self.links.handle_timeout(
-                clock::now(),
-                &self.client_state,
-                &mut super::shared::SystemRandom,
-            );
+            self.links.handle_timeout(clock::now(), &self.client_state, &mut SystemRandom);
             self.act();
             tokio::select! {
                 Some(event) = received.recv() => self.handle(event),
@@ -169,10 +149,8 @@ impl Supervisor {
     }
 
     fn ping(&mut self, node: usize, number: u64) {
-        let Some(connection) = self.connections[node].clone() else { return };
-        if connection.number != number {
-            return;
-        }
+        let current = self.connections[node].clone();
+        let Some(connection) = current.filter(|current| current.number == number) else { return };
         let (events, client_state) = (self.events.clone(), Arc::clone(&self.client_state));
         self.pings.spawn(async move {
             let asked = Instant::now();
@@ -186,15 +164,11 @@ impl Supervisor {
     fn publish(&self) {
         let before = self.view.load();
         // A replaced connection may still have requests in flight.
-        let mut replaced: Vec<_> = before.replaced.clone();
+        let mut replaced = before.replaced.clone();
         for (node, connection) in before.connections.iter().enumerate() {
-            let is_current = |connection: &&Arc<Connection>| {
-                self.connections[node]
-                    .as_ref()
-                    .is_some_and(|current| Arc::ptr_eq(current, connection))
-            };
-            if let Some(connection) =
-                connection.as_ref().filter(|connection| !is_current(connection))
+            let current = self.connections[node].as_ref();
+            if let Some(connection) = connection
+                && current.is_none_or(|current| !Arc::ptr_eq(current, connection))
             {
                 replaced.push((node, Arc::downgrade(connection)));
             }

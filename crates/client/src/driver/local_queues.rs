@@ -1,26 +1,26 @@
 use std::collections::HashMap;
-use std::hash::BuildHasher as _;
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use quorlock_core::client::{Called, Entry, Keys, Mode, PlaceQueue, SlotMemory, limits};
+use quorlock_core::client::{CalledNumbers, Entry, Keys, Mode, PlaceQueue, SlotMemory, limits};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::shared::SystemRandom;
 
-/// The number of maps, each with its own mutex, so that calls for different locks rarely contend.
+/// Each shard has its own mutex, so that calls for different locks rarely contend.
 const SHARDS: usize = 16;
 
-/// The queues of a client's own calls, one for each lock. At the head of a queue, one call uses the
-/// network, or several adjacent calls that share the lock. A call that does not wait joins no
-/// queue.
+/// The queues of a client's own calls, one for each set of keys. At the head of a queue, one call
+/// uses the network, or several adjacent calls that share. Calls that do not wait do not queue.
 ///
-/// Calls are for the same lock if they have the same set of keys. Calls that have only some keys in
-/// common compete on the servers. If they queued here, two of them could wait for each other: one
-/// for its place at the head of a queue here, the other for a lock on the servers.
+/// Calls that have only some keys in common compete on the servers. If they queued here, two of
+/// them could wait for each other: one for the head of a queue here, the other for a lock on the
+/// servers.
+#[derive(Default)]
 pub(crate) struct LocalQueues {
     shards: [Mutex<HashMap<Keys, Queue>>; SHARDS],
-    hasher: std::hash::RandomState,
+    hasher: RandomState,
 }
 
 struct Queue {
@@ -28,29 +28,19 @@ struct Queue {
     waiting: HashMap<u64, oneshot::Sender<()>>,
     /// Whether the last call on the network saw other clients hold the lock or wait for it.
     contended: bool,
-    /// Which slots the program holds or has detached, and which is likely free, for locks on one of
-    /// several keys.
+    /// For locks on one of several keys.
     slots: SlotMemory,
-    /// When the client last checked whether other clients use more permits of the semaphore.
+    /// The last check whether other clients use more permits of the semaphore.
     permits_checked_at: Option<Instant>,
 }
 
-/// A call's place in a queue: at the head, where it uses the network, or in line. Dropping this
-/// passes the head of the queue to the next call.
+/// A call's place in a queue. Dropping it passes the head of the queue to the next call.
 pub(crate) struct LocalPlace {
     queues: Arc<LocalQueues>,
     keys: Keys,
-    /// The number of the call in the queue; `None` once the call is at the head and knows it.
+    /// The call's number; `None` once the call is at the head and knows it.
     in_line: Option<(u64, oneshot::Receiver<()>)>,
-    /// Whether an earlier call on the network saw other clients hold the lock or wait for it.
     contended: bool,
-}
-
-impl Default for LocalQueues {
-    fn default() -> Self {
-        let shards = std::array::from_fn(|_| Mutex::default());
-        Self { shards, hasher: std::hash::RandomState::new() }
-    }
 }
 
 impl LocalQueues {
@@ -79,7 +69,7 @@ impl LocalQueues {
         LocalPlace { queues: Arc::clone(self), keys: keys.clone(), in_line, contended }
     }
 
-    /// Returns which of these keys to request first.
+    /// Which of these keys to request first.
     pub(super) fn propose_slot(&self, keys: &Keys) -> usize {
         queue_of(&mut self.shard(keys), keys).slots.propose(keys.len(), &mut SystemRandom)
     }
@@ -92,8 +82,7 @@ impl LocalQueues {
         queue_of(&mut self.shard(keys), keys).slots.freed(slot);
     }
 
-    /// Returns whether a check for clients with more permits is due, and if so, records that it
-    /// begins now.
+    /// Returns whether a check for clients with more permits is due, and records its start.
     pub(crate) fn begin_permit_check(&self, keys: &Keys, now: Instant) -> bool {
         let mut shard = self.shard(keys);
         let checked_at = &mut queue_of(&mut shard, keys).permits_checked_at;
@@ -104,7 +93,6 @@ impl LocalQueues {
         is_due
     }
 
-    /// Records whether other clients compete for this lock.
     pub(crate) fn set_contended(&self, keys: &Keys, contended: bool) {
         queue_of(&mut self.shard(keys), keys).contended = contended;
     }
@@ -138,11 +126,6 @@ impl LocalPlace {
         }
         self.contended
     }
-
-    /// Whether the call can begin at once.
-    pub(crate) fn is_ready(&self) -> bool {
-        self.in_line.is_none()
-    }
 }
 
 impl Drop for LocalPlace {
@@ -162,7 +145,7 @@ impl Drop for LocalPlace {
 }
 
 impl Queue {
-    fn notify(&mut self, numbers: Called) {
+    fn notify(&mut self, numbers: CalledNumbers) {
         for number in numbers {
             if let Some(notify) = self.waiting.remove(&number) {
                 // The receiver exists: its call leaves the queue only under the mutex of the queue.

@@ -1,5 +1,5 @@
-//! One loop for each state machine of `quorlock_core::client`. The machines make all decisions, and
-//! the loops carry out their actions with sockets, tasks and timers.
+//! One driver for each state machine of `quorlock_core::client`. The machines decide, and the
+//! drivers carry out the actions with sockets, tasks and timers.
 
 mod acquire;
 #[cfg(test)]

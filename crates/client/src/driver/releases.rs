@@ -1,6 +1,6 @@
-//! Releases in the background. Nodes answer almost all of them within a short time, so adding a
-//! release also reads the answers to some earlier ones. One task for all locks of a client checks
-//! the rest. A release that is still open at its second check gets its own task.
+//! Releases in the background. Nodes answer most releases quickly, so adding a release also reads
+//! the answers to some earlier ones. One task per client checks the rest. A release that is still
+//! open at its second check gets its own task.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -17,44 +17,30 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::shared::Shared;
-use super::timers::reach;
+use super::timers::sleep_with_timer;
 use crate::transport::{InFlight, Outgoing};
 
-/// How often the task checks open releases. A shorter interval would slow down all calls, because a
-/// runtime with a timer that is due soon sets the processor's timer each time it waits for a node.
+/// A shorter interval would slow down all calls: a runtime with a timer that is due soon sets the
+/// processor's timer each time it waits for a node.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
-/// How many older releases are checked when one is added: more than one, so that the number of open
-/// releases falls.
+/// More than one, so that the number of open releases falls.
 const CHECKS_PER_ADD: usize = 2;
 
-/// A WAIT that was sent, and its answer.
-pub(super) type SentWait = (RequestId, BoxFuture<'static, Response>);
+pub(crate) type SentWait = (RequestId, BoxFuture<'static, Response>);
 
-/// The loop of a [`Release`].
+/// The driver of a [`Release`].
 pub(crate) struct Releasing {
     shared: Arc<Shared>,
     machine: Release,
     in_flight: InFlight,
     wait: Option<SentWait>,
+    /// The encoded RELEASE, for reuse.
     outgoing: Option<Outgoing>,
 }
 
-/// Runs a release to its end in the background. Its requests are sent before this returns.
-pub(super) fn release_in_background(
-    shared: &Arc<Shared>,
-    machine: Release,
-    wait: Option<SentWait>,
-) {
-    Releasing::with_wait(shared, machine, wait).finish_later();
-}
-
 impl Releasing {
-    /// Starts a release. Its requests are sent before this returns.
-    pub(crate) fn new(shared: &Arc<Shared>, machine: Release) -> Self {
-        Self::with_wait(shared, machine, None)
-    }
-
-    fn with_wait(shared: &Arc<Shared>, machine: Release, wait: Option<SentWait>) -> Self {
+    /// Sends the first requests before it returns. `wait` is the WAIT of the released token.
+    pub(crate) fn new(shared: &Arc<Shared>, machine: Release, wait: Option<SentWait>) -> Self {
         let in_flight = InFlight::with_capacity(shared.nodes.len());
         let mut this =
             Self { shared: Arc::clone(shared), machine, in_flight, wait, outgoing: None };
@@ -62,8 +48,7 @@ impl Releasing {
         this
     }
 
-    /// Waits for the verdict. The release continues in the background, also when the future is
-    /// dropped.
+    /// The release continues after the verdict, and also when the future is dropped.
     pub(crate) async fn wait_for_verdict(self) -> (Option<ReleaseVerdict>, Vec<Answer>) {
         struct FinishOnDrop(Option<Releasing>);
         impl Drop for FinishOnDrop {
@@ -107,7 +92,7 @@ impl Releasing {
     }
 
     /// Runs the release to its end, or until `until` holds.
-    pub(crate) async fn run_until(&mut self, until: impl Fn(&Release) -> bool) {
+    async fn run_until(&mut self, until: impl Fn(&Release) -> bool) {
         let timer = sleep(Duration::ZERO);
         tokio::pin!(timer);
         let mut armed = None;
@@ -119,11 +104,11 @@ impl Releasing {
                     self.shared.sample(&answered);
                     self.respond(answered.id, &answered.response);
                 }
-                (id, response) = wait_answer(&mut self.wait), if self.wait.is_some() => {
+                (id, response) = wait_answer(&mut self.wait) => {
                     self.wait = None;
                     self.respond(id, &response);
                 }
-                () = reach(timer.as_mut(), &mut armed, deadline) => {
+                () = sleep_with_timer(timer.as_mut(), &mut armed, deadline) => {
                     self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
                 }
             }
@@ -144,13 +129,13 @@ impl Releasing {
         }
     }
 
-    /// Continues in its own task.
     fn spawn(mut self) {
         let shared = Arc::clone(&self.shared);
         shared.spawn(async move { self.run_until(|_| false).await });
     }
 }
 
+/// Waits for the answer to a WAIT. Never returns if there is no WAIT.
 async fn wait_answer(wait: &mut Option<SentWait>) -> (RequestId, Response) {
     match wait {
         Some((id, answer)) => (*id, answer.await),
@@ -167,7 +152,7 @@ pub(crate) struct Releases {
 
 #[derive(Default)]
 struct Open {
-    /// The open releases, in the order of their checks.
+    /// In the order of their checks.
     releases: VecDeque<OpenRelease>,
     /// Whether the task checks open releases or was notified to do so.
     is_watched: bool,
@@ -177,7 +162,7 @@ struct OpenRelease {
     releasing: Releasing,
     /// Whether the task has checked the release once.
     is_checked: bool,
-    /// Makes `flush` wait for this release.
+    /// Makes `flush` wait for the release.
     _tracked: TaskTrackerToken,
 }
 

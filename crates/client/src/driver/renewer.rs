@@ -13,23 +13,20 @@ use super::rounds::round;
 use super::shared::Shared;
 use crate::clock;
 
-/// How often the clocks are checked while locks are renewed. Timers stop while a machine sleeps,
-/// and deadlines do not.
+/// Timers stop while the computer sleeps, and deadlines do not.
 const RENEWAL_CHECK_EVERY: Duration = Duration::from_secs(1);
 
-/// The handle of the task that renews.
 pub(crate) struct Renewer {
     commands: mpsc::UnboundedSender<Command>,
 }
 
 enum Command {
     Renew(Arc<LockInner>),
-    /// The time of the next round may have changed: a round was decided, or a node misses the lock.
+    /// The next round may be due at another time: a round was decided, or a node misses the lock.
     Reschedule(u64),
     Forget(u64),
 }
 
-/// The state of the task that renews.
 struct Renewing {
     shared: Weak<Shared>,
     locks: HashMap<u64, Arc<LockInner>>,
@@ -46,17 +43,14 @@ impl Renewer {
         Self { commands }
     }
 
-    /// Renews the lock until it ends.
     pub(crate) fn renew(&self, lock: &Arc<LockInner>) {
         let _ = self.commands.send(Command::Renew(Arc::clone(lock)));
     }
 
-    /// Updates the time at which the next round of the lock is due.
     pub(crate) fn reschedule(&self, lock: &LockInner) {
         let _ = self.commands.send(Command::Reschedule(lock.id));
     }
 
-    /// Stops renewing a lock that has ended.
     pub(crate) fn forget(&self, lock: &LockInner) {
         let _ = self.commands.send(Command::Forget(lock.id));
     }

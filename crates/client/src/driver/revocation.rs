@@ -1,4 +1,4 @@
-//! The loop of a revocation.
+//! The driver of a revocation.
 
 use std::sync::Arc;
 
@@ -13,10 +13,9 @@ use super::shared::Shared;
 use super::timers::sleep_until;
 use crate::clock;
 
-/// Waits for a node's answer. Returns it with the index of the node and the time of the request.
+/// A node's answer, with the index of the node and the time of the request.
 type PendingReply = BoxFuture<'static, (usize, Moment, Result<RevokeReply, NodeError>)>;
 
-/// A revocation and its requests in flight.
 pub(crate) struct Revoking {
     pub(crate) shared: Arc<Shared>,
     pub(crate) machine: Revocation,
@@ -25,7 +24,7 @@ pub(crate) struct Revoking {
 }
 
 impl Revoking {
-    /// Starts a revocation, and sends the first requests to all nodes.
+    /// The first call of [`step`](Self::step) sends the first requests.
     pub(crate) fn start(shared: &Arc<Shared>, key: &[u8], mode: RevokeMode) -> Self {
         let machine = shared.with_context(|ctx| Revocation::new(mode, ctx));
         let mut this = Self {
@@ -63,12 +62,10 @@ impl Revoking {
         tokio::select! {
             biased;
             Some((node, sent, reply)) = self.pending.next() => {
-                let machine = &mut self.machine;
-                self.shared.with_context(|ctx| machine.handle_reply(node, sent, reply, ctx));
+                self.shared.with_context(|ctx| self.machine.handle_reply(node, sent, reply, ctx));
             }
             () = sleep_until(due), if due.is_some() || self.pending.is_empty() => {
-                let machine = &mut self.machine;
-                self.shared.with_context(|ctx| machine.handle_timeout(ctx));
+                self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
             }
         }
         self.act();

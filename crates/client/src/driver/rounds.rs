@@ -8,7 +8,7 @@ use ::redis::Pipeline;
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use quorlock_core::client::{NodeError, OutgoingRequest, RequestId, Response};
+use quorlock_core::client::{Context, Hold, NodeError, OutgoingRequest, RequestId, Response};
 use quorlock_core::quorum::{ExtensionVerdict, Moment};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -19,19 +19,15 @@ use super::timers::sleep_until;
 use crate::transport::{Outgoing, read_fence};
 use crate::{ExtendError, LostError, clock};
 
-/// Waits for a node's responses to one pipeline. Returns each with the index of its lock.
+/// A node's responses to one pipeline, each with the index of its lock.
 type PendingResponses = BoxFuture<'static, Vec<(usize, RequestId, Response)>>;
 
-/// The kind of round that a call begins.
-#[derive(Clone, Copy)]
-enum RoundKind {
-    Extend,
-    Downgrade,
-}
+/// [`Hold::extend`] or [`Hold::downgrade`]. Returns the number of the round.
+type BeginRound = fn(&mut Hold, &Context<'_>) -> Option<u32>;
 
 /// See [`crate::Lock::extend`].
 pub(crate) async fn extend(lock: &Arc<LockInner>) -> Result<(), ExtendError> {
-    begin(lock, RoundKind::Extend).await
+    begin_and_wait(lock, Hold::extend).await
 }
 
 /// See [`crate::Lock::downgrade`].
@@ -39,10 +35,10 @@ pub(crate) async fn downgrade(lock: &Arc<LockInner>) -> Result<(), ExtendError> 
     if lock.spec.keys.len() > 1 {
         return Err(ExtendError::NotShareable);
     }
-    begin(lock, RoundKind::Downgrade).await
+    begin_and_wait(lock, Hold::downgrade).await
 }
 
-async fn begin(lock: &Arc<LockInner>, kind: RoundKind) -> Result<(), ExtendError> {
+async fn begin_and_wait(lock: &Arc<LockInner>, begin_round: BeginRound) -> Result<(), ExtendError> {
     let lost = |lost: LostError| match lost {
         LostError::HeldTooLong { max_hold } => ExtendError::HeldTooLong { max_hold },
         LostError::Ended { nodes }
@@ -59,9 +55,8 @@ async fn begin(lock: &Arc<LockInner>, kind: RoundKind) -> Result<(), ExtendError
     }
     let (call, verdict) = oneshot::channel();
     let shared = Arc::clone(&lock.shared);
-    shared.spawn(round_of(Arc::clone(&shared), vec![Arc::clone(lock)], kind, Some(call)));
-    // After the verdict, the round continues for late answers and repairs. There is no verdict if
-    // the lock ended before the round began.
+    shared.spawn(run_round(Arc::clone(&shared), vec![Arc::clone(lock)], begin_round, Some(call)));
+    // The round continues for late answers and repairs. It has no verdict if the lock ended before.
     let verdict = verdict.await.unwrap_or(ExtensionVerdict::Uncertain);
     match (verdict, lock.is_extensible()) {
         (_, Err(end)) => Err(lost(end)),
@@ -73,18 +68,17 @@ async fn begin(lock: &Arc<LockInner>, kind: RoundKind) -> Result<(), ExtendError
     }
 }
 
-/// Extends locks. Ends when all nodes have answered, or with [`Hold::round_ends_at`] of each lock.
-///
-/// [`Hold::round_ends_at`]: quorlock_core::client::Hold::round_ends_at
+/// Extends locks. Ends when all nodes have answered, or once [`Hold::round_ends_at`] has passed for
+/// every lock.
 pub(super) async fn round(shared: Arc<Shared>, locks: Vec<Arc<LockInner>>) {
-    round_of(shared, locks, RoundKind::Extend, None).await;
+    run_round(shared, locks, Hold::extend, None).await;
 }
 
-/// Runs a round. `call` waits for the verdict on the first lock.
-async fn round_of(
+/// `call` waits for the verdict on the first lock.
+async fn run_round(
     shared: Arc<Shared>,
     locks: Vec<Arc<LockInner>>,
-    kind: RoundKind,
+    begin_round: BeginRound,
     mut call: Option<oneshot::Sender<ExtensionVerdict>>,
 ) {
     let mut round = Round { shared, locks, answers: FuturesUnordered::new() };
@@ -92,13 +86,10 @@ async fn round_of(
     for (index, lock) in round.locks.iter().enumerate() {
         lock.handle_stragglers();
         let ((), requests) = lock.with_hold(|hold, ctx| {
-            let number = match kind {
-                RoundKind::Extend => hold.extend(ctx),
-                RoundKind::Downgrade => hold.downgrade(ctx),
-            };
+            let number = begin_round(hold, ctx);
             // The verdict may be among the actions that follow.
             if let (Some(number), Some(call)) = (number, call.take()) {
-                lock.send_verdict(number, call);
+                lock.register_call(number, call);
             }
         });
         sends.extend(requests.into_iter().map(|send| (index, send)));
@@ -128,7 +119,7 @@ struct Round {
 }
 
 impl Drop for Round {
-    /// Undoes the unanswered repairs of locks that were released in the meantime.
+    /// Undoes the unanswered repairs of locks that were released or detached.
     fn drop(&mut self) {
         for lock in &self.locks {
             lock.with_hold(|hold, ctx| hold.abandon_repairs(ctx));
@@ -138,7 +129,7 @@ impl Drop for Round {
 
 impl Round {
     fn deadline(&self) -> Option<Moment> {
-        self.locks.iter().filter_map(|lock| lock.round_deadline()).reduce(Moment::earlier)
+        self.locks.iter().filter_map(|lock| lock.node_timeout_at()).reduce(Moment::earlier)
     }
 
     fn handle(&mut self, answered: Vec<(usize, RequestId, Response)>) {
@@ -160,10 +151,9 @@ impl Round {
         self.send(sends);
     }
 
-    /// Sends requests. All requests through one connection share one pipeline.
+    /// All requests through one connection share one pipeline.
     fn send(&mut self, sends: Vec<(usize, OutgoingRequest)>) {
-        let mut by_connection: BTreeMap<(usize, u64), Vec<(usize, OutgoingRequest)>> =
-            BTreeMap::new();
+        let mut by_connection = BTreeMap::<_, Vec<_>>::new();
         for (index, send) in sends {
             by_connection.entry((send.id.node, send.connection)).or_default().push((index, send));
         }
@@ -178,9 +168,8 @@ impl Round {
             let shared = Arc::clone(&self.shared);
             self.answers.push(Box::pin(async move {
                 let failed = |error: NodeError| {
-                    ids.iter()
-                        .map(|&(index, id)| (index, id, Response::Failed(error.clone())))
-                        .collect()
+                    let ids = ids.iter();
+                    ids.map(|&(index, id)| (index, id, Response::Failed(error.clone()))).collect()
                 };
                 let Some(connection) = found else { return failed(NodeError::connection_lost()) };
                 let asked = Instant::now();

@@ -16,11 +16,10 @@ use super::links::{LinkEvent, supervise};
 use super::local_queues::LocalQueues;
 use super::releases::Releases;
 use super::renewer::Renewer;
-use crate::transport::{Answered, BlockingPool, Connection, Endpoint, InFlight, Outgoing};
-use crate::{NodeAnswer, Nodes, clock};
+use crate::transport::{Answered, Connection, Endpoint, InFlight, Outgoing, WaitConnectionPool};
+use crate::{NodeAnswer, NodeAnswers, clock};
 
-/// The state that all handles and tasks of one client share. The connections live as long as this
-/// state.
+/// The state that all handles and tasks of one client share, and that keeps its connections open.
 pub(crate) struct Shared {
     pub(crate) nodes: Vec<NodeInfo>,
     pub(crate) client_state: Arc<ClientState>,
@@ -30,27 +29,26 @@ pub(crate) struct Shared {
     pub(crate) queues: Arc<LocalQueues>,
     pub(crate) renewer: Renewer,
     pub(crate) releases: Releases,
-    /// The time limit per node for all locks of the client, if the program set one.
+    /// The time limit per node that the program set for all locks of the client.
     pub(crate) node_timeout: Option<Duration>,
     pub(crate) view: Arc<ArcSwap<View>>,
     pub(crate) health: watch::Receiver<Health>,
     events: mpsc::UnboundedSender<LinkEvent>,
-    /// The guard that closes the connections when it is dropped.
+    /// Closes the connections when it is dropped.
     _close_connections: DropGuard,
 }
 
-/// The fixed properties of a node.
 pub(crate) struct NodeInfo {
     pub(crate) name: Arc<str>,
     pub(crate) endpoint: Endpoint,
-    pub(crate) pool: Arc<BlockingPool>,
+    pub(crate) wait_connections: Arc<WaitConnectionPool>,
 }
 
 /// The nodes at one moment, with their connections.
 pub(crate) struct View {
     pub(crate) topology: Topology,
     pub(crate) connections: Vec<Option<Arc<Connection>>>,
-    /// Replaced connections. Each is kept alive only by the requests that are in flight on it.
+    /// Replaced connections, by node. Each is kept alive only by its requests in flight.
     pub(crate) replaced: Vec<(usize, Weak<Connection>)>,
 }
 
@@ -60,12 +58,11 @@ pub(crate) struct Health {
     pub(crate) links: Vec<LinkHealth>,
     /// Whether every node has been reached or has failed once.
     pub(crate) settled: bool,
-    /// How many nodes can vote.
+    /// The number of nodes that can vote.
     pub(crate) admitted: usize,
 }
 
 impl Shared {
-    /// Starts to connect to these nodes.
     pub(crate) fn start(
         nodes: Vec<NodeInfo>,
         majority: Majority,
@@ -156,14 +153,10 @@ impl Shared {
         self.tasks.spawn_on(task, &self.runtime);
     }
 
-    /// The answers with the names of their nodes.
-    pub(crate) fn report<'a>(&self, answers: impl Iterator<Item = &'a Answer>) -> Nodes {
+    pub(crate) fn report(&self, answers: impl IntoIterator<Item = Answer>) -> NodeAnswers {
         let named = self.nodes.iter().zip(answers);
-        let answer = |(node, answer): (&NodeInfo, &Answer)| NodeAnswer {
-            node: node.name.to_string(),
-            answer: answer.clone(),
-        };
-        Nodes(named.map(answer).collect())
+        let named = named.map(|(node, answer)| NodeAnswer { node: node.name.to_string(), answer });
+        NodeAnswers(named.collect())
     }
 }
 

@@ -1,4 +1,4 @@
-//! Waits for the deadlines of machines.
+//! Waits for the deadlines at which a state machine next has something to do.
 
 use std::future::pending;
 use std::pin::Pin;
@@ -8,7 +8,7 @@ use tokio::time::{Instant, Sleep};
 
 use crate::clock;
 
-/// Waits for a deadline of a machine. Never returns if there is none.
+/// Waits with a new timer. Never returns if there is no deadline.
 pub(super) async fn sleep_until(deadline: Option<Moment>) {
     match deadline {
         Some(deadline) => tokio::time::sleep(clock::now().until(deadline)).await,
@@ -16,12 +16,12 @@ pub(super) async fn sleep_until(deadline: Option<Moment>) {
     }
 }
 
-/// Waits for a deadline of a machine. The timer stays set when the future is dropped, and `armed`
-/// is the time for which it is set.
+/// Waits with a timer that stays set when the future is dropped. `armed` is the time for which the
+/// timer is set. Never returns if there is no deadline.
 ///
-/// May return before the deadline, because a timer that is set for an earlier time is not set
-/// again. Setting the timer costs more than calling a machine that has nothing to do yet.
-pub(super) async fn reach(
+/// A timer that is set for an earlier time is not set again, so this may return before `deadline`.
+/// Setting a timer costs more than calling a state machine that has nothing to do yet.
+pub(super) async fn sleep_with_timer(
     mut timer: Pin<&mut Sleep>,
     armed: &mut Option<Moment>,
     deadline: Option<Moment>,

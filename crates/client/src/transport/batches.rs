@@ -1,6 +1,5 @@
 //! Sends the requests of all locks to one node in batches. Requests that are made before the
-//! sending task runs travel in one pipeline: one write, one channel and one wake-up for all of
-//! them.
+//! sending task runs travel in one pipeline, with one write and one wake-up for all of them.
 
 use std::future::poll_fn;
 use std::mem;
@@ -19,23 +18,21 @@ use tokio_util::task::AbortOnDropHandle;
 use super::command::{Outgoing, Packet, add, read_error};
 use super::in_flight::Ticket;
 
-/// Maximum number of requests without a reply on one connection.
+/// The limit for one connection, in requests.
 pub(super) const UNANSWERED_MAX: usize = 65_536;
-/// Maximum number of requests in one pipeline. Its replies are delivered together, after the last
-/// one has arrived.
+/// In requests. The replies to a batch are delivered together, after the last one has arrived.
 const BATCH_MAX: usize = 256;
 
 /// The requests to one connection, in the order in which they were made.
 pub(super) struct Batches {
     queue: Arc<Queue>,
-    /// Stops the sending task.
     _task: AbortOnDropHandle<()>,
 }
 
 #[derive(Default)]
 struct Queue {
     state: Mutex<State>,
-    /// Notifies the sending task of the first request since it took a batch.
+    /// Notifies the sending task of the first request since the last batch.
     added: Notify,
 }
 
@@ -54,7 +51,6 @@ pub(super) enum QueuedRequest {
 }
 
 impl Batches {
-    /// Starts the task that sends through this connection.
     pub(super) fn start(wire: MultiplexedConnection) -> Self {
         let queue = Arc::new(Queue::default());
         // All other tasks wait for this one, so tokio's budget for a task does not apply to it.
@@ -117,8 +113,7 @@ async fn run(wire: MultiplexedConnection, queue: Closing) {
                 while waiting.len() > 0 {
                     let batch = waiting.by_ref().take(BATCH_MAX).collect();
                     let mut sending = send(wire.clone(), batch).boxed();
-                    // This batch is sent before any later one: a RELEASE must not overtake its
-                    // ACQUIRE.
+                    // Sent before any later batch: a RELEASE must not overtake its ACQUIRE.
                     match poll_fn(|cx| Poll::Ready(sending.poll_unpin(cx))).await {
                         Poll::Ready(answered) => queue.state().unanswered -= answered,
                         Poll::Pending => sent.push(sending),
@@ -165,7 +160,6 @@ async fn send(mut wire: MultiplexedConnection, batch: Vec<QueuedRequest>) -> usi
     requests
 }
 
-/// Answers each request of a batch.
 fn finish(batch: Vec<QueuedRequest>, replies: Result<Vec<Value>, RedisError>) {
     let commands: usize = batch.iter().map(QueuedRequest::len).sum();
     let error = match replies {
@@ -182,7 +176,7 @@ fn finish(batch: Vec<QueuedRequest>, replies: Result<Vec<Value>, RedisError>) {
 }
 
 impl QueuedRequest {
-    /// Returns the number of commands of the request, which is also the number of replies.
+    /// The number of commands, and so of replies.
     fn len(&self) -> usize {
         match self {
             Self::ForLock { outgoing, .. } => outgoing.len(),
@@ -221,7 +215,7 @@ mod tests {
 
     use quorlock_core::Ttl;
     use quorlock_core::client::{
-        Command, Keys, Mode, NodeError, Request, RequestId, Response, Spec, Token,
+        Command, Keys, NodeError, Request, RequestId, Response, Spec, Token,
     };
     use quorlock_testkit::Server;
     use tokio::time::timeout;
@@ -238,16 +232,7 @@ mod tests {
     }
 
     fn request(key: &str, command: Command) -> Outgoing {
-        let spec = Spec {
-            keys: Keys::from_iter([key]),
-            ttl: Ttl::from_ms(60_000).unwrap(),
-            mode: Mode::Exclusive,
-            any: None,
-            min_validity: Duration::ZERO,
-            node_timeout: None,
-            max_hold: None,
-            owner: None,
-        };
+        let spec = Spec::exclusive(Keys::from_iter([key]), Ttl::from_ms(60_000).unwrap());
         Outgoing::new(&spec, &Request { token: Token::of_bits(1), command })
     }
 
@@ -259,6 +244,14 @@ mod tests {
 
     async fn response(in_flight: &mut InFlight) -> Response {
         timeout(SOON, in_flight.next()).await.expect("the request was not answered").response
+    }
+
+    fn assert_failed_at_once(in_flight: &mut InFlight) {
+        assert_down(&in_flight.take_answered().expect("the request has not failed").response);
+    }
+
+    fn assert_down(response: &Response) {
+        assert!(matches!(response, Response::Failed(NodeError::Down { .. })), "{response:?}");
     }
 
     fn reads(server: &Server) -> u64 {
@@ -297,11 +290,7 @@ mod tests {
         let ping = request("k", Command::Ping);
         let mut asked: Vec<_> =
             (0..UNANSWERED_MAX).map(|_| ask(&connection, ping.clone())).collect();
-        let refused = ask(&connection, ping.clone())
-            .take_answered()
-            .expect("the request has not failed")
-            .response;
-        assert!(matches!(refused, Response::Failed(NodeError::Down { .. })), "{refused:?}");
+        assert_failed_at_once(&mut ask(&connection, ping.clone()));
         for in_flight in &mut asked {
             assert_eq!(response(in_flight).await, Response::Yes);
         }
@@ -322,8 +311,7 @@ mod tests {
         server.kill();
         asked.push(ask(&connection, ping));
         for in_flight in &mut asked {
-            let response = response(in_flight).await;
-            assert!(matches!(response, Response::Failed(NodeError::Down { .. })), "{response:?}");
+            assert_down(&response(in_flight).await);
         }
     }
 
@@ -336,11 +324,8 @@ mod tests {
         let ping = request("k", Command::Ping);
         let mut before = ask(&connection, ping.clone());
         drop(runtime);
-        let mut after = ask(&connection, ping);
-        for in_flight in [&mut before, &mut after] {
-            let response = in_flight.take_answered().expect("the request has not failed").response;
-            assert!(matches!(response, Response::Failed(NodeError::Down { .. })), "{response:?}");
-        }
+        assert_failed_at_once(&mut before);
+        assert_failed_at_once(&mut ask(&connection, ping));
         server.resume();
     }
 }

@@ -3,13 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::{Cmd, Pipeline, RedisError, Value};
+use ::redis::{Cmd, Pipeline, RedisError, Value, from_redis_value};
 use quorlock_core::Fence;
 use quorlock_core::client::{Command, Keys, Mode, NodeError, Request, Response, Spec};
 
 /// Room for the arguments of a command besides its keys.
 const OTHER_ARGS: usize = 12;
-/// Usual size of these arguments in bytes.
 const OTHER_BYTES: usize = 160;
 
 /// A request in its encoded form. Cheap to clone, since most requests go to several nodes.
@@ -29,7 +28,6 @@ pub(super) enum Packet {
 }
 
 impl Outgoing {
-    /// Encodes a request.
     pub(crate) fn new(spec: &Spec, request: &Request) -> Self {
         let packet = match request.command {
             Command::Inspect if spec.keys.len() > 1 => {
@@ -47,7 +45,7 @@ impl Outgoing {
         Self { packet, command: request.command, any }
     }
 
-    /// Returns the number of commands of this request.
+    /// The number of commands, and so of replies.
     pub(super) fn len(&self) -> usize {
         match &self.packet {
             Packet::One(_) => 1,
@@ -55,7 +53,6 @@ impl Outgoing {
         }
     }
 
-    /// Adds the commands of this request to a pipeline.
     pub(crate) fn add_to(&self, pipeline: &mut Pipeline) {
         match &self.packet {
             Packet::One(command) => {
@@ -84,20 +81,8 @@ impl Outgoing {
                 Command::Acquire { .. } | Command::Extend { .. } | Command::SwapToken { .. },
                 value,
             ) => read_fence(value),
-            (Command::Wait { .. } | Command::AcquireAny { .. }, value @ Value::Array(_))
-                if self.any.is_some() =>
-            {
-                self.read_any(value).unwrap_or(Response::Failed(NodeError::UnexpectedReply))
-            }
-            (Command::Wait { .. }, value @ Value::Array(_)) => {
-                let granted = ::redis::from_redis_value::<(u64, u64)>(value).ok();
-                let read = |(fence, waited_us)| Some((Fence::new(fence)?, waited_us));
-                match granted.and_then(read) {
-                    Some((fence, waited_us)) => {
-                        Response::FenceAfterWait { fence, waited: Duration::from_micros(waited_us) }
-                    }
-                    None => Response::Failed(NodeError::UnexpectedReply),
-                }
+            (Command::Wait { .. } | Command::AcquireAny { .. }, value @ Value::Array(_)) => {
+                self.read_grant(value).unwrap_or(Response::Failed(NodeError::UnexpectedReply))
             }
             (Command::Wait { .. } | Command::AcquireAny { .. } | Command::Inspect, Value::Nil)
             | (Command::Release, Value::Int(0)) => Response::No,
@@ -108,13 +93,21 @@ impl Outgoing {
         }
     }
 
-    /// Reads the grant of one of several keys: fence, time waited if the client waited, key.
-    fn read_any(&self, value: Value) -> Option<Response> {
-        let (fence, waited_us, key) = if let Command::Wait { .. } = self.command {
-            ::redis::from_redis_value::<(u64, u64, Vec<u8>)>(value).ok()?
-        } else {
-            let (fence, key) = ::redis::from_redis_value::<(u64, Vec<u8>)>(value).ok()?;
-            (fence, 0, key)
+    /// Reads a grant: the fence, and if the reply has them, the time waited and the key.
+    fn read_grant(&self, value: Value) -> Option<Response> {
+        let (fence, waited_us, key) = match (self.command, &self.any) {
+            (Command::Wait { .. }, None) => {
+                let (fence, waited_us) = from_redis_value::<(u64, u64)>(value).ok()?;
+                let waited = Duration::from_micros(waited_us);
+                return Some(Response::FenceAfterWait { fence: Fence::new(fence)?, waited });
+            }
+            (Command::Wait { .. }, Some(_)) => {
+                from_redis_value::<(u64, u64, Vec<u8>)>(value).ok()?
+            }
+            _ => {
+                let (fence, key) = from_redis_value::<(u64, Vec<u8>)>(value).ok()?;
+                (fence, 0, key)
+            }
         };
         let key = self.any.as_ref()?.iter().position(|asked| asked == key)?;
         let waited = Duration::from_micros(waited_us);
@@ -125,8 +118,7 @@ impl Outgoing {
     /// otherwise `Yes` if at least one reply is `Yes`, and otherwise `No`.
     fn read_several(&self, replies: impl Iterator<Item = Value>) -> Response {
         let mut combined = Response::No;
-        // Takes all replies to this request even after a failure, so that the next request gets its
-        // own replies.
+        // All replies are taken even after a failure, so that the next request gets its own.
         for response in replies.map(|reply| self.read(Ok(reply))).collect::<Vec<_>>() {
             match response {
                 Response::No => {}
@@ -138,7 +130,6 @@ impl Outgoing {
     }
 }
 
-/// Adds these commands to a pipeline.
 pub(super) fn add(commands: &Pipeline, pipeline: &mut Pipeline) {
     for command in commands.cmd_iter() {
         pipeline.add_command(command.clone());
@@ -151,8 +142,8 @@ fn build(spec: &Spec, request: &Request) -> Cmd {
     let mut cmd = match command {
         Command::Ping => return ::redis::cmd("PING"),
         Command::Inspect => on_key(&spec.keys, "LOCK.INSPECT"),
-        Command::AcquireAny { .. } => on_any_of(&spec.keys),
-        Command::Wait { .. } if spec.any.is_some() => on_any_of(&spec.keys),
+        Command::AcquireAny { .. } => with_count(&spec.keys, "LOCK.ACQUIREANY"),
+        Command::Wait { .. } if spec.any.is_some() => with_count(&spec.keys, "LOCK.ACQUIREANY"),
         Command::Acquire { .. } | Command::Wait { .. } => {
             on_keys(&spec.keys, "LOCK.ACQUIRE", "LOCK.MACQUIRE")
         }
@@ -200,16 +191,11 @@ fn add_mode(spec: &Spec, cmd: &mut Cmd) {
     }
 }
 
-fn on_any_of(keys: &Keys) -> Cmd {
-    with_count(keys, "LOCK.ACQUIREANY")
-}
-
-/// A command with these keys: the variant for one key, or for several.
+/// The variant of a command for one key, or for several.
 fn on_keys(keys: &Keys, one: &str, several: &str) -> Cmd {
     if keys.len() == 1 { on_key(keys, one) } else { with_count(keys, several) }
 }
 
-/// A command with the only key.
 fn on_key(keys: &Keys, name: &str) -> Cmd {
     let mut command = empty(keys);
     command.arg(name).arg(keys.first());
@@ -243,8 +229,8 @@ pub(crate) fn read_fence(value: Value) -> Response {
     }
 }
 
-/// Reads an error. Drops the text of the error `unknown command`, since servers quote the command's
-/// arguments in it, and one of them is the token.
+/// Drops the text of the error `unknown command`, in which servers quote the command's arguments:
+/// one of them is the token.
 pub(crate) fn read_error(error: &RedisError) -> NodeError {
     let detail = error.detail().unwrap_or_default();
     let words = |code: &str| format!("{code} {detail}").trim_end().to_owned();

@@ -13,19 +13,17 @@ use super::batches::{Batches, QueuedRequest, UNANSWERED_MAX};
 use super::command::{Outgoing, read_error};
 use super::in_flight::Ticket;
 
-/// Opens connections to one node.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
-    /// The client for shared connections: redis-rs reports their end only with RESP3.
+    /// For shared connections: redis-rs reports their end only with RESP3.
     shared: Client,
-    /// The client for exclusive connections.
-    exclusive: Client,
+    wait_connections: Client,
 }
 
-/// A shared connection to a node. It carries all requests except WAITs.
+/// A shared connection to a node.
 pub(crate) struct Connection {
     batches: Batches,
-    /// Its number among the connections of the node.
+    /// The number among the connections of the node.
     pub(crate) number: u64,
 }
 
@@ -38,17 +36,16 @@ impl Endpoint {
         let info = info.set_tcp_settings(tcp);
         let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
         let shared = open(info.clone().set_redis_settings(settings))?;
-        Ok(Self { shared, exclusive: open(info)? })
+        Ok(Self { shared, wait_connections: open(info)? })
     }
 
-    /// The endpoint of a client of redis-rs.
     pub(crate) fn of_client(client: &Client) -> RedisResult<Self> {
         Self::new(client.get_connection_info().clone(), Client::open)
     }
 
     /// The address, without any password.
     pub(crate) fn address(&self) -> String {
-        match self.exclusive.get_connection_info().addr() {
+        match self.wait_connections.get_connection_info().addr() {
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
                 format!("{host}:{port}")
             }
@@ -57,18 +54,18 @@ impl Endpoint {
         }
     }
 
-    /// Opens a connection for blocking commands.
-    pub(super) async fn open_exclusive(&self) -> Result<MultiplexedConnection, NodeError> {
+    pub(super) async fn open_wait_connection(&self) -> Result<MultiplexedConnection, NodeError> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(limits::HANDSHAKE))
             .set_response_timeout(None);
-        let connecting = self.exclusive.get_multiplexed_async_connection_with_config(&config);
+        let connecting =
+            self.wait_connections.get_multiplexed_async_connection_with_config(&config);
         connecting.await.map_err(|error| connect_error(&error))
     }
 }
 
-/// Connects to a node and reads its INFO. Calls `closed` once when the connection has ended.
-/// Also returns how long the reply to INFO took.
+/// Connects to a node and reads its INFO. Also returns how long the reply to INFO took. Calls
+/// `closed` once when the connection has ended.
 pub(crate) async fn open(
     endpoint: &Endpoint,
     number: u64,
@@ -78,8 +75,7 @@ pub(crate) async fn open(
         .set_connection_timeout(Some(limits::HANDSHAKE))
         // The machines have a time limit for every request.
         .set_response_timeout(None)
-        // The queue of redis-rs has a place for each batch. If a batch had to wait for a place, a
-        // later batch could overtake it.
+        // A place for each batch: a batch that waited for a place could be overtaken.
         .set_pipeline_buffer_size(UNANSWERED_MAX + 1)
         .set_push_sender(move |push: ::redis::PushInfo| -> Result<(), ::redis::aio::SendError> {
             if push.kind == ::redis::PushKind::Disconnection {
@@ -103,7 +99,6 @@ pub(crate) async fn open(
     Ok((Connection { batches, number }, Hello::from_info(&info), asked.elapsed()))
 }
 
-/// Why a connection was not made.
 fn connect_error(error: &RedisError) -> NodeError {
     let reason = error.to_string();
     if error.kind() == ErrorKind::AuthenticationFailed {
@@ -111,9 +106,8 @@ fn connect_error(error: &RedisError) -> NodeError {
     }
     match read_error(error) {
         NodeError::ErrorReply(words) if words.contains("DB index is out of range") => {
-            NodeError::Misconfigured {
-                reason: format!("{words}: check the database number in the URL"),
-            }
+            let reason = format!("{words}: check the database number in the URL");
+            NodeError::Misconfigured { reason }
         }
         _ if reason.contains("invalid peer certificate") => NodeError::Misconfigured {
             reason: format!("{reason}: check the node's certificate and the trusted roots"),
@@ -124,12 +118,11 @@ fn connect_error(error: &RedisError) -> NodeError {
 }
 
 impl Connection {
-    /// Sends a request after all earlier ones.
     pub(super) fn ask(&self, outgoing: Outgoing, ticket: Ticket) {
         self.batches.add(QueuedRequest::ForLock { outgoing, ticket });
     }
 
-    /// Sends a PING. Returns whether the node replied to it without an error.
+    /// Returns whether the node replied to a PING without an error.
     pub(crate) async fn ping(&self) -> bool {
         let mut ping = Pipeline::with_capacity(1);
         ping.cmd("PING");
@@ -137,7 +130,6 @@ impl Connection {
         answered.is_ok_and(|replies| !matches!(replies[..], [Value::ServerError(_)]))
     }
 
-    /// Sends several commands after all earlier ones.
     pub(crate) async fn ask_all(&self, commands: Pipeline) -> Result<Vec<Value>, NodeError> {
         let (reply, replied) = oneshot::channel();
         self.batches.add(QueuedRequest::Several { commands, reply });

@@ -9,15 +9,14 @@ use tokio::time::Instant;
 
 use super::{Connection, Outgoing};
 
-/// Requests in flight whose responses are awaited together: a few for each node at most.
+/// Requests in flight whose responses are awaited together, a few for each node at most.
 #[derive(Default)]
 pub(crate) struct InFlight {
     inbox: Arc<Inbox>,
-    /// Keeps each connection open until its response has arrived.
+    /// Keeps each connection until its response has arrived.
     open: Vec<(RequestId, Arc<Connection>)>,
 }
 
-/// The responses to the requests of one [`InFlight`].
 #[derive(Default)]
 struct Inbox {
     state: Mutex<Arrived>,
@@ -29,14 +28,13 @@ struct Arrived {
     waker: Option<Waker>,
 }
 
-/// The place for one response. Reports a lost connection when it is dropped without one.
+/// The place for one response. Reports a lost connection when it is dropped unanswered.
 pub(super) struct Ticket {
     id: RequestId,
     sent: Instant,
     inbox: Option<Arc<Inbox>>,
 }
 
-/// The response to a request, and how long it took.
 #[derive(Debug)]
 pub(crate) struct Answered {
     pub(crate) id: RequestId,
@@ -49,14 +47,13 @@ impl InFlight {
         Self { inbox: Arc::default(), open: Vec::with_capacity(requests) }
     }
 
-    /// Sends a request, before all later ones.
     pub(crate) fn ask(&mut self, id: RequestId, connection: Arc<Connection>, outgoing: Outgoing) {
         let ticket = Ticket { id, sent: Instant::now(), inbox: Some(Arc::clone(&self.inbox)) };
         connection.ask(outgoing, ticket);
         self.open.push((id, connection));
     }
 
-    /// Records the failure of a request that cannot be sent.
+    /// For a request that cannot be sent.
     pub(crate) fn fail(&mut self, id: RequestId, error: NodeError) {
         let response = Response::Failed(error);
         self.inbox.put(Answered { id, response, took: Duration::ZERO });
@@ -70,7 +67,7 @@ impl InFlight {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// Polls for a response; `None` if no request is in flight.
+    /// `None` if no request is in flight.
     pub(crate) fn poll_answered(&mut self, cx: &mut Context<'_>) -> Poll<Option<Answered>> {
         if self.is_empty() { Poll::Ready(None) } else { self.poll_next(cx).map(Some) }
     }
@@ -90,7 +87,6 @@ impl InFlight {
         Poll::Ready(answered)
     }
 
-    /// Takes a response that has already arrived.
     pub(crate) fn take_answered(&mut self) -> Option<Answered> {
         let answered = self.inbox.arrived().responses.pop_front()?;
         self.close(answered.id);

@@ -1,4 +1,4 @@
-//! Sends LOCK.INSPECT, and reads its reply.
+//! LOCK.INSPECT and its reply.
 
 use std::time::Duration;
 
@@ -10,14 +10,13 @@ use super::Connection;
 use super::command::read_error;
 
 impl Connection {
-    /// Inspects a key, and asks whether the node may have forgotten a lock.
+    /// Also asks whether the node may have forgotten a lock.
     pub(crate) async fn inspect(&self, key: &[u8]) -> Result<Option<LeaseInfo>, NodeError> {
         let mut pipeline = Pipeline::with_capacity(2);
         pipeline.cmd("LOCK.INSPECT").arg(key).cmd("INFO").arg("lock");
         read_inspection(self.ask_all(pipeline).await)
     }
 
-    /// Returns for each of these keys whether it is taken.
     pub(crate) async fn taken(&self, keys: &[Vec<u8>]) -> Result<Vec<bool>, NodeError> {
         let mut pipeline = Pipeline::with_capacity(keys.len());
         for key in keys {
@@ -49,7 +48,7 @@ pub(super) fn fields_of(reply: Value) -> Result<Option<Vec<(Value, Value)>>, Nod
     }
 }
 
-/// Reads the reply to LOCK.INSPECT; `None` if the key is free. Skips fields of a newer module.
+/// `None` if the key is free. Skips fields of a newer module.
 pub(super) fn read_lease(reply: Value) -> Result<Option<LeaseInfo>, NodeError> {
     let Some(fields) = fields_of(reply)? else { return Ok(None) };
     let mut lease = LeaseInfo::default();
@@ -125,13 +124,13 @@ pub(super) fn read_lease(reply: Value) -> Result<Option<LeaseInfo>, NodeError> {
     }
 }
 
-/// Reads a text that a client chose, which may be any bytes.
+/// A client chose the text, which may be any bytes.
 fn read_text(value: Value) -> Result<Option<String>, NodeError> {
     let text: Option<Vec<u8>> = read(value)?;
     Ok(text.map(|text| String::from_utf8_lossy(&text).into_owned()))
 }
 
-/// For how long and why the node abstains, such as `59990 start`; `None` if it votes.
+/// For how many milliseconds and why the node abstains, such as `59990 start`; `None` if it votes.
 pub(super) fn read_abstention(reply: Value) -> Result<Option<String>, NodeError> {
     if let Value::ServerError(error) = reply {
         return Err(read_error(&error.into()));

@@ -1,7 +1,6 @@
 //! Sends and receives bytes with redis-rs. The state machines decide when and to which node.
 
 mod batches;
-mod blocking_pool;
 mod command;
 mod connection;
 mod in_flight;
@@ -9,8 +8,9 @@ mod inspection;
 #[cfg(test)]
 mod protocol_vectors;
 mod revocation;
+mod wait_connection_pool;
 
-pub(crate) use blocking_pool::{BlockingPool, PooledConnection};
 pub(crate) use command::{Outgoing, read_fence};
 pub(crate) use connection::{Connection, Endpoint, open};
 pub(crate) use in_flight::{Answered, InFlight};
+pub(crate) use wait_connection_pool::{WaitConnection, WaitConnectionPool};

@@ -1,5 +1,5 @@
 //! Checks the test vectors of docs/protocol.md that are about bytes: `wire` in
-//! docs/protocol/vectors.json. The core's tests check the rest: `decisions`.
+//! docs/protocol/vectors.json. Tests of the core check the others: `decisions`.
 
 #[path = "../../../core/tests/vectors/mod.rs"]
 mod vectors;
@@ -16,7 +16,6 @@ use vectors::{Fields, Reader, bytes};
 use super::command::{Outgoing, Packet};
 use crate::{DetachedLock, InvalidDetached};
 
-/// Every kind of vector about bytes.
 const READERS: [(&str, Reader); 6] = [
     ("commands", command),
     ("detached", detached),
@@ -55,13 +54,9 @@ fn spec(name: &str, keys: Keys, ttl: Ttl, owner: Option<String>) -> Spec {
     let is_any = matches!(name, "acquire any" | "wait for any");
     Spec {
         any: is_any.then(|| keys.clone()),
-        keys,
-        ttl,
         mode: if is_shared { Mode::Shared } else { Mode::Exclusive },
-        min_validity: Duration::ZERO,
-        node_timeout: None,
-        max_hold: None,
         owner: owner.map(Into::into),
+        ..Spec::exclusive(keys, ttl)
     }
 }
 
@@ -131,15 +126,15 @@ fn outgoing(name: &str) -> Outgoing {
 fn reply(mut case: Fields) {
     let outgoing = outgoing(&case.text("request"));
     let response = outgoing.read(::redis::parse_redis_value(case.text("reply").as_bytes()));
+    let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap();
     let means = match response {
         Response::Fence(fence) => serde_json::json!({ "fence": fence.get() }),
         Response::FenceAfterWait { fence, waited } => {
-            let waited_us = u64::try_from(waited.as_micros()).unwrap();
-            serde_json::json!({ "fence": fence.get(), "waited_us": waited_us })
+            serde_json::json!({ "fence": fence.get(), "waited_us": micros(waited) })
         }
         Response::FenceAndKey { fence, waited, key } => {
-            let waited_us = u64::try_from(waited.as_micros()).unwrap();
-            serde_json::json!({ "fence": fence.get(), "waited_us": waited_us, "key": format!("s:{key:02}") })
+            let (waited_us, key) = (micros(waited), format!("s:{key:02}"));
+            serde_json::json!({ "fence": fence.get(), "waited_us": waited_us, "key": key })
         }
         Response::Yes => "yes".into(),
         Response::No => "no".into(),
@@ -181,9 +176,9 @@ fn info(mut case: Fields) {
 fn detached(mut case: Fields) {
     let text = case.text("text");
     let lock: DetachedLock = format!(" {text}\n").parse().unwrap();
-    assert!(lock.has_keys(&case.keys()), "{text}");
-    assert_eq!(lock.token().as_str(), case.text("token"), "{text}");
-    assert_eq!(lock.core_ttl().ms(), case.number("ttl_ms"), "{text}");
+    assert!(lock.keys == case.keys(), "{text}");
+    assert_eq!(lock.token.as_str(), case.text("token"), "{text}");
+    assert_eq!(lock.ttl.ms(), case.number("ttl_ms"), "{text}");
     assert_eq!(lock.fence(), case.fence(), "{text}");
     let until = std::time::UNIX_EPOCH + Duration::from_millis(case.number("until_ms"));
     assert_eq!(lock.until(), until, "{text}");

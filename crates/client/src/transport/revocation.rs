@@ -1,4 +1,4 @@
-//! Sends LOCK.REVOKE and LOCK.SCAN, and reads their replies.
+//! LOCK.REVOKE and LOCK.SCAN, and their replies.
 
 use ::redis::{Pipeline, Value};
 use quorlock_core::client::{LeaseInfo, NodeError, RevokeCommand, RevokeReply, limits};
@@ -9,17 +9,16 @@ use super::inspection::{fields_of, read, read_abstention, read_lease};
 
 type Key = Vec<u8>;
 
-/// One slice of a node's locks.
+/// A part of a node's locks: the reply to one LOCK.SCAN.
 pub(crate) struct Slice {
     /// Where the next slice begins; 0 at the end.
     pub(crate) cursor: u64,
     pub(crate) locks: Vec<(Key, LeaseInfo)>,
-    /// Why the node, which may have forgotten locks, abstains; `None` if it votes.
+    /// Why the node abstains; `None` if it votes.
     pub(crate) abstains: Option<String>,
 }
 
 impl Connection {
-    /// Revokes the lock on a key, or asks for the state of its revocation.
     pub(crate) async fn revoke(
         &self,
         key: &[u8],
@@ -39,7 +38,6 @@ impl Connection {
         read_revocation(command, self.ask_all(pipeline).await?)
     }
 
-    /// Asks for the next locks of the node.
     pub(crate) async fn scan(&self, cursor: u64, pattern: &[u8]) -> Result<Slice, NodeError> {
         let mut pipeline = Pipeline::with_capacity(2);
         pipeline.cmd("LOCK.SCAN").arg(cursor).arg("MATCH").arg(pattern);
@@ -107,24 +105,17 @@ mod tests {
     #[test]
     fn revocation_reads_the_reply_and_the_lease_that_is_left() {
         let replies = vec![Value::Int(1), Value::Array(lock()), voting()];
+        let unexpected = Err(NodeError::UnexpectedReply);
         let reply = read_revocation(RevokeCommand::Revoke, replies.clone()).unwrap();
-        assert_eq!(
-            (reply.was_locked, reply.lease.is_some(), reply.abstains),
-            (Some(true), true, None)
-        );
+        let (was_locked, is_held) = (reply.was_locked, reply.lease.is_some());
+        assert_eq!((was_locked, is_held, reply.abstains), (Some(true), true, None));
         let reply = read_revocation(RevokeCommand::RevokeNow, replies.clone()).unwrap();
         assert_eq!(reply.lease, None, "it is the next lock");
-        assert_eq!(
-            read_revocation(RevokeCommand::Inspect, replies),
-            Err(NodeError::UnexpectedReply)
-        );
+        assert_eq!(read_revocation(RevokeCommand::Inspect, replies), unexpected);
         let replies = vec![Value::Nil, voting()];
         assert_eq!(read_revocation(RevokeCommand::Inspect, replies).unwrap().was_locked, None);
         let replies = vec![Value::Int(2), Value::Nil, voting()];
-        assert_eq!(
-            read_revocation(RevokeCommand::Revoke, replies),
-            Err(NodeError::UnexpectedReply)
-        );
+        assert_eq!(read_revocation(RevokeCommand::Revoke, replies), unexpected);
     }
 
     #[test]

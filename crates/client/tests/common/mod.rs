@@ -1,5 +1,4 @@
-//! Helpers for the tests of the client: quorums of real masters, with and without proxies
-//! that inject faults.
+//! Helpers for the tests: quorums of real masters, with and without proxies that inject faults.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -8,8 +7,9 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use quorlock_client::{LockBuilder, Quorum};
-use quorlock_testkit::{Masters, Proxy, Server, eventually_async};
+use quorlock_client::{AcquireError, Lock, LockBuilder, NodeError, Quorum};
+use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually_async};
+use tokio::task::JoinHandle;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -24,33 +24,57 @@ pub(crate) struct Net {
     pub(crate) quorum: Quorum,
 }
 
-/// A quorum of `n` masters.
+impl Net {
+    pub(crate) fn hold(&self, direction: Direction) {
+        self.proxies.iter().for_each(|proxy| proxy.hold(direction));
+    }
+
+    pub(crate) fn delay(&self, direction: Direction, delay: Duration) {
+        self.proxies.iter().for_each(|proxy| proxy.delay(direction, delay));
+    }
+
+    pub(crate) fn heal(&self) {
+        self.proxies.iter().for_each(Proxy::heal);
+    }
+}
+
 pub(crate) async fn quorum(n: usize) -> (Masters, Quorum) {
     let masters = Masters::start(n);
     let quorum = connect(masters.urls()).await;
     (masters, quorum)
 }
 
-/// A quorum of `n` masters, each behind a proxy.
 pub(crate) async fn net(n: usize) -> Net {
-    let masters = Masters::start(n);
+    net_of(Masters::start(n)).await
+}
+
+pub(crate) async fn net_of(masters: Masters) -> Net {
     let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
     let quorum = connect(proxies.iter().map(Proxy::url)).await;
     Net { masters, proxies, quorum }
 }
 
-/// Returns a client that is connected to all of these nodes. `QuorumBuilder::connect` alone would
-/// need only a majority.
+/// Three masters that store the same fence for a lock. The fences of a server begin
+/// `lock.max-clock-skew` above its clock. With 1 ms, the fence that the client proposes is larger.
+pub(crate) fn masters_with_equal_fences() -> Masters {
+    Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap()
+}
+
+/// Connects to all of these nodes. `QuorumBuilder::connect` alone needs only a majority.
 pub(crate) async fn connect(urls: impl IntoIterator<Item = String>) -> Quorum {
     // On a busy machine, a healthy node may answer late.
     let quorum = Quorum::builder().nodes(urls).node_timeout(Duration::from_secs(1)).connect();
     let quorum = quorum.await.expect("the URLs are valid");
-    eventually_async(PATIENCE, "all nodes are connected", async || {
-        let (nodes, connected) = nodes_and_voters(&quorum);
-        connected == nodes
+    until_voting(&quorum, quorum.health().len()).await;
+    quorum
+}
+
+/// Waits until exactly `n` nodes can vote, as far as the client knows.
+pub(crate) async fn until_voting(quorum: &Quorum, n: usize) {
+    eventually_async(PATIENCE, &format!("{n} nodes can vote"), async || {
+        nodes_and_voters(quorum).1 == n
     })
     .await;
-    quorum
 }
 
 /// Returns the number of nodes, and how many of them can vote, as far as the client knows.
@@ -62,6 +86,32 @@ pub(crate) fn nodes_and_voters(quorum: &Quorum) -> (usize, usize) {
 /// A lock with time limits that are long enough for a busy machine.
 pub(crate) fn patiently(quorum: &Quorum, key: &str) -> LockBuilder {
     quorum.lock(key).ttl(Duration::from_secs(30)).node_timeout(Duration::from_secs(4))
+}
+
+/// Starts a call that must acquire the lock.
+pub(crate) fn spawn_acquire(builder: LockBuilder) -> JoinHandle<Lock> {
+    tokio::spawn(async move { builder.acquire().await.unwrap() })
+}
+
+/// Asserts that a call failed because another client holds the lock or waits for it.
+#[track_caller]
+pub(crate) fn assert_refused(result: &Result<Lock, AcquireError>) {
+    assert!(matches!(result, Err(AcquireError::Held { .. })), "{result:?}");
+}
+
+/// Returns the error of the first node that did not vote.
+#[track_caller]
+pub(crate) fn first_failure(error: &AcquireError) -> &NodeError {
+    let AcquireError::NoQuorum { nodes } = error else { panic!("{error}") };
+    nodes.failed().next().unwrap().1
+}
+
+/// Waits until the client knows that exactly `n` nodes hold the lock.
+pub(crate) async fn until_held_on(lock: &Lock, n: usize) {
+    eventually_async(PATIENCE, &format!("{n} nodes hold the lock"), async || {
+        lock.coverage().held == n
+    })
+    .await;
 }
 
 /// The value of a field of `INFO lock`.
@@ -86,7 +136,6 @@ pub(crate) fn calls(server: &Server, command: &str) -> u64 {
     counts.sum()
 }
 
-/// How many clients wait on a server.
 pub(crate) fn waiters(server: &Server) -> u64 {
     info(server, "lock_waiters")
 }
@@ -94,17 +143,17 @@ pub(crate) fn waiters(server: &Server) -> u64 {
 /// Waits until `n` clients wait on the running masters, in total.
 pub(crate) async fn until_waiting(masters: &Masters, n: u64) {
     eventually_async(PATIENCE, &format!("{n} clients wait"), async || {
-        let running = masters.iter().filter(|master| master.is_running());
-        running.map(waiters).sum::<u64>() == n
+        running(masters).map(waiters).sum::<u64>() == n
     })
     .await;
 }
 
-/// Deletes the key on all masters.
 pub(crate) fn delete(masters: &Masters, key: &str) {
-    for master in masters {
-        redis::cmd("DEL").arg(key).exec(&mut master.connection()).unwrap();
-    }
+    masters.iter().for_each(|master| delete_on(master, key));
+}
+
+pub(crate) fn delete_on(master: &Server, key: &str) {
+    redis::cmd("DEL").arg(key).exec(&mut master.connection()).unwrap();
 }
 
 /// The rules of the documented user for programs that lock.
@@ -113,9 +162,13 @@ pub(crate) fn locker_rules() -> &'static str {
     page.lines().find_map(|line| line.strip_prefix("user locker ")).unwrap()
 }
 
+fn running(masters: &Masters) -> impl Iterator<Item = &Server> {
+    masters.iter().filter(|master| master.is_running())
+}
+
 /// The number of running masters that have the key.
 pub(crate) fn masters_holding(masters: &Masters, key: &str) -> usize {
-    masters.iter().filter(|master| master.is_running()).filter(|master| exists(master, key)).count()
+    running(masters).filter(|master| exists(master, key)).count()
 }
 
 /// Adds a user with these rules, separated by spaces.
@@ -125,15 +178,11 @@ pub(crate) fn set_user(master: &Server, user: &str, rules: &str) {
     command.exec(&mut master.connection()).unwrap();
 }
 
-/// Whether the master has the key.
 pub(crate) fn exists(master: &Server, key: &str) -> bool {
-    redis::cmd("EXISTS")
-        .arg(key)
-        .query::<bool>(&mut master.connection())
-        .expect("a running master answers")
+    let answer = redis::cmd("EXISTS").arg(key).query(&mut master.connection());
+    answer.expect("a running master answers")
 }
 
-/// Waits until no running master has the key.
 pub(crate) async fn wait_until_free(masters: &Masters, key: &str) {
     eventually_async(PATIENCE, "no running master has the key", async || {
         masters_holding(masters, key) == 0
@@ -141,15 +190,14 @@ pub(crate) async fn wait_until_free(masters: &Masters, key: &str) {
     .await;
 }
 
-/// Waits until every running master has the key.
 pub(crate) async fn wait_until_all_hold(masters: &Masters, key: &str) {
     eventually_async(PATIENCE, "every running master has the key", async || {
-        masters_holding(masters, key) == masters.iter().filter(|master| master.is_running()).count()
+        running(masters).all(|master| exists(master, key))
     })
     .await;
 }
 
-/// Records the events and spans of `tracing` as one text: those of every crate, up to a level.
+/// Records as one text the events and spans of every crate that are at least as severe as `level`.
 #[derive(Clone)]
 pub(crate) struct Recorder {
     level: Level,
@@ -157,12 +205,10 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder of this level and all more severe levels.
     pub(crate) fn new(level: Level) -> Self {
         Self { level, text: Arc::default() }
     }
 
-    /// Returns what was recorded so far.
     pub(crate) fn text(&self) -> String {
         self.text.lock().unwrap().clone()
     }

@@ -41,8 +41,7 @@ pub(super) struct Attempt {
     began: Moment,
     /// Until when an attempt after a grant repeats its requests to nodes that refuse.
     patient_until: Option<Moment>,
-    /// Until when the attempt awaits the answer of a deciding node, although enough nodes refused
-    /// to rule out a majority.
+    /// Until when the attempt awaits a deciding node, although the refusals rule out a majority.
     decide_by: Option<Moment>,
     /// Until when a win after a grant is delayed for the answers of earlier nodes of the order.
     win_by: Option<Moment>,
@@ -51,56 +50,39 @@ pub(super) struct Attempt {
     decider_refused: bool,
 }
 
-/// What an attempt is for.
 #[derive(Clone, Debug)]
 pub(super) enum Kind {
-    /// To acquire the lock on all nodes.
+    /// Acquires the lock on all nodes.
     AllNodes,
-    /// To acquire the lock on all nodes but one that refuses it.
-    Bypass {
-        /// The index of that node. The attempt sends it nothing.
-        node: usize,
-    },
-    /// To acquire a lock on the other nodes, after one node granted it in answer to a WAIT or to a
+    /// Acquires the lock on all nodes but this one, which refuses it and is sent nothing.
+    Bypass { node: usize },
+    /// Acquires the lock on the other nodes, after this node granted it in answer to a WAIT or to a
     /// request for any of several keys.
-    AfterGrant {
-        /// The index of the node that granted it.
-        node: usize,
-    },
-    /// To swap the token of a lock that another process detached.
-    Attach {
-        /// The token of that process.
-        old: Token,
-    },
+    AfterGrant { node: usize },
+    /// Swaps the token of the process that detached the lock.
+    Attach { old: Token },
 }
 
 impl Kind {
-    /// The node that the attempt bypasses, if any.
     fn bypassed(&self) -> Option<usize> {
         if let Self::Bypass { node } = self { Some(*node) } else { None }
     }
 }
 
-/// What the attempt knows of one node.
 #[derive(Clone, Debug)]
 struct NodeState {
     answer: Answer,
     delivery: Delivery,
     incarnation: u64,
-    /// When the node's time to answer is over, and how long it was; `None` without a request in
-    /// flight.
+    /// When the answer is due, and the time limit; `None` without a request in flight.
     due: Option<(Moment, Duration)>,
     /// Whether the request in flight stores the agreed fence.
     storing_fence: bool,
-    /// How often the node has refused.
     refusals: u8,
-    /// Whether the node has refused, and its refusal is not final.
     refused_provisionally: bool,
-    /// When to ask the node again.
-    again_at: Option<Moment>,
+    repeat_at: Option<Moment>,
 }
 
-/// How an attempt ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AttemptEnd {
     Won(Win),
@@ -139,13 +121,8 @@ impl Attempt {
             let is_asked = |node: &usize| {
                 kind.bypassed() != Some(*node) && ctx.topology.route_acquire(*node).is_ok()
             };
-            let decider: SmallVec<[usize; 1]> = spec
-                .order(ctx.topology, Spare::Available)
-                .into_iter()
-                .find(is_asked)
-                .into_iter()
-                .collect();
-            core = core.awaiting(&decider);
+            let order = spec.order(ctx.topology, Spare::Available);
+            core = core.awaiting(order.into_iter().find(is_asked).as_slice());
         }
         let proposed = ctx.client_state.fences.propose(ctx.wall_us);
         let mut this = Self::of(kind, token, proposed, core, round, ctx);
@@ -231,16 +208,15 @@ impl Attempt {
             storing_fence: false,
             refusals: 0,
             refused_provisionally: false,
-            again_at: None,
+            repeat_at: None,
         };
-        let nodes = (0..ctx.client_state.majority.nodes()).map(|_| state.clone()).collect();
         Self {
             kind,
             token,
             proposed,
             core,
             round,
-            nodes,
+            nodes: vec![state; ctx.client_state.majority.nodes()],
             order: SmallVec::new(),
             began: ctx.now,
             patient_until: None,
@@ -268,7 +244,7 @@ impl Attempt {
     fn ask(&mut self, node: usize, spec: &Spec, ctx: &Context<'_>, out: &mut VecDeque<Action>) {
         let route = ctx.topology.route_acquire(node);
         let state = &mut self.nodes[node];
-        state.again_at = None;
+        state.repeat_at = None;
         match route {
             Ok(connection) => {
                 state.incarnation = ctx.topology.incarnation(node);
@@ -299,13 +275,11 @@ impl Attempt {
         }
     }
 
-    /// Whether a response belongs to this attempt.
     pub(super) fn expects(&self, id: RequestId) -> bool {
         id.round == self.round || id.round == self.round + 1
     }
 
-    /// Processes a response. A response after the decision still shows whether the node has the
-    /// lock.
+    /// Also processes responses after the decision: they show whether the node has the lock.
     pub(super) fn handle_response(
         &mut self,
         id: RequestId,
@@ -377,7 +351,7 @@ impl Attempt {
                 if let Delivery::InFlight { connection } = delivery {
                     out.push_back(Action::Suspect { node, connection });
                 }
-            } else if state.again_at.is_some_and(|at| ctx.now.has_reached(at)) {
+            } else if state.repeat_at.is_some_and(|at| ctx.now.has_reached(at)) {
                 self.ask(node, spec, ctx, out);
             }
         }
@@ -387,7 +361,7 @@ impl Attempt {
     pub(super) fn expire(&mut self, spec: &Spec, ctx: &Context<'_>) {
         for node in 0..self.nodes.len() {
             let state = &mut self.nodes[node];
-            state.again_at = None;
+            state.repeat_at = None;
             if state.due.is_some() {
                 let limit = ctx.now.since(self.began);
                 let error = spec.timed_out(node, limit, ctx);
@@ -403,7 +377,7 @@ impl Attempt {
 
     pub(super) fn poll_timeout(&self) -> Option<Moment> {
         let due = |state: &NodeState| state.due.map(|(at, _)| at);
-        let nodes = self.nodes.iter().flat_map(|state| [due(state), state.again_at]);
+        let nodes = self.nodes.iter().flat_map(|state| [due(state), state.repeat_at]);
         let any_provisional = self.nodes.iter().any(|state| state.refused_provisionally);
         let win_by = self.win_by.filter(|_| self.core.is_delayed());
         nodes
@@ -413,7 +387,7 @@ impl Attempt {
             .reduce(Moment::earlier)
     }
 
-    /// Carries out the steps that the answers so far allow. Returns the end of the attempt, once.
+    /// Carries out the steps that the answers allow. Returns the end of the attempt, once.
     pub(super) fn advance(
         &mut self,
         spec: &Spec,
@@ -443,11 +417,9 @@ impl Attempt {
         None
     }
 
-    /// Limits the time for which a win after a grant awaits the earlier nodes of the order.
-    ///
-    /// A client to which an earlier node granted the lock comes first, so a win awaits these nodes.
-    /// If each win awaited a slow node for long, the other nodes would be taken all that time, and
-    /// no client to which the slow node grants the lock could win.
+    /// Limits the time for which a win after a grant awaits the earlier nodes of the order, whose
+    /// grants take precedence. While wins await a slow node, the other nodes are taken, and the
+    /// client to which the slow node grants the lock cannot win either.
     fn limit_delay(&mut self, spec: &Spec, ctx: &Context<'_>) {
         let is_limited = spec.mode == Mode::Exclusive && !is_broken(Mutant::AwaitsSlowNode);
         if !is_limited || !matches!(self.kind, Kind::AfterGrant { .. }) || !self.core.is_delayed() {
@@ -465,7 +437,7 @@ impl Attempt {
         self.ended = true;
         for state in &mut self.nodes {
             state.refused_provisionally = false;
-            state.again_at = None;
+            state.repeat_at = None;
         }
         end
     }
@@ -499,7 +471,7 @@ impl Attempt {
     /// Makes the refusal of a node final.
     fn refuse(&mut self, node: usize, now: Moment) {
         self.nodes[node].refused_provisionally = false;
-        self.nodes[node].again_at = None;
+        self.nodes[node].repeat_at = None;
         self.core.vote(node, Vote::Refused, now);
     }
 
@@ -548,7 +520,7 @@ impl Attempt {
         }
         if !all_granted {
             // A deciding node has not answered yet. Once the refusals rule out a majority, the
-            // attempt awaits it only as long as the winner of a tie needs to acquire the lock.
+            // attempt awaits that answer only as long as the winner of a tie needs to win.
             let refused = self.count(|answer| *answer == Answer::Refused);
             if refused > ctx.client_state.majority.spare() {
                 let settle = limits::settle(ctx.client_state.round_trips.typical());
@@ -584,11 +556,11 @@ impl Attempt {
     ) {
         for node in 0..self.nodes.len() {
             let state = &mut self.nodes[node];
-            if !state.refused_provisionally || state.again_at.is_some() || state.due.is_some() {
+            if !state.refused_provisionally || state.repeat_at.is_some() || state.due.is_some() {
                 continue;
             }
             match pause(state.refusals) {
-                Some(pause) => state.again_at = Some(ctx.now.plus(pause)),
+                Some(pause) => state.repeat_at = Some(ctx.now.plus(pause)),
                 None => self.ask(node, spec, ctx, out),
             }
         }
@@ -602,12 +574,15 @@ impl Attempt {
         }
     }
 
-    /// Whether the attempt was lost because a deciding node refused.
+    /// The node whose grant began the attempt, if any.
+    pub(super) fn granting_node(&self) -> Option<usize> {
+        if let Kind::AfterGrant { node } = self.kind { Some(node) } else { None }
+    }
+
     pub(super) fn decider_refused(&self) -> bool {
         self.decider_refused
     }
 
-    /// Whether a node has refused.
     pub(super) fn has_refusal(&self) -> bool {
         self.count(|answer| *answer == Answer::Refused) > 0
     }
@@ -619,7 +594,6 @@ impl Attempt {
         nodes.all(|(node, state)| Some(node) == bypassed || state.answer != Answer::Pending)
     }
 
-    /// The number of nodes with answers of this kind.
     pub(super) fn count(&self, is: impl Fn(&Answer) -> bool) -> usize {
         self.nodes.iter().filter(|state| is(&state.answer)).count()
     }
@@ -628,7 +602,6 @@ impl Attempt {
         self.nodes.iter().map(|state| &state.answer)
     }
 
-    /// Turns a won attempt into a grant.
     pub(super) fn grant(&mut self, win: Win, spec: &Spec, ctx: &Context<'_>) -> Grant {
         let is_attached = matches!(self.kind, Kind::Attach { .. });
         let repeat_until = ctx.now.plus(limits::outlast(spec.longest_timeout(ctx)));
@@ -665,16 +638,15 @@ impl Attempt {
         })
     }
 
-    /// Returns the machine that releases everything that the nodes may have granted.
+    /// Releases everything that the nodes may have granted.
     pub(super) fn roll_back(&self, spec: &Arc<Spec>, ctx: &Context<'_>) -> Release {
         let deliveries = self.nodes.iter().map(|state| state.delivery);
         Release::new(self.token, deliveries, spec, ctx)
     }
 
-    /// Returns the machine that releases the token of the process that detached the lock, on the
-    /// nodes that may still have it; `None` if there are no such nodes.
-    ///
-    /// No other client releases that token. While these nodes have it, they refuse the new one.
+    /// Releases the token of the process that detached the lock, on the nodes that may still have
+    /// it; `None` if there are none. While they have it, they refuse the new token, and no other
+    /// client releases the old one.
     pub(super) fn release_detached(&self, spec: &Arc<Spec>, ctx: &Context<'_>) -> Option<Release> {
         let Kind::Attach { old } = self.kind else { return None };
         let is_settled =
@@ -692,7 +664,6 @@ impl Attempt {
     }
 }
 
-/// The nodes that come before this one in the order.
 fn before(order: &[usize], node: usize) -> &[usize] {
     let place = order.iter().position(|&other| other == node).unwrap_or(0);
     &order[..place]

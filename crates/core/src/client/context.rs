@@ -1,5 +1,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use smallvec::SmallVec;
 
@@ -36,10 +37,10 @@ impl Context<'_> {
     }
 
     /// Returns a random time between half of `at_most` and all of it.
-    pub(super) fn jitter(&mut self, at_most: std::time::Duration) -> std::time::Duration {
+    pub(super) fn jitter(&mut self, at_most: Duration) -> Duration {
         let half = at_most / 2;
         let us = u64::try_from(half.as_micros()).unwrap_or(u64::MAX).saturating_add(1);
-        half + std::time::Duration::from_micros(self.random.below(us))
+        half + Duration::from_micros(self.random.below(us))
     }
 }
 
@@ -87,7 +88,6 @@ impl Voters {
         self.failed[node].store(false, Ordering::Relaxed);
     }
 
-    /// Records that a node did not vote.
     pub(super) fn failed(&self, node: usize) {
         self.failed[node].store(true, Ordering::Relaxed);
     }
@@ -100,20 +100,18 @@ impl Voters {
 
 /// Whether a majority can do without one of the nodes that may vote.
 ///
-/// Without such a spare node, all locks share one order of the nodes. If each key had its own
-/// order, a client that locks several keys and a client that locks one of them could wait on
-/// different nodes. If both nodes granted, each client would also need the node that granted the
-/// other client, and perhaps neither would ever win.
+/// Without such a spare node, all locks share one order of the nodes. With an order for each key, a
+/// client of several keys and a client of one of them could wait on different nodes. If both nodes
+/// granted, each client would also need the other's node, and perhaps neither would ever win.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spare {
-    /// A majority does not need every node that may vote.
     Available,
     /// A majority needs every node that may vote, or too few may vote to form one.
     Exhausted,
 }
 
 impl Spare {
-    /// Decides from the number of nodes that may vote.
+    /// `voters` is the number of nodes that may vote.
     pub(super) fn of(voters: usize, majority: Majority) -> Self {
         if voters <= majority.size() && !is_broken(Mutant::KeysWaitApart) {
             Self::Exhausted
@@ -167,8 +165,8 @@ impl Topology {
         }
     }
 
-    /// The connection for a request that only reads. A node whose admission is undecided, because
-    /// too few nodes are connected, is read too.
+    /// The connection for a request that only reads, even if the admission is undecided because too
+    /// few nodes are connected.
     pub(super) fn route_inspect(&self, node: usize) -> Result<u64, NodeError> {
         let status = &self.nodes[node];
         match &status.admission {
@@ -177,8 +175,9 @@ impl Topology {
         }
     }
 
-    /// The connection for an extension; `was_asked` says whether the node was sent an ACQUIRE.
+    /// The connection for an extension or a revocation.
     ///
+    /// `was_asked` says whether the node was sent an ACQUIRE; it is true for a revocation.
     /// A server that is listed under two names must not confirm the lock twice.
     pub(super) fn route_held(&self, node: usize, was_asked: bool) -> Result<u64, NodeError> {
         let status = &self.nodes[node];
@@ -201,21 +200,19 @@ impl Topology {
     /// The order of the nodes for a key, which is the same for all clients. Nodes of unknown
     /// identity come last.
     pub fn order(&self, key: &[u8]) -> SmallVec<[usize; 7]> {
-        let identity = |status: &NodeStatus| status.identity.clone();
-        let known: SmallVec<[(usize, Arc<str>); 7]> = (self.nodes.iter().enumerate())
-            .filter_map(|(node, status)| Some((node, identity(status)?)))
+        let known: SmallVec<[(usize, &str); 7]> = (self.nodes.iter().enumerate())
+            .filter_map(|(node, status)| Some((node, status.identity.as_deref()?)))
             .collect();
         let ranked = order(key, known.iter().map(|(_, identity)| identity.as_bytes()));
         let unknown = (0..self.nodes.len()).filter(|&node| self.nodes[node].identity.is_none());
         ranked.into_iter().map(|place| known[place].0).chain(unknown).collect()
     }
 
-    /// The order of the nodes that all locks share while no node is [spare](Spare).
+    /// The order that all locks share while no node is [spare](Spare).
     pub(super) fn common_order(&self) -> SmallVec<[usize; 7]> {
         self.order(b"")
     }
 
-    /// The order of the nodes for each key.
     pub(super) fn orders(&self, keys: &Keys) -> SmallVec<[SmallVec<[usize; 7]>; 1]> {
         keys.iter().map(|key| self.order(key)).collect()
     }

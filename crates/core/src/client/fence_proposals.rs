@@ -5,9 +5,9 @@ use crate::Fence;
 /// Chooses the fence that a client proposes to all nodes of an attempt, so that they usually agree
 /// at once.
 ///
-/// The answer of a single node has no influence. A node whose clock is far ahead returns fences
-/// that the other nodes do not accept. If the client proposed a fence above these, the other nodes
-/// would ignore the proposal, and each would choose another fence.
+/// The answer of a single node has no influence: a node whose clock is far ahead returns fences
+/// that the other nodes do not accept. They would ignore a proposal above these, and each would
+/// choose another fence.
 #[derive(Debug, Default)]
 pub struct FenceProposals {
     agreed: AtomicU64,

@@ -9,7 +9,7 @@ use super::acquire::Grant;
 use super::mutants::{Mutant, is_broken};
 use super::{
     Answer, Command, Context, Delivery, Mode, NodeError, OutgoingRequest, Release, Request,
-    RequestId, Response, Spare, Token, limits,
+    RequestId, Response, Spare, Token, Topology, limits,
 };
 use crate::Fence;
 use crate::quorum::{
@@ -44,23 +44,20 @@ pub struct Hold {
     repeat_until: Option<Moment>,
     /// Whether the driver extends the lock until it is released.
     is_renewed: bool,
-    /// The last round of extensions.
     round: Option<Round>,
     actions: VecDeque<HoldAction>,
 }
 
-/// What the holder knows of one node.
 #[derive(Clone, Debug)]
 struct Node {
     /// The node's last answer.
     answer: Answer,
     /// The incarnation of the server that gave this answer.
     incarnation: u64,
-    /// Whether the last ACQUIRE has reached the node.
+    /// How far the last ACQUIRE got. It was sent at `acquire_sent_at` or earlier.
     delivery: Delivery,
-    /// That ACQUIRE was sent at this moment or earlier.
     acquire_sent_at: Moment,
-    /// Whether the node has answered an extension or a repair, or could not be sent one.
+    /// Whether the node has answered an extension or a repair, or could not be sent an extension.
     answered_since: bool,
     /// The round number of an unanswered repair.
     repair: Option<u32>,
@@ -76,6 +73,7 @@ struct Node {
 /// A round of extensions.
 #[derive(Debug)]
 struct Round {
+    /// The round number of the EXTENDs. The repairs of the round use the next one.
     number: u32,
     core: Extension,
     /// The connection of each unanswered request, by node.
@@ -88,13 +86,10 @@ struct Round {
     purpose: Purpose,
 }
 
-/// Why a round began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
-    /// To extend the lock.
     Extend,
-    /// To repair nodes that the previous round found to miss the lock. No caller waits for its
-    /// verdict.
+    /// Repairs nodes that the previous round found to miss the lock. No caller awaits the verdict.
     Repair,
 }
 
@@ -106,7 +101,7 @@ pub enum HoldAction {
     /// A round was decided. [`Hold::renew_in`] says when the next is due.
     Decided {
         /// The number of the round. Its verdict also answers the calls that wait for an earlier
-        /// round: this one replaced it.
+        /// round, which this round replaced.
         round: u32,
         /// What the nodes answered.
         verdict: ExtensionVerdict,
@@ -129,11 +124,9 @@ pub enum HoldAction {
 }
 
 impl Node {
-    /// Whether the node is known to miss the lock.
-    ///
-    /// It is if its last answer says so, if it was never sent an ACQUIRE, or if it answered the
-    /// grant's ACQUIRE with an abstention. An abstention in answer to an extension proves nothing:
-    /// it comes from a replica, which may have the key.
+    /// Whether the node refused, was never sent an ACQUIRE, or answered the grant's ACQUIRE with an
+    /// abstention. An abstention in answer to an extension proves nothing: it comes from a replica,
+    /// which may have the key.
     fn is_known_to_miss(&self) -> bool {
         match self.answer {
             Answer::Refused => true,
@@ -207,7 +200,7 @@ impl Hold {
     }
 
     /// Whether the holder released or detached the lock.
-    pub fn is_over(&self) -> bool {
+    pub fn was_given_up(&self) -> bool {
         self.over
     }
 
@@ -241,9 +234,8 @@ impl Hold {
     /// The time until the next extension of a renewed lock; `None` if no extension follows.
     ///
     /// A renewed lock is extended a third of the ttl after the last extension, and sooner after one
-    /// that no majority confirmed. The time is also short while a node's last answer says that the
-    /// node misses the lock: until that node is repaired, the failure of one other node may be
-    /// enough to lose the lock.
+    /// that no majority confirmed. The time is also short while a node says that it misses the
+    /// lock: until that node is repaired, the failure of one other node may lose the lock.
     pub fn renew_in(&self, now: Moment) -> Option<Duration> {
         if self.over || self.is_revoked() {
             return None;
@@ -262,13 +254,12 @@ impl Hold {
         self.nodes.iter().map(|node| &node.answer)
     }
 
-    /// The number of nodes whose last answer says that they hold the lock, and that have not
-    /// restarted since.
-    pub fn coverage(&self, topology: &super::Topology) -> usize {
+    /// The number of nodes that last answered that they hold the lock, and did not restart since.
+    pub fn coverage(&self, topology: &Topology) -> usize {
         self.holding(topology).count()
     }
 
-    fn holding(&self, topology: &super::Topology) -> impl Iterator<Item = usize> {
+    fn holding(&self, topology: &Topology) -> impl Iterator<Item = usize> {
         let holds = |(index, node): &(usize, &Node)| {
             matches!(node.answer, Answer::Granted(_))
                 && node.incarnation == topology.incarnation(*index)
@@ -297,8 +288,7 @@ impl Hold {
         self.spec = Arc::new(Spec { mode, ..(*self.spec).clone() });
     }
 
-    /// Begins a round of extensions, unless the lock has ended. If the round of an earlier call is
-    /// undecided, its verdict also answers this call, and no other round begins.
+    /// Begins a round of extensions, unless that of an earlier call is undecided.
     ///
     /// Returns the number of the round that answers this call; `None` if the lock has ended.
     pub fn extend(&mut self, ctx: &Context<'_>) -> Option<u32> {
@@ -311,13 +301,16 @@ impl Hold {
         self.begin_round(Purpose::Extend, ctx)
     }
 
+    fn has_ended(&self, now: Moment) -> bool {
+        matches!(self.ownership(now), Ownership::Lost(_))
+    }
+
     /// Returns the number of the round; `None` if the lock has ended.
     fn begin_round(&mut self, purpose: Purpose, ctx: &Context<'_>) -> Option<u32> {
-        if self.over || matches!(self.ownership(ctx.now), Ownership::Lost(_)) {
+        if self.has_ended(ctx.now) {
             return None;
         }
         let number = self.next_round;
-        // The repairs of the round use the second number.
         self.next_round += 2;
         let is_missing = |node: &usize| self.nodes[*node].is_known_to_miss();
         let missing: SmallVec<[usize; 5]> = (0..self.nodes.len()).filter(is_missing).collect();
@@ -330,7 +323,7 @@ impl Hold {
             core,
             pending: SmallVec::from_elem(None, self.nodes.len()),
             due: Some((ctx.now.plus(limit), limit)),
-            // Not before the nodes' time is over: without a majority, that decides the round.
+            // Not before the nodes' time is over, whose end decides a round without a majority.
             ends_at: ctx.now.plus(limit.max(self.spec.ttl.duration() / 3)),
             decided: false,
             purpose,
@@ -357,7 +350,7 @@ impl Hold {
     }
 
     /// Until when to wait for the answers to the last round and to its repairs: a third of the ttl
-    /// after it began, or until its nodes' time to answer is over, if that is later.
+    /// after the round began, or the end of the nodes' time to answer, whichever is later.
     pub fn round_ends_at(&self) -> Option<Moment> {
         self.round.as_ref().map(|round| round.ends_at)
     }
@@ -367,8 +360,8 @@ impl Hold {
         self.actions.pop_front()
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout): at the end of the time that the nodes
-    /// have to answer the last round. `None` if no round has a time limit left.
+    /// When to call [`handle_timeout`](Self::handle_timeout); `None` if no answer to the last round
+    /// is due any more.
     pub fn poll_timeout(&self) -> Option<Moment> {
         self.round.as_ref().and_then(|round| round.due).map(|(at, _)| at)
     }
@@ -481,13 +474,12 @@ impl Hold {
 
     /// Repeats the grant's ACQUIRE on the nodes that refused it and whose pause is over.
     pub fn repeat_refused(&mut self, ctx: &Context<'_>) {
-        if self.repeat_at().is_none_or(|at| !ctx.now.has_reached(at)) {
+        if !self.is_renewed {
             return;
         }
         for index in 0..self.nodes.len() {
-            let is_due = |at: Moment| ctx.now.has_reached(at);
             let node = &mut self.nodes[index];
-            if node.repeat_at.take_if(|at| is_due(*at)).is_none() {
+            if node.repeat_at.take_if(|at| ctx.now.has_reached(*at)).is_none() {
                 continue;
             }
             if node.repair.is_some() || ctx.topology.route_acquire(index).is_err() {
@@ -503,16 +495,16 @@ impl Hold {
     /// Repeats the grant's ACQUIRE on a node that has refused each one so far. Returns whether the
     /// request was sent.
     ///
-    /// The last holder's release may be in flight to the node, or the node may have granted another
-    /// waiter that will give way. Until the node has the lock, the failure of one other node may be
-    /// enough to lose the lock, and without a majority there is no repair. The repeat is safe: the
-    /// node cannot distinguish it from an ACQUIRE that arrives late.
+    /// The last holder's release may be in flight to the node, or the node may have granted a
+    /// waiter that will give way. Until the node has the lock, the failure of one other node may
+    /// lose the lock, and without a majority there is no repair. The repeat is safe: to the node,
+    /// the request looks like an ACQUIRE that arrives late.
     fn repeat_acquire(&mut self, index: usize, ctx: &Context<'_>) -> bool {
         let is_in_time = self.repeat_until.is_some_and(|until| !ctx.now.has_reached(until));
-        let is_held = !matches!(self.ownership(ctx.now), Ownership::Lost(_));
         let has_lock = matches!(self.nodes[index].answer, Answer::Granted(_));
-        let may_repeat = is_in_time && is_held && !has_lock && self.revocations() == 0;
+        let may_repeat = is_in_time && !has_lock && self.revocations() == 0;
         may_repeat
+            && !self.has_ended(ctx.now)
             && !is_broken(Mutant::LateRefusalIsFinal)
             && self.send_acquire(index, self.acquire_round, ctx)
     }
@@ -532,10 +524,8 @@ impl Hold {
     }
 
     fn is_queue_node(&self, node: usize, ctx: &Context<'_>) -> bool {
-        self.spec
-            .orders(ctx.topology, Spare::Available)
-            .iter()
-            .any(|order| order.first() == Some(&node))
+        let orders = self.spec.orders(ctx.topology, Spare::Available);
+        orders.iter().any(|order| order.first() == Some(&node))
     }
 
     fn handle_repaired(&mut self, index: usize, response: &Response, ctx: &Context<'_>) {
@@ -545,8 +535,8 @@ impl Hold {
             node.delivery = Delivery::Arrived;
         }
         if *response != Response::No {
-            // The node may have the lock now. If it misses the lock later, an operator ended it
-            // there, so the grant's ACQUIRE must not be repeated.
+            // The node may have the lock now. If the node misses it later, an operator ended the
+            // lock there, so the grant's ACQUIRE must not be repeated.
             node.repeat_at = None;
         }
         self.actions.push_back(HoldAction::Repaired(response.holds() == Some(true)));
@@ -591,16 +581,13 @@ impl Hold {
         self.actions.push_back(HoldAction::Decided { round: number, verdict });
     }
 
-    /// Sends ACQUIRE to a node that misses the lock, unless an earlier ACQUIRE may still be in
-    /// flight.
-    ///
-    /// With two in flight, the second could restore a lock that an operator ended after the first.
+    /// Sends ACQUIRE to a node that misses the lock, unless an earlier one may be in flight: with
+    /// two in flight, the second could restore a lock that an operator ended after the first.
     fn repair(&mut self, index: usize, ctx: &Context<'_>) {
         let node = &self.nodes[index];
         let is_in_flight = matches!(node.delivery, Delivery::InFlight { .. })
             && ctx.now.since(node.acquire_sent_at) < self.spec.ttl.duration();
-        let ended = self.over || matches!(self.ownership(ctx.now), Ownership::Lost(_));
-        if ended || is_in_flight || !self.may_repair() {
+        if self.has_ended(ctx.now) || is_in_flight || !self.may_repair() {
             return;
         }
         let Some(number) = self.round.as_ref().map(|round| round.number + 1) else { return };
@@ -609,8 +596,7 @@ impl Hold {
         }
     }
 
-    /// Undoes the unanswered repairs of a lock that is over. Call it if no further response will be
-    /// processed.
+    /// Undoes the unanswered repairs of a lock that is over, once no driver awaits their responses.
     pub fn abandon_repairs(&mut self, ctx: &Context<'_>) {
         for index in 0..self.nodes.len() {
             if self.over && self.nodes[index].repair.take().is_some() {
@@ -636,10 +622,8 @@ impl Hold {
         }
     }
 
-    /// Gives the lock up for another process to attach. Returns the remaining validity; `None` if
-    /// the lock is lost.
-    ///
-    /// The lock stays on its nodes until its deadline.
+    /// Gives the lock up for another process to attach. The lock stays on its nodes until its
+    /// deadline. Returns the remaining validity; `None` if the lock is lost.
     pub fn detach(&mut self, now: Moment) -> Option<Duration> {
         let left = match self.ownership(now) {
             Ownership::Held(left) | Ownership::Uncertain(left) => Some(left),

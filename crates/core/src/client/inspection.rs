@@ -10,11 +10,10 @@ use crate::quorum::Majority;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeaseInfo {
-    /// The label of the client that acquired the lock, if it gave one. For a shared lock, the label
-    /// of its first holder.
+    /// The label, if any, of the client that acquired the lock: the first holder if it is shared.
     pub owner: Option<String>,
-    /// The label of each client that holds the lock, in the order of the grants; `None` for a
-    /// client without a label. A node names at most ten holders of a shared lock.
+    /// The label, if any, of each client that holds the lock, in the order of the grants. A node
+    /// names at most ten holders of a shared lock.
     pub owners: Vec<Option<String>>,
     /// The fence of the lock; `None` for a key that another program wrote with `SET`.
     pub fence: Option<Fence>,
@@ -82,14 +81,13 @@ pub enum LockState {
 pub struct HeldLock {
     /// The fence that these nodes have in common. If a shared lock has several, the largest.
     pub fence: Fence,
-    /// The owner that most of these nodes name. For a shared lock, one of its holders.
+    /// The owner that most of these nodes name; one of the holders of a shared lock.
     pub owner: Option<String>,
     /// The kind of lock.
     pub mode: LockMode,
     /// How many clients hold it, as far as the nodes say: one, unless it is shared.
     pub holders: u64,
-    /// The labels of these clients, sorted: as many as the nodes name. `None` for a client without
-    /// a label.
+    /// The sorted labels, if any, of the clients that the nodes name.
     pub owners: Vec<Option<String>>,
     /// The nodes that hold the lock, as indices into the client's list of nodes.
     pub nodes: Vec<usize>,
@@ -98,7 +96,7 @@ pub struct HeldLock {
 }
 
 impl Default for LeaseInfo {
-    /// One key that is taken, with nothing else known about it.
+    /// A lock of one key, about which nothing else is known.
     fn default() -> Self {
         Self {
             owner: None,
@@ -136,9 +134,9 @@ pub fn inspection_answer(
 
 /// Decides what the answers of all nodes say about a key. `Ok(None)` is a node where it is free.
 ///
-/// Nodes with the same fence hold the same lock, because only one lock can have a given fence on a
-/// majority of the nodes. An owner label does not identify a lock: an attached lock keeps its label
-/// on some nodes and gets another one where it is repaired.
+/// The fence identifies a lock, because only one lock can have a given fence on a majority of the
+/// nodes. The owner label does not: an attached lock keeps its label on some nodes and gets another
+/// one where it is repaired.
 pub fn summarize(majority: Majority, nodes: &[Result<Option<LeaseInfo>, NodeError>]) -> LockState {
     let free = nodes.iter().filter(|answer| matches!(answer, Ok(None))).count();
     if free >= majority.size() {
@@ -224,12 +222,12 @@ fn most_named(holding: &[(usize, &LeaseInfo)]) -> Option<String> {
 mod tests {
     use super::*;
 
-    type Answers = Vec<Result<Option<LeaseInfo>, NodeError>>;
+    type Inspected = Result<Option<LeaseInfo>, NodeError>;
 
-    const FREE: Result<Option<LeaseInfo>, NodeError> = Ok(None);
+    const FREE: Inspected = Ok(None);
 
     #[expect(clippy::unnecessary_wraps, reason = "as a node answers")]
-    fn held(owner: &str, fence: u64, ttl_ms: u64) -> Result<Option<LeaseInfo>, NodeError> {
+    fn held(owner: &str, fence: u64, ttl_ms: u64) -> Inspected {
         Ok(Some(LeaseInfo {
             owner: (!owner.is_empty()).then(|| owner.to_owned()),
             fence: Fence::new(fence),
@@ -240,19 +238,19 @@ mod tests {
 
     /// A key that another program wrote.
     #[expect(clippy::unnecessary_wraps, reason = "as a node answers")]
-    fn foreign() -> Result<Option<LeaseInfo>, NodeError> {
+    fn foreign() -> Inspected {
         Ok(Some(LeaseInfo::default()))
     }
 
-    fn silent() -> Result<Option<LeaseInfo>, NodeError> {
+    fn silent() -> Inspected {
         Err(NodeError::timed_out(Duration::from_millis(50)))
     }
 
-    fn state(answers: &Answers) -> LockState {
+    fn state(answers: &[Inspected]) -> LockState {
         summarize(Majority::of(answers.len()).unwrap(), answers)
     }
 
-    fn held_by(answers: &Answers) -> HeldLock {
+    fn held_by(answers: &[Inspected]) -> HeldLock {
         match state(answers) {
             LockState::Held(held) => held,
             other => panic!("{other:?}"),
@@ -261,21 +259,21 @@ mod tests {
 
     #[test]
     fn majority_of_free_nodes_is_free() {
-        assert_eq!(state(&vec![FREE, FREE, FREE]), LockState::Free);
-        assert_eq!(state(&vec![FREE, silent(), FREE]), LockState::Free);
-        assert_eq!(state(&vec![held("a", 7, 100), FREE, FREE]), LockState::Free);
+        assert_eq!(state(&[FREE, FREE, FREE]), LockState::Free);
+        assert_eq!(state(&[FREE, silent(), FREE]), LockState::Free);
+        assert_eq!(state(&[held("a", 7, 100), FREE, FREE]), LockState::Free);
     }
 
     #[test]
     fn majority_with_one_fence_is_held() {
-        let held = held_by(&vec![held("a", 7, 900), FREE, held("a", 7, 800)]);
+        let held = held_by(&[held("a", 7, 900), FREE, held("a", 7, 800)]);
         assert_eq!((held.fence.get(), held.owner.as_deref()), (7, Some("a")));
         assert_eq!(held.nodes, [0, 2]);
     }
 
     #[test]
     fn node_whose_fence_is_ahead_does_not_count() {
-        let held = held_by(&vec![held("a", 7, 900), held("a", 9, 900), held("a", 7, 800)]);
+        let held = held_by(&[held("a", 7, 900), held("a", 9, 900), held("a", 7, 800)]);
         assert_eq!(held.nodes, [0, 2]);
     }
 
@@ -291,13 +289,13 @@ mod tests {
                 })
             })
         };
-        let lock = held_by(&vec![shared(&["b", "a"], 7), shared(&["a", "c", "a"], 9), FREE]);
+        let lock = held_by(&[shared(&["b", "a"], 7), shared(&["a", "c", "a"], 9), FREE]);
         let owners: Vec<_> = lock.owners.iter().map(|owner| owner.as_deref().unwrap()).collect();
         assert_eq!((lock.mode, lock.holders, lock.fence.get()), (LockMode::Shared, 4, 9));
         assert_eq!(owners, ["a", "a", "b", "c"], "two holders have the same label");
         assert_eq!(lock.nodes, [0, 1]);
         // A writer on a minority of the nodes, and a reader on another minority.
-        let mixed = vec![shared(&["a"], 7), held("w", 8, 100), FREE];
+        let mixed = [shared(&["a"], 7), held("w", 8, 100), FREE];
         assert_eq!(state(&mixed), LockState::Unclear);
     }
 
@@ -319,25 +317,21 @@ mod tests {
     #[test]
     fn lock_excludes_others_until_a_majority_is_free() {
         // A lock on one of three nodes excludes no other client.
-        assert_eq!(
-            held_by(&vec![held("", 7, 900), held("", 7, 800), held("", 7, 100)])
-                .at_most
-                .as_millis(),
-            800
-        );
-        let five = vec![held("", 7, 500), held("", 7, 300), FREE, held("", 7, 400), FREE];
+        let three = [held("", 7, 900), held("", 7, 800), held("", 7, 100)];
+        assert_eq!(held_by(&three).at_most.as_millis(), 800);
+        let five = [held("", 7, 500), held("", 7, 300), FREE, held("", 7, 400), FREE];
         assert_eq!(held_by(&five).at_most.as_millis(), 300);
         // Three of four are a majority. While two nodes hold the lock, no other client gets three.
-        let four = vec![held("", 7, 500), held("", 7, 400), held("", 7, 300), FREE];
+        let four = [held("", 7, 500), held("", 7, 400), held("", 7, 300), FREE];
         assert_eq!(held_by(&four).at_most.as_millis(), 400);
-        assert_eq!(held_by(&vec![held("", 7, 500)]).at_most.as_millis(), 500);
+        assert_eq!(held_by(&[held("", 7, 500)]).at_most.as_millis(), 500);
     }
 
     #[test]
     fn silent_node_may_hold_the_lock_longer() {
-        let three = vec![held("", 7, 900), silent(), held("", 7, 800)];
+        let three = [held("", 7, 900), silent(), held("", 7, 800)];
         assert_eq!(held_by(&three).at_most.as_millis(), 900);
-        let five = vec![silent(), held("", 7, 300), held("", 7, 500), held("", 7, 400), silent()];
+        let five = [silent(), held("", 7, 300), held("", 7, 500), held("", 7, 400), silent()];
         assert_eq!(held_by(&five).at_most.as_millis(), 500);
     }
 
@@ -353,9 +347,9 @@ mod tests {
 
     #[test]
     fn owner_is_the_one_that_most_nodes_name() {
-        let held = held_by(&vec![held("old", 7, 1), held("new", 7, 1), held("new", 7, 1)]);
+        let held = held_by(&[held("old", 7, 1), held("new", 7, 1), held("new", 7, 1)]);
         assert_eq!(held.owner.as_deref(), Some("new"));
-        let unnamed = vec![self::held("", 7, 1), self::held("", 7, 1), self::held("new", 7, 1)];
+        let unnamed = [self::held("", 7, 1), self::held("", 7, 1), self::held("new", 7, 1)];
         assert_eq!(held_by(&unnamed).owner, None);
     }
 }

@@ -31,7 +31,7 @@
 //! | [`SCAN_COUNT`], [`SCAN_TIMEOUT`] | 200 entries for one LOCK.SCAN, and 2.5 s for its answer |
 //! | [`PING_EVERY`] | 30 s between checks of a connection, even if it is in use |
 //! | [`CONNECT_SETTLE`], [`connect_stragglers`] | 5 s for a majority to connect; then 50 ms and 4 round trips for the others |
-//! | [`SEATS_MAX`] | 256 blocking connections to each node |
+//! | [`WAIT_CONNECTIONS_MAX`] | 256 blocking connections to each node |
 //! | [`COMPARE_PERMITS_EVERY`] | 60 s between checks whether other clients use a larger number of permits, while a semaphore is full |
 //! | [`LOCAL_QUEUES_MAX`] | 1024 idle keys whose contention is remembered |
 
@@ -52,10 +52,9 @@ pub const WAIT_CHECK_EVERY: Duration = Duration::from_millis(1200);
 pub const TIE_REPEATS: u8 = 3;
 /// How many times a client waits on the deciding node again after later nodes refused.
 pub const WAITS_AGAIN_MAX: u32 = 3;
-/// How many times a call asks a node for any of the other keys, after its attempts for one of them.
+/// How many times a call asks a node for any of its other keys, after the last attempt for one key.
 pub const PROBES_MAX: u8 = 3;
-/// The shortest pause between two attempts. A random part, at most half, is subtracted from each
-/// pause.
+/// The shortest pause between two attempts, before a random part, at most half, is subtracted.
 pub const PAUSE_MIN: Duration = Duration::from_millis(1);
 /// The longest pause between two attempts.
 pub const PAUSE_MAX: Duration = Duration::from_millis(250);
@@ -74,15 +73,14 @@ pub const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(20);
 pub const RECONNECT_PAUSE_MAX: Duration = Duration::from_millis(400);
 /// The pause between two attempts to connect after a permanent error.
 pub const RECONNECT_PAUSE_PERMANENT: Duration = Duration::from_secs(2);
-/// The shortest pause after an attempt to connect that begins while an earlier one is unfinished. A
-/// random part, at most a quarter, is subtracted from each pause.
+/// The shortest pause after an attempt to connect that begins while an earlier one is unfinished,
+/// before a random part, at most a quarter, is subtracted.
 pub const CONNECT_STAGGER: Duration = Duration::from_millis(250);
 /// How many attempts to connect to one node may be unfinished at a time.
 pub const CONNECTS_MAX: usize = 6;
 /// The first pause before a renewed lock that a node misses is extended. It doubles.
 pub const REPAIR_AFTER: Duration = Duration::from_millis(10);
-/// The interval at which a revocation asks each node again. The shorter it is, the fewer locks
-/// begin and end unnoticed in between.
+/// The interval at which a revocation asks each node again. A shorter lock may go unnoticed.
 pub const REVOKE_REPEAT: Duration = Duration::from_millis(250);
 /// How long a node may take to answer a revocation, unless [`node_timeout`] is longer. Only
 /// operators wait for the answer.
@@ -96,9 +94,8 @@ pub const SCAN_TIMEOUT: Duration = Duration::from_millis(2500);
 /// The interval at which a connection is checked, even if it is in use.
 pub const PING_EVERY: Duration = Duration::from_secs(30);
 /// How many blocking connections one client has to one node, at most.
-pub const SEATS_MAX: usize = 256;
-/// The interval at which a client that waits for a permit checks whether other clients use a larger
-/// number of permits.
+pub const WAIT_CONNECTIONS_MAX: usize = 256;
+/// How often a waiter for a permit checks whether others use a larger number of permits.
 pub const COMPARE_PERMITS_EVERY: Duration = Duration::from_secs(60);
 /// For how many idle keys a client remembers whether they were contended.
 pub const LOCAL_QUEUES_MAX: usize = 1024;
@@ -107,17 +104,15 @@ pub const RENEWAL_WINDOW: Duration = Duration::from_millis(20);
 /// How many renewals a batch has at most.
 pub const RENEWALS_MAX: usize = 512;
 
-const SETTLE_ROUND_TRIPS: u32 = 4;
-const NODE_TIMEOUT_ROUND_TRIPS: u32 = 4;
-const NODE_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 /// A node that is not far away must answer within the ttl divided by this.
 pub const NODE_TIMEOUT_PER_TTL: u32 = 10;
+/// Every node must answer within the ttl divided by this.
 const NODE_TIMEOUT_PER_TTL_MAX: u32 = 4;
 
 /// How long a node may take to answer a request about a lock of `ttl`.
 pub fn node_timeout(round_trip: Duration, ttl: Ttl) -> Duration {
     let ttl = ttl.duration();
-    let regular = (round_trip * NODE_TIMEOUT_ROUND_TRIPS).max(NODE_TIMEOUT_MIN);
+    let regular = (round_trip * 4).max(Duration::from_millis(50));
     let at_most = (ttl / NODE_TIMEOUT_PER_TTL).max(round_trip * 2);
     regular.min(at_most).min(ttl / NODE_TIMEOUT_PER_TTL_MAX)
 }
@@ -140,7 +135,7 @@ pub fn silence(round_trip: Duration) -> Duration {
 
 /// How long a refused client waits for other clients to acquire or release the lock.
 pub fn settle(round_trip: Duration) -> Duration {
-    (round_trip * SETTLE_ROUND_TRIPS).max(Duration::from_millis(2))
+    (round_trip * 4).max(Duration::from_millis(2))
 }
 
 /// How long a client repeats its request to nodes that refuse, after one node granted the lock at
@@ -160,9 +155,7 @@ pub fn outlast(node_timeout: Duration) -> Duration {
 }
 
 /// The pause before a new holder repeats its ACQUIRE on a node that refused it `refusals` times.
-///
-/// Clients that do not wait may hold the node for a moment each, so the first repeats are close
-/// together.
+/// Clients that do not wait may hold the node only for a moment, so the first pauses are short.
 pub fn repeat_pause(refusals: u8) -> Duration {
     PAUSE_MIN.saturating_mul(2_u32.saturating_pow(u32::from(refusals / 4)))
 }

@@ -20,9 +20,8 @@ const STILL_CONNECTING: &str = "no answer yet";
 #[derive(Debug)]
 pub struct Links {
     nodes: Vec<Link>,
-    /// The name of the set that the program expects, if it expects one.
     expected_set: Option<String>,
-    /// The set that a majority of the nodes belongs to; `None` while no majority reports the same.
+    /// `None` while no majority reports the same set.
     agreed: Option<AgreedSet>,
     actions: VecDeque<LinkAction>,
 }
@@ -65,8 +64,7 @@ pub enum Notice {
         /// The index of the node.
         node: usize,
     },
-    /// A majority of the nodes reports no set. Clients with different lists of nodes could both win
-    /// a lock.
+    /// A majority reports no set. Clients with different lists of nodes could both win a lock.
     NoSet,
     /// A node does not vote, for this reason.
     NotAdmitted {
@@ -100,7 +98,7 @@ struct Link {
     admission: Result<(), NodeError>,
     /// Since when the connection has been in this state.
     since: Moment,
-    /// The attempts to connect in progress, and when each times out.
+    /// The number of each unfinished attempt to connect, and when the attempt times out.
     connecting: SmallVec<[(u64, Moment); 2]>,
     /// When the next attempt begins, while there is no working connection.
     connect_at: Option<Moment>,
@@ -206,13 +204,9 @@ impl Links {
     }
 
     fn give_up_connecting(&mut self, node: usize, now: Moment) {
-        let link = &mut self.nodes[node];
-        let over = |(_, due): &(u64, Moment)| now.has_reached(*due);
-        let late: SmallVec<[u64; 2]> = link
-            .connecting
-            .iter()
-            .filter(|attempt| over(attempt))
-            .map(|(number, _)| *number)
+        let link = &self.nodes[node];
+        let late: SmallVec<[u64; 2]> = (link.connecting.iter())
+            .filter_map(|&(number, due)| now.has_reached(due).then_some(number))
             .collect();
         for connection in late {
             self.actions.push_back(LinkAction::Close { node, connection });
@@ -249,20 +243,16 @@ impl Links {
         self.actions.push_back(LinkAction::Ping { node, connection: up.connection });
     }
 
-    /// Makes another attempt to connect, if one is due.
-    ///
-    /// An unfinished attempt does not prevent the next: after the loss of its first packet, a new
-    /// attempt may succeed long before the old one times out.
+    /// Makes another attempt to connect, if one is due. An unfinished attempt does not prevent the
+    /// next one, which may succeed long before an attempt whose first packet was lost times out.
     fn connect(&mut self, node: usize, now: Moment, random: &mut dyn Random) {
         let link = &mut self.nodes[node];
         let due = link.connect_at.is_some_and(|at| now.has_reached(at));
         if !due || link.connecting.len() >= limits::CONNECTS_MAX {
             return;
         }
-        let stagger = match link.connecting.len() {
-            0 => Duration::ZERO,
-            _ => limits::CONNECT_STAGGER,
-        };
+        let stagger =
+            if link.connecting.is_empty() { Duration::ZERO } else { limits::CONNECT_STAGGER };
         link.last += 1;
         let connection = link.last;
         link.connecting.push((connection, now.plus(limits::HANDSHAKE)));
@@ -329,11 +319,9 @@ impl Links {
         now: Moment,
     ) {
         let link = &mut self.nodes[node];
-        let before = link.connecting.len();
-        link.connecting.retain(|(number, _)| *number != connection);
-        if link.connecting.len() == before {
-            return;
-        }
+        let attempt = link.connecting.iter().position(|(number, _)| *number == connection);
+        let Some(index) = attempt else { return };
+        link.connecting.remove(index);
         if error.is_permanent() {
             link.connect_at = Some(now.plus(limits::RECONNECT_PAUSE_PERMANENT));
         }
@@ -413,14 +401,14 @@ impl Links {
                 Admission::Unknown => Err(NodeError::AwaitsMajority),
             });
             let link = &mut self.nodes[node];
-            if link.admission != admission {
-                if let Err(error) = &admission
-                    && error.is_permanent()
-                {
-                    let error = error.clone();
-                    self.actions.push_back(LinkAction::Notice(Notice::NotAdmitted { node, error }));
-                }
-                self.nodes[node].admission = admission;
+            if link.admission == admission {
+                continue;
+            }
+            link.admission.clone_from(&admission);
+            if let Err(error) = admission
+                && error.is_permanent()
+            {
+                self.actions.push_back(LinkAction::Notice(Notice::NotAdmitted { node, error }));
             }
         }
     }

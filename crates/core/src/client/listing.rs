@@ -12,8 +12,7 @@ use crate::quorum::Majority;
 pub struct Listing {
     limit: usize,
     locks: BTreeMap<Vec<u8>, Vec<Option<LeaseInfo>>>,
-    /// How each node's list ended; `None` while it is incomplete. `Ok` says why the node abstains,
-    /// if it does.
+    /// How each node's list [ended](Self::finish); `None` while the node may list more locks.
     nodes: Vec<Option<Result<Option<String>, NodeError>>>,
     is_truncated: bool,
 }
@@ -47,8 +46,8 @@ impl Listing {
         }
     }
 
-    /// Records that a node has listed all its locks, or why it has not. `Ok` says why the node
-    /// abstains, if it does: it may have forgotten locks.
+    /// Records how a node's list ended. After `Ok(None)` the list is complete. `Ok` with the reason
+    /// of an abstention means that the node may have forgotten locks.
     pub fn finish(&mut self, node: usize, ended: Result<Option<String>, NodeError>) {
         self.nodes[node] = Some(ended);
     }

@@ -1,19 +1,15 @@
-//! One client: state machines without I/O, clock, task or mutex. A driver feeds them events and
-//! carries out the actions that they return. The client crate and the simulator drive the same
-//! machines.
+//! One client: state machines without I/O, clock, task or mutex. A driver, in the client crate or
+//! the simulator, feeds them events and carries out the actions that they return.
 //!
 //! - [`limits`]: every time limit, interval and bound of a client.
 //! - [`Spec`]: the description of a lock.
-//! - [`Acquire`]: one call to acquire a lock, until it succeeds or fails. It makes attempts, waits
-//!   on a node, and pauses. `attempt`: one attempt on all nodes.
-//! - [`Hold`]: one lock, from the grant to the end. It decides whether the lock is still held, and
-//!   extends, repairs and releases it.
+//! - [`Acquire`]: one call to acquire a lock: attempts, waits and pauses. `attempt`: one attempt.
+//! - [`Hold`]: one lock, from the grant to the end: ownership, extension, repair, release.
 //! - [`Release`]: releases one token on every node that may have it, until each has answered.
-//! - [`Links`]: the connections to the nodes. It decides when to connect, which connections are
-//!   alive, and which nodes may vote.
+//! - [`Links`]: the connections to the nodes: back-off, liveness, admission.
 //! - [`Hello`]: what a node reports about itself when a client connects.
-//! - [`PlaceQueue`]: the queue in which calls of this program wait for their turn to ask for a
-//!   lock, or for a seat on a node.
+//! - [`PlaceQueue`]: the queue in which calls of this program wait for their turn, or for a wait
+//!   connection.
 //! - [`Slots`]: the keys of a call that takes any one of them. [`SlotMemory`]: which slot to ask
 //!   for first.
 //! - [`agree`]: which of the client's nodes are in the set (`lock.set`) that a majority reports.
@@ -21,8 +17,7 @@
 //! - [`summarize`]: merges the answers of the nodes about a key into a [`LockState`].
 //! - [`Listing`]: the locks that the nodes list, merged by key.
 //! - [`Revocation`]: revokes a lock on all nodes.
-//! - [`RenewalBatches`]: the schedule of extensions. Locks that are due together share a batch.
-//!   [`Hold::renew_in`] says when a lock is due.
+//! - [`RenewalBatches`]: the schedule of extensions, each due after [`Hold::renew_in`].
 //! - `mutants`: rules that a simulator breaks on purpose.
 //! - [`ClientState`]: the state that all locks of a client share. [`RoundTrips`]: the smoothed
 //!   round trip of each node. [`FenceProposals`]: which fence to propose.
@@ -84,7 +79,7 @@ pub use node_set::{
     NodeId, NodeSet, NotAdmitted, SetReport, agree,
 };
 pub use node_url::{redact_url, unsupported_scheme};
-pub use place_queue::{Called, Entry, PlaceQueue};
+pub use place_queue::{CalledNumbers, Entry, PlaceQueue};
 pub use release::{OutgoingRequest, Release};
 pub use renewal_batches::RenewalBatches;
 pub use request::{Command, Delivery, Request, RequestId, Response};

@@ -1,9 +1,8 @@
 //! Rules of a client that a simulator breaks on purpose, to see that its checkers notice.
 //!
 //! The code that decides by a rule asks [`is_broken`]. Without the feature `mutants`, the answer is
-//! the constant `false`. With the feature, it comes from a thread-local variable, which is empty
-//! until the simulator calls [`break_rule`]. So every rule is also in force in a build of the whole
-//! workspace, which enables the feature for all programs.
+//! constant. With it, a rule is broken only in a thread that calls [`break_rule`], because a build
+//! of the whole workspace enables the feature for all programs.
 
 use std::cell::Cell;
 
@@ -21,12 +20,12 @@ pub enum Mutant {
     RefusesUnasked,
     /// A call whose turn in the local queue did not come reports `Held` without asking the nodes.
     HeldOutOfTurn,
-    /// A call that waits for a seat makes no attempts meanwhile.
-    NoPollWithoutSeat,
-    /// A call that waits for a seat bypasses no node but the one on which it waits.
+    /// A call that waits for a wait connection makes no attempts meanwhile.
+    NoPollWithoutWaitConnection,
+    /// A call that waits for a wait connection bypasses no node but the one on which it waits.
     BypassesOnlyItsNode,
-    /// A call continues to wait for a seat on a node that is known to be silent.
-    WaitsForSeatOfSilentNode,
+    /// A call continues to wait for a wait connection on a node that is known to be silent.
+    WaitsForConnectionOfSilentNode,
     /// A call waits for slow nodes beyond its limit.
     NoDeadline,
     /// The winner of a tie does not repeat its request.
@@ -45,14 +44,13 @@ pub enum Mutant {
     ValidFromAnswer,
     /// A lock has the largest fence of its grants, although no majority stores that fence.
     LargestFence,
-    /// A refusal of the queue node counts no more than a refusal of any other node.
+    /// A refusal of the deciding node counts no more than a refusal of any other node.
     QueueNodeOutvoted,
     /// A client waits on the queue node, even if that node did not refuse.
-    WaitsOnQueueNode,
+    WaitsWhereNotRefused,
     /// A waiter goes to the end of the queue whenever it checks the node.
     LeavesQueue,
-    /// A refusal counts as caused by another client, although an earlier token of the same call may
-    /// have caused it.
+    /// A refusal counts as another client's, although the call's earlier token may be the cause.
     HeldByItself,
     /// A RELEASE is not repeated although the WAIT may arrive after it.
     LostWaitForgotten,
@@ -64,11 +62,12 @@ pub enum Mutant {
     RevokedRepaired,
     /// A new holder does not repeat its ACQUIRE on nodes that refused it.
     LateRefusalIsFinal,
-    /// After a wait on a later node, the win awaits an earlier node, however slow that node is.
+    /// After a wait on a node that is not the first in the order, the client awaits the nodes
+    /// before that one, however slow they are.
     AwaitsSlowNode,
     /// Each key has its own order of the nodes, although a majority needs every node that votes.
     KeysWaitApart,
-    /// A lock is lost if a long wait leaves too little validity.
+    /// A grant whose validity a long wait has used up is not extended, so the lock is lost.
     LongWaitIsLost,
     /// A waiter stays with a node whose server has restarted since the WAIT was sent.
     WaitsPastRestart,
@@ -76,22 +75,21 @@ pub enum Mutant {
     ReaderOutrunsWriter,
     /// A call asks again for a slot that other clients hold on nodes other than the deciding one.
     TakenSlotAskedAgain,
-    /// A lock that its holder makes shared counts as exclusive until a majority confirms the
-    /// change.
+    /// A lock that its holder downgrades counts as exclusive until a majority confirms that.
     ExclusiveUntilConfirmed,
 }
 
 impl Mutant {
     /// The mutants whose harm shows in simulated fleets of exclusive locks.
     ///
-    /// Mutants that are in neither list do harm too rarely for a search of simulated fleets. Tests
-    /// of the state machines catch them.
+    /// Tests of the state machines catch the mutants that are neither here nor in
+    /// [`OF_OTHER_KINDS`](Self::OF_OTHER_KINDS): their harm is too rare for fleets.
     pub const OF_EXCLUSIVE_LOCKS: [Self; 21] = [
         Self::BareMajorityAfterWait,
         Self::NeverBypasses,
         Self::RefusesUnasked,
         Self::HeldOutOfTurn,
-        Self::NoPollWithoutSeat,
+        Self::NoPollWithoutWaitConnection,
         Self::NoDeadline,
         Self::NoTieRepeat,
         Self::ReusedToken,
@@ -142,9 +140,8 @@ pub(crate) const fn is_broken(_: Mutant) -> bool {
     false
 }
 
-/// Returns a token for an attempt or a WAIT of the call that began at `began`; `None` without
-/// random numbers.
-pub(super) fn token(began: Moment, ctx: &mut Context<'_>) -> Option<Token> {
+/// A new token for a request of the call that began at `began`; `None` without random numbers.
+pub(super) fn new_token(began: Moment, ctx: &mut Context<'_>) -> Option<Token> {
     if is_broken(Mutant::ReusedToken) {
         return Some(Token::of_bits(began.raw.as_nanos() << 64 | began.boot.as_nanos()));
     }

@@ -10,8 +10,7 @@ pub enum Answer {
     /// The node granted, extended or released the lock, or reported it free. The fence is the one
     /// that the node reported, if it reported one.
     Granted(Option<Fence>),
-    /// Another client holds the lock on the node or waits for it there, or this token does not hold
-    /// the lock.
+    /// Another client holds the lock or waits for it there, or this token does not hold the lock.
     Refused,
     /// The node did not vote.
     Failed(NodeError),
@@ -20,8 +19,7 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// Whether [permanent errors](NodeError::is_permanent) leave too few nodes for a majority. If
-    /// so, waiting does not help.
+    /// Whether [permanent errors](NodeError::is_permanent) leave too few nodes for a majority.
     pub fn rule_out_majority<'a>(
         answers: impl IntoIterator<Item = &'a Self>,
         majority: Majority,
@@ -39,11 +37,11 @@ pub enum NodeError {
     /// There is no connection to the node.
     #[error("not connected ({reason})")]
     Down {
-        /// What the last attempt to connect reported.
+        /// Why, such as what the last attempt to connect reported.
         reason: String,
     },
-    /// The node answers, but too few nodes are connected to say whether it belongs to the client's
-    /// set.
+    /// It is unknown whether this node belongs to the client's set: too few nodes are connected, or
+    /// the set that the node reports cannot be read.
     #[error("connected, but does not vote until a majority of the nodes is connected")]
     AwaitsMajority,
     /// The node did not answer within the time limit.
@@ -54,7 +52,7 @@ pub enum NodeError {
     },
     /// The node is too far away for the ttl: two round trips do not fit into a quarter of it.
     #[error(
-        "no answer within {limit_ms} ms, with a round trip of {round_trip_ms} ms: set a ttl of at least {ttl_ms} ms"
+        "no answer within {limit_ms} ms, with a round trip of {round_trip_ms} ms: set a ttl of at least {ttl_needed_ms} ms"
     )]
     TooFar {
         /// The time limit, in milliseconds.
@@ -62,7 +60,7 @@ pub enum NodeError {
         /// The smoothed round trip, in milliseconds.
         round_trip_ms: u64,
         /// The smallest ttl that leaves the node enough time, in milliseconds.
-        ttl_ms: u64,
+        ttl_needed_ms: u64,
     },
     /// The node may have forgotten locks and does not vote until they have ended.
     #[error("abstains: {reason}")]
@@ -82,8 +80,7 @@ pub enum NodeError {
         /// The node's own words.
         reason: String,
     },
-    /// An operator revoked this lock on the node. It is held there until its deadline, and cannot
-    /// be extended.
+    /// An operator revoked the lock on the node, which holds it until its deadline.
     #[error("an operator revoked the lock there: {left_ms} ms are left, and it cannot be extended")]
     Revoked {
         /// How much longer the node held the lock when it answered, in milliseconds.
@@ -140,8 +137,8 @@ pub enum NodeError {
         /// What the node and the majority say, and what to do.
         reason: String,
     },
-    /// The node refused, but perhaps because of an earlier request of the same call. That request
-    /// was lost with its connection, and the node may have granted it.
+    /// The node refused, perhaps because it granted an earlier request of the same call, whose
+    /// connection was lost.
     #[error(
         "refused, perhaps because it granted an earlier request of this call whose connection was \
          lost: that lock is being released, and ends with its ttl at the latest"
@@ -172,8 +169,8 @@ impl NodeError {
         Self::TimedOut { limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX) }
     }
 
-    /// Whether the error lasts until a person changes something: the server lacks the module, is a
-    /// replica, or denies the user. Nodes that are down or abstain recover without a person.
+    /// Whether the error lasts until a person changes something. Nodes that are down or abstain
+    /// recover without a person.
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::NoModule

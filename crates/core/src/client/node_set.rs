@@ -1,8 +1,8 @@
 //! Which set of nodes a node belongs to, and which nodes a client admits.
 //!
 //! Two clients with different lists of nodes can both win the same lock. Each node therefore
-//! carries its set in the config `lock.set NAME ID MEMBERS`, and a client compares what its nodes
-//! report before it asks any of them for a lock.
+//! carries its set in the config `lock.set NAME ID MEMBERS`, and a client compares the reports of
+//! its nodes before it asks any of them for a lock.
 //!
 //! # Why clients with different lists exclude each other
 //!
@@ -18,17 +18,17 @@
 //!    the lists have only N + 1 different members.
 //! 2. L and M differ by more. No node is admitted by both clients, since no set has both lists.
 //!
-//! Admission alone cannot prevent case 2. When nodes 1 and 2 report `1,2,3`, and nodes 3, 4 and 5
-//! report `1,2,3,4,5`, each group is a majority of its own list, and neither client needs to reach
-//! a node of the other group. Two rules for the operator prevent it:
+//! Admission alone does not make case 2 safe. When nodes 1 and 2 report `1,2,3`, and nodes 3, 4 and
+//! 5 report `1,2,3,4,5`, each group is a majority of its own list, and neither client needs a node
+//! of the other group. Two rules for the operator prevent case 2:
 //!
 //! - An ID names one server and is never used again.
 //! - A set has one change at a time, by one member, and the change is complete on every node before
 //!   the next one begins.
 //!
-//! With these rules, nodes never report more than two lists at a time: the list before the present
-//! change and the list after it. All clients that win a lock then have one of these two lists:
-//! case 1. Unset nodes have no list, so none of this holds for a client whose majority is unset.
+//! Then the nodes report at most two lists at a time, the one before the present change and the one
+//! after it, and each client that wins a lock has one of them: case 1. Unset nodes have no list, so
+//! none of this holds for a client whose majority is unset.
 
 use std::fmt;
 use std::num::NonZeroU16;
@@ -36,13 +36,12 @@ use std::str::FromStr;
 
 use crate::quorum::Majority;
 
-/// The longest NAME, in bytes.
+/// The longest NAME.
 pub const NAME_MAX_BYTES: usize = 64;
 
 /// The most members in one list.
 pub const MEMBERS_MAX: usize = 64;
 
-/// The most characters of a word that an error repeats.
 const EXCERPT_MAX_CHARS: usize = 40;
 
 /// The ID of a node within its set: 1 to 65535. An ID is never given to another server.
@@ -319,8 +318,8 @@ pub struct Agreement {
 
 /// Decides which of a client's nodes are admitted.
 ///
-/// `nodes` has every node that the client was given, even if it was not reached yet; a majority is
-/// N/2 + 1 of them. `expected` is the NAME that the program names, if it names one.
+/// `nodes` has every node that the client was given, reached or not; a majority is N/2 + 1 of them.
+/// `expected` is the NAME that the program names, if any.
 ///
 /// Call this again whenever a node reports. If one more node reports for the first time, no node
 /// that was refused becomes admitted, and an admitted node is refused only if it has the ID of the
@@ -352,10 +351,10 @@ pub fn agree(expected: Option<&str>, nodes: &[SetReport]) -> Agreement {
     Agreement { agreed: agreed.cloned(), nodes: (0..nodes.len()).map(admit).collect() }
 }
 
-/// A node's set as this client sees it, or why the client refuses it, whatever the others report.
+/// A node's set as the client sees it, or why the client refuses the node, whatever others report.
 type View = Result<AgreedSet, NotAdmitted>;
 
-/// Returns the view of a client of `nodes` nodes; `None` when the node has not been heard.
+/// The view of a client of `nodes` nodes; `None` when the node has not been heard.
 fn view(expected: Option<&str>, report: &SetReport, nodes: usize) -> Option<View> {
     let set = match (report, expected) {
         (SetReport::Unheard, _) => return None,
@@ -400,12 +399,10 @@ fn outvoted(set: Option<&NodeSet>, agreed: &AgreedSet) -> NotAdmitted {
     }
 }
 
-/// `1 node`, `3 nodes`.
 fn number_of_nodes(nodes: usize) -> String {
     format!("{nodes} node{}", if nodes == 1 { "" } else { "s" })
 }
 
-/// What a node reports, for an error.
 fn reported(set: Option<&NodeSet>) -> String {
     match set {
         None => "its lock.set is empty".to_owned(),
@@ -477,7 +474,7 @@ impl Members {
         std::iter::once(first).chain(second)
     }
 
-    /// The list of a client that was given `nodes` nodes. The lists of a change differ in size.
+    /// The list of `nodes` members, at most one: the lists of a change differ in size.
     fn list_of(&self, nodes: usize) -> Option<&MemberList> {
         self.lists().find(|list| list.0.len() == nodes)
     }
@@ -521,7 +518,6 @@ impl MemberList {
         self.0.binary_search(&id).is_ok()
     }
 
-    /// How many members `other` does not have.
     fn count_missing_in(&self, other: &Self) -> usize {
         self.0.iter().filter(|id| !other.contains(**id)).count()
     }

@@ -18,7 +18,8 @@ pub fn redact_url(url: &str) -> String {
     format!("{scheme}{shown}{}", if query.is_some() { "?…" } else { "" })
 }
 
-/// Returns why a URL with this scheme cannot be a node; `None` if it can.
+/// Returns why a URL with this scheme cannot be a node, for the schemes of Sentinel and Cluster;
+/// `None` for all others.
 pub fn unsupported_scheme(scheme: &str) -> Option<&'static str> {
     if scheme.contains("sentinel") {
         return Some(

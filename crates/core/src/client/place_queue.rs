@@ -6,11 +6,10 @@ use super::Mode;
 
 /// A queue in this program for a fixed number of places, first in, first out.
 ///
-/// A client uses it for two purposes:
-///
 /// - One place for each lock, so that one call at a time asks the nodes for the lock. Adjacent
 ///   calls that [share](Self::enter_to_share) the lock share the place.
-/// - [`SEATS_MAX`](super::limits::SEATS_MAX) places for the blocking connections to each node.
+/// - [`WAIT_CONNECTIONS_MAX`](super::limits::WAIT_CONNECTIONS_MAX) places for the wait
+///   connections on each node.
 #[derive(Debug)]
 pub struct PlaceQueue {
     free: usize,
@@ -26,13 +25,13 @@ pub struct PlaceQueue {
 pub enum Entry {
     /// The caller has a place. Free it with [`PlaceQueue::leave`].
     Place,
-    /// The caller waits under this number. [`PlaceQueue::leave`] or [`PlaceQueue::give_up`] of
-    /// another caller returns the number once this caller has a place.
+    /// The caller waits under this number, which another caller's [`PlaceQueue::leave`] or
+    /// [`PlaceQueue::give_up`] returns once this caller has a place.
     Queued(u64),
 }
 
 /// The numbers of callers that have just been given a place.
-pub type Called = SmallVec<[u64; 1]>;
+pub type CalledNumbers = SmallVec<[u64; 1]>;
 
 impl PlaceQueue {
     /// Makes a queue for `places` places. A queue whose callers share has one place.
@@ -58,7 +57,7 @@ impl PlaceQueue {
     }
 
     /// Frees a place. Returns the numbers of the callers that get one.
-    pub fn leave(&mut self) -> Called {
+    pub fn leave(&mut self) -> CalledNumbers {
         self.sharing = self.sharing.saturating_sub(1);
         if self.sharing == 0 {
             self.free += 1;
@@ -68,15 +67,14 @@ impl PlaceQueue {
 
     /// Leaves the queue without a place. Returns the numbers of the callers that get one; `None` if
     /// caller `number` has a place already.
-    pub fn give_up(&mut self, number: u64) -> Option<Called> {
+    pub fn give_up(&mut self, number: u64) -> Option<CalledNumbers> {
         let index = self.waiting.iter().position(|&(waiting, _)| waiting == number)?;
         self.waiting.remove(index);
         Some(self.give_places())
     }
 
-    /// Gives places to the head of the queue.
-    fn give_places(&mut self) -> Called {
-        let mut called = Called::new();
+    fn give_places(&mut self) -> CalledNumbers {
+        let mut called = CalledNumbers::new();
         while let Some(&(number, mode)) = self.waiting.front() {
             let joins = mode == Mode::Shared && self.sharing > 0;
             if !joins {

@@ -30,7 +30,7 @@ pub struct Release {
     /// Whether to repeat a request that failed.
     persistent: bool,
     sends: VecDeque<OutgoingRequest>,
-    /// The connections, by node, with a request that was not answered in time.
+    /// Each node and its connection that did not answer a request in time.
     suspects: VecDeque<(usize, u64)>,
 }
 
@@ -52,27 +52,22 @@ struct Node {
     /// The round number of the last request, which is above that of the WAIT.
     round: u32,
     pause: Duration,
-    /// The connection of an ACQUIRE in flight. A request through another connection may overtake
-    /// it.
+    /// The connection of an ACQUIRE in flight, which a request through another one may overtake.
     acquire_on: Option<u64>,
-    /// Until when to repeat the RELEASE, which took another connection than the ACQUIRE or WAIT and
-    /// may have overtaken that request.
+    /// Until when to repeat the RELEASE, which may have overtaken the ACQUIRE or WAIT on another
+    /// connection.
     overtakes_until: Option<Moment>,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum State {
+    /// No RELEASE is left to send or to await.
     Done,
     /// The RELEASE was sent through this connection. If it is unanswered at `resend_at`, it is also
     /// sent through a newer connection.
-    Sent {
-        connection: u64,
-        resend_at: Moment,
-    },
+    Sent { connection: u64, resend_at: Moment },
     /// The RELEASE failed, or may have overtaken an ACQUIRE or WAIT. It is repeated at `repeat_at`.
-    Paused {
-        repeat_at: Moment,
-    },
+    Paused { repeat_at: Moment },
 }
 
 impl Release {
@@ -86,7 +81,7 @@ impl Release {
         Self::after_round(0, token, deliveries, spec, ctx)
     }
 
-    /// Does the same as [`new`](Self::new), with round numbers above `round`.
+    /// As [`new`](Self::new), with round numbers above `round`.
     fn after_round(
         round: u32,
         token: Token,
@@ -148,27 +143,22 @@ impl Release {
         Self::new(token, nodes.map(|_| Delivery::Arrived), spec, ctx)
     }
 
-    /// Removes a waiter from the queue of a node.
-    ///
-    /// The RELEASE takes another connection than the WAIT and may overtake it, so it is repeated
-    /// until the WAIT has been answered.
+    /// Removes a waiter from the queue of a node. The RELEASE takes another connection than the
+    /// WAIT and may overtake the WAIT, so the RELEASE is repeated until the WAIT has been answered.
     pub(super) fn leave(
         token: Token,
         wait: RequestId,
         spec: &Arc<Spec>,
         ctx: &Context<'_>,
     ) -> Self {
-        // Its requests have higher round numbers than the WAIT, so the machine can distinguish the
-        // responses.
+        // Round numbers above that of the WAIT distinguish the responses.
         let mut this = Self::after_round(wait.round, token, only(wait.node, ctx), spec, ctx);
         this.wait = Some(wait);
         this
     }
 
-    /// Removes a waiter whose connection was lost before the WAIT was answered.
-    ///
-    /// The WAIT may still arrive, so the RELEASE is repeated for up to
-    /// [`RELEASE_OVERTAKES`](limits::RELEASE_OVERTAKES).
+    /// Removes a waiter whose connection was lost before the WAIT was answered. The WAIT may still
+    /// arrive, so the RELEASE is repeated, up to [`RELEASE_OVERTAKES`](limits::RELEASE_OVERTAKES).
     pub(super) fn of_lost_wait(
         token: Token,
         node: usize,
@@ -180,7 +170,6 @@ impl Release {
         this
     }
 
-    /// Releases `token` on one node.
     pub(super) fn on(token: Token, node: usize, spec: &Arc<Spec>, ctx: &Context<'_>) -> Self {
         Self::new(token, only(node, ctx), spec, ctx)
     }
@@ -212,7 +201,7 @@ impl Release {
         self.sends.pop_front()
     }
 
-    /// Returns a node and the number of its connection that left a request unanswered, for
+    /// Returns a node and its connection that left a request unanswered, for
     /// [`Links::handle_suspicion`](super::Links::handle_suspicion).
     pub fn poll_suspect(&mut self) -> Option<(usize, u64)> {
         self.suspects.pop_front()
@@ -275,7 +264,7 @@ impl Release {
         let node = &mut self.nodes[id.node];
         match response {
             Response::No if may_have_overtaken => self.repeat(id.node, ctx),
-            // The token may have been granted the lock after this RELEASE. The newest one decides.
+            // The lock may have been granted after this RELEASE, so the newest RELEASE decides.
             Response::No if node.round != id.round || !matches!(node.state, State::Sent { .. }) => {
             }
             Response::Failed(error) if error.is_permanent() => {

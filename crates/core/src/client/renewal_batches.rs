@@ -8,6 +8,7 @@ use crate::quorum::Moment;
 /// The schedule of a client's extensions. Locks that are due at about the same time share a batch.
 #[derive(Debug, Default)]
 pub struct RenewalBatches {
+    /// When each lock is due, and how much earlier it may be extended.
     due: HashMap<u64, (Moment, Duration)>,
     /// Locks by due time. An entry that no longer matches `due` is skipped.
     order: BinaryHeap<Reverse<((Duration, Duration), u64)>>,
@@ -43,15 +44,13 @@ impl RenewalBatches {
     /// also returns the next locks whose windows have begun.
     pub fn take_due(&mut self, now: Moment) -> Vec<Vec<u64>> {
         let mut batches: Vec<Vec<u64>> = Vec::new();
-        let mut first = true;
         while let Some(at) = self.next_due() {
             let Some(&Reverse((_, lock))) = self.order.peek() else { break };
             let window = self.due.get(&lock).map(|(_, window)| *window).unwrap_or_default();
-            let reached = now.has_reached(at) || (!first && now.plus(window).has_reached(at));
-            if !reached {
+            let may_be_early = !batches.is_empty() && now.plus(window).has_reached(at);
+            if !now.has_reached(at) && !may_be_early {
                 break;
             }
-            first = false;
             self.order.pop();
             self.due.remove(&lock);
             match batches.last_mut().filter(|batch| batch.len() < limits::RENEWALS_MAX) {

@@ -3,16 +3,17 @@ use std::time::Duration;
 use super::{Answer, NodeError, Token};
 use crate::Fence;
 
-/// Identifies a request within its machine, so that its response reaches the right round.
+/// Identifies a request within the state machine that sent it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId {
-    /// The round number within the machine.
+    /// The number of the round. Each state machine counts its own rounds.
     pub round: u32,
     /// The index of the node.
     pub node: usize,
 }
 
-/// A request to one node, about the keys and the ttl of its machine's lock.
+/// A request to one node. The keys and the ttl are those of the [`Spec`](super::Spec) of the state
+/// machine that sends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The token of the lock.
@@ -92,7 +93,7 @@ pub enum Response {
 
 impl Response {
     /// Whether the token holds the lock, or held it until this RELEASE; `None` if the request
-    /// failed.
+    /// failed. Meaningless in answer to INSPECT or PING, which do not ask about a token.
     pub fn holds(&self) -> Option<bool> {
         match self {
             Self::Fence(_) | Self::FenceAfterWait { .. } | Self::FenceAndKey { .. } | Self::Yes => {
@@ -126,6 +127,6 @@ pub enum Delivery {
         /// The number of the node's connection.
         connection: u64,
     },
-    /// Arrived. Requests through any connection arrive after it from now on.
+    /// Arrived: requests that are sent from now on, through any connection, arrive later.
     Arrived,
 }

@@ -8,9 +8,9 @@ use crate::quorum::{Majority, Moment};
 /// The revocation of the lock on a key, from the first request until the lock is over.
 ///
 /// At the start, the machine sends REVOKE to each connected node. After that, it inspects every
-/// node at intervals, even if the key was free there: a request of the holder may be on its way. It
-/// sends REVOKE to a node that has the lock and has not revoked it. It leaves alone a lock that
-/// was granted after the revocation began.
+/// node at intervals, even if the key was free there: a request of the holder may be in flight. A
+/// node that has the lock and has not revoked it is sent REVOKE, unless the lock was granted after
+/// the revocation began.
 ///
 /// Call [`poll`](Self::poll) at the start and after each event, until it returns `None`.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub struct Revocation {
     mode: RevokeMode,
     began: Moment,
     nodes: Vec<Node>,
-    /// The fences of the revoked leases; `None` stands for a foreign string.
+    /// The fences of the revoked leases; `None` for a foreign string.
     fences: Vec<Option<Fence>>,
     /// Whether no majority extends the lock any more, whatever is still in flight.
     certain: bool,
@@ -81,7 +81,7 @@ pub enum RevocationState {
     /// A majority answered, and some of these nodes do not hold the lock. The holder can extend it
     /// only if a request that was in flight acquires the key there.
     Unconfirmed,
-    /// A majority holds the lock and refuses to extend it. It ends by its deadline.
+    /// A majority holds the lock and refuses to extend it. The lock ends by its deadline.
     Revoked,
     /// A majority of the nodes does not hold the lock any more: its holder released it, it ended by
     /// its deadline or at once, or there was none.
@@ -163,15 +163,11 @@ impl Revocation {
     pub fn handle_timeout(&mut self, ctx: &Context<'_>) {
         self.over |= self.certain && self.ends_at.is_some_and(|at| ctx.now.has_reached(at));
         for node in 0..self.nodes.len() {
-            let is_due =
-                !self.nodes[node].is_in_flight && ctx.now.has_reached(self.nodes[node].next_at);
-            if is_due && !self.over {
-                let is_first = !self.nodes[node].was_sent_revoke && ctx.now == self.began;
-                self.ask(
-                    node,
-                    if is_first { RevokeCommand::Revoke } else { RevokeCommand::Inspect },
-                    ctx,
-                );
+            let Node { is_in_flight, was_sent_revoke, next_at, .. } = self.nodes[node];
+            if !self.over && !is_in_flight && ctx.now.has_reached(next_at) {
+                let is_first = !was_sent_revoke && ctx.now == self.began;
+                let command = if is_first { RevokeCommand::Revoke } else { RevokeCommand::Inspect };
+                self.ask(node, command, ctx);
             }
         }
     }
@@ -191,7 +187,7 @@ impl Revocation {
     fn fail(&mut self, node: usize, error: NodeError, now: Moment) {
         let node = &mut self.nodes[node];
         node.next_at = now.plus(limits::REVOKE_REPEAT);
-        if !matches!(node.result, NodeRevocation::Revoked(_) | NodeRevocation::Ended) {
+        if !node.was_revoked() {
             node.result = NodeRevocation::Failed(error);
         }
     }
@@ -212,22 +208,20 @@ impl Revocation {
                 self.handle_lease(node, (sent, was_locked == Some(true)), lease, ctx);
             }
             Ok(RevokeReply { was_locked, lease: None, abstains }) => {
-                let was_revoked = matches!(
-                    self.nodes[node].result,
-                    NodeRevocation::Revoked(_) | NodeRevocation::Ended
-                );
+                let node = &mut self.nodes[node];
+                let was_revoked = node.was_revoked();
                 let has_revoked = was_locked == Some(true);
-                self.nodes[node].result = match abstains {
-                    // The node may have forgotten the lock, unless this REVOKE has just ended it.
+                node.result = match abstains {
+                    // The node may have forgotten the lock, unless this REVOKE has just found it.
                     Some(reason) if !has_revoked => {
                         NodeRevocation::Failed(NodeError::Abstains { reason })
                     }
                     _ if has_revoked || was_revoked => NodeRevocation::Ended,
                     _ => NodeRevocation::Free,
                 };
-                self.nodes[node].revoked_until = None;
+                node.revoked_until = None;
                 if self.mode == RevokeMode::AtDeadline {
-                    self.nodes[node].ended_by = None;
+                    node.ended_by = None;
                 }
             }
         }
@@ -244,7 +238,10 @@ impl Revocation {
         let is_known = self.fences.contains(&lease.fence);
         // INSPECT does not say whether a foreign string is revoked.
         let was_foreign = lease.fence.is_none()
-            && matches!(&self.nodes[node].result, NodeRevocation::Revoked(lease) if lease.fence.is_none());
+            && matches!(
+                &self.nodes[node].result,
+                NodeRevocation::Revoked(LeaseInfo { fence: None, .. })
+            );
         let was_there = lease.held_for.is_some_and(|held| {
             // Granted before the revocation began, even if the clocks drift apart.
             held > with_drift(ctx.now.since(self.began))
@@ -271,20 +268,17 @@ impl Revocation {
     }
 
     fn settle(&mut self, ctx: &Context<'_>) {
-        let now = ctx.now;
-        self.certain = self.certain || self.is_certain(now);
+        self.certain = self.certain || self.is_certain(ctx.now);
         if self.certain {
             self.ends_at = self.end();
         }
-        let is_gone = |node: &&Node| {
-            let result = &node.result;
+        self.over |= self.on_majority(|Node { result, .. }| {
             matches!(
                 result,
                 NodeRevocation::Ended | NodeRevocation::Free | NodeRevocation::Other(_)
             )
-        };
-        self.over |= self.nodes.iter().filter(is_gone).count() >= self.majority.size();
-        self.over |= self.certain && self.ends_at.is_some_and(|at| now.has_reached(at));
+        });
+        self.over |= self.certain && self.ends_at.is_some_and(|at| ctx.now.has_reached(at));
         let is_answered = self.nodes.iter().all(|node| node.result != NodeRevocation::Pending);
         if self.mode == RevokeMode::Now && !self.over && (self.certain || is_answered) {
             for node in 0..self.nodes.len() {
@@ -301,18 +295,21 @@ impl Revocation {
     /// From then on, no majority extends any lock of the key. The leases may have different fences,
     /// because a node that was ahead of the others granted a larger one.
     ///
-    /// A node gets the lock again only by a repair. A repair needs a majority of extensions in the
-    /// same round. Two kinds of nodes are therefore not counted:
+    /// A node gets the lock again only by a repair, which needs a majority of extensions in the
+    /// same round. Two kinds of nodes therefore do not count:
     ///
     /// - A node whose revoked lease has ended: it may have been repaired while fewer nodes had
     ///   revoked the lock.
     /// - A node where the key was free: a repair that began before may be in flight.
     fn is_certain(&self, now: Moment) -> bool {
-        let is_live =
-            |node: &&Node| node.revoked_until.is_some_and(|until| !now.has_reached(until));
-        let is_revoked =
-            |node: &&Node| matches!(node.result, NodeRevocation::Revoked(_)) && is_live(node);
-        self.nodes.iter().filter(is_revoked).count() >= self.majority.size()
+        self.on_majority(|node| {
+            matches!(node.result, NodeRevocation::Revoked(_))
+                && node.revoked_until.is_some_and(|until| !now.has_reached(until))
+        })
+    }
+
+    fn on_majority(&self, holds: impl Fn(&Node) -> bool) -> bool {
+        self.nodes.iter().filter(|node| holds(node)).count() >= self.majority.size()
     }
 
     /// When the nodes that do not hold the lock are a majority. A node that has not answered may
@@ -321,23 +318,18 @@ impl Revocation {
         let mut ends: Vec<Moment> = self.nodes.iter().filter_map(|node| node.ended_by).collect();
         ends.sort_unstable_by_key(|end| (end.raw, end.boot));
         ends.reverse();
-        let unknown = self.nodes.iter().filter(|node| {
-            matches!(node.result, NodeRevocation::Pending | NodeRevocation::Failed(_))
-        });
+        let unknown = self.nodes.iter().filter(|node| !node.has_answered());
         let last = self.majority.spare().saturating_sub(unknown.count());
         ends.get(last).or(ends.last()).copied()
     }
 
     /// The progress so far.
     pub fn state(&self) -> RevocationState {
-        let has_answered = |node: &&Node| {
-            !matches!(node.result, NodeRevocation::Pending | NodeRevocation::Failed(_))
-        };
         if self.over {
             RevocationState::Over
         } else if self.certain {
             RevocationState::Revoked
-        } else if self.nodes.iter().filter(has_answered).count() >= self.majority.size() {
+        } else if self.on_majority(Node::has_answered) {
             RevocationState::Unconfirmed
         } else {
             RevocationState::Unknown
@@ -359,6 +351,16 @@ impl Revocation {
     /// The result on each node, in the order of the nodes.
     pub fn nodes(&self) -> impl ExactSizeIterator<Item = &NodeRevocation> {
         self.nodes.iter().map(|node| &node.result)
+    }
+}
+
+impl Node {
+    fn was_revoked(&self) -> bool {
+        matches!(self.result, NodeRevocation::Revoked(_) | NodeRevocation::Ended)
+    }
+
+    fn has_answered(&self) -> bool {
+        !matches!(self.result, NodeRevocation::Pending | NodeRevocation::Failed(_))
     }
 }
 

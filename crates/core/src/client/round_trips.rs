@@ -1,11 +1,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A sample above the estimate raises it by the difference divided by this.
 const GROWTH_PART: u64 = 8;
-/// No estimate grows beyond this, in microseconds.
 const ESTIMATE_MAX_US: u64 = 10_000_000;
-/// The estimate before the first sample, in microseconds.
 const UNKNOWN_US: u64 = 1000;
 
 /// The smoothed round trip of each node.
@@ -27,8 +24,14 @@ impl RoundTrips {
 
     /// The estimate for a node; 1 ms before the first sample.
     pub fn of(&self, node: usize) -> Duration {
-        let us = self.estimates_us[node].load(Ordering::Relaxed);
-        Duration::from_micros(if us == 0 { UNKNOWN_US } else { us })
+        Duration::from_micros(self.estimate_us(node))
+    }
+
+    fn estimate_us(&self, node: usize) -> u64 {
+        match self.estimates_us[node].load(Ordering::Relaxed) {
+            0 => UNKNOWN_US,
+            us => us,
+        }
     }
 
     /// The longest estimate of all nodes.
@@ -59,10 +62,7 @@ impl RoundTrips {
 
     /// Records that a node did not answer in time.
     pub fn timed_out(&self, node: usize) {
-        let before = match self.estimates_us[node].load(Ordering::Relaxed) {
-            0 => UNKNOWN_US,
-            before => before,
-        };
-        self.estimates_us[node].store((before * 2).min(ESTIMATE_MAX_US), Ordering::Relaxed);
+        let doubled = (self.estimate_us(node) * 2).min(ESTIMATE_MAX_US);
+        self.estimates_us[node].store(doubled, Ordering::Relaxed);
     }
 }

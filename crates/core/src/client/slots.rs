@@ -10,13 +10,12 @@ pub struct Slots {
     /// The spec of the call, for all keys.
     all: Arc<Spec>,
     keys: Keys,
-    /// The current key: the one that the call asks for.
+    /// The current key, which the call asks for.
     slot: usize,
     /// One bit for each key to skip: other clients hold it, but not on the deciding node.
     left_out: u64,
     /// The number of requests for any other key.
     pub(super) probes: u8,
-    /// Whether a WAIT for any of the keys was sent.
     pub(super) wait_was_sent: bool,
 }
 
@@ -61,12 +60,10 @@ impl Slots {
         self.left_out & bit(slot) != 0
     }
 
-    /// Whether any key is left out.
     pub(super) fn is_partial(&self) -> bool {
         self.left_out != 0
     }
 
-    /// Makes this key the current one.
     pub(super) fn select(&mut self, slot: usize) {
         self.slot = slot.min(self.keys.len().saturating_sub(1));
     }
@@ -85,7 +82,6 @@ impl Slots {
         }
     }
 
-    /// Allows all keys again.
     pub(super) fn allow_all(&mut self) {
         self.left_out = 0;
     }
@@ -120,7 +116,6 @@ impl SlotMemory {
     }
 }
 
-/// A random one of these slots.
 fn pick(random: &mut dyn Random, slots: &(impl Iterator<Item = usize> + Clone)) -> Option<usize> {
     let count = u64::try_from(slots.clone().count()).unwrap_or(0);
     if count == 0 {
@@ -139,7 +134,6 @@ fn bit(slot: usize) -> u64 {
 mod tests {
     use super::*;
 
-    /// Always returns the largest number.
     struct Largest;
 
     impl Random for Largest {

@@ -74,6 +74,20 @@ impl Spec {
     /// The longest owner label that a node accepts, in bytes.
     pub const OWNER_BYTES_MAX: usize = 256;
 
+    /// Returns the spec of an exclusive lock on all of these keys, without any option.
+    pub fn exclusive(keys: Keys, ttl: Ttl) -> Self {
+        Self {
+            keys,
+            ttl,
+            any: None,
+            mode: Mode::Exclusive,
+            min_validity: Duration::ZERO,
+            node_timeout: None,
+            max_hold: None,
+            owner: None,
+        }
+    }
+
     /// Checks that the description is valid.
     ///
     /// # Errors
@@ -86,11 +100,8 @@ impl Spec {
         if lasts <= node_timeout || lasts < min_validity {
             return Err(InvalidSpec::TtlTooShort { ttl, lasts, node_timeout, min_validity });
         }
-        match self.max_hold {
-            Some(max_hold) if max_hold < min_validity => {
-                return Err(InvalidSpec::MaxHoldTooShort { max_hold, min_validity });
-            }
-            _ => {}
+        if let Some(max_hold) = self.max_hold.filter(|max_hold| *max_hold < min_validity) {
+            return Err(InvalidSpec::MaxHoldTooShort { max_hold, min_validity });
         }
         if self.owner.as_ref().is_some_and(|owner| owner.len() > Self::OWNER_BYTES_MAX) {
             return Err(InvalidSpec::OwnerTooLong);
@@ -160,7 +171,7 @@ impl Spec {
             Some(ttl) if self.node_timeout.is_none() => NodeError::TooFar {
                 limit_ms: ms(limit),
                 round_trip_ms: ms(round_trip),
-                ttl_ms: ms(ttl),
+                ttl_needed_ms: ms(ttl),
             },
             _ => NodeError::timed_out(limit),
         }

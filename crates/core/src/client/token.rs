@@ -5,8 +5,7 @@ const HEX: &[u8; 16] = b"0123456789abcdef";
 /// Proves who holds a lock: 128 random bits, new for every attempt and every WAIT.
 ///
 /// A token that is used twice can give a lock two holders: a late RELEASE of the first attempt ends
-/// the lock of the second. A client that knows a token can release the lock, so `Debug` hides
-/// tokens.
+/// the lock of the second. `Debug` hides tokens, because a token is enough to release the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token([u8; 32]);
 

@@ -61,8 +61,7 @@ impl Abstention {
         self.replica = replica;
     }
 
-    /// Why the node abstains, and for how many more milliseconds; `None` if the node votes. The
-    /// milliseconds are `None` for a replica, whose abstention has no known end.
+    /// See [`Node::abstention`].
     pub(super) fn why(&self, now: Monotonic) -> Option<(Reason, Option<u64>)> {
         if self.replica {
             return Some((Reason::Replica, None));

@@ -20,7 +20,6 @@ pub(super) struct FreeKeys<'k, K: Keyspace> {
     pub(super) have_ended: bool,
 }
 
-/// The terms of a grant.
 pub(super) struct Terms<'a, N> {
     pub(super) token: &'a N,
     pub(super) owner: Option<&'a [u8]>,
@@ -46,7 +45,7 @@ impl Node {
         let mut entries = self.open_all(now, db, keys, keyspace);
         let mut hashes: PerKey<u64> = PerKey::new();
         let mut lacks: PerKey<Option<Lack>> = PerKey::new();
-        let (mut lacking, mut have_ended) = (false, false);
+        let mut have_ended = false;
         for (key, entry) in keys.iter().zip(&entries) {
             let key = key.as_ref();
             let hash = self.leases.hash(db, key);
@@ -54,18 +53,12 @@ impl Node {
             if state == KeyState::WrongType {
                 return Err(CommandError::WrongType);
             }
-            let lack = match state {
-                KeyState::Free | KeyState::Ended { .. } => {
-                    self.has_single_waiter(now, hash, db, key).then_some(Lack::Behind)
-                }
-                _ => self.lack(now, state, keyspace, entry),
-            };
-            lacking |= lack.is_some();
+            let behind = || self.has_waiter_ahead(now, hash, db, key).then_some(Lack::Behind);
+            lacks.push(self.lack(now, state, keyspace, entry).or_else(behind));
             have_ended |= matches!(state, KeyState::Ended { .. });
             hashes.push(hash);
-            lacks.push(lack);
         }
-        if !lacking {
+        if lacks.iter().all(Option::is_none) {
             let free = FreeKeys { db, keys, hashes: &hashes, entries: &mut entries, have_ended };
             let terms = Terms { token, owner, ttl, fence, author: Author::Client };
             return self.grant(now, free, &terms, keyspace).map(Reply::Granted);
@@ -75,13 +68,9 @@ impl Node {
 
     /// Refuses the command if the node abstains, and counts that.
     pub(super) fn refuse_while_abstaining(&mut self, now: Now) -> Result<(), CommandError> {
-        match self.abstention_error(now.monotonic) {
-            Some(error) => {
-                self.stats.abstained += 1;
-                Err(error)
-            }
-            None => Ok(()),
-        }
+        let Some(error) = self.abstention_error(now.monotonic) else { return Ok(()) };
+        self.stats.abstained += 1;
+        Err(error)
     }
 
     /// Queues the client if it asked to wait and the server can block it. Refuses it otherwise.
@@ -117,17 +106,15 @@ impl Node {
             until: now.monotonic.plus_us(wait_ms.saturating_mul(1000)),
         };
         let keys = keys.iter().zip(hashes).zip(lacks);
-        let wanted = keys.map(|((key, &hash), &lacks)| Wanted { hash, key: key.as_ref(), lacks });
+        let wanted = keys.map(|((key, &hash), &lack)| Wanted { hash, key: key.as_ref(), lack });
         self.queues.push(waiter, db, wanted);
         Ok(Reply::Waits)
     }
 
-    /// Whether a waiter for which this key suffices has time left, or may have.
-    ///
-    /// Such a waiter precedes all newcomers, also between the end of a lock and its handover.
-    pub(super) fn has_single_waiter(&mut self, now: Now, hash: u64, db: u32, key: &[u8]) -> bool {
+    /// Whether a waiter precedes all newcomers, also between the end of a lock and its handover.
+    pub(super) fn has_waiter_ahead(&self, now: Now, hash: u64, db: u32, key: &[u8]) -> bool {
         let queue = self.queues.find(hash, db, key);
-        queue.is_some_and(|queue| self.queues.has_single_waiter(queue, now.monotonic))
+        queue.is_some_and(|queue| self.queues.has_waiter_ahead(queue, now.monotonic))
     }
 
     /// Grants free keys: writes their mirrors, adds their leases, and publishes the changes.
@@ -201,7 +188,7 @@ impl Node {
         let lease = self.leases.get(lease);
         let deadline = lease.deadline;
         if let Some(queue) = self.queues.find(lease.hash(), lease.db, &lease.key) {
-            self.queues.found_no_foreign(queue);
+            self.queues.forget_foreign(queue);
             self.queues.postpone_check(queue, deadline);
         }
     }
@@ -225,9 +212,7 @@ impl Node {
         self.answer_granted(now, waiter, db, key, granted, keyspace)
     }
 
-    /// Replies to a waiter with its grant, or with the error if the server refused the write.
-    ///
-    /// Returns whether the waiter was granted the lock.
+    /// Sends a waiter its grant, or the error of a refused write. Returns whether it was granted.
     pub(super) fn answer_granted<K: Keyspace>(
         &mut self,
         now: Now,
@@ -243,11 +228,8 @@ impl Node {
                 let waited_us = now.monotonic.us_since(since);
                 self.stats.handovers += 1;
                 self.stats.longest_wait_us = self.stats.longest_wait_us.max(waited_us);
-                self.answers.grant(
-                    ticket,
-                    Grant { db, key, token, fence, waited_us, wants },
-                    keyspace,
-                );
+                let grant = Grant { db, key, token, fence, waited_us, wants };
+                self.answers.grant(ticket, grant, keyspace);
                 true
             }
             Err(error) => {

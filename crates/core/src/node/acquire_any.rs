@@ -9,7 +9,6 @@ use super::{Access, Acquire, Author, CommandError, Keyspace, Mode, Node, Now, Re
 
 impl Node {
     /// Acquires the lock of the first free key, in the order in which the client names the keys.
-    ///
     /// The lock is then an ordinary lock of that key.
     pub(super) fn acquire_any<K: Keyspace>(
         &mut self,
@@ -23,17 +22,13 @@ impl Node {
         let mut hashes: PerKey<u64> = PerKey::new();
         let mut lacks: PerKey<Option<Lack>> = PerKey::new();
         for (index, name) in keys.iter().enumerate() {
-            let key = name.as_ref();
-            let mut entry = keyspace.open(db, name, Access::Write);
-            self.handle_events(now, keyspace);
-            let hash = self.leases.hash(db, key);
-            let state = self.key_state(now.monotonic, (hash, db, key), keyspace, &entry);
+            let (hash, state, mut entry) = self.open_key(now, db, name, Access::Write, keyspace);
             if state == KeyState::WrongType {
                 return Err(CommandError::WrongType);
             }
-            let lack = self.lack(now, state, keyspace, &entry);
-            let lack =
-                lack.or_else(|| self.has_single_waiter(now, hash, db, key).then_some(Lack::Behind));
+            let key = name.as_ref();
+            let behind = || self.has_waiter_ahead(now, hash, db, key).then_some(Lack::Behind);
+            let lack = self.lack(now, state, keyspace, &entry).or_else(behind);
             if lack.is_none() {
                 let free = FreeKeys {
                     db,
@@ -51,14 +46,8 @@ impl Node {
         }
         if is_broken(Mutant::AnyWaitsForFirst) {
             let first = Acquire { keys: &keys[..1], ..*acquire };
-            return self.wait_or_refuse(
-                now,
-                &first,
-                Wants::Any,
-                &hashes[..1],
-                &lacks[..1],
-                keyspace,
-            );
+            let (hashes, lacks) = (&hashes[..1], &lacks[..1]);
+            return self.wait_or_refuse(now, &first, Wants::Any, hashes, lacks, keyspace);
         }
         self.wait_or_refuse(now, acquire, Wants::Any, &hashes, &lacks, keyspace)
     }

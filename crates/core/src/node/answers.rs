@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::queues::Wants;
-use super::{CommandError, Key, KeyBytes, Keyspace, Node, Now, Ticket, Token, WaitReply};
+use super::{CommandError, Key, KeyBytes, Keyspace, Node, Ticket, Token, WaitReply};
 use crate::Fence;
 
 /// The answers that clients have not received yet.
@@ -146,36 +146,20 @@ impl Node {
     /// If the client was granted a lock but has not received the answer, a [job](super::Job)
     /// releases that lock.
     pub fn disconnect(&mut self, ticket: Ticket) -> WaitExit {
-        let waited = self.cancel(ticket);
-        let (reply, unwoken) = match self.answers.by_ticket.remove(&ticket) {
-            Some(Answer::Granted { grant, woken }) => {
-                self.answers.undelivered.push(grant);
-                (WaitReply::Refused, !woken)
-            }
-            _ => (WaitReply::Refused, false),
-        };
-        WaitExit { reply, wake: waited || unwoken }
+        let mut wake = self.cancel(ticket);
+        if let Some(Answer::Granted { grant, woken }) = self.answers.by_ticket.remove(&ticket) {
+            self.answers.undelivered.push(grant);
+            wake |= !woken;
+        }
+        WaitExit { reply: WaitReply::Refused, wake }
     }
 
     /// Removes a waiter, or its pending refusal. Returns false if the waiter has its answer.
     fn cancel(&mut self, ticket: Ticket) -> bool {
-        match self.queues.by_ticket(ticket) {
-            Some(place) => {
-                self.queues.remove(place);
-                true
-            }
-            None => self.queues.forget_dismissed(ticket),
-        }
-    }
-
-    /// Refuses a waiter that has left the queues.
-    pub(super) fn refuse_removed<K: Keyspace>(
-        &mut self,
-        now: Now,
-        ticket: Ticket,
-        keyspace: &mut K,
-    ) {
-        let error = self.abstention_error(now.monotonic);
-        self.answers.refuse(ticket, error, keyspace);
+        let Some(place) = self.queues.by_ticket(ticket) else {
+            return self.queues.forget_dismissed(ticket);
+        };
+        self.queues.remove(place);
+        true
     }
 }

@@ -5,8 +5,8 @@ use std::ops::{Index, IndexMut};
 use slab::Slab;
 
 /// Items in chunks of a fixed size, so that growth and shrinkage never move more than one chunk.
-///
-/// An empty chunk frees its memory. An item moves in memory only while its own chunk grows.
+/// A chunk that becomes empty frees its memory, unless no other chunk has a vacant slot. An item
+/// moves in memory only while its own chunk grows.
 #[derive(Clone, Debug)]
 pub(super) struct Chunks<T> {
     slabs: Vec<Slab<T>>,
@@ -26,7 +26,6 @@ pub(super) enum Next {
     End,
 }
 
-/// Items in a chunk.
 const CHUNK_ITEMS: usize = 128;
 
 impl<T> Default for Chunks<T> {
@@ -68,7 +67,6 @@ impl<T> Chunks<T> {
         chunk
     }
 
-    /// Removes the item in `slot`.
     pub(super) fn remove(&mut self, slot: u32) -> T {
         let (chunk, index) = place_of(slot);
         let items = &mut self.slabs[chunk];
@@ -90,7 +88,6 @@ impl<T> Chunks<T> {
     }
 
     /// Returns the first item in `from` or a later slot.
-    ///
     /// A vacant slot and an empty chunk cost one unit of the budget each.
     pub(super) fn next_from(&self, from: u32, budget: &mut u32) -> Next {
         let (first, mut index) = place_of(from);

@@ -9,8 +9,7 @@ pub struct Settings {
     /// The largest ttl of a grant. A node that forgot its locks must abstain for that long.
     pub max_ttl: Ttl,
     /// How long a node abstains after its start, in milliseconds.
-    ///
-    /// A delay that is shorter than the largest ttl that the node ever granted is not safe.
+    /// A delay below the largest ttl that the node ever granted is not safe.
     pub rejoin_delay_ms: u64,
     /// How far ahead of the node's wall clock a proposed fence may lie, in milliseconds.
     pub max_clock_skew_ms: u64,
@@ -151,7 +150,7 @@ pub enum Reply {
         /// The index of the key among the keys of the command.
         key: usize,
     },
-    /// Another client holds one of the keys, or waits for it.
+    /// A key is held, perhaps by the same token, or another client waits for it.
     Refused,
     /// The client waits. Its answer follows later.
     Waits,
@@ -244,9 +243,7 @@ pub enum CommandError {
     Abstaining {
         /// The reason.
         reason: Reason,
-        /// How much longer the node abstains, in milliseconds.
-        ///
-        /// A replica, whose abstention has no known end, reports the largest ttl.
+        /// How much longer the node abstains, in milliseconds; for a replica, the largest ttl.
         left_ms: u64,
     },
     /// One of the keys holds a value that is not a string.

@@ -1,18 +1,17 @@
 //! EXTEND of one key or of several, and the adoption of foreign strings.
 
 use super::key_state::KeyState;
-use super::leases::{MirrorState, NewLock};
+use super::leases::{Lease, MirrorState, NewLock};
 use super::machine::PerKey;
 use super::{
     Author, Change, CommandError, Extend, FenceError, Keyspace, Kind, Mode, Node, Now, Reply,
 };
 
 /// How soon to retry a mirror that the server refused to write, in microseconds.
-pub(super) const RETRY_WRITE_US: u64 = 100_000;
+const RETRY_WRITE_US: u64 = 100_000;
 
 impl Node {
     /// Moves the deadline of a lock forward, never back, while the token holds all of its keys.
-    ///
     /// Adopts foreign strings that hold the token and have an expiry: they become leases. Turns an
     /// exclusive lock into a shared one on request. A shared lock stays shared.
     pub(super) fn extend<K: Keyspace>(
@@ -128,10 +127,7 @@ impl Node {
             };
             // The lease decides: the lock is held even without its mirror.
             match (wanted, written) {
-                (_, Err(_)) => {
-                    let retry_at = now.monotonic.plus_us(RETRY_WRITE_US);
-                    self.leases.set_mirror(lease, MirrorState::Lost, retry_at);
-                }
+                (_, Err(_)) => self.retry_mirror(now, lease),
                 (Some(_), Ok(())) => self.leases.regain_mirror(lease),
                 (None, Ok(())) => {}
             }
@@ -148,6 +144,12 @@ impl Node {
             }
         }
         Ok(Reply::Extended(fence))
+    }
+
+    /// Plans another try at a mirror that the server refused to write.
+    pub(super) fn retry_mirror(&mut self, now: Now, lease: u32) {
+        let retry_at = now.monotonic.plus_us(RETRY_WRITE_US);
+        self.leases.set_mirror(lease, MirrorState::Lost, retry_at);
     }
 
     /// Raises the fence to the client's proposal, and once more if the token changes.
@@ -169,8 +171,8 @@ impl Node {
         if let Some(token) = extend.new_token
             && *token.as_ref() != self.leases.get(first).token[..]
         {
-            let mut hashes: PerKey<u64> = PerKey::new();
-            self.leases.change_all(first, |lease| hashes.push(lease.hash()));
+            let leases = self.leases.ring(first).map(|lease| self.leases.get(lease));
+            let hashes: PerKey<u64> = leases.map(Lease::hash).collect();
             let fence = self.fences.next(&hashes, extend.fence, now.wall_us);
             self.leases.change_all(first, |lease| lease.fence = fence);
         }
@@ -197,14 +199,8 @@ impl Node {
         let fence = self.fences.next(hashes, extend.fence, now.wall_us);
         let value = extend.new_token.unwrap_or(extend.token);
         let deadline = now.monotonic.plus_us(left_us);
-        let new = NewLock {
-            db: extend.db,
-            token: value.as_ref(),
-            owner: None,
-            fence,
-            granted: now.monotonic,
-            deadline,
-        };
+        let (db, granted) = (extend.db, now.monotonic);
+        let new = NewLock { db, token: value.as_ref(), owner: None, fence, granted, deadline };
         self.insert(hashes, extend.keys.iter().map(AsRef::as_ref), &new);
         let expires_at_ms = now.wall_ms_after(left_us);
         let mut changes: PerKey<Option<Change<'_, K::Name>>> = PerKey::new();
@@ -220,8 +216,7 @@ impl Node {
             if written.is_err()
                 && let Some(lease) = self.find_lease(hash, extend.db, key.as_ref())
             {
-                let retry_at = now.monotonic.plus_us(RETRY_WRITE_US);
-                self.leases.set_mirror(lease, MirrorState::Lost, retry_at);
+                self.retry_mirror(now, lease);
             }
             changes.push(change.filter(|_| written.is_ok()));
         }

@@ -1,17 +1,16 @@
 use crate::Fence;
 
 /// The fence counters of a node, striped by the hash of the key.
-///
-/// They take constant memory, whatever the number of keys. The fences of each key still grow.
+/// They take constant memory, whatever the number of keys. Keys that share a counter skip fences.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Fences {
+pub(super) struct FenceCounters {
     counters: Box<[Fence]>,
     /// A lower bound of every counter: raising it raises them all.
     lower_bound: Fence,
     max_clock_skew_us: u64,
 }
 
-impl Fences {
+impl FenceCounters {
     pub(super) fn new(stripes: usize, max_clock_skew_ms: u64) -> Self {
         let mut fences = Self {
             counters: vec![Fence::ZERO; stripes.max(1)].into(),
@@ -41,8 +40,7 @@ impl Fences {
     }
 
     /// The fence of a shared grant: the proposed one, or `floor` if that is larger.
-    ///
-    /// `floor` is what [`Fences::floor`] returned before the first of the shared grants.
+    /// `floor` is what [`FenceCounters::floor`] returned before the first of the shared grants.
     pub(super) fn next_shared(
         &mut self,
         hash: u64,
@@ -55,7 +53,7 @@ impl Fences {
         fence
     }
 
-    /// The lowest fence that the next grant of a key can get.
+    /// The lowest fence that the next exclusive grant of a key can get.
     pub(super) fn floor(&self, hash: u64) -> Fence {
         self.last(hash).next()
     }
@@ -71,9 +69,8 @@ impl Fences {
         *counter = fence.max(*counter);
     }
 
-    /// Raises all counters to the ceiling, because the node may have forgotten fences.
-    ///
-    /// Unless the wall clock goes back, the node grants no fence above the present ceiling.
+    /// Raises all counters to the ceiling, because the node may have forgotten fences. No earlier
+    /// fence is above the ceiling, unless the wall clock went back or the skew was lowered.
     pub(super) fn raise_all_to_ceiling(&mut self, wall_us: u64) {
         self.lower_bound = self.lower_bound.max(self.ceiling(wall_us));
     }

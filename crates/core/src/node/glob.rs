@@ -84,7 +84,6 @@ impl Pattern {
     }
 
     /// Parses a class after its `[`, and returns the rest after its `]`.
-    ///
     /// An unclosed class ends with the pattern.
     fn push_class<'a>(&mut self, class: &'a [u8]) -> &'a [u8] {
         let (negated, mut rest) = match class {

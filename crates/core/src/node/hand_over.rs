@@ -41,7 +41,7 @@ impl Node {
                 self.queues.found_taken(queue, lack);
                 return false;
             }
-            self.queues.found_no_foreign(queue);
+            self.queues.forget_foreign(queue);
             let place = match self.next_waiter(now, queue, budget) {
                 None => return false,
                 Some(Candidate::Several(place)) => place,
@@ -71,7 +71,6 @@ impl Node {
     }
 
     /// Grants a free or shared key to the shared waiters at the head of its queue.
-    ///
     /// Returns the number of grants. The waiters that are left precede any newcomer.
     fn hand_over_shared<K: Keyspace>(
         &mut self,
@@ -84,24 +83,19 @@ impl Node {
         let mut granted = 0;
         loop {
             match self.next_shared_waiter(now, queue, budget) {
-                QueueScan::Found(_)
-                    if granted == GRANTED_TOGETHER_MAX || granted > 0 && budget.is_spent() =>
+                QueueScan::Found(place)
+                    if granted == 0 || granted < GRANTED_TOGETHER_MAX && !budget.is_spent() =>
                 {
-                    self.queues.check_at(queue, now.monotonic);
-                    return granted;
-                }
-                QueueScan::Found(place) => {
                     budget.spend(GRANT_UNITS);
                     granted += u32::from(self.grant_shared_waiter(now, place, &mut key, keyspace));
                 }
                 QueueScan::NotFound => {
-                    let lack = self.lack(now, key.state, keyspace, key.entry);
-                    if let Some(lack) = lack {
+                    if let Some(lack) = self.lack(now, key.state, keyspace, key.entry) {
                         self.queues.found_taken(queue, lack);
                     }
                     return granted;
                 }
-                QueueScan::Spent => {
+                QueueScan::Found(_) | QueueScan::Spent => {
                     self.queues.check_at(queue, now.monotonic);
                     return granted;
                 }
@@ -117,7 +111,6 @@ impl Node {
     }
 
     /// The next waiter that is not known to lack another key.
-    ///
     /// A waiter that is known to lack another key becomes a candidate for that key.
     fn next_waiter(&mut self, now: Now, queue: u32, budget: &mut Budget) -> Option<Candidate> {
         loop {
@@ -172,7 +165,6 @@ impl Node {
     }
 
     /// Grants a waiter all of its keys if they are free.
-    ///
     /// Returns `None` if a key is not free: the waiter is then a candidate for that key. Otherwise
     /// returns whether the server accepted the writes.
     fn hand_over_several<K: Keyspace>(

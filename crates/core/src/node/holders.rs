@@ -10,9 +10,8 @@ use super::index::HashIndex;
 use super::{Monotonic, Token};
 use crate::Fence;
 
-/// A holder of a shared lock.
 #[derive(Clone, Debug)]
-pub(super) struct Holder {
+pub(super) struct SharedHolder {
     pub(super) token: Token,
     pub(super) owner: Option<Box<[u8]>>,
     pub(super) fence: Fence,
@@ -24,7 +23,6 @@ pub(super) struct Holder {
     next: u32,
 }
 
-/// The properties of a new holder.
 pub(super) struct NewHolder {
     pub(super) token: Token,
     pub(super) owner: Option<Box<[u8]>>,
@@ -47,12 +45,12 @@ struct Group {
 
 /// The holders of all shared locks.
 ///
-/// The lease of a shared lock represents the key and its mirror. Its token is the value of the
-/// mirror, which no client knows. Its deadline is the latest deadline of its holders.
+/// The lease of a shared lock stands for all its holders. No client knows its token, which is the
+/// value of the mirror until the lock is revoked. Its deadline is the latest deadline of a holder.
 #[derive(Clone, Debug)]
 pub(super) struct Holders {
     hasher: FixedState,
-    items: Chunks<Holder>,
+    items: Chunks<SharedHolder>,
     groups: Chunks<Group>,
     /// Finds a holder by its group and token.
     by_token: HashIndex,
@@ -70,7 +68,7 @@ pub(super) const NONE: u32 = u32::MAX;
 /// The number of holders that the end of a lock, or one step of a sweep, removes at once.
 const REMOVED_AT_ONCE: usize = 16;
 
-impl Holder {
+impl SharedHolder {
     pub(super) fn deadline(&self) -> Monotonic {
         self.deadline
     }
@@ -89,7 +87,6 @@ impl Holders {
         }
     }
 
-    /// The number of holders of all keys.
     pub(super) fn len(&self) -> usize {
         self.live
     }
@@ -113,12 +110,10 @@ impl Holders {
         self.groups[group].floor
     }
 
-    /// The largest fence of a holder so far.
     pub(super) fn highest_fence(&self, group: u32) -> Fence {
         self.groups[group].highest
     }
 
-    /// The number of holders of a group.
     pub(super) fn count(&self, group: u32) -> u32 {
         self.groups[group].len
     }
@@ -131,12 +126,12 @@ impl Holders {
         })
     }
 
-    pub(super) fn get(&self, holder: u32) -> &Holder {
+    pub(super) fn get(&self, holder: u32) -> &SharedHolder {
         &self.items[holder]
     }
 
     pub(super) fn set_fence(&mut self, holder: u32, fence: Fence) {
-        let Holder { group, fence: of_holder, .. } = &mut self.items[holder];
+        let SharedHolder { group, fence: of_holder, .. } = &mut self.items[holder];
         *of_holder = fence;
         let highest = &mut self.groups[*group].highest;
         *highest = fence.max(*highest);
@@ -148,7 +143,8 @@ impl Holders {
         debug_assert!(self.find(group, &token).is_none(), "a token holds a key once");
         let hash = self.hash(group, &token);
         let previous = self.groups[group].last;
-        let holder = Holder { token, owner, fence, granted, deadline, group, previous, next: NONE };
+        let holder =
+            SharedHolder { token, owner, fence, granted, deadline, group, previous, next: NONE };
         let slot = self.items.insert(holder);
         match previous {
             NONE => self.groups[group].first = slot,
@@ -171,7 +167,7 @@ impl Holders {
     }
 
     fn unlink(&mut self, slot: u32) {
-        let Holder { token, deadline, group, previous, next, .. } = self.items.remove(slot);
+        let SharedHolder { token, deadline, group, previous, next, .. } = self.items.remove(slot);
         self.by_token.remove(self.hash(group, &token), slot);
         self.deadlines.remove(&(group, deadline, slot));
         match previous {
@@ -185,7 +181,6 @@ impl Holders {
         self.groups[group].len -= 1;
     }
 
-    /// Moves the deadline of a holder.
     pub(super) fn extend(&mut self, slot: u32, deadline: Monotonic) {
         let holder = &mut self.items[slot];
         let old = std::mem::replace(&mut holder.deadline, deadline);
@@ -217,14 +212,12 @@ impl Holders {
         (of == group).then_some(at)
     }
 
-    /// The number of holders whose deadline has passed.
     pub(super) fn count_ended(&self, group: u32, now: Monotonic) -> usize {
         let from = (group, Monotonic::default(), 0);
         self.deadlines.range(from..=(group, now, NONE)).count()
     }
 
-    /// The holders of a group in the order of their grants.
-    pub(super) fn iter(&self, group: u32) -> impl Iterator<Item = &Holder> {
+    pub(super) fn iter(&self, group: u32) -> impl Iterator<Item = &SharedHolder> {
         let mut at = self.groups[group].first;
         std::iter::from_fn(move || {
             let holder = (at != NONE).then(|| &self.items[at])?;
@@ -233,7 +226,8 @@ impl Holders {
         })
     }
 
-    /// Ends the lock of a group and returns its number of holders. Leaves all but a few to a sweep.
+    /// Ends the lock of a group and returns its number of holders. Removes a few, and leaves the
+    /// others to a sweep.
     pub(super) fn end(&mut self, group: u32) -> u32 {
         let holders = self.groups[group].len;
         self.live -= holders as usize;
@@ -243,12 +237,10 @@ impl Holders {
         holders
     }
 
-    /// Whether holders of ended locks are not removed yet.
     pub(super) fn is_sweeping(&self) -> bool {
         !self.ended.is_empty()
     }
 
-    /// Removes some holders of locks that have ended.
     pub(super) fn sweep(&mut self) {
         if let Some(&group) = self.ended.last()
             && self.remove_some(group)
@@ -257,9 +249,7 @@ impl Holders {
         }
     }
 
-    /// Removes some holders of an ended group, and the group itself after the last.
-    ///
-    /// Returns whether the group is gone.
+    /// Removes some holders of an ended group. Returns true once the group itself is removed.
     fn remove_some(&mut self, group: u32) -> bool {
         for _ in 0..REMOVED_AT_ONCE {
             match self.groups[group].first {

@@ -1,37 +1,22 @@
 //! INSPECT: describes the holder of a key.
 
 use super::key_state::KeyState;
-use super::{Access, CommandError, Holder, Inspect, Inspected, Keyspace, Mode, Node, Now, Reply};
+use super::{Access, CommandError, Holder, Inspected, Keyspace, Mode, Node, Now};
 
-/// The largest number of waiters that INSPECT shows.
 const WAITERS_SHOWN: usize = 10;
-/// The largest number of holders of a shared lock that INSPECT shows.
 const HOLDERS_SHOWN: usize = 10;
 
 impl Node {
-    /// Describes the holder of a key. Never shows a token.
+    /// The holder and the waiters of a key, without tokens; `None` if the key is free.
     pub(super) fn inspect<K: Keyspace>(
-        &mut self,
-        now: Now,
-        inspect: &Inspect<'_, K::Name>,
-        keyspace: &mut K,
-    ) -> Result<Reply, CommandError> {
-        self.inspect_key(now, inspect.db, inspect.key, keyspace).map(Reply::Inspected)
-    }
-
-    /// The holder of a key and its waiters; `None` if the key is free.
-    pub(super) fn inspect_key<K: Keyspace>(
         &mut self,
         now: Now,
         db: u32,
         key: &K::Name,
         keyspace: &mut K,
     ) -> Result<Option<Inspected>, CommandError> {
-        let entry = keyspace.open(db, key, Access::Read);
-        self.handle_events(now, keyspace);
-        let hash = self.leases.hash(db, key.as_ref());
-        let holder = match self.key_state(now.monotonic, (hash, db, key.as_ref()), keyspace, &entry)
-        {
+        let (hash, state, entry) = self.open_key(now, db, key, Access::Read, keyspace);
+        let holder = match state {
             KeyState::Free | KeyState::Ended { .. } => return Ok(None),
             KeyState::WrongType => return Err(CommandError::WrongType),
             KeyState::Foreign => {
@@ -61,12 +46,12 @@ impl Node {
                 ttl_ms,
                 held_ms: held_ms(lease.granted),
                 mode: Mode::Exclusive,
-                keys: self.leases.keys(slot),
+                keys: self.leases.ring(slot).count(),
                 revoked,
             };
         };
         let holders = self.leases.holders();
-        let is_live = |holder: &&super::holders::Holder| now.monotonic < holder.deadline();
+        let is_live = |holder: &&super::holders::SharedHolder| now.monotonic < holder.deadline();
         let live = || holders.iter(group).filter(is_live);
         Holder::Lease {
             owners: live().take(HOLDERS_SHOWN).map(|holder| holder.owner.clone()).collect(),

@@ -2,7 +2,7 @@
 
 use super::leases::MirrorState;
 use super::queues::Lack;
-use super::{Keyspace, Kind, Monotonic, Node, Now};
+use super::{Access, Keyspace, Kind, Monotonic, Node, Now};
 
 /// The state of a key, as every command and every job sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,11 +16,7 @@ pub(super) enum KeyState {
         mirrored: bool,
     },
     /// The key has a lease that has ended. The key is free, and the mirror may be overwritten.
-    Ended {
-        lease: u32,
-        /// Whether its mirror exists.
-        mirrored: bool,
-    },
+    Ended { lease: u32, mirrored: bool },
     /// A string without a lease.
     Foreign,
     /// A value that is not a string, without a lease.
@@ -32,8 +28,23 @@ pub(super) enum KeyState {
 const FOREIGN_CHECK_INTERVAL_US: u64 = 1_000_000;
 
 impl Node {
+    /// Opens a key, processes the events that this causes, and determines the key's hash and state.
+    pub(super) fn open_key<K: Keyspace>(
+        &mut self,
+        now: Now,
+        db: u32,
+        name: &K::Name,
+        access: Access,
+        keyspace: &mut K,
+    ) -> (u64, KeyState, K::Entry) {
+        let entry = keyspace.open(db, name, access);
+        self.handle_events(now, keyspace);
+        let hash = self.leases.hash(db, name.as_ref());
+        let state = self.key_state(now.monotonic, (hash, db, name.as_ref()), keyspace, &entry);
+        (hash, state, entry)
+    }
+
     /// Determines the state of a key. Every command and every job goes through here.
-    ///
     /// Updates the lease to match: a lease whose mirror was overwritten ends here.
     pub(super) fn key_state<K: Keyspace>(
         &mut self,
@@ -115,28 +126,20 @@ impl Node {
     }
 
     /// Removes a lease, and ends its lock on the lock's other keys.
-    ///
-    /// The leases of the other keys stay until their mirrors are removed.
-    ///
-    /// Returns the number of keys on which the lock ended, or the number of holders of a shared
-    /// lock.
+    /// The leases of the other keys stay until their mirrors are removed. Returns the number of
+    /// keys on which the lock ended, or the number of holders of a shared lock.
     pub(super) fn end(&mut self, lease: u32) -> u64 {
         let mut keys = match self.leases.end_holders(lease) {
             Some(holders) => holders.into(),
             None => u64::from(!self.leases.get(lease).ended_with_another()),
         };
         while let Some(other) = self.leases.end_next(lease) {
-            self.check_now(other);
+            self.check_key_of_lease_by(other, Monotonic::default());
             keys += 1;
         }
-        self.check_now(lease);
+        self.check_key_of_lease_by(lease, Monotonic::default());
         self.leases.remove(lease);
         keys
-    }
-
-    /// Plans a check of the lease's key at once, if the key has waiters.
-    fn check_now(&mut self, lease: u32) {
-        self.check_key_of_lease_by(lease, Monotonic::default());
     }
 
     /// Plans a check of the lease's key by `at`, if the key has waiters.

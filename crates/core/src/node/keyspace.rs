@@ -112,7 +112,7 @@ pub enum Kind {
     Other,
 }
 
-/// A change of a key.
+/// A change of a key. It is propagated as `SET … PXAT`, `PEXPIREAT` or `DEL`.
 #[derive(Debug)]
 pub enum Change<'a, N> {
     /// The key was set to this value, with this expiry in milliseconds of the wall clock.

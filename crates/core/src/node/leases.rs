@@ -69,19 +69,16 @@ impl Lease {
         self.hash
     }
 
-    /// Whether other holders may share the key.
     pub(super) fn mode(&self) -> Mode {
         if self.group == NONE { Mode::Exclusive } else { Mode::Shared }
     }
 
     /// Whether this token alone holds the key.
-    ///
     /// Knowing the value of a shared lock's mirror does not make a client a holder.
     pub(super) fn is_held_by(&self, token: &[u8]) -> bool {
         self.group == NONE && self.token[..] == *token
     }
 
-    /// Whether an operator revoked the lock.
     pub(super) fn is_revoked(&self) -> bool {
         self.revoked.is_some()
     }
@@ -146,7 +143,6 @@ type LeaseState<'a> = (
     Option<(Fence, Vec<HolderState<'a>>)>,
 );
 
-/// Everything about a holder that a decision depends on.
 type HolderState<'a> = (&'a [u8], Option<&'a [u8]>, Fence, Monotonic);
 
 impl Timed for Lease {
@@ -159,9 +155,7 @@ impl Timed for Lease {
     }
 }
 
-/// The deadline of a lease that ended with another key of its lock: the earliest possible time.
-///
-/// Such a lease stays only until its mirror is removed.
+/// The deadline of a lease that ended with another key, and stays until its mirror is removed.
 const ENDED: Monotonic = Monotonic::from_us(0);
 
 /// What the leases of a new lock have in common.
@@ -175,7 +169,6 @@ pub(super) struct NewLock<'a> {
 }
 
 /// All leases of a node, found by key and by the time at which they need attention.
-///
 /// No operation moves more than one chunk or shard, however many leases there are. Memory grows and
 /// shrinks with the number of leases.
 #[derive(Clone, Debug)]
@@ -247,7 +240,6 @@ impl Leases {
         self.items.iter().map(|(_, lease)| lease.deadline).chain(self.holders.deadlines())
     }
 
-    /// The holders of all shared locks.
     pub(super) fn holders(&self) -> &Holders {
         &self.holders
     }
@@ -258,13 +250,11 @@ impl Leases {
     }
 
     /// The first lease in `from` or a later slot, including stale ones.
-    ///
     /// A lease stays in its slot until it is removed.
     pub(super) fn next_from(&self, from: u32, budget: &mut u32) -> Next {
         self.items.next_from(from, budget)
     }
 
-    /// Whether the mirror of some lease is missing, or may be.
     pub(super) fn lacks_mirrors(&self) -> bool {
         self.unmirrored > 0
     }
@@ -328,7 +318,6 @@ impl Leases {
     }
 
     /// Turns the lease of one key into the lease of a shared lock with this holder.
-    ///
     /// From now on its mirror holds `value`, which no client knows.
     pub(super) fn share(&mut self, slot: u32, value: &[u8], floor: Fence, holder: NewHolder) {
         debug_assert!(self.items[slot].next_key == slot, "a shared lock has one key");
@@ -341,14 +330,12 @@ impl Leases {
         self.follow_holders(slot);
     }
 
-    /// Adds a holder to a shared lock.
     pub(super) fn join(&mut self, slot: u32, holder: NewHolder) {
         self.holders.insert(self.items[slot].group, holder);
         self.follow_holders(slot);
     }
 
     /// Removes a holder of a shared lock. Returns whether it was the last.
-    ///
     /// If it was, the caller must [end the group](Self::end_holders) and then remove the lease.
     pub(super) fn leave(&mut self, slot: u32, holder: u32) -> bool {
         self.holders.remove(holder);
@@ -359,7 +346,6 @@ impl Leases {
         is_last
     }
 
-    /// Moves the deadline of a holder of a shared lock.
     pub(super) fn extend_holder(&mut self, slot: u32, holder: u32, deadline: Monotonic) {
         self.holders.extend(holder, deadline);
         self.follow_holders(slot);
@@ -400,7 +386,6 @@ impl Leases {
     }
 
     /// Ends the lock on its next key and returns that key's lease.
-    ///
     /// The lease stays until its mirror is removed. Returns `None` for a lock without other keys.
     pub(super) fn end_next(&mut self, slot: u32) -> Option<u32> {
         let next = self.next_key(slot);
@@ -419,13 +404,11 @@ impl Leases {
         self.items[slot].next_key
     }
 
-    /// The number of keys of the lock.
-    pub(super) fn keys(&self, slot: u32) -> usize {
-        let (mut keys, mut other) = (1, self.next_key(slot));
-        while other != slot {
-            (keys, other) = (keys + 1, self.next_key(other));
-        }
-        keys
+    /// The leases of all keys of a lock, from `first` on.
+    pub(super) fn ring(&self, first: u32) -> impl Iterator<Item = u32> {
+        std::iter::successors(Some(first), move |&lease| {
+            Some(self.next_key(lease)).filter(|&next| next != first)
+        })
     }
 
     /// Changes the leases of all keys of a lock, except for [their deadlines](Leases::extend).
@@ -465,8 +448,7 @@ impl Leases {
         }
     }
 
-    /// Records the mirror state, and plans a check at the earlier of `attend_at` and the deadline.
-    ///
+    /// Records the mirror state. Plans a check at `attend_at`, or at the first deadline if earlier.
     /// `Monotonic::default()` means at once.
     pub(super) fn set_mirror(&mut self, slot: u32, mirror: MirrorState, attend_at: Monotonic) {
         let lease = &mut self.items[slot];
@@ -499,7 +481,6 @@ impl Leases {
         self.wheel.insert(&mut self.items, slot);
     }
 
-    /// Takes one step towards the first lease that needs attention.
     pub(super) fn step(&mut self, now: Monotonic) -> Step {
         self.wheel.step(&mut self.items, now)
     }
@@ -513,7 +494,6 @@ impl Leases {
     }
 
     /// Ends all leases of one database, or of every database, on behalf of an operator.
-    ///
     /// They are [stale](Self::is_stale) from now on, and [`Leases::sweep`] removes them in steps.
     pub(super) fn end_all(&mut self, db: Option<u32>) {
         if self.items.is_empty() {
@@ -543,7 +523,6 @@ impl Leases {
     }
 
     /// Removes some holders of ended locks, or examines the next `slots` slots for stale leases.
-    ///
     /// Returns the first stale lease that it found.
     pub(super) fn sweep(&mut self, slots: u32) -> Option<u32> {
         if self.holders.is_sweeping() {
@@ -601,6 +580,6 @@ mod tests {
     #[test]
     fn lease_and_holder_stay_small() {
         assert!(size_of::<Lease>() <= 176, "{} bytes", size_of::<Lease>());
-        assert!(size_of::<super::super::holders::Holder>() <= 112);
+        assert!(size_of::<super::super::holders::SharedHolder>() <= 112);
     }
 }

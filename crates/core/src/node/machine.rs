@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::abstention::Abstention;
 use super::answers::Answers;
-use super::fence_counters::Fences;
+use super::fence_counters::FenceCounters;
 use super::leases::Leases;
 use super::propagation::Propagation;
 use super::queues::Queues;
@@ -30,7 +30,7 @@ pub struct Node {
     pub(super) queues: Queues,
     pub(super) answers: Answers,
     pub(super) max_waiters: usize,
-    pub(super) fences: Fences,
+    pub(super) fences: FenceCounters,
     pub(super) max_ttl: Ttl,
     pub(super) abstention: Abstention,
     pub(super) propagation: Propagation,
@@ -48,7 +48,7 @@ pub(super) type PerKey<T> = SmallVec<[T; 1]>;
 impl Node {
     /// Creates a node without leases. It abstains, because it may have forgotten earlier locks.
     pub fn new(settings: Settings, now: Now) -> Self {
-        let mut fences = Fences::new(settings.fence_stripes, settings.max_clock_skew_ms);
+        let mut fences = FenceCounters::new(settings.fence_stripes, settings.max_clock_skew_ms);
         fences.raise_all_to_ceiling(now.wall_us);
         let mut abstention = Abstention::default();
         abstention.begin(now.monotonic, settings.rejoin_delay_ms, Reason::Start);
@@ -84,7 +84,9 @@ impl Node {
             Command::AcquireAny(acquire) => self.acquire_any(now, acquire, keyspace),
             Command::Extend(extend) => self.extend(now, extend, keyspace),
             Command::Release(release) => self.release(now, release, keyspace),
-            Command::Inspect(inspect) => self.inspect(now, inspect, keyspace),
+            Command::Inspect(inspect) => {
+                self.inspect(now, inspect.db, inspect.key, keyspace).map(Reply::Inspected)
+            }
             Command::Revoke(revoke) => self.revoke(now, revoke, keyspace),
             Command::Scan(scan) => Ok(Reply::Scanned(self.scan(now, scan, keyspace))),
         };
@@ -133,9 +135,9 @@ impl Node {
         self.abstention.why(now)
     }
 
-    /// The number of leases, including ended leases whose mirrors are not removed yet.
+    /// The number of leases; each holder of a shared lock counts as one.
     ///
-    /// Each holder of a shared lock counts as one.
+    /// Includes ended leases whose mirrors are not removed yet.
     pub fn leases(&self) -> usize {
         self.leases.len()
     }
@@ -161,24 +163,19 @@ impl Node {
         self.max_ttl
     }
 
-    /// Whether the mirror of some lease is missing, or needs a check.
-    ///
-    /// The keyspace alone then does not show which token holds which key.
+    /// Whether a mirror is missing or needs a check, so that the keyspace does not show its lease.
     pub fn lacks_mirrors(&self) -> bool {
         self.leases.lacks_mirrors()
     }
 
-    /// Whether the module may be unloaded, because the keyspace alone shows which token holds which
-    /// key.
+    /// Whether the module may be unloaded: the keyspace alone shows which token holds which key.
     ///
     /// False while
-    ///
     /// - a mirror is missing or needs a check,
-    /// - there are shared locks, whose mirrors do not name their holders,
+    /// - a lock is shared, because its mirror does not name its holders,
     /// - a lease is due for removal, or for a check,
     /// - a FLUSH has not ended its leases yet, or
-    /// - a client that was granted a lock must still be unblocked, or has disconnected before it
-    ///   received the answer.
+    /// - a granted waiter must still be unblocked, or disconnected before it received the answer.
     pub fn can_unload(&self, now: Monotonic) -> bool {
         let is_due = self.leases.next_step_at().is_some_and(|at| at <= now);
         let has_shared = self.leases.holders().len() > 0;
@@ -228,7 +225,7 @@ impl Node {
 }
 
 type NodeState<'a> = (
-    (&'a Leases, &'a Queues, &'a Answers, &'a Fences),
+    (&'a Leases, &'a Queues, &'a Answers, &'a FenceCounters),
     (usize, Ttl, Abstention, Propagation, Option<Flushed>, bool),
 );
 

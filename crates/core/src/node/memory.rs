@@ -101,7 +101,7 @@ impl Server {
     }
 
     /// Does all due work, in as many turns as it needs.
-    pub fn turn(&mut self, now: Now) {
+    pub fn run_turns(&mut self, now: Now) {
         loop {
             self.one_turn(now);
             if self.node.next_wake().is_none_or(|at| at > now.monotonic) {

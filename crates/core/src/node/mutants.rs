@@ -1,8 +1,7 @@
 //! Rules of a node that tests break on purpose, to show the harm.
 //!
-//! Code that follows such a rule calls [`is_broken`] first. Without the feature `mutants`, this
-//! function returns `false`. With the feature, a thread-local variable names the broken rule. The
-//! variable is empty until a test calls `break_rule`.
+//! Code that follows such a rule calls [`is_broken`] first. No rule is broken without the feature
+//! `mutants`, or in a thread that has not called `break_rule`.
 
 use std::cell::Cell;
 
@@ -43,13 +42,11 @@ pub fn break_rule(mutant: Option<Mutant>) {
     BROKEN.set(mutant);
 }
 
-/// Whether this rule is broken in this thread.
 #[cfg(feature = "mutants")]
 pub(super) fn is_broken(mutant: Mutant) -> bool {
     BROKEN.get() == Some(mutant)
 }
 
-/// No rule is broken outside tests.
 #[cfg(not(feature = "mutants"))]
 pub(super) const fn is_broken(_: Mutant) -> bool {
     false

@@ -1,5 +1,5 @@
-//! Whether a change is propagated to replicas and the append-only file. [`Change`] says what is
-//! sent.
+//! Whether a change is propagated to replicas and the append-only file. [`Change`] in `keyspace.rs`
+//! says what is sent.
 
 use super::{Author, Change, Keyspace, Listeners, Monotonic, Node};
 
@@ -56,7 +56,6 @@ impl Node {
 }
 
 impl Propagation {
-    /// Starts with listeners unknown.
     pub(super) fn new(other_modules: bool) -> Self {
         Self {
             listeners: Certainty::Unknown,
@@ -66,18 +65,15 @@ impl Propagation {
         }
     }
 
-    /// Whether a write must be propagated.
     pub(super) fn is_needed(&self) -> bool {
         self.listeners == Certainty::Unknown
     }
 
-    /// Whether keyspace events must be sent.
     pub(super) fn notifies(&self, server_publishes: bool) -> bool {
         server_publishes || self.other_modules
     }
 
     /// Records an event that may attach a listener.
-    ///
     /// That is a fork, a replica that came online, an append-only file that was switched on, or the
     /// loading of data.
     pub(super) fn doubt(&mut self) {
@@ -102,7 +98,6 @@ impl Propagation {
     }
 
     /// Begins a check if one is due, and plans the next one. Returns whether it began.
-    ///
     /// The caller then reads the server's report, and passes it to [`Propagation::learn`].
     pub(super) fn begin_check(&mut self, now: Monotonic) -> bool {
         let is_due = self.listeners == Certainty::Unknown
@@ -203,7 +198,6 @@ mod tests {
         append_only_file: bool,
     }
 
-    /// What happens to a server.
     #[derive(Clone, Copy, Debug)]
     enum Event {
         FullSyncBegins,

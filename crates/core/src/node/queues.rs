@@ -23,9 +23,7 @@ pub(super) struct Waiter {
     pub(super) token: Token,
     pub(super) owner: Option<Box<[u8]>>,
     pub(super) ttl: Ttl,
-    /// Whether it shares the key with others.
     pub(super) mode: Mode,
-    /// Whether it waits for all of its keys or for any of them.
     pub(super) wants: Wants,
     /// The fence that it proposed.
     pub(super) fence: Option<Fence>,
@@ -37,9 +35,7 @@ pub(super) struct Waiter {
 /// Whether a waiter waits for all of its keys or for any of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Wants {
-    /// All of them together.
     All,
-    /// The first that becomes free.
     Any,
 }
 
@@ -87,7 +83,6 @@ struct Queue {
 }
 
 /// A planned check of a queue's key.
-///
 /// Of several keys with a check planned for the same time, the node first checks the key whose
 /// first candidate arrived earliest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +102,7 @@ struct PlannedCheck {
 pub(super) struct Queues {
     hasher: FixedState,
     places: Chunks<Place>,
-    by_slot: Chunks<Queue>,
+    items: Chunks<Queue>,
     by_key: HashIndex,
     /// Finds a waiter by one of its keys and its token.
     by_token: HashIndex,
@@ -118,7 +113,7 @@ pub(super) struct Queues {
     arrivals: u64,
     /// Waiters that have left their queues and need a refusal.
     dismissed: BTreeSet<Ticket>,
-    /// The slot of the next queue whose check [`Queues::sweep`] plans.
+    /// The index from which [`Queues::sweep`] goes on to plan checks.
     sweep_from: Option<u32>,
 }
 
@@ -131,12 +126,10 @@ pub(super) enum Candidate {
     Several(u32),
 }
 
-/// The result of a scan of a queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum QueueScan<T> {
     Found(T),
     NotFound,
-    /// The budget is spent.
     Spent,
 }
 
@@ -148,7 +141,7 @@ pub(super) struct Wanted<'k> {
     pub(super) hash: u64,
     pub(super) key: &'k [u8],
     /// Why the key is not free, if it is not.
-    pub(super) lacks: Option<Lack>,
+    pub(super) lack: Option<Lack>,
 }
 
 /// Why a key is not free for a waiter.
@@ -162,12 +155,19 @@ pub(super) enum Lack {
     Behind,
 }
 
+impl Lack {
+    /// The lack of a key that may be free: it is checked at once.
+    fn unknown() -> Self {
+        Self::Foreign(Monotonic::default())
+    }
+}
+
 impl Queues {
     pub(super) fn new(hash_seed: u64, shards: usize) -> Self {
         Self {
             hasher: FixedState::with_seed(hash_seed),
             places: Chunks::default(),
-            by_slot: Chunks::default(),
+            items: Chunks::default(),
             by_key: HashIndex::new(shards),
             by_token: HashIndex::new(shards),
             by_ticket: BTreeMap::new(),
@@ -179,31 +179,30 @@ impl Queues {
         }
     }
 
-    /// The number of waiters in all queues.
     pub(super) fn waiters(&self) -> usize {
         self.places.len()
     }
 
     /// The queue of a key, if it has waiters.
     pub(super) fn find(&self, hash: u64, db: u32, key: &[u8]) -> Option<u32> {
-        if self.by_slot.is_empty() {
+        if self.items.is_empty() {
             return None;
         }
         self.by_key.find(hash, |slot| {
-            let queue = &self.by_slot[slot];
+            let queue = &self.items[slot];
             queue.hash == hash && queue.db == db && queue.key[..] == *key
         })
     }
 
     /// The number of waiters for a key, including waiters for several keys.
     pub(super) fn len(&self, queue: u32) -> usize {
-        let queue = &self.by_slot[queue];
+        let queue = &self.items[queue];
         queue.single.len() + queue.several.len()
     }
 
     /// The first `count` waiters for a key, in the order of their arrival.
     pub(super) fn first_waiters(&self, queue: u32, count: usize) -> Vec<ShownWaiter> {
-        let Queue { single, several, .. } = &self.by_slot[queue];
+        let Queue { single, several, .. } = &self.items[queue];
         let mut first: Vec<_> =
             single.iter().take(count).chain(several.iter().take(count)).collect();
         first.sort_unstable();
@@ -216,11 +215,10 @@ impl Queues {
     }
 
     pub(super) fn key(&self, queue: u32) -> (u32, u64, &Key) {
-        let Queue { db, hash, key, .. } = &self.by_slot[queue];
+        let Queue { db, hash, key, .. } = &self.items[queue];
         (*db, *hash, key)
     }
 
-    /// The queues of a waiter's keys, in the order of the keys.
     pub(super) fn queues_of(&self, place: u32) -> &[u32] {
         &self.places[place].queues
     }
@@ -240,7 +238,7 @@ impl Queues {
         self.by_ticket.insert(ticket, place);
         self.time_outs.insert((until, place));
         let mut lacking = None;
-        for Wanted { hash, key, lacks } in keys {
+        for Wanted { hash, key, lack } in keys {
             let queue = self
                 .find(hash, db, key)
                 .unwrap_or_else(|| self.open(hash, db, Key::from_slice(key)));
@@ -249,8 +247,8 @@ impl Queues {
             self.by_token.insert(token_hash, place);
             if is_any {
                 self.add_single(place, queue);
-                self.check_when_free(queue, lacks.unwrap_or(Lack::Foreign(Monotonic::default())));
-            } else if let (None, Some(lack)) = (lacking, lacks) {
+                self.check_when_free(queue, lack.unwrap_or_else(Lack::unknown));
+            } else if let (None, Some(lack)) = (lacking, lack) {
                 lacking = Some((queue, lack));
             }
         }
@@ -258,13 +256,13 @@ impl Queues {
             return;
         }
         let Place { queues, .. } = &self.places[place];
-        let (queue, lack) = lacking.unwrap_or((queues[0], Lack::Foreign(Monotonic::default())));
+        let (queue, lack) = lacking.unwrap_or_else(|| (queues[0], Lack::unknown()));
         if queues.len() == 1 {
             self.add_single(place, queue);
         } else {
             for index in 0..queues.len() {
                 let queue = self.places[place].queues[index];
-                self.by_slot[queue].several.insert(arrival, place);
+                self.items[queue].several.insert(arrival, place);
             }
             self.make_candidate(place, queue);
         }
@@ -272,7 +270,7 @@ impl Queues {
     }
 
     fn open(&mut self, hash: u64, db: u32, key: Key) -> u32 {
-        let slot = self.by_slot.insert(Queue {
+        let slot = self.items.insert(Queue {
             db,
             key,
             hash,
@@ -291,7 +289,7 @@ impl Queues {
     fn add_single(&mut self, place: u32, queue: u32) {
         let Place { waiter, arrival, .. } = &self.places[place];
         let (arrival, until) = (*arrival, waiter.until);
-        let Queue { single, latest_time_out, .. } = &mut self.by_slot[queue];
+        let Queue { single, latest_time_out, .. } = &mut self.items[queue];
         single.insert(arrival, place);
         *latest_time_out = until.max(*latest_time_out);
         self.places[place].candidate_in = queue;
@@ -301,7 +299,7 @@ impl Queues {
     /// Makes a waiter for several keys a candidate in `queue` only.
     fn make_candidate(&mut self, place: u32, queue: u32) {
         let arrival = self.places[place].arrival;
-        self.by_slot[queue].candidates.insert(arrival, place);
+        self.items[queue].candidates.insert(arrival, place);
         self.places[place].candidate_in = queue;
         self.rank_check(queue);
     }
@@ -310,7 +308,7 @@ impl Queues {
     pub(super) fn record_lack(&mut self, place: u32, queue: u32, lack: Lack) {
         let &Place { arrival, candidate_in, .. } = &self.places[place];
         if candidate_in != queue {
-            self.by_slot[candidate_in].candidates.remove(&arrival);
+            self.items[candidate_in].candidates.remove(&arrival);
             self.make_candidate(place, queue);
             self.rank_check(candidate_in);
         }
@@ -325,7 +323,7 @@ impl Queues {
         now: Monotonic,
         budget: &mut Budget,
     ) -> Option<Lack> {
-        let until = self.by_slot[queue].foreign_until;
+        let until = self.items[queue].foreign_until;
         if now < until {
             return Some(Lack::Foreign(until));
         }
@@ -339,9 +337,9 @@ impl Queues {
         (first < arrival).then_some(Lack::Behind)
     }
 
-    /// Records that the key of this queue holds no foreign value.
-    pub(super) fn found_no_foreign(&mut self, queue: u32) {
-        self.by_slot[queue].foreign_until = Monotonic::default();
+    /// Forgets that the key of this queue was known to hold a foreign value.
+    pub(super) fn forget_foreign(&mut self, queue: u32) {
+        self.items[queue].foreign_until = Monotonic::default();
     }
 
     /// Records that the key of this queue is not free. Plans a check for when it may be free.
@@ -349,7 +347,7 @@ impl Queues {
         let at = match lack {
             Lack::Held(until) => until,
             Lack::Foreign(until) => {
-                self.by_slot[queue].foreign_until = until;
+                self.items[queue].foreign_until = until;
                 until
             }
             Lack::Behind => return,
@@ -370,9 +368,7 @@ impl Queues {
             QueueScan::Spent => return QueueScan::Spent,
         };
         let several = loop {
-            let Some((_, &place)) = self.by_slot[queue].candidates.first_key_value() else {
-                break None;
-            };
+            let Some(&place) = self.items[queue].candidates.values().next() else { break None };
             if now < self.places[place].waiter.until {
                 break Some(place);
             }
@@ -381,7 +377,7 @@ impl Queues {
             }
             budget.spend(1);
             // The waiter leaves its queues when a job refuses it.
-            self.by_slot[queue].candidates.pop_first();
+            self.items[queue].candidates.pop_first();
             self.rank_check(queue);
         };
         match (single, several) {
@@ -397,7 +393,7 @@ impl Queues {
     }
 
     /// Whether a waiter for which this key suffices has time left, or may have.
-    pub(super) fn has_single_waiter(&self, queue: u32, now: Monotonic) -> bool {
+    pub(super) fn has_waiter_ahead(&self, queue: u32, now: Monotonic) -> bool {
         let mut budget = Budget::units(COMMAND_UNITS);
         !matches!(self.first_single(queue, now, &mut budget), QueueScan::NotFound)
     }
@@ -417,7 +413,6 @@ impl Queues {
     }
 
     /// The first waiter for which this key suffices and whose wait has not timed out.
-    ///
     /// The waiters before it have timed out. A job refuses them.
     pub(super) fn first_single(
         &self,
@@ -425,7 +420,7 @@ impl Queues {
         now: Monotonic,
         budget: &mut Budget,
     ) -> QueueScan<u32> {
-        let Queue { single, latest_time_out, .. } = &self.by_slot[queue];
+        let Queue { single, latest_time_out, .. } = &self.items[queue];
         if *latest_time_out <= now {
             return QueueScan::NotFound;
         }
@@ -443,7 +438,6 @@ impl Queues {
         QueueScan::NotFound
     }
 
-    /// The earliest time-out, and the place of its waiter.
     pub(super) fn next_time_out(&self) -> Option<(Monotonic, u32)> {
         self.time_outs.first().copied()
     }
@@ -453,10 +447,9 @@ impl Queues {
     }
 
     /// Removes this queue's waiters with this token from all their queues. Returns their number.
-    ///
     /// A job refuses them.
     pub(super) fn dismiss_token(&mut self, queue: u32, token: &[u8]) -> usize {
-        let hash = self.token_hash(self.by_slot[queue].hash, token);
+        let hash = self.token_hash(self.items[queue].hash, token);
         let mut dismissed = 0;
         loop {
             let found = self.by_token.find(hash, |slot| {
@@ -497,7 +490,7 @@ impl Queues {
         match lack {
             Lack::Held(until) => self.check_by(queue, until),
             Lack::Foreign(until) => {
-                self.by_slot[queue].foreign_until = until;
+                self.items[queue].foreign_until = until;
                 self.check_by(queue, until);
             }
             // `remove` plans a check when the waiter that arrived first leaves.
@@ -522,13 +515,13 @@ impl Queues {
     }
 
     fn has_candidates(&self, queue: u32) -> bool {
-        let Queue { single, candidates, .. } = &self.by_slot[queue];
+        let Queue { single, candidates, .. } = &self.items[queue];
         !single.is_empty() || !candidates.is_empty()
     }
 
     /// Plans a check of the key at the time `at`, or keeps an earlier one.
     fn check_by(&mut self, queue: u32, at: Monotonic) {
-        if self.by_slot[queue].check.is_none_or(|planned| at < planned.at) {
+        if self.items[queue].check.is_none_or(|planned| at < planned.at) {
             self.check_at(queue, at);
         }
     }
@@ -536,24 +529,22 @@ impl Queues {
     /// Plans a check of the key at the time `at`, and not before.
     pub(super) fn check_at(&mut self, queue: u32, at: Monotonic) {
         let arrival = self.first_arrival(queue).unwrap_or(u64::MAX);
-        if let Some(planned) = self.by_slot[queue].check.replace(PlannedCheck { at, arrival }) {
+        if let Some(planned) = self.items[queue].check.replace(PlannedCheck { at, arrival }) {
             self.checks.remove(&(planned.at, planned.arrival, queue));
         }
         self.checks.insert((at, arrival, queue));
     }
 
-    /// Cancels the planned check of the key.
     pub(super) fn cancel_check(&mut self, queue: u32) {
-        if let Some(planned) = self.by_slot[queue].check.take() {
+        if let Some(planned) = self.items[queue].check.take() {
             self.checks.remove(&(planned.at, planned.arrival, queue));
         }
     }
 
     /// Ranks the planned check again, because the candidates have changed.
-    ///
     /// A queue without candidates needs no check.
     fn rank_check(&mut self, queue: u32) {
-        let Some(planned) = self.by_slot[queue].check else { return };
+        let Some(planned) = self.items[queue].check else { return };
         match self.first_arrival(queue) {
             None => self.cancel_check(queue),
             Some(arrival) if arrival != planned.arrival => self.check_at(queue, planned.at),
@@ -561,9 +552,8 @@ impl Queues {
         }
     }
 
-    /// The arrival of the first candidate.
     fn first_arrival(&self, queue: u32) -> Option<u64> {
-        let Queue { single, candidates, .. } = &self.by_slot[queue];
+        let Queue { single, candidates, .. } = &self.items[queue];
         let first =
             |waiters: &BTreeMap<u64, u32>| waiters.first_key_value().map(|(&arrival, _)| arrival);
         [first(single), first(candidates)].into_iter().flatten().min()
@@ -576,7 +566,7 @@ impl Queues {
 
     /// Starts a sweep over all queues, because any of their keys may have become free.
     pub(super) fn check_all(&mut self) {
-        if !self.by_slot.is_empty() {
+        if !self.items.is_empty() {
             self.sweep_from = Some(0);
         }
     }
@@ -588,18 +578,17 @@ impl Queues {
     /// Examines the next `slots` slots, and plans a check of the key of each queue in them.
     pub(super) fn sweep(&mut self, slots: u32) {
         let Some(from) = self.sweep_from else { return };
-        let end = self.by_slot.slots_end().min(from.saturating_add(slots));
+        let end = self.items.slots_end().min(from.saturating_add(slots));
         for slot in from..end {
-            if self.by_slot.get(slot).is_some() {
-                self.found_no_foreign(slot);
+            if self.items.get(slot).is_some() {
+                self.forget_foreign(slot);
                 self.check_if_wanted(slot, Monotonic::default());
             }
         }
-        self.sweep_from = (end < self.by_slot.slots_end()).then_some(end);
+        self.sweep_from = (end < self.items.slots_end()).then_some(end);
     }
 
     /// Removes a waiter from all its queues.
-    ///
     /// Plans a check of each key that may now be granted to a waiter behind the removed one.
     pub(super) fn remove(&mut self, place: u32) -> Waiter {
         let removed = self.places.remove(place);
@@ -608,9 +597,9 @@ impl Queues {
         self.time_outs.remove(&(waiter.until, place));
         self.by_ticket.remove(&waiter.ticket);
         for &slot in &queues {
-            let token_hash = self.token_hash(self.by_slot[slot].hash, &waiter.token);
+            let token_hash = self.token_hash(self.items[slot].hash, &waiter.token);
             self.by_token.remove(token_hash, place);
-            let queue = &mut self.by_slot[slot];
+            let queue = &mut self.items[slot];
             if is_single {
                 queue.single.remove(&arrival);
             } else {
@@ -632,31 +621,29 @@ impl Queues {
     }
 
     /// Whether the node may grant the key to a waiter just because a waiter before it has left.
-    ///
-    /// The node may if a waiter for several keys is a candidate, or if the first waiter shares the
-    /// key. Other waiters need the end of a lock.
+    /// The node may if a waiter for several keys is a candidate, or if the first waiter wants to
+    /// share the key. Other waiters need the end of a lock.
     fn departure_may_free(&self, queue: u32) -> bool {
-        let Queue { single, candidates, .. } = &self.by_slot[queue];
+        let Queue { single, candidates, .. } = &self.items[queue];
         let shares = |&place: &u32| self.places[place].waiter.mode == Mode::Shared;
         !candidates.is_empty() || single.values().next().is_some_and(shares)
     }
 
     fn close(&mut self, slot: u32) {
-        let queue = self.by_slot.remove(slot);
+        self.cancel_check(slot);
+        let queue = self.items.remove(slot);
         self.by_key.remove(queue.hash, slot);
-        if let Some(planned) = queue.check {
-            self.checks.remove(&(planned.at, planned.arrival, slot));
-        }
     }
 
     fn token_hash(&self, key_hash: u64, token: &[u8]) -> u64 {
         self.hasher.hash_one((key_hash, token))
     }
 
-    /// All waiters in the order of their keys and then of their arrival, and the pending refusals.
+    /// All queues in the order of their keys, each with its waiters in the order of their arrival.
+    /// Then the pending refusals, and whether a sweep runs.
     fn in_order(&self) -> (Vec<QueueState<'_>>, &BTreeSet<Ticket>, bool) {
         let mut queues: Vec<_> = self
-            .by_slot
+            .items
             .iter()
             .map(|(slot, queue)| {
                 let Queue {
@@ -691,16 +678,14 @@ impl Waiter {
     }
 }
 
-/// Everything about a waiter that a decision depends on.
 type WaiterState<'a> = (
     (Ticket, &'a [u8], Option<&'a [u8]>),
     (Ttl, Mode, Wants, Option<Fence>),
     (Monotonic, Monotonic),
 );
 
-/// Everything about a queue that a decision depends on.
-///
-/// That is its key, what is known of the key, and its waiters. The flag marks a candidate.
+/// Everything about a queue that a decision depends on. The flag of a waiter says whether this is
+/// the queue in which it last became a candidate.
 type QueueState<'a> = (u32, &'a [u8], Monotonic, Option<Monotonic>, Vec<(WaiterState<'a>, bool)>);
 
 impl PartialEq for Queues {

@@ -4,18 +4,8 @@ use super::key_state::KeyState;
 use super::turn::{Budget, COMMAND_UNITS};
 use super::{Access, Author, Change, CommandError, Keyspace, Node, Now, Release, Reply};
 
-/// The effect of a release on one key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Released {
-    /// The token held the key.
-    Held,
-    /// The token did not hold the key.
-    NotHeld,
-}
-
 impl Node {
     /// Releases the keys that the token holds, and hands each over to its next waiter at once.
-    ///
     /// On a key that the token does not hold, removes the token's waiters instead.
     pub(super) fn release<K: Keyspace>(
         &mut self,
@@ -26,7 +16,7 @@ impl Node {
         self.release_within(now, release, &mut Budget::units(COMMAND_UNITS), keyspace)
     }
 
-    /// Releases keys, within a budget for the waiters that handovers consider.
+    /// As [`Self::release`], within a budget for the waiters that handovers consider.
     pub(super) fn release_within<K: Keyspace>(
         &mut self,
         now: Now,
@@ -40,7 +30,7 @@ impl Node {
         for key in release.keys {
             let token = release.token.as_ref();
             match self.release_key(now, release.db, key, token, budget, keyspace) {
-                Ok(released) => any |= released == Released::Held,
+                Ok(was_held) => any |= was_held,
                 Err(error) => failed = Some(error),
             }
         }
@@ -51,6 +41,7 @@ impl Node {
         }
     }
 
+    /// Releases one key. Returns whether the token held it.
     fn release_key<K: Keyspace>(
         &mut self,
         now: Now,
@@ -59,24 +50,21 @@ impl Node {
         token: &[u8],
         budget: &mut Budget,
         keyspace: &mut K,
-    ) -> Result<Released, CommandError> {
+    ) -> Result<bool, CommandError> {
         let key = name.as_ref();
-        let mut entry = keyspace.open(db, name, Access::Write);
-        self.handle_events(now, keyspace);
-        let hash = self.leases.hash(db, key);
-        let state = self.key_state(now.monotonic, (hash, db, key), keyspace, &entry);
-        let (released, delete) = match state {
+        let (hash, state, mut entry) = self.open_key(now, db, name, Access::Write, keyspace);
+        let (was_held, delete) = match state {
             KeyState::Held { lease, mirrored } if self.leases.get(lease).is_held_by(token) => {
                 self.stats.releases += self.end(lease);
-                (Released::Held, mirrored)
+                (true, mirrored)
             }
             KeyState::Held { lease, mirrored }
                 if let Some(holder) = self.live_holder(now, lease, token) =>
             {
                 if !self.release_holder(now, (lease, holder), name, &mut entry, keyspace) {
-                    return Ok(Released::Held);
+                    return Ok(true);
                 }
-                (Released::Held, mirrored)
+                (true, mirrored)
             }
             KeyState::Ended { lease, mirrored } => {
                 // Deletes the token's mirror too, so that it is never adopted. A job deletes the
@@ -85,23 +73,21 @@ impl Node {
                 if has_token || !mirrored {
                     self.end_by_deadline(lease);
                 }
-                (Released::NotHeld, has_token && mirrored)
+                (false, has_token && mirrored)
             }
             KeyState::Foreign if keyspace.holds(&entry, token) => {
                 self.stats.releases += 1;
-                (Released::Held, true)
+                (true, true)
             }
             KeyState::WrongType => return Err(CommandError::WrongType),
-            KeyState::Held { .. } | KeyState::Foreign | KeyState::Free => {
-                (Released::NotHeld, false)
-            }
+            KeyState::Held { .. } | KeyState::Foreign | KeyState::Free => (false, false),
         };
         if delete {
             keyspace.delete(&mut entry);
         }
         // A handover is published as one SET, without a DEL before it.
         let handed_over = self.queues.find(hash, db, key).is_some_and(|queue| {
-            if released == Released::NotHeld {
+            if !was_held {
                 // The token's waiters leave before the handover. Otherwise the handover could grant
                 // the key to the token that releases it.
                 let waiters = self.queues.len(queue);
@@ -114,6 +100,6 @@ impl Node {
         if delete && !handed_over {
             self.publish(keyspace, name, Change::Delete, Author::Client);
         }
-        Ok(released)
+        Ok(was_held)
     }
 }

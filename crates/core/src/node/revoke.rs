@@ -1,14 +1,11 @@
 //! REVOKE: an operator ends the holder's right to extend a lock.
 
-use super::extend::RETRY_WRITE_US;
 use super::key_state::KeyState;
-use super::leases::MirrorState;
 use super::machine::PerKey;
 use super::{
     Access, Author, Change, CommandError, Keyspace, Kind, Monotonic, Node, Now, Reply, Revoke,
 };
 
-/// A key of a lock that is being revoked, and its lease.
 struct LockedKey<K: Keyspace> {
     name: K::Name,
     entry: K::Entry,
@@ -19,10 +16,10 @@ struct LockedKey<K: Keyspace> {
 impl Node {
     /// Revokes the lock on a key, and with it the lock's other keys.
     ///
-    /// From now on no client can extend the lock, and no client can join a shared lock. Unless the
-    /// operator ends the lock at once, the keys stay locked until the deadline, because the holder
-    /// relies on the lock until then. The mirrors hold a value that no client knows, so that the
-    /// holder cannot adopt the lock after a crash of the server.
+    /// From now on no client can extend the lock, or join it if it is shared. Unless the operator
+    /// ends the lock at once, the keys stay locked until the deadline, because the holder relies on
+    /// the lock until then. The mirrors hold a value that no client knows, so that the holder
+    /// cannot adopt the lock after a crash of the server.
     pub(super) fn revoke<K: Keyspace>(
         &mut self,
         now: Now,
@@ -31,10 +28,8 @@ impl Node {
     ) -> Result<Reply, CommandError> {
         self.refuse_on_replica(now.monotonic)?;
         let &Revoke { db, key, random_value, ends_now } = revoke;
-        let entry = keyspace.open(db, key, Access::Write);
-        self.handle_events(now, keyspace);
-        let hash = self.leases.hash(db, key.as_ref());
-        match self.key_state(now.monotonic, (hash, db, key.as_ref()), keyspace, &entry) {
+        let (hash, state, entry) = self.open_key(now, db, key, Access::Write, keyspace);
+        match state {
             KeyState::Free | KeyState::Ended { .. } => return Ok(Reply::Revoked(false)),
             KeyState::WrongType => return Err(CommandError::WrongType),
             KeyState::Foreign => self.revoke_foreign(revoke, hash, entry, keyspace)?,
@@ -80,7 +75,7 @@ impl Node {
         if keyspace.kind(&entry) == Kind::Missing
             && let Some(queue) = self.queues.find(hash, db, key.as_ref())
         {
-            self.queues.found_no_foreign(queue);
+            self.queues.forget_foreign(queue);
             self.queues.check_if_wanted(queue, Monotonic::default());
         }
         written.map_err(|_| CommandError::NotWritten)?;
@@ -96,15 +91,8 @@ impl Node {
         keyspace: &mut K,
     ) -> Option<PerKey<LockedKey<K>>> {
         let db = self.leases.get(first).db;
-        let mut names: PerKey<K::Name> = PerKey::new();
-        let mut lease = first;
-        loop {
-            names.push(keyspace.name(&self.leases.get(lease).key));
-            lease = self.leases.next_key(lease);
-            if lease == first {
-                break;
-            }
-        }
+        let leases = self.leases.ring(first).map(|lease| self.leases.get(lease));
+        let names: PerKey<K::Name> = leases.map(|lease| keyspace.name(&lease.key)).collect();
         let entries = self.open_all(now, db, &names, keyspace);
         let mut keys = PerKey::new();
         for (name, entry) in names.into_iter().zip(entries) {
@@ -137,8 +125,7 @@ impl Node {
                 self.leases.regain_mirror(key.lease);
                 changes.push(Some(set));
             } else {
-                let retry_at = now.monotonic.plus_us(RETRY_WRITE_US);
-                self.leases.set_mirror(key.lease, MirrorState::Lost, retry_at);
+                self.retry_mirror(now, key.lease);
                 // The token must not be readable from the append-only file.
                 changes.push(Some(Change::Delete));
             }

@@ -13,7 +13,6 @@ const KEY_BYTES_MAX: usize = 256 * 1024;
 
 impl Node {
     /// Lists the locks of one slice of the lease table.
-    ///
     /// The cursor is the next slot to examine. A lease keeps its slot for as long as it lives, so
     /// the scan lists every lease that lives from the first call to the last.
     pub(super) fn scan<K: Keyspace>(
@@ -50,7 +49,7 @@ impl Node {
             }
             let key = lease.key.clone();
             let name = keyspace.name(&key);
-            if let Ok(Some(inspected)) = self.inspect_key(now, db, &name, keyspace)
+            if let Ok(Some(inspected)) = self.inspect(now, db, &name, keyspace)
                 && matches!(inspected.holder, Holder::Lease { .. })
             {
                 locks.push(Listed { key: key.as_slice().into(), inspected });

@@ -80,7 +80,6 @@ pub enum KeyEvent {
     },
 }
 
-/// What a FLUSH emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Flushed {
     Database(u32),
@@ -88,8 +87,7 @@ pub(super) enum Flushed {
 }
 
 /// How soon to write an evicted mirror again, in microseconds.
-///
-/// Not at once: memory is short, and the server would evict it again.
+/// While memory is short, the server would evict a mirror that is written at once.
 const MIRROR_AFTER_EVICTION_US: u64 = 100_000;
 
 impl Node {
@@ -166,7 +164,7 @@ impl Node {
         self.settle_flush();
         let hash = self.leases.hash(db, key);
         if let Some(queue) = self.queues.find(hash, db, key) {
-            self.queues.found_no_foreign(queue);
+            self.queues.forget_foreign(queue);
             self.queues.check_if_wanted(queue, Monotonic::default());
         }
         let Some(slot) = self.find_lease(hash, db, key) else { return };
@@ -210,7 +208,6 @@ impl Node {
     }
 
     /// Records a FLUSH. The leases of the database end with the node's next action.
-    ///
     /// The leases do not end if the server next loads its data: then it emptied its databases only
     /// to load.
     fn handle_flush(&mut self, db: Option<u32>) {

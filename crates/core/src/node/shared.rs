@@ -1,11 +1,8 @@
 //! Shared locks: how holders join, leave and extend.
 //!
-//! The lease of a shared lock represents the key and its mirror. Accidents, overwrites and
-//! revocations therefore apply to it as to any lease. Its holders are stored separately, each with
-//! its own token, fence and deadline.
+//! Accidents, overwrites and revocations apply to the lease of the key, as to any lease.
 
 use super::acquire::Terms;
-use super::extend::RETRY_WRITE_US;
 use super::holders::NewHolder;
 use super::key_state::KeyState;
 use super::leases::{MirrorState, NewLock};
@@ -23,7 +20,6 @@ pub(super) const GRANTED_TOGETHER_MAX: u32 = 100;
 /// Units for a grant to one of these waiters.
 pub(super) const GRANT_UNITS: u32 = 3;
 
-/// A key that may be shared.
 pub(super) struct SharedKey<'k, K: Keyspace> {
     pub(super) db: u32,
     pub(super) hash: u64,
@@ -34,7 +30,6 @@ pub(super) struct SharedKey<'k, K: Keyspace> {
 
 impl Node {
     /// Acquires a shared lock. A new client queues behind each waiter that needs no other key.
-    ///
     /// A repair overtakes the clients that began to wait after other nodes granted the lock.
     pub(super) fn acquire_shared<K: Keyspace>(
         &mut self,
@@ -45,40 +40,33 @@ impl Node {
         let &Acquire { db, keys, token, ttl, owner, fence, .. } = acquire;
         let [name] = keys else { return Err(CommandError::SeveralShared) };
         self.refuse_while_abstaining(now)?;
-        let mut entry = keyspace.open(db, name, Access::Write);
-        self.handle_events(now, keyspace);
-        let hash = self.leases.hash(db, name.as_ref());
-        let state = self.key_state(now.monotonic, (hash, db, name.as_ref()), keyspace, &entry);
+        let (hash, state, mut entry) = self.open_key(now, db, name, Access::Write, keyspace);
         if state == KeyState::WrongType {
             return Err(CommandError::WrongType);
         }
         let joined = self.shared_lease(state);
         let lack = if joined.is_some() { None } else { self.lack(now, state, keyspace, &entry) };
-        let behind = || Lack::Behind;
         let lack = lack.or_else(|| {
-            let waits = self.has_single_waiter(now, hash, db, name.as_ref());
+            let waits = self.has_waiter_ahead(now, hash, db, name.as_ref());
             let passes = is_broken(Mutant::SharedPassesQueue) || self.is_repair(now, hash, acquire);
-            (waits && !passes).then(behind)
+            (waits && !passes).then_some(Lack::Behind)
         });
-        let holds_already =
-            joined.is_some_and(|lease| self.still_shares(now, lease, token.as_ref()));
-        if lack.is_none() && !holds_already {
-            let mut key = SharedKey { db, hash, name, entry: &mut entry, state };
-            let terms = Terms { token, owner, ttl, fence, author: Author::Client };
-            return self.grant_shared(now, &mut key, &terms, keyspace).map(Reply::Granted);
-        }
-        if holds_already {
+        if joined.is_some_and(|lease| self.still_shares(now, lease, token.as_ref())) {
             // The client would wait for its own lock.
             self.stats.refusals += 1;
             return Ok(Reply::Refused);
         }
-        let lack = lack.unwrap_or_else(behind);
-        self.wait_or_refuse(now, acquire, Wants::All, &[hash], &[Some(lack)], keyspace)
+        if lack.is_none() {
+            let mut key = SharedKey { db, hash, name, entry: &mut entry, state };
+            let terms = Terms { token, owner, ttl, fence, author: Author::Client };
+            return self.grant_shared(now, &mut key, &terms, keyspace).map(Reply::Granted);
+        }
+        self.wait_or_refuse(now, acquire, Wants::All, &[hash], &[lack], keyspace)
     }
 
     /// Whether the request is a repair: it does not wait, and its fence, read as a time of the wall
     /// clock, is earlier than the arrival of the first waiter.
-    fn is_repair<N: AsRef<[u8]>>(&mut self, now: Now, hash: u64, acquire: &Acquire<'_, N>) -> bool {
+    fn is_repair<N: AsRef<[u8]>>(&self, now: Now, hash: u64, acquire: &Acquire<'_, N>) -> bool {
         let Some(fence) = acquire.fence.filter(|_| acquire.wait_ms == 0) else { return false };
         let queue = self.queues.find(hash, acquire.db, acquire.keys[0].as_ref());
         let since = queue.and_then(|queue| self.queues.first_single_since(queue, now.monotonic));
@@ -163,14 +151,8 @@ impl Node {
         }
         let floor = self.fences.floor(key.hash);
         let fence = self.fences.next_shared(key.hash, fence, floor, now.wall_us);
-        let new = NewLock {
-            db: key.db,
-            token: value.as_ref(),
-            owner: None,
-            fence,
-            granted: now.monotonic,
-            deadline,
-        };
+        let (db, granted) = (key.db, now.monotonic);
+        let new = NewLock { db, token: value.as_ref(), owner: None, fence, granted, deadline };
         let lease = self.insert(&[key.hash], std::iter::once(key.name.as_ref()), &new);
         self.leases.share(lease, value.as_ref(), floor, holder(fence));
         self.publish(keyspace, key.name, Change::Set { value: &value, expires_at_ms }, author);
@@ -178,7 +160,6 @@ impl Node {
     }
 
     /// Moves the expiry of a shared lock's mirror to the latest deadline of its holders.
-    ///
     /// Invalidates the key even if the expiry stays, because INSPECT now shows other holders.
     #[expect(clippy::too_many_arguments, reason = "a key, an entry, and who changed them")]
     fn follow_last_deadline<K: Keyspace>(
@@ -214,8 +195,7 @@ impl Node {
             self.publish(keyspace, name, Change::Set { value: &value, expires_at_ms }, author);
         } else {
             // The lease decides: the lock is held even without its mirror.
-            let retry_at = now.monotonic.plus_us(RETRY_WRITE_US);
-            self.leases.set_mirror(lease, MirrorState::Lost, retry_at);
+            self.retry_mirror(now, lease);
         }
     }
 
@@ -235,7 +215,6 @@ impl Node {
     }
 
     /// Grants a waiter a shared lock, or refuses it if its token already holds the lock.
-    ///
     /// Returns whether the waiter was granted the lock.
     pub(super) fn grant_shared_waiter<K: Keyspace>(
         &mut self,
@@ -245,10 +224,8 @@ impl Node {
         keyspace: &mut K,
     ) -> bool {
         let waiter = self.queues.remove(place);
-        let holds_already = self
-            .shared_lease(key.state)
-            .is_some_and(|lease| self.still_shares(now, lease, &waiter.token));
-        if holds_already {
+        let joined = self.shared_lease(key.state);
+        if joined.is_some_and(|lease| self.still_shares(now, lease, &waiter.token)) {
             self.answers.refuse(waiter.ticket, None, keyspace);
             return false;
         }
@@ -260,9 +237,7 @@ impl Node {
         self.answer_granted(now, waiter, db, key_bytes, granted, keyspace)
     }
 
-    /// Removes a holder that releases a shared lock.
-    ///
-    /// Returns whether that was the last holder: then the lease has ended.
+    /// Removes a holder that releases a shared lock. Returns whether the lease ended with it.
     pub(super) fn release_holder<K: Keyspace>(
         &mut self,
         now: Now,
@@ -284,7 +259,6 @@ impl Node {
     }
 
     /// Removes one holder whose deadline has passed from a shared lock that others still hold.
-    ///
     /// Returns whether there was such a holder.
     pub(super) fn end_next_holder(&mut self, now: Now, lease: u32) -> bool {
         let first =
@@ -332,15 +306,8 @@ impl Node {
         }
         self.stats.extends += 1;
         let fence = self.leases.holders().get(holder).fence;
-        self.follow_last_deadline(
-            now,
-            lease,
-            old_last,
-            &extend.keys[0],
-            entry,
-            Author::Client,
-            keyspace,
-        );
+        let name = &extend.keys[0];
+        self.follow_last_deadline(now, lease, old_last, name, entry, Author::Client, keyspace);
         Ok(Reply::Extended(fence))
     }
 
@@ -362,7 +329,6 @@ impl Node {
     }
 
     /// Turns an exclusive lock that its holder has just extended into a shared one.
-    ///
     /// Grants the key to its shared waiters in the same step, so that no newcomer overtakes them.
     pub(super) fn share<K: Keyspace>(
         &mut self,
@@ -391,15 +357,10 @@ impl Node {
             keyspace.invalidate(name, Author::Client);
         } else if keyspace.set(&mut entry, &value, expires_at_ms).is_ok() {
             self.leases.regain_mirror(lease);
-            self.publish(
-                keyspace,
-                name,
-                Change::Set { value: &value, expires_at_ms },
-                Author::Client,
-            );
+            let change = Change::Set { value: &value, expires_at_ms };
+            self.publish(keyspace, name, change, Author::Client);
         } else {
-            let retry_at = now.monotonic.plus_us(RETRY_WRITE_US);
-            self.leases.set_mirror(lease, MirrorState::Lost, retry_at);
+            self.retry_mirror(now, lease);
             // The token must not be readable from the append-only file.
             self.publish(keyspace, name, Change::Delete, Author::Client);
         }

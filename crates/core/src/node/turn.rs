@@ -1,10 +1,10 @@
 //! The work of a turn: what a node does without a command.
 
 use super::key_state::KeyState;
-use super::leases::MirrorState;
+use super::leases::{Lease, MirrorState};
 use super::wheel::Step;
 use super::{
-    Access, Author, Change, Key, Keyspace, Kind, Monotonic, Node, Now, Reason, Release, Ticket,
+    Access, Author, Change, Keyspace, Kind, Monotonic, Node, Now, Reason, Release, Ticket,
 };
 
 /// How much work a turn of the server's loop, or a command, may still do.
@@ -20,7 +20,6 @@ const TURN_UNITS: u32 = 1500;
 /// Units that a command may spend on waiters.
 pub(super) const COMMAND_UNITS: u32 = 300;
 
-/// Units for an answer to a waiter.
 const ANSWER_UNITS: u32 = 4;
 /// Units for each queue that a waiter leaves.
 const LEAVE_UNITS: u32 = 1;
@@ -29,7 +28,6 @@ const WRITE_UNITS: u32 = 6;
 /// Units for moving a lease in the wheel, or for a step of a sweep.
 const STEP_UNITS: u32 = 1;
 
-/// The number of slots that one step of a sweep examines.
 const SWEEP_SLOTS: u32 = 16;
 
 /// How soon to check again while the server must not write, in microseconds.
@@ -37,7 +35,6 @@ const PAUSE_CHECK_INTERVAL_US: u64 = 10_000;
 /// How soon to retry a lost mirror that could not be written, in microseconds.
 const MIRROR_REWRITE_INTERVAL_US: u64 = 1_000_000;
 /// The largest difference between two times that counts as noise, in microseconds.
-///
 /// A lease that ends this soon needs no new mirror. When a mirror expires only this much before its
 /// lease, the cause was no step of the clock.
 pub(super) const CLOCK_NOISE_US: u64 = 20_000;
@@ -131,10 +128,7 @@ impl Node {
             let handed_over = self.hand_over(now, queue, None, budget, keyspace);
             return Some(Job::HandedOver(handed_over));
         }
-        if let Some(job) = self.attend(now, budget, keyspace) {
-            return Some(job);
-        }
-        if let Some(job) = self.sweep(budget) {
+        if let Some(job) = self.attend(now, budget, keyspace).or_else(|| self.sweep(budget)) {
             return Some(job);
         }
         if self.queues.waiters() == 0
@@ -151,7 +145,6 @@ impl Node {
     }
 
     /// Refuses the next waiter that timed out or whose token was released.
-    ///
     /// While the node abstains, refuses any waiter.
     fn refuse_next<K: Keyspace>(
         &mut self,
@@ -171,11 +164,11 @@ impl Node {
             self.queues.remove(place).ticket
         };
         budget.spend(ANSWER_UNITS);
-        self.refuse_removed(now, ticket, keyspace);
+        let error = self.abstention_error(now.monotonic);
+        self.answers.refuse(ticket, error, keyspace);
         Some(Job::Refused(ticket))
     }
 
-    /// Handles the next lease that needs attention.
     fn attend<K: Keyspace>(
         &mut self,
         now: Now,
@@ -210,12 +203,10 @@ impl Node {
         }
         budget.spend(WRITE_UNITS);
         self.spend_on_end(lease, budget);
-        let (db, hash) = (self.leases.get(lease).db, self.leases.get(lease).hash());
-        let key: Key = self.leases.get(lease).key.clone();
-        let name = keyspace.name(&key);
-        let mut entry = keyspace.open(db, &name, Access::Write);
-        self.handle_events(now, keyspace);
-        match self.key_state(now.monotonic, (hash, db, &key), keyspace, &entry) {
+        let Lease { db, key, .. } = self.leases.get(lease);
+        let (db, name) = (*db, keyspace.name(key));
+        let (_, state, mut entry) = self.open_key(now, db, &name, Access::Write, keyspace);
+        match state {
             KeyState::Ended { lease, mirrored } => {
                 let expired = !self.leases.get(lease).ended_with_another();
                 self.end_by_deadline(lease);
@@ -236,7 +227,7 @@ impl Node {
 
     /// Spends the cost of ending a lease, which also ends the lock on its other keys.
     fn spend_on_end(&self, lease: u32, budget: &mut Budget) {
-        let keys = u32::try_from(self.leases.keys(lease)).unwrap_or(u32::MAX);
+        let keys = u32::try_from(self.leases.ring(lease).count()).unwrap_or(u32::MAX);
         budget.spend(STEP_UNITS.saturating_mul(keys));
     }
 

@@ -47,7 +47,6 @@ impl Default for Link {
 
 /// A lease, as the wheel sees it.
 pub(super) trait Timed {
-    /// When the lease needs attention.
     fn at(&self) -> Monotonic;
     fn link(&mut self) -> &mut Link;
 }
@@ -69,7 +68,6 @@ impl Default for Wheel {
     }
 }
 
-/// The result of [`Wheel::step`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// The lease in this slot is due. It stays in the wheel until it is removed or moved.
@@ -83,24 +81,18 @@ pub(super) enum Step {
 impl Wheel {
     pub(super) fn insert<T: Timed>(&mut self, leases: &mut Chunks<T>, slot: u32) {
         let at_us = leases[slot].at().us();
-        if at_us <= self.cursor_us {
-            return self.insert_urgent(leases, slot);
-        }
-        let highest_bit = ((at_us ^ self.cursor_us) | 1).ilog2();
-        let level = ((highest_bit / BITS) as usize).min(LEVELS - 1);
-        let bucket = bucket_of(at_us, level);
-        let Level { occupied, heads } = &mut self.levels[level];
-        let next = std::mem::replace(&mut heads[bucket], slot);
-        *occupied |= 1 << bucket;
-        *leases[slot].link() = Link { previous: head_sentinel(level, bucket), next };
-        if next != NONE {
-            leases[next].link().previous = slot;
-        }
-    }
-
-    fn insert_urgent<T: Timed>(&mut self, leases: &mut Chunks<T>, slot: u32) {
-        let next = std::mem::replace(&mut self.urgent, slot);
-        *leases[slot].link() = Link { previous: URGENT_HEAD, next };
+        let (head, previous) = if at_us <= self.cursor_us {
+            (&mut self.urgent, URGENT_HEAD)
+        } else {
+            let highest_bit = ((at_us ^ self.cursor_us) | 1).ilog2();
+            let level = ((highest_bit / BITS) as usize).min(LEVELS - 1);
+            let bucket = bucket_of(at_us, level);
+            let Level { occupied, heads } = &mut self.levels[level];
+            *occupied |= 1 << bucket;
+            (&mut heads[bucket], head_sentinel(level, bucket))
+        };
+        let next = std::mem::replace(head, slot);
+        *leases[slot].link() = Link { previous, next };
         if next != NONE {
             leases[next].link().previous = slot;
         }
@@ -132,14 +124,11 @@ impl Wheel {
         if self.urgent != NONE {
             return Step::Due(self.urgent);
         }
-        let Some((level, bucket, starts_us)) = self.first_bucket() else {
+        let due = self.first_bucket().filter(|(_, _, starts_us)| *starts_us <= now.us());
+        let Some((level, bucket, starts_us)) = due else {
             self.cursor_us = self.cursor_us.max(now.us());
             return Step::Idle;
         };
-        if starts_us > now.us() {
-            self.cursor_us = self.cursor_us.max(now.us());
-            return Step::Idle;
-        }
         let slot = self.levels[level].heads[bucket];
         if level == 0 {
             self.cursor_us = self.cursor_us.max(starts_us);
@@ -160,8 +149,8 @@ impl Wheel {
         self.first_bucket().map(|(_, _, starts_us)| Monotonic::from_us(starts_us))
     }
 
-    /// Returns the earliest occupied bucket: its level, its index, and when it starts. A bucket
-    /// that contains the cursor counts as starting at the cursor.
+    /// The earliest occupied bucket: its level, its index, and when it starts.
+    /// A bucket that contains the cursor counts as starting at the cursor.
     fn first_bucket(&self) -> Option<(usize, usize, u64)> {
         // An occupied bucket of a coarse level that contains the cursor comes first: its leases
         // have not all been moved to finer levels yet.
@@ -194,7 +183,6 @@ const fn shift_of(level: usize) -> u32 {
     BITS * level as u32
 }
 
-/// Returns the sentinel that precedes the first lease of a bucket.
 const fn head_sentinel(level: usize, bucket: usize) -> u32 {
     IS_HEAD | (level * BUCKETS + bucket) as u32
 }

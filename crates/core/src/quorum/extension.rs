@@ -1,5 +1,5 @@
-use super::tally::{NoMajority, Tally};
-use super::{Majority, Moment, Validity};
+use super::majority::{Majority, NoMajority, Tally};
+use super::{Moment, Validity};
 use crate::Ttl;
 use crate::client::mutants::{Mutant, is_broken};
 

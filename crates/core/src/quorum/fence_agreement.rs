@@ -1,8 +1,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::tally::{Ballot, NoMajority, Tally};
-use super::{Majority, Moment, Validity};
+use super::majority::{Ballot, Majority, NoMajority, Tally};
+use super::{Moment, Validity};
 use crate::client::mutants::{Mutant, is_broken};
 use crate::{Fence, Ttl};
 
@@ -40,7 +40,7 @@ pub struct Acquisition {
 struct Grant {
     /// The fence that the node stores.
     stored: Fence,
-    /// The fence of an unanswered request to store one; `None` if there is no such request.
+    /// The fence that the node is asked to store; `None` without an unanswered request.
     requested: Option<Fence>,
     /// A fence that the node refused. It refuses all larger ones as well.
     refused: Option<Fence>,
@@ -250,11 +250,8 @@ impl Acquisition {
     fn agree(&mut self, validity: Validity) {
         let size = self.tally.majority().size();
         let Some(fence) = self.fence_to_agree_on() else {
-            let most = self
-                .candidates()
-                .map(|fence| self.count_able_to_store(fence))
-                .max()
-                .unwrap_or_default();
+            let able = self.candidates().map(|fence| self.count_able_to_store(fence));
+            let most = able.max().unwrap_or_default();
             let has_unanswered = self.grants().any(|grant| grant.requested.is_some());
             if !has_unanswered && most + self.tally.pending() < size {
                 self.decide(Step::Lost(Loss::NoQuorum));
@@ -280,7 +277,6 @@ impl Acquisition {
     }
 
     /// The smallest fence that N/2 + 1 nodes store or can still store.
-    ///
     /// A fence that a node was asked to store counts as stored. So a late grant does not change the
     /// fence on which the other nodes are about to agree.
     fn fence_to_agree_on(&self) -> Option<Fence> {
@@ -328,7 +324,6 @@ impl Grant {
     }
 
     /// Whether the node stored exactly this fence while the token held the lock there.
-    ///
     /// Such a node counts, even if it was asked to store another fence since.
     fn stores(self, fence: Fence) -> bool {
         self.stored == fence

@@ -25,3 +25,121 @@ impl Majority {
         self.nodes - self.size()
     }
 }
+
+/// One node's ballot in a round. Each round maps the replies of its command to ballots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Ballot<Y> {
+    /// The request is unanswered.
+    Pending,
+    /// The node granted, extended or released the lock.
+    Yes(Y),
+    /// The node refused.
+    No,
+    /// No vote: no answer in time, an error, or an abstention (`-ABSTAIN`).
+    Silent,
+}
+
+impl From<Option<bool>> for Ballot<()> {
+    /// The ballot of a node that holds the lock, does not hold it, or did not vote.
+    fn from(held: Option<bool>) -> Self {
+        match held {
+            Some(true) => Self::Yes(()),
+            Some(false) => Self::No,
+            None => Self::Silent,
+        }
+    }
+}
+
+/// The ballots of one round, and whether they decide it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Tally<Y> {
+    majority: Majority,
+    ballots: Vec<Ballot<Y>>,
+}
+
+/// Why a majority is out of reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum NoMajority {
+    /// The refusals alone rule out a majority.
+    Refused,
+    /// The refusals alone do not rule out a majority, but with the silent nodes they do.
+    Silence,
+}
+
+impl<Y: Copy> Tally<Y> {
+    pub(super) fn new(majority: Majority) -> Self {
+        Self { majority, ballots: vec![Ballot::Pending; majority.nodes()] }
+    }
+
+    pub(super) fn majority(&self) -> Majority {
+        self.majority
+    }
+
+    /// Records a node's ballot. Only a node's first ballot counts.
+    pub(super) fn cast(&mut self, node: usize, ballot: Ballot<Y>) {
+        if let Some(slot @ Ballot::Pending) = self.ballots.get_mut(node) {
+            *slot = ballot;
+        }
+    }
+
+    /// Replaces a node's ballot.
+    pub(super) fn recast(&mut self, node: usize, ballot: Ballot<Y>) {
+        if let Some(slot) = self.ballots.get_mut(node) {
+            *slot = ballot;
+        }
+    }
+
+    pub(super) fn ballot(&self, node: usize) -> Ballot<Y> {
+        self.ballots[node]
+    }
+
+    /// The value of a node's yes; `None` for any other ballot.
+    pub(super) fn yes_of(&self, node: usize) -> Option<Y> {
+        match self.ballots.get(node) {
+            Some(Ballot::Yes(value)) => Some(*value),
+            _ => None,
+        }
+    }
+
+    pub(super) fn yes(&self) -> impl Iterator<Item = (usize, Y)> {
+        self.ballots.iter().enumerate().filter_map(|(node, ballot)| match ballot {
+            Ballot::Yes(value) => Some((node, *value)),
+            _ => None,
+        })
+    }
+
+    pub(super) fn no(&self) -> impl Iterator<Item = usize> {
+        let ballots = self.ballots.iter().enumerate();
+        ballots.filter(|(_, ballot)| matches!(ballot, Ballot::No)).map(|(node, _)| node)
+    }
+
+    pub(super) fn count(&self, matches: impl Fn(&Ballot<Y>) -> bool) -> usize {
+        self.ballots.iter().filter(|ballot| matches(ballot)).count()
+    }
+
+    pub(super) fn pending(&self) -> usize {
+        self.count(|ballot| matches!(ballot, Ballot::Pending))
+    }
+
+    pub(super) fn has_majority(&self) -> bool {
+        self.yes().count() >= self.majority.size()
+    }
+
+    /// Whether too many nodes are silent for the others to form a majority.
+    pub(super) fn too_many_silent(&self) -> bool {
+        self.count(|ballot| matches!(ballot, Ballot::Silent)) > self.majority.spare()
+    }
+
+    /// Why a majority of yes is out of reach; `None` while it can still be reached.
+    pub(super) fn no_majority(&self) -> Option<NoMajority> {
+        let no = self.count(|ballot| matches!(ballot, Ballot::No));
+        let silent = self.count(|ballot| matches!(ballot, Ballot::Silent));
+        if no > self.majority.spare() {
+            Some(NoMajority::Refused)
+        } else if no + silent > self.majority.spare() {
+            Some(NoMajority::Silence)
+        } else {
+            None
+        }
+    }
+}

@@ -18,7 +18,6 @@ mod moment;
 mod order;
 mod ownership;
 mod release;
-mod tally;
 mod validity;
 
 pub use extension::{Extension, ExtensionVerdict};

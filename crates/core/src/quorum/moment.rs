@@ -41,7 +41,7 @@ impl Moment {
         Self { boot: self.boot.min(other.boot), raw: self.raw.min(other.raw) }
     }
 
-    /// Returns a deadline that is not reached before two deadlines are reached.
+    /// Returns a deadline that is not reached before both deadlines are reached.
     #[must_use]
     pub fn later(self, other: Self) -> Self {
         Self { boot: self.boot.max(other.boot), raw: self.raw.max(other.raw) }

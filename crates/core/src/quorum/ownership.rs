@@ -55,15 +55,11 @@ impl OwnershipState {
         if let Some(end) = self.end {
             return Ownership::Lost(end);
         }
-        let (Some(allowed), Some(left)) =
-            (self.at_most.remaining(now), self.validity.remaining(now))
-        else {
-            let too_long = self.at_most.remaining(now).is_none();
-            return Ownership::Lost(if too_long {
-                LossReason::HeldTooLong
-            } else {
-                LossReason::Expired
-            });
+        let Some(allowed) = self.at_most.remaining(now) else {
+            return Ownership::Lost(LossReason::HeldTooLong);
+        };
+        let Some(left) = self.validity.remaining(now) else {
+            return Ownership::Lost(LossReason::Expired);
         };
         let left = left.min(allowed);
         if self.confirmed { Ownership::Held(left) } else { Ownership::Uncertain(left) }

@@ -1,5 +1,4 @@
-use super::Majority;
-use super::tally::Tally;
+use super::majority::{Majority, Tally};
 
 /// One release round: RELEASE to all nodes that were sent a request, decided by a majority.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

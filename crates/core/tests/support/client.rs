@@ -1,12 +1,8 @@
 //! The environment of a client's state machines, for the tests that drive them.
 
-#![allow(dead_code, reason = "each test file uses its part")]
-
-use std::time::Duration;
-
 use quorlock_core::Ttl;
 use quorlock_core::client::{
-    ClientState, Context, Keys, Mode, NodeError, NodeStatus, Random, Spec, Topology,
+    ClientState, Context, Keys, NodeError, NodeStatus, Random, Spec, Topology,
 };
 use quorlock_core::quorum::{Majority, Moment};
 
@@ -33,7 +29,6 @@ impl Random for TestRandom {
     }
 }
 
-/// The environment that the state machines of one client share.
 pub(crate) struct Client {
     pub(crate) state: ClientState,
     pub(crate) topology: Topology,
@@ -50,7 +45,6 @@ impl Client {
         }
     }
 
-    /// A client like that of [`Self::new`], but with pauses that vary.
     pub(crate) fn with_varied_pauses(nodes: usize) -> Self {
         Self { random: TestRandom { last: 0, varies: true }, ..Self::new(nodes) }
     }
@@ -81,14 +75,5 @@ pub(crate) fn nodes_after_restarts(nodes: usize, restarts: u64) -> Topology {
 
 /// An exclusive lock on all of these keys.
 pub(crate) fn spec(keys: Keys, ttl_ms: u64) -> Spec {
-    Spec {
-        keys,
-        ttl: Ttl::from_ms(ttl_ms).unwrap(),
-        any: None,
-        mode: Mode::Exclusive,
-        min_validity: Duration::ZERO,
-        node_timeout: None,
-        max_hold: None,
-        owner: None,
-    }
+    Spec::exclusive(keys, Ttl::from_ms(ttl_ms).unwrap())
 }

@@ -1,15 +1,21 @@
 //! A server in memory, with methods for most commands.
+//!
+//! `client` has the environment of a client's state machines, `world` a client and its nodes, and
+//! `beliefs` what the holders of random locks believe.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod beliefs;
 pub(crate) mod client;
+pub(crate) mod world;
 
 use std::collections::HashMap;
 
+use proptest::prelude::{Just, Strategy, prop_oneof};
 use quorlock_core::node::memory::{self, Name, Value};
 use quorlock_core::node::{
     self, Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, KeyEvent, Mode,
-    Monotonic, Node, Now, Release, Reply, Revoke, ServerEvent, Settings, Ticket, WaitReply,
+    Monotonic, Node, Now, Reason, Release, Reply, Revoke, ServerEvent, Settings, Ticket, WaitReply,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -25,11 +31,13 @@ pub(crate) struct Server {
     pub(crate) wait_results: Vec<(Ticket, WaitResult)>,
     /// For each client that waited for any of several keys and was granted one: that key.
     pub(crate) granted_keys: Vec<(Ticket, Vec<u8>)>,
-    /// The owner label that each ACQUIRE and ACQUIREANY sends, if any.
+    /// The database of ACQUIRE and ACQUIREANY. Other methods with a key use database 0.
+    pub(crate) db: u32,
     pub(crate) owner: Option<Vec<u8>>,
+    /// Whether the server lets clients wait.
+    pub(crate) allows_blocking: bool,
 }
 
-/// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitResult {
     Granted {
@@ -44,7 +52,8 @@ pub(crate) enum WaitResult {
 impl WaitResult {
     /// The fence of a grant; `None` for a refusal.
     ///
-    /// Fails if the client was granted the lock after its wait had ended, or refused it before.
+    /// `is_in_time` says whether the wait had not ended yet. Fails if a grant came later, or a
+    /// refusal earlier.
     #[track_caller]
     pub(crate) fn granted(self, is_in_time: bool) -> Option<Fence> {
         match self {
@@ -61,10 +70,11 @@ impl WaitResult {
     }
 }
 
-/// The reply to an ACQUIRE with WAIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AcquireReply {
     Granted(Fence),
+    /// ACQUIREANY: the fence, and the index of the key.
+    GrantedOne(Fence, usize),
     Waits(Ticket),
     Refused,
     QueueFull,
@@ -72,7 +82,6 @@ pub(crate) enum AcquireReply {
 }
 
 impl AcquireReply {
-    /// The ticket of a client that waits.
     #[track_caller]
     pub(crate) fn ticket(self) -> Ticket {
         match self {
@@ -82,26 +91,6 @@ impl AcquireReply {
     }
 }
 
-/// The reply to an ACQUIREANY with WAIT.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AcquireAnyReply {
-    Granted(Fence, usize),
-    Waits(Ticket),
-    QueueFull,
-}
-
-impl AcquireAnyReply {
-    /// The ticket of a client that waits.
-    #[track_caller]
-    pub(crate) fn ticket(self) -> Ticket {
-        match self {
-            Self::Waits(ticket) => ticket,
-            other => panic!("{other:?}"),
-        }
-    }
-}
-
-/// The reply to an EXTEND.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExtendReply {
     Held { fence: Fence },
@@ -114,7 +103,17 @@ pub(crate) enum ExtendReply {
     TokenInUse,
 }
 
-/// A command that acquires a lock.
+impl ExtendReply {
+    /// The fence of the extended lock. Fails unless the lock was extended.
+    #[track_caller]
+    pub(crate) fn fence(self) -> Fence {
+        match self {
+            Self::Held { fence } => fence,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AcquireCommand {
     Acquire,
@@ -149,6 +148,11 @@ fn names(keys: &[&[u8]]) -> Vec<Name> {
     keys.iter().map(|key| Name::from_slice(key)).collect()
 }
 
+/// How a key is lost in random runs.
+pub(crate) fn key_events() -> impl Strategy<Value = KeyEvent> {
+    prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)]
+}
+
 impl Server {
     pub(crate) fn new() -> Self {
         Self::that_rejoins_after_ms(0)
@@ -158,18 +162,34 @@ impl Server {
         Self::with(settings(rejoin_delay_ms))
     }
 
+    pub(crate) fn with_max_waiters(max_waiters: usize) -> Self {
+        Self::with(Settings { max_waiters, ..settings(0) })
+    }
+
+    pub(crate) fn that_defers_wakes() -> Self {
+        Self::with(Settings { defer_wakes: true, ..settings(0) })
+    }
+
+    /// A server on which this token holds these keys.
+    pub(crate) fn with_lock(keys: &[&[u8]], token: &[u8], ttl_ms: u64) -> Self {
+        let mut server = Self::new();
+        server.acquire_all(keys, token, ttl_ms, None).unwrap();
+        server
+    }
+
     pub(crate) fn with(settings: Settings) -> Self {
         let (mono_us, wall_ms) = (1_000_000, 1_700_000_000_000);
         let now = Now { monotonic: Monotonic::from_us(mono_us), wall_us: wall_ms * 1000 };
-        let memory = memory::Server::new(settings, now);
         Self {
-            memory,
+            memory: memory::Server::new(settings, now),
             mono_us,
             wall_ms,
             tickets: 0,
             wait_results: Vec::new(),
             granted_keys: Vec::new(),
+            db: 0,
             owner: None,
+            allows_blocking: true,
         }
     }
 
@@ -189,6 +209,12 @@ impl Server {
         &self.memory.node
     }
 
+    /// Why the node abstains, and for how many more milliseconds (`None`: no known end). Returns
+    /// `None` if the node votes.
+    pub(crate) fn abstention(&self) -> Option<(Reason, Option<u64>)> {
+        self.node().abstention(self.now().monotonic)
+    }
+
     pub(crate) fn now(&self) -> Now {
         Now { monotonic: Monotonic::from_us(self.mono_us), wall_us: self.wall_ms * 1000 }
     }
@@ -198,12 +224,16 @@ impl Server {
         self.wall_ms += ms;
     }
 
+    pub(crate) fn turn_after_ms(&mut self, ms: u64) {
+        self.pass_ms(ms);
+        self.run_turns();
+    }
+
     /// The value of a key; empty if it does not exist.
     pub(crate) fn text(&self, key: &[u8]) -> &[u8] {
         self.memory.get(0, key).and_then(|value| value.text.as_deref()).unwrap_or_default()
     }
 
-    /// The values of all keys.
     pub(crate) fn texts(&self) -> impl Iterator<Item = &[u8]> {
         self.memory.keys.iter().filter_map(|(_, _, value)| value.text.as_deref())
     }
@@ -229,7 +259,6 @@ impl Server {
         self.memory.keys.clear();
     }
 
-    /// Removes all keys, as FLUSHALL does.
     pub(crate) fn flush(&mut self) {
         self.memory.flush(self.now(), None);
     }
@@ -287,6 +316,13 @@ impl Server {
         }
     }
 
+    /// The tickets of the clients that waited and were granted a lock, in order.
+    pub(crate) fn granted(&self) -> Vec<Ticket> {
+        let is_grant = |result: &WaitResult| matches!(result, WaitResult::Granted { .. });
+        let granted = self.wait_results.iter().filter(|(_, result)| is_grant(result));
+        granted.map(|&(ticket, _)| ticket).collect()
+    }
+
     /// Disconnects a client. Returns whether it still waited.
     pub(crate) fn disconnect(&mut self, ticket: Ticket) -> bool {
         self.memory.node.disconnect(ticket).wake
@@ -309,7 +345,7 @@ impl Server {
         ttl_ms: u64,
         fence: Option<Fence>,
     ) -> Option<Fence> {
-        self.acquire_all(&[key], token, ttl_ms, fence)
+        self.acquire_as(Mode::Exclusive, &[key], token, ttl_ms, fence)
     }
 
     /// ACQUIRE of one key, or MACQUIRE of several keys in this order.
@@ -320,47 +356,9 @@ impl Server {
         ttl_ms: u64,
         fence: Option<Fence>,
     ) -> Option<Fence> {
-        granted_or_refused(&self.acquire_exclusive(keys, token, ttl_ms, fence, 0))
+        self.acquire_as(Mode::Exclusive, keys, token, ttl_ms, fence)
     }
 
-    /// The tickets of the clients that waited and were granted a lock, in order.
-    pub(crate) fn granted(&self) -> Vec<Ticket> {
-        let granted = self
-            .wait_results
-            .iter()
-            .filter(|(_, result)| matches!(result, WaitResult::Granted { .. }));
-        granted.map(|&(ticket, _)| ticket).collect()
-    }
-
-    /// ACQUIRE … WAIT.
-    pub(crate) fn acquire_or_wait(
-        &mut self,
-        key: &[u8],
-        token: &[u8],
-        ttl_ms: u64,
-        wait_ms: u64,
-    ) -> AcquireReply {
-        self.acquire_all_or_wait(&[key], token, ttl_ms, wait_ms)
-    }
-
-    /// Like [`Self::acquire_all`], with WAIT. A `wait_ms` of 0 counts as 1: WAIT needs a time.
-    pub(crate) fn acquire_all_or_wait(
-        &mut self,
-        keys: &[&[u8]],
-        token: &[u8],
-        ttl_ms: u64,
-        wait_ms: u64,
-    ) -> AcquireReply {
-        match self.acquire_exclusive(keys, token, ttl_ms, None, wait_ms.max(1)) {
-            Ok(Reply::Granted(fence)) => AcquireReply::Granted(fence),
-            Ok(Reply::Waits) => AcquireReply::Waits(Ticket(self.tickets)),
-            Err(CommandError::QueueFull { .. }) => AcquireReply::QueueFull,
-            Err(CommandError::Abstaining { .. }) => AcquireReply::Abstaining,
-            other => unreachable!("the client may wait, and all values are strings: {other:?}"),
-        }
-    }
-
-    /// ACQUIRE … SHARED.
     pub(crate) fn acquire_shared(
         &mut self,
         key: &[u8],
@@ -368,35 +366,23 @@ impl Server {
         ttl_ms: u64,
         fence: Option<Fence>,
     ) -> Option<Fence> {
-        let shared = (Mode::Shared, fence, 0);
-        granted_or_refused(&self.execute_acquire(
-            &[key],
-            token,
-            ttl_ms,
-            shared,
-            AcquireCommand::Acquire,
-        ))
+        self.acquire_as(Mode::Shared, &[key], token, ttl_ms, fence)
     }
 
-    /// ACQUIRE … SHARED WAIT.
-    pub(crate) fn acquire_shared_or_wait(
+    /// ACQUIRE or MACQUIRE. Returns `None` if the node refuses or abstains.
+    pub(crate) fn acquire_as(
         &mut self,
-        key: &[u8],
+        mode: Mode,
+        keys: &[&[u8]],
         token: &[u8],
         ttl_ms: u64,
-        wait_ms: u64,
-    ) -> AcquireReply {
-        match self.execute_acquire(
-            &[key],
-            token,
-            ttl_ms,
-            (Mode::Shared, None, wait_ms),
-            AcquireCommand::Acquire,
-        ) {
-            Ok(Reply::Granted(fence)) => AcquireReply::Granted(fence),
-            Ok(Reply::Waits) => AcquireReply::Waits(Ticket(self.tickets)),
-            Ok(Reply::Refused) => AcquireReply::Refused,
-            other => unreachable!("the client may wait, and all values are strings: {other:?}"),
+        fence: Option<Fence>,
+    ) -> Option<Fence> {
+        let terms = (mode, fence, 0);
+        match self.execute_acquire(keys, token, ttl_ms, terms, AcquireCommand::Acquire) {
+            Ok(Reply::Granted(fence)) => Some(fence),
+            Ok(Reply::Refused) | Err(CommandError::Abstaining { .. }) => None,
+            other => unreachable!("there is no WAIT, and all values are strings: {other:?}"),
         }
     }
 
@@ -407,46 +393,76 @@ impl Server {
         token: &[u8],
         ttl_ms: u64,
     ) -> Option<(Fence, usize)> {
-        let exclusive = (Mode::Exclusive, None, 0);
-        match self.execute_acquire(keys, token, ttl_ms, exclusive, AcquireCommand::AcquireAny) {
+        let terms = (Mode::Exclusive, None, 0);
+        match self.execute_acquire(keys, token, ttl_ms, terms, AcquireCommand::AcquireAny) {
             Ok(Reply::GrantedOne { fence, key }) => Some((fence, key)),
             Ok(Reply::Refused) | Err(CommandError::Abstaining { .. }) => None,
             other => unreachable!("there is no WAIT, and all values are strings: {other:?}"),
         }
     }
 
-    /// ACQUIREANY … WAIT.
+    pub(crate) fn acquire_or_wait(
+        &mut self,
+        key: &[u8],
+        token: &[u8],
+        ttl_ms: u64,
+        wait_ms: u64,
+    ) -> AcquireReply {
+        self.acquire_all_or_wait(&[key], token, ttl_ms, wait_ms)
+    }
+
+    pub(crate) fn acquire_all_or_wait(
+        &mut self,
+        keys: &[&[u8]],
+        token: &[u8],
+        ttl_ms: u64,
+        wait_ms: u64,
+    ) -> AcquireReply {
+        let terms = (Mode::Exclusive, wait_ms);
+        self.execute_wait(keys, token, ttl_ms, terms, AcquireCommand::Acquire)
+    }
+
+    pub(crate) fn acquire_shared_or_wait(
+        &mut self,
+        key: &[u8],
+        token: &[u8],
+        ttl_ms: u64,
+        wait_ms: u64,
+    ) -> AcquireReply {
+        let terms = (Mode::Shared, wait_ms);
+        self.execute_wait(&[key], token, ttl_ms, terms, AcquireCommand::Acquire)
+    }
+
     pub(crate) fn acquire_any_or_wait(
         &mut self,
         keys: &[&[u8]],
         token: &[u8],
         ttl_ms: u64,
         wait_ms: u64,
-    ) -> AcquireAnyReply {
-        let exclusive = (Mode::Exclusive, None, wait_ms.max(1));
-        match self.execute_acquire(keys, token, ttl_ms, exclusive, AcquireCommand::AcquireAny) {
-            Ok(Reply::GrantedOne { fence, key }) => AcquireAnyReply::Granted(fence, key),
-            Ok(Reply::Waits) => AcquireAnyReply::Waits(Ticket(self.tickets)),
-            Err(CommandError::QueueFull { .. }) => AcquireAnyReply::QueueFull,
-            other => unreachable!("the client may wait, and all values are strings: {other:?}"),
-        }
+    ) -> AcquireReply {
+        let terms = (Mode::Exclusive, wait_ms);
+        self.execute_wait(keys, token, ttl_ms, terms, AcquireCommand::AcquireAny)
     }
 
-    fn acquire_exclusive(
+    /// A `wait_ms` of 0 counts as 1, because 0 means no WAIT.
+    fn execute_wait(
         &mut self,
         keys: &[&[u8]],
         token: &[u8],
         ttl_ms: u64,
-        fence: Option<Fence>,
-        wait_ms: u64,
-    ) -> Result<Reply, CommandError> {
-        self.execute_acquire(
-            keys,
-            token,
-            ttl_ms,
-            (Mode::Exclusive, fence, wait_ms),
-            AcquireCommand::Acquire,
-        )
+        (mode, wait_ms): (Mode, u64),
+        command: AcquireCommand,
+    ) -> AcquireReply {
+        let terms = (mode, None, wait_ms.max(1));
+        match self.execute_acquire(keys, token, ttl_ms, terms, command) {
+            Ok(Reply::Granted(fence)) => AcquireReply::Granted(fence),
+            Ok(Reply::GrantedOne { fence, key }) => AcquireReply::GrantedOne(fence, key),
+            Ok(Reply::Waits) => AcquireReply::Waits(Ticket(self.tickets)),
+            Ok(Reply::Refused) => AcquireReply::Refused,
+            Err(CommandError::QueueFull { .. }) => AcquireReply::QueueFull,
+            Err(CommandError::Abstaining { .. }) => AcquireReply::Abstaining,
+            other => unreachable!("all values are strings: {other:?}"),
+        }
     }
 
     pub(crate) fn execute_acquire(
@@ -458,13 +474,11 @@ impl Server {
         command: AcquireCommand,
     ) -> Result<Reply, CommandError> {
         let (keys, token) = (names(keys), Name::from_slice(token));
-        let ttl = Ttl::from_ms(ttl_ms).unwrap();
+        let (db, ttl, owner) = (self.db, Ttl::from_ms(ttl_ms).unwrap(), self.owner.clone());
         self.tickets += 1;
-        self.memory.keys.client = Some(Ticket(self.tickets));
-        let owner = self.owner.clone();
-        let owner = owner.as_deref();
-        let (keys, token) = (&keys[..], &token);
-        let acquire = Acquire { db: 0, keys, token, ttl, mode, owner, fence, wait_ms };
+        self.memory.keys.client = self.allows_blocking.then_some(Ticket(self.tickets));
+        let (keys, token, owner) = (&keys[..], &token, owner.as_deref());
+        let acquire = Acquire { db, keys, token, ttl, mode, owner, fence, wait_ms };
         self.execute(&match command {
             AcquireCommand::Acquire => Command::Acquire(acquire),
             AcquireCommand::AcquireAny => Command::AcquireAny(acquire),
@@ -472,8 +486,8 @@ impl Server {
     }
 
     pub(crate) fn extend(&mut self, key: &[u8], token: &[u8], ttl_ms: u64) -> Option<Fence> {
-        match self.extend_with(key, token, ttl_ms, None, None) {
-            ExtendReply::Held { fence, .. } => Some(fence),
+        match self.extend_all(&[key], token, ttl_ms) {
+            ExtendReply::Held { fence } => Some(fence),
             _ => None,
         }
     }
@@ -490,6 +504,10 @@ impl Server {
     }
 
     /// EXTEND of one key, or MEXTEND of several keys in this order.
+    pub(crate) fn extend_all(&mut self, keys: &[&[u8]], token: &[u8], ttl_ms: u64) -> ExtendReply {
+        self.extend_all_with(keys, token, ttl_ms, None, None)
+    }
+
     pub(crate) fn extend_all_with(
         &mut self,
         keys: &[&[u8]],
@@ -501,7 +519,6 @@ impl Server {
         self.extend_as(Mode::Exclusive, keys, token, ttl_ms, fence, new_token)
     }
 
-    /// EXTEND … SHARED.
     pub(crate) fn extend_shared(&mut self, key: &[u8], token: &[u8], ttl_ms: u64) -> ExtendReply {
         self.extend_as(Mode::Shared, &[key], token, ttl_ms, None, None)
     }
@@ -518,15 +535,8 @@ impl Server {
         let (keys, token) = (names(keys), Name::from_slice(token));
         let (ttl, new_token) = (Ttl::from_ms(ttl_ms).unwrap(), new_token.map(Name::from_slice));
         let (keys, token, new_token) = (&keys[..], &token, new_token.as_ref());
-        match self.execute(&Command::Extend(Extend {
-            db: 0,
-            keys,
-            token,
-            ttl,
-            mode,
-            fence,
-            new_token,
-        })) {
+        let extend = Extend { db: 0, keys, token, ttl, mode, fence, new_token };
+        match self.execute(&Command::Extend(extend)) {
             Ok(Reply::Extended(fence)) => ExtendReply::Held { fence },
             Ok(Reply::NotHeld) => ExtendReply::NotHeld,
             Err(CommandError::OtherKeys) => ExtendReply::OtherKeys,
@@ -543,7 +553,6 @@ impl Server {
         self.release_all(&[key], token)
     }
 
-    /// MRELEASE.
     pub(crate) fn release_all(&mut self, keys: &[&[u8]], token: &[u8]) -> bool {
         let (keys, token) = (names(keys), Name::from_slice(token));
         match self.execute(&Command::Release(Release { db: 0, keys: &keys, token: &token })) {
@@ -553,27 +562,19 @@ impl Server {
         }
     }
 
-    /// REVOKE.
     pub(crate) fn revoke(&mut self, key: &[u8]) -> Result<bool, CommandError> {
         self.revoke_with(key, false)
     }
 
-    /// REVOKE … NOW.
     pub(crate) fn revoke_now(&mut self, key: &[u8]) -> Result<bool, CommandError> {
         self.revoke_with(key, true)
     }
 
     fn revoke_with(&mut self, key: &[u8], ends_now: bool) -> Result<bool, CommandError> {
-        let (key, random_value) = (Name::from_slice(key), Name::from_slice(REVOKED_VALUE));
-        match self.execute(&Command::Revoke(Revoke {
-            db: 0,
-            key: &key,
-            random_value: &random_value,
-            ends_now,
-        })) {
-            Ok(Reply::Revoked(revoked)) => Ok(revoked),
-            Ok(other) => unreachable!("{other:?}"),
-            Err(error) => Err(error),
+        let (key, random_value) = (&Name::from_slice(key), &Name::from_slice(REVOKED_VALUE));
+        match self.execute(&Command::Revoke(Revoke { db: 0, key, random_value, ends_now }))? {
+            Reply::Revoked(revoked) => Ok(revoked),
+            other => unreachable!("{other:?}"),
         }
     }
 
@@ -597,19 +598,10 @@ impl Server {
         }
     }
 
-    /// Does the server's work between commands.
-    pub(crate) fn turn(&mut self) {
+    /// Does all work that is due between commands, in as many turns as it needs.
+    pub(crate) fn run_turns(&mut self) {
         self.expire_keys();
-        self.memory.turn(self.now());
+        self.memory.run_turns(self.now());
         self.collect_answers();
-    }
-}
-
-/// The fence of a grant; `None` if the node refused or abstained.
-fn granted_or_refused(reply: &Result<Reply, CommandError>) -> Option<Fence> {
-    match reply {
-        Ok(Reply::Granted(fence)) => Some(*fence),
-        Ok(Reply::Refused) | Err(CommandError::Abstaining { .. }) => None,
-        other => unreachable!("there is no WAIT, and all values are strings: {other:?}"),
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-/// Reads the vectors of one kind.
+/// Reads one vector of its kind.
 pub(super) type Reader = fn(Fields);
 
 /// Passes each vector of a group to the reader of its kind. Fails if a kind has no reader or no
@@ -28,7 +28,9 @@ pub(super) fn read_all(group: &str, readers: &[(&str, Reader)]) {
 
 /// The fields of one vector. A reader must take all of them, so that no field is ignored.
 pub(super) struct Fields {
+    /// The whole vector as JSON, for error messages.
     pub(super) text: String,
+    /// The fields that the reader has not taken yet.
     pub(super) left: Map<String, Value>,
 }
 

@@ -6,13 +6,12 @@ use anyhow::Result;
 use quorlock_client::{ExtendError, Lock, Quorum};
 use rand::RngExt as _;
 use rand::rngs::StdRng;
-use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::MAX_TTL;
-use crate::harness::{Grant, History, finish, held_span, held_until, now, random_of};
+use crate::harness::{Grant, History, held_span, held_until, now, random_of, run_clients};
 
-/// Number of clients in one network. They share their connections.
+/// These clients share their connections.
 const CLIENTS_PER_NETWORK: usize = 4;
 /// Fewer locks than clients, so that clients compete.
 const KEYS: usize = 4;
@@ -20,38 +19,21 @@ const TTL_MIN: Duration = Duration::from_millis(200);
 /// Time in which a healthy node answers while a dozen programs share two processors.
 const NODE_TIMEOUT: Duration = Duration::from_millis(60);
 
-/// What all clients share.
 #[derive(Default)]
 pub(super) struct RunState {
     pub(super) history: History,
     pub(super) grants: AtomicU64,
     pub(super) extends: AtomicU64,
     pub(super) lost: AtomicU64,
-    /// Tells the clients to end.
     pub(super) stop: AtomicBool,
 }
 
 /// Runs clients in each network until `shared.stop` is set.
-pub(super) async fn run(
-    seed: u64,
-    networks: Vec<Vec<String>>,
-    shared: &Arc<RunState>,
-) -> Result<()> {
-    let mut quorums = Vec::new();
-    let mut clients = JoinSet::new();
-    let mut id = 0;
-    for urls in networks {
-        let quorum = Quorum::connect(urls).await?;
-        for _ in 0..CLIENTS_PER_NETWORK {
-            let rng = random_of(seed, id);
-            let client = Client { id, rng, quorum: quorum.clone(), shared: Arc::clone(shared) };
-            clients.spawn(client.run());
-            id += 1;
-        }
-        quorums.push(quorum);
-    }
-    // After this time, all locks have ended, also the locks with an unconfirmed release.
-    finish(clients, quorums, MAX_TTL).await
+pub(super) fn run(seed: u64, networks: &[Vec<String>], shared: &Arc<RunState>) -> Result<()> {
+    let groups = networks.iter().map(|urls| (urls, vec![(); CLIENTS_PER_NETWORK]));
+    run_clients(groups, MAX_TTL, |id, (), quorum| {
+        Client { id, rng: random_of(seed, id), quorum, shared: Arc::clone(shared) }.run()
+    })
 }
 
 struct Client {
@@ -102,7 +84,7 @@ impl Client {
         sleep(self.time_between(Duration::ZERO, ttl / 4)).await;
         self.shared.history.add(Grant { key, client: self.id, from, to: until.min(now()), fence });
         match self.rng.random_range(0..10) {
-            // As if the client died.
+            // As if the client died: all others wait for the lock's deadline.
             0 => std::mem::forget(lock),
             1..=2 => drop(lock),
             // An unconfirmed release continues in the background, so the result does not matter.

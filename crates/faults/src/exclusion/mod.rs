@@ -3,8 +3,8 @@
 //! - `plan`: which accidents happen, and how often
 //! - `client`: clients that acquire, extend and release locks
 //!
-//! The seed decides the accidents, their order, and the random numbers of each client. The timing,
-//! and so the requests, differ from run to run: a seed that failed need not fail again.
+//! The seed decides the accidents, their order, and the random numbers of each client, but not the
+//! timing and the requests: a seed that failed need not fail again.
 
 mod client;
 mod plan;
@@ -16,11 +16,12 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use tokio::runtime;
 
 use self::client::RunState;
 use self::plan::next_incident;
-use crate::harness::{AccidentCounts, Fleet, Overlap, Protected, longest_gap, now, overlaps};
+use crate::harness::{
+    AccidentCounts, Fleet, Overlap, Protected, longest_gap, now, overlaps, result_of,
+};
 
 const MASTERS: usize = 5;
 /// Number of networks in front of each master. Each network has its own clients.
@@ -28,12 +29,9 @@ const NETWORKS: usize = 2;
 /// `lock.max-ttl`, and so also the length of an abstention.
 const MAX_TTL: Duration = Duration::from_secs(1);
 
-/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Seed of the accidents and of the clients.
     pub seed: u64,
-    /// How long the run injects accidents.
     pub duration: Duration,
     /// Whether masters abstain after a restart.
     pub protected: Protected,
@@ -42,15 +40,12 @@ pub struct Plan {
 /// The result of a run. `Display` writes a Markdown table and some lines.
 #[derive(Debug)]
 pub struct Report {
-    /// The plan of the run.
     pub plan: Plan,
-    /// The accidents that happened.
     pub accidents: AccidentCounts,
-    /// Leases that outlived their keys, as far as the masters could still report them.
+    /// Leases that outlived their mirrors, as the masters counted them. The counts of a master that
+    /// was paused before it was killed are missing.
     pub saved: u64,
-    /// Locks that were granted.
     pub grants: u64,
-    /// Extensions of locks.
     pub extends: u64,
     /// Locks that ended earlier than their holders expected.
     pub lost: u64,
@@ -67,15 +62,11 @@ pub struct Report {
 pub fn run(plan: Plan, mut progress: impl FnMut(Duration, u64)) -> Result<Report> {
     let shared = Arc::new(RunState::default());
     let mut fleet = start(plan.protected)?;
-    let urls = (0..NETWORKS).map(|network| fleet.urls(network)).collect();
+    let networks: Vec<_> = (0..NETWORKS).map(|network| fleet.urls(network)).collect();
     let began = now();
     let clients = thread::spawn({
         let shared = Arc::clone(&shared);
-        move || -> Result<()> {
-            let runtime =
-                runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-            runtime.block_on(client::run(plan.seed, urls, &shared))
-        }
+        move || client::run(plan.seed, &networks, &shared)
     });
 
     let is_enough =
@@ -87,8 +78,7 @@ pub fn run(plan: Plan, mut progress: impl FnMut(Duration, u64)) -> Result<Report
         |elapsed| progress(elapsed, shared.grants.load(Ordering::Relaxed)),
     );
     shared.stop.store(true, Ordering::Relaxed);
-    let ended = clients.join();
-    ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic)).context("clients")?;
+    result_of(clients.join()).context("clients")?;
     let (accidents, saved) = injected?;
     let grants = shared.history.grants();
     Ok(Report {
@@ -136,7 +126,7 @@ impl fmt::Display for Report {
             f,
             "{saved} leases that outlived their mirrors; longest time without a grant {gap_ms} ms"
         )?;
-        writeln!(f, "{} times two clients held the same lock", self.overlaps.len())?;
+        writeln!(f, "two clients held the same lock {} times", self.overlaps.len())?;
         self.overlaps.iter().try_for_each(|overlap| writeln!(f, "  {overlap}"))
     }
 }

@@ -11,12 +11,11 @@ use crate::harness::{Accident, Disk, Incident, some_masters};
 /// Longest time between the starts of two incidents. Incidents may overlap.
 const PAUSE_MAX: Duration = Duration::from_millis(400);
 
-/// Number of masters whose clocks may be very wrong.
-///
-/// Fewer than half, because fences need a majority whose clocks agree within `lock.max-clock-skew`.
+/// Number of masters whose clocks may be very wrong: fewer than half, because fences need a
+/// majority whose clocks agree within `lock.max-clock-skew`.
 const BAD_CLOCKS: usize = MASTERS / 2;
 
-/// Draws the pause before the next incident, and the incident.
+/// Draws the pause before an incident, and the incident.
 pub(super) fn next_incident(rng: &mut StdRng) -> (Duration, Incident) {
     let pause = rng.random_range(Duration::ZERO..=PAUSE_MAX);
     let master = rng.random_range(0..MASTERS);
@@ -32,11 +31,8 @@ pub(super) fn next_incident(rng: &mut StdRng) -> (Duration, Incident) {
         }
         6..16 => {
             let by_s = *[3, -3].choose(rng).unwrap_or(&3);
-            incident(
-                Accident::ClockStep { by_s },
-                some_masters(rng, MASTERS, 1..=MASTERS),
-                duration,
-            )
+            let masters = some_masters(rng, MASTERS, 1..=MASTERS);
+            incident(Accident::ClockStep { by_s }, masters, duration)
         }
         16..30 => incident(Accident::Eviction, vec![master], Duration::ZERO),
         30..36 => {
@@ -59,12 +55,12 @@ pub(super) fn next_incident(rng: &mut StdRng) -> (Duration, Incident) {
             let by = rng.random_range(Duration::from_millis(1)..=Duration::from_millis(80));
             incident(Accident::Delay(direction, by), vec![master], duration)
         }
-        _ => incident(Accident::Stall(direction), vec![master], duration),
+        _ => incident(Accident::Hold(direction), vec![master], duration),
     };
     (pause, incident)
 }
 
-/// Draws how masters are killed, and how long they are down.
+/// Draws the kill, and how long masters are down.
 fn draw_kill(rng: &mut StdRng) -> (Accident, Duration) {
     let disks = [Disk::Kept, Disk::Synced, Disk::Synced, Disk::Emptied];
     let disk = *disks.choose(rng).unwrap_or(&Disk::Synced);

@@ -11,12 +11,12 @@ use quorlock_client::{Lock, Quorum};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
-use redis::{RedisResult, cmd};
+use redis::cmd;
 use tokio::runtime;
 use tokio::time::sleep;
 
 use super::MAX_TTL;
-use crate::harness::{Grant, PlainNode, now};
+use crate::harness::{Grant, NodeConnection, now};
 
 /// The subcommand that starts this process.
 pub const SUBCOMMAND: &str = "fences-client";
@@ -26,10 +26,9 @@ const KEYS: usize = 2;
 const TTL_MIN: Duration = Duration::from_millis(400);
 /// Time in which a healthy node answers while a dozen programs share two processors.
 const NODE_TIMEOUT: Duration = Duration::from_millis(100);
-/// Longest work under a lock. It is short, so that there are many locks to compare.
+/// Longest work under a lock: short, so that there are many locks to compare.
 const WORK_MAX: Duration = Duration::from_millis(4);
 
-/// The arguments of the subcommand.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ClientArgs {
     /// Seed of all random numbers
@@ -43,7 +42,7 @@ pub struct ClientArgs {
 }
 
 impl ClientArgs {
-    /// Returns the arguments that parse to this value.
+    /// Returns the arguments that parse to `self`.
     pub(super) fn args(&self) -> Vec<String> {
         let mut args = vec![format!("--seed={}", self.seed)];
         args.extend(self.without_agreement.then(|| "--without-agreement".into()));
@@ -51,10 +50,8 @@ impl ClientArgs {
         args
     }
 
-    /// Runs the process until its input ends.
-    ///
     /// # Errors
-    /// When it cannot connect, or its output is closed.
+    /// When the client cannot connect, or its output is closed.
     pub fn run(&self) -> Result<()> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -86,7 +83,7 @@ async fn lock_with_agreement(urls: &[String], mut rng: StdRng, stop: &AtomicBool
             Err(_) => sleep(rng.random_range(Duration::ZERO..=WORK_MAX)).await,
         }
     }
-    // After this time, all locks have ended, also the locks with an unconfirmed release.
+    // After `MAX_TTL`, all locks have ended, even those with an unconfirmed release.
     let _ = quorum.flush(MAX_TTL).await;
     Ok(())
 }
@@ -115,11 +112,7 @@ async fn hold(key: usize, mut lock: Lock, rng: &mut StdRng) -> Result<()> {
 
 /// Acquires each lock on a majority, without agreement on its fence.
 fn lock_without_agreement(urls: &[String], mut rng: StdRng, stop: &AtomicBool) -> Result<()> {
-    let mut nodes = urls
-        .iter()
-        .map(|url| PlainNode::new(url, NODE_TIMEOUT))
-        .collect::<RedisResult<Vec<_>>>()?;
-    let ttl_ms = u64::try_from(MAX_TTL.as_millis())?;
+    let mut nodes = NodeConnection::all(urls, NODE_TIMEOUT)?;
     while !stop.load(Ordering::Relaxed) {
         let key = rng.random_range(0..KEYS);
         let (key_name, token) = (name(key), rng.random::<u128>().to_string());
@@ -132,7 +125,7 @@ fn lock_without_agreement(urls: &[String], mut rng: StdRng, stop: &AtomicBool) -
             let acquire = cmd("LOCK.ACQUIRE")
                 .arg(&key_name)
                 .arg(&token)
-                .arg(ttl_ms)
+                .arg(MAX_TTL.as_millis())
                 .arg("FENCE")
                 .arg(wall_us)
                 .take();

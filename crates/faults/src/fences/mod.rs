@@ -2,8 +2,8 @@
 //!
 //! - `client`: a process that acquires locks and reports their fences
 //!
-//! The seed decides the accidents of each master, and the random numbers of each process. The
-//! timing, and so the requests, differ from run to run.
+//! The seed decides the accidents of each master, and the random numbers of each process, but not
+//! the timing and the requests.
 
 mod client;
 
@@ -21,7 +21,7 @@ use rand::{RngExt as _, SeedableRng as _};
 pub use self::client::{ClientArgs, SUBCOMMAND};
 use crate::harness::{
     Accident, AccidentCounts, Disk, Disorder, Grant, Node, PROGRESS_INTERVAL, Process, Protected,
-    disorders, longest_gap, now,
+    disorders, longest_gap, now, result_of,
 };
 
 const MASTERS: usize = 5;
@@ -29,28 +29,25 @@ const MASTERS: usize = 5;
 pub const PROCESSES: usize = 8;
 /// `lock.max-ttl`, and so also the length of an abstention.
 const MAX_TTL: Duration = Duration::from_secs(1);
-/// `lock.max-clock-skew`. A restarted master begins its fences this far ahead of the wall clock. A
-/// short skew lets the wall clock catch up within a run.
+/// `lock.max-clock-skew`. A restarted master begins its fences this far ahead of the wall clock,
+/// which must catch up within a run.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(2);
 /// Interval at which the grants are read and checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// Longest time between two accidents of the same master.
+/// Longest time between the recovery of a master and its next accident.
 const PAUSE_MAX: Duration = Duration::from_secs(3);
-/// Longest duration of an accident.
+/// Longest time until the recovery from an accident begins.
 const DURATION_MAX: Duration = Duration::from_millis(700);
 /// Clock steps in seconds, all of them beyond [`MAX_CLOCK_SKEW`].
 const STEPS_S: [i64; 4] = [10, -10, 3600, -3600];
-/// Interval at which a pause checks whether the run is over.
+/// Interval at which [`pause`] checks whether the run is over.
 const STOP_INTERVAL: Duration = Duration::from_millis(20);
 /// Time limit for a process that was told to end.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// The parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Seed of the accidents and of the clients.
     pub seed: u64,
-    /// How long the run injects accidents.
     pub duration: Duration,
     /// Whether nodes agree on a fence. Otherwise a client uses the largest fence of its grants.
     pub protected: Protected,
@@ -61,9 +58,7 @@ pub struct Plan {
 /// The result of a run. `Display` writes a Markdown table and some lines.
 #[derive(Debug)]
 pub struct Report {
-    /// The plan of the run.
     pub plan: Plan,
-    /// The accidents that happened.
     pub accidents: AccidentCounts,
     /// Number of locks that were reported, each with its fence.
     pub fences: usize,
@@ -126,8 +121,7 @@ pub fn run(plan: Plan, mut progress: impl FnMut(Duration, usize)) -> Result<Repo
         stop.store(true, Ordering::Relaxed);
         let mut accidents = AccidentCounts::default();
         for injector in injectors {
-            accidents
-                .add(&injector.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+            accidents.add(&result_of(injector.join())?);
         }
         grants_read.map(|()| accidents)
     })?;
@@ -150,15 +144,14 @@ pub fn run(plan: Plan, mut progress: impl FnMut(Duration, usize)) -> Result<Repo
 }
 
 fn read_grants(process: &Process, grants: &mut Vec<Grant>) -> Result<()> {
-    process.lines_so_far().try_for_each(|line| {
+    for line in process.lines_so_far() {
         grants.push(line.parse()?);
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
-/// Starts a brand-new master, which votes at once, and abstains after a restart.
-///
-/// Masters with an odd index write an append-only file.
+/// Starts a brand-new master, which votes at once, and abstains after a restart. Masters with an
+/// odd index write an append-only file.
 fn start(index: usize) -> Result<Node> {
     let appendonly = if index.is_multiple_of(2) { "no" } else { "yes" };
     let mut node = Node::start(|builder| {
@@ -190,20 +183,17 @@ fn inject_accidents(node: &mut Node, mut rng: StdRng, stop: &AtomicBool) -> Resu
             5..7 => Accident::Pause,
             _ => Accident::ClockStep { by_s: *STEPS_S.choose(&mut rng).unwrap_or(&STEPS_S[0]) },
         };
-        match accident {
-            Accident::ClockStep { by_s } => {
-                node.step_clock(by_s)?;
-                thread::sleep(duration);
-                node.step_clock(-by_s)?;
-            }
-            Accident::Kill(_) | Accident::Shutdown => {
-                ensure!(node.master.inject(accident, 0)?, "the accident was not injected");
-                start_again(node, duration)?;
-            }
-            _ => {
-                ensure!(node.master.inject(accident, 0)?, "the accident was not injected");
+        if let Accident::ClockStep { by_s } = accident {
+            node.step_clock(by_s)?;
+            thread::sleep(duration);
+            node.step_clock(-by_s)?;
+        } else {
+            ensure!(node.master.inject(accident, 0)?, "the accident was not injected");
+            if accident == Accident::Pause {
                 thread::sleep(duration);
                 node.master.recover(accident, 0)?;
+            } else {
+                start_again(node, duration)?;
             }
         }
         counts.count(accident, 1);
@@ -211,8 +201,6 @@ fn inject_accidents(node: &mut Node, mut rng: StdRng, stop: &AtomicBool) -> Resu
 }
 
 /// Starts a master that is down, and waits until it votes.
-///
-/// Sleeps for `after` before the start if that is more than half of [`DURATION_MAX`].
 fn start_again(node: &mut Node, after: Duration) -> Result<()> {
     // Half of the restarts happen at once, while clients still hold locks that the master forgot.
     if after > DURATION_MAX / 2 {

@@ -1,9 +1,7 @@
-//! Steps that affect the whole server.
-
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::{Context as _, anyhow};
 use quorlock_core::node::ServerEvent;
 use quorlock_core::node::memory::Value;
 
@@ -12,17 +10,17 @@ use super::episode::{Episode, Outcome, Trouble};
 use super::model::{Expected, Model, is_error, places, replica_abstains};
 use super::step::{Meanwhile, Step, Wrap};
 use super::view::{View, compare};
-use super::wire::{Reply, Wire, info, words};
+use super::wire::{Reply, Wire, info, time_us, words};
 use crate::harness::port;
 
 /// Time limit for a condition, such as that a replica follows its master.
 const CONDITION_LIMIT: Duration = Duration::from_secs(30);
-/// Largest difference of an expiry after one of these steps, in milliseconds.
+/// Largest difference of an expiry after an accident, in milliseconds.
 const TOLERANCE_MS: u64 = 300;
 /// How long the server is a replica of an unreachable master: longer than the interval at which the
-/// module checks for listeners.
+/// node checks whether replicas or files receive its writes.
 const UNREACHABLE: Duration = Duration::from_millis(1200);
-/// Time without timed events after the start of one of these steps, in microseconds.
+/// Time without timed events after the start of an accident, in microseconds.
 const QUIET_US: u64 = 400_000;
 /// Length of a pause in which near deadlines pass.
 const PAUSE: Duration = Duration::from_millis(90);
@@ -66,7 +64,6 @@ impl Episode {
         self.settle(TOLERANCE_MS)
     }
 
-    /// Waits until a condition holds.
     fn until(
         &mut self,
         what: &str,
@@ -75,17 +72,14 @@ impl Episode {
         let started = Instant::now();
         while !holds(self)? {
             if started.elapsed() > CONDITION_LIMIT {
-                return Err(Trouble::Failed(anyhow::anyhow!(
-                    "not within {} s: {what}",
-                    CONDITION_LIMIT.as_secs()
-                )));
+                let limit_s = CONDITION_LIMIT.as_secs();
+                return Err(Trouble::Failed(anyhow!("not within {limit_s} s: {what}")));
             }
             thread::sleep(Duration::from_millis(5));
         }
         Ok(())
     }
 
-    /// Sends a command that must be answered with OK.
     fn expect_ok(&mut self, line: &str) -> Outcome {
         match self.control.call(line)? {
             Reply::Status(status) if status == "OK" => Ok(()),
@@ -110,7 +104,7 @@ impl Episode {
         let view = View::parse(&replies[before..]).map_err(Trouble::Difference)?;
         let now = self.now();
         let mut gone: Vec<_> = places().filter(|place| !view.keys.contains_key(place)).collect();
-        gone.retain(|&place| self.model.has(place));
+        gone.retain(|&place| self.model.get(place).is_some());
         // The server evicts in an unknown order, and serves waiters between two evictions.
         if gone.len() > 1 && self.model.server.node.waiters() > 0 {
             return Err(Trouble::Undecided);
@@ -124,15 +118,11 @@ impl Episode {
     fn move_clock(&mut self, ms: i64) -> Outcome {
         self.wall.step_ms(ms);
         self.until("the server's clock is stepped", |episode| {
-            let Reply::Array(time) = episode.control.call("TIME")? else { bail!("no TIME") };
-            let [Reply::Bulk(s), Reply::Bulk(us)] = &time[..] else { bail!("no TIME") };
-            let number = |bytes: &[u8]| String::from_utf8_lossy(bytes).parse::<u64>().unwrap_or(0);
-            let shown_us = number(s) * 1_000_000 + number(us);
+            let shown_us = time_us(&episode.control.call("TIME")?).context("no TIME")?;
             Ok(shown_us.abs_diff(episode.now().wall_us) < 15_000)
         })
     }
 
-    /// Pauses writes, and lets events happen meanwhile.
     fn pause(&mut self, meanwhile: Vec<Meanwhile>) -> Outcome {
         let mut time_passes = false;
         let mut postponed = Vec::new();
@@ -211,7 +201,6 @@ impl Episode {
         self.settle(TOLERANCE_MS)
     }
 
-    /// Shuts the server down and starts it again.
     fn restart(&mut self) -> Outcome {
         let before = self.view()?;
         self.server.shutdown();
@@ -248,12 +237,12 @@ impl Episode {
         self.settle(TOLERANCE_MS)
     }
 
-    fn view(&mut self) -> Outcome<View> {
+    pub(super) fn view(&mut self) -> Outcome<View> {
         let replies = self.control.call_all(&View::commands())?;
         View::parse(&replies).map_err(Trouble::Difference)
     }
 
-    /// Copies the keys of the server to the model.
+    /// Makes the keys of the model those of the server.
     fn take_over(&mut self, view: &View) {
         self.model.server.keys.clear();
         for (place, seen) in &view.keys {
@@ -276,7 +265,6 @@ impl Episode {
         self.compare_with_peer()
     }
 
-    /// Waits until the peer follows the server.
     fn wait_until_peer_follows(&mut self, peer: &mut Wire) -> Outcome {
         let its_port = port(&self.server.url())?.to_string();
         self.until("the peer follows", |episode| {
@@ -297,7 +285,6 @@ impl Episode {
         self.settle(TOLERANCE_MS)
     }
 
-    /// Cuts the link to the peer and executes commands before it is back.
     fn cut_link(&mut self, client: usize, commands: &[(u32, Command)]) -> Outcome {
         self.control.call("CLIENT KILL TYPE replica")?;
         self.packet(client, commands, Wrap::Batch { sleep_ms: 0 }, None)?;
@@ -308,7 +295,6 @@ impl Episode {
         self.compare_with_peer()
     }
 
-    /// Checks that the peer has the keys of the server.
     pub(super) fn compare_with_peer(&mut self) -> Outcome {
         let Some(mut peer) = self.peer_wire.take() else { return Ok(()) };
         let mut rounds = 0;
@@ -318,9 +304,7 @@ impl Episode {
             let packet = ["SELECT 9", "SET written last", "WAIT 1 10000"].map(words);
             let replies = self.control.call_all(&packet)?;
             if replies[2] == Reply::Int(0) {
-                return Err(Trouble::Failed(anyhow::anyhow!(
-                    "the replica does not acknowledge writes"
-                )));
+                return Err(Trouble::Failed(anyhow!("the replica does not acknowledge writes")));
             }
             let of_server = self.view()?;
             let of_peer =
@@ -340,7 +324,6 @@ impl Episode {
         differs.map_or(Ok(()), |what| Err(Trouble::Difference(what)))
     }
 
-    /// Makes the server a replica of its peer, and then a master again.
     fn change_roles(
         &mut self,
         unreachable_first: bool,
@@ -359,7 +342,8 @@ impl Episode {
             self.handle_demotion()?;
             thread::sleep(UNREACHABLE);
         }
-        self.control.call(&format!("REPLICAOF 127.0.0.1 {}", port_of(self.peer.as_ref())?))?;
+        let its_port = port(&self.peer.as_ref().context("there is no peer")?.url())?;
+        self.control.call(&format!("REPLICAOF 127.0.0.1 {its_port}"))?;
         self.handle_demotion()?;
         self.until("the server follows", |episode| {
             Ok(info(&mut episode.control, "replication", "master_link_status")? == "up")
@@ -367,9 +351,7 @@ impl Episode {
         self.check_replica_grants_nothing()?;
         // On a replica, keys expire a little later than on the master.
         thread::sleep(Duration::from_millis(20));
-        let client = 0;
-        let promote = words("REPLICAOF NO ONE");
-        self.control.call_all(&[promote])?;
+        self.control.call("REPLICAOF NO ONE")?;
         let now = self.now();
         self.model.handle_event(now, &ServerEvent::Promoted);
         let view = self.view()?;
@@ -377,15 +359,14 @@ impl Episode {
         self.forget_tolerances();
         self.settle(TOLERANCE_MS)?;
         self.wait_for_quiet(60_000)?;
-        self.packet(client, commands, Wrap::Batch { sleep_ms: 0 }, None)?;
+        self.packet(0, commands, Wrap::Batch { sleep_ms: 0 }, None)?;
         self.peer_wire = Some(peer);
         if attach_at_once { self.attach_peer() } else { Ok(()) }
     }
 
-    /// Writes to the peer the keys that these commands extend or release.
-    ///
-    /// So the commands find keys even if the peer was never a replica of the server. In that case,
-    /// the server may have no replication backlog.
+    /// Writes to the peer the keys that these commands extend or release, so that the commands find
+    /// keys even if the peer was never a replica of the server. In that case, the server may have
+    /// no replication backlog.
     fn write_keys(peer: &mut Wire, commands: &[(u32, Command)]) -> Outcome {
         peer.call("FLUSHALL")?;
         for (index, (db, command)) in commands.iter().enumerate() {
@@ -460,12 +441,5 @@ impl Episode {
                 .map_err(|why| Trouble::Difference(format!("DBSIZE of {db}: {why}")))?;
         }
         Ok(())
-    }
-}
-
-fn port_of(server: Option<&quorlock_testkit::Server>) -> anyhow::Result<u16> {
-    match server {
-        Some(server) => port(&server.url()),
-        None => bail!("there is no peer"),
     }
 }

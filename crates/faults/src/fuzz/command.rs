@@ -1,4 +1,4 @@
-//! The commands that a step may contain.
+use std::fmt::Display;
 
 use quorlock_core::node::Mode;
 
@@ -9,7 +9,7 @@ use super::wire::{Words, words};
 pub(super) const KEYS: [&str; 4] =
     ["alpha", "beta", "delta-is-a-key-with-a-name-of-many-bytes", "gamma"];
 
-/// The number of databases that the commands use.
+/// Number of databases that the commands use.
 pub(super) const DBS: u32 = 2;
 
 /// The tokens of all commands. Few, so that several locks use the same token.
@@ -22,16 +22,13 @@ pub(super) type KeyIndex = usize;
 /// A key and its database.
 pub(super) type Place = (u32, KeyIndex);
 
-/// A proposed fence, in the requests to the server and to the model.
-///
-/// The two fences may differ, because the clocks of server and model differ.
+/// A proposed fence. Its two values may differ, because the clocks of server and model differ.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProposedFence {
     pub(super) of_server: u64,
     pub(super) of_model: u64,
 }
 
-/// A command of the module.
 #[derive(Clone, Debug)]
 pub(super) enum LockCommand {
     Acquire {
@@ -68,14 +65,13 @@ pub(super) enum LockCommand {
     },
 }
 
-/// The key patterns of all `LOCK.SCAN` commands.
 pub(super) const PATTERNS: [&str; 4] = ["*a", "[b-d]*", "*-with-a-*", "gamm?"];
 
-/// The keys of a command, in the order of the request.
+/// The keys of a command, in the order of the request. A key may occur twice.
 #[derive(Clone, Debug)]
 pub(super) enum Keys {
     One(KeyIndex),
-    /// All of these keys, with `numkeys`. A key may occur twice.
+    /// All of these keys, with `numkeys`.
     Counted(Vec<KeyIndex>),
     /// Any one of these keys, in the order that the client prefers. Only for `LOCK.ACQUIREANY`.
     Any(Vec<KeyIndex>),
@@ -102,7 +98,7 @@ pub(super) enum PlainCommand {
     SwapDb,
 }
 
-/// The condition of a SET.
+/// The state of the key that a SET requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SetCondition {
     Missing,
@@ -113,17 +109,21 @@ pub(super) enum SetCondition {
 pub(super) enum Command {
     Lock(LockCommand),
     Plain(PlainCommand),
-    /// `CLIENT UNBLOCK` of a waiting client, by its index.
+    /// `CLIENT UNBLOCK`. `client` is the index of a waiting client, `id` its ID on the server.
     Unblock {
         client: usize,
         id: i64,
         with_error: bool,
     },
-    /// `CLIENT KILL` of a waiting client, by its index.
+    /// `CLIENT KILL` of a waiting client, with the same fields.
     Kill {
         client: usize,
         id: i64,
     },
+}
+
+pub(super) fn key_index(name: &[u8]) -> Option<KeyIndex> {
+    KEYS.iter().position(|known| known.as_bytes() == name)
 }
 
 impl Keys {
@@ -149,18 +149,14 @@ impl Keys {
         }
     }
 
-    fn words(&self, verb: &str) -> Words {
-        match self {
-            Self::One(key) => words(&format!("LOCK.{verb} {}", KEYS[*key])),
-            Self::Counted(keys) => {
-                let names: Vec<_> = keys.iter().map(|&key| KEYS[key]).collect();
-                words(&format!("LOCK.M{verb} {} {}", names.len(), names.join(" ")))
-            }
-            Self::Any(keys) => {
-                let names: Vec<_> = keys.iter().map(|&key| KEYS[key]).collect();
-                words(&format!("LOCK.{verb}ANY {} {}", names.len(), names.join(" ")))
-            }
-        }
+    fn words(&self, command: &str) -> Words {
+        let (name, keys) = match self {
+            Self::One(key) => return words(&format!("LOCK.{command} {}", KEYS[*key])),
+            Self::Counted(keys) => (format!("LOCK.M{command}"), keys),
+            Self::Any(keys) => (format!("LOCK.{command}ANY"), keys),
+        };
+        let names: Vec<_> = keys.iter().map(|&key| KEYS[key]).collect();
+        words(&format!("{name} {} {}", names.len(), names.join(" ")))
     }
 }
 
@@ -177,9 +173,10 @@ impl Command {
         }
     }
 
-    /// Returns the command as text.
     pub(super) fn shown(&self) -> String {
-        shown(&self.words())
+        let words: Vec<_> =
+            self.words().iter().map(|word| word.escape_ascii().to_string()).collect();
+        words.join(" ")
     }
 
     /// Returns whether the server treats the command as a read.
@@ -192,38 +189,22 @@ impl Command {
     }
 }
 
-/// Formats a command as text.
-pub(super) fn shown(words: &Words) -> String {
-    let words = words.iter().map(|word| word.escape_ascii().to_string());
-    words.collect::<Vec<_>>().join(" ")
-}
-
 impl LockCommand {
     fn words(&self) -> Words {
         match self {
             Self::Acquire { keys, token, ttl_ms, mode, wait_ms, fence, owner } => {
                 let mut all = keys.words("ACQUIRE");
                 all.extend(words(&format!("{token} {ttl_ms}{}", shared(*mode))));
-                if let Some(wait_ms) = wait_ms {
-                    all.extend(words(&format!("WAIT {wait_ms}")));
-                }
-                if let Some(ProposedFence { of_server, .. }) = fence {
-                    all.extend(words(&format!("FENCE {of_server}")));
-                }
-                if let Some(owner) = owner {
-                    all.extend(words(&format!("OWNER {owner}")));
-                }
+                add_option(&mut all, "WAIT", *wait_ms);
+                add_option(&mut all, "FENCE", fence.map(|fence| fence.of_server));
+                add_option(&mut all, "OWNER", *owner);
                 all
             }
             Self::Extend { keys, token, ttl_ms, mode, fence, new_token } => {
                 let mut all = keys.words("EXTEND");
                 all.extend(words(&format!("{token} {ttl_ms}{}", shared(*mode))));
-                if let Some(ProposedFence { of_server, .. }) = fence {
-                    all.extend(words(&format!("FENCE {of_server}")));
-                }
-                if let Some(token) = new_token {
-                    all.extend(words(&format!("TOKEN {token}")));
-                }
+                add_option(&mut all, "FENCE", fence.map(|fence| fence.of_server));
+                add_option(&mut all, "TOKEN", *new_token);
                 all
             }
             Self::Release { keys, token } => {
@@ -243,6 +224,12 @@ impl LockCommand {
     }
 }
 
+fn add_option(all: &mut Words, name: &str, value: Option<impl Display>) {
+    if let Some(value) = value {
+        all.extend(words(&format!("{name} {value}")));
+    }
+}
+
 fn shared(mode: Mode) -> &'static str {
     match mode {
         Mode::Exclusive => "",
@@ -251,10 +238,8 @@ fn shared(mode: Mode) -> &'static str {
 }
 
 impl PlainCommand {
-    /// Returns the keys that the server looks up, in this order.
-    ///
-    /// Looking up an expired key removes it. The server replaces or flushes some keys without
-    /// looking them up.
+    /// Returns the keys that the server looks up, in this order. A lookup removes an expired key.
+    /// The server replaces or flushes some keys without a lookup.
     pub(super) fn keys_looked_up(&self, db: u32) -> Vec<Place> {
         match self {
             Self::Del(key)
@@ -278,6 +263,7 @@ impl PlainCommand {
     }
 
     fn words(&self) -> Words {
+        let how = |lazily: bool| if lazily { "ASYNC" } else { "SYNC" };
         let line = match self {
             Self::Del(key) => format!("DEL {}", KEYS[*key]),
             Self::Unlink(key) => format!("UNLINK {}", KEYS[*key]),
@@ -312,12 +298,8 @@ impl PlainCommand {
                 return all;
             }
             Self::LPush(key) => format!("LPUSH {} item", KEYS[*key]),
-            Self::FlushDb { lazily } => {
-                format!("FLUSHDB {}", if *lazily { "ASYNC" } else { "SYNC" })
-            }
-            Self::FlushAll { lazily } => {
-                format!("FLUSHALL {}", if *lazily { "ASYNC" } else { "SYNC" })
-            }
+            Self::FlushDb { lazily } => format!("FLUSHDB {}", how(*lazily)),
+            Self::FlushAll { lazily } => format!("FLUSHALL {}", how(*lazily)),
             Self::SwapDb => "SWAPDB 0 1".into(),
         };
         words(&line)

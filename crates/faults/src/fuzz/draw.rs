@@ -1,5 +1,3 @@
-//! Draws the next step.
-
 use quorlock_core::node::{Mode, Now};
 use rand::RngExt as _;
 
@@ -14,7 +12,6 @@ use super::step::{LATE_MS, Meanwhile, Step, Wrap};
 /// How long the server sleeps in a packet so that a deadline passes meanwhile, in milliseconds.
 const LATE_SLEEP_MS: u64 = 55;
 
-/// The draw of one step.
 struct Draw<'a> {
     episode: &'a mut Episode,
     now: Now,
@@ -24,16 +21,14 @@ struct Draw<'a> {
     allows_near: bool,
 }
 
-/// A proposed fence that, read as a wall time, precedes every wait, as the fence of a repair can.
+/// A proposed fence below the wall time at which any wait began, as the fence of a repair can be.
 const OLD_FENCE: u64 = 1_000_000;
 
 /// Smallest time between two timed events, in microseconds.
 const APART_US: u64 = 80_000;
 
-/// Makes all flushes among the commands lazy.
-///
-/// Otherwise Redis 8 blocks a client during a flush, and executes the rest of its packet in another
-/// turn.
+/// Makes all flushes lazy. Otherwise Redis 8 blocks a client during a flush, and executes the rest
+/// of its packet in another turn.
 fn flush_lazily(commands: &mut [(u32, Command)]) {
     for (_, command) in commands {
         if let Command::Plain(
@@ -45,7 +40,6 @@ fn flush_lazily(commands: &mut [(u32, Command)]) {
     }
 }
 
-/// Draws the next step.
 pub(super) fn step(episode: &mut Episode) -> Step {
     let now = episode.now();
     let taken_us = episode.deadlines(now).iter().map(|at| at.us()).collect();
@@ -89,11 +83,7 @@ impl Draw<'_> {
             _ => {}
         }
         match self.episode.rng.random_range(0..100) {
-            0..62 => {
-                let db = self.db();
-                let command = self.command(db, true);
-                Step::Packet { client, commands: vec![(db, command)], wrap: Wrap::None }
-            }
+            0..62 => self.any_command(client),
             62..74 => {
                 let commands = self.commands(4, true);
                 Step::Packet { client, commands, wrap: Wrap::Batch { sleep_ms: 0 } }
@@ -126,25 +116,23 @@ impl Draw<'_> {
                     commands.push((db, self.command(db, false)));
                 }
                 flush_lazily(&mut commands);
-                let end = self.end();
+                let end = self.unblock_or_kill();
                 commands.extend(end.map(|end| (db, end)));
                 Step::Packet { client, commands, wrap: Wrap::Batch { sleep_ms: 0 } }
             }
             (Some(client), None) => Step::Disconnect { client },
-            (None, client) => {
-                let db = self.db();
-                let command = self.command(db, true);
-                Step::Packet {
-                    client: client.unwrap_or(0),
-                    commands: vec![(db, command)],
-                    wrap: Wrap::None,
-                }
-            }
+            (None, client) => self.any_command(client.unwrap_or(0)),
         }
     }
 
+    fn any_command(&mut self, client: usize) -> Step {
+        let db = self.db();
+        let command = self.command(db, true);
+        Step::Packet { client, commands: vec![(db, command)], wrap: Wrap::None }
+    }
+
     /// Draws a command that ends the wait of a client. Returns `None` if no client waits.
-    fn end(&mut self) -> Option<Command> {
+    fn unblock_or_kill(&mut self) -> Option<Command> {
         let client = self.waiting_client()?;
         let id = self.episode.clients[client].wire.id;
         Some(if self.chance(0.4) {
@@ -155,30 +143,24 @@ impl Draw<'_> {
     }
 
     fn idle_client(&mut self) -> Option<usize> {
-        self.some_client(|waits| !waits)
+        self.some_client(false)
     }
 
     fn waiting_client(&mut self) -> Option<usize> {
-        self.some_client(|waits| waits)
+        self.some_client(true)
     }
 
-    fn some_client(&mut self, wanted: impl Fn(bool) -> bool) -> Option<usize> {
-        let clients = self.episode.clients.iter().enumerate();
-        let found: Vec<_> = clients
-            .filter(|(_, client)| wanted(client.waiting.is_some()))
-            .map(|(index, _)| index)
-            .collect();
+    fn some_client(&mut self, waits: bool) -> Option<usize> {
+        let clients = &self.episode.clients;
+        let found: Vec<_> =
+            (0..clients.len()).filter(|&index| clients[index].waiting.is_some() == waits).collect();
         if found.is_empty() { None } else { Some(found[self.below(found.len())]) }
     }
 
     /// Returns how many more clients may wait, so that two can still send commands.
     fn spare(&self) -> usize {
-        self.episode
-            .clients
-            .iter()
-            .filter(|client| client.waiting.is_none())
-            .count()
-            .saturating_sub(2)
+        let idle = self.episode.clients.iter().filter(|client| client.waiting.is_none()).count();
+        idle.saturating_sub(2)
     }
 
     fn move_clock(self) -> Step {
@@ -217,38 +199,21 @@ impl Draw<'_> {
         Step::ChangeRoles { unreachable_first, attach_at_once, commands }
     }
 
-    /// Draws a command, and a packet in which the server sleeps until the command's deadline has
-    /// passed.
+    /// Draws a [`Step::Late`].
     fn late(mut self, client: usize) -> Step {
         let (db, key) = self.place();
-        let near_ms = LATE_MS;
         let token = self.token((db, key));
+        let max_ttl_ms = self.episode.config.limits.max_ttl_ms;
         let before = match self.below(6) {
-            0..3 if self.spare() > 0 => Command::Lock(LockCommand::Acquire {
-                keys: Keys::One(key),
-                token,
-                ttl_ms: self.episode.config.limits.max_ttl_ms,
-                mode: Mode::Exclusive,
-                wait_ms: Some(near_ms),
-                fence: None,
-                owner: None,
-            }),
-            3 => Command::Plain(PlainCommand::PExpire { key, ms: near_ms.cast_signed() }),
+            0..3 if self.spare() > 0 => acquire(key, token, max_ttl_ms, Some(LATE_MS)),
+            3 => Command::Plain(PlainCommand::PExpire { key, ms: LATE_MS.cast_signed() }),
             4 => Command::Plain(PlainCommand::Set {
                 key,
                 value: token,
-                px_ms: Some(near_ms),
+                px_ms: Some(LATE_MS),
                 condition: None,
             }),
-            _ => Command::Lock(LockCommand::Acquire {
-                keys: Keys::One(key),
-                token,
-                ttl_ms: near_ms,
-                mode: Mode::Exclusive,
-                wait_ms: None,
-                fence: None,
-                owner: None,
-            }),
+            _ => acquire(key, token, LATE_MS, None),
         };
         self.allows_near = false;
         let mut after = Vec::new();
@@ -267,7 +232,6 @@ impl Draw<'_> {
         Step::Late { client, before: (db, before), after, wrap }
     }
 
-    /// Draws a pause of all writes, with a command of this client and other events.
     fn pause_writes(mut self, client: usize) -> Step {
         self.allows_near = false;
         let mut meanwhile = Vec::new();
@@ -275,7 +239,7 @@ impl Draw<'_> {
             let end = if self.chance(0.3) {
                 self.waiting_client().map(Meanwhile::Disconnect)
             } else {
-                self.end().map(Meanwhile::EndWait)
+                self.unblock_or_kill().map(Meanwhile::EndWait)
             };
             meanwhile.extend(end);
         }
@@ -285,15 +249,9 @@ impl Draw<'_> {
             meanwhile.push(Meanwhile::Postponed { client, db, command: Command::Lock(command) });
         } else {
             let waits = self.chance(0.5) && self.spare() > 0;
-            let before = Command::Lock(LockCommand::Acquire {
-                keys: Keys::One(key),
-                token: self.token((db, key)),
-                ttl_ms: if waits { self.episode.config.limits.max_ttl_ms } else { 60 },
-                mode: Mode::Exclusive,
-                wait_ms: waits.then_some(60),
-                fence: None,
-                owner: None,
-            });
+            let token = self.token((db, key));
+            let ttl_ms = if waits { self.episode.config.limits.max_ttl_ms } else { 60 };
+            let before = acquire(key, token, ttl_ms, waits.then_some(60));
             meanwhile.insert(0, Meanwhile::TimePasses { client, db, before });
         }
         Step::Pause { meanwhile }
@@ -324,7 +282,7 @@ impl Draw<'_> {
         commands
     }
 
-    /// Draws 1 to `most` commands in one database, for MULTI or a script, where no WAIT blocks.
+    /// Draws 1 to `most` commands for MULTI or a script, where no WAIT blocks.
     fn in_one_db(&mut self, most: usize) -> Vec<(u32, Command)> {
         let db = self.db();
         let count = 1 + self.below(most);
@@ -372,12 +330,8 @@ impl Draw<'_> {
                     None
                 };
                 let Some(ttl_ms) = self.ttl() else { return LockCommand::Inspect { key: place.1 } };
-                let fence = if self.chance(0.15) { Some(self.wall_fence()) } else { None };
-                let owner = if self.chance(0.3) {
-                    Some(["host:1", "host:22"][self.below(2)])
-                } else {
-                    None
-                };
+                let fence = self.chance(0.15).then(|| self.wall_fence());
+                let owner = self.chance(0.3).then(|| ["host:1", "host:22"][self.below(2)]);
                 let (keys, mode) = self.with_kind(keys);
                 LockCommand::Acquire { keys, token, ttl_ms, mode, wait_ms, fence, owner }
             }
@@ -386,8 +340,7 @@ impl Draw<'_> {
                 let Some(ttl_ms) = self.ttl() else { return LockCommand::Inspect { key: place.1 } };
                 let fence =
                     if may_wait && self.chance(0.3) { self.lease_fence(place) } else { None };
-                let new_token =
-                    if self.chance(0.2) { Some(TOKENS[self.below(TOKENS.len())]) } else { None };
+                let new_token = self.chance(0.2).then(|| TOKENS[self.below(TOKENS.len())]);
                 let mode = if matches!(keys, Keys::One(_)) && self.chance(0.15) {
                     Mode::Shared
                 } else {
@@ -398,13 +351,10 @@ impl Draw<'_> {
             68..90 => LockCommand::Release { keys, token: self.token(place) },
             90..94 => LockCommand::Revoke { key: place.1, ends_now: self.chance(0.3) },
             94..97 => LockCommand::Inspect { key: place.1 },
-            _ => LockCommand::Scan {
-                pattern: if self.chance(0.5) {
-                    Some(PATTERNS[self.below(PATTERNS.len())])
-                } else {
-                    None
-                },
-            },
+            _ => {
+                let pattern = self.chance(0.5).then(|| PATTERNS[self.below(PATTERNS.len())]);
+                LockCommand::Scan { pattern }
+            }
         }
     }
 
@@ -436,28 +386,23 @@ impl Draw<'_> {
         TOKENS.iter().find(same).copied().unwrap_or(any)
     }
 
-    /// Draws a ttl, or returns `None` as [`Draw::time`] does.
+    /// Returns `None` as [`Draw::time`] does.
     fn ttl(&mut self) -> Option<u64> {
         let max_ms = self.episode.config.limits.max_ttl_ms;
-        if max_ms > 10_000 {
-            return self.time(0.02, 600_000, max_ms);
-        }
-        self.time(0.03, 300, max_ms)
+        let (near_probability, from_ms) =
+            if max_ms > 10_000 { (0.02, 600_000) } else { (0.03, 300) };
+        self.time(near_probability, from_ms, max_ms)
     }
 
     /// Draws an expiry for a plain command, or returns `None` as [`Draw::time`] does.
     fn lifetime(&mut self) -> Option<u64> {
         let max_ms = self.episode.config.limits.max_ttl_ms;
-        if max_ms > 10_000 {
-            return self.time(0.08, 600_000, max_ms);
-        }
-        self.time(0.08, 300, max_ms)
+        self.time(0.08, if max_ms > 10_000 { 600_000 } else { 300 }, max_ms)
     }
 
     /// Draws the time until an event, in milliseconds: from `from_ms` to `to_ms`, or, if
-    /// `allows_near` is set, a near time with `near_probability`.
-    ///
-    /// Returns `None` if all times that were drawn are too close to another event.
+    /// `allows_near` is set, a near time with `near_probability`. Returns `None` if all drawn times
+    /// are too close to another event.
     fn time(&mut self, near_probability: f64, from_ms: u64, to_ms: u64) -> Option<u64> {
         let now_us = self.now.monotonic.us();
         for _ in 0..20 {
@@ -475,17 +420,15 @@ impl Draw<'_> {
         None
     }
 
-    /// Draws a proposed fence, the same for the server and the model: old, or ahead of the wall
-    /// clock.
+    /// Draws a fence, the same for the server and the model: old, or ahead of the wall clock.
     fn wall_fence(&mut self) -> ProposedFence {
         let ahead_ms = [10_000, 10 * MAX_CLOCK_SKEW_MS][self.below(2)];
         let fence = if self.chance(0.3) { OLD_FENCE } else { self.now.wall_us + ahead_ms * 1000 };
         ProposedFence { of_server: fence, of_model: fence }
     }
 
-    /// Draws a proposed fence near the last fence of a key.
-    ///
-    /// Returns `None` for a shared lock, a key without a fence, or a fence near the upper limit.
+    /// Draws a proposed fence near the last fence of a key; `None` for a shared lock, a key without
+    /// a fence, or a fence near the upper limit.
     fn lease_fence(&mut self, place: Place) -> Option<ProposedFence> {
         if mode_of(&mut self.episode.model.server.clone(), self.now, place) == Mode::Shared {
             return None;
@@ -563,4 +506,10 @@ impl Draw<'_> {
             _ => PlainCommand::Del(key),
         }
     }
+}
+
+fn acquire(key: KeyIndex, token: &'static str, ttl_ms: u64, wait_ms: Option<u64>) -> Command {
+    let (keys, mode) = (Keys::One(key), Mode::Exclusive);
+    let (fence, owner) = (None, None);
+    Command::Lock(LockCommand::Acquire { keys, token, ttl_ms, mode, wait_ms, fence, owner })
 }

@@ -1,6 +1,5 @@
-//! One server, its clients, and the execution of their steps.
-
 use std::collections::{BTreeMap, VecDeque};
+use std::slice;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -10,11 +9,11 @@ use quorlock_testkit::{Inject as _, Server, WallClock};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use super::command::{Command, KEYS, LockCommand, Place, TOKENS};
+use super::command::{Command, KEYS, LockCommand, Place, TOKENS, key_index};
 use super::model::{Expected, Flavor, Limits, Model, error_start, places};
 use super::step::{LATE_MS, Step, Wrap};
 use super::view::{Offsets, View, compare};
-use super::wire::{Reply, Wire, Words, info, words};
+use super::wire::{Reply, Wire, Words, info, time_us, words};
 
 /// Time without timed events after the start of a step, in microseconds.
 const GUARD_US: u64 = 40_000;
@@ -30,22 +29,20 @@ const SETTLE_ROUNDS: u32 = 8;
 /// Largest difference of an expiry that the module wrote without a command, in milliseconds.
 const OWN_WRITE_TOLERANCE_MS: u64 = 200;
 
-/// Largest difference of a mirror's expiry from that in the model, in milliseconds.
-///
-/// The module reads its two clocks one after the other, and may be interrupted in between.
+/// Largest difference of a mirror's expiry from the model's, in milliseconds. The module reads its
+/// two clocks one after the other, and may be interrupted in between.
 const CLOCKS_APART_MS: u64 = 10;
 
 const CLIENTS: usize = 7;
-/// Number of lines about the last steps that are kept.
+/// Number of lines about the last steps that a report shows.
 const LAST_STEPS: usize = 30;
 
 /// Why an episode ends early.
 pub(super) enum Trouble {
-    /// The server and the model differ.
     Difference(String),
-    /// The result of a step is not certain, for example because the step took too long.
+    /// The result of a step is not certain: for example, the step took too long.
     Undecided,
-    /// The run itself failed, for example because the server does not answer.
+    /// The run itself failed: for example, the server does not answer.
     Failed(anyhow::Error),
 }
 
@@ -57,7 +54,7 @@ impl<E: Into<anyhow::Error>> From<E> for Trouble {
 
 pub(super) type Outcome<T = ()> = std::result::Result<T, Trouble>;
 
-/// The configuration of an episode's server, and the events that may happen.
+/// The configuration of the server, and the events that may happen.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is independent of the others")]
 pub(super) struct Config {
@@ -75,7 +72,6 @@ pub(super) struct Client {
     pub(super) waiting: Option<Waiting>,
 }
 
-/// The wait of a blocked client.
 #[derive(Clone, Debug)]
 pub(super) struct Waiting {
     pub(super) ticket: Ticket,
@@ -92,9 +88,8 @@ pub(super) struct Episode {
     /// A second server, which can be a replica or the master of the first.
     pub(super) peer: Option<Server>,
     pub(super) peer_wire: Option<Wire>,
-    /// Whether the peer follows the server.
     pub(super) peer_attached: bool,
-    /// The connection for an operator's commands and for comparisons.
+    /// For an operator's commands and for comparisons.
     pub(super) control: Wire,
     pub(super) clients: Vec<Client>,
     pub(super) model: Model,
@@ -185,7 +180,7 @@ impl Episode {
         })
     }
 
-    /// Takes steps that `draw` chooses until the end of the episode, at most `limit` of them.
+    /// Takes at most `limit` steps.
     pub(super) fn run(
         &mut self,
         limit: u64,
@@ -210,16 +205,11 @@ impl Episode {
 
     fn take(&mut self, step: Step) -> Outcome {
         match step {
-            Step::Packet { client, commands, wrap } => {
-                self.packet(client, &commands, wrap, None)?;
-            }
-            Step::Late { client, before, after, wrap } => {
-                self.late(client, &before, &after, wrap)?;
-            }
-            Step::Disconnect { client } => self.disconnect(client)?,
-            accident => return self.accident(accident),
+            Step::Packet { client, commands, wrap } => self.packet(client, &commands, wrap, None),
+            Step::Late { client, before, after, wrap } => self.late(client, &before, &after, wrap),
+            Step::Disconnect { client } => self.disconnect(client),
+            accident => self.accident(accident),
         }
-        Ok(())
     }
 
     /// Returns the model's monotonic time, and the wall time as the server reads it.
@@ -235,7 +225,6 @@ impl Episode {
         self.last_steps.push_back(format!("{at_ms:>8} ms  {line}"));
     }
 
-    /// Returns the times of all timed events.
     pub(super) fn deadlines(&self, now: Now) -> Vec<Monotonic> {
         let mut all = self.model.deadlines(now);
         all.extend(self.clients.iter().filter_map(|client| Some(client.waiting.as_ref()?.until)));
@@ -329,18 +318,12 @@ impl Episode {
         let wire = &mut self.clients[client].wire;
         for before in 0..layout.before {
             let reply = wire.receive()?;
+            // The first reply is the time at which the server begins the packet.
             if before == 0
                 && let Some(late) = late
+                && time_us(&reply).is_none_or(|began_us| began_us + 4000 > late.wall_us)
             {
-                let Reply::Array(time) = &reply else { return Err(Trouble::Undecided) };
-                let [Reply::Bulk(s), Reply::Bulk(us)] = &time[..] else {
-                    return Err(Trouble::Undecided);
-                };
-                let number =
-                    |bytes: &[u8]| String::from_utf8_lossy(bytes).parse::<u64>().unwrap_or(0);
-                if number(s) * 1_000_000 + number(us) + 4000 > late.wall_us {
-                    return Err(Trouble::Undecided);
-                }
+                return Err(Trouble::Undecided);
             }
         }
         if matches!(wrap, Wrap::Multi { .. } | Wrap::Script { .. }) {
@@ -447,7 +430,6 @@ impl Episode {
             .map_err(|why| Trouble::Difference(format!("{what}: {why}")))
     }
 
-    /// Handles an executed `CLIENT UNBLOCK`.
     fn handle_unblock(
         &mut self,
         now: Now,
@@ -474,7 +456,6 @@ impl Episode {
         self.check_answer(client, &expected)
     }
 
-    /// Handles an executed `CLIENT KILL`.
     fn handle_kill(&mut self, now: Now, client: usize, reply: Option<&Reply>) -> Outcome {
         if reply != Some(&Reply::Int(1)) {
             return Err(Trouble::Difference(format!("CLIENT KILL was answered {reply:?}")));
@@ -515,10 +496,10 @@ impl Episode {
         let waits = before.1.may_wait();
         let first = self.now();
         self.note(format!("client {client}, late: [{}] {}", before.0, before.1.shown()));
-        let (sent, layout) = packed(std::slice::from_ref(before), Wrap::None);
+        let alone = slice::from_ref(before);
+        let (sent, layout) = packed(alone, Wrap::None);
         self.clients[client].wire.send(&sent)?;
-        let replies =
-            self.replies(client, std::slice::from_ref(before), Wrap::None, layout, None)?;
+        let replies = self.replies(client, alone, Wrap::None, layout, None)?;
         let now = self.now();
         if now.monotonic.us_since(first.monotonic) > SLOW_STEP_US {
             return Err(Trouble::Undecided);
@@ -543,17 +524,16 @@ impl Episode {
     fn check_answers(&mut self) -> Outcome {
         for (ticket, reply) in self.model.answers() {
             let its = |client: &Client| {
-                client.waiting.as_ref().is_some_and(|waiting| waiting.ticket == ticket)
+                client.waiting.as_ref().filter(|waiting| waiting.ticket == ticket).cloned()
             };
-            let Some(client) = self.clients.iter().position(its) else { continue };
-            let waiting = self.clients[client].waiting.clone();
-            let Some(waiting) = waiting else { continue };
+            let mut clients = self.clients.iter().enumerate();
+            let found = clients.find_map(|(index, client)| Some((index, its(client)?)));
+            let Some((client, waiting)) = found else { continue };
             self.check_answer(client, &answer(&waiting, reply))?;
         }
         Ok(())
     }
 
-    /// Checks the answer to a client that waited.
     fn check_answer(&mut self, client: usize, expected: &Expected) -> Outcome {
         let (started, mut rounds) = (Instant::now(), 0);
         let reply = loop {
@@ -588,8 +568,7 @@ impl Episode {
                 0 => tolerance_ms,
                 _ => OWN_WRITE_TOLERANCE_MS + elapsed_ms,
             });
-            let replies = self.control.call_all(&View::commands())?;
-            let view = View::parse(&replies).map_err(Trouble::Difference)?;
+            let view = self.view()?;
             let tolerance_ms = |expiry| self.tolerance_ms.get(&expiry).copied().unwrap_or(0);
             let difference = view.difference(&self.model, now, tolerance_ms);
             self.last_view = view;
@@ -628,9 +607,8 @@ impl Episode {
         Ok(None)
     }
 
-    /// Allows this difference, in milliseconds, for all expiries that are new in the model.
-    ///
-    /// An expiry keeps its tolerance when its key is copied or moved later.
+    /// Allows this difference, in milliseconds, for all expiries that are new in the model. An
+    /// expiry keeps its tolerance when its key is copied or moved later.
     fn note_tolerance(&mut self, ms: u64) {
         let expiries =
             self.model.server.keys.iter().filter_map(|(_, _, value)| value.expires_at_ms);
@@ -640,27 +618,22 @@ impl Episode {
         self.tolerance_ms = expiries.map(noted).collect();
     }
 
-    /// Forgets all tolerances, after the expiries of all keys were copied from the server.
+    /// Called after the expiries of all keys were copied from the server.
     pub(super) fn forget_tolerances(&mut self) {
         self.tolerance_ms.clear();
     }
 
-    /// Compares the holders of all keys.
     pub(super) fn inspect_all(&mut self) -> Outcome {
         let from = self.now();
         let deadlines = self.deadlines(from);
-        for place in places() {
-            let select = words(&format!("SELECT {}", place.0));
-            let inspect = words(&format!("LOCK.INSPECT {}", KEYS[place.1]));
-            let replies = self.control.call_all(&[select, inspect])?;
+        for (db, key) in places() {
+            let inspect = format!("LOCK.INSPECT {}", KEYS[key]);
+            let packet = [words(&format!("SELECT {db}")), words(&inspect)];
+            let replies = self.control.call_all(&packet)?;
             let now = self.now();
             self.check_time(from, &deadlines, 0)?;
-            let expected = self.model.inspect(now, place);
-            self.check_reply(
-                &format!("[{}] LOCK.INSPECT {}", place.0, KEYS[place.1]),
-                &expected,
-                &replies[1],
-            )?;
+            let expected = self.model.inspect(now, (db, key));
+            self.check_reply(&format!("[{db}] {inspect}"), &expected, &replies[1])?;
             // Each command ran in a separate turn.
             self.model.run_until(now);
         }
@@ -668,7 +641,6 @@ impl Episode {
         self.settle(OWN_WRITE_TOLERANCE_MS)
     }
 
-    /// Returns the last steps and both states as text.
     pub(super) fn describe(&self) -> String {
         let now = self.now();
         let last_steps: Vec<_> = self.last_steps.iter().map(String::as_str).collect();
@@ -700,8 +672,7 @@ fn tail(log: &str) -> String {
 fn answer(waiting: &Waiting, reply: WaitReply) -> Expected {
     match reply {
         WaitReply::Granted { fence, key, .. } => {
-            let key =
-                key.and_then(|key| KEYS.iter().position(|name| name.as_bytes() == key.as_bytes()));
+            let key = key.and_then(|key| key_index(key.as_bytes()));
             let is_granted = |place: &&Place| key.is_none_or(|key| key == place.1);
             let places = waiting.places.iter().filter(is_granted).copied().collect();
             Expected::Fence { places, fence: fence.get(), waits: true, key, mode: waiting.mode }
@@ -711,18 +682,17 @@ fn answer(waiting: &Waiting, reply: WaitReply) -> Expected {
     }
 }
 
-/// The number of replies besides those to the commands.
-#[derive(Clone, Copy, Debug, Default)]
+/// The numbers of replies before those to the commands.
+#[derive(Clone, Copy, Debug)]
 struct Layout {
-    /// Replies before those to the commands.
+    /// In the packet, before the reply to EXEC or EVAL, or else to the first command.
     before: usize,
-    /// Replies inside EXEC before those to the commands.
+    /// In EXEC, before the replies to the commands.
     inside: usize,
 }
 
-/// A script that first keeps the server busy, and then executes the commands in its arguments.
-///
-/// Before each command, the arguments contain the number of its words.
+/// A script that first keeps the server busy, and then executes the commands in its arguments. Each
+/// command is preceded by the number of its words.
 const SCRIPT: &str = "for _ = 1, tonumber(ARGV[1]) * 100000 do end
 local replies, at = {}, 2
 while at <= #ARGV do
@@ -732,18 +702,13 @@ while at <= #ARGV do
 end
 return replies";
 
-/// Returns the packet for these commands, and the layout of its replies.
 fn packed(commands: &[(u32, Command)], wrap: Wrap) -> (Vec<Words>, Layout) {
     let select = |db: u32| words(&format!("SELECT {db}"));
     let first_db = commands.first().map_or(0, |(db, _)| *db);
-    let mut packet = Vec::new();
-    let mut layout = Layout::default();
+    let mut packet = vec![words("TIME"), select(first_db)];
+    let mut layout = Layout { before: packet.len(), inside: 0 };
     let sleep_ms = wrap.sleep_ms();
     let sleep = words(&format!("DEBUG SLEEP 0.{sleep_ms:03}"));
-    // The reply is the time at which the server begins the packet.
-    packet.push(words("TIME"));
-    packet.push(select(first_db));
-    layout.before = 2;
     if let Wrap::Script { .. } = wrap {
         let mut eval =
             vec![b"EVAL".to_vec(), SCRIPT.into(), b"0".to_vec(), sleep_ms.to_string().into()];

@@ -1,14 +1,14 @@
 //! A differential fuzzer: a real server and a model of it take the same steps, and must agree after
 //! each step.
 //!
-//! - `wire`: raw connections.
-//! - `command`: the commands of a step.
-//! - `step`: the steps of an episode.
-//! - `draw`: draws the next step.
-//! - `model`: the real node over keys in memory, and the effects of plain commands on these keys.
-//! - `view`: the compared state.
-//! - `episode`: one server, its clients, and the steps that they take.
-//! - `accidents`: steps that concern the server as a whole.
+//! - `wire`: raw connections
+//! - `command`: the commands of a step
+//! - `step`: the steps of an episode
+//! - `draw`: draws the next step
+//! - `model`: a node's state machine over keys in memory, and the effects of plain commands on them
+//! - `view`: the compared state: replies, keys, and figures
+//! - `episode`: one server, its clients, and the steps that they take
+//! - `accidents`: steps that affect the whole server
 //!
 //! A seed decides all random choices, but neither the clocks nor the order in which the server
 //! reads its sockets. Two runs with the same seed may therefore take different steps.
@@ -29,21 +29,16 @@ use anyhow::Result;
 
 use self::episode::{Episode, Trouble};
 
-/// The plan of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Seed of all random choices.
     pub seed: u64,
-    /// The number of steps. A difference ends the run earlier.
     pub steps: u64,
     /// The number of the first episode.
     pub first_episode: u64,
 }
 
-/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Number of steps that were taken and compared.
     pub steps: u64,
     /// Number of episodes, each with a server and a configuration of its own.
     pub episodes: u64,
@@ -51,13 +46,12 @@ pub struct Report {
     pub cut_short: u64,
     /// How often each kind of step was taken.
     pub kinds: std::collections::BTreeMap<&'static str, u64>,
-    /// The first difference between the server and the model, as text.
+    /// The first difference between the server and the model.
     pub difference: Option<String>,
 }
 
-/// Takes the steps of a plan, or fewer if the server and the model differ.
-///
-/// Calls `progress` after each step.
+/// Takes the steps of a plan, or fewer if the server and the model differ. Calls `progress` after
+/// each step.
 ///
 /// # Errors
 /// When a server cannot be started, or the run fails, for example because the server does not

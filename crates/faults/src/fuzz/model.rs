@@ -1,5 +1,3 @@
-//! The model: the real node over keys in memory, and the effects of plain commands on these keys.
-//!
 //! The node decides as in the module. The model imitates only the server around it: the effect of
 //! each plain command on the keys, and the events that the server sends for it.
 
@@ -12,6 +10,7 @@ use quorlock_core::{Fence, Ttl};
 
 use super::command::{
     Command, DBS, KEYS, Keys, LockCommand, Place, PlainCommand, ProposedFence, SetCondition,
+    key_index,
 };
 
 /// The differences between servers that matter to the fuzzer.
@@ -34,7 +33,6 @@ pub(super) struct Flavor {
 /// The expected form of a reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
-    /// The client is blocked.
     Blocked,
     /// The fence of the lock on these keys. After WAIT, it is in an array with the waited time.
     Fence {
@@ -43,7 +41,7 @@ pub(super) enum Expected {
         waits: bool,
         /// The granted key, if the reply names it.
         key: Option<usize>,
-        /// The mode of the lock. The fences of shared locks may be equal, or in any order.
+        /// The fences of shared locks may be equal, or in any order.
         mode: Mode,
     },
     Nil,
@@ -55,13 +53,13 @@ pub(super) enum Expected {
     /// An error with this start.
     Error(String),
     Inspected(Place, Inspected),
-    /// All locks of a database, in the order of the keys.
+    /// The matching locks of a database, in the order of the keys.
     Scanned(Vec<(Place, Inspected)>),
 }
 
 /// How the random value of a revoked or shared lock begins in the model.
 pub(super) const UNKNOWN: &str = "unknown-";
-/// The length of such a value in the model and on the server, in bytes.
+/// The length of such a value in the model and on the server.
 pub(super) const UNKNOWN_BYTES: usize = 32;
 
 #[derive(Clone, Debug)]
@@ -69,7 +67,6 @@ pub(super) struct Model {
     pub(super) server: Server,
     pub(super) flavor: Flavor,
     max_ttl: Ttl,
-    /// Number of LOCK.REVOKE commands.
     revocations: u64,
     last_change: Monotonic,
 }
@@ -107,51 +104,41 @@ impl Model {
         }
     }
 
-    /// Runs all events that are due until now, each at its time.
+    /// Runs all due events, each at its time.
     pub(super) fn run_until(&mut self, now: Now) {
         loop {
-            let next =
-                [self.next_expiry(now), self.server.node.next_wake()].into_iter().flatten().min();
+            let expiry = if self.server.keys.is_paused { None } else { self.expiries(now).min() };
+            let next = [expiry, self.server.node.next_wake()].into_iter().flatten().min();
             let Some(next) = next.map(|at| at.max(self.last_change.plus_us(1))) else { break };
             if next >= now.monotonic {
                 break;
             }
             let earlier_us = now.monotonic.us_since(next);
-            self.turn(Now { monotonic: next, wall_us: now.wall_us - earlier_us });
+            self.run_turns(Now { monotonic: next, wall_us: now.wall_us - earlier_us });
         }
-        self.turn(now);
+        self.run_turns(now);
     }
 
-    fn turn(&mut self, now: Now) {
+    fn run_turns(&mut self, now: Now) {
         if !self.server.keys.is_paused {
             self.server.expire_keys(now);
         }
-        self.server.turn(now);
+        self.server.run_turns(now);
         self.last_change = self.last_change.max(now.monotonic);
     }
 
-    /// Returns when the next key expires.
-    fn next_expiry(&self, now: Now) -> Option<Monotonic> {
-        if self.server.keys.is_paused {
-            return None;
-        }
+    /// Returns the times at which keys expire.
+    fn expiries(&self, now: Now) -> impl Iterator<Item = Monotonic> {
         let expiries = self.server.keys.iter().filter_map(|(_, _, value)| value.expires_at_ms);
-        expiries.map(|at_ms| gone_at(now, at_ms)).min()
+        expiries.map(move |at_ms| gone_at(now, at_ms))
     }
 
     /// Returns all times from now on at which an event may happen without a command.
     pub(super) fn deadlines(&self, now: Now) -> Vec<Monotonic> {
-        let mut all: Vec<_> = self
-            .server
-            .keys
-            .iter()
-            .filter_map(|(_, _, value)| value.expires_at_ms)
-            .map(|at_ms| gone_at(now, at_ms))
-            .collect();
-        let in_ms = |ms: u64| now.monotonic.plus_us(ms.saturating_mul(1000));
+        let mut all: Vec<_> = self.expiries(now).collect();
         all.extend(self.server.node.deadlines().filter(|at| *at > now.monotonic));
         if let Some((_, Some(left_ms))) = self.server.node.abstention(now.monotonic) {
-            all.push(in_ms(left_ms));
+            all.push(now.monotonic.plus_us(left_ms.saturating_mul(1000)));
         }
         // Only the node knows when it writes a missing mirror again.
         if self.server.node.lacks_mirrors() {
@@ -160,10 +147,8 @@ impl Model {
         all
     }
 
-    /// Executes a command on keys, and returns the expected reply.
-    ///
-    /// With a ticket, the command may block the client. In EXEC and in scripts, `began` is the
-    /// clock that decides whether a key has expired.
+    /// Executes a command on keys, and returns the expected reply. With a ticket, the command may
+    /// block the client. In EXEC and in scripts, keys expire by the wall clock at `began`.
     pub(super) fn execute(
         &mut self,
         now: Now,
@@ -182,7 +167,7 @@ impl Model {
                 for place in command.keys_looked_up(db) {
                     self.expire_key(keys_now, place);
                     // Without the first key, the server does not look up the second.
-                    if !self.has(place) {
+                    if self.get(place).is_none() {
                         break;
                     }
                 }
@@ -287,10 +272,9 @@ impl Model {
                     unreachable!("SCAN is always carried out")
                 };
                 assert_eq!(scanned.cursor, 0, "one call looks at more keys than there are");
-                let place = |key: &[u8]| KEYS.iter().position(|known| known.as_bytes() == key);
                 let locks = scanned.locks.into_iter();
                 let mut locks: Vec<_> = locks
-                    .filter_map(|lock| Some(((db, place(&lock.key)?), lock.inspected)))
+                    .filter_map(|lock| Some(((db, key_index(&lock.key)?), lock.inspected)))
                     .collect();
                 locks.sort_by_key(|(place, _)| *place);
                 Expected::Scanned(locks)
@@ -305,7 +289,6 @@ impl Model {
         }
     }
 
-    /// Returns the expected reply to `LOCK.INSPECT`.
     pub(super) fn inspect(&mut self, now: Now, place: Place) -> Expected {
         self.note_change(now);
         inspect(&mut self.server, now, place)
@@ -315,7 +298,6 @@ impl Model {
         self.server.get(db, KEYS[key].as_bytes())
     }
 
-    /// Executes a command of the server itself.
     #[expect(clippy::too_many_lines, reason = "a table of commands")]
     fn plain(&mut self, now: Now, transaction: bool, db: u32, command: &PlainCommand) -> Expected {
         match command {
@@ -472,18 +454,13 @@ impl Model {
         Expected::Int(1)
     }
 
-    /// Reads a key as the server does: removes it if it has expired.
+    /// Removes a key that has expired, as the server does when it looks the key up.
     fn expire_key(&mut self, now: Now, place: Place) {
         let has_expired = |at: u64| now.wall_ms() > at;
         if self.get(place).is_some_and(|value| value.expires_at_ms.is_some_and(has_expired)) {
             self.take(place);
             self.handle_key_event(now, place, KeyEvent::Expired);
         }
-    }
-
-    /// Returns whether the key exists.
-    pub(super) fn has(&self, (db, key): Place) -> bool {
-        self.server.get(db, KEYS[key].as_bytes()).is_some()
     }
 
     fn take(&mut self, (db, key): Place) -> Option<Value> {
@@ -556,14 +533,13 @@ impl Model {
         self.server.keys.woken.retain(|other| *other != ticket);
     }
 
-    /// Returns the whole state as text.
     pub(super) fn shown(&self, now: Now) -> String {
         let mut lines = Vec::new();
         let mut copy = self.clone();
         for place in places() {
-            let value = self.get(place).cloned();
-            let text = value.as_ref().and_then(|value| value.text.as_ref());
-            let expires_at_ms = value.as_ref().and_then(|value| value.expires_at_ms);
+            let value = self.get(place);
+            let text = value.and_then(|value| value.text.as_ref());
+            let expires_at_ms = value.and_then(|value| value.expires_at_ms);
             let left_ms = expires_at_ms.map(|at| i128::from(at) - i128::from(now.wall_ms()));
             let inspected = copy.inspect(now, place);
             lines.push(format!(
@@ -586,7 +562,6 @@ impl Model {
     }
 }
 
-/// Returns every key of every database.
 pub(super) fn places() -> impl Iterator<Item = Place> {
     (0..DBS).flat_map(|db| (0..KEYS.len()).map(move |key| (db, key)))
 }
@@ -631,7 +606,6 @@ fn expected(reply: Result<node::Reply, CommandError>) -> Expected {
     }
 }
 
-/// Returns the start of an error of the module.
 pub(super) fn error_start(error: &CommandError) -> String {
     match error {
         CommandError::Abstaining { reason, .. } => format!("ABSTAIN {}", reason.word()),
@@ -650,8 +624,6 @@ pub(super) fn error_start(error: &CommandError) -> String {
     }
 }
 
-/// Returns whether an error of the server is the expected one.
-///
 /// Ignores the remaining time in an ABSTAIN, because the clocks of server and model differ.
 pub(super) fn is_error(expected: &str, error: &str) -> bool {
     match (expected.strip_prefix("ABSTAIN "), error.strip_prefix("ABSTAIN ")) {

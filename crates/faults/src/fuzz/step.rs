@@ -1,5 +1,3 @@
-//! The steps of an episode.
-
 use super::command::Command;
 
 /// Time from the first command of a [`Step::Late`] to its deadline, in milliseconds.
@@ -20,7 +18,7 @@ pub(super) enum Wrap {
 
 #[derive(Debug)]
 pub(super) enum Step {
-    /// Commands of a client.
+    /// Commands, each with its database.
     Packet {
         client: usize,
         commands: Vec<(u32, Command)>,
@@ -33,7 +31,6 @@ pub(super) enum Step {
         after: Vec<(u32, Command)>,
         wrap: Wrap,
     },
-    /// A client disconnects.
     Disconnect {
         client: usize,
     },
@@ -58,13 +55,14 @@ pub(super) enum Step {
     },
     /// The server becomes a replica of its peer, then a master again, and executes these commands.
     ChangeRoles {
+        /// Whether the server first becomes a replica of an unreachable master.
         unreachable_first: bool,
+        /// Whether the peer becomes a replica of the server at the end.
         attach_at_once: bool,
         commands: Vec<(u32, Command)>,
     },
 }
 
-/// An event while writes are paused.
 #[derive(Debug)]
 pub(super) enum Meanwhile {
     /// An operator ends the wait of a client.

@@ -1,10 +1,8 @@
-//! The compared state: replies, keys, and figures.
-
 use std::collections::BTreeMap;
 
 use quorlock_core::node::{Holder, Inspected, Mode, Now};
 
-use super::command::{DBS, KEYS, KeyIndex, Place};
+use super::command::{DBS, KEYS, KeyIndex, Place, key_index};
 use super::model::{Expected, Model, UNKNOWN, UNKNOWN_BYTES, is_error, places};
 use super::wire::{Reply, Words, words};
 
@@ -35,10 +33,8 @@ impl Offsets {
         self.seen.clear();
     }
 
-    /// Compares a fence of this key with the earlier ones, and keeps it.
-    ///
-    /// Fences that are equal in the model must be equal on the server. Different ones must have the
-    /// same order on both.
+    /// Compares a fence of this key with the earlier ones, and keeps it. Fences that are equal in
+    /// the model must be equal on the server. Different ones must have the same order on both.
     fn see(&mut self, place: Place, of_model: u64, of_server: u64) -> Result<(), String> {
         let seen = self.seen.entry(place).or_default();
         match seen.get(&of_model) {
@@ -64,13 +60,14 @@ impl Offsets {
     }
 }
 
-/// Compares a reply with the expected form.
 pub(super) fn compare(
     expected: &Expected,
     reply: &Reply,
     offsets: &mut Offsets,
 ) -> Result<(), String> {
-    let differs = || Err(format!("the server replied {reply:?}, the model expects {expected:?}"));
+    let both = || format!("the server replied {reply:?}, the model expects {expected:?}");
+    let differs = || Err(both());
+    let because = |why: String| format!("{why}: {}", both());
     match (expected, reply) {
         (Expected::Nil, Reply::Nil) | (Expected::SomeInt, Reply::Int(_)) => Ok(()),
         (Expected::Int(expected), Reply::Int(int)) if expected == int => Ok(()),
@@ -105,44 +102,34 @@ pub(super) fn compare(
             })
         }
         (Expected::Inspected(place, inspected), Reply::Array(items)) => {
-            compare_inspected(*place, inspected, items, offsets).map_err(|why| {
-                format!("{why}: the server replied {reply:?}, the model expects {expected:?}")
-            })
+            compare_inspected(*place, inspected, items, offsets).map_err(because)
         }
         (Expected::Scanned(locks), Reply::Array(items)) => {
             let [Reply::Bulk(cursor), Reply::Array(found)] = &items[..] else { return differs() };
             let found: Option<Vec<_>> = found.iter().map(listed).collect();
             let Some(mut found) = found else { return differs() };
             found.sort_by_key(|(key, _)| *key);
-            let keys = |places: &[(Place, Inspected)]| -> Vec<_> {
-                places.iter().map(|((_, key), _)| *key).collect()
-            };
-            let found_keys: Vec<_> = found.iter().map(|(key, _)| *key).collect();
-            if cursor != b"0" || found_keys != keys(locks) {
+            let found_keys = found.iter().map(|(key, _)| key);
+            if cursor != b"0" || !found_keys.eq(locks.iter().map(|((_, key), _)| key)) {
                 return differs();
             }
             locks.iter().zip(found).try_for_each(|((place, inspected), (_, fields))| {
-                compare_inspected(*place, inspected, fields, offsets).map_err(|why| {
-                    format!("{why}: the server replied {reply:?}, the model expects {expected:?}")
-                })
+                compare_inspected(*place, inspected, fields, offsets).map_err(because)
             })
         }
         _ => differs(),
     }
 }
 
-/// Returns the key and the other fields of a lock in a reply to `LOCK.SCAN`.
-///
-/// Returns `None` for any other reply, and for a key that no command uses.
+/// Returns the key and the other fields of a lock in a reply to `LOCK.SCAN`; `None` for any other
+/// reply, and for a key that no command uses.
 fn listed(lock: &Reply) -> Option<(KeyIndex, &[Reply])> {
     let Reply::Array(fields) = lock else { return None };
     let [Reply::Bulk(name), Reply::Bulk(key), fields @ ..] = &fields[..] else { return None };
-    let index = KEYS.iter().position(|known| known.as_bytes() == &key[..])?;
+    let index = key_index(key)?;
     (name == b"key").then_some((index, fields))
 }
 
-/// Returns whether two values of a key are the same.
-///
 /// Ignores the random value of a shared or revoked lock, but compares what APPEND added to it.
 fn same_value(of_model: &[u8], of_server: &[u8]) -> bool {
     fn is_drawn(value: &[u8]) -> bool {
@@ -180,8 +167,8 @@ fn compare_inspected(
     let is_ttl = |expected_ms: u64| {
         if is_near(ttl_ms, expected_ms) { Ok(()) } else { Err("ttl differs".to_owned()) }
     };
-    let labels = inspected.queue.iter().map(|waiter| waiter.owner.as_ref());
-    let labels = labels.map(|owner| owner.map_or(Reply::Nil, |owner| Reply::Bulk(owner.to_vec())));
+    let label = |owner: Option<&[u8]>| owner.map_or(Reply::Nil, |owner| Reply::Bulk(owner.into()));
+    let labels = inspected.queue.iter().map(|waiter| label(waiter.owner.as_deref()));
     is("queue", Reply::Array(labels.collect()))?;
     match &inspected.holder {
         Holder::Foreign { ttl_ms: expected_ms } => {
@@ -217,10 +204,7 @@ fn compare_inspected(
                 Some(&Reply::Int(held)) if is_near(held, *held_ms) => {}
                 _ => return Err("held differs".into()),
             }
-            let labels = owners.iter();
-            let mut labels: Vec<_> = labels
-                .map(|owner| owner.as_ref().map_or(Reply::Nil, |owner| Reply::Bulk(owner.to_vec())))
-                .collect();
+            let mut labels: Vec<_> = owners.iter().map(|owner| label(owner.as_deref())).collect();
             is("owner", if *holders == 1 { labels.remove(0) } else { Reply::Array(labels) })?;
             is("keys", int(*keys))?;
             is_ttl(*expected_ms)?;
@@ -235,7 +219,6 @@ fn compare_inspected(
     }
 }
 
-/// The value under a key on a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct StoredValue {
     /// The string; `None` for another type.
@@ -243,14 +226,13 @@ pub(super) struct StoredValue {
     pub(super) expires_at_ms: Option<u64>,
 }
 
-/// The keys and the figures of a server.
 #[derive(Clone, Debug, Default)]
 pub(super) struct View {
     pub(super) keys: BTreeMap<Place, StoredValue>,
     figures: BTreeMap<String, u64>,
 }
 
-/// The figures that are compared.
+/// The compared figures of `INFO lock`.
 const FIGURES: [&str; 9] = [
     "leases",
     "waiters",
@@ -264,14 +246,14 @@ const FIGURES: [&str; 9] = [
 ];
 
 impl View {
-    /// Returns the commands that read the keys and the figures, for [`View::parse`].
+    /// Returns the commands whose replies [`View::parse`] reads.
     pub(super) fn commands() -> Vec<Words> {
         let mut commands = Self::key_commands();
         commands.push(words("INFO lock"));
         commands
     }
 
-    /// Returns the commands that read the keys alone, for [`View::parse`].
+    /// Returns only the commands about keys: [`View::parse`] then reads no figures.
     pub(super) fn key_commands() -> Vec<Words> {
         let mut commands = Vec::new();
         for db in 0..DBS {
@@ -316,8 +298,6 @@ impl View {
         Ok(view)
     }
 
-    /// Returns the first difference from the model.
-    ///
     /// `tolerance_ms` returns the allowed difference of an expiry.
     pub(super) fn difference(
         &self,
@@ -388,7 +368,6 @@ impl View {
         self.keys.iter().filter_map(apart).max().unwrap_or(0)
     }
 
-    /// Formats the view as text.
     pub(super) fn shown(&self, now: Now) -> String {
         let mut lines: Vec<_> = self
             .keys

@@ -28,17 +28,15 @@ pub(super) enum Reply {
     Closed,
 }
 
-/// A connection to a server.
 pub(super) struct Wire {
     stream: TcpStream,
     buffer: Vec<u8>,
     /// A reply that was read too early.
     unread: Option<Reply>,
-    /// The server's id of this client.
+    /// The server's ID of this client.
     pub(super) id: i64,
 }
 
-/// Splits a line at spaces.
 pub(super) fn words(line: &str) -> Words {
     line.split(' ').map(|word| word.as_bytes().to_vec()).collect()
 }
@@ -49,6 +47,14 @@ pub(super) fn info(wire: &mut Wire, section: &str, name: &str) -> Result<String>
     let info = String::from_utf8_lossy(&info).into_owned();
     let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     Ok(value.unwrap_or_default().trim().to_owned())
+}
+
+/// Returns the time in a reply to TIME, in microseconds.
+pub(super) fn time_us(reply: &Reply) -> Option<u64> {
+    let Reply::Array(time) = reply else { return None };
+    let [Reply::Bulk(s), Reply::Bulk(us)] = &time[..] else { return None };
+    let number = |bytes: &[u8]| String::from_utf8_lossy(bytes).parse::<u64>().unwrap_or(0);
+    Some(number(s) * 1_000_000 + number(us))
 }
 
 impl Wire {
@@ -79,19 +85,16 @@ impl Wire {
         Ok(self.stream.write_all(&packet)?)
     }
 
-    /// Sends a command and returns its reply.
     pub(super) fn call(&mut self, line: &str) -> Result<Reply> {
         self.send(&[words(line)])?;
         self.receive()
     }
 
-    /// Sends commands in one packet and returns their replies.
     pub(super) fn call_all(&mut self, commands: &[Words]) -> Result<Vec<Reply>> {
         self.send(commands)?;
         commands.iter().map(|_| self.receive()).collect()
     }
 
-    /// Returns the next reply.
     pub(super) fn receive(&mut self) -> Result<Reply> {
         loop {
             if let Some(reply) = self.parsed()? {
@@ -103,7 +106,6 @@ impl Wire {
         }
     }
 
-    /// Returns the next reply, if it has arrived.
     pub(super) fn try_receive(&mut self) -> Result<Option<Reply>> {
         if let Some(reply) = self.parsed()? {
             return Ok(Some(reply));
@@ -119,7 +121,6 @@ impl Wire {
         }
     }
 
-    /// Keeps a reply for later.
     pub(super) fn unread(&mut self, reply: Reply) {
         self.unread = Some(reply);
     }

@@ -15,17 +15,16 @@ pub enum Accident {
     Pause,
     /// The wall clock is stepped; recovery sets it right.
     ClockStep {
-        /// Number of seconds ahead, or back when negative.
+        /// Negative for a step back.
         by_s: i64,
     },
     /// Memory runs short, so that the server evicts keys.
     Eviction,
-    /// `DEBUG RELOAD`.
     Reload,
     /// Open connections are reset, and so are new connections as soon as they open.
     Cut,
     /// Traffic stops, and arrives all at once at recovery.
-    Stall(Direction),
+    Hold(Direction),
     /// Traffic is lost.
     Drop(Direction),
     /// Traffic arrives late.
@@ -35,11 +34,9 @@ pub enum Accident {
 /// What a server finds on its disk after it was killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disk {
-    /// All that the process had written.
     Kept,
     /// What the process had synced, as after a power cut.
     Synced,
-    /// Nothing.
     Emptied,
 }
 
@@ -57,7 +54,7 @@ impl Accident {
             Self::Eviction => "eviction",
             Self::Reload => "DEBUG RELOAD",
             Self::Cut => "reset connections",
-            Self::Stall(_) => "stalled packets",
+            Self::Hold(_) => "stalled packets",
             Self::Drop(_) => "lost packets",
             Self::Delay(..) => "late packets",
         }
@@ -69,21 +66,18 @@ impl Accident {
 pub struct AccidentCounts(BTreeMap<&'static str, usize>);
 
 impl AccidentCounts {
-    /// Counts an accident that happened to this number of masters.
     pub fn count(&mut self, accident: Accident, masters: usize) {
         if masters > 0 {
             *self.0.entry(accident.name()).or_default() += masters;
         }
     }
 
-    /// Adds all that `other` counted.
     pub fn add(&mut self, other: &Self) {
         for (name, times) in &other.0 {
             *self.0.entry(name).or_default() += times;
         }
     }
 
-    /// Returns whether no accident happened.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -4,28 +4,47 @@ use anyhow::Result;
 use quorlock_client::{Lock, Quorum};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
+use tokio::runtime;
 use tokio::task::JoinSet;
 
 use super::now;
 
-/// Returns the random number generator of a client. Each client has a different sequence.
+/// Each client has a different sequence of random numbers.
 pub(crate) fn random_of(seed: u64, client: u32) -> StdRng {
     StdRng::seed_from_u64(seed ^ (u64::from(client) + 1) << 32)
 }
 
-/// Waits until all clients have ended, then up to `limit` per quorum for background releases.
-pub(crate) async fn finish(
-    mut clients: JoinSet<()>,
-    quorums: Vec<Quorum>,
-    limit: Duration,
+/// Runs clients in tasks until all of them have ended, then waits up to `max_ttl` per group for
+/// background releases: by then, all locks have ended, even if their release is unconfirmed.
+///
+/// The clients of a group share their connections. `client` receives an ID, the role and the
+/// connections of each client.
+pub(crate) fn run_clients<'a, R, C: Future<Output = ()> + Send + 'static>(
+    groups: impl Iterator<Item = (&'a Vec<String>, Vec<R>)>,
+    max_ttl: Duration,
+    client: impl Fn(u32, R, Quorum) -> C,
 ) -> Result<()> {
-    while let Some(ended) = clients.join_next().await {
-        ended?;
-    }
-    for quorum in quorums {
-        let _ = quorum.flush(limit).await;
-    }
-    Ok(())
+    let runtime = runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        let mut quorums = Vec::new();
+        let mut clients = JoinSet::new();
+        let mut id = 0;
+        for (urls, roles) in groups {
+            let quorum = Quorum::connect(urls).await?;
+            for role in roles {
+                clients.spawn(client(id, role, quorum.clone()));
+                id += 1;
+            }
+            quorums.push(quorum);
+        }
+        while let Some(ended) = clients.join_next().await {
+            ended?;
+        }
+        for quorum in quorums {
+            let _ = quorum.flush(max_ttl).await;
+        }
+        Ok(())
+    })
 }
 
 /// Returns the end of the lock's validity, by the clock of [`now`].
@@ -35,11 +54,10 @@ pub(crate) fn held_until(lock: &Lock) -> Duration {
     now + lock.remaining()
 }
 
-/// Returns a time at which the lock is held, and the end of its validity, by the clock of [`now`].
-///
-/// Returns `None` if the lock may have ended.
+/// Returns a time at which the lock is held, and the end of its validity, by the clock of [`now`];
+/// `None` if the lock may have ended.
 pub(crate) fn held_span(lock: &Lock) -> Option<(Duration, Duration)> {
-    // The end is read first: for a lost lock, it is the time at which it was read.
+    // The end is read first: a lost lock has no time left, so its end is not after `from`.
     let until = held_until(lock);
     let from = now();
     (from < until).then_some((from, until))

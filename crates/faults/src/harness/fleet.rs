@@ -7,29 +7,25 @@ use anyhow::{Context as _, Result};
 use quorlock_testkit::{Inject as _, Masters, PowerCut, Proxy, Server, ServerBuilder, WallClock};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _, seq};
-use redis::{Connection, RedisResult, cmd, pipe};
+use redis::{Connection, cmd, pipe};
 
 use super::accident::{Accident, AccidentCounts, Disk};
-use super::{PROGRESS_INTERVAL, info};
+use super::{PROGRESS_INTERVAL, info, result_of};
 
-/// The database of the filler keys that make memory short.
+/// The database of the keys that make memory short.
 const FILLER_DB: u32 = 9;
-/// Longest sleep of the loop that injects incidents at random.
+/// Longest sleep before [`Fleet::inject_at_random`] checks again whether to go on.
 const SLEEP_MAX: Duration = Duration::from_millis(20);
 
-/// Independent masters, each behind several networks, and the incidents that are under way.
 pub struct Fleet {
-    /// The masters, in order.
     pub masters: Vec<Master>,
-    /// The incidents that are under way, each with the time at which its masters recover.
+    /// The incidents under way, each with the time at which its masters recover.
     pending: Vec<(Instant, Incident)>,
 }
 
-/// A server, the networks in front of it, and its injectors.
 pub struct Master {
-    /// The server itself.
     pub server: Server,
-    /// The networks in front of the server, one for each group of clients.
+    /// In front of the server, one for each group of clients.
     pub networks: Vec<Proxy>,
     injectors: Option<Injectors>,
     state: State,
@@ -38,13 +34,11 @@ pub struct Master {
 /// The controls of the faults inside a server's process.
 #[derive(Clone, Debug, Default)]
 pub struct Injectors {
-    /// Steps the wall clock.
     pub clock: WallClock,
-    /// Cuts the power.
     pub power: PowerCut,
 }
 
-/// The state of a master's process, as far as accidents changed it.
+/// The state of a master's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Running,
@@ -55,20 +49,17 @@ enum State {
 /// One accident that happens to some masters at the same time.
 #[derive(Clone, Debug)]
 pub struct Incident {
-    /// What happens.
     pub accident: Accident,
-    /// The indices of the masters.
+    /// By their indices.
     pub masters: Vec<usize>,
     /// The index of the network. Only accidents of a network use it.
     pub network: usize,
-    /// The time until recovery. Zero recovers at once.
+    /// The time until recovery; zero for recovery at once.
     pub duration: Duration,
 }
 
 impl Fleet {
-    /// Starts `n` masters, each behind this number of networks.
-    ///
-    /// `configure` receives the index and the builder of each master.
+    /// Starts `n` masters without injectors. `configure` receives the index of each.
     ///
     /// # Errors
     /// When a master does not start.
@@ -102,16 +93,16 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// Returns the addresses of all masters in one network.
+    /// Returns the addresses of all masters behind one network.
     pub fn urls(&self, network: usize) -> Vec<String> {
         self.masters.iter().map(|master| master.networks[network].url()).collect()
     }
 
-    /// Injects incidents at random, and then lets all masters recover.
+    /// Injects incidents while `goes_on`, and then lets all masters recover.
     ///
-    /// `draw` returns the pause before the next incident, and the incident. Both `goes_on`, which
-    /// ends the run, and `progress` receive the elapsed time. Returns the accidents, and the number
-    /// of leases that outlived their keys.
+    /// `draw` returns the pause before an incident, and the incident. `goes_on` and `progress`
+    /// receive the elapsed time. Returns the accidents, and the number of leases that outlived
+    /// their keys.
     pub(crate) fn inject_at_random(
         &mut self,
         seed: u64,
@@ -158,9 +149,7 @@ impl Fleet {
         }
     }
 
-    /// Injects an incident, and returns the number of masters that it hit.
-    ///
-    /// Skips each master whose state does not allow the accident: see [`Master::inject`].
+    /// Injects an incident into each master whose state allows it, and returns their number.
     ///
     /// # Errors
     /// When the accident could not be injected.
@@ -181,7 +170,6 @@ impl Fleet {
         Ok(hits)
     }
 
-    /// Returns when the next incident ends.
     pub fn next_recovery(&self) -> Option<Instant> {
         self.pending.iter().map(|&(at, _)| at).min()
     }
@@ -198,8 +186,6 @@ impl Fleet {
         Ok(())
     }
 
-    /// Recovers from all incidents, whether they are over or not.
-    ///
     /// # Errors
     /// When a master does not start again.
     pub fn recover_all(&mut self) -> Result<()> {
@@ -209,9 +195,8 @@ impl Fleet {
         Ok(())
     }
 
-    /// Recovers all masters of an incident at the same time.
-    ///
-    /// After kills, a majority can thus forget a lock that is still held.
+    /// Recovers all masters of an incident at the same time: after kills, a majority can thus
+    /// forget a lock that is still held.
     fn recover(&mut self, incident: &Incident) -> Result<()> {
         let Incident { accident, masters, network, .. } = incident;
         let hit = self.masters.iter_mut().enumerate().filter(|(index, _)| masters.contains(index));
@@ -225,10 +210,7 @@ impl Fleet {
                     })
                 })
                 .collect();
-            recovering.into_iter().try_for_each(|recovering| match recovering.join() {
-                Ok(recovered) => recovered,
-                Err(panic) => std::panic::resume_unwind(panic),
-            })
+            recovering.into_iter().try_for_each(|recovering| result_of(recovering.join()))
         })
     }
 }
@@ -244,22 +226,19 @@ pub(crate) fn some_masters(
 }
 
 impl Injectors {
-    /// Adds these injectors to a server that is about to start.
     pub fn attach(&self, builder: ServerBuilder) -> ServerBuilder {
         builder.wall_clock(&self.clock).power_cut(&self.power)
     }
 }
 
 impl Master {
-    /// Puts networks in front of a server that runs.
     pub fn new(server: Server, networks: usize, injectors: Option<Injectors>) -> Self {
         let networks = (0..networks).map(|_| Proxy::start(server.url())).collect();
         Self { server, networks, injectors, state: State::Running }
     }
 
-    /// Injects an accident. Returns false if the state of the master does not allow it.
-    ///
-    /// For example, a master that is down cannot be killed, and a paused one cannot evict keys.
+    /// Returns false if the state of the master does not allow the accident: for example, a master
+    /// that is down cannot be killed, and a paused one cannot evict keys.
     ///
     /// # Errors
     /// When the accident could not be injected.
@@ -287,20 +266,19 @@ impl Master {
                 clock.correct();
                 clock.step_ms(by_s * 1000);
             }
-            Accident::Eviction => evict(&mut self.connection()?).context("evict")?,
+            Accident::Eviction => evict(&mut self.server.try_connection()?).context("evict")?,
             Accident::Reload => {
-                cmd("DEBUG").arg("RELOAD").exec(&mut self.connection()?).context("reload")?;
+                let connection = &mut self.server.try_connection()?;
+                cmd("DEBUG").arg("RELOAD").exec(connection).context("reload")?;
             }
             Accident::Cut => self.networks[network].cut(),
-            Accident::Stall(direction) => self.networks[network].stall(direction),
+            Accident::Hold(direction) => self.networks[network].hold(direction),
             Accident::Drop(direction) => self.networks[network].drop_bytes(direction),
             Accident::Delay(direction, by) => self.networks[network].delay(direction, by),
         }
         Ok(true)
     }
 
-    /// Ends an accident that was injected.
-    ///
     /// # Errors
     /// When the master does not start again.
     pub fn recover(&mut self, accident: Accident, network: usize) -> Result<()> {
@@ -314,51 +292,47 @@ impl Master {
             }
             Accident::ClockStep { .. } => self.injectors()?.clock.correct(),
             Accident::Eviction | Accident::Reload => {}
-            Accident::Cut | Accident::Stall(_) | Accident::Drop(_) | Accident::Delay(..) => {
+            Accident::Cut | Accident::Hold(_) | Accident::Drop(_) | Accident::Delay(..) => {
                 self.networks[network].heal();
             }
         }
         Ok(())
     }
 
-    /// Starts the server again.
-    ///
     /// # Errors
-    /// When it does not start.
+    /// When the server does not start.
     pub fn restart(&mut self) -> Result<()> {
         self.server.restart()?;
         self.state = State::Running;
         Ok(())
     }
 
-    /// Returns how many leases outlived their keys since the server started.
-    ///
-    /// Returns 0 for a server that does not answer.
+    /// Returns how many leases outlived their keys since the server started; 0 if it does not
+    /// answer.
     pub fn saved_leases(&self) -> u64 {
         let saved = || -> Result<u64> {
-            let connection = &mut self.connection()?;
+            let connection = &mut self.server.try_connection()?;
             Ok(info(connection, "lock", "lock_saved_from_clock_step")?
                 + info(connection, "lock", "lock_saved_from_eviction")?)
         };
         if self.state == State::Running { saved().unwrap_or_default() } else { 0 }
     }
 
-    /// Returns the injectors.
-    ///
     /// # Errors
-    /// When the server was started without them.
+    /// When the server was started without injectors.
     pub fn injectors(&self) -> Result<&Injectors> {
         self.injectors.as_ref().context("this server was started without injectors")
     }
 
-    fn connection(&self) -> RedisResult<Connection> {
-        self.server.try_connection()
+    /// Cuts the power of the server, and returns the number of lost bytes.
+    pub(crate) fn cut_power(&mut self) -> Result<u64> {
+        let power = self.injectors()?.power.clone();
+        Ok(power.cut(&mut self.server))
     }
 
     fn kill(&mut self, disk: Disk) -> Result<()> {
         if disk == Disk::Synced {
-            let power = self.injectors()?.power.clone();
-            power.cut(&mut self.server);
+            self.cut_power()?;
         } else {
             self.server.kill();
         }

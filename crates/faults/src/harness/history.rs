@@ -17,17 +17,14 @@ pub fn now() -> Duration {
 /// `Display` writes a line that `FromStr` reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// The key of the lock.
     pub key: String,
     /// A number that tells clients apart.
     pub client: u32,
     /// When the client knew that it held the lock.
     pub from: Duration,
-    /// When the client began to release the lock, or the lock's validity ended.
-    ///
-    /// Equal to `from` in runs that check only the order of fences.
+    /// When the client began to release the lock, or the lock's validity ended. Equal to `from` in
+    /// runs that check only the order of fences.
     pub to: Duration,
-    /// The fence of the lock.
     pub fence: u64,
 }
 
@@ -38,9 +35,7 @@ pub struct Overlap(pub Grant, pub Grant);
 /// A fence that is not larger than that of an earlier grant of the same lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disorder {
-    /// The earlier grant.
     pub earlier: Grant,
-    /// The grant whose fence is too small.
     pub later: Grant,
 }
 
@@ -49,12 +44,10 @@ pub struct Disorder {
 pub struct History(Mutex<Vec<Grant>>);
 
 impl History {
-    /// Adds a grant.
     pub fn add(&self, grant: Grant) {
         self.lock().push(grant);
     }
 
-    /// Returns all grants so far.
     pub fn grants(&self) -> Vec<Grant> {
         self.lock().clone()
     }
@@ -95,7 +88,7 @@ pub fn disorders(grants: &[Grant]) -> Vec<Disorder> {
     disorders
 }
 
-/// Returns the longest time without a grant of any lock, from the start of a run to its end.
+/// Returns the longest time within a run without a grant of any lock.
 pub fn longest_gap(grants: &[Grant], began: Duration, ended: Duration) -> Duration {
     let during = |from: &Duration| (began..=ended).contains(from);
     let mut moments: Vec<_> = grants.iter().map(|grant| grant.from).filter(during).collect();

@@ -1,4 +1,4 @@
-//! The parts that all runs with accidents share.
+//! What all runs with accidents share.
 //!
 //! - `accident`: what can go wrong with a master or its network
 //! - `clients`: clients in tasks of this process
@@ -16,21 +16,21 @@ mod node;
 mod plain;
 mod process;
 
+use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
 use redis::{Connection, cmd};
 
 pub use self::accident::{Accident, AccidentCounts, Disk};
-pub(crate) use self::clients::{finish, held_span, held_until, random_of};
+pub(crate) use self::clients::{held_span, held_until, random_of, run_clients};
 pub(crate) use self::fleet::some_masters;
 pub use self::fleet::{Fleet, Incident, Injectors, Master};
 pub use self::history::{Disorder, Grant, History, Overlap, disorders, longest_gap, now, overlaps};
 pub(crate) use self::node::{Answer, Held, LockMethod, Node, PATIENCE, port};
-pub(crate) use self::plain::PlainNode;
+pub(crate) use self::plain::NodeConnection;
 pub use self::process::Process;
 
-/// Interval between two reports of progress.
 pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Whether the protection under test is in place.
@@ -46,6 +46,11 @@ pub enum Protected {
 pub fn any_seed() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     since.as_secs() % 1_000_000 * 1000 + u64::from(since.subsec_millis())
+}
+
+/// Returns the result of a thread. A panic of the thread goes on in the caller.
+pub(crate) fn result_of<T>(joined: thread::Result<T>) -> T {
+    joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Reads a number from a section of `INFO`.

@@ -7,16 +7,14 @@ use redis::{Cmd, Connection, FromRedisValue, RedisResult, Value, cmd, pipe};
 use super::fleet::{Injectors, Master};
 use super::info;
 
-/// Time limit for a condition that must come true, even on a busy machine.
+/// Enough for a condition that must come true, even on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-
 /// Interval between two checks of a condition.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// How locks are acquired, extended and released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LockMethod {
-    /// By the commands of the module.
     Module,
     /// By `SET NX PX` and scripts that compare the token, as Redlock libraries do.
     SetNx,
@@ -34,17 +32,15 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Returns the same lock under another key.
     pub(crate) fn under(&self, key: &str) -> Self {
         Self { key: key.into(), ..self.clone() }
     }
 
-    /// Returns the time until which no other client may be granted the lock.
+    /// No other client may be granted the lock before this time.
     pub(crate) fn must_last_until(&self) -> Instant {
         self.sent + self.ttl
     }
 
-    /// Returns the time by which the lock must have ended.
     pub(crate) fn must_end_by(&self) -> Instant {
         self.answered + self.ttl
     }
@@ -65,6 +61,16 @@ pub(crate) struct Node {
     connection: Connection,
 }
 
+impl Answer {
+    pub(crate) fn is_granted(&self) -> bool {
+        matches!(self, Self::Granted(_))
+    }
+
+    pub(crate) fn is_refused(&self) -> bool {
+        matches!(self, Self::Refused)
+    }
+}
+
 impl Node {
     /// Starts a brand-new node, which votes at once.
     pub(crate) fn start(configure: impl FnOnce(ServerBuilder) -> ServerBuilder) -> Result<Self> {
@@ -74,7 +80,6 @@ impl Node {
         Ok(Self { master: Master::new(server, 0, Some(injectors)), connection })
     }
 
-    /// Sends a command, given as its name and arguments.
     pub(crate) fn call<T: FromRedisValue>(&mut self, words: &[&str]) -> Result<T> {
         command(words).query(&mut self.connection).with_context(|| words.join(" "))
     }
@@ -96,7 +101,6 @@ impl Node {
         self.call::<String>(&["CONFIG", "SET", name, value]).map(drop)
     }
 
-    /// Writes keys with this value and expiry.
     pub(crate) fn set_all(
         &mut self,
         keys: impl Iterator<Item = String>,
@@ -117,10 +121,9 @@ impl Node {
         token: &str,
         ttl: Duration,
     ) -> Result<usize> {
-        let ms = u64::try_from(ttl.as_millis())?;
         let mut pipeline = pipe();
         for key in keys {
-            pipeline.cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(ms);
+            pipeline.cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(ttl.as_millis());
         }
         let answers: Vec<Option<u64>> =
             pipeline.query(&mut self.connection).context("LOCK.ACQUIRE, many times")?;
@@ -129,11 +132,9 @@ impl Node {
 
     /// Restores a result of `DUMP` under a key, and replaces what is there.
     pub(crate) fn restore(&mut self, key: &str, dumped: &[u8], ttl: Duration) -> Result<()> {
-        let ms = u64::try_from(ttl.as_millis())?;
-        let mut command = cmd("RESTORE");
-        command
+        cmd("RESTORE")
             .arg(key)
-            .arg(ms)
+            .arg(ttl.as_millis())
             .arg(dumped)
             .arg("REPLACE")
             .exec(&mut self.connection)
@@ -147,7 +148,7 @@ impl Node {
         token: &str,
         ttl: Duration,
     ) -> Result<Answer> {
-        let ms = u64::try_from(ttl.as_millis())?;
+        let ms = ttl.as_millis();
         let command = match method {
             LockMethod::Module => cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(ms).take(),
             LockMethod::SetNx => cmd("SET").arg(key).arg(token).arg("NX").arg("PX").arg(ms).take(),
@@ -167,7 +168,7 @@ impl Node {
             if redis.call('TYPE', KEYS[1]).ok == 'string' then return false end
             redis.call('SADD', KEYS[1], ARGV[1])
             return redis.call('PEXPIRE', KEYS[1], ARGV[2])";
-        let ms = u64::try_from(ttl.as_millis())?;
+        let ms = ttl.as_millis();
         let command = match method {
             LockMethod::Module => {
                 cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(ms).arg("SHARED").take()
@@ -193,7 +194,7 @@ impl Node {
             }
             return Ok(Answer::Refused);
         }
-        let ms = u64::try_from(ttl.as_millis())?;
+        let ms = ttl.as_millis();
         let command = cmd("LOCK.ACQUIREANY").arg(keys.len()).arg(keys).arg(token).arg(ms).take();
         self.ask(&command, "", token, ttl).context("acquire any")
     }
@@ -220,7 +221,7 @@ impl Node {
         }
     }
 
-    /// Acquires a lock that must be free.
+    /// Fails if the lock is not granted.
     pub(crate) fn acquire_free(
         &mut self,
         method: LockMethod,
@@ -234,10 +235,10 @@ impl Node {
         }
     }
 
-    /// Extends a lock. Returns `None` when the token does not hold it any more.
+    /// Returns `None` when the token does not hold the lock any more.
     pub(crate) fn extend(&mut self, method: LockMethod, held: &Held) -> Result<Option<Held>> {
         const SCRIPT: &str = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2])";
-        let ms = u64::try_from(held.ttl.as_millis())?;
+        let ms = held.ttl.as_millis();
         let command = match method {
             LockMethod::Module => cmd("LOCK.EXTEND").arg(&held.key).arg(&held.token).arg(ms).take(),
             LockMethod::SetNx => {
@@ -249,7 +250,7 @@ impl Node {
         Ok(extended.map(|_| Held { sent, answered: Instant::now(), ..held.clone() }))
     }
 
-    /// Releases a lock, and returns whether the token still held it.
+    /// Returns whether the token still held the lock.
     pub(crate) fn release(&mut self, method: LockMethod, held: &Held) -> Result<bool> {
         const SCRIPT: &str =
             "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0";
@@ -262,7 +263,7 @@ impl Node {
         command.query(&mut self.connection).context("release")
     }
 
-    /// Retries until the lock is granted. Returns `None` when it is not granted by `until`.
+    /// Returns `None` when the lock is not granted by `until`.
     pub(crate) fn acquire_until(
         &mut self,
         method: LockMethod,
@@ -271,9 +272,18 @@ impl Node {
         ttl: Duration,
         until: Instant,
     ) -> Result<Option<Held>> {
+        self.retry_until(until, |node| node.acquire(method, key, token, ttl))
+    }
+
+    /// Repeats `attempt` until it is granted. Returns `None` when no attempt is granted by `until`.
+    pub(crate) fn retry_until(
+        &mut self,
+        until: Instant,
+        mut attempt: impl FnMut(&mut Self) -> Result<Answer>,
+    ) -> Result<Option<Held>> {
         loop {
             let is_last = Instant::now() >= until;
-            match self.acquire(method, key, token, ttl)? {
+            match attempt(self)? {
                 Answer::Granted(held) => return Ok(Some(held)),
                 _ if is_last => return Ok(None),
                 _ => std::thread::sleep(CHECK_INTERVAL),
@@ -290,7 +300,6 @@ impl Node {
         self.call(&["EXISTS", key])
     }
 
-    /// Reads a number from a section of `INFO`.
     pub(crate) fn info(&mut self, section: &str, field: &str) -> Result<u64> {
         info(&mut self.connection, section, field)
     }
@@ -329,18 +338,12 @@ impl Node {
         Ok(())
     }
 
-    /// Cuts the power of the server, and returns the number of lost bytes.
-    pub(crate) fn cut_power(&mut self) -> Result<u64> {
-        let power = self.master.injectors()?.power.clone();
-        Ok(power.cut(&mut self.master.server))
-    }
-
     /// Returns how often the server has synced a file.
     pub(crate) fn syncs(&self) -> Result<usize> {
         Ok(self.master.injectors()?.power.syncs())
     }
 
-    /// Waits until `happened` returns true. Fails with the text `what` after [`PATIENCE`].
+    /// Fails when `happened` does not return true within [`PATIENCE`].
     pub(crate) fn eventually(
         &mut self,
         what: &str,

@@ -4,16 +4,18 @@ use redis::{Client, Cmd, Connection, FromRedisValue, RedisError, RedisResult};
 
 /// A blocking connection to a node. After a timeout or a lost connection, the next call opens a new
 /// one.
-pub(crate) struct PlainNode {
+pub(crate) struct NodeConnection {
     client: Client,
     connection: Option<Connection>,
     limit: Duration,
 }
 
-impl PlainNode {
-    /// Opens no connection yet. `limit` applies to connecting, and to each answer.
-    pub(crate) fn new(url: &str, limit: Duration) -> RedisResult<Self> {
-        Ok(Self { client: Client::open(url)?, connection: None, limit })
+impl NodeConnection {
+    /// Opens no connections yet. `limit` applies to connecting, and to each answer.
+    pub(crate) fn all(urls: &[String], limit: Duration) -> RedisResult<Vec<Self>> {
+        urls.iter()
+            .map(|url| Ok(Self { client: Client::open(url.as_str())?, connection: None, limit }))
+            .collect()
     }
 
     pub(crate) fn call<T: FromRedisValue>(&mut self, command: &Cmd) -> RedisResult<T> {

@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// A client in a separate process. It reads lines, and answers with lines.
-///
-/// Dropping this value kills the process.
+/// A client in a separate process, which reads lines, and answers with lines. Dropping this value
+/// kills the process.
 pub struct Process {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -18,10 +17,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a program with these arguments.
-    ///
     /// # Errors
-    /// When it does not start.
+    /// When the program does not start.
     pub fn start(
         program: &Path,
         args: impl IntoIterator<Item = impl AsRef<OsStr>>,
@@ -42,8 +39,6 @@ impl Process {
         Ok(Self { child, stdin, lines })
     }
 
-    /// Sends a line.
-    ///
     /// # Errors
     /// When the process has closed its input.
     pub fn send(&mut self, line: &str) -> Result<()> {
@@ -52,7 +47,7 @@ impl Process {
         Ok(stdin.flush()?)
     }
 
-    /// Closes the input of the process, and thereby tells it to end.
+    /// Tells the process to end, by closing its input.
     pub fn end_input(&mut self) {
         self.stdin = None;
     }

@@ -16,11 +16,9 @@ use redis::{Cmd, RedisResult, cmd};
 use super::client::{Role, RunState};
 use super::history::{Hold, Mode};
 use super::{KEY, Kind, MAX_TTL, PERMITS, READERS, SEMAPHORE_CLIENTS, WRITERS};
-use crate::harness::{Grant, PlainNode, now, random_of};
+use crate::harness::{Grant, NodeConnection, now, random_of, result_of};
 
-/// Time limit of a request.
 const NODE_TIMEOUT: Duration = Duration::from_millis(100);
-/// Longest work of a holder.
 const WORK_MAX: Duration = Duration::from_millis(10);
 
 /// Adds a holder to the set of holders, unless the set is full.
@@ -44,18 +42,16 @@ pub(super) fn run(kind: Kind, seed: u64, urls: &[String], state: &Arc<RunState>)
             .zip(roles)
             .map(|(id, role)| scope.spawn(move || role.compete(id, seed, urls, state)))
             .collect();
-        clients.into_iter().try_for_each(|client| {
-            client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
+        clients.into_iter().try_for_each(|client| result_of(client.join()))
     })
 }
 
 impl Role {
     fn compete(self, id: u32, seed: u64, urls: &[String], state: &RunState) -> Result<()> {
         let mut rng = random_of(seed, id);
-        let nodes = urls.iter().map(|url| PlainNode::new(url, NODE_TIMEOUT));
-        let mut nodes = nodes.collect::<RedisResult<Vec<_>>>()?;
-        let enough = if self == Self::Reader { 1 } else { urls.len() / 2 + 1 };
+        let mut nodes = NodeConnection::all(urls, NODE_TIMEOUT)?;
+        let (enough, tries) =
+            if self == Self::Reader { (1, 1) } else { (urls.len() / 2 + 1, urls.len()) };
         let mode = if self == Self::Writer { Mode::Exclusive } else { Mode::Shared };
         while !state.is_over() {
             let token = rng.random::<u128>().to_string();
@@ -63,7 +59,6 @@ impl Role {
             // In random order, so that chance decides which nodes grant the lock.
             nodes.shuffle(&mut rng);
             let mut granted = 0;
-            let tries = if self == Self::Reader { 1 } else { nodes.len() };
             for node in &mut nodes[..tries] {
                 let grant: RedisResult<Option<u64>> = node.call(&self.acquire(&token));
                 granted += usize::from(grant.ok().flatten().is_some_and(|answer| answer > 0));
@@ -88,17 +83,14 @@ impl Role {
     }
 
     fn acquire(self, token: &str) -> Cmd {
-        let ttl_ms = MAX_TTL.as_secs() * 1000;
-        let mut acquire = cmd("LOCK.ACQUIRE");
+        let ms = MAX_TTL.as_millis();
         match self {
-            Self::Writer => acquire.arg(KEY).arg(token).arg(ttl_ms),
-            Self::Reader => acquire.arg(KEY).arg(token).arg(ttl_ms).arg("SHARED"),
+            Self::Writer => cmd("LOCK.ACQUIRE").arg(KEY).arg(token).arg(ms).take(),
+            Self::Reader => cmd("LOCK.ACQUIRE").arg(KEY).arg(token).arg(ms).arg("SHARED").take(),
             Self::Semaphore => {
-                acquire = cmd("EVAL");
-                acquire.arg(TAKE_PERMIT).arg(1).arg(KEY).arg(token).arg(PERMITS).arg(ttl_ms)
+                cmd("EVAL").arg(TAKE_PERMIT).arg(1).arg(KEY).arg(token).arg(PERMITS).arg(ms).take()
             }
-        };
-        acquire
+        }
     }
 
     fn release(self, token: &str) -> Cmd {

@@ -7,19 +7,18 @@ use anyhow::Result;
 use quorlock_client::{AcquireError, Lock, LockBuilder, Quorum};
 use rand::RngExt as _;
 use rand::rngs::StdRng;
-use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::history::{Hold, Mode};
-use super::{KEY, Kind, MAX_TTL, PERMITS, READERS, SEMAPHORE_CLIENTS, WRITERS};
-use crate::harness::{Grant, finish, held_span, held_until, now, random_of};
+use super::{Course, KEY, Kind, MAX_TTL, PERMITS, Plan, READERS, SEMAPHORE_CLIENTS, WRITERS};
+use crate::harness::{Grant, held_span, held_until, now, random_of, run_clients};
 
-/// Number of readers that share a [`Quorum`], and so its connections.
+/// These readers share their connections.
 const READERS_PER_QUORUM: usize = 4;
 const TTL_MIN: Duration = Duration::from_millis(400);
 /// Time in which a healthy node answers while a dozen programs share two processors.
 const NODE_TIMEOUT: Duration = Duration::from_millis(100);
-/// Longest work of most holders. It is short, so that there are many holds to compare.
+/// Longest work of most holders: short, so that there are many holds to compare.
 const WORK_MAX: Duration = Duration::from_millis(10);
 /// The fraction of holders that work for much longer, some of them longer than their locks last.
 const LONG_WORK: f64 = 0.05;
@@ -27,14 +26,12 @@ const LONG_WORK: f64 = 0.05;
 const DEATHS: f64 = 0.005;
 /// The fraction of writers that become readers.
 const DOWNGRADES: f64 = 0.25;
-/// Limit of a wait in an orderly run. No wait takes so long.
+/// No wait in an orderly run takes so long.
 const ORDERLY_WAIT: Duration = Duration::from_secs(30);
 
-/// What all clients share.
 #[derive(Default)]
 pub(super) struct RunState {
     pub(super) record: Mutex<Record>,
-    /// Tells the clients to end.
     pub(super) stop: AtomicBool,
 }
 
@@ -58,7 +55,6 @@ impl RunState {
     }
 }
 
-/// How a client locks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     Reader,
@@ -66,18 +62,9 @@ pub(super) enum Role {
     Semaphore,
 }
 
-/// Runs the clients of this kind in all networks until `state.stop` is set.
-///
-/// In an orderly run, all clients work for a short time, release their locks, and wait for as long
-/// as necessary.
-pub(super) async fn run(
-    kind: Kind,
-    seed: u64,
-    orderly: bool,
-    networks: Vec<Vec<String>>,
-    state: &Arc<RunState>,
-) -> Result<()> {
-    let roles = match kind {
+/// Runs the clients of the plan in all networks until `state.stop` is set.
+pub(super) fn run(plan: Plan, networks: &[Vec<String>], state: &Arc<RunState>) -> Result<()> {
+    let roles = match plan.kind {
         Kind::Shared => [
             vec![vec![Role::Reader; READERS_PER_QUORUM]; READERS / READERS_PER_QUORUM],
             vec![vec![Role::Writer]; WRITERS],
@@ -85,21 +72,11 @@ pub(super) async fn run(
         .concat(),
         Kind::Semaphore => vec![vec![Role::Semaphore]; SEMAPHORE_CLIENTS],
     };
-    let mut quorums = Vec::new();
-    let mut clients = JoinSet::new();
-    let mut id = 0;
-    for (urls, roles) in networks.iter().cycle().zip(roles) {
-        let quorum = Quorum::connect(urls).await?;
-        for role in roles {
-            let rng = random_of(seed, id);
-            let (quorum, state) = (quorum.clone(), Arc::clone(state));
-            clients.spawn(Client { id, role, rng, quorum, state, orderly }.run());
-            id += 1;
-        }
-        quorums.push(quorum);
-    }
-    // Within `MAX_TTL`, all locks have ended, even if their release is unconfirmed.
-    finish(clients, quorums, MAX_TTL).await
+    let orderly = plan.course != Course::Accidents;
+    run_clients(networks.iter().cycle().zip(roles), MAX_TTL, |id, role, quorum| {
+        let (rng, state) = (random_of(plan.seed, id), Arc::clone(state));
+        Client { id, role, rng, quorum, state, orderly }.run()
+    })
 }
 
 struct Client {
@@ -108,6 +85,8 @@ struct Client {
     rng: StdRng,
     quorum: Quorum,
     state: Arc<RunState>,
+    /// Whether all clients work for a short time, release their locks, and wait for as long as
+    /// necessary.
     orderly: bool,
 }
 

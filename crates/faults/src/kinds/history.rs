@@ -16,42 +16,30 @@ pub enum Mode {
     Downgraded,
 }
 
-/// A lock as its holder saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// How the client held it.
     pub mode: Mode,
-    /// The client, the time, and the fence.
     pub grant: Grant,
 }
 
 /// A fence that must be larger than that of an earlier hold, and is not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SharedDisorder {
-    /// The earlier hold.
     pub(super) earlier: Hold,
-    /// The hold whose fence is too small.
     pub(super) later: Hold,
 }
 
 /// Returns pairs of holds of one key that overlap, and of which at least one is exclusive.
 ///
-/// Compares a hold only with two of the earlier holds: the writer that ends last, and the reader
-/// that ends last.
+/// Compares each hold only with the earlier writer and the earlier reader that end last.
 pub(super) fn intrusions(holds: &[Hold]) -> Vec<Overlap> {
     let (mut last_writer, mut last_reader) = (None::<&Hold>, None::<&Hold>);
     let mut intrusions = Vec::new();
     for hold in in_order(holds) {
         let is_writer = hold.mode == Mode::Exclusive;
-        let others = [last_writer, last_reader.filter(|_| is_writer)];
-        let beside = |other: &&Hold| hold.grant.from < other.grant.to;
-        intrusions.extend(
-            others
-                .into_iter()
-                .flatten()
-                .filter(beside)
-                .map(|other| Overlap(other.grant.clone(), hold.grant.clone())),
-        );
+        let others = [last_writer, last_reader.filter(|_| is_writer)].into_iter().flatten();
+        let beside = others.filter(|other| hold.grant.from < other.grant.to);
+        intrusions.extend(beside.map(|other| Overlap(other.grant.clone(), hold.grant.clone())));
         let last = if is_writer { &mut last_writer } else { &mut last_reader };
         if last.is_none_or(|last| last.grant.to < hold.grant.to) {
             *last = Some(hold);
@@ -88,10 +76,9 @@ pub(super) fn shared_disorders(holds: &[Hold]) -> Vec<SharedDisorder> {
             continue;
         }
         let others = [writer, reader.filter(|_| is_writer)].into_iter().flatten();
-        let not_below = |other: &&Hold| other.grant.fence >= later.grant.fence;
+        let not_below = others.filter(|other| other.grant.fence >= later.grant.fence);
         shared_disorders.extend(
-            others
-                .filter(not_below)
+            not_below
                 .map(|earlier| SharedDisorder { earlier: earlier.clone(), later: later.clone() }),
         );
         let largest = if is_writer { &mut writer } else { &mut reader };

@@ -8,8 +8,8 @@
 //! - `history`: the violations in a history
 //! - `plan`: which accidents happen, and how often
 //!
-//! The seed decides the accidents, their order, and the random numbers of each client. The timing,
-//! and so the requests, differ from run to run.
+//! The seed decides the accidents, their order, and the random numbers of each client, but not the
+//! timing and the requests.
 
 mod baseline;
 mod client;
@@ -25,7 +25,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use redis::cmd;
-use tokio::runtime;
 
 use self::client::RunState;
 pub use self::history::{Hold, Mode};
@@ -33,26 +32,22 @@ use self::history::{count_begun, intrusions, most_at_once, shared_disorders};
 use self::plan::next_incident;
 use crate::harness::{
     Accident, AccidentCounts, Disk, Fleet, Grant, Overlap, Protected, disorders, longest_gap, now,
-    overlaps,
+    overlaps, result_of,
 };
 
 const MASTERS: usize = 5;
-/// Number of networks in front of each master. Each network has its own clients.
+/// In front of each master. Each network has its own clients.
 const NETWORKS: usize = 2;
 /// `lock.max-ttl`, and so also the length of an abstention.
 const MAX_TTL: Duration = Duration::from_secs(1);
-/// `lock.max-clock-skew`. A restarted master begins its fences this far ahead of the wall clock. A
-/// short skew lets the wall clock catch up within a run.
+/// `lock.max-clock-skew`. A restarted master begins its fences this far ahead of the wall clock,
+/// which must catch up within a run.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(2);
 /// The key, and the name of the semaphore.
 const KEY: &str = "k";
-/// Number of readers of the key.
 pub const READERS: usize = 32;
-/// Number of writers of the key.
 pub const WRITERS: usize = 4;
-/// Number of permits of the semaphore.
 pub const PERMITS: usize = 4;
-/// Number of clients of the semaphore.
 pub const SEMAPHORE_CLIENTS: usize = 16;
 /// Interval between two checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -84,26 +79,19 @@ pub enum Kind {
 /// What happens to the masters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Course {
-    /// Nothing.
     Calm,
     /// One master after the other is killed, and started again.
     OneDown,
     /// One master after the other is stopped by SIGSTOP, and resumed.
     OnePaused,
-    /// Accidents at random.
     Accidents,
 }
 
-/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// What the clients compete for.
     pub kind: Kind,
-    /// What happens to the masters.
     pub course: Course,
-    /// Seed of the accidents and of the clients.
     pub seed: u64,
-    /// The planned length of the course.
     pub duration: Duration,
     /// Whether readers ask a majority, and a permit is a lock on a slot. Otherwise a reader asks
     /// one node, and a semaphore is a counter on each node.
@@ -113,11 +101,8 @@ pub struct Plan {
 /// The result of a run. `Display` writes a Markdown table and some lines.
 #[derive(Debug)]
 pub struct Report {
-    /// The plan of the run.
     pub plan: Plan,
-    /// The accidents that happened.
     pub accidents: AccidentCounts,
-    /// All holds.
     pub holds: Vec<Hold>,
     /// How long the course took.
     pub took: Duration,
@@ -134,7 +119,6 @@ pub struct Report {
     /// Fences that are out of order.
     pub disorders: Vec<String>,
     /// For each master: the rate of locks without it, as a fraction of the rate with all masters.
-    ///
     /// Empty unless the course is `OneDown` or `OnePaused`.
     pub without_one: Vec<f64>,
 }
@@ -150,30 +134,24 @@ pub fn run(plan: Plan, progress: impl FnMut(Duration, usize)) -> Result<Report> 
     let clients = thread::spawn({
         let state = Arc::clone(&state);
         let networks: Vec<_> = (0..NETWORKS).map(|network| fleet.urls(network)).collect();
-        move || -> Result<()> {
-            if plan.protected == Protected::No {
-                return baseline::run(plan.kind, plan.seed, &networks[0], &state);
-            }
-            let orderly = plan.course != Course::Accidents;
-            let runtime =
-                runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-            runtime.block_on(client::run(plan.kind, plan.seed, orderly, networks, &state))
+        move || match plan.protected {
+            Protected::Yes => client::run(plan, &networks, &state),
+            Protected::No => baseline::run(plan.kind, plan.seed, &networks[0], &state),
         }
     });
 
     let outcome = run_course(&mut fleet, plan, &state, progress);
-    let (began, ended) = (outcome.as_ref().map_or_else(|_| now(), |outcome| outcome.began), now());
+    let ended = now();
     state.stop.store(true, Ordering::Relaxed);
-    let joined = clients.join();
-    joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic)).context("clients")?;
-    let outcome = outcome?;
+    result_of(clients.join()).context("clients")?;
+    let CourseOutcome { began, accidents, without_one } = outcome?;
     let record = state.record().clone();
     let grants: Vec<_> = record.holds.iter().map(|hold| hold.grant.clone()).collect();
     let longest = record.waits.iter().max().copied().unwrap_or_default();
     let mean = record.waits.iter().sum::<Duration>() / u32::try_from(record.waits.len().max(1))?;
     Ok(Report {
         plan,
-        accidents: outcome.accidents,
+        accidents,
         took: ended.saturating_sub(began),
         waits: (mean, longest),
         refusals: record.refusals,
@@ -181,12 +159,11 @@ pub fn run(plan: Plan, progress: impl FnMut(Duration, usize)) -> Result<Report> 
         most_at_once: most_holders(plan.kind, &record.holds),
         overlaps: forbidden_overlaps(plan.kind, &record.holds, &grants),
         disorders: out_of_order(plan, &record.holds, &grants),
-        without_one: outcome.without_one,
+        without_one,
         holds: record.holds,
     })
 }
 
-/// The accidents of a course, and their cost.
 struct CourseOutcome {
     began: Duration,
     accidents: AccidentCounts,
@@ -208,28 +185,25 @@ fn run_course(
     // The first waits include the time to connect.
     state.record().waits.clear();
     let began = now();
-    let (mut accidents, mut without_one) = (AccidentCounts::default(), Vec::new());
-    match plan.course {
-        Course::Calm => run_calm(plan, state),
+    let (accidents, without_one) = match plan.course {
+        Course::Calm => {
+            run_calm(plan, state);
+            (AccidentCounts::default(), Vec::new())
+        }
+        Course::OneDown => stop_each(fleet, plan, Accident::Kill(Disk::Kept), state)?,
+        Course::OnePaused => stop_each(fleet, plan, Accident::Pause, state)?,
         Course::Accidents => {
-            // Takes longer than planned while there is a mode in which no client has held the lock.
+            // The run takes longer than planned until clients have held the lock in each mode.
             let goes_on = |elapsed: Duration| {
                 elapsed < plan.duration
                     || (elapsed < plan.duration + LIMIT && !has_all_modes(plan, state))
             };
-            (accidents, _) =
-                fleet.inject_at_random(plan.seed, next_incident, goes_on, |elapsed| {
-                    progress(elapsed, state.record().holds.len());
-                })?;
+            let progress = |elapsed| progress(elapsed, state.record().holds.len());
+            let (accidents, _) =
+                fleet.inject_at_random(plan.seed, next_incident, goes_on, progress)?;
+            (accidents, Vec::new())
         }
-        Course::OneDown => {
-            without_one =
-                stop_each(fleet, plan, Accident::Kill(Disk::Kept), state, &mut accidents)?;
-        }
-        Course::OnePaused => {
-            without_one = stop_each(fleet, plan, Accident::Pause, state, &mut accidents)?;
-        }
-    }
+    };
     Ok(CourseOutcome { began, accidents, without_one })
 }
 
@@ -255,7 +229,6 @@ fn run_calm(plan: Plan, state: &RunState) {
     }
 }
 
-/// Returns whether the run may end early: the run of a baseline ends with the first harm.
 fn baseline_has_shown_harm(plan: Plan, state: &RunState) -> bool {
     plan.protected == Protected::No && {
         let holds = state.record().holds.clone();
@@ -280,28 +253,27 @@ fn has_all_modes(plan: Plan, state: &RunState) -> bool {
     modes.iter().all(|mode| record.holds.iter().any(|hold| hold.mode == *mode))
 }
 
-/// Stops one master after the other. For each, returns the rate of locks without it, as a fraction
-/// of the rate before.
+/// Stops one master after the other. Returns the accidents, and for each master the rate of locks
+/// without it, as a fraction of the rate before.
 fn stop_each(
     fleet: &mut Fleet,
     plan: Plan,
     accident: Accident,
     state: &RunState,
-    counts: &mut AccidentCounts,
-) -> Result<Vec<f64>> {
+) -> Result<(AccidentCounts, Vec<f64>)> {
     let part = plan.duration / u32::try_from(2 * MASTERS)?;
-    let per_part = |state: &RunState| {
+    let per_part = || {
         let from = now();
         thread::sleep(part);
         count_begun(&state.record().holds, from, now())
     };
-    let mut ratios = Vec::new();
+    let (mut counts, mut ratios) = (AccidentCounts::default(), Vec::new());
     for master in &mut fleet.masters {
-        let before = per_part(state);
+        let before = per_part();
         ensure!(before > 0, "no lock was granted before the accident");
         ensure!(master.inject(accident, 0)?, "the accident was not injected");
         counts.count(accident, 1);
-        let without = per_part(state);
+        let without = per_part();
         master.recover(accident, 0)?;
         let recovered = Instant::now();
         while !votes(&master.server)? {
@@ -310,7 +282,7 @@ fn stop_each(
         }
         ratios.push(ratio(without, before));
     }
-    Ok(ratios)
+    Ok((counts, ratios))
 }
 
 fn votes(server: &quorlock_testkit::Server) -> Result<bool> {
@@ -343,12 +315,6 @@ fn out_of_order(plan: Plan, holds: &[Hold], grants: &[Grant]) -> Vec<String> {
     }
 }
 
-impl Course {
-    fn stops_one(self) -> bool {
-        matches!(self, Self::OneDown | Self::OnePaused)
-    }
-}
-
 impl Report {
     /// Returns the longest wait as a multiple of the mean; infinite if no call waited.
     pub fn wait_ratio(&self) -> f64 {
@@ -356,7 +322,6 @@ impl Report {
         if mean.is_zero() { f64::INFINITY } else { longest.as_secs_f64() / mean.as_secs_f64() }
     }
 
-    /// Returns the mean of [`without_one`](Self::without_one).
     #[expect(clippy::cast_precision_loss, reason = "there are few masters")]
     pub fn mean_without_one(&self) -> f64 {
         self.without_one.iter().sum::<f64>() / self.without_one.len() as f64
@@ -366,10 +331,8 @@ impl Report {
     pub fn harm(&self) -> Vec<String> {
         let mut harm: Vec<_> = self.overlaps.iter().map(ToString::to_string).collect();
         if self.plan.kind == Kind::Semaphore && self.most_at_once > PERMITS {
-            harm.push(format!(
-                "{} clients held {PERMITS} permits at the same time",
-                self.most_at_once
-            ));
+            let holders = self.most_at_once;
+            harm.push(format!("{holders} clients held {PERMITS} permits at the same time"));
         }
         harm.extend(self.disorders.iter().cloned());
         harm
@@ -407,22 +370,23 @@ impl Report {
         if course == Course::Calm && kind == Kind::Shared && self.wait_ratio() > WAIT_RATIO_MAX {
             complaints.push(format!("a writer waited {:.1} × the mean", self.wait_ratio()));
         }
-        if course.stops_one() && self.longest_gap > STALL_MAX {
-            complaints.push(format!("no lock was granted for {:?}", self.longest_gap));
-        }
-        if course.stops_one() && self.waits.1 > STALLED_WAIT_MAX {
-            complaints.push(format!("a client waited for {:?}", self.waits.1));
-        }
-        if course.stops_one() && self.mean_without_one() < WITHOUT_ONE_MIN {
+        if matches!(course, Course::OneDown | Course::OnePaused) {
+            if self.longest_gap > STALL_MAX {
+                complaints.push(format!("no lock was granted for {:?}", self.longest_gap));
+            }
+            if self.waits.1 > STALLED_WAIT_MAX {
+                complaints.push(format!("a client waited for {:?}", self.waits.1));
+            }
             let ratio = self.mean_without_one();
-            complaints.push(format!(
-                "with one master down or paused, only {ratio:.2} × as many locks per second"
-            ));
+            if ratio < WITHOUT_ONE_MIN {
+                complaints.push(format!(
+                    "with one master down or paused, only {ratio:.2} × as many locks per second"
+                ));
+            }
         }
         complaints
     }
 
-    /// Returns the number of holds of this mode.
     pub fn count(&self, mode: Mode) -> usize {
         self.holds.iter().filter(|hold| hold.mode == mode).count()
     }
@@ -453,15 +417,10 @@ impl fmt::Display for Report {
         }
         let (holds, holders) = match plan.kind {
             Kind::Shared => {
-                let readers = self.count(Mode::Shared);
-                let downgraded = self.count(Mode::Downgraded);
-                (
-                    format!(
-                        "{} writers, {downgraded} of them downgraded, {readers} readers",
-                        self.count(Mode::Exclusive)
-                    ),
-                    "readers",
-                )
+                let [writers, downgraded, readers] =
+                    [Mode::Exclusive, Mode::Downgraded, Mode::Shared].map(|mode| self.count(mode));
+                let writers = format!("{writers} writers, {downgraded} of them downgraded");
+                (format!("{writers}, {readers} readers"), "readers")
             }
             Kind::Semaphore => (format!("{} permits", self.holds.len()), "holders"),
         };

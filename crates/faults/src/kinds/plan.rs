@@ -10,7 +10,7 @@ use crate::harness::{Accident, Disk, Incident, some_masters};
 /// Longest time between the starts of two incidents. Incidents may overlap.
 const PAUSE_MAX: Duration = Duration::from_millis(800);
 
-/// Draws the pause before the next incident, and the incident.
+/// Draws the pause before an incident, and the incident.
 pub(super) fn next_incident(rng: &mut StdRng) -> (Duration, Incident) {
     let pause = rng.random_range(Duration::ZERO..=PAUSE_MAX);
     let network = rng.random_range(0..NETWORKS);

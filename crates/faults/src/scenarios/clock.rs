@@ -12,11 +12,10 @@ use crate::{Baseline, Scenario, Tally};
 
 const TTL: Duration = Duration::from_millis(800);
 
-/// Steps the clock ahead by a minute: longer than any lock lasts.
 pub static STEPPED_AHEAD: Scenario = Scenario {
     accident: "wall clock +60 s while a lock is held",
     baseline: Baseline::Harmed("SET NX PX"),
-    round: stepped_ahead,
+    run: stepped_ahead,
 };
 
 fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
@@ -35,15 +34,14 @@ fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
     }
     check_ends_in_time(&mut node, method, &held, tally)?;
     let is_released = node.release(method, &released)?;
-    tally.harm_unless(is_released, || "the holder could not release the lock".into());
+    tally.check(is_released, "the holder could not release the lock");
     Ok(())
 }
 
-/// Steps the clock back by an hour.
 pub static STEPPED_BACK: Scenario = Scenario {
     accident: "wall clock −1 h while a lock is held",
     baseline: Baseline::Harmed("SET NX PX"),
-    round: stepped_back,
+    run: stepped_back,
 };
 
 /// Longest allowed time between a lock's deadline and its end.
@@ -79,10 +77,8 @@ fn stepped_back(protected: Protected, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Returns the time from the latest possible deadline of the lock until its key was found gone.
-///
-/// Returns `None` if the key still exists long after the deadline. Records harm if the key is gone
-/// before the deadline.
+/// Returns the time from the latest possible deadline of the lock until its key was found gone;
+/// `None` if the key still exists long after that. Records harm if the key is gone too early.
 fn lateness(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<Option<Duration>> {
     let limit = Duration::from_millis(500);
     loop {
@@ -90,7 +86,7 @@ fn lateness(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<Option<Du
         // Only reads the key: the lock must end although no client requests it.
         if !node.exists(&held.key)? {
             let gone_by = Instant::now();
-            tally.harm_unless(gone_by >= held.must_last_until(), || "the lock ended early".into());
+            tally.check(gone_by >= held.must_last_until(), "the lock ended early");
             return Ok(Some(gone_by.saturating_duration_since(held.must_end_by())));
         }
         if checked_at > held.must_end_by() + limit {
@@ -100,21 +96,20 @@ fn lateness(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<Option<Du
     }
 }
 
-/// Steps the clock ahead by a minute. An old client, which uses plain `SET NX PX`, then finds the
-/// key expired and writes it.
+/// An old client, which uses plain `SET NX PX`, finds the key expired and writes it.
 ///
 /// The module cannot prevent that this client and the holder both hold the lock. While the old
 /// client's key exists, the module does not change it, and grants the lock to no other client.
 pub static STEPPED_AHEAD_FOR_AN_OLD_CLIENT: Scenario = Scenario {
     accident: "wall clock +60 s, then SET NX PX by an old client",
     baseline: Baseline::Harmed("SET NX PX"),
-    round: stepped_ahead_for_an_old_client,
+    run: stepped_ahead_for_an_old_client,
 };
 
 fn stepped_ahead_for_an_old_client(protected: Protected, tally: &mut Tally) -> Result<()> {
     let method = module_or_set_nx(protected);
     let mut node = Node::start(|builder| builder)?;
-    // Otherwise the server may find the expired key before the old client does. Then the module
+    // Otherwise the server may find the expired key before the old client does, and the module
     // would write the key again.
     let _: String = node.call(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"])?;
     let held = node.acquire_free(method, "key", "holder", 2 * TTL)?;
@@ -132,13 +127,9 @@ fn stepped_ahead_for_an_old_client(protected: Protected, tally: &mut Tally) -> R
         tally.harm("the old client and the holder both hold the lock");
         return Ok(());
     }
-    tally.harm_unless(node.extend(method, &held)?.is_some(), || {
-        "the holder could not extend the lock".into()
-    });
+    tally.check(node.extend(method, &held)?.is_some(), "the holder could not extend the lock");
     let other = node.acquire_until(method, "key", "another", TTL, old.must_end_by() + PATIENCE)?;
-    tally.harm_unless(other.is_some(), || "the lock did not end".into());
-    tally.harm_unless(Instant::now() >= old.must_last_until(), || {
-        "the old client's key was removed".into()
-    });
+    tally.check(other.is_some(), "the lock did not end");
+    tally.check(Instant::now() >= old.must_last_until(), "the old client's key was removed");
     Ok(())
 }

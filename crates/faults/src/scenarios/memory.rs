@@ -11,21 +11,21 @@ use crate::{Baseline, Scenario, Tally};
 /// Much shorter than the ttl of the filler keys, and much longer than the filling takes.
 const TTL: Duration = Duration::from_secs(60);
 
-/// Evicts the key that would expire soonest: the lock's.
+/// The lock's key would expire soonest.
 pub static VOLATILE_TTL: Scenario = Scenario {
     accident: "eviction under volatile-ttl",
     baseline: Baseline::Harmed("SET NX PX"),
-    round: |protected, tally| eviction_round("volatile-ttl", protected, tally),
+    run: |protected, tally| eviction("volatile-ttl", protected, tally),
 };
 
-/// Evicts the least recently used key: the lock's.
+/// The lock's key is the least recently used.
 pub static ALLKEYS_LRU: Scenario = Scenario {
     accident: "eviction under allkeys-lru",
     baseline: Baseline::Harmed("SET NX PX"),
-    round: |protected, tally| eviction_round("allkeys-lru", protected, tally),
+    run: |protected, tally| eviction("allkeys-lru", protected, tally),
 };
 
-fn eviction_round(policy: &str, protected: Protected, tally: &mut Tally) -> Result<()> {
+fn eviction(policy: &str, protected: Protected, tally: &mut Tally) -> Result<()> {
     let method = module_or_set_nx(protected);
     let mut node = start(policy)?;
     let held = node.acquire_free(method, "held", "holder", TTL)?;
@@ -34,7 +34,6 @@ fn eviction_round(policy: &str, protected: Protected, tally: &mut Tally) -> Resu
     check_still_held(&mut node, method, &held, tally)
 }
 
-/// Starts a node that evicts keys by this policy.
 pub(super) fn start(policy: &str) -> Result<Node> {
     // The more keys the server compares, the more surely it evicts the one that its policy names.
     Node::start(|builder| builder.arg("maxmemory-policy", policy).arg("maxmemory-samples", 64))
@@ -49,10 +48,8 @@ pub(super) fn evict(node: &mut Node, method: LockMethod, key: &str) -> Result<()
     node.set_config("maxmemory", "0")
 }
 
-/// Writes filler keys until the lock's key is evicted.
-///
-/// With the module, `key` is not read, because the module writes it again. Instead, the count of
-/// leases that the module saved from eviction shows that the key was evicted.
+/// Writes filler keys until the lock's key is evicted. The module writes an evicted key again, so
+/// its count of saved leases shows the eviction.
 fn fill_until_evicted(node: &mut Node, method: LockMethod, key: &str) -> Result<()> {
     const BATCHES_MAX: usize = 200;
     for batch in 0..BATCHES_MAX {
@@ -66,19 +63,17 @@ fn fill_until_evicted(node: &mut Node, method: LockMethod, key: &str) -> Result<
             return Ok(());
         }
     }
-    bail!("the lock's key was not evicted by {BATCHES_MAX} batches")
+    bail!("the lock's key was not evicted after {BATCHES_MAX} batches of filler keys")
 }
 
 /// What is left of expired locks that no client requested again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leftovers {
-    /// Leases in the module's table.
     pub leases: u64,
-    /// Keys in the keyspace.
     pub keys: u64,
-    /// How much more memory is in use than before the first lock, in bytes.
+    /// How much more memory is in use than before the measured locks.
     pub memory_bytes: u64,
-    /// How much more memory was in use after the last grant than before the first lock, in bytes.
+    /// How much more memory was in use after the last grant than before the measured locks.
     pub peak_memory_bytes: u64,
 }
 
@@ -87,16 +82,14 @@ const NOISE_BYTES: u64 = 1 << 20;
 
 /// Acquires locks, and returns what is left when all of them have expired.
 ///
-/// No client releases the locks, or requests them again.
-///
 /// # Errors
 /// When the server fails, a lock is not granted, a lease or a key or memory is left long after the
 /// last lock has expired, or the locks are too few to measure their memory.
 pub fn expire_unreleased(locks: u32) -> Result<Leftovers> {
     const BATCH: u32 = 1000;
     let mut node = Node::start(|builder| builder)?;
-    // The server and the module keep some of the memory that the first locks need. The measurement
-    // starts later, so that it does not count this memory.
+    // The server and the module keep some of the memory that the first locks need, so the
+    // measurement starts after them.
     node.acquire_all((0..BATCH).map(|n| format!("warm {n}")), "token", Duration::from_millis(1))?;
     node.eventually("the first locks are gone", |node| Ok(node.leases()? == 0))?;
     let before_bytes = node.info("memory", "used_memory")?;

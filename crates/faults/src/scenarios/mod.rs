@@ -27,7 +27,6 @@ pub use self::memory::{Leftovers, expire_unreleased};
 use crate::harness::{Answer, Held, LockMethod, Node, PATIENCE, Protected};
 use crate::{Baseline, Scenario, Tally};
 
-/// All scenarios.
 pub static ALL: &[&Scenario] = &[
     &clock::STEPPED_AHEAD,
     &clock::STEPPED_BACK,
@@ -69,9 +68,7 @@ pub static ALL: &[&Scenario] = &[
     &permits::DEL,
 ];
 
-/// The results of all scenarios, with the protection and without.
-///
-/// `Display` writes a Markdown table.
+/// The results of all scenarios. `Display` writes a Markdown table.
 #[derive(Debug, Default)]
 pub struct Table {
     rows: Vec<Row>,
@@ -121,10 +118,10 @@ impl Row {
     fn of(scenario: &Scenario, rounds: u32) -> Result<Self> {
         let with = scenario.run(Protected::Yes, rounds)?;
         let without = match scenario.baseline {
+            Baseline::None(_) => None,
             Baseline::Harmed(_) | Baseline::Unharmed(_) => {
                 Some(scenario.run(Protected::No, rounds)?)
             }
-            Baseline::None(_) => None,
         };
         Ok(Self { accident: scenario.accident, baseline: scenario.baseline, with, without })
     }
@@ -161,14 +158,12 @@ impl fmt::Display for Table {
         writeln!(f, "| accident | times | harm without the protection | harm with it |")?;
         writeln!(f, "|---|---|---|---|")?;
         self.rows.iter().try_for_each(|row| {
-            let Row { accident, with, without, .. } = row;
-            let without = match (row.baseline, without) {
-                (Baseline::Harmed(how) | Baseline::Unharmed(how), Some(tally)) => {
-                    format!("{} of {} ({how})", tally.harms.len(), tally.injected)
-                }
-                (Baseline::None(why) | Baseline::Harmed(why) | Baseline::Unharmed(why), _) => {
-                    format!("– ({why})")
-                }
+            let Row { accident, baseline, with, without } = row;
+            let (Baseline::Harmed(text) | Baseline::Unharmed(text) | Baseline::None(text)) =
+                baseline;
+            let without = match without {
+                Some(tally) => format!("{} of {} ({text})", tally.harms.len(), tally.injected),
+                None => format!("– ({text})"),
             };
             writeln!(f, "| {accident} | {} | {without} | {} |", with.injected, with.harms.len())
         })
@@ -179,6 +174,7 @@ impl fmt::Display for Table {
 const LONG_TTL: Duration = Duration::from_secs(10);
 const HOUR_S: i64 = 3600;
 const MINUTE_S: i64 = 60;
+const GRANTED_WHILE_HELD: &str = "another client was granted the lock while it was held";
 
 /// Returns how clients lock in a scenario whose baseline is plain `SET NX PX`.
 const fn module_or_set_nx(protected: Protected) -> LockMethod {
@@ -189,16 +185,15 @@ const fn module_or_set_nx(protected: Protected) -> LockMethod {
 }
 
 /// Settings of a scenario whose baseline is a node that votes at once after a start.
-struct Abstention {
-    /// The largest ttl, which is the length of the abstention.
-    ///
-    /// Long in a baseline: the lock must outlast the start of the server, and the run does not wait
-    /// for the end of the lock.
+struct AbstentionSettings {
+    /// The largest ttl, which is the length of the settings. Long in a baseline, which does not
+    /// wait for the end of the lock: the lock must outlast the start of the server.
     max_ttl: Duration,
+    /// -1 for the largest ttl.
     rejoin_delay_ms: i64,
 }
 
-impl Abstention {
+impl AbstentionSettings {
     const fn of(protected: Protected) -> Self {
         match protected {
             Protected::Yes => Self { max_ttl: Duration::from_millis(1500), rejoin_delay_ms: -1 },
@@ -206,14 +201,12 @@ impl Abstention {
         }
     }
 
-    /// Starts a node with these settings.
-    fn start(&self) -> Result<Node> {
+    fn start_node(&self) -> Result<Node> {
         let max_ttl_ms = self.max_ttl.as_millis();
         Node::start(|builder| builder.arg("lock.max-ttl", max_ttl_ms))
     }
 
-    /// Kills the node, whose disk does not contain `key`, and starts it again. Returns the time of
-    /// the kill.
+    /// Kills the node, and starts it again without `key`. Returns the time of the kill.
     fn restart_without(&self, node: &mut Node, key: &str, tally: &mut Tally) -> Result<Instant> {
         node.master.server.kill();
         let killed_at = Instant::now();
@@ -240,7 +233,7 @@ impl Abstention {
         let is_held = Instant::now() < held.must_last_until();
         match tried {
             Answer::Granted(_) if is_held => {
-                tally.harm("another client was granted the lock while it was held");
+                tally.harm(GRANTED_WHILE_HELD);
             }
             Answer::Abstains(words) if words.contains(reason) => {}
             // The machine was so slow that the abstention may be over.
@@ -257,13 +250,9 @@ impl Abstention {
         let granted =
             node.acquire_until(LockMethod::Module, &held.key, "another", self.max_ttl, until)?;
         let granted_by = Instant::now();
-        tally.harm_unless(granted.is_some(), || "the node never votes again".into());
-        tally.harm_unless(granted_by >= held.must_last_until(), || {
-            "another client was granted the lock while it was held".into()
-        });
-        tally.harm_unless(granted_by >= since + self.max_ttl, || {
-            "the node voted again too early".into()
-        });
+        tally.check(granted.is_some(), "the node never votes again");
+        tally.check(granted_by >= held.must_last_until(), GRANTED_WHILE_HELD);
+        tally.check(granted_by >= since + self.max_ttl, "the node voted again too early");
         Ok(())
     }
 }
@@ -277,19 +266,11 @@ fn check_still_held(
     tally: &mut Tally,
 ) -> Result<()> {
     let other = node.acquire(method, &held.key, "another", LONG_TTL)?;
-    tally.harm_unless(matches!(other, Answer::Refused), || {
-        format!("another client was not refused the lock: {other:?}")
-    });
-    tally.harm_unless(node.extend(method, held)?.is_some(), || {
-        "the holder could not extend the lock".into()
-    });
-    tally.harm_unless(node.release(method, held)?, || {
-        "the holder could not release the lock".into()
-    });
+    tally.check(other.is_refused(), format!("another client was not refused the lock: {other:?}"));
+    tally.check(node.extend(method, held)?.is_some(), "the holder could not extend the lock");
+    tally.check(node.release(method, held)?, "the holder could not release the lock");
     let other = node.acquire(method, &held.key, "another", LONG_TTL)?;
-    tally.harm_unless(matches!(other, Answer::Granted(_)), || {
-        format!("the lock was not free after its release: {other:?}")
-    });
+    tally.check(other.is_granted(), format!("the lock was not free after its release: {other:?}"));
     Ok(())
 }
 
@@ -303,16 +284,13 @@ fn check_ends_in_time(
 ) -> Result<()> {
     let extended = node.extend(method, held)?;
     // A slow machine may extend too late.
-    tally.harm_unless(extended.is_some() || Instant::now() >= held.must_last_until(), || {
-        "the holder could not extend the lock".into()
-    });
+    let is_over = Instant::now() >= held.must_last_until();
+    tally.check(extended.is_some() || is_over, "the holder could not extend the lock");
     let held = extended.as_ref().unwrap_or(held);
     let until = held.must_end_by() + PATIENCE;
     match node.acquire_until(method, &held.key, "another", Duration::from_millis(1), until)? {
         None => tally.harm("the lock did not end"),
-        Some(_) => tally.harm_unless(Instant::now() >= held.must_last_until(), || {
-            "another client was granted the lock while it was held".into()
-        }),
+        Some(_) => tally.check(Instant::now() >= held.must_last_until(), GRANTED_WHILE_HELD),
     }
     Ok(())
 }

@@ -1,27 +1,25 @@
 //! An operator changes the key of a lock by a command.
 //!
-//! Such a command is no accident. Most of these commands end the lock, as they would end a lock
-//! that is only a key. These scenarios record harm if a command does not have the required effect
-//! on the lock.
+//! Such a command is no accident: the harm is a missing effect on the lock. Most of these commands
+//! end the lock, as they would end a lock that is only a key.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::{Abstention, LONG_TTL, check_ends_in_time, module_or_set_nx};
-use crate::harness::{Answer, Held, LockMethod, Node, Protected, port};
+use super::{
+    AbstentionSettings, GRANTED_WHILE_HELD, LONG_TTL, check_ends_in_time, module_or_set_nx,
+};
+use crate::harness::{Held, LockMethod, Node, Protected, port};
 use crate::{Baseline, Scenario, Tally};
 
 const MUST_OBEY: Baseline = Baseline::None("an operator's command: the lock must obey it");
 
-const fn command(
-    accident: &'static str,
-    round: fn(Protected, &mut Tally) -> Result<()>,
-) -> Scenario {
-    Scenario { accident, baseline: MUST_OBEY, round }
+const fn command(accident: &'static str, run: fn(Protected, &mut Tally) -> Result<()>) -> Scenario {
+    Scenario { accident, baseline: MUST_OBEY, run }
 }
 
-/// The lock ends. The same holds for UNLINK, GETDEL and other commands that remove a key.
+/// The lock ends.
 pub static DEL: Scenario = command("DEL, UNLINK, GETDEL of a held lock", |_, tally| {
     for name in ["DEL", "UNLINK", "GETDEL"] {
         check_ended_by(tally, |node| node.call::<redis::Value>(&[name, "key"]).map(drop))?;
@@ -39,9 +37,8 @@ pub static RENAME: Scenario = command("RENAME of a held lock", |_, tally| {
     check_held_as_string(&mut node, &held.under("other"), tally)
 });
 
-/// The lock ends if the server reports to the module that a command removed the key.
-///
-/// Valkey reports an expiry instead, as after a step of the clock, so on Valkey the lock stays.
+/// The lock ends if the server reports to the module that a command removed the key. Valkey reports
+/// an expiry instead, as after a step of the clock, so on Valkey the lock stays.
 pub static EXPIRE_0: Scenario = command("EXPIRE 0 of a held lock", |_, tally| {
     let mut node = Node::start(|builder| builder)?;
     let held =
@@ -67,32 +64,29 @@ pub static FLUSHALL: Scenario = command("FLUSHALL, FLUSHDB with a held lock", |_
 pub static SWAPDB: Scenario = Scenario {
     accident: "SWAPDB with a held lock",
     baseline: Baseline::Harmed("SET NX PX"),
-    round: swapdb,
+    run: swapdb,
 };
 
 fn swapdb(protected: Protected, tally: &mut Tally) -> Result<()> {
     let method = module_or_set_nx(protected);
-    let abstention = Abstention::of(protected);
-    let mut node = abstention.start()?;
-    let held = node.acquire_free(method, "key", "holder", abstention.max_ttl)?;
+    let settings = AbstentionSettings::of(protected);
+    let mut node = settings.start_node()?;
+    let held = node.acquire_free(method, "key", "holder", settings.max_ttl)?;
     let before = Instant::now();
     let _: String = node.call(&["SWAPDB", "0", "1"])?;
     tally.count_injected();
     match protected {
-        Protected::Yes => abstention.check(&mut node, protected, &held, before, "swapdb", tally),
+        Protected::Yes => settings.check(&mut node, protected, &held, before, "swapdb", tally),
         Protected::No => {
-            let other = node.acquire(method, "key", "another", abstention.max_ttl)?;
-            tally.harm_unless(!matches!(other, Answer::Granted(_)), || {
-                "another client was granted the lock while it was held".into()
-            });
+            let other = node.acquire(method, "key", "another", settings.max_ttl)?;
+            tally.check(!other.is_granted(), GRANTED_WHILE_HELD);
             Ok(())
         }
     }
 }
 
-/// The lock stays, and a copy under another key is a foreign string whose value is the token.
-///
-/// A copy that replaces the key ends the lock, and is a foreign string too.
+/// The lock stays, and a copy under another key is a foreign string whose value is the token. A
+/// copy that replaces the key ends the lock, and is a foreign string too.
 pub static RESTORE: Scenario = command("DUMP and RESTORE of a held lock", |_, tally| {
     let mut node = Node::start(|builder| builder)?;
     let held = node.acquire_free(LockMethod::Module, "key", "holder", LONG_TTL)?;
@@ -103,9 +97,8 @@ pub static RESTORE: Scenario = command("DUMP and RESTORE of a held lock", |_, ta
     check_held_as_string(&mut node, &held.under("copy"), tally)?;
 
     node.restore("key", &dumped, LONG_TTL)?;
-    tally.harm_unless(node.info("lock", "lock_ended_by_operator")? == 1, || {
-        "the operator did not end the lock".into()
-    });
+    let ended = node.info("lock", "lock_ended_by_operator")?;
+    tally.check(ended == 1, "the operator did not end the lock");
     check_held_as_string(&mut node, &held, tally)
 });
 
@@ -121,7 +114,6 @@ pub static MIGRATE: Scenario = command("MIGRATE of a held lock", |_, tally| {
     check_held_as_string(&mut other, &held, tally)
 });
 
-/// Checks that a command ends a held lock.
 fn check_ended_by(tally: &mut Tally, command: impl FnOnce(&mut Node) -> Result<()>) -> Result<()> {
     let mut node = Node::start(|builder| builder)?;
     let held = node.acquire_free(LockMethod::Module, "key", "holder", LONG_TTL)?;
@@ -132,21 +124,16 @@ fn check_ended_by(tally: &mut Tally, command: impl FnOnce(&mut Node) -> Result<(
 
 /// Checks that the holder has lost the lock, and that another client can acquire it.
 fn check_ended(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<()> {
-    tally.harm_unless(node.extend(LockMethod::Module, held)?.is_none(), || {
-        "the holder could still extend the lock".into()
-    });
+    let extended = node.extend(LockMethod::Module, held)?;
+    tally.check(extended.is_none(), "the holder could still extend the lock");
     let other = node.acquire(LockMethod::Module, &held.key, "another", LONG_TTL)?;
-    tally.harm_unless(matches!(other, Answer::Granted(_)), || {
-        "the command did not end the lock".into()
-    });
+    tally.check(other.is_granted(), "the command did not end the lock");
     Ok(())
 }
 
 fn check_refused(node: &mut Node, key: &str, tally: &mut Tally) -> Result<()> {
     let other = node.acquire(LockMethod::Module, key, "another", LONG_TTL)?;
-    tally.harm_unless(matches!(other, Answer::Refused), || {
-        format!("another client was not refused {key}: {other:?}")
-    });
+    tally.check(other.is_refused(), format!("another client was not refused {key}: {other:?}"));
     Ok(())
 }
 
@@ -154,11 +141,8 @@ fn check_refused(node: &mut Node, key: &str, tally: &mut Tally) -> Result<()> {
 /// its value, can extend and release it.
 fn check_held_as_string(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<()> {
     check_refused(node, &held.key, tally)?;
-    tally.harm_unless(node.extend(LockMethod::Module, held)?.is_some(), || {
-        "the holder could not extend the string".into()
-    });
-    tally.harm_unless(node.release(LockMethod::Module, held)?, || {
-        "the holder could not release the string".into()
-    });
+    let extended = node.extend(LockMethod::Module, held)?;
+    tally.check(extended.is_some(), "the holder could not extend the string");
+    tally.check(node.release(LockMethod::Module, held)?, "the holder could not release the string");
     Ok(())
 }

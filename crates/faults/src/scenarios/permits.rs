@@ -4,22 +4,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 
-use super::{Abstention, MINUTE_S, memory, module_or_set_nx};
+use super::{AbstentionSettings, MINUTE_S, memory, module_or_set_nx};
 use crate::harness::{Answer, Held, LockMethod, Node, PATIENCE, Protected};
 use crate::{Baseline, Scenario, Tally};
 
-/// The slots of the semaphore.
 const SLOTS: [&str; 2] = ["encoder:00", "encoder:01"];
 /// Much longer than a scenario takes.
 const TTL: Duration = Duration::from_secs(60);
 const SHORT_TTL: Duration = Duration::from_millis(800);
 const SET_NX: Baseline = Baseline::Harmed("SET NX PX of each slot");
 
-/// Steps the clock ahead by a minute: longer than any permit lasts.
 pub static STEPPED_AHEAD: Scenario = Scenario {
     accident: "wall clock +60 s while all permits are held",
     baseline: SET_NX,
-    round: stepped_ahead,
+    run: stepped_ahead,
 };
 
 fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
@@ -30,18 +28,10 @@ fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
     tally.count_injected();
     let first_end = permits.iter().map(Held::must_last_until).min();
     let until = permits[0].must_end_by() + PATIENCE;
-    let granted = loop {
-        let is_last = Instant::now() >= until;
-        match node.acquire_any(method, &SLOTS, "third", TTL)? {
-            Answer::Granted(held) => break Some(held),
-            _ if is_last => break None,
-            _ => std::thread::sleep(Duration::from_millis(1)),
-        }
-    };
-    tally.harm_unless(granted.is_some(), || "no permit ended".into());
-    tally.harm_unless(first_end.is_some_and(|end| Instant::now() >= end), || {
-        "a third client was granted one of two permits".into()
-    });
+    let granted = node.retry_until(until, |node| node.acquire_any(method, &SLOTS, "third", TTL))?;
+    tally.check(granted.is_some(), "no permit ended");
+    let one_has_ended = first_end.is_some_and(|end| Instant::now() >= end);
+    tally.check(one_has_ended, "a third client was granted one of two permits");
     Ok(())
 }
 
@@ -49,7 +39,7 @@ fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
 pub static EVICTION: Scenario = Scenario {
     accident: "eviction under volatile-ttl while all permits are held",
     baseline: SET_NX,
-    round: eviction,
+    run: eviction,
 };
 
 fn eviction(protected: Protected, tally: &mut Tally) -> Result<()> {
@@ -61,32 +51,29 @@ fn eviction(protected: Protected, tally: &mut Tally) -> Result<()> {
     check_all_held(&mut node, method, &permits, tally)
 }
 
-/// The server is killed, and restarted without any data.
 pub static EMPTY_DISK: Scenario = Scenario {
     accident: "kill -9, restart on an empty disk while all permits are held",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
-    round: empty_disk,
+    run: empty_disk,
 };
 
 fn empty_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
-    let abstention = Abstention::of(protected);
-    let mut node = abstention.start()?;
-    let permits = acquire_both(&mut node, LockMethod::Module, abstention.max_ttl)?;
-    let killed_at = abstention.restart_without(&mut node, SLOTS[0], tally)?;
-    let third = node.acquire_any(LockMethod::Module, &SLOTS, "third", abstention.max_ttl)?;
-    if killed_at.elapsed() < abstention.max_ttl {
-        tally.harm_unless(!matches!(third, Answer::Granted(_)), || {
-            "a third client was granted one of two permits".into()
-        });
+    let settings = AbstentionSettings::of(protected);
+    let mut node = settings.start_node()?;
+    let permits = acquire_both(&mut node, LockMethod::Module, settings.max_ttl)?;
+    let killed_at = settings.restart_without(&mut node, SLOTS[0], tally)?;
+    let third = node.acquire_any(LockMethod::Module, &SLOTS, "third", settings.max_ttl)?;
+    if killed_at.elapsed() < settings.max_ttl {
+        tally.check(!third.is_granted(), "a third client was granted one of two permits");
     }
-    abstention.check(&mut node, protected, &permits[1], killed_at, "start", tally)
+    settings.check(&mut node, protected, &permits[1], killed_at, "start", tally)
 }
 
 /// An operator's command ends one permit, and no other.
 pub static DEL: Scenario = Scenario {
     accident: "DEL of one slot while all permits are held",
     baseline: Baseline::None("the command must end that permit"),
-    round: del,
+    run: del,
 };
 
 fn del(_: Protected, tally: &mut Tally) -> Result<()> {
@@ -95,14 +82,11 @@ fn del(_: Protected, tally: &mut Tally) -> Result<()> {
     let permits = acquire_both(&mut node, method, TTL)?;
     let _: u64 = node.call(&["DEL", SLOTS[1]])?;
     tally.count_injected();
-    tally.harm_unless(node.extend(method, &permits[1])?.is_none(), || {
-        "the holder could still extend the permit".into()
-    });
+    let extended = node.extend(method, &permits[1])?;
+    tally.check(extended.is_none(), "the holder could still extend the permit");
     match node.acquire_any(method, &SLOTS, "third", TTL)? {
         Answer::Granted(third) => {
-            tally.harm_unless(third.key == SLOTS[1], || {
-                "a third client was granted the other slot".into()
-            });
+            tally.check(third.key == SLOTS[1], "a third client was granted the other slot");
             check_all_held(&mut node, method, &[permits[0].clone(), third], tally)
         }
         other => {
@@ -134,15 +118,11 @@ fn check_all_held(
     tally: &mut Tally,
 ) -> Result<()> {
     let third = node.acquire_any(method, &SLOTS, "further", TTL)?;
-    tally.harm_unless(matches!(third, Answer::Refused), || {
-        format!("one more client was granted a permit: {third:?}")
-    });
+    tally.check(third.is_refused(), format!("one more client was granted a permit: {third:?}"));
     for permit in permits {
         let extended = node.extend(method, permit)?;
-        tally.harm_unless(extended.is_some(), || "a holder could not extend its permit".into());
-        tally.harm_unless(node.release(method, permit)?, || {
-            "a holder could not release its permit".into()
-        });
+        tally.check(extended.is_some(), "a holder could not extend its permit");
+        tally.check(node.release(method, permit)?, "a holder could not release its permit");
     }
     Ok(())
 }

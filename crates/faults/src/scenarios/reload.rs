@@ -5,7 +5,9 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use quorlock_testkit::{Direction, Proxy};
 
-use super::{Abstention, LONG_TTL, MINUTE_S, check_still_held, module_or_set_nx};
+use super::{
+    AbstentionSettings, GRANTED_WHILE_HELD, LONG_TTL, MINUTE_S, check_still_held, module_or_set_nx,
+};
 use crate::harness::{LockMethod, Node, Protected, port};
 use crate::{Baseline, Scenario, Tally};
 
@@ -15,21 +17,21 @@ const KEYS_SURVIVE: Baseline = Baseline::Unharmed("SET NX PX: the keys are loade
 pub static DEBUG_RELOAD: Scenario = Scenario {
     accident: "DEBUG RELOAD",
     baseline: KEYS_SURVIVE,
-    round: |protected, tally| reload_round("RELOAD", Clock::Right, protected, tally),
+    run: |protected, tally| reload("RELOAD", Clock::Right, protected, tally),
 };
 
 /// The server loads its append-only file.
 pub static DEBUG_LOADAOF: Scenario = Scenario {
     accident: "DEBUG LOADAOF",
     baseline: KEYS_SURVIVE,
-    round: |protected, tally| reload_round("LOADAOF", Clock::Right, protected, tally),
+    run: |protected, tally| reload("LOADAOF", Clock::Right, protected, tally),
 };
 
 /// A snapshot is loaded without the keys that have expired by the wall clock.
 pub static DEBUG_RELOAD_AFTER_A_STEP: Scenario = Scenario {
     accident: "wall clock +60 s, then DEBUG RELOAD",
     baseline: Baseline::Harmed("SET NX PX"),
-    round: |protected, tally| reload_round("RELOAD", Clock::Stepped, protected, tally),
+    run: |protected, tally| reload("RELOAD", Clock::Stepped, protected, tally),
 };
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -38,7 +40,7 @@ enum Clock {
     Stepped,
 }
 
-fn reload_round(name: &str, clock: Clock, protected: Protected, tally: &mut Tally) -> Result<()> {
+fn reload(name: &str, clock: Clock, protected: Protected, tally: &mut Tally) -> Result<()> {
     let method = module_or_set_nx(protected);
     let mut node = Node::start(|builder| builder.arg("appendonly", "yes"))?;
     let held = node.acquire_free(method, "key", "holder", LONG_TTL)?;
@@ -50,17 +52,17 @@ fn reload_round(name: &str, clock: Clock, protected: Protected, tally: &mut Tall
     check_still_held(&mut node, method, &held, tally)
 }
 
-/// `REPLICAOF NO ONE` while the grant is still on its way to the replica.
+/// The grant is still on its way to the replica.
 pub static NOT_YET_REPLICATED: Scenario = Scenario {
     accident: "replica promoted, the lock not yet replicated",
     baseline: Baseline::Harmed("SET NX PX"),
-    round: not_yet_replicated,
+    run: not_yet_replicated,
 };
 
 fn not_yet_replicated(protected: Protected, tally: &mut Tally) -> Result<()> {
     let method = module_or_set_nx(protected);
-    let abstention = Abstention::of(protected);
-    let max_ttl_ms = abstention.max_ttl.as_millis();
+    let settings = AbstentionSettings::of(protected);
+    let max_ttl_ms = settings.max_ttl.as_millis();
     // With a delay, the master would wait for more replicas before it sends its data.
     let mut primary = Node::start(|builder| {
         builder.arg("lock.max-ttl", max_ttl_ms).arg("repl-diskless-sync-delay", 0).tcp()
@@ -72,8 +74,8 @@ fn not_yet_replicated(protected: Protected, tally: &mut Tally) -> Result<()> {
     let _: String = primary.call(&["SET", "replicated", "value"])?;
     replica.eventually("the replica is in step", |replica| replica.exists("replicated"))?;
 
-    network.stall(Direction::ToClient);
-    let held = primary.acquire_free(method, "key", "holder", abstention.max_ttl)?;
+    network.hold(Direction::ToClient);
+    let held = primary.acquire_free(method, "key", "holder", settings.max_ttl)?;
     primary.master.server.kill();
     ensure!(!replica.exists("key")?, "the grant was replicated");
     let promoted_at = Instant::now();
@@ -81,19 +83,12 @@ fn not_yet_replicated(protected: Protected, tally: &mut Tally) -> Result<()> {
     tally.count_injected();
     match method {
         LockMethod::Module => {
-            abstention.check(&mut replica, protected, &held, promoted_at, "promotion", tally)
+            settings.check(&mut replica, protected, &held, promoted_at, "promotion", tally)
         }
         LockMethod::SetNx => {
-            let other = replica.acquire_until(
-                method,
-                "key",
-                "another",
-                abstention.max_ttl,
-                held.must_last_until(),
-            )?;
-            tally.harm_unless(other.is_none(), || {
-                "another client was granted the lock while it was held".into()
-            });
+            let (ttl, until) = (settings.max_ttl, held.must_last_until());
+            let other = replica.acquire_until(method, "key", "another", ttl, until)?;
+            tally.check(other.is_none(), GRANTED_WHILE_HELD);
             Ok(())
         }
     }

@@ -5,65 +5,58 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 
-use super::{Abstention, HOUR_S, MINUTE_S};
+use super::{AbstentionSettings, HOUR_S, MINUTE_S};
 use crate::harness::{Held, LockMethod, Node, Protected};
 use crate::{Baseline, Scenario, Tally};
 
-/// The server is killed, and restarted without any data.
 pub static EMPTY_DISK: Scenario = Scenario {
     accident: "kill -9, restart on an empty disk",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
-    round: empty_disk,
+    run: empty_disk,
 };
 
 fn empty_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
-    let abstention = Abstention::of(protected);
-    let mut node = abstention.start()?;
-    let held = node.acquire_free(LockMethod::Module, "key", "holder", abstention.max_ttl)?;
-    let killed_at = abstention.restart_without(&mut node, "key", tally)?;
-    abstention.check(&mut node, protected, &held, killed_at, "start", tally)
+    let settings = AbstentionSettings::of(protected);
+    let mut node = settings.start_node()?;
+    let held = node.acquire_free(LockMethod::Module, "key", "holder", settings.max_ttl)?;
+    let killed_at = settings.restart_without(&mut node, "key", tally)?;
+    settings.check(&mut node, protected, &held, killed_at, "start", tally)
 }
 
 /// Each write is on the disk, but the keys of the locks have expired when the server loads them.
 pub static CLOCK_STEPPED_MEANWHILE: Scenario = Scenario {
     accident: "wall clock +60 s during a restart, appendfsync always",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
-    round: clock_stepped_meanwhile,
+    run: clock_stepped_meanwhile,
 };
 
 fn clock_stepped_meanwhile(protected: Protected, tally: &mut Tally) -> Result<()> {
-    let abstention = Abstention::of(protected);
-    let max_ttl_ms = abstention.max_ttl.as_millis();
-    let mut node = Node::start(|builder| {
-        builder
-            .arg("lock.max-ttl", max_ttl_ms)
-            .arg("appendonly", "yes")
-            .arg("appendfsync", "always")
-    })?;
-    let held = node.acquire_free(LockMethod::Module, "key", "holder", abstention.max_ttl)?;
+    let settings = AbstentionSettings::of(protected);
+    let mut node = start(Fsync::Always, &settings)?;
+    let held = node.acquire_free(LockMethod::Module, "key", "holder", settings.max_ttl)?;
 
-    let lost_bytes = node.cut_power()?;
+    let lost_bytes = node.master.cut_power()?;
     let cut_at = Instant::now();
     ensure!(lost_bytes == 0, "appendfsync always lost {lost_bytes} bytes");
     node.master.injectors()?.clock.step_ms(MINUTE_S * 1000);
-    node.restart(abstention.rejoin_delay_ms)?;
+    node.restart(settings.rejoin_delay_ms)?;
     ensure!(!node.exists("key")?, "the key has not expired");
     tally.count_injected();
-    abstention.check(&mut node, protected, &held, cut_at, "start", tally)
+    settings.check(&mut node, protected, &held, cut_at, "start", tally)
 }
 
 /// The operating system decides when to sync.
 pub static SYNCED_BY_THE_SYSTEM: Scenario = Scenario {
     accident: "power cut, appendfsync no",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
-    round: |protected, tally| power_cut(Fsync::No, protected, tally),
+    run: |protected, tally| power_cut(Fsync::No, protected, tally),
 };
 
 /// The server syncs once a second.
 pub static SYNCED_EVERY_SECOND: Scenario = Scenario {
     accident: "power cut, appendfsync everysec",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
-    round: |protected, tally| power_cut(Fsync::EverySecond, protected, tally),
+    run: |protected, tally| power_cut(Fsync::EverySecond, protected, tally),
 };
 
 /// The server syncs before it answers.
@@ -72,7 +65,7 @@ pub static ALWAYS_SYNCED: Scenario = Scenario {
     baseline: Baseline::Unharmed(
         "lock.rejoin-delay 0: what is synced before the answer is not lost",
     ),
-    round: |protected, tally| power_cut(Fsync::Always, protected, tally),
+    run: |protected, tally| power_cut(Fsync::Always, protected, tally),
 };
 
 /// The server syncs once a second, and measures the second by the wall clock.
@@ -81,24 +74,24 @@ pub static ALWAYS_SYNCED: Scenario = Scenario {
 pub static STEPPED_BACK_BEFORE: Scenario = Scenario {
     accident: "wall clock −1 h, a second later a power cut, appendfsync everysec",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
-    round: stepped_back_before,
+    run: stepped_back_before,
 };
 
 fn stepped_back_before(protected: Protected, tally: &mut Tally) -> Result<()> {
     /// Without the step, the server would sync within this time.
     const SYNC_DUE_AFTER: Duration = Duration::from_millis(1500);
-    let abstention = Abstention::of(protected);
-    let abstention = Abstention { max_ttl: abstention.max_ttl + SYNC_DUE_AFTER, ..abstention };
-    let mut node = start(Fsync::EverySecond, &abstention)?;
+    let settings = AbstentionSettings::of(protected);
+    let settings = AbstentionSettings { max_ttl: settings.max_ttl + SYNC_DUE_AFTER, ..settings };
+    let mut node = start(Fsync::EverySecond, &settings)?;
     node.step_clock(-HOUR_S)?;
-    let held = node.acquire_free(LockMethod::Module, "key", "holder", abstention.max_ttl)?;
+    let held = node.acquire_free(LockMethod::Module, "key", "holder", settings.max_ttl)?;
     thread::sleep(SYNC_DUE_AFTER);
-    let lost_bytes = node.cut_power()?;
+    let lost_bytes = node.master.cut_power()?;
     let cut_at = Instant::now();
     ensure!(lost_bytes > 0, "the server has synced after all");
-    node.restart(abstention.rejoin_delay_ms)?;
+    node.restart(settings.rejoin_delay_ms)?;
     tally.count_injected();
-    abstention.check(&mut node, protected, &held, cut_at, "start", tally)
+    settings.check(&mut node, protected, &held, cut_at, "start", tally)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -119,31 +112,31 @@ impl Fsync {
 }
 
 fn power_cut(fsync: Fsync, protected: Protected, tally: &mut Tally) -> Result<()> {
-    let abstention = Abstention::of(protected);
-    let (mut node, mut held, lost_bytes) = cut_after_a_grant(fsync, &abstention)?;
+    let settings = AbstentionSettings::of(protected);
+    let (mut node, mut held, lost_bytes) = cut_after_a_grant(fsync, &settings)?;
     let cut_at = Instant::now();
-    node.restart(abstention.rejoin_delay_ms)?;
+    node.restart(settings.rejoin_delay_ms)?;
     tally.count_injected();
     if fsync == Fsync::Always {
-        tally.harm_unless(lost_bytes == 0, || format!("{lost_bytes} synced bytes were lost"));
+        tally.check(lost_bytes == 0, format!("{lost_bytes} synced bytes were lost"));
         // The key has survived, so the holder can extend the lock even while the node abstains.
         let extended = node.extend(LockMethod::Module, &held)?;
-        tally.harm_unless(extended.is_some(), || "the holder could not extend the lock".into());
+        tally.check(extended.is_some(), "the holder could not extend the lock");
         held = extended.unwrap_or(held);
     }
-    abstention.check(&mut node, protected, &held, cut_at, "start", tally)
+    settings.check(&mut node, protected, &held, cut_at, "start", tally)
 }
 
 /// Cuts the power after a grant, and returns the number of lost bytes.
 ///
-/// With `appendfsync always`, the grant must already be synced. Otherwise it is not synced yet: the
-/// time of the next sync is unknown, so a cut that came too late is repeated on a new server.
-fn cut_after_a_grant(fsync: Fsync, abstention: &Abstention) -> Result<(Node, Held, u64)> {
+/// Without `appendfsync always`, the grant is among them. The time of the next sync is unknown, so
+/// a cut that came too late is repeated on a new server.
+fn cut_after_a_grant(fsync: Fsync, settings: &AbstentionSettings) -> Result<(Node, Held, u64)> {
     const ATTEMPTS_MAX: usize = 20;
     for _ in 0..ATTEMPTS_MAX {
-        let mut node = start(fsync, abstention)?;
-        let held = node.acquire_free(LockMethod::Module, "key", "holder", abstention.max_ttl)?;
-        let lost_bytes = node.cut_power()?;
+        let mut node = start(fsync, settings)?;
+        let held = node.acquire_free(LockMethod::Module, "key", "holder", settings.max_ttl)?;
+        let lost_bytes = node.master.cut_power()?;
         if lost_bytes > 0 || fsync == Fsync::Always {
             return Ok((node, held, lost_bytes));
         }
@@ -151,9 +144,9 @@ fn cut_after_a_grant(fsync: Fsync, abstention: &Abstention) -> Result<(Node, Hel
     bail!("appendfsync {}: none of {ATTEMPTS_MAX} power cuts lost data", fsync.word())
 }
 
-/// Starts a server. With `appendfsync everysec`, it has just synced its data.
-fn start(fsync: Fsync, abstention: &Abstention) -> Result<Node> {
-    let max_ttl_ms = abstention.max_ttl.as_millis();
+/// With `appendfsync everysec`, returns just after the server has synced its data.
+fn start(fsync: Fsync, settings: &AbstentionSettings) -> Result<Node> {
+    let max_ttl_ms = settings.max_ttl.as_millis();
     let mut node = Node::start(|builder| {
         builder
             .arg("lock.max-ttl", max_ttl_ms)

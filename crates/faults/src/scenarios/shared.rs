@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 
-use super::{Abstention, LONG_TTL, MINUTE_S, memory, module_or_set_nx};
+use super::{AbstentionSettings, LONG_TTL, MINUTE_S, memory, module_or_set_nx};
 use crate::harness::{Answer, Held, LockMethod, Node, PATIENCE, Protected};
 use crate::{Baseline, Scenario, Tally};
 
@@ -12,14 +12,13 @@ use crate::{Baseline, Scenario, Tally};
 const SET_OF_READERS: Baseline = Baseline::Harmed("a set of readers that expires");
 /// Much longer than a scenario takes.
 const TTL: Duration = Duration::from_secs(60);
-/// Ttl of the first of two readers. The second reader has a longer one, so its lock ends later.
+/// A short ttl of a reader, and how much longer the ttl of a second reader is.
 const SHORT_TTL: Duration = Duration::from_millis(600);
 
-/// Steps the clock ahead by a minute: longer than any reader holds the lock.
 pub static STEPPED_AHEAD: Scenario = Scenario {
     accident: "wall clock +60 s while readers share a lock",
     baseline: SET_OF_READERS,
-    round: stepped_ahead,
+    run: stepped_ahead,
 };
 
 fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
@@ -32,54 +31,50 @@ fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
     let until = second.must_end_by() + PATIENCE;
     let writer = node.acquire_until(method, &first.key, "writer", TTL, until)?;
     let granted_by = Instant::now();
-    tally.harm_unless(writer.is_some(), || "the readers' locks did not end".into());
-    tally.harm_unless(granted_by >= second.must_last_until(), || {
-        "a writer was granted the lock beside a reader".into()
-    });
+    tally.check(writer.is_some(), "the readers' locks did not end");
+    tally.check(
+        granted_by >= second.must_last_until(),
+        "a writer was granted the lock beside a reader",
+    );
     Ok(())
 }
 
-/// Evicts the key that would expire soonest: the lock's.
 pub static EVICTION: Scenario = Scenario {
     accident: "eviction under volatile-ttl while readers share a lock",
     baseline: SET_OF_READERS,
-    round: eviction,
+    run: eviction,
 };
 
 fn eviction(protected: Protected, tally: &mut Tally) -> Result<()> {
     let method = module_or_set_nx(protected);
     let mut node = memory::start("volatile-ttl")?;
-    let readers =
-        [share(&mut node, method, "first", TTL)?, share(&mut node, method, "second", TTL)?];
+    let readers = share_twice(&mut node, method)?;
     memory::evict(&mut node, method, &readers[0].key)?;
     tally.count_injected();
     check_still_shared(&mut node, method, &readers, tally)
 }
 
-/// The server is killed, and restarted without any data.
 pub static EMPTY_DISK: Scenario = Scenario {
     accident: "kill -9, restart on an empty disk while readers share a lock",
     baseline: Baseline::Harmed("lock.rejoin-delay 0"),
-    round: empty_disk,
+    run: empty_disk,
 };
 
 fn empty_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
-    let abstention = Abstention::of(protected);
-    let mut node = abstention.start()?;
-    share(&mut node, LockMethod::Module, "first", abstention.max_ttl / 2)?;
-    let last = share(&mut node, LockMethod::Module, "second", abstention.max_ttl)?;
-    let killed_at = abstention.restart_without(&mut node, &last.key, tally)?;
-    abstention.check(&mut node, protected, &last, killed_at, "start", tally)
+    let settings = AbstentionSettings::of(protected);
+    let mut node = settings.start_node()?;
+    share(&mut node, LockMethod::Module, "first", settings.max_ttl / 2)?;
+    let last = share(&mut node, LockMethod::Module, "second", settings.max_ttl)?;
+    let killed_at = settings.restart_without(&mut node, &last.key, tally)?;
+    settings.check(&mut node, protected, &last, killed_at, "start", tally)
 }
 
-/// The server is killed, and restarted with its disk and without abstention.
-///
 /// No client knows the value of the key on the disk. The key keeps writers and readers out until
 /// the last reader's deadline.
 pub static KEPT_DISK: Scenario = Scenario {
     accident: "kill -9, restart with the disk while readers share a lock, lock.rejoin-delay 0",
     baseline: Baseline::Unharmed("a set of readers that expires: it is loaded again"),
-    round: kept_disk,
+    run: kept_disk,
 };
 
 fn kept_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
@@ -95,21 +90,20 @@ fn kept_disk(protected: Protected, tally: &mut Tally) -> Result<()> {
     // The key must expire at the deadline of the second reader, which is the later one.
     let expiry_ms: u64 = node.call(&["PEXPIRETIME", &last.key])?;
     let later_ms = expiry_ms.saturating_sub(first_expiry_ms);
-    tally.harm_unless(u128::from(later_ms) >= SHORT_TTL.as_millis(), || {
-        format!("the key expires only {later_ms} ms after the first reader's deadline")
-    });
+    tally.check(
+        u128::from(later_ms) >= SHORT_TTL.as_millis(),
+        format!("the key expires only {later_ms} ms after the first reader's deadline"),
+    );
     if method == LockMethod::Module {
-        tally.harm_unless(node.extend(method, &first)?.is_none(), || {
-            "the node accepted a reader's token for the loaded key".into()
-        });
-        tally.harm_unless(!node.release(method, &first)?, || {
-            "a reader ended the lock of both".into()
-        });
+        let extended = node.extend(method, &first)?;
+        tally.check(extended.is_none(), "the node accepted a reader's token for the loaded key");
+        tally.check(!node.release(method, &first)?, "a reader ended the lock of both");
         // The key does not say that its holders share the lock.
         let reader = node.share(method, &last.key, "third", TTL)?;
-        tally.harm_unless(matches!(reader, Answer::Refused), || {
-            format!("a third reader was not refused the lock: {reader:?}")
-        });
+        tally.check(
+            reader.is_refused(),
+            format!("a third reader was not refused the lock: {reader:?}"),
+        );
     }
     check_refuses_writers(&mut node, method, &last, tally)
 }
@@ -119,7 +113,7 @@ pub static KILLED_AFTER_A_DOWNGRADE: Scenario = Scenario {
     accident: "downgrade, a reader joins, kill -9, restart with the disk, release by the former \
                writer",
     baseline: Baseline::Harmed("the key keeps the token of the writer"),
-    round: killed_after_a_downgrade,
+    run: killed_after_a_downgrade,
 };
 
 fn killed_after_a_downgrade(protected: Protected, tally: &mut Tally) -> Result<()> {
@@ -135,30 +129,28 @@ fn killed_after_a_downgrade(protected: Protected, tally: &mut Tally) -> Result<(
         // Like a module that writes the key only once, when it grants the lock.
         let _: String = node.call(&["SET", key, "first", "PX", &ms])?;
     } else {
-        tally.harm_unless(value.is_some_and(|value| value != "first" && value != "second"), || {
-            "the key shows the token of one of the holders".into()
-        });
+        let is_random = value.is_some_and(|value| value != "first" && value != "second");
+        tally.check(is_random, "the key shows the token of one of the holders");
     }
     node.master.server.kill();
     node.restart(0)?;
     ensure!(node.exists(key)?, "the disk is empty");
     let released = node.release(LockMethod::Module, &first)?;
-    tally.harm_unless(!released, || "one of the holders ended the lock of both".into());
+    tally.check(!released, "one of the holders ended the lock of both");
     check_refuses_writers(&mut node, LockMethod::Module, &reader, tally)
 }
 
-/// The server loads a snapshot that it has just made, without the key that a clock step expired.
+/// The snapshot lacks the key, which a clock step expired.
 pub static DEBUG_RELOAD: Scenario = Scenario {
     accident: "wall clock +120 s, then DEBUG RELOAD while readers share a lock",
     baseline: SET_OF_READERS,
-    round: debug_reload,
+    run: debug_reload,
 };
 
 fn debug_reload(protected: Protected, tally: &mut Tally) -> Result<()> {
     let method = module_or_set_nx(protected);
     let mut node = Node::start(|builder| builder)?;
-    let readers =
-        [share(&mut node, method, "first", TTL)?, share(&mut node, method, "second", TTL)?];
+    let readers = share_twice(&mut node, method)?;
     node.step_clock(2 * MINUTE_S)?;
     let _: String = node.call(&["DEBUG", "RELOAD"])?;
     tally.count_injected();
@@ -169,15 +161,14 @@ fn debug_reload(protected: Protected, tally: &mut Tally) -> Result<()> {
 pub static DEL_OR_SET: Scenario = Scenario {
     accident: "DEL, SET of the key of a lock that readers share",
     baseline: Baseline::None("the command must end the lock"),
-    round: del_or_set,
+    run: del_or_set,
 };
 
 fn del_or_set(_: Protected, tally: &mut Tally) -> Result<()> {
     for by_set in [false, true] {
         let mut node = Node::start(|builder| builder)?;
         let method = LockMethod::Module;
-        let readers =
-            [share(&mut node, method, "first", TTL)?, share(&mut node, method, "second", TTL)?];
+        let readers = share_twice(&mut node, method)?;
         if by_set {
             let _: String = node.call(&["SET", "key", "old client", "PX", "60000"])?;
         } else {
@@ -185,14 +176,11 @@ fn del_or_set(_: Protected, tally: &mut Tally) -> Result<()> {
         }
         tally.count_injected();
         for reader in &readers {
-            tally.harm_unless(node.extend(method, reader)?.is_none(), || {
-                "a reader could still extend the lock".into()
-            });
+            let extended = node.extend(method, reader)?;
+            tally.check(extended.is_none(), "a reader could still extend the lock");
         }
         let writer = node.acquire(method, "key", "writer", TTL)?;
-        tally.harm_unless(matches!(writer, Answer::Granted(_)) != by_set, || {
-            format!("the writer was answered {writer:?}")
-        });
+        tally.check(writer.is_granted() != by_set, format!("the writer was answered {writer:?}"));
     }
     Ok(())
 }
@@ -201,18 +189,22 @@ fn del_or_set(_: Protected, tally: &mut Tally) -> Result<()> {
 pub static UNLOAD: Scenario = Scenario {
     accident: "MODULE UNLOAD while readers share a lock",
     baseline: Baseline::None("the server must refuse it"),
-    round: unload,
+    run: unload,
 };
 
 fn unload(_: Protected, tally: &mut Tally) -> Result<()> {
     let mut node = Node::start(|builder| builder)?;
     let method = LockMethod::Module;
-    let readers =
-        [share(&mut node, method, "first", TTL)?, share(&mut node, method, "second", TTL)?];
+    let readers = share_twice(&mut node, method)?;
     let refused = node.call::<String>(&["MODULE", "UNLOAD", "lock"]);
     tally.count_injected();
-    tally.harm_unless(refused.is_err(), || "the module was unloaded".into());
+    tally.check(refused.is_err(), "the module was unloaded");
     check_still_shared(&mut node, method, &readers, tally)
+}
+
+/// Acquires the lock as two readers.
+fn share_twice(node: &mut Node, method: LockMethod) -> Result<[Held; 2]> {
+    Ok([share(node, method, "first", TTL)?, share(node, method, "second", TTL)?])
 }
 
 /// Acquires the lock as a reader. The node must grant it.
@@ -237,17 +229,16 @@ fn check_refuses_writers(
 ) -> Result<()> {
     let writer = node.acquire(method, &last.key, "writer", TTL)?;
     if Instant::now() < last.must_last_until() {
-        tally.harm_unless(matches!(writer, Answer::Refused), || {
-            format!("a writer was not refused beside a reader: {writer:?}")
-        });
+        tally.check(
+            writer.is_refused(),
+            format!("a writer was not refused beside a reader: {writer:?}"),
+        );
     }
     Ok(())
 }
 
-/// Checks that the readers share the lock.
-///
-/// A writer is refused, and another reader joins. Each reader can extend and release the lock. Then
-/// the lock is free. Without the module, only a writer tries to acquire the lock.
+/// Checks that a writer is refused. With the module, also checks that another reader joins, that
+/// each reader can extend and release the lock, and that the lock is free after that.
 fn check_still_shared(
     node: &mut Node,
     method: LockMethod,
@@ -264,17 +255,14 @@ fn check_still_shared(
         return Ok(());
     };
     for reader in readers.iter().chain([&joined]) {
-        tally.harm_unless(node.extend(method, reader)?.is_some(), || {
-            "a reader could not extend the lock".into()
-        });
+        tally.check(node.extend(method, reader)?.is_some(), "a reader could not extend the lock");
         check_refuses_writers(node, method, reader, tally)?;
-        tally.harm_unless(node.release(method, reader)?, || {
-            "a reader could not release the lock".into()
-        });
+        tally.check(node.release(method, reader)?, "a reader could not release the lock");
     }
     let writer = node.acquire(method, &joined.key, "writer", TTL)?;
-    tally.harm_unless(matches!(writer, Answer::Granted(_)), || {
-        format!("the lock was not free after all releases: {writer:?}")
-    });
+    tally.check(
+        writer.is_granted(),
+        format!("the lock was not free after all releases: {writer:?}"),
+    );
     Ok(())
 }

@@ -19,12 +19,10 @@ const HOLD_MAX: Duration = Duration::from_micros(300);
 /// Longest time until a client hangs up.
 const HANG_UP_MAX: Duration = Duration::from_millis(2);
 
-/// What a client intends to do in a round.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Plan {
     /// Waits for as long as necessary, and releases the lock.
     Patient,
-    /// Waits for a short time.
     Hurried,
     /// Waits for as long as necessary, and forgets the lock: its deadline ends it.
     Forgetful,
@@ -34,7 +32,6 @@ enum Plan {
     Vanishes,
 }
 
-/// One client and its connection.
 pub(super) struct Client<'a> {
     shared: &'a RunState<'a>,
     index: usize,
@@ -79,10 +76,8 @@ impl<'a> Client<'a> {
         let ask =
             cmd("LOCK.ACQUIRE").arg(&key).arg(&token).arg(ttl_ms).arg("WAIT").arg(wait_ms).take();
         connection.set_read_timeout(Some(patience)).expect("the timeout is not zero");
-        self.shared.set_claim(
-            self.index,
-            Some(Claim { client_id, key: key.clone(), token: token.clone() }),
-        );
+        let claim = Claim { client_id, key: key.clone(), token: token.clone() };
+        self.shared.set_claim(self.index, Some(claim));
         let asked = Instant::now();
         let (_, connection) = self.connection.as_mut().expect("the connection was opened above");
         let answer = ask.query::<Value>(connection);
@@ -91,12 +86,8 @@ impl<'a> Client<'a> {
         if end == WaitEnd::Granted && !is_short {
             self.hold();
         }
-        // A client that cannot know whether it was granted the lock releases it.
-        let may_hold = matches!(
-            end,
-            WaitEnd::Granted | WaitEnd::CutOff | WaitEnd::HungUp | WaitEnd::Unanswered
-        );
-        if may_hold && !is_short {
+        // A client that was granted the lock, or cannot know whether it was, releases the lock.
+        if !is_short && !matches!(end, WaitEnd::OutOfTime | WaitEnd::Unblocked) {
             self.release(&key, &token);
         }
         self.shared.set_claim(self.index, None);

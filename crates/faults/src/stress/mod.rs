@@ -19,20 +19,19 @@ use redis::{Connection, RedisResult, Value, cmd, from_redis_value, pipe};
 use self::client::Client;
 pub use self::outcome::StressOutcome;
 use self::outcome::{Counters, Intervention};
+use crate::harness::result_of;
 
-/// Longest time between two interventions.
+/// Longest pause after an intervention.
 const INTERVENTION_PAUSE_MAX: Duration = Duration::from_millis(1);
 /// Pause between two observations.
 const OBSERVATION_PAUSE: Duration = Duration::from_micros(500);
 
-/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Stress {
-    /// Number of rounds of all clients together. In each, a client requests a lock and waits.
+    /// Number of requests of all clients together. Each request waits for a lock.
     pub rounds: u64,
     /// Number of clients, each in a thread of its own.
     pub clients: usize,
-    /// Number of locks.
     pub keys: usize,
     /// Seed of all random numbers. The order of the threads still differs from run to run.
     pub seed: u64,
@@ -48,7 +47,7 @@ struct RunState<'a> {
     stop: &'a AtomicBool,
     /// Set when all clients have ended.
     over: AtomicBool,
-    /// The present claim of each client.
+    /// By the index of the client.
     claims: Vec<Mutex<Option<Claim>>>,
     counters: Counters,
 }
@@ -56,7 +55,7 @@ struct RunState<'a> {
 /// A client that waits for a lock, or holds it.
 #[derive(Clone)]
 struct Claim {
-    /// The id of its connection on the server.
+    /// The ID of its connection on the server.
     client_id: u64,
     key: String,
     token: String,
@@ -66,7 +65,6 @@ impl Stress {
     /// Runs until all rounds are over, or `stop` is set.
     ///
     /// # Panics
-    ///
     /// When the server does not answer any more.
     pub fn run(&self, server: &Server, stop: &AtomicBool) -> StressOutcome {
         let shared = RunState {
@@ -89,9 +87,9 @@ impl Stress {
             shared.over.store(true, Ordering::Relaxed);
             let longest_free = observer.join();
             for client in ended {
-                client.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                result_of(client);
             }
-            longest_free.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            result_of(longest_free)
         });
         let rounds = shared.begun.load(Ordering::Relaxed).min(self.rounds);
         StressOutcome::new(rounds, &shared.counters, longest_free, server)
@@ -107,7 +105,6 @@ impl RunState<'_> {
         self.over.load(Ordering::Relaxed)
     }
 
-    /// Begins another round, if one is left.
     fn begin_round(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
             && self.begun.fetch_add(1, Ordering::Relaxed) < self.stress.rounds
@@ -130,11 +127,9 @@ impl RunState<'_> {
             if let Some(Claim { client_id, key, token }) = self.present_claim(victim) {
                 let unblock =
                     |how: &str| cmd("CLIENT").arg("UNBLOCK").arg(client_id).arg(how).take();
+                let kill = cmd("CLIENT").arg("KILL").arg("ID").arg(client_id).take();
                 let (intervention, command) = match rng.random_range(0..100) {
-                    0..40 => (
-                        Intervention::Kill,
-                        cmd("CLIENT").arg("KILL").arg("ID").arg(client_id).take(),
-                    ),
+                    0..40 => (Intervention::Kill, kill),
                     40..55 => (Intervention::Unblock, unblock("TIMEOUT")),
                     55..70 => (Intervention::Unblock, unblock("ERROR")),
                     70..85 => {
@@ -153,16 +148,11 @@ impl RunState<'_> {
         }
     }
 
-    /// Returns the longest time for which a lock was free although a client waited for it.
+    /// Returns the longest time for which some lock was free although a client waited for it.
     ///
-    /// Counts consecutive observations that find such a lock: from the answer to the first one to
-    /// the request of the last one. A single observation counts as no time. It may come just after
-    /// a lock has ended, and the server grants the lock to the next waiter only at the end of its
-    /// turn.
-    ///
-    /// An observation is one transaction, and so shows one moment. `LOCK.INSPECT` gives the number
-    /// of waiters for each held lock, and `INFO lock` the number of all waiters. The difference is
-    /// the number of waiters for free locks.
+    /// Consecutive observations of such locks count from the answer to the first one to the request
+    /// of the last one. A single observation counts as no time: it may come just after a lock has
+    /// ended, and the server grants the lock to the next waiter only at the end of its turn.
     fn observe(&self) -> Duration {
         let mut connection = self.server.connection();
         let mut first_seen: Option<Instant> = None;
@@ -183,6 +173,8 @@ impl RunState<'_> {
     }
 }
 
+/// In one transaction, and so at one moment, compares the number of all waiters in `INFO lock` with
+/// the waiters for held locks in `LOCK.INSPECT`.
 fn has_waiter_for_free_lock(connection: &mut Connection, keys: usize) -> RedisResult<bool> {
     let mut transaction = pipe();
     transaction.atomic().add_command(cmd("INFO").arg("lock").take());

@@ -9,7 +9,6 @@ use crate::harness::info;
 /// Time in which the last locks must end, and the last clients must be unblocked.
 const SETTLE_LIMIT: Duration = Duration::from_secs(1);
 
-/// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WaitEnd {
     Granted,
@@ -34,7 +33,6 @@ pub(super) enum Intervention {
     Delete,
 }
 
-/// Counts what happens.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     ends: [AtomicU64; 6],
@@ -45,9 +43,8 @@ pub(super) struct Counters {
 /// The result of a [`Stress`](super::Stress).
 #[derive(Clone, Copy, Debug)]
 pub struct StressOutcome {
-    /// Number of rounds of all clients together. In each, a client requested a lock and waited.
+    /// Number of requests of all clients together. Each request waited for a lock.
     pub rounds: u64,
-    /// Waits that were granted the lock.
     pub granted: u64,
     /// Waits that ran out of time, or that an operator or a RELEASE with their token ended.
     pub out_of_time: u64,
@@ -57,13 +54,11 @@ pub struct StressOutcome {
     pub hung_up: u64,
     /// Waits that had no answer long after their time was over.
     pub unanswered: u64,
-    /// Clients that were killed.
     pub kills: u64,
     /// Waits that were unblocked with nil or an error, and RELEASEs sent to withdraw a waiter.
     pub ended_waits: u64,
     /// Locks that were deleted while they were held.
     pub deleted: u64,
-    /// Observations of the locks and their waiters.
     pub observations: u64,
     /// The longest time for which a free lock had a waiter.
     pub longest_free: Duration,
@@ -71,7 +66,6 @@ pub struct StressOutcome {
     pub waiters_left: u64,
     /// Blocked clients at the end, as the server counts them.
     pub blocked_left: u64,
-    /// Locks at the end.
     pub leases_left: u64,
 }
 
@@ -106,12 +100,12 @@ impl StressOutcome {
         server: &Server,
     ) -> Self {
         let mut connection = server.connection();
+        let fields =
+            [("lock", "lock_waiters"), ("clients", "blocked_clients"), ("lock", "lock_leases")];
         let mut left = || {
-            [("lock", "lock_waiters"), ("clients", "blocked_clients"), ("lock", "lock_leases")].map(
-                |(section, field)| {
-                    info(&mut connection, section, field).expect("a running server answers")
-                },
-            )
+            fields.map(|(section, field)| {
+                info(&mut connection, section, field).expect("a running server answers")
+            })
         };
         holds_within(SETTLE_LIMIT, || left() == [0; 3]);
         let [waiters_left, blocked_left, leases_left] = left();

@@ -14,14 +14,13 @@ const SOCKET_PATH_MAX_BYTES: usize = 107;
 /// Time limit of one PING. After it, `Server::wait_for_answer` checks whether the process exited.
 const PING_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Where a server listens. It is the same for all restarts.
+/// Where a server listens, the same for all restarts.
 #[derive(Debug)]
 pub(super) enum Address {
     Unix(PathBuf),
     Tcp {
         port: u16,
-        /// Whether the system chose the port. If so, another port may replace it before the start
-        /// returns.
+        /// If so, another port may replace this one before the start returns.
         chosen_by_system: bool,
         /// A socket that is bound to the port and never listens. While the server is down, programs
         /// that do not set `SO_REUSEADDR` cannot bind the port. The server can, because its socket
@@ -74,7 +73,6 @@ impl Address {
         }
     }
 
-    /// Returns the directives that make a server listen here.
     pub(super) fn directives(&self) -> Vec<(&'static str, String)> {
         match self {
             Self::Unix(path) => {
@@ -86,10 +84,8 @@ impl Address {
         }
     }
 
-    /// Returns whether a server answers here and has loaded its data.
-    ///
-    /// A server with a password may still be loading: it refuses a client without the password
-    /// before it reports that it is loading.
+    /// Returns whether a server answers here and has loaded its data. A server with a password may
+    /// still be loading: it checks the password before it reports that it is loading.
     pub(super) fn answers_ping(&self) -> bool {
         let answered = match self {
             Self::Unix(path) => UnixStream::connect(path).and_then(|stream| {

@@ -75,17 +75,16 @@ impl ServerBuilder {
 
     /// Sets a directive of redis.conf, which the server receives as `--name value`.
     ///
-    /// Replaces an earlier directive of that name, and the default. The address has its own
-    /// setters: see [`ServerBuilder::tcp`] and [`ServerBuilder::tcp_port`].
+    /// Replaces an earlier directive of that name, and the default. The setters of the address are
+    /// [`ServerBuilder::tcp`] and [`ServerBuilder::tcp_port`].
     #[expect(clippy::needless_pass_by_value, reason = "callers pass numbers by value")]
     pub fn arg(mut self, name: impl Into<String>, value: impl ToString) -> Self {
         self.directives.push((name.into(), value.to_string()));
         self
     }
 
-    /// Uses a redis.conf of the caller. `CONFIG REWRITE` overwrites it.
-    ///
-    /// The server reads this file first, so all other settings override it.
+    /// Uses a redis.conf of the caller. All other settings override it, because the server reads it
+    /// first. `CONFIG REWRITE` overwrites the file.
     pub fn config_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.config_file = Some(path.into());
         self
@@ -103,9 +102,8 @@ impl ServerBuilder {
         self
     }
 
-    /// Keeps the files of the server in this directory instead of a temporary one.
-    ///
-    /// The directory is created if it does not exist, and stays when the server ends.
+    /// Keeps the files of the server in this directory instead of a temporary one. The directory is
+    /// created if it does not exist, and stays when the server ends.
     pub fn dir(mut self, path: impl Into<PathBuf>) -> Self {
         self.directory = Some(path.into());
         self
@@ -123,11 +121,10 @@ impl ServerBuilder {
         self
     }
 
-    /// Starts the server, and returns when it answers a PING with PONG, which means that it has
-    /// loaded its data. A server with a password answers NOAUTH instead, even while it loads.
+    /// Starts the server, and returns when it has loaded its data and answers a PING with PONG. A
+    /// server with a password answers NOAUTH instead, even while it loads.
     ///
-    /// If the server does not answer within 10 s, or ends before that, the error quotes the end of
-    /// its log.
+    /// If the server does not answer within 10 s, or ends, the error quotes the end of its log.
     pub fn start(self) -> Result<Server, StartError> {
         let binary = match self.binary {
             Some(path) => path,

@@ -6,13 +6,9 @@ use tempfile::TempDir;
 
 use crate::{Server, StartError};
 
-/// The limit for reading a log, so that the log of a faulty server does not fill the memory.
+/// With this limit, the log of a faulty server does not fill the memory.
 const LOG_READ_MAX_BYTES: u64 = 4 * 1024 * 1024;
 
-/// Lines of the log that an error quotes.
-const LOG_TAIL_LINES: usize = 20;
-
-/// The directory of a server's files and of its log.
 #[derive(Debug)]
 pub(super) struct Directory {
     path: PathBuf,
@@ -30,7 +26,8 @@ impl Directory {
                 .map_err(|source| StartError::Directory { path: "/tmp".into(), source })?;
             return Ok(Self { path: temporary.path().to_path_buf(), _temporary: Some(temporary) });
         };
-        // Canonical, because a client that reads the address may run in another directory.
+        // Absolute, because the address of the server's socket contains this path, and a client may
+        // run in another directory.
         match fs::create_dir_all(&chosen).and_then(|()| chosen.canonicalize()) {
             Ok(path) => Ok(Self { path, _temporary: None }),
             Err(source) => Err(StartError::Directory { path: chosen, source }),
@@ -47,24 +44,18 @@ impl Directory {
         log.map_err(|source| StartError::Directory { path, source })
     }
 
-    /// Returns the log after its first `skipped_bytes`, or the last 4 MiB of that; empty when there
-    /// is none.
+    /// Returns the log after its first `skipped_bytes`, or the last 4 MiB of that. Returns an empty
+    /// text if the log cannot be read.
     pub(super) fn log_after(&self, skipped_bytes: u64) -> String {
         let read = || -> io::Result<Vec<u8>> {
             let mut file = File::open(self.path.join(Server::LOG_NAME))?;
             let length_bytes = file.metadata()?.len();
-            let last_bytes = length_bytes.saturating_sub(LOG_READ_MAX_BYTES);
-            file.seek(SeekFrom::Start(last_bytes.max(skipped_bytes)))?;
+            let tail_offset = length_bytes.saturating_sub(LOG_READ_MAX_BYTES);
+            file.seek(SeekFrom::Start(tail_offset.max(skipped_bytes)))?;
             let mut bytes = Vec::new();
             file.take(LOG_READ_MAX_BYTES).read_to_end(&mut bytes)?;
             Ok(bytes)
         };
         String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
     }
-}
-
-/// Returns the last lines of a log, for an error.
-pub(super) fn tail(log: &str) -> String {
-    let lines: Vec<_> = log.lines().collect();
-    lines[lines.len().saturating_sub(LOG_TAIL_LINES)..].join("\n")
 }

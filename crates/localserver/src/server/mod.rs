@@ -14,8 +14,8 @@ mod settings;
 
 use std::path::Path;
 use std::process::Stdio;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use self::address::Address;
 pub use self::builder::ServerBuilder;
@@ -23,19 +23,21 @@ use self::directory::Directory;
 use self::process::Process;
 use self::settings::Settings;
 pub use self::settings::StartHook;
+use crate::error::tail;
 use crate::{POLL_INTERVAL, StartError};
 
 /// Time limit of a start, loading the data included.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
-/// The largest number of attempts to start a server, if other programs take its port.
+const LOG_TAIL_LINES: usize = 20;
+
+/// Largest number of attempts to start a server, if other programs take its port.
 const START_ATTEMPTS_MAX: u32 = 5;
 
-/// Time limit for a server to end. It is longer than the ten seconds that a server waits for its
-/// replicas when it ends.
+/// Time limit for a server to end: more than the ten seconds that it waits for its replicas.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(15);
 
-/// Time limit of each operation on a connection of [`Server::connection`].
+/// Time limit of each operation on a connection.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A Redis or Valkey server that runs until it is killed, shut down or dropped.
@@ -62,10 +64,8 @@ impl Server {
     }
 
     /// Returns the builder of a server with the Quorlock module of
-    /// [`module_path()`](crate::module_path()).
-    ///
-    /// The server votes at once, which is right only for a new server. Before a restart, set
-    /// `lock.rejoin-delay` with [`Server::set_arg`].
+    /// [`module_path()`](crate::module_path()). The server votes at once, which is right only for a
+    /// new server. Before a restart, set `lock.rejoin-delay` with [`Server::set_arg`].
     pub fn with_module() -> ServerBuilder {
         ServerBuilder::default().quorlock_module().arg("lock.rejoin-delay", 0)
     }
@@ -124,18 +124,17 @@ impl Server {
         self.directory.path()
     }
 
-    /// Returns the log of all processes of this server, or its last 4 MiB.
-    ///
-    /// Includes the log of earlier servers in the same [directory](ServerBuilder::dir).
+    /// Returns the last 4 MiB of the log. Earlier servers in the same
+    /// [directory](ServerBuilder::dir) have written to the log too.
     pub fn log(&self) -> String {
         self.directory.log_after(0)
     }
 
-    /// Returns a new connection, with a limit of 5 s for each read and write.
+    /// Returns a new connection, as [`Server::try_connection`] does.
     ///
     /// # Panics
     ///
-    /// When the server cannot be reached; see [`Server::try_connection`].
+    /// When the server cannot be reached.
     #[track_caller]
     pub fn connection(&self) -> redis::Connection {
         match self.try_connection() {
@@ -144,7 +143,7 @@ impl Server {
         }
     }
 
-    /// Returns a new connection, with a limit of 5 s for each read and write, or the error.
+    /// Returns a new connection, with a limit of 5 s for each read and write.
     pub fn try_connection(&self) -> redis::RedisResult<redis::Connection> {
         let connection =
             redis::Client::open(self.url())?.get_connection_with_timeout(CONNECTION_TIMEOUT)?;
@@ -158,9 +157,7 @@ impl Server {
         self.process.as_ref().is_some_and(|process| !process.has_exited())
     }
 
-    /// Sends SIGKILL, and returns when the process is reaped.
-    ///
-    /// A paused process ends without running again.
+    /// Sends SIGKILL, and returns when the process is reaped. A paused process does not run again.
     pub fn kill(&mut self) {
         self.process = None;
     }
@@ -191,8 +188,8 @@ impl Server {
 
     /// Sends SIGTERM, as an operator would, and returns when the process is reaped.
     ///
-    /// Returns whether the process has ended within 15 s. Otherwise, the process is killed. Returns
-    /// `false` also after [`kill`](Self::kill) or an earlier call.
+    /// Returns whether the process has ended within 15 s, and otherwise kills it. Returns `false`
+    /// also after [`kill`](Self::kill) or an earlier call.
     pub fn shutdown(&mut self) -> bool {
         self.process.take().is_some_and(|process| process.terminate(SHUTDOWN_LIMIT))
     }
@@ -228,25 +225,22 @@ impl Server {
         let skipped_bytes = log.metadata().map_or(0, |metadata| metadata.len());
         let mut command = self.settings.command(&self.address);
         command.current_dir(self.dir()).stdin(Stdio::null()).stdout(log).stderr(log_again);
-        let process = Process::spawn(&mut command).map_err(|source| StartError::Spawn {
-            binary: self.settings.binary().to_path_buf(),
-            source,
-        })?;
+        let process = Process::spawn(&mut command).map_err(|source| self.spawn_error(source))?;
         self.wait_for_answer(process, skipped_bytes)
+    }
+
+    fn spawn_error(&self, source: io::Error) -> StartError {
+        StartError::Spawn { binary: self.settings.binary().to_path_buf(), source }
     }
 
     /// Waits until the process answers. An error quotes the log after its first `skipped_bytes`.
     fn wait_for_answer(&self, process: Process, skipped_bytes: u64) -> Result<Process, StartError> {
         let started = Instant::now();
-        let log_tail = || directory::tail(&self.directory.log_after(skipped_bytes));
+        let log_tail = || tail(&self.directory.log_after(skipped_bytes), LOG_TAIL_LINES);
         loop {
             let time_is_up = started.elapsed() >= START_LIMIT;
             if process.has_exited() {
-                let status = process.wait();
-                let status = status.map_err(|source| StartError::Spawn {
-                    binary: self.settings.binary().to_path_buf(),
-                    source,
-                })?;
+                let status = process.wait().map_err(|source| self.spawn_error(source))?;
                 return Err(StartError::Exited { status, log_tail: log_tail() });
             }
             if self.address.answers_ping() {

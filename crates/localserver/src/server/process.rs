@@ -6,8 +6,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::holds_within;
 
-/// Time limit for a signal to take effect. On an idle machine that takes microseconds; the limit is
-/// for a busy one.
+/// Time limit for a signal to take effect: microseconds on an idle machine, longer on a busy one.
 const SIGNAL_LIMIT: Duration = Duration::from_secs(5);
 
 /// A child process that is killed and reaped when it is dropped.
@@ -76,8 +75,8 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // SIGKILL also ends a paused process, without running it again. After `wait`, both calls do
-        // nothing. Nothing can be done about any other failure.
+        // SIGKILL also ends a paused process. After `wait`, both calls do nothing. Nothing can be
+        // done about any other failure.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

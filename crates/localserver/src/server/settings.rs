@@ -35,7 +35,7 @@ pub(super) struct Settings {
     pub(super) hooks: Vec<Arc<dyn StartHook>>,
 }
 
-/// Makes a path absolute, since the server runs in another directory than the caller.
+/// Makes a path absolute, because the server runs in another directory than the caller.
 pub(super) fn absolute(path: PathBuf) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }

@@ -22,7 +22,7 @@ struct Args {
     #[arg(long, value_name = "SEED", conflicts_with_all = ["seeds", "from", "mutants", "compare"])]
     seed: Option<u64>,
 
-    /// Print all events of the run
+    /// Print the trace of the run
     #[arg(long, requires = "seed")]
     trace: bool,
 
@@ -103,8 +103,8 @@ fn main() -> ExitCode {
     if bad == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Prints what each rule about waiting achieves, and how much locks of several keys slow down locks
-/// of one key.
+/// Prints what each rule about waiting achieves, and how much locks of two keys slow down locks of
+/// one key.
 fn print_comparisons() {
     println!("| rule | case | with it | without it |\n|---|---|---|---|");
     for Comparison { rule, case, with, without } in comparisons() {
@@ -140,10 +140,7 @@ fn first_seeds(from: u64, seeds: u64, is_wanted: impl Fn(&Mutant) -> bool) -> Ex
         let caught = |seed| Some((seed, run(&Plan::of_mutant(mutant, seed), false).violation?));
         let (name, kind) = (mutant.name(), mutant.kind().name());
         if let Some((seed, what)) = (from..from + seeds).find_map(caught) {
-            println!(
-                "| {name} | {kind} | {seed} | {} |",
-                what.chars().take(100).collect::<String>()
-            );
+            println!("| {name} | {kind} | {seed} | {what:.100} |");
         } else {
             all_caught = false;
             println!("| {name} | {kind} | **none** | |");
@@ -175,11 +172,7 @@ fn all_pass(
                     locks.fetch_add(report.locks(), Ordering::Relaxed);
                     if let Some(what) = report.violation {
                         bad.fetch_add(1, Ordering::Relaxed);
-                        println!(
-                            "{} {seed}: {}",
-                            kind.name(),
-                            what.chars().take(200).collect::<String>()
-                        );
+                        println!("{} {seed}: {what:.200}", kind.name());
                     }
                 }
             });

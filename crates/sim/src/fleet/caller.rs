@@ -14,7 +14,7 @@ use super::plan::{Habits, Plan};
 use super::process::{CallerResult, Process};
 use super::world::{DetachedLock, World};
 
-/// A task of a program. It uses one lock after another.
+/// A task of a program, which uses one lock after another.
 pub(super) struct Caller {
     rng: StdRng,
     state: State,
@@ -24,7 +24,6 @@ pub(super) struct Caller {
     usage: Option<Usage>,
     pub(super) locks: u64,
     pub(super) longest_wait: Ns,
-    /// Total time of the waits for locks.
     pub(super) waited: Ns,
     /// When the last call began.
     pub(super) began: Ns,
@@ -32,6 +31,7 @@ pub(super) struct Caller {
     pub(super) fixed_key_set: Option<usize>,
 }
 
+/// What a caller does. The number is that of the call or the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Resting,
@@ -42,7 +42,6 @@ enum State {
     Finished,
 }
 
-/// What a caller will do with one lock.
 #[derive(Clone, Debug)]
 struct Usage {
     held_for: Ns,
@@ -51,7 +50,6 @@ struct Usage {
     /// How many extensions follow the one that makes the lock shared; `None` if no extension does.
     downgrade: Option<u32>,
     end: End,
-    /// Whether the call waits without a limit.
     waits_without_limit: bool,
 }
 
@@ -111,23 +109,30 @@ impl Caller {
             _ => None,
         }
     }
+
+    /// Returns the part of the time of the present lock that precedes its next extension or its
+    /// end.
+    fn time_until_next_step(&self) -> Ns {
+        self.usage.as_ref().map_or(0, |usage| usage.held_for / u64::from(usage.extends + 1))
+    }
+
+    fn choose_key_set(&mut self, plan: &Plan) -> usize {
+        let first = plan.habits.first_set_percent;
+        if first > 0 && self.chance(first) {
+            return 0;
+        }
+        self.fixed_key_set.unwrap_or_else(|| self.rng.random_range(0..plan.key_sets.len()))
+    }
 }
 
 impl Process {
-    /// Schedules the first call of a caller.
-    pub(super) fn caller_begins(&mut self, caller: usize, at: Ns, world: &mut World) {
-        self.callers[caller].state = State::Resting;
-        self.wake_caller(caller, at, world);
-    }
-
-    fn wake_caller(&mut self, caller: usize, at: Ns, world: &mut World) {
+    pub(super) fn wake_caller(&mut self, caller: usize, at: Ns, world: &mut World) {
         let this = &mut self.callers[caller];
         this.number += 1;
         let event = Event::Caller { process: self.index, caller, number: this.number };
         world.events.add(at, event);
     }
 
-    /// Does the next step of a caller.
     pub(super) fn caller_acts(&mut self, caller: usize, number: u64, world: &mut World) {
         if self.callers[caller].number != number {
             return;
@@ -173,7 +178,7 @@ impl Process {
         {
             this.usage = Some(usage);
             let call = self.attach(caller, detached.key_set, &detached.spec, detached.token, world);
-            self.set_calling(caller, call);
+            self.callers[caller].state = State::Calling(call);
             return;
         }
         let (key_set, ttl, wait) =
@@ -182,7 +187,7 @@ impl Process {
         let cancels = this.chance(habits.cancel_percent);
         let min_validity = if this.chance(80) { ttl.duration() / 2 } else { Duration::ZERO };
         let cancel_after = this.between((1, 2 * habits.hold.1 + 10 * plan.round_trip));
-        let may_share = habits.share_percent > 0 && plan.members[key_set].len() == 1;
+        let may_share = habits.share_percent > 0 && plan.key_indexes[key_set].len() == 1;
         let mode = if may_share && this.chance(habits.share_percent) {
             Mode::Shared
         } else {
@@ -190,38 +195,23 @@ impl Process {
         };
         let downgrades =
             may_share && mode == Mode::Exclusive && this.chance(habits.downgrade_percent);
-        let (extends, downgrade) = if downgrades {
-            (usage.extends + 1, Some(this.rng.random_range(0..=usage.extends)))
-        } else {
-            (usage.extends, None)
-        };
+        let downgrade = downgrades.then(|| this.rng.random_range(0..=usage.extends));
+        let extends = usage.extends + u32::from(downgrades);
         let waits_without_limit = wait.is_none();
         this.usage = Some(Usage { extends, downgrade, waits_without_limit, ..usage });
-        let spec = Arc::new(Spec {
-            keys: plan.key_sets[key_set].clone(),
-            ttl,
-            mode,
-            any: plan.any_sets.contains(&key_set).then(|| plan.key_sets[key_set].clone()),
-            min_validity,
-            node_timeout: None,
-            max_hold: None,
-            owner: None,
-        });
+        let keys = &plan.key_sets[key_set];
+        let any = plan.any_sets.contains(&key_set).then(|| keys.clone());
+        let spec = Spec { mode, any, min_validity, ..Spec::exclusive(keys.clone(), ttl) };
         if let Err(error) = spec.check() {
             world.violate(format!("a plan has an impossible lock: {error}"));
         }
-        let call = self.call(caller, key_set, &spec, wait, renews, world);
-        self.set_calling(caller, call);
-        if cancels && self.callers[caller].state == State::Calling(call) {
+        let call = self.call(caller, key_set, &Arc::new(spec), wait, renews, world);
+        self.callers[caller].state = State::Calling(call);
+        if cancels {
             self.wake_caller(caller, world.now + cancel_after, world);
         }
     }
 
-    fn set_calling(&mut self, caller: usize, call: u64) {
-        self.callers[caller].state = State::Calling(call);
-    }
-
-    /// Handles a result for which the caller waited.
     #[expect(clippy::needless_pass_by_value, reason = "a result is handled once")]
     pub(super) fn caller_goes_on(&mut self, result: CallerResult, world: &mut World) {
         match result {
@@ -234,18 +224,15 @@ impl Process {
                 world.longest_pause = world.longest_pause.max(world.now - world.last_acquired_at);
                 world.last_acquired_at = world.now;
                 this.state = State::Holding(lock);
-                let parts = this.usage.as_ref().map_or(1, |usage| u64::from(usage.extends) + 1);
-                let held_for = this.usage.as_ref().map_or(0, |usage| usage.held_for) / parts;
-                self.wake_caller(caller, world.now + held_for, world);
+                let part = this.time_until_next_step();
+                self.wake_caller(caller, world.now + part, world);
             }
             CallerResult::Failed { caller } => self.caller_rests(caller, world),
             CallerResult::Extended { caller, lock } => {
                 let this = &mut self.callers[caller];
                 if this.state == State::Extending(lock) {
                     this.state = State::Holding(lock);
-                    let usage = this.usage.as_ref();
-                    let part =
-                        usage.map_or(0, |usage| usage.held_for / u64::from(usage.extends + 1));
+                    let part = this.time_until_next_step();
                     self.wake_caller(caller, world.now + part, world);
                 }
             }
@@ -298,11 +285,8 @@ impl Process {
         let plan = Arc::clone(&world.plan);
         let this = &mut self.callers[caller];
         this.state = State::Resting;
-        let rest = if this.chance(plan.habits.at_once_percent) {
-            0
-        } else {
-            this.between(plan.habits.rest)
-        };
+        let calls_at_once = this.chance(plan.habits.at_once_percent);
+        let rest = if calls_at_once { 0 } else { this.between(plan.habits.rest) };
         let at = world.now + rest;
         self.wake_caller(caller, plan.next_meeting(at).unwrap_or(at), world);
     }
@@ -323,15 +307,5 @@ impl Process {
             }
         }
         self.settle(world);
-    }
-}
-
-impl Caller {
-    fn choose_key_set(&mut self, plan: &Plan) -> usize {
-        let first = plan.habits.first_set_percent;
-        if first > 0 && self.chance(first) {
-            return 0;
-        }
-        self.fixed_key_set.unwrap_or_else(|| self.rng.random_range(0..plan.key_sets.len()))
     }
 }

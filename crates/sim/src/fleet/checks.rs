@@ -10,34 +10,33 @@ use quorlock_core::quorum::{ExtensionVerdict, LossReason, Majority, Ownership};
 use super::claims::{Claim, ClaimKind};
 use super::clock::{MS, Ns, SECOND};
 use super::plan::{FaultKind, LockKind, Plan};
-use super::process::{Call, Lock, Machine, Process};
+use super::process::{Call, Lock, Machine, MachineId, Process};
 use super::simulation::SAMPLE_EVERY;
-use super::world::{Note, World};
+use super::world::{FailedCall, Note, ReleasedLock, World};
 
-/// A reader that called longer ago than this is not compared with the writers that wait now.
-const FRESH: Ns = 2 * SAMPLE_EVERY;
+/// A reader that waited longer than this is not compared with the writers that wait now.
+const COMPARED_WAIT_MAX: Ns = 2 * SAMPLE_EVERY;
 
-/// How long a new lock may take to reach nodes whose keys other clients' attempts hold in turn.
-const SPREAD: Ns = 1000 * MS;
+/// A lock that is older than this is on all nodes that no fault affects. A younger one may miss
+/// nodes on which attempts of other clients hold a key for a moment.
+const COVERAGE_DELAY: Ns = 1000 * MS;
 
-/// The checkers of a run.
 pub(super) struct Checks {
     majority: Majority,
-    /// The process and the machine of each lock that may be held.
-    held: Vec<(usize, u64)>,
+    /// The locks that may be held.
+    held: Vec<MachineId>,
     /// The largest fence of each key.
     fences: Vec<Fence>,
     /// The last fence of an exclusive lock of each key.
     exclusive_fences: Vec<Fence>,
     /// When each key was last granted.
     last_granted_at: Vec<Ns>,
-    /// For the process, the machine and each choice of a call: the time since which the call has
-    /// had no reason to wait.
-    unhindered: BTreeMap<(usize, u64, usize), Ns>,
-    /// For the process and the machine of each writer that waits: the time since which it waits and
-    /// reaches all nodes.
-    writers: BTreeMap<(usize, u64), Ns>,
-    /// Number of grants since the last check of a meeting.
+    /// For each call and each of its [choices](Plan::choices), by index: the time since which the
+    /// keys of the choice are free for the call. A choice that is not free has no entry.
+    free_since: BTreeMap<(MachineId, usize), Ns>,
+    /// For each writer that waits: the time since which it waits and reaches all nodes.
+    writers: BTreeMap<MachineId, Ns>,
+    /// Number of grants since the last check of a [meeting](Plan::meet_every).
     grants_since_meeting: u64,
 }
 
@@ -48,9 +47,9 @@ impl Checks {
             held: Vec::new(),
             fences: vec![Fence::ZERO; plan.names.len()],
             exclusive_fences: vec![Fence::ZERO; plan.names.len()],
-            writers: BTreeMap::new(),
             last_granted_at: vec![0; plan.names.len()],
-            unhindered: BTreeMap::new(),
+            free_since: BTreeMap::new(),
+            writers: BTreeMap::new(),
             grants_since_meeting: 0,
         }
     }
@@ -59,99 +58,59 @@ impl Checks {
     pub(super) fn check_notes(&mut self, world: &mut World, processes: &[Process]) {
         for note in std::mem::take(&mut world.notes) {
             match note {
-                Note::Granted { process, machine } => {
-                    self.check_fence_grows(process, machine, world, processes);
-                    self.check_exclusion(process, machine, world, processes);
-                    self.check_overtakes_no_writer(process, machine, world, processes);
-                    self.held.push((process, machine));
-                    self.check_permits(process, machine, world, processes);
+                Note::Granted(lock) => {
+                    self.check_and_record_fence(lock, world, processes);
+                    self.check_exclusion(lock, world, processes);
+                    self.check_overtakes_no_writer(lock, world, processes);
+                    self.held.push(lock);
+                    self.check_permits(lock, world, processes);
                     self.grants_since_meeting += 1;
-                    self.check_held_on_majority(process, machine, world, processes);
+                    self.check_held_on_majority(lock, world, processes);
                 }
-                Note::Extended { process, machine, verdict, round_began } => {
-                    check_ended_not_extended(
-                        (process, machine),
-                        verdict,
-                        round_began,
-                        world,
-                        processes,
-                    );
-                    self.check_revoked_not_extended(
-                        (process, machine),
-                        verdict,
-                        round_began,
-                        world,
-                        processes,
-                    );
-                    self.check_exclusion(process, machine, world, processes);
-                    self.check_held_on_majority(process, machine, world, processes);
+                Note::Extended { lock, verdict, round_began } => {
+                    if matches!(verdict, ExtensionVerdict::Extended(_)) {
+                        self.check_may_be_extended(lock, round_began, world, processes);
+                    }
+                    self.check_exclusion(lock, world, processes);
+                    self.check_held_on_majority(lock, world, processes);
                 }
-                Note::Released {
-                    process,
-                    call,
-                    members,
-                    ownership,
-                    renewed,
-                    call_started,
-                    since,
-                } => {
-                    self.forget(process, call);
-                    if let (Ownership::Lost(end), true) = (ownership, renewed) {
-                        let lock = (&members[..], call_started, since);
-                        self.check_loss(process, call, end, lock, world);
+                Note::Released(lock) => {
+                    self.forget(lock.id);
+                    if let (Ownership::Lost(reason), true) = (lock.ownership, lock.renewed) {
+                        self.check_loss(&lock, reason, world);
                     }
                 }
-                Note::Detached { process, call } => self.forget(process, call),
-                Note::Failed {
-                    process,
-                    call,
-                    key_set,
-                    mode,
-                    reason,
-                    attached,
-                    started,
-                    had_time,
-                    asked_at,
-                } => {
-                    if reason == Reason::Held && !attached {
-                        let wanted = (key_set, mode, had_time);
-                        self.check_refusal(process, call, wanted, (started, asked_at), world);
+                Note::Detached(lock) => self.forget(lock),
+                Note::Failed(call) => {
+                    if call.reason == Reason::Held && !call.attached {
+                        self.check_refusal(&call, world);
                     }
                 }
             }
         }
     }
 
-    fn forget(&mut self, process: usize, call: u64) {
-        let (_, machine) = Process::split_id(call);
-        self.held.retain(|&held| held != (process, machine));
+    fn forget(&mut self, lock: MachineId) {
+        self.held.retain(|&held| held != lock);
     }
 
-    /// Checks that fences grow in the order of grants. The fences of readers that may hold the lock
-    /// together have no order.
-    fn check_fence_grows(
-        &mut self,
-        process: usize,
-        machine: u64,
-        world: &mut World,
-        all: &[Process],
-    ) {
-        let Some(lock) = lock_of(all, process, machine) else { return };
-        // An operator has ended this lock on a node. A lock with a larger fence may have been
-        // acquired first.
+    /// Records the fence of a new lock, and checks that fences grow in the order of grants. The
+    /// fences of readers that may hold the lock together have no order.
+    fn check_and_record_fence(&mut self, id: MachineId, world: &mut World, all: &[Process]) {
+        let Some(lock) = lock_of(all, id) else { return };
+        // After an operator has ended this lock on a node, a lock with a larger fence may be
+        // acquired before this one.
         if was_ended(world, lock) {
             return;
         }
         let (fence, mode) = (lock.hold.fence(), lock.hold.mode());
-        for &key in &lock.members {
+        for &key in &lock.keys {
             let before = match mode {
                 Mode::Exclusive => self.fences[key],
                 Mode::Shared => self.exclusive_fences[key],
             };
             if fence <= before {
-                world.violate(format!(
-                    "p{process}/{machine} has fence {fence} for key {key}, after {before}"
-                ));
+                world.violate(format!("{id} has fence {fence} for key {key}, after {before}"));
             }
             self.fences[key] = self.fences[key].max(fence);
             if mode == Mode::Exclusive {
@@ -161,151 +120,123 @@ impl Checks {
         }
     }
 
-    /// Checks that a lock is not extended after a majority of nodes has answered that it is
-    /// revoked, however far apart these answers were.
-    fn check_revoked_not_extended(
+    /// Checks that no operator had ended or revoked an extended lock on a majority before the round
+    /// of extensions began. The answers of the nodes that revoked it may lie far apart in time.
+    fn check_may_be_extended(
         &self,
-        (process, machine): (usize, u64),
-        verdict: ExtensionVerdict,
+        id: MachineId,
         round_began: Ns,
         world: &mut World,
         all: &[Process],
     ) {
-        let Some(lock) = lock_of(all, process, machine) else { return };
+        let Some(lock) = lock_of(all, id) else { return };
         let token = lock.hold.token();
+        if world.ended_on_majority.iter().any(|&(of, at)| of == token && at < round_began) {
+            world.violate(format!("{id} is extended after an operator has ended it"));
+        }
         let answers = world
             .revoked_answers
             .iter()
             .filter(|&&(of, _, at)| of == token && at < round_began)
             .count();
-        if answers >= self.majority.size() && matches!(verdict, ExtensionVerdict::Extended(_)) {
-            world.violate(format!(
-                "p{process}/{machine} is extended after {answers} nodes revoked it"
-            ));
+        if answers >= self.majority.size() {
+            world.violate(format!("{id} is extended after {answers} nodes revoked it"));
         }
     }
 
     /// Checks that no two locks that have a key in common are held at the same time, unless both
     /// are shared.
-    fn check_exclusion(
-        &mut self,
-        process: usize,
-        machine: u64,
-        world: &mut World,
-        all: &[Process],
-    ) {
-        let Some(lock) = lock_of(all, process, machine) else { return };
-        if !is_held(all, process, lock, world.now) || was_ended(world, lock) {
-            return;
-        }
-        for &(other_process, other_machine) in &self.held {
-            if (other_process, other_machine) == (process, machine) {
-                continue;
-            }
-            let Some(other) = lock_of(all, other_process, other_machine) else { continue };
-            let overlaps = lock.members.iter().any(|key| other.members.contains(key));
+    fn check_exclusion(&self, id: MachineId, world: &mut World, all: &[Process]) {
+        let Some(lock) = held_lock(world, all, id) else { return };
+        for &other_id in self.held.iter().filter(|&&other_id| other_id != id) {
+            let Some(other) = held_lock(world, all, other_id) else { continue };
+            let overlaps = lock.keys.iter().any(|key| other.keys.contains(key));
             let may_share = lock.hold.mode() == Mode::Shared && other.hold.mode() == Mode::Shared;
-            if overlaps
-                && !may_share
-                && is_held(all, other_process, other, world.now)
-                && !was_ended(world, other)
-            {
-                world.violate(format!(
-                    "two holders: p{process}/{machine} and p{other_process}/{other_machine}"
-                ));
+            if overlaps && !may_share {
+                world.violate(format!("two holders: {id} and {other_id}"));
             }
         }
     }
 
     /// Checks that a semaphore has no more holders than permits. Also records the largest number of
     /// locks of one set of keys that are held together.
-    fn check_permits(&self, process: usize, machine: u64, world: &mut World, all: &[Process]) {
-        let Some(lock) = lock_of(all, process, machine) else { return };
-        let of_set = |&&(process, machine): &&(usize, u64)| {
-            lock_of(all, process, machine).is_some_and(|other| {
-                other.key_set == lock.key_set
-                    && is_held(all, process, other, world.now)
-                    && !was_ended(world, other)
-            })
+    fn check_permits(&self, id: MachineId, world: &mut World, all: &[Process]) {
+        let Some(lock) = lock_of(all, id) else { return };
+        let is_of_set = |&&other: &&MachineId| {
+            held_lock(world, all, other).is_some_and(|other| other.key_set == lock.key_set)
         };
-        let together = self.held.iter().filter(of_set).count();
+        let together = self.held.iter().filter(is_of_set).count();
         world.most_together = world.most_together.max(together);
-        let set = &world.plan.members[lock.key_set];
-        if world.plan.any_sets.contains(&lock.key_set) && together > set.len() {
-            let permits = set.len();
+        let permits = world.plan.key_indexes[lock.key_set].len();
+        if world.plan.any_sets.contains(&lock.key_set) && together > permits {
             world.violate(format!("{together} holders of a semaphore with {permits} permits"));
         }
     }
 
     /// Checks that a reader does not overtake a writer that had waited for long when the reader
     /// called.
-    fn check_overtakes_no_writer(
-        &self,
-        process: usize,
-        machine: u64,
-        world: &mut World,
-        all: &[Process],
-    ) {
-        let Some(lock) = lock_of(all, process, machine) else { return };
-        let is_old = lock.call_started < world.now.saturating_sub(FRESH);
-        if lock.hold.mode() == Mode::Exclusive || lock.was_attached || is_old {
+    fn check_overtakes_no_writer(&self, id: MachineId, world: &mut World, all: &[Process]) {
+        let Some(lock) = lock_of(all, id) else { return };
+        let waited_long = lock.call_started < world.now.saturating_sub(COMPARED_WAIT_MAX);
+        if lock.hold.mode() == Mode::Exclusive || lock.was_attached || waited_long {
             return;
         }
         let plan = Arc::clone(&world.plan);
         // While no other client holds the lock, a reader may acquire it although the queue node
         // refuses.
-        let is_beside_another = self.held.iter().any(|&(process, machine)| {
-            lock_of(all, process, machine).is_some_and(|other| {
-                other.members == lock.members && is_held(all, process, other, world.now)
+        let joins_another = self.held.iter().any(|&other| {
+            lock_of(all, other).is_some_and(|held| {
+                held.keys == lock.keys && is_held(all, other.process, held, world.now)
             })
         });
-        if !is_beside_another {
+        if !joins_another {
             return;
         }
-        for (&(writer, call), &since) in &self.writers {
-            let Some(waiting) = all[writer].unended_call(call) else { continue };
-            let wants = plan.members[waiting.key_set].iter().any(|key| lock.members.contains(key));
-            let is_up = |node| plan.is_well(process, node, since, world.now) && votes(world, node);
-            let limit = patience(&plan, &all[writer], waiting.acquire.spec());
-            // A node treats a request as a repair if its fence is older than the writer's wait.
-            let limit = limit + plan.clock_spread();
+        let began = lock.call_started;
+        for (&writer, &since) in &self.writers {
+            let process = &all[writer.process];
+            let Some(waiting) = process.unended_call(writer.number) else { continue };
+            let wants = plan.key_indexes[waiting.key_set].iter().any(|key| lock.keys.contains(key));
+            let is_up =
+                |node| plan.is_well(id.process, node, since, world.now) && votes(world, node);
+            // A node treats a request as a repair if its fence, read as a time of the wall clock,
+            // is earlier than the writer's wait. Wall clocks differ.
+            let limit = patience(&plan, process, waiting.acquire.spec()) + plan.clock_spread();
             // A writer that does not wait on the queue node may wait for several locks in turn.
-            let ends = 3 * (plan.habits.hold.1 + plan.ttl_max());
-            let began = lock.call_started;
-            let in_place = in_place_since(world, &all[writer], call, waiting.key_set)
-                .filter(|since| began > since + limit);
-            let overtakes = in_place.is_some() || began > since + limit + ends;
-            if wants && overtakes && (0..plan.nodes).all(is_up) {
+            let others_hold = 3 * (plan.habits.hold.1 + plan.ttl_max());
+            let queued_since =
+                queued_since(world, writer, waiting.key_set).filter(|since| began > since + limit);
+            let is_overtaken = queued_since.is_some() || began > since + limit + others_hold;
+            if wants && is_overtaken && (0..plan.nodes).all(is_up) {
                 let (since, place) =
-                    in_place.map_or((since, "in all"), |since| (since, "in its place"));
+                    queued_since.map_or((since, "in all"), |since| (since, "on the queue node"));
                 let ms = (began - since) / MS;
                 world.violate(format!(
-                    "p{process}/{machine} acquired a shared lock, but the writer p{writer}/{call} \
-                     had waited {ms} ms {place} when p{process}/{machine} called"
+                    "{id} acquired a shared lock, but when it called, the writer {writer} had \
+                     waited {ms} ms {place}"
                 ));
             }
         }
     }
 
-    /// Records the writers that wait and that no fault keeps from their place in a queue.
-    fn note_writers(&mut self, world: &World, processes: &[Process]) {
-        let plan = Arc::clone(&world.plan);
+    /// Records the writers that wait while no fault keeps them from any node.
+    fn record_writers(&mut self, world: &World, processes: &[Process]) {
+        let plan = &world.plan;
         if plan.kind != LockKind::Shared || plan.max_waiters < plan.processes || plan.nodes == 2 {
             return;
         }
         let mut writers = BTreeMap::new();
         for process in processes {
-            let index = process.index;
             let from = world.now.saturating_sub(SAMPLE_EVERY);
-            let is_up = |node| plan.is_well(index, node, from, world.now) && votes(world, node);
+            let is_up =
+                |node| plan.is_well(process.index, node, from, world.now) && votes(world, node);
             if process.paused > 0 || !(0..plan.nodes).all(is_up) {
                 continue;
             }
-            for (machine, call) in process.calls() {
+            for (id, call) in process.calls() {
                 let spec = call.acquire.spec();
                 if spec.mode == Mode::Exclusive && spec.keys.len() == 1 {
-                    let known = self.writers.get(&(index, machine));
-                    writers.insert((index, machine), known.copied().unwrap_or(world.now));
+                    writers.insert(id, self.writers.get(&id).copied().unwrap_or(world.now));
                 }
             }
         }
@@ -315,136 +246,107 @@ impl Checks {
     /// Checks that a held lock leaves no majority for another lock.
     ///
     /// A node counts for the lock if the token holds all keys there, or if the node does not vote.
-    fn check_held_on_majority(
-        &mut self,
-        process: usize,
-        machine: u64,
-        world: &mut World,
-        all: &[Process],
-    ) {
-        let Some(lock) = lock_of(all, process, machine) else { return };
-        if !is_held(all, process, lock, world.now) || was_ended(world, lock) {
-            return;
-        }
-        let (token, now) = (lock.hold.token(), world.now);
-        let holds = |&node: &usize| {
+    fn check_held_on_majority(&self, id: MachineId, world: &mut World, all: &[Process]) {
+        let Some(lock) = held_lock(world, all, id) else { return };
+        let token = lock.hold.token();
+        let counts = |&node: &usize| {
             let has = |key: &usize| {
-                let mut claims = world.claims.at(node, *key, now);
+                let mut claims = world.claims.at(node, *key, world.now);
                 claims.any(|claim| claim.token == token && claim.kind != ClaimKind::Waiter)
             };
-            lock.members.iter().all(has) || !votes(world, node)
+            lock.keys.iter().all(has) || !votes(world, node)
         };
-        let count = (0..world.plan.nodes).filter(holds).count();
+        let count = (0..world.plan.nodes).filter(counts).count();
         if count < self.majority.size() {
-            world.violate(format!("p{process}/{machine} is held, but on {count} nodes only"));
+            world.violate(format!("{id} is held, but only {count} nodes have it or do not vote"));
         }
     }
 
     /// Checks that a renewed lock is not lost while a majority of nodes is well.
     ///
     /// A node is not well if another call held a key there for long, for example because a fault
-    /// delayed the RELEASE of an earlier lock. A lock that is younger than [`SPREAD`] when a fault
-    /// begins may not be on all nodes yet, so it must survive one failing node, but not two.
-    fn check_loss(
-        &mut self,
-        process: usize,
-        call: u64,
-        end: LossReason,
-        (members, call_started, since): (&[usize], Ns, Ns),
-        world: &mut World,
-    ) {
+    /// delayed the RELEASE of an earlier lock. If a fault begins within [`COVERAGE_DELAY`] of the
+    /// grant, the lock must survive one failing node, but not two.
+    fn check_loss(&self, lock: &ReleasedLock, reason: LossReason, world: &mut World) {
         let plan = Arc::clone(&world.plan);
-        let (from, to) = (call_started, world.now);
+        let (process, from, to) = (lock.id.process, lock.call_started, world.now);
         // Several calls for one of several keys may hold a key in turn, so their times add up.
         let adds_up = plan.kind == LockKind::Permits;
-        let is_free = |node: &usize| {
-            !members
-                .iter()
-                .any(|&key| world.claims.was_held_by_another(*node, key, call, (from, to), adds_up))
+        let is_taken = |node: usize| {
+            let claims = &world.claims;
+            (lock.keys.iter())
+                .any(|&key| claims.was_held_by_another(node, key, lock.id, (from, to), adds_up))
         };
-        let nodes = (0..plan.nodes).filter(|&node| plan.is_well(process, node, from, to));
-        let well = nodes.filter(is_free).count();
-        let is_failing = |node: &usize| !plan.is_well(process, *node, from, to);
-        let failing = (0..plan.nodes).filter(is_failing).count();
-        let is_new_at_fault = plan.fault_begins(process, since, since + SPREAD);
-        if well >= self.majority.size() && !(failing > 1 && is_new_at_fault) {
-            let (_, machine) = Process::split_id(call);
+        let (unaffected, failing): (Vec<usize>, Vec<usize>) =
+            (0..plan.nodes).partition(|&node| plan.is_well(process, node, from, to));
+        let well = unaffected.into_iter().filter(|&node| !is_taken(node)).count();
+        let is_new_at_fault = plan.fault_begins(process, lock.since, lock.since + COVERAGE_DELAY);
+        if well >= self.majority.size() && !(failing.len() > 1 && is_new_at_fault) {
+            let id = lock.id;
             world.violate(format!(
-                "p{process}/{machine} lost a renewed lock ({end:?}) while {well} nodes were well"
+                "{id} lost a renewed lock ({reason:?}) while {well} nodes were well"
             ));
         }
     }
 
     /// Checks a call that failed with `Held`: claims of other calls must have left no majority.
-    fn check_refusal(
-        &mut self,
-        process: usize,
-        call: u64,
-        (key_set, mode, had_time): (usize, Mode, bool),
-        (started, asked_at): (Ns, Option<Vec<Ns>>),
-        world: &mut World,
-    ) {
+    fn check_refusal(&self, call: &FailedCall, world: &mut World) {
         let plan = Arc::clone(&world.plan);
-        let (members, majority) = (&plan.members[key_set], self.majority.size());
-        let (_, machine) = Process::split_id(call);
-        let Some(asked_at) = asked_at else {
-            world.violate(format!("p{process}/{machine} reports Held, but has not asked any node"));
+        let &FailedCall { id, key_set, mode, started, had_time, .. } = call;
+        let (keys, majority) = (&plan.key_indexes[key_set], self.majority.size());
+        let Some(asked_at) = &call.asked_at else {
+            world.violate(format!("{id} reports Held, but has not asked any node"));
             return;
         };
         let (claims, now) = (&world.claims, world.now);
         let has_revocations =
             plan.faults.iter().any(|fault| matches!(fault.kind, FaultKind::Revoke { .. }));
-        let has_writer = members.iter().any(|&key| {
-            let is_writer = |claim: &Claim| claim.mode == Mode::Exclusive;
-            claims.has_any_between(key, (started, now), is_writer)
-        });
+        let is_writer = |claim: &Claim| claim.mode == Mode::Exclusive;
+        let has_writer =
+            keys.iter().any(|&key| claims.has_any_between(key, (started, now), is_writer));
         // A reader can join other readers, unless a writer has a claim on any node, or an operator
         // may have revoked the lock.
-        let is_open = mode == Mode::Shared && !has_writer && !has_revocations;
+        let joins_readers = mode == Mode::Shared && !has_writer && !has_revocations;
         let is_other = |node: usize, claim: &Claim| {
-            if is_open && claim.mode == Mode::Shared && claim.kind != ClaimKind::Waiter {
+            if joins_readers && claim.mode == Mode::Shared && claim.kind != ClaimKind::Waiter {
                 return false;
             }
-            let token = claim.token;
+            let claimant = claims.call_of(claim.token);
             // A lock that the same process released before the call does not block the call.
             let was_own = || {
-                let owner = claims.call_of(token).map(|call| Process::split_id(call).0);
-                let released = claims.released_at(token).filter(|at| *at <= started);
-                owner == Some(process as u64)
-                    && released.is_some_and(|at| plan.is_well(process, node, at, now))
+                let released = claims.released_at(claim.token).filter(|at| *at <= started);
+                claimant.is_some_and(|claimant| claimant.process == id.process)
+                    && released.is_some_and(|at| plan.is_well(id.process, node, at, now))
             };
-            claims.call_of(token) != Some(call) && !was_own()
+            claimant != Some(id) && !was_own()
         };
         if plan.any_sets.contains(&key_set) {
             // The call asks for one slot, and then for another that a node knows to be free. It
             // must not fail if a slot was free on all nodes all the time.
             let began = vec![started; plan.nodes];
-            let was_taken =
-                |key: &&usize| claims.were_taken(&[**key], (&began, now), plan.nodes, is_other);
-            let free = members.iter().find(|key| !was_taken(key)).copied();
-            let is_well = |node| plan.is_well(process, node, started, now);
+            let was_free =
+                |key: &&usize| !claims.were_taken(&[**key], (&began, now), plan.nodes, is_other);
+            let free = keys.iter().find(was_free);
+            let is_well = |node| plan.is_well(id.process, node, started, now);
             if let Some(key) = free.filter(|_| had_time && (0..plan.nodes).all(is_well)) {
-                world.violate(format!("p{process}/{machine} reports Held, but key {key} was free"));
+                world.violate(format!("{id} reports Held, but key {key} was free"));
             }
             return;
         }
-        if !claims.were_taken(members, (&asked_at, now), majority, is_other) {
+        if !claims.were_taken(keys, (&asked_at[..], now), majority, is_other) {
             let us = (now - asked_at.iter().max().copied().unwrap_or_default()) / 1000;
-            world.violate(format!(
-                "p{process}/{machine} reports Held, but in the last {us} µs a majority was free"
-            ));
+            world
+                .violate(format!("{id} reports Held, but in the last {us} µs a majority was free"));
         }
     }
 
     /// Checks the whole fleet. Called once in each interval of [`SAMPLE_EVERY`].
     pub(super) fn sample(&mut self, world: &mut World, processes: &[Process]) {
-        let held = std::mem::take(&mut self.held);
-        for &(process, machine) in &held {
-            self.check_held_on_majority(process, machine, world, processes);
+        for &lock in &self.held {
+            self.check_held_on_majority(lock, world, processes);
         }
-        self.held = held;
         self.check_free_locks_are_granted(world, processes);
-        self.note_writers(world, processes);
+        self.record_writers(world, processes);
         check_nothing_left_behind(world);
         self.check_one_wins(world);
     }
@@ -452,6 +354,7 @@ impl Checks {
     /// Checks that at least one of the callers that meet wins the free lock.
     fn check_one_wins(&mut self, world: &mut World) {
         let Some(every) = world.plan.meet_every else { return };
+        // Each meeting is checked 750 ms after it begins.
         if world.now % every != 750 * MS {
             return;
         }
@@ -463,6 +366,9 @@ impl Checks {
     }
 
     /// Checks that no call waits too long for a lock that is free.
+    ///
+    /// A choice of keys is free for a call if no held lock excludes the call, and each process that
+    /// calls for one of the keys reaches a majority of nodes on which no lease excludes the call.
     fn check_free_locks_are_granted(&mut self, world: &mut World, processes: &[Process]) {
         let (plan, now) = (Arc::clone(&world.plan), world.now);
         // With two nodes, a majority needs both. So two queues or two clocks that disagree can
@@ -470,88 +376,80 @@ impl Checks {
         if plan.nodes == 2 {
             return;
         }
-        let mut unhindered = BTreeMap::new();
-        let wants = |(_, call): (u64, &Call)| (call.key_set, call.acquire.spec().mode);
+        let mut free_since = BTreeMap::new();
+        let wants = |(_, call): (MachineId, &Call)| (call.key_set, call.acquire.spec().mode);
         let wanted: Vec<Vec<(usize, Mode)>> =
             processes.iter().map(|process| process.calls().map(wants).collect()).collect();
         let held: Vec<&Lock> = (self.held.iter())
-            .filter_map(|&(process, machine)| {
-                let lock = lock_of(processes, process, machine)?;
-                is_held(processes, process, lock, now).then_some(lock)
+            .filter_map(|&id| {
+                lock_of(processes, id).filter(|lock| is_held(processes, id.process, lock, now))
             })
             .collect();
         // The longest time for which an attempt that fails holds a node.
         let at_most = 100 * MS + 4 * plan.round_trip;
-        let is_free = |keys: &[usize], mode: Mode, node: usize| {
+        let is_free = |keys: &[usize], joins_readers: bool, node: usize| {
             keys.iter().all(|&key| {
-                let mut claims = world.claims.at(node, key, now);
-                claims.all(|claim| {
-                    let is_open = mode == Mode::Shared && claim.mode == Mode::Shared;
-                    claim.kind == ClaimKind::Waiter || is_open || claim.since + at_most > now
+                world.claims.at(node, key, now).all(|claim| {
+                    claim.kind == ClaimKind::Waiter
+                        || joins_readers && claim.mode == Mode::Shared
+                        || claim.since + at_most > now
                 })
             })
         };
-        let reaches_majority = |process: usize, keys: &[usize], mode: Mode| {
+        let reaches_majority = |process: usize, keys: &[usize], joins_readers: bool| {
             let is_good = |&node: &usize| {
                 plan.is_well(process, node, now.saturating_sub(SAMPLE_EVERY), now)
                     && votes(world, node)
-                    && is_free(keys, mode, node)
+                    && is_free(keys, joins_readers, node)
             };
             processes[process].paused == 0
                 && (0..plan.nodes).filter(is_good).count() >= self.majority.size()
         };
         let mut stuck = None;
         for process in processes {
-            for (machine, call) in process.calls() {
-                let mode = call.acquire.spec().mode;
+            for (id, call) in process.calls() {
                 for (choice, keys) in plan.choices(call.key_set).enumerate() {
                     let has_key = |key: &usize| keys.contains(key);
                     let overlaps =
-                        |&(set, _): &(usize, Mode)| plan.members[set].iter().any(has_key);
+                        |&(set, _): &(usize, Mode)| plan.key_indexes[set].iter().any(has_key);
                     // Readers wait behind a writer.
-                    let has_writer = wanted
-                        .iter()
-                        .flatten()
+                    let has_writer = (wanted.iter().flatten())
                         .any(|wanted| overlaps(wanted) && wanted.1 == Mode::Exclusive);
-                    let is_open = mode == Mode::Shared && !has_writer;
-                    let hinders = |lock: &&Lock| {
-                        lock.members.iter().any(has_key)
-                            && !(is_open && lock.hold.mode() == Mode::Shared)
+                    let joins_readers = call.acquire.spec().mode == Mode::Shared && !has_writer;
+                    let excludes = |lock: &&Lock| {
+                        lock.keys.iter().any(has_key)
+                            && !(joins_readers && lock.hold.mode() == Mode::Shared)
                     };
-                    let beside = if is_open { Mode::Shared } else { Mode::Exclusive };
-                    let is_unhindered = !held.iter().any(hinders)
+                    let is_free_for_call = !held.iter().any(excludes)
                         && (wanted.iter().enumerate())
                             .filter(|(_, wanted)| wanted.iter().any(overlaps))
-                            .all(|(other, _)| reaches_majority(other, keys, beside));
-                    if !is_unhindered {
+                            .all(|(other, _)| reaches_majority(other, keys, joins_readers));
+                    if !is_free_for_call {
                         continue;
                     }
-                    let call_choice = (process.index, machine, choice);
-                    let known = self.unhindered.get(&call_choice).copied().unwrap_or(now);
+                    let known = self.free_since.get(&(id, choice)).copied().unwrap_or(now);
                     let granted = keys.iter().map(|&key| self.last_granted_at[key]).max();
                     // Readers do not compete with each other.
-                    let granted = granted.filter(|_| !is_open);
+                    let granted = granted.filter(|_| !joins_readers);
                     let since = known.max(granted.unwrap_or_default());
                     if now - since > patience(&plan, process, call.acquire.spec()) {
-                        stuck = Some((process.index, machine, (now - since) / MS));
+                        stuck = Some((id, (now - since) / MS));
                     }
-                    unhindered.insert(call_choice, since);
+                    free_since.insert((id, choice), since);
                 }
             }
         }
-        self.unhindered = unhindered;
-        if let Some((process, machine, ms)) = stuck {
-            world.violate(format!("p{process}/{machine} has waited {ms} ms for a free lock"));
+        self.free_since = free_since;
+        if let Some((id, ms)) = stuck {
+            world.violate(format!("{id} has waited {ms} ms for a free lock"));
         }
     }
 
     /// Checks that no call, lease, waiter or key is left at the end.
     pub(super) fn check_end(world: &mut World, processes: &[Process]) {
-        for process in processes {
-            if !process.is_idle() {
-                let what = process.describe();
-                world.violate(format!("p{} is not idle: {what:?}", process.index));
-            }
+        for process in processes.iter().filter(|process| !process.is_idle()) {
+            let what = process.describe();
+            world.violate(format!("p{} is not idle: {what:?}", process.index));
         }
         for node in 0..world.hosts.len() {
             let now = world.now;
@@ -571,10 +469,10 @@ impl Checks {
 
 /// Returns the time since which a call for one key waits on the queue node of the key; `None` if
 /// the call does not wait there.
-fn in_place_since(world: &World, process: &Process, call: u64, key_set: usize) -> Option<Ns> {
-    let (key, owner) = (world.plan.members[key_set][0], process.global_id(call));
+fn queued_since(world: &World, call: MachineId, key_set: usize) -> Option<Ns> {
+    let key = world.plan.key_indexes[key_set][0];
     let is_its = |claim: &Claim| {
-        claim.kind == ClaimKind::Waiter && world.claims.call_of(claim.token) == Some(owner)
+        claim.kind == ClaimKind::Waiter && world.claims.call_of(claim.token) == Some(call)
     };
     world.claims.at(world.queue_node(key), key, world.now).find(is_its).map(|claim| claim.since)
 }
@@ -590,7 +488,7 @@ fn patience(plan: &Plan, process: &Process, spec: &Spec) -> Ns {
     let slow = plan.max_waiters < plan.processes || plan.nodes.is_multiple_of(2);
     let crowd = if slow { 10 * SECOND } else { 2 * SECOND };
     // A client that polls asks for one slot at a time, chosen at random.
-    let polls = plan.seats < plan.callers;
+    let polls = plan.wait_connections < plan.callers;
     let slots = spec.any.as_ref().filter(|_| polls).map_or(1, Keys::len);
     let crowd = crowd * u64::try_from(slots).unwrap_or(1);
     crowd + newcomers + 4 * limit + SAMPLE_EVERY
@@ -602,27 +500,10 @@ fn check_nothing_left_behind(world: &mut World) {
     for node in 0..world.plan.nodes {
         for key in 0..world.plan.names.len() {
             if let Some((token, call)) = world.claims.left_behind(node, key, world.now, age) {
-                let ((process, _), token) = (Process::split_id(call), world.short(token));
+                let (process, token) = (call.process, world.short(token));
                 world.violate(format!("p{process} has released {token}, but n{node} has it"));
             }
         }
-    }
-}
-
-/// Checks that a lock is not extended after an operator has ended it on a majority.
-fn check_ended_not_extended(
-    (process, machine): (usize, u64),
-    verdict: ExtensionVerdict,
-    round_began: Ns,
-    world: &mut World,
-    all: &[Process],
-) {
-    let Some(lock) = lock_of(all, process, machine) else { return };
-    let token = lock.hold.token();
-    let ended =
-        world.ended_on_majority.iter().any(|&(ended, at)| ended == token && at < round_began);
-    if ended && matches!(verdict, ExtensionVerdict::Extended(_)) {
-        world.violate(format!("p{process}/{machine} is extended after an operator has ended it"));
     }
 }
 
@@ -632,17 +513,22 @@ fn votes(world: &World, node: usize) -> bool {
         && host.state == super::host::State::Up
 }
 
-fn lock_of(processes: &[Process], process: usize, machine: u64) -> Option<&Lock> {
-    match &processes[process].machines.get(&machine)?.machine {
+fn lock_of(processes: &[Process], id: MachineId) -> Option<&Lock> {
+    match &processes[id.process].machines.get(&id.number)?.machine {
         Machine::Lock(lock) => Some(lock),
         Machine::Call(_) | Machine::Release(_) => None,
     }
 }
 
+/// Returns the lock if it is held, and if no operator has ended it on any node.
+fn held_lock<'a>(world: &World, processes: &'a [Process], id: MachineId) -> Option<&'a Lock> {
+    let lock = lock_of(processes, id)?;
+    (is_held(processes, id.process, lock, world.now) && !was_ended(world, lock)).then_some(lock)
+}
+
 /// Returns whether an operator has ended the lock on any node. Its holder may not know that yet.
 fn was_ended(world: &World, lock: &Lock) -> bool {
-    let token = lock.hold.token();
-    world.ended_by_operator.contains(&token)
+    world.ended_by_operator.contains(&lock.hold.token())
 }
 
 fn is_held(processes: &[Process], process: usize, lock: &Lock, now: Ns) -> bool {

@@ -5,22 +5,23 @@ use std::collections::HashMap;
 
 use quorlock_core::client::{Mode, Token};
 
-use super::clock::Ns;
+use super::clock::{MS, Ns, SECOND};
+use super::process::MachineId;
 
-/// The claims on all nodes.
 pub(super) struct Claims {
-    /// The claims on each node and key.
+    /// The claims by node and key.
     places: Vec<Vec<Vec<Claim>>>,
-    tokens: HashMap<Token, Owner>,
+    tokens: HashMap<Token, TokenRecord>,
 }
 
-/// What is known about a token.
 #[derive(Clone, Copy, Debug)]
-struct Owner {
-    call: u64,
+struct TokenRecord {
+    /// The call for which the token was made.
+    call: MachineId,
     /// When the holder released the lock.
     released_at: Option<Ns>,
-    /// When the last of the nodes that were asked for the lock answered its RELEASE.
+    /// When the last of the nodes that were asked for the lock answered its RELEASE; `None` until
+    /// then.
     gone_at: Option<Ns>,
 }
 
@@ -43,41 +44,36 @@ pub(super) enum ClaimKind {
 }
 
 /// Claims that ended longer ago than this may be forgotten.
-const KEPT: Ns = 30 * super::clock::SECOND;
+const KEPT: Ns = 30 * SECOND;
 /// Number of claims on a key of a node beyond which old claims are forgotten.
 const FORGET_BEYOND: usize = 256;
 /// A lease that begins at least this long after its release was over is due to a late ACQUIRE.
-const LATE: Ns = 2 * super::clock::SECOND;
+const LATE: Ns = 2 * SECOND;
 /// An attempt that fails holds a node for less than this, unless messages are slow.
-const ATTEMPT_MAX: Ns = 100 * super::clock::MS;
+const ATTEMPT_MAX: Ns = 100 * MS;
 
 impl Claims {
     pub(super) fn new(nodes: usize, keys: usize) -> Self {
         Self { places: vec![vec![Vec::new(); keys]; nodes], tokens: HashMap::new() }
     }
 
-    /// Records that a token was made for this call.
-    pub(super) fn assign(&mut self, token: Token, call: u64) {
-        let owner = Owner { call, released_at: None, gone_at: None };
-        self.tokens.entry(token).or_insert(owner);
+    pub(super) fn assign(&mut self, token: Token, call: MachineId) {
+        let record = TokenRecord { call, released_at: None, gone_at: None };
+        self.tokens.entry(token).or_insert(record);
     }
 
-    /// Records that the holder has released the lock.
     pub(super) fn record_released(&mut self, token: Token, now: Ns) {
-        if let Some(owner) = self.tokens.get_mut(&token) {
-            owner.released_at = Some(now);
+        if let Some(record) = self.tokens.get_mut(&token) {
+            record.released_at = Some(now);
         }
     }
 
-    /// Records when the last of the nodes that were asked for the lock answered its RELEASE; `None`
-    /// while a RELEASE is unanswered.
     pub(super) fn record_gone(&mut self, token: Token, at: Option<Ns>) {
-        if let Some(owner) = self.tokens.get_mut(&token) {
-            owner.gone_at = at;
+        if let Some(record) = self.tokens.get_mut(&token) {
+            record.gone_at = at;
         }
     }
 
-    /// Returns when the holder released the lock of this token.
     pub(super) fn released_at(&self, token: Token) -> Option<Ns> {
         self.tokens.get(&token)?.released_at
     }
@@ -89,22 +85,20 @@ impl Claims {
         key: usize,
         now: Ns,
         age: Ns,
-    ) -> Option<(Token, u64)> {
+    ) -> Option<(Token, MachineId)> {
         self.at(node, key, now).find_map(|claim| {
-            let owner = self.tokens.get(&claim.token)?;
+            let record = self.tokens.get(&claim.token)?;
             let is_old = claim.kind == ClaimKind::Lease && claim.since + age < now;
             // An ACQUIRE in flight may arrive at any time after its connection was reset.
-            let is_left = owner.gone_at.is_some_and(|at| claim.since < at + LATE);
-            (is_old && is_left).then_some((claim.token, owner.call))
+            let is_left = record.gone_at.is_some_and(|at| claim.since < at + LATE);
+            (is_old && is_left).then_some((claim.token, record.call))
         })
     }
 
-    /// Returns the call for which a token was made.
-    pub(super) fn call_of(&self, token: Token) -> Option<u64> {
-        self.tokens.get(&token).map(|owner| owner.call)
+    pub(super) fn call_of(&self, token: Token) -> Option<MachineId> {
+        self.tokens.get(&token).map(|record| record.call)
     }
 
-    /// Records that a token begins to hold a key, or to wait for it.
     pub(super) fn begin(&mut self, node: usize, key: usize, claim: Claim) {
         let now = claim.since;
         let place = &mut self.places[node][key];
@@ -156,7 +150,6 @@ impl Claims {
         }
     }
 
-    /// Ends all claims on a node.
     pub(super) fn clear(&mut self, node: usize, now: Ns) {
         for claim in self.places[node].iter_mut().flatten() {
             claim.until = claim.until.min(now);
@@ -175,7 +168,7 @@ impl Claims {
         &self,
         node: usize,
         key: usize,
-        call: u64,
+        call: MachineId,
         (from, to): (Ns, Ns),
         adds_up: bool,
     ) -> bool {

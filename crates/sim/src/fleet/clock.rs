@@ -8,9 +8,7 @@ use quorlock_core::quorum::Moment;
 /// True time in nanoseconds since the start of a run.
 pub(super) type Ns = u64;
 
-/// A millisecond of true time.
 pub(super) const MS: Ns = 1_000_000;
-/// A second of true time.
 pub(super) const SECOND: Ns = 1000 * MS;
 
 /// The wall clock at the start of each run, in microseconds since 1970.
@@ -18,12 +16,11 @@ const EPOCH_US: u64 = 1_700_000_000_000_000;
 /// No run reaches a deadline that lies further ahead than this.
 const NEVER_NS: u64 = 1_000_000 * SECOND;
 
-/// The clocks of one client machine.
+/// The clocks of the machine of a client process.
 #[derive(Clone, Debug)]
 pub(super) struct ClientClock {
-    /// Rate of the raw clock above the true rate, in parts per million.
+    /// Rates of the raw and the boot clock above the true rate, in parts per million.
     raw_ppm: i64,
-    /// Rate of the boot clock above the true rate, in parts per million.
     boot_ppm: i64,
     /// Reading of the raw clock at the start.
     offset: Duration,
@@ -34,22 +31,21 @@ pub(super) struct ClientClock {
     sleeps_since: Option<Ns>,
 }
 
-/// The clocks of one node.
 #[derive(Clone, Debug)]
 pub(super) struct NodeClock {
+    /// Rate above the true rate, in parts per million.
     ppm: i64,
+    /// Reading of the monotonic clock at the start.
     offset_us: u64,
     /// Error of the wall clock at the start, plus all its steps.
     pub(super) wall_offset_us: i64,
 }
 
 impl ClientClock {
-    /// Creates clocks with these rates. The raw clock starts at `offset`.
     pub(super) fn new(raw_ppm: i64, boot_ppm: i64, offset: Duration, wall_offset_us: i64) -> Self {
         Self { raw_ppm, boot_ppm, offset, wall_offset_us, slept: 0, sleeps_since: None }
     }
 
-    /// Returns the readings of the clocks.
     pub(super) fn at(&self, now: Ns) -> Moment {
         let awake = self.sleeps_since.map_or(now, |since| now.min(since)) - self.slept;
         let boot = self.offset * 3 + Duration::from_nanos(scaled(now, self.boot_ppm));
@@ -57,7 +53,7 @@ impl ClientClock {
         Moment { boot, raw }
     }
 
-    /// Returns the wall clock in microseconds since 1970.
+    /// In microseconds since 1970.
     pub(super) fn wall_us(&self, now: Ns) -> u64 {
         (EPOCH_US + now / 1000).saturating_add_signed(self.wall_offset_us)
     }
@@ -77,12 +73,10 @@ impl ClientClock {
         Some(at)
     }
 
-    /// Records that the machine falls asleep.
     pub(super) fn sleep(&mut self, now: Ns) {
         self.sleeps_since.get_or_insert(now);
     }
 
-    /// Records that the machine wakes up.
     pub(super) fn wake(&mut self, now: Ns) {
         if let Some(since) = self.sleeps_since.take() {
             self.slept += now - since;
@@ -91,12 +85,10 @@ impl ClientClock {
 }
 
 impl NodeClock {
-    /// Creates clocks with this rate.
     pub(super) fn new(ppm: i64, offset_us: u64, wall_offset_us: i64) -> Self {
         Self { ppm, offset_us, wall_offset_us }
     }
 
-    /// Returns the readings of the clocks.
     pub(super) fn at(&self, now: Ns) -> Now {
         let us = scaled(now, self.ppm) / 1000;
         Now {

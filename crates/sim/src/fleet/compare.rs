@@ -6,45 +6,44 @@ use super::clock::{MS, Ns, SECOND};
 use super::plan::{Habits, Plan};
 use super::{ClientRule, Mutant, Report, run};
 
-/// A rule, and a case in which it matters.
 pub struct Comparison {
-    /// The rule.
     pub rule: &'static str,
-    /// The case.
+    /// A fleet in which the rule matters.
     pub case: &'static str,
-    /// The figure with the rule.
+    /// The figures with and without the rule.
     pub with: String,
-    /// The figure without it.
     pub without: String,
 }
 
 /// A rule, the case, the mutant that breaks the rule, the plan, and the figure to print.
 type Case = (&'static str, &'static str, ClientRule, Plan, fn(&Report) -> String);
 
-/// Runs each case with its rule and without it.
 pub fn comparisons() -> impl Iterator<Item = Comparison> {
+    let plan = |hold, length| Plan::of_clients(16, &habits(hold), length);
+    let (short, ten_minutes) = ((5 * MS, 15 * MS), 600 * SECOND);
+    let one_try = Habits { waits_percent: [100, 0, 0], ..habits(short) };
     let cases: [Case; 5] = [
         (
             "a refusal of the queue node decides a first attempt",
             "16 clients that hold the lock for 5 to 15 ms, of which 8 queue and 8 do not remember \
              contention, for a minute",
             ClientRule::QueueNodeOutvoted,
-            newcomers(),
+            plan(short, 60 * SECOND).with_newcomers(8),
             shares,
         ),
         (
             "a client waits on the first node that refused it",
             "16 clients that hold the lock for 2 to 4 s, of which 15 do not reach the queue node, \
              for 10 minutes",
-            ClientRule::WaitsOnQueueNode,
-            unreachable_queue_node(),
+            ClientRule::WaitsWhereNotRefused,
+            plan((2 * SECOND, 4 * SECOND), ten_minutes).with_unreachable_queue_node(15),
             costs,
         ),
         (
             "a waiter stays in the queue",
             "16 clients that hold the lock for 200 to 400 ms, for 10 minutes",
             ClientRule::LeavesQueue,
-            Plan::of_clients(16, &habits((200 * MS, 400 * MS)), 600 * SECOND),
+            plan((200 * MS, 400 * MS), ten_minutes),
             shares,
         ),
         (
@@ -52,7 +51,7 @@ pub fn comparisons() -> impl Iterator<Item = Comparison> {
             "16 clients that hold the lock for 5 to 15 ms, with a ttl of 10 s; a RELEASE to the \
              queue node is lost every 20 s, for 10 minutes",
             ClientRule::NeverBypasses,
-            lost_releases(),
+            plan(short, ten_minutes).with_lost_releases(20 * SECOND),
             totals,
         ),
         (
@@ -60,7 +59,7 @@ pub fn comparisons() -> impl Iterator<Item = Comparison> {
             "16 clients that do not wait ask for a free lock at the same moment, \
              every second for 10 minutes",
             ClientRule::NoTieRepeat,
-            meetings(),
+            Plan::of_clients(16, &one_try, ten_minutes).with_meetings(SECOND),
             wins,
         ),
     ];
@@ -72,23 +71,21 @@ pub fn comparisons() -> impl Iterator<Item = Comparison> {
     })
 }
 
-/// Figures of clients that lock one key, beside clients that lock two keys at once.
 #[derive(Clone, Debug)]
 pub struct SeveralKeysCost {
     /// Number of locks of one key in a run without other clients.
     pub alone: u64,
     /// Number of locks of one key in a run beside clients that lock two keys.
     pub beside: u64,
-    /// Number of locks of two keys in that run.
+    /// Number of locks of two keys beside the locks of one key.
     pub several: u64,
-    /// Mean and longest wait for a lock of one key in that run.
+    /// Mean and longest wait for a lock of one key, beside locks of two keys.
     pub single_waits: (Duration, Duration),
-    /// Mean and longest wait for a lock of two keys in that run.
+    /// Mean and longest wait for a lock of two keys.
     pub several_waits: (Duration, Duration),
 }
 
 /// Runs eight clients that lock one of four keys each, alone and beside four that lock two keys.
-///
 /// Each client rests for up to `rest_ms` after each lock, and holds a lock for 5 to 15 ms.
 pub fn several_keys_cost(rest_ms: u64, seconds: u64) -> SeveralKeysCost {
     const SINGLE: usize = 8;
@@ -121,24 +118,6 @@ pub fn several_keys_cost(rest_ms: u64, seconds: u64) -> SeveralKeysCost {
 /// The habits of clients that wait without a limit, and call again at once.
 fn habits(hold: (Ns, Ns)) -> Habits {
     Habits { ttls_ms: vec![10_000], hold, ..Habits::default() }
-}
-
-fn newcomers() -> Plan {
-    Plan::of_clients(16, &habits((5 * MS, 15 * MS)), 60 * SECOND).with_newcomers(8)
-}
-
-fn unreachable_queue_node() -> Plan {
-    Plan::of_clients(16, &habits((2 * SECOND, 4 * SECOND)), 600 * SECOND)
-        .with_unreachable_queue_node(15)
-}
-
-fn lost_releases() -> Plan {
-    Plan::of_clients(16, &habits((5 * MS, 15 * MS)), 600 * SECOND).with_lost_releases(20 * SECOND)
-}
-
-fn meetings() -> Plan {
-    let habits = Habits { waits_percent: [100, 0, 0], ..habits((5 * MS, 15 * MS)) };
-    Plan::of_clients(16, &habits, 600 * SECOND).with_meetings(SECOND)
 }
 
 fn longest(report: &Report) -> f64 {

@@ -20,8 +20,7 @@ pub(super) enum Event {
     NodeWakes { node: usize },
     /// The node has finished a command, and can read the next one.
     NodeIsFree { node: usize },
-    /// A timer of a process fires: that of a state machine, of the links, of the renewals, or of a
-    /// connection.
+    /// A timer fires: of a state machine, the links, the renewals, or a connection.
     Timer { process: usize, timer: u64 },
     /// A caller does its next step.
     Caller { process: usize, caller: usize, number: u64 },
@@ -50,7 +49,6 @@ impl Events {
         self.heap.push(Entry { at, number: self.next, event });
     }
 
-    /// Returns the time of the next event.
     #[cfg(test)]
     pub(super) fn next_at(&self) -> Option<Ns> {
         self.heap.peek().map(|entry| entry.at)

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use history::{Answer, Connection, Driver, Input, Output, TTL_MS};
-use quorlock_core::client::{Command, Keys, Mode, NodeError, Request, Response, Spec, Token};
+use quorlock_core::client::{Command, Keys, NodeError, Request, Response, Spec, Token};
 use quorlock_core::quorum::ExtensionVerdict;
 use quorlock_core::{Fence, Ttl};
 
@@ -42,9 +42,8 @@ fn history_line_of_unknown_kind_is_refused() {
     history::replay::<Replay<true>>("# the next line has no mark\nconnect 3\n", true);
 }
 
-/// A process whose nodes do what a history says.
-///
-/// If `MACHINES_FIRST`, the other state machines learn of a lost connection before the links do.
+/// A process whose nodes do what a history says. If `MACHINES_FIRST`, the other state machines
+/// learn of a lost connection before the links do.
 struct Replay<const MACHINES_FIRST: bool> {
     process: Process,
     world: World,
@@ -68,8 +67,8 @@ impl<const MACHINES_FIRST: bool> Driver for Replay<MACHINES_FIRST> {
     fn new(nodes: usize) -> Self {
         let habits =
             Habits { ttls_ms: vec![TTL_MS], hold: (1, 1), rest: (1, 1), ..Habits::default() };
-        let members = (0..KEYS.len()).map(|key| vec![key]).collect();
-        let mut plan = Plan::of_clients(1, &habits, 0).with_sets(KEYS.len(), members);
+        let key_indexes = (0..KEYS.len()).map(|key| vec![key]).collect();
+        let mut plan = Plan::of_clients(1, &habits, 0).with_sets(KEYS.len(), key_indexes);
         plan.nodes = nodes;
         plan.names = KEYS.map(str::to_owned).to_vec();
         plan.key_sets = KEYS.map(|key| Keys::from_iter([key])).to_vec();
@@ -98,16 +97,8 @@ impl<const MACHINES_FIRST: bool> Driver for Replay<MACHINES_FIRST> {
             Input::Connect => self.process.begin(&mut self.world),
             Input::Acquire { lock, key, wait, renew } => {
                 let key_set = self.world.plan.key_index(key.as_bytes());
-                let spec = Arc::new(Spec {
-                    keys: self.world.plan.key_sets[key_set].clone(),
-                    ttl: Ttl::from_ms(TTL_MS).unwrap(),
-                    mode: Mode::Exclusive,
-                    any: None,
-                    min_validity: Duration::ZERO,
-                    node_timeout: None,
-                    max_hold: None,
-                    owner: None,
-                });
+                let keys = self.world.plan.key_sets[key_set].clone();
+                let spec = Arc::new(Spec::exclusive(keys, Ttl::from_ms(TTL_MS).unwrap()));
                 let caller = self.add_caller();
                 let call =
                     self.process.call(caller, key_set, &spec, *wait, *renew, &mut self.world);
@@ -243,27 +234,27 @@ impl<const MACHINES_FIRST: bool> Replay<MACHINES_FIRST> {
     /// Records the results that the program learns.
     fn record_results(&mut self) {
         for note in std::mem::take(&mut self.world.notes) {
-            let (machine, what) = match note {
-                Note::Granted { machine, .. } => match &self.process.machines[&machine].machine {
+            let (id, what) = match note {
+                Note::Granted(id) => match &self.process.machines[&id.number].machine {
                     Machine::Lock(lock) => {
-                        (machine, format!("is acquired with fence {}", lock.hold.fence()))
+                        (id, format!("is acquired with fence {}", lock.hold.fence()))
                     }
                     Machine::Call(_) | Machine::Release(_) => continue,
                 },
-                Note::Failed { call, reason, .. } => (call, format!("is not acquired: {reason:?}")),
-                Note::Extended { machine, verdict, .. } => {
-                    let awaited = self.extending.iter().position(|extending| *extending == machine);
+                Note::Failed(call) => (call.id, format!("is not acquired: {:?}", call.reason)),
+                Note::Extended { lock, verdict, .. } => {
+                    let awaited = self.extending.iter().position(|number| *number == lock.number);
                     let Some(awaited) = awaited else { continue };
                     self.extending.remove(awaited);
                     let what = match verdict {
                         ExtensionVerdict::Extended(_) => "is extended",
                         ExtensionVerdict::Uncertain | ExtensionVerdict::Lost => "is not extended",
                     };
-                    (machine, what.to_owned())
+                    (lock, what.to_owned())
                 }
-                Note::Released { .. } | Note::Detached { .. } => continue,
+                Note::Released(_) | Note::Detached(_) => continue,
             };
-            self.outputs.push(Output::Learns(self.lock(machine), what));
+            self.outputs.push(Output::Learns(self.lock(id.number), what));
         }
     }
 }
@@ -290,11 +281,8 @@ fn command(spec: &Spec, request: &Request) -> Vec<String> {
         }
         Command::Wait { fence, wait } => {
             let ms = wait.as_millis().max(1).to_string();
-            [
-                &["LOCK.ACQUIRE".to_owned(), key, token, ttl, "WAIT".into(), ms][..],
-                &with_fence(fence),
-            ]
-            .concat()
+            let command = ["LOCK.ACQUIRE".to_owned(), key, token, ttl, "WAIT".into(), ms];
+            [&command[..], &with_fence(fence)].concat()
         }
         Command::AcquireAny { .. } => unreachable!("no history has a semaphore"),
         Command::Extend { fence } => {

@@ -1,4 +1,4 @@
-//! The hosts of nodes: each runs the real node in memory, with sockets, pauses and restarts.
+//! The hosts of nodes: each runs the real node in memory, with connections, pauses and restarts.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::events::Event;
 use super::network::{Conn, Down, Packet, Up};
 use super::world::World;
 
-/// Time after which a process notices that the host of a connection is off.
+/// Time after which a process notices that the host at the other end of a connection is off.
 const KEEPALIVE: Ns = 8 * SECOND;
 
 /// A node and the computer on which it runs.
@@ -27,7 +27,6 @@ pub(super) struct Host {
     pub(super) clock: NodeClock,
     pub(super) state: State,
     pub(super) is_paused: bool,
-    /// Number of restarts of the node so far.
     pub(super) restarts: u32,
     pub(super) run_id: Arc<str>,
     /// Messages that have arrived and that the node has not read.
@@ -38,7 +37,7 @@ pub(super) struct Host {
     /// When the node wakes next without a command.
     wakes_at: Option<Ns>,
     busy_until: Ns,
-    /// How long each command takes.
+    /// Time for which each message keeps the node busy.
     pub(super) service: Ns,
 }
 
@@ -47,7 +46,6 @@ pub(super) enum State {
     Up,
     /// The server has ended. Its host refuses connections.
     ServerDown,
-    /// The host is off.
     HostDown,
 }
 
@@ -82,7 +80,7 @@ impl Host {
         }
     }
 
-    /// Returns the number of clients whose WAIT is unanswered.
+    /// The number of clients whose WAIT is unanswered.
     pub(super) fn blocked(&self) -> usize {
         self.blocked.len()
     }
@@ -94,7 +92,6 @@ pub(super) fn run_id(node: usize, restarts: u32) -> Arc<str> {
 }
 
 impl World {
-    /// Handles a message that has arrived at the host of a node.
     pub(super) fn arrive(&mut self, conn: Conn, message: Up) {
         let node = self.network.connection(conn).node;
         self.activity += 1;
@@ -118,7 +115,7 @@ impl World {
         }
     }
 
-    /// Lets the node handle the messages that have arrived, unless it is paused or busy.
+    /// Handles the messages that have arrived, unless the node is paused or busy.
     pub(super) fn read(&mut self, node: usize) {
         while self.hosts[node].state == State::Up && !self.hosts[node].is_paused {
             let host = &mut self.hosts[node];
@@ -147,7 +144,6 @@ impl World {
         }
     }
 
-    /// Lets the node do its scheduled work.
     pub(super) fn node_wakes(&mut self, node: usize) {
         let host = &mut self.hosts[node];
         if host.wakes_at != Some(self.now) {
@@ -155,11 +151,10 @@ impl World {
         }
         host.wakes_at = None;
         if host.state == State::Up && !host.is_paused {
-            self.turn(node);
+            self.run_turns(node);
         }
     }
 
-    /// Stops the server, or switches its host off.
     pub(super) fn stop_node(&mut self, node: usize, state: State) {
         trace!(self, "n{node} stops: {state:?}");
         let host = &mut self.hosts[node];
@@ -183,7 +178,7 @@ impl World {
         self.claims.clear(node, self.now);
     }
 
-    /// Starts the server again, without its leases, and perhaps with its keys.
+    /// Starts the server again, without its leases.
     pub(super) fn start_node(&mut self, node: usize, with_keys: bool) {
         trace!(self, "n{node} starts {}", if with_keys { "with its keys" } else { "empty" });
         let host = &mut self.hosts[node];
@@ -200,7 +195,7 @@ impl World {
         host.state = State::Up;
         host.is_paused = false;
         self.claim_foreign(node, true);
-        self.turn(node);
+        self.run_turns(node);
     }
 
     /// Returns whether this RELEASE is lost because the plan says so. Counts it in that case.
@@ -230,7 +225,7 @@ impl World {
                 self.claims.end(node, key, claim.token, claim.kind, self.now, self.now);
                 ended.push(claim.token);
             }
-            self.turn(node);
+            self.run_turns(node);
         }
         trace!(self, "an operator ends {} leases of {key}", ended.len());
         let majority = self.plan.nodes / 2 + 1;
@@ -257,7 +252,7 @@ impl World {
         if reply.is_ok() {
             self.revocations.push((node, key, self.now));
         }
-        self.turn(node);
+        self.run_turns(node);
     }
 
     /// Records the foreign strings of a restarted node, or their new ends after a step of its wall
@@ -291,7 +286,6 @@ impl World {
         }
     }
 
-    /// Lets the node notice that a connection has ended.
     pub(super) fn node_loses(&mut self, conn: Conn) {
         let connection = self.network.connection(conn);
         let node = connection.node;
@@ -300,23 +294,26 @@ impl World {
         }
         let host = &mut self.hosts[node];
         let found = host.blocked.iter().find(|(_, blocked)| blocked.conn == conn);
-        if let Some(ticket) = found.map(|(ticket, _)| *ticket) {
-            if let Some(blocked) = host.blocked.remove(&ticket) {
-                for &key in &blocked.keys {
-                    let now = self.now;
-                    self.claims.end(node, key, blocked.token, ClaimKind::Waiter, now, now);
-                }
+        let Some(ticket) = found.map(|(ticket, _)| *ticket) else { return };
+        let _ = host.server.node.disconnect(ticket);
+        if let Some(blocked) = host.blocked.remove(&ticket) {
+            self.end_claims(node, &blocked.keys, blocked.token, &[ClaimKind::Waiter]);
+        }
+        self.run_turns(node);
+    }
+
+    fn end_claims(&mut self, node: usize, keys: &[usize], token: Token, kinds: &[ClaimKind]) {
+        for &key in keys {
+            for &kind in kinds {
+                self.claims.end(node, key, token, kind, self.now, self.now);
             }
-            let _ = host.server.node.disconnect(ticket);
-            self.turn(node);
         }
     }
 
-    /// Lets the node do its work at the end of a turn.
-    pub(super) fn turn(&mut self, node: usize) {
+    pub(super) fn run_turns(&mut self, node: usize) {
         let host = &mut self.hosts[node];
         let now = host.clock.at(self.now);
-        host.server.turn(now);
+        host.server.run_turns(now);
         self.answer_woken(node, now);
         let host = &mut self.hosts[node];
         let wake = host.server.node.next_wake().map(|at| host.clock.when(at, self.now));
@@ -334,20 +331,18 @@ impl World {
             let host = &mut self.hosts[node];
             let Some(blocked) = host.blocked.remove(&ticket) else { continue };
             let reply = host.server.node.answer(ticket);
-            for &key in &blocked.keys {
-                self.claims.end(node, key, blocked.token, ClaimKind::Waiter, self.now, self.now);
-            }
+            self.end_claims(node, &blocked.keys, blocked.token, &[ClaimKind::Waiter]);
             let response = match reply {
                 WaitReply::Granted { fence, waited_us, key } => {
-                    let Blocked { token, ttl, mode, keys, .. } = &blocked;
+                    let Blocked { token, ttl, mode, ref keys, .. } = blocked;
                     let waited = Duration::from_micros(waited_us);
                     match key.map(|key| self.plan.key_index(key.as_bytes())) {
                         None => {
-                            self.claim_lease(node, keys, (*token, *mode), *ttl, now);
+                            self.claim_lease(node, keys, (token, mode), ttl, now);
                             Response::FenceAfterWait { fence, waited }
                         }
                         Some(key) => {
-                            self.claim_lease(node, &[key], (*token, *mode), *ttl, now);
+                            self.claim_lease(node, &[key], (token, mode), ttl, now);
                             let key = keys.iter().position(|asked| *asked == key);
                             let key = key.expect("the client asked for this key");
                             Response::FenceAndKey { fence, waited, key }
@@ -390,7 +385,6 @@ impl World {
         }
     }
 
-    /// Executes a command, and sends the response.
     #[expect(clippy::too_many_lines, reason = "one arm for each command")]
     fn execute(&mut self, node: usize, conn: Conn, packet: &Packet) {
         self.commands += 1;
@@ -402,7 +396,8 @@ impl World {
         let keys: Vec<usize> = names.iter().map(|name| self.plan.key_index(name)).collect();
         let host = &mut self.hosts[node];
         let now = host.clock.at(self.now);
-        let (db, ttl) = (0, spec.ttl);
+        let (db, ttl, mode) = (0, spec.ttl, spec.mode);
+        let holder = (request.token, mode);
         host.next_ticket += 1;
         let ticket = Ticket(host.next_ticket);
         let acquire = |fence: Fence, wait: Duration| node::Acquire {
@@ -410,13 +405,11 @@ impl World {
             keys: &names,
             token: &token,
             ttl,
-            mode: spec.mode,
+            mode,
             owner: None,
             fence: Some(fence),
             wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
         };
-        let mode = spec.mode;
-        let owner = (request.token, mode);
         let extend = |fence, new_token| node::Extend {
             db,
             keys: &names,
@@ -432,7 +425,7 @@ impl World {
                 let command = node::Command::Acquire(acquire(fence, Duration::ZERO));
                 Some(match host.server.execute(now, &command) {
                     Ok(Reply::Granted(fence)) => {
-                        self.claim_lease(node, &keys, owner, ttl, now);
+                        self.claim_lease(node, &keys, holder, ttl, now);
                         Response::Fence(fence)
                     }
                     other => refused(&other),
@@ -447,11 +440,11 @@ impl World {
                 };
                 match host.server.execute(now, &command) {
                     Ok(Reply::Granted(fence)) => {
-                        self.claim_lease(node, &keys, owner, ttl, now);
+                        self.claim_lease(node, &keys, holder, ttl, now);
                         Some(Response::FenceAfterWait { fence, waited: Duration::ZERO })
                     }
                     Ok(Reply::GrantedOne { fence, key }) => {
-                        self.claim_lease(node, &keys[key..=key], owner, ttl, now);
+                        self.claim_lease(node, &keys[key..=key], holder, ttl, now);
                         Some(Response::FenceAndKey { fence, waited: Duration::ZERO, key })
                     }
                     Ok(Reply::Waits) => {
@@ -473,7 +466,7 @@ impl World {
                 let command = node::Command::AcquireAny(acquire(fence, Duration::ZERO));
                 Some(match host.server.execute(now, &command) {
                     Ok(Reply::GrantedOne { fence, key }) => {
-                        self.claim_lease(node, &keys[key..=key], owner, ttl, now);
+                        self.claim_lease(node, &keys[key..=key], holder, ttl, now);
                         Response::FenceAndKey { fence, waited: Duration::ZERO, key }
                     }
                     other => refused(&other),
@@ -486,7 +479,7 @@ impl World {
                         let deadline = now.monotonic.plus_us(ttl.us());
                         let until = host.clock.when(deadline, self.now);
                         for &key in &keys {
-                            self.claims.extend(node, key, owner, self.now, until);
+                            self.claims.extend(node, key, holder, self.now, until);
                         }
                         Response::Fence(fence)
                     }
@@ -498,12 +491,8 @@ impl World {
                 let command = node::Command::Extend(extend(None, Some(&new_token)));
                 Some(match host.server.execute(now, &command) {
                     Ok(Reply::Extended(fence)) => {
-                        for &key in &keys {
-                            for kind in [ClaimKind::Lease, ClaimKind::Foreign] {
-                                let now = self.now;
-                                self.claims.end(node, key, request.token, kind, now, now);
-                            }
-                        }
+                        let kinds = [ClaimKind::Lease, ClaimKind::Foreign];
+                        self.end_claims(node, &keys, request.token, &kinds);
                         self.claim_lease(node, &keys, (new, mode), ttl, now);
                         Response::Fence(fence)
                     }
@@ -515,11 +504,8 @@ impl World {
             Command::Release => {
                 let release = node::Release { db, keys: &names, token: &token };
                 let reply = host.server.execute(now, &node::Command::Release(release));
-                for &key in &keys {
-                    for kind in [ClaimKind::Lease, ClaimKind::Foreign, ClaimKind::Waiter] {
-                        self.claims.end(node, key, request.token, kind, self.now, self.now);
-                    }
-                }
+                let kinds = [ClaimKind::Lease, ClaimKind::Foreign, ClaimKind::Waiter];
+                self.end_claims(node, &keys, request.token, &kinds);
                 Some(match reply {
                     Ok(Reply::Released(true)) => Response::Yes,
                     Ok(Reply::Released(false)) => Response::No,
@@ -529,8 +515,8 @@ impl World {
             Command::Inspect => {
                 let mut is_taken = false;
                 for key in &names {
-                    let inspect = node::Inspect { db, key };
-                    let reply = host.server.execute(now, &node::Command::Inspect(inspect));
+                    let inspect = node::Command::Inspect(node::Inspect { db, key });
+                    let reply = host.server.execute(now, &inspect);
                     is_taken |= !matches!(reply, Ok(Reply::Inspected(None)));
                 }
                 Some(if is_taken { Response::Yes } else { Response::No })
@@ -545,7 +531,7 @@ impl World {
         if let Some(response) = response {
             self.send_down(conn, Down::Response(response));
         }
-        self.turn(node);
+        self.run_turns(node);
     }
 }
 

@@ -2,14 +2,11 @@
 //! of `quorlock_core::node`, with a network and clocks that a seed draws, and checkers.
 //!
 //! - [`Plan`]: what a seed draws. [`run`]: runs it. [`Report`]: the result.
-//! - [`comparisons`]: what each rule about waiting achieves. [`several_keys_cost`]: how much locks
-//!   of several keys slow down locks of one key.
+//! - [`comparisons`]: what five rules about waiting and ties achieve. [`several_keys_cost`]: how
+//!   much locks of several keys slow down locks of one key.
 //! - [`Mutant`]: a rule broken on purpose, which the checkers must notice.
 //! - `histories`: replays recorded histories, which this driver and the driver of the client crate
 //!   must repeat exactly.
-//!
-//! Clients and nodes run their real state machines. This folder moves their messages, keeps time,
-//! injects faults, and checks the results.
 
 #[macro_use]
 mod trace;
@@ -36,40 +33,33 @@ pub use mutant::{ClientRule, Mutant, NodeRule};
 pub use plan::{LockKind, Plan};
 pub use simulation::run;
 
-/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The seed of its plan.
     pub seed: u64,
-    /// The first violation, if any.
     pub violation: Option<String>,
-    /// Number of locks that each caller acquired.
     pub locks_of_each: Vec<u64>,
     /// Total time that each caller waited for its locks.
     pub waited_of_each: Vec<Duration>,
-    /// Longest time that each caller waited for a lock.
     pub longest_wait_of_each: Vec<Duration>,
     /// Largest number of locks of one set of keys that were held at the same time, such as the
     /// readers of one key, or the permits of one semaphore.
     pub most_together: usize,
     /// Longest time from one acquired lock to the next.
     pub longest_pause: Duration,
-    /// Number of commands that the nodes executed.
+    /// Executed by the nodes.
     pub commands: u64,
-    /// Number of events of the simulation.
     pub events: u64,
-    /// Number of repairs that were granted.
+    /// Only repairs that were granted.
     pub repairs: u64,
-    /// Duration of the run on the virtual clock.
+    /// On the virtual clock.
     pub lasted: Duration,
     /// Duration of the part of the run in which programs made calls.
     pub called_for: Duration,
-    /// The trace, if it was requested.
+    /// Empty unless it was requested.
     pub trace: String,
 }
 
 impl Report {
-    /// Returns the number of locks that were acquired.
     pub fn locks(&self) -> u64 {
         self.locks_of_each.iter().sum()
     }

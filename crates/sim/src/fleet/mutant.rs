@@ -6,16 +6,13 @@ use quorlock_core::{client, node};
 
 use super::LockKind;
 
-/// A rule broken on purpose, which the checkers must notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mutant {
     /// A node grants as soon as it has restarted.
     NoAbstention,
     /// The RELEASE of a dropped lock is sent late, so its process may send an ACQUIRE before it.
     LateRelease,
-    /// A rule of the state machines of clients.
     Client(ClientRule),
-    /// A rule of the nodes.
     Node(NodeRule),
 }
 
@@ -50,7 +47,6 @@ impl Mutant {
         }
     }
 
-    /// Returns the name of the rule.
     pub fn name(self) -> String {
         match self {
             Self::Client(rule) => format!("{rule:?}"),
@@ -65,14 +61,11 @@ pub(super) struct Broken(());
 
 impl Broken {
     pub(super) fn new(mutant: Option<Mutant>) -> Self {
-        client::break_rule(match mutant {
-            Some(Mutant::Client(rule)) => Some(rule),
-            _ => None,
-        });
-        node::break_rule(match mutant {
-            Some(Mutant::Node(rule)) => Some(rule),
-            _ => None,
-        });
+        match mutant {
+            Some(Mutant::Client(rule)) => client::break_rule(Some(rule)),
+            Some(Mutant::Node(rule)) => node::break_rule(Some(rule)),
+            Some(Mutant::NoAbstention | Mutant::LateRelease) | None => {}
+        }
         Self(())
     }
 }

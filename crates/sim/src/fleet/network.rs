@@ -13,7 +13,7 @@ use super::events::{Event, Events};
 /// The index of a connection. No index is used twice.
 pub(super) type Conn = usize;
 
-/// A message from a process to a node.
+/// A message from a process to a node, or to the host of the node.
 #[derive(Debug)]
 pub(super) enum Up {
     Connect,
@@ -29,7 +29,7 @@ pub(super) struct Packet {
     pub(super) spec: Arc<Spec>,
 }
 
-/// A message from a node, or from its host, to a process.
+/// A message to a process from a node, or from the host of the node.
 #[derive(Debug)]
 pub(super) enum Down {
     Connected,
@@ -39,10 +39,11 @@ pub(super) enum Down {
     Closed,
 }
 
-/// All paths between processes and nodes, and the connections on them.
 pub(super) struct Network {
     nodes: usize,
+    /// By process, then by node.
     paths: Vec<Path>,
+    /// All connections of the run, also the ended ones.
     connections: Vec<Connection>,
     rng: StdRng,
 }
@@ -62,14 +63,14 @@ pub(super) struct Path {
     open: Vec<Conn>,
 }
 
-/// The direction of a message: up to a node, or down to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
+    /// To a node.
     Up = 0,
+    /// To a process.
     Down = 1,
 }
 
-/// A connection of a process to a node.
 pub(super) struct Connection {
     pub(super) process: usize,
     pub(super) node: usize,
@@ -82,7 +83,7 @@ pub(super) struct Connection {
     down: Stream<Down>,
 }
 
-/// The messages of one direction of a connection.
+/// One direction of a connection.
 struct Stream<M> {
     last_arrival: Ns,
     sent: u64,
@@ -110,7 +111,6 @@ impl Path {
 }
 
 impl Network {
-    /// Creates a network with one path for each process and node.
     pub(super) fn new(nodes: usize, paths: Vec<Path>, seed: u64) -> Self {
         Self { nodes, paths, connections: Vec::new(), rng: StdRng::seed_from_u64(seed) }
     }
@@ -134,7 +134,6 @@ impl Network {
         self.paths[process * self.nodes + node].open.clone()
     }
 
-    /// Connects a process to a node.
     pub(super) fn connect(
         &mut self,
         process: usize,
@@ -143,14 +142,13 @@ impl Network {
         events: &mut Events,
     ) -> Conn {
         let conn = self.connections.len();
-        let (up, down) = (Stream::default(), Stream::default());
         self.connections.push(Connection {
             process,
             node,
             is_open: true,
             accepted_in_run: None,
-            up,
-            down,
+            up: Stream::default(),
+            down: Stream::default(),
         });
         self.path(process, node).open.push(conn);
         self.send_up(conn, Up::Connect, now, events);
@@ -179,7 +177,7 @@ impl Network {
         events.add(at, Event::Down { conn, number, message });
     }
 
-    /// Returns whether a message arrives. Otherwise it was lost with its connection.
+    /// Records the arrival of a message. Returns `false` if it was lost with its connection.
     pub(super) fn arrives(&mut self, conn: Conn, number: u64, direction: Direction) -> bool {
         let connection = &mut self.connections[conn];
         match direction {
@@ -199,13 +197,12 @@ impl Network {
     pub(super) fn forget(&mut self, conn: Conn) {
         let connection = &mut self.connections[conn];
         connection.is_open = false;
-        let path = &mut self.paths[connection.process * self.nodes + connection.node];
-        path.open.retain(|&open| open != conn);
+        let (process, node) = (connection.process, connection.node);
+        self.path(process, node).open.retain(|&open| open != conn);
     }
 
-    /// Breaks a connection, as a router or a firewall does.
-    ///
-    /// Some of the messages to the node may still arrive. The node may learn of the end much later.
+    /// Breaks a connection, as a router or a firewall does. Some of the messages to the node may
+    /// still arrive, and the node may learn of the end much later.
     pub(super) fn reset(
         &mut self,
         conn: Conn,
@@ -267,16 +264,13 @@ impl Network {
 }
 
 impl<M> Stream<M> {
-    /// Returns the arrival time and the number of the next message.
-    ///
-    /// A message never overtakes an earlier one.
+    /// Returns the arrival time and the number of the next message, which overtakes no earlier one.
     fn next(&mut self, arrival: Ns) -> (Ns, u64) {
         self.last_arrival = self.last_arrival.max(arrival);
         self.sent += 1;
         (self.last_arrival, self.sent - 1)
     }
 
-    /// Records the arrival of a message. Returns `false` if the message was lost.
     fn arrives(&mut self, number: u64) -> bool {
         self.arrived = self.arrived.max(number + 1);
         number < self.lost_from

@@ -1,10 +1,9 @@
 //! The plan that a seed draws: the fleet, the habits of its programs, the network, and the faults.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use quorlock_core::Ttl;
-use quorlock_core::client::{Keys, Mode, Spec, limits};
+use quorlock_core::client::{Keys, Spec, limits};
 use quorlock_core::quorum::order;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -32,10 +31,9 @@ pub enum LockKind {
 }
 
 impl LockKind {
-    /// Every kind.
     pub const ALL: [Self; 3] = [Self::Exclusive, Self::Shared, Self::Permits];
 
-    /// Returns the name of the kind on the command line.
+    /// The name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Exclusive => "exclusive",
@@ -53,30 +51,29 @@ pub struct Plan {
     pub(super) processes: usize,
     /// Number of callers of each process.
     pub(super) callers: usize,
-    /// The names of all keys.
+    /// Of all keys.
     pub(super) names: Vec<String>,
     /// The sets of keys for which programs call.
     pub(super) key_sets: Vec<Keys>,
-    /// The keys of each set, as indexes of `names`.
-    pub(super) members: Vec<Vec<usize>>,
-    /// The sets of which a lock takes one key, as indexes of `key_sets`.
+    /// For each of `key_sets`: its keys, as indexes of `names`.
+    pub(super) key_indexes: Vec<Vec<usize>>,
+    /// Indexes of the `key_sets` of which a lock takes one key.
     pub(super) any_sets: Vec<usize>,
     pub(super) kind: LockKind,
     pub(super) habits: Habits,
-    /// Number of seats of a process on each node.
-    pub(super) seats: usize,
+    /// Number of wait connections of a process on each node.
+    pub(super) wait_connections: usize,
     pub(super) max_waiters: usize,
     pub(super) max_clock_skew_ms: u64,
     pub(super) rejoin_delay_ms: u64,
-    /// For each process and node: the shortest latency of a message, and the largest random
+    /// For each process and node: the shortest latency of a message, and its largest random
     /// addition.
     pub(super) paths: Vec<(Ns, Ns)>,
     /// Longest round trip of a path without faults.
     pub(super) round_trip: Ns,
-    /// For each process: the rates of its raw and its boot clock above the true rate, in parts per
-    /// million.
+    /// For each process: how much faster than true time its raw and its boot clock are.
     pub(super) client_ppm: Vec<(i64, i64)>,
-    /// For each node: the rate of its clock above the true rate, in parts per million.
+    /// For each node: how much faster than true time its clock is.
     pub(super) node_ppm: Vec<i64>,
     /// The time in which programs make calls.
     pub(super) length: Ns,
@@ -88,9 +85,9 @@ pub struct Plan {
     pub(super) ping: Arc<Spec>,
     /// Whether each caller always uses the same set of keys.
     pub(super) one_set_each: bool,
-    /// If all callers call at the same moments: the interval of these moments.
+    /// The interval of meetings, if there are any: moments at which all callers call.
     pub(super) meet_every: Option<Ns>,
-    /// Number of processes that do not remember contended keys. They are the last ones.
+    /// The number of processes that do not remember contended keys: the last ones.
     pub(super) newcomers: usize,
     /// A node, and the interval at which one RELEASE to it is lost.
     pub(super) lost_release_every: Option<(usize, Ns)>,
@@ -104,20 +101,21 @@ pub(super) struct Habits {
     pub(super) ttls_ms: Vec<u64>,
     pub(super) hold: (Ns, Ns),
     pub(super) rest: (Ns, Ns),
-    /// Shares of calls that do not wait, wait briefly, and wait long. Others wait without a limit.
+    /// Shares of calls that do not wait, wait briefly, and wait long. The rest waits without a
+    /// limit.
     pub(super) waits_percent: [u32; 3],
     pub(super) renew_percent: u32,
     pub(super) extend_percent: u32,
     pub(super) detach_percent: u32,
     pub(super) drop_percent: u32,
     pub(super) cancel_percent: u32,
-    /// Share of calls that follow the previous call of the caller without a pause.
+    /// Share of calls that follow the previous one without a pause.
     pub(super) at_once_percent: u32,
     /// Share of calls for a set of one key that request a shared lock.
     pub(super) share_percent: u32,
     /// Share of exclusive locks of one key that become shared.
     pub(super) downgrade_percent: u32,
-    /// Share of calls that use the first set of keys. The others use any set.
+    /// Share of calls that use the first set of keys. The rest uses any set.
     pub(super) first_set_percent: u32,
 }
 
@@ -134,7 +132,6 @@ impl Habits {
     }
 }
 
-/// A fault, and its duration.
 #[derive(Clone, Debug)]
 pub(super) struct Fault {
     pub(super) from: Ns,
@@ -144,68 +141,43 @@ pub(super) struct Fault {
 
 #[derive(Clone, Debug)]
 pub(super) enum FaultKind {
-    /// The connections between these processes and nodes break. The nodes learn of it after this
-    /// delay.
-    Reset {
-        pairs: Vec<(usize, usize)>,
-        node_learns_after: Ns,
-    },
-    /// All messages between these processes and nodes are blocked, in one direction or both.
-    Partition {
-        pairs: Vec<(usize, usize)>,
-        direction: Option<Direction>,
-    },
-    /// All messages between these processes and nodes take longer by this time.
-    Spike {
-        pairs: Vec<(usize, usize)>,
-        by: Ns,
-    },
-    /// Each command of this node takes this time.
-    SlowNode {
-        node: usize,
-        service: Ns,
-    },
-    PauseNode {
-        node: usize,
-    },
-    PauseProcess {
-        process: usize,
-    },
-    /// The machine of the process sleeps.
-    Sleep {
-        process: usize,
-    },
-    Restart {
-        node: usize,
-        host_too: bool,
-        with_keys: bool,
-    },
-    StepWall {
-        node: usize,
-        by_us: i64,
-    },
+    /// Connections between these processes and nodes break.
+    Reset { pairs: Pairs, node_learns_after: Ns },
+    /// Messages between these processes and nodes are blocked: in both directions if `None`.
+    Partition { pairs: Pairs, direction: Option<Direction> },
+    /// Messages between these processes and nodes take longer by this time.
+    Spike { pairs: Pairs, by: Ns },
+    /// Each command of the node takes this time.
+    SlowNode { node: usize, service: Ns },
+    /// The server of the node does nothing for a while.
+    PauseNode { node: usize },
+    /// The process does nothing for a while.
+    PauseProcess { process: usize },
+    /// The machine of the process sleeps, and its raw clock stops.
+    Sleep { process: usize },
+    /// The server of the node stops, and its host too if `host_too`, and starts again.
+    Restart { node: usize, host_too: bool, with_keys: bool },
+    /// The wall clock of the node jumps.
+    StepWall { node: usize, by_us: i64 },
     /// An operator ends the lock of a key on these nodes.
-    End {
-        key: usize,
-        nodes: Vec<usize>,
-    },
-    /// An operator revokes the lock of a key on this node.
-    Revoke {
-        key: usize,
-        node: usize,
-    },
+    End { key: usize, nodes: Vec<usize> },
+    /// An operator revokes the lock of a key on the node.
+    Revoke { key: usize, node: usize },
 }
 
+/// Pairs of a process and a node.
+type Pairs = Vec<(usize, usize)>;
+
 impl Plan {
-    /// Draws the plan of a seed, with exclusive locks.
+    /// Draws a plan with exclusive locks.
     pub fn draw(seed: u64) -> Self {
         Self::draw_of(LockKind::Exclusive, seed)
     }
 
-    /// Draws the plan of a seed, with locks of this kind.
+    /// Draws a plan with locks of this kind.
     ///
-    /// A separate generator draws the parts that exclusive locks do not have. So a change of
-    /// another kind does not change the runs of exclusive locks.
+    /// A separate generator draws the parts that exclusive locks do not have. So a change of these
+    /// parts does not change the runs of exclusive locks.
     pub fn draw_of(kind: LockKind, seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let rng = &mut rng;
@@ -218,15 +190,17 @@ impl Plan {
             _ => rng.random_range(16..=64),
         };
         let callers = rng.random_range(1..=(48 / processes).clamp(1, 6));
-        let (names, members) = draw_keys(rng);
-        let (names, members, any_sets) = match kind {
-            LockKind::Exclusive => (names, members, Vec::new()),
+        let (names, key_indexes) = draw_keys(rng);
+        let (names, key_indexes, any_sets) = match kind {
+            LockKind::Exclusive => (names, key_indexes, Vec::new()),
             LockKind::Shared => draw_shared_keys(&mut kind_rng),
             LockKind::Permits => draw_slots(&mut kind_rng),
         };
         let (paths, round_trip) = draw_paths(rng, nodes, processes);
         let length = pick(rng, &[4, 8, 15, 30, 60, 90]) * SECOND;
         let commands_max = 8000;
+        // With one call of each caller per cycle, and three commands to each node per call, a run
+        // has `commands_max` commands.
         let cycle = (processes * callers * nodes * 3) as u64 * length / commands_max;
         let habits = draw_habits(rng, round_trip, cycle);
         let ppm = |rng: &mut StdRng, spread: i64| {
@@ -244,13 +218,22 @@ impl Plan {
             nodes,
             processes,
             callers,
-            key_sets: sets(&names, &members),
+            key_sets: sets(&names, &key_indexes),
             names,
-            members,
+            key_indexes,
             any_sets,
             kind,
             habits,
-            seats: pick(rng, &[limits::SEATS_MAX, limits::SEATS_MAX, limits::SEATS_MAX, 1, 2]),
+            wait_connections: pick(
+                rng,
+                &[
+                    limits::WAIT_CONNECTIONS_MAX,
+                    limits::WAIT_CONNECTIONS_MAX,
+                    limits::WAIT_CONNECTIONS_MAX,
+                    1,
+                    2,
+                ],
+            ),
             max_waiters: pick(rng, &[1000, 1000, 1000, 1000, 1, 4]),
             max_clock_skew_ms: pick(rng, &[5000, 60_000]),
             rejoin_delay_ms: TTL_MAX_MS,
@@ -283,7 +266,7 @@ impl Plan {
         this
     }
 
-    /// Draws the plan of a seed, with locks of the kind that shows the harm of this mutant.
+    /// Draws a plan with this mutant, and with locks of the kind that shows its harm.
     pub fn of_mutant(mutant: Mutant, seed: u64) -> Self {
         Self::draw_of(mutant.kind(), seed).with_mutant(mutant)
     }
@@ -292,19 +275,19 @@ impl Plan {
     /// 0.4 ms, and without faults.
     pub(super) fn of_clients(processes: usize, habits: &Habits, length: Ns) -> Self {
         let names = vec!["key".to_owned()];
-        let members = vec![vec![0]];
+        let key_indexes = vec![vec![0]];
         Self {
             seed: 1,
             nodes: 5,
             processes,
             callers: 1,
-            key_sets: sets(&names, &members),
+            key_sets: sets(&names, &key_indexes),
             names,
-            members,
+            key_indexes,
             any_sets: Vec::new(),
             kind: LockKind::Exclusive,
             habits: habits.clone(),
-            seats: limits::SEATS_MAX,
+            wait_connections: limits::WAIT_CONNECTIONS_MAX,
             max_waiters: 1000,
             max_clock_skew_ms: 60_000,
             rejoin_delay_ms: TTL_MAX_MS,
@@ -325,15 +308,14 @@ impl Plan {
         }
     }
 
-    /// Replaces the keys by this number of keys, in these sets.
-    pub(super) fn with_sets(mut self, keys: usize, members: Vec<Vec<usize>>) -> Self {
+    /// Replaces the keys by this number of keys, in sets of these indexes.
+    pub(super) fn with_sets(mut self, keys: usize, key_indexes: Vec<Vec<usize>>) -> Self {
         self.names = (0..keys).map(|key| format!("key {key}")).collect();
-        self.key_sets = sets(&self.names, &members);
-        self.members = members;
+        self.key_sets = sets(&self.names, &key_indexes);
+        self.key_indexes = key_indexes;
         self
     }
 
-    /// Sets the number of processes that do not remember contended keys.
     pub(super) fn with_newcomers(mut self, newcomers: usize) -> Self {
         self.newcomers = newcomers;
         self
@@ -354,7 +336,6 @@ impl Plan {
         self
     }
 
-    /// Lets all callers call at the same moments, at this interval.
     pub(super) fn with_meetings(mut self, every: Ns) -> Self {
         self.meet_every = Some(every);
         self
@@ -365,36 +346,36 @@ impl Plan {
         order(self.names[0].as_bytes(), run_ids.iter().map(|id| id.as_bytes()))[0]
     }
 
-    /// Returns the plan without its faults.
     #[must_use]
     pub fn without_faults(mut self) -> Self {
         self.faults.clear();
         self
     }
 
-    /// Returns the plan with a broken rule.
     #[must_use]
     pub fn with_mutant(mut self, mutant: Mutant) -> Self {
         self.mutant = Some(mutant);
         self
     }
 
-    /// Returns the index of a key.
     pub(super) fn key_index(&self, name: &[u8]) -> usize {
         self.names.iter().position(|known| known.as_bytes() == name).unwrap_or_default()
     }
 
-    /// Returns the choices of a call for a set of keys. The call needs all keys of one choice.
-    ///
-    /// If a lock takes one key of the set, each key is a choice. Otherwise the set is the only one.
+    /// Returns the choices of a call for a set of keys, of which the call needs one: each key of
+    /// the set if a lock takes one key of it, and the whole set otherwise.
     pub(super) fn choices(&self, set: usize) -> impl Iterator<Item = &[usize]> {
-        let members = &self.members[set];
-        members.chunks(if self.any_sets.contains(&set) { 1 } else { members.len() })
+        let key_indexes = &self.key_indexes[set];
+        key_indexes.chunks(if self.any_sets.contains(&set) { 1 } else { key_indexes.len() })
     }
 
-    /// Returns the largest ttl of this plan.
     pub(super) fn ttl_max(&self) -> Ns {
         self.habits.ttls_ms.iter().max().copied().unwrap_or_default() * MS
+    }
+
+    /// Returns when the last fault ends.
+    pub(super) fn faults_end(&self) -> Ns {
+        self.faults.iter().map(|fault| fault.to).max().unwrap_or_default()
     }
 
     /// Returns whether no fault affected this process and this node between two times.
@@ -453,21 +434,19 @@ impl Plan {
         Some(at.div_ceil(self.meet_every?) * self.meet_every?)
     }
 
-    /// Draws meetings: all callers request one free lock at the same moment, without waiting.
-    ///
-    /// One node may be down all the time.
+    /// Draws meetings: all callers request one free lock at the same moment, without waiting. One
+    /// node may be down all the time.
     fn draw_meetings(&mut self, rng: &mut StdRng) {
         if self.kind == LockKind::Permits {
-            self.members.truncate(1);
+            self.key_indexes.truncate(1);
         } else {
             self.names.truncate(1);
-            self.members = vec![vec![0]];
+            self.key_indexes = vec![vec![0]];
         }
-        self.key_sets = sets(&self.names, &self.members);
-        self.paths.clear();
+        self.key_sets = sets(&self.names, &self.key_indexes);
         let base = rng.random_range(50_000..MS);
         let path = |_| (base, rng.random_range(0..=base));
-        self.paths.extend((0..self.nodes * self.processes).map(path));
+        self.paths = (0..self.nodes * self.processes).map(path).collect();
         self.round_trip = 4 * base;
         self.length = 12 * SECOND;
         self.meet_every = Some(SECOND);
@@ -487,12 +466,11 @@ impl Plan {
     }
 
     /// Draws an operator who ends locks on a majority, one node of which then pauses for a while.
-    ///
     /// Draws no operator if a lock may have several keys.
     fn draw_operator(&mut self, rng: &mut StdRng) {
         let is_of_several =
             |(set, keys): (usize, &Vec<usize>)| keys.len() > 1 && !self.any_sets.contains(&set);
-        if self.members.iter().enumerate().any(is_of_several) {
+        if self.key_indexes.iter().enumerate().any(is_of_several) {
             return;
         }
         for _ in 0..rng.random_range(1..=10) {
@@ -510,9 +488,8 @@ impl Plan {
         self.keep_apart();
     }
 
-    /// Draws an operator who revokes long locks on one node after another.
-    ///
-    /// The lease on one node may end before the operator reaches the next node.
+    /// Draws an operator who revokes long locks on one node after another. The lease on one node
+    /// may end before the operator reaches the next node.
     fn draw_revocations(&mut self, rng: &mut StdRng) {
         let ttl_ms = (20 * self.round_trip / MS).clamp(pick(rng, &[300, 500, 1000]), TTL_MAX_MS);
         let ttl = ttl_ms * MS;
@@ -539,19 +516,18 @@ impl Plan {
         self.keep_apart();
     }
 
-    /// Draws a fleet in which a majority needs every node that may vote.
-    ///
-    /// If the locks are exclusive, programs lock several keys at once, and single ones of them.
+    /// Draws a fleet in which a majority needs every node that may vote. If the locks are
+    /// exclusive, programs lock several keys at once, and single ones of them.
     fn draw_scarcity(&mut self, rng: &mut StdRng) {
         let is_single = |set: &Vec<usize>| set.len() == 1;
-        if self.kind == LockKind::Exclusive && self.members.iter().all(is_single) {
-            (self.names, self.members) = loop {
-                let (names, members) = draw_keys(rng);
-                if !members.iter().all(is_single) {
-                    break (names, members);
+        if self.kind == LockKind::Exclusive && self.key_indexes.iter().all(is_single) {
+            (self.names, self.key_indexes) = loop {
+                let (names, key_indexes) = draw_keys(rng);
+                if !key_indexes.iter().all(is_single) {
+                    break (names, key_indexes);
                 }
             };
-            self.key_sets = sets(&self.names, &self.members);
+            self.key_sets = sets(&self.names, &self.key_indexes);
         }
         if rng.random_range(0..4) > 0 {
             self.faults.clear();
@@ -639,12 +615,11 @@ impl Plan {
         self.faults.sort_by_key(|fault| fault.from);
         let mut kept: Vec<Fault> = Vec::new();
         for fault in std::mem::take(&mut self.faults) {
+            let stopped = fault.kind.stopped_node();
             let collides = |other: &Fault| {
                 other.to + 10 * MS >= fault.from
-                    && match (other.kind.stops(), fault.kind.stops()) {
-                        (Some(one), Some(another)) => one == another,
-                        _ => false,
-                    }
+                    && stopped.is_some()
+                    && other.kind.stopped_node() == stopped
             };
             if !kept.iter().any(collides) {
                 kept.push(fault);
@@ -656,7 +631,7 @@ impl Plan {
 
 impl FaultKind {
     /// Returns the node that a fault stops or slows down.
-    fn stops(&self) -> Option<usize> {
+    fn stopped_node(&self) -> Option<usize> {
         match self {
             Self::SlowNode { node, .. } | Self::PauseNode { node } | Self::Restart { node, .. } => {
                 Some(*node)
@@ -683,22 +658,14 @@ impl FaultKind {
     }
 }
 
-pub(super) fn ping() -> Arc<Spec> {
-    Arc::new(Spec {
-        keys: Keys::from_iter([""; 0]),
-        ttl: Ttl::from_ms(1000).expect("a second is a ttl"),
-        mode: Mode::Exclusive,
-        any: None,
-        min_validity: Duration::ZERO,
-        node_timeout: None,
-        max_hold: None,
-        owner: None,
-    })
+fn ping() -> Arc<Spec> {
+    let ttl = Ttl::from_ms(1000).expect("a second is a ttl");
+    Arc::new(Spec::exclusive(Keys::from_iter([""; 0]), ttl))
 }
 
-pub(super) fn sets(names: &[String], members: &[Vec<usize>]) -> Vec<Keys> {
-    let set = |members: &Vec<usize>| members.iter().map(|&key| names[key].as_str()).collect();
-    members.iter().map(set).collect()
+fn sets(names: &[String], key_indexes: &[Vec<usize>]) -> Vec<Keys> {
+    let set = |keys: &Vec<usize>| keys.iter().map(|&key| names[key].as_str()).collect();
+    key_indexes.iter().map(set).collect()
 }
 
 fn pick<T: Copy>(rng: &mut StdRng, choices: &[T]) -> T {
@@ -710,19 +677,19 @@ fn draw_keys(rng: &mut StdRng) -> (Vec<String>, Vec<Vec<usize>>) {
     let prefix: u32 = rng.random();
     let mut names: Vec<String> = (0..keys).map(|key| format!("key {prefix:x} {key}")).collect();
     names.sort_unstable();
-    let mut members: Vec<Vec<usize>> = (0..keys).map(|key| vec![key]).collect();
+    let mut key_indexes: Vec<Vec<usize>> = (0..keys).map(|key| vec![key]).collect();
     if keys > 1 && rng.random() {
         for _ in 0..rng.random_range(1..=3) {
             let set: Vec<usize> = (0..keys).filter(|_| rng.random()).collect();
-            if set.len() > 1 && !members.contains(&set) {
-                members.push(set);
+            if set.len() > 1 && !key_indexes.contains(&set) {
+                key_indexes.push(set);
             }
         }
     }
-    (names, members)
+    (names, key_indexes)
 }
 
-/// The names of keys, the members of each set, and the sets of which a lock takes one key.
+/// The `names`, `key_indexes` and `any_sets` of a plan.
 type DrawnKeys = (Vec<String>, Vec<Vec<usize>>, Vec<usize>);
 
 /// Draws one to three keys for shared locks, and sometimes a set of two of them.
@@ -730,38 +697,37 @@ fn draw_shared_keys(rng: &mut StdRng) -> DrawnKeys {
     let keys = pick(rng, &[1, 1, 1, 2, 3]);
     let prefix: u32 = rng.random();
     let names = (0..keys).map(|key| format!("key {prefix:x} {key}")).collect();
-    let mut members: Vec<Vec<usize>> = (0..keys).map(|key| vec![key]).collect();
+    let mut key_indexes: Vec<Vec<usize>> = (0..keys).map(|key| vec![key]).collect();
     if keys > 1 && rng.random_range(0..3) == 0 {
-        members.push(vec![0, 1]);
+        key_indexes.push(vec![0, 1]);
     }
-    (names, members, Vec::new())
+    (names, key_indexes, Vec::new())
 }
 
-/// Draws the slots of a semaphore.
-///
-/// Sometimes also draws a second set of which a lock takes one key, single slots, or a set of two.
+/// Draws the slots of a semaphore, and sometimes a second set of which a lock takes one key, single
+/// slots, or a set of two.
 fn draw_slots(rng: &mut StdRng) -> DrawnKeys {
     let slots = pick(rng, &[1, 2, 2, 2, 3, 3, 4, 6, 8, 12]);
     let more = pick(rng, &[0, 0, 0, 1]);
     let prefix: u32 = rng.random();
     let names = (0..slots + more).map(|key| format!("slot {prefix:x} {key:02}")).collect();
-    let mut members: Vec<Vec<usize>> = vec![(0..slots).collect()];
+    let mut key_indexes: Vec<Vec<usize>> = vec![(0..slots).collect()];
     let mut any_sets = vec![0];
     let may_be_mixed = rng.random_range(0..10) < 6;
     if may_be_mixed && slots + more > 1 {
         if rng.random() {
-            members.push((slots / 2..slots + more).collect());
+            key_indexes.push((slots / 2..slots + more).collect());
             any_sets.push(1);
         }
         let singles = (0..slots + more).filter(|_| rng.random_range(0..4) == 0);
-        members.extend(singles.map(|key| vec![key]).collect::<Vec<_>>());
+        key_indexes.extend(singles.map(|key| vec![key]).collect::<Vec<_>>());
         if slots > 2 && rng.random_range(0..4) == 0 {
-            members.push(vec![0, 1]);
+            key_indexes.push(vec![0, 1]);
         }
     }
     // A program has one queue for all locks of the same keys, so no set may occur twice.
     let mut sets: Vec<Vec<usize>> = Vec::new();
-    for keys in members {
+    for keys in key_indexes {
         if !sets.contains(&keys) {
             sets.push(keys);
         }

@@ -26,7 +26,6 @@ pub(super) const SAMPLE_EVERY: Ns = 250 * MS;
 /// Time before which no caller calls: processes connect first.
 pub(super) const WARM_UP: Ns = SECOND;
 
-/// The state of a run.
 struct Simulation {
     world: World,
     processes: Vec<Process>,
@@ -40,7 +39,7 @@ struct Simulation {
     events: u64,
 }
 
-/// Runs a plan. If `traced`, the report contains a trace of all events.
+/// Runs a plan. If `traced`, the report contains a trace.
 pub fn run(plan: &Plan, traced: bool) -> Report {
     let _broken = Broken::new(plan.mutant);
     Simulation::new(plan, traced).run()
@@ -111,7 +110,7 @@ impl Simulation {
             for caller in 0..plan.callers {
                 let at = WARM_UP + rng.random_range(0..=plan.habits.rest.1);
                 let at = plan.next_meeting(at).unwrap_or(at);
-                process.caller_begins(caller, at, &mut self.world);
+                process.wake_caller(caller, at, &mut self.world);
             }
         }
         for (index, fault) in plan.faults.iter().enumerate() {
@@ -227,7 +226,7 @@ impl Simulation {
                 if !begins {
                     trace!(world, "n{node} goes on");
                     world.read(*node);
-                    world.turn(*node);
+                    world.run_turns(*node);
                 }
             }
             FaultKind::Restart { node, host_too, with_keys } => {
@@ -238,22 +237,13 @@ impl Simulation {
                     world.start_node(*node, *with_keys);
                 }
             }
-            FaultKind::End { key, nodes } => {
-                if begins {
-                    world.end_lock(*key, nodes);
-                }
+            FaultKind::End { key, nodes } if begins => world.end_lock(*key, nodes),
+            FaultKind::Revoke { key, node } if begins => world.revoke_lock(*key, *node),
+            FaultKind::StepWall { node, by_us } if begins => {
+                world.hosts[*node].clock.wall_offset_us += by_us;
+                world.claim_foreign(*node, false);
             }
-            FaultKind::Revoke { key, node } => {
-                if begins {
-                    world.revoke_lock(*key, *node);
-                }
-            }
-            FaultKind::StepWall { node, by_us } => {
-                if begins {
-                    world.hosts[*node].clock.wall_offset_us += by_us;
-                    world.claim_foreign(*node, false);
-                }
-            }
+            FaultKind::End { .. } | FaultKind::Revoke { .. } | FaultKind::StepWall { .. } => {}
             FaultKind::PauseProcess { process } | FaultKind::Sleep { process } => {
                 let sleeps = matches!(fault.kind, FaultKind::Sleep { .. });
                 self.pause(*process, begins, sleeps);
@@ -293,8 +283,7 @@ impl Simulation {
             world.is_ending = true;
             self.ended_at = Some(world.now);
         }
-        let faults_end = plan.faults.iter().map(|fault| fault.to).max().unwrap_or_default();
-        if world.is_ending && world.now >= faults_end {
+        if world.is_ending && world.now >= plan.faults_end() {
             for process in self.processes.iter_mut().filter(|process| process.paused == 0) {
                 process.callers_end(&mut self.world);
             }
@@ -329,19 +318,19 @@ impl Simulation {
                 }
                 return true;
             }
-        } else if let Some(ended_at) = self.ended_at {
-            let faults_end = plan.faults.iter().map(|fault| fault.to).max().unwrap_or_default();
-            if self.world.now > ended_at.max(faults_end) + 120 * SECOND {
-                let what = self.processes.iter().flat_map(Process::describe).next();
-                self.world.violate(format!("calls do not end: {what:?}"));
-                return true;
-            }
+        } else if let Some(ended_at) = self.ended_at
+            && self.world.now > ended_at.max(plan.faults_end()) + 120 * SECOND
+        {
+            let what = self.processes.iter().flat_map(Process::describe).next();
+            self.world.violate(format!("calls do not end: {what:?}"));
+            return true;
         }
         false
     }
 
     fn report(self) -> Report {
         let callers = || self.processes.iter().flat_map(|process| &process.callers);
+        let ended_at = self.ended_at.unwrap_or(self.world.now);
         Report {
             seed: self.world.plan.seed,
             violation: self.world.violation,
@@ -356,10 +345,7 @@ impl Simulation {
             events: self.events,
             repairs: self.world.repairs,
             lasted: Duration::from_nanos(self.world.now),
-            called_for: Duration::from_nanos(
-                self.ended_at.unwrap_or(self.world.now)
-                    - WARM_UP.min(self.ended_at.unwrap_or(self.world.now)),
-            ),
+            called_for: Duration::from_nanos(ended_at.saturating_sub(WARM_UP)),
             trace: self.world.trace.into_lines(),
         }
     }

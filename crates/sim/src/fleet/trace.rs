@@ -1,12 +1,12 @@
-//! The trace of a run: one line for each event.
+//! The trace of a run: one line for each important event.
 
 use std::fmt::{self, Write as _};
 
 use super::clock::{MS, Ns};
 
-/// The lines of a trace, if it was requested.
 #[derive(Debug, Default)]
 pub(super) struct Trace {
+    /// `None` unless the trace was requested.
     lines: Option<String>,
 }
 

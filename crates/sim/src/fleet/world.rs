@@ -12,11 +12,10 @@ use super::events::Events;
 use super::host::Host;
 use super::network::{Conn, Down, Network, Up};
 use super::plan::Plan;
-use super::process::Process;
+use super::process::MachineId;
 use super::simulation::WARM_UP;
 use super::trace::Trace;
 
-/// The whole state of a run, except the processes and the checkers.
 pub(super) struct World {
     pub(super) now: Ns,
     pub(super) plan: Arc<Plan>,
@@ -25,9 +24,9 @@ pub(super) struct World {
     pub(super) hosts: Vec<Host>,
     pub(super) claims: Claims,
     pub(super) trace: Trace,
-    /// Facts that the checkers read at the end of the present event.
+    /// Facts about the present event. The checkers take them at its end.
     pub(super) notes: Vec<Note>,
-    /// Detached locks that no caller has attached yet.
+    /// Locks that no caller has attached yet.
     pub(super) detached: Vec<DetachedLock>,
     /// Tokens of locks that an operator has ended on at least one node.
     pub(super) ended_by_operator: Vec<Token>,
@@ -42,72 +41,61 @@ pub(super) struct World {
     /// Whether callers start no new calls.
     pub(super) is_ending: bool,
     pub(super) commands: u64,
-    /// Number of timers that fired and of messages that arrived.
+    /// Number of timers of processes that fired, and of messages that arrived at hosts.
     pub(super) activity: u64,
-    /// When a node last granted a lease.
     pub(super) last_lease_at: Ns,
     pub(super) repairs: u64,
     /// Number of RELEASEs that were lost because the plan says so.
     pub(super) releases_lost: u64,
     /// Largest number of locks of one set of keys that were held at the same time.
     pub(super) most_together: usize,
-    /// When a caller last acquired a lock.
     pub(super) last_acquired_at: Ns,
     /// Longest time from one acquired lock to the next.
     pub(super) longest_pause: Ns,
 }
 
-/// A lock that was detached.
 pub(super) struct DetachedLock {
     pub(super) key_set: usize,
     pub(super) token: Token,
     pub(super) spec: Arc<Spec>,
 }
 
-/// A fact for the checkers.
 #[derive(Clone, Debug)]
 pub(super) enum Note {
-    Granted {
-        process: usize,
-        machine: u64,
-    },
-    Extended {
-        process: usize,
-        machine: u64,
-        verdict: ExtensionVerdict,
-        round_began: Ns,
-    },
-    Released {
-        process: usize,
-        call: u64,
-        /// The indexes of the keys of the lock.
-        members: Vec<usize>,
-        ownership: Ownership,
-        renewed: bool,
-        call_started: Ns,
-        since: Ns,
-    },
-    Detached {
-        process: usize,
-        call: u64,
-    },
-    Failed {
-        process: usize,
-        call: u64,
-        key_set: usize,
-        mode: Mode,
-        reason: Reason,
-        attached: bool,
-        started: Ns,
-        /// Whether the call ended clearly before its time limit.
-        had_time: bool,
-        /// When the call last asked each node. `None` if it asked no node.
-        asked_at: Option<Vec<Ns>>,
-    },
+    Granted(MachineId),
+    Extended { lock: MachineId, verdict: ExtensionVerdict, round_began: Ns },
+    Released(ReleasedLock),
+    Detached(MachineId),
+    Failed(FailedCall),
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct ReleasedLock {
+    pub(super) id: MachineId,
+    /// As indexes of [`Plan::names`].
+    pub(super) keys: Vec<usize>,
+    pub(super) ownership: Ownership,
+    pub(super) renewed: bool,
+    pub(super) call_started: Ns,
+    /// When the process acquired the lock.
+    pub(super) since: Ns,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct FailedCall {
+    pub(super) id: MachineId,
+    pub(super) key_set: usize,
+    pub(super) mode: Mode,
+    pub(super) reason: Reason,
+    pub(super) attached: bool,
+    pub(super) started: Ns,
+    /// Whether the call ended clearly before its time limit.
+    pub(super) had_time: bool,
+    /// When the call last asked each node. `None` if it asked no node.
+    pub(super) asked_at: Option<Vec<Ns>>,
 }
 
 impl World {
-    /// Creates the world at the start of a run.
     pub(super) fn new(plan: &Arc<Plan>, hosts: Vec<Host>, network: Network, trace: Trace) -> Self {
         Self {
             now: 0,
@@ -144,20 +132,18 @@ impl World {
         self.network.send_down(conn, message, self.now, &mut self.events);
     }
 
-    /// Returns the queue node of a key.
     pub(super) fn queue_node(&self, key: usize) -> usize {
         let run_ids = self.hosts.iter().map(|host| host.run_id.as_bytes());
         order(self.plan.names[key].as_bytes(), run_ids)[0]
     }
 
-    /// Records that a node has answered to the holder of a token that the lock is revoked.
     pub(super) fn record_revoked_answer(&mut self, token: Token, node: usize) {
         if !self.revoked_answers.iter().any(|&(of, by, _)| (of, by) == (token, node)) {
             self.revoked_answers.push((token, node, self.now));
         }
     }
 
-    /// Records a violation, unless there was one before or the plan is not checked.
+    /// Records a violation if it is the first one, and if the plan is checked.
     pub(super) fn violate(&mut self, what: String) {
         trace!(self, "VIOLATION: {what}");
         if self.plan.is_checked {
@@ -167,7 +153,7 @@ impl World {
 
     /// Formats a token for a trace: its process, its call, and its first characters.
     pub(super) fn short(&self, token: Token) -> String {
-        let (process, machine) = Process::split_id(self.claims.call_of(token).unwrap_or_default());
-        format!("p{process}/{machine}:{}", &token.as_str()[..4])
+        let call = self.claims.call_of(token).unwrap_or_default();
+        format!("{call}:{}", &token.as_str()[..4])
     }
 }

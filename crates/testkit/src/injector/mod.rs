@@ -2,10 +2,10 @@
 //!
 //! - `wall_clock`: steps the wall clock
 //! - `power_cut`: removes the bytes that were not synced
-//! - `preload`: a shared object, and the file that controls it
+//! - `preload`: a shared object, and the file that it reads or writes
 //!
-//! An object that cannot inject its fault ends the process that loaded it, with a line in the
-//! server's log. A test must not pass because a fault was not injected.
+//! An object that cannot inject its fault ends the process that loaded it, with a line on stderr: a
+//! test must not pass because a fault was not injected.
 
 mod power_cut;
 mod preload;
@@ -16,9 +16,8 @@ use quorlock_localserver::ServerBuilder;
 pub use self::power_cut::PowerCut;
 pub use self::wall_clock::WallClock;
 
-/// Adds injectors to a server that is about to start.
 pub trait Inject {
-    /// Lets the server read this wall clock, which can then be stepped.
+    /// Lets the server read this wall clock.
     #[must_use]
     fn wall_clock(self, clock: &WallClock) -> Self;
 
@@ -29,10 +28,10 @@ pub trait Inject {
 
 impl Inject for ServerBuilder {
     fn wall_clock(self, clock: &WallClock) -> Self {
-        self.on_start(clock.preload())
+        self.on_start(clock.preload.clone())
     }
 
     fn power_cut(self, power: &PowerCut) -> Self {
-        self.on_start(power.preload())
+        self.on_start(power.preload.clone())
     }
 }

@@ -17,15 +17,15 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/synced_sizes.so
 /// A cut kills a server with SIGKILL, and removes the bytes that it has written but not synced.
 /// After SIGKILL alone, the system would still write these bytes from its memory to the disk.
 ///
-/// Each file in the server's directory is cut back to the size that it had when its last successful
-/// `fsync` or `fdatasync` began, even if it was renamed since. A file that was never synced is left
+/// Each file in the server's directory is cut back to its size when its last successful `fsync` or
+/// `fdatasync` began, even if the file was renamed since. A file that was never synced is left
 /// empty. The log of the server is left as it is.
 ///
 /// The model is simpler than a real disk:
 ///
 /// - Creating, renaming and removing a file takes effect without a sync of the directory.
-/// - Bytes that were overwritten in place stay.
-/// - All bytes that were not synced are lost. A real disk may keep some of them.
+/// - Bytes that were written over earlier bytes stay, also unsynced.
+/// - All other bytes that were not synced are lost. A real disk may keep some of them.
 ///
 /// ```
 /// use quorlock_testkit::{Inject as _, PowerCut, Server};
@@ -38,12 +38,10 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/synced_sizes.so
 /// ```
 #[derive(Clone, Debug)]
 pub struct PowerCut {
-    preload: Arc<Preload>,
+    pub(super) preload: Arc<Preload>,
 }
 
 impl PowerCut {
-    /// Creates a switch for the power of the servers that start with it.
-    ///
     /// # Panics
     ///
     /// When a temporary file cannot be written.
@@ -52,15 +50,18 @@ impl PowerCut {
         Self { preload: Arc::new(Preload::write(OBJECT, "QUORLOCK_SYNCED_SIZES", b"")) }
     }
 
-    /// Cuts the power of a server, and returns the number of lost bytes.
-    ///
-    /// The server must have been started with this `PowerCut`, and can be restarted afterwards.
+    /// Returns the number of lost bytes. The server can be restarted afterwards.
     ///
     /// # Panics
     ///
-    /// When a file cannot be cut.
+    /// When the server was started without this `PowerCut`, or a file cannot be cut.
     #[track_caller]
     pub fn cut(&self, server: &mut Server) -> u64 {
+        assert!(
+            !server.is_running() || self.preload.is_loaded_by(server.pid()).unwrap_or(false),
+            "the server at {} was started without this PowerCut",
+            server.url()
+        );
         server.kill();
         let cut = SyncedSizes::read(self.preload.file())
             .and_then(|synced| synced.cut_files(server.dir()));
@@ -70,8 +71,7 @@ impl PowerCut {
         }
     }
 
-    /// Returns the number of successful syncs so far, of all files of all servers with this
-    /// `PowerCut`.
+    /// Returns the number of successful syncs, of all files of all servers with this `PowerCut`.
     ///
     /// # Panics
     ///
@@ -82,10 +82,6 @@ impl PowerCut {
             Ok(lines) => lines.lines().count(),
             Err(error) => panic!("{} cannot be read: {error}", self.preload.file().display()),
         }
-    }
-
-    pub(super) fn preload(&self) -> Arc<Preload> {
-        Arc::clone(&self.preload)
     }
 }
 
@@ -122,8 +118,7 @@ impl SyncedSizes {
             Some((FileId { inode, birth_ns }, words.next()?.parse().ok()?))
         };
         let record = fs::read_to_string(record)?;
-        // Later lines replace earlier ones. Only the last line can be incomplete: its writer was
-        // killed.
+        // Later lines replace earlier ones. A killed writer may leave the last line incomplete.
         Ok(Self(
             record
                 .split_inclusive('\n')

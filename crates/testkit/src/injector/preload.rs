@@ -8,18 +8,20 @@ use tempfile::TempDir;
 /// The loader's list of objects to load before all others.
 const LOADER_VARIABLE: &str = "LD_PRELOAD";
 
-/// A shared object to load into a process before all others, and the file that controls it.
+/// A shared object to load into a process before all others, and its file.
 #[derive(Debug)]
 pub(super) struct Preload {
     object: PathBuf,
+    /// The environment variable that names `file` to the object.
     variable: &'static str,
+    /// The number that the object reads, or the record that it writes.
     file: PathBuf,
-    /// Contains both files. Must live for as long as the process may be started again.
+    /// Contains the object and the file. Must live for as long as the process may be started again.
     _directory: TempDir,
 }
 
 impl Preload {
-    /// Writes the object and its file. The object finds the file by an environment variable.
+    /// Writes the object, and its file with these contents.
     ///
     /// # Panics
     ///
@@ -42,6 +44,14 @@ impl Preload {
 
     pub(super) fn file(&self) -> &Path {
         &self.file
+    }
+
+    /// Returns whether a running process has loaded the object.
+    pub(super) fn is_loaded_by(&self, pid: u32) -> std::io::Result<bool> {
+        // The system resolves links in the paths that it lists.
+        let object = std::fs::canonicalize(&self.object)?;
+        let mapped = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
+        Ok(mapped.contains(&*object.to_string_lossy()))
     }
 }
 

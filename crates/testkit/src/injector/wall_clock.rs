@@ -20,9 +20,8 @@ const NS_PER_MS: i64 = 1_000_000;
 /// A wall clock that can be stepped while the servers that were started with it run.
 ///
 /// A step does what an administrator, NTP or the host of a virtual machine does to a real clock.
-/// The clock is right at first. A step shows at the next reading of the clock, and it outlasts
-/// restarts of the server. All servers with the same `WallClock`, or a clone of it, show the same
-/// time.
+/// The clock is right at first. A step shows at the next reading, and outlasts restarts of the
+/// server. All servers with the same `WallClock`, or a clone of it, show the same time.
 ///
 /// A server may use an earlier reading for a moment: Valkey 9.1 reads the wall clock once a
 /// millisecond, and adds the processor's time stamp counter in between. A server uses the new time
@@ -47,13 +46,11 @@ const NS_PER_MS: i64 = 1_000_000;
 /// ```
 #[derive(Clone, Debug)]
 pub struct WallClock {
-    preload: Arc<Preload>,
+    pub(super) preload: Arc<Preload>,
     ahead_ns: Arc<SharedNumber>,
 }
 
 impl WallClock {
-    /// Creates a clock that is right.
-    ///
     /// # Panics
     ///
     /// When a temporary file cannot be written or mapped.
@@ -71,7 +68,7 @@ impl WallClock {
         self.ahead_ns.get().fetch_add(ms.saturating_mul(NS_PER_MS), Ordering::Relaxed);
     }
 
-    /// Sets the clock to the right time again, which is a step too.
+    /// Steps the clock to the right time again.
     pub fn correct(&self) {
         self.ahead_ns.get().store(0, Ordering::Relaxed);
     }
@@ -86,10 +83,6 @@ impl WallClock {
     /// The clock must outlive the program.
     pub fn attach(&self, command: &mut Command) {
         self.preload.prepare(command);
-    }
-
-    pub(super) fn preload(&self) -> Arc<Preload> {
-        Arc::clone(&self.preload)
     }
 }
 
@@ -112,8 +105,7 @@ impl SharedNumber {
     fn map(preload: &Preload) -> io::Result<Self> {
         let file = File::options().read(true).write(true).open(preload.file())?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the mapping is a new one at an address that the system chooses, and replaces
-        // none.
+        // SAFETY: the system chooses the address of the new mapping, which replaces none.
         let mapped = unsafe {
             mmap(ptr::null_mut(), size_of::<AtomicI64>(), access, MapFlags::SHARED, &file, 0)
         }?;

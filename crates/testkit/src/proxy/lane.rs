@@ -9,16 +9,14 @@ use tokio::time::{Instant, sleep_until};
 use super::Shared;
 use super::meter::{Meter, RoundTrip};
 
-/// The direction of traffic through a [`Proxy`](crate::Proxy).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// From clients to the server: requests.
+    /// Requests.
     ToServer,
-    /// From the server to clients: answers.
+    /// Answers.
     ToClient,
 }
 
-/// The faults of a network. There are none by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Faults {
     pub(super) cut: bool,
@@ -26,7 +24,6 @@ pub(super) struct Faults {
     to_client: LaneFault,
 }
 
-/// The faults of one direction.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LaneFault {
     pub(super) delay: Duration,
@@ -60,8 +57,7 @@ impl Faults {
 
 const CHUNK_MAX_BYTES: usize = 16 * 1024;
 
-/// Largest number of queued bytes in one direction of one connection. Beyond it, the proxy reads
-/// nothing, and the sender waits.
+/// Limit of the queue of one lane. Beyond it, the proxy reads nothing, and the sender waits.
 const QUEUE_MAX_BYTES: usize = 16 * 1024 * 1024;
 
 /// One direction of one connection: a queue of chunks, each with its time of arrival.
@@ -105,8 +101,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Forwards all bytes that arrive, subject to the current faults, and then the end of the
-    /// connection.
+    /// Forwards arriving bytes, subject to the current faults, and then the end of the connection.
     pub(super) async fn run(
         mut self,
         mut reader: impl AsyncRead + Unpin,
@@ -114,8 +109,7 @@ impl<'a> Lane<'a> {
     ) -> io::Result<()> {
         let mut buffer = vec![0; CHUNK_MAX_BYTES];
         loop {
-            // The faults are read after each arrival, so that a fault applies to all bytes that
-            // arrive after it was set.
+            // The fault is read after each arrival, so that it applies to all later bytes.
             let fault = self.faults.borrow_and_update().lane(self.direction);
             if fault.passage == Passage::Drop {
                 self.drop_waiting();
@@ -152,10 +146,8 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// The time at which the first chunk may be forwarded or, if there is no chunk, the end of the
-    /// connection.
-    ///
-    /// Returns `None` while nothing may pass, or nothing is there to pass.
+    /// Returns when the first chunk may be forwarded. Without a chunk, returns when the end of the
+    /// connection may be forwarded. Returns `None` while nothing may pass, or nothing waits.
     fn due_at(&self, fault: LaneFault) -> Option<Instant> {
         match self.queue.front() {
             Some(chunk) if chunk.is_passing => Some(chunk.arrived_at),
@@ -168,9 +160,8 @@ impl<'a> Lane<'a> {
     fn arrive(&mut self, bytes: &[u8]) {
         self.meter.lane(self.direction).arrive(bytes.len());
         self.queued_bytes += bytes.len();
-        let arrived_at = Instant::now();
         self.queue.push_back(Chunk {
-            arrived_at,
+            arrived_at: Instant::now(),
             bytes: bytes.to_vec(),
             written_bytes: 0,
             is_passing: false,

@@ -7,6 +7,7 @@ use super::lane::Direction;
 /// The traffic of all connections of a proxy.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
+    /// The number of open connections.
     open: Mutex<usize>,
     closed: Condvar,
     to_server: LaneMeter,

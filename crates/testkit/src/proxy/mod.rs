@@ -27,7 +27,7 @@ const CUT_LIMIT: Duration = Duration::from_secs(5);
 /// A TCP port on 127.0.0.1 that leads to a server, with faults that can be set at any time.
 ///
 /// The proxy forwards all traffic at first. Faults apply to open and to new connections, until they
-/// are replaced or [healed](Proxy::heal). The proxy runs in a thread of its own, so it works in
+/// are replaced or [healed](Proxy::heal). The proxy has a thread of its own, so it works in
 /// synchronous and in asynchronous tests. Dropping the proxy closes its port and all connections.
 ///
 /// The end of a connection travels like its bytes: the server learns late that a client is gone if
@@ -76,8 +76,7 @@ impl Proxy {
         }
     }
 
-    /// Returns the address of the proxy, which clients use in place of the server's:
-    /// `redis://127.0.0.1:port/`.
+    /// Returns `redis://127.0.0.1:port/`, which clients use in place of the server's address.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
     }
@@ -92,7 +91,7 @@ impl Proxy {
     /// Holds all bytes in this direction until the proxy is healed, and then forwards them.
     ///
     /// Holds at most 16 MiB per connection. Beyond that the sender waits, as on a slow network.
-    pub fn stall(&self, direction: Direction) {
+    pub fn hold(&self, direction: Direction) {
         self.shared.faults.send_modify(|faults| faults.lane_mut(direction).passage = Passage::Hold);
     }
 
@@ -103,7 +102,7 @@ impl Proxy {
 
     /// Resets all connections, and new ones as soon as they open, until the proxy is healed.
     ///
-    /// When this call returns, no connection is open, and nothing is forwarded any more.
+    /// When this call returns, no connection is open.
     ///
     /// # Panics
     ///
@@ -126,39 +125,33 @@ impl Proxy {
         self.shared.faults.send_replace(Faults::default());
     }
 
-    /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
         self.shared.meter.open_connections()
     }
 
-    /// Returns the number of bytes that were forwarded in this direction.
+    /// Returns the number of forwarded bytes.
     pub fn bytes(&self, direction: Direction) -> u64 {
         self.shared.meter.lane(direction).bytes()
     }
 
-    /// Returns the number of chunks that were forwarded in this direction.
-    ///
-    /// A chunk contains the bytes that one read from the sender returned.
+    /// Returns the number of forwarded chunks. A chunk is what one read from the sender returned.
     pub fn chunks(&self, direction: Direction) -> u64 {
         self.shared.meter.lane(direction).chunks()
     }
 
-    /// Returns the number of bytes that are delayed or held: arrived, and neither forwarded nor
-    /// dropped.
+    /// Returns the number of bytes that are delayed or held: neither forwarded nor dropped yet.
     pub fn waiting_bytes(&self, direction: Direction) -> u64 {
         self.shared.meter.lane(direction).waiting_bytes()
     }
 
-    /// Returns the number of bytes that were dropped.
     pub fn dropped_bytes(&self, direction: Direction) -> u64 {
         self.shared.meter.lane(direction).dropped_bytes()
     }
 
-    /// Returns the number of round trips that clients have waited for.
+    /// Returns the number of round trips of all clients.
     ///
     /// A round trip ends when bytes are forwarded to a client, after bytes of the same connection
-    /// were forwarded to the server. A client that has received an answer finds its round trip
-    /// counted.
+    /// were forwarded to the server. It is counted before the client receives these bytes.
     pub fn round_trips(&self) -> u64 {
         self.shared.meter.round_trips()
     }

@@ -12,11 +12,9 @@ use super::lane::{Direction, Lane};
 use super::meter::RoundTrip;
 use super::{Proxy, Shared};
 
-/// Time limit for a server to accept a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
-/// Pause after the system had no file descriptor for a connection. The system does not report when
-/// one is free.
+/// Pause after the system had no file descriptor left: it does not report when one is free again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(5);
 
 pub(super) async fn accept_all(listener: TcpListener, shared: Arc<Shared>) {
@@ -59,26 +57,18 @@ async fn serve(mut client: TcpStream, open: Open) {
 
 async fn converse(client: &mut TcpStream, shared: &Shared) -> io::Result<()> {
     client.set_nodelay(true)?;
-    let (from_client, to_client) = client.split();
     match timeout(CONNECT_LIMIT, shared.upstream.connect()).await?? {
-        UpstreamStream::Tcp(mut server) => {
-            let (from_server, to_server) = server.split();
-            forward(shared, from_client, to_server, from_server, to_client).await
-        }
-        UpstreamStream::Unix(mut server) => {
-            let (from_server, to_server) = server.split();
-            forward(shared, from_client, to_server, from_server, to_client).await
-        }
+        UpstreamStream::Tcp(mut server) => forward(shared, client, server.split()).await,
+        UpstreamStream::Unix(mut server) => forward(shared, client, server.split()).await,
     }
 }
 
 async fn forward(
     shared: &Shared,
-    from_client: impl AsyncRead + Unpin,
-    to_server: impl AsyncWrite + Unpin,
-    from_server: impl AsyncRead + Unpin,
-    to_client: impl AsyncWrite + Unpin,
+    client: &mut TcpStream,
+    (from_server, to_server): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
 ) -> io::Result<()> {
+    let (from_client, to_client) = client.split();
     let round_trip = RoundTrip::default();
     let requests = Lane::new(Direction::ToServer, shared, &round_trip);
     let answers = Lane::new(Direction::ToClient, shared, &round_trip);
@@ -93,7 +83,6 @@ fn reset(client: TcpStream) {
     drop(client);
 }
 
-/// The address of the server behind a proxy.
 #[derive(Debug)]
 pub(super) enum Upstream {
     Tcp(String, u16),

@@ -1,8 +1,7 @@
 //! Replays, with the driver of this crate, the histories that the simulator's driver recorded.
 //!
-//! Nodes are unix sockets that answer as the history says. Everything runs on one thread under
-//! tokio's paused clock, and the machines read the same clock, so that time passes only where the
-//! history says so.
+//! Nodes are unix sockets. Everything runs on one thread under tokio's paused clock, which the
+//! machines read too, so that time passes only where the history says so.
 
 #[path = "../../../../sim/histories/mod.rs"]
 mod history;
@@ -14,7 +13,7 @@ use std::time::Duration;
 
 use history::{Driver, Input, Output, TTL_MS};
 use quorlock_core::Ttl;
-use quorlock_core::client::{Failure, Keys, Mode, Spec, Token};
+use quorlock_core::client::{Failure, Keys, Spec, Token};
 use quorlock_core::quorum::Majority;
 use redis::Client;
 use scripted_node::ScriptedNode;
@@ -24,12 +23,12 @@ use tokio::task::{AbortHandle, yield_now};
 
 use super::{LockInner, NodeInfo, Shared, acquire, attach, extend};
 use crate::clock::tests::follow_the_runtime;
-use crate::transport::{BlockingPool, Endpoint};
+use crate::transport::{Endpoint, WaitConnectionPool};
 
-/// The client is idle when its nodes receive nothing during this many passes of the runtime. An
-/// event wakes a few tasks one after the other, and each task needs one pass.
+/// A client is idle when its nodes receive nothing during this many passes of the runtime. An event
+/// wakes a few tasks one after the other, and each task needs one pass.
 const IDLE_PASSES: u32 = 32;
-/// The step by which the clock advances: tokio's timers have no finer resolution.
+/// tokio's timers have no finer resolution.
 const TICK: Duration = Duration::from_millis(1);
 
 #[test]
@@ -37,7 +36,6 @@ fn driver_repeats_the_histories() {
     history::replay_all::<Replay>();
 }
 
-/// A client whose nodes answer as a history says.
 struct Replay {
     runtime: Runtime,
     setup: Setup,
@@ -98,16 +96,7 @@ impl Setup {
         match input {
             Input::Connect => self.shared = Some(self.connect()),
             Input::Acquire { lock, key, wait, renew } => {
-                let spec = Spec {
-                    keys: Keys::from_iter([key]),
-                    ttl: Ttl::from_ms(TTL_MS).unwrap(),
-                    mode: Mode::Exclusive,
-                    any: None,
-                    min_validity: Duration::ZERO,
-                    node_timeout: None,
-                    max_hold: None,
-                    owner: None,
-                };
+                let spec = Spec::exclusive(Keys::from_iter([key]), Ttl::from_ms(TTL_MS).unwrap());
                 let (shared, wait, renew) = (self.shared(), *wait, *renew);
                 self.call(lock, async move {
                     let lock = acquire(&shared, spec, wait).await?;
@@ -125,12 +114,12 @@ impl Setup {
             }
             Input::Cancel(lock) => self.calls[lock].abort(),
             Input::Extend(name) => {
-                let (lock, name, program) =
-                    (self.program.lock(name), name.clone(), self.program.clone());
+                let lock = self.program.lock(name);
+                let (name, program) = (name.clone(), self.program.clone());
                 tokio::spawn(async move {
                     let is_extended = extend(&lock).await.is_ok();
-                    program
-                        .learns(&name, if is_extended { "is extended" } else { "is not extended" });
+                    let what = if is_extended { "is extended" } else { "is not extended" };
+                    program.learns(&name, what);
                 });
             }
             Input::Release(lock) => {
@@ -163,8 +152,8 @@ impl Setup {
         let nodes = self.nodes.iter().map(|node| {
             let client = Client::open(node.url()).unwrap();
             let endpoint = Endpoint::of_client(&client).unwrap();
-            let pool = Arc::new(BlockingPool::new(endpoint.clone()));
-            NodeInfo { name: endpoint.address().into(), endpoint, pool }
+            let wait_connections = Arc::new(WaitConnectionPool::new(endpoint.clone()));
+            NodeInfo { name: endpoint.address().into(), endpoint, wait_connections }
         });
         let majority = Majority::of(self.nodes.len()).unwrap();
         Shared::start(nodes.collect(), majority, None, None, Handle::current())

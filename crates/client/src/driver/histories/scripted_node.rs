@@ -17,7 +17,7 @@ pub(super) struct ScriptedNode {
     outputs: Vec<Output>,
 }
 
-/// One connection.
+/// An open connection.
 struct Lane {
     stream: UnixStream,
     received: Vec<u8>,
@@ -37,20 +37,18 @@ impl ScriptedNode {
         format!("redis+unix://{}", self.path.display())
     }
 
-    /// Starts to accept connections.
     pub(super) fn accept(&mut self) {
         let listener = UnixListener::bind(&self.path).unwrap();
         listener.set_nonblocking(true).unwrap();
         self.listener = Some(listener);
     }
 
-    /// Stops accepting connections.
     pub(super) fn refuse(&mut self) {
         self.listener = None;
         std::fs::remove_file(&self.path).unwrap();
     }
 
-    /// Ends a connection.
+    /// Closes a connection.
     pub(super) fn lose(&mut self, name: Connection) {
         assert!(self.connections.remove(&name).is_some(), "there is no connection {name}");
     }
@@ -76,7 +74,7 @@ impl ScriptedNode {
         lane.stream.write_all(reply.as_bytes()).unwrap();
     }
 
-    /// Returns what the client has done on this node since the last call.
+    /// What the client has done on this node since the last call.
     pub(super) fn take_outputs(&mut self) -> Vec<Output> {
         std::mem::take(&mut self.outputs)
     }
@@ -118,8 +116,7 @@ impl ScriptedNode {
 }
 
 impl Lane {
-    /// Reads what has arrived, and sets `has_activity` if anything has. Returns whether the
-    /// connection is still open.
+    /// Sets `has_activity` if anything has arrived. Returns whether the connection is still open.
     fn receive(&mut self, has_activity: &mut bool) -> bool {
         let mut buffer = [0; 4096];
         loop {
@@ -146,8 +143,7 @@ impl Lane {
     }
 }
 
-/// Splits off the first command: returns it and the bytes after it, or `None` while a part of the
-/// command is missing.
+/// Returns the first command and the bytes after it; `None` while a part of the command is missing.
 fn read_command(text: &str) -> Option<(Vec<String>, &str)> {
     let (count, mut rest) = text.strip_prefix('*')?.split_once("\r\n")?;
     let mut command = Vec::new();

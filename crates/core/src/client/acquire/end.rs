@@ -12,37 +12,24 @@ impl Acquire {
     /// Decides what follows the last attempt, once enough nodes have answered: the error, or an
     /// inspection of all nodes.
     pub(super) fn after_last_attempt(&mut self, ctx: &mut Context<'_>) {
-        let Phase::AwaitingAnswers(attempt) = std::mem::replace(&mut self.phase, Phase::Ended)
-        else {
-            return;
-        };
+        let Phase::AwaitingAnswers(attempt) = std::mem::take(&mut self.phase) else { return };
         self.keep_answers(&attempt);
-        let spare = ctx.client_state.majority.spare();
-        let refused = self.count_refused();
-        let voting =
-            self.answers.iter().filter(|answer| !matches!(answer, Answer::Failed(_))).count();
-        if refused > spare
-            || voting < ctx.client_state.majority.size()
-            || !attempt.decider_refused()
-        {
-            return self.fail(ctx);
-        }
-        // No other client holds the lock: too few nodes refused. Another client may be about to
-        // acquire it, or a node still has a lease of an earlier lock that was not released there.
-        let order = self.order(ctx);
-        let is_refusing = |node: &usize| self.answers[*node] == Answer::Refused;
-        let first_refusing = order.iter().copied().find(is_refusing);
-        let settle = limits::settle(ctx.client_state.round_trips.typical());
-        let until = ctx.now.plus(settle);
-        match first_refusing {
-            Some(first_refusing) => self.phase = Phase::Settling { until, first_refusing },
-            None => self.fail(ctx),
+        let voting = self.answers.iter().filter(|answer| !matches!(answer, Answer::Failed(_)));
+        let majority_votes = voting.count() >= ctx.client_state.majority.size();
+        match self.refused_in_minority(ctx) {
+            Some(first_refusing) if majority_votes && attempt.decider_refused() => {
+                // Another client may be about to acquire the lock, or the node still has a lease of
+                // an earlier lock that was not released there.
+                let settle = limits::settle(ctx.client_state.round_trips.typical());
+                self.phase = Phase::Settling { until: ctx.now.plus(settle), first_refusing };
+            }
+            _ => self.fail(ctx),
         }
     }
 
     pub(super) fn inspect_all(&mut self, first_refusing: usize, ctx: &mut Context<'_>) {
         let round = self.reserve_rounds(1);
-        let Some(token) = mutants::token(self.started, ctx) else {
+        let Some(token) = mutants::new_token(self.started, ctx) else {
             return self.finish(Reason::NoRandom, ctx);
         };
         let limit = self.spec.longest_timeout(ctx);
@@ -63,8 +50,8 @@ impl Acquire {
     /// Gives up an attempt, and releases what it may have been granted.
     ///
     /// In a call for any of several keys, also drops the attempt's requests that the driver has not
-    /// polled yet. The driver sends a request with the key that [`spec`](Self::spec) has when the
-    /// driver polls, and the next attempt may change this key.
+    /// polled yet: the driver would send them with the key that [`spec`](Self::spec) has when it
+    /// polls, and the next attempt may change this key.
     pub(super) fn roll_back(&mut self, attempt: &Attempt, ctx: &Context<'_>) {
         let is_unsent =
             |action: &Action| matches!(action, Action::Send { id, .. } if attempt.expects(*id));
@@ -80,8 +67,8 @@ impl Acquire {
 
     /// Ends the call because its time is over.
     pub(super) fn give_up(&mut self, ctx: &mut Context<'_>) {
-        match std::mem::replace(&mut self.phase, Phase::Ended) {
-            Phase::Attempting(mut attempt) | Phase::AcquiringOthers(mut attempt, _) => {
+        match std::mem::take(&mut self.phase) {
+            Phase::Attempting(mut attempt) => {
                 attempt.expire(&self.spec, ctx);
                 self.keep_answers(&attempt);
                 self.roll_back(&attempt, ctx);
@@ -108,10 +95,8 @@ impl Acquire {
         self.fail(ctx);
     }
 
-    /// Records that the token of an ACQUIRE is being released on the node through this connection.
-    ///
-    /// Later requests through the same connection arrive after the release. The connection is
-    /// `None` if the node has none now.
+    /// Records that the token of an ACQUIRE is being released on the node. `connection` carries the
+    /// RELEASE; it is `None` if the node has no connection now.
     pub(super) fn note_release(&mut self, node: usize, connection: Option<u64>, now: Moment) {
         let until = now.plus(self.spec.ttl.duration());
         self.pending_releases[node] = Some(match self.pending_releases[node] {
@@ -136,9 +121,9 @@ impl Acquire {
                 None => false,
                 Some(PendingRelease::Wait) => true,
                 Some(PendingRelease::Lease { connection, until }) => {
-                    let release_came_first =
+                    let released_before_request =
                         connection.is_some() && *connection == ctx.topology.route(node).ok();
-                    !release_came_first && !ctx.now.has_reached(*until)
+                    !released_before_request && !ctx.now.has_reached(*until)
                 }
             };
             if may_hold && self.answers[node] == Answer::Refused {

@@ -27,9 +27,9 @@ use crate::{Fence, Ttl};
 ///
 /// After [`new`](Self::new), and after each `handle_…` and [`cancel`](Self::cancel), call
 /// [`poll`](Self::poll) until it returns `None`, and carry out each action before the next event.
-/// Then wait for a response, a seat, [`poll_timeout`](Self::poll_timeout), or the call's turn in
-/// the local queue. [`Action::Done`] and [`cancel`](Self::cancel) end the call. Only its releases
-/// remain, each of them a separate [`Release`] machine.
+/// Then wait for a response, a wait connection, [`poll_timeout`](Self::poll_timeout), or the call's
+/// turn in the local queue. [`Action::Done`] and [`cancel`](Self::cancel) end the call. Only its
+/// releases remain, each of them a separate [`Release`] machine.
 #[derive(Debug)]
 pub struct Acquire {
     /// The lock that requests ask for now. A call for any of several keys changes it.
@@ -37,15 +37,14 @@ pub struct Acquire {
     started: Moment,
     /// When the wait ends and the last attempt begins; `None` for a wait without end.
     until: Option<Moment>,
-    /// When the call ends at the latest, whatever the nodes do; `None` for a wait without end.
+    /// When the call ends whatever the nodes do; `None` for a wait without end.
     deadline: Option<Moment>,
     /// The longest delay with which the driver called `handle_timeout` after the end of the wait.
     driver_delay: Duration,
     phase: Phase,
-    /// Whether this attempt is the last. Only an inspection of all nodes, or a request for any
-    /// other key, can still lead to another one.
+    /// After the last attempt, only an inspection of all nodes or a probe can lead to another one.
     is_last_attempt: bool,
-    /// The next unused round number. Round numbers match responses to requests.
+    /// The next unused round number.
     round: u32,
     attempts: u32,
     /// How often the call returned to the queue of the deciding node although later nodes refused.
@@ -54,21 +53,20 @@ pub struct Acquire {
     pause: Duration,
     /// The nodes that were silent in the last attempt.
     silent: SmallVec<[usize; 5]>,
-    /// The last answer of each node.
+    /// The last answers, by node.
     answers: Vec<Answer>,
     /// For each node, the earlier token of this call that the node may still hold.
     pending_releases: SmallVec<[Option<PendingRelease>; 5]>,
     /// Whether the last attempt was lost because less than the minimal validity was left.
     too_late: bool,
-    /// Whether other clients hold the lock or wait for it, as far as this call knows. A wait on a
-    /// node sets it. A WAIT that is granted at once, or a won side attempt, clears it.
+    /// Whether other clients hold the lock or wait for it, as far as this call knows.
     contended: bool,
     /// Which key a call for any of several keys asks for; `None` for other calls.
     slots: Option<Slots>,
     actions: VecDeque<Action>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum Phase {
     /// The call waits for its turn in the local queue.
     Queued,
@@ -78,35 +76,20 @@ enum Phase {
     /// the last attempt, whether another client holds the lock.
     AwaitingAnswers(Attempt),
     /// A pause before the INSPECTs: too few nodes refused for another client to hold the lock.
-    Settling {
-        until: Moment,
-        /// The first node in the order that refused.
-        first_refusing: usize,
-    },
-    /// All nodes have been sent an INSPECT.
-    Inspecting {
-        round: u32,
-        /// The first node in the order that refused.
-        first_refusing: usize,
-        /// When a node without an answer counts as failed.
-        due: Moment,
-        /// The time limit of the nodes, which ends at `due`.
-        limit: Duration,
-    },
+    /// `first_refusing` is the first node in the order that refused.
+    Settling { until: Moment, first_refusing: usize },
+    /// All nodes have been sent an INSPECT. Their time limit `limit` ends at `due`.
+    Inspecting { round: u32, first_refusing: usize, due: Moment, limit: Duration },
     /// The call waits in the queue of one node, or for a connection on which to wait there.
     Waiting(Box<Waiting>),
     /// The last attempt was lost, and one node has been asked for any of the call's other keys.
     Probing(Box<Probing>),
-    /// The node of this index granted the lock. An attempt on the other nodes is undecided.
-    AcquiringOthers(Attempt, usize),
-    Pausing {
-        until: Moment,
-        next: Next,
-    },
+    /// A pause until `next` begins.
+    Pausing { until: Moment, next: Next },
+    #[default]
     Ended,
 }
 
-/// What follows a pause.
 #[derive(Clone, Copy, Debug)]
 enum Next {
     AskAll,
@@ -118,17 +101,13 @@ enum Next {
 enum PendingRelease {
     /// The token of an unanswered WAIT. It is unknown until when the node may hold it.
     Wait,
-    /// The token of an ACQUIRE, which may have left a lease.
-    Lease {
-        /// The connection of all RELEASEs so far. A later request through it arrives after them.
-        /// `None` if they went through several connections, or if the node had none.
-        connection: Option<u64>,
-        /// When the lease has ended, even if no RELEASE arrives.
-        until: Moment,
-    },
+    /// The token of an ACQUIRE. Even if no RELEASE arrives, its lease has ended at `until`.
+    ///
+    /// All RELEASEs so far went through `connection`, so a later request through it arrives after
+    /// them. `connection` is `None` if they went through several, or if the node had none.
+    Lease { connection: Option<u64>, until: Moment },
 }
 
-/// How a WAIT ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WaitEnd {
     Answered,
@@ -140,7 +119,7 @@ enum WaitEnd {
 struct Probing {
     /// The last attempt, which was lost. Some answers to it may be missing.
     lost: Attempt,
-    /// What the lost attempt asked for: the lock of one key.
+    /// The lock of the one key that the lost attempt asked for.
     slot_spec: Arc<Spec>,
     id: RequestId,
     connection: u64,
@@ -152,7 +131,6 @@ struct Probing {
 
 #[derive(Debug)]
 struct Waiting {
-    /// The lock that the call waits for.
     spec: Arc<Spec>,
     /// Whether this is a short wait for only some of several keys.
     is_partial: bool,
@@ -163,7 +141,7 @@ struct Waiting {
     sent: Option<Moment>,
     /// The incarnation of the node's server when the WAIT was sent.
     incarnation: u64,
-    /// How the WAIT ended; `None` while it is unanswered.
+    /// `None` while the WAIT is unanswered.
     ended: Option<WaitEnd>,
     /// When the node's answer is due; `None` for a wait without end, and until the WAIT is sent.
     ends_at: Option<Moment>,
@@ -173,15 +151,13 @@ struct Waiting {
     check_at: Moment,
     /// The unanswered PING, and when the node counts as failed.
     ping: Option<(RequestId, Moment)>,
-    /// The unanswered INSPECT of another node.
     inspect: Option<Inspect>,
-    /// In the order, the next node to inspect comes this many places after the node to bypass.
+    /// In the order, the next node to inspect is this many places after the node to bypass.
     inspect_offset: usize,
     /// The first node in the order that refused the last attempt, if too few nodes refused for
     /// another client to hold the lock.
     refused_in_minority: Option<usize>,
-    /// An attempt during the wait: one that bypasses a node, or one on all nodes while there is no
-    /// connection for the WAIT.
+    /// An attempt that bypasses a node, or, without a connection for the WAIT, one on all nodes.
     side_attempt: Option<Attempt>,
     /// The node's grant, if it arrived during the side attempt. The inner `Option` is the slot of
     /// the granted key; `None` unless the call is for any of several keys.
@@ -192,7 +168,6 @@ struct Waiting {
 #[derive(Clone, Copy, Debug)]
 struct Inspect {
     id: RequestId,
-    /// When the call stops waiting for the answer.
     due: Moment,
     /// The node to bypass if the lock is free.
     bypass: usize,
@@ -212,7 +187,7 @@ pub enum Action {
         request: Request,
     },
     /// Get an exclusive connection to the node, or queue for one. Then call
-    /// [`Acquire::handle_seat`], and send the WAIT that it returns.
+    /// [`Acquire::handle_wait_connection`], and send the WAIT that it returns.
     Wait {
         /// Identifies the response.
         id: RequestId,
@@ -222,7 +197,7 @@ pub enum Action {
         /// Identifies the WAIT.
         id: RequestId,
     },
-    /// Drive this machine. Pass it the response to the WAIT that it [needs](Release::wait), too.
+    /// Drive this machine. Also pass it the response to the WAIT that it [needs](Release::wait).
     Release(Box<Release>),
     /// Report to the node's link that this connection left a request unanswered.
     Suspect {
@@ -238,8 +213,7 @@ pub enum Action {
 /// How an [`Acquire`] ended.
 #[derive(Debug)]
 pub enum Outcome {
-    /// The lock is held. Its machine is [`Hold`](super::Hold), which also processes the responses
-    /// that are still missing.
+    /// The lock is held. Its [`Hold`](super::Hold) also processes the responses still missing.
     Acquired(Grant),
     /// The lock is not held. Each [`Action::Release`] releases what nodes may have granted.
     Failed(Failure),
@@ -300,15 +274,14 @@ pub enum Reason {
 
 impl Acquire {
     /// Prepares a call that waits for at most `wait`; `None` is no limit.
-    ///
-    /// [`handle_turn`](Self::handle_turn) begins the call, at its turn in the local queue of its
-    /// keys.
+    /// [`begin`](Self::begin) begins the call.
     pub fn new(spec: Arc<Spec>, wait: Option<Duration>, ctx: &Context<'_>) -> Self {
         let longest = spec.longest_timeout(ctx);
         let until = wait.map(|wait| ctx.now.plus(wait));
         let limited = wait.filter(|_| !is_broken(Mutant::NoDeadline));
         let deadline = limited.map(|wait| ctx.now.plus(wait.max(longest) + limits::CALL_GRACE));
         let nodes = ctx.topology.nodes().len();
+        let round_trip = ctx.client_state.round_trips.typical();
         let slots = spec.any.is_some().then(|| Slots::new(&spec));
         Self {
             spec: slots.as_ref().map_or(spec, Slots::spec),
@@ -321,13 +294,9 @@ impl Acquire {
             round: 0,
             attempts: 0,
             waits_again: 0,
-            pause: ctx
-                .client_state
-                .round_trips
-                .typical()
-                .clamp(limits::PAUSE_MIN, limits::PAUSE_MAX),
+            pause: round_trip.clamp(limits::PAUSE_MIN, limits::PAUSE_MAX),
             silent: SmallVec::new(),
-            answers: std::iter::repeat_n(Answer::Pending, nodes).collect(),
+            answers: vec![Answer::Pending; nodes],
             pending_releases: SmallVec::from_elem(None, nodes),
             too_late: false,
             contended: false,
@@ -336,8 +305,7 @@ impl Acquire {
         }
     }
 
-    /// Chooses which of several [keys](Spec::any) the first attempt asks for. Has no effect once
-    /// the call has begun.
+    /// Chooses which of several [keys](Spec::any) the first attempt asks for, if it has not begun.
     pub fn prefer_slot(&mut self, slot: usize) {
         if let (Some(slots), Phase::Queued) = (&mut self.slots, &self.phase) {
             slots.select(slot);
@@ -353,8 +321,7 @@ impl Acquire {
         }
     }
 
-    /// Begins a call that attaches a lock: it swaps `old`, the token of the process that detached
-    /// the lock, for a new one.
+    /// Begins a call that attaches a detached lock: it swaps the token `old` for a new one.
     pub fn attach(spec: Arc<Spec>, old: Token, ctx: &mut Context<'_>) -> Self {
         let mut this = Self::new(spec, Some(Duration::ZERO), ctx);
         this.start(Kind::Attach { old }, ctx);
@@ -389,23 +356,22 @@ impl Acquire {
     /// Begins the call, at its turn in the local queue.
     ///
     /// `contended` says whether the program has seen other clients hold the lock or wait for it.
-    pub fn handle_turn(&mut self, contended: bool, ctx: &mut Context<'_>) {
+    pub fn begin(&mut self, contended: bool, ctx: &mut Context<'_>) {
         if !matches!(self.phase, Phase::Queued) {
             return;
         }
         if is_broken(Mutant::RefusesUnasked) && contended && self.is_last_attempt {
             return self.finish(Reason::Held, ctx);
         }
+        let mut wait_node = None;
         if contended && !self.is_last_attempt && !self.wait_is_over(ctx.now) {
             self.contended = true;
-            let order = self.order(ctx);
             let may_vote = |node: &usize| ctx.topology.route_acquire(*node).is_ok();
-            match order.into_iter().find(may_vote) {
-                Some(node) => self.wait_on(node, ctx),
-                None => self.start(Kind::AllNodes, ctx),
-            }
-        } else {
-            self.start(Kind::AllNodes, ctx);
+            wait_node = self.order(ctx).into_iter().find(may_vote);
+        }
+        match wait_node {
+            Some(node) => self.wait_on(node, ctx),
+            None => self.start(Kind::AllNodes, ctx),
         }
         self.proceed(ctx);
     }
@@ -420,9 +386,7 @@ impl Acquire {
         let phase = match &self.phase {
             Phase::Ended => return None,
             Phase::Queued => self.until,
-            Phase::Attempting(attempt)
-            | Phase::AwaitingAnswers(attempt)
-            | Phase::AcquiringOthers(attempt, _) => attempt.poll_timeout(),
+            Phase::Attempting(attempt) | Phase::AwaitingAnswers(attempt) => attempt.poll_timeout(),
             Phase::Settling { until, .. } | Phase::Pausing { until, .. } => Some(*until),
             Phase::Inspecting { due, .. } => Some(*due),
             Phase::Probing(probing) => {
@@ -437,10 +401,8 @@ impl Acquire {
         phase.into_iter().chain(until).chain(self.give_up_at()).reduce(Moment::earlier)
     }
 
-    /// When the call ends, whatever the nodes have answered.
-    ///
-    /// The delay of the driver does not count: the call must not treat nodes as silent because the
-    /// program was not scheduled in time.
+    /// The deadline, later by the delay of the driver: the call must not treat nodes as silent
+    /// because the program was not scheduled in time.
     fn give_up_at(&self) -> Option<Moment> {
         self.deadline.map(|deadline| deadline.plus(self.driver_delay))
     }
@@ -467,25 +429,16 @@ impl Acquire {
                     self.start(Kind::AllNodes, ctx);
                 }
             }
-            Phase::Attempting(attempt)
-            | Phase::AwaitingAnswers(attempt)
-            | Phase::AcquiringOthers(attempt, _) => {
+            Phase::Attempting(attempt) | Phase::AwaitingAnswers(attempt) => {
                 attempt.handle_timeout(&self.spec, ctx, &mut self.actions);
             }
-            Phase::Settling { until, first_refusing } => {
-                if ctx.now.has_reached(*until) {
-                    let first_refusing = *first_refusing;
-                    self.inspect_all(first_refusing, ctx);
-                }
+            &mut Phase::Settling { until, first_refusing } if ctx.now.has_reached(until) => {
+                self.inspect_all(first_refusing, ctx);
             }
-            Phase::Inspecting { due, limit, .. } => {
-                if ctx.now.has_reached(*due) {
-                    let limit = *limit;
-                    for node in 0..self.answers.len() {
-                        if self.answers[node] == Answer::Pending {
-                            self.answers[node] =
-                                Answer::Failed(self.spec.timed_out(node, limit, ctx));
-                        }
+            &mut Phase::Inspecting { due, limit, .. } if ctx.now.has_reached(due) => {
+                for node in 0..self.answers.len() {
+                    if self.answers[node] == Answer::Pending {
+                        self.answers[node] = Answer::Failed(self.spec.timed_out(node, limit, ctx));
                     }
                 }
             }
@@ -498,22 +451,25 @@ impl Acquire {
                 }
             }
             Phase::Waiting(_) => self.check_wait(ctx),
-            Phase::Pausing { until, next } => {
-                if ctx.now.has_reached(*until) {
-                    let next = *next;
-                    self.resume(next, ctx);
-                }
+            &mut Phase::Pausing { until, next } if ctx.now.has_reached(until) => {
+                self.resume(next, ctx);
             }
-            Phase::Ended => {}
+            // Nothing is due.
+            Phase::Settling { .. }
+            | Phase::Inspecting { .. }
+            | Phase::Pausing { .. }
+            | Phase::Ended => {}
         }
         self.proceed(ctx);
     }
 
     /// Returns the WAIT to send through the connection that is now available; `None` if there is no
     /// time left for it, or the call does not wait any more.
-    ///
-    /// The context's time must be from before the first byte is sent.
-    pub fn handle_seat(&mut self, id: RequestId, ctx: &mut Context<'_>) -> Option<Request> {
+    pub fn handle_wait_connection(
+        &mut self,
+        id: RequestId,
+        ctx: &mut Context<'_>,
+    ) -> Option<Request> {
         let last_end = self.wait_until(ctx);
         let Phase::Waiting(waiting) = &mut self.phase else { return None };
         let partial_end = waiting.is_partial.then(|| ctx.now.plus(limits::WAIT_CHECK_EVERY));
@@ -551,11 +507,7 @@ impl Acquire {
             ctx.client_state.voters.failed(id.node);
         }
         match &mut self.phase {
-            Phase::Attempting(attempt)
-            | Phase::AwaitingAnswers(attempt)
-            | Phase::AcquiringOthers(attempt, _)
-                if attempt.expects(id) =>
-            {
+            Phase::Attempting(attempt) | Phase::AwaitingAnswers(attempt) if attempt.expects(id) => {
                 attempt.handle_response(id, response, ctx);
             }
             Phase::Inspecting { round, .. } if *round == id.round => {
@@ -581,14 +533,12 @@ impl Acquire {
                 } else if let Some(inspect) = waiting.inspect.take_if(|inspect| inspect.id == id) {
                     // The next INSPECT goes to another node: this one may have a lease of a lock
                     // that was not released.
-                    if !is_broken(Mutant::InspectsOneNode) {
-                        waiting.inspect_offset += 1;
-                    }
+                    waiting.inspect_offset += usize::from(!is_broken(Mutant::InspectsOneNode));
                     if *response == Response::No {
                         self.bypass(inspect.bypass, ctx);
                     }
-                } else if let Some(side_attempt) =
-                    waiting.side_attempt.as_mut().filter(|side_attempt| side_attempt.expects(id))
+                } else if let Some(side_attempt) = &mut waiting.side_attempt
+                    && side_attempt.expects(id)
                 {
                     side_attempt.handle_response(id, response, ctx);
                 }
@@ -600,10 +550,8 @@ impl Acquire {
 
     /// Ends the call without a result, and releases what the nodes may have granted.
     pub fn cancel(&mut self, ctx: &mut Context<'_>) {
-        match std::mem::replace(&mut self.phase, Phase::Ended) {
-            Phase::Attempting(attempt) | Phase::AcquiringOthers(attempt, _) => {
-                self.roll_back(&attempt, ctx);
-            }
+        match std::mem::take(&mut self.phase) {
+            Phase::Attempting(attempt) => self.roll_back(&attempt, ctx),
             Phase::Waiting(waiting) => self.leave(&waiting, ctx),
             Phase::Probing(probing) => self.release_probe(&probing, ctx),
             // Everything that the nodes may have granted is being released already.
@@ -616,10 +564,10 @@ impl Acquire {
         }
     }
 
-    /// Does what the answers so far allow: ends the attempt, or moves to the next phase.
+    /// Ends the attempt, or moves to the next phase, if the answers so far allow that.
     fn proceed(&mut self, ctx: &mut Context<'_>) {
         match &mut self.phase {
-            Phase::Attempting(attempt) | Phase::AcquiringOthers(attempt, _) => {
+            Phase::Attempting(attempt) => {
                 if let Some(end) = attempt.advance(&self.spec, ctx, &mut self.actions) {
                     self.attempt_ended(end, ctx);
                 }
@@ -633,7 +581,6 @@ impl Acquire {
                 }
             }
             Phase::Inspecting { first_refusing, .. } => {
-                let has_pending = self.answers.contains(&Answer::Pending);
                 let free =
                     self.answers.iter().filter(|answer| matches!(answer, Answer::Granted(_)));
                 if free.count() >= ctx.client_state.majority.size() {
@@ -642,7 +589,7 @@ impl Acquire {
                     let kind = if is_free { Kind::AllNodes } else { Kind::Bypass { node } };
                     self.start(kind, ctx);
                     self.proceed(ctx);
-                } else if !has_pending {
+                } else if !self.answers.contains(&Answer::Pending) {
                     self.fail(ctx);
                 }
             }
@@ -661,11 +608,10 @@ impl Acquire {
         }
     }
 
-    /// Starts an attempt.
     fn start(&mut self, kind: Kind, ctx: &mut Context<'_>) {
         self.attempts += 1;
         self.is_last_attempt |= self.wait_is_over(ctx.now);
-        let Some(token) = mutants::token(self.started, ctx) else {
+        let Some(token) = mutants::new_token(self.started, ctx) else {
             return self.finish(Reason::NoRandom, ctx);
         };
         let round = self.reserve_rounds(Attempt::ROUNDS);
@@ -681,15 +627,7 @@ impl Acquire {
     }
 
     fn attempt_ended(&mut self, end: AttemptEnd, ctx: &mut Context<'_>) {
-        let phase = std::mem::replace(&mut self.phase, Phase::Ended);
-        let (mut attempt, waited_on) = match phase {
-            Phase::Attempting(attempt) => (attempt, None),
-            Phase::AcquiringOthers(attempt, node) => (attempt, Some(node)),
-            other => {
-                self.phase = other;
-                return;
-            }
-        };
+        let Phase::Attempting(mut attempt) = std::mem::take(&mut self.phase) else { return };
         let loss = match end {
             AttemptEnd::Won(win) => return self.won(&mut attempt, win, ctx),
             AttemptEnd::Lost(loss) => loss,
@@ -706,14 +644,14 @@ impl Acquire {
         }
         if !self.is_last_attempt && !self.wait_is_over(ctx.now) {
             self.keep_answers(&attempt);
-            if waited_on.is_none() && self.awaits_earlier_node(&attempt, ctx) {
+            if attempt.granting_node().is_none() && self.awaits_earlier_node(&attempt, ctx) {
                 self.phase = Phase::AwaitingAnswers(attempt);
                 return;
             }
-            return self.after_loss(&attempt, waited_on, ctx);
+            return self.after_loss(&attempt, ctx);
         }
         self.is_last_attempt = true;
-        if loss == Loss::Held && self.may_probe(&attempt, waited_on) {
+        if loss == Loss::Held && self.may_probe(&attempt) {
             self.probe(attempt, ctx);
         } else if loss == Loss::Held {
             // The missing answers show whether another client holds the lock.
@@ -725,7 +663,6 @@ impl Acquire {
         }
     }
 
-    /// Records the answers to an attempt as the last answers of the nodes.
     fn keep_answers(&mut self, attempt: &Attempt) {
         self.answers = attempt.answers().cloned().collect();
         let silent =
@@ -742,8 +679,8 @@ impl Acquire {
         self.actions.push_back(Action::Done(Box::new(Outcome::Acquired(grant))));
     }
 
-    /// Whether a node that comes before all refusing nodes in the order has not answered. Its
-    /// answer shows on which node other clients wait.
+    /// Whether a node before all refusing nodes in the order has not answered. Its answer shows on
+    /// which node other clients wait.
     fn awaits_earlier_node(&self, attempt: &Attempt, ctx: &Context<'_>) -> bool {
         let order = self.order(ctx);
         let answers: SmallVec<[&Answer; 5]> = attempt.answers().collect();
@@ -752,27 +689,25 @@ impl Acquire {
         order[..first_refusing].iter().any(|&node| *answers[node] == Answer::Pending)
     }
 
-    /// Chooses the node to wait on, once it is known on which node other clients wait.
     fn choose_node(&mut self, ctx: &mut Context<'_>) {
         let Phase::AwaitingAnswers(attempt) = &self.phase else { return };
         if self.awaits_earlier_node(attempt, ctx) && !self.wait_is_over(ctx.now) {
             return;
         }
-        if let Phase::AwaitingAnswers(attempt) = std::mem::replace(&mut self.phase, Phase::Ended) {
+        if let Phase::AwaitingAnswers(attempt) = std::mem::take(&mut self.phase) {
             self.keep_answers(&attempt);
-            self.after_loss(&attempt, None, ctx);
+            self.after_loss(&attempt, ctx);
         }
     }
 
     /// Decides what follows a lost attempt that was not the last: a wait, a pause or the error.
-    ///
-    /// `waited_on` is the node whose grant after a wait began the attempt.
-    fn after_loss(&mut self, attempt: &Attempt, waited_on: Option<usize>, ctx: &mut Context<'_>) {
+    fn after_loss(&mut self, attempt: &Attempt, ctx: &mut Context<'_>) {
+        let (waited_on, gives_way) = (attempt.granting_node(), attempt.decider_refused());
         if self.majority_is_ruled_out(ctx) {
             return self.fail(ctx);
         }
         let order = self.order(ctx);
-        let any_answer = is_broken(Mutant::WaitsOnQueueNode);
+        let any_answer = is_broken(Mutant::WaitsWhereNotRefused);
         let is_refusing = |node: &usize| any_answer || self.answers[*node] == Answer::Refused;
         let Some(first_refusing) = order.iter().copied().find(is_refusing) else {
             return self.pause_before(Next::AskAll, ctx);
@@ -780,13 +715,12 @@ impl Acquire {
         let may_vote = |node: &usize| !matches!(self.answers[*node], Answer::Failed(_));
         let decider = order.iter().copied().find(may_vote);
         if let (Some(slots), Some(node)) = (&self.slots, decider)
-            && !attempt.decider_refused()
+            && !gives_way
             && slots.is_partial()
         {
             // Another key may be free on the deciding node.
             return self.wait_on(node, ctx);
         }
-        let gives_way = attempt.decider_refused();
         if decider == Some(first_refusing) || (waited_on.is_some() && gives_way) {
             self.wait_on(first_refusing, ctx);
         } else if let Some(node) =
@@ -821,13 +755,12 @@ impl Acquire {
     }
 
     /// Whether the call may wait on its node again: fewer than a majority refused, so no other
-    /// client holds the lock. The number of these waits is limited.
+    /// client holds the lock.
     fn may_wait_again(&self, ctx: &Context<'_>) -> bool {
         self.count_refused() < ctx.client_state.majority.size()
             && self.waits_again < limits::WAITS_AGAIN_MAX
     }
 
-    /// Whether too many nodes fail permanently for the others to form a majority.
     fn majority_is_ruled_out(&self, ctx: &Context<'_>) -> bool {
         Answer::rule_out_majority(&self.answers, ctx.client_state.majority)
     }
@@ -863,8 +796,7 @@ impl Acquire {
         self.answers.iter().filter(|answer| **answer == Answer::Refused).count()
     }
 
-    /// Whether the call waits for a turn in the local queue. A call whose wait is zero asks the
-    /// nodes at once.
+    /// Whether the call waits for its turn in the local queue: it does unless its wait is zero.
     pub fn takes_turn(&self) -> bool {
         !self.is_last_attempt
     }

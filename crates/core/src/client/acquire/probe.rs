@@ -14,9 +14,9 @@ impl Acquire {
     ///
     /// A WAIT has already asked for any key. So after a WAIT, the call probes only if the WAIT was
     /// granted and the attempt on the other nodes was lost.
-    pub(super) fn may_probe(&self, lost: &Attempt, waited_on: Option<usize>) -> bool {
+    pub(super) fn may_probe(&self, lost: &Attempt) -> bool {
         let may_ask = |slots: &Slots| {
-            let was_asked = slots.wait_was_sent && waited_on.is_none();
+            let was_asked = slots.wait_was_sent && lost.granting_node().is_none();
             !was_asked && slots.has_others() && slots.probes < limits::PROBES_MAX
         };
         lost.has_refusal() && self.slots.as_ref().is_some_and(may_ask)
@@ -27,7 +27,7 @@ impl Acquire {
         let order = self.order(ctx);
         let route = |node: usize| Some((node, ctx.topology.route_acquire(node).ok()?));
         let found = order.into_iter().find_map(route);
-        let token = mutants::token(self.started, ctx);
+        let token = mutants::new_token(self.started, ctx);
         let (Some((node, connection)), Some(token), Some(slots)) = (found, token, &mut self.slots)
         else {
             self.phase = Phase::AwaitingAnswers(lost);
@@ -63,14 +63,10 @@ impl Acquire {
         self.acquire_others(granted, slot, ctx);
     }
 
-    /// Ends the probe without a key, and continues with the lost attempt.
-    ///
-    /// The response is `None` if the node did not answer in time. Only a refusal proves that the
-    /// node granted nothing.
+    /// Ends the probe without a key, and continues with the lost attempt. The response is `None`
+    /// after a time-out. Only a refusal proves that the node granted nothing.
     pub(super) fn probe_ended(&mut self, response: Option<&Response>, ctx: &mut Context<'_>) {
-        let Phase::Probing(probing) = std::mem::replace(&mut self.phase, Phase::Ended) else {
-            return;
-        };
+        let Phase::Probing(probing) = std::mem::take(&mut self.phase) else { return };
         if response != Some(&Response::No) {
             self.release_probe(&probing, ctx);
         }

@@ -21,7 +21,7 @@ impl Acquire {
             self.answers[node] = Answer::Failed(error);
             return self.pause_before(Next::AskAll, ctx);
         }
-        let Some(token) = mutants::token(self.started, ctx) else {
+        let Some(token) = mutants::new_token(self.started, ctx) else {
             return self.finish(Reason::NoRandom, ctx);
         };
         let id = RequestId { round: self.reserve_rounds(1), node };
@@ -63,7 +63,7 @@ impl Acquire {
         Some(ctx.now.plus(left.saturating_sub(early)))
     }
 
-    /// Processes the response to the WAIT, or the failure to get a connection for it.
+    /// Handles the answer to the WAIT, or the failure to get a connection for it.
     pub(super) fn handle_wait_over(&mut self, response: &Response, ctx: &mut Context<'_>) {
         let order = self.order(ctx);
         let Phase::Waiting(waiting) = &mut self.phase else { return };
@@ -127,15 +127,14 @@ impl Acquire {
             slots.select(slot);
             self.spec = slots.spec();
         }
-        let (node, round) = (granted.node, self.reserve_rounds(Attempt::ROUNDS));
+        let round = self.reserve_rounds(Attempt::ROUNDS);
         let attempt = Attempt::after_grant(&self.spec, granted, round, ctx, &mut self.actions);
-        self.phase = Phase::AcquiringOthers(attempt, node);
+        self.phase = Phase::Attempting(attempt);
     }
 
     /// Leaves a node on which the call can no longer wait, and pauses before the next attempt.
     pub(super) fn leave_node(&mut self, error: NodeError, ctx: &mut Context<'_>) {
-        let phase = std::mem::replace(&mut self.phase, Phase::Ended);
-        if let Phase::Waiting(waiting) = phase {
+        if let Phase::Waiting(waiting) = std::mem::take(&mut self.phase) {
             if waiting.sent.is_some() && !matches!(waiting.ended, Some(WaitEnd::Answered)) {
                 self.pending_releases[waiting.node] = Some(PendingRelease::Wait);
             }
@@ -158,11 +157,11 @@ impl Acquire {
         if let Some(side_attempt) = &waiting.side_attempt {
             self.roll_back(side_attempt, ctx);
         }
-        self.give_up_seat(waiting, ctx);
+        self.give_up_wait_connection(waiting, ctx);
     }
 
     /// Ends the WAIT, and releases what the node may have granted to it.
-    pub(super) fn give_up_seat(&mut self, waiting: &Waiting, ctx: &Context<'_>) {
+    pub(super) fn give_up_wait_connection(&mut self, waiting: &Waiting, ctx: &Context<'_>) {
         if waiting.sent.is_none() {
             self.actions.push_back(Action::StopWaiting { id: waiting.id });
             return;
@@ -176,7 +175,6 @@ impl Acquire {
         self.actions.push_back(Action::Release(Box::new(release)));
     }
 
-    /// Handles everything that is due during a wait.
     pub(super) fn check_wait(&mut self, ctx: &mut Context<'_>) {
         let Phase::Waiting(waiting) = &mut self.phase else { return };
         if let Some(side_attempt) = &mut waiting.side_attempt {
@@ -197,7 +195,7 @@ impl Acquire {
         }
         if waiting.leave_at.is_some_and(|leave_at| ctx.now.has_reached(leave_at)) {
             let is_partial = waiting.is_partial;
-            if let Phase::Waiting(waiting) = std::mem::replace(&mut self.phase, Phase::Ended) {
+            if let Phase::Waiting(waiting) = std::mem::take(&mut self.phase) {
                 self.leave(&waiting, ctx);
             }
             self.is_last_attempt |= !is_partial;
@@ -210,14 +208,14 @@ impl Acquire {
         }
         if waiting.sent.is_none() {
             if let Err(error) = ctx.topology.route_acquire(waiting.node)
-                && !is_broken(Mutant::WaitsForSeatOfSilentNode)
+                && !is_broken(Mutant::WaitsForConnectionOfSilentNode)
             {
                 // A node that does not answer accepts no connection for the WAIT either. The
                 // attempt to connect would fail only after the time limit of the handshake.
                 return self.leave_node(error, ctx);
             }
             waiting.check_at = ctx.now.plus(ctx.jitter(limits::WAIT_CHECK_EVERY));
-            if waiting.side_attempt.is_none() && !is_broken(Mutant::NoPollWithoutSeat) {
+            if waiting.side_attempt.is_none() && !is_broken(Mutant::NoPollWithoutWaitConnection) {
                 // A node may have a lease of a lock that was not released. Then each attempt on all
                 // nodes is lost, so check first whether the call can bypass that node.
                 let may_bypass =
@@ -269,10 +267,8 @@ impl Acquire {
         }
     }
 
-    /// Sends INSPECT to a node other than `bypass`. If the lock is free there, the call bypasses
-    /// the node `bypass`.
-    ///
-    /// The search for an available node goes around the order, from `offset` places after `bypass`.
+    /// Sends INSPECT to the first available node other than `bypass`, in the order from `offset`
+    /// places after `bypass`. If the lock is free there, the call bypasses `bypass`.
     pub(super) fn inspect_another(&mut self, bypass: usize, offset: usize, ctx: &mut Context<'_>) {
         self.pick_slot(ctx);
         let order = self.order(ctx);
@@ -291,7 +287,7 @@ impl Acquire {
         self.actions.push_back(Action::Send { id, connection, request });
     }
 
-    /// Starts an attempt on all nodes but this one, because the lock is free on another node.
+    /// Starts an attempt on all other nodes, because the lock is free on one of them.
     pub(super) fn bypass(&mut self, node: usize, ctx: &mut Context<'_>) {
         if let Phase::Waiting(waiting) = &self.phase
             && waiting.side_attempt.is_none()
@@ -303,7 +299,7 @@ impl Acquire {
 
     pub(super) fn start_side_attempt(&mut self, kind: Kind, ctx: &mut Context<'_>) {
         self.attempts += 1;
-        let Some(token) = mutants::token(self.started, ctx) else { return };
+        let Some(token) = mutants::new_token(self.started, ctx) else { return };
         let round = self.reserve_rounds(Attempt::ROUNDS);
         let attempt = Attempt::new(kind, &self.spec, token, round, ctx, &mut self.actions);
         if let Phase::Waiting(waiting) = &mut self.phase {
@@ -316,8 +312,8 @@ impl Acquire {
         let Phase::Waiting(waiting) = &mut self.phase else { return };
         let Some(mut side_attempt) = waiting.side_attempt.take() else { return };
         if let AttemptEnd::Won(win) = end {
-            if let Phase::Waiting(waiting) = std::mem::replace(&mut self.phase, Phase::Ended) {
-                self.give_up_seat(&waiting, ctx);
+            if let Phase::Waiting(waiting) = std::mem::take(&mut self.phase) {
+                self.give_up_wait_connection(&waiting, ctx);
             }
             // No other client holds the lock, whatever the node of the wait answers.
             self.contended = false;
@@ -335,7 +331,7 @@ impl Acquire {
             // With a single node, no answer follows that would advance the attempt.
             self.proceed(ctx);
         } else if self.majority_is_ruled_out(ctx) {
-            if let Phase::Waiting(waiting) = std::mem::replace(&mut self.phase, Phase::Ended) {
+            if let Phase::Waiting(waiting) = std::mem::take(&mut self.phase) {
                 self.leave(&waiting, ctx);
             }
             self.fail(ctx);

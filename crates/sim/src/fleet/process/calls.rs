@@ -1,19 +1,22 @@
-//! Calls of a process: local queues, attempts, waits and seats.
+//! Calls of a process: local queues, attempts, waits and their connections.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Acquire, Action, Answer, Called, Command, Entry, Hold, Mode, Outcome, RequestId, Spec, Token,
-    limits,
+    Acquire, Action, Answer, CalledNumbers, Command, Entry, Hold, Mode, Outcome, RequestId, Spec,
+    Token, limits,
 };
 use quorlock_core::quorum::Moment;
 
-use super::{CONNECTIONS, Call, CallerResult, ConnectionKind, Lock, Machine, Place, Process, Wait};
-use crate::fleet::clock::Ns;
+use super::{
+    CONNECTIONS, Call, CallerResult, ConnectionKind, Lock, Machine, Process, QueuePosition, Wait,
+    call_mut,
+};
+use crate::fleet::clock::{MS, Ns};
 use crate::fleet::network::Conn;
 use crate::fleet::plan::LockKind;
-use crate::fleet::world::{Note, World};
+use crate::fleet::world::{FailedCall, Note, World};
 
 impl Process {
     /// Starts a call of a program. With a `wait` of `None`, the call waits without a limit.
@@ -26,8 +29,7 @@ impl Process {
         renews: bool,
         world: &mut World,
     ) -> u64 {
-        let longest = self.longest_timeout(spec);
-        let now = self.shared.now(world.now);
+        let (longest, now) = (self.longest_timeout(spec), self.shared.now(world.now));
         let due = wait.map(|wait| now.plus(wait.max(longest) + limits::CALL_GRACE));
         let acquire = Acquire::new(Arc::clone(spec), wait, &self.shared.context(world.now));
         let (takes_turn, mode) = (acquire.takes_turn(), spec.mode);
@@ -40,15 +42,15 @@ impl Process {
                 Mode::Shared => queue.places.enter_to_share(),
             };
             match entry {
-                Entry::Place => self.give_turn(machine, Place::Turn, world),
+                Entry::Place => self.give_turn(machine, QueuePosition::Turn, world),
                 Entry::Queued(number) => {
                     queue.calls.insert(number, machine);
-                    self.set_place(machine, Place::Queued(number));
+                    self.set_place(machine, QueuePosition::Queued(number));
                     self.drive(machine, world);
                 }
             }
         } else {
-            self.give_turn(machine, Place::None, world);
+            self.give_turn(machine, QueuePosition::None, world);
         }
         machine
     }
@@ -68,9 +70,7 @@ impl Process {
         let acquire = Acquire::attach(Arc::clone(spec), old, &mut ctx);
         let machine = self.add_call(acquire, caller, key_set, Some(due), false, world.now);
         trace!(world, "p{}/{machine} attaches {key_set}", self.index);
-        if let Some(Machine::Call(call)) =
-            self.machines.get_mut(&machine).map(|entry| &mut entry.machine)
-        {
+        if let Some(call) = call_mut(&mut self.machines, machine) {
             call.attaches = Some(old);
         }
         self.drive(machine, world);
@@ -94,9 +94,9 @@ impl Process {
             due,
             round_sent_at: now,
             last_round: u32::MAX,
-            asked_at: vec![now; self.seats.len()],
+            asked_at: vec![now; self.wait_connections.len()],
             has_asked: false,
-            place: Place::None,
+            place: QueuePosition::None,
             was_contended: false,
             renews,
             attaches: None,
@@ -109,10 +109,8 @@ impl Process {
         limits::node_timeout(round_trips.longest(), spec.ttl)
     }
 
-    fn set_place(&mut self, machine: u64, place: Place) {
-        if let Some(Machine::Call(call)) =
-            self.machines.get_mut(&machine).map(|entry| &mut entry.machine)
-        {
+    fn set_place(&mut self, machine: u64, place: QueuePosition) {
+        if let Some(call) = call_mut(&mut self.machines, machine) {
             call.place = place;
         }
     }
@@ -120,33 +118,29 @@ impl Process {
     /// Tells a call for one of several keys which key is likely free. The call asks for that key
     /// first.
     pub(super) fn propose_slot(&mut self, machine: u64) {
-        let Some(entry) = self.machines.get_mut(&machine) else { return };
-        let Machine::Call(call) = &mut entry.machine else { return };
+        let Some(call) = call_mut(&mut self.machines, machine) else { return };
         if let Some(keys) = &call.acquire.spec().any {
-            let (slots, random) =
-                (&mut self.local_queues[call.key_set].slots, &mut self.shared.random);
-            let slot = slots.propose(keys.len(), random);
+            let slots = &mut self.local_queues[call.key_set].slots;
+            let slot = slots.propose(keys.len(), &mut self.shared.random);
             call.acquire.prefer_slot(slot);
         }
     }
 
-    fn give_turn(&mut self, machine: u64, place: Place, world: &mut World) {
+    fn give_turn(&mut self, machine: u64, place: QueuePosition, world: &mut World) {
         self.propose_slot(machine);
-        let Some(entry) = self.machines.get_mut(&machine) else { return };
-        let Machine::Call(call) = &mut entry.machine else { return };
+        let Some(call) = call_mut(&mut self.machines, machine) else { return };
         call.place = place;
         let is_newcomer = self.index >= self.newcomers_from;
         let is_contended = self.local_queues[call.key_set].is_contended && !is_newcomer;
         call.was_contended = is_contended;
-        call.acquire.handle_turn(is_contended, &mut self.shared.context(world.now));
+        call.acquire.begin(is_contended, &mut self.shared.context(world.now));
         self.drive(machine, world);
     }
 
     pub(super) fn drive_call(&mut self, machine: u64, world: &mut World) {
-        let global = self.global_id(machine);
+        let id_of_call = self.machine_id(machine);
         loop {
-            let Some(entry) = self.machines.get_mut(&machine) else { return };
-            let Machine::Call(call) = &mut entry.machine else { return };
+            let Some(call) = call_mut(&mut self.machines, machine) else { return };
             let Some(action) = call.acquire.poll() else { break };
             match action {
                 Action::Send { id, connection, request } => {
@@ -165,16 +159,16 @@ impl Process {
                         Command::SwapToken { new } => new,
                         _ => request.token,
                     };
-                    world.claims.assign(own_token, global);
+                    world.claims.assign(own_token, id_of_call);
                     let spec = Arc::clone(call.acquire.spec());
                     self.send(machine, id, connection, request, &spec, world);
                 }
-                Action::Wait { id } => self.take_seat(machine, id, world),
+                Action::Wait { id } => self.take_wait_connection(machine, id, world),
                 Action::StopWaiting { id } => self.stop_waiting(machine, id, world),
                 // The process that detached the lock may have a request with this token in flight,
                 // so the token may be on a node even after this release.
                 Action::Release(release) if call.attaches == Some(release.token()) => {
-                    self.release_in_part(*release, world);
+                    self.release_best_effort(*release, world);
                 }
                 Action::Release(release) => self.release(*release, machine, world),
                 Action::Suspect { node, connection } => {
@@ -186,14 +180,18 @@ impl Process {
                 }
             }
         }
-        if let Some(Machine::Call(call)) = self.machines.get(&machine).map(|entry| &entry.machine) {
+        self.set_call_timer(machine, world);
+    }
+
+    fn set_call_timer(&mut self, machine: u64, world: &mut World) {
+        if let Some(call) = self.unended_call(machine) {
             let timeout = call.acquire.poll_timeout();
             self.set_timer(machine, timeout, world);
         }
     }
 
     fn call_ends(&mut self, machine: u64, outcome: Outcome, world: &mut World) {
-        let global = self.global_id(machine);
+        let id = self.machine_id(machine);
         let Some(entry) = self.machines.get_mut(&machine) else { return };
         let Machine::Call(call) = &mut entry.machine else { return };
         if call.acquire.poll().is_some() {
@@ -211,20 +209,16 @@ impl Process {
         let is_late =
             call.due.is_some_and(|due| now.has_reached(due.plus(Duration::from_millis(1))));
         if is_late && self.resumed_at < call.started {
-            let took = (world.now - call.started) / crate::fleet::clock::MS;
-            world.violate(format!("p{}/{machine} ended after {took} ms, too late", self.index));
+            let took = (world.now - call.started) / MS;
+            world.violate(format!("{id} ended after {took} ms, too late"));
         }
         match outcome {
             Outcome::Acquired(grant) => {
                 let spec = Arc::clone(call.acquire.spec());
-                let members: Vec<_> =
-                    spec.keys.iter().map(|key| world.plan.key_index(key)).collect();
-                trace!(
-                    world,
-                    "p{}/{machine} acquires {key_set}, fence {}", self.index, grant.fence
-                );
+                let keys: Vec<_> = spec.keys.iter().map(|key| world.plan.key_index(key)).collect();
+                trace!(world, "{id} acquires {key_set}, fence {}", grant.fence);
                 if world.plan.kind != LockKind::Exclusive {
-                    trace!(world, "p{}/{machine} has {members:?}, {mode:?}", self.index);
+                    trace!(world, "{id} has {keys:?}, {mode:?}");
                 }
                 if let Some(slot) = spec.slot() {
                     self.local_queues[key_set].slots.acquired(slot);
@@ -239,7 +233,7 @@ impl Process {
                 entry.machine = Machine::Lock(Box::new(Lock {
                     hold,
                     key_set,
-                    members,
+                    keys,
                     was_attached,
                     caller,
                     call_started,
@@ -248,7 +242,7 @@ impl Process {
                     awaited_round: None,
                     round_began: world.now,
                 }));
-                world.notes.push(Note::Granted { process: self.index, machine });
+                world.notes.push(Note::Granted(id));
                 if renews {
                     self.schedule_renewal(machine, world);
                 }
@@ -256,27 +250,25 @@ impl Process {
                 self.results.push_back(CallerResult::Acquired { caller, lock: machine });
             }
             Outcome::Failed(failure) => {
-                trace!(world, "p{}/{machine} fails: {failure:?}", self.index);
-                // A node that did not refuse counts as asked when the last round began.
+                trace!(world, "{id} fails: {failure:?}");
+                // For a node that did not refuse, the time at which the last round began counts.
                 let asked = |(node, answer)| match answer {
                     &Answer::Refused => call.asked_at[node],
                     _ => call.round_sent_at,
                 };
                 let asked_at = failure.answers.iter().enumerate().map(asked).collect();
-                let (asked_at, started) = (call.has_asked.then_some(asked_at), call.started);
-                let time_left = Duration::from_nanos(4 * world.plan.round_trip);
-                let had_time = call.due.is_some_and(|due| !now.plus(time_left).has_reached(due));
-                world.notes.push(Note::Failed {
-                    process: self.index,
-                    call: global,
+                let margin = Duration::from_nanos(4 * world.plan.round_trip);
+                let had_time = call.due.is_some_and(|due| !now.plus(margin).has_reached(due));
+                world.notes.push(Note::Failed(FailedCall {
+                    id,
                     key_set,
                     mode,
                     reason: failure.reason,
                     attached: call.attaches.is_some(),
-                    started,
+                    started: call.started,
                     had_time,
-                    asked_at,
-                });
+                    asked_at: call.has_asked.then_some(asked_at),
+                }));
                 self.machines.remove(&machine);
                 self.results.push_back(CallerResult::Failed { caller });
             }
@@ -284,26 +276,24 @@ impl Process {
         self.leave_local_queue(key_set, place, world);
     }
 
-    fn leave_local_queue(&mut self, key_set: usize, place: Place, world: &mut World) {
+    fn leave_local_queue(&mut self, key_set: usize, place: QueuePosition, world: &mut World) {
         let queue = &mut self.local_queues[key_set];
         let next = match place {
-            Place::None => Called::new(),
-            Place::Turn => queue.places.leave(),
-            Place::Queued(number) => {
+            QueuePosition::None => CalledNumbers::new(),
+            QueuePosition::Turn => queue.places.leave(),
+            QueuePosition::Queued(number) => {
                 queue.calls.remove(&number);
                 queue.places.give_up(number).unwrap_or_else(|| queue.places.leave())
             }
         };
         let calls: Vec<_> = next.iter().filter_map(|number| queue.calls.remove(number)).collect();
         for call in calls {
-            self.give_turn(call, Place::Turn, world);
+            self.give_turn(call, QueuePosition::Turn, world);
         }
     }
 
-    /// Cancels a call.
     pub(in crate::fleet) fn cancel(&mut self, machine: u64, world: &mut World) {
-        let Some(entry) = self.machines.get_mut(&machine) else { return };
-        let Machine::Call(call) = &mut entry.machine else { return };
+        let Some(call) = call_mut(&mut self.machines, machine) else { return };
         trace!(world, "p{}/{machine} is cancelled", self.index);
         let (key_set, place) = (call.key_set, call.place);
         call.acquire.cancel(&mut self.shared.context(world.now));
@@ -313,12 +303,12 @@ impl Process {
         self.settle(world);
     }
 
-    fn take_seat(&mut self, machine: u64, id: RequestId, world: &mut World) {
-        let seats = &mut self.seats[id.node];
-        match seats.places.enter() {
+    fn take_wait_connection(&mut self, machine: u64, id: RequestId, world: &mut World) {
+        let wait_connections = &mut self.wait_connections[id.node];
+        match wait_connections.places.enter() {
             Entry::Place => self.start_wait(machine, id, world),
             Entry::Queued(number) => {
-                seats.waiting.insert(number, (machine, id));
+                wait_connections.waiting.insert(number, (machine, id));
                 self.waits.insert((machine, id.round), Wait::Queued(id.node, number));
             }
         }
@@ -326,12 +316,12 @@ impl Process {
 
     fn start_wait(&mut self, machine: u64, id: RequestId, world: &mut World) {
         let node = id.node;
-        if let Some(conn) = self.seats[node].idle.pop() {
+        if let Some(conn) = self.wait_connections[node].idle.pop() {
             self.waits.insert((machine, id.round), Wait::Connecting(node, conn));
             self.wait_through(machine, id, conn, world);
             return;
         }
-        let conn = self.connect(node, ConnectionKind::Seat(Some((machine, id))), world);
+        let conn = self.connect(node, ConnectionKind::Wait(Some((machine, id))), world);
         self.waits.insert((machine, id.round), Wait::Connecting(node, conn));
         let due = self.shared.now(world.now).plus(limits::HANDSHAKE);
         self.set_timer(CONNECTIONS + conn as u64, Some(due), world);
@@ -346,57 +336,56 @@ impl Process {
         world: &mut World,
     ) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.kind = ConnectionKind::Seat(Some((machine, id)));
+            connection.kind = ConnectionKind::Wait(Some((machine, id)));
         }
-        let Some(entry) = self.machines.get_mut(&machine) else { return };
-        let Machine::Call(call) = &mut entry.machine else { return };
-        let request = call.acquire.handle_seat(id, &mut self.shared.context(world.now));
+        let Some(call) = call_mut(&mut self.machines, machine) else { return };
+        let request = call.acquire.handle_wait_connection(id, &mut self.shared.context(world.now));
         match request {
             Some(request) => {
                 let spec = Arc::clone(call.acquire.wait_spec());
                 call.has_asked = true;
                 call.asked_at[id.node] = world.now;
                 self.waits.insert((machine, id.round), Wait::Sent(id.node, conn));
-                world.claims.assign(request.token, self.global_id(machine));
+                world.claims.assign(request.token, self.machine_id(machine));
                 self.send_through(conn, machine, id, request, &spec, world);
             }
             None => self.stop_waiting(machine, id, world),
         }
-        if let Some(Machine::Call(call)) = self.machines.get(&machine).map(|entry| &entry.machine) {
-            let timeout = call.acquire.poll_timeout();
-            self.set_timer(machine, timeout, world);
-        }
+        self.set_call_timer(machine, world);
     }
 
     pub(super) fn stop_waiting(&mut self, machine: u64, id: RequestId, world: &mut World) {
         let node = match self.waits.remove(&(machine, id.round)) {
             None => return,
             Some(Wait::Queued(node, number)) => {
-                self.seats[node].waiting.remove(&number);
-                if self.seats[node].places.give_up(number).is_some() {
+                self.wait_connections[node].waiting.remove(&number);
+                if self.wait_connections[node].places.give_up(number).is_some() {
                     return;
                 }
                 node
             }
             Some(Wait::Connecting(node, conn) | Wait::Sent(node, conn)) => {
-                let connection = self.connections.get_mut(&conn);
-                match connection {
+                match self.connections.get_mut(&conn) {
                     Some(connection) if connection.is_ready && connection.in_flight.is_empty() => {
-                        connection.kind = ConnectionKind::Seat(None);
-                        self.seats[node].idle.push(conn);
+                        connection.kind = ConnectionKind::Wait(None);
+                        self.wait_connections[node].idle.push(conn);
                     }
                     _ => self.close(conn, world),
                 }
                 node
             }
         };
-        self.leave_seat(node, world);
+        self.leave_wait_connection(node, world);
     }
 
-    pub(super) fn leave_seat(&mut self, node: usize, world: &mut World) {
-        let seats = &mut self.seats[node];
-        let called: Vec<_> =
-            seats.places.leave().iter().filter_map(|number| seats.waiting.remove(number)).collect();
+    pub(super) fn leave_wait_connection(&mut self, node: usize, world: &mut World) {
+        let wait_connections = &mut self.wait_connections[node];
+        let called: Vec<_> = wait_connections
+            .places
+            .leave()
+            .iter()
+            .filter_map(|number| wait_connections.waiting.remove(number))
+            .collect();
         for (machine, id) in called {
             self.start_wait(machine, id, world);
         }

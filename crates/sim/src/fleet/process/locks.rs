@@ -8,18 +8,16 @@ use quorlock_core::quorum::{Moment, Ownership};
 
 use super::{
     CallerResult, ConnectionKind, Machine, MachineEntry, Process, RENEWALS, ReleaseTask, Wait,
+    lock_mut,
 };
 use crate::fleet::Mutant;
 use crate::fleet::clock::Ns;
-use crate::fleet::world::{Note, World};
+use crate::fleet::world::{Note, ReleasedLock, World};
 
 impl Process {
     pub(super) fn schedule_renewal(&mut self, machine: u64, world: &mut World) {
         let now = self.shared.now(world.now);
-        let Some(Machine::Lock(lock)) = self.machines.get(&machine).map(|entry| &entry.machine)
-        else {
-            return;
-        };
+        let Some(lock) = lock_mut(&mut self.machines, machine) else { return };
         match lock.hold.renew_in(now) {
             Some(after) => {
                 self.renewals.schedule(machine, now.plus(after), lock.hold.renewal_window());
@@ -33,9 +31,7 @@ impl Process {
     pub(super) fn renew_due(&mut self, world: &mut World) {
         let now = self.shared.now(world.now);
         for machine in self.renewals.take_due(now).into_iter().flatten() {
-            if let Some(entry) = self.machines.get_mut(&machine)
-                && let Machine::Lock(lock) = &mut entry.machine
-            {
+            if let Some(lock) = lock_mut(&mut self.machines, machine) {
                 lock.hold.extend(&self.shared.context(world.now));
                 self.drive(machine, world);
             }
@@ -44,12 +40,12 @@ impl Process {
         self.set_timer(RENEWALS, next, world);
     }
 
-    /// Extends a lock. Returns whether a round of extensions has begun.
+    /// Extends a lock. Returns `false` if the lock can no longer be extended.
     pub(in crate::fleet) fn extend(&mut self, machine: u64, world: &mut World) -> bool {
         self.begin_round(machine, Hold::extend, world)
     }
 
-    /// Makes an exclusive lock shared. Returns whether a round of extensions has begun.
+    /// Makes an exclusive lock shared. Returns `false` if the lock can no longer be extended.
     pub(in crate::fleet) fn downgrade(&mut self, machine: u64, world: &mut World) -> bool {
         trace!(world, "p{}/{machine} shares its lock", self.index);
         self.begin_round(machine, Hold::downgrade, world)
@@ -61,8 +57,7 @@ impl Process {
         begin: fn(&mut Hold, &Context<'_>) -> Option<u32>,
         world: &mut World,
     ) -> bool {
-        let Some(entry) = self.machines.get_mut(&machine) else { return false };
-        let Machine::Lock(lock) = &mut entry.machine else { return false };
+        let Some(lock) = lock_mut(&mut self.machines, machine) else { return false };
         if !lock.hold.is_extensible(self.shared.clock.at(world.now)) {
             return false;
         }
@@ -74,8 +69,7 @@ impl Process {
 
     pub(super) fn drive_lock(&mut self, machine: u64, world: &mut World) {
         loop {
-            let Some(entry) = self.machines.get_mut(&machine) else { return };
-            let Machine::Lock(lock) = &mut entry.machine else { return };
+            let Some(lock) = lock_mut(&mut self.machines, machine) else { return };
             let Some(action) = lock.hold.poll() else { break };
             match action {
                 HoldAction::Send(send) => {
@@ -89,9 +83,10 @@ impl Process {
                     trace!(world, "p{}/{machine} extension: {verdict:?}", self.index);
                     let is_awaited =
                         lock.awaited_round.take_if(|awaited| *awaited <= round).is_some();
-                    let (caller, renews) = (lock.caller, lock.renews);
-                    let (process, round_began) = (self.index, lock.round_began);
-                    world.notes.push(Note::Extended { process, machine, verdict, round_began });
+                    let (caller, renews, round_began) =
+                        (lock.caller, lock.renews, lock.round_began);
+                    let lock = self.machine_id(machine);
+                    world.notes.push(Note::Extended { lock, verdict, round_began });
                     if is_awaited {
                         self.results.push_back(CallerResult::Extended { caller, lock: machine });
                     }
@@ -99,9 +94,7 @@ impl Process {
                         self.schedule_renewal(machine, world);
                     }
                 }
-                HoldAction::Repaired(is_held) => {
-                    world.repairs += u64::from(is_held);
-                }
+                HoldAction::Repaired(is_held) => world.repairs += u64::from(is_held),
                 HoldAction::Incomplete => {
                     if lock.renews {
                         self.schedule_renewal(machine, world);
@@ -120,7 +113,7 @@ impl Process {
                         self.local_queues[key_set].is_contended = true;
                     }
                 }
-                HoldAction::Release(release) => self.release_in_part(*release, world),
+                HoldAction::Release(release) => self.release_best_effort(*release, world),
                 HoldAction::Suspect { node, connection } => {
                     self.suspicions.push_back((node, connection));
                 }
@@ -128,7 +121,7 @@ impl Process {
         }
         let Some(entry) = self.machines.get_mut(&machine) else { return };
         let Machine::Lock(lock) = &mut entry.machine else { return };
-        if lock.hold.is_over() && entry.in_flight == 0 {
+        if lock.hold.was_given_up() && entry.in_flight == 0 {
             self.machines.remove(&machine);
         } else {
             let timeouts = [lock.hold.poll_timeout(), lock.hold.repeat_at()];
@@ -145,20 +138,18 @@ impl Process {
         world: &mut World,
     ) {
         self.renewals.forget(machine);
-        let call = self.global_id(machine);
-        let Some(entry) = self.machines.get_mut(&machine) else { return };
-        let Machine::Lock(lock) = &mut entry.machine else { return };
+        let id = self.machine_id(machine);
+        let Some(lock) = lock_mut(&mut self.machines, machine) else { return };
         let (ownership, release) = lock.hold.release(&self.shared.context(world.now));
-        trace!(world, "p{}/{machine} releases: {ownership:?}", self.index);
-        world.notes.push(Note::Released {
-            process: self.index,
-            call,
-            members: lock.members.clone(),
+        trace!(world, "{id} releases: {ownership:?}");
+        world.notes.push(Note::Released(ReleasedLock {
+            id,
+            keys: lock.keys.clone(),
             ownership,
             renewed: lock.renews,
             call_started: lock.call_started,
             since: lock.since,
-        });
+        }));
         if let Some(slot) = lock.hold.spec().slot() {
             self.local_queues[lock.key_set].slots.freed(slot);
         }
@@ -184,23 +175,21 @@ impl Process {
         world: &mut World,
     ) -> Option<(Token, Arc<Spec>)> {
         self.renewals.forget(machine);
-        let entry = self.machines.get_mut(&machine)?;
-        let Machine::Lock(lock) = &mut entry.machine else { return None };
+        let lock = lock_mut(&mut self.machines, machine)?;
         let left = lock.hold.detach(self.shared.clock.at(world.now));
         // A permit is attached as a lock of its key.
         let spec = Spec { any: None, ..(**lock.hold.spec()).clone() };
         let detached = left.map(|_| (lock.hold.token(), Arc::new(spec)));
         trace!(world, "p{}/{machine} detaches: {left:?}", self.index);
-        world.notes.push(Note::Detached { process: self.index, call: self.global_id(machine) });
+        world.notes.push(Note::Detached(self.machine_id(machine)));
         self.drive(machine, world);
         self.settle(world);
         detached
     }
 
-    /// Runs a release after which a node may still have the token.
-    ///
-    /// That is so if another state machine may use the same token, or if the lock was detached.
-    pub(super) fn release_in_part(&mut self, release: Release, world: &mut World) {
+    /// Runs a release after which a node may still have the token: another state machine may use
+    /// the token, or the lock was detached.
+    pub(super) fn release_best_effort(&mut self, release: Release, world: &mut World) {
         let task = self.add_release(release, None, None, false, world);
         self.drive_release(task, world);
     }
@@ -230,7 +219,7 @@ impl Process {
                 if let Wait::Sent(_, conn) = wait
                     && let Some(connection) = self.connections.get_mut(&conn)
                 {
-                    connection.kind = ConnectionKind::Seat(Some((machine, id)));
+                    connection.kind = ConnectionKind::Wait(Some((machine, id)));
                     for request in &mut connection.in_flight {
                         request.machine = machine;
                     }
@@ -240,8 +229,8 @@ impl Process {
                 }
                 self.expect_response(machine);
             } else {
-                world
-                    .violate(format!("p{}/{from} leaves a WAIT that it does not have", self.index));
+                let from = self.machine_id(from);
+                world.violate(format!("{from} hands over a WAIT that it does not have"));
             }
         }
         machine
@@ -286,9 +275,8 @@ impl Process {
         }
     }
 
-    /// Records for the checkers that a release is over and that no node has its token any more.
-    ///
-    /// Does nothing if the release may have missed a node.
+    /// Records for the checkers that a release is over and that no node has its token any more,
+    /// unless the release may have missed a node.
     fn record_release(&self, task: &ReleaseTask, world: &mut World) {
         let Some(token) = task.token else { return };
         let ttl = u64::try_from(task.release.spec().ttl.duration().as_nanos()).unwrap_or(Ns::MAX);
@@ -327,7 +315,6 @@ impl Process {
         self.machines.is_empty() && self.waits.is_empty()
     }
 
-    /// Describes all state machines.
     pub(in crate::fleet) fn describe(&self) -> Vec<String> {
         let machines = self.machines.iter();
         machines.map(|(number, entry)| format!("{number}: {}", entry.machine.describe())).collect()

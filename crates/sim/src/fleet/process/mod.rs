@@ -1,9 +1,10 @@
-//! The driver of a client process: one loop over `poll` and `handle`, as in the client crate.
+//! The driver of a client process: a loop over `poll` for each kind of state machine.
 
 mod calls;
 mod locks;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::sync::Arc;
 
 use quorlock_core::client::{
@@ -21,14 +22,20 @@ use super::events::Event;
 use super::network::{Conn, Down, Packet, Up};
 use super::world::World;
 
-/// Identifies the links. Like a numbered state machine, they have a timer and send requests.
+/// Identifies the links among the state machines, by whose numbers timers and requests are known.
 const LINKS: u64 = 0;
 /// Identifies the timer that all renewals share.
 const RENEWALS: u64 = 1;
-/// The timer of a connection has this number plus the index of the connection.
+/// Identifies the timer of a connection, after the connection's index is added.
 const CONNECTIONS: u64 = 1 << 62;
 
-/// A client process.
+/// Identifies a state machine among those of all processes. A lock keeps the number of its call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct MachineId {
+    pub(super) process: usize,
+    pub(super) number: u64,
+}
+
 pub(super) struct Process {
     pub(super) index: usize,
     pub(super) shared: Shared,
@@ -38,21 +45,22 @@ pub(super) struct Process {
     /// The shared connections, by node and number.
     by_number: BTreeMap<(usize, u64), Conn>,
     connections: BTreeMap<Conn, Connection>,
-    pub(super) machines: BTreeMap<u64, MachineEntry>,
+    /// The state machines, by number.
+    pub(super) machines: Machines,
     next_machine: u64,
-    /// The queue of calls for each set of keys.
+    /// By set of keys.
     local_queues: Vec<LocalQueue>,
-    /// The seats on each node.
-    seats: Vec<Seats>,
+    /// By node.
+    wait_connections: Vec<WaitConnections>,
     /// The WAITs, by state machine and round.
     waits: BTreeMap<(u64, u32), Wait>,
     renewals: RenewalBatches,
-    /// Responses that the driver makes itself, because a request could not be sent.
+    /// Responses that the driver makes itself because a request could not be sent.
     local_responses: VecDeque<(u64, RequestId, Response)>,
     /// Connections that a state machine suspects. The links learn of them once that machine has no
     /// other actions left.
     suspicions: VecDeque<(usize, u64)>,
-    /// Results that callers have not handled yet.
+    /// Not handled by callers yet.
     pub(super) results: VecDeque<CallerResult>,
     pub(super) callers: Vec<Caller>,
     /// Number of faults that pause the process now.
@@ -67,7 +75,7 @@ pub(super) struct Process {
     newcomers_from: usize,
 }
 
-/// The context that each state machine receives with each event.
+/// The state of a process from which [`Shared::context`] makes the context of an event.
 pub(super) struct Shared {
     pub(super) clock: ClientClock,
     pub(super) client_state: ClientState,
@@ -77,7 +85,8 @@ pub(super) struct Shared {
 
 struct SeededRandom(StdRng);
 
-/// A state machine, and what its driver knows about it.
+type Machines = BTreeMap<u64, MachineEntry>;
+
 pub(super) struct MachineEntry {
     pub(super) machine: Machine,
     /// Number of responses that the machine will receive.
@@ -108,7 +117,7 @@ pub(super) struct Call {
     asked_at: Vec<Ns>,
     /// Whether the call has sent any request.
     pub(super) has_asked: bool,
-    place: Place,
+    place: QueuePosition,
     /// Whether the keys were known as contended when the turn of the call came.
     was_contended: bool,
     pub(super) renews: bool,
@@ -118,8 +127,8 @@ pub(super) struct Call {
 
 /// The place of a call in its local queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    /// The call takes no turn.
+enum QueuePosition {
+    /// The call does not queue.
     None,
     Queued(u64),
     Turn,
@@ -128,14 +137,14 @@ enum Place {
 /// A lock that a call acquired. It may have ended since.
 pub(super) struct Lock {
     pub(super) hold: Hold,
-    /// The set of keys of the call.
+    /// The keys that the call requested, as an index of [`Plan::key_sets`](super::plan::Plan).
     pub(super) key_set: usize,
-    /// The indexes of the keys of the lock.
-    pub(super) members: Vec<usize>,
+    /// The keys that the lock took of the set, as indexes of [`Plan::names`](super::plan::Plan).
+    pub(super) keys: Vec<usize>,
     pub(super) was_attached: bool,
     pub(super) caller: usize,
     pub(super) call_started: Ns,
-    /// When the process acquired it.
+    /// When the process acquired the lock.
     pub(super) since: Ns,
     pub(super) renews: bool,
     /// The round of extensions for whose verdict the caller waits.
@@ -151,6 +160,7 @@ pub(super) struct ReleaseTask {
     caller: Option<usize>,
     pub(super) started: Ns,
     due: Moment,
+    /// The token to release; `None` until a RELEASE was sent.
     token: Option<Token>,
     /// Whether the release covers all nodes that may have the token, and repeats failed requests.
     is_thorough: bool,
@@ -159,23 +169,23 @@ pub(super) struct ReleaseTask {
 /// The queue of the calls of a process for one set of keys.
 struct LocalQueue {
     places: PlaceQueue,
-    /// The call of each number in the queue.
+    /// The calls by their number in the queue.
     calls: BTreeMap<u64, u64>,
     is_contended: bool,
     slots: SlotMemory,
 }
 
-/// The seats of a process on one node.
-struct Seats {
+struct WaitConnections {
     places: PlaceQueue,
-    /// The WAIT of each number in the queue for a seat.
+    /// The WAITs by their number in the queue for a wait connection.
     waiting: BTreeMap<u64, (u64, RequestId)>,
     idle: Vec<Conn>,
 }
 
-/// The progress of a WAIT on a node.
+/// The progress of a WAIT, with its node.
 #[derive(Clone, Copy, Debug)]
 enum Wait {
+    /// The WAIT has this number in the queue for a wait connection.
     Queued(usize, u64),
     Connecting(usize, Conn),
     Sent(usize, Conn),
@@ -184,7 +194,6 @@ enum Wait {
 struct Connection {
     node: usize,
     kind: ConnectionKind,
-    /// When HELLO was sent.
     hello_sent_at: Option<Moment>,
     is_ready: bool,
     /// Whether to close the connection as soon as nothing is in flight on it.
@@ -195,8 +204,8 @@ struct Connection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ConnectionKind {
     Shared(u64),
-    /// A seat, and the WAIT that uses it, if any.
-    Seat(Option<(u64, RequestId)>),
+    /// A wait connection, and the WAIT that uses it, if any.
+    Wait(Option<(u64, RequestId)>),
 }
 
 struct InFlight {
@@ -206,12 +215,18 @@ struct InFlight {
     is_wait: bool,
 }
 
-/// A result for which a caller waited.
+/// A result for which a caller waits.
 pub(super) enum CallerResult {
     Acquired { caller: usize, lock: u64 },
     Failed { caller: usize },
     Extended { caller: usize, lock: u64 },
     Released { caller: usize },
+}
+
+impl fmt::Display for MachineId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "p{}/{}", self.process, self.number)
+    }
 }
 
 impl Random for SeededRandom {
@@ -254,8 +269,8 @@ impl Process {
             is_contended: false,
             slots: SlotMemory::default(),
         };
-        let seats = |_| Seats {
-            places: PlaceQueue::new(plan.seats),
+        let wait_connections = |_| WaitConnections {
+            places: PlaceQueue::new(plan.wait_connections),
             waiting: BTreeMap::new(),
             idle: Vec::new(),
         };
@@ -275,7 +290,7 @@ impl Process {
             machines: BTreeMap::new(),
             next_machine: 2,
             local_queues: (0..plan.key_sets.len()).map(queue).collect(),
-            seats: (0..plan.nodes).map(seats).collect(),
+            wait_connections: (0..plan.nodes).map(wait_connections).collect(),
             waits: BTreeMap::new(),
             renewals: RenewalBatches::default(),
             local_responses: VecDeque::new(),
@@ -290,25 +305,17 @@ impl Process {
         }
     }
 
-    /// Sets whether the other state machines learn of a lost connection before the links do.
     #[cfg(test)]
     pub(super) fn telling_machines_first(self, tells_machines_first: bool) -> Self {
         Self { tells_machines_first, ..self }
     }
 
-    /// Connects to all nodes.
     pub(super) fn begin(&mut self, world: &mut World) {
         self.links_time_out(world);
     }
 
-    /// Returns the number of a call or a lock, made unique among all processes.
-    pub(super) fn global_id(&self, machine: u64) -> u64 {
-        (self.index as u64) << 40 | machine
-    }
-
-    /// Returns the process and the machine of a [global id](Self::global_id).
-    pub(super) fn split_id(global: u64) -> (u64, u64) {
-        (global >> 40, global & ((1 << 40) - 1))
+    fn machine_id(&self, machine: u64) -> MachineId {
+        MachineId { process: self.index, number: machine }
     }
 
     fn links_time_out(&mut self, world: &mut World) {
@@ -331,8 +338,7 @@ impl Process {
                     }
                 }
                 LinkAction::Ping { node, connection } => {
-                    let token = Token::of_bits(0);
-                    let request = Request { token, command: Command::Ping };
+                    let request = Request { token: Token::of_bits(0), command: Command::Ping };
                     let id = RequestId { round: 0, node };
                     let spec = Arc::clone(&world.plan.ping);
                     self.send(LINKS, id, connection, request, &spec, world);
@@ -360,7 +366,7 @@ impl Process {
         conn
     }
 
-    /// Closes a connection as soon as nothing is in flight.
+    /// Closes the connection as soon as nothing is in flight on it.
     fn retire(&mut self, conn: Conn, world: &mut World) {
         let Some(connection) = self.connections.get_mut(&conn) else { return };
         connection.is_retired = true;
@@ -378,7 +384,6 @@ impl Process {
         }
     }
 
-    /// Handles a message of a node.
     pub(super) fn receive(&mut self, conn: Conn, message: Down, world: &mut World) {
         let Some(connection) = self.connections.get_mut(&conn) else { return };
         let node = connection.node;
@@ -405,11 +410,11 @@ impl Process {
                         self.links.handle_connected(node, number, hello, now);
                         self.drive_links(world);
                     }
-                    ConnectionKind::Seat(Some((machine, id))) => {
+                    ConnectionKind::Wait(Some((machine, id))) => {
                         self.timers.remove(&(CONNECTIONS + conn as u64));
                         self.wait_through(machine, id, conn, world);
                     }
-                    ConnectionKind::Seat(None) => self.seats[node].idle.push(conn),
+                    ConnectionKind::Wait(None) => self.wait_connections[node].idle.push(conn),
                 }
             }
             Down::Refused => self.lose(conn, "connection refused", world),
@@ -444,7 +449,6 @@ impl Process {
         self.deliver(machine, id, response, world);
     }
 
-    /// Handles the end of a connection.
     pub(super) fn lose(&mut self, conn: Conn, reason: &str, world: &mut World) {
         world.network.forget(conn);
         let Some(connection) = self.connections.remove(&conn) else { return };
@@ -469,12 +473,12 @@ impl Process {
                 }
                 self.drive_links(world);
             }
-            ConnectionKind::Seat(user) => {
-                self.seats[node].idle.retain(|&idle| idle != conn);
+            ConnectionKind::Wait(user) => {
+                self.wait_connections[node].idle.retain(|&idle| idle != conn);
                 if let Some((machine, id)) = user
                     && self.waits.remove(&(machine, id.round)).is_some()
                 {
-                    self.leave_seat(node, world);
+                    self.leave_wait_connection(node, world);
                     if failed.is_empty() {
                         self.expect_response(machine);
                         failed.push_back((machine, id, Response::Failed(error)));
@@ -531,7 +535,7 @@ impl Process {
         }
     }
 
-    /// Handles a timer that fires. Ignores it if the timer was set to another time since.
+    /// Handles a timer that fires, unless the timer was set to another time since.
     pub(super) fn time_out(&mut self, timer: u64, world: &mut World) {
         let is_due = |at: Option<Ns>| at.is_some_and(|at| at <= world.now);
         if let Some(entry) = self.machines.get_mut(&timer) {
@@ -549,11 +553,10 @@ impl Process {
                 world.violate(format!("the timer of p{}'s {what} spins", self.index));
                 return;
             }
-            let is_queued = matches!(
-                &entry.machine,
-                Machine::Call(call) if matches!(call.place, Place::Queued(_)) && !call.has_asked
-            );
-            if is_queued {
+            if let Machine::Call(call) = &entry.machine
+                && matches!(call.place, QueuePosition::Queued(_))
+                && !call.has_asked
+            {
                 // The call goes on without its turn.
                 self.propose_slot(timer);
             }
@@ -646,14 +649,13 @@ impl Process {
     }
 
     /// Returns the calls that have not ended and have sent a request.
-    pub(super) fn calls(&self) -> impl Iterator<Item = (u64, &Call)> {
-        self.machines.iter().filter_map(|(&number, entry)| match &entry.machine {
-            Machine::Call(call) if call.has_asked => Some((number, &**call)),
+    pub(super) fn calls(&self) -> impl Iterator<Item = (MachineId, &Call)> {
+        self.machines.iter().filter_map(move |(&number, entry)| match &entry.machine {
+            Machine::Call(call) if call.has_asked => Some((self.machine_id(number), &**call)),
             _ => None,
         })
     }
 
-    /// Returns a call that has not ended.
     pub(super) fn unended_call(&self, machine: u64) -> Option<&Call> {
         match &self.machines.get(&machine)?.machine {
             Machine::Call(call) => Some(call),
@@ -668,6 +670,20 @@ impl Process {
             Some(Machine::Call(call)) => call.key_set,
             _ => 0,
         }
+    }
+}
+
+fn call_mut(machines: &mut Machines, machine: u64) -> Option<&mut Call> {
+    match &mut machines.get_mut(&machine)?.machine {
+        Machine::Call(call) => Some(call),
+        Machine::Lock(_) | Machine::Release(_) => None,
+    }
+}
+
+fn lock_mut(machines: &mut Machines, machine: u64) -> Option<&mut Lock> {
+    match &mut machines.get_mut(&machine)?.machine {
+        Machine::Lock(lock) => Some(lock),
+        Machine::Call(_) | Machine::Release(_) => None,
     }
 }
 

@@ -1,4 +1,4 @@
-//! The tests that pages of docs name exist.
+//! Each test that a page of docs names exists.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ const FENCING: &str = include_str!("../../../docs/fencing.md");
 const RUN: &str = include_str!("../../../docs/run.md");
 const LOCKS: &str = include_str!("../../../docs/locks.md");
 
-/// Returns the names of all functions in these folders of tests.
+/// Returns the names of all functions in the folders of tests.
 fn tests() -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let directories = [
@@ -42,8 +42,8 @@ fn is_test_name(text: &str) -> bool {
 fn tests_that_the_pages_name_exist() {
     let tests = tests();
     for (page, more_than) in [(SAFETY, 20), (FENCING, 4), (RUN, 7), (LOCKS, 3)] {
-        let quoted: Vec<_> = page.split('`').skip(1).step_by(2).collect();
-        let named: Vec<_> = quoted.into_iter().filter(|text| is_test_name(text)).collect();
+        let quoted = page.split('`').skip(1).step_by(2);
+        let named: Vec<_> = quoted.filter(|text| is_test_name(text)).collect();
         assert!(named.len() > more_than, "{named:?}");
         for name in named {
             assert!(tests.contains(name), "there is no test {name}");

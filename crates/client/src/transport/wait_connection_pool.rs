@@ -1,6 +1,5 @@
-//! Connections for blocking commands. A command that blocks delays every later command on its
-//! connection, so each of these connections carries one blocking command at a time, and no other
-//! requests.
+//! The wait connections of a client on one node. A command that blocks delays every later command
+//! on its connection, so a wait connection carries one WAIT at a time, and no other requests.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,11 +11,9 @@ use tokio::sync::oneshot;
 use super::command::Packet;
 use super::{Endpoint, Outgoing};
 
-/// How many idle connections are kept for the next waits.
 const IDLE_MAX: usize = 16;
 
-/// The connections to one node that carry WAITs.
-pub(crate) struct BlockingPool {
+pub(crate) struct WaitConnectionPool {
     endpoint: Endpoint,
     state: Mutex<State>,
 }
@@ -27,17 +24,17 @@ struct State {
     idle: Vec<MultiplexedConnection>,
 }
 
-/// An exclusive connection for one blocking command.
-pub(crate) struct PooledConnection {
+/// A place in the pool, or in the queue for one, and later a connection for one WAIT.
+pub(crate) struct WaitConnection {
     connection: Option<MultiplexedConnection>,
-    pool: Arc<BlockingPool>,
-    /// The number of the checkout in the queue for a place, until it receives one.
-    in_line: Option<u64>,
+    pool: Arc<WaitConnectionPool>,
+    /// The number in the queue; `None` once the wait connection has a place and knows it.
+    in_line: Option<(u64, oneshot::Receiver<()>)>,
 }
 
-impl BlockingPool {
+impl WaitConnectionPool {
     pub(crate) fn new(endpoint: Endpoint) -> Self {
-        let places = PlaceQueue::new(limits::SEATS_MAX);
+        let places = PlaceQueue::new(limits::WAIT_CONNECTIONS_MAX);
         Self {
             endpoint,
             state: Mutex::new(State { places, waiting: HashMap::new(), idle: Vec::new() }),
@@ -52,36 +49,30 @@ impl BlockingPool {
     ///
     /// # Cancel safety
     /// Dropping the future releases the place in the pool or in the queue.
-    pub(crate) async fn checkout(self: Arc<Self>) -> Result<PooledConnection, NodeError> {
-        let (mut checkout, notified) = {
+    pub(crate) async fn checkout(self: Arc<Self>) -> Result<WaitConnection, NodeError> {
+        let in_line = {
             let mut state = self.state();
             match state.places.enter() {
-                Entry::Place => (
-                    PooledConnection { connection: None, pool: Arc::clone(&self), in_line: None },
-                    None,
-                ),
+                Entry::Place => None,
                 Entry::Queued(number) => {
                     let (notify, notified) = oneshot::channel();
                     state.waiting.insert(number, notify);
-                    let pool = Arc::clone(&self);
-                    (
-                        PooledConnection { connection: None, pool, in_line: Some(number) },
-                        Some(notified),
-                    )
+                    Some((number, notified))
                 }
             }
         };
-        if let Some(notified) = notified {
-            // Cannot fail, since `checkout` keeps the pool alive, and with it the sender.
+        let mut taken = WaitConnection { connection: None, pool: Arc::clone(&self), in_line };
+        if let Some((_, notified)) = &mut taken.in_line {
+            // Cannot fail, since `taken` keeps the pool alive, and with it the sender.
             let _ = notified.await;
-            checkout.in_line = None;
+            taken.in_line = None;
         }
         let idle = self.state().idle.pop();
-        checkout.connection = Some(match idle {
+        taken.connection = Some(match idle {
             Some(connection) => connection,
-            None => self.endpoint.open_exclusive().await?,
+            None => self.endpoint.open_wait_connection().await?,
         });
-        Ok(checkout)
+        Ok(taken)
     }
 
     fn leave(&self) {
@@ -94,9 +85,8 @@ impl BlockingPool {
     }
 }
 
-impl PooledConnection {
-    /// Sends the request. After the reply, the pool may keep the connection for another request.
-    /// If the future is dropped before that, the connection is closed.
+impl WaitConnection {
+    /// After the reply, the pool may reuse the connection. Dropping the future closes it.
     pub(crate) async fn ask(mut self, outgoing: Outgoing) -> Response {
         let (Some(mut connection), Packet::One(command)) =
             (self.connection.take(), &outgoing.packet)
@@ -114,12 +104,12 @@ impl PooledConnection {
     }
 }
 
-impl Drop for PooledConnection {
+impl Drop for WaitConnection {
     fn drop(&mut self) {
-        if let Some(number) = self.in_line {
+        if let Some((number, _)) = &self.in_line {
             let mut state = self.pool.state();
-            state.waiting.remove(&number);
-            if state.places.give_up(number).is_some() {
+            state.waiting.remove(number);
+            if state.places.give_up(*number).is_some() {
                 return;
             }
         }
