@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{
     Net, PATIENCE, assert_refused, connect, delete_on, exists, net, quorum, spawn_acquire,
-    until_held_on, until_waiting, wait_until_all_hold, wait_until_free,
+    until_waiting, wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::{AcquireError, ExtendError, LockBuilder, Quorum};
 use quorlock_testkit::Proxy;
@@ -156,7 +156,7 @@ async fn reader_is_repaired_on_a_master_that_forgot_it() {
     delete_on(&masters[0], K);
     assert!(!exists(&masters[0], K));
     lock.extend().await.unwrap();
-    until_held_on(&lock, 3).await;
+    wait_until_all_hold(&masters, K).await;
     let fields: Vec<redis::Value> =
         redis::cmd("LOCK.INSPECT").arg(K).query(&mut masters[0].connection()).unwrap();
     assert!(fields.contains(&redis::Value::BulkString(b"shared".to_vec())), "{fields:?}");
