@@ -10,7 +10,7 @@ use crate::request::{OWNER_BYTES_MAX, TOKEN_BYTES_MAX, WAIT_MS_MAX};
 /// Why a command was not carried out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CommandError {
-    /// The server words this error itself.
+    /// The reply is the server's own.
     Arity,
     NotAnInteger,
     NumKeys,
@@ -23,7 +23,7 @@ pub(crate) enum CommandError {
     UnknownOption {
         /// The argument after which options may follow.
         after: &'static str,
-        takes: &'static str,
+        allowed: &'static str,
     },
     Cursor,
     PatternLength,
@@ -71,8 +71,8 @@ impl fmt::Display for CommandError {
             Self::WaitRange => {
                 write!(f, "ERR WAIT must be between 0 and {WAIT_MS_MAX} milliseconds")
             }
-            Self::UnknownOption { after, takes } => {
-                write!(f, "ERR syntax error: only {takes} may follow the {after}")
+            Self::UnknownOption { after, allowed } => {
+                write!(f, "ERR syntax error: only {allowed} may follow the {after}")
             }
             Self::Cursor => write!(
                 f,
@@ -93,22 +93,23 @@ fn write_node_error(f: &mut fmt::Formatter<'_>, error: &node::CommandError) -> f
 
     let text = match error {
         Error::OtherKeys => {
-            "ERR the token holds these keys, but not as one lock: name exactly the keys of the lock \
-             (LOCK.MEXTEND)"
+            "ERR the token holds these keys, but they are not all the keys of one lock: name each \
+             key of the lock and no other (LOCK.MEXTEND)"
         }
         Error::WrongType => "WRONGTYPE Operation against a key holding the wrong kind of value",
         Error::SeveralShared => {
-            "ERR a lock of several keys is exclusive: use SHARED with LOCK.ACQUIRE or LOCK.EXTEND"
+            "ERR only LOCK.ACQUIRE and LOCK.EXTEND take SHARED: a lock of several keys, or of any \
+             of several, is exclusive"
         }
         Error::TokenInUse => {
             "ERR the new token already holds this lock: use at least 16 random bytes, new every time"
         }
         Error::NoExpiry => {
-            "ERR the key holds a string without an expiry, which is data and not a lock: remove it \
-             with DEL"
+            "ERR the key holds a string without an expiry, which is data and not a lock: if \
+             nobody needs it, remove it with DEL"
         }
         Error::NotWritten => {
-            "ERR the server refused to write the key; nothing was locked or revoked"
+            "ERR the server refused to write the key: nothing was locked or revoked"
         }
         Error::BadFence(error) => return write!(f, "BADFENCE {error}"),
         Error::QueueFull { max_waiters } => {

@@ -4,7 +4,7 @@ use quorlock_core::node::{
     Access, Author, Change, KeyEvent, Keyspace, Kind, Listeners, ServerEvent, Ticket, WriteRefused,
 };
 
-use crate::ffi::{Blocked, Ctx, DetachedClient, Key, Name};
+use crate::ffi::{Blocked, Ctx, Key, ModuleClient, Name};
 use crate::server_events;
 
 /// The server's keys and clients, during one command or the jobs of one turn.
@@ -103,7 +103,7 @@ impl<'a> Keyspace for ServerKeyspace<'a> {
     fn invalidate(&mut self, key: &Name<'a>, author: Author) {
         match (author, self.activity) {
             (Author::Other, Activity::Command) => {
-                DetachedClient::signal_modified(self.db, key.as_arg());
+                ModuleClient::signal_modified(self.db, key.as_arg());
             }
             _ => self.ctx.signal_modified(key.as_arg()),
         }

@@ -7,7 +7,7 @@ use quorlock_core::Ttl;
 use quorlock_core::client::NodeSet;
 use quorlock_core::node::{Node, ServerEvent, Settings};
 
-use crate::ffi::{Args, Ctx, DetachedClient, LogLevel, MainThread, Timer, clock};
+use crate::ffi::{Args, Ctx, LogLevel, MainThread, ModuleClient, Timer, clock};
 use crate::{config, server_events};
 
 /// The module's version, as `MODULE LIST` shows it: major × 10,000 + minor × 100 + patch.
@@ -72,7 +72,7 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
         node.handle_event(now, &ServerEvent::Demoted);
     }
     let Some(timer) = Timer::new() else { return fail("no file descriptor is left for a timer") };
-    if !DetachedClient::create(ctx) {
+    if !ModuleClient::create(ctx) {
         return fail("the server refused to create a client for the module");
     }
     let set = config::node_set();
@@ -109,7 +109,7 @@ pub(crate) fn stop(ctx: &Ctx<'_>) -> bool {
         return false;
     }
     *STATE.get().borrow_mut() = None;
-    DetachedClient::free();
+    ModuleClient::free();
     true
 }
 

@@ -140,11 +140,11 @@ pub(crate) fn acquire_terms(
         } else if name.eq_ignore_ascii_case(b"WAIT") {
             set_once(&mut options.wait_ms, checked_wait(value)?)
         } else {
-            let takes = match sharing {
+            let allowed = match sharing {
                 Sharing::Allowed => "SHARED, WAIT ms, FENCE n and OWNER label",
                 Sharing::Refused => "WAIT ms, FENCE n and OWNER label",
             };
-            Err(CommandError::UnknownOption { after: "ttl", takes })
+            Err(CommandError::UnknownOption { after: "ttl", allowed })
         }
     })
 }
@@ -160,11 +160,11 @@ pub(crate) fn extend_terms(
         } else if name.eq_ignore_ascii_case(b"TOKEN") {
             set_once(&mut options.new_token, checked_token(value)?)
         } else {
-            let takes = match sharing {
+            let allowed = match sharing {
                 Sharing::Allowed => "SHARED, FENCE n and TOKEN new",
                 Sharing::Refused => "FENCE n and TOKEN new",
             };
-            Err(CommandError::UnknownOption { after: "ttl", takes })
+            Err(CommandError::UnknownOption { after: "ttl", allowed })
         }
     })
 }
@@ -204,7 +204,7 @@ pub(crate) fn revoke_terms(args: Args<'_>) -> Result<bool, CommandError> {
     match (args.get(2), args.len()) {
         (None, _) => Ok(false),
         (Some(word), 3) if word.as_bytes().eq_ignore_ascii_case(b"NOW") => Ok(true),
-        (Some(_), 3) => Err(CommandError::UnknownOption { after: "key", takes: "NOW" }),
+        (Some(_), 3) => Err(CommandError::UnknownOption { after: "key", allowed: "NOW" }),
         (Some(_), _) => Err(CommandError::Arity),
     }
 }
@@ -236,7 +236,7 @@ pub(crate) fn scan_terms(args: Args<'_>) -> Result<ScanTerms, CommandError> {
             } else {
                 Err(CommandError::UnknownOption {
                     after: "cursor",
-                    takes: "MATCH pattern and COUNT n",
+                    allowed: "MATCH pattern and COUNT n",
                 })
             }
         },

@@ -88,7 +88,7 @@ fn waiter_is_granted_the_first_key_that_becomes_free_and_no_other() {
 }
 
 #[test]
-fn waiters_for_any_and_for_one_key_are_served_in_turn() {
+fn waiters_for_any_and_for_one_key_are_served_in_the_order_of_arrival() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE a x 60000");
     cli.ask::<i64>("LOCK.ACQUIRE b x 60000");
@@ -151,7 +151,7 @@ fn key_of_another_type_is_an_error_unless_a_free_one_comes_first() {
 }
 
 #[test]
-fn limits_are_those_of_other_commands() {
+fn too_many_keys_a_full_queue_full_memory_and_abstention_are_errors() {
     let (_server, mut cli) = server_and_cli();
     let keys: Vec<_> = (0..64).map(|n| format!("k{n}")).collect();
     let all = keys.join(" ");

@@ -26,7 +26,7 @@ fn inspect(cli: &mut RedisCli, key: &str) -> Option<(i64, i64, i64)> {
     Some((field("fence"), field("ttl"), field("keys")))
 }
 
-fn exist(cli: &mut RedisCli, keys: &str) -> Value {
+fn count_existing(cli: &mut RedisCli, keys: &str) -> Value {
     cli.reply(&format!("EXISTS {keys}"))
 }
 
@@ -35,7 +35,7 @@ fn all_keys_are_granted_or_none() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE b other 60000");
     assert_eq!(cli.reply("LOCK.MACQUIRE 3 a b c t 60000"), Nil);
-    assert_eq!(exist(&mut cli, "a c"), Int(0));
+    assert_eq!(count_existing(&mut cli, "a c"), Int(0));
     cli.ask::<i64>("LOCK.RELEASE b other");
     let fence: i64 = cli.ask("LOCK.MACQUIRE 3 c a b t 60000 OWNER me");
     for key in ["a", "b", "c"] {
@@ -45,11 +45,11 @@ fn all_keys_are_granted_or_none() {
         assert_eq!(cli.reply(&format!("LOCK.ACQUIRE {key} other 1000")), Nil);
     }
     assert_eq!(cli.reply("LOCK.MACQUIRE 2 c d other 1000"), Nil);
-    assert_eq!(exist(&mut cli, "d"), Int(0));
+    assert_eq!(count_existing(&mut cli, "d"), Int(0));
     assert_eq!((info(&server, "lock_leases"), info(&server, "lock_grants")), (3, 4));
     assert_eq!(cli.reply("LOCK.MRELEASE 3 a b c t"), Int(1));
     assert_eq!(cli.reply("LOCK.MRELEASE 3 a b c t"), Int(0));
-    assert_eq!(exist(&mut cli, "a b c"), Int(0));
+    assert_eq!(count_existing(&mut cli, "a b c"), Int(0));
     assert_eq!(info(&server, "lock_leases"), 0);
 }
 
@@ -73,9 +73,9 @@ fn fence_exceeds_and_raises_the_fences_of_all_keys() {
 fn extension_names_all_keys_of_the_lock_and_no_other() {
     let (_server, mut cli) = server_and_cli();
     let fence: i64 = cli.ask("LOCK.MACQUIRE 2 a b t 20000");
-    let other_keys = "ERR the token holds these keys, but not as one lock";
-    assert!(cli.error("LOCK.EXTEND a t 60000").starts_with(other_keys));
-    assert!(cli.error("LOCK.MEXTEND 1 b t 60000").starts_with(other_keys));
+    let not_one_lock = "ERR the token holds these keys, but they are not all the keys of one lock";
+    assert!(cli.error("LOCK.EXTEND a t 60000").starts_with(not_one_lock));
+    assert!(cli.error("LOCK.MEXTEND 1 b t 60000").starts_with(not_one_lock));
     assert_eq!(cli.reply("LOCK.MEXTEND 3 a b c t 60000"), Nil);
     assert_eq!(cli.reply("LOCK.MEXTEND 2 a b x 60000"), Nil);
     for key in ["a", "b"] {
@@ -140,14 +140,14 @@ fn other_keys_are_gone_before_the_next_turn() {
     for end in ["LOCK.RELEASE b t", "DEL b"] {
         cli.ask::<i64>("LOCK.MACQUIRE 3 a b c t 60000");
         cli.reply(end);
-        assert_eq!(exist(&mut cli, "a b c"), Int(0), "{end}");
+        assert_eq!(count_existing(&mut cli, "a b c"), Int(0), "{end}");
         assert_eq!(info(&server, "lock_leases"), 0, "{end}");
     }
     // The node notices a plain SET when a LOCK command next uses the key.
     cli.ask::<i64>("LOCK.MACQUIRE 2 a b t 60000");
     cli.reply("SET b other");
     assert_eq!(cli.reply("LOCK.MEXTEND 2 a b t 60000"), Nil);
-    assert_eq!(exist(&mut cli, "a"), Int(0));
+    assert_eq!(count_existing(&mut cli, "a"), Int(0));
     assert_eq!(cli.ask::<String>("GET b"), "other");
 }
 
@@ -158,7 +158,7 @@ fn ended_lock_is_free_within_the_same_turn() {
     let replies = cli.in_one_turn(&["DEL a", "LOCK.EXTEND b t 60000", "LOCK.ACQUIRE b u 60000"]);
     assert!(matches!(replies[1..], [Nil, Int(_)]), "{replies:?}");
     assert_eq!(cli.ask::<String>("GET b"), "u");
-    assert_eq!(exist(&mut cli, "a"), Int(0));
+    assert_eq!(count_existing(&mut cli, "a"), Int(0));
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn all_keys_end_at_the_deadline() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.MACQUIRE 3 a b c t 5");
     eventually(PATIENCE, "the lock has ended", || info(&server, "lock_leases") == 0);
-    assert_eq!(exist(&mut cli, "a b c"), Int(0));
+    assert_eq!(count_existing(&mut cli, "a b c"), Int(0));
     assert_eq!(info(&server, "lock_ended_by_deadline"), 3);
 }
 
@@ -177,7 +177,7 @@ fn key_of_another_type_leaves_the_other_keys_alone() {
     assert!(cli.error("LOCK.MACQUIRE 2 a list t 1000").starts_with("WRONGTYPE"));
     assert!(cli.error("LOCK.MEXTEND 1 list t 1000").starts_with("WRONGTYPE"));
     assert!(cli.error("LOCK.MRELEASE 2 a list t").starts_with("WRONGTYPE"));
-    assert_eq!(exist(&mut cli, "a"), Int(0));
+    assert_eq!(count_existing(&mut cli, "a"), Int(0));
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn lock_of_64_keys_ends_on_all() {
     let keys: Vec<_> = (0..64).map(|n| format!("k{n}")).collect();
     cli.ask::<i64>(&format!("LOCK.MACQUIRE 64 {} t 60000", keys.join(" ")));
     assert_eq!(cli.reply("LOCK.RELEASE k40 t"), Int(1));
-    assert_eq!(exist(&mut cli, "k0 k40 k63"), Int(0));
+    assert_eq!(count_existing(&mut cli, "k0 k40 k63"), Int(0));
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn keyspace_events_and_watch_cover_each_key() {
 }
 
 #[test]
-fn replica_receives_and_loses_all_keys_together() {
+fn replica_receives_and_loses_all_keys() {
     let master = Server::with_module().tcp().arg("repl-diskless-sync-delay", 0).start().unwrap();
     let replica = Server::builder().start().unwrap();
     let (mut cli, mut copy) = (RedisCli::new(&master), RedisCli::new(&replica));
@@ -244,7 +244,7 @@ fn replica_receives_and_loses_all_keys_together() {
         assert_eq!(copy.expires_at_ms(key), cli.expires_at_ms(key));
     }
     cli.reply("DEL a");
-    eventually(PATIENCE, "both are gone", || exist(&mut copy, "a b") == Int(0));
+    eventually(PATIENCE, "both are gone", || count_existing(&mut copy, "a b") == Int(0));
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn token_makes_the_keys_one_lock_again_after_a_restart() {
     assert!(cli.ask::<i64>("LOCK.MEXTEND 2 a b t 60000") > fence);
     assert_eq!(inspect(&mut cli, "b").map(|(_, _, keys)| keys), Some(2));
     assert_eq!(cli.reply("LOCK.RELEASE a t"), Int(1));
-    assert_eq!(exist(&mut cli, "a b"), Int(0));
+    assert_eq!(count_existing(&mut cli, "a b"), Int(0));
 }
 
 #[test]
@@ -287,7 +287,7 @@ fn waiter_for_several_keys_is_granted_all_at_once_or_holds_none() {
     cli.reply("LOCK.RELEASE b y");
     assert!(
         matches!(cli.reply("LOCK.ACQUIRE b newcomer 60000"), Int(_)),
-        "a free key is granted to a newcomer"
+        "a waiter reserves no key while another key is missing"
     );
     cli.reply("LOCK.RELEASE a u");
     assert!(both.waits());
@@ -326,7 +326,7 @@ fn withdrawn_waiter_is_not_granted_a_lock_that_ends_in_the_same_turn() {
     let both = Waiter::new(&server, "LOCK.MACQUIRE 2 a b t 60000 WAIT 60000");
     assert_eq!(cli.transaction(&["DEL b", "LOCK.MRELEASE 2 a b t"]), [Int(1), Int(0)]);
     assert_eq!(both.answer(), Nil);
-    assert_eq!(exist(&mut cli, "a b"), Int(0));
+    assert_eq!(count_existing(&mut cli, "a b"), Int(0));
 }
 
 #[test]
@@ -337,8 +337,8 @@ fn grant_to_a_client_that_is_gone_is_released_on_all_keys() {
     // In one turn, the client is granted the lock, and disconnected before it receives the answer.
     cli.in_one_turn(&["LOCK.RELEASE b x", &format!("CLIENT KILL ID {}", both.client_id)]);
     drop(both.result());
-    eventually(PATIENCE, "the lock is released, or was never granted", || {
-        exist(&mut cli, "a b") == Int(0)
+    eventually(PATIENCE, "the lock granted to the killed client is released", || {
+        count_existing(&mut cli, "a b") == Int(0)
     });
     assert_eq!(info(&server, "lock_leases"), 0);
 }
@@ -369,7 +369,7 @@ fn clients_with_overlapping_keys_in_any_order_are_all_granted() {
                 let acquire = format!("LOCK.MACQUIRE {keys} {token} 60000 WAIT 60000");
                 let (fence, _): (i64, i64) = command(&acquire).query(&mut connection).unwrap();
                 for key in keys.split(' ').skip(1) {
-                    // A later holder has a larger fence; otherwise two clients held the key.
+                    // Otherwise two clients held the key at the same time, or fences do not grow.
                     let before: Option<i64> = cmd("GETSET")
                         .arg(format!("seen:{key}"))
                         .arg(fence)
@@ -400,7 +400,7 @@ fn keys_freed_together_go_to_the_first_waiter() {
         for key in ["alpha", "delta"] {
             cli.reply(&format!("SET {key} theirs PX 600000"));
         }
-        // Opens the queue of `delta` before that of `alpha`.
+        // Opens the queue of `delta` first: served in this order, `second` would be granted.
         let leaving = Waiter::new(&server, "LOCK.ACQUIRE delta leaves 60000 WAIT 60000");
         let first = Waiter::new(&server, "LOCK.MACQUIRE 2 alpha beta first 60000 WAIT 60000");
         let second = Waiter::new(&server, "LOCK.MACQUIRE 2 beta delta second 60000 WAIT 60000");

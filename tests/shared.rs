@@ -371,8 +371,7 @@ fn nothing_blocks_in_transactions_and_scripts() {
 #[test]
 fn shared_is_for_one_key() {
     let (_server, mut cli) = server_and_cli();
-    let several =
-        "ERR a lock of several keys is exclusive: use SHARED with LOCK.ACQUIRE or LOCK.EXTEND";
+    let several = "ERR only LOCK.ACQUIRE and LOCK.EXTEND take SHARED: a lock of several keys, or of any of several, is exclusive";
     for line in [
         "LOCK.MACQUIRE 2 k l a 60000 SHARED",
         "LOCK.MACQUIRE 1 k a 60000 WAIT 10 shared",

@@ -16,7 +16,8 @@ use redis::Value::{self, Int, Nil};
 /// Longer than a thousand clients need to connect on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A client that waits on its own connection. Dropping this value ends the wait.
+/// A client on its own connection that has sent a command to wait, and may not be queued yet.
+/// Dropping this value ends the wait.
 struct Waiter(UnixStream);
 
 impl Waiter {
@@ -104,7 +105,7 @@ fn waiter_with_time_left_keeps_a_free_lock_from_newcomers() {
 
 #[test]
 fn thousand_waiters_that_time_out_together_leave_the_lock_free() {
-    // The server answers far fewer waiters in one turn.
+    // The node refuses about 300 waiters in one turn, so most are still queued in later turns.
     let (server, _waiters) = assert_granted_behind(1000, 6);
     eventually(PATIENCE, "all are answered", || info(&server, "lock_waiters") == 0);
 }
@@ -118,7 +119,7 @@ fn single_key_waiter_is_granted_beside_many_waiters_for_many_keys() {
         cli.reply(&format!("SET foreign-{n} theirs"));
         write!(several, " foreign-{n}").unwrap();
     }
-    several.push_str(" @ 60000 WAIT 60000");
+    several.push_str(" several-@ 60000 WAIT 60000");
     let _several = start_waiters(&server, 900, &several);
     let mut single = start_waiters(&server, 100, "LOCK.ACQUIRE k @ 60000 WAIT 60000");
 
@@ -128,7 +129,7 @@ fn single_key_waiter_is_granted_beside_many_waiters_for_many_keys() {
     assert!(single[0].answer().starts_with("*2\r\n"));
     assert_eq!(info(&server, "lock_waiters"), 999);
 
-    // Each release hands the key over to the next waiter, in the order of arrival.
+    // Each release hands the key over to the next waiter for `k` alone, in the order of arrival.
     for n in 1..100 {
         let release = format!("LOCK.RELEASE k waiter-{}", n - 1);
         let replies = cli.in_one_turn(&[&release, "GET k"]);

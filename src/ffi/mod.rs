@@ -6,7 +6,7 @@
 //! - [`Key`]: an open key.
 //! - [`Blocked`]: the clients that wait.
 //! - [`Client`]: the identity of a client.
-//! - [`DetachedClient`]: a client without a connection. The changes within a command that are not
+//! - [`ModuleClient`]: a client without a connection. The changes within a command that are not
 //!   the command's own, such as a handover, are made in its name.
 //! - [`command`]: registers the commands and their documentation.
 //! - [`config`]: registers the settings.
@@ -36,19 +36,19 @@ pub(crate) mod clock;
 pub(crate) mod command;
 pub(crate) mod config;
 mod ctx;
-mod detached_client;
 mod entry;
 pub(crate) mod events;
 pub(crate) mod info;
 mod key;
 mod main_thread;
+mod module_client;
 mod timer;
 
 pub(crate) use arg::{Arg, Args, Name};
 pub(crate) use blocked::Blocked;
 pub(crate) use client::Client;
 pub(crate) use ctx::{Ctx, LogLevel};
-pub(crate) use detached_client::DetachedClient;
 pub(crate) use key::Key;
 pub(crate) use main_thread::MainThread;
+pub(crate) use module_client::ModuleClient;
 pub(crate) use timer::Timer;

@@ -617,7 +617,7 @@ pub(super) fn error_start(error: &CommandError) -> String {
             format!("QUEUEFULL {max_waiters} clients already wait")
         }
         CommandError::Revoked { .. } => "REVOKED ".into(),
-        CommandError::SeveralShared => "ERR a lock of several keys is exclusive".into(),
+        CommandError::SeveralShared => "ERR only LOCK.ACQUIRE and LOCK.EXTEND take SHARED".into(),
         CommandError::TokenInUse => "ERR the new token already holds this lock".into(),
         CommandError::NoExpiry => "ERR the key holds a string without an expiry".into(),
         CommandError::NotWritten => "ERR the server refused to write".into(),

@@ -8,17 +8,17 @@ use super::{Arg, Ctx, MainThread};
 
 /// A client of the module itself, without a connection.
 ///
-/// The server does not invalidate the caches of a client with `BCAST NOLOOP` for a change by its
-/// own command. A handover within that command is a change by another client, so the module
-/// signals it as this client.
-pub(crate) struct DetachedClient {
+/// The server does not tell a client that tracks keys with `BCAST NOLOOP` of that client's own
+/// changes. When its RELEASE hands a key over, the new lock is another client's. So the module
+/// signals this change as a change by the client of the module.
+pub(crate) struct ModuleClient {
     ctx: NonNull<raw::RedisModuleCtx>,
 }
 
-static CLIENT: MainThread<RefCell<Option<DetachedClient>>> = MainThread::new(RefCell::new(None));
+static CLIENT: MainThread<RefCell<Option<ModuleClient>>> = MainThread::new(RefCell::new(None));
 
-impl DetachedClient {
-    /// Returns false if the server refuses.
+impl ModuleClient {
+    /// Makes the module's only client. Returns false if the server refuses.
     pub(crate) fn create(ctx: &Ctx<'_>) -> bool {
         // SAFETY: a live context. The new context takes only the module from it.
         let ctx = unsafe { api!(RedisModule_GetDetachedThreadSafeContext(ctx.as_ptr())) };
@@ -32,7 +32,8 @@ impl DetachedClient {
         *CLIENT.get().borrow_mut() = None;
     }
 
-    /// Invalidates WATCH and client-side caches of the key, with this client as the author.
+    /// Aborts transactions that WATCH the key, and invalidates client-side caches of it, with the
+    /// module's client as the author.
     pub(crate) fn signal_modified(db: u32, key: Arg<'_>) {
         if let Some(client) = &*CLIENT.get().borrow() {
             // SAFETY: the context is freed when the module is unloaded, and used only on the main
@@ -44,7 +45,7 @@ impl DetachedClient {
     }
 }
 
-impl Drop for DetachedClient {
+impl Drop for ModuleClient {
     fn drop(&mut self) {
         // SAFETY: made by `create`, and freed once.
         unsafe { api!(RedisModule_FreeThreadSafeContext(self.ctx.as_ptr())) };
