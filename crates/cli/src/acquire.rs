@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use quorlock_client::Quorum;
 
-use crate::args::{TTL, WaitArgs, check_key, check_ttl};
+use crate::args::{DEFAULT_TTL, WaitArgs, check_key, check_ttl};
 use crate::config::Defaults;
 use crate::duration::duration;
 use crate::handle::HandleOutput;
@@ -90,7 +90,7 @@ async fn acquire_and_print(
     called_at: Instant,
 ) -> anyhow::Result<ExitCode> {
     let wait = args.wait.limit(args.no_wait, defaults.wait);
-    let ttl = check_ttl(args.ttl.or(defaults.ttl).unwrap_or(TTL))?;
+    let ttl = check_ttl(args.ttl.or(defaults.ttl).unwrap_or(DEFAULT_TTL))?;
     let mut builder = quorum.lock(args.key.into_vec()).ttl(ttl);
     if let Some(owner) = args.owner.or(defaults.owner) {
         builder = builder.owner(owner);

@@ -26,7 +26,7 @@ use crate::top::Top;
 use crate::up::Up;
 
 /// The default ttl of a lock.
-pub(crate) const TTL: Duration = Duration::from_secs(10);
+pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(10);
 /// A fraction of the ttl must be enough time to start a process, extend the lock, or stop the
 /// command.
 const TTL_MIN: Duration = Duration::from_millis(100);
@@ -67,12 +67,12 @@ pub(crate) enum SubcommandArgs {
 /// Runs a command while holding a lock: waits for the lock, renews it, and releases it when the
 /// command ends.
 ///
-/// When the lock cannot be renewed, the command and everything that it started are stopped before
-/// another client can acquire the lock: with SIGTERM when a third of the ttl is left, or early
-/// enough for --kill-after, and with SIGKILL when a 20th of the ttl is left. If the masters say
-/// that the lock has ended, SIGTERM is sent at once, and SIGKILL after at most a 20th of the ttl. A
-/// second process, the watchdog, stops the command in the same way if quorlock itself is stopped or
-/// killed with SIGKILL.
+/// When the lock cannot be renewed, the command and everything that it started are ended before
+/// another client can acquire the lock: with SIGKILL when a 20th of the ttl is left, and with
+/// SIGTERM before that, when a third of the ttl is left or, with --kill-after, by that time before
+/// SIGKILL. If the masters say that the lock has ended, SIGTERM is sent at once, and SIGKILL after
+/// at most a 20th of the ttl. A second process, the watchdog, does this even if quorlock itself is
+/// suspended, or killed with SIGKILL.
 ///
 /// When the command ends, the lock is released. Processes that the command left in the background
 /// then run without the lock. With --wait-all, the lock is released when they, too, have ended.
@@ -91,16 +91,16 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) nodes: NodeArgs,
 
-    /// How long the lock lasts if this program dies, at least 100ms. This program extends the lock
-    /// whenever a third of that time has passed [default: 10s]
+    /// The ttl: how long the lock lasts after this program dies. Give at least 100ms. This program
+    /// extends the lock whenever a third of the ttl has passed [default: 10s]
     #[arg(long, value_parser = duration, value_name = "TIME")]
     ttl: Option<Duration>,
 
     #[command(flatten)]
     pub(crate) wait: WaitArgs,
 
-    /// Do not wait: try once, as with --wait 0. Connecting to the masters may take 1s, or four
-    /// times --node-timeout
+    /// Do not wait: try once, as with --wait 0. Connecting to the masters may take 1s or, if
+    /// --node-timeout is given, four times that time
     #[arg(short = 'n', long, conflicts_with_all = ["wait", "wait_seconds"])]
     pub(crate) no_wait: bool,
 
@@ -108,13 +108,14 @@ pub(crate) struct Run {
     #[arg(short = 'E', long, default_value_t = exit::CONFLICT, value_name = "N")]
     pub(crate) conflict_exit_code: u8,
 
-    /// Keep the lock for at least this long, even if the command ends sooner. TERM, INT and QUIT
-    /// end this time, and so does HUP once the command has ended. The exit code is the command's
+    /// Keep the lock for at least this long, even if the command ends sooner. After TERM, INT or
+    /// QUIT, the lock is kept only until the command ends, and so it is after HUP if the command
+    /// has ended. The exit code is the command's
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) hold_at_least: Option<Duration>,
 
-    /// How long the command may take to end after SIGTERM, at most two fifths of the ttl. Then it
-    /// is killed [default: until a 20th of the ttl is left]
+    /// How long the command may take to end after SIGTERM before it is killed. Give at most two
+    /// fifths of the ttl [default: until a 20th of the ttl is left]
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) kill_after: Option<Duration>,
 
@@ -141,7 +142,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "LABEL")]
     pub(crate) owner: Option<String>,
 
-    /// Report when the lock is acquired and released
+    /// Report when the lock is acquired and released, and why it is not acquired
     #[arg(long)]
     pub(crate) verbose: bool,
 
@@ -154,7 +155,7 @@ pub(crate) struct Run {
     command: Vec<OsString>,
 }
 
-/// The options of `run` and `acquire` for a time to wait.
+/// The options of `run` and `acquire` that say how long to wait.
 #[derive(clap::Args)]
 pub(crate) struct WaitArgs {
     /// How long to wait for the lock, including the time to connect [default: for ever]
@@ -177,8 +178,11 @@ const RUN_ENVIRONMENT: &str = "Environment:
                   may contain a password
   QUORLOCK_KEY    set for the command: the lock's name
   QUORLOCK_FENCE  set for the command: an integer, larger than that of every
-                  earlier holder. The storage that the command writes to can
-                  refuse smaller fences, and with them a late holder
+                  earlier holder; with --permits, of every earlier holder of
+                  the same slot. With --shared, larger than that of every
+                  holder with which it does not share the lock. The storage
+                  that the command writes to can refuse smaller fences, and
+                  with them a late holder
   QUORLOCK_TTL_MS set for the command: the ttl in milliseconds
   QUORLOCK_PERMIT set for the command with --permits: the number of its slot,
                   from 0. No other command has this slot at the same time.
@@ -208,7 +212,7 @@ impl Run {
     }
 
     pub(crate) fn ttl(&self) -> Duration {
-        self.ttl.unwrap_or(TTL)
+        self.ttl.unwrap_or(DEFAULT_TTL)
     }
 }
 
@@ -246,6 +250,8 @@ pub(crate) fn check_pattern(text: OsString) -> Result<OsString, String> {
         rest = match (first, after) {
             (b'\\', []) => return Err("the \\ at the end escapes nothing: write \\\\".into()),
             (b'\\', [_, after @ ..]) => after,
+            (b'[', [b'^', after @ ..]) if !is_in_class => after,
+            (first, [b'-', _, after @ ..]) if is_in_class && *first != b']' => after,
             _ => after,
         };
         is_in_class = *first == b'[' || (is_in_class && *first != b']');
@@ -257,7 +263,7 @@ pub(crate) fn check_pattern(text: OsString) -> Result<OsString, String> {
 fn seconds(text: &str) -> Result<Duration, &'static str> {
     let seconds: f64 = text.parse().map_err(|_| "give a number of seconds, such as 10 or 0.5")?;
     Duration::try_from_secs_f64(seconds)
-        .map_err(|_| "give a number of seconds that is not negative")
+        .map_err(|_| "give a number of seconds from 0 up, such as 10 or 0.5")
 }
 
 #[cfg(test)]
@@ -287,12 +293,25 @@ mod tests {
 
     #[test]
     fn error_says_what_is_wrong_with_a_pattern() {
-        for valid in ["*", "orders/*", "[a-c]?", r"\[bad", r"[\]]", "a]", "[[]", "[^a-c]x\\*"] {
+        for valid in [
+            "*",
+            "orders/*",
+            "[a-c]?",
+            r"\[bad",
+            r"[\]]",
+            "a]",
+            "[[]",
+            "[^a-c]x\\*",
+            "[^-]",
+            "[a-]]",
+            r"[a-\]",
+        ] {
             assert_eq!(check_pattern(valid.into()), Ok(valid.into()));
         }
         let long = "x".repeat(256);
         for (broken, hint) in [
             ("[bad", "no ]"),
+            ("[a-]", "no ]"),
             (r"[bad\]", "no ]"),
             ("x[^a", "no ]"),
             ("x\\", "escapes nothing"),

@@ -6,7 +6,8 @@ use quorlock_core::quorum::Moment;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::sleep;
 
-/// How often a wait reads the clocks: timers stop while the machine sleeps, validities do not.
+/// The longest time for which [`reach`] sleeps before it reads the clocks again: timers stop while
+/// the machine is suspended, validities do not.
 const RECHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(crate) fn now() -> Moment {

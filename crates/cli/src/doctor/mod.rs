@@ -20,7 +20,7 @@ use quorlock_core::Ttl;
 
 use self::findings::{Severity, findings};
 pub(crate) use self::node::name_of_check;
-use crate::args::{TTL, check_key};
+use crate::args::{DEFAULT_TTL, check_key};
 use crate::duration::duration;
 use crate::fleet::{FleetArgs, Node};
 use crate::nodes;
@@ -60,7 +60,7 @@ const ERRORS: u8 = 2;
 
 pub(crate) async fn doctor(args: Doctor) -> anyhow::Result<ExitCode> {
     let (fleet, nodes) = args.fleet.load()?;
-    let ttl = args.ttl.or(nodes.defaults.ttl).unwrap_or(TTL);
+    let ttl = args.ttl.or(nodes.defaults.ttl).unwrap_or(DEFAULT_TTL);
     let ttl = u64::try_from(ttl.as_millis()).ok().and_then(|ms| Ttl::from_ms(ms).ok());
     let ttl = ttl.context("--ttl must be at least 1ms and at most 168h, such as 10s")?;
     let report = fleet.gather().await;

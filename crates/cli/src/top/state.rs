@@ -39,13 +39,13 @@ pub(super) struct Rates {
     pub(super) refusals: f64,
 }
 
-/// The scale of the bar of a lock.
+/// What the bar of a lock is measured against.
 #[derive(Clone, Copy, Debug)]
 struct Scale {
     fence: Option<u64>,
     /// The time left in the last snapshot.
     left: Duration,
-    /// The time left that fills the bar.
+    /// The time left at which the bar is full.
     full: Duration,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct App {
     pub(super) selected: usize,
     /// The first row that is drawn.
     pub(super) first: usize,
-    /// How many rows are drawn.
+    /// How many rows fit on the screen.
     pub(super) page: usize,
     scales: HashMap<String, Scale>,
 }
@@ -88,7 +88,7 @@ impl App {
             |lock: &Lock| Some((lock.key.clone(), scale(self.scales.get(&lock.key), lock)?));
         self.scales = snapshot.locks.list.iter().filter_map(entry).collect();
         self.snapshot = Some(snapshot);
-        self.sort_rows(selected.as_deref());
+        self.rebuild_rows_from(selected.as_deref());
         Action::Draw
     }
 
@@ -122,11 +122,11 @@ impl App {
             KeyCode::Char('/') => self.is_typing = true,
             KeyCode::Char('s') => {
                 self.sort = self.sort.next();
-                self.sort_again();
+                self.rebuild_rows();
             }
             KeyCode::Char('r') => {
                 self.reversed = !self.reversed;
-                self.sort_again();
+                self.rebuild_rows();
             }
             KeyCode::Down | KeyCode::Char('j') => self.select(self.selected.saturating_add(1)),
             KeyCode::Up | KeyCode::Char('k') => self.select(self.selected.saturating_sub(1)),
@@ -159,7 +159,7 @@ impl App {
     fn set_filter(&mut self, filter: String) {
         if filter != self.filter {
             self.filter = filter;
-            self.sort_again();
+            self.rebuild_rows();
         }
     }
 
@@ -167,13 +167,13 @@ impl App {
         self.selected = row.min(self.rows.len().saturating_sub(1));
     }
 
-    fn sort_again(&mut self) {
+    fn rebuild_rows(&mut self) {
         let selected = self.selected_lock().map(|lock| lock.key.clone());
-        self.sort_rows(selected.as_deref());
+        self.rebuild_rows_from(selected.as_deref());
     }
 
-    /// Rebuilds the rows, and selects the lock with the key `selected` among them.
-    fn sort_rows(&mut self, selected: Option<&str>) {
+    /// Filters and sorts the rows again, and selects the lock with the key `selected` among them.
+    fn rebuild_rows_from(&mut self, selected: Option<&str>) {
         let Some(snapshot) = &self.snapshot else { return };
         let locks = &snapshot.locks.list;
         let matches =
@@ -201,7 +201,8 @@ impl App {
         locks.get(*self.rows.get(self.selected)?)
     }
 
-    /// Returns the part of its ttl that a lock has left after `elapsed`, from 0 to 1.
+    /// Returns the part of its ttl that a lock has left, from 0 to 1. `elapsed` is the time since
+    /// the locks were listed.
     pub(super) fn part_left(&self, lock: &Lock, elapsed: Duration) -> f64 {
         let full = self.scales.get(&lock.key).map_or(Duration::ZERO, |scale| scale.full);
         let left = lock.left.unwrap_or_default().saturating_sub(elapsed);
@@ -220,8 +221,8 @@ impl Sort {
         }
     }
 
-    /// Compares two locks. Locks that need attention come first: little time left, held for long,
-    /// many waiters.
+    /// Compares two locks. By time left, time held and waiters, locks that need attention come
+    /// first.
     fn compare(self, a: &Lock, b: &Lock) -> Ordering {
         match self {
             Self::Key => a.key.cmp(&b.key),
@@ -238,7 +239,8 @@ impl Sort {
 /// known end.
 ///
 /// If a lock was never extended, its ttl is the time since its grant plus the time left. A lock
-/// with more time left than before was just extended, and its ttl is the time left.
+/// with more time left than before was just extended, and its ttl is the time left. Of a lock that
+/// was extended before it was first listed, the estimate is too long until the next extension.
 fn scale(before: Option<&Scale>, lock: &Lock) -> Option<Scale> {
     let left = lock.left?;
     let full = match before.filter(|before| before.fence == lock.fence) {
@@ -267,7 +269,7 @@ fn rates(before: &Report, now: &Report, elapsed: Duration) -> Vec<Option<Rates>>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::report::tests::lock as lock_of;
+    use crate::fleet::report::tests::lock as module_of;
     use crate::top::snapshot::tests::{lock, snapshot};
 
     fn press(app: &mut App, keys: &str) {
@@ -299,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn each_column_sorts_locks_that_need_attention_first() {
+    fn each_column_sorts_in_its_own_order() {
         let mut app = app();
         for order in ["abc", "cba", "bca", "bca", "bca"] {
             assert_eq!(keys(&app), order);
@@ -312,9 +314,9 @@ mod tests {
 
     #[test]
     fn lock_without_a_known_end_has_the_most_time_left() {
-        let endless = Lock { left: None, ..lock("a", "x", 1, 1, 0) };
+        let without_known_end = Lock { left: None, ..lock("a", "x", 1, 1, 0) };
         let mut app = App { sort: Sort::Left, ..App::default() };
-        app.update(snapshot(vec![endless, lock("b", "x", 1, 10, 0)]));
+        app.update(snapshot(vec![without_known_end, lock("b", "x", 1, 10, 0)]));
         assert_eq!(keys(&app), "ba");
     }
 
@@ -395,7 +397,7 @@ mod tests {
             let mut next = snapshot(vec![]);
             next.at += Duration::from_secs(after_s);
             for node in &mut next.report.nodes {
-                lock_of(node).counters[..2].copy_from_slice(&counts.map(Some));
+                module_of(node).counters[..2].copy_from_slice(&counts.map(Some));
             }
             next
         };
