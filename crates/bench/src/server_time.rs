@@ -1,7 +1,8 @@
 //! What a command costs the server, as `INFO commandstats` counts it.
 //!
-//! The time to read a command and to write the answer does not count: it is the same for all
-//! commands. The time of a script includes the commands in it.
+//! The time to read a command and to write the answer does not count: it is about the same for all
+//! commands. The time of a script includes the commands in it. The peer of a command is the plain
+//! command or the script that does the same without the module.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use redis::{Cmd, Connection, Pipeline, Script, Value, cmd};
 
 use crate::report::{Progress, Row};
 
-/// The best round of each measurement counts: other processes can only make a round slower.
+/// Of each command, only the fastest round counts: other processes can only make a round slower.
 const MEASUREMENTS: [Measurement; 2] = [
     Measurement { keys: 20_000, rounds: 30, targets: [Some(1.2), None, Some(0.35)] },
     Measurement { keys: 200_000, rounds: 9, targets: [Some(1.4), None, None] },
@@ -21,8 +22,7 @@ const PIPELINED: usize = 500;
 /// The rounds are spread over several servers, because their memory layouts differ.
 const SERVERS: u32 = 3;
 /// Time until the module, which checks once a second, has noticed that the server has no replica
-/// and no append-only file. From then on, neither the module's commands nor the peer's are
-/// propagated.
+/// and no append-only file. Until then it propagates its writes, to be safe.
 pub(crate) const WARM_UP: Duration = Duration::from_millis(1500);
 
 /// A ttl longer than a round.
@@ -189,7 +189,7 @@ impl Workload {
         let before = spent(connection, self.command)?;
         for pipeline in &self.pipelines {
             let answers: Vec<Value> = pipeline.query(connection)?;
-            // A refused command costs less, so it must not be counted.
+            // A refused command costs less, so a refusal fails the run.
             let done = |answer: &&Value| matches!(answer, Value::Okay | Value::Int(1..));
             let refused = answers.iter().find(|answer| !done(answer));
             ensure!(refused.is_none(), "{} was answered {refused:?}", self.command);

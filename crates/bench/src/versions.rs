@@ -22,7 +22,7 @@ const RATIO_MAX: f64 = 1.05;
 
 pub(crate) const STEPS: u64 = PAIRS as u64;
 
-struct Candidate {
+struct MeasuredServer {
     connection: Connection,
     /// For each command, the mean time of a call in the best round.
     best: [Duration; 3],
@@ -38,8 +38,8 @@ pub(crate) fn measure(
     let workloads = lock_workloads(KEYS);
     let mut pairs = Vec::new();
     for pair in 0..PAIRS {
-        let mut ours = Candidate::start(module)?;
-        let mut theirs = Candidate::start(against)?;
+        let mut ours = MeasuredServer::start(module)?;
+        let mut theirs = MeasuredServer::start(against)?;
         let warm_at = Instant::now() + WARM_UP;
         while Instant::now() < warm_at {
             ours.run(&workloads)?;
@@ -51,8 +51,8 @@ pub(crate) fn measure(
             if (pair + round) % 2 == 1 {
                 order.reverse();
             }
-            for candidate in order {
-                candidate.run(&workloads)?;
+            for server in order {
+                server.run(&workloads)?;
             }
         }
         pairs.push((ours.best, theirs.best));
@@ -76,7 +76,7 @@ pub(crate) fn measure(
     Ok(names.into_iter().enumerate().map(row).collect())
 }
 
-impl Candidate {
+impl MeasuredServer {
     fn start(module: &Path) -> anyhow::Result<Self> {
         let server = Server::with_module().module(module).arg("lock.max-ttl", TTL_MS).start()?;
         Ok(Self { connection: server.connection(), best: [Duration::MAX; 3], _server: server })

@@ -110,7 +110,7 @@ fn new_token_holds_all_keys() {
 }
 
 #[test]
-fn end_of_the_lock_on_one_key_ends_it_on_all_keys() {
+fn lock_ends_on_all_keys_at_once_however_it_ends() {
     type End = fn(&mut Server);
     let ends: [(&str, End); 6] = [
         ("a release of one key", |server| assert!(server.release(B, b"t"))),
@@ -118,6 +118,7 @@ fn end_of_the_lock_on_one_key_ends_it_on_all_keys() {
         ("DEL of one key", |server| server.remove_key(B, KeyEvent::Removed)),
         ("one key replaced", |server| {
             server.handle_key_event(B, KeyEvent::Replaced);
+            // The new value is gone again, so that B is empty as in the other cases.
             server.memory.keys.take(0, B);
         }),
         ("the deadline", |server| server.pass_ms(1000)),
@@ -225,7 +226,7 @@ fn waiter_that_lacks_a_key_is_skipped_until_all_are_free() {
     assert_eq!(server.granted(), [behind]);
     server.release(B, b"y");
     server.release(A, b"u");
-    assert_eq!(server.granted(), [behind, both], "the last waiter arrived later");
+    assert_eq!(server.granted(), [behind, both], "`both` arrived before `last`");
     server.release(B, b"t");
     server.run_turns();
     assert_eq!(server.granted(), [behind, both, last]);
@@ -243,7 +244,7 @@ fn waiter_for_several_keys_does_not_overtake_single_key_waiters() {
 }
 
 #[test]
-fn waiter_waits_for_the_foreign_string_under_one_of_its_keys() {
+fn waiter_waits_until_the_foreign_string_under_one_of_its_keys_has_expired() {
     let mut server = Server::with_lock(&[A], b"x", 1000);
     let both = enqueue(&mut server, &[A, B], b"t");
     // `Server::set` sends no event.
@@ -310,7 +311,7 @@ fn keys_of_a_lock_stay_together_when_the_table_shrinks() {
 }
 
 #[test]
-fn nodes_differ_when_the_same_keys_belong_to_other_locks() {
+fn nodes_differ_if_the_same_keys_are_one_lock_or_two() {
     let mut one = Server::new();
     let mut other = Server::new();
     let fence = one.acquire_all(&[A, B], b"t", 1000, None).unwrap();
@@ -328,7 +329,7 @@ enum Step {
     ExtendOwnKeys { nth: usize, ttl_ms: u64 },
     SwapToken { nth: usize },
     Release { nth: usize, keys: u8 },
-    Cancel { nth: usize },
+    Disconnect { nth: usize },
     RemoveKey { key: u8, event: KeyEvent },
     Foreign { key: u8, expires_in_ms: u64 },
     Flush,
@@ -348,7 +349,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (nth.clone(), ttl).prop_map(|(nth, ttl_ms)| Step::ExtendOwnKeys { nth, ttl_ms }),
         1 => nth.clone().prop_map(|nth| Step::SwapToken { nth }),
         5 => (nth.clone(), keys).prop_map(|(nth, keys)| Step::Release { nth, keys }),
-        1 => nth.prop_map(|nth| Step::Cancel { nth }),
+        1 => nth.prop_map(|nth| Step::Disconnect { nth }),
         1 => (0..KEYS, event).prop_map(|(key, event)| Step::RemoveKey { key, event }),
         1 => (0..KEYS, 1..2000_u64).prop_map(|(key, expires_in_ms)| Step::Foreign { key, expires_in_ms }),
         1 => Just(Step::Flush),
@@ -371,10 +372,11 @@ fn is_single_key(keys: u8) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
-    /// Random locks of one key and of several, with operators, clocks and memory that interfere.
+    /// Random locks of one key and of several, while operators remove keys, the wall clock is
+    /// stepped and keys are evicted.
     ///
-    /// Each key has one holder and growing fences, the keys of a lock agree, an ended lock leaves
-    /// nothing behind, and no waiter is forgotten.
+    /// Each key has at most one holder and growing fences, the keys of a lock agree, an ended lock
+    /// leaves nothing behind, and no waiter is forgotten.
     #[test]
     fn all_keys_or_none_and_no_waiter_is_forgotten(steps in prop::collection::vec(step(), 1..80)) {
         let mut server = Server::new();
@@ -446,7 +448,7 @@ proptest! {
                         beliefs.held.retain(|other| !released || other.token != held.token);
                     }
                 }
-                Step::Cancel { nth } => server.disconnect_nth(&mut waiting, nth),
+                Step::Disconnect { nth } => server.disconnect_nth(&mut waiting, nth),
                 Step::RemoveKey { key, event } => beliefs.remove_key(&mut server, key, event),
                 Step::Foreign { key, expires_in_ms } => server.set_foreign(&[key], expires_in_ms),
                 Step::Flush => {

@@ -1,4 +1,5 @@
-//! Calls that wait: very long, too briefly for a WAIT, or on slow, silent or restarted nodes.
+//! Calls that wait: very long, too briefly for a WAIT, or on slow, silent or restarted nodes. And
+//! what the holder does about refusals after a wait.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -59,7 +60,7 @@ impl World {
         self.drive(|call, ctx| call.begin(contended, ctx)).1
     }
 
-    fn time_out(&mut self) -> Vec<Action> {
+    fn fire_timer(&mut self) -> Vec<Action> {
         let due = self.call.poll_timeout().unwrap();
         self.at = self.at.max(start().until(due));
         self.drive(Acquire::handle_timeout).1
@@ -79,12 +80,13 @@ impl World {
         requests(sent).into_iter().flat_map(answer).collect()
     }
 
-    /// Lets the call time out until it waits on a node. Returns the ID of its WAIT.
-    fn time_out_until_wait(&mut self, mut actions: Vec<Action>) -> RequestId {
+    /// Fires the timers of the call, one after the other, until it waits on a node. Returns the ID
+    /// of its WAIT.
+    fn fire_timers_until_wait(&mut self, mut actions: Vec<Action>) -> RequestId {
         loop {
             match wait_of(&actions) {
                 Some(wait) => return wait,
-                None => actions = self.time_out(),
+                None => actions = self.fire_timer(),
             }
         }
     }
@@ -171,11 +173,11 @@ fn granted_after_a_long_wait(world: &mut World) -> (usize, Vec<Action>) {
 fn lock_that_the_granting_node_refuses_to_extend_is_not_acquired() {
     let mut world = World::new(1, None);
     let (granting, sent) = granted_after_a_long_wait(&mut world);
-    let extends = |(id, command): &(RequestId, Command)| {
+    let requests_after = requests(&sent);
+    for (id, command) in &requests_after {
         assert_eq!(id.node == granting, matches!(command, Command::Extend { .. }), "{command:?}");
-        id.node == granting
-    };
-    let (extend, _) = requests(&sent).into_iter().find(extends).unwrap();
+    }
+    let (extend, _) = requests_after.into_iter().find(|(id, _)| id.node == granting).unwrap();
     // An operator ended the lock there. An ACQUIRE with the same token would be granted, against
     // the operator's command.
     let after = world.answer(extend, &Response::No);
@@ -195,7 +197,7 @@ fn granted_by_two(world: &mut World) -> (Hold, RequestId) {
     (Hold::new(Arc::clone(world.call.spec()), grant), third)
 }
 
-fn renewed_by_two(world: &mut World) -> (Hold, RequestId) {
+fn granted_by_two_and_renewed(world: &mut World) -> (Hold, RequestId) {
     let (mut hold, third) = granted_by_two(world);
     hold.renew();
     (hold, third)
@@ -203,7 +205,8 @@ fn renewed_by_two(world: &mut World) -> (Hold, RequestId) {
 
 /// Like `granted_by_two`. The third node then refuses twice.
 fn refused_twice(world: &mut World, is_renewed: bool) -> (Hold, RequestId) {
-    let (mut hold, third) = if is_renewed { renewed_by_two(world) } else { granted_by_two(world) };
+    let (mut hold, third) =
+        if is_renewed { granted_by_two_and_renewed(world) } else { granted_by_two(world) };
     for _ in 0..2 {
         hold.handle_response(third, &Response::No, &world.ctx());
     }
@@ -225,7 +228,7 @@ fn repeats(hold: &mut Hold, acquire: RequestId) -> bool {
 fn repeated_after(mutant: Option<Mutant>, late: Duration) -> Vec<Duration> {
     break_rule(mutant);
     let mut world = World::new(1, None);
-    let (mut hold, third) = renewed_by_two(&mut world);
+    let (mut hold, third) = granted_by_two_and_renewed(&mut world);
     let granted_at = world.at;
     world.at += late;
     let mut sent = Vec::new();
@@ -244,10 +247,10 @@ fn repeated_after(mutant: Option<Mutant>, late: Duration) -> Vec<Duration> {
 }
 
 #[test]
-fn holder_repeats_a_refused_acquire_until_other_waiters_give_way() {
+fn holder_repeats_a_refused_acquire_while_other_waiters_may_give_way() {
     let node_timeout = limits::node_timeout(Duration::ZERO, Ttl::from_ms(1000).unwrap());
     let sent = repeated_after(None, Duration::ZERO);
-    assert_eq!(sent[0], Duration::ZERO, "the previous holder's release is in flight");
+    assert_eq!(sent[0], Duration::ZERO, "at once: the previous holder's release may be in flight");
     let last = *sent.last().unwrap();
     assert!(last >= limits::patience(TTL, node_timeout), "{sent:?}");
     assert!(last < limits::outlast(node_timeout) && sent.len() < 20, "{sent:?}");
@@ -258,7 +261,7 @@ fn holder_repeats_a_refused_acquire_until_other_waiters_give_way() {
 #[test]
 fn acquire_is_not_repeated_on_a_node_that_granted_it_or_after_the_release() {
     let mut world = World::new(1, None);
-    let (mut hold, third) = renewed_by_two(&mut world);
+    let (mut hold, third) = granted_by_two_and_renewed(&mut world);
     hold.handle_response(third, &Response::No, &world.ctx());
     assert!(repeats(&mut hold, third));
     hold.handle_response(third, &granted(), &world.ctx());
@@ -315,45 +318,46 @@ fn wins_beside_a_slow_node(mutant: Option<Mutant>, mode: Mode) -> bool {
     // Another client holds the lock on the later nodes.
     let sent = world.begin(false);
     world.answer_each(&sent, |node| if node == first { granted() } else { Response::No });
-    let wait = world.time_out_until_wait(Vec::new());
+    let wait = world.fire_timers_until_wait(Vec::new());
     assert_ne!(wait.node, first);
     world.drive(|call, ctx| call.handle_wait_connection(wait, ctx)).0.unwrap();
     let sent = world.answer(wait, &granted_after(TTL / 10));
     let last = requests(&sent).into_iter().find(|(id, _)| id.node != first).unwrap().0;
-    assert!(!is_acquired(&world.answer(last, &granted())), "the slow node delays the win");
+    assert!(!is_acquired(&world.answer(last, &granted())), "the win awaits the slow node");
     let granted_at = world.at;
-    let wins = is_acquired(&world.time_out());
+    let wins = is_acquired(&world.fire_timer());
     let node_timeout = limits::node_timeout(Duration::ZERO, world.call.spec().ttl);
     break_rule(None);
     wins && world.at.saturating_sub(granted_at) < node_timeout
 }
 
 #[test]
-fn win_after_a_wait_is_not_delayed_by_a_slow_earlier_node() {
+fn win_after_a_wait_awaits_a_slow_earlier_node_only_briefly() {
     assert!(wins_beside_a_slow_node(None, Mode::Exclusive));
     assert!(!wins_beside_a_slow_node(Some(Mutant::AwaitsSlowNode), Mode::Exclusive));
-    // A writer may wait on the slow node.
+    // A reader awaits the slow node, because a writer may wait there.
     assert!(!wins_beside_a_slow_node(None, Mode::Shared));
 }
 
-/// The node on which a call waits because other clients hold its keys. Nodes with a number below
-/// `silent` are down.
-fn wait_node(keys: &str, silent: usize, mutant: Option<Mutant>) -> usize {
+/// The node on which a call waits because other clients hold its keys. The first `down_count`
+/// nodes are down.
+fn wait_node(keys: &str, down_count: usize, mutant: Option<Mutant>) -> usize {
     break_rule(mutant);
     let mut world = World::new(1, None);
     let keys = keys.split(' ').collect();
     world.call = Acquire::new(Arc::new(spec(keys, 1000)), None, &world.ctx());
     let sent = world.begin(false);
-    let next = world.answer_each(&sent, |node| if node < silent { down() } else { Response::No });
-    let wait = world.time_out_until_wait(next);
+    let next =
+        world.answer_each(&sent, |node| if node < down_count { down() } else { Response::No });
+    let wait = world.fire_timers_until_wait(next);
     break_rule(None);
     wait.node
 }
 
 /// The number of nodes on which calls wait, for one key and for several.
-fn count_wait_nodes(silent: usize, mutant: Option<Mutant>) -> usize {
+fn count_wait_nodes(down_count: usize, mutant: Option<Mutant>) -> usize {
     let sets = ["a", "b", "c", "a b", "b c", "c d", "d e", "a b c"];
-    sets.into_iter().map(|keys| wait_node(keys, silent, mutant)).collect::<BTreeSet<_>>().len()
+    sets.into_iter().map(|keys| wait_node(keys, down_count, mutant)).collect::<BTreeSet<_>>().len()
 }
 
 #[test]
@@ -364,12 +368,12 @@ fn calls_wait_on_one_node_when_no_node_is_to_spare() {
 }
 
 /// The number of nodes on which calls wait, if two nodes refuse them and node 0 does not answer.
-/// `is_known` says whether node 0 answered an earlier call of the client with ABSTAIN.
-fn count_wait_nodes_without_an_answer_of_node_0(is_known: bool) -> usize {
+/// `has_abstained` says whether node 0 answered an earlier call of the client with ABSTAIN.
+fn count_wait_nodes_without_an_answer_of_node_0(has_abstained: bool) -> usize {
     let abstains = || Response::Failed(NodeError::Abstains { reason: "start".into() });
     let wait_node_of = |key: usize| {
         let mut world = World::new(1, None);
-        if is_known {
+        if has_abstained {
             let sent = world.begin(false);
             world.answer_each(&sent, |node| if node == 0 { abstains() } else { Response::No });
         }
@@ -380,7 +384,7 @@ fn count_wait_nodes_without_an_answer_of_node_0(is_known: bool) -> usize {
         for (id, _) in refused.collect::<Vec<_>>() {
             sent.extend(world.answer(id, &Response::No));
         }
-        world.time_out_until_wait(sent).node
+        world.fire_timers_until_wait(sent).node
     };
     (0..20).map(wait_node_of).collect::<BTreeSet<_>>().len()
 }
@@ -400,7 +404,7 @@ fn waits_on_a_node_that_granted(mutant: Option<Mutant>) -> bool {
     while wait_of(&sent).is_none() {
         let next =
             world.answer_each(&sent, |node| if node == first { granted() } else { Response::No });
-        sent = if next.is_empty() { world.time_out() } else { next };
+        sent = if next.is_empty() { world.fire_timer() } else { next };
     }
     break_rule(None);
     wait_of(&sent).unwrap().node == first
@@ -419,7 +423,7 @@ fn count_inspected(mutant: Option<Mutant>) -> usize {
     world.wait();
     let mut inspected = BTreeSet::new();
     for _ in 0..8 {
-        for (id, command) in requests(&world.time_out()) {
+        for (id, command) in requests(&world.fire_timer()) {
             if command == Command::Inspect {
                 inspected.insert(id.node);
             }
@@ -436,9 +440,10 @@ fn waiter_inspects_the_other_nodes_in_turn() {
     assert_eq!(count_inspected(Some(Mutant::InspectsOneNode)), 1);
 }
 
-/// Whether a call that waits for a wait connection on another node acquires the lock, although the
-/// deciding node has a lease that no client releases.
-fn bypasses_the_deciding_node(mutant: Option<Mutant>) -> bool {
+/// Whether a call acquires the lock although the first node in the order refuses it, because of a
+/// lease that no client releases. That node was down at first, so the call waits for a wait
+/// connection on another node.
+fn bypasses_the_first_node(mutant: Option<Mutant>) -> bool {
     break_rule(mutant);
     let first = World::new(1, None).wait().node;
     let mut world = World::new(1, None);
@@ -449,13 +454,14 @@ fn bypasses_the_deciding_node(mutant: Option<Mutant>) -> bool {
         });
         answers.collect::<Vec<_>>()
     };
-    // The deciding node is down, and another client holds the lock on the other nodes.
+    // The first node is down, and another client holds the lock on the other nodes.
     let sent = world.begin(false);
     let next = answer(&mut world, &sent, &down(), &Response::No);
-    assert_ne!(world.time_out_until_wait(next).node, first);
-    // No wait connection becomes available. The lock ends on all nodes but the deciding node.
+    assert_ne!(world.fire_timers_until_wait(next).node, first);
+    // No wait connection becomes available. The first node is up again and refuses. On the others
+    // the lock has ended.
     let acquired = (0..8).any(|_| {
-        let mut sent = world.time_out();
+        let mut sent = world.fire_timer();
         while !sent.is_empty() && !is_acquired(&sent) {
             sent = answer(&mut world, &sent, &Response::No, &granted());
         }
@@ -466,9 +472,9 @@ fn bypasses_the_deciding_node(mutant: Option<Mutant>) -> bool {
 }
 
 #[test]
-fn call_that_waits_for_a_connection_bypasses_another_deciding_node() {
-    assert!(bypasses_the_deciding_node(None));
-    assert!(!bypasses_the_deciding_node(Some(Mutant::BypassesOnlyItsNode)));
+fn call_that_waits_for_a_connection_to_one_node_bypasses_another_that_refuses() {
+    assert!(bypasses_the_first_node(None));
+    assert!(!bypasses_the_first_node(Some(Mutant::BypassesOnlyItsNode)));
 }
 
 /// Whether a waiter leaves a node that has restarted, although the connection of its WAIT still
@@ -478,7 +484,7 @@ fn leaves_after_a_restart(mutant: Option<Mutant>) -> bool {
     let mut world = World::new(1, None);
     world.wait();
     world.client.topology = nodes_after_restarts(3, 1);
-    let leaves = releases(&world.time_out());
+    let leaves = releases(&world.fire_timer());
     break_rule(None);
     leaves
 }
@@ -509,7 +515,7 @@ fn reason_after_a_grant_by_node_0(wait: Duration) -> Reason {
         if let Some(wait) = wait_of(&actions) {
             world.drive(|call, ctx| call.handle_wait_connection(wait, ctx)).0.unwrap();
         }
-        actions = world.time_out();
+        actions = world.fire_timer();
         let next =
             world.answer_each(&actions, |node| if node == 2 { down() } else { Response::No });
         actions.extend(next);
@@ -545,7 +551,7 @@ fn call_without_time_for_a_wait_asks_for_the_other_slots() {
     let (request, _) = world.drive(|call, ctx| call.handle_wait_connection(wait, ctx));
     assert_eq!(request, None, "there is no time for a WAIT");
     for _ in 0..10 {
-        let sent = world.time_out();
+        let sent = world.fire_timer();
         let next = world.answer_each(&sent, |_| Response::No);
         let has_asked = requests(&sent).iter().chain(&requests(&next)).any(is_probe);
         if has_asked {
@@ -568,7 +574,7 @@ fn request_for_the_other_slots_gives_a_silent_node_no_more_time() {
     }
     if !probe.iter().any(is_probe) {
         world.at += limits::settle(Duration::from_millis(1));
-        probe.extend(requests(&world.time_out()));
+        probe.extend(requests(&world.fire_timer()));
     }
     assert!(probe.iter().any(is_probe), "{probe:?}");
     assert_eq!(world.call.poll_timeout(), Some(due), "the third node's time is not extended");

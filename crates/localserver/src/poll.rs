@@ -6,7 +6,7 @@ pub const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Returns whether `condition` holds within `timeout`, by checking it every few milliseconds.
 ///
-/// Checks the condition at least once, and once more when the time is up.
+/// Checks the condition at least once. The last check begins when the time is up.
 pub fn holds_within(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let started = Instant::now();
     loop {

@@ -3,17 +3,19 @@ use std::time::Duration;
 
 use quorlock_localserver::{POLL_INTERVAL, holds_within};
 
-/// Waits until `f` returns true. Calls `f` every few milliseconds, and once when the time is up.
+/// Waits until `condition` returns true. Calls it every few milliseconds, and once more when the
+/// time is up.
 ///
 /// # Panics
 ///
 /// When the condition does not hold within `timeout`. The message contains `what`.
 #[track_caller]
-pub fn eventually(timeout: Duration, what: &str, f: impl FnMut() -> bool) {
-    assert!(holds_within(timeout, f), "not within {} ms: {what}", timeout.as_millis());
+pub fn eventually(timeout: Duration, what: &str, condition: impl FnMut() -> bool) {
+    assert!(holds_within(timeout, condition), "not within {} ms: {what}", timeout.as_millis());
 }
 
-/// Waits until `f` returns true. When the time is up, drops the future of `f`, without a last call.
+/// Waits until `condition` returns true. When the time is up, abandons the call that is under way,
+/// and does not call it again.
 ///
 /// # Panics
 ///
@@ -22,13 +24,13 @@ pub fn eventually(timeout: Duration, what: &str, f: impl FnMut() -> bool) {
 pub fn eventually_async(
     timeout: Duration,
     what: &str,
-    mut f: impl AsyncFnMut() -> bool,
+    mut condition: impl AsyncFnMut() -> bool,
 ) -> impl Future<Output = ()> {
     // `#[track_caller]` does not apply to panics within an async block.
     let caller = Location::caller();
     async move {
         let holds = async {
-            while !f().await {
+            while !condition().await {
                 tokio::time::sleep(POLL_INTERVAL).await;
             }
         };

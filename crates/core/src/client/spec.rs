@@ -9,12 +9,13 @@ use crate::Ttl;
 /// Describes a lock to acquire. [`Spec::check`] says whether it is valid.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// The keys of the lock.
+    /// The keys of the lock. See also [`any`](Self::any).
     pub keys: Keys,
     /// How long the lock lasts unless it is extended.
     pub ttl: Ttl,
     /// The keys of which the lock takes any one; `None` for a lock of all `keys`. If set, `keys`
-    /// is the subset that a node may grant: all or some during a call, one in a held lock.
+    /// are those of them that the present request allows a node to grant, and in a held lock the
+    /// key that was granted.
     pub any: Option<Keys>,
     /// Whether other clients that share the lock may hold it at the same time.
     pub mode: Mode,
@@ -31,11 +32,11 @@ pub struct Spec {
 /// Why a [`Spec`] is not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidSpec {
-    /// What drift leaves of the ttl does not exceed the time limit per node, or is less than the
-    /// least validity.
+    /// The longest validity, which is the ttl less the drift, is not longer than the time limit per
+    /// node, or is shorter than the least validity.
     #[error(
-        "a ttl of {ttl:?} is certain for only {lasts:?}, because clocks drift: raise the ttl until \
-         this time is more than the time limit per node ({node_timeout:?}) and at least min_validity \
+        "with a ttl of {ttl:?}, a lock is certainly held for only {lasts:?}, because clocks drift: \
+         raise the ttl until this time is more than the time limit per node ({node_timeout:?}) and at least min_validity \
          ({min_validity:?})"
     )]
     TtlTooShort {
@@ -49,7 +50,7 @@ pub enum InvalidSpec {
         min_validity: Duration,
     },
     /// The lock would be lost before its least validity is over.
-    #[error("max_hold ({max_hold:?}) is less than min_validity ({min_validity:?}): raise it")]
+    #[error("max_hold ({max_hold:?}) is less than min_validity ({min_validity:?}): raise max_hold")]
     MaxHoldTooShort {
         /// The longest time to hold it.
         max_hold: Duration,
@@ -95,8 +96,8 @@ impl Spec {
     pub fn check(&self) -> Result<(), InvalidSpec> {
         let (ttl, min_validity) = (self.ttl.duration(), self.min_validity);
         let lasts = crate::quorum::longest_validity(self.ttl);
-        let least = limits::node_timeout(Duration::ZERO, self.ttl);
-        let node_timeout = self.node_timeout.unwrap_or(least);
+        let shortest = limits::node_timeout(Duration::ZERO, self.ttl);
+        let node_timeout = self.node_timeout.unwrap_or(shortest);
         if lasts <= node_timeout || lasts < min_validity {
             return Err(InvalidSpec::TtlTooShort { ttl, lasts, node_timeout, min_validity });
         }
@@ -125,13 +126,13 @@ impl Spec {
     /// The index among [`any`](Self::any) of the key at this position of `keys`.
     pub(super) fn slot_at(&self, position: usize) -> Option<usize> {
         let key = self.keys.iter().nth(position)?;
-        self.any.as_ref()?.iter().position(|slot| slot == key)
+        self.any.as_ref()?.iter().position(|other| other == key)
     }
 
     /// The order of the nodes that decides on which node clients wait for the lock.
     ///
-    /// A lock of any one of several keys uses the order of the first key, so that all clients wait
-    /// on the same node.
+    /// A lock of any one of several keys uses the order of their first key. So all clients that
+    /// name the same first key wait on the same node.
     pub(super) fn order(&self, topology: &Topology, spare: Spare) -> SmallVec<[usize; 7]> {
         match spare {
             Spare::Available => topology.order(self.name().first()),
@@ -139,7 +140,8 @@ impl Spec {
         }
     }
 
-    /// The order of the nodes for each key of the lock, or one order for all keys.
+    /// The order of the nodes for each key of a lock of all `keys`. There is only one order for a
+    /// lock of any one of several keys, and for all locks while no node is spare.
     pub(super) fn orders(
         &self,
         topology: &Topology,

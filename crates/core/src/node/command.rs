@@ -1,4 +1,4 @@
-//! Commands and their replies.
+//! Commands, their replies, and the settings of a node.
 
 use super::{KeyBytes, Mode, Pattern, Reason, Ticket};
 use crate::{Fence, Ttl};
@@ -33,7 +33,7 @@ pub const KEYS_MAX: usize = 64;
 
 /// A parsed command.
 ///
-/// The keys of a lock are unique and in the order of their bytes. There is at least one.
+/// The keys are unique, at least one and, except in `AcquireAny`, in the order of their bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum Command<'a, N> {
     /// `LOCK.ACQUIRE` or `LOCK.MACQUIRE`.
@@ -84,15 +84,18 @@ pub struct Extend<'a, N> {
     pub token: &'a N,
     /// The lock lasts at least this long from now.
     pub ttl: Ttl,
-    /// [`Mode::Shared`] turns an exclusive lock of one key into a shared one.
+    /// [`Mode::Shared`] turns an exclusive lock of one key into a shared one. [`Mode::Exclusive`]
+    /// leaves the lock as it is.
     pub mode: Mode,
-    /// Raises the lock's fence to this value; `None` keeps the fence.
+    /// Raises the lock's fence to at least this value. `None` keeps the fence, but a new token
+    /// gives the lock a larger one.
     pub fence: Option<Fence>,
     /// Replaces the token of the lock; `None` keeps the token.
     pub new_token: Option<&'a N>,
 }
 
-/// Releases the lock that a token holds on a key, including the lock's other keys.
+/// Releases each lock that the token holds on any of these keys, on all keys of that lock. Waiters
+/// with this token for any of these keys leave their queues.
 #[derive(Clone, Copy, Debug)]
 pub struct Release<'a, N> {
     /// The number of the database.

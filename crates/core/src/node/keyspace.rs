@@ -7,7 +7,8 @@ use super::{ServerEvent, Ticket};
 /// The module implements this over the server's API; tests and simulators implement it in memory.
 /// Calls apply to the database of the last key that was opened. An implementation decides nothing.
 pub trait Keyspace {
-    /// A key or a token as a string of the server: an argument of a command, or made from bytes.
+    /// A key or a token in the server's own type of string: an argument of a command, or made by
+    /// [`name`](Self::name).
     type Name: AsRef<[u8]>;
     /// An open key. The node never opens a key that is already open.
     type Entry;
@@ -18,7 +19,8 @@ pub trait Keyspace {
     /// Returns a random value that no client knows, for the mirror of a shared lock.
     fn random_value(&mut self) -> Self::Name;
 
-    /// Opens a key. The server first removes a key that has expired, and reports that as an event.
+    /// Opens a key. A key that has expired counts as missing. A master that is not paused removes
+    /// it first, and reports that as an event.
     fn open(&mut self, db: u32, key: &Self::Name, access: Access) -> Self::Entry;
 
     /// The type of the value under the key.
@@ -62,7 +64,8 @@ pub trait Keyspace {
 
     /// Invalidates WATCH and client-side caches of the key.
     ///
-    /// A client that tracks keys with NOLOOP is notified only of changes by another author.
+    /// A client that tracks keys with BCAST NOLOOP is not told of changes that it made itself, so
+    /// the author decides whether it is told.
     fn invalidate(&mut self, key: &Self::Name, author: Author);
 
     /// Sends the keyspace events of a change.

@@ -15,7 +15,8 @@ pub(crate) fn random_of(seed: u64, client: u32) -> StdRng {
 }
 
 /// Runs clients in tasks until all of them have ended, then waits up to `max_ttl` per group for
-/// background releases: by then, all locks have ended, even if their release is unconfirmed.
+/// background releases: after that time, a lock whose release is unconfirmed has ended. Does not
+/// wait for locks that a client forgot.
 ///
 /// The clients of a group share their connections. `client` receives an ID, the role and the
 /// connections of each client.
@@ -49,15 +50,16 @@ pub(crate) fn run_clients<'a, R, C: Future<Output = ()> + Send + 'static>(
 
 /// Returns the end of the lock's validity, by the clock of [`now`].
 pub(crate) fn held_until(lock: &Lock) -> Duration {
-    // The clock is read first, so that the result is never later than the lock says.
+    // The clock is read first, so that the result is not after the end of the validity.
     let now = now();
     now + lock.remaining()
 }
 
-/// Returns a time at which the lock is held, and the end of its validity, by the clock of [`now`];
-/// `None` if the lock may have ended.
+/// Returns the present time and the end of the lock's validity, by the clock of [`now`]; `None` if
+/// the lock may have ended.
 pub(crate) fn held_span(lock: &Lock) -> Option<(Duration, Duration)> {
-    // The end is read first: a lost lock has no time left, so its end is not after `from`.
+    // `until` is read before `from`. A lost lock has no time left, so its `until` is not after
+    // `from`.
     let until = held_until(lock);
     let from = now();
     (from < until).then_some((from, until))

@@ -81,6 +81,7 @@ fn stepped_back_before(protected: Protected, tally: &mut Tally) -> Result<()> {
     /// Without the step, the server would sync within this time.
     const SYNC_DUE_AFTER: Duration = Duration::from_millis(1500);
     let settings = AbstentionSettings::of(protected);
+    // The lock must outlast the sleep.
     let settings = AbstentionSettings { max_ttl: settings.max_ttl + SYNC_DUE_AFTER, ..settings };
     let mut node = start(Fsync::EverySecond, &settings)?;
     node.step_clock(-HOUR_S)?;
@@ -127,10 +128,10 @@ fn power_cut(fsync: Fsync, protected: Protected, tally: &mut Tally) -> Result<()
     settings.check(&mut node, protected, &held, cut_at, "start", tally)
 }
 
-/// Cuts the power after a grant, and returns the number of lost bytes.
+/// Starts a node, acquires a lock, and cuts the power. Returns the number of lost bytes, too.
 ///
-/// Without `appendfsync always`, the grant is among them. The time of the next sync is unknown, so
-/// a cut that came too late is repeated on a new server.
+/// Without `appendfsync always`, the grant is lost: if the server has synced it before the cut,
+/// this is repeated on a new server.
 fn cut_after_a_grant(fsync: Fsync, settings: &AbstentionSettings) -> Result<(Node, Held, u64)> {
     const ATTEMPTS_MAX: usize = 20;
     for _ in 0..ATTEMPTS_MAX {
@@ -144,7 +145,7 @@ fn cut_after_a_grant(fsync: Fsync, settings: &AbstentionSettings) -> Result<(Nod
     bail!("appendfsync {}: none of {ATTEMPTS_MAX} power cuts lost data", fsync.word())
 }
 
-/// With `appendfsync everysec`, returns just after the server has synced its data.
+/// Starts a node with an append-only file. With `appendfsync everysec`, it has just synced.
 fn start(fsync: Fsync, settings: &AbstentionSettings) -> Result<Node> {
     let max_ttl_ms = settings.max_ttl.as_millis();
     let mut node = Node::start(|builder| {
@@ -154,8 +155,7 @@ fn start(fsync: Fsync, settings: &AbstentionSettings) -> Result<Node> {
             .arg("appendfsync", fsync.word())
     })?;
     if fsync == Fsync::EverySecond {
-        // The server syncs the first write after an idle second at once. This SET is that write, so
-        // the next one is synced only a second later.
+        // After this SET is synced, the next write is synced up to a second later.
         let before = node.syncs()?;
         let _: String = node.call(&["SET", "other", "value"])?;
         node.eventually("the server syncs", |node| Ok(node.syncs()? > before))?;

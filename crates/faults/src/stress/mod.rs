@@ -41,7 +41,7 @@ pub struct Stress {
 struct RunState<'a> {
     stress: &'a Stress,
     server: &'a Server,
-    /// Rounds that have begun.
+    /// Rounds that have begun, and the attempts to begin one more at the end.
     begun: AtomicU64,
     /// Set when no further round may begin.
     stop: &'a AtomicBool,
@@ -52,7 +52,7 @@ struct RunState<'a> {
     counters: Counters,
 }
 
-/// A client that waits for a lock, or holds it.
+/// What a client waits for or holds, and the connection on which it asked.
 #[derive(Clone)]
 struct Claim {
     /// The ID of its connection on the server.
@@ -65,7 +65,7 @@ impl Stress {
     /// Runs until all rounds are over, or `stop` is set.
     ///
     /// # Panics
-    /// When the server does not answer any more.
+    /// When the server accepts no connection, or its answer has an unexpected form.
     pub fn run(&self, server: &Server, stop: &AtomicBool) -> StressOutcome {
         let shared = RunState {
             stress: self,
@@ -118,7 +118,7 @@ impl RunState<'_> {
         self.claims[client].lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Ends waits and locks as operators and other clients can, until all clients have ended.
+    /// Ends waits and locks from a connection of its own, until all clients have ended.
     fn intervene(&self) {
         let mut rng = SmallRng::seed_from_u64(!self.stress.seed);
         let mut connection = self.server.connection();
@@ -137,10 +137,11 @@ impl RunState<'_> {
                     }
                     _ => (Intervention::Delete, cmd("DEL").arg(&key).take()),
                 };
-                let done =
+                let reply =
                     command.query::<Value>(&mut connection).expect("no command kills this client");
-                // A RELEASE that withdraws a waiter is answered with 0, although it worked.
-                if intervention == Intervention::Withdraw || done == Value::Int(1) {
+                // The reply to a RELEASE that withdraws a waiter is 0, and so is the reply to one
+                // that finds nothing.
+                if intervention == Intervention::Withdraw || reply == Value::Int(1) {
                     self.counters.count_intervention(intervention);
                 }
             }
@@ -150,17 +151,18 @@ impl RunState<'_> {
 
     /// Returns the longest time for which some lock was free although a client waited for it.
     ///
-    /// Consecutive observations of such locks count from the answer to the first one to the request
-    /// of the last one. A single observation counts as no time: it may come just after a lock has
-    /// ended, and the server grants the lock to the next waiter only at the end of its turn.
+    /// A series of such observations, of one lock or of several, counts from the answer to the
+    /// first one to the request of the last one. A single observation counts as no time: it may
+    /// come just after a lock has ended, and the server grants the lock to the next waiter only at
+    /// the end of its turn.
     fn observe(&self) -> Duration {
         let mut connection = self.server.connection();
         let mut first_seen: Option<Instant> = None;
         let mut longest = Duration::ZERO;
         while !self.is_over() {
             let sent = Instant::now();
-            let has_forgotten_waiter = has_waiter_for_free_lock(&mut connection, self.stress.keys);
-            if has_forgotten_waiter.expect("no command kills this client") {
+            let has_waiter = has_waiter_for_free_lock(&mut connection, self.stress.keys);
+            if has_waiter.expect("no command kills this client") {
                 let since = *first_seen.get_or_insert_with(Instant::now);
                 longest = longest.max(sent.saturating_duration_since(since));
             } else {
@@ -173,8 +175,8 @@ impl RunState<'_> {
     }
 }
 
-/// In one transaction, and so at one moment, compares the number of all waiters in `INFO lock` with
-/// the waiters for held locks in `LOCK.INSPECT`.
+/// Whether `INFO lock` counts more waiters than `LOCK.INSPECT` shows for the held locks. Both are
+/// read in one transaction, and so at one moment.
 fn has_waiter_for_free_lock(connection: &mut Connection, keys: usize) -> RedisResult<bool> {
     let mut transaction = pipe();
     transaction.atomic().add_command(cmd("INFO").arg("lock").take());

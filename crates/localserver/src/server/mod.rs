@@ -26,7 +26,7 @@ pub use self::settings::StartHook;
 use crate::error::tail;
 use crate::{POLL_INTERVAL, StartError};
 
-/// Time limit of a start, loading the data included.
+/// Time limit of one attempt to start, loading the data included.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
 const LOG_TAIL_LINES: usize = 20;
@@ -124,8 +124,8 @@ impl Server {
         self.directory.path()
     }
 
-    /// Returns the last 4 MiB of the log. Earlier servers in the same
-    /// [directory](ServerBuilder::dir) have written to the log too.
+    /// Returns the last 4 MiB of the log. It contains earlier runs of this server, too, and of
+    /// earlier servers in the same [directory](ServerBuilder::dir).
     pub fn log(&self) -> String {
         self.directory.log_after(0)
     }
@@ -157,7 +157,8 @@ impl Server {
         self.process.as_ref().is_some_and(|process| !process.has_exited())
     }
 
-    /// Sends SIGKILL, and returns when the process is reaped. A paused process does not run again.
+    /// Sends SIGKILL, and returns when the process is reaped. A paused process ends without
+    /// running on.
     pub fn kill(&mut self) {
         self.process = None;
     }
@@ -186,7 +187,8 @@ impl Server {
         }
     }
 
-    /// Sends SIGTERM, as an operator would, and returns when the process is reaped.
+    /// Sends SIGTERM, as an operator would, and returns when the process is reaped. A paused
+    /// process is continued, so that it handles the signal.
     ///
     /// Returns whether the process has ended within 15 s, and otherwise kills it. Returns `false`
     /// also after [`kill`](Self::kill) or an earlier call.
@@ -200,7 +202,7 @@ impl Server {
         self.launch()
     }
 
-    /// Sets a directive of redis.conf for the next [`Server::restart`].
+    /// Sets a directive of redis.conf from the next [`Server::restart`] on.
     #[expect(clippy::needless_pass_by_value, reason = "callers pass numbers by value")]
     pub fn set_arg(&mut self, name: impl Into<String>, value: impl ToString) {
         self.settings.set(name.into(), value.to_string());

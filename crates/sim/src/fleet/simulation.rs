@@ -303,9 +303,8 @@ impl Simulation {
         let longest = plan.ttl_max().max(plan.rejoin_delay_ms * MS);
         if let Some(quiet_at) = self.quiet_at {
             // A request may be in flight for long, and be granted after all calls have ended.
-            let quiet_at = quiet_at.max(self.world.last_lease_at);
-            let idle = quiet_at + longest * 102 / 100 + 3 * SECOND;
-            if self.world.now >= idle {
+            let last_grant_at = quiet_at.max(self.world.last_lease_at);
+            if self.world.now >= last_grant_at + longest * 102 / 100 + 3 * SECOND {
                 Checks::check_end(&mut self.world, &self.processes);
                 let seconds = (self.world.now - quiet_at) / SECOND + 1;
                 let paths = self.world.plan.nodes * self.world.plan.processes;
@@ -314,7 +313,9 @@ impl Simulation {
                 // The limit is high because a RELEASE that may have overtaken its ACQUIRE is
                 // repeated until the ttl is over.
                 if activity > 1000 * sources + seconds * sources * 2 {
-                    self.world.violate(format!("{activity} events in {seconds} idle seconds"));
+                    self.world.violate(format!(
+                        "{activity} timers and messages in {seconds} idle seconds"
+                    ));
                 }
                 return true;
             }
@@ -322,7 +323,8 @@ impl Simulation {
             && self.world.now > ended_at.max(plan.faults_end()) + 120 * SECOND
         {
             let what = self.processes.iter().flat_map(Process::describe).next();
-            self.world.violate(format!("calls do not end: {what:?}"));
+            let what = what.unwrap_or_else(|| "no caller is left".to_owned());
+            self.world.violate(format!("calls do not end: {what}"));
             return true;
         }
         false

@@ -63,7 +63,7 @@ impl PowerCut {
             server.url()
         );
         server.kill();
-        let cut = SyncedSizes::read(self.preload.file())
+        let cut = SyncedSizes::read(self.preload.data_file())
             .and_then(|synced| synced.cut_files(server.dir()));
         match cut {
             Ok(lost_bytes) => lost_bytes,
@@ -78,9 +78,9 @@ impl PowerCut {
     /// When the record cannot be read.
     #[track_caller]
     pub fn syncs(&self) -> usize {
-        match fs::read_to_string(self.preload.file()) {
+        match fs::read_to_string(self.preload.data_file()) {
             Ok(lines) => lines.lines().count(),
-            Err(error) => panic!("{} cannot be read: {error}", self.preload.file().display()),
+            Err(error) => panic!("{} cannot be read: {error}", self.preload.data_file().display()),
         }
     }
 }

@@ -8,33 +8,33 @@ use tempfile::TempDir;
 /// The loader's list of objects to load before all others.
 const LOADER_VARIABLE: &str = "LD_PRELOAD";
 
-/// A shared object to load into a process before all others, and its file.
+/// A shared object that a process loads before all others, and a file that it shares with the test.
 #[derive(Debug)]
 pub(super) struct Preload {
     object: PathBuf,
-    /// The environment variable that names `file` to the object.
+    /// The environment variable in which the object finds the path of `data_file`.
     variable: &'static str,
-    /// The number that the object reads, or the record that it writes.
-    file: PathBuf,
-    /// Contains the object and the file. Must live for as long as the process may be started again.
+    /// Contains the number that the object reads, or the record that it writes.
+    data_file: PathBuf,
+    /// Contains both. Must live for as long as the process may be started again.
     _directory: TempDir,
 }
 
 impl Preload {
-    /// Writes the object, and its file with these contents.
+    /// Writes the object, and the data file with these contents.
     ///
     /// # Panics
     ///
     /// When they cannot be written.
     #[track_caller]
-    pub(super) fn write(object: &[u8], variable: &'static str, contents: &[u8]) -> Self {
+    pub(super) fn write(object_bytes: &[u8], variable: &'static str, contents: &[u8]) -> Self {
         let write = || -> std::io::Result<Self> {
             let directory = tempfile::Builder::new().prefix("ql-").tempdir()?;
-            let (object_path, file) =
-                (directory.path().join("preload.so"), directory.path().join("file"));
-            std::fs::write(&object_path, object)?;
-            std::fs::write(&file, contents)?;
-            Ok(Self { object: object_path, variable, file, _directory: directory })
+            let path = |name| directory.path().join(name);
+            let (object, data_file) = (path("preload.so"), path("data"));
+            std::fs::write(&object, object_bytes)?;
+            std::fs::write(&data_file, contents)?;
+            Ok(Self { object, variable, data_file, _directory: directory })
         };
         match write() {
             Ok(preload) => preload,
@@ -42,8 +42,8 @@ impl Preload {
         }
     }
 
-    pub(super) fn file(&self) -> &Path {
-        &self.file
+    pub(super) fn data_file(&self) -> &Path {
+        &self.data_file
     }
 
     /// Returns whether a running process has loaded the object.
@@ -56,7 +56,8 @@ impl Preload {
 }
 
 impl StartHook for Preload {
-    /// Loads the object before all objects that the command already preloads.
+    /// Loads the object before the objects that were set on the command. An `LD_PRELOAD` of this
+    /// process is replaced, and a path of the data file that was set on the command stays.
     fn prepare(&self, command: &mut Command) {
         let value_of = |name: &str| {
             command.get_envs().find(|(set, _)| *set == name).and_then(|(_, value)| value)
@@ -67,7 +68,7 @@ impl StartHook for Preload {
         let is_set = command.get_envs().any(|(name, _)| name == self.variable);
         command.env(LOADER_VARIABLE, objects);
         if !is_set {
-            command.env(self.variable, &self.file);
+            command.env(self.variable, &self.data_file);
         }
     }
 }

@@ -103,7 +103,7 @@ unsafe impl Sync for SharedNumber {}
 
 impl SharedNumber {
     fn map(preload: &Preload) -> io::Result<Self> {
-        let file = File::options().read(true).write(true).open(preload.file())?;
+        let file = File::options().read(true).write(true).open(preload.data_file())?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the system chooses the address of the new mapping, which replaces none.
         let mapped = unsafe {
