@@ -5,7 +5,9 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, append_only, command};
-use quorlock_testkit::{Inject as _, Server, ServerBuilder, WallClock, eventually, module_path};
+use quorlock_testkit::{
+    Inject as _, Server, ServerBuilder, WallClock, eventually, holds_within, module_path,
+};
 use redis::{Connection, RedisResult, Value, cmd};
 
 /// The abstention in most tests: long enough to send several commands.
@@ -101,8 +103,13 @@ fn node_abstains_after_its_start_and_logs_begin_and_end() {
 
 #[test]
 fn node_votes_again_without_any_command() {
-    let server = abstaining(300).start().unwrap();
-    eventually(PATIENCE, "the log says so", || server.log().contains("voting again"));
+    // Without the module's timer, the server's cron would end it, here after a second.
+    let votes_in_time = || {
+        let server = abstaining(300).arg("hz", 1).start().unwrap();
+        holds_within(Duration::from_millis(600), || server.log().contains("voting again"))
+    };
+    // On a busy machine a node may be late, but not every time.
+    assert!((0..5).any(|_| votes_in_time()));
 }
 
 #[test]

@@ -275,7 +275,8 @@ fn shipped_configuration_starts_a_lock_master() {
         shipped.replace("./target/release/libquorlock.so", &module.display().to_string());
     assert_ne!(installed, shipped, "the path of the module is replaced");
 
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("redis.conf.example");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("redis.conf.example");
     fs::write(&path, &installed).unwrap();
     // The include is the last directive, so the file overrides the settings of the test kit.
     let server = Server::builder().arg("include", path.display()).start().unwrap();

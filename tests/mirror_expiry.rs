@@ -13,9 +13,9 @@ const BUSY_MS: i64 = 300;
 const CHANGES: [(&str, &str); 5] = [
     ("PING", "LOCK.ACQUIRE k a 60000"),
     ("PING", "LOCK.MACQUIRE 2 k l a 60000"),
-    ("LOCK.ACQUIRE k a 1000", "LOCK.EXTEND k a 60000"),
-    ("LOCK.ACQUIRE k b 1000", "LOCK.EXTEND k b 60000 TOKEN a"),
-    ("SET k a PX 1000", "LOCK.EXTEND k a 60000"),
+    ("LOCK.ACQUIRE k a 20000", "LOCK.EXTEND k a 60000"),
+    ("LOCK.ACQUIRE k b 20000", "LOCK.EXTEND k b 60000 TOKEN a"),
+    ("SET k a PX 20000", "LOCK.EXTEND k a 60000"),
 ];
 
 #[test]

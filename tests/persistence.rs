@@ -113,7 +113,7 @@ fn locks_survive_switching_on_and_rewriting_the_append_only_file() {
         let info: String = cli.ask("INFO persistence");
         !info.contains("aof_rewrite_in_progress:0") || !info.contains("aof_rewrite_scheduled:0")
     };
-    eventually(PATIENCE, "the file is complete", || !rewriting(&mut cli));
+    eventually(4 * PATIENCE, "the file is complete", || !rewriting(&mut cli));
     cli.ask::<i64>("LOCK.ACQUIRE after a 60000");
     let locks = keys(&mut cli);
     assert_eq!(locks.len(), before.len() + 2);
@@ -121,7 +121,7 @@ fn locks_survive_switching_on_and_rewriting_the_append_only_file() {
     assert_eq!(keys(&mut cli), locks);
 
     cli.reply("BGREWRITEAOF");
-    eventually(PATIENCE, "the file is rewritten", || !rewriting(&mut cli));
+    eventually(4 * PATIENCE, "the file is rewritten", || !rewriting(&mut cli));
     cli.reply("DEBUG LOADAOF");
     assert_eq!(keys(&mut cli), locks);
     assert_held_and_acquire(&mut cli, &locks);

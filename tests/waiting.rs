@@ -122,20 +122,22 @@ fn is_valkey(server: &Server) -> bool {
 
 #[test]
 fn deadline_serves_the_queue_at_once() {
-    let server = server();
-    let mut shortest = Duration::MAX;
-    // On a busy machine a grant may be late, but not every time.
-    for _ in 0..5 {
+    // Without the module's timer, the server's cron would serve the queue, here once a second.
+    let server = Server::with_module().arg("hz", 1).start().unwrap();
+    let mut took = [Duration::MAX; 5];
+    for took in &mut took {
         let started = Instant::now();
         acquire(&server, "k", "a", 300).unwrap();
         let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
         waiter.wait_for_grant();
         // The clocks of the test and of the server differ in rate by less than 1 %.
-        assert!(started.elapsed() >= Duration::from_millis(297), "not before the deadline");
-        shortest = shortest.min(started.elapsed());
+        *took = started.elapsed();
+        assert!(*took >= Duration::from_millis(297), "not before the deadline");
         assert!(release(&server, "k", "b"));
     }
-    assert!(shortest < Duration::from_millis(350), "{shortest:?}");
+    // On a busy machine a grant may be late, but not every time. The cron may be in time once.
+    took.sort();
+    assert!(took[1] < Duration::from_millis(350), "{took:?}");
 }
 
 #[test]
@@ -228,8 +230,8 @@ fn release_withdraws_a_waiter_with_that_token() {
 #[test]
 fn nothing_is_granted_while_writes_are_paused_but_waits_end() {
     let server = server();
-    acquire(&server, "k", "a", 400).unwrap();
-    let short = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 600");
+    acquire(&server, "k", "a", 3000).unwrap();
+    let short = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 4000");
     let long = Waiter::new(&server, "LOCK.ACQUIRE k c 60000 WAIT 60000");
     run(&server, "CLIENT PAUSE 60000 WRITE");
     assert_eq!(short.answer(), Value::Nil);

@@ -12,6 +12,7 @@ use std::time::Duration;
 use common::{RedisCli, info, server_and_cli};
 use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, Int, Nil};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Longer than a thousand clients need to connect on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -37,8 +38,15 @@ impl Waiter {
     }
 }
 
+/// Raises the limit of open files, which is often 1024. Two tests have a thousand sockets each.
+fn raise_file_limit() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+}
+
 /// Starts `count` waiters. Each sends `line` with its own token in the place of `@`.
 fn start_waiters(server: &Server, count: usize, line: &str) -> Vec<Waiter> {
+    raise_file_limit();
     let before = info(server, "lock_waiters");
     let waiters: Vec<_> = (0..count)
         .map(|n| Waiter::new(server, &line.replace('@', &format!("waiter-{n}"))))

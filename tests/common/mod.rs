@@ -220,7 +220,7 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    /// Sends the line. Returns when the client is in the queue.
+    /// Sends the line. Returns when the client is in the queue, or already has its answer.
     #[track_caller]
     pub(crate) fn new(server: &Server, line: &str) -> Self {
         let mut cli = RedisCli::new(server);
@@ -229,7 +229,9 @@ impl Waiter {
         let before = info(server, "lock_waiters");
         let command = command(line);
         let result = thread::spawn(move || command.query(&mut cli.0));
-        eventually(PATIENCE, "the client waits", || info(server, "lock_waiters") == before + 1);
+        eventually(PATIENCE, "the client waits", || {
+            result.is_finished() || info(server, "lock_waiters") == before + 1
+        });
         Self { client_id, result }
     }
 

@@ -26,7 +26,8 @@ fn grants(masters: &Masters) -> u64 {
 #[test]
 fn json_has_rates_and_percentiles_of_both_parts() {
     let masters = Masters::start(3);
-    let output = on(&masters, "bench").args(SHORT).arg("--json").output().unwrap();
+    let options = ["--duration", "1500ms", "--tasks", "4", "--json"];
+    let output = on(&masters, "bench").args(options).output().unwrap();
     assert_ok(&output);
     assert_contains(stderr(&output), "warning: this loads the 3 nodes");
     let json = json(&output);

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use common::{
     Holder, LONG_NODE_TIMEOUT, PATIENCE, address, assert_contains, assert_error, code, exec,
-    masters_holding, on, on_urls, run_script, start_script, stderr, stdout, wait_until_free,
+    masters_holding, on, on_urls, output_of_majority, run_script, start_script, stderr, stdout,
+    wait_until_free,
 };
 use quorlock_testkit::{Masters, Server};
 
@@ -26,7 +27,8 @@ fn held_lock_gives_exit_code_121_or_the_chosen_code() {
         (&["-w", "0", "--conflict-exit-code", "75"], 75),
     ] {
         let options = [&LONG_NODE_TIMEOUT, options].concat();
-        let output = run_script(&masters, &options, "echo ran").output().unwrap();
+        let mut run = run_script(&masters, &options, "echo ran");
+        let output = output_of_majority(|| run.output().unwrap());
         assert_eq!((code(output.status), stdout(&output)), (expected, ""), "{options:?}");
         if expected == 0 {
             assert_eq!(stderr(&output), "", "cron sends no mail");
@@ -115,8 +117,10 @@ fn verbose_run_says_when_the_lock_was_acquired_and_released() {
 fn wait_may_be_a_fraction_of_a_second() {
     let masters = Masters::start(1);
     let holder = Holder::start(&masters, &LONG_NODE_TIMEOUT);
-    let exit_code =
-        |wait: &str| code(run_script(&masters, &["-w", wait], "echo ran").output().unwrap().status);
+    let exit_code = |wait: &str| {
+        let mut run = run_script(&masters, &["-w", wait], "echo ran");
+        code(output_of_majority(|| run.output().unwrap()).status)
+    };
     let started = Instant::now();
     assert_eq!(exit_code("0.3"), 121);
     assert!(started.elapsed() >= Duration::from_millis(300), "{:?}", started.elapsed());

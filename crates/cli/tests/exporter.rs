@@ -61,7 +61,7 @@ fn silent_node_costs_a_scrape_no_more_than_its_time_limit() {
     let text = exporter.scrape();
     let took = started.elapsed();
     assert!(took >= Duration::from_secs(1), "the scrape did not wait for the node: {took:?}");
-    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert!(took < Duration::from_secs(5), "{took:?}");
     assert!(text.contains("voting_nodes{} 2.0"), "{text}");
     proxy.heal();
     eventually(PATIENCE, "the node is up again", || {

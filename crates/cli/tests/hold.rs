@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::process::Output;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -37,6 +38,13 @@ fn machines_that_run(options: &[&str]) -> usize {
     })
 }
 
+/// Standard error, without the reasons to wait: on a busy machine, the first attempt to acquire the
+/// lock may fail.
+fn said(output: &Output) -> String {
+    let is_reason = |line: &&str| line.starts_with("quorlock: waiting: ");
+    stderr(output).lines().filter(|line| !is_reason(line)).collect()
+}
+
 /// Starts a run whose command has ended with 7, and which holds the lock.
 fn start_hold(masters: &Masters, options: &[&str]) -> Running {
     let mut running = start_script(masters, options, "echo $$; exit 7");
@@ -57,28 +65,29 @@ fn job_that_is_not_held_is_run_by_several_machines() {
 #[test]
 fn lock_is_renewed_during_the_hold_and_the_exit_code_kept() {
     let masters = Masters::start(3);
-    let options = ["--hold-at-least", "2500ms", "--ttl", "1s", "--node-timeout", "100ms"];
+    let options = ["--hold-at-least", "4500ms", "--ttl", "3s", "--node-timeout", "300ms"];
     let started = Instant::now();
     let mut running = start_script(&masters, &options, "echo over; exit 7");
     assert_eq!(running.line(), "over");
-    while started.elapsed() < Duration::from_secs(2) {
+    while started.elapsed() < Duration::from_secs(4) {
         assert!(masters_holding(&masters) >= 2, "after {:?}", started.elapsed());
         thread::sleep(Duration::from_millis(10));
     }
     let output = running.wait_for_end();
-    assert_eq!((code(output.status), stderr(&output)), (7, ""));
-    assert!(started.elapsed() >= Duration::from_millis(2500));
+    assert_eq!((code(output.status), &*said(&output)), (7, ""));
+    assert!(started.elapsed() >= Duration::from_millis(4500));
     assert_eq!(masters_holding(&masters), 0);
 }
 
 #[test]
 fn signal_during_the_hold_releases_the_lock_at_once() {
     let masters = Masters::start(3);
-    let running = start_hold(&masters, &["--hold-at-least", "1h"]);
+    let running =
+        start_hold(&masters, &[&LONG_NODE_TIMEOUT[..], &["--hold-at-least", "1h"]].concat());
     assert!(masters_holding(&masters) >= 2);
     running.signal(Signal::TERM);
     let output = running.wait_for_end();
-    assert_eq!((code(output.status), stderr(&output)), (7, ""));
+    assert_eq!((code(output.status), &*said(&output)), (7, ""));
     assert_eq!(masters_holding(&masters), 0);
 }
 
@@ -86,11 +95,12 @@ fn signal_during_the_hold_releases_the_lock_at_once() {
 fn usr1_and_usr2_do_not_end_the_hold() {
     let masters = Masters::start(1);
     let started = Instant::now();
-    let running = start_hold(&masters, &["--hold-at-least", "3s"]);
+    let running =
+        start_hold(&masters, &[&LONG_NODE_TIMEOUT[..], &["--hold-at-least", "3s"]].concat());
     running.signal(Signal::USR1);
     running.signal(Signal::USR2);
     let output = running.wait_for_end();
-    assert_eq!((code(output.status), stderr(&output)), (7, ""));
+    assert_eq!((code(output.status), &*said(&output)), (7, ""));
     assert!(started.elapsed() >= Duration::from_secs(3));
 }
 

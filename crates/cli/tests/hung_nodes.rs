@@ -7,8 +7,8 @@ mod common;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use common::{address, assert_contains, code, on, run_script, stderr, stdout};
-use quorlock_testkit::{Masters, Server};
+use common::{PATIENCE, address, assert_contains, code, on, run_script, stderr, stdout};
+use quorlock_testkit::{Masters, Server, eventually};
 
 /// More than each of these subcommands takes, and less than the client's default limit to connect.
 const AT_MOST: Duration = Duration::from_secs(4);
@@ -32,7 +32,7 @@ fn output_in_time(command: &mut Command) -> Output {
 #[test]
 fn run_that_does_not_wait_fails_soon_and_names_the_silent_masters() {
     let masters = two_hung_masters();
-    for options in [&["-n"][..], &["--wait", "1s"], &["-n", "--node-timeout", "100ms"]] {
+    for options in [&["-n"][..], &["--wait", "1s"], &["-n", "--node-timeout", "500ms"]] {
         let output = output_in_time(&mut run_script(&masters, options, "echo ran"));
         assert_eq!((code(output.status), stdout(&output)), (122, ""), "{options:?}");
         let said = stderr(&output);
@@ -51,26 +51,30 @@ fn run_that_does_not_wait_fails_soon_and_names_the_silent_masters() {
 #[test]
 fn node_timeout_bounds_the_time_to_connect() {
     let masters = two_hung_masters();
-    let started = Instant::now();
-    let output = run_script(&masters, &["-n", "--node-timeout", "10ms"], ":").output().unwrap();
-    let (took, second) = (started.elapsed(), Duration::from_secs(1));
-    assert_eq!(code(output.status), 122);
-    assert!(took < second, "{took:?}, but a run without the option takes a second");
+    eventually(PATIENCE, "a run takes less than the second that it takes by default", || {
+        let started = Instant::now();
+        let output = run_script(&masters, &["-n", "--node-timeout", "10ms"], ":").output().unwrap();
+        assert_eq!(code(output.status), 122);
+        started.elapsed() < Duration::from_secs(1)
+    });
 }
 
 #[test]
 fn inspect_and_list_end_in_time_without_a_majority() {
     let masters = two_hung_masters();
-    let output = output_in_time(on(&masters, "inspect").arg("k"));
-    assert_eq!(code(output.status), 122);
-    assert!(stdout(&output).contains(&format!("{}  free", address(&masters[2]))), "{output:?}");
+    let free = format!("{}  free", address(&masters[2]));
+    eventually(PATIENCE, "the healthy master is shown", || {
+        let output = output_in_time(on(&masters, "inspect").arg("k"));
+        assert_eq!(code(output.status), 122);
+        stdout(&output).contains(&free)
+    });
     assert_eq!(code(output_in_time(&mut on(&masters, "list")).status), 122);
 }
 
 #[test]
 fn status_shows_that_the_healthy_master_votes() {
     let masters = two_hung_masters();
-    let output = on(&masters, "status").args(["--node-timeout", "500ms"]).output().unwrap();
+    let output = on(&masters, "status").args(["--node-timeout", "2s"]).output().unwrap();
     assert_eq!(code(output.status), 122);
     let text = stdout(&output);
     let state = |index: usize| {

@@ -7,10 +7,11 @@ mod common;
 use std::process::Output;
 
 use common::{
-    Holder, Net, PATIENCE, assert_contains, assert_error, assert_ok, code, exec, json, on, on_urls,
-    run_script, start_script, stderr, stdout, wait_until_all_hold,
+    Holder, LONG_NODE_TIMEOUT, Net, acquire_everywhere, assert_contains, assert_error, assert_ok,
+    code, exec, json, on, on_urls, output_until, run_script, start_script, stderr, stdout,
+    wait_until_all_hold,
 };
-use quorlock_testkit::{Direction, Masters, eventually};
+use quorlock_testkit::{Direction, Masters};
 use serde_json::Value;
 
 fn inspect(masters: &Masters, words: &[&str]) -> Output {
@@ -21,11 +22,37 @@ fn list(masters: &Masters, words: &[&str]) -> Output {
     on(masters, "list").args(words).output().unwrap()
 }
 
+/// Inspects the lock `k` until standard output begins with this text.
+#[track_caller]
+fn until_inspected(masters: &Masters, start: &str) -> Output {
+    let mut inspect = on(masters, "inspect");
+    output_until(inspect.arg("k"), |output| stdout(output).starts_with(start))
+}
+
+/// Inspects the lock `k` until the JSON is right.
+#[track_caller]
+fn until_json(masters: &Masters, words: &[&str], is_right: impl Fn(&Value) -> bool) -> Output {
+    let mut inspect = on(masters, "inspect");
+    inspect.args(["k", "--json"]).args(words);
+    output_until(&mut inspect, |output| {
+        // Standard output is empty when no node answers in time.
+        let json: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        is_right(&json)
+    })
+}
+
+/// Lists the locks until standard output contains this text.
+#[track_caller]
+fn until_listed(masters: &Masters, text: &str) -> Output {
+    output_until(&mut on(masters, "list"), |output| stdout(output).contains(text))
+}
+
+/// Options of `quorlock acquire`.
+const KEPT: [&str; 4] = ["--ttl", "40s", "--owner", "web-1"];
+
 /// Acquires a lock that no process releases.
 fn acquire(masters: &Masters, key: &str) {
-    let mut acquire = on(masters, "acquire");
-    let output = acquire.args([key, "--ttl", "40s", "--owner", "web-1"]).output().unwrap();
-    assert_ok(&output);
+    assert_ok(&on(masters, "acquire").arg(key).args(KEPT).output().unwrap());
 }
 
 /// Masters that grant the proposed fence, so that a lock has the same fence on all of them.
@@ -52,9 +79,10 @@ fn held_lock_has_an_owner_a_fence_times_and_waiters() {
     let holder = Holder::start(&masters, &["--ttl", "30s", "--owner", "web-3"]);
     wait_until_all_hold(&masters);
     let waiter = start_script(&masters, &["--owner", "\u{1b}[31mweb-4"], ":");
-    let shown = || json(&inspect(&masters, &["k", "--json"]));
-    eventually(PATIENCE, "the waiter is shown", || shown()["waiters"] == 1);
-    let lock = shown();
+    let is_owner = |node: &Value| node["owner"] == "web-3";
+    let lock = json(&until_json(&masters, &[], |lock| {
+        lock["waiters"] == 1 && lock["nodes"].as_array().unwrap().iter().all(is_owner)
+    }));
     assert_eq!(
         (&lock["state"], &lock["owner"], &lock["revoked"]),
         (&"held".into(), &"web-3".into(), &false.into())
@@ -62,12 +90,12 @@ fn held_lock_has_an_owner_a_fence_times_and_waiters() {
     assert_eq!(lock["queue"][0]["owner"], "\u{1b}[31mweb-4");
     let ms = |name: &str| lock[name].as_u64().unwrap();
     assert!(ms("at_most_ms") <= 30_000 && ms("held_ms") < 20_000 && ms("fence") > 0, "{lock}");
-    let nodes = lock["nodes"].as_array().unwrap();
-    assert!(nodes.iter().all(|node| node["owner"] == "web-3"), "{lock}");
-    let output = inspect(&masters, &["k"]);
+    let output = output_until(on(&masters, "inspect").arg("k"), |output| {
+        let text = stdout(output);
+        text.starts_with("k: held by web-3 on 3 of 3 nodes\n") && text.contains("  waiting  1: ")
+    });
     let text = stdout(&output);
     assert_eq!(code(output.status), 0);
-    assert!(text.starts_with("k: held by web-3 on 3 of 3 nodes\n"), "{text}");
     assert!(text.contains(r"waiting  1: \u{1b}[31mweb-4 (") && !text.contains('\u{1b}'), "{text}");
     assert!(text.contains("from now at most, unless it is extended"), "{text}");
     drop(waiter);
@@ -79,46 +107,55 @@ fn shared_lock_is_shown_with_every_holder() {
     let masters = agreeing_masters();
     let owners = ["web-1", "web-2", "web-3"];
     let holders = owners.map(|owner| Holder::start(&masters, &["--shared", "--owner", owner]));
-    let shown = || json(&inspect(&masters, &["k", "--json"]));
-    eventually(PATIENCE, "all masters know all holders", || {
-        shown()["nodes"].as_array().unwrap().iter().all(|node| node["holders"] == 3)
-    });
-    let lock = shown();
+    let lock = json(&until_json(&masters, &[], |lock| {
+        lock["holders"] == 3
+            && lock["nodes"].as_array().unwrap().iter().all(|node| node["holders"] == 3)
+    }));
     assert_eq!((&lock["mode"], &lock["holders"]), (&"shared".into(), &3.into()));
     assert_eq!(lock["owners"], serde_json::json!(owners));
-    let text = stdout(&inspect(&masters, &["k"])).to_owned();
-    assert!(text.starts_with("k: shared by 3 clients on 3 of 3 nodes\n"), "{text}");
+    let output = until_inspected(&masters, "k: shared by 3 clients on 3 of 3 nodes\n");
+    let text = stdout(&output);
     assert!(text.contains("  holders  3: web-1, web-2, web-3\n"), "{text}");
     assert!(text.contains("web-1 +2"), "{text}");
-    let listed = list(&masters, &[]);
-    assert_contains(stdout(&listed), "shared by 3 clients on 3 of 3");
+    until_listed(&masters, "shared by 3 clients on 3 of 3");
     holders.into_iter().for_each(Holder::release);
 }
 
-/// Inspects the semaphore `k`. Returns the JSON, the exit code and standard error.
-fn semaphore(masters: &Masters, permits: &str) -> (Value, i32, String) {
-    let output = inspect(masters, &["k", "--permits", permits, "--json"]);
+/// Inspects the semaphore `k` until the JSON is right. Returns it, the exit code, and standard
+/// error.
+#[track_caller]
+fn semaphore(
+    masters: &Masters,
+    permits: &str,
+    is_right: impl Fn(&Value) -> bool,
+) -> (Value, i32, String) {
+    let output = until_json(masters, &["--permits", permits], is_right);
     (json(&output), code(output.status), stderr(&output).to_owned())
 }
 
 #[test]
 fn semaphore_is_shown_as_a_whole() {
     let masters = agreeing_masters();
-    let (free, exit_code, _) = semaphore(&masters, "2");
+    let is_free = |slot: &Value| slot["state"] == "free";
+    let (free, exit_code, _) = semaphore(&masters, "2", |free| {
+        free["slots"].as_array().is_some_and(|slots| slots.iter().all(is_free))
+    });
     assert_eq!((&free["held"], exit_code), (&0.into(), 123));
     let options = |owner| ["--permits", "2", "--owner", owner];
     let holders = ["web-1", "web-2"].map(|owner| Holder::start(&masters, &options(owner)));
     let waiter = start_script(&masters, &options("web-3"), ":");
-    eventually(PATIENCE, "the waiter is shown", || semaphore(&masters, "2").0["waiters"] == 1);
-    let (shown, exit_code, said) = semaphore(&masters, "2");
+    let (shown, exit_code, said) =
+        semaphore(&masters, "2", |shown| shown["waiters"] == 1 && shown["held"] == 2);
     assert_eq!((exit_code, &*said), (0, ""));
-    assert_eq!((&shown["held"], &shown["permits"]), (&2.into(), &2.into()));
+    assert_eq!(shown["permits"], 2);
     assert_eq!(shown["queue"][0]["owner"], "web-3");
     let mut owners: Vec<_> = (0..2).map(|slot| shown["slots"][slot]["owner"].as_str()).collect();
     owners.sort_unstable();
     assert_eq!(owners, [Some("web-1"), Some("web-2")]);
-    let text = stdout(&inspect(&masters, &["k", "--permits", "2"])).to_owned();
-    assert!(text.starts_with("k: 2 of 2 permits held\n  waiting  1: web-3 ("), "{text}");
+    let output = output_until(on(&masters, "inspect").args(["k", "--permits", "2"]), |output| {
+        stdout(output).starts_with("k: 2 of 2 permits held\n  waiting  1: web-3 (")
+    });
+    let text = stdout(&output);
     assert!(text.contains("1     k:01  held by web-"), "{text}");
     drop(waiter);
     holders.into_iter().for_each(Holder::release);
@@ -128,14 +165,15 @@ fn semaphore_is_shown_as_a_whole() {
 fn larger_number_of_permits_is_noticed() {
     let masters = agreeing_masters();
     let holders = [(); 3].map(|()| Holder::start(&masters, &["--permits", "3"]));
-    let (shown, _, said) = semaphore(&masters, "2");
-    assert_eq!((&shown["held"], &shown["larger_permits"]), (&3.into(), &3.into()));
+    let (_, _, said) =
+        semaphore(&masters, "2", |shown| shown["held"] == 3 && shown["larger_permits"] == 3);
     assert!(said.contains("another client gives k at least 3 permits"), "{said}");
-    let (shown, _, said) = semaphore(&masters, "3");
+    let (shown, _, said) = semaphore(&masters, "3", |shown| shown["held"] == 3);
     assert_eq!((&shown["larger_permits"], &*said), (&Value::Null, ""));
     // `quorlock run` warns, too, when the semaphore is full.
     for (permits, is_warned) in [("2", true), ("3", false)] {
-        let output = run_script(&masters, &["--permits", permits, "-n"], ":").output().unwrap();
+        let options = [&["--permits", permits, "-n"], &LONG_NODE_TIMEOUT[..]].concat();
+        let output = run_script(&masters, &options, ":").output().unwrap();
         assert_eq!(code(output.status), 121);
         let warned = stderr(&output).contains("another client gives k at least 3 permits");
         assert_eq!(warned, is_warned, "{permits}: {}", stderr(&output));
@@ -149,42 +187,37 @@ fn larger_number_of_permits_is_noticed() {
 #[test]
 fn revoked_lock_is_shown_as_revoked() {
     let masters = agreeing_masters();
-    acquire(&masters, "k");
-    let revoke = |nodes: usize| {
+    acquire_everywhere(&masters, &KEPT);
+    let revoke = |nodes: usize, start: &str| {
         masters.iter().take(nodes).for_each(|master| exec(master, &["LOCK.REVOKE", "k"]));
-        let output = inspect(&masters, &["k"]);
+        let output = until_inspected(&masters, start);
         assert_eq!(code(output.status), 0);
         stdout(&output).to_owned()
     };
-    let text = revoke(1);
+    let text = revoke(1, "k: held by web-1 on 3 of 3 nodes\n");
     assert!(text.contains("revoked it on 1 of 3 nodes only: the holder can extend it"), "{text}");
-    let text = revoke(3);
-    assert!(text.starts_with("k: held by web-1 on 3 of 3 nodes, revoked\n"), "{text}");
+    let text = revoke(3, "k: held by web-1 on 3 of 3 nodes, revoked\n");
     assert!(text.contains("The holder cannot extend it any more."), "{text}");
     assert!(!text.contains("unless it is extended"), "{text}");
-    assert_eq!(json(&inspect(&masters, &["k", "--json"]))["revoked"], true);
+    until_json(&masters, &[], |lock| lock["revoked"] == true);
 }
 
 #[test]
 fn node_that_is_down_is_named_with_the_reason() {
     let mut masters = agreeing_masters();
-    acquire(&masters, "k");
+    acquire_everywhere(&masters, &KEPT);
     masters[1].kill();
-    let output = inspect(&masters, &["k"]);
+    let output = until_inspected(&masters, "k: held by web-1 on 2 of 3 nodes");
     assert_ok(&output);
-    assert!(stdout(&output).starts_with("k: held by web-1 on 2 of 3 nodes"), "{}", stdout(&output));
     assert_contains(stdout(&output), "not connected");
-    assert!(json(&inspect(&masters, &["k", "--json"]))["nodes"][1]["error"].is_string());
-    let listed = list(&masters, &[]);
+    until_json(&masters, &[], |lock| lock["nodes"][1]["error"].is_string());
+    let listed = until_listed(&masters, "held by web-1 on 2 of 3 nodes");
     assert_eq!(code(listed.status), 0);
-    assert_contains(stdout(&listed), "held by web-1 on 2 of 3 nodes");
     assert_contains(stderr(&listed), "may lack locks");
 
     masters[2].kill();
-    let output = inspect(&masters, &["k"]);
+    let output = until_inspected(&masters, "k: unknown: too few nodes answered");
     assert_eq!(code(output.status), 122);
-    let text = stdout(&output);
-    assert!(text.starts_with("k: unknown: too few nodes answered"), "{text}");
     assert_eq!(code(list(&masters, &[]).status), 122);
     masters[0].kill();
     for output in [inspect(&masters, &["k"]), list(&masters, &[])] {
@@ -275,6 +308,5 @@ fn locks_of_several_slices_are_listed_once() {
 fn key_on_a_minority_of_the_nodes_is_marked() {
     let masters = agreeing_masters();
     exec(&masters[0], &["LOCK.ACQUIRE", "k", "t", "60000"]);
-    let output = list(&masters, &[]);
-    assert_contains(stdout(&output), "on a minority of the nodes only");
+    until_listed(&masters, "on a minority of the nodes only");
 }

@@ -11,8 +11,8 @@ mod common;
 use std::thread;
 
 use common::{
-    Net, PATIENCE, assert_contains, assert_error, assert_ok, code, exec, is_alive, lose_lock_of,
-    run_script, start_script, stderr, stdout,
+    Net, PATIENCE, assert_contains, assert_error, assert_not_acquired, assert_ok, code, exec,
+    is_alive, lose_lock_of, run_script, start_script, stderr, stdout,
 };
 use quorlock_testkit::{Direction, Masters, Proxy, eventually};
 use rustix::process::Signal;
@@ -57,19 +57,20 @@ fn majority_that_comes_back_in_time_is_no_loss() {
     net.proxies.iter().for_each(Proxy::heal);
     // This wait is longer than the ttl: its failure shows that the lock was extended.
     let mut second = run_script(&net.masters, &["--wait", "5500ms"], "echo ran");
-    assert_eq!(code(second.output().unwrap().status), 121);
+    assert_not_acquired(&second.output().unwrap());
     running.say("go");
     assert_ok(&running.wait_for_end());
 }
 
 #[test]
 fn killed_majority_stops_the_command() {
-    assert_stops_commands("not connected", kill_a_majority);
+    assert_stops_commands(&TTL, "not connected", kill_a_majority);
 }
 
 #[test]
 fn deleted_key_stops_the_command() {
-    assert_stops_commands("the lock is lost", delete_on_a_majority);
+    // With this ttl, SIGKILL follows SIGTERM after 600 ms.
+    assert_stops_commands(&["--ttl", "12s"], "the lock is lost", delete_on_a_majority);
 }
 
 fn kill_a_majority(masters: &mut Masters) {
@@ -83,11 +84,12 @@ fn delete_on_a_majority(masters: &mut Masters) {
 
 /// Asserts that the accident stops the commands [`OBEDIENT`] and [`STUBBORN`], and that standard
 /// error contains the reason.
-fn assert_stops_commands(reason: &str, accident: fn(&mut Masters)) {
+fn assert_stops_commands(ttl: &[&str], reason: &str, accident: fn(&mut Masters)) {
     let stops = |script| {
         let mut masters = Masters::start(3);
-        let mut running = start_script(&masters, &TTL, script);
+        let mut running = start_script(&masters, ttl, script);
         let command = running.pid_line();
+        common::wait_until_all_hold(&masters);
         accident(&mut masters);
         let output = running.wait_for_end();
         assert_error(&output, 120, reason);

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{blocks, code, quorlock, stderr};
+use common::{LONG_NODE_TIMEOUT, blocks, code, quorlock, stderr};
 use quorlock_testkit::Masters;
 use serde_json::Value;
 
@@ -91,7 +91,7 @@ fn objects_for_kubernetes_run_their_command_under_a_lock() {
                     words.map(|word| if word == "1m" { "10ms" } else { word }).collect();
                 let end = words.iter().position(|word| *word == "--").unwrap();
                 let mut command = quorlock();
-                command.args(&words[1..=end]).arg("true");
+                command.arg(words[1]).args(LONG_NODE_TIMEOUT).args(&words[2..=end]).arg("true");
                 command.env("QUORLOCK_NODES", masters.urls().join(","));
                 let output = command.output().unwrap();
                 assert_eq!((words[0], code(output.status)), ("quorlock", 0), "{}", stderr(&output));

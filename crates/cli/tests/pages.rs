@@ -8,7 +8,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output};
 
-use common::{Running, assert_ok, blocks, code, quorlock, shell, stderr, stdout};
+use common::{
+    Running, assert_ok, blocks, code, output_of_majority, quorlock, shell, stderr, stdout,
+};
 use quorlock_testkit::{Masters, Server};
 use rustix::process::Signal;
 
@@ -49,7 +51,8 @@ fn shell_blocks_run_as_they_are_shown() {
         let scripts = scripts(page);
         assert!(scripts.len() >= at_least, "{scripts:?}");
         for block in scripts {
-            let output = run_block(block, &masters.urls().join(","));
+            let nodes = masters.urls().join(",");
+            let output = output_of_majority(|| run_block(block, &nodes));
             assert_eq!(code(output.status), 0, "{block}{}", stderr(&output));
         }
     }
@@ -61,7 +64,8 @@ fn nodes_of_quorlock_up_run_the_first_command() {
         let up = blocks(page, "sh").into_iter().find(|block| block.starts_with("quorlock up"));
         let arguments = up.unwrap().split('#').next().unwrap().split_whitespace().skip(1);
         let mut up = Running::start(quorlock().args(arguments));
-        let output = run_block(scripts(page)[0], &up.nodes());
+        let nodes = up.nodes();
+        let output = output_of_majority(|| run_block(scripts(page)[0], &nodes));
         assert_ok(&output);
         up.signal(Signal::INT);
         assert_eq!(code(up.wait_for_end().status), 0);

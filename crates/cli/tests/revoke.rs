@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use common::{
     Net, PATIENCE, Running, assert_contains, assert_error, assert_ok, code, exec, has_key,
-    info_number, masters_holding, masters_revoked, on, on_urls, start_script, stderr, stdout,
-    wait_for_waiter, wait_until_all_hold,
+    info_number, masters_holding, masters_revoked, on, on_urls, output_of_majority, start_script,
+    stderr, stdout, wait_for_waiter, wait_until_all_hold,
 };
 use quorlock_client::{ExtendError, LostError, blocking};
 use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually};
@@ -23,6 +23,8 @@ use rustix::process::Signal;
 use tempfile::NamedTempFile;
 
 const TTL: [&str; 4] = ["--ttl", "3s", "--node-timeout", "300ms"];
+/// With this ttl, a command runs for up to 600 ms after its lock was lost.
+const LONG_TTL: &str = "12s";
 
 /// Ends slowly after SIGTERM.
 fn obedient(file: &Path) -> String {
@@ -74,10 +76,12 @@ fn revoke_and_wait(masters: &Masters) -> Running {
 /// Both commands lock the file.
 fn holder_and_waiter(
     masters: &Masters,
+    ttl: &str,
     script: fn(&Path) -> String,
 ) -> (NamedTempFile, Running, Running) {
     let file = NamedTempFile::new().unwrap();
-    let mut holder = start_script(masters, &TTL, &script(file.path()));
+    let options = ["--ttl", ttl, "--node-timeout", "300ms"];
+    let mut holder = start_script(masters, &options, &script(file.path()));
     assert_eq!(holder.line(), "alone");
     wait_until_all_hold(masters);
     let waiter = start_script(masters, &["--owner", "web-4"], &alone(file.path(), ""));
@@ -101,33 +105,40 @@ fn revocation_without_a_terminal_or_yes_is_refused_at_once() {
 
 #[test]
 fn revoked_command_is_stopped_before_the_next_holder_begins() {
+    let mut next_is_named = false;
     for script in [obedient, stubborn] {
         let masters = Masters::start(3);
-        let (_file, mut holder, mut waiter) = holder_and_waiter(&masters, script);
+        let (_file, mut holder, mut waiter) = holder_and_waiter(&masters, "6s", script);
         let output = revoke_to_the_end(&masters, &["--yes"]);
-        assert_contains(stderr(&output), "then web-4 acquires the lock");
-        assert_contains(stderr(&output), "quorlock: the lock is over");
-        assert_eq!(stdout(&output).matches("revoked from ").count(), 3, "{}", stdout(&output));
+        let (answers, said) = (stdout(&output), stderr(&output));
+        // On a busy machine, the node on which the waiter waits may answer the inspection late.
+        next_is_named |= said.contains("then web-4 acquires the lock");
+        assert_contains(said, "quorlock: the lock is over");
+        // A late answer is on standard error.
+        let revoked = [answers, said].concat().matches("revoked from ").count();
+        assert_eq!(revoked, 3, "{answers}{said}");
         assert_eq!(waiter.line(), "alone");
         assert_eq!(code(waiter.wait_for_end().status), 0);
-        let news = holder.error_line();
-        let address = masters[0].url();
-        let address = address.trim_start_matches("redis+unix://");
-        assert!(news.contains(" on ") && news.contains(address), "no {address} in {news}");
+        let mut said = iter::from_fn(|| holder.try_error_line());
+        let news = said.find(|line| line.contains("an operator revoked the lock on ")).unwrap();
+        // The news may precede the answer of the third node.
+        let is_named =
+            |node: &&Server| news.contains(node.url().trim_start_matches("redis+unix://"));
+        assert!(masters.iter().filter(is_named).count() >= 2, "{news}");
         assert!(news.contains("the command is stopped before that"), "{news}");
         // The last message does not contain the nodes' answers, which are out of date by then.
         let last = "quorlock: the command was stopped: an operator revoked the lock";
-        let mut said = iter::from_fn(|| holder.try_error_line());
         assert!(said.any(|line| line == last));
         assert_eq!(code(holder.wait_for_end().status), 120);
     }
+    assert!(next_is_named);
 }
 
 /// The baseline of the test above: an operator deletes the lock instead of revoking it.
 #[test]
 fn deleted_lock_has_two_holders_for_a_while() {
     let masters = Masters::start(3);
-    let (_file, holder, mut waiter) = holder_and_waiter(&masters, stubborn);
+    let (_file, holder, mut waiter) = holder_and_waiter(&masters, LONG_TTL, stubborn);
     masters.iter().for_each(|master| exec(master, &["DEL", "k"]));
     assert_eq!(waiter.line(), "together");
     drop(waiter);
@@ -137,7 +148,7 @@ fn deleted_lock_has_two_holders_for_a_while() {
 #[test]
 fn option_now_ends_the_lock_while_its_holder_runs() {
     let masters = Masters::start(3);
-    let (_file, holder, mut waiter) = holder_and_waiter(&masters, stubborn);
+    let (_file, holder, mut waiter) = holder_and_waiter(&masters, LONG_TTL, stubborn);
     let output = revoke_to_the_end(&masters, &["--now", "--yes"]);
     assert_contains(stderr(&output), "may continue to run at the same time as the next holder");
     assert_contains(stderr(&output), "may still run for");
@@ -149,7 +160,8 @@ fn option_now_ends_the_lock_while_its_holder_runs() {
 fn lock_of_several_keys_is_revoked_by_one_of_them() {
     let masters = Masters::start(3);
     let quorum = blocking::Quorum::connect(masters.urls()).unwrap();
-    let mut lock = quorum.lock_all(["a", "k"]).ttl(Duration::from_secs(2)).acquire().unwrap();
+    let lock = quorum.lock_all(["a", "k"]).ttl(Duration::from_secs(6));
+    let mut lock = lock.node_timeout(Duration::from_millis(500)).acquire().unwrap();
     lock.renew();
     wait_until_all_hold(&masters);
     let revocation = revoke_and_wait(&masters);
@@ -166,7 +178,7 @@ fn lock_of_several_keys_is_revoked_by_one_of_them() {
 #[test]
 fn lock_is_revoked_while_one_master_is_down() {
     let mut masters = Masters::start(3);
-    let (_file, holder, mut waiter) = holder_and_waiter(&masters, obedient);
+    let (_file, holder, mut waiter) = holder_and_waiter(&masters, "6s", obedient);
     masters[2].kill();
     let output = revoke_to_the_end(&masters, &["--yes"]);
     assert_contains(stdout(&output), "not connected");
@@ -181,7 +193,7 @@ fn master_that_crashes_after_the_revocation_does_not_undo_it() {
         builder.arg("appendonly", "yes").arg("appendfsync", "always").arg("lock.rejoin-delay", 0)
     })
     .unwrap();
-    let (_file, holder, mut waiter) = holder_and_waiter(&masters, obedient);
+    let (_file, holder, mut waiter) = holder_and_waiter(&masters, "6s", obedient);
     let revocation = revoke_and_wait(&masters);
     masters[0].kill();
     masters[0].restart().unwrap();
@@ -220,7 +232,7 @@ fn minority_that_revokes_is_reported_and_does_not_end_the_lock() {
 fn lock_is_revoked_later_on_a_master_that_answers_late() {
     let net = Net::start();
     let (masters, late) = (&net.masters, &net.proxies[2]);
-    let (_file, holder, mut waiter) = holder_and_waiter(masters, obedient);
+    let (_file, holder, mut waiter) = holder_and_waiter(masters, "6s", obedient);
     late.drop_bytes(Direction::ToServer);
     let mut revocation = Running::start(on_urls(&net.urls(), "revoke").args(["k", "--yes"]));
     wait_for_message(&mut revocation, "revoked; the lock ends within");
@@ -237,7 +249,7 @@ fn lock_is_revoked_later_on_a_master_that_answers_late() {
 #[test]
 fn interrupted_wait_leaves_the_lock_revoked() {
     let masters = Masters::start(3);
-    let (_file, holder, mut waiter) = holder_and_waiter(&masters, obedient);
+    let (_file, holder, mut waiter) = holder_and_waiter(&masters, "6s", obedient);
     let revocation = revoke_and_wait(&masters);
     revocation.signal(Signal::INT);
     let output = revocation.wait_for_end();
@@ -265,10 +277,11 @@ fn nodes_that_are_down_revoke_nothing() {
 #[test]
 fn handle_of_a_revoked_lock_cannot_be_extended() {
     let masters = Masters::start(3);
-    let output = on(&masters, "acquire").args(["k", "--ttl", "2s"]).output().unwrap();
+    let output = on(&masters, "acquire").args(["k", "--ttl", "6s"]).output().unwrap();
     let handle = stdout(&output).trim().to_owned();
     let revocation = revoke_and_wait(&masters);
-    let output = common::with_input(on(&masters, "extend").arg("-"), &handle);
+    let output =
+        output_of_majority(|| common::with_input(on(&masters, "extend").arg("-"), &handle));
     assert_eq!((code(output.status), stdout(&output)), (120, ""));
     assert_contains(stderr(&output), "an operator revoked the lock");
     assert_eq!(code(revocation.wait_for_end().status), 0);

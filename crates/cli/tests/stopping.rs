@@ -12,15 +12,15 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{
-    Net, PATIENCE, assert_contains, code, is_alive, lose_lock_of, masters_holding, run_script,
-    start_script, stderr, stdout, wait_until_ended,
+    Net, PATIENCE, assert_contains, assert_not_acquired, code, is_alive, lose_lock_of,
+    masters_holding, run_script, start_script, stderr, stdout, wait_until_ended,
 };
 use quorlock_testkit::{Direction, Masters, Proxy, eventually};
 use rustix::process::Signal;
 
-/// A command that needs 1.4 s to clean up after SIGTERM.
+/// A command that needs 3.4 s to clean up after SIGTERM.
 const SLOW: &str =
-    "trap 'echo TERM; sleep 1.4; echo cleaned; exit 9' TERM; echo $$; while :; do sleep 0.01; done";
+    "trap 'echo TERM; sleep 3.4; echo cleaned; exit 9' TERM; echo $$; while :; do sleep 0.01; done";
 
 /// A command that exits with 7. Its background process prints its process ID, and ends when the
 /// file `go` exists.
@@ -35,26 +35,26 @@ fn in_background(shell: &str, go: &Path) -> String {
 
 #[test]
 fn longer_kill_after_sends_sigterm_earlier() {
-    let output = lose_lock_of(&["--ttl", "4s", "--kill-after", "1600ms"], SLOW);
+    let output = lose_lock_of(&["--ttl", "10s", "--kill-after", "4s"], SLOW);
     assert_eq!(stdout(&output), "cleaned\n");
 }
 
 #[test]
 fn default_grace_is_too_short_for_a_slow_command() {
-    // With this ttl, the default grace is 1.1 s.
-    assert_eq!(stdout(&lose_lock_of(&["--ttl", "4s"], SLOW)), "");
+    // With this ttl, the default grace is 2.8 s.
+    assert_eq!(stdout(&lose_lock_of(&["--ttl", "10s"], SLOW)), "");
 }
 
 #[test]
 fn shorter_kill_after_sends_sigterm_later_and_limits_the_grace() {
     let net = Net::start();
-    let mut running = net.run(&["--ttl", "4s", "--kill-after", "100ms"], SLOW);
+    let mut running = net.run(&["--ttl", "10s", "--kill-after", "800ms"], SLOW);
     let command = running.pid_line();
     let started = Instant::now();
     net.cut_off_a_majority();
     assert_eq!(running.line(), "TERM");
-    // By default, SIGTERM is sent when a third of the ttl is left: 2.6 s after the last extension.
-    assert!(started.elapsed() > Duration::from_secs(3), "{:?}", started.elapsed());
+    // By default, SIGTERM is sent when a third of the ttl is left: 6.7 s after the last extension.
+    assert!(started.elapsed() > Duration::from_millis(7500), "{:?}", started.elapsed());
     net.assert_ends_before_the_lock(command);
     let output = running.wait_for_end();
     assert_eq!((code(output.status), stdout(&output)), (120, ""));
@@ -78,7 +78,11 @@ fn uncertain_lock_is_reported_once_and_so_is_its_confirmation() {
     let mut running = net.run(&["--ttl", "4s"], "echo held; read go");
     assert_eq!(running.line(), "held");
     net.proxies[..2].iter().for_each(|proxy| proxy.hold(Direction::ToServer));
-    let said = running.error_line();
+    let mut said = running.error_line();
+    // The first attempt to acquire the lock may have failed on a busy machine.
+    while said.starts_with("quorlock: waiting: ") {
+        said = running.error_line();
+    }
     assert!(said.starts_with("quorlock: cannot confirm the lock, "), "{said}");
     assert!(said.ends_with(" s left"), "{said}");
     net.proxies.iter().for_each(Proxy::heal);
@@ -105,11 +109,11 @@ fn wait_all_keeps_the_lock_until_background_processes_have_ended() {
     for shell in ["sh", "setsid sh"] {
         let (masters, folder) = (Masters::start(3), tempfile::tempdir().unwrap());
         let go = folder.path().join("go");
-        let options = ["--wait-all", "--ttl", "1s", "--node-timeout", "100ms"];
+        let options = ["--wait-all", "--ttl", "3s", "--node-timeout", "300ms"];
         let mut running = start_script(&masters, &options, &in_background(shell, &go));
         let background = running.pid_line();
-        let mut second = run_script(&masters, &["--wait", "1500ms"], "echo ran");
-        assert_eq!(code(second.output().unwrap().status), 121, "{shell}");
+        let mut second = run_script(&masters, &["--wait", "3500ms"], "echo ran");
+        assert_not_acquired(&second.output().unwrap());
         assert!(is_alive(background));
         fs::write(&go, "").unwrap();
         let output = running.wait_for_end();
@@ -147,7 +151,7 @@ fn loss_ends_background_processes_in_other_sessions() {
 #[test]
 fn command_survives_repeated_losses_of_two_of_five_masters() {
     let mut masters = Masters::start(5);
-    let options = ["--ttl", "1s", "--node-timeout", "100ms"];
+    let options = ["--ttl", "3s", "--node-timeout", "300ms"];
     let mut running = start_script(&masters, &options, "echo held; read go; echo done");
     assert_eq!(running.line(), "held");
     for first in 0..5 {
@@ -155,11 +159,9 @@ fn command_survives_repeated_losses_of_two_of_five_masters() {
         masters[first].kill();
         masters[second].pause();
         let lost = Instant::now();
-        let output = run_script(&masters, &["--wait", "1500ms"], "echo ran").output().unwrap();
-        // The code is 122 when no majority answers the other client in time.
-        assert!([121, 122].contains(&code(output.status)), "without {first} and {second}");
-        assert_eq!(stdout(&output), "");
-        assert!(lost.elapsed() > Duration::from_secs(1));
+        let output = run_script(&masters, &["--wait", "3500ms"], "echo ran").output().unwrap();
+        assert_not_acquired(&output);
+        assert!(lost.elapsed() > Duration::from_secs(3));
         masters[second].resume();
         masters[first].restart().unwrap();
         // The next two masters may fail only when these two have the lock again.

@@ -123,7 +123,7 @@ fn suspended_command_is_killed_before_the_next_holder_begins() {
     let masters = Masters::start(3);
     // The watchdog sends SIGTERM and SIGCONT. The command ignores SIGTERM, so only SIGKILL ends it.
     let command = "trap \"\" TERM; echo ready; echo pid $$; while :; do sleep 0.01; done";
-    let mut terminal = Terminal::run(&masters, "--ttl 1500ms", command, STOPPED_THEN_FG);
+    let mut terminal = Terminal::run(&masters, "--ttl 5s", command, STOPPED_THEN_FG);
     let pid = common::pid(terminal.shows("pid ").trim_start_matches("pid "));
     terminal.press(CTRL_Z);
     assert_eq!(terminal.shows("stopped "), "stopped 148");

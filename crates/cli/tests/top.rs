@@ -140,12 +140,14 @@ fn new_lock_is_shown_and_q_restores_the_terminal() {
 fn text_of_clients_cannot_control_the_terminal() {
     let masters = Masters::start(1);
     acquire(&masters, "\x1b]0;pwned\x07", "\x1b[31mred\u{202e}");
-    let terminal = Terminal::start(&masters, "$TOP");
+    let mut terminal = Terminal::start(&masters, "$TOP; echo status $?");
     terminal.shows("pwned");
     terminal.shows("red");
     let shown = String::from_utf8_lossy(&terminal.written.lock().unwrap()).into_owned();
     assert!(!shown.contains("\x1b]0;pwned"));
     assert!(!shown.contains(['\u{202e}', '\x07']));
+    terminal.press("q");
+    terminal.shows("status 0");
 }
 
 #[test]
@@ -201,8 +203,15 @@ fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
     pipe.exec(&mut masters[0].connection()).unwrap();
     let spent_on_scans = || command_stats(&masters[0], "lock.scan");
     let mut terminal = Terminal::start(&masters, "$TOP --node-timeout 10s");
-    eventually(PATIENCE, "the first listing has begun", || spent_on_scans().0 > 0);
-    let first = Instant::now();
+    let mut first = Instant::now();
+    eventually(PATIENCE, "the first listing has begun", || {
+        let before = Instant::now();
+        let has_begun = spent_on_scans().0 > 0;
+        if !has_begun {
+            first = before;
+        }
+        has_begun
+    });
     terminal.shows("10000 locks");
     let (mut spent, mut before_next) = (spent_on_scans(), Instant::now());
     let calls = spent.0;
@@ -217,7 +226,7 @@ fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
             break;
         }
         (spent, before_next) = (latest, Instant::now());
-        assert!(first.elapsed() < PATIENCE, "the next listing does not begin");
+        assert!(first.elapsed() < 3 * PATIENCE, "the next listing does not begin");
     }
     let share = spent.1.as_secs_f64() / before_next.duration_since(first).as_secs_f64();
     println!("LOCK.SCAN took {:.2} % of the node", share * 100.0);

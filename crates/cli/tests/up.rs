@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{
-    QUORLOCK, Running, assert_contains, assert_error, assert_ok, code, is_alive, pid, quorlock,
-    stderr,
+    LONG_NODE_TIMEOUT, QUORLOCK, Running, assert_contains, assert_error, assert_ok, code, is_alive,
+    pid, quorlock, stderr,
 };
 use redis::Client;
 use rustix::process::{Pid, Signal};
@@ -122,7 +122,8 @@ fn kept_masters_keep_their_data_and_abstain_after_a_restart() {
     redis::cmd("SET").arg("a").arg("1").exec(&mut connect_to_first(&nodes)).unwrap();
     let run = |nodes: &str| {
         let mut run = quorlock();
-        run.args(["run", "--no-wait", "--nodes", nodes, "k", "--", "true"]);
+        run.args(["run", "--no-wait"]).args(LONG_NODE_TIMEOUT);
+        run.args(["--nodes", nodes, "k", "--", "true"]);
         let output = run.output().unwrap();
         (code(output.status), stderr(&output).to_owned())
     };

@@ -17,7 +17,7 @@ use quorlock_testkit::{Masters, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-const TTL: [&str; 2] = ["--ttl", "1500ms"];
+const TTL: [&str; 2] = ["--ttl", "5s"];
 /// A command that prints its process ID, and ends on SIGTERM.
 const OBEDIENT: &str = "trap 'echo TERM; exit' TERM; echo $$; while :; do sleep 0.01; done";
 const STUBBORN: &str = "trap '' TERM; while :; do sleep 0.01; done";
@@ -155,7 +155,7 @@ fn quorlock_stops_the_command_when_its_watchdog_is_killed() {
 #[test]
 fn quorlock_stops_the_command_when_its_watchdog_is_stopped() {
     let net = Net::start();
-    let mut running = net.run(&["--ttl", "6s"], &format!("echo $$; {STUBBORN}"));
+    let mut running = net.run(&["--ttl", "15s"], &format!("echo $$; {STUBBORN}"));
     let command = running.pid_line();
     let watchdog = watchdog_of(running.pid());
     kill(watchdog, Signal::STOP);
@@ -212,5 +212,5 @@ fn pipeline_ends_with_the_command_also_when_quorlock_was_killed() {
     });
     kill(quorlock.unwrap(), Signal::KILL);
     assert_eq!(stdout(&running.wait_for_end()), "");
-    assert!(!is_alive(command));
+    wait_until_ended(command);
 }

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::time::Duration;
 use std::{fs, io};
 
-use quorlock_client::{Fence, Lock, Quorum};
+use quorlock_client::{ExtendError, Fence, Lock, Quorum};
 use tokio::time::sleep;
 
 /// A cache that is older than this is refreshed.
@@ -54,8 +54,11 @@ async fn open(quorum: &Quorum, directory: &Path) -> Result<Lock, Box<dyn Error>>
         }
     }
     // The lock is never free in this step: other readers can hold it now, but no writer can.
-    lock.downgrade().await?;
-    Ok(lock)
+    match lock.downgrade().await {
+        // Other readers may have to wait a little longer.
+        Ok(()) | Err(ExtendError::NoQuorum { .. }) => Ok(lock),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn is_fresh(directory: &Path) -> bool {

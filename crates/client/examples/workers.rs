@@ -61,7 +61,7 @@ async fn work(quorum: Quorum, undone: Undone) -> usize {
                     drop(lock);
                 }
                 Err(AcquireError::Held { .. }) => {}
-                Err(error) => println!("job {job}: {error}"),
+                Err(error) => eprintln!("job {job}: {error}"),
             }
         }
         sleep(Duration::from_millis(5)).await;

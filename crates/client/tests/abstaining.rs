@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{PATIENCE, patiently, wait_until_all_hold, wait_until_free};
+use common::{PATIENCE, connect, patiently, wait_until_all_hold, wait_until_free};
 use quorlock_client::{AcquireError, NodeError, Quorum, Released};
 use quorlock_testkit::{Masters, eventually_async};
 
@@ -17,7 +17,7 @@ async fn five_masters_with_abstaining(n: usize) -> (Masters, Quorum) {
         if index < n { builder.arg("lock.rejoin-delay", LONG_MS) } else { builder }
     });
     let masters = masters.unwrap();
-    let quorum = Quorum::connect(masters.urls()).await.unwrap();
+    let quorum = connect(masters.urls()).await;
     (masters, quorum)
 }
 
@@ -54,7 +54,7 @@ async fn held_lock_is_extended_on_masters_that_abstain_after_a_restart() {
         builder.arg("appendonly", "yes").arg("appendfsync", "always")
     });
     let mut masters = masters.unwrap();
-    let quorum = Quorum::connect(masters.urls()).await.unwrap();
+    let quorum = connect(masters.urls()).await;
     let mut lock = patiently(&quorum, "k").acquire().await.unwrap();
     wait_until_all_hold(&masters, "k").await;
     for master in &mut masters {

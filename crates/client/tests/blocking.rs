@@ -8,17 +8,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::{PATIENCE, delete, masters_holding};
+use common::{PATIENCE, connect_blocking, delete, masters_holding};
 use quorlock_client::blocking::{Quorum, QuorumBuilder};
 use quorlock_client::{AcquireError, LostError, NodeError, Ownership, Released, RunError};
 use quorlock_testkit::{Masters, eventually};
 
 fn quorum() -> (Masters, Quorum) {
     let masters = Masters::start(3);
-    let quorum = Quorum::builder().nodes(masters.urls()).node_timeout(PATIENCE).connect().unwrap();
-    eventually(PATIENCE, "all nodes are connected", || {
-        quorum.health().iter().all(|node| node.error.is_none())
-    });
+    let quorum = connect_blocking(masters.urls());
     (masters, quorum)
 }
 
@@ -55,9 +52,10 @@ fn blocking_api_works_in_a_program_that_uses_tokio() {
 #[test]
 fn blocking_run_returns_the_result_and_reports_a_lost_lock() {
     let (masters, quorum) = quorum();
-    let builder = quorum.lock("k").ttl(Duration::from_millis(600));
+    let ttl = Duration::from_secs(3);
+    let builder = quorum.lock("k").ttl(ttl);
     let kept = builder.run(|lock| {
-        thread::sleep(Duration::from_millis(900));
+        thread::sleep(ttl * 3 / 2);
         lock.ownership()
     });
     assert!(matches!(kept, Ok(Ownership::Held(_))), "{kept:?}");
@@ -97,7 +95,7 @@ fn threads_exclude_each_other() {
 #[test]
 fn blocking_lock_is_detached_and_attached_from_its_text() {
     let (masters, giver) = quorum();
-    let taker = Quorum::builder().nodes(masters.urls()).node_timeout(PATIENCE).connect().unwrap();
+    let taker = connect_blocking(masters.urls());
     let text = giver.lock("k").acquire().unwrap().detach().to_secret_text();
     let lock = taker.attach(text.parse().unwrap()).unwrap();
     assert_eq!(lock.release().unwrap(), Released::Released);
@@ -108,7 +106,7 @@ fn clients_of_redis_rs_make_a_quorum_that_checks_the_named_set() {
     let masters = Masters::start(3);
     let builder = || {
         let clients = masters.iter().map(|master| redis::Client::open(master.url()).unwrap());
-        clients.fold(Quorum::builder(), QuorumBuilder::redis_client)
+        clients.fold(Quorum::builder().node_timeout(PATIENCE), QuorumBuilder::redis_client)
     };
     let quorum = builder().connect().unwrap();
     assert_eq!(quorum.lock("k").acquire().unwrap().release().unwrap(), Released::Released);

@@ -7,8 +7,8 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    Net, PATIENCE, assert_refused, connect, exists, net, quorum, until_held_on, until_voting,
-    wait_until_all_hold, wait_until_free,
+    Net, PATIENCE, assert_refused, connect, exists, net, patiently, quorum, until_held_on,
+    until_voting, wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::{AttachError, DetachedLock, Released};
 use quorlock_testkit::{Masters, eventually_async};
@@ -109,7 +109,7 @@ async fn lock_that_is_never_attached_ends_by_its_deadline() {
     lock.renew();
     let detached = lock.detach();
     wait_until_free(&masters, "k").await;
-    let late = quorum.attach(detached).await;
+    let late = patiently(&quorum, "k").attach(detached).await;
     assert!(matches!(late, Err(AttachError::Gone { .. })), "{late:?}");
 }
 

@@ -19,12 +19,15 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-use common::{Net, PATIENCE, connect, delete, first_failure, net, quorum, wait_until_all_hold};
+use common::{
+    Net, PATIENCE, assert_times_out, connect, delete, first_failure, net, patiently, quorum,
+    wait_until_all_hold,
+};
 use quorlock_client::{
     AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, LockBuilder,
     LostError, NodeAnswers, NodeError, Quorum, ReleaseError, RunError,
 };
-use quorlock_testkit::{Direction, Inject as _, Proxy, Server, WallClock};
+use quorlock_testkit::{Direction, Inject as _, Proxy, Server, WallClock, eventually_async};
 use redis::Commands as _;
 
 /// Slows the network down too much for the lock on `s` that this function returns. The drift takes
@@ -72,11 +75,7 @@ async fn acquire_errors_distinguish_a_held_lock_from_a_failing_quorum() {
     let AcquireError::Held { nodes } = &error else { panic!("{error}") };
     assert!(nodes.0.iter().any(|node| node.answer == Answer::Refused), "{nodes}");
 
-    let wait = Duration::from_millis(100);
-    let error = net.quorum.lock("k").wait(wait).acquire().await.unwrap_err();
-    let AcquireError::TimedOut { waited, .. } = &error else { panic!("{error}") };
-    // The call sends its last requests a few round trips before its wait ends.
-    assert!(*waited >= wait * 9 / 10, "{error}");
+    assert_times_out(net.quorum.lock("k"), Duration::from_millis(100)).await;
     held.release().await.unwrap();
 
     let error = too_strict(&net).try_acquire().await.unwrap_err();
@@ -98,8 +97,9 @@ async fn acquire_errors_distinguish_a_held_lock_from_a_failing_quorum() {
 #[tokio::test]
 async fn extend_errors_distinguish_a_lost_lock_from_a_held_one() {
     let net = net(3).await;
-    let ttl = Duration::from_secs(2);
-    let mut lock = net.quorum.lock("k").ttl(ttl).node_timeout(ttl / 10).acquire().await.unwrap();
+    let ttl = Duration::from_secs(30);
+    let builder = net.quorum.lock("k").ttl(ttl).node_timeout(Duration::from_millis(200));
+    let mut lock = builder.acquire().await.unwrap();
     net.hold(Direction::ToClient);
     let error = lock.extend().await.unwrap_err();
     let ExtendError::NoQuorum { nodes } = &error else { panic!("{error}") };
@@ -109,8 +109,10 @@ async fn extend_errors_distinguish_a_lost_lock_from_a_held_one() {
     net.heal();
 
     delete(&net.masters, "k");
-    let error = lock.extend().await.unwrap_err();
-    assert!(matches!(error, ExtendError::Lost { .. }), "{error}");
+    eventually_async(PATIENCE, "an extension reports the loss", async || {
+        matches!(lock.extend().await, Err(ExtendError::Lost { .. }))
+    })
+    .await;
 
     let max = ttl * 3 / 4;
     let mut short = net.quorum.lock("s").ttl(ttl).max_hold(max).acquire().await.unwrap();
@@ -121,7 +123,7 @@ async fn extend_errors_distinguish_a_lost_lock_from_a_held_one() {
 #[tokio::test]
 async fn lost_errors_say_how_the_lock_ended() {
     let (masters, quorum) = quorum(3).await;
-    let ttl = Duration::from_millis(600);
+    let ttl = Duration::from_secs(3);
     let mut ended = quorum.lock("ended").ttl(ttl).acquire().await.unwrap();
     ended.renew();
     delete(&masters, "ended");
@@ -140,7 +142,7 @@ async fn lost_errors_say_how_the_lock_ended() {
 #[tokio::test]
 async fn run_errors_say_whether_the_work_was_done() {
     let (masters, quorum) = quorum(3).await;
-    let lock = quorum.lock("k").ttl(Duration::from_millis(600)).wait(Duration::ZERO);
+    let lock = quorum.lock("k").ttl(Duration::from_secs(3)).wait(Duration::ZERO);
     let stopped = lock.run(|_| async {
         delete(&masters, "k");
         std::future::pending::<()>().await;
@@ -213,7 +215,7 @@ async fn release_of_a_detached_lock_waits_at_most_a_quarter_of_its_ttl() {
 }
 
 async fn node_error(quorum: &Quorum) -> NodeError {
-    let lock = quorum.lock("k").ttl(Duration::from_secs(10)).min_validity(Duration::from_millis(1));
+    let lock = quorum.lock("k").ttl(Duration::from_secs(10)).node_timeout(Duration::from_secs(2));
     first_failure(&lock.try_acquire().await.unwrap_err()).clone()
 }
 
@@ -228,9 +230,10 @@ async fn node_that_cannot_be_reached_in_time_is_down_silent_or_too_far() {
 
     let net = net(1).await;
     let quorum = Quorum::connect([net.proxies[0].url()]).await.unwrap();
-    quorum.lock("warm").try_acquire().await.unwrap().release().await.unwrap();
+    patiently(&quorum, "warm").acquire().await.unwrap().release().await.unwrap();
     net.hold(Direction::ToClient);
-    let error = node_error(&quorum).await;
+    let error = quorum.lock("k").try_acquire().await.unwrap_err();
+    let error = first_failure(&error);
     assert!(matches!(error, NodeError::TimedOut { limit_ms: 50..=2500 }), "{error}");
     net.heal();
 

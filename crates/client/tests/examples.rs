@@ -38,14 +38,19 @@ fn example(name: &str) -> PathBuf {
 
 /// Runs `times` copies of an example at the same time, on new masters. Returns the output of each.
 fn run(name: &str, times: usize, args: &[&Path]) -> Vec<String> {
+    try_run(name, times, args).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// As [`run`], but returns what an example that failed printed as its error.
+fn try_run(name: &str, times: usize, args: &[&Path]) -> Result<Vec<String>, String> {
     let masters = Masters::start(3);
     let path = example(name);
     let run_one = || {
         let mut command = Command::new(&path);
         command.args(args).env("QUORLOCK_NODES", masters.urls().join(","));
         let output = command.output().unwrap();
-        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
     };
     thread::scope(|scope| {
         let running: Vec<_> = (0..times).map(|_| scope.spawn(run_one)).collect();
@@ -55,7 +60,10 @@ fn run(name: &str, times: usize, args: &[&Path]) -> Vec<String> {
 
 #[test]
 fn one_machine_of_a_fleet_runs_the_job() {
-    let mut printed = run("cron", 4, &[]);
+    // On a busy machine, too few nodes may answer at the end of a wait.
+    let mut runs = (0..5).map(|_| try_run("cron", 4, &[]));
+    let is_known = |run: &Result<_, String>| !run.as_ref().is_err_and(|e| e.contains("NoQuorum"));
+    let mut printed = runs.find(is_known).expect("enough nodes answer in one of the runs").unwrap();
     printed.sort_unstable();
     assert_eq!(printed[0], "42 pages\n");
     let others_wait = printed[1..].iter().all(|text| text == "another machine does the job\n");
@@ -194,7 +202,8 @@ fn http_service_answers_200_409_or_503_and_ends_cleanly() {
     let mut service = Service::start(&masters);
     assert_eq!(service.ship(42), 200);
 
-    let quorum = Quorum::connect(masters.urls()).unwrap();
+    let builder = Quorum::builder().nodes(masters.urls()).node_timeout(Duration::from_secs(5));
+    let quorum = builder.connect().unwrap();
     let lock = quorum.lock("orders/42").acquire().unwrap();
     assert_eq!(service.ship(42), 409);
     assert_eq!(service.ship(43), 200);

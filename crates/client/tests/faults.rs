@@ -12,12 +12,13 @@ use common::{
 };
 use quorlock_client::{AcquireError, ExtendError, NodeError, Quorum, ReleaseError, Released};
 use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually, eventually_async};
+use redis::AsyncConnectionConfig;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::time::{Instant, timeout};
 
 /// The time limit of calls that wait for no faulty node: half of the node timeout of [`patiently`].
-const AT_ONCE: Duration = Duration::from_secs(2);
+const AT_ONCE: Duration = Duration::from_secs(5);
 
 #[tokio::test]
 async fn dead_minority_does_not_block_a_lock() {
@@ -41,7 +42,7 @@ async fn dead_majority_is_named_and_the_other_masters_keep_nothing() {
         masters[index].kill();
     }
     let started = Instant::now();
-    let Err(AcquireError::NoQuorum { nodes }) = quorum.lock("k").try_acquire().await else {
+    let Err(AcquireError::NoQuorum { nodes }) = patiently(&quorum, "k").try_acquire().await else {
         panic!("no majority")
     };
     assert!(started.elapsed() < AT_ONCE);
@@ -134,8 +135,8 @@ async fn held_lock_is_refused_at_once_beside_a_silent_node() {
 async fn replies_delayed_beyond_the_ttl_are_no_lock_and_leave_nothing() {
     let net = net(3).await;
     net.hold(Direction::ToClient);
-    let builder = net.quorum.lock("k").ttl(Duration::from_millis(400));
-    let builder = builder.node_timeout(Duration::from_millis(380));
+    let builder = net.quorum.lock("k").ttl(Duration::from_secs(2));
+    let builder = builder.node_timeout(Duration::from_millis(1900));
     let acquiring = tokio::spawn(async move { builder.try_acquire().await });
     wait_until_all_hold(&net.masters, "k").await;
     let error = acquiring.await.unwrap().unwrap_err();
@@ -167,7 +168,7 @@ async fn client_that_slept_through_its_ttl_holds_nothing() {
 #[tokio::test]
 async fn too_few_confirmations_leave_a_lock_held_with_its_old_deadline() {
     let net = net(3).await;
-    let limit = Duration::from_millis(200);
+    let limit = Duration::from_secs(2);
     let builder = net.quorum.lock("k").ttl(Duration::from_secs(10)).node_timeout(limit);
     let mut lock = builder.acquire().await.unwrap();
     until_held_on(&lock, 3).await;
@@ -177,7 +178,7 @@ async fn too_few_confirmations_leave_a_lock_held_with_its_old_deadline() {
         panic!("one of three answers")
     };
     assert_eq!(nodes.failed().count(), 2);
-    assert!(matches!(nodes.failed().next().unwrap().1, NodeError::TimedOut { limit_ms: 200 }));
+    assert!(matches!(nodes.failed().next().unwrap().1, NodeError::TimedOut { limit_ms: 2000 }));
     assert!(lock.remaining() <= before && !lock.remaining().is_zero());
     let Err(ReleaseError::NoQuorum { .. }) = lock.release().await else {
         panic!("one of three answers")
@@ -192,11 +193,9 @@ async fn connections_recover_in_the_background_after_a_cut_network() {
     net.proxies.iter().for_each(Proxy::cut);
     until_voting(&net.quorum, 0).await;
     let started = Instant::now();
-    assert!(matches!(net.quorum.lock("k").try_acquire().await, Err(AcquireError::NoQuorum { .. })));
-    assert!(
-        started.elapsed() < Duration::from_millis(500),
-        "the call does not wait for a connection"
-    );
+    let refused = patiently(&net.quorum, "k").try_acquire().await;
+    assert!(matches!(refused, Err(AcquireError::NoQuorum { .. })), "{refused:?}");
+    assert!(started.elapsed() < AT_ONCE, "the call does not wait for a connection");
     net.heal();
     until_voting(&net.quorum, 3).await;
     net.quorum.lock("k").acquire().await.unwrap().release().await.unwrap();
@@ -244,7 +243,9 @@ async fn without_a_validity_check_an_expired_lock_is_granted() {
     let server = Server::builder().start().unwrap();
     let proxy = Proxy::start(server.url());
     let client = redis::Client::open(proxy.url()).unwrap();
-    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let config = AsyncConnectionConfig::new().set_response_timeout(None);
+    let connecting = client.get_multiplexed_async_connection_with_config(&config);
+    let mut connection = connecting.await.unwrap();
     proxy.hold(Direction::ToClient);
     let setting = tokio::spawn(async move {
         let mut set = redis::cmd("SET");

@@ -103,6 +103,8 @@ async fn fences_grow_and_no_lock_fails_after_a_restart_with_a_wrong_clock() {
         clocks[1].step_ms(ahead_s * 1000);
         // The fences of this master begin above its wrong clock, and it has forgotten its earlier
         // fences. The client acquires every lock all the same.
+        masters[1].kill();
+        until_voting(&quorum, 2).await;
         masters[1].restart().unwrap();
         until_voting(&quorum, 3).await;
         for _ in 0..10 {
@@ -131,7 +133,7 @@ async fn masters_with_different_fences_agree_after_one_round() {
 
 #[tokio::test]
 async fn fences_grow_while_the_masters_restart_one_after_the_other() {
-    const MAX_TTL_MS: u64 = 1000;
+    const MAX_TTL_MS: u64 = 2000;
     let mut masters =
         Masters::start_with(3, |_, builder| builder.arg("lock.max-ttl", MAX_TTL_MS)).unwrap();
     let quorum = connect(masters.urls()).await;
@@ -148,7 +150,8 @@ async fn fences_grow_while_the_masters_restart_one_after_the_other() {
             let lock = builder.acquire().await.unwrap();
             assert!(Some(lock.fence()) > last, "{} after {last:?}", lock.fence());
             last = Some(lock.fence());
-            lock.release().await.unwrap();
+            // On a busy machine too few nodes may answer in time. The release then continues.
+            let _ = lock.release().await;
             if !abstained {
                 break;
             }

@@ -7,9 +7,10 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    PATIENCE, connect, masters_with_equal_fences, quorum, wait_until_all_hold, wait_until_free,
+    PATIENCE, connect, connect_blocking, masters_with_equal_fences, quorum, wait_until_all_hold,
+    wait_until_free,
 };
-use quorlock_client::{InspectError, LockState, NodeError, blocking};
+use quorlock_client::{InspectError, LockState, NodeError};
 use quorlock_testkit::{Direction, Masters, Proxy, eventually_async};
 
 #[tokio::test]
@@ -132,7 +133,7 @@ async fn default_owner_names_this_process() {
 #[test]
 fn blocking_quorum_inspects_too() {
     let masters = Masters::start(3);
-    let quorum = blocking::Quorum::connect(masters.urls()).unwrap();
+    let quorum = connect_blocking(masters.urls());
     let lock = quorum.lock("k").acquire().unwrap();
     let LockState::Held(held) = quorum.inspect("k").unwrap().state else {
         panic!("the lock is held")

@@ -4,12 +4,12 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{PATIENCE, first_failure, info, nodes_and_voters};
-use quorlock_client::{AcquireError, NodeError, Quorum};
+use common::{PATIENCE, first_failure, info, nodes_and_voters, patiently};
+use quorlock_client::{AcquireError, Lock, LockWatch, NodeError, Quorum};
 use quorlock_testkit::{Server, eventually_async};
 use tokio::task::JoinSet;
 
@@ -62,11 +62,11 @@ async fn until_voting(node: &Server) {
     .await;
 }
 
-/// How many workers of all clients hold the lock now, how often a worker acquired it beside another
-/// holder, and how often a worker held it.
+/// The locks under which workers of all clients work now, how often a worker acquired the lock
+/// beside another holder, and how often a worker held it.
 #[derive(Default)]
 struct Load {
-    holders: AtomicUsize,
+    holders: Mutex<Vec<LockWatch>>,
     overlaps: AtomicUsize,
     granted: AtomicUsize,
 }
@@ -88,13 +88,9 @@ impl Clients {
                 while !stop.load(Ordering::SeqCst) {
                     let lock = quorum.lock("k").ttl(MAX_TTL).wait(Duration::from_secs(1));
                     let Ok(lock) = lock.acquire().await else { continue };
-                    if load.holders.fetch_add(1, Ordering::SeqCst) > 0
-                        && lock.remaining() > MAX_TTL / 4
-                    {
-                        load.overlaps.fetch_add(1, Ordering::SeqCst);
-                    }
+                    load.enter(&lock);
                     tokio::time::sleep(Duration::from_millis(3)).await;
-                    load.holders.fetch_sub(1, Ordering::SeqCst);
+                    load.leave(&lock);
                     load.granted.fetch_add(1, Ordering::SeqCst);
                     let _ = lock.release().await;
                 }
@@ -110,6 +106,20 @@ impl Clients {
 }
 
 impl Load {
+    /// Counts an overlap if this lock and another one are held at the same time. On a busy machine
+    /// a worker may stall for longer than its lock lasts.
+    fn enter(&self, lock: &Lock) {
+        let mut holders = self.holders.lock().unwrap();
+        if holders.iter().any(|other| !other.remaining().is_zero()) && !lock.remaining().is_zero() {
+            self.overlaps.fetch_add(1, Ordering::SeqCst);
+        }
+        holders.push(lock.watch());
+    }
+
+    fn leave(&self, lock: &Lock) {
+        self.holders.lock().unwrap().retain(|other| other.fence() != lock.fence());
+    }
+
     /// Waits for further locks, and asserts that no lock has had two holders.
     async fn assert_goes_on(&self, step: &str) {
         let before = self.granted.load(Ordering::SeqCst);
@@ -160,15 +170,13 @@ async fn nodes_are_added_removed_and_replaced_under_load() {
 }
 
 /// Whether two clients with different lists hold the same lock at once.
-async fn both_hold(lists: [Vec<String>; 2]) -> bool {
+async fn both_hold([first, second]: [Vec<String>; 2]) -> bool {
+    let quorums = [Quorum::connect(first).await.unwrap(), Quorum::connect(second).await.unwrap()];
     let mut locks = Vec::new();
-    for urls in lists {
-        let quorum = Quorum::connect(urls).await.unwrap();
-        if let Ok(lock) = quorum.lock("k").ttl(MAX_TTL).try_acquire().await {
-            locks.push((quorum, lock));
-        }
+    for quorum in &quorums {
+        locks.extend(patiently(quorum, "k").acquire().await);
     }
-    locks.iter().filter(|(_, lock)| !lock.remaining().is_zero()).count() == 2
+    locks.iter().filter(|lock| !lock.remaining().is_zero()).count() == 2
 }
 
 #[tokio::test]
@@ -195,10 +203,9 @@ fn assert_not_admitted(error: &AcquireError) {
 
 #[tokio::test]
 async fn program_may_name_the_expected_set() {
-    let node = start(1, "1");
-    until_voting(&node).await;
+    let node = Server::with_module().arg("lock.set", set(1, "1")).start().unwrap();
     let right = Quorum::builder().node(node.url()).set("eu").connect().await.unwrap();
-    right.lock("k").ttl(MAX_TTL).acquire().await.unwrap().release().await.unwrap();
+    patiently(&right, "k").acquire().await.unwrap().release().await.unwrap();
     let wrong = Quorum::builder().node(node.url()).set("us").connect().await.unwrap();
-    assert_not_admitted(&wrong.lock("k").ttl(MAX_TTL).acquire().await.unwrap_err());
+    assert_not_admitted(&patiently(&wrong, "k").acquire().await.unwrap_err());
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use common::{
     PATIENCE, calls, delete, net, quorum, until_held_on, wait_until_all_hold, wait_until_free,
 };
+use futures_util::FutureExt as _;
 use quorlock_client::{ExtendError, LostError, Ownership, Released};
 use quorlock_testkit::Direction;
 use tokio::time::{Instant, timeout};
@@ -16,7 +17,7 @@ use tokio::time::{Instant, timeout};
 #[tokio::test]
 async fn lock_is_held_then_uncertain_then_lost_when_all_nodes_fall_silent() {
     let net = net(3).await;
-    let mut lock = net.quorum.lock("k").ttl(Duration::from_millis(600)).acquire().await.unwrap();
+    let mut lock = net.quorum.lock("k").ttl(Duration::from_secs(3)).acquire().await.unwrap();
     let Ownership::Held(until) = lock.ownership() else { panic!("{lock:?}") };
     assert!(until.remaining() > Duration::from_millis(100));
     net.hold(Direction::ToClient);
@@ -67,15 +68,16 @@ async fn release_of_an_ended_lock_succeeds_and_is_not_repeated() {
     let net = net(3).await;
     let lock = net.quorum.lock("k").ttl(Duration::from_millis(200)).acquire().await.unwrap();
     lock.lost().await;
+    // On a busy machine, `acquire` may have released earlier attempts.
+    net.quorum.flush(PATIENCE).await.unwrap();
+    let releases = || net.masters.iter().map(|master| calls(master, "lock.release"));
+    let before: Vec<_> = releases().collect();
     net.hold(Direction::ToServer);
-    let started = Instant::now();
-    assert_eq!(lock.release().await.unwrap(), Released::AlreadyOver);
-    assert!(started.elapsed() < Duration::from_millis(100), "the release waits for no node");
+    let outcome = lock.release().now_or_never().expect("the release waits for no node");
+    assert_eq!(outcome.unwrap(), Released::AlreadyOver);
     net.heal();
     net.quorum.flush(PATIENCE).await.unwrap();
-    for master in &net.masters {
-        assert!(calls(master, "lock.release") <= 1);
-    }
+    assert!(releases().zip(before).all(|(after, before)| after <= before + 1));
 }
 
 #[tokio::test]

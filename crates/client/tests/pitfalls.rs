@@ -7,7 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    PATIENCE, connect, delete, delete_on, exists, masters_holding, net, quorum,
+    PATIENCE, connect, delete, delete_on, exists, masters_holding, net, pttl, quorum,
     wait_until_all_hold, wait_until_free,
 };
 use futures_util::future::join_all;
@@ -26,11 +26,6 @@ fn hold(master: &Server, key: &str, time: Duration) {
     let ms = u64::try_from(time.as_millis()).unwrap();
     let mut set = redis::cmd("SET");
     set.arg(&[key, "another", "NX", "PX"]).arg(ms).exec(&mut master.connection()).unwrap();
-}
-
-fn pttl(master: &Server, key: &str) -> Duration {
-    let ms: i64 = redis::cmd("PTTL").arg(key).query(&mut master.connection()).unwrap();
-    Duration::from_millis(u64::try_from(ms).unwrap())
 }
 
 #[tokio::test]

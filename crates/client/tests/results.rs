@@ -7,8 +7,8 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    connect, first_failure, locker_rules, net, quorum, set_user, spawn_acquire, until_waiting,
-    wait_until_all_hold, wait_until_free,
+    PATIENCE, assert_times_out, connect, first_failure, locker_rules, net, quorum, set_user,
+    spawn_acquire, until_waiting, wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::{AcquireError, LostError, NodeError, Quorum};
 use quorlock_testkit::{Direction, Masters, Server};
@@ -19,8 +19,7 @@ async fn call_without_wait_asks_the_nodes_on_a_contended_key() {
     let (masters, quorum) = quorum(3).await;
     let held = quorum.lock("k").acquire().await.unwrap();
     wait_until_all_hold(&masters, "k").await;
-    let short = quorum.lock("k").wait(Duration::from_millis(100)).acquire().await.unwrap_err();
-    assert!(matches!(short, AcquireError::TimedOut { .. }), "{short}");
+    assert_times_out(quorum.lock("k"), Duration::from_millis(100)).await;
     let at_once = quorum.lock("k").wait(Duration::ZERO).acquire().await.unwrap_err();
     let AcquireError::Held { nodes } = &at_once else { panic!("{at_once}") };
     assert_eq!(nodes.0.len(), 3);
@@ -170,7 +169,7 @@ async fn quorum_from_clients_of_redis_rs_waits_in_the_queue() {
     wait_until_all_hold(&masters, "k").await;
     let clients = masters.iter().map(|master| redis::Client::open(master.url()).unwrap());
     let builder = clients.fold(Quorum::builder(), quorlock_client::QuorumBuilder::redis_client);
-    let other = builder.connect().await.unwrap();
+    let other = builder.node_timeout(PATIENCE).connect().await.unwrap();
     let call = spawn_acquire(other.lock("k"));
     until_waiting(&masters, 1).await;
     held.release().await.unwrap();

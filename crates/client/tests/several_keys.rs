@@ -9,10 +9,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{
-    PATIENCE, assert_refused, connect, delete, delete_on, masters_holding, quorum, spawn_acquire,
-    until_held_on, until_waiting, wait_until_all_hold, wait_until_free,
+    PATIENCE, assert_refused, assert_times_out, connect, connect_blocking, delete, delete_on,
+    masters_holding, quorum, spawn_acquire, until_held_on, until_waiting, wait_until_all_hold,
+    wait_until_free,
 };
-use quorlock_client::{AcquireError, Fence, LostError, Ownership, Released, RunError, blocking};
+use quorlock_client::{AcquireError, Fence, LostError, Ownership, Released, RunError};
 use quorlock_testkit::Masters;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -40,8 +41,7 @@ async fn refused_lock_of_several_keys_holds_none_of_them() {
     let (masters, quorum) = quorum(3).await;
     let one = quorum.lock("b").acquire().await.unwrap();
     assert_refused(&quorum.lock_all(["a", "b", "c"]).try_acquire().await);
-    let waited = quorum.lock_all(["c", "b"]).wait(Duration::from_millis(100)).acquire().await;
-    assert!(matches!(waited, Err(AcquireError::TimedOut { .. })), "{waited:?}");
+    assert_times_out(quorum.lock_all(["c", "b"]), Duration::from_millis(100)).await;
     wait_until_free(&masters, "a").await;
     wait_until_free(&masters, "c").await;
     let _a = quorum.lock("a").try_acquire().await.unwrap();
@@ -230,7 +230,7 @@ async fn dropped_call_leaves_the_queues_of_all_its_keys() {
 #[test]
 fn blocking_program_locks_several_keys() {
     let masters = Masters::start(3);
-    let quorum = blocking::Quorum::connect(masters.urls()).unwrap();
+    let quorum = connect_blocking(masters.urls());
     let mut lock = quorum.lock_all(["b", "a"]).acquire().unwrap();
     assert!(lock.keys().eq([b"a", b"b"]));
     lock.extend().unwrap();

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::{
-    PATIENCE, calls, connect, masters_holding, net, quorum, spawn_acquire, until_waiting,
-    wait_until_all_hold, wait_until_free, waiters,
+    PATIENCE, assert_times_out, calls, connect, masters_holding, net, quorum, spawn_acquire,
+    until_waiting, wait_until_all_hold, wait_until_free, waiters,
 };
-use quorlock_client::{AcquireError, Lock};
+use quorlock_client::Lock;
 use quorlock_testkit::{Direction, Masters, Proxy, eventually_async};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -81,9 +81,16 @@ async fn client_that_the_queue_node_refused_waits_there_next_time() {
     let granted: Option<u64> = acquire.query(&mut connection).unwrap();
     granted.unwrap();
     // The refusal of the queue node arrives after the grants of the other nodes.
-    net.proxies[node].delay(Direction::ToClient, Duration::from_millis(100));
+    let proxy = &net.proxies[node];
+    let answers = proxy.chunks(Direction::ToClient);
+    proxy.delay(Direction::ToClient, Duration::from_millis(100));
     let lock = net.quorum.lock("k").acquire().await.unwrap();
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    eventually_async(PATIENCE, "the proxy forwards the refusal", async || {
+        proxy.chunks(Direction::ToClient) > answers
+    })
+    .await;
+    // The client reads the refusal.
+    tokio::time::sleep(Duration::from_millis(100)).await;
     lock.release().await.unwrap();
     eventually_async(PATIENCE, "the other nodes are free", async || {
         masters_holding(&net.masters, "k") == 1
@@ -156,34 +163,33 @@ async fn timed_out_waiter_leaves_the_queue() {
     let (masters, quorum) = quorum(3).await;
     let _lock = quorum.lock("k").acquire().await.unwrap();
     let other = connect(masters.urls()).await;
-    let started = Instant::now();
-    let error = other.lock("k").wait(Duration::from_millis(300)).acquire().await.unwrap_err();
-    assert!(matches!(error, AcquireError::TimedOut { .. }), "{error}");
-    assert!(started.elapsed() >= Duration::from_millis(295), "{:?}", started.elapsed());
+    assert_times_out(other.lock("k"), Duration::from_millis(300)).await;
     until_waiting(&masters, 0).await;
 }
 
 #[tokio::test]
 async fn wait_ends_in_time_whatever_the_nodes_do() {
     let net = net(3).await;
-    let _lock = net.quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
+    let _lock = net.quorum.lock("k").ttl(Duration::from_secs(60)).acquire().await.unwrap();
     wait_until_all_hold(&net.masters, "k").await;
+    let wait = Duration::from_secs(2);
     let mut fastest = Duration::MAX;
     // On a busy machine one try may be late, but not all of them.
-    for _ in 0..3 {
+    for _ in 0..10 {
         let quorum = connect(net.proxies.iter().map(Proxy::url)).await;
         let started = Instant::now();
-        let waiting = tokio::spawn(async move {
-            quorum.lock("k").wait(Duration::from_millis(400)).acquire().await
-        });
+        let waiting = tokio::spawn(async move { quorum.lock("k").wait(wait).acquire().await });
         until_waiting(&net.masters, 1).await;
         net.hold(Direction::ToClient);
         waiting.await.unwrap().unwrap_err();
         fastest = fastest.min(started.elapsed());
         net.heal();
         until_waiting(&net.masters, 0).await;
+        if fastest < wait + Duration::from_millis(50) {
+            return;
+        }
     }
-    assert!(fastest < Duration::from_millis(450), "{fastest:?}");
+    panic!("{fastest:?}");
 }
 
 #[tokio::test]
@@ -254,7 +260,7 @@ async fn every_waiter_acquires_the_lock_although_the_queue_node_fails() {
         {
             done.unwrap();
         }
-        assert!(started.elapsed() < Duration::from_secs(4), "{fault}: {:?}", started.elapsed());
+        assert!(started.elapsed() < PATIENCE, "{fault}: {:?}", started.elapsed());
         if fault == "paused" {
             net.masters[failed].resume();
         }

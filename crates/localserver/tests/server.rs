@@ -168,15 +168,15 @@ fn server_has_the_environment_that_it_was_given() {
 fn server_that_is_still_loading_is_not_yet_started() {
     let mut server = Server::builder().start().unwrap();
     let mut connection = server.connection();
-    redis::cmd("DEBUG").arg("POPULATE").arg(2000).exec(&mut connection).unwrap();
+    redis::cmd("DEBUG").arg("POPULATE").arg(200).exec(&mut connection).unwrap();
     redis::cmd("SAVE").exec(&mut connection).unwrap();
-    // 2000 keys at 100 us each.
-    server.set_arg("key-load-delay", 100);
+    // 200 keys at 1000 us each.
+    server.set_arg("key-load-delay", 1000);
     server.set_arg("loading-process-events-interval-bytes", 1024);
     let started = Instant::now();
     server.restart().unwrap();
     assert!(started.elapsed() >= Duration::from_millis(200), "the server was loading");
-    assert_eq!(redis::cmd("DBSIZE").query::<u64>(&mut server.connection()).unwrap(), 2000);
+    assert_eq!(redis::cmd("DBSIZE").query::<u64>(&mut server.connection()).unwrap(), 200);
 }
 
 #[test]

@@ -5,8 +5,9 @@
 #![cfg(target_os = "linux")]
 
 use std::fs;
+use std::time::Duration;
 
-use quorlock_testkit::{Proxy, Server};
+use quorlock_testkit::{Proxy, Server, eventually};
 
 fn open_files_and_threads() -> (usize, usize) {
     let count = |directory| fs::read_dir(directory).expect("proc is there").count();
@@ -31,5 +32,9 @@ fn no_thread_and_no_descriptor_outlives_a_proxy_and_a_server() {
     for _ in 0..3 {
         start_and_drop();
     }
-    assert_eq!(open_files_and_threads(), before);
+    // A thread that was joined is listed for a moment longer, perhaps also in `before`.
+    eventually(Duration::from_secs(5), "no more are left than before", || {
+        let (files, threads) = open_files_and_threads();
+        files <= before.0 && threads <= before.1
+    });
 }

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use quorlock_testkit::Direction::{ToClient, ToServer};
-use quorlock_testkit::{Proxy, Server, eventually, eventually_async};
+use quorlock_testkit::{Proxy, Server, eventually, eventually_async, holds_within};
 use redis::RedisResult;
 
 const LIMIT: Duration = Duration::from_secs(5);
@@ -95,14 +95,15 @@ fn delayed_chunks_keep_their_order_and_their_delays_do_not_add_up() {
     let (url, echo) = echo();
     let proxy = Proxy::start(url);
     let mut stream = plain(&proxy);
-    let delay = Duration::from_millis(100);
+    let delay = Duration::from_secs(1);
     proxy.delay(ToServer, delay);
     let started = Instant::now();
     let chunks_sent = 20;
     for number in 1..=chunks_sent {
         stream.write_all(&[number]).unwrap();
         eventually(LIMIT, "the byte has arrived as a separate chunk", || {
-            proxy.waiting_bytes(ToServer) + proxy.bytes(ToServer) >= u64::from(number)
+            // In this order, a byte that passes in between is not counted twice.
+            proxy.bytes(ToServer) + proxy.waiting_bytes(ToServer) >= u64::from(number)
         });
     }
     expect_bytes(&mut stream, &(1..=chunks_sent).collect::<Vec<_>>());
@@ -322,7 +323,7 @@ fn server_does_not_learn_of_a_client_that_leaves_in_a_partition() {
     send_ping(&mut connection);
     eventually(LIMIT, "the request is held", || proxy.waiting_bytes(ToServer) > 0);
     drop(connection);
-    assert!(is_known());
+    assert!(!holds_within(Duration::from_millis(200), || !is_known()));
     proxy.heal();
     eventually(LIMIT, "the server learns that the client is gone", || !is_known());
 }

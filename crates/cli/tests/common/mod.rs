@@ -17,7 +17,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use std::{iter, mem, thread};
 
-use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually};
+use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually, holds_within};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use serde_json::Value;
@@ -82,6 +82,43 @@ pub(crate) fn shell(script: &str, nodes: &str) -> Command {
     shell.args(["-e", "-c", script]).env("PATH", path);
     shell.env("QUORLOCK_NODES", nodes).env("XDG_CONFIG_HOME", "/nowhere");
     shell
+}
+
+/// The output of a program, which is run again a few times while it ends with 122: on a busy
+/// machine, the answers of a majority may be late.
+pub(crate) fn output_of_majority(mut run: impl FnMut() -> Output) -> Output {
+    let mut output = run();
+    for _ in 0..4 {
+        if output.status.code() != Some(122) {
+            break;
+        }
+        output = run();
+    }
+    output
+}
+
+/// Runs a program until its output is right: on a busy machine, the answer of a node may be late.
+#[track_caller]
+pub(crate) fn output_until(command: &mut Command, is_right: impl Fn(&Output) -> bool) -> Output {
+    let mut output = None;
+    let is_right = || is_right(output.insert(command.output().unwrap()));
+    assert!(holds_within(PATIENCE, is_right), "{output:?}");
+    output.unwrap()
+}
+
+/// Acquires the lock `k` with `quorlock acquire`, on all masters. Returns the handle.
+#[track_caller]
+pub(crate) fn acquire_everywhere(masters: &Masters, options: &[&str]) -> String {
+    let mut handle = String::new();
+    eventually(PATIENCE, "all masters hold the lock", || {
+        masters.iter().for_each(|master| exec(master, &["DEL", "k"]));
+        let output = on(masters, "acquire").args(options).arg("k").output().unwrap();
+        assert_ok(&output);
+        stdout(&output).clone_into(&mut handle);
+        // A master that the program reached too late does not get the lock later.
+        holds_within(Duration::from_secs(1), || masters_holding(masters) == masters.len())
+    });
+    handle
 }
 
 pub(crate) fn with_input(command: &mut Command, input: &str) -> Output {
@@ -286,6 +323,14 @@ pub(crate) fn assert_error(output: &Output, expected: i32, text: &str) {
     assert_contains(stderr(output), text);
 }
 
+/// Asserts that the program waited in vain for a lock that is held, and ran no command.
+#[track_caller]
+pub(crate) fn assert_not_acquired(output: &Output) {
+    // The code is 122 when the last request of the wait is answered too late.
+    assert!([121, 122].contains(&code(output.status)), "{}: {}", output.status, stderr(output));
+    assert_eq!(stdout(output), "");
+}
+
 pub(crate) fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}{}", stdout(output), stderr(output)))
@@ -449,7 +494,9 @@ impl Net {
         Running::start(run.args(["k", "--", "sh", "-c", script]))
     }
 
+    #[track_caller]
     pub(crate) fn cut_off_a_majority(&self) {
+        wait_until_all_hold(&self.masters);
         self.proxies[..2].iter().for_each(|proxy| proxy.drop_bytes(Direction::ToServer));
     }
 

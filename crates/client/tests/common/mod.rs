@@ -5,10 +5,10 @@
 use std::fmt::{Debug, Write as _};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use quorlock_client::{AcquireError, Lock, LockBuilder, NodeError, Quorum};
-use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually_async};
+use quorlock_client::{AcquireError, Lock, LockBuilder, NodeError, Quorum, blocking};
+use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually, eventually_async};
 use tokio::task::JoinHandle;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -69,6 +69,15 @@ pub(crate) async fn connect(urls: impl IntoIterator<Item = String>) -> Quorum {
     quorum
 }
 
+/// [`connect`] for a program that does not use tokio.
+pub(crate) fn connect_blocking(urls: Vec<String>) -> blocking::Quorum {
+    let quorum = blocking::Quorum::builder().nodes(urls).node_timeout(PATIENCE).connect().unwrap();
+    eventually(PATIENCE, "all nodes can vote", || {
+        quorum.health().iter().all(|node| node.error.is_none())
+    });
+    quorum
+}
+
 /// Waits until exactly `n` nodes can vote, as far as the client knows.
 pub(crate) async fn until_voting(quorum: &Quorum, n: usize) {
     eventually_async(PATIENCE, &format!("{n} nodes can vote"), async || {
@@ -85,7 +94,7 @@ pub(crate) fn nodes_and_voters(quorum: &Quorum) -> (usize, usize) {
 
 /// A lock with time limits that are long enough for a busy machine.
 pub(crate) fn patiently(quorum: &Quorum, key: &str) -> LockBuilder {
-    quorum.lock(key).ttl(Duration::from_secs(30)).node_timeout(Duration::from_secs(4))
+    quorum.lock(key).ttl(Duration::from_secs(30)).node_timeout(Duration::from_secs(10))
 }
 
 /// Starts a call that must acquire the lock.
@@ -97,6 +106,27 @@ pub(crate) fn spawn_acquire(builder: LockBuilder) -> JoinHandle<Lock> {
 #[track_caller]
 pub(crate) fn assert_refused(result: &Result<Lock, AcquireError>) {
     assert!(matches!(result, Err(AcquireError::Held { .. })), "{result:?}");
+}
+
+/// Asserts that a call for a held lock waits and then times out. On a busy machine, too few nodes
+/// may answer the last requests of a call, so there are several tries.
+pub(crate) async fn assert_times_out(lock: LockBuilder, wait: Duration) {
+    let lock = lock.wait(wait);
+    for _ in 0..5 {
+        let started = Instant::now();
+        let error = lock.acquire().await.unwrap_err();
+        match error {
+            // The call sends its last requests a few round trips before its wait ends.
+            AcquireError::TimedOut { waited, .. } => {
+                if waited.min(started.elapsed()) >= wait * 9 / 10 {
+                    return;
+                }
+            }
+            AcquireError::NoQuorum { .. } => {}
+            error => panic!("{error}"),
+        }
+    }
+    panic!("no call timed out at the end of its wait");
 }
 
 /// Returns the error of the first node that did not vote.
@@ -148,8 +178,12 @@ pub(crate) async fn until_waiting(masters: &Masters, n: u64) {
     .await;
 }
 
+/// Deletes the key on all masters at nearly the same time, so that no repair comes in between.
 pub(crate) fn delete(masters: &Masters, key: &str) {
-    masters.iter().for_each(|master| delete_on(master, key));
+    let connections: Vec<_> = masters.iter().map(Server::connection).collect();
+    for mut connection in connections {
+        redis::cmd("DEL").arg(key).exec(&mut connection).unwrap();
+    }
 }
 
 pub(crate) fn delete_on(master: &Server, key: &str) {
@@ -181,6 +215,11 @@ pub(crate) fn set_user(master: &Server, user: &str, rules: &str) {
 pub(crate) fn exists(master: &Server, key: &str) -> bool {
     let answer = redis::cmd("EXISTS").arg(key).query(&mut master.connection());
     answer.expect("a running master answers")
+}
+
+pub(crate) fn pttl(master: &Server, key: &str) -> Duration {
+    let ms: i64 = redis::cmd("PTTL").arg(key).query(&mut master.connection()).unwrap();
+    Duration::from_millis(u64::try_from(ms).unwrap())
 }
 
 pub(crate) async fn wait_until_free(masters: &Masters, key: &str) {

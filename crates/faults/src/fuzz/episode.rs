@@ -100,6 +100,9 @@ pub(super) struct Episode {
     pub(super) dumps: Vec<Vec<u8>>,
     started: Instant,
     tickets: u64,
+    /// Largest time by which an event may happen earlier on the server than in the model, in
+    /// microseconds: the model executes a packet only when all replies have arrived.
+    early_us: u64,
     /// For each expiry in the model, the allowed difference on the server, in milliseconds.
     tolerance_ms: BTreeMap<u64, u64>,
     last_steps: VecDeque<String>,
@@ -174,6 +177,7 @@ impl Episode {
             dumps,
             started,
             tickets: 0,
+            early_us: 0,
             tolerance_ms: BTreeMap::new(),
             last_steps: VecDeque::new(),
             last_view: View::default(),
@@ -231,14 +235,13 @@ impl Episode {
         all
     }
 
-    /// Waits until no event is due within `for_us`.
+    /// Waits until no event is due within `for_us`, neither in the model nor on the server.
     pub(super) fn wait_for_quiet(&mut self, for_us: u64) -> Outcome {
         for _ in 0..400 {
             let now = self.now();
             let next = self.deadlines(now).into_iter().min();
-            let Some(next) = next.filter(|next| *next <= now.monotonic.plus_us(for_us)) else {
-                return Ok(());
-            };
+            let near = now.monotonic.plus_us(for_us + self.early_us);
+            let Some(next) = next.filter(|next| *next <= near) else { return Ok(()) };
             let until = next.plus_us(SLACK_US);
             thread::sleep(Duration::from_micros(until.us_since(now.monotonic)));
             self.note("time passes");
@@ -285,7 +288,9 @@ impl Episode {
         if late.is_none() {
             self.check_time(from, &deadlines, wrap.sleep_ms() * 1000)?;
         }
-        let took_ms = now.monotonic.us_since(from.monotonic) / 1000;
+        let elapsed_us = now.monotonic.us_since(from.monotonic);
+        self.early_us = self.early_us.max(elapsed_us.saturating_sub(wrap.sleep_ms() * 1000));
+        let took_ms = elapsed_us / 1000;
         if late.is_some() && took_ms > wrap.sleep_ms() + OWN_WRITE_TOLERANCE_MS / 2 {
             return Err(Trouble::Undecided);
         }
@@ -624,6 +629,7 @@ impl Episode {
     }
 
     pub(super) fn inspect_all(&mut self) -> Outcome {
+        self.wait_for_quiet(GUARD_US)?;
         let from = self.now();
         let deadlines = self.deadlines(from);
         for (db, key) in places() {

@@ -25,7 +25,7 @@ mod step;
 mod view;
 mod wire;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use self::episode::{Episode, Trouble};
 
@@ -72,7 +72,11 @@ pub fn run(plan: Plan, mut progress: impl FnMut(&Report)) -> Result<Report> {
             || format!("episode {number}, step {}\n{}", report.steps, episode.describe());
         match ended {
             Ok(()) => {}
-            Err(Trouble::Undecided) => report.cut_short += 1,
+            Err(Trouble::Undecided) => {
+                report.cut_short += 1;
+                let is_stuck = report.cut_short > report.steps + 100;
+                ensure!(!is_stuck, "this machine is too slow: too few steps have a certain result");
+            }
             Err(Trouble::Difference(what)) => {
                 let what = format!("seed {}, {}\nThe difference: {what}", plan.seed, described());
                 report.difference = Some(what);

@@ -184,6 +184,14 @@ const fn module_or_set_nx(protected: Protected) -> LockMethod {
     }
 }
 
+/// Returns the ttl of a lock whose end only the protected run awaits.
+const fn ttl_of(protected: Protected, short: Duration) -> Duration {
+    match protected {
+        Protected::Yes => short,
+        Protected::No => LONG_TTL,
+    }
+}
+
 /// Settings of a scenario whose baseline is a node that votes at once after a start.
 struct AbstentionSettings {
     /// The largest ttl, which is the length of the settings. Long in a baseline, which does not

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 
-use super::{AbstentionSettings, MINUTE_S, memory, module_or_set_nx};
+use super::{AbstentionSettings, MINUTE_S, memory, module_or_set_nx, ttl_of};
 use crate::harness::{Answer, Held, LockMethod, Node, PATIENCE, Protected};
 use crate::{Baseline, Scenario, Tally};
 
@@ -23,7 +23,7 @@ pub static STEPPED_AHEAD: Scenario = Scenario {
 fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
     let method = module_or_set_nx(protected);
     let mut node = Node::start(|builder| builder)?;
-    let permits = acquire_both(&mut node, method, SHORT_TTL)?;
+    let permits = acquire_both(&mut node, method, ttl_of(protected, SHORT_TTL))?;
     node.step_clock(MINUTE_S)?;
     tally.count_injected();
     let first_end = permits.iter().map(Held::must_last_until).min();

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 
-use super::{AbstentionSettings, LONG_TTL, MINUTE_S, memory, module_or_set_nx};
+use super::{AbstentionSettings, LONG_TTL, MINUTE_S, memory, module_or_set_nx, ttl_of};
 use crate::harness::{Answer, Held, LockMethod, Node, PATIENCE, Protected};
 use crate::{Baseline, Scenario, Tally};
 
@@ -24,8 +24,9 @@ pub static STEPPED_AHEAD: Scenario = Scenario {
 fn stepped_ahead(protected: Protected, tally: &mut Tally) -> Result<()> {
     let method = module_or_set_nx(protected);
     let mut node = Node::start(|builder| builder)?;
-    let first = share(&mut node, method, "first", SHORT_TTL)?;
-    let second = share(&mut node, method, "second", 2 * SHORT_TTL)?;
+    let ttl = ttl_of(protected, SHORT_TTL);
+    let first = share(&mut node, method, "first", ttl)?;
+    let second = share(&mut node, method, "second", 2 * ttl)?;
     node.step_clock(MINUTE_S)?;
     tally.count_injected();
     let until = second.must_end_by() + PATIENCE;

@@ -25,6 +25,8 @@ use crate::harness::result_of;
 const INTERVENTION_PAUSE_MAX: Duration = Duration::from_millis(1);
 /// Pause between two observations.
 const OBSERVATION_PAUSE: Duration = Duration::from_micros(500);
+/// Largest time between two observations that counts: in a longer one, the observer did not run.
+const GAP_MAX: Duration = Duration::from_millis(5);
 
 #[derive(Clone, Copy, Debug)]
 pub struct Stress {
@@ -157,16 +159,21 @@ impl RunState<'_> {
     /// the end of its turn.
     fn observe(&self) -> Duration {
         let mut connection = self.server.connection();
-        let mut first_seen: Option<Instant> = None;
+        // When a waiter for a free lock was last seen, and the time since the first of the series.
+        let mut seen: Option<(Instant, Duration)> = None;
         let mut longest = Duration::ZERO;
         while !self.is_over() {
             let sent = Instant::now();
             let has_waiter = has_waiter_for_free_lock(&mut connection, self.stress.keys);
             if has_waiter.expect("no command kills this client") {
-                let since = *first_seen.get_or_insert_with(Instant::now);
-                longest = longest.max(sent.saturating_duration_since(since));
+                let (last, free) = match seen {
+                    Some((last, free)) => (sent, free + (sent - last).min(GAP_MAX)),
+                    None => (Instant::now(), Duration::ZERO),
+                };
+                seen = Some((last, free));
+                longest = longest.max(free);
             } else {
-                first_seen = None;
+                seen = None;
             }
             self.counters.count_observation();
             thread::sleep(OBSERVATION_PAUSE);

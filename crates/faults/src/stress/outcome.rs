@@ -7,7 +7,7 @@ use quorlock_testkit::{Server, holds_within};
 use crate::harness::info;
 
 /// Time in which the last locks must end, and the last clients must be unblocked.
-const SETTLE_LIMIT: Duration = Duration::from_secs(1);
+const SETTLE_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WaitEnd {
