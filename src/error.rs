@@ -1,4 +1,4 @@
-//! The text of every error reply: a code for programs, and a sentence for people.
+//! The error replies of the commands: a code for programs, and a sentence for people.
 
 use std::fmt;
 

@@ -6,7 +6,7 @@
 //! - [`commands`]: the handler of each command.
 //! - [`inspection`]: what `LOCK.INSPECT` and `LOCK.SCAN` show.
 //! - [`request`]: parses arguments.
-//! - [`error`]: the text of every error.
+//! - [`error`]: the error replies of the commands.
 //! - [`help`]: the reply of `LOCK.HELP`.
 //! - [`docs`]: the descriptions of the commands.
 //! - [`keyspace`]: gives the node access to the server's keys and clients.

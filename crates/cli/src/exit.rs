@@ -26,8 +26,8 @@ pub(crate) const RUN_HELP: &str = "Exit codes:
   120  the lock was lost; the command was stopped, or not started
   121  another client holds the lock; the command was not started (-E replaces
        this code)
-  122  no majority of the masters voted in time: they are down or slow,
-       abstain, or do not accept this client; the command was not started
+  122  no majority of the masters voted in time, and waiting may help: some
+       are down, slow or abstain; the command was not started
   125  quorlock itself failed, its arguments are not understood, or too many
        masters fail permanently: a wrong password, an unknown certificate,
        no module, a replica

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn grace_that_leaves_no_time_to_extend_is_refused() {
+    fn grace_above_two_fifths_of_the_ttl_is_refused() {
         let error =
             StopSchedule::new(TTL, Some(Duration::from_millis(4001)), at(10_000)).unwrap_err();
         assert_eq!(error.longest, Duration::from_secs(4));

@@ -33,7 +33,7 @@ struct Args {
     rounds: u32,
 
     /// Instead of the table: runs eight client processes on five masters for this time, with
-    /// accidents to single masters; exits with 1 when a fence is not larger than the one before
+    /// accidents to single masters; exits with 1 when a fence is not larger than an earlier one
     #[arg(long, value_name = "SECONDS", group = "run", value_parser = clap::value_parser!(u64).range(1..))]
     fences: Option<u64>,
 
@@ -55,7 +55,7 @@ struct Args {
     ///
     /// With --random, masters vote at once after a restart. The run ends when two clients hold one
     /// lock. With --fences, a client uses the largest fence of its grants, without agreement. The
-    /// run ends when a fence is not larger than the one before. With --kinds, a reader asks only
+    /// run ends when a fence is not larger than an earlier one. With --kinds, a reader asks only
     /// one node, and a semaphore is a counter on each node. The runs end when a writer holds the
     /// lock beside a reader, and when more clients than permits hold the semaphore.
     #[arg(long, requires = "run")]

@@ -18,8 +18,9 @@ pub enum BinaryError {
     },
     /// Neither `redis-server` nor `valkey-server` is on `PATH`.
     #[error(
-        "neither redis-server nor valkey-server is on PATH: install Redis 7 or Valkey 7.2 or newer (the packages \
-             are called redis-server and valkey-server), or set {BINARY_VARIABLE} to the path of one"
+        "neither redis-server nor valkey-server is on PATH: install Redis 7 or Valkey 8, or newer \
+         (the packages are called redis-server and valkey-server), or set {BINARY_VARIABLE} to the \
+         path of one"
     )]
     NotInstalled,
 }
@@ -50,16 +51,19 @@ pub enum ModuleError {
     },
     /// Cargo could not be run to build the module.
     #[error(
-        "cargo could not be run to build the module: {source}; build it with `cargo build -p quorlock`, or set \
-             {MODULE_VARIABLE} to its path"
+        "cargo could not be run to build the module: {source}; set {MODULE_VARIABLE} to the path of \
+         a built module"
     )]
     NoCargo {
         /// The error of the operating system.
         source: Arc<io::Error>,
     },
     /// Cargo failed, or left no module at the expected path.
-    #[error("`cargo build -p quorlock` did not produce {} ({status}): run it by hand and fix what it reports, or set \
-             {MODULE_VARIABLE} to the path of a built module\n{output_tail}", path.display())]
+    #[error(
+        "cargo did not build {} ({status}): fix what it reports, or set {MODULE_VARIABLE} to the \
+         path of a built module\n{output_tail}",
+        path.display()
+    )]
     NotBuilt {
         /// The expected path of the module.
         path: PathBuf,

@@ -105,7 +105,7 @@ fn revoked(size: Size) -> Vec<Check> {
     let mut checks = vec![
         holds("revoked: 3 nodes, 1 holder, answers arrive at once", revoked_holder(1)),
         holds(
-            "revoked: 1 holder, and a node crashes and reads its keys again",
+            "revoked: 1 holder, and a node crashes and reads its keys again, answers arrive at once",
             crash(revoked_holder(1)),
         ),
     ];
@@ -114,7 +114,7 @@ fn revoked(size: Size) -> Vec<Check> {
         checks.extend([
             holds("revoked: 3 nodes, 2 clients, answers arrive at once", revoked_holder(2)),
             holds(
-                "revoked: 2 clients, and a node crashes and reads its keys again",
+                "revoked: 2 clients, and a node crashes and reads its keys again, answers arrive at once",
                 crash(unextended),
             ),
         ]);
@@ -154,16 +154,19 @@ fn shared(size: Size) -> Vec<Check> {
             short(one_writer.clone()),
         ),
         holds(
-            "shared: a node crashes and reads its keys again",
+            "shared: a node crashes and reads its keys again, answers arrive at once",
             World { releases: false, ..crash(short(one_writer.clone())) },
         ),
     ];
     if size == Size::Full {
         checks.extend([
-            holds("shared: a reader and a writer with longer clocks", timed(one_writer.clone())),
             holds(
-                "shared: a reader and a writer with longer clocks, and a node crashes and reads \
-                 its keys again",
+                "shared: a reader and a writer with a longer ttl, answers arrive at once",
+                timed(one_writer.clone()),
+            ),
+            holds(
+                "shared: a reader and a writer with a longer ttl, and a node crashes and reads its \
+                 keys again, answers arrive at once",
                 crash(timed(one_writer)),
             ),
             holds(
@@ -171,7 +174,7 @@ fn shared(size: Size) -> Vec<Check> {
                 at_once(two_readers.clone()),
             ),
             holds(
-                "shared: two readers and a writer with clocks",
+                "shared: two readers and a writer with clocks, answers arrive at once",
                 World { releases: false, clocks: Some(clocks(2, 2)), ..timed(two_readers) },
             ),
         ]);

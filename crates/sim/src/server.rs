@@ -15,7 +15,7 @@ const UNKNOWN: &[u8] = b"unknown";
 /// How an operator revokes a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Revocation {
-    /// Marks the lease, and replaces the token in the mirror. This is the unchanged rule.
+    /// Marks the lease, and replaces the token in the mirror: the real rule, no mutant.
     Marks,
     Ends,
     /// Marks the lease, and leaves the token in the mirror.

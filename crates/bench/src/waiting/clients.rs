@@ -16,7 +16,7 @@ use crate::server_time::COMPARE_AND_DELETE;
 
 /// Ttl of each lock, longer than any hold.
 const TTL: Duration = Duration::from_secs(20);
-/// Limit of each wait, longer than any that occurs.
+/// Limit of Quorlock's waits, longer than any that occurs.
 const WAIT_MAX: Duration = Duration::from_secs(120);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

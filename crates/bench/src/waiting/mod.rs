@@ -4,7 +4,7 @@
 //! - [`handover`]: from holder to waiter, on one node and between processes
 //! - [`throughput`]: locks per second on one key, and a thousand tasks of one process
 //! - [`cost`]: what waiters cost the masters
-//! - [`accidents`]: a node that fails, and waiters that are killed, cut off or out of time
+//! - [`accidents`]: a node that fails, and waiters that are cut off, hang up or time out
 //! - [`clients`]: the clients that compete
 //! - [`processes`]: clients in separate processes
 //! - [`timeline`]: which client held the lock at which time
@@ -54,7 +54,7 @@ enum Part {
     LostNode,
     /// Ten thousand clients that wait on one server
     ManyWaiters,
-    /// Waiters that are killed, cut off, or out of time
+    /// Waiters that are cut off, hang up or time out
     Stress,
 }
 

@@ -112,7 +112,7 @@ impl Timeline {
 
     /// Returns the longest time from a release to the next grant, for grants between two moments.
     ///
-    /// If the lock is free at `to`, that last free time counts too, but only from `from` on.
+    /// If the lock is free at `to`, the time since its release, or since `from`, counts too.
     pub(crate) fn longest_stall_between(&self, from: Duration, to: Duration) -> Duration {
         let last = self.acquisitions.iter().rfind(|acquisition| acquisition.grant.from < to);
         let at_the_end =
@@ -128,7 +128,7 @@ impl Timeline {
     /// not larger than the largest earlier fence.
     ///
     /// Clients without fences report the fence 0, which is not compared.
-    pub(crate) fn double_grants(&self) -> usize {
+    pub(crate) fn violations(&self) -> usize {
         let grants: Vec<_> =
             self.acquisitions.iter().map(|acquisition| acquisition.grant.clone()).collect();
         let fenced: Vec<_> = grants.iter().filter(|grant| grant.fence > 0).cloned().collect();
@@ -235,17 +235,16 @@ mod tests {
         assert_eq!(stall_between(0, 40), Duration::from_millis(11));
         assert_eq!(stall_between(15, 30), Duration::from_millis(10), "free at the end");
         assert_eq!(stall_between(50, 60), Duration::from_millis(10), "free all the time");
-        assert_eq!(timeline.double_grants(), 0);
+        assert_eq!(timeline.violations(), 0);
     }
 
     #[test]
-    fn double_grants_are_overlaps_and_fences_that_do_not_grow() {
-        let double_grants = |first: Acquisition, second: Acquisition| {
-            timeline([&[first], &[second]]).double_grants()
-        };
-        assert_eq!(double_grants(acquisition(0, 1, 10, 1), acquisition(0, 9, 20, 2)), 1);
-        assert_eq!(double_grants(acquisition(0, 1, 10, 2), acquisition(0, 11, 20, 2)), 1);
-        let without_fences = double_grants(acquisition(0, 1, 10, 0), acquisition(0, 11, 20, 0));
+    fn violations_are_overlaps_and_fences_that_do_not_grow() {
+        let violations =
+            |first: Acquisition, second: Acquisition| timeline([&[first], &[second]]).violations();
+        assert_eq!(violations(acquisition(0, 1, 10, 1), acquisition(0, 9, 20, 2)), 1);
+        assert_eq!(violations(acquisition(0, 1, 10, 2), acquisition(0, 11, 20, 2)), 1);
+        let without_fences = violations(acquisition(0, 1, 10, 0), acquisition(0, 11, 20, 0));
         assert_eq!(without_fences, 0);
     }
 

@@ -27,7 +27,7 @@ use crate::nodes;
 
 /// Checks the nodes, their configuration and the rights of the user, and says what to do.
 ///
-/// Run it as the user and on the machine of the programs that acquire locks: it checks rights,
+/// Run it with the --user and on the machine of the programs that acquire locks: it checks rights,
 /// round trips and clocks from there. It changes nothing on the nodes.
 #[derive(clap::Args)]
 #[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]

@@ -150,7 +150,7 @@ impl Quorum {
     /// [`crate::Quorum::flush`].
     ///
     /// # Errors
-    /// [`FlushError`] with the number of unconfirmed releases.
+    /// [`FlushError`] with the number of unfinished tasks.
     pub fn flush(&self, limit: Duration) -> Result<(), FlushError> {
         let quorum = self.quorum.clone();
         self.thread.block_on(async move { quorum.flush(limit).await })
@@ -169,7 +169,7 @@ impl QuorumThread {
 impl Drop for QuorumThread {
     fn drop(&mut self) {
         let quorum = self.quorum.clone();
-        // This wait ends, since each release ends within the ttl of its lock.
+        // This wait ends: each background task has a time limit.
         self.thread.run_before_end(async move {
             let _ = quorum.flush(Duration::MAX).await;
         });

@@ -8,7 +8,7 @@ use quorlock_core::client::{
 use tokio::time::sleep;
 
 use super::hold::LockInner;
-use super::local_queues::LocalPlace;
+use super::local_queues::QueuedCall;
 use super::releases::{Releasing, SentWait};
 use super::shared::Shared;
 use super::timers::{sleep_until, sleep_with_timer};
@@ -77,7 +77,7 @@ impl Call {
     /// waited long enough for that. `place` is `None` if the call does not queue.
     async fn run(
         mut self: Box<Self>,
-        place: Option<LocalPlace>,
+        place: Option<QueuedCall>,
     ) -> Result<Arc<LockInner>, Failure> {
         let Some(mut place) = place else {
             self.propose_slot();

@@ -26,16 +26,16 @@ pub(crate) struct LocalQueues {
 struct Queue {
     places: PlaceQueue,
     waiting: HashMap<u64, oneshot::Sender<()>>,
-    /// Whether the last call on the network saw other clients hold the lock or wait for it.
+    /// Whether other clients were last seen to hold the lock or wait for it.
     contended: bool,
     /// For locks on one of several keys.
     slots: SlotMemory,
-    /// The last check whether other clients use more permits of the semaphore.
+    /// When the last check began whether other clients give the semaphore more permits.
     permits_checked_at: Option<Instant>,
 }
 
-/// A call's place in a queue. Dropping it passes the head of the queue to the next call.
-pub(crate) struct LocalPlace {
+/// A call in a queue or at its head. Dropping this lets the calls behind it move up.
+pub(crate) struct QueuedCall {
     queues: Arc<LocalQueues>,
     keys: Keys,
     /// The call's number; `None` once the call is at the head and knows it.
@@ -50,7 +50,7 @@ impl LocalQueues {
         self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn enter(self: &Arc<Self>, keys: &Keys, mode: Mode) -> LocalPlace {
+    pub(crate) fn enter(self: &Arc<Self>, keys: &Keys, mode: Mode) -> QueuedCall {
         let mut shard = self.shard(keys);
         let queue = queue_of(&mut shard, keys);
         let entry = match mode {
@@ -66,7 +66,7 @@ impl LocalQueues {
             }
         };
         let contended = queue.contended;
-        LocalPlace { queues: Arc::clone(self), keys: keys.clone(), in_line, contended }
+        QueuedCall { queues: Arc::clone(self), keys: keys.clone(), in_line, contended }
     }
 
     /// Which of these keys to request first.
@@ -82,7 +82,8 @@ impl LocalQueues {
         queue_of(&mut self.shard(keys), keys).slots.freed(slot);
     }
 
-    /// Returns whether a check for clients with more permits is due, and records its start.
+    /// Returns whether a check for clients that give the semaphore more permits is due. If so,
+    /// records its start.
     pub(crate) fn begin_permit_check(&self, keys: &Keys, now: Instant) -> bool {
         let mut shard = self.shard(keys);
         let checked_at = &mut queue_of(&mut shard, keys).permits_checked_at;
@@ -111,7 +112,7 @@ fn queue_of<'a>(shard: &'a mut HashMap<Keys, Queue>, keys: &Keys) -> &'a mut Que
     })
 }
 
-impl LocalPlace {
+impl QueuedCall {
     /// Waits until the call is at the head of the queue. Returns whether the lock is contended.
     ///
     /// # Cancel safety
@@ -128,7 +129,7 @@ impl LocalPlace {
     }
 }
 
-impl Drop for LocalPlace {
+impl Drop for QueuedCall {
     fn drop(&mut self) {
         let mut shard = self.queues.shard(&self.keys);
         let Some(queue) = shard.get_mut(&self.keys) else { return };

@@ -6,10 +6,10 @@ use super::Mode;
 
 /// A queue in this program for a fixed number of places, first in, first out.
 ///
-/// - One place for each lock, so that one call at a time asks the nodes for the lock. Adjacent
-///   calls that [share](Self::enter_to_share) the lock share the place.
-/// - [`WAIT_CONNECTIONS_MAX`](super::limits::WAIT_CONNECTIONS_MAX) places for the wait
-///   connections on each node.
+/// - For each lock, a queue for one place: of the calls that may wait, one at a time asks the
+///   nodes. Adjacent calls that [share](Self::enter_to_share) the lock share the place.
+/// - For each node, a queue for [`WAIT_CONNECTIONS_MAX`](super::limits::WAIT_CONNECTIONS_MAX)
+///   places: its wait connections.
 #[derive(Debug)]
 pub struct PlaceQueue {
     free: usize,
@@ -23,7 +23,7 @@ pub struct PlaceQueue {
 /// The result of entering a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// The caller has a place. Free it with [`PlaceQueue::leave`].
+    /// The caller has a place. It leaves it with [`PlaceQueue::leave`].
     Place,
     /// The caller waits under this number, which another caller's [`PlaceQueue::leave`] or
     /// [`PlaceQueue::give_up`] returns once this caller has a place.
@@ -56,7 +56,7 @@ impl PlaceQueue {
         if self.give_places().is_empty() { Entry::Queued(self.last) } else { Entry::Place }
     }
 
-    /// Frees a place. Returns the numbers of the callers that get one.
+    /// Leaves a place. Returns the numbers of the callers that get one.
     pub fn leave(&mut self) -> CalledNumbers {
         self.sharing = self.sharing.saturating_sub(1);
         if self.sharing == 0 {

@@ -12,8 +12,8 @@ pub struct RequestId {
     pub node: usize,
 }
 
-/// A request to one node. The keys and the ttl are those of the [`Spec`](super::Spec) of the state
-/// machine that sends it.
+/// A request to one node. Its keys and ttl are those of the sender's [`Spec`](super::Spec), or of
+/// its `wait_spec` for a WAIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The token of the lock.
@@ -30,8 +30,8 @@ pub enum Command {
         /// The proposed fence.
         fence: Fence,
     },
-    /// `ACQUIRE … WAIT wait FENCE fence`, or `ACQUIREANY …` for any one of several keys, on an
-    /// exclusive connection.
+    /// `ACQUIRE … WAIT wait FENCE fence`, or `ACQUIREANY …` for any one of several keys, on a
+    /// wait connection.
     Wait {
         /// The proposed fence.
         fence: Fence,
@@ -122,7 +122,7 @@ impl Response {
 pub enum Delivery {
     /// Not sent.
     NotSent,
-    /// Sent, and no answer proves that the request has arrived.
+    /// Sent, and not answered, or answered with an error.
     InFlight {
         /// The number of the node's connection.
         connection: u64,

@@ -12,12 +12,11 @@ use crate::{Fence, Ttl};
 /// carries out each [`Step`] that [`Acquisition::poll`] returns. The attempt is decided as early as
 /// possible. Votes after that only change the coverage.
 ///
-/// The fence `F` of a lock is the smallest number that the answers of N/2 + 1 nodes do not exceed.
-/// The lock is won once N/2 + 1 nodes store exactly `F`. A node that answered with a
-/// smaller fence is asked to store `F`, and accepts only while this attempt's token holds the key
-/// there. A node that answered with a larger fence holds the lock and is not counted. Any two locks
-/// on a key share a counted node. That node answered the later lock with a fence above the earlier
-/// lock's `F`.
+/// The fence `F` of a lock is the smallest one that N/2 + 1 nodes store or can still store. The
+/// lock is won once N/2 + 1 nodes store exactly `F`. A node that answered with a smaller fence is
+/// asked to store `F`, and accepts only while this attempt's token holds the key there. A node that
+/// answered with a larger fence holds the lock and is not counted. Any two locks on a key share a
+/// counted node. That node answered the later lock with a fence above the earlier lock's `F`.
 ///
 /// A node whose clock is far behind refuses a fence from a node whose clock is far ahead. Neither
 /// node counts for a fence that it cannot store, so it does not matter which clock is wrong.

@@ -1,4 +1,4 @@
-//! Causes accidents to each of five masters, and checks that the fences of each lock grow.
+//! Causes accidents to each of five masters, and checks that the fences of each key grow.
 //!
 //! - `client`: a process that acquires locks and reports their fences
 //!
@@ -35,7 +35,7 @@ const MAX_CLOCK_SKEW: Duration = Duration::from_secs(2);
 /// Interval at which the grants are read and checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Longest time between the recovery of a master and its next accident.
-const PAUSE_MAX: Duration = Duration::from_secs(3);
+const CALM_MAX: Duration = Duration::from_secs(3);
 /// Longest time until the recovery from an accident begins.
 const DURATION_MAX: Duration = Duration::from_millis(700);
 /// Clock steps in seconds, all of them beyond [`MAX_CLOCK_SKEW`].
@@ -172,7 +172,7 @@ fn start(index: usize) -> Result<Node> {
 fn inject_accidents(node: &mut Node, mut rng: StdRng, stop: &AtomicBool) -> Result<AccidentCounts> {
     let mut counts = AccidentCounts::default();
     loop {
-        pause(rng.random_range(Duration::ZERO..=PAUSE_MAX), stop);
+        sleep_unless_over(rng.random_range(Duration::ZERO..=CALM_MAX), stop);
         if stop.load(Ordering::Relaxed) {
             return Ok(counts);
         }
@@ -216,7 +216,7 @@ fn start_again(node: &mut Node, after: Duration) -> Result<()> {
 }
 
 /// Sleeps for `time`, or until the run is over.
-fn pause(time: Duration, stop: &AtomicBool) {
+fn sleep_unless_over(time: Duration, stop: &AtomicBool) {
     let until = Instant::now() + time;
     while Instant::now() < until && !stop.load(Ordering::Relaxed) {
         thread::sleep(STOP_INTERVAL);
@@ -240,7 +240,7 @@ impl fmt::Display for Report {
             f,
             "{fences} locks, each with its fence; longest time without a grant {gap_ms} ms"
         )?;
-        writeln!(f, "{} fences that are not larger than the one before", self.disorders.len())?;
+        writeln!(f, "{} fences that are not larger than an earlier one", self.disorders.len())?;
         self.disorders.iter().take(10).try_for_each(|disorder| writeln!(f, "  {disorder}"))
     }
 }

@@ -62,7 +62,7 @@ pub(super) enum Role {
     Semaphore,
 }
 
-/// Runs the clients of the plan in all networks until `state.stop` is set.
+/// Runs each client of the plan in one network until `state.stop` is set.
 pub(super) fn run(plan: Plan, networks: &[Vec<String>], state: &Arc<RunState>) -> Result<()> {
     let roles = match plan.kind {
         Kind::Shared => [
@@ -147,7 +147,7 @@ impl Client {
         }
         // An unconfirmed release continues in the background, so the result does not matter.
         match self.rng.random_range(0.0..1.0) {
-            // As if the client died: all others wait for the lock's deadline.
+            // As if the client died: its leases last until their deadlines.
             ..DEATHS if !self.orderly => std::mem::forget(lock),
             ..0.1 => drop(lock),
             _ => drop(lock.release().await),

@@ -51,7 +51,8 @@ pub const PERMITS: usize = 4;
 pub const SEMAPHORE_CLIENTS: usize = 16;
 /// Interval between two checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Time limit for all clients to be at work, for a master to vote, and for each mode to occur.
+/// Time limit for all clients to be at work, for a lock to be granted, for a master to vote, and
+/// for each mode to occur.
 const LIMIT: Duration = Duration::from_secs(20);
 /// Number of holds after which all clients count as connected and at work.
 const AT_WORK: usize = 200;
@@ -269,8 +270,13 @@ fn stop_each(
     };
     let (mut counts, mut ratios) = (AccidentCounts::default(), Vec::new());
     for master in &mut fleet.masters {
-        let before = per_part();
-        ensure!(before > 0, "no lock was granted before the accident");
+        let started = Instant::now();
+        let before = loop {
+            match per_part() {
+                0 => ensure!(started.elapsed() < LIMIT, "no lock was granted before the accident"),
+                count => break count,
+            }
+        };
         ensure!(master.inject(accident, 0)?, "the accident was not injected");
         counts.count(accident, 1);
         let without = per_part();

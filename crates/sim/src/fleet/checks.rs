@@ -120,8 +120,8 @@ impl Checks {
         }
     }
 
-    /// Checks that no operator had ended or revoked an extended lock on a majority before the round
-    /// of extensions began. The answers of the nodes that revoked it may lie far apart in time.
+    /// Checks that, before the round of extensions began, no operator had ended the lock on a
+    /// majority, and no majority had answered, at whatever times, that the lock is revoked.
     fn check_may_be_extended(
         &self,
         id: MachineId,
@@ -199,8 +199,8 @@ impl Checks {
             let wants = plan.key_indexes[waiting.key_set].iter().any(|key| lock.keys.contains(key));
             let is_up =
                 |node| plan.is_well(id.process, node, since, world.now) && votes(world, node);
-            // A node treats a request as a repair if its fence, read as a time of the wall clock,
-            // is earlier than the writer's wait. Wall clocks differ.
+            // If the reader's wall clock is behind the node's, its fence may look older than the
+            // writer's wait, and the node then takes the request for a repair.
             let limit = patience(&plan, process, waiting.acquire.spec()) + plan.clock_spread();
             // A writer that does not wait on the queue node may wait for several locks in turn.
             let others_hold = 3 * (plan.habits.hold.1 + plan.ttl_max());
@@ -266,7 +266,7 @@ impl Checks {
     ///
     /// A node is not well if another call held a key there for long, for example because a fault
     /// delayed the RELEASE of an earlier lock. If a fault begins within [`COVERAGE_DELAY`] of the
-    /// grant, the lock must survive one failing node, but not two.
+    /// grant, the lock need only survive one failing node.
     fn check_loss(&self, lock: &ReleasedLock, reason: LossReason, world: &mut World) {
         let plan = Arc::clone(&world.plan);
         let (process, from, to) = (lock.id.process, lock.call_started, world.now);
@@ -280,8 +280,8 @@ impl Checks {
         let (unaffected, failing): (Vec<usize>, Vec<usize>) =
             (0..plan.nodes).partition(|&node| plan.is_well(process, node, from, to));
         let well = unaffected.into_iter().filter(|&node| !is_taken(node)).count();
-        let is_new_at_fault = plan.fault_begins(process, lock.since, lock.since + COVERAGE_DELAY);
-        if well >= self.majority.size() && !(failing.len() > 1 && is_new_at_fault) {
+        let fault_began_early = plan.fault_begins(process, lock.since, lock.since + COVERAGE_DELAY);
+        if well >= self.majority.size() && !(failing.len() > 1 && fault_began_early) {
             let id = lock.id;
             world.violate(format!(
                 "{id} lost a renewed lock ({reason:?}) while {well} nodes were well"
@@ -494,7 +494,7 @@ fn patience(plan: &Plan, process: &Process, spec: &Spec) -> Ns {
     crowd + newcomers + 4 * limit + SAMPLE_EVERY
 }
 
-/// Checks that a node which has answered the RELEASE of a token has no lease of the token.
+/// Checks that no node has a lease of a token once its RELEASE is over.
 fn check_nothing_left_behind(world: &mut World) {
     let age = 100 * MS + 4 * world.plan.round_trip;
     for node in 0..world.plan.nodes {

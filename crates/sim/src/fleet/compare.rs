@@ -25,8 +25,8 @@ pub fn comparisons() -> impl Iterator<Item = Comparison> {
     let cases: [Case; 5] = [
         (
             "a refusal of the queue node decides a first attempt",
-            "16 clients that hold the lock for 5 to 15 ms, of which 8 queue and 8 do not remember \
-             contention, for a minute",
+            "16 clients that hold the lock for 5 to 15 ms, of which 8 begin each call with an \
+             attempt, for a minute",
             ClientRule::QueueNodeOutvoted,
             plan(short, 60 * SECOND).with_newcomers(8),
             shares,

@@ -14,7 +14,7 @@ use super::{Proxy, Shared};
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
-/// Pause after the system had no file descriptor left: it does not report when one is free again.
+/// Pause after a failed accept: the system does not report when a file descriptor is free again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(5);
 
 pub(super) async fn accept_all(listener: TcpListener, shared: Arc<Shared>) {

@@ -136,8 +136,8 @@ impl Setup {
                 self.nodes[connection.node].answer(*connection, *answer);
             }
             Input::Lose(connection) => self.nodes[connection.node].lose(*connection),
-            Input::Refuse(node) => self.nodes[*node].refuse(),
-            Input::Accept(node) => self.nodes[*node].accept(),
+            Input::Refuse(node) => self.nodes[*node].stop_listening(),
+            Input::Accept(node) => self.nodes[*node].listen(),
             Input::Pass(time) => {
                 let end = tokio::time::Instant::now() + *time;
                 while tokio::time::Instant::now() < end {

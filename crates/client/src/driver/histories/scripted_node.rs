@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use super::history::{Answer, Connection, Output, run_id};
 
-/// The socket of a node. Its functions never block, so the test calls them again and again.
+/// The socket of a node. Its functions never block: the test calls `receive` until nothing arrives.
 pub(super) struct ScriptedNode {
     index: usize,
     path: PathBuf,
@@ -29,7 +29,7 @@ impl ScriptedNode {
     pub(super) fn new(index: usize, path: PathBuf) -> Self {
         let (connections, outputs) = (BTreeMap::new(), Vec::new());
         let mut this = Self { index, path, listener: None, accepted: 0, connections, outputs };
-        this.accept();
+        this.listen();
         this
     }
 
@@ -37,13 +37,13 @@ impl ScriptedNode {
         format!("redis+unix://{}", self.path.display())
     }
 
-    pub(super) fn accept(&mut self) {
+    pub(super) fn listen(&mut self) {
         let listener = UnixListener::bind(&self.path).unwrap();
         listener.set_nonblocking(true).unwrap();
         self.listener = Some(listener);
     }
 
-    pub(super) fn refuse(&mut self) {
+    pub(super) fn stop_listening(&mut self) {
         self.listener = None;
         std::fs::remove_file(&self.path).unwrap();
     }
