@@ -237,7 +237,7 @@ fn execute<'a>(
 
 fn send_reply(ctx: &Ctx<'_>, reply: Result<Reply, CommandError>) {
     match reply {
-        // `AcquireAny` replies to `GrantedOne` itself, with the key.
+        // `AcquireAny` sends `GrantedOne` itself, with the key.
         Ok(Reply::Granted(fence) | Reply::Extended(fence) | Reply::GrantedOne { fence, .. }) => {
             ctx.reply_integer(integer(fence));
         }

@@ -111,7 +111,7 @@ fn waiting_writer_is_not_overtaken_and_later_readers_enter_together() {
 }
 
 #[test]
-fn grant_without_a_wait_is_answered_at_once() {
+fn wait_without_need_is_granted_at_once() {
     let (_server, mut cli) = server_and_cli();
     for line in ["LOCK.ACQUIRE k a 60000 SHARED WAIT 1000", "LOCK.ACQUIRE k b 60000 WAIT 0 SHARED"]
     {

@@ -18,7 +18,8 @@ pub(crate) struct Key<'ctx> {
 impl<'ctx> Key<'ctx> {
     /// Opens a key in the selected database.
     ///
-    /// The server first removes a key that has expired. Its event arrives before this returns.
+    /// A key that has expired counts as missing. If the server removes it, the event precedes the
+    /// return.
     pub(crate) fn open(ctx: &Ctx<'ctx>, name: Arg<'_>, access: Access) -> Self {
         let mode = match access {
             Access::Read => raw::REDISMODULE_READ,

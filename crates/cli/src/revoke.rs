@@ -54,8 +54,7 @@ pub(crate) struct Revoke {
 
 const EXIT_CODES: &str = "Exit codes:
   0    the lock is over
-  121  another client acquired the lock before you confirmed; nothing was
-       revoked
+  121  the lock changed before you confirmed; nothing was revoked
   122  too few nodes revoked the lock: the holder may extend it. It stays
        revoked on the nodes that revoked it
   123  there is no such lock

@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output};
 
 use common::{
-    Running, assert_ok, blocks, code, output_of_majority, quorlock, shell, stderr, stdout,
+    Running, assert_ok, blocks, code, output_retried_on_122, quorlock, shell, stderr, stdout,
 };
 use quorlock_testkit::{Masters, Server};
 use rustix::process::Signal;
@@ -52,7 +52,7 @@ fn shell_blocks_run_as_they_are_shown() {
         assert!(scripts.len() >= at_least, "{scripts:?}");
         for block in scripts {
             let nodes = masters.urls().join(",");
-            let output = output_of_majority(|| run_block(block, &nodes));
+            let output = output_retried_on_122(|| run_block(block, &nodes));
             assert_eq!(code(output.status), 0, "{block}{}", stderr(&output));
         }
     }
@@ -65,7 +65,7 @@ fn nodes_of_quorlock_up_run_the_first_command() {
         let arguments = up.unwrap().split('#').next().unwrap().split_whitespace().skip(1);
         let mut up = Running::start(quorlock().args(arguments));
         let nodes = up.nodes();
-        let output = output_of_majority(|| run_block(scripts(page)[0], &nodes));
+        let output = output_retried_on_122(|| run_block(scripts(page)[0], &nodes));
         assert_ok(&output);
         up.signal(Signal::INT);
         assert_eq!(code(up.wait_for_end().status), 0);

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use common::{
     Net, PATIENCE, Running, assert_contains, assert_error, assert_ok, code, exec, has_key,
-    info_number, masters_holding, masters_revoked, on, on_urls, output_of_majority, start_script,
-    stderr, stdout, wait_for_waiter, wait_until_all_hold,
+    info_number, masters_holding, masters_revoked, on, on_urls, output_retried_on_122,
+    start_script, stderr, stdout, wait_for_waiter, wait_until_all_hold,
 };
 use quorlock_client::{ExtendError, LostError, blocking};
 use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually};
@@ -281,7 +281,7 @@ fn handle_of_a_revoked_lock_cannot_be_extended() {
     let handle = stdout(&output).trim().to_owned();
     let revocation = revoke_and_wait(&masters);
     let output =
-        output_of_majority(|| common::with_input(on(&masters, "extend").arg("-"), &handle));
+        output_retried_on_122(|| common::with_input(on(&masters, "extend").arg("-"), &handle));
     assert_eq!((code(output.status), stdout(&output)), (120, ""));
     assert_contains(stderr(&output), "an operator revoked the lock");
     assert_eq!(code(revocation.wait_for_end().status), 0);

@@ -231,14 +231,14 @@ fn wait_for_masters_that_cannot_vote_is_reported() {
     masters[1].kill();
     let mut waiting = start_script(&masters, &LONG_NODE_TIMEOUT, "echo ran");
     let said = waiting.error_line();
-    assert!(said.contains("waiting: too few nodes vote"), "{said}");
+    assert!(said.contains("waiting: no majority of the nodes agreed"), "{said}");
     masters[0].restart().unwrap();
     let output = waiting.wait_for_end();
     assert_eq!((code(output.status), stdout(&output)), (0, "ran\n"));
 
     masters[0].kill();
     let output = run_script(&masters, &["--wait", "20ms"], "echo ran").output().unwrap();
-    assert_error(&output, 122, "not acquired: too few nodes vote");
+    assert_error(&output, 122, "not acquired: no majority of the nodes agreed");
     assert_eq!(stdout(&output), "");
 }
 

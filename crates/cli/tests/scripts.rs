@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::{
     LONG_NODE_TIMEOUT, Net, PATIENCE, Running, acquire_everywhere, assert_error, assert_ok, code,
-    exec, json, masters_holding, on, on_urls, output_of_majority, quorlock, run_script, stderr,
+    exec, json, masters_holding, on, on_urls, output_retried_on_122, quorlock, run_script, stderr,
     stdout, wait_for_waiter, wait_until_free, with_input,
 };
 use quorlock_testkit::{Masters, Server, eventually, holds_within};
@@ -47,7 +47,7 @@ fn release(masters: &Masters, handle: &str) {
 
 /// Runs a subcommand with the handle on its standard input. Returns the exit code and the output.
 fn with_handle(masters: &Masters, subcommand: &str, handle: &str) -> (i32, String) {
-    let output = output_of_majority(|| with_input(on(masters, subcommand).arg("-"), handle));
+    let output = output_retried_on_122(|| with_input(on(masters, subcommand).arg("-"), handle));
     assert!(!stderr(&output).contains(token(handle)), "{}", stderr(&output));
     (code(output.status), stdout(&output).to_owned())
 }
@@ -86,7 +86,7 @@ fn handle_may_be_an_argument() {
 fn extended_lock_lasts_longer_and_only_its_new_handle_is_valid() {
     let masters = Masters::start(3);
     let mut handles = Vec::new();
-    let output = output_of_majority(|| {
+    let output = output_retried_on_122(|| {
         handles = vec![acquire_everywhere(&masters, &["--ttl", "20s"])];
         let extended = with_input(on(&masters, "extend").args(["--ttl", "50s", "-"]), &handles[0]);
         if code(extended.status) != 0 {
@@ -117,7 +117,7 @@ fn json_has_handle_key_fence_and_times() {
     };
     let before_ms = now_ms();
     let mut first = Value::Null;
-    let output = output_of_majority(|| {
+    let output = output_retried_on_122(|| {
         let words = ["--json", "--ttl", "30s", "a \"key\""];
         let output = on(&masters, "acquire").args(words).output().unwrap();
         first = json(&output);
@@ -139,7 +139,7 @@ fn held_lock_gives_exit_code_121_and_no_handle() {
     let handle = acquire(&masters);
     for wait in [["--wait", "0"].as_slice(), &["--wait", "50ms"], &["-n"], &["-w", "0.05"]] {
         let output =
-            output_of_majority(|| on(&masters, "acquire").args(wait).arg("k").output().unwrap());
+            output_retried_on_122(|| on(&masters, "acquire").args(wait).arg("k").output().unwrap());
         assert_error(&output, 121, "another client ");
         assert_eq!(stdout(&output), "");
     }
@@ -185,7 +185,7 @@ fn second_release_says_that_there_is_nothing_to_release() {
     let masters = Masters::start(3);
     let handle = acquire(&masters);
     release(&masters, &handle);
-    let output = output_of_majority(|| with_input(on(&masters, "release").arg("-"), &handle));
+    let output = output_retried_on_122(|| with_input(on(&masters, "release").arg("-"), &handle));
     assert_eq!(code(output.status), 120);
     let said = stderr(&output);
     assert!(said.contains("nothing to release") && !said.contains("protected"), "{said}");
@@ -265,7 +265,7 @@ fn error_of_a_ttl_above_the_limit_of_the_nodes_names_the_option() {
     let advice = "lower --ttl to at most 60s or raise lock.max-ttl";
     assert_error(&output, 125, advice);
     let handle = acquire(&masters);
-    let output = output_of_majority(|| {
+    let output = output_retried_on_122(|| {
         with_input(on(&masters, "extend").args(["--ttl", "5m", "-"]), &handle)
     });
     assert_error(&output, 125, advice);
@@ -302,7 +302,7 @@ fn example_of_the_help_works() {
     let script = example.split("\n\n").next().unwrap();
     assert!(script.contains("release -") && script.contains("extend -"), "{script}");
     let mut shell = common::shell(script, &masters.urls().join(","));
-    let output = output_of_majority(|| shell.output().unwrap());
+    let output = output_retried_on_122(|| shell.output().unwrap());
     assert_ok(&output);
     assert_eq!(stdout(&output), "first step\nsecond step\n");
     for master in &masters {

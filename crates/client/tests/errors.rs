@@ -256,7 +256,7 @@ async fn node_that_may_not_vote_says_why() {
     assert!(matches!(server_error(&started).await, NodeError::Abstains { .. }));
 
     let cluster = Server::builder().arg("cluster-enabled", "yes").start().unwrap();
-    assert_eq!(server_error(&cluster).await, NodeError::NotAMaster { mode: "cluster".into() });
+    assert_eq!(server_error(&cluster).await, NodeError::WrongMode { mode: "cluster".into() });
 
     let of_another_set = Server::with_module().arg("lock.set", "eu 1 1").start().unwrap();
     let quorum = Quorum::builder().node(of_another_set.url()).set("us").connect().await.unwrap();

@@ -180,7 +180,7 @@ async fn both_hold([first, second]: [Vec<String>; 2]) -> bool {
 }
 
 #[tokio::test]
-async fn clients_with_different_lists_exclude_each_other_by_the_set() {
+async fn client_that_does_not_list_the_whole_set_acquires_nothing() {
     let lists = |nodes: &[Server]| {
         let urls = |range: std::ops::Range<usize>| nodes[range].iter().map(Server::url).collect();
         [urls(0..3), urls(2..5)]

@@ -22,7 +22,7 @@ const AT_ONCE: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(30);
 
 /// Lets another client hold the key on this master.
-fn hold(master: &Server, key: &str, time: Duration) {
+fn occupy(master: &Server, key: &str, time: Duration) {
     let ms = u64::try_from(time.as_millis()).unwrap();
     let mut set = redis::cmd("SET");
     set.arg(&[key, "another", "NX", "PX"]).arg(ms).exec(&mut master.connection()).unwrap();
@@ -31,7 +31,7 @@ fn hold(master: &Server, key: &str, time: Duration) {
 #[tokio::test]
 async fn one_of_two_nodes_held_by_another_client_is_a_refusal_at_once() {
     let (masters, quorum) = quorum(2).await;
-    hold(&masters[0], "k", LONG);
+    occupy(&masters[0], "k", LONG);
     let refused = timeout(AT_ONCE, quorum.lock("k").ttl(LONG).try_acquire())
         .await
         .expect("the call does not wait");
@@ -45,8 +45,8 @@ async fn grants_of_an_attempt_do_not_block_the_next() {
     let (masters, quorum) = quorum(3).await;
     let keys: Vec<_> = (0..12).map(|n| format!("k{n}")).collect();
     for key in &keys {
-        hold(&masters[0], key, LONG);
-        hold(&masters[1], key, Duration::from_millis(300));
+        occupy(&masters[0], key, LONG);
+        occupy(&masters[1], key, Duration::from_millis(300));
     }
     let builders: Vec<_> =
         keys.iter().map(|key| quorum.lock(key).wait(Duration::from_millis(1500))).collect();
@@ -54,7 +54,7 @@ async fn grants_of_an_attempt_do_not_block_the_next() {
     for outcome in join_all(builders.iter().map(LockBuilder::acquire)).await {
         match outcome {
             Ok(_) => acquired += 1,
-            // The first node stays held, so a client that waits there times out.
+            // On a busy machine, a call may bypass the first node too late.
             Err(AcquireError::TimedOut { nodes, .. } | AcquireError::NoQuorum { nodes }) => {
                 let third = &nodes.0[2].answer;
                 assert_ne!(*third, Answer::Refused, "no other client held this node: {nodes}");
@@ -66,9 +66,9 @@ async fn grants_of_an_attempt_do_not_block_the_next() {
 }
 
 #[tokio::test]
-async fn expired_lock_is_not_reported_and_blocks_no_client() {
+async fn grant_of_an_ended_lease_neither_counts_nor_blocks() {
     let net = net(3).await;
-    hold(&net.masters[1], "k", Duration::from_millis(550));
+    occupy(&net.masters[1], "k", Duration::from_millis(550));
     net.proxies[2].hold(Direction::ToClient);
     let builder =
         net.quorum.lock("k").ttl(Duration::from_millis(300)).wait(Duration::from_millis(900));
@@ -200,7 +200,7 @@ async fn extension_sets_the_time_left_and_does_not_add_to_it() {
 #[tokio::test]
 async fn call_for_a_held_key_beside_a_silent_node_ends_in_time() {
     let net = net(3).await;
-    hold(&net.masters[0], "k", LONG);
+    occupy(&net.masters[0], "k", LONG);
     net.proxies[2].hold(Direction::ToServer);
     let limit = Duration::from_millis(300);
     let mut fastest = Duration::MAX;
@@ -235,7 +235,7 @@ async fn lock_that_another_client_held_in_between_stays_lost() {
 #[tokio::test]
 async fn refused_attempt_releases_the_grants_of_the_minority() {
     let (masters, quorum) = quorum(5).await;
-    masters.iter().take(3).for_each(|master| hold(master, "k", LONG));
+    masters.iter().take(3).for_each(|master| occupy(master, "k", LONG));
     let error = quorum.lock("k").ttl(LONG).try_acquire().await.unwrap_err();
     assert!(matches!(error, AcquireError::Held { .. }), "{error}");
     eventually_async(PATIENCE, "only the keys of the other client are left", async || {

@@ -120,7 +120,7 @@ fn evicted_mirror_is_written_again_a_little_later() {
 }
 
 #[test]
-fn mirror_is_written_again_once_its_key_is_free() {
+fn mirror_returns_once_another_string_is_gone() {
     let mut server = Server::with_lock(&[b"k"], b"a", 10_000);
     server.remove_key(b"k", KeyEvent::Expired);
     server.set(b"k", b"old client", Some(2000));

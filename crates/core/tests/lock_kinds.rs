@@ -34,7 +34,7 @@ impl World {
 
     /// Makes a call that does not wait. Returns `None` unless it acquires the lock.
     fn acquire(&mut self, spec: Arc<Spec>) -> Option<Hold> {
-        self.acquire_slot(spec, 0)
+        self.acquire_preferring(spec, 0)
     }
 
     fn downgrade(&mut self, hold: &mut Hold) {
@@ -158,12 +158,12 @@ fn finds_the_free_slot(mutant: Option<Mutant>) -> bool {
     let mut world = World::with_varied_pauses(3);
     let spec = World::semaphore(4);
     let deciding_node = world.client.topology.order(b"s:00")[0];
-    let _forgotten = [0, 1].map(|slot| world.acquire_slot(Arc::clone(&spec), slot).unwrap());
+    let _forgotten = [0, 1].map(|slot| world.acquire_preferring(Arc::clone(&spec), slot).unwrap());
     world.nodes[deciding_node].clear();
     world.nodes[deciding_node].restart(0);
-    let _remembered = world.acquire_slot(Arc::clone(&spec), 3).unwrap();
+    let _remembered = world.acquire_preferring(Arc::clone(&spec), 3).unwrap();
     break_rule(mutant);
-    let found = world.acquire_slot(spec, 3);
+    let found = world.acquire_preferring(spec, 3);
     break_rule(None);
     found.is_some_and(|hold| hold.spec().slot() == Some(2))
 }

@@ -35,7 +35,7 @@ const READERS: [(&str, Reader); 16] = [
     ("node_timeout", node_timeout),
     ("order", order_of_nodes),
     ("release", release),
-    ("request", request),
+    ("request", spec),
     ("round_trip", round_trip),
     ("set", set),
     ("token", token),
@@ -198,7 +198,7 @@ fn round_trip(mut case: Fields) {
     }
 }
 
-fn request(mut case: Fields) {
+fn spec(mut case: Fields) {
     let spec = Spec {
         keys: Keys::from_iter(["k"]),
         ttl: case.ttl(),

@@ -30,7 +30,7 @@ impl World {
     /// Acquires a lock on all nodes that the holder reaches.
     fn acquire(&mut self) -> Hold {
         let spec = spec([K].into_iter().collect(), TTL_MS);
-        self.acquire_slot(Arc::new(spec), 0).unwrap()
+        self.acquire_preferring(Arc::new(spec), 0).unwrap()
     }
 
     /// Delivers a release. Returns the responses of the nodes.

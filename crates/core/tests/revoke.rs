@@ -68,7 +68,7 @@ fn waiter_is_granted_a_revoked_lock_at_its_deadline() {
 }
 
 #[test]
-fn revoke_now_ends_the_lock_and_serves_the_queue_in_the_same_turn() {
+fn revoke_now_ends_the_lock_and_hands_its_keys_over() {
     let mut server = Server::with_lock(&[A, B], TOKEN, 1000);
     server.acquire_or_wait(A, NEXT, 1000, 5000);
     server.acquire_or_wait(B, NEXT, 1000, 5000);

@@ -417,7 +417,7 @@ mod exclusion {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
         #[test]
-        fn no_node_is_admitted_by_two_clients_whose_lists_differ_by_two(
+        fn clients_with_agreed_lists_that_differ_by_two_share_no_node(
             pairs in proptest::collection::vec(neighbours(), 1..4),
             picks in picks(),
             given in (one_or_more_ids(), one_or_more_ids()),

@@ -365,8 +365,8 @@ fn extension_does_not_delay_the_rewrite_of_a_mirror() {
     let mut server = Server::with_lock(&[b"k"], b"a", 500);
     server.remove_key(b"k", KeyEvent::Expired);
     server.set(b"k", b"old client", Some(10_000));
-    // The key holds another client's string, so the node plans to rewrite the mirror in a second.
-    // Without the extension, the lock would end before that.
+    // The key holds another client's string, so the node tries again when the lock ends. The
+    // extension moves that end, but must not move the next try.
     server.run_turns();
     assert!(server.extend(b"k", b"a", 50_000).is_some());
     server.remove_key(b"k", KeyEvent::Removed);
@@ -459,7 +459,7 @@ fn doubted_mirror_is_compared_before_many_deadlines_are_sorted() {
 }
 
 #[test]
-fn client_that_cannot_block_is_refused_even_when_the_queue_is_full() {
+fn full_queue_is_no_error_for_a_client_that_cannot_block() {
     let mut server = Server::with_max_waiters(0);
     server.acquire(b"k", b"a", 50_000, None).unwrap();
     assert_eq!(server.acquire_or_wait(b"k", b"b", 1000, 1000), AcquireReply::QueueFull);

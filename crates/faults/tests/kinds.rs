@@ -58,7 +58,7 @@ fn counters_on_each_node_admit_too_many_holders() {
 fn check_without_each_master(kind: Kind, course: Course) {
     let report = report_of(kind, course, 2, Protected::Yes);
     assert_eq!(report.harm(), [""; 0], "{report}");
-    assert!(report.refusals.is_empty(), "{report}");
+    assert!(report.failed_calls.is_empty(), "{report}");
     assert_eq!(report.without_one.len(), 5, "{report}");
     assert!(report.longest_gap < Duration::from_secs(5), "{report}");
 }

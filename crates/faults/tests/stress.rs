@@ -17,7 +17,7 @@ fn no_waiter_is_forgotten_whatever_happens_to_waiters() {
     assert!(outcome.granted > stress.rounds / 4, "{outcome:?}");
     // Waits and locks have ended in each of these ways.
     for (what, times) in [
-        ("out of time", outcome.out_of_time),
+        ("without the lock", outcome.without_lock),
         ("cut off", outcome.cut_off),
         ("hung up", outcome.hung_up),
         ("killed", outcome.kills),

@@ -87,7 +87,7 @@ mod tests {
 
     use super::*;
     use crate::fleet::NodeReport;
-    use crate::fleet::report::tests::{abstention, down, facts, lock, voting};
+    use crate::fleet::report::tests::{abstention, down, facts, module, voting};
 
     const TTL_MS: u64 = 10_000;
 
@@ -123,21 +123,21 @@ mod tests {
     fn each_fault_of_one_node_makes_one_finding() {
         let faults: [(fn(&mut NodeReport), _, _); 13] = [
             (|node| node.answer = Err(down()), "down", Warning),
-            (|node| lock(node).abstention = Some(abstention(9000)), "abstaining", Warning),
+            (|node| module(node).abstention = Some(abstention(9000)), "abstaining", Warning),
             (|node| facts(node).info.lock = None, "module-missing", Error),
             (|node| facts(node).info.is_replica = true, "replica", Error),
             (|node| facts(node).info.mode = Some("cluster".into()), "cluster-or-sentinel", Error),
             (|node| facts(node).info.run_id = Some("run-0".into()), "same-server", Error),
-            (|node| lock(node).set = SetReport::Unset, "set-differs", Error),
+            (|node| module(node).set = SetReport::Unset, "set-differs", Error),
             (
                 |node| facts(node).info.maxmemory_policy = Some("allkeys-lru".into()),
                 "evicts",
                 Warning,
             ),
-            (|node| lock(node).version = "0.2.0".into(), "module-versions", Warning),
-            (|node| lock(node).max_ttl_ms = Some(90_000), "max-ttl-differs", Warning),
-            (|node| lock(node).rejoin_delay_ms = Some(0), "rejoin-delay", Warning),
-            (|node| lock(node).waiters = 900, "waiters", Warning),
+            (|node| module(node).version = "0.2.0".into(), "module-versions", Warning),
+            (|node| module(node).max_ttl_ms = Some(90_000), "max-ttl-differs", Warning),
+            (|node| module(node).rejoin_delay_ms = Some(0), "rejoin-delay", Warning),
+            (|node| module(node).waiters = 900, "waiters", Warning),
             (
                 |node| node.answer = Err(NodeError::Denied { reason: "WRONGPASS".into() }),
                 "denied",
@@ -152,9 +152,9 @@ mod tests {
     #[test]
     fn nodes_with_the_same_fault_share_a_finding() {
         let mut nodes = voting(3);
-        lock(&mut nodes[0]).rejoin_delay_ms = Some(0);
-        lock(&mut nodes[1]).rejoin_delay_ms = Some(0);
-        lock(&mut nodes[2]).rejoin_delay_ms = Some(1);
+        module(&mut nodes[0]).rejoin_delay_ms = Some(0);
+        module(&mut nodes[1]).rejoin_delay_ms = Some(0);
+        module(&mut nodes[2]).rejoin_delay_ms = Some(1);
         let findings = found(nodes);
         let shared: Vec<_> = findings.iter().map(|finding| finding.nodes.len()).collect();
         assert_eq!(shared, [2, 1], "{findings:?}");
@@ -222,13 +222,13 @@ mod tests {
     fn set_that_is_missing_or_changing_is_found() {
         let mut nodes = voting(3);
         for node in &mut nodes {
-            lock(node).set = SetReport::Unset;
+            module(node).set = SetReport::Unset;
         }
         assert_eq!(found(nodes)[0].check, "no-set");
         let mut nodes = voting(3);
         for (index, node) in nodes.iter_mut().enumerate() {
             let set = format!("eu {} 1,2,3>1,2,3,4", index + 1);
-            lock(node).set = SetReport::Set(set.parse().unwrap());
+            module(node).set = SetReport::Set(set.parse().unwrap());
         }
         let findings = found(nodes);
         assert_eq!((findings.len(), findings[0].check), (1, "set-changes"));

@@ -95,7 +95,7 @@ fn max_ttls(report: &Report) -> Option<Finding> {
     Some(Finding::warning(
         "max-ttl-differs",
         format!("the nodes have different values of lock.max-ttl: {by_max_ttl}"),
-        "write the same value into the redis.conf of each node; the smallest counts for programs",
+        "write the same value into the redis.conf of each node: each refuses a ttl above its own",
     ))
 }
 

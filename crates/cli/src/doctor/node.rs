@@ -52,7 +52,7 @@ fn of_state(state: &State) -> Option<Finding> {
                     "it grants no locks{left}, since it may have forgotten some ({})",
                     abstention.reason
                 ),
-                "wait; restart nodes one at a time, each after the previous one votes again",
+                "wait, and restart no other node until it votes again",
             ))
         }
         State::NotCounted(error) | State::Down(error) => Some(of_error(error)),
@@ -76,7 +76,7 @@ fn of_error(error: &NodeError) -> Finding {
             "it is a replica, and grants no locks",
             "name its master instead",
         ),
-        NodeError::NotAMaster { mode } => Finding::error(
+        NodeError::WrongMode { mode } => Finding::error(
             "cluster-or-sentinel",
             format!("it runs in {mode} mode"),
             "name servers that are independent masters",
@@ -119,7 +119,7 @@ fn clock(facts: &Facts) -> Option<Finding> {
     );
     let todo = "synchronize the clocks of nodes and clients, with chrony for example";
     if certain_us > skew_us {
-        return Some(Finding::error("clock", what + ": it may refuse the fences of clients", todo));
+        return Some(Finding::error("clock", what + ": nodes may fail to agree on a fence", todo));
     }
     (certain_us > skew_us / CLOCK_WARNING_DIVISOR).then(|| Finding::warning("clock", what, todo))
 }
@@ -205,9 +205,7 @@ fn waiters(waiters: u64, max_waiters: Option<u64>) -> Option<Finding> {
     }
     Some(Finding::warning(
         "waiters",
-        format!(
-            "{waiters} clients wait: beyond lock.max-waiters, {max_waiters}, waiters are refused"
-        ),
+        format!("{waiters} clients wait, and at most {max_waiters} may (lock.max-waiters)"),
         "find out why so many wait, with LOCK.INSPECT of their keys, or raise lock.max-waiters",
     ))
 }

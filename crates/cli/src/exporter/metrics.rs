@@ -204,7 +204,7 @@ fn number(count: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::report::tests::{abstention, down, facts, lock, voting};
+    use crate::fleet::report::tests::{abstention, down, facts, module, voting};
 
     fn text(nodes: Vec<NodeReport>) -> String {
         render(&Report::new(nodes), Duration::from_millis(5))
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn metrics_of_each_node_have_its_name() {
         let mut nodes = voting(3);
-        lock(&mut nodes[0]).counters[0] = Some(7);
+        module(&mut nodes[0]).counters[0] = Some(7);
         facts(&mut nodes[1]).clock_offset_us = Some(-1_500_000);
         let text = text(nodes);
         assert_has_line(&text, "quorlock_nodes{} 3.0");
@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn abstaining_node_is_admitted_and_replica_is_not() {
         let mut nodes = voting(3);
-        lock(&mut nodes[0]).abstention = Some(abstention(1500));
+        module(&mut nodes[0]).abstention = Some(abstention(1500));
         facts(&mut nodes[1]).info.is_replica = true;
         let text = text(nodes);
         assert_has_line(&text, "quorlock_node_abstaining{node=\"lock-0:6379\"} 1.0");

@@ -106,19 +106,18 @@ impl NodeReport {
 }
 
 fn states(nodes: &[NodeReport]) -> Vec<State> {
-    let state =
-        |(node, admission): (&NodeReport, Option<NodeError>)| match (&node.answer, admission) {
-            (Err(error), _) if is_error_reply(error) => State::NotCounted(error.clone()),
-            (Err(error), _) => State::Down(error.clone()),
-            (Ok(_), Some(error)) if error != NodeError::AwaitsMajority => State::NotCounted(error),
-            // `AwaitsMajority`: too few other nodes answered, or the node's own set cannot be
-            // parsed. The node is not refused, and its own report decides.
-            (Ok(_), _) => match node.module().and_then(|lock| lock.abstention.clone()) {
-                Some(abstention) => State::Abstaining(abstention),
-                None => State::Voting,
-            },
-        };
-    nodes.iter().zip(admissions(nodes)).map(state).collect()
+    let state = |(node, why_not): (&NodeReport, Option<NodeError>)| match (&node.answer, why_not) {
+        (Err(error), _) if is_error_reply(error) => State::NotCounted(error.clone()),
+        (Err(error), _) => State::Down(error.clone()),
+        (Ok(_), Some(error)) if error != NodeError::AwaitsMajority => State::NotCounted(error),
+        // `AwaitsMajority`: too few other nodes answered, or the node's own set cannot be
+        // parsed. The node is not refused, and its own report decides.
+        (Ok(_), _) => match node.module().and_then(|module| module.abstention.clone()) {
+            Some(abstention) => State::Abstaining(abstention),
+            None => State::Voting,
+        },
+    };
+    nodes.iter().zip(why_not_asked(nodes)).map(state).collect()
 }
 
 fn is_error_reply(error: &NodeError) -> bool {
@@ -127,7 +126,7 @@ fn is_error_reply(error: &NodeError) -> bool {
 
 /// Returns for each node why a client would not ask it for locks; `None` if the client would. The
 /// client's state machine [`Links`] decides this.
-fn admissions(nodes: &[NodeReport]) -> Vec<Option<NodeError>> {
+fn why_not_asked(nodes: &[NodeReport]) -> Vec<Option<NodeError>> {
     let Some(majority) = Majority::of(nodes.len()) else { return Vec::new() };
     let now = Moment::default();
     let mut links = Links::new(nodes.iter().map(|node| node.name.as_str().into()), None, now);
@@ -166,7 +165,7 @@ pub(crate) mod tests {
         let members: Vec<_> = (1..=count).map(|id| id.to_string()).collect();
         let node = |index: usize| {
             let set = format!("eu {} {}", index + 1, members.join(","));
-            let lock = ModuleInfo {
+            let module = ModuleInfo {
                 version: "0.1.0".into(),
                 set: quorlock_core::client::SetReport::Set(set.parse().unwrap()),
                 max_ttl_ms: Some(60_000),
@@ -177,7 +176,7 @@ pub(crate) mod tests {
                 run_id: Some(format!("run-{index}").into()),
                 mode: Some("standalone".into()),
                 maxmemory_policy: Some("noeviction".into()),
-                lock: Some(lock),
+                lock: Some(module),
                 ..Info::default()
             };
             let facts = Facts {
@@ -196,7 +195,7 @@ pub(crate) mod tests {
         node.answer.as_mut().unwrap()
     }
 
-    pub(crate) fn lock(node: &mut NodeReport) -> &mut ModuleInfo {
+    pub(crate) fn module(node: &mut NodeReport) -> &mut ModuleInfo {
         facts(node).info.lock.as_mut().unwrap()
     }
 
@@ -220,7 +219,7 @@ pub(crate) mod tests {
     fn node_that_is_down_or_abstains_does_not_vote() {
         let mut nodes = voting(3);
         nodes[0].answer = Err(down());
-        lock(&mut nodes[1]).abstention = Some(abstention(41_000));
+        module(&mut nodes[1]).abstention = Some(abstention(41_000));
         let report = Report::new(nodes);
         let abstaining = State::Abstaining(abstention(41_000));
         assert_eq!(report.states[..2], [State::Down(down()), abstaining]);
@@ -253,16 +252,16 @@ pub(crate) mod tests {
                 Some(NodeError::Replica),
                 Some(NodeError::NoModule),
                 Some(NodeError::SameServer { .. }),
-                Some(NodeError::NotAMaster { .. })
+                Some(NodeError::WrongMode { .. })
             ]
         ));
         assert_eq!(report.voting(), 1);
     }
 
     #[test]
-    fn node_of_another_set_is_not_counted() {
+    fn unset_node_is_outvoted_by_a_set() {
         let mut nodes = voting(3);
-        lock(&mut nodes[2]).set = quorlock_core::client::SetReport::Unset;
+        module(&mut nodes[2]).set = quorlock_core::client::SetReport::Unset;
         let report = Report::new(nodes);
         assert!(matches!(&report.states[2], State::NotCounted(NodeError::NotAdmitted { .. })));
         assert!(report.has_majority());

@@ -44,15 +44,15 @@ pub(super) fn render(report: &Report) -> String {
 
 fn cells(node: &NodeReport, state: &State) -> [String; 9] {
     let facts = node.facts();
-    let lock = node.module();
+    let module = node.module();
     [
         escape(&node.name),
         state.name().to_owned(),
-        or_dash(lock.map(|lock| lock.version.clone())),
+        or_dash(module.map(|module| module.version.clone())),
         or_dash(facts.map(|facts| facts.info.server.clone())),
-        or_dash(lock.and_then(ModuleInfo::set_and_id)),
-        or_dash(lock.map(|lock| lock.leases.to_string())),
-        or_dash(lock.map(|lock| lock.waiters.to_string())),
+        or_dash(module.and_then(ModuleInfo::set_and_id)),
+        or_dash(module.map(|module| module.leases.to_string())),
+        or_dash(module.map(|module| module.waiters.to_string())),
         or_dash(facts.map(|facts| short_time(facts.round_trip))),
         or_dash(facts.and_then(|facts| facts.clock_offset_us).map(signed_time)),
     ]
@@ -130,7 +130,7 @@ pub(crate) fn signed_time(us: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::report::tests::{abstention, down, facts, lock, voting};
+    use crate::fleet::report::tests::{abstention, down, facts, module, voting};
 
     #[test]
     fn times_have_few_digits() {
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn table_says_why_a_node_does_not_vote_and_for_how_long() {
         let mut nodes = voting(3);
-        lock(&mut nodes[1]).abstention = Some(abstention(41_000));
+        module(&mut nodes[1]).abstention = Some(abstention(41_000));
         nodes[2].answer = Err(down());
         let text = render(&Report::new(nodes));
         assert!(text.contains("start: may have forgotten locks; votes again in 41 s"), "{text}");
@@ -173,8 +173,8 @@ mod tests {
             node.name = format!("a-host-with-a-long-name.of-a-long-domain.example:{}", node.name);
             facts(node).info.server = "valkey 10.100.100-rc1".into();
             facts(node).clock_offset_us = Some(-3_600_000_000);
-            lock(node).leases = 10_000_000;
-            lock(node).set = quorlock_core::client::SetReport::Set(
+            module(node).leases = 10_000_000;
+            module(node).set = quorlock_core::client::SetReport::Set(
                 "a-set-with-quite-a-long-name 1 1,2,3".parse().unwrap(),
             );
         }

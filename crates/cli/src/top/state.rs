@@ -269,7 +269,7 @@ fn rates(before: &Report, now: &Report, elapsed: Duration) -> Vec<Option<Rates>>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::report::tests::lock as module_of;
+    use crate::fleet::report::tests::module as module_of;
     use crate::top::snapshot::tests::{lock, snapshot};
 
     fn press(app: &mut App, keys: &str) {

@@ -86,7 +86,7 @@ pub(crate) fn shell(script: &str, nodes: &str) -> Command {
 
 /// The output of a program, which is run again a few times while it ends with 122: on a busy
 /// machine, the answers of a majority may be late.
-pub(crate) fn output_of_majority(mut run: impl FnMut() -> Output) -> Output {
+pub(crate) fn output_retried_on_122(mut run: impl FnMut() -> Output) -> Output {
     let mut output = run();
     for _ in 0..4 {
         if output.status.code() != Some(122) {

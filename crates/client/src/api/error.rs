@@ -55,20 +55,20 @@ pub enum ConnectError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// Other clients hold the lock or wait for it: too many nodes refused for a majority.
+    /// Other clients hold the lock or wait for it: the other nodes form no majority.
     #[error("another client holds the lock or waits for it: {nodes}")]
     Held {
         /// What each node answered.
         nodes: NodeAnswers,
     },
-    /// Too few nodes vote to form a majority.
-    #[error("too few nodes vote to form a majority: {nodes}")]
+    /// No majority of the nodes agreed.
+    #[error("no majority of the nodes agreed: {nodes}")]
     NoQuorum {
         /// What each node answered.
         nodes: NodeAnswers,
     },
-    /// The wait ended while another client held the lock.
-    #[error("another client still holds the lock after {:?}: {nodes}", rounded(*waited))]
+    /// The wait ended, and the lock was still not free.
+    #[error("the lock was still not free after {:?}: {nodes}", rounded(*waited))]
     TimedOut {
         /// How long the call waited.
         waited: Duration,
@@ -192,8 +192,8 @@ pub enum AttachError {
         /// What each node answered.
         nodes: NodeAnswers,
     },
-    /// Too few nodes vote to form a majority.
-    #[error("too few nodes vote to form a majority: {nodes}")]
+    /// No majority of the nodes agreed.
+    #[error("no majority of the nodes agreed: {nodes}")]
     NoQuorum {
         /// What each node answered.
         nodes: NodeAnswers,

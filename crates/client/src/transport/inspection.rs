@@ -130,7 +130,7 @@ fn read_text(value: Value) -> Result<Option<String>, NodeError> {
     Ok(text.map(|text| String::from_utf8_lossy(&text).into_owned()))
 }
 
-/// For how many milliseconds and why the node abstains, such as `59990 start`; `None` if it votes.
+/// Why the node abstains, after the milliseconds left if known: `59990 start`; `None` if it votes.
 pub(super) fn read_abstention(reply: Value) -> Result<Option<String>, NodeError> {
     if let Value::ServerError(error) = reply {
         return Err(read_error(&error.into()));
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn key_of_another_program_has_no_owner_fence_or_ttl() {
+    fn foreign_string_may_have_no_owner_fence_or_ttl() {
         let mut fields = fields();
         (fields[0].1, fields[1].1, fields[2].1) = (Value::Nil, Value::Nil, Value::Int(-1));
         let lease = read_lease(Value::Map(fields)).unwrap().unwrap();

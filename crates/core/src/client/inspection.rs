@@ -41,7 +41,7 @@ pub struct LeaseInfo {
 pub enum LockMode {
     /// It has one holder.
     Exclusive,
-    /// Several clients hold it together.
+    /// Several clients can hold it together.
     Shared,
     /// A string that another program wrote with `SET`.
     Foreign,
@@ -161,7 +161,7 @@ pub fn summarize(majority: Majority, nodes: &[Result<Option<LeaseInfo>, NodeErro
     let shared: Vec<_> = leases().filter(|(_, lease)| lease.mode == LockMode::Shared).collect();
     let largest = shared.iter().filter_map(|(_, lease)| lease.fence).max();
     if let Some(fence) = largest.filter(|_| shared.len() >= majority.size()) {
-        // Each node reports the largest fence of the holders that it knows.
+        // Each node reports the largest fence that a holder has had there.
         return held(fence, &shared);
     }
     for (_, LeaseInfo { fence, .. }) in leases() {

@@ -417,7 +417,7 @@ impl Links {
     fn admission(&self, node: usize) -> Result<(), NodeError> {
         let Some(hello) = self.nodes[node].hello() else { return Ok(()) };
         if let Some(mode) = hello.mode.clone().filter(|mode| mode != "standalone") {
-            return Err(NodeError::NotAMaster { mode });
+            return Err(NodeError::WrongMode { mode });
         }
         if hello.is_replica {
             return Err(NodeError::Replica);

@@ -3,7 +3,7 @@
 //!
 //! - [`limits`]: every time limit, interval and bound of a client.
 //! - [`Spec`]: the description of a lock.
-//! - [`Acquire`]: one call to acquire a lock: attempts, waits and pauses. `attempt`: one attempt.
+//! - [`Acquire`]: one call to acquire a lock: attempts, waits and pauses.
 //! - [`Hold`]: one lock, from the grant to the end: ownership, extension, repair, release.
 //! - [`Release`]: releases one token on every node that may have it, until each has answered.
 //! - [`Links`]: the connections to the nodes: back-off, liveness, admission.
@@ -21,7 +21,9 @@
 //! - `mutants`: rules that a simulator breaks on purpose.
 //! - [`ClientState`]: the state that all locks of a client share. [`RoundTrips`]: the smoothed
 //!   round trip of each node. [`FenceProposals`]: which fence to propose.
-//! - [`Topology`]: the connection of each node, and whether the node may vote now.
+//! - [`Topology`]: the connection of each node, and whether the node may vote now. [`Voters`]:
+//!   which nodes voted when they were last asked. `Spare`: whether a majority can do without one of
+//!   them.
 //! - [`NodeError`]: why a node did not vote, and whether the reason is permanent.
 //! - [`redact_url`]: the URL of a node as it may be shown. [`unsupported_scheme`]: why a URL cannot
 //!   be a node.
@@ -30,7 +32,6 @@
 //! - [`Keys`], [`Token`]: the keys of a lock, and the proof of who holds it.
 
 mod acquire;
-mod attempt;
 mod context;
 mod fence_proposals;
 mod hello;
@@ -55,12 +56,12 @@ mod request;
 mod revocation;
 mod round_trips;
 mod slots;
+mod spare;
 mod spec;
 mod token;
 
 pub use acquire::{Acquire, Action, Failure, Grant, Outcome, Reason};
-use context::Spare;
-pub use context::{ClientState, Context, NodeStatus, Random, Topology, Voters};
+pub use context::{ClientState, Context, NodeStatus, Random, Topology};
 pub use fence_proposals::FenceProposals;
 pub use hello::Hello;
 pub use hold::{Hold, HoldAction};
@@ -89,6 +90,8 @@ pub use revocation::{
 };
 pub use round_trips::RoundTrips;
 pub use slots::{SlotMemory, Slots};
+use spare::Spare;
+pub use spare::Voters;
 pub use spec::{InvalidSpec, Spec};
 pub use token::Token;
 

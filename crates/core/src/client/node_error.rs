@@ -42,7 +42,7 @@ pub enum NodeError {
     },
     /// It is unknown whether this node belongs to the client's set: too few nodes are connected, or
     /// the set that the node reports cannot be read.
-    #[error("connected, but does not vote until a majority of the nodes is connected")]
+    #[error("connected, but does not vote until a majority is known to have its set")]
     AwaitsMajority,
     /// The node did not answer within the time limit.
     #[error("no answer within {limit_ms} ms")]
@@ -74,8 +74,8 @@ pub enum NodeError {
         /// The node's own words.
         reason: String,
     },
-    /// The node's queue is at its limit.
-    #[error("its queue is full: {reason}")]
+    /// Too many clients wait there.
+    #[error("{reason}")]
     QueueFull {
         /// The node's own words.
         reason: String,
@@ -124,7 +124,7 @@ pub enum NodeError {
     },
     /// The server is a Sentinel or runs in cluster mode.
     #[error("it runs in {mode} mode: a node must be an independent master")]
-    NotAMaster {
+    WrongMode {
         /// The server's name for its mode.
         mode: String,
     },
@@ -155,7 +155,7 @@ impl NodeError {
         Self::Down { reason: "the connection was lost".into() }
     }
 
-    /// The error for an error reply that has no variant of its own, or for a ttl that is too long.
+    /// Reads an error reply: `TtlTooLong` if it names the largest ttl, otherwise `ErrorReply`.
     pub fn of_error_reply(words: String) -> Self {
         let max_ms = words.strip_prefix("ERR ttl must be between 1 and ").and_then(|rest| {
             let (max_ms, _) = rest.split_once(" milliseconds")?;
@@ -174,7 +174,7 @@ impl NodeError {
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::NoModule
-            | Self::NotAMaster { .. }
+            | Self::WrongMode { .. }
             | Self::SameServer { .. }
             | Self::Replica
             | Self::Denied { .. }

@@ -1,4 +1,5 @@
-//! Which set of nodes a node belongs to, and which nodes a client admits.
+//! Which set of nodes a node belongs to, and which nodes the set admits. `links.rs` decides which
+//! nodes may vote, by the set and by what else a node reports.
 //!
 //! Two clients with different lists of nodes can both win the same lock. Each node therefore
 //! carries its set in the config `lock.set NAME ID MEMBERS`, and a client compares the reports of

@@ -5,7 +5,7 @@ use std::ops::{Index, IndexMut};
 use slab::Slab;
 
 /// Items in chunks of a fixed size, so that growth and shrinkage never move more than one chunk.
-/// A chunk that becomes empty frees its memory, unless no other chunk has a vacant slot. An item
+/// A chunk that becomes empty frees its memory if another chunk has a vacant slot. An item
 /// moves in memory only while its own chunk grows.
 #[derive(Clone, Debug)]
 pub(super) struct Chunks<T> {

@@ -21,7 +21,7 @@ pub struct Settings {
     pub table_shards: usize,
     /// A random seed, so that the hashes of two nodes differ.
     pub hash_seed: u64,
-    /// Whether to unblock waiters with a granted lock only at the end of the turn.
+    /// Whether to unblock granted waiters only at the end of the turn.
     ///
     /// Redis 7.0 needs this: it drops the answer of a client that is unblocked and then, in the
     /// same turn, named by `CLIENT UNBLOCK`. On other servers, the deferral only adds delay.
@@ -94,8 +94,8 @@ pub struct Extend<'a, N> {
     pub new_token: Option<&'a N>,
 }
 
-/// Releases each lock that the token holds on any of these keys, on all keys of that lock. Waiters
-/// with this token for any of these keys leave their queues.
+/// Releases each lock that the token holds on any of these keys, on all keys of that lock. On a key
+/// that the token does not hold, its waiters leave the queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Release<'a, N> {
     /// The number of the database.
@@ -161,7 +161,7 @@ pub enum Reply {
     Extended(Fence),
     /// The token does not hold the lock.
     NotHeld,
-    /// Whether the token held any of the keys. It holds none of them now.
+    /// Whether the token held any of the keys.
     Released(bool),
     /// The holder of the key; `None` if it is free.
     Inspected(Option<Inspected>),

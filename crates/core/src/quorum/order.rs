@@ -2,7 +2,9 @@ use std::cmp::Reverse;
 
 /// Returns the indices of the nodes in the order of a key. The first is the key's queue node.
 ///
-/// A client asks all nodes at once. The order decides who wins a tie, and where clients wait.
+/// A client asks all nodes at once. The order decides who wins a tie (`client/acquire/attempt.rs`),
+/// and where clients wait. While a majority needs every node that may vote, all keys share the
+/// order of the empty key (`client/spare.rs`).
 ///
 /// Clients that know the nodes by the same identities compute the same order. Adding or removing a
 /// node does not reorder the others.

@@ -127,7 +127,7 @@ impl World {
 
     /// Makes a call that does not wait, and asks for `slot` first. Returns `None` unless it
     /// acquires the lock.
-    pub(crate) fn acquire_slot(&mut self, spec: Arc<Spec>, slot: usize) -> Option<Hold> {
+    pub(crate) fn acquire_preferring(&mut self, spec: Arc<Spec>, slot: usize) -> Option<Hold> {
         let mut acquire = Acquire::new(spec, Some(Duration::ZERO), &self.ctx());
         acquire.prefer_slot(slot);
         acquire.begin(false, &mut self.ctx());

@@ -88,7 +88,7 @@ pub fn disorders(grants: &[Grant]) -> Vec<Disorder> {
     disorders
 }
 
-/// Returns the longest time within a run without a grant of any lock.
+/// Returns the longest time within a run in which no grant began.
 pub fn longest_gap(grants: &[Grant], began: Duration, ended: Duration) -> Duration {
     let during = |from: &Duration| (began..=ended).contains(from);
     let mut moments: Vec<_> = grants.iter().map(|grant| grant.from).filter(during).collect();

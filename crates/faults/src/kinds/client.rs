@@ -42,7 +42,7 @@ pub(super) struct Record {
     /// How long writers and clients of the semaphore waited, from the call to the lock.
     pub(super) waits: Vec<Duration>,
     /// Number of calls that ended without a lock, by reason.
-    pub(super) refusals: BTreeMap<&'static str, usize>,
+    pub(super) failed_calls: BTreeMap<&'static str, usize>,
 }
 
 impl RunState {
@@ -103,7 +103,7 @@ impl Client {
                         AcquireError::InsufficientValidity { .. } => "too late",
                         _ => "invalid",
                     };
-                    *self.state.record().refusals.entry(reason).or_default() += 1;
+                    *self.state.record().failed_calls.entry(reason).or_default() += 1;
                     sleep(self.up_to(WORK_MAX)).await;
                 }
             }

@@ -36,7 +36,7 @@ use crate::harness::{
 };
 
 const MASTERS: usize = 5;
-/// In front of each master. Each network has its own clients.
+/// Number of proxies in front of each master: one per network.
 const NETWORKS: usize = 2;
 /// `lock.max-ttl`, and so also the length of an abstention.
 const MAX_TTL: Duration = Duration::from_secs(1);
@@ -110,7 +110,7 @@ pub struct Report {
     /// Waits of writers, or of clients of the semaphore: the mean and the longest.
     pub waits: (Duration, Duration),
     /// Number of calls that ended without a lock, by reason.
-    pub refusals: BTreeMap<&'static str, usize>,
+    pub failed_calls: BTreeMap<&'static str, usize>,
     /// The longest time without a grant.
     pub longest_gap: Duration,
     /// The most readers (without downgraded writers), or holders of a permit, at the same time.
@@ -155,7 +155,7 @@ pub fn run(plan: Plan, progress: impl FnMut(Duration, usize)) -> Result<Report> 
         accidents,
         took: ended.saturating_sub(began),
         waits: (mean, longest),
-        refusals: record.refusals,
+        failed_calls: record.failed_calls,
         longest_gap: longest_gap(&grants, began, ended),
         most_at_once: most_holders(plan.kind, &record.holds),
         overlaps: forbidden_overlaps(plan.kind, &record.holds, &grants),
@@ -183,7 +183,7 @@ fn run_course(
         ensure!(started.elapsed() < LIMIT, "the clients are not at work");
         thread::sleep(POLL_INTERVAL);
     }
-    // The first waits include the time to connect.
+    // The first waits also open wait connections.
     state.record().waits.clear();
     let began = now();
     let (accidents, without_one) = match plan.course {
@@ -242,7 +242,7 @@ fn baseline_has_shown_harm(plan: Plan, state: &RunState) -> bool {
 
 /// Returns whether clients have held the lock in each mode that the plan requires.
 ///
-/// Accidents leave few writers, and chance decides which of them become readers.
+/// Under accidents, few writers acquire the lock, and chance decides which of them downgrade it.
 fn has_all_modes(plan: Plan, state: &RunState) -> bool {
     let modes: &[Mode] = match plan.kind {
         Kind::Shared if plan.protected == Protected::Yes => {
@@ -347,8 +347,8 @@ impl Report {
     /// Returns what is wrong with the run.
     ///
     /// For a baseline, that is the absence of harm. Otherwise it is harm, a run in which no two
-    /// clients shared the lock or the semaphore, and a run without the planned accidents. Without
-    /// random accidents, refused calls, long waits, and a low rate of locks are wrong too.
+    /// clients shared the lock or the semaphore, and a run without the planned accidents. Unless
+    /// accidents are random, calls without a lock, long waits and a low rate are wrong too.
     pub fn complaints(&self) -> Vec<String> {
         let Plan { kind, course, seed, protected, .. } = self.plan;
         let mut complaints = Vec::new();
@@ -370,8 +370,8 @@ impl Report {
         if course != Course::Calm && self.accidents.is_empty() {
             complaints.push("no accident was injected: the run proves nothing".into());
         }
-        if course != Course::Accidents && !self.refusals.is_empty() {
-            complaints.push(format!("calls without a lock: {:?}", self.refusals));
+        if course != Course::Accidents && !self.failed_calls.is_empty() {
+            complaints.push(format!("calls without a lock: {:?}", self.failed_calls));
         }
         if course == Course::Calm && kind == Kind::Shared && self.wait_ratio() > WAIT_RATIO_MAX {
             complaints.push(format!("a writer waited {:.1} × the mean", self.wait_ratio()));
@@ -425,10 +425,11 @@ impl fmt::Display for Report {
             Kind::Shared => {
                 let [writers, downgraded, readers] =
                     [Mode::Exclusive, Mode::Downgraded, Mode::Shared].map(|mode| self.count(mode));
-                let writers = format!("{writers} writers, {downgraded} of them downgraded");
-                (format!("{writers}, {readers} readers"), "readers")
+                let writers =
+                    format!("{writers} holds of writers, {downgraded} of them downgraded");
+                (format!("{writers}, {readers} of readers"), "readers")
             }
-            Kind::Semaphore => (format!("{} permits", self.holds.len()), "holders"),
+            Kind::Semaphore => (format!("{} holds", self.holds.len()), "holders"),
         };
         writeln!(f, "{holds}, up to {most_at_once} {holders} at the same time")?;
         let (mean, longest) = self.waits;
@@ -454,7 +455,7 @@ impl fmt::Display for Report {
         writeln!(
             f,
             "calls without a lock: {:?}; longest time without a grant {} ms",
-            self.refusals,
+            self.failed_calls,
             self.longest_gap.as_millis()
         )?;
         let harm = self.harm();

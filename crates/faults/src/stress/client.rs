@@ -87,7 +87,7 @@ impl<'a> Client<'a> {
             self.hold();
         }
         // A client that was granted the lock, or cannot know whether it was, releases the lock.
-        if !is_short && !matches!(end, WaitEnd::OutOfTime | WaitEnd::Unblocked) {
+        if !is_short && !matches!(end, WaitEnd::Nil | WaitEnd::Unblocked) {
             self.release(&key, &token);
         }
         self.shared.set_claim(self.index, None);
@@ -102,7 +102,7 @@ impl<'a> Client<'a> {
     ) -> WaitEnd {
         match answer {
             Ok(Value::Array(_)) => WaitEnd::Granted,
-            Ok(Value::Nil) => WaitEnd::OutOfTime,
+            Ok(Value::Nil) => WaitEnd::Nil,
             Ok(other) => panic!("the server answered {other:?}"),
             Err(error) if error.code() == Some("UNBLOCKED") => WaitEnd::Unblocked,
             Err(error) if error.is_io_error() || error.is_unrecoverable_error() => {

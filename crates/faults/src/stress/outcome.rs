@@ -13,7 +13,7 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(10);
 pub(super) enum WaitEnd {
     Granted,
     /// The time was over, or an intervention ended the wait early with nil.
-    OutOfTime,
+    Nil,
     /// An intervention ended the wait with an error.
     Unblocked,
     /// The server closed the connection.
@@ -47,7 +47,7 @@ pub struct StressOutcome {
     pub rounds: u64,
     pub granted: u64,
     /// Waits that ran out of time, or that an operator or a RELEASE with their token ended.
-    pub out_of_time: u64,
+    pub without_lock: u64,
     /// Waits whose connection the server closed.
     pub cut_off: u64,
     /// Waits whose connection the client closed.
@@ -112,7 +112,7 @@ impl StressOutcome {
         Self {
             rounds,
             granted: counters.ends(WaitEnd::Granted),
-            out_of_time: counters.ends(WaitEnd::OutOfTime) + counters.ends(WaitEnd::Unblocked),
+            without_lock: counters.ends(WaitEnd::Nil) + counters.ends(WaitEnd::Unblocked),
             cut_off: counters.ends(WaitEnd::CutOff),
             hung_up: counters.ends(WaitEnd::HungUp),
             unanswered: counters.ends(WaitEnd::Unanswered),
@@ -128,7 +128,7 @@ impl StressOutcome {
         }
     }
 
-    /// Returns whether all waits were answered, and no waiter and no lock is left.
+    /// Returns whether no unanswered wait, waiter, blocked client or lock is left.
     pub fn leaves_nothing(&self) -> bool {
         [self.unanswered, self.waiters_left, self.blocked_left, self.leases_left] == [0; 4]
     }
@@ -136,10 +136,10 @@ impl StressOutcome {
 
 impl fmt::Display for StressOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { granted, out_of_time, cut_off, hung_up, .. } = self;
+        let Self { granted, without_lock, cut_off, hung_up, .. } = self;
         write!(
             f,
-            "{granted} granted, {out_of_time} ended without the lock, {cut_off} cut off, \
+            "{granted} granted, {without_lock} ended without the lock, {cut_off} cut off, \
              {hung_up} hung up"
         )
     }

@@ -20,8 +20,7 @@ struct TokenRecord {
     call: MachineId,
     /// When the holder released the lock.
     released_at: Option<Ns>,
-    /// When the last of the nodes that were asked for the lock answered its RELEASE; `None` until
-    /// then.
+    /// When its release was over on all nodes that may have had it; `None` if that is not certain.
     gone_at: Option<Ns>,
 }
 
@@ -47,7 +46,7 @@ pub(super) enum ClaimKind {
 const KEPT: Ns = 30 * SECOND;
 /// Number of claims on a key of a node beyond which old claims are forgotten.
 const FORGET_BEYOND: usize = 256;
-/// A lease that begins at least this long after its release was over is due to a late ACQUIRE.
+/// A lease that begins at least this long after its token was gone is due to a late ACQUIRE.
 const LATE: Ns = 2 * SECOND;
 /// An attempt that fails holds a node for less than this, unless messages are slow.
 const ATTEMPT_MAX: Ns = 100 * MS;
@@ -150,7 +149,7 @@ impl Claims {
         }
     }
 
-    pub(super) fn clear(&mut self, node: usize, now: Ns) {
+    pub(super) fn end_all(&mut self, node: usize, now: Ns) {
         for claim in self.places[node].iter_mut().flatten() {
             claim.until = claim.until.min(now);
         }

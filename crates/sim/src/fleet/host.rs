@@ -175,7 +175,7 @@ impl World {
                 _ => {}
             }
         }
-        self.claims.clear(node, self.now);
+        self.claims.end_all(node, self.now);
     }
 
     /// Starts the server again, without its leases.

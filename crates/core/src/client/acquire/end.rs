@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use super::attempt::Attempt;
 use super::{Acquire, Action, Failure, Outcome, PendingRelease, Phase, Reason};
-use crate::client::attempt::Attempt;
 use crate::client::mutants::{Mutant, is_broken};
 use crate::client::{Answer, Command, Context, NodeError, Request, RequestId, limits, mutants};
 use crate::quorum::Moment;

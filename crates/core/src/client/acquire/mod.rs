@@ -1,9 +1,11 @@
 //! The machine of one call for a lock. This file decides when the call asks, waits and pauses.
 //!
+//! - `attempt`: one attempt on all nodes: which refusals are final, and who wins a tie.
 //! - `wait`: a wait on one node, the checks of that node, and attempts that bypass it.
 //! - `probe`: after the last attempt for one of several keys, a request for any of the others.
 //! - `end`: how a call ends without a lock, with the last check, the releases and the reason.
 
+mod attempt;
 mod end;
 mod probe;
 mod wait;
@@ -14,7 +16,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::attempt::{Attempt, AttemptEnd, Kind, NodeGrant};
+use self::attempt::{Attempt, AttemptEnd, Kind, NodeGrant};
 use super::mutants::{self, Mutant, is_broken};
 use super::{
     Answer, ClientState, Command, Context, Delivery, Mode, NodeError, Release, Request, RequestId,

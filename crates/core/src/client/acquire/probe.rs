@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::attempt::{Attempt, NodeGrant};
 use super::{Acquire, Action, Phase, Probing};
-use crate::client::attempt::{Attempt, NodeGrant};
 use crate::client::{
     Command, Context, Delivery, Release, Request, RequestId, Response, Slots, limits, mutants,
 };

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use super::attempt::{Attempt, AttemptEnd, Kind, NodeGrant};
 use super::{Acquire, Action, Inspect, Next, PendingRelease, Phase, Reason, WaitEnd, Waiting};
-use crate::client::attempt::{Attempt, AttemptEnd, Kind, NodeGrant};
 use crate::client::mutants::{Mutant, is_broken};
 use crate::client::{
     Answer, Command, Context, NodeError, Release, Request, RequestId, Response, limits, mutants,
@@ -157,11 +157,11 @@ impl Acquire {
         if let Some(side_attempt) = &waiting.side_attempt {
             self.roll_back(side_attempt, ctx);
         }
-        self.give_up_wait_connection(waiting, ctx);
+        self.end_wait(waiting, ctx);
     }
 
     /// Ends the WAIT, and releases what the node may have granted to it.
-    pub(super) fn give_up_wait_connection(&mut self, waiting: &Waiting, ctx: &Context<'_>) {
+    pub(super) fn end_wait(&mut self, waiting: &Waiting, ctx: &Context<'_>) {
         if waiting.sent.is_none() {
             self.actions.push_back(Action::StopWaiting { id: waiting.id });
             return;
@@ -267,8 +267,8 @@ impl Acquire {
         }
     }
 
-    /// Sends INSPECT to the first available node other than `bypass`, in the order from `offset`
-    /// places after `bypass`. If the lock is free there, the call bypasses `bypass`.
+    /// Sends INSPECT to the first available node but `bypass`, starting `offset` places after it in
+    /// the order. If the lock is free there, the call bypasses `bypass`.
     pub(super) fn inspect_another(&mut self, bypass: usize, offset: usize, ctx: &mut Context<'_>) {
         self.pick_slot(ctx);
         let order = self.order(ctx);
@@ -313,7 +313,7 @@ impl Acquire {
         let Some(mut side_attempt) = waiting.side_attempt.take() else { return };
         if let AttemptEnd::Won(win) = end {
             if let Phase::Waiting(waiting) = std::mem::take(&mut self.phase) {
-                self.give_up_wait_connection(&waiting, ctx);
+                self.end_wait(&waiting, ctx);
             }
             // No other client holds the lock, whatever the node of the wait answers.
             self.contended = false;

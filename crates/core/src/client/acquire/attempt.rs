@@ -7,16 +7,13 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::Spec;
-use super::acquire::{Action, Grant, GrantNode};
-use super::limits;
-use super::mutants::{Mutant, is_broken};
-use super::release::Release;
-use super::{
-    Answer, Command, Context, Delivery, Mode, NodeError, Request, RequestId, Response, Spare,
-    Token, Topology,
-};
+use super::{Action, Grant, GrantNode};
 use crate::Fence;
+use crate::client::mutants::{Mutant, is_broken};
+use crate::client::{
+    Answer, Command, Context, Delivery, Mode, NodeError, Release, Request, RequestId, Response,
+    Spare, Spec, Token, Topology, limits,
+};
 use crate::quorum::{Acquisition, FenceAnswer, Loss, Moment, Step, Validity, Vote, Win};
 
 /// One attempt on all nodes, with one token.
@@ -318,7 +315,7 @@ impl Attempt {
         } else if std::mem::take(&mut state.storing_fence) {
             state.due = None;
             state.answer = match response {
-                // The node had granted the lock. An operator has ended it there since.
+                // The node had granted the lock, which has ended there since.
                 Response::No => {
                     let reason = "the lock ended there while it was being acquired";
                     Answer::Failed(NodeError::ErrorReply(reason.into()))
@@ -418,8 +415,8 @@ impl Attempt {
     }
 
     /// Limits the time for which a win after a grant awaits the earlier nodes of the order, whose
-    /// grants take precedence. While wins await a slow node, the other nodes are taken, and the
-    /// client to which the slow node grants the lock cannot win either.
+    /// grants take precedence. Meanwhile this client holds a majority, so another client to which a
+    /// slow node grants the lock cannot win either.
     fn limit_delay(&mut self, spec: &Spec, ctx: &Context<'_>) {
         let is_limited = spec.mode == Mode::Exclusive && !is_broken(Mutant::AwaitsSlowNode);
         if !is_limited || !matches!(self.kind, Kind::AfterGrant { .. }) || !self.core.is_delayed() {
