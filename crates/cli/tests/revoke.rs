@@ -23,8 +23,8 @@ use rustix::process::Signal;
 use tempfile::NamedTempFile;
 
 const TTL: [&str; 4] = ["--ttl", "3s", "--node-timeout", "300ms"];
-/// With this ttl, a command runs for up to 600 ms after its lock was lost.
-const LONG_TTL: &str = "12s";
+/// With this ttl, a command runs for up to 450 ms after its lock was lost.
+const LONG_TTL: &str = "9s";
 
 /// Ends slowly after SIGTERM.
 fn obedient(file: &Path) -> String {
@@ -108,7 +108,7 @@ fn revoked_command_is_stopped_before_the_next_holder_begins() {
     let mut next_is_named = false;
     for script in [obedient, stubborn] {
         let masters = Masters::start(3);
-        let (_file, mut holder, mut waiter) = holder_and_waiter(&masters, "6s", script);
+        let (_file, mut holder, mut waiter) = holder_and_waiter(&masters, "4s", script);
         let output = revoke_to_the_end(&masters, &["--yes"]);
         let (answers, said) = (stdout(&output), stderr(&output));
         // On a busy machine, the node on which the waiter waits may answer the inspection late.
@@ -178,7 +178,7 @@ fn lock_of_several_keys_is_revoked_by_one_of_them() {
 #[test]
 fn lock_is_revoked_while_one_master_is_down() {
     let mut masters = Masters::start(3);
-    let (_file, holder, mut waiter) = holder_and_waiter(&masters, "6s", obedient);
+    let (_file, holder, mut waiter) = holder_and_waiter(&masters, "4s", obedient);
     masters[2].kill();
     let output = revoke_to_the_end(&masters, &["--yes"]);
     assert_contains(stdout(&output), "not connected");
@@ -193,7 +193,7 @@ fn master_that_crashes_after_the_revocation_does_not_undo_it() {
         builder.arg("appendonly", "yes").arg("appendfsync", "always").arg("lock.rejoin-delay", 0)
     })
     .unwrap();
-    let (_file, holder, mut waiter) = holder_and_waiter(&masters, "6s", obedient);
+    let (_file, holder, mut waiter) = holder_and_waiter(&masters, "4s", obedient);
     let revocation = revoke_and_wait(&masters);
     masters[0].kill();
     masters[0].restart().unwrap();
@@ -232,7 +232,7 @@ fn minority_that_revokes_is_reported_and_does_not_end_the_lock() {
 fn lock_is_revoked_later_on_a_master_that_answers_late() {
     let net = Net::start();
     let (masters, late) = (&net.masters, &net.proxies[2]);
-    let (_file, holder, mut waiter) = holder_and_waiter(masters, "6s", obedient);
+    let (_file, holder, mut waiter) = holder_and_waiter(masters, "4s", obedient);
     late.drop_bytes(Direction::ToServer);
     let mut revocation = Running::start(on_urls(&net.urls(), "revoke").args(["k", "--yes"]));
     wait_for_message(&mut revocation, "revoked; the lock ends within");
@@ -249,7 +249,7 @@ fn lock_is_revoked_later_on_a_master_that_answers_late() {
 #[test]
 fn interrupted_wait_leaves_the_lock_revoked() {
     let masters = Masters::start(3);
-    let (_file, holder, mut waiter) = holder_and_waiter(&masters, "6s", obedient);
+    let (_file, holder, mut waiter) = holder_and_waiter(&masters, "4s", obedient);
     let revocation = revoke_and_wait(&masters);
     revocation.signal(Signal::INT);
     let output = revocation.wait_for_end();
@@ -277,7 +277,7 @@ fn nodes_that_are_down_revoke_nothing() {
 #[test]
 fn handle_of_a_revoked_lock_cannot_be_extended() {
     let masters = Masters::start(3);
-    let output = on(&masters, "acquire").args(["k", "--ttl", "6s"]).output().unwrap();
+    let output = on(&masters, "acquire").args(["k", "--ttl", "4s"]).output().unwrap();
     let handle = stdout(&output).trim().to_owned();
     let revocation = revoke_and_wait(&masters);
     let output =

@@ -155,7 +155,7 @@ fn quorlock_stops_the_command_when_its_watchdog_is_killed() {
 #[test]
 fn quorlock_stops_the_command_when_its_watchdog_is_stopped() {
     let net = Net::start();
-    let mut running = net.run(&["--ttl", "15s"], &format!("echo $$; {STUBBORN}"));
+    let mut running = net.run(&["--ttl", "10s"], &format!("echo $$; {STUBBORN}"));
     let command = running.pid_line();
     let watchdog = watchdog_of(running.pid());
     kill(watchdog, Signal::STOP);

@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
 /// A ttl that is long enough for a busy machine.
-const TTL: Duration = Duration::from_secs(3);
+const TTL: Duration = Duration::from_secs(2);
 
 fn extends(master: &Server) -> u64 {
     calls(master, "lock.extend")
