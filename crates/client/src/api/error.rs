@@ -67,8 +67,8 @@ pub enum AcquireError {
         /// What each node answered.
         nodes: NodeAnswers,
     },
-    /// The wait ended, and the lock was still not free.
-    #[error("the lock was still not free after {:?}: {nodes}", rounded(*waited))]
+    /// The wait ended while another client held the lock or waited for it.
+    #[error("another client still holds the lock or waits for it after {:?}: {nodes}", rounded(*waited))]
     TimedOut {
         /// How long the call waited.
         waited: Duration,

@@ -169,8 +169,8 @@ impl NodeError {
         Self::TimedOut { limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX) }
     }
 
-    /// Whether the error lasts until a person changes something. Nodes that are down or abstain
-    /// recover without a person.
+    /// Whether the error lasts until a person changes something. A call ends at once when such
+    /// errors leave no majority. Nodes that are down or abstain recover without a person.
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::NoModule

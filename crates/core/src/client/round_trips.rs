@@ -5,7 +5,8 @@ const GROWTH_PART: u64 = 8;
 const ESTIMATE_MAX_US: u64 = 10_000_000;
 const UNKNOWN_US: u64 = 1000;
 
-/// The smoothed round trip of each node.
+/// The smoothed round trip of each node, from which [`limits`](super::limits) derive how long a
+/// node has to answer.
 ///
 /// A shorter sample replaces the estimate, and a longer one raises it by an eighth of the
 /// difference, because delays outside the network only lengthen a sample. Each time-out doubles

@@ -1,5 +1,5 @@
 //! One attempt on all nodes: which node decides, which refusals are final, and which nodes are
-//! asked again.
+//! asked again. What follows a lost attempt is in `mod.rs`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
