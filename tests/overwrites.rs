@@ -25,7 +25,7 @@ const EXPIRING_OVERWRITES: [&[&str]; 8] = [
     &["SET k stop PX 60000", "PEXPIRE k 20"],
 ];
 
-/// Transactions that make the mirror expire early.
+/// Transactions that make the mirror expire early, or look as if they did.
 const EXPIRING_MIRRORS: [&[&str]; 5] = [
     &["PEXPIRE k 20"],
     &["GETEX k PX 20"],

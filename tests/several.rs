@@ -301,20 +301,20 @@ fn waiter_for_several_keys_is_granted_all_at_once_or_holds_none() {
 fn wait_for_several_keys_ends_like_any_other() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE b x 60000");
-    let start_waiter =
-        |ms: u64| Waiter::new(&server, &format!("LOCK.MACQUIRE 2 a b t 60000 WAIT {ms}"));
-    assert_eq!(start_waiter(30).answer(), Nil);
-    let unblocked = start_waiter(60_000);
+    let start_waiter = || Waiter::new(&server, "LOCK.MACQUIRE 2 a b t 60000 WAIT 60000");
+    let brief = Waiter::briefly(&server, "LOCK.MACQUIRE 2 a b t 60000 WAIT 30");
+    assert_eq!(brief.answer(), Nil);
+    let unblocked = start_waiter();
     assert_eq!(cli.reply(&format!("CLIENT UNBLOCK {}", unblocked.client_id)), Int(1));
     assert_eq!(unblocked.answer(), Nil);
-    let withdrawn = start_waiter(60_000);
+    let withdrawn = start_waiter();
     assert_eq!(cli.reply("LOCK.MRELEASE 2 a b t"), Int(0));
     assert_eq!(withdrawn.answer(), Nil);
-    let killed = start_waiter(60_000);
+    let killed = start_waiter();
     assert_eq!(cli.reply(&format!("CLIENT KILL ID {}", killed.client_id)), Int(1));
     assert!(killed.result().is_err());
     eventually(PATIENCE, "no client waits", || info(&server, "lock_waiters") == 0);
-    let sent_away = start_waiter(60_000);
+    let sent_away = start_waiter();
     cli.reply("SWAPDB 0 1");
     assert!(sent_away.error().starts_with("ABSTAIN "));
 }
@@ -436,8 +436,8 @@ fn clients_that_lock_two_keys_one_by_one_deadlock() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.ACQUIRE a first 60000");
     cli.ask::<i64>("LOCK.ACQUIRE b second 60000");
-    let first = Waiter::new(&server, "LOCK.ACQUIRE b first 60000 WAIT 300");
-    let second = Waiter::new(&server, "LOCK.ACQUIRE a second 60000 WAIT 300");
+    let first = Waiter::new(&server, "LOCK.ACQUIRE b first 60000 WAIT 2000");
+    let second = Waiter::new(&server, "LOCK.ACQUIRE a second 60000 WAIT 2000");
     assert_eq!(first.answer(), Nil);
     assert_eq!(second.answer(), Nil);
 }

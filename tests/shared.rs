@@ -62,7 +62,7 @@ fn each_reader_ends_at_its_own_deadline() {
     assert!(cli.expires_at_ms("k") > cli.now_ms() + 50_000);
     cli.reply("LOCK.RELEASE k long");
     cli.ask::<i64>("LOCK.ACQUIRE k last 30 SHARED");
-    let waiter = Waiter::new(&server, "LOCK.ACQUIRE k w 60000 WAIT 30000");
+    let waiter = Waiter::briefly(&server, "LOCK.ACQUIRE k w 60000 WAIT 30000");
     waiter.wait_for_grant();
     assert_eq!(value(&mut cli, "k"), "w");
 }
@@ -324,7 +324,7 @@ fn reload_leaves_readers_their_lock_and_a_crash_leaves_a_string() {
     }
     assert_eq!(inspect(&mut cli, "k")["mode"], BulkString("foreign".into()));
     assert_eq!(cli.reply("LOCK.ACQUIRE k w 60000"), Nil, "the string blocks the key");
-    let waiter = Waiter::new(&server, "LOCK.ACQUIRE short w 60000 WAIT 30000");
+    let waiter = Waiter::briefly(&server, "LOCK.ACQUIRE short w 60000 WAIT 30000");
     waiter.wait_for_grant();
 }
 

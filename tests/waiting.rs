@@ -128,7 +128,7 @@ fn deadline_serves_the_queue_at_once() {
     for took in &mut took {
         let started = Instant::now();
         acquire(&server, "k", "a", 300).unwrap();
-        let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
+        let waiter = Waiter::briefly(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
         waiter.wait_for_grant();
         // The clocks of the test and of the server differ in rate by less than 1 %.
         *took = started.elapsed();
@@ -144,7 +144,7 @@ fn deadline_serves_the_queue_at_once() {
 fn waiter_is_granted_a_key_after_a_plain_clients_lock() {
     let server = server();
     run(&server, "SET k old NX PX 200");
-    let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
+    let waiter = Waiter::briefly(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000");
     waiter.wait_for_grant();
     run(&server, "SET l old NX PX 60000");
     let waiter = Waiter::new(&server, "LOCK.ACQUIRE l b 60000 WAIT 60000");
@@ -156,7 +156,7 @@ fn waiter_is_granted_a_key_after_a_plain_clients_lock() {
 fn wait_that_runs_out_is_refused_and_leaves_the_queue() {
     let server = server_with_holder();
     let started = Instant::now();
-    let waiter = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 200");
+    let waiter = Waiter::briefly(&server, "LOCK.ACQUIRE k b 60000 WAIT 200");
     assert_eq!(waiter.answer(), Value::Nil);
     assert!(started.elapsed() >= Duration::from_millis(200));
     assert_eq!(info(&server, "lock_waiters"), 0);

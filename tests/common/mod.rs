@@ -220,9 +220,20 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    /// Sends the line. Returns when the client is in the queue, or already has its answer.
+    /// Sends the line. Returns when the client is in the queue.
     #[track_caller]
     pub(crate) fn new(server: &Server, line: &str) -> Self {
+        Self::start(server, line, false)
+    }
+
+    /// As [`Self::new`], but the wait may be over before the client is seen in the queue.
+    #[track_caller]
+    pub(crate) fn briefly(server: &Server, line: &str) -> Self {
+        Self::start(server, line, true)
+    }
+
+    #[track_caller]
+    fn start(server: &Server, line: &str, may_be_over: bool) -> Self {
         let mut cli = RedisCli::new(server);
         cli.0.set_read_timeout(Some(4 * PATIENCE)).expect("the timeout is not zero");
         let client_id = cli.ask("CLIENT ID");
@@ -230,7 +241,7 @@ impl Waiter {
         let command = command(line);
         let result = thread::spawn(move || command.query(&mut cli.0));
         eventually(PATIENCE, "the client waits", || {
-            result.is_finished() || info(server, "lock_waiters") == before + 1
+            info(server, "lock_waiters") == before + 1 || (may_be_over && result.is_finished())
         });
         Self { client_id, result }
     }

@@ -57,12 +57,15 @@ fn silent_node_costs_a_scrape_no_more_than_its_time_limit() {
     let exporter = Exporter::start(&urls, &["--node-timeout", "1s"]);
     assert!(exporter.scrape().contains("voting_nodes{} 3.0"));
     proxy.drop_bytes(Direction::ToServer);
-    let started = Instant::now();
-    let text = exporter.scrape();
-    let took = started.elapsed();
-    assert!(took >= Duration::from_secs(1), "the scrape did not wait for the node: {took:?}");
-    assert!(took < Duration::from_secs(5), "{took:?}");
-    assert!(text.contains("voting_nodes{} 2.0"), "{text}");
+    // On a busy machine a scrape may be late, but not every time.
+    eventually(PATIENCE, "a scrape takes less than twice the limit", || {
+        let started = Instant::now();
+        let text = exporter.scrape();
+        let took = started.elapsed();
+        assert!(took >= Duration::from_secs(1), "the scrape did not wait for the node: {took:?}");
+        assert!(text.contains("voting_nodes{} 2.0"), "{text}");
+        took < Duration::from_secs(2)
+    });
     proxy.heal();
     eventually(PATIENCE, "the node is up again", || {
         exporter.scrape().contains("voting_nodes{} 3.0")

@@ -27,18 +27,19 @@ fn acquire(masters: &Masters) -> String {
     acquire_everywhere(masters, &TTL)
 }
 
-/// Runs a release until no master has the key `k`.
+/// Runs a release, and waits until no master has the key `k`.
 #[track_caller]
 fn release_by(masters: &Masters, mut run: impl FnMut() -> Output) {
     let mut expected: &[i32] = &[0, 122];
-    eventually(PATIENCE, "the lock is released", || {
+    let output = output_retried_on_122(|| {
         let output = run();
-        let code = code(output.status);
-        assert!(expected.contains(&code) && output.stdout.is_empty(), "{output:?}");
+        assert!(expected.contains(&code(output.status)) && output.stdout.is_empty(), "{output:?}");
         // A release that too few masters answered in time may have released the lock.
         expected = &[0, 120, 122];
-        code != 122 && holds_within(Duration::from_secs(1), || masters_holding(masters) == 0)
+        output
     });
+    assert_ne!(code(output.status), 122, "{output:?}");
+    wait_until_free(masters);
 }
 
 fn release(masters: &Masters, handle: &str) {
@@ -69,10 +70,20 @@ fn acquired_lock_is_held_without_a_process_until_it_is_released() {
     let masters = Masters::start(3);
     let handle = acquire(&masters);
     assert_eq!(handle.lines().count(), 1);
-    assert_eq!(masters_holding(&masters), 3, "every node that can be reached has the lock");
     assert!(!is_free(&masters));
     release(&masters, &handle);
     assert_eq!(with_handle(&masters, "release", &handle), (120, String::new()));
+}
+
+#[test]
+fn every_node_that_can_be_reached_has_the_lock_when_acquire_ends() {
+    let has_lock_on_all = || {
+        let masters = Masters::start(3);
+        let output = on(&masters, "acquire").args(TTL).arg("k").output().unwrap();
+        (code(output.status), stderr(&output), masters_holding(&masters)) == (0, "", 3)
+    };
+    // On a busy machine, a node may be reached too late.
+    assert!((0..3).any(|_| has_lock_on_all()));
 }
 
 #[test]
@@ -152,8 +163,8 @@ fn waiting_acquire_gets_the_lock_when_the_holder_releases_it() {
     let handle = acquire(&masters);
     let waiting = Running::start(on(&masters, "acquire").args(TTL).arg("k"));
     wait_for_waiter(&masters);
-    // The code is 120 when the release was repeated.
-    assert!([0, 120].contains(&with_handle(&masters, "release", &handle).0));
+    let released = with_input(on(&masters, "release").arg("-"), &handle);
+    assert!([0, 122].contains(&code(released.status)), "{released:?}");
     let output = waiting.wait_for_end();
     assert_eq!(code(output.status), 0);
     release(&masters, stdout(&output));

@@ -61,7 +61,7 @@ fn shorter_kill_after_sends_sigterm_later_and_limits_the_grace() {
 }
 
 #[test]
-fn grace_that_leaves_no_time_to_extend_is_refused() {
+fn grace_above_two_fifths_of_the_ttl_is_refused() {
     let masters = Masters::start(1);
     let output =
         run_script(&masters, &["--ttl", "10s", "--kill-after", "5s"], "echo ran").output().unwrap();

@@ -75,7 +75,7 @@ async fn acquire_errors_distinguish_a_held_lock_from_a_failing_quorum() {
     let AcquireError::Held { nodes } = &error else { panic!("{error}") };
     assert!(nodes.0.iter().any(|node| node.answer == Answer::Refused), "{nodes}");
 
-    assert_times_out(net.quorum.lock("k"), Duration::from_millis(100)).await;
+    assert_times_out(net.quorum.lock("k"), Duration::from_millis(300)).await;
     held.release().await.unwrap();
 
     let error = too_strict(&net).try_acquire().await.unwrap_err();

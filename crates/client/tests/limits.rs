@@ -29,16 +29,13 @@ async fn distant_masters_need_no_settings() {
     for round_trip_ms in [60, 200, 600] {
         let (_masters, _proxies, quorum) =
             distant_quorum(Duration::from_millis(round_trip_ms)).await;
-        let mut errors = Vec::new();
         for attempt in 0..3 {
             let lock = quorum.lock("k").acquire().await;
             let mut lock =
                 lock.unwrap_or_else(|error| panic!("{round_trip_ms} ms, {attempt}: {error}"));
-            errors.extend(lock.extend().await.err().map(|error| error.to_string()));
-            errors.extend(lock.release().await.err().map(|error| error.to_string()));
+            lock.extend().await.unwrap();
+            lock.release().await.unwrap();
         }
-        // On a busy machine, a single answer may be late.
-        assert!(errors.len() <= 1, "{round_trip_ms} ms: {errors:?}");
     }
 }
 

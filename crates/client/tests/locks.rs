@@ -55,7 +55,7 @@ async fn fences_grow_with_every_lock() {
 async fn waiter_acquires_the_lock_or_times_out() {
     let (_masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
-    assert_times_out(quorum.lock("k"), Duration::from_millis(100)).await;
+    assert_times_out(quorum.lock("k"), Duration::from_millis(300)).await;
 
     let waiter = spawn_acquire(quorum.lock("k").wait(PATIENCE));
     lock.release().await.unwrap();

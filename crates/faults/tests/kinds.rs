@@ -60,7 +60,7 @@ fn check_without_each_master(kind: Kind, course: Course) {
     assert_eq!(report.harm(), [""; 0], "{report}");
     assert!(report.failed_calls.is_empty(), "{report}");
     assert_eq!(report.without_one.len(), 5, "{report}");
-    assert!(report.longest_gap < Duration::from_secs(5), "{report}");
+    assert!(report.longest_gap < Duration::from_secs(2), "{report}");
 }
 
 #[test]

@@ -194,7 +194,7 @@ const fn ttl_of(protected: Protected, short: Duration) -> Duration {
 
 /// Settings of a scenario whose baseline is a node that votes at once after a start.
 struct AbstentionSettings {
-    /// The largest ttl, which is the length of the settings. Long in a baseline, which does not
+    /// The largest ttl, which is the length of the abstention. Long in a baseline, which does not
     /// wait for the end of the lock: the lock must outlast the start of the server.
     max_ttl: Duration,
     /// -1 for the largest ttl.

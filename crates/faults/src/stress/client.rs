@@ -9,7 +9,7 @@ use super::outcome::WaitEnd;
 use super::{Claim, RunState, Stress};
 
 /// Ttl and wait, longer than any client holds a lock or waits for it.
-const LONG_MS: u64 = 20_000;
+const LONG_MS: u64 = 60_000;
 /// Ttl of a lock that is not released, and length of a wait that likely fails.
 const SHORT_MS: std::ops::RangeInclusive<u64> = 1..=20;
 /// Time after the end of a wait by which the client must have an answer.

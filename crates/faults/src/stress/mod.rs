@@ -25,7 +25,7 @@ use crate::harness::result_of;
 const INTERVENTION_PAUSE_MAX: Duration = Duration::from_millis(1);
 /// Pause between two observations.
 const OBSERVATION_PAUSE: Duration = Duration::from_micros(500);
-/// Largest time between two observations that counts: in a longer one, the observer did not run.
+/// Largest pause between two observations that counts: in a longer one, the observer did not run.
 const GAP_MAX: Duration = Duration::from_millis(5);
 
 #[derive(Clone, Copy, Debug)]
@@ -159,21 +159,20 @@ impl RunState<'_> {
     /// the end of its turn.
     fn observe(&self) -> Duration {
         let mut connection = self.server.connection();
-        // When a waiter for a free lock was last seen, and the time since the first of the series.
-        let mut seen: Option<(Instant, Duration)> = None;
+        // When the last answer of a series arrived, and the time since its first answer.
+        let mut series: Option<(Instant, Duration)> = None;
         let mut longest = Duration::ZERO;
         while !self.is_over() {
             let sent = Instant::now();
             let has_waiter = has_waiter_for_free_lock(&mut connection, self.stress.keys);
             if has_waiter.expect("no command kills this client") {
-                let (last, free) = match seen {
-                    Some((last, free)) => (sent, free + (sent - last).min(GAP_MAX)),
-                    None => (Instant::now(), Duration::ZERO),
-                };
-                seen = Some((last, free));
-                longest = longest.max(free);
+                let answered = Instant::now();
+                let free = series.map(|(last, free)| free + (sent - last).min(GAP_MAX));
+                longest = longest.max(free.unwrap_or_default());
+                series =
+                    Some((answered, free.map_or(Duration::ZERO, |free| free + (answered - sent))));
             } else {
-                seen = None;
+                series = None;
             }
             self.counters.count_observation();
             thread::sleep(OBSERVATION_PAUSE);
