@@ -108,9 +108,9 @@ pub(crate) struct Run {
     #[arg(short = 'E', long, default_value_t = exit::CONFLICT, value_name = "N")]
     pub(crate) conflict_exit_code: u8,
 
-    /// Keep the lock for at least this long, even if the command ends sooner. After TERM, INT or
-    /// QUIT, the lock is kept only until the command ends, and so it is after HUP if the command
-    /// has ended. The exit code is the command's
+    /// Keep the lock for at least this long, even if the command ends sooner. TERM, INT and QUIT
+    /// end this time; HUP does so once the command has ended. The lock is then kept only while the
+    /// command runs. The exit code is the command's
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) hold_at_least: Option<Duration>,
 
@@ -179,10 +179,9 @@ const RUN_ENVIRONMENT: &str = "Environment:
   QUORLOCK_KEY    set for the command: the lock's name
   QUORLOCK_FENCE  set for the command: an integer, larger than that of every
                   earlier holder; with --permits, of every earlier holder of
-                  the same slot. With --shared, larger than that of every
-                  holder with which it does not share the lock. The storage
-                  that the command writes to can refuse smaller fences, and
-                  with them a late holder
+                  the same slot; with --shared, of every earlier holder
+                  without --shared. The storage that the command writes to can
+                  refuse smaller fences, and with them a late holder
   QUORLOCK_TTL_MS set for the command: the ttl in milliseconds
   QUORLOCK_PERMIT set for the command with --permits: the number of its slot,
                   from 0. No other command has this slot at the same time.

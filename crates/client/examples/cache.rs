@@ -36,7 +36,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Returns the shared lock under which the cache is read. Refreshes a cache that is out of date.
+/// Returns the lock under which the cache is read, which is shared unless its downgrade was not
+/// confirmed. Refreshes a cache that is out of date.
 async fn open(quorum: &Quorum, directory: &Path) -> Result<Lock, Box<dyn Error>> {
     let reading = quorum.lock("cache/prices").shared().acquire().await?;
     if is_fresh(directory) {

@@ -206,7 +206,7 @@ fn waiters(waiters: u64, max_waiters: Option<u64>) -> Option<Finding> {
     Some(Finding::warning(
         "waiters",
         format!("{waiters} clients wait, and at most {max_waiters} may (lock.max-waiters)"),
-        "find out why so many wait, with LOCK.INSPECT of their keys, or raise lock.max-waiters",
+        "find out for which keys so many wait, with quorlock top, or raise lock.max-waiters",
     ))
 }
 

@@ -55,7 +55,7 @@ pub enum ConnectError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// Other clients hold the lock or wait for it: the other nodes form no majority.
+    /// Other clients hold the lock or wait for it: the nodes that did not refuse form no majority.
     #[error("another client holds the lock or waits for it: {nodes}")]
     Held {
         /// What each node answered.
@@ -267,7 +267,7 @@ pub enum ScanError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("requests still in the background: {pending}; their locks end by their deadlines")]
 pub struct FlushError {
-    /// The number of unconfirmed releases. Extensions and semaphore checks in progress count too.
+    /// The number of unfinished tasks: releases, extensions and checks of semaphores.
     pub pending: usize,
 }
 

@@ -73,13 +73,13 @@ impl Call {
         }
     }
 
-    /// Runs the call to its end, once `place` is at the head of the local queue or the call has
-    /// waited long enough for that. `place` is `None` if the call does not queue.
+    /// Runs the call to its end, once `queued` is at the head of the local queue or the call has
+    /// waited long enough for that. `queued` is `None` if the call does not queue.
     async fn run(
         mut self: Box<Self>,
-        place: Option<QueuedCall>,
+        queued: Option<QueuedCall>,
     ) -> Result<Arc<LockInner>, Failure> {
-        let Some(mut place) = place else {
+        let Some(mut queued) = queued else {
             self.propose_slot();
             self.shared.with_context(|ctx| self.machine.begin(false, ctx));
             return self.finish().await;
@@ -87,10 +87,10 @@ impl Call {
         let deadline = self.machine.poll_timeout();
         let contended = tokio::select! {
             biased;
-            contended = place.ready() => contended,
+            contended = queued.ready() => contended,
             () = sleep_until(deadline) => {
                 // The call leaves the local queue, and continues without it.
-                drop(place);
+                drop(queued);
                 self.propose_slot();
                 self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
                 return self.finish().await;
@@ -104,7 +104,7 @@ impl Call {
         if now_contended != contended {
             shared.queues.set_contended(spec.name(), now_contended);
         }
-        drop(place);
+        drop(queued);
         outcome
     }
 

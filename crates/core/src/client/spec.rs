@@ -36,8 +36,8 @@ pub enum InvalidSpec {
     /// node, or is shorter than the least validity.
     #[error(
         "with a ttl of {ttl:?}, a lock is certainly held for only {lasts:?}, because clocks drift: \
-         raise the ttl until this time is more than the time limit per node ({node_timeout:?}) and at least min_validity \
-         ({min_validity:?})"
+         raise the ttl until this time is more than the time limit per node ({node_timeout:?}) and \
+         at least min_validity ({min_validity:?})"
     )]
     TtlTooShort {
         /// The ttl.

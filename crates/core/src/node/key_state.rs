@@ -29,6 +29,7 @@ const FOREIGN_CHECK_INTERVAL_US: u64 = 1_000_000;
 
 impl Node {
     /// Opens a key, processes the events that this causes, and determines the key's hash and state.
+    #[inline]
     pub(super) fn open_key<K: Keyspace>(
         &mut self,
         now: Now,

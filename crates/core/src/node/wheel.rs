@@ -72,7 +72,7 @@ impl Default for Wheel {
 pub(super) enum Step {
     /// The lease in this slot is due. It stays in the wheel until it is removed or moved.
     Due(u32),
-    /// One lease was moved to a closer list.
+    /// One lease was moved to a finer level, or to the urgent list.
     Sorted,
     /// No lease is due.
     Idle,
