@@ -105,8 +105,8 @@ fn write_node_error(f: &mut fmt::Formatter<'_>, error: &node::CommandError) -> f
             "ERR the new token already holds this lock: use at least 16 random bytes, new every time"
         }
         Error::NoExpiry => {
-            "ERR the key holds a string without an expiry, which is data and not a lock: if \
-             nobody needs it, remove it with DEL"
+            "ERR the key holds a string without an expiry, which is data and not a lock: remove it \
+             with DEL if it is not needed"
         }
         Error::NotWritten => {
             "ERR the server refused to write the key: nothing was locked or revoked"

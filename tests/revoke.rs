@@ -11,7 +11,7 @@ use common::{RedisCli, Waiter, append_only, command, info, replicate, server_and
 use quorlock_testkit::Server;
 use redis::Value::{self, BulkString, Int, Nil};
 
-const NO_EXPIRY: &str = "ERR the key holds a string without an expiry, which is data and not a lock: if nobody needs it, remove it with DEL";
+const NO_EXPIRY: &str = "ERR the key holds a string without an expiry, which is data and not a lock: remove it with DEL if it is not needed";
 
 /// The milliseconds left to a revoked lock, from the error for its extension.
 #[track_caller]

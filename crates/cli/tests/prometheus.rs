@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 
 use common::http::{Exporter, get, try_get};
 use common::{KillOnDrop, PATIENCE, assert_ok, exec, info_number};
-use quorlock_testkit::{Inject as _, Masters, Server, WallClock, eventually, holds_within};
+use quorlock_testkit::{
+    Inject as _, Masters, ReservedPort, Server, WallClock, eventually, holds_within,
+};
 use serde_json::Value;
 use tempfile::TempDir;
-use tokio::net::TcpSocket;
 
 /// How often Prometheus scrapes and evaluates in this test.
 const INTERVAL: &str = "1s";
@@ -57,19 +58,15 @@ fn rules_are_valid_and_each_alert_fires_after_its_time_and_not_before() {
     }
 }
 
-/// A port that no other program takes. Only a program that sets `SO_REUSEADDR`, as Prometheus does,
-/// can listen there.
-fn reserved_port() -> (TcpSocket, SocketAddr) {
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.set_reuseaddr(true).unwrap();
-    socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-    let address = socket.local_addr().unwrap();
-    (socket, address)
+fn reserve_port() -> (ReservedPort, SocketAddr) {
+    let port = ReservedPort::new(None).unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], port.number()));
+    (port, address)
 }
 
 struct Prometheus {
     address: SocketAddr,
-    _port: TcpSocket,
+    _port: ReservedPort,
     _process: KillOnDrop,
     _folder: TempDir,
 }
@@ -92,7 +89,7 @@ impl Prometheus {
         fs::write(folder.path().join("prometheus.yml"), config).unwrap();
         let log = folder.path().join("log");
         // Prometheus does not report a port that it chose, so the test chooses a free port.
-        let (port, address) = reserved_port();
+        let (port, address) = reserve_port();
         let process = Command::new("prometheus")
             .arg(format!("--config.file={}", folder.path().join("prometheus.yml").display()))
             .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
@@ -210,7 +207,7 @@ fn every_alert_fires_on_broken_fleets_and_none_on_a_good_one() {
     let of_good = Exporter::start(&good.urls(), &[]);
     let of_one_missing = Exporter::start(&one_missing.urls(), &[]);
     let of_broken = Exporter::start(&broken.urls, &[]);
-    let (_port, no_exporter) = reserved_port();
+    let (_port, no_exporter) = reserve_port();
     let of_all = [of_good.address, of_one_missing.address, of_broken.address, no_exporter];
     let prometheus = Prometheus::start(&of_all);
     // All 3 good nodes are up, 2 of the 3 in `one_missing`, and 4 of the 5 broken nodes.

@@ -5,12 +5,11 @@
 mod common;
 
 use std::fs;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use common::{LONG_NODE_TIMEOUT, assert_error, assert_ok, code, on_urls, quorlock, stderr, stdout};
-use quorlock_testkit::Server;
+use quorlock_testkit::{ReservedPort, Server};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tempfile::TempDir;
 
@@ -21,7 +20,7 @@ const TRUSTED: [(&str, &str); 3] =
 /// Masters that speak TLS, and the files of their certificates.
 struct TlsMasters {
     folder: TempDir,
-    ports: Vec<u16>,
+    ports: Vec<ReservedPort>,
     _servers: Vec<Server>,
 }
 
@@ -32,10 +31,10 @@ impl TlsMasters {
         let mut ports = Vec::new();
         let mut servers = Vec::new();
         for _ in 0..3 {
-            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let port = ReservedPort::new(None).unwrap();
             let file = |name: &str| folder.path().join(name).display().to_string();
             let server = Server::with_module()
-                .arg("tls-port", port)
+                .arg("tls-port", port.number())
                 .arg("tls-cert-file", file("node.pem"))
                 .arg("tls-key-file", file("node.key"))
                 .arg("tls-ca-cert-file", file("ca.pem"))
@@ -53,7 +52,7 @@ impl TlsMasters {
     }
 
     fn urls(&self) -> Vec<String> {
-        self.ports.iter().map(|port| format!("rediss://127.0.0.1:{port}")).collect()
+        self.ports.iter().map(|port| format!("rediss://127.0.0.1:{}", port.number())).collect()
     }
 
     fn on(&self, subcommand: &str, options: &[(&str, &str)]) -> Command {

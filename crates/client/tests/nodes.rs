@@ -5,7 +5,6 @@
 mod common;
 
 use std::fs;
-use std::net::Ipv4Addr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -14,9 +13,8 @@ use common::{
     until_voting,
 };
 use quorlock_client::{AcquireError, ConnectError, NodeError, Quorum, Released};
-use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually_async};
+use quorlock_testkit::{Direction, Masters, Proxy, ReservedPort, Server, eventually_async};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
-use tokio::net::TcpSocket;
 use tokio::time::{Instant, sleep};
 
 /// Writes the TLS files of a server on 127.0.0.1. Returns the certificate of their new authority.
@@ -35,20 +33,10 @@ fn write_certificates(dir: &Path) -> String {
     authority.pem()
 }
 
-/// A socket that reserves a port until it is dropped, as in `crates/localserver`: on Linux, a
-/// server can listen on the port all the same.
-fn reserve_port() -> TcpSocket {
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.set_reuseaddr(true).unwrap();
-    socket.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
-    socket
-}
-
 /// Starts a master that accepts TLS. Also returns its TLS port.
-fn tls_master(dir: &Path, requires_certificate: bool) -> ((Server, Option<TcpSocket>), u16) {
-    let reserved = reserve_port();
-    let port = reserved.local_addr().unwrap().port();
-    let reserved = cfg!(target_os = "linux").then_some(reserved);
+fn tls_master(dir: &Path, requires_certificate: bool) -> ((Server, ReservedPort), u16) {
+    let reserved = ReservedPort::new(None).unwrap();
+    let port = reserved.number();
     let file = |name: &str| dir.join(name).display().to_string();
     let server = Server::with_module()
         .tcp()

@@ -6,6 +6,7 @@
 //! - [`Masters`]: several independent servers with the Quorlock module
 //! - [`find_server_binary`] and [`module_path()`]: the program to start, and the module to load
 //! - [`StartHook`]: changes the command that starts a server, for programs that inject faults
+//! - [`ReservedPort`]: a port for a program that this process starts
 //! - [`holds_within`]: waits for a condition
 //!
 //! When a [`Server`] or [`Masters`] is dropped, its processes are killed and its temporary
@@ -15,10 +16,12 @@ mod error;
 mod find;
 mod masters;
 mod poll;
+mod reserved_port;
 mod server;
 
 pub use error::{BinaryError, ModuleError, StartError};
 pub use find::{BINARY_VARIABLE, MODULE_VARIABLE, find_server_binary, module_path};
 pub use masters::Masters;
 pub use poll::{POLL_INTERVAL, holds_within};
+pub use reserved_port::ReservedPort;
 pub use server::{Server, ServerBuilder, StartHook};

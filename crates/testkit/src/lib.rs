@@ -26,6 +26,6 @@ pub use eventually::{eventually, eventually_async};
 pub use injector::{Inject, PowerCut, WallClock};
 pub use proxy::{Direction, Proxy};
 pub use quorlock_localserver::{
-    BINARY_VARIABLE, BinaryError, MODULE_VARIABLE, Masters, ModuleError, Server, ServerBuilder,
-    StartError, find_server_binary, holds_within, module_path,
+    BINARY_VARIABLE, BinaryError, MODULE_VARIABLE, Masters, ModuleError, ReservedPort, Server,
+    ServerBuilder, StartError, find_server_binary, holds_within, module_path,
 };

@@ -4,9 +4,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tokio::net::TcpSocket;
-
-use crate::StartError;
+use crate::{ReservedPort, StartError};
 
 /// The longest path of a unix socket: `sun_path` has 108 bytes on Linux, and the last is a zero.
 const SOCKET_PATH_MAX_BYTES: usize = 107;
@@ -19,14 +17,9 @@ const PING_TIMEOUT: Duration = Duration::from_millis(200);
 pub(super) enum Address {
     Unix(PathBuf),
     Tcp {
-        port: u16,
+        port: ReservedPort,
         /// If so, another port may replace this one before the start returns.
         chosen_by_system: bool,
-        /// A socket that is bound to the port and never listens. While the server is down, programs
-        /// that do not set `SO_REUSEADDR` cannot bind the port. The server can, because its socket
-        /// and this one both set the option. Only Linux works this way; on other systems, this is
-        /// `None`.
-        _reserved: Option<TcpSocket>,
     },
 }
 
@@ -47,19 +40,8 @@ impl Address {
     /// Reserves `port`, or any free port if it is `None`.
     pub(super) fn tcp(port: Option<u16>) -> Result<Self, StartError> {
         let chosen_by_system = port.is_none();
-        let reserve = || -> io::Result<(TcpSocket, u16)> {
-            let socket = TcpSocket::new_v4()?;
-            socket.set_reuseaddr(true)?;
-            socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port.unwrap_or(0))))?;
-            let port = socket.local_addr()?.port();
-            Ok((socket, port))
-        };
-        let (socket, port) = reserve().map_err(|source| StartError::Port { port, source })?;
-        Ok(Self::Tcp {
-            port,
-            chosen_by_system,
-            _reserved: cfg!(target_os = "linux").then_some(socket),
-        })
+        let port = ReservedPort::new(port).map_err(|source| StartError::Port { port, source })?;
+        Ok(Self::Tcp { port, chosen_by_system })
     }
 
     pub(super) fn has_system_chosen_port(&self) -> bool {
@@ -69,7 +51,7 @@ impl Address {
     pub(super) fn url(&self) -> String {
         match self {
             Self::Unix(path) => format!("redis+unix://{}", path.display()),
-            Self::Tcp { port, .. } => format!("redis://127.0.0.1:{port}/"),
+            Self::Tcp { port, .. } => format!("redis://127.0.0.1:{}/", port.number()),
         }
     }
 
@@ -79,7 +61,7 @@ impl Address {
                 vec![("port", "0".into()), ("unixsocket", path.display().to_string())]
             }
             Self::Tcp { port, .. } => {
-                vec![("port", port.to_string()), ("bind", "127.0.0.1".into())]
+                vec![("port", port.number().to_string()), ("bind", "127.0.0.1".into())]
             }
         }
     }
@@ -93,7 +75,7 @@ impl Address {
                 ping(stream)
             }),
             Self::Tcp { port, .. } => {
-                let address = SocketAddr::from((Ipv4Addr::LOCALHOST, *port));
+                let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port.number()));
                 TcpStream::connect_timeout(&address, PING_TIMEOUT).and_then(|stream| {
                     stream.set_read_timeout(Some(PING_TIMEOUT))?;
                     ping(stream)

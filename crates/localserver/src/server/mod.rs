@@ -104,7 +104,7 @@ impl Server {
     #[track_caller]
     pub fn port(&self) -> u16 {
         match self.address {
-            Address::Tcp { port, .. } => port,
+            Address::Tcp { ref port, .. } => port.number(),
             Address::Unix(_) => panic!("the server at {} listens on no port", self.url()),
         }
     }
