@@ -114,7 +114,7 @@ fn seeds_of_fixed_defects_pass() {
 ///
 /// After a change of the state machines or of the plans, another seed may be needed: `quorlock-sim
 /// --mutants --seeds 100000` finds it.
-const CAUGHT: [(Mutant, u64, &str); 32] = [
+const CAUGHT: [(Mutant, u64, &str); 33] = [
     (Mutant::NoAbstention, 202, "is held, but only 0 nodes"),
     (Mutant::LateRelease, 1, "a majority was free"),
     (Mutant::Client(ClientRule::BareMajorityAfterWait), 64, "lost a renewed lock"),
@@ -138,6 +138,7 @@ const CAUGHT: [(Mutant, u64, &str); 32] = [
     (Mutant::Client(ClientRule::RepairOnFirstRefusal), 17_048, "after an operator has ended it"),
     (Mutant::Client(ClientRule::RevokedRepaired), 237, "nodes revoked it"),
     (Mutant::Client(ClientRule::KeysWaitApart), 9403, "for a free lock"),
+    (Mutant::Client(ClientRule::PauseIsSilence), 35, "as silent, but only"),
     (Mutant::Client(ClientRule::BypassesOnlyItsNode), 13_594, "for a free lock"),
     (Mutant::Client(ClientRule::LongWaitIsLost), 2351, "lost a renewed lock"),
     (Mutant::Client(ClientRule::ReaderOutrunsWriter), 15, "on the queue node"),

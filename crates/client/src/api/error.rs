@@ -122,6 +122,13 @@ pub enum ExtendError {
         "this lock has several keys, or is on one of several: only an exclusive lock of one key can become shared"
     )]
     NotShareable,
+    /// The tokio runtime on which the quorum was connected has ended, so no request was sent. The
+    /// lock is held until its old deadline.
+    #[error(
+        "the runtime on which the quorum was connected has ended: connect the quorum on a runtime \
+         that lives as long as its locks"
+    )]
+    RuntimeEnded,
     /// The lock cannot be extended beyond its `max_hold`. It is held until its old deadline.
     #[error("the lock has reached its max_hold, {max_hold:?}: raise it, or do less under the lock")]
     HeldTooLong {
@@ -267,7 +274,7 @@ pub enum ScanError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("requests still in the background: {pending}; their locks end by their deadlines")]
 pub struct FlushError {
-    /// The number of unfinished tasks: releases, extensions and checks of semaphores.
+    /// The number of unfinished releases.
     pub pending: usize,
 }
 

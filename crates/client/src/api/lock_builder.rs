@@ -193,7 +193,7 @@ impl LockBuilder {
             return;
         }
         let (name, shared) = (name.to_vec(), Arc::clone(&self.shared));
-        self.shared.spawn(async move {
+        self.shared.runtime.spawn(async move {
             if let Some(larger) = slots::larger_permits(&shared, &name, permits).await {
                 tracing::warn!(
                     semaphore = %String::from_utf8_lossy(&name),

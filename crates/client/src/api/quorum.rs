@@ -420,7 +420,7 @@ impl Quorum {
     /// Call this at the end of a program, or a lock that was just dropped may last for its ttl.
     ///
     /// # Errors
-    /// [`FlushError`] with the number of unfinished tasks. Their locks end by the deadlines.
+    /// [`FlushError`] with the number of unfinished releases. Their locks end by the deadlines.
     ///
     /// # Cancel safety
     /// Dropping the future does not stop the releases.

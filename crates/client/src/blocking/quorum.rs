@@ -150,7 +150,7 @@ impl Quorum {
     /// [`crate::Quorum::flush`].
     ///
     /// # Errors
-    /// [`FlushError`] with the number of unfinished tasks.
+    /// [`FlushError`] with the number of unfinished releases.
     pub fn flush(&self, limit: Duration) -> Result<(), FlushError> {
         let quorum = self.quorum.clone();
         self.thread.block_on(async move { quorum.flush(limit).await })

@@ -71,12 +71,15 @@ impl LockInner {
         self.hold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls the machine and carries out its actions, except that the caller sends the requests.
+    /// Calls the machine and carries out its actions.
+    ///
+    /// `send` is called under the mutex of the machine. What it passes to a connection there, no
+    /// later RELEASE can overtake.
     pub(super) fn with_hold<T>(
         self: &Arc<Self>,
         call: impl FnOnce(&mut Hold, &mut Context<'_>) -> T,
-    ) -> (T, Vec<OutgoingRequest>) {
-        let mut sends = Vec::new();
+        mut send: impl FnMut(&Spec, OutgoingRequest),
+    ) -> T {
         let (mut verdicts, mut incomplete) = (Vec::new(), false);
         let mut releases = Vec::new();
         let result = {
@@ -84,7 +87,7 @@ impl LockInner {
             let result = self.shared.with_context(|ctx| call(&mut hold, ctx));
             while let Some(action) = hold.poll() {
                 match action {
-                    HoldAction::Send(send) => sends.push(send),
+                    HoldAction::Send(request) => send(hold.spec(), request),
                     HoldAction::Decided { round, verdict } => verdicts.push((round, verdict)),
                     HoldAction::Repaired(granted) => telemetry::repaired(granted),
                     HoldAction::Incomplete => incomplete = true,
@@ -108,27 +111,23 @@ impl LockInner {
         for (round, verdict) in verdicts {
             self.handle_verdict(round, verdict);
         }
-        (result, sends)
+        result
     }
 
     /// Handles the answers to ACQUIRE that arrived after the grant, and sends the next requests.
     pub(super) fn handle_stragglers(self: &Arc<Self>) {
-        for send in self.handle_arrived() {
-            self.repeat_acquire(&send);
-        }
+        self.handle_arrived(|spec, send| self.repeat_acquire(spec, &send));
         if self.renewed.load(Ordering::Relaxed) {
             self.handled.notify_one();
         }
     }
 
-    /// The part of [`handle_stragglers`](Self::handle_stragglers) that sends nothing.
-    fn handle_arrived(self: &Arc<Self>) -> Vec<OutgoingRequest> {
-        let mut sends = Vec::new();
+    fn handle_arrived(self: &Arc<Self>, mut send: impl FnMut(&Spec, OutgoingRequest)) {
         loop {
             // The mutex is unlocked before the response is handled.
             let answered = self.stragglers().take_answered();
-            let Some(answered) = answered else { return sends };
-            sends.extend(self.handle_straggler(&answered));
+            let Some(answered) = answered else { return };
+            self.handle_straggler(&answered, &mut send);
         }
     }
 
@@ -136,14 +135,18 @@ impl LockInner {
         self.stragglers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn handle_straggler(self: &Arc<Self>, answered: &Answered) -> Vec<OutgoingRequest> {
+    fn handle_straggler(
+        self: &Arc<Self>,
+        answered: &Answered,
+        send: impl FnMut(&Spec, OutgoingRequest),
+    ) {
         self.shared.sample(answered);
         let response = &answered.response;
-        self.with_hold(|hold, ctx| hold.handle_response(answered.id, response, ctx)).1
+        self.with_hold(|hold, ctx| hold.handle_response(answered.id, response, ctx), send);
     }
 
-    fn repeat_acquire(&self, send: &OutgoingRequest) {
-        let outgoing = Outgoing::new(&self.current_spec(), &send.request);
+    fn repeat_acquire(&self, spec: &Spec, send: &OutgoingRequest) {
+        let outgoing = Outgoing::new(spec, &send.request);
         self.shared.ask(&mut self.stragglers(), send.id, send.connection, outgoing);
     }
 
@@ -162,16 +165,14 @@ impl LockInner {
                 return;
             }
             let next = poll_fn(|cx| self.stragglers().poll_answered(cx));
-            let sends = tokio::select! {
-                Some(answered) = next, if !is_idle => self.handle_straggler(&answered),
+            let send = |spec: &Spec, send| self.repeat_acquire(spec, &send);
+            tokio::select! {
+                Some(answered) = next, if !is_idle => self.handle_straggler(&answered, send),
                 () = sleep_until(repeat_at) => {
-                    self.with_hold(|hold, ctx| hold.repeat_refused(ctx)).1
+                    self.with_hold(|hold, ctx| hold.repeat_refused(ctx), send);
                 }
-                () = self.handled.notified() => continue,
+                () = self.handled.notified() => {}
                 () = &mut ended => return,
-            };
-            for send in sends {
-                self.repeat_acquire(&send);
             }
         }
     }
@@ -325,9 +326,9 @@ impl LockInner {
 
     /// Begins the release on all nodes. Returns the ownership before the release, and the release.
     fn begin_release(self: &Arc<Self>) -> (quorum::Ownership, Releasing) {
-        // Sends no further ACQUIREs, which the release would have to undo.
-        self.handle_arrived();
-        let ((ownership, release), _) = self.with_hold(|hold, ctx| hold.release(ctx));
+        // Repeats no ACQUIRE, which the release would have to undo.
+        self.handle_arrived(|_, _| {});
+        let (ownership, release) = self.with_hold(|hold, ctx| hold.release(ctx), |_, _| {});
         let releasing = Releasing::new(&self.shared, release, None);
         if let Some(slot) = self.spec.slot() {
             self.shared.queues.slot_freed(self.spec.name(), slot);
@@ -412,6 +413,8 @@ impl Drop for DroppedRelease<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use quorlock_testkit::Masters;
     use tokio::time::{Duration, timeout};
 
@@ -437,6 +440,22 @@ mod tests {
             .expect("the task did not notice the loss in time")
             .unwrap();
         assert!(matches!(lost, LostError::Expired { .. }), "{lost}");
+    }
+
+    #[tokio::test]
+    async fn requests_are_sent_before_a_release_can_begin() {
+        let masters = Masters::start(3);
+        let quorum = Quorum::connect(masters.urls()).await.unwrap();
+        let lock = quorum.lock("k").acquire().await.unwrap();
+        let (inner, mut sent) = (Arc::clone(lock.inner()), 0);
+        inner.with_hold(
+            |hold, ctx| hold.extend(ctx),
+            |_, _| {
+                sent += 1;
+                assert!(inner.hold.try_lock().is_err(), "a release could overtake the request");
+            },
+        );
+        assert_eq!(sent, 3);
     }
 
     #[tokio::test]

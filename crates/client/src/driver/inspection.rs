@@ -1,5 +1,6 @@
 //! LOCK.INSPECT and LOCK.SCAN on every node.
 
+use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -54,7 +55,13 @@ pub(super) async fn ask_in_time<T>(
         shared.node_timeout.map_or_else(derived, |limit| limit.min(LIMITS_TTL.duration() / 4));
     let limit = limit.max(at_least);
     let asked = Instant::now();
-    let Ok(answer) = timeout(limit, ask(&connection)).await else {
+    let mut asking = pin!(ask(&connection));
+    let mut answer = timeout(limit, &mut asking).await;
+    if answer.is_err() && asked.elapsed() > limit + limits::LATE_TIMER {
+        // The process did not run, so the answer may be in the socket.
+        answer = timeout(limits::LATE_READ_PAUSE, asking).await;
+    }
+    let Ok(answer) = answer else {
         shared.client_state.round_trips.timed_out(node);
         shared.suspect(node, number);
         return Err(NodeError::timed_out(limit));

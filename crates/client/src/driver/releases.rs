@@ -131,7 +131,7 @@ impl Releasing {
 
     fn spawn(mut self) {
         let shared = Arc::clone(&self.shared);
-        shared.spawn(async move { self.run_until(|_| false).await });
+        shared.spawn_release(async move { self.run_until(|_| false).await });
     }
 }
 

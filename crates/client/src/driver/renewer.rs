@@ -107,7 +107,7 @@ impl Renewing {
         let Some(shared) = self.shared.upgrade() else { return };
         for batch in self.renewals.take_due(clock::now()) {
             let locks = batch.iter().filter_map(|id| self.locks.get(id).cloned()).collect();
-            shared.spawn(round(Arc::clone(&shared), locks));
+            shared.runtime.spawn(round(Arc::clone(&shared), locks));
         }
     }
 }

@@ -8,15 +8,17 @@ use ::redis::Pipeline;
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use quorlock_core::client::{Context, Hold, NodeError, OutgoingRequest, RequestId, Response};
-use quorlock_core::quorum::{ExtensionVerdict, Moment};
+use quorlock_core::client::{
+    Command, Context, Hold, NodeError, OutgoingRequest, RequestId, Response, Spec,
+};
+use quorlock_core::quorum::{ExtensionVerdict, Moment, Ownership};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::hold::LockInner;
 use super::shared::Shared;
 use super::timers::sleep_until;
-use crate::transport::{Outgoing, read_fence};
+use crate::transport::{InFlight, Outgoing, read_fence};
 use crate::{ExtendError, LostError, clock};
 
 /// A node's responses to one pipeline, each with the index of its lock.
@@ -55,16 +57,19 @@ async fn begin_and_wait(lock: &Arc<LockInner>, begin_round: BeginRound) -> Resul
     }
     let (call, verdict) = oneshot::channel();
     let shared = Arc::clone(&lock.shared);
-    shared.spawn(run_round(Arc::clone(&shared), vec![Arc::clone(lock)], begin_round, Some(call)));
-    // The round continues for late answers and repairs. It has no verdict if the lock ended before.
-    let verdict = verdict.await.unwrap_or(ExtensionVerdict::Uncertain);
-    match (verdict, lock.is_extensible()) {
-        (_, Err(end)) => Err(lost(end)),
-        (ExtensionVerdict::Extended(_), Ok(_)) => Ok(()),
-        (_, Ok(_)) if lock.is_revoked() => Err(ExtendError::Revoked { nodes: lock.report() }),
-        (ExtensionVerdict::Lost | ExtensionVerdict::Uncertain, Ok(_)) => {
-            Err(ExtendError::NoQuorum { nodes: lock.report() })
-        }
+    let locks = vec![Arc::clone(lock)];
+    shared.runtime.spawn(run_round(Arc::clone(&shared), locks, begin_round, Some(call)));
+    // The round continues for late answers and repairs. It has no verdict if the lock ended before,
+    // or if the runtime has ended.
+    let verdict = verdict.await;
+    lock.is_extensible().map_err(lost)?;
+    match verdict {
+        Err(_) => Err(ExtendError::RuntimeEnded),
+        Ok(ExtensionVerdict::Extended(_)) => Ok(()),
+        Ok(_) if lock.is_revoked() => Err(ExtendError::Revoked { nodes: lock.report() }),
+        // A majority has answered since the verdict.
+        Ok(_) if matches!(lock.ownership(), Ownership::Held(_)) => Ok(()),
+        Ok(_) => Err(ExtendError::NoQuorum { nodes: lock.report() }),
     }
 }
 
@@ -81,40 +86,39 @@ async fn run_round(
     begin_round: BeginRound,
     mut call: Option<oneshot::Sender<ExtensionVerdict>>,
 ) {
-    let mut round = Round { shared, locks, answers: FuturesUnordered::new() };
-    let mut sends = Vec::new();
-    for (index, lock) in round.locks.iter().enumerate() {
+    let (extensions, answers) = (Vec::new(), FuturesUnordered::new());
+    let mut round = Round { shared, locks, extensions, answers };
+    for index in 0..round.locks.len() {
+        let lock = Arc::clone(&round.locks[index]);
         lock.handle_stragglers();
-        let ((), requests) = lock.with_hold(|hold, ctx| {
+        round.call(index, |hold, ctx| {
             let number = begin_round(hold, ctx);
             // The verdict may be among the actions that follow.
             if let (Some(number), Some(call)) = (number, call.take()) {
                 lock.register_call(number, call);
             }
         });
-        sends.extend(requests.into_iter().map(|send| (index, send)));
     }
     let end = round.locks.iter().filter_map(|lock| lock.round_ends_at()).reduce(Moment::later);
-    round.send(sends);
+    round.send_extensions();
     while !round.answers.is_empty() {
-        let deadline = round.deadline().into_iter().chain(end).reduce(Moment::earlier);
+        let deadline = round.deadline();
+        if deadline.is_none() && end.is_some_and(|end| clock::now().has_reached(end)) {
+            return;
+        }
         tokio::select! {
             biased;
             Some(answered) = round.answers.next() => round.handle(answered),
-            () = sleep_until(deadline) => {
-                if end.is_some_and(|end| clock::now().has_reached(end)) {
-                    break;
-                }
-                round.handle_timeout();
-            }
+            () = sleep_until(deadline.or(end)) => round.handle_timeout(),
         }
     }
-    round.handle_timeout();
 }
 
 struct Round {
     shared: Arc<Shared>,
     locks: Vec<Arc<LockInner>>,
+    /// The EXTENDs that have not been sent yet, each with the index of its lock.
+    extensions: Vec<(usize, OutgoingRequest)>,
     answers: FuturesUnordered<PendingResponses>,
 }
 
@@ -122,7 +126,7 @@ impl Drop for Round {
     /// Undoes the unanswered repairs of locks that were released or detached.
     fn drop(&mut self) {
         for lock in &self.locks {
-            lock.with_hold(|hold, ctx| hold.abandon_repairs(ctx));
+            lock.with_hold(|hold, ctx| hold.abandon_repairs(ctx), |_, _| {});
         }
     }
 }
@@ -132,29 +136,34 @@ impl Round {
         self.locks.iter().filter_map(|lock| lock.node_timeout_at()).reduce(Moment::earlier)
     }
 
+    /// Calls the machine of a lock. Sends repairs at once, and leaves EXTENDs for
+    /// [`send_extensions`](Self::send_extensions): no EXTEND revives a lock that was released.
+    fn call(&mut self, index: usize, call: impl FnOnce(&mut Hold, &mut Context<'_>)) {
+        let Self { shared, locks, extensions, answers } = self;
+        locks[index].with_hold(call, |spec, send| match send.request.command {
+            Command::Acquire { .. } => answers.push(send_repair(shared, index, spec, &send)),
+            _ => extensions.push((index, send)),
+        });
+    }
+
     fn handle(&mut self, answered: Vec<(usize, RequestId, Response)>) {
-        let mut sends = Vec::new();
         for (index, id, response) in answered {
-            let lock = &self.locks[index];
-            let ((), more) = lock.with_hold(|hold, ctx| hold.handle_response(id, &response, ctx));
-            sends.extend(more.into_iter().map(|send| (index, send)));
+            self.call(index, |hold, ctx| hold.handle_response(id, &response, ctx));
         }
-        self.send(sends);
+        self.send_extensions();
     }
 
     fn handle_timeout(&mut self) {
-        let mut sends = Vec::new();
-        for (index, lock) in self.locks.iter().enumerate() {
-            let ((), more) = lock.with_hold(|hold, ctx| hold.handle_timeout(ctx));
-            sends.extend(more.into_iter().map(|send| (index, send)));
+        for index in 0..self.locks.len() {
+            self.call(index, |hold, ctx| hold.handle_timeout(ctx));
         }
-        self.send(sends);
+        self.send_extensions();
     }
 
     /// All requests through one connection share one pipeline.
-    fn send(&mut self, sends: Vec<(usize, OutgoingRequest)>) {
+    fn send_extensions(&mut self) {
         let mut by_connection = BTreeMap::<_, Vec<_>>::new();
-        for (index, send) in sends {
+        for (index, send) in self.extensions.drain(..) {
             by_connection.entry((send.id.node, send.connection)).or_default().push((index, send));
         }
         for ((node, connection), sends) in by_connection {
@@ -185,4 +194,18 @@ impl Round {
             }));
         }
     }
+}
+
+fn send_repair(
+    shared: &Shared,
+    index: usize,
+    spec: &Spec,
+    send: &OutgoingRequest,
+) -> PendingResponses {
+    let mut in_flight = InFlight::with_capacity(1);
+    shared.ask(&mut in_flight, send.id, send.connection, Outgoing::new(spec, &send.request));
+    Box::pin(async move {
+        let answered = in_flight.next().await;
+        vec![(index, answered.id, answered.response)]
+    })
 }

@@ -24,7 +24,7 @@ pub(crate) struct Shared {
     pub(crate) nodes: Vec<NodeInfo>,
     pub(crate) client_state: Arc<ClientState>,
     pub(crate) runtime: Handle,
-    /// The background tasks for which `flush` waits.
+    /// The releases in the background, for which `flush` waits.
     pub(crate) tasks: TaskTracker,
     pub(crate) queues: Arc<LocalQueues>,
     pub(crate) renewer: Renewer,
@@ -148,8 +148,8 @@ impl Shared {
         }
     }
 
-    /// Runs a future in the background. [`Quorum::flush`](crate::Quorum::flush) waits for it.
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+    /// Runs a release in the background. [`Quorum::flush`](crate::Quorum::flush) waits for it.
+    pub(crate) fn spawn_release(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn_on(task, &self.runtime);
     }
 

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use super::Spec;
 use super::acquire::Grant;
+use super::late_timer::LateTimer;
 use super::mutants::{Mutant, is_broken};
 use super::{
     Answer, Command, Context, Delivery, Mode, NodeError, OutgoingRequest, Release, Request,
@@ -45,6 +46,7 @@ pub struct Hold {
     /// Whether the driver extends the lock until it is released.
     is_renewed: bool,
     round: Option<Round>,
+    late: LateTimer,
     actions: VecDeque<HoldAction>,
 }
 
@@ -167,6 +169,7 @@ impl Hold {
             repeat_until: grant.repeat_until,
             is_renewed: false,
             round: None,
+            late: LateTimer::default(),
             actions: VecDeque::new(),
         };
         for index in 0..this.nodes.len() {
@@ -234,10 +237,11 @@ impl Hold {
     /// The time until the next extension of a renewed lock; `None` if no extension follows.
     ///
     /// A renewed lock is extended a third of the ttl after the last extension, and sooner after one
-    /// that no majority confirmed. The time is also short while a node says that it misses the
-    /// lock: until that node is repaired, the failure of one other node may lose the lock.
+    /// that no majority confirmed. That includes a revoked lock, which the operator may also end
+    /// before its deadline. The time is also short while a node says that it misses the lock: until
+    /// that node is repaired, the failure of one other node may lose the lock.
     pub fn renew_in(&self, now: Moment) -> Option<Duration> {
-        if self.over || self.is_revoked() {
+        if self.over {
             return None;
         }
         let regular = self.state.next_extension_in(now, self.spec.ttl)?;
@@ -323,8 +327,8 @@ impl Hold {
             core,
             pending: SmallVec::from_elem(None, self.nodes.len()),
             due: Some((ctx.now.plus(limit), limit)),
-            // Not before the nodes' time is over, whose end decides a round without a majority.
-            ends_at: ctx.now.plus(limit.max(self.spec.ttl.duration() / 3)),
+            // After the ttl, a late majority would leave no validity.
+            ends_at: ctx.now.plus(self.spec.ttl.duration()),
             decided: false,
             purpose,
         });
@@ -349,8 +353,8 @@ impl Hold {
         Some(number)
     }
 
-    /// Until when to wait for the answers to the last round and to its repairs: a third of the ttl
-    /// after the round began, or the end of the nodes' time to answer, whichever is later.
+    /// Until when to wait for the answers to the last round and to its repairs: a ttl after the
+    /// round began.
     pub fn round_ends_at(&self) -> Option<Moment> {
         self.round.as_ref().map(|round| round.ends_at)
     }
@@ -363,11 +367,18 @@ impl Hold {
     /// When to call [`handle_timeout`](Self::handle_timeout); `None` if no answer to the last round
     /// is due any more.
     pub fn poll_timeout(&self) -> Option<Moment> {
+        self.late.next(self.next_due())
+    }
+
+    fn next_due(&self) -> Option<Moment> {
         self.round.as_ref().and_then(|round| round.due).map(|(at, _)| at)
     }
 
     /// Fails the nodes that have not answered the round in time.
     pub fn handle_timeout(&mut self, ctx: &Context<'_>) {
+        if self.late.postpones(self.next_due(), ctx.now) {
+            return;
+        }
         let Some(round) = &mut self.round else { return };
         let Some((_, limit)) = round.due.filter(|(at, _)| ctx.now.has_reached(*at)) else { return };
         round.due = None;
@@ -567,9 +578,7 @@ impl Hold {
 
     fn decide(&mut self, verdict: ExtensionVerdict, ctx: &Context<'_>) {
         let Some(round) = &mut self.round else { return };
-        if std::mem::replace(&mut round.decided, true) {
-            return;
-        }
+        round.decided = true;
         let number = round.number;
         if !self.over {
             self.state.settle(verdict, ctx.now);

@@ -7,6 +7,7 @@
 //! | [`liveness`] | 8 round trips, at least 500 ms |
 //! | [`silence`] | 8 round trips, at least 400 ms |
 //! | [`HANDSHAKE`] | 5 s |
+//! | [`LATE_TIMER`], [`LATE_READ_PAUSE`] | a timer that fires more than 10 ms late expires requests 3 ms later, after answers are read |
 //! | [`CALL_GRACE`] | 40 ms: how far a call may exceed its `wait` |
 //! | [`WAIT_GRACE`] | 20 ms: how late a node may end a WAIT |
 //! | [`WAIT_CHECK_EVERY`] | 1.2 s between a waiter's checks: each pings its node and inspects another |
@@ -41,6 +42,10 @@ use crate::Ttl;
 
 /// How long a new connection may take, up to the server's [`Hello`](super::Hello).
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
+/// A timer that fires later than this shows that the process did not run.
+pub const LATE_TIMER: Duration = Duration::from_millis(10);
+/// The pause after such a timer, in which the driver reads the answers that have arrived.
+pub const LATE_READ_PAUSE: Duration = Duration::from_millis(3);
 /// How far a call may exceed the longer of its `wait` and one [`node_timeout`]. Users are promised
 /// 50 ms, which leaves 10 ms for timers and the scheduler.
 pub const CALL_GRACE: Duration = Duration::from_millis(40);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::context::{NodeStatus, Topology};
+use super::late_timer::LateTimer;
 use super::{
     Admission, AgreedSet, ClientState, Hello, NodeError, Random, SetReport, agree, limits,
 };
@@ -23,6 +24,7 @@ pub struct Links {
     expected_set: Option<String>,
     /// `None` while no majority reports the same set.
     agreed: Option<AgreedSet>,
+    late: LateTimer,
     actions: VecDeque<LinkAction>,
 }
 
@@ -155,6 +157,7 @@ impl Links {
             nodes: names.into_iter().map(link).collect(),
             expected_set,
             agreed: None,
+            late: LateTimer::default(),
             actions: VecDeque::new(),
         }
     }
@@ -166,6 +169,10 @@ impl Links {
 
     /// When to call [`handle_timeout`](Self::handle_timeout), unless an event comes first.
     pub fn poll_timeout(&self) -> Option<Moment> {
+        self.late.next(self.next_due())
+    }
+
+    fn next_due(&self) -> Option<Moment> {
         self.nodes.iter().filter_map(Link::poll_timeout).reduce(Moment::earlier)
     }
 
@@ -196,6 +203,9 @@ impl Links {
         client_state: &ClientState,
         random: &mut dyn Random,
     ) {
+        if self.late.postpones(self.next_due(), now) {
+            return;
+        }
         for node in 0..self.nodes.len() {
             self.give_up_connecting(node, now);
             self.check(node, now, client_state);

@@ -6,6 +6,8 @@
 //! - [`Acquire`]: one call to acquire a lock: attempts, waits and pauses.
 //! - [`Hold`]: one lock, from the grant to the end: ownership, extension, repair, release.
 //! - [`Release`]: releases one token on every node that may have it, until each has answered.
+//! - `LateTimer`: answers that arrived while the process did not run are read before requests
+//!   expire.
 //! - [`Links`]: the connections to the nodes: back-off, liveness, admission.
 //! - [`Hello`]: what a node reports about itself when a client connects.
 //! - [`PlaceQueue`]: the queue in which calls of this program wait for their turn, or for a wait
@@ -38,6 +40,7 @@ mod hello;
 mod hold;
 mod inspection;
 mod keys;
+mod late_timer;
 pub mod limits;
 mod links;
 mod listing;

@@ -75,6 +75,10 @@ pub enum Mutant {
     ReaderOutrunsWriter,
     /// A call asks again for a slot that other clients hold on nodes other than the deciding one.
     TakenSlotAskedAgain,
+    /// A timer that fires late expires requests before the answers in the sockets are read.
+    PauseIsSilence,
+    /// The end of a round without a majority is final, although a majority answers later.
+    LateMajorityForgotten,
     /// A lock that its holder downgrades counts as exclusive until a majority confirms that.
     ExclusiveUntilConfirmed,
 }
@@ -84,7 +88,7 @@ impl Mutant {
     ///
     /// Tests of the state machines catch the mutants that are neither here nor in
     /// [`OF_OTHER_KINDS`](Self::OF_OTHER_KINDS): their harm is too rare for fleets.
-    pub const OF_EXCLUSIVE_LOCKS: [Self; 21] = [
+    pub const OF_EXCLUSIVE_LOCKS: [Self; 22] = [
         Self::BareMajorityAfterWait,
         Self::NeverBypasses,
         Self::RefusesUnasked,
@@ -106,6 +110,7 @@ impl Mutant {
         Self::RepairOnFirstRefusal,
         Self::RevokedRepaired,
         Self::KeysWaitApart,
+        Self::PauseIsSilence,
     ];
 
     /// The mutants whose harm shows only in simulated fleets of shared locks, or of locks of any

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Spec;
+use super::late_timer::LateTimer;
 use super::mutants::{Mutant, is_broken};
 use super::{
     Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Token, limits,
@@ -27,6 +28,7 @@ pub struct Release {
     limit_at: Moment,
     /// When every lease that was granted before the start has ended by its deadline.
     ends_at: Moment,
+    late: LateTimer,
     /// Whether to repeat a request that failed.
     persistent: bool,
     sends: VecDeque<OutgoingRequest>,
@@ -100,6 +102,7 @@ impl Release {
             wait: None,
             limit_at: now,
             ends_at: now.plus(spec.ttl.duration()),
+            late: LateTimer::default(),
             persistent: true,
             sends: VecDeque::new(),
             suspects: VecDeque::new(),
@@ -209,6 +212,10 @@ impl Release {
 
     /// When to call [`handle_timeout`](Self::handle_timeout); `None` once the machine is done.
     pub fn poll_timeout(&self) -> Option<Moment> {
+        self.late.next(self.next_due())
+    }
+
+    fn next_due(&self) -> Option<Moment> {
         if self.is_done() {
             return None;
         }
@@ -291,6 +298,9 @@ impl Release {
 
     /// Carries out what is due.
     pub fn handle_timeout(&mut self, ctx: &Context<'_>) {
+        if self.late.postpones(self.next_due(), ctx.now) {
+            return;
+        }
         if ctx.now.has_reached(self.ends_at) {
             self.wait = None;
             for node in &mut self.nodes {

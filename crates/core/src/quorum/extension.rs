@@ -37,7 +37,8 @@ pub enum ExtensionVerdict {
     Extended(Validity),
     /// The nodes that reported that the token does not hold the lock rule out a majority.
     Lost,
-    /// Too few nodes answered in time to decide. The earlier validity still counts.
+    /// Too few nodes answered in time to decide. The earlier validity still counts. Later answers
+    /// may still decide the round.
     Uncertain,
 }
 
@@ -70,7 +71,9 @@ impl Extension {
 
     /// Records whether a node says that the token holds the lock; `None` if the node did not vote.
     ///
-    /// Returns the verdict if this answer decides the round.
+    /// Returns the verdict if this answer decides the round. An answer after
+    /// [`expire`](Self::expire) can decide it, too: the validity counts from the moment of sending,
+    /// so a late majority overstates nothing.
     pub fn answer(
         &mut self,
         node: usize,
@@ -78,10 +81,12 @@ impl Extension {
         now: Moment,
     ) -> Option<ExtensionVerdict> {
         self.tally.cast(node, held.into());
-        if self.verdict.is_some() {
-            return None;
+        match self.verdict {
+            None => {}
+            Some(ExtensionVerdict::Uncertain) if !is_broken(Mutant::LateMajorityForgotten) => {}
+            Some(_) => return None,
         }
-        self.verdict = if self.tally.has_majority() {
+        let verdict = if self.tally.has_majority() {
             let validity = Validity::new(self.sent, self.ttl)
                 .filter(|validity| validity.remaining(now).is_some());
             Some(validity.map_or(ExtensionVerdict::Uncertain, ExtensionVerdict::Extended))
@@ -91,11 +96,15 @@ impl Extension {
                 NoMajority::Silence => ExtensionVerdict::Uncertain,
             })
         };
-        self.verdict
+        if verdict.is_none() || verdict == self.verdict {
+            return None;
+        }
+        self.verdict = verdict;
+        verdict
     }
 
-    /// Ends the round because the nodes' time is over. Returns the verdict, or `None` if an earlier
-    /// call has returned it.
+    /// Decides the round because the nodes' time is over. Returns the verdict, or `None` if an
+    /// earlier call has returned it.
     pub fn expire(&mut self) -> Option<ExtensionVerdict> {
         if self.verdict.is_some() {
             return None;

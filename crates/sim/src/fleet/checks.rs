@@ -82,6 +82,7 @@ impl Checks {
                 }
                 Note::Detached(lock) => self.forget(lock),
                 Note::Failed(call) => {
+                    check_own_pause(&call, world);
                     if call.reason == Reason::Held && !call.attached {
                         self.check_refusal(&call, world);
                     }
@@ -463,6 +464,19 @@ impl Checks {
                      {blocked} blocked clients"
                 ));
             }
+        }
+    }
+}
+
+/// Checks that no node counts as silent because the process itself was paused.
+fn check_own_pause(call: &FailedCall, world: &mut World) {
+    let plan = Arc::clone(&world.plan);
+    for &(node, limit) in &call.silent {
+        let is_near = 2 * plan.round_trip < limit;
+        let process = call.id.process;
+        if is_near && plan.was_only_paused(process, node, call.started, world.now) {
+            let id = call.id;
+            world.violate(format!("{id} counts n{node} as silent, but only p{process} paused"));
         }
     }
 }

@@ -380,9 +380,27 @@ impl Plan {
 
     /// Returns whether no fault affected this process and this node between two times.
     pub(super) fn is_well(&self, process: usize, node: usize, from: Ns, to: Ns) -> bool {
-        if self.fences_disagree(from, to) {
-            return false;
-        }
+        !self.fences_disagree(from, to) && self.has_no_fault((process, node), from, to, |_| true)
+    }
+
+    /// Returns whether the process was paused between two times, and no other fault affected it and
+    /// this node.
+    pub(super) fn was_only_paused(&self, process: usize, node: usize, from: Ns, to: Ns) -> bool {
+        let is_pause = |kind: &FaultKind| {
+            matches!(kind, FaultKind::PauseProcess { .. } | FaultKind::Sleep { .. })
+        };
+        let is_other = |kind: &FaultKind| !is_pause(kind);
+        self.fault_begins_of(process, from, to, is_pause)
+            && self.has_no_fault((process, node), from, to, is_other)
+    }
+
+    fn has_no_fault(
+        &self,
+        (process, node): (usize, usize),
+        from: Ns,
+        to: Ns,
+        counts: impl Fn(&FaultKind) -> bool,
+    ) -> bool {
         let after = |kind: &FaultKind| match kind {
             FaultKind::Restart { .. } => self.rejoin_delay_ms * 11 / 10 * MS + RECOVERY,
             // For twice the length of the step, the fences of this node may lie too far ahead of
@@ -391,7 +409,8 @@ impl Plan {
             _ => RECOVERY,
         };
         !self.faults.iter().any(|fault| {
-            fault.kind.concerns(process, node)
+            counts(&fault.kind)
+                && fault.kind.concerns(process, node)
                 && fault.from <= to
                 && fault.to + after(&fault.kind) > from
         })
@@ -399,9 +418,21 @@ impl Plan {
 
     /// Returns whether a fault that affects requests of this process begins between two times.
     pub(super) fn fault_begins(&self, process: usize, from: Ns, to: Ns) -> bool {
+        self.fault_begins_of(process, from, to, |_| true)
+    }
+
+    fn fault_begins_of(
+        &self,
+        process: usize,
+        from: Ns,
+        to: Ns,
+        counts: impl Fn(&FaultKind) -> bool,
+    ) -> bool {
         self.faults.iter().any(|fault| {
             let concerns = |node| fault.kind.concerns(process, node);
-            (from..=to).contains(&fault.from) && (0..self.nodes).any(concerns)
+            counts(&fault.kind)
+                && (from..=to).contains(&fault.from)
+                && (0..self.nodes).any(concerns)
         })
     }
 

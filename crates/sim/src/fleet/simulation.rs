@@ -267,7 +267,11 @@ impl Simulation {
         process.resumed_at = self.world.now;
         if process.paused == 0 {
             trace!(self.world, "p{index} goes on");
-            for event in std::mem::take(&mut process.backlog) {
+            // A runtime handles the timers before it has read the sockets.
+            let is_timer = |event: &Event| matches!(event, Event::Timer { .. });
+            let (timers, others): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut process.backlog).into_iter().partition(is_timer);
+            for event in timers.into_iter().chain(others) {
                 self.happen_in(index, event);
             }
         }

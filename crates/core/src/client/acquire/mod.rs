@@ -17,6 +17,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use self::attempt::{Attempt, AttemptEnd, Kind, NodeGrant};
+use super::late_timer::LateTimer;
 use super::mutants::{self, Mutant, is_broken};
 use super::{
     Answer, ClientState, Command, Context, Delivery, Mode, NodeError, Release, Request, RequestId,
@@ -43,6 +44,7 @@ pub struct Acquire {
     deadline: Option<Moment>,
     /// The longest delay with which the driver called `handle_timeout` after the end of the wait.
     driver_delay: Duration,
+    late: LateTimer,
     phase: Phase,
     /// After the last attempt, only an inspection of all nodes or a probe can lead to another one.
     is_last_attempt: bool,
@@ -291,6 +293,7 @@ impl Acquire {
             until,
             deadline,
             driver_delay: Duration::ZERO,
+            late: LateTimer::default(),
             phase: Phase::Queued,
             is_last_attempt: wait.is_some_and(|wait| wait.is_zero()),
             round: 0,
@@ -385,6 +388,10 @@ impl Acquire {
 
     /// When to call [`handle_timeout`](Self::handle_timeout), unless an event comes first.
     pub fn poll_timeout(&self) -> Option<Moment> {
+        self.late.next(self.next_due())
+    }
+
+    fn next_due(&self) -> Option<Moment> {
         let phase = match &self.phase {
             Phase::Ended => return None,
             Phase::Queued => self.until,
@@ -411,11 +418,12 @@ impl Acquire {
 
     /// Handles everything that is due at the context's time.
     pub fn handle_timeout(&mut self, ctx: &mut Context<'_>) {
-        if matches!(self.phase, Phase::Ended) {
+        let due = self.next_due();
+        if matches!(self.phase, Phase::Ended) || self.late.postpones(due, ctx.now) {
             return;
         }
         if self.wait_is_over(ctx.now) {
-            let late = self.poll_timeout().map(|due| ctx.now.since(due));
+            let late = due.map(|due| ctx.now.since(due));
             self.driver_delay = self.driver_delay.max(late.unwrap_or_default());
         }
         if self.give_up_at().is_some_and(|deadline| ctx.now.has_reached(deadline)) {

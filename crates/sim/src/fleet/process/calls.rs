@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Acquire, Action, Answer, CalledNumbers, Command, Entry, Hold, Mode, Outcome, RequestId, Spec,
-    Token, limits,
+    Acquire, Action, Answer, CalledNumbers, Command, Entry, Hold, Mode, NodeError, Outcome,
+    RequestId, Spec, Token, limits,
 };
 use quorlock_core::quorum::Moment;
 
@@ -257,6 +257,12 @@ impl Process {
                     _ => call.round_sent_at,
                 };
                 let asked_at = failure.answers.iter().enumerate().map(asked).collect();
+                let silent = failure.answers.iter().enumerate().filter_map(|(node, answer)| {
+                    let Answer::Failed(NodeError::TimedOut { limit_ms }) = answer else {
+                        return None;
+                    };
+                    Some((node, limit_ms * MS))
+                });
                 let margin = Duration::from_nanos(4 * world.plan.round_trip);
                 let had_time = call.due.is_some_and(|due| !now.plus(margin).has_reached(due));
                 world.notes.push(Note::Failed(FailedCall {
@@ -268,6 +274,7 @@ impl Process {
                     started: call.started,
                     had_time,
                     asked_at: call.has_asked.then_some(asked_at),
+                    silent: silent.collect(),
                 }));
                 self.machines.remove(&machine);
                 self.results.push_back(CallerResult::Failed { caller });
