@@ -127,8 +127,8 @@ impl Lock {
     ///
     /// Renewal ends when the lock is released, dropped, detached or lost, and at its
     /// [`max_hold`](crate::LockBuilder::max_hold). Nodes do not extend a revoked lock, but are asked
-    /// further: the operator may end it before its deadline. One task renews all locks of a client. Locks
-    /// that are due at about the same time share one pipeline per node.
+    /// further, because the operator may end it before its deadline. One task renews all locks of a
+    /// client. Locks that are due at about the same time share one pipeline per node.
     ///
     /// While a majority holds the lock, renewal repairs the nodes that miss it.
     pub fn renew(&mut self) {
