@@ -126,9 +126,9 @@ impl Lock {
     /// Renews the lock in the background, every third of its ttl.
     ///
     /// Renewal ends when the lock is released, dropped, detached or lost, and at its
-    /// [`max_hold`](crate::LockBuilder::max_hold). Nodes do not extend a revoked lock, but are asked
-    /// further, because the operator may end it before its deadline. One task renews all locks of a
-    /// client. Locks that are due at about the same time share one pipeline per node.
+    /// [`max_hold`](crate::LockBuilder::max_hold). Nodes do not extend a revoked lock, but the
+    /// client goes on asking, because the operator may end the lock early. One task renews all
+    /// locks of a client. Locks that are due at about the same time share one pipeline per node.
     ///
     /// While a majority holds the lock, renewal repairs the nodes that miss it.
     pub fn renew(&mut self) {
