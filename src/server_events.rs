@@ -50,12 +50,36 @@ pub(crate) fn handle_key_event(ctx: &Ctx<'_>, name: &CStr, event: KeyEvent, key:
     }
 }
 
-/// Handles a keyspace event that may concern this database or another one.
-///
-/// The node checks the key in this database before the turn ends, or earlier if a command uses it.
-pub(crate) fn handle_uncertain_key_event(ctx: &Ctx<'_>, key: Arg<'_>) {
-    let event = KeyEvent::ExpirySet { value_bytes: None };
-    handle_event(ServerEvent::Key { db: ctx.db(), key: KeyBytes::new(key.as_bytes()), event });
+/// Why Valkey removes the value of a key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Removal {
+    Deleted,
+    Expired,
+    Evicted,
+    Overwritten,
+}
+
+/// Handles the removal of a value of this length; zero if it is no string. Another value may follow.
+pub(crate) fn handle_removal(ctx: &Ctx<'_>, removal: Removal, key: Arg<'_>, value_bytes: usize) {
+    let db = ctx.db();
+    if module::with(|state| state.node.concerns(db, key.as_bytes())) == Some(false) {
+        return;
+    }
+    let handle = |event| {
+        let key = KeyBytes::new(key.as_bytes());
+        handle_event(ServerEvent::Key { db, key, event });
+    };
+    if removal != Removal::Deleted {
+        // The length tells a mirror from a value that an operator wrote before, for example with
+        // APPEND. After an overwrite, the node checks the new value before the turn ends.
+        handle(KeyEvent::ExpirySet { value_bytes: Some(value_bytes) });
+    }
+    match removal {
+        Removal::Deleted => handle(KeyEvent::Removed),
+        Removal::Expired => handle(KeyEvent::Expired),
+        Removal::Evicted => handle(KeyEvent::Evicted),
+        Removal::Overwritten => {}
+    }
 }
 
 /// Passes an event to the node: now, or when the node is no longer busy.

@@ -1,4 +1,5 @@
-//! Files and replicas hold plain strings that expire with the lock, and need no module.
+//! Files and replicas hold plain strings that expire with the lock, and need no module. The module
+//! does not change what other commands write to them.
 
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
@@ -147,6 +148,85 @@ fn replica_without_the_module_has_the_same_keys() {
     }
     await_replica(&mut cli);
     assert_eq!(on_replica.reply("DBSIZE"), Int(0));
+}
+
+/// Has commands change keys of database 3 on behalf of a client in database 0: directly, in a
+/// transaction and in a script. Afterwards the client writes to its own database.
+fn copy_and_move_to_another_database(server: &Server) {
+    let mut cli = RedisCli::new(server);
+    // An expired target is removed only by the command that uses it.
+    cli.reply("DEBUG SET-ACTIVE-EXPIRE 0");
+    for target in ["missing", "expired"] {
+        for way in ["direct", "multi", "script"] {
+            let name = format!("{target}-{way}");
+            if target == "expired" {
+                let (copy, moved) =
+                    (format!("SET copy-{name} x PX 1"), format!("SET {name} x PX 1"));
+                cli.in_one_turn(&["SELECT 3", &copy, &moved, "SELECT 0", "DEBUG SLEEP 0.01"]);
+            }
+            let lines = [
+                format!("SET {name} x"),
+                format!("COPY {name} copy-{name} DB 3"),
+                format!("SET after-copy-{name} x"),
+                format!("MOVE {name} 3"),
+                format!("SET after-move-{name} x"),
+            ];
+            match way {
+                "direct" => lines.iter().for_each(|line| drop(cli.reply(line))),
+                "multi" => drop(cli.transaction(&lines.each_ref().map(String::as_str))),
+                _ => {
+                    let calls =
+                        lines.map(|line| format!("redis.call('{}')\n", line.replace(' ', "', '")));
+                    cli.run::<Value>(command("EVAL").arg(calls.concat()).arg(0));
+                }
+            }
+        }
+    }
+    assert_ne!(cli.reply("LOCK.ACQUIRE locked a 60000"), Nil);
+}
+
+/// The keys of the databases 0 and 3, in order.
+fn keys_of_both(cli: &mut RedisCli) -> [Vec<String>; 2] {
+    let keys = [3, 0].map(|database| {
+        cli.reply(&format!("SELECT {database}"));
+        let mut keys: Vec<String> = cli.ask("KEYS *");
+        keys.sort();
+        keys
+    });
+    let [theirs, own] = keys;
+    [own, theirs]
+}
+
+#[test]
+fn command_on_two_databases_leaves_its_client_in_its_own() {
+    let (server, mut cli) = server_and_cli();
+    copy_and_move_to_another_database(&server);
+    assert_eq!(cli.reply("LOCK.ACQUIRE locked b 60000"), Nil, "another client in database 0");
+    let [own, theirs] = keys_of_both(&mut cli);
+    assert_eq!((own.len(), theirs.len()), (13, 12), "{own:?} {theirs:?}");
+    assert!(own.iter().all(|key| key.starts_with("after") || key == "locked"), "{own:?}");
+}
+
+#[test]
+fn commands_on_two_databases_arrive_in_files_and_replicas() {
+    let mut server = append_only().tcp().arg("repl-diskless-sync-delay", 0).start().unwrap();
+    let replica = Server::with_module().tcp().start().unwrap();
+    let (mut cli, mut on_replica) = (RedisCli::new(&server), RedisCli::new(&replica));
+    // The replica has granted a lock before it became one.
+    assert_ne!(on_replica.reply("LOCK.ACQUIRE locked a 60000"), Nil);
+    replicate(&mut on_replica, &server);
+    copy_and_move_to_another_database(&server);
+    let keys = keys_of_both(&mut cli);
+    cli.reply("SET last x");
+    assert_eq!(cli.reply("WAIT 1 4000"), Int(1));
+    cli.reply("DEL last");
+    eventually(PATIENCE, "the replica has the same keys", || keys_of_both(&mut on_replica) == keys);
+
+    cli.reply("DEBUG LOADAOF");
+    assert_eq!(keys_of_both(&mut cli), keys, "after loading the append-only file");
+    server.kill();
+    server.restart().unwrap();
+    assert_eq!(keys_of_both(&mut RedisCli::new(&server)), keys, "after a restart");
 }
 
 #[test]

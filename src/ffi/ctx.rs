@@ -1,4 +1,4 @@
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, c_void};
 use std::fmt::Display;
 use std::marker::PhantomData;
 
@@ -178,8 +178,12 @@ impl Ctx<'_> {
         }
     }
 
-    pub(super) fn is_in_transaction(&self) -> bool {
-        self.flags() & raw::REDISMODULE_CTX_FLAGS_MULTI as i32 != 0
+    /// Whether the server is Valkey, and not Redis.
+    pub(super) fn is_valkey(&self) -> bool {
+        let mut function: *const c_void = std::ptr::null();
+        let name = c"ValkeyModule_SelectDb".as_ptr();
+        // SAFETY: a name, and a place for the address of the function, which is not called.
+        unsafe { api!(RedisModule_GetApi(name, (&raw mut function).cast())) == 0 }
     }
 
     /// Hides an argument of this command from SLOWLOG and MONITOR.

@@ -90,6 +90,7 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
         RedisModule_ReplicateVerbatim RedisModule_GetDetachedThreadSafeContext
         RedisModule_FreeThreadSafeContext RedisModule_GetRandomHexChars RedisModule_GetClientId
         RedisModule_GetClientNameById RedisModule_GetClientUserNameById RedisModule_GetClientInfoById
+        RedisModule_GetKeyNameFromModuleKey
     };
     if let Some((name, _)) = needed.iter().find(|(_, missing)| *missing) {
         let line = format!(

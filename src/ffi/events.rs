@@ -2,44 +2,56 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use quorlock_core::node::ServerEvent;
 use redis_module::raw;
 
 use super::api::api;
-use super::{Arg, Ctx, clock, entry};
+use super::{Arg, Ctx, Key, clock, entry};
 use crate::keyspace::key_event;
+use crate::server_events::Removal;
 use crate::{before_sleep, server_events};
 
 /// Subscribes to every event that the module needs. Called last while loading: see [`entry`].
 pub(super) fn subscribe(ctx: &Ctx<'_>) {
-    // The class of string commands such as SET is missing, because its events would slow every SET
-    // of the server. The node notices a plain SET when a LOCK command next uses the key.
-    let classes = raw::REDISMODULE_NOTIFY_GENERIC
-        | raw::REDISMODULE_NOTIFY_EXPIRED
-        | raw::REDISMODULE_NOTIFY_EVICTED;
     // SAFETY: a live context while loading; the callbacks live as long as the module.
-    unsafe {
-        api!(RedisModule_SubscribeToKeyspaceEvents(ctx.as_ptr(), classes, Some(on_keyspace_event)));
-        let server_events: [(u64, raw::RedisModuleEventCallback); 9] = [
-            (raw::REDISMODULE_EVENT_EVENTLOOP, Some(on_event_loop)),
-            (raw::REDISMODULE_EVENT_FLUSHDB, Some(on_flush)),
-            (raw::REDISMODULE_EVENT_SWAPDB, Some(on_swap)),
-            (raw::REDISMODULE_EVENT_LOADING, Some(on_loading)),
-            (raw::REDISMODULE_EVENT_CONFIG, Some(on_config_change)),
-            (raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, Some(on_role_change)),
-            (raw::REDISMODULE_EVENT_FORK_CHILD, Some(on_fork)),
-            (raw::REDISMODULE_EVENT_REPLICA_CHANGE, Some(on_replica_change)),
-            (raw::REDISMODULE_EVENT_MODULE_CHANGE, Some(on_module_change)),
-        ];
-        for (id, callback) in server_events {
-            let event = raw::RedisModuleEvent { id, dataver: 1 };
-            api!(RedisModule_SubscribeToServerEvent(ctx.as_ptr(), event, callback));
+    let subscribe = |id, callback: raw::RedisModuleEventCallback| unsafe {
+        let event = raw::RedisModuleEvent { id, dataver: 1 };
+        api!(RedisModule_SubscribeToServerEvent(ctx.as_ptr(), event, callback));
+    };
+    // Valkey runs the handlers of keyspace events as the client of the command. Valkey 8.1 leaves
+    // the event's database selected, which after COPY and MOVE is not the client's: the client, the
+    // append-only file and the replicas continue in the wrong database. Valkey's events about
+    // removed values have a client of their own.
+    if ctx.is_valkey() {
+        subscribe(raw::REDISMODULE_EVENT_KEY, Some(on_value_removed));
+    } else {
+        // The class of string commands such as SET is missing, because its events would slow every
+        // SET of the server. The node notices a plain SET when a LOCK command next uses the key.
+        let classes = raw::REDISMODULE_NOTIFY_GENERIC
+            | raw::REDISMODULE_NOTIFY_EXPIRED
+            | raw::REDISMODULE_NOTIFY_EVICTED;
+        // SAFETY: as above.
+        unsafe {
+            api!(RedisModule_SubscribeToKeyspaceEvents(
+                ctx.as_ptr(),
+                classes,
+                Some(on_keyspace_event)
+            ));
         }
     }
+    subscribe(raw::REDISMODULE_EVENT_EVENTLOOP, Some(on_event_loop));
+    subscribe(raw::REDISMODULE_EVENT_FLUSHDB, Some(on_flush));
+    subscribe(raw::REDISMODULE_EVENT_SWAPDB, Some(on_swap));
+    subscribe(raw::REDISMODULE_EVENT_LOADING, Some(on_loading));
+    subscribe(raw::REDISMODULE_EVENT_CONFIG, Some(on_config_change));
+    subscribe(raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, Some(on_role_change));
+    subscribe(raw::REDISMODULE_EVENT_FORK_CHILD, Some(on_fork));
+    subscribe(raw::REDISMODULE_EVENT_REPLICA_CHANGE, Some(on_replica_change));
+    subscribe(raw::REDISMODULE_EVENT_MODULE_CHANGE, Some(on_module_change));
 }
 
+/// Reports what a command, or the server itself, did to a key of Redis.
 unsafe extern "C" fn on_keyspace_event(
     ctx: *mut raw::RedisModuleCtx,
     _class: c_int,
@@ -49,35 +61,42 @@ unsafe extern "C" fn on_keyspace_event(
     // SAFETY: the server passes a live context, the name of the event and the key, for the time of
     // this call.
     let (ctx, name) = unsafe { (Ctx::new(ctx), CStr::from_ptr(event)) };
-    let Some(event) = key_event(name.to_bytes()) else { return raw::REDISMODULE_OK as c_int };
-    if let Some(key) = NonNull::new(key) {
+    if let (Some(event), Some(key)) = (key_event(name.to_bytes()), NonNull::new(key)) {
         // SAFETY: as above.
         let key = unsafe { Arg::new(key) };
-        // In MULTI, Valkey 9 reports a COPY in the client's database, not in that of the target.
-        let is_certain = name != c"copy_to" || !ctx.is_in_transaction();
-        entry::guard(|| {
-            if is_certain {
-                server_events::handle_key_event(&ctx, name, event, key);
-            } else {
-                server_events::handle_uncertain_key_event(&ctx, key);
-            }
-        });
+        entry::guard(|| server_events::handle_key_event(&ctx, name, event, key));
     }
-    restore_database_after_move(&ctx, name.to_bytes());
     raw::REDISMODULE_OK as c_int
 }
 
-/// Restores the client's database after the events of a MOVE.
-///
-/// Valkey 8.1 passes the client of the command to event handlers and leaves the event's database
-/// selected: after MOVE the client would be in the other database. The two events of MOVE follow
-/// each other directly. On other servers the context has a separate client, so this has no effect.
-fn restore_database_after_move(ctx: &Ctx<'_>, event: &[u8]) {
-    static MOVED_FROM: AtomicU32 = AtomicU32::new(0);
-    match event {
-        b"move_from" => MOVED_FROM.store(ctx.db(), Ordering::Relaxed),
-        b"move_to" => ctx.select_db(MOVED_FROM.load(Ordering::Relaxed)),
-        _ => {}
+/// Reports that Valkey is about to remove or replace the value of a key.
+unsafe extern "C" fn on_value_removed(
+    ctx: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    subevent: u64,
+    data: *mut c_void,
+) {
+    if data.is_null() || Key::is_changed_by_module() {
+        return;
+    }
+    let removal = match subevent {
+        raw::REDISMODULE_SUBEVENT_KEY_DELETED => Removal::Deleted,
+        raw::REDISMODULE_SUBEVENT_KEY_EXPIRED => Removal::Expired,
+        raw::REDISMODULE_SUBEVENT_KEY_EVICTED => Removal::Evicted,
+        _ => Removal::Overwritten,
+    };
+    // SAFETY: a live context, in the database of the key, and the structure that the server passes
+    // with this event: an open key with its old value, whose name lives as long as the key.
+    unsafe {
+        let (ctx, key) = (Ctx::new(ctx), (*data.cast::<raw::RedisModuleKeyInfo>()).key);
+        let Some(name) = NonNull::new(api!(RedisModule_GetKeyNameFromModuleKey(key)).cast_mut())
+        else {
+            return;
+        };
+        let is_string = api!(RedisModule_KeyType(key)) as isize == raw::REDISMODULE_KEYTYPE_STRING;
+        let value_bytes = if is_string { api!(RedisModule_ValueLength(key)) } else { 0 };
+        let name = Arg::new(name);
+        entry::guard(|| server_events::handle_removal(&ctx, removal, name, value_bytes));
     }
 }
 

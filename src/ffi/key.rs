@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
@@ -5,7 +6,17 @@ use quorlock_core::node::{Access, Kind, WriteRefused};
 use redis_module::raw;
 
 use super::api::api;
-use super::{Arg, Ctx};
+use super::{Arg, Ctx, MainThread};
+
+/// Whether this module is changing a key, and the server reports that to it.
+static CHANGING: MainThread<Cell<bool>> = MainThread::new(Cell::new(false));
+
+fn changing<T>(change: impl FnOnce() -> T) -> T {
+    CHANGING.get().set(true);
+    let result = change();
+    CHANGING.get().set(false);
+    result
+}
 
 /// An open key, within one call from the server. Meanwhile no other code may use the key.
 pub(crate) struct Key<'ctx> {
@@ -47,7 +58,8 @@ impl<'ctx> Key<'ctx> {
     pub(crate) fn set(&mut self, value: Arg<'_>, expires_at_ms: u64) -> Result<(), WriteRefused> {
         let key = self.open.ok_or(WriteRefused)?;
         // SAFETY: a key that is open for writing and a live string, which the server may keep.
-        let written = unsafe { api!(RedisModule_StringSet(key.as_ptr(), value.as_ptr())) };
+        let written =
+            changing(|| unsafe { api!(RedisModule_StringSet(key.as_ptr(), value.as_ptr())) });
         self.kind = Kind::Text;
         let is_written = written == raw::REDISMODULE_OK as i32;
         let result = if is_written { self.expire(expires_at_ms) } else { Err(WriteRefused) };
@@ -70,9 +82,14 @@ impl<'ctx> Key<'ctx> {
     pub(crate) fn delete(&mut self) {
         if let Some(key) = self.open {
             // SAFETY: a key that is open for writing.
-            unsafe { api!(RedisModule_DeleteKey(key.as_ptr())) };
+            changing(|| unsafe { api!(RedisModule_DeleteKey(key.as_ptr())) });
             self.kind = Kind::Missing;
         }
+    }
+
+    /// Whether the value that the server removes now is removed by this module.
+    pub(super) fn is_changed_by_module() -> bool {
+        CHANGING.get().get()
     }
 
     pub(crate) fn kind(&self) -> Kind {

@@ -60,8 +60,8 @@ impl KeyBytes {
 
 /// What happened to a key.
 ///
-/// A plain SET reports no event. `key_state` notices the new value when a command or a job next
-/// uses the key.
+/// On Redis, a plain SET reports no event. `key_state` notices the new value when a command or a
+/// job next uses the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeyEvent {
     /// The server removed the key because it had expired, by the wall clock.
@@ -72,10 +72,10 @@ pub enum KeyEvent {
     Removed,
     /// A command wrote the key as the target of a RENAME, RESTORE, COPY or MOVE.
     Replaced,
-    /// A command set the expiry of the key, and perhaps its value as well: EXPIRE, or SET with
-    /// an expiry.
+    /// A command set the expiry or the value of the key: EXPIRE, or SET with an expiry. On Valkey,
+    /// any overwrite.
     ExpirySet {
-        /// The length of its string now; `None` if that is unknown, or if the key holds no string.
+        /// The length of its string now, or of the one that is removed; `None` if that is unknown.
         value_bytes: Option<usize>,
     },
 }
