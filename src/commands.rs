@@ -28,148 +28,131 @@ pub(crate) struct Help;
 impl Command for Acquire {
     const SPEC: Spec = docs::ACQUIRE;
 
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        acquire(ctx, request::key_and_token(args), Sharing::Allowed);
+    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
+        acquire(ctx, request::key_and_token(args)?, Sharing::Allowed)
     }
 }
 
 impl Command for AcquireAll {
     const SPEC: Spec = docs::ACQUIRE_ALL;
 
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        acquire(ctx, request::sorted_keys_and_token(args), Sharing::Refused);
+    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
+        acquire(ctx, request::sorted_keys_and_token(args)?, Sharing::Refused)
     }
 }
 
 impl Command for AcquireAny {
     const SPEC: Spec = docs::ACQUIRE_ANY;
 
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        let parsed = request::ordered_keys_and_token(args);
-        let acquired = parsed.and_then(|KeysAndToken { keys, token, rest }| {
-            let (ttl, options) = request::acquire_terms(rest, Sharing::Refused)?;
-            let mut keyspace = ServerKeyspace::for_command(ctx);
-            let acquire = node_acquire(keyspace.db(), &keys, &token, ttl, &options);
-            let reply = execute(&node::Command::AcquireAny(acquire), &mut keyspace)?;
-            if let Reply::GrantedOne { fence, key } = reply {
+    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
+        let KeysAndToken { keys, token, rest } = request::ordered_keys_and_token(args)?;
+        let (ttl, options) = request::acquire_terms(rest, Sharing::Refused)?;
+        let mut keyspace = ServerKeyspace::for_command(ctx);
+        let acquire = node_acquire(keyspace.db(), &keys, &token, ttl, &options);
+        match execute(&node::Command::AcquireAny(acquire), &mut keyspace)? {
+            Reply::GrantedOne { fence, key } => {
                 reply_granted_one(ctx, fence, options.wait_ms.map(|_| 0), keys[key].as_ref());
-                return Ok(None);
             }
-            Ok(Some(reply))
-        });
-        // `None`: the reply was sent above, where the keys are known.
-        if let Some(reply) = acquired.transpose() {
-            send_reply(ctx, reply);
+            reply => send_reply(ctx, reply),
         }
+        Ok(())
     }
 }
 
 impl Command for Extend {
     const SPEC: Spec = docs::EXTEND;
 
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        extend(ctx, request::key_and_token(args), Sharing::Allowed);
+    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
+        extend(ctx, request::key_and_token(args)?, Sharing::Allowed)
     }
 }
 
 impl Command for ExtendAll {
     const SPEC: Spec = docs::EXTEND_ALL;
 
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        extend(ctx, request::sorted_keys_and_token(args), Sharing::Refused);
+    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
+        extend(ctx, request::sorted_keys_and_token(args)?, Sharing::Refused)
     }
 }
 
 impl Command for Release {
     const SPEC: Spec = docs::RELEASE;
 
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        release(ctx, request::key_and_token(args));
+    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
+        release(ctx, request::key_and_token(args)?)
     }
 }
 
 impl Command for ReleaseAll {
     const SPEC: Spec = docs::RELEASE_ALL;
 
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        release(ctx, request::sorted_keys_and_token(args));
+    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
+        release(ctx, request::sorted_keys_and_token(args)?)
     }
 }
 
 impl Command for Inspect {
     const SPEC: Spec = docs::INSPECT;
 
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) {
+    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
+        let key = Name::from(args.get(1).ok_or(CommandError::Arity)?);
         let mut keyspace = ServerKeyspace::for_command(ctx);
-        let inspected = args.get(1).ok_or(CommandError::Arity).and_then(|key| {
-            let key = Name::from(key);
-            let inspect = node::Inspect { db: keyspace.db(), key: &key };
-            execute(&node::Command::Inspect(inspect), &mut keyspace)
-        });
-        send_reply(ctx, inspected);
+        let inspect = node::Inspect { db: keyspace.db(), key: &key };
+        send_reply(ctx, execute(&node::Command::Inspect(inspect), &mut keyspace)?);
+        Ok(())
     }
 }
 
 impl Command for Revoke {
     const SPEC: Spec = docs::REVOKE;
 
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        let revoked = args.get(1).ok_or(CommandError::Arity).and_then(|key| {
-            let ends_now = request::revoke_terms(args)?;
-            let (key, random_value) = (Name::from(key), Name::random());
-            let mut keyspace = ServerKeyspace::for_command(ctx);
-            let revoke = node::Revoke {
-                db: keyspace.db(),
-                key: &key,
-                random_value: &random_value,
-                ends_now,
-            };
-            execute(&node::Command::Revoke(revoke), &mut keyspace)
-        });
-        send_reply(ctx, revoked);
+    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
+        let key = Name::from(args.get(1).ok_or(CommandError::Arity)?);
+        let ends_now = request::revoke_terms(args)?;
+        let random_value = Name::random();
+        let mut keyspace = ServerKeyspace::for_command(ctx);
+        let db = keyspace.db();
+        let revoke = node::Revoke { db, key: &key, random_value: &random_value, ends_now };
+        send_reply(ctx, execute(&node::Command::Revoke(revoke), &mut keyspace)?);
+        Ok(())
     }
 }
 
 impl Command for Scan {
     const SPEC: Spec = docs::SCAN;
 
-    fn run(ctx: &Ctx<'_>, args: Args<'_>) {
-        let scanned = request::scan_terms(args).and_then(|terms| {
-            let mut keyspace = ServerKeyspace::for_command(ctx);
-            let ScanTerms { cursor, pattern, count } = terms;
-            let scan = node::Scan { db: keyspace.db(), cursor, pattern: pattern.as_ref(), count };
-            execute(&node::Command::Scan(scan), &mut keyspace)
-        });
-        send_reply(ctx, scanned);
+    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
+        let ScanTerms { cursor, pattern, count } = request::scan_terms(args)?;
+        let mut keyspace = ServerKeyspace::for_command(ctx);
+        let scan = node::Scan { db: keyspace.db(), cursor, pattern: pattern.as_ref(), count };
+        send_reply(ctx, execute(&node::Command::Scan(scan), &mut keyspace)?);
+        Ok(())
     }
 }
 
 impl Command for Help {
     const SPEC: Spec = docs::HELP;
 
-    fn run(ctx: &Ctx<'_>, _: Args<'_>) {
+    fn run(ctx: &Ctx<'_>, _: Args<'_>) -> Result<(), CommandError> {
         ctx.reply_lines(&help::lines());
+        Ok(())
     }
 }
 
 fn acquire<'a, K: AsRef<[Name<'a>]>>(
     ctx: &'a Ctx<'a>,
-    parsed: Result<KeysAndToken<'a, K>, CommandError>,
+    KeysAndToken { keys, token, rest }: KeysAndToken<'a, K>,
     sharing: Sharing,
-) {
-    let mut has_wait = false;
-    let acquired = parsed.and_then(|KeysAndToken { keys, token, rest }| {
-        let (ttl, options) = request::acquire_terms(rest, sharing)?;
-        has_wait = options.wait_ms.is_some();
-        let mut keyspace = ServerKeyspace::for_command(ctx);
-        let acquire = node_acquire(keyspace.db(), keys.as_ref(), &token, ttl, &options);
-        execute(&node::Command::Acquire(acquire), &mut keyspace)
-    });
-    match acquired {
+) -> Result<(), CommandError> {
+    let (ttl, options) = request::acquire_terms(rest, sharing)?;
+    let mut keyspace = ServerKeyspace::for_command(ctx);
+    let acquire = node_acquire(keyspace.db(), keys.as_ref(), &token, ttl, &options);
+    match execute(&node::Command::Acquire(acquire), &mut keyspace)? {
         // With WAIT, the reply to a grant includes the time waited.
-        Ok(Reply::Granted(fence)) if has_wait => reply_granted(ctx, fence, 0),
+        Reply::Granted(fence) if options.wait_ms.is_some() => reply_granted(ctx, fence, 0),
         reply => send_reply(ctx, reply),
     }
+    Ok(())
 }
 
 fn node_acquire<'a, N>(
@@ -193,38 +176,34 @@ fn node_acquire<'a, N>(
 
 fn extend<'a, K: AsRef<[Name<'a>]>>(
     ctx: &'a Ctx<'a>,
-    parsed: Result<KeysAndToken<'a, K>, CommandError>,
+    KeysAndToken { keys, token, rest }: KeysAndToken<'a, K>,
     sharing: Sharing,
-) {
-    let extended = parsed.and_then(|KeysAndToken { keys, token, rest }| {
-        let (ttl, options) = request::extend_terms(rest, sharing)?;
-        let mut keyspace = ServerKeyspace::for_command(ctx);
-        let new_token = options.new_token.map(Name::from);
-        let extend = node::Extend {
-            db: keyspace.db(),
-            keys: keys.as_ref(),
-            token: &token,
-            ttl,
-            mode: options.mode,
-            fence: options.fence,
-            new_token: new_token.as_ref(),
-        };
-        execute(&node::Command::Extend(extend), &mut keyspace)
-    });
-    send_reply(ctx, extended);
+) -> Result<(), CommandError> {
+    let (ttl, options) = request::extend_terms(rest, sharing)?;
+    let mut keyspace = ServerKeyspace::for_command(ctx);
+    let new_token = options.new_token.map(Name::from);
+    let extend = node::Extend {
+        db: keyspace.db(),
+        keys: keys.as_ref(),
+        token: &token,
+        ttl,
+        mode: options.mode,
+        fence: options.fence,
+        new_token: new_token.as_ref(),
+    };
+    send_reply(ctx, execute(&node::Command::Extend(extend), &mut keyspace)?);
+    Ok(())
 }
 
 fn release<'a, K: AsRef<[Name<'a>]>>(
     ctx: &'a Ctx<'a>,
-    parsed: Result<KeysAndToken<'a, K>, CommandError>,
-) {
-    let released = parsed.and_then(|KeysAndToken { keys, token, rest }| {
-        request::no_terms(rest)?;
-        let mut keyspace = ServerKeyspace::for_command(ctx);
-        let release = node::Release { db: keyspace.db(), keys: keys.as_ref(), token: &token };
-        execute(&node::Command::Release(release), &mut keyspace)
-    });
-    send_reply(ctx, released);
+    KeysAndToken { keys, token, rest }: KeysAndToken<'a, K>,
+) -> Result<(), CommandError> {
+    request::no_terms(rest)?;
+    let mut keyspace = ServerKeyspace::for_command(ctx);
+    let release = node::Release { db: keyspace.db(), keys: keys.as_ref(), token: &token };
+    send_reply(ctx, execute(&node::Command::Release(release), &mut keyspace)?);
+    Ok(())
 }
 
 fn execute<'a>(
@@ -235,20 +214,26 @@ fn execute<'a>(
     Ok(module::state().node.execute(now, command, keyspace)?)
 }
 
-fn send_reply(ctx: &Ctx<'_>, reply: Result<Reply, CommandError>) {
+fn send_reply(ctx: &Ctx<'_>, reply: Reply) {
     match reply {
         // `AcquireAny` sends `GrantedOne` itself, with the key.
-        Ok(Reply::Granted(fence) | Reply::Extended(fence) | Reply::GrantedOne { fence, .. }) => {
+        Reply::Granted(fence) | Reply::Extended(fence) | Reply::GrantedOne { fence, .. } => {
             ctx.reply_integer(integer(fence));
         }
-        Ok(Reply::Refused | Reply::NotHeld | Reply::Inspected(None)) => ctx.reply_null(),
+        Reply::Refused | Reply::NotHeld | Reply::Inspected(None) => ctx.reply_null(),
         // The client is answered when its wait ends.
-        Ok(Reply::Waits) => {}
-        Ok(Reply::Released(yes) | Reply::Revoked(yes)) => ctx.reply_integer(yes.into()),
-        Ok(Reply::Inspected(Some(inspected))) => inspection::reply(ctx, &inspected),
-        Ok(Reply::Scanned(scanned)) => inspection::reply_list(ctx, &scanned),
-        Err(CommandError::Arity) => ctx.reply_wrong_arity(),
-        Err(error) => ctx.reply_error(&error),
+        Reply::Waits => {}
+        Reply::Released(yes) | Reply::Revoked(yes) => ctx.reply_integer(yes.into()),
+        Reply::Inspected(Some(inspected)) => inspection::reply(ctx, &inspected),
+        Reply::Scanned(scanned) => inspection::reply_list(ctx, &scanned),
+    }
+}
+
+/// Replies to a command that was not carried out.
+pub(crate) fn send_error(ctx: &Ctx<'_>, error: &CommandError) {
+    match error {
+        CommandError::Arity => ctx.reply_wrong_arity(),
+        error => ctx.reply_error(error),
     }
 }
 

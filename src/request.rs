@@ -41,27 +41,22 @@ pub(crate) struct Options<'a> {
 
 /// The positions of a command's tokens, which SLOWLOG and MONITOR must not show.
 ///
-/// If they are unclear, returns the position of every argument that may be a token.
-pub(crate) fn token_positions(keys: Keys, args: Args<'_>) -> impl Iterator<Item = usize> {
-    let (token_at, hides_all) = match keys {
-        Keys::First | Keys::None => (2, false),
-        // The position is clear if a ttl or nothing follows the token.
-        Keys::Counted => match key_positions(args) {
-            Some(keys)
-                if keys.end < args.len()
-                    && args.get(keys.end + 1).is_none_or(|ttl| ttl.to_integer().is_some()) =>
-            {
-                (keys.end, false)
-            }
-            _ => (2, true),
-        },
+/// In a command that could not be parsed, any argument may be a token.
+pub(crate) fn token_positions(
+    keys: Keys,
+    args: Args<'_>,
+    is_parsed: bool,
+) -> impl Iterator<Item = usize> {
+    let token_at = match keys {
+        Keys::First | Keys::None => 2,
+        Keys::Counted => key_positions(args).map_or(1, |keys| keys.end),
     };
-    (token_at..args.len()).filter(move |&index| {
+    (1..args.len()).filter(move |&index| {
         let follows_token_option = || {
-            let before = index.checked_sub(1).and_then(|before| args.get(before));
+            let before = args.get(index - 1);
             before.is_some_and(|name| name.as_bytes().eq_ignore_ascii_case(b"TOKEN"))
         };
-        hides_all || index == token_at || index > token_at + 1 && follows_token_option()
+        !is_parsed || index == token_at || index > token_at + 1 && follows_token_option()
     })
 }
 
@@ -180,17 +175,17 @@ fn ttl_and_options<'a>(
     let mut options = Options::default();
     let mut mode = None;
     let take_shared = |name: &[u8]| -> Result<bool, CommandError> {
-        if !name.eq_ignore_ascii_case(b"SHARED") {
-            return Ok(false);
+        let is_shared = name.eq_ignore_ascii_case(b"SHARED");
+        if is_shared {
+            set_once(&mut mode, Mode::Shared)?;
         }
-        if sharing == Sharing::Refused {
-            return Err(node::CommandError::SeveralShared.into());
-        }
-        set_once(&mut mode, Mode::Shared)?;
-        Ok(true)
+        Ok(is_shared)
     };
     each_option(rest, take_shared, |name, value| take(&mut options, name, value))?;
     options.mode = mode.unwrap_or_default();
+    if sharing == Sharing::Refused && options.mode == Mode::Shared {
+        return Err(node::CommandError::SeveralShared.into());
+    }
     Ok((ttl, options))
 }
 

@@ -59,7 +59,7 @@ pub(crate) enum Removal {
     Overwritten,
 }
 
-/// Handles the removal of a value of this length; zero if it is no string. Another value may follow.
+/// Handles the removal of a value of this length; zero if it is no string.
 pub(crate) fn handle_removal(ctx: &Ctx<'_>, removal: Removal, key: Arg<'_>, value_bytes: usize) {
     let db = ctx.db();
     if module::with(|state| state.node.concerns(db, key.as_bytes())) == Some(false) {

@@ -16,7 +16,7 @@ use redis::Value;
 const SECRET: &str = "s3cret";
 
 /// Commands with tokens: some are granted, some refused, and some are invalid.
-const LINES: [&str; 31] = [
+const LINES: [&str; 43] = [
     "LOCK.ACQUIRE k s3cret-1 60000",
     "LOCK.ACQUIRE k s3cret-2 60000 OWNER me FENCE 7",
     "lock.acquire k s3cret-3 60000 WAIT 0",
@@ -39,7 +39,7 @@ const LINES: [&str; 31] = [
     "LOCK.MRELEASE 2 k l s3cret-3",
     "LOCK.ACQUIRE k s3cret-1 x",
     "LOCK.ACQUIRE k s3cret-1 60000 UNKNOWN x",
-    // The position of the token is unclear: no argument that may be the token is shown.
+    // The arguments are refused: none is shown, because any may be the token.
     "LOCK.ACQUIREANY x k l s3cret-1 60000",
     "LOCK.MACQUIRE x k l s3cret-1 60000",
     "LOCK.MACQUIRE 0 s3cret-1 60000 TOKEN s3cret-2",
@@ -49,6 +49,18 @@ const LINES: [&str; 31] = [
     "LOCK.MEXTEND 1 k l s3cret-1 60000 TOKEN s3cret-2",
     "LOCK.MRELEASE 3 k l s3cret-1",
     "LOCK.MRELEASE 1 k l s3cret-1",
+    "LOCK.MACQUIRE 3 k l s3cret-1 60000",
+    "LOCK.MACQUIRE 3 k l s3cret-1 60000 WAIT 0",
+    "LOCK.ACQUIREANY 3 k l s3cret-1 60000",
+    "LOCK.MEXTEND 3 k l s3cret-1 60000",
+    "LOCK.MEXTEND 3 k l s3cret-1 60000 TOKEN s3cret-2",
+    "LOCK.MEXTEND 2 k l TOKEN s3cret-1 60000",
+    "LOCK.MEXTEND 2 k l s3cret-1 60000 SHARED x s3cret-2",
+    "LOCK.MRELEASE s3cret-1 k l",
+    "LOCK.EXTEND k TOKEN s3cret-1 60000",
+    "LOCK.EXTEND k 60000 s3cret-1",
+    "LOCK.EXTEND k s3cret-1 60000 s3cret-2 TOKEN",
+    "LOCK.ACQUIRE s3cret-1 60000 WAIT 0",
 ];
 
 /// Sends the lines one by one, and once more within a transaction. The replies do not matter.

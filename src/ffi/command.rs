@@ -8,12 +8,13 @@ use redis_module::raw;
 
 use super::api::api;
 use super::{Args, Ctx, entry};
+use crate::error::CommandError;
 
 pub(crate) trait Command {
     const SPEC: Spec;
 
-    /// Sends exactly one reply.
-    fn run(ctx: &Ctx<'_>, args: Args<'_>);
+    /// Sends exactly one reply, or none and returns the error, which is then the reply.
+    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError>;
 }
 
 /// The description of a command, for `COMMAND`, `COMMAND DOCS`, `COMMAND GETKEYS` and redis-cli.

@@ -12,7 +12,8 @@ use crate::commands::{
     Acquire, AcquireAll, AcquireAny, Extend, ExtendAll, Help, Inspect, Release, ReleaseAll, Revoke,
     Scan,
 };
-use crate::{module, request};
+use crate::error::CommandError;
+use crate::{commands, module, request};
 
 #[global_allocator]
 static SERVER_ALLOCATOR: redis_module::alloc::RedisAlloc = redis_module::alloc::RedisAlloc;
@@ -154,16 +155,20 @@ pub(super) unsafe extern "C" fn call<C: Command>(
             .for_each(|index| ctx.report_key_position(index, C::SPEC.key_flags));
         return OK;
     }
-    if guard(|| C::run(&ctx, args)).is_none() {
-        ctx.reply_error(
+    let result = guard(|| C::run(&ctx, args));
+    match &result {
+        Some(Ok(())) => {}
+        Some(Err(error)) => drop(guard(|| commands::send_error(&ctx, error))),
+        None => ctx.reply_error(
             &"ERR internal error of the lock module: the server's log says where; please report it",
-        );
+        ),
     }
     // Redacts last, because Valkey 8.1 hides an argument from the command itself as well. The
     // server shows no argument before the command returns.
     if C::SPEC.has_token {
+        let is_parsed = matches!(result, Some(Ok(()) | Err(CommandError::Node(_))));
         guard(|| {
-            let mut positions = request::token_positions(C::SPEC.keys, args);
+            let mut positions = request::token_positions(C::SPEC.keys, args, is_parsed);
             let first = positions.next();
             // Collects all positions first, because hiding one may change the arguments.
             let others: Vec<_> = positions.collect();
