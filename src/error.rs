@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use quorlock_core::node::{self, KEYS_MAX, PATTERN_BYTES_MAX, Reason, SCAN_COUNT_MAX};
+use quorlock_core::node::{
+    self, KEY_BYTES_MAX, KEYS_MAX, PATTERN_BYTES_MAX, Reason, SCAN_COUNT_MAX,
+};
 use quorlock_core::{Fence, TtlError};
 
 use crate::request::{OWNER_BYTES_MAX, TOKEN_BYTES_MAX, WAIT_MS_MAX};
@@ -95,6 +97,9 @@ fn write_node_error(f: &mut fmt::Formatter<'_>, error: &node::CommandError) -> f
         Error::OtherKeys => {
             "ERR the token holds these keys, but they are not all the keys of one lock: name each \
              key of the lock and no other (LOCK.MEXTEND)"
+        }
+        Error::KeyLength => {
+            return write!(f, "ERR a key of a lock must be at most {KEY_BYTES_MAX} bytes");
         }
         Error::WrongType => "WRONGTYPE Operation against a key holding the wrong kind of value",
         Error::SeveralShared => {

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{RedisCli, command, server_and_cli};
+use common::{RedisCli, command, info, server_and_cli};
 #[cfg(target_os = "linux")]
 use quorlock_testkit::Server;
 use redis::Cmd;
@@ -137,6 +137,41 @@ fn token_is_1_to_256_bytes() {
         cli.ask::<i64>(&format!("LOCK.ACQUIRE k {token} 60000"));
         assert_eq!(cli.reply(&format!("LOCK.RELEASE k {token}")), Int(1));
     }
+}
+
+#[test]
+fn key_of_a_lock_is_at_most_64_kib() {
+    const KEY_LENGTH: &str = "ERR a key of a lock must be at most 65536 bytes";
+    let (server, mut cli) = server_and_cli();
+    let (longest, long) = ("k".repeat(65_536), "k".repeat(65_537));
+    for key in [&longest, &long] {
+        // A string whose holder knows its value.
+        cli.run::<()>(
+            command("SET").arg(key).arg("s3cret PX 60000".split(' ').collect::<Vec<_>>()),
+        );
+    }
+    for line in [
+        "LOCK.ACQUIRE @ other 1000",
+        "LOCK.ACQUIRE @ other 1000 WAIT 1000",
+        "LOCK.ACQUIRE @ other 1000 SHARED",
+        "LOCK.MACQUIRE 2 k @ other 1000",
+        "LOCK.MACQUIRE 2 k @ other 1000 WAIT 1000",
+        "LOCK.ACQUIREANY 2 k @ other 1000",
+        "LOCK.ACQUIREANY 2 @ k other 1000 WAIT 1000",
+    ] {
+        assert_eq!(refused(&mut cli, &command(&line.replace('@', &long))), KEY_LENGTH, "{line}");
+        assert_eq!(info(&server, "lock_leases") + info(&server, "lock_waiters"), 0, "{line}");
+    }
+    let mut of = |line: &str, key: &str| cli.reply(&line.replace('@', key));
+    // An EXTEND would make a lock of such a string.
+    assert_eq!(of("LOCK.EXTEND @ s3cret 1000", &long), Nil);
+    assert_eq!(of("LOCK.MEXTEND 2 k @ s3cret 1000", &long), Nil);
+    assert_ne!(of("LOCK.INSPECT @", &long), Nil);
+    assert_eq!(of("LOCK.RELEASE @ s3cret", &long), Int(1));
+    assert_eq!(of("LOCK.INSPECT @", &long), Nil);
+    assert_ne!(of("LOCK.EXTEND @ s3cret 1000", &longest), Nil);
+    assert_eq!(of("LOCK.RELEASE @ s3cret", &longest), Int(1));
+    assert_ne!(of("LOCK.MACQUIRE 2 k @ s3cret 1000", &longest), Nil);
 }
 
 #[test]

@@ -24,8 +24,9 @@ fn provoked_errors_are_documented_word_for_word() {
         command(line).exec(connection).expect(line);
     }
 
-    let (long, empty) = ("x".repeat(257), "");
-    let provoked: [&[&str]; 38] = [
+    let (long, empty, long_key) = ("x".repeat(257), "", "k".repeat(65_537));
+    let provoked: [&[&str]; 39] = [
+        &["LOCK.ACQUIRE", &long_key, "token", "1000"],
         &["LOCK.ACQUIRE", "k"],
         &["LOCK.ACQUIRE", "k", "token", "1000", "FENCE"],
         &["LOCK.ACQUIRE", "k", "token", "soon"],

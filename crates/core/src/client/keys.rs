@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::node::KEYS_MAX;
+use crate::node::{KEY_BYTES_MAX, KEYS_MAX};
 
 /// The keys of one lock: each once, in the order of their bytes. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -16,10 +16,13 @@ pub enum InvalidKeys {
     /// There are more keys than a node accepts.
     #[error("a lock has at most {KEYS_MAX} keys, not {0}")]
     TooMany(usize),
+    /// A key is longer than a node accepts.
+    #[error("a key of a lock has at most {KEY_BYTES_MAX} bytes, not {0}")]
+    TooLong(usize),
 }
 
 impl Keys {
-    /// Checks that a node accepts this number of keys: 1 to 64.
+    /// Checks that a node accepts these keys: 1 to 64, of at most 65,536 bytes each.
     ///
     /// # Errors
     /// [`InvalidKeys`] says what is wrong.
@@ -27,7 +30,10 @@ impl Keys {
         match self.0.len() {
             0 => Err(InvalidKeys::None),
             keys if keys > KEYS_MAX => Err(InvalidKeys::TooMany(keys)),
-            _ => Ok(()),
+            _ => match self.iter().map(<[u8]>::len).find(|&bytes| bytes > KEY_BYTES_MAX) {
+                Some(bytes) => Err(InvalidKeys::TooLong(bytes)),
+                None => Ok(()),
+            },
         }
     }
 
@@ -92,9 +98,12 @@ mod tests {
     }
 
     #[test]
-    fn no_key_and_too_many_keys_are_refused() {
+    fn no_key_too_many_keys_and_long_keys_are_refused() {
         assert_eq!(Keys::from_iter([""; 0]).check(), Err(InvalidKeys::None));
         let many: Keys = (0..=KEYS_MAX).map(|n| n.to_string()).collect();
         assert_eq!(many.check(), Err(InvalidKeys::TooMany(KEYS_MAX + 1)));
+        let of = |bytes| Keys::from_iter(["k".into(), "l".repeat(bytes)]).check();
+        assert_eq!(of(KEY_BYTES_MAX), Ok(()));
+        assert_eq!(of(KEY_BYTES_MAX + 1), Err(InvalidKeys::TooLong(KEY_BYTES_MAX + 1)));
     }
 }

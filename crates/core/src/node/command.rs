@@ -31,6 +31,11 @@ pub struct Settings {
 /// The largest number of keys of one lock.
 pub const KEYS_MAX: usize = 64;
 
+/// The largest length of a key of a lock, in bytes.
+///
+/// The node copies the keys of locks and of waiters, and compares and propagates them in its turns.
+pub const KEY_BYTES_MAX: usize = 64 * 1024;
+
 /// A parsed command.
 ///
 /// The keys are unique, at least one and, except in `AcquireAny`, in the order of their bytes.
@@ -71,6 +76,12 @@ pub struct Acquire<'a, N> {
     pub fence: Option<Fence>,
     /// How long the client waits for the lock, in milliseconds; zero if it does not wait.
     pub wait_ms: u64,
+}
+
+impl<N: AsRef<[u8]>> Acquire<'_, N> {
+    pub(super) fn has_long_key(&self) -> bool {
+        self.keys.iter().any(|key| key.as_ref().len() > KEY_BYTES_MAX)
+    }
 }
 
 /// Moves the deadline of a lock forward, never back.
@@ -249,6 +260,8 @@ pub enum CommandError {
         /// How much longer the node abstains, in milliseconds; for a replica, the largest ttl.
         left_ms: u64,
     },
+    /// A key is longer than [`KEY_BYTES_MAX`].
+    KeyLength,
     /// One of the keys holds a value that is not a string.
     WrongType,
     /// The token holds these keys, but they are not exactly the keys of one lock.

@@ -4,7 +4,8 @@ use super::key_state::KeyState;
 use super::leases::{Lease, MirrorState, NewLock};
 use super::machine::PerKey;
 use super::{
-    Author, Change, CommandError, Extend, FenceError, Keyspace, Kind, Mode, Node, Now, Reply,
+    Author, Change, CommandError, Extend, FenceError, KEY_BYTES_MAX, Keyspace, Kind, Mode, Node,
+    Now, Reply,
 };
 
 /// How soon to retry a mirror that the server refused to write, in microseconds.
@@ -12,8 +13,9 @@ const RETRY_WRITE_US: u64 = 100_000;
 
 impl Node {
     /// Moves the deadline of a lock forward, never back, while the token holds all of its keys.
-    /// Adopts foreign strings that hold the token and have an expiry: they become leases. Turns an
-    /// exclusive lock into a shared one on request. A shared lock stays shared.
+    /// Adopts foreign strings that hold the token and have an expiry: they become leases, unless
+    /// the key is too long. Turns an exclusive lock into a shared one on request. A shared lock
+    /// stays shared.
     pub(super) fn extend<K: Keyspace>(
         &mut self,
         now: Now,
@@ -46,7 +48,8 @@ impl Node {
                 }
                 // A string that never expires is data, even if its value is the token.
                 KeyState::Foreign
-                    if keyspace.expires_at_ms(entry).is_some()
+                    if key.len() <= KEY_BYTES_MAX
+                        && keyspace.expires_at_ms(entry).is_some()
                         && keyspace.holds(entry, token.as_ref()) =>
                 {
                     foreign = true;

@@ -80,6 +80,9 @@ impl Node {
     ) -> Result<Reply, CommandError> {
         self.settle_flush();
         let reply = match command {
+            Command::Acquire(acquire) | Command::AcquireAny(acquire) if acquire.has_long_key() => {
+                Err(CommandError::KeyLength)
+            }
             Command::Acquire(acquire) => self.acquire(now, acquire, keyspace),
             Command::AcquireAny(acquire) => self.acquire_any(now, acquire, keyspace),
             Command::Extend(extend) => self.extend(now, extend, keyspace),

@@ -62,8 +62,8 @@ pub use abstention::Reason;
 pub use answers::WaitExit;
 pub use clock::{Monotonic, Now};
 pub use command::{
-    Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, Inspected, KEYS_MAX,
-    Listed, Release, Reply, Revoke, Scan, Scanned, Settings, ShownWaiter, WaitReply,
+    Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, Inspected, KEY_BYTES_MAX,
+    KEYS_MAX, Listed, Release, Reply, Revoke, Scan, Scanned, Settings, ShownWaiter, WaitReply,
 };
 pub use glob::{PATTERN_BYTES_MAX, Pattern};
 pub use keyspace::{Access, Author, Change, Keyspace, Kind, Listeners, WriteRefused};
