@@ -123,6 +123,19 @@ fn overwrite_before_a_reload_ends_the_lock_if_del_is_the_next_command() {
 }
 
 #[test]
+fn flush_before_a_reload_in_the_same_turn_ends_the_lock() {
+    for flush in ["FLUSHALL", "FLUSHDB", "FLUSHALL ASYNC"] {
+        for reload in ["DEBUG RELOAD", "DEBUG RELOAD NOFLUSH"] {
+            let what = format!("{flush}, {reload}");
+            let (server, mut cli) = server_and_cli();
+            assert_ne!(cli.reply(ACQUIRE), Nil, "{what}");
+            assert_eq!(cli.in_one_turn(&[flush, reload])[1], Okay, "{what}");
+            assert_ended_and_acquire(&server, &mut cli, &what);
+        }
+    }
+}
+
+#[test]
 fn string_in_the_place_of_a_lost_mirror_survives_a_reload() {
     let (_server, mut cli) = server_and_cli();
     assert_ne!(cli.reply(ACQUIRE), Nil);

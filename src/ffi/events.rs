@@ -42,6 +42,7 @@ pub(super) fn subscribe(ctx: &Ctx<'_>) {
     }
     subscribe(raw::REDISMODULE_EVENT_EVENTLOOP, Some(on_event_loop));
     subscribe(raw::REDISMODULE_EVENT_FLUSHDB, Some(on_flush));
+    subscribe(raw::REDISMODULE_EVENT_PERSISTENCE, Some(on_save));
     subscribe(raw::REDISMODULE_EVENT_SWAPDB, Some(on_swap));
     subscribe(raw::REDISMODULE_EVENT_LOADING, Some(on_loading));
     subscribe(raw::REDISMODULE_EVENT_CONFIG, Some(on_config_change));
@@ -128,6 +129,15 @@ unsafe extern "C" fn on_flush(
         let db = u32::try_from(flushed.dbnum).ok();
         entry::guard(|| server_events::handle_event(ServerEvent::Flush(db)));
     }
+}
+
+unsafe extern "C" fn on_save(
+    _ctx: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    _subevent: u64,
+    _data: *mut c_void,
+) {
+    entry::guard(|| server_events::handle_event(ServerEvent::Saves));
 }
 
 unsafe extern "C" fn on_swap(

@@ -218,7 +218,8 @@ impl Server {
                 | Reply::Scanned(_),
             )
             | Err(
-                CommandError::WrongType
+                CommandError::KeyLength
+                | CommandError::WrongType
                 | CommandError::QueueFull { .. }
                 | CommandError::SeveralShared
                 | CommandError::TokenInUse
@@ -226,7 +227,7 @@ impl Server {
                 | CommandError::NotWritten,
             ) => {
                 unreachable!(
-                    "no client waits, all keys are strings, and all writes succeed: {reply:?}"
+                    "no client waits, all keys are short strings, and all writes succeed: {reply:?}"
                 )
             }
         }

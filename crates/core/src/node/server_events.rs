@@ -18,6 +18,8 @@ pub enum ServerEvent {
     },
     /// A database is about to be emptied; `None` for all of them.
     Flush(Option<u32>),
+    /// The server saves its data to a file.
+    Saves,
     /// Two databases were swapped.
     Swap(u32, u32),
     /// The server begins to load its data. While it loads, changes of keys come from that data.
@@ -98,6 +100,8 @@ impl Node {
                 self.handle_key_event(now.monotonic, db, &key.0, event);
             }
             ServerEvent::Flush(db) => self.handle_flush(db),
+            // A server that emptied its databases to load its data loads it without a save before.
+            ServerEvent::Saves => self.settle_flush(),
             // The append-only file that is being loaded may contain an old SWAPDB.
             ServerEvent::Swap(..) if self.loading => {}
             ServerEvent::Swap(first, second) => {

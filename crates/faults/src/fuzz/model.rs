@@ -609,6 +609,7 @@ fn expected(reply: Result<node::Reply, CommandError>) -> Expected {
 pub(super) fn error_start(error: &CommandError) -> String {
     match error {
         CommandError::Abstaining { reason, .. } => format!("ABSTAIN {}", reason.word()),
+        CommandError::KeyLength => "ERR a key of a lock must be at most".into(),
         CommandError::WrongType => "WRONGTYPE".into(),
         CommandError::OtherKeys => "ERR the token holds these keys".into(),
         CommandError::BadFence(FenceError::Below { .. }) => "BADFENCE FENCE is below".into(),

@@ -573,6 +573,7 @@ fn failed(error: &CommandError) -> Response {
         CommandError::QueueFull { max_waiters } => {
             NodeError::QueueFull { reason: format!("{max_waiters} clients wait") }
         }
+        CommandError::KeyLength => NodeError::ErrorReply("ERR key length".into()),
         CommandError::WrongType => NodeError::ErrorReply("WRONGTYPE Operation".into()),
         CommandError::OtherKeys => NodeError::ErrorReply("ERR other keys".into()),
         CommandError::Revoked { left_ms } => NodeError::Revoked { left_ms: *left_ms },
