@@ -486,8 +486,8 @@ impl Draw<'_> {
             64..68 => PlainCommand::Persist(key),
             68..75 => PlainCommand::Rename { from: key, to: other },
             75..81 => {
-                let to_db = if self.episode.flavor.copy_selects_target_db { db } else { self.db() };
-                PlainCommand::Copy { from: key, to: (to_db, other), replace: self.chance(0.8) }
+                let to = (self.db(), other);
+                PlainCommand::Copy { from: key, to, replace: self.chance(0.8) }
             }
             81..86 => PlainCommand::Move { key, to_db: if self.chance(0.9) { 1 - db } else { db } },
             86..92 => {

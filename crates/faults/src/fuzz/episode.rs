@@ -397,9 +397,7 @@ impl Episode {
         let began = (!may_block).then_some(began);
         self.tickets += 1;
         let ticket = Ticket(self.tickets);
-        let transaction = matches!(wrap, Wrap::Multi { .. });
-        let expected =
-            self.model.execute(now, began, transaction, db, command, may_block.then_some(ticket));
+        let expected = self.model.execute(now, began, db, command, may_block.then_some(ticket));
         match (&expected, reply, command) {
             (
                 Expected::Blocked,
@@ -773,10 +771,8 @@ fn flavor(control: &mut Wire) -> Result<Flavor> {
     let valkey = version("valkey_version")?;
     let redis = version("redis_version")?.context("INFO names no version")?;
     Ok(Flavor {
-        past_expiry_is_expired: valkey.is_some(),
+        reports_removals: valkey.is_some(),
         flushes_while_loading: valkey.is_some_and(|version| version >= (9, 0)),
-        copy_selects_target_db: valkey.is_some_and(|version| version < (9, 0)),
-        misplaces_copies: valkey.is_some_and(|version| version >= (9, 0)),
         defers_wakes: redis < (7, 2),
     })
 }

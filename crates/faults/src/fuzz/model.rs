@@ -17,15 +17,11 @@ use super::command::{
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is independent of the others")]
 pub(super) struct Flavor {
-    /// An expiry set into the past is reported as `expired`, and not as `del`.
-    pub(super) past_expiry_is_expired: bool,
+    /// The module learns which values are removed, and not which commands change keys. An expiry
+    /// set into the past counts as expired, and not as deleted.
+    pub(super) reports_removals: bool,
     /// A reload reports the flush after the start of loading, and not before.
     pub(super) flushes_while_loading: bool,
-    /// In MULTI, COPY is reported for the database of the client.
-    pub(super) misplaces_copies: bool,
-    /// COPY to another database leaves the client there, and is propagated as if it had been
-    /// executed there.
-    pub(super) copy_selects_target_db: bool,
     /// Waiters that are granted a lock are unblocked at the end of the turn.
     pub(super) defers_wakes: bool,
 }
@@ -153,7 +149,6 @@ impl Model {
         &mut self,
         now: Now,
         began: Option<Now>,
-        transaction: bool,
         db: u32,
         command: &Command,
         ticket: Option<Ticket>,
@@ -171,7 +166,7 @@ impl Model {
                         break;
                     }
                 }
-                self.plain(keys_now, transaction, db, command)
+                self.plain(keys_now, db, command)
             }
             Command::Unblock { .. } | Command::Kill { .. } => {
                 unreachable!("these are about clients")
@@ -299,21 +294,17 @@ impl Model {
     }
 
     #[expect(clippy::too_many_lines, reason = "a table of commands")]
-    fn plain(&mut self, now: Now, transaction: bool, db: u32, command: &PlainCommand) -> Expected {
+    fn plain(&mut self, now: Now, db: u32, command: &PlainCommand) -> Expected {
         match command {
             PlainCommand::Del(key) | PlainCommand::Unlink(key) => {
-                let removed = self.take((db, *key)).is_some();
-                if removed {
-                    self.handle_key_event(now, (db, *key), KeyEvent::Removed);
-                }
-                Expected::Int(removed.into())
+                let removed = self.remove(now, (db, *key), KeyEvent::Removed);
+                Expected::Int(removed.is_some().into())
             }
             PlainCommand::GetDel(key) => match self.get((db, *key)).cloned() {
                 None => Expected::Nil,
                 Some(Value { text: None, .. }) => Expected::Error("WRONGTYPE".into()),
                 Some(Value { text: Some(text), .. }) => {
-                    self.take((db, *key));
-                    self.handle_key_event(now, (db, *key), KeyEvent::Removed);
+                    self.remove(now, (db, *key), KeyEvent::Removed);
                     Expected::Bulk(text.to_vec())
                 }
             },
@@ -352,12 +343,10 @@ impl Model {
                 if from == to && self.get((db, *from)).is_some() {
                     return Expected::Ok;
                 }
-                let Some(value) = self.take((db, *from)) else {
+                let Some(value) = self.remove(now, (db, *from), KeyEvent::Removed) else {
                     return Expected::Error("ERR no such key".into());
                 };
-                self.put((db, *to), value);
-                self.handle_key_event(now, (db, *from), KeyEvent::Removed);
-                self.handle_key_event(now, (db, *to), KeyEvent::Replaced);
+                self.replace(now, (db, *to), value);
                 Expected::Ok
             }
             PlainCommand::Copy { from, to, replace } => {
@@ -368,14 +357,7 @@ impl Model {
                 if !replace && self.get(*to).is_some() {
                     return Expected::Int(0);
                 }
-                self.put(*to, value);
-                if transaction {
-                    // No length, so the node reads the value: some servers name a wrong database.
-                    let named = if self.flavor.misplaces_copies { (db, to.1) } else { *to };
-                    self.handle_key_event(now, named, KeyEvent::ExpirySet { value_bytes: None });
-                } else {
-                    self.handle_key_event(now, *to, KeyEvent::Replaced);
-                }
+                self.replace(now, *to, value);
                 Expected::Int(1)
             }
             PlainCommand::Move { key, to_db } => {
@@ -385,10 +367,9 @@ impl Model {
                 if self.get((*to_db, *key)).is_some() {
                     return Expected::Int(0);
                 }
-                let Some(value) = self.take((db, *key)) else { return Expected::Int(0) };
-                self.put((*to_db, *key), value);
-                self.handle_key_event(now, (db, *key), KeyEvent::Removed);
-                self.handle_key_event(now, (*to_db, *key), KeyEvent::Replaced);
+                let removed = self.remove(now, (db, *key), KeyEvent::Removed);
+                let Some(value) = removed else { return Expected::Int(0) };
+                self.replace(now, (*to_db, *key), value);
                 Expected::Int(1)
             }
             PlainCommand::Restore { key, value, dumped: _, ms, replace } => {
@@ -396,8 +377,7 @@ impl Model {
                     return Expected::Error("BUSYKEY".into());
                 }
                 let expires_at_ms = (*ms > 0).then(|| now.wall_ms() + ms);
-                self.put((db, *key), Value::text(value.as_bytes(), expires_at_ms));
-                self.handle_key_event(now, (db, *key), KeyEvent::Replaced);
+                self.replace(now, (db, *key), Value::text(value.as_bytes(), expires_at_ms));
                 Expected::Ok
             }
             PlainCommand::LPush(key) => match self.get((db, *key)) {
@@ -431,11 +411,35 @@ impl Model {
 
     fn set(&mut self, now: Now, place: Place, value: &str, px_ms: Option<u64>) {
         let expires_at_ms = px_ms.map(|ms| now.wall_ms() + ms);
-        self.put(place, Value::text(value.as_bytes(), expires_at_ms));
-        if px_ms.is_some() {
-            let value_bytes = Some(value.len());
+        let new = Value::text(value.as_bytes(), expires_at_ms);
+        let old = self.get(place).map(bytes_of);
+        self.put(place, new);
+        let reported = if self.flavor.reports_removals { old } else { px_ms.map(|_| value.len()) };
+        if reported.is_some() {
+            self.handle_key_event(now, place, KeyEvent::ExpirySet { value_bytes: reported });
+        }
+    }
+
+    /// Writes a key as a command does that first removes what is there.
+    fn replace(&mut self, now: Now, place: Place, value: Value) {
+        if self.flavor.reports_removals {
+            self.remove(now, place, KeyEvent::Removed);
+            self.put(place, value);
+        } else {
+            self.put(place, value);
+            self.handle_key_event(now, place, KeyEvent::Replaced);
+        }
+    }
+
+    /// Removes a key for this reason.
+    fn remove(&mut self, now: Now, place: Place, event: KeyEvent) -> Option<Value> {
+        let removed = self.take(place)?;
+        if self.flavor.reports_removals && event != KeyEvent::Removed {
+            let value_bytes = Some(bytes_of(&removed));
             self.handle_key_event(now, place, KeyEvent::ExpirySet { value_bytes });
         }
+        self.handle_key_event(now, place, event);
+        Some(removed)
     }
 
     fn expire(&mut self, now: Now, place: Place, ms: i64) -> Expected {
@@ -444,12 +448,13 @@ impl Model {
         if let Ok(ms @ 1..) = u64::try_from(ms) {
             value.expires_at_ms = Some(now.wall_ms() + ms);
             let value_bytes = value.text.as_ref().map(Name::len);
-            self.handle_key_event(now, place, KeyEvent::ExpirySet { value_bytes });
+            if !self.flavor.reports_removals {
+                self.handle_key_event(now, place, KeyEvent::ExpirySet { value_bytes });
+            }
         } else {
-            self.take(place);
-            let is_expired = self.flavor.past_expiry_is_expired;
+            let is_expired = self.flavor.reports_removals;
             let event = if is_expired { KeyEvent::Expired } else { KeyEvent::Removed };
-            self.handle_key_event(now, place, event);
+            self.remove(now, place, event);
         }
         Expected::Int(1)
     }
@@ -458,8 +463,7 @@ impl Model {
     fn expire_key(&mut self, now: Now, place: Place) {
         let has_expired = |at: u64| now.wall_ms() > at;
         if self.get(place).is_some_and(|value| value.expires_at_ms.is_some_and(has_expired)) {
-            self.take(place);
-            self.handle_key_event(now, place, KeyEvent::Expired);
+            self.remove(now, place, KeyEvent::Expired);
         }
     }
 
@@ -489,9 +493,7 @@ impl Model {
 
     pub(super) fn evict(&mut self, now: Now, place: Place) {
         self.note_change(now);
-        if self.take(place).is_some() {
-            self.handle_key_event(now, place, KeyEvent::Evicted);
-        }
+        self.remove(now, place, KeyEvent::Evicted);
     }
 
     /// Reports that the server empties itself and loads its keys again.
@@ -570,6 +572,11 @@ pub(super) fn places() -> impl Iterator<Item = Place> {
 fn gone_at(now: Now, expires_at_ms: u64) -> Monotonic {
     let left_us = ((expires_at_ms + 1) * 1000).saturating_sub(now.wall_us);
     now.monotonic.plus_us(left_us)
+}
+
+/// The length of a string; 0 of another value.
+fn bytes_of(value: &Value) -> usize {
+    value.text.as_ref().map_or(0, Name::len)
 }
 
 fn inspect(server: &mut Server, now: Now, (db, key): Place) -> Expected {
