@@ -231,3 +231,23 @@ fn module_is_loaded_again_although_its_category_remains() {
         command("LOCK.RELEASE k token").exec(connection).unwrap();
     }
 }
+
+#[test]
+fn user_of_one_key_can_end_the_lock_of_several() {
+    let server = server();
+    let connection = &mut server.connection();
+    set_user(
+        connection,
+        &["limited", "on", ">word", "~a", "+del", "+lock.revoke", "+lock.release"],
+    );
+    let as_user = &mut server.connection();
+    cmd("AUTH").arg("limited").arg("word").exec(as_user).unwrap();
+    for line in ["DEL a", "LOCK.REVOKE a NOW", "LOCK.RELEASE a token"] {
+        let acquire = command("LOCK.MACQUIRE 2 a b token 60000");
+        assert_ne!(acquire.query::<Value>(connection).unwrap(), Value::Nil, "{line}");
+        let of_other_key = line.replace(" a", " b");
+        assert!(command(&of_other_key).query::<Value>(as_user).is_err(), "{of_other_key}");
+        assert_eq!(command(line).query::<i64>(as_user).unwrap(), 1, "{line}");
+        assert_eq!(command("EXISTS a b").query::<i64>(connection).unwrap(), 0, "{line}");
+    }
+}
