@@ -2,14 +2,17 @@
 //!
 //! The module may write keys only here and in commands.
 
-use quorlock_core::node::{Budget, Job};
+use std::ffi::CStr;
+use std::mem::take;
+
+use quorlock_core::node::{Budget, Job, WriteConditions};
 
 use crate::ffi::{Ctx, LogLevel, clock};
 use crate::keyspace::ServerKeyspace;
 use crate::module;
 
 pub(crate) fn run(ctx: &Ctx<'_>) {
-    let check_policy = module::with(|state| {
+    let checks = module::with(|state| {
         let now = clock::now();
         let mut keyspace = ServerKeyspace::for_jobs(ctx);
         let mut budget = Budget::turn();
@@ -25,14 +28,32 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
         if let Some(at) = state.node.next_wake() {
             state.timer.wake_at(now.monotonic, at);
         }
-        std::mem::take(&mut state.check_eviction_policy)
+        (take(&mut state.check_eviction_policy), take(&mut state.read_write_conditions))
     });
-    if check_policy == Some(true) && ctx.evicts_keys() {
+    let Some((check_policy, read_conditions)) = checks else { return };
+    if read_conditions {
+        let conditions = write_conditions(ctx);
+        module::with(|state| state.write_conditions = conditions);
+    }
+    if check_policy && ctx.config(c"maxmemory-policy").is_some_and(|policy| policy != "noeviction")
+    {
         ctx.log(
             LogLevel::Warning,
             "lock: maxmemory-policy lets this server evict the keys of locks. A lock whose key was \
              evicted stays held, but plain clients, replicas and a restarted server do not see it \
              until the key is written again: set maxmemory-policy noeviction on a lock master",
         );
+    }
+}
+
+/// Reads the server's configs. One that cannot be read counts as the server's default.
+fn write_conditions(ctx: &Ctx<'_>) -> WriteConditions {
+    let is = |name: &CStr, value: &str| ctx.config(name).is_some_and(|have| have == value);
+    let number = |name: &CStr| ctx.config(name)?.parse::<u64>().ok();
+    let has_lag_limit = number(c"min-replicas-max-lag") != Some(0);
+    let min_replicas = number(c"min-replicas-to-write").filter(|_| has_lag_limit);
+    WriteConditions {
+        needs_save: !is(c"stop-writes-on-bgsave-error", "no") && !is(c"save", ""),
+        min_replicas: min_replicas.unwrap_or(0),
     }
 }

@@ -1,16 +1,29 @@
 //! The fields of `INFO lock`. docs/operations/configuration.md explains them.
 
+use quorlock_core::node::{Reason, Unwritable};
+
 use crate::ffi::clock;
 use crate::ffi::info::Section;
 use crate::{config, module};
 
 pub(crate) fn write(section: &Section) {
+    let health = section.server_health();
     module::with(|state| {
         let (node, now) = (&state.node, clock::monotonic());
+        let unwritable = health.and_then(|health| Unwritable::of(&health, state.write_conditions));
         section.text(c"version", env!("CARGO_PKG_VERSION"));
-        match node.abstention(now) {
-            None => section.text(c"state", "voting"),
-            Some((reason, left_ms)) => {
+        match (node.abstention(now), unwritable) {
+            (None, None) => section.text(c"state", "voting"),
+            // A replica never votes. Another abstention ends, but does not help while the server
+            // refuses writes.
+            (
+                None | Some((Reason::Start | Reason::Promotion | Reason::SwapDb, _)),
+                Some(reason),
+            ) => {
+                section.text(c"state", "unwritable");
+                section.text(c"unwritable_reason", reason.word());
+            }
+            (Some((reason, left_ms)), _) => {
                 section.text(c"state", "abstaining");
                 section.text(c"abstain_reason", reason.word());
                 if let Some(left_ms) = left_ms {

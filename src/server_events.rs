@@ -99,6 +99,11 @@ pub(crate) fn handle_eviction_policy_change() {
     module::with(|state| state.check_eviction_policy = true);
 }
 
+/// Plans to read the conditions at the end of this turn.
+pub(crate) fn handle_write_condition_change() {
+    module::with(|state| state.read_write_conditions = true);
+}
+
 fn postpone(event: ServerEvent) {
     if module::is_loaded() {
         PENDING.get().borrow_mut().push_back(event);

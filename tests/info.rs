@@ -41,7 +41,10 @@ fn every_field_is_documented_and_every_documented_field_is_there() {
     let abstaining =
         Server::with_module().arg("lock.rejoin-delay", -1).arg("lock.set", "eu 1 1,2,3");
     let abstaining = abstaining.start().unwrap();
-    let fields: BTreeSet<_> = info(&mut abstaining.connection()).into_keys().collect();
+    let connection = &mut abstaining.connection();
+    let mut fields: BTreeSet<_> = info(connection).into_keys().collect();
+    send(connection, "CLIENT PAUSE 600000 WRITE");
+    fields.extend(info(connection).into_keys());
     assert_eq!(fields, documented());
 
     let voting = server();
@@ -50,7 +53,14 @@ fn every_field_is_documented_and_every_documented_field_is_there() {
         documented().into_iter().filter(|name| !fields.contains_key(name)).collect();
     assert_eq!(
         sometimes,
-        ["abstain_left_ms", "abstain_reason", "set_id", "set_members", "set_name"]
+        [
+            "abstain_left_ms",
+            "abstain_reason",
+            "set_id",
+            "set_members",
+            "set_name",
+            "unwritable_reason"
+        ]
     );
 }
 
@@ -84,6 +94,61 @@ fn info_shows_the_settings_in_force() {
     assert_eq!(number(connection, "rejoin_delay_ms"), 7000, "-1 stands for the largest ttl");
     send(connection, "CONFIG SET lock.rejoin-delay 9000");
     assert_eq!(number(connection, "rejoin_delay_ms"), 9000);
+}
+
+/// The state, and why the server refuses writes.
+fn state(connection: &mut Connection) -> (String, Option<String>) {
+    let mut fields = info(connection);
+    (fields["state"].clone(), fields.remove("unwritable_reason"))
+}
+
+#[test]
+fn master_that_refuses_writes_does_not_say_that_it_votes() {
+    let server = server();
+    let connection = &mut server.connection();
+    let unwritable = |reason: &str| ("unwritable".to_owned(), Some(reason.to_owned()));
+    for (config, bad, good, reason) in [
+        ("maxmemory", "1", "0", "memory-full"),
+        ("min-replicas-to-write", "2", "0", "too-few-replicas"),
+        // The server accepts the older name as well.
+        ("min-slaves-to-write", "1", "0", "too-few-replicas"),
+    ] {
+        send(connection, &format!("CONFIG SET {config} {bad}"));
+        assert_eq!(state(connection), unwritable(reason));
+        let refused = command("LOCK.ACQUIRE a t 1000").exec(connection);
+        assert!(refused.is_err(), "{config} {bad}");
+        send(connection, &format!("CONFIG SET {config} {good}"));
+        assert_eq!(state(connection).0, "voting");
+    }
+    send(connection, "CLIENT PAUSE 600000 WRITE");
+    assert_eq!(state(connection), unwritable("writes-paused"));
+    send(connection, "CLIENT UNPAUSE");
+    assert_eq!(state(connection).0, "voting");
+
+    std::fs::create_dir(server.dir().join("dump.rdb")).unwrap();
+    send(connection, "BGSAVE");
+    eventually(PATIENCE, "the save has failed", || {
+        let info: String = cmd("INFO").arg("persistence").query(connection).unwrap();
+        info.contains("rdb_last_bgsave_status:err")
+    });
+    // Without save points, the server accepts writes after a failed save.
+    send(connection, "CONFIG SET save \"\"");
+    assert_eq!(state(connection).0, "voting");
+    cmd("CONFIG").arg(&["SET", "save", "3600 1"]).exec(connection).unwrap();
+    assert_eq!(state(connection), unwritable("save-failed"));
+    send(connection, "CONFIG SET stop-writes-on-bgsave-error no");
+    assert_eq!(state(connection).0, "voting");
+}
+
+#[test]
+fn abstaining_master_that_refuses_writes_says_so_and_a_replica_abstains() {
+    let server = Server::with_module().tcp().arg("lock.rejoin-delay", 60_000).start().unwrap();
+    let connection = &mut server.connection();
+    assert_eq!(state(connection), ("abstaining".into(), None));
+    send(connection, "CONFIG SET min-replicas-to-write 1");
+    assert_eq!(state(connection).1.as_deref(), Some("too-few-replicas"));
+    send(connection, "REPLICAOF 127.0.0.1 1");
+    assert_eq!(state(connection), ("abstaining".into(), None));
 }
 
 #[test]

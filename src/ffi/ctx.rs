@@ -265,16 +265,17 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_GetUsedMemoryRatio()) >= 1.0 }
     }
 
-    /// Whether `maxmemory-policy` lets the server evict keys. Call it only at the end of a turn.
-    pub(crate) fn evicts_keys(&self) -> bool {
-        // SAFETY: a live context; "cc" is two C strings; the text belongs to the reply, and both
-        // are freed after the comparison.
+    /// The value of a config of the server; `None` if it has no such config. Call it only at the
+    /// end of a turn.
+    pub(crate) fn config(&self, name: &CStr) -> Option<String> {
+        // SAFETY: a live context; "cc" is two C strings; the text belongs to the reply, which is
+        // freed after the text was copied.
         unsafe {
-            let (command, get, policy) =
-                (c"CONFIG".as_ptr(), c"GET".as_ptr(), c"maxmemory-policy".as_ptr());
-            let reply = api!(RedisModule_Call(self.ctx, command, c"cc".as_ptr(), get, policy));
+            let (command, get) = (c"CONFIG".as_ptr(), c"GET".as_ptr());
+            let reply =
+                api!(RedisModule_Call(self.ctx, command, c"cc".as_ptr(), get, name.as_ptr()));
             if reply.is_null() {
-                return false;
+                return None;
             }
             let value = api!(RedisModule_CallReplyArrayElement(reply, 1));
             let mut len = 0;
@@ -283,9 +284,10 @@ impl Ctx<'_> {
             } else {
                 api!(RedisModule_CallReplyStringPtr(value, &raw mut len)).cast()
             };
-            let evicts = !text.is_null() && std::slice::from_raw_parts(text, len) != b"noeviction";
+            let value = (!text.is_null())
+                .then(|| String::from_utf8_lossy(std::slice::from_raw_parts(text, len)).into());
             api!(RedisModule_FreeCallReply(reply));
-            evicts
+            value
         }
     }
 

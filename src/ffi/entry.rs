@@ -92,6 +92,7 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
         RedisModule_FreeThreadSafeContext RedisModule_GetRandomHexChars RedisModule_GetClientId
         RedisModule_GetClientNameById RedisModule_GetClientUserNameById RedisModule_GetClientInfoById
         RedisModule_GetKeyNameFromModuleKey
+        RedisModule_GetContextFlags RedisModule_ServerInfoGetFieldC
     };
     if let Some((name, _)) = needed.iter().find(|(_, missing)| *missing) {
         let line = format!(

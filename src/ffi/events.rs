@@ -189,6 +189,12 @@ unsafe extern "C" fn on_config_change(
         // SAFETY: as above.
         match unsafe { CStr::from_ptr(name) }.to_bytes() {
             b"maxmemory-policy" => entry::guard(server_events::handle_eviction_policy_change),
+            b"save"
+            | b"stop-writes-on-bgsave-error"
+            | b"min-replicas-to-write"
+            | b"min-slaves-to-write"
+            | b"min-replicas-max-lag"
+            | b"min-slaves-max-lag" => entry::guard(server_events::handle_write_condition_change),
             b"appendonly" => {
                 entry::guard(|| server_events::handle_event(ServerEvent::AppendOnlyFileSwitched))
             }

@@ -17,6 +17,7 @@
 //! - [`Job`], [`Budget`]: the work of a turn.
 //! - `propagation`: what replicas and the append-only file receive, and what is skipped.
 //! - `abstention`, [`Reason`]: why a node abstains, and for how long.
+//! - [`Unwritable`]: why the server refuses the requests for locks itself.
 //! - [`Keyspace`]: what a node needs of its server.
 //! - [`Stats`]: what a node has done so far.
 //! - `memory`: a server in memory, for tests and simulators.
@@ -56,6 +57,7 @@ mod server_events;
 mod shared;
 mod stats;
 mod turn;
+mod unwritable;
 mod wheel;
 
 pub use abstention::Reason;
@@ -76,6 +78,7 @@ pub use scan::COUNT_MAX as SCAN_COUNT_MAX;
 pub use server_events::{KeyBytes, KeyEvent, ServerEvent};
 pub use stats::Stats;
 pub use turn::{Budget, Job};
+pub use unwritable::{ServerHealth, Unwritable, WriteConditions};
 
 /// A key as a node stores it. A key of 24 bytes or fewer needs no allocation.
 type Key = smallvec::SmallVec<[u8; 24]>;
