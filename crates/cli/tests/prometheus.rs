@@ -195,6 +195,7 @@ impl Broken {
             info_number(&self.evicting, "lock_saved_from_eviction") > 0
         });
         exec(&self.evicting, &["CONFIG", "SET", "maxmemory", "0"]);
+        exec(&self.evicting, &["CONFIG", "SET", "min-replicas-to-write", "1"]);
     }
 }
 

@@ -7,7 +7,8 @@ mod common;
 use std::process::Output;
 
 use common::{
-    PATIENCE, Running, assert_contains, assert_ok, code, exec, json, on, on_urls, stderr, stdout,
+    PATIENCE, Running, assert_contains, assert_ok, code, exec, json, on, on_urls, run_script,
+    stderr, stdout, urls_with,
 };
 use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually};
 use rustix::process::Signal;
@@ -89,6 +90,58 @@ fn silent_node_is_shown_with_the_time_limit() {
     let node = &json(&output)["nodes"][2];
     assert_eq!(node["reason"], "no answer within 1000 ms");
     assert!(proxy.dropped_bytes(Direction::ToServer) > 0, "the node was asked");
+}
+
+/// Makes a master refuse or delay writes, in the way that the word names.
+fn make_unwritable(master: &Server, reason: &str) {
+    match reason {
+        "memory-full" => exec(master, &["CONFIG", "SET", "maxmemory", "1mb"]),
+        "too-few-replicas" => exec(master, &["CONFIG", "SET", "min-replicas-to-write", "1"]),
+        "writes-paused" => exec(master, &["CLIENT", "PAUSE", "600000", "WRITE"]),
+        "save-failed" => {
+            // A folder in the place of the file cannot be replaced.
+            std::fs::create_dir(master.dir().join("dump.rdb")).unwrap();
+            exec(master, &["CONFIG", "SET", "save", "3600 1"]);
+            exec(master, &["BGSAVE"]);
+            eventually(PATIENCE, "the save has failed", || {
+                let info: String =
+                    redis::cmd("INFO").arg("persistence").query(&mut master.connection()).unwrap();
+                info.contains("rdb_last_bgsave_status:err")
+            });
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn node_whose_server_refuses_writes_does_not_vote() {
+    for reason in ["memory-full", "too-few-replicas", "save-failed", "writes-paused"] {
+        let masters = Masters::start(3);
+        // The user of a monitoring system may read INFO and nothing else.
+        for master in masters.iter() {
+            exec(master, &["ACL", "SETUSER", "watcher", "on", ">pass", "+info", "+ping"]);
+        }
+        let urls = urls_with(&masters, "user=watcher&pass=pass");
+        assert_ok(&status_of(&urls, &[]));
+        masters.iter().take(2).for_each(|master| make_unwritable(master, reason));
+        assert_eq!(code(run_script(&masters, &["--no-wait"], "true").status().unwrap()), 122);
+
+        let output = status_of(&urls, &["--json"]);
+        assert_eq!(code(output.status), 122, "{}", stdout(&output));
+        let node = &json(&output)["nodes"][1];
+        assert_eq!((&node["state"], &node["reason"]), (&"unwritable".into(), &reason.into()));
+        assert!(node["advice"].is_string(), "{node}");
+        assert_eq!(json(&output)["nodes"][2]["state"], "voting");
+        let text = status_of(&urls, &[]);
+        assert_contains(stdout(&text), &format!("\n  {reason}: "));
+        assert_contains(stdout(&text), "1 of 3 nodes vote; a majority is 2.");
+
+        let doctor = json(&on_urls(&urls, "doctor").arg("--json").output().unwrap());
+        let findings = doctor["findings"].as_array().unwrap();
+        let mut checks = findings.iter().map(|finding| &finding["check"]);
+        assert!(checks.any(|check| check == "unwritable"), "{doctor}");
+        assert_eq!((&findings[0]["check"], &doctor["voting"]), (&"no-majority".into(), &1.into()));
+    }
 }
 
 #[test]

@@ -121,9 +121,11 @@ mod tests {
 
     #[test]
     fn each_fault_of_one_node_makes_one_finding() {
-        let faults: [(fn(&mut NodeReport), _, _); 13] = [
+        let faults: [(fn(&mut NodeReport), _, _); 15] = [
             (|node| node.answer = Err(down()), "down", Warning),
             (|node| module(node).abstention = Some(abstention(9000)), "abstaining", Warning),
+            (|node| module(node).unwritable = Some("memory-full".into()), "unwritable", Error),
+            (|node| module(node).unwritable = Some("writes-paused".into()), "unwritable", Warning),
             (|node| facts(node).info.lock = None, "module-missing", Error),
             (|node| facts(node).info.is_replica = true, "replica", Error),
             (|node| facts(node).info.mode = Some("cluster".into()), "cluster-or-sentinel", Error),

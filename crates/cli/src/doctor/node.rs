@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use quorlock_core::Ttl;
 use quorlock_core::client::{NodeError, limits};
+use quorlock_core::node::Unwritable;
 
 use super::findings::{Finding, Severity};
 use super::rights::{COMMANDS_FOR_SEVERAL_KEYS, Denial};
 use crate::duration::text_of_ms;
 use crate::fleet::info::ModuleInfo;
-use crate::fleet::{Facts, NodeReport, State, advice};
+use crate::fleet::{Facts, NodeReport, State, advice, unwritable_advice};
 use crate::status::{short_time, signed_time};
 
 /// Assumed if the user may not read `lock.max-clock-skew`.
@@ -54,6 +55,15 @@ fn of_state(state: &State) -> Option<Finding> {
                 ),
                 "wait, and restart no other node until it votes again",
             ))
+        }
+        State::Unwritable(reason) => {
+            let (what, todo) = unwritable_advice(reason);
+            let passes = [Unwritable::Loading, Unwritable::WritesPaused];
+            let severity = match passes.iter().any(|passing| passing.word() == reason) {
+                true => Severity::Warning,
+                false => Severity::Error,
+            };
+            Some(Finding { severity, ..Finding::error("unwritable", what, todo) })
         }
         State::NotCounted(error) | State::Down(error) => Some(of_error(error)),
     }

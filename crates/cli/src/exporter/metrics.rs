@@ -78,6 +78,7 @@ fn add_node_metrics(metrics: &mut Metrics, report: &Report) {
     let states = report.iter().map(|(node, state)| {
         let reason = match state {
             State::Abstaining(abstention) => abstention.reason.clone(),
+            State::Unwritable(reason) => reason.clone(),
             _ => state.error().map(name_of_check).unwrap_or_default().to_owned(),
         };
         let mut labels = labels(node);
@@ -255,6 +256,19 @@ mod tests {
         assert_has_line(
             &text,
             "quorlock_node_state{node=\"lock-1:6379\",state=\"not_counted\",reason=\"replica\"} 1.0",
+        );
+    }
+
+    #[test]
+    fn unwritable_node_is_admitted_and_does_not_vote() {
+        let mut nodes = voting(3);
+        module(&mut nodes[0]).unwritable = Some("memory-full".into());
+        let text = text(nodes);
+        assert_has_line(&text, "quorlock_voting_nodes{} 2.0");
+        assert_has_line(&text, "quorlock_node_admitted{node=\"lock-0:6379\"} 1.0");
+        assert_has_line(
+            &text,
+            "quorlock_node_state{node=\"lock-0:6379\",state=\"unwritable\",reason=\"memory-full\"} 1.0",
         );
     }
 

@@ -40,8 +40,12 @@ pub(crate) struct Info {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ModuleInfo {
     pub(crate) version: String,
-    /// `None` if the node votes.
+    /// `None` if the node does not abstain.
     pub(crate) abstention: Option<Abstention>,
+    /// Why the server refuses writes, as a word of [`Unwritable`]; `None` if it accepts them.
+    ///
+    /// [`Unwritable`]: quorlock_core::node::Unwritable
+    pub(crate) unwritable: Option<String>,
     pub(crate) set: SetReport,
     pub(crate) max_ttl_ms: Option<u64>,
     pub(crate) rejoin_delay_ms: Option<u64>,
@@ -102,13 +106,17 @@ impl Info {
 impl ModuleInfo {
     fn read(fields: &Fields, hello: Hello) -> Option<Self> {
         let state = fields.text("lock_state")?;
-        let abstention = (state != "voting").then(|| Abstention {
+        let unwritable = (state == "unwritable")
+            .then(|| fields.escaped("lock_unwritable_reason").unwrap_or_else(|| escape(state)));
+        let abstains = state != "voting" && unwritable.is_none();
+        let abstention = abstains.then(|| Abstention {
             reason: fields.escaped("lock_abstain_reason").unwrap_or_else(|| escape(state)),
             left: fields.number("lock_abstain_left_ms").map(Duration::from_millis),
         });
         Some(Self {
             version: fields.escaped("lock_version").unwrap_or_else(|| "unknown".into()),
             abstention,
+            unwritable,
             set: hello.set,
             max_ttl_ms: fields.number("lock_max_ttl_ms"),
             rejoin_delay_ms: fields.number("lock_rejoin_delay_ms"),
@@ -183,6 +191,13 @@ mod tests {
         let info = Info::parse(text);
         assert!(info.is_replica);
         assert_eq!(info.lock.unwrap().abstention.unwrap().left, None);
+    }
+
+    #[test]
+    fn server_that_refuses_writes_does_not_abstain() {
+        let text = "lock_state:unwritable\r\nlock_unwritable_reason:memory-full\r\n";
+        let lock = Info::parse(text).lock.unwrap();
+        assert_eq!((lock.unwritable.as_deref(), lock.abstention), (Some("memory-full"), None));
     }
 
     #[test]

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-pub(crate) use self::advice::advice;
+pub(crate) use self::advice::{advice, unwritable_advice};
 pub(crate) use self::node::{Node, Replies, query, replies};
 pub(crate) use self::report::{Facts, NodeReport, Report, State};
 use crate::duration::duration;

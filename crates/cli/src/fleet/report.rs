@@ -34,6 +34,11 @@ pub(crate) enum State {
     Voting,
     /// The node grants no locks for a while, since it may have forgotten some.
     Abstaining(Abstention),
+    /// The server refuses or delays all writes, and so every request for a lock, for the reason
+    /// that this word of [`Unwritable`] says.
+    ///
+    /// [`Unwritable`]: quorlock_core::node::Unwritable
+    Unwritable(String),
     /// The node answers, but clients do not ask it for locks.
     NotCounted(NodeError),
     /// The node cannot be reached, does not answer, or sends an unexpected reply.
@@ -52,6 +57,7 @@ impl State {
         match self {
             Self::Voting => "voting",
             Self::Abstaining(_) => "abstaining",
+            Self::Unwritable(_) => "unwritable",
             Self::NotCounted(_) => "not counted",
             Self::Down(_) => "down",
         }
@@ -61,7 +67,7 @@ impl State {
     pub(crate) fn error(&self) -> Option<&NodeError> {
         match self {
             Self::NotCounted(error) | Self::Down(error) => Some(error),
-            Self::Voting | Self::Abstaining(_) => None,
+            Self::Voting | Self::Abstaining(_) | Self::Unwritable(_) => None,
         }
     }
 }
@@ -112,9 +118,12 @@ fn states(nodes: &[NodeReport]) -> Vec<State> {
         (Ok(_), Some(error)) if error != NodeError::AwaitsMajority => State::NotCounted(error),
         // `AwaitsMajority`: too few other nodes answered, or the node's own set cannot be
         // parsed. The node is not refused, and its own report decides.
-        (Ok(_), _) => match node.module().and_then(|module| module.abstention.clone()) {
-            Some(abstention) => State::Abstaining(abstention),
-            None => State::Voting,
+        (Ok(_), _) => match node.module() {
+            Some(ModuleInfo { unwritable: Some(reason), .. }) => State::Unwritable(reason.clone()),
+            Some(ModuleInfo { abstention: Some(abstention), .. }) => {
+                State::Abstaining(abstention.clone())
+            }
+            _ => State::Voting,
         },
     };
     nodes.iter().zip(why_not_asked(nodes)).map(state).collect()
@@ -224,6 +233,17 @@ pub(crate) mod tests {
         let abstaining = State::Abstaining(abstention(41_000));
         assert_eq!(report.states[..2], [State::Down(down()), abstaining]);
         assert!(!report.has_majority());
+    }
+
+    #[test]
+    fn node_whose_server_refuses_writes_does_not_vote() {
+        let mut nodes = voting(3);
+        for node in &mut nodes[..2] {
+            module(node).unwritable = Some("memory-full".into());
+        }
+        let report = Report::new(nodes);
+        assert_eq!(report.states[0], State::Unwritable("memory-full".into()));
+        assert_eq!((report.voting(), report.has_majority()), (1, false));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use quorlock_core::client::NodeError;
 use serde::Serialize;
 
 use crate::fleet::info::COUNTERS;
-use crate::fleet::{NodeReport, Report, State, advice};
+use crate::fleet::{NodeReport, Report, State, advice, unwritable_advice};
 
 #[derive(Serialize)]
 struct Status {
@@ -68,6 +68,10 @@ fn of_node(node: &NodeReport, state: &State) -> Node {
     if let State::Abstaining(abstention) = state {
         shown.reason = Some(abstention.reason.clone());
         shown.abstain_left_ms = abstention.left.map(|left| left.as_millis());
+    }
+    if let State::Unwritable(reason) = state {
+        shown.reason = Some(reason.clone());
+        shown.advice = Some(unwritable_advice(reason).1);
     }
     let Some(facts) = node.facts() else { return shown };
     shown.server = Some(facts.info.server.clone());

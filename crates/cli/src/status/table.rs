@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::fleet::info::{Abstention, ModuleInfo};
 use crate::fleet::text::{keep_end, keep_start, width, wrap};
-use crate::fleet::{NodeReport, Report, State, advice};
+use crate::fleet::{NodeReport, Report, State, advice, unwritable_advice};
 use crate::output::{escape, or_dash};
 
 const COLUMNS: usize = 100;
@@ -67,6 +67,10 @@ fn reason(state: &State) -> Option<String> {
         )),
         State::Abstaining(Abstention { reason, left: None }) => {
             Some(format!("{reason}: grants no locks, and does not say for how long"))
+        }
+        State::Unwritable(reason) => {
+            let (what, todo) = unwritable_advice(reason);
+            Some(format!("{reason}: {what}: {todo}"))
         }
         State::NotCounted(error) | State::Down(error) => Some(
             advice(error).map_or_else(|| error.to_string(), |advice| format!("{error}: {advice}")),

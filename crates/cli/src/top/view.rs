@@ -27,7 +27,7 @@ const GAP: u16 = 1;
 /// The columns of the nodes: heading, width, and the least width that is readable.
 const NODE_COLUMNS: [(&str, Constraint, u16); 7] = [
     ("NODE", Constraint::Min(20), 20),
-    ("STATE", Constraint::Length(11), 11),
+    ("STATE", Constraint::Length(16), 16),
     ("LEASES", Constraint::Length(8), 8),
     ("WAITERS", Constraint::Length(8), 8),
     ("GRANTS/S", Constraint::Length(9), 9),
@@ -147,13 +147,17 @@ fn node_row(node: &NodeReport, state: &State, rates: Option<Rates>) -> ([String;
     let style = match state {
         State::Voting => Style::new(),
         State::Abstaining(_) => Style::new().fg(Color::Yellow),
-        State::NotCounted(_) | State::Down(_) => Style::new().fg(Color::Red),
+        State::Unwritable(_) | State::NotCounted(_) | State::Down(_) => Style::new().fg(Color::Red),
     };
     let facts = node.facts();
     let module = node.module();
     let cells = [
         keep_end(&escape(&node.name), ADDRESS_COLUMNS_MAX),
-        state.name().to_owned(),
+        match state {
+            // Says more in the same room.
+            State::Unwritable(reason) => reason.clone(),
+            other => other.name().to_owned(),
+        },
         or_dash(module.map(|module| module.leases.to_string())),
         or_dash(module.map(|module| module.waiters.to_string())),
         or_dash(rates.map(|rates| format!("{:.0}", rates.grants))),
