@@ -5,6 +5,8 @@
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitCode, ExitStatus};
 
+use quorlock_client::{NodeAnswers, NodeError};
+use quorlock_core::quorum::Majority;
 use rustix::process::Signal;
 
 pub(crate) const SUCCESS: u8 = 0;
@@ -33,6 +35,22 @@ pub(crate) const RUN_HELP: &str = "Exit codes:
        no module, a replica
   126  the command could not be run
   127  the command was not found";
+
+/// Returns the exit code of a subcommand that got no majority. `errors` has the error of each node
+/// that failed, out of `nodes`: with too many permanent ones, waiting cannot help.
+pub(crate) fn without_majority<'a>(
+    errors: impl IntoIterator<Item = &'a NodeError>,
+    nodes: usize,
+) -> u8 {
+    let is_permanent =
+        Majority::of(nodes).is_some_and(|majority| NodeError::rule_out_majority(errors, majority));
+    if is_permanent { FAILED } else { NO_MAJORITY }
+}
+
+/// Returns the exit code of a subcommand to which no node gave an answer.
+pub(crate) fn no_answer(nodes: &NodeAnswers) -> ExitCode {
+    ExitCode::from(without_majority(nodes.failed().map(|(_, error)| error), nodes.0.len()))
+}
 
 /// Returns the exit code of a command, or 128 + the signal that killed it.
 pub(crate) fn code_for_status(status: ExitStatus) -> ExitCode {

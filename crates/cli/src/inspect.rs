@@ -44,7 +44,8 @@ const EXIT_CODES: &str = "Exit codes:
   0    the lock or a permit is held, or a program wrote its key with SET
   122  too few nodes answered, or no majority of them agrees
   123  the lock or every permit is free
-  125  quorlock itself failed, or its arguments are not understood";
+  125  quorlock itself failed, its arguments are not understood, or too many
+       nodes fail permanently: a wrong password, a missing right, no module";
 
 pub(crate) async fn inspect(args: Inspect) -> anyhow::Result<ExitCode> {
     let quorum = args.nodes.connect().await?;
@@ -52,8 +53,9 @@ pub(crate) async fn inspect(args: Inspect) -> anyhow::Result<ExitCode> {
     if let Some(permits) = args.permits {
         return semaphore::inspect(&quorum, &key, permits, args.json).await;
     }
-    let Some(inspection) = answers(quorum.inspect(&key).await, "")? else {
-        return Ok(ExitCode::from(exit::NO_MAJORITY));
+    let inspection = match answers(quorum.inspect(&key).await, "")? {
+        Ok(inspection) => inspection,
+        Err(code) => return Ok(code),
     };
     let summary = Summary::of(&inspection);
     if args.json {
@@ -61,23 +63,22 @@ pub(crate) async fn inspect(args: Inspect) -> anyhow::Result<ExitCode> {
     } else {
         output::print(&text(&key, &inspection, &summary));
     }
-    Ok(ExitCode::from(summary.verdict.code()))
+    Ok(ExitCode::from(summary.code()))
 }
 
 /// Returns what the nodes answered. If no node did, prints the error after `context`, and returns
-/// `None`.
+/// the exit code.
 pub(crate) fn answers<T>(
     inspected: Result<T, InspectError>,
     context: &str,
-) -> anyhow::Result<Option<T>> {
-    match inspected {
-        Ok(answers) => Ok(Some(answers)),
-        Err(error @ InspectError::NoAnswer { .. }) => {
-            say(format_args!("{context}{error}"));
-            Ok(None)
-        }
-        Err(error) => Err(error.into()),
-    }
+) -> anyhow::Result<Result<T, ExitCode>> {
+    let error = match inspected {
+        Ok(answers) => return Ok(Ok(answers)),
+        Err(error) => error,
+    };
+    let InspectError::NoAnswer { nodes } = &error else { return Err(error.into()) };
+    say(format_args!("{context}{error}"));
+    Ok(Err(exit::no_answer(nodes)))
 }
 
 /// What the answers of the nodes say about a lock.
@@ -94,6 +95,8 @@ pub(crate) struct Summary<'a> {
     /// The number of nodes on which the lock is revoked.
     revoked: usize,
     nodes: usize,
+    /// The exit code if too few nodes answered.
+    code_without_majority: u8,
 }
 
 /// The state of a lock, as the answers of all nodes show it.
@@ -112,14 +115,6 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
-    pub(crate) fn code(self) -> u8 {
-        match self {
-            Self::Held | Self::Revoked | Self::Foreign => exit::SUCCESS,
-            Self::Free => exit::FREE,
-            Self::NoMajority | Self::Divided => exit::NO_MAJORITY,
-        }
-    }
-
     fn name(self) -> &'static str {
         match self {
             Self::Free => "free",
@@ -163,6 +158,7 @@ impl<'a> Summary<'a> {
             LockState::Unclear if answered < majority => Verdict::NoMajority,
             LockState::Unclear => Verdict::Divided,
         };
+        let errors = inspection.nodes.iter().filter_map(|node| node.lease.as_ref().err());
         Self {
             verdict,
             held,
@@ -172,6 +168,16 @@ impl<'a> Summary<'a> {
             keys: lock_leases().map(|lease| lease.keys).max().unwrap_or(1),
             revoked,
             nodes,
+            code_without_majority: exit::without_majority(errors, nodes),
+        }
+    }
+
+    pub(crate) fn code(&self) -> u8 {
+        match self.verdict {
+            Verdict::Held | Verdict::Revoked | Verdict::Foreign => exit::SUCCESS,
+            Verdict::Free => exit::FREE,
+            Verdict::NoMajority => self.code_without_majority,
+            Verdict::Divided => exit::NO_MAJORITY,
         }
     }
 

@@ -45,16 +45,17 @@ pub(crate) struct List {
 const EXIT_CODES: &str = "Exit codes:
   0    the locks are listed, if there are any
   122  the lists of too many nodes may lack locks: no majority is left
-  125  quorlock itself failed, or its arguments are not understood";
+  125  quorlock itself failed, its arguments are not understood, or too many
+       nodes fail permanently: a wrong password, a missing right, no module";
 
 pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
     let quorum = args.nodes.connect().await?;
     let limit = usize::try_from(args.limit).unwrap_or(LISTED_MAX);
     let list = match quorum.scan(args.pattern.into_vec(), limit).await {
         Ok(list) => list,
-        Err(error @ ScanError::NoAnswer { .. }) => {
+        Err(ref error @ ScanError::NoAnswer { ref nodes }) => {
             say(error);
-            return Ok(ExitCode::from(exit::NO_MAJORITY));
+            return Ok(exit::no_answer(nodes));
         }
         Err(error) => return Err(error.into()),
     };
@@ -81,7 +82,11 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
         let more = if limit < LISTED_MAX { "raise --limit, or give" } else { "give" };
         say(format_args!("only the first {listed} are listed: {more} a narrower pattern"));
     }
-    Ok(ExitCode::from(if has_majority { exit::SUCCESS } else { exit::NO_MAJORITY }))
+    if has_majority {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let errors = list.nodes.iter().filter_map(|(_, error)| error.as_ref());
+    Ok(ExitCode::from(exit::without_majority(errors, list.nodes.len())))
 }
 
 fn row((lock, summary): (&ListedLock, Summary<'_>)) -> Vec<String> {

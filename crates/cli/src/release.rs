@@ -1,6 +1,6 @@
 use std::process::ExitCode;
 
-use quorlock_client::Released;
+use quorlock_client::{ReleaseError, Released};
 
 use crate::handle::HandleArg;
 use crate::nodes::{self, NodeArgs};
@@ -23,7 +23,8 @@ const EXIT_CODES: &str = "Exit codes:
   120  there was nothing to release: the lock had ended, or was released or
        extended with this handle before
   122  no majority of the nodes answered; the lock ends by its ttl
-  125  quorlock itself failed, or its arguments are not understood";
+  125  quorlock itself failed, its arguments are not understood, or too many
+       nodes fail permanently: a wrong password, no module, a replica";
 
 pub(crate) async fn release(args: Release) -> anyhow::Result<ExitCode> {
     let handle = args.handle.read()?;
@@ -40,7 +41,8 @@ pub(crate) async fn release(args: Release) -> anyhow::Result<ExitCode> {
         }
         Err(error) => {
             say(advice::describe_release(&error));
-            exit::NO_MAJORITY
+            let ReleaseError::NoQuorum { nodes } = &error else { return Err(error.into()) };
+            return Ok(exit::no_answer(nodes));
         }
     };
     Ok(ExitCode::from(code))

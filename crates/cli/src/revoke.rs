@@ -58,8 +58,8 @@ const EXIT_CODES: &str = "Exit codes:
   122  too few nodes revoked the lock: the holder may extend it. It stays
        revoked on the nodes that revoked it
   123  there is no such lock
-  125  quorlock itself failed, its arguments are not understood, or you did not
-       confirm
+  125  quorlock itself failed, its arguments are not understood, you did not
+       confirm, or too many nodes fail permanently, as with a wrong password
   128 + the signal that ended the wait; what was revoked stays revoked";
 
 const EXAMPLE: &str = "Example:
@@ -76,8 +76,9 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
     }
     let quorum = args.nodes.connect().await?;
     let key = args.key.into_vec();
-    let Some(inspection) = answers(quorum.inspect(&key).await, NOT_REVOKED)? else {
-        return Ok(ExitCode::from(exit::NO_MAJORITY));
+    let inspection = match answers(quorum.inspect(&key).await, NOT_REVOKED)? {
+        Ok(inspection) => inspection,
+        Err(code) => return Ok(code),
     };
     let summary = Summary::of(&inspection);
     say(format_args!("{} is {}", escape_short(&key), summary.headline()));
@@ -90,8 +91,9 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
             bail!("nothing was revoked");
         }
         // Another client may have acquired the lock before the operator confirmed.
-        let Some(again) = answers(quorum.inspect(&key).await, NOT_REVOKED)? else {
-            return Ok(ExitCode::from(exit::NO_MAJORITY));
+        let again = match answers(quorum.inspect(&key).await, NOT_REVOKED)? {
+            Ok(again) => again,
+            Err(code) => return Ok(code),
         };
         if let Some(code) = report_change(&summary, &Summary::of(&again)) {
             return Ok(code);
@@ -103,9 +105,9 @@ pub(crate) async fn revoke(args: Revoke) -> anyhow::Result<ExitCode> {
         async { if args.now { quorum.revoke_now(&key).await } else { quorum.revoke(&key).await } };
     let mut revocation = match signals.interrupting(revoking).await {
         Ok(Ok(revocation)) => revocation,
-        Ok(Err(error @ RevokeError::NoAnswer { .. })) => {
+        Ok(Err(ref error @ RevokeError::NoAnswer { ref nodes })) => {
             say(error);
-            return Ok(ExitCode::from(exit::NO_MAJORITY));
+            return Ok(exit::no_answer(nodes));
         }
         Ok(Err(error)) => return Err(error.into()),
         Err(signal) => {
@@ -167,7 +169,7 @@ fn report_change(confirmed: &Summary<'_>, now: &Summary<'_>) -> Option<ExitCode>
     }
     if now.verdict == Verdict::NoMajority {
         say("nothing was revoked: too few nodes answered after the confirmation");
-        return Some(ExitCode::from(exit::NO_MAJORITY));
+        return Some(ExitCode::from(now.code()));
     }
     // A lock without a known fence counts as the same only if the verdict is the same too.
     let may_be_same = fence(now).is_some() || confirmed.verdict == now.verdict;
@@ -212,6 +214,7 @@ async fn wait(revocation: &mut Revocation, patience: Duration, signals: &mut Sig
             RevocationState::Over => return Waited::Over,
             RevocationState::Revoked => {}
             _ if began.elapsed() >= give_up_after => return Waited::GaveUp,
+            _ if code_without_majority(&report) == exit::FAILED => return Waited::GaveUp,
             _ => {}
         }
         progress.show(&report, give_up_after.saturating_sub(began.elapsed()));
@@ -269,6 +272,14 @@ impl Drop for Progress {
     }
 }
 
+fn code_without_majority(report: &RevocationReport) -> u8 {
+    let errors = report.nodes.iter().filter_map(|node| match &node.result {
+        NodeRevocation::Failed(error) => Some(error),
+        _ => None,
+    });
+    exit::without_majority(errors, report.nodes.len())
+}
+
 fn finish(report: &RevocationReport, waited: &Waited, now: bool) -> ExitCode {
     let left = time(report.remaining);
     match waited {
@@ -285,7 +296,7 @@ fn finish(report: &RevocationReport, waited: &Waited, now: bool) -> ExitCode {
                 "too few nodes revoked the lock: the holder may extend it. Revoke it again when a \
                  majority of the nodes can be reached",
             );
-            ExitCode::from(exit::NO_MAJORITY)
+            ExitCode::from(code_without_majority(report))
         }
         Waited::Interrupted(signal) => {
             match report.state {

@@ -29,8 +29,9 @@ pub(crate) async fn inspect(
     permits: u8,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
-    let Some(slots) = answers(quorum.inspect_semaphore(name).await, "")? else {
-        return Ok(ExitCode::from(exit::NO_MAJORITY));
+    let slots = match answers(quorum.inspect_semaphore(name).await, "")? {
+        Ok(slots) => slots,
+        Err(code) => return Ok(code),
     };
     let semaphore = Semaphore::new(name, permits.into(), &slots);
     if json {
@@ -66,16 +67,16 @@ impl<'a> Semaphore<'a> {
 
     /// Returns how many slots have this exit code.
     fn count(&self, code: u8) -> usize {
-        self.slots.iter().filter(|(_, slot)| slot.verdict.code() == code).count()
+        self.slots.iter().filter(|(_, slot)| slot.code() == code).count()
     }
 
     fn held(&self) -> usize {
         self.count(exit::SUCCESS)
     }
 
-    /// Returns the first of these codes that a slot has: held, unknown, free.
+    /// Returns the first of these codes that a slot has: held, failed, unknown, free.
     fn code(&self) -> u8 {
-        let codes = [exit::SUCCESS, exit::NO_MAJORITY];
+        let codes = [exit::SUCCESS, exit::FAILED, exit::NO_MAJORITY];
         codes.into_iter().find(|code| self.count(*code) > 0).unwrap_or(exit::FREE)
     }
 

@@ -8,9 +8,9 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{
-    Holder, LONG_NODE_TIMEOUT, PATIENCE, address, assert_contains, assert_error, code, exec,
-    masters_holding, on, on_urls, output_retried_on_122, run_script, start_script, stderr, stdout,
-    wait_until_free,
+    Holder, LONG_NODE_TIMEOUT, PATIENCE, acquire_everywhere, address, assert_contains,
+    assert_error, code, exec, masters_holding, on, on_urls, output_retried_on_122, run_script,
+    start_script, stderr, stdout, urls_with, wait_until_free,
 };
 use quorlock_testkit::{Masters, Server};
 
@@ -82,6 +82,41 @@ fn permanent_error_gives_exit_code_125_at_once_despite_a_long_wait() {
         assert!(started.elapsed() < PATIENCE, "{hint}");
     }
     master.kill();
+}
+
+/// Every subcommand that needs a majority for an answer about one lock, and `list`.
+#[test]
+fn permanent_errors_give_exit_code_125_in_every_subcommand() {
+    let masters = Masters::start(3);
+    let handle = acquire_everywhere(&masters, &["--ttl", "60s"]);
+    for master in masters.iter() {
+        exec(master, &["ACL", "SETUSER", "watcher", "on", ">pass", "~*", "+info", "+ping"]);
+    }
+    let good = masters[2].url();
+    let [wrong_password, no_right] = ["user=watcher&pass=wrong", "user=watcher&pass=pass"]
+        .map(|query| urls_with(&masters, query));
+    let most_wrong = vec![wrong_password[0].clone(), no_right[1].clone(), good];
+    for nodes in [wrong_password, no_right, most_wrong] {
+        for words in [
+            &["inspect", "k"][..],
+            &["inspect", "k", "--permits", "2"],
+            &["list"],
+            &["extend", handle.trim()],
+            &["release", handle.trim()],
+            &["acquire", "k", "--no-wait"],
+            &["revoke", "k", "--yes"],
+        ] {
+            let output = on_urls(&nodes, words[0]).args(&words[1..]).output().unwrap();
+            assert_eq!(code(output.status), 125, "{nodes:?} {}: {}", words[0], stderr(&output));
+        }
+    }
+    // A majority that only does not answer may answer later.
+    for words in [&["inspect", "k"][..], &["list"]] {
+        let mut down = vec![masters[0].url()];
+        down.extend(["127.0.0.1:1".to_owned(), "127.0.0.2:1".to_owned()]);
+        let output = on_urls(&down, words[0]).args(&words[1..]).output().unwrap();
+        assert_eq!(code(output.status), 122, "{}: {}", words[0], stderr(&output));
+    }
 }
 
 #[test]

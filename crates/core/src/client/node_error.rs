@@ -24,9 +24,11 @@ impl Answer {
         answers: impl IntoIterator<Item = &'a Self>,
         majority: Majority,
     ) -> bool {
-        let permanent =
-            |answer: &&Self| matches!(answer, Self::Failed(error) if error.is_permanent());
-        answers.into_iter().filter(permanent).count() > majority.spare()
+        let errors = answers.into_iter().filter_map(|answer| match answer {
+            Self::Failed(error) => Some(error),
+            _ => None,
+        });
+        NodeError::rule_out_majority(errors, majority)
     }
 }
 
@@ -167,6 +169,15 @@ impl NodeError {
     /// The error of a node that has not answered within `limit`.
     pub fn timed_out(limit: Duration) -> Self {
         Self::TimedOut { limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX) }
+    }
+
+    /// Whether so many of these errors, at most one of each node, are
+    /// [permanent](Self::is_permanent) that too few nodes are left for a majority.
+    pub fn rule_out_majority<'a>(
+        errors: impl IntoIterator<Item = &'a Self>,
+        majority: Majority,
+    ) -> bool {
+        errors.into_iter().filter(|error| error.is_permanent()).count() > majority.spare()
     }
 
     /// Whether the error lasts until a person changes something. A call ends at once when such
