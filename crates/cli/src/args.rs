@@ -72,7 +72,8 @@ pub(crate) enum SubcommandArgs {
 /// SIGTERM before that, when a third of the ttl is left or, with --kill-after, by that time before
 /// SIGKILL. If the masters say that the lock has ended, SIGTERM is sent at once, and SIGKILL after
 /// at most a 20th of the ttl. A second process, the watchdog, does this even if quorlock itself is
-/// suspended, or killed with SIGKILL.
+/// suspended. If quorlock is killed with SIGKILL, the watchdog ends the command and all that it
+/// started, and then releases the lock.
 ///
 /// When the command ends, the lock is released. Processes that the command left in the background
 /// then run without the lock. With --wait-all, the lock is released when they, too, have ended.

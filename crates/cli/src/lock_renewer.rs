@@ -105,6 +105,11 @@ impl LockRenewer {
         }
     }
 
+    /// The text with which the watchdog can release the lock.
+    pub(crate) fn secret_text(&self) -> String {
+        self.lock.to_detached().to_secret_text()
+    }
+
     pub(crate) async fn release(self) -> Result<Released, ReleaseError> {
         self.lock.release().await
     }

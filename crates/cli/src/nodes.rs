@@ -9,6 +9,7 @@ use quorlock_client::{Quorum, QuorumBuilder};
 use quorlock_core::client::limits::CONNECT_SETTLE;
 use redis::{Client, ClientTlsConfig, IntoConnectionInfo as _, TlsCertificates};
 use rustls::crypto::CryptoProvider;
+use serde::{Deserialize, Serialize};
 
 use crate::config::{self, ConfigFile, Defaults, Loaded, Tls};
 use crate::endpoint::Endpoint;
@@ -114,17 +115,26 @@ struct NamedNodes<'a> {
 }
 
 /// The certificates for nodes with TLS, in PEM.
-#[derive(Default)]
+#[derive(Clone, Default, Deserialize, Serialize)]
 struct Certificates {
     /// `None` for those of `SSL_CERT_FILE` or of the system.
-    roots: Option<Vec<u8>>,
+    roots: Option<String>,
     /// `None` if this client shows no certificate.
     identity: Option<Identity>,
 }
 
+#[derive(Clone, Deserialize, Serialize)]
 struct Identity {
-    chain: Vec<u8>,
-    key: Vec<u8>,
+    chain: String,
+    key: String,
+}
+
+/// What another process needs to connect to the same nodes. It contains passwords and a private
+/// key: never print it.
+#[derive(Deserialize, Serialize)]
+pub(crate) struct SecretNodes {
+    urls: Vec<String>,
+    certificates: Certificates,
 }
 
 impl NodeArgs {
@@ -272,14 +282,14 @@ impl NodeSettings {
     }
 
     fn quorum(&self) -> QuorumBuilder {
-        let mut builder = Quorum::builder().nodes(self.endpoints.iter().map(Endpoint::secret_url));
-        if let Some(roots) = &self.certificates.roots {
-            builder = builder.root_certificates(roots.clone());
+        self.secret().quorum()
+    }
+
+    pub(crate) fn secret(&self) -> SecretNodes {
+        SecretNodes {
+            urls: self.endpoints.iter().map(|node| node.secret_url().to_owned()).collect(),
+            certificates: self.certificates.clone(),
         }
-        if let Some(Identity { chain, key }) = &self.certificates.identity {
-            builder = builder.client_certificate(chain.clone(), key.clone());
-        }
-        builder
     }
 
     /// Makes one client per node, and connects none yet.
@@ -307,16 +317,33 @@ impl NodeSettings {
         let client = if endpoint.has_tls() && has_certificates {
             let certificates = TlsCertificates {
                 client_tls: identity.as_ref().map(|identity| ClientTlsConfig {
-                    client_cert: identity.chain.clone(),
-                    client_key: identity.key.clone(),
+                    client_cert: identity.chain.clone().into(),
+                    client_key: identity.key.clone().into(),
                 }),
-                root_cert: roots.clone(),
+                root_cert: roots.clone().map(String::into_bytes),
             };
             Client::build_with_tls(info, certificates)
         } else {
             Client::open(info)
         };
         Ok(NodeClient { name, client: Ok(client.context("TLS cannot be used")?) })
+    }
+}
+
+impl SecretNodes {
+    pub(crate) async fn connect(self) -> anyhow::Result<Quorum> {
+        Ok(self.quorum().connect_timeout(CONNECT_LIMIT).connect().await?)
+    }
+
+    fn quorum(self) -> QuorumBuilder {
+        let mut builder = Quorum::builder().nodes(self.urls);
+        if let Some(roots) = self.certificates.roots {
+            builder = builder.root_certificates(roots);
+        }
+        if let Some(Identity { chain, key }) = self.certificates.identity {
+            builder = builder.client_certificate(chain, key);
+        }
+        builder
     }
 }
 
@@ -351,12 +378,12 @@ fn read_password(path: &Path) -> anyhow::Result<String> {
     Ok(password.to_owned())
 }
 
-fn read_certificate(path: &Path) -> anyhow::Result<Vec<u8>> {
+fn read_certificate(path: &Path) -> anyhow::Result<String> {
     read_pem(path, "CERTIFICATE")
 }
 
 /// Reads a file in PEM that has a section of this kind.
-fn read_pem(path: &Path, kind: &str) -> anyhow::Result<Vec<u8>> {
+fn read_pem(path: &Path, kind: &str) -> anyhow::Result<String> {
     let shown = path.display();
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
     let is_begin = |line: &str| {
@@ -366,7 +393,7 @@ fn read_pem(path: &Path, kind: &str) -> anyhow::Result<Vec<u8>> {
         text.lines().any(is_begin),
         "{shown} has no line `-----BEGIN {kind}-----`: TLS needs a file in PEM"
     );
-    Ok(text.into_bytes())
+    Ok(text)
 }
 
 fn warn_if_readable_by_others(path: &Path) {

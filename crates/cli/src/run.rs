@@ -15,9 +15,10 @@ use tokio::time::sleep;
 
 use crate::args::{Run, check_ttl};
 use crate::lock_renewer::{CheckResult, LockRenewer};
+use crate::nodes::NodeSettings;
 use crate::process_tree::Group;
 use crate::signals::Signals;
-use crate::watchdog::{Begin, Instruction, PERMIT_VARIABLE, Report, WatchdogHandle};
+use crate::watchdog::{Begin, Instruction, PERMIT_VARIABLE, ReleaseOrder, Report, WatchdogHandle};
 use crate::{advice, clock, exit, say, semaphore};
 
 /// The least ratio of the ttl to `--node-timeout`. An extension that no node answers takes one node
@@ -52,13 +53,14 @@ pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
         Err(signal) => return Ok(exit::code_for_signal(signal)),
     };
     let wait = args.wait.limit(args.no_wait, nodes.defaults.wait);
-    let outcome = run_locked(&quorum, args, ttl, (called_at, wait), &mut signals).await;
+    let outcome = run_locked(&quorum, &nodes, args, ttl, (called_at, wait), &mut signals).await;
     let _ = quorum.flush(FLUSH_LIMIT).await;
     outcome
 }
 
 async fn run_locked(
     quorum: &Quorum,
+    nodes: &NodeSettings,
     args: Run,
     ttl: Ttl,
     (called_at, wait): (Instant, Duration),
@@ -109,7 +111,7 @@ async fn run_locked(
     let (fence, permit) = (lock.fence(), lock.slot());
     let mut renewer = LockRenewer::new(lock, args.ttl());
     let (status, is_interrupted) =
-        match supervise(&args, ttl, (fence, permit), &mut renewer, signals).await? {
+        match supervise(&args, nodes, ttl, (fence, permit), &mut renewer, signals).await? {
             Outcome::Exited { status, is_interrupted } => (status, is_interrupted),
             // Printed after the command has ended: a blocked standard error must not delay its end.
             Outcome::LockLost => {
@@ -240,6 +242,7 @@ enum Outcome {
 /// lost.
 async fn supervise(
     args: &Run,
+    nodes: &NodeSettings,
     ttl: Ttl,
     (fence, permit): (Fence, Option<usize>),
     renewer: &mut LockRenewer,
@@ -260,7 +263,8 @@ async fn supervise(
     ];
     let permit = permit.map(|slot| (PERMIT_VARIABLE, slot.to_string().into()));
     let environment = environment.into_iter().chain(permit);
-    let watchdog = WatchdogHandle::start(begin, &args.command(), environment);
+    let order = ReleaseOrder { handle: renewer.secret_text(), nodes: nodes.secret() };
+    let watchdog = WatchdogHandle::start(begin, &order, &args.command(), environment);
     let mut watchdog = watchdog.context("cannot start the watchdog of the command")?;
     let (mut is_stopped, mut is_interrupted) = (false, false);
     loop {

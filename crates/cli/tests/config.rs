@@ -14,6 +14,7 @@ use common::{
     stdout,
 };
 use quorlock_testkit::Masters;
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 const NO_SERVER: &str = "redis://127.0.0.1:1";
@@ -183,6 +184,25 @@ fn user_and_password_come_from_files_environment_or_options() {
     let missing = run_with_password(&files.path("missing"));
     assert_fails(&missing, &["cannot read the password", "missing"]);
     assert_fails(&run_with_password(&files.write("empty", "\n")), &["is empty"]);
+}
+
+#[test]
+fn watchdog_releases_the_lock_with_the_password_of_a_file() {
+    let masters = with_password();
+    let files = Files::new();
+    files.write("password", PASSWORD);
+    let file = write_config(&files, &masters);
+    let on_file = |options: &[&str], script: &str| {
+        let mut run = quorlock();
+        run.env("QUORLOCK_CONFIG", &file).arg("run").args(options);
+        run.args(["k", "--", "sh", "-c", script]);
+        run
+    };
+    let mut running = Running::start(&mut on_file(&["--ttl", "60s"], "echo held; exec sleep 60"));
+    assert_eq!(running.line(), "held");
+    running.signal(Signal::KILL);
+    // The wait is shorter than the ttl.
+    assert_succeeds(&on_file(&["--wait", "15s"], "true").output().unwrap());
 }
 
 #[test]

@@ -8,9 +8,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::{LONG_NODE_TIMEOUT, assert_error, assert_ok, code, on_urls, quorlock, stderr, stdout};
+use common::{
+    LONG_NODE_TIMEOUT, Running, assert_error, assert_ok, code, on_urls, quorlock, stderr, stdout,
+};
 use quorlock_testkit::{ReservedPort, Server};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 /// The roots, the certificate and the key of a client that all nodes accept.
@@ -110,6 +113,19 @@ fn client_certificate_comes_from_options_or_a_file() {
     let file = masters.file("quorlock.toml");
     fs::write(&file, format!("nodes = '{nodes}'\n{tls}")).unwrap();
     assert_ok(&run(quorlock().env("QUORLOCK_CONFIG", &file).arg("run")));
+}
+
+#[test]
+fn watchdog_releases_the_lock_through_tls() {
+    let masters = TlsMasters::start(true);
+    let mut command = masters.on("run", &TRUSTED);
+    command.args(["--ttl", "60s", "k", "--", "sh", "-c", "echo $$; exec sleep 60"]);
+    let mut running = Running::start(&mut command);
+    running.pid_line();
+    running.signal(Signal::KILL);
+    // The wait is shorter than the ttl.
+    let mut next = masters.on("run", &TRUSTED);
+    assert_ok(&next.args(["--wait", "15s", "k", "--", "true"]).output().unwrap());
 }
 
 #[test]

@@ -7,17 +7,21 @@
 
 mod common;
 
+use std::fs;
 use std::process::Command;
 
 use common::{
-    Net, PATIENCE, QUORLOCK, Running, assert_error, assert_ok, children_of, code, is_alive,
-    masters_holding, quorlock, run_script, start_script, stdout, wait_until_ended, watchdog_of,
+    Net, PATIENCE, QUORLOCK, Running, acquire_everywhere, assert_error, assert_ok, children_of,
+    code, exec, is_alive, masters_holding, quorlock, run_script, start_script, stdout,
+    wait_until_ended, watchdog_of,
 };
-use quorlock_testkit::{Masters, eventually};
+use quorlock_testkit::{Direction, Masters, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 const TTL: [&str; 2] = ["--ttl", "5s"];
+/// A ttl beyond the patience of the tests: a lock that ends sooner was released.
+const LONG_TTL: [&str; 2] = ["--ttl", "60s"];
 /// A command that prints its process ID, and ends on SIGTERM.
 const OBEDIENT: &str = "trap 'echo TERM; exit' TERM; echo $$; while :; do sleep 0.01; done";
 const STUBBORN: &str = "trap '' TERM; while :; do sleep 0.01; done";
@@ -120,14 +124,81 @@ fn killed_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
 #[test]
 fn command_of_a_killed_quorlock_gets_sigterm_first() {
     let masters = Masters::start(3);
-    let mut running = start_script(&masters, &["--ttl", "20s"], OBEDIENT);
+    let script = "trap 'echo TERM; read go; exit' TERM; echo $$; while :; do sleep 0.01; done";
+    let mut running = start_script(&masters, &LONG_TTL, script);
     let command = running.pid_line();
-    let watchdog = watchdog_of(running.pid());
     running.signal(Signal::KILL);
     assert_eq!(running.line(), "TERM");
+    assert!(is_alive(command) && masters_holding(&masters) >= 2, "the lock has not ended yet");
+    running.say("go");
+    wait_until_ended(command);
+}
+
+#[test]
+fn watchdog_of_a_killed_quorlock_releases_the_lock() {
+    for (kind, of_next) in
+        [(&[][..], &[][..]), (&["--shared"], &[]), (&["--permits", "1"], &["--permits", "1"])]
+    {
+        let masters = Masters::start(3);
+        let mut running = start_script(&masters, &[&LONG_TTL, kind].concat(), OBEDIENT);
+        let command = running.pid_line();
+        let watchdog = watchdog_of(running.pid());
+        running.signal(Signal::KILL);
+        // The wait is shorter than the ttl.
+        let options = [&["--wait", "15s"], of_next].concat();
+        assert_ok(&run_script(&masters, &options, "true").output().unwrap());
+        assert!(!is_alive(command), "{kind:?}");
+        wait_until_ended(watchdog);
+    }
+}
+
+#[test]
+fn watchdog_leaves_the_lock_to_the_next_holder() {
+    let masters = Masters::start(3);
+    let mut running = start_script(&masters, &LONG_TTL, OBEDIENT);
+    let command = running.pid_line();
+    let watchdog = watchdog_of(running.pid());
+    kill(watchdog, Signal::STOP);
+    running.signal(Signal::KILL);
+    masters.iter().for_each(|master| exec(master, &["DEL", "k"]));
+    let handle = acquire_everywhere(&masters, &LONG_TTL);
+    kill(watchdog, Signal::CONT);
     wait_until_ended(command);
     wait_until_ended(watchdog);
-    assert!(masters_holding(&masters) >= 2, "the lock has not ended yet");
+    assert_eq!(masters_holding(&masters), 3, "{handle}");
+}
+
+#[test]
+fn watchdog_ends_although_no_node_answers() {
+    let net = Net::start();
+    let mut running = net.run(&LONG_TTL, OBEDIENT);
+    let command = running.pid_line();
+    let watchdog = watchdog_of(running.pid());
+    net.cut_off_a_majority();
+    net.proxies[2].drop_bytes(Direction::ToServer);
+    running.signal(Signal::KILL);
+    wait_until_ended(command);
+    wait_until_ended(watchdog);
+}
+
+#[test]
+fn token_is_in_no_argument_environment_or_file_of_the_command() {
+    let masters = Masters::start(1);
+    let mut running = start_script(&masters, &LONG_TTL, OBEDIENT);
+    let command = running.pid_line();
+    let watchdog = watchdog_of(running.pid());
+    let token: String = redis::cmd("GET").arg("k").query(&mut masters[0].connection()).unwrap();
+    for process in [running.pid(), watchdog, command] {
+        let folder = format!("/proc/{}", process.as_raw_pid());
+        for file in ["cmdline", "environ"] {
+            let text = fs::read(format!("{folder}/{file}")).unwrap();
+            assert!(!String::from_utf8_lossy(&text).contains(&token), "{file} of {process:?}");
+        }
+        for descriptor in fs::read_dir(format!("{folder}/fd")).unwrap().flatten() {
+            let file = fs::read_link(descriptor.path()).unwrap_or_default();
+            assert!(!file.to_string_lossy().contains("memfd"), "{file:?} of {process:?}");
+        }
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use common::{
     Net, PATIENCE, assert_refused, connect, exists, net, patiently, quorum, until_held_on,
     until_voting, wait_until_all_hold, wait_until_free,
 };
-use quorlock_client::{AttachError, DetachedLock, Released};
+use quorlock_client::{AttachError, DetachedLock, ExtendError, Released};
 use quorlock_testkit::{Masters, eventually_async};
 use tokio::task::JoinSet;
 
@@ -100,6 +100,20 @@ async fn text_of_an_attached_or_ended_lock_is_refused() {
     let late = quorum.attach(text.parse().unwrap()).await;
     assert!(matches!(late, Err(AttachError::Gone { .. })), "{late:?}");
     wait_until_free(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn description_for_another_process_releases_the_lock_that_is_still_held() {
+    let (masters, holder) = quorum(3).await;
+    let other = connect(masters.urls()).await;
+    let mut lock = holder.lock("k").acquire().await.unwrap();
+    wait_until_all_hold(&masters, "k").await;
+    let text = lock.to_detached().to_secret_text();
+    lock.extend().await.unwrap();
+    assert_eq!(other.release_detached(text.parse().unwrap()).await.unwrap(), Released::Released);
+    wait_until_free(&masters, "k").await;
+    let extended = lock.extend().await;
+    assert!(matches!(extended, Err(ExtendError::Lost { .. })), "{extended:?}");
 }
 
 #[tokio::test]

@@ -2,18 +2,21 @@
 //!
 //! `quorlock run` may be stopped (SIGSTOP, Ctrl-Z) or killed (SIGKILL, out of memory) while the
 //! command runs. The watchdog knows the deadline of the lock, and is the parent of the command. It
-//! is in a process group of its own, where the terminal's signals do not reach it.
+//! is in a process group of its own, where the terminal's signals do not reach it. If `quorlock
+//! run` is gone, the watchdog stops the command, and then releases the lock.
 //!
 //! - [`process`]: the watchdog itself.
+//! - [`release_order`]: what the watchdog needs to release the lock.
 //! - [`wire`]: the messages between `quorlock run` and the watchdog.
 
 mod process;
+mod release_order;
 mod wire;
 
 use std::ffi::OsString;
 use std::io::{self, IoSlice, stdin};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
@@ -30,10 +33,14 @@ use crate::nodes::SECRET_VARIABLES;
 use crate::process_tree::{Group, ProcessTree, become_subreaper, children};
 
 pub(crate) use process::{SUBCOMMAND, main};
+pub(crate) use release_order::ReleaseOrder;
 pub(crate) use wire::{Begin, Instruction, Report};
 
 /// The running program, even after its file was replaced.
 const THIS_PROGRAM: &str = "/proc/self/exe";
+
+/// How many descriptors the watchdog receives at its start.
+const DESCRIPTORS: usize = 2;
 
 /// The watchdog, as `quorlock run` sees it.
 pub(crate) struct WatchdogHandle {
@@ -53,12 +60,14 @@ pub(crate) const PERMIT_VARIABLE: &str = "QUORLOCK_PERMIT";
 impl WatchdogHandle {
     pub(crate) fn start(
         begin: Begin,
+        release_order: &ReleaseOrder,
         command: &[OsString],
         environment: impl IntoIterator<Item = (&'static str, OsString)>,
     ) -> io::Result<Self> {
         // If the watchdog is killed, this process becomes the parent of its children.
         become_subreaper()?;
         let other_children = children();
+        let release_order = release_order.write()?;
         let (ours, theirs) = net::UnixStream::pair()?;
         let mut watchdog = Command::new(THIS_PROGRAM);
         watchdog.arg0("quorlock").arg(SUBCOMMAND).args(command);
@@ -71,7 +80,7 @@ impl WatchdogHandle {
         let process = Pid::from_child(&watchdog.spawn()?);
         // Closes this process's copy of `theirs`.
         drop(watchdog);
-        send_stdin(&ours)?;
+        send_descriptors(&ours, [stdin().as_fd(), release_order.as_fd()])?;
         ours.set_nonblocking(true)?;
         let (reports, instructions) = UnixStream::from_std(ours)?.into_split();
         let reports = BufReader::new(reports).lines();
@@ -116,12 +125,13 @@ impl WatchdogHandle {
     }
 }
 
-/// Sends this process's standard input to the watchdog. Until then, the standard input of the
-/// watchdog is its end of the connection.
-fn send_stdin(connection: &net::UnixStream) -> io::Result<()> {
-    let stdin = stdin();
-    let descriptors = [stdin.as_fd()];
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+/// Sends the watchdog its standard input, which until then is its end of the connection, and the
+/// [`ReleaseOrder`]. Descriptors show the token neither in arguments nor in the environment.
+fn send_descriptors(
+    connection: &net::UnixStream,
+    descriptors: [BorrowedFd<'_>; DESCRIPTORS],
+) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&descriptors));
     sendmsg(connection, &[IoSlice::new(b"\n")], &mut control, SendFlags::NOSIGNAL)?;

@@ -16,6 +16,7 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::wire::{self, Begin, Instruction, Report};
+use super::{DESCRIPTORS, ReleaseOrder};
 use crate::clock;
 use crate::process_tree::ProcessTree;
 use crate::signals::Signals;
@@ -33,15 +34,21 @@ pub(crate) async fn main(command: Vec<OsString>) -> anyhow::Result<ExitCode> {
     let _signals = Signals::listen()?;
     let _ = rustix::thread::set_name(NAME);
     let connection = stdin().as_fd().try_clone_to_owned()?;
-    let stdin =
-        receive_stdin(connection.as_fd()).context("only `quorlock run` starts a watchdog")?;
+    let [stdin, release_order] =
+        receive_descriptors(connection.as_fd()).context("only `quorlock run` starts a watchdog")?;
     dup2_stdin(stdin)?;
+    // Closes the descriptor before the command starts.
+    let release_order = ReleaseOrder::read(release_order)?;
     let connection = net::UnixStream::from(connection);
     connection.set_nonblocking(true)?;
     let (instructions, reports) = UnixStream::from_std(connection)?.into_split();
     let mut watchdog = Watchdog { instructions: BufReader::new(instructions).lines(), reports };
-    if let Some(Instruction::Begin(begin)) = watchdog.next_instruction().await {
-        watchdog.run(begin, &command).await?;
+    let must_release = match watchdog.next_instruction().await {
+        Some(Instruction::Begin(begin)) => watchdog.run(begin, &command).await?,
+        _ => true,
+    };
+    if must_release {
+        release_order.carry_out().await;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -52,18 +59,18 @@ struct Watchdog {
 }
 
 impl Watchdog {
-    async fn run(&mut self, begin: Begin, command: &[OsString]) -> anyhow::Result<()> {
+    /// Runs the command to its end. Returns whether the watchdog must release the lock: `quorlock
+    /// run` is gone, and no process of the command is left.
+    async fn run(&mut self, begin: Begin, command: &[OsString]) -> anyhow::Result<bool> {
         let mut schedule = begin.schedule()?;
         if schedule.poll(clock::now()).is_some() {
-            self.send_report(Report::TooLate);
-            return Ok(());
+            return Ok(!self.send_report(Report::TooLate));
         }
         let mut tree = match ProcessTree::spawn(command, begin.group) {
             Ok(tree) => tree,
             Err(error) => {
                 let error = Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
-                self.send_report(Report::NotStarted(error));
-                return Ok(());
+                return Ok(!self.send_report(Report::NotStarted(error)));
             }
         };
         // A reader of the command's output sees the end of the output only when no other process
@@ -76,12 +83,12 @@ impl Watchdog {
         let mut is_abandoned = false;
         loop {
             tree.reap();
-            let waits_for_all = begin.wait_all || schedule.has_acted();
+            let waits_for_all = begin.wait_all || is_abandoned || schedule.has_acted();
             if let Some(status) = tree.leader_status()
                 && (!waits_for_all || tree.is_gone())
             {
-                self.send_report(Report::Ended(status));
-                return Ok(());
+                let is_reported = self.send_report(Report::Ended(status));
+                return Ok(tree.is_gone() && (is_abandoned || !is_reported));
             }
             tree.follow(&mut schedule);
             if schedule.has_acted() && !has_reported_stopping {
@@ -110,21 +117,23 @@ impl Watchdog {
         Instruction::parse(&self.instructions.next_line().await.ok()??)
     }
 
-    fn send_report(&self, report: Report) {
-        wire::send(&self.reports, &report);
+    /// Returns `false` if `quorlock run` is gone.
+    fn send_report(&self, report: Report) -> bool {
+        wire::send(&self.reports, &report)
     }
 }
 
-fn receive_stdin(connection: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+fn receive_descriptors(connection: BorrowedFd<'_>) -> io::Result<[OwnedFd; DESCRIPTORS]> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     // Reads one byte: the bytes after it are instructions.
     recvmsg(connection, &mut [IoSliceMut::new(&mut [0])], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let descriptor = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+    let descriptors = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors.collect::<Vec<_>>()),
         _ => None,
     });
-    descriptor.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    let descriptors = descriptors.and_then(|descriptors| descriptors.try_into().ok());
+    descriptors.ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
 fn close_stdio() -> io::Result<()> {

@@ -133,12 +133,13 @@ impl Report {
     }
 }
 
-/// Sends one line without waiting. Ignores errors: the reader's silence shows that it is gone or
-/// stuck.
-pub(super) fn send(connection: &OwnedWriteHalf, line: &impl fmt::Display) {
+/// Sends one line without waiting. Returns `false` if the reader is gone. Ignores other errors: the
+/// reader's silence shows that it is stuck.
+pub(super) fn send(connection: &OwnedWriteHalf, line: &impl fmt::Display) -> bool {
     let line = format!("{line}\n");
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    let _ = rustix::net::send(connection.as_ref(), line.as_bytes(), flags);
+    let sent = rustix::net::send(connection.as_ref(), line.as_bytes(), flags);
+    !matches!(sent, Err(Errno::PIPE | Errno::CONNRESET))
 }
 
 /// Formats a moment as [`moment`] reads it.

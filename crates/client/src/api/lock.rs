@@ -227,6 +227,16 @@ impl Lock {
         DetachedLock::new(&inner, self.slot, token, remaining)
     }
 
+    /// Describes the lock for a process that releases it after this process has died.
+    ///
+    /// This handle keeps the lock. The other process passes the [`DetachedLock`] to
+    /// [`Quorum::release_detached`](crate::Quorum::release_detached), once nothing that the lock
+    /// protects runs any more. Attaching it would take the lock away from this handle.
+    pub fn to_detached(&self) -> DetachedLock {
+        let inner = self.inner();
+        DetachedLock::new(inner, self.slot, inner.token(), inner.remaining())
+    }
+
     pub(crate) fn loss(&self) -> Option<LostError> {
         match self.inner().ownership() {
             quorum::Ownership::Lost(end) => Some(self.inner().loss_of(end)),

@@ -115,6 +115,12 @@ impl Lock {
         self.lock.detach()
     }
 
+    /// Describes the lock for a process that releases it after this process has died: see
+    /// [`crate::Lock::to_detached`].
+    pub fn to_detached(&self) -> DetachedLock {
+        self.lock.to_detached()
+    }
+
     /// Releases the lock. Fails if it was lost before.
     pub(super) fn finish(self) -> Result<(), LostError> {
         self.thread.block_on(crate::api::finish(self.lock))

@@ -375,6 +375,10 @@ impl LockInner {
         released
     }
 
+    pub(crate) fn token(&self) -> Token {
+        self.hold().token()
+    }
+
     /// Returns the token and the validity that is left.
     pub(crate) fn detach(self: &Arc<Self>) -> (Token, Duration) {
         let (token, left) = {
