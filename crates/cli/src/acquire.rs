@@ -1,15 +1,14 @@
 use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use quorlock_client::Quorum;
 
-use crate::args::{DEFAULT_TTL, WaitArgs, check_key, check_ttl};
+use crate::args::{DEFAULT_TTL, KindArgs, WaitArgs, check_key, check_ttl};
 use crate::config::Defaults;
 use crate::duration::duration;
-use crate::handle::HandleOutput;
+use crate::handle::{self, HandleOutput};
 use crate::nodes::{self, NodeArgs};
 use crate::run::{self, FLUSH_LIMIT, exit_code_for, waiting_cannot_help};
 use crate::signals::Signals;
@@ -44,7 +43,13 @@ pub(crate) struct Acquire {
     #[arg(short = 'n', long, conflicts_with_all = ["wait", "wait_seconds"])]
     no_wait: bool,
 
-    /// The owner label of the lock, which LOCK.INSPECT shows [default: HOST:PID]
+    #[command(flatten)]
+    kind: KindArgs,
+
+    /// The owner label of the lock [default: `HOST:PID (detached)`]
+    ///
+    /// `quorlock inspect` and LOCK.INSPECT show it. The default PID is that of the calling process,
+    /// usually a script, because this program ends before the lock does.
     #[arg(long, value_name = "LABEL")]
     owner: Option<String>,
 
@@ -91,11 +96,10 @@ async fn acquire_and_print(
 ) -> anyhow::Result<ExitCode> {
     let wait = args.wait.limit(args.no_wait, defaults.wait);
     let ttl = check_ttl(args.ttl.or(defaults.ttl).unwrap_or(DEFAULT_TTL))?;
-    let mut builder = quorum.lock(args.key.into_vec()).ttl(ttl);
-    if let Some(owner) = args.owner.or(defaults.owner) {
-        builder = builder.owner(owner);
-    }
-    match run::acquire(builder, called_at, wait, false).await {
+    let owner = args.owner.or(defaults.owner).unwrap_or_else(handle::default_owner);
+    let builder = args.kind.lock(quorum, &args.key).ttl(ttl).owner(owner);
+    let acquiring = Box::pin(run::acquire(builder, called_at, wait, false));
+    match run::comparing_permits(quorum, &args.key, args.kind.permits, acquiring).await {
         Ok(lock) => {
             args.format.detach_and_print(quorum, lock).await?;
             Ok(ExitCode::SUCCESS)

@@ -6,6 +6,7 @@ use anyhow::ensure;
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Parser, Subcommand};
 
+use quorlock_client::{LockBuilder, Quorum};
 use quorlock_core::node::PATTERN_BYTES_MAX;
 
 use crate::acquire::Acquire;
@@ -83,7 +84,6 @@ pub(crate) enum SubcommandArgs {
 /// and only to the command: Ctrl-C and the like reach it directly.
 #[derive(clap::Args)]
 #[command(after_help = [RUN_VALUES, nodes::SEE_ALSO, RUN_ENVIRONMENT, exit::RUN_HELP, RUN_EXAMPLE].join("\n\n"))]
-#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct Run {
     /// The lock's name: the key on every master
     #[arg(value_parser = OsStringValueParser::new().try_map(check_key))]
@@ -124,15 +124,8 @@ pub(crate) struct Run {
     #[arg(long)]
     pub(crate) wait_all: bool,
 
-    /// Share the lock with other commands that have --shared, and with no others: for commands that
-    /// only read
-    #[arg(long)]
-    pub(crate) shared: bool,
-
-    /// Let at most N commands run at a time, 1 to 64: KEY is a semaphore. Give the same number
-    /// everywhere
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64), conflicts_with = "shared")]
-    pub(crate) permits: Option<u8>,
+    #[command(flatten)]
+    pub(crate) kind: KindArgs,
 
     /// How long one master may take to answer, at most a 10th of the ttl. Raise it if the masters
     /// are far away [default: 4 round trips, within limits that depend on the ttl]
@@ -154,6 +147,22 @@ pub(crate) struct Run {
     /// The command to run, and its arguments
     #[arg(last = true, required_unless_present = "shell_command")]
     command: Vec<OsString>,
+}
+
+/// The options of `run` and `acquire` that choose the kind of the lock.
+#[derive(clap::Args)]
+pub(crate) struct KindArgs {
+    /// Share the lock with others that have --shared
+    ///
+    /// For commands that only read. Without this option, the lock is exclusive.
+    #[arg(long)]
+    shared: bool,
+
+    /// Let at most N, 1 to 64, hold KEY at a time
+    ///
+    /// KEY is then a semaphore. Give the same number everywhere.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64), conflicts_with = "shared")]
+    pub(crate) permits: Option<u8>,
 }
 
 /// The options of `run` and `acquire` that say how long to wait.
@@ -213,6 +222,17 @@ impl Run {
 
     pub(crate) fn ttl(&self) -> Duration {
         self.ttl.unwrap_or(DEFAULT_TTL)
+    }
+}
+
+impl KindArgs {
+    pub(crate) fn lock(&self, quorum: &Quorum, key: &OsStr) -> LockBuilder {
+        let key = key.as_bytes();
+        match self.permits {
+            Some(permits) => quorum.semaphore(key, permits.into()),
+            None if self.shared => quorum.lock(key).shared(),
+            None => quorum.lock(key),
+        }
     }
 }
 

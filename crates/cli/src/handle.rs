@@ -5,6 +5,8 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context as _, anyhow};
 use quorlock_client::{DetachedLock, Lock, Quorum};
+use rustix::process::getppid;
+use rustix::system::uname;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
@@ -26,6 +28,8 @@ pub(crate) struct HandleArg {
 #[derive(clap::Args)]
 pub(crate) struct HandleOutput {
     /// Print JSON: handle, key, fence, `ttl_ms`, `expires_unix_ms`
+    ///
+    /// If the lock is a permit of a semaphore, also permit: the number of its slot, from 0.
     #[arg(long)]
     json: bool,
 }
@@ -38,11 +42,24 @@ struct Printed<'a> {
     fence: u64,
     ttl_ms: u128,
     expires_unix_ms: u128,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    permit: Option<usize>,
 }
 
 #[derive(Deserialize)]
 struct Given {
     handle: String,
+}
+
+/// The owner label of a lock that no process holds. It names the parent, usually the script that
+/// keeps the handle: this process ends before the lock does.
+pub(crate) fn default_owner() -> String {
+    let host = uname().nodename().to_string_lossy().into_owned();
+    match getppid() {
+        Some(parent) => format!("{host}:{} (detached)", parent.as_raw_pid()),
+        // The parent is in another PID namespace.
+        None => format!("{host} (detached)"),
+    }
 }
 
 impl HandleArg {
@@ -88,6 +105,7 @@ impl HandleOutput {
                 fence: detached.fence().get(),
                 ttl_ms: detached.ttl().as_millis(),
                 expires_unix_ms: expires.as_millis(),
+                permit: detached.slot(),
             })?
         } else {
             handle

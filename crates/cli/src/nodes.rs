@@ -83,7 +83,8 @@ Where values come from (in each row, the leftmost value is used):
   cert      --cert, --key                       tls.cert/key   none
   ttl       --ttl                               defaults.ttl   10s
   wait      --wait                              defaults.wait  for ever
-  owner     --owner                             defaults.owner HOST:PID
+  owner     --owner                             defaults.owner HOST:PID, and for
+                                                               acquire (detached)
   A user and a password in a URL come before all of these. The files are
   quorlock.toml in XDG_CONFIG_HOME (~/.config), and /etc/quorlock.toml. The
   nodes, and each default, are taken from the first of the two files that has

@@ -1,7 +1,8 @@
 use std::convert::Infallible;
+use std::ffi::OsStr;
 use std::future::pending;
 use std::io::{self, ErrorKind, IsTerminal as _, stderr};
-use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::process::{ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -66,25 +67,18 @@ async fn run_locked(
     (called_at, wait): (Instant, Duration),
     signals: &mut Signals,
 ) -> anyhow::Result<ExitCode> {
-    let key = args.key.clone().into_vec();
-    let builder = match args.permits {
-        Some(permits) => quorum.semaphore(key, permits.into()),
-        None if args.shared => quorum.lock(key).shared(),
-        None => quorum.lock(key),
-    };
-    let mut builder = builder.ttl(args.ttl());
+    let mut builder = args.kind.lock(quorum, &args.key).ttl(args.ttl());
     if let Some(owner) = &args.owner {
         builder = builder.owner(owner);
     }
     if let Some(limit) = args.node_timeout {
         builder = builder.node_timeout(limit);
     }
-    let mut has_compared_permits = false;
-    let acquired = tokio::select! {
-        biased;
-        signal = signals.next() => return Ok(exit::code_for_signal(signal)),
-        acquired = acquire(builder, called_at, wait, args.verbose) => acquired,
-        never = compare_permits_later(quorum, &args, &mut has_compared_permits) => match never {},
+    let acquiring = Box::pin(acquire(builder, called_at, wait, args.verbose));
+    let acquiring = comparing_permits(quorum, &args.key, args.kind.permits, acquiring);
+    let acquired = match signals.interrupting(acquiring).await {
+        Ok(acquired) => acquired,
+        Err(signal) => return Ok(exit::code_for_signal(signal)),
     };
     let lock = match acquired {
         Ok(lock) => lock,
@@ -94,11 +88,6 @@ async fn run_locked(
             // With `-E 0` a held lock is a success, of which cron sends no mail.
             if code != exit::SUCCESS || args.verbose || stderr().is_terminal() {
                 say(format_args!("not acquired: {}", advice::describe(&error)));
-            }
-            if !has_compared_permits
-                && matches!(error, AcquireError::Held { .. } | AcquireError::TimedOut { .. })
-            {
-                compare_permits(quorum, &args).await;
             }
             return Ok(ExitCode::from(code));
         }
@@ -154,25 +143,41 @@ async fn run_locked(
     Ok(exit::code_for_status(status))
 }
 
-/// Warns if another client uses a larger number of permits.
-async fn compare_permits(quorum: &Quorum, args: &Run) {
-    let Some(permits) = args.permits.map(usize::from) else { return };
-    let name = args.key.as_bytes();
-    if let Some(larger) = quorum.larger_permits(name, permits).await {
-        semaphore::warn_of_larger(name, permits, larger);
-    }
-}
-
-/// Compares the permits when the wait has lasted for [`WAIT_CHECK_EVERY`]. Never returns.
-async fn compare_permits_later(
+/// Awaits `acquiring`. If that takes [`WAIT_CHECK_EVERY`], or finds all permits taken, warns if
+/// another client uses a larger number of permits.
+pub(crate) async fn comparing_permits(
     quorum: &Quorum,
-    args: &Run,
-    has_compared_permits: &mut bool,
-) -> Infallible {
-    sleep(WAIT_CHECK_EVERY).await;
-    *has_compared_permits = true;
-    compare_permits(quorum, args).await;
-    pending().await
+    name: &OsStr,
+    permits: Option<u8>,
+    mut acquiring: impl Future<Output = Result<Lock, AcquireError>> + Unpin,
+) -> Result<Lock, AcquireError> {
+    let Some(permits) = permits.map(usize::from) else { return acquiring.await };
+    let name = name.as_bytes();
+    let compare = async || {
+        if let Some(larger) = quorum.larger_permits(name, permits).await {
+            semaphore::warn_of_larger(name, permits, larger);
+        }
+    };
+    tokio::select! {
+        biased;
+        acquired = &mut acquiring => {
+            if matches!(acquired, Err(AcquireError::Held { .. } | AcquireError::TimedOut { .. })) {
+                compare().await;
+            }
+            return acquired;
+        }
+        () = sleep(WAIT_CHECK_EVERY) => {}
+    }
+    // The comparison must not delay the grant.
+    let compare_once = async {
+        compare().await;
+        pending::<Infallible>().await
+    };
+    tokio::select! {
+        biased;
+        acquired = acquiring => acquired,
+        never = compare_once => match never {},
+    }
 }
 
 /// Tries once, and then waits for the lock. Prints why it waits, unless the reason is usual. `wait`

@@ -144,6 +144,89 @@ fn json_has_handle_key_fence_and_times() {
     release(&masters, second["handle"].as_str().unwrap());
 }
 
+/// The owner labels of the lock `k`, as the first master shows them.
+fn owner(masters: &Masters, key: &str) -> String {
+    let output = on(masters, "inspect").args(["--json", key]).output().unwrap();
+    json(&output)["owner"].as_str().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn detached_lock_is_labelled_with_the_script_that_keeps_its_handle() {
+    let masters = Masters::start(3);
+    let nodes = masters.urls().join(",");
+    let script = "echo $$; handle=$(quorlock acquire --ttl 60s k)
+        echo acquired; read go; quorlock extend \"$handle\"; echo extended; read go";
+    let mut running = Running::start(&mut common::shell(script, &nodes));
+    let label = format!(":{} (detached)", running.line());
+    assert_eq!(running.line(), "acquired");
+    assert!(owner(&masters, "k").ends_with(&label), "{}", owner(&masters, "k"));
+    // A node that has missed the lock gets it from `extend`.
+    exec(&masters[0], &["DEL", "k"]);
+    running.say("go");
+    running.line();
+    assert_eq!(running.line(), "extended");
+    let seen = owner(&masters, "k");
+    assert!(seen.ends_with(&label), "{seen}");
+
+    let output = on(&masters, "acquire").args(["--owner", "me", "l"]).output().unwrap();
+    assert_ok(&output);
+    assert_eq!(owner(&masters, "l"), "me");
+}
+
+#[test]
+fn shared_lock_of_a_script_stays_shared() {
+    let masters = Masters::start(3);
+    let shared = [&TTL[..], &["--shared"]].concat();
+    let mut handles = Vec::new();
+    for _ in 0..2 {
+        let output = on(&masters, "acquire").args(&shared).arg("k").output().unwrap();
+        assert_ok(&output);
+        handles.push(stdout(&output).to_owned());
+    }
+    assert!(!is_free(&masters), "a writer is refused");
+    let output = output_retried_on_122(|| with_input(on(&masters, "extend").arg("-"), &handles[0]));
+    assert_ok(&output);
+    handles[0] = stdout(&output).to_owned();
+    let reader =
+        run_script(&masters, &[&LONG_NODE_TIMEOUT[..], &["--shared", "-n"]].concat(), "true");
+    assert_ok(&{ reader }.output().unwrap());
+    let released = with_input(on(&masters, "release").arg("-"), &handles[1]);
+    assert!([0, 122].contains(&code(released.status)), "{released:?}");
+    assert!(!is_free(&masters), "the other reader still holds the lock");
+    release(&masters, &handles[0]);
+}
+
+#[test]
+fn script_acquires_as_many_permits_as_there_are() {
+    let masters = Masters::start(3);
+    let acquire = || {
+        let words = ["--json", "--permits", "2", "--wait", "5s", "--ttl", "60s", "k"];
+        let output = on(&masters, "acquire").args(words).output().unwrap();
+        assert_ok(&output);
+        json(&output)
+    };
+    let (first, second) = (acquire(), acquire());
+    let mut permits = [first["permit"].as_u64().unwrap(), second["permit"].as_u64().unwrap()];
+    permits.sort_unstable();
+    assert_eq!(permits, [0, 1]);
+    let refused = |options: &[&str]| {
+        output_retried_on_122(|| {
+            on(&masters, "acquire").args(options).args(["-n", "k"]).output().unwrap()
+        })
+    };
+    assert_error(&refused(&["--permits", "2"]), 121, "another client ");
+    // A permit that is extended keeps its slot, and is released by its last handle.
+    let output = output_retried_on_122(|| {
+        with_input(on(&masters, "extend").args(["--json", "-"]), &first.to_string())
+    });
+    assert_eq!(json(&output)["permit"], first["permit"]);
+    assert_error(&refused(&["--permits", "1"]), 121, "use the same `--permits` everywhere");
+    let last = json(&output)["handle"].as_str().unwrap().to_owned();
+    let released = with_input(on(&masters, "release").arg("-"), &last);
+    assert!([0, 122].contains(&code(released.status)), "{released:?}");
+    assert_eq!(acquire()["permit"], first["permit"]);
+}
+
 #[test]
 fn held_lock_gives_exit_code_121_and_no_handle() {
     let masters = Masters::start(3);

@@ -73,6 +73,11 @@ impl DetachedLock {
         self.keys.iter()
     }
 
+    /// The number of its slot, if the lock is a permit: see [`Lock::slot`](crate::Lock::slot).
+    pub fn slot(&self) -> Option<usize> {
+        self.slot
+    }
+
     /// The fence before the attachment. The process that attaches the lock gets a larger one.
     pub fn fence(&self) -> Fence {
         self.fence
