@@ -23,7 +23,10 @@ use crate::{advice, exit, say};
 /// The handle contains the lock's token. A program that knows the handle can extend and release the
 /// lock. Treat the handle as a password, and give it to the other subcommands on standard input.
 #[derive(clap::Args)]
-#[command(after_help = [EXIT_CODES, EXAMPLE, nodes::SEE_ALSO].join("\n\n"))]
+#[command(
+    after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"),
+    after_long_help = [EXIT_CODES, EXAMPLE, nodes::SEE_ALSO].join("\n\n"),
+)]
 pub(crate) struct Acquire {
     /// The lock's name: the key on every node
     #[arg(value_parser = OsStringValueParser::new().try_map(check_key))]
@@ -39,7 +42,9 @@ pub(crate) struct Acquire {
     #[command(flatten)]
     wait: WaitArgs,
 
-    /// Do not wait: try once, as with --wait 0. Connecting to the nodes may take 1s
+    /// Do not wait: try once, as with --wait 0
+    ///
+    /// Connecting to the nodes may take 1s.
     #[arg(short = 'n', long, conflicts_with_all = ["wait", "wait_seconds"])]
     no_wait: bool,
 

@@ -65,8 +65,9 @@ pub(crate) enum SubcommandArgs {
     Up(Up),
 }
 
-/// Runs a command while holding a lock: waits for the lock, renews it, and releases it when the
-/// command ends.
+/// Runs a command while holding a lock.
+///
+/// Waits for the lock, renews it, and releases it when the command ends.
 ///
 /// When the lock cannot be renewed, the command and everything that it started are ended before
 /// another client can acquire the lock: with SIGKILL when a 20th of the ttl is left, and with
@@ -83,7 +84,11 @@ pub(crate) enum SubcommandArgs {
 /// and its process group. In the foreground of a terminal, only TERM, USR1 and USR2 are passed on,
 /// and only to the command: Ctrl-C and the like reach it directly.
 #[derive(clap::Args)]
-#[command(after_help = [RUN_VALUES, nodes::SEE_ALSO, RUN_ENVIRONMENT, exit::RUN_HELP, RUN_EXAMPLE].join("\n\n"))]
+#[command(
+    after_help = [RUN_IN_SHORT, nodes::SEE_ALSO].join("\n\n"),
+    after_long_help =
+        [RUN_VALUES, nodes::SEE_ALSO, RUN_ENVIRONMENT, exit::RUN_HELP, RUN_EXAMPLE].join("\n\n"),
+)]
 pub(crate) struct Run {
     /// The lock's name: the key on every master
     #[arg(value_parser = OsStringValueParser::new().try_map(check_key))]
@@ -92,51 +97,65 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) nodes: NodeArgs,
 
-    /// The ttl: how long the lock lasts after this program dies. Give at least 100ms. This program
-    /// extends the lock whenever a third of the ttl has passed [default: 10s]
+    /// The ttl: the lock ends this long after its last extension [default: 10s]
+    ///
+    /// Give at least 100ms. This program extends the lock whenever a third of the ttl has passed.
     #[arg(long, value_parser = duration, value_name = "TIME")]
     ttl: Option<Duration>,
 
     #[command(flatten)]
     pub(crate) wait: WaitArgs,
 
-    /// Do not wait: try once, as with --wait 0. Connecting to the masters may take 1s or, if
-    /// --node-timeout is given, four times that time
+    /// Do not wait: try once, as with --wait 0
+    ///
+    /// Connecting to the masters may take 1s or, if --node-timeout is given, four times that time.
     #[arg(short = 'n', long, conflicts_with_all = ["wait", "wait_seconds"])]
     pub(crate) no_wait: bool,
 
-    /// The exit code when another client holds the lock
+    /// The exit code if the lock is held
     #[arg(short = 'E', long, default_value_t = exit::CONFLICT, value_name = "N")]
     pub(crate) conflict_exit_code: u8,
 
-    /// Keep the lock for at least this long, even if the command ends sooner. TERM, INT and QUIT
-    /// end this time; HUP does so once the command has ended. The lock is then kept only while the
-    /// command runs. The exit code is the command's
+    /// Keep the lock for at least this long
+    ///
+    /// The lock is kept even if the command ends sooner. TERM, INT and QUIT end this time; HUP does
+    /// so once the command has ended. The lock is then kept only while the command runs. The exit
+    /// code is the command's.
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) hold_at_least: Option<Duration>,
 
-    /// How long the command may take to end after SIGTERM before it is killed. Give at most two
-    /// fifths of the ttl [default: until a 20th of the ttl is left]
+    /// The time from SIGTERM to SIGKILL
+    ///
+    /// How long the command may take to end before it is killed. Give at most two fifths of the ttl
+    /// [default: until a 20th of the ttl is left].
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) kill_after: Option<Duration>,
 
-    /// Keep the lock until the command and everything that it started have ended
+    /// Also wait for all that the command started
+    ///
+    /// Keeps the lock until the command and everything that it started have ended.
     #[arg(long)]
     pub(crate) wait_all: bool,
 
     #[command(flatten)]
     pub(crate) kind: KindArgs,
 
-    /// How long one master may take to answer, at most a 10th of the ttl. Raise it if the masters
-    /// are far away [default: 4 round trips, within limits that depend on the ttl]
+    /// How long one master may take to answer
+    ///
+    /// At most a 10th of the ttl. Raise it if the masters are far away [default: 4 round trips,
+    /// within limits that depend on the ttl].
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) node_timeout: Option<Duration>,
 
-    /// The owner label of the lock, which LOCK.INSPECT shows [default: HOST:PID]
+    /// The owner label of the lock [default: HOST:PID]
+    ///
+    /// `quorlock inspect` and LOCK.INSPECT show it.
     #[arg(long, value_name = "LABEL")]
     pub(crate) owner: Option<String>,
 
-    /// Report when the lock is acquired and released, and why it is not acquired
+    /// Report when the lock is acquired and released
+    ///
+    /// Also reports why it is not acquired.
     #[arg(long)]
     pub(crate) verbose: bool,
 
@@ -168,14 +187,21 @@ pub(crate) struct KindArgs {
 /// The options of `run` and `acquire` that say how long to wait.
 #[derive(clap::Args)]
 pub(crate) struct WaitArgs {
-    /// How long to wait for the lock, including the time to connect [default: for ever]
+    /// Wait at most this long [default: for ever]
+    ///
+    /// The time includes connecting.
     #[arg(long, value_parser = duration, value_name = "TIME")]
     wait: Option<Duration>,
 
-    /// How long to wait for the lock, in seconds or a fraction of one, as in flock
+    /// The same in seconds or a fraction, as in flock
     #[arg(short = 'w', value_parser = seconds, value_name = "SECONDS", conflicts_with = "wait")]
     wait_seconds: Option<Duration>,
 }
+
+const RUN_IN_SHORT: &str = "\
+Exit codes: the command's own; 120 the lock was lost, 121 it is held, 122 no
+majority of the masters voted, 125 quorlock failed, 126 and 127 as in a shell
+Example: quorlock run deploy --wait 30s -- ./deploy.sh production";
 
 const RUN_VALUES: &str = "Values:
   TIME  a number with ms, s, m or h, such as 10s or 1.5s

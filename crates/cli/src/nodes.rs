@@ -35,8 +35,9 @@ const CONNECT_ROUND_TRIPS: u32 = 4;
 #[expect(clippy::doc_markdown, reason = "the help shows it as it is")]
 #[derive(clap::Args)]
 pub(crate) struct NodeArgs {
-    /// The masters, separated by commas; give all users of the lock the same list [env:
-    /// QUORLOCK_NODES]
+    /// The masters, separated by commas [env: QUORLOCK_NODES]
+    ///
+    /// Give all users of the lock the same list.
     #[arg(help_heading = HEADING, long, value_name = "URLS", value_delimiter = ',')]
     nodes: Option<Vec<String>>,
 
@@ -45,23 +46,25 @@ pub(crate) struct NodeArgs {
     config: Option<PathBuf>,
 
     /// The user to log in as [env: QUORLOCK_USER]
-    #[arg(help_heading = HEADING, long, value_name = "NAME")]
+    #[arg(help_heading = HEADING, long, value_name = "NAME", hide_short_help = true)]
     user: Option<String>,
 
     /// A file with the password; or give it in QUORLOCK_PASSWORD
-    #[arg(help_heading = HEADING, long, value_name = "FILE")]
+    #[arg(help_heading = HEADING, long, value_name = "FILE", hide_short_help = true)]
     password_file: Option<PathBuf>,
 
     /// The root certificates for rediss:// nodes, in PEM [default: SSL_CERT_FILE, or the system's]
-    #[arg(help_heading = HEADING, long, value_name = "FILE")]
+    #[arg(help_heading = HEADING, long, value_name = "FILE", hide_short_help = true)]
     cacert: Option<PathBuf>,
 
     /// The certificate of this client, in PEM
     #[arg(help_heading = HEADING, long, value_name = "FILE", requires = "tls_key")]
+    #[arg(hide_short_help = true)]
     cert: Option<PathBuf>,
 
     /// The private key of --cert, in PEM
     #[arg(help_heading = HEADING, long = "key", value_name = "FILE", requires = "cert")]
+    #[arg(hide_short_help = true)]
     tls_key: Option<PathBuf>,
 }
 

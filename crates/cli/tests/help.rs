@@ -75,6 +75,25 @@ fn help_names_options_exit_codes_and_environment_variables() {
 }
 
 #[test]
+fn short_help_fits_a_screen() {
+    let help = quorlock().env("COLUMNS", "80").arg("-h").output().unwrap();
+    let (_, commands) = stdout(&help).split_once("Commands:\n").unwrap();
+    let lines = commands.lines().take_while(|line| line.starts_with("  "));
+    let names = lines.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
+    let names: Vec<_> = names.filter(|name| !["", "help"].contains(name)).collect();
+    assert!(names.len() > 10 && names.contains(&"run"), "{names:?}");
+    for arguments in [vec!["-h"]].into_iter().chain(names.into_iter().map(|name| vec![name, "-h"]))
+    {
+        let help = quorlock().env("COLUMNS", "80").args(&arguments).output().unwrap();
+        let lines: Vec<_> = stdout(&help).lines().collect();
+        // The last line of a screen is the prompt.
+        assert!(lines.len() < 40, "{arguments:?}: {} lines", lines.len());
+        assert!(lines.iter().all(|line| line.chars().count() <= 80), "{arguments:?}: {lines:?}");
+        assert!(lines.iter().any(|line| line.contains("--help")), "{arguments:?}: {lines:?}");
+    }
+}
+
+#[test]
 fn wrong_command_line_exits_with_125_and_points_to_help() {
     for wrong in [
         ["run"].as_slice(),
