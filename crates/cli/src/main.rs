@@ -60,7 +60,7 @@ use std::io::{Write as _, stderr};
 use std::process::ExitCode;
 
 use clap::Parser;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::args::{Args, SubcommandArgs};
 
@@ -84,6 +84,8 @@ async fn main() -> ExitCode {
                 && env::args_os().any(|word| word == "--nodes")
             {
                 say("to give several nodes to --nodes, separate them by commas, not by spaces");
+            } else if lacks_separator(&error) {
+                say("write `--` before the command: quorlock run KEY -- COMMAND");
             }
             // `exit::FAILED` replaces clap's exit code 2, which could also be the command's own.
             let code = if error.use_stderr() { exit::FAILED } else { exit::SUCCESS };
@@ -105,6 +107,20 @@ async fn main() -> ExitCode {
         SubcommandArgs::Top(args) => top::top(args).await,
         SubcommandArgs::Up(args) => up::up(args).await,
     })
+}
+
+/// Whether the command of `quorlock run` follows the key directly.
+fn lacks_separator(error: &clap::Error) -> bool {
+    let mut words = env::args_os().skip(1);
+    let is_run = words.next().is_some_and(|subcommand| subcommand == "run");
+    let is_unexpected = matches!(
+        error.get(ContextKind::InvalidArg),
+        Some(ContextValue::String(word)) if !word.starts_with('-')
+    );
+    is_run
+        && error.kind() == ErrorKind::UnknownArgument
+        && is_unexpected
+        && words.all(|word| word != "--")
 }
 
 fn finish(outcome: anyhow::Result<ExitCode>) -> ExitCode {

@@ -94,6 +94,26 @@ fn short_help_fits_a_screen() {
 }
 
 #[test]
+fn run_without_separator_gets_a_hint() {
+    let hint = "write `--` before the command";
+    for words in
+        [&["k", "echo", "hi"][..], &["-n", "k", "echo", "-n"], &["k", "--ttl", "5s", "true"]]
+    {
+        assert_error(&quorlock().arg("run").args(words).output().unwrap(), 125, hint);
+    }
+    for words in [
+        &["run", "k", "--nonsense", "--", "true"][..],
+        &["run", "k", "l", "--", "true"],
+        &["run", "k"],
+        &["release", "x", "y"],
+    ] {
+        let output = quorlock().args(words).output().unwrap();
+        assert_eq!(code(output.status), 125, "{words:?}");
+        assert!(!stderr(&output).contains(hint), "{words:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
 fn wrong_command_line_exits_with_125_and_points_to_help() {
     for wrong in [
         ["run"].as_slice(),
