@@ -5,7 +5,7 @@ use std::time::Duration;
 use std::{env, fs};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use quorlock_client::{Quorum, QuorumBuilder};
+use quorlock_client::{NodeError, Quorum, QuorumBuilder};
 use quorlock_core::client::limits::CONNECT_SETTLE;
 use redis::{Client, ClientTlsConfig, IntoConnectionInfo as _, TlsCertificates};
 use rustls::crypto::CryptoProvider;
@@ -107,6 +107,8 @@ pub(crate) struct NodeSettings {
     pub(crate) endpoints: Vec<Endpoint>,
     certificates: Certificates,
     pub(crate) defaults: Defaults,
+    /// Says which settings of a file are not used, because the file does not name the nodes.
+    unused: Option<String>,
 }
 
 /// The nodes as the user names them.
@@ -157,12 +159,42 @@ impl NodeArgs {
             warn_if_readable_by_others(&loaded.path);
         }
         let file = file.map(|loaded| &loaded.file);
-        self.add_credentials(&mut endpoints, file)?;
+        let unused = self.unused_settings(&source, &files)?;
+        self.add_credentials(&mut endpoints, file).map_err(|error| match &unused {
+            Some(unused) => anyhow!("{error}; {unused}"),
+            None => error,
+        })?;
         let certificates =
             self.read_certificates(&source, &endpoints, file.map(|file| &file.tls))?;
         let defaults = files.into_iter().map(|loaded| loaded.file.defaults);
         let defaults = defaults.reduce(Defaults::or).unwrap_or_default();
-        Ok(NodeSettings { endpoints, certificates, defaults })
+        Ok(NodeSettings { endpoints, certificates, defaults, unused })
+    }
+
+    /// Describes the settings of files that do not name the nodes, unless an option or a variable
+    /// replaces them.
+    fn unused_settings(&self, source: &str, files: &[Loaded]) -> anyhow::Result<Option<String>> {
+        let has_user = self.user.is_some() || variable(USER_VARIABLE)?.is_some();
+        let has_password = self.password_file.is_some() || variable(PASSWORD_VARIABLE)?.is_some();
+        let of_file = |Loaded { path, file }: &Loaded| {
+            let settings = [
+                ("user", file.user.is_some() && !has_user),
+                ("password-file", file.password_file.is_some() && !has_password),
+                ("tls.cacert", file.tls.cacert.is_some() && self.cacert.is_none()),
+                ("tls.cert", file.tls.cert.is_some() && self.cert.is_none()),
+            ];
+            let names: Vec<_> = settings
+                .iter()
+                .filter(|(_, is_unused)| *is_unused)
+                .map(|(name, _)| *name)
+                .collect();
+            let path = path.display().to_string();
+            (path != source && !names.is_empty()).then(|| {
+                let names = names.join(", ");
+                format!("not used: {names} of {path}, because {source} names the nodes")
+            })
+        };
+        Ok(files.iter().find_map(of_file))
     }
 
     fn named_nodes<'a>(&self, files: &'a [Loaded]) -> anyhow::Result<NamedNodes<'a>> {
@@ -267,12 +299,29 @@ impl NodeArgs {
 
 impl NodeSettings {
     pub(crate) async fn connect(&self) -> anyhow::Result<Quorum> {
-        Ok(self.quorum().connect_timeout(CONNECT_LIMIT).connect().await?)
+        self.connect_with(self.quorum().connect_timeout(CONNECT_LIMIT)).await
     }
 
     pub(crate) async fn connect_within(&self, node_timeout: Duration) -> anyhow::Result<Quorum> {
         let builder = self.quorum().node_timeout(node_timeout);
-        Ok(builder.connect_timeout(node_timeout.min(CONNECT_LIMIT)).connect().await?)
+        self.connect_with(builder.connect_timeout(node_timeout.min(CONNECT_LIMIT))).await
+    }
+
+    async fn connect_with(&self, builder: QuorumBuilder) -> anyhow::Result<Quorum> {
+        let quorum = builder.connect().await?;
+        self.explain_refusal(quorum.health().into_iter().filter_map(|node| node.error));
+        Ok(quorum)
+    }
+
+    /// Says which settings are not used, if a node does not accept this client.
+    pub(crate) fn explain_refusal(&self, errors: impl IntoIterator<Item = NodeError>) {
+        let is_refusal =
+            |error| matches!(error, NodeError::Denied { .. } | NodeError::Misconfigured { .. });
+        if let Some(unused) = &self.unused
+            && errors.into_iter().any(is_refusal)
+        {
+            say(unused);
+        }
     }
 
     /// Connects to the nodes for a call that acquires a lock and may wait for it.
@@ -282,7 +331,7 @@ impl NodeSettings {
     ) -> anyhow::Result<Quorum> {
         let limit =
             node_timeout.map_or(CONNECT_LIMIT_BEFORE_WAIT, |limit| limit * CONNECT_ROUND_TRIPS);
-        Ok(self.quorum().connect_timeout(limit.min(CONNECT_SETTLE)).connect().await?)
+        self.connect_with(self.quorum().connect_timeout(limit.min(CONNECT_SETTLE))).await
     }
 
     fn quorum(&self) -> QuorumBuilder {

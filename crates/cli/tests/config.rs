@@ -239,6 +239,51 @@ fn password_of_a_file_goes_to_the_nodes_of_that_file_only() {
 }
 
 #[test]
+fn refusal_says_which_settings_of_a_file_are_not_used() {
+    let masters = with_password();
+    let files = Files::new();
+    files.write("password", PASSWORD);
+    let file = write_config(&files, &masters);
+    let unused = format!("user, password-file of {}, because", file.display());
+    let urls = masters.urls().join(",");
+    let on_urls = |words: &[&str]| {
+        let mut command = quorlock();
+        command.env("QUORLOCK_CONFIG", &file).args(words).args(["--nodes", &urls]).output().unwrap()
+    };
+    for words in [
+        &["run", "k", "-c", "true"][..],
+        &["acquire", "k"],
+        &["release", "quorlock1:k:0123456789abcdef0123456789abcdef:1000:1:1"],
+        &["inspect", "k"],
+        &["list"],
+        &["bench"],
+        &["status"],
+        &["doctor"],
+    ] {
+        let output = on_urls(words);
+        assert_ne!(code(output.status), 0, "{words:?}");
+        let said = stderr(&output);
+        assert!(said.contains(&format!("{unused} --nodes names the nodes")), "{words:?}: {said}");
+    }
+    let only_user = on_urls(&["run", "k", "-c", "true", "--user", "locker"]);
+    assert_fails(&only_user, &["needs a password", "not used: password-file of "]);
+    let mut of_variable = quorlock();
+    of_variable.env("QUORLOCK_CONFIG", &file).env("QUORLOCK_NODES", &urls);
+    assert_fails(&run(&mut of_variable), &["because QUORLOCK_NODES names the nodes"]);
+
+    // Nodes that accept the client, and settings that options replace, are no reason to warn.
+    let open = Masters::start(3);
+    let mut command = quorlock();
+    command.env("QUORLOCK_CONFIG", &file).env("QUORLOCK_NODES", open.urls().join(","));
+    assert_succeeds(&run(&mut command));
+    let wrong = files.write("wrong", "s3cretive");
+    let options = ["--user", "locker", "--password-file", wrong.to_str().unwrap()];
+    let output = on_urls(&[&["run", "k", "-c", "true"], &options[..]].concat());
+    assert_fails(&output, &["WRONGPASS"]);
+    assert!(!stderr(&output).contains("not used"), "{}", stderr(&output));
+}
+
+#[test]
 fn error_in_a_file_names_the_file_the_line_and_what_to_write() {
     let files = Files::new();
     for (text, hints) in [

@@ -72,6 +72,7 @@ pub(crate) async fn doctor(args: Doctor) -> anyhow::Result<ExitCode> {
         .await;
     let findings = findings(&report, &denials, ttl);
     print::print(&findings, &report, args.json)?;
+    nodes.explain_refusal(report.errors());
     Ok(match findings.iter().map(|finding| finding.severity).max() {
         None => ExitCode::SUCCESS,
         Some(Severity::Warning) => ExitCode::from(WARNINGS),

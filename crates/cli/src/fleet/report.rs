@@ -82,6 +82,10 @@ impl Report {
         self.nodes.iter().zip(&self.states)
     }
 
+    pub(crate) fn errors(&self) -> impl Iterator<Item = NodeError> {
+        self.states.iter().filter_map(State::error).cloned()
+    }
+
     pub(crate) fn voting(&self) -> usize {
         self.states.iter().filter(|state| **state == State::Voting).count()
     }

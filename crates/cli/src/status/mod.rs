@@ -53,10 +53,11 @@ const EXIT_CODES: &str = "Exit codes:
   128 + the signal that ended --watch";
 
 pub(crate) async fn status(args: Status) -> anyhow::Result<ExitCode> {
-    let (fleet, _) = args.fleet.load()?;
+    let (fleet, nodes) = args.fleet.load()?;
     let Some(every) = args.watch else {
         let report = fleet.gather().await;
         write(&text(&report, args.json)?)?;
+        nodes.explain_refusal(report.errors());
         let code = if report.has_majority() { exit::SUCCESS } else { exit::NO_MAJORITY };
         return Ok(ExitCode::from(code));
     };
