@@ -227,10 +227,12 @@ const RUN_EXAMPLE: &str = "Examples:
   quorlock run nightly-backup -- backup --to /mnt
   quorlock run deploy -w 30 -c 'git pull && make install'
 
-  The same line in the crontab of many machines, of which one runs the job.
+  The same file in /etc/cron.d of many machines, of which one runs the job. The
+  nodes are in /etc/quorlock.toml, and the PATH of cron is short.
   --hold-at-least exceeds the difference of their clocks: a late machine finds
   the lock held even when the job is over. With -E 0, that is a success:
-  0 3 * * * quorlock run nightly -n -E 0 --hold-at-least 1m -- nightly-report";
+  PATH=/usr/local/bin:/usr/bin:/bin
+  0 3 * * * root quorlock run nightly -n -E 0 --hold-at-least 1m -- report";
 
 impl Run {
     /// Fills a missing ttl and owner from the configuration files.

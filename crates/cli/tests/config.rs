@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use common::{
-    Holder, LONG_NODE_TIMEOUT, Running, assert_contains, assert_error, code, quorlock, stderr,
-    stdout,
+    Holder, LONG_NODE_TIMEOUT, Running, assert_contains, assert_error, code, from_cron, quorlock,
+    stderr, stdout,
 };
 use quorlock_testkit::Masters;
 use rustix::process::Signal;
@@ -127,6 +127,24 @@ fn option_comes_before_environment_and_environment_before_files() {
     let config = ["--config", good.to_str().unwrap()];
     // The nodes of the environment come before those of the file.
     assert_finds_no_server(&with_options(&config));
+}
+
+#[test]
+fn system_file_is_read_unless_another_place_names_the_nodes() {
+    let masters = Masters::start(3);
+    let files = Files::new();
+    let system = files.write("system.toml", &nodes_line(&masters));
+    let bad = files.write("quorlock.toml", &format!("nodes = ['{NO_SERVER}']"));
+    let run_with = |variable: &str| {
+        let script =
+            format!("{variable} /usr/local/bin/quorlock run --node-timeout 1s -n k -- true");
+        from_cron(&system, &script).output().unwrap()
+    };
+    assert_succeeds(&run_with(""));
+    let (bad, folder) = (bad.display(), files.path(""));
+    assert_finds_no_server(&run_with(&format!("QUORLOCK_NODES={NO_SERVER}")));
+    assert_finds_no_server(&run_with(&format!("QUORLOCK_CONFIG={bad}")));
+    assert_finds_no_server(&run_with(&format!("XDG_CONFIG_HOME={}", folder.display())));
 }
 
 #[test]

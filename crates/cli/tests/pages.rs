@@ -9,7 +9,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output};
 
 use common::{
-    Running, assert_ok, blocks, code, output_retried_on_122, quorlock, shell, stderr, stdout,
+    Running, assert_ok, blocks, code, from_cron, output_retried_on_122, quorlock, shell, stderr,
+    stdout,
 };
 use quorlock_testkit::{Masters, Server};
 use rustix::process::Signal;
@@ -18,6 +19,8 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const README: &str = include_str!("../../../README.md");
 const GETTING_STARTED: &str = include_str!("../../../docs/getting-started.md");
 const PROGRAM: &str = include_str!("../../../docs/program.md");
+const RUN: &str = include_str!("../../../docs/run.md");
+const JOBS: &str = include_str!("../../../docs/operations/jobs.md");
 const BENCHMARKS: &str = include_str!("../../../docs/benchmarks.md");
 
 /// An integer with at least this many digits is a fence or a time, which differs in each run.
@@ -55,6 +58,38 @@ fn shell_blocks_run_as_they_are_shown() {
             let output = output_retried_on_122(|| run_block(block, &nodes));
             assert_eq!(code(output.status), 0, "{block}{}", stderr(&output));
         }
+    }
+}
+
+#[test]
+fn cron_file_runs_its_job_with_the_nodes_of_the_system_file() {
+    let masters = Masters::start(3);
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("quorlock.toml");
+    let shown = blocks(README, "toml").into_iter().find(|block| block.starts_with("nodes = "));
+    let nodes = shown.unwrap().split('"').skip(1).step_by(2).zip(masters.urls());
+    let text = nodes.fold(shown.unwrap().to_owned(), |text, (node, url)| text.replace(node, &url));
+    fs::write(&config, text).unwrap();
+    for (page, language) in
+        [(README, "cron"), (RUN, "cron"), (JOBS, "cron ops /etc/cron.d/nightly-report")]
+    {
+        let block = blocks(page, language)[0];
+        // A line with a time begins with five fields and the user.
+        let line = |line: &str| match line.split_once('=') {
+            Some((name, _)) if name.bytes().all(|byte| byte.is_ascii_uppercase()) => {
+                line.to_owned()
+            }
+            _ => line.split(' ').skip(6).collect::<Vec<_>>().join(" "),
+        };
+        let lines = block.lines().map(line).collect::<Vec<_>>().join("\n");
+        // A hold of a minute would delay this test.
+        let lines = lines.replace("--hold-at-least 1m", "--hold-at-least 10ms");
+        let job = "printf '#!/bin/sh\necho the report\n' >/usr/local/bin/nightly-report
+            chmod +x /usr/local/bin/nightly-report\n";
+        let mut cron = from_cron(&config, &format!("{job}{lines}"));
+        let output = output_retried_on_122(|| cron.output().unwrap());
+        assert_eq!(code(output.status), 0, "{block}{}", stderr(&output));
+        assert_eq!((stdout(&output), stderr(&output)), ("the report\n", ""), "{block}");
     }
 }
 

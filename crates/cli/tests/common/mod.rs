@@ -84,6 +84,20 @@ pub(crate) fn shell(script: &str, nodes: &str) -> Command {
     shell
 }
 
+/// Runs a script on a machine that has this `/etc/quorlock.toml` and no other configuration, and
+/// the programs of `make install` in `/usr/local/bin`, with the environment that cron sets.
+pub(crate) fn from_cron(config: &Path, script: &str) -> Command {
+    const PREPARE: &str = "mount -t tmpfs none /etc && cp \"$1\" /etc/quorlock.toml &&
+        mount -t tmpfs none /usr/local/bin && ln -s \"$2\" /usr/local/bin/quorlock &&
+        exec sh -e -c \"$3\"";
+    let mut command = Command::new("unshare");
+    command.args(["--map-root-user", "--mount", "sh", "-c", PREPARE, "sh"]);
+    command.arg(config).arg(QUORLOCK).arg(script);
+    command.env_clear().envs([("HOME", "/nowhere"), ("LOGNAME", "root"), ("SHELL", "/bin/sh")]);
+    command.env("PATH", "/usr/bin:/bin").stdin(Stdio::null());
+    command
+}
+
 /// The output of a program, which is run again a few times while it ends with 122: on a busy
 /// machine, the answers of a majority may be late.
 pub(crate) fn output_retried_on_122(mut run: impl FnMut() -> Output) -> Output {
