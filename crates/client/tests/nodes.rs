@@ -157,6 +157,36 @@ async fn user_limited_to_some_keys_locks_only_these_keys() {
 }
 
 #[tokio::test]
+async fn credentials_apply_to_urls_without_a_password() {
+    const PASSWORD: &str = "s3cret/@%";
+    let masters = Masters::start_with(3, |_, builder| builder.tcp()).unwrap();
+    for master in &masters {
+        for user in ["locks", "other"] {
+            set_user(master, user, &format!("on >{PASSWORD} >own ~* +@all"));
+        }
+        set_user(master, "default", "off");
+    }
+    let url = |index: usize, start: &str| masters[index].url().replace("redis://", start);
+    let urls = [url(0, "redis://"), url(1, "redis://other@"), url(2, "redis://other:own@")];
+    let builder = Quorum::builder().nodes(urls).node_timeout(PATIENCE);
+    let builder = builder.credentials("locks", PASSWORD);
+    assert!(!format!("{builder:?}").contains(PASSWORD), "{builder:?}");
+    let quorum = builder.connect().await.unwrap();
+    until_voting(&quorum, 3).await;
+    assert_works(&quorum).await;
+    for (index, user) in ["locks", "other", "other"].into_iter().enumerate() {
+        let admin = masters[index].url().replace("redis://", "redis://locks:own@");
+        let mut connection = redis::Client::open(admin).unwrap().get_connection().unwrap();
+        let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut connection).unwrap();
+        assert!(list.contains(&format!(" user={user} ")), "{user}: {list}");
+    }
+
+    let master = Server::with_module().tcp().arg("requirepass", PASSWORD).start().unwrap();
+    let builder = Quorum::builder().node(master.url()).node_timeout(PATIENCE);
+    assert_works(&builder.credentials("default", PASSWORD).connect().await.unwrap()).await;
+}
+
+#[tokio::test]
 async fn url_may_have_a_password_without_a_user() {
     let master = Server::with_module().tcp().arg("requirepass", "s3cret").start().unwrap();
     let url = master.url().replace("redis://", "redis://:s3cret@");

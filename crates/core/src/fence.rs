@@ -53,6 +53,19 @@ impl Fence {
     }
 }
 
+impl From<Fence> for u64 {
+    fn from(fence: Fence) -> Self {
+        fence.0
+    }
+}
+
+/// For the type `BIGINT` of SQL, which has a sign.
+impl From<Fence> for i64 {
+    fn from(fence: Fence) -> Self {
+        fence.0.cast_signed()
+    }
+}
+
 impl fmt::Display for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)

@@ -20,7 +20,8 @@ use crate::{ConnectError, Quorum};
 /// use quorlock_client::Quorum;
 ///
 /// let quorum = Quorum::builder()
-///     .nodes(["rediss://locks:secret@a", "rediss://locks:secret@b", "rediss://locks:secret@c"])
+///     .nodes(["rediss://a", "rediss://b", "rediss://c"])
+///     .credentials("locks", std::env::var("LOCKS_PASSWORD")?)
 ///     .root_certificates(std::fs::read("ca.pem")?)
 ///     .set("eu-locks")
 ///     .connect()
@@ -32,6 +33,7 @@ use crate::{ConnectError, Quorum};
 #[must_use = "nothing is connected until connect is called"]
 pub struct QuorumBuilder {
     nodes: Vec<NodeSource>,
+    credentials: Option<(String, String)>,
     #[cfg(feature = "tls")]
     root_certificates: Option<Vec<u8>>,
     #[cfg(feature = "tls")]
@@ -51,6 +53,7 @@ impl QuorumBuilder {
     pub(crate) fn new() -> Self {
         Self {
             nodes: Vec::new(),
+            credentials: None,
             #[cfg(feature = "tls")]
             root_certificates: None,
             #[cfg(feature = "tls")]
@@ -78,6 +81,15 @@ impl QuorumBuilder {
     /// With its settings, the quorum opens one connection for all locks, and one for each wait.
     pub fn redis_client(mut self, client: Client) -> Self {
         self.nodes.push(NodeSource::Client(Box::new(client)));
+        self
+    }
+
+    /// The user and the password for all nodes that are added by a URL without a password.
+    ///
+    /// A password with `/`, `@` or `%` needs no escapes here, and no URL has to contain a secret.
+    /// `default` is the user of a server with a `requirepass` only. A user in a URL stays.
+    pub fn credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
+        self.credentials = Some((user.into(), password.into()));
         self
     }
 
@@ -155,13 +167,25 @@ impl QuorumBuilder {
                     .as_str()
                     .into_connection_info()
                     .map_err(|error| invalid(error.to_string()))?;
-                Endpoint::new(info, |info| self.open_client(info))
+                Endpoint::new(self.with_credentials(info), |info| self.open_client(info))
             }
         };
         let endpoint = endpoint.map_err(|error| ConnectError::Tls { reason: error.to_string() })?;
         let name: Arc<str> = endpoint.address().into();
         let wait_connections = Arc::new(WaitConnectionPool::new(endpoint.clone()));
         Ok(NodeInfo { name, endpoint, wait_connections })
+    }
+
+    fn with_credentials(&self, info: ConnectionInfo) -> ConnectionInfo {
+        let settings = info.redis_settings();
+        match &self.credentials {
+            Some((user, password)) if settings.password().is_none() => {
+                let user = settings.username().unwrap_or(user).to_owned();
+                let settings = settings.clone().set_username(user).set_password(password);
+                info.set_redis_settings(settings)
+            }
+            _ => info,
+        }
     }
 
     #[cfg(feature = "tls")]

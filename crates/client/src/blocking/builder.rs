@@ -49,6 +49,12 @@ impl QuorumBuilder {
         Self::new(self.builder.client_certificate(chain_pem, key_pem))
     }
 
+    /// The user and the password of all nodes without their own: see
+    /// [`crate::QuorumBuilder::credentials`].
+    pub fn credentials(self, user: impl Into<String>, password: impl Into<String>) -> Self {
+        Self::new(self.builder.credentials(user, password))
+    }
+
     /// How long a node may take to answer: see [`crate::QuorumBuilder::node_timeout`].
     pub fn node_timeout(self, limit: Duration) -> Self {
         Self::new(self.builder.node_timeout(limit))
