@@ -7,8 +7,8 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    PATIENCE, connect, connect_blocking, masters_with_equal_fences, quorum, wait_until_all_hold,
-    wait_until_free,
+    PATIENCE, connect, connect_blocking, delete_on, exists, masters_with_equal_fences, patiently,
+    quorum, wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::{InspectError, LockState, NodeError};
 use quorlock_testkit::{Direction, Masters, Proxy, eventually_async};
@@ -33,6 +33,31 @@ async fn held_lock_is_described_and_a_released_lock_is_free() {
     lock.release().await.unwrap();
     wait_until_free(&masters, "k").await;
     assert_eq!(quorum.inspect("k").await.unwrap().state, LockState::Free);
+}
+
+#[tokio::test]
+async fn node_that_was_repaired_after_a_del_counts_as_holding() {
+    assert_repaired_node_counts(&masters_with_equal_fences()).await;
+    // The fences of new masters differ, so that no two of these nodes have one in common.
+    assert_repaired_node_counts(&Masters::start(3)).await;
+}
+
+async fn assert_repaired_node_counts(masters: &Masters) {
+    let quorum = connect(masters.urls()).await;
+    let mut lock = patiently(&quorum, "k").acquire().await.unwrap();
+    wait_until_all_hold(masters, "k").await;
+    delete_on(&masters[1], "k");
+    eventually_async(PATIENCE, "an extension repairs the node", async || {
+        lock.extend().await.unwrap();
+        exists(&masters[1], "k")
+    })
+    .await;
+    let inspection = quorum.inspect("k").await.unwrap();
+    let LockState::Held(held) = &inspection.state else { panic!("{inspection}") };
+    assert_eq!((&held.nodes[..], held.fence), (&[0, 1, 2][..], lock.fence()), "{inspection}");
+    // A node never grants a fence twice.
+    let repaired = inspection.nodes[1].lease.as_ref().unwrap().as_ref().unwrap();
+    assert!(repaired.fence > Some(lock.fence()), "{inspection}");
 }
 
 #[tokio::test]

@@ -68,7 +68,7 @@ pub struct WaiterInfo {
 pub enum LockState {
     /// The key is free on a majority of the nodes.
     Free,
-    /// One lock holds the key on a majority of the nodes.
+    /// One lock holds the key on a majority of the nodes, as its fence or its owner shows.
     Held(HeldLock),
     /// Neither. Too few nodes answered, several clients compete for the key, or programs that use
     /// `SET` hold it.
@@ -79,7 +79,8 @@ pub enum LockState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeldLock {
-    /// The fence that these nodes have in common. If a shared lock has several, the largest.
+    /// The fence that a majority of the nodes has in common. Without one, the smallest fence of an
+    /// exclusive lock, and the largest of a shared one.
     pub fence: Fence,
     /// The owner that most of these nodes name; one of the holders of a shared lock.
     pub owner: Option<String>,
@@ -137,6 +138,10 @@ pub fn inspection_answer(
 /// The fence identifies a lock, because only one lock can have a given fence on a majority of the
 /// nodes. The owner label does not: an attached lock keeps its label on some nodes and gets another
 /// one where it is repaired.
+///
+/// A node can hold that lock with a larger fence: its clock is ahead, or it was repaired after it
+/// had lost the lock, and a node never grants a fence twice. Only the label shows that such a node
+/// holds the lock. If a majority has no fence in common, the smallest one is that of the lock.
 pub fn summarize(majority: Majority, nodes: &[Result<Option<LeaseInfo>, NodeError>]) -> LockState {
     let free = nodes.iter().filter(|answer| matches!(answer, Ok(None))).count();
     if free >= majority.size() {
@@ -164,10 +169,23 @@ pub fn summarize(majority: Majority, nodes: &[Result<Option<LeaseInfo>, NodeErro
         // Each node reports the largest fence that a holder has had there.
         return held(fence, &shared);
     }
-    for (_, LeaseInfo { fence, .. }) in leases() {
-        let Some(fence) = *fence else { continue };
-        let holding: Vec<_> = leases().filter(|(_, lease)| lease.fence == Some(fence)).collect();
-        if holding.len() >= majority.size() {
+    let is_named = |lease: &LeaseInfo, owner: &Option<String>| {
+        owner.is_some() && lease.owner == *owner && lease.mode == LockMode::Exclusive
+    };
+    let holding = |fence: Option<Fence>, owner: &Option<String>| -> Vec<(usize, &LeaseInfo)> {
+        let has_fence = |lease: &LeaseInfo| fence.is_some() && lease.fence == fence;
+        leases().filter(|(_, lease)| has_fence(lease) || is_named(lease, owner)).collect()
+    };
+    let mut fences = leases().filter_map(|(_, lease)| lease.fence);
+    if let Some(fence) = fences.find(|fence| holding(Some(*fence), &None).len() >= majority.size())
+    {
+        let owner = most_named(&holding(Some(fence), &None));
+        return held(fence, &holding(Some(fence), &owner));
+    }
+    for (_, LeaseInfo { owner, .. }) in leases() {
+        let holding = holding(None, owner);
+        let smallest = holding.iter().filter_map(|(_, lease)| lease.fence).min();
+        if let Some(fence) = smallest.filter(|_| holding.len() >= majority.size()) {
             return held(fence, &holding);
         }
     }
@@ -232,6 +250,7 @@ mod tests {
             owner: (!owner.is_empty()).then(|| owner.to_owned()),
             fence: Fence::new(fence),
             ttl: Some(Duration::from_millis(ttl_ms)),
+            mode: LockMode::Exclusive,
             ..LeaseInfo::default()
         }))
     }
@@ -272,9 +291,18 @@ mod tests {
     }
 
     #[test]
-    fn node_whose_fence_is_ahead_does_not_count() {
-        let held = held_by(&[held("a", 7, 900), held("a", 9, 900), held("a", 7, 800)]);
-        assert_eq!(held.nodes, [0, 2]);
+    fn node_with_another_fence_counts_if_it_names_the_same_owner() {
+        let nodes =
+            |other: Inspected| held_by(&[held("a", 7, 900), other, held("a", 7, 800)]).nodes;
+        assert_eq!(nodes(held("a", 9, 900)), [0, 1, 2], "repaired, or with a clock that is ahead");
+        assert_eq!(nodes(held("b", 9, 900)), [0, 2], "another client");
+        assert_eq!(nodes(held("", 9, 900)), [0, 2]);
+        assert_eq!(nodes(foreign()), [0, 2]);
+        // A node whose clock is ahead, one that was repaired, and one with the fence of the lock.
+        let none_in_common = held_by(&[held("a", 9, 900), held("a", 8, 900), held("a", 7, 800)]);
+        assert_eq!((none_in_common.nodes, none_in_common.fence.get()), (vec![0, 1, 2], 7));
+        let unnamed = held_by(&[held("", 7, 900), held("", 9, 900), held("", 7, 800)]);
+        assert_eq!((unnamed.nodes, unnamed.fence.get()), (vec![0, 2], 7));
     }
 
     #[test]
@@ -306,6 +334,7 @@ mod tests {
             vec![silent(), silent(), held("a", 7, 100)],
             vec![held("a", 7, 100), held("b", 8, 100), FREE],
             vec![held("a", 7, 100), FREE, silent()],
+            vec![held("", 7, 100), held("", 8, 100), held("", 9, 100)],
             vec![foreign(), foreign(), foreign()],
             // Half of an even number of nodes is no majority.
             vec![held("a", 7, 100), held("a", 7, 100), FREE, FREE],
