@@ -109,6 +109,10 @@ fn write_node_error(f: &mut fmt::Formatter<'_>, error: &node::CommandError) -> f
         Error::TokenInUse => {
             "ERR the new token already holds this lock: use at least 16 random bytes, new every time"
         }
+        Error::AlreadyWaits => {
+            "ERR the token already waits for one of these keys: use a new token for every attempt, \
+             or FENCE to repeat a request"
+        }
         Error::NoExpiry => {
             "ERR the key holds a string without an expiry, which is data and not a lock: remove it \
              with DEL if it is not needed"

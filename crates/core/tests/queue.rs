@@ -129,6 +129,87 @@ fn release_with_the_token_of_a_waiter_removes_the_waiter() {
 }
 
 #[test]
+fn token_waits_once_on_a_key() {
+    let mut server = Server::with_lock(&[b"a", b"k"], b"holder", 60_000);
+    let ticket = enqueue(&mut server, b"k", b"b", 5000);
+    let several: [&[u8]; 2] = [b"a", b"k"];
+    assert_eq!(server.acquire_or_wait(b"k", b"b", 1000, 5000), AcquireReply::AlreadyWaits);
+    assert_eq!(server.acquire_all_or_wait(&several, b"b", 9, 9), AcquireReply::AlreadyWaits);
+    assert_eq!(server.acquire_any_or_wait(&several, b"b", 9, 9), AcquireReply::AlreadyWaits);
+    assert_eq!(server.acquire_shared_or_wait(b"k", b"b", 9, 9), AcquireReply::AlreadyWaits);
+    enqueue(&mut server, b"a", b"b", 5000);
+    assert_eq!(server.node().waiters(), 2);
+    // A token that has left the queue may wait again.
+    server.disconnect(ticket);
+    enqueue(&mut server, b"k", b"b", 5000);
+    server.release(b"k", b"b");
+    enqueue(&mut server, b"k", b"b", 5000);
+    server.pass_ms(5000);
+    enqueue(&mut server, b"k", b"b", 5000);
+    server.run_turns();
+    assert_eq!(server.node().waiters(), 1, "the last one");
+}
+
+#[test]
+fn repeated_wait_with_a_fence_takes_over_the_place() {
+    let keys: [&[u8]; 2] = [b"a", b"b"];
+    for keys in [&keys[..1], &keys] {
+        let mut server = Server::with_lock(&[b"a", b"b"], b"holder", 10_000);
+        let older = server.wait_again(keys, b"t", 1000, 5000);
+        let second = server.acquire_all_or_wait(keys, b"second", 1000, 5000).ticket();
+        server.pass_ms(200);
+        let newer = server.wait_again(keys, b"t", 1000, 7000);
+        server.run_turns();
+        assert_eq!(server.wait_results, [(older, WaitResult::Refused)]);
+        assert_eq!(server.node().waiters(), 2);
+        server.pass_ms(300);
+        server.release(b"a", b"holder");
+        server.run_turns();
+        assert_eq!(server.granted(), [newer], "it keeps its place");
+        let waited = server.wait_results.iter().find(|(ticket, _)| *ticket == newer);
+        assert!(matches!(waited, Some((_, WaitResult::Granted { waited_us: 300_000, .. }))));
+        server.release(b"a", b"t");
+        server.run_turns();
+        assert_eq!(server.granted(), [newer, second]);
+    }
+}
+
+#[test]
+fn repeated_wait_of_a_lone_waiter_is_not_forgotten() {
+    let mut server = Server::with_lock(&[b"k"], b"holder", 10_000);
+    server.wait_again(&[b"k"], b"t", 1000, 5000);
+    server.remove_key(b"k", KeyEvent::Removed);
+    // The key is free, and its queue has no other waiter.
+    let newer = server.wait_again(&[b"k"], b"t", 1000, 5000);
+    server.run_turns();
+    assert_eq!(server.granted(), [newer]);
+}
+
+#[test]
+fn repeated_wait_for_other_keys_joins_the_end_of_the_queue() {
+    let mut server = Server::with_lock(&[b"a", b"b"], b"holder", 10_000);
+    let older = server.wait_again(&[b"a"], b"t", 1000, 5000);
+    let second = enqueue(&mut server, b"b", b"second", 5000);
+    let newer = server.wait_again(&[b"a", b"b"], b"t", 1000, 5000);
+    server.release(b"a", b"holder");
+    server.run_turns();
+    assert_eq!(server.granted(), [second]);
+    server.release(b"b", b"second");
+    server.run_turns();
+    assert_eq!(server.granted(), [second, newer]);
+    assert_eq!(server.wait_results[0], (older, WaitResult::Refused));
+}
+
+#[test]
+fn full_queue_does_not_refuse_a_repeated_wait() {
+    let mut server = Server::with_max_waiters(1);
+    server.acquire(b"k", b"holder", 1000, None).unwrap();
+    server.wait_again(&[b"k"], b"t", 1000, 5000);
+    server.wait_again(&[b"k"], b"t", 1000, 5000);
+    assert_eq!(server.node().waiters(), 1);
+}
+
+#[test]
 fn abstention_refuses_every_waiter() {
     let mut server = Server::with_lock(&[b"k"], b"a", 1000);
     let ticket = enqueue(&mut server, b"k", b"b", 5000);
@@ -155,13 +236,36 @@ fn waiters_are_limited() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Wait { key: u8, ttl_ms: u64, wait_ms: u64 },
-    Release { key: u8 },
-    Cancel { nth: usize },
-    RemoveKey { key: u8, event: KeyEvent },
-    Foreign { key: u8, expires_in_ms: u64 },
-    MoveWallClock { ms: i64 },
-    Pass { ms: u64 },
+    Wait {
+        key: u8,
+        ttl_ms: u64,
+        wait_ms: u64,
+    },
+    /// Repeats the ACQUIRE of a waiter, with a fence.
+    WaitAgain {
+        nth: usize,
+        wait_ms: u64,
+    },
+    Release {
+        key: u8,
+    },
+    Cancel {
+        nth: usize,
+    },
+    RemoveKey {
+        key: u8,
+        event: KeyEvent,
+    },
+    Foreign {
+        key: u8,
+        expires_in_ms: u64,
+    },
+    MoveWallClock {
+        ms: i64,
+    },
+    Pass {
+        ms: u64,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -170,6 +274,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => (key.clone(), 1..3000_u64, 1..4000_u64)
             .prop_map(|(key, ttl_ms, wait_ms)| Step::Wait { key, ttl_ms, wait_ms }),
+        2 => (0..20_usize, 1..4000_u64).prop_map(|(nth, wait_ms)| Step::WaitAgain { nth, wait_ms }),
         4 => key.clone().prop_map(|key| Step::Release { key }),
         1 => (0..20_usize).prop_map(|nth| Step::Cancel { nth }),
         1 => (key.clone(), event).prop_map(|(key, event)| Step::RemoveKey { key, event }),
@@ -183,6 +288,8 @@ struct Waiting {
     key: u8,
     token: Vec<u8>,
     until_us: u64,
+    /// The ticket with which the token came.
+    place: Ticket,
 }
 
 proptest! {
@@ -192,6 +299,7 @@ proptest! {
     fn no_waiter_is_forgotten_or_late_or_waits_for_a_free_key(steps in prop::collection::vec(step(), 1..80)) {
         let mut server = Server::new();
         let mut waiting: HashMap<Ticket, Waiting> = HashMap::new();
+        let mut replaced: Vec<Ticket> = Vec::new();
         let mut holder: HashMap<u8, Vec<u8>> = HashMap::new();
         let mut tokens = 0_u32;
         for step in steps {
@@ -206,9 +314,20 @@ proptest! {
                         }
                         AcquireReply::Waits(ticket) => {
                             let until_us = server.mono_us + wait_ms * 1000;
-                            waiting.insert(ticket, Waiting { key, token, until_us });
+                            waiting.insert(ticket, Waiting { key, token, until_us, place: ticket });
                         }
                         other => prop_assert_eq!(other, AcquireReply::QueueFull),
+                    }
+                }
+                Step::WaitAgain { nth, wait_ms } => {
+                    let mut tickets: Vec<_> = waiting.keys().copied().collect();
+                    tickets.sort_unstable();
+                    if let Some(older) = tickets.get(nth) {
+                        let waiter = waiting.remove(older).unwrap();
+                        let newer = server.wait_again(&[&[waiter.key]], &waiter.token, 1000, wait_ms);
+                        let until_us = server.mono_us + wait_ms * 1000;
+                        waiting.insert(newer, Waiting { until_us, ..waiter });
+                        replaced.push(*older);
                     }
                 }
                 Step::Release { key } => {
@@ -225,16 +344,21 @@ proptest! {
             server.run_turns();
             let now_us = server.mono_us;
             for (ticket, result) in std::mem::take(&mut server.wait_results) {
+                if result == WaitResult::Refused && replaced.contains(&ticket) {
+                    replaced.retain(|other| *other != ticket);
+                    continue;
+                }
                 let Some(waiter) = waiting.remove(&ticket) else { panic!("answered twice, or after it was cancelled") };
                 if result.granted(now_us < waiter.until_us).is_none() {
                     continue;
                 }
-                let earlier = waiting.iter().any(|(&other, waits)| {
-                    waits.key == waiter.key && other < ticket && now_us < waits.until_us
+                let earlier = waiting.values().any(|waits| {
+                    waits.key == waiter.key && waits.place < waiter.place && now_us < waits.until_us
                 });
                 prop_assert!(!earlier, "overtook a waiter that came first");
                 holder.insert(waiter.key, waiter.token);
             }
+            prop_assert!(replaced.is_empty(), "an older waiter is not answered");
             prop_assert!(waiting.values().all(|waiter| now_us < waiter.until_us), "a waiter is forgotten");
             prop_assert_eq!(server.node().waiters(), waiting.len());
             for waiter in waiting.values() {

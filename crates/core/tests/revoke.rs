@@ -228,7 +228,7 @@ fn inspect_shows_the_age_and_the_waiters_in_order() {
     let mut tickets = Vec::new();
     for index in 0..12 {
         let keys: &[&[u8]] = if index % 3 == 1 { &[A, B] } else { &[A] };
-        tickets.push(server.acquire_all_or_wait(keys, NEXT, 1000, 5000).ticket());
+        tickets.push(server.acquire_all_or_wait(keys, &[index], 1000, 5000).ticket());
     }
     server.pass_ms(1500);
     server.extend_all(&[A, B], TOKEN, 20_000);

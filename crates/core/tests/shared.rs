@@ -37,6 +37,41 @@ fn server_with_readers(reader_ms: u64, second_ms: u64) -> Server {
     server
 }
 
+#[test]
+fn inspect_passes_over_a_bounded_number_of_ended_holders() {
+    let mut server = Server::new();
+    server.memory.keys.is_paused = true;
+    for n in 0..5000_u32 {
+        server.acquire_shared(K, &n.to_le_bytes(), 1000, None).unwrap();
+    }
+    server.acquire_shared(K, READER, 60_000, None).unwrap();
+    server.pass_ms(1000);
+    assert_eq!(held(&mut server), Some((Mode::Shared, 4901)), "5000 have ended, 100 are counted");
+    // The removal of holders writes no key, so it goes on while the server must not write.
+    for _ in 0..100 {
+        server.memory.one_turn(server.now());
+    }
+    assert_eq!(held(&mut server), Some((Mode::Shared, 1)));
+    assert_eq!(server.node().stats().ended_by_deadline, 5000);
+    let wake = server.node().next_wake().unwrap();
+    assert!(wake > server.now().monotonic, "the node does not spin");
+}
+
+#[test]
+fn shared_locks_that_end_during_a_pause_wait_for_its_end() {
+    let mut server = server_with_readers(1000, 2000);
+    server.memory.keys.is_paused = true;
+    server.pass_ms(2000);
+    server.memory.one_turn(server.now());
+    server.memory.one_turn(server.now());
+    assert!(server.has(K), "a paused server deletes no mirror");
+    assert!(server.node().next_wake().unwrap() > server.now().monotonic, "the node does not spin");
+    server.memory.keys.is_paused = false;
+    server.turn_after_ms(10);
+    assert!(server.is_empty());
+    assert_eq!((server.node().leases(), server.node().stats().ended_by_deadline), (0, 2));
+}
+
 /// The mode, and the number of holders; `None` if no lease holds the key.
 fn held(server: &mut Server) -> Option<(Mode, usize)> {
     match server.inspect_all_fields(K)?.holder {

@@ -207,6 +207,105 @@ fn work_of_a_freed_key_does_not_grow_with_waiters_times_keys() {
 }
 
 #[test]
+fn work_of_a_release_does_not_grow_with_waiters_that_are_refused() {
+    let mut server = Server::with_max_waiters(1000);
+    for n in 0..200_u8 {
+        server.acquire_shared(b"k", &[b'x', n], 60_000, None).unwrap();
+    }
+    enqueue(&mut server, &[b"k"], b"writer", 60_000);
+    for n in 0..200_u8 {
+        server.acquire_shared_or_wait(b"k", &[b't', n], 60_000, 60_000).ticket();
+        // The token now holds the lock that it waits for.
+        server.extend_with(b"k", &[b'x', n], 60_000, None, Some(&[b't', n])).fence();
+    }
+    let (keys, token) = ([Name::from_slice(b"k")], Name::from_slice(b"writer"));
+    let release = Release { db: 0, keys: &keys, token: &token };
+    server.memory.execute(server.now(), &Command::Release(release)).unwrap();
+    assert_eq!(server.node().waiters(), 100, "a refusal counts as much as a grant");
+    server.run_turns();
+    assert_eq!(server.node().waiters(), 0);
+}
+
+/// Does all due work. Returns the number of turns, and the most jobs of a turn.
+fn count_turns(server: &mut Server) -> (usize, usize) {
+    let (mut turns, mut most) = (0, 0);
+    while server.node().next_wake().is_some_and(|at| at <= server.now().monotonic) {
+        most = most.max(server.memory.one_turn(server.now()));
+        turns += 1;
+    }
+    (turns, most)
+}
+
+#[test]
+fn end_of_a_lock_with_many_readers_takes_many_turns() {
+    let mut server = Server::new();
+    for n in 0..20_000_u32 {
+        server.acquire_shared(b"k", &n.to_le_bytes(), 60_000, None).unwrap();
+    }
+    server.remove_key(b"k", KeyEvent::Removed);
+    assert_eq!(server.node().leases(), 0);
+    let (turns, most) = count_turns(&mut server);
+    assert!(turns >= 20 && most <= 1000, "each holder costs units: {turns} turns, {most} jobs");
+}
+
+#[test]
+fn grants_to_many_readers_take_many_turns() {
+    let mut server = Server::with_max_waiters(20_000);
+    server.acquire(b"k", b"holder", 60_000, None).unwrap();
+    for n in 0..5000_u32 {
+        server.acquire_shared_or_wait(b"k", &n.to_le_bytes(), 60_000, 60_000).ticket();
+    }
+    server.release(b"k", b"holder");
+    assert!(server.node().waiters() >= 4900 - 400, "{}", server.node().waiters());
+    let (turns, _) = count_turns(&mut server);
+    assert!(turns >= 20 && server.node().waiters() == 0, "{turns}");
+}
+
+#[test]
+fn release_of_many_keys_leaves_handovers_to_the_next_turns() {
+    let mut server = Server::with_max_waiters(1000);
+    let keys: Vec<_> = (0..64_u8).map(|n| [n]).collect();
+    let all: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+    server.acquire_all(&all, b"holder", 60_000, None).unwrap();
+    for n in 0..64_u8 {
+        server.acquire_any_or_wait(&all, &[n], 60_000, 60_000).ticket();
+    }
+    let names: Vec<_> = keys.iter().map(|key| Name::from_slice(key)).collect();
+    let token = Name::from_slice(b"holder");
+    let release = Release { db: 0, keys: &names, token: &token };
+    server.memory.execute(server.now(), &Command::Release(release)).unwrap();
+    // Each grant takes a waiter out of 64 queues.
+    assert!((1..10).contains(&server.memory.keys.woken.len()));
+    assert_eq!(server.acquire(all[63], b"newcomer", 1000, None), None, "the waiters come first");
+    server.run_turns();
+    assert_eq!(server.granted().len(), 64);
+}
+
+#[test]
+fn reload_plans_checks_of_mirrors_in_steps() {
+    let mut server = Server::new();
+    for n in 0..5000_u32 {
+        server.acquire(&n.to_le_bytes(), b"a", 50_000, None).unwrap();
+    }
+    let (lost, overwritten) = (4000_u32.to_le_bytes(), 4001_u32.to_le_bytes());
+    server.handle_event(&ServerEvent::LoadingBegins);
+    server.memory.keys.take(0, &lost);
+    server.memory.keys.insert(0, &overwritten, Value::text(b"other", None));
+    server.handle_event(&ServerEvent::LoadingEnds);
+    assert!(server.node().next_wake().unwrap() <= server.now().monotonic);
+    server.memory.one_turn(server.now());
+    assert!(server.node().lacks_mirrors(), "not all at once");
+    // Meanwhile the leases decide, as before the reload.
+    assert_eq!(server.acquire(&lost, b"b", 1000, None), None);
+    assert!(server.acquire(&overwritten, b"b", 1000, None).is_none(), "another client's string");
+    assert_eq!(server.extend(&overwritten, b"a", 1000), None);
+    server.run_turns();
+    assert!(!server.node().lacks_mirrors());
+    assert_eq!(server.text(&lost), b"a");
+    assert_eq!((server.text(&overwritten), server.node().leases()), (&b"other"[..], 4999));
+}
+
+#[test]
 fn overwrite_that_expires_before_the_next_command_ends_the_lock() {
     for text in [&b"stop"[..], b"sixteen bytes???"] {
         let mut server = Server::with_lock(&[b"k"], b"sixteen bytes...", 50_000);

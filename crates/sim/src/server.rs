@@ -219,6 +219,7 @@ impl Server {
             )
             | Err(
                 CommandError::KeyLength
+                | CommandError::AlreadyWaits
                 | CommandError::WrongType
                 | CommandError::QueueFull { .. }
                 | CommandError::SeveralShared

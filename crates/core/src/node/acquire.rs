@@ -5,6 +5,7 @@ use super::key_state::KeyState;
 use super::leases::NewLock;
 use super::machine::PerKey;
 use super::queues::{Lack, Waiter, Wanted, Wants};
+use super::turn::{Budget, COMMAND_UNITS, WRITE_UNITS, units};
 use super::{
     Acquire, Author, Change, CommandError, Key, Keyspace, Kind, Mode, Node, Now, Reply, Token,
 };
@@ -45,7 +46,7 @@ impl Node {
         let mut entries = self.open_all(now, db, keys, keyspace);
         let mut hashes: PerKey<u64> = PerKey::new();
         let mut lacks: PerKey<Option<Lack>> = PerKey::new();
-        let mut have_ended = false;
+        let (mut have_ended, mut budget) = (false, Budget::units(COMMAND_UNITS));
         for (key, entry) in keys.iter().zip(&entries) {
             let key = key.as_ref();
             let hash = self.leases.hash(db, key);
@@ -53,8 +54,9 @@ impl Node {
             if state == KeyState::WrongType {
                 return Err(CommandError::WrongType);
             }
-            let behind = || self.has_waiter_ahead(now, hash, db, key).then_some(Lack::Behind);
-            lacks.push(self.lack(now, state, keyspace, entry).or_else(behind));
+            let mut behind =
+                || self.has_waiter_ahead(now, hash, db, key, &mut budget).then_some(Lack::Behind);
+            lacks.push(self.lack(now, state, keyspace, entry).or_else(&mut behind));
             have_ended |= matches!(state, KeyState::Ended { .. });
             hashes.push(hash);
         }
@@ -74,6 +76,9 @@ impl Node {
     }
 
     /// Queues the client if it asked to wait and the server can block it. Refuses it otherwise.
+    ///
+    /// A token waits once on a key. A request with a FENCE may be a repeated one: it takes over the
+    /// place of the older one if both name the same keys, and the older one is refused.
     pub(super) fn wait_or_refuse<K: Keyspace>(
         &mut self,
         now: Now,
@@ -88,12 +93,30 @@ impl Node {
         if wait_ms == 0 || !keyspace.may_block() {
             return Ok(Reply::Refused);
         }
+        let named = keys.iter().zip(hashes).map(|(key, &hash)| (hash, key.as_ref()));
+        let older = self.queues.waiters_with(token.as_ref(), db, named);
+        let waits = |place| now.monotonic < self.queues.waiter(place).until;
+        if fence.is_none() && older.iter().flatten().any(|&place| waits(place)) {
+            return Err(CommandError::AlreadyWaits);
+        }
         // This check precedes `block`, so that the server blocks no client above the limit.
-        if self.queues.waiters() >= self.max_waiters {
+        let replaces = older.iter().any(Option::is_some);
+        if !replaces && self.queues.waiters() >= self.max_waiters {
             return Err(CommandError::QueueFull { max_waiters: self.max_waiters });
         }
         let Some(ticket) = keyspace.block() else { return Ok(Reply::Refused) };
         self.stats.refusals -= 1;
+        let repeated = older[0].filter(|&place| {
+            let is_of_all_keys = older.iter().all(|&other| other == Some(place));
+            let has_same_keys = self.queues.queues_of(place).len() == keys.len();
+            let has_same_wants = self.queues.waiter(place).wants == wants;
+            is_of_all_keys && has_same_keys && has_same_wants && waits(place)
+        });
+        let left = repeated.map(|place| self.queues.arrival(place));
+        let mut older: PerKey<u32> = older.into_iter().flatten().collect();
+        older.sort_unstable();
+        older.dedup();
+        older.into_iter().for_each(|place| self.queues.dismiss(place));
         let waiter = Waiter {
             ticket,
             token: Token::from_slice(token.as_ref()),
@@ -106,15 +129,27 @@ impl Node {
             until: now.monotonic.plus_us(wait_ms.saturating_mul(1000)),
         };
         let keys = keys.iter().zip(hashes).zip(lacks);
-        let wanted = keys.map(|((key, &hash), &lack)| Wanted { hash, key: key.as_ref(), lack });
-        self.queues.push(waiter, db, wanted);
+        let wanted = keys.map(|((key, &hash), &lack)| {
+            // The waiter ahead may have been the older one.
+            let is_unknown = replaces && matches!(lack, Some(Lack::Behind));
+            let lack = if is_unknown { Some(Lack::unknown()) } else { lack };
+            Wanted { hash, key: key.as_ref(), lack }
+        });
+        self.queues.push(waiter, db, wanted, left);
         Ok(Reply::Waits)
     }
 
     /// Whether a waiter precedes all newcomers, also between the end of a lock and its handover.
-    pub(super) fn has_waiter_ahead(&self, now: Now, hash: u64, db: u32, key: &[u8]) -> bool {
+    pub(super) fn has_waiter_ahead(
+        &self,
+        now: Now,
+        hash: u64,
+        db: u32,
+        key: &[u8],
+        budget: &mut Budget,
+    ) -> bool {
         let queue = self.queues.find(hash, db, key);
-        queue.is_some_and(|queue| self.queues.has_waiter_ahead(queue, now.monotonic))
+        queue.is_some_and(|queue| self.queues.has_waiter_ahead(queue, now.monotonic, budget))
     }
 
     /// Grants free keys: writes their mirrors, adds their leases, and publishes the changes.
@@ -199,8 +234,11 @@ impl Node {
         now: Now,
         place: u32,
         free: FreeKeys<'_, K>,
+        budget: &mut Budget,
         keyspace: &mut K,
     ) -> bool {
+        self.spend_on_leaving(place, budget);
+        budget.spend(WRITE_UNITS.saturating_mul(units(free.keys.len())));
         let waiter = self.queues.remove(place);
         let Waiter { token, owner, ttl, fence, .. } = &waiter;
         let (db, key) = (free.db, Key::from_slice(free.keys[0].as_ref()));

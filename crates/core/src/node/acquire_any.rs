@@ -5,6 +5,7 @@ use super::key_state::KeyState;
 use super::machine::PerKey;
 use super::mutants::{Mutant, is_broken};
 use super::queues::{Lack, Wants};
+use super::turn::{Budget, COMMAND_UNITS};
 use super::{Access, Acquire, Author, CommandError, Keyspace, Mode, Node, Now, Reply};
 
 impl Node {
@@ -21,13 +22,15 @@ impl Node {
         let &Acquire { db, keys, token, ttl, owner, fence, .. } = acquire;
         let mut hashes: PerKey<u64> = PerKey::new();
         let mut lacks: PerKey<Option<Lack>> = PerKey::new();
+        let mut budget = Budget::units(COMMAND_UNITS);
         for (index, name) in keys.iter().enumerate() {
             let (hash, state, mut entry) = self.open_key(now, db, name, Access::Write, keyspace);
             if state == KeyState::WrongType {
                 return Err(CommandError::WrongType);
             }
             let key = name.as_ref();
-            let behind = || self.has_waiter_ahead(now, hash, db, key).then_some(Lack::Behind);
+            let behind =
+                || self.has_waiter_ahead(now, hash, db, key, &mut budget).then_some(Lack::Behind);
             let lack = self.lack(now, state, keyspace, &entry).or_else(behind);
             if lack.is_none() {
                 let free = FreeKeys {

@@ -106,7 +106,7 @@ pub struct Extend<'a, N> {
 }
 
 /// Releases each lock that the token holds on any of these keys, on all keys of that lock. On a key
-/// that the token does not hold, its waiters leave the queue.
+/// that the token does not hold, its waiter leaves the queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Release<'a, N> {
     /// The number of the database.
@@ -268,6 +268,8 @@ pub enum CommandError {
     OtherKeys,
     /// The token holds the lock, and the node refuses the proposed fence.
     BadFence(FenceError),
+    /// The token already waits on one of the keys, and the request has no fence.
+    AlreadyWaits,
     /// The limit of waiting clients is reached.
     QueueFull {
         /// The limit.

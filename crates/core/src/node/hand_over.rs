@@ -4,8 +4,8 @@ use super::acquire::FreeKeys;
 use super::key_state::KeyState;
 use super::machine::PerKey;
 use super::queues::{Candidate, Lack, QueueScan};
-use super::shared::{GRANT_UNITS, GRANTED_TOGETHER_MAX, SharedKey};
-use super::turn::Budget;
+use super::shared::{GRANTED_TOGETHER_MAX, SharedKey};
+use super::turn::{Budget, units};
 use super::{Access, Keyspace, Mode, Node, Now};
 
 impl Node {
@@ -24,6 +24,11 @@ impl Node {
         keyspace: &mut K,
     ) -> bool {
         if self.loading || self.abstention.why(now.monotonic).is_some() {
+            return false;
+        }
+        if budget.is_spent() {
+            // Other keys of the command, or of the turn, took all of it. A job does the rest.
+            self.queues.check_if_wanted(queue, now.monotonic);
             return false;
         }
         let (db, hash, key) = self.queues.key(queue);
@@ -59,7 +64,7 @@ impl Node {
                         entries: std::slice::from_mut(&mut entry),
                         have_ended: matches!(state, KeyState::Ended { .. }),
                     };
-                    return self.grant_waiter(now, place, free, keyspace);
+                    return self.grant_waiter(now, place, free, budget, keyspace);
                 }
             };
             drop(entry);
@@ -80,14 +85,16 @@ impl Node {
         budget: &mut Budget,
         keyspace: &mut K,
     ) -> u32 {
-        let mut granted = 0;
+        let (mut tried, mut granted) = (0, 0);
         loop {
             match self.next_shared_waiter(now, queue, budget) {
                 QueueScan::Found(place)
-                    if granted == 0 || granted < GRANTED_TOGETHER_MAX && !budget.is_spent() =>
+                    if tried == 0 || tried < GRANTED_TOGETHER_MAX && !budget.is_spent() =>
                 {
-                    budget.spend(GRANT_UNITS);
-                    granted += u32::from(self.grant_shared_waiter(now, place, &mut key, keyspace));
+                    tried += 1;
+                    let is_granted =
+                        self.grant_shared_waiter(now, place, &mut key, budget, keyspace);
+                    granted += u32::from(is_granted);
                 }
                 QueueScan::NotFound => {
                     if let Some(lack) = self.lack(now, key.state, keyspace, key.entry) {
@@ -121,7 +128,10 @@ impl Node {
                 }
                 QueueScan::Found(Candidate::Several(place)) if !budget.is_spent() => {
                     match self.known_lack(now, place, queue, budget) {
-                        Some((other, lack)) => self.queues.record_lack(place, other, lack),
+                        Some((other, lack)) => {
+                            budget.spend(1);
+                            self.queues.record_lack(place, other, lack);
+                        }
                         None => return Some(Candidate::Several(place)),
                     }
                 }
@@ -184,7 +194,7 @@ impl Node {
             hashes.push(hash);
             in_db = db;
         }
-        budget.spend(2 * u32::try_from(queues.len()).unwrap_or(u32::MAX));
+        budget.spend(units(queues.len()).saturating_mul(2));
         let mut entries = self.open_all(now, in_db, &names, keyspace);
         for (index, &queue) in queues.iter().enumerate() {
             let key = (hashes[index], in_db, names[index].as_ref());
@@ -201,6 +211,6 @@ impl Node {
             entries: &mut entries,
             have_ended: true,
         };
-        Some(self.grant_waiter(now, place, free, keyspace))
+        Some(self.grant_waiter(now, place, free, budget, keyspace))
     }
 }

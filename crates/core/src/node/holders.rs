@@ -37,6 +37,10 @@ struct Group {
     first: u32,
     last: u32,
     len: u32,
+    /// The lease of the key.
+    lease: u32,
+    /// The earliest deadline of a holder; `None` once the node knows that the last one has passed.
+    first_end: Option<Monotonic>,
     /// The lowest fence of a holder that joins: above the fences of all earlier exclusive locks.
     floor: Fence,
     /// The largest fence of a holder so far.
@@ -56,6 +60,8 @@ pub(super) struct Holders {
     by_token: HashIndex,
     /// The group, the deadline and the slot of each holder.
     deadlines: BTreeSet<(u32, Monotonic, u32)>,
+    /// The [first end](Group::first_end) of each group.
+    first_ends: BTreeSet<(Monotonic, u32)>,
     /// Groups whose locks have ended, and whose holders are not removed yet.
     ended: Vec<u32>,
     /// The number of holders in groups that have not ended.
@@ -65,8 +71,14 @@ pub(super) struct Holders {
 /// Means no holder, or no group.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// The number of holders that the end of a lock, or one step of a sweep, removes at once.
-const REMOVED_AT_ONCE: usize = 16;
+/// What [`Holders::next_ended`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// The deadline of a holder has passed, and another holder of this lease has time left.
+    Holder { lease: u32, holder: u32 },
+    /// The deadlines of all holders of a lease have passed, so that the lease itself ends.
+    All,
+}
 
 impl SharedHolder {
     pub(super) fn deadline(&self) -> Monotonic {
@@ -82,6 +94,7 @@ impl Holders {
             groups: Chunks::default(),
             by_token: HashIndex::new(shards),
             deadlines: BTreeSet::new(),
+            first_ends: BTreeSet::new(),
             ended: Vec::new(),
             live: 0,
         }
@@ -102,8 +115,10 @@ impl Holders {
     }
 
     /// Opens a group for the first holder of a key.
-    pub(super) fn open(&mut self, floor: Fence) -> u32 {
-        self.groups.insert(Group { first: NONE, last: NONE, len: 0, floor, highest: floor })
+    pub(super) fn open(&mut self, lease: u32, floor: Fence) -> u32 {
+        let (first, last) = (NONE, NONE);
+        let first_end = None;
+        self.groups.insert(Group { first, last, len: 0, lease, first_end, floor, highest: floor })
     }
 
     pub(super) fn floor(&self, group: u32) -> Fence {
@@ -157,13 +172,16 @@ impl Holders {
         self.live += 1;
         self.by_token.insert(hash, slot);
         self.deadlines.insert((group, deadline, slot));
+        self.follow_first_end(group);
         slot
     }
 
     /// Removes a holder of a group that has not ended.
     pub(super) fn remove(&mut self, holder: u32) {
         self.live -= 1;
+        let group = self.items[holder].group;
         self.unlink(holder);
+        self.follow_first_end(group);
     }
 
     fn unlink(&mut self, slot: u32) {
@@ -187,6 +205,43 @@ impl Holders {
         let group = holder.group;
         self.deadlines.remove(&(group, old, slot));
         self.deadlines.insert((group, deadline, slot));
+        self.follow_first_end(group);
+    }
+
+    fn follow_first_end(&mut self, group: u32) {
+        let first_end = self.first_end(group).map(|(at, _)| at);
+        self.set_first_end(group, first_end);
+    }
+
+    fn set_first_end(&mut self, group: u32, first_end: Option<Monotonic>) {
+        let old = std::mem::replace(&mut self.groups[group].first_end, first_end);
+        if old == first_end {
+            return;
+        }
+        if let Some(old) = old {
+            self.first_ends.remove(&(old, group));
+        }
+        if let Some(first_end) = first_end {
+            self.first_ends.insert((first_end, group));
+        }
+    }
+
+    /// The next holder whose deadline has passed.
+    pub(super) fn next_ended(&mut self, now: Monotonic) -> Option<Ended> {
+        let &(at, group) = self.first_ends.first().filter(|(at, _)| *at <= now)?;
+        debug_assert!(self.first_end(group).is_some_and(|(first, _)| first == at));
+        let has_time_left = self.last_end(group).is_some_and(|last| now < last);
+        let first = self.first_end(group).filter(|_| has_time_left);
+        let Some((_, holder)) = first else {
+            self.set_first_end(group, None);
+            return Some(Ended::All);
+        };
+        Some(Ended::Holder { lease: self.groups[group].lease, holder })
+    }
+
+    /// When to call [`Self::next_ended`] next.
+    pub(super) fn next_end_at(&self) -> Option<Monotonic> {
+        self.first_ends.first().map(|&(at, _)| at)
     }
 
     /// Replaces the token of a holder. No other holder of the group may have the new one.
@@ -199,7 +254,7 @@ impl Holders {
     }
 
     /// The earliest deadline of a holder, and the slot of that holder.
-    pub(super) fn first_end(&self, group: u32) -> Option<(Monotonic, u32)> {
+    fn first_end(&self, group: u32) -> Option<(Monotonic, u32)> {
         let from = (group, Monotonic::default(), 0);
         let (of, at, holder) = self.deadlines.range(from..).next().copied()?;
         (of == group).then_some((at, holder))
@@ -212,9 +267,10 @@ impl Holders {
         (of == group).then_some(at)
     }
 
-    pub(super) fn count_ended(&self, group: u32, now: Monotonic) -> usize {
+    /// The number of holders whose deadlines have passed. Counts no further than `max`.
+    pub(super) fn count_ended(&self, group: u32, now: Monotonic, max: usize) -> usize {
         let from = (group, Monotonic::default(), 0);
-        self.deadlines.range(from..=(group, now, NONE)).count()
+        self.deadlines.range(from..=(group, now, NONE)).take(max).count()
     }
 
     pub(super) fn iter(&self, group: u32) -> impl Iterator<Item = &SharedHolder> {
@@ -226,12 +282,14 @@ impl Holders {
         })
     }
 
-    /// Ends the lock of a group and returns its number of holders. Removes a few, and leaves the
-    /// others to a sweep.
+    /// Ends the lock of a group and returns its number of holders, which a sweep removes.
     pub(super) fn end(&mut self, group: u32) -> u32 {
         let holders = self.groups[group].len;
         self.live -= holders as usize;
-        if !self.remove_some(group) {
+        self.set_first_end(group, None);
+        if holders == 0 {
+            self.groups.remove(group);
+        } else {
             self.ended.push(group);
         }
         holders
@@ -241,27 +299,14 @@ impl Holders {
         !self.ended.is_empty()
     }
 
+    /// Removes one holder of an ended group, and the group with its last holder.
     pub(super) fn sweep(&mut self) {
-        if let Some(&group) = self.ended.last()
-            && self.remove_some(group)
-        {
+        let Some(&group) = self.ended.last() else { return };
+        self.unlink(self.groups[group].first);
+        if self.groups[group].len == 0 {
+            self.groups.remove(group);
             self.ended.pop();
         }
-    }
-
-    /// Removes some holders of an ended group. Returns true once the group itself is removed.
-    fn remove_some(&mut self, group: u32) -> bool {
-        for _ in 0..REMOVED_AT_ONCE {
-            match self.groups[group].first {
-                NONE => break,
-                holder => self.unlink(holder),
-            }
-        }
-        let is_empty = self.groups[group].len == 0;
-        if is_empty {
-            self.groups.remove(group);
-        }
-        is_empty
     }
 
     fn hash(&self, group: u32, token: &[u8]) -> u64 {
@@ -286,7 +331,7 @@ mod tests {
     #[test]
     fn ends_of_a_group_do_not_depend_on_other_groups() {
         let mut holders = Holders::new(7, 4);
-        let groups: Vec<_> = (0..3).map(|_| holders.open(Fence::ZERO)).collect();
+        let groups: Vec<_> = (0..3).map(|lease| holders.open(lease, Fence::ZERO)).collect();
         for (n, &group) in (0..).zip(&groups) {
             for end in [30, 10, 20] {
                 holders.insert(group, holder(n * 100 + end, u64::from(n * 100 + end)));
@@ -310,7 +355,7 @@ mod tests {
     #[test]
     fn sweep_removes_all_holders_of_an_ended_lock_in_steps() {
         let mut holders = Holders::new(7, 4);
-        let group = holders.open(Fence::ZERO);
+        let group = holders.open(0, Fence::ZERO);
         for n in 0..1000 {
             holders.insert(group, holder(n, 1));
         }
@@ -320,9 +365,8 @@ mod tests {
             holders.sweep();
             steps += 1;
         }
-        assert!((10..1000).contains(&steps), "{steps}");
-        assert!(
-            holders.items.is_empty() && holders.groups.is_empty() && holders.deadlines.is_empty()
-        );
+        assert_eq!(steps, 1000, "a step removes one holder");
+        assert!(holders.items.is_empty() && holders.groups.is_empty());
+        assert!(holders.deadlines.is_empty() && holders.first_ends.is_empty());
     }
 }

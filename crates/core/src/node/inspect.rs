@@ -5,6 +5,8 @@ use super::{Access, CommandError, Holder, Inspected, Keyspace, Mode, Node, Now};
 
 const WAITERS_SHOWN: usize = 10;
 const HOLDERS_SHOWN: usize = 10;
+/// How many holders that have ended, and that no job has removed yet, a description passes over.
+const ENDED_PASSED_MAX: usize = 100;
 
 impl Node {
     /// The holder and the waiters of a key, without tokens; `None` if the key is free.
@@ -52,10 +54,11 @@ impl Node {
         };
         let holders = self.leases.holders();
         let is_live = |holder: &&super::holders::SharedHolder| now.monotonic < holder.deadline();
-        let live = || holders.iter(group).filter(is_live);
+        let live = || holders.iter(group).take(ENDED_PASSED_MAX + HOLDERS_SHOWN).filter(is_live);
+        let ended = holders.count_ended(group, now.monotonic, ENDED_PASSED_MAX);
         Holder::Lease {
             owners: live().take(HOLDERS_SHOWN).map(|holder| holder.owner.clone()).collect(),
-            holders: holders.count(group) as usize - holders.count_ended(group, now.monotonic),
+            holders: holders.count(group) as usize - ended,
             fence: holders.highest_fence(group),
             ttl_ms,
             held_ms: live().next().map_or(0, |holder| held_ms(holder.granted)),

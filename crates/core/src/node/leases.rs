@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, Hash, Hasher};
 use foldhash::fast::FixedState;
 
 use super::chunks::{Chunks, Next};
-use super::holders::{Holders, NONE, NewHolder};
+use super::holders::{self, Holders, NONE, NewHolder};
 use super::index::HashIndex;
 use super::wheel::{Link, Step, Timed, Wheel};
 use super::{Key, Monotonic, Token};
@@ -21,8 +21,7 @@ pub(super) struct Lease {
     pub(super) fence: Fence,
     pub(super) deadline: Monotonic,
     pub(super) granted: Monotonic,
-    /// When the lease needs attention: at its deadline, or earlier for a holder's deadline or for
-    /// its mirror.
+    /// When the lease needs attention: at its deadline, or earlier for its mirror.
     attend_at: Monotonic,
     hash: u64,
     pub(super) db: u32,
@@ -98,7 +97,7 @@ impl Lease {
         self.deadline == ENDED
     }
 
-    fn state<'a>(&'a self, leases: &'a Leases) -> LeaseState<'a> {
+    fn state<'a>(&'a self, leases: &'a Leases, is_doubtful: bool) -> LeaseState<'a> {
         let Self {
             key,
             token,
@@ -127,7 +126,7 @@ impl Lease {
         (
             (*db, key, next_key),
             (token, owner.as_deref(), *fence),
-            (*deadline, *attend_at, *mirror, leases.is_stale(self)),
+            (*deadline, *attend_at, *mirror, leases.is_stale(self), is_doubtful),
             revoked.as_ref().map(|value| &value[..]),
             holders,
         )
@@ -138,7 +137,7 @@ impl Lease {
 type LeaseState<'a> = (
     (u32, &'a [u8], &'a [u8]),
     (&'a [u8], Option<&'a [u8]>, Fence),
-    (Monotonic, Monotonic, MirrorState, bool),
+    (Monotonic, Monotonic, MirrorState, bool, bool),
     Option<&'a [u8]>,
     Option<(Fence, Vec<HolderState<'a>>)>,
 );
@@ -183,6 +182,8 @@ pub(super) struct Leases {
     ended: Ended,
     /// The next slot that [`Leases::sweep`] examines.
     sweep_from: Option<u32>,
+    /// The next slot whose mirror [`Leases::doubt_next`] doubts.
+    doubt_from: Option<u32>,
 }
 
 /// The leases that an operator ended all at once.
@@ -207,6 +208,7 @@ impl Leases {
             unmirrored: 0,
             ended: Ended::default(),
             sweep_from: None,
+            doubt_from: None,
         }
     }
 
@@ -256,7 +258,7 @@ impl Leases {
     }
 
     pub(super) fn lacks_mirrors(&self) -> bool {
-        self.unmirrored > 0
+        self.unmirrored > 0 || self.doubt_from.is_some()
     }
 
     /// Adds the leases of a lock whose keys have no lease yet. Returns the lease of the first key.
@@ -321,7 +323,7 @@ impl Leases {
     /// From now on its mirror holds `value`, which no client knows.
     pub(super) fn share(&mut self, slot: u32, value: &[u8], floor: Fence, holder: NewHolder) {
         debug_assert!(self.items[slot].next_key == slot, "a shared lock has one key");
-        let group = self.holders.open(floor);
+        let group = self.holders.open(slot, floor);
         self.holders.insert(group, holder);
         let lease = &mut self.items[slot];
         lease.token = Token::from_slice(value);
@@ -356,30 +358,33 @@ impl Leases {
         &mut self.holders
     }
 
-    /// Sets the deadline to the latest deadline of a holder, and the next check to the earliest.
+    /// Sets the deadline to the latest deadline of a holder.
     fn follow_holders(&mut self, slot: u32) {
         let lease = &mut self.items[slot];
         if let Some(deadline) = self.holders.last_end(lease.group) {
             lease.deadline = deadline;
         }
         let at = match lease.mirror {
-            MirrorState::Written => self.next_end(slot),
-            _ => self.next_end(slot).min(self.items[slot].attend_at),
+            MirrorState::Written => lease.deadline,
+            _ => lease.deadline.min(lease.attend_at),
         };
         self.attend(slot, at);
     }
 
-    /// When a lease with a mirror needs attention: at its deadline, or a holder's earlier deadline.
-    fn next_end(&self, slot: u32) -> Monotonic {
-        let lease = &self.items[slot];
-        if lease.group == NONE {
-            return lease.deadline;
+    /// Removes one holder whose deadline has passed from a shared lock that others still hold.
+    /// Returns the number of removed holders; `None` if no deadline has passed.
+    pub(super) fn end_next_holder(&mut self, now: Monotonic) -> Option<u64> {
+        match self.holders.next_ended(now)? {
+            holders::Ended::Holder { lease, holder } => {
+                self.leave(lease, holder);
+                Some(1)
+            }
+            holders::Ended::All => Some(0),
         }
-        self.holders.first_end(lease.group).map_or(lease.deadline, |(at, _)| at)
     }
 
-    /// Removes the holders of a shared lock that ends, and returns how many there were; `None` for
-    /// an exclusive lock.
+    /// Ends the holders of a shared lock that ends, and returns how many there were; `None` for an
+    /// exclusive lock.
     pub(super) fn end_holders(&mut self, slot: u32) -> Option<u32> {
         let group = std::mem::replace(&mut self.items[slot].group, NONE);
         (group != NONE).then(|| self.holders.end(group))
@@ -443,33 +448,50 @@ impl Leases {
     /// Records that the mirror has the value that it should have.
     pub(super) fn regain_mirror(&mut self, slot: u32) {
         if self.items[slot].mirror != MirrorState::Written {
-            let at = self.next_end(slot);
+            let at = self.items[slot].deadline;
             self.set_mirror(slot, MirrorState::Written, at);
         }
     }
 
-    /// Records the mirror state. Plans a check at `attend_at`, or at the first deadline if earlier.
+    /// Records the mirror state. Plans a check at `attend_at`, or at the deadline if earlier.
     /// `Monotonic::default()` means at once.
     pub(super) fn set_mirror(&mut self, slot: u32, mirror: MirrorState, attend_at: Monotonic) {
         let lease = &mut self.items[slot];
         self.unmirrored -= usize::from(lease.mirror.is_unmirrored());
         lease.mirror = mirror;
         self.unmirrored += usize::from(mirror.is_unmirrored());
-        let at = attend_at.min(self.next_end(slot));
+        let at = attend_at.min(lease.deadline);
         self.attend(slot, at);
     }
 
     /// Plans a check of every mirror, because all keys may have changed.
+    ///
+    /// Until [`Self::doubt_next`] reaches a lease, the lease is as safe as any other: every command
+    /// and every job compares the mirror first.
     pub(super) fn doubt_all_mirrors(&mut self) {
-        let slots: Vec<_> = self.items.iter().map(|(slot, _)| slot).collect();
-        for slot in slots {
-            // A reload does not restore a mirror that was lost before.
-            let mirror = match self.items[slot].mirror {
-                MirrorState::Lost => MirrorState::Lost,
-                _ => MirrorState::Doubted,
-            };
-            self.set_mirror(slot, mirror, Monotonic::default());
-        }
+        self.doubt_from = (!self.items.is_empty()).then_some(0);
+    }
+
+    pub(super) fn is_doubting(&self) -> bool {
+        self.doubt_from.is_some()
+    }
+
+    /// Plans a check of the next mirror, or passes this number of vacant slots.
+    pub(super) fn doubt_next(&mut self, mut vacant_slots: u32) {
+        let Some(from) = self.doubt_from else { return };
+        self.doubt_from = match self.items.next_from(from, &mut vacant_slots) {
+            Next::Item(slot) => {
+                // A reload does not restore a mirror that was lost before.
+                let mirror = match self.items[slot].mirror {
+                    MirrorState::Lost => MirrorState::Lost,
+                    _ => MirrorState::Doubted,
+                };
+                self.set_mirror(slot, mirror, Monotonic::default());
+                Some(slot + 1)
+            }
+            Next::Spent(slot) => Some(slot),
+            Next::End => None,
+        };
     }
 
     fn attend(&mut self, slot: u32, at: Monotonic) {
@@ -485,12 +507,12 @@ impl Leases {
         self.wheel.step(&mut self.items, now)
     }
 
-    /// When to call [`Self::step`] or [`Self::sweep`] next.
+    /// When to call [`Self::step`], [`Self::end_next_holder`] or a sweep next.
     pub(super) fn next_step_at(&self) -> Option<Monotonic> {
-        if self.is_sweeping() {
+        if self.is_sweeping() || self.is_doubting() {
             return Some(Monotonic::default());
         }
-        self.wheel.next_step_at()
+        [self.wheel.next_step_at(), self.holders.next_end_at()].into_iter().flatten().min()
     }
 
     /// Ends all leases of one database, or of every database, on behalf of an operator.
@@ -522,7 +544,7 @@ impl Leases {
         self.sweep_from.is_some() || self.holders.is_sweeping()
     }
 
-    /// Removes some holders of ended locks, or examines the next `slots` slots for stale leases.
+    /// Removes a holder of an ended lock, or examines the next `slots` slots for stale leases.
     /// Returns the first stale lease that it found.
     pub(super) fn sweep(&mut self, slots: u32) -> Option<u32> {
         if self.holders.is_sweeping() {
@@ -547,7 +569,9 @@ impl Leases {
 
     /// All leases in the order of their keys, whatever their slots.
     fn in_order(&self) -> Vec<LeaseState<'_>> {
-        let mut leases: Vec<_> = self.items.iter().map(|(_, lease)| lease.state(self)).collect();
+        let doubts = |slot| self.doubt_from.is_some_and(|from| slot >= from);
+        let leases = self.items.iter().map(|(slot, lease)| lease.state(self, doubts(slot)));
+        let mut leases: Vec<_> = leases.collect();
         leases.sort_unstable();
         leases
     }
@@ -576,6 +600,29 @@ impl Hash for Leases {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn doubt_after_a_reload_moves_one_lease_at_a_time() {
+        let mut leases = Leases::new(7, 4);
+        let at = Monotonic::from_us(1000);
+        for key in 0..1000_u32 {
+            let (key, token) = (key.to_le_bytes(), b"t");
+            let hash = leases.hash(0, &key);
+            let (owner, fence) = (None, Fence::ZERO);
+            let new = NewLock { db: 0, token, owner, fence, granted: at, deadline: at };
+            leases.insert(&[hash], std::iter::once(&key[..]), &new);
+        }
+        leases.doubt_all_mirrors();
+        assert!(leases.lacks_mirrors() && leases.unmirrored == 0, "nothing is moved yet");
+        for moved in 1..=1000 {
+            leases.doubt_next(16);
+            assert_eq!(leases.unmirrored, moved);
+        }
+        while leases.is_doubting() {
+            leases.doubt_next(16);
+        }
+        assert_eq!(leases.unmirrored, 1000);
+    }
 
     #[test]
     fn lease_and_holder_stay_small() {

@@ -8,7 +8,8 @@ use smallvec::SmallVec;
 
 use super::chunks::Chunks;
 use super::index::HashIndex;
-use super::turn::{Budget, COMMAND_UNITS};
+use super::machine::PerKey;
+use super::turn::Budget;
 use super::{Key, Mode, Monotonic, ShownWaiter, Token};
 use crate::{Fence, Ttl};
 
@@ -104,7 +105,8 @@ pub(super) struct Queues {
     places: Chunks<Place>,
     items: Chunks<Queue>,
     by_key: HashIndex,
-    /// Finds a waiter by one of its keys and its token.
+    /// Finds a waiter by one of its keys and its token. A token waits once on a key, so no two
+    /// entries have the same hash for long.
     by_token: HashIndex,
     by_ticket: BTreeMap<Ticket, u32>,
     time_outs: BTreeSet<(Monotonic, u32)>,
@@ -134,7 +136,11 @@ pub(super) enum QueueScan<T> {
 }
 
 /// The number of waiters that a scan passes for one unit of its budget.
-const WAITERS_PER_UNIT: usize = 16;
+const WAITERS_PER_UNIT: usize = 8;
+
+/// A place in the order of all waiters of the node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrival(u64);
 
 /// A key that a new waiter waits for.
 pub(super) struct Wanted<'k> {
@@ -157,7 +163,7 @@ pub(super) enum Lack {
 
 impl Lack {
     /// The lack of a key that may be free: it is checked at once.
-    fn unknown() -> Self {
+    pub(super) fn unknown() -> Self {
         Self::Foreign(Monotonic::default())
     }
 }
@@ -223,16 +229,18 @@ impl Queues {
         &self.places[place].queues
     }
 
-    /// Adds a waiter at the end of the queue of each of its keys.
+    /// Adds a waiter to the queue of each of its keys: at the end, or at the place of a waiter that
+    /// has left.
     pub(super) fn push<'k>(
         &mut self,
         waiter: Waiter,
         db: u32,
         keys: impl Iterator<Item = Wanted<'k>>,
+        left: Option<Arrival>,
     ) {
         let (ticket, until, is_any) = (waiter.ticket, waiter.until, waiter.wants == Wants::Any);
-        self.arrivals += 1;
-        let arrival = self.arrivals;
+        let arrival = left.map_or(self.arrivals + 1, |left| left.0);
+        self.arrivals = self.arrivals.max(arrival);
         let place =
             self.places.insert(Place { waiter, arrival, queues: SmallVec::new(), candidate_in: 0 });
         self.by_ticket.insert(ticket, place);
@@ -243,7 +251,9 @@ impl Queues {
                 .find(hash, db, key)
                 .unwrap_or_else(|| self.open(hash, db, Key::from_slice(key)));
             self.places[place].queues.push(queue);
-            let token_hash = self.token_hash(hash, &self.places[place].waiter.token);
+            let token = &self.places[place].waiter.token;
+            debug_assert!(self.waiter_with(queue, token).is_none(), "a token waits once on a key");
+            let token_hash = self.token_hash(hash, token);
             self.by_token.insert(token_hash, place);
             if is_any {
                 self.add_single(place, queue);
@@ -393,16 +403,19 @@ impl Queues {
     }
 
     /// Whether a waiter for which this key suffices has time left, or may have.
-    pub(super) fn has_waiter_ahead(&self, queue: u32, now: Monotonic) -> bool {
-        let mut budget = Budget::units(COMMAND_UNITS);
-        !matches!(self.first_single(queue, now, &mut budget), QueueScan::NotFound)
+    pub(super) fn has_waiter_ahead(&self, queue: u32, now: Monotonic, budget: &mut Budget) -> bool {
+        !matches!(self.first_single(queue, now, budget), QueueScan::NotFound)
     }
 
     /// When the waiter that [`Self::first_single`] finds began to wait. `None` if there is none, or
     /// if too many waiters before it have timed out.
-    pub(super) fn first_single_since(&self, queue: u32, now: Monotonic) -> Option<Monotonic> {
-        let mut budget = Budget::units(COMMAND_UNITS);
-        match self.first_single(queue, now, &mut budget) {
+    pub(super) fn first_single_since(
+        &self,
+        queue: u32,
+        now: Monotonic,
+        budget: &mut Budget,
+    ) -> Option<Monotonic> {
+        match self.first_single(queue, now, budget) {
             QueueScan::Found(place) => Some(self.places[place].waiter.since),
             QueueScan::NotFound | QueueScan::Spent => None,
         }
@@ -446,27 +459,31 @@ impl Queues {
         self.by_ticket.get(&ticket).copied()
     }
 
-    /// Removes this queue's waiters with this token from all their queues. Returns their number.
-    /// A job refuses them.
-    pub(super) fn dismiss_token(&mut self, queue: u32, token: &[u8]) -> usize {
+    /// The waiter with this token in a queue, even after its time-out.
+    pub(super) fn waiter_with(&self, queue: u32, token: &[u8]) -> Option<u32> {
         let hash = self.token_hash(self.items[queue].hash, token);
-        let mut dismissed = 0;
-        loop {
-            let found = self.by_token.find(hash, |slot| {
-                let Place { waiter, queues, .. } = &self.places[slot];
-                waiter.token[..] == *token && queues.contains(&queue)
-            });
-            let Some(place) = found else { return dismissed };
-            let is_last = self.len(queue) == 1;
-            self.dismiss(place);
-            dismissed += 1;
-            if is_last {
-                return dismissed;
-            }
-        }
+        self.by_token.find(hash, |slot| {
+            let Place { waiter, queues, .. } = &self.places[slot];
+            waiter.token[..] == *token && queues.contains(&queue)
+        })
     }
 
-    fn dismiss(&mut self, place: u32) {
+    /// For each of these keys, the waiter with this token, even after its time-out.
+    pub(super) fn waiters_with<'k>(
+        &self,
+        token: &[u8],
+        db: u32,
+        keys: impl Iterator<Item = (u64, &'k [u8])>,
+    ) -> PerKey<Option<u32>> {
+        keys.map(|(hash, key)| self.waiter_with(self.find(hash, db, key)?, token)).collect()
+    }
+
+    pub(super) fn arrival(&self, place: u32) -> Arrival {
+        Arrival(self.places[place].arrival)
+    }
+
+    /// Removes a waiter from all its queues. A job refuses it.
+    pub(super) fn dismiss(&mut self, place: u32) {
         let waiter = self.remove(place);
         self.dismissed.insert(waiter.ticket);
     }
@@ -604,7 +621,9 @@ impl Queues {
                 queue.single.remove(&arrival);
             } else {
                 queue.several.remove(&arrival);
-                queue.candidates.remove(&arrival);
+                if slot == candidate_in {
+                    queue.candidates.remove(&arrival);
+                }
             }
             if queue.single.is_empty() && queue.several.is_empty() {
                 self.close(slot);

@@ -6,7 +6,7 @@ use super::{Access, Author, Change, CommandError, Keyspace, Node, Now, Release, 
 
 impl Node {
     /// Releases the keys that the token holds, and hands each over to its next waiter at once.
-    /// On a key that the token does not hold, removes the token's waiters instead.
+    /// On a key that the token does not hold, removes the token's waiter instead.
     pub(super) fn release<K: Keyspace>(
         &mut self,
         now: Now,
@@ -88,11 +88,15 @@ impl Node {
         // A handover is published as one SET, without a DEL before it.
         let handed_over = self.queues.find(hash, db, key).is_some_and(|queue| {
             if !was_held {
-                // The token's waiters leave before the handover. Otherwise the handover could grant
+                // The token's waiter leaves before the handover. Otherwise the handover could grant
                 // the key to the token that releases it.
                 let waiters = self.queues.len(queue);
-                if self.queues.dismiss_token(queue, token) == waiters {
-                    return false;
+                if let Some(place) = self.queues.waiter_with(queue, token) {
+                    self.spend_on_leaving(place, budget);
+                    self.queues.dismiss(place);
+                    if waiters == 1 {
+                        return false;
+                    }
                 }
             }
             self.hand_over(now, queue, Some(entry), budget, keyspace)

@@ -1,15 +1,26 @@
 //! SCAN: all locks of a database, slice by slice.
 
 use super::chunks::Next;
-use super::{Holder, Keyspace, Listed, Node, Now, Scan, Scanned};
+use super::turn::{Budget, units};
+use super::{Holder, Inspected, Keyspace, Listed, Mode, Node, Now, Scan, Scanned};
 
 /// The most leases that one call examines.
 pub const COUNT_MAX: u32 = 1000;
 
 /// How many vacant slots a call may pass for each lease that it may examine.
 const VACANT_PER_LEASE: u32 = 10;
-/// A call ends after this many bytes of keys, because a long key takes long to match and open.
-const KEY_BYTES_MAX: usize = 256 * 1024;
+/// Units of work after which a call ends.
+const SCAN_UNITS: u32 = 3000;
+/// Units for a lease that a call examines, and for each further [`BYTES_PER_UNIT`] of its key.
+const EXAMINE_UNITS: u32 = 1;
+const BYTES_PER_UNIT: usize = 64;
+/// Units for opening a key and describing its lock.
+const LIST_UNITS: u32 = 6;
+/// Units for the holders of a shared lock, of which a description passes over some.
+const HOLDERS_UNITS: u32 = 20;
+/// Units for each waiter in a description, whose connection the server looks up.
+const WAITER_UNITS: u32 = 6;
+const KEYS_PER_UNIT: usize = 8;
 
 impl Node {
     /// Lists the locks of one slice of the lease table.
@@ -24,12 +35,12 @@ impl Node {
         let &Scan { db, cursor, pattern, count } = scan;
         let count = count.clamp(1, COUNT_MAX);
         let mut vacant = count * VACANT_PER_LEASE;
-        let (mut left, mut key_bytes) = (count, 0);
+        let (mut left, mut budget) = (count, Budget::units(SCAN_UNITS));
         let mut locks = Vec::new();
         // No slot is above `u32::MAX`.
         let mut from = u32::try_from(cursor).unwrap_or(u32::MAX);
         let cursor = loop {
-            if left == 0 || key_bytes > KEY_BYTES_MAX {
+            if left == 0 || budget.is_spent() {
                 break from;
             }
             let slot = match self.leases.next_from(from, &mut vacant) {
@@ -39,7 +50,7 @@ impl Node {
             };
             (left, from) = (left - 1, slot + 1);
             let lease = self.leases.get(slot);
-            key_bytes += lease.key.len();
+            budget.spend(EXAMINE_UNITS + units(lease.key.len() / BYTES_PER_UNIT));
             let is_live = now.monotonic < lease.deadline && !self.leases.is_stale(lease);
             if lease.db != db
                 || !is_live
@@ -52,9 +63,20 @@ impl Node {
             if let Ok(Some(inspected)) = self.inspect(now, db, &name, keyspace)
                 && matches!(inspected.holder, Holder::Lease { .. })
             {
+                budget.spend(list_units(&inspected));
                 locks.push(Listed { key: key.as_slice().into(), inspected });
             }
         };
         Scanned { cursor: cursor.into(), locks }
     }
+}
+
+/// Units for describing a lock, and for the reply.
+fn list_units(Inspected { queue, holder, .. }: &Inspected) -> u32 {
+    let of_holders = match holder {
+        Holder::Lease { mode: Mode::Shared, .. } => HOLDERS_UNITS,
+        Holder::Lease { keys, .. } => units(keys / KEYS_PER_UNIT),
+        Holder::Foreign { .. } => 0,
+    };
+    LIST_UNITS + of_holders + WAITER_UNITS * units(queue.len())
 }

@@ -8,7 +8,7 @@ use super::key_state::KeyState;
 use super::leases::{MirrorState, NewLock};
 use super::mutants::{Mutant, is_broken};
 use super::queues::{Lack, QueueScan, Wants};
-use super::turn::{Budget, COMMAND_UNITS};
+use super::turn::{Budget, COMMAND_UNITS, WRITE_UNITS};
 use super::{
     Access, Acquire, Author, Change, CommandError, Extend, FenceError, Key, Keyspace, Kind, Mode,
     Node, Now, Reply, Token,
@@ -17,8 +17,6 @@ use crate::Fence;
 
 /// The largest number of waiters to which one command or one job grants a shared lock.
 pub(super) const GRANTED_TOGETHER_MAX: u32 = 100;
-/// Units for a grant to one of these waiters.
-pub(super) const GRANT_UNITS: u32 = 3;
 
 pub(super) struct SharedKey<'k, K: Keyspace> {
     pub(super) db: u32,
@@ -46,9 +44,11 @@ impl Node {
         }
         let joined = self.shared_lease(state);
         let lack = if joined.is_some() { None } else { self.lack(now, state, keyspace, &entry) };
+        let mut budget = Budget::units(COMMAND_UNITS);
         let lack = lack.or_else(|| {
-            let waits = self.has_waiter_ahead(now, hash, db, name.as_ref());
-            let passes = is_broken(Mutant::SharedPassesQueue) || self.is_repair(now, hash, acquire);
+            let waits = self.has_waiter_ahead(now, hash, db, name.as_ref(), &mut budget);
+            let passes = is_broken(Mutant::SharedPassesQueue)
+                || self.is_repair(now, hash, acquire, &mut budget);
             (waits && !passes).then_some(Lack::Behind)
         });
         if joined.is_some_and(|lease| self.still_shares(now, lease, token.as_ref())) {
@@ -66,10 +66,17 @@ impl Node {
 
     /// Whether the request is a repair: it does not wait, and its fence, read as a time of the wall
     /// clock, is earlier than the arrival of the first waiter.
-    fn is_repair<N: AsRef<[u8]>>(&self, now: Now, hash: u64, acquire: &Acquire<'_, N>) -> bool {
+    fn is_repair<N: AsRef<[u8]>>(
+        &self,
+        now: Now,
+        hash: u64,
+        acquire: &Acquire<'_, N>,
+        budget: &mut Budget,
+    ) -> bool {
         let Some(fence) = acquire.fence.filter(|_| acquire.wait_ms == 0) else { return false };
         let queue = self.queues.find(hash, acquire.db, acquire.keys[0].as_ref());
-        let since = queue.and_then(|queue| self.queues.first_single_since(queue, now.monotonic));
+        let since =
+            queue.and_then(|queue| self.queues.first_single_since(queue, now.monotonic, budget));
         let waited_us = since.map(|since| now.monotonic.us_since(since));
         waited_us.is_some_and(|us| fence < Fence::of_wall_us(now.wall_us.saturating_sub(us)))
     }
@@ -221,8 +228,11 @@ impl Node {
         now: Now,
         place: u32,
         key: &mut SharedKey<'_, K>,
+        budget: &mut Budget,
         keyspace: &mut K,
     ) -> bool {
+        self.spend_on_leaving(place, budget);
+        budget.spend(WRITE_UNITS);
         let waiter = self.queues.remove(place);
         let joined = self.shared_lease(key.state);
         if joined.is_some_and(|lease| self.still_shares(now, lease, &waiter.token)) {
@@ -256,17 +266,6 @@ impl Node {
         self.check_key_of_lease_by(lease, deadline);
         self.follow_last_deadline(now, lease, old, name, entry, Author::Client, keyspace);
         false
-    }
-
-    /// Removes one holder whose deadline has passed from a shared lock that others still hold.
-    /// Returns whether there was such a holder.
-    pub(super) fn end_next_holder(&mut self, now: Now, lease: u32) -> bool {
-        let first =
-            self.leases.group(lease).and_then(|group| self.leases.holders().first_end(group));
-        let Some((_, holder)) = first.filter(|(at, _)| *at <= now.monotonic) else { return false };
-        self.stats.ended_by_deadline += 1;
-        self.leases.leave(lease, holder);
-        true
     }
 
     /// Moves the deadline of one holder forward. The lock stays shared.

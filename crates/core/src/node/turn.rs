@@ -9,7 +9,8 @@ use super::{
 
 /// How much work a turn of the server's loop, or a command, may still do.
 ///
-/// A unit is well below a microsecond of the server's time.
+/// A unit is well below a microsecond of the server's time, and every piece of work pays for itself:
+/// work that one unit pays for does not grow with the number of leases, holders or waiters.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     left: u32,
@@ -18,15 +19,17 @@ pub struct Budget {
 /// Units of one turn, which then takes a millisecond or less.
 const TURN_UNITS: u32 = 1500;
 /// Units that a command may spend on waiters.
-pub(super) const COMMAND_UNITS: u32 = 300;
+pub(super) const COMMAND_UNITS: u32 = 1000;
 
-const ANSWER_UNITS: u32 = 4;
+const ANSWER_UNITS: u32 = 8;
 /// Units for each queue that a waiter leaves.
-const LEAVE_UNITS: u32 = 1;
+const LEAVE_UNITS: u32 = 2;
 /// Units for opening a key and writing it.
-const WRITE_UNITS: u32 = 6;
+pub(super) const WRITE_UNITS: u32 = 8;
 /// Units for moving a lease in the wheel, or for a step of a sweep.
 const STEP_UNITS: u32 = 1;
+/// Units for removing a holder of a shared lock.
+const HOLDER_UNITS: u32 = 3;
 
 const SWEEP_SLOTS: u32 = 16;
 
@@ -79,6 +82,11 @@ impl Budget {
     }
 }
 
+/// One unit for each of a number of things.
+pub(super) fn units(things: usize) -> u32 {
+    u32::try_from(things).unwrap_or(u32::MAX)
+}
+
 impl Node {
     /// Does the next due job within the budget of this turn; `None` if none is left.
     ///
@@ -111,7 +119,7 @@ impl Node {
         self.pause_check_at = None;
         if keyspace.writes_are_paused() {
             self.pause_check_at = Some(now.monotonic.plus_us(PAUSE_CHECK_INTERVAL_US));
-            return None;
+            return self.end_next_holder(now, budget);
         }
         if let Some(grant) = self.answers.pop_undelivered() {
             budget.spend(WRITE_UNITS);
@@ -128,8 +136,10 @@ impl Node {
             let handed_over = self.hand_over(now, queue, None, budget, keyspace);
             return Some(Job::HandedOver(handed_over));
         }
-        if let Some(job) = self.attend(now, budget, keyspace).or_else(|| self.sweep(budget)) {
-            return Some(job);
+        let job = self.attend(now, budget, keyspace);
+        let job = job.or_else(|| self.end_next_holder(now, budget)).or_else(|| self.sweep(budget));
+        if job.is_some() {
+            return job;
         }
         if self.queues.waiters() == 0
             && let Some(reason) = self.abstention.end_if_due(now.monotonic)
@@ -159,14 +169,19 @@ impl Node {
             if !self.abstention.is_on() && at > now.monotonic {
                 return None;
             }
-            let queues = u32::try_from(self.queues.queues_of(place).len()).unwrap_or(u32::MAX);
-            budget.spend(LEAVE_UNITS.saturating_mul(queues));
+            self.spend_on_leaving(place, budget);
             self.queues.remove(place).ticket
         };
         budget.spend(ANSWER_UNITS);
         let error = self.abstention_error(now.monotonic);
         self.answers.refuse(ticket, error, keyspace);
         Some(Job::Refused(ticket))
+    }
+
+    /// Spends the cost of removing a waiter from all its queues.
+    pub(super) fn spend_on_leaving(&self, place: u32, budget: &mut Budget) {
+        let queues = units(self.queues.queues_of(place).len());
+        budget.spend(LEAVE_UNITS.saturating_mul(queues));
     }
 
     fn attend<K: Keyspace>(
@@ -189,10 +204,6 @@ impl Node {
             return Some(Job::Tidied);
         }
         let is_live = now.monotonic < self.leases.get(lease).deadline;
-        if is_live && self.end_next_holder(now, lease) {
-            budget.spend(STEP_UNITS);
-            return Some(Job::Tidied);
-        }
         if is_live
             && self.leases.get(lease).mirror() == MirrorState::Lost
             && keyspace.memory_is_short()
@@ -225,9 +236,17 @@ impl Node {
         }
     }
 
+    /// Removes one holder whose deadline has passed from a shared lock that others still hold.
+    /// This writes no key, so it goes on while the server must not write.
+    fn end_next_holder(&mut self, now: Now, budget: &mut Budget) -> Option<Job> {
+        self.stats.ended_by_deadline += self.leases.end_next_holder(now.monotonic)?;
+        budget.spend(HOLDER_UNITS);
+        Some(Job::Tidied)
+    }
+
     /// Spends the cost of ending a lease, which also ends the lock on its other keys.
     fn spend_on_end(&self, lease: u32, budget: &mut Budget) {
-        let keys = u32::try_from(self.leases.ring(lease).count()).unwrap_or(u32::MAX);
+        let keys = units(self.leases.ring(lease).count());
         budget.spend(STEP_UNITS.saturating_mul(keys));
     }
 
@@ -258,17 +277,23 @@ impl Node {
         self.leases.set_mirror(lease, MirrorState::Lost, at);
     }
 
-    /// Takes one step of a sweep: plans checks of queues, or removes ended leases and holders.
+    /// Takes one step of a sweep: plans checks of queues or mirrors, or removes ended leases and
+    /// holders.
     fn sweep(&mut self, budget: &mut Budget) -> Option<Job> {
         if self.queues.is_sweeping() {
             budget.spend(STEP_UNITS);
             self.queues.sweep(SWEEP_SLOTS);
             return Some(Job::Tidied);
         }
+        if self.leases.is_doubting() {
+            budget.spend(STEP_UNITS);
+            self.leases.doubt_next(SWEEP_SLOTS);
+            return Some(Job::Tidied);
+        }
         if !self.leases.is_sweeping() {
             return None;
         }
-        budget.spend(STEP_UNITS);
+        budget.spend(if self.leases.holders().is_sweeping() { HOLDER_UNITS } else { STEP_UNITS });
         if let Some(lease) = self.leases.sweep(SWEEP_SLOTS) {
             self.spend_on_end(lease, budget);
             self.end_by_operator(lease);

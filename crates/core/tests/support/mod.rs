@@ -78,6 +78,7 @@ pub(crate) enum AcquireReply {
     Waits(Ticket),
     Refused,
     QueueFull,
+    AlreadyWaits,
     Abstaining,
 }
 
@@ -444,6 +445,20 @@ impl Server {
         self.execute_wait(keys, token, ttl_ms, terms, AcquireCommand::AcquireAny)
     }
 
+    /// Repeats an ACQUIRE of these keys that waits, with a fence that the node does not use.
+    pub(crate) fn wait_again(
+        &mut self,
+        keys: &[&[u8]],
+        token: &[u8],
+        ttl_ms: u64,
+        wait_ms: u64,
+    ) -> Ticket {
+        let terms = (Mode::Exclusive, Fence::new(1), wait_ms);
+        let reply = self.execute_acquire(keys, token, ttl_ms, terms, AcquireCommand::Acquire);
+        assert_eq!(reply, Ok(Reply::Waits));
+        Ticket(self.tickets)
+    }
+
     /// A `wait_ms` of 0 counts as 1, because 0 means no WAIT.
     fn execute_wait(
         &mut self,
@@ -460,6 +475,7 @@ impl Server {
             Ok(Reply::Waits) => AcquireReply::Waits(Ticket(self.tickets)),
             Ok(Reply::Refused) => AcquireReply::Refused,
             Err(CommandError::QueueFull { .. }) => AcquireReply::QueueFull,
+            Err(CommandError::AlreadyWaits) => AcquireReply::AlreadyWaits,
             Err(CommandError::Abstaining { .. }) => AcquireReply::Abstaining,
             other => unreachable!("all values are strings: {other:?}"),
         }

@@ -624,6 +624,7 @@ pub(super) fn error_start(error: &CommandError) -> String {
         CommandError::QueueFull { max_waiters } => {
             format!("QUEUEFULL {max_waiters} clients already wait")
         }
+        CommandError::AlreadyWaits => "ERR the token already waits".into(),
         CommandError::Revoked { .. } => "REVOKED ".into(),
         CommandError::SeveralShared => "ERR only LOCK.ACQUIRE and LOCK.EXTEND take SHARED".into(),
         CommandError::TokenInUse => "ERR the new token already holds this lock".into(),

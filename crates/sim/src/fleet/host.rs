@@ -574,6 +574,7 @@ fn failed(error: &CommandError) -> Response {
             NodeError::QueueFull { reason: format!("{max_waiters} clients wait") }
         }
         CommandError::KeyLength => NodeError::ErrorReply("ERR key length".into()),
+        CommandError::AlreadyWaits => NodeError::ErrorReply("ERR already waits".into()),
         CommandError::WrongType => NodeError::ErrorReply("WRONGTYPE Operation".into()),
         CommandError::OtherKeys => NodeError::ErrorReply("ERR other keys".into()),
         CommandError::Revoked { left_ms } => NodeError::Revoked { left_ms: *left_ms },
