@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use common::{
-    LONG_NODE_TIMEOUT, Running, assert_error, assert_ok, code, on_urls, quorlock, stderr, stdout,
+    LONG_NODE_TIMEOUT, Running, assert_contains, assert_error, assert_ok, code, on_urls, quorlock,
+    stderr, stdout,
 };
-use quorlock_testkit::{ReservedPort, Server};
+use quorlock_testkit::{Masters, ReservedPort, Server};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -138,6 +139,29 @@ fn certificates_without_tls_are_refused() {
     };
     assert_error(&with_roots("a:6379"), 125, "write rediss://a:6379");
     assert_error(&with_roots("redis://a:6379"), 125, "rediss://");
+}
+
+#[test]
+fn wrong_scheme_is_a_permanent_error_that_asks_plain_or_tls() {
+    let masters = TlsMasters::start(false);
+    let plain = Masters::start_with(3, |_, master| master.tcp()).unwrap();
+    let with_scheme = |scheme: &str, urls: Vec<String>| -> Vec<_> {
+        urls.iter().map(|url| format!("{scheme}{}", url.split_once(':').unwrap().1)).collect()
+    };
+    let to_tls_ports = with_scheme("redis:", masters.urls());
+    let to_plain_ports = with_scheme("rediss:", plain.urls());
+    for urls in [to_tls_ports, to_plain_ports] {
+        for words in [&["run", "k", "--", "true"][..], &["inspect", "k"], &["list"]] {
+            // `run` waits for ever, unless waiting cannot help.
+            let output = on_urls(&urls, words[0]).args(&words[1..]).output().unwrap();
+            assert_error(&output, 125, "is this port plain or TLS?");
+        }
+        for (subcommand, expected) in [("status", 122), ("doctor", 2)] {
+            let output = on_urls(&urls, subcommand).output().unwrap();
+            assert_eq!(code(output.status), expected, "{}", stderr(&output));
+            assert_contains(stdout(&output), "is this port plain or TLS?");
+        }
+    }
 }
 
 /// `status` and `doctor` connect to each node separately, without a quorum.

@@ -153,6 +153,8 @@ pub use api::{
     RevokeError, RevokedNode, RunError, ScanError, Stale, WaiterInfo,
 };
 pub use quorlock_core::{Fence, InvalidFence};
+#[doc(hidden)]
+pub use transport::connect_or_explain;
 
 // The examples of the documentation, compiled or run.
 

@@ -13,6 +13,7 @@ use common::{
     until_voting,
 };
 use quorlock_client::{AcquireError, ConnectError, NodeError, Quorum, Released};
+use quorlock_core::client::limits;
 use quorlock_testkit::{Direction, Masters, Proxy, ReservedPort, Server, eventually_async};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tokio::time::{Instant, sleep};
@@ -111,6 +112,43 @@ async fn node_that_requires_a_client_certificate_gets_one() {
     let certified = builder.clone().client_certificate(read("node.pem"), read("node.key"));
     assert_works(&certified.connect().await.unwrap()).await;
     assert_eq!(nodes_and_voters(&builder.connect().await.unwrap()).1, 0);
+}
+
+#[tokio::test]
+async fn scheme_that_does_not_fit_the_port_is_a_permanent_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = write_certificates(dir.path());
+    let ((master, _reserved), tls_port) = tls_master(dir.path(), false);
+    for (url, hint) in [
+        (format!("rediss://127.0.0.1:{}", master.port()), "write redis://"),
+        (format!("redis://127.0.0.1:{tls_port}"), "write rediss://"),
+    ] {
+        let builder = Quorum::builder().node(url).root_certificates(authority.clone());
+        let quorum = builder.connect().await.unwrap();
+        // A call that waits for ever ends when no node can ever vote.
+        let error = quorum.lock("k").wait(PATIENCE * 10).acquire().await.unwrap_err();
+        let NodeError::Misconfigured { reason } = first_failure(&error) else { panic!("{error}") };
+        assert!(
+            reason.starts_with("is this port plain or TLS?") && reason.contains(hint),
+            "{reason}"
+        );
+    }
+}
+
+/// The probe of a port must not blame one that only answers slowly.
+#[tokio::test]
+async fn slow_port_with_tls_is_not_taken_for_a_plain_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = write_certificates(dir.path());
+    let (_master, port) = tls_master(dir.path(), false);
+    let proxy = Proxy::start(format!("redis://127.0.0.1:{port}"));
+    // A handshake takes two of these round trips, longer than the wait for the probe.
+    proxy.delay(Direction::ToServer, limits::PORT_PROBE_AFTER);
+    let url = proxy.url().replace("redis://", "rediss://");
+    let builder = Quorum::builder().node(url).root_certificates(authority).node_timeout(PATIENCE);
+    let quorum = builder.connect().await.unwrap();
+    until_voting(&quorum, 1).await;
+    assert!(proxy.connections() > 1, "the port was probed");
 }
 
 #[tokio::test]

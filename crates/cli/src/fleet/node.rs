@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use quorlock_client::connect_or_explain;
 use quorlock_core::client::NodeError;
 use redis::aio::MultiplexedConnection;
 use redis::{
@@ -75,8 +76,7 @@ async fn connect(client: &Client) -> Result<MultiplexedConnection, NodeError> {
     // No limits here: the one in [`Node::ask`] covers connecting and all replies.
     let config =
         AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-    let connecting = client.get_multiplexed_async_connection_with_config(&config);
-    connecting.await.map_err(|error| connect_error(&error))
+    connect_or_explain(client, &config, connect_error).await
 }
 
 async fn facts(connection: &mut MultiplexedConnection) -> Result<Facts, NodeError> {

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::batches::{Batches, QueuedRequest, UNANSWERED_MAX};
 use super::command::{Outgoing, read_error};
 use super::in_flight::Ticket;
+use super::port_protocol;
 
 #[derive(Clone)]
 pub(crate) struct Endpoint {
@@ -83,8 +84,7 @@ pub(crate) async fn open(
             }
             Ok(())
         });
-    let connecting = endpoint.shared.get_multiplexed_async_connection_with_config(&config);
-    let mut wire = connecting.await.map_err(|error| connect_error(&error))?;
+    let mut wire = connect_or_explain(&endpoint.shared, &config, connect_error).await?;
     let asked = Instant::now();
     let mut info = ::redis::cmd("INFO");
     info.arg("server").arg("replication").arg("lock");
@@ -97,6 +97,35 @@ pub(crate) async fn open(
         })?;
     let batches = Batches::start(wire);
     Ok((Connection { batches, number }, Hello::from_info(&info), asked.elapsed()))
+}
+
+/// Connects, and finds out whether the port speaks TLS if it seems to be down or silent.
+///
+/// Not part of the API: the program `quorlock` connects to each node in the same way.
+pub async fn connect_or_explain(
+    client: &Client,
+    config: &AsyncConnectionConfig,
+    read_error: impl Fn(&RedisError) -> NodeError,
+) -> Result<MultiplexedConnection, NodeError> {
+    let address = client.get_connection_info().addr();
+    tokio::select! {
+        biased;
+        connected = client.get_multiplexed_async_connection_with_config(config) => {
+            let error = match connected {
+                Ok(connection) => return Ok(connection),
+                Err(error) => error,
+            };
+            match read_error(&error) {
+                down @ NodeError::Down { .. }
+                    if !error.is_timeout() && !error.is_connection_refusal() =>
+                {
+                    Err(port_protocol::mismatch(address).await.unwrap_or(down))
+                }
+                other => Err(other),
+            }
+        }
+        error = port_protocol::mismatch_of_silent_port(address) => Err(error),
+    }
 }
 
 fn connect_error(error: &RedisError) -> NodeError {

@@ -8,6 +8,7 @@
 //! | [`silence`] | 8 round trips, at least 400 ms |
 //! | [`HANDSHAKE`] | 5 s |
 //! | [`LATE_TIMER`], [`LATE_READ_PAUSE`] | a timer that fires more than 10 ms late expires requests 3 ms later, after answers are read |
+//! | [`PORT_PROBE_AFTER`], [`PORT_PROBE`] | 200 ms until a silent port is asked whether it speaks TLS; 1 s for its answer |
 //! | [`CALL_GRACE`] | 40 ms: how far a call may exceed its `wait` |
 //! | [`WAIT_GRACE`] | 20 ms: how late a node may end a WAIT |
 //! | [`WAIT_CHECK_EVERY`] | 1.2 s between a waiter's checks: each pings its node and inspects another |
@@ -46,6 +47,10 @@ pub const HANDSHAKE: Duration = Duration::from_secs(5);
 pub const LATE_TIMER: Duration = Duration::from_millis(10);
 /// The pause after such a timer, in which the driver reads the answers that have arrived.
 pub const LATE_READ_PAUSE: Duration = Duration::from_millis(3);
+/// How long a connection with TLS may be silent before a second connection asks without TLS.
+pub const PORT_PROBE_AFTER: Duration = Duration::from_millis(200);
+/// How long that second connection may take.
+pub const PORT_PROBE: Duration = Duration::from_secs(1);
 /// How far a call may exceed the longer of its `wait` and one [`node_timeout`]. Users are promised
 /// 50 ms, which leaves 10 ms for timers and the scheduler.
 pub const CALL_GRACE: Duration = Duration::from_millis(40);
