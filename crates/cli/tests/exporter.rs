@@ -4,11 +4,14 @@
 
 mod common;
 
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::http::{Exporter, get};
-use common::{PATIENCE, address, assert_error, code, command_stats, exec, on_urls};
+use common::http::{Exporter, get, get_with};
+use common::{
+    PATIENCE, address, assert_error, code, command_stats, exec, on_urls, stderr, stdout, with_input,
+};
 use quorlock_testkit::{Direction, Masters, Proxy, eventually};
 use rustix::process::Signal;
 
@@ -103,6 +106,31 @@ fn scrape_asks_each_node_once_and_overlapping_scrapes_share_requests() {
     let asked = info_calls() - before - 1;
     assert!(asked < SCRAPES * INFOS_PER_SCRAPE / 2, "{asked}");
     assert_eq!(proxy.connections(), connections, "one connection is kept");
+}
+
+#[test]
+fn client_gets_the_format_that_it_accepts() {
+    let masters = Masters::start_with(3, |_, master| master.tcp()).unwrap();
+    let exporter = Exporter::start(&masters.urls(), &[]);
+    let accepting = |accept: &str| {
+        let line = format!("Accept: {accept}\r\n");
+        get_with(exporter.address, "/metrics", &line).unwrap()
+    };
+    let (head, text) = accepting("text/plain; version=0.0.4");
+    assert!(head.contains("content-type: text/plain; version=0.0.4; charset=utf-8"), "{head}");
+    assert_has(&text, "# TYPE quorlock_node_grants_total counter");
+    assert!(!text.contains("# EOF"), "{text}");
+    let (head, open_metrics) = accepting("application/openmetrics-text; version=1.0.0");
+    assert!(head.contains("content-type: application/openmetrics-text; version=1.0.0"), "{head}");
+    assert_has(&open_metrics, "# TYPE quorlock_node_grants counter");
+    assert!(open_metrics.ends_with("# EOF\n"), "{open_metrics}");
+
+    // promtool reads the older format.
+    let mut promtool = Command::new("promtool");
+    let promtool = promtool.args(["check", "metrics"]);
+    let output = with_input(promtool, &text);
+    assert_eq!((code(output.status), stdout(&output), stderr(&output)), (0, "", ""), "{text}");
+    assert_ne!(code(with_input(promtool, &open_metrics).status), 0);
 }
 
 #[test]

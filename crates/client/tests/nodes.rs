@@ -148,7 +148,6 @@ async fn slow_port_with_tls_is_not_taken_for_a_plain_one() {
     let builder = Quorum::builder().node(url).root_certificates(authority).node_timeout(PATIENCE);
     let quorum = builder.connect().await.unwrap();
     until_voting(&quorum, 1).await;
-    assert!(proxy.connections() > 1, "the port was probed");
 }
 
 #[tokio::test]

@@ -15,12 +15,10 @@ use crate::fleet::info::{COUNTERS, ModuleInfo};
 use crate::fleet::{Facts, NodeReport, Report, State};
 use crate::status::json::state_name;
 
-/// The HTTP content type of what [`render`] returns.
-pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
 /// Names and values of labels. No value may be a key, an owner or a token.
 type Labels = Vec<(&'static str, String)>;
 
+/// Returns the metrics in the format of OpenMetrics.
 pub(super) fn render(report: &Report, took: Duration) -> String {
     let mut metrics = Metrics(Registry::with_prefix("quorlock"));
     add_fleet_metrics(&mut metrics, report, took);

@@ -1,8 +1,10 @@
 //! `quorlock exporter`: the figures of all nodes for Prometheus, over HTTP.
 //!
 //! - [`metrics`]: metrics from a report of the nodes.
+//! - [`format`]: the format that a client accepts.
 //! - [`shared`]: one gathering for all concurrent scrapes.
 
+mod format;
 mod metrics;
 mod shared;
 
@@ -14,11 +16,12 @@ use std::time::Instant;
 use anyhow::Context as _;
 use axum::Router;
 use axum::extract::State;
-use axum::http::header;
+use axum::http::{HeaderMap, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use tokio::net::TcpListener;
 
+use self::format::Format;
 use self::shared::SharedCall;
 use crate::fleet::{Fleet, FleetArgs};
 use crate::signals::Signals;
@@ -69,12 +72,16 @@ pub(crate) async fn exporter(args: Exporter) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn scrape(State(gatherer): State<Arc<Gatherer>>) -> impl IntoResponse {
+async fn scrape(headers: HeaderMap, State(gatherer): State<Arc<Gatherer>>) -> impl IntoResponse {
     let gather = async || {
         let started = Instant::now();
         let report = gatherer.fleet.gather().await;
         Arc::from(metrics::render(&report, started.elapsed()))
     };
     let text = gatherer.current.get(gather).await;
-    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text.to_string())
+    let accept: Vec<_> =
+        headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
+    let format = Format::accepted(&accept.join(","));
+    let headers = [(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")];
+    (headers, format.convert(&text))
 }

@@ -35,13 +35,24 @@ pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
 
 /// As [`get`], but returns an error of the connection.
 pub(crate) fn try_get(address: SocketAddr, path: &str) -> std::io::Result<(u16, String)> {
+    let (head, body) = get_with(address, path, "")?;
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+    Ok((status, body))
+}
+
+/// Sends a GET request with more lines of the head, each of which ends in CRLF. Returns the head of
+/// the response and its body.
+pub(crate) fn get_with(
+    address: SocketAddr,
+    path: &str,
+    lines: &str,
+) -> std::io::Result<(String, String)> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     // In HTTP/1.0, the response has no chunks.
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n{lines}\r\n")?;
     let mut reply = String::new();
     stream.read_to_string(&mut reply)?;
     let (head, body) = reply.split_once("\r\n\r\n").unwrap_or((&reply, ""));
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
-    Ok((status, body.to_owned()))
+    Ok((head.to_owned(), body.to_owned()))
 }
