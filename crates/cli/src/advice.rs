@@ -1,7 +1,7 @@
 //! Errors of the client library in the words of the program. They name the option to change.
 
 use anyhow::anyhow;
-use quorlock_client::{AcquireError, AttachError, NodeAnswers, NodeError, ReleaseError};
+use quorlock_client::{AcquireError, AttachError, Holder, NodeAnswers, NodeError, ReleaseError};
 
 use crate::duration::text_of_ms;
 
@@ -20,6 +20,18 @@ pub(crate) fn describe(error: &AcquireError) -> String {
             format!("the nodes answered too late for the ttl: {nodes}. Raise --ttl")
         }
         error => error.to_string(),
+    }
+}
+
+/// Says why a call waits, given the error of its first attempt and who holds the lock now.
+pub(crate) fn describe_wait(first: AcquireError, holder: Option<Holder>) -> String {
+    match (first, holder) {
+        // The first attempt may have named an earlier holder, or found nodes that now vote.
+        (AcquireError::Held { nodes, .. }, holder) => {
+            describe(&AcquireError::Held { nodes, holder })
+        }
+        (_, Some(holder)) => format!("another client holds the lock: {holder}"),
+        (first, None) => describe(&first),
     }
 }
 

@@ -127,7 +127,8 @@ pub(crate) fn revoked_nodes(nodes: &NodeAnswers) -> impl Iterator<Item = &str> {
     revoked.map(|(node, _)| node)
 }
 
-/// Prints a message in the background: a blocked standard error must not delay extensions.
-fn say_in_background(message: String) {
+/// Prints a message in the background: a blocked standard error must not delay what the program
+/// does with its lock.
+pub(crate) fn say_in_background(message: String) {
     thread::spawn(move || say(message));
 }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::io::{Write as _, stdout};
 use std::time::Duration;
 
+pub(crate) use quorlock_core::time_in_units as time;
 use serde::Serialize;
 
 use crate::fleet::text::width;
@@ -66,18 +67,6 @@ pub(crate) fn owner(label: Option<&str>) -> String {
 
 pub(crate) fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".to_owned())
-}
-
-/// Formats a time in at most two units: `340 ms`, `7.3 s`, `2 min 5 s`, `3 h 20 min`.
-pub(crate) fn time(time: Duration) -> String {
-    let seconds = time.as_secs();
-    match seconds {
-        0 => format!("{} ms", time.as_millis()),
-        1..60 => format!("{}.{} s", seconds, time.subsec_millis() / 100),
-        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
-        3600..86_400 => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
-        _ => format!("{} d {} h", seconds / 86_400, seconds / 3600 % 24),
-    }
 }
 
 /// Formats a number with its noun: `1 node`, `3 nodes`.
@@ -203,21 +192,6 @@ mod tests {
         let shown = json(&text).unwrap();
         assert!(shown.chars().all(|char| char == 'ü' || matches!(char, ' '..='~')), "{shown}");
         assert_eq!(serde_json::from_str::<String>(&shown).unwrap(), text);
-    }
-
-    #[test]
-    fn times_have_units() {
-        for (ms, shown) in [
-            (0, "0 ms"),
-            (999, "999 ms"),
-            (7340, "7.3 s"),
-            (59_999, "59.9 s"),
-            (125_000, "2 min 5 s"),
-            (12_000_000, "3 h 20 min"),
-            (180_000_000, "2 d 2 h"),
-        ] {
-            assert_eq!(time(Duration::from_millis(ms)), shown);
-        }
     }
 
     #[test]

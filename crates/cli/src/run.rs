@@ -3,6 +3,7 @@ use std::ffi::OsStr;
 use std::future::pending;
 use std::io::{self, ErrorKind, IsTerminal as _, stderr};
 use std::os::unix::ffi::OsStrExt as _;
+use std::pin::pin;
 use std::process::{ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use rustix::process::Signal;
 use tokio::time::sleep;
 
 use crate::args::{Run, check_ttl};
-use crate::lock_renewer::{CheckResult, LockRenewer};
+use crate::lock_renewer::{CheckResult, LockRenewer, say_in_background};
 use crate::nodes::NodeSettings;
 use crate::process_tree::Group;
 use crate::signals::Signals;
@@ -26,6 +27,8 @@ use crate::{advice, clock, exit, say, semaphore};
 /// timeout. Several must fit into the time between the first extension and SIGTERM: by default, a
 /// third of the ttl.
 const NODE_TIMEOUTS_PER_TTL_MIN: u32 = 10;
+/// How long to wait for a lock that is in use before saying who holds it. Most waits are shorter.
+const TELL_HOLDER_AFTER: Duration = Duration::from_secs(1);
 /// How long to wait for silent nodes at the end. A lease that remains on one of them ends by its
 /// ttl.
 pub(crate) const FLUSH_LIMIT: Duration = Duration::from_millis(250);
@@ -94,8 +97,8 @@ async fn run_locked(
     };
     let held_since = clock::now();
     if args.verbose {
-        let (after, coverage) = (rounded(called_at.elapsed()), lock.coverage());
-        say(format_args!("acquired after {after:?}, held on {coverage}, fence {}", lock.fence()));
+        let (after, fence) = (rounded(called_at.elapsed()), lock.fence());
+        say(format_args!("acquired after {after:?}, fence {fence}{}", missing_nodes(quorum)));
     }
     let (fence, permit) = (lock.fence(), lock.slot());
     let mut renewer = LockRenewer::new(lock, args.ttl());
@@ -143,6 +146,16 @@ async fn run_locked(
     Ok(exit::code_for_status(status))
 }
 
+/// Says how many nodes cannot vote; empty if all can. The coverage of a new lock would tell less: a
+/// healthy node may not have answered yet.
+fn missing_nodes(quorum: &Quorum) -> String {
+    let health = quorum.health();
+    match health.iter().filter(|node| node.error.is_some()).count() {
+        0 => String::new(),
+        missing => format!(", without {missing} of {} nodes", health.len()),
+    }
+}
+
 /// Awaits `acquiring`. If that takes [`WAIT_CHECK_EVERY`], or finds all permits taken, warns if
 /// another client uses a larger number of permits.
 pub(crate) async fn comparing_permits(
@@ -180,23 +193,39 @@ pub(crate) async fn comparing_permits(
     }
 }
 
-/// Tries once, and then waits for the lock. Prints why it waits, unless the reason is usual. `wait`
-/// counts from `called_at`, and so includes the time to connect.
+/// Tries once, and then waits for the lock. `wait` counts from `called_at`, and so includes the
+/// time to connect.
+///
+/// Prints why it waits: at once, or after [`TELL_HOLDER_AFTER`] if the lock is merely in use. Then
+/// it prints this only on a terminal or if `verbose`, so that cron sends no mail.
 pub(crate) async fn acquire(
     builder: LockBuilder,
     called_at: Instant,
     wait: Duration,
     verbose: bool,
 ) -> Result<Lock, AcquireError> {
-    match builder.try_acquire().await {
-        Err(error) if called_at.elapsed() < wait => match error {
-            error if waiting_cannot_help(&error) => return Err(error),
-            error if is_usual(&error) && !verbose && !stderr().is_terminal() => {}
-            error => say(format_args!("waiting: {}", advice::describe(&error))),
-        },
+    let reason = match builder.try_acquire().await {
+        Err(error) if called_at.elapsed() < wait && !waiting_cannot_help(&error) => error,
         decided => return decided,
+    };
+    let builder = builder.wait(wait.saturating_sub(called_at.elapsed()));
+    if !is_usual(&reason) {
+        say(format_args!("waiting: {}", advice::describe(&reason)));
+    } else if verbose || stderr().is_terminal() {
+        let mut acquiring = pin!(builder.acquire());
+        let telling = async {
+            sleep(TELL_HOLDER_AFTER).await;
+            builder.holder().await
+        };
+        let holder = tokio::select! {
+            biased;
+            acquired = &mut acquiring => return acquired,
+            holder = telling => holder,
+        };
+        say_in_background(format!("waiting: {}", advice::describe_wait(reason, holder)));
+        return acquiring.await;
     }
-    builder.wait(wait.saturating_sub(called_at.elapsed())).acquire().await
+    builder.acquire().await
 }
 
 /// Returns whether waiting cannot help: the request is invalid, or too many nodes fail permanently.
@@ -218,8 +247,7 @@ pub(crate) fn exit_code_for(error: &AcquireError, conflict: u8) -> u8 {
     }
 }
 
-/// Returns whether the lock is merely in use, or only a minority of the nodes failed. Such a reason
-/// is printed only on a terminal or with `--verbose`, so that cron sends no mail.
+/// Returns whether the lock is merely in use, or only a minority of the nodes failed.
 fn is_usual(error: &AcquireError) -> bool {
     match error {
         AcquireError::NoQuorum { nodes } => 2 * nodes.failed().count() < nodes.0.len(),

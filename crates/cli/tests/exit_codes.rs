@@ -34,6 +34,7 @@ fn held_lock_gives_exit_code_121_or_the_chosen_code() {
             assert_eq!(stderr(&output), "", "cron sends no mail");
         } else {
             assert_contains(stderr(&output), "not acquired: another client ");
+            assert!(!stderr(&output).contains("refused"), "{}", stderr(&output));
         }
     }
     assert!(masters_holding(&masters) >= 2, "a refused run does not release the lock");
@@ -131,21 +132,29 @@ fn shell_command_is_run_by_the_shell() {
 
 #[test]
 fn verbose_run_says_when_the_lock_was_acquired_and_released() {
-    let masters = Masters::start(3);
+    let mut masters = Masters::start(3);
     let verbose = [&LONG_NODE_TIMEOUT[..], &["--verbose"]].concat();
     let output = run_script(&masters, &verbose, "echo ran").output().unwrap();
     let lines: Vec<_> = stderr(&output).lines().collect();
     let [acquired, released] = lines[..] else { panic!("{lines:?}") };
     assert!(acquired.starts_with("quorlock: acquired after "), "{acquired}");
-    assert!(acquired.contains(" of 3, fence "), "{acquired}");
+    // A healthy node that has not answered yet is no news.
+    assert!(acquired.contains(", fence ") && !acquired.contains("held on"), "{acquired}");
     assert!(released.starts_with("quorlock: released after "), "{released}");
 
-    let holder = Holder::start(&masters, &LONG_NODE_TIMEOUT);
+    let holder = Holder::start(&masters, &["--owner", "web-3"]);
     let mut waiting = start_script(&masters, &verbose, "echo ran");
     let said = waiting.error_line();
-    assert!(said.starts_with("quorlock: waiting: another client holds the lock"), "{said}");
+    assert!(
+        said.starts_with("quorlock: waiting: another client holds the lock: web-3, since "),
+        "{said}"
+    );
     holder.release();
     assert_eq!(code(waiting.wait_for_end().status), 0);
+
+    masters[0].kill();
+    let said = start_script(&masters, &verbose, "echo ran").error_line();
+    assert!(said.ends_with(", without 1 of 3 nodes"), "{said}");
 }
 
 #[test]

@@ -232,6 +232,8 @@ fn wait_for_masters_that_cannot_vote_is_reported() {
     let mut waiting = start_script(&masters, &LONG_NODE_TIMEOUT, "echo ran");
     let said = waiting.error_line();
     assert!(said.contains("waiting: no majority of the nodes agreed"), "{said}");
+    assert!(said.contains("connected, and votes once enough of the other nodes are"), "{said}");
+    assert_eq!(said.matches("not connected").count(), 1, "both masters in one entry: {said}");
     masters[0].restart().unwrap();
     let output = waiting.wait_for_end();
     assert_eq!((code(output.status), stdout(&output)), (0, "ran\n"));

@@ -47,7 +47,7 @@
 //!
 //! let order = quorum.lock("orders/42").ttl(Duration::from_secs(10)).wait(Duration::from_secs(5));
 //! let mut lock = order.acquire().await?;
-//! println!("fence {}, {:?} left, held on {}", lock.fence(), lock.remaining(), lock.coverage());
+//! println!("fence {}, {:?} left", lock.fence(), lock.remaining());
 //! lock.extend().await?; // A full ttl from now. `lock.renew()` does that in the background.
 //! lock.release().await?;
 //! # Ok(())
@@ -146,7 +146,7 @@ mod transport;
 
 pub use api::{
     AcquireError, Answer, AttachError, ConnectError, Coverage, Deadline, DetachedLock, ExtendError,
-    FenceGate, FlushError, HeldLock, InspectError, Inspection, InvalidDetached, LeaseInfo,
+    FenceGate, FlushError, HeldLock, Holder, InspectError, Inspection, InvalidDetached, LeaseInfo,
     ListedLock, Lock, LockBuilder, LockList, LockMode, LockState, LockWatch, LostError, NodeAnswer,
     NodeAnswers, NodeError, NodeHealth, NodeInspection, NodeRevocation, Ownership, Quorum,
     QuorumBuilder, ReleaseError, Released, Revocation, RevocationReport, RevocationState,

@@ -72,7 +72,7 @@ async fn acquire_errors_distinguish_a_held_lock_from_a_failing_quorum() {
     let held = net.quorum.lock("k").acquire().await.unwrap();
     wait_until_all_hold(&net.masters, "k").await;
     let error = net.quorum.lock("k").try_acquire().await.unwrap_err();
-    let AcquireError::Held { nodes } = &error else { panic!("{error}") };
+    let AcquireError::Held { nodes, .. } = &error else { panic!("{error}") };
     assert!(nodes.0.iter().any(|node| node.answer == Answer::Refused), "{nodes}");
 
     assert_times_out(net.quorum.lock("k"), Duration::from_millis(300)).await;

@@ -9,7 +9,7 @@
 //! - [`client`]: the state machines of a client, from a call for a lock to its last RELEASE.
 //! - [`StopSchedule`]: when a command that a lock protects is stopped.
 //! - [`Confirmation`]: whether the nodes still confirm the lock that protects a command.
-//! - [`rounded`]: rounds a time for people to read.
+//! - [`rounded`], [`time_in_units`]: a time for people to read.
 //! - [`Fence`], [`Ttl`]: values that nodes and clients share.
 
 pub mod client;
@@ -23,6 +23,6 @@ mod ttl;
 
 pub use confirmation::{Confirmation, LockCheck};
 pub use fence::{Fence, InvalidFence};
-pub use rounded::rounded;
+pub use rounded::{rounded, time_in_units};
 pub use stop_schedule::{GraceTooLong, StopAction, StopSchedule};
 pub use ttl::{Ttl, TtlError};

@@ -17,6 +17,18 @@ pub fn rounded(time: Duration) -> Duration {
     Duration::new(seconds, rest)
 }
 
+/// Formats a time in at most two units: `340 ms`, `7.3 s`, `2 min 5 s`, `3 h 20 min`.
+pub fn time_in_units(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0 => format!("{} ms", time.as_millis()),
+        1..60 => format!("{}.{} s", seconds, time.subsec_millis() / 100),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{} d {} h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -37,5 +49,20 @@ mod tests {
             assert_eq!(format!("{:?}", rounded(Duration::from_nanos(ns))), shown);
         }
         assert_eq!(rounded(Duration::MAX).as_secs(), u64::MAX);
+    }
+
+    #[test]
+    fn times_have_units() {
+        for (ms, shown) in [
+            (0, "0 ms"),
+            (999, "999 ms"),
+            (7340, "7.3 s"),
+            (59_999, "59.9 s"),
+            (125_000, "2 min 5 s"),
+            (12_000_000, "3 h 20 min"),
+            (180_000_000, "2 d 2 h"),
+        ] {
+            assert_eq!(time_in_units(Duration::from_millis(ms)), shown);
+        }
     }
 }

@@ -7,6 +7,8 @@ pub use quorlock_core::client::{Answer, NodeError};
 use quorlock_core::quorum::Majority;
 use quorlock_core::rounded;
 
+use super::Holder;
+
 /// Why a [`Quorum`](crate::Quorum) was not connected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -56,10 +58,13 @@ pub enum ConnectError {
 #[non_exhaustive]
 pub enum AcquireError {
     /// Other clients hold the lock or wait for it: the nodes that did not refuse form no majority.
-    #[error("another client holds the lock or waits for it: {nodes}")]
+    #[error("another client {}{}{}", holds(holder), named(holder), nodes.list_failed())]
     Held {
         /// What each node answered.
         nodes: NodeAnswers,
+        /// Who holds the lock; `None` if the nodes that refused it do not say in time, or if the
+        /// lock is free and other clients wait for it.
+        holder: Option<Holder>,
     },
     /// No majority of the nodes agreed.
     #[error("no majority of the nodes agreed: {nodes}")]
@@ -68,12 +73,17 @@ pub enum AcquireError {
         nodes: NodeAnswers,
     },
     /// The wait ended while another client held the lock or waited for it.
-    #[error("another client still holds the lock or waits for it after {:?}: {nodes}", rounded(*waited))]
+    #[error(
+        "another client still {} after {:?}{}{}",
+        holds(holder), rounded(*waited), named(holder), nodes.list_failed()
+    )]
     TimedOut {
         /// How long the call waited.
         waited: Duration,
         /// What each node answered last.
         nodes: NodeAnswers,
+        /// Who held the lock shortly before the wait ended: see [`AcquireError::Held`].
+        holder: Option<Holder>,
     },
     /// A majority granted the lock too late: less than the minimal validity was left.
     #[error(
@@ -301,6 +311,15 @@ impl NodeAnswers {
         })
     }
 
+    /// The nodes that did not vote, after a semicolon; empty if there are none. The other nodes
+    /// refused, which the error says already.
+    fn list_failed(&self) -> String {
+        match list(self.failed().map(|(node, error)| (node, error.to_string()))) {
+            failed if failed.is_empty() => failed,
+            failed => format!("; {failed}"),
+        }
+    }
+
     /// Whether permanent errors leave too few nodes for a majority, so that waiting does not help.
     pub fn is_permanent(&self) -> bool {
         let answers = self.0.iter().map(|node| &node.answer);
@@ -309,18 +328,78 @@ impl NodeAnswers {
     }
 }
 
+/// Names the nodes of each answer: `a, b: refused; c: no answer within 50 ms`. Leaves out the nodes
+/// that had no time to answer, because the other nodes decided earlier.
 impl fmt::Display for NodeAnswers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, node) in self.0.iter().enumerate() {
-            let separator = if index == 0 { "" } else { "; " };
-            write!(f, "{separator}{}: ", node.node)?;
-            match &node.answer {
-                Answer::Granted(_) => write!(f, "granted")?,
-                Answer::Refused => write!(f, "refused")?,
-                Answer::Failed(error) => write!(f, "{error}")?,
-                _ => write!(f, "no answer yet")?,
-            }
+        let answers = self.0.iter().filter_map(|node| {
+            let answer = match &node.answer {
+                Answer::Granted(_) => "granted".to_owned(),
+                Answer::Refused => "refused".to_owned(),
+                Answer::Failed(error) => error.to_string(),
+                _ => return None,
+            };
+            Some((node.node.as_str(), answer))
+        });
+        match list(answers) {
+            list if list.is_empty() => write!(f, "no node has answered"),
+            list => write!(f, "{list}"),
         }
-        Ok(())
+    }
+}
+
+/// Lists each answer once, after the nodes that gave it.
+fn list<'a>(answers: impl Iterator<Item = (&'a str, String)>) -> String {
+    let mut nodes_by_answer: Vec<(String, Vec<&str>)> = Vec::new();
+    for (node, answer) in answers {
+        match nodes_by_answer.iter_mut().find(|(other, _)| *other == answer) {
+            Some((_, nodes)) => nodes.push(node),
+            None => nodes_by_answer.push((answer, vec![node])),
+        }
+    }
+    let lines =
+        nodes_by_answer.iter().map(|(answer, nodes)| format!("{}: {answer}", nodes.join(", ")));
+    lines.collect::<Vec<_>>().join("; ")
+}
+
+fn holds(holder: &Option<Holder>) -> &'static str {
+    if holder.is_some() { "holds the lock" } else { "holds the lock or waits for it" }
+}
+
+fn named(holder: &Option<Holder>) -> String {
+    holder.as_ref().map(|holder| format!(": {holder}")).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_answer_is_listed_once_and_only_healthy_nodes_can_be_missing() {
+        let failed = |ms| Answer::Failed(NodeError::timed_out(Duration::from_millis(ms)));
+        let answers = |answers: &[&Answer]| {
+            let named = answers.iter().zip(["a", "b", "c", "d"]);
+            let node = |(answer, node): (&&Answer, &str)| NodeAnswer {
+                node: node.to_owned(),
+                answer: Answer::clone(answer),
+            };
+            NodeAnswers(named.map(node).collect())
+        };
+        let (refused, pending) = (&Answer::Refused, &Answer::Pending);
+        let text = |these: &[&Answer]| answers(these).to_string();
+        assert_eq!(text(&[refused, refused, pending]), "a, b: refused");
+        assert_eq!(
+            text(&[&failed(5), refused, &failed(5), &failed(6)]),
+            "a, c: no answer within 5 ms; b: refused; d: no answer within 6 ms"
+        );
+        assert_eq!(text(&[pending, pending]), "no node has answered");
+
+        let held = |these: &[&Answer]| AcquireError::Held { nodes: answers(these), holder: None };
+        let sentence = "another client holds the lock or waits for it";
+        assert_eq!(held(&[refused, refused, pending]).to_string(), sentence);
+        assert_eq!(
+            held(&[refused, refused, &failed(5)]).to_string(),
+            format!("{sentence}; c: no answer within 5 ms")
+        );
     }
 }

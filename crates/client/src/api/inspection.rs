@@ -1,8 +1,9 @@
 use std::fmt;
+use std::time::Duration;
 
 pub use quorlock_core::client::{HeldLock, LeaseInfo, LockMode, LockState, WaiterInfo};
 
-use quorlock_core::rounded;
+use quorlock_core::{rounded, time_in_units};
 
 use crate::NodeError;
 
@@ -25,6 +26,21 @@ pub struct NodeInspection {
     /// The lease on this node; `None` when the key is free there. An error when the node did not
     /// answer, may not vote, or may have forgotten the lock.
     pub lease: Result<Option<LeaseInfo>, NodeError>,
+}
+
+/// Who holds a lock: what nodes that refused it said last. It may be out of date.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// The label, if any, of the client that holds the lock: the first one of several.
+    pub owner: Option<String>,
+    /// How long ago this client acquired the lock; `None` for a key that another program wrote.
+    pub held_for: Option<Duration>,
+    /// How many clients hold the lock, as far as the nodes say: one, unless it is shared or a lock
+    /// on one of several keys.
+    pub holders: u64,
+    /// The kind of lock.
+    pub mode: LockMode,
 }
 
 /// The locks of all nodes: see [`Quorum::scan`](crate::Quorum::scan).
@@ -61,6 +77,34 @@ impl Inspection {
             LockState::Free | LockState::Unclear => &[],
         };
         nodes.iter().map(|&node| self.nodes[node].node.as_str())
+    }
+}
+
+impl Holder {
+    pub(crate) fn of(lease: LeaseInfo) -> Self {
+        let LeaseInfo { owner, held_for, holders, mode, .. } = lease;
+        Self { owner, held_for, holders, mode }
+    }
+}
+
+/// Shows `web-3:4711 and 2 others, since 12.3 s ago`.
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.owner, self.mode) {
+            // Another client chose the label, which must not forge a line of a log.
+            (Some(owner), _) => write!(f, "{}", owner.escape_debug())?,
+            (None, LockMode::Foreign) => write!(f, "a program that uses SET")?,
+            (None, _) => write!(f, "an unnamed owner")?,
+        }
+        match self.holders {
+            0 | 1 => {}
+            2 => write!(f, " and 1 other")?,
+            all => write!(f, " and {} others", all - 1)?,
+        }
+        match self.held_for {
+            Some(time) => write!(f, ", since {} ago", time_in_units(time)),
+            None => Ok(()),
+        }
     }
 }
 

@@ -11,7 +11,9 @@ use tracing::Instrument as _;
 use super::run::run;
 use super::slots::{self, PERMITS_MAX};
 use crate::driver::{self, Shared};
-use crate::{AcquireError, AttachError, DetachedLock, Lock, LockWatch, RunError, telemetry};
+use crate::{
+    AcquireError, Answer, AttachError, DetachedLock, Holder, Lock, LockWatch, RunError, telemetry,
+};
 
 pub(crate) const DEFAULT_TTL: Ttl = match Ttl::from_ms(10_000) {
     Ok(ttl) => ttl,
@@ -154,16 +156,71 @@ impl LockBuilder {
             Ok(spec) => {
                 let acquiring = driver::acquire(&self.shared, spec, wait).instrument(span.clone());
                 let may_wait = wait != Some(Duration::ZERO);
-                let acquired = match self.kind {
-                    Kind::Permits(permits) => self.acquire_permit(permits, acquiring).await,
-                    Kind::All | Kind::Any => acquiring.await,
+                let acquiring = async {
+                    match self.kind {
+                        Kind::Permits(permits) => self.acquire_permit(permits, acquiring).await,
+                        Kind::All | Kind::Any => acquiring.await,
+                    }
                 };
-                acquired.map(Lock::new).map_err(|failure| self.acquire_error(failure, may_wait))
+                let (acquired, holder) = self.learn_holder(wait, acquiring).await;
+                acquired
+                    .map(Lock::new)
+                    .map_err(|failure| self.acquire_error(failure, holder, may_wait))
             }
             Err(reason) => Err(AcquireError::InvalidRequest { reason }),
         };
         span.in_scope(|| telemetry::acquired(&outcome, started));
         outcome
+    }
+
+    /// Also returns who holds the lock, if the call fails because another client does.
+    ///
+    /// A call that waits asks for the holder shortly before its wait ends, so that its error is not
+    /// late. Any other call asks once the nodes have refused the lock. A lock that is granted at
+    /// once costs no request.
+    async fn learn_holder<T>(
+        &self,
+        wait: Option<Duration>,
+        acquiring: impl Future<Output = Result<T, Failure>>,
+    ) -> (Result<T, Failure>, Option<Holder>) {
+        let limit = self.naming_limit();
+        let mut acquiring = pin!(acquiring);
+        let Some(wait) = wait else { return (acquiring.await, None) };
+        if let Some(pause) = wait.checked_sub(limit) {
+            return tokio::select! {
+                biased;
+                outcome = &mut acquiring => (outcome, None),
+                holder = async { sleep(pause).await; self.holder().await } => {
+                    (acquiring.await, holder)
+                }
+            };
+        }
+        let outcome = acquiring.await;
+        let Err(Failure { reason: Reason::Held, answers, took }) = &outcome else {
+            return (outcome, None);
+        };
+        let Some(left) = limit.checked_sub(*took) else { return (outcome, None) };
+        let has_refused = |node: usize| answers.get(node) == Some(&Answer::Refused);
+        let lease = driver::main_lease(&self.shared, &self.keys, has_refused, left).await;
+        (outcome, lease.map(Holder::of))
+    }
+
+    fn naming_limit(&self) -> Duration {
+        limits::naming(self.shared.client_state.round_trips.typical())
+    }
+
+    /// Asks the nodes who holds the lock now, for a message to people; `None` if it is free, or if
+    /// the nodes do not answer within a few round trips.
+    ///
+    /// [`AcquireError::Held`] and [`AcquireError::TimedOut`] name the holder already. A program
+    /// that waits for long can use this to say for whom.
+    /// [`Quorum::inspect`](crate::Quorum::inspect) tells more.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn holder(&self) -> Option<Holder> {
+        let limit = self.naming_limit();
+        driver::main_lease(&self.shared, &self.keys, |_| true, limit).await.map(Holder::of)
     }
 
     /// When all permits are taken, checks in the background whether another client uses more.
@@ -205,11 +262,18 @@ impl LockBuilder {
         });
     }
 
-    fn acquire_error(&self, failure: Failure, may_wait: bool) -> AcquireError {
+    fn acquire_error(
+        &self,
+        failure: Failure,
+        holder: Option<Holder>,
+        may_wait: bool,
+    ) -> AcquireError {
         let nodes = self.shared.report(failure.answers);
         match failure.reason {
-            Reason::Held if may_wait => AcquireError::TimedOut { waited: failure.took, nodes },
-            Reason::Held => AcquireError::Held { nodes },
+            Reason::Held if may_wait => {
+                AcquireError::TimedOut { waited: failure.took, nodes, holder }
+            }
+            Reason::Held => AcquireError::Held { nodes, holder },
             Reason::NoQuorum => AcquireError::NoQuorum { nodes },
             Reason::InsufficientValidity => AcquireError::InsufficientValidity { nodes },
             Reason::NoRandom => AcquireError::InvalidRequest { reason: no_random() },

@@ -23,8 +23,8 @@ pub use error::{
 pub use gate::{FenceGate, Stale};
 pub use health::NodeHealth;
 pub use inspection::{
-    HeldLock, Inspection, LeaseInfo, ListedLock, LockList, LockMode, LockState, NodeInspection,
-    WaiterInfo,
+    HeldLock, Holder, Inspection, LeaseInfo, ListedLock, LockList, LockMode, LockState,
+    NodeInspection, WaiterInfo,
 };
 pub use lock::{Coverage, Lock, Released};
 pub(crate) use lock_builder::DEFAULT_TTL;

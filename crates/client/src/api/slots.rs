@@ -1,5 +1,7 @@
 //! The slots of a semaphore: their keys, and the check whether other clients use more slots.
 
+use quorlock_core::client::Keys;
+
 use crate::driver::{self, Shared};
 
 /// The maximum number of keys of `LOCK.ACQUIREANY`.
@@ -16,7 +18,7 @@ pub(crate) fn name_of(first: &[u8]) -> Option<&[u8]> {
 
 /// See [`crate::Quorum::larger_permits`].
 pub(crate) async fn larger_permits(shared: &Shared, name: &[u8], permits: usize) -> Option<usize> {
-    let further: Vec<_> = (permits..PERMITS_MAX).map(|slot| slot_key(name, slot)).collect();
+    let further: Keys = (permits..PERMITS_MAX).map(|slot| slot_key(name, slot)).collect();
     if further.is_empty() {
         return None;
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::quorum::QuorumThread;
 use super::{Lock, LockWatch, Quorum};
-use crate::{AcquireError, AttachError, ConnectError, DetachedLock, RunError};
+use crate::{AcquireError, AttachError, ConnectError, DetachedLock, Holder, RunError};
 
 /// Describes the nodes of a quorum: a [`crate::QuorumBuilder`] whose calls block.
 #[derive(Clone, Debug)]
@@ -146,6 +146,12 @@ impl LockBuilder {
         let builder = self.builder.clone();
         let lock = self.thread.block_on(async move { builder.acquire().await })?;
         Ok(Lock::new(lock, Arc::clone(&self.thread)))
+    }
+
+    /// Asks the nodes who holds the lock now: see [`crate::LockBuilder::holder`].
+    pub fn holder(&self) -> Option<Holder> {
+        let builder = self.builder.clone();
+        self.thread.block_on(async move { builder.holder().await })
     }
 
     /// [Acquires](Self::acquire) the lock, runs `work` under it on this thread, and releases it.

@@ -5,8 +5,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use quorlock_core::Ttl;
-use quorlock_core::client::{LeaseInfo, Listing, NodeError, inspection_routes, limits};
+use quorlock_core::client::{Keys, LeaseInfo, Listing, NodeError, inspection_routes, limits};
 use tokio::time::{Instant, timeout};
 
 use super::shared::Shared;
@@ -29,13 +30,45 @@ pub(crate) async fn inspect(
     join_all(asking).await
 }
 
+/// The lease to name as the reason why a lock of these keys is refused; `None` if these nodes do
+/// not know one within `limit`.
+///
+/// Unlike the other inspections, changes nothing that the client knows about a slow node: the limit
+/// may be shorter than the time that a node may take.
+pub(crate) async fn main_lease(
+    shared: &Shared,
+    keys: &Keys,
+    is_asked: impl Fn(usize) -> bool,
+    limit: Duration,
+) -> Option<LeaseInfo> {
+    let routes = inspection_routes(&shared.view.load().topology).into_iter().enumerate();
+    let mut asking: FuturesUnordered<_> = routes
+        .filter(|(node, _)| is_asked(*node))
+        .filter_map(|(node, route)| shared.connection(node, route.ok()?))
+        .map(async |connection| connection.leases(keys.iter().take(limits::NAMING_KEYS_MAX)).await)
+        .collect();
+    let mut answers = Vec::new();
+    let majority = shared.client_state.majority.size();
+    let asked = timeout(limit, async {
+        while let Some(answer) = asking.next().await {
+            answers.extend(answer.map(|leases| leases.into_iter().flatten().collect()));
+            if answers.len() >= majority {
+                return;
+            }
+        }
+    });
+    // The nodes that have answered by then decide.
+    let _ = asked.await;
+    quorlock_core::client::main_lease(&answers)
+}
+
 /// The index of the last of these keys that any node reports as taken.
-pub(crate) async fn last_taken(shared: &Shared, keys: &[Vec<u8>]) -> Option<usize> {
+pub(crate) async fn last_taken(shared: &Shared, keys: &Keys) -> Option<usize> {
     let routes = inspection_routes(&shared.view.load().topology);
     let asking = routes.into_iter().enumerate().map(async |(node, route)| {
-        let ask = async |connection: &Connection| connection.taken(keys).await;
-        let taken = ask_in_time(shared, (node, route.ok()?), Duration::ZERO, ask).await.ok()?;
-        taken.iter().rposition(|taken| *taken)
+        let ask = async |connection: &Connection| connection.leases(keys.iter()).await;
+        let leases = ask_in_time(shared, (node, route.ok()?), Duration::ZERO, ask).await.ok()?;
+        leases.iter().rposition(Option::is_some)
     });
     join_all(asking).await.into_iter().flatten().max()
 }

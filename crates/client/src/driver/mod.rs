@@ -17,7 +17,7 @@ mod timers;
 
 pub(crate) use acquire::{acquire, attach};
 pub(crate) use hold::LockInner;
-pub(crate) use inspection::{inspect, last_taken, scan};
+pub(crate) use inspection::{inspect, last_taken, main_lease, scan};
 pub(crate) use releases::Releasing;
 pub(crate) use revocation::Revoking;
 pub(crate) use rounds::{downgrade, extend};

@@ -17,13 +17,16 @@ impl Connection {
         read_inspection(self.ask_all(pipeline).await)
     }
 
-    pub(crate) async fn taken(&self, keys: &[Vec<u8>]) -> Result<Vec<bool>, NodeError> {
+    /// The lease of each key; `None` if the key is free.
+    pub(crate) async fn leases<'a>(
+        &self,
+        keys: impl ExactSizeIterator<Item = &'a [u8]>,
+    ) -> Result<Vec<Option<LeaseInfo>>, NodeError> {
         let mut pipeline = Pipeline::with_capacity(keys.len());
         for key in keys {
             pipeline.cmd("LOCK.INSPECT").arg(key);
         }
-        let replies = self.ask_all(pipeline).await?.into_iter();
-        replies.map(|reply| Ok(read_lease(reply)?.is_some())).collect()
+        self.ask_all(pipeline).await?.into_iter().map(read_lease).collect()
     }
 }
 

@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::iter::repeat_n;
 use std::time::Duration;
 
@@ -192,6 +192,24 @@ pub fn summarize(majority: Majority, nodes: &[Result<Option<LeaseInfo>, NodeErro
     LockState::Unclear
 }
 
+/// Chooses the lease to name as the reason why a lock is refused, from the leases that each node
+/// has under the lock's keys: the one that most nodes report, as its fence shows, or else the
+/// oldest one. Its number of holders includes those of the other leases.
+pub fn main_lease(nodes: &[Vec<LeaseInfo>]) -> Option<LeaseInfo> {
+    let reports = |fence| {
+        let has = |leases: &&Vec<LeaseInfo>| leases.iter().any(|lease| lease.fence == fence);
+        nodes.iter().filter(has).count()
+    };
+    // A lock of several keys has the same fence under each of them.
+    let holders = |leases: &Vec<LeaseInfo>| {
+        let locks: BTreeMap<_, _> = leases.iter().map(|it| (it.fence, it.holders)).collect();
+        locks.into_values().fold(0, u64::saturating_add)
+    };
+    let main = nodes.iter().flatten().max_by_key(|it| (reports(it.fence), it.held_for))?;
+    let holders = nodes.iter().map(holders).max().unwrap_or(main.holders);
+    Some(LeaseInfo { holders, ..main.clone() })
+}
+
 /// The labels of the clients that hold the lock on any of these nodes.
 ///
 /// A label of a shared lock appears as often as on the node that names it most often. An exclusive
@@ -303,6 +321,25 @@ mod tests {
         assert_eq!((none_in_common.nodes, none_in_common.fence.get()), (vec![0, 1, 2], 7));
         let unnamed = held_by(&[held("", 7, 900), held("", 9, 900), held("", 7, 800)]);
         assert_eq!((unnamed.nodes, unnamed.fence.get()), (vec![0, 2], 7));
+    }
+
+    #[test]
+    fn main_lease_is_the_one_that_most_nodes_report_or_else_the_oldest() {
+        let lease = |owner: &str, fence, held_ms| {
+            let lease = held(owner, fence, 900).unwrap().unwrap();
+            LeaseInfo { held_for: Some(Duration::from_millis(held_ms)), ..lease }
+        };
+        let named = |nodes: &[Vec<LeaseInfo>]| {
+            main_lease(nodes).map(|lease| (lease.owner.unwrap_or_default(), lease.holders))
+        };
+        let (a, partial) = (|| vec![lease("a", 7, 5)], || vec![lease("partial", 9, 70)]);
+        assert_eq!(named(&[a(), partial(), a()]), Some(("a".into(), 1)));
+        assert_eq!(named(&[a(), partial(), vec![]]), Some(("partial".into(), 1)));
+        assert_eq!(named(&[vec![], vec![]]), None);
+        // Two of the permits of a semaphore are taken, and both keys of a lock of two keys.
+        let permits = || vec![lease("a", 7, 5), lease("b", 6, 9)];
+        assert_eq!(named(&[permits(), permits()]), Some(("b".into(), 2)));
+        assert_eq!(named(&[[a(), a()].concat(), a()]), Some(("a".into(), 1)));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! | [`node_timeout`] | 4 round trips, at least 50 ms; at most ttl/10 or 2 round trips, whichever is longer; never above ttl/4 |
 //! | [`liveness`] | 8 round trips, at least 500 ms |
 //! | [`silence`] | 8 round trips, at least 400 ms |
+//! | [`naming`], [`NAMING_KEYS_MAX`] | 4 round trips, at least 50 ms and at most 500 ms, in which nodes may name the holder of a lock that is refused, as seen under its first 8 keys |
 //! | [`HANDSHAKE`] | 5 s |
 //! | [`LATE_TIMER`], [`LATE_READ_PAUSE`] | a timer that fires more than 10 ms late expires requests 3 ms later, after answers are read |
 //! | [`PORT_PROBE_AFTER`], [`PORT_PROBE`] | 200 ms until a silent port is asked whether it speaks TLS; 1 s for its answer |
@@ -103,6 +104,8 @@ pub const SCAN_COUNT: u32 = 200;
 pub const SCAN_TIMEOUT: Duration = Duration::from_millis(2500);
 /// The interval at which a connection is checked, even if it is in use.
 pub const PING_EVERY: Duration = Duration::from_secs(30);
+/// Under how many of a lock's keys a refused client looks for a holder to name.
+pub const NAMING_KEYS_MAX: usize = 8;
 /// How many blocking connections one client has to one node, at most.
 pub const WAIT_CONNECTIONS_MAX: usize = 256;
 /// How often a waiter for a permit checks whether others use a larger number of permits.
@@ -141,6 +144,12 @@ pub fn liveness(round_trip: Duration) -> Duration {
 /// How long a connection may leave a PING unanswered before the client opens another one.
 pub fn silence(round_trip: Duration) -> Duration {
     (round_trip * 8).max(Duration::from_millis(400))
+}
+
+/// How long nodes may take to say who holds a lock that is refused. The time is short, because the
+/// error of a call that does not wait is delayed by it.
+pub fn naming(round_trip: Duration) -> Duration {
+    (round_trip * 4).clamp(Duration::from_millis(50), Duration::from_millis(500))
 }
 
 /// How long a refused client waits for other clients to acquire or release the lock.

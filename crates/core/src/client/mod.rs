@@ -70,7 +70,7 @@ pub use hello::Hello;
 pub use hold::{Hold, HoldAction};
 pub use inspection::{
     HeldLock, LeaseInfo, LockMode, LockState, WaiterInfo, inspection_answer, inspection_routes,
-    summarize,
+    main_lease, summarize,
 };
 pub use keys::{InvalidKeys, Keys};
 pub use links::{LinkAction, LinkHealth, Links, Notice};

@@ -44,7 +44,7 @@ pub enum NodeError {
     },
     /// It is unknown whether this node belongs to the client's set: too few nodes are connected, or
     /// the set that the node reports cannot be read.
-    #[error("connected, but does not vote until a majority is known to have its set")]
+    #[error("connected, and votes once enough of the other nodes are connected")]
     AwaitsMajority,
     /// The node did not answer within the time limit.
     #[error("no answer within {limit_ms} ms")]
