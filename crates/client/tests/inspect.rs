@@ -10,7 +10,7 @@ use common::{
     PATIENCE, connect, connect_blocking, delete_on, exists, masters_with_equal_fences, patiently,
     quorum, wait_until_all_hold, wait_until_free,
 };
-use quorlock_client::{InspectError, LockState, NodeError};
+use quorlock_client::{Fence, InspectError, Inspection, LockState, NodeError};
 use quorlock_testkit::{Direction, Masters, Proxy, eventually_async};
 
 #[tokio::test]
@@ -37,12 +37,21 @@ async fn held_lock_is_described_and_a_released_lock_is_free() {
 
 #[tokio::test]
 async fn node_that_was_repaired_after_a_del_counts_as_holding() {
-    assert_repaired_node_counts(&masters_with_equal_fences()).await;
-    // The fences of new masters differ, so that no two of these nodes have one in common.
-    assert_repaired_node_counts(&Masters::start(3)).await;
+    let masters = masters_with_equal_fences();
+    let (fence, inspection) = inspect_repaired(&masters).await;
+    let LockState::Held(held) = &inspection.state else { panic!("{inspection}") };
+    assert_eq!((&held.nodes[..], held.fence), (&[0, 1, 2][..], fence), "{inspection}");
+    let repaired = inspection.nodes[1].lease.as_ref().unwrap().as_ref().unwrap();
+    assert!(repaired.fence > Some(fence), "a node never grants a fence twice: {inspection}");
+
+    // The fences of new masters differ, so that after the repair no majority has one in common.
+    let (_, inspection) = inspect_repaired(&Masters::start(3)).await;
+    assert_eq!(inspection.holding_nodes().count(), 3, "{inspection}");
 }
 
-async fn assert_repaired_node_counts(masters: &Masters) {
+/// Acquires a lock, deletes it on the second node, and inspects it after the repair. Returns the
+/// fence of the lock, too.
+async fn inspect_repaired(masters: &Masters) -> (Fence, Inspection) {
     let quorum = connect(masters.urls()).await;
     let mut lock = patiently(&quorum, "k").acquire().await.unwrap();
     wait_until_all_hold(masters, "k").await;
@@ -52,12 +61,7 @@ async fn assert_repaired_node_counts(masters: &Masters) {
         exists(&masters[1], "k")
     })
     .await;
-    let inspection = quorum.inspect("k").await.unwrap();
-    let LockState::Held(held) = &inspection.state else { panic!("{inspection}") };
-    assert_eq!((&held.nodes[..], held.fence), (&[0, 1, 2][..], lock.fence()), "{inspection}");
-    // A node never grants a fence twice.
-    let repaired = inspection.nodes[1].lease.as_ref().unwrap().as_ref().unwrap();
-    assert!(repaired.fence > Some(lock.fence()), "{inspection}");
+    (lock.fence(), quorum.inspect("k").await.unwrap())
 }
 
 #[tokio::test]

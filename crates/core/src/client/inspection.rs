@@ -80,7 +80,7 @@ pub enum LockState {
 #[non_exhaustive]
 pub struct HeldLock {
     /// The fence that a majority of the nodes has in common. Without one, the smallest fence of an
-    /// exclusive lock, and the largest of a shared one.
+    /// exclusive lock, which is most likely the holder's, and the largest of a shared one.
     pub fence: Fence,
     /// The owner that most of these nodes name; one of the holders of a shared lock.
     pub owner: Option<String>,
@@ -141,7 +141,8 @@ pub fn inspection_answer(
 ///
 /// A node can hold that lock with a larger fence: its clock is ahead, or it was repaired after it
 /// had lost the lock, and a node never grants a fence twice. Only the label shows that such a node
-/// holds the lock. If a majority has no fence in common, the smallest one is that of the lock.
+/// holds the lock. If a majority has no fence in common, the smallest one is most likely that of
+/// the lock.
 pub fn summarize(majority: Majority, nodes: &[Result<Option<LeaseInfo>, NodeError>]) -> LockState {
     let free = nodes.iter().filter(|answer| matches!(answer, Ok(None))).count();
     if free >= majority.size() {
