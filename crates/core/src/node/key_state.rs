@@ -23,8 +23,8 @@ pub(super) enum KeyState {
     WrongType,
 }
 
-/// How often to check a key that has waiters and a foreign value without an expiry, in
-/// microseconds.
+/// How often to check a key that has waiters and a foreign value, in microseconds. Before its
+/// expiry too, because Valkey does not report to the module that a client has shortened it.
 const FOREIGN_CHECK_INTERVAL_US: u64 = 1_000_000;
 
 impl Node {
@@ -107,12 +107,12 @@ impl Node {
             KeyState::Free | KeyState::Ended { .. } => None,
             KeyState::Held { lease, .. } => Some(Lack::Held(self.leases.get(lease).deadline)),
             KeyState::Foreign | KeyState::WrongType => {
-                let after_us = match keyspace.expires_at_ms(entry) {
-                    // One millisecond more, because the server expires a key only after its expiry
-                    // has passed.
-                    Some(at) => (at.saturating_sub(now.wall_ms()) + 1).saturating_mul(1000),
-                    None => FOREIGN_CHECK_INTERVAL_US,
-                };
+                // One millisecond more, because the server expires a key only after its expiry has
+                // passed.
+                let expires_in_us = keyspace
+                    .expires_at_ms(entry)
+                    .map(|at| (at.saturating_sub(now.wall_ms()) + 1).saturating_mul(1000));
+                let after_us = expires_in_us.unwrap_or(u64::MAX).min(FOREIGN_CHECK_INTERVAL_US);
                 Some(Lack::Foreign(now.monotonic.plus_us(after_us)))
             }
         }

@@ -620,7 +620,9 @@ pub(super) fn error_start(error: &CommandError) -> String {
         CommandError::WrongType => "WRONGTYPE".into(),
         CommandError::OtherKeys => "ERR the token holds these keys".into(),
         CommandError::BadFence(FenceError::Below { .. }) => "BADFENCE FENCE is below".into(),
-        CommandError::BadFence(FenceError::TooFarAhead { .. }) => "BADFENCE FENCE lies".into(),
+        CommandError::BadFence(FenceError::TooFarAhead { .. }) => {
+            "BADFENCE FENCE is more than".into()
+        }
         CommandError::QueueFull { max_waiters } => {
             format!("QUEUEFULL {max_waiters} clients already wait")
         }

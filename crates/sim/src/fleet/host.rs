@@ -565,7 +565,7 @@ fn failed(error: &CommandError) -> Response {
             NodeError::Abstains { reason: reason.word().into() }
         }
         CommandError::BadFence(FenceError::TooFarAhead { .. }) => {
-            NodeError::ClockBehind { reason: "FENCE lies too far ahead".into() }
+            NodeError::ClockBehind { reason: "FENCE is too far ahead".into() }
         }
         CommandError::BadFence(error @ FenceError::Below { .. }) => {
             NodeError::ErrorReply(format!("ERR {error}"))
