@@ -15,7 +15,6 @@ use super::command::{
 
 /// The differences between servers that matter to the fuzzer.
 #[derive(Clone, Copy, Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "each is independent of the others")]
 pub(super) struct Flavor {
     /// The module learns which values are removed, and not which commands change keys. An expiry
     /// set into the past counts as expired, and not as deleted.
@@ -117,7 +116,8 @@ impl Model {
 
     fn run_turns(&mut self, now: Now) {
         if !self.server.keys.is_paused {
-            self.server.expire_keys(now);
+            self.server.keys.set_wall_ms(now.wall_ms());
+            places().for_each(|place| self.expire_key(now, place));
         }
         self.server.run_turns(now);
         self.last_change = self.last_change.max(now.monotonic);
