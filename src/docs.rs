@@ -44,7 +44,7 @@ const FENCE: ArgSpec = ArgSpec {
 const WAIT: ArgSpec = ArgSpec {
     name: c"wait-ms",
     kind: ArgKind::Integer,
-    summary: c"How long to wait for the lock, in milliseconds; the reply to a grant then includes the microseconds waited",
+    summary: c"How long to wait for the lock, in milliseconds; the reply to a grant then includes the microseconds waited. A token waits once on a key; with FENCE, a repeated request takes over the place of the older one",
     option: Some(c"WAIT"),
 };
 const OWNER: ArgSpec = ArgSpec {
@@ -90,7 +90,7 @@ const MATCH: ArgSpec = ArgSpec {
 const COUNT: ArgSpec = ArgSpec {
     name: c"count",
     kind: ArgKind::Integer,
-    summary: c"How many locks to examine: 1 to 1000, 10 by default",
+    summary: c"The most locks to examine: 1 to 1000, 10 by default",
     option: Some(c"COUNT"),
 };
 const NOW: ArgSpec = ArgSpec {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::command;
+use common::{Waiter, command};
 use quorlock_testkit::Server;
 
 const DOCUMENTED: &str = include_str!("../docs/commands.md");
@@ -24,8 +24,10 @@ fn provoked_errors_are_documented_word_for_word() {
         command(line).exec(connection).expect(line);
     }
 
+    let _waiter = Waiter::new(&server, "LOCK.ACQUIRE held waiting 1000 WAIT 60000");
+
     let (long, empty, long_key) = ("x".repeat(257), "", "k".repeat(65_537));
-    let provoked: [&[&str]; 39] = [
+    let provoked: [&[&str]; 40] = [
         &["LOCK.ACQUIRE", &long_key, "token", "1000"],
         &["LOCK.ACQUIRE", "k"],
         &["LOCK.ACQUIRE", "k", "token", "1000", "FENCE"],
@@ -53,6 +55,7 @@ fn provoked_errors_are_documented_word_for_word() {
         &["LOCK.ACQUIREANY", "1", "k", "token", "1000", "COLOUR", "blue"],
         &["LOCK.MEXTEND", "1", "k", "token", "1000", "COLOUR", "blue"],
         &["LOCK.EXTEND", "shared", "one", "1000", "TOKEN", "two"],
+        &["LOCK.ACQUIRE", "held", "waiting", "1000", "WAIT", "9000"],
         &["LOCK.SCAN", "x"],
         &["LOCK.SCAN", "-1"],
         &["LOCK.SCAN", "0", "COUNT", "0"],

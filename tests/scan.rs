@@ -107,12 +107,13 @@ fn scan_lists_the_selected_database_alone() {
 }
 
 #[test]
-fn each_call_examines_as_many_locks_as_count_says() {
+fn each_call_examines_no_more_locks_than_count_says() {
     let (_server, mut cli) = server_and_cli();
     acquire_many(&mut cli, 3000);
     let (cursor, locks) = call(&mut cli, 0, "");
     assert!(cursor != 0 && locks.len() == 10, "ten by default: {}", locks.len());
-    assert_eq!(call(&mut cli, 0, " COUNT 1000").1.len(), 1000);
+    let listed = call(&mut cli, 0, " COUNT 1000").1.len();
+    assert!((100..1000).contains(&listed), "a slice ends after its share of work: {listed}");
     assert_eq!(call(&mut cli, 0, " COUNT 100 MATCH none").1.len(), 0);
     for options in [" COUNT 1", " count 999", ""] {
         assert_eq!(names(&mut cli, options).len(), 3000, "{options}");

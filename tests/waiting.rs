@@ -228,6 +228,33 @@ fn release_withdraws_a_waiter_with_that_token() {
 }
 
 #[test]
+fn token_waits_once_on_a_key_and_repeats_its_wait_with_a_fence() {
+    let server = server_with_holder();
+    let mut cli = RedisCli::new(&server);
+    let older = Waiter::new(&server, "LOCK.ACQUIRE k b 60000 WAIT 60000 FENCE 5");
+    let second = Waiter::new(&server, "LOCK.ACQUIRE k c 60000 WAIT 60000");
+    for line in [
+        "LOCK.ACQUIRE k b 60000 WAIT 60000",
+        "LOCK.ACQUIRE k b 60000 SHARED WAIT 60000",
+        "LOCK.MACQUIRE 2 free k b 60000 WAIT 60000",
+        "LOCK.ACQUIREANY 2 k k b 60000 WAIT 60000",
+    ] {
+        let error = cli.error(line);
+        assert!(error.starts_with("ERR the token already waits"), "{line}: {error}");
+    }
+    assert_eq!(cli.reply("LOCK.ACQUIRE k b 60000 WAIT 0"), Value::Nil, "it does not wait");
+    let mut newer = RedisCli::new(&server);
+    newer.send("LOCK.ACQUIRE k b 60000 WAIT 60000 FENCE 5");
+    assert_eq!(older.answer(), Value::Nil);
+    assert_eq!(info(&server, "lock_waiters"), 2);
+    assert!(release(&server, "k", "a"));
+    eventually(PATIENCE, "the repeated wait keeps its place", || {
+        cli.reply("GET k") == Value::BulkString(b"b".to_vec())
+    });
+    assert!(second.waits());
+}
+
+#[test]
 fn nothing_is_granted_while_writes_are_paused_but_waits_end() {
     let server = server();
     acquire(&server, "k", "a", 3000).unwrap();
