@@ -14,22 +14,23 @@ use quorlock_faults::harness::info;
 use quorlock_testkit::{Server, ServerBuilder};
 use redis::{Connection, cmd};
 
+use crate::masses;
 use crate::probes::{
     OTHER_FILES, Slowest, Socket, apart_from_servers, begin_slowlog, raise_file_limit,
     slowest_duration, take_slowest,
 };
 use crate::report::{Progress, TargetRow, readable};
 
-const WAITERS: usize = 10_000;
+pub(crate) const WAITERS: usize = 10_000;
 /// Number of keys. Most waiters wait for all of them at once.
-const KEYS: usize = 64;
+pub(crate) const KEYS: usize = 64;
 /// Every tenth waiter waits only for the last of these keys.
 const SINGLE_EVERY: usize = 10;
 /// Number of clients that hang up at once.
 const LEAVING: usize = 5_000;
-const ROUNDS: usize = 3;
+pub(crate) const ROUNDS: usize = 3;
 /// A ttl longer than a round.
-const TTL_MS: u64 = 600_000;
+pub(crate) const TTL_MS: u64 = 600_000;
 /// Time after which all waits end together. All earlier events must be over by then.
 const WAITS_END_AFTER: Duration = Duration::from_secs(10);
 /// Time from the end of the waits to the moment in which the stopped server continues.
@@ -51,23 +52,23 @@ const CASE_FLUSHED: &str = "then `FLUSHALL` while the others wait for this key";
 const CASE_HUNG_UP: &str = "then 5,000 of the others disconnect";
 
 /// A section and a field of `INFO`.
-type Field = (&'static str, &'static str);
-const LOCK_WAITERS: Field = ("lock", "lock_waiters");
+pub(crate) type Field = (&'static str, &'static str);
+pub(crate) const LOCK_WAITERS: Field = ("lock", "lock_waiters");
 
-pub(crate) const STEPS: u64 = ROUNDS as u64;
+pub(crate) const STEPS: u64 = ROUNDS as u64 + masses::STEPS;
 
 /// The figures of one event.
-struct Outcome {
-    case: &'static str,
-    ours: Figures,
+pub(crate) struct Outcome {
+    pub(crate) case: &'static str,
+    pub(crate) ours: Figures,
     /// Of a plain server whose clients wait in `BLPOP`; `None` if it has no similar event.
     peer: Option<Figures>,
 }
 
-struct Figures {
-    slowest: Slowest,
+pub(crate) struct Figures {
+    pub(crate) slowest: Slowest,
     /// The longest PING, an upper bound of the longest turn.
-    turn: Duration,
+    pub(crate) turn: Duration,
 }
 
 /// Measures each event several times, and keeps the best figure of each kind: other processes can
@@ -77,6 +78,16 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<TargetRow>> {
     let files = raise_file_limit()?;
     let needed = WAITERS + OTHER_FILES;
     ensure!(files >= needed, "{WAITERS} connections need {needed} open files: raise `ulimit -n`");
+    let mut rows: Vec<_> =
+        best_of_rounds(progress, round)?.into_iter().map(Outcome::into_row).collect();
+    rows.extend(masses::measure(progress)?);
+    Ok(rows)
+}
+
+pub(crate) fn best_of_rounds(
+    progress: &Progress,
+    round: impl Fn() -> anyhow::Result<Vec<Outcome>>,
+) -> anyhow::Result<Vec<Outcome>> {
     let mut best: Vec<Outcome> = Vec::new();
     for _ in 0..ROUNDS {
         let outcomes = round()?;
@@ -87,7 +98,7 @@ pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<TargetRow>> {
         };
         progress.step();
     }
-    Ok(best.into_iter().map(Outcome::into_row).collect())
+    Ok(best)
 }
 
 fn round() -> anyhow::Result<Vec<Outcome>> {
@@ -105,7 +116,7 @@ fn round() -> anyhow::Result<Vec<Outcome>> {
     Ok(outcomes)
 }
 
-fn on_server<T: Send>(
+pub(crate) fn on_server<T: Send>(
     builder: ServerBuilder,
     scenario: impl FnOnce(&Server) -> anyhow::Result<T> + Send,
 ) -> anyhow::Result<T> {
@@ -223,23 +234,23 @@ fn blpop(server: &Server) -> anyhow::Result<Vec<Outcome>> {
 }
 
 /// A server and the connections that observe it.
-struct ObservedServer<'a> {
+pub(crate) struct ObservedServer<'a> {
     server: &'a Server,
-    connection: Connection,
+    pub(crate) connection: Connection,
     pinging: Socket,
     /// The field with the number of waiting clients.
     waiting: Field,
 }
 
 impl<'a> ObservedServer<'a> {
-    fn new(server: &'a Server, waiting: Field) -> anyhow::Result<Self> {
+    pub(crate) fn new(server: &'a Server, waiting: Field) -> anyhow::Result<Self> {
         let mut connection = server.connection();
         begin_slowlog(&mut connection)?;
         Ok(Self { server, connection, pinging: Socket::connect(server)?, waiting })
     }
 
     /// Waits until this number of clients wait.
-    fn wait_for(&mut self, waiters: usize) -> anyhow::Result<()> {
+    pub(crate) fn wait_for(&mut self, waiters: usize) -> anyhow::Result<()> {
         let began = Instant::now();
         while !self.has(waiters)? {
             self.ensure_in_time(began, waiters)?;
@@ -269,14 +280,24 @@ impl<'a> ObservedServer<'a> {
         self.event(CASE_HUNG_UP, hang_up, left)
     }
 
-    /// Lets the server handle an event in one turn, and measures that event.
-    ///
-    /// Sends PINGs until `left` clients wait, and then for [`AFTERWARDS`].
-    fn event(
+    /// As [`Self::observe`], until `left` clients wait.
+    pub(crate) fn event(
         &mut self,
         case: &'static str,
         send: impl FnOnce() -> anyhow::Result<()>,
         left: usize,
+    ) -> anyhow::Result<Outcome> {
+        self.observe(case, send, |observed| observed.has(left))
+    }
+
+    /// Lets the server handle an event in one turn, and measures that event.
+    ///
+    /// Sends PINGs until the event `is_over`, and then for [`AFTERWARDS`].
+    pub(crate) fn observe(
+        &mut self,
+        case: &'static str,
+        send: impl FnOnce() -> anyhow::Result<()>,
+        mut is_over: impl FnMut(&mut Self) -> anyhow::Result<bool>,
     ) -> anyhow::Result<Outcome> {
         take_slowest(&mut self.connection)?;
         self.server.pause();
@@ -293,10 +314,10 @@ impl<'a> ObservedServer<'a> {
                 self.pinging.ping()?;
                 turn = turn.max(began.elapsed());
             }
-            if done_at.is_none() && self.has(left)? {
+            if done_at.is_none() && is_over(self)? {
                 done_at = Some(Instant::now());
             }
-            self.ensure_in_time(began, left)?;
+            ensure!(began.elapsed() < PATIENCE, "{case}: this is not over in time");
         }
         let slowest = take_slowest(&mut self.connection)?;
         Ok(Outcome { case, ours: Figures { slowest, turn }, peer: None })
@@ -312,7 +333,7 @@ impl Figures {
         }
     }
 
-    fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let longest = readable(slowest_duration(&self.slowest));
         let command = match &self.slowest {
             Some((name, _)) => format!("slowest command {longest} (`{name}`)"),

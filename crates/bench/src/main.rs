@@ -11,6 +11,7 @@
 //! - [`growth`]: the slowest command, the longest turn, and memory, up to three million leases and
 //!   back
 //! - [`bounds`]: the slowest command and the longest turn while ten thousand clients wait
+//! - [`masses`]: the same with a million readers or leases
 //! - [`versions`]: server time of one build of the module, beside that of another
 //! - [`waiting`]: handing a lock over to waiters
 //! - [`kinds`]: shared locks and semaphores beside an exclusive lock
@@ -22,6 +23,7 @@ mod bounds;
 mod faults;
 mod growth;
 mod kinds;
+mod masses;
 mod plain;
 mod probes;
 mod program;
@@ -103,7 +105,7 @@ enum Group {
     Faults,
     /// The slowest command on the way to three million leases and back
     Growth,
-    /// The slowest command while ten thousand clients wait
+    /// The slowest command and turn while ten thousand clients wait, and with a million leases
     Bounds,
     /// Shared locks and semaphores beside an exclusive lock
     Kinds,

@@ -9,8 +9,8 @@ use super::{
 
 /// How much work a turn of the server's loop, or a command, may still do.
 ///
-/// A unit is well below a microsecond of the server's time, and every piece of work pays for itself:
-/// work that one unit pays for does not grow with the number of leases, holders or waiters.
+/// A unit is well below a microsecond of the server's time. Every piece of work pays for itself: no
+/// unit pays for work that grows with the number of leases, holders or waiters.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     left: u32,
