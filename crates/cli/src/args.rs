@@ -21,6 +21,7 @@ use crate::inspect::Inspect;
 use crate::list::List;
 use crate::nodes::{self, NodeArgs};
 use crate::release::Release;
+use crate::restart_nodes::RestartNodes;
 use crate::revoke::Revoke;
 use crate::status::Status;
 use crate::top::Top;
@@ -62,6 +63,7 @@ pub(crate) enum SubcommandArgs {
     Doctor(Doctor),
     Top(Top),
     Exporter(Exporter),
+    RestartNodes(RestartNodes),
     Up(Up),
 }
 

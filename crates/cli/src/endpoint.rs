@@ -8,6 +8,7 @@ use url::Url;
 const SCHEMES: [&str; 7] =
     ["redis", "rediss", "valkey", "valkeys", "redis+unix", "valkey+unix", "unix"];
 const TLS_SCHEMES: [&str; 2] = ["rediss", "valkeys"];
+const DEFAULT_PORT: u16 = 6379;
 const EXPECTED: &str = "write redis://host:port, rediss://host:port for TLS, or redis+unix:///path";
 
 /// One node. It has no `Debug`, since its URL may contain a password.
@@ -59,6 +60,18 @@ impl Endpoint {
             self.url.host_str().unwrap_or_default(),
             self.url.path().trim_end_matches('/')
         )
+    }
+
+    /// The name or the address of the host; the path of a Unix socket.
+    pub(crate) fn host(&self) -> String {
+        match self.url.host_str() {
+            Some(host) if !host.is_empty() => host.to_owned(),
+            _ => self.url.path().to_owned(),
+        }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.url.port().unwrap_or(DEFAULT_PORT)
     }
 
     pub(crate) fn has_scheme(&self) -> bool {

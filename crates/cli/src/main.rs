@@ -19,7 +19,8 @@
 //! - [`signals`]: the signals that this program handles.
 //! - [`up`]: `quorlock up`.
 //! - [`fleet`]: the state of each node; [`status`] shows it, [`doctor`] finds faults, [`exporter`]
-//!   serves figures to Prometheus, and [`top`] shows the locks.
+//!   serves figures to Prometheus, [`top`] shows the locks, and [`restart_nodes`] restarts the
+//!   nodes one at a time.
 //! - [`exit`]: the exit codes.
 //! - [`manual`]: man pages and shell completions.
 
@@ -45,6 +46,7 @@ mod nodes;
 mod output;
 mod process_tree;
 mod release;
+mod restart_nodes;
 mod revoke;
 mod run;
 mod semaphore;
@@ -105,6 +107,7 @@ async fn main() -> ExitCode {
         SubcommandArgs::Doctor(args) => doctor::doctor(args).await,
         SubcommandArgs::Exporter(args) => exporter::exporter(args).await,
         SubcommandArgs::Top(args) => top::top(args).await,
+        SubcommandArgs::RestartNodes(args) => restart_nodes::restart_nodes(args).await,
         SubcommandArgs::Up(args) => up::up(args).await,
     })
 }

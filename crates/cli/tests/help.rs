@@ -31,7 +31,7 @@ fn help_names_options_exit_codes_and_environment_variables() {
     assert_help_contains(&[], &subcommands);
     assert_help_contains(
         &[],
-        &["status", "doctor", "top", "exporter", "quorlock run KEY -- COMMAND"],
+        &["status", "doctor", "top", "exporter", "restart-nodes", "quorlock run KEY -- COMMAND"],
     );
     for of_all in [
         &["--config", "--nodes", "--user", "--password-file", "--cacert", "--cert", "--key"][..],
@@ -40,7 +40,7 @@ fn help_names_options_exit_codes_and_environment_variables() {
     ] {
         assert_help_contains(&[], of_all);
     }
-    for subcommand in ["acquire", "extend", "release", "bench", "status"] {
+    for subcommand in ["acquire", "extend", "release", "bench", "status", "restart-nodes"] {
         assert_help_contains(
             &[subcommand],
             &["--nodes", "--config", "--cacert", "0 ", "122 ", "125 ", "quorlock --help"],

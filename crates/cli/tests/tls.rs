@@ -142,6 +142,17 @@ fn certificates_without_tls_are_refused() {
 }
 
 #[test]
+fn restart_nodes_uses_certificates_and_passes_host_and_port_on() {
+    let masters = TlsMasters::start(true);
+    let mut command = masters.on("restart-nodes", &TRUSTED);
+    command.args(["--limit", "1s", "--", "echo", "{host}", "{port}"]);
+    let output = command.output().unwrap();
+    // Nothing restarts the server, but it was asked and votes.
+    assert_error(&output, 122, "is voting after 1s");
+    assert_eq!(stdout(&output), format!("127.0.0.1 {}\n", masters.ports[0].number()));
+}
+
+#[test]
 fn wrong_scheme_is_a_permanent_error_that_asks_plain_or_tls() {
     let masters = TlsMasters::start(false);
     let plain = Masters::start_with(3, |_, master| master.tcp()).unwrap();

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
-pub(crate) use self::table::{short_time, signed_time};
+pub(crate) use self::table::{reason, short_time, signed_time};
 use crate::duration::duration;
 use crate::fleet::{FleetArgs, Report};
 use crate::signals::Signals;

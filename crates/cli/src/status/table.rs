@@ -58,7 +58,8 @@ fn cells(node: &NodeReport, state: &State) -> [String; 9] {
     ]
 }
 
-fn reason(state: &State) -> Option<String> {
+/// Returns why a node does not vote, for how long, and what to do.
+pub(crate) fn reason(state: &State) -> Option<String> {
     match state {
         State::Voting => None,
         State::Abstaining(Abstention { reason, left: Some(left) }) => Some(format!(
