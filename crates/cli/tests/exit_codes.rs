@@ -90,7 +90,7 @@ fn permanent_error_gives_exit_code_125_at_once_despite_a_long_wait() {
 fn permanent_errors_give_exit_code_125_in_every_subcommand() {
     let masters = Masters::start(3);
     let handle = acquire_everywhere(&masters, &["--ttl", "60s"]);
-    for master in masters.iter() {
+    for master in &masters {
         exec(master, &["ACL", "SETUSER", "watcher", "on", ">pass", "~*", "+info", "+ping"]);
     }
     let good = masters[2].url();

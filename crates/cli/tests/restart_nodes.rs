@@ -63,7 +63,7 @@ fn votes(master: &Server) -> bool {
 #[test]
 fn node_is_restarted_only_while_all_others_vote() {
     let mut fleet = Fleet::start();
-    for master in fleet.masters.iter_mut() {
+    for master in &mut fleet.masters {
         // From the next start on, a master abstains for a while.
         master.set_arg("lock.max-ttl", 1500);
         master.set_arg("lock.rejoin-delay", -1);

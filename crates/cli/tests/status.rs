@@ -118,7 +118,7 @@ fn node_whose_server_refuses_writes_does_not_vote() {
     for reason in ["memory-full", "too-few-replicas", "save-failed", "writes-paused"] {
         let masters = Masters::start(3);
         // The user of a monitoring system may read INFO and nothing else.
-        for master in masters.iter() {
+        for master in &masters {
             exec(master, &["ACL", "SETUSER", "watcher", "on", ">pass", "+info", "+ping"]);
         }
         let urls = urls_with(&masters, "user=watcher&pass=pass");

@@ -58,12 +58,10 @@ fn of_state(state: &State) -> Option<Finding> {
         }
         State::Unwritable(reason) => {
             let (what, todo) = unwritable_advice(reason);
-            let passes = [Unwritable::Loading, Unwritable::WritesPaused];
-            let severity = match passes.iter().any(|passing| passing.word() == reason) {
-                true => Severity::Warning,
-                false => Severity::Error,
-            };
-            Some(Finding { severity, ..Finding::error("unwritable", what, todo) })
+            let passing = [Unwritable::Loading, Unwritable::WritesPaused].map(Unwritable::word);
+            let finding =
+                if passing.contains(&&**reason) { Finding::warning } else { Finding::error };
+            Some(finding("unwritable", what, todo))
         }
         State::NotCounted(error) | State::Down(error) => Some(of_error(error)),
     }

@@ -43,7 +43,7 @@ impl Format {
         }
     }
 
-    /// Converts metrics in OpenMetrics to this format.
+    /// Converts metrics in the format `OpenMetrics` to this one.
     pub(super) fn convert(self, open_metrics: &str) -> String {
         match self {
             Self::OpenMetrics => open_metrics.to_owned(),

@@ -18,7 +18,7 @@ use crate::status::json::state_name;
 /// Names and values of labels. No value may be a key, an owner or a token.
 type Labels = Vec<(&'static str, String)>;
 
-/// Returns the metrics in the format of OpenMetrics.
+/// Returns the metrics in the format `OpenMetrics`.
 pub(super) fn render(report: &Report, took: Duration) -> String {
     let mut metrics = Metrics(Registry::with_prefix("quorlock"));
     add_fleet_metrics(&mut metrics, report, took);

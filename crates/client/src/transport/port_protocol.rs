@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 /// A command without arguments, which a plain server answers with a line that begins with `+`, or
 /// with an error.
 const PLAIN_PING: &[u8] = b"PING\r\n";
-/// A record of TLS with an empty ClientHello. A server with TLS answers with an alert.
+/// A record of TLS with an empty `ClientHello`. A server with TLS answers with an alert.
 const EMPTY_CLIENT_HELLO: &[u8] = &[0x16, 3, 1, 0, 4, 1, 0, 0, 0];
 /// The first two bytes of an alert, and of a handshake, in every version of TLS.
 const TLS_RECORDS: [[u8; 2]; 2] = [[0x15, 3], [0x16, 3]];
