@@ -6,7 +6,7 @@ use quorlock_core::quorum::Majority;
 
 use crate::args::check_ttl;
 use crate::duration::duration;
-use crate::handle::{self, HandleArg, HandleOutput};
+use crate::handle::{HandleArg, HandleOutput};
 use crate::lock_renewer::revoked_nodes;
 use crate::nodes::{self, NodeArgs};
 use crate::run::FLUSH_LIMIT;
@@ -60,13 +60,11 @@ pub(crate) async fn extend(args: Extend) -> anyhow::Result<ExitCode> {
 
 async fn extend_and_print(
     quorum: &Quorum,
-    lock: DetachedLock,
+    handle: DetachedLock,
     args: &Extend,
 ) -> anyhow::Result<ExitCode> {
-    let ttl = args.ttl.map_or(Ok(lock.ttl()), check_ttl)?;
-    // The label is for nodes that missed the lock until now. The others keep theirs.
-    let builder = quorum.lock_all(lock.keys()).ttl(ttl).owner(handle::default_owner());
-    let code = match builder.attach(lock).await {
+    let ttl = args.ttl.map_or(Ok(handle.ttl()), check_ttl)?;
+    let code = match quorum.lock_all(handle.keys()).ttl(ttl).attach(handle).await {
         Ok(lock) => {
             args.format.detach_and_print(quorum, lock).await?;
             return Ok(ExitCode::SUCCESS);

@@ -41,8 +41,8 @@ impl ReleaseOrder {
         serde_json::from_str(&text).ok().context("the order to release the lock is incomplete")
     }
 
-    /// Releases the lock on all nodes, unless it has ended or has another token. Nobody is left to
-    /// whom an error could be reported.
+    /// Releases the lock on all nodes, unless it has ended or has another token. Ignores errors: no
+    /// process is left to report them to.
     pub(super) async fn carry_out(self) {
         let release = async {
             let handle: DetachedLock = self.handle.parse()?;
