@@ -168,6 +168,63 @@ fn pages_for_contributors_name_only_what_exists() {
     assert!(count >= LINKS_MIN, "only {count} links were found");
 }
 
+/// The files of source code in a folder, at any depth.
+fn sources(folder: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(root().join(folder)).expect("the folder exists");
+    let sources = entries.flat_map(|entry| {
+        let name = entry.expect("an entry").file_name().into_string().expect("names are UTF-8");
+        let path = format!("{folder}/{name}");
+        if root().join(&path).is_dir() { sources(&path) } else { vec![PathBuf::from(path)] }
+    });
+    sources.collect()
+}
+
+/// Whether a line of code has a time, or a factor of a time, that has no name.
+fn has_unnamed_limit(line: &str) -> bool {
+    const TIMES: [&str; 7] =
+        ["duration()", "ttl()", "ttl", "round_trip", "timeout", "limit", "measured"];
+    let begins_with_digit = |text: &str| text.starts_with(|c: char| c.is_ascii_digit());
+    let has_time = ["from_secs(", "from_millis("]
+        .iter()
+        .any(|call| line.split(call).skip(1).any(begins_with_digit));
+    let has_factor = [" * ", " / "].iter().any(|operator| {
+        line.match_indices(operator).any(|(at, _)| {
+            TIMES.iter().any(|time| line[..at].ends_with(time))
+                && begins_with_digit(&line[at + operator.len()..])
+        })
+    });
+    has_time || has_factor
+}
+
+#[test]
+fn limits_of_a_client_are_constants_of_one_table() {
+    const LIMITS: &str = "crates/core/src/client/limits.rs";
+    let mut unnamed = Vec::new();
+    for path in ["crates/core/src/client", "crates/core/src/quorum"].into_iter().flat_map(sources) {
+        let source = fs::read_to_string(root().join(&path)).expect("a source is UTF-8");
+        let code = source.lines().take_while(|line| *line != "#[cfg(test)]");
+        let code = code.map(str::trim_start).filter(|line| !line.starts_with("//"));
+        let is_constant = |line: &str| {
+            path == Path::new(LIMITS) && line.trim_start_matches("pub ").starts_with("const ")
+        };
+        let found = code.filter(|line| has_unnamed_limit(line) && !is_constant(line));
+        unnamed.extend(found.map(|line| format!("{}: {line}", path.display())));
+    }
+    assert!(unnamed.is_empty(), "{unnamed:#?}");
+
+    let source = fs::read_to_string(root().join(LIMITS)).expect("a source is UTF-8");
+    let public = source.lines().filter_map(|line| {
+        let item = line.strip_prefix("pub const ").or_else(|| line.strip_prefix("pub fn "))?;
+        item.split([':', '(']).next()
+    });
+    let public: Vec<_> = public.collect();
+    assert!(public.len() > 30, "{public:?}");
+    let table: Vec<_> = source.lines().filter(|line| line.starts_with("//! |")).collect();
+    for item in public {
+        assert!(table.iter().any(|row| row.contains(&format!("[`{item}`]"))), "{item}");
+    }
+}
+
 #[test]
 fn missing_target_of_a_page_is_noticed() {
     let page =

@@ -366,7 +366,8 @@ impl LockBuilder {
     fn spec(&self) -> Result<Spec, String> {
         let ttl = u64::try_from(self.ttl.as_millis()).ok().and_then(|ms| Ttl::from_ms(ms).ok());
         let ttl = ttl.ok_or_else(|| format!("ttl must be between 1 ms and {} ms", Ttl::MAX_MS))?;
-        let client_limit = self.shared.node_timeout.map(|limit| limit.min(ttl.duration() / 4));
+        let bounded = |limit| limits::bounded_node_timeout(limit, ttl);
+        let client_limit = self.shared.node_timeout.map(bounded);
         if let Kind::Permits(permits) = self.kind
             && !(1..=PERMITS_MAX).contains(&permits)
         {

@@ -184,8 +184,9 @@ impl Quorum {
     /// # Cancel safety
     /// Dropping the future leaves the release to the background.
     pub async fn release_detached(&self, detached: DetachedLock) -> Result<Released, ReleaseError> {
+        let bounded = |limit| limits::bounded_node_timeout(limit, detached.ttl);
         let spec = Spec {
-            node_timeout: self.shared.node_timeout.map(|limit| limit.min(detached.ttl() / 4)),
+            node_timeout: self.shared.node_timeout.map(bounded),
             ..Spec::exclusive(detached.keys, detached.ttl)
         };
         let (spec, token) = (Arc::new(spec), detached.token);

@@ -84,8 +84,8 @@ pub(super) async fn ask_in_time<T>(
         return Err(NodeError::connection_lost());
     };
     let derived = || limits::node_timeout(shared.client_state.round_trips.of(node), LIMITS_TTL);
-    let limit =
-        shared.node_timeout.map_or_else(derived, |limit| limit.min(LIMITS_TTL.duration() / 4));
+    let bounded = |limit| limits::bounded_node_timeout(limit, LIMITS_TTL);
+    let limit = shared.node_timeout.map_or_else(derived, bounded);
     let limit = limit.max(at_least);
     let asked = Instant::now();
     let mut asking = pin!(ask(&connection));

@@ -651,6 +651,6 @@ impl Hold {
 
     /// How early the renewal of this lock may be, to share a batch with others.
     pub fn renewal_window(&self) -> Duration {
-        limits::RENEWAL_WINDOW.min(self.spec.ttl.duration() / 50)
+        limits::renewal_window(self.spec.ttl)
     }
 }

@@ -1,9 +1,13 @@
-//! Every limit of a client, in one table. Times that depend on the network are multiples of a
-//! node's smoothed round trip, so that the same rules hold in one rack and across continents.
+//! Every limit of a client's state machines, in one table. Times that depend on the network are
+//! multiples of a node's smoothed round trip, so that the same rules hold in one rack and across
+//! continents. The options of a lock have their defaults where they are set, and a driver says how
+//! often it reads its clocks.
 //!
 //! | limit | value |
 //! |---|---|
-//! | [`node_timeout`] | 4 round trips, at least 50 ms; at most ttl/10 or 2 round trips, whichever is longer; never above ttl/4 |
+//! | [`DRIFT_PART`], [`DRIFT_MIN`] | a hundredth of the measured time and 2 ms, which do not count as validity |
+//! | [`ROUND_TRIP_UNKNOWN`], [`ROUND_TRIP_MAX`], [`ROUND_TRIP_GROWTH_PART`] | 1 ms, before a node has answered; at most 10 s; a longer sample raises the estimate by an eighth of the difference |
+//! | [`node_timeout`] | 4 round trips, at least 50 ms; at most ttl/10 ([`NODE_TIMEOUT_PER_TTL`]) or 2 round trips ([`ROUND_TRIPS_FOR_AN_ANSWER`]), whichever is longer; never above ttl/4 ([`bounded_node_timeout`], [`ttl_needed`]) |
 //! | [`liveness`] | 8 round trips, at least 500 ms |
 //! | [`silence`] | 8 round trips, at least 400 ms |
 //! | [`naming`], [`NAMING_KEYS_MAX`] | 4 round trips, at least 50 ms and at most 500 ms, in which nodes may name the holder of a lock that is refused, as seen under its first 8 keys |
@@ -11,7 +15,7 @@
 //! | [`LATE_TIMER`], [`LATE_READ_PAUSE`] | a timer that fires more than 10 ms late expires requests 3 ms later, after answers are read |
 //! | [`PORT_PROBE_AFTER`], [`PORT_PROBE`] | 200 ms until a silent port is asked whether it speaks TLS; 1 s for its answer |
 //! | [`CALL_GRACE`] | 40 ms: how far a call may exceed its `wait` |
-//! | [`WAIT_GRACE`] | 20 ms: how late a node may end a WAIT |
+//! | [`WAIT_MIN`], [`WAIT_GRACE`] | 1 ms, the shortest WAIT; 20 ms: how late a node may end a WAIT |
 //! | [`WAIT_CHECK_EVERY`] | 1.2 s between a waiter's checks: each pings its node and inspects another |
 //! | [`settle`] | 4 round trips, at least 2 ms: pause in which other clients acquire or release the lock |
 //! | [`patience`] | 20 round trips, at least 10 ms; at most 50 ms or one [`node_timeout`], whichever is longer: time for the releases of the last holder to arrive |
@@ -27,7 +31,8 @@
 //! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms, doubling, between attempts to connect |
 //! | [`RECONNECT_PAUSE_PERMANENT`] | 2 s between attempts to connect after a permanent error |
 //! | [`CONNECTS_MAX`], [`CONNECT_STAGGER`] | 6 attempts to connect at a time; after the second, pauses of 250 ms or more, less a random part |
-//! | [`RENEWAL_WINDOW`], [`RENEWALS_MAX`] | renewals due within 20 ms, at most ttl/50, share a batch of at most 512 |
+//! | [`EXTENSIONS_PER_TTL`], [`TRIES_PER_TTL_IN_DOUBT`] | ttl/3 between extensions; ttl/10 after an uncertain one |
+//! | [`renewal_window`], [`RENEWALS_MAX`] | renewals due within 20 ms, at most ttl/50, share a batch of at most 512 |
 //! | [`REPAIR_AFTER`] | 10 ms, doubling, at most ttl/3, before a renewed lock that a node misses is extended |
 //! | [`REVOKE_TIMEOUT`], [`REVOKE_REPEAT`] | 500 ms for the answer to a revocation; 250 ms before a node is asked again |
 //! | [`LISTED_MAX`] | 100,000 locks in a list |
@@ -57,6 +62,8 @@ pub const PORT_PROBE: Duration = Duration::from_secs(1);
 pub const CALL_GRACE: Duration = Duration::from_millis(40);
 /// How long after the end of a WAIT the client still awaits the node's answer.
 pub const WAIT_GRACE: Duration = Duration::from_millis(20);
+/// The shortest WAIT. A node does not queue a client that waits for no time.
+pub const WAIT_MIN: Duration = Duration::from_millis(1);
 /// The interval at which a waiter checks the node that it waits on, and inspects another one.
 pub const WAIT_CHECK_EVERY: Duration = Duration::from_millis(1200);
 /// How many times the winner of a tie repeats its request to a node that refused.
@@ -112,11 +119,57 @@ pub const WAIT_CONNECTIONS_MAX: usize = 256;
 pub const COMPARE_PERMITS_EVERY: Duration = Duration::from_secs(60);
 /// For how many idle keys a client remembers whether they were contended.
 pub const LOCAL_QUEUES_MAX: usize = 1024;
-/// Renewals that are due within this time, or 1/50 of the ttl if that is less, share a batch.
-pub const RENEWAL_WINDOW: Duration = Duration::from_millis(20);
+/// A lock is extended when the ttl divided by this has passed.
+pub const EXTENSIONS_PER_TTL: u32 = 3;
+/// How many extensions are tried per ttl while the last one is unconfirmed.
+pub const TRIES_PER_TTL_IN_DOUBT: u32 = 10;
+const RENEWAL_WINDOW: Duration = Duration::from_millis(20);
+const RENEWAL_WINDOWS_PER_TTL: u32 = 50;
 /// How many renewals a batch has at most.
 pub const RENEWALS_MAX: usize = 512;
 
+/// The measured time divided by this does not count as validity: two clocks may drift apart by 1 %.
+pub const DRIFT_PART: u32 = 100;
+/// Does not count as validity either: the granularity of the servers' expiry.
+pub const DRIFT_MIN: Duration = Duration::from_millis(2);
+
+/// The round trip of a node that has not answered yet.
+pub const ROUND_TRIP_UNKNOWN: Duration = Duration::from_millis(1);
+/// The longest estimate of a round trip.
+pub const ROUND_TRIP_MAX: Duration = Duration::from_secs(10);
+/// A longer sample raises the estimate by the difference divided by this.
+pub const ROUND_TRIP_GROWTH_PART: u32 = 8;
+
+/// A time limit that follows the round trip.
+struct ByRoundTrip {
+    round_trips: u32,
+    at_least: Duration,
+}
+
+impl ByRoundTrip {
+    const fn new(round_trips: u32, at_least_ms: u64) -> Self {
+        Self { round_trips, at_least: Duration::from_millis(at_least_ms) }
+    }
+
+    fn of(&self, round_trip: Duration) -> Duration {
+        (round_trip * self.round_trips).max(self.at_least)
+    }
+}
+
+const NODE_TIMEOUT: ByRoundTrip = ByRoundTrip::new(4, 50);
+const LIVENESS: ByRoundTrip = ByRoundTrip::new(8, 500);
+const SILENCE: ByRoundTrip = ByRoundTrip::new(8, 400);
+const SETTLE: ByRoundTrip = ByRoundTrip::new(4, 2);
+const PATIENCE: ByRoundTrip = ByRoundTrip::new(20, 10);
+/// The longest patience, unless [`node_timeout`] is longer.
+const PATIENCE_MAX: Duration = Duration::from_millis(50);
+const PATIENCES_TO_OUTLAST: u32 = 2;
+const REFUSALS_PER_DOUBLING: u8 = 4;
+const STRAGGLERS_ROUND_TRIPS: u32 = 4;
+const STRAGGLERS_MIN: Duration = Duration::from_millis(50);
+
+/// The least time for an answer, in round trips: one answer may take twice as long as most.
+pub const ROUND_TRIPS_FOR_AN_ANSWER: u32 = 2;
 /// A node that is not far away must answer within the ttl divided by this.
 pub const NODE_TIMEOUT_PER_TTL: u32 = 10;
 /// Every node must answer within the ttl divided by this.
@@ -124,26 +177,30 @@ const NODE_TIMEOUT_PER_TTL_MAX: u32 = 4;
 
 /// How long a node may take to answer a request about a lock of `ttl`.
 pub fn node_timeout(round_trip: Duration, ttl: Ttl) -> Duration {
-    let ttl = ttl.duration();
-    let regular = (round_trip * 4).max(Duration::from_millis(50));
-    let at_most = (ttl / NODE_TIMEOUT_PER_TTL).max(round_trip * 2);
-    regular.min(at_most).min(ttl / NODE_TIMEOUT_PER_TTL_MAX)
+    let far_away = round_trip * ROUND_TRIPS_FOR_AN_ANSWER;
+    let at_most = (ttl.duration() / NODE_TIMEOUT_PER_TTL).max(far_away);
+    bounded_node_timeout(NODE_TIMEOUT.of(round_trip).min(at_most), ttl)
+}
+
+/// The part of a time limit that is allowed for a lock of `ttl`.
+pub fn bounded_node_timeout(limit: Duration, ttl: Ttl) -> Duration {
+    limit.min(ttl.duration() / NODE_TIMEOUT_PER_TTL_MAX)
 }
 
 /// The smallest ttl that leaves a node with this round trip enough time; `None` if `ttl` does.
 pub fn ttl_needed(round_trip: Duration, ttl: Ttl) -> Option<Duration> {
-    let enough = round_trip * 2 * NODE_TIMEOUT_PER_TTL_MAX;
+    let enough = round_trip * ROUND_TRIPS_FOR_AN_ANSWER * NODE_TIMEOUT_PER_TTL_MAX;
     (enough > ttl.duration()).then_some(enough)
 }
 
 /// How long a node on which a client waits may leave a PING unanswered.
 pub fn liveness(round_trip: Duration) -> Duration {
-    (round_trip * 8).max(Duration::from_millis(500))
+    LIVENESS.of(round_trip)
 }
 
 /// How long a connection may leave a PING unanswered before the client opens another one.
 pub fn silence(round_trip: Duration) -> Duration {
-    (round_trip * 8).max(Duration::from_millis(400))
+    SILENCE.of(round_trip)
 }
 
 /// How long nodes may take to say who holds a lock that is refused. The time is short, because the
@@ -154,29 +211,35 @@ pub fn naming(round_trip: Duration) -> Duration {
 
 /// How long a refused client waits for other clients to acquire or release the lock.
 pub fn settle(round_trip: Duration) -> Duration {
-    (round_trip * 4).max(Duration::from_millis(2))
+    SETTLE.of(round_trip)
 }
 
 /// How long a client repeats its request to nodes that refuse, after one node granted the lock at
 /// the end of a wait. The releases of the last holder may still be in flight to the others.
 pub fn patience(round_trip: Duration, node_timeout: Duration) -> Duration {
-    (round_trip * 20).max(Duration::from_millis(10)).min(patience_max(node_timeout))
+    PATIENCE.of(round_trip).min(patience_max(node_timeout))
 }
 
 fn patience_max(node_timeout: Duration) -> Duration {
-    node_timeout.max(Duration::from_millis(50))
+    node_timeout.max(PATIENCE_MAX)
 }
 
 /// How long a new holder repeats its ACQUIRE on a node that refused it. A waiter that this node
 /// granted, but that cannot win, gives way sooner.
 pub fn outlast(node_timeout: Duration) -> Duration {
-    patience_max(node_timeout) * 2
+    patience_max(node_timeout) * PATIENCES_TO_OUTLAST
 }
 
 /// The pause before a new holder repeats its ACQUIRE on a node that refused it `refusals` times.
 /// Clients that do not wait may hold the node only for a moment, so the first pauses are short.
 pub fn repeat_pause(refusals: u8) -> Duration {
-    PAUSE_MIN.saturating_mul(2_u32.saturating_pow(u32::from(refusals / 4)))
+    let doublings = u32::from(refusals / REFUSALS_PER_DOUBLING);
+    PAUSE_MIN.saturating_mul(2_u32.saturating_pow(doublings))
+}
+
+/// Renewals that are due within this time share a batch, if their locks have this ttl.
+pub fn renewal_window(ttl: Ttl) -> Duration {
+    RENEWAL_WINDOW.min(ttl.duration() / RENEWAL_WINDOWS_PER_TTL)
 }
 
 /// How long connecting waits for a majority. The wait ends earlier once every node has been tried.
@@ -184,5 +247,5 @@ pub const CONNECT_SETTLE: Duration = HANDSHAKE;
 
 /// How long connecting waits for the other nodes, once a majority is connected.
 pub fn connect_stragglers(round_trip: Duration) -> Duration {
-    Duration::from_millis(50) + round_trip * 4
+    STRAGGLERS_MIN + round_trip * STRAGGLERS_ROUND_TRIPS
 }

@@ -1,9 +1,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-const GROWTH_PART: u64 = 8;
-const ESTIMATE_MAX_US: u64 = 10_000_000;
-const UNKNOWN_US: u64 = 1000;
+use super::limits;
 
 /// The smoothed round trip of each node, from which [`limits`](super::limits) derive how long a
 /// node has to answer.
@@ -25,14 +23,16 @@ impl RoundTrips {
 
     /// The estimate for a node; 1 ms before the first sample.
     pub fn of(&self, node: usize) -> Duration {
-        Duration::from_micros(self.estimate_us(node))
+        match self.estimates_us[node].load(Ordering::Relaxed) {
+            0 => limits::ROUND_TRIP_UNKNOWN,
+            us => Duration::from_micros(us),
+        }
     }
 
-    fn estimate_us(&self, node: usize) -> u64 {
-        match self.estimates_us[node].load(Ordering::Relaxed) {
-            0 => UNKNOWN_US,
-            us => us,
-        }
+    fn set(&self, node: usize, estimate: Duration) {
+        let us = estimate.clamp(Duration::from_micros(1), limits::ROUND_TRIP_MAX).as_micros();
+        // A concurrent sample may be lost, which changes little.
+        self.estimates_us[node].store(u64::try_from(us).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// The longest estimate of all nodes.
@@ -50,20 +50,17 @@ impl RoundTrips {
 
     /// Records that a node answered after `took`, in time or late.
     pub fn sample(&self, node: usize, took: Duration) {
-        let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).clamp(1, ESTIMATE_MAX_US);
-        let before = self.estimates_us[node].load(Ordering::Relaxed);
-        let after = if before == 0 {
-            took
-        } else {
-            before.min(took) + took.saturating_sub(before) / GROWTH_PART
+        let took = took.min(limits::ROUND_TRIP_MAX);
+        let before = match self.estimates_us[node].load(Ordering::Relaxed) {
+            0 => took,
+            us => Duration::from_micros(us),
         };
-        // A concurrent sample may be lost, which changes little.
-        self.estimates_us[node].store(after, Ordering::Relaxed);
+        let growth = took.saturating_sub(before) / limits::ROUND_TRIP_GROWTH_PART;
+        self.set(node, before.min(took) + growth);
     }
 
     /// Records that a node did not answer in time.
     pub fn timed_out(&self, node: usize) {
-        let doubled = (self.estimate_us(node) * 2).min(ESTIMATE_MAX_US);
-        self.estimates_us[node].store(doubled, Ordering::Relaxed);
+        self.set(node, self.of(node) * 2);
     }
 }

@@ -2,9 +2,7 @@ use std::time::Duration;
 
 use super::{ExtensionVerdict, Moment, Validity, longest_validity};
 use crate::Ttl;
-
-/// How many extensions are tried per ttl while the last one is unconfirmed.
-const TRIES_PER_TTL_IN_DOUBT: u32 = 10;
+use crate::client::limits::{EXTENSIONS_PER_TTL, TRIES_PER_TTL_IN_DOUBT};
 
 /// The state of a lock as its holder knows it, from the grant to the end.
 ///
@@ -110,7 +108,8 @@ impl OwnershipState {
         if !self.confirmed {
             return Some(ttl.duration() / TRIES_PER_TTL_IN_DOUBT);
         }
-        let left_when_due = longest_validity(ttl).saturating_sub(ttl.duration() / 3);
+        let interval = ttl.duration() / EXTENSIONS_PER_TTL;
+        let left_when_due = longest_validity(ttl).saturating_sub(interval);
         Some(self.validity.remaining(now)?.saturating_sub(left_when_due))
     }
 }

@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use super::Moment;
 use crate::Ttl;
+use crate::client::limits::{DRIFT_MIN, DRIFT_PART};
 use crate::client::mutants::{Mutant, is_broken};
 
 /// The part of a measured time that does not count as validity, as in the description of Redlock.
@@ -12,7 +13,7 @@ pub fn drift(measured: Duration) -> Duration {
     if is_broken(Mutant::NoDrift) {
         return Duration::ZERO;
     }
-    measured / 100 + Duration::from_millis(2)
+    measured / DRIFT_PART + DRIFT_MIN
 }
 
 /// The longest validity of a lock of `ttl`: zero if drift leaves nothing.

@@ -488,7 +488,8 @@ impl Acquire {
         waiting.is_partial &= ends_at != last_end;
         // A WAIT that cannot be answered in time would only delay the last attempt.
         let round_trip = ctx.client_state.round_trips.of(waiting.node);
-        let is_too_late = |ends_at: Moment| ctx.now.plus(round_trip * 2).has_reached(ends_at);
+        let answer_at = ctx.now.plus(round_trip * limits::ROUND_TRIPS_FOR_AN_ANSWER);
+        let is_too_late = |ends_at: Moment| answer_at.has_reached(ends_at);
         if waiting.id != id || ends_at.is_some_and(is_too_late) {
             return None;
         }
@@ -504,8 +505,7 @@ impl Acquire {
             // The node ends the wait a round trip early, so that its answer arrives by `ends_at`.
             ctx.now.until(ends_at).saturating_sub(round_trip)
         });
-        // With a time of zero the node would not queue the client.
-        let wait = wait.max(Duration::from_millis(1));
+        let wait = wait.max(limits::WAIT_MIN);
         let fence = ctx.client_state.fences.propose(ctx.wall_us);
         Some(Request { token: waiting.token, command: Command::Wait { fence, wait } })
     }
