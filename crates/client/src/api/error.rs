@@ -58,7 +58,7 @@ pub enum ConnectError {
 #[non_exhaustive]
 pub enum AcquireError {
     /// Other clients hold the lock or wait for it: the nodes that did not refuse form no majority.
-    #[error("another client {}{}{}", holds(holder), named(holder), nodes.list_failed())]
+    #[error("another client {}{}{}", holds(holder.as_ref()), named(holder.as_ref()), nodes.list_failed())]
     Held {
         /// What each node answered.
         nodes: NodeAnswers,
@@ -75,7 +75,7 @@ pub enum AcquireError {
     /// The wait ended while another client held the lock or waited for it.
     #[error(
         "another client still {} after {:?}{}{}",
-        holds(holder), rounded(*waited), named(holder), nodes.list_failed()
+        holds(holder.as_ref()), rounded(*waited), named(holder.as_ref()), nodes.list_failed()
     )]
     TimedOut {
         /// How long the call waited.
@@ -362,12 +362,12 @@ fn list<'a>(answers: impl Iterator<Item = (&'a str, String)>) -> String {
     lines.collect::<Vec<_>>().join("; ")
 }
 
-fn holds(holder: &Option<Holder>) -> &'static str {
+fn holds(holder: Option<&Holder>) -> &'static str {
     if holder.is_some() { "holds the lock" } else { "holds the lock or waits for it" }
 }
 
-fn named(holder: &Option<Holder>) -> String {
-    holder.as_ref().map(|holder| format!(": {holder}")).unwrap_or_default()
+fn named(holder: Option<&Holder>) -> String {
+    holder.map(|holder| format!(": {holder}")).unwrap_or_default()
 }
 
 #[cfg(test)]

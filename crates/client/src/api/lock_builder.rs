@@ -154,7 +154,9 @@ impl LockBuilder {
         let span = tracing::debug_span!("acquire", key = %self.keys);
         let outcome = match self.spec() {
             Ok(spec) => {
-                let acquiring = driver::acquire(&self.shared, spec, wait).instrument(span.clone());
+                // Pinned here, because the call is large, and the futures around it are moved.
+                let acquiring =
+                    pin!(driver::acquire(&self.shared, spec, wait).instrument(span.clone()));
                 let may_wait = wait != Some(Duration::ZERO);
                 let acquiring = async {
                     match self.kind {
