@@ -282,6 +282,21 @@ fn release_of_many_keys_leaves_handovers_to_the_next_turns() {
 }
 
 #[test]
+fn flush_plans_checks_of_queues_in_steps() {
+    let mut server = Server::with_max_waiters(10_000);
+    for n in 0..4000_u32 {
+        server.set(&n.to_le_bytes(), b"data", None);
+        enqueue(&mut server, &[&n.to_le_bytes()], b"waiter", 60_000);
+    }
+    server.handle_event(&ServerEvent::Flush(Some(1)));
+    let first = server.memory.one_turn(server.now());
+    assert!(first <= 1500, "each queue costs a unit: {first} jobs");
+    let (turns, _) = count_turns(&mut server);
+    assert!(turns >= 4000 * 9 / 1500, "{turns}");
+    assert_eq!(server.node().waiters(), 4000);
+}
+
+#[test]
 fn reload_plans_checks_of_mirrors_in_steps() {
     let mut server = Server::new();
     for n in 0..5000_u32 {
