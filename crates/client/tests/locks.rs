@@ -81,8 +81,8 @@ async fn error_names_the_holders_of_each_kind_of_lock() {
     let (masters, quorum) = quorum(3).await;
     let ours = |builder: LockBuilder| builder.owner("web-3").wait(PATIENCE);
     let _both = ours(quorum.lock_all(["a", "b"])).acquire().await.unwrap();
-    let _readers = [(); 2].map(|()| ours(quorum.lock("r").shared()));
-    let _readers = join_all(_readers.each_ref().map(LockBuilder::acquire)).await;
+    let readers = [(); 2].map(|()| ours(quorum.lock("r").shared()));
+    let _readers = join_all(readers.each_ref().map(LockBuilder::acquire)).await;
     let permits = [(); 2].map(|()| ours(quorum.semaphore("s", 2)));
     let _permits = join_all(permits.each_ref().map(LockBuilder::acquire)).await;
     for master in &masters {
