@@ -74,7 +74,7 @@ fn fill(server: &Server, command: impl Fn(usize) -> String) -> anyhow::Result<()
         while answers < BATCH {
             let read = stream.read(&mut buffer)?;
             ensure!(read > 0 && buffer[0] != b'-', "the server refused a lock");
-            answers += buffer[..read].iter().filter(|byte| **byte == b'\n').count();
+            answers += buffer[..read].split(|byte| *byte == b'\n').count() - 1;
         }
     }
     Ok(())
@@ -100,9 +100,9 @@ fn ended_readers(server: &Server) -> anyhow::Result<Vec<Outcome>> {
     fill(server, |n| format!("LOCK.ACQUIRE lock reader-{n} {} SHARED\r\n", left_ms()))?;
     let last = || cmd("LOCK.ACQUIRE").arg("lock").arg("last").arg(TTL_MS).arg("SHARED").take();
     last().exec(&mut observed.connection)?;
-    let now = Instant::now();
-    ensure!(now + PAUSED_BEFORE_END < end, "this machine is too slow: the readers end too early");
-    sleep(end - now - PAUSED_BEFORE_END);
+    let pause_in = end.saturating_duration_since(Instant::now() + PAUSED_BEFORE_END);
+    ensure!(!pause_in.is_zero(), "this machine is too slow: the readers end too early");
+    sleep(pause_in);
     cmd("CLIENT").arg("PAUSE").arg(TTL_MS).arg("WRITE").exec(&mut observed.connection)?;
     sleep(2 * PAUSED_BEFORE_END);
     let mut operator = Socket::connect(server)?;

@@ -16,9 +16,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Restarts the nodes one at a time, and waits until each votes again.
 ///
-/// A node that restarts grants no locks for lock.rejoin-delay, by default lock.max-ttl. So a node is
-/// restarted only while the other nodes that vote are a majority. After an error, no further node
-/// is restarted.
+/// A node that restarts grants no locks for lock.rejoin-delay, by default lock.max-ttl. So a node
+/// is restarted only while the other nodes that vote are a majority. After an error, no further
+/// node is restarted.
 #[derive(clap::Args)]
 #[command(after_help = [EXIT_CODES, EXAMPLE, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct RestartNodes {

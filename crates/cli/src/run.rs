@@ -206,6 +206,9 @@ pub(crate) async fn acquire(
 ) -> Result<Lock, AcquireError> {
     let reason = match builder.try_acquire().await {
         Err(error) if called_at.elapsed() < wait && !waiting_cannot_help(&error) => error,
+        Err(AcquireError::Held { nodes, .. }) => {
+            return Err(AcquireError::Held { nodes, holder: builder.holder().await });
+        }
         decided => return decided,
     };
     let builder = builder.wait(wait.saturating_sub(called_at.elapsed()));

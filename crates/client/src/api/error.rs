@@ -62,8 +62,8 @@ pub enum AcquireError {
     Held {
         /// What each node answered.
         nodes: NodeAnswers,
-        /// Who holds the lock; `None` if the nodes that refused it do not say in time, or if the
-        /// lock is free and other clients wait for it.
+        /// Who holds the lock; `None` from a call that does not wait, because asking would delay
+        /// the refusal: see [`LockBuilder::holder`](crate::LockBuilder::holder).
         holder: Option<Holder>,
     },
     /// No majority of the nodes agreed.
@@ -82,7 +82,8 @@ pub enum AcquireError {
         waited: Duration,
         /// What each node answered last.
         nodes: NodeAnswers,
-        /// Who held the lock shortly before the wait ended: see [`AcquireError::Held`].
+        /// Who held the lock shortly before the wait ended; `None` if the nodes do not say in time,
+        /// or if the lock is free and other clients wait for it.
         holder: Option<Holder>,
     },
     /// A majority granted the lock too late: less than the minimal validity was left.

@@ -12,7 +12,7 @@ use super::run::run;
 use super::slots::{self, PERMITS_MAX};
 use crate::driver::{self, Shared};
 use crate::{
-    AcquireError, Answer, AttachError, DetachedLock, Holder, Lock, LockWatch, RunError, telemetry,
+    AcquireError, AttachError, DetachedLock, Holder, Lock, LockWatch, RunError, telemetry,
 };
 
 pub(crate) const DEFAULT_TTL: Ttl = match Ttl::from_ms(10_000) {
@@ -178,8 +178,8 @@ impl LockBuilder {
     /// Also returns who holds the lock, if the call fails because another client does.
     ///
     /// A call that waits asks for the holder shortly before its wait ends, so that its error is not
-    /// late. Any other call asks once the nodes have refused the lock. A lock that is granted at
-    /// once costs no request.
+    /// late. A call that does not wait, or hardly, asks nothing: its refusal would cost a round
+    /// trip more.
     async fn learn_holder<T>(
         &self,
         wait: Option<Duration>,
@@ -187,24 +187,14 @@ impl LockBuilder {
     ) -> (Result<T, Failure>, Option<Holder>) {
         let limit = self.naming_limit();
         let mut acquiring = pin!(acquiring);
-        let Some(wait) = wait else { return (acquiring.await, None) };
-        if let Some(pause) = wait.checked_sub(limit) {
-            return tokio::select! {
-                biased;
-                outcome = &mut acquiring => (outcome, None),
-                holder = async { sleep(pause).await; self.holder().await } => {
-                    (acquiring.await, holder)
-                }
-            };
-        }
-        let outcome = acquiring.await;
-        let Err(Failure { reason: Reason::Held, answers, took }) = &outcome else {
-            return (outcome, None);
+        let Some(pause) = wait.and_then(|wait| wait.checked_sub(limit)) else {
+            return (acquiring.await, None);
         };
-        let Some(left) = limit.checked_sub(*took) else { return (outcome, None) };
-        let has_refused = |node: usize| answers.get(node) == Some(&Answer::Refused);
-        let lease = driver::main_lease(&self.shared, &self.keys, has_refused, left).await;
-        (outcome, lease.map(Holder::of))
+        tokio::select! {
+            biased;
+            outcome = &mut acquiring => (outcome, None),
+            holder = async { sleep(pause).await; self.holder().await } => (acquiring.await, holder),
+        }
     }
 
     fn naming_limit(&self) -> Duration {
@@ -214,15 +204,15 @@ impl LockBuilder {
     /// Asks the nodes who holds the lock now, for a message to people; `None` if it is free, or if
     /// the nodes do not answer within a few round trips.
     ///
-    /// [`AcquireError::Held`] and [`AcquireError::TimedOut`] name the holder already. A program
-    /// that waits for long can use this to say for whom.
+    /// [`AcquireError::TimedOut`] names the holder already, unless the wait was very short. A
+    /// program can use this after a refusal, or to say for whom it waits.
     /// [`Quorum::inspect`](crate::Quorum::inspect) tells more.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub async fn holder(&self) -> Option<Holder> {
         let limit = self.naming_limit();
-        driver::main_lease(&self.shared, &self.keys, |_| true, limit).await.map(Holder::of)
+        driver::main_lease(&self.shared, &self.keys, limit).await.map(Holder::of)
     }
 
     /// When all permits are taken, checks in the background whether another client uses more.

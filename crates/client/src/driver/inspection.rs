@@ -35,15 +35,9 @@ pub(crate) async fn inspect(
 ///
 /// Unlike the other inspections, changes nothing that the client knows about a slow node: the limit
 /// may be shorter than the time that a node may take.
-pub(crate) async fn main_lease(
-    shared: &Shared,
-    keys: &Keys,
-    is_asked: impl Fn(usize) -> bool,
-    limit: Duration,
-) -> Option<LeaseInfo> {
+pub(crate) async fn main_lease(shared: &Shared, keys: &Keys, limit: Duration) -> Option<LeaseInfo> {
     let routes = inspection_routes(&shared.view.load().topology).into_iter().enumerate();
     let mut asking: FuturesUnordered<_> = routes
-        .filter(|(node, _)| is_asked(*node))
         .filter_map(|(node, route)| shared.connection(node, route.ok()?))
         .map(async |connection| connection.leases(keys.iter().take(limits::NAMING_KEYS_MAX)).await)
         .collect();

@@ -95,8 +95,8 @@ impl Node {
         }
         let named = keys.iter().zip(hashes).map(|(key, &hash)| (hash, key.as_ref()));
         let older = self.queues.waiters_with(token.as_ref(), db, named);
-        let waits = |place| now.monotonic < self.queues.waiter(place).until;
-        if fence.is_none() && older.iter().flatten().any(|&place| waits(place)) {
+        let has_time_left = |place| now.monotonic < self.queues.waiter(place).until;
+        if fence.is_none() && older.iter().flatten().any(|&place| has_time_left(place)) {
             return Err(CommandError::AlreadyWaits);
         }
         // This check precedes `block`, so that the server blocks no client above the limit.
@@ -110,7 +110,7 @@ impl Node {
             let is_of_all_keys = older.iter().all(|&other| other == Some(place));
             let has_same_keys = self.queues.queues_of(place).len() == keys.len();
             let has_same_wants = self.queues.waiter(place).wants == wants;
-            is_of_all_keys && has_same_keys && has_same_wants && waits(place)
+            is_of_all_keys && has_same_keys && has_same_wants && has_time_left(place)
         });
         let left = repeated.map(|place| self.queues.arrival(place));
         let mut older: PerKey<u32> = older.into_iter().flatten().collect();
