@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, Hash, Hasher};
 use foldhash::fast::FixedState;
 use smallvec::SmallVec;
 
-use super::chunks::{Chunks, Next};
+use super::chunks::Chunks;
 use super::index::HashIndex;
 use super::machine::PerKey;
 use super::turn::Budget;
@@ -115,7 +115,7 @@ pub(super) struct Queues {
     arrivals: u64,
     /// Waiters that have left their queues and need a refusal.
     dismissed: BTreeSet<Ticket>,
-    /// The next slot whose key [`Queues::sweep`] plans to check.
+    /// The index from which [`Queues::sweep`] goes on to plan checks.
     sweep_from: Option<u32>,
 }
 
@@ -592,18 +592,21 @@ impl Queues {
         self.sweep_from.is_some()
     }
 
-    /// Plans a check of the key of the next queue, or passes this number of vacant slots.
-    pub(super) fn sweep(&mut self, mut vacant_slots: u32) {
-        let Some(from) = self.sweep_from else { return };
-        self.sweep_from = match self.items.next_from(from, &mut vacant_slots) {
-            Next::Item(slot) => {
+    /// Examines the next `slots` slots, and plans a check of the key of each queue in them.
+    /// Returns the number of these queues.
+    pub(super) fn sweep(&mut self, slots: u32) -> usize {
+        let Some(from) = self.sweep_from else { return 0 };
+        let end = self.items.slots_end().min(from.saturating_add(slots));
+        let mut queues = 0;
+        for slot in from..end {
+            if self.items.get(slot).is_some() {
+                queues += 1;
                 self.forget_foreign(slot);
                 self.check_if_wanted(slot, Monotonic::default());
-                Some(slot + 1)
             }
-            Next::Spent(slot) => Some(slot),
-            Next::End => None,
-        };
+        }
+        self.sweep_from = (end < self.items.slots_end()).then_some(end);
+        queues
     }
 
     /// Removes a waiter from all its queues.

@@ -281,8 +281,8 @@ impl Node {
     /// holders.
     fn sweep(&mut self, budget: &mut Budget) -> Option<Job> {
         if self.queues.is_sweeping() {
-            budget.spend(STEP_UNITS);
-            self.queues.sweep(SWEEP_SLOTS);
+            let queues = units(self.queues.sweep(SWEEP_SLOTS));
+            budget.spend(STEP_UNITS.saturating_mul(1 + queues));
             return Some(Job::Tidied);
         }
         if self.leases.is_doubting() {
