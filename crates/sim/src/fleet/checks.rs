@@ -472,9 +472,10 @@ impl Checks {
 fn check_own_pause(call: &FailedCall, world: &mut World) {
     let plan = Arc::clone(&world.plan);
     for &(node, limit) in &call.silent {
-        let is_near = 2 * plan.round_trip < limit;
+        let asked_at = call.asked_at.as_ref().map_or(world.now, |asked_at| asked_at[node]);
+        let had_time = 2 * plan.round_trip < limit.min(world.now - asked_at);
         let process = call.id.process;
-        if is_near && plan.was_only_paused(process, node, call.started, world.now) {
+        if had_time && plan.was_only_paused(process, node, call.started, world.now) {
             let id = call.id;
             world.violate(format!("{id} counts n{node} as silent, but only p{process} paused"));
         }

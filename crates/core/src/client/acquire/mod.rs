@@ -418,13 +418,17 @@ impl Acquire {
 
     /// Handles everything that is due at the context's time.
     pub fn handle_timeout(&mut self, ctx: &mut Context<'_>) {
-        let due = self.next_due();
-        if matches!(self.phase, Phase::Ended) || self.late.postpones(due, ctx.now) {
+        if matches!(self.phase, Phase::Ended) {
             return;
         }
+        let due = self.next_due();
+        let reads_first = self.late.postpones(due, ctx.now);
         if self.wait_is_over(ctx.now) {
             let late = due.map(|due| ctx.now.since(due));
             self.driver_delay = self.driver_delay.max(late.unwrap_or_default());
+        }
+        if reads_first {
+            return;
         }
         if self.give_up_at().is_some_and(|deadline| ctx.now.has_reached(deadline)) {
             return self.give_up(ctx);
