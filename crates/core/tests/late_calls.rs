@@ -29,10 +29,13 @@ impl World {
         Self { client, call }
     }
 
-    /// Runs the call when `elapsed` has passed since it was made. Returns the actions that follow.
+    /// Runs the call when `elapsed` has passed since it was made, after the pause in which a late
+    /// call reads answers. Returns the actions that follow.
     fn run_at(&mut self, elapsed: Duration) -> Vec<Action> {
-        let mut ctx = self.client.ctx(after(elapsed), WALL_US);
-        self.call.handle_timeout(&mut ctx);
+        for at in [elapsed.saturating_sub(limits::LATE_READ_PAUSE), elapsed] {
+            let mut ctx = self.client.ctx(after(at), WALL_US);
+            self.call.handle_timeout(&mut ctx);
+        }
         self.actions()
     }
 

@@ -161,6 +161,8 @@ const LIVENESS: ByRoundTrip = ByRoundTrip::new(8, 500);
 const SILENCE: ByRoundTrip = ByRoundTrip::new(8, 400);
 const SETTLE: ByRoundTrip = ByRoundTrip::new(4, 2);
 const PATIENCE: ByRoundTrip = ByRoundTrip::new(20, 10);
+const NAMING: ByRoundTrip = ByRoundTrip::new(4, 50);
+const NAMING_MAX: Duration = Duration::from_millis(500);
 /// The longest patience, unless [`node_timeout`] is longer.
 const PATIENCE_MAX: Duration = Duration::from_millis(50);
 const PATIENCES_TO_OUTLAST: u32 = 2;
@@ -203,10 +205,9 @@ pub fn silence(round_trip: Duration) -> Duration {
     SILENCE.of(round_trip)
 }
 
-/// How long nodes may take to say who holds a lock that is refused. The time is short, because the
-/// error of a call that does not wait is delayed by it.
+/// How long nodes may take to say who holds a lock. A call asks that long before its wait ends.
 pub fn naming(round_trip: Duration) -> Duration {
-    (round_trip * 4).clamp(Duration::from_millis(50), Duration::from_millis(500))
+    NAMING.of(round_trip).min(NAMING_MAX)
 }
 
 /// How long a refused client waits for other clients to acquire or release the lock.

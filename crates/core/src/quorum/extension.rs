@@ -14,6 +14,8 @@ use crate::client::mutants::{Mutant, is_broken};
 /// - The client does not count the answer to a repair as a vote.
 /// - The client does not count a node whose grant arrived after the round began: that node may have
 ///   granted the lock after it was lost.
+/// - A majority that answers after the time of the nodes repairs nothing: an operator may have
+///   ended the lock since those nodes answered.
 /// - The client does not repair a node in the round in which the node first reports the lock
 ///   missing: an operator may have ended the lock there after the other nodes answered.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -22,6 +24,7 @@ pub struct Extension {
     sent: Moment,
     ttl: Ttl,
     verdict: Option<ExtensionVerdict>,
+    has_expired: bool,
     /// Nodes that were known to hold the lock before the round began.
     known: Vec<bool>,
     /// Nodes that were known before the round not to hold it.
@@ -47,7 +50,8 @@ impl Extension {
     pub fn new(majority: Majority, sent: Moment, ttl: Ttl) -> Self {
         let none = vec![false; majority.nodes()];
         let (known, missing, repaired) = (none.clone(), none.clone(), none);
-        Self { tally: Tally::new(majority), sent, ttl, verdict: None, known, missing, repaired }
+        let tally = Tally::new(majority);
+        Self { tally, sent, ttl, verdict: None, has_expired: false, known, missing, repaired }
     }
 
     /// Marks nodes that hold the lock according to an answer from before this round.
@@ -109,6 +113,7 @@ impl Extension {
         if self.verdict.is_some() {
             return None;
         }
+        self.has_expired = true;
         self.verdict = Some(ExtensionVerdict::Uncertain);
         self.verdict
     }
@@ -123,7 +128,8 @@ impl Extension {
     /// be on its way there.
     pub fn next_repair(&mut self) -> Option<usize> {
         let early = is_broken(Mutant::EarlyRepair);
-        if !early && !matches!(self.verdict, Some(ExtensionVerdict::Extended(_))) {
+        let is_extended = matches!(self.verdict, Some(ExtensionVerdict::Extended(_)));
+        if !early && (!is_extended || self.has_expired) {
             return None;
         }
         let confirmed = self.tally.yes().filter(|&(node, ())| self.known[node]).count();
