@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{Net, PATIENCE, calls, exists, net};
 use quorlock_client::{ExtendError, FlushError, Ownership, Quorum};
-use quorlock_testkit::{Direction, Masters, Server, eventually_async};
+use quorlock_testkit::{Direction, Masters, Server, eventually, eventually_async};
 use tokio::runtime::Builder;
 use tokio::task::yield_now;
 
@@ -81,5 +81,25 @@ fn extension_without_its_runtime_blames_no_node() {
     });
     drop(first);
     let error = runtime().block_on(lock.extend()).unwrap_err();
+    assert!(matches!(error, ExtendError::RuntimeEnded), "{error}");
+}
+
+#[test]
+fn extension_fails_when_its_runtime_ends_meanwhile() {
+    let first = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (net, mut lock) = first.block_on(async {
+        let net = net(3).await;
+        let lock = net.quorum.lock("k").acquire().await.unwrap();
+        (net, lock)
+    });
+    net.hold(Direction::ToClient);
+    let extending = std::thread::spawn(move || {
+        let second = Builder::new_current_thread().enable_all().build().unwrap();
+        second.block_on(lock.extend())
+    });
+    let is_sent = || calls(&net.masters[0], "lock.extend") > 0;
+    eventually(PATIENCE, "the extension is sent", is_sent);
+    drop(first);
+    let error = extending.join().unwrap().unwrap_err();
     assert!(matches!(error, ExtendError::RuntimeEnded), "{error}");
 }

@@ -104,3 +104,27 @@ fn late_call_ends_within_its_grace_when_the_nodes_are_silent() {
 fn call_that_is_run_in_time_ends_in_time() {
     assert_asks_and_ends(WAIT);
 }
+
+#[test]
+fn last_attempt_that_was_paused_reads_the_grants() {
+    let mut world = World::new();
+    let asked = requests(&world.run_at(WAIT));
+    assert_eq!(asked.len(), 3);
+    // The call should have ended 100 ms ago.
+    let late = WAIT + limits::CALL_GRACE + Duration::from_millis(100);
+    for _ in 0..3 {
+        world.call.handle_timeout(&mut world.client.ctx(after(late), WALL_US));
+    }
+    assert!(world.actions().is_empty(), "the answers have not been read");
+    assert_eq!(
+        after(late).until(world.call.poll_timeout().unwrap()),
+        limits::LATE_READ_PAUSE,
+        "the call neither spins nor gives up"
+    );
+    let granted = Response::Fence(Fence::new(7).unwrap());
+    let answered = late + Duration::from_millis(1);
+    assert!(world.answer_at(answered, asked[0], &granted).is_empty());
+    let actions = world.answer_at(answered, asked[1], &granted);
+    let is_acquired = |action: &Action| matches!(action, Action::Done(outcome) if matches!(**outcome, Outcome::Acquired(_)));
+    assert!(actions.iter().any(is_acquired), "{actions:?}");
+}

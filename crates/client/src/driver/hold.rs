@@ -206,6 +206,11 @@ impl LockInner {
         self.hold().round_ends_at()
     }
 
+    /// Tells all calls that wait for a verdict that none will come.
+    pub(super) fn fail_calls(&self) {
+        self.extending().clear();
+    }
+
     /// The call receives the verdict of this round, or of a round that replaces it.
     pub(super) fn register_call(&self, round: u32, call: oneshot::Sender<ExtensionVerdict>) {
         self.extending().push((round, call));

@@ -21,6 +21,9 @@ use super::timers::sleep_until;
 use crate::transport::{InFlight, Outgoing, read_fence};
 use crate::{ExtendError, LostError, clock};
 
+/// How long a round without a lock may outlast the last lock, while a node is silent.
+const GIVEN_UP_CHECK_EVERY: Duration = Duration::from_secs(1);
+
 /// A node's responses to one pipeline, each with the index of its lock.
 type PendingResponses = BoxFuture<'static, Vec<(usize, RequestId, Response)>>;
 
@@ -87,7 +90,7 @@ async fn run_round(
     mut call: Option<oneshot::Sender<ExtensionVerdict>>,
 ) {
     let (extensions, answers) = (Vec::new(), FuturesUnordered::new());
-    let mut round = Round { shared, locks, extensions, answers };
+    let mut round = Round { shared, locks, extensions, answers, has_ended: false };
     for index in 0..round.locks.len() {
         let lock = Arc::clone(&round.locks[index]);
         lock.handle_stragglers();
@@ -103,15 +106,19 @@ async fn run_round(
     round.send_extensions();
     while !round.answers.is_empty() {
         let deadline = round.deadline();
-        if deadline.is_none() && end.is_some_and(|end| clock::now().has_reached(end)) {
-            return;
+        let now = clock::now();
+        let is_late = end.is_some_and(|end| now.has_reached(end));
+        if deadline.is_none() && (is_late || round.locks.iter().all(|lock| lock.was_given_up())) {
+            break;
         }
+        let next = deadline.unwrap_or_else(|| now.plus(GIVEN_UP_CHECK_EVERY));
         tokio::select! {
             biased;
             Some(answered) = round.answers.next() => round.handle(answered),
-            () = sleep_until(deadline.or(end)) => round.handle_timeout(),
+            () = sleep_until(Some(next)) => round.handle_timeout(),
         }
     }
+    round.has_ended = true;
 }
 
 struct Round {
@@ -120,12 +127,18 @@ struct Round {
     /// The EXTENDs that have not been sent yet, each with the index of its lock.
     extensions: Vec<(usize, OutgoingRequest)>,
     answers: FuturesUnordered<PendingResponses>,
+    /// False if the runtime ends before the round.
+    has_ended: bool,
 }
 
 impl Drop for Round {
-    /// Undoes the unanswered repairs of locks that were released or detached.
+    /// Undoes the unanswered repairs of locks that were released or detached. If the runtime has
+    /// ended, fails the calls that wait for a verdict.
     fn drop(&mut self) {
         for lock in &self.locks {
+            if !self.has_ended {
+                lock.fail_calls();
+            }
             lock.with_hold(|hold, ctx| hold.abandon_repairs(ctx), |_, _| {});
         }
     }
@@ -139,7 +152,7 @@ impl Round {
     /// Calls the machine of a lock. Sends repairs at once, and leaves EXTENDs for
     /// [`send_extensions`](Self::send_extensions): no EXTEND revives a lock that was released.
     fn call(&mut self, index: usize, call: impl FnOnce(&mut Hold, &mut Context<'_>)) {
-        let Self { shared, locks, extensions, answers } = self;
+        let Self { shared, locks, extensions, answers, .. } = self;
         locks[index].with_hold(call, |spec, send| match send.request.command {
             Command::Acquire { .. } => answers.push(send_repair(shared, index, spec, &send)),
             _ => extensions.push((index, send)),

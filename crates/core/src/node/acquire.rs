@@ -5,7 +5,7 @@ use super::key_state::KeyState;
 use super::leases::NewLock;
 use super::machine::PerKey;
 use super::queues::{Lack, Waiter, Wanted, Wants};
-use super::turn::{Budget, COMMAND_UNITS, WRITE_UNITS, units};
+use super::turn::{Budget, COMMAND_UNITS, write_units};
 use super::{
     Acquire, Author, Change, CommandError, Key, Keyspace, Kind, Mode, Node, Now, Reply, Token,
 };
@@ -238,7 +238,7 @@ impl Node {
         keyspace: &mut K,
     ) -> bool {
         self.spend_on_leaving(place, budget);
-        budget.spend(WRITE_UNITS.saturating_mul(units(free.keys.len())));
+        free.keys.iter().for_each(|key| budget.spend(write_units(key.as_ref())));
         let waiter = self.queues.remove(place);
         let Waiter { token, owner, ttl, fence, .. } = &waiter;
         let (db, key) = (free.db, Key::from_slice(free.keys[0].as_ref()));

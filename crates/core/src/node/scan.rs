@@ -1,7 +1,7 @@
 //! SCAN: all locks of a database, slice by slice.
 
 use super::chunks::Next;
-use super::turn::{Budget, units};
+use super::turn::{BYTES_PER_UNIT, Budget, units};
 use super::{Holder, Inspected, Keyspace, Listed, Mode, Node, Now, Scan, Scanned};
 
 /// The most leases that one call examines.
@@ -13,7 +13,6 @@ const VACANT_PER_LEASE: u32 = 10;
 const SCAN_UNITS: u32 = 3000;
 /// Units for a lease that a call examines, and for each further [`BYTES_PER_UNIT`] of its key.
 const EXAMINE_UNITS: u32 = 1;
-const BYTES_PER_UNIT: usize = 64;
 /// Units for opening a key and describing its lock.
 const LIST_UNITS: u32 = 6;
 /// Units for the holders of a shared lock, of which a description passes over some.

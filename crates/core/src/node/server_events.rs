@@ -2,7 +2,7 @@
 
 use super::leases::MirrorState;
 use super::turn::CLOCK_NOISE_US;
-use super::{Key, Monotonic, Node, Now, Reason, Ticket};
+use super::{KEY_BYTES_MAX, Key, Monotonic, Node, Now, Reason, Ticket};
 
 /// An event that the server reports.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -153,7 +153,8 @@ impl Node {
 
     /// Whether there is a lease on this key, or a waiter for it.
     pub fn concerns(&self, db: u32, key: &[u8]) -> bool {
-        if !self.has_keys() {
+        // A longer key is not hashed: its name may have megabytes, and it is no lock.
+        if !self.has_keys() || key.len() > KEY_BYTES_MAX {
             return false;
         }
         let hash = self.leases.hash(db, key);

@@ -8,7 +8,7 @@ use super::key_state::KeyState;
 use super::leases::{MirrorState, NewLock};
 use super::mutants::{Mutant, is_broken};
 use super::queues::{Lack, QueueScan, Wants};
-use super::turn::{Budget, COMMAND_UNITS, WRITE_UNITS};
+use super::turn::{Budget, COMMAND_UNITS, write_units};
 use super::{
     Access, Acquire, Author, Change, CommandError, Extend, FenceError, Key, Keyspace, Kind, Mode,
     Node, Now, Reply, Token,
@@ -232,7 +232,7 @@ impl Node {
         keyspace: &mut K,
     ) -> bool {
         self.spend_on_leaving(place, budget);
-        budget.spend(WRITE_UNITS);
+        budget.spend(write_units(key.name.as_ref()));
         let waiter = self.queues.remove(place);
         let joined = self.shared_lease(key.state);
         if joined.is_some_and(|lease| self.still_shares(now, lease, &waiter.token)) {

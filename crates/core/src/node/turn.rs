@@ -24,8 +24,10 @@ pub(super) const COMMAND_UNITS: u32 = 1000;
 const ANSWER_UNITS: u32 = 8;
 /// Units for each queue that a waiter leaves.
 const LEAVE_UNITS: u32 = 2;
-/// Units for opening a key and writing it.
-pub(super) const WRITE_UNITS: u32 = 8;
+/// Units for opening a key and writing it; see [`write_units`].
+const WRITE_UNITS: u32 = 8;
+/// Bytes of a key that cost a unit, because they are copied, compared and propagated.
+pub(super) const BYTES_PER_UNIT: usize = 64;
 /// Units for moving a lease in the wheel, or for a step of a sweep.
 const STEP_UNITS: u32 = 1;
 /// Units for removing a holder of a shared lock.
@@ -83,6 +85,11 @@ impl Budget {
 }
 
 /// One unit for each of a number of things.
+/// The cost of opening a key and writing it.
+pub(super) fn write_units(key: &[u8]) -> u32 {
+    WRITE_UNITS.saturating_add(units(key.len() / BYTES_PER_UNIT))
+}
+
 pub(super) fn units(things: usize) -> u32 {
     u32::try_from(things).unwrap_or(u32::MAX)
 }
@@ -122,7 +129,7 @@ impl Node {
             return self.end_next_holder(now, budget);
         }
         if let Some(grant) = self.answers.pop_undelivered() {
-            budget.spend(WRITE_UNITS);
+            budget.spend(write_units(&grant.key));
             let (key, token) = (keyspace.name(&grant.key), keyspace.name(&grant.token));
             let release = Release { db: grant.db, keys: std::slice::from_ref(&key), token: &token };
             // If the token no longer holds the key, nothing is left to release.
@@ -132,7 +139,7 @@ impl Node {
         if let Some((at, queue)) = self.queues.next_check()
             && at <= now.monotonic
         {
-            budget.spend(WRITE_UNITS);
+            budget.spend(write_units(self.queues.key(queue).2));
             let handed_over = self.hand_over(now, queue, None, budget, keyspace);
             return Some(Job::HandedOver(handed_over));
         }
@@ -212,7 +219,7 @@ impl Node {
             self.rewrite_mirror_later(now, lease);
             return Some(Job::Tidied);
         }
-        budget.spend(WRITE_UNITS);
+        budget.spend(write_units(&self.leases.get(lease).key));
         self.spend_on_end(lease, budget);
         let Lease { db, key, .. } = self.leases.get(lease);
         let (db, name) = (*db, keyspace.name(key));

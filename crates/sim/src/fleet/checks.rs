@@ -471,9 +471,8 @@ impl Checks {
 /// Checks that no node counts as silent because the process itself was paused.
 fn check_own_pause(call: &FailedCall, world: &mut World) {
     let plan = Arc::clone(&world.plan);
-    for &(node, limit) in &call.silent {
-        let asked_at = call.asked_at.as_ref().map_or(world.now, |asked_at| asked_at[node]);
-        let had_time = 2 * plan.round_trip < limit.min(world.now - asked_at);
+    for &(node, sent_at) in &call.silent {
+        let had_time = 2 * plan.round_trip < world.now - sent_at;
         let process = call.id.process;
         if had_time && plan.was_only_paused(process, node, call.started, world.now) {
             let id = call.id;

@@ -22,6 +22,8 @@ pub(super) enum Event {
     NodeIsFree { node: usize },
     /// A timer fires: of a state machine, the links, the renewals, or a connection.
     Timer { process: usize, timer: u64 },
+    /// A process that was paused has read its sockets.
+    Reads { process: usize },
     /// A caller does its next step.
     Caller { process: usize, caller: usize, number: u64 },
     /// The fault `index / 2` of the plan begins if `index` is even, and ends if it is odd.

@@ -23,6 +23,8 @@ use super::{Mutant, Report};
 
 /// Interval between two checks of the whole fleet.
 pub(super) const SAMPLE_EVERY: Ns = 250 * MS;
+/// Time that a process needs to read its sockets after a pause: less than `LATE_READ_PAUSE`.
+const READ_DELAY: Ns = 2 * MS;
 /// Time before which no caller calls: processes connect first.
 pub(super) const WARM_UP: Ns = SECOND;
 
@@ -161,13 +163,15 @@ impl Simulation {
             Event::Timer { process, .. } | Event::Caller { process, .. } => {
                 self.happen_in(process, event);
             }
+            Event::Reads { process } => self.read_backlog(process),
         }
     }
 
     /// Handles an event of a process, or defers it while the process is paused.
     fn happen_in(&mut self, process: usize, event: Event) {
         let (process, world) = (&mut self.processes[process], &mut self.world);
-        if process.paused > 0 {
+        let is_timer = matches!(event, Event::Timer { .. });
+        if process.paused > 0 || process.reads_later && !is_timer {
             process.backlog.push_back(event);
             return;
         }
@@ -271,9 +275,24 @@ impl Simulation {
             let is_timer = |event: &Event| matches!(event, Event::Timer { .. });
             let (timers, others): (Vec<_>, Vec<_>) =
                 std::mem::take(&mut process.backlog).into_iter().partition(is_timer);
-            for event in timers.into_iter().chain(others) {
+            process.backlog = others.into();
+            process.reads_later = true;
+            self.world.events.add(self.world.now + READ_DELAY, Event::Reads { process: index });
+            for event in timers {
                 self.happen_in(index, event);
             }
+        }
+    }
+
+    /// Handles what arrived while the process was paused, or since it goes on.
+    fn read_backlog(&mut self, index: usize) {
+        let process = &mut self.processes[index];
+        if process.paused > 0 {
+            return;
+        }
+        process.reads_later = false;
+        for event in std::mem::take(&mut process.backlog) {
+            self.happen_in(index, event);
         }
     }
 

@@ -93,7 +93,7 @@ pub(super) struct FailedCall {
     pub(super) had_time: bool,
     /// When the call last asked each node. `None` if it asked no node.
     pub(super) asked_at: Option<Vec<Ns>>,
-    /// The nodes that count as silent, each with the time limit.
+    /// The nodes that count as silent, and when the last request was sent to each.
     pub(super) silent: Vec<(usize, Ns)>,
 }
 

@@ -424,8 +424,9 @@ impl Acquire {
         let due = self.next_due();
         let reads_first = self.late.postpones(due, ctx.now);
         if self.wait_is_over(ctx.now) {
-            let late = due.map(|due| ctx.now.since(due));
-            self.driver_delay = self.driver_delay.max(late.unwrap_or_default());
+            let late = due.map(|due| ctx.now.since(due)).unwrap_or_default();
+            let reading = if reads_first { limits::LATE_READ_PAUSE } else { Duration::ZERO };
+            self.driver_delay = self.driver_delay.max(late + reading);
         }
         if reads_first {
             return;

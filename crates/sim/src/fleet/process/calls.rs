@@ -95,6 +95,7 @@ impl Process {
             round_sent_at: now,
             last_round: u32::MAX,
             asked_at: vec![now; self.wait_connections.len()],
+            sent_at: vec![now; self.wait_connections.len()],
             has_asked: false,
             place: QueuePosition::None,
             was_contended: false,
@@ -154,6 +155,7 @@ impl Process {
                         }
                         call.asked_at[id.node] = call.round_sent_at;
                     }
+                    call.sent_at[id.node] = world.now;
                     call.has_asked = true;
                     let own_token = match request.command {
                         Command::SwapToken { new } => new,
@@ -258,10 +260,8 @@ impl Process {
                 };
                 let asked_at = failure.answers.iter().enumerate().map(asked).collect();
                 let silent = failure.answers.iter().enumerate().filter_map(|(node, answer)| {
-                    let Answer::Failed(NodeError::TimedOut { limit_ms }) = answer else {
-                        return None;
-                    };
-                    Some((node, limit_ms * MS))
+                    let is_silent = matches!(answer, Answer::Failed(NodeError::TimedOut { .. }));
+                    is_silent.then_some((node, call.sent_at[node]))
                 });
                 let margin = Duration::from_nanos(4 * world.plan.round_trip);
                 let had_time = call.due.is_some_and(|due| !now.plus(margin).has_reached(due));

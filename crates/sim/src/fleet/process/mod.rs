@@ -67,6 +67,8 @@ pub(super) struct Process {
     pub(super) paused: u32,
     /// Events that wait for the end of the pause.
     pub(super) backlog: VecDeque<Event>,
+    /// Whether the process goes on after a pause, and has not read its sockets yet.
+    pub(super) reads_later: bool,
     /// When the last pause ended.
     pub(super) resumed_at: Ns,
     /// Whether the other state machines learn of a lost connection before the links do.
@@ -115,6 +117,8 @@ pub(super) struct Call {
     last_round: u32,
     /// For each node: when the last round or WAIT that asked it was sent.
     asked_at: Vec<Ns>,
+    /// For each node: when the last request of any kind was sent to it.
+    sent_at: Vec<Ns>,
     /// Whether the call has sent any request.
     pub(super) has_asked: bool,
     place: QueuePosition,
@@ -299,6 +303,7 @@ impl Process {
             callers: Vec::new(),
             paused: 0,
             backlog: VecDeque::new(),
+            reads_later: false,
             resumed_at: 0,
             tells_machines_first,
             newcomers_from: plan.processes - plan.newcomers,
