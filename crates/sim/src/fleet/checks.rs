@@ -17,6 +17,9 @@ use super::world::{FailedCall, Note, ReleasedLock, World};
 /// A reader that waited longer than this is not compared with the writers that wait now.
 const COMPARED_WAIT_MAX: Ns = 2 * SAMPLE_EVERY;
 
+/// A pause that ends this long after a request was sent may end before the time of the node.
+const SHORT_PAUSE: Ns = 62 * MS;
+
 /// A lock that is older than this is on all nodes that no fault affects. A younger one may miss
 /// nodes on which attempts of other clients hold a key for a moment.
 const COVERAGE_DELAY: Ns = 1000 * MS;
@@ -82,7 +85,7 @@ impl Checks {
                 }
                 Note::Detached(lock) => self.forget(lock),
                 Note::Failed(call) => {
-                    check_own_pause(&call, world);
+                    check_own_pause(&call, processes, world);
                     if call.reason == Reason::Held && !call.attached {
                         self.check_refusal(&call, world);
                     }
@@ -469,10 +472,15 @@ impl Checks {
 }
 
 /// Checks that no node counts as silent because the process itself was paused.
-fn check_own_pause(call: &FailedCall, world: &mut World) {
+///
+/// After a pause that ends about when the time of a node ends, no timer is late, so the call cannot
+/// know of the pause.
+fn check_own_pause(call: &FailedCall, processes: &[Process], world: &mut World) {
     let plan = Arc::clone(&world.plan);
+    let resumed_at = processes[call.id.process].resumed_at;
     for &(node, sent_at) in &call.silent {
-        let had_time = 2 * plan.round_trip < world.now - sent_at;
+        let was_late = resumed_at > sent_at + SHORT_PAUSE || resumed_at + SHORT_PAUSE < world.now;
+        let had_time = was_late && 2 * plan.round_trip < world.now - sent_at;
         let process = call.id.process;
         if had_time && plan.was_only_paused(process, node, call.started, world.now) {
             let id = call.id;
