@@ -138,7 +138,7 @@ const CAUGHT: [(Mutant, u64, &str); 33] = [
     (Mutant::Client(ClientRule::RepairOnFirstRefusal), 17_048, "after an operator has ended it"),
     (Mutant::Client(ClientRule::RevokedRepaired), 237, "nodes revoked it"),
     (Mutant::Client(ClientRule::KeysWaitApart), 9403, "for a free lock"),
-    (Mutant::Client(ClientRule::PauseIsSilence), 35, "as silent, but only"),
+    (Mutant::Client(ClientRule::PauseIsSilence), 431, "as silent, but only"),
     (Mutant::Client(ClientRule::BypassesOnlyItsNode), 13_594, "for a free lock"),
     (Mutant::Client(ClientRule::LongWaitIsLost), 2351, "lost a renewed lock"),
     (Mutant::Client(ClientRule::ReaderOutrunsWriter), 15, "on the queue node"),
