@@ -11,6 +11,9 @@ use redis::Value::{Int, Nil, Okay};
 
 const ACQUIRE: &str = "LOCK.ACQUIRE k token 60000";
 
+// Expiries here are at least 20 ms: Redis 7.0 reads its clock twice during PEXPIRE, and deletes the
+// key if the expiry has passed meanwhile.
+
 /// Transactions that overwrite the key with a string that expires soon.
 const EXPIRING_OVERWRITES: [&[&str]; 8] = [
     &["SET k stop PX 20"],
@@ -21,7 +24,7 @@ const EXPIRING_OVERWRITES: [&[&str]; 8] = [
     // A value as long as the token.
     &["SET k other PX 20"],
     // The overwrite expires within the transaction.
-    &["SET k stop PX 1", "DEBUG SLEEP 0.01"],
+    &["SET k stop PX 20", "DEBUG SLEEP 0.05"],
     &["SET k stop PX 60000", "PEXPIRE k 20"],
 ];
 
@@ -32,7 +35,7 @@ const EXPIRING_MIRRORS: [&[&str]; 5] = [
     &["PERSIST k", "PEXPIRE k 20"],
     &["SET k token PX 20"],
     // Another value, but the server reports the same events, and the length is the same.
-    &["SET k other PX 1", "DEBUG SLEEP 0.01"],
+    &["SET k other PX 20", "DEBUG SLEEP 0.05"],
 ];
 
 /// Checks that an operator's command has ended the lock of `token`, and that the key is free.
@@ -140,7 +143,7 @@ fn string_in_the_place_of_a_lost_mirror_survives_a_reload() {
     let (_server, mut cli) = server_and_cli();
     assert_ne!(cli.reply(ACQUIRE), Nil);
     // These commands run in one turn: the node cannot write the mirror again between them.
-    let replies = cli.in_one_turn(&["PEXPIRE k 1", "DEBUG SLEEP 0.01", "SET k theirs NX"]);
+    let replies = cli.in_one_turn(&["PEXPIRE k 20", "DEBUG SLEEP 0.05", "SET k theirs NX"]);
     assert_eq!(replies[2], Okay, "the mirror had expired");
     cli.reply("DEBUG RELOAD");
     assert_eq!(cli.ask::<String>("GET k"), "theirs");
@@ -157,7 +160,7 @@ fn reload_without_the_mirror_does_not_end_the_lock() {
     let (_server, mut cli) = server_and_cli();
     assert_ne!(cli.reply(ACQUIRE), Nil);
     // These commands run in one turn: the node cannot write the mirror again before the reload.
-    let replies = cli.in_one_turn(&["PEXPIRE k 1", "DEBUG SLEEP 0.01", "DEBUG RELOAD", "EXISTS k"]);
+    let replies = cli.in_one_turn(&["PEXPIRE k 20", "DEBUG SLEEP 0.05", "DEBUG RELOAD", "EXISTS k"]);
     assert_eq!(replies[2..], [Okay, Int(0)], "the server reloads without the mirror");
     assert_eq!(cli.reply("LOCK.ACQUIRE k next 60000"), Nil);
     assert_ne!(cli.reply("LOCK.EXTEND k token 60000"), Nil);

@@ -268,7 +268,7 @@ fn key_that_expired_early_is_written_again() {
     let (server, mut cli) = server_and_cli();
     cli.ask::<i64>("LOCK.MACQUIRE 2 a b t 60000");
     // The server removes the key before the deadline, as after a step of the wall clock.
-    cli.reply("PEXPIRE a 1");
+    cli.reply("PEXPIRE a 20");
     eventually(PATIENCE, "it is written again", || cli.ask::<i64>("PTTL a") > 1000);
     assert_eq!(inspect(&mut cli, "a").map(|(_, _, keys)| keys), Some(2));
     assert_eq!(info(&server, "lock_saved_from_clock_step"), 1);
