@@ -1,6 +1,6 @@
 //! The handler of each command: parse, execute, reply.
 
-use quorlock_core::node::{self, KeyBytes, Reply, Ticket, WaitReply};
+use quorlock_core::node::{self, BlockedId, KeyBytes, Reply, WaitReply};
 use quorlock_core::{Fence, Ttl};
 
 use crate::docs;
@@ -237,9 +237,10 @@ pub(crate) fn send_error(ctx: &Ctx<'_>, error: &CommandError) {
     }
 }
 
-/// Replies to a client that the module unblocked, with the node's answer for its ticket.
-pub(crate) fn reply_unblocked(ctx: &Ctx<'_>, ticket: Option<Ticket>) {
-    let reply = ticket.and_then(|ticket| module::with(|state| state.node.answer(ticket)));
+/// Replies to a client that the module unblocked, with the node's answer.
+pub(crate) fn reply_unblocked(ctx: &Ctx<'_>, blocked_id: Option<BlockedId>) {
+    let reply =
+        blocked_id.and_then(|blocked_id| module::with(|state| state.node.answer(blocked_id)));
     reply_after_wait(ctx, reply);
 }
 

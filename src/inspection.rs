@@ -86,7 +86,7 @@ struct Shown<'a> {
 }
 
 fn reply_client(ctx: &Ctx<'_>, waiter: &ShownWaiter) {
-    let id = Blocked::client_id(waiter.ticket);
+    let id = Blocked::client_id(waiter.blocked_id);
     let client = id.map_or_else(Client::default, |id| Client::by_id(ctx, id));
     ctx.reply_map(3);
     ctx.reply_bytes(b"client");

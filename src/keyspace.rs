@@ -1,7 +1,8 @@
 //! Gives the node access to the server's keys and clients.
 
 use quorlock_core::node::{
-    Access, Author, Change, KeyEvent, Keyspace, Kind, Listeners, ServerEvent, Ticket, WriteRefused,
+    Access, Author, BlockedId, Change, KeyEvent, Keyspace, Kind, Listeners, ServerEvent,
+    WriteRefused,
 };
 
 use crate::ffi::{Blocked, Ctx, Key, ModuleClient, Name};
@@ -135,12 +136,12 @@ impl<'a> Keyspace for ServerKeyspace<'a> {
         !self.ctx.denies_blocking()
     }
 
-    fn block(&mut self) -> Option<Ticket> {
+    fn block(&mut self) -> Option<BlockedId> {
         Blocked::block(self.ctx)
     }
 
-    fn wake(&mut self, ticket: Ticket) {
-        Blocked::unblock(ticket);
+    fn wake(&mut self, blocked_id: BlockedId) {
+        Blocked::unblock(blocked_id);
     }
 
     fn next_event(&mut self) -> Option<ServerEvent> {

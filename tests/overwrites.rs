@@ -160,7 +160,8 @@ fn reload_without_the_mirror_does_not_end_the_lock() {
     let (_server, mut cli) = server_and_cli();
     assert_ne!(cli.reply(ACQUIRE), Nil);
     // These commands run in one turn: the node cannot write the mirror again before the reload.
-    let replies = cli.in_one_turn(&["PEXPIRE k 20", "DEBUG SLEEP 0.05", "DEBUG RELOAD", "EXISTS k"]);
+    let replies =
+        cli.in_one_turn(&["PEXPIRE k 20", "DEBUG SLEEP 0.05", "DEBUG RELOAD", "EXISTS k"]);
     assert_eq!(replies[2..], [Okay, Int(0)], "the server reloads without the mirror");
     assert_eq!(cli.reply("LOCK.ACQUIRE k next 60000"), Nil);
     assert_ne!(cli.reply("LOCK.EXTEND k token 60000"), Nil);

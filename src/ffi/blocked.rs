@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::ptr::NonNull;
 
-use quorlock_core::node::{ServerEvent, Ticket};
+use quorlock_core::node::{BlockedId, ServerEvent};
 use redis_module::raw;
 
 use super::api::api;
@@ -16,13 +16,13 @@ use crate::{commands, module, server_events};
 #[derive(Default)]
 pub(crate) struct Blocked {
     /// Clients that are not unblocked yet.
-    handles: BTreeMap<Ticket, NonNull<raw::RedisModuleBlockedClient>>,
+    handles: BTreeMap<BlockedId, NonNull<raw::RedisModuleBlockedClient>>,
     /// The clients about which the server may still call back, by the addresses of their handles.
     ///
-    /// The server reuses the address of a client that is gone. A ticket is never reused.
-    tickets: BTreeMap<usize, Ticket>,
-    client_ids: BTreeMap<Ticket, u64>,
-    last_ticket: u64,
+    /// The server reuses the address of a client that is gone. An id is never reused.
+    blocked_ids: BTreeMap<usize, BlockedId>,
+    client_ids: BTreeMap<BlockedId, u64>,
+    last_blocked_id: u64,
 }
 
 static BLOCKED: MainThread<RefCell<Option<Blocked>>> = MainThread::new(RefCell::new(None));
@@ -37,7 +37,7 @@ impl Blocked {
     ///
     /// The caller checks first that the server does not [deny](Ctx::denies_blocking) blocking. The
     /// server's own timeout is not used, because it runs on the wall clock.
-    pub(crate) fn block(ctx: &Ctx<'_>) -> Option<Ticket> {
+    pub(crate) fn block(ctx: &Ctx<'_>) -> Option<BlockedId> {
         // SAFETY: a live context of a command; the callbacks live as long as the module, which the
         // server does not unload while a client waits.
         let handle = unsafe {
@@ -50,25 +50,25 @@ impl Blocked {
         // SAFETY: a live context of a command.
         let id = unsafe { api!(RedisModule_GetClientId(ctx.as_ptr())) };
         Some(with_blocked(|blocked| {
-            blocked.last_ticket += 1;
-            let ticket = Ticket(blocked.last_ticket);
-            blocked.handles.insert(ticket, handle);
-            blocked.tickets.insert(handle.addr().get(), ticket);
-            blocked.client_ids.insert(ticket, id);
-            ticket
+            blocked.last_blocked_id += 1;
+            let blocked_id = BlockedId(blocked.last_blocked_id);
+            blocked.handles.insert(blocked_id, handle);
+            blocked.blocked_ids.insert(handle.addr().get(), blocked_id);
+            blocked.client_ids.insert(blocked_id, id);
+            blocked_id
         }))
     }
 
     /// The server's ID of a client that waits; `None` if its wait is over.
-    pub(crate) fn client_id(ticket: Ticket) -> Option<u64> {
-        with_blocked(|blocked| blocked.client_ids.get(&ticket).copied())
+    pub(crate) fn client_id(blocked_id: BlockedId) -> Option<u64> {
+        with_blocked(|blocked| blocked.client_ids.get(&blocked_id).copied())
     }
 
     /// Unblocks a client. The server then calls [`commands::reply_unblocked`].
     ///
     /// Does nothing if the client is gone or already unblocked.
-    pub(crate) fn unblock(ticket: Ticket) {
-        let handle = with_blocked(|blocked| blocked.handles.remove(&ticket));
+    pub(crate) fn unblock(blocked_id: BlockedId) {
+        let handle = with_blocked(|blocked| blocked.handles.remove(&blocked_id));
         if let Some(handle) = handle {
             // SAFETY: a client that was blocked and not unblocked yet, since it was in the map;
             // there is no private data.
@@ -77,22 +77,22 @@ impl Blocked {
     }
 }
 
-/// Removes the ticket of a client at the server's last callback about it.
-fn take_ticket(handle: *mut raw::RedisModuleBlockedClient) -> Option<Ticket> {
+/// Removes the id of a client at the server's last callback about it.
+fn take_blocked_id(handle: *mut raw::RedisModuleBlockedClient) -> Option<BlockedId> {
     with_blocked(|blocked| {
-        let ticket = blocked.tickets.remove(&handle.addr())?;
-        blocked.client_ids.remove(&ticket);
-        Some(ticket)
+        let blocked_id = blocked.blocked_ids.remove(&handle.addr())?;
+        blocked.client_ids.remove(&blocked_id);
+        Some(blocked_id)
     })
 }
 
-/// Removes the ticket of the client for which the server made this context.
+/// Removes the id of the client for which the server made this context.
 ///
 /// # Safety
 /// The context is live, and belongs to a client that was blocked.
-unsafe fn take_ticket_of(ctx: *mut raw::RedisModuleCtx) -> Option<Ticket> {
+unsafe fn take_blocked_id_of(ctx: *mut raw::RedisModuleCtx) -> Option<BlockedId> {
     // SAFETY: the caller's promise.
-    take_ticket(unsafe { api!(RedisModule_GetBlockedClientHandle(ctx)) })
+    take_blocked_id(unsafe { api!(RedisModule_GetBlockedClientHandle(ctx)) })
 }
 
 unsafe extern "C" fn on_reply(
@@ -101,8 +101,8 @@ unsafe extern "C" fn on_reply(
     _argc: c_int,
 ) -> c_int {
     // SAFETY: a live context, for the time of this call, of a client that was blocked.
-    let (ticket, ctx) = unsafe { (take_ticket_of(ctx), Ctx::new(ctx)) };
-    entry::guard(|| commands::reply_unblocked(&ctx, ticket));
+    let (blocked_id, ctx) = unsafe { (take_blocked_id_of(ctx), Ctx::new(ctx)) };
+    entry::guard(|| commands::reply_unblocked(&ctx, blocked_id));
     raw::REDISMODULE_OK as c_int
 }
 
@@ -113,13 +113,14 @@ unsafe extern "C" fn on_client_unblock(
     _argc: c_int,
 ) -> c_int {
     // SAFETY: as above.
-    let (ticket, ctx) = unsafe { (take_ticket_of(ctx), Ctx::new(ctx)) };
+    let (blocked_id, ctx) = unsafe { (take_blocked_id_of(ctx), Ctx::new(ctx)) };
     entry::guard(|| {
-        let exit = ticket.and_then(|ticket| module::with(|state| state.node.unblock(ticket)));
-        if let Some(ticket) = ticket
+        let exit =
+            blocked_id.and_then(|blocked_id| module::with(|state| state.node.unblock(blocked_id)));
+        if let Some(blocked_id) = blocked_id
             && exit.as_ref().is_none_or(|exit| exit.wake)
         {
-            Blocked::unblock(ticket);
+            Blocked::unblock(blocked_id);
         }
         commands::reply_after_wait(&ctx, exit.map(|exit| exit.reply));
     });
@@ -133,9 +134,9 @@ unsafe extern "C" fn on_disconnect(
     handle: *mut raw::RedisModuleBlockedClient,
 ) {
     entry::guard(|| {
-        if let Some(ticket) = take_ticket(handle) {
-            server_events::handle_event(ServerEvent::Disconnected(ticket));
-            Blocked::unblock(ticket);
+        if let Some(blocked_id) = take_blocked_id(handle) {
+            server_events::handle_event(ServerEvent::Disconnected(blocked_id));
+            Blocked::unblock(blocked_id);
         }
     });
 }

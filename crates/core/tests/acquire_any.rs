@@ -7,7 +7,7 @@ mod support;
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use quorlock_core::node::{CommandError, KeyEvent, Mode, Mutant, Ticket, break_rule};
+use quorlock_core::node::{BlockedId, CommandError, KeyEvent, Mode, Mutant, break_rule};
 use support::beliefs::{Belief, Beliefs, KEYS, names};
 use support::{AcquireCommand, AcquireReply, ExtendReply, Inspected, Server, WaitResult};
 
@@ -24,12 +24,12 @@ fn server_with_held(keys: &[&[u8]]) -> Server {
     server
 }
 
-fn enqueue_for_any(server: &mut Server, keys: &[&[u8]], token: &[u8]) -> Ticket {
-    server.acquire_any_or_wait(keys, token, 1000, 50_000).ticket()
+fn enqueue_for_any(server: &mut Server, keys: &[&[u8]], token: &[u8]) -> BlockedId {
+    server.acquire_any_or_wait(keys, token, 1000, 50_000).blocked_id()
 }
 
-fn enqueue(server: &mut Server, keys: &[&[u8]], token: &[u8]) -> Ticket {
-    server.acquire_all_or_wait(keys, token, 1000, 50_000).ticket()
+fn enqueue(server: &mut Server, keys: &[&[u8]], token: &[u8]) -> BlockedId {
+    server.acquire_all_or_wait(keys, token, 1000, 50_000).blocked_id()
 }
 
 #[test]
@@ -69,11 +69,11 @@ fn token_that_holds_a_key_may_acquire_another() {
 fn first_key_that_is_released_goes_to_the_waiter() {
     for freed in [A, B, C] {
         let mut server = server_with_held(&[A, B, C]);
-        let ticket = enqueue_for_any(&mut server, &[C, A, B], b"t");
+        let blocked_id = enqueue_for_any(&mut server, &[C, A, B], b"t");
         assert_eq!(server.node().waiters(), 1, "one waiter in three queues");
         assert!(server.release(freed, b"x"));
-        assert_eq!(server.granted_keys, [(ticket, freed.to_vec())]);
-        assert_eq!((server.granted(), server.text(freed)), (vec![ticket], &b"t"[..]));
+        assert_eq!(server.granted_keys, [(blocked_id, freed.to_vec())]);
+        assert_eq!((server.granted(), server.text(freed)), (vec![blocked_id], &b"t"[..]));
         for other in [A, B, C].into_iter().filter(|key| *key != freed) {
             assert!(server.release(other, b"x"));
             assert!(!server.has(other), "the waiter needs only one key");
@@ -98,12 +98,12 @@ fn every_end_of_a_lock_serves_waiters_for_any() {
         let mut server = Server::new();
         server.set(A, b"old client", Some(60_000));
         server.acquire(B, b"x", 5000, None).unwrap();
-        let ticket = enqueue_for_any(&mut server, &[A, B], b"t");
+        let blocked_id = enqueue_for_any(&mut server, &[A, B], b"t");
         server.run_turns();
         assert_eq!(server.granted(), []);
         end(&mut server);
         server.run_turns();
-        assert_eq!(server.granted(), [ticket]);
+        assert_eq!(server.granted(), [blocked_id]);
     }
 }
 
@@ -126,14 +126,14 @@ fn waiters_of_all_kinds_are_served_in_order_of_arrival() {
 #[test]
 fn newcomers_overtake_no_waiter() {
     let mut server = server_with_held(&[A, B]);
-    let ticket = enqueue_for_any(&mut server, &[A, B], b"any");
+    let blocked_id = enqueue_for_any(&mut server, &[A, B], b"any");
     server.remove_key(B, KeyEvent::Removed);
     assert_eq!(server.acquire(B, b"newcomer", 1000, None), None);
     assert_eq!(server.acquire_any(&[B, A], b"newcomer", 1000), None);
     let (_, key) = server.acquire_any(&[B, C], b"newcomer", 1000).unwrap();
     assert_eq!(key, 1, "the key without waiters");
     server.run_turns();
-    assert_eq!(server.granted(), [ticket]);
+    assert_eq!(server.granted(), [blocked_id]);
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn reader_joins_once_the_waiter_before_it_is_granted_another_key() {
     let mut server = Server::with_lock(&[A], b"x", 60_000);
     server.acquire_shared(B, b"reader", 60_000, None).unwrap();
     let any = enqueue_for_any(&mut server, &[A, B], b"any");
-    let reader = server.acquire_shared_or_wait(B, b"second reader", 1000, 50_000).ticket();
+    let reader = server.acquire_shared_or_wait(B, b"second reader", 1000, 50_000).blocked_id();
     server.run_turns();
     assert_eq!(server.granted(), []);
     assert!(server.release(A, b"x"));
@@ -163,10 +163,10 @@ fn reader_joins_once_the_waiter_before_it_is_granted_another_key() {
 #[test]
 fn release_of_one_key_removes_a_waiter_from_all_queues() {
     let mut server = server_with_held(&[A, B]);
-    let ticket = enqueue_for_any(&mut server, &[A, B], b"any");
+    let blocked_id = enqueue_for_any(&mut server, &[A, B], b"any");
     assert!(!server.release(B, b"any"));
     server.run_turns();
-    assert_eq!(server.wait_results, [(ticket, WaitResult::Refused)]);
+    assert_eq!(server.wait_results, [(blocked_id, WaitResult::Refused)]);
     assert_eq!(server.node().waiters(), 0);
     assert!(server.release(A, b"x"));
     assert!(!server.has(A));
@@ -175,13 +175,13 @@ fn release_of_one_key_removes_a_waiter_from_all_queues() {
 #[test]
 fn waiter_leaves_all_queues_when_its_time_is_over() {
     let mut server = server_with_held(&[A, B]);
-    let ticket = server.acquire_any_or_wait(&[A, B], b"any", 1000, 500).ticket();
+    let blocked_id = server.acquire_any_or_wait(&[A, B], b"any", 1000, 500).blocked_id();
     let behind = enqueue(&mut server, &[A], b"behind");
     server.pass_ms(500);
     assert!(server.release(A, b"x"));
     assert_eq!(server.granted(), [behind], "a waiter that timed out does not delay the next one");
     server.run_turns();
-    assert!(server.wait_results.contains(&(ticket, WaitResult::Refused)));
+    assert!(server.wait_results.contains(&(blocked_id, WaitResult::Refused)));
 }
 
 #[test]
@@ -221,11 +221,11 @@ fn waiter_queued_only_for_its_first_key_misses_the_others() {
     let is_granted = |mutant| {
         break_rule(mutant);
         let mut server = server_with_held(&[A, B]);
-        let ticket = enqueue_for_any(&mut server, &[A, B], b"any");
+        let blocked_id = enqueue_for_any(&mut server, &[A, B], b"any");
         server.release(B, b"x");
         server.run_turns();
         break_rule(None);
-        server.granted() == [ticket]
+        server.granted() == [blocked_id]
     };
     assert!(is_granted(None));
     assert!(!is_granted(Some(Mutant::AnyWaitsForFirst)));
@@ -239,12 +239,12 @@ fn handover_to_one_of_many_waiters_for_many_keys_costs_few_jobs() {
     for key in &all {
         server.acquire(key, b"x", 60_000, None).unwrap();
     }
-    let tickets: Vec<_> =
+    let blocked_ids: Vec<_> =
         (0..1000_u32).map(|n| enqueue_for_any(&mut server, &all, &n.to_le_bytes())).collect();
     server.run_turns();
-    for (n, ticket) in tickets[..64].iter().enumerate() {
+    for (n, blocked_id) in blocked_ids[..64].iter().enumerate() {
         assert!(server.release(all[63 - n], b"x"));
-        assert_eq!(server.granted().last(), Some(ticket));
+        assert_eq!(server.granted().last(), Some(blocked_id));
         let jobs = server.memory.one_turn(server.now());
         assert!(jobs <= 2, "{jobs}");
     }
@@ -296,7 +296,7 @@ impl Waiting {
     }
 }
 
-fn overtakes_a_waiter(waiting: &HashMap<Ticket, Waiting>, keys: u8) -> bool {
+fn overtakes_a_waiter(waiting: &HashMap<BlockedId, Waiting>, keys: u8) -> bool {
     waiting.values().any(|waits| waits.needs_one_key() && waits.keys & keys != 0)
 }
 
@@ -313,7 +313,7 @@ proptest! {
     ) {
         let mut server = Server::new();
         let mut beliefs = Beliefs::default();
-        let mut waiting: HashMap<Ticket, Waiting> = HashMap::new();
+        let mut waiting: HashMap<BlockedId, Waiting> = HashMap::new();
         let mut tokens = 0_u32;
         for step in steps {
             let now_us = server.mono_us;
@@ -328,10 +328,10 @@ proptest! {
                         None => server.acquire_any(&names, &token, ttl_ms),
                         Some(wait_ms) => match server.acquire_any_or_wait(&names, &token, ttl_ms, wait_ms) {
                             AcquireReply::GrantedOne(fence, key) => Some((fence, key)),
-                            AcquireReply::Waits(ticket) => {
+                            AcquireReply::Waits(blocked_id) => {
                                 let until_us = now_us + wait_ms * 1000;
                                 let token = token.clone();
-                                waiting.insert(ticket, Waiting { token, keys, is_any: true, ttl_ms, until_us });
+                                waiting.insert(blocked_id, Waiting { token, keys, is_any: true, ttl_ms, until_us });
                                 None
                             }
                             other => {
@@ -351,10 +351,10 @@ proptest! {
                         None => server.acquire_all(&names(keys), &token, ttl_ms, None),
                         Some(wait_ms) => match server.acquire_all_or_wait(&names(keys), &token, ttl_ms, wait_ms) {
                             AcquireReply::Granted(fence) => Some(fence),
-                            AcquireReply::Waits(ticket) => {
+                            AcquireReply::Waits(blocked_id) => {
                                 let until_us = now_us + wait_ms * 1000;
                                 let token = token.clone();
-                                waiting.insert(ticket, Waiting { token, keys, is_any: false, ttl_ms, until_us });
+                                waiting.insert(blocked_id, Waiting { token, keys, is_any: false, ttl_ms, until_us });
                                 None
                             }
                             other => {
@@ -388,16 +388,16 @@ proptest! {
             let now_us = server.mono_us;
             beliefs.expire(now_us);
             let granted_keys: HashMap<_, _> = std::mem::take(&mut server.granted_keys).into_iter().collect();
-            for (ticket, result) in std::mem::take(&mut server.wait_results) {
-                let Some(waiter) = waiting.remove(&ticket) else { panic!("answered twice, or after it was cancelled") };
+            for (blocked_id, result) in std::mem::take(&mut server.wait_results) {
+                let Some(waiter) = waiting.remove(&blocked_id) else { panic!("answered twice, or after it was cancelled") };
                 let Some(fence) = result.granted(now_us < waiter.until_us) else { continue };
-                let key = granted_keys.get(&ticket);
+                let key = granted_keys.get(&blocked_id);
                 prop_assert_eq!(key.is_some(), waiter.is_any);
                 let keys = key.map_or(waiter.keys, |key| 1 << key[0]);
                 prop_assert!(keys & !waiter.keys == 0, "a key that it did not ask for");
                 let overtakes = waiting.iter().any(|(&other, waits)| {
                     waits.needs_one_key() && waits.keys & keys != 0
-                        && other < ticket && now_us < waits.until_us
+                        && other < blocked_id && now_us < waits.until_us
                 });
                 prop_assert!(!overtakes, "overtook a waiter that came first");
                 let until_us = now_us + waiter.ttl_ms * 1000;

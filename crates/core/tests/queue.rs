@@ -7,11 +7,11 @@ mod support;
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use quorlock_core::node::{KeyEvent, ServerEvent, Ticket};
+use quorlock_core::node::{BlockedId, KeyEvent, ServerEvent};
 use support::{AcquireReply, Inspected, MAX_TTL_MS, MAX_WAITERS, Server, WaitResult};
 
-fn enqueue(server: &mut Server, key: &[u8], token: &[u8], wait_ms: u64) -> Ticket {
-    server.acquire_or_wait(key, token, 1000, wait_ms).ticket()
+fn enqueue(server: &mut Server, key: &[u8], token: &[u8], wait_ms: u64) -> BlockedId {
+    server.acquire_or_wait(key, token, 1000, wait_ms).blocked_id()
 }
 
 #[test]
@@ -23,8 +23,8 @@ fn release_hands_over_to_the_first_waiter() {
     server.pass_ms(300);
     assert!(server.release(b"k", b"a"));
     assert!(
-        matches!(server.wait_results[..], [(ticket, WaitResult::Granted { fence: next, waited_us: 300_000 })]
-        if ticket == first && next > fence)
+        matches!(server.wait_results[..], [(blocked_id, WaitResult::Granted { fence: next, waited_us: 300_000 })]
+        if blocked_id == first && next > fence)
     );
     assert_eq!(server.text(b"k"), b"b");
     assert!(server.release(b"k", b"b"));
@@ -72,12 +72,12 @@ fn every_end_of_a_lock_serves_the_queue() {
     ];
     for (name, end) in ends {
         let mut server = Server::with_lock(&[b"k"], b"a", 1000);
-        let ticket = enqueue(&mut server, b"k", b"b", 5000);
+        let blocked_id = enqueue(&mut server, b"k", b"b", 5000);
         server.run_turns();
         assert_eq!(server.granted(), [], "{name}: not before");
         end(&mut server);
         server.run_turns();
-        assert_eq!(server.granted(), [ticket], "{name}");
+        assert_eq!(server.granted(), [blocked_id], "{name}");
     }
 }
 
@@ -86,7 +86,7 @@ fn waiter_is_granted_once_a_foreign_string_expires_or_is_deleted() {
     for deleted in [true, false] {
         let mut server = Server::new();
         server.set(b"k", b"old client", Some(700));
-        let ticket = enqueue(&mut server, b"k", b"b", 5000);
+        let blocked_id = enqueue(&mut server, b"k", b"b", 5000);
         let wake = server.node().next_wake().unwrap().ms_since(server.now().monotonic);
         assert!((700..=702).contains(&wake), "{wake}");
         if deleted {
@@ -95,14 +95,14 @@ fn waiter_is_granted_once_a_foreign_string_expires_or_is_deleted() {
             server.pass_ms(wake);
         }
         server.run_turns();
-        assert_eq!(server.granted(), [ticket]);
+        assert_eq!(server.granted(), [blocked_id]);
     }
 }
 
 #[test]
 fn waits_end_on_time_whatever_the_wall_clock_does() {
     let mut server = Server::with_lock(&[b"k"], b"a", 10_000);
-    let ticket = enqueue(&mut server, b"k", b"b", 500);
+    let blocked_id = enqueue(&mut server, b"k", b"b", 500);
     server.wall_ms += 3_600_000;
     server.run_turns();
     assert_eq!(server.wait_results, []);
@@ -112,7 +112,7 @@ fn waits_end_on_time_whatever_the_wall_clock_does() {
     // The key becomes free at the moment at which the wait ends: too late.
     server.release(b"k", b"a");
     server.run_turns();
-    assert_eq!(server.wait_results, [(ticket, WaitResult::Refused)]);
+    assert_eq!(server.wait_results, [(blocked_id, WaitResult::Refused)]);
     assert!(server.is_empty());
 }
 
@@ -131,7 +131,7 @@ fn release_with_the_token_of_a_waiter_removes_the_waiter() {
 #[test]
 fn token_waits_once_on_a_key() {
     let mut server = Server::with_lock(&[b"a", b"k"], b"holder", 60_000);
-    let ticket = enqueue(&mut server, b"k", b"b", 5000);
+    let blocked_id = enqueue(&mut server, b"k", b"b", 5000);
     let several: [&[u8]; 2] = [b"a", b"k"];
     assert_eq!(server.acquire_or_wait(b"k", b"b", 1000, 5000), AcquireReply::AlreadyWaits);
     assert_eq!(server.acquire_all_or_wait(&several, b"b", 9, 9), AcquireReply::AlreadyWaits);
@@ -140,7 +140,7 @@ fn token_waits_once_on_a_key() {
     enqueue(&mut server, b"a", b"b", 5000);
     assert_eq!(server.node().waiters(), 2);
     // A token that has left the queue may wait again.
-    server.disconnect(ticket);
+    server.disconnect(blocked_id);
     enqueue(&mut server, b"k", b"b", 5000);
     server.release(b"k", b"b");
     enqueue(&mut server, b"k", b"b", 5000);
@@ -156,7 +156,7 @@ fn repeated_wait_with_a_fence_takes_over_the_place() {
     for keys in [&keys[..1], &keys] {
         let mut server = Server::with_lock(&[b"a", b"b"], b"holder", 10_000);
         let older = server.wait_again(keys, b"t", 1000, 5000);
-        let second = server.acquire_all_or_wait(keys, b"second", 1000, 5000).ticket();
+        let second = server.acquire_all_or_wait(keys, b"second", 1000, 5000).blocked_id();
         server.pass_ms(200);
         let newer = server.wait_again(keys, b"t", 1000, 7000);
         server.run_turns();
@@ -166,7 +166,7 @@ fn repeated_wait_with_a_fence_takes_over_the_place() {
         server.release(b"a", b"holder");
         server.run_turns();
         assert_eq!(server.granted(), [newer], "it keeps its place");
-        let waited = server.wait_results.iter().find(|(ticket, _)| *ticket == newer);
+        let waited = server.wait_results.iter().find(|(blocked_id, _)| *blocked_id == newer);
         assert!(matches!(waited, Some((_, WaitResult::Granted { waited_us: 300_000, .. }))));
         server.release(b"a", b"t");
         server.run_turns();
@@ -212,10 +212,10 @@ fn full_queue_does_not_refuse_a_repeated_wait() {
 #[test]
 fn abstention_refuses_every_waiter() {
     let mut server = Server::with_lock(&[b"k"], b"a", 1000);
-    let ticket = enqueue(&mut server, b"k", b"b", 5000);
+    let blocked_id = enqueue(&mut server, b"k", b"b", 5000);
     server.handle_event(&ServerEvent::Swap(0, 1));
     server.run_turns();
-    assert_eq!(server.wait_results, [(ticket, WaitResult::Refused)]);
+    assert_eq!(server.wait_results, [(blocked_id, WaitResult::Refused)]);
     assert_eq!(server.acquire_or_wait(b"l", b"c", 1000, 5000), AcquireReply::Abstaining);
     server.turn_after_ms(MAX_TTL_MS);
     assert!(server.acquire(b"l", b"c", 1000, None).is_some());
@@ -224,12 +224,12 @@ fn abstention_refuses_every_waiter() {
 #[test]
 fn waiters_are_limited() {
     let mut server = Server::with_lock(&[b"k"], b"a", 1000);
-    let tickets: Vec<_> = (0..MAX_WAITERS)
+    let blocked_ids: Vec<_> = (0..MAX_WAITERS)
         .map(|n| enqueue(&mut server, b"k", &[b'b', u8::try_from(n).unwrap()], 5000))
         .collect();
     assert_eq!(server.acquire_or_wait(b"k", b"z", 1000, 5000), AcquireReply::QueueFull);
-    assert!(server.disconnect(tickets[7]));
-    assert!(!server.disconnect(tickets[7]));
+    assert!(server.disconnect(blocked_ids[7]));
+    assert!(!server.disconnect(blocked_ids[7]));
     assert!(matches!(server.acquire_or_wait(b"k", b"z", 1000, 5000), AcquireReply::Waits(_)));
     assert!(matches!(server.inspect(b"k"), Inspected::Lease { waiters: MAX_WAITERS, .. }));
 }
@@ -288,8 +288,8 @@ struct Waiting {
     key: u8,
     token: Vec<u8>,
     until_us: u64,
-    /// The ticket with which the token came.
-    place: Ticket,
+    /// The id with which the token came.
+    place: BlockedId,
 }
 
 proptest! {
@@ -298,8 +298,8 @@ proptest! {
     #[test]
     fn no_waiter_is_forgotten_or_late_or_waits_for_a_free_key(steps in prop::collection::vec(step(), 1..80)) {
         let mut server = Server::new();
-        let mut waiting: HashMap<Ticket, Waiting> = HashMap::new();
-        let mut replaced: Vec<Ticket> = Vec::new();
+        let mut waiting: HashMap<BlockedId, Waiting> = HashMap::new();
+        let mut replaced: Vec<BlockedId> = Vec::new();
         let mut holder: HashMap<u8, Vec<u8>> = HashMap::new();
         let mut tokens = 0_u32;
         for step in steps {
@@ -312,17 +312,17 @@ proptest! {
                             prop_assert!(!waiting.values().any(|other| other.key == key), "overtook a waiter");
                             holder.insert(key, token);
                         }
-                        AcquireReply::Waits(ticket) => {
+                        AcquireReply::Waits(blocked_id) => {
                             let until_us = server.mono_us + wait_ms * 1000;
-                            waiting.insert(ticket, Waiting { key, token, until_us, place: ticket });
+                            waiting.insert(blocked_id, Waiting { key, token, until_us, place: blocked_id });
                         }
                         other => prop_assert_eq!(other, AcquireReply::QueueFull),
                     }
                 }
                 Step::WaitAgain { nth, wait_ms } => {
-                    let mut tickets: Vec<_> = waiting.keys().copied().collect();
-                    tickets.sort_unstable();
-                    if let Some(older) = tickets.get(nth) {
+                    let mut blocked_ids: Vec<_> = waiting.keys().copied().collect();
+                    blocked_ids.sort_unstable();
+                    if let Some(older) = blocked_ids.get(nth) {
                         let waiter = waiting.remove(older).unwrap();
                         let newer = server.wait_again(&[&[waiter.key]], &waiter.token, 1000, wait_ms);
                         let until_us = server.mono_us + wait_ms * 1000;
@@ -343,12 +343,12 @@ proptest! {
             }
             server.run_turns();
             let now_us = server.mono_us;
-            for (ticket, result) in std::mem::take(&mut server.wait_results) {
-                if result == WaitResult::Refused && replaced.contains(&ticket) {
-                    replaced.retain(|other| *other != ticket);
+            for (blocked_id, result) in std::mem::take(&mut server.wait_results) {
+                if result == WaitResult::Refused && replaced.contains(&blocked_id) {
+                    replaced.retain(|other| *other != blocked_id);
                     continue;
                 }
-                let Some(waiter) = waiting.remove(&ticket) else { panic!("answered twice, or after it was cancelled") };
+                let Some(waiter) = waiting.remove(&blocked_id) else { panic!("answered twice, or after it was cancelled") };
                 if result.granted(now_us < waiter.until_us).is_none() {
                     continue;
                 }

@@ -45,13 +45,13 @@ fn revoked_lock_ends_at_its_deadline_and_not_before() {
 #[test]
 fn holder_of_a_revoked_lock_can_release_it_early() {
     let mut server = Server::with_lock(&[K], TOKEN, 1000);
-    let ticket = server.acquire_or_wait(K, NEXT, 1000, 5000).ticket();
+    let blocked_id = server.acquire_or_wait(K, NEXT, 1000, 5000).blocked_id();
     server.revoke(K).unwrap();
     server.run_turns();
     assert_eq!(server.wait_results, []);
     assert!(!server.release(K, REVOKED_VALUE), "the value under the key proves nothing");
     assert!(server.release(K, TOKEN));
-    assert_eq!((server.granted(), server.wait_results.len()), (vec![ticket], 1));
+    assert_eq!((server.granted(), server.wait_results.len()), (vec![blocked_id], 1));
     assert_eq!(server.text(K), NEXT);
 }
 
@@ -225,16 +225,19 @@ fn write_that_the_server_refuses_leaves_the_lock_revoked() {
 #[test]
 fn inspect_shows_the_age_and_the_waiters_in_order() {
     let mut server = Server::with_lock(&[A, B], TOKEN, 10_000);
-    let mut tickets = Vec::new();
+    let mut blocked_ids = Vec::new();
     for index in 0..12 {
         let keys: &[&[u8]] = if index % 3 == 1 { &[A, B] } else { &[A] };
-        tickets.push(server.acquire_all_or_wait(keys, &[index], 1000, 5000).ticket());
+        blocked_ids.push(server.acquire_all_or_wait(keys, &[index], 1000, 5000).blocked_id());
     }
     server.pass_ms(1500);
     server.extend_all(&[A, B], TOKEN, 20_000);
     let shown = server.inspect_all_fields(A).unwrap();
     assert_eq!(shown.waiters, 12);
-    assert_eq!(shown.queue.iter().map(|waiter| waiter.ticket).collect::<Vec<_>>(), tickets[..10]);
+    assert_eq!(
+        shown.queue.iter().map(|waiter| waiter.blocked_id).collect::<Vec<_>>(),
+        blocked_ids[..10]
+    );
     let Holder::Lease { held_ms, mode, keys, revoked, ttl_ms, .. } = shown.holder else {
         panic!("the key is not held")
     };

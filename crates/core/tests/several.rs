@@ -9,7 +9,7 @@ mod support;
 use std::collections::{BTreeSet, HashMap};
 
 use proptest::prelude::*;
-use quorlock_core::node::{FenceError, KeyEvent, Ticket};
+use quorlock_core::node::{BlockedId, FenceError, KeyEvent};
 use support::beliefs::{Belief, Beliefs, KEYS, names};
 use support::{AcquireReply, ExtendReply, Inspected, Server, WaitResult};
 
@@ -17,8 +17,8 @@ const A: &[u8] = b"a";
 const B: &[u8] = b"b";
 const C: &[u8] = b"c";
 
-fn enqueue(server: &mut Server, keys: &[&[u8]], token: &[u8]) -> Ticket {
-    server.acquire_all_or_wait(keys, token, 1000, 5000).ticket()
+fn enqueue(server: &mut Server, keys: &[&[u8]], token: &[u8]) -> BlockedId {
+    server.acquire_all_or_wait(keys, token, 1000, 5000).blocked_id()
 }
 
 fn is_free(server: &mut Server, key: &[u8]) -> bool {
@@ -381,7 +381,7 @@ proptest! {
     fn all_keys_or_none_and_no_waiter_is_forgotten(steps in prop::collection::vec(step(), 1..80)) {
         let mut server = Server::new();
         let mut beliefs = Beliefs::default();
-        let mut waiting: HashMap<Ticket, Waiting> = HashMap::new();
+        let mut waiting: HashMap<BlockedId, Waiting> = HashMap::new();
         let mut tokens = 0_u32;
         for step in steps {
             let now_us = server.mono_us;
@@ -401,9 +401,9 @@ proptest! {
                         AcquireReply::Granted(fence) => {
                             beliefs.record_grant(Belief { token, keys, fence, until_us: now_us + ttl_ms * 1000 })?;
                         }
-                        AcquireReply::Waits(ticket) => {
+                        AcquireReply::Waits(blocked_id) => {
                             let until_us = now_us + wait_ms * 1000;
-                            waiting.insert(ticket, Waiting { token, keys, ttl_ms, until_us });
+                            waiting.insert(blocked_id, Waiting { token, keys, ttl_ms, until_us });
                         }
                         other => prop_assert_eq!(other, AcquireReply::QueueFull),
                     }
@@ -461,12 +461,12 @@ proptest! {
             server.run_turns();
             let now_us = server.mono_us;
             beliefs.expire(now_us);
-            for (ticket, result) in std::mem::take(&mut server.wait_results) {
-                let Some(waiter) = waiting.remove(&ticket) else { panic!("answered twice, or after it was cancelled") };
+            for (blocked_id, result) in std::mem::take(&mut server.wait_results) {
+                let Some(waiter) = waiting.remove(&blocked_id) else { panic!("answered twice, or after it was cancelled") };
                 let Some(fence) = result.granted(now_us < waiter.until_us) else { continue };
                 let overtakes = waiting.iter().any(|(&other, waits)| {
                     is_single_key(waits.keys) && waits.keys & waiter.keys != 0
-                        && other < ticket && now_us < waits.until_us
+                        && other < blocked_id && now_us < waits.until_us
                 });
                 prop_assert!(!overtakes, "overtook a waiter for one of its keys alone");
                 let Waiting { token, keys, ttl_ms, .. } = waiter;

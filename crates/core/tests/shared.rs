@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 use quorlock_core::Fence;
 use quorlock_core::node::{
-    CommandError, FenceError, Holder, KeyEvent, Mode, Mutant, ServerEvent, Ticket, break_rule,
+    BlockedId, CommandError, FenceError, Holder, KeyEvent, Mode, Mutant, ServerEvent, break_rule,
 };
 use support::{
     AcquireCommand, AcquireReply, ExtendReply, MAX_TTL_MS, REVOKED_VALUE, Server, WaitResult,
@@ -20,12 +20,12 @@ const READER: &[u8] = b"reader";
 const SECOND: &[u8] = b"second reader";
 const WRITER: &[u8] = b"writer";
 
-fn enqueue_writer(server: &mut Server, token: &[u8]) -> Ticket {
-    server.acquire_or_wait(K, token, 1000, 50_000).ticket()
+fn enqueue_writer(server: &mut Server, token: &[u8]) -> BlockedId {
+    server.acquire_or_wait(K, token, 1000, 50_000).blocked_id()
 }
 
-fn enqueue_reader(server: &mut Server, token: &[u8]) -> Ticket {
-    server.acquire_shared_or_wait(K, token, 1000, 50_000).ticket()
+fn enqueue_reader(server: &mut Server, token: &[u8]) -> BlockedId {
+    server.acquire_shared_or_wait(K, token, 1000, 50_000).blocked_id()
 }
 
 /// A server on which `READER` and `SECOND` share the key, with these ttls.
@@ -178,11 +178,11 @@ fn mirror_blocks_the_key_after_a_crash_until_it_expires() {
         assert!(!server.release(K, token));
         assert_eq!(server.extend(K, token, 1000), None);
     }
-    let ticket = enqueue_writer(&mut server, WRITER);
+    let blocked_id = enqueue_writer(&mut server, WRITER);
     server.turn_after_ms(1999);
     assert_eq!(server.granted(), []);
     server.turn_after_ms(3);
-    assert_eq!(server.granted(), [ticket]);
+    assert_eq!(server.granted(), [blocked_id]);
 }
 
 #[test]
@@ -299,9 +299,9 @@ fn release_grants_a_hundred_readers_and_later_turns_the_others() {
 
 #[test]
 fn readers_join_once_the_writer_before_them_leaves_the_queue() {
-    let leave: [fn(&mut Server, Ticket); 3] = [
-        |server, ticket| {
-            server.disconnect(ticket);
+    let leave: [fn(&mut Server, BlockedId); 3] = [
+        |server, blocked_id| {
+            server.disconnect(blocked_id);
         },
         |server, _| {
             server.release(K, WRITER);
@@ -311,7 +311,7 @@ fn readers_join_once_the_writer_before_them_leaves_the_queue() {
     for leave in leave {
         let mut server = Server::new();
         server.acquire_shared(K, READER, 10_000, None).unwrap();
-        let writer = server.acquire_or_wait(K, WRITER, 1000, 1500).ticket();
+        let writer = server.acquire_or_wait(K, WRITER, 1000, 1500).blocked_id();
         let second = enqueue_reader(&mut server, SECOND);
         leave(&mut server, writer);
         server.run_turns();
@@ -416,8 +416,8 @@ fn exclusive_lock_becomes_shared_and_serves_the_readers_in_the_same_step() {
     let extended = server.extend_shared(K, WRITER, 10_000);
     assert_eq!(extended, ExtendReply::Held { fence }, "the writer keeps its fence");
     assert!(
-        matches!(server.wait_results[..], [(ticket, WaitResult::Granted { fence: joined, .. })]
-        if ticket == reader && joined > fence)
+        matches!(server.wait_results[..], [(blocked_id, WaitResult::Granted { fence: joined, .. })]
+        if blocked_id == reader && joined > fence)
     );
     assert_eq!(held(&mut server), Some((Mode::Shared, 2)));
     assert!(server.text(K) != WRITER);
@@ -756,7 +756,7 @@ proptest! {
     ) {
         let mut server = Server::new();
         let mut beliefs = Beliefs::default();
-        let mut waiting: HashMap<Ticket, Waiting> = HashMap::new();
+        let mut waiting: HashMap<BlockedId, Waiting> = HashMap::new();
         let mut tokens = 0_u32;
         for step in steps {
             let now_us = server.mono_us;
@@ -781,9 +781,9 @@ proptest! {
                             let until_us = now_us + ttl_ms * 1000;
                             beliefs.record_grant(Belief { token, mode, fence, until_us, revoked: false })?;
                         }
-                        AcquireReply::Waits(ticket) => {
+                        AcquireReply::Waits(blocked_id) => {
                             let until_us = now_us + wait_ms * 1000;
-                            waiting.insert(ticket, Waiting { token, mode, is_for_both: false, ttl_ms, until_us });
+                            waiting.insert(blocked_id, Waiting { token, mode, is_for_both: false, ttl_ms, until_us });
                         }
                         other => prop_assert_eq!(other, AcquireReply::QueueFull),
                     }
@@ -791,10 +791,10 @@ proptest! {
                 Step::WaitForBoth { wait_ms } => {
                     // One of the keys is never free, so these clients wait and reserve nothing.
                     server.set(b"other", b"data", None);
-                    if let AcquireReply::Waits(ticket) = server.acquire_all_or_wait(&[K, b"other"], &token, 1000, wait_ms) {
+                    if let AcquireReply::Waits(blocked_id) = server.acquire_all_or_wait(&[K, b"other"], &token, 1000, wait_ms) {
                         let until_us = now_us + wait_ms * 1000;
                         let mode = Mode::Exclusive;
-                        waiting.insert(ticket, Waiting { token, mode, is_for_both: true, ttl_ms: 1000, until_us });
+                        waiting.insert(blocked_id, Waiting { token, mode, is_for_both: true, ttl_ms: 1000, until_us });
                     }
                 }
                 Step::Extend { nth, mode, ttl_ms } => {
@@ -858,11 +858,11 @@ proptest! {
             server.run_turns();
             let now_us = server.mono_us;
             beliefs.expire(now_us);
-            for (ticket, result) in std::mem::take(&mut server.wait_results) {
-                let Some(waiter) = waiting.remove(&ticket) else { panic!("answered twice, or after it was cancelled") };
+            for (blocked_id, result) in std::mem::take(&mut server.wait_results) {
+                let Some(waiter) = waiting.remove(&blocked_id) else { panic!("answered twice, or after it was cancelled") };
                 let Some(fence) = result.granted(now_us < waiter.until_us) else { continue };
                 let overtakes = waiting.iter().any(|(&other, waits)| {
-                    other < ticket && now_us < waits.until_us && !waits.is_for_both
+                    other < blocked_id && now_us < waits.until_us && !waits.is_for_both
                 });
                 prop_assert!(!overtakes, "overtook a waiter that came first");
                 let Waiting { token, mode, ttl_ms, .. } = waiter;
@@ -885,7 +885,7 @@ proptest! {
             prop_assert!(waiting.values().all(|waiter| now_us < waiter.until_us));
             prop_assert_eq!(server.node().waiters(), waiting.len());
             let mut queue: Vec<_> = waiting.iter().filter(|(_, waiter)| !waiter.is_for_both).collect();
-            queue.sort_unstable_by_key(|(ticket, _)| **ticket);
+            queue.sort_unstable_by_key(|(blocked_id, _)| **blocked_id);
             if let Some((_, first)) = queue.first() {
                 prop_assert!(server.inspect_all_fields(K).is_some(), "a client waits for a free key");
                 let is_shared = !beliefs.held.is_empty() && beliefs.admits_readers();

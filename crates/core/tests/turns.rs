@@ -6,14 +6,15 @@ mod support;
 
 use quorlock_core::node::memory::{Name, Value};
 use quorlock_core::node::{
-    Command, CommandError, KeyEvent, Mode, Reason, Release, Reply, ServerEvent, Ticket, WaitReply,
+    BlockedId, Command, CommandError, KeyEvent, Mode, Reason, Release, Reply, ServerEvent,
+    WaitReply,
 };
 use support::{
     AcquireCommand, AcquireReply, ExtendReply, Inspected, MAX_TTL_MS, Server, WaitResult,
 };
 
-fn enqueue(server: &mut Server, keys: &[&[u8]], token: &[u8], wait_ms: u64) -> Ticket {
-    server.acquire_all_or_wait(keys, token, 60_000, wait_ms).ticket()
+fn enqueue(server: &mut Server, keys: &[&[u8]], token: &[u8], wait_ms: u64) -> BlockedId {
+    server.acquire_all_or_wait(keys, token, 60_000, wait_ms).blocked_id()
 }
 
 fn enqueue_many(server: &mut Server, keys: &[&[u8]], clients: u32, wait_ms: u64) {
@@ -214,7 +215,7 @@ fn work_of_a_release_does_not_grow_with_waiters_that_are_refused() {
     }
     enqueue(&mut server, &[b"k"], b"writer", 60_000);
     for n in 0..200_u8 {
-        server.acquire_shared_or_wait(b"k", &[b't', n], 60_000, 60_000).ticket();
+        server.acquire_shared_or_wait(b"k", &[b't', n], 60_000, 60_000).blocked_id();
         // The token now holds the lock that it waits for.
         server.extend_with(b"k", &[b'x', n], 60_000, None, Some(&[b't', n])).fence();
     }
@@ -253,7 +254,7 @@ fn grants_to_many_readers_take_many_turns() {
     let mut server = Server::with_max_waiters(20_000);
     server.acquire(b"k", b"holder", 60_000, None).unwrap();
     for n in 0..5000_u32 {
-        server.acquire_shared_or_wait(b"k", &n.to_le_bytes(), 60_000, 60_000).ticket();
+        server.acquire_shared_or_wait(b"k", &n.to_le_bytes(), 60_000, 60_000).blocked_id();
     }
     server.release(b"k", b"holder");
     assert!(server.node().waiters() >= 4900 - 400, "{}", server.node().waiters());
@@ -268,7 +269,7 @@ fn release_of_many_keys_leaves_handovers_to_the_next_turns() {
     let all: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
     server.acquire_all(&all, b"holder", 60_000, None).unwrap();
     for n in 0..64_u8 {
-        server.acquire_any_or_wait(&all, &[n], 60_000, 60_000).ticket();
+        server.acquire_any_or_wait(&all, &[n], 60_000, 60_000).blocked_id();
     }
     let names: Vec<_> = keys.iter().map(|key| Name::from_slice(key)).collect();
     let token = Name::from_slice(b"holder");
@@ -374,11 +375,11 @@ fn mirror_that_the_server_refuses_is_written_later() {
 #[test]
 fn grant_that_the_server_refuses_leaves_nothing() {
     let mut server = Server::with_lock(&[b"a"], b"holder", 50_000);
-    let ticket = enqueue(&mut server, &[b"a"], b"waiter", 50_000);
+    let blocked_id = enqueue(&mut server, &[b"a"], b"waiter", 50_000);
     server.memory.keys.writes_left = Some(0);
     assert!(server.release(b"a", b"holder"));
     assert!(
-        matches!(server.wait_results[..], [(waiter, WaitResult::Failed(_))] if waiter == ticket)
+        matches!(server.wait_results[..], [(waiter, WaitResult::Failed(_))] if waiter == blocked_id)
     );
     assert!(server.is_empty());
     assert_eq!(server.node().leases(), 0);

@@ -104,7 +104,7 @@ impl Node {
         if !replaces && self.queues.waiters() >= self.max_waiters {
             return Err(CommandError::QueueFull { max_waiters: self.max_waiters });
         }
-        let Some(ticket) = keyspace.block() else { return Ok(Reply::Refused) };
+        let Some(blocked_id) = keyspace.block() else { return Ok(Reply::Refused) };
         self.stats.refusals -= 1;
         let repeated = older[0].filter(|&place| {
             let is_of_all_keys = older.iter().all(|&other| other == Some(place));
@@ -118,7 +118,7 @@ impl Node {
         older.dedup();
         older.into_iter().for_each(|place| self.queues.dismiss(place));
         let waiter = Waiter {
-            ticket,
+            blocked_id,
             token: Token::from_slice(token.as_ref()),
             owner: owner.map(Into::into),
             ttl,
@@ -260,18 +260,18 @@ impl Node {
         granted: Result<Fence, CommandError>,
         keyspace: &mut K,
     ) -> bool {
-        let Waiter { ticket, token, wants, since, .. } = waiter;
+        let Waiter { blocked_id, token, wants, since, .. } = waiter;
         match granted {
             Ok(fence) => {
                 let waited_us = now.monotonic.us_since(since);
                 self.stats.handovers += 1;
                 self.stats.longest_wait_us = self.stats.longest_wait_us.max(waited_us);
                 let grant = Grant { db, key, token, fence, waited_us, wants };
-                self.answers.grant(ticket, grant, keyspace);
+                self.answers.grant(blocked_id, grant, keyspace);
                 true
             }
             Err(error) => {
-                self.answers.refuse(ticket, Some(error), keyspace);
+                self.answers.refuse(blocked_id, Some(error), keyspace);
                 false
             }
         }

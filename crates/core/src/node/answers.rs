@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::queues::Wants;
-use super::{CommandError, Key, KeyBytes, Keyspace, Node, Ticket, Token, WaitReply};
+use super::{BlockedId, CommandError, Key, KeyBytes, Keyspace, Node, Token, WaitReply};
 use crate::Fence;
 
 /// The answers that clients have not received yet.
@@ -13,9 +13,9 @@ use crate::Fence;
 /// release the lock that it granted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Answers {
-    by_ticket: BTreeMap<Ticket, Answer>,
+    by_blocked_id: BTreeMap<BlockedId, Answer>,
     /// Clients to unblock at the end of the turn.
-    deferred: Vec<Ticket>,
+    deferred: Vec<BlockedId>,
     /// Locks that were granted to clients that disconnected before they received the answer.
     undelivered: Vec<Grant>,
     defer_wakes: bool,
@@ -56,40 +56,45 @@ pub struct WaitExit {
 impl Answers {
     pub(super) fn new(defer_wakes: bool) -> Self {
         Self {
-            by_ticket: BTreeMap::new(),
+            by_blocked_id: BTreeMap::new(),
             deferred: Vec::new(),
             undelivered: Vec::new(),
             defer_wakes,
         }
     }
 
-    pub(super) fn grant<K: Keyspace>(&mut self, ticket: Ticket, grant: Grant, keyspace: &mut K) {
+    pub(super) fn grant<K: Keyspace>(
+        &mut self,
+        blocked_id: BlockedId,
+        grant: Grant,
+        keyspace: &mut K,
+    ) {
         let woken = !self.defer_wakes;
-        self.by_ticket.insert(ticket, Answer::Granted { grant, woken });
+        self.by_blocked_id.insert(blocked_id, Answer::Granted { grant, woken });
         if woken {
-            keyspace.wake(ticket);
+            keyspace.wake(blocked_id);
         } else {
-            self.deferred.push(ticket);
+            self.deferred.push(blocked_id);
         }
     }
 
     pub(super) fn refuse<K: Keyspace>(
         &mut self,
-        ticket: Ticket,
+        blocked_id: BlockedId,
         error: Option<CommandError>,
         keyspace: &mut K,
     ) {
-        self.by_ticket.insert(ticket, Answer::Refused(error));
-        keyspace.wake(ticket);
+        self.by_blocked_id.insert(blocked_id, Answer::Refused(error));
+        keyspace.wake(blocked_id);
     }
 
     /// Unblocks the clients that were granted a lock in this turn.
     pub(super) fn wake_deferred<K: Keyspace>(&mut self, keyspace: &mut K) {
-        for ticket in std::mem::take(&mut self.deferred) {
-            if let Some(Answer::Granted { woken, .. }) = self.by_ticket.get_mut(&ticket)
+        for blocked_id in std::mem::take(&mut self.deferred) {
+            if let Some(Answer::Granted { woken, .. }) = self.by_blocked_id.get_mut(&blocked_id)
                 && !std::mem::replace(woken, true)
             {
-                keyspace.wake(ticket);
+                keyspace.wake(blocked_id);
             }
         }
     }
@@ -124,17 +129,17 @@ impl Answer {
 
 impl Node {
     /// Returns the answer to a client that was unblocked, and counts it as received.
-    pub fn answer(&mut self, ticket: Ticket) -> WaitReply {
-        let answer = self.answers.by_ticket.remove(&ticket);
+    pub fn answer(&mut self, blocked_id: BlockedId) -> WaitReply {
+        let answer = self.answers.by_blocked_id.remove(&blocked_id);
         answer.map_or(WaitReply::Refused, |answer| answer.reply())
     }
 
     /// Ends the wait of a client that `CLIENT UNBLOCK` named.
     ///
     /// A lock that the client was just granted stays granted.
-    pub fn unblock(&mut self, ticket: Ticket) -> WaitExit {
-        let waited = self.cancel(ticket);
-        let answer = self.answers.by_ticket.remove(&ticket);
+    pub fn unblock(&mut self, blocked_id: BlockedId) -> WaitExit {
+        let waited = self.cancel(blocked_id);
+        let answer = self.answers.by_blocked_id.remove(&blocked_id);
         WaitExit {
             reply: answer.as_ref().map_or(WaitReply::Refused, Answer::reply),
             wake: waited || matches!(answer, Some(Answer::Granted { woken: false, .. })),
@@ -145,9 +150,11 @@ impl Node {
     ///
     /// If the client was granted a lock but has not received the answer, a [job](super::Job)
     /// releases that lock.
-    pub fn disconnect(&mut self, ticket: Ticket) -> WaitExit {
-        let mut wake = self.cancel(ticket);
-        if let Some(Answer::Granted { grant, woken }) = self.answers.by_ticket.remove(&ticket) {
+    pub fn disconnect(&mut self, blocked_id: BlockedId) -> WaitExit {
+        let mut wake = self.cancel(blocked_id);
+        if let Some(Answer::Granted { grant, woken }) =
+            self.answers.by_blocked_id.remove(&blocked_id)
+        {
             self.answers.undelivered.push(grant);
             wake |= !woken;
         }
@@ -155,9 +162,9 @@ impl Node {
     }
 
     /// Removes a waiter, or its pending refusal. Returns false if the waiter has its answer.
-    fn cancel(&mut self, ticket: Ticket) -> bool {
-        let Some(place) = self.queues.by_ticket(ticket) else {
-            return self.queues.forget_dismissed(ticket);
+    fn cancel(&mut self, blocked_id: BlockedId) -> bool {
+        let Some(place) = self.queues.by_blocked_id(blocked_id) else {
+            return self.queues.forget_dismissed(blocked_id);
         };
         self.queues.remove(place);
         true

@@ -1,6 +1,6 @@
 //! Commands, their replies, and the settings of a node.
 
-use super::{KeyBytes, Mode, Pattern, Reason, Ticket};
+use super::{BlockedId, KeyBytes, Mode, Pattern, Reason};
 use crate::{Fence, Ttl};
 
 /// The settings of a node.
@@ -215,7 +215,7 @@ pub struct Inspected {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShownWaiter {
     /// Names the client.
-    pub ticket: Ticket,
+    pub blocked_id: BlockedId,
     /// The client's label, if it gave one.
     pub owner: Option<Box<[u8]>>,
 }

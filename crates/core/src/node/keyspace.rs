@@ -1,6 +1,6 @@
 //! What a node needs of its server.
 
-use super::{ServerEvent, Ticket};
+use super::{BlockedId, ServerEvent};
 
 /// The keys of a server, and all other effects of a node on it.
 ///
@@ -79,11 +79,11 @@ pub trait Keyspace {
 
     /// Blocks the client of this command; `None` if the server refuses.
     ///
-    /// The ticket names the client until the client is answered or gone.
-    fn block(&mut self) -> Option<Ticket>;
+    /// The id names the client until the client is answered or gone.
+    fn block(&mut self) -> Option<BlockedId>;
 
     /// Unblocks a client whose [answer](super::Node::answer) is ready.
-    fn wake(&mut self, ticket: Ticket);
+    fn wake(&mut self, blocked_id: BlockedId);
 
     /// The next event that arrived while the node was busy.
     fn next_event(&mut self) -> Option<ServerEvent>;

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, VecDeque};
 use smallvec::SmallVec;
 
 use super::{
-    Access, Author, Budget, Change, Command, CommandError, KeyBytes, KeyEvent, Keyspace, Kind,
-    Listeners, Node, Now, Reply, ServerEvent, Settings, Ticket, WriteRefused,
+    Access, Author, BlockedId, Budget, Change, Command, CommandError, KeyBytes, KeyEvent, Keyspace,
+    Kind, Listeners, Node, Now, Reply, ServerEvent, Settings, WriteRefused,
 };
 
 /// A key or a token. A short one needs no allocation.
@@ -42,10 +42,10 @@ pub struct Keys {
     /// The database of the last key that was opened.
     db: u32,
     events: VecDeque<ServerEvent>,
-    /// The ticket of the next client that waits; `None` if the server forbids blocking.
-    pub client: Option<Ticket>,
+    /// The id of the next client that waits; `None` if the server forbids blocking.
+    pub client: Option<BlockedId>,
     /// Clients that were unblocked and have not fetched their [answers](Node::answer).
-    pub woken: Vec<Ticket>,
+    pub woken: Vec<BlockedId>,
     /// The propagated writes, if there is a listener.
     pub propagated: Vec<Propagated>,
     /// The number of changes that were not propagated, but counted for the save points.
@@ -329,12 +329,12 @@ impl Keyspace for Keys {
         self.client.is_some()
     }
 
-    fn block(&mut self) -> Option<Ticket> {
+    fn block(&mut self) -> Option<BlockedId> {
         self.client.take()
     }
 
-    fn wake(&mut self, ticket: Ticket) {
-        self.woken.push(ticket);
+    fn wake(&mut self, blocked_id: BlockedId) {
+        self.woken.push(blocked_id);
     }
 
     fn next_event(&mut self) -> Option<ServerEvent> {

@@ -12,7 +12,7 @@
 //!   `shared`: several holders of one key.
 //! - `fence_counters`: the next fence of a key.
 //! - `queues`: the waiters in order. `hand_over`: which waiter is granted a free key.
-//! - [`Ticket`], [`WaitReply`], `answers`: a client that waits, and its answer.
+//! - [`BlockedId`], [`WaitReply`], `answers`: a client that waits, and its answer.
 //! - [`ServerEvent`]: what the server reports about its keys, its role and its data as a whole.
 //! - [`Job`], [`Budget`]: the work of a turn.
 //! - `propagation`: what replicas and the append-only file receive, and what is skipped.
@@ -73,7 +73,7 @@ pub use leases::Mode;
 pub use machine::Node;
 #[cfg(feature = "mutants")]
 pub use mutants::{Mutant, break_rule};
-pub use queues::Ticket;
+pub use queues::BlockedId;
 pub use scan::COUNT_MAX as SCAN_COUNT_MAX;
 pub use server_events::{KeyBytes, KeyEvent, ServerEvent};
 pub use stats::Stats;

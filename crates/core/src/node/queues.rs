@@ -13,14 +13,14 @@ use super::turn::Budget;
 use super::{Key, Mode, Monotonic, ShownWaiter, Token};
 use crate::{Fence, Ttl};
 
-/// Names a waiter. [`Keyspace::block`](super::Keyspace::block) makes each ticket once.
+/// Names a blocked client. [`Keyspace::block`](super::Keyspace::block) makes each id once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Ticket(pub u64);
+pub struct BlockedId(pub u64);
 
 /// A client that waits for one key, for several at once, or for one of several.
 #[derive(Clone, Debug)]
 pub(super) struct Waiter {
-    pub(super) ticket: Ticket,
+    pub(super) blocked_id: BlockedId,
     pub(super) token: Token,
     pub(super) owner: Option<Box<[u8]>>,
     pub(super) ttl: Ttl,
@@ -108,13 +108,13 @@ pub(super) struct Queues {
     /// Finds a waiter by one of its keys and its token. A token waits once on a key, so no two
     /// entries have the same hash for long.
     by_token: HashIndex,
-    by_ticket: BTreeMap<Ticket, u32>,
+    by_blocked_id: BTreeMap<BlockedId, u32>,
     time_outs: BTreeSet<(Monotonic, u32)>,
     /// The time, the arrival and the queue of each [`PlannedCheck`].
     checks: BTreeSet<(Monotonic, u64, u32)>,
     arrivals: u64,
     /// Waiters that have left their queues and need a refusal.
-    dismissed: BTreeSet<Ticket>,
+    dismissed: BTreeSet<BlockedId>,
     /// The index from which [`Queues::sweep`] goes on to plan checks.
     sweep_from: Option<u32>,
 }
@@ -176,7 +176,7 @@ impl Queues {
             items: Chunks::default(),
             by_key: HashIndex::new(shards),
             by_token: HashIndex::new(shards),
-            by_ticket: BTreeMap::new(),
+            by_blocked_id: BTreeMap::new(),
             time_outs: BTreeSet::new(),
             checks: BTreeSet::new(),
             arrivals: 0,
@@ -214,8 +214,8 @@ impl Queues {
         first.sort_unstable();
         first.truncate(count);
         let shown = first.into_iter().map(|(_, &place)| {
-            let Waiter { ticket, owner, .. } = &self.places[place].waiter;
-            ShownWaiter { ticket: *ticket, owner: owner.clone() }
+            let Waiter { blocked_id, owner, .. } = &self.places[place].waiter;
+            ShownWaiter { blocked_id: *blocked_id, owner: owner.clone() }
         });
         shown.collect()
     }
@@ -238,12 +238,13 @@ impl Queues {
         keys: impl Iterator<Item = Wanted<'k>>,
         left: Option<Arrival>,
     ) {
-        let (ticket, until, is_any) = (waiter.ticket, waiter.until, waiter.wants == Wants::Any);
+        let (blocked_id, until, is_any) =
+            (waiter.blocked_id, waiter.until, waiter.wants == Wants::Any);
         let arrival = left.map_or(self.arrivals + 1, |left| left.0);
         self.arrivals = self.arrivals.max(arrival);
         let place =
             self.places.insert(Place { waiter, arrival, queues: SmallVec::new(), candidate_in: 0 });
-        self.by_ticket.insert(ticket, place);
+        self.by_blocked_id.insert(blocked_id, place);
         self.time_outs.insert((until, place));
         let mut lacking = None;
         for Wanted { hash, key, lack } in keys {
@@ -455,8 +456,8 @@ impl Queues {
         self.time_outs.first().copied()
     }
 
-    pub(super) fn by_ticket(&self, ticket: Ticket) -> Option<u32> {
-        self.by_ticket.get(&ticket).copied()
+    pub(super) fn by_blocked_id(&self, blocked_id: BlockedId) -> Option<u32> {
+        self.by_blocked_id.get(&blocked_id).copied()
     }
 
     /// The waiter with this token in a queue, even after its time-out.
@@ -485,17 +486,17 @@ impl Queues {
     /// Removes a waiter from all its queues. A job refuses it.
     pub(super) fn dismiss(&mut self, place: u32) {
         let waiter = self.remove(place);
-        self.dismissed.insert(waiter.ticket);
+        self.dismissed.insert(waiter.blocked_id);
     }
 
     /// Removes and returns a waiter that has left its queues and needs a refusal.
-    pub(super) fn pop_dismissed(&mut self) -> Option<Ticket> {
+    pub(super) fn pop_dismissed(&mut self) -> Option<BlockedId> {
         self.dismissed.pop_first()
     }
 
     /// Drops the refusal of a waiter. Returns false if there was none.
-    pub(super) fn forget_dismissed(&mut self, ticket: Ticket) -> bool {
-        self.dismissed.remove(&ticket)
+    pub(super) fn forget_dismissed(&mut self, blocked_id: BlockedId) -> bool {
+        self.dismissed.remove(&blocked_id)
     }
 
     pub(super) fn has_dismissed(&self) -> bool {
@@ -616,7 +617,7 @@ impl Queues {
         let is_single = removed.is_single();
         let Place { waiter, arrival, queues, candidate_in } = removed;
         self.time_outs.remove(&(waiter.until, place));
-        self.by_ticket.remove(&waiter.ticket);
+        self.by_blocked_id.remove(&waiter.blocked_id);
         for &slot in &queues {
             let token_hash = self.token_hash(self.items[slot].hash, &waiter.token);
             self.by_token.remove(token_hash, place);
@@ -664,7 +665,7 @@ impl Queues {
 
     /// All queues in the order of their keys, each with its waiters in the order of their arrival.
     /// Then the pending refusals, and whether a sweep runs.
-    fn in_order(&self) -> (Vec<QueueState<'_>>, &BTreeSet<Ticket>, bool) {
+    fn in_order(&self) -> (Vec<QueueState<'_>>, &BTreeSet<BlockedId>, bool) {
         let mut queues: Vec<_> = self
             .items
             .iter()
@@ -696,13 +697,13 @@ impl Queues {
 
 impl Waiter {
     fn state(&self) -> WaiterState<'_> {
-        let Self { ticket, token, owner, ttl, mode, wants, fence, since, until } = self;
-        ((*ticket, token, owner.as_deref()), (*ttl, *mode, *wants, *fence), (*since, *until))
+        let Self { blocked_id, token, owner, ttl, mode, wants, fence, since, until } = self;
+        ((*blocked_id, token, owner.as_deref()), (*ttl, *mode, *wants, *fence), (*since, *until))
     }
 }
 
 type WaiterState<'a> = (
-    (Ticket, &'a [u8], Option<&'a [u8]>),
+    (BlockedId, &'a [u8], Option<&'a [u8]>),
     (Ttl, Mode, Wants, Option<Fence>),
     (Monotonic, Monotonic),
 );

@@ -2,7 +2,7 @@
 
 use super::leases::MirrorState;
 use super::turn::CLOCK_NOISE_US;
-use super::{KEY_BYTES_MAX, Key, Monotonic, Node, Now, Reason, Ticket};
+use super::{BlockedId, KEY_BYTES_MAX, Key, Monotonic, Node, Now, Reason};
 
 /// An event that the server reports.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -41,7 +41,7 @@ pub enum ServerEvent {
     /// Another module was loaded.
     ModuleLoaded,
     /// A client that waited is gone.
-    Disconnected(Ticket),
+    Disconnected(BlockedId),
 }
 
 /// The bytes of a key.
@@ -140,8 +140,8 @@ impl Node {
                 self.propagation.doubt();
             }
             ServerEvent::ModuleLoaded => self.propagation.add_other_module(),
-            ServerEvent::Disconnected(ticket) => {
-                let _ = self.disconnect(ticket);
+            ServerEvent::Disconnected(blocked_id) => {
+                let _ = self.disconnect(blocked_id);
             }
         }
     }

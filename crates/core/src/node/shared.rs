@@ -236,7 +236,7 @@ impl Node {
         let waiter = self.queues.remove(place);
         let joined = self.shared_lease(key.state);
         if joined.is_some_and(|lease| self.still_shares(now, lease, &waiter.token)) {
-            self.answers.refuse(waiter.ticket, None, keyspace);
+            self.answers.refuse(waiter.blocked_id, None, keyspace);
             return false;
         }
         let (db, key_bytes) = (key.db, Key::from_slice(key.name.as_ref()));

@@ -4,7 +4,7 @@ use super::key_state::KeyState;
 use super::leases::{Lease, MirrorState};
 use super::wheel::Step;
 use super::{
-    Access, Author, Change, Keyspace, Kind, Monotonic, Node, Now, Reason, Release, Ticket,
+    Access, Author, BlockedId, Change, Keyspace, Kind, Monotonic, Node, Now, Reason, Release,
 };
 
 /// How much work a turn of the server's loop, or a command, may still do.
@@ -48,7 +48,7 @@ pub(super) const CLOCK_NOISE_US: u64 = 20_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Job {
     /// Refused a waiter.
-    Refused(Ticket),
+    Refused(BlockedId),
     /// Released a lock whose new holder had disconnected.
     Released,
     /// Checked a key with waiters; true if it was handed over.
@@ -169,20 +169,20 @@ impl Node {
         budget: &mut Budget,
         keyspace: &mut K,
     ) -> Option<Job> {
-        let ticket = if let Some(ticket) = self.queues.pop_dismissed() {
-            ticket
+        let blocked_id = if let Some(blocked_id) = self.queues.pop_dismissed() {
+            blocked_id
         } else {
             let (at, place) = self.queues.next_time_out()?;
             if !self.abstention.is_on() && at > now.monotonic {
                 return None;
             }
             self.spend_on_leaving(place, budget);
-            self.queues.remove(place).ticket
+            self.queues.remove(place).blocked_id
         };
         budget.spend(ANSWER_UNITS);
         let error = self.abstention_error(now.monotonic);
-        self.answers.refuse(ticket, error, keyspace);
-        Some(Job::Refused(ticket))
+        self.answers.refuse(blocked_id, error, keyspace);
+        Some(Job::Refused(blocked_id))
     }
 
     /// Spends the cost of removing a waiter from all its queues.

@@ -14,8 +14,8 @@ use std::collections::HashMap;
 use proptest::prelude::{Just, Strategy, prop_oneof};
 use quorlock_core::node::memory::{self, Name, Value};
 use quorlock_core::node::{
-    self, Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, KeyEvent, Mode,
-    Monotonic, Node, Now, Reason, Release, Reply, Revoke, ServerEvent, Settings, Ticket, WaitReply,
+    self, Acquire, BlockedId, Command, CommandError, Extend, FenceError, Holder, Inspect, KeyEvent,
+    Mode, Monotonic, Node, Now, Reason, Release, Reply, Revoke, ServerEvent, Settings, WaitReply,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -26,11 +26,11 @@ pub(crate) struct Server {
     pub(crate) memory: memory::Server,
     pub(crate) mono_us: u64,
     pub(crate) wall_ms: u64,
-    tickets: u64,
+    blocked_ids: u64,
     /// The results of the waits that have ended, in order.
-    pub(crate) wait_results: Vec<(Ticket, WaitResult)>,
+    pub(crate) wait_results: Vec<(BlockedId, WaitResult)>,
     /// For each client that waited for any of several keys and was granted one: that key.
-    pub(crate) granted_keys: Vec<(Ticket, Vec<u8>)>,
+    pub(crate) granted_keys: Vec<(BlockedId, Vec<u8>)>,
     /// The database of ACQUIRE and ACQUIREANY. Other methods with a key use database 0.
     pub(crate) db: u32,
     pub(crate) owner: Option<Vec<u8>>,
@@ -75,7 +75,7 @@ pub(crate) enum AcquireReply {
     Granted(Fence),
     /// ACQUIREANY: the fence, and the index of the key.
     GrantedOne(Fence, usize),
-    Waits(Ticket),
+    Waits(BlockedId),
     Refused,
     QueueFull,
     AlreadyWaits,
@@ -84,9 +84,9 @@ pub(crate) enum AcquireReply {
 
 impl AcquireReply {
     #[track_caller]
-    pub(crate) fn ticket(self) -> Ticket {
+    pub(crate) fn blocked_id(self) -> BlockedId {
         match self {
-            Self::Waits(ticket) => ticket,
+            Self::Waits(blocked_id) => blocked_id,
             other => panic!("{other:?}"),
         }
     }
@@ -185,7 +185,7 @@ impl Server {
             memory: memory::Server::new(settings, now),
             mono_us,
             wall_ms,
-            tickets: 0,
+            blocked_ids: 0,
             wait_results: Vec::new(),
             granted_keys: Vec::new(),
             db: 0,
@@ -302,10 +302,10 @@ impl Server {
     }
 
     fn collect_answers(&mut self) {
-        for ticket in std::mem::take(&mut self.memory.keys.woken) {
-            let result = match self.memory.node.answer(ticket) {
+        for blocked_id in std::mem::take(&mut self.memory.keys.woken) {
+            let result = match self.memory.node.answer(blocked_id) {
                 WaitReply::Granted { fence, waited_us, key } => {
-                    self.granted_keys.extend(key.map(|key| (ticket, key.as_bytes().to_vec())));
+                    self.granted_keys.extend(key.map(|key| (blocked_id, key.as_bytes().to_vec())));
                     WaitResult::Granted { fence, waited_us }
                 }
                 WaitReply::Refused | WaitReply::Failed(CommandError::Abstaining { .. }) => {
@@ -313,29 +313,29 @@ impl Server {
                 }
                 WaitReply::Failed(error) => WaitResult::Failed(error),
             };
-            self.wait_results.push((ticket, result));
+            self.wait_results.push((blocked_id, result));
         }
     }
 
-    /// The tickets of the clients that waited and were granted a lock, in order.
-    pub(crate) fn granted(&self) -> Vec<Ticket> {
+    /// The ids of the clients that waited and were granted a lock, in order.
+    pub(crate) fn granted(&self) -> Vec<BlockedId> {
         let is_grant = |result: &WaitResult| matches!(result, WaitResult::Granted { .. });
         let granted = self.wait_results.iter().filter(|(_, result)| is_grant(result));
-        granted.map(|&(ticket, _)| ticket).collect()
+        granted.map(|&(blocked_id, _)| blocked_id).collect()
     }
 
     /// Disconnects a client. Returns whether it still waited.
-    pub(crate) fn disconnect(&mut self, ticket: Ticket) -> bool {
-        self.memory.node.disconnect(ticket).wake
+    pub(crate) fn disconnect(&mut self, blocked_id: BlockedId) -> bool {
+        self.memory.node.disconnect(blocked_id).wake
     }
 
     /// Disconnects the `nth` client that waits, in the order of arrival, if so many wait.
-    pub(crate) fn disconnect_nth<T>(&mut self, waiting: &mut HashMap<Ticket, T>, nth: usize) {
-        let mut tickets: Vec<_> = waiting.keys().copied().collect();
-        tickets.sort_unstable();
-        if let Some(ticket) = tickets.get(nth) {
-            assert!(self.disconnect(*ticket), "the client does not wait any more");
-            waiting.remove(ticket);
+    pub(crate) fn disconnect_nth<T>(&mut self, waiting: &mut HashMap<BlockedId, T>, nth: usize) {
+        let mut blocked_ids: Vec<_> = waiting.keys().copied().collect();
+        blocked_ids.sort_unstable();
+        if let Some(blocked_id) = blocked_ids.get(nth) {
+            assert!(self.disconnect(*blocked_id), "the client does not wait any more");
+            waiting.remove(blocked_id);
         }
     }
 
@@ -452,11 +452,11 @@ impl Server {
         token: &[u8],
         ttl_ms: u64,
         wait_ms: u64,
-    ) -> Ticket {
+    ) -> BlockedId {
         let terms = (Mode::Exclusive, Fence::new(1), wait_ms);
         let reply = self.execute_acquire(keys, token, ttl_ms, terms, AcquireCommand::Acquire);
         assert_eq!(reply, Ok(Reply::Waits));
-        Ticket(self.tickets)
+        BlockedId(self.blocked_ids)
     }
 
     /// A `wait_ms` of 0 counts as 1, because 0 means no WAIT.
@@ -472,7 +472,7 @@ impl Server {
         match self.execute_acquire(keys, token, ttl_ms, terms, command) {
             Ok(Reply::Granted(fence)) => AcquireReply::Granted(fence),
             Ok(Reply::GrantedOne { fence, key }) => AcquireReply::GrantedOne(fence, key),
-            Ok(Reply::Waits) => AcquireReply::Waits(Ticket(self.tickets)),
+            Ok(Reply::Waits) => AcquireReply::Waits(BlockedId(self.blocked_ids)),
             Ok(Reply::Refused) => AcquireReply::Refused,
             Err(CommandError::QueueFull { .. }) => AcquireReply::QueueFull,
             Err(CommandError::AlreadyWaits) => AcquireReply::AlreadyWaits,
@@ -491,8 +491,8 @@ impl Server {
     ) -> Result<Reply, CommandError> {
         let (keys, token) = (names(keys), Name::from_slice(token));
         let (db, ttl, owner) = (self.db, Ttl::from_ms(ttl_ms).unwrap(), self.owner.clone());
-        self.tickets += 1;
-        self.memory.keys.client = self.allows_blocking.then_some(Ticket(self.tickets));
+        self.blocked_ids += 1;
+        self.memory.keys.client = self.allows_blocking.then_some(BlockedId(self.blocked_ids));
         let (keys, token, owner) = (&keys[..], &token, owner.as_deref());
         let acquire = Acquire { db, keys, token, ttl, mode, owner, fence, wait_ms };
         self.execute(&match command {

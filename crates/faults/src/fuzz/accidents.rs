@@ -156,7 +156,8 @@ impl Episode {
                     if let Some(waiting) = self.clients[client].waiting.take() {
                         self.reconnect(client)?;
                         let now = self.now();
-                        self.model.handle_event(now, &ServerEvent::Disconnected(waiting.ticket));
+                        self.model
+                            .handle_event(now, &ServerEvent::Disconnected(waiting.blocked_id));
                         // The server must notice the disconnection before the pause is over.
                         self.until("the server notices", |episode| {
                             let waiters = episode.model.server.node.waiters();
@@ -388,7 +389,7 @@ impl Episode {
         let now = self.now();
         for client in 0..self.clients.len() {
             let Some(waiting) = self.clients[client].waiting.take() else { continue };
-            self.model.handle_event(now, &ServerEvent::Disconnected(waiting.ticket));
+            self.model.handle_event(now, &ServerEvent::Disconnected(waiting.blocked_id));
             match self.clients[client].wire.receive()? {
                 Reply::Error(error) if error.starts_with("UNBLOCKED") => {}
                 Reply::Closed => {}

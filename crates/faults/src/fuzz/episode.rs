@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
-use quorlock_core::node::{Mode, Monotonic, Now, ServerEvent, Ticket, WaitReply};
+use quorlock_core::node::{BlockedId, Mode, Monotonic, Now, ServerEvent, WaitReply};
 use quorlock_testkit::{Inject as _, Server, WallClock};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -74,7 +74,7 @@ pub(super) struct Client {
 
 #[derive(Clone, Debug)]
 pub(super) struct Waiting {
-    pub(super) ticket: Ticket,
+    pub(super) blocked_id: BlockedId,
     pub(super) places: Vec<Place>,
     pub(super) token: &'static str,
     mode: Mode,
@@ -99,7 +99,7 @@ pub(super) struct Episode {
     /// The result of DUMP for each of [`TOKENS`].
     pub(super) dumps: Vec<Vec<u8>>,
     started: Instant,
-    tickets: u64,
+    blocked_ids: u64,
     /// Largest time by which an event may happen earlier on the server than in the model, in
     /// microseconds: the model executes a packet only when all replies have arrived.
     early_us: u64,
@@ -176,7 +176,7 @@ impl Episode {
             flavor,
             dumps,
             started,
-            tickets: 0,
+            blocked_ids: 0,
             early_us: 0,
             tolerance_ms: BTreeMap::new(),
             last_steps: VecDeque::new(),
@@ -395,9 +395,9 @@ impl Episode {
         }
         let may_block = !matches!(wrap, Wrap::Multi { .. } | Wrap::Script { .. });
         let began = (!may_block).then_some(began);
-        self.tickets += 1;
-        let ticket = Ticket(self.tickets);
-        let expected = self.model.execute(now, began, db, command, may_block.then_some(ticket));
+        self.blocked_ids += 1;
+        let blocked_id = BlockedId(self.blocked_ids);
+        let expected = self.model.execute(now, began, db, command, may_block.then_some(blocked_id));
         match (&expected, reply, command) {
             (
                 Expected::Blocked,
@@ -417,7 +417,7 @@ impl Episode {
                 let places = keys.in_node_order().into_iter().map(|key| (db, key)).collect();
                 let until = now.monotonic.plus_us(wait_ms * 1000);
                 self.clients[client].waiting =
-                    Some(Waiting { ticket, places, token, mode: *mode, until });
+                    Some(Waiting { blocked_id, places, token, mode: *mode, until });
                 Ok(())
             }
             (_, None, _) => Err(Trouble::Difference(format!(
@@ -441,21 +441,21 @@ impl Episode {
         reply: Option<&Reply>,
     ) -> Outcome {
         let Some(waiting) = self.clients[client].waiting.clone() else { return Ok(()) };
-        let ticket = waiting.ticket;
+        let blocked_id = waiting.blocked_id;
         if reply != Some(&Reply::Int(1)) {
             // The wait ended earlier in the packet, so the client is not blocked any more.
-            if self.model.is_woken(ticket) {
+            if self.model.is_woken(blocked_id) {
                 return Ok(());
             }
             return Err(Trouble::Difference(format!("CLIENT UNBLOCK was answered {reply:?}")));
         }
         let expected = if with_error {
-            self.model.handle_event(now, &ServerEvent::Disconnected(ticket));
+            self.model.handle_event(now, &ServerEvent::Disconnected(blocked_id));
             Expected::Error("UNBLOCKED".into())
         } else {
-            answer(&waiting, self.model.unblock(now, ticket))
+            answer(&waiting, self.model.unblock(now, blocked_id))
         };
-        self.model.forget_wake(ticket);
+        self.model.forget_wake(blocked_id);
         self.check_answer(client, &expected)
     }
 
@@ -465,8 +465,8 @@ impl Episode {
         }
         // The client may have stopped waiting before.
         if let Some(waiting) = self.clients[client].waiting.take() {
-            self.model.handle_event(now, &ServerEvent::Disconnected(waiting.ticket));
-            self.model.forget_wake(waiting.ticket);
+            self.model.handle_event(now, &ServerEvent::Disconnected(waiting.blocked_id));
+            self.model.forget_wake(waiting.blocked_id);
         }
         self.reconnect(client)
     }
@@ -480,9 +480,9 @@ impl Episode {
         self.note(format!("client {client} disconnects"));
         let waiting = self.clients[client].waiting.take();
         self.reconnect(client)?;
-        if let Some(Waiting { ticket, .. }) = waiting {
+        if let Some(Waiting { blocked_id, .. }) = waiting {
             let now = self.now();
-            self.model.handle_event(now, &ServerEvent::Disconnected(ticket));
+            self.model.handle_event(now, &ServerEvent::Disconnected(blocked_id));
         }
         self.settle(OWN_WRITE_TOLERANCE_MS)
     }
@@ -525,9 +525,9 @@ impl Episode {
 
     /// Checks that each client receives the answer that the node in the model gives it.
     fn check_answers(&mut self) -> Outcome {
-        for (ticket, reply) in self.model.answers() {
+        for (blocked_id, reply) in self.model.answers() {
             let its = |client: &Client| {
-                client.waiting.as_ref().filter(|waiting| waiting.ticket == ticket).cloned()
+                client.waiting.as_ref().filter(|waiting| waiting.blocked_id == blocked_id).cloned()
             };
             let mut clients = self.clients.iter().enumerate();
             let found = clients.find_map(|(index, client)| Some((index, its(client)?)));

@@ -3,8 +3,8 @@
 
 use quorlock_core::node::memory::{Name, Server, Value};
 use quorlock_core::node::{
-    self, CommandError, FenceError, Holder, Inspected, KeyBytes, KeyEvent, Mode, Monotonic, Now,
-    Reason, ServerEvent, Settings, Ticket, WaitReply,
+    self, BlockedId, CommandError, FenceError, Holder, Inspected, KeyBytes, KeyEvent, Mode,
+    Monotonic, Now, Reason, ServerEvent, Settings, WaitReply,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -143,7 +143,7 @@ impl Model {
         all
     }
 
-    /// Executes a command on keys, and returns the expected reply. With a ticket, the command may
+    /// Executes a command on keys, and returns the expected reply. With an id, the command may
     /// block the client. In EXEC and in scripts, keys expire by the wall clock at `began`.
     pub(super) fn execute(
         &mut self,
@@ -151,10 +151,10 @@ impl Model {
         began: Option<Now>,
         db: u32,
         command: &Command,
-        ticket: Option<Ticket>,
+        blocked_id: Option<BlockedId>,
     ) -> Expected {
         self.note_change(now);
-        self.server.keys.client = ticket;
+        self.server.keys.client = blocked_id;
         let expected = match command {
             Command::Lock(command) => self.lock(now, began.unwrap_or(now), db, command),
             Command::Plain(command) => {
@@ -515,24 +515,27 @@ impl Model {
     }
 
     /// Ends the wait of a client as `CLIENT UNBLOCK` does, and returns the answer to the client.
-    pub(super) fn unblock(&mut self, now: Now, ticket: Ticket) -> WaitReply {
+    pub(super) fn unblock(&mut self, now: Now, blocked_id: BlockedId) -> WaitReply {
         self.note_change(now);
-        self.server.node.unblock(ticket).reply
+        self.server.node.unblock(blocked_id).reply
     }
 
     /// Returns the answers to waiters, in the order in which the node woke them.
-    pub(super) fn answers(&mut self) -> Vec<(Ticket, WaitReply)> {
+    pub(super) fn answers(&mut self) -> Vec<(BlockedId, WaitReply)> {
         let woken = std::mem::take(&mut self.server.keys.woken);
-        woken.into_iter().map(|ticket| (ticket, self.server.node.answer(ticket))).collect()
+        woken
+            .into_iter()
+            .map(|blocked_id| (blocked_id, self.server.node.answer(blocked_id)))
+            .collect()
     }
 
     /// Returns whether the node has ended a client's wait, and the client has no answer yet.
-    pub(super) fn is_woken(&self, ticket: Ticket) -> bool {
-        self.server.keys.woken.contains(&ticket)
+    pub(super) fn is_woken(&self, blocked_id: BlockedId) -> bool {
+        self.server.keys.woken.contains(&blocked_id)
     }
 
-    pub(super) fn forget_wake(&mut self, ticket: Ticket) {
-        self.server.keys.woken.retain(|other| *other != ticket);
+    pub(super) fn forget_wake(&mut self, blocked_id: BlockedId) {
+        self.server.keys.woken.retain(|other| *other != blocked_id);
     }
 
     pub(super) fn shown(&self, now: Now) -> String {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use quorlock_core::client::{Command, Mode, NodeError, Response, Token};
 use quorlock_core::node::memory::{Name, Server};
 use quorlock_core::node::{
-    self, CommandError, FenceError, Now, Reply, Settings, Ticket, WaitReply,
+    self, BlockedId, CommandError, FenceError, Now, Reply, Settings, WaitReply,
 };
 use quorlock_core::{Fence, Ttl};
 use std::time::Duration;
@@ -32,8 +32,8 @@ pub(super) struct Host {
     /// Messages that have arrived and that the node has not read.
     inbox: VecDeque<(Conn, Up)>,
     /// Clients whose WAIT is unanswered.
-    blocked: BTreeMap<Ticket, Blocked>,
-    next_ticket: u64,
+    blocked: BTreeMap<BlockedId, Blocked>,
+    next_blocked_id: u64,
     /// When the node wakes next without a command.
     wakes_at: Option<Ns>,
     busy_until: Ns,
@@ -73,7 +73,7 @@ impl Host {
             run_id: run_id(node, 0),
             inbox: VecDeque::new(),
             blocked: BTreeMap::new(),
-            next_ticket: 0,
+            next_blocked_id: 0,
             wakes_at: None,
             busy_until: 0,
             service: 0,
@@ -294,9 +294,9 @@ impl World {
         }
         let host = &mut self.hosts[node];
         let found = host.blocked.iter().find(|(_, blocked)| blocked.conn == conn);
-        let Some(ticket) = found.map(|(ticket, _)| *ticket) else { return };
-        let _ = host.server.node.disconnect(ticket);
-        if let Some(blocked) = host.blocked.remove(&ticket) {
+        let Some(blocked_id) = found.map(|(blocked_id, _)| *blocked_id) else { return };
+        let _ = host.server.node.disconnect(blocked_id);
+        if let Some(blocked) = host.blocked.remove(&blocked_id) {
             self.end_claims(node, &blocked.keys, blocked.token, &[ClaimKind::Waiter]);
         }
         self.run_turns(node);
@@ -327,10 +327,10 @@ impl World {
 
     /// Answers the clients whose WAIT has ended.
     fn answer_woken(&mut self, node: usize, now: Now) {
-        for ticket in std::mem::take(&mut self.hosts[node].server.keys.woken) {
+        for blocked_id in std::mem::take(&mut self.hosts[node].server.keys.woken) {
             let host = &mut self.hosts[node];
-            let Some(blocked) = host.blocked.remove(&ticket) else { continue };
-            let reply = host.server.node.answer(ticket);
+            let Some(blocked) = host.blocked.remove(&blocked_id) else { continue };
+            let reply = host.server.node.answer(blocked_id);
             self.end_claims(node, &blocked.keys, blocked.token, &[ClaimKind::Waiter]);
             let response = match reply {
                 WaitReply::Granted { fence, waited_us, key } => {
@@ -398,8 +398,8 @@ impl World {
         let now = host.clock.at(self.now);
         let (db, ttl, mode) = (0, spec.ttl, spec.mode);
         let holder = (request.token, mode);
-        host.next_ticket += 1;
-        let ticket = Ticket(host.next_ticket);
+        host.next_blocked_id += 1;
+        let blocked_id = BlockedId(host.next_blocked_id);
         let acquire = |fence: Fence, wait: Duration| node::Acquire {
             db,
             keys: &names,
@@ -432,7 +432,7 @@ impl World {
                 })
             }
             Command::Wait { fence, wait } => {
-                host.server.keys.client = Some(ticket);
+                host.server.keys.client = Some(blocked_id);
                 let acquire = acquire(fence, wait);
                 let command = match spec.any {
                     Some(_) => node::Command::AcquireAny(acquire),
@@ -450,7 +450,7 @@ impl World {
                     Ok(Reply::Waits) => {
                         let (token, until) = (request.token, Ns::MAX);
                         let blocked = Blocked { conn, token, keys: keys.clone(), ttl, mode };
-                        host.blocked.insert(ticket, blocked);
+                        host.blocked.insert(blocked_id, blocked);
                         for &key in &keys {
                             let (kind, since) = (ClaimKind::Waiter, self.now);
                             let claim = Claim { token, kind, mode, since, until };
