@@ -16,11 +16,13 @@ use crate::request::{self, KeysAndToken, Options, ScanTerms, Sharing};
 pub(crate) struct Acquire;
 pub(crate) struct Extend;
 pub(crate) struct Release;
+pub(crate) struct Yield;
 pub(crate) struct Inspect;
 pub(crate) struct AcquireAll;
 pub(crate) struct AcquireAny;
 pub(crate) struct ExtendAll;
 pub(crate) struct ReleaseAll;
+pub(crate) struct YieldAll;
 pub(crate) struct Revoke;
 pub(crate) struct Scan;
 pub(crate) struct Help;
@@ -88,6 +90,22 @@ impl Command for ReleaseAll {
 
     fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         release(ctx, request::sorted_keys_and_token(args)?)
+    }
+}
+
+impl Command for Yield {
+    const SPEC: Spec = docs::YIELD;
+
+    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
+        yield_lock(ctx, request::key_and_token(args)?)
+    }
+}
+
+impl Command for YieldAll {
+    const SPEC: Spec = docs::YIELD_ALL;
+
+    fn run(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
+        yield_lock(ctx, request::sorted_keys_and_token(args)?)
     }
 }
 
@@ -206,6 +224,17 @@ fn release<'a, K: AsRef<[Name<'a>]>>(
     Ok(())
 }
 
+fn yield_lock<'a, K: AsRef<[Name<'a>]>>(
+    ctx: &'a Ctx<'a>,
+    KeysAndToken { keys, token, rest }: KeysAndToken<'a, K>,
+) -> Result<(), CommandError> {
+    request::no_terms(rest)?;
+    let mut keyspace = ServerKeyspace::for_command(ctx);
+    let yields = node::Yield { db: keyspace.db(), keys: keys.as_ref(), token: &token };
+    send_reply(ctx, execute(&node::Command::Yield(yields), &mut keyspace)?);
+    Ok(())
+}
+
 fn execute<'a>(
     command: &node::Command<'_, Name<'a>>,
     keyspace: &mut ServerKeyspace<'a>,
@@ -223,7 +252,9 @@ fn send_reply(ctx: &Ctx<'_>, reply: Reply) {
         Reply::Refused | Reply::NotHeld | Reply::Inspected(None) => ctx.reply_null(),
         // The client is answered when its wait ends.
         Reply::Waits => {}
-        Reply::Released(yes) | Reply::Revoked(yes) => ctx.reply_integer(yes.into()),
+        Reply::Released(yes) | Reply::Yielded(yes) | Reply::Revoked(yes) => {
+            ctx.reply_integer(yes.into())
+        }
         Reply::Inspected(Some(inspected)) => inspection::reply(ctx, &inspected),
         Reply::Scanned(scanned) => inspection::reply_list(ctx, &scanned),
     }

@@ -37,8 +37,12 @@ const TTL: ArgSpec = ArgSpec {
 const FENCE: ArgSpec = ArgSpec {
     name: c"n",
     kind: ArgKind::Integer,
-    summary: c"The fence that a quorum client proposes or has agreed on",
+    summary: c"The fence on which a quorum client has agreed",
     option: Some(c"FENCE"),
+};
+const TICKET: ArgSpec = ArgSpec {
+    summary: c"The ticket of a quorum client, which is also the fence that it proposes: waiters with smaller tickets come first, and 0 is the front of the queue. The request may then be repeated, and is refused with the error HELD",
+    ..FENCE
 };
 
 const WAIT: ArgSpec = ArgSpec {
@@ -111,7 +115,7 @@ pub(crate) const ACQUIRE: Spec = Spec {
     key_flags: KeyFlags::READ_WRITE.union(KeyFlags::ACCESS).union(KeyFlags::INSERT),
     has_token: true,
     users: Users::Programs,
-    args: &[KEY, TOKEN, TTL, SHARED, WAIT, FENCE, OWNER],
+    args: &[KEY, TOKEN, TTL, SHARED, WAIT, TICKET, OWNER],
 };
 
 pub(crate) const ACQUIRE_ALL: Spec = Spec {
@@ -121,7 +125,7 @@ pub(crate) const ACQUIRE_ALL: Spec = Spec {
     complexity: FOR_EACH_KEY,
     arity: -5,
     keys: Keys::Counted,
-    args: &[NUMKEYS, KEYS, TOKEN, TTL, WAIT, FENCE, OWNER],
+    args: &[NUMKEYS, KEYS, TOKEN, TTL, WAIT, TICKET, OWNER],
     ..ACQUIRE
 };
 
@@ -132,7 +136,7 @@ pub(crate) const ACQUIRE_ANY: Spec = Spec {
     complexity: FOR_EACH_KEY,
     arity: -5,
     keys: Keys::Counted,
-    args: &[NUMKEYS, ANY_KEYS, TOKEN, TTL, WAIT, FENCE, OWNER],
+    args: &[NUMKEYS, ANY_KEYS, TOKEN, TTL, WAIT, TICKET, OWNER],
     ..ACQUIRE
 };
 
@@ -177,6 +181,18 @@ pub(crate) const RELEASE_ALL: Spec = Spec {
     keys: Keys::Counted,
     args: &[NUMKEYS, KEYS, TOKEN],
     ..RELEASE
+};
+
+pub(crate) const YIELD: Spec = Spec {
+    name: c"lock.yield",
+    summary: c"Releases a lock if an older client waits for it. Returns 1 if the token gave the lock up, 0 if it still holds it, or nil if it did not hold it",
+    ..RELEASE
+};
+
+pub(crate) const YIELD_ALL: Spec = Spec {
+    name: c"lock.myield",
+    summary: c"Releases those of several keys that the token holds, if an older client waits for one of them. Returns 1 if the token gave them up, 0 if it still holds them, or nil if it held none",
+    ..RELEASE_ALL
 };
 
 pub(crate) const INSPECT: Spec = Spec {
@@ -237,13 +253,15 @@ pub(crate) const HELP: Spec = Spec {
 };
 
 /// All commands, in the order of `LOCK.HELP`.
-pub(crate) const ALL: [&Spec; 11] = [
+pub(crate) const ALL: [&Spec; 13] = [
     &ACQUIRE,
     &EXTEND,
     &RELEASE,
+    &YIELD,
     &ACQUIRE_ALL,
     &EXTEND_ALL,
     &RELEASE_ALL,
+    &YIELD_ALL,
     &ACQUIRE_ANY,
     &INSPECT,
     &SCAN,

@@ -20,7 +20,9 @@ pub(crate) enum CommandError {
     TokenLength,
     OwnerLength,
     OwnerNotText,
-    FenceRange,
+    FenceRange {
+        min: u64,
+    },
     WaitRange,
     UnknownOption {
         /// The argument after which options may follow.
@@ -69,7 +71,9 @@ impl fmt::Display for CommandError {
             Self::OwnerNotText => {
                 write!(f, "ERR OWNER must be UTF-8: it is a label for people to read")
             }
-            Self::FenceRange => write!(f, "ERR FENCE must be between 1 and {}", Fence::MAX.get()),
+            Self::FenceRange { min } => {
+                write!(f, "ERR FENCE must be between {min} and {}", Fence::MAX.get())
+            }
             Self::WaitRange => {
                 write!(f, "ERR WAIT must be between 0 and {WAIT_MS_MAX} milliseconds")
             }
@@ -119,6 +123,27 @@ fn write_node_error(f: &mut fmt::Formatter<'_>, error: &node::CommandError) -> f
         }
         Error::NotWritten => {
             "ERR the server refused to write the key: nothing was locked or revoked"
+        }
+        Error::Held { number, is_older: true } => {
+            return write!(
+                f,
+                "HELD {number} older: an older client holds the lock or waits for it; wait, or \
+                 give up"
+            );
+        }
+        Error::Held { number, is_older: false } => {
+            return write!(
+                f,
+                "HELD {number} younger: only younger clients hold the lock or wait for it; wait, \
+                 or give up"
+            );
+        }
+        Error::TicketTooFarAhead { largest } => {
+            return write!(
+                f,
+                "ERR FENCE is more than twice lock.max-clock-skew ahead of this server's clock: \
+                 set the clocks right; the largest that it accepts now is {largest}"
+            );
         }
         Error::BadFence(error) => return write!(f, "BADFENCE {error}"),
         Error::QueueFull { max_waiters } => {

@@ -131,7 +131,7 @@ pub(crate) fn acquire_terms(
         if name.eq_ignore_ascii_case(b"OWNER") {
             set_once(&mut options.owner, checked_owner(value)?)
         } else if name.eq_ignore_ascii_case(b"FENCE") {
-            set_once(&mut options.fence, checked_fence(value)?)
+            set_once(&mut options.fence, checked_ticket(value)?)
         } else if name.eq_ignore_ascii_case(b"WAIT") {
             set_once(&mut options.wait_ms, checked_wait(value)?)
         } else {
@@ -288,7 +288,16 @@ fn checked_owner(owner: Arg<'_>) -> Result<Arg<'_>, CommandError> {
 }
 
 fn checked_fence(fence: Arg<'_>) -> Result<Fence, CommandError> {
-    u64::try_from(integer(fence)?).ok().and_then(Fence::new).ok_or(CommandError::FenceRange)
+    let fence = u64::try_from(integer(fence)?).ok().and_then(Fence::new);
+    fence.ok_or(CommandError::FenceRange { min: 1 })
+}
+
+/// The `FENCE` of an ACQUIRE: 0 is the front of the queue.
+fn checked_ticket(ticket: Arg<'_>) -> Result<Fence, CommandError> {
+    match integer(ticket)? {
+        0 => Ok(Fence::ZERO),
+        _ => checked_fence(ticket).map_err(|_| CommandError::FenceRange { min: 0 }),
+    }
 }
 
 fn checked_wait(wait: Arg<'_>) -> Result<u64, CommandError> {

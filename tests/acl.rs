@@ -10,7 +10,7 @@ use redis::{Connection, Value, cmd};
 
 const SECURITY: &str = include_str!("../docs/operations/security.md");
 
-const PROGRAM_COMMANDS: [&str; 9] = [
+const PROGRAM_COMMANDS: [&str; 11] = [
     "lock.acquire",
     "lock.acquireany",
     "lock.extend",
@@ -19,7 +19,9 @@ const PROGRAM_COMMANDS: [&str; 9] = [
     "lock.macquire",
     "lock.mextend",
     "lock.mrelease",
+    "lock.myield",
     "lock.release",
+    "lock.yield",
 ];
 
 const OPERATOR_COMMANDS: [&str; 2] = ["lock.revoke", "lock.scan"];

@@ -17,6 +17,7 @@ const TOKEN_LENGTH: &str =
 const OWNER_LENGTH: &str = "ERR OWNER must be at most 256 bytes: it is a label for people to read";
 const OWNER_NOT_TEXT: &str = "ERR OWNER must be UTF-8: it is a label for people to read";
 const FENCE_RANGE: &str = "ERR FENCE must be between 1 and 9007199254740991";
+const TICKET_RANGE: &str = "ERR FENCE must be between 0 and 9007199254740991";
 const UNKNOWN_TO_ACQUIRE: &str =
     "ERR syntax error: only SHARED, WAIT ms, FENCE n and OWNER label may follow the ttl";
 const UNKNOWN_TO_EXTEND: &str =
@@ -109,13 +110,18 @@ fn invalid_number_is_refused() {
 fn fence_out_of_range_is_refused() {
     assert_all_refused(
         &[
-            "LOCK.ACQUIRE k s3cret 1000 FENCE 0",
-            "LOCK.ACQUIRE k s3cret 1000 FENCE -1",
-            "LOCK.ACQUIRE k s3cret 1000 FENCE 9007199254740992",
             "LOCK.EXTEND k s3cret 1000 FENCE 0",
             "LOCK.EXTEND k s3cret 1000 FENCE 9223372036854775807",
         ],
         FENCE_RANGE,
+    );
+    assert_all_refused(
+        &[
+            "LOCK.ACQUIRE k s3cret 1000 FENCE -1",
+            "LOCK.ACQUIRE k s3cret 1000 FENCE 9007199254740992",
+            "LOCK.ACQUIREANY 1 k s3cret 1000 FENCE -1",
+        ],
+        TICKET_RANGE,
     );
 }
 

@@ -232,10 +232,10 @@ fn proposed_fence_is_taken() {
 }
 
 #[test]
-fn proposal_below_the_last_fence_or_far_ahead_of_the_clock_is_not_taken() {
+fn proposal_below_the_last_fence_is_not_taken() {
     let (_server, mut cli) = server_and_cli();
     let mut last = cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
-    for proposed in [1, last - 1, last, (1 << 53) - 1] {
+    for proposed in [0, 1, last - 1, last] {
         cli.ask::<i64>("LOCK.RELEASE k a");
         let fence = cli.ask::<i64>(&format!("LOCK.ACQUIRE k a 60000 FENCE {proposed}"));
         assert!(fence > last && fence != proposed, "{proposed}: {fence} after {last}");

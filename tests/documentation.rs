@@ -13,14 +13,16 @@ use quorlock_testkit::{Server, module_path};
 use redis::Value::{self, Int};
 use redis::{Cmd, FromRedisValue};
 
-const SYNTAX: [&str; 11] = [
+const SYNTAX: [&str; 13] = [
     "lock.acquire key token ttl-ms [SHARED] [WAIT wait-ms] [FENCE n] [OWNER label]",
     "lock.extend key token ttl-ms [SHARED] [FENCE n] [TOKEN new]",
     "lock.release key token",
+    "lock.yield key token",
     "lock.inspect key",
     "lock.macquire numkeys key [key ...] token ttl-ms [WAIT wait-ms] [FENCE n] [OWNER label]",
     "lock.mextend numkeys key [key ...] token ttl-ms [FENCE n] [TOKEN new]",
     "lock.mrelease numkeys key [key ...] token",
+    "lock.myield numkeys key [key ...] token",
     "lock.acquireany numkeys key [key ...] token ttl-ms [WAIT wait-ms] [FENCE n] [OWNER label]",
     "lock.revoke key [NOW]",
     "lock.scan cursor [MATCH pattern] [COUNT count]",
@@ -195,10 +197,12 @@ fn server_knows_arity_flags_and_key_of_each_command() {
         ("lock.acquire", -4, vec!["blocking", "denyoom", "fast", "module", "write"]),
         ("lock.extend", -4, vec!["fast", "module", "write"]),
         ("lock.release", 3, vec!["fast", "module", "write"]),
+        ("lock.yield", 3, vec!["fast", "module", "write"]),
         ("lock.inspect", 2, vec!["fast", "module", "readonly"]),
         ("lock.macquire", -5, vec!["blocking", "denyoom", "module", "movablekeys", "write"]),
         ("lock.mextend", -5, vec!["module", "movablekeys", "write"]),
         ("lock.mrelease", -4, vec!["module", "movablekeys", "write"]),
+        ("lock.myield", -4, vec!["module", "movablekeys", "write"]),
         ("lock.acquireany", -5, vec!["blocking", "denyoom", "module", "movablekeys", "write"]),
         ("lock.revoke", -2, vec!["admin", "module", "write"]),
         ("lock.scan", -2, vec!["admin", "module", "readonly"]),
@@ -228,6 +232,7 @@ fn key_is_found_in_each_command() {
         ("LOCK.ACQUIRE the-key a 1000 SHARED", ["RW", "access", "insert"]),
         ("LOCK.EXTEND the-key a 1000 TOKEN b", ["RW", "access", "update"]),
         ("LOCK.RELEASE the-key a", ["RW", "access", "delete"]),
+        ("LOCK.YIELD the-key a", ["RW", "access", "delete"]),
         ("LOCK.INSPECT the-key", ["RO", "access", ""]),
         ("LOCK.REVOKE the-key NOW", ["RW", "access", "update"]),
     ];
@@ -252,6 +257,7 @@ fn server_finds_all_keys_of_a_command() {
         ("LOCK.ACQUIREANY 3 k1 k2 k3 a 1000 OWNER me FENCE 7", "insert"),
         ("LOCK.MEXTEND 3 k1 k2 k3 a 1000 TOKEN b", "update"),
         ("LOCK.MRELEASE 3 k1 k2 k3 a", "delete"),
+        ("LOCK.MYIELD 3 k1 k2 k3 a", "delete"),
     ] {
         assert_eq!(
             cli.ask::<Vec<String>>(&format!("COMMAND GETKEYS {line}")),

@@ -18,6 +18,7 @@ fn provoked_errors_are_documented_word_for_word() {
         "LOCK.MACQUIRE 2 one two token 9000",
         "LOCK.ACQUIRE revoked token 9000",
         "LOCK.REVOKE revoked",
+        "LOCK.ACQUIRE ticket token 9000 FENCE 2",
         "LOCK.ACQUIRE shared one 9000 SHARED",
         "LOCK.ACQUIRE shared two 9000 SHARED",
     ] {
@@ -27,7 +28,7 @@ fn provoked_errors_are_documented_word_for_word() {
     let _waiter = Waiter::new(&server, "LOCK.ACQUIRE held waiting 1000 WAIT 60000");
 
     let (long, empty, long_key) = ("x".repeat(257), "", "k".repeat(65_537));
-    let provoked: [&[&str]; 40] = [
+    let provoked: [&[&str]; 44] = [
         &["LOCK.ACQUIRE", &long_key, "token", "1000"],
         &["LOCK.ACQUIRE", "k"],
         &["LOCK.ACQUIRE", "k", "token", "1000", "FENCE"],
@@ -36,7 +37,11 @@ fn provoked_errors_are_documented_word_for_word() {
         &["LOCK.ACQUIRE", "k", empty, "1000"],
         &["LOCK.ACQUIRE", "k", &long, "1000"],
         &["LOCK.ACQUIRE", "k", "token", "1000", "OWNER", &long],
-        &["LOCK.ACQUIRE", "k", "token", "1000", "FENCE", "0"],
+        &["LOCK.ACQUIRE", "k", "token", "1000", "FENCE", "-1"],
+        &["LOCK.EXTEND", "k", "token", "1000", "FENCE", "0"],
+        &["LOCK.ACQUIRE", "k", "token", "1000", "FENCE", "9007199254740991"],
+        &["LOCK.ACQUIRE", "held", "other", "1000", "FENCE", "5"],
+        &["LOCK.ACQUIRE", "ticket", "other", "1000", "FENCE", "1"],
         &["LOCK.ACQUIRE", "k", "token", "1000", "WAIT", "-1"],
         &["LOCK.ACQUIRE", "k", "token", "1000", "COLOUR", "blue"],
         &["LOCK.EXTEND", "k", "token", "1000", "COLOUR", "blue"],

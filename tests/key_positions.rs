@@ -32,6 +32,7 @@ fn wrong_number_of_keys_is_refused_by_the_command() {
             format!("LOCK.ACQUIREANY {number} k1 k2 a 1000"),
             format!("LOCK.MEXTEND {number} k1 k2 a 1000"),
             format!("LOCK.MRELEASE {number} k1 k2 a"),
+            format!("LOCK.MYIELD {number} k1 k2 a"),
         ] {
             for cli in [&mut admin, &mut worker] {
                 let error = cli.error(&line);
@@ -62,6 +63,7 @@ fn permission_is_needed_for_each_of_several_keys() {
         "LOCK.ACQUIREANY 2 other k3 a 60000 WAIT 1000",
         "LOCK.MEXTEND 3 k1 k2 other a 60000",
         "LOCK.MRELEASE 3 k1 other k2 a",
+        "LOCK.MYIELD 3 k1 other k2 a",
     ] {
         assert!(worker.error(line).starts_with("NOPERM"), "{line}");
         worker.reply("MULTI");

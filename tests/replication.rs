@@ -169,6 +169,8 @@ fn writable_replica_neither_extends_nor_releases_a_lock() {
         "LOCK.EXTEND foreign a 4000",
         "LOCK.EXTEND foreign a 4000 TOKEN b",
         "LOCK.MEXTEND 2 foreign foreign-too a 4000",
+        "LOCK.YIELD foreign a",
+        "LOCK.MYIELD 2 foreign foreign-too a",
         "LOCK.RELEASE foreign a",
         "LOCK.MRELEASE 2 foreign foreign-too a",
         "LOCK.EXTEND k a 4000",

@@ -16,7 +16,7 @@ use redis::Value;
 const SECRET: &str = "s3cret";
 
 /// Commands with tokens: some are granted, some refused, and some are invalid.
-const LINES: [&str; 43] = [
+const LINES: [&str; 47] = [
     "LOCK.ACQUIRE k s3cret-1 60000",
     "LOCK.ACQUIRE k s3cret-2 60000 OWNER me FENCE 7",
     "lock.acquire k s3cret-3 60000 WAIT 0",
@@ -26,6 +26,7 @@ const LINES: [&str; 43] = [
     "LOCK.EXTEND k s3cret-1 60000 TOKEN s3cret-4 TOKEN s3cret-5",
     "LOCK.EXTEND k s3cret-1 x TOKEN s3cret-4",
     "LOCK.EXTEND k s3cret-1 60000 NONSENSE x TOKEN s3cret-4",
+    "LOCK.YIELD k s3cret-4",
     "LOCK.RELEASE k s3cret-4",
     "LOCK.ACQUIRE k s3cret-1 60000 SHARED",
     "LOCK.ACQUIRE k s3cret-2 60000 SHARED FENCE 7 OWNER me",
@@ -36,6 +37,7 @@ const LINES: [&str; 43] = [
     "LOCK.MACQUIRE 2 k l s3cret-2 60000 WAIT 0 OWNER me",
     "LOCK.MEXTEND 2 k l s3cret-1 60000",
     "LOCK.MEXTEND 2 k l s3cret-1 60000 TOKEN s3cret-3",
+    "LOCK.MYIELD 2 k l s3cret-3",
     "LOCK.MRELEASE 2 k l s3cret-3",
     "LOCK.ACQUIRE k s3cret-1 x",
     "LOCK.ACQUIRE k s3cret-1 60000 UNKNOWN x",
@@ -49,6 +51,8 @@ const LINES: [&str; 43] = [
     "LOCK.MEXTEND 1 k l s3cret-1 60000 TOKEN s3cret-2",
     "LOCK.MRELEASE 3 k l s3cret-1",
     "LOCK.MRELEASE 1 k l s3cret-1",
+    "LOCK.MYIELD 3 k l s3cret-1",
+    "LOCK.MYIELD 1 k l s3cret-1",
     "LOCK.MACQUIRE 3 k l s3cret-1 60000",
     "LOCK.MACQUIRE 3 k l s3cret-1 60000 WAIT 0",
     "LOCK.ACQUIREANY 3 k l s3cret-1 60000",

@@ -10,7 +10,7 @@ use super::command::{self, Command, Keys};
 use super::{Args, Ctx, LogLevel, events, info};
 use crate::commands::{
     Acquire, AcquireAll, AcquireAny, Extend, ExtendAll, Help, Inspect, Release, ReleaseAll, Revoke,
-    Scan,
+    Scan, Yield, YieldAll,
 };
 use crate::error::CommandError;
 use crate::{commands, module, request};
@@ -108,10 +108,12 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
         && command::register::<Acquire>(ctx)
         && command::register::<Extend>(ctx)
         && command::register::<Release>(ctx)
+        && command::register::<Yield>(ctx)
         && command::register::<Inspect>(ctx)
         && command::register::<AcquireAll>(ctx)
         && command::register::<ExtendAll>(ctx)
         && command::register::<ReleaseAll>(ctx)
+        && command::register::<YieldAll>(ctx)
         && command::register::<AcquireAny>(ctx)
         && command::register::<Revoke>(ctx)
         && command::register::<Scan>(ctx)

@@ -286,6 +286,7 @@ struct Waiting {
     keys: u8,
     is_any: bool,
     ttl_ms: u64,
+    since_us: u64,
     until_us: u64,
 }
 
@@ -294,6 +295,14 @@ impl Waiting {
     fn needs_one_key(&self) -> bool {
         self.is_any || self.keys.is_power_of_two()
     }
+}
+
+/// The keys that are kept for older waiters for several keys.
+fn kept_keys(waiting: &HashMap<BlockedId, Waiting>, blocked_id: BlockedId, now_us: u64) -> u8 {
+    let keeps = |&(other, waits): &(&BlockedId, &Waiting)| {
+        *other < blocked_id && !waits.needs_one_key() && now_us >= waits.since_us + 50_000
+    };
+    waiting.iter().filter(keeps).fold(0, |kept, (_, waits)| kept | waits.keys)
 }
 
 fn overtakes_a_waiter(waiting: &HashMap<BlockedId, Waiting>, keys: u8) -> bool {
@@ -331,7 +340,7 @@ proptest! {
                             AcquireReply::Waits(blocked_id) => {
                                 let until_us = now_us + wait_ms * 1000;
                                 let token = token.clone();
-                                waiting.insert(blocked_id, Waiting { token, keys, is_any: true, ttl_ms, until_us });
+                                waiting.insert(blocked_id, Waiting { token, keys, is_any: true, ttl_ms, since_us: server.mono_us, until_us });
                                 None
                             }
                             other => {
@@ -354,7 +363,7 @@ proptest! {
                             AcquireReply::Waits(blocked_id) => {
                                 let until_us = now_us + wait_ms * 1000;
                                 let token = token.clone();
-                                waiting.insert(blocked_id, Waiting { token, keys, is_any: false, ttl_ms, until_us });
+                                waiting.insert(blocked_id, Waiting { token, keys, is_any: false, ttl_ms, since_us: server.mono_us, until_us });
                                 None
                             }
                             other => {
@@ -405,8 +414,10 @@ proptest! {
             }
             prop_assert_eq!(server.node().leases(), beliefs.leases());
             prop_assert_eq!(server.node().waiters(), waiting.len());
-            for waiter in waiting.values() {
+            for (&blocked_id, waiter) in &waiting {
+                let kept = kept_keys(&waiting, blocked_id, now_us);
                 let is_free = |name: &[u8]| !server.has(name)
+                    && kept & 1 << name[0] == 0
                     && beliefs.held.iter().all(|held| held.keys & 1 << name[0] == 0);
                 let mut names = names(waiter.keys).into_iter();
                 let could_be_granted = if waiter.is_any { names.any(is_free) } else { names.all(is_free) };

@@ -11,7 +11,7 @@ use std::time::Duration;
 use quorlock_core::client::{
     Acquire, Action, Hold, HoldAction, Keys, Mode, Mutant, NodeError, Spec, break_rule,
 };
-use quorlock_core::node::{self, Holder};
+use quorlock_core::node::{self, Holder, Reply};
 use support::client::{Client, spec};
 use support::world::{Path, World, sends_of};
 
@@ -182,7 +182,9 @@ fn passes_a_waiting_writer(mutant: Option<Mutant>) -> bool {
     let _reader = world.acquire(World::spec(Mode::Shared)).unwrap();
     world.pass_ms(1);
     let queue_node = world.client.topology.order(K)[0];
-    let _ = world.nodes[queue_node].acquire_or_wait(K, b"a writer", TTL_MS, 5000);
+    let node = &mut world.nodes[queue_node];
+    let ticket = node.now().wall_us;
+    assert_eq!(node.ask(&[K], b"a writer", TTL_MS, ticket, 5000), Ok(Reply::Waits));
     world.pass_ms(1);
     world.slowest = Some(queue_node);
     break_rule(mutant);

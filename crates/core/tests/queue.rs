@@ -7,7 +7,7 @@ mod support;
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use quorlock_core::node::{BlockedId, KeyEvent, ServerEvent};
+use quorlock_core::node::{BlockedId, KeyEvent, Reply, ServerEvent};
 use support::{AcquireReply, Inspected, MAX_TTL_MS, MAX_WAITERS, Server, WaitResult};
 
 fn enqueue(server: &mut Server, key: &[u8], token: &[u8], wait_ms: u64) -> BlockedId {
@@ -175,29 +175,33 @@ fn repeated_wait_with_a_fence_takes_over_the_place() {
 }
 
 #[test]
-fn repeated_wait_of_a_lone_waiter_is_not_forgotten() {
+fn repeated_wait_for_a_free_key_is_granted_at_once() {
     let mut server = Server::with_lock(&[b"k"], b"holder", 10_000);
     server.wait_again(&[b"k"], b"t", 1000, 5000);
     server.remove_key(b"k", KeyEvent::Removed);
     // The key is free, and its queue has no other waiter.
-    let newer = server.wait_again(&[b"k"], b"t", 1000, 5000);
+    assert!(matches!(server.ask(&[b"k"], b"t", 1000, 1, 5000), Ok(Reply::Granted(_))));
     server.run_turns();
-    assert_eq!(server.granted(), [newer]);
+    assert_eq!(
+        (server.granted(), server.node().waiters()),
+        (vec![], 0),
+        "the older one is refused"
+    );
 }
 
 #[test]
-fn repeated_wait_for_other_keys_joins_the_end_of_the_queue() {
+fn repeated_wait_for_other_keys_replaces_the_older_one() {
     let mut server = Server::with_lock(&[b"a", b"b"], b"holder", 10_000);
     let older = server.wait_again(&[b"a"], b"t", 1000, 5000);
     let second = enqueue(&mut server, b"b", b"second", 5000);
     let newer = server.wait_again(&[b"a", b"b"], b"t", 1000, 5000);
     server.release(b"a", b"holder");
     server.run_turns();
-    assert_eq!(server.granted(), [second]);
-    server.release(b"b", b"second");
+    assert_eq!(server.granted(), [newer], "its ticket is the smaller one");
+    server.release(b"a", b"t");
     server.run_turns();
-    assert_eq!(server.granted(), [second, newer]);
-    assert_eq!(server.wait_results[0], (older, WaitResult::Refused));
+    assert_eq!(server.granted(), [newer, second]);
+    assert!(server.wait_results.contains(&(older, WaitResult::Refused)));
 }
 
 #[test]

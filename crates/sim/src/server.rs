@@ -204,15 +204,21 @@ impl Server {
         self.memory.keys.random_values_made = 0;
         match reply {
             Ok(Reply::Granted(fence) | Reply::Extended(fence)) => Answer::Held(fence),
-            Ok(Reply::Refused | Reply::NotHeld | Reply::Released(false)) => Answer::NotHeld,
+            Ok(Reply::Refused | Reply::NotHeld | Reply::Released(false))
+            | Err(CommandError::Held { .. }) => Answer::NotHeld,
             Ok(Reply::Released(true)) => Answer::Released,
             Err(CommandError::BadFence(_)) => Answer::BadFence,
             // A client names all keys of its lock, so only a mutant leads to `OtherKeys`.
-            Err(CommandError::Abstaining { .. } | CommandError::OtherKeys) => Answer::Silent,
+            Err(
+                CommandError::Abstaining { .. }
+                | CommandError::OtherKeys
+                | CommandError::TicketTooFarAhead { .. },
+            ) => Answer::Silent,
             Err(CommandError::Revoked { .. }) => Answer::Revoked,
             Ok(
                 Reply::Waits
                 | Reply::GrantedOne { .. }
+                | Reply::Yielded(_)
                 | Reply::Inspected(_)
                 | Reply::Revoked(_)
                 | Reply::Scanned(_),

@@ -72,9 +72,9 @@ impl Outgoing {
 
     pub(super) fn read(&self, reply: Result<Value, RedisError>) -> Response {
         let value = match reply {
-            Ok(Value::ServerError(error)) => return Response::Failed(read_error(&error.into())),
+            Ok(Value::ServerError(error)) => return read_refusal(&error.into()),
             Ok(value) => value,
-            Err(error) => return Response::Failed(read_error(&error)),
+            Err(error) => return read_refusal(&error),
         };
         match (self.command, value) {
             (
@@ -224,7 +224,22 @@ pub(crate) fn read_fence(value: Value) -> Response {
             None => Response::Failed(NodeError::UnexpectedReply),
         },
         Value::Nil => Response::No,
-        Value::ServerError(error) => Response::Failed(read_error(&error.into())),
+        Value::ServerError(error) => read_refusal(&error.into()),
+        _ => Response::Failed(NodeError::UnexpectedReply),
+    }
+}
+
+/// Reads an error reply: `HELD number older` or `HELD number younger` is a refusal, and no failure.
+fn read_refusal(error: &RedisError) -> Response {
+    if error.code() != Some("HELD") {
+        return Response::Failed(read_error(error));
+    }
+    let mut words = error.detail().unwrap_or_default().split([' ', ':']);
+    let number = words.next().and_then(|number| number.parse().ok());
+    let number = number.map(|number| Fence::new(number).unwrap_or_default());
+    match (number, words.next()) {
+        (Some(number), Some("older")) => Response::Held { number, is_older: true },
+        (Some(number), Some("younger")) => Response::Held { number, is_older: false },
         _ => Response::Failed(NodeError::UnexpectedReply),
     }
 }

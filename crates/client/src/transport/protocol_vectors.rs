@@ -136,6 +136,9 @@ fn reply(mut case: Fields) {
             let (waited_us, key) = (micros(waited), format!("s:{key:02}"));
             serde_json::json!({ "fence": fence.get(), "waited_us": waited_us, "key": key })
         }
+        Response::Held { number, is_older } => {
+            serde_json::json!({ "held": number.get(), "older": is_older })
+        }
         Response::Yes => "yes".into(),
         Response::No => "no".into(),
         Response::Failed(NodeError::UnexpectedReply) => "unexpected".into(),

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::{FenceProposals, Keys, NodeError, RoundTrips, Token, Voters};
+use super::{FenceProposals, Keys, NodeError, Response, RoundTrips, Token, Voters};
 use crate::quorum::{Majority, Moment, order};
 
 /// Random numbers for tokens and pauses.
@@ -64,6 +64,15 @@ impl ClientState {
             fences: FenceProposals::default(),
             voters: Voters::new(majority.nodes()),
         }
+    }
+}
+
+impl Context<'_> {
+    /// Learns the number in a refusal. To all machines, a refusal is `No`.
+    pub(super) fn heard<'r>(&self, response: &'r Response) -> &'r Response {
+        let Response::Held { number, .. } = response else { return response };
+        self.client_state.fences.learn_refusal(*number, self.wall_us);
+        &Response::No
     }
 }
 

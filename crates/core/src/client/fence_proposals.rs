@@ -2,12 +2,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Fence;
 
+/// How far ahead of its wall clock a client believes the number in a refusal, in microseconds.
+///
+/// Nodes report fences up to `lock.max-clock-skew` ahead of their clocks, and accept tickets up to
+/// twice as far ahead. With the default of a minute, this lies in the middle.
+const LEARNED_AHEAD_MAX_US: u64 = 90_000_000;
+
 /// Chooses the fence that a client proposes to all nodes of an attempt, so that they usually agree
 /// at once.
 ///
-/// The answer of a single node has no influence: a node whose clock is far ahead returns fences
-/// that the other nodes do not accept. They would ignore a proposal above these, and each would
-/// choose another fence.
+/// The fence that a single node grants has no influence: a node whose clock is far ahead returns
+/// fences that the other nodes do not accept. They would ignore a proposal above these, and each
+/// would choose another fence. The number in a refusal has influence unless it is far ahead.
 #[derive(Debug, Default)]
 pub struct FenceProposals {
     agreed: AtomicU64,
@@ -18,6 +24,15 @@ impl FenceProposals {
     pub fn propose(&self, wall_us: u64) -> Fence {
         let agreed = Fence::new(self.agreed.load(Ordering::Relaxed)).unwrap_or_default();
         Fence::of_wall_us(wall_us).max(agreed.next())
+    }
+
+    /// Records the number in a refusal, so that the next proposal exceeds the tickets in line.
+    ///
+    /// Ignores a number that is too far ahead of the wall clock: nodes would reject a larger one.
+    pub fn learn_refusal(&self, number: Fence, wall_us: u64) {
+        if number <= Fence::of_wall_us(wall_us).saturating_add(LEARNED_AHEAD_MAX_US) {
+            self.agreed.fetch_max(number.get(), Ordering::Relaxed);
+        }
     }
 
     /// Records the fence on which a majority agreed, if it is larger than the recorded one.

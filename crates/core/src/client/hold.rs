@@ -397,6 +397,7 @@ impl Hold {
 
     /// Processes a response to the grant's ACQUIRE, to an extension, or to a repair.
     pub fn handle_response(&mut self, id: RequestId, response: &Response, ctx: &Context<'_>) {
+        let response = ctx.heard(response);
         let node = id.node;
         if matches!(response, Response::Failed(NodeError::Revoked { .. })) {
             // Late answers count, too.

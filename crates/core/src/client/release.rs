@@ -245,6 +245,7 @@ impl Release {
 
     /// Processes a response to one of the requests, or to the [WAIT](Self::wait).
     pub fn handle_response(&mut self, id: RequestId, response: &Response, ctx: &Context<'_>) {
+        let response = ctx.heard(response);
         if self.wait == Some(id) {
             self.wait = None;
             if *response == Response::No {

@@ -84,8 +84,15 @@ pub enum Response {
     },
     /// RELEASE: the token held the lock. INSPECT: one of the keys is taken. PING: PONG.
     Yes,
-    /// ACQUIRE: another client holds the lock or waits for it. EXTEND, RELEASE: this token does not
-    /// hold the lock. INSPECT: the keys are free.
+    /// ACQUIRE: another client holds the lock or waits for it.
+    Held {
+        /// The largest fence and ticket that the node knows for the keys.
+        number: Fence,
+        /// Whether a holder or a waiter there is older than this request.
+        is_older: bool,
+    },
+    /// EXTEND, RELEASE: this token does not hold the lock. INSPECT: the keys are free. ACQUIRE that
+    /// waited: another request or command has ended the wait.
     No,
     /// No answer, or an error.
     Failed(NodeError),
@@ -99,7 +106,7 @@ impl Response {
             Self::Fence(_) | Self::FenceAfterWait { .. } | Self::FenceAndKey { .. } | Self::Yes => {
                 Some(true)
             }
-            Self::No => Some(false),
+            Self::Held { .. } | Self::No => Some(false),
             Self::Failed(_) => None,
         }
     }
@@ -111,7 +118,7 @@ impl Response {
             | Self::FenceAfterWait { fence, .. }
             | Self::FenceAndKey { fence, .. } => Answer::Granted(Some(*fence)),
             Self::Yes => Answer::Granted(None),
-            Self::No => Answer::Refused,
+            Self::Held { .. } | Self::No => Answer::Refused,
             Self::Failed(error) => Answer::Failed(error.clone()),
         }
     }

@@ -4,10 +4,12 @@ use super::answers::Grant;
 use super::key_state::KeyState;
 use super::leases::NewLock;
 use super::machine::PerKey;
+use super::mutants::{Mutant, is_broken};
 use super::queues::{Lack, Waiter, Wanted, Wants};
+use super::rank::{Rank, later_ticket};
 use super::turn::{Budget, COMMAND_UNITS, write_units};
 use super::{
-    Acquire, Author, Change, CommandError, Key, Keyspace, Kind, Mode, Node, Now, Reply, Token,
+    Acquire, Author, Change, CommandError, Extend, Key, Keyspace, Kind, Mode, Node, Now, Reply,
 };
 use crate::{Fence, Ttl};
 
@@ -25,13 +27,14 @@ pub(super) struct Terms<'a, N> {
     pub(super) token: &'a N,
     pub(super) owner: Option<&'a [u8]>,
     pub(super) ttl: Ttl,
-    /// The fence that the client proposed.
-    pub(super) fence: Option<Fence>,
+    /// The ticket that the client gave. It is also the fence that the client proposes.
+    pub(super) ticket: Option<Fence>,
     pub(super) author: Author,
 }
 
 impl Node {
-    /// Acquires the lock if all its keys are free. Refuses a held lock even to its own token.
+    /// Acquires the lock if all its keys are free. Without FENCE, refuses a held lock even to its own
+    /// token.
     pub(super) fn acquire<K: Keyspace>(
         &mut self,
         now: Now,
@@ -41,62 +44,156 @@ impl Node {
         if acquire.mode == Mode::Shared {
             return self.acquire_shared(now, acquire, keyspace);
         }
-        self.refuse_while_abstaining(now)?;
-        let &Acquire { db, keys, token, ttl, mode: _, owner, fence, wait_ms: _ } = acquire;
+        self.admit(now, acquire)?;
+        if let Some(fence) = self.ask_again(now, acquire, keyspace)? {
+            return Ok(Reply::Granted(fence));
+        }
+        let &Acquire { db, keys, token, ttl, owner, .. } = acquire;
         let mut entries = self.open_all(now, db, keys, keyspace);
-        let mut hashes: PerKey<u64> = PerKey::new();
+        let hashes: PerKey<u64> =
+            keys.iter().map(|key| self.leases.hash(db, key.as_ref())).collect();
+        let rank = self.rank(acquire, &hashes);
         let mut lacks: PerKey<Option<Lack>> = PerKey::new();
         let (mut have_ended, mut budget) = (false, Budget::units(COMMAND_UNITS));
-        for (key, entry) in keys.iter().zip(&entries) {
-            let key = key.as_ref();
-            let hash = self.leases.hash(db, key);
-            let state = self.key_state(now.monotonic, (hash, db, key), keyspace, entry);
+        for ((key, &hash), entry) in keys.iter().zip(&hashes).zip(&entries) {
+            let key = (hash, db, key.as_ref());
+            let state = self.key_state(now.monotonic, key, keyspace, entry);
             if state == KeyState::WrongType {
                 return Err(CommandError::WrongType);
             }
-            let mut behind =
-                || self.has_waiter_ahead(now, hash, db, key, &mut budget).then_some(Lack::Behind);
-            lacks.push(self.lack(now, state, keyspace, entry).or_else(&mut behind));
+            let lack = self.lack(now, state, keyspace, entry);
+            lacks.push(lack.or_else(|| {
+                let is_behind = self.is_behind_in_line(now, key, rank.as_ref(), &mut budget);
+                is_behind.then_some(Lack::Behind)
+            }));
             have_ended |= matches!(state, KeyState::Ended { .. });
-            hashes.push(hash);
         }
         if lacks.iter().all(Option::is_none) {
+            self.leave_line(acquire, &hashes);
             let free = FreeKeys { db, keys, hashes: &hashes, entries: &mut entries, have_ended };
-            let terms = Terms { token, owner, ttl, fence, author: Author::Client };
+            let ticket = rank.map(|rank| rank.ticket);
+            let terms = Terms { token, owner, ttl, ticket, author: Author::Client };
             return self.grant(now, free, &terms, keyspace).map(Reply::Granted);
         }
-        self.wait_or_refuse(now, acquire, Wants::All, &hashes, &lacks, keyspace)
+        self.wait_or_refuse(now, acquire, Wants::All, rank, &hashes, &lacks, keyspace)
     }
 
-    /// Refuses the command if the node abstains, and counts that.
-    pub(super) fn refuse_while_abstaining(&mut self, now: Now) -> Result<(), CommandError> {
-        let Some(error) = self.abstention_error(now.monotonic) else { return Ok(()) };
-        self.stats.abstained += 1;
-        Err(error)
+    /// Refuses the command if the node abstains, or if its ticket is too far ahead of the clock.
+    pub(super) fn admit<N>(
+        &mut self,
+        now: Now,
+        acquire: &Acquire<'_, N>,
+    ) -> Result<(), CommandError> {
+        if let Some(error) = self.abstention_error(now.monotonic) {
+            self.stats.abstained += 1;
+            return Err(error);
+        }
+        let largest = self.fences.ticket_ceiling(now.wall_us);
+        if acquire.fence.is_some_and(|ticket| ticket > largest) {
+            return Err(CommandError::TicketTooFarAhead { largest });
+        }
+        Ok(())
+    }
+
+    /// The rank of a request with FENCE. A token that stands in line keeps a larger ticket.
+    pub(super) fn rank<N: AsRef<[u8]>>(
+        &self,
+        acquire: &Acquire<'_, N>,
+        hashes: &[u64],
+    ) -> Option<Rank> {
+        let token = acquire.token.as_ref();
+        let in_line = self.in_line(acquire, hashes);
+        let in_line = in_line.iter().flatten().map(|&place| self.queues.waiter(place).rank.ticket);
+        Some(Rank::new(in_line.fold(acquire.fence?, later_ticket), token))
+    }
+
+    /// For each key of the request, the waiter with its token.
+    fn in_line<N: AsRef<[u8]>>(
+        &self,
+        acquire: &Acquire<'_, N>,
+        hashes: &[u64],
+    ) -> PerKey<Option<u32>> {
+        let named = acquire.keys.iter().zip(hashes).map(|(key, &hash)| (hash, key.as_ref()));
+        self.queues.waiters_with(acquire.token.as_ref(), acquire.db, named)
+    }
+
+    /// Removes the token's waiters from the queues of these keys, because the token is granted one.
+    /// Without FENCE, a token that waits is refused instead.
+    pub(super) fn leave_line<N: AsRef<[u8]>>(&mut self, acquire: &Acquire<'_, N>, hashes: &[u64]) {
+        let in_line = self.in_line(acquire, hashes);
+        self.dismiss_all(in_line);
+    }
+
+    fn dismiss_all(&mut self, in_line: PerKey<Option<u32>>) {
+        let mut places: PerKey<u32> = in_line.into_iter().flatten().collect();
+        places.sort_unstable();
+        places.dedup();
+        places.into_iter().for_each(|place| self.queues.dismiss(place));
+    }
+
+    /// Answers a request with FENCE whose token already holds the lock: moves the deadline forward
+    /// and keeps the fence. Returns `None` if the token does not hold the lock.
+    pub(super) fn ask_again<K: Keyspace>(
+        &mut self,
+        now: Now,
+        acquire: &Acquire<'_, K::Name>,
+        keyspace: &mut K,
+    ) -> Result<Option<Fence>, CommandError> {
+        let &Acquire { db, keys, token, ttl, mode, fence, .. } = acquire;
+        let Some(ticket) = fence else { return Ok(None) };
+        let key = keys[0].as_ref();
+        let hash = self.leases.hash(db, key);
+        if !self.may_hold(hash, db, key, token.as_ref()) {
+            return Ok(None);
+        }
+        let extend = Extend { db, keys, token, ttl, mode, fence: None, new_token: None };
+        let Reply::Extended(fence) = self.extend(now, &extend, keyspace)? else { return Ok(None) };
+        if let Some(lease) = self.leases.find(hash, db, key) {
+            self.leases.ask_again(lease, token.as_ref(), ticket);
+        }
+        Ok(Some(fence))
+    }
+
+    /// Whether the lease of a key names this token as a holder. It may have ended.
+    pub(super) fn may_hold(&self, hash: u64, db: u32, key: &[u8], token: &[u8]) -> bool {
+        self.leases.find(hash, db, key).is_some_and(|lease| {
+            let group = self.leases.group(lease);
+            self.leases.get(lease).is_held_by(token)
+                || group.is_some_and(|group| self.leases.holders().find(group, token).is_some())
+        })
     }
 
     /// Queues the client if it asked to wait and the server can block it. Refuses it otherwise.
     ///
     /// A token waits once on a key. A request with a FENCE may be a repeated one: it takes over the
-    /// place of the older one if both name the same keys, and the older one is refused.
+    /// place of the older one, and the older one is refused.
+    #[expect(clippy::too_many_arguments, reason = "a request, and what is known of its keys")]
     pub(super) fn wait_or_refuse<K: Keyspace>(
         &mut self,
         now: Now,
         acquire: &Acquire<'_, K::Name>,
         wants: Wants,
+        rank: Option<Rank>,
         hashes: &[u64],
         lacks: &[Option<Lack>],
         keyspace: &mut K,
     ) -> Result<Reply, CommandError> {
-        let &Acquire { db, keys, token, ttl, mode, owner, fence, wait_ms } = acquire;
+        let &Acquire { db, keys, token, ttl, mode, owner, wait_ms, .. } = acquire;
         self.stats.refusals += 1;
+        let named = || {
+            let keys = keys.iter().zip(hashes).zip(lacks);
+            keys.map(|((key, &hash), &lack)| (hash, key.as_ref(), lack))
+        };
+        let refused = |node: &Self| match &rank {
+            Some(rank) => Err(node.held(now, db, named(), rank, wants)),
+            None => Ok(Reply::Refused),
+        };
         if wait_ms == 0 || !keyspace.may_block() {
-            return Ok(Reply::Refused);
+            return refused(self);
         }
-        let named = keys.iter().zip(hashes).map(|(key, &hash)| (hash, key.as_ref()));
-        let older = self.queues.waiters_with(token.as_ref(), db, named);
+        let older = self.in_line(acquire, hashes);
         let has_time_left = |place| now.monotonic < self.queues.waiter(place).until;
-        if fence.is_none() && older.iter().flatten().any(|&place| has_time_left(place)) {
+        if rank.is_none() && older.iter().flatten().any(|&place| has_time_left(place)) {
             return Err(CommandError::AlreadyWaits);
         }
         // This check precedes `block`, so that the server blocks no client above the limit.
@@ -104,7 +201,7 @@ impl Node {
         if !replaces && self.queues.waiters() >= self.max_waiters {
             return Err(CommandError::QueueFull { max_waiters: self.max_waiters });
         }
-        let Some(blocked_id) = keyspace.block() else { return Ok(Reply::Refused) };
+        let Some(blocked_id) = keyspace.block() else { return refused(self) };
         self.stats.refusals -= 1;
         let repeated = older[0].filter(|&place| {
             let is_of_all_keys = older.iter().all(|&other| other == Some(place));
@@ -112,44 +209,67 @@ impl Node {
             let has_same_wants = self.queues.waiter(place).wants == wants;
             is_of_all_keys && has_same_keys && has_same_wants && has_time_left(place)
         });
-        let left = repeated.map(|place| self.queues.arrival(place));
-        let mut older: PerKey<u32> = older.into_iter().flatten().collect();
-        older.sort_unstable();
-        older.dedup();
-        older.into_iter().for_each(|place| self.queues.dismiss(place));
+        let keeps_keys = repeated.is_some_and(|place| self.queues.keeps_keys(place));
+        let repeated = repeated.map(|place| self.queues.waiter(place));
+        let in_line_since = repeated.map_or(now.monotonic, |waiter| waiter.in_line_since);
+        // A repeated request never asks for more than the first one did.
+        let mode = repeated.map_or(mode, |waiter| waiter.mode.max(mode));
         let waiter = Waiter {
             blocked_id,
-            token: Token::from_slice(token.as_ref()),
+            has_ticket: rank.is_some(),
+            rank: rank.filter(|_| !is_broken(Mutant::OrderByArrival)).unwrap_or_else(|| {
+                let ticket = self.last_in_line(now, db, named().map(|(hash, key, _)| (hash, key)));
+                Rank::new(ticket, token.as_ref())
+            }),
             owner: owner.map(Into::into),
             ttl,
             mode,
             wants,
-            fence,
             since: now.monotonic,
+            in_line_since,
             until: now.monotonic.plus_us(wait_ms.saturating_mul(1000)),
         };
-        let keys = keys.iter().zip(hashes).zip(lacks);
-        let wanted = keys.map(|((key, &hash), &lack)| {
+        self.dismiss_all(older);
+        let wanted = named().map(|(hash, key, lack)| {
             // The waiter ahead may have been the older one.
             let is_unknown = replaces && matches!(lack, Some(Lack::Behind));
             let lack = if is_unknown { Some(Lack::unknown()) } else { lack };
-            Wanted { hash, key: key.as_ref(), lack }
+            Wanted { hash, key, lack }
         });
-        self.queues.push(waiter, db, wanted, left);
+        let place = self.queues.push(waiter, db, wanted);
+        if keeps_keys {
+            self.queues.keep_keys(place);
+        }
         Ok(Reply::Waits)
     }
 
-    /// Whether a waiter precedes all newcomers, also between the end of a lock and its handover.
-    pub(super) fn has_waiter_ahead(
+    /// The ticket of a waiter without FENCE: one above the largest fence and ticket of its keys, and
+    /// above the wall clock. So clients that use only this node are served in the order of arrival.
+    fn last_in_line<'k>(
         &self,
         now: Now,
-        hash: u64,
         db: u32,
-        key: &[u8],
+        keys: impl Iterator<Item = (u64, &'k [u8])>,
+    ) -> Fence {
+        let largest = keys.fold(Fence::of_wall_us(now.wall_us), |largest, (hash, key)| {
+            let queue = self.queues.find(hash, db, key);
+            let in_line = queue.map(|queue| self.queues.largest_ticket(queue));
+            largest.max(self.fences.last(hash)).max(in_line.unwrap_or_default())
+        });
+        largest.next()
+    }
+
+    /// Whether an older waiter precedes the newcomer, also between the end of a lock and its
+    /// handover.
+    pub(super) fn is_behind_in_line(
+        &self,
+        now: Now,
+        (hash, db, key): (u64, u32, &[u8]),
+        rank: Option<&Rank>,
         budget: &mut Budget,
     ) -> bool {
         let queue = self.queues.find(hash, db, key);
-        queue.is_some_and(|queue| self.queues.has_waiter_ahead(queue, now.monotonic, budget))
+        queue.is_some_and(|queue| self.queues.is_behind(queue, rank, now.monotonic, budget))
     }
 
     /// Grants free keys: writes their mirrors, adds their leases, and publishes the changes.
@@ -164,7 +284,7 @@ impl Node {
         keyspace: &mut K,
     ) -> Result<Fence, CommandError> {
         let FreeKeys { db, keys, hashes, entries, have_ended } = free;
-        let &Terms { token, owner, ttl, fence, author } = terms;
+        let &Terms { token, owner, ttl, ticket, author } = terms;
         for (&hash, key) in hashes.iter().zip(keys).filter(|_| have_ended) {
             // The grant overwrites the mirror of a lease that has ended.
             if let Some(lease) = self.find_lease(hash, db, key.as_ref()) {
@@ -187,10 +307,10 @@ impl Node {
             }
             return Err(CommandError::NotWritten);
         }
-        let fence = self.fences.next(hashes, fence, now.wall_us);
-        let deadline = now.monotonic.plus_us(ttl.us());
-        let new =
-            NewLock { db, token: token.as_ref(), owner, fence, granted: now.monotonic, deadline };
+        let fence = self.fences.next(hashes, ticket, now.wall_us);
+        let (granted, deadline) = (now.monotonic, now.monotonic.plus_us(ttl.us()));
+        let (token_bytes, ticket) = (token.as_ref(), ticket.unwrap_or_default());
+        let new = NewLock { db, token: token_bytes, owner, fence, ticket, granted, deadline };
         self.insert(hashes, keys.iter().map(AsRef::as_ref), &new);
         // All mirrors are written first: a listener of one event may change the other keys.
         for key in keys {
@@ -240,12 +360,10 @@ impl Node {
         self.spend_on_leaving(place, budget);
         free.keys.iter().for_each(|key| budget.spend(write_units(key.as_ref())));
         let waiter = self.queues.remove(place);
-        let Waiter { token, owner, ttl, fence, .. } = &waiter;
         let (db, key) = (free.db, Key::from_slice(free.keys[0].as_ref()));
-        let name = keyspace.name(token);
-        let (ttl, fence) = (*ttl, *fence);
-        let terms =
-            Terms { token: &name, owner: owner.as_deref(), ttl, fence, author: Author::Other };
+        let name = keyspace.name(&waiter.rank.token);
+        let (owner, ttl, ticket) = (waiter.owner.as_deref(), waiter.ttl, waiter.proposed());
+        let terms = Terms { token: &name, owner, ttl, ticket, author: Author::Other };
         let granted = self.grant(now, free, &terms, keyspace);
         self.answer_granted(now, waiter, db, key, granted, keyspace)
     }
@@ -260,7 +378,7 @@ impl Node {
         granted: Result<Fence, CommandError>,
         keyspace: &mut K,
     ) -> bool {
-        let Waiter { blocked_id, token, wants, since, .. } = waiter;
+        let Waiter { blocked_id, rank: Rank { token, .. }, wants, since, .. } = waiter;
         match granted {
             Ok(fence) => {
                 let waited_us = now.monotonic.us_since(since);

@@ -17,10 +17,20 @@ impl Node {
         acquire: &Acquire<'_, K::Name>,
         keyspace: &mut K,
     ) -> Result<Reply, CommandError> {
-        self.refuse_while_abstaining(now)?;
+        self.admit(now, acquire)?;
         debug_assert!(acquire.mode == Mode::Exclusive, "LOCK.ACQUIREANY has no shared mode");
-        let &Acquire { db, keys, token, ttl, owner, fence, .. } = acquire;
-        let mut hashes: PerKey<u64> = PerKey::new();
+        let &Acquire { db, keys, token, ttl, owner, .. } = acquire;
+        let hashes: PerKey<u64> =
+            keys.iter().map(|key| self.leases.hash(db, key.as_ref())).collect();
+        for (index, name) in keys.iter().enumerate() {
+            if self.may_hold(hashes[index], db, name.as_ref(), token.as_ref()) {
+                let one = Acquire { keys: std::slice::from_ref(name), ..*acquire };
+                if let Some(fence) = self.ask_again(now, &one, keyspace)? {
+                    return Ok(Reply::GrantedOne { fence, key: index });
+                }
+            }
+        }
+        let rank = self.rank(acquire, &hashes);
         let mut lacks: PerKey<Option<Lack>> = PerKey::new();
         let mut budget = Budget::units(COMMAND_UNITS);
         for (index, name) in keys.iter().enumerate() {
@@ -28,11 +38,13 @@ impl Node {
             if state == KeyState::WrongType {
                 return Err(CommandError::WrongType);
             }
-            let key = name.as_ref();
-            let behind =
-                || self.has_waiter_ahead(now, hash, db, key, &mut budget).then_some(Lack::Behind);
-            let lack = self.lack(now, state, keyspace, &entry).or_else(behind);
+            let lack = self.lack(now, state, keyspace, &entry).or_else(|| {
+                let key = (hash, db, name.as_ref());
+                let is_behind = self.is_behind_in_line(now, key, rank.as_ref(), &mut budget);
+                is_behind.then_some(Lack::Behind)
+            });
             if lack.is_none() {
+                self.leave_line(acquire, &hashes);
                 let free = FreeKeys {
                     db,
                     keys: std::slice::from_ref(name),
@@ -40,18 +52,18 @@ impl Node {
                     entries: std::slice::from_mut(&mut entry),
                     have_ended: matches!(state, KeyState::Ended { .. }),
                 };
-                let terms = Terms { token, owner, ttl, fence, author: Author::Client };
+                let ticket = rank.map(|rank| rank.ticket);
+                let terms = Terms { token, owner, ttl, ticket, author: Author::Client };
                 let granted = self.grant(now, free, &terms, keyspace);
                 return granted.map(|fence| Reply::GrantedOne { fence, key: index });
             }
-            hashes.push(hash);
             lacks.push(lack);
         }
         if is_broken(Mutant::AnyWaitsForFirst) {
             let first = Acquire { keys: &keys[..1], ..*acquire };
             let (hashes, lacks) = (&hashes[..1], &lacks[..1]);
-            return self.wait_or_refuse(now, &first, Wants::Any, hashes, lacks, keyspace);
+            return self.wait_or_refuse(now, &first, Wants::Any, rank, hashes, lacks, keyspace);
         }
-        self.wait_or_refuse(now, acquire, Wants::Any, &hashes, &lacks, keyspace)
+        self.wait_or_refuse(now, acquire, Wants::Any, rank, &hashes, &lacks, keyspace)
     }
 }

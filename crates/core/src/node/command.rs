@@ -49,6 +49,8 @@ pub enum Command<'a, N> {
     Extend(Extend<'a, N>),
     /// `LOCK.RELEASE` or `LOCK.MRELEASE`.
     Release(Release<'a, N>),
+    /// `LOCK.YIELD` or `LOCK.MYIELD`.
+    Yield(Yield<'a, N>),
     /// `LOCK.INSPECT`.
     Inspect(Inspect<'a, N>),
     /// `LOCK.REVOKE`.
@@ -72,7 +74,8 @@ pub struct Acquire<'a, N> {
     pub mode: Mode,
     /// The holder's label, for people to read.
     pub owner: Option<&'a [u8]>,
-    /// The fence that the client proposes.
+    /// The client's ticket, which is also the fence that it proposes. With it, the request may be a
+    /// repeated one. [`Fence::ZERO`] is the front of the queue, and proposes no fence.
     pub fence: Option<Fence>,
     /// How long the client waits for the lock, in milliseconds; zero if it does not wait.
     pub wait_ms: u64,
@@ -109,6 +112,17 @@ pub struct Extend<'a, N> {
 /// that the token does not hold, its waiter leaves the queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Release<'a, N> {
+    /// The number of the database.
+    pub db: u32,
+    /// The locked keys.
+    pub keys: &'a [N],
+    /// The token that holds them.
+    pub token: &'a N,
+}
+
+/// Releases the keys that the token holds if an older waiter wants one of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Yield<'a, N> {
     /// The number of the database.
     pub db: u32,
     /// The locked keys.
@@ -164,7 +178,8 @@ pub enum Reply {
         /// The index of the key among the keys of the command.
         key: usize,
     },
-    /// A key is held, perhaps by the same token, or another client waits for it.
+    /// A key is held, perhaps by the same token, or another client waits for it. The client gave no
+    /// ticket; see [`CommandError::Held`].
     Refused,
     /// The client waits. Its answer follows later.
     Waits,
@@ -174,6 +189,9 @@ pub enum Reply {
     NotHeld,
     /// Whether the token held any of the keys.
     Released(bool),
+    /// Whether the token, which held at least one of the keys, gave them up. Otherwise it still
+    /// holds them. The reply is [`NotHeld`](Self::NotHeld) if it held none.
+    Yielded(bool),
     /// The holder of the key; `None` if it is free.
     Inspected(Option<Inspected>),
     /// Whether there was a lock to revoke.
@@ -205,7 +223,7 @@ pub struct Listed {
 pub struct Inspected {
     /// The number of clients that wait for the key.
     pub waiters: usize,
-    /// The first waiters, in the order of their arrival.
+    /// The first waiters, the oldest first.
     pub queue: Vec<ShownWaiter>,
     /// What holds the key.
     pub holder: Holder,
@@ -253,6 +271,19 @@ pub enum Holder {
 /// Why a command was not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CommandError {
+    /// The refusal of a request with a ticket: a key is held, or another client waits for it.
+    Held {
+        /// The largest fence and ticket that the node knows for the keys.
+        number: Fence,
+        /// Whether a holder or a waiter is older than the client: by its ticket and then by its
+        /// token. A holder without a ticket is older than every client.
+        is_older: bool,
+    },
+    /// The ticket lies more than twice `lock.max-clock-skew` ahead of the node's wall clock.
+    TicketTooFarAhead {
+        /// The largest ticket that the node accepts now.
+        largest: Fence,
+    },
     /// The node may have forgotten who holds the keys.
     Abstaining {
         /// The reason.

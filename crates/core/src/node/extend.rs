@@ -3,10 +3,12 @@
 use super::key_state::KeyState;
 use super::leases::{Lease, MirrorState, NewLock};
 use super::machine::PerKey;
+use super::mutants::{Mutant, is_broken};
 use super::{
     Author, Change, CommandError, Extend, FenceError, KEY_BYTES_MAX, Keyspace, Kind, Mode, Node,
     Now, Reply,
 };
+use crate::Fence;
 
 /// How soon to retry a mirror that the server refused to write, in microseconds.
 const RETRY_WRITE_US: u64 = 100_000;
@@ -99,7 +101,8 @@ impl Node {
         let fence_before = self.leases.get(first).fence;
         self.raise_fence(now, first, extend)?;
         let old = self.leases.get(first).deadline;
-        let deadline = old.max(now.monotonic.plus_us(extend.ttl.us()));
+        let new = now.monotonic.plus_us(extend.ttl.us());
+        let deadline = if is_broken(Mutant::RepeatShortens) { new } else { old.max(new) };
         if deadline != old {
             self.leases.extend(first, deadline);
         }
@@ -202,8 +205,9 @@ impl Node {
         let fence = self.fences.next(hashes, extend.fence, now.wall_us);
         let value = extend.new_token.unwrap_or(extend.token);
         let deadline = now.monotonic.plus_us(left_us);
-        let (db, granted) = (extend.db, now.monotonic);
-        let new = NewLock { db, token: value.as_ref(), owner: None, fence, granted, deadline };
+        let (db, granted, ticket) = (extend.db, now.monotonic, Fence::ZERO);
+        let token = value.as_ref();
+        let new = NewLock { db, token, owner: None, fence, ticket, granted, deadline };
         self.insert(hashes, extend.keys.iter().map(AsRef::as_ref), &new);
         let expires_at_ms = now.wall_ms_after(left_us);
         let mut changes: PerKey<Option<Change<'_, K::Name>>> = PerKey::new();

@@ -80,7 +80,15 @@ impl FenceCounters {
         Fence::of_wall_us(wall_us).saturating_add(self.max_clock_skew_us)
     }
 
-    fn last(&self, hash: u64) -> Fence {
+    /// The largest ticket that the node accepts now: twice as far ahead as a proposed fence.
+    ///
+    /// After a restart a node reports fences up to [`Self::ceiling`], and a client that hears one
+    /// answers with a larger one, by a clock that may differ as well.
+    pub(super) fn ticket_ceiling(&self, wall_us: u64) -> Fence {
+        self.ceiling(wall_us).saturating_add(self.max_clock_skew_us)
+    }
+
+    pub(super) fn last(&self, hash: u64) -> Fence {
         self.counters[self.stripe(hash)].max(self.lower_bound)
     }
 

@@ -13,8 +13,9 @@ impl Node {
     ///
     /// Returns whether it granted the key. Opens the key unless `entry` is given.
     ///
-    /// Single-key waiters are served first in, first out. A waiter for several keys is granted only
-    /// when all its keys are free; until then it is skipped and reserves nothing.
+    /// The oldest waiter is first. A waiter for several keys is granted only when all its keys are
+    /// free. Until then it is passed at first, and later its free keys are kept for it: see
+    /// [`keep_keys`](super::queues::Queues::keep_keys).
     pub(super) fn hand_over<K: Keyspace>(
         &mut self,
         now: Now,
@@ -117,11 +118,23 @@ impl Node {
         }
     }
 
-    /// The next waiter that is not known to lack another key.
-    /// A waiter that is known to lack another key becomes a candidate for that key.
+    /// The next waiter that is not known to lack another key, unless the key is kept for an older
+    /// one. A waiter that is known to lack another key becomes a candidate for that key.
     fn next_waiter(&mut self, now: Now, queue: u32, budget: &mut Budget) -> Option<Candidate> {
         loop {
-            match self.queues.next_candidate(queue, now.monotonic, budget) {
+            let candidate = self.queues.next_candidate(queue, now.monotonic, budget);
+            if let QueueScan::Found(Candidate::Single(place) | Candidate::Several(place)) =
+                candidate
+            {
+                match self.queues.kept_before(queue, place, now.monotonic, budget) {
+                    QueueScan::NotFound => {}
+                    kept => {
+                        self.wait_for_keeper(now, queue, kept);
+                        return None;
+                    }
+                }
+            }
+            match candidate {
                 QueueScan::NotFound => {
                     self.queues.cancel_check(queue);
                     return None;
@@ -142,6 +155,14 @@ impl Node {
                 }
                 QueueScan::Found(single) => return Some(single),
             }
+        }
+    }
+
+    /// Plans no check of a key that is kept for a waiter: the departure of that waiter plans one.
+    fn wait_for_keeper(&mut self, now: Now, queue: u32, kept: QueueScan<u32>) {
+        match kept {
+            QueueScan::Spent => self.queues.check_at(queue, now.monotonic),
+            QueueScan::Found(_) | QueueScan::NotFound => self.queues.cancel_check(queue),
         }
     }
 

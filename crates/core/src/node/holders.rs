@@ -15,6 +15,7 @@ pub(super) struct SharedHolder {
     pub(super) token: Token,
     pub(super) owner: Option<Box<[u8]>>,
     pub(super) fence: Fence,
+    ticket: Fence,
     pub(super) granted: Monotonic,
     deadline: Monotonic,
     group: u32,
@@ -27,6 +28,7 @@ pub(super) struct NewHolder {
     pub(super) token: Token,
     pub(super) owner: Option<Box<[u8]>>,
     pub(super) fence: Fence,
+    pub(super) ticket: Fence,
     pub(super) granted: Monotonic,
     pub(super) deadline: Monotonic,
 }
@@ -60,6 +62,8 @@ pub(super) struct Holders {
     by_token: HashIndex,
     /// The group, the deadline and the slot of each holder.
     deadlines: BTreeSet<(u32, Monotonic, u32)>,
+    /// The group, the ticket and the slot of each holder.
+    tickets: BTreeSet<(u32, Fence, u32)>,
     /// The [first end](Group::first_end) of each group.
     first_ends: BTreeSet<(Monotonic, u32)>,
     /// Groups whose locks have ended, and whose holders are not removed yet.
@@ -84,6 +88,10 @@ impl SharedHolder {
     pub(super) fn deadline(&self) -> Monotonic {
         self.deadline
     }
+
+    pub(super) fn ticket(&self) -> Fence {
+        self.ticket
+    }
 }
 
 impl Holders {
@@ -94,6 +102,7 @@ impl Holders {
             groups: Chunks::default(),
             by_token: HashIndex::new(shards),
             deadlines: BTreeSet::new(),
+            tickets: BTreeSet::new(),
             first_ends: BTreeSet::new(),
             ended: Vec::new(),
             live: 0,
@@ -152,14 +161,38 @@ impl Holders {
         *highest = fence.max(*highest);
     }
 
+    pub(super) fn set_ticket(&mut self, slot: u32, ticket: Fence) {
+        let SharedHolder { group, ticket: of_holder, .. } = &mut self.items[slot];
+        let old = std::mem::replace(of_holder, ticket);
+        self.tickets.remove(&(*group, old, slot));
+        self.tickets.insert((*group, ticket, slot));
+    }
+
+    /// The holders of a group with this ticket or a smaller one, the smallest first.
+    pub(super) fn up_to_ticket(
+        &self,
+        group: u32,
+        ticket: Fence,
+    ) -> impl Iterator<Item = &SharedHolder> {
+        let of_group = self.tickets.range((group, Fence::ZERO, 0)..=(group, ticket, NONE));
+        of_group.map(|&(_, _, slot)| &self.items[slot])
+    }
+
+    /// The largest ticket of a holder.
+    pub(super) fn largest_ticket(&self, group: u32) -> Fence {
+        let mut of_group = self.tickets.range((group, Fence::ZERO, 0)..=(group, Fence::MAX, NONE));
+        of_group.next_back().map(|&(_, ticket, _)| ticket).unwrap_or_default()
+    }
+
     /// Adds a holder. No other holder of the group may have its token.
     pub(super) fn insert(&mut self, group: u32, new: NewHolder) -> u32 {
-        let NewHolder { token, owner, fence, granted, deadline } = new;
+        let NewHolder { token, owner, fence, ticket, granted, deadline } = new;
         debug_assert!(self.find(group, &token).is_none(), "a token holds a key once");
         let hash = self.hash(group, &token);
         let previous = self.groups[group].last;
+        let next = NONE;
         let holder =
-            SharedHolder { token, owner, fence, granted, deadline, group, previous, next: NONE };
+            SharedHolder { token, owner, fence, ticket, granted, deadline, group, previous, next };
         let slot = self.items.insert(holder);
         match previous {
             NONE => self.groups[group].first = slot,
@@ -172,6 +205,7 @@ impl Holders {
         self.live += 1;
         self.by_token.insert(hash, slot);
         self.deadlines.insert((group, deadline, slot));
+        self.tickets.insert((group, ticket, slot));
         self.follow_first_end(group);
         slot
     }
@@ -185,9 +219,11 @@ impl Holders {
     }
 
     fn unlink(&mut self, slot: u32) {
-        let SharedHolder { token, deadline, group, previous, next, .. } = self.items.remove(slot);
+        let SharedHolder { token, ticket, deadline, group, previous, next, .. } =
+            self.items.remove(slot);
         self.by_token.remove(self.hash(group, &token), slot);
         self.deadlines.remove(&(group, deadline, slot));
+        self.tickets.remove(&(group, ticket, slot));
         match previous {
             NONE => self.groups[group].first = next,
             previous => self.items[previous].next = next,
@@ -323,6 +359,7 @@ mod tests {
             token: Token::from_slice(&token.to_le_bytes()),
             owner: None,
             fence: Fence::ZERO,
+            ticket: Fence::ZERO,
             granted: Monotonic::default(),
             deadline: Monotonic::from_us(deadline_us),
         }
@@ -368,5 +405,6 @@ mod tests {
         assert_eq!(steps, 1000, "a step removes one holder");
         assert!(holders.items.is_empty() && holders.groups.is_empty());
         assert!(holders.deadlines.is_empty() && holders.first_ends.is_empty());
+        assert!(holders.tickets.is_empty());
     }
 }

@@ -8,6 +8,7 @@ use foldhash::fast::FixedState;
 use super::chunks::{Chunks, Next};
 use super::holders::{self, Holders, NONE, NewHolder};
 use super::index::HashIndex;
+use super::rank::later_ticket;
 use super::wheel::{Link, Step, Timed, Wheel};
 use super::{Key, Monotonic, Token};
 use crate::Fence;
@@ -19,6 +20,8 @@ pub(super) struct Lease {
     pub(super) token: Token,
     pub(super) owner: Option<Box<[u8]>>,
     pub(super) fence: Fence,
+    /// The ticket of the holder; see [`Rank`](super::rank::Rank).
+    pub(super) ticket: Fence,
     pub(super) deadline: Monotonic,
     pub(super) granted: Monotonic,
     /// When the lease needs attention: at its deadline, or earlier for its mirror.
@@ -103,6 +106,7 @@ impl Lease {
             token,
             owner,
             fence,
+            ticket,
             deadline,
             granted: _,
             attend_at,
@@ -119,13 +123,14 @@ impl Lease {
         let holders = (*group != NONE).then(|| {
             let holders = leases.holders.iter(*group);
             let holders = holders.map(|holder| {
-                (&holder.token[..], holder.owner.as_deref(), holder.fence, holder.deadline())
+                let (owner, numbers) = (holder.owner.as_deref(), (holder.fence, holder.ticket()));
+                (&holder.token[..], owner, numbers, holder.deadline())
             });
             (leases.holders.floor(*group), holders.collect())
         });
         (
             (*db, key, next_key),
-            (token, owner.as_deref(), *fence),
+            (token, owner.as_deref(), (*fence, *ticket)),
             (*deadline, *attend_at, *mirror, leases.is_stale(self), is_doubtful),
             revoked.as_ref().map(|value| &value[..]),
             holders,
@@ -136,13 +141,13 @@ impl Lease {
 /// Everything about a lease that a decision depends on.
 type LeaseState<'a> = (
     (u32, &'a [u8], &'a [u8]),
-    (&'a [u8], Option<&'a [u8]>, Fence),
+    (&'a [u8], Option<&'a [u8]>, (Fence, Fence)),
     (Monotonic, Monotonic, MirrorState, bool, bool),
     Option<&'a [u8]>,
     Option<(Fence, Vec<HolderState<'a>>)>,
 );
 
-type HolderState<'a> = (&'a [u8], Option<&'a [u8]>, Fence, Monotonic);
+type HolderState<'a> = (&'a [u8], Option<&'a [u8]>, (Fence, Fence), Monotonic);
 
 impl Timed for Lease {
     fn at(&self) -> Monotonic {
@@ -163,6 +168,7 @@ pub(super) struct NewLock<'a> {
     pub(super) token: &'a [u8],
     pub(super) owner: Option<&'a [u8]>,
     pub(super) fence: Fence,
+    pub(super) ticket: Fence,
     pub(super) granted: Monotonic,
     pub(super) deadline: Monotonic,
 }
@@ -284,13 +290,14 @@ impl Leases {
     }
 
     fn insert_one(&mut self, hash: u64, key: &[u8], new: &NewLock<'_>) -> u32 {
-        let &NewLock { db, token, owner, fence, granted, deadline } = new;
+        let &NewLock { db, token, owner, fence, ticket, granted, deadline } = new;
         debug_assert!(self.find(hash, db, key).is_none(), "a key has one lease");
         let slot = self.items.insert(Lease {
             key: Key::from_slice(key),
             token: Token::from_slice(token),
             owner: owner.map(Into::into),
             fence,
+            ticket,
             deadline,
             granted,
             attend_at: deadline,
@@ -425,6 +432,17 @@ impl Leases {
             if at == slot {
                 return;
             }
+        }
+    }
+
+    /// Records the ticket of a holder that asks again.
+    pub(super) fn ask_again(&mut self, slot: u32, token: &[u8], ticket: Fence) {
+        let group = self.items[slot].group;
+        if group == NONE {
+            self.change_all(slot, |lease| lease.ticket = later_ticket(lease.ticket, ticket));
+        } else if let Some(holder) = self.holders.find(group, token) {
+            let ticket = later_ticket(self.holders.get(holder).ticket(), ticket);
+            self.holders.set_ticket(holder, ticket);
         }
     }
 
@@ -608,8 +626,8 @@ mod tests {
         for key in 0..1000_u32 {
             let (key, token) = (key.to_le_bytes(), b"t");
             let hash = leases.hash(0, &key);
-            let (owner, fence) = (None, Fence::ZERO);
-            let new = NewLock { db: 0, token, owner, fence, granted: at, deadline: at };
+            let (owner, fence, ticket) = (None, Fence::ZERO, Fence::ZERO);
+            let new = NewLock { db: 0, token, owner, fence, ticket, granted: at, deadline: at };
             leases.insert(&[hash], std::iter::once(&key[..]), &new);
         }
         leases.doubt_all_mirrors();

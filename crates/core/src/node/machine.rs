@@ -87,6 +87,7 @@ impl Node {
             Command::AcquireAny(acquire) => self.acquire_any(now, acquire, keyspace),
             Command::Extend(extend) => self.extend(now, extend, keyspace),
             Command::Release(release) => self.release(now, release, keyspace),
+            Command::Yield(yields) => self.yield_lock(now, yields, keyspace),
             Command::Inspect(inspect) => {
                 self.inspect(now, inspect.db, inspect.key, keyspace).map(Reply::Inspected)
             }
@@ -145,10 +146,11 @@ impl Node {
         self.leases.len()
     }
 
-    /// The deadline of each lease, and of each holder of a shared lock.
+    /// The deadline of each lease, and of each holder of a shared lock; and for each waiter for
+    /// several keys, when its keys begin to be kept for it.
     #[cfg(feature = "memory")]
     pub fn deadlines(&self) -> impl Iterator<Item = Monotonic> {
-        self.leases.deadlines()
+        self.leases.deadlines().chain(self.queues.ends_of_patience())
     }
 
     /// The number of clients that wait, for all keys together.

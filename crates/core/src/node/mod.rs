@@ -6,12 +6,13 @@
 //! implement it in memory. So every write, every answer and their order are decided here.
 //!
 //! - [`Command`], [`Reply`]: a request, and its reply. One file for each command: `acquire`,
-//!   `acquire_any`, `extend`, `release`, `revoke`, `inspect`, `scan`.
+//!   `acquire_any`, `extend`, `release`, `yielding`, `revoke`, `inspect`, `scan`.
 //! - `key_state`: what is under a key, from the server's data and the leases together.
 //! - `leases`, `holders`, `index`, `chunks`, `wheel`: the table of leases, and their deadlines.
 //!   `shared`: several holders of one key.
 //! - `fence_counters`: the next fence of a key.
-//! - `queues`: the waiters in order. `hand_over`: which waiter is granted a free key.
+//! - `queues`: the waiters in order. `rank`: the order. `hand_over`: which waiter is granted a free
+//!   key. `held`: what a refusal tells.
 //! - [`BlockedId`], [`WaitReply`], `answers`: a client that waits, and its answer.
 //! - [`ServerEvent`]: what the server reports about its keys, its role and its data as a whole.
 //! - [`Job`], [`Budget`]: the work of a turn.
@@ -34,6 +35,7 @@ mod extend;
 mod fence_counters;
 mod glob;
 mod hand_over;
+mod held;
 mod holders;
 mod index;
 mod inspect;
@@ -50,6 +52,7 @@ pub mod memory;
 pub(crate) mod mutants;
 mod propagation;
 mod queues;
+mod rank;
 mod release;
 mod revoke;
 mod scan;
@@ -59,6 +62,7 @@ mod stats;
 mod turn;
 mod unwritable;
 mod wheel;
+mod yielding;
 
 pub use abstention::Reason;
 pub use answers::WaitExit;
@@ -66,6 +70,7 @@ pub use clock::{Monotonic, Now};
 pub use command::{
     Acquire, Command, CommandError, Extend, FenceError, Holder, Inspect, Inspected, KEY_BYTES_MAX,
     KEYS_MAX, Listed, Release, Reply, Revoke, Scan, Scanned, Settings, ShownWaiter, WaitReply,
+    Yield,
 };
 pub use glob::{PATTERN_BYTES_MAX, Pattern};
 pub use keyspace::{Access, Author, Change, Keyspace, Kind, Listeners, WriteRefused};

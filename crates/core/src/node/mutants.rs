@@ -18,13 +18,24 @@ pub enum Mutant {
     RevokedAdmitsHolders,
     /// A client that waits for any of several keys is queued only for the first.
     AnyWaitsForFirst,
+    /// Waiters are served in the order of their arrival, whatever their tickets.
+    OrderByArrival,
+    /// A request that a holder repeats sets the deadline, even to an earlier time.
+    RepeatShortens,
+    /// YIELD answers a token without the lock that it still holds the lock.
+    YieldClaimsToHold,
+    /// YIELD gives a lock up to a younger waiter.
+    YieldsToYounger,
+    /// Younger waiters may pass a waiter for several keys for ever.
+    NeverKeepsKeys,
 }
 
 impl Mutant {
     /// Every mutant whose harm a simulated fleet shows.
     ///
     /// [`Self::MirrorNamesHolder`] is not among them. It does harm only on a restarted node that
-    /// votes too early, and the model checker shows that.
+    /// votes too early, and the model checker shows that. Nor are the mutants of tickets, of
+    /// repeated requests and of YIELD, which tests of one node catch.
     pub const ALL: [Self; 4] = [
         Self::SharedPassesQueue,
         Self::ShareForgetsQueue,

@@ -9,8 +9,10 @@ use smallvec::SmallVec;
 use super::chunks::Chunks;
 use super::index::HashIndex;
 use super::machine::PerKey;
+use super::mutants::{Mutant, is_broken};
+use super::rank::Rank;
 use super::turn::Budget;
-use super::{Key, Mode, Monotonic, ShownWaiter, Token};
+use super::{Key, Mode, Monotonic, ShownWaiter};
 use crate::{Fence, Ttl};
 
 /// Names a blocked client. [`Keyspace::block`](super::Keyspace::block) makes each id once.
@@ -21,14 +23,17 @@ pub struct BlockedId(pub u64);
 #[derive(Clone, Debug)]
 pub(super) struct Waiter {
     pub(super) blocked_id: BlockedId,
-    pub(super) token: Token,
+    pub(super) rank: Rank,
+    /// Whether the client gave its ticket, and did not leave it to the node.
+    pub(super) has_ticket: bool,
     pub(super) owner: Option<Box<[u8]>>,
     pub(super) ttl: Ttl,
     pub(super) mode: Mode,
     pub(super) wants: Wants,
-    /// The fence that it proposed.
-    pub(super) fence: Option<Fence>,
+    /// When the answered request arrived.
     pub(super) since: Monotonic,
+    /// When its first request arrived. A repeated request takes over its place.
+    pub(super) in_line_since: Monotonic,
     /// When its wait times out.
     pub(super) until: Monotonic,
 }
@@ -44,8 +49,6 @@ pub(super) enum Wants {
 #[derive(Clone, Debug)]
 struct Place {
     waiter: Waiter,
-    /// The sequence number of its arrival, which orders all waiters of the node.
-    arrival: u64,
     /// The queues of its keys, in the order of the keys.
     queues: SmallVec<[u32; 2]>,
     /// The queue in which it is a candidate.
@@ -54,29 +57,40 @@ struct Place {
     /// considered. A waiter for any of several keys is a candidate in all its queues: this is the
     /// last of them.
     candidate_in: u32,
+    /// Whether its keys are kept for it; see [`Queues::keep_keys`].
+    keeps: bool,
 }
 
 impl Place {
+    /// Until when younger waiters may pass it; `None` unless it waits for several keys, and its
+    /// keys are not kept yet.
+    fn patient_until(&self) -> Option<Monotonic> {
+        let is_passed = !self.is_single() && !self.keeps;
+        is_passed.then(|| self.waiter.in_line_since.plus_us(PATIENCE_US))
+    }
+
     /// Whether any one of its keys suffices: in each queue, it ranks with the single-key waiters.
     fn is_single(&self) -> bool {
         self.queues.len() == 1 || self.waiter.wants == Wants::Any
     }
 }
 
-/// The waiters of one key, by arrival.
+/// The waiters of one key, the oldest first.
 #[derive(Clone, Debug)]
 struct Queue {
     db: u32,
     key: Key,
     hash: u64,
     /// Waiters for this key alone, or for any of several.
-    single: BTreeMap<u64, u32>,
+    single: BTreeMap<Rank, u32>,
     /// The latest time-out of all waiters that were ever in `single`.
     latest_time_out: Monotonic,
     /// Waiters for several keys that are candidates for this one.
-    candidates: BTreeMap<u64, u32>,
+    candidates: BTreeMap<Rank, u32>,
     /// All waiters for several keys that include this one.
-    several: BTreeMap<u64, u32>,
+    several: BTreeMap<Rank, u32>,
+    /// Those of them for which this key is kept while it is free.
+    keepers: BTreeMap<Rank, u32>,
     /// Until this time, the key counts as taken by a value that is not the mirror of a lease.
     foreign_until: Monotonic,
     /// When to check whether the key has become free.
@@ -84,13 +98,13 @@ struct Queue {
 }
 
 /// A planned check of a queue's key.
-/// Of several keys with a check planned for the same time, the node first checks the key whose
-/// first candidate arrived earliest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Of several keys with a check planned for the same time, the node first checks the key with the
+/// oldest candidate.
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct PlannedCheck {
     at: Monotonic,
-    /// The arrival of the first candidate.
-    arrival: u64,
+    /// The rank of the first candidate.
+    first: Option<Rank>,
 }
 
 /// All queues of a node.
@@ -110,9 +124,10 @@ pub(super) struct Queues {
     by_token: HashIndex,
     by_blocked_id: BTreeMap<BlockedId, u32>,
     time_outs: BTreeSet<(Monotonic, u32)>,
-    /// The time, the arrival and the queue of each [`PlannedCheck`].
-    checks: BTreeSet<(Monotonic, u64, u32)>,
-    arrivals: u64,
+    /// Until when each waiter for several keys may be passed.
+    patience: BTreeSet<(Monotonic, u32)>,
+    /// The time, the first candidate and the queue of each [`PlannedCheck`].
+    checks: BTreeSet<(Monotonic, Option<Rank>, u32)>,
     /// Waiters that have left their queues and need a refusal.
     dismissed: BTreeSet<BlockedId>,
     /// The index from which [`Queues::sweep`] goes on to plan checks.
@@ -137,10 +152,8 @@ pub(super) enum QueueScan<T> {
 
 /// The number of waiters that a scan passes for one unit of its budget.
 const WAITERS_PER_UNIT: usize = 8;
-
-/// A place in the order of all waiters of the node.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Arrival(u64);
+/// How long younger waiters may pass a waiter for several keys, in microseconds.
+const PATIENCE_US: u64 = 50_000;
 
 /// A key that a new waiter waits for.
 pub(super) struct Wanted<'k> {
@@ -157,7 +170,7 @@ pub(super) enum Lack {
     Held(Monotonic),
     /// It holds a value without a lease. The next check is at this time.
     Foreign(Monotonic),
-    /// A waiter for which this key suffices arrived first.
+    /// An older waiter comes first.
     Behind,
 }
 
@@ -178,8 +191,8 @@ impl Queues {
             by_token: HashIndex::new(shards),
             by_blocked_id: BTreeMap::new(),
             time_outs: BTreeSet::new(),
+            patience: BTreeSet::new(),
             checks: BTreeSet::new(),
-            arrivals: 0,
             dismissed: BTreeSet::new(),
             sweep_from: None,
         }
@@ -206,7 +219,7 @@ impl Queues {
         queue.single.len() + queue.several.len()
     }
 
-    /// The first `count` waiters for a key, in the order of their arrival.
+    /// The first `count` waiters for a key, the oldest first.
     pub(super) fn first_waiters(&self, queue: u32, count: usize) -> Vec<ShownWaiter> {
         let Queue { single, several, .. } = &self.items[queue];
         let mut first: Vec<_> =
@@ -229,21 +242,18 @@ impl Queues {
         &self.places[place].queues
     }
 
-    /// Adds a waiter to the queue of each of its keys: at the end, or at the place of a waiter that
-    /// has left.
+    /// Adds a waiter to the queue of each of its keys, and returns its place.
     pub(super) fn push<'k>(
         &mut self,
         waiter: Waiter,
         db: u32,
         keys: impl Iterator<Item = Wanted<'k>>,
-        left: Option<Arrival>,
-    ) {
+    ) -> u32 {
         let (blocked_id, until, is_any) =
             (waiter.blocked_id, waiter.until, waiter.wants == Wants::Any);
-        let arrival = left.map_or(self.arrivals + 1, |left| left.0);
-        self.arrivals = self.arrivals.max(arrival);
-        let place =
-            self.places.insert(Place { waiter, arrival, queues: SmallVec::new(), candidate_in: 0 });
+        let rank = waiter.rank.clone();
+        let queues = SmallVec::new();
+        let place = self.places.insert(Place { waiter, queues, candidate_in: 0, keeps: false });
         self.by_blocked_id.insert(blocked_id, place);
         self.time_outs.insert((until, place));
         let mut lacking = None;
@@ -252,7 +262,7 @@ impl Queues {
                 .find(hash, db, key)
                 .unwrap_or_else(|| self.open(hash, db, Key::from_slice(key)));
             self.places[place].queues.push(queue);
-            let token = &self.places[place].waiter.token;
+            let token = &rank.token;
             debug_assert!(self.waiter_with(queue, token).is_none(), "a token waits once on a key");
             let token_hash = self.token_hash(hash, token);
             self.by_token.insert(token_hash, place);
@@ -264,7 +274,7 @@ impl Queues {
             }
         }
         if is_any {
-            return;
+            return place;
         }
         let Place { queues, .. } = &self.places[place];
         let (queue, lack) = lacking.unwrap_or_else(|| (queues[0], Lack::unknown()));
@@ -273,11 +283,54 @@ impl Queues {
         } else {
             for index in 0..queues.len() {
                 let queue = self.places[place].queues[index];
-                self.items[queue].several.insert(arrival, place);
+                self.items[queue].several.insert(rank.clone(), place);
             }
             self.make_candidate(place, queue);
+            self.patience.extend(self.places[place].patient_until().map(|at| (at, place)));
         }
         self.check_when_free(queue, lack);
+        place
+    }
+
+    /// The next waiter that may be passed no longer, and when.
+    pub(super) fn next_impatient(&self) -> Option<(Monotonic, u32)> {
+        self.patience.first().copied()
+    }
+
+    #[cfg(feature = "memory")]
+    pub(super) fn ends_of_patience(&self) -> impl Iterator<Item = Monotonic> {
+        self.patience.iter().map(|&(at, _)| at)
+    }
+
+    /// Whether the keys of this waiter are kept for it.
+    pub(super) fn keeps_keys(&self, place: u32) -> bool {
+        self.places[place].keeps
+    }
+
+    /// From now on, keeps the keys of a waiter for several keys: while they are free, no younger
+    /// client is granted one of them. Of two waiters that want the same keys, the older one keeps
+    /// them, so that they do not wait for each other.
+    pub(super) fn keep_keys(&mut self, place: u32) {
+        let Some(at) = self.places[place].patient_until() else { return };
+        self.patience.remove(&(at, place));
+        if is_broken(Mutant::NeverKeepsKeys) {
+            return;
+        }
+        let waiting = &mut self.places[place];
+        waiting.keeps = true;
+        for &queue in &waiting.queues {
+            self.items[queue].keepers.insert(waiting.waiter.rank.clone(), place);
+        }
+    }
+
+    /// The oldest waiter for which this key is kept, and whose wait has not timed out.
+    pub(super) fn first_keeper(
+        &self,
+        queue: u32,
+        now: Monotonic,
+        budget: &mut Budget,
+    ) -> QueueScan<u32> {
+        self.first_in_time(&self.items[queue].keepers, now, budget)
     }
 
     fn open(&mut self, hash: u64, db: u32, key: Key) -> u32 {
@@ -289,6 +342,7 @@ impl Queues {
             latest_time_out: Monotonic::default(),
             candidates: BTreeMap::new(),
             several: BTreeMap::new(),
+            keepers: BTreeMap::new(),
             foreign_until: Monotonic::default(),
             check: None,
         });
@@ -298,28 +352,27 @@ impl Queues {
 
     /// Adds a waiter to a queue whose key suffices for it.
     fn add_single(&mut self, place: u32, queue: u32) {
-        let Place { waiter, arrival, .. } = &self.places[place];
-        let (arrival, until) = (*arrival, waiter.until);
+        let Waiter { rank, until, .. } = &self.places[place].waiter;
         let Queue { single, latest_time_out, .. } = &mut self.items[queue];
-        single.insert(arrival, place);
-        *latest_time_out = until.max(*latest_time_out);
+        single.insert(rank.clone(), place);
+        *latest_time_out = (*until).max(*latest_time_out);
         self.places[place].candidate_in = queue;
         self.rank_check(queue);
     }
 
     /// Makes a waiter for several keys a candidate in `queue` only.
     fn make_candidate(&mut self, place: u32, queue: u32) {
-        let arrival = self.places[place].arrival;
-        self.items[queue].candidates.insert(arrival, place);
+        let rank = self.places[place].waiter.rank.clone();
+        self.items[queue].candidates.insert(rank, place);
         self.places[place].candidate_in = queue;
         self.rank_check(queue);
     }
 
     /// Makes a waiter for several keys a candidate for a key that it lacks, and for no other key.
     pub(super) fn record_lack(&mut self, place: u32, queue: u32, lack: Lack) {
-        let &Place { arrival, candidate_in, .. } = &self.places[place];
+        let &Place { ref waiter, candidate_in, .. } = &self.places[place];
         if candidate_in != queue {
-            self.items[candidate_in].candidates.remove(&arrival);
+            self.items[candidate_in].candidates.remove(&waiter.rank);
             self.make_candidate(place, queue);
             self.rank_check(candidate_in);
         }
@@ -334,18 +387,11 @@ impl Queues {
         now: Monotonic,
         budget: &mut Budget,
     ) -> Option<Lack> {
-        let until = self.items[queue].foreign_until;
-        if now < until {
-            return Some(Lack::Foreign(until));
+        if let Some(lack) = self.foreign_lack(queue, now) {
+            return Some(lack);
         }
-        let arrival = self.places[place].arrival;
-        let first = match self.first_single(queue, now, budget) {
-            QueueScan::Found(first) => self.places[first].arrival,
-            // All scanned waiters have timed out. A later one may have time left.
-            QueueScan::Spent => 0,
-            QueueScan::NotFound => return None,
-        };
-        (first < arrival).then_some(Lack::Behind)
+        let rank = &self.places[place].waiter.rank;
+        self.is_behind(queue, Some(rank), now, budget).then_some(Lack::Behind)
     }
 
     /// Forgets that the key of this queue was known to hold a foreign value.
@@ -393,7 +439,7 @@ impl Queues {
         };
         match (single, several) {
             (Some(single), Some(several))
-                if self.places[several].arrival < self.places[single].arrival =>
+                if self.waiter(several).rank < self.waiter(single).rank =>
             {
                 QueueScan::Found(Candidate::Several(several))
             }
@@ -403,23 +449,103 @@ impl Queues {
         }
     }
 
-    /// Whether a waiter for which this key suffices has time left, or may have.
-    pub(super) fn has_waiter_ahead(&self, queue: u32, now: Monotonic, budget: &mut Budget) -> bool {
-        !matches!(self.first_single(queue, now, budget), QueueScan::NotFound)
-    }
-
-    /// When the waiter that [`Self::first_single`] finds began to wait. `None` if there is none, or
-    /// if too many waiters before it have timed out.
-    pub(super) fn first_single_since(
+    /// An older waiter than this one for which the key is kept.
+    pub(super) fn kept_before(
         &self,
         queue: u32,
+        place: u32,
         now: Monotonic,
         budget: &mut Budget,
-    ) -> Option<Monotonic> {
-        match self.first_single(queue, now, budget) {
-            QueueScan::Found(place) => Some(self.places[place].waiter.since),
-            QueueScan::NotFound | QueueScan::Spent => None,
+    ) -> QueueScan<u32> {
+        match self.first_keeper(queue, now, budget) {
+            QueueScan::Found(keeper) if self.waiter(keeper).rank >= self.waiter(place).rank => {
+                QueueScan::NotFound
+            }
+            other => other,
         }
+    }
+
+    /// Whether an older waiter comes first, or may come first. A newcomer without a rank comes after
+    /// all waiters.
+    pub(super) fn is_behind(
+        &self,
+        queue: u32,
+        rank: Option<&Rank>,
+        now: Monotonic,
+        budget: &mut Budget,
+    ) -> bool {
+        let precedes = |first| match first {
+            QueueScan::Found(first) => rank.is_none_or(|rank| self.waiter(first).rank < *rank),
+            // All scanned waiters have timed out. A later one may have time left.
+            QueueScan::Spent => true,
+            QueueScan::NotFound => false,
+        };
+        precedes(self.first_single(queue, now, budget))
+            || precedes(self.first_keeper(queue, now, budget))
+    }
+
+    /// The largest ticket in line for a key.
+    pub(super) fn largest_ticket(&self, queue: u32) -> Fence {
+        self.largest_other(queue, &[])
+    }
+
+    /// The largest ticket in line for a key, except that of one token.
+    pub(super) fn largest_other(&self, queue: u32, token: &[u8]) -> Fence {
+        let Queue { single, several, .. } = &self.items[queue];
+        let last = |waiters: &BTreeMap<Rank, u32>| {
+            let last = waiters.keys().rev().find(|rank| rank.token[..] != *token);
+            last.map(|rank| rank.ticket).unwrap_or_default()
+        };
+        last(single).max(last(several))
+    }
+
+    /// The oldest waiter of a key that is older than this rank, and has time left. With `exclusive`,
+    /// passes over waiters that would share the key.
+    pub(super) fn next_older(
+        &self,
+        queue: u32,
+        rank: &Rank,
+        exclusive: bool,
+        now: Monotonic,
+        budget: &mut Budget,
+    ) -> Option<u32> {
+        let Queue { single, several, .. } = &self.items[queue];
+        let younger_too = is_broken(Mutant::YieldsToYounger);
+        for waiters in [single, several] {
+            for (other, &place) in waiters {
+                if budget.is_spent() || !(other < rank || younger_too) {
+                    break;
+                }
+                let waiter = self.waiter(place);
+                if now < waiter.until && !(exclusive && waiter.mode == Mode::Shared) {
+                    return Some(place);
+                }
+                budget.spend(1);
+            }
+        }
+        None
+    }
+
+    /// Whether another waiter of a key is older than this rank, and has time left. Passes over as
+    /// many waiters that have timed out as `passed_max`.
+    pub(super) fn has_older(
+        &self,
+        queue: u32,
+        rank: &Rank,
+        now: Monotonic,
+        passed_max: usize,
+    ) -> bool {
+        let Queue { single, several, .. } = &self.items[queue];
+        [single, several].into_iter().any(|waiters| {
+            let mut older = waiters.range(..rank).take(passed_max);
+            older.any(|(other, &place)| other.token != rank.token && now < self.waiter(place).until)
+        })
+    }
+
+    /// Why the key is known to hold a value without a lease.
+    pub(super) fn foreign_lack(&self, queue: u32, now: Monotonic) -> Option<Lack> {
+        let until = self.items[queue].foreign_until;
+        (now < until).then_some(Lack::Foreign(until))
     }
 
     pub(super) fn waiter(&self, place: u32) -> &Waiter {
@@ -438,7 +564,16 @@ impl Queues {
         if *latest_time_out <= now {
             return QueueScan::NotFound;
         }
-        for (scanned, &place) in single.values().enumerate() {
+        self.first_in_time(single, now, budget)
+    }
+
+    fn first_in_time(
+        &self,
+        waiters: &BTreeMap<Rank, u32>,
+        now: Monotonic,
+        budget: &mut Budget,
+    ) -> QueueScan<u32> {
+        for (scanned, &place) in waiters.values().enumerate() {
             if now < self.places[place].waiter.until {
                 return QueueScan::Found(place);
             }
@@ -465,7 +600,7 @@ impl Queues {
         let hash = self.token_hash(self.items[queue].hash, token);
         self.by_token.find(hash, |slot| {
             let Place { waiter, queues, .. } = &self.places[slot];
-            waiter.token[..] == *token && queues.contains(&queue)
+            waiter.rank.token[..] == *token && queues.contains(&queue)
         })
     }
 
@@ -477,10 +612,6 @@ impl Queues {
         keys: impl Iterator<Item = (u64, &'k [u8])>,
     ) -> PerKey<Option<u32>> {
         keys.map(|(hash, key)| self.waiter_with(self.find(hash, db, key)?, token)).collect()
-    }
-
-    pub(super) fn arrival(&self, place: u32) -> Arrival {
-        Arrival(self.places[place].arrival)
     }
 
     /// Removes a waiter from all its queues. A job refuses it.
@@ -511,7 +642,7 @@ impl Queues {
                 self.items[queue].foreign_until = until;
                 self.check_by(queue, until);
             }
-            // `remove` plans a check when the waiter that arrived first leaves.
+            // `remove` plans a check when the older waiter leaves.
             Lack::Behind => {}
         }
     }
@@ -539,47 +670,45 @@ impl Queues {
 
     /// Plans a check of the key at the time `at`, or keeps an earlier one.
     fn check_by(&mut self, queue: u32, at: Monotonic) {
-        if self.items[queue].check.is_none_or(|planned| at < planned.at) {
+        if self.items[queue].check.as_ref().is_none_or(|planned| at < planned.at) {
             self.check_at(queue, at);
         }
     }
 
     /// Plans a check of the key at the time `at`, and not before.
     pub(super) fn check_at(&mut self, queue: u32, at: Monotonic) {
-        let arrival = self.first_arrival(queue).unwrap_or(u64::MAX);
-        if let Some(planned) = self.items[queue].check.replace(PlannedCheck { at, arrival }) {
-            self.checks.remove(&(planned.at, planned.arrival, queue));
-        }
-        self.checks.insert((at, arrival, queue));
+        self.cancel_check(queue);
+        let first = self.first_candidate(queue).cloned();
+        self.checks.insert((at, first.clone(), queue));
+        self.items[queue].check = Some(PlannedCheck { at, first });
     }
 
     pub(super) fn cancel_check(&mut self, queue: u32) {
         if let Some(planned) = self.items[queue].check.take() {
-            self.checks.remove(&(planned.at, planned.arrival, queue));
+            self.checks.remove(&(planned.at, planned.first, queue));
         }
     }
 
     /// Ranks the planned check again, because the candidates have changed.
     /// A queue without candidates needs no check.
     fn rank_check(&mut self, queue: u32) {
-        let Some(planned) = self.items[queue].check else { return };
-        match self.first_arrival(queue) {
+        let Some(planned) = &self.items[queue].check else { return };
+        match self.first_candidate(queue) {
             None => self.cancel_check(queue),
-            Some(arrival) if arrival != planned.arrival => self.check_at(queue, planned.at),
+            first if first != planned.first.as_ref() => self.check_at(queue, planned.at),
             Some(_) => {}
         }
     }
 
-    fn first_arrival(&self, queue: u32) -> Option<u64> {
+    /// The rank of the oldest candidate.
+    fn first_candidate(&self, queue: u32) -> Option<&Rank> {
         let Queue { single, candidates, .. } = &self.items[queue];
-        let first =
-            |waiters: &BTreeMap<u64, u32>| waiters.first_key_value().map(|(&arrival, _)| arrival);
-        [first(single), first(candidates)].into_iter().flatten().min()
+        [single, candidates].into_iter().filter_map(|waiters| waiters.keys().next()).min()
     }
 
     /// The first queue to check, and when.
     pub(super) fn next_check(&self) -> Option<(Monotonic, u32)> {
-        self.checks.first().map(|&(at, _, queue)| (at, queue))
+        self.checks.first().map(|(at, _, queue)| (*at, *queue))
     }
 
     /// Starts a sweep over all queues, because any of their keys may have become free.
@@ -615,19 +744,23 @@ impl Queues {
     pub(super) fn remove(&mut self, place: u32) -> Waiter {
         let removed = self.places.remove(place);
         let is_single = removed.is_single();
-        let Place { waiter, arrival, queues, candidate_in } = removed;
+        if let Some(at) = removed.patient_until() {
+            self.patience.remove(&(at, place));
+        }
+        let Place { waiter, queues, candidate_in, keeps } = removed;
         self.time_outs.remove(&(waiter.until, place));
         self.by_blocked_id.remove(&waiter.blocked_id);
         for &slot in &queues {
-            let token_hash = self.token_hash(self.items[slot].hash, &waiter.token);
+            let token_hash = self.token_hash(self.items[slot].hash, &waiter.rank.token);
             self.by_token.remove(token_hash, place);
             let queue = &mut self.items[slot];
             if is_single {
-                queue.single.remove(&arrival);
+                queue.single.remove(&waiter.rank);
             } else {
-                queue.several.remove(&arrival);
+                queue.several.remove(&waiter.rank);
+                queue.keepers.remove(&waiter.rank);
                 if slot == candidate_in {
-                    queue.candidates.remove(&arrival);
+                    queue.candidates.remove(&waiter.rank);
                 }
             }
             if queue.single.is_empty() && queue.several.is_empty() {
@@ -637,8 +770,11 @@ impl Queues {
                     self.check_by(slot, Monotonic::default());
                 }
                 self.rank_check(slot);
-            } else if slot == candidate_in {
+            } else {
                 self.rank_check(slot);
+                if keeps {
+                    self.check_if_wanted(slot, Monotonic::default());
+                }
             }
         }
         waiter
@@ -663,7 +799,7 @@ impl Queues {
         self.hasher.hash_one((key_hash, token))
     }
 
-    /// All queues in the order of their keys, each with its waiters in the order of their arrival.
+    /// All queues in the order of their keys, each with its waiters, the oldest first.
     /// Then the pending refusals, and whether a sweep runs.
     fn in_order(&self) -> (Vec<QueueState<'_>>, &BTreeSet<BlockedId>, bool) {
         let mut queues: Vec<_> = self
@@ -678,16 +814,23 @@ impl Queues {
                     latest_time_out: _,
                     candidates: _,
                     several,
+                    keepers: _,
                     foreign_until,
                     check,
                 } = queue;
                 let mut waiters: Vec<_> = single.iter().chain(several).collect();
                 waiters.sort_unstable();
                 let waiters = waiters.into_iter().map(|(_, &place)| {
-                    let Place { waiter, candidate_in, .. } = &self.places[place];
-                    (waiter.state(), *candidate_in == slot)
+                    let Place { waiter, candidate_in, keeps, .. } = &self.places[place];
+                    (waiter.state(), *candidate_in == slot, *keeps)
                 });
-                (*db, &key[..], *foreign_until, check.map(|check| check.at), waiters.collect())
+                (
+                    *db,
+                    &key[..],
+                    *foreign_until,
+                    check.as_ref().map(|check| check.at),
+                    waiters.collect(),
+                )
             })
             .collect();
         queues.sort_unstable();
@@ -696,21 +839,42 @@ impl Queues {
 }
 
 impl Waiter {
+    /// The ticket that the client gave: the fence that it proposes.
+    pub(super) fn proposed(&self) -> Option<Fence> {
+        self.has_ticket.then_some(self.rank.ticket)
+    }
+
     fn state(&self) -> WaiterState<'_> {
-        let Self { blocked_id, token, owner, ttl, mode, wants, fence, since, until } = self;
-        ((*blocked_id, token, owner.as_deref()), (*ttl, *mode, *wants, *fence), (*since, *until))
+        let Self {
+            blocked_id,
+            rank,
+            has_ticket,
+            owner,
+            ttl,
+            mode,
+            wants,
+            since,
+            in_line_since,
+            until,
+        } = self;
+        (
+            (*blocked_id, rank, *has_ticket, owner.as_deref()),
+            (*ttl, *mode, *wants),
+            (*since, *in_line_since, *until),
+        )
     }
 }
 
 type WaiterState<'a> = (
-    (BlockedId, &'a [u8], Option<&'a [u8]>),
-    (Ttl, Mode, Wants, Option<Fence>),
-    (Monotonic, Monotonic),
+    (BlockedId, &'a Rank, bool, Option<&'a [u8]>),
+    (Ttl, Mode, Wants),
+    (Monotonic, Monotonic, Monotonic),
 );
 
-/// Everything about a queue that a decision depends on. The flag of a waiter says whether this is
-/// the queue in which it last became a candidate.
-type QueueState<'a> = (u32, &'a [u8], Monotonic, Option<Monotonic>, Vec<(WaiterState<'a>, bool)>);
+/// Everything about a queue that a decision depends on. The flags of a waiter say whether this is
+/// the queue in which it last became a candidate, and whether its keys are kept.
+type QueueState<'a> =
+    (u32, &'a [u8], Monotonic, Option<Monotonic>, Vec<(WaiterState<'a>, bool, bool)>);
 
 impl PartialEq for Queues {
     fn eq(&self, other: &Self) -> bool {

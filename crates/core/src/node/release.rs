@@ -42,7 +42,7 @@ impl Node {
     }
 
     /// Releases one key. Returns whether the token held it.
-    fn release_key<K: Keyspace>(
+    pub(super) fn release_key<K: Keyspace>(
         &mut self,
         now: Now,
         db: u32,

@@ -27,29 +27,32 @@ pub(super) struct SharedKey<'k, K: Keyspace> {
 }
 
 impl Node {
-    /// Acquires a shared lock. A new client queues behind each waiter that needs no other key.
-    /// A repair overtakes the clients that began to wait after other nodes granted the lock.
+    /// Acquires a shared lock. A newcomer comes after each older waiter that needs no other key.
     pub(super) fn acquire_shared<K: Keyspace>(
         &mut self,
         now: Now,
         acquire: &Acquire<'_, K::Name>,
         keyspace: &mut K,
     ) -> Result<Reply, CommandError> {
-        let &Acquire { db, keys, token, ttl, owner, fence, .. } = acquire;
+        let &Acquire { db, keys, token, ttl, owner, .. } = acquire;
         let [name] = keys else { return Err(CommandError::SeveralShared) };
-        self.refuse_while_abstaining(now)?;
+        self.admit(now, acquire)?;
+        if let Some(fence) = self.ask_again(now, acquire, keyspace)? {
+            return Ok(Reply::Granted(fence));
+        }
         let (hash, state, mut entry) = self.open_key(now, db, name, Access::Write, keyspace);
         if state == KeyState::WrongType {
             return Err(CommandError::WrongType);
         }
         let joined = self.shared_lease(state);
         let lack = if joined.is_some() { None } else { self.lack(now, state, keyspace, &entry) };
+        let rank = self.rank(acquire, &[hash]);
         let mut budget = Budget::units(COMMAND_UNITS);
         let lack = lack.or_else(|| {
-            let waits = self.has_waiter_ahead(now, hash, db, name.as_ref(), &mut budget);
-            let passes = is_broken(Mutant::SharedPassesQueue)
-                || self.is_repair(now, hash, acquire, &mut budget);
-            (waits && !passes).then_some(Lack::Behind)
+            let key = (hash, db, name.as_ref());
+            let is_behind = self.is_behind_in_line(now, key, rank.as_ref(), &mut budget)
+                && !is_broken(Mutant::SharedPassesQueue);
+            is_behind.then_some(Lack::Behind)
         });
         if joined.is_some_and(|lease| self.still_shares(now, lease, token.as_ref())) {
             // The client would wait for its own lock.
@@ -57,28 +60,13 @@ impl Node {
             return Ok(Reply::Refused);
         }
         if lack.is_none() {
+            self.leave_line(acquire, &[hash]);
             let mut key = SharedKey { db, hash, name, entry: &mut entry, state };
-            let terms = Terms { token, owner, ttl, fence, author: Author::Client };
+            let ticket = rank.map(|rank| rank.ticket);
+            let terms = Terms { token, owner, ttl, ticket, author: Author::Client };
             return self.grant_shared(now, &mut key, &terms, keyspace).map(Reply::Granted);
         }
-        self.wait_or_refuse(now, acquire, Wants::All, &[hash], &[lack], keyspace)
-    }
-
-    /// Whether the request is a repair: it does not wait, and its fence, read as a time of the wall
-    /// clock, is earlier than the arrival of the first waiter.
-    fn is_repair<N: AsRef<[u8]>>(
-        &self,
-        now: Now,
-        hash: u64,
-        acquire: &Acquire<'_, N>,
-        budget: &mut Budget,
-    ) -> bool {
-        let Some(fence) = acquire.fence.filter(|_| acquire.wait_ms == 0) else { return false };
-        let queue = self.queues.find(hash, acquire.db, acquire.keys[0].as_ref());
-        let since =
-            queue.and_then(|queue| self.queues.first_single_since(queue, now.monotonic, budget));
-        let waited_us = since.map(|since| now.monotonic.us_since(since));
-        waited_us.is_some_and(|us| fence < Fence::of_wall_us(now.wall_us.saturating_sub(us)))
+        self.wait_or_refuse(now, acquire, Wants::All, rank, &[hash], &[lack], keyspace)
     }
 
     /// The lease of a shared lock that another client may join.
@@ -121,19 +109,21 @@ impl Node {
         terms: &Terms<'_, K::Name>,
         keyspace: &mut K,
     ) -> Result<Fence, CommandError> {
-        let &Terms { token, owner, ttl, fence, author } = terms;
+        let &Terms { token, owner, ttl, ticket: proposed, author } = terms;
+        let ticket = proposed.unwrap_or_default();
         let deadline = now.monotonic.plus_us(ttl.us());
         let holder = |fence| NewHolder {
             token: Token::from_slice(token.as_ref()),
             owner: owner.map(Into::into),
             fence,
+            ticket,
             granted: now.monotonic,
             deadline,
         };
         if let Some(lease) = self.shared_lease(key.state) {
             let group = self.leases.group(lease).expect("a shared lock has holders");
             let floor = self.leases.holders().floor(group);
-            let fence = self.fences.next_shared(key.hash, fence, floor, now.wall_us);
+            let fence = self.fences.next_shared(key.hash, proposed, floor, now.wall_us);
             let old = self.leases.get(lease).deadline;
             self.leases.join(lease, holder(fence));
             self.stats.grants += 1;
@@ -157,9 +147,9 @@ impl Node {
             return Err(CommandError::NotWritten);
         }
         let floor = self.fences.floor(key.hash);
-        let fence = self.fences.next_shared(key.hash, fence, floor, now.wall_us);
-        let (db, granted) = (key.db, now.monotonic);
-        let new = NewLock { db, token: value.as_ref(), owner: None, fence, granted, deadline };
+        let fence = self.fences.next_shared(key.hash, proposed, floor, now.wall_us);
+        let (db, granted, token) = (key.db, now.monotonic, value.as_ref());
+        let new = NewLock { db, token, owner: None, fence, ticket, granted, deadline };
         let lease = self.insert(&[key.hash], std::iter::once(key.name.as_ref()), &new);
         self.leases.share(lease, value.as_ref(), floor, holder(fence));
         self.publish(keyspace, key.name, Change::Set { value: &value, expires_at_ms }, author);
@@ -206,7 +196,8 @@ impl Node {
         }
     }
 
-    /// The waiter at the head of a queue; `NotFound` if it wants an exclusive lock.
+    /// The waiter at the head of a queue; `NotFound` if it wants an exclusive lock, or if the key is
+    /// kept for an older one.
     pub(super) fn next_shared_waiter(
         &mut self,
         now: Now,
@@ -217,7 +208,14 @@ impl Node {
             QueueScan::Found(place) if self.queues.waiter(place).mode == Mode::Exclusive => {
                 QueueScan::NotFound
             }
-            found => found,
+            QueueScan::Found(place) => {
+                match self.queues.kept_before(queue, place, now.monotonic, budget) {
+                    QueueScan::Found(_) => QueueScan::NotFound,
+                    QueueScan::NotFound => QueueScan::Found(place),
+                    QueueScan::Spent => QueueScan::Spent,
+                }
+            }
+            other => other,
         }
     }
 
@@ -235,14 +233,14 @@ impl Node {
         budget.spend(write_units(key.name.as_ref()));
         let waiter = self.queues.remove(place);
         let joined = self.shared_lease(key.state);
-        if joined.is_some_and(|lease| self.still_shares(now, lease, &waiter.token)) {
+        if joined.is_some_and(|lease| self.still_shares(now, lease, &waiter.rank.token)) {
             self.answers.refuse(waiter.blocked_id, None, keyspace);
             return false;
         }
         let (db, key_bytes) = (key.db, Key::from_slice(key.name.as_ref()));
-        let name = keyspace.name(&waiter.token);
-        let (owner, ttl, fence) = (waiter.owner.as_deref(), waiter.ttl, waiter.fence);
-        let terms = Terms { token: &name, owner, ttl, fence, author: Author::Other };
+        let name = keyspace.name(&waiter.rank.token);
+        let (owner, ttl, ticket) = (waiter.owner.as_deref(), waiter.ttl, waiter.proposed());
+        let terms = Terms { token: &name, owner, ttl, ticket, author: Author::Other };
         let granted = self.grant_shared(now, key, &terms, keyspace);
         self.answer_granted(now, waiter, db, key_bytes, granted, keyspace)
     }
@@ -343,6 +341,7 @@ impl Node {
             token: held.token.clone(),
             owner: held.owner.clone(),
             fence: held.fence,
+            ticket: held.ticket,
             granted: held.granted,
             deadline: held.deadline,
         };

@@ -136,6 +136,13 @@ impl Node {
             let _ = self.release_within(now, &release, budget, keyspace);
             return Some(Job::Released);
         }
+        if let Some((at, place)) = self.queues.next_impatient()
+            && at <= now.monotonic
+        {
+            self.spend_on_leaving(place, budget);
+            self.queues.keep_keys(place);
+            return Some(Job::Tidied);
+        }
         if let Some((at, queue)) = self.queues.next_check()
             && at <= now.monotonic
         {
@@ -169,18 +176,20 @@ impl Node {
         budget: &mut Budget,
         keyspace: &mut K,
     ) -> Option<Job> {
-        let blocked_id = if let Some(blocked_id) = self.queues.pop_dismissed() {
-            blocked_id
+        let (blocked_id, refusal) = if let Some(blocked_id) = self.queues.pop_dismissed() {
+            (blocked_id, None)
         } else {
             let (at, place) = self.queues.next_time_out()?;
             if !self.abstention.is_on() && at > now.monotonic {
                 return None;
             }
             self.spend_on_leaving(place, budget);
-            self.queues.remove(place).blocked_id
+            self.spend_on_leaving(place, budget);
+            let refusal = self.held_after_wait(now, place);
+            (self.queues.remove(place).blocked_id, refusal)
         };
         budget.spend(ANSWER_UNITS);
-        let error = self.abstention_error(now.monotonic);
+        let error = self.abstention_error(now.monotonic).or(refusal);
         self.answers.refuse(blocked_id, error, keyspace);
         Some(Job::Refused(blocked_id))
     }
@@ -324,7 +333,8 @@ impl Node {
             at_once
         } else {
             let check_at = self.queues.next_check().map(|(at, _)| at);
-            [check_at, self.leases.next_step_at()].into_iter().flatten().min()
+            let keep_at = self.queues.next_impatient().map(|(at, _)| at);
+            [check_at, keep_at, self.leases.next_step_at()].into_iter().flatten().min()
         };
         let work_at = [write_at, self.abstention.until()].into_iter().flatten().min();
         let work_at = work_at.map(|at| self.pause_check_at.map_or(at, |check_at| at.max(check_at)));

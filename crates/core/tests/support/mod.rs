@@ -16,6 +16,7 @@ use quorlock_core::node::memory::{self, Name, Value};
 use quorlock_core::node::{
     self, Acquire, BlockedId, Command, CommandError, Extend, FenceError, Holder, Inspect, KeyEvent,
     Mode, Monotonic, Node, Now, Reason, Release, Reply, Revoke, ServerEvent, Settings, WaitReply,
+    Yield,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -308,7 +309,8 @@ impl Server {
                     self.granted_keys.extend(key.map(|key| (blocked_id, key.as_bytes().to_vec())));
                     WaitResult::Granted { fence, waited_us }
                 }
-                WaitReply::Refused | WaitReply::Failed(CommandError::Abstaining { .. }) => {
+                WaitReply::Refused
+                | WaitReply::Failed(CommandError::Held { .. } | CommandError::Abstaining { .. }) => {
                     WaitResult::Refused
                 }
                 WaitReply::Failed(error) => WaitResult::Failed(error),
@@ -370,7 +372,7 @@ impl Server {
         self.acquire_as(Mode::Shared, &[key], token, ttl_ms, fence)
     }
 
-    /// ACQUIRE or MACQUIRE. Returns `None` if the node refuses or abstains.
+    /// ACQUIRE or MACQUIRE. Returns `None` if the node refuses, abstains or rejects the ticket.
     pub(crate) fn acquire_as(
         &mut self,
         mode: Mode,
@@ -382,7 +384,12 @@ impl Server {
         let terms = (mode, fence, 0);
         match self.execute_acquire(keys, token, ttl_ms, terms, AcquireCommand::Acquire) {
             Ok(Reply::Granted(fence)) => Some(fence),
-            Ok(Reply::Refused) | Err(CommandError::Abstaining { .. }) => None,
+            Ok(Reply::Refused)
+            | Err(
+                CommandError::Held { .. }
+                | CommandError::Abstaining { .. }
+                | CommandError::TicketTooFarAhead { .. },
+            ) => None,
             other => unreachable!("there is no WAIT, and all values are strings: {other:?}"),
         }
     }
@@ -457,6 +464,42 @@ impl Server {
         let reply = self.execute_acquire(keys, token, ttl_ms, terms, AcquireCommand::Acquire);
         assert_eq!(reply, Ok(Reply::Waits));
         BlockedId(self.blocked_ids)
+    }
+
+    /// ACQUIRE or MACQUIRE with a ticket. Zero is the front of the queue.
+    pub(crate) fn ask(
+        &mut self,
+        keys: &[&[u8]],
+        token: &[u8],
+        ttl_ms: u64,
+        ticket: u64,
+        wait_ms: u64,
+    ) -> Result<Reply, CommandError> {
+        let terms = (Mode::Exclusive, Some(Fence::new(ticket).unwrap_or_default()), wait_ms);
+        self.execute_acquire(keys, token, ttl_ms, terms, AcquireCommand::Acquire)
+    }
+
+    /// As [`ask`](Self::ask). Returns the id of the client, which waits.
+    #[track_caller]
+    pub(crate) fn stand_in_line(
+        &mut self,
+        keys: &[&[u8]],
+        token: &[u8],
+        ticket: u64,
+        wait_ms: u64,
+    ) -> BlockedId {
+        assert_eq!(self.ask(keys, token, 1000, ticket, wait_ms), Ok(Reply::Waits));
+        BlockedId(self.blocked_ids)
+    }
+
+    /// YIELD or MYIELD: whether the token gave the keys up; `None` if it held none of them.
+    pub(crate) fn yields(&mut self, keys: &[&[u8]], token: &[u8]) -> Option<bool> {
+        let (keys, token) = (names(keys), Name::from_slice(token));
+        match self.execute(&Command::Yield(Yield { db: 0, keys: &keys, token: &token })) {
+            Ok(Reply::Yielded(yielded)) => Some(yielded),
+            Ok(Reply::NotHeld) => None,
+            other => unreachable!("all values are strings: {other:?}"),
+        }
     }
 
     /// A `wait_ms` of 0 counts as 1, because 0 means no WAIT.

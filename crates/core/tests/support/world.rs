@@ -7,7 +7,7 @@ use quorlock_core::client::{
     Acquire, Action, Command, Context, Hold, HoldAction, NodeError, Outcome, Request, RequestId,
     Response, Spec,
 };
-use quorlock_core::node::Reply;
+use quorlock_core::node::{CommandError, Reply};
 use quorlock_core::quorum::Moment;
 
 use super::client::Client;
@@ -101,7 +101,9 @@ impl World {
                     Ok(Reply::GrantedOne { fence, key }) => {
                         Response::FenceAndKey { fence, waited: Duration::ZERO, key }
                     }
-                    Ok(Reply::Refused) => Response::No,
+                    Err(CommandError::Held { number, is_older }) => {
+                        Response::Held { number, is_older }
+                    }
                     other => panic!("{other:?}"),
                 }
             }

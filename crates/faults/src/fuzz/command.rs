@@ -52,6 +52,10 @@ pub(super) enum LockCommand {
         keys: Keys,
         token: &'static str,
     },
+    Yield {
+        keys: Keys,
+        token: &'static str,
+    },
     Inspect {
         key: KeyIndex,
     },
@@ -209,6 +213,11 @@ impl LockCommand {
             }
             Self::Release { keys, token } => {
                 let mut all = keys.words("RELEASE");
+                all.extend(words(token));
+                all
+            }
+            Self::Yield { keys, token } => {
+                let mut all = keys.words("YIELD");
                 all.extend(words(token));
                 all
             }

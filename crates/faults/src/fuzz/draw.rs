@@ -348,7 +348,8 @@ impl Draw<'_> {
                 };
                 LockCommand::Extend { keys, token, ttl_ms, mode, fence, new_token }
             }
-            68..90 => LockCommand::Release { keys, token: self.token(place) },
+            68..85 => LockCommand::Release { keys, token: self.token(place) },
+            85..90 => LockCommand::Yield { keys, token: self.token(place) },
             90..94 => LockCommand::Revoke { key: place.1, ends_now: self.chance(0.3) },
             94..97 => LockCommand::Inspect { key: place.1 },
             _ => {
@@ -422,8 +423,12 @@ impl Draw<'_> {
 
     /// Draws a fence, the same for the server and the model: old, or ahead of the wall clock.
     fn wall_fence(&mut self) -> ProposedFence {
-        let ahead_ms = [10_000, 10 * MAX_CLOCK_SKEW_MS][self.below(2)];
-        let fence = if self.chance(0.3) { OLD_FENCE } else { self.now.wall_us + ahead_ms * 1000 };
+        let ahead_ms = [10_000, 3 * MAX_CLOCK_SKEW_MS / 2, 10 * MAX_CLOCK_SKEW_MS][self.below(3)];
+        let fence = match self.below(10) {
+            0 => 0,
+            1 | 2 => OLD_FENCE,
+            _ => self.now.wall_us + ahead_ms * 1000,
+        };
         ProposedFence { of_server: fence, of_model: fence }
     }
 

@@ -189,8 +189,9 @@ impl Model {
         let ttl = |ms: u64| {
             Ttl::from_ms_up_to(ms, max_ttl.ms()).unwrap_or_else(|error| panic!("{error}"))
         };
-        let fence =
-            |proposed: Option<ProposedFence>| proposed.and_then(|fence| Fence::new(fence.of_model));
+        let fence = |proposed: Option<ProposedFence>| {
+            proposed.map(|fence| Fence::new(fence.of_model).unwrap_or_default())
+        };
         match command {
             LockCommand::Acquire { keys, token, ttl_ms, mode, wait_ms, fence: proposed, owner } => {
                 let sorted = keys.in_node_order();
@@ -246,6 +247,11 @@ impl Model {
                 let release =
                     node::Release { db, keys: &names(&keys.in_node_order()), token: &name(token) };
                 expected(execute(&node::Command::Release(release)))
+            }
+            LockCommand::Yield { keys, token } => {
+                let yields =
+                    node::Yield { db, keys: &names(&keys.in_node_order()), token: &name(token) };
+                expected(execute(&node::Command::Yield(yields)))
             }
             LockCommand::Revoke { key, ends_now } => {
                 *revocations += 1;
@@ -610,7 +616,9 @@ fn expected(reply: Result<node::Reply, CommandError>) -> Expected {
         Ok(node::Reply::Refused | node::Reply::NotHeld | node::Reply::Inspected(None)) => {
             Expected::Nil
         }
-        Ok(node::Reply::Released(yes) | node::Reply::Revoked(yes)) => Expected::Int(yes.into()),
+        Ok(node::Reply::Released(yes) | node::Reply::Yielded(yes) | node::Reply::Revoked(yes)) => {
+            Expected::Int(yes.into())
+        }
         Ok(reply) => unreachable!("{reply:?} names a fence or a holder"),
         Err(error) => Expected::Error(error_start(&error)),
     }
@@ -619,6 +627,10 @@ fn expected(reply: Result<node::Reply, CommandError>) -> Expected {
 pub(super) fn error_start(error: &CommandError) -> String {
     match error {
         CommandError::Abstaining { reason, .. } => format!("ABSTAIN {}", reason.word()),
+        CommandError::Held { is_older, .. } => {
+            format!("HELD {}", if *is_older { "older" } else { "younger" })
+        }
+        CommandError::TicketTooFarAhead { .. } => "ERR FENCE is more than twice".into(),
         CommandError::KeyLength => "ERR a key of a lock must be at most".into(),
         CommandError::WrongType => "WRONGTYPE".into(),
         CommandError::OtherKeys => "ERR the token holds these keys".into(),
@@ -638,12 +650,13 @@ pub(super) fn error_start(error: &CommandError) -> String {
     }
 }
 
-/// Ignores the remaining time in an ABSTAIN, because the clocks of server and model differ.
+/// Ignores the number in ABSTAIN and HELD, because the clocks of server and model differ.
 pub(super) fn is_error(expected: &str, error: &str) -> bool {
-    match (expected.strip_prefix("ABSTAIN "), error.strip_prefix("ABSTAIN ")) {
-        (Some(reason), Some(rest)) => rest.split([' ', ':']).nth(1) == Some(reason),
-        _ => error.starts_with(expected),
-    }
+    let Some((code @ ("ABSTAIN" | "HELD"), word)) = expected.split_once(' ') else {
+        return error.starts_with(expected);
+    };
+    let mut words = error.split([' ', ':']);
+    words.next() == Some(code) && words.nth(1) == Some(word)
 }
 
 /// Returns the expected ABSTAIN of a replica, in the form of [`error_start`].

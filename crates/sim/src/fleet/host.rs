@@ -560,6 +560,10 @@ fn refused(reply: &Result<Reply, CommandError>) -> Response {
 /// Returns the error to which the client's transport converts an error reply of the module.
 fn failed(error: &CommandError) -> Response {
     Response::Failed(match error {
+        &CommandError::Held { number, is_older } => return Response::Held { number, is_older },
+        CommandError::TicketTooFarAhead { .. } => {
+            NodeError::ErrorReply("ERR FENCE is too far ahead".into())
+        }
         // Unlike the transport, omits the remaining time, which would make all errors differ.
         CommandError::Abstaining { reason, left_ms: _ } => {
             NodeError::Abstains { reason: reason.word().into() }

@@ -43,7 +43,9 @@ impl Mutant {
             ) => LockKind::Shared,
             Self::Client(ClientRule::TakenSlotAskedAgain)
             | Self::Node(NodeRule::AnyWaitsForFirst) => LockKind::Permits,
-            Self::NoAbstention | Self::LateRelease | Self::Client(_) => LockKind::Exclusive,
+            Self::NoAbstention | Self::LateRelease | Self::Client(_) | Self::Node(_) => {
+                LockKind::Exclusive
+            }
         }
     }
 

@@ -302,7 +302,7 @@ impl Attempt {
                     state.refused_provisionally = false;
                     self.core.vote(node, Vote::Granted(*fence), ctx.now);
                 }
-                Response::No => {
+                Response::Held { .. } | Response::No => {
                     state.refusals = state.refusals.saturating_add(1);
                     // After the decision no node is asked again.
                     state.refused_provisionally = !self.ended;

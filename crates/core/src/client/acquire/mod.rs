@@ -517,6 +517,7 @@ impl Acquire {
 
     /// Processes a response.
     pub fn handle_response(&mut self, id: RequestId, response: &Response, ctx: &mut Context<'_>) {
+        let response = ctx.heard(response);
         if let Response::Failed(NodeError::Abstains { .. }) = response {
             // The node does not vote, which matters even if the call has given up the attempt.
             ctx.client_state.voters.failed(id.node);

@@ -101,7 +101,7 @@ impl Acquire {
                     self.acquire_others(granted, slot, ctx);
                 }
             }
-            Response::No => {
+            Response::Held { .. } | Response::No => {
                 // The server can end a WAIT early, for example by `CLIENT UNBLOCK`.
                 let is_over = |at: Moment| ctx.now.plus(limits::WAIT_GRACE).has_reached(at);
                 let is_partial = waiting.is_partial;
