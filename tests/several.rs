@@ -281,13 +281,13 @@ fn waiter_for_several_keys_is_granted_all_at_once_or_holds_none() {
     cli.ask::<i64>("LOCK.ACQUIRE a x 60000");
     let before: i64 = cli.ask("LOCK.ACQUIRE b y 60000");
     let both = Waiter::new(&server, "LOCK.MACQUIRE 2 b a t 60000 WAIT 60000");
-    let one = Waiter::new(&server, "LOCK.ACQUIRE a u 60000 WAIT 60000");
+    let one = Waiter::new(&server, "LOCK.ACQUIRE a u 60000 WAIT 60000 FENCE 1");
     cli.reply("LOCK.RELEASE a x");
     one.wait_for_grant();
     cli.reply("LOCK.RELEASE b y");
     assert!(
-        matches!(cli.reply("LOCK.ACQUIRE b newcomer 60000"), Int(_)),
-        "a waiter reserves no key while another key is missing"
+        matches!(cli.reply("LOCK.ACQUIRE b newcomer 60000 FENCE 1"), Int(_)),
+        "a waiter reserves no key against an older client"
     );
     cli.reply("LOCK.RELEASE a u");
     assert_eq!(info(&server, "lock_waiters"), 1);
