@@ -372,7 +372,8 @@ impl Checks {
     /// Checks that no call waits too long for a lock that is free.
     ///
     /// A choice of keys is free for a call if no held lock excludes the call, and each process that
-    /// calls for one of the keys reaches a majority of nodes on which no lease excludes the call.
+    /// calls for one of the keys reaches a majority of nodes on which no lease excludes the call. A
+    /// key that a node may keep for another client is not free.
     fn check_free_locks_are_granted(&mut self, world: &mut World, processes: &[Process]) {
         let (plan, now) = (Arc::clone(&world.plan), world.now);
         // With two nodes, a majority needs both. So two queues or two clocks that disagree can
@@ -389,13 +390,32 @@ impl Checks {
                 lock_of(processes, id).filter(|lock| is_held(processes, id.process, lock, now))
             })
             .collect();
+        let all_calls = processes.iter().flat_map(Process::calls);
+        let several: BTreeMap<MachineId, &[usize]> = all_calls
+            .filter_map(|(id, call)| Some((id, plan.choices(call.key_set).next()?)))
+            .filter(|(_, keys)| keys.len() > 1)
+            .collect();
+        // A node keeps free keys for a client that waits for other keys as well. One node that does
+        // is enough, because it may be the queue node of other clients.
+        let is_kept = |keys: &[usize]| {
+            let places = (0..plan.nodes).flat_map(|node| keys.iter().map(move |&key| (node, key)));
+            let mut claims = places.flat_map(|(node, key)| world.claims.at(node, key, now));
+            claims.any(|claim| {
+                let call = world.claims.call_of(claim.token);
+                let waits_for = call.and_then(|call| several.get(&call));
+                claim.kind == ClaimKind::Waiter
+                    && waits_for.is_some_and(|all| all.iter().any(|key| !keys.contains(key)))
+            })
+        };
         // The longest time for which an attempt that fails holds a node.
         let at_most = 100 * MS + 4 * plan.round_trip;
         let is_free = |keys: &[usize], joins_readers: bool, node: usize| {
             keys.iter().all(|&key| {
                 world.claims.at(node, key, now).all(|claim| {
                     claim.kind == ClaimKind::Waiter
-                        || joins_readers && claim.mode == Mode::Shared
+                        || claim.kind != ClaimKind::Waiter
+                            && joins_readers
+                            && claim.mode == Mode::Shared
                         || claim.since + at_most > now
                 })
             })
@@ -425,6 +445,7 @@ impl Checks {
                             && !(joins_readers && lock.hold.mode() == Mode::Shared)
                     };
                     let is_free_for_call = !held.iter().any(excludes)
+                        && !is_kept(keys)
                         && (wanted.iter().enumerate())
                             .filter(|(_, wanted)| wanted.iter().any(overlaps))
                             .all(|(other, _)| reaches_majority(other, keys, joins_readers));

@@ -369,6 +369,12 @@ impl World {
         let until = self.hosts[node].clock.when(deadline, self.now);
         self.last_lease_at = self.now;
         for &key in keys {
+            let is_repeated =
+                |claim: Claim| claim.token == token && claim.kind != ClaimKind::Waiter;
+            if self.claims.at(node, key, self.now).any(is_repeated) {
+                self.claims.extend(node, key, (token, mode), self.now, until);
+                continue;
+            }
             self.check_joins_no_revoked_lock(node, key, mode);
             let claim = Claim { token, kind: ClaimKind::Lease, mode, since: self.now, until };
             self.claims.begin(node, key, claim);
