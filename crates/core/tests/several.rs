@@ -1,6 +1,6 @@
 //! Several keys as one lock: all or none, with one end and one fence.
 //!
-//! No waiter reserves one key while it waits for another.
+//! A waiter reserves no key during its first 50 ms.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -199,7 +199,7 @@ fn mirror_that_outlives_its_lock_is_not_adopted() {
 }
 
 #[test]
-fn waiter_for_several_keys_reserves_none() {
+fn waiter_for_several_keys_reserves_none_at_first() {
     let mut server = Server::with_lock(&[B], b"other", 1000);
     let both = enqueue(&mut server, &[A, B], b"t");
     server.run_turns();

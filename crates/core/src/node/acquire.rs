@@ -33,8 +33,8 @@ pub(super) struct Terms<'a, N> {
 }
 
 impl Node {
-    /// Acquires the lock if all its keys are free. Without FENCE, refuses a held lock even to its own
-    /// token.
+    /// Acquires the lock if all its keys are free. Without FENCE, refuses a held lock even to its
+    /// own token.
     pub(super) fn acquire<K: Keyspace>(
         &mut self,
         now: Now,
@@ -243,8 +243,9 @@ impl Node {
         Ok(Reply::Waits)
     }
 
-    /// The ticket of a waiter without FENCE: one above the largest fence and ticket of its keys, and
-    /// above the wall clock. So clients that use only this node are served in the order of arrival.
+    /// The ticket of a waiter without FENCE: one above the largest fence and ticket of its keys,
+    /// and above the wall clock. So clients that use only this node are served in the order of
+    /// arrival.
     fn last_in_line<'k>(
         &self,
         now: Now,

@@ -465,8 +465,8 @@ impl Queues {
         }
     }
 
-    /// Whether an older waiter comes first, or may come first. A newcomer without a rank comes after
-    /// all waiters.
+    /// Whether an older waiter comes first, or may come first. A newcomer without a rank comes
+    /// after all waiters.
     pub(super) fn is_behind(
         &self,
         queue: u32,
@@ -499,8 +499,8 @@ impl Queues {
         last(single).max(last(several))
     }
 
-    /// The oldest waiter of a key that is older than this rank, and has time left. With `exclusive`,
-    /// passes over waiters that would share the key.
+    /// The oldest waiter of a key that is older than this rank, and has time left.
+    /// With `exclusive`, passes over waiters that would share the key.
     pub(super) fn next_older(
         &self,
         queue: u32,

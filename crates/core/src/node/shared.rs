@@ -196,8 +196,8 @@ impl Node {
         }
     }
 
-    /// The waiter at the head of a queue; `NotFound` if it wants an exclusive lock, or if the key is
-    /// kept for an older one.
+    /// The waiter at the head of a queue; `NotFound` if it wants an exclusive lock, or if the key
+    /// is kept for an older one.
     pub(super) fn next_shared_waiter(
         &mut self,
         now: Now,

@@ -1,4 +1,4 @@
-//! YIELD: gives a lock back to its queue if an older waiter wants it.
+//! YIELD: releases a lock if an older waiter wants it.
 
 use super::key_state::KeyState;
 use super::machine::PerKey;
@@ -13,8 +13,8 @@ impl Node {
     /// them, or another key of the same lock. Otherwise the token keeps all of them.
     ///
     /// A holder without a ticket is older than every waiter. A holder of a shared lock yields only
-    /// to a waiter for an exclusive one. A revoked lock is yielded like any other, because its holder
-    /// may release it early.
+    /// to a waiter for an exclusive one. A revoked lock is yielded like any other, because its
+    /// holder may release it early.
     pub(super) fn yield_lock<K: Keyspace>(
         &mut self,
         now: Now,
