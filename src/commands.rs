@@ -253,7 +253,7 @@ fn send_reply(ctx: &Ctx<'_>, reply: Reply) {
         // The client is answered when its wait ends.
         Reply::Waits => {}
         Reply::Released(yes) | Reply::Yielded(yes) | Reply::Revoked(yes) => {
-            ctx.reply_integer(yes.into())
+            ctx.reply_integer(yes.into());
         }
         Reply::Inspected(Some(inspected)) => inspection::reply(ctx, &inspected),
         Reply::Scanned(scanned) => inspection::reply_list(ctx, &scanned),

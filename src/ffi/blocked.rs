@@ -20,9 +20,9 @@ pub(crate) struct Blocked {
     /// The clients about which the server may still call back, by the addresses of their handles.
     ///
     /// The server reuses the address of a client that is gone. An id is never reused.
-    blocked_ids: BTreeMap<usize, BlockedId>,
+    ids_by_handle: BTreeMap<usize, BlockedId>,
     client_ids: BTreeMap<BlockedId, u64>,
-    last_blocked_id: u64,
+    last_id: u64,
 }
 
 static BLOCKED: MainThread<RefCell<Option<Blocked>>> = MainThread::new(RefCell::new(None));
@@ -50,10 +50,10 @@ impl Blocked {
         // SAFETY: a live context of a command.
         let id = unsafe { api!(RedisModule_GetClientId(ctx.as_ptr())) };
         Some(with_blocked(|blocked| {
-            blocked.last_blocked_id += 1;
-            let blocked_id = BlockedId(blocked.last_blocked_id);
+            blocked.last_id += 1;
+            let blocked_id = BlockedId(blocked.last_id);
             blocked.handles.insert(blocked_id, handle);
-            blocked.blocked_ids.insert(handle.addr().get(), blocked_id);
+            blocked.ids_by_handle.insert(handle.addr().get(), blocked_id);
             blocked.client_ids.insert(blocked_id, id);
             blocked_id
         }))
@@ -80,7 +80,7 @@ impl Blocked {
 /// Removes the id of a client at the server's last callback about it.
 fn take_blocked_id(handle: *mut raw::RedisModuleBlockedClient) -> Option<BlockedId> {
     with_blocked(|blocked| {
-        let blocked_id = blocked.blocked_ids.remove(&handle.addr())?;
+        let blocked_id = blocked.ids_by_handle.remove(&handle.addr())?;
         blocked.client_ids.remove(&blocked_id);
         Some(blocked_id)
     })

@@ -1,5 +1,5 @@
-//! Waiting without tickets is first in, first out. No waiter is forgotten, and none is granted after
-//! its time-out.
+//! Waiting without tickets is first in, first out. No waiter is forgotten, and none is granted
+//! after its time-out.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
