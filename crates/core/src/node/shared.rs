@@ -8,6 +8,7 @@ use super::key_state::KeyState;
 use super::leases::{MirrorState, NewLock};
 use super::mutants::{Mutant, is_broken};
 use super::queues::{Lack, QueueScan, Wants};
+use super::rank::Rank;
 use super::turn::{Budget, COMMAND_UNITS, write_units};
 use super::{
     Access, Acquire, Author, Change, CommandError, Extend, FenceError, Key, Keyspace, Kind, Mode,
@@ -51,8 +52,11 @@ impl Node {
         let lack = lack.or_else(|| {
             let key = (hash, db, name.as_ref());
             let is_behind = self.is_behind_in_line(now, key, rank.as_ref(), &mut budget)
-                && !is_broken(Mutant::SharedPassesQueue);
-            is_behind.then_some(Lack::Behind)
+                || rank.as_ref().is_some_and(|rank| {
+                    acquire.wait_ms == 0 && self.comes_after_writer(now, key, rank, &mut budget)
+                });
+            let passes = is_broken(Mutant::SharedPassesQueue);
+            (is_behind && !passes).then_some(Lack::Behind)
         });
         if joined.is_some_and(|lease| self.still_shares(now, lease, token.as_ref())) {
             // The client would wait for its own lock.
@@ -67,6 +71,28 @@ impl Node {
             return self.grant_shared(now, &mut key, &terms, keyspace).map(Reply::Granted);
         }
         self.wait_or_refuse(now, acquire, Wants::All, rank, &[hash], &[lack], keyspace)
+    }
+
+    /// Whether a reader asks for the first time after a writer began to wait, by the reader's clock.
+    ///
+    /// A reader that is granted the lock hears of no ticket. So its ticket may be the smaller one
+    /// although it comes later: the writer has heard of a large fence. The reader is refused once,
+    /// and then stands in line with a ticket above the writer's. A repair proposes the fence of a
+    /// lock that is older than the writer's wait, or stands in front.
+    fn comes_after_writer(
+        &self,
+        now: Now,
+        (hash, db, key): (u64, u32, &[u8]),
+        rank: &Rank,
+        budget: &mut Budget,
+    ) -> bool {
+        let queue = self.queues.find(hash, db, key);
+        let first = queue.map(|queue| self.queues.first_single(queue, now.monotonic, budget));
+        let Some(QueueScan::Found(first)) = first else { return false };
+        let first = self.queues.waiter(first);
+        let waited_us = now.monotonic.us_since(first.in_line_since);
+        let came_at = Fence::of_wall_us(now.wall_us.saturating_sub(waited_us));
+        first.mode == Mode::Exclusive && rank.ticket >= came_at
     }
 
     /// The lease of a shared lock that another client may join.
