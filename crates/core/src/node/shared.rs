@@ -73,7 +73,7 @@ impl Node {
         self.wait_or_refuse(now, acquire, Wants::All, rank, &[hash], &[lack], keyspace)
     }
 
-    /// Whether a reader asks for the first time after a writer began to wait, by the reader's clock.
+    /// Whether a reader began to ask after a writer began to wait, as its ticket tells.
     ///
     /// A reader that is granted the lock hears of no ticket. So its ticket may be the smaller one
     /// although it comes later: the writer has heard of a large fence. The reader is refused once,
