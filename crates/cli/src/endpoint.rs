@@ -62,10 +62,13 @@ impl Endpoint {
         )
     }
 
-    /// The name or the address of the host; the path of a Unix socket.
+    /// The name of the host, or its address without brackets; the path of a Unix socket.
     pub(crate) fn host(&self) -> String {
         match self.url.host_str() {
-            Some(host) if !host.is_empty() => host.to_owned(),
+            Some(host) if !host.is_empty() => {
+                let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+                address.unwrap_or(host).to_owned()
+            }
             _ => self.url.path().to_owned(),
         }
     }
@@ -127,6 +130,20 @@ mod tests {
         ] {
             let Ok(endpoint) = Endpoint::parse(text) else { panic!("{text}") };
             assert_eq!(endpoint.secret_url(), url);
+        }
+    }
+
+    #[test]
+    fn host_has_no_brackets_and_port_has_a_default() {
+        for (text, host, port) in [
+            ("a", "a", 6379),
+            ("rediss://u:p@a.b:6380", "a.b", 6380),
+            ("10.0.0.1:7001", "10.0.0.1", 7001),
+            ("[::1]:6380", "::1", 6380),
+            ("redis+unix:///tmp/s", "/tmp/s", 6379),
+        ] {
+            let Ok(endpoint) = Endpoint::parse(text) else { panic!("{text}") };
+            assert_eq!((endpoint.host().as_str(), endpoint.port()), (host, port), "{text}");
         }
     }
 

@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep};
 use crate::duration::{duration, text_of_ms};
 use crate::endpoint::Endpoint;
 use crate::fleet::{Fleet, FleetArgs, Report, State};
+use crate::nodes::SECRET_VARIABLES;
 use crate::{exit, nodes, say, status};
 
 const LIMIT_DEFAULT: &str = "10m";
@@ -137,7 +138,11 @@ fn restart(command: &[String], endpoint: &Endpoint) -> anyhow::Result<()> {
         command.iter().map(|word| word.replace("{host}", &host).replace("{port}", &port));
     let program = words.next().context("no command is given")?;
     // Nothing else is to be done meanwhile, so the call may block.
-    let status = Command::new(&program).args(words).status();
+    let mut command = Command::new(&program);
+    for name in SECRET_VARIABLES {
+        command.env_remove(name);
+    }
+    let status = command.args(words).status();
     let status = status.with_context(|| format!("cannot run {program}"))?;
     if !status.success() {
         bail!("{program} failed for {}: {status}. No further node was restarted", endpoint.name());

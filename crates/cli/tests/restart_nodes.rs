@@ -96,6 +96,14 @@ fn node_that_is_not_back_within_the_limit_ends_the_restarts() {
 }
 
 #[test]
+fn command_does_not_inherit_the_password() {
+    let fleet = Fleet::start();
+    let output = fleet.output(&["--limit", "1s"], "echo ${QUORLOCK_PASSWORD-none}");
+    assert_error(&output, 122, "it was not restarted");
+    assert_eq!(stdout(&output), "none\n");
+}
+
+#[test]
 fn failed_command_ends_the_restarts() {
     let fleet = Fleet::start();
     assert_error(&fleet.output(&[], "exit 3"), 125, "No further node was restarted");
