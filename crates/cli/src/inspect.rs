@@ -225,7 +225,7 @@ impl<'a> Summary<'a> {
                     .to_owned()
             }
             Verdict::NoMajority => {
-                "A client may hold it: ask again when a majority of the nodes can be reached.".to_owned()
+                "A client may hold it: ask again when a majority of the nodes answers.".to_owned()
             }
             Verdict::Divided => {
                 "Clients are acquiring or releasing the lock just now, or some nodes have leases of an \

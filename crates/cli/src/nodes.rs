@@ -161,7 +161,7 @@ impl NodeArgs {
         let file = file.map(|loaded| &loaded.file);
         let unused = self.unused_settings(&source, &files)?;
         self.add_credentials(&mut endpoints, file).map_err(|error| match &unused {
-            Some(unused) => anyhow!("{error}; {unused}"),
+            Some(unused) => anyhow!("{error:#}; {unused}"),
             None => error,
         })?;
         let certificates =

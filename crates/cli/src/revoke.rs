@@ -294,7 +294,7 @@ fn finish(report: &RevocationReport, waited: &Waited, now: bool) -> ExitCode {
         Waited::GaveUp => {
             say(
                 "too few nodes revoked the lock: the holder may extend it. Revoke it again when a \
-                 majority of the nodes can be reached",
+                 majority of the nodes accepts that",
             );
             ExitCode::from(code_without_majority(report))
         }

@@ -285,6 +285,8 @@ fn refusal_says_which_settings_of_a_file_are_not_used() {
     }
     let only_user = on_urls(&["run", "k", "-c", "true", "--user", "locker"]);
     assert_fails(&only_user, &["needs a password", "not used: password-file of "]);
+    let no_file = on_urls(&["run", "k", "-c", "true", "--password-file", "/nowhere"]);
+    assert_fails(&no_file, &["/nowhere: No such file", "; not used: user of "]);
     let mut of_variable = quorlock();
     of_variable.env("QUORLOCK_CONFIG", &file).env("QUORLOCK_NODES", &urls);
     assert_fails(&run(&mut of_variable), &["because QUORLOCK_NODES names the nodes"]);

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use common::{
     Holder, LONG_NODE_TIMEOUT, PATIENCE, acquire_everywhere, address, assert_contains,
-    assert_error, code, exec, masters_holding, on, on_urls, output_retried_on_122, run_script,
-    start_script, stderr, stdout, urls_with, wait_until_free,
+    assert_error, assert_ok, code, exec, masters_holding, on, on_urls, output_retried_on_122,
+    run_script, start_script, stderr, stdout, urls_with, wait_until_free,
 };
 use quorlock_testkit::{Masters, Server};
 
@@ -111,6 +111,16 @@ fn permanent_errors_give_exit_code_125_in_every_subcommand() {
             assert_eq!(code(output.status), 125, "{nodes:?} {}: {}", words[0], stderr(&output));
         }
     }
+    // A user that may see a lock, and not revoke it.
+    assert_ok(&on(&masters, "acquire").args(["--ttl", "60s", "l"]).output().unwrap());
+    for master in masters.iter().take(2) {
+        let viewer = ["ACL", "SETUSER", "watcher", "+lock.inspect"];
+        exec(master, &viewer);
+    }
+    let [first, second, _] = &urls_with(&masters, "user=watcher&pass=pass")[..] else { panic!() };
+    let nodes = [first.clone(), second.clone(), masters[2].url()];
+    let output = on_urls(&nodes, "revoke").args(["l", "--yes"]).output().unwrap();
+    assert_error(&output, 125, "Revoke it again when a majority of the nodes accepts that");
     // A majority that only does not answer may answer later.
     for words in [&["inspect", "k"][..], &["list"]] {
         let mut down = vec![masters[0].url()];
