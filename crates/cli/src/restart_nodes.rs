@@ -76,6 +76,7 @@ pub(crate) async fn restart_nodes(args: RestartNodes) -> anyhow::Result<ExitCode
                 say(format_args!(
                     "{name} was not restarted: without it {others} nodes vote, and a lock needs {needed}"
                 ));
+                settings.explain_refusal(report.errors());
                 return Ok(ExitCode::from(exit::NO_MAJORITY));
             }
         };
@@ -92,6 +93,7 @@ pub(crate) async fn restart_nodes(args: RestartNodes) -> anyhow::Result<ExitCode
             say(format_args!(
                 "{name} is {state} after {limit}: {reason}. No further node was restarted"
             ));
+            settings.explain_refusal(report.errors());
             return Ok(ExitCode::from(exit::NO_MAJORITY));
         }
         say(format_args!("{name} votes again"));

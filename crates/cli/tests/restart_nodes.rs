@@ -104,6 +104,16 @@ fn command_does_not_inherit_the_password() {
 }
 
 #[test]
+fn refusal_says_which_settings_of_a_file_are_not_used() {
+    let fleet = Fleet::start();
+    let file = fleet.folder.path().join("quorlock.toml");
+    fs::write(&file, "nodes = ['elsewhere']\nuser = 'operator'\n").unwrap();
+    let mut command = on_urls(&fleet.masters.urls(), "restart-nodes");
+    command.env("QUORLOCK_CONFIG", &file).args(["--limit", "1s", "--", "true"]);
+    assert_error(&command.output().unwrap(), 122, "not used: user of ");
+}
+
+#[test]
 fn failed_command_ends_the_restarts() {
     let fleet = Fleet::start();
     assert_error(&fleet.output(&[], "exit 3"), 125, "No further node was restarted");
