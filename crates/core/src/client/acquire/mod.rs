@@ -369,7 +369,9 @@ impl Acquire {
             return self.finish(Reason::Held, ctx);
         }
         let mut wait_node = None;
-        if contended && !self.is_last_attempt && !self.wait_is_over(ctx.now) {
+        // A reader asks first: it must hear the ticket of a writer that waits, and exceed it.
+        let may_wait = self.spec.mode == Mode::Exclusive && !self.is_last_attempt;
+        if contended && may_wait && !self.wait_is_over(ctx.now) {
             self.contended = true;
             let may_vote = |node: &usize| ctx.topology.route_acquire(*node).is_ok();
             wait_node = self.order(ctx).into_iter().find(may_vote);
