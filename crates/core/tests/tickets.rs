@@ -466,19 +466,21 @@ fn two_waiters_for_the_same_keys_do_not_keep_them_from_each_other() {
 }
 
 #[test]
-fn reader_that_has_not_heard_of_a_waiting_writer_is_refused_once() {
+fn reader_that_has_not_heard_of_a_waiting_writer_is_refused() {
     let mut server = Server::new();
     let ticket = clock(&server);
     fence(ask_shared(&mut server, b"reader", ticket, 0));
     server.pass_ms(10);
     // The writer has heard of a large fence.
     let writer = server.stand_in_line(&[K], b"writer", ticket + 60_000_000, 5000);
-    let late = clock(&server) + 1;
+    let late = clock(&server) - 5_000;
     let (number, is_older) = refusal(ask_shared(&mut server, b"late", late, 0));
     assert!(number >= ticket + 60_000_000 && is_older);
     assert_eq!(ask_shared(&mut server, b"late", number + 1, 5000), Ok(Reply::Waits));
-    // A repair is older than the writer's wait.
-    fence(ask_shared(&mut server, b"repair", ticket + 1, 0));
+    // A repair stands in front.
+    let front = (Mode::Shared, Some(Fence::ZERO), 0);
+    let repair = server.execute_acquire(&[K], b"repair", 1000, front, AcquireCommand::Acquire);
+    fence(repair);
     server.release(K, b"repair");
     server.release(K, b"reader");
     assert_eq!(server.granted(), [writer]);

@@ -82,10 +82,11 @@ const FIXED_DEFECTS: [u64; 31] = [
 ];
 
 /// Such seeds of the other kinds of lock.
-const FIXED_DEFECTS_OF_KINDS: [(LockKind, u64); 16] = [
+const FIXED_DEFECTS_OF_KINDS: [(LockKind, u64); 17] = [
     (LockKind::Shared, 220),
     (LockKind::Shared, 399),
     (LockKind::Shared, 5281),
+    (LockKind::Shared, 7586),
     (LockKind::Shared, 12_684),
     (LockKind::Shared, 13_594),
     (LockKind::Shared, 28_096),

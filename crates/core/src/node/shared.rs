@@ -52,9 +52,8 @@ impl Node {
         let lack = lack.or_else(|| {
             let key = (hash, db, name.as_ref());
             let is_behind = self.is_behind_in_line(now, key, rank.as_ref(), &mut budget)
-                || rank.as_ref().is_some_and(|rank| {
-                    acquire.wait_ms == 0 && self.comes_after_writer(now, key, rank, &mut budget)
-                });
+                || (acquire.wait_ms == 0
+                    && self.passes_writer(now, key, rank.as_ref(), &mut budget));
             let passes = is_broken(Mutant::SharedPassesQueue);
             (is_behind && !passes).then_some(Lack::Behind)
         });
@@ -73,26 +72,25 @@ impl Node {
         self.wait_or_refuse(now, acquire, Wants::All, rank, &[hash], &[lack], keyspace)
     }
 
-    /// Whether a reader began to ask after a writer began to wait, as its ticket tells.
+    /// Whether a reader that does not wait would pass a writer that does.
     ///
     /// A reader that is granted the lock hears of no ticket. So its ticket may be the smaller one
-    /// although it comes later: the writer has heard of a large fence. The reader is refused once,
-    /// and then stands in line with a ticket above the writer's. A repair proposes the fence of a
-    /// lock that is older than the writer's wait, or stands in front.
-    fn comes_after_writer(
+    /// although it comes later: the writer has heard of a large fence. The reader is refused, and
+    /// then stands in line with a ticket above the writer's. A repair stands in front.
+    fn passes_writer(
         &self,
         now: Now,
         (hash, db, key): (u64, u32, &[u8]),
-        rank: &Rank,
+        rank: Option<&Rank>,
         budget: &mut Budget,
     ) -> bool {
+        if rank.is_none_or(|rank| rank.ticket == Fence::ZERO) {
+            return false;
+        }
         let queue = self.queues.find(hash, db, key);
         let first = queue.map(|queue| self.queues.first_single(queue, now.monotonic, budget));
         let Some(QueueScan::Found(first)) = first else { return false };
-        let first = self.queues.waiter(first);
-        let waited_us = now.monotonic.us_since(first.in_line_since);
-        let came_at = Fence::of_wall_us(now.wall_us.saturating_sub(waited_us));
-        first.mode == Mode::Exclusive && rank.ticket >= came_at
+        self.queues.waiter(first).mode == Mode::Exclusive
     }
 
     /// The lease of a shared lock that another client may join.

@@ -761,13 +761,11 @@ impl Acquire {
         let may_vote =
             |&node: &usize| voters.includes(node) && ctx.topology.route_acquire(node).is_ok();
         let voters = (0..majority.nodes()).filter(may_vote).count();
-        // What earlier calls learned of the voters may be outdated. A reader that wrongly believes
-        // that no node is spare could pass a writer that waits on the queue node.
-        let is_first_wait = self.answers.iter().all(|answer| *answer == Answer::Pending);
-        let spare = if self.spec.mode == Mode::Shared && is_first_wait {
-            Spare::Available
-        } else {
-            Spare::of(voters, *majority)
+        // What the client knows of the voters may be outdated. A reader that wrongly believes that
+        // no node is spare could pass a writer that waits on the queue node.
+        let spare = match self.spec.mode {
+            Mode::Shared => Spare::Available,
+            Mode::Exclusive => Spare::of(voters, *majority),
         };
         self.spec.order(ctx.topology, spare)
     }
