@@ -115,9 +115,8 @@ impl Mutant {
 
     /// The mutants whose harm shows only in simulated fleets of shared locks, or of locks of any
     /// one of several keys.
-    pub const OF_OTHER_KINDS: [Self; 5] = [
+    pub const OF_OTHER_KINDS: [Self; 4] = [
         Self::BypassesOnlyItsNode,
-        Self::LongWaitIsLost,
         Self::ReaderOutrunsWriter,
         Self::TakenSlotAskedAgain,
         Self::ExclusiveUntilConfirmed,

@@ -30,8 +30,7 @@ impl Mutant {
     pub fn kind(self) -> LockKind {
         match self {
             Self::Client(
-                ClientRule::LongWaitIsLost
-                | ClientRule::ReaderOutrunsWriter
+                ClientRule::ReaderOutrunsWriter
                 | ClientRule::ExclusiveUntilConfirmed
                 | ClientRule::BypassesOnlyItsNode,
             )
