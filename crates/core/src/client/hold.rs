@@ -528,9 +528,8 @@ impl Hold {
         node.delivery = Delivery::InFlight { connection };
         node.incarnation = ctx.topology.incarnation(index);
         node.acquire_sent_at = ctx.now;
-        // A writer that waits there does not keep a reader from the lock that the reader has.
-        let is_reader = self.spec.mode == Mode::Shared;
-        let command = Command::Acquire { fence: if is_reader { Fence::ZERO } else { self.fence } };
+        // Clients that wait there, with older tickets too, do not keep the holder from its lock.
+        let command = Command::Acquire { fence: Fence::ZERO };
         let request = Request { token: self.token, command };
         let id = RequestId { round, node: index };
         self.actions.push_back(HoldAction::Send(OutgoingRequest { id, connection, request }));
