@@ -11,7 +11,8 @@
 //! | `= a …` | what the program learns of its lock `a` |
 //!
 //! The `<` lines after an event are sorted by connection. Tokens are numbered by their first
-//! appearance. A fence with which no node has answered is a proposal of the client, written `new`.
+//! appearance. A fence with which no node has answered is a proposal of the client, written `new`;
+//! `FENCE 0`, which repairs, is written `front`.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
@@ -276,6 +277,8 @@ impl Names {
                 argument.len() == 32 && argument.bytes().all(|byte| byte.is_ascii_hexdigit());
             words.push(if is_token {
                 self.token(argument)
+            } else if is_fence && argument == "0" {
+                "front".to_owned()
             } else if is_fence && !self.fences.contains(&argument.parse().unwrap()) {
                 "new".to_owned()
             } else {
