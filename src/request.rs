@@ -131,7 +131,8 @@ pub(crate) fn acquire_terms(
         if name.eq_ignore_ascii_case(b"OWNER") {
             set_once(&mut options.owner, checked_owner(value)?)
         } else if name.eq_ignore_ascii_case(b"FENCE") {
-            set_once(&mut options.fence, checked_ticket(value)?)
+            // 0 is the front of the queue.
+            set_once(&mut options.fence, checked_fence(value, 0)?)
         } else if name.eq_ignore_ascii_case(b"WAIT") {
             set_once(&mut options.wait_ms, checked_wait(value)?)
         } else {
@@ -151,7 +152,7 @@ pub(crate) fn extend_terms(
 ) -> Result<(Ttl, Options<'_>), CommandError> {
     ttl_and_options(rest, sharing, |options, name, value| {
         if name.eq_ignore_ascii_case(b"FENCE") {
-            set_once(&mut options.fence, checked_fence(value)?)
+            set_once(&mut options.fence, checked_fence(value, 1)?)
         } else if name.eq_ignore_ascii_case(b"TOKEN") {
             set_once(&mut options.new_token, checked_token(value)?)
         } else {
@@ -287,17 +288,10 @@ fn checked_owner(owner: Arg<'_>) -> Result<Arg<'_>, CommandError> {
     }
 }
 
-fn checked_fence(fence: Arg<'_>) -> Result<Fence, CommandError> {
-    let fence = u64::try_from(integer(fence)?).ok().and_then(Fence::new);
-    fence.ok_or(CommandError::FenceRange { min: 1 })
-}
-
-/// The `FENCE` of an ACQUIRE: 0 is the front of the queue.
-fn checked_ticket(ticket: Arg<'_>) -> Result<Fence, CommandError> {
-    match integer(ticket)? {
-        0 => Ok(Fence::ZERO),
-        _ => checked_fence(ticket).map_err(|_| CommandError::FenceRange { min: 0 }),
-    }
+fn checked_fence(fence: Arg<'_>, min: u64) -> Result<Fence, CommandError> {
+    let fence = u64::try_from(integer(fence)?).ok().filter(|&fence| fence >= min);
+    let checked = |fence| if fence == 0 { Some(Fence::ZERO) } else { Fence::new(fence) };
+    fence.and_then(checked).ok_or(CommandError::FenceRange { min })
 }
 
 fn checked_wait(wait: Arg<'_>) -> Result<u64, CommandError> {

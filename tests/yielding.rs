@@ -85,7 +85,7 @@ fn front_of_the_queue_precedes_every_ticket() {
     let front = Waiter::new(&server, "LOCK.ACQUIRE k repair 60000 WAIT 60000 FENCE 0");
     assert_eq!(cli.reply("LOCK.YIELD k a"), Int(1));
     front.wait_for_grant();
-    assert_eq!(cli.reply("LOCK.YIELD k repair"), Int(0), "nobody is older");
+    assert_eq!(cli.reply("LOCK.YIELD k repair"), Int(0), "no client is older");
     assert!(older.waits());
     assert_eq!(cli.reply("LOCK.RELEASE k repair"), Int(1));
     older.wait_for_grant();

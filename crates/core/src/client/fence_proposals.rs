@@ -1,12 +1,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::limits;
 use crate::Fence;
-
-/// How far ahead of its wall clock a client believes the number in a refusal, in microseconds.
-///
-/// Nodes report fences up to `lock.max-clock-skew` ahead of their clocks, and accept tickets up to
-/// twice as far ahead. With the default of a minute, this lies in the middle.
-const LEARNED_AHEAD_MAX_US: u64 = 90_000_000;
 
 /// Chooses the fence that a client proposes to all nodes of an attempt, so that they usually agree
 /// at once.
@@ -30,7 +25,7 @@ impl FenceProposals {
     ///
     /// Ignores a number that is too far ahead of the wall clock: nodes would reject a larger one.
     pub fn learn_refusal(&self, number: Fence, wall_us: u64) {
-        if number <= Fence::of_wall_us(wall_us).saturating_add(LEARNED_AHEAD_MAX_US) {
+        if number <= Fence::of_wall_us(wall_us).saturating_add(limits::LEARNED_AHEAD_MAX_US) {
             self.agreed.fetch_max(number.get(), Ordering::Relaxed);
         }
     }

@@ -40,6 +40,7 @@
 //! | [`PING_EVERY`] | 30 s between checks of a connection, even if it is in use |
 //! | [`CONNECT_SETTLE`], [`connect_stragglers`] | 5 s for a majority to connect; then 50 ms and 4 round trips for the others |
 //! | [`WAIT_CONNECTIONS_MAX`] | 256 blocking connections to each node |
+//! | [`LEARNED_AHEAD_MAX_US`] | 90 s: how far ahead of its wall clock a client believes the number in a refusal |
 //! | [`COMPARE_PERMITS_EVERY`] | 60 s between checks whether other clients use a larger number of permits, while a semaphore is full |
 //! | [`LOCAL_QUEUES_MAX`] | 1024 idle keys whose contention is remembered |
 
@@ -115,6 +116,11 @@ pub const PING_EVERY: Duration = Duration::from_secs(30);
 pub const NAMING_KEYS_MAX: usize = 8;
 /// How many blocking connections one client has to one node, at most.
 pub const WAIT_CONNECTIONS_MAX: usize = 256;
+/// How far ahead of its wall clock a client believes the number in a refusal, in microseconds.
+///
+/// Nodes report fences up to `lock.max-clock-skew` ahead of their clocks, and accept tickets up to
+/// twice as far ahead. With the default of a minute, this lies in the middle.
+pub const LEARNED_AHEAD_MAX_US: u64 = 90_000_000;
 /// How often a waiter for a permit checks whether others use a larger number of permits.
 pub const COMPARE_PERMITS_EVERY: Duration = Duration::from_secs(60);
 /// For how many idle keys a client remembers whether they were contended.

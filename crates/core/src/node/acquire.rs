@@ -45,13 +45,13 @@ impl Node {
             return self.acquire_shared(now, acquire, keyspace);
         }
         self.admit(now, acquire)?;
-        if let Some(fence) = self.ask_again(now, acquire, keyspace)? {
-            return Ok(Reply::Granted(fence));
-        }
         let &Acquire { db, keys, token, ttl, owner, .. } = acquire;
-        let mut entries = self.open_all(now, db, keys, keyspace);
         let hashes: PerKey<u64> =
             keys.iter().map(|key| self.leases.hash(db, key.as_ref())).collect();
+        if let Some(fence) = self.ask_again(now, acquire, hashes[0], keyspace)? {
+            return Ok(Reply::Granted(fence));
+        }
+        let mut entries = self.open_all(now, db, keys, keyspace);
         let rank = self.rank(acquire, &hashes);
         let mut lacks: PerKey<Option<Lack>> = PerKey::new();
         let (mut have_ended, mut budget) = (false, Budget::units(COMMAND_UNITS));
@@ -132,17 +132,18 @@ impl Node {
     }
 
     /// Answers a request with FENCE whose token already holds the lock: moves the deadline forward
-    /// and keeps the fence. Returns `None` if the token does not hold the lock.
+    /// and keeps the fence. Returns `None` if the token does not hold the lock. `hash` is that of
+    /// the first key.
     pub(super) fn ask_again<K: Keyspace>(
         &mut self,
         now: Now,
         acquire: &Acquire<'_, K::Name>,
+        hash: u64,
         keyspace: &mut K,
     ) -> Result<Option<Fence>, CommandError> {
         let &Acquire { db, keys, token, ttl, mode, fence, .. } = acquire;
         let Some(ticket) = fence else { return Ok(None) };
         let key = keys[0].as_ref();
-        let hash = self.leases.hash(db, key);
         if !self.may_hold(hash, db, key, token.as_ref()) {
             return Ok(None);
         }
@@ -155,7 +156,7 @@ impl Node {
     }
 
     /// Whether the lease of a key names this token as a holder. It may have ended.
-    pub(super) fn may_hold(&self, hash: u64, db: u32, key: &[u8], token: &[u8]) -> bool {
+    fn may_hold(&self, hash: u64, db: u32, key: &[u8], token: &[u8]) -> bool {
         self.leases.find(hash, db, key).is_some_and(|lease| {
             let group = self.leases.group(lease);
             self.leases.get(lease).is_held_by(token)

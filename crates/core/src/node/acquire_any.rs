@@ -23,11 +23,9 @@ impl Node {
         let hashes: PerKey<u64> =
             keys.iter().map(|key| self.leases.hash(db, key.as_ref())).collect();
         for (index, name) in keys.iter().enumerate() {
-            if self.may_hold(hashes[index], db, name.as_ref(), token.as_ref()) {
-                let one = Acquire { keys: std::slice::from_ref(name), ..*acquire };
-                if let Some(fence) = self.ask_again(now, &one, keyspace)? {
-                    return Ok(Reply::GrantedOne { fence, key: index });
-                }
+            let one = Acquire { keys: std::slice::from_ref(name), ..*acquire };
+            if let Some(fence) = self.ask_again(now, &one, hashes[index], keyspace)? {
+                return Ok(Reply::GrantedOne { fence, key: index });
             }
         }
         let rank = self.rank(acquire, &hashes);

@@ -128,8 +128,13 @@ impl Node {
             {
                 match self.queues.kept_before(queue, place, now.monotonic, budget) {
                     QueueScan::NotFound => {}
-                    kept => {
-                        self.wait_for_keeper(now, queue, kept);
+                    QueueScan::Spent => {
+                        self.queues.check_at(queue, now.monotonic);
+                        return None;
+                    }
+                    // The departure of that waiter plans a check.
+                    QueueScan::Found(_) => {
+                        self.queues.cancel_check(queue);
                         return None;
                     }
                 }
@@ -155,14 +160,6 @@ impl Node {
                 }
                 QueueScan::Found(single) => return Some(single),
             }
-        }
-    }
-
-    /// Plans no check of a key that is kept for a waiter: the departure of that waiter plans one.
-    fn wait_for_keeper(&mut self, now: Now, queue: u32, kept: QueueScan<u32>) {
-        match kept {
-            QueueScan::Spent => self.queues.check_at(queue, now.monotonic),
-            QueueScan::Found(_) | QueueScan::NotFound => self.queues.cancel_check(queue),
         }
     }
 

@@ -3,6 +3,7 @@
 use super::machine::PerKey;
 use super::queues::{Lack, Wants};
 use super::rank::Rank;
+use super::turn::{Budget, units};
 use super::{CommandError, Node, Now};
 use crate::Fence;
 
@@ -75,8 +76,9 @@ impl Node {
         }
         if let Some(queue) = self.queues.find(hash, db, key) {
             standing.largest = standing.largest.max(self.queues.largest_other(queue, &rank.token));
-            standing.has_older |=
-                self.queues.has_older(queue, rank, now.monotonic, ENDED_PASSED_MAX);
+            let mut budget = Budget::units(units(ENDED_PASSED_MAX));
+            let older = self.queues.next_older(queue, rank, false, now.monotonic, &mut budget);
+            standing.has_older |= older.is_some();
         }
         standing
     }

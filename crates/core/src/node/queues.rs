@@ -324,12 +324,7 @@ impl Queues {
     }
 
     /// The oldest waiter for which this key is kept, and whose wait has not timed out.
-    pub(super) fn first_keeper(
-        &self,
-        queue: u32,
-        now: Monotonic,
-        budget: &mut Budget,
-    ) -> QueueScan<u32> {
+    fn first_keeper(&self, queue: u32, now: Monotonic, budget: &mut Budget) -> QueueScan<u32> {
         self.first_in_time(&self.items[queue].keepers, now, budget)
     }
 
@@ -499,7 +494,7 @@ impl Queues {
         last(single).max(last(several))
     }
 
-    /// The oldest waiter of a key that is older than this rank, and has time left.
+    /// Another waiter of a key that is older than this rank, and has time left.
     /// With `exclusive`, passes over waiters that would share the key.
     pub(super) fn next_older(
         &self,
@@ -517,29 +512,15 @@ impl Queues {
                     break;
                 }
                 let waiter = self.waiter(place);
-                if now < waiter.until && !(exclusive && waiter.mode == Mode::Shared) {
+                let is_other = other.token != rank.token;
+                let is_passed = exclusive && waiter.mode == Mode::Shared;
+                if is_other && now < waiter.until && !is_passed {
                     return Some(place);
                 }
                 budget.spend(1);
             }
         }
         None
-    }
-
-    /// Whether another waiter of a key is older than this rank, and has time left. Passes over as
-    /// many waiters that have timed out as `passed_max`.
-    pub(super) fn has_older(
-        &self,
-        queue: u32,
-        rank: &Rank,
-        now: Monotonic,
-        passed_max: usize,
-    ) -> bool {
-        let Queue { single, several, .. } = &self.items[queue];
-        [single, several].into_iter().any(|waiters| {
-            let mut older = waiters.range(..rank).take(passed_max);
-            older.any(|(other, &place)| other.token != rank.token && now < self.waiter(place).until)
-        })
     }
 
     /// Why the key is known to hold a value without a lease.

@@ -38,10 +38,11 @@ impl Node {
         let &Acquire { db, keys, token, ttl, owner, .. } = acquire;
         let [name] = keys else { return Err(CommandError::SeveralShared) };
         self.admit(now, acquire)?;
-        if let Some(fence) = self.ask_again(now, acquire, keyspace)? {
+        let hash = self.leases.hash(db, name.as_ref());
+        if let Some(fence) = self.ask_again(now, acquire, hash, keyspace)? {
             return Ok(Reply::Granted(fence));
         }
-        let (hash, state, mut entry) = self.open_key(now, db, name, Access::Write, keyspace);
+        let (_, state, mut entry) = self.open_key(now, db, name, Access::Write, keyspace);
         if state == KeyState::WrongType {
             return Err(CommandError::WrongType);
         }

@@ -183,6 +183,7 @@ impl Node {
             if !self.abstention.is_on() && at > now.monotonic {
                 return None;
             }
+            // Once for the refusal, which reads the same queues, and once for leaving them.
             self.spend_on_leaving(place, budget);
             self.spend_on_leaving(place, budget);
             let refusal = self.held_after_wait(now, place);

@@ -24,12 +24,18 @@ impl Node {
         self.refuse_on_replica(now.monotonic)?;
         let mut budget = Budget::units(COMMAND_UNITS);
         let (token, mut held, mut is_wanted) = (yields.token.as_ref(), PerKey::new(), false);
+        // The leases of the locks that were examined, each on all keys of its lock.
+        let mut examined: PerKey<u32> = PerKey::new();
         for name in yields.keys {
             let (_, state, entry) = self.open_key(now, yields.db, name, Access::Write, keyspace);
             match state {
                 KeyState::Held { lease, .. } => {
                     let Some(ticket) = self.ticket_of_holder(now, lease, token) else { continue };
-                    is_wanted |= self.is_wanted(now, lease, &Rank::new(ticket, token), &mut budget);
+                    if !examined.contains(&lease) {
+                        examined.extend(self.leases.ring(lease));
+                        let rank = Rank::new(ticket, token);
+                        is_wanted |= self.is_wanted(now, lease, &rank, &mut budget);
+                    }
                     held.push(name);
                 }
                 KeyState::Foreign if keyspace.holds(&entry, token) => held.push(name),

@@ -413,9 +413,7 @@ impl Checks {
             keys.iter().all(|&key| {
                 world.claims.at(node, key, now).all(|claim| {
                     claim.kind == ClaimKind::Waiter
-                        || claim.kind != ClaimKind::Waiter
-                            && joins_readers
-                            && claim.mode == Mode::Shared
+                        || joins_readers && claim.mode == Mode::Shared
                         || claim.since + at_most > now
                 })
             })
