@@ -163,8 +163,9 @@ impl<'a> Summary<'a> {
             verdict,
             held,
             held_for: lock_leases().filter_map(|lease| lease.held_for).max(),
-            waiters: leases().map(|lease| lease.waiters).sum(),
-            queue: leases().flat_map(|lease| &lease.queue).collect(),
+            // A waiter stands in line on every node that it reaches.
+            waiters: leases().map(|lease| lease.waiters).max().unwrap_or(0),
+            queue: longest_queue(leases()),
             keys: lock_leases().map(|lease| lease.keys).max().unwrap_or(1),
             revoked,
             nodes,
@@ -279,7 +280,15 @@ fn holders(held: &HeldLock) -> String {
     number_and_names(held.holders, labels)
 }
 
-/// Lists the waiters that the nodes name, after the number of all waiters.
+/// The queue of the node that names most waiters.
+pub(crate) fn longest_queue<'a>(
+    leases: impl Iterator<Item = &'a LeaseInfo>,
+) -> Vec<&'a WaiterInfo> {
+    let longest = leases.max_by_key(|lease| lease.queue.len());
+    longest.map(|lease| lease.queue.iter().collect()).unwrap_or_default()
+}
+
+/// Lists the waiters that a node names, after the number of all waiters.
 pub(crate) fn waiters_text(all: u64, queue: &[&WaiterInfo]) -> String {
     number_and_names(all, queue.iter().map(|waiter| waiter_text(waiter)))
 }

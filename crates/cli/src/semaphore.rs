@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use quorlock_client::{Inspection, Quorum, WaiterInfo};
 use serde::Serialize;
 
-use crate::inspect::{KeyJson, Summary, WaiterJson, answers, lease_of, leases, waiters_text};
+use crate::inspect::{
+    KeyJson, Summary, WaiterJson, answers, lease_of, leases, longest_queue, waiters_text,
+};
 use crate::output::{self, escape_short, or_dash, table, time, with_plural};
 use crate::{exit, say};
 
@@ -103,21 +105,15 @@ impl<'a> Semaphore<'a> {
     }
 }
 
-/// Returns a lower bound for the number of clients that wait, and the clients that the nodes list.
+/// Returns a lower bound for the number of clients that wait, and the clients that a node lists.
 ///
-/// A client waits on one node, in the queue of every slot that it accepts. Therefore only the
-/// longest queue of each node counts. A client that waits only in shorter ones is not counted.
+/// A client stands in line on every node that it reaches, and there in the queue of every slot that
+/// it accepts. Therefore only the longest queue counts. A client that waits only in shorter ones is
+/// not counted.
 fn waiters(slots: &[(Vec<u8>, Inspection)]) -> (u64, Vec<&WaiterInfo>) {
-    let (mut waiters, mut queue) = (0, Vec::new());
-    let nodes = slots.first().map_or(0, |(_, slot)| slot.nodes.len());
-    for node in 0..nodes {
-        let on_node = || slots.iter().filter_map(|(_, slot)| lease_of(&slot.nodes[node]));
-        waiters += on_node().map(|lease| lease.waiters).max().unwrap_or(0);
-        if let Some(longest) = on_node().max_by_key(|lease| lease.queue.len()) {
-            queue.extend(&longest.queue);
-        }
-    }
-    (waiters, queue)
+    let nodes = || slots.iter().flat_map(|(_, slot)| &slot.nodes);
+    let leases = || nodes().filter_map(|node| lease_of(node));
+    (leases().map(|lease| lease.waiters).max().unwrap_or(0), longest_queue(leases()))
 }
 
 /// What `--json` prints.

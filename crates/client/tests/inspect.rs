@@ -73,11 +73,10 @@ async fn waiters_and_keys_are_counted() {
         let quorum = connect(masters.urls()).await;
         async move { quorum.lock("a").acquire().await.unwrap().release().await }
     });
-    eventually_async(PATIENCE, "one node has the waiter", async || {
+    eventually_async(PATIENCE, "each node has the waiter", async || {
         let inspection = quorum.inspect("a").await.unwrap();
         let leases = inspection.nodes.iter().filter_map(|node| node.lease.as_ref().ok()?.as_ref());
-        leases.clone().all(|lease| lease.keys == 2)
-            && leases.map(|lease| lease.waiters).sum::<u64>() == 1
+        leases.filter(|lease| (lease.keys, lease.waiters) == (2, 1)).count() == 3
     })
     .await;
     lock.release().await.unwrap();

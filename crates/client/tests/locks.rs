@@ -37,7 +37,7 @@ async fn held_lock_is_refused_with_an_entry_for_each_node() {
         panic!("the lock is held")
     };
     assert_eq!(nodes.0.len(), 3, "{nodes}");
-    // A refusal by the queue node is enough, so other answers may be missing.
+    // The refusals of a majority are enough, so one answer may be missing.
     assert!(nodes.0.iter().any(|node| node.answer == Answer::Refused), "{nodes}");
 }
 

@@ -54,7 +54,7 @@ async fn grants_of_an_attempt_do_not_block_the_next() {
     for outcome in join_all(builders.iter().map(LockBuilder::acquire)).await {
         match outcome {
             Ok(_) => acquired += 1,
-            // On a busy machine, a call may bypass the first node too late.
+            // On a busy machine, a call may give way for too long.
             Err(AcquireError::TimedOut { nodes, .. } | AcquireError::NoQuorum { nodes }) => {
                 let third = &nodes.0[2].answer;
                 assert_ne!(*third, Answer::Refused, "no other client held this node: {nodes}");

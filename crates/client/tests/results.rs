@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{
     PATIENCE, assert_times_out, connect, first_failure, locker_rules, net, quorum, set_user,
-    spawn_acquire, until_waiting, wait_until_all_hold, wait_until_free,
+    spawn_acquire, until_in_line, wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::{AcquireError, LostError, NodeError, Quorum};
 use quorlock_testkit::{Direction, Masters, Server};
@@ -171,7 +171,7 @@ async fn quorum_from_clients_of_redis_rs_waits_in_the_queue() {
     let builder = clients.fold(Quorum::builder(), quorlock_client::QuorumBuilder::redis_client);
     let other = builder.node_timeout(PATIENCE).connect().await.unwrap();
     let call = spawn_acquire(other.lock("k"));
-    until_waiting(&masters, 1).await;
+    until_in_line(&masters, 1).await;
     held.release().await.unwrap();
     call.await.unwrap().release().await.unwrap();
 }

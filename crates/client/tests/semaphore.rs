@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::{
-    PATIENCE, Recorder, assert_refused, connect, delete_on, masters_holding, quorum, spawn_acquire,
-    until_waiting, wait_until_all_hold, wait_until_free,
+    PATIENCE, Recorder, assert_refused, connect, delete, delete_on, masters_holding, quorum,
+    spawn_acquire, until_in_line, wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::AcquireError;
 use quorlock_testkit::{Masters, Server, eventually_async};
@@ -77,10 +77,16 @@ async fn attached_permit_keeps_its_slot() {
 #[tokio::test]
 async fn slot_of_a_detached_permit_is_not_requested_first() {
     let (masters, quorum) = quorum(3).await;
-    let _detached = quorum.semaphore("s", 2).acquire().await.unwrap().detach();
-    let _next = quorum.semaphore("s", 2).acquire().await.unwrap();
-    // A client that is refused its first slot asks for any of the others.
-    assert_eq!(calls(&masters, &["lock.acquireany"]), 0);
+    for n in 0..5 {
+        let semaphore = quorum.semaphore(format!("s{n}"), 2);
+        let permit = semaphore.acquire().await.unwrap();
+        wait_until_all_hold(&masters, std::str::from_utf8(permit.key()).unwrap()).await;
+        let detached = permit.detach();
+        // The nodes would grant the slot of the detached permit now.
+        delete(&masters, std::str::from_utf8(detached.key()).unwrap());
+        let next = semaphore.acquire().await.unwrap();
+        assert_ne!(next.key(), detached.key());
+    }
 }
 
 #[tokio::test]
@@ -158,19 +164,16 @@ async fn permit_is_handed_over_to_a_waiter_that_does_not_poll() {
     let theirs = connect(masters.urls()).await;
     let first = ours.semaphore("s", 2).acquire().await.unwrap();
     let second = ours.semaphore("s", 2).acquire().await.unwrap();
+    let before = calls(&masters, &["lock.acquire*"]);
     let waiter = spawn_acquire(theirs.semaphore("s", 2).wait(PATIENCE));
-    until_waiting(&masters, 1).await;
-    let acquires = ["lock.acquire", "lock.acquireany", "lock.macquire"];
-    let before = calls(&masters, &acquires);
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(calls(&masters, &acquires), before, "a waiter sends no requests");
+    until_in_line(&masters, 1).await;
     let slot = second.slot();
     second.release().await.unwrap();
     let granted = waiter.await.unwrap();
     assert_eq!(granted.slot(), slot);
-    // The new holder asks the other two nodes, and asks them again while the release is in flight.
-    let after = calls(&masters, &acquires) - before;
-    assert!((2..=20).contains(&after), "{after}");
+    // On each node the first question and the wait, and a few more in an unlucky order of grants.
+    let requests = calls(&masters, &["lock.acquire*"]) - before;
+    assert!((5..=20).contains(&requests), "{requests}");
     drop(first);
 }
 
@@ -192,9 +195,9 @@ async fn dropped_permit_and_dropped_wait_leave_nothing() {
     let theirs = connect(masters.urls()).await;
     let held = ours.semaphore("s", 1).acquire().await.unwrap();
     let waiter = spawn_acquire(theirs.semaphore("s", 1).wait(PATIENCE));
-    until_waiting(&masters, 1).await;
+    until_in_line(&masters, 1).await;
     waiter.abort();
-    until_waiting(&masters, 0).await;
+    until_in_line(&masters, 0).await;
     drop(held);
     wait_until_free(&masters, "s:00").await;
     assert!(theirs.semaphore("s", 1).try_acquire().await.is_ok());
@@ -210,7 +213,7 @@ async fn one_dead_master_of_five_changes_nothing_for_permits() {
         let second = theirs.semaphore("s", 2).acquire().await.unwrap();
         assert_refused(&theirs.semaphore("s", 2).try_acquire().await);
         let waiter = spawn_acquire(theirs.semaphore("s", 2).wait(PATIENCE));
-        until_waiting(&masters, 1).await;
+        until_in_line(&masters, 1).await;
         first.release().await.unwrap();
         let third = waiter.await.unwrap();
         assert_ne!(second.slot(), third.slot());
@@ -218,10 +221,9 @@ async fn one_dead_master_of_five_changes_nothing_for_permits() {
 }
 
 #[tokio::test]
-async fn slot_that_the_queue_node_lost_is_not_granted_twice() {
+async fn slot_that_one_node_lost_is_not_granted_twice() {
     let (masters, ours) = quorum(3).await;
     let theirs = connect(masters.urls()).await;
-    // One of the masters is the queue node of the permits.
     for master in &masters {
         let first = ours.semaphore("s", 2).acquire().await.unwrap();
         let slot = std::str::from_utf8(first.key()).unwrap();
@@ -245,7 +247,7 @@ async fn lock_on_any_key_excludes_other_locks_on_that_key() {
     assert_eq!(any.key(), b"west");
     assert_refused(&ours.lock_any(["east", "west"]).try_acquire().await);
     let waiter = spawn_acquire(ours.lock_any(["west", "east"]).wait(PATIENCE));
-    until_waiting(&masters, 1).await;
+    until_in_line(&masters, 1).await;
     east.release().await.unwrap();
     let mut east = waiter.await.unwrap();
     assert_eq!(east.key(), b"east");

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::{
     PATIENCE, assert_refused, assert_times_out, connect, connect_blocking, delete, delete_on,
-    masters_holding, quorum, spawn_acquire, until_held_on, until_waiting, wait_until_all_hold,
+    masters_holding, quorum, spawn_acquire, until_held_on, until_in_line, wait_until_all_hold,
     wait_until_free,
 };
 use quorlock_client::{AcquireError, Fence, LostError, Ownership, Released, RunError};
@@ -69,7 +69,7 @@ async fn waiter_for_several_keys_does_not_block_its_free_keys() {
     let (masters, ours) = quorum(3).await;
     let held = ours.lock("b").acquire().await.unwrap();
     let waiting = spawn_acquire(ours.lock_all(["b", "a"]).wait(2 * PATIENCE));
-    until_waiting(&masters, 1).await;
+    until_in_line(&masters, 1).await;
     // The waiter does not block calls of its own program. Otherwise a program that holds `b` and
     // acquires `a` would wait for the waiter, which waits for `b`.
     let a = ours.lock("a").wait(2 * PATIENCE).acquire().await.unwrap();
@@ -219,9 +219,9 @@ async fn dropped_call_leaves_the_queues_of_all_its_keys() {
     let held = ours.lock("b").acquire().await.unwrap();
     let other = connect(masters.urls()).await;
     let waiting = tokio::spawn(async move { other.lock_all(["a", "b"]).acquire().await.is_ok() });
-    until_waiting(&masters, 1).await;
+    until_in_line(&masters, 1).await;
     waiting.abort();
-    until_waiting(&masters, 0).await;
+    until_in_line(&masters, 0).await;
     held.release().await.unwrap();
     wait_until_free(&masters, "a").await;
     wait_until_free(&masters, "b").await;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{
     Net, PATIENCE, assert_refused, connect, delete_on, exists, net, quorum, spawn_acquire,
-    until_waiting, wait_until_all_hold, wait_until_free,
+    until_in_line, wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::{AcquireError, ExtendError, LockBuilder, Quorum};
 use quorlock_testkit::Proxy;
@@ -52,7 +52,7 @@ async fn waiting_readers_are_granted_together() {
     let (masters, quorum) = quorum(3).await;
     let writer = quorum.lock(K).acquire().await.unwrap();
     let readers: Vec<_> = (0..5).map(|_| spawn_acquire(reader(&quorum))).collect();
-    until_waiting(&masters, 5).await;
+    until_in_line(&masters, 5).await;
     writer.release().await.unwrap();
     let mut held = Vec::new();
     for reader in readers {
@@ -67,10 +67,10 @@ async fn reader_behind_a_waiting_writer_waits() {
     let theirs = connect(masters.urls()).await;
     let first = reader(&ours).acquire().await.unwrap();
     let writer = spawn_acquire(theirs.lock(K).wait(PATIENCE));
-    until_waiting(&masters, 1).await;
+    until_in_line(&masters, 1).await;
     assert_refused(&reader(&ours).try_acquire().await);
     let late = spawn_acquire(reader(&ours));
-    until_waiting(&masters, 2).await;
+    until_in_line(&masters, 2).await;
     first.release().await.unwrap();
     let writer = writer.await.unwrap();
     assert!(!late.is_finished());
@@ -110,7 +110,7 @@ async fn downgrade_admits_readers_and_no_writer() {
     let mut lock = ours.lock(K).acquire().await.unwrap();
     wait_until_all_hold(&masters, K).await;
     let readers = [spawn_acquire(reader(&ours)), spawn_acquire(reader(&theirs))];
-    until_waiting(&masters, 2).await;
+    until_in_line(&masters, 2).await;
     let fence = lock.fence();
     lock.downgrade().await.unwrap();
     assert!(lock.is_shared());

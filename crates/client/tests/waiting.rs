@@ -1,110 +1,246 @@
-//! Clients wait for a lock in the queue of one node, and do not poll.
+//! Waiters stand in line on all nodes, in the order of their tickets.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{
-    PATIENCE, assert_times_out, calls, connect, masters_holding, net, quorum, spawn_acquire,
-    until_waiting, wait_until_all_hold, wait_until_free, waiters,
+    Net, PATIENCE, assert_times_out, calls, connect, delete_on, masters_holding, net, net_of,
+    quorum, spawn_acquire, until_in_line, wait_until_all_hold, wait_until_free, waiters,
 };
-use quorlock_client::Lock;
-use quorlock_testkit::{Direction, Masters, Proxy, eventually_async};
+use quorlock_client::{AcquireError, Lock};
+use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually_async};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
-
-fn queue_node(masters: &Masters) -> usize {
-    (0..masters.len()).find(|&index| waiters(&masters[index]) > 0).expect("a client waits")
-}
 
 fn lock_commands(masters: &Masters) -> u64 {
     masters.iter().map(|master| calls(master, "lock.*")).sum()
 }
 
-#[tokio::test]
-async fn waiter_waits_on_one_node_and_sends_no_commands() {
-    let (masters, ours) = quorum(3).await;
-    let lock = ours.lock("k").acquire().await.unwrap();
-    wait_until_all_hold(&masters, "k").await;
-    let other = connect(masters.urls()).await;
-    let waiting = spawn_acquire(other.lock("k"));
-    until_waiting(&masters, 1).await;
-    let before = lock_commands(&masters);
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(lock_commands(&masters), before, "a waiter sends no commands");
-    let fence = lock.fence();
-    lock.release().await.unwrap();
-    assert!(waiting.await.unwrap().fence() > fence);
+/// A time that is longer than a test.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Waiters for the key `k`, each of which releases the lock when it has acquired it.
+struct Line {
+    tasks: JoinSet<()>,
+    /// The numbers of the waiters that have acquired the lock, in this order.
+    acquired: Arc<Mutex<Vec<usize>>>,
 }
 
-/// Acquires a lock for another client on all masters. Also returns the index of the key's queue
-/// node, which is the same for all clients.
-async fn held_by_another(masters: &Masters, key: &'static str) -> (Lock, usize) {
-    let (holder, probe) = (connect(masters.urls()).await, connect(masters.urls()).await);
-    let lock = holder.lock(key).acquire().await.unwrap();
-    wait_until_all_hold(masters, key).await;
-    let waiting = spawn_acquire(probe.lock(key));
-    until_waiting(masters, 1).await;
-    let node = queue_node(masters);
-    waiting.abort();
-    until_waiting(masters, 0).await;
-    (lock, node)
+impl Line {
+    /// Starts `n` waiters. When this function returns, they stand in line on each master, in their
+    /// order.
+    async fn start(net: &Net, n: usize) -> Self {
+        let mut this = Self { tasks: JoinSet::new(), acquired: Arc::default() };
+        let earlier = waiters(&net.masters[0]);
+        for number in 0..n {
+            // Each waiter is a program of its own, and hears of the earlier ones from the nodes.
+            let quorum = connect(net.proxies.iter().map(Proxy::url)).await;
+            let acquired = Arc::clone(&this.acquired);
+            this.tasks.spawn(async move {
+                let lock = quorum.lock("k").ttl(LONG).wait(LONG).acquire().await.unwrap();
+                acquired.lock().unwrap().push(number);
+                lock.release().await.unwrap();
+            });
+            until_in_line(&net.masters, earlier + number as u64 + 1).await;
+        }
+        this
+    }
+
+    /// Waits until all waiters have acquired the lock, and asserts that they did so in their order.
+    async fn assert_served_in_order(mut self, fault: &str) {
+        let n = self.tasks.len();
+        while let Some(done) = timeout(PATIENCE, self.tasks.join_next())
+            .await
+            .unwrap_or_else(|_| panic!("{fault}: a waiter is forgotten"))
+        {
+            done.unwrap();
+        }
+        assert_eq!(*self.acquired.lock().unwrap(), (0..n).collect::<Vec<_>>(), "{fault}");
+    }
+}
+
+/// Acquires the key `k` on all masters, for long.
+async fn held_everywhere(net: &Net) -> Lock {
+    let lock = net.quorum.lock("k").ttl(LONG).acquire().await.unwrap();
+    wait_until_all_hold(&net.masters, "k").await;
+    lock
 }
 
 #[tokio::test]
-async fn refused_client_waits_for_the_answer_of_the_queue_node() {
+async fn release_hands_the_lock_over_in_the_order_of_the_line() {
     let net = net(3).await;
-    let (lock, node) = held_by_another(&net.masters, "k").await;
-    // The refusals of the other nodes arrive long before that of the queue node.
-    net.proxies[node].delay(Direction::ToClient, Duration::from_millis(100));
-    let waiting = spawn_acquire(net.quorum.lock("k"));
-    until_waiting(&net.masters, 1).await;
-    assert_eq!(queue_node(&net.masters), node);
-    lock.release().await.unwrap();
-    waiting.await.unwrap().release().await.unwrap();
-}
-
-#[tokio::test]
-async fn client_that_the_queue_node_refused_waits_there_next_time() {
-    let net = net(3).await;
-    let (lock, node) = held_by_another(&net.masters, "k").await;
-    lock.release().await.unwrap();
+    let holder = held_everywhere(&net).await;
+    let line = Line::start(&net, 4).await;
+    holder.release().await.unwrap();
+    line.assert_served_in_order("no fault").await;
     wait_until_free(&net.masters, "k").await;
+}
 
-    let mut connection = net.masters[node].connection();
-    let mut acquire = redis::cmd("LOCK.ACQUIRE");
-    acquire.arg(&["k", "other-client", "60000"]);
-    let granted: Option<u64> = acquire.query(&mut connection).unwrap();
-    granted.unwrap();
-    // The refusal of the queue node arrives after the grants of the other nodes.
-    let proxy = &net.proxies[node];
-    let answers = proxy.chunks(Direction::ToClient);
-    proxy.delay(Direction::ToClient, Duration::from_millis(100));
-    let lock = net.quorum.lock("k").acquire().await.unwrap();
-    eventually_async(PATIENCE, "the proxy forwards the refusal", async || {
-        proxy.chunks(Direction::ToClient) > answers
+#[tokio::test]
+async fn call_without_wait_is_refused_while_others_stand_in_line() {
+    let net = net(3).await;
+    let holder = held_everywhere(&net).await;
+    let line = Line::start(&net, 1).await;
+    let refused = net.quorum.lock("k").try_acquire().await;
+    assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
+    until_in_line(&net.masters, 1).await;
+    holder.release().await.unwrap();
+    line.assert_served_in_order("no fault").await;
+}
+
+#[tokio::test]
+async fn every_waiter_acquires_in_order_although_one_node_of_three_fails() {
+    for fault in ["killed", "paused", "cut off", "deaf", "mute", "restarted"] {
+        for failed in 0..3 {
+            let mut net = net(3).await;
+            let holder = held_everywhere(&net).await;
+            let line = Line::start(&net, 3).await;
+            match fault {
+                "killed" => net.masters[failed].kill(),
+                "paused" => net.masters[failed].pause(),
+                "cut off" => net.proxies[failed].cut(),
+                "deaf" => net.proxies[failed].hold(Direction::ToServer),
+                "mute" => net.proxies[failed].hold(Direction::ToClient),
+                _ => net.masters[failed].restart().unwrap(),
+            }
+            holder.release().await.unwrap();
+            line.assert_served_in_order(&format!("node {failed} is {fault}")).await;
+            match fault {
+                "killed" => net.masters[failed].restart().unwrap(),
+                "paused" => net.masters[failed].resume(),
+                _ => net.heal(),
+            }
+            eventually_async(PATIENCE, &format!("{fault}: nothing is left"), async || {
+                masters_holding(&net.masters, "k") == 0
+                    && net.masters.iter().all(|master| waiters(master) == 0)
+            })
+            .await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn waiters_join_the_queue_of_a_node_that_returns() {
+    let net = net(3).await;
+    let holder = held_everywhere(&net).await;
+    let line = Line::start(&net, 3).await;
+    net.proxies[0].cut();
+    eventually_async(PATIENCE, "the node has lost its queue", async || {
+        waiters(&net.masters[0]) == 0
     })
     .await;
-    // The client reads the refusal.
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    net.proxies[0].heal();
+    until_in_line(&net.masters, 3).await;
+    // The order is that of the tickets, and not that of the return.
+    net.proxies[1].cut();
+    holder.release().await.unwrap();
+    line.assert_served_in_order("another node is cut off").await;
+}
+
+#[tokio::test]
+async fn killed_wait_connections_cost_no_place() {
+    let net = net(3).await;
+    let holder = held_everywhere(&net).await;
+    let line = Line::start(&net, 3).await;
+    for _ in 0..3 {
+        let killed: usize = net.masters.iter().map(kill_wait_connections).sum();
+        assert!(killed > 0, "no client waits");
+        until_in_line(&net.masters, 3).await;
+    }
+    holder.release().await.unwrap();
+    line.assert_served_in_order("the connections were killed").await;
+}
+
+/// Closes all connections that are blocked by a WAIT. Returns their number.
+fn kill_wait_connections(master: &Server) -> usize {
+    let mut connection = master.connection();
+    let clients: String = redis::cmd("CLIENT").arg("LIST").query(&mut connection).unwrap();
+    let field = |client: &str, name: &str| {
+        client.split(' ').find_map(|field| Some(field.strip_prefix(name)?.to_owned()))
+    };
+    let blocked = clients.lines().filter(|client| field(client, "flags=").unwrap().contains('b'));
+    let ids: Vec<_> = blocked.map(|client| field(client, "id=").unwrap()).collect();
+    ids.iter()
+        .map(|id| {
+            let mut kill = redis::cmd("CLIENT");
+            kill.arg(&["KILL", "ID", id]).query::<usize>(&mut connection).unwrap()
+        })
+        .sum()
+}
+
+#[tokio::test]
+async fn wait_connection_whose_answer_was_lost_is_closed() {
+    let net = net(3).await;
+    let _holder = held_everywhere(&net).await;
+    let connections = net.proxies[0].connections();
+    let other = connect(net.proxies.iter().map(Proxy::url)).await;
+    let waiting = spawn_acquire(other.lock("k").ttl(Duration::from_secs(2)).wait(LONG));
+    drop(other);
+    until_in_line(&net.masters, 1).await;
+    net.proxies[0].drop_bytes(Direction::ToClient);
+    // The release ends the wait on the server, and is repeated for a ttl.
+    waiting.abort();
+    until_in_line(&net.masters, 0).await;
+    net.heal();
+    eventually_async(4 * PATIENCE, "no connection of the waiter is left", async || {
+        net.proxies[0].connections() <= connections
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn wait_times_out_although_the_servers_close_idle_connections() {
+    let net = net_of(Masters::start_with(3, |_, builder| builder.arg("timeout", 1)).unwrap()).await;
+    let _holder = held_everywhere(&net).await;
+    let other = connect(net.masters.urls()).await;
+    for wait_ms in [300, 4000] {
+        let error = other.lock("k").wait(Duration::from_millis(wait_ms)).acquire().await;
+        assert!(matches!(error, Err(AcquireError::TimedOut { .. })), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn wait_without_end_stands_in_line() {
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    let (masters, ours) = quorum(3).await;
+    let theirs = connect(masters.urls()).await;
+    for wait in [8 * DAY, 400 * 365 * DAY, Duration::MAX] {
+        let held = ours.lock("k").acquire().await.unwrap();
+        wait_until_all_hold(&masters, "k").await;
+        let waiting = spawn_acquire(theirs.lock("k").wait(wait));
+        until_in_line(&masters, 1).await;
+        held.release().await.unwrap();
+        waiting.await.unwrap().release().await.unwrap();
+        wait_until_free(&masters, "k").await;
+    }
+}
+
+#[tokio::test]
+async fn winner_is_repaired_in_front_of_the_line() {
+    let net = net(3).await;
+    let holder = held_everywhere(&net).await;
+    let ours = connect(net.proxies.iter().map(Proxy::url)).await;
+    // A lease without a client keeps one node from the winner.
+    delete_on(&net.masters[0], "k");
+    let mut orphan = redis::cmd("LOCK.ACQUIRE");
+    orphan.arg(&["k", "orphan", "60000"]).exec(&mut net.masters[0].connection()).unwrap();
+    let waiting = spawn_acquire(ours.lock("k").ttl(LONG));
+    until_in_line(&net.masters, 1).await;
+    let line = Line::start(&net, 2).await;
+    holder.release().await.unwrap();
+    let mut lock = waiting.await.unwrap();
+    lock.renew();
+    let mut release = redis::cmd("LOCK.RELEASE");
+    release.arg(&["k", "orphan"]).exec(&mut net.masters[0].connection()).unwrap();
+    eventually_async(PATIENCE, "the winner holds all nodes", async || lock.coverage().held == 3)
+        .await;
     lock.release().await.unwrap();
-    eventually_async(PATIENCE, "the other nodes are free", async || {
-        masters_holding(&net.masters, "k") == 1
-    })
-    .await;
-
-    let waiting = spawn_acquire(net.quorum.lock("k"));
-    until_waiting(&net.masters, 1).await;
-    assert_eq!(queue_node(&net.masters), node);
-    assert_eq!(masters_holding(&net.masters, "k"), 1, "the client asks no other node");
-    let released: i64 =
-        redis::cmd("LOCK.RELEASE").arg("k").arg("other-client").query(&mut connection).unwrap();
-    assert_eq!(released, 1);
-    waiting.await.unwrap().release().await.unwrap();
+    line.assert_served_in_order("no fault").await;
 }
 
 #[tokio::test]
@@ -121,7 +257,7 @@ async fn only_one_call_of_a_program_waits_on_a_node() {
             lock.release().await.unwrap();
         });
     }
-    until_waiting(&masters, 1).await;
+    until_in_line(&masters, 1).await;
     lock.release().await.unwrap();
     while let Some(done) = tasks.join_next().await {
         done.unwrap();
@@ -159,12 +295,12 @@ async fn programs_that_share_a_key_never_overlap_and_do_not_poll() {
 }
 
 #[tokio::test]
-async fn timed_out_waiter_leaves_the_queue() {
+async fn timed_out_waiter_leaves_all_queues() {
     let (masters, quorum) = quorum(3).await;
     let _lock = quorum.lock("k").acquire().await.unwrap();
     let other = connect(masters.urls()).await;
     assert_times_out(other.lock("k"), Duration::from_millis(300)).await;
-    until_waiting(&masters, 0).await;
+    until_in_line(&masters, 0).await;
 }
 
 #[tokio::test]
@@ -179,12 +315,12 @@ async fn wait_ends_in_time_whatever_the_nodes_do() {
         let quorum = connect(net.proxies.iter().map(Proxy::url)).await;
         let started = Instant::now();
         let waiting = tokio::spawn(async move { quorum.lock("k").wait(wait).acquire().await });
-        until_waiting(&net.masters, 1).await;
+        until_in_line(&net.masters, 1).await;
         net.hold(Direction::ToClient);
         waiting.await.unwrap().unwrap_err();
         fastest = fastest.min(started.elapsed());
         net.heal();
-        until_waiting(&net.masters, 0).await;
+        until_in_line(&net.masters, 0).await;
         if fastest < wait + Duration::from_millis(50) {
             return;
         }
@@ -193,7 +329,7 @@ async fn wait_ends_in_time_whatever_the_nodes_do() {
 }
 
 #[tokio::test]
-async fn dropped_wait_leaves_the_queue_within_100_ms() {
+async fn dropped_wait_leaves_all_queues_within_100_ms() {
     let (masters, quorum) = quorum(3).await;
     let _lock = quorum.lock("k").acquire().await.unwrap();
     let other = connect(masters.urls()).await;
@@ -201,10 +337,10 @@ async fn dropped_wait_leaves_the_queue_within_100_ms() {
     for _ in 0..5 {
         let builder = other.lock("k").wait(Duration::from_secs(60));
         let waiting = tokio::spawn(async move { builder.acquire().await });
-        until_waiting(&masters, 1).await;
+        until_in_line(&masters, 1).await;
         waiting.abort();
         let dropped = Instant::now();
-        until_waiting(&masters, 0).await;
+        until_in_line(&masters, 0).await;
         fastest = fastest.min(dropped.elapsed());
     }
     assert!(fastest < Duration::from_millis(100), "{fastest:?}");
@@ -228,43 +364,6 @@ async fn wait_dropped_at_any_moment_leaves_nothing() {
     quorum.flush(PATIENCE).await.unwrap();
     wait_until_free(&masters, "k").await;
     assert_eq!(masters.iter().map(waiters).sum::<u64>(), 0);
-}
-
-#[tokio::test]
-async fn every_waiter_acquires_the_lock_although_the_queue_node_fails() {
-    for fault in ["killed", "paused", "cut off"] {
-        let mut net = net(3).await;
-        let urls: Vec<_> = net.proxies.iter().map(Proxy::url).collect();
-        let holder = net.quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
-        wait_until_all_hold(&net.masters, "k").await;
-        let mut tasks = JoinSet::new();
-        for _ in 0..4 {
-            let quorum = connect(urls.clone()).await;
-            tasks.spawn(async move {
-                let lock = quorum.lock("k").wait(Duration::from_secs(30)).acquire().await.unwrap();
-                lock.release().await.unwrap();
-            });
-        }
-        until_waiting(&net.masters, 4).await;
-        let failed = queue_node(&net.masters);
-        match fault {
-            "killed" => net.masters[failed].kill(),
-            "paused" => net.masters[failed].pause(),
-            _ => net.proxies[failed].cut(),
-        }
-        let started = Instant::now();
-        holder.release().await.unwrap();
-        while let Some(done) = timeout(PATIENCE, tasks.join_next())
-            .await
-            .unwrap_or_else(|_| panic!("{fault}: a waiter is forgotten"))
-        {
-            done.unwrap();
-        }
-        assert!(started.elapsed() < PATIENCE, "{fault}: {:?}", started.elapsed());
-        if fault == "paused" {
-            net.masters[failed].resume();
-        }
-    }
 }
 
 #[tokio::test]

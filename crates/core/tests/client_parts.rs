@@ -38,10 +38,13 @@ fn node_timeout_follows_the_round_trip_within_the_ttl() {
 }
 
 #[test]
-fn patience_is_bounded_by_the_node_timeout() {
-    assert_eq!(limits::patience(ms(0), ms(50)), ms(10));
-    assert_eq!(limits::patience(ms(2), ms(50)), ms(40));
-    assert_eq!(limits::patience(ms(100), ms(400)), ms(400));
+fn limits_of_a_call_in_line_follow_the_round_trip_above_their_minimum() {
+    let limits_at = |round_trip| {
+        [limits::patience, limits::rejoin_pause, limits::tie, limits::partial]
+            .map(|of| of(round_trip))
+    };
+    assert_eq!(limits_at(ms(0)), [ms(2), ms(20), ms(20), ms(500)]);
+    assert_eq!(limits_at(ms(100)), [ms(200), ms(200), ms(1600), ms(800)]);
 }
 
 #[test]
@@ -82,6 +85,15 @@ fn next_proposal_is_above_the_fence_that_was_agreed_on() {
     );
     proposals.learn(fence(501), fence(300));
     assert_eq!(proposals.propose(100), fence(301), "the proposal was too far ahead for the nodes");
+}
+
+#[test]
+fn next_proposal_is_above_the_number_in_a_refusal_unless_it_is_far_ahead() {
+    let proposals = FenceProposals::default();
+    proposals.learn_refusal(fence(100 + limits::LEARNED_AHEAD_MAX_US + 1), 100);
+    assert_eq!(proposals.propose(100), fence(100), "nodes would reject a larger ticket");
+    proposals.learn_refusal(fence(100 + limits::LEARNED_AHEAD_MAX_US), 100);
+    assert_eq!(proposals.propose(100), fence(100 + limits::LEARNED_AHEAD_MAX_US + 1));
 }
 
 #[test]

@@ -8,10 +8,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::client::{
-    Acquire, Action, Hold, HoldAction, Keys, Mode, Mutant, NodeError, Spec, break_rule,
-};
-use quorlock_core::node::{self, Holder, Reply};
+use quorlock_core::client::{Hold, HoldAction, Keys, Mode, Mutant, Outcome, Spec, break_rule};
+use quorlock_core::node::{self, Holder, KeyEvent};
 use support::client::{Client, spec};
 use support::world::{Path, World, sends_of};
 
@@ -152,80 +150,60 @@ fn semaphore_of_keys_admits_exactly_its_permits_and_counters_more() {
     assert_eq!(admitted_by_counters(3, 4, 6), 6);
 }
 
-/// Returns whether a call that does not wait finds the only free slot, although the deciding node
-/// has forgotten two of the slots that are held.
-fn finds_the_free_slot(mutant: Option<Mutant>) -> bool {
+#[test]
+fn free_slot_is_found_although_nodes_forgot_different_slots() {
     let mut world = World::with_varied_pauses(3);
     let spec = World::semaphore(4);
-    let deciding_node = world.client.topology.order(b"s:00")[0];
-    let _forgotten = [0, 1].map(|slot| world.acquire_preferring(Arc::clone(&spec), slot).unwrap());
-    world.nodes[deciding_node].clear();
-    world.nodes[deciding_node].restart(0);
-    let _remembered = world.acquire_preferring(Arc::clone(&spec), 3).unwrap();
-    break_rule(mutant);
-    let found = world.acquire_preferring(spec, 3);
-    break_rule(None);
-    found.is_some_and(|hold| hold.spec().slot() == Some(2))
-}
-
-#[test]
-fn slot_that_the_deciding_node_forgot_is_not_asked_for_again() {
-    assert!(finds_the_free_slot(None));
-    assert!(!finds_the_free_slot(Some(Mutant::TakenSlotAskedAgain)));
-}
-
-/// Returns whether a reader acquires the lock before a writer that waits behind an earlier reader.
-///
-/// The writer waits on the queue node, which answers last.
-fn passes_a_waiting_writer(mutant: Option<Mutant>) -> bool {
-    let mut world = World::with_varied_pauses(3);
-    let _reader = world.acquire(World::spec(Mode::Shared)).unwrap();
-    world.pass_ms(1);
-    let queue_node = world.client.topology.order(K)[0];
-    let node = &mut world.nodes[queue_node];
-    let ticket = node.now().wall_us;
-    assert_eq!(node.ask(&[K], b"a writer", TTL_MS, ticket, 5000), Ok(Reply::Waits));
-    world.pass_ms(1);
-    world.slowest = Some(queue_node);
-    break_rule(mutant);
-    let newcomer = world.acquire(World::spec(Mode::Shared));
-    break_rule(None);
-    newcomer.is_some()
-}
-
-#[test]
-fn reader_awaits_the_answer_of_the_node_on_which_a_writer_waits() {
-    assert!(!passes_a_waiting_writer(None));
-    assert!(passes_a_waiting_writer(Some(Mutant::ReaderOutrunsWriter)));
-}
-
-/// Returns whether a writer that waits for a wait connection leaves once the node becomes silent.
-fn stops_waiting_for_a_connection(world: &mut World) -> bool {
-    let spec = World::spec(Mode::Exclusive);
-    let mut acquire = Acquire::new(spec, Some(Duration::from_secs(60)), &world.ctx());
-    acquire.begin(true, &mut world.ctx());
-    let Some(Action::Wait { id }) = acquire.poll() else {
-        panic!("the writer did not queue for a wait connection")
-    };
-    world.client.disconnect(id.node, NodeError::timed_out(Duration::from_millis(400)));
-    let mut has_left = false;
-    for _ in 0..300 {
-        world.pass_ms(10);
-        acquire.handle_timeout(&mut world.ctx());
-        while let Some(action) = acquire.poll() {
-            has_left |= matches!(action, Action::StopWaiting { id: left } if left == id);
-        }
+    let mut acquire = |slot| world.acquire_preferring(Arc::clone(&spec), slot);
+    let _held = [0, 1, 3].map(|slot| acquire(slot).unwrap());
+    for (node, forgotten) in [(0, b"s:00"), (1, b"s:01")] {
+        world.nodes[node].remove_key(forgotten, KeyEvent::Removed);
     }
-    has_left
+    let found = world.acquire_preferring(spec, 0).unwrap();
+    assert_eq!(found.spec().slot(), Some(2));
+    assert_eq!(found.coverage(&world.client.topology), 3);
 }
 
 #[test]
-fn writer_without_a_connection_leaves_a_node_that_becomes_silent() {
-    assert!(stops_waiting_for_a_connection(&mut World::with_varied_pauses(5)));
-    // The mutant stays until the handshake with the node times out. Meanwhile no node knows that a
-    // writer waits.
-    break_rule(Some(Mutant::WaitsForConnectionOfSilentNode));
-    let stays = !stops_waiting_for_a_connection(&mut World::with_varied_pauses(5));
-    break_rule(None);
-    assert!(stays);
+fn writer_that_stands_in_line_is_passed_by_no_reader() {
+    let mut world = World::with_varied_pauses(3);
+    let mut reader = world.acquire(World::spec(Mode::Shared)).unwrap();
+    let wait = Some(Duration::from_secs(5));
+    let mut writer = world.begin(World::spec(Mode::Exclusive), wait, 0);
+    assert!(world.run_for_ms(&mut writer, 10).is_none());
+    assert!(world.acquire(World::spec(Mode::Shared)).is_none());
+    let (_, release) = reader.release(&world.ctx());
+    world.deliver_release(release);
+    let outcome = world.run_for_ms(&mut writer, 10).expect("the writer is next");
+    let writer = world.hold_of(writer, outcome).unwrap();
+    assert!(writer.fence() > reader.fence());
+    assert_eq!(writer.coverage(&world.client.topology), 3);
+}
+
+#[test]
+fn calls_that_hold_different_nodes_end_their_tie() {
+    let mut world = World::with_varied_pauses(3);
+    let spec = World::spec(Mode::Exclusive);
+    let wait = Some(Duration::from_secs(5));
+    // Each call reaches another node first.
+    let mut calls: Vec<_> = (0..3).map(|_| world.begin(Arc::clone(&spec), wait, 0)).collect();
+    for (node, call) in calls.iter_mut().enumerate() {
+        world.first = Some(node);
+        assert!(world.step(call).is_none());
+    }
+    world.first = None;
+    let holders: HashSet<_> = world.nodes.iter().map(|node| node.text(K)).collect();
+    assert!(holders.len() == 3 && !holders.contains(&b""[..]), "each call holds one node");
+    let mut winners = Vec::new();
+    for _ in 0..100 {
+        calls.retain_mut(|call| match world.run_for_ms(call, 1) {
+            Some(Outcome::Acquired(grant)) => {
+                winners.push(grant);
+                false
+            }
+            Some(Outcome::Failed(failure)) => panic!("{failure:?}"),
+            None => true,
+        });
+    }
+    assert_eq!((winners.len(), calls.len()), (1, 2), "one call has the lock, and two wait");
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use quorlock_core::Ttl;
+use quorlock_core::client::{Mutant, break_rule};
 use quorlock_core::quorum::{
     Extension, ExtensionVerdict, LossReason, Majority, Moment, Ownership, OwnershipState, Validity,
     longest_validity,
@@ -142,6 +143,22 @@ fn repair_needs_a_majority_of_nodes_that_were_known_to_hold_the_lock() {
         assert!(matches!(round.answer(2, Some(true), at(1)), Some(ExtensionVerdict::Extended(_))));
         assert_eq!(round.next_repair(), repaired);
     }
+}
+
+#[test]
+fn first_refusal_of_a_node_repairs_nothing() {
+    let repaired = || {
+        let mut round =
+            Extension::new(Majority::of(3).unwrap(), at(0), ttl()).known_to_hold([0, 1, 2]);
+        round.answer(0, Some(true), at(1));
+        round.answer(1, Some(true), at(1));
+        round.answer(2, Some(false), at(1));
+        round.next_repair()
+    };
+    assert_eq!(repaired(), None);
+    break_rule(Some(Mutant::RepairOnFirstRefusal));
+    assert_eq!(repaired(), Some(2), "the mutant is caught");
+    break_rule(None);
 }
 
 #[test]

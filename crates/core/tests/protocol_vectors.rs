@@ -9,42 +9,55 @@ mod vectors;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
+use std::process;
+use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Admission, AgreedSet, FenceProposals, InvalidSet, Keys, Mode, NodeError, NodeSet, NodeStatus,
-    RoundTrips, SetReport, Spec, Token, Topology, agree, limits,
+    Acquire, Action, Admission, AgreedSet, ClientState, Command, Context, FenceProposals, Hold,
+    HoldAction, InvalidSet, Keys, Mode, NodeError, NodeSet, NodeStatus, Outcome, Random, Reason,
+    Request, RequestId, Response, RoundTrips, SetReport, Spec, Token, Topology, agree, limits,
 };
 use quorlock_core::quorum::{
     Acquisition, Extension, ExtensionVerdict, FenceAnswer, Loss, Majority, Moment, ReleaseRound,
-    ReleaseVerdict, Step, Validity, Vote, drift, order,
+    ReleaseVerdict, Step, Validity, Vote, drift,
 };
 use quorlock_core::{Fence, Ttl};
 use serde_json::{Map, Value};
 use vectors::{Fields, Reader, bytes};
 
-const READERS: [(&str, Reader); 16] = [
+const READERS: [(&str, Reader); 17] = [
     ("agreement", agreement),
     ("drift", clock_drift),
     ("extension", extension),
     ("fence_agreement", fence_agreement),
     ("fence_proposal", fence_proposal),
-    ("hash", hash),
     ("keys", keys),
+    ("late_grant", late_grant),
     ("limits", other_limits),
     ("node_timeout", node_timeout),
-    ("order", order_of_nodes),
     ("release", release),
     ("request", spec),
     ("round_trip", round_trip),
     ("set", set),
     ("token", token),
+    ("try", one_try),
     ("validity", validity),
+    ("wait", one_wait),
 ];
 
 #[test]
 fn decisions_are_those_of_the_vectors() {
     vectors::read_all("decisions", &READERS);
+}
+
+#[test]
+fn python_of_the_page_passes_the_vectors() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/page.py");
+    let output = process::Command::new("python3").arg(script).arg(root).output().unwrap();
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
 }
 
 impl Fields {
@@ -93,46 +106,6 @@ fn majority(fields: &mut Fields) -> Majority {
 
 const NOW: Moment = Moment { boot: Duration::from_secs(7), raw: Duration::from_secs(3) };
 
-// The order of nodes.
-
-/// The hash is not public. The order shows it: the identity with the larger hash comes first.
-fn hash(mut case: Fields) {
-    let (identity, key) = (bytes(&case.take("identity")), bytes(&case.take("key")));
-    case.expect("hash", &specified_hash(&identity, &key), |hash| {
-        u64::from_str_radix(hash.as_str().unwrap(), 16).unwrap()
-    });
-    for other in [&b"eu-locks 7"[..], b"x", b""].into_iter().filter(|other| *other != identity) {
-        let first = usize::from(specified_hash(other, &key) > specified_hash(&identity, &key));
-        assert_eq!(order(&key, [&identity[..], other])[0], first, "{}", case.text);
-    }
-}
-
-/// The hash as docs/protocol.md specifies it.
-fn specified_hash(identity: &[u8], key: &[u8]) -> u64 {
-    let mut input = (identity.len() as u64).to_le_bytes().to_vec();
-    input.extend_from_slice(identity);
-    input.extend_from_slice(key);
-    let fnv = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(1_099_511_628_211);
-    let mut hash = input.iter().fold(14_695_981_039_346_656_037, fnv);
-    for factor in [0xff51_afd7_ed55_8ccd_u64, 0xc4ce_b9fe_1a85_ec53] {
-        hash = (hash ^ (hash >> 33)).wrapping_mul(factor);
-    }
-    hash ^ (hash >> 33)
-}
-
-fn order_of_nodes(mut case: Fields) {
-    let key = bytes(&case.take("key"));
-    let node = |identity: Value| NodeStatus {
-        link: Ok(1),
-        admission: Ok(()),
-        incarnation: 0,
-        identity: identity.as_str().map(Into::into),
-    };
-    let topology = Topology::new(case.list("identities").into_iter().map(node).collect());
-    let expected = case.indexes("order");
-    assert_eq!(topology.order(&key)[..], expected[..], "{}", case.text);
-}
-
 fn keys(mut case: Fields) {
     let given: Keys = case.list("given").iter().map(bytes).collect();
     let sent: Vec<_> = given.iter().map(<[u8]>::to_vec).collect();
@@ -177,11 +150,18 @@ fn node_timeout(mut case: Fields) {
 }
 
 fn other_limits(mut case: Fields) {
-    let (round_trip, node_timeout) = (case.us("round_trip_us"), case.us("node_timeout_us"));
-    assert_eq!(limits::liveness(round_trip), case.us("liveness_us"), "{}", case.text);
-    assert_eq!(limits::silence(round_trip), case.us("silence_us"), "{}", case.text);
-    assert_eq!(limits::settle(round_trip), case.us("settle_us"), "{}", case.text);
-    assert_eq!(limits::patience(round_trip, node_timeout), case.us("patience_us"), "{}", case.text);
+    let round_trip = case.us("round_trip_us");
+    let all = [
+        ("silence_us", limits::silence(round_trip)),
+        ("naming_us", limits::naming(round_trip)),
+        ("patience_us", limits::patience(round_trip)),
+        ("partial_us", limits::partial(round_trip)),
+        ("rejoin_pause_us", limits::rejoin_pause(round_trip)),
+        ("tie_us", limits::tie(round_trip)),
+    ];
+    for (name, limit) in all {
+        assert_eq!(limit, case.us(name), "{name} of {}", case.text);
+    }
 }
 
 fn round_trip(mut case: Fields) {
@@ -221,6 +201,9 @@ fn fence_proposal(mut case: Fields) {
         let mut event = Fields::of(&event);
         if event.has("agreed") {
             proposals.learn(proposed, fence(event.number("agreed")));
+        } else if event.has("refused") {
+            let number = Fence::new(event.number("refused")).unwrap_or_default();
+            proposals.learn_refusal(number, event.number("wall_us"));
         } else {
             proposed = proposals.propose(event.number("wall_us"));
             assert_eq!(proposed.get(), event.number("proposed"), "{} of {}", event.text, case.text);
@@ -232,16 +215,7 @@ fn fence_agreement(mut case: Fields) {
     case.text("name");
     let (majority, ttl) = (majority(&mut case), Ttl::from_ms(10_000).unwrap());
     let (mut stored, mut answered) = (BTreeMap::new(), BTreeSet::new());
-    let mut attempt = if case.has("granted_after_wait") {
-        let mut granted = Fields::of(&case.take("granted_after_wait"));
-        let (node, fence) = (granted.index("node"), fence(granted.number("fence")));
-        stored.insert(node, fence);
-        answered.insert(node);
-        let validity = Validity::after_wait(NOW, Duration::ZERO, ttl);
-        Acquisition::after_wait(majority, node, fence, validity, Duration::ZERO)
-    } else {
-        Acquisition::new(majority, NOW, ttl, Duration::ZERO)
-    };
+    let mut attempt = Acquisition::new(majority, NOW, ttl, Duration::ZERO);
     for event in case.list("events") {
         let mut event = Fields::of(&event);
         let (node, answer) = (event.index("node"), event.text("answer"));
@@ -299,6 +273,169 @@ fn what_follows(attempt: &mut Acquisition, stored: &BTreeMap<usize, Fence>) -> V
     Value::Object(then)
 }
 
+// Calls.
+
+/// Pauses are as long as this number allows, and tokens count up.
+struct Fixed {
+    last_token: u128,
+    number: u64,
+}
+
+impl Random for Fixed {
+    fn bits(&mut self) -> Option<u128> {
+        self.last_token += 1;
+        Some(self.last_token)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.number.min(end - 1)
+    }
+}
+
+/// A client that is connected to all of its nodes, and its time.
+struct Client {
+    state: ClientState,
+    topology: Topology,
+    random: Fixed,
+    passed: Duration,
+    spec: Arc<Spec>,
+}
+
+impl Client {
+    fn new(nodes: usize, random: u64) -> Self {
+        let node = NodeStatus { link: Ok(1), admission: Ok(()), incarnation: 0 };
+        let ttl = Ttl::from_ms(10_000).unwrap();
+        Self {
+            state: ClientState::new(Majority::of(nodes).unwrap()),
+            topology: Topology::new(vec![node; nodes]),
+            random: Fixed { last_token: 0, number: random },
+            passed: Duration::ZERO,
+            spec: Arc::new(Spec::exclusive(Keys::from_iter(["k"]), ttl)),
+        }
+    }
+
+    fn ctx(&mut self) -> Context<'_> {
+        let Self { state, topology, random, passed, .. } = self;
+        let now = NOW.plus(*passed);
+        Context { now, wall_us: 1_795_249_538_261_001, client_state: state, topology, random }
+    }
+
+    /// Begins a call, and returns the requests to all nodes.
+    fn begin(&mut self, wait: Option<Duration>) -> (Acquire, Vec<RequestId>) {
+        let mut acquire = Acquire::new(Arc::clone(&self.spec), wait, &self.ctx());
+        acquire.begin(&mut self.ctx());
+        let mut sent = Vec::new();
+        while let Some(Action::Send { id, .. }) = acquire.poll() {
+            sent.push(id);
+        }
+        (acquire, sent)
+    }
+}
+
+/// What a node that answers each request with this word answers; `None` if it does not answer.
+fn answer(word: &str, request: &Request) -> Option<Response> {
+    let held = |is_older| Some(Response::Held { number: fence(7), is_older });
+    match (word, request.command) {
+        ("granted", Command::Acquire { fence }) => Some(Response::Fence(fence)),
+        ("granted", Command::Extend { .. }) => Some(Response::Fence(fence(8))),
+        ("granted", Command::Yield) => Some(Response::Kept),
+        ("older", _) => held(true),
+        ("younger", _) => held(false),
+        ("abstains", _) => Some(Response::Failed(NodeError::Abstains { reason: "7 start".into() })),
+        ("failed", _) => Some(Response::Failed(NodeError::ErrorReply("OOM".into()))),
+        ("silent", _) => None,
+        (word, command) => panic!("{word}: {command:?}"),
+    }
+}
+
+/// The call of a client that does not wait. Each node gives the same answer to each request. The
+/// nodes answer at once, in the order of the vector, and a WAIT at its end.
+fn one_try(mut case: Fields) {
+    case.text("name");
+    let mut client = Client::new(case.index("nodes"), 0);
+    let words: Vec<_> = (case.list("answers").iter())
+        .map(|answer| {
+            let mut answer = Fields::of(answer);
+            (answer.index("node"), answer.text("answer"))
+        })
+        .collect();
+    let mut acquire = Acquire::new(Arc::clone(&client.spec), Some(Duration::ZERO), &client.ctx());
+    acquire.begin(&mut client.ctx());
+    let mut in_flight: Vec<(Duration, usize, RequestId, Response)> = Vec::new();
+    let (mut stands, mut result) = (false, None);
+    while result.is_none() {
+        while let Some(action) = acquire.poll() {
+            let (id, request) = match action {
+                Action::Send { id, request, .. } => (id, Some(request)),
+                Action::TakePlace => {
+                    acquire.handle_place(&mut client.ctx());
+                    continue;
+                }
+                Action::Wait { id } => {
+                    stands = true;
+                    let wait = acquire.handle_wait_connection(id, &mut client.ctx());
+                    (id, wait.map(|(request, _)| request))
+                }
+                Action::Done(outcome) => {
+                    result = Some(match *outcome {
+                        Outcome::Acquired(_) => "granted",
+                        Outcome::Failed(failure) => match failure.reason {
+                            Reason::Held => "held",
+                            Reason::NoQuorum => "no quorum",
+                            other => panic!("{other:?}: {}", case.text),
+                        },
+                    });
+                    continue;
+                }
+                Action::Release(_) | Action::Suspect { .. } => continue,
+            };
+            let place = words.iter().position(|(node, _)| *node == id.node);
+            let request = place.zip(request);
+            if let Some((place, request)) = request
+                && let Some(response) = answer(&words[place].1, &request)
+            {
+                let wait = match request.command {
+                    Command::Wait { wait, .. } => wait,
+                    _ => Duration::ZERO,
+                };
+                in_flight.push((client.passed + wait, place, id, response));
+            }
+        }
+        if result.is_some() {
+            break;
+        }
+        let timeout = acquire.poll_timeout().map(|at| NOW.until(at));
+        in_flight.sort_by_key(|(at, place, ..)| (*at, *place));
+        match in_flight.first().map(|(at, ..)| *at) {
+            Some(at) if timeout.is_none_or(|timeout| at <= timeout) => {
+                client.passed = client.passed.max(at);
+                let (_, _, id, response) = in_flight.remove(0);
+                acquire.handle_response(id, &response, &mut client.ctx());
+            }
+            _ => {
+                client.passed = client.passed.max(timeout.unwrap());
+                acquire.handle_timeout(&mut client.ctx());
+            }
+        }
+    }
+    case.expect("result", &result.unwrap().to_owned(), |it| it.as_str().unwrap().to_owned());
+    case.expect("stands_in_line", &stands, |stands| stands.as_bool().unwrap());
+}
+
+/// The time of the first WAIT of a call whose only node refuses it.
+fn one_wait(mut case: Fields) {
+    let mut client = Client::new(1, case.number("random_us"));
+    let (mut acquire, sent) = client.begin(case.us_or_null("left_us"));
+    let held = Response::Held { number: fence(7), is_older: true };
+    acquire.handle_response(sent[0], &held, &mut client.ctx());
+    assert!(matches!(acquire.poll(), Some(Action::TakePlace)), "{}", case.text);
+    acquire.handle_place(&mut client.ctx());
+    let Some(Action::Wait { id }) = acquire.poll() else { panic!("{}", case.text) };
+    let (request, _) = acquire.handle_wait_connection(id, &mut client.ctx()).unwrap();
+    let Command::Wait { wait, .. } = request.command else { panic!("{}", case.text) };
+    case.expect("wait_ms", &wait.as_millis(), |wait| u128::from(wait.as_u64().unwrap()));
+}
+
 // Extending and releasing.
 
 fn answers(case: &mut Fields) -> Vec<(usize, Option<bool>)> {
@@ -326,14 +463,18 @@ fn extension(mut case: Fields) {
     for (node, held) in answers(&mut case) {
         verdict = verdict.or(round.answer(node, held, NOW));
     }
-    let word = match verdict.or_else(|| round.expire()).unwrap() {
-        ExtensionVerdict::Extended(_) => "extended",
-        ExtensionVerdict::Lost => "lost",
-        ExtensionVerdict::Uncertain => "uncertain",
-    };
+    let word = verdict_word(verdict.or_else(|| round.expire()).unwrap());
     assert_eq!(word, case.text("verdict"), "{}", case.text);
     let repaired: Vec<_> = std::iter::from_fn(|| round.next_repair()).collect();
     assert_eq!(repaired, case.indexes("repair"), "{}", case.text);
+}
+
+fn verdict_word(verdict: ExtensionVerdict) -> &'static str {
+    match verdict {
+        ExtensionVerdict::Extended(_) => "extended",
+        ExtensionVerdict::Lost => "lost",
+        ExtensionVerdict::Uncertain => "uncertain",
+    }
 }
 
 fn release(mut case: Fields) {
@@ -349,6 +490,57 @@ fn release(mut case: Fields) {
         ReleaseVerdict::Unconfirmed => "unconfirmed",
     };
     assert_eq!(word, case.text("verdict"), "{}", case.text);
+}
+
+/// Extensions of a lock that some nodes granted after the time limit of a node.
+fn late_grant(mut case: Fields) {
+    case.text("name");
+    let nodes = case.index("nodes");
+    let mut client = Client::new(nodes, 0);
+    let (mut acquire, sent) = client.begin(Some(Duration::ZERO));
+    let granted = Response::Fence(fence(1_795_249_538_261_001));
+    for node in case.indexes("granted") {
+        acquire.handle_response(sent[node], &granted, &mut client.ctx());
+    }
+    let Some(Action::Done(outcome)) = acquire.poll() else { panic!("{}", case.text) };
+    let Outcome::Acquired(grant) = *outcome else { panic!("{}", case.text) };
+    let mut hold = Hold::new(Arc::clone(&client.spec), grant);
+    client.passed =
+        limits::node_timeout(Duration::ZERO, client.spec.ttl) + Duration::from_micros(1);
+    for node in case.indexes("granted_late") {
+        hold.handle_response(sent[node], &granted, &client.ctx());
+    }
+    for round in case.list("rounds") {
+        let mut round = Fields::of(&round);
+        let number = hold.extend(&client.ctx()).unwrap();
+        let mut decided = Vec::new();
+        let mut verdicts = |hold: &mut Hold| {
+            while let Some(action) = hold.poll() {
+                if let HoldAction::Decided { round, verdict } = action
+                    && round == number
+                {
+                    decided.push(verdict);
+                }
+            }
+        };
+        for (node, held) in answers(&mut round) {
+            let response = match held {
+                Some(true) => granted.clone(),
+                Some(false) => Response::No,
+                None => continue,
+            };
+            let id = RequestId { round: number, node };
+            hold.handle_response(id, &response, &client.ctx());
+            verdicts(&mut hold);
+        }
+        if let Some(at) = hold.poll_timeout() {
+            client.passed = NOW.until(at);
+            hold.handle_timeout(&client.ctx());
+        }
+        verdicts(&mut hold);
+        let last = verdict_word(*decided.last().unwrap());
+        assert_eq!(last, round.text("verdict"), "{}", case.text);
+    }
 }
 
 // Sets of nodes.

@@ -1,4 +1,4 @@
-//! The promises of attempts, extensions and releases over N nodes, and the order of the nodes.
+//! The promises of attempts, extensions and releases over N nodes.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use quorlock_core::quorum::{
     Acquisition, Extension, ExtensionVerdict, FenceAnswer, Loss, Majority, Moment, ReleaseRound,
-    ReleaseVerdict, Step, Validity, Vote, drift, longest_validity, order,
+    ReleaseVerdict, Step, Validity, Vote, drift, longest_validity,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -273,12 +273,20 @@ fn fence_that_is_stored_too_late_leaves_no_validity() {
 }
 
 #[test]
-fn grant_of_the_only_node_after_a_wait_is_a_lock() {
-    let majority = Majority::of(1).unwrap();
-    let validity = Validity::new(at(ms(0)), Ttl::from_ms(1000).unwrap());
-    let mut attempt = Acquisition::after_wait(majority, 0, fence(5), validity, Duration::ZERO);
-    attempt.review(at(ms(0)));
-    assert!(matches!(attempt.poll(), Some(Step::Won(_))));
+fn attempt_with_less_than_the_minimal_validity_is_lost_at_the_first_vote() {
+    let majority = Majority::of(3).unwrap();
+    let validity = Validity::after_wait(at(ms(0)), ms(700), Ttl::from_ms(1000).unwrap());
+    let fence_at = |moment| {
+        let mut attempt = Acquisition::lasting(majority, validity, ms(500));
+        attempt.vote(0, Vote::Granted(fence(5)), moment);
+        attempt.vote(1, Vote::Granted(fence(5)), moment);
+        attempt.poll()
+    };
+    assert!(matches!(fence_at(at(ms(1100))), Some(Step::Won(_))), "1700 − 1100 − 19 ms are left");
+    assert_eq!(fence_at(at(ms(1200))), Some(lost(Loss::TooLate)));
+    let mut without = Acquisition::lasting(majority, None, Duration::ZERO);
+    without.vote(0, Vote::Granted(fence(5)), at(ms(0)));
+    assert_eq!(without.poll(), Some(lost(Loss::TooLate)));
 }
 
 #[test]
@@ -500,30 +508,4 @@ proptest! {
             prop_assert!(measured <= drift(measured));
         }
     }
-}
-
-#[test]
-fn order_does_not_depend_on_how_a_client_lists_the_nodes() {
-    let names: [&[u8]; 4] = [b"a", b"b", b"c", b"d"];
-    let mut firsts = [0; 4];
-    for n in 0..4000_u32 {
-        let key = n.to_le_bytes();
-        let ours: Vec<_> = order(&key, names).into_iter().map(|index| names[index]).collect();
-        let reversed: Vec<_> = names.into_iter().rev().collect();
-        let theirs: Vec<_> =
-            order(&key, reversed.clone()).into_iter().map(|index| reversed[index]).collect();
-        assert_eq!(ours, theirs);
-        let without_d: Vec<_> =
-            order(&key, names[..3].iter().copied()).into_iter().map(|i| names[i]).collect();
-        assert_eq!(without_d, ours.iter().copied().filter(|name| name != b"d").collect::<Vec<_>>());
-        firsts[names.iter().position(|name| *name == ours[0]).unwrap()] += 1;
-    }
-    assert!(firsts.iter().all(|&count| (900..1100).contains(&count)), "{firsts:?}");
-}
-
-#[test]
-fn order_of_a_key_never_changes_between_versions() {
-    let names: [&[u8]; 3] = [b"one", b"two", b"three"];
-    let orders = ["orders/42", "nightly", ""].map(|key| order(key.as_bytes(), names));
-    assert_eq!(orders, [[1, 0, 2], [0, 1, 2], [0, 1, 2]].map(Vec::from));
 }

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Command, Hold, LeaseInfo, NodeError, NodeRevocation, Release, Response, Revocation,
-    RevocationState, RevokeCommand, RevokeMode, RevokeReply,
+    Command, Hold, LeaseInfo, NodeError, NodeRevocation, Response, Revocation, RevocationState,
+    RevokeCommand, RevokeMode, RevokeReply,
 };
 use quorlock_core::node::Holder;
 use quorlock_core::quorum::{LossReason, Ownership};
 use support::client::{Client, spec};
-use support::world::{Path, Sent, World, sends_of};
+use support::world::{Path, World, sends_of};
 use support::{Inspected, MAX_TTL_MS, Server, settings};
 
 const K: &[u8] = b"k";
@@ -31,16 +31,6 @@ impl World {
     fn acquire(&mut self) -> Hold {
         let spec = spec([K].into_iter().collect(), TTL_MS);
         self.acquire_preferring(Arc::new(spec), 0).unwrap()
-    }
-
-    /// Delivers a release. Returns the responses of the nodes.
-    fn deliver_release(&mut self, mut release: Release) -> Vec<Response> {
-        let mut responses = Vec::new();
-        while let Some(send) = release.poll() {
-            let spec = Arc::clone(release.spec());
-            responses.push(self.answer(&Sent { id: send.id, request: send.request, spec }));
-        }
-        responses
     }
 
     /// A node's reply to the operator.
@@ -189,8 +179,7 @@ fn revocation_of_a_free_key_is_over_at_once() {
 #[test]
 fn node_where_the_key_is_free_confirms_no_revocation() {
     let mut world = three_nodes();
-    let order = world.client.topology.order(K);
-    let (queue_node, missed) = (order[0], order[2]);
+    let [confirming, unreached, missed] = [0, 1, 2];
     world.nodes[missed].set(K, b"another", Some(TTL_MS));
     let mut hold = world.acquire();
     assert!(world.nodes[missed].release(K, b"another"));
@@ -203,11 +192,11 @@ fn node_where_the_key_is_free_confirms_no_revocation() {
     let [repair] = &repairs[..] else { panic!("{repairs:?}") };
     assert!(matches!(repair.request.command, Command::Acquire { .. }));
 
-    world.operator_reaches[order[1]] = false;
+    world.operator_reaches[unreached] = false;
     let mut revocation = world.revoke(RevokeMode::AtDeadline);
     let nodes: Vec<_> = revocation.nodes().collect();
     assert_eq!(*nodes[missed], NodeRevocation::Free);
-    assert!(matches!(nodes[queue_node], NodeRevocation::Revoked(_)), "{nodes:?}");
+    assert!(matches!(nodes[confirming], NodeRevocation::Revoked(_)), "{nodes:?}");
     assert_eq!(revocation.state(), RevocationState::Unconfirmed, "two of three have answered");
     // The repair arrives. The holder extends the lock, although a majority answered the operator.
     let response = world.answer(repair);

@@ -161,12 +161,37 @@ fn front_of_the_queue_proposes_no_fence() {
 }
 
 #[test]
-fn older_newcomer_takes_a_free_key_and_a_younger_one_does_not() {
+fn older_newcomer_takes_a_free_key_and_a_younger_one_waits() {
     let (mut server, ticket) = held();
     server.stand_in_line(&[K], b"waiter", ticket + 5, 5000);
     server.remove_key(K, KeyEvent::Removed);
-    assert_eq!(refusal(server.ask(&[K], b"younger", 1000, ticket + 6, 0)), (ticket + 5, true));
-    fence(server.ask(&[K], b"older", 1000, ticket + 4, 0));
+    assert_eq!(server.ask(&[K], b"younger", 1000, ticket + 6, 5000), Ok(Reply::Waits));
+    fence(server.ask(&[K], b"older", 1000, ticket + 4, 5000));
+}
+
+#[test]
+fn request_that_cannot_wait_passes_no_waiter_and_hears_its_number() {
+    shows(Mutant::PassesUnheard, || {
+        let (mut server, ticket) = held();
+        let waiter = server.stand_in_line(&[K], b"waiter", ticket + 5, 5000);
+        server.remove_key(K, KeyEvent::Removed);
+        let older = server.ask(&[K], b"older", 1000, ticket + 4, 0);
+        if matches!(older, Ok(Reply::Granted(_))) {
+            return false;
+        }
+        assert_eq!(refusal(older), (ticket + 5, false));
+        server.allows_blocking = false;
+        assert_eq!(refusal(server.ask(&[K], b"older", 1000, ticket + 4, 5000)).0, ticket + 5);
+        server.allows_blocking = true;
+        assert_eq!(refusal(server.ask(&[K], b"younger", 1000, ticket + 6, 0)), (ticket + 5, true));
+        assert!(matches!(
+            ask_any(&mut server, b"any", ticket + 4, 0),
+            Ok(Reply::GrantedOne { key: 1, .. })
+        ));
+        server.run_turns();
+        assert_eq!(server.granted(), [waiter]);
+        true
+    });
 }
 
 #[test]
@@ -416,7 +441,7 @@ fn keys_are_kept_for_a_waiter_for_several_after_50_ms() {
         if server.acquire(K, b"plain", 1000, None).is_some() {
             plain = server.release(K, b"plain");
         }
-        fence(server.ask(&[K], b"older", 1000, ticket + 4, 0));
+        fence(server.ask(&[K], b"older", 1000, ticket + 4, 5000));
         server.release(K, b"older");
         server.release(L, b"other");
         assert_eq!(server.granted(), [both_again]);

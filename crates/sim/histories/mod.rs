@@ -12,7 +12,8 @@
 //!
 //! The `<` lines after an event are sorted by connection. Tokens are numbered by their first
 //! appearance. A fence with which no node has answered is a proposal of the client, written `new`;
-//! `FENCE 0`, which repairs, is written `front`.
+//! `FENCE 0`, which repairs, is written `front`. The time of a WAIT, which may be random, is
+//! written `slice`.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
@@ -273,10 +274,13 @@ impl Names {
         let mut words: Vec<String> = Vec::new();
         for argument in arguments {
             let is_fence = words.last().is_some_and(|before| before == "FENCE");
+            let is_wait = words.last().is_some_and(|before| before == "WAIT");
             let is_token =
                 argument.len() == 32 && argument.bytes().all(|byte| byte.is_ascii_hexdigit());
             words.push(if is_token {
                 self.token(argument)
+            } else if is_wait {
+                "slice".to_owned()
             } else if is_fence && argument == "0" {
                 "front".to_owned()
             } else if is_fence && !self.fences.contains(&argument.parse().unwrap()) {

@@ -117,39 +117,30 @@ fn seeds_of_fixed_defects_pass() {
 ///
 /// After a change of the state machines or of the plans, another seed may be needed: `quorlock-sim
 /// --mutants --seeds 100000` finds it.
-const CAUGHT: [(Mutant, u64, &str); 32] = [
+const CAUGHT: [(Mutant, u64, &str); 23] = [
     (Mutant::NoAbstention, 202, "is held, but only 0 nodes"),
     (Mutant::LateRelease, 2, "a majority was free"),
-    (Mutant::Client(ClientRule::BareMajorityAfterWait), 64, "lost a renewed lock"),
-    (Mutant::Client(ClientRule::NeverBypasses), 1504, "for a free lock"),
-    (Mutant::Client(ClientRule::RefusesUnasked), 1, "has not asked any node"),
     (Mutant::Client(ClientRule::HeldOutOfTurn), 0, "has not asked any node"),
-    (Mutant::Client(ClientRule::NoPollWithoutWaitConnection), 943, "for a free lock"),
-    (Mutant::Client(ClientRule::NoDeadline), 0, "too late"),
-    (Mutant::Client(ClientRule::NoTieRepeat), 9, "none of them got it"),
-    (Mutant::Client(ClientRule::ReusedToken), 1, "has released"),
+    (Mutant::Client(ClientRule::NoDeadline), 2, "too late"),
+    (Mutant::Client(ClientRule::TicketNotRaised), 1, "overtakes"),
+    (Mutant::Client(ClientRule::YieldingCounts), 29, "two holders"),
+    (Mutant::Client(ClientRule::NeverYields), 19, "none of them got it"),
+    (Mutant::Client(ClientRule::SliceNotRenewed), 1, "for a free lock"),
+    (Mutant::Client(ClientRule::LostYieldForgotten), 3060, "is held, but only 1 nodes"),
+    (Mutant::Client(ClientRule::ReusedToken), 0, "has released"),
     (Mutant::Client(ClientRule::SilentNotReleased), 0, "has released"),
-    (Mutant::Client(ClientRule::ReleaseElsewhere), 120, "has released"),
+    (Mutant::Client(ClientRule::ReleaseElsewhere), 298, "has released"),
     (Mutant::Client(ClientRule::EarlyRepair), 48, "after an operator has ended it"),
-    (Mutant::Client(ClientRule::NoDrift), 1, "two holders"),
-    (Mutant::Client(ClientRule::ValidFromAnswer), 600, "has fence"),
+    (Mutant::Client(ClientRule::NoDrift), 5, "two holders"),
+    (Mutant::Client(ClientRule::ValidFromAnswer), 248, "two holders"),
     (Mutant::Client(ClientRule::LargestFence), 0, "has fence"),
-    (Mutant::Client(ClientRule::QueueNodeOutvoted), 9, "none of them got it"),
-    (Mutant::Client(ClientRule::LeavesQueue), 1504, "for a free lock"),
-    (Mutant::Client(ClientRule::HeldByItself), 7611, "a majority was free"),
-    (Mutant::Client(ClientRule::LostWaitForgotten), 4078, "has released"),
-    (Mutant::Client(ClientRule::RepairOnFirstRefusal), 17_048, "after an operator has ended it"),
-    (Mutant::Client(ClientRule::RevokedRepaired), 237, "nodes revoked it"),
-    (Mutant::Client(ClientRule::KeysWaitApart), 9403, "for a free lock"),
-    (Mutant::Client(ClientRule::PauseIsSilence), 431, "as silent, but only"),
-    (Mutant::Client(ClientRule::BypassesOnlyItsNode), 13_594, "for a free lock"),
-    (Mutant::Client(ClientRule::ReaderOutrunsWriter), 15, "on the queue node"),
-    (Mutant::Client(ClientRule::TakenSlotAskedAgain), 21_648, "for a free lock"),
+    (Mutant::Client(ClientRule::RevokedRepaired), 1037, "nodes revoked it"),
+    (Mutant::Client(ClientRule::PauseIsSilence), 67, "as silent, but only"),
     (Mutant::Client(ClientRule::ExclusiveUntilConfirmed), 18, "two holders"),
-    (Mutant::Node(NodeRule::SharedPassesQueue), 1, "on the queue node"),
-    (Mutant::Node(NodeRule::ShareForgetsQueue), 8, "a majority was free"),
+    (Mutant::Node(NodeRule::SharedPassesQueue), 0, "overtakes"),
     (Mutant::Node(NodeRule::RevokedAdmitsHolders), 137, "lets a reader join"),
-    (Mutant::Node(NodeRule::AnyWaitsForFirst), 247, "for a free lock"),
+    (Mutant::Node(NodeRule::AnyWaitsForFirst), 527, "overtakes"),
+    (Mutant::Node(NodeRule::PassesUnheard), 75, "overtakes"),
 ];
 
 #[test]
@@ -176,7 +167,7 @@ fn seed_of_a_mutant_passes_without_the_mutant() {
 fn locks_of_one_key_and_of_several_keys_do_not_starve_each_other() {
     for rest_ms in [0, 20] {
         let cost = several_keys_cost(rest_ms, 20);
-        assert!(cost.beside * 10 >= cost.alone * 7, "{cost:?}");
+        assert!(cost.beside * 10 >= cost.alone * 6, "{cost:?}");
         assert!(cost.several > 0, "{cost:?}");
         for (mean, longest) in [cost.single_waits, cost.several_waits] {
             assert!(longest <= mean * 20, "{cost:?}");

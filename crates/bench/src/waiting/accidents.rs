@@ -1,4 +1,4 @@
-//! Waiters whose queue node fails, and waiters that are cut off, hang up or time out.
+//! Waiters of which one node fails, and waiters that are cut off, hang up or time out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,7 +35,7 @@ pub(crate) async fn measure_lost_node(
 ) -> anyhow::Result<Vec<TargetRow>> {
     let mut rows = Vec::new();
     for loss in [Accident::Kill(Disk::Kept), Accident::Pause, Accident::Cut] {
-        progress.begin("the queue node fails");
+        progress.begin("one node fails");
         rows.push(measure_loss(loss, effort).await?);
     }
     Ok(rows)
@@ -82,7 +82,7 @@ fn row(loss: Accident, timeline: &Timeline, gone_at: Duration, until: Duration) 
         measured = format!("{measured}; failed: {failure}");
     }
     TargetRow {
-        case: format!("the queue node of {NODES} is {} while {PROCESSES} wait", name(loss)),
+        case: format!("one node of {NODES} is {} while {PROCESSES} wait", name(loss)),
         measured,
         target: "all served, no stall > 2 s, no violation",
         met: served == PROCESSES && stall <= STALL_MAX && violations == 0 && failure.is_none(),

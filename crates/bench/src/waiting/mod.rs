@@ -50,7 +50,7 @@ enum Part {
     Fairness,
     /// Locks per second of a thousand tasks of one process
     OneProcess,
-    /// The queue node fails
+    /// One node fails
     LostNode,
     /// Ten thousand clients that wait on one server
     ManyWaiters,

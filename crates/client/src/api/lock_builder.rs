@@ -225,7 +225,7 @@ impl LockBuilder {
         let outcome = tokio::select! {
             biased;
             outcome = &mut acquiring => outcome,
-            () = sleep(limits::WAIT_CHECK_EVERY) => {
+            () = sleep(limits::LONG_WAIT) => {
                 self.check_permits(permits);
                 return acquiring.await;
             }
@@ -274,16 +274,16 @@ impl LockBuilder {
 
     /// Acquires the lock, and waits up to [`wait`](Self::wait) while another client holds it.
     ///
-    /// The client waits in a queue on the first reachable node in the key's order. The node grants
-    /// the lock to the next waiter as soon as the holder releases it. Calls of one client for the
-    /// same keys queue in the program. The first waits on a node, as do calls that share its lock.
+    /// The call stands in line on all nodes, which have the same order. They grant the lock to the
+    /// first in line as soon as the holder releases it. Calls of one client for the same keys queue
+    /// in the program. The first of them stands in line, as do calls that share its lock.
     ///
     /// # Errors
     /// [`AcquireError::TimedOut`] when other clients held the lock until the end of the wait.
     /// Otherwise the errors of [`try_acquire`](Self::try_acquire).
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the queue, and releases the lock in the background on all nodes
+    /// Dropping the future leaves all queues, and releases the lock in the background on all nodes
     /// that may have granted it.
     pub async fn acquire(&self) -> Result<Lock, AcquireError> {
         // A wait that the clock cannot represent has no end.

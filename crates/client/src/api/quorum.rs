@@ -148,8 +148,8 @@ impl Quorum {
     /// many holders. A client that finds the semaphore full checks whether [another client uses a
     /// larger number](Self::larger_permits), and warns.
     ///
-    /// A call first requests a slot that is likely free. If it is taken, the call waits on one node
-    /// for any slot, in the order of arrival.
+    /// A call asks for a slot that is likely free, or else for any other one. If all are taken, it
+    /// stands in line for all of them.
     ///
     /// ```no_run
     /// # async fn example(quorum: quorlock_client::Quorum) -> Result<(), Box<dyn std::error::Error>> {
@@ -191,7 +191,7 @@ impl Quorum {
         };
         let (spec, token) = (Arc::new(spec), detached.token);
         let release = self.shared.with_context(|ctx| Release::everywhere(token, &spec, ctx));
-        let releasing = Releasing::new(&self.shared, release, None);
+        let releasing = Releasing::without_waits(&self.shared, release);
         match releasing.wait_for_verdict().await {
             (Some(ReleaseVerdict::Released), _) => Ok(Released::Released),
             (Some(ReleaseVerdict::AlreadyOver), _) => Ok(Released::AlreadyOver),

@@ -2,39 +2,36 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt as _};
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use quorlock_core::client::{
     Acquire, Action, Failure, NodeError, Outcome, Request, RequestId, Response, Spec, Token,
 };
 use tokio::time::sleep;
 
-use super::hold::LockInner;
+use super::hold::{LockInner, Stragglers};
 use super::local_queues::QueuedCall;
-use super::releases::{Releasing, SentWait};
+use super::places_in_line::Place;
+use super::releases::Releasing;
 use super::shared::Shared;
 use super::timers::{sleep_until, sleep_with_timer};
-use crate::transport::{InFlight, Outgoing, WaitConnection};
+use crate::transport::{InFlight, Outgoing, WaitConnection, Waits};
 
 /// The driver of an [`Acquire`]. Dropped before its end, it releases the lock in the background.
 struct Call {
     shared: Arc<Shared>,
     machine: Acquire,
     in_flight: InFlight,
-    wait: Option<Wait>,
+    /// The place in line, or in the queue for one.
+    place: Option<Place>,
+    /// Wait connections that are being opened.
+    opening: FuturesUnordered<BoxFuture<'static, Opened>>,
+    waits: Waits,
     /// The last encoded request, for reuse: most requests go to several nodes.
     last_built: Option<(Request, Arc<Spec>, Outgoing)>,
     ended: bool,
 }
 
-enum Wait {
-    /// The WAIT has no wait connection yet.
-    Opening(RequestId, BoxFuture<'static, Result<WaitConnection, NodeError>>),
-    Sent(SentWait),
-}
-
-enum WaitEvent {
-    Opened(RequestId, Result<WaitConnection, NodeError>),
-    Answered(RequestId, Response),
-}
+type Opened = (RequestId, Result<WaitConnection, NodeError>);
 
 /// Acquires a lock within `wait`; `None` is no limit.
 pub(crate) async fn acquire(
@@ -67,7 +64,9 @@ impl Call {
             in_flight: InFlight::with_capacity(shared.nodes.len()),
             shared: Arc::clone(shared),
             machine,
-            wait: None,
+            place: None,
+            opening: FuturesUnordered::new(),
+            waits: Waits::default(),
             last_built: None,
             ended: false,
         }
@@ -77,33 +76,26 @@ impl Call {
     /// waited long enough for that. `queued` is `None` if the call does not queue.
     async fn run(
         mut self: Box<Self>,
-        queued: Option<QueuedCall>,
+        mut queued: Option<QueuedCall>,
     ) -> Result<Arc<LockInner>, Failure> {
-        let Some(mut queued) = queued else {
-            self.propose_slot();
-            self.shared.with_context(|ctx| self.machine.begin(false, ctx));
-            return self.finish().await;
-        };
-        let deadline = self.machine.poll_timeout();
-        let contended = tokio::select! {
-            biased;
-            contended = queued.ready() => contended,
-            () = sleep_until(deadline) => {
+        if let Some(in_queue) = &mut queued {
+            let deadline = self.machine.poll_timeout();
+            let has_turn = tokio::select! {
+                biased;
+                () = in_queue.ready() => true,
+                () = sleep_until(deadline) => false,
+            };
+            if !has_turn {
                 // The call leaves the local queue, and continues without it.
                 drop(queued);
                 self.propose_slot();
                 self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
                 return self.finish().await;
             }
-        };
-        self.propose_slot();
-        self.shared.with_context(|ctx| self.machine.begin(contended, ctx));
-        let spec = Arc::clone(self.machine.spec());
-        let shared = Arc::clone(&self.shared);
-        let (outcome, now_contended) = self.finish_with_contention().await;
-        if now_contended != contended {
-            shared.queues.set_contended(spec.name(), now_contended);
         }
+        self.propose_slot();
+        self.shared.with_context(|ctx| self.machine.begin(ctx));
+        let outcome = self.finish().await;
         drop(queued);
         outcome
     }
@@ -116,14 +108,8 @@ impl Call {
         }
     }
 
-    async fn finish(self: Box<Self>) -> Result<Arc<LockInner>, Failure> {
-        self.finish_with_contention().await.0
-    }
-
-    /// Runs the call to its end. Also returns whether the lock is contended.
-    async fn finish_with_contention(
-        mut self: Box<Self>,
-    ) -> (Result<Arc<LockInner>, Failure>, bool) {
+    /// Runs the call to its end.
+    async fn finish(mut self: Box<Self>) -> Result<Arc<LockInner>, Failure> {
         let timer = sleep(Duration::ZERO);
         tokio::pin!(timer);
         let mut armed = None;
@@ -138,17 +124,23 @@ impl Call {
                     self.shared.sample(&answered);
                     self.respond(answered.id, &answered.response);
                 }
-                event = next_event(&mut self.wait) => self.handle_wait(event),
+                (id, response) = self.waits.next() => self.respond(id, &response),
+                () = place_taken(&mut self.place) => {
+                    self.shared.with_context(|ctx| self.machine.handle_place(ctx));
+                }
+                Some((id, opened)) = self.opening.next() => self.handle_opened(id, opened),
                 () = sleep_with_timer(timer.as_mut(), &mut armed, deadline) => {
                     self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
                 }
             }
         };
         self.ended = true;
-        let contended = self.machine.is_contended();
-        let outcome = match outcome {
+        match outcome {
             Outcome::Acquired(grant) => {
-                let stragglers = std::mem::take(&mut self.in_flight);
+                let stragglers = Stragglers {
+                    in_flight: std::mem::take(&mut self.in_flight),
+                    waits: std::mem::take(&mut self.waits),
+                };
                 let spec = Arc::clone(self.machine.spec());
                 let lock = LockInner::new(&self.shared, spec, grant, stragglers);
                 let attempts = self.machine.attempts();
@@ -156,8 +148,7 @@ impl Call {
                 Ok(lock)
             }
             Outcome::Failed(failure) => Err(failure),
-        };
-        (outcome, contended)
+        }
     }
 
     fn respond(&mut self, id: RequestId, response: &Response) {
@@ -169,18 +160,23 @@ impl Call {
         let mut outcome = None;
         while let Some(action) = self.machine.poll() {
             match action {
-                Action::Send { id, connection, request } => self.send(id, connection, &request),
+                Action::Send { id, connection, request, spec } => {
+                    self.send(id, connection, &request, &spec);
+                }
+                Action::TakePlace => {
+                    let place = self.shared.places_in_line.take();
+                    if place.is_taken() {
+                        self.shared.with_context(|ctx| self.machine.handle_place(ctx));
+                    }
+                    self.place = Some(place);
+                }
                 Action::Wait { id } => {
                     let wait_connections = Arc::clone(&self.shared.nodes[id.node].wait_connections);
-                    self.wait = Some(Wait::Opening(id, wait_connections.checkout().boxed()));
+                    let opening = async move { (id, wait_connections.checkout().await) };
+                    self.opening.push(opening.boxed());
                 }
-                Action::StopWaiting { .. } => self.wait = None,
                 Action::Release(release) => {
-                    let wait = match release.wait().and_then(|_| self.wait.take()) {
-                        Some(Wait::Sent(wait)) => Some(wait),
-                        Some(Wait::Opening(..)) | None => None,
-                    };
-                    Releasing::new(&self.shared, *release, wait).finish_later();
+                    Releasing::new(&self.shared, *release, &mut self.waits).finish_later();
                 }
                 Action::Suspect { node, connection } => self.shared.suspect(node, connection),
                 Action::Done(done) => outcome = Some(*done),
@@ -189,8 +185,7 @@ impl Call {
         outcome
     }
 
-    fn send(&mut self, id: RequestId, connection: u64, request: &Request) {
-        let spec = self.machine.spec();
+    fn send(&mut self, id: RequestId, connection: u64, request: &Request, spec: &Arc<Spec>) {
         let outgoing = match &self.last_built {
             Some((built, of, outgoing)) if built == request && Arc::ptr_eq(of, spec) => {
                 outgoing.clone()
@@ -204,28 +199,23 @@ impl Call {
         self.shared.ask(&mut self.in_flight, id, connection, outgoing);
     }
 
-    fn handle_wait(&mut self, event: WaitEvent) {
-        self.wait = None;
-        match event {
-            WaitEvent::Opened(id, Ok(connection)) => {
-                let request =
-                    self.shared.with_context(|ctx| self.machine.handle_wait_connection(id, ctx));
-                if let Some(request) = request {
-                    let outgoing = Outgoing::new(self.machine.wait_spec(), &request);
-                    self.wait = Some(Wait::Sent((id, connection.ask(outgoing).boxed())));
-                }
-            }
-            WaitEvent::Opened(id, Err(error)) => self.respond(id, &Response::Failed(error)),
-            WaitEvent::Answered(id, response) => self.respond(id, &response),
+    fn handle_opened(&mut self, id: RequestId, opened: Result<WaitConnection, NodeError>) {
+        let connection = match opened {
+            Ok(connection) => connection,
+            Err(error) => return self.respond(id, &Response::Failed(error)),
+        };
+        let wait = self.shared.with_context(|ctx| self.machine.handle_wait_connection(id, ctx));
+        if let Some((request, spec)) = wait {
+            let response = connection.ask(Outgoing::new(&spec, &request), &self.shared.runtime);
+            self.waits.push(id, response);
         }
     }
 }
 
-/// Waits for the next event of a WAIT. Never returns if there is no WAIT.
-async fn next_event(wait: &mut Option<Wait>) -> WaitEvent {
-    match wait {
-        Some(Wait::Opening(id, opening)) => WaitEvent::Opened(*id, opening.await),
-        Some(Wait::Sent((id, answer))) => WaitEvent::Answered(*id, answer.await),
+/// Waits for a place in line. Never returns if the call does not queue for one.
+async fn place_taken(place: &mut Option<Place>) {
+    match place {
+        Some(place) => place.taken().await,
         None => std::future::pending().await,
     }
 }

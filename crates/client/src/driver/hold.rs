@@ -1,10 +1,13 @@
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{self, Poll, Waker};
 use std::time::Duration;
 
 use quorlock_core::Fence;
-use quorlock_core::client::{Context, Grant, Hold, HoldAction, Mode, OutgoingRequest, Spec, Token};
+use quorlock_core::client::{
+    Context, Grant, Hold, HoldAction, Mode, OutgoingRequest, RequestId, Response, Spec, Token,
+};
 use quorlock_core::quorum::{self, ExtensionVerdict, LossReason, Moment, ReleaseVerdict};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::sleep;
@@ -12,7 +15,7 @@ use tokio::time::sleep;
 use super::releases::Releasing;
 use super::shared::Shared;
 use super::timers::sleep_until;
-use crate::transport::{Answered, InFlight, Outgoing};
+use crate::transport::{InFlight, Outgoing, Waits};
 use crate::{
     Coverage, Deadline, LostError, NodeAnswers, Ownership, ReleaseError, Released, clock, telemetry,
 };
@@ -28,9 +31,9 @@ pub(crate) struct LockInner {
     pub(crate) spec: Arc<Spec>,
     pub(crate) fence: Fence,
     hold: Mutex<Hold>,
-    /// ACQUIREs in flight after the grant. If the lock is renewed, their responses are read as they
-    /// arrive, and otherwise when the lock is next extended, released or reported.
-    stragglers: Mutex<InFlight>,
+    /// If the lock is renewed, the responses are read as they arrive, and otherwise when it is next
+    /// extended, released or reported.
+    stragglers: Mutex<Stragglers>,
     /// Wakes the task of `await_stragglers` when another task has handled its stragglers.
     handled: Notify,
     /// Calls that wait for the verdict of a round, with the number of that round.
@@ -40,12 +43,37 @@ pub(crate) struct LockInner {
     ended: Notify,
 }
 
+/// Requests that were unanswered when the lock was acquired.
+#[derive(Default)]
+pub(super) struct Stragglers {
+    pub(super) in_flight: InFlight,
+    pub(super) waits: Waits,
+}
+
+impl Stragglers {
+    fn is_empty(&self) -> bool {
+        self.in_flight.is_empty() && self.waits.is_empty()
+    }
+
+    fn poll_next(
+        &mut self,
+        shared: &Shared,
+        cx: &mut task::Context<'_>,
+    ) -> Poll<(RequestId, Response)> {
+        if let Poll::Ready(Some(answered)) = self.in_flight.poll_answered(cx) {
+            shared.sample(&answered);
+            return Poll::Ready((answered.id, answered.response));
+        }
+        self.waits.poll_next(cx)
+    }
+}
+
 impl LockInner {
     pub(super) fn new(
         shared: &Arc<Shared>,
         spec: Arc<Spec>,
         grant: Grant,
-        stragglers: InFlight,
+        stragglers: Stragglers,
     ) -> Arc<Self> {
         static IDS: AtomicU64 = AtomicU64::new(0);
         let fence = grant.fence;
@@ -91,9 +119,7 @@ impl LockInner {
                     HoldAction::Decided { round, verdict } => verdicts.push((round, verdict)),
                     HoldAction::Repaired(granted) => telemetry::repaired(granted),
                     HoldAction::Incomplete => incomplete = true,
-                    HoldAction::Contended => {
-                        self.shared.queues.set_contended(self.spec.name(), true);
-                    }
+                    HoldAction::Wait { id } => self.open_wait_connection(id),
                     HoldAction::Release(release) => releases.push(release),
                     HoldAction::Suspect { node, connection } => {
                         self.shared.suspect(node, connection);
@@ -103,7 +129,7 @@ impl LockInner {
             result
         };
         for release in releases {
-            Releasing::new(&self.shared, *release, None).finish_later();
+            Releasing::without_waits(&self.shared, *release).finish_later();
         }
         if verdicts.is_empty() && incomplete && self.renewed.load(Ordering::Relaxed) {
             self.shared.renewer.reschedule(self);
@@ -114,44 +140,51 @@ impl LockInner {
         result
     }
 
-    /// Handles the answers to ACQUIRE that arrived after the grant, and sends the next requests.
+    /// Handles the answers to earlier requests that have arrived.
     pub(super) fn handle_stragglers(self: &Arc<Self>) {
-        self.handle_arrived(|spec, send| self.repeat_acquire(spec, &send));
+        let mut cx = task::Context::from_waker(Waker::noop());
+        loop {
+            // The mutex is unlocked before the response is handled.
+            let answered = self.stragglers().poll_next(&self.shared, &mut cx);
+            let Poll::Ready((id, response)) = answered else { break };
+            self.handle_straggler(id, &response);
+        }
         if self.renewed.load(Ordering::Relaxed) {
             self.handled.notify_one();
         }
     }
 
-    fn handle_arrived(self: &Arc<Self>, mut send: impl FnMut(&Spec, OutgoingRequest)) {
-        loop {
-            // The mutex is unlocked before the response is handled.
-            let answered = self.stragglers().take_answered();
-            let Some(answered) = answered else { return };
-            self.handle_straggler(&answered, &mut send);
-        }
-    }
-
-    fn stragglers(&self) -> MutexGuard<'_, InFlight> {
+    fn stragglers(&self) -> MutexGuard<'_, Stragglers> {
         self.stragglers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn handle_straggler(
-        self: &Arc<Self>,
-        answered: &Answered,
-        send: impl FnMut(&Spec, OutgoingRequest),
-    ) {
-        self.shared.sample(answered);
-        let response = &answered.response;
-        self.with_hold(|hold, ctx| hold.handle_response(answered.id, response, ctx), send);
+    fn handle_straggler(self: &Arc<Self>, id: RequestId, response: &Response) {
+        self.with_hold(|hold, ctx| hold.handle_response(id, response, ctx), |_, _| {});
     }
 
-    fn repeat_acquire(&self, spec: &Spec, send: &OutgoingRequest) {
-        let outgoing = Outgoing::new(spec, &send.request);
-        self.shared.ask(&mut self.stragglers(), send.id, send.connection, outgoing);
+    /// Stands in line on a node that misses the lock, once there is a connection for that.
+    fn open_wait_connection(self: &Arc<Self>, id: RequestId) {
+        let (this, runtime) = (Arc::clone(self), self.shared.runtime.clone());
+        let wait_connections = Arc::clone(&self.shared.nodes[id.node].wait_connections);
+        self.shared.runtime.spawn(async move {
+            let connection = match wait_connections.checkout().await {
+                Ok(connection) => connection,
+                Err(error) => return this.handle_straggler(id, &Response::Failed(error)),
+            };
+            let stand = |hold: &mut Hold, ctx: &mut Context<'_>| {
+                if let Some(request) = hold.handle_wait_connection(id, ctx) {
+                    let outgoing = Outgoing::new(hold.spec(), &request);
+                    // Under the mutex of the machine, so that a release awaits the response.
+                    this.stragglers().waits.push(id, connection.ask(outgoing, &runtime));
+                }
+            };
+            this.with_hold(stand, |_, _| {});
+            this.await_stragglers().await;
+        });
     }
 
-    /// Handles the stragglers of a renewed lock as they arrive, and repeats refused ACQUIREs. Ends
-    /// with the lock, or when no request is left.
+    /// Handles the stragglers of a renewed lock as they arrive, and stands in front where the lock
+    /// is missing. Ends with the lock, or when nothing is left to do.
     async fn await_stragglers(self: Arc<Self>) {
         let ended = self.ended.notified();
         tokio::pin!(ended);
@@ -159,17 +192,15 @@ impl LockInner {
         // left.
         ended.as_mut().enable();
         loop {
-            let repeat_at = self.hold().repeat_at();
-            let is_idle = self.stragglers().is_empty();
-            if is_idle && repeat_at.is_none() {
+            let front_at = self.hold().front_at();
+            if self.stragglers().is_empty() && front_at.is_none() {
                 return;
             }
-            let next = poll_fn(|cx| self.stragglers().poll_answered(cx));
-            let send = |spec: &Spec, send| self.repeat_acquire(spec, &send);
+            let next = poll_fn(|cx| self.stragglers().poll_next(&self.shared, cx));
             tokio::select! {
-                Some(answered) = next, if !is_idle => self.handle_straggler(&answered, send),
-                () = sleep_until(repeat_at) => {
-                    self.with_hold(|hold, ctx| hold.repeat_refused(ctx), send);
+                (id, response) = next => self.handle_straggler(id, &response),
+                () = sleep_until(front_at) => {
+                    self.with_hold(|hold, ctx| hold.stand_in_front(ctx), |_, _| {});
                 }
                 () = self.handled.notified() => {}
                 () = &mut ended => return,
@@ -322,7 +353,7 @@ impl LockInner {
         if !self.renewed.swap(true, Ordering::Relaxed) {
             self.handle_stragglers();
             self.hold().renew();
-            if !self.stragglers().is_empty() || self.hold().repeat_at().is_some() {
+            if !self.stragglers().is_empty() || self.hold().front_at().is_some() {
                 self.shared.runtime.spawn(Arc::clone(self).await_stragglers());
             }
         }
@@ -331,10 +362,9 @@ impl LockInner {
 
     /// Begins the release on all nodes. Returns the ownership before the release, and the release.
     fn begin_release(self: &Arc<Self>) -> (quorum::Ownership, Releasing) {
-        // Repeats no ACQUIRE, which the release would have to undo.
-        self.handle_arrived(|_, _| {});
+        self.handle_stragglers();
         let (ownership, release) = self.with_hold(|hold, ctx| hold.release(ctx), |_, _| {});
-        let releasing = Releasing::new(&self.shared, release, None);
+        let releasing = Releasing::new(&self.shared, release, &mut self.stragglers().waits);
         if let Some(slot) = self.spec.slot() {
             self.shared.queues.slot_freed(self.spec.name(), slot);
         }
@@ -343,8 +373,8 @@ impl LockInner {
     }
 
     fn clean_up_after_end(&self) {
-        // Later answers to ACQUIRE no longer matter.
-        *self.stragglers() = InFlight::default();
+        // Later answers no longer matter.
+        *self.stragglers() = Stragglers::default();
         self.ended.notify_waiters();
         if self.renewed.load(Ordering::Relaxed) {
             self.shared.renewer.forget(self);

@@ -26,8 +26,6 @@ pub(crate) struct LocalQueues {
 struct Queue {
     places: PlaceQueue,
     waiting: HashMap<u64, oneshot::Sender<()>>,
-    /// Whether other clients were last seen to hold the lock or wait for it.
-    contended: bool,
     /// For locks on one of several keys.
     slots: SlotMemory,
     /// When the last check began whether other clients give the semaphore more permits.
@@ -40,7 +38,6 @@ pub(crate) struct QueuedCall {
     keys: Keys,
     /// The call's number; `None` once the call is at the head and knows it.
     in_line: Option<(u64, oneshot::Receiver<()>)>,
-    contended: bool,
 }
 
 impl LocalQueues {
@@ -65,8 +62,7 @@ impl LocalQueues {
                 Some((number, notified))
             }
         };
-        let contended = queue.contended;
-        QueuedCall { queues: Arc::clone(self), keys: keys.clone(), in_line, contended }
+        QueuedCall { queues: Arc::clone(self), keys: keys.clone(), in_line }
     }
 
     /// Which of these keys to request first.
@@ -93,10 +89,6 @@ impl LocalQueues {
         }
         is_due
     }
-
-    pub(crate) fn set_contended(&self, keys: &Keys, contended: bool) {
-        queue_of(&mut self.shard(keys), keys).contended = contended;
-    }
 }
 
 fn queue_of<'a>(shard: &'a mut HashMap<Keys, Queue>, keys: &Keys) -> &'a mut Queue {
@@ -106,26 +98,22 @@ fn queue_of<'a>(shard: &'a mut HashMap<Keys, Queue>, keys: &Keys) -> &'a mut Que
     shard.entry(keys.clone()).or_insert_with(|| Queue {
         places: PlaceQueue::new(1),
         waiting: HashMap::new(),
-        contended: false,
         slots: SlotMemory::default(),
         permits_checked_at: None,
     })
 }
 
 impl QueuedCall {
-    /// Waits until the call is at the head of the queue. Returns whether the lock is contended.
+    /// Waits until the call is at the head of the queue.
     ///
     /// # Cancel safety
     /// Dropping the future keeps the place in the queue.
-    pub(crate) async fn ready(&mut self) -> bool {
+    pub(crate) async fn ready(&mut self) {
         if let Some((_, notified)) = &mut self.in_line {
             // The queue keeps the sender until the call is at the head.
             let _ = notified.await;
             self.in_line = None;
-            let shard = self.queues.shard(&self.keys);
-            self.contended = shard.get(&self.keys).is_some_and(|queue| queue.contended);
         }
-        self.contended
     }
 }
 

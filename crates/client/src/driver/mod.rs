@@ -8,6 +8,7 @@ mod hold;
 mod inspection;
 mod links;
 mod local_queues;
+mod places_in_line;
 mod releases;
 mod renewer;
 mod revocation;

@@ -7,7 +7,6 @@ use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use quorlock_core::client::{Answer, Release, RequestId, Response};
 use quorlock_core::quorum::ReleaseVerdict;
 use tokio::runtime::Handle;
@@ -18,7 +17,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::shared::Shared;
 use super::timers::sleep_with_timer;
-use crate::transport::{InFlight, Outgoing};
+use crate::transport::{InFlight, Outgoing, Waits};
 
 /// A shorter interval would slow down all calls: a runtime with a timer that is due soon sets the
 /// processor's timer each time it waits for a node.
@@ -26,26 +25,31 @@ const CHECK_EVERY: Duration = Duration::from_millis(100);
 /// More than one, so that the number of open releases falls.
 const CHECKS_PER_ADD: usize = 2;
 
-pub(crate) type SentWait = (RequestId, BoxFuture<'static, Response>);
-
 /// The driver of a [`Release`].
 pub(crate) struct Releasing {
     shared: Arc<Shared>,
     machine: Release,
     in_flight: InFlight,
-    wait: Option<SentWait>,
+    /// The WAITs of the released token.
+    waits: Waits,
     /// The encoded RELEASE, for reuse.
     outgoing: Option<Outgoing>,
 }
 
 impl Releasing {
-    /// Sends the first requests before it returns. `wait` is the WAIT of the released token.
-    pub(crate) fn new(shared: &Arc<Shared>, machine: Release, wait: Option<SentWait>) -> Self {
+    /// Sends the first requests before it returns. `waits` has the WAITs of the released token.
+    pub(crate) fn new(shared: &Arc<Shared>, machine: Release, waits: &mut Waits) -> Self {
         let in_flight = InFlight::with_capacity(shared.nodes.len());
+        let waits = waits.take(machine.waits());
         let mut this =
-            Self { shared: Arc::clone(shared), machine, in_flight, wait, outgoing: None };
+            Self { shared: Arc::clone(shared), machine, in_flight, waits, outgoing: None };
         this.act();
         this
+    }
+
+    /// As [`new`](Self::new), for a token that has no WAIT.
+    pub(crate) fn without_waits(shared: &Arc<Shared>, machine: Release) -> Self {
+        Self::new(shared, machine, &mut Waits::default())
     }
 
     /// The release continues after the verdict, and also when the future is dropped.
@@ -104,10 +108,7 @@ impl Releasing {
                     self.shared.sample(&answered);
                     self.respond(answered.id, &answered.response);
                 }
-                (id, response) = wait_answer(&mut self.wait) => {
-                    self.wait = None;
-                    self.respond(id, &response);
-                }
+                (id, response) = self.waits.next() => self.respond(id, &response),
                 () = sleep_with_timer(timer.as_mut(), &mut armed, deadline) => {
                     self.shared.with_context(|ctx| self.machine.handle_timeout(ctx));
                 }
@@ -121,25 +122,17 @@ impl Releasing {
         if self.advance() {
             return;
         }
-        if self.wait.is_some() {
-            self.spawn();
-        } else {
+        if self.waits.is_empty() {
             let shared = Arc::clone(&self.shared);
             shared.releases.add(self, &shared.tasks);
+        } else {
+            self.spawn();
         }
     }
 
     fn spawn(mut self) {
         let shared = Arc::clone(&self.shared);
         shared.spawn_release(async move { self.run_until(|_| false).await });
-    }
-}
-
-/// Waits for the answer to a WAIT. Never returns if there is no WAIT.
-async fn wait_answer(wait: &mut Option<SentWait>) -> (RequestId, Response) {
-    match wait {
-        Some((id, answer)) => (*id, answer.await),
-        None => std::future::pending().await,
     }
 }
 

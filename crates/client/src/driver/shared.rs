@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use super::links::{LinkEvent, supervise};
 use super::local_queues::LocalQueues;
+use super::places_in_line::PlacesInLine;
 use super::releases::Releases;
 use super::renewer::Renewer;
 use crate::transport::{Answered, Connection, Endpoint, InFlight, Outgoing, WaitConnectionPool};
@@ -27,6 +28,7 @@ pub(crate) struct Shared {
     /// The releases in the background, for which `flush` waits.
     pub(crate) tasks: TaskTracker,
     pub(crate) queues: Arc<LocalQueues>,
+    pub(super) places_in_line: Arc<PlacesInLine>,
     pub(crate) renewer: Renewer,
     pub(crate) releases: Releases,
     /// The time limit per node that the program set for all locks of the client.
@@ -90,6 +92,7 @@ impl Shared {
             runtime,
             tasks: TaskTracker::new(),
             queues: Arc::default(),
+            places_in_line: Arc::default(),
             node_timeout,
             view,
             health,

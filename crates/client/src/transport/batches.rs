@@ -15,7 +15,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::unconstrained;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::command::{Outgoing, Packet, add, read_error};
+use super::command::{Outgoing, add, read_error};
 use super::in_flight::Ticket;
 
 /// The limit for one connection, in requests.
@@ -142,9 +142,7 @@ async fn run_others() {
 async fn send(mut wire: MultiplexedConnection, batch: Vec<QueuedRequest>) -> usize {
     let requests = batch.len();
     // A single command is sent without a copy.
-    if let [
-        QueuedRequest::ForLock { outgoing: Outgoing { packet: Packet::One(command), .. }, .. },
-    ] = &batch[..]
+    if let [QueuedRequest::ForLock { outgoing: Outgoing { packet: command, .. }, .. }] = &batch[..]
     {
         let reply = wire.send_packed_command(command).await.map(|reply| vec![reply]);
         finish(batch, reply);
@@ -179,7 +177,7 @@ impl QueuedRequest {
     /// The number of commands, and so of replies.
     fn len(&self) -> usize {
         match self {
-            Self::ForLock { outgoing, .. } => outgoing.len(),
+            Self::ForLock { .. } => 1,
             Self::Several { commands, .. } => commands.len(),
         }
     }
@@ -193,7 +191,9 @@ impl QueuedRequest {
 
     fn answer(self, replies: &mut impl Iterator<Item = Value>) {
         match self {
-            Self::ForLock { outgoing, ticket } => ticket.answer(outgoing.read_next(replies)),
+            Self::ForLock { outgoing, ticket } => {
+                ticket.answer(outgoing.read(Ok(replies.next().unwrap_or(Value::Okay))));
+            }
             Self::Several { commands, reply } => {
                 drop(reply.send(Ok(replies.take(commands.len()).collect())));
             }

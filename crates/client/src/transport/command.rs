@@ -14,60 +14,22 @@ const OTHER_BYTES: usize = 160;
 /// A request in its encoded form. Cheap to clone, since most requests go to several nodes.
 #[derive(Clone)]
 pub(crate) struct Outgoing {
-    pub(super) packet: Packet,
+    pub(super) packet: Arc<Cmd>,
     command: Command,
     /// The keys of which the node may grant any one, for ACQUIREANY; `None` for other requests.
     any: Option<Keys>,
 }
 
-#[derive(Clone)]
-pub(super) enum Packet {
-    One(Arc<Cmd>),
-    /// One command for each key.
-    Several(Arc<Pipeline>),
-}
-
 impl Outgoing {
     pub(crate) fn new(spec: &Spec, request: &Request) -> Self {
-        let packet = match request.command {
-            Command::Inspect if spec.keys.len() > 1 => {
-                let mut pipeline = Pipeline::with_capacity(spec.keys.len());
-                for key in spec.keys.iter() {
-                    pipeline.cmd("LOCK.INSPECT").arg(key);
-                }
-                Packet::Several(Arc::new(pipeline))
-            }
-            _ => Packet::One(Arc::new(build(spec, request))),
-        };
         let asks_for_any =
             matches!(request.command, Command::AcquireAny { .. } | Command::Wait { .. });
         let any = (asks_for_any && spec.any.is_some()).then(|| spec.keys.clone());
-        Self { packet, command: request.command, any }
-    }
-
-    /// The number of commands, and so of replies.
-    pub(super) fn len(&self) -> usize {
-        match &self.packet {
-            Packet::One(_) => 1,
-            Packet::Several(commands) => commands.len(),
-        }
+        Self { packet: Arc::new(build(spec, request)), command: request.command, any }
     }
 
     pub(crate) fn add_to(&self, pipeline: &mut Pipeline) {
-        match &self.packet {
-            Packet::One(command) => {
-                pipeline.add_command(Cmd::clone(command));
-            }
-            Packet::Several(commands) => add(commands, pipeline),
-        }
-    }
-
-    /// Reads as many of these replies as this request has commands.
-    pub(super) fn read_next(&self, replies: &mut impl Iterator<Item = Value>) -> Response {
-        match &self.packet {
-            Packet::One(_) => self.read(Ok(replies.next().unwrap_or(Value::Okay))),
-            Packet::Several(commands) => self.read_several(replies.take(commands.len())),
-        }
+        pipeline.add_command(Cmd::clone(&self.packet));
     }
 
     pub(super) fn read(&self, reply: Result<Value, RedisError>) -> Response {
@@ -84,10 +46,10 @@ impl Outgoing {
             (Command::Wait { .. } | Command::AcquireAny { .. }, value @ Value::Array(_)) => {
                 self.read_grant(value).unwrap_or(Response::Failed(NodeError::UnexpectedReply))
             }
-            (Command::Wait { .. } | Command::AcquireAny { .. } | Command::Inspect, Value::Nil)
+            (Command::Wait { .. } | Command::AcquireAny { .. } | Command::Yield, Value::Nil)
             | (Command::Release, Value::Int(0)) => Response::No,
-            (Command::Inspect, Value::Array(_) | Value::Map(_))
-            | (Command::Release, Value::Int(1))
+            (Command::Yield, Value::Int(0)) => Response::Kept,
+            (Command::Release | Command::Yield, Value::Int(1))
             | (Command::Ping, Value::SimpleString(_)) => Response::Yes,
             _ => Response::Failed(NodeError::UnexpectedReply),
         }
@@ -113,21 +75,6 @@ impl Outgoing {
         let waited = Duration::from_micros(waited_us);
         Some(Response::FenceAndKey { fence: Fence::new(fence)?, waited, key })
     }
-
-    /// Reads the replies to several commands as one response: the first failure if there is one,
-    /// otherwise `Yes` if at least one reply is `Yes`, and otherwise `No`.
-    fn read_several(&self, replies: impl Iterator<Item = Value>) -> Response {
-        let mut combined = Response::No;
-        // All replies are taken even after a failure, so that the next request gets its own.
-        for response in replies.map(|reply| self.read(Ok(reply))).collect::<Vec<_>>() {
-            match response {
-                Response::No => {}
-                Response::Yes => combined = Response::Yes,
-                other => return other,
-            }
-        }
-        combined
-    }
 }
 
 pub(super) fn add(commands: &Pipeline, pipeline: &mut Pipeline) {
@@ -141,7 +88,6 @@ fn build(spec: &Spec, request: &Request) -> Cmd {
     let (token, ttl_ms) = (token.as_str(), spec.ttl.ms());
     let mut cmd = match command {
         Command::Ping => return ::redis::cmd("PING"),
-        Command::Inspect => on_key(&spec.keys, "LOCK.INSPECT"),
         Command::AcquireAny { .. } => with_count(&spec.keys, "LOCK.ACQUIREANY"),
         Command::Wait { .. } if spec.any.is_some() => with_count(&spec.keys, "LOCK.ACQUIREANY"),
         Command::Acquire { .. } | Command::Wait { .. } => {
@@ -151,6 +97,7 @@ fn build(spec: &Spec, request: &Request) -> Cmd {
             on_keys(&spec.keys, "LOCK.EXTEND", "LOCK.MEXTEND")
         }
         Command::Release => on_keys(&spec.keys, "LOCK.RELEASE", "LOCK.MRELEASE"),
+        Command::Yield => on_keys(&spec.keys, "LOCK.YIELD", "LOCK.MYIELD"),
     };
     match command {
         Command::Acquire { fence }
@@ -177,10 +124,10 @@ fn build(spec: &Spec, request: &Request) -> Cmd {
         Command::SwapToken { new } => {
             cmd.arg(token).arg(ttl_ms).arg("TOKEN").arg(new.as_str());
         }
-        Command::Release => {
+        Command::Release | Command::Yield => {
             cmd.arg(token);
         }
-        Command::Inspect | Command::Ping => {}
+        Command::Ping => {}
     }
     cmd
 }

@@ -58,7 +58,9 @@ impl Endpoint {
     pub(super) async fn open_wait_connection(&self) -> Result<MultiplexedConnection, NodeError> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(limits::HANDSHAKE))
-            .set_response_timeout(None);
+            // The machines give up earlier. But no call waits for the end of a lost WAIT, and its
+            // connection must not stay open.
+            .set_response_timeout(Some(limits::WAIT_SLICE + limits::HANDSHAKE));
         let connecting =
             self.wait_connections.get_multiplexed_async_connection_with_config(&config);
         connecting.await.map_err(|error| connect_error(&error))

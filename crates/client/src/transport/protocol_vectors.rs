@@ -13,7 +13,7 @@ use quorlock_core::client::{
 use quorlock_core::{Fence, Ttl};
 use vectors::{Fields, Reader, bytes};
 
-use super::command::{Outgoing, Packet};
+use super::command::Outgoing;
 use crate::{DetachedLock, InvalidDetached};
 
 const READERS: [(&str, Reader); 6] = [
@@ -40,7 +40,8 @@ impl Fields {
     }
 
     fn fence(&mut self) -> Fence {
-        Fence::new(self.number("fence")).unwrap()
+        // Zero stands for the front of the queue.
+        Fence::new(self.number("fence")).unwrap_or_default()
     }
 
     fn keys(&mut self) -> Keys {
@@ -77,15 +78,12 @@ fn command(mut case: Fields) {
         "store fence" => Command::Extend { fence: Some(case.fence()) },
         "swap token" => Command::SwapToken { new: case.token("new_token") },
         "release" => Command::Release,
-        "inspect" => Command::Inspect,
+        "yield" => Command::Yield,
         "ping" => Command::Ping,
         other => panic!("{other}"),
     };
     let outgoing = Outgoing::new(&spec, &Request { token, command });
-    let sent: Vec<_> = match &outgoing.packet {
-        Packet::One(command) => vec![arguments(command)],
-        Packet::Several(pipeline) => pipeline.cmd_iter().map(arguments).collect(),
-    };
+    let sent = vec![arguments(&outgoing.packet)];
     let expected = case.take("sent");
     let expected: Vec<Vec<_>> = (expected.as_array().unwrap().iter())
         .map(|arguments| arguments.as_array().unwrap().iter().map(bytes).collect())
@@ -114,7 +112,7 @@ fn outgoing(name: &str) -> Outgoing {
         "store fence" => Command::Extend { fence: Some(fence) },
         "swap token" => Command::SwapToken { new: Token::of_bits(2) },
         "release" => Command::Release,
-        "inspect" => Command::Inspect,
+        "yield" => Command::Yield,
         "ping" => Command::Ping,
         other => panic!("{other}"),
     };
@@ -140,6 +138,7 @@ fn reply(mut case: Fields) {
             serde_json::json!({ "held": number.get(), "older": is_older })
         }
         Response::Yes => "yes".into(),
+        Response::Kept => "kept".into(),
         Response::No => "no".into(),
         Response::Failed(NodeError::UnexpectedReply) => "unexpected".into(),
         Response::Failed(error) => panic!("{error}: {}", case.text),
@@ -150,13 +149,14 @@ fn reply(mut case: Fields) {
 fn error(mut case: Fields) {
     let reply = format!("-{}\r\n", case.text("error"));
     let (kind, permanent) = (case.text("kind"), case.take("permanent").as_bool().unwrap());
-    for request in ["acquire", "wait", "extend", "release", "inspect"] {
+    for request in ["acquire", "wait", "extend", "release", "yield"] {
         let response = outgoing(request).read(::redis::parse_redis_value(reply.as_bytes()));
         let Response::Failed(error) = response else { panic!("{response:?}: {}", case.text) };
         let found = match &error {
             NodeError::Abstains { .. } => "abstains",
             NodeError::ClockBehind { .. } => "clock behind",
             NodeError::QueueFull { .. } => "queue full",
+            NodeError::Revoked { .. } => "revoked",
             NodeError::Replica => "replica",
             NodeError::Denied { .. } => "denied",
             NodeError::NoModule => "no module",

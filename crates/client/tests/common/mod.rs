@@ -166,10 +166,10 @@ pub(crate) fn waiters(server: &Server) -> u64 {
     info(server, "lock_waiters")
 }
 
-/// Waits until `n` clients wait on the running masters, in total.
-pub(crate) async fn until_waiting(masters: &Masters, n: u64) {
-    eventually_async(PATIENCE, &format!("{n} clients wait"), async || {
-        running(masters).map(waiters).sum::<u64>() == n
+/// Waits until `n` calls stand in line on each running master.
+pub(crate) async fn until_in_line(masters: &Masters, n: u64) {
+    eventually_async(PATIENCE, &format!("{n} calls stand in line on each master"), async || {
+        running(masters).all(|master| waiters(master) == n)
     })
     .await;
 }

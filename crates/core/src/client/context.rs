@@ -1,10 +1,7 @@
-use std::sync::Arc;
 use std::time::Duration;
 
-use smallvec::SmallVec;
-
-use super::{FenceProposals, Keys, NodeError, Response, RoundTrips, Token, Voters};
-use crate::quorum::{Majority, Moment, order};
+use super::{FenceProposals, NodeError, RoundTrips, Token};
+use crate::quorum::{Majority, Moment};
 
 /// Random numbers for tokens and pauses.
 pub trait Random {
@@ -51,8 +48,6 @@ pub struct ClientState {
     pub round_trips: RoundTrips,
     /// The fences to propose.
     pub fences: FenceProposals,
-    /// Which nodes voted when they were last asked for a lock.
-    pub voters: Voters,
 }
 
 impl ClientState {
@@ -62,17 +57,7 @@ impl ClientState {
             majority,
             round_trips: RoundTrips::new(majority.nodes()),
             fences: FenceProposals::default(),
-            voters: Voters::new(majority.nodes()),
         }
-    }
-}
-
-impl Context<'_> {
-    /// Learns the number in a refusal. To all machines, a refusal is `No`.
-    pub(super) fn heard<'r>(&self, response: &'r Response) -> &'r Response {
-        let Response::Held { number, .. } = response else { return response };
-        self.client_state.fences.learn_refusal(*number, self.wall_us);
-        &Response::No
     }
 }
 
@@ -92,8 +77,6 @@ pub struct NodeStatus {
     pub admission: Result<(), NodeError>,
     /// How many restarts of its server this client has seen.
     pub incarnation: u64,
-    /// The server's identity, which is the same for all clients; `None` until it is known.
-    pub identity: Option<Arc<str>>,
 }
 
 impl Topology {
@@ -150,25 +133,5 @@ impl Topology {
 
     pub(super) fn incarnation(&self, node: usize) -> u64 {
         self.nodes[node].incarnation
-    }
-
-    /// The order of the nodes for a key, which is the same for all clients. Nodes of unknown
-    /// identity come last.
-    pub fn order(&self, key: &[u8]) -> SmallVec<[usize; 7]> {
-        let known: SmallVec<[(usize, &str); 7]> = (self.nodes.iter().enumerate())
-            .filter_map(|(node, status)| Some((node, status.identity.as_deref()?)))
-            .collect();
-        let ranked = order(key, known.iter().map(|(_, identity)| identity.as_bytes()));
-        let unknown = (0..self.nodes.len()).filter(|&node| self.nodes[node].identity.is_none());
-        ranked.into_iter().map(|place| known[place].0).chain(unknown).collect()
-    }
-
-    /// The order that all locks share while no node is [spare](super::Spare).
-    pub(super) fn common_order(&self) -> SmallVec<[usize; 7]> {
-        self.order(b"")
-    }
-
-    pub(super) fn orders(&self, keys: &Keys) -> SmallVec<[SmallVec<[usize; 7]>; 1]> {
-        keys.iter().map(|key| self.order(key)).collect()
     }
 }

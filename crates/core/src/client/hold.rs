@@ -5,12 +5,12 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::Spec;
-use super::acquire::Grant;
+use super::acquire::{Grant, Straggler, StragglerKind};
 use super::late_timer::LateTimer;
 use super::mutants::{Mutant, is_broken};
 use super::{
     Answer, Command, Context, Delivery, Mode, NodeError, OutgoingRequest, Release, Request,
-    RequestId, Response, Spare, Token, Topology, limits,
+    RequestId, Response, Token, Topology, limits,
 };
 use crate::Fence;
 use crate::quorum::{
@@ -34,15 +34,12 @@ pub struct Hold {
     /// Whether the holder released or detached the lock.
     over: bool,
     nodes: Vec<Node>,
-    /// The round number of the grant's ACQUIREs.
-    acquire_round: u32,
     /// The next unused round number.
     next_round: u32,
     /// The number of consecutive rounds that began while a node missed the lock.
     repair_rounds: u32,
-    /// Until when to repeat the grant's ACQUIRE on nodes that refuse it; `None` for a lock that
-    /// another process acquired.
-    repeat_until: Option<Moment>,
+    /// When to stand in line, in front, on the nodes that miss the lock; `None` once that is done.
+    front_at: Option<Moment>,
     /// Whether the driver extends the lock until it is released.
     is_renewed: bool,
     round: Option<Round>,
@@ -51,6 +48,7 @@ pub struct Hold {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that do not depend on each other")]
 struct Node {
     /// The node's last answer.
     answer: Answer,
@@ -63,11 +61,21 @@ struct Node {
     answered_since: bool,
     /// The round number of an unanswered repair.
     repair: Option<u32>,
-    /// When to repeat the grant's ACQUIRE, which the node has refused each time so far.
-    repeat_at: Option<Moment>,
-    /// How often the node has refused that ACQUIRE, plus the repeats that were postponed. Refusals
-    /// before the grant count as one.
-    refusals: u8,
+    /// The unanswered request of the call that acquired the lock, or the WAIT in front.
+    straggler: Option<Straggler>,
+    /// The round number of the WAIT in front, while it has no connection.
+    opening: Option<u32>,
+    /// A WAIT whose place the one in front has taken over.
+    superseded: Option<u32>,
+    /// Whether a YIELD to the node was never answered. It may still arrive, so nothing that the
+    /// node says about this token counts.
+    is_doubtful: bool,
+    /// Whether a request that may grant the lock was lost, so that it may still arrive.
+    is_lost: bool,
+    /// Whether the node counts in extensions: it was known to hold the lock when the lock was last
+    /// certain. A node that granted late may have done so after a majority had lost the lock, so it
+    /// counts only once the others have confirmed the lock.
+    counts: bool,
     /// Whether the node has ever answered that an operator revoked the lock.
     has_revoked: bool,
 }
@@ -85,6 +93,8 @@ struct Round {
     /// Until when to wait for late answers and repairs.
     ends_at: Moment,
     decided: bool,
+    /// Whether a majority has extended the lock.
+    is_confirmed: bool,
     purpose: Purpose,
 }
 
@@ -112,8 +122,12 @@ pub enum HoldAction {
     Repaired(bool),
     /// A node misses the lock. [`Hold::renew_in`] says when the next round is due.
     Incomplete,
-    /// The queue node refused a request, so another client may wait for the lock there.
-    Contended,
+    /// Get an exclusive connection to the node, or queue for one. Then call
+    /// [`Hold::handle_wait_connection`], and send the WAIT that it returns.
+    Wait {
+        /// Identifies the response.
+        id: RequestId,
+    },
     /// Drive this machine.
     Release(Box<Release>),
     /// Report to the node's link that this connection left a request unanswered.
@@ -131,6 +145,7 @@ impl Node {
     /// which may have the key.
     fn is_known_to_miss(&self) -> bool {
         match self.answer {
+            _ if self.is_doubtful => false,
             Answer::Refused => true,
             Answer::Granted(_) => false,
             _ if self.delivery == Delivery::NotSent => true,
@@ -145,17 +160,24 @@ impl Hold {
     pub fn new(spec: Arc<Spec>, grant: Grant) -> Self {
         let max_hold = spec.max_hold.unwrap_or(Duration::MAX);
         let nodes = grant.nodes.into_iter().map(|node| Node {
+            counts: matches!(node.answer, Answer::Granted(_)),
             answer: node.answer,
             incarnation: node.incarnation,
             delivery: node.delivery,
             acquire_sent_at: grant.since,
             answered_since: false,
             repair: None,
-            repeat_at: None,
-            refusals: 0,
+            straggler: node.straggler,
+            opening: None,
+            superseded: None,
+            is_doubtful: matches!(
+                node.straggler,
+                Some(Straggler { kind: StragglerKind::Yield, .. })
+            ),
+            is_lost: node.is_lost,
             has_revoked: false,
         });
-        let mut this = Self {
+        Self {
             spec,
             token: grant.token,
             fence: grant.fence,
@@ -163,23 +185,14 @@ impl Hold {
             state: OwnershipState::new(grant.validity, grant.since, max_hold),
             over: false,
             nodes: nodes.collect(),
-            acquire_round: grant.round,
             next_round: grant.next_round,
             repair_rounds: 0,
-            repeat_until: grant.repeat_until,
+            front_at: grant.repair_at,
             is_renewed: false,
             round: None,
             late: LateTimer::default(),
             actions: VecDeque::new(),
-        };
-        for index in 0..this.nodes.len() {
-            let node = &mut this.nodes[index];
-            if node.answer == Answer::Refused && node.delivery == Delivery::Arrived {
-                node.refusals = 1;
-                this.schedule_repeat(index, grant.since);
-            }
         }
-        this
     }
 
     /// The description of the lock. [`downgrade`](Self::downgrade) changes its mode.
@@ -245,8 +258,15 @@ impl Hold {
             return None;
         }
         let regular = self.state.next_extension_in(now, self.spec.ttl)?;
-        let is_missing = |node: &Node| node.answer == Answer::Refused && node.repair.is_none();
-        if !self.may_repair() || !self.nodes.iter().any(is_missing) {
+        let is_missing = |node: &Node| {
+            let is_late = matches!(node.answer, Answer::Granted(_)) && !node.counts;
+            let is_in_line =
+                node.repair.is_some() || node.straggler.is_some() || node.opening.is_some();
+            node.answer == Answer::Refused && !is_in_line || is_late
+        };
+        // The call's own requests, and the WAIT in front, come first.
+        let waits_for_front = self.front_at().is_some();
+        if waits_for_front || !self.may_repair() || !self.nodes.iter().any(is_missing) {
             return Some(regular);
         }
         let doublings = 2_u32.saturating_pow(self.repair_rounds);
@@ -266,6 +286,7 @@ impl Hold {
     fn holding(&self, topology: &Topology) -> impl Iterator<Item = usize> {
         let holds = |(index, node): &(usize, &Node)| {
             matches!(node.answer, Answer::Granted(_))
+                && !node.is_doubtful
                 && node.incarnation == topology.incarnation(*index)
         };
         self.nodes.iter().enumerate().filter(holds).map(|(index, _)| index)
@@ -316,6 +337,8 @@ impl Hold {
         }
         let number = self.next_round;
         self.next_round += 2;
+        // From now on, extensions repair the nodes that miss the lock.
+        self.front_at = None;
         let is_missing = |node: &usize| self.nodes[*node].is_known_to_miss();
         let missing: SmallVec<[usize; 5]> = (0..self.nodes.len()).filter(is_missing).collect();
         let core = Extension::new(ctx.client_state.majority, ctx.now, self.spec.ttl)
@@ -330,12 +353,15 @@ impl Hold {
             // After the ttl, a late majority would leave no validity.
             ends_at: ctx.now.plus(self.spec.ttl.duration()),
             decided: false,
+            is_confirmed: false,
             purpose,
         });
         let request = Request { token: self.token, command: Command::Extend { fence: None } };
         for node in 0..self.nodes.len() {
             let was_asked = self.nodes[node].delivery != Delivery::NotSent;
+            let is_doubtful = self.nodes[node].is_doubtful;
             match ctx.topology.route_held(node, was_asked) {
+                Ok(_) if is_doubtful => self.answer_round(node, None, ctx),
                 Ok(connection) => {
                     if let Some(round) = &mut self.round {
                         round.pending[node] = Some(connection);
@@ -397,14 +423,28 @@ impl Hold {
 
     /// Processes a response to the grant's ACQUIRE, to an extension, or to a repair.
     pub fn handle_response(&mut self, id: RequestId, response: &Response, ctx: &Context<'_>) {
-        let response = ctx.heard(response);
         let node = id.node;
         if matches!(response, Response::Failed(NodeError::Revoked { .. })) {
             // Late answers count, too.
             self.nodes[node].has_revoked = true;
         }
-        if id.round == self.acquire_round {
-            self.handle_straggler(node, response, ctx);
+        if self.nodes[node].opening.take_if(|round| *round == id.round).is_some() {
+            self.actions.push_back(HoldAction::Incomplete);
+            return;
+        }
+        let is_expected = |straggler: Straggler| straggler.round == id.round;
+        let is_known = self.nodes[node].straggler.is_some_and(is_expected);
+        if matches!(response, Response::FenceAndKey { .. }) && !is_known {
+            // A late answer to a request of the call, whose key is not known any more.
+            self.give_other_keys_back(node, ctx);
+        }
+        if self.nodes[node].superseded.take_if(|round| *round == id.round).is_some() {
+            self.nodes[node].is_lost |= matches!(response, Response::Failed(_));
+            return;
+        }
+        let is_its = |straggler: &Straggler| straggler.round == id.round;
+        if let Some(straggler) = self.nodes[node].straggler.filter(is_its) {
+            self.handle_straggler(node, straggler.kind, response, ctx);
         } else if self.nodes[node].repair == Some(id.round) {
             self.handle_repaired(node, response, ctx);
         } else if let Some(round) = &mut self.round
@@ -419,106 +459,164 @@ impl Hold {
             if arrived && !matches!(response, Response::Failed(_)) {
                 self.nodes[node].delivery = Delivery::Arrived;
             }
+            if arrived && response.holds() == Some(true) {
+                self.count_unread_grant(node, ctx);
+            }
             self.record_answer(node, response.to_answer(), ctx);
-            self.answer_round(node, response.holds(), ctx);
+            let held = response.holds();
+            let is_confirmed = self.round.as_ref().is_some_and(|round| round.is_confirmed);
+            let node_state = &mut self.nodes[node];
+            node_state.counts = held != Some(false) && (node_state.counts || is_confirmed);
+            let counts = node_state.counts || is_broken(Mutant::LateGrantCounts);
+            self.answer_round(node, held.filter(|held| counts || !held), ctx);
             let found_missing =
                 self.round.as_ref().is_some_and(|round| round.core.has_found_missing());
             if found_missing && self.may_repair() && self.is_extensible(ctx.now) {
                 self.begin_round(Purpose::Repair, ctx);
-            } else if *response == Response::No && self.nodes[node].repair.is_none() {
+            } else if is_refusal(response) && self.nodes[node].repair.is_none() {
                 self.actions.push_back(HoldAction::Incomplete);
             }
+        } else if is_refusal(response) {
+            // A late answer of an earlier round. What the node grants after it is late, too.
+            self.nodes[node].counts = false;
+            self.nodes[node].answered_since = true;
         }
     }
 
-    /// Processes an answer to the grant's ACQUIRE that arrived after the grant.
-    fn handle_straggler(&mut self, index: usize, response: &Response, ctx: &Context<'_>) {
-        match response {
-            Response::Failed(_) => ctx.client_state.voters.failed(index),
-            _ => ctx.client_state.voters.voted(index),
-        }
+    /// Processes an answer to a request of the call that acquired the lock, or to the WAIT in
+    /// front.
+    fn handle_straggler(
+        &mut self,
+        index: usize,
+        kind: StragglerKind,
+        response: &Response,
+        ctx: &Context<'_>,
+    ) {
+        let is_of_any = self.spec.any.is_some();
         let node = &mut self.nodes[index];
-        if !matches!(response, Response::Failed(_)) && node.delivery != Delivery::NotSent {
+        node.straggler = None;
+        let has_failed = matches!(response, Response::Failed(_));
+        if has_failed {
+            node.is_lost |= kind == StragglerKind::Wait;
+        } else if node.delivery != Delivery::NotSent && kind != StragglerKind::Yield {
             node.delivery = Delivery::Arrived;
         }
-        if *response == Response::No {
-            if self.is_queue_node(index, ctx) {
-                self.actions.push_back(HoldAction::Contended);
+        let answer = match (kind, response) {
+            // Any other answer may mean that the YIELD still arrives.
+            (StragglerKind::Yield, Response::Kept | Response::Yes | Response::No) => {
+                node.is_doubtful = false;
+                if *response == Response::Kept { Answer::Granted(None) } else { Answer::Refused }
             }
-            let node = &mut self.nodes[index];
-            node.refusals = node.refusals.saturating_add(1);
-            if node.refusals == 1 && self.repeat_acquire(index, ctx) {
-                return;
+            (StragglerKind::Acquire { key }, Response::FenceAndKey { key: granted, .. })
+                if key != *granted =>
+            {
+                self.give_other_keys_back(index, ctx);
+                Answer::Refused
             }
-            self.schedule_repeat(index, ctx.now);
-        }
+            _ => response.to_answer(),
+        };
         let node = &mut self.nodes[index];
-        let is_granted = matches!(response, Response::Fence(_)) && node.answer == Answer::Refused;
-        if is_granted || !node.answered_since {
-            let last = std::mem::replace(&mut node.answer, response.to_answer());
-            if *response == Response::No && last != Answer::Refused {
-                self.actions.push_back(HoldAction::Incomplete);
-            }
+        debug_assert!(is_of_any || !matches!(response, Response::FenceAndKey { .. }));
+        let is_granted = matches!(answer, Answer::Granted(_));
+        if self.over || (node.answered_since && !is_granted) {
+            return;
+        }
+        let is_refused = answer == Answer::Refused;
+        let in_time = ctx.now.since(self.since) <= self.spec.longest_timeout(ctx);
+        node.counts |= is_granted && in_time && !node.answered_since;
+        node.answer = answer;
+        if is_refused || is_granted && !node.counts {
+            self.actions.push_back(HoldAction::Incomplete);
         }
     }
 
-    /// Schedules another ACQUIRE for a node that has refused each one so far, if there is time.
-    fn schedule_repeat(&mut self, index: usize, now: Moment) {
+    /// Counts a grant whose answer the driver has not passed on yet: answers through one connection
+    /// arrive in order, so it came before that of the extension.
+    fn count_unread_grant(&mut self, index: usize, ctx: &Context<'_>) {
+        let in_time = ctx.now.since(self.since) <= self.spec.longest_timeout(ctx);
         let node = &mut self.nodes[index];
-        let at = now.plus(limits::repeat_pause(node.refusals));
-        let is_in_time = |until: Moment| !at.has_reached(until);
-        node.repeat_at = Some(at).filter(|_| self.repeat_until.is_some_and(is_in_time));
+        let is_unread =
+            matches!(node.straggler, Some(Straggler { kind: StragglerKind::Acquire { .. }, .. }));
+        node.counts |= is_unread && in_time && !node.answered_since;
     }
 
-    /// Begins the renewal of the lock. Without it, a refused ACQUIRE is repeated at most once.
+    /// Releases those of several keys that the lock does not have, on one node.
+    fn give_other_keys_back(&mut self, index: usize, ctx: &Context<'_>) {
+        let (Some(all), slot) = (&self.spec.any, self.spec.slot()) else { return };
+        let others = all.iter().enumerate().filter(|(other, _)| Some(*other) != slot);
+        let keys = others.map(|(_, key)| key).collect();
+        let spec = Arc::new(Spec { keys, ..(*self.spec).clone() });
+        let delivery = |(other, node): (usize, &Node)| {
+            if other == index { node.delivery } else { Delivery::NotSent }
+        };
+        let deliveries = self.nodes.iter().enumerate().map(delivery);
+        let release = Release::new(self.token, deliveries, &spec, ctx);
+        self.actions.push_back(HoldAction::Release(Box::new(release)));
+    }
+
+    /// Begins the renewal of the lock. Without it, nodes that miss the lock are repaired only when
+    /// it is extended.
     pub fn renew(&mut self) {
         self.is_renewed = true;
     }
 
-    /// When to call [`repeat_refused`](Self::repeat_refused); `None` if there is no ACQUIRE to
-    /// repeat, or if the lock is not [renewed](Self::renew).
-    pub fn repeat_at(&self) -> Option<Moment> {
-        if !self.is_renewed {
-            return None;
-        }
-        self.nodes.iter().filter_map(|node| node.repeat_at).reduce(Moment::earlier)
+    /// When to call [`stand_in_front`](Self::stand_in_front); `None` if that was done, or if the
+    /// lock is not [renewed](Self::renew).
+    pub fn front_at(&self) -> Option<Moment> {
+        let is_missing = |node: &Node| !matches!(node.answer, Answer::Granted(_));
+        let is_needed = self.is_renewed && self.nodes.iter().any(is_missing);
+        self.front_at.filter(|_| is_needed)
     }
 
-    /// Repeats the grant's ACQUIRE on the nodes that refused it and whose pause is over.
-    pub fn repeat_refused(&mut self, ctx: &Context<'_>) {
-        if !self.is_renewed {
+    /// Stands in line, in front of all others, on the nodes that miss a lock that was just won.
+    ///
+    /// Other calls may hold them for a moment, and give way. Until a node has the lock, the failure
+    /// of one other node may lose the lock, and without a majority there is no repair. To the node,
+    /// the request looks like one of the call that arrives late.
+    pub fn stand_in_front(&mut self, ctx: &Context<'_>) {
+        let is_due = self.front_at().is_some_and(|at| ctx.now.has_reached(at));
+        if !is_due || self.front_at.take().is_none() || is_broken(Mutant::NoFrontRepair) {
+            return;
+        }
+        if self.has_ended(ctx.now) || self.revocations() > 0 {
             return;
         }
         for index in 0..self.nodes.len() {
-            let node = &mut self.nodes[index];
-            if node.repeat_at.take_if(|at| ctx.now.has_reached(*at)).is_none() {
-                continue;
-            }
-            if node.repair.is_some() || ctx.topology.route_acquire(index).is_err() {
-                // The answer to the repair, or a new connection, comes first.
-                node.refusals = node.refusals.saturating_add(1);
-                self.schedule_repeat(index, ctx.now);
-            } else {
-                self.repeat_acquire(index, ctx);
+            let node = &self.nodes[index];
+            let is_pending = matches!(
+                node.straggler,
+                Some(Straggler { kind: StragglerKind::Acquire { .. } | StragglerKind::Yield, .. })
+            );
+            let is_missing = !matches!(node.answer, Answer::Granted(_)) && !node.answered_since;
+            if is_missing && !is_pending && ctx.topology.route_acquire(index).is_ok() {
+                let id = RequestId { round: self.next_round, node: index };
+                self.next_round += 1;
+                self.nodes[index].opening = Some(id.round);
+                self.actions.push_back(HoldAction::Wait { id });
             }
         }
+        // Extensions may repair the nodes on which the lock cannot stand in line.
+        self.actions.push_back(HoldAction::Incomplete);
     }
 
-    /// Repeats the grant's ACQUIRE on a node that has refused each one so far. Returns whether the
-    /// request was sent.
-    ///
-    /// The last holder's release may be in flight to the node, or the node may have granted a
-    /// waiter that will give way. Until the node has the lock, the failure of one other node may
-    /// lose the lock, and without a majority there is no repair. The repeat is safe: to the node,
-    /// the request looks like an ACQUIRE that arrives late.
-    fn repeat_acquire(&mut self, index: usize, ctx: &Context<'_>) -> bool {
-        let is_in_time = self.repeat_until.is_some_and(|until| !ctx.now.has_reached(until));
-        let has_lock = matches!(self.nodes[index].answer, Answer::Granted(_));
-        let may_repeat = is_in_time && !has_lock && self.revocations() == 0;
-        may_repeat
-            && !self.has_ended(ctx.now)
-            && !is_broken(Mutant::LateRefusalIsFinal)
-            && self.send_acquire(index, self.acquire_round, ctx)
+    /// Returns the WAIT to send through this connection; `None` if the lock no longer needs it.
+    pub fn handle_wait_connection(&mut self, id: RequestId, ctx: &Context<'_>) -> Option<Request> {
+        let node = &mut self.nodes[id.node];
+        node.opening = None;
+        let is_held = matches!(node.answer, Answer::Granted(_)) || node.answered_since;
+        if is_held || self.revocations() > 0 || self.has_ended(ctx.now) {
+            return None;
+        }
+        let node = &mut self.nodes[id.node];
+        node.superseded = node.straggler.map(|straggler| straggler.round);
+        node.straggler = Some(Straggler { round: id.round, kind: StragglerKind::Wait });
+        node.incarnation = ctx.topology.incarnation(id.node);
+        if node.delivery == Delivery::NotSent {
+            node.delivery = Delivery::Arrived;
+        }
+        let wait = limits::WAIT_SLICE.min(self.spec.ttl.duration() / limits::FRONT_WAITS_PER_TTL);
+        let command = Command::Wait { fence: Fence::ZERO, wait };
+        Some(Request { token: self.token, command })
     }
 
     /// Sends ACQUIRE with the lock's token and fence. Returns whether the request was sent.
@@ -536,27 +634,19 @@ impl Hold {
         true
     }
 
-    fn is_queue_node(&self, node: usize, ctx: &Context<'_>) -> bool {
-        let orders = self.spec.orders(ctx.topology, Spare::Available);
-        orders.iter().any(|order| order.first() == Some(&node))
-    }
-
     fn handle_repaired(&mut self, index: usize, response: &Response, ctx: &Context<'_>) {
         let node = &mut self.nodes[index];
         node.repair = None;
         if !matches!(response, Response::Failed(_)) {
             node.delivery = Delivery::Arrived;
         }
-        if *response != Response::No {
-            // The node may have the lock now. If the node misses it later, an operator ended the
-            // lock there, so the grant's ACQUIRE must not be repeated.
-            node.repeat_at = None;
-        }
+        let in_time = ctx.now.since(node.acquire_sent_at) <= self.spec.longest_timeout(ctx);
+        node.counts |= response.holds() == Some(true) && in_time;
         self.actions.push_back(HoldAction::Repaired(response.holds() == Some(true)));
         self.record_answer(index, response.to_answer(), ctx);
         if self.over {
             self.undo_repair(index, ctx);
-        } else if *response == Response::No {
+        } else if is_refusal(response) {
             self.actions.push_back(HoldAction::Incomplete);
         }
     }
@@ -580,12 +670,16 @@ impl Hold {
 
     fn decide(&mut self, verdict: ExtensionVerdict, ctx: &Context<'_>) {
         let Some(round) = &mut self.round else { return };
+        let is_confirmed = matches!(verdict, ExtensionVerdict::Extended(_));
         round.decided = true;
         let number = round.number;
         if !self.over {
             self.state.settle(verdict, ctx.now);
         }
-        let is_confirmed = matches!(verdict, ExtensionVerdict::Extended(_));
+        round.is_confirmed = is_confirmed;
+        for node in self.nodes.iter_mut().filter(|_| is_confirmed) {
+            node.counts |= matches!(node.answer, Answer::Granted(_));
+        }
         if is_broken(Mutant::ExclusiveUntilConfirmed) && !is_confirmed {
             self.set_mode(Mode::Exclusive);
         }
@@ -598,7 +692,8 @@ impl Hold {
         let node = &self.nodes[index];
         let is_in_flight = matches!(node.delivery, Delivery::InFlight { .. })
             && ctx.now.since(node.acquire_sent_at) < self.spec.ttl.duration();
-        if self.has_ended(ctx.now) || is_in_flight || !self.may_repair() {
+        let may_arrive = is_in_flight || node.straggler.is_some() || node.is_doubtful;
+        if self.has_ended(ctx.now) || may_arrive || !self.may_repair() {
             return;
         }
         let Some(number) = self.round.as_ref().map(|round| round.number + 1) else { return };
@@ -626,7 +721,22 @@ impl Hold {
         let ownership = self.ownership(ctx.now);
         self.over = true;
         let deliveries = self.nodes.iter().map(|node| node.delivery);
-        let release = Release::new(self.token, deliveries, &self.spec, ctx);
+        let mut release = Release::new(self.token, deliveries, &self.spec, ctx);
+        for index in 0..self.nodes.len() {
+            let node = &self.nodes[index];
+            if node.is_lost || node.superseded.is_some() {
+                release.may_overtake(index, ctx.now);
+            }
+            match node.straggler {
+                Some(Straggler { round, kind: StragglerKind::Wait }) => {
+                    release.await_wait(index, round);
+                }
+                _ if matches!(node.delivery, Delivery::InFlight { .. }) => {
+                    self.give_other_keys_back(index, ctx);
+                }
+                _ => {}
+            }
+        }
         match ownership {
             Ownership::Lost(_) => (ownership, release.once()),
             Ownership::Held(_) | Ownership::Uncertain(_) => (ownership, release),
@@ -655,4 +765,9 @@ impl Hold {
     pub fn renewal_window(&self) -> Duration {
         limits::renewal_window(self.spec.ttl)
     }
+}
+
+/// Whether the node answered that the token does not hold the lock there.
+fn is_refusal(response: &Response) -> bool {
+    response.holds() == Some(false)
 }

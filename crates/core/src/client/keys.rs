@@ -37,9 +37,23 @@ impl Keys {
         }
     }
 
-    /// The first key, which decides on which node clients wait for a lock of several keys.
+    /// The first key.
     pub fn first(&self) -> &[u8] {
         self.0.first().map_or(&[], AsRef::as_ref)
+    }
+
+    /// The same keys, in the order in which nodes try them for any one of them: this one first, the
+    /// next ones after it, and then those before it.
+    pub(super) fn starting_at(&self, index: usize) -> Self {
+        let mut keys = self.0.to_vec();
+        let len = keys.len().max(1);
+        keys.rotate_left(index % len);
+        Self(keys.into())
+    }
+
+    /// Only the key with this index.
+    pub(super) fn only(&self, index: usize) -> Self {
+        self.0.get(index..).unwrap_or_default().iter().take(1).collect()
     }
 
     /// All keys, in the order of their bytes.

@@ -8,22 +8,17 @@
 //! | [`DRIFT_PART`], [`DRIFT_MIN`] | a hundredth of the measured time and 2 ms, which do not count as validity |
 //! | [`ROUND_TRIP_UNKNOWN`], [`ROUND_TRIP_MAX`], [`ROUND_TRIP_GROWTH_PART`] | 1 ms, before a node has answered; at most 10 s; a longer sample raises the estimate by an eighth of the difference |
 //! | [`node_timeout`] | 4 round trips, at least 50 ms; at most ttl/10 ([`NODE_TIMEOUT_PER_TTL`]) or 2 round trips ([`ROUND_TRIPS_FOR_AN_ANSWER`]), whichever is longer; never above ttl/4 ([`bounded_node_timeout`], [`ttl_needed`]) |
-//! | [`liveness`] | 8 round trips, at least 500 ms |
 //! | [`silence`] | 8 round trips, at least 400 ms |
 //! | [`naming`], [`NAMING_KEYS_MAX`] | 4 round trips, at least 50 ms and at most 500 ms, in which nodes may name the holder of a lock that is refused, as seen under its first 8 keys |
 //! | [`HANDSHAKE`] | 5 s |
 //! | [`LATE_TIMER`], [`LATE_READ_PAUSE`] | a timer that fires more than 10 ms late expires requests 3 ms later, after answers are read |
 //! | [`PORT_PROBE_AFTER`], [`PORT_PROBE`] | 200 ms until a silent port is asked whether it speaks TLS; 1 s for its answer |
 //! | [`CALL_GRACE`] | 40 ms: how far a call may exceed its `wait` |
-//! | [`WAIT_MIN`], [`WAIT_GRACE`] | 1 ms, the shortest WAIT; 20 ms: how late a node may end a WAIT |
-//! | [`WAIT_CHECK_EVERY`] | 1.2 s between a waiter's checks: each pings its node and inspects another |
-//! | [`settle`] | 4 round trips, at least 2 ms: pause in which other clients acquire or release the lock |
-//! | [`patience`] | 20 round trips, at least 10 ms; at most 50 ms or one [`node_timeout`], whichever is longer: time for the releases of the last holder to arrive |
-//! | [`outlast`] | 2 [`node_timeout`], at least 100 ms, in which a new holder repeats its ACQUIRE on a node that refused it |
-//! | [`repeat_pause`] | 1 ms before a new holder repeats its ACQUIRE, doubling after every fourth refusal |
-//! | [`TIE_REPEATS`] | 3 repeated requests to each node by the winner of a tie |
-//! | [`WAITS_AGAIN_MAX`] | 3 more waits on the deciding node after later nodes refused |
-//! | [`PROBES_MAX`] | 3 requests for any of the other keys, after the last attempt for one of several |
+//! | [`WAIT_SLICE`], [`WAIT_MIN`], [`WAIT_GRACE`] | 2.5 s less a random part, at most half: the time of one WAIT, and for a new holder at most ttl/4 ([`FRONT_WAITS_PER_TTL`]); at least 1 ms; a node may end it 20 ms late |
+//! | [`patience`] | 2 round trips, at least 2 ms: how long a call with some nodes waits for others before it offers to yield, doubling |
+//! | [`partial`] | 8 round trips, at least 500 ms, in which a call may hold some nodes and no majority |
+//! | [`rejoin_pause`] | 2 round trips, at least 20 ms, less a random part, at most half, before a call that released its part of a lock asks again |
+//! | [`tie`] | 16 round trips, at least 20 ms, in line for a call that does not wait, while too few of the refusals are older |
 //! | [`PAUSE_MIN`], [`PAUSE_MAX`] | 1 to 250 ms between attempts, doubling from a round trip; less a random part, at most half |
 //! | [`RELEASE_PAUSE_MIN`], [`RELEASE_PAUSE_MAX`] | 20 ms to 1 s, doubling, before a failed RELEASE is repeated |
 //! | [`RELEASE_OVERTAKES`] | 30 s, at most the ttl: how long a RELEASE that may have overtaken its ACQUIRE or WAIT is repeated |
@@ -35,6 +30,7 @@
 //! | [`renewal_window`], [`RENEWALS_MAX`] | renewals due within 20 ms, at most ttl/50, share a batch of at most 512 |
 //! | [`REPAIR_AFTER`] | 10 ms, doubling, at most ttl/3, before a renewed lock that a node misses is extended |
 //! | [`REVOKE_TIMEOUT`], [`REVOKE_REPEAT`] | 500 ms for the answer to a revocation; 250 ms before a node is asked again |
+//! | [`LONG_WAIT`] | 1.2 s, after which a program says for whom it waits |
 //! | [`LISTED_MAX`] | 100,000 locks in a list |
 //! | [`SCAN_COUNT`], [`SCAN_TIMEOUT`] | 200 entries for one LOCK.SCAN, and 2.5 s for its answer |
 //! | [`PING_EVERY`] | 30 s between checks of a connection, even if it is in use |
@@ -61,18 +57,15 @@ pub const PORT_PROBE: Duration = Duration::from_secs(1);
 /// How far a call may exceed the longer of its `wait` and one [`node_timeout`]. Users are promised
 /// 50 ms, which leaves 10 ms for timers and the scheduler.
 pub const CALL_GRACE: Duration = Duration::from_millis(40);
+/// The longest time of one WAIT, before a random part, at most half, is subtracted. So the waits of
+/// one call end at different times on different nodes.
+pub const WAIT_SLICE: Duration = Duration::from_millis(2500);
+/// A new holder waits in front for at most the ttl divided by this.
+pub const FRONT_WAITS_PER_TTL: u32 = 4;
 /// How long after the end of a WAIT the client still awaits the node's answer.
 pub const WAIT_GRACE: Duration = Duration::from_millis(20);
 /// The shortest WAIT. A node does not queue a client that waits for no time.
 pub const WAIT_MIN: Duration = Duration::from_millis(1);
-/// The interval at which a waiter checks the node that it waits on, and inspects another one.
-pub const WAIT_CHECK_EVERY: Duration = Duration::from_millis(1200);
-/// How many times the winner of a tie repeats its request to a node that refused.
-pub const TIE_REPEATS: u8 = 3;
-/// How many times a client waits on the deciding node again after later nodes refused.
-pub const WAITS_AGAIN_MAX: u32 = 3;
-/// How many times a call asks a node for any of its other keys, after the last attempt for one key.
-pub const PROBES_MAX: u8 = 3;
 /// The shortest pause between two attempts, before a random part, at most half, is subtracted.
 pub const PAUSE_MIN: Duration = Duration::from_millis(1);
 /// The longest pause between two attempts.
@@ -104,6 +97,8 @@ pub const REVOKE_REPEAT: Duration = Duration::from_millis(250);
 /// How long a node may take to answer a revocation, unless [`node_timeout`] is longer. Only
 /// operators wait for the answer.
 pub const REVOKE_TIMEOUT: Duration = Duration::from_millis(500);
+/// A wait of this time is long: a program says for whom it waits.
+pub const LONG_WAIT: Duration = Duration::from_millis(1200);
 /// How many locks a list has at most.
 pub const LISTED_MAX: usize = 100_000;
 /// How many entries of the node's table one LOCK.SCAN reads.
@@ -163,16 +158,13 @@ impl ByRoundTrip {
 }
 
 const NODE_TIMEOUT: ByRoundTrip = ByRoundTrip::new(4, 50);
-const LIVENESS: ByRoundTrip = ByRoundTrip::new(8, 500);
 const SILENCE: ByRoundTrip = ByRoundTrip::new(8, 400);
-const SETTLE: ByRoundTrip = ByRoundTrip::new(4, 2);
-const PATIENCE: ByRoundTrip = ByRoundTrip::new(20, 10);
+const PATIENCE: ByRoundTrip = ByRoundTrip::new(2, 2);
+const PARTIAL: ByRoundTrip = ByRoundTrip::new(8, 500);
+const REJOIN: ByRoundTrip = ByRoundTrip::new(2, 20);
+const TIE: ByRoundTrip = ByRoundTrip::new(16, 20);
 const NAMING: ByRoundTrip = ByRoundTrip::new(4, 50);
 const NAMING_MAX: Duration = Duration::from_millis(500);
-/// The longest patience, unless [`node_timeout`] is longer.
-const PATIENCE_MAX: Duration = Duration::from_millis(50);
-const PATIENCES_TO_OUTLAST: u32 = 2;
-const REFUSALS_PER_DOUBLING: u8 = 4;
 const STRAGGLERS_ROUND_TRIPS: u32 = 4;
 const STRAGGLERS_MIN: Duration = Duration::from_millis(50);
 
@@ -201,11 +193,6 @@ pub fn ttl_needed(round_trip: Duration, ttl: Ttl) -> Option<Duration> {
     (enough > ttl.duration()).then_some(enough)
 }
 
-/// How long a node on which a client waits may leave a PING unanswered.
-pub fn liveness(round_trip: Duration) -> Duration {
-    LIVENESS.of(round_trip)
-}
-
 /// How long a connection may leave a PING unanswered before the client opens another one.
 pub fn silence(round_trip: Duration) -> Duration {
     SILENCE.of(round_trip)
@@ -216,32 +203,25 @@ pub fn naming(round_trip: Duration) -> Duration {
     NAMING.of(round_trip).min(NAMING_MAX)
 }
 
-/// How long a refused client waits for other clients to acquire or release the lock.
-pub fn settle(round_trip: Duration) -> Duration {
-    SETTLE.of(round_trip)
+/// How long a call that some nodes have granted waits for the others before it offers to give way
+/// to older calls.
+pub fn patience(round_trip: Duration) -> Duration {
+    PATIENCE.of(round_trip)
 }
 
-/// How long a client repeats its request to nodes that refuse, after one node granted the lock at
-/// the end of a wait. The releases of the last holder may still be in flight to the others.
-pub fn patience(round_trip: Duration, node_timeout: Duration) -> Duration {
-    PATIENCE.of(round_trip).min(patience_max(node_timeout))
+/// How long a call may hold some nodes without a majority.
+pub fn partial(round_trip: Duration) -> Duration {
+    PARTIAL.of(round_trip)
 }
 
-fn patience_max(node_timeout: Duration) -> Duration {
-    node_timeout.max(PATIENCE_MAX)
+/// The longest pause before a call that released its part of a lock asks again.
+pub fn rejoin_pause(round_trip: Duration) -> Duration {
+    REJOIN.of(round_trip)
 }
 
-/// How long a new holder repeats its ACQUIRE on a node that refused it. A waiter that this node
-/// granted, but that cannot win, gives way sooner.
-pub fn outlast(node_timeout: Duration) -> Duration {
-    patience_max(node_timeout) * PATIENCES_TO_OUTLAST
-}
-
-/// The pause before a new holder repeats its ACQUIRE on a node that refused it `refusals` times.
-/// Clients that do not wait may hold the node only for a moment, so the first pauses are short.
-pub fn repeat_pause(refusals: u8) -> Duration {
-    let doublings = u32::from(refusals / REFUSALS_PER_DOUBLING);
-    PAUSE_MIN.saturating_mul(2_u32.saturating_pow(doublings))
+/// How long a call that does not wait stands in line to end a tie.
+pub fn tie(round_trip: Duration) -> Duration {
+    TIE.of(round_trip)
 }
 
 /// Renewals that are due within this time share a batch, if their locks have this ttl.

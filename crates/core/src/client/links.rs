@@ -471,13 +471,8 @@ impl Link {
             State::Down(error) => Err(error.clone()),
             State::Up(up) => up.silent.clone().map_or(Ok(up.connection), Err),
         };
-        // The ID in the set, which a restart does not change, or else the server's run id.
-        let identity = match self.set.set() {
-            Some(set) => Some(format!("{} {}", set.name(), set.id()).into()),
-            None => self.run_id.clone(),
-        };
         let (admission, incarnation) = (self.admission.clone(), self.incarnation);
-        NodeStatus { link, admission, incarnation, identity }
+        NodeStatus { link, admission, incarnation }
     }
 
     fn health(&self) -> LinkHealth {

@@ -3,7 +3,7 @@
 //!
 //! - [`limits`]: every time limit, interval and bound of a client.
 //! - [`Spec`]: the description of a lock.
-//! - [`Acquire`]: one call to acquire a lock: attempts, waits and pauses.
+//! - [`Acquire`]: one call to acquire a lock: it asks, stands in line, gives way.
 //! - [`Hold`]: one lock, from the grant to the end: ownership, extension, repair, release.
 //! - [`Release`]: releases one token on every node that may have it, until each has answered.
 //! - `LateTimer`: answers that arrived while the process did not run are read before requests
@@ -12,8 +12,7 @@
 //! - [`Hello`]: what a node reports about itself when a client connects.
 //! - [`PlaceQueue`]: the queue in which calls of this program wait for their turn, or for a wait
 //!   connection.
-//! - [`Slots`]: the keys of a call that takes any one of them. [`SlotMemory`]: which slot to ask
-//!   for first.
+//! - [`SlotMemory`]: which of several keys to ask for first.
 //! - [`agree`]: which of the client's nodes are in the set (`lock.set`) that a majority reports.
 //!   [`Links`] lets only these nodes vote.
 //! - [`summarize`]: merges the answers of the nodes about a key into a [`LockState`].
@@ -23,9 +22,7 @@
 //! - `mutants`: rules that a simulator breaks on purpose.
 //! - [`ClientState`]: the state that all locks of a client share. [`RoundTrips`]: the smoothed
 //!   round trip of each node. [`FenceProposals`]: which fence to propose.
-//! - [`Topology`]: the connection of each node, and whether the node may vote now. [`Voters`]:
-//!   which nodes voted when they were last asked. `Spare`: whether a majority can do without one of
-//!   them.
+//! - [`Topology`]: the connection of each node, and whether the node may vote now.
 //! - [`NodeError`]: why a node did not vote, and whether the reason is permanent.
 //! - [`redact_url`]: the URL of a node as it may be shown. [`unsupported_scheme`]: why a URL cannot
 //!   be a node.
@@ -59,7 +56,6 @@ mod request;
 mod revocation;
 mod round_trips;
 mod slots;
-mod spare;
 mod spec;
 mod token;
 
@@ -92,9 +88,7 @@ pub use revocation::{
     RevokeRequest,
 };
 pub use round_trips::RoundTrips;
-pub use slots::{SlotMemory, Slots};
-use spare::Spare;
-pub use spare::Voters;
+pub use slots::SlotMemory;
 pub use spec::{InvalidSpec, Spec};
 pub use token::Token;
 

@@ -12,24 +12,24 @@ use crate::quorum::Moment;
 /// A client in which one rule is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mutant {
-    /// After a wait, the client acquires the lock on N/2 + 1 nodes only.
-    BareMajorityAfterWait,
-    /// A waiter never bypasses the node on which it waits.
-    NeverBypasses,
-    /// A call that does not wait reports `Held` for a contended key without asking the nodes.
-    RefusesUnasked,
     /// A call whose turn in the local queue did not come reports `Held` without asking the nodes.
     HeldOutOfTurn,
-    /// A call that waits for a wait connection makes no attempts meanwhile.
-    NoPollWithoutWaitConnection,
-    /// A call that waits for a wait connection bypasses no node but the one on which it waits.
-    BypassesOnlyItsNode,
-    /// A call continues to wait for a wait connection on a node that is known to be silent.
-    WaitsForConnectionOfSilentNode,
     /// A call waits for slow nodes beyond its limit.
     NoDeadline,
-    /// The winner of a tie does not repeat its request.
-    NoTieRepeat,
+    /// A call stands in line with the ticket with which it first asked.
+    TicketNotRaised,
+    /// A grant counts while a YIELD to its node is unanswered.
+    YieldingCounts,
+    /// A call that some nodes have granted never offers to give way.
+    NeverYields,
+    /// A call holds some nodes for as long as it waits.
+    NeverGivesBack,
+    /// A call leaves the line of a node when its first slice ends there.
+    SliceNotRenewed,
+    /// A YIELD that was never answered counts as refused.
+    LostYieldForgotten,
+    /// A new holder does not stand in line on the nodes that miss its lock.
+    NoFrontRepair,
     /// All attempts of a call use one token.
     ReusedToken,
     /// A client sends no RELEASE to nodes that have not answered.
@@ -44,41 +44,22 @@ pub enum Mutant {
     ValidFromAnswer,
     /// A lock has the largest fence of its grants, although no majority stores that fence.
     LargestFence,
-    /// A refusal of the deciding node counts no more than a refusal of any other node.
-    QueueNodeOutvoted,
-    /// A client waits on the queue node, even if that node did not refuse.
-    WaitsWhereNotRefused,
-    /// A waiter goes to the end of the queue whenever it checks the node.
-    LeavesQueue,
     /// A refusal counts as another client's, although the call's earlier token may be the cause.
     HeldByItself,
     /// A RELEASE is not repeated although the WAIT may arrive after it.
     LostWaitForgotten,
     /// A node is repaired in the round in which it first says that it does not hold the lock.
     RepairOnFirstRefusal,
-    /// A waiter inspects the same other node each time.
-    InspectsOneNode,
     /// Nodes are repaired after one of them has answered that the lock is revoked.
     RevokedRepaired,
-    /// A new holder does not repeat its ACQUIRE on nodes that refused it.
-    LateRefusalIsFinal,
-    /// After a wait on a node that is not the first in the order, the client awaits the nodes
-    /// before that one, however slow they are.
-    AwaitsSlowNode,
-    /// Each key has its own order of the nodes, although a majority needs every node that votes.
-    KeysWaitApart,
     /// A grant whose validity a long wait has used up is not extended, so the lock is lost.
     LongWaitIsLost,
-    /// A waiter stays with a node whose server has restarted since the WAIT was sent.
-    WaitsPastRestart,
-    /// A reader wins before the node on which a writer may wait has answered.
-    ReaderOutrunsWriter,
-    /// A call asks again for a slot that other clients hold on nodes other than the deciding one.
-    TakenSlotAskedAgain,
     /// A timer that fires late expires requests before the answers in the sockets are read.
     PauseIsSilence,
     /// The end of a round without a majority is final, although a majority answers later.
     LateMajorityForgotten,
+    /// A node that granted late counts in an extension at once.
+    LateGrantCounts,
     /// A lock that its holder downgrades counts as exclusive until a majority confirms that.
     ExclusiveUntilConfirmed,
 }
@@ -88,14 +69,14 @@ impl Mutant {
     ///
     /// Tests of the state machines catch the mutants that are neither here nor in
     /// [`OF_OTHER_KINDS`](Self::OF_OTHER_KINDS): their harm is too rare for fleets.
-    pub const OF_EXCLUSIVE_LOCKS: [Self; 22] = [
-        Self::BareMajorityAfterWait,
-        Self::NeverBypasses,
-        Self::RefusesUnasked,
+    pub const OF_EXCLUSIVE_LOCKS: [Self; 16] = [
         Self::HeldOutOfTurn,
-        Self::NoPollWithoutWaitConnection,
         Self::NoDeadline,
-        Self::NoTieRepeat,
+        Self::TicketNotRaised,
+        Self::YieldingCounts,
+        Self::NeverYields,
+        Self::SliceNotRenewed,
+        Self::LostYieldForgotten,
         Self::ReusedToken,
         Self::SilentNotReleased,
         Self::ReleaseElsewhere,
@@ -103,24 +84,13 @@ impl Mutant {
         Self::NoDrift,
         Self::ValidFromAnswer,
         Self::LargestFence,
-        Self::QueueNodeOutvoted,
-        Self::LeavesQueue,
-        Self::HeldByItself,
-        Self::LostWaitForgotten,
-        Self::RepairOnFirstRefusal,
         Self::RevokedRepaired,
-        Self::KeysWaitApart,
         Self::PauseIsSilence,
     ];
 
     /// The mutants whose harm shows only in simulated fleets of shared locks, or of locks of any
     /// one of several keys.
-    pub const OF_OTHER_KINDS: [Self; 4] = [
-        Self::BypassesOnlyItsNode,
-        Self::ReaderOutrunsWriter,
-        Self::TakenSlotAskedAgain,
-        Self::ExclusiveUntilConfirmed,
-    ];
+    pub const OF_OTHER_KINDS: [Self; 1] = [Self::ExclusiveUntilConfirmed];
 }
 
 thread_local! {

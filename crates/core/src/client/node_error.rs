@@ -152,6 +152,11 @@ pub enum NodeError {
 }
 
 impl NodeError {
+    /// Whether the node has answered, so that the request has arrived.
+    pub(super) fn is_answer(&self) -> bool {
+        !matches!(self, Self::Down { .. } | Self::TimedOut { .. } | Self::TooFar { .. })
+    }
+
     /// The error of a request whose connection was lost.
     pub fn connection_lost() -> Self {
         Self::Down { reason: "the connection was lost".into() }

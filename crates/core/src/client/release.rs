@@ -10,6 +10,9 @@ use super::{
 };
 use crate::quorum::{self, Moment, ReleaseVerdict};
 
+/// The RELEASEs have round numbers above this one, and the requests of calls and locks below.
+const LAST_WAIT_ROUND: u32 = u32::MAX / 2;
+
 /// Releases one token on every node that may have it, until each has answered or the ttl is over.
 ///
 /// Call [`poll`](Self::poll) at the start and after each event, until it returns `None`. Send each
@@ -22,8 +25,6 @@ pub struct Release {
     tally: quorum::ReleaseRound,
     verdict: Option<ReleaseVerdict>,
     nodes: Vec<Node>,
-    /// The unanswered WAIT of this token.
-    wait: Option<RequestId>,
     /// When the verdict is due, whatever is unanswered.
     limit_at: Moment,
     /// When every lease that was granted before the start has ended by its deadline.
@@ -51,14 +52,18 @@ pub struct OutgoingRequest {
 struct Node {
     state: State,
     answer: Answer,
-    /// The round number of the last request, which is above that of the WAIT.
+    /// The round number of the last request.
     round: u32,
+    /// The round number of the unanswered WAIT of this token.
+    wait: Option<u32>,
     pause: Duration,
     /// The connection of an ACQUIRE in flight, which a request through another one may overtake.
     acquire_on: Option<u64>,
     /// Until when to repeat the RELEASE, which may have overtaken the ACQUIRE or WAIT on another
     /// connection.
     overtakes_until: Option<Moment>,
+    /// Whether several requests may still arrive, so that no answer shows that all have.
+    has_lost_several: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -72,20 +77,17 @@ enum State {
     Paused { repeat_at: Moment },
 }
 
+impl Node {
+    /// Whether a request of the token may still arrive after the RELEASE.
+    fn may_overtake(&self, now: Moment) -> bool {
+        !is_broken(Mutant::LostWaitForgotten)
+            && self.overtakes_until.is_some_and(|until| !now.has_reached(until))
+    }
+}
+
 impl Release {
     /// Releases `token` on each node. `deliveries` says how far the last request to each node got.
     pub(super) fn new(
-        token: Token,
-        deliveries: impl Iterator<Item = Delivery>,
-        spec: &Arc<Spec>,
-        ctx: &Context<'_>,
-    ) -> Self {
-        Self::after_round(0, token, deliveries, spec, ctx)
-    }
-
-    /// As [`new`](Self::new), with round numbers above `round`.
-    fn after_round(
-        round: u32,
         token: Token,
         deliveries: impl Iterator<Item = Delivery>,
         spec: &Arc<Spec>,
@@ -99,7 +101,6 @@ impl Release {
             tally: quorum::ReleaseRound::new(ctx.client_state.majority),
             verdict: None,
             nodes: Vec::with_capacity(ctx.client_state.majority.nodes()),
-            wait: None,
             limit_at: now,
             ends_at: now.plus(spec.ttl.duration()),
             late: LateTimer::default(),
@@ -111,10 +112,12 @@ impl Release {
             this.nodes.push(Node {
                 state: State::Done,
                 answer: Answer::Pending,
-                round,
+                round: LAST_WAIT_ROUND,
+                wait: None,
                 pause: limits::RELEASE_PAUSE_MIN,
                 acquire_on: None,
                 overtakes_until: None,
+                has_lost_several: false,
             });
             match delivery {
                 Delivery::NotSent => {
@@ -146,31 +149,17 @@ impl Release {
         Self::new(token, nodes.map(|_| Delivery::Arrived), spec, ctx)
     }
 
-    /// Removes a waiter from the queue of a node. The RELEASE takes another connection than the
-    /// WAIT and may overtake the WAIT, so the RELEASE is repeated until the WAIT has been answered.
-    pub(super) fn leave(
-        token: Token,
-        wait: RequestId,
-        spec: &Arc<Spec>,
-        ctx: &Context<'_>,
-    ) -> Self {
-        // Round numbers above that of the WAIT distinguish the responses.
-        let mut this = Self::after_round(wait.round, token, only(wait.node, ctx), spec, ctx);
-        this.wait = Some(wait);
-        this
+    /// The token has an unanswered WAIT on this node. The RELEASE takes another connection and may
+    /// overtake the WAIT, so it is repeated until the WAIT has been answered.
+    pub(super) fn await_wait(&mut self, node: usize, round: u32) {
+        self.nodes[node].wait = Some(round);
     }
 
-    /// Removes a waiter whose connection was lost before the WAIT was answered. The WAIT may still
-    /// arrive, so the RELEASE is repeated, up to [`RELEASE_OVERTAKES`](limits::RELEASE_OVERTAKES).
-    pub(super) fn of_lost_wait(
-        token: Token,
-        node: usize,
-        spec: &Arc<Spec>,
-        ctx: &Context<'_>,
-    ) -> Self {
-        let mut this = Self::on(token, node, spec, ctx);
-        this.nodes[node].overtakes_until = Some(ctx.now.plus(limits::RELEASE_OVERTAKES));
-        this
+    /// Requests of the token were lost, and may still arrive at this node. So the RELEASE is
+    /// repeated, up to [`RELEASE_OVERTAKES`](limits::RELEASE_OVERTAKES).
+    pub(super) fn may_overtake(&mut self, node: usize, now: Moment) {
+        self.nodes[node].overtakes_until = Some(now.plus(limits::RELEASE_OVERTAKES));
+        self.nodes[node].has_lost_several = true;
     }
 
     pub(super) fn on(token: Token, node: usize, spec: &Arc<Spec>, ctx: &Context<'_>) -> Self {
@@ -194,9 +183,10 @@ impl Release {
         self.token
     }
 
-    /// The unanswered WAIT whose response this machine needs; `None` if there is none.
-    pub fn wait(&self) -> Option<RequestId> {
-        self.wait
+    /// The unanswered WAITs whose responses this machine needs.
+    pub fn waits(&self) -> impl Iterator<Item = RequestId> {
+        let waits = self.nodes.iter().enumerate();
+        waits.filter_map(|(node, state)| Some(RequestId { round: state.wait?, node }))
     }
 
     /// Returns the next request to send.
@@ -230,7 +220,8 @@ impl Release {
 
     /// Whether no request is left to send, to repeat or to await.
     pub fn is_done(&self) -> bool {
-        self.wait.is_none() && self.nodes.iter().all(|node| matches!(node.state, State::Done))
+        let is_done = |node: &Node| node.wait.is_none() && matches!(node.state, State::Done);
+        self.nodes.iter().all(is_done)
     }
 
     /// The verdict, once a majority has decided or the time limit is over.
@@ -243,14 +234,16 @@ impl Release {
         self.nodes.iter().map(|node| &node.answer)
     }
 
-    /// Processes a response to one of the requests, or to the [WAIT](Self::wait).
+    /// Processes a response to one of the requests, or to one of the [WAITs](Self::waits).
     pub fn handle_response(&mut self, id: RequestId, response: &Response, ctx: &Context<'_>) {
-        let response = ctx.heard(response);
-        if self.wait == Some(id) {
-            self.wait = None;
-            if *response == Response::No {
+        if self.nodes[id.node].wait == Some(id.round) {
+            self.nodes[id.node].wait = None;
+            if matches!(response, Response::No | Response::Held { .. }) {
                 // The waiter has left the queue, and was granted nothing.
-                self.nodes[id.node].state = State::Done;
+                let node = &mut self.nodes[id.node];
+                if matches!(node.state, State::Paused { .. }) && !node.may_overtake(ctx.now) {
+                    node.state = State::Done;
+                }
             } else {
                 // The waiter was granted the lock, or may have been.
                 if matches!(response, Response::Failed(NodeError::Down { .. })) {
@@ -262,31 +255,33 @@ impl Release {
             return;
         }
         let node = &mut self.nodes[id.node];
-        if matches!(node.state, State::Done) {
+        if matches!(node.state, State::Done) || id.round <= LAST_WAIT_ROUND {
             return;
         }
         node.answer = response.to_answer();
-        let may_have_overtaken = !is_broken(Mutant::LostWaitForgotten)
-            && node.overtakes_until.is_some_and(|until| !ctx.now.has_reached(until));
+        let may_have_overtaken = node.may_overtake(ctx.now);
         self.count_answer(id.node, response.holds());
         let node = &mut self.nodes[id.node];
         match response {
             Response::No if may_have_overtaken => self.repeat(id.node, ctx),
-            // The lock may have been granted after this RELEASE, so the newest RELEASE decides.
-            Response::No if node.round != id.round || !matches!(node.state, State::Sent { .. }) => {
+            Response::Yes if may_have_overtaken && node.has_lost_several => {
+                self.repeat(id.node, ctx);
             }
+            // The lock may have been granted after this RELEASE, so the newest RELEASE decides.
+            Response::No | Response::Yes
+                if node.round != id.round || !matches!(node.state, State::Sent { .. }) => {}
             Response::Failed(error) if error.is_permanent() => {
                 // A repeated RELEASE would fail, too. A lease of the token ends by its deadline.
                 node.state = State::Done;
-                self.wait = self.wait.filter(|wait| wait.node != id.node);
+                node.wait = None;
             }
             // An older request failed. The newer one is unanswered.
             Response::Failed(_) if node.round != id.round => {}
-            Response::Failed(_) if self.persistent || self.wait.is_some() => {
+            Response::Failed(_) if self.persistent || node.wait.is_some() => {
                 self.repeat(id.node, ctx);
             }
             // The waiter may not have been in the queue yet.
-            _ if self.wait.is_some_and(|wait| wait.node == id.node) => self.repeat(id.node, ctx),
+            _ if node.wait.is_some() => self.repeat(id.node, ctx),
             _ => node.state = State::Done,
         }
     }
@@ -303,8 +298,8 @@ impl Release {
             return;
         }
         if ctx.now.has_reached(self.ends_at) {
-            self.wait = None;
             for node in &mut self.nodes {
+                node.wait = None;
                 node.state = State::Done;
             }
         }
@@ -343,7 +338,7 @@ impl Release {
                 let permanent = error.is_permanent();
                 self.nodes[node].answer = Answer::Failed(error);
                 self.count_answer(node, None);
-                if permanent || !(self.persistent || self.wait.is_some()) {
+                if permanent || !(self.persistent || self.nodes[node].wait.is_some()) {
                     self.nodes[node].state = State::Done;
                 } else {
                     self.repeat(node, ctx);

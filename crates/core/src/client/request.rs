@@ -12,8 +12,8 @@ pub struct RequestId {
     pub node: usize,
 }
 
-/// A request to one node. Its keys and ttl are those of the sender's [`Spec`](super::Spec), or of
-/// its `wait_spec` for a WAIT.
+/// A request to one node. Its keys and ttl are those of the [`Spec`](super::Spec) that comes with
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The token of the lock.
@@ -55,8 +55,8 @@ pub enum Command {
     },
     /// `RELEASE`.
     Release,
-    /// `INSPECT` of each key.
-    Inspect,
+    /// `YIELD`: `RELEASE` if an older call waits.
+    Yield,
     /// `PING`.
     Ping,
 }
@@ -82,8 +82,10 @@ pub enum Response {
         /// The position of that key among the keys of the request.
         key: usize,
     },
-    /// RELEASE: the token held the lock. INSPECT: one of the keys is taken. PING: PONG.
+    /// RELEASE: the token held the lock. YIELD: the token gave the lock up. PING: PONG.
     Yes,
+    /// YIELD: the token still holds the lock.
+    Kept,
     /// ACQUIRE: another client holds the lock or waits for it.
     Held {
         /// The largest fence and ticket that the node knows for the keys.
@@ -91,8 +93,8 @@ pub enum Response {
         /// Whether a holder or a waiter there is older than this request.
         is_older: bool,
     },
-    /// EXTEND, RELEASE: this token does not hold the lock. INSPECT: the keys are free. ACQUIRE that
-    /// waited: another request or command has ended the wait.
+    /// EXTEND, RELEASE, YIELD: this token does not hold the lock. ACQUIRE that waited: another
+    /// request or command has ended the wait.
     No,
     /// No answer, or an error.
     Failed(NodeError),
@@ -100,12 +102,14 @@ pub enum Response {
 
 impl Response {
     /// Whether the token holds the lock, or held it until this RELEASE; `None` if the request
-    /// failed. Meaningless in answer to INSPECT or PING, which do not ask about a token.
+    /// failed.
     pub fn holds(&self) -> Option<bool> {
         match self {
-            Self::Fence(_) | Self::FenceAfterWait { .. } | Self::FenceAndKey { .. } | Self::Yes => {
-                Some(true)
-            }
+            Self::Fence(_)
+            | Self::FenceAfterWait { .. }
+            | Self::FenceAndKey { .. }
+            | Self::Yes
+            | Self::Kept => Some(true),
             Self::Held { .. } | Self::No => Some(false),
             Self::Failed(_) => None,
         }
@@ -117,7 +121,7 @@ impl Response {
             Self::Fence(fence)
             | Self::FenceAfterWait { fence, .. }
             | Self::FenceAndKey { fence, .. } => Answer::Granted(Some(*fence)),
-            Self::Yes => Answer::Granted(None),
+            Self::Yes | Self::Kept => Answer::Granted(None),
             Self::Held { .. } | Self::No => Answer::Refused,
             Self::Failed(error) => Answer::Failed(error.clone()),
         }

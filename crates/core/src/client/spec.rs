@@ -1,9 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use smallvec::SmallVec;
-
-use super::{Context, Keys, Mode, NodeError, Spare, Topology, limits};
+use super::{Context, Keys, Mode, NodeError, limits};
 use crate::Ttl;
 
 /// Describes a lock to acquire. [`Spec::check`] says whether it is valid.
@@ -120,37 +118,12 @@ impl Spec {
 
     /// The index among [`any`](Self::any) of the first of `keys`; `None` for a lock of all `keys`.
     pub fn slot(&self) -> Option<usize> {
-        self.any.as_ref()?.iter().position(|key| key == self.keys.first())
+        self.slot_of(self.keys.first())
     }
 
-    /// The index among [`any`](Self::any) of the key at this position of `keys`.
-    pub(super) fn slot_at(&self, position: usize) -> Option<usize> {
-        let key = self.keys.iter().nth(position)?;
+    /// The index of this key among [`any`](Self::any).
+    pub(super) fn slot_of(&self, key: &[u8]) -> Option<usize> {
         self.any.as_ref()?.iter().position(|other| other == key)
-    }
-
-    /// The order of the nodes that decides on which node clients wait for the lock.
-    ///
-    /// A lock of any one of several keys uses the order of their first key. So all clients that
-    /// name the same first key wait on the same node.
-    pub(super) fn order(&self, topology: &Topology, spare: Spare) -> SmallVec<[usize; 7]> {
-        match spare {
-            Spare::Available => topology.order(self.name().first()),
-            Spare::Exhausted => topology.common_order(),
-        }
-    }
-
-    /// The order of the nodes for each key of a lock of all `keys`. There is only one order for a
-    /// lock of any one of several keys, and for all locks while no node is spare.
-    pub(super) fn orders(
-        &self,
-        topology: &Topology,
-        spare: Spare,
-    ) -> SmallVec<[SmallVec<[usize; 7]>; 1]> {
-        match (spare, &self.any) {
-            (Spare::Available, None) => topology.orders(&self.keys),
-            _ => std::iter::once(self.order(topology, spare)).collect(),
-        }
     }
 
     /// How long a node may take to answer a request about this lock.

@@ -2,10 +2,11 @@ use std::fmt;
 
 const HEX: &[u8; 16] = b"0123456789abcdef";
 
-/// Proves who holds a lock: 128 random bits, new for every attempt and every WAIT.
+/// Proves who holds a lock: 128 random bits, new for every call, and whenever a call
+/// releases its part of a lock.
 ///
-/// A token that is used twice can give a lock two holders: a late RELEASE of the first attempt ends
-/// the lock of the second. `Debug` hides tokens, because a token is enough to release the lock.
+/// A token that is used twice can give a lock two holders: a late RELEASE of the first lock ends
+/// the second. `Debug` hides tokens, because a token is enough to release the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token([u8; 32]);
 

@@ -53,6 +53,7 @@ impl Node {
         }
         let mut entries = self.open_all(now, db, keys, keyspace);
         let rank = self.rank(acquire, &hashes);
+        let place = place_in_line(acquire, rank.as_ref(), keyspace);
         let mut lacks: PerKey<Option<Lack>> = PerKey::new();
         let (mut have_ended, mut budget) = (false, Budget::units(COMMAND_UNITS));
         for ((key, &hash), entry) in keys.iter().zip(&hashes).zip(&entries) {
@@ -63,7 +64,7 @@ impl Node {
             }
             let lack = self.lack(now, state, keyspace, entry);
             lacks.push(lack.or_else(|| {
-                let is_behind = self.is_behind_in_line(now, key, rank.as_ref(), &mut budget);
+                let is_behind = self.is_behind_in_line(now, key, place, &mut budget);
                 is_behind.then_some(Lack::Behind)
             }));
             have_ended |= matches!(state, KeyState::Ended { .. });
@@ -396,4 +397,18 @@ impl Node {
             }
         }
     }
+}
+
+/// The rank of a request among the waiters; `None` if it comes after all of them.
+///
+/// A request that cannot wait comes last, whatever its ticket. If it is granted, it hears of no
+/// ticket, so its own may be smaller than those of calls that began earlier. It is refused, and
+/// then stands in line with a ticket above theirs. A repair stands in front.
+pub(super) fn place_in_line<'r, K: Keyspace>(
+    acquire: &Acquire<'_, K::Name>,
+    rank: Option<&'r Rank>,
+    keyspace: &K,
+) -> Option<&'r Rank> {
+    let may_wait = acquire.wait_ms > 0 && keyspace.may_block();
+    rank.filter(|rank| may_wait || rank.ticket == Fence::ZERO || is_broken(Mutant::PassesUnheard))
 }

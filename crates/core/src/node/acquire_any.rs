@@ -1,6 +1,6 @@
 //! ACQUIREANY: locks the first free key of several.
 
-use super::acquire::{FreeKeys, Terms};
+use super::acquire::{FreeKeys, Terms, place_in_line};
 use super::key_state::KeyState;
 use super::machine::PerKey;
 use super::mutants::{Mutant, is_broken};
@@ -29,6 +29,7 @@ impl Node {
             }
         }
         let rank = self.rank(acquire, &hashes);
+        let place = place_in_line(acquire, rank.as_ref(), keyspace);
         let mut lacks: PerKey<Option<Lack>> = PerKey::new();
         let mut budget = Budget::units(COMMAND_UNITS);
         for (index, name) in keys.iter().enumerate() {
@@ -38,7 +39,7 @@ impl Node {
             }
             let lack = self.lack(now, state, keyspace, &entry).or_else(|| {
                 let key = (hash, db, name.as_ref());
-                let is_behind = self.is_behind_in_line(now, key, rank.as_ref(), &mut budget);
+                let is_behind = self.is_behind_in_line(now, key, place, &mut budget);
                 is_behind.then_some(Lack::Behind)
             });
             if lack.is_none() {

@@ -2,13 +2,12 @@
 //!
 //! Accidents, overwrites and revocations apply to the lease of the key, as to any lease.
 
-use super::acquire::Terms;
+use super::acquire::{Terms, place_in_line};
 use super::holders::NewHolder;
 use super::key_state::KeyState;
 use super::leases::{MirrorState, NewLock};
 use super::mutants::{Mutant, is_broken};
 use super::queues::{Lack, QueueScan, Wants};
-use super::rank::Rank;
 use super::turn::{Budget, COMMAND_UNITS, write_units};
 use super::{
     Access, Acquire, Author, Change, CommandError, Extend, FenceError, Key, Keyspace, Kind, Mode,
@@ -49,12 +48,11 @@ impl Node {
         let joined = self.shared_lease(state);
         let lack = if joined.is_some() { None } else { self.lack(now, state, keyspace, &entry) };
         let rank = self.rank(acquire, &[hash]);
+        let place = place_in_line(acquire, rank.as_ref(), keyspace);
         let mut budget = Budget::units(COMMAND_UNITS);
         let lack = lack.or_else(|| {
             let key = (hash, db, name.as_ref());
-            let is_behind = self.is_behind_in_line(now, key, rank.as_ref(), &mut budget)
-                || (acquire.wait_ms == 0
-                    && self.passes_writer(now, key, rank.as_ref(), &mut budget));
+            let is_behind = self.is_behind_in_line(now, key, place, &mut budget);
             let passes = is_broken(Mutant::SharedPassesQueue);
             (is_behind && !passes).then_some(Lack::Behind)
         });
@@ -71,27 +69,6 @@ impl Node {
             return self.grant_shared(now, &mut key, &terms, keyspace).map(Reply::Granted);
         }
         self.wait_or_refuse(now, acquire, Wants::All, rank, &[hash], &[lack], keyspace)
-    }
-
-    /// Whether a reader that does not wait would pass a writer that does.
-    ///
-    /// A reader that is granted the lock hears of no ticket. So its ticket may be the smaller one
-    /// although it comes later: the writer has heard of a large fence. The reader is refused, and
-    /// then stands in line with a ticket above the writer's. A repair stands in front.
-    fn passes_writer(
-        &self,
-        now: Now,
-        (hash, db, key): (u64, u32, &[u8]),
-        rank: Option<&Rank>,
-        budget: &mut Budget,
-    ) -> bool {
-        if rank.is_none_or(|rank| rank.ticket == Fence::ZERO) {
-            return false;
-        }
-        let queue = self.queues.find(hash, db, key);
-        let first = queue.map(|queue| self.queues.first_single(queue, now.monotonic, budget));
-        let Some(QueueScan::Found(first)) = first else { return false };
-        self.queues.waiter(first).mode == Mode::Exclusive
     }
 
     /// The lease of a shared lock that another client may join.

@@ -26,8 +26,6 @@ pub struct Acquisition {
     /// How long the lock is held if it is won; `None` if drift leaves nothing of the ttl.
     validity: Option<Validity>,
     min_validity: Duration,
-    /// Nodes that must answer, or time out, before the lock is won.
-    awaits: Vec<usize>,
     steps: VecDeque<Step>,
     /// The decision, until [`Acquisition::poll`] has returned it.
     decision: Option<Step>,
@@ -112,46 +110,12 @@ impl Acquisition {
         Self::lasting(majority, Validity::new(sent, ttl), min_validity)
     }
 
-    /// Delays the win until these nodes have answered or their time is over.
-    #[must_use]
-    pub fn awaiting(mut self, nodes: &[usize]) -> Self {
-        self.awaits = nodes.to_vec();
-        self
-    }
-
-    /// Whether only the [awaited](Self::awaiting) nodes delay the win.
-    pub fn is_delayed(&self) -> bool {
-        !self.decided
-            && self.fence_to_agree_on().is_some_and(|fence| self.is_stored_by_majority(fence))
-    }
-
-    /// Ends the delay of the win.
-    pub fn stop_awaiting(&mut self, now: Moment) {
-        self.awaits.clear();
-        self.advance(now);
-    }
-
-    /// Starts the round that follows a grant of `fence` by one node after a wait.
-    ///
-    /// The caller proposes the same fence to all other nodes.
-    pub fn after_wait(
-        majority: Majority,
-        node: usize,
-        fence: Fence,
-        validity: Option<Validity>,
-        min_validity: Duration,
-    ) -> Self {
-        let mut this = Self::lasting(majority, validity, min_validity);
-        this.tally.cast(node, Ballot::Yes(Grant::of(fence)));
-        this
-    }
-
-    fn lasting(majority: Majority, validity: Option<Validity>, min_validity: Duration) -> Self {
+    /// Starts an attempt in which each grant that is counted lasts at least for `validity`.
+    pub fn lasting(majority: Majority, validity: Option<Validity>, min_validity: Duration) -> Self {
         Self {
             tally: Tally::new(majority),
             validity,
             min_validity,
-            awaits: Vec::new(),
             steps: VecDeque::new(),
             decision: None,
             decided: false,
@@ -203,11 +167,6 @@ impl Acquisition {
         if !self.decided {
             self.decide(Step::Lost(Loss::NoQuorum));
         }
-    }
-
-    /// Decides an attempt that needs no further answer, such as one after a wait on the only node.
-    pub fn review(&mut self, now: Moment) {
-        self.advance(now);
     }
 
     /// Returns what to do next.
@@ -262,10 +221,7 @@ impl Acquisition {
             return self.decide(Step::Won(Win { fence, validity }));
         }
         if self.is_stored_by_majority(fence) {
-            if !self.awaits.iter().any(|&node| self.tally.ballot(node) == Ballot::Pending) {
-                self.decide(Step::Won(Win { fence, validity }));
-            }
-            return;
+            return self.decide(Step::Won(Win { fence, validity }));
         }
         let below: Vec<_> =
             self.tally.yes().filter(|(_, grant)| grant.needs_request(fence)).collect();

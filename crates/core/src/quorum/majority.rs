@@ -89,10 +89,6 @@ impl<Y: Copy> Tally<Y> {
         }
     }
 
-    pub(super) fn ballot(&self, node: usize) -> Ballot<Y> {
-        self.ballots[node]
-    }
-
     /// The value of a node's yes; `None` for any other ballot.
     pub(super) fn yes_of(&self, node: usize) -> Option<Y> {
         match self.ballots.get(node) {

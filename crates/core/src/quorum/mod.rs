@@ -4,7 +4,6 @@
 //!
 //! - [`Majority`]: how many nodes decide.
 //! - [`Acquisition`]: one attempt to acquire a lock, up to the fence on which a majority agrees.
-//! - [`order`]: the order of the nodes for a key, the same for all clients.
 //! - [`Extension`]: one round of EXTEND, and which nodes to repair.
 //! - [`ReleaseRound`]: one round of RELEASE.
 //! - [`OwnershipState`]: whether a lock is held or lost, and when to extend it.
@@ -15,7 +14,6 @@ mod extension;
 mod fence_agreement;
 mod majority;
 mod moment;
-mod order;
 mod ownership;
 mod release;
 mod validity;
@@ -24,7 +22,6 @@ pub use extension::{Extension, ExtensionVerdict};
 pub use fence_agreement::{Acquisition, FenceAnswer, Loss, Step, Vote, Win};
 pub use majority::Majority;
 pub use moment::Moment;
-pub use order::order;
 pub use ownership::{LossReason, Ownership, OwnershipState};
 pub use release::{ReleaseRound, ReleaseVerdict};
 pub use validity::{Validity, drift, longest_validity};

@@ -64,13 +64,8 @@ impl Client {
 
 /// Nodes that have each restarted `restarts` times.
 pub(crate) fn nodes_after_restarts(nodes: usize, restarts: u64) -> Topology {
-    let status = |node: usize| NodeStatus {
-        link: Ok(0),
-        admission: Ok(()),
-        incarnation: restarts,
-        identity: Some(format!("node {node}").into()),
-    };
-    Topology::new((0..nodes).map(status).collect())
+    let status = NodeStatus { link: Ok(0), admission: Ok(()), incarnation: restarts };
+    Topology::new(vec![status; nodes])
 }
 
 /// An exclusive lock on all of these keys.

@@ -1,12 +1,14 @@
 //! A server in memory, with methods for most commands.
 //!
-//! `client` has the environment of a client's state machines, `world` a client and its nodes, and
-//! `beliefs` what the holders of random locks believe.
+//! `client` has the environment of a client's state machines, `world` a client and its nodes,
+//! `scripted` a call whose answers the test gives, and `beliefs` what the holders of random locks
+//! believe.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub(crate) mod beliefs;
 pub(crate) mod client;
+pub(crate) mod scripted;
 pub(crate) mod world;
 
 use std::collections::HashMap;
@@ -32,6 +34,8 @@ pub(crate) struct Server {
     pub(crate) wait_results: Vec<(BlockedId, WaitResult)>,
     /// For each client that waited for any of several keys and was granted one: that key.
     pub(crate) granted_keys: Vec<(BlockedId, Vec<u8>)>,
+    /// For each client that waited and was refused: the number, and whether an older client exists.
+    pub(crate) refusals: Vec<(BlockedId, Fence, bool)>,
     /// The database of ACQUIRE and ACQUIREANY. Other methods with a key use database 0.
     pub(crate) db: u32,
     pub(crate) owner: Option<Vec<u8>>,
@@ -189,6 +193,7 @@ impl Server {
             blocked_ids: 0,
             wait_results: Vec::new(),
             granted_keys: Vec::new(),
+            refusals: Vec::new(),
             db: 0,
             owner: None,
             allows_blocking: true,
@@ -309,14 +314,22 @@ impl Server {
                     self.granted_keys.extend(key.map(|key| (blocked_id, key.as_bytes().to_vec())));
                     WaitResult::Granted { fence, waited_us }
                 }
-                WaitReply::Refused
-                | WaitReply::Failed(CommandError::Held { .. } | CommandError::Abstaining { .. }) => {
+                WaitReply::Failed(CommandError::Held { number, is_older }) => {
+                    self.refusals.push((blocked_id, number, is_older));
+                    WaitResult::Refused
+                }
+                WaitReply::Refused | WaitReply::Failed(CommandError::Abstaining { .. }) => {
                     WaitResult::Refused
                 }
                 WaitReply::Failed(error) => WaitResult::Failed(error),
             };
             self.wait_results.push((blocked_id, result));
         }
+    }
+
+    /// The id of the client that sent the last ACQUIRE or ACQUIREANY.
+    pub(crate) fn last_blocked_id(&self) -> BlockedId {
+        BlockedId(self.blocked_ids)
     }
 
     /// The ids of the clients that waited and were granted a lock, in order.
@@ -515,7 +528,7 @@ impl Server {
         match self.execute_acquire(keys, token, ttl_ms, terms, command) {
             Ok(Reply::Granted(fence)) => AcquireReply::Granted(fence),
             Ok(Reply::GrantedOne { fence, key }) => AcquireReply::GrantedOne(fence, key),
-            Ok(Reply::Waits) => AcquireReply::Waits(BlockedId(self.blocked_ids)),
+            Ok(Reply::Waits) => AcquireReply::Waits(self.last_blocked_id()),
             Ok(Reply::Refused) => AcquireReply::Refused,
             Err(CommandError::QueueFull { .. }) => AcquireReply::QueueFull,
             Err(CommandError::AlreadyWaits) => AcquireReply::AlreadyWaits,

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Acquire, Action, Command, Context, Hold, HoldAction, NodeError, Outcome, Request, RequestId,
-    Response, Spec,
+    Acquire, Action, Command, Context, Hold, HoldAction, NodeError, Outcome, Release, Request,
+    RequestId, Response, Spec,
 };
-use quorlock_core::node::{CommandError, Reply};
+use quorlock_core::node::{BlockedId, CommandError, Reply};
 use quorlock_core::quorum::Moment;
 
 use super::client::Client;
-use super::{AcquireCommand, ExtendReply, Server};
+use super::{AcquireCommand, ExtendReply, Server, WaitResult};
 
 /// What the network does to the requests to a node.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,8 +30,8 @@ pub(crate) struct World {
     pub(crate) paths: Vec<Path>,
     /// Whether an operator reaches each node.
     pub(crate) operator_reaches: Vec<bool>,
-    /// The node that answers last. With `None`, the nodes answer in the order of the requests.
-    pub(crate) slowest: Option<usize>,
+    /// The node that answers first. With `None`, the nodes answer in the order of the requests.
+    pub(crate) first: Option<usize>,
     pub(crate) client: Client,
     now_ms: u64,
 }
@@ -44,6 +44,20 @@ pub(crate) struct Sent {
     pub(crate) spec: Arc<Spec>,
 }
 
+/// A call, and what is unanswered.
+pub(crate) struct Call {
+    pub(crate) acquire: Acquire,
+    pub(crate) sends: Vec<Sent>,
+    waits: Vec<Waiting>,
+}
+
+/// A WAIT that a node has queued.
+struct Waiting {
+    id: RequestId,
+    blocked_id: BlockedId,
+    spec: Arc<Spec>,
+}
+
 impl World {
     pub(crate) fn new(client: Client) -> Self {
         let nodes = client.topology.nodes().len();
@@ -51,7 +65,7 @@ impl World {
             nodes: (0..nodes).map(|_| Server::new()).collect(),
             paths: vec![Path::Fine; nodes],
             operator_reaches: vec![true; nodes],
-            slowest: None,
+            first: None,
             client,
             now_ms: 1000,
         }
@@ -90,27 +104,9 @@ impl World {
         let token = request.token.as_str().as_bytes();
         let keys: Vec<&[u8]> = spec.keys.iter().collect();
         match request.command {
-            Command::Acquire { fence } | Command::AcquireAny { fence } => {
-                let command = match request.command {
-                    Command::AcquireAny { .. } => AcquireCommand::AcquireAny,
-                    _ => AcquireCommand::Acquire,
-                };
-                let terms = (spec.mode, Some(fence), 0);
-                match node.execute_acquire(&keys, token, spec.ttl.ms(), terms, command) {
-                    Ok(Reply::Granted(fence)) => Response::Fence(fence),
-                    Ok(Reply::GrantedOne { fence, key }) => {
-                        Response::FenceAndKey { fence, waited: Duration::ZERO, key }
-                    }
-                    Err(CommandError::Held { number, is_older }) => {
-                        Response::Held { number, is_older }
-                    }
-                    other => panic!("{other:?}"),
-                }
+            Command::Acquire { .. } | Command::AcquireAny { .. } => {
+                self.acquire_or_wait(id.node, request, spec).expect("a request without WAIT")
             }
-            Command::Inspect => match node.inspect_all_fields(keys[0]) {
-                Some(_) => Response::Yes,
-                None => Response::No,
-            },
             Command::Extend { fence } => {
                 match node.extend_as(spec.mode, &keys, token, spec.ttl.ms(), fence, None) {
                     ExtendReply::Held { fence } => Response::Fence(fence),
@@ -121,52 +117,179 @@ impl World {
                     other => panic!("{other:?}"),
                 }
             }
+            Command::Yield => match node.yields(&keys, token) {
+                Some(true) => Response::Yes,
+                Some(false) => Response::Kept,
+                None => Response::No,
+            },
             Command::Release if node.release_all(&keys, token) => Response::Yes,
             Command::Release => Response::No,
             other => panic!("{other:?}"),
         }
     }
 
+    /// ACQUIRE or ACQUIREANY. A client that waits is answered later, under its id.
+    fn acquire_or_wait(
+        &mut self,
+        node: usize,
+        request: &Request,
+        spec: &Spec,
+    ) -> Result<Response, BlockedId> {
+        let keys: Vec<&[u8]> = spec.keys.iter().collect();
+        let (fence, wait_ms, command) = match request.command {
+            Command::Acquire { fence } => (fence, 0, AcquireCommand::Acquire),
+            Command::AcquireAny { fence } => (fence, 0, AcquireCommand::AcquireAny),
+            Command::Wait { fence, wait } => {
+                let is_any = spec.any.is_some();
+                let ms = u64::try_from(wait.as_millis()).unwrap().max(1);
+                let any = AcquireCommand::AcquireAny;
+                (fence, ms, if is_any { any } else { AcquireCommand::Acquire })
+            }
+            other => panic!("{other:?}"),
+        };
+        let (terms, token) = ((spec.mode, Some(fence), wait_ms), request.token.as_str().as_bytes());
+        let node = &mut self.nodes[node];
+        match node.execute_acquire(&keys, token, spec.ttl.ms(), terms, command) {
+            Ok(Reply::Granted(fence)) => Ok(Response::Fence(fence)),
+            Ok(Reply::GrantedOne { fence, key }) => {
+                Ok(Response::FenceAndKey { fence, waited: Duration::ZERO, key })
+            }
+            Ok(Reply::Waits) => Err(node.last_blocked_id()),
+            Err(CommandError::Held { number, is_older }) => Ok(Response::Held { number, is_older }),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The answer to a client that waited on a node; `None` while it waits.
+    fn wait_answer(&self, node: usize, blocked_id: BlockedId, spec: &Spec) -> Option<Response> {
+        let node = &self.nodes[node];
+        let result = node.wait_results.iter().find(|(id, _)| *id == blocked_id)?.1;
+        Some(match result {
+            WaitResult::Granted { fence, waited_us } => {
+                let waited = Duration::from_micros(waited_us);
+                let granted = node.granted_keys.iter().find(|(id, _)| *id == blocked_id);
+                let place = |(_, granted): &(_, Vec<u8>)| {
+                    spec.keys.iter().position(|key| key == granted.as_slice())
+                };
+                match granted.and_then(place) {
+                    Some(key) => Response::FenceAndKey { fence, waited, key },
+                    None => Response::FenceAfterWait { fence, waited },
+                }
+            }
+            WaitResult::Refused => match node.refusals.iter().find(|(id, ..)| *id == blocked_id) {
+                Some(&(_, number, is_older)) => Response::Held { number, is_older },
+                None => Response::No,
+            },
+            WaitResult::Failed(error) => panic!("{error:?}"),
+        })
+    }
+
     /// Makes a call that does not wait, and asks for `slot` first. Returns `None` unless it
     /// acquires the lock.
     pub(crate) fn acquire_preferring(&mut self, spec: Arc<Spec>, slot: usize) -> Option<Hold> {
-        let mut acquire = Acquire::new(spec, Some(Duration::ZERO), &self.ctx());
-        acquire.prefer_slot(slot);
-        acquire.begin(false, &mut self.ctx());
-        let mut sends: Vec<Sent> = Vec::new();
+        let mut call = self.begin(spec, Some(Duration::ZERO), slot);
+        let outcome = self.run_for_ms(&mut call, 1000).expect("a call that does not wait ends");
+        self.hold_of(call, outcome)
+    }
+
+    /// Delivers the requests of a call, and the answers, for this long. Returns its outcome.
+    pub(crate) fn run_for_ms(&mut self, call: &mut Call, ms: u64) -> Option<Outcome> {
+        let end = self.now().plus(Duration::from_millis(ms));
         loop {
-            while let Some(action) = acquire.poll() {
-                match action {
-                    Action::Send { id, request, .. } => {
-                        sends.push(Sent { id, request, spec: Arc::clone(acquire.spec()) });
-                    }
-                    Action::Done(outcome) => {
-                        let Outcome::Acquired(grant) = *outcome else { return None };
-                        let mut hold = Hold::new(Arc::clone(acquire.spec()), grant);
-                        self.deliver(&mut hold, sends);
-                        return Some(hold);
-                    }
-                    Action::Release(mut release) => {
-                        while let Some(send) = release.poll() {
-                            let (id, request) = (send.id, send.request);
-                            let spec = Arc::clone(release.spec());
-                            let response = self.answer(&Sent { id, request, spec });
-                            release.handle_response(id, &response, &self.ctx());
-                        }
-                    }
-                    other => panic!("{other:?}"),
+            if let Some(outcome) = self.step(call) {
+                return Some(outcome);
+            }
+            if call.sends.is_empty() {
+                if self.now().has_reached(end) {
+                    return None;
                 }
+                self.pass_ms(1);
+                call.acquire.handle_timeout(&mut self.ctx());
             }
-            if sends.is_empty() {
-                self.pass_ms(10);
-                acquire.handle_timeout(&mut self.ctx());
-                continue;
-            }
-            let is_quick = |sent: &Sent| Some(sent.id.node) != self.slowest;
-            let sent = sends.remove(sends.iter().position(is_quick).unwrap_or(0));
-            let response = self.answer(&sent);
-            acquire.handle_response(sent.id, &response, &mut self.ctx());
         }
+    }
+
+    /// Begins a call for a lock, which asks for `slot` first.
+    pub(crate) fn begin(&mut self, spec: Arc<Spec>, wait: Option<Duration>, slot: usize) -> Call {
+        let mut acquire = Acquire::new(spec, wait, &self.ctx());
+        acquire.prefer_slot(slot);
+        acquire.begin(&mut self.ctx());
+        Call { acquire, sends: Vec::new(), waits: Vec::new() }
+    }
+
+    /// Carries out the actions of a call, and delivers one answer, if there is one. Returns the
+    /// outcome, once.
+    pub(crate) fn step(&mut self, call: &mut Call) -> Option<Outcome> {
+        while let Some(action) = call.acquire.poll() {
+            match action {
+                Action::Send { id, request, spec, .. } => {
+                    call.sends.push(Sent { id, request, spec });
+                }
+                Action::TakePlace => call.acquire.handle_place(&mut self.ctx()),
+                Action::Wait { id } => self.stand_in_line(id, call),
+                Action::Release(release) => drop(self.deliver_release(*release)),
+                Action::Suspect { .. } => {}
+                Action::Done(outcome) => return Some(*outcome),
+            }
+        }
+        let is_first = |sent: &Sent| Some(sent.id.node) == self.first;
+        let answered = |wait: &Waiting| self.wait_answer(wait.id.node, wait.blocked_id, &wait.spec);
+        let (id, response) =
+            if let Some(at) = call.waits.iter().position(|it| answered(it).is_some()) {
+                let wait = call.waits.remove(at);
+                (wait.id, answered(&wait).unwrap())
+            } else if call.sends.is_empty() {
+                return None;
+            } else {
+                let sent = call.sends.remove(call.sends.iter().position(is_first).unwrap_or(0));
+                (sent.id, self.answer(&sent))
+            };
+        call.acquire.handle_response(id, &response, &mut self.ctx());
+        None
+    }
+
+    fn stand_in_line(&mut self, id: RequestId, call: &mut Call) {
+        let request = call.acquire.handle_wait_connection(id, &mut self.ctx());
+        let Some((request, spec)) = request.filter(|_| self.paths[id.node] != Path::Down) else {
+            return;
+        };
+        match self.acquire_or_wait(id.node, &request, &spec) {
+            Ok(response) => call.acquire.handle_response(id, &response, &mut self.ctx()),
+            Err(blocked_id) => call.waits.push(Waiting { id, blocked_id, spec }),
+        }
+    }
+
+    /// The lock that a call has acquired, after all answers to the call; `None` if it has failed.
+    pub(crate) fn hold_of(&mut self, mut call: Call, outcome: Outcome) -> Option<Hold> {
+        let spec = Arc::clone(call.acquire.spec());
+        while let Some(action) = call.acquire.poll() {
+            if let Action::Release(release) = action {
+                self.deliver_release(*release);
+            }
+        }
+        let Outcome::Acquired(grant) = outcome else { return None };
+        let mut hold = Hold::new(spec, grant);
+        self.deliver(&mut hold, call.sends);
+        for Waiting { id, blocked_id, spec } in call.waits {
+            let response = self.wait_answer(id.node, blocked_id, &spec).unwrap_or_else(|| {
+                self.nodes[id.node].disconnect(blocked_id);
+                Response::Failed(NodeError::connection_lost())
+            });
+            hold.handle_response(id, &response, &self.ctx());
+        }
+        Some(hold)
+    }
+
+    /// Delivers a release. Returns the responses of the nodes.
+    pub(crate) fn deliver_release(&mut self, mut release: Release) -> Vec<Response> {
+        let mut responses = Vec::new();
+        while let Some(send) = release.poll() {
+            let (id, request, spec) = (send.id, send.request, Arc::clone(release.spec()));
+            let response = self.answer(&Sent { id, request, spec });
+            release.handle_response(id, &response, &self.ctx());
+            responses.push(response);
+        }
+        responses
     }
 
     /// Delivers a holder's requests, and the requests that follow from the responses.

@@ -14,9 +14,6 @@ use super::process::{Call, Lock, Machine, MachineId, Process};
 use super::simulation::SAMPLE_EVERY;
 use super::world::{FailedCall, Note, ReleasedLock, World};
 
-/// A reader that waited longer than this is not compared with the writers that wait now.
-const COMPARED_WAIT_MAX: Ns = 2 * SAMPLE_EVERY;
-
 /// A pause that ends this long after a request was sent may end before the time of the node.
 const SHORT_PAUSE: Ns = 62 * MS;
 
@@ -37,8 +34,6 @@ pub(super) struct Checks {
     /// For each call and each of its [choices](Plan::choices), by index: the time since which the
     /// keys of the choice are free for the call. A choice that is not free has no entry.
     free_since: BTreeMap<(MachineId, usize), Ns>,
-    /// For each writer that waits: the time since which it waits and reaches all nodes.
-    writers: BTreeMap<MachineId, Ns>,
     /// Number of grants since the last check of a [meeting](Plan::meet_every).
     grants_since_meeting: u64,
 }
@@ -52,7 +47,6 @@ impl Checks {
             exclusive_fences: vec![Fence::ZERO; plan.names.len()],
             last_granted_at: vec![0; plan.names.len()],
             free_since: BTreeMap::new(),
-            writers: BTreeMap::new(),
             grants_since_meeting: 0,
         }
     }
@@ -64,7 +58,7 @@ impl Checks {
                 Note::Granted(lock) => {
                     self.check_and_record_fence(lock, world, processes);
                     self.check_exclusion(lock, world, processes);
-                    self.check_overtakes_no_writer(lock, world, processes);
+                    self.check_overtakes_nobody(lock, world, processes);
                     self.held.push(lock);
                     self.check_permits(lock, world, processes);
                     self.grants_since_meeting += 1;
@@ -135,7 +129,9 @@ impl Checks {
     ) {
         let Some(lock) = lock_of(all, id) else { return };
         let token = lock.hold.token();
-        if world.ended_on_majority.iter().any(|&(of, at)| of == token && at < round_began) {
+        // A call whose grants were ended may be granted again before it has the lock.
+        let was_held = |at: Ns| lock.since < at && at < round_began;
+        if world.ended_on_majority.iter().any(|&(of, at)| of == token && was_held(at)) {
             world.violate(format!("{id} is extended after an operator has ended it"));
         }
         let answers = world
@@ -177,74 +173,39 @@ impl Checks {
         }
     }
 
-    /// Checks that a reader does not overtake a writer that had waited for long when the reader
-    /// called.
-    fn check_overtakes_no_writer(&self, id: MachineId, world: &mut World, all: &[Process]) {
+    /// Checks that a call overtakes no other call that was in line on a majority when it began, and
+    /// has been since.
+    ///
+    /// A call for several keys may be passed while it lacks one of them, and one for any of several
+    /// stands in line for keys that it does not get.
+    fn check_overtakes_nobody(&self, id: MachineId, world: &mut World, all: &[Process]) {
         let Some(lock) = lock_of(all, id) else { return };
-        let waited_long = lock.call_started < world.now.saturating_sub(COMPARED_WAIT_MAX);
-        if lock.hold.mode() == Mode::Exclusive || lock.was_attached || waited_long {
-            return;
-        }
         let plan = Arc::clone(&world.plan);
-        // While no other client holds the lock, a reader may acquire it although the queue node
-        // refuses.
-        let joins_another = self.held.iter().any(|&other| {
-            lock_of(all, other).is_some_and(|held| {
-                held.keys == lock.keys && is_held(all, other.process, held, world.now)
-            })
-        });
-        if !joins_another {
-            return;
-        }
-        let began = lock.call_started;
-        for (&writer, &since) in &self.writers {
-            let process = &all[writer.process];
-            let Some(waiting) = process.unended_call(writer.number) else { continue };
-            let wants = plan.key_indexes[waiting.key_set].iter().any(|key| lock.keys.contains(key));
-            let is_up =
-                |node| plan.is_well(id.process, node, since, world.now) && votes(world, node);
-            // If the reader's wall clock is behind the node's, its fence may look older than the
-            // writer's wait, and the node then takes the request for a repair.
-            let limit = patience(&plan, process, waiting.acquire.spec()) + plan.clock_spread();
-            // A writer that does not wait on the queue node may wait for several locks in turn.
-            let others_hold = 3 * (plan.habits.hold.1 + plan.ttl_max());
-            let queued_since =
-                queued_since(world, writer, waiting.key_set).filter(|since| began > since + limit);
-            let is_overtaken = queued_since.is_some() || began > since + limit + others_hold;
-            if wants && is_overtaken && (0..plan.nodes).all(is_up) {
-                let (since, place) =
-                    queued_since.map_or((since, "in all"), |since| (since, "on the queue node"));
-                let ms = (began - since) / MS;
+        let key = match lock.keys[..] {
+            [key] if !lock.was_attached => key,
+            _ => return,
+        };
+        let (began, mode) = (lock.call_started, lock.hold.mode());
+        for (other, call) in all.iter().flat_map(Process::calls) {
+            let spec = call.acquire.spec();
+            let may_share = mode == Mode::Shared && spec.mode == Mode::Shared;
+            let is_comparable = plan.key_indexes[call.key_set] == [key] && !may_share;
+            if !is_comparable || call.started >= began || call.attaches.is_some() {
+                continue;
+            }
+            let in_line = |&node: &usize| {
+                let since = world.claims.in_line_since(node, key, other, world.now);
+                since.is_some_and(|since| since < began)
+            };
+            let nodes = (0..plan.nodes).filter(in_line).count();
+            if nodes >= self.majority.size() {
+                let us = (world.now - began) / 1000;
                 world.violate(format!(
-                    "{id} acquired a shared lock, but when it called, the writer {writer} had \
-                     waited {ms} ms {place}"
+                    "{id}, which began {us} µs ago, overtakes {other}, which was in line on \
+                     {nodes} nodes"
                 ));
             }
         }
-    }
-
-    /// Records the writers that wait while no fault keeps them from any node.
-    fn record_writers(&mut self, world: &World, processes: &[Process]) {
-        let plan = &world.plan;
-        if plan.kind != LockKind::Shared || plan.max_waiters < plan.processes || plan.nodes == 2 {
-            return;
-        }
-        let mut writers = BTreeMap::new();
-        for process in processes {
-            let from = world.now.saturating_sub(SAMPLE_EVERY);
-            let is_up =
-                |node| plan.is_well(process.index, node, from, world.now) && votes(world, node);
-            if process.paused > 0 || !(0..plan.nodes).all(is_up) {
-                continue;
-            }
-            for (id, call) in process.calls() {
-                let spec = call.acquire.spec();
-                if spec.mode == Mode::Exclusive && spec.keys.len() == 1 {
-                    writers.insert(id, self.writers.get(&id).copied().unwrap_or(world.now));
-                }
-            }
-        }
-        self.writers = writers;
     }
 
     /// Checks that a held lock leaves no majority for another lock.
@@ -319,7 +280,9 @@ impl Checks {
             // A lock that the same process released before the call does not block the call.
             let was_own = || {
                 let released = claims.released_at(claim.token).filter(|at| *at <= started);
+                // A WAIT may arrive after the release, and is released again.
                 claimant.is_some_and(|claimant| claimant.process == id.process)
+                    && released.is_some_and(|at| claim.since < at)
                     && released.is_some_and(|at| plan.is_well(id.process, node, at, now))
             };
             claimant != Some(id) && !was_own()
@@ -350,7 +313,6 @@ impl Checks {
             self.check_held_on_majority(lock, world, processes);
         }
         self.check_free_locks_are_granted(world, processes);
-        self.record_writers(world, processes);
         check_nothing_left_behind(world);
         self.check_one_wins(world);
     }
@@ -358,6 +320,13 @@ impl Checks {
     /// Checks that at least one of the callers that meet wins the free lock.
     fn check_one_wins(&mut self, world: &mut World) {
         let Some(every) = world.plan.meet_every else { return };
+        // A call that finds no place in line cannot end a tie.
+        let plan = &world.plan;
+        let have_places = plan.max_waiters >= plan.processes * plan.callers
+            && plan.wait_connections >= plan.callers;
+        if !have_places {
+            return;
+        }
         // Each meeting is checked 750 ms after it begins.
         if world.now % every != 750 * MS {
             return;
@@ -396,7 +365,7 @@ impl Checks {
             .filter(|(_, keys)| keys.len() > 1)
             .collect();
         // A node keeps free keys for a client that waits for other keys as well. One node that does
-        // is enough, because it may be the queue node of other clients.
+        // is enough, because a majority may need it.
         let is_kept = |keys: &[usize]| {
             let places = (0..plan.nodes).flat_map(|node| keys.iter().map(move |&key| (node, key)));
             let mut claims = places.flat_map(|(node, key)| world.claims.at(node, key, now));
@@ -506,16 +475,6 @@ fn check_own_pause(call: &FailedCall, processes: &[Process], world: &mut World) 
             world.violate(format!("{id} counts n{node} as silent, but only p{process} paused"));
         }
     }
-}
-
-/// Returns the time since which a call for one key waits on the queue node of the key; `None` if
-/// the call does not wait there.
-fn queued_since(world: &World, call: MachineId, key_set: usize) -> Option<Ns> {
-    let key = world.plan.key_indexes[key_set][0];
-    let is_its = |claim: &Claim| {
-        claim.kind == ClaimKind::Waiter && world.claims.call_of(claim.token) == Some(call)
-    };
-    world.claims.at(world.queue_node(key), key, world.now).find(is_its).map(|claim| claim.since)
 }
 
 /// Returns the longest time for which a call may wait for a free lock.

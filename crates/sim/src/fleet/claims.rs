@@ -155,6 +155,27 @@ impl Claims {
         }
     }
 
+    /// Returns since when a call has been in line for a key of a node, or has held it there.
+    pub(super) fn in_line_since(
+        &self,
+        node: usize,
+        key: usize,
+        call: MachineId,
+        now: Ns,
+    ) -> Option<Ns> {
+        let is_its = |claim: &Claim| self.call_of(claim.token) == Some(call);
+        let claim = self.at(node, key, now).find(is_its)?;
+        // A call that is granted a key has waited for it, perhaps.
+        let is_before = |other: &&Claim| {
+            claim.kind == ClaimKind::Lease
+                && other.kind == ClaimKind::Waiter
+                && is_its(other)
+                && other.until == claim.since
+        };
+        let waiter = self.places[node][key].iter().rev().find(is_before);
+        Some(waiter.map_or(claim.since, |waiter| waiter.since))
+    }
+
     /// Returns the present claims on a key of a node.
     pub(super) fn at(&self, node: usize, key: usize, now: Ns) -> impl Iterator<Item = Claim> {
         let claims = self.places[node][key].iter().copied();

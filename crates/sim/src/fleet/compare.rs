@@ -21,46 +21,20 @@ type Case = (&'static str, &'static str, ClientRule, Plan, fn(&Report) -> String
 pub fn comparisons() -> impl Iterator<Item = Comparison> {
     let plan = |hold, length| Plan::of_clients(16, &habits(hold), length);
     let (short, ten_minutes) = ((5 * MS, 15 * MS), 600 * SECOND);
-    let one_try = Habits { waits_percent: [100, 0, 0], ..habits(short) };
-    let cases: [Case; 5] = [
+    let cases: [Case; 2] = [
         (
-            "a refusal of the queue node decides a first attempt",
-            "16 clients that hold the lock for 5 to 15 ms, of which 8 begin each call with an \
-             attempt, for a minute",
-            ClientRule::QueueNodeOutvoted,
-            plan(short, 60 * SECOND).with_newcomers(8),
+            "a call raises its ticket above the numbers in refusals",
+            "16 clients that hold the lock for 5 to 15 ms, for a minute",
+            ClientRule::TicketNotRaised,
+            plan(short, 60 * SECOND),
             shares,
         ),
         (
-            "a client waits on the first node that refused it",
-            "16 clients that hold the lock for 2 to 4 s, of which 15 do not reach the queue node, \
-             for 10 minutes",
-            ClientRule::WaitsWhereNotRefused,
-            plan((2 * SECOND, 4 * SECOND), ten_minutes).with_unreachable_queue_node(15),
-            costs,
-        ),
-        (
-            "a waiter stays in the queue",
-            "16 clients that hold the lock for 200 to 400 ms, for 10 minutes",
-            ClientRule::LeavesQueue,
-            plan((200 * MS, 400 * MS), ten_minutes),
-            shares,
-        ),
-        (
-            "a waiter bypasses the queue node if only that node refuses",
-            "16 clients that hold the lock for 5 to 15 ms, with a ttl of 10 s; a RELEASE to the \
-             queue node is lost every 20 s, for 10 minutes",
-            ClientRule::NeverBypasses,
-            plan(short, ten_minutes).with_lost_releases(20 * SECOND),
+            "a call with some nodes yields to older calls",
+            "16 clients that hold the lock for 5 to 15 ms, for 10 minutes",
+            ClientRule::NeverYields,
+            plan(short, ten_minutes),
             totals,
-        ),
-        (
-            "the winner of a tie repeats its request",
-            "16 clients that do not wait ask for a free lock at the same moment, \
-             every second for 10 minutes",
-            ClientRule::NoTieRepeat,
-            Plan::of_clients(16, &one_try, ten_minutes).with_meetings(SECOND),
-            wins,
         ),
     ];
     cases.into_iter().map(|(rule, case, broken, plan, count)| Comparison {
@@ -124,30 +98,13 @@ fn longest(report: &Report) -> f64 {
     report.longest_wait_of_each.iter().max().copied().unwrap_or_default().as_secs_f64()
 }
 
-fn per_lock(report: &Report) -> u64 {
-    report.commands / report.locks().max(1)
-}
-
 fn shares(report: &Report) -> String {
     let most = report.locks_of_each.iter().max().copied().unwrap_or_default();
     let fewest = report.locks_of_each.iter().min().copied().unwrap_or_default();
     format!("{fewest} to {most} locks each, longest wait {:.1} s", longest(report))
 }
 
-fn costs(report: &Report) -> String {
-    format!(
-        "{} commands per lock, {} locks, longest wait {:.1} s",
-        per_lock(report),
-        report.locks(),
-        longest(report)
-    )
-}
-
 fn totals(report: &Report) -> String {
     let pause = report.longest_pause.as_secs_f64();
     format!("{} locks, longest pause {pause:.1} s", report.locks())
-}
-
-fn wins(report: &Report) -> String {
-    format!("{} locks, {} commands per lock", report.locks(), per_lock(report))
 }

@@ -24,7 +24,7 @@ use super::simulation::WARM_UP;
 use super::trace::Trace;
 use super::world::{Note, World};
 
-/// The keys of the histories. Among three nodes, node 0 is the queue node of both keys.
+/// The keys of the histories.
 const KEYS: [&str; 2] = ["report", "nightly"];
 
 #[test]
@@ -294,7 +294,7 @@ fn command(spec: &Spec, request: &Request) -> Vec<String> {
             vec!["LOCK.EXTEND".to_owned(), key, token, ttl, "TOKEN".into(), new.as_str().into()]
         }
         Command::Release => vec!["LOCK.RELEASE".to_owned(), key, token],
-        Command::Inspect => vec!["LOCK.INSPECT".to_owned(), key],
+        Command::Yield => vec!["LOCK.YIELD".to_owned(), key, token],
         Command::Ping => vec!["PING".to_owned()],
     }
 }

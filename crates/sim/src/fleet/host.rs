@@ -518,14 +518,18 @@ impl World {
                     other => refused(&other),
                 })
             }
-            Command::Inspect => {
-                let mut is_taken = false;
-                for key in &names {
-                    let inspect = node::Command::Inspect(node::Inspect { db, key });
-                    let reply = host.server.execute(now, &inspect);
-                    is_taken |= !matches!(reply, Ok(Reply::Inspected(None)));
+            Command::Yield => {
+                let yields = node::Yield { db, keys: &names, token: &token };
+                let reply = host.server.execute(now, &node::Command::Yield(yields));
+                if reply == Ok(Reply::Yielded(true)) {
+                    let kinds = [ClaimKind::Lease, ClaimKind::Foreign];
+                    self.end_claims(node, &keys, request.token, &kinds);
                 }
-                Some(if is_taken { Response::Yes } else { Response::No })
+                Some(match reply {
+                    Ok(Reply::Yielded(true)) => Response::Yes,
+                    Ok(Reply::Yielded(false)) => Response::Kept,
+                    other => refused(&other),
+                })
             }
             Command::Ping => Some(Response::Yes),
         };
@@ -550,7 +554,7 @@ fn command_name(command: Command) -> &'static str {
         Command::Extend { fence: Some(_) } => "EXTEND FENCE",
         Command::SwapToken { .. } => "EXTEND TOKEN",
         Command::Release => "RELEASE",
-        Command::Inspect => "INSPECT",
+        Command::Yield => "YIELD",
         Command::Ping => "PING",
     }
 }

@@ -29,19 +29,13 @@ impl Mutant {
     /// Returns the kind of lock whose fleets show the harm.
     pub fn kind(self) -> LockKind {
         match self {
-            Self::Client(
-                ClientRule::ReaderOutrunsWriter
-                | ClientRule::ExclusiveUntilConfirmed
-                | ClientRule::BypassesOnlyItsNode,
-            )
+            Self::Client(ClientRule::ExclusiveUntilConfirmed)
             | Self::Node(
                 NodeRule::SharedPassesQueue
-                | NodeRule::ShareForgetsQueue
                 | NodeRule::MirrorNamesHolder
                 | NodeRule::RevokedAdmitsHolders,
             ) => LockKind::Shared,
-            Self::Client(ClientRule::TakenSlotAskedAgain)
-            | Self::Node(NodeRule::AnyWaitsForFirst) => LockKind::Permits,
+            Self::Node(NodeRule::AnyWaitsForFirst) => LockKind::Permits,
             Self::NoAbstention | Self::LateRelease | Self::Client(_) | Self::Node(_) => {
                 LockKind::Exclusive
             }

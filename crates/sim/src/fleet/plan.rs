@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use quorlock_core::Ttl;
 use quorlock_core::client::{Keys, Spec, limits};
-use quorlock_core::quorum::order;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
@@ -87,8 +86,6 @@ pub struct Plan {
     pub(super) one_set_each: bool,
     /// The interval of meetings, if there are any: moments at which all callers call.
     pub(super) meet_every: Option<Ns>,
-    /// The number of processes that do not remember contended keys: the last ones.
-    pub(super) newcomers: usize,
     /// A node, and the interval at which one RELEASE to it is lost.
     pub(super) lost_release_every: Option<(usize, Ns)>,
     /// Whether a violation is reported and ends the run.
@@ -248,7 +245,6 @@ impl Plan {
             ping: ping(),
             one_set_each: false,
             meet_every: None,
-            newcomers: 0,
             lost_release_every: None,
             is_checked: true,
         };
@@ -302,7 +298,6 @@ impl Plan {
             ping: ping(),
             one_set_each: true,
             meet_every: None,
-            newcomers: 0,
             lost_release_every: None,
             is_checked: false,
         }
@@ -314,36 +309,6 @@ impl Plan {
         self.key_sets = sets(&self.names, &key_indexes);
         self.key_indexes = key_indexes;
         self
-    }
-
-    pub(super) fn with_newcomers(mut self, newcomers: usize) -> Self {
-        self.newcomers = newcomers;
-        self
-    }
-
-    /// Cuts this number of processes off from the queue node of the first key before they call.
-    pub(super) fn with_unreachable_queue_node(mut self, processes: usize) -> Self {
-        let node = self.queue_node();
-        let pairs = (0..processes).map(|process| (process, node)).collect();
-        let kind = FaultKind::Partition { pairs, direction: None };
-        self.faults.push(Fault { from: SECOND / 2, to: self.length + SECOND, kind });
-        self
-    }
-
-    /// Loses one RELEASE to the queue node of the first key in each interval `every`.
-    pub(super) fn with_lost_releases(mut self, every: Ns) -> Self {
-        self.lost_release_every = Some((self.queue_node(), every));
-        self
-    }
-
-    pub(super) fn with_meetings(mut self, every: Ns) -> Self {
-        self.meet_every = Some(every);
-        self
-    }
-
-    fn queue_node(&self) -> usize {
-        let run_ids: Vec<_> = (0..self.nodes).map(|node| super::host::run_id(node, 0)).collect();
-        order(self.names[0].as_bytes(), run_ids.iter().map(|id| id.as_bytes()))[0]
     }
 
     #[must_use]

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use quorlock_core::client::{Mode, Reason, Spec, Token};
-use quorlock_core::quorum::{ExtensionVerdict, Ownership, order};
+use quorlock_core::quorum::{ExtensionVerdict, Ownership};
 
 use super::claims::Claims;
 use super::clock::Ns;
@@ -132,11 +132,6 @@ impl World {
 
     pub(super) fn send_down(&mut self, conn: Conn, message: Down) {
         self.network.send_down(conn, message, self.now, &mut self.events);
-    }
-
-    pub(super) fn queue_node(&self, key: usize) -> usize {
-        let run_ids = self.hosts.iter().map(|host| host.run_id.as_bytes());
-        order(self.plan.names[key].as_bytes(), run_ids)[0]
     }
 
     pub(super) fn record_revoked_answer(&mut self, token: Token, node: usize) {

@@ -1,159 +1,171 @@
-//! How a call ends without a lock: the last check, the releases and the reason.
+//! How a call ends: the lock, or the releases and the reason.
 
 use std::sync::Arc;
 
-use super::attempt::Attempt;
-use super::{Acquire, Action, Failure, Outcome, PendingRelease, Phase, Reason};
+use super::node::{Node, State};
+use super::{
+    Acquire, Action, Failure, Grant, GrantNode, Outcome, Phase, Reason, Straggler, StragglerKind,
+};
 use crate::client::mutants::{Mutant, is_broken};
-use crate::client::{Answer, Command, Context, NodeError, Request, RequestId, limits, mutants};
-use crate::quorum::Moment;
+use crate::client::{Answer, Context, Delivery, NodeError, Release, Spec, limits};
+use crate::quorum::{Validity, Win};
 
 impl Acquire {
-    /// Decides what follows the last attempt, once enough nodes have answered: the error, or an
-    /// inspection of all nodes.
-    pub(super) fn after_last_attempt(&mut self, ctx: &mut Context<'_>) {
-        let Phase::AwaitingAnswers(attempt) = std::mem::take(&mut self.phase) else { return };
-        self.keep_answers(&attempt);
-        let voting = self.answers.iter().filter(|answer| !matches!(answer, Answer::Failed(_)));
-        let majority_votes = voting.count() >= ctx.client_state.majority.size();
-        match self.refused_in_minority(ctx) {
-            Some(first_refusing) if majority_votes && attempt.decider_refused() => {
-                // Another client may be about to acquire the lock, or the node still has a lease of
-                // an earlier lock that was not released there.
-                let settle = limits::settle(ctx.client_state.round_trips.typical());
-                self.phase = Phase::Settling { until: ctx.now.plus(settle), first_refusing };
-            }
-            _ => self.fail(ctx),
+    pub(super) fn win(&mut self, win: Win, ctx: &mut Context<'_>) {
+        let Some(token) = self.token else { return };
+        ctx.client_state.fences.learn(self.ticket, win.fence);
+        if let Some(release) = self.release_detached(ctx) {
+            self.actions.push_back(Action::Release(Box::new(release)));
         }
-    }
-
-    pub(super) fn inspect_all(&mut self, first_refusing: usize, ctx: &mut Context<'_>) {
-        let round = self.reserve_rounds(1);
-        let Some(token) = mutants::new_token(self.started, ctx) else {
-            return self.finish(Reason::NoRandom, ctx);
+        self.leave_other_keys(ctx);
+        let kept = self.kept_slot();
+        let (all, spec) = (Arc::clone(&self.spec), self.wait_spec());
+        let key_at =
+            spec.keys.iter().next().and_then(|key| all.keys.iter().position(|it| it == key));
+        let nodes = self.nodes.drain(..).map(|node| GrantNode {
+            straggler: node.straggler(key_at.unwrap_or(0)),
+            answer: node.answer_at_win(kept),
+            delivery: node.delivery,
+            incarnation: node.incarnation,
+            is_lost: node.is_lost,
+        });
+        let round_trip = ctx.client_state.round_trips.typical();
+        let repair_at = ctx.now.plus(limits::patience(round_trip));
+        let grant = Grant {
+            token,
+            fence: win.fence,
+            validity: win.validity,
+            since: ctx.now,
+            next_round: self.next_round,
+            repair_at: Some(repair_at).filter(|_| self.attaches.is_none()),
+            nodes: nodes.collect(),
         };
-        let limit = self.spec.longest_timeout(ctx);
-        for node in 0..self.answers.len() {
-            self.answers[node] = match ctx.topology.route_acquire(node) {
-                Ok(connection) => {
-                    let request = Request { token, command: Command::Inspect };
-                    let id = RequestId { round, node };
-                    self.actions.push_back(Action::Send { id, connection, request });
-                    Answer::Pending
-                }
-                Err(error) => Answer::Failed(error),
-            };
-        }
-        self.phase = Phase::Inspecting { round, first_refusing, due: ctx.now.plus(limit), limit };
+        self.spec = spec;
+        self.phase = Phase::Ended;
+        self.actions.push_back(Action::Done(Box::new(Outcome::Acquired(grant))));
     }
 
-    /// Gives up an attempt, and releases what it may have been granted.
-    ///
-    /// In a call for any of several keys, also drops the attempt's requests that the driver has not
-    /// polled yet: the driver would send them with the key that [`spec`](Self::spec) has when it
-    /// polls, and the next attempt may change this key.
-    pub(super) fn roll_back(&mut self, attempt: &Attempt, ctx: &Context<'_>) {
-        let is_unsent =
-            |action: &Action| matches!(action, Action::Send { id, .. } if attempt.expects(*id));
-        if self.slots.is_some() {
-            self.actions.retain(|action| !is_unsent(action));
+    /// After a call for one of several keys has won, leaves the lines in which it stands for the
+    /// other keys, and gives those of them back that nodes have granted.
+    fn leave_other_keys(&mut self, ctx: &Context<'_>) {
+        let (Some(kept), Some(all), Some(token)) = (&self.kept, &self.spec.any, self.token) else {
+            return;
+        };
+        let slot = Some(kept.slot);
+        let is_other = |node: &Node| {
+            node.may_have_others
+                || node.wait.is_some()
+                || node.lease.as_ref().is_some_and(|lease| lease.slot != slot)
+        };
+        if !self.nodes.iter().any(is_other) {
+            return;
         }
-        for (node, connection) in attempt.connections(ctx.topology) {
-            self.note_release(node, connection, ctx.now);
+        let keys = all.iter().enumerate().filter(|(other, _)| *other != kept.slot);
+        let keys = keys.map(|(_, key)| key).collect();
+        let spec = Arc::new(Spec { keys, ..(*self.spec).clone() });
+        let deliveries = self
+            .nodes
+            .iter()
+            .map(|node| if is_other(node) { Delivery::Arrived } else { Delivery::NotSent });
+        let mut release = Release::new(token, deliveries, &spec, ctx);
+        for (index, node) in self.nodes.iter_mut().enumerate() {
+            if let Some(round) = node.wait.take() {
+                release.await_wait(index, round);
+                node.is_lost = true;
+            }
         }
-        let release = attempt.roll_back(&self.spec, ctx);
         self.actions.push_back(Action::Release(Box::new(release)));
     }
 
-    /// Ends the call because its time is over.
-    pub(super) fn give_up(&mut self, ctx: &mut Context<'_>) {
-        match std::mem::take(&mut self.phase) {
-            Phase::Attempting(mut attempt) => {
-                attempt.expire(&self.spec, ctx);
-                self.keep_answers(&attempt);
-                self.roll_back(&attempt, ctx);
-            }
-            Phase::AwaitingAnswers(mut attempt) => {
-                attempt.expire(&self.spec, ctx);
-                self.keep_answers(&attempt);
-            }
-            Phase::Probing(mut probing) => {
-                self.release_probe(&probing, ctx);
-                self.spec = Arc::clone(&probing.slot_spec);
-                probing.lost.expire(&self.spec, ctx);
-                self.keep_answers(&probing.lost);
-            }
-            Phase::Waiting(mut waiting) => {
-                if let Some(side_attempt) = &mut waiting.side_attempt {
-                    side_attempt.expire(&self.spec, ctx);
-                    self.keep_answers(side_attempt);
-                }
-                self.leave(&waiting, ctx);
-            }
-            _ => {}
+    /// Releases the token of the process that detached the lock, on the nodes that may still have
+    /// it; `None` if there are none. While they have it, they refuse the new token, and no other
+    /// client releases the old one.
+    fn release_detached(&self, ctx: &Context<'_>) -> Option<Release> {
+        let old = self.attaches?;
+        let is_settled = |node: &Node| matches!(node.answer, Answer::Granted(_) | Answer::Refused);
+        if self.nodes.iter().all(is_settled) {
+            return None;
         }
-        self.fail(ctx);
-    }
-
-    /// Records that the token of an ACQUIRE is being released on the node. `connection` carries the
-    /// RELEASE; it is `None` if the node has no connection now.
-    pub(super) fn note_release(&mut self, node: usize, connection: Option<u64>, now: Moment) {
-        let until = now.plus(self.spec.ttl.duration());
-        self.pending_releases[node] = Some(match self.pending_releases[node] {
-            Some(PendingRelease::Wait) => PendingRelease::Wait,
-            Some(PendingRelease::Lease { connection: earlier, until: end })
-                if earlier != connection && !now.has_reached(end) =>
-            {
-                PendingRelease::Lease { connection: None, until }
-            }
-            _ => PendingRelease::Lease { connection, until },
+        let deliveries = self.nodes.iter().map(|node| match node.delivery {
+            _ if is_settled(node) => Delivery::NotSent,
+            // The node was not sent the new token, and may have the old one.
+            Delivery::NotSent => Delivery::Arrived,
+            delivery => delivery,
         });
+        Some(Release::new(old, deliveries, &self.spec, ctx))
     }
 
-    /// Turns the refusal of a node into an error if the node may still hold an earlier token of
-    /// this call: that token may be the reason for the refusal.
-    pub(super) fn discount_self_caused_refusals(&mut self, ctx: &Context<'_>) {
-        if is_broken(Mutant::HeldByItself) {
-            return;
-        }
-        for (node, pending) in self.pending_releases.iter().enumerate() {
-            let may_hold = match pending {
-                None => false,
-                Some(PendingRelease::Wait) => true,
-                Some(PendingRelease::Lease { connection, until }) => {
-                    let released_before_request =
-                        connection.is_some() && *connection == ctx.topology.route(node).ok();
-                    !released_before_request && !ctx.now.has_reached(*until)
-                }
-            };
-            if may_hold && self.answers[node] == Answer::Refused {
-                self.answers[node] = Answer::Failed(NodeError::HeldByLostRequest);
-            }
-        }
-    }
-
-    /// Ends the call with the reason that follows from the last answers.
-    pub(super) fn fail(&mut self, ctx: &Context<'_>) {
-        self.discount_self_caused_refusals(ctx);
-        let reason = if self.count_refused() > ctx.client_state.majority.spare() {
+    /// Releases everything, and ends the call with the reason that follows from the last answers.
+    pub(super) fn fail(&mut self, ctx: &mut Context<'_>) {
+        let answers: Vec<_> = self.nodes.iter().map(|node| node.last_answer(ctx)).collect();
+        let refused = answers.iter().filter(|answer| **answer == Answer::Refused).count();
+        let reason = if refused > ctx.client_state.majority.spare() {
             Reason::Held
-        } else if self.too_late {
+        } else if self.too_late || self.would_be_too_late(ctx) {
             Reason::InsufficientValidity
         } else {
             Reason::NoQuorum
         };
-        self.finish(reason, ctx);
+        self.finish_with(reason, answers, ctx);
     }
 
-    pub(super) fn finish(&mut self, reason: Reason, ctx: &Context<'_>) {
+    /// Whether a grant of the first requests would leave too little validity by now.
+    fn would_be_too_late(&self, ctx: &Context<'_>) -> bool {
+        let left = Validity::new(self.asked_at, self.spec.ttl)
+            .and_then(|validity| validity.remaining(ctx.now));
+        let is_asking = matches!(self.phase, Phase::Asking { .. });
+        is_asking && left.is_none_or(|left| left < self.spec.min_validity)
+    }
+
+    pub(super) fn finish(&mut self, reason: Reason, ctx: &mut Context<'_>) {
+        let answers = self.nodes.iter().map(|node| node.answer.clone()).collect();
+        self.finish_with(reason, answers, ctx);
+    }
+
+    fn finish_with(&mut self, reason: Reason, answers: Vec<Answer>, ctx: &mut Context<'_>) {
+        self.release_all(ctx);
         self.phase = Phase::Ended;
-        let answers = self.answers.iter().map(|answer| match answer {
-            // The grant is being released, or an INSPECT found the lock free: no fence is valid.
-            Answer::Granted(_) => Answer::Granted(None),
-            other => other.clone(),
-        });
-        let failure =
-            Failure { reason, answers: answers.collect(), took: ctx.now.since(self.started) };
+        let failure = Failure { reason, answers, took: ctx.now.since(self.started) };
         self.actions.push_back(Action::Done(Box::new(Outcome::Failed(failure))));
+    }
+}
+
+impl Node {
+    fn straggler(&self, key: usize) -> Option<Straggler> {
+        let kind = match self.state {
+            _ if self.wait.is_some() => StragglerKind::Wait,
+            State::Asked | State::Idle if self.is_unanswered() => StragglerKind::Acquire { key },
+            State::Yielding => StragglerKind::Yield,
+            _ => return None,
+        };
+        let round = self.wait.unwrap_or(self.round);
+        Some(Straggler { round, kind })
+    }
+
+    /// The answer with which a lock of this key begins.
+    fn answer_at_win(&self, kept: Option<usize>) -> Answer {
+        match &self.lease {
+            Some(lease) if lease.slot == kept && self.state != State::Yielding => {
+                Answer::Granted(Some(lease.fence))
+            }
+            Some(_) => Answer::Pending,
+            None if self.refused.is_some() => Answer::Refused,
+            None => self.answer.clone(),
+        }
+    }
+
+    /// The answer of a call that failed. A node that failed once is reported as it was last heard.
+    fn last_answer(&self, ctx: &Context<'_>) -> Answer {
+        // The refusal may be due to an earlier token of this call.
+        let is_own = self.spent_until.is_some_and(|until| !ctx.now.has_reached(until));
+        match (&self.answer, self.refused) {
+            (_, Some(_)) if is_own && !is_broken(Mutant::HeldByItself) => {
+                Answer::Failed(NodeError::HeldByLostRequest)
+            }
+            (_, Some(_)) => Answer::Refused,
+            // The grant is being released: its fence is not valid.
+            (Answer::Granted(_), None) => Answer::Granted(None),
+            (answer, None) => answer.clone(),
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Calls of a process: local queues, attempts, waits and their connections.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,8 +11,8 @@ use quorlock_core::client::{
 use quorlock_core::quorum::Moment;
 
 use super::{
-    CONNECTIONS, Call, CallerResult, ConnectionKind, Lock, Machine, Process, QueuePosition, Wait,
-    call_mut,
+    CONNECTIONS, Call, CallerResult, ConnectionKind, Lock, Machine, PlacesInLine, Process,
+    QueuePosition, Wait, call_mut,
 };
 use crate::fleet::clock::{MS, Ns};
 use crate::fleet::network::Conn;
@@ -92,13 +93,12 @@ impl Process {
             caller,
             started: now,
             due,
-            round_sent_at: now,
-            last_round: u32::MAX,
-            asked_at: vec![now; self.wait_connections.len()],
-            sent_at: vec![now; self.wait_connections.len()],
+            asked_at: vec![now; self.idle_connections.len()],
+            sent_rounds: BTreeMap::new(),
+            sent_at: vec![now; self.idle_connections.len()],
             has_asked: false,
             place: QueuePosition::None,
-            was_contended: false,
+            place_in_line: QueuePosition::None,
             renews,
             attaches: None,
         })))
@@ -131,10 +131,7 @@ impl Process {
         self.propose_slot(machine);
         let Some(call) = call_mut(&mut self.machines, machine) else { return };
         call.place = place;
-        let is_newcomer = self.index >= self.newcomers_from;
-        let is_contended = self.local_queues[call.key_set].is_contended && !is_newcomer;
-        call.was_contended = is_contended;
-        call.acquire.begin(is_contended, &mut self.shared.context(world.now));
+        call.acquire.begin(&mut self.shared.context(world.now));
         self.drive(machine, world);
     }
 
@@ -144,17 +141,8 @@ impl Process {
             let Some(call) = call_mut(&mut self.machines, machine) else { return };
             let Some(action) = call.acquire.poll() else { break };
             match action {
-                Action::Send { id, connection, request } => {
-                    if matches!(
-                        request.command,
-                        Command::Acquire { .. } | Command::SwapToken { .. } | Command::Inspect
-                    ) {
-                        if call.last_round != id.round {
-                            call.last_round = id.round;
-                            call.round_sent_at = world.now;
-                        }
-                        call.asked_at[id.node] = call.round_sent_at;
-                    }
+                Action::Send { id, connection, request, spec } => {
+                    call.sent_rounds.insert(id.round, world.now);
                     call.sent_at[id.node] = world.now;
                     call.has_asked = true;
                     let own_token = match request.command {
@@ -162,17 +150,21 @@ impl Process {
                         _ => request.token,
                     };
                     world.claims.assign(own_token, id_of_call);
-                    let spec = Arc::clone(call.acquire.spec());
                     self.send(machine, id, connection, request, &spec, world);
                 }
-                Action::Wait { id } => self.take_wait_connection(machine, id, world),
-                Action::StopWaiting { id } => self.stop_waiting(machine, id, world),
+                Action::TakePlace => self.take_place(machine, world),
+                Action::Wait { id } => self.start_wait(machine, id, world),
                 // The process that detached the lock may have a request with this token in flight,
                 // so the token may be on a node even after this release.
                 Action::Release(release) if call.attaches == Some(release.token()) => {
                     self.release_best_effort(*release, world);
                 }
-                Action::Release(release) => self.release(*release, machine, world),
+                Action::Release(release) => {
+                    // The token may keep one of several keys.
+                    let spec = release.spec();
+                    let is_of_all = spec.keys.len() == spec.name().len();
+                    self.release(*release, machine, is_of_all, world);
+                }
                 Action::Suspect { node, connection } => {
                     self.suspicions.push_back((node, connection));
                 }
@@ -200,13 +192,8 @@ impl Process {
             world.violate("an action follows Done".into());
         }
         let (key_set, place, caller) = (call.key_set, call.place, call.caller);
+        let place_in_line = call.place_in_line;
         let mode = call.acquire.spec().mode;
-        let contended = call.acquire.is_contended();
-        // Shared calls run at the same time. None of them may undo what another call has learned.
-        let has_learned = mode == Mode::Exclusive || contended != call.was_contended;
-        if call.has_asked && call.acquire.takes_turn() && has_learned {
-            self.local_queues[key_set].is_contended = contended;
-        }
         let now = self.shared.clock.at(world.now);
         let is_late =
             call.due.is_some_and(|due| now.has_reached(due.plus(Duration::from_millis(1))));
@@ -253,12 +240,7 @@ impl Process {
             }
             Outcome::Failed(failure) => {
                 trace!(world, "{id} fails: {failure:?}");
-                // For a node that did not refuse, the time at which the last round began counts.
-                let asked = |(node, answer)| match answer {
-                    &Answer::Refused => call.asked_at[node],
-                    _ => call.round_sent_at,
-                };
-                let asked_at = failure.answers.iter().enumerate().map(asked).collect();
+                let asked_at = call.asked_at.clone();
                 let silent = failure.answers.iter().enumerate().filter_map(|(node, answer)| {
                     let is_silent = matches!(answer, Answer::Failed(NodeError::TimedOut { .. }));
                     is_silent.then_some((node, call.sent_at[node]))
@@ -280,7 +262,21 @@ impl Process {
                 self.results.push_back(CallerResult::Failed { caller });
             }
         }
+        self.stop_opening(machine, world);
+        self.leave_place(place_in_line, world);
         self.leave_local_queue(key_set, place, world);
+    }
+
+    /// Gives up the WAITs of a machine that have no connection yet.
+    fn stop_opening(&mut self, machine: u64, world: &mut World) {
+        let of_machine = self.waits.range((machine, 0)..=(machine, u32::MAX));
+        let opening: Vec<u32> = of_machine
+            .filter(|(_, wait)| !matches!(wait, Wait::Sent(..)))
+            .map(|(&(_, round), _)| round)
+            .collect();
+        for round in opening {
+            self.stop_waiting(machine, RequestId { round, node: 0 }, world);
+        }
     }
 
     fn leave_local_queue(&mut self, key_set: usize, place: QueuePosition, world: &mut World) {
@@ -302,28 +298,53 @@ impl Process {
     pub(in crate::fleet) fn cancel(&mut self, machine: u64, world: &mut World) {
         let Some(call) = call_mut(&mut self.machines, machine) else { return };
         trace!(world, "p{}/{machine} is cancelled", self.index);
-        let (key_set, place) = (call.key_set, call.place);
+        let (key_set, place, place_in_line) = (call.key_set, call.place, call.place_in_line);
         call.acquire.cancel(&mut self.shared.context(world.now));
         self.drive_call(machine, world);
         self.machines.remove(&machine);
+        self.stop_opening(machine, world);
+        self.leave_place(place_in_line, world);
         self.leave_local_queue(key_set, place, world);
         self.settle(world);
     }
 
-    fn take_wait_connection(&mut self, machine: u64, id: RequestId, world: &mut World) {
-        let wait_connections = &mut self.wait_connections[id.node];
-        match wait_connections.places.enter() {
-            Entry::Place => self.start_wait(machine, id, world),
+    fn take_place(&mut self, machine: u64, world: &mut World) {
+        let entry = self.places_in_line.places.enter();
+        let Some(call) = call_mut(&mut self.machines, machine) else { return };
+        match entry {
+            Entry::Place => {
+                call.place_in_line = QueuePosition::Turn;
+                call.acquire.handle_place(&mut self.shared.context(world.now));
+            }
             Entry::Queued(number) => {
-                wait_connections.waiting.insert(number, (machine, id));
-                self.waits.insert((machine, id.round), Wait::Queued(id.node, number));
+                call.place_in_line = QueuePosition::Queued(number);
+                self.places_in_line.calls.insert(number, machine);
             }
         }
     }
 
-    fn start_wait(&mut self, machine: u64, id: RequestId, world: &mut World) {
+    fn leave_place(&mut self, place: QueuePosition, world: &mut World) {
+        let PlacesInLine { places, calls } = &mut self.places_in_line;
+        let next = match place {
+            QueuePosition::None => CalledNumbers::new(),
+            QueuePosition::Turn => places.leave(),
+            QueuePosition::Queued(number) => {
+                calls.remove(&number);
+                places.give_up(number).unwrap_or_else(|| places.leave())
+            }
+        };
+        let machines: Vec<_> = next.iter().filter_map(|number| calls.remove(number)).collect();
+        for machine in machines {
+            let Some(call) = call_mut(&mut self.machines, machine) else { continue };
+            call.place_in_line = QueuePosition::Turn;
+            call.acquire.handle_place(&mut self.shared.context(world.now));
+            self.drive(machine, world);
+        }
+    }
+
+    pub(super) fn start_wait(&mut self, machine: u64, id: RequestId, world: &mut World) {
         let node = id.node;
-        if let Some(conn) = self.wait_connections[node].idle.pop() {
+        if let Some(conn) = self.idle_connections[node].pop() {
             self.waits.insert((machine, id.round), Wait::Connecting(node, conn));
             self.wait_through(machine, id, conn, world);
             return;
@@ -334,7 +355,7 @@ impl Process {
         self.set_timer(CONNECTIONS + conn as u64, Some(due), world);
     }
 
-    /// Sends a WAIT through its connection, if the call still needs the WAIT.
+    /// Sends a WAIT through its connection, if the call or the lock still needs the WAIT.
     pub(super) fn wait_through(
         &mut self,
         machine: u64,
@@ -345,13 +366,21 @@ impl Process {
         if let Some(connection) = self.connections.get_mut(&conn) {
             connection.kind = ConnectionKind::Wait(Some((machine, id)));
         }
-        let Some(call) = call_mut(&mut self.machines, machine) else { return };
-        let request = call.acquire.handle_wait_connection(id, &mut self.shared.context(world.now));
-        match request {
-            Some(request) => {
-                let spec = Arc::clone(call.acquire.wait_spec());
+        let mut ctx = self.shared.context(world.now);
+        let request = match self.machines.get_mut(&machine).map(|entry| &mut entry.machine) {
+            Some(Machine::Call(call)) => {
                 call.has_asked = true;
-                call.asked_at[id.node] = world.now;
+                call.sent_rounds.insert(id.round, world.now);
+                call.acquire.handle_wait_connection(id, &mut ctx)
+            }
+            Some(Machine::Lock(lock)) => {
+                let request = lock.hold.handle_wait_connection(id, &ctx);
+                request.map(|request| (request, Arc::clone(lock.hold.spec())))
+            }
+            Some(Machine::Release(_)) | None => None,
+        };
+        match request {
+            Some((request, spec)) => {
                 self.waits.insert((machine, id.round), Wait::Sent(id.node, conn));
                 world.claims.assign(request.token, self.machine_id(machine));
                 self.send_through(conn, machine, id, request, &spec, world);
@@ -361,40 +390,16 @@ impl Process {
         self.set_call_timer(machine, world);
     }
 
+    /// Frees the connection of a WAIT.
     pub(super) fn stop_waiting(&mut self, machine: u64, id: RequestId, world: &mut World) {
-        let node = match self.waits.remove(&(machine, id.round)) {
-            None => return,
-            Some(Wait::Queued(node, number)) => {
-                self.wait_connections[node].waiting.remove(&number);
-                if self.wait_connections[node].places.give_up(number).is_some() {
-                    return;
-                }
-                node
+        let Some(wait) = self.waits.remove(&(machine, id.round)) else { return };
+        let (Wait::Connecting(node, conn) | Wait::Sent(node, conn)) = wait;
+        match self.connections.get_mut(&conn) {
+            Some(connection) if connection.is_ready && connection.in_flight.is_empty() => {
+                connection.kind = ConnectionKind::Wait(None);
+                self.idle_connections[node].push(conn);
             }
-            Some(Wait::Connecting(node, conn) | Wait::Sent(node, conn)) => {
-                match self.connections.get_mut(&conn) {
-                    Some(connection) if connection.is_ready && connection.in_flight.is_empty() => {
-                        connection.kind = ConnectionKind::Wait(None);
-                        self.wait_connections[node].idle.push(conn);
-                    }
-                    _ => self.close(conn, world),
-                }
-                node
-            }
-        };
-        self.leave_wait_connection(node, world);
-    }
-
-    pub(super) fn leave_wait_connection(&mut self, node: usize, world: &mut World) {
-        let wait_connections = &mut self.wait_connections[node];
-        let called: Vec<_> = wait_connections
-            .places
-            .leave()
-            .iter()
-            .filter_map(|number| wait_connections.waiting.remove(number))
-            .collect();
-        for (machine, id) in called {
-            self.start_wait(machine, id, world);
+            _ => self.close(conn, world),
         }
     }
 }

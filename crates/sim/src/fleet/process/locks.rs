@@ -100,19 +100,7 @@ impl Process {
                         self.schedule_renewal(machine, world);
                     }
                 }
-                HoldAction::Contended => {
-                    let (key_set, name) = (lock.key_set, lock.hold.spec().name());
-                    // An attached permit is a lock of one key. The plan may have a set of that key.
-                    let sets = &world.plan.key_sets;
-                    let key_set = if sets[key_set] == *name {
-                        Some(key_set)
-                    } else {
-                        sets.iter().position(|set| set == name)
-                    };
-                    if let Some(key_set) = key_set {
-                        self.local_queues[key_set].is_contended = true;
-                    }
-                }
+                HoldAction::Wait { id } => self.start_wait(machine, id, world),
                 HoldAction::Release(release) => self.release_best_effort(*release, world),
                 HoldAction::Suspect { node, connection } => {
                     self.suspicions.push_back((node, connection));
@@ -124,7 +112,7 @@ impl Process {
         if lock.hold.was_given_up() && entry.in_flight == 0 {
             self.machines.remove(&machine);
         } else {
-            let timeouts = [lock.hold.poll_timeout(), lock.hold.repeat_at()];
+            let timeouts = [lock.hold.poll_timeout(), lock.hold.front_at()];
             let timeout = timeouts.into_iter().flatten().reduce(Moment::earlier);
             self.set_timer(machine, timeout, world);
         }
@@ -157,7 +145,7 @@ impl Process {
         if is_held {
             world.claims.record_released(token, world.now);
         }
-        let task = self.add_release(release, None, caller, is_held, world);
+        let task = self.add_release(release, Some(machine), caller, is_held, world);
         if world.plan.mutant == Some(Mutant::LateRelease) && caller.is_none() {
             let later = self.shared.now(world.now).plus(Duration::from_millis(20));
             self.set_timer(task, Some(later), world);
@@ -195,8 +183,14 @@ impl Process {
     }
 
     /// Runs a release. It takes over the unanswered WAIT of the state machine `from`.
-    pub(super) fn release(&mut self, release: Release, from: u64, world: &mut World) {
-        let machine = self.add_release(release, Some(from), None, true, world);
+    pub(super) fn release(
+        &mut self,
+        release: Release,
+        from: u64,
+        is_thorough: bool,
+        world: &mut World,
+    ) {
+        let machine = self.add_release(release, Some(from), None, is_thorough, world);
         self.drive_release(machine, world);
     }
 
@@ -208,30 +202,31 @@ impl Process {
         is_thorough: bool,
         world: &mut World,
     ) -> u64 {
-        let wait = release.wait();
+        let waits: Vec<_> = release.waits().collect();
         let due = self.shared.now(world.now).plus(self.longest_timeout(release.spec()));
         let (started, token) = (world.now, None);
-        let task = ReleaseTask { release, wait, caller, started, due, token, is_thorough };
+        let task = ReleaseTask { release, caller, started, due, token, is_thorough };
         let machine = self.add_machine(Machine::Release(Box::new(task)));
-        if let (Some(id), Some(from)) = (wait, from) {
-            if let Some(wait) = self.waits.remove(&(from, id.round)) {
-                self.waits.insert((machine, id.round), wait);
-                if let Wait::Sent(_, conn) = wait
-                    && let Some(connection) = self.connections.get_mut(&conn)
-                {
-                    connection.kind = ConnectionKind::Wait(Some((machine, id)));
-                    for request in &mut connection.in_flight {
-                        request.machine = machine;
-                    }
+        for id in waits {
+            let Some((from, wait)) =
+                from.and_then(|from| Some((from, self.waits.remove(&(from, id.round))?)))
+            else {
+                world.violate(format!("{from:?} hands over a WAIT that it does not have"));
+                continue;
+            };
+            self.waits.insert((machine, id.round), wait);
+            if let Wait::Sent(_, conn) = wait
+                && let Some(connection) = self.connections.get_mut(&conn)
+            {
+                connection.kind = ConnectionKind::Wait(Some((machine, id)));
+                for request in &mut connection.in_flight {
+                    request.machine = machine;
                 }
-                if let Some(entry) = self.machines.get_mut(&from) {
-                    entry.in_flight = entry.in_flight.saturating_sub(1);
-                }
-                self.expect_response(machine);
-            } else {
-                let from = self.machine_id(from);
-                world.violate(format!("{from} hands over a WAIT that it does not have"));
             }
+            if let Some(entry) = self.machines.get_mut(&from) {
+                entry.in_flight = entry.in_flight.saturating_sub(1);
+            }
+            self.expect_response(machine);
         }
         machine
     }
@@ -260,10 +255,6 @@ impl Process {
         }
         let is_done = task.release.is_done();
         let timeout = task.release.poll_timeout();
-        let answered = if task.release.wait().is_none() { task.wait.take() } else { None };
-        if let Some(id) = answered {
-            self.stop_waiting(machine, id, world);
-        }
         if is_done {
             if let Some(MachineEntry { machine: Machine::Release(task), .. }) =
                 self.machines.remove(&machine)

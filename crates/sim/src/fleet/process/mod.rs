@@ -50,8 +50,9 @@ pub(super) struct Process {
     next_machine: u64,
     /// By set of keys.
     local_queues: Vec<LocalQueue>,
-    /// By node.
-    wait_connections: Vec<WaitConnections>,
+    places_in_line: PlacesInLine,
+    /// The idle wait connections, by node.
+    idle_connections: Vec<Vec<Conn>>,
     /// The WAITs, by state machine and round.
     waits: BTreeMap<(u64, u32), Wait>,
     renewals: RenewalBatches,
@@ -73,8 +74,6 @@ pub(super) struct Process {
     pub(super) resumed_at: Ns,
     /// Whether the other state machines learn of a lost connection before the links do.
     tells_machines_first: bool,
-    /// Processes with this index or a larger one do not remember that a key was contended.
-    newcomers_from: usize,
 }
 
 /// The state of a process from which [`Shared::context`] makes the context of an event.
@@ -112,18 +111,17 @@ pub(super) struct Call {
     pub(super) started: Ns,
     /// When the call must have ended, unless it waits without a limit.
     pub(super) due: Option<Moment>,
-    /// When the first request of the last round was sent.
-    round_sent_at: Ns,
-    last_round: u32,
-    /// For each node: when the last round or WAIT that asked it was sent.
+    /// For each node: when the last request that it refused was sent.
     asked_at: Vec<Ns>,
+    /// When the request of each round was sent.
+    sent_rounds: BTreeMap<u32, Ns>,
     /// For each node: when the last request of any kind was sent to it.
     sent_at: Vec<Ns>,
     /// Whether the call has sent any request.
     pub(super) has_asked: bool,
     place: QueuePosition,
-    /// Whether the keys were known as contended when the turn of the call came.
-    was_contended: bool,
+    /// The place among the calls that stand in line, or in the queue for one.
+    place_in_line: QueuePosition,
     pub(super) renews: bool,
     /// The token of the detached lock, if the call attaches one.
     pub(super) attaches: Option<Token>,
@@ -159,8 +157,6 @@ pub(super) struct Lock {
 /// A release, and the caller that waits for it, if any.
 pub(super) struct ReleaseTask {
     release: Release,
-    /// The WAIT that the release took over from a call, while it is unanswered.
-    wait: Option<RequestId>,
     caller: Option<usize>,
     pub(super) started: Ns,
     due: Moment,
@@ -175,22 +171,19 @@ struct LocalQueue {
     places: PlaceQueue,
     /// The calls by their number in the queue.
     calls: BTreeMap<u64, u64>,
-    is_contended: bool,
     slots: SlotMemory,
 }
 
-struct WaitConnections {
+/// The places for calls of the process that stand in line.
+struct PlacesInLine {
     places: PlaceQueue,
-    /// The WAITs by their number in the queue for a wait connection.
-    waiting: BTreeMap<u64, (u64, RequestId)>,
-    idle: Vec<Conn>,
+    /// The calls by their number in the queue for a place.
+    calls: BTreeMap<u64, u64>,
 }
 
 /// The progress of a WAIT, with its node.
 #[derive(Clone, Copy, Debug)]
 enum Wait {
-    /// The WAIT has this number in the queue for a wait connection.
-    Queued(usize, u64),
     Connecting(usize, Conn),
     Sent(usize, Conn),
 }
@@ -270,13 +263,7 @@ impl Process {
         let queue = |_| LocalQueue {
             places: PlaceQueue::new(1),
             calls: BTreeMap::new(),
-            is_contended: false,
             slots: SlotMemory::default(),
-        };
-        let wait_connections = |_| WaitConnections {
-            places: PlaceQueue::new(plan.wait_connections),
-            waiting: BTreeMap::new(),
-            idle: Vec::new(),
         };
         let tells_machines_first = rng.random();
         Self {
@@ -294,7 +281,11 @@ impl Process {
             machines: BTreeMap::new(),
             next_machine: 2,
             local_queues: (0..plan.key_sets.len()).map(queue).collect(),
-            wait_connections: (0..plan.nodes).map(wait_connections).collect(),
+            places_in_line: PlacesInLine {
+                places: PlaceQueue::new(plan.wait_connections),
+                calls: BTreeMap::new(),
+            },
+            idle_connections: vec![Vec::new(); plan.nodes],
             waits: BTreeMap::new(),
             renewals: RenewalBatches::default(),
             local_responses: VecDeque::new(),
@@ -306,7 +297,6 @@ impl Process {
             reads_later: false,
             resumed_at: 0,
             tells_machines_first,
-            newcomers_from: plan.processes - plan.newcomers,
         }
     }
 
@@ -419,7 +409,7 @@ impl Process {
                         self.timers.remove(&(CONNECTIONS + conn as u64));
                         self.wait_through(machine, id, conn, world);
                     }
-                    ConnectionKind::Wait(None) => self.wait_connections[node].idle.push(conn),
+                    ConnectionKind::Wait(None) => self.idle_connections[node].push(conn),
                 }
             }
             Down::Refused => self.lose(conn, "connection refused", world),
@@ -437,7 +427,9 @@ impl Process {
         };
         let kind = connection.kind;
         let is_over = connection.is_retired && connection.in_flight.is_empty();
-        if !is_wait {
+        if is_wait {
+            self.stop_waiting(machine, id, world);
+        } else {
             let took = self.shared.now(world.now).since(sent);
             self.shared.client_state.round_trips.sample(node, took);
         }
@@ -479,15 +471,13 @@ impl Process {
                 self.drive_links(world);
             }
             ConnectionKind::Wait(user) => {
-                self.wait_connections[node].idle.retain(|&idle| idle != conn);
+                self.idle_connections[node].retain(|&idle| idle != conn);
                 if let Some((machine, id)) = user
                     && self.waits.remove(&(machine, id.round)).is_some()
+                    && failed.is_empty()
                 {
-                    self.leave_wait_connection(node, world);
-                    if failed.is_empty() {
-                        self.expect_response(machine);
-                        failed.push_back((machine, id, Response::Failed(error)));
-                    }
+                    self.expect_response(machine);
+                    failed.push_back((machine, id, Response::Failed(error)));
                 }
             }
         }
@@ -512,7 +502,14 @@ impl Process {
         trace!(world, "p{}/{machine} hears n{node} in round {round}: {response:?}", self.index);
         let mut ctx = self.shared.context(world.now);
         match &mut entry.machine {
-            Machine::Call(call) => call.acquire.handle_response(id, response, &mut ctx),
+            Machine::Call(call) => {
+                if let (Response::Held { .. } | Response::No, Some(at)) =
+                    (response, call.sent_rounds.get(&round))
+                {
+                    call.asked_at[node] = *at;
+                }
+                call.acquire.handle_response(id, response, &mut ctx);
+            }
             Machine::Lock(lock) => {
                 if let Response::Failed(NodeError::Revoked { .. }) = response {
                     world.record_revoked_answer(lock.hold.token(), node);
@@ -571,7 +568,7 @@ impl Process {
                 Machine::Call(call) => call.acquire.handle_timeout(&mut ctx),
                 Machine::Lock(lock) => {
                     lock.hold.handle_timeout(&ctx);
-                    lock.hold.repeat_refused(&ctx);
+                    lock.hold.stand_in_front(&ctx);
                 }
                 Machine::Release(task) => task.release.handle_timeout(&ctx),
             }

@@ -1,0 +1,197 @@
+//! Standing in line on all nodes, yielding to older calls, and releasing part of a lock.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::node::{Lease, State};
+use super::{Acquire, Action, Partial, Phase};
+use crate::client::mutants::{Mutant, is_broken};
+use crate::client::{Answer, Command, Context, Delivery, Release, Request, Spec, limits};
+
+impl Acquire {
+    /// Stands in line on all nodes, with a ticket above every number that a majority knows. From
+    /// then on, no call that asks later is granted a majority before this one.
+    pub(super) fn stand_in_line(&mut self, ctx: &mut Context<'_>) {
+        let round_trip = ctx.client_state.round_trips.typical();
+        let tie_ends_at = ctx.now.plus(limits::tie(round_trip));
+        let leave_at = if self.may_wait(ctx.now) { self.until } else { Some(tie_ends_at) };
+        self.phase = Phase::InLine { leave_at };
+        if !std::mem::replace(&mut self.has_stood, true) && !is_broken(Mutant::TicketNotRaised) {
+            self.ticket = ctx.client_state.fences.propose(ctx.wall_us);
+            for node in &mut self.nodes {
+                // It is not known yet which calls are older than the new ticket.
+                node.refused = node.refused.and(Some(false));
+            }
+        }
+        self.proceed_in_line(ctx);
+    }
+
+    pub(super) fn proceed_in_line(&mut self, ctx: &mut Context<'_>) {
+        let older = self.count(|node| node.refused == Some(true));
+        let has_lost_tie = older > ctx.client_state.majority.spare() && !self.may_wait(ctx.now);
+        if has_lost_tie || self.is_ruled_out(ctx) {
+            return self.fail(ctx);
+        }
+        let has_some = self.nodes.iter().any(|node| node.lease.is_some());
+        let partial = self.partial.filter(|_| has_some);
+        let round_trip = ctx.client_state.round_trips.typical();
+        let pause = limits::patience(round_trip);
+        self.partial = has_some.then(|| {
+            let yield_at = ctx.now.plus(pause);
+            partial.unwrap_or(Partial { since: ctx.now, yield_at, pause })
+        });
+        if let Some(partial) = self.partial
+            && ctx.now.has_reached(partial.yield_at)
+        {
+            let end = partial.since.plus(limits::partial(round_trip));
+            let is_long = ctx.now.has_reached(end);
+            if is_long && !is_broken(Mutant::NeverGivesBack) {
+                return self.start_over(limits::rejoin_pause(round_trip), ctx);
+            }
+            self.give_way(ctx);
+            // In a tie, all calls have little time.
+            let pause = partial.pause * if self.may_wait(ctx.now) { 2 } else { 1 };
+            let next = ctx.now.plus(pause);
+            let yield_at = if is_long { next } else { next.earlier(end) };
+            self.partial = Some(Partial { yield_at, pause, ..partial });
+        }
+        self.renew_stale_grants(ctx);
+        if !self.has_place {
+            return self.await_place(ctx);
+        }
+        for index in 0..self.nodes.len() {
+            let node = &self.nodes[index];
+            if node.state == State::Idle && node.may_ask(ctx.now) {
+                self.stand(index, ctx);
+            } else if node.state == State::Granted && node.ticket != self.ticket {
+                // To the node, this call is older than it is now.
+                self.ask(index, ctx);
+            }
+        }
+        self.widen(ctx);
+    }
+
+    /// Queues for a place in line. Until the call has one, it asks all nodes again and again: the
+    /// lock may be free although other calls of this program have all places.
+    fn await_place(&mut self, ctx: &mut Context<'_>) {
+        match self.place_due {
+            Some(due) if ctx.now.has_reached(due) => {
+                self.pause = (self.pause * 2).min(limits::PAUSE_MAX);
+                self.place_due = Some(ctx.now.plus(self.pause));
+                self.start_over(self.pause, ctx);
+            }
+            Some(_) => {}
+            None => {
+                self.place_due = Some(ctx.now.plus(self.pause));
+                self.actions.push_back(Action::TakePlace);
+            }
+        }
+    }
+
+    /// Asks the nodes that granted to take the lock back if an older call waits for it. Of several
+    /// keys, keeps the one that most nodes granted, and releases the others.
+    fn give_way(&mut self, ctx: &mut Context<'_>) {
+        let Some((slot, _)) = self.most_granted() else { return };
+        self.keep_slot(slot);
+        let Some(token) = self.token else { return };
+        for node in 0..self.nodes.len() {
+            if self.nodes[node].state != State::Granted {
+                continue;
+            }
+            let of = self.nodes[node].lease.as_ref().and_then(|lease| lease.slot);
+            if of == slot {
+                if !is_broken(Mutant::NeverYields) {
+                    let request = Request { token, command: Command::Yield };
+                    self.send(node, State::Yielding, (request, self.wait_spec()), ctx);
+                }
+            } else if let Some(spec) = self.spec_of(of) {
+                let request = Request { token, command: Command::Release };
+                self.send(node, State::GivingBack, (request, spec), ctx);
+            }
+        }
+    }
+
+    fn spec_of(&self, slot: Option<usize>) -> Option<Arc<Spec>> {
+        let keys = self.spec.any.as_ref()?.only(slot?);
+        Some(Arc::new(Spec { keys, ..(*self.spec).clone() }))
+    }
+
+    /// Asks again for grants of which too little validity is left, once a majority has granted.
+    fn renew_stale_grants(&mut self, ctx: &mut Context<'_>) {
+        let size = ctx.client_state.majority.size();
+        let Some((slot, _)) = self.most_granted().filter(|(_, granted)| *granted >= size) else {
+            return;
+        };
+        if is_broken(Mutant::LongWaitIsLost) {
+            self.too_late = true;
+            return self.fail(ctx);
+        }
+        self.keep_slot(slot);
+        for node in 0..self.nodes.len() {
+            let has_slot = |lease: &Lease| lease.slot == slot;
+            let has_granted = self.nodes[node].state == State::Granted;
+            if has_granted && self.nodes[node].lease.as_ref().is_some_and(has_slot) {
+                self.ask(node, ctx);
+            }
+        }
+    }
+
+    /// In a call for one of several keys that keeps none any more, starts over, so that it asks for
+    /// all of them again on the nodes where it stands in line for one.
+    fn widen(&mut self, ctx: &mut Context<'_>) {
+        if self.kept.is_some() && self.partial.is_none() {
+            self.start_over(Duration::ZERO, ctx);
+        }
+    }
+
+    /// Whether permanent errors leave too few nodes for a majority.
+    pub(super) fn is_ruled_out(&self, ctx: &Context<'_>) -> bool {
+        let answers = self.nodes.iter().map(|node| &node.answer);
+        Answer::rule_out_majority(answers, ctx.client_state.majority)
+    }
+
+    /// Releases everything, and asks all nodes again after a pause, with the same ticket and a new
+    /// token: requests with the old one may still arrive. Ends the call if its wait is over.
+    pub(super) fn start_over(&mut self, at_most: Duration, ctx: &mut Context<'_>) {
+        if !self.may_wait(ctx.now) || self.is_ruled_out(ctx) {
+            return self.fail(ctx);
+        }
+        self.release_all(ctx);
+        let pause = ctx.jitter(at_most);
+        let until = ctx.now.plus(pause);
+        let until = self.until.map_or(until, |end| until.earlier(end));
+        self.phase = Phase::Pausing { until };
+    }
+
+    /// Releases the present token on all nodes that may have it.
+    pub(super) fn release_all(&mut self, ctx: &Context<'_>) {
+        let Some(token) = self.token.take() else { return };
+        let spec = match &self.spec.any {
+            Some(all) => Arc::new(Spec { keys: all.clone(), ..(*self.spec).clone() }),
+            None => Arc::clone(&self.spec),
+        };
+        let was_sent = self.nodes.iter().any(|node| node.delivery != Delivery::NotSent);
+        let deliveries = self.nodes.iter().map(|node| node.delivery);
+        let mut release = Release::new(token, deliveries, &spec, ctx);
+        for (index, node) in self.nodes.iter_mut().enumerate() {
+            if let Some(round) = node.wait {
+                release.await_wait(index, round);
+            }
+            if node.is_lost {
+                release.may_overtake(index, ctx.now);
+            }
+            if node.may_keep_token(ctx.topology.route(index).ok()) {
+                node.spent_until = Some(ctx.now.plus(self.spec.ttl.duration()));
+            }
+            node.start_over(ctx.now);
+        }
+        self.agreement = None;
+        self.partial = None;
+        self.kept = None;
+        // What the driver has not polled yet is not sent.
+        self.actions.retain(|action| !matches!(action, Action::Send { .. } | Action::Wait { .. }));
+        if was_sent {
+            self.actions.push_back(Action::Release(Box::new(release)));
+        }
+    }
+}

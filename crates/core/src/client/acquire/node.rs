@@ -1,0 +1,464 @@
+//! The state of one node: what the call asked it, and what it answered.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Acquire, Action, Phase};
+use crate::Fence;
+use crate::client::mutants::{Mutant, is_broken};
+use crate::client::{
+    Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Spec, limits,
+};
+use crate::quorum::{FenceAnswer, Moment, Validity};
+
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) state: State,
+    /// The number of the last request. Each request of a call has its own.
+    pub(super) round: u32,
+    /// When that request was sent.
+    sent: Moment,
+    /// When its answer is due, and the time limit.
+    due: Option<(Moment, Duration)>,
+    /// What the node may hold for the present token.
+    pub(super) lease: Option<Lease>,
+    /// Whether the node refused when it last voted, and if so, an older call. A single failure
+    /// changes nothing.
+    pub(super) refused: Option<bool>,
+    /// The last answer, for people.
+    pub(super) answer: Answer,
+    /// Whether a WAIT has ended without a grant.
+    has_waited: bool,
+    failures: u32,
+    /// When to stand in line again; `None` for at once.
+    again_at: Option<Moment>,
+    pub(super) delivery: Delivery,
+    /// Whether a request that may grant was lost, so that it may still arrive.
+    pub(super) is_lost: bool,
+    /// Whether a late answer has granted one of several keys, which may be another one.
+    pub(super) may_have_others: bool,
+    /// The unanswered WAIT.
+    pub(super) wait: Option<u32>,
+    /// The lock that the last request which may grant asked for, and its ticket.
+    asked: Option<Arc<Spec>>,
+    pub(super) ticket: Fence,
+    pub(super) incarnation: u64,
+    /// Until when the node may hold an earlier token of this call.
+    pub(super) spent_until: Option<Moment>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// The node has nothing of this call, as far as the call knows, and was asked nothing.
+    Idle,
+    /// ACQUIRE is unanswered.
+    Asked,
+    /// There is no connection for the WAIT yet.
+    Opening,
+    /// The call stands in line there.
+    InLine,
+    /// The node has granted. Only in this state, its lease counts.
+    Granted,
+    /// YIELD is unanswered. It may still arrive, so the lease does not count.
+    Yielding,
+    /// The RELEASE of a key that the call does not keep is unanswered.
+    GivingBack,
+    /// The node has granted, and was asked to store the agreed fence.
+    Storing,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Lease {
+    pub(super) fence: Fence,
+    pub(super) validity: Option<Validity>,
+    /// The index of the granted key, in a call for one of several.
+    pub(super) slot: Option<usize>,
+}
+
+impl Node {
+    pub(super) fn new(now: Moment) -> Self {
+        Self {
+            state: State::Idle,
+            round: 0,
+            sent: now,
+            due: None,
+            lease: None,
+            refused: None,
+            answer: Answer::Pending,
+            has_waited: false,
+            failures: 0,
+            again_at: None,
+            delivery: Delivery::NotSent,
+            is_lost: false,
+            may_have_others: false,
+            wait: None,
+            asked: None,
+            ticket: Fence::ZERO,
+            incarnation: 0,
+            spent_until: None,
+        }
+    }
+
+    /// Forgets everything about the present token.
+    pub(super) fn start_over(&mut self, now: Moment) {
+        let Self { refused, failures, spent_until, .. } = *self;
+        let answer = std::mem::replace(&mut self.answer, Answer::Pending);
+        *self = Self { refused, answer, failures, spent_until, ..Self::new(now) };
+    }
+
+    pub(super) fn next_due(&self, in_line: bool) -> Option<Moment> {
+        let again_at = self.again_at.filter(|_| in_line && self.state == State::Idle);
+        self.due.map(|(due, _)| due).or(again_at)
+    }
+
+    /// Whether this is the node's last request. The answer to an earlier WAIT says only that the
+    /// WAIT is over.
+    pub(super) fn awaits(&mut self, round: u32, response: &Response) -> bool {
+        if round != self.round {
+            self.wait.take_if(|wait| *wait == round);
+            self.may_have_others |= matches!(response, Response::FenceAndKey { .. });
+        }
+        round == self.round
+    }
+
+    /// Whether the pause after a failure is over.
+    pub(super) fn may_ask(&self, now: Moment) -> bool {
+        self.again_at.is_none_or(|at| now.has_reached(at))
+    }
+
+    /// Whether a RELEASE through this connection may leave the token on the node for a while: a
+    /// request of this token may arrive after it.
+    pub(super) fn may_keep_token(&self, route: Option<u64>) -> bool {
+        let has_all = matches!(self.delivery, Delivery::Arrived) && route.is_some();
+        let in_order = self.connection().is_some() && self.connection() == route;
+        self.delivery != Delivery::NotSent && (self.is_lost || !(has_all || in_order))
+    }
+
+    /// Whether the node's lease counts, as long as it is valid.
+    pub(super) fn counts(&self) -> bool {
+        self.state == State::Granted
+            || is_broken(Mutant::YieldingCounts) && self.state == State::Yielding
+    }
+
+    /// Whether an ACQUIRE is unanswered, in time or not.
+    pub(super) fn is_unanswered(&self) -> bool {
+        self.connection().is_some()
+    }
+
+    fn connection(&self) -> Option<u64> {
+        match self.delivery {
+            Delivery::InFlight { connection } => Some(connection),
+            Delivery::NotSent | Delivery::Arrived => None,
+        }
+    }
+
+    /// The node no longer holds the lock for the present token.
+    fn vacate(&mut self, refused: Option<bool>) {
+        self.state = State::Idle;
+        self.lease = None;
+        self.due = None;
+        self.again_at = None;
+        self.refused = refused;
+        self.answer = if refused.is_some() { Answer::Refused } else { Answer::Pending };
+    }
+
+    fn fail(&mut self, error: NodeError, now: Moment) {
+        self.state = State::Idle;
+        self.due = None;
+        if self.failures > 0 && !matches!(error, NodeError::QueueFull { .. }) {
+            self.refused = None;
+        }
+        self.answer = Answer::Failed(error);
+        self.pause(now);
+    }
+
+    /// Delays the next request, the longer the more requests have failed.
+    fn pause(&mut self, now: Moment) {
+        let pause = limits::PAUSE_MIN.saturating_mul(2_u32.saturating_pow(self.failures));
+        self.failures = self.failures.saturating_add(1);
+        self.again_at = Some(now.plus(pause.min(limits::PAUSE_MAX)));
+    }
+}
+
+impl Acquire {
+    /// Sends ACQUIRE, or for an attach the swap of the token, to a node.
+    pub(super) fn ask(&mut self, index: usize, ctx: &mut Context<'_>) {
+        let Some(token) = self.token else { return };
+        let command = match self.spec.any {
+            None => Command::Acquire { fence: self.ticket },
+            Some(_) => Command::AcquireAny { fence: self.ticket },
+        };
+        let request = match self.attaches {
+            None => Request { token, command },
+            Some(old) => Request { token: old, command: Command::SwapToken { new: token } },
+        };
+        let spec = Arc::clone(&self.spec);
+        self.send(index, State::Asked, (request, spec), ctx);
+    }
+
+    /// Sends a request through the node's shared connection, with a time limit.
+    pub(super) fn send(
+        &mut self,
+        index: usize,
+        state: State,
+        (request, spec): (Request, Arc<Spec>),
+        ctx: &mut Context<'_>,
+    ) {
+        let may_grant = state == State::Asked;
+        let route =
+            if may_grant { ctx.topology.route_acquire(index) } else { ctx.topology.route(index) };
+        let connection = match route {
+            Ok(connection) => connection,
+            Err(error) => match state {
+                State::Asked => return self.nodes[index].fail(error, ctx.now),
+                State::Storing => {
+                    return self.fence_stored(index, &Response::Failed(error), ctx);
+                }
+                // Nothing was sent, so the lease stays.
+                _ => return,
+            },
+        };
+        let limit = self.spec.node_timeout(index, ctx);
+        let round = self.reserve_round();
+        let node = &mut self.nodes[index];
+        if may_grant {
+            // An unanswered request through an earlier connection may arrive after all others.
+            node.is_lost |= node.connection().is_some_and(|earlier| earlier != connection);
+            node.delivery = Delivery::InFlight { connection };
+            node.incarnation = ctx.topology.incarnation(index);
+            node.asked = Some(Arc::clone(&spec));
+            node.ticket = self.ticket;
+        }
+        node.state = state;
+        node.round = round;
+        node.sent = ctx.now;
+        node.due = Some((ctx.now.plus(limit), limit));
+        node.answer = if may_grant { Answer::Pending } else { node.answer.clone() };
+        let id = RequestId { round, node: index };
+        self.actions.push_back(Action::Send { id, connection, request, spec });
+    }
+
+    fn reserve_round(&mut self) -> u32 {
+        let round = self.next_round;
+        self.next_round += 1;
+        round
+    }
+
+    /// Asks the driver for a connection on which to stand in line.
+    pub(super) fn stand(&mut self, index: usize, ctx: &mut Context<'_>) {
+        if let Err(error) = ctx.topology.route_acquire(index) {
+            return self.nodes[index].fail(error, ctx.now);
+        }
+        let round = self.reserve_round();
+        let node = &mut self.nodes[index];
+        (node.state, node.round, node.again_at) = (State::Opening, round, None);
+        self.actions.push_back(Action::Wait { id: RequestId { round, node: index } });
+    }
+
+    /// Returns the WAIT to send through this connection; `None` if the call no longer needs it.
+    pub fn handle_wait_connection(
+        &mut self,
+        id: RequestId,
+        ctx: &mut Context<'_>,
+    ) -> Option<(Request, Arc<Spec>)> {
+        let Phase::InLine { leave_at } = self.phase else { return None };
+        let token = self.token?;
+        // In a tie, the first WAIT ends soon, to hear whether an older call has the node.
+        let slice = if self.may_wait(ctx.now) || self.nodes[id.node].has_waited {
+            ctx.jitter(limits::WAIT_SLICE)
+        } else {
+            limits::patience(ctx.client_state.round_trips.typical())
+        };
+        let left = leave_at.map_or(slice, |at| at.since(ctx.now)).max(limits::WAIT_MIN);
+        let wait = slice.min(left);
+        let limit = self.spec.node_timeout(id.node, ctx) + limits::WAIT_GRACE;
+        let spec = self.wait_spec();
+        let node = &mut self.nodes[id.node];
+        if node.round != id.round || node.state != State::Opening {
+            return None;
+        }
+        node.state = State::InLine;
+        node.sent = ctx.now;
+        node.due = Some((ctx.now.plus(wait + limit), limit));
+        node.wait = Some(id.round);
+        node.incarnation = ctx.topology.incarnation(id.node);
+        // An unanswered ACQUIRE may arrive after all that follows on other connections.
+        node.is_lost |= node.is_unanswered();
+        if node.delivery == Delivery::NotSent {
+            node.delivery = Delivery::Arrived;
+        }
+        let request = Request { token, command: Command::Wait { fence: self.ticket, wait } };
+        node.asked = Some(Arc::clone(&spec));
+        node.ticket = self.ticket;
+        Some((request, spec))
+    }
+
+    /// The keys for which the call stands in line: all, or the one that it keeps.
+    pub(super) fn wait_spec(&self) -> Arc<Spec> {
+        Arc::clone(self.kept.as_ref().map_or(&self.spec, |kept| &kept.spec))
+    }
+
+    /// Handles the answer to the node's last request.
+    pub(super) fn answered(&mut self, index: usize, response: &Response, ctx: &mut Context<'_>) {
+        let node = &mut self.nodes[index];
+        let round = node.round;
+        let was_waiting = node.wait.take_if(|wait| *wait == round).is_some();
+        let failed = match response {
+            Response::Failed(error) => Some(error.clone()),
+            _ => None,
+        };
+        let is_answered = failed.as_ref().is_none_or(NodeError::is_answer);
+        if is_answered && !was_waiting && matches!(node.state, State::Asked | State::Idle) {
+            node.delivery = Delivery::Arrived;
+        }
+        if matches!(failed, Some(NodeError::Down { .. })) && was_waiting {
+            node.is_lost = true;
+        }
+        match (node.state, response) {
+            (State::Yielding, Response::Kept) => {
+                node.state = State::Granted;
+                node.due = None;
+                self.count_grant(index, ctx.now);
+            }
+            (State::Yielding, Response::Yes) => node.vacate(Some(true)),
+            // The lease is gone, and it is not known whether another call has the node.
+            (State::Yielding, Response::No) | (State::GivingBack, Response::Yes | Response::No) => {
+                node.vacate(None);
+            }
+            (State::Yielding | State::GivingBack, _) => {
+                // The request may still arrive, so nothing that this token is granted would last.
+                if is_broken(Mutant::LostYieldForgotten) {
+                    node.state = State::Granted;
+                    node.due = None;
+                    return;
+                }
+                node.answer = response.to_answer();
+                self.start_over(limits::rejoin_pause(ctx.client_state.round_trips.typical()), ctx);
+            }
+            (State::Storing, _) => self.fence_stored(index, response, ctx),
+            (_, Response::Fence(fence)) => {
+                self.granted(index, *fence, Duration::ZERO, self.kept_slot(), ctx);
+            }
+            (_, Response::FenceAfterWait { fence, waited }) => {
+                self.granted(index, *fence, *waited, None, ctx);
+            }
+            (_, Response::FenceAndKey { fence, waited, key }) => {
+                let granted = node.asked.as_ref().and_then(|asked| asked.keys.iter().nth(*key));
+                let slot = granted.and_then(|key| self.spec.slot_of(key));
+                self.granted(index, *fence, *waited, Some(slot.unwrap_or(0)), ctx);
+            }
+            (_, Response::Held { is_older, .. }) => {
+                let is_early = was_waiting
+                    && node.due.is_some_and(|(due, limit)| {
+                        let waited = ctx.now.since(node.sent) * 2;
+                        waited < due.since(node.sent).saturating_sub(limit)
+                    });
+                // Other keys than the one that the call keeps may be free.
+                let is_of_all = node
+                    .asked
+                    .as_ref()
+                    .is_none_or(|asked| asked.any.is_none() || Arc::ptr_eq(asked, &self.spec));
+                node.has_waited |= was_waiting;
+                node.vacate(Some(*is_older && is_of_all));
+                if was_waiting && is_broken(Mutant::SliceNotRenewed) {
+                    node.again_at = Some(ctx.now.plus(limits::RELEASE_OVERTAKES));
+                } else if is_early {
+                    node.pause(ctx.now);
+                } else {
+                    node.failures = 0;
+                }
+            }
+            (_, Response::No | Response::Yes | Response::Kept) => {
+                // The token to swap is gone, or another request has ended the wait.
+                node.vacate(node.refused.or(Some(true)));
+                node.pause(ctx.now);
+            }
+            (_, Response::Failed(error)) => node.fail(error.clone(), ctx.now),
+        }
+    }
+
+    fn granted(
+        &mut self,
+        index: usize,
+        fence: Fence,
+        waited: Duration,
+        slot: Option<usize>,
+        ctx: &mut Context<'_>,
+    ) {
+        let ttl = self.spec.ttl;
+        let node = &mut self.nodes[index];
+        let from_answer = is_broken(Mutant::ValidFromAnswer) && !waited.is_zero();
+        let validity = if from_answer {
+            Validity::new(ctx.now, ttl)
+        } else {
+            Validity::after_wait(node.sent, waited, ttl)
+        };
+        node.state = State::Granted;
+        node.due = None;
+        node.lease = Some(Lease { fence, validity, slot });
+        node.refused = None;
+        node.failures = 0;
+        node.answer = Answer::Granted(Some(fence));
+        self.count_grant(index, ctx.now);
+    }
+
+    pub(super) fn store_fence(&mut self, index: usize, fence: Fence, ctx: &mut Context<'_>) {
+        let Some(token) = self.token else { return };
+        let request = Request { token, command: Command::Extend { fence: Some(fence) } };
+        let spec = self.wait_spec();
+        self.send(index, State::Storing, (request, spec), ctx);
+    }
+
+    fn fence_stored(&mut self, index: usize, response: &Response, ctx: &mut Context<'_>) {
+        let node = &mut self.nodes[index];
+        node.due = None;
+        let answer = match response {
+            Response::Fence(fence) => {
+                node.state = State::Granted;
+                node.answer = Answer::Granted(Some(*fence));
+                if let Some(lease) = &mut node.lease {
+                    lease.fence = *fence;
+                }
+                FenceAnswer::Stored(*fence)
+            }
+            Response::Failed(error @ NodeError::ClockBehind { .. }) => {
+                node.state = State::Granted;
+                node.answer = Answer::Failed(error.clone());
+                FenceAnswer::Unacceptable
+            }
+            Response::Failed(error) => {
+                node.lease = None;
+                node.fail(error.clone(), ctx.now);
+                FenceAnswer::Failed
+            }
+            // The lease is gone, and it is not known whether another call has the node.
+            _ => {
+                node.vacate(None);
+                FenceAnswer::Failed
+            }
+        };
+        self.fence_answered(index, answer, ctx.now);
+    }
+
+    /// Treats a node as silent whose time is over.
+    pub(super) fn expire(&mut self, index: usize, ctx: &mut Context<'_>) {
+        let node = &mut self.nodes[index];
+        let Some((_, limit)) = node.due.take_if(|(due, _)| ctx.now.has_reached(*due)) else {
+            return;
+        };
+        let error = self.spec.timed_out(index, limit, ctx);
+        if node.state == State::InLine {
+            // The answer may still come, and the WAIT is released at the end.
+            node.is_lost = true;
+            let wait = node.wait;
+            node.fail(error, ctx.now);
+            node.wait = wait;
+            return;
+        }
+        if let Some(connection) = node.connection().or_else(|| ctx.topology.route(index).ok()) {
+            self.actions.push_back(Action::Suspect { node: index, connection });
+        }
+        ctx.client_state.round_trips.timed_out(index);
+        self.answered(index, &Response::Failed(error), ctx);
+    }
+}

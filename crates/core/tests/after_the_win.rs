@@ -1,0 +1,390 @@
+//! A lock after the win: the line in front, late grants, keys that the call does not keep, and the
+//! release while a WAIT is unanswered.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quorlock_core::Fence;
+use quorlock_core::client::{
+    Acquire, Command, Hold, HoldAction, Mutant, NodeError, OutgoingRequest, Release, RequestId,
+    Response, limits,
+};
+use quorlock_core::quorum::{ExtensionVerdict, Moment};
+use support::scripted::{
+    LONG, ROUND_TRIP, ScriptedCall, TTL, down, granted, granted_after, held, ms, shows, start,
+};
+use support::world::Sent;
+
+/// A lock that nodes 0 and 1 granted after a wait, and the unanswered WAIT on node 2.
+fn won_by_two() -> (ScriptedCall, Hold, RequestId) {
+    let mut call = ScriptedCall::in_line(LONG);
+    call.answer(0, &granted_after(Duration::ZERO));
+    call.answer(1, &granted_after(Duration::ZERO));
+    let hold = call.hold();
+    let third = call.take_sent(2).id;
+    (call, hold, third)
+}
+
+/// The connections that the hold needs for WAITs in front.
+fn connections(hold: &mut Hold) -> Vec<RequestId> {
+    let wait = |action| match action {
+        HoldAction::Wait { id } => Some(id),
+        _ => None,
+    };
+    std::iter::from_fn(|| hold.poll()).filter_map(wait).collect()
+}
+
+/// The time that a moment lies after the win.
+fn since_win(call: &ScriptedCall, at: Moment) -> Duration {
+    start().plus(call.at).until(at)
+}
+
+fn stand_in_front(call: &mut ScriptedCall, hold: &mut Hold) -> Vec<RequestId> {
+    call.at += since_win(call, hold.front_at().unwrap());
+    hold.stand_in_front(&call.ctx());
+    connections(hold)
+}
+
+#[test]
+fn renewed_lock_stands_in_front_on_the_nodes_that_miss_it() {
+    shows(Mutant::NoFrontRepair, || {
+        let (mut call, mut hold, third) = won_by_two();
+        assert_eq!(hold.front_at(), None, "the lock is not renewed");
+        hold.renew();
+        let at = since_win(&call, hold.front_at().unwrap());
+        assert_eq!(at, limits::patience(ROUND_TRIP), "grants may be on their way");
+        let waits = stand_in_front(&mut call, &mut hold);
+        assert_eq!(hold.front_at(), None);
+        let [id] = waits[..] else { return false };
+        let request = hold.handle_wait_connection(id, &call.ctx()).unwrap();
+        let Command::Wait { fence, wait } = request.command else { panic!("{request:?}") };
+        assert_eq!((id.node, fence, request.token), (2, Fence::ZERO, hold.token()));
+        assert!(wait <= TTL / limits::FRONT_WAITS_PER_TTL);
+        // The place in front takes over that of the call.
+        hold.handle_response(third, &Response::No, &call.ctx());
+        hold.handle_response(id, &granted_after(ms(1)), &call.ctx());
+        hold.coverage(&call.client.topology) == 3
+    });
+}
+
+#[test]
+fn lock_that_all_nodes_have_stands_nowhere() {
+    let (mut call, mut hold, third) = won_by_two();
+    hold.renew();
+    hold.handle_response(third, &granted_after(ms(1)), &call.ctx());
+    assert_eq!((hold.front_at(), hold.coverage(&call.client.topology)), (None, 3));
+    // The grant arrives while the driver opens the connection.
+    let (mut call, mut hold, third) = won_by_two_and_renewed();
+    let [id] = stand_in_front(&mut call, &mut hold)[..] else { panic!("one connection") };
+    hold.handle_response(third, &granted_after(ms(1)), &call.ctx());
+    assert_eq!(hold.handle_wait_connection(id, &call.ctx()), None);
+}
+
+fn won_by_two_and_renewed() -> (ScriptedCall, Hold, RequestId) {
+    let (call, mut hold, third) = won_by_two();
+    hold.renew();
+    (call, hold, third)
+}
+
+#[test]
+fn lock_that_has_ended_stands_nowhere() {
+    let (mut call, mut hold, _) = won_by_two_and_renewed();
+    let [id] = stand_in_front(&mut call, &mut hold)[..] else { panic!("one connection") };
+    hold.release(&call.ctx());
+    assert_eq!(hold.handle_wait_connection(id, &call.ctx()), None);
+
+    let (mut call, mut hold, third) = won_by_two_and_renewed();
+    let revoked = Response::Failed(NodeError::Revoked { left_ms: 500 });
+    hold.handle_response(third, &revoked, &call.ctx());
+    assert_eq!(stand_in_front(&mut call, &mut hold), [], "a repair would undo the revocation");
+}
+
+/// Runs a round of extensions in which the nodes answer in this order.
+fn extend(
+    call: &mut ScriptedCall,
+    hold: &mut Hold,
+    answers: [(usize, Response); 3],
+) -> Option<ExtensionVerdict> {
+    let round = hold.extend(&call.ctx()).unwrap();
+    for (node, response) in answers {
+        hold.handle_response(RequestId { round, node }, &response, &call.ctx());
+    }
+    let verdict = |action| match action {
+        HoldAction::Decided { verdict, .. } => Some(verdict),
+        _ => None,
+    };
+    std::iter::from_fn(|| hold.poll()).find_map(verdict)
+}
+
+fn is_extended(verdict: Option<ExtensionVerdict>) -> bool {
+    matches!(verdict, Some(ExtensionVerdict::Extended(_)))
+}
+
+/// Whether the grant of node 2, which arrives this long after the win, and that of node 1 extend
+/// the lock, which node 0 has lost.
+fn counts_after(delay: Duration, confirmed_before: bool) -> bool {
+    let (mut call, mut hold, third) = won_by_two();
+    call.at += delay;
+    hold.handle_response(third, &granted_after(delay), &call.ctx());
+    if confirmed_before {
+        let answers = [(0, granted()), (1, granted()), (2, granted())];
+        assert!(is_extended(extend(&mut call, &mut hold, answers)));
+    }
+    let answers = [(2, granted()), (1, granted()), (0, Response::No)];
+    is_extended(extend(&mut call, &mut hold, answers))
+}
+
+#[test]
+fn late_grant_counts_once_the_other_nodes_have_confirmed_the_lock() {
+    let late = ms(200);
+    shows(Mutant::LateGrantCounts, || !counts_after(late, false));
+    assert!(counts_after(late, true));
+    assert!(counts_after(ms(10), false), "a grant in time");
+}
+
+/// As [`counts_after`], with the answer of node 2 to the call's ACQUIRE unread.
+fn counts_unread_after(delay: Duration) -> bool {
+    let mut call = ScriptedCall::new(LONG);
+    call.answer(0, &granted());
+    call.answer(1, &granted());
+    let mut hold = call.hold();
+    call.at += delay;
+    let answers = [(2, granted()), (1, granted()), (0, Response::No)];
+    is_extended(extend(&mut call, &mut hold, answers))
+}
+
+#[test]
+fn grant_whose_answer_is_read_after_that_of_an_extension_counts() {
+    assert!(counts_unread_after(ms(10)));
+    assert!(!counts_unread_after(ms(200)), "the grant may be late");
+}
+
+/// A lock that was won while the YIELD to node 0 was unanswered, and the ID of the YIELD.
+fn won_while_yielding() -> (ScriptedCall, Hold, RequestId) {
+    let mut call = ScriptedCall::with_one_grant();
+    call.fire_until_yield();
+    let yielding = call.take_sent(0).id;
+    call.answer(1, &granted_after(call.at));
+    assert!(!call.is_acquired());
+    call.answer(2, &granted_after(call.at));
+    let hold = call.hold();
+    (call, hold, yielding)
+}
+
+#[test]
+fn node_with_a_lost_yield_never_counts_for_the_lock() {
+    for (answer, coverage) in [(down(), 2), (Response::No, 2), (Response::Kept, 3)] {
+        let (mut call, mut hold, yielding) = won_while_yielding();
+        hold.handle_response(yielding, &answer, &call.ctx());
+        let topology = call.client.topology.clone();
+        assert_eq!(hold.coverage(&topology), coverage, "{answer:?}");
+        if answer != down() {
+            continue;
+        }
+        let answers = [(0, granted()), (1, granted()), (2, granted())];
+        assert!(is_extended(extend(&mut call, &mut hold, answers)));
+        assert_eq!(hold.coverage(&topology), 2);
+        let answers = [(0, granted()), (1, granted()), (2, Response::No)];
+        assert!(!is_extended(extend(&mut call, &mut hold, answers)));
+    }
+}
+
+fn granted_key(position: usize) -> Response {
+    Response::FenceAndKey { fence: Fence::new(7).unwrap(), waited: Duration::ZERO, key: position }
+}
+
+fn keys_of(sent: &Sent) -> Vec<&[u8]> {
+    sent.spec.keys.iter().collect()
+}
+
+#[test]
+fn nodes_that_granted_different_keys_are_asked_from_the_last_of_them() {
+    let mut call = ScriptedCall::for_any(3, LONG);
+    let token = call.asked()[0].1;
+    call.answer_all(&[granted_key(0), granted_key(1), held(1, true)]);
+    assert_eq!((call.releases.len(), call.releases[0].token()), (1, token));
+    let sent = call.take_sent(0);
+    assert_eq!(keys_of(&sent), [b"k1", b"k2", b"k0"]);
+    assert_ne!(sent.request.token, token);
+    call.answer_to(sent.id, &granted_key(0));
+    call.answer(1, &granted_key(0));
+    assert_eq!(call.hold().spec().slot(), Some(1));
+}
+
+/// A call for any one of two keys, in line on node 2. Node 0 granted the first key, and node 1 the
+/// second one, however the call asked.
+fn with_different_keys() -> ScriptedCall {
+    let mut call = ScriptedCall::for_any(2, LONG);
+    call.answer_all(&[granted_key(0), granted_key(1), held(1, true)]);
+    assert_eq!(keys_of(&call.sent[call.sent.len() - 1]), [b"k1", b"k0"]);
+    call.answer_all(&[granted_key(1), granted_key(0), held(1, true)]);
+    assert_eq!((call.asked().len(), call.in_line_on().len()), (2, 1));
+    call.answer(0, &granted_key(1));
+    call.answer(1, &granted_key(0));
+    call
+}
+
+#[test]
+fn call_that_was_granted_different_keys_keeps_one_of_them() {
+    let mut call = with_different_keys();
+    call.fire_until_yield();
+    let (yielding, given_back) = (call.take_sent(0), call.take_sent(1));
+    assert_eq!((yielding.request.command, keys_of(&yielding)), (Command::Yield, vec![&b"k0"[..]]));
+    assert_eq!(given_back.request.command, Command::Release);
+    assert_eq!(keys_of(&given_back), [b"k1"]);
+    call.answer_to(given_back.id, &Response::Yes);
+    let again = call.take_sent(1);
+    assert!(matches!(again.request.command, Command::Wait { .. }));
+    assert_eq!(keys_of(&again), [b"k0"], "it stands in line for the key that it keeps");
+    call.answer_to(yielding.id, &Response::Kept);
+    call.answer_to(again.id, &granted_key(0));
+    assert_eq!(call.hold().spec().slot(), Some(0));
+}
+
+#[test]
+fn keys_that_the_lock_does_not_have_are_released_after_the_win() {
+    let mut call = with_different_keys();
+    call.fire_until_yield();
+    call.answer(1, &Response::Yes);
+    call.answer(0, &Response::Kept);
+    // Node 2, on which the call stands in line for all keys, grants the other one.
+    call.answer(2, &granted_key(0));
+    assert!(!call.is_acquired());
+    let releases = call.releases.len();
+    call.answer(1, &granted_key(0));
+    assert!(call.is_acquired());
+    let release = &mut call.releases[releases];
+    assert_eq!(release.spec().keys.iter().collect::<Vec<_>>(), [b"k1"]);
+    let nodes: Vec<_> = std::iter::from_fn(|| release.poll()).map(|send| send.id.node).collect();
+    assert_eq!(nodes, [2]);
+}
+
+#[test]
+fn call_that_is_left_without_a_key_asks_for_all_of_them_again() {
+    let mut call = with_different_keys();
+    let (_, token, ticket) = call.in_line_on()[0];
+    call.fire_until_yield();
+    call.answer(1, &Response::Yes);
+    call.answer(0, &Response::Yes);
+    call.fire_timer();
+    let asked = call.asked();
+    assert!(asked.len() == 3 && asked.iter().all(|asked| asked.1 != token && asked.2 == ticket));
+    assert_eq!(keys_of(&call.sent[call.sent.len() - 1]).len(), 2);
+}
+
+#[test]
+fn late_grant_of_another_key_is_given_back() {
+    let mut call = ScriptedCall::for_any(2, LONG);
+    call.answer(0, &granted_key(0));
+    call.answer(1, &granted_key(0));
+    let mut hold = call.hold();
+    let third = call.take_sent(2).id;
+    hold.handle_response(third, &granted_key(1), &call.ctx());
+    let release = std::iter::from_fn(|| hold.poll()).find_map(|action| match action {
+        HoldAction::Release(release) => Some(*release),
+        _ => None,
+    });
+    let mut release = release.unwrap();
+    assert_eq!(release.spec().keys.iter().collect::<Vec<_>>(), [b"k1"]);
+    assert_eq!(release.poll().map(|send| send.id.node), Some(2));
+    assert_eq!(hold.coverage(&call.client.topology), 2);
+}
+
+/// Cancels a call. Returns its release, and the RELEASE to node 0.
+fn cancelled(mut call: ScriptedCall) -> (ScriptedCall, Release, OutgoingRequest) {
+    call.drive(Acquire::cancel);
+    let mut release = call.releases.pop().unwrap();
+    let sent = sent_to_node_0(&mut release).unwrap();
+    (call, release, sent)
+}
+
+/// The last request to node 0 that the release sends now.
+fn sent_to_node_0(release: &mut Release) -> Option<OutgoingRequest> {
+    std::iter::from_fn(|| release.poll()).filter(|send| send.id.node == 0).last()
+}
+
+/// Fires timers of the release for this long. Returns whether node 0 is sent another RELEASE.
+fn repeats_within(call: &mut ScriptedCall, release: &mut Release, span: Duration) -> bool {
+    let end = call.at + span;
+    loop {
+        let at = release.poll_timeout().map_or(end, |due| start().until(due));
+        if at >= end {
+            call.at = end;
+            return false;
+        }
+        call.at = call.at.max(at);
+        release.handle_timeout(&call.ctx());
+        if sent_to_node_0(release).is_some() {
+            return true;
+        }
+    }
+}
+
+#[test]
+fn release_is_repeated_until_the_wait_is_answered() {
+    let (mut call, mut release, sent) = cancelled(ScriptedCall::in_line(LONG));
+    let wait = call.take_sent(0).id;
+    assert!(release.waits().any(|id| id == wait));
+    release.handle_response(sent.id, &Response::No, &call.ctx());
+    let why = "the RELEASE may have overtaken the WAIT";
+    assert!(repeats_within(&mut call, &mut release, limits::RELEASE_PAUSE_MIN * 2), "{why}");
+    let again = RequestId { round: sent.id.round + 1, ..sent.id };
+    release.handle_response(again, &Response::No, &call.ctx());
+    release.handle_response(wait, &Response::No, &call.ctx());
+    assert!(!repeats_within(&mut call, &mut release, limits::RELEASE_PAUSE_MIN * 20));
+    assert!(release.waits().all(|id| id.node != 0));
+}
+
+#[test]
+fn grant_to_a_call_that_has_ended_is_released() {
+    let (mut call, mut release, sent) = cancelled(ScriptedCall::in_line(LONG));
+    release.handle_response(sent.id, &Response::No, &call.ctx());
+    let wait = call.take_sent(0).id;
+    release.handle_response(wait, &granted_after(ms(1)), &call.ctx());
+    let again = sent_to_node_0(&mut release).unwrap();
+    assert_eq!(again.request.command, Command::Release);
+    release.handle_response(again.id, &Response::Yes, &call.ctx());
+    assert!(!repeats_within(&mut call, &mut release, limits::RELEASE_PAUSE_MIN * 20));
+}
+
+#[test]
+fn release_is_repeated_after_the_wait_was_lost() {
+    shows(Mutant::LostWaitForgotten, || {
+        let (mut call, mut release, sent) = cancelled(ScriptedCall::in_line(LONG));
+        release.handle_response(sent.id, &Response::No, &call.ctx());
+        let wait = call.take_sent(0).id;
+        release.handle_response(wait, &down(), &call.ctx());
+        let again = sent_to_node_0(&mut release).unwrap();
+        release.handle_response(again.id, &Response::No, &call.ctx());
+        repeats_within(&mut call, &mut release, TTL / 2)
+    });
+}
+
+#[test]
+fn release_is_repeated_after_an_earlier_wait_was_lost() {
+    let mut call = ScriptedCall::in_line(LONG);
+    call.answer(0, &down());
+    while call.in_line_on().iter().all(|(node, ..)| *node != 0) {
+        call.fire_timer();
+    }
+    let (mut call, mut release, sent) = cancelled(call);
+    release.handle_response(sent.id, &Response::No, &call.ctx());
+    let wait = call.take_sent(0).id;
+    // The answer to the last WAIT says nothing about the one that was lost.
+    release.handle_response(wait, &held(1, true), &call.ctx());
+    assert!(repeats_within(&mut call, &mut release, TTL / 2));
+}
+
+#[test]
+fn release_of_a_lock_awaits_the_wait_in_front() {
+    let (mut call, mut hold, _) = won_by_two_and_renewed();
+    let [id] = stand_in_front(&mut call, &mut hold)[..] else { panic!("one connection") };
+    hold.handle_wait_connection(id, &call.ctx()).unwrap();
+    let (_, release) = hold.release(&call.ctx());
+    assert_eq!(release.waits().collect::<Vec<_>>(), [id]);
+    assert_eq!(Arc::clone(release.spec()).keys, hold.spec().keys);
+}

@@ -1,0 +1,239 @@
+//! A call, and three nodes whose answers the test gives.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quorlock_core::Fence;
+use quorlock_core::client::{
+    Acquire, Action, Command, Context, Hold, Keys, Mutant, NodeError, Outcome, Reason, Release,
+    RequestId, Response, Spec, Token, break_rule, limits,
+};
+use quorlock_core::quorum::Moment;
+
+use super::client::{Client, spec};
+use super::world::Sent;
+
+const WALL_US: u64 = 1_800_000_000_000_000;
+pub(crate) const TTL: Duration = Duration::from_secs(1);
+pub(crate) const ROUND_TRIP: Duration = limits::ROUND_TRIP_UNKNOWN;
+pub(crate) const LONG: Option<Duration> = Some(Duration::from_secs(60));
+pub(crate) const NO_WAIT: Option<Duration> = Some(Duration::ZERO);
+
+pub(crate) struct ScriptedCall {
+    pub(crate) client: Client,
+    pub(crate) call: Acquire,
+    /// The present moment, counted from `start()`.
+    pub(crate) at: Duration,
+    /// What the call has sent, and the test has not answered.
+    pub(crate) sent: Vec<Sent>,
+    pub(crate) releases: Vec<Release>,
+    pub(crate) outcome: Option<Outcome>,
+}
+
+pub(crate) fn start() -> Moment {
+    Moment::default().plus(Duration::from_secs(1))
+}
+
+pub(crate) fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+pub(crate) fn ticket(above_clock: u64) -> Fence {
+    Fence::new(WALL_US + above_clock).unwrap()
+}
+
+pub(crate) fn granted() -> Response {
+    Response::Fence(ticket(0))
+}
+
+pub(crate) fn granted_after(waited: Duration) -> Response {
+    Response::FenceAfterWait { fence: ticket(0), waited }
+}
+
+/// A refusal with the number `above_clock`.
+pub(crate) fn held(above_clock: u64, is_older: bool) -> Response {
+    Response::Held { number: ticket(above_clock), is_older }
+}
+
+pub(crate) fn down() -> Response {
+    Response::Failed(NodeError::connection_lost())
+}
+
+impl ScriptedCall {
+    pub(crate) fn new(wait: Option<Duration>) -> Self {
+        Self::for_any(1, wait)
+    }
+
+    /// A call for any one of so many keys.
+    pub(crate) fn for_any(keys: usize, wait: Option<Duration>) -> Self {
+        let mut client = Client::new(3);
+        let names: Keys = (0..keys).map(|key| format!("k{key}")).collect();
+        let any = (keys > 1).then(|| names.clone());
+        let spec = Spec { min_validity: TTL / 2, any, ..spec(names, 1000) };
+        let call = Acquire::new(Arc::new(spec), wait, &client.ctx(start(), WALL_US));
+        let at = Duration::ZERO;
+        let (sent, releases, outcome) = (Vec::new(), Vec::new(), None);
+        let mut this = Self { client, call, at, sent, releases, outcome };
+        this.drive(Acquire::begin);
+        this
+    }
+
+    /// A call that stands in line on nodes 1 and 2, after a grant by node 0.
+    pub(crate) fn with_one_grant() -> Self {
+        let mut this = Self::new(LONG);
+        this.answer_all(&[granted(), held(500, true), held(300, true)]);
+        this.answer(0, &granted());
+        this
+    }
+
+    /// A call that stands in line on all nodes.
+    pub(crate) fn in_line(wait: Option<Duration>) -> Self {
+        let mut this = Self::new(wait);
+        this.answer_all(&[held(1, true), held(1, true), held(1, true)]);
+        this
+    }
+
+    pub(crate) fn ctx(&mut self) -> Context<'_> {
+        self.client.ctx(start().plus(self.at), WALL_US)
+    }
+
+    /// Passes an event to the call, and carries out the actions that follow.
+    pub(crate) fn drive(&mut self, event: impl FnOnce(&mut Acquire, &mut Context<'_>)) {
+        event(&mut self.call, &mut self.client.ctx(start().plus(self.at), WALL_US));
+        while let Some(action) = self.call.poll() {
+            match action {
+                Action::Send { id, request, spec, .. } => {
+                    self.sent.push(Sent { id, request, spec });
+                }
+                Action::TakePlace => {
+                    let ctx = &mut self.client.ctx(start().plus(self.at), WALL_US);
+                    self.call.handle_place(ctx);
+                }
+                Action::Wait { id } => {
+                    let ctx = &mut self.client.ctx(start().plus(self.at), WALL_US);
+                    let wait = self.call.handle_wait_connection(id, ctx);
+                    let sent = wait.map(|(request, spec)| Sent { id, request, spec });
+                    self.sent.extend(sent);
+                }
+                Action::Release(release) => self.releases.push(*release),
+                Action::Suspect { .. } => {}
+                Action::Done(outcome) => self.outcome = Some(*outcome),
+            }
+        }
+    }
+
+    /// Takes the last unanswered request to a node.
+    pub(crate) fn take_sent(&mut self, node: usize) -> Sent {
+        let last = self.sent.iter().rposition(|sent| sent.id.node == node);
+        self.sent.remove(last.unwrap())
+    }
+
+    /// Answers the last request to a node.
+    pub(crate) fn answer(&mut self, node: usize, response: &Response) {
+        let id = self.take_sent(node).id;
+        self.answer_to(id, response);
+    }
+
+    pub(crate) fn answer_to(&mut self, id: RequestId, response: &Response) {
+        self.drive(|call, ctx| call.handle_response(id, response, ctx));
+    }
+
+    pub(crate) fn answer_all(&mut self, responses: &[Response; 3]) {
+        (0..3).for_each(|node| self.answer(node, &responses[node]));
+    }
+
+    pub(crate) fn fire_timer(&mut self) {
+        let due = start().until(self.call.poll_timeout().unwrap());
+        self.at = self.at.max(due);
+        self.drive(Acquire::handle_timeout);
+    }
+
+    /// Fires timers until the call ends. The nodes answer nothing but that it may keep its grants.
+    pub(crate) fn fire_timers_until_the_end(&mut self) {
+        while self.outcome.is_none() {
+            self.fire_timer();
+            for (node, _) in self.yields() {
+                self.answer(node, &Response::Kept);
+            }
+        }
+    }
+
+    /// Fires timers until the call sends YIELD, which is left unanswered.
+    pub(crate) fn fire_until_yield(&mut self) {
+        while self.yields().is_empty() {
+            self.fire_timer();
+        }
+    }
+
+    /// The nodes and the tokens of the unanswered YIELDs.
+    pub(crate) fn yields(&self) -> Vec<(usize, Token)> {
+        let yields = self.sent.iter().filter(|sent| sent.request.command == Command::Yield);
+        yields.map(|sent| (sent.id.node, sent.request.token)).collect()
+    }
+
+    /// The node, the token and the ticket of each unanswered ACQUIRE without WAIT.
+    pub(crate) fn asked(&self) -> Vec<(usize, Token, Fence)> {
+        let ticket = |command| match command {
+            Command::Acquire { fence } | Command::AcquireAny { fence } => Some(fence),
+            _ => None,
+        };
+        self.with_ticket(ticket)
+    }
+
+    /// The node, the token and the ticket of each unanswered WAIT.
+    pub(crate) fn in_line_on(&self) -> Vec<(usize, Token, Fence)> {
+        let ticket = |command| match command {
+            Command::Wait { fence, .. } => Some(fence),
+            _ => None,
+        };
+        self.with_ticket(ticket)
+    }
+
+    fn with_ticket(&self, ticket: impl Fn(Command) -> Option<Fence>) -> Vec<(usize, Token, Fence)> {
+        // Only requests with the present token count.
+        let token = self.sent.last().map(|sent| sent.request.token);
+        let present = self.sent.iter().filter(|sent| Some(sent.request.token) == token);
+        let with_ticket = |Sent { id, request, .. }: &Sent| {
+            Some((id.node, request.token, ticket(request.command)?))
+        };
+        present.filter_map(with_ticket).collect()
+    }
+
+    pub(crate) fn is_acquired(&self) -> bool {
+        matches!(self.outcome, Some(Outcome::Acquired(_)))
+    }
+
+    pub(crate) fn failed(&self) -> Option<Reason> {
+        match &self.outcome {
+            Some(Outcome::Failed(failure)) => Some(failure.reason),
+            _ => None,
+        }
+    }
+
+    /// The acquired lock.
+    pub(crate) fn hold(&mut self) -> Hold {
+        match self.outcome.take() {
+            Some(Outcome::Acquired(grant)) => Hold::new(Arc::clone(self.call.spec()), grant),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// What is left of the validity of the acquired lock.
+    pub(crate) fn left(&self) -> Duration {
+        match &self.outcome {
+            Some(Outcome::Acquired(grant)) => {
+                grant.validity.remaining(start().plus(self.at)).unwrap()
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Runs a claim with the rule broken. The claim must then be false, and true without.
+pub(crate) fn shows(mutant: Mutant, claim: impl Fn() -> bool) {
+    assert!(claim(), "{mutant:?} is not broken");
+    break_rule(Some(mutant));
+    let holds = claim();
+    break_rule(None);
+    assert!(!holds, "{mutant:?}");
+}
