@@ -432,9 +432,8 @@ impl Hold {
             self.actions.push_back(HoldAction::Incomplete);
             return;
         }
-        let is_expected = |straggler: Straggler| straggler.round == id.round;
-        let is_known = self.nodes[node].straggler.is_some_and(is_expected);
-        if matches!(response, Response::FenceAndKey { .. }) && !is_known {
+        let straggler = self.nodes[node].straggler.filter(|it| it.round == id.round);
+        if matches!(response, Response::FenceAndKey { .. }) && straggler.is_none() {
             // A late answer to a request of the call, whose key is not known any more.
             self.give_other_keys_back(node, ctx);
         }
@@ -442,8 +441,7 @@ impl Hold {
             self.nodes[node].is_lost |= matches!(response, Response::Failed(_));
             return;
         }
-        let is_its = |straggler: &Straggler| straggler.round == id.round;
-        if let Some(straggler) = self.nodes[node].straggler.filter(is_its) {
+        if let Some(straggler) = straggler {
             self.handle_straggler(node, straggler.kind, response, ctx);
         } else if self.nodes[node].repair == Some(id.round) {
             self.handle_repaired(node, response, ctx);
@@ -492,7 +490,7 @@ impl Hold {
         response: &Response,
         ctx: &Context<'_>,
     ) {
-        let is_of_any = self.spec.any.is_some();
+        let in_time = self.is_just_won(ctx);
         let node = &mut self.nodes[index];
         node.straggler = None;
         let has_failed = matches!(response, Response::Failed(_));
@@ -516,13 +514,11 @@ impl Hold {
             _ => response.to_answer(),
         };
         let node = &mut self.nodes[index];
-        debug_assert!(is_of_any || !matches!(response, Response::FenceAndKey { .. }));
         let is_granted = matches!(answer, Answer::Granted(_));
         if self.over || (node.answered_since && !is_granted) {
             return;
         }
         let is_refused = answer == Answer::Refused;
-        let in_time = ctx.now.since(self.since) <= self.spec.longest_timeout(ctx);
         node.counts |= is_granted && in_time && !node.answered_since;
         node.answer = answer;
         if is_refused || is_granted && !node.counts {
@@ -530,10 +526,15 @@ impl Hold {
         }
     }
 
+    /// Whether a grant that is heard now is no late one.
+    fn is_just_won(&self, ctx: &Context<'_>) -> bool {
+        ctx.now.since(self.since) <= self.spec.longest_timeout(ctx)
+    }
+
     /// Counts a grant whose answer the driver has not passed on yet: answers through one connection
     /// arrive in order, so it came before that of the extension.
     fn count_unread_grant(&mut self, index: usize, ctx: &Context<'_>) {
-        let in_time = ctx.now.since(self.since) <= self.spec.longest_timeout(ctx);
+        let in_time = self.is_just_won(ctx);
         let node = &mut self.nodes[index];
         let is_unread =
             matches!(node.straggler, Some(Straggler { kind: StragglerKind::Acquire { .. }, .. }));
@@ -542,10 +543,8 @@ impl Hold {
 
     /// Releases those of several keys that the lock does not have, on one node.
     fn give_other_keys_back(&mut self, index: usize, ctx: &Context<'_>) {
-        let (Some(all), slot) = (&self.spec.any, self.spec.slot()) else { return };
-        let others = all.iter().enumerate().filter(|(other, _)| Some(*other) != slot);
-        let keys = others.map(|(_, key)| key).collect();
-        let spec = Arc::new(Spec { keys, ..(*self.spec).clone() });
+        let others = self.spec.slot().and_then(|slot| self.spec.without_slot(slot));
+        let Some(spec) = others else { return };
         let delivery = |(other, node): (usize, &Node)| {
             if other == index { node.delivery } else { Delivery::NotSent }
         };

@@ -126,6 +126,22 @@ impl Spec {
         self.any.as_ref()?.iter().position(|other| other == key)
     }
 
+    /// The same lock, of these keys.
+    pub(super) fn with_keys(&self, keys: Keys) -> Arc<Self> {
+        Arc::new(Self { keys, ..self.clone() })
+    }
+
+    /// The locks of all keys but the one with this index, of a lock of any one of several.
+    pub(super) fn without_slot(&self, slot: usize) -> Option<Arc<Self>> {
+        let others = self.any.as_ref()?.iter().enumerate().filter(|(other, _)| *other != slot);
+        Some(self.with_keys(others.map(|(_, key)| key).collect()))
+    }
+
+    /// The lock of the key with this index, of a lock of any one of several.
+    pub(super) fn of_slot(&self, slot: usize) -> Option<Arc<Self>> {
+        Some(self.with_keys(self.any.as_ref()?.only(slot)))
+    }
+
     /// How long a node may take to answer a request about this lock.
     pub(super) fn node_timeout(&self, node: usize, ctx: &Context<'_>) -> Duration {
         let derived = || limits::node_timeout(ctx.client_state.round_trips.of(node), self.ttl);

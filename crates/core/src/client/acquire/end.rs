@@ -7,7 +7,7 @@ use super::{
     Acquire, Action, Failure, Grant, GrantNode, Outcome, Phase, Reason, Straggler, StragglerKind,
 };
 use crate::client::mutants::{Mutant, is_broken};
-use crate::client::{Answer, Context, Delivery, NodeError, Release, Spec, limits};
+use crate::client::{Answer, Context, Delivery, NodeError, Release, limits};
 use crate::quorum::{Validity, Win};
 
 impl Acquire {
@@ -48,9 +48,7 @@ impl Acquire {
     /// After a call for one of several keys has won, leaves the lines in which it stands for the
     /// other keys, and gives those of them back that nodes have granted.
     fn leave_other_keys(&mut self, ctx: &Context<'_>) {
-        let (Some(kept), Some(all), Some(token)) = (&self.kept, &self.spec.any, self.token) else {
-            return;
-        };
+        let (Some(kept), Some(token)) = (&self.kept, self.token) else { return };
         let slot = Some(kept.slot);
         let is_other = |node: &Node| {
             node.may_have_others
@@ -60,9 +58,7 @@ impl Acquire {
         if !self.nodes.iter().any(is_other) {
             return;
         }
-        let keys = all.iter().enumerate().filter(|(other, _)| *other != kept.slot);
-        let keys = keys.map(|(_, key)| key).collect();
-        let spec = Arc::new(Spec { keys, ..(*self.spec).clone() });
+        let Some(spec) = self.spec.without_slot(kept.slot) else { return };
         let deliveries = self
             .nodes
             .iter()

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::node::{Lease, State};
 use super::{Acquire, Action, Partial, Phase};
 use crate::client::mutants::{Mutant, is_broken};
-use crate::client::{Answer, Command, Context, Delivery, Release, Request, Spec, limits};
+use crate::client::{Answer, Command, Context, Delivery, Release, Request, limits};
 
 impl Acquire {
     /// Stands in line on all nodes, with a ticket above every number that a majority knows. From
@@ -27,8 +27,8 @@ impl Acquire {
     }
 
     pub(super) fn proceed_in_line(&mut self, ctx: &mut Context<'_>) {
-        let older = self.count(|node| node.refused == Some(true));
-        let has_lost_tie = older > ctx.client_state.majority.spare() && !self.may_wait(ctx.now);
+        let has_lost_tie =
+            self.older() > ctx.client_state.majority.spare() && !self.may_wait(ctx.now);
         if has_lost_tie || self.is_ruled_out(ctx) {
             return self.fail(ctx);
         }
@@ -104,16 +104,11 @@ impl Acquire {
                     let request = Request { token, command: Command::Yield };
                     self.send(node, State::Yielding, (request, self.wait_spec()), ctx);
                 }
-            } else if let Some(spec) = self.spec_of(of) {
+            } else if let Some(spec) = of.and_then(|of| self.spec.of_slot(of)) {
                 let request = Request { token, command: Command::Release };
                 self.send(node, State::GivingBack, (request, spec), ctx);
             }
         }
-    }
-
-    fn spec_of(&self, slot: Option<usize>) -> Option<Arc<Spec>> {
-        let keys = self.spec.any.as_ref()?.only(slot?);
-        Some(Arc::new(Spec { keys, ..(*self.spec).clone() }))
     }
 
     /// Asks again for grants of which too little validity is left, once a majority has granted.
@@ -167,7 +162,7 @@ impl Acquire {
     pub(super) fn release_all(&mut self, ctx: &Context<'_>) {
         let Some(token) = self.token.take() else { return };
         let spec = match &self.spec.any {
-            Some(all) => Arc::new(Spec { keys: all.clone(), ..(*self.spec).clone() }),
+            Some(all) => self.spec.with_keys(all.clone()),
             None => Arc::clone(&self.spec),
         };
         let was_sent = self.nodes.iter().any(|node| node.delivery != Delivery::NotSent);

@@ -285,7 +285,7 @@ impl Acquire {
     /// call has begun.
     pub fn prefer_slot(&mut self, slot: usize) {
         if let (Some(all), Phase::Queued) = (&self.spec.any, self.phase) {
-            self.spec = Arc::new(Spec { keys: all.starting_at(slot), ..(*self.spec).clone() });
+            self.spec = self.spec.with_keys(all.starting_at(slot));
         }
     }
 
@@ -479,8 +479,7 @@ impl Acquire {
                 return;
             }
         }
-        let voted = self.count(|node| node.lease.is_some() || node.refused.is_some());
-        let older = self.count(|node| node.refused == Some(true));
+        let (voted, older) = (self.voted(), self.older());
         if self.attaches.is_some() || older > majority.spare() && !self.may_wait(ctx.now) {
             if older > majority.spare() || pending == 0 {
                 self.fail(ctx);
@@ -515,18 +514,27 @@ impl Acquire {
             return false;
         }
         self.slots_passed += last;
-        let spec = Spec { keys: keys.starting_at(last), ..(*self.spec).clone() };
+        let spec = self.spec.with_keys(keys.starting_at(last));
         self.release_all(ctx);
-        self.spec = Arc::new(spec);
+        self.spec = spec;
         self.ask_all(ctx);
         true
     }
 
     /// Whether a majority has answered, and a node has refused.
     fn may_stand(&self) -> bool {
-        let voted = self.count(|node| node.lease.is_some() || node.refused.is_some());
         let has_refusal = self.nodes.iter().any(|node| node.refused.is_some());
-        voted > self.nodes.len() / 2 && has_refusal && self.attaches.is_none()
+        self.voted() > self.nodes.len() / 2 && has_refusal && self.attaches.is_none()
+    }
+
+    /// How many nodes granted or refused when they were last heard.
+    fn voted(&self) -> usize {
+        self.count(|node| node.lease.is_some() || node.refused.is_some())
+    }
+
+    /// How many nodes an older call has, as far as this call knows.
+    fn older(&self) -> usize {
+        self.count(|node| node.refused == Some(true))
     }
 
     fn may_wait(&self, now: Moment) -> bool {
@@ -616,10 +624,6 @@ impl Acquire {
         if slot == self.kept_slot() {
             return;
         }
-        let keys = slot.and_then(|slot| Some(self.spec.any.as_ref()?.only(slot)));
-        self.kept = slot.zip(keys).map(|(slot, keys)| Kept {
-            slot,
-            spec: Arc::new(Spec { keys, ..(*self.spec).clone() }),
-        });
+        self.kept = slot.and_then(|slot| Some(Kept { slot, spec: self.spec.of_slot(slot)? }));
     }
 }

@@ -450,10 +450,7 @@ impl Acquire {
         if node.state == State::InLine {
             // The answer may still come, and the WAIT is released at the end.
             node.is_lost = true;
-            let wait = node.wait;
-            node.fail(error, ctx.now);
-            node.wait = wait;
-            return;
+            return node.fail(error, ctx.now);
         }
         if let Some(connection) = node.connection().or_else(|| ctx.topology.route(index).ok()) {
             self.actions.push_back(Action::Suspect { node: index, connection });
