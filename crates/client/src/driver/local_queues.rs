@@ -2,11 +2,11 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use quorlock_core::client::{CalledNumbers, Entry, Keys, Mode, PlaceQueue, SlotMemory, limits};
-use tokio::sync::oneshot;
+use quorlock_core::client::{Keys, Mode, SlotMemory, limits};
 use tokio::time::Instant;
 
 use super::shared::SystemRandom;
+use super::turns::{Position, Turns};
 
 /// Each shard has its own mutex, so that calls for different locks rarely contend.
 const SHARDS: usize = 16;
@@ -24,8 +24,7 @@ pub(crate) struct LocalQueues {
 }
 
 struct Queue {
-    places: PlaceQueue,
-    waiting: HashMap<u64, oneshot::Sender<()>>,
+    turns: Turns,
     /// For locks on one of several keys.
     slots: SlotMemory,
     /// When the last check began whether other clients give the semaphore more permits.
@@ -36,8 +35,7 @@ struct Queue {
 pub(crate) struct QueuedCall {
     queues: Arc<LocalQueues>,
     keys: Keys,
-    /// The call's number; `None` once the call is at the head and knows it.
-    in_line: Option<(u64, oneshot::Receiver<()>)>,
+    position: Position,
 }
 
 impl LocalQueues {
@@ -49,20 +47,8 @@ impl LocalQueues {
 
     pub(crate) fn enter(self: &Arc<Self>, keys: &Keys, mode: Mode) -> QueuedCall {
         let mut shard = self.shard(keys);
-        let queue = queue_of(&mut shard, keys);
-        let entry = match mode {
-            Mode::Exclusive => queue.places.enter(),
-            Mode::Shared => queue.places.enter_to_share(),
-        };
-        let in_line = match entry {
-            Entry::Place => None,
-            Entry::Queued(number) => {
-                let (notify, notified) = oneshot::channel();
-                queue.waiting.insert(number, notify);
-                Some((number, notified))
-            }
-        };
-        QueuedCall { queues: Arc::clone(self), keys: keys.clone(), in_line }
+        let position = queue_of(&mut shard, keys).turns.enter(mode);
+        QueuedCall { queues: Arc::clone(self), keys: keys.clone(), position }
     }
 
     /// Which of these keys to request first.
@@ -93,11 +79,10 @@ impl LocalQueues {
 
 fn queue_of<'a>(shard: &'a mut HashMap<Keys, Queue>, keys: &Keys) -> &'a mut Queue {
     if shard.len() >= limits::LOCAL_QUEUES_MAX / SHARDS && !shard.contains_key(keys) {
-        shard.retain(|_, queue| !queue.places.is_idle(1));
+        shard.retain(|_, queue| !queue.turns.is_idle(1));
     }
     shard.entry(keys.clone()).or_insert_with(|| Queue {
-        places: PlaceQueue::new(1),
-        waiting: HashMap::new(),
+        turns: Turns::new(1),
         slots: SlotMemory::default(),
         permits_checked_at: None,
     })
@@ -109,10 +94,10 @@ impl QueuedCall {
     /// # Cancel safety
     /// Dropping the future keeps the place in the queue.
     pub(crate) async fn ready(&mut self) {
-        if let Some((_, notified)) = &mut self.in_line {
+        if let Some((_, notified)) = &mut self.position {
             // The queue keeps the sender until the call is at the head.
             let _ = notified.await;
-            self.in_line = None;
+            self.position = None;
         }
     }
 }
@@ -120,26 +105,8 @@ impl QueuedCall {
 impl Drop for QueuedCall {
     fn drop(&mut self) {
         let mut shard = self.queues.shard(&self.keys);
-        let Some(queue) = shard.get_mut(&self.keys) else { return };
-        if let Some((number, _)) = &self.in_line {
-            queue.waiting.remove(number);
-            if let Some(next) = queue.places.give_up(*number) {
-                return queue.notify(next);
-            }
-            // The call is at the head, and has not noticed it.
-        }
-        let next = queue.places.leave();
-        queue.notify(next);
-    }
-}
-
-impl Queue {
-    fn notify(&mut self, numbers: CalledNumbers) {
-        for number in numbers {
-            if let Some(notify) = self.waiting.remove(&number) {
-                // The receiver exists: its call leaves the queue only under the mutex of the queue.
-                let _ = notify.send(());
-            }
+        if let Some(queue) = shard.get_mut(&self.keys) {
+            queue.turns.leave(&self.position);
         }
     }
 }

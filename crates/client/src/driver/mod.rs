@@ -15,6 +15,7 @@ mod revocation;
 mod rounds;
 mod shared;
 mod timers;
+mod turns;
 
 pub(crate) use acquire::{acquire, attach};
 pub(crate) use hold::LockInner;
