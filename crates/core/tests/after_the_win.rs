@@ -388,3 +388,23 @@ fn release_of_a_lock_awaits_the_wait_in_front() {
     assert_eq!(release.waits().collect::<Vec<_>>(), [id]);
     assert_eq!(Arc::clone(release.spec()).keys, hold.spec().keys);
 }
+
+#[test]
+fn release_of_a_permit_ends_once_its_wait_for_other_keys_has_been_answered() {
+    let mut call = ScriptedCall::for_any(2, LONG);
+    call.answer_all(&[held(1, true), held(1, true), held(1, true)]);
+    call.answer(0, &granted_key(0));
+    call.answer(1, &granted_key(0));
+    let mut hold = call.hold();
+    let wait = call.take_sent(2).id;
+    let (_, mut release) = hold.release(&call.ctx());
+    assert_eq!(release.waits().collect::<Vec<_>>(), [wait]);
+    assert_eq!(release.spec().keys.len(), 2, "the WAIT may be granted either key");
+    let sent: Vec<_> = std::iter::from_fn(|| release.poll()).collect();
+    for OutgoingRequest { id, .. } in sent {
+        release.handle_response(id, &Response::Yes, &call.ctx());
+    }
+    assert!(!release.is_done());
+    release.handle_response(wait, &held(1, true), &call.ctx());
+    assert!(release.is_done(), "a flush waits for the release");
+}

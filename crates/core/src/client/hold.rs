@@ -495,7 +495,7 @@ impl Hold {
         node.straggler = None;
         let has_failed = matches!(response, Response::Failed(_));
         if has_failed {
-            node.is_lost |= kind == StragglerKind::Wait;
+            node.is_lost |= matches!(kind, StragglerKind::Wait { .. });
         } else if node.delivery != Delivery::NotSent && kind != StragglerKind::Yield {
             node.delivery = Delivery::Arrived;
         }
@@ -505,9 +505,10 @@ impl Hold {
                 node.is_doubtful = false;
                 if *response == Response::Kept { Answer::Granted(None) } else { Answer::Refused }
             }
-            (StragglerKind::Acquire { key }, Response::FenceAndKey { key: granted, .. })
-                if key != *granted =>
-            {
+            (
+                StragglerKind::Acquire { key } | StragglerKind::Wait { key },
+                Response::FenceAndKey { key: granted, .. },
+            ) if key != *granted => {
                 self.give_other_keys_back(index, ctx);
                 Answer::Refused
             }
@@ -608,7 +609,7 @@ impl Hold {
         }
         let node = &mut self.nodes[id.node];
         node.superseded = node.straggler.map(|straggler| straggler.round);
-        node.straggler = Some(Straggler { round: id.round, kind: StragglerKind::Wait });
+        node.straggler = Some(Straggler { round: id.round, kind: StragglerKind::Wait { key: 0 } });
         node.incarnation = ctx.topology.incarnation(id.node);
         if node.delivery == Delivery::NotSent {
             node.delivery = Delivery::Arrived;
@@ -720,20 +721,25 @@ impl Hold {
         let ownership = self.ownership(ctx.now);
         self.over = true;
         let deliveries = self.nodes.iter().map(|node| node.delivery);
-        let mut release = Release::new(self.token, deliveries, &self.spec, ctx);
-        for index in 0..self.nodes.len() {
-            let node = &self.nodes[index];
+        // Of several keys, a request that is unanswered may be granted any.
+        let may_have_others = |node: &Node| {
+            node.straggler.is_some() || matches!(node.delivery, Delivery::InFlight { .. })
+        };
+        let spec = match self.nodes.iter().any(may_have_others) {
+            true => self.spec.of_all_slots(),
+            false => Arc::clone(&self.spec),
+        };
+        let mut release = Release::new(self.token, deliveries, &spec, ctx);
+        for (index, node) in self.nodes.iter().enumerate() {
             if node.is_lost || node.superseded.is_some() {
                 release.may_overtake(index, ctx.now);
             }
-            match node.straggler {
-                Some(Straggler { round, kind: StragglerKind::Wait }) => {
-                    release.await_wait(index, round);
-                }
-                _ if matches!(node.delivery, Delivery::InFlight { .. }) => {
-                    self.give_other_keys_back(index, ctx);
-                }
-                _ => {}
+            let wait = node.straggler.filter(|it| matches!(it.kind, StragglerKind::Wait { .. }));
+            if let Some(Straggler { round, .. }) = wait {
+                release.await_wait(index, round);
+            }
+            if wait.is_some() || matches!(node.answer, Answer::Granted(_)) {
+                release.is_granted_elsewhere(index);
             }
         }
         match ownership {

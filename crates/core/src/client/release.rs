@@ -162,6 +162,12 @@ impl Release {
         self.nodes[node].has_lost_several = true;
     }
 
+    /// The node has granted a WAIT of the token, or may grant it. So the answer that the token was
+    /// released does not show that the ACQUIRE in flight has arrived.
+    pub(super) fn is_granted_elsewhere(&mut self, node: usize) {
+        self.nodes[node].has_lost_several |= self.nodes[node].acquire_on.is_some();
+    }
+
     pub(super) fn on(token: Token, node: usize, spec: &Arc<Spec>, ctx: &Context<'_>) -> Self {
         Self::new(token, only(node, ctx), spec, ctx)
     }

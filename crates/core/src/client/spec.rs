@@ -137,6 +137,11 @@ impl Spec {
         Some(self.with_keys(others.map(|(_, key)| key).collect()))
     }
 
+    /// The locks of all keys of a lock of any one of several; the same lock otherwise.
+    pub(super) fn of_all_slots(self: &Arc<Self>) -> Arc<Self> {
+        self.any.as_ref().map_or_else(|| Arc::clone(self), |all| self.with_keys(all.clone()))
+    }
+
     /// The lock of the key with this index, of a lock of any one of several.
     pub(super) fn of_slot(&self, slot: usize) -> Option<Arc<Self>> {
         Some(self.with_keys(self.any.as_ref()?.only(slot)))

@@ -46,7 +46,8 @@ impl Acquire {
     }
 
     /// After a call for one of several keys has won, leaves the lines in which it stands for the
-    /// other keys, and gives those of them back that nodes have granted.
+    /// other keys, and gives those of them back that nodes have granted. The lock handles what the
+    /// WAITs may still be granted.
     fn leave_other_keys(&mut self, ctx: &Context<'_>) {
         let (Some(kept), Some(token)) = (&self.kept, self.token) else { return };
         let slot = Some(kept.slot);
@@ -63,13 +64,7 @@ impl Acquire {
             .nodes
             .iter()
             .map(|node| if is_other(node) { Delivery::Arrived } else { Delivery::NotSent });
-        let mut release = Release::new(token, deliveries, &spec, ctx);
-        for (index, node) in self.nodes.iter_mut().enumerate() {
-            if let Some(round) = node.wait.take() {
-                release.await_wait(index, round);
-                node.is_lost = true;
-            }
-        }
+        let release = Release::new(token, deliveries, &spec, ctx);
         self.actions.push_back(Action::Release(Box::new(release)));
     }
 
@@ -129,7 +124,7 @@ impl Acquire {
 impl Node {
     fn straggler(&self, key: usize) -> Option<Straggler> {
         let kind = match self.state {
-            _ if self.wait.is_some() => StragglerKind::Wait,
+            _ if self.wait.is_some() => StragglerKind::Wait { key },
             State::Asked | State::Idle if self.is_unanswered() => StragglerKind::Acquire { key },
             State::Yielding => StragglerKind::Yield,
             _ => return None,

@@ -1,6 +1,5 @@
 //! Standing in line on all nodes, yielding to older calls, and releasing part of a lock.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::node::{Lease, State};
@@ -161,16 +160,16 @@ impl Acquire {
     /// Releases the present token on all nodes that may have it.
     pub(super) fn release_all(&mut self, ctx: &Context<'_>) {
         let Some(token) = self.token.take() else { return };
-        let spec = match &self.spec.any {
-            Some(all) => self.spec.with_keys(all.clone()),
-            None => Arc::clone(&self.spec),
-        };
+        let spec = self.spec.of_all_slots();
         let was_sent = self.nodes.iter().any(|node| node.delivery != Delivery::NotSent);
         let deliveries = self.nodes.iter().map(|node| node.delivery);
         let mut release = Release::new(token, deliveries, &spec, ctx);
         for (index, node) in self.nodes.iter_mut().enumerate() {
             if let Some(round) = node.wait {
                 release.await_wait(index, round);
+            }
+            if node.wait.is_some() || node.lease.is_some() {
+                release.is_granted_elsewhere(index);
             }
             if node.is_lost {
                 release.may_overtake(index, ctx.now);

@@ -215,7 +215,10 @@ pub(super) enum StragglerKind {
     Acquire {
         key: usize,
     },
-    Wait,
+    /// As [`Acquire`](Self::Acquire).
+    Wait {
+        key: usize,
+    },
     Yield,
 }
 
@@ -549,11 +552,12 @@ impl Acquire {
     fn agree(&mut self, ctx: &mut Context<'_>) {
         let majority = ctx.client_state.majority;
         if self.agreement.is_none()
-            && let Some((slot, counting)) = self.counting(ctx.now)
+            && let least = self.least_validity(ctx)
+            && let Some((slot, counting)) = self.counting(least, ctx.now)
             && let Some(&(_, validity)) = counting.get(majority.size() - 1)
         {
             self.keep_slot(slot);
-            let core = Acquisition::lasting(majority, Some(validity), self.spec.min_validity);
+            let core = Acquisition::lasting(majority, Some(validity), least);
             let due = ctx.now.plus(self.spec.longest_timeout(ctx));
             self.agreement = Some(Agreement { core, validity, due });
             for (node, _) in counting {
@@ -601,14 +605,19 @@ impl Acquire {
         counted.max_by_key(|&(slot, count)| (count, Reverse(slot)))
     }
 
+    /// The least validity with which a grant counts. A lock with less than one time limit left may
+    /// end during its first extension.
+    fn least_validity(&self, ctx: &Context<'_>) -> Duration {
+        self.spec.min_validity.max(self.spec.longest_timeout(ctx))
+    }
+
     /// The slot that most nodes granted, and the nodes whose grants of it count.
-    fn counting(&self, now: Moment) -> Option<(Option<usize>, Counting)> {
+    fn counting(&self, least: Duration, now: Moment) -> Option<(Option<usize>, Counting)> {
         let (slot, _) = self.most_granted()?;
-        let min_validity = self.spec.min_validity;
         let validity = |(index, node): (usize, &Node)| {
             let lease = node.lease.as_ref().filter(|lease| lease.slot == slot && node.counts())?;
             let left = lease.validity?.remaining(now)?;
-            (left >= min_validity).then_some((index, lease.validity?))
+            (left >= least).then_some((index, lease.validity?))
         };
         let mut counting: Counting = self.nodes.iter().enumerate().filter_map(validity).collect();
         counting.sort_by_key(|(_, validity)| Reverse(validity.remaining(now)));

@@ -282,8 +282,6 @@ impl Acquire {
         node.due = Some((ctx.now.plus(wait + limit), limit));
         node.wait = Some(id.round);
         node.incarnation = ctx.topology.incarnation(id.node);
-        // An unanswered ACQUIRE may arrive after all that follows on other connections.
-        node.is_lost |= node.is_unanswered();
         if node.delivery == Delivery::NotSent {
             node.delivery = Delivery::Arrived;
         }
