@@ -5,7 +5,7 @@
 use std::ffi::CStr;
 use std::mem::take;
 
-use quorlock_core::node::{Budget, Job, WriteConditions};
+use quorlock_core::node::{Budget, Job, TURN_LIMIT_US, WriteConditions};
 
 use crate::ffi::{Ctx, LogLevel, clock};
 use crate::keyspace::ServerKeyspace;
@@ -15,8 +15,11 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
     let checks = module::with(|state| {
         let now = clock::now();
         let mut keyspace = ServerKeyspace::for_jobs(ctx);
-        let mut budget = Budget::turn();
+        let (mut budget, ends_at) = (Budget::turn(), now.monotonic.plus_us(TURN_LIMIT_US));
         while let Some(job) = state.node.next_job(now, &mut budget, &mut keyspace) {
+            if clock::monotonic() >= ends_at {
+                budget.end();
+            }
             // The node still abstains if it has become a replica in the meantime.
             if let Job::Rejoined(reason) = job
                 && state.node.abstention(now.monotonic).is_none()

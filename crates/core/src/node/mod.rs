@@ -82,7 +82,7 @@ pub use queues::BlockedId;
 pub use scan::COUNT_MAX as SCAN_COUNT_MAX;
 pub use server_events::{KeyBytes, KeyEvent, ServerEvent};
 pub use stats::Stats;
-pub use turn::{Budget, Job};
+pub use turn::{Budget, Job, TURN_LIMIT_US};
 pub use unwritable::{ServerHealth, Unwritable, WriteConditions};
 
 /// A key as a node stores it. A key of 24 bytes or fewer needs no allocation.

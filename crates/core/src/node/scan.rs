@@ -10,7 +10,7 @@ pub const COUNT_MAX: u32 = 1000;
 /// How many vacant slots a call may pass for each lease that it may examine.
 const VACANT_PER_LEASE: u32 = 10;
 /// Units of work after which a call ends.
-const SCAN_UNITS: u32 = 2000;
+const SCAN_UNITS: u32 = 1000;
 /// Units for a lease that a call examines, and for each further [`BYTES_PER_UNIT`] of its key.
 const EXAMINE_UNITS: u32 = 1;
 /// Units for opening a key and describing its lock.

@@ -16,8 +16,14 @@ pub struct Budget {
     left: u32,
 }
 
-/// Units of one turn, which then takes a millisecond or less.
+/// Units of one turn.
 const TURN_UNITS: u32 = 1500;
+/// Units of one job that can stop at any point. Between two jobs, the caller may
+/// [end](Budget::end) the turn.
+const JOB_UNITS: u32 = 300;
+/// How long the jobs of a turn take, in microseconds, before the caller ends it: what they touch
+/// may be in no cache of the processor.
+pub const TURN_LIMIT_US: u64 = 400;
 /// Units that a command may spend on waiters.
 pub(super) const COMMAND_UNITS: u32 = 1000;
 
@@ -82,14 +88,28 @@ impl Budget {
     pub(super) const fn is_spent(self) -> bool {
         self.left == 0
     }
+
+    /// Ends the turn: no job follows.
+    pub fn end(&mut self) {
+        self.left = 0;
+    }
+
+    /// Gives one job its part of the budget.
+    fn for_job<T>(&mut self, job: impl FnOnce(&mut Self) -> T) -> T {
+        let part = self.left.min(JOB_UNITS);
+        let mut budget = Self::units(part);
+        let result = job(&mut budget);
+        self.spend(part - budget.left);
+        result
+    }
 }
 
-/// One unit for each of a number of things.
 /// The cost of opening a key and writing it.
 pub(super) fn write_units(key: &[u8]) -> u32 {
     WRITE_UNITS.saturating_add(units(key.len() / BYTES_PER_UNIT))
 }
 
+/// One unit for each of a number of things.
 pub(super) fn units(things: usize) -> u32 {
     u32::try_from(things).unwrap_or(u32::MAX)
 }
@@ -147,7 +167,8 @@ impl Node {
             && at <= now.monotonic
         {
             budget.spend(write_units(self.queues.key(queue).2));
-            let handed_over = self.hand_over(now, queue, None, budget, keyspace);
+            let handed_over =
+                budget.for_job(|budget| self.hand_over(now, queue, None, budget, keyspace));
             return Some(Job::HandedOver(handed_over));
         }
         let job = self.attend(now, budget, keyspace);
