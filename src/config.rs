@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::atomic::AtomicI64;
 
 use quorlock_core::Ttl;
-use quorlock_core::client::{InvalidSet, NodeSet};
+use quorlock_core::node_set::{InvalidSet, NodeSet};
 
 use crate::ffi::config::{self, Number, Text};
 use crate::ffi::{Arg, Args, Ctx};

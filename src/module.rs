@@ -4,8 +4,8 @@ use std::cell::{RefCell, RefMut};
 use std::hash::{BuildHasher, RandomState};
 
 use quorlock_core::Ttl;
-use quorlock_core::client::NodeSet;
 use quorlock_core::node::{Node, ServerEvent, Settings, WriteConditions};
+use quorlock_core::node_set::NodeSet;
 
 use crate::ffi::{Args, Ctx, LogLevel, MainThread, ModuleClient, Timer, clock};
 use crate::{config, server_events};

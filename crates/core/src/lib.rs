@@ -7,6 +7,8 @@
 //! - [`node`]: the leases of one server and the commands on them.
 //! - [`quorum`]: one round over N nodes, and its verdict.
 //! - [`client`]: the state machines of a client, from a call for a lock to its last RELEASE.
+//! - [`node_set`]: the set that a node belongs to (`lock.set`), and which nodes a client admits.
+//! - `mutants`: rules of a client that a simulator breaks on purpose.
 //! - [`StopSchedule`]: when a command that a lock protects is stopped.
 //! - [`Confirmation`]: whether the nodes still confirm the lock that protects a command.
 //! - [`rounded`], [`time_in_units`]: a time for people to read.
@@ -15,7 +17,13 @@
 pub mod client;
 mod confirmation;
 mod fence;
+#[cfg_attr(
+    not(feature = "mutants"),
+    expect(dead_code, unreachable_pub, reason = "only simulators break rules")
+)]
+mod mutants;
 pub mod node;
+pub mod node_set;
 pub mod quorum;
 mod rounded;
 mod stop_schedule;
@@ -23,6 +31,8 @@ mod ttl;
 
 pub use confirmation::{Confirmation, LockCheck};
 pub use fence::{Fence, InvalidFence};
+#[cfg(feature = "mutants")]
+pub use mutants::{Mutant, break_rule};
 pub use rounded::{rounded, time_in_units};
 pub use stop_schedule::{GraceTooLong, StopAction, StopSchedule};
 pub use ttl::{Ttl, TtlError};

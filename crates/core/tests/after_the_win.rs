@@ -8,12 +8,12 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::Fence;
 use quorlock_core::client::{
-    Acquire, Command, Hold, HoldAction, Mutant, NodeError, OutgoingRequest, Release, RequestId,
-    Response, limits,
+    Acquire, Command, Hold, HoldAction, NodeError, OutgoingRequest, Release, RequestId, Response,
+    limits,
 };
 use quorlock_core::quorum::{ExtensionVerdict, Moment};
+use quorlock_core::{Fence, Mutant};
 use support::scripted::{
     LONG, ROUND_TRIP, ScriptedCall, TTL, down, granted, granted_after, held, ms, shows, start,
 };

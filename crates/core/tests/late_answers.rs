@@ -7,8 +7,9 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::client::{Hold, Mode, Mutant, Spec, break_rule, limits};
+use quorlock_core::client::{Hold, Mode, Spec, limits};
 use quorlock_core::quorum::Ownership;
+use quorlock_core::{Mutant, break_rule};
 use support::client::{Client, spec};
 use support::world::{Path, Sent, World, sends_of};
 

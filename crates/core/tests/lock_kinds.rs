@@ -8,8 +8,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::client::{Hold, HoldAction, Keys, Mode, Mutant, Outcome, Spec, break_rule};
+use quorlock_core::client::{Hold, HoldAction, Keys, Mode, Outcome, Spec};
 use quorlock_core::node::{self, Holder, KeyEvent};
+use quorlock_core::{Mutant, break_rule};
 use support::client::{Client, spec};
 use support::world::{Path, World, sends_of};
 

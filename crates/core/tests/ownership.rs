@@ -5,12 +5,11 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use quorlock_core::Ttl;
-use quorlock_core::client::{Mutant, break_rule};
 use quorlock_core::quorum::{
     Extension, ExtensionVerdict, LossReason, Majority, Moment, Ownership, OwnershipState, Validity,
     longest_validity,
 };
+use quorlock_core::{Mutant, Ttl, break_rule};
 
 const HOUR: Duration = Duration::from_secs(3600);
 

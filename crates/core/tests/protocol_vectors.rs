@@ -14,10 +14,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Acquire, Action, Admission, AgreedSet, ClientState, Command, Context, FenceProposals, Hold,
-    HoldAction, InvalidSet, Keys, Mode, NodeError, NodeSet, NodeStatus, Outcome, Random, Reason,
-    Request, RequestId, Response, RoundTrips, SetReport, Spec, Token, Topology, agree, limits,
+    Acquire, Action, ClientState, Command, Context, FenceProposals, Hold, HoldAction, Keys, Mode,
+    NodeError, NodeStatus, Outcome, Random, Reason, Request, RequestId, Response, RoundTrips, Spec,
+    Token, Topology, limits,
 };
+use quorlock_core::node_set::{Admission, AgreedSet, InvalidSet, NodeSet, SetReport, agree};
 use quorlock_core::quorum::{
     Acquisition, Extension, ExtensionVerdict, FenceAnswer, Loss, Majority, Moment, ReleaseRound,
     ReleaseVerdict, Step, Validity, Vote, drift,

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use proptest::sample::{Index, select, subsequence};
-use quorlock_core::client::{Admission, AgreedSet, Agreement, NotAdmitted, SetReport, agree};
-use quorlock_core::client::{InvalidSet, MEMBERS_MAX, Members, NAME_MAX_BYTES, NodeSet};
+use quorlock_core::node_set::{Admission, AgreedSet, Agreement, NotAdmitted, SetReport, agree};
+use quorlock_core::node_set::{InvalidSet, MEMBERS_MAX, Members, NAME_MAX_BYTES, NodeSet};
 
 type Ids = BTreeSet<u16>;
 

@@ -6,10 +6,11 @@ mod support;
 
 use std::time::Duration;
 
-use quorlock_core::Fence;
 use quorlock_core::client::{
-    Acquire, Answer, Command, Mutant, NodeError, Outcome, Reason, Response, Token, limits,
+    Acquire, Answer, Command, NodeError, Outcome, Reason, Response, Token, limits,
 };
+use quorlock_core::quorum::drift;
+use quorlock_core::{Fence, Mutant};
 use support::scripted::{
     LONG, NO_WAIT, ROUND_TRIP, ScriptedCall, TTL, down, granted, granted_after, held, ms, shows,
     ticket,
@@ -252,7 +253,7 @@ fn validity_after_a_wait_counts_from_the_end_of_the_wait_at_the_node() {
         call.at = ms(300);
         call.answer(0, &granted_after(ms(200)));
         call.answer(1, &granted_after(ms(250)));
-        let drift = ms(2) + ms(1200) / limits::DRIFT_PART;
+        let drift = drift(ms(1200));
         call.left() + drift == ms(1000 + 200 - 300)
     });
 }

@@ -83,7 +83,8 @@ pub(super) fn findings(report: &Report, denials: &[Vec<Denial>], ttl: Ttl) -> Ve
 mod tests {
     use std::time::Duration;
 
-    use quorlock_core::client::{NodeError, SetReport};
+    use quorlock_core::client::NodeError;
+    use quorlock_core::node_set::SetReport;
 
     use super::*;
     use crate::fleet::NodeReport;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use quorlock_core::client::Members;
+use quorlock_core::node_set::Members;
 
 use super::findings::Finding;
 use super::node::{CLOCK_WARNING_DIVISOR, max_clock_skew_us};

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::client::{Hello, SetReport};
+use quorlock_core::client::Hello;
+use quorlock_core::node_set::SetReport;
 
 use crate::output::escape;
 

@@ -180,7 +180,7 @@ pub(crate) mod tests {
             let set = format!("eu {} {}", index + 1, members.join(","));
             let module = ModuleInfo {
                 version: "0.1.0".into(),
-                set: quorlock_core::client::SetReport::Set(set.parse().unwrap()),
+                set: quorlock_core::node_set::SetReport::Set(set.parse().unwrap()),
                 max_ttl_ms: Some(60_000),
                 ..ModuleInfo::default()
             };
@@ -285,7 +285,7 @@ pub(crate) mod tests {
     #[test]
     fn unset_node_is_outvoted_by_a_set() {
         let mut nodes = voting(3);
-        module(&mut nodes[2]).set = quorlock_core::client::SetReport::Unset;
+        module(&mut nodes[2]).set = quorlock_core::node_set::SetReport::Unset;
         let report = Report::new(nodes);
         assert!(matches!(&report.states[2], State::NotCounted(NodeError::NotAdmitted { .. })));
         assert!(report.has_majority());

@@ -179,7 +179,7 @@ mod tests {
             facts(node).info.server = "valkey 10.100.100-rc1".into();
             facts(node).clock_offset_us = Some(-3_600_000_000);
             module(node).leases = 10_000_000;
-            module(node).set = quorlock_core::client::SetReport::Set(
+            module(node).set = quorlock_core::node_set::SetReport::Set(
                 "a-set-with-quite-a-long-name 1 1,2,3".parse().unwrap(),
             );
         }

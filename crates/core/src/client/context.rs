@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::{FenceProposals, NodeError, RoundTrips, Token};
+use crate::mutants::{Mutant, is_broken};
 use crate::quorum::{Majority, Moment};
 
 /// Random numbers for tokens and pauses.
@@ -27,7 +28,11 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
-    pub(super) fn token(&mut self) -> Option<Token> {
+    /// A new token for a request of the call that began at `began`; `None` without random numbers.
+    pub(super) fn new_token(&mut self, began: Moment) -> Option<Token> {
+        if is_broken(Mutant::ReusedToken) {
+            return Some(Token::of_bits(began.raw.as_nanos() << 64 | began.boot.as_nanos()));
+        }
         self.random.bits().map(Token::of_bits)
     }
 

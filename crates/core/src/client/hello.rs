@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use super::SetReport;
+use crate::node_set::SetReport;
 
 /// What a server reports about itself when a client connects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -7,12 +7,12 @@ use smallvec::SmallVec;
 use super::Spec;
 use super::acquire::{Grant, Straggler, StragglerKind};
 use super::late_timer::LateTimer;
-use super::mutants::{Mutant, is_broken};
 use super::{
     Answer, Command, Context, Delivery, Mode, NodeError, OutgoingRequest, Release, Request,
     RequestId, Response, Token, Topology, limits,
 };
 use crate::Fence;
+use crate::mutants::{Mutant, is_broken};
 use crate::quorum::{
     Extension, ExtensionVerdict, LossReason, Majority, Moment, Ownership, OwnershipState,
 };

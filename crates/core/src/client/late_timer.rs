@@ -1,5 +1,5 @@
 use super::limits;
-use super::mutants::{Mutant, is_broken};
+use crate::mutants::{Mutant, is_broken};
 use crate::quorum::Moment;
 
 /// Lets a machine read answers before a timer that fired late expires requests.

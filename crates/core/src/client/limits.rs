@@ -1,11 +1,11 @@
 //! Every limit of a client's state machines, in one table. Times that depend on the network are
 //! multiples of a node's smoothed round trip, so that the same rules hold in one rack and across
-//! continents. The options of a lock have their defaults where they are set, and a driver says how
-//! often it reads its clocks.
+//! continents. The options of a lock have their defaults where they are set, a driver says how often
+//! it reads its clocks, and [`quorum`](crate::quorum) has the drift of clocks and the intervals of
+//! extension.
 //!
 //! | limit | value |
 //! |---|---|
-//! | [`DRIFT_PART`], [`DRIFT_MIN`] | a hundredth of the measured time and 2 ms, which do not count as validity |
 //! | [`ROUND_TRIP_UNKNOWN`], [`ROUND_TRIP_MAX`], [`ROUND_TRIP_GROWTH_PART`] | 1 ms, before a node has answered; at most 10 s; a longer sample raises the estimate by an eighth of the difference |
 //! | [`node_timeout`] | 4 round trips, at least 50 ms; at most ttl/10 ([`NODE_TIMEOUT_PER_TTL`]) or 2 round trips ([`ROUND_TRIPS_FOR_AN_ANSWER`]), whichever is longer; never above ttl/4 ([`bounded_node_timeout`], [`ttl_needed`]) |
 //! | [`silence`] | 8 round trips, at least 400 ms |
@@ -26,7 +26,6 @@
 //! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms, doubling, between attempts to connect |
 //! | [`RECONNECT_PAUSE_PERMANENT`] | 2 s between attempts to connect after a permanent error |
 //! | [`CONNECTS_MAX`], [`CONNECT_STAGGER`] | 6 attempts to connect at a time; after the second, pauses of 250 ms or more, less a random part |
-//! | [`EXTENSIONS_PER_TTL`], [`TRIES_PER_TTL_IN_DOUBT`] | ttl/3 between extensions; ttl/10 after an uncertain one |
 //! | [`renewal_window`], [`RENEWALS_MAX`] | renewals due within 20 ms, at most ttl/50, share a batch of at most 512 |
 //! | [`REPAIR_AFTER`] | 10 ms, doubling, at most ttl/3, before a renewed lock that a node misses is extended |
 //! | [`REVOKE_TIMEOUT`], [`REVOKE_REPEAT`] | 500 ms for the answer to a revocation; 250 ms before a node is asked again |
@@ -120,19 +119,10 @@ pub const LEARNED_AHEAD_MAX_US: u64 = 90_000_000;
 pub const COMPARE_PERMITS_EVERY: Duration = Duration::from_secs(60);
 /// For how many idle keys a client remembers whether they were contended.
 pub const LOCAL_QUEUES_MAX: usize = 1024;
-/// A lock is extended when the ttl divided by this has passed.
-pub const EXTENSIONS_PER_TTL: u32 = 3;
-/// How many extensions are tried per ttl while the last one is unconfirmed.
-pub const TRIES_PER_TTL_IN_DOUBT: u32 = 10;
 const RENEWAL_WINDOW: Duration = Duration::from_millis(20);
 const RENEWAL_WINDOWS_PER_TTL: u32 = 50;
 /// How many renewals a batch has at most.
 pub const RENEWALS_MAX: usize = 512;
-
-/// The measured time divided by this does not count as validity: two clocks may drift apart by 1 %.
-pub const DRIFT_PART: u32 = 100;
-/// Does not count as validity either: the granularity of the servers' expiry.
-pub const DRIFT_MIN: Duration = Duration::from_millis(2);
 
 /// The round trip of a node that has not answered yet.
 pub const ROUND_TRIP_UNKNOWN: Duration = Duration::from_millis(1);

@@ -6,9 +6,8 @@ use smallvec::SmallVec;
 
 use super::context::{NodeStatus, Topology};
 use super::late_timer::LateTimer;
-use super::{
-    Admission, AgreedSet, ClientState, Hello, NodeError, Random, SetReport, agree, limits,
-};
+use super::{ClientState, Hello, NodeError, Random, limits};
+use crate::node_set::{Admission, AgreedSet, SetReport, agree};
 use crate::quorum::Moment;
 
 /// The reason of [`NodeError::Down`] until the first attempt to connect has ended.

@@ -13,13 +13,10 @@
 //! - [`PlaceQueue`]: the queue in which calls of this program wait for their turn, or for a wait
 //!   connection.
 //! - [`SlotMemory`]: which of several keys to ask for first.
-//! - [`agree`]: which of the client's nodes are in the set (`lock.set`) that a majority reports.
-//!   [`Links`] lets only these nodes vote.
 //! - [`summarize`]: merges the answers of the nodes about a key into a [`LockState`].
 //! - [`Listing`]: the locks that the nodes list, merged by key.
 //! - [`Revocation`]: revokes a lock on all nodes.
 //! - [`RenewalBatches`]: the schedule of extensions, each due after [`Hold::renew_in`].
-//! - `mutants`: rules that a simulator breaks on purpose.
 //! - [`ClientState`]: the state that all locks of a client share. [`RoundTrips`]: the smoothed
 //!   round trip of each node. [`FenceProposals`]: which fence to propose.
 //! - [`Topology`]: the connection of each node, and whether the node may vote now.
@@ -41,13 +38,7 @@ mod late_timer;
 pub mod limits;
 mod links;
 mod listing;
-#[cfg_attr(
-    not(feature = "mutants"),
-    expect(dead_code, unreachable_pub, reason = "only simulators break rules")
-)]
-pub(crate) mod mutants;
 mod node_error;
-mod node_set;
 mod node_url;
 mod place_queue;
 mod release;
@@ -71,13 +62,7 @@ pub use inspection::{
 pub use keys::{InvalidKeys, Keys};
 pub use links::{LinkAction, LinkHealth, Links, Notice};
 pub use listing::{ListedLock, Listing};
-#[cfg(feature = "mutants")]
-pub use mutants::{Mutant, break_rule};
 pub use node_error::{Answer, NodeError};
-pub use node_set::{
-    Admission, AgreedSet, Agreement, InvalidSet, MEMBERS_MAX, MemberList, Members, NAME_MAX_BYTES,
-    NodeId, NodeSet, NotAdmitted, SetReport, agree,
-};
 pub use node_url::{redact_url, unsupported_scheme};
 pub use place_queue::{CalledNumbers, Entry, PlaceQueue};
 pub use release::{OutgoingRequest, Release};

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::Spec;
 use super::late_timer::LateTimer;
-use super::mutants::{Mutant, is_broken};
 use super::{
     Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Token, limits,
 };
+use crate::mutants::{Mutant, is_broken};
 use crate::quorum::{self, Moment, ReleaseVerdict};
 
 /// The RELEASEs have round numbers above this one, and the requests of calls and locks below.

@@ -1,7 +1,7 @@
 use super::majority::{Majority, NoMajority, Tally};
 use super::{Moment, Validity};
 use crate::Ttl;
-use crate::client::mutants::{Mutant, is_broken};
+use crate::mutants::{Mutant, is_broken};
 
 /// One extension round: EXTEND to all nodes, decided by a majority.
 ///

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use super::majority::{Ballot, Majority, NoMajority, Tally};
 use super::{Moment, Validity};
-use crate::client::mutants::{Mutant, is_broken};
+use crate::mutants::{Mutant, is_broken};
 use crate::{Fence, Ttl};
 
 /// One attempt to acquire a lock on a majority of the nodes.

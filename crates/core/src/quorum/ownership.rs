@@ -2,7 +2,11 @@ use std::time::Duration;
 
 use super::{ExtensionVerdict, Moment, Validity, longest_validity};
 use crate::Ttl;
-use crate::client::limits::{EXTENSIONS_PER_TTL, TRIES_PER_TTL_IN_DOUBT};
+
+/// A lock is extended when the ttl divided by this has passed.
+const EXTENSIONS_PER_TTL: u32 = 3;
+/// How many extensions are tried per ttl while the last one is unconfirmed.
+const TRIES_PER_TTL_IN_DOUBT: u32 = 10;
 
 /// The state of a lock as its holder knows it, from the grant to the end.
 ///

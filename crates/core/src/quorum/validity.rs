@@ -2,13 +2,15 @@ use std::time::Duration;
 
 use super::Moment;
 use crate::Ttl;
-use crate::client::limits::{DRIFT_MIN, DRIFT_PART};
-use crate::client::mutants::{Mutant, is_broken};
+use crate::mutants::{Mutant, is_broken};
 
-/// The part of a measured time that does not count as validity, as in the description of Redlock.
-///
-/// Two clocks may drift apart by 1 % of the time. The 2 ms cover the granularity of the servers'
-/// expiry.
+/// The measured time divided by this does not count as validity: two clocks may drift apart by 1 %.
+const DRIFT_PART: u32 = 100;
+/// Does not count as validity either: the granularity of the servers' expiry.
+const DRIFT_MIN: Duration = Duration::from_millis(2);
+
+/// The part of a measured time that does not count as validity, as in the description of Redlock: a
+/// hundredth of it and 2 ms.
 pub fn drift(measured: Duration) -> Duration {
     if is_broken(Mutant::NoDrift) {
         return Duration::ZERO;

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::Fence;
 use quorlock_core::client::{
-    Acquire, Action, Command, Context, Hold, Keys, Mutant, NodeError, Outcome, Reason, Release,
-    RequestId, Response, Spec, Token, break_rule, limits,
+    Acquire, Action, Command, Context, Hold, Keys, NodeError, Outcome, Reason, Release, RequestId,
+    Response, Spec, Token, limits,
 };
 use quorlock_core::quorum::Moment;
+use quorlock_core::{Fence, Mutant, break_rule};
 
 use super::client::{Client, spec};
 use super::world::Sent;

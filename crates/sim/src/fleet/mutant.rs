@@ -1,8 +1,8 @@
 //! Rules of clients, nodes and the fleet itself that are broken on purpose.
 
-pub use quorlock_core::client::Mutant as ClientRule;
+pub use quorlock_core::Mutant as ClientRule;
+use quorlock_core::node;
 pub use quorlock_core::node::Mutant as NodeRule;
-use quorlock_core::{client, node};
 
 use super::LockKind;
 
@@ -57,7 +57,7 @@ pub(super) struct Broken(());
 impl Broken {
     pub(super) fn new(mutant: Option<Mutant>) -> Self {
         match mutant {
-            Some(Mutant::Client(rule)) => client::break_rule(Some(rule)),
+            Some(Mutant::Client(rule)) => quorlock_core::break_rule(Some(rule)),
             Some(Mutant::Node(rule)) => node::break_rule(Some(rule)),
             Some(Mutant::NoAbstention | Mutant::LateRelease) | None => {}
         }
@@ -67,7 +67,7 @@ impl Broken {
 
 impl Drop for Broken {
     fn drop(&mut self) {
-        client::break_rule(None);
+        quorlock_core::break_rule(None);
         node::break_rule(None);
     }
 }

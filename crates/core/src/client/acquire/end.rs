@@ -6,8 +6,8 @@ use super::node::{Node, State};
 use super::{
     Acquire, Action, Failure, Grant, GrantNode, Outcome, Phase, Reason, Straggler, StragglerKind,
 };
-use crate::client::mutants::{Mutant, is_broken};
 use crate::client::{Answer, Context, Delivery, NodeError, Release, limits};
+use crate::mutants::{Mutant, is_broken};
 use crate::quorum::{Validity, Win};
 
 impl Acquire {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::node::{Lease, State};
 use super::{Acquire, Action, Partial, Phase};
-use crate::client::mutants::{Mutant, is_broken};
 use crate::client::{Answer, Command, Context, Delivery, Release, Request, limits};
+use crate::mutants::{Mutant, is_broken};
 
 impl Acquire {
     /// Stands in line on all nodes, with a ticket above every number that a majority knows. From

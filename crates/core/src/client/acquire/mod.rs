@@ -17,11 +17,11 @@ use smallvec::SmallVec;
 
 use self::node::{Node, State};
 use super::late_timer::LateTimer;
-use super::mutants::{self, Mutant, is_broken};
 use super::{
     Answer, Context, Delivery, Release, Request, RequestId, Response, Spec, Token, limits,
 };
 use crate::Fence;
+use crate::mutants::{Mutant, is_broken};
 use crate::quorum::{Acquisition, FenceAnswer, Loss, Moment, Step, Validity, Vote};
 
 /// One call for a lock, up to the lock or the error.
@@ -438,7 +438,7 @@ impl Acquire {
     }
 
     fn ask_all(&mut self, ctx: &mut Context<'_>) {
-        let Some(token) = mutants::new_token(self.started, ctx) else {
+        let Some(token) = ctx.new_token(self.started) else {
             return self.finish(Reason::NoRandom, ctx);
         };
         self.token = Some(token);

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::{Acquire, Action, Phase};
 use crate::Fence;
-use crate::client::mutants::{Mutant, is_broken};
 use crate::client::{
     Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Spec, limits,
 };
+use crate::mutants::{Mutant, is_broken};
 use crate::quorum::{FenceAnswer, Moment, Validity};
 
 #[derive(Debug)]

@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use quorlock_core::client::{
     Acquire, ClientState, Command, Context, Hello, Hold, LinkAction, Links, NodeError, PlaceQueue,
-    Random, Release, RenewalBatches, Request, RequestId, Response, SetReport, SlotMemory, Spec,
-    Token, Topology,
+    Random, Release, RenewalBatches, Request, RequestId, Response, SlotMemory, Spec, Token,
+    Topology,
 };
+use quorlock_core::node_set::SetReport;
 use quorlock_core::quorum::{Majority, Moment};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};

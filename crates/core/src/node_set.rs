@@ -1,5 +1,5 @@
-//! Which set of nodes a node belongs to, and which nodes the set admits. `links.rs` decides which
-//! nodes may vote, by the set and by what else a node reports.
+//! Which set of nodes a node belongs to, and which nodes the set admits. `client/links.rs` decides
+//! which nodes may vote, by the set and by what else a node reports.
 //!
 //! Two clients with different lists of nodes can both win the same lock. Each node therefore
 //! carries its set in the config `lock.set NAME ID MEMBERS`, and a client compares the reports of
@@ -72,11 +72,11 @@ pub enum Members {
 /// Parses from `NAME ID MEMBERS` and displays as the same text with sorted members.
 ///
 /// ```
-/// use quorlock_core::client::NodeSet;
+/// use quorlock_core::node_set::NodeSet;
 ///
 /// let set: NodeSet = "eu-locks 2 4,2,1".parse()?;
 /// assert_eq!(set.to_string(), "eu-locks 2 1,2,4");
-/// # Ok::<(), quorlock_core::client::InvalidSet>(())
+/// # Ok::<(), quorlock_core::node_set::InvalidSet>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NodeSet {

@@ -6,9 +6,6 @@
 
 use std::cell::Cell;
 
-use super::{Context, Token};
-use crate::quorum::Moment;
-
 /// A client in which one rule is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mutant {
@@ -112,12 +109,4 @@ pub(crate) fn is_broken(mutant: Mutant) -> bool {
 #[cfg(not(feature = "mutants"))]
 pub(crate) const fn is_broken(_: Mutant) -> bool {
     false
-}
-
-/// A new token for a request of the call that began at `began`; `None` without random numbers.
-pub(super) fn new_token(began: Moment, ctx: &mut Context<'_>) -> Option<Token> {
-    if is_broken(Mutant::ReusedToken) {
-        return Some(Token::of_bits(began.raw.as_nanos() << 64 | began.boot.as_nanos()));
-    }
-    ctx.token()
 }
