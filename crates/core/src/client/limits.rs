@@ -1,8 +1,8 @@
 //! Every limit of a client's state machines, in one table. Times that depend on the network are
 //! multiples of a node's smoothed round trip, so that the same rules hold in one rack and across
-//! continents. The options of a lock have their defaults where they are set, a driver says how often
-//! it reads its clocks, and [`quorum`](crate::quorum) has the drift of clocks and the intervals of
-//! extension.
+//! continents. The options of a lock have their defaults where they are set. A driver says how
+//! often it reads its clocks. [`quorum`](crate::quorum) has the drift of clocks and the intervals
+//! between extensions.
 //!
 //! | limit | value |
 //! |---|---|
