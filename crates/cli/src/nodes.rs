@@ -6,7 +6,7 @@ use std::{env, fs};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use quorlock_client::{NodeError, Quorum, QuorumBuilder};
-use quorlock_core::client::limits::CONNECT_SETTLE;
+use quorlock_core::client::limits::HANDSHAKE;
 use redis::{Client, ClientTlsConfig, IntoConnectionInfo as _, TlsCertificates};
 use rustls::crypto::CryptoProvider;
 use serde::{Deserialize, Serialize};
@@ -331,7 +331,7 @@ impl NodeSettings {
     ) -> anyhow::Result<Quorum> {
         let limit =
             node_timeout.map_or(CONNECT_LIMIT_BEFORE_WAIT, |limit| limit * CONNECT_ROUND_TRIPS);
-        self.connect_with(self.quorum().connect_timeout(limit.min(CONNECT_SETTLE))).await
+        self.connect_with(self.quorum().connect_timeout(limit.min(HANDSHAKE))).await
     }
 
     fn quorum(&self) -> QuorumBuilder {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
 use quorlock_client::{AcquireError, Fence, Lock, LockBuilder, Quorum, Released};
-use quorlock_core::client::limits::LONG_WAIT;
+use quorlock_core::client::limits::COMPARE_PERMITS_AFTER;
 use quorlock_core::quorum::Moment;
 use quorlock_core::{StopSchedule, Ttl, rounded};
 use rustix::process::Signal;
@@ -156,7 +156,7 @@ fn missing_nodes(quorum: &Quorum) -> String {
     }
 }
 
-/// Awaits `acquiring`. If that takes [`LONG_WAIT`], or finds all permits taken, warns if
+/// Awaits `acquiring`. If that takes [`COMPARE_PERMITS_AFTER`], or finds all permits taken, warns if
 /// another client uses a larger number of permits.
 pub(crate) async fn comparing_permits(
     quorum: &Quorum,
@@ -179,7 +179,7 @@ pub(crate) async fn comparing_permits(
             }
             return acquired;
         }
-        () = sleep(LONG_WAIT) => {}
+        () = sleep(COMPARE_PERMITS_AFTER) => {}
     }
     // The comparison must not delay the grant.
     let compare_once = async {

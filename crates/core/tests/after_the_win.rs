@@ -331,11 +331,11 @@ fn release_is_repeated_until_the_wait_is_answered() {
     assert!(release.waits().any(|id| id == wait));
     release.handle_response(sent.id, &Response::No, &call.ctx());
     let why = "the RELEASE may have overtaken the WAIT";
-    assert!(repeats_within(&mut call, &mut release, limits::RELEASE_PAUSE_MIN * 2), "{why}");
+    assert!(repeats_within(&mut call, &mut release, limits::PAUSE_MIN * 2), "{why}");
     let again = RequestId { round: sent.id.round + 1, ..sent.id };
     release.handle_response(again, &Response::No, &call.ctx());
     release.handle_response(wait, &Response::No, &call.ctx());
-    assert!(!repeats_within(&mut call, &mut release, limits::RELEASE_PAUSE_MIN * 20));
+    assert!(!repeats_within(&mut call, &mut release, limits::PAUSE_MIN * 20));
     assert!(release.waits().all(|id| id.node != 0));
 }
 
@@ -348,7 +348,7 @@ fn grant_to_a_call_that_has_ended_is_released() {
     let again = sent_to_node_0(&mut release).unwrap();
     assert_eq!(again.request.command, Command::Release);
     release.handle_response(again.id, &Response::Yes, &call.ctx());
-    assert!(!repeats_within(&mut call, &mut release, limits::RELEASE_PAUSE_MIN * 20));
+    assert!(!repeats_within(&mut call, &mut release, limits::PAUSE_MIN * 20));
 }
 
 #[test]

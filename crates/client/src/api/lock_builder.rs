@@ -198,7 +198,7 @@ impl LockBuilder {
     }
 
     fn naming_limit(&self) -> Duration {
-        limits::naming(self.shared.client_state.round_trips.typical())
+        limits::extra_answers(self.shared.client_state.round_trips.typical())
     }
 
     /// Asks the nodes who holds the lock now, for a message to people; `None` if it is free, or if
@@ -225,7 +225,7 @@ impl LockBuilder {
         let outcome = tokio::select! {
             biased;
             outcome = &mut acquiring => outcome,
-            () = sleep(limits::LONG_WAIT) => {
+            () = sleep(limits::COMPARE_PERMITS_AFTER) => {
                 self.check_permits(permits);
                 return acquiring.await;
             }

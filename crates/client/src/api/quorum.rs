@@ -94,7 +94,7 @@ impl Quorum {
         let mut health = self.shared.health.clone();
         let enough = health.wait_for(|health| health.settled || health.admitted >= majority.size());
         let _ = timeout(limit, enough).await;
-        let stragglers = limits::connect_stragglers(self.shared.client_state.round_trips.longest());
+        let stragglers = limits::extra_answers(self.shared.client_state.round_trips.longest());
         let _ = timeout(stragglers, health.wait_for(|health| health.settled)).await;
     }
 
@@ -310,7 +310,7 @@ impl Quorum {
     /// holder relies. Then the first waiter acquires the key. A lock of several keys is revoked on
     /// all of them.
     ///
-    /// Returns when each node has answered or its time limit has passed: 500 ms, or the limit of a
+    /// Returns when each node has answered or its time limit has passed: 1 s, or the limit of a
     /// lock with a ttl of 10 s if that is longer. [`Revocation::report`] says how long the lock may
     /// last. [`Revocation::ended`] waits for the end of the lock, and asks silent nodes again.
     ///
@@ -385,7 +385,7 @@ impl Quorum {
     /// The list is no snapshot. A lock that is acquired or released meanwhile may be listed for
     /// some nodes only. A lock that is held from beginning to end is listed.
     ///
-    /// The client asks each node for a bounded number of locks at a time, and waits up to 2.5 s for
+    /// The client asks each node for a bounded number of locks at a time, and waits up to 1 s for
     /// each answer. `limit` bounds the memory of the list.
     ///
     /// # Errors
@@ -398,7 +398,6 @@ impl Quorum {
         pattern: impl AsRef<[u8]>,
         limit: usize,
     ) -> Result<LockList, ScanError> {
-        let limit = limit.min(limits::LISTED_MAX);
         let listing = driver::scan(&self.shared, pattern.as_ref(), limit).await;
         let failures: Vec<_> = listing.failures().collect();
         if failures.iter().all(|error| !matches!(error, None | Some(NodeError::Abstains { .. }))) {

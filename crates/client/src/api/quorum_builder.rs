@@ -59,7 +59,7 @@ impl QuorumBuilder {
             #[cfg(feature = "tls")]
             client_certificate: None,
             node_timeout: None,
-            connect_timeout: limits::CONNECT_SETTLE,
+            connect_timeout: limits::HANDSHAKE,
             set: None,
         }
     }

@@ -126,7 +126,7 @@ async fn scan_node(
     let (mut cursor, mut abstains) = (0, None);
     loop {
         let ask = async |connection: &Connection| connection.scan(cursor, pattern).await;
-        let slice = ask_in_time(shared, (node, number), limits::SCAN_TIMEOUT, ask).await?;
+        let slice = ask_in_time(shared, (node, number), limits::OPERATOR_TIMEOUT, ask).await?;
         for (key, lease) in slice.locks {
             lock(listing).add(node, key, lease);
         }

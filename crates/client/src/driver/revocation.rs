@@ -45,7 +45,7 @@ impl Revoking {
                 let command = ask.command;
                 let route = (ask.node, ask.connection);
                 let answer =
-                    ask_in_time(&shared, route, limits::REVOKE_TIMEOUT, async |connection| {
+                    ask_in_time(&shared, route, limits::OPERATOR_TIMEOUT, async |connection| {
                         connection.revoke(&key, command).await
                     });
                 (ask.node, sent, answer.await)

@@ -270,7 +270,7 @@ impl Hold {
             return Some(regular);
         }
         let doublings = 2_u32.saturating_pow(self.repair_rounds);
-        Some(regular.min(limits::REPAIR_AFTER.saturating_mul(doublings)))
+        Some(regular.min(limits::PAUSE_MIN.saturating_mul(doublings)))
     }
 
     /// The last answer of each node, by index.

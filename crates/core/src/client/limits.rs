@@ -1,16 +1,17 @@
 //! Every limit of a client's state machines, in one table. Times that depend on the network are
 //! multiples of a node's smoothed round trip, so that the same rules hold in one rack and across
 //! continents. The options of a lock have their defaults where they are set. A driver says how
-//! often it reads its clocks. [`quorum`](crate::quorum) has the drift of clocks and the intervals
-//! between extensions.
+//! often it reads its clocks. [`quorum`](crate::quorum) has the drift of clocks and the intervals between
+//! extensions.
 //!
 //! | limit | value |
 //! |---|---|
 //! | [`ROUND_TRIP_UNKNOWN`], [`ROUND_TRIP_MAX`], [`ROUND_TRIP_GROWTH_PART`] | 1 ms, before a node has answered; at most 10 s; a longer sample raises the estimate by an eighth of the difference |
 //! | [`node_timeout`] | 4 round trips, at least 50 ms; at most ttl/10 ([`NODE_TIMEOUT_PER_TTL`]) or 2 round trips ([`ROUND_TRIPS_FOR_AN_ANSWER`]), whichever is longer; never above ttl/4 ([`bounded_node_timeout`], [`ttl_needed`]) |
 //! | [`silence`] | 8 round trips, at least 400 ms |
-//! | [`naming`], [`NAMING_KEYS_MAX`] | 4 round trips, at least 50 ms and at most 500 ms, in which nodes may name the holder of a lock that is refused, as seen under its first 8 keys |
-//! | [`HANDSHAKE`] | 5 s |
+//! | [`extra_answers`] | 4 round trips, at least 50 ms and at most 500 ms, for answers that decide nothing: who holds a lock that is refused, and the nodes beyond a majority when a client connects |
+//! | [`NAMING_KEYS_MAX`] | 8 keys of a refused lock, under which a client looks for the holder |
+//! | [`HANDSHAKE`] | 5 s for an attempt to connect, and by default for a majority to connect |
 //! | [`LATE_TIMER`], [`LATE_READ_PAUSE`] | a timer that fires more than 10 ms late expires requests 3 ms later, after answers are read |
 //! | [`PORT_PROBE_AFTER`], [`PORT_PROBE`] | 200 ms until a silent port is asked whether it speaks TLS; 1 s for its answer |
 //! | [`CALL_GRACE`] | 40 ms: how far a call may exceed its `wait` |
@@ -19,31 +20,23 @@
 //! | [`partial`] | 8 round trips, at least 500 ms, in which a call may hold some nodes and no majority |
 //! | [`rejoin_pause`] | 2 round trips, at least 20 ms, less a random part, at most half, before a call that released its part of a lock asks again |
 //! | [`tie`] | 16 round trips, at least 20 ms, in line for a call that does not wait, while too few of the refusals are older |
-//! | [`PAUSE_MIN`], [`PAUSE_MAX`] | 1 to 250 ms between attempts, doubling from a round trip; less a random part, at most half |
-//! | [`RELEASE_PAUSE_MIN`], [`RELEASE_PAUSE_MAX`] | 20 ms to 1 s, doubling, before a failed RELEASE is repeated |
+//! | [`PAUSE_MIN`], [`PAUSE_MAX`], [`PAUSE_PERMANENT`] | 10 to 250 ms, doubling, before anything that failed is repeated; 2 s before a client connects again after a permanent error |
 //! | [`RELEASE_OVERTAKES`] | 30 s, at most the ttl: how long a RELEASE that may have overtaken its ACQUIRE or WAIT is repeated |
 //! | [`RELEASE_RESEND`] | 500 ms before an unanswered RELEASE is also sent through a newer connection |
-//! | [`RECONNECT_PAUSE_MIN`], [`RECONNECT_PAUSE_MAX`] | 20 to 400 ms, doubling, between attempts to connect |
-//! | [`RECONNECT_PAUSE_PERMANENT`] | 2 s between attempts to connect after a permanent error |
-//! | [`CONNECTS_MAX`], [`CONNECT_STAGGER`] | 6 attempts to connect at a time; after the second, pauses of 250 ms or more, less a random part |
 //! | [`renewal_window`], [`RENEWALS_MAX`] | renewals due within 20 ms, at most ttl/50, share a batch of at most 512 |
-//! | [`REPAIR_AFTER`] | 10 ms, doubling, at most ttl/3, before a renewed lock that a node misses is extended |
-//! | [`REVOKE_TIMEOUT`], [`REVOKE_REPEAT`] | 500 ms for the answer to a revocation; 250 ms before a node is asked again |
-//! | [`LONG_WAIT`] | 1.2 s, after which a program says for whom it waits |
-//! | [`LISTED_MAX`] | 100,000 locks in a list |
-//! | [`SCAN_COUNT`], [`SCAN_TIMEOUT`] | 200 entries for one LOCK.SCAN, and 2.5 s for its answer |
+//! | [`SCAN_COUNT`], [`OPERATOR_TIMEOUT`] | 200 entries for one LOCK.SCAN; 1 s for its answer, and for that to a revocation |
 //! | [`PING_EVERY`] | 30 s between checks of a connection, even if it is in use |
-//! | [`CONNECT_SETTLE`], [`connect_stragglers`] | 5 s for a majority to connect; then 50 ms and 4 round trips for the others |
 //! | [`WAIT_CONNECTIONS_MAX`] | 256 blocking connections to each node |
 //! | [`LEARNED_AHEAD_MAX_US`] | 90 s: how far ahead of its wall clock a client believes the number in a refusal |
-//! | [`COMPARE_PERMITS_EVERY`] | 60 s between checks whether other clients use a larger number of permits, while a semaphore is full |
+//! | [`COMPARE_PERMITS_AFTER`], [`COMPARE_PERMITS_EVERY`] | after 1.2 s of a wait, and every 60 s at most, a client checks whether other clients give a full semaphore more permits |
 //! | [`LOCAL_QUEUES_MAX`] | 1024 idle keys whose contention is remembered |
 
 use std::time::Duration;
 
 use crate::Ttl;
 
-/// How long a new connection may take, up to the server's [`Hello`](super::Hello).
+/// How long an attempt to connect may take, up to the server's [`Hello`](super::Hello). By default,
+/// connecting waits as long for a majority.
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
 /// A timer that fires later than this shows that the process did not run.
 pub const LATE_TIMER: Duration = Duration::from_millis(10);
@@ -65,45 +58,25 @@ pub const FRONT_WAITS_PER_TTL: u32 = 4;
 pub const WAIT_GRACE: Duration = Duration::from_millis(20);
 /// The shortest WAIT. A node does not queue a client that waits for no time.
 pub const WAIT_MIN: Duration = Duration::from_millis(1);
-/// The shortest pause between two attempts, before a random part, at most half, is subtracted.
-pub const PAUSE_MIN: Duration = Duration::from_millis(1);
-/// The longest pause between two attempts.
+/// The first pause before anything that failed is repeated: an attempt to acquire, to connect or to
+/// repair, or a RELEASE. It doubles. A machine may subtract a random part.
+pub const PAUSE_MIN: Duration = Duration::from_millis(10);
+/// The longest pause before anything that failed is repeated, unless a lock is repaired: that pause
+/// grows up to the interval between extensions. Also the interval at which a revocation asks each
+/// node again; a shorter lock may go unnoticed.
 pub const PAUSE_MAX: Duration = Duration::from_millis(250);
-/// The first pause before a RELEASE that failed is repeated. It doubles.
-pub const RELEASE_PAUSE_MIN: Duration = Duration::from_millis(20);
-/// The longest pause before a RELEASE that failed is repeated.
-pub const RELEASE_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// The pause between two attempts to connect after a permanent error.
+pub const PAUSE_PERMANENT: Duration = Duration::from_secs(2);
 /// How long to repeat a RELEASE that may have overtaken its ACQUIRE or WAIT on another connection.
 /// For this long, a network may still deliver a request of a lost connection.
 pub const RELEASE_OVERTAKES: Duration = Duration::from_secs(30);
 /// How long a RELEASE stays unanswered before it is also sent through a newer connection.
 pub const RELEASE_RESEND: Duration = Duration::from_millis(500);
-/// The first pause between two attempts to connect. It doubles.
-pub const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(20);
-/// The longest pause between two attempts to connect.
-pub const RECONNECT_PAUSE_MAX: Duration = Duration::from_millis(400);
-/// The pause between two attempts to connect after a permanent error.
-pub const RECONNECT_PAUSE_PERMANENT: Duration = Duration::from_secs(2);
-/// The shortest pause after an attempt to connect that begins while an earlier one is unfinished,
-/// before a random part, at most a quarter, is subtracted.
-pub const CONNECT_STAGGER: Duration = Duration::from_millis(250);
-/// How many attempts to connect to one node may be unfinished at a time.
-pub const CONNECTS_MAX: usize = 6;
-/// The first pause before a renewed lock that a node misses is extended. It doubles.
-pub const REPAIR_AFTER: Duration = Duration::from_millis(10);
-/// The interval at which a revocation asks each node again. A shorter lock may go unnoticed.
-pub const REVOKE_REPEAT: Duration = Duration::from_millis(250);
-/// How long a node may take to answer a revocation, unless [`node_timeout`] is longer. Only
-/// operators wait for the answer.
-pub const REVOKE_TIMEOUT: Duration = Duration::from_millis(500);
-/// A wait of this time is long: a program says for whom it waits.
-pub const LONG_WAIT: Duration = Duration::from_millis(1200);
-/// How many locks a list has at most.
-pub const LISTED_MAX: usize = 100_000;
 /// How many entries of the node's table one LOCK.SCAN reads.
 pub const SCAN_COUNT: u32 = 200;
-/// How long a node may take to answer one LOCK.SCAN, unless [`node_timeout`] is longer.
-pub const SCAN_TIMEOUT: Duration = Duration::from_millis(2500);
+/// How long a node may take to answer one LOCK.SCAN or a revocation, unless [`node_timeout`] is
+/// longer. Only operators wait for these answers.
+pub const OPERATOR_TIMEOUT: Duration = Duration::from_secs(1);
 /// The interval at which a connection is checked, even if it is in use.
 pub const PING_EVERY: Duration = Duration::from_secs(30);
 /// Under how many of a lock's keys a refused client looks for a holder to name.
@@ -115,6 +88,8 @@ pub const WAIT_CONNECTIONS_MAX: usize = 256;
 /// Nodes report fences up to `lock.max-clock-skew` ahead of their clocks, and accept tickets up to
 /// twice as far ahead. With the default of a minute, this lies in the middle.
 pub const LEARNED_AHEAD_MAX_US: u64 = 90_000_000;
+/// How long a call waits for a permit before it checks whether others use a larger number of permits.
+pub const COMPARE_PERMITS_AFTER: Duration = Duration::from_millis(1200);
 /// How often a waiter for a permit checks whether others use a larger number of permits.
 pub const COMPARE_PERMITS_EVERY: Duration = Duration::from_secs(60);
 /// For how many idle keys a client remembers whether they were contended.
@@ -153,10 +128,8 @@ const PATIENCE: ByRoundTrip = ByRoundTrip::new(2, 2);
 const PARTIAL: ByRoundTrip = ByRoundTrip::new(8, 500);
 const REJOIN: ByRoundTrip = ByRoundTrip::new(2, 20);
 const TIE: ByRoundTrip = ByRoundTrip::new(16, 20);
-const NAMING: ByRoundTrip = ByRoundTrip::new(4, 50);
-const NAMING_MAX: Duration = Duration::from_millis(500);
-const STRAGGLERS_ROUND_TRIPS: u32 = 4;
-const STRAGGLERS_MIN: Duration = Duration::from_millis(50);
+const EXTRA_ANSWERS: ByRoundTrip = ByRoundTrip::new(4, 50);
+const EXTRA_ANSWERS_MAX: Duration = Duration::from_millis(500);
 
 /// The least time for an answer, in round trips: one answer may take twice as long as most.
 pub const ROUND_TRIPS_FOR_AN_ANSWER: u32 = 2;
@@ -188,9 +161,12 @@ pub fn silence(round_trip: Duration) -> Duration {
     SILENCE.of(round_trip)
 }
 
-/// How long nodes may take to say who holds a lock. A call asks that long before its wait ends.
-pub fn naming(round_trip: Duration) -> Duration {
-    NAMING.of(round_trip).min(NAMING_MAX)
+/// How long a client waits for answers that decide nothing.
+///
+/// Nodes may take this long to say who holds a lock, and a call asks that long before its wait ends.
+/// Connecting waits this long for the other nodes, once a majority is connected.
+pub fn extra_answers(round_trip: Duration) -> Duration {
+    EXTRA_ANSWERS.of(round_trip).min(EXTRA_ANSWERS_MAX)
 }
 
 /// How long a call that some nodes have granted waits for the others before it offers to give way
@@ -217,12 +193,4 @@ pub fn tie(round_trip: Duration) -> Duration {
 /// Renewals that are due within this time share a batch, if their locks have this ttl.
 pub fn renewal_window(ttl: Ttl) -> Duration {
     RENEWAL_WINDOW.min(ttl.duration() / RENEWAL_WINDOWS_PER_TTL)
-}
-
-/// How long connecting waits for a majority. The wait ends earlier once every node has been tried.
-pub const CONNECT_SETTLE: Duration = HANDSHAKE;
-
-/// How long connecting waits for the other nodes, once a majority is connected.
-pub fn connect_stragglers(round_trip: Duration) -> Duration {
-    STRAGGLERS_MIN + round_trip * STRAGGLERS_ROUND_TRIPS
 }

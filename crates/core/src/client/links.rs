@@ -146,7 +146,7 @@ impl Links {
             since: now,
             connecting: SmallVec::new(),
             connect_at: Some(now),
-            pause: limits::RECONNECT_PAUSE_MIN,
+            pause: limits::PAUSE_MIN,
             last: 0,
             run_id: None,
             incarnation: 0,
@@ -236,7 +236,7 @@ impl Links {
             up.ping_due = None;
             let link = &mut self.nodes[node];
             link.connect_at = Some(now);
-            link.pause = limits::RECONNECT_PAUSE_MIN;
+            link.pause = limits::PAUSE_MIN;
             link.since = now;
             self.actions.push_back(LinkAction::Changed);
         } else if up.ping_due.is_none() && up.silent.is_none() && now.has_reached(up.check_at) {
@@ -253,26 +253,26 @@ impl Links {
     }
 
     /// Makes another attempt to connect, if one is due. An unfinished attempt does not prevent the
-    /// next one, which may succeed long before an attempt whose first packet was lost times out.
+    /// next one, which may succeed long before an attempt whose first packet was lost times out. It
+    /// delays the next one, so that about six attempts are unfinished at most.
     fn connect(&mut self, node: usize, now: Moment, random: &mut dyn Random) {
         let link = &mut self.nodes[node];
         let due = link.connect_at.is_some_and(|at| now.has_reached(at));
-        if !due || link.connecting.len() >= limits::CONNECTS_MAX {
+        if !due {
             return;
         }
-        let stagger =
-            if link.connecting.is_empty() { Duration::ZERO } else { limits::CONNECT_STAGGER };
+        let unfinished = u32::try_from(link.connecting.len()).unwrap_or(u32::MAX);
         link.last += 1;
         let connection = link.last;
         link.connecting.push((connection, now.plus(limits::HANDSHAKE)));
         self.actions.push_back(LinkAction::Connect { node, connection });
         // Without a random part, all clients of a node that recovers would connect at once.
-        let pause = link.pause.max(stagger);
+        let pause = link.pause.max(limits::PAUSE_MAX.saturating_mul(unfinished));
         let part = Duration::from_micros(
             random.below(u64::try_from(pause.as_micros()).unwrap_or(u64::MAX) / 4 + 1),
         );
         link.connect_at = Some(now.plus(pause.saturating_sub(part)));
-        link.pause = (link.pause * 2).min(limits::RECONNECT_PAUSE_MAX);
+        link.pause = (link.pause * 2).min(limits::PAUSE_MAX);
     }
 
     /// Records that a node is connected. Returns whether the connection is used.
@@ -312,7 +312,7 @@ impl Links {
             check_at: now.plus(limits::PING_EVERY),
         }));
         link.connect_at = None;
-        link.pause = limits::RECONNECT_PAUSE_MIN;
+        link.pause = limits::PAUSE_MIN;
         link.since = now;
         self.admit();
         self.actions.push_back(LinkAction::Changed);
@@ -332,7 +332,7 @@ impl Links {
         let Some(index) = attempt else { return };
         link.connecting.remove(index);
         if error.is_permanent() {
-            link.connect_at = Some(now.plus(limits::RECONNECT_PAUSE_PERMANENT));
+            link.connect_at = Some(now.plus(limits::PAUSE_PERMANENT));
         }
         if let State::Down(last) = &mut link.state
             && *last != error
@@ -454,7 +454,6 @@ impl Link {
     }
 
     fn poll_timeout(&self) -> Option<Moment> {
-        let connect_at = self.connect_at.filter(|_| self.connecting.len() < limits::CONNECTS_MAX);
         let connecting = self.connecting.iter().map(|(_, due)| *due);
         let up = match &self.state {
             State::Up(up) if up.silent.is_none() => {
@@ -462,7 +461,7 @@ impl Link {
             }
             State::Up(_) | State::Down(_) => None,
         };
-        connecting.chain(connect_at).chain(up).reduce(Moment::earlier)
+        connecting.chain(self.connect_at).chain(up).reduce(Moment::earlier)
     }
 
     fn status(&self) -> NodeStatus {

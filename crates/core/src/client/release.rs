@@ -114,7 +114,7 @@ impl Release {
                 answer: Answer::Pending,
                 round: LAST_WAIT_ROUND,
                 wait: None,
-                pause: limits::RELEASE_PAUSE_MIN,
+                pause: limits::PAUSE_MIN,
                 acquire_on: None,
                 overtakes_until: None,
                 has_lost_several: false,
@@ -295,7 +295,7 @@ impl Release {
     fn repeat(&mut self, node: usize, ctx: &Context<'_>) {
         let node = &mut self.nodes[node];
         node.state = State::Paused { repeat_at: ctx.now.plus(node.pause) };
-        node.pause = (node.pause * 2).min(limits::RELEASE_PAUSE_MAX);
+        node.pause = (node.pause * 2).min(limits::PAUSE_MAX);
     }
 
     /// Carries out what is due.

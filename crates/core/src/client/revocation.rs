@@ -186,7 +186,7 @@ impl Revocation {
     /// Records an error. A lock that the node has revoked stays revoked.
     fn fail(&mut self, node: usize, error: NodeError, now: Moment) {
         let node = &mut self.nodes[node];
-        node.next_at = now.plus(limits::REVOKE_REPEAT);
+        node.next_at = now.plus(limits::PAUSE_MAX);
         if !node.was_revoked() {
             node.result = NodeRevocation::Failed(error);
         }
@@ -201,7 +201,7 @@ impl Revocation {
         ctx: &Context<'_>,
     ) {
         self.nodes[node].is_in_flight = false;
-        self.nodes[node].next_at = ctx.now.plus(limits::REVOKE_REPEAT);
+        self.nodes[node].next_at = ctx.now.plus(limits::PAUSE_MAX);
         match reply {
             Err(error) => self.fail(node, error, ctx.now),
             Ok(RevokeReply { was_locked, lease: Some(lease), .. }) => {
