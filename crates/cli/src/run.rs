@@ -156,8 +156,8 @@ fn missing_nodes(quorum: &Quorum) -> String {
     }
 }
 
-/// Awaits `acquiring`. If that takes [`COMPARE_PERMITS_AFTER`], or finds all permits taken, warns if
-/// another client uses a larger number of permits.
+/// Awaits `acquiring`. If that takes [`COMPARE_PERMITS_AFTER`], or finds all permits taken, warns
+/// if another client uses a larger number of permits.
 pub(crate) async fn comparing_permits(
     quorum: &Quorum,
     name: &OsStr,

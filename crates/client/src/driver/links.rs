@@ -199,9 +199,6 @@ impl Supervisor {
             Notice::NotAdmitted { node, error } => {
                 tracing::warn!(node = %self.names[*node], %error, "the node does not vote");
             }
-            Notice::Replaced { node } => {
-                tracing::debug!(node = %self.names[*node], "an unresponsive connection was replaced");
-            }
         }
     }
 }

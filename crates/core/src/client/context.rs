@@ -97,15 +97,10 @@ impl Topology {
 
     /// The connection for a request that acquires a lock.
     pub(super) fn route_acquire(&self, node: usize) -> Result<u64, NodeError> {
-        let status = &self.nodes[node];
-        match &status.admission {
-            // Without a connection, the error of the connection tells an operator more.
-            Err(NodeError::AwaitsMajority) => {
-                status.link.clone().and(Err(NodeError::AwaitsMajority))
-            }
-            Err(error) => Err(error.clone()),
-            Ok(()) => status.link.clone(),
-        }
+        // Without a connection, the error of the connection tells an operator more than an
+        // undecided admission.
+        let connection = self.route_inspect(node)?;
+        self.nodes[node].admission.clone().map(|()| connection)
     }
 
     /// The connection for a request that only reads, even if the admission is undecided because too

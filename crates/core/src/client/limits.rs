@@ -1,8 +1,8 @@
 //! Every limit of a client's state machines, in one table. Times that depend on the network are
 //! multiples of a node's smoothed round trip, so that the same rules hold in one rack and across
 //! continents. The options of a lock have their defaults where they are set. A driver says how
-//! often it reads its clocks. [`quorum`](crate::quorum) has the drift of clocks and the intervals between
-//! extensions.
+//! often it reads its clocks. [`quorum`](crate::quorum) has the drift of clocks and the intervals
+//! between extensions.
 //!
 //! | limit | value |
 //! |---|---|
@@ -88,7 +88,8 @@ pub const WAIT_CONNECTIONS_MAX: usize = 256;
 /// Nodes report fences up to `lock.max-clock-skew` ahead of their clocks, and accept tickets up to
 /// twice as far ahead. With the default of a minute, this lies in the middle.
 pub const LEARNED_AHEAD_MAX_US: u64 = 90_000_000;
-/// How long a call waits for a permit before it checks whether others use a larger number of permits.
+/// How long a call waits for a permit before it checks whether others use a larger number of
+/// permits.
 pub const COMPARE_PERMITS_AFTER: Duration = Duration::from_millis(1200);
 /// How often a waiter for a permit checks whether others use a larger number of permits.
 pub const COMPARE_PERMITS_EVERY: Duration = Duration::from_secs(60);
@@ -163,8 +164,8 @@ pub fn silence(round_trip: Duration) -> Duration {
 
 /// How long a client waits for answers that decide nothing.
 ///
-/// Nodes may take this long to say who holds a lock, and a call asks that long before its wait ends.
-/// Connecting waits this long for the other nodes, once a majority is connected.
+/// Nodes may take this long to say who holds a lock, and a call asks that long before its wait
+/// ends. Connecting waits this long for the other nodes, once a majority is connected.
 pub fn extra_answers(round_trip: Duration) -> Duration {
     EXTRA_ANSWERS.of(round_trip).min(EXTRA_ANSWERS_MAX)
 }

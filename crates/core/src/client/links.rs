@@ -74,11 +74,6 @@ pub enum Notice {
         /// Why.
         error: NodeError,
     },
-    /// An unresponsive connection was replaced by another one.
-    Replaced {
-        /// The index of the node.
-        node: usize,
-    },
 }
 
 /// The state of a node's connection, for people.
@@ -123,12 +118,17 @@ enum State {
 struct Up {
     connection: u64,
     hello: Hello,
-    /// Why the connection counts as silent; `None` while it answers.
-    silent: Option<NodeError>,
-    /// When an unanswered PING makes the connection silent, and the time limit of the PING.
-    ping_due: Option<(Moment, Duration)>,
-    /// When the next regular PING is due.
-    check_at: Moment,
+    liveness: Liveness,
+}
+
+#[derive(Debug)]
+enum Liveness {
+    /// The connection answers. The next PING is due at this moment.
+    Answers(Moment),
+    /// A PING is unanswered. At `due`, when `limit` has passed, the connection counts as silent.
+    Asked { due: Moment, limit: Duration },
+    /// The connection counts as silent, for this reason.
+    Silent(NodeError),
 }
 
 impl Links {
@@ -227,28 +227,27 @@ impl Links {
 
     /// Marks a connection with an overdue PING as silent, or sends the regular PING when it is due.
     fn check(&mut self, node: usize, now: Moment, client_state: &ClientState) {
-        let State::Up(up) = &mut self.nodes[node].state else { return };
-        if let Some((due, limit)) = up.ping_due
-            && now.has_reached(due)
-            && up.silent.is_none()
-        {
-            up.silent = Some(NodeError::timed_out(limit));
-            up.ping_due = None;
-            let link = &mut self.nodes[node];
-            link.connect_at = Some(now);
-            link.pause = limits::PAUSE_MIN;
-            link.since = now;
-            self.actions.push_back(LinkAction::Changed);
-        } else if up.ping_due.is_none() && up.silent.is_none() && now.has_reached(up.check_at) {
-            self.ping(node, now, client_state);
+        let link = &mut self.nodes[node];
+        let State::Up(up) = &mut link.state else { return };
+        match up.liveness {
+            Liveness::Answers(check_at) if now.has_reached(check_at) => {
+                self.ping(node, now, client_state);
+            }
+            Liveness::Asked { due, limit } if now.has_reached(due) => {
+                up.liveness = Liveness::Silent(NodeError::timed_out(limit));
+                link.connect_at = Some(now);
+                link.pause = limits::PAUSE_MIN;
+                link.since = now;
+                self.actions.push_back(LinkAction::Changed);
+            }
+            Liveness::Answers(_) | Liveness::Asked { .. } | Liveness::Silent(_) => {}
         }
     }
 
     fn ping(&mut self, node: usize, now: Moment, client_state: &ClientState) {
         let State::Up(up) = &mut self.nodes[node].state else { return };
         let limit = limits::silence(client_state.round_trips.of(node));
-        up.ping_due = Some((now.plus(limit), limit));
-        up.check_at = now.plus(limits::PING_EVERY);
+        up.liveness = Liveness::Asked { due: now.plus(limit), limit };
         self.actions.push_back(LinkAction::Ping { node, connection: up.connection });
     }
 
@@ -294,7 +293,6 @@ impl Links {
         }
         if let State::Up(old) = &link.state {
             self.actions.push_back(LinkAction::Close { node, connection: old.connection });
-            self.actions.push_back(LinkAction::Notice(Notice::Replaced { node }));
         }
         if let Some(run_id) = &hello.run_id {
             let before = link.run_id.replace(Arc::clone(run_id));
@@ -307,9 +305,7 @@ impl Links {
         link.state = State::Up(Box::new(Up {
             connection,
             hello,
-            silent: None,
-            ping_due: None,
-            check_at: now.plus(limits::PING_EVERY),
+            liveness: Liveness::Answers(now.plus(limits::PING_EVERY)),
         }));
         link.connect_at = None;
         link.pause = limits::PAUSE_MIN;
@@ -363,8 +359,8 @@ impl Links {
         if up.connection != connection {
             return;
         }
-        up.ping_due = None;
-        if up.silent.take().is_some() {
+        let answers = Liveness::Answers(now.plus(limits::PING_EVERY));
+        if let Liveness::Silent(_) = std::mem::replace(&mut up.liveness, answers) {
             link.since = now;
             link.connect_at = None;
             for (connection, _) in std::mem::take(&mut link.connecting) {
@@ -384,8 +380,7 @@ impl Links {
     ) {
         if let State::Up(up) = &self.nodes[node].state
             && up.connection == connection
-            && up.ping_due.is_none()
-            && up.silent.is_none()
+            && matches!(up.liveness, Liveness::Answers(_))
         {
             self.ping(node, now, client_state);
         }
@@ -456,10 +451,11 @@ impl Link {
     fn poll_timeout(&self) -> Option<Moment> {
         let connecting = self.connecting.iter().map(|(_, due)| *due);
         let up = match &self.state {
-            State::Up(up) if up.silent.is_none() => {
-                Some(up.ping_due.map_or(up.check_at, |(due, _)| due))
-            }
-            State::Up(_) | State::Down(_) => None,
+            State::Up(up) => match up.liveness {
+                Liveness::Answers(due) | Liveness::Asked { due, .. } => Some(due),
+                Liveness::Silent(_) => None,
+            },
+            State::Down(_) => None,
         };
         connecting.chain(self.connect_at).chain(up).reduce(Moment::earlier)
     }
@@ -467,7 +463,10 @@ impl Link {
     fn status(&self) -> NodeStatus {
         let link = match &self.state {
             State::Down(error) => Err(error.clone()),
-            State::Up(up) => up.silent.clone().map_or(Ok(up.connection), Err),
+            State::Up(up) => match &up.liveness {
+                Liveness::Silent(error) => Err(error.clone()),
+                Liveness::Answers(_) | Liveness::Asked { .. } => Ok(up.connection),
+            },
         };
         let (admission, incarnation) = (self.admission.clone(), self.incarnation);
         NodeStatus { link, admission, incarnation }

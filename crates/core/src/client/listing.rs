@@ -12,8 +12,8 @@ use crate::quorum::Majority;
 pub struct Listing {
     limit: usize,
     locks: BTreeMap<Vec<u8>, Vec<Option<LeaseInfo>>>,
-    /// How each node's list [ended](Self::finish); `None` while the node may list more locks.
-    nodes: Vec<Option<Result<Option<String>, NodeError>>>,
+    /// How each node's list [ended](Self::finish); an error while the node may list more locks.
+    nodes: Vec<Result<Option<String>, NodeError>>,
     is_truncated: bool,
 }
 
@@ -33,7 +33,8 @@ pub struct ListedLock {
 impl Listing {
     /// Makes an empty list of at most `limit` locks on `nodes` nodes.
     pub fn new(nodes: usize, limit: usize) -> Self {
-        Self { limit, locks: BTreeMap::new(), nodes: vec![None; nodes], is_truncated: false }
+        let nodes = vec![Err(NodeError::UnexpectedReply); nodes];
+        Self { limit, locks: BTreeMap::new(), nodes, is_truncated: false }
     }
 
     /// Records a lock that a node lists. If the node lists a key twice, the later entry counts.
@@ -49,7 +50,7 @@ impl Listing {
     /// Records how a node's list ended. After `Ok(None)` the list is complete. `Ok` with the reason
     /// of an abstention means that the node may have forgotten locks.
     pub fn finish(&mut self, node: usize, ended: Result<Option<String>, NodeError>) {
-        self.nodes[node] = Some(ended);
+        self.nodes[node] = ended;
     }
 
     /// Whether keys were dropped because there were more than the limit.
@@ -59,7 +60,7 @@ impl Listing {
 
     /// Why each node's list may lack locks; `None` if it is complete.
     pub fn failures(&self) -> impl Iterator<Item = Option<NodeError>> + use<'_> {
-        self.nodes.iter().map(|node| answer(node.as_ref(), None).err())
+        self.nodes.iter().map(|node| answer(node, None).err())
     }
 
     /// Merges the answers of the nodes, in the order of the keys.
@@ -67,7 +68,7 @@ impl Listing {
         let locks = std::mem::take(&mut self.locks);
         let listed = |(key, leases): (Vec<u8>, Vec<Option<LeaseInfo>>)| {
             let answers = self.nodes.iter().zip(leases);
-            let nodes: Vec<_> = answers.map(|(node, lease)| answer(node.as_ref(), lease)).collect();
+            let nodes: Vec<_> = answers.map(|(node, lease)| answer(node, lease)).collect();
             ListedLock { key, state: summarize(majority, &nodes), nodes }
         };
         locks.into_iter().map(listed).collect()
@@ -76,14 +77,13 @@ impl Listing {
 
 /// A node's answer about a key, from what it lists for the key and how its list ended.
 fn answer(
-    ended: Option<&Result<Option<String>, NodeError>>,
+    ended: &Result<Option<String>, NodeError>,
     lease: Option<LeaseInfo>,
 ) -> Result<Option<LeaseInfo>, NodeError> {
     match (lease, ended) {
         (Some(lease), _) => Ok(Some(lease)),
-        (None, Some(Ok(abstains))) => inspection_answer(None, abstains.clone()),
-        (None, Some(Err(error))) => Err(error.clone()),
-        (None, None) => Err(NodeError::UnexpectedReply),
+        (None, Ok(abstains)) => inspection_answer(None, abstains.clone()),
+        (None, Err(error)) => Err(error.clone()),
     }
 }
 

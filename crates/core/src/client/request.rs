@@ -104,14 +104,10 @@ impl Response {
     /// Whether the token holds the lock, or held it until this RELEASE; `None` if the request
     /// failed.
     pub fn holds(&self) -> Option<bool> {
-        match self {
-            Self::Fence(_)
-            | Self::FenceAfterWait { .. }
-            | Self::FenceAndKey { .. }
-            | Self::Yes
-            | Self::Kept => Some(true),
-            Self::Held { .. } | Self::No => Some(false),
-            Self::Failed(_) => None,
+        match self.to_answer() {
+            Answer::Granted(_) => Some(true),
+            Answer::Refused => Some(false),
+            Answer::Failed(_) | Answer::Pending => None,
         }
     }
 

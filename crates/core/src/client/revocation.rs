@@ -23,8 +23,6 @@ pub struct Revocation {
     fences: Vec<Option<Fence>>,
     /// Whether no majority extends the lock any more, whatever is still in flight.
     certain: bool,
-    /// When the lock has ended at the latest; `None` until the revocation is certain.
-    ends_at: Option<Moment>,
     over: bool,
     requests: VecDeque<RevokeRequest>,
 }
@@ -114,7 +112,6 @@ struct Node {
     /// The latest moment at which the revoked lease ends.
     ended_by: Option<Moment>,
     is_in_flight: bool,
-    was_sent_revoke: bool,
     /// When the next request is due, unless one is in flight.
     next_at: Moment,
 }
@@ -127,7 +124,6 @@ impl Revocation {
             revoked_until: None,
             ended_by: None,
             is_in_flight: false,
-            was_sent_revoke: false,
             next_at: ctx.now,
         };
         let mut this = Self {
@@ -137,7 +133,6 @@ impl Revocation {
             nodes: (0..ctx.topology.nodes().len()).map(node).collect(),
             fences: Vec::new(),
             certain: false,
-            ends_at: None,
             over: false,
             requests: VecDeque::new(),
         };
@@ -156,17 +151,17 @@ impl Revocation {
             return None;
         }
         let nodes = self.nodes.iter().filter(|node| !node.is_in_flight).map(|node| node.next_at);
-        nodes.chain(self.ends_at).reduce(Moment::earlier)
+        nodes.chain(self.ends_at()).reduce(Moment::earlier)
     }
 
     /// Asks the nodes that are due. Ends the revocation at the deadline of the lock.
     pub fn handle_timeout(&mut self, ctx: &Context<'_>) {
-        self.over |= self.certain && self.ends_at.is_some_and(|at| ctx.now.has_reached(at));
+        self.end_in_time(ctx.now);
+        let is_first = ctx.now == self.began;
+        let command = if is_first { RevokeCommand::Revoke } else { RevokeCommand::Inspect };
         for node in 0..self.nodes.len() {
-            let Node { is_in_flight, was_sent_revoke, next_at, .. } = self.nodes[node];
+            let Node { is_in_flight, next_at, .. } = self.nodes[node];
             if !self.over && !is_in_flight && ctx.now.has_reached(next_at) {
-                let is_first = !was_sent_revoke && ctx.now == self.began;
-                let command = if is_first { RevokeCommand::Revoke } else { RevokeCommand::Inspect };
                 self.ask(node, command, ctx);
             }
         }
@@ -176,7 +171,6 @@ impl Revocation {
         match ctx.topology.route_held(node, true) {
             Ok(connection) => {
                 self.nodes[node].is_in_flight = true;
-                self.nodes[node].was_sent_revoke |= command != RevokeCommand::Inspect;
                 self.requests.push_back(RevokeRequest { node, connection, command });
             }
             Err(error) => self.fail(node, error, ctx.now),
@@ -269,16 +263,13 @@ impl Revocation {
 
     fn settle(&mut self, ctx: &Context<'_>) {
         self.certain = self.certain || self.is_certain(ctx.now);
-        if self.certain {
-            self.ends_at = self.end();
-        }
         self.over |= self.on_majority(|Node { result, .. }| {
             matches!(
                 result,
                 NodeRevocation::Ended | NodeRevocation::Free | NodeRevocation::Other(_)
             )
         });
-        self.over |= self.certain && self.ends_at.is_some_and(|at| ctx.now.has_reached(at));
+        self.end_in_time(ctx.now);
         let is_answered = self.nodes.iter().all(|node| node.result != NodeRevocation::Pending);
         if self.mode == RevokeMode::Now && !self.over && (self.certain || is_answered) {
             for node in 0..self.nodes.len() {
@@ -310,6 +301,15 @@ impl Revocation {
 
     fn on_majority(&self, holds: impl Fn(&Node) -> bool) -> bool {
         self.nodes.iter().filter(|node| holds(node)).count() >= self.majority.size()
+    }
+
+    fn end_in_time(&mut self, now: Moment) {
+        self.over |= self.ends_at().is_some_and(|end| now.has_reached(end));
+    }
+
+    /// When the lock has ended at the latest; `None` until the revocation is certain.
+    fn ends_at(&self) -> Option<Moment> {
+        self.end().filter(|_| self.certain)
     }
 
     /// When the nodes that do not hold the lock are a majority. A node that has not answered may
