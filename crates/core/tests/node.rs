@@ -9,8 +9,8 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 use proptest::prelude::*;
 use quorlock_core::Fence;
-use quorlock_core::node::{FenceError, KeyEvent, ServerEvent};
-use support::{ExtendReply, Inspected, MAX_TTL_MS, Server};
+use quorlock_core::node::{FenceError, KeyEvent, Mutant, ServerEvent};
+use support::{ExtendReply, Inspected, MAX_TTL_MS, Server, shows};
 
 #[test]
 fn held_lock_is_refused_even_to_its_own_token() {
@@ -164,6 +164,19 @@ fn fence_is_raised_by_its_holder_only_and_never_lowered() {
     assert!(matches!(beyond, ExtendReply::BadFence(FenceError::TooFarAhead { .. })));
     server.release(b"k", b"a");
     assert!(server.acquire(b"k", b"b", 1000, None).unwrap() > higher);
+}
+
+#[test]
+fn fence_that_its_holder_tries_to_lower_stays() {
+    shows(Mutant::FenceDecreases, || {
+        let mut server = Server::new();
+        server.pass_ms(1000);
+        let fence = server.acquire(b"k", b"a", 1000, None).unwrap();
+        for proposal in [fence.next(), fence] {
+            server.extend_with(b"k", b"a", 1000, Some(proposal), None);
+        }
+        server.extend(b"k", b"a", 1000) == Some(fence.next())
+    });
 }
 
 #[test]

@@ -5,8 +5,8 @@
 mod support;
 
 use proptest::prelude::*;
-use quorlock_core::node::{CommandError, Holder, KeyEvent, Mode, ServerEvent};
-use support::{ExtendReply, REVOKED_VALUE, Server, WaitResult};
+use quorlock_core::node::{CommandError, Holder, KeyEvent, Mode, Mutant, ServerEvent};
+use support::{ExtendReply, REVOKED_VALUE, Server, WaitResult, shows};
 
 const A: &[u8] = b"a";
 const B: &[u8] = b"b";
@@ -114,6 +114,20 @@ fn revoked_lock_is_not_adopted_after_a_crash() {
     assert_eq!(server.acquire(A, NEXT, 1000, None), None);
     server.pass_ms(1001);
     assert!(server.acquire(A, NEXT, 1000, None).is_some());
+}
+
+#[test]
+fn holder_of_a_revoked_lock_extends_it_neither_before_nor_after_a_crash() {
+    let is_extended = |crashes| {
+        let mut server = Server::with_lock(&[K], TOKEN, 1000);
+        server.revoke(K).unwrap();
+        if crashes {
+            server.crash();
+        }
+        server.extend(K, TOKEN, 5000).is_some()
+    };
+    shows(Mutant::ExtendsRevoked, || !is_extended(false));
+    shows(Mutant::RevokeKeepsToken, || !is_extended(true));
 }
 
 #[test]

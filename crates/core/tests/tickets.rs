@@ -5,10 +5,8 @@
 mod support;
 
 use quorlock_core::Fence;
-use quorlock_core::node::{
-    BlockedId, CommandError, Holder, KeyEvent, Mode, Mutant, Reply, break_rule,
-};
-use support::{AcquireCommand, ExtendReply, Server, WaitResult};
+use quorlock_core::node::{BlockedId, CommandError, Holder, KeyEvent, Mode, Mutant, Reply};
+use support::{AcquireCommand, ExtendReply, Server, WaitResult, shows};
 
 const K: &[u8] = b"k";
 const L: &[u8] = b"l";
@@ -68,15 +66,6 @@ fn ttl_ms(server: &mut Server, key: &[u8]) -> u64 {
         Holder::Lease { ttl_ms, .. } => ttl_ms,
         other @ Holder::Foreign { .. } => panic!("{other:?}"),
     }
-}
-
-/// Runs a claim with the rule broken. The claim must then be false, and true without.
-fn shows(mutant: Mutant, claim: impl Fn() -> bool) {
-    assert!(claim(), "{mutant:?} is not broken");
-    break_rule(Some(mutant));
-    let holds = claim();
-    break_rule(None);
-    assert!(!holds, "{mutant:?}");
 }
 
 #[test]

@@ -117,7 +117,7 @@ fn seeds_of_fixed_defects_pass() {
 ///
 /// After a change of the state machines or of the plans, another seed may be needed: `quorlock-sim
 /// --mutants --seeds 100000` finds it.
-const CAUGHT: [(Mutant, u64, &str); 23] = [
+const CAUGHT: [(Mutant, u64, &str); 29] = [
     (Mutant::NoAbstention, 202, "is held, but only 0 nodes"),
     (Mutant::LateRelease, 2, "a majority was free"),
     (Mutant::Client(ClientRule::HeldOutOfTurn), 0, "has not asked any node"),
@@ -141,6 +141,12 @@ const CAUGHT: [(Mutant, u64, &str); 23] = [
     (Mutant::Node(NodeRule::RevokedAdmitsHolders), 137, "lets a reader join"),
     (Mutant::Node(NodeRule::AnyWaitsForFirst), 527, "overtakes"),
     (Mutant::Node(NodeRule::PassesUnheard), 75, "overtakes"),
+    (Mutant::Node(NodeRule::ExtendRevives), 2, "a majority was free"),
+    (Mutant::Node(NodeRule::RevokeFreesAtOnce), 37, "two holders"),
+    (Mutant::Node(NodeRule::SomeOfTheKeys), 0, "has fence"),
+    (Mutant::Node(NodeRule::FenceOfFirstKey), 0, "has fence"),
+    (Mutant::Node(NodeRule::SharedBesideExclusive), 0, "overtakes"),
+    (Mutant::Node(NodeRule::SharedChoosesFence), 0, "has fence"),
 ];
 
 #[test]

@@ -5,8 +5,8 @@ use super::leases::{Lease, MirrorState, NewLock};
 use super::machine::PerKey;
 use super::mutants::{Mutant, is_broken};
 use super::{
-    Author, Change, CommandError, Extend, FenceError, KEY_BYTES_MAX, Keyspace, Kind, Mode, Node,
-    Now, Reply,
+    Acquire, Author, Change, CommandError, Extend, FenceError, KEY_BYTES_MAX, Keyspace, Kind, Mode,
+    Node, Now, Reply,
 };
 use crate::Fence;
 
@@ -57,6 +57,16 @@ impl Node {
                     foreign = true;
                 }
                 KeyState::WrongType => return Err(CommandError::WrongType),
+                _ if is_broken(Mutant::FenceOfAnyToken)
+                    && let Some(fence) = extend.fence =>
+                {
+                    self.fences.raise(hash, fence);
+                    return Ok(Reply::Extended(fence));
+                }
+                KeyState::Free | KeyState::Ended { .. } if is_broken(Mutant::ExtendRevives) => {
+                    drop(entries);
+                    return self.revive(now, extend, keyspace);
+                }
                 _ => return Ok(Reply::NotHeld),
             }
         }
@@ -94,7 +104,7 @@ impl Node {
         entries: &mut [K::Entry],
         keyspace: &mut K,
     ) -> Result<Reply, CommandError> {
-        if self.leases.get(first).is_revoked() {
+        if self.leases.get(first).is_revoked() && !is_broken(Mutant::ExtendsRevoked) {
             let left_ms = self.leases.get(first).deadline.ms_since(now.monotonic);
             return Err(CommandError::Revoked { left_ms });
         }
@@ -183,6 +193,21 @@ impl Node {
             self.leases.change_all(first, |lease| lease.fence = fence);
         }
         Ok(())
+    }
+
+    /// Acquires a lock that has ended, which only a mutant does.
+    fn revive<K: Keyspace>(
+        &mut self,
+        now: Now,
+        extend: &Extend<'_, K::Name>,
+        keyspace: &mut K,
+    ) -> Result<Reply, CommandError> {
+        let &Extend { db, keys, token, ttl, mode, .. } = extend;
+        let acquire = Acquire { db, keys, token, ttl, mode, owner: None, fence: None, wait_ms: 0 };
+        Ok(match self.acquire(now, &acquire, keyspace)? {
+            Reply::Granted(fence) => Reply::Extended(fence),
+            _ => Reply::NotHeld,
+        })
     }
 
     /// Adopts foreign strings: turns them into the leases of one lock, with a new fence.

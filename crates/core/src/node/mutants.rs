@@ -30,19 +30,45 @@ pub enum Mutant {
     PassesUnheard,
     /// Younger waiters may pass a waiter for several keys for ever.
     NeverKeepsKeys,
+    /// A node stores an agreed fence for a token that does not hold the key.
+    FenceOfAnyToken,
+    /// A stored fence may decrease.
+    FenceDecreases,
+    /// EXTEND acquires a lock that has ended, if its keys are free.
+    ExtendRevives,
+    /// EXTEND of a revoked lock extends it.
+    ExtendsRevoked,
+    /// REVOKE ends the lock at once, although its holder still relies on it.
+    RevokeFreesAtOnce,
+    /// REVOKE leaves the token in the mirror.
+    RevokeKeepsToken,
+    /// A request for several keys acquires the free ones of them.
+    SomeOfTheKeys,
+    /// The fence of a lock of several keys exceeds only the counter of the first key.
+    FenceOfFirstKey,
+    /// A shared lock is granted beside an exclusive one.
+    SharedBesideExclusive,
+    /// A shared lock has the fence that its client proposes, even if an earlier exclusive lock had
+    /// a larger one.
+    SharedChoosesFence,
 }
 
 impl Mutant {
     /// Every mutant whose harm a simulated fleet shows.
     ///
-    /// [`Self::MirrorNamesHolder`] is not among them. It does harm only on a restarted node that
-    /// votes too early, and the model checker shows that. Nor are the others, which tests of one
-    /// node catch.
-    pub const ALL: [Self; 4] = [
+    /// Tests of one node catch the others, and the model of the agreement on fences catches
+    /// [`Self::FenceOfAnyToken`].
+    pub const ALL: [Self; 10] = [
         Self::SharedPassesQueue,
         Self::RevokedAdmitsHolders,
         Self::AnyWaitsForFirst,
         Self::PassesUnheard,
+        Self::ExtendRevives,
+        Self::RevokeFreesAtOnce,
+        Self::SomeOfTheKeys,
+        Self::FenceOfFirstKey,
+        Self::SharedBesideExclusive,
+        Self::SharedChoosesFence,
     ];
 }
 

@@ -2,6 +2,7 @@
 
 use super::key_state::KeyState;
 use super::machine::PerKey;
+use super::mutants::{Mutant, is_broken};
 use super::{
     Access, Author, Change, CommandError, Keyspace, Kind, Monotonic, Node, Now, Reply, Revoke,
 };
@@ -43,7 +44,7 @@ impl Node {
                     let holders = group.map(|group| u64::from(self.leases.holders().count(group)));
                     self.stats.revoked += holders.unwrap_or(keys.len() as u64);
                 }
-                if ends_now {
+                if ends_now || is_broken(Mutant::RevokeFreesAtOnce) {
                     self.end_lock(lease, keys, keyspace);
                 } else if !self.leases.get(lease).is_revoked() {
                     self.mark_revoked(now, lease, keys, random_value, keyspace);
@@ -112,6 +113,9 @@ impl Node {
         random_value: &K::Name,
         keyspace: &mut K,
     ) {
+        let token = is_broken(Mutant::RevokeKeepsToken)
+            .then(|| keyspace.name(&self.leases.get(first).token));
+        let random_value = token.as_ref().unwrap_or(random_value);
         self.leases.change_all(first, |lease| lease.revoke(random_value.as_ref()));
         let left_us = self.leases.get(first).deadline.us_since(now.monotonic);
         let expires_at_ms = now.wall_ms_after(left_us);

@@ -61,6 +61,9 @@ impl Node {
             self.stats.refusals += 1;
             return Ok(Reply::Refused);
         }
+        if matches!(state, KeyState::Held { .. }) && is_broken(Mutant::SharedBesideExclusive) {
+            return Ok(Reply::Granted(acquire.fence.unwrap_or_default()));
+        }
         if lack.is_none() {
             self.leave_line(acquire, &[hash]);
             let mut key = SharedKey { db, hash, name, entry: &mut entry, state };
@@ -318,7 +321,7 @@ impl Node {
         fence: Fence,
     ) -> Result<(), CommandError> {
         let largest = self.fences.ceiling(now.wall_us);
-        if fence < current {
+        if fence < current && !is_broken(Mutant::FenceDecreases) {
             return Err(CommandError::BadFence(FenceError::Below { current }));
         }
         if fence > current && fence > largest {

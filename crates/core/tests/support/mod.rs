@@ -17,8 +17,8 @@ use proptest::prelude::{Just, Strategy, prop_oneof};
 use quorlock_core::node::memory::{self, Name, Value};
 use quorlock_core::node::{
     self, Acquire, BlockedId, Command, CommandError, Extend, FenceError, Holder, Inspect, KeyEvent,
-    Mode, Monotonic, Node, Now, Reason, Release, Reply, Revoke, ServerEvent, Settings, WaitReply,
-    Yield,
+    Mode, Monotonic, Mutant, Node, Now, Reason, Release, Reply, Revoke, ServerEvent, Settings,
+    WaitReply, Yield, break_rule,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -148,6 +148,15 @@ pub(crate) fn settings(rejoin_delay_ms: u64) -> Settings {
         hash_seed: 7,
         defer_wakes: false,
     }
+}
+
+/// Runs a claim with a rule of the node broken. The claim must then be false, and true without.
+pub(crate) fn shows(mutant: Mutant, claim: impl Fn() -> bool) {
+    assert!(claim(), "{mutant:?} is not broken");
+    break_rule(Some(mutant));
+    let holds = claim();
+    break_rule(None);
+    assert!(!holds, "{mutant:?}");
 }
 
 fn names(keys: &[&[u8]]) -> Vec<Name> {

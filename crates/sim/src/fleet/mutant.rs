@@ -33,7 +33,9 @@ impl Mutant {
             | Self::Node(
                 NodeRule::SharedPassesQueue
                 | NodeRule::MirrorNamesHolder
-                | NodeRule::RevokedAdmitsHolders,
+                | NodeRule::RevokedAdmitsHolders
+                | NodeRule::SharedBesideExclusive
+                | NodeRule::SharedChoosesFence,
             ) => LockKind::Shared,
             Self::Node(NodeRule::AnyWaitsForFirst) => LockKind::Permits,
             Self::NoAbstention | Self::LateRelease | Self::Client(_) | Self::Node(_) => {
@@ -52,10 +54,10 @@ impl Mutant {
 }
 
 /// Breaks a rule in all state machines of this thread until the value is dropped.
-pub(super) struct Broken(());
+pub(crate) struct Broken(());
 
 impl Broken {
-    pub(super) fn new(mutant: Option<Mutant>) -> Self {
+    pub(crate) fn new(mutant: Option<Mutant>) -> Self {
         match mutant {
             Some(Mutant::Client(rule)) => quorlock_core::break_rule(Some(rule)),
             Some(Mutant::Node(rule)) => node::break_rule(Some(rule)),
