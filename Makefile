@@ -64,7 +64,7 @@ fuzz-node: setup ## Runs a real server and its model through the same steps, and
 	cargo build --package quorlock --package quorlock-faults
 	@target/debug/quorlock-fuzz-node $(if $(SEED),--seed $(SEED)) $(if $(STEPS),--steps $(STEPS)) $(if $(EPISODE),--episode $(EPISODE))
 
-model: ## Explores every order of events among a few clients and masters, then again with each rule broken: fails if a broken rule is not noticed. Compares runs with and without each rule of waiting
+model: ## Tries every order of events while a few calls and masters agree on fences, then again with each rule broken: fails if a broken rule is not noticed. Compares runs with and without each rule of waiting
 	cargo build --release --package quorlock-sim
 	@cargo run --release --quiet --package quorlock-sim --bin quorlock-model
 	@cargo run --release --quiet --package quorlock-sim --bin quorlock-sim -- --compare

@@ -41,6 +41,8 @@ pub enum Mutant {
     ValidFromAnswer,
     /// A lock has the largest fence of its grants, although no majority stores that fence.
     LargestFence,
+    /// A majority of the nodes that granted decides the fence, instead of N/2 + 1 of all nodes.
+    MajorityOfGrants,
     /// A refusal counts as another client's, although the call's earlier token may be the cause.
     HeldByItself,
     /// A RELEASE is not repeated although the WAIT may arrive after it.
@@ -65,7 +67,8 @@ impl Mutant {
     /// The mutants whose harm shows in simulated fleets of exclusive locks.
     ///
     /// Tests of the state machines catch the mutants that are neither here nor in
-    /// [`OF_OTHER_KINDS`](Self::OF_OTHER_KINDS): their harm is too rare for fleets.
+    /// [`OF_OTHER_KINDS`](Self::OF_OTHER_KINDS): their harm is too rare for fleets. The model of
+    /// the agreement on fences catches [`MajorityOfGrants`](Self::MajorityOfGrants).
     pub const OF_EXCLUSIVE_LOCKS: [Self; 16] = [
         Self::HeldOutOfTurn,
         Self::NoDeadline,

@@ -56,7 +56,7 @@ fn attempt(servers: &mut [Server], order: &[usize], proposal: Fence) -> Outcome 
             Some(node) => {
                 let vote = match servers[node].acquire(KEY, TOKEN, TTL_MS, Some(proposal)) {
                     Some(fence) => Vote::Granted(fence),
-                    None => Vote::Refused,
+                    None => Vote::Silent,
                 };
                 acquisition.vote(node, vote, now);
             }

@@ -228,8 +228,7 @@ fn fence_agreement(mut case: Fields) {
                 }
                 attempt.vote(node, Vote::Granted(granted), NOW);
             }
-            "refused" => attempt.vote(node, Vote::Refused, NOW),
-            "silent" => attempt.vote(node, Vote::Silent, NOW),
+            "refused" | "silent" => attempt.vote(node, Vote::Silent, NOW),
             "stored" => {
                 let now_stored = fence(event.number("fence"));
                 stored.insert(node, now_stored);
@@ -263,7 +262,6 @@ fn what_follows(attempt: &mut Acquisition, stored: &BTreeMap<usize, Fence>) -> V
             }
             Step::Lost(loss) => {
                 let why = match loss {
-                    Loss::Held => "held",
                     Loss::NoQuorum => "no quorum",
                     Loss::TooLate => "too late",
                 };

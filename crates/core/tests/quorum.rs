@@ -74,30 +74,13 @@ fn attempt_is_won_at_the_majority_and_stragglers_only_add_coverage() {
 }
 
 #[test]
-fn attempt_is_lost_as_soon_as_others_hold_too_many_nodes() {
+fn attempt_is_lost_as_soon_as_too_many_nodes_are_silent() {
     let mut attempt = attempt(5, 10_000);
     for node in 0..3 {
         assert_eq!(attempt.poll(), None);
-        attempt.vote(node, Vote::Refused, at(ms(1)));
+        attempt.vote(node, Vote::Silent, at(ms(1)));
     }
-    assert_eq!(attempt.poll(), Some(lost(Loss::Held)));
-}
-
-#[test]
-fn attempt_without_enough_votes_is_lost_as_no_quorum_and_not_as_held() {
-    let mut silent = attempt(3, 10_000);
-    silent.vote(0, Vote::Silent, at(ms(1)));
-    silent.vote(1, Vote::Silent, at(ms(1)));
-    assert_eq!(
-        silent.poll(),
-        Some(lost(Loss::NoQuorum)),
-        "one node is no majority, whatever it says"
-    );
-
-    let mut held = attempt(3, 10_000);
-    held.vote(0, Vote::Refused, at(ms(1)));
-    held.vote(1, Vote::Silent, at(ms(1)));
-    assert_eq!(held.poll(), Some(lost(Loss::Held)));
+    assert_eq!(attempt.poll(), Some(lost(Loss::NoQuorum)));
 }
 
 #[test]
@@ -335,19 +318,18 @@ proptest! {
     /// which no other result is possible.
     #[test]
     fn verdict_is_that_of_the_majority(
-        votes in prop::collection::vec(prop_oneof![Just(Vote::Granted(fence(5))), Just(Vote::Refused), Just(Vote::Silent)], 1..=9),
+        votes in prop::collection::vec(prop_oneof![Just(Vote::Granted(fence(5))), Just(Vote::Silent)], 1..=9),
         start in any::<prop::sample::Index>(),
     ) {
         let nodes = votes.len();
         let majority = Majority::of(nodes).unwrap();
         let mut attempt = attempt(nodes, 10_000);
         let first = start.index(nodes);
-        let (mut yes, mut no, mut silent) = (0, 0, 0);
+        let (mut yes, mut silent) = (0, 0);
         let mut is_decided = false;
         for index in (0..nodes).map(|step| (first + step) % nodes) {
             match votes[index] {
                 Vote::Granted(_) => yes += 1,
-                Vote::Refused => no += 1,
                 Vote::Silent => silent += 1,
             }
             attempt.vote(index, votes[index], at(ms(1)));
@@ -355,12 +337,12 @@ proptest! {
             if is_decided {
                 prop_assert_eq!(step, None, "the attempt is decided once");
             } else {
-                let expected = if yes >= majority.size() { "won" } else if no + silent > nodes - majority.size() { "lost" } else { "open" };
+                let expected = if yes >= majority.size() { "won" } else if silent > nodes - majority.size() { "lost" } else { "open" };
                 match step {
                     Some(Step::Won(_)) => prop_assert_eq!(expected, "won"),
                     Some(Step::Lost(loss)) => {
                         prop_assert_eq!(expected, "lost");
-                        prop_assert_eq!(loss == Loss::Held, silent <= nodes - majority.size());
+                        prop_assert_eq!(loss, Loss::NoQuorum);
                     }
                     Some(Step::StoreFence { .. }) => prop_assert!(false, "all fences are equal"),
                     None => prop_assert_eq!(expected, "open"),

@@ -2,30 +2,20 @@
 
 use std::process::Command;
 
-use quorlock_sim::{Check, Size, Verdict, models, mutants, run};
-
-const THREADS: usize = 2;
-
-fn verdict(check: &Check) -> Verdict {
-    run(check, THREADS, |_| {}).verdict
-}
+use quorlock_sim::{Size, models, mutants, run_all};
 
 #[test]
 fn every_property_holds_without_a_mutant() {
-    for check in models(Size::Small) {
-        let verdict = verdict(&check);
-        assert!(matches!(verdict, Verdict::Holds), "{}: {verdict:#?}", check.name);
-    }
+    run_all(&models(Size::Small), |check, outcome| {
+        assert!(outcome.is_expected(check), "{}: {:#?}", check.name, outcome.verdict);
+    });
 }
 
 #[test]
 fn each_model_mutant_breaks_its_property() {
-    for check in mutants() {
-        let verdict = verdict(&check);
-        let noticed =
-            matches!(verdict, Verdict::Broken(property, _) if Some(property) == check.breaks);
-        assert!(noticed, "{}: {verdict:#?}", check.name);
-    }
+    run_all(&mutants(), |check, outcome| {
+        assert!(outcome.is_expected(check), "{}: {:#?}", check.name, outcome.verdict);
+    });
 }
 
 #[test]

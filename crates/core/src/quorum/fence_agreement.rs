@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::majority::{Ballot, Majority, NoMajority, Tally};
+use super::majority::{Ballot, Majority, Tally};
 use super::{Moment, Validity};
 use crate::mutants::{Mutant, is_broken};
 use crate::{Fence, Ttl};
@@ -48,9 +48,7 @@ struct Grant {
 pub enum Vote {
     /// The node granted the lock, with this fence.
     Granted(Fence),
-    /// Another client holds the lock there or waits for it, or the EXTEND found no lock.
-    Refused,
-    /// An error, a timeout or an abstention: no vote.
+    /// The node granted nothing: it refused, failed, abstained, or did not answer.
     Silent,
 }
 
@@ -96,9 +94,7 @@ pub struct Win {
 /// Why a lock was not won.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Loss {
-    /// Too many nodes refused for the other voting nodes to form a majority.
-    Held,
-    /// Too few nodes vote to form a majority, or too few can store the same fence.
+    /// Too few nodes grant the lock, or too few can store the same fence.
     NoQuorum,
     /// Less than `min_validity` was left before the lock was won.
     TooLate,
@@ -126,7 +122,6 @@ impl Acquisition {
     pub fn vote(&mut self, node: usize, vote: Vote, now: Moment) {
         let ballot = match vote {
             Vote::Granted(fence) => Ballot::Yes(Grant::of(fence)),
-            Vote::Refused => Ballot::No,
             Vote::Silent => Ballot::Silent,
         };
         self.tally.cast(node, ballot);
@@ -192,13 +187,8 @@ impl Acquisition {
             validity.remaining(now).is_some_and(|left| left >= self.min_validity)
         });
         match (self.tally.no_majority(), validity) {
-            (Some(NoMajority::Refused), _) => self.decide(Step::Lost(Loss::Held)),
-            // Enough nodes vote to form a majority, but some of them refused.
-            (Some(NoMajority::Silence), _) if !self.tally.too_many_silent() => {
-                self.decide(Step::Lost(Loss::Held));
-            }
             (_, None) => self.decide(Step::Lost(Loss::TooLate)),
-            (Some(NoMajority::Silence), Some(_)) => self.decide(Step::Lost(Loss::NoQuorum)),
+            (Some(_), Some(_)) => self.decide(Step::Lost(Loss::NoQuorum)),
             (None, Some(validity)) => self.agree(validity),
         }
     }
@@ -206,7 +196,7 @@ impl Acquisition {
     /// Asks nodes to store the fence. Wins once N/2 + 1 nodes store it. Loses if there is no fence
     /// that N/2 + 1 nodes can store.
     fn agree(&mut self, validity: Validity) {
-        let size = self.tally.majority().size();
+        let size = self.size();
         let Some(fence) = self.fence_to_agree_on() else {
             let able = self.candidates().map(|fence| self.count_able_to_store(fence));
             let most = able.max().unwrap_or_default();
@@ -235,8 +225,17 @@ impl Acquisition {
     /// A fence that a node was asked to store counts as stored. So a late grant does not change the
     /// fence on which the other nodes are about to agree.
     fn fence_to_agree_on(&self) -> Option<Fence> {
-        let size = self.tally.majority().size();
+        let size = self.size();
         self.candidates().filter(|&fence| self.count_able_to_store(fence) >= size).min()
+    }
+
+    /// How many nodes must store the fence.
+    fn size(&self) -> usize {
+        let (size, granted) = (self.tally.majority().size(), self.grants().count());
+        if is_broken(Mutant::MajorityOfGrants) && granted >= size {
+            return granted / 2 + 1;
+        }
+        size
     }
 
     fn grants(&self) -> impl Iterator<Item = Grant> {
@@ -250,7 +249,7 @@ impl Acquisition {
 
     fn is_stored_by_majority(&self, fence: Fence) -> bool {
         let stores = self.grants().filter(|grant| grant.stores(fence)).count();
-        stores >= self.tally.majority().size()
+        stores >= self.size()
     }
 
     fn count_able_to_store(&self, fence: Fence) -> usize {

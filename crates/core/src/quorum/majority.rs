@@ -121,11 +121,6 @@ impl<Y: Copy> Tally<Y> {
         self.yes().count() >= self.majority.size()
     }
 
-    /// Whether too many nodes are silent for the others to form a majority.
-    pub(super) fn too_many_silent(&self) -> bool {
-        self.count(|ballot| matches!(ballot, Ballot::Silent)) > self.majority.spare()
-    }
-
     /// Why a majority of yes is out of reach; `None` while it can still be reached.
     pub(super) fn no_majority(&self) -> Option<NoMajority> {
         let no = self.count(|ballot| matches!(ballot, Ballot::No));

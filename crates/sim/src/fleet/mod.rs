@@ -29,6 +29,7 @@ mod world;
 use std::time::Duration;
 
 pub use compare::{Comparison, SeveralKeysCost, comparisons, several_keys_cost};
+pub(crate) use mutant::Broken;
 pub use mutant::{ClientRule, Mutant, NodeRule};
 pub use plan::{LockKind, Plan};
 pub use simulation::run;
