@@ -10,7 +10,9 @@ use std::time::Duration;
 use proptest::prelude::*;
 use quorlock_core::client::FenceProposals;
 use quorlock_core::node::FenceError;
-use quorlock_core::quorum::{Acquisition, FenceAnswer, Loss, Majority, Moment, Step, Vote, Win};
+use quorlock_core::quorum::{
+    Acquisition, FenceAnswer, Loss, Majority, Moment, Step, Validity, Vote, Win,
+};
 use quorlock_core::{Fence, InvalidFence, Ttl};
 use support::{ExtendReply, MAX_TTL_MS, Server};
 
@@ -29,8 +31,8 @@ struct Outcome {
 fn attempt(servers: &mut [Server], order: &[usize], proposal: Fence) -> Outcome {
     let majority = Majority::of(servers.len()).unwrap();
     let now = Moment::default();
-    let mut acquisition =
-        Acquisition::new(majority, now, Ttl::from_ms(TTL_MS).unwrap(), Duration::ZERO);
+    let validity = Validity::new(now, Ttl::from_ms(TTL_MS).unwrap());
+    let mut acquisition = Acquisition::lasting(majority, validity, Duration::ZERO);
     let mut fence_requests = 0;
     let mut to_acquire: VecDeque<usize> = order.iter().copied().collect();
     loop {

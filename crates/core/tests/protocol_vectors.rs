@@ -216,7 +216,7 @@ fn fence_agreement(mut case: Fields) {
     case.text("name");
     let (majority, ttl) = (majority(&mut case), Ttl::from_ms(10_000).unwrap());
     let (mut stored, mut answered) = (BTreeMap::new(), BTreeSet::new());
-    let mut attempt = Acquisition::new(majority, NOW, ttl, Duration::ZERO);
+    let mut attempt = Acquisition::lasting(majority, Validity::new(NOW, ttl), Duration::ZERO);
     for event in case.list("events") {
         let mut event = Fields::of(&event);
         let (node, answer) = (event.index("node"), event.text("answer"));

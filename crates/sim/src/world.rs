@@ -7,7 +7,7 @@ use quorlock_core::node::memory::{Name, Server};
 use quorlock_core::node::{
     Acquire, Command, CommandError, Extend, KeyEvent, Mode, Monotonic, Now, Reply, Settings,
 };
-use quorlock_core::quorum::{Acquisition, FenceAnswer, Majority, Moment, Step, Vote};
+use quorlock_core::quorum::{Acquisition, FenceAnswer, Majority, Moment, Step, Validity, Vote};
 use quorlock_core::{Fence, Ttl};
 
 use crate::fleet::Mutant;
@@ -149,9 +149,10 @@ impl World {
     /// The state in which all requests of all calls are in transit.
     pub(crate) fn start(&self) -> State {
         let majority = Majority::of(self.counters.len()).expect("a world has nodes");
+        let validity = Validity::new(Moment::default(), ttl());
         let nodes = || (0..).take(self.counters.len());
         let call = || Call {
-            agreement: Some(Acquisition::new(majority, Moment::default(), ttl(), Duration::ZERO)),
+            agreement: Some(Acquisition::lasting(majority, validity, Duration::ZERO)),
             unanswered: nodes().map(|node| (node, Request::Acquire)).collect(),
             before: None,
         };

@@ -3,14 +3,14 @@ use std::time::Duration;
 
 use super::majority::{Ballot, Majority, Tally};
 use super::{Moment, Validity};
+use crate::Fence;
 use crate::mutants::{Mutant, is_broken};
-use crate::{Fence, Ttl};
 
 /// One attempt to acquire a lock on a majority of the nodes.
 ///
 /// The caller proposes the same fence to all nodes at once, records each node's [`Vote`], and
 /// carries out each [`Step`] that [`Acquisition::poll`] returns. The attempt is decided as early as
-/// possible. Votes after that only change the coverage.
+/// possible. Votes after that change nothing.
 ///
 /// The fence `F` of a lock is the smallest one that N/2 + 1 nodes store or can still store. The
 /// lock is won once N/2 + 1 nodes store exactly `F`. A node that answered with a smaller fence is
@@ -101,11 +101,6 @@ pub enum Loss {
 }
 
 impl Acquisition {
-    /// Starts an attempt whose first byte is sent at `sent` or later.
-    pub fn new(majority: Majority, sent: Moment, ttl: Ttl, min_validity: Duration) -> Self {
-        Self::lasting(majority, Validity::new(sent, ttl), min_validity)
-    }
-
     /// Starts an attempt in which each grant that is counted lasts at least for `validity`.
     pub fn lasting(majority: Majority, validity: Option<Validity>, min_validity: Duration) -> Self {
         Self {
@@ -167,16 +162,6 @@ impl Acquisition {
     /// Returns what to do next.
     pub fn poll(&mut self) -> Option<Step> {
         self.decision.take().or_else(|| self.steps.pop_front())
-    }
-
-    /// The number of nodes that are known to hold the lock.
-    pub fn coverage(&self) -> usize {
-        self.tally.yes().count()
-    }
-
-    /// Whether the attempt is won or lost.
-    pub fn is_decided(&self) -> bool {
-        self.decided
     }
 
     fn advance(&mut self, now: Moment) {
