@@ -75,7 +75,7 @@ fn call_that_is_run_late_leaves_the_nodes_time_to_answer() {
     assert!(world.answer_at(answered, asked[0], &granted).is_empty());
     let actions = world.answer_at(answered, asked[1], &granted);
     let outcome = actions.into_iter().find_map(|action| match action {
-        Action::Done(outcome) => Some(*outcome),
+        Action::Done(outcome) => Some(outcome),
         _ => None,
     });
     assert!(matches!(outcome, Some(Outcome::Acquired(_))), "{outcome:?}");
@@ -125,6 +125,6 @@ fn last_attempt_that_was_paused_reads_the_grants() {
     let answered = late + Duration::from_millis(1);
     assert!(world.answer_at(answered, asked[0], &granted).is_empty());
     let actions = world.answer_at(answered, asked[1], &granted);
-    let is_acquired = |action: &Action| matches!(action, Action::Done(outcome) if matches!(**outcome, Outcome::Acquired(_)));
+    let is_acquired = |action: &Action| matches!(action, Action::Done(outcome) if matches!(outcome, Outcome::Acquired(_)));
     assert!(actions.iter().any(is_acquired), "{actions:?}");
 }

@@ -198,8 +198,8 @@ fn calls_that_hold_different_nodes_end_their_tie() {
     let mut winners = Vec::new();
     for _ in 0..100 {
         calls.retain_mut(|call| match world.run_for_ms(call, 1) {
-            Some(Outcome::Acquired(grant)) => {
-                winners.push(grant);
+            Some(Outcome::Acquired(hold)) => {
+                winners.push(hold);
                 false
             }
             Some(Outcome::Failed(failure)) => panic!("{failure:?}"),

@@ -376,7 +376,7 @@ fn one_try(mut case: Fields) {
                     (id, wait.map(|(request, _)| request))
                 }
                 Action::Done(outcome) => {
-                    result = Some(match *outcome {
+                    result = Some(match outcome {
                         Outcome::Acquired(_) => "granted",
                         Outcome::Failed(failure) => match failure.reason {
                             Reason::Held => "held",
@@ -502,8 +502,7 @@ fn late_grant(mut case: Fields) {
         acquire.handle_response(sent[node], &granted, &mut client.ctx());
     }
     let Some(Action::Done(outcome)) = acquire.poll() else { panic!("{}", case.text) };
-    let Outcome::Acquired(grant) = *outcome else { panic!("{}", case.text) };
-    let mut hold = Hold::new(Arc::clone(&client.spec), grant);
+    let Outcome::Acquired(mut hold) = outcome else { panic!("{}", case.text) };
     client.passed =
         limits::node_timeout(Duration::ZERO, client.spec.ttl) + Duration::from_micros(1);
     for node in case.indexes("granted_late") {

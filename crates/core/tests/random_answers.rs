@@ -123,7 +123,7 @@ proptest! {
         prop_assert!(call.at <= longest + limits::CALL_GRACE + ms(5), "{:?}", call.at);
         let released: HashSet<_> = call.releases.iter().map(Release::token).collect();
         let own = match &call.outcome {
-            Some(Outcome::Acquired(grant)) => Some(grant.token),
+            Some(Outcome::Acquired(hold)) => Some(hold.token()),
             _ => None,
         };
         tokens.retain(|token| Some(*token) != own && !released.contains(token));

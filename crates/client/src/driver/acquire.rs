@@ -136,13 +136,12 @@ impl Call {
         };
         self.ended = true;
         match outcome {
-            Outcome::Acquired(grant) => {
+            Outcome::Acquired(hold) => {
                 let stragglers = Stragglers {
                     in_flight: std::mem::take(&mut self.in_flight),
                     waits: std::mem::take(&mut self.waits),
                 };
-                let spec = Arc::clone(self.machine.spec());
-                let lock = LockInner::new(&self.shared, spec, grant, stragglers);
+                let lock = LockInner::new(&self.shared, *hold, stragglers);
                 let attempts = self.machine.attempts();
                 tracing::debug!(attempts, coverage = %lock.coverage(), nodes = %lock.report(), "granted");
                 Ok(lock)
@@ -179,7 +178,7 @@ impl Call {
                     Releasing::new(&self.shared, *release, &mut self.waits).finish_later();
                 }
                 Action::Suspect { node, connection } => self.shared.suspect(node, connection),
-                Action::Done(done) => outcome = Some(*done),
+                Action::Done(done) => outcome = Some(done),
             }
         }
         outcome

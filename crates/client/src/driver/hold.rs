@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use quorlock_core::Fence;
 use quorlock_core::client::{
-    Context, Grant, Hold, HoldAction, Mode, OutgoingRequest, RequestId, Response, Spec, Token,
+    Context, Hold, HoldAction, Mode, OutgoingRequest, RequestId, Response, Spec, Token,
 };
 use quorlock_core::quorum::{self, ExtensionVerdict, LossReason, Moment, ReleaseVerdict};
 use tokio::sync::{Notify, oneshot};
@@ -69,15 +69,9 @@ impl Stragglers {
 }
 
 impl LockInner {
-    pub(super) fn new(
-        shared: &Arc<Shared>,
-        spec: Arc<Spec>,
-        grant: Grant,
-        stragglers: Stragglers,
-    ) -> Arc<Self> {
+    pub(super) fn new(shared: &Arc<Shared>, hold: Hold, stragglers: Stragglers) -> Arc<Self> {
         static IDS: AtomicU64 = AtomicU64::new(0);
-        let fence = grant.fence;
-        let hold = Hold::new(Arc::clone(&spec), grant);
+        let (spec, fence) = (Arc::clone(hold.spec()), hold.fence());
         if let Some(slot) = spec.slot() {
             shared.queues.slot_acquired(spec.name(), slot);
         }

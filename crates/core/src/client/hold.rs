@@ -5,7 +5,6 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::Spec;
-use super::acquire::{Grant, Straggler, StragglerKind};
 use super::late_timer::LateTimer;
 use super::{
     Answer, Command, Context, Delivery, Mode, NodeError, OutgoingRequest, Release, Request,
@@ -14,7 +13,7 @@ use super::{
 use crate::Fence;
 use crate::mutants::{Mutant, is_broken};
 use crate::quorum::{
-    Extension, ExtensionVerdict, LossReason, Majority, Moment, Ownership, OwnershipState,
+    Extension, ExtensionVerdict, LossReason, Majority, Moment, Ownership, OwnershipState, Win,
 };
 
 /// A held lock, from the grant to the end: ownership, extension, repair, release.
@@ -33,7 +32,7 @@ pub struct Hold {
     state: OwnershipState,
     /// Whether the holder released or detached the lock.
     over: bool,
-    nodes: Vec<Node>,
+    nodes: Vec<HeldNode>,
     /// The next unused round number.
     next_round: u32,
     /// The number of consecutive rounds that began while a node missed the lock.
@@ -49,11 +48,11 @@ pub struct Hold {
 
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "facts that do not depend on each other")]
-struct Node {
+pub(super) struct HeldNode {
     /// The node's last answer.
     answer: Answer,
     /// The incarnation of the server that gave this answer.
-    incarnation: u64,
+    pub(super) incarnation: u64,
     /// How far the last ACQUIRE got. It was sent at `acquire_sent_at` or earlier.
     delivery: Delivery,
     acquire_sent_at: Moment,
@@ -71,13 +70,33 @@ struct Node {
     /// node says about this token counts.
     is_doubtful: bool,
     /// Whether a request that may grant the lock was lost, so that it may still arrive.
-    is_lost: bool,
+    pub(super) is_lost: bool,
     /// Whether the node counts in extensions: it was known to hold the lock when the lock was last
     /// certain. A node that granted late may have done so after a majority had lost the lock, so it
     /// counts only once the others have confirmed the lock.
     counts: bool,
     /// Whether the node has ever answered that an operator revoked the lock.
     has_revoked: bool,
+}
+
+/// A request that was unanswered when the lock was won.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Straggler {
+    pub(super) round: u32,
+    pub(super) kind: StragglerKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StragglerKind {
+    /// For one of several keys, `key` is the position of the lock's key in the request.
+    Acquire {
+        key: usize,
+    },
+    /// As [`Acquire`](Self::Acquire).
+    Wait {
+        key: usize,
+    },
+    Yield,
 }
 
 /// A round of extensions.
@@ -139,7 +158,31 @@ pub enum HoldAction {
     },
 }
 
-impl Node {
+impl HeldNode {
+    pub(super) fn new(
+        answer: Answer,
+        delivery: Delivery,
+        straggler: Option<Straggler>,
+        now: Moment,
+    ) -> Self {
+        let kind = straggler.map(|straggler| straggler.kind);
+        Self {
+            counts: matches!(answer, Answer::Granted(_)),
+            answer,
+            incarnation: 0,
+            delivery,
+            acquire_sent_at: now,
+            answered_since: false,
+            repair: None,
+            straggler,
+            opening: None,
+            superseded: None,
+            is_doubtful: kind == Some(StragglerKind::Yield),
+            is_lost: false,
+            has_revoked: false,
+        }
+    }
+
     /// Whether the node refused, was never sent an ACQUIRE, or answered the grant's ACQUIRE with an
     /// abstention. An abstention in answer to an extension proves nothing: it comes from a replica,
     /// which may have the key.
@@ -156,43 +199,39 @@ impl Node {
 }
 
 impl Hold {
-    /// Starts with a lock that has just been granted.
-    pub fn new(spec: Arc<Spec>, grant: Grant) -> Self {
+    /// Starts with a lock that has just been won. `next_round` is the first round number that no
+    /// request of the call has used.
+    pub(super) fn new(
+        spec: Arc<Spec>,
+        token: Token,
+        win: Win,
+        nodes: Vec<HeldNode>,
+        next_round: u32,
+        ctx: &Context<'_>,
+    ) -> Self {
         let max_hold = spec.max_hold.unwrap_or(Duration::MAX);
-        let nodes = grant.nodes.into_iter().map(|node| Node {
-            counts: matches!(node.answer, Answer::Granted(_)),
-            answer: node.answer,
-            incarnation: node.incarnation,
-            delivery: node.delivery,
-            acquire_sent_at: grant.since,
-            answered_since: false,
-            repair: None,
-            straggler: node.straggler,
-            opening: None,
-            superseded: None,
-            is_doubtful: matches!(
-                node.straggler,
-                Some(Straggler { kind: StragglerKind::Yield, .. })
-            ),
-            is_lost: node.is_lost,
-            has_revoked: false,
-        });
         Self {
             spec,
-            token: grant.token,
-            fence: grant.fence,
-            since: grant.since,
-            state: OwnershipState::new(grant.validity, grant.since, max_hold),
+            token,
+            fence: win.fence,
+            since: ctx.now,
+            state: OwnershipState::new(win.validity, ctx.now, max_hold),
             over: false,
-            nodes: nodes.collect(),
-            next_round: grant.next_round,
+            nodes,
+            next_round,
             repair_rounds: 0,
-            front_at: grant.repair_at,
+            front_at: None,
             is_renewed: false,
             round: None,
             late: LateTimer::default(),
             actions: VecDeque::new(),
         }
+    }
+
+    /// Lets the lock stand in line soon, in front, on the nodes that miss it.
+    pub(super) fn repair_soon(&mut self, ctx: &Context<'_>) {
+        let round_trip = ctx.client_state.round_trips.typical();
+        self.front_at = Some(ctx.now.plus(limits::patience(round_trip)));
     }
 
     /// The description of the lock. [`downgrade`](Self::downgrade) changes its mode.
@@ -258,7 +297,7 @@ impl Hold {
             return None;
         }
         let regular = self.state.next_extension_in(now, self.spec.ttl)?;
-        let is_missing = |node: &Node| {
+        let is_missing = |node: &HeldNode| {
             let is_late = matches!(node.answer, Answer::Granted(_)) && !node.counts;
             let is_in_line =
                 node.repair.is_some() || node.straggler.is_some() || node.opening.is_some();
@@ -284,7 +323,7 @@ impl Hold {
     }
 
     fn holding(&self, topology: &Topology) -> impl Iterator<Item = usize> {
-        let holds = |(index, node): &(usize, &Node)| {
+        let holds = |(index, node): &(usize, &HeldNode)| {
             matches!(node.answer, Answer::Granted(_))
                 && !node.is_doubtful
                 && node.incarnation == topology.incarnation(*index)
@@ -546,7 +585,7 @@ impl Hold {
     fn give_other_keys_back(&mut self, index: usize, ctx: &Context<'_>) {
         let others = self.spec.slot().and_then(|slot| self.spec.without_slot(slot));
         let Some(spec) = others else { return };
-        let delivery = |(other, node): (usize, &Node)| {
+        let delivery = |(other, node): (usize, &HeldNode)| {
             if other == index { node.delivery } else { Delivery::NotSent }
         };
         let deliveries = self.nodes.iter().enumerate().map(delivery);
@@ -563,7 +602,7 @@ impl Hold {
     /// When to call [`stand_in_front`](Self::stand_in_front); `None` if that was done, or if the
     /// lock is not [renewed](Self::renew).
     pub fn front_at(&self) -> Option<Moment> {
-        let is_missing = |node: &Node| !matches!(node.answer, Answer::Granted(_));
+        let is_missing = |node: &HeldNode| !matches!(node.answer, Answer::Granted(_));
         let is_needed = self.is_renewed && self.nodes.iter().any(is_missing);
         self.front_at.filter(|_| is_needed)
     }
@@ -712,7 +751,7 @@ impl Hold {
     }
 
     fn undo_repair(&mut self, index: usize, ctx: &Context<'_>) {
-        let release = Release::on(self.token, index, &self.spec, ctx);
+        let release = Release::on(self.token, &self.spec, ctx, |node| node == index);
         self.actions.push_back(HoldAction::Release(Box::new(release)));
     }
 
@@ -722,7 +761,7 @@ impl Hold {
         self.over = true;
         let deliveries = self.nodes.iter().map(|node| node.delivery);
         // Of several keys, a request that is unanswered may be granted any.
-        let may_have_others = |node: &Node| {
+        let may_have_others = |node: &HeldNode| {
             node.straggler.is_some() || matches!(node.delivery, Delivery::InFlight { .. })
         };
         let spec = match self.nodes.iter().any(may_have_others) {

@@ -50,7 +50,7 @@ mod slots;
 mod spec;
 mod token;
 
-pub use acquire::{Acquire, Action, Failure, Grant, Outcome, Reason};
+pub use acquire::{Acquire, Action, Failure, Outcome, Reason};
 pub use context::{ClientState, Context, NodeStatus, Random, Topology};
 pub use fence_proposals::FenceProposals;
 pub use hello::Hello;

@@ -145,8 +145,18 @@ impl Release {
 
     /// Releases the token of a detached lock on all nodes.
     pub fn everywhere(token: Token, spec: &Arc<Spec>, ctx: &Context<'_>) -> Self {
-        let nodes = 0..ctx.topology.nodes().len();
-        Self::new(token, nodes.map(|_| Delivery::Arrived), spec, ctx)
+        Self::on(token, spec, ctx, |_| true)
+    }
+
+    /// Releases the token on some of the nodes, which all requests have reached.
+    pub(super) fn on(
+        token: Token,
+        spec: &Arc<Spec>,
+        ctx: &Context<'_>,
+        is_there: impl Fn(usize) -> bool,
+    ) -> Self {
+        let delivery = |node| if is_there(node) { Delivery::Arrived } else { Delivery::NotSent };
+        Self::new(token, (0..ctx.topology.nodes().len()).map(delivery), spec, ctx)
     }
 
     /// The token has an unanswered WAIT on this node. The RELEASE takes another connection and may
@@ -166,10 +176,6 @@ impl Release {
     /// released does not show that the ACQUIRE in flight has arrived.
     pub(super) fn is_granted_elsewhere(&mut self, node: usize) {
         self.nodes[node].has_lost_several |= self.nodes[node].acquire_on.is_some();
-    }
-
-    pub(super) fn on(token: Token, node: usize, spec: &Arc<Spec>, ctx: &Context<'_>) -> Self {
-        Self::new(token, only(node, ctx), spec, ctx)
     }
 
     /// Repeats no request that failed, for a lock that is already lost.
@@ -370,10 +376,4 @@ impl Release {
             self.verdict.get_or_insert(verdict);
         }
     }
-}
-
-/// The deliveries of a request that has arrived at one node, and was sent to no other.
-fn only(node: usize, ctx: &Context<'_>) -> impl Iterator<Item = Delivery> + use<> {
-    let nodes = 0..ctx.topology.nodes().len();
-    nodes.map(move |other| if other == node { Delivery::Arrived } else { Delivery::NotSent })
 }

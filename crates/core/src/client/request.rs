@@ -111,6 +111,17 @@ impl Response {
         }
     }
 
+    /// The fence of a grant, how long the node made the client wait, and of several keys the
+    /// position of the granted one; `None` if this is no grant.
+    pub(super) fn grant(&self) -> Option<(Fence, Duration, Option<usize>)> {
+        match *self {
+            Self::Fence(fence) => Some((fence, Duration::ZERO, None)),
+            Self::FenceAfterWait { fence, waited } => Some((fence, waited, None)),
+            Self::FenceAndKey { fence, waited, key } => Some((fence, waited, Some(key))),
+            _ => None,
+        }
+    }
+
     /// The answer as errors and reports show it.
     pub fn to_answer(&self) -> Answer {
         match self {
@@ -125,9 +136,10 @@ impl Response {
 }
 
 /// Whether a request that may grant a lock has reached its node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Delivery {
     /// Not sent.
+    #[default]
     NotSent,
     /// Sent, and not answered, or answered with an error.
     InFlight {

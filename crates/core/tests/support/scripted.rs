@@ -7,7 +7,7 @@ use quorlock_core::client::{
     Acquire, Action, Command, Context, Hold, Keys, NodeError, Outcome, Reason, Release, RequestId,
     Response, Spec, Token, limits,
 };
-use quorlock_core::quorum::Moment;
+use quorlock_core::quorum::{Moment, Ownership};
 use quorlock_core::{Fence, Mutant, break_rule};
 
 use super::client::{Client, spec};
@@ -117,7 +117,7 @@ impl ScriptedCall {
                 }
                 Action::Release(release) => self.releases.push(*release),
                 Action::Suspect { .. } => {}
-                Action::Done(outcome) => self.outcome = Some(*outcome),
+                Action::Done(outcome) => self.outcome = Some(outcome),
             }
         }
     }
@@ -213,7 +213,7 @@ impl ScriptedCall {
     /// The acquired lock.
     pub(crate) fn hold(&mut self) -> Hold {
         match self.outcome.take() {
-            Some(Outcome::Acquired(grant)) => Hold::new(Arc::clone(self.call.spec()), grant),
+            Some(Outcome::Acquired(hold)) => *hold,
             other => panic!("{other:?}"),
         }
     }
@@ -221,9 +221,10 @@ impl ScriptedCall {
     /// What is left of the validity of the acquired lock.
     pub(crate) fn left(&self) -> Duration {
         match &self.outcome {
-            Some(Outcome::Acquired(grant)) => {
-                grant.validity.remaining(start().plus(self.at)).unwrap()
-            }
+            Some(Outcome::Acquired(hold)) => match hold.ownership(start().plus(self.at)) {
+                Ownership::Held(left) => left,
+                other => panic!("{other:?}"),
+            },
             other => panic!("{other:?}"),
         }
     }

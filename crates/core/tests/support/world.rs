@@ -229,7 +229,7 @@ impl World {
                 Action::Wait { id } => self.stand_in_line(id, call),
                 Action::Release(release) => drop(self.deliver_release(*release)),
                 Action::Suspect { .. } => {}
-                Action::Done(outcome) => return Some(*outcome),
+                Action::Done(outcome) => return Some(outcome),
             }
         }
         let is_first = |sent: &Sent| Some(sent.id.node) == self.first;
@@ -261,14 +261,12 @@ impl World {
 
     /// The lock that a call has acquired, after all answers to the call; `None` if it has failed.
     pub(crate) fn hold_of(&mut self, mut call: Call, outcome: Outcome) -> Option<Hold> {
-        let spec = Arc::clone(call.acquire.spec());
         while let Some(action) = call.acquire.poll() {
             if let Action::Release(release) = action {
                 self.deliver_release(*release);
             }
         }
-        let Outcome::Acquired(grant) = outcome else { return None };
-        let mut hold = Hold::new(spec, grant);
+        let Outcome::Acquired(mut hold) = outcome else { return None };
         self.deliver(&mut hold, call.sends);
         for Waiting { id, blocked_id, spec } in call.waits {
             let response = self.wait_answer(id.node, blocked_id, &spec).unwrap_or_else(|| {
@@ -277,7 +275,7 @@ impl World {
             });
             hold.handle_response(id, &response, &self.ctx());
         }
-        Some(hold)
+        Some(*hold)
     }
 
     /// Delivers a release. Returns the responses of the nodes.

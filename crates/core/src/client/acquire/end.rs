@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use super::node::{Node, State};
-use super::{
-    Acquire, Action, Failure, Grant, GrantNode, Outcome, Phase, Reason, Straggler, StragglerKind,
-};
-use crate::client::{Answer, Context, Delivery, NodeError, Release, limits};
+use super::{Acquire, Action, Failure, Outcome, Phase, Reason};
+use crate::client::hold::{HeldNode, Straggler, StragglerKind};
+use crate::client::{Answer, Context, Delivery, Hold, Release};
 use crate::mutants::{Mutant, is_broken};
 use crate::quorum::{Validity, Win};
 
@@ -18,54 +17,46 @@ impl Acquire {
             self.actions.push_back(Action::Release(Box::new(release)));
         }
         self.leave_other_keys(ctx);
-        let kept = self.kept_slot();
-        let (all, spec) = (Arc::clone(&self.spec), self.wait_spec());
-        let key_at =
-            spec.keys.iter().next().and_then(|key| all.keys.iter().position(|it| it == key));
-        let nodes = self.nodes.drain(..).map(|node| GrantNode {
-            straggler: node.straggler(key_at.unwrap_or(0)),
-            answer: node.answer_at_win(kept),
-            delivery: node.delivery,
-            incarnation: node.incarnation,
-            is_lost: node.is_lost,
+        let (kept, spec) = (self.kept, self.wait_spec());
+        let key = self.spec.keys.iter().position(|key| key == spec.keys.first()).unwrap_or(0);
+        let nodes = self.nodes.drain(..).map(|node| {
+            let answer = match &node.lease {
+                Some(lease) if lease.slot == kept && node.state != State::Yielding => {
+                    Answer::Granted(Some(lease.fence))
+                }
+                Some(_) => Answer::Pending,
+                None if node.refused.is_some() => Answer::Refused,
+                None => node.answer(ctx.now),
+            };
+            let mut held = HeldNode::new(answer, node.delivery, node.straggler(key), ctx.now);
+            (held.incarnation, held.is_lost) = (node.incarnation, node.is_lost);
+            held
         });
-        let round_trip = ctx.client_state.round_trips.typical();
-        let repair_at = ctx.now.plus(limits::patience(round_trip));
-        let grant = Grant {
-            token,
-            fence: win.fence,
-            validity: win.validity,
-            since: ctx.now,
-            next_round: self.next_round,
-            repair_at: Some(repair_at).filter(|_| self.attaches.is_none()),
-            nodes: nodes.collect(),
-        };
+        let nodes = nodes.collect();
+        let mut hold = Hold::new(Arc::clone(&spec), token, win, nodes, self.next_round, ctx);
+        if self.attaches.is_none() {
+            hold.repair_soon(ctx);
+        }
         self.spec = spec;
         self.phase = Phase::Ended;
-        self.actions.push_back(Action::Done(Box::new(Outcome::Acquired(grant))));
+        self.actions.push_back(Action::Done(Outcome::Acquired(Box::new(hold))));
     }
 
     /// After a call for one of several keys has won, leaves the lines in which it stands for the
     /// other keys, and gives those of them back that nodes have granted. The lock handles what the
     /// WAITs may still be granted.
     fn leave_other_keys(&mut self, ctx: &Context<'_>) {
-        let (Some(kept), Some(token)) = (&self.kept, self.token) else { return };
-        let slot = Some(kept.slot);
+        let (Some(kept), Some(token)) = (self.kept, self.token) else { return };
+        let Some(spec) = self.spec.without_slot(kept) else { return };
         let is_other = |node: &Node| {
             node.may_have_others
                 || node.wait.is_some()
-                || node.lease.as_ref().is_some_and(|lease| lease.slot != slot)
+                || node.lease.as_ref().is_some_and(|lease| lease.slot != Some(kept))
         };
-        if !self.nodes.iter().any(is_other) {
-            return;
+        if self.nodes.iter().any(is_other) {
+            let release = Release::on(token, &spec, ctx, |node| is_other(&self.nodes[node]));
+            self.actions.push_back(Action::Release(Box::new(release)));
         }
-        let Some(spec) = self.spec.without_slot(kept.slot) else { return };
-        let deliveries = self
-            .nodes
-            .iter()
-            .map(|node| if is_other(node) { Delivery::Arrived } else { Delivery::NotSent });
-        let release = Release::new(token, deliveries, &spec, ctx);
-        self.actions.push_back(Action::Release(Box::new(release)));
     }
 
     /// Releases the token of the process that detached the lock, on the nodes that may still have
@@ -73,7 +64,8 @@ impl Acquire {
     /// client releases the old one.
     fn release_detached(&self, ctx: &Context<'_>) -> Option<Release> {
         let old = self.attaches?;
-        let is_settled = |node: &Node| matches!(node.answer, Answer::Granted(_) | Answer::Refused);
+        let is_settled =
+            |node: &Node| matches!(node.answer(ctx.now), Answer::Granted(_) | Answer::Refused);
         if self.nodes.iter().all(is_settled) {
             return None;
         }
@@ -86,10 +78,9 @@ impl Acquire {
         Some(Release::new(old, deliveries, &self.spec, ctx))
     }
 
-    /// Releases everything, and ends the call with the reason that follows from the last answers.
+    /// Ends the call with the reason that follows from the last answers.
     pub(super) fn fail(&mut self, ctx: &mut Context<'_>) {
-        let answers: Vec<_> = self.nodes.iter().map(|node| node.last_answer(ctx)).collect();
-        let refused = answers.iter().filter(|answer| **answer == Answer::Refused).count();
+        let refused = self.count(|node| node.answer(ctx.now) == Answer::Refused);
         let reason = if refused > ctx.client_state.majority.spare() {
             Reason::Held
         } else if self.too_late || self.would_be_too_late(ctx) {
@@ -97,7 +88,7 @@ impl Acquire {
         } else {
             Reason::NoQuorum
         };
-        self.finish_with(reason, answers, ctx);
+        self.finish(reason, ctx);
     }
 
     /// Whether a grant of the first requests would leave too little validity by now.
@@ -108,16 +99,13 @@ impl Acquire {
         is_asking && left.is_none_or(|left| left < self.spec.min_validity)
     }
 
+    /// Releases everything, and ends the call.
     pub(super) fn finish(&mut self, reason: Reason, ctx: &mut Context<'_>) {
-        let answers = self.nodes.iter().map(|node| node.answer.clone()).collect();
-        self.finish_with(reason, answers, ctx);
-    }
-
-    fn finish_with(&mut self, reason: Reason, answers: Vec<Answer>, ctx: &mut Context<'_>) {
+        let answers = self.nodes.iter().map(|node| node.answer(ctx.now)).collect();
         self.release_all(ctx);
         self.phase = Phase::Ended;
         let failure = Failure { reason, answers, took: ctx.now.since(self.started) };
-        self.actions.push_back(Action::Done(Box::new(Outcome::Failed(failure))));
+        self.actions.push_back(Action::Done(Outcome::Failed(failure)));
     }
 }
 
@@ -131,32 +119,5 @@ impl Node {
         };
         let round = self.wait.unwrap_or(self.round);
         Some(Straggler { round, kind })
-    }
-
-    /// The answer with which a lock of this key begins.
-    fn answer_at_win(&self, kept: Option<usize>) -> Answer {
-        match &self.lease {
-            Some(lease) if lease.slot == kept && self.state != State::Yielding => {
-                Answer::Granted(Some(lease.fence))
-            }
-            Some(_) => Answer::Pending,
-            None if self.refused.is_some() => Answer::Refused,
-            None => self.answer.clone(),
-        }
-    }
-
-    /// The answer of a call that failed. A node that failed once is reported as it was last heard.
-    fn last_answer(&self, ctx: &Context<'_>) -> Answer {
-        // The refusal may be due to an earlier token of this call.
-        let is_own = self.spent_until.is_some_and(|until| !ctx.now.has_reached(until));
-        match (&self.answer, self.refused) {
-            (_, Some(_)) if is_own && !is_broken(Mutant::HeldByItself) => {
-                Answer::Failed(NodeError::HeldByLostRequest)
-            }
-            (_, Some(_)) => Answer::Refused,
-            // The grant is being released: its fence is not valid.
-            (Answer::Granted(_), None) => Answer::Granted(None),
-            (answer, None) => answer.clone(),
-        }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::node::{Lease, State};
 use super::{Acquire, Action, Partial, Phase};
-use crate::client::{Answer, Command, Context, Delivery, Release, Request, limits};
+use crate::client::{Command, Context, Delivery, NodeError, Release, Request, limits};
 use crate::mutants::{Mutant, is_broken};
 
 impl Acquire {
@@ -26,33 +26,30 @@ impl Acquire {
     }
 
     pub(super) fn proceed_in_line(&mut self, ctx: &mut Context<'_>) {
-        let has_lost_tie =
-            self.older() > ctx.client_state.majority.spare() && !self.may_wait(ctx.now);
+        let (now, may_wait) = (ctx.now, self.may_wait(ctx.now));
+        let has_lost_tie = self.older() > ctx.client_state.majority.spare() && !may_wait;
         if has_lost_tie || self.is_ruled_out(ctx) {
             return self.fail(ctx);
         }
-        let has_some = self.nodes.iter().any(|node| node.lease.is_some());
-        let partial = self.partial.filter(|_| has_some);
         let round_trip = ctx.client_state.round_trips.typical();
-        let pause = limits::patience(round_trip);
-        self.partial = has_some.then(|| {
-            let yield_at = ctx.now.plus(pause);
-            partial.unwrap_or(Partial { since: ctx.now, yield_at, pause })
-        });
-        if let Some(partial) = self.partial
-            && ctx.now.has_reached(partial.yield_at)
-        {
-            let end = partial.since.plus(limits::partial(round_trip));
-            let is_long = ctx.now.has_reached(end);
-            if is_long && !is_broken(Mutant::NeverGivesBack) {
-                return self.start_over(limits::rejoin_pause(round_trip), ctx);
+        if self.nodes.iter().all(|node| node.lease.is_none()) {
+            self.partial = None;
+        } else {
+            let pause = limits::patience(round_trip);
+            let first = Partial { since: now, yield_at: now.plus(pause), pause };
+            let partial = self.partial.get_or_insert(first);
+            if now.has_reached(partial.yield_at) {
+                let never = is_broken(Mutant::NeverGivesBack);
+                let longest = if never { Duration::MAX } else { limits::partial(round_trip) };
+                let end = partial.since.plus(longest);
+                if now.has_reached(end) {
+                    return self.start_over(limits::rejoin_pause(round_trip), ctx);
+                }
+                // In a tie, all calls have little time.
+                partial.pause *= if may_wait { 2 } else { 1 };
+                partial.yield_at = now.plus(partial.pause).earlier(end);
+                self.give_way(ctx);
             }
-            self.give_way(ctx);
-            // In a tie, all calls have little time.
-            let pause = partial.pause * if self.may_wait(ctx.now) { 2 } else { 1 };
-            let next = ctx.now.plus(pause);
-            let yield_at = if is_long { next } else { next.earlier(end) };
-            self.partial = Some(Partial { yield_at, pause, ..partial });
         }
         self.renew_stale_grants(ctx);
         if !self.has_place {
@@ -91,7 +88,7 @@ impl Acquire {
     /// keys, keeps the one that most nodes granted, and releases the others.
     fn give_way(&mut self, ctx: &mut Context<'_>) {
         let Some((slot, _)) = self.most_granted() else { return };
-        self.keep_slot(slot);
+        self.kept = slot;
         let Some(token) = self.token else { return };
         for node in 0..self.nodes.len() {
             if self.nodes[node].state != State::Granted {
@@ -120,7 +117,7 @@ impl Acquire {
             self.too_late = true;
             return self.fail(ctx);
         }
-        self.keep_slot(slot);
+        self.kept = slot;
         for node in 0..self.nodes.len() {
             let has_slot = |lease: &Lease| lease.slot == slot;
             let has_granted = self.nodes[node].state == State::Granted;
@@ -140,8 +137,8 @@ impl Acquire {
 
     /// Whether permanent errors leave too few nodes for a majority.
     pub(super) fn is_ruled_out(&self, ctx: &Context<'_>) -> bool {
-        let answers = self.nodes.iter().map(|node| &node.answer);
-        Answer::rule_out_majority(answers, ctx.client_state.majority)
+        let errors = self.nodes.iter().filter_map(|node| node.error.as_ref());
+        NodeError::rule_out_majority(errors, ctx.client_state.majority)
     }
 
     /// Releases everything, and asks all nodes again after a pause, with the same ticket and a new
@@ -177,7 +174,7 @@ impl Acquire {
             if node.may_keep_token(ctx.topology.route(index).ok()) {
                 node.spent_until = Some(ctx.now.plus(self.spec.ttl.duration()));
             }
-            node.start_over(ctx.now);
+            node.start_over();
         }
         self.agreement = None;
         self.partial = None;

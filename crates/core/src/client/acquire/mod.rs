@@ -18,11 +18,11 @@ use smallvec::SmallVec;
 use self::node::{Node, State};
 use super::late_timer::LateTimer;
 use super::{
-    Answer, Context, Delivery, Release, Request, RequestId, Response, Spec, Token, limits,
+    Answer, Command, Context, Hold, Release, Request, RequestId, Response, Spec, Token, limits,
 };
 use crate::Fence;
 use crate::mutants::{Mutant, is_broken};
-use crate::quorum::{Acquisition, FenceAnswer, Loss, Moment, Step, Validity, Vote};
+use crate::quorum::{Acquisition, Loss, Moment, Step, Validity, Vote};
 
 /// One call for a lock, up to the lock or the error.
 ///
@@ -40,8 +40,8 @@ pub struct Acquire {
     /// The lock of the call. If it is one of several keys, all of them, the preferred one first,
     /// until the lock is acquired.
     spec: Arc<Spec>,
-    /// In a call for one of several keys, the lock of the key that the call tries to complete.
-    kept: Option<Kept>,
+    /// In a call for one of several keys, the index of the key that the call tries to complete.
+    kept: Option<usize>,
     /// The token of the process that detached the lock, in a call that attaches it.
     attaches: Option<Token>,
     started: Moment,
@@ -100,15 +100,6 @@ enum Phase {
     Ended,
 }
 
-/// The nodes whose grants count, and how long these last, the longest first.
-type Counting = Vec<(usize, Validity)>;
-
-#[derive(Clone, Debug)]
-struct Kept {
-    slot: usize,
-    spec: Arc<Spec>,
-}
-
 #[derive(Debug)]
 struct Agreement {
     core: Acquisition,
@@ -158,68 +149,17 @@ pub enum Action {
         connection: u64,
     },
     /// The call has ended.
-    Done(Box<Outcome>),
+    Done(Outcome),
 }
 
 /// How an [`Acquire`] ended.
 #[derive(Debug)]
 pub enum Outcome {
-    /// The lock is held. Its [`Hold`](super::Hold) also processes the responses still missing, also
-    /// those to WAITs.
-    Acquired(Grant),
+    /// The lock is held. Its machine also processes the responses still missing, also those to
+    /// WAITs.
+    Acquired(Box<Hold>),
     /// The lock is not held. Each [`Action::Release`] releases what nodes may have granted.
     Failed(Failure),
-}
-
-/// A lock that has just been acquired.
-#[derive(Debug)]
-pub struct Grant {
-    /// The token that holds it.
-    pub token: Token,
-    /// Its fence.
-    pub fence: Fence,
-    /// How long the lock is certainly held.
-    pub validity: Validity,
-    /// When the lock was won.
-    pub since: Moment,
-    /// The first round number that no request of the call has used.
-    pub(super) next_round: u32,
-    /// When to stand in line, in front, on the nodes that miss the lock; `None` for a lock that was
-    /// attached.
-    pub(super) repair_at: Option<Moment>,
-    pub(super) nodes: Vec<GrantNode>,
-}
-
-/// The state of one node when the lock is granted.
-#[derive(Clone, Debug)]
-pub(super) struct GrantNode {
-    pub(super) answer: Answer,
-    pub(super) delivery: Delivery,
-    pub(super) incarnation: u64,
-    /// The unanswered request that may grant the lock or give it up.
-    pub(super) straggler: Option<Straggler>,
-    /// Whether a request that may grant the lock was lost, so that it may still arrive.
-    pub(super) is_lost: bool,
-}
-
-/// A request that was unanswered when the lock was won.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Straggler {
-    pub(super) round: u32,
-    pub(super) kind: StragglerKind,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StragglerKind {
-    /// For one of several keys, `key` is the position of the lock's key in the request.
-    Acquire {
-        key: usize,
-    },
-    /// As [`Acquire`](Self::Acquire).
-    Wait {
-        key: usize,
-    },
-    Yield,
 }
 
 /// The result of a call that did not acquire its lock.
@@ -276,7 +216,7 @@ impl Acquire {
             attempts: 0,
             asked_at: ctx.now,
             pause: round_trip.clamp(limits::PAUSE_MIN, limits::PAUSE_MAX),
-            nodes: (0..nodes).map(|_| Node::new(ctx.now)).collect(),
+            nodes: (0..nodes).map(|_| Node::default()).collect(),
             agreement: None,
             partial: None,
             too_late: false,
@@ -550,48 +490,42 @@ impl Acquire {
 
     /// Begins the agreement on a fence once a majority has granted, and ends it.
     fn agree(&mut self, ctx: &mut Context<'_>) {
-        let majority = ctx.client_state.majority;
+        let (majority, now) = (ctx.client_state.majority, ctx.now);
         if self.agreement.is_none()
-            && let least = self.least_validity(ctx)
-            && let Some((slot, counting)) = self.counting(least, ctx.now)
-            && let Some(&(_, validity)) = counting.get(majority.size() - 1)
+            && let Some((slot, _)) = self.most_granted()
+            && let Some(&(_, validity)) = self.counting(slot, now).get(majority.size() - 1)
         {
-            self.keep_slot(slot);
-            let core = Acquisition::lasting(majority, Some(validity), least);
-            let due = ctx.now.plus(self.spec.longest_timeout(ctx));
-            self.agreement = Some(Agreement { core, validity, due });
-            for (node, _) in counting {
-                self.count_grant(node, ctx.now);
+            let limit = self.spec.longest_timeout(ctx);
+            // A lock with less than one time limit left may end during its first extension.
+            let least = self.spec.min_validity.max(limit);
+            if validity.remaining(now) >= Some(least) {
+                let core = Acquisition::lasting(majority, Some(validity), least);
+                self.agreement = Some(Agreement { core, validity, due: now.plus(limit) });
+                self.kept = slot;
+            }
+        }
+        let counting = self.counting(self.kept, now);
+        let Some(agreement) = &mut self.agreement else { return };
+        let lasts = agreement.validity.remaining(now);
+        for (node, _) in counting.iter().filter(|(_, validity)| validity.remaining(now) >= lasts) {
+            if let Some(lease) = &self.nodes[*node].lease {
+                agreement.core.vote(*node, Vote::Granted(lease.fence), now);
             }
         }
         while let Some(step) = self.agreement.as_mut().and_then(|agreement| agreement.core.poll()) {
             match step {
-                Step::StoreFence { node, fence } => self.store_fence(node, fence, ctx),
+                Step::StoreFence { node, fence } => {
+                    let Some(token) = self.token else { return };
+                    let request =
+                        Request { token, command: Command::Extend { fence: Some(fence) } };
+                    self.send(node, State::Storing, (request, self.wait_spec()), ctx);
+                }
                 Step::Won(win) => return self.win(win, ctx),
                 Step::Lost(loss) => {
                     self.too_late = loss == Loss::TooLate;
                     return self.start_over(self.pause, ctx);
                 }
             }
-        }
-    }
-
-    /// Counts the grant of a node in the agreement, if it lasts as long as those of the others.
-    fn count_grant(&mut self, index: usize, now: Moment) {
-        let (node, kept) = (&self.nodes[index], self.kept_slot());
-        if let (Some(agreement), Some(lease)) = (&mut self.agreement, &node.lease)
-            && node.counts()
-            && lease.slot == kept
-            && let Some(validity) = lease.validity
-            && validity.remaining(now) >= agreement.validity.remaining(now)
-        {
-            agreement.core.vote(index, Vote::Granted(lease.fence), now);
-        }
-    }
-
-    fn fence_answered(&mut self, node: usize, answer: FenceAnswer, now: Moment) {
-        if let Some(agreement) = &mut self.agreement {
-            agreement.core.fence_answer(node, answer, now);
         }
     }
 
@@ -605,34 +539,14 @@ impl Acquire {
         counted.max_by_key(|&(slot, count)| (count, Reverse(slot)))
     }
 
-    /// The least validity with which a grant counts. A lock with less than one time limit left may
-    /// end during its first extension.
-    fn least_validity(&self, ctx: &Context<'_>) -> Duration {
-        self.spec.min_validity.max(self.spec.longest_timeout(ctx))
-    }
-
-    /// The slot that most nodes granted, and the nodes whose grants of it count.
-    fn counting(&self, least: Duration, now: Moment) -> Option<(Option<usize>, Counting)> {
-        let (slot, _) = self.most_granted()?;
+    /// The nodes whose grants of this slot count, and how long these last, the longest first.
+    fn counting(&self, slot: Option<usize>, now: Moment) -> Vec<(usize, Validity)> {
         let validity = |(index, node): (usize, &Node)| {
             let lease = node.lease.as_ref().filter(|lease| lease.slot == slot && node.counts())?;
-            let left = lease.validity?.remaining(now)?;
-            (left >= least).then_some((index, lease.validity?))
+            Some((index, lease.validity?))
         };
-        let mut counting: Counting = self.nodes.iter().enumerate().filter_map(validity).collect();
+        let mut counting: Vec<_> = self.nodes.iter().enumerate().filter_map(validity).collect();
         counting.sort_by_key(|(_, validity)| Reverse(validity.remaining(now)));
-        Some((slot, counting))
-    }
-
-    fn kept_slot(&self) -> Option<usize> {
-        self.kept.as_ref().map(|kept| kept.slot)
-    }
-
-    /// In a call for one of several keys, chooses the key that the call tries to complete.
-    fn keep_slot(&mut self, slot: Option<usize>) {
-        if slot == self.kept_slot() {
-            return;
-        }
-        self.kept = slot.and_then(|slot| Some(Kept { slot, spec: self.spec.of_slot(slot)? }));
+        counting
     }
 }

@@ -11,7 +11,7 @@ use crate::client::{
 use crate::mutants::{Mutant, is_broken};
 use crate::quorum::{FenceAnswer, Moment, Validity};
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Node {
     pub(super) state: State,
     /// The number of the last request. Each request of a call has its own.
@@ -25,8 +25,8 @@ pub(super) struct Node {
     /// Whether the node refused when it last voted, and if so, an older call. A single failure
     /// changes nothing.
     pub(super) refused: Option<bool>,
-    /// The last answer, for people.
-    pub(super) answer: Answer,
+    /// Why the last request failed; `None` if it has not.
+    pub(super) error: Option<NodeError>,
     /// Whether a WAIT has ended without a grant.
     has_waited: bool,
     failures: u32,
@@ -47,9 +47,10 @@ pub(super) struct Node {
     pub(super) spent_until: Option<Moment>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
     /// The node has nothing of this call, as far as the call knows, and was asked nothing.
+    #[default]
     Idle,
     /// ACQUIRE is unanswered.
     Asked,
@@ -76,34 +77,30 @@ pub(super) struct Lease {
 }
 
 impl Node {
-    pub(super) fn new(now: Moment) -> Self {
-        Self {
-            state: State::Idle,
-            round: 0,
-            sent: now,
-            due: None,
-            lease: None,
-            refused: None,
-            answer: Answer::Pending,
-            has_waited: false,
-            failures: 0,
-            again_at: None,
-            delivery: Delivery::NotSent,
-            is_lost: false,
-            may_have_others: false,
-            wait: None,
-            asked: None,
-            ticket: Fence::ZERO,
-            incarnation: 0,
-            spent_until: None,
-        }
+    /// Forgets everything about the present token.
+    pub(super) fn start_over(&mut self) {
+        let Self { refused, failures, spent_until, .. } = *self;
+        let error = self.error.take();
+        *self = Self { refused, error, failures, spent_until, ..Self::default() };
     }
 
-    /// Forgets everything about the present token.
-    pub(super) fn start_over(&mut self, now: Moment) {
-        let Self { refused, failures, spent_until, .. } = *self;
-        let answer = std::mem::replace(&mut self.answer, Answer::Pending);
-        *self = Self { refused, answer, failures, spent_until, ..Self::new(now) };
+    /// The answer as a failed call reports it. A node that failed once is reported as it was last
+    /// heard.
+    pub(super) fn answer(&self, now: Moment) -> Answer {
+        // The refusal may be due to an earlier token of this call.
+        let is_own = self.spent_until.is_some_and(|until| !now.has_reached(until));
+        match (self.refused, &self.error) {
+            (Some(_), _) if is_own && !is_broken(Mutant::HeldByItself) => {
+                Answer::Failed(NodeError::HeldByLostRequest)
+            }
+            (Some(_), _) => Answer::Refused,
+            (None, Some(error)) => Answer::Failed(error.clone()),
+            // The grant is being released: its fence is not valid.
+            (None, None) if self.lease.is_some() && self.state != State::Asked => {
+                Answer::Granted(None)
+            }
+            (None, None) => Answer::Pending,
+        }
     }
 
     pub(super) fn next_due(&self, in_line: bool) -> Option<Moment> {
@@ -159,7 +156,7 @@ impl Node {
         self.due = None;
         self.again_at = None;
         self.refused = refused;
-        self.answer = if refused.is_some() { Answer::Refused } else { Answer::Pending };
+        self.error = None;
     }
 
     fn fail(&mut self, error: NodeError, now: Moment) {
@@ -168,7 +165,7 @@ impl Node {
         if self.failures > 0 && !matches!(error, NodeError::QueueFull { .. }) {
             self.refused = None;
         }
-        self.answer = Answer::Failed(error);
+        self.error = Some(error);
         self.pause(now);
     }
 
@@ -228,12 +225,12 @@ impl Acquire {
             node.incarnation = ctx.topology.incarnation(index);
             node.asked = Some(Arc::clone(&spec));
             node.ticket = self.ticket;
+            node.error = None;
         }
         node.state = state;
         node.round = round;
         node.sent = ctx.now;
         node.due = Some((ctx.now.plus(limit), limit));
-        node.answer = if may_grant { Answer::Pending } else { node.answer.clone() };
         let id = RequestId { round, node: index };
         self.actions.push_back(Action::Send { id, connection, request, spec });
     }
@@ -293,7 +290,7 @@ impl Acquire {
 
     /// The keys for which the call stands in line: all, or the one that it keeps.
     pub(super) fn wait_spec(&self) -> Arc<Spec> {
-        Arc::clone(self.kept.as_ref().map_or(&self.spec, |kept| &kept.spec))
+        self.kept.and_then(|slot| self.spec.of_slot(slot)).unwrap_or_else(|| Arc::clone(&self.spec))
     }
 
     /// Handles the answer to the node's last request.
@@ -301,22 +298,15 @@ impl Acquire {
         let node = &mut self.nodes[index];
         let round = node.round;
         let was_waiting = node.wait.take_if(|wait| *wait == round).is_some();
-        let failed = match response {
-            Response::Failed(error) => Some(error.clone()),
-            _ => None,
-        };
-        let is_answered = failed.as_ref().is_none_or(NodeError::is_answer);
+        let is_answered = !matches!(response, Response::Failed(error) if !error.is_answer());
         if is_answered && !was_waiting && matches!(node.state, State::Asked | State::Idle) {
             node.delivery = Delivery::Arrived;
         }
-        if matches!(failed, Some(NodeError::Down { .. })) && was_waiting {
-            node.is_lost = true;
-        }
+        node.is_lost |= was_waiting && matches!(response, Response::Failed(NodeError::Down { .. }));
         match (node.state, response) {
             (State::Yielding, Response::Kept) => {
                 node.state = State::Granted;
                 node.due = None;
-                self.count_grant(index, ctx.now);
             }
             (State::Yielding, Response::Yes) => node.vacate(Some(true)),
             // The lease is gone, and it is not known whether another call has the node.
@@ -330,21 +320,12 @@ impl Acquire {
                     node.due = None;
                     return;
                 }
-                node.answer = response.to_answer();
+                if let Response::Failed(error) = response {
+                    node.error = Some(error.clone());
+                }
                 self.start_over(limits::rejoin_pause(ctx.client_state.round_trips.typical()), ctx);
             }
             (State::Storing, _) => self.fence_stored(index, response, ctx),
-            (_, Response::Fence(fence)) => {
-                self.granted(index, *fence, Duration::ZERO, self.kept_slot(), ctx);
-            }
-            (_, Response::FenceAfterWait { fence, waited }) => {
-                self.granted(index, *fence, *waited, None, ctx);
-            }
-            (_, Response::FenceAndKey { fence, waited, key }) => {
-                let granted = node.asked.as_ref().and_then(|asked| asked.keys.iter().nth(*key));
-                let slot = granted.and_then(|key| self.spec.slot_of(key));
-                self.granted(index, *fence, *waited, Some(slot.unwrap_or(0)), ctx);
-            }
             (_, Response::Held { is_older, .. }) => {
                 let is_early = was_waiting
                     && node.due.is_some_and(|(due, limit)| {
@@ -352,10 +333,8 @@ impl Acquire {
                         waited < due.since(node.sent).saturating_sub(limit)
                     });
                 // Other keys than the one that the call keeps may be free.
-                let is_of_all = node
-                    .asked
-                    .as_ref()
-                    .is_none_or(|asked| asked.any.is_none() || Arc::ptr_eq(asked, &self.spec));
+                let all = self.spec.keys.len();
+                let is_of_all = node.asked.as_ref().is_none_or(|asked| asked.keys.len() == all);
                 node.has_waited |= was_waiting;
                 node.vacate(Some(*is_older && is_of_all));
                 if was_waiting && is_broken(Mutant::SliceNotRenewed) {
@@ -372,19 +351,18 @@ impl Acquire {
                 node.pause(ctx.now);
             }
             (_, Response::Failed(error)) => node.fail(error.clone(), ctx.now),
+            _ => self.granted(index, response, ctx),
         }
     }
 
-    fn granted(
-        &mut self,
-        index: usize,
-        fence: Fence,
-        waited: Duration,
-        slot: Option<usize>,
-        ctx: &mut Context<'_>,
-    ) {
+    fn granted(&mut self, index: usize, response: &Response, ctx: &Context<'_>) {
+        let Some((fence, waited, key)) = response.grant() else { return };
         let ttl = self.spec.ttl;
         let node = &mut self.nodes[index];
+        let slot = key.map(|key| {
+            let granted = node.asked.as_ref().and_then(|asked| asked.keys.iter().nth(key));
+            granted.and_then(|key| self.spec.slot_of(key)).unwrap_or(0)
+        });
         let from_answer = is_broken(Mutant::ValidFromAnswer) && !waited.is_zero();
         let validity = if from_answer {
             Validity::new(ctx.now, ttl)
@@ -396,15 +374,7 @@ impl Acquire {
         node.lease = Some(Lease { fence, validity, slot });
         node.refused = None;
         node.failures = 0;
-        node.answer = Answer::Granted(Some(fence));
-        self.count_grant(index, ctx.now);
-    }
-
-    pub(super) fn store_fence(&mut self, index: usize, fence: Fence, ctx: &mut Context<'_>) {
-        let Some(token) = self.token else { return };
-        let request = Request { token, command: Command::Extend { fence: Some(fence) } };
-        let spec = self.wait_spec();
-        self.send(index, State::Storing, (request, spec), ctx);
+        node.error = None;
     }
 
     fn fence_stored(&mut self, index: usize, response: &Response, ctx: &mut Context<'_>) {
@@ -413,7 +383,6 @@ impl Acquire {
         let answer = match response {
             Response::Fence(fence) => {
                 node.state = State::Granted;
-                node.answer = Answer::Granted(Some(*fence));
                 if let Some(lease) = &mut node.lease {
                     lease.fence = *fence;
                 }
@@ -421,7 +390,7 @@ impl Acquire {
             }
             Response::Failed(error @ NodeError::ClockBehind { .. }) => {
                 node.state = State::Granted;
-                node.answer = Answer::Failed(error.clone());
+                node.error = Some(error.clone());
                 FenceAnswer::Unacceptable
             }
             Response::Failed(error) => {
@@ -435,7 +404,9 @@ impl Acquire {
                 FenceAnswer::Failed
             }
         };
-        self.fence_answered(index, answer, ctx.now);
+        if let Some(agreement) = &mut self.agreement {
+            agreement.core.fence_answer(index, answer, ctx.now);
+        }
     }
 
     /// Treats a node as silent whose time is over.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Acquire, Action, Answer, CalledNumbers, Command, Entry, Hold, Mode, NodeError, Outcome,
-    RequestId, Spec, Token, limits,
+    Acquire, Action, Answer, CalledNumbers, Command, Entry, Mode, NodeError, Outcome, RequestId,
+    Spec, Token, limits,
 };
 use quorlock_core::quorum::Moment;
 
@@ -169,7 +169,7 @@ impl Process {
                     self.suspicions.push_back((node, connection));
                 }
                 Action::Done(outcome) => {
-                    self.call_ends(machine, *outcome, world);
+                    self.call_ends(machine, outcome, world);
                     return;
                 }
             }
@@ -202,17 +202,16 @@ impl Process {
             world.violate(format!("{id} ended after {took} ms, too late"));
         }
         match outcome {
-            Outcome::Acquired(grant) => {
-                let spec = Arc::clone(call.acquire.spec());
+            Outcome::Acquired(mut hold) => {
+                let spec = Arc::clone(hold.spec());
                 let keys: Vec<_> = spec.keys.iter().map(|key| world.plan.key_index(key)).collect();
-                trace!(world, "{id} acquires {key_set}, fence {}", grant.fence);
+                trace!(world, "{id} acquires {key_set}, fence {}", hold.fence());
                 if world.plan.kind != LockKind::Exclusive {
                     trace!(world, "{id} has {keys:?}, {mode:?}");
                 }
                 if let Some(slot) = spec.slot() {
                     self.local_queues[key_set].slots.acquired(slot);
                 }
-                let mut hold = Hold::new(spec, grant);
                 let (call_started, renews) = (call.started, call.renews);
                 if renews {
                     hold.renew();
@@ -220,7 +219,7 @@ impl Process {
                 let was_attached = call.attaches.is_some();
                 entry.timer = None;
                 entry.machine = Machine::Lock(Box::new(Lock {
-                    hold,
+                    hold: *hold,
                     key_set,
                     keys,
                     was_attached,
