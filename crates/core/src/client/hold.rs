@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use super::Spec;
 use super::late_timer::LateTimer;
+use super::reach::Reach;
 use super::{
     Answer, Command, Context, Delivery, Mode, NodeError, OutgoingRequest, Release, Request,
     RequestId, Response, Token, Topology, limits,
@@ -52,9 +53,9 @@ pub(super) struct HeldNode {
     /// The node's last answer.
     answer: Answer,
     /// The incarnation of the server that gave this answer.
-    pub(super) incarnation: u64,
-    /// How far the last ACQUIRE got. It was sent at `acquire_sent_at` or earlier.
-    delivery: Delivery,
+    incarnation: u64,
+    reach: Reach,
+    /// When the last ACQUIRE was sent, or later.
     acquire_sent_at: Moment,
     /// Whether the node has answered an extension or a repair, or could not be sent an extension.
     answered_since: bool,
@@ -69,8 +70,6 @@ pub(super) struct HeldNode {
     /// Whether a YIELD to the node was never answered. It may still arrive, so nothing that the
     /// node says about this token counts.
     is_doubtful: bool,
-    /// Whether a request that may grant the lock was lost, so that it may still arrive.
-    pub(super) is_lost: bool,
     /// Whether the node counts in extensions: it was known to hold the lock when the lock was last
     /// certain. A node that granted late may have done so after a majority had lost the lock, so it
     /// counts only once the others have confirmed the lock.
@@ -161,7 +160,8 @@ pub enum HoldAction {
 impl HeldNode {
     pub(super) fn new(
         answer: Answer,
-        delivery: Delivery,
+        incarnation: u64,
+        reach: Reach,
         straggler: Option<Straggler>,
         now: Moment,
     ) -> Self {
@@ -169,8 +169,8 @@ impl HeldNode {
         Self {
             counts: matches!(answer, Answer::Granted(_)),
             answer,
-            incarnation: 0,
-            delivery,
+            incarnation,
+            reach,
             acquire_sent_at: now,
             answered_since: false,
             repair: None,
@@ -178,7 +178,6 @@ impl HeldNode {
             opening: None,
             superseded: None,
             is_doubtful: kind == Some(StragglerKind::Yield),
-            is_lost: false,
             has_revoked: false,
         }
     }
@@ -191,7 +190,7 @@ impl HeldNode {
             _ if self.is_doubtful => false,
             Answer::Refused => true,
             Answer::Granted(_) => false,
-            _ if self.delivery == Delivery::NotSent => true,
+            _ if self.reach.delivery == Delivery::NotSent => true,
             Answer::Failed(NodeError::Abstains { .. }) => !self.answered_since,
             _ => false,
         }
@@ -397,7 +396,7 @@ impl Hold {
         });
         let request = Request { token: self.token, command: Command::Extend { fence: None } };
         for node in 0..self.nodes.len() {
-            let was_asked = self.nodes[node].delivery != Delivery::NotSent;
+            let was_asked = self.nodes[node].reach.delivery != Delivery::NotSent;
             let is_doubtful = self.nodes[node].is_doubtful;
             match ctx.topology.route_held(node, was_asked) {
                 Ok(_) if is_doubtful => self.answer_round(node, None, ctx),
@@ -477,7 +476,7 @@ impl Hold {
             self.give_other_keys_back(node, ctx);
         }
         if self.nodes[node].superseded.take_if(|round| *round == id.round).is_some() {
-            self.nodes[node].is_lost |= matches!(response, Response::Failed(_));
+            self.nodes[node].reach.is_lost |= matches!(response, Response::Failed(_));
             return;
         }
         if let Some(straggler) = straggler {
@@ -488,13 +487,10 @@ impl Hold {
             && round.number == id.round
         {
             let connection = round.pending[node].take();
-            let arrived = match self.nodes[node].delivery {
-                // Requests through one connection arrive in order, so the ACQUIRE has arrived, too.
-                Delivery::InFlight { connection: acquired } => Some(acquired) == connection,
-                Delivery::NotSent | Delivery::Arrived => false,
-            };
+            // Requests through one connection arrive in order, so the ACQUIRE has arrived, too.
+            let arrived = connection.is_some() && self.nodes[node].reach.connection() == connection;
             if arrived && !matches!(response, Response::Failed(_)) {
-                self.nodes[node].delivery = Delivery::Arrived;
+                self.nodes[node].reach.delivery = Delivery::Arrived;
             }
             if arrived && response.holds() == Some(true) {
                 self.count_unread_grant(node, ctx);
@@ -532,11 +528,12 @@ impl Hold {
         let in_time = self.is_just_won(ctx);
         let node = &mut self.nodes[index];
         node.straggler = None;
+        node.reach.wait = None;
         let has_failed = matches!(response, Response::Failed(_));
         if has_failed {
-            node.is_lost |= matches!(kind, StragglerKind::Wait { .. });
-        } else if node.delivery != Delivery::NotSent && kind != StragglerKind::Yield {
-            node.delivery = Delivery::Arrived;
+            node.reach.is_lost |= matches!(kind, StragglerKind::Wait { .. });
+        } else if node.reach.delivery != Delivery::NotSent && kind != StragglerKind::Yield {
+            node.reach.delivery = Delivery::Arrived;
         }
         let answer = match (kind, response) {
             // Any other answer may mean that the YIELD still arrives.
@@ -583,13 +580,8 @@ impl Hold {
 
     /// Releases those of several keys that the lock does not have, on one node.
     fn give_other_keys_back(&mut self, index: usize, ctx: &Context<'_>) {
-        let others = self.spec.slot().and_then(|slot| self.spec.without_slot(slot));
-        let Some(spec) = others else { return };
-        let delivery = |(other, node): (usize, &HeldNode)| {
-            if other == index { node.delivery } else { Delivery::NotSent }
-        };
-        let deliveries = self.nodes.iter().enumerate().map(delivery);
-        let release = Release::new(self.token, deliveries, &spec, ctx);
+        let Some(spec) = self.spec.of_other_slots() else { return };
+        let release = Release::on(self.token, &spec, ctx, |node| node == index);
         self.actions.push_back(HoldAction::Release(Box::new(release)));
     }
 
@@ -650,9 +642,7 @@ impl Hold {
         node.superseded = node.straggler.map(|straggler| straggler.round);
         node.straggler = Some(Straggler { round: id.round, kind: StragglerKind::Wait { key: 0 } });
         node.incarnation = ctx.topology.incarnation(id.node);
-        if node.delivery == Delivery::NotSent {
-            node.delivery = Delivery::Arrived;
-        }
+        node.reach.send_wait(id.round);
         let wait = limits::WAIT_SLICE.min(self.spec.ttl.duration() / limits::FRONT_WAITS_PER_TTL);
         let command = Command::Wait { fence: Fence::ZERO, wait };
         Some(Request { token: self.token, command })
@@ -662,7 +652,7 @@ impl Hold {
     fn send_acquire(&mut self, index: usize, round: u32, ctx: &Context<'_>) -> bool {
         let Ok(connection) = ctx.topology.route_acquire(index) else { return false };
         let node = &mut self.nodes[index];
-        node.delivery = Delivery::InFlight { connection };
+        node.reach.send_acquire(connection);
         node.incarnation = ctx.topology.incarnation(index);
         node.acquire_sent_at = ctx.now;
         // Clients that wait there, with older tickets too, do not keep the holder from its lock.
@@ -677,7 +667,7 @@ impl Hold {
         let node = &mut self.nodes[index];
         node.repair = None;
         if !matches!(response, Response::Failed(_)) {
-            node.delivery = Delivery::Arrived;
+            node.reach.delivery = Delivery::Arrived;
         }
         let in_time = ctx.now.since(node.acquire_sent_at) <= self.spec.longest_timeout(ctx);
         node.counts |= response.holds() == Some(true) && in_time;
@@ -729,7 +719,7 @@ impl Hold {
     /// two in flight, the second could restore a lock that an operator ended after the first.
     fn repair(&mut self, index: usize, ctx: &Context<'_>) {
         let node = &self.nodes[index];
-        let is_in_flight = matches!(node.delivery, Delivery::InFlight { .. })
+        let is_in_flight = node.reach.connection().is_some()
             && ctx.now.since(node.acquire_sent_at) < self.spec.ttl.duration();
         let may_arrive = is_in_flight || node.straggler.is_some() || node.is_doubtful;
         if self.has_ended(ctx.now) || may_arrive || !self.may_repair() {
@@ -759,28 +749,20 @@ impl Hold {
     pub fn release(&mut self, ctx: &Context<'_>) -> (Ownership, Release) {
         let ownership = self.ownership(ctx.now);
         self.over = true;
-        let deliveries = self.nodes.iter().map(|node| node.delivery);
         // Of several keys, a request that is unanswered may be granted any.
-        let may_have_others = |node: &HeldNode| {
-            node.straggler.is_some() || matches!(node.delivery, Delivery::InFlight { .. })
+        let may_have_others =
+            |node: &HeldNode| node.straggler.is_some() || node.reach.connection().is_some();
+        let spec = if self.nodes.iter().any(may_have_others) {
+            self.spec.of_all_slots()
+        } else {
+            Arc::clone(&self.spec)
         };
-        let spec = match self.nodes.iter().any(may_have_others) {
-            true => self.spec.of_all_slots(),
-            false => Arc::clone(&self.spec),
-        };
-        let mut release = Release::new(self.token, deliveries, &spec, ctx);
-        for (index, node) in self.nodes.iter().enumerate() {
-            if node.is_lost || node.superseded.is_some() {
-                release.may_overtake(index, ctx.now);
-            }
-            let wait = node.straggler.filter(|it| matches!(it.kind, StragglerKind::Wait { .. }));
-            if let Some(Straggler { round, .. }) = wait {
-                release.await_wait(index, round);
-            }
-            if wait.is_some() || matches!(node.answer, Answer::Granted(_)) {
-                release.is_granted_elsewhere(index);
-            }
-        }
+        let nodes = self.nodes.iter().map(|node| {
+            let is_lost = node.reach.is_lost || node.superseded.is_some();
+            let has_granted = matches!(node.answer, Answer::Granted(_));
+            Reach { is_lost, has_granted, ..node.reach }
+        });
+        let release = Release::new(self.token, nodes, &spec, ctx);
         match ownership {
             Ownership::Lost(_) => (ownership, release.once()),
             Ownership::Held(_) | Ownership::Uncertain(_) => (ownership, release),

@@ -41,6 +41,7 @@ mod listing;
 mod node_error;
 mod node_url;
 mod place_queue;
+mod reach;
 mod release;
 mod renewal_batches;
 mod request;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::Spec;
 use super::late_timer::LateTimer;
+use super::reach::Reach;
 use super::{
     Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Token, limits,
 };
@@ -86,10 +87,14 @@ impl Node {
 }
 
 impl Release {
-    /// Releases `token` on each node. `deliveries` says how far the last request to each node got.
+    /// Releases `token` on each node that a request may have reached.
+    ///
+    /// The RELEASE may overtake a WAIT, which takes another connection. So it is repeated until the
+    /// WAIT has been answered. After a request was lost, it is repeated up to
+    /// [`RELEASE_OVERTAKES`](limits::RELEASE_OVERTAKES).
     pub(super) fn new(
         token: Token,
-        deliveries: impl Iterator<Item = Delivery>,
+        nodes: impl Iterator<Item = Reach>,
         spec: &Arc<Spec>,
         ctx: &Context<'_>,
     ) -> Self {
@@ -108,18 +113,19 @@ impl Release {
             sends: VecDeque::new(),
             suspects: VecDeque::new(),
         };
-        for (node, delivery) in deliveries.enumerate() {
+        for (node, reach) in nodes.enumerate() {
             this.nodes.push(Node {
                 state: State::Done,
                 answer: Answer::Pending,
                 round: LAST_WAIT_ROUND,
-                wait: None,
+                wait: reach.wait,
                 pause: limits::PAUSE_MIN,
                 acquire_on: None,
-                overtakes_until: None,
-                has_lost_several: false,
+                has_lost_several: reach.is_lost
+                    || reach.connection().is_some() && (reach.wait.is_some() || reach.has_granted),
+                overtakes_until: reach.is_lost.then(|| now.plus(limits::RELEASE_OVERTAKES)),
             });
-            match delivery {
+            match reach.delivery {
                 Delivery::NotSent => {
                     let reason = "it was not sent a request for this lock".to_owned();
                     this.nodes[node].answer = Answer::Failed(NodeError::Down { reason });
@@ -156,26 +162,8 @@ impl Release {
         is_there: impl Fn(usize) -> bool,
     ) -> Self {
         let delivery = |node| if is_there(node) { Delivery::Arrived } else { Delivery::NotSent };
-        Self::new(token, (0..ctx.topology.nodes().len()).map(delivery), spec, ctx)
-    }
-
-    /// The token has an unanswered WAIT on this node. The RELEASE takes another connection and may
-    /// overtake the WAIT, so it is repeated until the WAIT has been answered.
-    pub(super) fn await_wait(&mut self, node: usize, round: u32) {
-        self.nodes[node].wait = Some(round);
-    }
-
-    /// Requests of the token were lost, and may still arrive at this node. So the RELEASE is
-    /// repeated, up to [`RELEASE_OVERTAKES`](limits::RELEASE_OVERTAKES).
-    pub(super) fn may_overtake(&mut self, node: usize, now: Moment) {
-        self.nodes[node].overtakes_until = Some(now.plus(limits::RELEASE_OVERTAKES));
-        self.nodes[node].has_lost_several = true;
-    }
-
-    /// The node has granted a WAIT of the token, or may grant it. So the answer that the token was
-    /// released does not show that the ACQUIRE in flight has arrived.
-    pub(super) fn is_granted_elsewhere(&mut self, node: usize) {
-        self.nodes[node].has_lost_several |= self.nodes[node].acquire_on.is_some();
+        let nodes = (0..ctx.topology.nodes().len()).map(|node| Reach::of(delivery(node)));
+        Self::new(token, nodes, spec, ctx)
     }
 
     /// Repeats no request that failed, for a lock that is already lost.

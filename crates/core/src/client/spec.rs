@@ -118,12 +118,7 @@ impl Spec {
 
     /// The index among [`any`](Self::any) of the first of `keys`; `None` for a lock of all `keys`.
     pub fn slot(&self) -> Option<usize> {
-        self.slot_of(self.keys.first())
-    }
-
-    /// The index of this key among [`any`](Self::any).
-    pub(super) fn slot_of(&self, key: &[u8]) -> Option<usize> {
-        self.any.as_ref()?.iter().position(|other| other == key)
+        self.any.as_ref()?.iter().position(|key| key == self.keys.first())
     }
 
     /// The same lock, of these keys.
@@ -131,20 +126,15 @@ impl Spec {
         Arc::new(Self { keys, ..self.clone() })
     }
 
-    /// The locks of all keys but the one with this index, of a lock of any one of several.
-    pub(super) fn without_slot(&self, slot: usize) -> Option<Arc<Self>> {
-        let others = self.any.as_ref()?.iter().enumerate().filter(|(other, _)| *other != slot);
-        Some(self.with_keys(others.map(|(_, key)| key).collect()))
+    /// The locks of all keys but its own, of a lock of any one of several.
+    pub(super) fn of_other_slots(&self) -> Option<Arc<Self>> {
+        let others = self.any.as_ref()?.iter().filter(|key| *key != self.keys.first());
+        Some(self.with_keys(others.collect()))
     }
 
     /// The locks of all keys of a lock of any one of several; the same lock otherwise.
     pub(super) fn of_all_slots(self: &Arc<Self>) -> Arc<Self> {
         self.any.as_ref().map_or_else(|| Arc::clone(self), |all| self.with_keys(all.clone()))
-    }
-
-    /// The lock of the key with this index, of a lock of any one of several.
-    pub(super) fn of_slot(&self, slot: usize) -> Option<Arc<Self>> {
-        Some(self.with_keys(self.any.as_ref()?.only(slot)))
     }
 
     /// How long a node may take to answer a request about this lock.

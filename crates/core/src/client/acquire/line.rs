@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::node::{Lease, State};
+use super::node::{Node, State};
 use super::{Acquire, Action, Partial, Phase};
-use crate::client::{Command, Context, Delivery, NodeError, Release, Request, limits};
+use crate::client::reach::Reach;
+use crate::client::{Command, Context, NodeError, Release, Request, limits};
 use crate::mutants::{Mutant, is_broken};
 
 impl Acquire {
@@ -14,7 +15,7 @@ impl Acquire {
         let round_trip = ctx.client_state.round_trips.typical();
         let tie_ends_at = ctx.now.plus(limits::tie(round_trip));
         let leave_at = if self.may_wait(ctx.now) { self.until } else { Some(tie_ends_at) };
-        self.phase = Phase::InLine { leave_at };
+        (self.phase, self.phase_ends) = (Phase::InLine, leave_at);
         if !std::mem::replace(&mut self.has_stood, true) && !is_broken(Mutant::TicketNotRaised) {
             self.ticket = ctx.client_state.fences.propose(ctx.wall_us);
             for node in &mut self.nodes {
@@ -34,9 +35,13 @@ impl Acquire {
         let round_trip = ctx.client_state.round_trips.typical();
         if self.nodes.iter().all(|node| node.lease.is_none()) {
             self.partial = None;
+            if self.kept.is_some() {
+                // A call for one of several keys that keeps none any more asks for all of them.
+                return self.start_over(Duration::ZERO, ctx);
+            }
         } else {
             let pause = limits::patience(round_trip);
-            let first = Partial { since: now, yield_at: now.plus(pause), pause };
+            let first = Partial { since: now, yield_at: now.plus(pause) };
             let partial = self.partial.get_or_insert(first);
             if now.has_reached(partial.yield_at) {
                 let never = is_broken(Mutant::NeverGivesBack);
@@ -45,42 +50,47 @@ impl Acquire {
                 if now.has_reached(end) {
                     return self.start_over(limits::rejoin_pause(round_trip), ctx);
                 }
-                // In a tie, all calls have little time.
-                partial.pause *= if may_wait { 2 } else { 1 };
-                partial.yield_at = now.plus(partial.pause).earlier(end);
+                // The pauses double, but in a tie, all calls have little time.
+                let doubling = if may_wait { now.since(partial.since) } else { Duration::ZERO };
+                partial.yield_at = now.plus(pause + doubling).earlier(end);
                 self.give_way(ctx);
             }
         }
-        self.renew_stale_grants(ctx);
         if !self.has_place {
             return self.await_place(ctx);
         }
+        // A majority has granted, and too little is left of the validity.
+        let size = ctx.client_state.majority.size();
+        let stale = self.most_granted().filter(|(_, granted)| *granted >= size);
+        if let Some((slot, _)) = stale {
+            if is_broken(Mutant::LongWaitIsLost) {
+                return self.fail(ctx);
+            }
+            self.kept = slot;
+        }
         for index in 0..self.nodes.len() {
             let node = &self.nodes[index];
-            if node.state == State::Idle && node.may_ask(ctx.now) {
+            let is_stale = stale.is_some_and(|(slot, _)| node.has_slot(slot));
+            if node.state == State::Idle && node.again_at.is_none() {
                 self.stand(index, ctx);
-            } else if node.state == State::Granted && node.ticket != self.ticket {
-                // To the node, this call is older than it is now.
+            } else if node.state == State::Granted && (is_stale || node.ticket != self.ticket) {
+                // To a node with another ticket, this call is older than it is now.
                 self.ask(index, ctx);
             }
         }
-        self.widen(ctx);
     }
 
     /// Queues for a place in line. Until the call has one, it asks all nodes again and again: the
     /// lock may be free although other calls of this program have all places.
     fn await_place(&mut self, ctx: &mut Context<'_>) {
-        match self.place_due {
-            Some(due) if ctx.now.has_reached(due) => {
-                self.pause = (self.pause * 2).min(limits::PAUSE_MAX);
-                self.place_due = Some(ctx.now.plus(self.pause));
-                self.start_over(self.pause, ctx);
-            }
-            Some(_) => {}
-            None => {
-                self.place_due = Some(ctx.now.plus(self.pause));
-                self.actions.push_back(Action::TakePlace);
-            }
+        let Some(due) = self.place_due else {
+            self.place_due = Some(ctx.now.plus(self.pause));
+            return self.actions.push_back(Action::TakePlace);
+        };
+        if ctx.now.has_reached(due) {
+            self.pause = (self.pause * 2).min(limits::PAUSE_MAX);
+            self.place_due = Some(ctx.now.plus(self.pause));
+            self.start_over(self.pause, ctx);
         }
     }
 
@@ -91,47 +101,15 @@ impl Acquire {
         self.kept = slot;
         let Some(token) = self.token else { return };
         for node in 0..self.nodes.len() {
-            if self.nodes[node].state != State::Granted {
+            let Node { state: State::Granted, lease: Some(lease), .. } = &self.nodes[node] else {
                 continue;
+            };
+            let of = lease.slot;
+            let command = if of == slot { Command::Yield } else { Command::Release };
+            if command == Command::Release || !is_broken(Mutant::NeverYields) {
+                let request = Request { token, command };
+                self.send(node, State::Yielding, (request, self.spec_of(of)), ctx);
             }
-            let of = self.nodes[node].lease.as_ref().and_then(|lease| lease.slot);
-            if of == slot {
-                if !is_broken(Mutant::NeverYields) {
-                    let request = Request { token, command: Command::Yield };
-                    self.send(node, State::Yielding, (request, self.wait_spec()), ctx);
-                }
-            } else if let Some(spec) = of.and_then(|of| self.spec.of_slot(of)) {
-                let request = Request { token, command: Command::Release };
-                self.send(node, State::GivingBack, (request, spec), ctx);
-            }
-        }
-    }
-
-    /// Asks again for grants of which too little validity is left, once a majority has granted.
-    fn renew_stale_grants(&mut self, ctx: &mut Context<'_>) {
-        let size = ctx.client_state.majority.size();
-        let Some((slot, _)) = self.most_granted().filter(|(_, granted)| *granted >= size) else {
-            return;
-        };
-        if is_broken(Mutant::LongWaitIsLost) {
-            self.too_late = true;
-            return self.fail(ctx);
-        }
-        self.kept = slot;
-        for node in 0..self.nodes.len() {
-            let has_slot = |lease: &Lease| lease.slot == slot;
-            let has_granted = self.nodes[node].state == State::Granted;
-            if has_granted && self.nodes[node].lease.as_ref().is_some_and(has_slot) {
-                self.ask(node, ctx);
-            }
-        }
-    }
-
-    /// In a call for one of several keys that keeps none any more, starts over, so that it asks for
-    /// all of them again on the nodes where it stands in line for one.
-    fn widen(&mut self, ctx: &mut Context<'_>) {
-        if self.kept.is_some() && self.partial.is_none() {
-            self.start_over(Duration::ZERO, ctx);
         }
     }
 
@@ -150,28 +128,18 @@ impl Acquire {
         self.release_all(ctx);
         let pause = ctx.jitter(at_most);
         let until = ctx.now.plus(pause);
-        let until = self.until.map_or(until, |end| until.earlier(end));
-        self.phase = Phase::Pausing { until };
+        self.phase = Phase::Pausing;
+        self.phase_ends = Some(self.until.map_or(until, |end| until.earlier(end)));
     }
 
     /// Releases the present token on all nodes that may have it.
     pub(super) fn release_all(&mut self, ctx: &Context<'_>) {
         let Some(token) = self.token.take() else { return };
         let spec = self.spec.of_all_slots();
-        let was_sent = self.nodes.iter().any(|node| node.delivery != Delivery::NotSent);
-        let deliveries = self.nodes.iter().map(|node| node.delivery);
-        let mut release = Release::new(token, deliveries, &spec, ctx);
+        let reach = |node: &Node| Reach { has_granted: node.lease.is_some(), ..node.reach };
+        let release = Release::new(token, self.nodes.iter().map(reach), &spec, ctx);
         for (index, node) in self.nodes.iter_mut().enumerate() {
-            if let Some(round) = node.wait {
-                release.await_wait(index, round);
-            }
-            if node.wait.is_some() || node.lease.is_some() {
-                release.is_granted_elsewhere(index);
-            }
-            if node.is_lost {
-                release.may_overtake(index, ctx.now);
-            }
-            if node.may_keep_token(ctx.topology.route(index).ok()) {
+            if node.reach.may_outlast_release(ctx.topology.route(index).ok()) {
                 node.spent_until = Some(ctx.now.plus(self.spec.ttl.duration()));
             }
             node.start_over();
@@ -179,10 +147,6 @@ impl Acquire {
         self.agreement = None;
         self.partial = None;
         self.kept = None;
-        // What the driver has not polled yet is not sent.
-        self.actions.retain(|action| !matches!(action, Action::Send { .. } | Action::Wait { .. }));
-        if was_sent {
-            self.actions.push_back(Action::Release(Box::new(release)));
-        }
+        self.actions.push_back(Action::Release(Box::new(release)));
     }
 }

@@ -13,8 +13,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use smallvec::SmallVec;
-
 use self::node::{Node, State};
 use super::late_timer::LateTimer;
 use super::{
@@ -22,7 +20,7 @@ use super::{
 };
 use crate::Fence;
 use crate::mutants::{Mutant, is_broken};
-use crate::quorum::{Acquisition, Loss, Moment, Step, Validity, Vote};
+use crate::quorum::{Acquisition, Moment, Step, Validity, Vote};
 
 /// One call for a lock, up to the lock or the error.
 ///
@@ -40,7 +38,7 @@ pub struct Acquire {
     /// The lock of the call. If it is one of several keys, all of them, the preferred one first,
     /// until the lock is acquired.
     spec: Arc<Spec>,
-    /// In a call for one of several keys, the index of the key that the call tries to complete.
+    /// In a call for one of several keys, the position of the key that the call tries to complete.
     kept: Option<usize>,
     /// The token of the process that detached the lock, in a call that attaches it.
     attaches: Option<Token>,
@@ -53,12 +51,15 @@ pub struct Acquire {
     driver_delay: Duration,
     late: LateTimer,
     phase: Phase,
+    /// When the phase ends; `None` for a wait without end.
+    phase_ends: Option<Moment>,
     token: Option<Token>,
     /// The proposed fence, which also orders the call in every queue.
     ticket: Fence,
     /// Whether the call has been in line, so that its ticket stays as it is.
     has_stood: bool,
-    next_round: u32,
+    /// The number of the last request.
+    last_round: u32,
     /// Whether the call has a place among the calls of its program that stand in line.
     has_place: bool,
     /// When a call that queues for a place asks all nodes again.
@@ -75,8 +76,6 @@ pub struct Acquire {
     agreement: Option<Agreement>,
     /// Since when the call has some nodes and no majority.
     partial: Option<Partial>,
-    /// Whether the last grants left less than the minimal validity.
-    too_late: bool,
     actions: VecDeque<Action>,
 }
 
@@ -84,19 +83,12 @@ pub struct Acquire {
 enum Phase {
     /// The call waits for its turn in the local queue.
     Queued,
-    /// All nodes have been asked. After `patient_until`, the answers of a majority suffice.
-    Asking {
-        patient_until: Moment,
-    },
-    /// The call stands in line. `leave_at` is the end of its wait, or of a tie; `None` for a wait
-    /// without end.
-    InLine {
-        leave_at: Option<Moment>,
-    },
+    /// All nodes have been asked. At the end of the phase, the answers of a majority suffice.
+    Asking,
+    /// The call stands in line, up to the end of its wait, or of a tie.
+    InLine,
     /// The call has nothing on any node until it asks all of them again.
-    Pausing {
-        until: Moment,
-    },
+    Pausing,
     Ended,
 }
 
@@ -112,7 +104,6 @@ struct Agreement {
 struct Partial {
     since: Moment,
     yield_at: Moment,
-    pause: Duration,
 }
 
 /// An instruction to the driver.
@@ -206,10 +197,11 @@ impl Acquire {
             driver_delay: Duration::ZERO,
             late: LateTimer::default(),
             phase: Phase::Queued,
+            phase_ends: wait.map(|wait| ctx.now.plus(wait)),
             token: None,
             ticket: Fence::ZERO,
             has_stood: false,
-            next_round: 1,
+            last_round: 0,
             has_place: false,
             place_due: None,
             slots_passed: 0,
@@ -219,7 +211,6 @@ impl Acquire {
             nodes: (0..nodes).map(|_| Node::default()).collect(),
             agreement: None,
             partial: None,
-            too_late: false,
             actions: VecDeque::with_capacity(nodes + 1),
         }
     }
@@ -277,21 +268,15 @@ impl Acquire {
         let phase = match (self.phase, &self.agreement) {
             (Phase::Ended, _) => return None,
             (_, Some(agreement)) => Some(agreement.due),
-            (Phase::Queued, None) => self.until,
-            (Phase::Asking { patient_until }, None) => {
-                Some(patient_until).filter(|_| self.may_stand())
-            }
-            (Phase::InLine { leave_at }, None) => {
+            (Phase::Asking, None) if !self.may_stand() => None,
+            (Phase::InLine, None) => {
                 let yield_at = self.partial.map(|partial| partial.yield_at);
-                let place_due = self.place_due.filter(|_| !self.has_place);
-                let times = yield_at.into_iter().chain(leave_at).chain(place_due);
+                let times = yield_at.into_iter().chain(self.place_due).chain(self.phase_ends);
                 times.reduce(Moment::earlier)
             }
-            (Phase::Pausing { until }, None) => Some(until),
+            _ => self.phase_ends,
         };
-        let is_in_line = matches!(self.phase, Phase::InLine { .. });
-        let in_line = is_in_line && self.has_place && self.agreement.is_none();
-        let nodes = self.nodes.iter().filter_map(|node| node.next_due(in_line));
+        let nodes = self.nodes.iter().filter_map(|node| node.due.or(node.again_at));
         nodes.chain(phase).chain(self.give_up_at()).reduce(Moment::earlier)
     }
 
@@ -322,24 +307,21 @@ impl Acquire {
         }
         let now = ctx.now;
         let is_over = |at: Option<Moment>| at.is_some_and(|at| now.has_reached(at));
-        if let Some(agreement) = &mut self.agreement
-            && ctx.now.has_reached(agreement.due)
-        {
-            agreement.core.expire(ctx.now);
+        let phase_is_over = is_over(self.phase_ends);
+        if let Some(agreement) = self.agreement.as_mut().filter(|it| now.has_reached(it.due)) {
+            agreement.core.expire(now);
         }
         match self.phase {
             Phase::Ended => return,
-            Phase::Queued if self.wait_is_over(ctx.now) => {
-                if is_broken(Mutant::HeldOutOfTurn) {
-                    return self.finish(Reason::Held, ctx);
-                }
+            Phase::Queued if phase_is_over && is_broken(Mutant::HeldOutOfTurn) => {
+                return self.finish(Reason::Held, ctx);
+            }
+            Phase::Queued if phase_is_over => {
                 // Ask the nodes: a turn that did not come does not prove that the lock is held.
                 return self.begin(ctx);
             }
-            Phase::Pausing { until } if ctx.now.has_reached(until) => return self.ask_all(ctx),
-            Phase::InLine { leave_at } if is_over(leave_at) && self.agreement.is_none() => {
-                return self.fail(ctx);
-            }
+            Phase::Pausing if phase_is_over => return self.ask_all(ctx),
+            Phase::InLine if phase_is_over && self.agreement.is_none() => return self.fail(ctx),
             _ => {}
         }
         self.proceed(ctx);
@@ -362,19 +344,17 @@ impl Acquire {
 
     /// Records that the call has a [place](Action::TakePlace).
     pub fn handle_place(&mut self, ctx: &mut Context<'_>) {
-        self.has_place = true;
+        (self.has_place, self.place_due) = (true, None);
         match self.phase {
-            Phase::Pausing { .. } => self.ask_all(ctx),
+            Phase::Pausing => self.ask_all(ctx),
             _ => self.proceed(ctx),
         }
     }
 
     /// Ends the call without a result. What nodes may have granted is released.
     pub fn cancel(&mut self, ctx: &mut Context<'_>) {
-        if self.phase != Phase::Ended {
-            self.phase = Phase::Ended;
-            self.release_all(ctx);
-        }
+        self.phase = Phase::Ended;
+        self.release_all(ctx);
     }
 
     fn ask_all(&mut self, ctx: &mut Context<'_>) {
@@ -384,10 +364,9 @@ impl Acquire {
         self.token = Some(token);
         self.attempts += 1;
         self.asked_at = ctx.now;
-        self.too_late = false;
         let round_trip = ctx.client_state.round_trips.typical();
-        let patient_until = ctx.now.plus(limits::patience(round_trip));
-        self.phase = Phase::Asking { patient_until };
+        self.phase = Phase::Asking;
+        self.phase_ends = Some(ctx.now.plus(limits::patience(round_trip)));
         for node in 0..self.nodes.len() {
             self.ask(node, ctx);
         }
@@ -397,37 +376,33 @@ impl Acquire {
     /// Decides what the answers so far allow.
     fn proceed(&mut self, ctx: &mut Context<'_>) {
         self.agree(ctx);
-        if self.phase == Phase::Ended || self.agreement.is_some() {
-            return;
-        }
         match self.phase {
-            Phase::Asking { patient_until } => self.proceed_asking(patient_until, ctx),
-            Phase::InLine { .. } => self.proceed_in_line(ctx),
-            Phase::Queued | Phase::Pausing { .. } | Phase::Ended => {}
+            _ if self.agreement.is_some() => {}
+            Phase::Asking => self.proceed_asking(ctx),
+            Phase::InLine => self.proceed_in_line(ctx),
+            Phase::Queued | Phase::Pausing | Phase::Ended => {}
         }
     }
 
-    fn proceed_asking(&mut self, patient_until: Moment, ctx: &mut Context<'_>) {
+    fn proceed_asking(&mut self, ctx: &mut Context<'_>) {
         let majority = ctx.client_state.majority;
         let pending = self.count(|node| node.state == State::Asked);
         let granted = self.most_granted().map_or(0, |(_, granted)| granted);
         if granted >= majority.size() {
             // The nodes have granted, but too little is left of the validity.
-            self.too_late = true;
             return self.start_over(self.pause, ctx);
         }
         if granted + pending >= majority.size() {
             // A majority may still grant. A silent node must not delay the others in a tie.
-            if !self.may_stand() || !ctx.now.has_reached(patient_until) {
+            let is_patient = self.phase_ends.is_some_and(|end| !ctx.now.has_reached(end));
+            if is_patient || !self.may_stand() {
                 return;
             }
         }
         let (voted, older) = (self.voted(), self.older());
-        if self.attaches.is_some() || older > majority.spare() && !self.may_wait(ctx.now) {
-            if older > majority.spare() || pending == 0 {
-                self.fail(ctx);
-            }
-        } else if voted >= majority.size() {
+        if older > majority.spare() && !self.may_wait(ctx.now) {
+            self.fail(ctx);
+        } else if voted >= majority.size() && self.attaches.is_none() {
             if !self.ask_for_next_slot(ctx) {
                 self.stand_in_line(ctx);
             }
@@ -443,21 +418,14 @@ impl Acquire {
     /// Each node grants the first key that is free there, so the last of the granted keys is the
     /// first one that may be free on all of them.
     fn ask_for_next_slot(&mut self, ctx: &mut Context<'_>) -> bool {
-        let Some(all) = &self.spec.any else { return false };
-        let keys = &self.spec.keys;
-        let place = |slot: usize| {
-            let key = all.iter().nth(slot)?;
-            keys.iter().position(|other| other == key)
-        };
         let granted = self.nodes.iter().filter_map(|node| node.lease.as_ref()?.slot);
-        let places: SmallVec<[usize; 7]> = granted.filter_map(place).collect();
-        let last = places.iter().max().copied().unwrap_or_default();
-        let has_majority = places.len() >= ctx.client_state.majority.size();
-        if !has_majority || last == 0 || self.slots_passed + last >= keys.len() {
+        let has_majority = granted.clone().count() >= ctx.client_state.majority.size();
+        let last = granted.max().unwrap_or_default();
+        if !has_majority || last == 0 || self.slots_passed + last >= self.spec.keys.len() {
             return false;
         }
         self.slots_passed += last;
-        let spec = self.spec.with_keys(keys.starting_at(last));
+        let spec = self.spec.with_keys(self.spec.keys.starting_at(last));
         self.release_all(ctx);
         self.spec = spec;
         self.ask_all(ctx);
@@ -518,13 +486,10 @@ impl Acquire {
                     let Some(token) = self.token else { return };
                     let request =
                         Request { token, command: Command::Extend { fence: Some(fence) } };
-                    self.send(node, State::Storing, (request, self.wait_spec()), ctx);
+                    self.send(node, State::Storing, (request, self.spec_of(self.kept)), ctx);
                 }
                 Step::Won(win) => return self.win(win, ctx),
-                Step::Lost(loss) => {
-                    self.too_late = loss == Loss::TooLate;
-                    return self.start_over(self.pause, ctx);
-                }
+                Step::Lost(_) => return self.start_over(self.pause, ctx),
             }
         }
     }
@@ -534,9 +499,10 @@ impl Acquire {
         let granted = self.nodes.iter().filter(|node| node.state == State::Granted);
         let slots = granted.filter_map(|node| Some(node.lease.as_ref()?.slot));
         let count = |slot| slots.clone().filter(|other| *other == slot).count();
-        // Of several, the smallest slot.
+        // Of several, that of the smallest key.
+        let key = |slot: Option<usize>| self.spec.keys.iter().nth(slot?);
         let counted = slots.clone().map(|slot| (slot, count(slot)));
-        counted.max_by_key(|&(slot, count)| (count, Reverse(slot)))
+        counted.max_by_key(|&(slot, count)| (count, Reverse(key(slot))))
     }
 
     /// The nodes whose grants of this slot count, and how long these last, the longest first.

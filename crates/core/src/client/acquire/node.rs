@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Acquire, Action, Phase};
+use super::{Acquire, Action};
 use crate::Fence;
+use crate::client::hold::{Straggler, StragglerKind};
+use crate::client::reach::Reach;
 use crate::client::{
     Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Spec, limits,
 };
@@ -18,8 +20,8 @@ pub(super) struct Node {
     pub(super) round: u32,
     /// When that request was sent.
     sent: Moment,
-    /// When its answer is due, and the time limit.
-    due: Option<(Moment, Duration)>,
+    /// When its answer is due.
+    pub(super) due: Option<Moment>,
     /// What the node may hold for the present token.
     pub(super) lease: Option<Lease>,
     /// Whether the node refused when it last voted, and if so, an older call. A single failure
@@ -30,15 +32,9 @@ pub(super) struct Node {
     /// Whether a WAIT has ended without a grant.
     has_waited: bool,
     failures: u32,
-    /// When to stand in line again; `None` for at once.
-    again_at: Option<Moment>,
-    pub(super) delivery: Delivery,
-    /// Whether a request that may grant was lost, so that it may still arrive.
-    pub(super) is_lost: bool,
-    /// Whether a late answer has granted one of several keys, which may be another one.
-    pub(super) may_have_others: bool,
-    /// The unanswered WAIT.
-    pub(super) wait: Option<u32>,
+    /// When to stand in line again after a failure; `None` for at once.
+    pub(super) again_at: Option<Moment>,
+    pub(super) reach: Reach,
     /// The lock that the last request which may grant asked for, and its ticket.
     asked: Option<Arc<Spec>>,
     pub(super) ticket: Fence,
@@ -54,16 +50,13 @@ pub(super) enum State {
     Idle,
     /// ACQUIRE is unanswered.
     Asked,
-    /// There is no connection for the WAIT yet.
-    Opening,
-    /// The call stands in line there.
+    /// The call stands in line there, or has no connection for the WAIT yet.
     InLine,
     /// The node has granted. Only in this state, its lease counts.
     Granted,
-    /// YIELD is unanswered. It may still arrive, so the lease does not count.
+    /// YIELD, or the RELEASE of a key that the call does not keep, is unanswered. It may still
+    /// arrive, so the lease does not count.
     Yielding,
-    /// The RELEASE of a key that the call does not keep is unanswered.
-    GivingBack,
     /// The node has granted, and was asked to store the agreed fence.
     Storing,
 }
@@ -72,7 +65,7 @@ pub(super) enum State {
 pub(super) struct Lease {
     pub(super) fence: Fence,
     pub(super) validity: Option<Validity>,
-    /// The index of the granted key, in a call for one of several.
+    /// The position of the granted key among the keys of the call, in a call for one of several.
     pub(super) slot: Option<usize>,
 }
 
@@ -103,32 +96,14 @@ impl Node {
         }
     }
 
-    pub(super) fn next_due(&self, in_line: bool) -> Option<Moment> {
-        let again_at = self.again_at.filter(|_| in_line && self.state == State::Idle);
-        self.due.map(|(due, _)| due).or(again_at)
-    }
-
     /// Whether this is the node's last request. The answer to an earlier WAIT says only that the
     /// WAIT is over.
     pub(super) fn awaits(&mut self, round: u32, response: &Response) -> bool {
         if round != self.round {
-            self.wait.take_if(|wait| *wait == round);
-            self.may_have_others |= matches!(response, Response::FenceAndKey { .. });
+            self.reach.wait.take_if(|wait| *wait == round);
+            self.reach.is_lost |= matches!(response, Response::FenceAndKey { .. });
         }
         round == self.round
-    }
-
-    /// Whether the pause after a failure is over.
-    pub(super) fn may_ask(&self, now: Moment) -> bool {
-        self.again_at.is_none_or(|at| now.has_reached(at))
-    }
-
-    /// Whether a RELEASE through this connection may leave the token on the node for a while: a
-    /// request of this token may arrive after it.
-    pub(super) fn may_keep_token(&self, route: Option<u64>) -> bool {
-        let has_all = matches!(self.delivery, Delivery::Arrived) && route.is_some();
-        let in_order = self.connection().is_some() && self.connection() == route;
-        self.delivery != Delivery::NotSent && (self.is_lost || !(has_all || in_order))
     }
 
     /// Whether the node's lease counts, as long as it is valid.
@@ -137,16 +112,24 @@ impl Node {
             || is_broken(Mutant::YieldingCounts) && self.state == State::Yielding
     }
 
-    /// Whether an ACQUIRE is unanswered, in time or not.
-    pub(super) fn is_unanswered(&self) -> bool {
-        self.connection().is_some()
+    /// Whether the node has granted the key at this position, or all keys.
+    pub(super) fn has_slot(&self, slot: Option<usize>) -> bool {
+        self.lease.as_ref().is_some_and(|lease| lease.slot == slot)
     }
 
-    fn connection(&self) -> Option<u64> {
-        match self.delivery {
-            Delivery::InFlight { connection } => Some(connection),
-            Delivery::NotSent | Delivery::Arrived => None,
-        }
+    /// The request that may still grant the lock or give it up. `key` is the position of the
+    /// lock's key, in a call for one of several.
+    pub(super) fn straggler(&self, key: usize) -> Option<Straggler> {
+        let kind = match self.state {
+            _ if self.reach.wait.is_some() => StragglerKind::Wait { key },
+            State::Asked | State::Idle if self.reach.connection().is_some() => {
+                StragglerKind::Acquire { key }
+            }
+            State::Yielding => StragglerKind::Yield,
+            _ => return None,
+        };
+        let round = self.reach.wait.unwrap_or(self.round);
+        Some(Straggler { round, kind })
     }
 
     /// The node no longer holds the lock for the present token.
@@ -189,8 +172,7 @@ impl Acquire {
             None => Request { token, command },
             Some(old) => Request { token: old, command: Command::SwapToken { new: token } },
         };
-        let spec = Arc::clone(&self.spec);
-        self.send(index, State::Asked, (request, spec), ctx);
+        self.send(index, State::Asked, (request, Arc::clone(&self.spec)), ctx);
     }
 
     /// Sends a request through the node's shared connection, with a time limit.
@@ -216,29 +198,21 @@ impl Acquire {
             },
         };
         let limit = self.spec.node_timeout(index, ctx);
-        let round = self.reserve_round();
+        self.last_round += 1;
         let node = &mut self.nodes[index];
         if may_grant {
-            // An unanswered request through an earlier connection may arrive after all others.
-            node.is_lost |= node.connection().is_some_and(|earlier| earlier != connection);
-            node.delivery = Delivery::InFlight { connection };
+            node.reach.send_acquire(connection);
             node.incarnation = ctx.topology.incarnation(index);
             node.asked = Some(Arc::clone(&spec));
             node.ticket = self.ticket;
             node.error = None;
         }
         node.state = state;
-        node.round = round;
+        node.round = self.last_round;
         node.sent = ctx.now;
-        node.due = Some((ctx.now.plus(limit), limit));
-        let id = RequestId { round, node: index };
+        node.due = Some(ctx.now.plus(limit));
+        let id = RequestId { round: node.round, node: index };
         self.actions.push_back(Action::Send { id, connection, request, spec });
-    }
-
-    fn reserve_round(&mut self) -> u32 {
-        let round = self.next_round;
-        self.next_round += 1;
-        round
     }
 
     /// Asks the driver for a connection on which to stand in line.
@@ -246,10 +220,11 @@ impl Acquire {
         if let Err(error) = ctx.topology.route_acquire(index) {
             return self.nodes[index].fail(error, ctx.now);
         }
-        let round = self.reserve_round();
+        self.last_round += 1;
+        let id = RequestId { round: self.last_round, node: index };
         let node = &mut self.nodes[index];
-        (node.state, node.round, node.again_at) = (State::Opening, round, None);
-        self.actions.push_back(Action::Wait { id: RequestId { round, node: index } });
+        (node.state, node.round, node.again_at) = (State::InLine, id.round, None);
+        self.actions.push_back(Action::Wait { id });
     }
 
     /// Returns the WAIT to send through this connection; `None` if the call no longer needs it.
@@ -258,7 +233,6 @@ impl Acquire {
         id: RequestId,
         ctx: &mut Context<'_>,
     ) -> Option<(Request, Arc<Spec>)> {
-        let Phase::InLine { leave_at } = self.phase else { return None };
         let token = self.token?;
         // In a tie, the first WAIT ends soon, to hear whether an older call has the node.
         let slice = if self.may_wait(ctx.now) || self.nodes[id.node].has_waited {
@@ -266,60 +240,55 @@ impl Acquire {
         } else {
             limits::patience(ctx.client_state.round_trips.typical())
         };
-        let left = leave_at.map_or(slice, |at| at.since(ctx.now)).max(limits::WAIT_MIN);
+        let left = self.phase_ends.map_or(slice, |at| at.since(ctx.now)).max(limits::WAIT_MIN);
         let wait = slice.min(left);
         let limit = self.spec.node_timeout(id.node, ctx) + limits::WAIT_GRACE;
-        let spec = self.wait_spec();
+        let spec = self.spec_of(self.kept);
         let node = &mut self.nodes[id.node];
-        if node.round != id.round || node.state != State::Opening {
+        if node.round != id.round || node.state != State::InLine {
             return None;
         }
-        node.state = State::InLine;
         node.sent = ctx.now;
-        node.due = Some((ctx.now.plus(wait + limit), limit));
-        node.wait = Some(id.round);
+        node.due = Some(ctx.now.plus(wait + limit));
+        node.reach.send_wait(id.round);
         node.incarnation = ctx.topology.incarnation(id.node);
-        if node.delivery == Delivery::NotSent {
-            node.delivery = Delivery::Arrived;
-        }
         let request = Request { token, command: Command::Wait { fence: self.ticket, wait } };
         node.asked = Some(Arc::clone(&spec));
         node.ticket = self.ticket;
         Some((request, spec))
     }
 
-    /// The keys for which the call stands in line: all, or the one that it keeps.
-    pub(super) fn wait_spec(&self) -> Arc<Spec> {
-        self.kept.and_then(|slot| self.spec.of_slot(slot)).unwrap_or_else(|| Arc::clone(&self.spec))
+    /// The lock of the key at this position, in a call for one of several; `None` for all keys.
+    pub(super) fn spec_of(&self, slot: Option<usize>) -> Arc<Spec> {
+        let of_slot = |slot| self.spec.with_keys(self.spec.keys.only(slot));
+        slot.map_or_else(|| Arc::clone(&self.spec), of_slot)
     }
 
     /// Handles the answer to the node's last request.
     pub(super) fn answered(&mut self, index: usize, response: &Response, ctx: &mut Context<'_>) {
         let node = &mut self.nodes[index];
         let round = node.round;
-        let was_waiting = node.wait.take_if(|wait| *wait == round).is_some();
+        let was_waiting = node.reach.wait.take_if(|wait| *wait == round).is_some();
         let is_answered = !matches!(response, Response::Failed(error) if !error.is_answer());
         if is_answered && !was_waiting && matches!(node.state, State::Asked | State::Idle) {
-            node.delivery = Delivery::Arrived;
+            node.reach.delivery = Delivery::Arrived;
         }
-        node.is_lost |= was_waiting && matches!(response, Response::Failed(NodeError::Down { .. }));
+        node.reach.is_lost |=
+            was_waiting && matches!(response, Response::Failed(NodeError::Down { .. }));
         match (node.state, response) {
-            (State::Yielding, Response::Kept) => {
+            (State::Yielding, Response::Yes | Response::No) => {
+                // If the lease was gone, it is not known whether another call has the node.
+                let is_kept = node.lease.as_ref().is_some_and(|lease| lease.slot == self.kept);
+                node.vacate((is_kept && *response == Response::Yes).then_some(true));
+            }
+            (State::Yielding, _)
+                if *response == Response::Kept || is_broken(Mutant::LostYieldForgotten) =>
+            {
                 node.state = State::Granted;
                 node.due = None;
             }
-            (State::Yielding, Response::Yes) => node.vacate(Some(true)),
-            // The lease is gone, and it is not known whether another call has the node.
-            (State::Yielding, Response::No) | (State::GivingBack, Response::Yes | Response::No) => {
-                node.vacate(None);
-            }
-            (State::Yielding | State::GivingBack, _) => {
+            (State::Yielding, _) => {
                 // The request may still arrive, so nothing that this token is granted would last.
-                if is_broken(Mutant::LostYieldForgotten) {
-                    node.state = State::Granted;
-                    node.due = None;
-                    return;
-                }
                 if let Response::Failed(error) = response {
                     node.error = Some(error.clone());
                 }
@@ -327,11 +296,10 @@ impl Acquire {
             }
             (State::Storing, _) => self.fence_stored(index, response, ctx),
             (_, Response::Held { is_older, .. }) => {
-                let is_early = was_waiting
-                    && node.due.is_some_and(|(due, limit)| {
-                        let waited = ctx.now.since(node.sent) * 2;
-                        waited < due.since(node.sent).saturating_sub(limit)
-                    });
+                let waited = ctx.now.since(node.sent);
+                let limit = self.spec.node_timeout(index, ctx) + limits::WAIT_GRACE;
+                let is_early = |due: Moment| waited * 2 + limit < due.since(node.sent);
+                let is_early = was_waiting && node.due.is_some_and(is_early);
                 // Other keys than the one that the call keeps may be free.
                 let all = self.spec.keys.len();
                 let is_of_all = node.asked.as_ref().is_none_or(|asked| asked.keys.len() == all);
@@ -361,14 +329,12 @@ impl Acquire {
         let node = &mut self.nodes[index];
         let slot = key.map(|key| {
             let granted = node.asked.as_ref().and_then(|asked| asked.keys.iter().nth(key));
-            granted.and_then(|key| self.spec.slot_of(key)).unwrap_or(0)
+            self.spec.keys.iter().position(|key| Some(key) == granted).unwrap_or(0)
         });
         let from_answer = is_broken(Mutant::ValidFromAnswer) && !waited.is_zero();
-        let validity = if from_answer {
-            Validity::new(ctx.now, ttl)
-        } else {
-            Validity::after_wait(node.sent, waited, ttl)
-        };
+        let (sent, waited) =
+            if from_answer { (ctx.now, Duration::ZERO) } else { (node.sent, waited) };
+        let validity = Validity::after_wait(sent, waited, ttl);
         node.state = State::Granted;
         node.due = None;
         node.lease = Some(Lease { fence, validity, slot });
@@ -380,27 +346,24 @@ impl Acquire {
     fn fence_stored(&mut self, index: usize, response: &Response, ctx: &mut Context<'_>) {
         let node = &mut self.nodes[index];
         node.due = None;
+        node.state = State::Granted;
         let answer = match response {
             Response::Fence(fence) => {
-                node.state = State::Granted;
                 if let Some(lease) = &mut node.lease {
                     lease.fence = *fence;
                 }
                 FenceAnswer::Stored(*fence)
             }
             Response::Failed(error @ NodeError::ClockBehind { .. }) => {
-                node.state = State::Granted;
                 node.error = Some(error.clone());
                 FenceAnswer::Unacceptable
             }
-            Response::Failed(error) => {
-                node.lease = None;
-                node.fail(error.clone(), ctx.now);
-                FenceAnswer::Failed
-            }
-            // The lease is gone, and it is not known whether another call has the node.
+            // The lease may be gone, and it is not known whether another call has the node.
             _ => {
                 node.vacate(None);
+                if let Response::Failed(error) = response {
+                    node.fail(error.clone(), ctx.now);
+                }
                 FenceAnswer::Failed
             }
         };
@@ -412,16 +375,16 @@ impl Acquire {
     /// Treats a node as silent whose time is over.
     pub(super) fn expire(&mut self, index: usize, ctx: &mut Context<'_>) {
         let node = &mut self.nodes[index];
-        let Some((_, limit)) = node.due.take_if(|(due, _)| ctx.now.has_reached(*due)) else {
-            return;
-        };
-        let error = self.spec.timed_out(index, limit, ctx);
+        node.again_at.take_if(|at| ctx.now.has_reached(*at));
+        let Some(due) = node.due.take_if(|due| ctx.now.has_reached(*due)) else { return };
+        let error = self.spec.timed_out(index, due.since(node.sent), ctx);
         if node.state == State::InLine {
             // The answer may still come, and the WAIT is released at the end.
-            node.is_lost = true;
+            node.reach.is_lost = true;
             return node.fail(error, ctx.now);
         }
-        if let Some(connection) = node.connection().or_else(|| ctx.topology.route(index).ok()) {
+        if let Some(connection) = node.reach.connection().or_else(|| ctx.topology.route(index).ok())
+        {
             self.actions.push_back(Action::Suspect { node: index, connection });
         }
         ctx.client_state.round_trips.timed_out(index);
