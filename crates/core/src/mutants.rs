@@ -69,14 +69,13 @@ impl Mutant {
     /// Tests of the state machines catch the mutants that are neither here nor in
     /// [`OF_OTHER_KINDS`](Self::OF_OTHER_KINDS): their harm is too rare for fleets. The model of
     /// the agreement on fences catches [`MajorityOfGrants`](Self::MajorityOfGrants).
-    pub const OF_EXCLUSIVE_LOCKS: [Self; 16] = [
+    pub const OF_EXCLUSIVE_LOCKS: [Self; 15] = [
         Self::HeldOutOfTurn,
         Self::NoDeadline,
         Self::TicketNotRaised,
         Self::YieldingCounts,
         Self::NeverYields,
         Self::SliceNotRenewed,
-        Self::LostYieldForgotten,
         Self::ReusedToken,
         Self::SilentNotReleased,
         Self::ReleaseElsewhere,

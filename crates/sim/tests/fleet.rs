@@ -75,14 +75,14 @@ fn seed_reproduces_its_run_to_the_byte() {
 }
 
 /// Seeds with rare orders of events in which a state machine was once wrong.
-const FIXED_DEFECTS: [u64; 36] = [
-    477, 5852, 28_746, 53_641, 82_478, 1768, 5132, 6085, 6670, 7052, 7611, 9436, 13_636, 15_671,
-    15_842, 15_996, 17_048, 17_648, 17_707, 18_598, 18_991, 20_775, 21_232, 22_343, 22_536, 23_930,
-    14_974, 25_428, 30_778, 32_768, 49_098, 49_737, 51_542, 73_586, 74_786, 87_407,
+const FIXED_DEFECTS: [u64; 37] = [
+    477, 5852, 28_746, 53_641, 82_478, 1768, 5132, 6085, 6670, 7052, 7611, 9257, 9436, 13_636,
+    15_671, 15_842, 15_996, 17_048, 17_648, 17_707, 18_598, 18_991, 20_775, 21_232, 22_343, 22_536,
+    23_930, 14_974, 25_428, 30_778, 32_768, 49_098, 49_737, 51_542, 73_586, 74_786, 87_407,
 ];
 
 /// Such seeds of the other kinds of lock.
-const FIXED_DEFECTS_OF_KINDS: [(LockKind, u64); 17] = [
+const FIXED_DEFECTS_OF_KINDS: [(LockKind, u64); 19] = [
     (LockKind::Shared, 220),
     (LockKind::Shared, 399),
     (LockKind::Shared, 5281),
@@ -94,6 +94,8 @@ const FIXED_DEFECTS_OF_KINDS: [(LockKind, u64); 17] = [
     (LockKind::Shared, 126),
     (LockKind::Shared, 2351),
     (LockKind::Shared, 3040),
+    (LockKind::Permits, 3743),
+    (LockKind::Permits, 4255),
     (LockKind::Permits, 57),
     (LockKind::Permits, 91),
     (LockKind::Permits, 274),
@@ -117,24 +119,23 @@ fn seeds_of_fixed_defects_pass() {
 ///
 /// After a change of the state machines or of the plans, another seed may be needed: `quorlock-sim
 /// --mutants --seeds 100000` finds it.
-const CAUGHT: [(Mutant, u64, &str); 29] = [
+const CAUGHT: [(Mutant, u64, &str); 28] = [
     (Mutant::NoAbstention, 202, "is held, but only 0 nodes"),
     (Mutant::LateRelease, 2, "a majority was free"),
     (Mutant::Client(ClientRule::HeldOutOfTurn), 0, "has not asked any node"),
     (Mutant::Client(ClientRule::NoDeadline), 2, "too late"),
     (Mutant::Client(ClientRule::TicketNotRaised), 1, "overtakes"),
-    (Mutant::Client(ClientRule::YieldingCounts), 9, "is held, but only 2 nodes"),
+    (Mutant::Client(ClientRule::YieldingCounts), 10, "is held, but only 1 nodes"),
     (Mutant::Client(ClientRule::NeverYields), 19, "none of them got it"),
     (Mutant::Client(ClientRule::SliceNotRenewed), 1, "for a free lock"),
-    (Mutant::Client(ClientRule::LostYieldForgotten), 3060, "is held, but only 1 nodes"),
-    (Mutant::Client(ClientRule::ReusedToken), 0, "has released"),
+    (Mutant::Client(ClientRule::ReusedToken), 0, "is held, but only 2 nodes"),
     (Mutant::Client(ClientRule::SilentNotReleased), 0, "has released"),
     (Mutant::Client(ClientRule::ReleaseElsewhere), 387, "has released"),
     (Mutant::Client(ClientRule::EarlyRepair), 48, "after an operator has ended it"),
     (Mutant::Client(ClientRule::NoDrift), 5, "two holders"),
     (Mutant::Client(ClientRule::ValidFromAnswer), 248, "two holders"),
     (Mutant::Client(ClientRule::LargestFence), 0, "has fence"),
-    (Mutant::Client(ClientRule::RevokedRepaired), 1137, "nodes revoked it"),
+    (Mutant::Client(ClientRule::RevokedRepaired), 1037, "nodes revoked it"),
     (Mutant::Client(ClientRule::PauseIsSilence), 67, "as silent, but only"),
     (Mutant::Client(ClientRule::ExclusiveUntilConfirmed), 18, "two holders"),
     (Mutant::Node(NodeRule::SharedPassesQueue), 0, "overtakes"),
@@ -151,14 +152,15 @@ const CAUGHT: [(Mutant, u64, &str); 29] = [
 
 #[test]
 fn each_mutant_is_caught() {
-    for mutant in Mutant::all() {
+    let missed = Mutant::all().filter_map(|mutant| {
         let known = CAUGHT.iter().find(|(caught, ..)| *caught == mutant);
-        let Some(&(_, seed, says)) = known else { panic!("no seed for {mutant:?}") };
-        assert!(seed < MUTANT_SEEDS, "{mutant:?}");
+        let Some(&(_, seed, says)) = known else { return Some((mutant, None, None)) };
         let violation = run(&Plan::of_mutant(mutant, seed), false).violation;
         let is_noticed = violation.as_ref().is_some_and(|what| what.contains(says));
-        assert!(is_noticed, "seed {seed} does not catch {mutant:?}: {violation:?}");
-    }
+        (!is_noticed || seed >= MUTANT_SEEDS).then_some((mutant, Some(seed), violation))
+    });
+    let missed: Vec<_> = missed.collect();
+    assert!(missed.is_empty(), "{missed:#?}");
 }
 
 #[test]

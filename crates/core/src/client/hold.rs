@@ -87,13 +87,14 @@ pub(super) struct Straggler {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StragglerKind {
-    /// For one of several keys, `key` is the position of the lock's key in the request.
+    /// For one of several keys, `key` is the position of the lock's key in the request; `None` if
+    /// the request was for other keys.
     Acquire {
-        key: usize,
+        key: Option<usize>,
     },
     /// As [`Acquire`](Self::Acquire).
     Wait {
-        key: usize,
+        key: Option<usize>,
     },
     Yield,
 }
@@ -544,7 +545,7 @@ impl Hold {
             (
                 StragglerKind::Acquire { key } | StragglerKind::Wait { key },
                 Response::FenceAndKey { key: granted, .. },
-            ) if key != *granted => {
+            ) if key != Some(*granted) => {
                 self.give_other_keys_back(index, ctx);
                 Answer::Refused
             }
@@ -640,7 +641,8 @@ impl Hold {
         }
         let node = &mut self.nodes[id.node];
         node.superseded = node.straggler.map(|straggler| straggler.round);
-        node.straggler = Some(Straggler { round: id.round, kind: StragglerKind::Wait { key: 0 } });
+        node.straggler =
+            Some(Straggler { round: id.round, kind: StragglerKind::Wait { key: Some(0) } });
         node.incarnation = ctx.topology.incarnation(id.node);
         node.reach.send_wait(id.round);
         let wait = limits::WAIT_SLICE.min(self.spec.ttl.duration() / limits::FRONT_WAITS_PER_TTL);

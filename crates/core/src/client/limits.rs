@@ -21,7 +21,7 @@
 //! | [`rejoin_pause`] | 2 round trips, at least 20 ms, less a random part, at most half, before a call that released its part of a lock asks again |
 //! | [`tie`] | 16 round trips, at least 20 ms, in line for a call that does not wait, while too few of the refusals are older |
 //! | [`PAUSE_MIN`], [`PAUSE_MAX`], [`PAUSE_PERMANENT`] | 10 to 250 ms, doubling, before anything that failed is repeated; 2 s before a client connects again after a permanent error |
-//! | [`RELEASE_OVERTAKES`] | 30 s, at most the ttl: how long a RELEASE that may have overtaken its ACQUIRE or WAIT is repeated |
+//! | [`RELEASE_OVERTAKES`], [`RELEASE_PAUSE_MAX`] | 30 s, at most the ttl: how long a RELEASE that may have overtaken its ACQUIRE or WAIT is repeated, after pauses that double up to 1 s |
 //! | [`RELEASE_RESEND`] | 500 ms before an unanswered RELEASE is also sent through a newer connection |
 //! | [`renewal_window`], [`RENEWALS_MAX`] | renewals due within 20 ms, at most ttl/50, share a batch of at most 512 |
 //! | [`SCAN_COUNT`], [`OPERATOR_TIMEOUT`] | 200 entries for one LOCK.SCAN; 1 s for its answer, and for that to a revocation |
@@ -70,6 +70,8 @@ pub const PAUSE_PERMANENT: Duration = Duration::from_secs(2);
 /// How long to repeat a RELEASE that may have overtaken its ACQUIRE or WAIT on another connection.
 /// For this long, a network may still deliver a request of a lost connection.
 pub const RELEASE_OVERTAKES: Duration = Duration::from_secs(30);
+/// The longest pause before a RELEASE is repeated.
+pub const RELEASE_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long a RELEASE stays unanswered before it is also sent through a newer connection.
 pub const RELEASE_RESEND: Duration = Duration::from_millis(500);
 /// How many entries of the node's table one LOCK.SCAN reads.

@@ -43,7 +43,7 @@ impl Acquire {
                 None if node.refused.is_some() => Answer::Refused,
                 None => node.answer(ctx.now),
             };
-            let straggler = node.straggler(kept.unwrap_or(0));
+            let straggler = node.straggler(spec.keys.first());
             HeldNode::new(answer, node.incarnation, node.reach, straggler, ctx.now)
         });
         let nodes = nodes.collect();

@@ -276,7 +276,7 @@ impl Acquire {
             }
             _ => self.phase_ends,
         };
-        let nodes = self.nodes.iter().filter_map(|node| node.due.or(node.again_at));
+        let nodes = self.nodes.iter().filter_map(Node::next_due);
         nodes.chain(phase).chain(self.give_up_at()).reduce(Moment::earlier)
     }
 

@@ -117,9 +117,10 @@ impl Node {
         self.lease.as_ref().is_some_and(|lease| lease.slot == slot)
     }
 
-    /// The request that may still grant the lock or give it up. `key` is the position of the
-    /// lock's key, in a call for one of several.
-    pub(super) fn straggler(&self, key: usize) -> Option<Straggler> {
+    /// The request that may still grant the lock of this key or give it up.
+    pub(super) fn straggler(&self, key: &[u8]) -> Option<Straggler> {
+        let asked = self.asked.as_ref();
+        let key = asked.and_then(|asked| asked.keys.iter().position(|other| other == key));
         let kind = match self.state {
             _ if self.reach.wait.is_some() => StragglerKind::Wait { key },
             State::Asked | State::Idle if self.reach.connection().is_some() => {
@@ -130,6 +131,11 @@ impl Node {
         };
         let round = self.reach.wait.unwrap_or(self.round);
         Some(Straggler { round, kind })
+    }
+
+    /// When the answer is due, or when a failed request may be repeated.
+    pub(super) fn next_due(&self) -> Option<Moment> {
+        self.due.or(self.again_at.filter(|_| self.state == State::Idle))
     }
 
     /// The node no longer holds the lock for the present token.
