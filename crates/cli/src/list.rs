@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use quorlock_client::{ListedLock, ScanError};
+use quorlock_core::client::limits::LISTED_MAX;
 use quorlock_core::quorum::Majority;
 use serde::Serialize;
 
@@ -14,8 +15,6 @@ use crate::nodes::{self, NodeArgs};
 use crate::output::{self, escape_short, or_dash, table, time, with_plural};
 use crate::{args, exit, say};
 
-/// How many locks a list has at most, so that its memory is bounded.
-pub(crate) const LISTED_MAX: usize = 100_000;
 const LIMIT_DEFAULT: u32 = 1000;
 
 /// Lists the locks of all nodes, in the order of their keys.

@@ -408,3 +408,29 @@ fn release_of_a_permit_ends_once_its_wait_for_other_keys_has_been_answered() {
     release.handle_response(wait, &held(1, true), &call.ctx());
     assert!(release.is_done(), "a flush waits for the release");
 }
+
+#[test]
+fn release_is_not_repeated_after_a_wait_that_was_answered_with_an_error() {
+    let (mut call, mut hold, third) = won_by_two_and_renewed();
+    let [id] = stand_in_front(&mut call, &mut hold)[..] else { panic!("one connection") };
+    hold.handle_wait_connection(id, &call.ctx()).unwrap();
+    hold.handle_response(third, &Response::No, &call.ctx());
+    let abstains = Response::Failed(NodeError::Abstains { reason: "restart".into() });
+    hold.handle_response(id, &abstains, &call.ctx());
+    let (_, mut release) = hold.release(&call.ctx());
+    let sent: Vec<_> = std::iter::from_fn(|| release.poll()).collect();
+    for OutgoingRequest { id, .. } in sent {
+        release.handle_response(id, &Response::No, &call.ctx());
+    }
+    assert!(release.is_done(), "the WAIT has arrived, and was granted nothing");
+}
+
+#[test]
+fn lock_of_one_of_a_single_key_has_no_other_keys_to_release() {
+    let mut call = ScriptedCall::for_any(1, LONG);
+    call.answer_all(&[held(1, true), held(1, true), held(1, true)]);
+    call.answer(0, &granted_key(0));
+    call.answer(1, &granted_key(0));
+    call.hold();
+    assert!(call.releases.is_empty());
+}

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join;
 use quorlock_client::Quorum;
+use quorlock_core::client::limits::LISTED_MAX;
 use tokio::sync::mpsc::{self, Receiver, Sender};
 
 use super::pace;
 use super::snapshot::{Locks, Snapshot};
 use crate::fleet::{Fleet, Node, query};
-use crate::list::LISTED_MAX;
 use crate::nodes::NodeSettings;
 use crate::output::escape_short;
 

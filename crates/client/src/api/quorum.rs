@@ -398,6 +398,7 @@ impl Quorum {
         pattern: impl AsRef<[u8]>,
         limit: usize,
     ) -> Result<LockList, ScanError> {
+        let limit = limit.min(limits::LISTED_MAX);
         let listing = driver::scan(&self.shared, pattern.as_ref(), limit).await;
         let failures: Vec<_> = listing.failures().collect();
         if failures.iter().all(|error| !matches!(error, None | Some(NodeError::Abstains { .. }))) {

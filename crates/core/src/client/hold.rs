@@ -477,7 +477,7 @@ impl Hold {
             self.give_other_keys_back(node, ctx);
         }
         if self.nodes[node].superseded.take_if(|round| *round == id.round).is_some() {
-            self.nodes[node].reach.is_lost |= matches!(response, Response::Failed(_));
+            self.nodes[node].reach.is_lost |= response.is_lost();
             return;
         }
         if let Some(straggler) = straggler {
@@ -495,6 +495,11 @@ impl Hold {
             }
             if arrived && response.holds() == Some(true) {
                 self.count_unread_grant(node, ctx);
+            }
+            if arrived {
+                let is_acquire =
+                    |it: &mut Straggler| matches!(it.kind, StragglerKind::Acquire { .. });
+                self.nodes[node].straggler.take_if(is_acquire);
             }
             self.record_answer(node, response.to_answer(), ctx);
             let held = response.holds();
@@ -532,7 +537,7 @@ impl Hold {
         node.reach.wait = None;
         let has_failed = matches!(response, Response::Failed(_));
         if has_failed {
-            node.reach.is_lost |= matches!(kind, StragglerKind::Wait { .. });
+            node.reach.is_lost |= response.is_lost() && matches!(kind, StragglerKind::Wait { .. });
         } else if node.reach.delivery != Delivery::NotSent && kind != StragglerKind::Yield {
             node.reach.delivery = Delivery::Arrived;
         }
@@ -654,7 +659,7 @@ impl Hold {
     fn send_acquire(&mut self, index: usize, round: u32, ctx: &Context<'_>) -> bool {
         let Ok(connection) = ctx.topology.route_acquire(index) else { return false };
         let node = &mut self.nodes[index];
-        node.reach.send_acquire(connection);
+        node.reach.delivery = Delivery::InFlight { connection };
         node.incarnation = ctx.topology.incarnation(index);
         node.acquire_sent_at = ctx.now;
         // Clients that wait there, with older tickets too, do not keep the holder from its lock.
@@ -751,9 +756,12 @@ impl Hold {
     pub fn release(&mut self, ctx: &Context<'_>) -> (Ownership, Release) {
         let ownership = self.ownership(ctx.now);
         self.over = true;
-        // Of several keys, a request that is unanswered may be granted any.
-        let may_have_others =
-            |node: &HeldNode| node.straggler.is_some() || node.reach.connection().is_some();
+        // Of several keys, a request that is unanswered or lost may be granted any.
+        let may_have_others = |node: &HeldNode| {
+            let is_lost = node.reach.is_lost || node.superseded.is_some();
+            let is_unanswered = node.straggler.is_some() || node.reach.connection().is_some();
+            is_lost || is_unanswered || node.reach.may_have_others
+        };
         let spec = if self.nodes.iter().any(may_have_others) {
             self.spec.of_all_slots()
         } else {

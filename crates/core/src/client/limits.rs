@@ -24,7 +24,7 @@
 //! | [`RELEASE_OVERTAKES`], [`RELEASE_PAUSE_MAX`] | 30 s, at most the ttl: how long a RELEASE that may have overtaken its ACQUIRE or WAIT is repeated, after pauses that double up to 1 s |
 //! | [`RELEASE_RESEND`] | 500 ms before an unanswered RELEASE is also sent through a newer connection |
 //! | [`renewal_window`], [`RENEWALS_MAX`] | renewals due within 20 ms, at most ttl/50, share a batch of at most 512 |
-//! | [`SCAN_COUNT`], [`OPERATOR_TIMEOUT`] | 200 entries for one LOCK.SCAN; 1 s for its answer, and for that to a revocation |
+//! | [`LISTED_MAX`], [`SCAN_COUNT`], [`OPERATOR_TIMEOUT`] | 100,000 locks in a list; 200 entries for one LOCK.SCAN; 1 s for its answer, and for that to a revocation |
 //! | [`PING_EVERY`] | 30 s between checks of a connection, even if it is in use |
 //! | [`WAIT_CONNECTIONS_MAX`] | 256 blocking connections to each node |
 //! | [`LEARNED_AHEAD_MAX_US`] | 90 s: how far ahead of its wall clock a client believes the number in a refusal |
@@ -74,6 +74,8 @@ pub const RELEASE_OVERTAKES: Duration = Duration::from_secs(30);
 pub const RELEASE_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long a RELEASE stays unanswered before it is also sent through a newer connection.
 pub const RELEASE_RESEND: Duration = Duration::from_millis(500);
+/// How many locks a list has at most.
+pub const LISTED_MAX: usize = 100_000;
 /// How many entries of the node's table one LOCK.SCAN reads.
 pub const SCAN_COUNT: u32 = 200;
 /// How long a node may take to answer one LOCK.SCAN or a revocation, unless [`node_timeout`] is

@@ -7,9 +7,10 @@ pub(super) struct Reach {
     pub(super) delivery: Delivery,
     /// The round number of the unanswered WAIT.
     pub(super) wait: Option<u32>,
-    /// Whether a request was lost, so that it may still arrive, or was answered too late with one
-    /// of several keys.
+    /// Whether a request was lost, so that it may still arrive.
     pub(super) is_lost: bool,
+    /// Whether a late answer has granted one of several keys, which may be another one.
+    pub(super) may_have_others: bool,
     /// Whether the node has granted a request, so that an unanswered one is a second one.
     pub(super) has_granted: bool,
 }

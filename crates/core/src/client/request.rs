@@ -111,6 +111,11 @@ impl Response {
         }
     }
 
+    /// Whether the request failed without an answer, so that it may still arrive.
+    pub(super) fn is_lost(&self) -> bool {
+        matches!(self, Self::Failed(error) if !error.is_answer())
+    }
+
     /// The fence of a grant, how long the node made the client wait, and of several keys the
     /// position of the granted one; `None` if this is no grant.
     pub(super) fn grant(&self) -> Option<(Fence, Duration, Option<usize>)> {

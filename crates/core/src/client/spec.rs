@@ -129,7 +129,8 @@ impl Spec {
     /// The locks of all keys but its own, of a lock of any one of several.
     pub(super) fn of_other_slots(&self) -> Option<Arc<Self>> {
         let others = self.any.as_ref()?.iter().filter(|key| *key != self.keys.first());
-        Some(self.with_keys(others.collect()))
+        let others: Keys = others.collect();
+        (others.len() > 0).then(|| self.with_keys(others))
     }
 
     /// The locks of all keys of a lock of any one of several; the same lock otherwise.

@@ -29,7 +29,7 @@ impl Acquire {
             let may_have_others = |node: usize| {
                 let node = &self.nodes[node];
                 let has_other = node.lease.is_some() && !node.has_slot(kept);
-                node.reach.is_lost || node.reach.wait.is_some() || has_other
+                node.reach.may_have_others || node.reach.wait.is_some() || has_other
             };
             let release = Release::on(token, &others, ctx, may_have_others);
             self.actions.push_back(Action::Release(Box::new(release)));
@@ -59,7 +59,7 @@ impl Acquire {
     /// Ends the call with the reason that follows from the last answers.
     pub(super) fn fail(&mut self, ctx: &mut Context<'_>) {
         let refused = self.count(|node| node.answer(ctx.now) == Answer::Refused);
-        let granted = self.count(|node| node.lease.is_some() && node.error.is_none());
+        let granted = self.most_granted().map_or(0, |(_, granted)| granted);
         // A grant of the requests that are unanswered would leave too little validity, too.
         let left = Validity::new(self.asked_at, self.spec.ttl).and_then(|it| it.remaining(ctx.now));
         let is_late = self.phase == Phase::Asking && left < Some(self.spec.min_validity);

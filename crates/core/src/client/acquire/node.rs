@@ -101,7 +101,7 @@ impl Node {
     pub(super) fn awaits(&mut self, round: u32, response: &Response) -> bool {
         if round != self.round {
             self.reach.wait.take_if(|wait| *wait == round);
-            self.reach.is_lost |= matches!(response, Response::FenceAndKey { .. });
+            self.reach.may_have_others |= matches!(response, Response::FenceAndKey { .. });
         }
         round == self.round
     }
