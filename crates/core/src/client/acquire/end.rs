@@ -15,10 +15,9 @@ impl Acquire {
         if let Some(old) = self.attaches {
             // While a node has the token of the process that detached the lock, it refuses the new
             // token, and no other client releases the old one.
-            let may_have_old = |node: usize| {
-                let answer = self.nodes[node].answer(ctx.now);
-                !matches!(answer, Answer::Granted(_) | Answer::Refused)
-            };
+            let answer = |node: usize| self.nodes[node].answer(ctx.now);
+            let may_have_old =
+                |node: usize| !matches!(answer(node), Answer::Granted(_) | Answer::Refused);
             let release = Release::on(old, &self.spec, ctx, may_have_old);
             self.actions.push_back(Action::Release(Box::new(release)));
         }
@@ -59,7 +58,9 @@ impl Acquire {
     /// Ends the call with the reason that follows from the last answers.
     pub(super) fn fail(&mut self, ctx: &mut Context<'_>) {
         let refused = self.count(|node| node.answer(ctx.now) == Answer::Refused);
-        let granted = self.most_granted().map_or(0, |(_, granted)| granted);
+        let granted = self.most_granted().map_or(0, |(slot, _)| {
+            self.count(|node| node.counts() && node.has_slot(slot) && node.error.is_none())
+        });
         // A grant of the requests that are unanswered would leave too little validity, too.
         let left = Validity::new(self.asked_at, self.spec.ttl).and_then(|it| it.remaining(ctx.now));
         let is_late = self.phase == Phase::Asking && left < Some(self.spec.min_validity);

@@ -48,6 +48,10 @@ impl Acquire {
                 let longest = if never { Duration::MAX } else { limits::partial(round_trip) };
                 let end = partial.since.plus(longest);
                 if now.has_reached(end) {
+                    if let Some(kept) = self.kept {
+                        // The other nodes may be held by a lock of this key: try the next one first.
+                        self.spec = self.spec.with_keys(self.spec.keys.starting_at(kept + 1));
+                    }
                     return self.start_over(limits::rejoin_pause(round_trip), ctx);
                 }
                 // The pauses double, but in a tie, all calls have little time.

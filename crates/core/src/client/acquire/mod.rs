@@ -465,8 +465,8 @@ impl Acquire {
         {
             let limit = self.spec.longest_timeout(ctx);
             // A lock with less than one time limit left may end during its first extension.
-            let least = limits::bounded_node_timeout(limit, self.spec.ttl);
-            let least = self.spec.min_validity.max(least);
+            let bounded = limits::bounded_node_timeout(limit, self.spec.ttl);
+            let least = self.spec.min_validity.max(bounded);
             if validity.remaining(now) >= Some(least) {
                 let core = Acquisition::lasting(majority, Some(validity), least);
                 self.agreement = Some(Agreement { core, validity, due: now.plus(limit) });
