@@ -49,7 +49,7 @@ impl Acquire {
                 let end = partial.since.plus(longest);
                 if now.has_reached(end) {
                     if let Some(kept) = self.kept {
-                        // The other nodes may be held by a lock of this key: try the next one first.
+                        // A lock of this key may have the other nodes: try the next key first.
                         self.spec = self.spec.with_keys(self.spec.keys.starting_at(kept + 1));
                     }
                     return self.start_over(limits::rejoin_pause(round_trip), ctx);
