@@ -130,7 +130,7 @@ impl Spec {
     pub(super) fn of_other_slots(&self) -> Option<Arc<Self>> {
         let others = self.any.as_ref()?.iter().filter(|key| *key != self.keys.first());
         let others: Keys = others.collect();
-        (others.len() > 0).then(|| self.with_keys(others))
+        (!others.is_empty()).then(|| self.with_keys(others))
     }
 
     /// The locks of all keys of a lock of any one of several; the same lock otherwise.
