@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Acquire, Action, Answer, CalledNumbers, Command, Entry, Mode, NodeError, Outcome, RequestId,
-    Spec, Token, limits,
+    Acquire, Action, Answer, Command, Mode, NodeError, Outcome, RequestId, Spec, Token, limits,
 };
 use quorlock_core::quorum::Moment;
 
 use super::{
-    CONNECTIONS, Call, CallerResult, ConnectionKind, Lock, Machine, PlacesInLine, Process,
-    QueuePosition, Wait, call_mut,
+    CONNECTIONS, Call, CallerResult, ConnectionKind, Lock, Machine, Process, QueuePosition, Wait,
+    call_mut,
 };
 use crate::fleet::clock::{MS, Ns};
 use crate::fleet::network::Conn;
@@ -36,22 +35,16 @@ impl Process {
         let (takes_turn, mode) = (acquire.takes_turn(), spec.mode);
         let machine = self.add_call(acquire, caller, key_set, due, renews, world.now);
         trace!(world, "p{}/{machine} calls for {key_set} and waits for {wait:?}", self.index);
-        let queue = &mut self.local_queues[key_set];
-        if takes_turn {
-            let entry = match mode {
-                Mode::Exclusive => queue.places.enter(),
-                Mode::Shared => queue.places.enter_to_share(),
-            };
-            match entry {
-                Entry::Place => self.give_turn(machine, QueuePosition::Turn, world),
-                Entry::Queued(number) => {
-                    queue.calls.insert(number, machine);
-                    self.set_place(machine, QueuePosition::Queued(number));
-                    self.drive(machine, world);
-                }
-            }
+        let position = if takes_turn {
+            self.local_queues[key_set].turns.enter(machine, mode)
         } else {
-            self.give_turn(machine, QueuePosition::None, world);
+            QueuePosition::None
+        };
+        if let QueuePosition::Queued(_) = position {
+            self.set_place(machine, position);
+            self.drive(machine, world);
+        } else {
+            self.give_turn(machine, position, world);
         }
         machine
     }
@@ -274,21 +267,12 @@ impl Process {
             .map(|(&(_, round), _)| round)
             .collect();
         for round in opening {
-            self.stop_waiting(machine, RequestId { round, node: 0 }, world);
+            self.stop_waiting(machine, round, world);
         }
     }
 
     fn leave_local_queue(&mut self, key_set: usize, place: QueuePosition, world: &mut World) {
-        let queue = &mut self.local_queues[key_set];
-        let next = match place {
-            QueuePosition::None => CalledNumbers::new(),
-            QueuePosition::Turn => queue.places.leave(),
-            QueuePosition::Queued(number) => {
-                queue.calls.remove(&number);
-                queue.places.give_up(number).unwrap_or_else(|| queue.places.leave())
-            }
-        };
-        let calls: Vec<_> = next.iter().filter_map(|number| queue.calls.remove(number)).collect();
+        let calls = self.local_queues[key_set].turns.leave(place);
         for call in calls {
             self.give_turn(call, QueuePosition::Turn, world);
         }
@@ -308,32 +292,16 @@ impl Process {
     }
 
     fn take_place(&mut self, machine: u64, world: &mut World) {
-        let entry = self.places_in_line.places.enter();
+        let position = self.places_in_line.enter(machine, Mode::Exclusive);
         let Some(call) = call_mut(&mut self.machines, machine) else { return };
-        match entry {
-            Entry::Place => {
-                call.place_in_line = QueuePosition::Turn;
-                call.acquire.handle_place(&mut self.shared.context(world.now));
-            }
-            Entry::Queued(number) => {
-                call.place_in_line = QueuePosition::Queued(number);
-                self.places_in_line.calls.insert(number, machine);
-            }
+        call.place_in_line = position;
+        if position == QueuePosition::Turn {
+            call.acquire.handle_place(&mut self.shared.context(world.now));
         }
     }
 
     fn leave_place(&mut self, place: QueuePosition, world: &mut World) {
-        let PlacesInLine { places, calls } = &mut self.places_in_line;
-        let next = match place {
-            QueuePosition::None => CalledNumbers::new(),
-            QueuePosition::Turn => places.leave(),
-            QueuePosition::Queued(number) => {
-                calls.remove(&number);
-                places.give_up(number).unwrap_or_else(|| places.leave())
-            }
-        };
-        let machines: Vec<_> = next.iter().filter_map(|number| calls.remove(number)).collect();
-        for machine in machines {
+        for machine in self.places_in_line.leave(place) {
             let Some(call) = call_mut(&mut self.machines, machine) else { continue };
             call.place_in_line = QueuePosition::Turn;
             call.acquire.handle_place(&mut self.shared.context(world.now));
@@ -384,14 +352,14 @@ impl Process {
                 world.claims.assign(request.token, self.machine_id(machine));
                 self.send_through(conn, machine, id, request, &spec, world);
             }
-            None => self.stop_waiting(machine, id, world),
+            None => self.stop_waiting(machine, id.round, world),
         }
         self.set_call_timer(machine, world);
     }
 
     /// Frees the connection of a WAIT.
-    pub(super) fn stop_waiting(&mut self, machine: u64, id: RequestId, world: &mut World) {
-        let Some(wait) = self.waits.remove(&(machine, id.round)) else { return };
+    pub(super) fn stop_waiting(&mut self, machine: u64, round: u32, world: &mut World) {
+        let Some(wait) = self.waits.remove(&(machine, round)) else { return };
         let (Wait::Connecting(node, conn) | Wait::Sent(node, conn)) = wait;
         match self.connections.get_mut(&conn) {
             Some(connection) if connection.is_ready && connection.in_flight.is_empty() => {

@@ -8,9 +8,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use quorlock_core::client::{
-    Acquire, ClientState, Command, Context, Hello, Hold, LinkAction, Links, NodeError, PlaceQueue,
-    Random, Release, RenewalBatches, Request, RequestId, Response, SlotMemory, Spec, Token,
-    Topology,
+    Acquire, ClientState, Command, Context, Entry, Hello, Hold, LinkAction, Links, Mode, NodeError,
+    PlaceQueue, Random, Release, RenewalBatches, Request, RequestId, Response, SlotMemory, Spec,
+    Token, Topology,
 };
 use quorlock_core::node_set::SetReport;
 use quorlock_core::quorum::{Majority, Moment};
@@ -51,7 +51,8 @@ pub(super) struct Process {
     next_machine: u64,
     /// By set of keys.
     local_queues: Vec<LocalQueue>,
-    places_in_line: PlacesInLine,
+    /// The places for calls of the process that stand in line.
+    places_in_line: Turns,
     /// The idle wait connections, by node.
     idle_connections: Vec<Vec<Conn>>,
     /// The WAITs, by state machine and round.
@@ -167,19 +168,51 @@ pub(super) struct ReleaseTask {
     is_thorough: bool,
 }
 
-/// The queue of the calls of a process for one set of keys.
-struct LocalQueue {
+/// A queue for places, whose callers are calls of the process.
+struct Turns {
     places: PlaceQueue,
     /// The calls by their number in the queue.
     calls: BTreeMap<u64, u64>,
-    slots: SlotMemory,
 }
 
-/// The places for calls of the process that stand in line.
-struct PlacesInLine {
-    places: PlaceQueue,
-    /// The calls by their number in the queue for a place.
-    calls: BTreeMap<u64, u64>,
+impl Turns {
+    fn new(places: usize) -> Self {
+        Self { places: PlaceQueue::new(places), calls: BTreeMap::new() }
+    }
+
+    /// Takes a place, or queues for one.
+    fn enter(&mut self, call: u64, mode: Mode) -> QueuePosition {
+        let entry = match mode {
+            Mode::Exclusive => self.places.enter(),
+            Mode::Shared => self.places.enter_to_share(),
+        };
+        match entry {
+            Entry::Place => QueuePosition::Turn,
+            Entry::Queued(number) => {
+                self.calls.insert(number, call);
+                QueuePosition::Queued(number)
+            }
+        }
+    }
+
+    /// Leaves the place or the queue. Returns the calls that have a place now.
+    fn leave(&mut self, position: QueuePosition) -> Vec<u64> {
+        let next = match position {
+            QueuePosition::None => return Vec::new(),
+            QueuePosition::Turn => self.places.leave(),
+            QueuePosition::Queued(number) => {
+                self.calls.remove(&number);
+                self.places.give_up(number).unwrap_or_else(|| self.places.leave())
+            }
+        };
+        next.iter().filter_map(|number| self.calls.remove(number)).collect()
+    }
+}
+
+/// The queue of the calls of a process for one set of keys.
+struct LocalQueue {
+    turns: Turns,
+    slots: SlotMemory,
 }
 
 /// The progress of a WAIT, with its node.
@@ -261,11 +294,7 @@ impl Process {
         let links = Links::new(names, None, now);
         let majority = Majority::of(plan.nodes).expect("a fleet has nodes");
         let mut rng = StdRng::seed_from_u64(seed);
-        let queue = |_| LocalQueue {
-            places: PlaceQueue::new(1),
-            calls: BTreeMap::new(),
-            slots: SlotMemory::default(),
-        };
+        let queue = |_| LocalQueue { turns: Turns::new(1), slots: SlotMemory::default() };
         let tells_machines_first = rng.random();
         Self {
             index,
@@ -282,10 +311,7 @@ impl Process {
             machines: BTreeMap::new(),
             next_machine: 2,
             local_queues: (0..plan.key_sets.len()).map(queue).collect(),
-            places_in_line: PlacesInLine {
-                places: PlaceQueue::new(plan.wait_connections),
-                calls: BTreeMap::new(),
-            },
+            places_in_line: Turns::new(plan.wait_connections),
             idle_connections: vec![Vec::new(); plan.nodes],
             waits: BTreeMap::new(),
             renewals: RenewalBatches::default(),
@@ -429,7 +455,7 @@ impl Process {
         let kind = connection.kind;
         let is_over = connection.is_retired && connection.in_flight.is_empty();
         if is_wait {
-            self.stop_waiting(machine, id, world);
+            self.stop_waiting(machine, id.round, world);
         } else {
             let took = self.shared.now(world.now).since(sent);
             self.shared.client_state.round_trips.sample(node, took);
