@@ -246,7 +246,7 @@ impl Release {
                 }
             } else {
                 // The waiter was granted the lock, or may have been.
-                if matches!(response, Response::Failed(NodeError::Down { .. })) {
+                if response.is_lost() {
                     self.nodes[id.node].overtakes_until =
                         Some(ctx.now.plus(limits::RELEASE_OVERTAKES));
                 }

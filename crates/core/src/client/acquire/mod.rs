@@ -185,6 +185,7 @@ impl Acquire {
         let longest = spec.longest_timeout(ctx);
         let limited = wait.filter(|_| !is_broken(Mutant::NoDeadline));
         let deadline = limited.map(|wait| ctx.now.plus(wait.max(longest) + limits::CALL_GRACE));
+        let until = wait.map(|wait| ctx.now.plus(wait));
         let nodes = ctx.topology.nodes().len();
         let round_trip = ctx.client_state.round_trips.typical();
         Self {
@@ -192,12 +193,12 @@ impl Acquire {
             kept: None,
             attaches: None,
             started: ctx.now,
-            until: wait.map(|wait| ctx.now.plus(wait)),
+            until,
             deadline,
             driver_delay: Duration::ZERO,
             late: LateTimer::default(),
             phase: Phase::Queued,
-            phase_ends: wait.map(|wait| ctx.now.plus(wait)),
+            phase_ends: until,
             token: None,
             ticket: Fence::ZERO,
             has_stood: false,

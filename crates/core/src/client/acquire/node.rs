@@ -275,12 +275,11 @@ impl Acquire {
         let node = &mut self.nodes[index];
         let round = node.round;
         let was_waiting = node.reach.wait.take_if(|wait| *wait == round).is_some();
-        let is_answered = !matches!(response, Response::Failed(error) if !error.is_answer());
-        if is_answered && !was_waiting && matches!(node.state, State::Asked | State::Idle) {
+        let is_lost = response.is_lost();
+        if !is_lost && !was_waiting && matches!(node.state, State::Asked | State::Idle) {
             node.reach.delivery = Delivery::Arrived;
         }
-        node.reach.is_lost |=
-            was_waiting && matches!(response, Response::Failed(NodeError::Down { .. }));
+        node.reach.is_lost |= is_lost && was_waiting;
         match (node.state, response) {
             (State::Yielding, Response::Yes | Response::No) => {
                 // If the lease was gone, it is not known whether another call has the node.
