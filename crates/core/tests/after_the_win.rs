@@ -307,6 +307,13 @@ fn sent_to_node_0(release: &mut Release) -> Option<OutgoingRequest> {
     std::iter::from_fn(|| release.poll()).filter(|send| send.id.node == 0).last()
 }
 
+/// All nodes answer the requests that the release sends now.
+fn answer_all(call: &mut ScriptedCall, release: &mut Release, response: &Response) {
+    while let Some(send) = release.poll() {
+        release.handle_response(send.id, response, &call.ctx());
+    }
+}
+
 /// Fires timers of the release for this long. Returns whether node 0 is sent another RELEASE.
 fn repeats_within(call: &mut ScriptedCall, release: &mut Release, span: Duration) -> bool {
     let end = call.at + span;
@@ -400,10 +407,7 @@ fn release_of_a_permit_ends_once_its_wait_for_other_keys_has_been_answered() {
     let (_, mut release) = hold.release(&call.ctx());
     assert_eq!(release.waits().collect::<Vec<_>>(), [wait]);
     assert_eq!(release.spec().keys.len(), 2, "the WAIT may be granted either key");
-    let sent: Vec<_> = std::iter::from_fn(|| release.poll()).collect();
-    for OutgoingRequest { id, .. } in sent {
-        release.handle_response(id, &Response::Yes, &call.ctx());
-    }
+    answer_all(&mut call, &mut release, &Response::Yes);
     assert!(!release.is_done());
     release.handle_response(wait, &held(1, true), &call.ctx());
     assert!(release.is_done(), "a flush waits for the release");
@@ -418,10 +422,7 @@ fn release_is_not_repeated_after_a_wait_that_was_answered_with_an_error() {
     let abstains = Response::Failed(NodeError::Abstains { reason: "restart".into() });
     hold.handle_response(id, &abstains, &call.ctx());
     let (_, mut release) = hold.release(&call.ctx());
-    let sent: Vec<_> = std::iter::from_fn(|| release.poll()).collect();
-    for OutgoingRequest { id, .. } in sent {
-        release.handle_response(id, &Response::No, &call.ctx());
-    }
+    answer_all(&mut call, &mut release, &Response::No);
     assert!(release.is_done(), "the WAIT has arrived, and was granted nothing");
 }
 

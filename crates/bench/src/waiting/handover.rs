@@ -108,12 +108,18 @@ async fn measure_on(
 fn ping_p50(masters: &Masters) -> anyhow::Result<Duration> {
     let server = masters.iter().next().context("there are masters")?;
     let (mut socket, mut latencies) = (Socket::connect(server)?, Latencies::new());
-    for _ in 0..PINGS {
+    time_pings(&mut socket, PINGS, &mut latencies)?;
+    Ok(latencies.p50())
+}
+
+/// Sends PINGs one after another.
+fn time_pings(socket: &mut Socket, pings: usize, latencies: &mut Latencies) -> anyhow::Result<()> {
+    for _ in 0..pings {
         let started = Instant::now();
         socket.ping()?;
         latencies.record(started.elapsed());
     }
-    Ok(latencies.p50())
+    Ok(())
 }
 
 /// Measures handovers from process to process until each process has held the lock once, and
@@ -258,11 +264,7 @@ pub(crate) async fn measure_on_one_node(
             pinging.ping()?;
             holder = next;
         }
-        for _ in 0..EVENTS_PER_ROUND {
-            let started = Instant::now();
-            pinging.ping()?;
-            pings.record(started.elapsed());
-        }
+        time_pings(&mut pinging, EVENTS_PER_ROUND, &mut pings)?;
         yield_now().await;
     }
 

@@ -152,6 +152,15 @@ pub(crate) fn settings(rejoin_delay_ms: u64) -> Settings {
 
 /// Runs a claim with a rule of the node broken. The claim must then be false, and true without.
 pub(crate) fn shows(mutant: Mutant, claim: impl Fn() -> bool) {
+    shows_with(break_rule, mutant, claim);
+}
+
+/// As [`shows`], for a rule that `break_rule` breaks.
+pub(crate) fn shows_with<M: Copy + std::fmt::Debug>(
+    break_rule: fn(Option<M>),
+    mutant: M,
+    claim: impl Fn() -> bool,
+) {
     assert!(claim(), "{mutant:?} is not broken");
     break_rule(Some(mutant));
     let holds = claim();
