@@ -277,6 +277,22 @@ fn call_that_is_left_without_a_key_asks_for_all_of_them_again() {
 }
 
 #[test]
+fn call_that_could_not_complete_a_key_asks_for_the_next_one_first() {
+    let mut call = ScriptedCall::for_any(3, LONG);
+    call.answer_all(&[granted_key(0), held(1, true), held(1, true)]);
+    // The node is asked again, with the raised ticket.
+    call.answer(0, &granted_key(0));
+    let token = call.in_line_on()[0].1;
+    while call.asked().iter().all(|asked| asked.1 == token) {
+        call.fire_timer();
+        if !call.yields().is_empty() {
+            call.answer(0, &Response::Kept);
+        }
+    }
+    assert_eq!(keys_of(&call.sent[call.sent.len() - 1]), [b"k1", b"k2", b"k0"]);
+}
+
+#[test]
 fn late_grant_of_another_key_is_given_back() {
     let mut call = ScriptedCall::for_any(2, LONG);
     call.answer(0, &granted_key(0));

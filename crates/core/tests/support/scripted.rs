@@ -61,15 +61,18 @@ pub(crate) fn down() -> Response {
 
 impl ScriptedCall {
     pub(crate) fn new(wait: Option<Duration>) -> Self {
-        Self::for_any(1, wait)
+        Self::begin(spec(Keys::from_iter(["k0"]), 1000), wait)
     }
 
     /// A call for any one of so many keys.
     pub(crate) fn for_any(keys: usize, wait: Option<Duration>) -> Self {
-        let mut client = Client::new(3);
         let names: Keys = (0..keys).map(|key| format!("k{key}")).collect();
-        let any = (keys > 1).then(|| names.clone());
-        let spec = Spec { min_validity: TTL / 2, any, ..spec(names, 1000) };
+        Self::begin(Spec { any: Some(names.clone()), ..spec(names, 1000) }, wait)
+    }
+
+    fn begin(spec: Spec, wait: Option<Duration>) -> Self {
+        let mut client = Client::new(3);
+        let spec = Spec { min_validity: TTL / 2, ..spec };
         let call = Acquire::new(Arc::new(spec), wait, &client.ctx(start(), WALL_US));
         let at = Duration::ZERO;
         let (sent, releases, outcome) = (Vec::new(), Vec::new(), None);
