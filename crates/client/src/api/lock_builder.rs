@@ -101,7 +101,8 @@ impl LockBuilder {
 
     /// The least validity that a new lock must have left. Default: half the ttl.
     ///
-    /// A grant with less is released, so that no work begins in a lock's last milliseconds.
+    /// A grant with less is released, so that no work begins in a lock's last milliseconds. The
+    /// time limit of a node is such a minimum, too, up to a quarter of the ttl.
     pub fn min_validity(mut self, min_validity: Duration) -> Self {
         self.min_validity = Some(min_validity);
         self

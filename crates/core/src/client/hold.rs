@@ -183,6 +183,12 @@ impl HeldNode {
         }
     }
 
+    /// Whether a request that may grant the lock may still arrive, although the lock awaits no
+    /// answer to it.
+    fn has_lost(&self) -> bool {
+        self.reach.is_lost || self.superseded.is_some()
+    }
+
     /// Whether the node refused, was never sent an ACQUIRE, or answered the grant's ACQUIRE with an
     /// abstention. An abstention in answer to an extension proves nothing: it comes from a replica,
     /// which may have the key.
@@ -758,9 +764,8 @@ impl Hold {
         self.over = true;
         // Of several keys, a request that is unanswered or lost may be granted any.
         let may_have_others = |node: &HeldNode| {
-            let is_lost = node.reach.is_lost || node.superseded.is_some();
             let is_unanswered = node.straggler.is_some() || node.reach.connection().is_some();
-            is_lost || is_unanswered || node.reach.may_have_others
+            node.has_lost() || is_unanswered || node.reach.may_have_others
         };
         let spec = if self.nodes.iter().any(may_have_others) {
             self.spec.of_all_slots()
@@ -768,9 +773,8 @@ impl Hold {
             Arc::clone(&self.spec)
         };
         let nodes = self.nodes.iter().map(|node| {
-            let is_lost = node.reach.is_lost || node.superseded.is_some();
             let has_granted = matches!(node.answer, Answer::Granted(_));
-            Reach { is_lost, has_granted, ..node.reach }
+            Reach { is_lost: node.has_lost(), has_granted, ..node.reach }
         });
         let release = Release::new(self.token, nodes, &spec, ctx);
         match ownership {
