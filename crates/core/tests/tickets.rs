@@ -6,7 +6,7 @@ mod support;
 
 use quorlock_core::Fence;
 use quorlock_core::node::{BlockedId, CommandError, Holder, KeyEvent, Mode, Mutant, Reply};
-use support::{AcquireCommand, ExtendReply, Server, WaitResult, shows};
+use support::{AcquireCommand, ExtendReply, MAX_WAITERS, Server, WaitResult, shows};
 
 const K: &[u8] = b"k";
 const L: &[u8] = b"l";
@@ -80,6 +80,25 @@ fn smallest_ticket_is_served_first_whatever_the_order_of_arrival() {
             server.release(K, token);
         }
         server.granted() == [first, second, third]
+    });
+}
+
+#[test]
+fn full_line_keeps_the_oldest_waiters_of_a_key() {
+    shows(Mutant::FullLineKeepsYoungest, || {
+        let (mut server, ticket) = held();
+        let in_line = |at: u64| server.stand_in_line(&[K], &at.to_be_bytes(), ticket + at, 5000);
+        let waiters: Vec<_> = (10..).take(MAX_WAITERS).map(in_line).collect();
+        let younger = server.ask(&[K], b"younger", 1000, ticket + 1000, 5000);
+        assert!(matches!(younger, Err(CommandError::QueueFull { .. })), "{younger:?}");
+        let older = server.ask(&[K], b"older", 1000, ticket + 1, 5000);
+        server.run_turns();
+        let is_last_refused =
+            server.wait_results == [(waiters[MAX_WAITERS - 1], WaitResult::Refused)];
+        server.release(K, HOLDER);
+        server.run_turns();
+        let is_first_granted = server.extend(K, b"older", 1000).is_some();
+        matches!(older, Ok(Reply::Waits)) && is_last_refused && is_first_granted
     });
 }
 

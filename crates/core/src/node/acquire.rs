@@ -206,7 +206,13 @@ impl Node {
         }
         // This check precedes `block`, so that the server blocks no client above the limit.
         let replaces = older.iter().any(Option::is_some);
-        if !replaces && self.queues.waiters() >= self.max_waiters {
+        let is_full = !replaces && self.queues.waiters() >= self.max_waiters;
+        // A full line keeps the oldest waiters of a key.
+        let displaced = rank.as_ref().filter(|_| is_full).and_then(|rank| {
+            let younger = |(hash, key, _)| self.queues.youngest_after(rank, hash, db, key);
+            named().find_map(younger)
+        });
+        if is_full && (displaced.is_none() || is_broken(Mutant::FullLineKeepsYoungest)) {
             return Err(CommandError::QueueFull { max_waiters: self.max_waiters });
         }
         let Some(blocked_id) = keyspace.block() else { return refused(self) };
@@ -238,6 +244,9 @@ impl Node {
             until: now.monotonic.plus_us(wait_ms.saturating_mul(1000)),
         };
         self.dismiss_all(older);
+        if let Some(place) = displaced {
+            self.queues.dismiss(place);
+        }
         let wanted = named().map(|(hash, key, lack)| {
             // The waiter ahead may have been the older one.
             let is_unknown = replaces && matches!(lack, Some(Lack::Behind));

@@ -28,6 +28,8 @@ pub enum Mutant {
     YieldsToYounger,
     /// A request that cannot wait passes waiters with larger tickets.
     PassesUnheard,
+    /// A node with as many waiters as it may have refuses older ones.
+    FullLineKeepsYoungest,
     /// Younger waiters may pass a waiter for several keys for ever.
     NeverKeepsKeys,
     /// A node stores an agreed fence for a token that does not hold the key.

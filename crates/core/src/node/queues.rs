@@ -494,6 +494,19 @@ impl Queues {
         last(single).max(last(several))
     }
 
+    /// The youngest waiter of a key, if it is younger than this rank.
+    pub(super) fn youngest_after(
+        &self,
+        rank: &Rank,
+        hash: u64,
+        db: u32,
+        key: &[u8],
+    ) -> Option<u32> {
+        let Queue { single, several, .. } = &self.items[self.find(hash, db, key)?];
+        let youngest = single.last_key_value().max(several.last_key_value());
+        youngest.filter(|(last, _)| *last > rank).map(|(_, place)| *place)
+    }
+
     /// Another waiter of a key that is older than this rank, and has time left.
     /// With `exclusive`, passes over waiters that would share the key.
     pub(super) fn next_older(
