@@ -58,26 +58,14 @@ compile_error!(
 pub(crate) mod tests {
     use std::cell::Cell;
 
-    use tokio::time::Instant;
-
     use super::*;
 
     thread_local! {
         static SLEPT: Cell<Duration> = const { Cell::new(Duration::ZERO) };
-        static RUNTIME_START: Cell<Option<Instant>> = const { Cell::new(None) };
     }
 
     pub(super) fn adjust(moment: Moment) -> Moment {
-        if let Some(start) = RUNTIME_START.get() {
-            let now = start.elapsed();
-            return Moment { boot: now, raw: now };
-        }
         Moment { boot: moment.boot + SLEPT.get(), ..moment }
-    }
-
-    /// Both clocks of this thread follow the clock of the tokio runtime, which a test may pause.
-    pub(crate) fn follow_the_runtime() {
-        RUNTIME_START.set(RUNTIME_START.get().or(Some(Instant::now())));
     }
 
     /// For this thread, only the clock that counts sleep advances: no other clock, no timer.

@@ -1,7 +1,6 @@
 //! Events for `tracing`, and counters and histograms for the `metrics` facade if the feature
 //! `metrics` is on. None of them contains a token.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::quorum::ExtensionVerdict;
@@ -36,7 +35,7 @@ pub(crate) fn acquired(outcome: &Result<Lock, AcquireError>, since: Instant) {
     measure("quorlock_wait_seconds", || since.elapsed());
 }
 
-pub(crate) fn extended(lock: &Arc<LockInner>, verdict: ExtensionVerdict) {
+pub(crate) fn extended(lock: &LockInner, verdict: ExtensionVerdict) {
     // A lock that its holder has released or detached causes no warning.
     let outcome = match verdict {
         ExtensionVerdict::Extended(_) => {
@@ -63,7 +62,7 @@ pub(crate) fn repaired(granted: bool) {
 }
 
 /// `None` when too few nodes confirmed the release.
-pub(crate) fn released(lock: &Arc<LockInner>, released: Option<Released>) {
+pub(crate) fn released(lock: &LockInner, released: Option<Released>) {
     let outcome = match released {
         Some(Released::Released) => "released",
         Some(Released::AlreadyOver) => "already_over",
@@ -72,15 +71,15 @@ pub(crate) fn released(lock: &Arc<LockInner>, released: Option<Released>) {
     ended(lock, outcome);
 }
 
-pub(crate) fn dropped(lock: &Arc<LockInner>) {
+pub(crate) fn dropped(lock: &LockInner) {
     ended(lock, "dropped");
 }
 
-pub(crate) fn detached(lock: &Arc<LockInner>) {
+pub(crate) fn detached(lock: &LockInner) {
     ended(lock, "detached");
 }
 
-fn ended(lock: &Arc<LockInner>, outcome: &'static str) {
+fn ended(lock: &LockInner, outcome: &'static str) {
     tracing::debug!(key = %lock.spec.keys, held_for = ?lock.held_for(), outcome, "ended");
     count("quorlock_releases_total", outcome);
     measure("quorlock_hold_seconds", || lock.held_for());

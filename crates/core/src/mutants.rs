@@ -33,6 +33,8 @@ pub enum Mutant {
     SilentNotReleased,
     /// A RELEASE may travel through another connection than its ACQUIRE.
     ReleaseElsewhere,
+    /// The RELEASE of a dropped lock is sent late, so its client may send an ACQUIRE before it.
+    LateRelease,
     /// A node that does not hold the lock is repaired before a majority has extended it.
     EarlyRepair,
     /// A client assumes that all clocks run at the same rate.
@@ -69,7 +71,7 @@ impl Mutant {
     /// Tests of the state machines catch the mutants that are neither here nor in
     /// [`OF_OTHER_KINDS`](Self::OF_OTHER_KINDS): their harm is too rare for fleets. The model of
     /// the agreement on fences catches [`MajorityOfGrants`](Self::MajorityOfGrants).
-    pub const OF_EXCLUSIVE_LOCKS: [Self; 15] = [
+    pub const OF_EXCLUSIVE_LOCKS: [Self; 16] = [
         Self::HeldOutOfTurn,
         Self::NoDeadline,
         Self::TicketNotRaised,
@@ -79,6 +81,7 @@ impl Mutant {
         Self::ReusedToken,
         Self::SilentNotReleased,
         Self::ReleaseElsewhere,
+        Self::LateRelease,
         Self::EarlyRepair,
         Self::NoDrift,
         Self::ValidFromAnswer,

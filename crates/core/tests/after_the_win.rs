@@ -146,23 +146,6 @@ fn late_grant_counts_once_the_other_nodes_have_confirmed_the_lock() {
     assert!(counts_after(ms(10), false), "a grant in time");
 }
 
-/// As [`counts_after`], with the answer of node 2 to the call's ACQUIRE unread.
-fn counts_unread_after(delay: Duration) -> bool {
-    let mut call = ScriptedCall::new(LONG);
-    call.answer(0, &granted());
-    call.answer(1, &granted());
-    let mut hold = call.hold();
-    call.at += delay;
-    let answers = [(2, granted()), (1, granted()), (0, Response::No)];
-    is_extended(extend(&mut call, &mut hold, answers))
-}
-
-#[test]
-fn grant_whose_answer_is_read_after_that_of_an_extension_counts() {
-    assert!(counts_unread_after(ms(10)));
-    assert!(!counts_unread_after(ms(200)), "the grant may be late");
-}
-
 /// A lock that was won while the YIELD to node 0 was unanswered, and the ID of the YIELD.
 fn won_while_yielding() -> (ScriptedCall, Hold, RequestId) {
     let mut call = ScriptedCall::with_one_grant();

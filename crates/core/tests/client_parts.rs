@@ -4,9 +4,7 @@
 
 use std::time::Duration;
 
-use quorlock_core::client::{
-    CalledNumbers, Entry, FenceProposals, PlaceQueue, RenewalBatches, RoundTrips, limits,
-};
+use quorlock_core::client::{FenceProposals, Mode, PlaceQueue, RenewalBatches, RoundTrips, limits};
 use quorlock_core::quorum::Moment;
 use quorlock_core::{Fence, Ttl};
 
@@ -98,53 +96,46 @@ fn next_proposal_is_above_the_number_in_a_refusal_unless_it_is_far_ahead() {
 
 #[test]
 fn queue_serves_callers_in_the_order_of_their_arrival() {
-    let mut queue = PlaceQueue::new(1);
-    assert_eq!(queue.enter(), Entry::Place);
-    let entries: Vec<_> = (0..3).map(|_| queue.enter()).collect();
-    let [Entry::Queued(first), Entry::Queued(second), Entry::Queued(third)] = entries[..] else {
-        panic!("{entries:?}");
-    };
-    assert_eq!(queue.give_up(second), Some(CalledNumbers::new()));
-    assert_eq!(queue.leave()[..], [first]);
-    assert_eq!(queue.give_up(first), None, "the caller has a place");
-    assert_eq!(queue.leave()[..], [third]);
-    assert_eq!(queue.leave()[..], [0_u64; 0]);
-    assert!(queue.is_idle(1));
+    let mut queue = PlaceQueue::default();
+    assert!(queue.enter(1, Mode::Exclusive));
+    for waiting in 2..5 {
+        assert!(!queue.enter(waiting, Mode::Exclusive));
+    }
+    assert!(queue.leave(3).is_empty());
+    assert_eq!(queue.leave(1)[..], [2]);
+    assert_eq!(queue.leave(2)[..], [4]);
+    assert_eq!(queue.leave(4)[..], [0_u64; 0]);
+    assert!(queue.is_idle());
 }
 
 #[test]
 fn sharers_at_the_head_of_a_queue_get_the_place_together() {
-    let mut queue = PlaceQueue::new(1);
-    let number = |entry| match entry {
-        Entry::Queued(number) => number,
-        Entry::Place => panic!("the caller has a place"),
-    };
-    assert_eq!(queue.enter_to_share(), Entry::Place);
-    assert_eq!(queue.enter_to_share(), Entry::Place);
-    let writer = number(queue.enter());
-    let readers = [number(queue.enter_to_share()), number(queue.enter_to_share())];
-    let last = number(queue.enter());
-    assert!(queue.leave().is_empty(), "another caller still shares the place");
-    assert_eq!(queue.leave()[..], [writer], "readers that arrived later wait");
-    assert_eq!(queue.leave()[..], readers);
-    assert!(queue.leave().is_empty());
-    assert_eq!(queue.leave()[..], [last]);
-    assert!(queue.leave().is_empty());
-    assert!(queue.is_idle(1));
+    let mut queue = PlaceQueue::default();
+    assert!(queue.enter(1, Mode::Shared));
+    assert!(queue.enter(2, Mode::Shared));
+    assert!(!queue.enter(3, Mode::Exclusive));
+    assert!(!queue.enter(4, Mode::Shared));
+    assert!(!queue.enter(5, Mode::Shared));
+    assert!(!queue.enter(6, Mode::Exclusive));
+    assert!(queue.leave(1).is_empty(), "another caller still shares the place");
+    assert_eq!(queue.leave(2)[..], [3], "readers that arrived later wait");
+    assert_eq!(queue.leave(3)[..], [4, 5]);
+    assert!(queue.leave(4).is_empty());
+    assert_eq!(queue.leave(5)[..], [6]);
+    assert!(queue.leave(6).is_empty());
+    assert!(queue.is_idle());
 }
 
 #[test]
 fn sharers_join_once_the_writer_before_them_gave_up() {
-    let mut queue = PlaceQueue::new(1);
-    assert_eq!(queue.enter_to_share(), Entry::Place);
-    let (Entry::Queued(writer), Entry::Queued(reader)) = (queue.enter(), queue.enter_to_share())
-    else {
-        panic!("a caller did not have to wait")
-    };
-    assert_eq!(queue.give_up(writer).as_deref(), Some(&[reader][..]));
-    assert!(queue.leave().is_empty());
-    assert!(queue.leave().is_empty());
-    assert!(queue.is_idle(1));
+    let mut queue = PlaceQueue::default();
+    assert!(queue.enter(1, Mode::Shared));
+    assert!(!queue.enter(2, Mode::Exclusive));
+    assert!(!queue.enter(3, Mode::Shared));
+    assert_eq!(queue.leave(2)[..], [3]);
+    assert!(queue.leave(1).is_empty());
+    assert!(queue.leave(3).is_empty());
+    assert!(queue.is_idle());
 }
 
 #[test]
@@ -155,8 +146,8 @@ fn renewals_that_are_due_together_share_a_batch() {
     renewals.schedule(2, at(115), ms(20));
     renewals.schedule(3, at(300), ms(20));
     assert_eq!(renewals.next_due(), Some(at(100)));
-    assert_eq!(renewals.take_due(at(99)), Vec::<Vec<u64>>::new());
-    assert_eq!(renewals.take_due(at(100)), [vec![1, 2]]);
+    assert_eq!(renewals.take_due(at(99)), [0_u64; 0]);
+    assert_eq!(renewals.take_due(at(100)), [1, 2]);
     renewals.schedule(3, at(200), ms(20));
     assert_eq!(renewals.next_due(), Some(at(200)), "the new time replaces the old one");
     renewals.forget(3);

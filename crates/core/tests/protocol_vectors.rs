@@ -366,10 +366,6 @@ fn one_try(mut case: Fields) {
         while let Some(action) = acquire.poll() {
             let (id, request) = match action {
                 Action::Send { id, request, .. } => (id, Some(request)),
-                Action::TakePlace => {
-                    acquire.handle_place(&mut client.ctx());
-                    continue;
-                }
                 Action::Wait { id } => {
                     stands = true;
                     let wait = acquire.handle_wait_connection(id, &mut client.ctx());
@@ -427,8 +423,6 @@ fn one_wait(mut case: Fields) {
     let (mut acquire, sent) = client.begin(case.us_or_null("left_us"));
     let held = Response::Held { number: fence(7), is_older: true };
     acquire.handle_response(sent[0], &held, &mut client.ctx());
-    assert!(matches!(acquire.poll(), Some(Action::TakePlace)), "{}", case.text);
-    acquire.handle_place(&mut client.ctx());
     let Some(Action::Wait { id }) = acquire.poll() else { panic!("{}", case.text) };
     let (request, _) = acquire.handle_wait_connection(id, &mut client.ctx()).unwrap();
     let Command::Wait { wait, .. } = request.command else { panic!("{}", case.text) };

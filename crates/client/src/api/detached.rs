@@ -46,15 +46,10 @@ pub enum InvalidDetached {
 }
 
 impl DetachedLock {
-    pub(crate) fn new(
-        lock: &LockInner,
-        slot: Option<usize>,
-        token: Token,
-        remaining: Duration,
-    ) -> Self {
+    pub(crate) fn new(lock: &LockInner, slot: Option<usize>, remaining: Duration) -> Self {
         Self {
             keys: lock.spec.keys.clone(),
-            token,
+            token: lock.token,
             ttl: lock.spec.ttl,
             fence: lock.fence,
             until: SystemTime::now() + remaining,

@@ -6,7 +6,7 @@ use quorlock_core::Fence;
 use quorlock_core::client::Mode;
 use quorlock_core::quorum;
 
-use crate::driver::{LockInner, downgrade, extend};
+use crate::driver::LockInner;
 use crate::{DetachedLock, ExtendError, LockWatch, LostError, Ownership, ReleaseError, telemetry};
 
 /// A held lock.
@@ -127,8 +127,8 @@ impl Lock {
     ///
     /// Renewal ends when the lock is released, dropped, detached or lost, and at its
     /// [`max_hold`](crate::LockBuilder::max_hold). Nodes do not extend a revoked lock, but the
-    /// client goes on asking, because the operator may end the lock early. One task renews all
-    /// locks of a client. Locks that are due at about the same time share one pipeline per node.
+    /// client goes on asking, because the operator may end the lock early. The extensions of locks
+    /// that are due at the same time share a pipeline per node.
     ///
     /// While a majority holds the lock, renewal repairs the nodes that miss it.
     pub fn renew(&mut self) {
@@ -159,7 +159,7 @@ impl Lock {
         &mut self,
     ) -> impl Future<Output = Result<(), ExtendError>> + Send + use<> {
         let inner = Arc::clone(self.inner());
-        async move { extend(&inner).await }
+        async move { inner.extend().await }
     }
 
     /// Releases the lock on all nodes, and returns when a majority has confirmed it.
@@ -208,7 +208,7 @@ impl Lock {
             if is_one_of_several {
                 return Err(ExtendError::NotShareable);
             }
-            downgrade(&inner).await
+            inner.downgrade().await
         }
     }
 
@@ -223,8 +223,7 @@ impl Lock {
     pub fn detach(mut self) -> DetachedLock {
         let inner = self.take();
         telemetry::detached(&inner);
-        let (token, remaining) = inner.detach();
-        DetachedLock::new(&inner, self.slot, token, remaining)
+        DetachedLock::new(&inner, self.slot, inner.detach())
     }
 
     /// Describes the lock for a process that releases it after this process has died.
@@ -234,7 +233,7 @@ impl Lock {
     /// protects runs any more. Attaching it would take the lock away from this handle.
     pub fn to_detached(&self) -> DetachedLock {
         let inner = self.inner();
-        DetachedLock::new(inner, self.slot, inner.token(), inner.remaining())
+        DetachedLock::new(inner, self.slot, inner.remaining())
     }
 
     pub(crate) fn loss(&self) -> Option<LostError> {

@@ -239,7 +239,7 @@ impl LockBuilder {
 
     fn check_permits(&self, permits: usize) {
         let Some(name) = slots::name_of(self.keys.first()) else { return };
-        if !self.shared.queues.begin_permit_check(&self.keys, Instant::now()) {
+        if !self.shared.begins_permit_check(&self.keys) {
             return;
         }
         let (name, shared) = (name.to_vec(), Arc::clone(&self.shared));

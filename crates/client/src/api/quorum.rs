@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
-use quorlock_core::client::{Release, RevokeMode, Spec, limits, summarize};
-use quorlock_core::quorum::{Majority, ReleaseVerdict};
+use quorlock_core::client::{RevokeMode, Spec, limits, summarize};
+use quorlock_core::quorum::Majority;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::lock_builder::Kind;
 use super::slots::{self, PERMITS_MAX, slot_key};
-use crate::driver::{self, NodeInfo, Releasing, Revoking, Shared};
+use crate::driver::{self, NodeInfo, Revoking, Shared};
 use crate::{
     Answer, AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection,
     LeaseInfo, ListedLock, Lock, LockBuilder, LockList, LockState, NodeError, NodeHealth,
@@ -189,16 +189,7 @@ impl Quorum {
             node_timeout: self.shared.node_timeout.map(bounded),
             ..Spec::exclusive(detached.keys, detached.ttl)
         };
-        let (spec, token) = (Arc::new(spec), detached.token);
-        let release = self.shared.with_context(|ctx| Release::everywhere(token, &spec, ctx));
-        let releasing = Releasing::without_waits(&self.shared, release);
-        match releasing.wait_for_verdict().await {
-            (Some(ReleaseVerdict::Released), _) => Ok(Released::Released),
-            (Some(ReleaseVerdict::AlreadyOver), _) => Ok(Released::AlreadyOver),
-            (Some(ReleaseVerdict::Unconfirmed) | None, answers) => {
-                Err(ReleaseError::NoQuorum { nodes: self.shared.report(answers) })
-            }
-        }
+        self.shared.release_token(detached.token, spec).await
     }
 
     /// The state of the connection to each node, in the order in which the nodes were named.
@@ -426,10 +417,9 @@ impl Quorum {
     /// # Cancel safety
     /// Dropping the future does not stop the releases.
     pub async fn flush(&self, limit: Duration) -> Result<(), FlushError> {
-        self.shared.releases.spawn_all();
         self.shared.tasks.close();
         let done = timeout(limit, self.shared.tasks.wait()).await;
-        done.map_err(|_| FlushError { pending: self.shared.tasks.len() })
+        done.map_err(|_| FlushError { pending: self.shared.open_releases() })
     }
 }
 

@@ -2,7 +2,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use quorlock_core::client::{ClientState, Hello, LinkAction, Links, NodeError, Notice};
+use quorlock_core::client::{ClientState, Hello, LinkAction, Links, NodeError, Notice, limits};
+use quorlock_core::quorum::Moment;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -75,10 +76,11 @@ impl Supervisor {
         loop {
             self.links.handle_timeout(clock::now(), &self.client_state, &mut SystemRandom);
             self.act();
+            let next = self.next_due();
             tokio::select! {
                 Some(event) = received.recv() => self.handle(event),
                 Some(_) = self.pings.join_next() => {}
-                () = sleep_until(self.links.poll_timeout()) => {}
+                () = sleep_until(next) => {}
             }
         }
     }
@@ -108,7 +110,10 @@ impl Supervisor {
     }
 
     fn act(&mut self) {
-        let mut changed = false;
+        let now = clock::now();
+        let view = self.view.load();
+        let mut changed = view.replaced.iter().any(|(_, _, until)| now.has_reached(*until));
+        drop(view);
         while let Some(action) = self.links.poll() {
             match action {
                 LinkAction::Connect { node, connection } => self.connect(node, connection),
@@ -161,19 +166,28 @@ impl Supervisor {
         });
     }
 
+    /// When the links have something to do, or a replaced connection is given up.
+    fn next_due(&self) -> Option<Moment> {
+        let view = self.view.load();
+        let replaced = view.replaced.iter().map(|(_, _, until)| *until);
+        replaced.chain(self.links.poll_timeout()).reduce(Moment::earlier)
+    }
+
     fn publish(&self) {
         let before = self.view.load();
         // A replaced connection may still have requests in flight.
+        let now = clock::now();
         let mut replaced = before.replaced.clone();
         for (node, connection) in before.connections.iter().enumerate() {
             let current = self.connections[node].as_ref();
             if let Some(connection) = connection
                 && current.is_none_or(|current| !Arc::ptr_eq(current, connection))
             {
-                replaced.push((node, Arc::downgrade(connection)));
+                let until = now.plus(limits::RELEASE_OVERTAKES);
+                replaced.push((node, Arc::clone(connection), until));
             }
         }
-        replaced.retain(|(_, connection)| connection.strong_count() > 0);
+        replaced.retain(|(_, _, until)| !now.has_reached(*until));
         self.view.store(Arc::new(View {
             topology: self.links.topology(),
             connections: self.connections.clone(),

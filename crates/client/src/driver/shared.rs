@@ -1,11 +1,10 @@
-use std::sync::{Arc, Weak};
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use quorlock_core::client::{
-    Answer, ClientState, Context, LinkHealth, NodeError, Random, RequestId, Response, Topology,
-};
-use quorlock_core::quorum::Majority;
+use quorlock_core::client::{Answer, ClientState, Context, Keys, LinkHealth, Random, Topology};
+use quorlock_core::quorum::{Majority, Moment};
 use rand::RngExt as _;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
@@ -13,11 +12,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use super::links::{LinkEvent, supervise};
-use super::local_queues::LocalQueues;
-use super::places_in_line::PlacesInLine;
-use super::releases::Releases;
-use super::renewer::Renewer;
-use crate::transport::{Answered, Connection, Endpoint, InFlight, Outgoing, WaitConnectionPool};
+use super::shards::{CloseShards, SHARDS, ShardDriver, Timekeeper};
+use crate::transport::{Connection, Endpoint, WaitConnectionPool};
 use crate::{NodeAnswer, NodeAnswers, clock};
 
 /// The state that all handles and tasks of one client share, and that keeps its connections open.
@@ -27,10 +23,9 @@ pub(crate) struct Shared {
     pub(crate) runtime: Handle,
     /// The releases in the background, for which `flush` waits.
     pub(crate) tasks: TaskTracker,
-    pub(crate) queues: Arc<LocalQueues>,
-    pub(super) places_in_line: Arc<PlacesInLine>,
-    pub(crate) renewer: Renewer,
-    pub(crate) releases: Releases,
+    pub(super) shards: Vec<ShardDriver>,
+    pub(super) timekeeper: Arc<Timekeeper>,
+    hasher: RandomState,
     /// The time limit per node that the program set for all locks of the client.
     pub(crate) node_timeout: Option<Duration>,
     pub(crate) view: Arc<ArcSwap<View>>,
@@ -50,8 +45,8 @@ pub(crate) struct NodeInfo {
 pub(crate) struct View {
     pub(crate) topology: Topology,
     pub(crate) connections: Vec<Option<Arc<Connection>>>,
-    /// Replaced connections, by node. Each is kept alive only by its requests in flight.
-    pub(crate) replaced: Vec<(usize, Weak<Connection>)>,
+    /// Replaced connections, by node, and until when each is kept for its requests in flight.
+    pub(crate) replaced: Vec<(usize, Arc<Connection>, Moment)>,
 }
 
 /// The state of the connections at one moment, for `connect` and `Quorum::health`.
@@ -84,21 +79,25 @@ impl Shared {
                 () = stopped.cancelled() => {}
             }
         });
-        Arc::new_cyclic(|this| Self {
-            renewer: Renewer::start(&runtime, Weak::clone(this)),
-            releases: Releases::start(&runtime),
+        let timekeeper = Arc::<Timekeeper>::default();
+        let shared = Arc::new(Self {
             nodes,
             client_state,
             runtime,
             tasks: TaskTracker::new(),
-            queues: Arc::default(),
-            places_in_line: Arc::default(),
+            shards: ShardDriver::all(),
+            timekeeper: Arc::clone(&timekeeper),
+            hasher: RandomState::new(),
             node_timeout,
             view,
             health,
             events,
-            _close_connections: stop.drop_guard(),
-        })
+            _close_connections: stop.clone().drop_guard(),
+        });
+        let guard = CloseShards(Arc::downgrade(&shared));
+        let keeps_time = Self::keep_time(guard, timekeeper, stop);
+        shared.runtime.spawn(keeps_time);
+        shared
     }
 
     /// Calls a machine with the current time and nodes.
@@ -113,15 +112,28 @@ impl Shared {
         })
     }
 
+    /// The shard of these keys.
+    pub(super) fn shard_of(&self, keys: &Keys) -> usize {
+        let hash = self.hasher.hash_one(keys);
+        usize::try_from(hash % SHARDS as u64).unwrap_or_default()
+    }
+
+    /// Whether a check for clients that give this semaphore more permits is due.
+    pub(crate) fn begins_permit_check(self: &Arc<Self>, keys: &Keys) -> bool {
+        self.with_shard(self.shard_of(keys), |state, ctx| {
+            state.machines.begins_permit_check(keys, ctx.now)
+        })
+    }
+
     /// The connection with this number to a node, if it still exists.
     pub(crate) fn connection(&self, node: usize, number: u64) -> Option<Arc<Connection>> {
         let view = self.view.load();
         let current =
             view.connections[node].as_ref().filter(|connection| connection.number == number);
         current.cloned().or_else(|| {
-            let of_node = view.replaced.iter().filter(|(of, _)| *of == node);
-            let mut alive = of_node.filter_map(|(_, connection)| connection.upgrade());
-            alive.find(|connection| connection.number == number)
+            let mut replaced = view.replaced.iter().filter(|(of, _, _)| *of == node);
+            let found = replaced.find(|(_, connection, _)| connection.number == number);
+            found.map(|(_, connection, _)| Arc::clone(connection))
         })
     }
 
@@ -130,30 +142,17 @@ impl Shared {
         let _ = self.events.send(LinkEvent::Suspicion { node, connection });
     }
 
-    /// Sends a request through the connection with this number. If that is gone, the request fails.
-    pub(super) fn ask(
-        &self,
-        in_flight: &mut InFlight,
-        id: RequestId,
-        connection: u64,
-        outgoing: Outgoing,
-    ) {
-        match self.connection(id.node, connection) {
-            Some(connection) => in_flight.ask(id, connection, outgoing),
-            None => in_flight.fail(id, NodeError::connection_lost()),
-        }
+    /// How many releases are not over.
+    pub(crate) fn open_releases(self: &Arc<Self>) -> usize {
+        (0..SHARDS).map(|index| self.lock(index).open_releases()).sum()
     }
 
-    /// Records the round trip of a response, whether it was in time or late.
-    pub(super) fn sample(&self, answered: &Answered) {
-        if !matches!(answered.response, Response::Failed(NodeError::Down { .. })) {
-            self.client_state.round_trips.sample(answered.id.node, answered.took);
-        }
-    }
-
-    /// Runs a release in the background. [`Quorum::flush`](crate::Quorum::flush) waits for it.
-    pub(crate) fn spawn_release(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.tasks.spawn_on(task, &self.runtime);
+    /// Whether the runtime of the client has ended, or ends now.
+    pub(super) fn has_no_runtime(&self) -> bool {
+        let probe = self.runtime.spawn(std::future::pending::<()>());
+        let is_refused = probe.is_finished();
+        probe.abort();
+        is_refused
     }
 
     pub(crate) fn report(&self, answers: impl IntoIterator<Item = Answer>) -> NodeAnswers {

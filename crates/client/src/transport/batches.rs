@@ -8,15 +8,15 @@ use std::task::Poll;
 
 use ::redis::aio::MultiplexedConnection;
 use ::redis::{Pipeline, RedisError, Value};
-use futures_util::future::{BoxFuture, FutureExt as _};
-use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use futures_util::future::{BoxFuture, FutureExt as _, ready};
+use futures_util::stream::{FuturesOrdered, StreamExt as _};
 use quorlock_core::client::{NodeError, Response};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::unconstrained;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::command::{Outgoing, add, read_error};
-use super::in_flight::Ticket;
+use super::ticket::Ticket;
 
 /// The limit for one connection, in requests.
 pub(super) const UNANSWERED_MAX: usize = 65_536;
@@ -49,6 +49,9 @@ pub(super) enum QueuedRequest {
     ForLock { outgoing: Outgoing, ticket: Ticket },
     Several { commands: Pipeline, reply: oneshot::Sender<Result<Vec<Value>, NodeError>> },
 }
+
+/// A batch, and the replies to its commands.
+type Answered = (Vec<QueuedRequest>, Result<Vec<Value>, RedisError>);
 
 impl Batches {
     pub(super) fn start(wire: MultiplexedConnection) -> Self {
@@ -102,11 +105,15 @@ impl Drop for Closing {
 
 async fn run(wire: MultiplexedConnection, queue: Closing) {
     let queue = &queue.0;
-    let mut sent: FuturesUnordered<BoxFuture<'static, usize>> = FuturesUnordered::new();
+    // Batches are answered in the order in which they were sent, whichever is polled first.
+    let mut sent: FuturesOrdered<BoxFuture<'static, Answered>> = FuturesOrdered::new();
     loop {
         tokio::select! {
             biased;
-            Some(answered) = sent.next() => queue.state().unanswered -= answered,
+            Some((batch, replies)) = sent.next() => {
+                queue.state().unanswered -= batch.len();
+                finish(batch, replies);
+            }
             () = queue.added.notified() => {
                 run_others().await;
                 let mut waiting = mem::take(&mut queue.state().waiting).into_iter();
@@ -115,8 +122,8 @@ async fn run(wire: MultiplexedConnection, queue: Closing) {
                     let mut sending = send(wire.clone(), batch).boxed();
                     // Sent before any later batch: a RELEASE must not overtake its ACQUIRE.
                     match poll_fn(|cx| Poll::Ready(sending.poll_unpin(cx))).await {
-                        Poll::Ready(answered) => queue.state().unanswered -= answered,
-                        Poll::Pending => sent.push(sending),
+                        Poll::Ready(answered) => sent.push_back(ready(answered).boxed()),
+                        Poll::Pending => sent.push_back(sending),
                     }
                 }
             }
@@ -138,24 +145,21 @@ async fn run_others() {
     .await;
 }
 
-/// Sends a batch at the first poll. Returns the number of its requests when all are answered.
-async fn send(mut wire: MultiplexedConnection, batch: Vec<QueuedRequest>) -> usize {
-    let requests = batch.len();
+/// Sends a batch at the first poll. Returns it with its replies.
+async fn send(mut wire: MultiplexedConnection, batch: Vec<QueuedRequest>) -> Answered {
     // A single command is sent without a copy.
     if let [QueuedRequest::ForLock { outgoing: Outgoing { packet: command, .. }, .. }] = &batch[..]
     {
         let reply = wire.send_packed_command(command).await.map(|reply| vec![reply]);
-        finish(batch, reply);
-        return requests;
+        return (batch, reply);
     }
-    let mut pipeline = Pipeline::with_capacity(requests);
+    let mut pipeline = Pipeline::with_capacity(batch.len());
     for request in &batch {
         request.add_to(&mut pipeline);
     }
     let commands = pipeline.len();
     let replies = wire.send_packed_commands(&pipeline, 0, commands).await;
-    finish(batch, replies);
-    requests
+    (batch, replies)
 }
 
 fn finish(batch: Vec<QueuedRequest>, replies: Result<Vec<Value>, RedisError>) {
@@ -210,18 +214,17 @@ impl QueuedRequest {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex, Weak};
     use std::time::Duration;
 
     use quorlock_core::Ttl;
-    use quorlock_core::client::{
-        Command, Keys, NodeError, Request, RequestId, Response, Spec, Token,
-    };
+    use quorlock_core::client::{Command, Keys, NodeError, Request, Response, Spec, Token};
     use quorlock_testkit::Server;
+    use tokio::sync::oneshot;
     use tokio::time::timeout;
 
     use super::{BATCH_MAX, UNANSWERED_MAX};
-    use crate::transport::{Connection, Endpoint, InFlight, Outgoing, open};
+    use crate::transport::{Connection, Endpoint, Inbox, Outgoing, Ticket, open};
 
     const SOON: Duration = Duration::from_secs(30);
 
@@ -236,18 +239,34 @@ mod tests {
         Outgoing::new(&spec, &Request { token: Token::of_bits(1), command })
     }
 
-    fn ask(connection: &Arc<Connection>, outgoing: Outgoing) -> InFlight {
-        let mut in_flight = InFlight::with_capacity(1);
-        in_flight.ask(RequestId { node: 0, round: 0 }, Arc::clone(connection), outgoing);
-        in_flight
+    /// The inbox of one response.
+    struct Asker(Mutex<Option<oneshot::Sender<Response>>>);
+
+    impl Inbox for Asker {
+        fn put(self: Arc<Self>, _: usize, _: u64, response: Response) {
+            self.0.lock().unwrap().take().unwrap().send(response).unwrap();
+        }
     }
 
-    async fn response(in_flight: &mut InFlight) -> Response {
-        timeout(SOON, in_flight.next()).await.expect("the request was not answered").response
+    struct Asked {
+        response: oneshot::Receiver<Response>,
+        _inbox: Arc<Asker>,
     }
 
-    fn assert_failed_at_once(in_flight: &mut InFlight) {
-        assert_down(&in_flight.take_answered().expect("the request has not failed").response);
+    fn ask(connection: &Arc<Connection>, outgoing: Outgoing) -> Asked {
+        let (sender, response) = oneshot::channel();
+        let inbox = Arc::new(Asker(Mutex::new(Some(sender))));
+        let weak: Weak<Asker> = Arc::downgrade(&inbox);
+        connection.ask(outgoing, Ticket::new(weak, 0, 0));
+        Asked { response, _inbox: inbox }
+    }
+
+    async fn response(asked: &mut Asked) -> Response {
+        timeout(SOON, &mut asked.response).await.expect("the request was not answered").unwrap()
+    }
+
+    fn assert_failed_at_once(asked: &mut Asked) {
+        assert_down(&asked.response.try_recv().expect("the request has not failed"));
     }
 
     fn assert_down(response: &Response) {

@@ -11,8 +11,8 @@ use tokio::time::Instant;
 
 use super::batches::{Batches, QueuedRequest, UNANSWERED_MAX};
 use super::command::{Outgoing, read_error};
-use super::in_flight::Ticket;
 use super::port_protocol;
+use super::ticket::Ticket;
 
 #[derive(Clone)]
 pub(crate) struct Endpoint {
@@ -149,7 +149,7 @@ fn connect_error(error: &RedisError) -> NodeError {
 }
 
 impl Connection {
-    pub(super) fn ask(&self, outgoing: Outgoing, ticket: Ticket) {
+    pub(crate) fn ask(&self, outgoing: Outgoing, ticket: Ticket) {
         self.batches.add(QueuedRequest::ForLock { outgoing, ticket });
     }
 

@@ -3,18 +3,16 @@
 mod batches;
 mod command;
 mod connection;
-mod in_flight;
 mod inspection;
 mod port_protocol;
 #[cfg(test)]
 mod protocol_vectors;
 mod revocation;
+mod ticket;
 mod wait_connection_pool;
-mod waits;
 
-pub(crate) use command::{Outgoing, read_fence};
+pub(crate) use command::Outgoing;
 pub use connection::connect_or_explain;
 pub(crate) use connection::{Connection, Endpoint, open};
-pub(crate) use in_flight::{Answered, InFlight};
-pub(crate) use wait_connection_pool::{WaitConnection, WaitConnectionPool};
-pub(crate) use waits::Waits;
+pub(crate) use ticket::{Inbox, Ticket};
+pub(crate) use wait_connection_pool::WaitConnectionPool;

@@ -5,8 +5,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ::redis::aio::MultiplexedConnection;
 use quorlock_core::client::{NodeError, Response};
-use tokio::runtime::Handle;
-use tokio::sync::oneshot;
 
 use super::{Endpoint, Outgoing};
 
@@ -44,17 +42,8 @@ impl WaitConnectionPool {
 }
 
 impl WaitConnection {
-    /// Sends a WAIT. Its response arrives although this program no longer waits for it, and then
-    /// the pool may reuse the connection.
-    pub(crate) fn ask(self, outgoing: Outgoing, runtime: &Handle) -> oneshot::Receiver<Response> {
-        let (reply, replied) = oneshot::channel();
-        runtime.spawn(async move {
-            let _ = reply.send(self.response(outgoing).await);
-        });
-        replied
-    }
-
-    async fn response(mut self, outgoing: Outgoing) -> Response {
+    /// Sends a WAIT, and returns the response. Then the pool may reuse the connection.
+    pub(crate) async fn ask(mut self, outgoing: Outgoing) -> Response {
         let Some(mut connection) = self.connection.take() else {
             return Response::Failed(NodeError::connection_lost());
         };

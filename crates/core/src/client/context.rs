@@ -1,6 +1,7 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::{FenceProposals, NodeError, RoundTrips, Token};
+use super::{FenceProposals, NodeError, RoundTrips, Token, limits};
 use crate::mutants::{Mutant, is_broken};
 use crate::quorum::{Majority, Moment};
 
@@ -53,6 +54,29 @@ pub struct ClientState {
     pub round_trips: RoundTrips,
     /// The fences to propose.
     pub fences: FenceProposals,
+    /// The places for calls that stand in line.
+    pub places: Places,
+}
+
+/// The places for calls that stand in line: each has a wait connection to every node.
+#[derive(Debug)]
+pub struct Places(AtomicUsize);
+
+impl Places {
+    /// Makes this many free places.
+    pub fn new(places: usize) -> Self {
+        Self(AtomicUsize::new(places))
+    }
+
+    /// Takes a place. Returns whether one was free.
+    pub(super) fn take(&self) -> bool {
+        let one_less = |free: usize| free.checked_sub(1);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
+    }
+
+    pub(super) fn give_back(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 impl ClientState {
@@ -62,6 +86,7 @@ impl ClientState {
             majority,
             round_trips: RoundTrips::new(majority.nodes()),
             fences: FenceProposals::default(),
+            places: Places::new(limits::WAIT_CONNECTIONS_MAX),
         }
     }
 }

@@ -109,8 +109,6 @@ struct Round {
     pending: SmallVec<[Option<u64>; 5]>,
     /// When unanswered nodes count as silent, and after how long; `None` once they do.
     due: Option<(Moment, Duration)>,
-    /// Until when to wait for late answers and repairs.
-    ends_at: Moment,
     decided: bool,
     /// Whether a majority has extended the lock.
     is_confirmed: bool,
@@ -141,8 +139,8 @@ pub enum HoldAction {
     Repaired(bool),
     /// A node misses the lock. [`Hold::renew_in`] says when the next round is due.
     Incomplete,
-    /// Get an exclusive connection to the node, or queue for one. Then call
-    /// [`Hold::handle_wait_connection`], and send the WAIT that it returns.
+    /// Get an exclusive connection to the node. Then call [`Hold::handle_wait_connection`], and
+    /// send the WAIT that it returns.
     Wait {
         /// Identifies the response.
         id: RequestId,
@@ -395,8 +393,6 @@ impl Hold {
             core,
             pending: SmallVec::from_elem(None, self.nodes.len()),
             due: Some((ctx.now.plus(limit), limit)),
-            // After the ttl, a late majority would leave no validity.
-            ends_at: ctx.now.plus(self.spec.ttl.duration()),
             decided: false,
             is_confirmed: false,
             purpose,
@@ -422,12 +418,6 @@ impl Hold {
             }
         }
         Some(number)
-    }
-
-    /// Until when to wait for the answers to the last round and to its repairs: a ttl after the
-    /// round began.
-    pub fn round_ends_at(&self) -> Option<Moment> {
-        self.round.as_ref().map(|round| round.ends_at)
     }
 
     /// Returns the next action.
@@ -498,14 +488,6 @@ impl Hold {
             let arrived = connection.is_some() && self.nodes[node].reach.connection() == connection;
             if arrived && !matches!(response, Response::Failed(_)) {
                 self.nodes[node].reach.delivery = Delivery::Arrived;
-            }
-            if arrived && response.holds() == Some(true) {
-                self.count_unread_grant(node, ctx);
-            }
-            if arrived {
-                let is_acquire =
-                    |it: &mut Straggler| matches!(it.kind, StragglerKind::Acquire { .. });
-                self.nodes[node].straggler.take_if(is_acquire);
             }
             self.record_answer(node, response.to_answer(), ctx);
             let held = response.holds();
@@ -580,16 +562,6 @@ impl Hold {
         ctx.now.since(self.since) <= self.spec.longest_timeout(ctx)
     }
 
-    /// Counts a grant whose answer the driver has not passed on yet: answers through one connection
-    /// arrive in order, so it came before that of the extension.
-    fn count_unread_grant(&mut self, index: usize, ctx: &Context<'_>) {
-        let in_time = self.is_just_won(ctx);
-        let node = &mut self.nodes[index];
-        let is_unread =
-            matches!(node.straggler, Some(Straggler { kind: StragglerKind::Acquire { .. }, .. }));
-        node.counts |= is_unread && in_time && !node.answered_since;
-    }
-
     /// Releases those of several keys that the lock does not have, on one node.
     fn give_other_keys_back(&mut self, index: usize, ctx: &Context<'_>) {
         let Some(spec) = self.spec.of_other_slots() else { return };
@@ -601,6 +573,11 @@ impl Hold {
     /// it is extended.
     pub fn renew(&mut self) {
         self.is_renewed = true;
+    }
+
+    /// Whether the lock is [renewed](Self::renew).
+    pub fn is_renewed(&self) -> bool {
+        self.is_renewed
     }
 
     /// When to call [`stand_in_front`](Self::stand_in_front); `None` if that was done, or if the
@@ -741,15 +718,6 @@ impl Hold {
         let Some(number) = self.round.as_ref().map(|round| round.number + 1) else { return };
         if self.send_acquire(index, number, ctx) {
             self.nodes[index].repair = Some(number);
-        }
-    }
-
-    /// Undoes the unanswered repairs of a lock that is over, once no driver awaits their responses.
-    pub fn abandon_repairs(&mut self, ctx: &Context<'_>) {
-        for index in 0..self.nodes.len() {
-            if self.over && self.nodes[index].repair.take().is_some() {
-                self.undo_repair(index, ctx);
-            }
         }
     }
 

@@ -23,10 +23,10 @@
 //! | [`PAUSE_MIN`], [`PAUSE_MAX`], [`PAUSE_PERMANENT`] | 10 to 250 ms, doubling, before anything that failed is repeated; 2 s before a client connects again after a permanent error |
 //! | [`RELEASE_OVERTAKES`], [`RELEASE_PAUSE_MAX`] | 30 s, at most the ttl: how long a RELEASE that may have overtaken its ACQUIRE or WAIT is repeated, after pauses that double up to 1 s |
 //! | [`RELEASE_RESEND`] | 500 ms before an unanswered RELEASE is also sent through a newer connection |
-//! | [`renewal_window`], [`RENEWALS_MAX`] | renewals due within 20 ms, at most ttl/50, share a batch of at most 512 |
+//! | [`renewal_window`] | renewals due within 20 ms, at most ttl/50, share a batch |
 //! | [`LISTED_MAX`], [`SCAN_COUNT`], [`OPERATOR_TIMEOUT`] | 100,000 locks in a list; 200 entries for one LOCK.SCAN; 1 s for its answer, and for that to a revocation |
 //! | [`PING_EVERY`] | 30 s between checks of a connection, even if it is in use |
-//! | [`WAIT_CONNECTIONS_MAX`] | 256 blocking connections to each node |
+//! | [`WAIT_CONNECTIONS_MAX`] | 256 calls in line, each with a blocking connection to every node |
 //! | [`LEARNED_AHEAD_MAX_US`] | 90 s: how far ahead of its wall clock a client believes the number in a refusal |
 //! | [`COMPARE_PERMITS_AFTER`], [`COMPARE_PERMITS_EVERY`] | after 1.2 s of a wait, and every 60 s at most, a client checks whether other clients give a full semaphore more permits |
 //! | [`LOCAL_QUEUES_MAX`] | 1024 idle keys whose contention is remembered |
@@ -85,7 +85,7 @@ pub const OPERATOR_TIMEOUT: Duration = Duration::from_secs(1);
 pub const PING_EVERY: Duration = Duration::from_secs(30);
 /// Under how many of a lock's keys a refused client looks for a holder to name.
 pub const NAMING_KEYS_MAX: usize = 8;
-/// How many blocking connections one client has to one node, at most.
+/// How many calls of one client stand in line, each with a blocking connection to every node.
 pub const WAIT_CONNECTIONS_MAX: usize = 256;
 /// How far ahead of its wall clock a client believes the number in a refusal, in microseconds.
 ///
@@ -101,8 +101,6 @@ pub const COMPARE_PERMITS_EVERY: Duration = Duration::from_secs(60);
 pub const LOCAL_QUEUES_MAX: usize = 1024;
 const RENEWAL_WINDOW: Duration = Duration::from_millis(20);
 const RENEWAL_WINDOWS_PER_TTL: u32 = 50;
-/// How many renewals a batch has at most.
-pub const RENEWALS_MAX: usize = 512;
 
 /// The round trip of a node that has not answered yet.
 pub const ROUND_TRIP_UNKNOWN: Duration = Duration::from_millis(1);

@@ -37,7 +37,8 @@ pub enum LinkAction {
         /// The number of the connection.
         connection: u64,
     },
-    /// Stop connecting, or close a connection once its requests in flight are answered.
+    /// Stop connecting, or give up a connection. Its requests in flight may still be answered, for
+    /// [`RELEASE_OVERTAKES`](limits::RELEASE_OVERTAKES).
     Close {
         /// The index of the node.
         node: usize,

@@ -10,8 +10,8 @@
 //!   expire.
 //! - [`Links`]: the connections to the nodes: back-off, liveness, admission.
 //! - [`Hello`]: what a node reports about itself when a client connects.
-//! - [`PlaceQueue`]: the queue in which calls of this program wait for their turn, or for a wait
-//!   connection.
+//! - [`Shard`]: all calls, locks and releases of a client, or of a part of its keys.
+//! - [`PlaceQueue`]: the queue in which calls of this program wait for their turn.
 //! - [`SlotMemory`]: which of several keys to ask for first.
 //! - [`summarize`]: merges the answers of the nodes about a key into a [`LockState`].
 //! - [`Listing`]: the locks that the nodes list, merged by key.
@@ -47,12 +47,13 @@ mod renewal_batches;
 mod request;
 mod revocation;
 mod round_trips;
+mod shard;
 mod slots;
 mod spec;
 mod token;
 
 pub use acquire::{Acquire, Action, Failure, Outcome, Reason};
-pub use context::{ClientState, Context, NodeStatus, Random, Topology};
+pub use context::{ClientState, Context, NodeStatus, Places, Random, Topology};
 pub use fence_proposals::FenceProposals;
 pub use hello::Hello;
 pub use hold::{Hold, HoldAction};
@@ -65,7 +66,7 @@ pub use links::{LinkAction, LinkHealth, Links, Notice};
 pub use listing::{ListedLock, Listing};
 pub use node_error::{Answer, NodeError};
 pub use node_url::{redact_url, unsupported_scheme};
-pub use place_queue::{CalledNumbers, Entry, PlaceQueue};
+pub use place_queue::{CalledNumbers, PlaceQueue};
 pub use release::{OutgoingRequest, Release};
 pub use renewal_batches::RenewalBatches;
 pub use request::{Command, Delivery, Request, RequestId, Response};
@@ -74,6 +75,7 @@ pub use revocation::{
     RevokeRequest,
 };
 pub use round_trips::RoundTrips;
+pub use shard::{RENEWALS, Shard, ShardAction};
 pub use slots::SlotMemory;
 pub use spec::{InvalidSpec, Spec};
 pub use token::Token;

@@ -2,7 +2,6 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::time::Duration;
 
-use super::limits;
 use crate::quorum::Moment;
 
 /// The schedule of a client's extensions. Locks that are due at about the same time share a batch.
@@ -40,24 +39,21 @@ impl RenewalBatches {
         None
     }
 
-    /// Removes and returns the locks that are due now, in batches. If at least one lock is due,
-    /// also returns the next locks whose windows have begun.
-    pub fn take_due(&mut self, now: Moment) -> Vec<Vec<u64>> {
-        let mut batches: Vec<Vec<u64>> = Vec::new();
+    /// Removes and returns the locks that are due now. If at least one is, also the next ones whose
+    /// windows have begun.
+    pub fn take_due(&mut self, now: Moment) -> Vec<u64> {
+        let mut due = Vec::new();
         while let Some(at) = self.next_due() {
             let Some(&Reverse((_, lock))) = self.order.peek() else { break };
             let window = self.due.get(&lock).map(|(_, window)| *window).unwrap_or_default();
-            let may_be_early = !batches.is_empty() && now.plus(window).has_reached(at);
+            let may_be_early = !due.is_empty() && now.plus(window).has_reached(at);
             if !now.has_reached(at) && !may_be_early {
                 break;
             }
             self.order.pop();
             self.due.remove(&lock);
-            match batches.last_mut().filter(|batch| batch.len() < limits::RENEWALS_MAX) {
-                Some(batch) => batch.push(lock),
-                None => batches.push(vec![lock]),
-            }
+            due.push(lock);
         }
-        batches
+        due
     }
 }

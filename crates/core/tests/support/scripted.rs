@@ -108,10 +108,6 @@ impl ScriptedCall {
                 Action::Send { id, request, spec, .. } => {
                     self.sent.push(Sent { id, request, spec });
                 }
-                Action::TakePlace => {
-                    let ctx = &mut self.client.ctx(start().plus(self.at), WALL_US);
-                    self.call.handle_place(ctx);
-                }
                 Action::Wait { id } => {
                     let ctx = &mut self.client.ctx(start().plus(self.at), WALL_US);
                     let wait = self.call.handle_wait_connection(id, ctx);

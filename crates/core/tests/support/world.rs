@@ -225,7 +225,6 @@ impl World {
                 Action::Send { id, request, spec, .. } => {
                     call.sends.push(Sent { id, request, spec });
                 }
-                Action::TakePlace => call.acquire.handle_place(&mut self.ctx()),
                 Action::Wait { id } => self.stand_in_line(id, call),
                 Action::Release(release) => drop(self.deliver_release(*release)),
                 Action::Suspect { .. } => {}

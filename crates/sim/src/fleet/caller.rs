@@ -272,7 +272,7 @@ impl Process {
                 self.caller_rests(caller, world);
             }
             End::Detach => {
-                let key_set = self.key_set_of(lock);
+                let key_set = self.lock(lock).map_or(0, |lock| lock.key_set);
                 if let Some((token, spec)) = self.detach(lock, world) {
                     world.detached.push(DetachedLock { key_set, token, spec });
                 }

@@ -10,7 +10,7 @@ use quorlock_core::quorum::{ExtensionVerdict, LossReason, Majority, Ownership};
 use super::claims::{Claim, ClaimKind};
 use super::clock::{MS, Ns, SECOND};
 use super::plan::{FaultKind, LockKind, Plan};
-use super::process::{Call, Lock, Machine, MachineId, Process};
+use super::process::{Call, Lock, MachineId, Process};
 use super::simulation::SAMPLE_EVERY;
 use super::world::{FailedCall, Note, ReleasedLock, World};
 
@@ -98,7 +98,7 @@ impl Checks {
         let Some(lock) = lock_of(all, id) else { return };
         // After an operator has ended this lock on a node, a lock with a larger fence may be
         // acquired before this one.
-        if was_ended(world, lock) {
+        if was_ended(world, &lock) {
             return;
         }
         let (fence, mode) = (lock.hold.fence(), lock.hold.mode());
@@ -187,7 +187,7 @@ impl Checks {
         };
         let (began, mode) = (lock.call_started, lock.hold.mode());
         for (other, call) in all.iter().flat_map(Process::calls) {
-            let spec = call.acquire.spec();
+            let spec = &call.spec;
             let may_share = mode == Mode::Shared && spec.mode == Mode::Shared;
             let is_comparable = plan.key_indexes[call.key_set] == [key] && !may_share;
             if !is_comparable || call.started >= began || call.attaches.is_some() {
@@ -351,10 +351,10 @@ impl Checks {
             return;
         }
         let mut free_since = BTreeMap::new();
-        let wants = |(_, call): (MachineId, &Call)| (call.key_set, call.acquire.spec().mode);
+        let wants = |(_, call): (MachineId, &Call)| (call.key_set, call.spec.mode);
         let wanted: Vec<Vec<(usize, Mode)>> =
             processes.iter().map(|process| process.calls().map(wants).collect()).collect();
-        let held: Vec<&Lock> = (self.held.iter())
+        let held: Vec<Lock<'_>> = (self.held.iter())
             .filter_map(|&id| {
                 lock_of(processes, id).filter(|lock| is_held(processes, id.process, lock, now))
             })
@@ -406,8 +406,8 @@ impl Checks {
                     // Readers wait behind a writer.
                     let has_writer = (wanted.iter().flatten())
                         .any(|wanted| overlaps(wanted) && wanted.1 == Mode::Exclusive);
-                    let joins_readers = call.acquire.spec().mode == Mode::Shared && !has_writer;
-                    let excludes = |lock: &&Lock| {
+                    let joins_readers = call.spec.mode == Mode::Shared && !has_writer;
+                    let excludes = |lock: &Lock<'_>| {
                         lock.keys.iter().any(has_key)
                             && !(joins_readers && lock.hold.mode() == Mode::Shared)
                     };
@@ -424,7 +424,7 @@ impl Checks {
                     // Readers do not compete with each other.
                     let granted = granted.filter(|_| !joins_readers);
                     let since = known.max(granted.unwrap_or_default());
-                    if now - since > patience(&plan, process, call.acquire.spec()) {
+                    if now - since > patience(&plan, process, &call.spec) {
                         stuck = Some((id, (now - since) / MS));
                     }
                     free_since.insert((id, choice), since);
@@ -513,25 +513,22 @@ fn votes(world: &World, node: usize) -> bool {
         && host.state == super::host::State::Up
 }
 
-fn lock_of(processes: &[Process], id: MachineId) -> Option<&Lock> {
-    match &processes[id.process].machines.get(&id.number)?.machine {
-        Machine::Lock(lock) => Some(lock),
-        Machine::Call(_) | Machine::Release(_) => None,
-    }
+fn lock_of(processes: &[Process], id: MachineId) -> Option<Lock<'_>> {
+    processes[id.process].lock(id.number)
 }
 
 /// Returns the lock if it is held, and if no operator has ended it on any node.
-fn held_lock<'a>(world: &World, processes: &'a [Process], id: MachineId) -> Option<&'a Lock> {
+fn held_lock<'a>(world: &World, processes: &'a [Process], id: MachineId) -> Option<Lock<'a>> {
     let lock = lock_of(processes, id)?;
-    (is_held(processes, id.process, lock, world.now) && !was_ended(world, lock)).then_some(lock)
+    (is_held(processes, id.process, &lock, world.now) && !was_ended(world, &lock)).then_some(lock)
 }
 
 /// Returns whether an operator has ended the lock on any node. Its holder may not know that yet.
-fn was_ended(world: &World, lock: &Lock) -> bool {
+fn was_ended(world: &World, lock: &Lock<'_>) -> bool {
     world.ended_by_operator.contains(&lock.hold.token())
 }
 
-fn is_held(processes: &[Process], process: usize, lock: &Lock, now: Ns) -> bool {
+fn is_held(processes: &[Process], process: usize, lock: &Lock<'_>, now: Ns) -> bool {
     let now = processes[process].shared.now(now);
     !matches!(lock.hold.ownership(now), Ownership::Lost(_))
 }

@@ -51,11 +51,6 @@ impl Events {
         self.heap.push(Entry { at, number: self.next, event });
     }
 
-    #[cfg(test)]
-    pub(super) fn next_at(&self) -> Option<Ns> {
-        self.heap.peek().map(|entry| entry.at)
-    }
-
     pub(super) fn pop(&mut self) -> Option<(Ns, Event)> {
         self.heap.pop().map(|entry| (entry.at, entry.event))
     }

@@ -5,8 +5,6 @@
 //! - [`comparisons`]: what five rules about waiting and ties achieve. [`several_keys_cost`]: how
 //!   much locks of several keys slow down locks of one key.
 //! - [`Mutant`]: a rule broken on purpose, which the checkers must notice.
-//! - `histories`: replays recorded histories, which this driver and the driver of the client crate
-//!   must repeat exactly.
 
 #[macro_use]
 mod trace;
@@ -16,8 +14,6 @@ mod claims;
 mod clock;
 mod compare;
 mod events;
-#[cfg(test)]
-mod histories;
 mod host;
 mod mutant;
 mod network;

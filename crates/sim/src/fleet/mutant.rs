@@ -10,8 +10,6 @@ use super::LockKind;
 pub enum Mutant {
     /// A node grants as soon as it has restarted.
     NoAbstention,
-    /// The RELEASE of a dropped lock is sent late, so its process may send an ACQUIRE before it.
-    LateRelease,
     Client(ClientRule),
     Node(NodeRule),
 }
@@ -19,7 +17,7 @@ pub enum Mutant {
 impl Mutant {
     /// Every mutant whose harm a fleet shows.
     pub fn all() -> impl Iterator<Item = Self> {
-        let own = [Self::NoAbstention, Self::LateRelease];
+        let own = [Self::NoAbstention];
         let of_clients =
             ClientRule::OF_EXCLUSIVE_LOCKS.into_iter().chain(ClientRule::OF_OTHER_KINDS);
         let of_nodes = NodeRule::ALL.into_iter().map(Self::Node);
@@ -38,9 +36,7 @@ impl Mutant {
                 | NodeRule::SharedChoosesFence,
             ) => LockKind::Shared,
             Self::Node(NodeRule::AnyWaitsForFirst) => LockKind::Permits,
-            Self::NoAbstention | Self::LateRelease | Self::Client(_) | Self::Node(_) => {
-                LockKind::Exclusive
-            }
+            Self::NoAbstention | Self::Client(_) | Self::Node(_) => LockKind::Exclusive,
         }
     }
 
@@ -48,7 +44,7 @@ impl Mutant {
         match self {
             Self::Client(rule) => format!("{rule:?}"),
             Self::Node(rule) => format!("{rule:?}"),
-            other => format!("{other:?}"),
+            Self::NoAbstention => "NoAbstention".to_owned(),
         }
     }
 }
@@ -61,7 +57,7 @@ impl Broken {
         match mutant {
             Some(Mutant::Client(rule)) => quorlock_core::break_rule(Some(rule)),
             Some(Mutant::Node(rule)) => node::break_rule(Some(rule)),
-            Some(Mutant::NoAbstention | Mutant::LateRelease) | None => {}
+            Some(Mutant::NoAbstention) | None => {}
         }
         Self(())
     }

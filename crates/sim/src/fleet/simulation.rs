@@ -345,7 +345,8 @@ impl Simulation {
         } else if let Some(ended_at) = self.ended_at
             && self.world.now > ended_at.max(plan.faults_end()) + 120 * SECOND
         {
-            let what = self.processes.iter().flat_map(Process::describe).next();
+            let busy = self.processes.iter().find(|process| !process.is_idle());
+            let what = busy.map(Process::describe);
             let what = what.unwrap_or_else(|| "no caller is left".to_owned());
             self.world.violate(format!("calls do not end: {what}"));
             return true;

@@ -51,7 +51,7 @@ impl Acquire {
             hold.repair_soon(ctx);
         }
         self.spec = spec;
-        self.phase = Phase::Ended;
+        self.end(ctx);
         self.actions.push_back(Action::Done(Outcome::Acquired(Box::new(hold))));
     }
 
@@ -78,7 +78,7 @@ impl Acquire {
     pub(super) fn finish(&mut self, reason: Reason, ctx: &mut Context<'_>) {
         let answers = self.nodes.iter().map(|node| node.answer(ctx.now)).collect();
         self.release_all(ctx);
-        self.phase = Phase::Ended;
+        self.end(ctx);
         let failure = Failure { reason, answers, took: ctx.now.since(self.started) };
         self.actions.push_back(Action::Done(Outcome::Failed(failure)));
     }

@@ -60,8 +60,11 @@ impl Acquire {
                 self.give_way(ctx);
             }
         }
+        self.has_place = self.has_place || ctx.client_state.places.take();
         if !self.has_place {
-            return self.await_place(ctx);
+            // Other calls of this program have all places, but the lock may be free.
+            self.pause = (self.pause * 2).min(limits::PAUSE_MAX);
+            return self.start_over(self.pause, ctx);
         }
         // A majority has granted, and too little is left of the validity.
         let size = ctx.client_state.majority.size();
@@ -81,20 +84,6 @@ impl Acquire {
                 // To a node with another ticket, this call is older than it is now.
                 self.ask(index, ctx);
             }
-        }
-    }
-
-    /// Queues for a place in line. Until the call has one, it asks all nodes again and again: the
-    /// lock may be free although other calls of this program have all places.
-    fn await_place(&mut self, ctx: &mut Context<'_>) {
-        let Some(due) = self.place_due else {
-            self.place_due = Some(ctx.now.plus(self.pause));
-            return self.actions.push_back(Action::TakePlace);
-        };
-        if ctx.now.has_reached(due) {
-            self.pause = (self.pause * 2).min(limits::PAUSE_MAX);
-            self.place_due = Some(ctx.now.plus(self.pause));
-            self.start_over(self.pause, ctx);
         }
     }
 

@@ -62,8 +62,6 @@ pub struct Acquire {
     last_round: u32,
     /// Whether the call has a place among the calls of its program that stand in line.
     has_place: bool,
-    /// When a call that queues for a place asks all nodes again.
-    place_due: Option<Moment>,
     /// How many of several keys the call has passed over, because nodes granted different ones.
     slots_passed: usize,
     /// How often the call has asked all nodes, and when it last did.
@@ -121,9 +119,6 @@ pub enum Action {
         /// The lock that the request is about.
         spec: Arc<Spec>,
     },
-    /// Take a place among the calls of this program that stand in line, or queue for one. Then
-    /// call [`Acquire::handle_place`], and leave the place when the call has ended.
-    TakePlace,
     /// Get an exclusive connection to the node. Then call [`Acquire::handle_wait_connection`], and
     /// send the WAIT that it returns.
     Wait {
@@ -204,7 +199,6 @@ impl Acquire {
             has_stood: false,
             last_round: 0,
             has_place: false,
-            place_due: None,
             slots_passed: 0,
             attempts: 0,
             asked_at: ctx.now,
@@ -247,6 +241,11 @@ impl Acquire {
         self.until != Some(self.started)
     }
 
+    /// Whether the call waits for its turn now.
+    pub fn is_queued(&self) -> bool {
+        self.phase == Phase::Queued
+    }
+
     /// Begins the call, at its turn in the local queue.
     pub fn begin(&mut self, ctx: &mut Context<'_>) {
         if self.phase == Phase::Queued {
@@ -272,8 +271,7 @@ impl Acquire {
             (Phase::Asking, None) if !self.may_stand() => None,
             (Phase::InLine, None) => {
                 let yield_at = self.partial.map(|partial| partial.yield_at);
-                let times = yield_at.into_iter().chain(self.place_due).chain(self.phase_ends);
-                times.reduce(Moment::earlier)
+                yield_at.into_iter().chain(self.phase_ends).reduce(Moment::earlier)
             }
             _ => self.phase_ends,
         };
@@ -343,19 +341,17 @@ impl Acquire {
         self.proceed(ctx);
     }
 
-    /// Records that the call has a [place](Action::TakePlace).
-    pub fn handle_place(&mut self, ctx: &mut Context<'_>) {
-        (self.has_place, self.place_due) = (true, None);
-        match self.phase {
-            Phase::Pausing => self.ask_all(ctx),
-            _ => self.proceed(ctx),
-        }
-    }
-
     /// Ends the call without a result. What nodes may have granted is released.
     pub fn cancel(&mut self, ctx: &mut Context<'_>) {
-        self.phase = Phase::Ended;
+        self.end(ctx);
         self.release_all(ctx);
+    }
+
+    fn end(&mut self, ctx: &Context<'_>) {
+        self.phase = Phase::Ended;
+        if std::mem::take(&mut self.has_place) {
+            ctx.client_state.places.give_back();
+        }
     }
 
     fn ask_all(&mut self, ctx: &mut Context<'_>) {

@@ -1,32 +1,30 @@
-//! The driver of a client process: a loop over `poll` for each kind of state machine.
+//! The driver of a client process: connections, timers, and the facts for the checkers.
 
-mod calls;
-mod locks;
+mod use_of_locks;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
 use quorlock_core::client::{
-    Acquire, ClientState, Command, Context, Entry, Hello, Hold, LinkAction, Links, Mode, NodeError,
-    PlaceQueue, Random, Release, RenewalBatches, Request, RequestId, Response, SlotMemory, Spec,
-    Token, Topology,
+    ClientState, Command, Context, Hello, LinkAction, Links, NodeError, Places, RENEWALS, Random,
+    Request, Response, Shard, Spec, Token, Topology, limits,
 };
 use quorlock_core::node_set::SetReport;
 use quorlock_core::quorum::{Majority, Moment};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
+pub(super) use self::use_of_locks::{Call, Lock};
+use self::use_of_locks::{HeldLock, ReleaseTask};
 use super::caller::Caller;
 use super::clock::{ClientClock, Ns};
 use super::events::Event;
 use super::network::{Conn, Down, Packet, Up};
 use super::world::World;
 
-/// Identifies the links among the state machines, by whose numbers timers and requests are known.
+/// Identifies the timer of the links.
 const LINKS: u64 = 0;
-/// Identifies the timer that all renewals share.
-const RENEWALS: u64 = 1;
 /// Identifies the timer of a connection, after the connection's index is added.
 const CONNECTIONS: u64 = 1 << 62;
 
@@ -41,25 +39,24 @@ pub(super) struct Process {
     pub(super) index: usize,
     pub(super) shared: Shared,
     links: Links,
-    /// The timers of the links, the renewals, and the connections.
+    shard: Shard,
+    /// The timers of the links, the renewals, the state machines, and the connections.
     timers: BTreeMap<u64, Ns>,
+    /// When the timer of a machine last fired, and how often it has fired again at that time.
+    spins: BTreeMap<u64, (Ns, u32)>,
     /// The shared connections, by node and number.
     by_number: BTreeMap<(usize, u64), Conn>,
     connections: BTreeMap<Conn, Connection>,
-    /// The state machines, by number.
-    pub(super) machines: Machines,
-    next_machine: u64,
-    /// By set of keys.
-    local_queues: Vec<LocalQueue>,
-    /// The places for calls of the process that stand in line.
-    places_in_line: Turns,
     /// The idle wait connections, by node.
     idle_connections: Vec<Vec<Conn>>,
-    /// The WAITs, by state machine and round.
-    waits: BTreeMap<(u64, u32), Wait>,
-    renewals: RenewalBatches,
-    /// Responses that the driver makes itself because a request could not be sent.
-    local_responses: VecDeque<(u64, RequestId, Response)>,
+    /// The connection of each WAIT, by the number of the request.
+    waits: BTreeMap<u64, Conn>,
+    /// The calls that have not ended, the locks, and the releases, by number.
+    pub(super) unended: BTreeMap<u64, Call>,
+    locks: BTreeMap<u64, HeldLock>,
+    releases: BTreeMap<u64, ReleaseTask>,
+    /// Responses to requests that could not be sent.
+    local_responses: VecDeque<(u64, Response)>,
     /// Connections that a state machine suspects. The links learn of them once that machine has no
     /// other actions left.
     suspicions: VecDeque<(usize, u64)>,
@@ -88,140 +85,6 @@ pub(super) struct Shared {
 
 struct SeededRandom(StdRng);
 
-type Machines = BTreeMap<u64, MachineEntry>;
-
-pub(super) struct MachineEntry {
-    pub(super) machine: Machine,
-    /// Number of responses that the machine will receive.
-    in_flight: u32,
-    timer: Option<Ns>,
-    /// A time, and how often the timer has fired again at that time.
-    spins: (Ns, u32),
-}
-
-pub(super) enum Machine {
-    Call(Box<Call>),
-    Lock(Box<Lock>),
-    Release(Box<ReleaseTask>),
-}
-
-/// A call that has not ended.
-pub(super) struct Call {
-    pub(super) acquire: Acquire,
-    pub(super) key_set: usize,
-    pub(super) caller: usize,
-    pub(super) started: Ns,
-    /// When the call must have ended, unless it waits without a limit.
-    pub(super) due: Option<Moment>,
-    /// For each node: when the last request that it refused was sent.
-    asked_at: Vec<Ns>,
-    /// When the request of each round was sent.
-    sent_rounds: BTreeMap<u32, Ns>,
-    /// For each node: when the last request of any kind was sent to it.
-    sent_at: Vec<Ns>,
-    /// Whether the call has sent any request.
-    pub(super) has_asked: bool,
-    place: QueuePosition,
-    /// The place among the calls that stand in line, or in the queue for one.
-    place_in_line: QueuePosition,
-    pub(super) renews: bool,
-    /// The token of the detached lock, if the call attaches one.
-    pub(super) attaches: Option<Token>,
-}
-
-/// The place of a call in its local queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum QueuePosition {
-    /// The call does not queue.
-    None,
-    Queued(u64),
-    Turn,
-}
-
-/// A lock that a call acquired. It may have ended since.
-pub(super) struct Lock {
-    pub(super) hold: Hold,
-    /// The keys that the call requested, as an index of [`Plan::key_sets`](super::plan::Plan).
-    pub(super) key_set: usize,
-    /// The keys that the lock took of the set, as indexes of [`Plan::names`](super::plan::Plan).
-    pub(super) keys: Vec<usize>,
-    pub(super) was_attached: bool,
-    pub(super) caller: usize,
-    pub(super) call_started: Ns,
-    /// When the process acquired the lock.
-    pub(super) since: Ns,
-    pub(super) renews: bool,
-    /// The round of extensions for whose verdict the caller waits.
-    awaited_round: Option<u32>,
-    round_began: Ns,
-}
-
-/// A release, and the caller that waits for it, if any.
-pub(super) struct ReleaseTask {
-    release: Release,
-    caller: Option<usize>,
-    pub(super) started: Ns,
-    due: Moment,
-    /// The token to release; `None` until a RELEASE was sent.
-    token: Option<Token>,
-    /// Whether the release covers all nodes that may have the token, and repeats failed requests.
-    is_thorough: bool,
-}
-
-/// A queue for places, whose callers are calls of the process.
-struct Turns {
-    places: PlaceQueue,
-    /// The calls by their number in the queue.
-    calls: BTreeMap<u64, u64>,
-}
-
-impl Turns {
-    fn new(places: usize) -> Self {
-        Self { places: PlaceQueue::new(places), calls: BTreeMap::new() }
-    }
-
-    /// Takes a place, or queues for one.
-    fn enter(&mut self, call: u64, mode: Mode) -> QueuePosition {
-        let entry = match mode {
-            Mode::Exclusive => self.places.enter(),
-            Mode::Shared => self.places.enter_to_share(),
-        };
-        match entry {
-            Entry::Place => QueuePosition::Turn,
-            Entry::Queued(number) => {
-                self.calls.insert(number, call);
-                QueuePosition::Queued(number)
-            }
-        }
-    }
-
-    /// Leaves the place or the queue. Returns the calls that have a place now.
-    fn leave(&mut self, position: QueuePosition) -> Vec<u64> {
-        let next = match position {
-            QueuePosition::None => return Vec::new(),
-            QueuePosition::Turn => self.places.leave(),
-            QueuePosition::Queued(number) => {
-                self.calls.remove(&number);
-                self.places.give_up(number).unwrap_or_else(|| self.places.leave())
-            }
-        };
-        next.iter().filter_map(|number| self.calls.remove(number)).collect()
-    }
-}
-
-/// The queue of the calls of a process for one set of keys.
-struct LocalQueue {
-    turns: Turns,
-    slots: SlotMemory,
-}
-
-/// The progress of a WAIT, with its node.
-#[derive(Clone, Copy, Debug)]
-enum Wait {
-    Connecting(usize, Conn),
-    Sent(usize, Conn),
-}
-
 struct Connection {
     node: usize,
     kind: ConnectionKind,
@@ -229,6 +92,7 @@ struct Connection {
     is_ready: bool,
     /// Whether to close the connection as soon as nothing is in flight on it.
     is_retired: bool,
+    /// The numbers of the requests, and when each PING was sent.
     in_flight: VecDeque<InFlight>,
 }
 
@@ -236,14 +100,13 @@ struct Connection {
 enum ConnectionKind {
     Shared(u64),
     /// A wait connection, and the WAIT that uses it, if any.
-    Wait(Option<(u64, RequestId)>),
+    Wait(Option<u64>),
 }
 
-struct InFlight {
-    machine: u64,
-    id: RequestId,
-    sent: Moment,
-    is_wait: bool,
+#[derive(Clone, Copy)]
+enum InFlight {
+    Request(u64),
+    Ping(Moment),
 }
 
 /// A result for which a caller waits.
@@ -290,31 +153,32 @@ impl Process {
     pub(super) fn new(index: usize, clock: ClientClock, seed: u64, world: &World) -> Self {
         let plan = &world.plan;
         let names = (0..plan.nodes).map(|node| Arc::from(format!("node {node}")));
-        let now = clock.at(world.now);
-        let links = Links::new(names, None, now);
+        let links = Links::new(names, None, clock.at(world.now));
         let majority = Majority::of(plan.nodes).expect("a fleet has nodes");
         let mut rng = StdRng::seed_from_u64(seed);
-        let queue = |_| LocalQueue { turns: Turns::new(1), slots: SlotMemory::default() };
         let tells_machines_first = rng.random();
         Self {
             index,
             shared: Shared {
                 clock,
-                client_state: ClientState::new(majority),
+                client_state: ClientState {
+                    places: Places::new(plan.wait_connections),
+                    ..ClientState::new(majority)
+                },
                 topology: links.topology(),
                 random: SeededRandom(rng),
             },
             links,
+            shard: Shard::new(limits::LOCAL_QUEUES_MAX),
             timers: BTreeMap::new(),
+            spins: BTreeMap::new(),
             by_number: BTreeMap::new(),
             connections: BTreeMap::new(),
-            machines: BTreeMap::new(),
-            next_machine: 2,
-            local_queues: (0..plan.key_sets.len()).map(queue).collect(),
-            places_in_line: Turns::new(plan.wait_connections),
             idle_connections: vec![Vec::new(); plan.nodes],
             waits: BTreeMap::new(),
-            renewals: RenewalBatches::default(),
+            unended: BTreeMap::new(),
+            locks: BTreeMap::new(),
+            releases: BTreeMap::new(),
             local_responses: VecDeque::new(),
             suspicions: VecDeque::new(),
             results: VecDeque::new(),
@@ -325,11 +189,6 @@ impl Process {
             resumed_at: 0,
             tells_machines_first,
         }
-    }
-
-    #[cfg(test)]
-    pub(super) fn telling_machines_first(self, tells_machines_first: bool) -> Self {
-        Self { tells_machines_first, ..self }
     }
 
     pub(super) fn begin(&mut self, world: &mut World) {
@@ -361,9 +220,11 @@ impl Process {
                 }
                 LinkAction::Ping { node, connection } => {
                     let request = Request { token: Token::of_bits(0), command: Command::Ping };
-                    let id = RequestId { round: 0, node };
                     let spec = Arc::clone(&world.plan.ping);
-                    self.send(LINKS, id, connection, request, &spec, world);
+                    if let Some(&conn) = self.by_number.get(&(node, connection)) {
+                        let sent = self.shared.now(world.now);
+                        self.send_through(conn, InFlight::Ping(sent), request, spec, world);
+                    }
                 }
                 LinkAction::Changed => self.shared.topology = self.links.topology(),
                 LinkAction::Notice(notice) => trace!(world, "p{} notices {notice:?}", self.index),
@@ -408,7 +269,6 @@ impl Process {
 
     pub(super) fn receive(&mut self, conn: Conn, message: Down, world: &mut World) {
         let Some(connection) = self.connections.get_mut(&conn) else { return };
-        let node = connection.node;
         match message {
             Down::Connected => {
                 connection.hello_sent_at = Some(self.shared.clock.at(world.now));
@@ -416,6 +276,7 @@ impl Process {
             }
             Down::Hello { run_id } => {
                 connection.is_ready = true;
+                let (node, sent_at) = (connection.node, connection.hello_sent_at);
                 match connection.kind {
                     ConnectionKind::Shared(number) => {
                         let hello = Hello {
@@ -426,15 +287,16 @@ impl Process {
                             set: SetReport::Unset,
                         };
                         let now = self.shared.now(world.now);
-                        if let Some(sent_at) = connection.hello_sent_at {
+                        if let Some(sent_at) = sent_at {
                             self.shared.client_state.round_trips.sample(node, now.since(sent_at));
                         }
                         self.links.handle_connected(node, number, hello, now);
                         self.drive_links(world);
                     }
-                    ConnectionKind::Wait(Some((machine, id))) => {
+                    ConnectionKind::Wait(Some(number)) => {
                         self.timers.remove(&(CONNECTIONS + conn as u64));
-                        self.wait_through(machine, id, conn, world);
+                        self.wait_through(number, conn, world);
+                        self.act(world);
                     }
                     ConnectionKind::Wait(None) => self.idle_connections[node].push(conn),
                 }
@@ -448,29 +310,25 @@ impl Process {
 
     fn receive_response(&mut self, conn: Conn, response: &Response, world: &mut World) {
         let Some(connection) = self.connections.get_mut(&conn) else { return };
-        let node = connection.node;
-        let Some(InFlight { machine, id, sent, is_wait }) = connection.in_flight.pop_front() else {
-            return;
-        };
-        let kind = connection.kind;
+        let (node, kind) = (connection.node, connection.kind);
+        let Some(answered) = connection.in_flight.pop_front() else { return };
         let is_over = connection.is_retired && connection.in_flight.is_empty();
-        if is_wait {
-            self.stop_waiting(machine, id.round, world);
-        } else {
-            let took = self.shared.now(world.now).since(sent);
-            self.shared.client_state.round_trips.sample(node, took);
+        if let ConnectionKind::Wait(Some(number)) = kind {
+            self.stop_waiting(number, world);
         }
         if is_over {
             self.close(conn, world);
         }
-        if machine == LINKS {
-            if let ConnectionKind::Shared(number) = kind {
-                self.links.handle_pong(node, number, self.shared.now(world.now));
+        match (answered, kind) {
+            (InFlight::Request(number), _) => self.deliver(number, response, world),
+            (InFlight::Ping(sent), ConnectionKind::Shared(connection)) => {
+                let now = self.shared.now(world.now);
+                self.shared.client_state.round_trips.sample(node, now.since(sent));
+                self.links.handle_pong(node, connection, now);
                 self.drive_links(world);
             }
-            return;
+            (InFlight::Ping(_), ConnectionKind::Wait(_)) => {}
         }
-        self.deliver(machine, id, response, world);
     }
 
     pub(super) fn lose(&mut self, conn: Conn, reason: &str, world: &mut World) {
@@ -479,15 +337,17 @@ impl Process {
         let Connection { node, kind, is_ready, in_flight, .. } = connection;
         trace!(world, "p{} loses a connection to n{node}: {reason}", self.index);
         let error = NodeError::Down { reason: reason.to_owned() };
-        let mut failed: VecDeque<_> = (in_flight.into_iter())
-            .filter(|request| request.machine != LINKS)
-            .map(|request| (request.machine, request.id, Response::Failed(error.clone())))
-            .collect();
+        let requests = in_flight.into_iter().filter_map(|sent| match sent {
+            InFlight::Request(number) => Some(number),
+            InFlight::Ping(_) => None,
+        });
+        let mut failed: VecDeque<u64> = requests.collect();
+        let response = Response::Failed(error.clone());
         match kind {
             ConnectionKind::Shared(number) => {
                 self.by_number.remove(&(node, number));
                 if self.tells_machines_first {
-                    self.deliver_local(&mut failed, world);
+                    self.deliver_all(&mut failed, &response, world);
                 }
                 let now = self.shared.now(world.now);
                 if is_ready {
@@ -499,229 +359,137 @@ impl Process {
             }
             ConnectionKind::Wait(user) => {
                 self.idle_connections[node].retain(|&idle| idle != conn);
-                if let Some((machine, id)) = user
-                    && self.waits.remove(&(machine, id.round)).is_some()
-                    && failed.is_empty()
-                {
-                    self.expect_response(machine);
-                    failed.push_back((machine, id, Response::Failed(error)));
-                }
+                // The WAIT fails, sent or not.
+                failed.extend(user.filter(|number| self.waits.remove(number).is_some()));
+                failed.truncate(1);
             }
         }
-        self.deliver_local(&mut failed, world);
+        self.deliver_all(&mut failed, &response, world);
         self.settle(world);
     }
 
-    fn deliver_local(
-        &mut self,
-        responses: &mut VecDeque<(u64, RequestId, Response)>,
-        world: &mut World,
-    ) {
-        while let Some((machine, id, response)) = responses.pop_front() {
-            self.deliver(machine, id, &response, world);
+    fn deliver_all(&mut self, failed: &mut VecDeque<u64>, response: &Response, world: &mut World) {
+        while let Some(number) = failed.pop_front() {
+            self.deliver(number, response, world);
         }
-    }
-
-    fn deliver(&mut self, machine: u64, id: RequestId, response: &Response, world: &mut World) {
-        let Some(entry) = self.machines.get_mut(&machine) else { return };
-        entry.in_flight = entry.in_flight.saturating_sub(1);
-        let (node, round) = (id.node, id.round);
-        trace!(world, "p{}/{machine} hears n{node} in round {round}: {response:?}", self.index);
-        let mut ctx = self.shared.context(world.now);
-        match &mut entry.machine {
-            Machine::Call(call) => {
-                if let (Response::Held { .. } | Response::No, Some(at)) =
-                    (response, call.sent_rounds.get(&round))
-                {
-                    call.asked_at[node] = *at;
-                }
-                call.acquire.handle_response(id, response, &mut ctx);
-            }
-            Machine::Lock(lock) => {
-                if let Response::Failed(NodeError::Revoked { .. }) = response {
-                    world.record_revoked_answer(lock.hold.token(), node);
-                }
-                lock.hold.handle_response(id, response, &ctx);
-            }
-            Machine::Release(task) => task.release.handle_response(id, response, &ctx),
-        }
-        self.drive(machine, world);
     }
 
     fn set_timer(&mut self, timer: u64, at: Option<Moment>, world: &mut World) {
-        let at = at.and_then(|at| self.shared.clock.when(at, world.now));
-        let previous = match self.machines.get_mut(&timer) {
-            Some(entry) => std::mem::replace(&mut entry.timer, at),
-            None => match at {
-                Some(at) => self.timers.insert(timer, at),
-                None => self.timers.remove(&timer),
-            },
+        let Some(at) = at.and_then(|at| self.shared.clock.when(at, world.now)) else {
+            self.timers.remove(&timer);
+            return;
         };
-        if let Some(at) = at
-            && previous != Some(at)
-        {
+        if self.timers.insert(timer, at) != Some(at) {
             world.events.add(at, Event::Timer { process: self.index, timer });
         }
     }
 
     /// Handles a timer that fires, unless the timer was set to another time since.
     pub(super) fn time_out(&mut self, timer: u64, world: &mut World) {
-        let is_due = |at: Option<Ns>| at.is_some_and(|at| at <= world.now);
-        if let Some(entry) = self.machines.get_mut(&timer) {
-            if !is_due(entry.timer) {
-                return;
-            }
-            entry.timer = None;
-            world.activity += 1;
-            entry.spins = match entry.spins {
-                (at, spins) if at == world.now => (at, spins + 1),
-                _ => (world.now, 0),
-            };
-            if entry.spins.1 > 20 {
-                let what = entry.machine.describe();
-                world.violate(format!("the timer of p{}'s {what} spins", self.index));
-                return;
-            }
-            if let Machine::Call(call) = &entry.machine
-                && matches!(call.place, QueuePosition::Queued(_))
-                && !call.has_asked
-            {
-                // The call goes on without its turn.
-                self.propose_slot(timer);
-            }
-            let Some(entry) = self.machines.get_mut(&timer) else { return };
-            let mut ctx = self.shared.context(world.now);
-            match &mut entry.machine {
-                Machine::Call(call) => call.acquire.handle_timeout(&mut ctx),
-                Machine::Lock(lock) => {
-                    lock.hold.handle_timeout(&ctx);
-                    lock.hold.stand_in_front(&ctx);
-                }
-                Machine::Release(task) => task.release.handle_timeout(&ctx),
-            }
-            self.drive(timer, world);
-        } else if is_due(self.timers.get(&timer).copied()) {
+        if self.timers.get(&timer).is_some_and(|&at| at <= world.now) {
             self.timers.remove(&timer);
             world.activity += 1;
             match timer {
                 LINKS => self.links_time_out(world),
-                RENEWALS => self.renew_due(world),
-                _ => {
+                CONNECTIONS.. => {
                     let conn = usize::try_from(timer - CONNECTIONS).expect("an index");
                     if self.connections.get(&conn).is_some_and(|connection| !connection.is_ready) {
                         world.network.close(conn, world.now, &mut world.events);
                         self.lose(conn, "connecting took too long", world);
                     }
                 }
+                _ if self.spins(timer, world) => return,
+                _ => {
+                    self.shard.handle_timeout(timer, &mut self.shared.context(world.now));
+                    self.act(world);
+                }
             }
         }
         self.settle(world);
     }
 
-    fn add_machine(&mut self, machine: Machine) -> u64 {
-        let number = self.next_machine;
-        self.next_machine += 1;
-        let entry = MachineEntry { machine, in_flight: 0, timer: None, spins: (0, 0) };
-        self.machines.insert(number, entry);
-        number
-    }
-
-    fn drive(&mut self, machine: u64, world: &mut World) {
-        match self.machines.get(&machine).map(|entry| &entry.machine) {
-            Some(Machine::Call(_)) => self.drive_call(machine, world),
-            Some(Machine::Lock(_)) => self.drive_lock(machine, world),
-            Some(Machine::Release(_)) => self.drive_release(machine, world),
-            None => {}
+    /// Whether the timer of a machine fires again and again at this moment.
+    fn spins(&mut self, timer: u64, world: &mut World) -> bool {
+        let (at, spins) = self.spins.entry(timer).or_default();
+        *spins = if *at == world.now { *spins + 1 } else { 0 };
+        *at = world.now;
+        let is_spinning = *spins > 20 && timer != RENEWALS;
+        if is_spinning {
+            let what = format!("{:?}", self.shard);
+            world.violate(format!("the timer of p{}'s machine {timer} spins: {what}", self.index));
         }
+        is_spinning
     }
 
+    /// Sends a request that a machine has made through the connection with this number.
     fn send(
         &mut self,
-        machine: u64,
-        id: RequestId,
-        connection: u64,
+        number: u64,
+        (node, connection): (usize, u64),
         request: Request,
-        spec: &Arc<Spec>,
+        spec: Arc<Spec>,
         world: &mut World,
     ) {
-        let Some(&conn) = self.by_number.get(&(id.node, connection)) else {
-            let error = NodeError::connection_lost();
-            self.expect_response(machine);
-            self.local_responses.push_back((machine, id, Response::Failed(error)));
-            return;
-        };
-        self.send_through(conn, machine, id, request, spec, world);
-    }
-
-    fn expect_response(&mut self, machine: u64) {
-        if let Some(entry) = self.machines.get_mut(&machine) {
-            entry.in_flight += 1;
+        if let Some(&conn) = self.by_number.get(&(node, connection)) {
+            self.send_through(conn, InFlight::Request(number), request, spec, world);
+        } else {
+            let lost = Response::Failed(NodeError::connection_lost());
+            self.local_responses.push_back((number, lost));
         }
     }
 
     fn send_through(
         &mut self,
         conn: Conn,
-        machine: u64,
-        id: RequestId,
+        in_flight: InFlight,
         request: Request,
-        spec: &Arc<Spec>,
+        spec: Arc<Spec>,
         world: &mut World,
     ) {
         let Some(connection) = self.connections.get_mut(&conn) else { return };
-        let sent = self.shared.clock.at(world.now);
-        let is_wait = matches!(request.command, Command::Wait { .. });
-        connection.in_flight.push_back(InFlight { machine, id, sent, is_wait });
-        self.expect_response(machine);
-        let packet = Packet { request, spec: Arc::clone(spec) };
-        world.send_up(conn, Up::Request(Box::new(packet)));
+        connection.in_flight.push_back(in_flight);
+        world.send_up(conn, Up::Request(Box::new(Packet { request, spec })));
     }
 
-    /// Returns the calls that have not ended and have sent a request.
-    pub(super) fn calls(&self) -> impl Iterator<Item = (MachineId, &Call)> {
-        self.machines.iter().filter_map(move |(&number, entry)| match &entry.machine {
-            Machine::Call(call) if call.has_asked => Some((self.machine_id(number), &**call)),
-            _ => None,
-        })
+    /// Gets a connection for a WAIT.
+    fn start_wait(&mut self, number: u64, node: usize, world: &mut World) {
+        if let Some(conn) = self.idle_connections[node].pop() {
+            self.waits.insert(number, conn);
+            return self.wait_through(number, conn, world);
+        }
+        let conn = self.connect(node, ConnectionKind::Wait(Some(number)), world);
+        self.waits.insert(number, conn);
+        let due = self.shared.now(world.now).plus(limits::HANDSHAKE);
+        self.set_timer(CONNECTIONS + conn as u64, Some(due), world);
     }
 
-    pub(super) fn unended_call(&self, machine: u64) -> Option<&Call> {
-        match &self.machines.get(&machine)?.machine {
-            Machine::Call(call) => Some(call),
-            Machine::Lock(_) | Machine::Release(_) => None,
+    /// Sends a WAIT through its connection, if a machine still needs it.
+    fn wait_through(&mut self, number: u64, conn: Conn, world: &mut World) {
+        if let Some(connection) = self.connections.get_mut(&conn) {
+            connection.kind = ConnectionKind::Wait(Some(number));
+        }
+        self.record_wait(number, world);
+        let machine = self.shard.asked(number).map(|(machine, _)| machine);
+        let mut ctx = self.shared.context(world.now);
+        match self.shard.handle_wait_connection(number, &mut ctx) {
+            Some((request, spec)) => {
+                let id = self.machine_id(machine.unwrap_or_default());
+                world.claims.assign(request.token, id);
+                self.send_through(conn, InFlight::Request(number), request, spec, world);
+            }
+            None => self.stop_waiting(number, world),
         }
     }
 
-    /// Returns the set of keys of a lock or a call.
-    pub(super) fn key_set_of(&self, machine: u64) -> usize {
-        match self.machines.get(&machine).map(|entry| &entry.machine) {
-            Some(Machine::Lock(lock)) => lock.key_set,
-            Some(Machine::Call(call)) => call.key_set,
-            _ => 0,
-        }
-    }
-}
-
-fn call_mut(machines: &mut Machines, machine: u64) -> Option<&mut Call> {
-    match &mut machines.get_mut(&machine)?.machine {
-        Machine::Call(call) => Some(call),
-        Machine::Lock(_) | Machine::Release(_) => None,
-    }
-}
-
-fn lock_mut(machines: &mut Machines, machine: u64) -> Option<&mut Lock> {
-    match &mut machines.get_mut(&machine)?.machine {
-        Machine::Lock(lock) => Some(lock),
-        Machine::Call(_) | Machine::Release(_) => None,
-    }
-}
-
-impl Machine {
-    fn describe(&self) -> String {
-        match self {
-            Self::Call(call) => format!("{:?}", call.acquire),
-            Self::Lock(lock) => format!("{:?}", lock.hold),
-            Self::Release(task) => format!("{:?}", task.release),
+    /// Frees the connection of a WAIT.
+    fn stop_waiting(&mut self, number: u64, world: &mut World) {
+        let Some(conn) = self.waits.remove(&number) else { return };
+        match self.connections.get_mut(&conn) {
+            Some(connection) if connection.is_ready && connection.in_flight.is_empty() => {
+                connection.kind = ConnectionKind::Wait(None);
+                self.idle_connections[connection.node].push(conn);
+            }
+            _ => self.close(conn, world),
         }
     }
 }

@@ -1,0 +1,370 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use quorlock_core::Fence;
+use quorlock_core::client::{Answer, Context, Hold, Mode, Shard, Spec, Token, limits};
+use quorlock_core::quorum::{self, ExtensionVerdict, LossReason, ReleaseVerdict};
+use tokio::sync::{Notify, oneshot};
+use tokio::time::sleep;
+
+use super::shards::{ReleaseResult, State};
+use super::shared::Shared;
+use crate::{
+    Coverage, Deadline, ExtendError, LostError, NodeAnswers, Ownership, ReleaseError, Released,
+    clock, telemetry,
+};
+
+/// Timers stop while the computer sleeps, and deadlines do not.
+const DEADLINE_CHECK_EVERY: Duration = Duration::from_millis(500);
+
+/// A held lock, which its handle and its watches share.
+pub(crate) struct LockInner {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) spec: Arc<Spec>,
+    pub(crate) fence: Fence,
+    pub(crate) token: Token,
+    /// The index of its shard, and its number there.
+    index: usize,
+    number: u64,
+    /// Notifies watches of the end of the lock.
+    ended: Notify,
+}
+
+/// [`Shard::extend`] or [`Shard::downgrade`].
+type BeginRound = fn(&mut Shard, u64, &mut Context<'_>) -> Option<u32>;
+
+impl LockInner {
+    /// The lock that the call with this number has acquired; `None` if the caller learned of it so
+    /// late that too little of its validity is left.
+    pub(super) fn acquired(
+        shared: &Arc<Shared>,
+        index: usize,
+        number: u64,
+        attempts: u32,
+    ) -> Option<Arc<Self>> {
+        let state = shared.lock(index);
+        let hold = state.machines.hold(number)?;
+        let now = clock::now();
+        let is_late = hold.held_for(now) > limits::LATE_TIMER;
+        match hold.ownership(now) {
+            quorum::Ownership::Held(left) if !is_late || left >= hold.spec().min_validity => {}
+            _ => return None,
+        }
+        let lock = Arc::new(Self {
+            shared: Arc::clone(shared),
+            spec: Arc::clone(hold.spec()),
+            fence: hold.fence(),
+            token: hold.token(),
+            index,
+            number,
+            ended: Notify::new(),
+        });
+        drop(state);
+        tracing::debug!(attempts, coverage = %lock.coverage(), nodes = %lock.report(), "granted");
+        Some(lock)
+    }
+
+    fn with_shard<T>(&self, event: impl FnOnce(&mut State, &mut Context<'_>) -> T) -> T {
+        self.shared.with_shard(self.index, event)
+    }
+
+    /// Reads the machine of the lock; `None` once the lock was dropped.
+    fn read<T>(&self, read: impl FnOnce(&Hold) -> T) -> Option<T> {
+        self.shared.lock(self.index).machines.hold(self.number).map(read)
+    }
+
+    pub(super) fn handle_verdict(&self, verdict: ExtensionVerdict) {
+        telemetry::extended(self, verdict);
+        if matches!(verdict, ExtensionVerdict::Lost) {
+            self.ended.notify_waiters();
+        }
+    }
+
+    /// Whether the lock is held, and for how long. A released lock counts as lost.
+    pub(crate) fn ownership(&self) -> quorum::Ownership {
+        // The clock is read under the mutex, since a wait for the mutex uses up validity.
+        let ownership = self.read(|hold| hold.ownership(clock::now()));
+        ownership.unwrap_or(quorum::Ownership::Lost(LossReason::NotHeld))
+    }
+
+    pub(crate) fn ownership_with_deadline(&self) -> Ownership {
+        let now = clock::now();
+        match self.ownership() {
+            quorum::Ownership::Held(left) => Ownership::Held(Deadline::new(now, left)),
+            quorum::Ownership::Uncertain(left) => Ownership::Uncertain(Deadline::new(now, left)),
+            quorum::Ownership::Lost(_) => Ownership::Lost,
+        }
+    }
+
+    pub(crate) fn remaining(&self) -> Duration {
+        match self.ownership() {
+            quorum::Ownership::Held(left) | quorum::Ownership::Uncertain(left) => left,
+            quorum::Ownership::Lost(_) => Duration::ZERO,
+        }
+    }
+
+    /// The present mode, which a downgrade changes.
+    pub(crate) fn mode(&self) -> Mode {
+        self.read(Hold::mode).unwrap_or(self.spec.mode)
+    }
+
+    pub(crate) fn held_for(&self) -> Duration {
+        self.read(|hold| hold.held_for(clock::now())).unwrap_or_default()
+    }
+
+    pub(crate) fn coverage(&self) -> Coverage {
+        let view = self.shared.view.load();
+        let held = self.read(|hold| hold.coverage(&view.topology)).unwrap_or_default();
+        Coverage { held, nodes: self.shared.nodes.len() }
+    }
+
+    pub(crate) fn report(&self) -> NodeAnswers {
+        let answers: Vec<Answer> =
+            self.read(|hold| hold.answers().cloned().collect()).unwrap_or_default();
+        self.shared.report(answers)
+    }
+
+    /// Whether an extension could prolong the lock. Fails if the lock has ended.
+    fn is_extensible(&self) -> Result<bool, ExtendError> {
+        if let quorum::Ownership::Lost(end) = self.ownership() {
+            return Err(match self.loss_of(end) {
+                LostError::HeldTooLong { max_hold } => ExtendError::HeldTooLong { max_hold },
+                LostError::Ended { nodes }
+                | LostError::Expired { nodes }
+                | LostError::Revoked { nodes } => ExtendError::Lost { nodes },
+            });
+        }
+        Ok(self.read(|hold| hold.is_extensible(clock::now())).unwrap_or_default())
+    }
+
+    fn is_revoked(&self) -> bool {
+        self.read(Hold::is_revoked).unwrap_or_default()
+    }
+
+    /// Waits for the end of the lock, at its deadline at the latest. Returns why it was lost, or
+    /// `None` when it was released or detached.
+    pub(crate) async fn ended(&self) -> Option<LostError> {
+        loop {
+            // From `enable` on, this task notices the end.
+            let ended = self.ended.notified();
+            tokio::pin!(ended);
+            ended.as_mut().enable();
+            match self.validity_or_end() {
+                Err(end) => return end,
+                Ok(left) => tokio::select! {
+                    () = ended => {}
+                    () = sleep(left.min(DEADLINE_CHECK_EVERY)) => {}
+                },
+            }
+        }
+    }
+
+    /// Returns the validity that is left. The error is what `ended` returns.
+    pub(crate) fn validity_or_end(&self) -> Result<Duration, Option<LostError>> {
+        let read = |hold: &Hold| (!hold.was_given_up()).then(|| hold.ownership(clock::now()));
+        match self.read(read).flatten() {
+            None => Err(None),
+            Some(quorum::Ownership::Lost(end)) => Err(Some(self.loss_of(end))),
+            Some(quorum::Ownership::Held(left) | quorum::Ownership::Uncertain(left)) => Ok(left),
+        }
+    }
+
+    pub(crate) fn was_given_up(&self) -> bool {
+        self.read(Hold::was_given_up).unwrap_or(true)
+    }
+
+    pub(crate) fn renew(self: &Arc<Self>) {
+        self.with_shard(|state, ctx| {
+            state.locks.insert(self.number, Arc::downgrade(self));
+            state.machines.renew(self.number, ctx);
+        });
+    }
+
+    /// See [`crate::Lock::extend`].
+    pub(crate) async fn extend(self: &Arc<Self>) -> Result<(), ExtendError> {
+        self.run_round(Shard::extend).await
+    }
+
+    /// See [`crate::Lock::downgrade`].
+    pub(crate) async fn downgrade(self: &Arc<Self>) -> Result<(), ExtendError> {
+        if self.spec.keys.len() > 1 {
+            return Err(ExtendError::NotShareable);
+        }
+        self.run_round(Shard::downgrade).await
+    }
+
+    async fn run_round(self: &Arc<Self>, begin: BeginRound) -> Result<(), ExtendError> {
+        // A lock that has ended by this machine's clocks is not extended: another client may hold
+        // it.
+        if !self.is_extensible()? {
+            if self.is_revoked() {
+                return Err(ExtendError::Revoked { nodes: self.report() });
+            }
+            let max_hold = self.spec.max_hold.unwrap_or(Duration::MAX);
+            return Err(ExtendError::HeldTooLong { max_hold });
+        }
+        let (call, verdict) = oneshot::channel();
+        self.with_shard(|state, ctx| {
+            state.locks.insert(self.number, Arc::downgrade(self));
+            let round = begin(&mut state.machines, self.number, ctx);
+            if let Some(round) = round.filter(|_| !state.is_closed()) {
+                state.rounds.push((self.number, round, call));
+            }
+        });
+        // The round continues for late answers and repairs. It has no verdict if the lock ended
+        // before, or if the runtime has ended.
+        let verdict = verdict.await;
+        self.is_extensible()?;
+        match verdict {
+            Ok(ExtensionVerdict::Extended(_)) => Ok(()),
+            _ if verdict.is_err() || self.shared.has_no_runtime() => Err(ExtendError::RuntimeEnded),
+            _ if self.is_revoked() => Err(ExtendError::Revoked { nodes: self.report() }),
+            // A majority has answered since the verdict.
+            _ if matches!(self.ownership(), quorum::Ownership::Held(_)) => Ok(()),
+            _ => Err(ExtendError::NoQuorum { nodes: self.report() }),
+        }
+    }
+
+    pub(crate) fn release_in_background(&self) {
+        self.with_shard(|state, ctx| state.machines.drop_lock(self.number, ctx));
+        self.ended.notify_waiters();
+    }
+
+    /// See [`crate::Lock::release`].
+    pub(crate) async fn release(&self) -> Result<Released, ReleaseError> {
+        let (result, verdict) = oneshot::channel();
+        let ownership = self.with_shard(|state, ctx| {
+            let (ownership, release) = state.machines.release(self.number, ctx)?;
+            state.await_release(release, result);
+            Some(ownership)
+        });
+        self.ended.notify_waiters();
+        if let None | Some(quorum::Ownership::Lost(_)) = ownership {
+            telemetry::released(self, Some(Released::AlreadyOver));
+            return Ok(Released::AlreadyOver);
+        }
+        let mut dropped = DroppedRelease(Some(self));
+        let verdict = verdict.await.ok();
+        dropped.0 = None;
+        if let Some((ReleaseVerdict::AlreadyOver, answers)) = &verdict {
+            let answers = answers.iter().cloned();
+            self.with_shard(|state, _| state.machines.handle_released(self.number, answers));
+        }
+        let released = self.shared.released(verdict);
+        telemetry::released(self, released.as_ref().ok().copied());
+        released
+    }
+
+    /// Gives the lock up for another process to attach. Returns the validity that is left.
+    pub(crate) fn detach(&self) -> Duration {
+        let detached = self.with_shard(|state, ctx| state.machines.detach(self.number, ctx));
+        self.ended.notify_waiters();
+        detached.map(|(_, left)| left).unwrap_or_default()
+    }
+
+    pub(crate) fn loss_of(&self, end: LossReason) -> LostError {
+        match end {
+            LossReason::NotHeld | LossReason::Expired if self.is_revoked() => {
+                LostError::Revoked { nodes: self.report() }
+            }
+            LossReason::NotHeld => LostError::Ended { nodes: self.report() },
+            LossReason::Expired => LostError::Expired { nodes: self.report() },
+            LossReason::HeldTooLong => {
+                LostError::HeldTooLong { max_hold: self.spec.max_hold.unwrap_or(Duration::MAX) }
+            }
+        }
+    }
+}
+
+impl Drop for LockInner {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock(self.index);
+        state.locks.remove(&self.number);
+        state.machines.forget(self.number);
+        drop(state);
+    }
+}
+
+impl Shared {
+    /// Releases the token of a detached lock on all nodes.
+    pub(crate) async fn release_token(
+        self: &Arc<Self>,
+        token: Token,
+        spec: Spec,
+    ) -> Result<Released, ReleaseError> {
+        let (result, verdict) = oneshot::channel();
+        self.with_shard(self.shard_of(spec.name()), |state, ctx| {
+            let release = state.machines.release_token(token, &Arc::new(spec), ctx);
+            state.await_release(release, result);
+        });
+        self.released(verdict.await.ok())
+    }
+
+    fn released(&self, result: Option<ReleaseResult>) -> Result<Released, ReleaseError> {
+        match result {
+            Some((ReleaseVerdict::Released, _)) => Ok(Released::Released),
+            Some((ReleaseVerdict::AlreadyOver, _)) => Ok(Released::AlreadyOver),
+            Some((ReleaseVerdict::Unconfirmed, answers)) => {
+                Err(ReleaseError::NoQuorum { nodes: self.report(answers) })
+            }
+            None => Err(ReleaseError::NoQuorum { nodes: self.report([]) }),
+        }
+    }
+}
+
+/// Records a lock as dropped, if its release is dropped before the verdict.
+struct DroppedRelease<'a>(Option<&'a LockInner>);
+
+impl Drop for DroppedRelease<'_> {
+    fn drop(&mut self) {
+        if let Some(lock) = self.0 {
+            telemetry::dropped(lock);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quorlock_testkit::Masters;
+    use tokio::time::{Duration, timeout};
+
+    use crate::clock::tests::sleep_through;
+    use crate::{LostError, Ownership, Quorum};
+
+    const SOON: Duration = Duration::from_secs(5);
+
+    #[tokio::test]
+    async fn lock_is_lost_when_the_machine_wakes_after_the_deadline() {
+        let masters = Masters::start(3);
+        let quorum =
+            Quorum::builder().nodes(masters.urls()).node_timeout(SOON).connect().await.unwrap();
+        let lock = quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
+        let watch = lock.watch();
+        let waiting = tokio::spawn(async move { watch.lost().await });
+        // The waiting task sets its timer before the machine sleeps.
+        tokio::task::yield_now().await;
+        sleep_through(Duration::from_secs(30));
+        assert_eq!(lock.ownership(), Ownership::Lost);
+        let lost = timeout(SOON, waiting)
+            .await
+            .expect("the task did not notice the loss in time")
+            .unwrap();
+        assert!(matches!(lost, LostError::Expired { .. }), "{lost}");
+    }
+
+    #[tokio::test]
+    async fn renewed_lock_is_extended_when_the_machine_wakes() {
+        let masters = Masters::start(3);
+        let quorum =
+            Quorum::builder().nodes(masters.urls()).node_timeout(SOON).connect().await.unwrap();
+        let mut lock = quorum.lock("k").ttl(Duration::from_secs(60)).acquire().await.unwrap();
+        lock.renew();
+        tokio::task::yield_now().await;
+        sleep_through(Duration::from_secs(40));
+        assert!(lock.remaining() < Duration::from_secs(20));
+        quorlock_testkit::eventually_async(SOON, "it is extended", async || {
+            lock.remaining() > Duration::from_secs(55)
+        })
+        .await;
+    }
+}

@@ -1,0 +1,789 @@
+//! All calls, locks and releases of a client, or of a part of its keys.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
+use smallvec::SmallVec;
+
+use super::place_queue::PlaceQueue;
+use super::{
+    Acquire, Action, Answer, Context, Failure, Hold, HoldAction, Keys, NodeError, Outcome,
+    OutgoingRequest, Release, RenewalBatches, Request, RequestId, Response, SlotMemory, Spec,
+    Token, limits,
+};
+use crate::mutants::{Mutant, is_broken};
+use crate::quorum::{ExtensionVerdict, Moment, Ownership};
+
+/// The machines of a client for some of its keys, and what they share: the queues of its own calls,
+/// the places in line, and the schedule of renewals.
+///
+/// A call, the lock that it acquires, and a release have a number each; a lock keeps that of its
+/// call. After each event, carry out what [`poll`](Self::poll) returns, in this order, before the
+/// next event. Pass each response with the number of its request, once: the shard knows whose it
+/// is. Keep the order of the responses of one connection.
+#[derive(Debug)]
+pub struct Shard {
+    machines: HashMap<u64, Entry, FixedState>,
+    last_machine: u64,
+    requests: HashMap<u64, Asked, FixedState>,
+    last_request: u64,
+    queues: HashMap<Keys, LocalQueue, FixedState>,
+    queues_max: usize,
+    renewals: RenewalBatches,
+    actions: VecDeque<ShardAction>,
+}
+
+/// The number under which a shard asks for the timer of all its renewals. Its machines have larger
+/// numbers, and a driver may use smaller ones for itself.
+pub const RENEWALS: u64 = 1;
+
+#[derive(Debug)]
+struct Entry {
+    machine: Machine,
+    /// The numbers of its requests without a response.
+    requests: SmallVec<[u64; 8]>,
+}
+
+#[derive(Debug)]
+enum Machine {
+    Call(Box<Call>),
+    Lock(Box<Lock>),
+    Release(Box<Release>),
+}
+
+#[derive(Debug)]
+struct Call {
+    acquire: Acquire,
+    /// Whether the call is in its local queue, or at its head.
+    in_queue: bool,
+    /// Whether the call is at the head, and begins with its next timer.
+    has_turn: bool,
+    is_renewed: bool,
+}
+
+#[derive(Debug)]
+struct Lock {
+    hold: Hold,
+    /// Whether the driver asks about the lock no longer.
+    is_forgotten: bool,
+}
+
+/// The queue of the calls for one set of keys. At its head, one call uses the network, or several
+/// adjacent calls that share. Calls that do not wait do not queue.
+///
+/// Calls that have only some keys in common compete on the servers. If they queued here, two of
+/// them could wait for each other: one for the head of a queue here, the other for a lock on the
+/// servers.
+#[derive(Debug)]
+struct LocalQueue {
+    calls: PlaceQueue,
+    /// For locks on one of several keys.
+    slots: SlotMemory,
+    /// When the last check began whether other clients give the semaphore more permits.
+    permits_checked_at: Option<Moment>,
+}
+
+#[derive(Debug)]
+struct Asked {
+    machine: u64,
+    id: RequestId,
+    /// When the request was sent; `None` for a WAIT that has no connection yet.
+    sent: Option<Moment>,
+    is_wait: bool,
+}
+
+/// An instruction to the driver of a shard.
+#[derive(Debug)]
+pub enum ShardAction {
+    /// Send a request. If the connection is closed, respond with
+    /// [`NodeError::connection_lost`].
+    Send {
+        /// Identifies the response.
+        number: u64,
+        /// The machine that sends it.
+        machine: u64,
+        /// The index of the node.
+        node: usize,
+        /// The number of the node's connection.
+        connection: u64,
+        /// The request.
+        request: Request,
+        /// The lock that the request is about.
+        spec: Arc<Spec>,
+    },
+    /// Get a connection to this node that nothing else uses. Then call
+    /// [`Shard::handle_wait_connection`], and send the WAIT that it returns.
+    Wait {
+        /// Identifies the response.
+        number: u64,
+        /// The machine that waits.
+        machine: u64,
+        /// The index of the node.
+        node: usize,
+    },
+    /// The WAIT with this number needs no connection any more.
+    StopWaiting(u64),
+    /// Call [`Shard::handle_timeout`] for this machine at this time. Earlier calls do no harm.
+    Timer(u64, Option<Moment>),
+    /// Report to the node's link that this connection left a request unanswered.
+    Suspect {
+        /// The index of the node.
+        node: usize,
+        /// The number of its connection.
+        connection: u64,
+    },
+    /// A call has acquired its lock, which has the call's number.
+    Acquired {
+        /// The number of the call.
+        call: u64,
+        /// How often the call asked all nodes.
+        attempts: u32,
+    },
+    /// A call has failed.
+    Failed {
+        /// The number of the call.
+        call: u64,
+        /// Why.
+        failure: Failure,
+    },
+    /// A round of extensions was decided.
+    Extended {
+        /// The number of the lock.
+        lock: u64,
+        /// The number of the round. Its verdict also answers the calls that wait for an earlier
+        /// round.
+        round: u32,
+        /// What the nodes answered.
+        verdict: ExtensionVerdict,
+    },
+    /// A repair has ended. The value says whether the node has the lock again.
+    Repaired(bool),
+    /// A release has begun.
+    Releases {
+        /// The number of the release.
+        release: u64,
+        /// The machine that began it; `None` for the token of a detached lock.
+        by: Option<u64>,
+    },
+    /// The release has its verdict, or is over without one. See [`Shard::release_of`].
+    Released(u64),
+    /// The release is over. Until the driver [takes](Shard::take_release) it, it stays.
+    ReleaseOver(u64),
+}
+
+impl Shard {
+    /// Makes a shard. It remembers the contention of up to `queues_max` idle sets of keys.
+    pub fn new(queues_max: usize) -> Self {
+        Self {
+            machines: HashMap::default(),
+            last_machine: RENEWALS,
+            requests: HashMap::default(),
+            last_request: 0,
+            queues: HashMap::default(),
+            queues_max,
+            renewals: RenewalBatches::default(),
+            actions: VecDeque::new(),
+        }
+    }
+
+    /// Returns the next action.
+    pub fn poll(&mut self) -> Option<ShardAction> {
+        self.actions.pop_front()
+    }
+
+    /// Begins a call that waits for at most `wait`; `None` is no limit. Returns its number.
+    pub fn call(&mut self, spec: Arc<Spec>, wait: Option<Duration>, ctx: &mut Context<'_>) -> u64 {
+        let acquire = Acquire::new(spec, wait, ctx);
+        let (takes_turn, spec) = (acquire.takes_turn(), Arc::clone(acquire.spec()));
+        let number = self.add_call(acquire, takes_turn);
+        if takes_turn && !self.queue(spec.name()).calls.enter(number, spec.mode) {
+            self.drive(number, ctx);
+        } else {
+            self.begin(number, ctx);
+        }
+        number
+    }
+
+    /// Begins a call that swaps the token of a detached lock. Returns its number.
+    pub fn attach(&mut self, spec: Arc<Spec>, old: Token, ctx: &mut Context<'_>) -> u64 {
+        let number = self.add_call(Acquire::attach(spec, old, ctx), false);
+        self.drive(number, ctx);
+        number
+    }
+
+    fn add_call(&mut self, acquire: Acquire, in_queue: bool) -> u64 {
+        let call = Call { acquire, in_queue, has_turn: false, is_renewed: false };
+        self.add(Machine::Call(Box::new(call)))
+    }
+
+    fn add(&mut self, machine: Machine) -> u64 {
+        self.last_machine += 1;
+        let entry = Entry { machine, requests: SmallVec::new() };
+        self.machines.insert(self.last_machine, entry);
+        self.last_machine
+    }
+
+    fn queue(&mut self, keys: &Keys) -> &mut LocalQueue {
+        if self.queues.len() >= self.queues_max && !self.queues.contains_key(keys) {
+            self.queues.retain(|_, queue| !queue.calls.is_idle());
+        }
+        self.queues.entry_ref(keys).or_insert_with(|| LocalQueue {
+            calls: PlaceQueue::default(),
+            slots: SlotMemory::default(),
+            permits_checked_at: None,
+        })
+    }
+
+    /// Whether a check for clients that give this semaphore more permits is due. If so, records its
+    /// start.
+    pub fn begins_permit_check(&mut self, keys: &Keys, now: Moment) -> bool {
+        let checked_at = &mut self.queue(keys).permits_checked_at;
+        let is_due = checked_at.is_none_or(|at| now.since(at) >= limits::COMPARE_PERMITS_EVERY);
+        if is_due {
+            *checked_at = Some(now);
+        }
+        is_due
+    }
+
+    /// Begins a call at its turn.
+    fn begin(&mut self, number: u64, ctx: &mut Context<'_>) {
+        self.propose_slot(number, ctx);
+        if let Some(call) = self.call_mut(number) {
+            call.has_turn = true;
+            call.acquire.begin(ctx);
+        }
+        self.drive(number, ctx);
+    }
+
+    /// Tells a call for one of several keys which one is likely free.
+    fn propose_slot(&mut self, number: u64, ctx: &mut Context<'_>) {
+        let Some(keys) = self.call_mut(number).and_then(|call| call.acquire.spec().any.clone())
+        else {
+            return;
+        };
+        let slot = self.queue(&keys).slots.propose(keys.len(), ctx.random);
+        if let Some(call) = self.call_mut(number) {
+            call.acquire.prefer_slot(slot);
+        }
+    }
+
+    /// Ends a call without a result, or drops the lock that it has acquired. What nodes may have
+    /// granted is released.
+    pub fn cancel(&mut self, number: u64, ctx: &mut Context<'_>) {
+        let Some(call) = self.call_mut(number) else {
+            self.drop_lock(number, ctx);
+            return;
+        };
+        call.acquire.cancel(ctx);
+        let in_queue = call.in_queue;
+        let spec = Arc::clone(call.acquire.spec());
+        self.drive_call(number, ctx);
+        let entry = self.machines.remove(&number);
+        self.actions.push_back(ShardAction::Timer(number, None));
+        self.stop_opening(&entry.map(|entry| entry.requests).unwrap_or_default());
+        if in_queue {
+            self.leave_queue(number, &spec, ctx.now);
+        }
+    }
+
+    /// Handles everything that a machine has to do at the context's time.
+    pub fn handle_timeout(&mut self, machine: u64, ctx: &mut Context<'_>) {
+        if machine == RENEWALS {
+            return self.renew_due(ctx);
+        }
+        if let Some(call) = self.call_mut(machine).filter(|call| call.acquire.is_queued()) {
+            let has_turn = call.has_turn;
+            if has_turn {
+                return self.begin(machine, ctx);
+            }
+            self.propose_slot(machine, ctx);
+        }
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        match &mut entry.machine {
+            Machine::Call(call) => call.acquire.handle_timeout(ctx),
+            Machine::Lock(lock) => {
+                lock.hold.handle_timeout(ctx);
+                lock.hold.stand_in_front(ctx);
+            }
+            Machine::Release(release) => release.handle_timeout(ctx),
+        }
+        self.drive(machine, ctx);
+        if let Some(call) = self.call_mut(machine)
+            && !call.acquire.is_queued()
+            && call.in_queue
+            && !call.has_turn
+        {
+            // The call goes on without its turn.
+            call.in_queue = false;
+            let spec = Arc::clone(call.acquire.spec());
+            self.leave_queue(machine, &spec, ctx.now);
+        }
+    }
+
+    /// The machine that sent this request, and the identity that the machine gave it.
+    pub fn asked(&self, number: u64) -> Option<(u64, RequestId)> {
+        self.requests.get(&number).map(|asked| (asked.machine, asked.id))
+    }
+
+    /// Processes the response to a request, or the failure to get a connection for a WAIT.
+    pub fn handle_response(&mut self, number: u64, response: &Response, ctx: &mut Context<'_>) {
+        let Some(Asked { machine, id, sent, is_wait }) = self.requests.remove(&number) else {
+            return;
+        };
+        let is_answer = !matches!(response, Response::Failed(NodeError::Down { .. }));
+        if let (true, false, Some(sent)) = (is_answer, is_wait, sent) {
+            ctx.client_state.round_trips.sample(id.node, ctx.now.since(sent));
+        }
+        let Some(entry) = self.machines.get_mut(&machine) else { return };
+        entry.requests.retain(|asked| *asked != number);
+        match &mut entry.machine {
+            Machine::Call(call) => call.acquire.handle_response(id, response, ctx),
+            Machine::Lock(lock) => lock.hold.handle_response(id, response, ctx),
+            Machine::Release(release) => release.handle_response(id, response, ctx),
+        }
+        self.drive(machine, ctx);
+    }
+
+    /// Returns the WAIT to send through its connection, and its machine; `None` if nothing needs it
+    /// any more.
+    pub fn handle_wait_connection(
+        &mut self,
+        number: u64,
+        ctx: &mut Context<'_>,
+    ) -> Option<(Request, Arc<Spec>)> {
+        let asked = self.requests.get_mut(&number)?;
+        asked.sent = Some(ctx.now);
+        let (machine, id) = (asked.machine, asked.id);
+        let wait = match self.machines.get_mut(&machine).map(|entry| &mut entry.machine) {
+            Some(Machine::Call(call)) => call.acquire.handle_wait_connection(id, ctx),
+            Some(Machine::Lock(lock)) => {
+                let request = lock.hold.handle_wait_connection(id, ctx);
+                request.map(|request| (request, Arc::clone(lock.hold.spec())))
+            }
+            Some(Machine::Release(_)) | None => None,
+        };
+        if wait.is_none() {
+            self.forget_request(number);
+        }
+        self.set_timer(machine);
+        wait
+    }
+
+    fn forget_request(&mut self, number: u64) {
+        let asked = self.requests.remove(&number);
+        if let Some(entry) = asked.and_then(|asked| self.machines.get_mut(&asked.machine)) {
+            entry.requests.retain(|other| *other != number);
+        }
+    }
+
+    fn drive(&mut self, number: u64, ctx: &mut Context<'_>) {
+        match self.machines.get(&number).map(|entry| &entry.machine) {
+            Some(Machine::Call(_)) => self.drive_call(number, ctx),
+            Some(Machine::Lock(_)) => self.drive_lock(number, ctx),
+            Some(Machine::Release(_)) => self.drive_release(number, ctx.now),
+            None => {}
+        }
+    }
+
+    fn drive_call(&mut self, number: u64, ctx: &mut Context<'_>) {
+        while let Some(call) = self.call_mut(number)
+            && let Some(action) = call.acquire.poll()
+        {
+            match action {
+                Action::Send { id, connection, request, spec } => {
+                    let send = OutgoingRequest { id, connection, request };
+                    self.send(number, send, spec, ctx.now);
+                }
+                Action::Wait { id } => self.wait(number, id),
+                Action::Release(release) => {
+                    self.add_release(*release, Some(number), ctx.now);
+                }
+                Action::Suspect { node, connection } => {
+                    self.actions.push_back(ShardAction::Suspect { node, connection });
+                }
+                Action::Done(outcome) => return self.end_call(number, outcome, ctx),
+            }
+        }
+        self.set_timer(number);
+    }
+
+    fn end_call(&mut self, number: u64, outcome: Outcome, ctx: &mut Context<'_>) {
+        let Some(entry) = self.machines.get_mut(&number) else { return };
+        let Machine::Call(call) = &entry.machine else { return };
+        let requests = entry.requests.clone();
+        let (spec, attempts, is_renewed) =
+            (Arc::clone(call.acquire.spec()), call.acquire.attempts(), call.is_renewed);
+        let in_queue = call.in_queue;
+        match outcome {
+            Outcome::Acquired(mut hold) => {
+                if is_renewed {
+                    hold.renew();
+                }
+                let lock = Lock { hold: *hold, is_forgotten: false };
+                entry.machine = Machine::Lock(Box::new(lock));
+                if let Some(slot) = spec.slot() {
+                    self.queue(spec.name()).slots.acquired(slot);
+                }
+                self.actions.push_back(ShardAction::Acquired { call: number, attempts });
+                self.schedule_renewal(number, ctx.now);
+                self.drive(number, ctx);
+            }
+            Outcome::Failed(failure) => {
+                self.machines.remove(&number);
+                self.actions.push_back(ShardAction::Timer(number, None));
+                self.actions.push_back(ShardAction::Failed { call: number, failure });
+            }
+        }
+        self.stop_opening(&requests);
+        if in_queue {
+            self.leave_queue(number, &spec, ctx.now);
+        }
+    }
+
+    fn stop_opening_of(&mut self, number: u64) {
+        let requests = self.machines.get(&number).map(|entry| entry.requests.clone());
+        self.stop_opening(&requests.unwrap_or_default());
+    }
+
+    /// Gives up those of these requests that are WAITs without a connection.
+    fn stop_opening(&mut self, requests: &[u64]) {
+        for &request in requests {
+            if self.requests.get(&request).is_some_and(|asked| asked.sent.is_none()) {
+                self.forget_request(request);
+                self.actions.push_back(ShardAction::StopWaiting(request));
+            }
+        }
+    }
+
+    /// Lets the calls behind this one move up in the local queue. The next one begins with an event
+    /// of its own: if many callers give up at once, only the last one's successor asks the nodes.
+    fn leave_queue(&mut self, number: u64, spec: &Spec, now: Moment) {
+        for next in self.queue(spec.name()).calls.leave(number) {
+            if let Some(call) = self.call_mut(next) {
+                call.has_turn = true;
+                self.actions.push_back(ShardAction::Timer(next, Some(now)));
+            }
+        }
+    }
+
+    fn drive_lock(&mut self, number: u64, ctx: &mut Context<'_>) {
+        while let Some(lock) = self.lock_mut(number)
+            && let Some(action) = lock.hold.poll()
+        {
+            match action {
+                HoldAction::Send(send) => {
+                    let spec = Arc::clone(lock.hold.spec());
+                    self.send(number, send, spec, ctx.now);
+                }
+                HoldAction::Decided { round, verdict } => {
+                    let extended = ShardAction::Extended { lock: number, round, verdict };
+                    self.actions.push_back(extended);
+                    self.schedule_renewal(number, ctx.now);
+                }
+                HoldAction::Repaired(is_held) => {
+                    self.actions.push_back(ShardAction::Repaired(is_held));
+                }
+                HoldAction::Incomplete => self.schedule_renewal(number, ctx.now),
+                HoldAction::Wait { id } => self.wait(number, id),
+                HoldAction::Release(release) => {
+                    self.add_release(*release, Some(number), ctx.now);
+                }
+                HoldAction::Suspect { node, connection } => {
+                    self.actions.push_back(ShardAction::Suspect { node, connection });
+                }
+            }
+        }
+        self.set_timer(number);
+        self.remove_if_over(number);
+    }
+
+    /// Removes a lock that the driver has forgotten, once no request of it is unanswered.
+    fn remove_if_over(&mut self, number: u64) {
+        let Some(entry) = self.machines.get(&number) else { return };
+        let Machine::Lock(lock) = &entry.machine else { return };
+        let is_sent =
+            |request: &u64| self.requests.get(request).is_some_and(|asked| asked.sent.is_some());
+        if lock.is_forgotten && lock.hold.was_given_up() && !entry.requests.iter().any(is_sent) {
+            self.machines.remove(&number);
+            self.actions.push_back(ShardAction::Timer(number, None));
+        }
+    }
+
+    /// Renews a lock until it is released. A call is told so for the lock that it acquires.
+    pub fn renew(&mut self, number: u64, ctx: &mut Context<'_>) {
+        match self.machines.get_mut(&number).map(|entry| &mut entry.machine) {
+            Some(Machine::Call(call)) => call.is_renewed = true,
+            Some(Machine::Lock(lock)) => {
+                lock.hold.renew();
+                self.schedule_renewal(number, ctx.now);
+                self.set_timer(number);
+            }
+            Some(Machine::Release(_)) | None => {}
+        }
+    }
+
+    fn schedule_renewal(&mut self, number: u64, now: Moment) {
+        let Some(lock) = self.lock_mut(number).filter(|lock| lock.hold.is_renewed()) else {
+            return;
+        };
+        let (after, window) = (lock.hold.renew_in(now), lock.hold.renewal_window());
+        match after {
+            Some(after) => self.renewals.schedule(number, now.plus(after), window),
+            None => self.renewals.forget(number),
+        }
+        let next = self.renewals.next_due();
+        self.actions.push_back(ShardAction::Timer(RENEWALS, next));
+    }
+
+    fn renew_due(&mut self, ctx: &mut Context<'_>) {
+        for number in self.renewals.take_due(ctx.now) {
+            if let Some(lock) = self.lock_mut(number) {
+                lock.hold.extend(ctx);
+                self.drive(number, ctx);
+            }
+        }
+        let next = self.renewals.next_due();
+        self.actions.push_back(ShardAction::Timer(RENEWALS, next));
+    }
+
+    /// Begins a round of extensions. Returns the number of the round that answers; `None` if the
+    /// lock has ended.
+    pub fn extend(&mut self, lock: u64, ctx: &mut Context<'_>) -> Option<u32> {
+        self.begin_round(lock, Hold::extend, ctx)
+    }
+
+    /// Makes an exclusive lock shared, and extends it. Returns as [`extend`](Self::extend).
+    pub fn downgrade(&mut self, lock: u64, ctx: &mut Context<'_>) -> Option<u32> {
+        self.begin_round(lock, Hold::downgrade, ctx)
+    }
+
+    fn begin_round(
+        &mut self,
+        number: u64,
+        begin: fn(&mut Hold, &Context<'_>) -> Option<u32>,
+        ctx: &mut Context<'_>,
+    ) -> Option<u32> {
+        let round = begin(&mut self.lock_mut(number)?.hold, ctx);
+        self.drive(number, ctx);
+        round
+    }
+
+    /// Begins the release of a lock. Returns the ownership before it, and the number of the
+    /// release.
+    pub fn release(&mut self, lock: u64, ctx: &mut Context<'_>) -> Option<(Ownership, u64)> {
+        let (ownership, release) = self.end_lock(lock, ctx)?;
+        self.drive_release(release, ctx.now);
+        self.drive(lock, ctx);
+        Some((ownership, release))
+    }
+
+    /// Releases a lock whose handle is gone, and forgets it. Returns as [`release`](Self::release).
+    pub fn drop_lock(&mut self, lock: u64, ctx: &mut Context<'_>) -> Option<(Ownership, u64)> {
+        let (ownership, release) = self.end_lock(lock, ctx)?;
+        if is_broken(Mutant::LateRelease) {
+            let later = ctx.now.plus(limits::LATE_TIMER * 2);
+            self.actions.push_back(ShardAction::Timer(release, Some(later)));
+        } else {
+            self.drive_release(release, ctx.now);
+        }
+        self.drive(lock, ctx);
+        self.forget(lock);
+        Some((ownership, release))
+    }
+
+    fn end_lock(&mut self, number: u64, ctx: &mut Context<'_>) -> Option<(Ownership, u64)> {
+        self.renewals.forget(number);
+        let lock = self.lock_mut(number)?;
+        let (ownership, release) = lock.hold.release(ctx);
+        let spec = Arc::clone(lock.hold.spec());
+        if let Some(slot) = spec.slot() {
+            self.queue(spec.name()).slots.freed(slot);
+        }
+        let release = self.begin_release(release, Some(number));
+        self.stop_opening_of(number);
+        Some((ownership, release))
+    }
+
+    /// Gives a lock up for another process to attach. Returns its token, and the validity that is
+    /// left; `None` if the lock is lost.
+    pub fn detach(&mut self, lock: u64, ctx: &mut Context<'_>) -> Option<(Token, Duration)> {
+        self.renewals.forget(lock);
+        let hold = &mut self.lock_mut(lock)?.hold;
+        let left = hold.detach(ctx.now);
+        let token = hold.token();
+        self.stop_opening_of(lock);
+        self.drive(lock, ctx);
+        Some((token, left?))
+    }
+
+    /// Says that the driver does not ask about this lock any more.
+    pub fn forget(&mut self, lock: u64) {
+        if let Some(lock) = self.lock_mut(lock) {
+            lock.is_forgotten = true;
+        }
+        self.remove_if_over(lock);
+    }
+
+    /// Releases the token of a detached lock on all nodes. Returns the number of the release.
+    pub fn release_token(&mut self, token: Token, spec: &Arc<Spec>, ctx: &Context<'_>) -> u64 {
+        self.add_release(Release::everywhere(token, spec, ctx), None, ctx.now)
+    }
+
+    /// Adds a release, and sends its first requests.
+    fn add_release(&mut self, release: Release, by: Option<u64>, now: Moment) -> u64 {
+        let number = self.begin_release(release, by);
+        self.drive_release(number, now);
+        number
+    }
+
+    /// Adds a release. It takes over the WAITs of its token that are unanswered.
+    fn begin_release(&mut self, release: Release, by: Option<u64>) -> u64 {
+        let waits: SmallVec<[RequestId; 8]> = release.waits().collect();
+        let number = self.add(Machine::Release(Box::new(release)));
+        let of_token = by.and_then(|by| self.machines.get_mut(&by));
+        let moved: SmallVec<[u64; 8]> = of_token.map_or_else(SmallVec::new, |entry| {
+            let requests = &self.requests;
+            let is_wait = |request: &u64| {
+                requests.get(request).is_some_and(|asked| waits.contains(&asked.id))
+            };
+            let (moved, kept) = entry.requests.iter().copied().partition(is_wait);
+            entry.requests = kept;
+            moved
+        });
+        for request in &moved {
+            if let Some(asked) = self.requests.get_mut(request) {
+                asked.machine = number;
+            }
+        }
+        if let Some(entry) = self.machines.get_mut(&number) {
+            entry.requests = moved;
+        }
+        self.actions.push_back(ShardAction::Releases { release: number, by });
+        number
+    }
+
+    fn drive_release(&mut self, number: u64, now: Moment) {
+        while let Some(release) = self.release_mut(number)
+            && let Some(send) = release.poll()
+        {
+            let spec = Arc::clone(release.spec());
+            self.send(number, send, spec, now);
+        }
+        let Some(release) = self.release_mut(number) else { return };
+        let suspects: SmallVec<[_; 2]> = std::iter::from_fn(|| release.poll_suspect()).collect();
+        let (has_verdict, is_done) = (release.verdict().is_some(), release.is_done());
+        let suspects = suspects.into_iter();
+        self.actions
+            .extend(suspects.map(|(node, connection)| ShardAction::Suspect { node, connection }));
+        if has_verdict {
+            self.actions.push_back(ShardAction::Released(number));
+        }
+        if is_done {
+            self.actions.push_back(ShardAction::ReleaseOver(number));
+        }
+        self.set_timer(number);
+    }
+
+    /// A release that the driver has not [taken](Self::take_release).
+    pub fn release_of(&self, number: u64) -> Option<&Release> {
+        match &self.machines.get(&number)?.machine {
+            Machine::Release(release) => Some(release),
+            Machine::Call(_) | Machine::Lock(_) => None,
+        }
+    }
+
+    /// Removes a release that is over.
+    pub fn take_release(&mut self, number: u64) -> Option<Release> {
+        self.release_mut(number)?;
+        match self.machines.remove(&number)?.machine {
+            Machine::Release(release) => Some(*release),
+            Machine::Call(_) | Machine::Lock(_) => None,
+        }
+    }
+
+    /// A lock, until the driver has forgotten it and no request of it is unanswered.
+    pub fn hold(&self, lock: u64) -> Option<&Hold> {
+        match &self.machines.get(&lock)?.machine {
+            Machine::Lock(lock) => Some(&lock.hold),
+            Machine::Call(_) | Machine::Release(_) => None,
+        }
+    }
+
+    /// Records the nodes' answers to a release of this lock.
+    pub fn handle_released(&mut self, lock: u64, answers: impl Iterator<Item = Answer>) {
+        if let Some(lock) = self.lock_mut(lock) {
+            lock.hold.handle_released(answers);
+        }
+    }
+
+    /// Whether the shard has no machine, and needs no wait connection.
+    pub fn is_idle(&self) -> bool {
+        let is_opening = |asked: &Asked| asked.sent.is_none();
+        self.machines.is_empty() && !self.requests.values().any(is_opening)
+    }
+
+    fn call_mut(&mut self, number: u64) -> Option<&mut Call> {
+        match &mut self.machines.get_mut(&number)?.machine {
+            Machine::Call(call) => Some(call),
+            Machine::Lock(_) | Machine::Release(_) => None,
+        }
+    }
+
+    fn lock_mut(&mut self, number: u64) -> Option<&mut Lock> {
+        match &mut self.machines.get_mut(&number)?.machine {
+            Machine::Lock(lock) => Some(lock),
+            Machine::Call(_) | Machine::Release(_) => None,
+        }
+    }
+
+    fn release_mut(&mut self, number: u64) -> Option<&mut Release> {
+        match &mut self.machines.get_mut(&number)?.machine {
+            Machine::Release(release) => Some(release),
+            Machine::Call(_) | Machine::Lock(_) => None,
+        }
+    }
+
+    fn set_timer(&mut self, number: u64) {
+        let at = match self.machines.get(&number).map(|entry| &entry.machine) {
+            Some(Machine::Call(call)) => call.acquire.poll_timeout(),
+            Some(Machine::Lock(lock)) => {
+                let times = [lock.hold.poll_timeout(), lock.hold.front_at()];
+                times.into_iter().flatten().reduce(Moment::earlier)
+            }
+            Some(Machine::Release(release)) => release.poll_timeout(),
+            None => None,
+        };
+        self.actions.push_back(ShardAction::Timer(number, at));
+    }
+
+    fn send(&mut self, machine: u64, send: OutgoingRequest, spec: Arc<Spec>, now: Moment) {
+        let OutgoingRequest { id, connection, request } = send;
+        let number = self.ask(machine, Asked { machine, id, sent: Some(now), is_wait: false });
+        let node = id.node;
+        self.actions.push_back(ShardAction::Send {
+            number,
+            machine,
+            node,
+            connection,
+            request,
+            spec,
+        });
+    }
+
+    fn wait(&mut self, machine: u64, id: RequestId) {
+        let number = self.ask(machine, Asked { machine, id, sent: None, is_wait: true });
+        self.actions.push_back(ShardAction::Wait { number, machine, node: id.node });
+    }
+
+    fn ask(&mut self, machine: u64, asked: Asked) -> u64 {
+        self.last_request += 1;
+        self.requests.insert(self.last_request, asked);
+        if let Some(entry) = self.machines.get_mut(&machine) {
+            entry.requests.push(self.last_request);
+        }
+        self.last_request
+    }
+}
