@@ -1,0 +1,224 @@
+//! What the machines of a client share: local queues, requests by number, and WAITs that outlive
+//! their calls.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quorlock_core::client::{
+    Command, Context, Failure, Keys, NodeError, Request, Response, Shard, ShardAction, Spec,
+};
+use quorlock_core::quorum::Moment;
+use support::client::{Client, spec};
+use support::scripted::{granted, held, start};
+
+const WALL_US: u64 = 1_800_000_000_000_000;
+const LONG: Option<Duration> = Some(Duration::from_secs(60));
+
+/// A shard whose requests the test answers.
+struct Driven {
+    client: Client,
+    shard: Shard,
+    now: Moment,
+    /// By the number of the request: the machine, the node and the command.
+    sent: BTreeMap<u64, (u64, usize, Request)>,
+    opening: Vec<u64>,
+    timers: BTreeMap<u64, Moment>,
+    acquired: Vec<u64>,
+    failed: Vec<(u64, Failure)>,
+    over: Vec<u64>,
+}
+
+impl Driven {
+    fn new() -> Self {
+        Self {
+            client: Client::new(3),
+            shard: Shard::new(10),
+            now: start(),
+            sent: BTreeMap::new(),
+            opening: Vec::new(),
+            timers: BTreeMap::new(),
+            acquired: Vec::new(),
+            failed: Vec::new(),
+            over: Vec::new(),
+        }
+    }
+
+    fn call(&mut self) -> u64 {
+        let spec = Spec { min_validity: Duration::ZERO, ..spec(Keys::from_iter(["k"]), 1000) };
+        let ctx = &mut self.client.ctx(self.now, WALL_US);
+        let call = self.shard.call(Arc::new(spec), LONG, ctx);
+        self.act();
+        call
+    }
+
+    fn event<T>(&mut self, event: impl FnOnce(&mut Shard, &mut Context<'_>) -> T) -> T {
+        let result = event(&mut self.shard, &mut self.client.ctx(self.now, WALL_US));
+        self.act();
+        result
+    }
+
+    fn act(&mut self) {
+        while let Some(action) = self.shard.poll() {
+            match action {
+                ShardAction::Send { number, machine, node, request, .. } => {
+                    self.sent.insert(number, (machine, node, request));
+                }
+                ShardAction::Wait { number, .. } => self.opening.push(number),
+                ShardAction::StopWaiting(number) => self.opening.retain(|other| *other != number),
+                ShardAction::Timer(machine, Some(at)) => drop(self.timers.insert(machine, at)),
+                ShardAction::Timer(machine, None) => drop(self.timers.remove(&machine)),
+                ShardAction::Acquired { call, .. } => self.acquired.push(call),
+                ShardAction::Failed { call, failure } => self.failed.push((call, failure)),
+                ShardAction::ReleaseOver(release) => {
+                    self.shard.take_release(release).unwrap();
+                    self.over.push(release);
+                }
+                ShardAction::Suspect { .. }
+                | ShardAction::Extended { .. }
+                | ShardAction::Repaired(_)
+                | ShardAction::Releases { .. }
+                | ShardAction::Released(_) => {}
+            }
+        }
+    }
+
+    /// Fires all timers that are due now.
+    fn fire(&mut self) {
+        let now = self.now;
+        let due = self.timers.iter().filter(|(_, at)| now.has_reached(**at));
+        let due: Vec<u64> = due.map(|(machine, _)| *machine).collect();
+        for machine in due {
+            self.timers.remove(&machine);
+            self.event(|shard, ctx| shard.handle_timeout(machine, ctx));
+        }
+    }
+
+    /// Answers all requests that were sent so far.
+    fn answer_all(&mut self, answer: impl Fn(&Request) -> Response) {
+        for (number, (_, _, request)) in std::mem::take(&mut self.sent) {
+            let response = answer(&request);
+            self.event(|shard, ctx| shard.handle_response(number, &response, ctx));
+        }
+    }
+
+    fn wait_connections(&mut self) {
+        for number in std::mem::take(&mut self.opening) {
+            let wait = self.event(|shard, ctx| shard.handle_wait_connection(number, ctx));
+            if let Some((request, _)) = wait {
+                self.sent.insert(number, (0, 0, request));
+            }
+        }
+    }
+}
+
+fn grants(request: &Request) -> Response {
+    match request.command {
+        Command::Release => Response::Yes,
+        _ => granted(),
+    }
+}
+
+#[test]
+fn next_call_of_the_queue_begins_with_its_own_event() {
+    let mut driven = Driven::new();
+    let (first, second) = (driven.call(), driven.call());
+    driven.answer_all(grants);
+    assert_eq!(driven.acquired, [first]);
+    assert!(driven.sent.is_empty(), "the second call waits for an event");
+    driven.fire();
+    assert!(driven.sent.values().all(|(machine, ..)| *machine == second));
+    assert_eq!(driven.sent.len(), 3);
+}
+
+#[test]
+fn calls_that_are_dropped_together_ask_no_node() {
+    let mut driven = Driven::new();
+    let calls: Vec<u64> = (0..100).map(|_| driven.call()).collect();
+    driven.answer_all(|_| held(500, true));
+    driven.opening.clear();
+    for call in calls {
+        driven.event(|shard, ctx| shard.cancel(call, ctx));
+    }
+    // Only the call at the head had asked, and is released.
+    assert_eq!(driven.sent.len(), 3);
+    assert!(driven.sent.values().all(|(_, _, request)| request.command == Command::Release));
+    driven.answer_all(|_| Response::No);
+    assert_eq!(driven.over.len(), 1);
+    assert!(driven.shard.is_idle(), "{:?}", driven.shard);
+}
+
+#[test]
+fn many_queued_calls_end_one_after_another_when_all_nodes_are_refused() {
+    let mut driven = Driven::new();
+    let calls: Vec<u64> = (0..5000).map(|_| driven.call()).collect();
+    let denied = NodeError::Denied { reason: "no permissions".into() };
+    driven.answer_all(|_| Response::Failed(denied.clone()));
+    (0..3).for_each(|node| driven.client.disconnect(node, denied.clone()));
+    while driven.failed.len() < calls.len() {
+        let failed = driven.failed.len();
+        driven.fire();
+        assert!(driven.failed.len() > failed);
+    }
+    assert!(driven.failed.iter().map(|(call, _)| call).eq(&calls));
+}
+
+#[test]
+fn call_whose_turn_does_not_come_leaves_the_queue_and_asks() {
+    let mut driven = Driven::new();
+    let (_, second, third) = (driven.call(), driven.call(), driven.call());
+    driven.answer_all(|_| held(500, true));
+    driven.now = driven.timers[&second];
+    driven.sent.clear();
+    driven.event(|shard, ctx| shard.handle_timeout(second, ctx));
+    assert_eq!(driven.sent.len(), 3, "{:?}", driven.sent);
+    assert!(driven.timers.contains_key(&third));
+}
+
+#[test]
+fn release_takes_over_the_wait_of_a_cancelled_call() {
+    let mut driven = Driven::new();
+    let call = driven.call();
+    driven.answer_all(|_| held(500, true));
+    driven.wait_connections();
+    let waits: Vec<u64> = driven.sent.keys().copied().collect();
+    assert_eq!(waits.len(), 3);
+    driven.event(|shard, ctx| shard.cancel(call, ctx));
+    let releases = driven.sent.split_off(&(waits[2] + 1));
+    assert_eq!(releases.len(), 3);
+    for number in releases.into_keys() {
+        driven.event(|shard, ctx| shard.handle_response(number, &Response::No, ctx));
+    }
+    assert!(driven.over.is_empty(), "the WAITs may still be granted");
+    // One of them is: it is released once more.
+    let granted = granted();
+    driven.event(|shard, ctx| shard.handle_response(waits[0], &granted, ctx));
+    for &number in &waits[1..] {
+        driven.event(|shard, ctx| shard.handle_response(number, &Response::No, ctx));
+    }
+    let (number, (.., request)) = driven.sent.pop_last().unwrap();
+    assert_eq!(request.command, Command::Release);
+    driven.event(|shard, ctx| shard.handle_response(number, &Response::Yes, ctx));
+    assert_eq!(driven.over.len(), 1);
+    assert!(driven.shard.is_idle(), "{:?}", driven.shard);
+}
+
+#[test]
+fn lock_that_was_dropped_is_removed_once_its_requests_are_answered() {
+    let mut driven = Driven::new();
+    let lock = driven.call();
+    let (last, _) = driven.sent.pop_last().unwrap();
+    driven.answer_all(grants);
+    assert_eq!(driven.acquired, [lock]);
+    driven.event(|shard, ctx| shard.drop_lock(lock, ctx));
+    driven.answer_all(grants);
+    assert!(driven.shard.hold(lock).is_some());
+    driven.event(|shard, ctx| shard.handle_response(last, &granted(), ctx));
+    driven.answer_all(grants);
+    assert!(driven.shard.hold(lock).is_none());
+    assert!(driven.shard.is_idle(), "{:?}", driven.shard);
+}
