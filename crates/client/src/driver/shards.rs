@@ -97,7 +97,7 @@ struct Afterwards {
 pub(super) struct Timekeeper {
     notify: Notify,
     /// When the task wakes by itself, in nanoseconds of the clock that stops while the computer
-    /// sleeps.
+    /// sleeps; 0 while it is awake.
     wakes_at: AtomicU64,
 }
 
@@ -210,18 +210,28 @@ impl Shared {
         // The two clocks move apart while the computer sleeps.
         let mut slept = Duration::ZERO;
         loop {
-            timekeeper.wakes_at.store(u64::MAX, Ordering::SeqCst);
+            // The task is awake, and looks at all shards.
+            timekeeper.wakes_at.store(0, Ordering::SeqCst);
             let Some(shared) = guard.0.upgrade() else { return };
             let now = clock::now();
             let apart = now.boot.saturating_sub(now.raw);
             let has_slept = apart > slept + Duration::from_millis(1);
             if has_slept {
                 slept = apart;
-                (0..SHARDS).for_each(|index| shared.lock(index).timers.set_apart(apart));
+                for index in 0..SHARDS {
+                    let mut state = shared.lock(index);
+                    state.timers.set_apart(apart);
+                    state.show_next_timer(&shared.shards[index]);
+                }
             }
-            let next = shared.fire_timers(now, has_slept);
-            drop(shared);
+            shared.fire_timers(now, has_slept);
+            let next = shared.next_timer();
             timekeeper.wakes_at.store(next, Ordering::SeqCst);
+            if shared.next_timer() < next {
+                // It was set while the task was awake.
+                continue;
+            }
+            drop(shared);
             let pause = Duration::from_nanos(next.saturating_sub(nanos(clock::now().raw)));
             tokio::select! {
                 () = timekeeper.notify.notified() => {}
@@ -231,8 +241,8 @@ impl Shared {
         }
     }
 
-    /// Fires all timers that are due. Returns when the next one is, in nanoseconds.
-    fn fire_timers(self: &Arc<Self>, now: Moment, has_slept: bool) -> u64 {
+    /// Fires all timers that are due.
+    fn fire_timers(self: &Arc<Self>, now: Moment, has_slept: bool) {
         for (index, shard) in self.shards.iter().enumerate() {
             if has_slept || shard.next.load(Ordering::SeqCst) <= nanos(now.raw) {
                 let due = self.lock(index).timers.take_due(now);
@@ -243,6 +253,10 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// When the next timer fires, in nanoseconds.
+    fn next_timer(&self) -> u64 {
         let next = self.shards.iter().map(|shard| shard.next.load(Ordering::SeqCst));
         next.min().unwrap_or(u64::MAX)
     }
@@ -387,10 +401,15 @@ impl State {
         if self.releases == 0 {
             afterwards.over = self.kept.take();
         }
-        let next = self.timers.next().map_or(u64::MAX, nanos);
-        shared.shards[index].next.store(next, Ordering::SeqCst);
+        let next = self.show_next_timer(&shared.shards[index]);
         shared.timekeeper.wake_at(next);
         afterwards
+    }
+
+    fn show_next_timer(&self, shard: &ShardDriver) -> u64 {
+        let next = self.timers.next().map_or(u64::MAX, nanos);
+        shard.next.store(next, Ordering::SeqCst);
+        next
     }
 
     fn encode(&mut self, request: Request, spec: Arc<Spec>) -> Outgoing {
