@@ -526,7 +526,8 @@ impl Hold {
         let has_failed = matches!(response, Response::Failed(_));
         if has_failed {
             node.reach.is_lost |= response.is_lost() && matches!(kind, StragglerKind::Wait { .. });
-        } else if node.reach.delivery != Delivery::NotSent && kind != StragglerKind::Yield {
+        } else if matches!(kind, StragglerKind::Acquire { .. }) {
+            // The answer to a WAIT says nothing of an ACQUIRE, which has another connection.
             node.reach.delivery = Delivery::Arrived;
         }
         let answer = match (kind, response) {
