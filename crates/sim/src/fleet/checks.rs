@@ -17,6 +17,9 @@ use super::world::{FailedCall, Note, ReleasedLock, World};
 /// A pause that ends this long after a request was sent may end before the time of the node.
 const SHORT_PAUSE: Ns = 62 * MS;
 
+/// A client notices its pause by a timer that is later than this.
+const LATE_TIMER: Ns = 11 * MS;
+
 /// A lock that is older than this is on all nodes that no fault affects. A younger one may miss
 /// nodes on which attempts of other clients hold a key for a moment.
 const COVERAGE_DELAY: Ns = 1000 * MS;
@@ -466,9 +469,10 @@ impl Checks {
 fn check_own_pause(call: &FailedCall, processes: &[Process], world: &mut World) {
     let plan = Arc::clone(&world.plan);
     let resumed_at = processes[call.id.process].resumed_at;
-    for &(node, sent_at) in &call.silent {
+    for &(node, sent_at, limit) in &call.silent {
+        let ended_at_limit = resumed_at.abs_diff(sent_at + limit) <= LATE_TIMER;
         let was_late = resumed_at > sent_at + SHORT_PAUSE || resumed_at + SHORT_PAUSE < world.now;
-        let had_time = was_late && 2 * plan.round_trip < world.now - sent_at;
+        let had_time = was_late && !ended_at_limit && 2 * plan.round_trip < world.now - sent_at;
         let process = call.id.process;
         if had_time && plan.was_only_paused(process, node, call.started, world.now) {
             let id = call.id;

@@ -93,8 +93,8 @@ pub(super) struct FailedCall {
     pub(super) had_time: bool,
     /// When the call last asked each node. `None` if it asked no node.
     pub(super) asked_at: Option<Vec<Ns>>,
-    /// The nodes that count as silent, and when the last request was sent to each.
-    pub(super) silent: Vec<(usize, Ns)>,
+    /// The nodes that count as silent, when the last request was sent to each, and its time limit.
+    pub(super) silent: Vec<(usize, Ns, Ns)>,
 }
 
 impl World {

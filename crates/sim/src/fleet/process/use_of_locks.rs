@@ -405,9 +405,11 @@ impl Process {
             return;
         };
         trace!(world, "{id} fails: {failure:?}");
-        let silent = failure.answers.iter().enumerate().filter_map(|(node, answer)| {
-            let is_silent = matches!(answer, Answer::Failed(NodeError::TimedOut { .. }));
-            is_silent.then_some((node, call.sent_at[node]))
+        let silent = failure.answers.iter().enumerate().filter_map(|(node, answer)| match answer {
+            Answer::Failed(NodeError::TimedOut { limit_ms }) => {
+                Some((node, call.sent_at[node], limit_ms * MS))
+            }
+            _ => None,
         });
         let limit =
             self.shared.now(world.now).plus(Duration::from_nanos(4 * world.plan.round_trip));
