@@ -33,6 +33,8 @@ pub(super) struct Claim {
     pub(super) mode: Mode,
     pub(super) since: Ns,
     pub(super) until: Ns,
+    /// When the token last asked for the key.
+    pub(super) asked_at: Ns,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +126,14 @@ impl Claims {
         }
     }
 
+    /// Records that a token that holds a key has asked for it again.
+    pub(super) fn ask_again(&mut self, node: usize, key: usize, token: Token, now: Ns) {
+        let claims = self.places[node][key].iter_mut().rev();
+        if let Some(claim) = claims.into_iter().find(|claim| claim.token == token) {
+            claim.asked_at = now;
+        }
+    }
+
     /// Moves the end of a lease to `at` if that is later. A shared `mode` makes the lease shared.
     pub(super) fn extend(
         &mut self,
@@ -173,7 +183,9 @@ impl Claims {
                 && other.until == claim.since
         };
         let waiter = self.places[node][key].iter().rev().find(is_before);
-        Some(waiter.map_or(claim.since, |waiter| waiter.since))
+        // A call that was granted before it stood in line tells the node its ticket when it asks
+        // again.
+        Some(waiter.map_or(claim.asked_at, |waiter| waiter.since))
     }
 
     /// Returns the present claims on a key of a node.

@@ -280,7 +280,14 @@ impl World {
                 self.claims.end(node, key, token, ClaimKind::Foreign, self.now, until);
             } else if has_restarted || !is_unknown {
                 let mode = Mode::Exclusive;
-                let claim = Claim { token, kind: ClaimKind::Foreign, mode, since: self.now, until };
+                let claim = Claim {
+                    token,
+                    kind: ClaimKind::Foreign,
+                    mode,
+                    since: self.now,
+                    until,
+                    asked_at: self.now,
+                };
                 self.claims.begin(node, key, claim);
             }
         }
@@ -373,10 +380,18 @@ impl World {
                 |claim: Claim| claim.token == token && claim.kind != ClaimKind::Waiter;
             if self.claims.at(node, key, self.now).any(is_repeated) {
                 self.claims.extend(node, key, (token, mode), self.now, until);
+                self.claims.ask_again(node, key, token, self.now);
                 continue;
             }
             self.check_joins_no_revoked_lock(node, key, mode);
-            let claim = Claim { token, kind: ClaimKind::Lease, mode, since: self.now, until };
+            let claim = Claim {
+                token,
+                kind: ClaimKind::Lease,
+                mode,
+                since: self.now,
+                until,
+                asked_at: self.now,
+            };
             self.claims.begin(node, key, claim);
         }
     }
@@ -459,7 +474,7 @@ impl World {
                         host.blocked.insert(blocked_id, blocked);
                         for &key in &keys {
                             let (kind, since) = (ClaimKind::Waiter, self.now);
-                            let claim = Claim { token, kind, mode, since, until };
+                            let claim = Claim { token, kind, mode, since, until, asked_at: since };
                             self.claims.begin(node, key, claim);
                         }
                         None
