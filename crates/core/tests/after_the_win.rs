@@ -50,6 +50,18 @@ fn stand_in_front(call: &mut ScriptedCall, hold: &mut Hold) -> Vec<RequestId> {
 }
 
 #[test]
+fn caller_that_learns_late_of_its_lock_needs_the_least_validity() {
+    let (call, mut hold, _) = won_by_two();
+    let since_win = |time| start().plus(call.at + time);
+    assert!(hold.is_learned_in_time(since_win(limits::LATE_TIMER)));
+    assert!(hold.is_learned_in_time(since_win(TTL / 4)), "half the ttl is left");
+    assert!(!hold.is_learned_in_time(since_win(TTL * 3 / 5)));
+    assert!(!hold.is_learned_in_time(since_win(TTL)));
+    hold.detach(since_win(Duration::ZERO));
+    assert!(!hold.is_learned_in_time(since_win(Duration::ZERO)));
+}
+
+#[test]
 fn renewed_lock_stands_in_front_on_the_nodes_that_miss_it() {
     shows(Mutant::NoFrontRepair, || {
         let (mut call, mut hold, third) = won_by_two();

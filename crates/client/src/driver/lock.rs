@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::Fence;
-use quorlock_core::client::{Answer, Context, Hold, Mode, Shard, Spec, Token, limits};
+use quorlock_core::client::{Answer, Context, Hold, Mode, Shard, Spec, Token};
 use quorlock_core::quorum::{self, ExtensionVerdict, LossReason, ReleaseVerdict};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::sleep;
@@ -44,11 +44,8 @@ impl LockInner {
     ) -> Option<Arc<Self>> {
         let state = shared.lock(index);
         let hold = state.machines.hold(number)?;
-        let now = clock::now();
-        let is_late = hold.held_for(now) > limits::LATE_TIMER;
-        match hold.ownership(now) {
-            quorum::Ownership::Held(left) if !is_late || left >= hold.spec().min_validity => {}
-            _ => return None,
+        if !hold.is_learned_in_time(clock::now()) {
+            return None;
         }
         let lock = Arc::new(Self {
             shared: Arc::clone(shared),

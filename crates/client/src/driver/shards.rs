@@ -345,7 +345,7 @@ impl State {
                         connection.ask(outgoing, ticket);
                     }
                 }
-                ShardAction::Wait { number, node, .. } => {
+                ShardAction::Wait { number, node } => {
                     self.opening.insert(number, shared.begin_wait(index, number, node));
                 }
                 ShardAction::StopWaiting(number) => {

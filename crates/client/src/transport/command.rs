@@ -28,7 +28,7 @@ impl Outgoing {
         Self { packet: Arc::new(build(spec, request)), command: request.command, any }
     }
 
-    pub(crate) fn add_to(&self, pipeline: &mut Pipeline) {
+    pub(super) fn add_to(&self, pipeline: &mut Pipeline) {
         pipeline.add_command(Cmd::clone(&self.packet));
     }
 
@@ -164,7 +164,7 @@ fn empty(keys: &Keys) -> Cmd {
 }
 
 /// Reads the reply to ACQUIRE without WAIT, or to EXTEND.
-pub(crate) fn read_fence(value: Value) -> Response {
+fn read_fence(value: Value) -> Response {
     match value {
         Value::Int(fence) => match u64::try_from(fence).ok().and_then(Fence::new) {
             Some(fence) => Response::Fence(fence),

@@ -161,7 +161,7 @@ impl Connection {
         answered.is_ok_and(|replies| !matches!(replies[..], [Value::ServerError(_)]))
     }
 
-    pub(crate) async fn ask_all(&self, commands: Pipeline) -> Result<Vec<Value>, NodeError> {
+    pub(super) async fn ask_all(&self, commands: Pipeline) -> Result<Vec<Value>, NodeError> {
         let (reply, replied) = oneshot::channel();
         self.batches.add(QueuedRequest::Several { commands, reply });
         replied.await.unwrap_or_else(|_| Err(NodeError::connection_lost()))

@@ -268,6 +268,14 @@ impl Hold {
         if self.over { Ownership::Lost(LossReason::NotHeld) } else { self.state.ownership(now) }
     }
 
+    /// Whether the caller may begin to use the lock, of which it learns now. If it did not run for
+    /// a while, the least validity of a new lock must still be left.
+    pub fn is_learned_in_time(&self, now: Moment) -> bool {
+        let is_late = self.held_for(now) > limits::LATE_TIMER;
+        let is_left = |left| !is_late || left >= self.spec.min_validity;
+        matches!(self.ownership(now), Ownership::Held(left) if is_left(left))
+    }
+
     /// Whether an extension can move the deadline of the lock.
     pub fn is_extensible(&self, now: Moment) -> bool {
         !self.over && !self.is_revoked() && self.state.is_extensible(now)

@@ -17,8 +17,8 @@ use super::{
 use crate::mutants::{Mutant, is_broken};
 use crate::quorum::{ExtensionVerdict, Moment, Ownership};
 
-/// The machines of a client for some of its keys, and what they share: the queues of its own calls,
-/// the places in line, and the schedule of renewals.
+/// The machines of a client for some of its keys, and what they share: the queues of its own calls
+/// and the schedule of renewals.
 ///
 /// A call, the lock that it acquires, and a release have a number each; a lock keeps that of its
 /// call. After each event, carry out what [`poll`](Self::poll) returns, in this order, before the
@@ -119,8 +119,6 @@ pub enum ShardAction {
     Wait {
         /// Identifies the response.
         number: u64,
-        /// The machine that waits.
-        machine: u64,
         /// The index of the node.
         node: usize,
     },
@@ -295,8 +293,7 @@ impl Shard {
             return self.renew_due(ctx);
         }
         if let Some(call) = self.call_mut(machine).filter(|call| call.acquire.is_queued()) {
-            let has_turn = call.has_turn;
-            if has_turn {
+            if call.has_turn {
                 return self.begin(machine, ctx);
             }
             self.propose_slot(machine, ctx);
@@ -347,8 +344,7 @@ impl Shard {
         self.drive(machine, ctx);
     }
 
-    /// Returns the WAIT to send through its connection, and its machine; `None` if nothing needs it
-    /// any more.
+    /// Returns the WAIT to send through its connection; `None` if no machine needs it any more.
     pub fn handle_wait_connection(
         &mut self,
         number: u64,
@@ -775,7 +771,7 @@ impl Shard {
 
     fn wait(&mut self, machine: u64, id: RequestId) {
         let number = self.ask(machine, Asked { machine, id, sent: None, is_wait: true });
-        self.actions.push_back(ShardAction::Wait { number, machine, node: id.node });
+        self.actions.push_back(ShardAction::Wait { number, node: id.node });
     }
 
     fn ask(&mut self, machine: u64, asked: Asked) -> u64 {

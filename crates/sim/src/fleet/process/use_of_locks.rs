@@ -294,7 +294,7 @@ impl Process {
                     self.record_request((number, machine, node), &request, world);
                     self.send(number, (node, connection), request, spec, world);
                 }
-                ShardAction::Wait { number, node, .. } => self.start_wait(number, node, world),
+                ShardAction::Wait { number, node } => self.start_wait(number, node, world),
                 ShardAction::StopWaiting(number) => self.stop_waiting(number, world),
                 ShardAction::Timer(machine, at) => {
                     self.set_timer(machine, at, world);
