@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quorlock_core::client::{
-    Command, Context, Failure, Keys, NodeError, Request, Response, Shard, ShardAction, Spec,
+    Command, Context, Failure, Keys, Mode, NodeError, Request, Response, Shard, ShardAction, Spec,
 };
 use quorlock_core::quorum::Moment;
 use support::client::{Client, spec};
@@ -49,9 +49,14 @@ impl Driven {
     }
 
     fn call(&mut self) -> u64 {
-        let spec = Spec { min_validity: Duration::ZERO, ..spec(Keys::from_iter(["k"]), 1000) };
+        self.call_within(Mode::Exclusive, LONG)
+    }
+
+    fn call_within(&mut self, mode: Mode, wait: Option<Duration>) -> u64 {
+        let spec = spec(Keys::from_iter(["k"]), 1000);
+        let spec = Spec { mode, min_validity: Duration::ZERO, ..spec };
         let ctx = &mut self.client.ctx(self.now, WALL_US);
-        let call = self.shard.call(Arc::new(spec), LONG, ctx);
+        let call = self.shard.call(Arc::new(spec), wait, ctx);
         self.act();
         call
     }
@@ -168,15 +173,20 @@ fn many_queued_calls_end_one_after_another_when_all_nodes_are_refused() {
 }
 
 #[test]
-fn call_whose_turn_does_not_come_leaves_the_queue_and_asks() {
+fn call_whose_turn_does_not_come_asks_and_lets_the_calls_behind_it_move_up() {
     let mut driven = Driven::new();
-    let (_, second, third) = (driven.call(), driven.call(), driven.call());
+    driven.call_within(Mode::Shared, LONG);
+    let writer = driven.call_within(Mode::Exclusive, Some(Duration::from_secs(1)));
+    let reader = driven.call_within(Mode::Shared, LONG);
     driven.answer_all(|_| held(500, true));
-    driven.now = driven.timers[&second];
+    driven.now = driven.timers[&writer];
     driven.sent.clear();
-    driven.event(|shard, ctx| shard.handle_timeout(second, ctx));
-    assert_eq!(driven.sent.len(), 3, "{:?}", driven.sent);
-    assert!(driven.timers.contains_key(&third));
+    driven.event(|shard, ctx| shard.handle_timeout(writer, ctx));
+    assert!(driven.sent.values().all(|(machine, ..)| *machine == writer));
+    assert_eq!(driven.sent.len(), 3);
+    driven.sent.clear();
+    driven.event(|shard, ctx| shard.handle_timeout(reader, ctx));
+    assert_eq!(driven.sent.len(), 3, "the reader shares the turn of the first one");
 }
 
 #[test]
