@@ -6,7 +6,7 @@ use std::time::Duration;
 use quorlock_core::quorum::ExtensionVerdict;
 use tokio::time::Instant;
 
-use crate::driver::LockInner;
+use crate::api::LockInner;
 use crate::{AcquireError, Lock, Released};
 
 pub(crate) fn acquired(outcome: &Result<Lock, AcquireError>, since: Instant) {

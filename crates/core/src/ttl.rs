@@ -15,6 +15,8 @@ pub struct TtlError {
 impl Ttl {
     /// The largest ttl that any setting allows, in milliseconds: a week.
     pub const MAX_MS: u64 = 7 * 24 * 60 * 60 * 1000;
+    /// The ttl of a lock for which a program chooses none: 10 s.
+    pub const DEFAULT: Self = Self(10_000);
 
     /// Returns a ttl of `ms` milliseconds.
     ///

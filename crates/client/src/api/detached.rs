@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use quorlock_core::client::{Keys, Mode, Token};
 use quorlock_core::{Fence, Ttl};
 
-use crate::driver::LockInner;
+use super::lock_inner::LockInner;
 
 /// The first part of the text: the version of its format.
 const VERSION: &str = "quorlock1";

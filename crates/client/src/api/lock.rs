@@ -6,7 +6,7 @@ use quorlock_core::Fence;
 use quorlock_core::client::Mode;
 use quorlock_core::quorum;
 
-use crate::driver::LockInner;
+use super::lock_inner::LockInner;
 use crate::{DetachedLock, ExtendError, LockWatch, LostError, Ownership, ReleaseError, telemetry};
 
 /// A held lock.

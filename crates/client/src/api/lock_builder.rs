@@ -10,15 +10,12 @@ use tracing::Instrument as _;
 
 use super::run::run;
 use super::slots::{self, PERMITS_MAX};
-use crate::driver::{self, Shared};
+use super::{call, queries};
+use crate::driver::Shards;
 use crate::{
     AcquireError, AttachError, DetachedLock, Holder, Lock, LockWatch, RunError, telemetry,
 };
 
-pub(crate) const DEFAULT_TTL: Ttl = match Ttl::from_ms(10_000) {
-    Ok(ttl) => ttl,
-    Err(_) => panic!("10 s is a ttl"),
-};
 const DEFAULT_WAIT: Duration = Duration::from_secs(10);
 
 /// Describes a lock and how to acquire it. Made by [`Quorum::lock`](crate::Quorum::lock),
@@ -27,7 +24,7 @@ const DEFAULT_WAIT: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 #[must_use = "a builder locks nothing: call acquire or try_acquire"]
 pub struct LockBuilder {
-    shared: Arc<Shared>,
+    shards: Arc<Shards>,
     keys: Keys,
     kind: Kind,
     mode: Mode,
@@ -49,13 +46,13 @@ pub(crate) enum Kind {
 }
 
 impl LockBuilder {
-    pub(crate) fn new(kind: Kind, shared: Arc<Shared>, keys: Keys) -> Self {
+    pub(crate) fn new(kind: Kind, shards: Arc<Shards>, keys: Keys) -> Self {
         Self {
-            shared,
+            shards,
             keys,
             kind,
             mode: Mode::Exclusive,
-            ttl: DEFAULT_TTL.duration(),
+            ttl: Ttl::DEFAULT.duration(),
             wait: DEFAULT_WAIT,
             min_validity: None,
             node_timeout: None,
@@ -157,7 +154,7 @@ impl LockBuilder {
             Ok(spec) => {
                 // Pinned here, because the call is large, and the futures around it are moved.
                 let acquiring =
-                    pin!(driver::acquire(&self.shared, spec, wait).instrument(span.clone()));
+                    pin!(call::acquire(&self.shards, spec, wait).instrument(span.clone()));
                 let may_wait = wait != Some(Duration::ZERO);
                 let acquiring = async {
                     match self.kind {
@@ -199,7 +196,7 @@ impl LockBuilder {
     }
 
     fn naming_limit(&self) -> Duration {
-        limits::extra_answers(self.shared.client_state.round_trips.typical())
+        limits::extra_answers(self.shards.network.client_state.round_trips.typical())
     }
 
     /// Asks the nodes who holds the lock now, for a message to people; `None` if it is free, or if
@@ -213,7 +210,7 @@ impl LockBuilder {
     /// Dropping the future changes nothing.
     pub async fn holder(&self) -> Option<Holder> {
         let limit = self.naming_limit();
-        driver::main_lease(&self.shared, &self.keys, limit).await.map(Holder::of)
+        queries::main_lease(&self.shards.network, &self.keys, limit).await.map(Holder::of)
     }
 
     /// When all permits are taken, checks in the background whether another client uses more.
@@ -239,12 +236,15 @@ impl LockBuilder {
 
     fn check_permits(&self, permits: usize) {
         let Some(name) = slots::name_of(self.keys.first()) else { return };
-        if !self.shared.begins_permit_check(&self.keys) {
+        let begins = self.shards.with_shard(self.shards.of(&self.keys), |state, ctx| {
+            state.machines.begins_permit_check(&self.keys, ctx.now)
+        });
+        if !begins {
             return;
         }
-        let (name, shared) = (name.to_vec(), Arc::clone(&self.shared));
-        self.shared.runtime.spawn(async move {
-            if let Some(larger) = slots::larger_permits(&shared, &name, permits).await {
+        let (name, network) = (name.to_vec(), Arc::clone(&self.shards.network));
+        self.shards.network.runtime.spawn(async move {
+            if let Some(larger) = slots::larger_permits(&network, &name, permits).await {
                 tracing::warn!(
                     semaphore = %String::from_utf8_lossy(&name),
                     permits,
@@ -261,7 +261,7 @@ impl LockBuilder {
         holder: Option<Holder>,
         may_wait: bool,
     ) -> AcquireError {
-        let nodes = self.shared.report(failure.answers);
+        let nodes = self.shards.network.report(failure.answers);
         match failure.reason {
             Reason::Held if may_wait => {
                 AcquireError::TimedOut { waited: failure.took, nodes, holder }
@@ -341,12 +341,12 @@ impl LockBuilder {
             let reason = "the detached lock has other keys: attach it with Quorum::attach";
             return Err(invalid(reason.into()));
         }
-        self.shared.client_state.fences.learn(detached.fence, detached.fence);
-        let failure = match driver::attach(&self.shared, spec, detached.token).await {
+        self.shards.network.client_state.fences.learn(detached.fence, detached.fence);
+        let failure = match call::attach(&self.shards, spec, detached.token).await {
             Ok(inner) => return Ok(Lock::attached(inner, detached.slot)),
             Err(failure) => failure,
         };
-        let nodes = self.shared.report(failure.answers);
+        let nodes = self.shards.network.report(failure.answers);
         Err(match failure.reason {
             Reason::Held => AttachError::Gone { nodes },
             Reason::NoQuorum => AttachError::NoQuorum { nodes },
@@ -360,7 +360,7 @@ impl LockBuilder {
         let ttl = u64::try_from(self.ttl.as_millis()).ok().and_then(|ms| Ttl::from_ms(ms).ok());
         let ttl = ttl.ok_or_else(|| format!("ttl must be between 1 ms and {} ms", Ttl::MAX_MS))?;
         let bounded = |limit| limits::bounded_node_timeout(limit, ttl);
-        let client_limit = self.shared.node_timeout.map(bounded);
+        let client_limit = self.shards.network.node_timeout.map(bounded);
         if let Kind::Permits(permits) = self.kind
             && !(1..=PERMITS_MAX).contains(&permits)
         {

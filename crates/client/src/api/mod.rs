@@ -1,5 +1,6 @@
 //! The public types.
 
+mod call;
 mod detached;
 mod error;
 mod gate;
@@ -7,7 +8,9 @@ mod health;
 mod inspection;
 mod lock;
 mod lock_builder;
+mod lock_inner;
 mod ownership;
+mod queries;
 mod quorum;
 mod quorum_builder;
 mod revocation;
@@ -27,8 +30,8 @@ pub use inspection::{
     NodeInspection, WaiterInfo,
 };
 pub use lock::{Coverage, Lock, Released};
-pub(crate) use lock_builder::DEFAULT_TTL;
 pub use lock_builder::LockBuilder;
+pub(crate) use lock_inner::LockInner;
 pub use ownership::{Deadline, Ownership};
 pub use quorum::Quorum;
 pub use quorum_builder::QuorumBuilder;

@@ -11,7 +11,8 @@ use tokio::time::timeout;
 
 use super::lock_builder::Kind;
 use super::slots::{self, PERMITS_MAX, slot_key};
-use crate::driver::{self, NodeInfo, Revoking, Shared};
+use super::{lock_inner, queries};
+use crate::driver::{Network, NodeInfo, Shards};
 use crate::{
     Answer, AttachError, ConnectError, DetachedLock, FlushError, InspectError, Inspection,
     LeaseInfo, ListedLock, Lock, LockBuilder, LockList, LockState, NodeError, NodeHealth,
@@ -26,7 +27,7 @@ const SLOTS_INSPECTED_AT_ONCE: usize = 8;
 /// The connections live as long as any clone, lock, builder, watch or revocation.
 #[derive(Clone)]
 pub struct Quorum {
-    shared: Arc<Shared>,
+    shards: Arc<Shards>,
 }
 
 impl Quorum {
@@ -77,8 +78,8 @@ impl Quorum {
             );
         }
         let runtime = Handle::try_current().map_err(|_| ConnectError::NoRuntime)?;
-        let shared = Shared::start(nodes, majority, expected_set, node_timeout, runtime);
-        let quorum = Self { shared };
+        let network = Network::start(nodes, majority, expected_set, node_timeout, runtime);
+        let quorum = Self { shards: Shards::start(network) };
         quorum.settle(majority, connect_timeout).await;
         // An address that only later proves to be the same server gets no vote.
         for node in quorum.health() {
@@ -91,10 +92,11 @@ impl Quorum {
 
     /// Waits until a majority can vote or each node was tried, then briefly for the others.
     async fn settle(&self, majority: Majority, limit: Duration) {
-        let mut health = self.shared.health.clone();
+        let mut health = self.shards.network.health.clone();
         let enough = health.wait_for(|health| health.settled || health.admitted >= majority.size());
         let _ = timeout(limit, enough).await;
-        let stragglers = limits::extra_answers(self.shared.client_state.round_trips.longest());
+        let stragglers =
+            limits::extra_answers(self.shards.network.client_state.round_trips.longest());
         let _ = timeout(stragglers, health.wait_for(|health| health.settled)).await;
     }
 
@@ -118,7 +120,7 @@ impl Quorum {
     /// # }
     /// ```
     pub fn lock_all<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> LockBuilder {
-        LockBuilder::new(Kind::All, Arc::clone(&self.shared), keys.into_iter().collect())
+        LockBuilder::new(Kind::All, Arc::clone(&self.shards), keys.into_iter().collect())
     }
 
     /// Describes a lock on one of up to 64 keys: on the first that becomes free.
@@ -135,7 +137,7 @@ impl Quorum {
     /// # }
     /// ```
     pub fn lock_any<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> LockBuilder {
-        LockBuilder::new(Kind::Any, Arc::clone(&self.shared), keys.into_iter().collect())
+        LockBuilder::new(Kind::Any, Arc::clone(&self.shards), keys.into_iter().collect())
     }
 
     /// Describes a permit of a semaphore. At most `permits` (1 to 64) permits are held at a time.
@@ -160,7 +162,7 @@ impl Quorum {
     /// ```
     pub fn semaphore(&self, name: impl AsRef<[u8]>, permits: usize) -> LockBuilder {
         let keys = (0..permits.min(PERMITS_MAX)).map(|slot| slot_key(name.as_ref(), slot));
-        LockBuilder::new(Kind::Permits(permits), Arc::clone(&self.shared), keys.collect())
+        LockBuilder::new(Kind::Permits(permits), Arc::clone(&self.shards), keys.collect())
     }
 
     /// Attaches a lock that another process [detached](crate::Lock::detach), with the same ttl.
@@ -186,24 +188,24 @@ impl Quorum {
     pub async fn release_detached(&self, detached: DetachedLock) -> Result<Released, ReleaseError> {
         let bounded = |limit| limits::bounded_node_timeout(limit, detached.ttl);
         let spec = Spec {
-            node_timeout: self.shared.node_timeout.map(bounded),
+            node_timeout: self.shards.network.node_timeout.map(bounded),
             ..Spec::exclusive(detached.keys, detached.ttl)
         };
-        self.shared.release_token(detached.token, spec).await
+        lock_inner::release_token(&self.shards, detached.token, spec).await
     }
 
     /// The state of the connection to each node, in the order in which the nodes were named.
     pub fn health(&self) -> Vec<NodeHealth> {
         let now = clock::now();
-        let health = self.shared.health.borrow();
-        let nodes = self.shared.nodes.iter().zip(&health.links).enumerate();
+        let health = self.shards.network.health.borrow();
+        let nodes = self.shards.network.nodes.iter().zip(&health.links).enumerate();
         let nodes = nodes.map(|(index, (node, link))| {
             let hello = link.hello.as_ref();
             NodeHealth {
                 node: node.name.to_string(),
                 error: link.error.clone(),
                 since: now.since(link.since),
-                round_trip: self.shared.client_state.round_trips.of(index),
+                round_trip: self.shards.network.client_state.round_trips.of(index),
                 module_version: hello.and_then(|hello| hello.module_version.clone()),
                 set: hello.and_then(|hello| hello.set.set().map(ToString::to_string)),
             }
@@ -238,12 +240,12 @@ impl Quorum {
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub async fn inspect(&self, key: impl AsRef<[u8]>) -> Result<Inspection, InspectError> {
-        let leases = driver::inspect(&self.shared, key.as_ref()).await;
+        let leases = queries::inspect(&self.shards.network, key.as_ref()).await;
         if leases.iter().all(Result::is_err) {
             let answers = leases.into_iter().filter_map(Result::err).map(Answer::Failed);
-            return Err(InspectError::NoAnswer { nodes: self.shared.report(answers) });
+            return Err(InspectError::NoAnswer { nodes: self.shards.network.report(answers) });
         }
-        let state = summarize(self.shared.client_state.majority, &leases);
+        let state = summarize(self.shards.network.client_state.majority, &leases);
         Ok(self.name_nodes(state, leases))
     }
 
@@ -282,7 +284,7 @@ impl Quorum {
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub async fn larger_permits(&self, name: impl AsRef<[u8]>, permits: usize) -> Option<usize> {
-        slots::larger_permits(&self.shared, name.as_ref(), permits).await
+        slots::larger_permits(&self.shards.network, name.as_ref(), permits).await
     }
 
     fn name_nodes(
@@ -290,7 +292,7 @@ impl Quorum {
         state: LockState,
         leases: Vec<Result<Option<LeaseInfo>, NodeError>>,
     ) -> Inspection {
-        let nodes = self.shared.nodes.iter().map(|node| node.name.to_string()).zip(leases);
+        let nodes = self.shards.network.nodes.iter().map(|node| node.name.to_string()).zip(leases);
         let nodes = nodes.map(|(node, lease)| NodeInspection { node, lease }).collect();
         Inspection { state, nodes }
     }
@@ -354,15 +356,17 @@ impl Quorum {
         key: &[u8],
         mode: RevokeMode,
     ) -> Result<Revocation, RevokeError> {
-        let mut revocation = Revocation { revoking: Revoking::start(&self.shared, key, mode) };
+        let mut revocation = Revocation::start(&self.shards.network, key, mode);
         revocation.settle().await;
         let failed = |result: &NodeRevocation| match result {
             NodeRevocation::Failed(error) => Some(Answer::Failed(error.clone())),
             _ => None,
         };
-        let failures: Option<Vec<_>> = revocation.revoking.machine.nodes().map(failed).collect();
+        let failures: Option<Vec<_>> = revocation.results().map(failed).collect();
         match failures {
-            Some(answers) => Err(RevokeError::NoAnswer { nodes: self.shared.report(answers) }),
+            Some(answers) => {
+                Err(RevokeError::NoAnswer { nodes: self.shards.network.report(answers) })
+            }
             None => Ok(revocation),
         }
     }
@@ -390,15 +394,16 @@ impl Quorum {
         limit: usize,
     ) -> Result<LockList, ScanError> {
         let limit = limit.min(limits::LISTED_MAX);
-        let listing = driver::scan(&self.shared, pattern.as_ref(), limit).await;
+        let listing = queries::scan(&self.shards.network, pattern.as_ref(), limit).await;
         let failures: Vec<_> = listing.failures().collect();
         if failures.iter().all(|error| !matches!(error, None | Some(NodeError::Abstains { .. }))) {
             let answers = failures.into_iter().flatten().map(Answer::Failed);
-            return Err(ScanError::NoAnswer { nodes: self.shared.report(answers) });
+            return Err(ScanError::NoAnswer { nodes: self.shards.network.report(answers) });
         }
-        let nodes = self.shared.nodes.iter().map(|node| node.name.to_string()).zip(failures);
+        let nodes =
+            self.shards.network.nodes.iter().map(|node| node.name.to_string()).zip(failures);
         let (is_truncated, nodes) = (listing.is_truncated(), nodes.collect());
-        let locks = listing.merge(self.shared.client_state.majority).into_iter();
+        let locks = listing.merge(self.shards.network.client_state.majority).into_iter();
         let locks = locks.map(|lock| ListedLock {
             key: lock.key,
             lock: self.name_nodes(lock.state, lock.nodes),
@@ -417,15 +422,15 @@ impl Quorum {
     /// # Cancel safety
     /// Dropping the future does not stop the releases.
     pub async fn flush(&self, limit: Duration) -> Result<(), FlushError> {
-        self.shared.tasks.close();
-        let done = timeout(limit, self.shared.tasks.wait()).await;
-        done.map_err(|_| FlushError { pending: self.shared.open_releases() })
+        self.shards.tasks.close();
+        let done = timeout(limit, self.shards.tasks.wait()).await;
+        done.map_err(|_| FlushError { pending: self.shards.open_releases() })
     }
 }
 
 impl fmt::Debug for Quorum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let nodes: Vec<_> = self.shared.nodes.iter().map(|node| &*node.name).collect();
+        let nodes: Vec<_> = self.shards.network.nodes.iter().map(|node| &*node.name).collect();
         f.debug_struct("Quorum").field("nodes", &nodes).finish_non_exhaustive()
     }
 }

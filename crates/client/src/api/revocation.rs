@@ -1,9 +1,20 @@
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use quorlock_core::client::{self, NodeError, RevokeMode, RevokeReply, limits};
 pub use quorlock_core::client::{NodeRevocation, RevocationState};
+use quorlock_core::quorum::Moment;
 
+use super::queries::LIMITS_TTL;
 use crate::clock;
-use crate::driver::Revoking;
+use crate::driver::{Network, sleep_until};
+use crate::transport::Connection;
+
+/// A node's answer, with the index of the node and the time of the request.
+type PendingReply = BoxFuture<'static, (usize, Moment, Result<RevokeReply, NodeError>)>;
 
 /// The revocation of a lock: see [`Quorum::revoke`](crate::Quorum::revoke).
 ///
@@ -11,7 +22,10 @@ use crate::driver::Revoking;
 /// [`ended`](Self::ended) is awaited. A drop does not undo a revocation.
 #[must_use = "nodes that did not answer are asked again only while this is awaited"]
 pub struct Revocation {
-    pub(crate) revoking: Revoking,
+    network: Arc<Network>,
+    machine: client::Revocation,
+    key: Arc<[u8]>,
+    pending: FuturesUnordered<PendingReply>,
 }
 
 /// The progress of a revocation.
@@ -40,10 +54,22 @@ pub struct RevokedNode {
 }
 
 impl Revocation {
+    /// Sends the first requests.
+    pub(crate) fn start(network: &Arc<Network>, key: &[u8], mode: RevokeMode) -> Self {
+        let mut this = Self {
+            network: Arc::clone(network),
+            machine: network.with_context(|ctx| client::Revocation::new(mode, ctx)),
+            key: key.into(),
+            pending: FuturesUnordered::new(),
+        };
+        this.act();
+        this
+    }
+
     /// The progress so far.
     pub fn report(&self) -> RevocationReport {
-        let machine = &self.revoking.machine;
-        let named = self.revoking.shared.nodes.iter().zip(machine.nodes());
+        let machine = &self.machine;
+        let named = self.network.nodes.iter().zip(machine.nodes());
         let nodes = named.map(|(node, result)| RevokedNode {
             node: node.name.to_string(),
             result: result.clone(),
@@ -63,8 +89,8 @@ impl Revocation {
     /// # Cancel safety
     /// Dropping the future loses no answer.
     pub async fn changed(&mut self) {
-        if self.revoking.machine.state() != RevocationState::Over {
-            self.revoking.step().await;
+        if self.machine.state() != RevocationState::Over {
+            self.step().await;
         }
     }
 
@@ -77,14 +103,49 @@ impl Revocation {
     /// # Cancel safety
     /// Dropping the future loses no answer.
     pub async fn ended(&mut self) {
-        while self.revoking.machine.state() != RevocationState::Over {
-            self.revoking.step().await;
+        while self.machine.state() != RevocationState::Over {
+            self.step().await;
         }
     }
 
     pub(crate) async fn settle(&mut self) {
-        while !self.revoking.machine.is_settled() {
-            self.revoking.step().await;
+        while !self.machine.is_settled() {
+            self.step().await;
         }
+    }
+
+    pub(crate) fn results(&self) -> impl Iterator<Item = &NodeRevocation> {
+        self.machine.nodes()
+    }
+
+    fn act(&mut self) {
+        while let Some(ask) = self.machine.poll() {
+            let (network, key) = (Arc::clone(&self.network), Arc::clone(&self.key));
+            self.pending.push(Box::pin(async move {
+                let (sent, route) = (clock::now(), (ask.node, ask.connection));
+                let revoke =
+                    async |connection: &Connection| connection.revoke(&key, ask.command).await;
+                let limit = limits::OPERATOR_TIMEOUT;
+                (ask.node, sent, network.ask_in_time(route, LIMITS_TTL, limit, revoke).await)
+            }));
+        }
+    }
+
+    /// Waits for the next answer, or for the time of the next request. Dropping the future loses no
+    /// answer.
+    async fn step(&mut self) {
+        let due = self.machine.poll_timeout();
+        tokio::select! {
+            biased;
+            Some((node, sent, reply)) = self.pending.next() => {
+                let machine = &mut self.machine;
+                self.network.with_context(|ctx| machine.handle_reply(node, sent, reply, ctx));
+            }
+            () = sleep_until(due), if due.is_some() || self.pending.is_empty() => {
+                let machine = &mut self.machine;
+                self.network.with_context(|ctx| machine.handle_timeout(ctx));
+            }
+        }
+        self.act();
     }
 }

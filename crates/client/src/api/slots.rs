@@ -2,7 +2,8 @@
 
 use quorlock_core::client::Keys;
 
-use crate::driver::{self, Shared};
+use super::queries;
+use crate::driver::Network;
 
 /// The maximum number of keys of `LOCK.ACQUIREANY`.
 pub(crate) const PERMITS_MAX: usize = 64;
@@ -17,10 +18,14 @@ pub(crate) fn name_of(first: &[u8]) -> Option<&[u8]> {
 }
 
 /// See [`crate::Quorum::larger_permits`].
-pub(crate) async fn larger_permits(shared: &Shared, name: &[u8], permits: usize) -> Option<usize> {
+pub(crate) async fn larger_permits(
+    network: &Network,
+    name: &[u8],
+    permits: usize,
+) -> Option<usize> {
     let further: Keys = (permits..PERMITS_MAX).map(|slot| slot_key(name, slot)).collect();
     if further.is_empty() {
         return None;
     }
-    Some(permits + driver::last_taken(shared, &further).await? + 1)
+    Some(permits + queries::last_taken(network, &further).await? + 1)
 }

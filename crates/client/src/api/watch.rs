@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use quorlock_core::Fence;
 
-use crate::driver::LockInner;
+use super::lock_inner::LockInner;
 use crate::{Coverage, LostError, Ownership};
 
 /// A read-only view of a [`Lock`](crate::Lock). Cheap to clone.

@@ -2,17 +2,64 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use quorlock_core::client::{ClientState, Hello, LinkAction, Links, NodeError, Notice, limits};
+use quorlock_core::client::{
+    ClientState, Hello, LinkAction, LinkHealth, Links, NodeError, Notice, Random, Topology, limits,
+};
 use quorlock_core::quorum::Moment;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::shared::{Health, NodeInfo, SystemRandom, View};
 use super::timers::sleep_until;
 use crate::clock;
-use crate::transport::{Connection, Endpoint, open};
+use crate::transport::{Connection, Endpoint, WaitConnectionPool, open};
+
+pub(crate) struct NodeInfo {
+    pub(crate) name: Arc<str>,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) wait_connections: Arc<WaitConnectionPool>,
+}
+
+/// The nodes at one moment, with their connections.
+pub(crate) struct View {
+    pub(crate) topology: Topology,
+    /// The connections to each node that may carry requests.
+    pub(crate) connections: Vec<Vec<OpenConnection>>,
+}
+
+#[derive(Clone)]
+pub(crate) struct OpenConnection {
+    pub(crate) connection: Arc<Connection>,
+    /// Until when a replaced connection is kept for its requests in flight; `None` for the present
+    /// one.
+    until: Option<Moment>,
+}
+
+/// The state of the connections at one moment, for `connect` and `Quorum::health`.
+#[derive(Clone, Default)]
+pub(crate) struct Health {
+    pub(crate) links: Vec<LinkHealth>,
+    /// Whether every node has been reached or has failed once.
+    pub(crate) settled: bool,
+    /// The number of nodes that can vote.
+    pub(crate) admitted: usize,
+}
+
+/// Random numbers: from the operating system for tokens, and from a fast generator for pauses.
+pub(super) struct SystemRandom;
+
+impl Random for SystemRandom {
+    fn bits(&mut self) -> Option<u128> {
+        let mut bits = [0; 16];
+        getrandom::fill(&mut bits).ok()?;
+        Some(u128::from_ne_bytes(bits))
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        fastrand::u64(..end)
+    }
+}
 
 /// An event of a connection. `Suspicion`: the node has left a request unanswered.
 pub(crate) enum LinkEvent {
@@ -31,7 +78,7 @@ struct Supervisor {
     endpoints: Vec<Endpoint>,
     /// By node and number of the connection.
     connecting: HashMap<(usize, u64), AbortOnDropHandle<()>>,
-    connections: Vec<Option<Arc<Connection>>>,
+    connections: Vec<Vec<OpenConnection>>,
     pings: JoinSet<()>,
     events: mpsc::UnboundedSender<LinkEvent>,
     view: Arc<ArcSwap<View>>,
@@ -48,12 +95,9 @@ pub(crate) fn supervise(
 ) -> (Arc<ArcSwap<View>>, watch::Receiver<Health>, impl Future<Output = ()> + Send + 'static) {
     let names: Vec<_> = nodes.iter().map(|node| Arc::clone(&node.name)).collect();
     let links = Links::new(names.iter().cloned(), expected_set, clock::now());
-    let connections = vec![None; nodes.len()];
-    let view = Arc::new(ArcSwap::from_pointee(View {
-        topology: links.topology(),
-        connections: connections.clone(),
-        replaced: Vec::new(),
-    }));
+    let connections = vec![Vec::new(); nodes.len()];
+    let view = View { topology: links.topology(), connections: connections.clone() };
+    let view = Arc::new(ArcSwap::from_pointee(view));
     let (health, watched) = watch::channel(Health::default());
     let supervisor = Supervisor {
         links,
@@ -92,7 +136,7 @@ impl Supervisor {
                 let number = connection.number;
                 self.connecting.remove(&(node, number));
                 if self.links.handle_connected(node, number, hello, now) {
-                    self.connections[node] = Some(connection);
+                    self.connections[node].push(OpenConnection { connection, until: None });
                 }
             }
             LinkEvent::ConnectFailed { node, connection, error } => {
@@ -111,17 +155,22 @@ impl Supervisor {
 
     fn act(&mut self) {
         let now = clock::now();
-        let view = self.view.load();
-        let mut changed = view.replaced.iter().any(|(_, _, until)| now.has_reached(*until));
-        drop(view);
+        let mut changed = false;
+        for open in &mut self.connections {
+            let before = open.len();
+            open.retain(|open| open.until.is_none_or(|until| !now.has_reached(until)));
+            changed |= open.len() < before;
+        }
         while let Some(action) = self.links.poll() {
             match action {
                 LinkAction::Connect { node, connection } => self.connect(node, connection),
                 LinkAction::Close { node, connection } => {
                     self.connecting.remove(&(node, connection));
-                    let current = &mut self.connections[node];
-                    if current.as_ref().is_some_and(|current| current.number == connection) {
-                        *current = None;
+                    let mut open = self.connections[node].iter_mut();
+                    if let Some(open) = open.find(|open| open.connection.number == connection) {
+                        // Requests may be in flight, and others of their tokens follow them.
+                        open.until = Some(now.plus(limits::RELEASE_OVERTAKES));
+                        changed = true;
                     }
                 }
                 LinkAction::Ping { node, connection } => self.ping(node, connection),
@@ -154,8 +203,9 @@ impl Supervisor {
     }
 
     fn ping(&mut self, node: usize, number: u64) {
-        let current = self.connections[node].clone();
-        let Some(connection) = current.filter(|current| current.number == number) else { return };
+        let mut open = self.connections[node].iter();
+        let Some(open) = open.find(|open| open.connection.number == number) else { return };
+        let connection = Arc::clone(&open.connection);
         let (events, client_state) = (self.events.clone(), Arc::clone(&self.client_state));
         self.pings.spawn(async move {
             let asked = Instant::now();
@@ -168,30 +218,14 @@ impl Supervisor {
 
     /// When the links have something to do, or a replaced connection is given up.
     fn next_due(&self) -> Option<Moment> {
-        let view = self.view.load();
-        let replaced = view.replaced.iter().map(|(_, _, until)| *until);
+        let replaced = self.connections.iter().flatten().filter_map(|open| open.until);
         replaced.chain(self.links.poll_timeout()).reduce(Moment::earlier)
     }
 
     fn publish(&self) {
-        let before = self.view.load();
-        // A replaced connection may still have requests in flight.
-        let now = clock::now();
-        let mut replaced = before.replaced.clone();
-        for (node, connection) in before.connections.iter().enumerate() {
-            let current = self.connections[node].as_ref();
-            if let Some(connection) = connection
-                && current.is_none_or(|current| !Arc::ptr_eq(current, connection))
-            {
-                let until = now.plus(limits::RELEASE_OVERTAKES);
-                replaced.push((node, Arc::clone(connection), until));
-            }
-        }
-        replaced.retain(|(_, _, until)| !now.has_reached(*until));
         self.view.store(Arc::new(View {
             topology: self.links.topology(),
             connections: self.connections.clone(),
-            replaced,
         }));
         self.health.send_replace(Health {
             links: self.links.health(),

@@ -1,17 +1,17 @@
 //! The drivers of the state machines of `quorlock_core::client`. The machines decide, and the
-//! drivers carry out the actions with sockets, tasks and timers.
+//! drivers carry out the actions with sockets, tasks and timers. Each file uses those above it:
+//!
+//! - `timers`: times at which machines have something to do.
+//! - `links`: the connections to the nodes.
+//! - `network`: the nodes, through which requests go.
+//! - `shards`: the calls, locks and releases.
 
-mod calls;
-mod inspection;
 mod links;
-mod lock;
-mod revocation;
+mod network;
 mod shards;
-mod shared;
 mod timers;
 
-pub(crate) use calls::{acquire, attach};
-pub(crate) use inspection::{inspect, last_taken, main_lease, scan};
-pub(crate) use lock::LockInner;
-pub(crate) use revocation::Revoking;
-pub(crate) use shared::{NodeInfo, Shared};
+pub(crate) use links::NodeInfo;
+pub(crate) use network::Network;
+pub(crate) use shards::{OnVerdict, ReleaseResult, Shards, State};
+pub(crate) use timers::sleep_until;

@@ -11,7 +11,7 @@ use quorlock_core::quorum::Moment;
 use crate::clock;
 
 /// Waits until this moment. Never returns if there is none.
-pub(super) async fn sleep_until(wake_at: Option<Moment>) {
+pub(crate) async fn sleep_until(wake_at: Option<Moment>) {
     match wake_at {
         Some(wake_at) => tokio::time::sleep(clock::now().until(wake_at)).await,
         None => pending().await,

@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use quorlock_core::Fence;
@@ -7,8 +7,7 @@ use quorlock_core::quorum::{self, ExtensionVerdict, LossReason, ReleaseVerdict};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::sleep;
 
-use super::shards::{ReleaseResult, State};
-use super::shared::Shared;
+use crate::driver::{Network, OnVerdict, ReleaseResult, Shards, State};
 use crate::{
     Coverage, Deadline, ExtendError, LostError, NodeAnswers, Ownership, ReleaseError, Released,
     clock, telemetry,
@@ -19,7 +18,7 @@ const DEADLINE_CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// A held lock, which its handle and its watches share.
 pub(crate) struct LockInner {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shards: Arc<Shards>,
     pub(crate) spec: Arc<Spec>,
     pub(crate) fence: Fence,
     pub(crate) token: Token,
@@ -36,45 +35,35 @@ type BeginRound = fn(&mut Shard, u64, &mut Context<'_>) -> Option<u32>;
 impl LockInner {
     /// The lock that the call with this number has acquired; `None` if the caller learned of it so
     /// late that too little of its validity is left.
-    pub(super) fn acquired(
-        shared: &Arc<Shared>,
+    pub(crate) fn acquired(
+        shards: &Arc<Shards>,
         index: usize,
         number: u64,
         attempts: u32,
     ) -> Option<Arc<Self>> {
-        let state = shared.lock(index);
-        let hold = state.machines.hold(number)?;
-        if !hold.is_learned_in_time(clock::now()) {
-            return None;
-        }
-        let lock = Arc::new(Self {
-            shared: Arc::clone(shared),
-            spec: Arc::clone(hold.spec()),
-            fence: hold.fence(),
-            token: hold.token(),
-            index,
-            number,
-            ended: Notify::new(),
-        });
-        drop(state);
+        let lock = shards.with_state(index, |state| {
+            let hold = state.machines.hold(number)?;
+            hold.is_learned_in_time(clock::now()).then(|| Self {
+                shards: Arc::clone(shards),
+                spec: Arc::clone(hold.spec()),
+                fence: hold.fence(),
+                token: hold.token(),
+                index,
+                number,
+                ended: Notify::new(),
+            })
+        })?;
         tracing::debug!(attempts, coverage = %lock.coverage(), nodes = %lock.report(), "granted");
-        Some(lock)
+        Some(Arc::new(lock))
     }
 
     fn with_shard<T>(&self, event: impl FnOnce(&mut State, &mut Context<'_>) -> T) -> T {
-        self.shared.with_shard(self.index, event)
+        self.shards.with_shard(self.index, event)
     }
 
     /// Reads the machine of the lock; `None` once the lock was dropped.
     fn read<T>(&self, read: impl FnOnce(&Hold) -> T) -> Option<T> {
-        self.shared.lock(self.index).machines.hold(self.number).map(read)
-    }
-
-    pub(super) fn handle_verdict(&self, verdict: ExtensionVerdict) {
-        telemetry::extended(self, verdict);
-        if matches!(verdict, ExtensionVerdict::Lost) {
-            self.ended.notify_waiters();
-        }
+        self.shards.with_state(self.index, |state| state.machines.hold(self.number).map(read))
     }
 
     /// Whether the lock is held, and for how long. A released lock counts as lost.
@@ -110,15 +99,15 @@ impl LockInner {
     }
 
     pub(crate) fn coverage(&self) -> Coverage {
-        let view = self.shared.view.load();
+        let view = self.shards.network.view.load();
         let held = self.read(|hold| hold.coverage(&view.topology)).unwrap_or_default();
-        Coverage { held, nodes: self.shared.nodes.len() }
+        Coverage { held, nodes: self.shards.network.nodes.len() }
     }
 
     pub(crate) fn report(&self) -> NodeAnswers {
         let answers: Vec<Answer> =
             self.read(|hold| hold.answers().cloned().collect()).unwrap_or_default();
-        self.shared.report(answers)
+        self.shards.network.report(answers)
     }
 
     /// Whether an extension could prolong the lock. Fails if the lock has ended.
@@ -170,9 +159,14 @@ impl LockInner {
         self.read(Hold::was_given_up).unwrap_or(true)
     }
 
+    fn observe(self: &Arc<Self>, state: &mut State) {
+        let observer: Weak<Self> = Arc::downgrade(self);
+        state.observe(self.number, observer);
+    }
+
     pub(crate) fn renew(self: &Arc<Self>) {
         self.with_shard(|state, ctx| {
-            state.locks.insert(self.number, Arc::downgrade(self));
+            self.observe(state);
             state.machines.renew(self.number, ctx);
         });
     }
@@ -202,10 +196,9 @@ impl LockInner {
         }
         let (call, verdict) = oneshot::channel();
         self.with_shard(|state, ctx| {
-            state.locks.insert(self.number, Arc::downgrade(self));
-            let round = begin(&mut state.machines, self.number, ctx);
-            if let Some(round) = round.filter(|_| !state.is_closed()) {
-                state.rounds.push((self.number, round, call));
+            self.observe(state);
+            if let Some(round) = begin(&mut state.machines, self.number, ctx) {
+                state.await_round(self.number, round, call);
             }
         });
         // The round continues for late answers and repairs. It has no verdict if the lock ended
@@ -214,7 +207,9 @@ impl LockInner {
         self.is_extensible()?;
         match verdict {
             Ok(ExtensionVerdict::Extended(_)) => Ok(()),
-            _ if verdict.is_err() || self.shared.has_no_runtime() => Err(ExtendError::RuntimeEnded),
+            _ if verdict.is_err() || self.shards.network.has_no_runtime() => {
+                Err(ExtendError::RuntimeEnded)
+            }
             _ if self.is_revoked() => Err(ExtendError::Revoked { nodes: self.report() }),
             // A majority has answered since the verdict.
             _ if matches!(self.ownership(), quorum::Ownership::Held(_)) => Ok(()),
@@ -247,7 +242,7 @@ impl LockInner {
             let answers = answers.iter().cloned();
             self.with_shard(|state, _| state.machines.handle_released(self.number, answers));
         }
-        let released = self.shared.released(verdict);
+        let released = released(&self.shards.network, verdict);
         telemetry::released(self, released.as_ref().ok().copied());
         released
     }
@@ -273,39 +268,43 @@ impl LockInner {
     }
 }
 
-impl Drop for LockInner {
-    fn drop(&mut self) {
-        let mut state = self.shared.lock(self.index);
-        state.locks.remove(&self.number);
-        state.machines.forget(self.number);
-        drop(state);
+impl OnVerdict for LockInner {
+    fn on_verdict(&self, verdict: ExtensionVerdict) {
+        telemetry::extended(self, verdict);
+        if matches!(verdict, ExtensionVerdict::Lost) {
+            self.ended.notify_waiters();
+        }
     }
 }
 
-impl Shared {
-    /// Releases the token of a detached lock on all nodes.
-    pub(crate) async fn release_token(
-        self: &Arc<Self>,
-        token: Token,
-        spec: Spec,
-    ) -> Result<Released, ReleaseError> {
-        let (result, verdict) = oneshot::channel();
-        self.with_shard(self.shard_of(spec.name()), |state, ctx| {
-            let release = state.machines.release_token(token, &Arc::new(spec), ctx);
-            state.await_release(release, result);
-        });
-        self.released(verdict.await.ok())
+impl Drop for LockInner {
+    fn drop(&mut self) {
+        self.shards.with_state(self.index, |state| state.forget(self.number));
     }
+}
 
-    fn released(&self, result: Option<ReleaseResult>) -> Result<Released, ReleaseError> {
-        match result {
-            Some((ReleaseVerdict::Released, _)) => Ok(Released::Released),
-            Some((ReleaseVerdict::AlreadyOver, _)) => Ok(Released::AlreadyOver),
-            Some((ReleaseVerdict::Unconfirmed, answers)) => {
-                Err(ReleaseError::NoQuorum { nodes: self.report(answers) })
-            }
-            None => Err(ReleaseError::NoQuorum { nodes: self.report([]) }),
+/// Releases the token of a detached lock on all nodes.
+pub(crate) async fn release_token(
+    shards: &Arc<Shards>,
+    token: Token,
+    spec: Spec,
+) -> Result<Released, ReleaseError> {
+    let (result, verdict) = oneshot::channel();
+    shards.with_shard(shards.of(spec.name()), |state, ctx| {
+        let release = state.machines.release_token(token, &Arc::new(spec), ctx);
+        state.await_release(release, result);
+    });
+    released(&shards.network, verdict.await.ok())
+}
+
+fn released(network: &Network, result: Option<ReleaseResult>) -> Result<Released, ReleaseError> {
+    match result {
+        Some((ReleaseVerdict::Released, _)) => Ok(Released::Released),
+        Some((ReleaseVerdict::AlreadyOver, _)) => Ok(Released::AlreadyOver),
+        Some((ReleaseVerdict::Unconfirmed, answers)) => {
+            Err(ReleaseError::NoQuorum { nodes: network.report(answers) })
         }
+        None => Err(ReleaseError::NoQuorum { nodes: network.report([]) }),
     }
 }
 

@@ -1,0 +1,135 @@
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use quorlock_core::Ttl;
+use quorlock_core::client::{Answer, ClientState, Context, NodeError, limits};
+use quorlock_core::quorum::Majority;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::links::{Health, LinkEvent, NodeInfo, SystemRandom, View, supervise};
+use crate::transport::Connection;
+use crate::{NodeAnswer, NodeAnswers, clock};
+
+/// The nodes of a client and its connections, which stay open while this exists.
+pub(crate) struct Network {
+    pub(crate) nodes: Vec<NodeInfo>,
+    pub(crate) client_state: Arc<ClientState>,
+    pub(crate) runtime: Handle,
+    /// The time limit per node that the program set for all locks of the client.
+    pub(crate) node_timeout: Option<Duration>,
+    pub(crate) view: Arc<ArcSwap<View>>,
+    pub(crate) health: watch::Receiver<Health>,
+    events: mpsc::UnboundedSender<LinkEvent>,
+    /// Closes the connections when it is dropped.
+    _close_connections: DropGuard,
+}
+
+impl Network {
+    pub(crate) fn start(
+        nodes: Vec<NodeInfo>,
+        majority: Majority,
+        expected_set: Option<String>,
+        node_timeout: Option<Duration>,
+        runtime: Handle,
+    ) -> Arc<Self> {
+        let stop = CancellationToken::new();
+        let (events, received) = mpsc::unbounded_channel();
+        let client_state = Arc::new(ClientState::new(majority));
+        let supervised = supervise(&nodes, expected_set, &client_state, events.clone(), received);
+        let (view, health, links) = supervised;
+        let stopped = stop.clone();
+        runtime.spawn(async move {
+            tokio::select! {
+                () = links => {}
+                () = stopped.cancelled() => {}
+            }
+        });
+        Arc::new(Self {
+            nodes,
+            client_state,
+            runtime,
+            node_timeout,
+            view,
+            health,
+            events,
+            _close_connections: stop.drop_guard(),
+        })
+    }
+
+    /// Calls a machine with the current time and nodes.
+    pub(crate) fn with_context<T>(&self, call: impl FnOnce(&mut Context<'_>) -> T) -> T {
+        let view = self.view.load();
+        call(&mut Context {
+            now: clock::now(),
+            wall_us: clock::wall_us(),
+            client_state: &self.client_state,
+            topology: &view.topology,
+            random: &mut SystemRandom,
+        })
+    }
+
+    /// The connection with this number to a node, if it still exists.
+    pub(crate) fn connection(&self, node: usize, number: u64) -> Option<Arc<Connection>> {
+        let view = self.view.load();
+        let mut open = view.connections[node].iter();
+        let found = open.find(|open| open.connection.number == number);
+        found.map(|open| Arc::clone(&open.connection))
+    }
+
+    /// Reports to the loop of the connections that a request was not answered in time.
+    pub(crate) fn suspect(&self, node: usize, connection: u64) {
+        let _ = self.events.send(LinkEvent::Suspicion { node, connection });
+    }
+
+    /// Asks a node within the time limit of a lock with this ttl, or within `at_least` if that is
+    /// longer.
+    pub(crate) async fn ask_in_time<T>(
+        &self,
+        (node, number): (usize, u64),
+        ttl: Ttl,
+        at_least: Duration,
+        ask: impl AsyncFnOnce(&Connection) -> Result<T, NodeError>,
+    ) -> Result<T, NodeError> {
+        let Some(connection) = self.connection(node, number) else {
+            return Err(NodeError::connection_lost());
+        };
+        let derived = || limits::node_timeout(self.client_state.round_trips.of(node), ttl);
+        let bounded = |limit| limits::bounded_node_timeout(limit, ttl);
+        let limit = self.node_timeout.map_or_else(derived, bounded).max(at_least);
+        let asked = Instant::now();
+        let mut asking = pin!(ask(&connection));
+        let mut answer = timeout(limit, &mut asking).await;
+        if answer.is_err() && asked.elapsed() > limit + limits::LATE_TIMER {
+            // The process did not run, so the answer may be in the socket.
+            answer = timeout(limits::LATE_READ_PAUSE, asking).await;
+        }
+        let Ok(answer) = answer else {
+            self.client_state.round_trips.timed_out(node);
+            self.suspect(node, number);
+            return Err(NodeError::timed_out(limit));
+        };
+        if !matches!(answer, Err(NodeError::Down { .. })) {
+            self.client_state.round_trips.sample(node, asked.elapsed());
+        }
+        answer
+    }
+
+    /// Whether the runtime of the client has ended, or ends now.
+    pub(crate) fn has_no_runtime(&self) -> bool {
+        let probe = self.runtime.spawn(std::future::pending::<()>());
+        let is_refused = probe.is_finished();
+        probe.abort();
+        is_refused
+    }
+
+    pub(crate) fn report(&self, answers: impl IntoIterator<Item = Answer>) -> NodeAnswers {
+        let named = self.nodes.iter().zip(answers);
+        let named = named.map(|(node, answer)| NodeAnswer { node: node.name.to_string(), answer });
+        NodeAnswers(named.collect())
+    }
+}
