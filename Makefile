@@ -24,8 +24,9 @@ uninstall: ## Removes what `make install` has installed, except configurations: 
 dist: build ## Builds Debian packages and a tar.gz of the module and the program, with checksums (target/dist)
 	@scripts/dist
 
-demo: build ## Increments a counter file 200 times from 8 workers, under a lock on 5 masters of which one is killed: fails if an increment is lost
-	@scripts/demo
+demo: setup ## Increments a counter file 200 times from 8 workers, under a lock on 5 masters of which one is killed: fails if an increment is lost
+	cargo build --profile demo --package quorlock --package quorlock-cli
+	@QUORLOCK=$(or $(CARGO_TARGET_DIR),target)/demo/quorlock scripts/demo
 
 demo-fence: setup ## Lets a holder write after its lock has ended: the database is wrong without the fence, and right with it
 	cargo build --package quorlock
@@ -33,13 +34,22 @@ demo-fence: setup ## Lets a holder write after its lock has ended: the database 
 	@cargo run --quiet --package quorlock-client --example fence_sqlite
 
 test: setup ## Checks formatting, prose, clippy and documentation, and runs all tests
+	@$(call step,1,formatting and prose)
 	cargo fmt --all --check
 	@scripts/check-prose
+	@$(call step,2,clippy)
 	cargo clippy --workspace --all-targets -- -D warnings
+	@$(call step,3,builds)
 	cargo build --workspace
+	cargo test --workspace --no-run
+	@$(call step,4,tests)
 	cargo test --workspace --no-fail-fast
 	cargo test --package quorlock-client --features metrics --test metrics
+	@$(call step,5,documentation)
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+
+# step NUMBER,NAME: says how far `make test` is.
+step = printf '\n== make test, step %s of 5: %s (%s)\n\n' '$(1)' '$(2)' "$$(date +%T)"
 
 check-prose: ## Checks for phrases to avoid, comments over 100 columns and broken links: PATHS=… KIND=link
 	@scripts/check-prose $(if $(KIND),--kind $(KIND)) $(PATHS)
