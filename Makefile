@@ -4,7 +4,7 @@
 export CARGO_INCREMENTAL := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install uninstall dist test package servers test-matrix check-prose docs screens test-faults test-fences test-kinds test-leaks test-distant test-setup test-dist test-docker test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node
+.PHONY: help setup build install uninstall dist test package servers test-matrix check-prose limits docs screens test-faults test-fences test-kinds test-leaks test-distant test-setup test-dist test-docker test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,13 +51,16 @@ test: setup ## Checks formatting, prose, clippy and documentation, and runs all 
 # step NUMBER,NAME: says how far `make test` is.
 step = printf '\n== make test, step %s of 5: %s (%s)\n\n' '$(1)' '$(2)' "$$(date +%T)"
 
-check-prose: ## Checks for phrases to avoid, comments over 100 columns and broken links: PATHS=… KIND=link
-	@scripts/check-prose $(if $(KIND),--kind $(KIND)) $(PATHS)
+check-prose: ## Checks for phrases to avoid and comments over 100 columns: PATHS=…
+	@scripts/check-prose $(PATHS)
 
-docs: ## Builds the book and the reference of the client, with checked links (target/doc/book, target/doc)
+limits: ## Writes the table of limits in ARCHITECTURE.md
+	QUORLOCK_WRITE_LIMITS=1 cargo test --quiet --package quorlock --test architecture table_of_limits
+
+docs: ## Builds the book and the reference of the client (target/doc/book, target/doc)
 	@scripts/docs
 
-screens: build ## Draws the output of top, status, inspect and doctor for five real masters (docs/img)
+screens: build ## Draws the output of demo, top, status, inspect and doctor (docs/img)
 	@scripts/screens
 
 test-fences: setup ## Runs 8 processes on 5 masters through a minute of accidents: fails if a fence does not grow, or if all grow without the protection
@@ -99,8 +102,10 @@ test-setup: ## Runs setup on fresh Debian systems, builds the module there, and 
 test-dist: dist ## Installs the packages on fresh Debian systems, and runs every command of docs/operations there (12 min): SYSTEMS="bookworm"
 	@scripts/test-dist $(SYSTEMS)
 
-test-docker: dist ## Runs contrib/docker without Docker: the lines of the Dockerfile, the services of compose.yaml (2 min)
-	@scripts/test-docker
+test-docker: dist ## Builds contrib/docker with Docker, and acquires a lock on its nodes
+	docker compose --file contrib/docker/compose.yaml up --build --wait
+	docker compose --file contrib/docker/compose.yaml run --rm quorlock run demo -- echo "it works"
+	docker compose --file contrib/docker/compose.yaml down
 
 test-server: setup ## Runs the server's own tests without and with the module (20 min): UNITS="unit/multi"
 	cargo build --release --package quorlock
@@ -110,7 +115,7 @@ bench: setup ## Measures the tables of docs/benchmarks.md, for Quorlock and for 
 	cargo build --release --package quorlock --package quorlock-bench
 	@cargo run --release --quiet --package quorlock-bench
 
-bench-waiting: setup ## Measures the cases of docs/waiting.md: handover to waiters, and polling clients
+bench-waiting: setup ## Measures the table of waiting in docs/benchmarks.md: handover to waiters, and polling clients
 	cargo build --release --package quorlock --package quorlock-bench
 	@cargo run --release --quiet --package quorlock-bench -- --only waiting
 

@@ -1,11 +1,12 @@
-//! The pages for contributors name only files, items and make targets that exist.
+//! The pages name only files, headings, items and make targets that exist, and their table of
+//! limits is that of the code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Fewer links on all pages together mean that the pages were not parsed correctly.
-const LINKS_MIN: usize = 150;
+const LINKS_MIN: usize = 300;
 
 /// A link of a page: its text, and its target, relative to the page.
 #[derive(Debug, PartialEq)]
@@ -19,12 +20,31 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
+fn read(path: impl AsRef<Path>) -> String {
+    let path = root().join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The files in a folder, at any depth. Hidden files and build results are left out.
+fn files(folder: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(root().join(folder)).expect("the folder exists");
+    let files = entries.flat_map(|entry| {
+        let name = entry.expect("an entry").file_name().into_string().expect("names are UTF-8");
+        let path = Path::new(folder).join(&name);
+        if name.starts_with('.') || name == "target" {
+            vec![]
+        } else if root().join(&path).is_dir() {
+            files(path.to_str().expect("names are UTF-8"))
+        } else {
+            vec![path]
+        }
+    });
+    files.collect()
+}
+
 fn pages() -> Vec<PathBuf> {
-    let fixed = ["ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/glossary.md"];
-    let records = fs::read_dir(root().join("docs/adr")).expect("docs/adr is a folder");
-    let records =
-        records.map(|entry| Path::new("docs/adr").join(entry.expect("an entry").file_name()));
-    let mut pages: Vec<_> = fixed.iter().map(PathBuf::from).chain(records).collect();
+    let mut pages = files("");
+    pages.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
     pages.sort();
     pages
 }
@@ -33,7 +53,7 @@ fn pages() -> Vec<PathBuf> {
 fn prose(page: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut is_code = false;
     page.lines().enumerate().filter_map(move |(index, line)| {
-        let is_fence = line.starts_with("```");
+        let is_fence = line.trim_start().starts_with("```");
         is_code ^= is_fence;
         (!is_code && !is_fence).then_some((index + 1, line))
     })
@@ -51,7 +71,8 @@ fn links(page: &str) -> Vec<Link> {
     let mut links = Vec::new();
     for (number, line) in prose(page).filter(|(_, line)| definition(line).is_none()) {
         for (at, _) in line.match_indices("](").chain(line.match_indices("][")) {
-            let text = &line[line[..at].rfind('[').expect("a link has a text") + 1..at];
+            // The text of a link may begin on the line before.
+            let text = &line[line[..at].rfind('[').map_or(0, |begin| begin + 1)..at];
             let rest = &line[at + 2..];
             let is_named = line[at..].starts_with("][");
             let target = rest.split(if is_named { ']' } else { ')' }).next().unwrap_or_default();
@@ -90,21 +111,37 @@ fn defined(source: &str) -> BTreeSet<&str> {
     defined
 }
 
-/// The defect of a link on a page in `folder`, if any.
-fn complaint(folder: &Path, link: &Link) -> Option<String> {
-    if link.target.contains("://") || link.target.starts_with('#') {
+/// The anchor that a heading has on a page.
+fn anchor(heading: &str) -> String {
+    let kept = heading.to_lowercase();
+    let kept = kept.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+/// The defect of a link on a page, if any.
+fn complaint(page: &Path, link: &Link) -> Option<String> {
+    if link.target.contains("://") {
         return None;
     }
-    let target = link.target.split('#').next().unwrap_or_default();
-    let path = folder.join(target);
+    let (target, heading) = link.target.split_once('#').unwrap_or((&link.target, ""));
+    let path = match target {
+        "" => page.to_owned(),
+        _ => page.parent().expect("a page is in a folder").join(target),
+    };
     if !path.exists() {
         return Some(format!("there is no {target}"));
+    }
+    if !heading.is_empty() {
+        let page = read(path);
+        let mut headings = prose(&page).filter_map(|(_, line)| line.strip_prefix('#'));
+        let is_there = headings.any(|line| anchor(line.trim_start_matches('#').trim()) == heading);
+        return (!is_there).then(|| format!("there is no heading {}", link.target));
     }
     let item = link.text.strip_prefix('`')?.strip_suffix('`')?;
     if path.extension().is_none_or(|extension| extension != "rs") || item.contains(['/', '.']) {
         return None;
     }
-    let source = fs::read_to_string(&path).expect("a source is UTF-8");
+    let source = read(&path);
     let defined = defined(&source);
     // For `Type::item`, the file need not define the type: it may implement a type of another file.
     let (owner, name) = item.rsplit_once("::").unwrap_or(("", item));
@@ -126,12 +163,12 @@ fn code(page: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 fn complaints(page: &Path, text: &str, targets: &BTreeSet<&str>) -> Vec<String> {
-    let folder = root().join(page).parent().expect("a page is in a folder").to_owned();
+    let path = root().join(page);
     let mut complaints = Vec::new();
     let mut complain =
         |line: usize, what: String| complaints.push(format!("{}:{line}: {what}", page.display()));
     for link in links(text) {
-        if let Some(what) = complaint(&folder, &link) {
+        if let Some(what) = complaint(&path, &link) {
             complain(link.line, what);
         }
     }
@@ -153,14 +190,13 @@ fn make_targets(makefile: &str) -> BTreeSet<&str> {
 }
 
 #[test]
-fn pages_for_contributors_name_only_what_exists() {
-    let makefile = fs::read_to_string(root().join("Makefile")).expect("there is a Makefile");
+fn pages_name_only_what_exists() {
+    let makefile = read("Makefile");
     let targets = make_targets(&makefile);
     let mut wrong = Vec::new();
     let mut count = 0;
     for page in pages() {
-        let text =
-            fs::read_to_string(root().join(&page)).unwrap_or_else(|_| panic!("{}", page.display()));
+        let text = read(&page);
         count += links(&text).len();
         wrong.extend(complaints(&page, &text, &targets));
     }
@@ -168,15 +204,14 @@ fn pages_for_contributors_name_only_what_exists() {
     assert!(count >= LINKS_MIN, "only {count} links were found");
 }
 
-/// The files of source code in a folder, at any depth.
-fn sources(folder: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(root().join(folder)).expect("the folder exists");
-    let sources = entries.flat_map(|entry| {
-        let name = entry.expect("an entry").file_name().into_string().expect("names are UTF-8");
-        let path = format!("{folder}/{name}");
-        if root().join(&path).is_dir() { sources(&path) } else { vec![PathBuf::from(path)] }
-    });
-    sources.collect()
+#[test]
+fn every_page_of_docs_is_a_chapter_of_the_book() {
+    let contents = read("docs/SUMMARY.md");
+    for page in pages() {
+        let Ok(chapter) = page.strip_prefix("docs") else { continue };
+        let is_chapter = contents.contains(&format!("({})", chapter.display()));
+        assert!(is_chapter || chapter == "SUMMARY.md", "docs/SUMMARY.md lacks {page:?}");
+    }
 }
 
 /// Whether a line of code has a time, or a factor of a time, that has no name.
@@ -196,14 +231,15 @@ fn has_unnamed_limit(line: &str) -> bool {
     has_time || has_factor
 }
 
+const LIMITS: &str = "crates/core/src/client/limits.rs";
+
 #[test]
 fn limits_of_a_client_are_constants_of_one_table() {
-    const LIMITS: &str = "crates/core/src/client/limits.rs";
     /// Has the drift of clocks, which belongs to the rule of safety itself.
     const VALIDITY: &str = "crates/core/src/quorum/validity.rs";
     let mut unnamed = Vec::new();
-    for path in ["crates/core/src/client", "crates/core/src/quorum"].into_iter().flat_map(sources) {
-        let source = fs::read_to_string(root().join(&path)).expect("a source is UTF-8");
+    for path in ["crates/core/src/client", "crates/core/src/quorum"].into_iter().flat_map(files) {
+        let source = read(&path);
         let code = source.lines().take_while(|line| *line != "#[cfg(test)]");
         let code = code.map(str::trim_start).filter(|line| !line.starts_with("//"));
         let is_constant = |line: &str| {
@@ -214,24 +250,88 @@ fn limits_of_a_client_are_constants_of_one_table() {
         unnamed.extend(found.map(|line| format!("{}: {line}", path.display())));
     }
     assert!(unnamed.is_empty(), "{unnamed:#?}");
+}
 
-    let source = fs::read_to_string(root().join(LIMITS)).expect("a source is UTF-8");
-    let public = source.lines().filter_map(|line| {
-        let item = line.strip_prefix("pub const ").or_else(|| line.strip_prefix("pub fn "))?;
-        item.split([':', '(']).next()
-    });
-    let public: Vec<_> = public.collect();
-    assert!(public.len() > 30, "{public:?}");
-    let table: Vec<_> = source.lines().filter(|line| line.starts_with("//! |")).collect();
-    for item in public {
-        assert!(table.iter().any(|row| row.contains(&format!("[`{item}`]"))), "{item}");
+/// The value of a constant, as people write it.
+fn value(name: &str, code: &str) -> String {
+    let code = code.replace('_', "");
+    let inside = |call: &str| Some(code.split_once(call)?.1.split_once(')')?.0);
+    if let Some(seconds) = inside("fromsecs(") {
+        format!("{seconds} s")
+    } else if let Some(ms) = inside("frommillis(") {
+        format!("{ms} ms")
+    } else if let Some((round_trips, ms)) =
+        inside("ByRoundTrip::new(").and_then(|arguments| arguments.split_once(", "))
+    {
+        format!("{round_trips} rt, at least {ms} ms")
+    } else if let Some(seconds) = code.strip_suffix("000000").filter(|_| name.ends_with("_US")) {
+        format!("{seconds} s")
+    } else {
+        code
+    }
+}
+
+/// The rows of the table of limits: of each public item its name, its value, and the first sentence
+/// of its documentation. The value of a function is that of the constant with the same name.
+fn limits(source: &str) -> String {
+    let (mut sentence, mut values, mut items) = (String::new(), BTreeMap::new(), Vec::new());
+    for line in source.lines() {
+        if let Some(comment) = line.strip_prefix("///") {
+            sentence += comment;
+            continue;
+        }
+        let item = line.strip_prefix("pub ").unwrap_or(line);
+        let (kind, rest) = item.split_once(' ').unwrap_or_default();
+        let name = rest.split([':', '(']).next().unwrap_or_default();
+        if kind == "const" {
+            let code = rest.split_once(" = ").expect("a value").1.trim_end_matches(';');
+            values.insert(name.to_owned(), value(name, code));
+        }
+        if item != line && ["const", "fn"].contains(&kind) {
+            let first = sentence.trim().split(". ").next().unwrap_or_default();
+            let first = first.trim_end_matches('.').replace("[`", "`").replace("`]", "`");
+            items.push((name.to_owned(), first));
+        }
+        sentence.clear();
+    }
+    let row = |(name, sentence): &(String, String)| {
+        let value = values.get(&name.to_uppercase())?;
+        Some(format!("| [`{name}`][limits] | {value} | {sentence} |\n"))
+    };
+    items.iter().filter_map(row).collect()
+}
+
+#[test]
+fn table_of_limits_is_that_of_the_code() {
+    const PAGE: &str = "ARCHITECTURE.md";
+    const HEAD: &str = "| limit | value | what for |\n|---|---|---|\n";
+    let page = read(PAGE);
+    let (before, rest) = page.split_once(HEAD).expect("the page has the table");
+    let (written, after) = rest.split_once("\n\n").expect("a text follows the table");
+    let rows = limits(&read(LIMITS));
+    assert!(rows.lines().count() > 30, "{rows}");
+    if std::env::var_os("QUORLOCK_WRITE_LIMITS").is_some() {
+        fs::write(root().join(PAGE), format!("{before}{HEAD}{rows}\n{after}"))
+            .expect("it is written");
+    } else {
+        assert_eq!(format!("{written}\n"), rows, "the table is old: run `make limits`");
     }
 }
 
 #[test]
+fn rows_of_limits_have_value_and_first_sentence() {
+    let source = "/// How long. More.\npub const A: Duration = Duration::from_secs(5);\n\
+                  const B: ByRoundTrip = ByRoundTrip::new(4, 50);\n\
+                  /// Of [`A`].\npub fn b(rt: Duration) {}\n/// None.\npub fn c() {}\n";
+    let expected = "| [`A`][limits] | 5 s | How long |\n\
+                    | [`b`][limits] | 4 rt, at least 50 ms | Of `A` |\n";
+    assert_eq!(limits(source), expected);
+}
+
+#[test]
 fn missing_target_of_a_page_is_noticed() {
-    let page =
-        "See [`key_state`][file] and [`no_such_item`][file], [gone](crates/none.rs), `src/none.rs`,
+    let page = "[No](#such) [heading](docs/faq.md#which-ttl).
+See [`key_state`][file] and [`no_such_item`][file], [gone](crates/none.rs), `src/none.rs`,
 `make nothing`, [`Phase::Absent`](crates/core/src/client/acquire/mod.rs).
 ```text
 `src/in_a_block.rs`
@@ -240,11 +340,12 @@ fn missing_target_of_a_page_is_noticed() {
 ";
     let found = complaints(Path::new("ARCHITECTURE.md"), page, &BTreeSet::from(["test"]));
     let expected = [
-        "ARCHITECTURE.md:1: crates/core/src/node/key_state.rs does not define no_such_item",
-        "ARCHITECTURE.md:1: there is no crates/none.rs",
-        "ARCHITECTURE.md:2: crates/core/src/client/acquire/mod.rs does not define Phase::Absent",
-        "ARCHITECTURE.md:1: there is no src/none.rs",
-        "ARCHITECTURE.md:2: the Makefile has no target nothing",
+        "ARCHITECTURE.md:1: there is no heading #such",
+        "ARCHITECTURE.md:2: crates/core/src/node/key_state.rs does not define no_such_item",
+        "ARCHITECTURE.md:2: there is no crates/none.rs",
+        "ARCHITECTURE.md:3: crates/core/src/client/acquire/mod.rs does not define Phase::Absent",
+        "ARCHITECTURE.md:2: there is no src/none.rs",
+        "ARCHITECTURE.md:3: the Makefile has no target nothing",
     ];
     assert_eq!(BTreeSet::from_iter(found), expected.map(str::to_owned).into());
 }
