@@ -1,11 +1,10 @@
 //! Gives the node access to the server's keys and clients.
 
 use quorlock_core::node::{
-    Access, Author, BlockedId, Change, KeyEvent, Keyspace, Kind, Listeners, ServerEvent,
-    WriteRefused,
+    Access, BlockedId, Change, KeyEvent, Keyspace, Kind, Listeners, ServerEvent, WriteRefused,
 };
 
-use crate::ffi::{Blocked, Ctx, Key, ModuleClient, Name};
+use crate::ffi::{Blocked, Ctx, Key, Name};
 use crate::server_events;
 
 /// The server's keys and clients, during one command or the jobs of one turn.
@@ -101,13 +100,8 @@ impl<'a> Keyspace for ServerKeyspace<'a> {
         self.ctx.listeners()
     }
 
-    fn invalidate(&mut self, key: &Name<'a>, author: Author) {
-        match (author, self.activity) {
-            (Author::Other, Activity::Command) => {
-                ModuleClient::signal_modified(self.db, key.as_arg());
-            }
-            _ => self.ctx.signal_modified(key.as_arg()),
-        }
+    fn invalidate(&mut self, key: &Name<'a>) {
+        self.ctx.signal_modified(key.as_arg());
     }
 
     fn notify(&mut self, key: &Name<'a>, change: Change<'_, Name<'a>>) {

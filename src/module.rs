@@ -7,7 +7,7 @@ use quorlock_core::Ttl;
 use quorlock_core::node::{Node, ServerEvent, Settings, WriteConditions};
 use quorlock_core::node_set::NodeSet;
 
-use crate::ffi::{Args, Ctx, LogLevel, MainThread, ModuleClient, Timer, clock};
+use crate::ffi::{Args, Ctx, LogLevel, MainThread, Timer, clock};
 use crate::{config, server_events};
 
 /// The module's version, as `MODULE LIST` shows it: major × 10,000 + minor × 100 + patch.
@@ -75,9 +75,6 @@ pub(crate) fn start(ctx: &Ctx<'_>, args: Args<'_>) -> bool {
         node.handle_event(now, &ServerEvent::Demoted);
     }
     let Some(timer) = Timer::new() else { return fail("no file descriptor is left for a timer") };
-    if !ModuleClient::create(ctx) {
-        return fail("the server refused to create a client for the module");
-    }
     let set = config::node_set();
     if let Some(set) = &set {
         let line =
@@ -119,7 +116,6 @@ pub(crate) fn stop(ctx: &Ctx<'_>) -> bool {
         return false;
     }
     *STATE.get().borrow_mut() = None;
-    ModuleClient::free();
     true
 }
 

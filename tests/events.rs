@@ -209,34 +209,6 @@ fn raised_fence_invalidates_what_inspect_showed() {
     }
 }
 
-/// The invalidations that a client with NOLOOP receives when its release hands over `k`.
-fn invalidated_by_handover(server: &Server, tracking: &str) -> Vec<Vec<Value>> {
-    RedisCli::new(server).reply("FLUSHALL");
-    let mut cache = Cache::of_k(server);
-    cache.cli.reply("CLIENT TRACKING off");
-    cache.cli.reply(tracking);
-    assert_ne!(cache.cli.reply("LOCK.ACQUIRE k a 60000"), Nil);
-    assert!(cache.invalidated().is_empty(), "{tracking}: its own lock");
-    cache.cli.reply("GET k");
-    let waiter = Waiter::new(server, "LOCK.ACQUIRE k b 60000 WAIT 4000");
-    assert_eq!(cache.cli.reply("LOCK.RELEASE k a"), Int(1));
-    waiter.wait_for_grant();
-    let invalidated = cache.invalidated();
-    assert_eq!(cache.cli.reply("LOCK.RELEASE k b"), Int(1));
-    assert!(cache.invalidated().is_empty(), "{tracking}: its own release");
-    invalidated
-}
-
-#[test]
-fn handover_invalidates_the_cache_of_the_releasing_client() {
-    let server = server();
-    let expected = [[Value::Array(vec![BulkString("k".into())])]];
-    assert_eq!(invalidated_by_handover(&server, "CLIENT TRACKING on BCAST NOLOOP"), expected);
-    // Without BCAST, a handover is like a DEL by this client and a SET by another: the DEL ends the
-    // tracking of the key.
-    assert!(invalidated_by_handover(&server, "CLIENT TRACKING on NOLOOP").is_empty());
-}
-
 #[test]
 fn handover_aborts_transactions_at_once() {
     let (server, mut cli) = server_and_cli();

@@ -88,8 +88,7 @@ fn load(ctx: &Ctx<'_>, args: Args<'_>) -> c_int {
         RedisModule_GetBlockedClientHandle RedisModule_GetServerVersion RedisModule_ReplyWithArray
         RedisModule_RegisterStringConfig RedisModule_LoadConfigs RedisModule_RegisterInfoFunc RedisModule_GetUsedMemoryRatio
         RedisModule_RedactClientCommandArgument RedisModule_IsKeysPositionRequest RedisModule_KeyAtPosWithFlags
-        RedisModule_ReplicateVerbatim RedisModule_GetDetachedThreadSafeContext
-        RedisModule_FreeThreadSafeContext RedisModule_GetRandomHexChars RedisModule_GetClientId
+        RedisModule_ReplicateVerbatim RedisModule_GetRandomHexChars RedisModule_GetClientId
         RedisModule_GetClientNameById RedisModule_GetClientUserNameById RedisModule_GetClientInfoById
         RedisModule_GetKeyNameFromModuleKey
         RedisModule_GetContextFlags RedisModule_ServerInfoGetFieldC

@@ -6,8 +6,6 @@
 //! - [`Key`]: an open key.
 //! - [`Blocked`]: the clients that wait.
 //! - [`Client`]: the identity of a client.
-//! - [`ModuleClient`]: a client without a connection. The changes within a command that are not
-//!   the command's own, such as a handover, are made in its name.
 //! - [`command`]: registers the commands and their documentation.
 //! - [`config`]: registers the settings.
 //! - [`info`]: the module's part of `INFO`.
@@ -41,7 +39,6 @@ pub(crate) mod events;
 pub(crate) mod info;
 mod key;
 mod main_thread;
-mod module_client;
 mod timer;
 
 pub(crate) use arg::{Arg, Args, Name};
@@ -50,5 +47,4 @@ pub(crate) use client::Client;
 pub(crate) use ctx::{Ctx, LogLevel};
 pub(crate) use key::Key;
 pub(crate) use main_thread::MainThread;
-pub(crate) use module_client::ModuleClient;
 pub(crate) use timer::Timer;

@@ -8,9 +8,7 @@ use super::mutants::{Mutant, is_broken};
 use super::queues::{Lack, Waiter, Wanted, Wants};
 use super::rank::{Rank, later_ticket};
 use super::turn::{Budget, COMMAND_UNITS, write_units};
-use super::{
-    Acquire, Author, Change, CommandError, Extend, Key, Keyspace, Kind, Mode, Node, Now, Reply,
-};
+use super::{Acquire, Change, CommandError, Extend, Key, Keyspace, Kind, Mode, Node, Now, Reply};
 use crate::{Fence, Ttl};
 
 /// The free keys of a lock that is about to be granted.
@@ -29,7 +27,6 @@ pub(super) struct Terms<'a, N> {
     pub(super) ttl: Ttl,
     /// The ticket that the client gave. It is also the fence that the client proposes.
     pub(super) ticket: Option<Fence>,
-    pub(super) author: Author,
 }
 
 impl Node {
@@ -73,7 +70,7 @@ impl Node {
             self.leave_line(acquire, &hashes);
             let free = FreeKeys { db, keys, hashes: &hashes, entries: &mut entries, have_ended };
             let ticket = rank.map(|rank| rank.ticket);
-            let terms = Terms { token, owner, ttl, ticket, author: Author::Client };
+            let terms = Terms { token, owner, ttl, ticket };
             return self.grant(now, free, &terms, keyspace).map(Reply::Granted);
         }
         if is_broken(Mutant::SomeOfTheKeys) && lacks.iter().any(Option::is_none) {
@@ -302,7 +299,7 @@ impl Node {
         keyspace: &mut K,
     ) -> Result<Fence, CommandError> {
         let FreeKeys { db, keys, hashes, entries, have_ended } = free;
-        let &Terms { token, owner, ttl, ticket, author } = terms;
+        let &Terms { token, owner, ttl, ticket } = terms;
         for (&hash, key) in hashes.iter().zip(keys).filter(|_| have_ended) {
             // The grant overwrites the mirror of a lease that has ended.
             if let Some(lease) = self.find_lease(hash, db, key.as_ref()) {
@@ -320,7 +317,7 @@ impl Node {
                 }
                 // A refused write has deleted the mirror of a lease that had ended.
                 if has_value || have_ended {
-                    self.publish(keyspace, key, Change::Delete, author);
+                    self.publish(keyspace, key, Change::Delete);
                 }
             }
             return Err(CommandError::NotWritten);
@@ -332,7 +329,7 @@ impl Node {
         self.insert(hashes, keys.iter().map(AsRef::as_ref), &new);
         // All mirrors are written first: a listener of one event may change the other keys.
         for key in keys {
-            self.publish(keyspace, key, Change::Set { value: token, expires_at_ms }, author);
+            self.publish(keyspace, key, Change::Set { value: token, expires_at_ms });
         }
         Ok(fence)
     }
@@ -381,7 +378,7 @@ impl Node {
         let (db, key) = (free.db, Key::from_slice(free.keys[0].as_ref()));
         let name = keyspace.name(&waiter.rank.token);
         let (owner, ttl, ticket) = (waiter.owner.as_deref(), waiter.ttl, waiter.proposed());
-        let terms = Terms { token: &name, owner, ttl, ticket, author: Author::Other };
+        let terms = Terms { token: &name, owner, ttl, ticket };
         let granted = self.grant(now, free, &terms, keyspace);
         self.answer_granted(now, waiter, db, key, granted, keyspace)
     }

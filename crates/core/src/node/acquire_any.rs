@@ -6,7 +6,7 @@ use super::machine::PerKey;
 use super::mutants::{Mutant, is_broken};
 use super::queues::{Lack, Wants};
 use super::turn::{Budget, COMMAND_UNITS};
-use super::{Access, Acquire, Author, CommandError, Keyspace, Mode, Node, Now, Reply};
+use super::{Access, Acquire, CommandError, Keyspace, Mode, Node, Now, Reply};
 
 impl Node {
     /// Acquires the lock of the first free key, in the order in which the client names the keys.
@@ -52,7 +52,7 @@ impl Node {
                     have_ended: matches!(state, KeyState::Ended { .. }),
                 };
                 let ticket = rank.map(|rank| rank.ticket);
-                let terms = Terms { token, owner, ttl, ticket, author: Author::Client };
+                let terms = Terms { token, owner, ttl, ticket };
                 let granted = self.grant(now, free, &terms, keyspace);
                 return granted.map(|fence| Reply::GrantedOne { fence, key: index });
             }

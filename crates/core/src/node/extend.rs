@@ -5,8 +5,8 @@ use super::leases::{Lease, MirrorState, NewLock};
 use super::machine::PerKey;
 use super::mutants::{Mutant, is_broken};
 use super::{
-    Acquire, Author, Change, CommandError, Extend, FenceError, KEY_BYTES_MAX, Keyspace, Kind, Mode,
-    Node, Now, Reply,
+    Acquire, Change, CommandError, Extend, FenceError, KEY_BYTES_MAX, Keyspace, Kind, Mode, Node,
+    Now, Reply,
 };
 use crate::Fence;
 
@@ -153,9 +153,9 @@ impl Node {
         let fence = self.leases.get(first).fence;
         for (key, change) in extend.keys.iter().zip(changes) {
             match change {
-                Some(change) => self.publish(keyspace, key, change, Author::Client),
+                Some(change) => self.publish(keyspace, key, change),
                 // INSPECT now shows another fence.
-                None if fence != fence_before => keyspace.invalidate(key, Author::Client),
+                None if fence != fence_before => keyspace.invalidate(key),
                 None => {}
             }
         }
@@ -254,9 +254,9 @@ impl Node {
         }
         for (key, change) in extend.keys.iter().zip(changes) {
             match change {
-                Some(change) => self.publish(keyspace, key, change, Author::Client),
+                Some(change) => self.publish(keyspace, key, change),
                 // INSPECT showed no fence before.
-                None => keyspace.invalidate(key, Author::Client),
+                None => keyspace.invalidate(key),
             }
         }
         Ok(Reply::Extended(fence))

@@ -63,10 +63,7 @@ pub trait Keyspace {
     fn listeners(&mut self) -> Listeners;
 
     /// Invalidates WATCH and client-side caches of the key.
-    ///
-    /// A client that tracks keys with BCAST NOLOOP is not told of changes that it made itself, so
-    /// the author decides whether it is told.
-    fn invalidate(&mut self, key: &Self::Name, author: Author);
+    fn invalidate(&mut self, key: &Self::Name);
 
     /// Sends the keyspace events of a change.
     fn notify(&mut self, key: &Self::Name, change: Change<'_, Self::Name>);
@@ -143,15 +140,6 @@ impl<N> Clone for Change<'_, N> {
 }
 
 impl<N> Copy for Change<'_, N> {}
-
-/// The author of a change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Author {
-    /// The client of the command.
-    Client,
-    /// The node itself, or a waiter to which it handed the lock over.
-    Other,
-}
 
 /// The server refused a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, VecDeque};
 use smallvec::SmallVec;
 
 use super::{
-    Access, Author, BlockedId, Budget, Change, Command, CommandError, KeyBytes, KeyEvent, Keyspace,
-    Kind, Listeners, Node, Now, Reply, ServerEvent, Settings, WriteRefused,
+    Access, BlockedId, Budget, Change, Command, CommandError, KeyBytes, KeyEvent, Keyspace, Kind,
+    Listeners, Node, Now, Reply, ServerEvent, Settings, WriteRefused,
 };
 
 /// A key or a token. A short one needs no allocation.
@@ -313,7 +313,7 @@ impl Keyspace for Keys {
         Listeners { append_only_file, backlog: replica, replicas: replica, child: false }
     }
 
-    fn invalidate(&mut self, key: &Name, _author: Author) {
+    fn invalidate(&mut self, key: &Name) {
         if self.tracks {
             self.invalidated.push(key.clone());
         }

@@ -73,7 +73,7 @@ pub use command::{
     Yield,
 };
 pub use glob::{PATTERN_BYTES_MAX, Pattern};
-pub use keyspace::{Access, Author, Change, Keyspace, Kind, Listeners, WriteRefused};
+pub use keyspace::{Access, Change, Keyspace, Kind, Listeners, WriteRefused};
 pub use leases::Mode;
 pub use machine::Node;
 #[cfg(feature = "mutants")]

@@ -1,7 +1,7 @@
 //! Whether a change is propagated to replicas and the append-only file. [`Change`] in `keyspace.rs`
 //! says what is sent.
 
-use super::{Author, Change, Keyspace, Listeners, Monotonic, Node};
+use super::{Change, Keyspace, Listeners, Monotonic, Node};
 
 /// Tracks whether replicas or the append-only file may receive what a node writes.
 ///
@@ -41,14 +41,13 @@ impl Node {
         keyspace: &mut K,
         key: &K::Name,
         change: Change<'_, K::Name>,
-        author: Author,
     ) {
         if self.propagation.is_needed() {
             keyspace.propagate(key, change);
         } else {
             keyspace.count_change();
         }
-        keyspace.invalidate(key, author);
+        keyspace.invalidate(key);
         if self.propagation.notifies(keyspace.publishes_events()) {
             keyspace.notify(key, change);
         }

@@ -2,7 +2,7 @@
 
 use super::key_state::KeyState;
 use super::turn::{Budget, COMMAND_UNITS};
-use super::{Access, Author, Change, CommandError, Keyspace, Node, Now, Release, Reply};
+use super::{Access, Change, CommandError, Keyspace, Node, Now, Release, Reply};
 
 impl Node {
     /// Releases the keys that the token holds, and hands each over to its next waiter at once.
@@ -102,7 +102,7 @@ impl Node {
             self.hand_over(now, queue, Some(entry), budget, keyspace)
         });
         if delete && !handed_over {
-            self.publish(keyspace, name, Change::Delete, Author::Client);
+            self.publish(keyspace, name, Change::Delete);
         }
         Ok(was_held)
     }

@@ -3,9 +3,7 @@
 use super::key_state::KeyState;
 use super::machine::PerKey;
 use super::mutants::{Mutant, is_broken};
-use super::{
-    Access, Author, Change, CommandError, Keyspace, Kind, Monotonic, Node, Now, Reply, Revoke,
-};
+use super::{Access, Change, CommandError, Keyspace, Kind, Monotonic, Node, Now, Reply, Revoke};
 
 struct LockedKey<K: Keyspace> {
     name: K::Name,
@@ -72,7 +70,7 @@ impl Node {
             keyspace.set(&mut entry, random_value, expires_at_ms).map(|()| set)
         };
         // A string that the server could not write is gone.
-        self.publish(keyspace, key, written.unwrap_or(Change::Delete), Author::Client);
+        self.publish(keyspace, key, written.unwrap_or(Change::Delete));
         if keyspace.kind(&entry) == Kind::Missing
             && let Some(queue) = self.queues.find(hash, db, key.as_ref())
         {
@@ -136,9 +134,9 @@ impl Node {
         }
         for (key, change) in keys.iter().zip(changes) {
             match change {
-                Some(change) => self.publish(keyspace, &key.name, change, Author::Client),
+                Some(change) => self.publish(keyspace, &key.name, change),
                 // INSPECT now shows the revocation.
-                None => keyspace.invalidate(&key.name, Author::Client),
+                None => keyspace.invalidate(&key.name),
             }
         }
     }
@@ -154,7 +152,7 @@ impl Node {
             keyspace.delete(&mut key.entry);
         }
         for key in keys.iter().filter(|key| key.mirrored) {
-            self.publish(keyspace, &key.name, Change::Delete, Author::Client);
+            self.publish(keyspace, &key.name, Change::Delete);
         }
     }
 }

@@ -10,8 +10,8 @@ use super::mutants::{Mutant, is_broken};
 use super::queues::{Lack, QueueScan, Wants};
 use super::turn::{Budget, COMMAND_UNITS, write_units};
 use super::{
-    Access, Acquire, Author, Change, CommandError, Extend, FenceError, Key, Keyspace, Kind, Mode,
-    Node, Now, Reply, Token,
+    Access, Acquire, Change, CommandError, Extend, FenceError, Key, Keyspace, Kind, Mode, Node,
+    Now, Reply, Token,
 };
 use crate::Fence;
 
@@ -68,7 +68,7 @@ impl Node {
             self.leave_line(acquire, &[hash]);
             let mut key = SharedKey { db, hash, name, entry: &mut entry, state };
             let ticket = rank.map(|rank| rank.ticket);
-            let terms = Terms { token, owner, ttl, ticket, author: Author::Client };
+            let terms = Terms { token, owner, ttl, ticket };
             return self.grant_shared(now, &mut key, &terms, keyspace).map(Reply::Granted);
         }
         self.wait_or_refuse(now, acquire, Wants::All, rank, &[hash], &[lack], keyspace)
@@ -114,7 +114,7 @@ impl Node {
         terms: &Terms<'_, K::Name>,
         keyspace: &mut K,
     ) -> Result<Fence, CommandError> {
-        let &Terms { token, owner, ttl, ticket: proposed, author } = terms;
+        let &Terms { token, owner, ttl, ticket: proposed } = terms;
         let ticket = proposed.unwrap_or_default();
         let deadline = now.monotonic.plus_us(ttl.us());
         let holder = |fence| NewHolder {
@@ -132,7 +132,7 @@ impl Node {
             let old = self.leases.get(lease).deadline;
             self.leases.join(lease, holder(fence));
             self.stats.grants += 1;
-            self.follow_last_deadline(now, lease, old, key.name, key.entry, author, keyspace);
+            self.follow_last_deadline(now, lease, old, key.name, key.entry, keyspace);
             return Ok(fence);
         }
         if let KeyState::Ended { lease, .. } = key.state {
@@ -147,7 +147,7 @@ impl Node {
         let expires_at_ms = now.wall_ms_after(ttl.us());
         if keyspace.set(key.entry, &value, expires_at_ms).is_err() {
             if matches!(key.state, KeyState::Ended { mirrored: true, .. }) {
-                self.publish(keyspace, key.name, Change::Delete, author);
+                self.publish(keyspace, key.name, Change::Delete);
             }
             return Err(CommandError::NotWritten);
         }
@@ -157,7 +157,7 @@ impl Node {
         let new = NewLock { db, token, owner: None, fence, ticket, granted, deadline };
         let lease = self.insert(&[key.hash], std::iter::once(key.name.as_ref()), &new);
         self.leases.share(lease, value.as_ref(), floor, holder(fence));
-        self.publish(keyspace, key.name, Change::Set { value: &value, expires_at_ms }, author);
+        self.publish(keyspace, key.name, Change::Set { value: &value, expires_at_ms });
         Ok(fence)
     }
 
@@ -171,7 +171,6 @@ impl Node {
         old_deadline: super::Monotonic,
         name: &K::Name,
         entry: &mut K::Entry,
-        author: Author,
         keyspace: &mut K,
     ) {
         let held = self.leases.get(lease);
@@ -183,7 +182,7 @@ impl Node {
             _ => held.deadline != old_deadline,
         };
         if !needs_write {
-            return keyspace.invalidate(name, author);
+            return keyspace.invalidate(name);
         }
         let value = keyspace.name(held.mirror_value());
         let expires_at_ms = now.wall_ms_after(held.deadline.us_since(now.monotonic));
@@ -194,7 +193,7 @@ impl Node {
         };
         if written.is_ok() {
             self.leases.regain_mirror(lease);
-            self.publish(keyspace, name, Change::Set { value: &value, expires_at_ms }, author);
+            self.publish(keyspace, name, Change::Set { value: &value, expires_at_ms });
         } else {
             // The lease decides: the lock is held even without its mirror.
             self.retry_mirror(now, lease);
@@ -245,7 +244,7 @@ impl Node {
         let (db, key_bytes) = (key.db, Key::from_slice(key.name.as_ref()));
         let name = keyspace.name(&waiter.rank.token);
         let (owner, ttl, ticket) = (waiter.owner.as_deref(), waiter.ttl, waiter.proposed());
-        let terms = Terms { token: &name, owner, ttl, ticket, author: Author::Other };
+        let terms = Terms { token: &name, owner, ttl, ticket };
         let granted = self.grant_shared(now, key, &terms, keyspace);
         self.answer_granted(now, waiter, db, key_bytes, granted, keyspace)
     }
@@ -267,7 +266,7 @@ impl Node {
         }
         let deadline = self.leases.get(lease).deadline;
         self.check_key_of_lease_by(lease, deadline);
-        self.follow_last_deadline(now, lease, old, name, entry, Author::Client, keyspace);
+        self.follow_last_deadline(now, lease, old, name, entry, keyspace);
         false
     }
 
@@ -309,7 +308,7 @@ impl Node {
         self.stats.extends += 1;
         let fence = self.leases.holders().get(holder).fence;
         let name = &extend.keys[0];
-        self.follow_last_deadline(now, lease, old_last, name, entry, Author::Client, keyspace);
+        self.follow_last_deadline(now, lease, old_last, name, entry, keyspace);
         Ok(Reply::Extended(fence))
     }
 
@@ -357,15 +356,15 @@ impl Node {
         self.leases.share(lease, value.as_ref(), floor, holder);
         let name = &extend.keys[0];
         if is_lost && keyspace.kind(&entry) != Kind::Missing {
-            keyspace.invalidate(name, Author::Client);
+            keyspace.invalidate(name);
         } else if keyspace.set(&mut entry, &value, expires_at_ms).is_ok() {
             self.leases.regain_mirror(lease);
             let change = Change::Set { value: &value, expires_at_ms };
-            self.publish(keyspace, name, change, Author::Client);
+            self.publish(keyspace, name, change);
         } else {
             self.retry_mirror(now, lease);
             // The token must not be readable from the append-only file.
-            self.publish(keyspace, name, Change::Delete, Author::Client);
+            self.publish(keyspace, name, Change::Delete);
         }
         if let Some(queue) = self.queues.find(hash, db, name.as_ref())
             && !is_broken(Mutant::ShareForgetsQueue)

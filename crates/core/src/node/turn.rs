@@ -3,9 +3,7 @@
 use super::key_state::KeyState;
 use super::leases::{Lease, MirrorState};
 use super::wheel::Step;
-use super::{
-    Access, Author, BlockedId, Change, Keyspace, Kind, Monotonic, Node, Now, Reason, Release,
-};
+use super::{Access, BlockedId, Change, Keyspace, Kind, Monotonic, Node, Now, Reason, Release};
 
 /// How much work a turn of the server's loop, or a command, may still do.
 ///
@@ -262,7 +260,7 @@ impl Node {
                 if mirrored {
                     keyspace.delete(&mut entry);
                     let change = if expired { Change::Expired } else { Change::Delete };
-                    self.publish(keyspace, &name, change, Author::Other);
+                    self.publish(keyspace, &name, change);
                 }
                 Some(Job::Removed)
             }
@@ -307,7 +305,7 @@ impl Node {
             return self.rewrite_mirror_later(now, lease);
         }
         self.leases.regain_mirror(lease);
-        self.publish(keyspace, name, Change::Set { value: &value, expires_at_ms }, Author::Other);
+        self.publish(keyspace, name, Change::Set { value: &value, expires_at_ms });
     }
 
     fn rewrite_mirror_later(&mut self, now: Now, lease: u32) {
