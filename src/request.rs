@@ -39,25 +39,22 @@ pub(crate) struct Options<'a> {
     pub(crate) wait_ms: Option<u64>,
 }
 
-/// The positions of a command's tokens, which SLOWLOG and MONITOR must not show.
-///
-/// In a command that could not be parsed, any argument may be a token.
-pub(crate) fn token_positions(
-    keys: Keys,
-    args: Args<'_>,
-    is_parsed: bool,
-) -> impl Iterator<Item = usize> {
+/// The positions of the tokens of a command that was parsed: its token, and the one that replaces
+/// it.
+pub(crate) fn token_positions(keys: Keys, args: Args<'_>) -> (usize, Option<usize>) {
     let token_at = match keys {
         Keys::First | Keys::None => 2,
         Keys::Counted => key_positions(args).map_or(1, |keys| keys.end),
     };
-    (1..args.len()).filter(move |&index| {
-        let follows_token_option = || {
-            let before = args.get(index - 1);
-            before.is_some_and(|name| name.as_bytes().eq_ignore_ascii_case(b"TOKEN"))
-        };
-        !is_parsed || index == token_at || index > token_at + 1 && follows_token_option()
-    })
+    let is_token_option =
+        |index: &usize| args.get(*index).is_some_and(|name| is_token_option(name.as_bytes()));
+    // The ttl comes before the options.
+    let option = (token_at + 2..args.len()).find(is_token_option);
+    (token_at, option.map(|index| index + 1))
+}
+
+fn is_token_option(name: &[u8]) -> bool {
+    name.eq_ignore_ascii_case(b"TOKEN")
 }
 
 /// The positions of the keys after `numkeys`.
@@ -153,7 +150,7 @@ pub(crate) fn extend_terms(
     ttl_and_options(rest, sharing, |options, name, value| {
         if name.eq_ignore_ascii_case(b"FENCE") {
             set_once(&mut options.fence, checked_fence(value, 1)?)
-        } else if name.eq_ignore_ascii_case(b"TOKEN") {
+        } else if is_token_option(name) {
             set_once(&mut options.new_token, checked_token(value)?)
         } else {
             let allowed = match sharing {

@@ -170,11 +170,15 @@ pub(super) unsafe extern "C" fn call<C: Command>(
     if C::SPEC.has_token {
         let is_parsed = matches!(result, Some(Ok(()) | Err(CommandError::Node(_))));
         guard(|| {
-            let mut positions = request::token_positions(C::SPEC.keys, args, is_parsed);
-            let first = positions.next();
-            // Collects all positions first, because hiding one may change the arguments.
-            let others: Vec<_> = positions.collect();
-            first.into_iter().chain(others).for_each(|index| ctx.redact(index));
+            if is_parsed {
+                // Finds both first, because hiding one may change the arguments.
+                let (token, new_token) = request::token_positions(C::SPEC.keys, args);
+                ctx.redact(token);
+                new_token.into_iter().for_each(|index| ctx.redact(index));
+            } else {
+                // Any argument may be a token.
+                (1..args.len()).for_each(|index| ctx.redact(index));
+            }
         });
     }
     OK

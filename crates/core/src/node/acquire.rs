@@ -1,4 +1,4 @@
-//! ACQUIRE of one key or of several, and the grant itself.
+//! ACQUIRE of several keys, and what all kinds of ACQUIRE share: the wait, and the grant itself.
 
 use super::answers::Grant;
 use super::key_state::KeyState;
@@ -8,7 +8,7 @@ use super::mutants::{Mutant, is_broken};
 use super::queues::{Lack, Waiter, Wanted, Wants};
 use super::rank::{Rank, later_ticket};
 use super::turn::{Budget, COMMAND_UNITS, write_units};
-use super::{Acquire, Change, CommandError, Extend, Key, Keyspace, Kind, Mode, Node, Now, Reply};
+use super::{Acquire, Change, CommandError, Extend, Key, Keyspace, Kind, Node, Now, Reply};
 use crate::{Fence, Ttl};
 
 /// The free keys of a lock that is about to be granted.
@@ -32,19 +32,15 @@ pub(super) struct Terms<'a, N> {
 impl Node {
     /// Acquires the lock if all its keys are free. Without FENCE, refuses a held lock even to its
     /// own token.
-    pub(super) fn acquire<K: Keyspace>(
+    pub(super) fn acquire_several<K: Keyspace>(
         &mut self,
         now: Now,
         acquire: &Acquire<'_, K::Name>,
         keyspace: &mut K,
     ) -> Result<Reply, CommandError> {
-        if acquire.mode == Mode::Shared {
-            return self.acquire_shared(now, acquire, keyspace);
-        }
         self.admit(now, acquire)?;
         let &Acquire { db, keys, token, ttl, owner, .. } = acquire;
-        let hashes: PerKey<u64> =
-            keys.iter().map(|key| self.leases.hash(db, key.as_ref())).collect();
+        let hashes = self.hashes(db, keys);
         if let Some(fence) = self.ask_again(now, acquire, hashes[0], keyspace)? {
             return Ok(Reply::Granted(fence));
         }
@@ -77,7 +73,7 @@ impl Node {
             drop(entries);
             let free = keys.iter().zip(&lacks).filter(|(_, lack)| lack.is_none());
             let free: PerKey<_> = free.map(|(key, _)| keyspace.name(key.as_ref())).collect();
-            return self.acquire(now, &Acquire { keys: &free, ..*acquire }, keyspace);
+            return self.acquire_several(now, &Acquire { keys: &free, ..*acquire }, keyspace);
         }
         self.wait_or_refuse(now, acquire, Wants::All, rank, &hashes, &lacks, keyspace)
     }
@@ -105,18 +101,21 @@ impl Node {
         acquire: &Acquire<'_, N>,
         hashes: &[u64],
     ) -> Option<Rank> {
-        let token = acquire.token.as_ref();
+        let ticket = acquire.fence?;
         let in_line = self.in_line(acquire, hashes);
         let in_line = in_line.iter().flatten().map(|&place| self.queues.waiter(place).rank.ticket);
-        Some(Rank::new(in_line.fold(acquire.fence?, later_ticket), token))
+        Some(Rank::new(in_line.fold(ticket, later_ticket), acquire.token.as_ref()))
     }
 
-    /// For each key of the request, the waiter with its token.
+    /// For each key of the request, the waiter with its token. Empty if no client waits at all.
     fn in_line<N: AsRef<[u8]>>(
         &self,
         acquire: &Acquire<'_, N>,
         hashes: &[u64],
     ) -> PerKey<Option<u32>> {
+        if self.queues.waiters() == 0 {
+            return PerKey::new();
+        }
         let named = acquire.keys.iter().zip(hashes).map(|(key, &hash)| (hash, key.as_ref()));
         self.queues.waiters_with(acquire.token.as_ref(), acquire.db, named)
     }
@@ -124,8 +123,10 @@ impl Node {
     /// Removes the token's waiters from the queues of these keys, because the token is granted one.
     /// Without FENCE, a token that waits is refused instead.
     pub(super) fn leave_line<N: AsRef<[u8]>>(&mut self, acquire: &Acquire<'_, N>, hashes: &[u64]) {
-        let in_line = self.in_line(acquire, hashes);
-        self.dismiss_all(in_line);
+        if self.queues.waiters() > 0 {
+            let in_line = self.in_line(acquire, hashes);
+            self.dismiss_all(in_line);
+        }
     }
 
     fn dismiss_all(&mut self, in_line: PerKey<Option<u32>>) {
@@ -214,7 +215,7 @@ impl Node {
         }
         let Some(blocked_id) = keyspace.block() else { return refused(self) };
         self.stats.refusals -= 1;
-        let repeated = older[0].filter(|&place| {
+        let repeated = older.first().copied().flatten().filter(|&place| {
             let is_of_all_keys = older.iter().all(|&other| other == Some(place));
             let has_same_keys = self.queues.queues_of(place).len() == keys.len();
             let has_same_wants = self.queues.waiter(place).wants == wants;

@@ -50,6 +50,10 @@ impl<T> Chunks<T> {
             None => self.open_chunk(),
         };
         let items = &mut self.slabs[chunk as usize];
+        // A small table grows with its items; a large one grows chunk by chunk.
+        if chunk > 0 && items.capacity() == 0 {
+            *items = Slab::with_capacity(CHUNK_ITEMS);
+        }
         let index = items.insert(item);
         if items.len() == CHUNK_ITEMS {
             self.open.pop();
@@ -60,9 +64,7 @@ impl<T> Chunks<T> {
 
     fn open_chunk(&mut self) -> u32 {
         let chunk = to_u32(self.slabs.len());
-        // A small table grows with its items; a large one grows chunk by chunk.
-        let capacity = if chunk == 0 { 0 } else { CHUNK_ITEMS };
-        self.slabs.push(Slab::with_capacity(capacity));
+        self.slabs.push(Slab::new());
         self.open.push(chunk);
         chunk
     }

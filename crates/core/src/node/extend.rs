@@ -4,6 +4,7 @@ use super::key_state::KeyState;
 use super::leases::{Lease, MirrorState, NewLock};
 use super::machine::PerKey;
 use super::mutants::{Mutant, is_broken};
+use super::queues::Wants;
 use super::{
     Acquire, Change, CommandError, Extend, FenceError, KEY_BYTES_MAX, Keyspace, Kind, Mode, Node,
     Now, Reply,
@@ -204,7 +205,7 @@ impl Node {
     ) -> Result<Reply, CommandError> {
         let &Extend { db, keys, token, ttl, mode, .. } = extend;
         let acquire = Acquire { db, keys, token, ttl, mode, owner: None, fence: None, wait_ms: 0 };
-        Ok(match self.acquire(now, &acquire, keyspace)? {
+        Ok(match self.acquire_one(now, &acquire, Wants::All, keyspace)? {
             Reply::Granted(fence) => Reply::Extended(fence),
             _ => Reply::NotHeld,
         })

@@ -17,7 +17,8 @@ impl Node {
         key: &K::Name,
         keyspace: &mut K,
     ) -> Result<Option<Inspected>, CommandError> {
-        let (hash, state, entry) = self.open_key(now, db, key, Access::Read, keyspace);
+        let hash = self.leases.hash(db, key.as_ref());
+        let (state, entry) = self.open_key(now, (hash, db), key, Access::Read, keyspace);
         let holder = match state {
             KeyState::Free | KeyState::Ended { .. } => return Ok(None),
             KeyState::WrongType => return Err(CommandError::WrongType),

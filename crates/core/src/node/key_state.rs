@@ -28,21 +28,20 @@ pub(super) enum KeyState {
 const FOREIGN_CHECK_INTERVAL_US: u64 = 1_000_000;
 
 impl Node {
-    /// Opens a key, processes the events that this causes, and determines the key's hash and state.
+    /// Opens a key, processes the events that this causes, and determines the key's state.
     #[inline]
     pub(super) fn open_key<K: Keyspace>(
         &mut self,
         now: Now,
-        db: u32,
+        (hash, db): (u64, u32),
         name: &K::Name,
         access: Access,
         keyspace: &mut K,
-    ) -> (u64, KeyState, K::Entry) {
+    ) -> (KeyState, K::Entry) {
         let entry = keyspace.open(db, name, access);
         self.handle_events(now, keyspace);
-        let hash = self.leases.hash(db, name.as_ref());
         let state = self.key_state(now.monotonic, (hash, db, name.as_ref()), keyspace, &entry);
-        (hash, state, entry)
+        (state, entry)
     }
 
     /// Determines the state of a key. Every command and every job goes through here.

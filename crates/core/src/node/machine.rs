@@ -9,9 +9,11 @@ use super::answers::Answers;
 use super::fence_counters::FenceCounters;
 use super::leases::Leases;
 use super::propagation::Propagation;
-use super::queues::Queues;
+use super::queues::{Queues, Wants};
 use super::server_events::Flushed;
-use super::{Command, CommandError, Keyspace, Monotonic, Now, Reason, Reply, Settings, Stats};
+use super::{
+    Command, CommandError, Keyspace, Mode, Monotonic, Now, Reason, Reply, Settings, Stats,
+};
 use crate::Ttl;
 
 /// The leases and queues of one server.
@@ -83,8 +85,14 @@ impl Node {
             Command::Acquire(acquire) | Command::AcquireAny(acquire) if acquire.has_long_key() => {
                 Err(CommandError::KeyLength)
             }
-            Command::Acquire(acquire) => self.acquire(now, acquire, keyspace),
-            Command::AcquireAny(acquire) => self.acquire_any(now, acquire, keyspace),
+            Command::Acquire(acquire) if acquire.mode == Mode::Shared => {
+                self.acquire_shared(now, acquire, keyspace)
+            }
+            Command::Acquire(acquire) if acquire.keys.len() > 1 => {
+                self.acquire_several(now, acquire, keyspace)
+            }
+            Command::Acquire(acquire) => self.acquire_one(now, acquire, Wants::All, keyspace),
+            Command::AcquireAny(acquire) => self.acquire_one(now, acquire, Wants::Any, keyspace),
             Command::Extend(extend) => self.extend(now, extend, keyspace),
             Command::Release(release) => self.release(now, release, keyspace),
             Command::Yield(yields) => self.yield_lock(now, yields, keyspace),
@@ -96,6 +104,14 @@ impl Node {
         };
         self.handle_events(now, keyspace);
         reply
+    }
+
+    pub(super) fn hashes<N: AsRef<[u8]>>(&self, db: u32, keys: &[N]) -> PerKey<u64> {
+        let hash = |key: &N| self.leases.hash(db, key.as_ref());
+        match keys {
+            [key] => PerKey::from_buf([hash(key)]),
+            keys => keys.iter().map(hash).collect(),
+        }
     }
 
     /// Opens keys, and processes the events that this causes.

@@ -6,7 +6,7 @@
 //! implement it in memory. So every write, every answer and their order are decided here.
 //!
 //! - [`Command`], [`Reply`]: a request, and its reply. One file for each command: `acquire`,
-//!   `acquire_any`, `extend`, `release`, `yielding`, `revoke`, `inspect`, `scan`.
+//!   `acquire_one`, `extend`, `release`, `yielding`, `revoke`, `inspect`, `scan`.
 //! - `key_state`: what is under a key, from the server's data and the leases together.
 //! - `leases`, `holders`, `index`, `chunks`, `wheel`: the table of leases, and their deadlines.
 //!   `shared`: several holders of one key.
@@ -26,7 +26,7 @@
 
 mod abstention;
 mod acquire;
-mod acquire_any;
+mod acquire_one;
 mod answers;
 mod chunks;
 mod clock;

@@ -52,7 +52,8 @@ impl Node {
         keyspace: &mut K,
     ) -> Result<bool, CommandError> {
         let key = name.as_ref();
-        let (hash, state, mut entry) = self.open_key(now, db, name, Access::Write, keyspace);
+        let hash = self.leases.hash(db, key);
+        let (state, mut entry) = self.open_key(now, (hash, db), name, Access::Write, keyspace);
         let (was_held, delete) = match state {
             KeyState::Held { lease, mirrored } if self.leases.get(lease).is_held_by(token) => {
                 self.stats.releases += self.end(lease);

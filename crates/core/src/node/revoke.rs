@@ -27,7 +27,8 @@ impl Node {
     ) -> Result<Reply, CommandError> {
         self.refuse_on_replica(now.monotonic)?;
         let &Revoke { db, key, random_value, ends_now } = revoke;
-        let (hash, state, entry) = self.open_key(now, db, key, Access::Write, keyspace);
+        let hash = self.leases.hash(db, key.as_ref());
+        let (state, entry) = self.open_key(now, (hash, db), key, Access::Write, keyspace);
         match state {
             KeyState::Free | KeyState::Ended { .. } => return Ok(Reply::Revoked(false)),
             KeyState::WrongType => return Err(CommandError::WrongType),

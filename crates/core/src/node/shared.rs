@@ -41,7 +41,7 @@ impl Node {
         if let Some(fence) = self.ask_again(now, acquire, hash, keyspace)? {
             return Ok(Reply::Granted(fence));
         }
-        let (_, state, mut entry) = self.open_key(now, db, name, Access::Write, keyspace);
+        let (state, mut entry) = self.open_key(now, (hash, db), name, Access::Write, keyspace);
         if state == KeyState::WrongType {
             return Err(CommandError::WrongType);
         }

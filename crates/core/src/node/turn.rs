@@ -1,7 +1,7 @@
 //! The work of a turn: what a node does without a command.
 
 use super::key_state::KeyState;
-use super::leases::{Lease, MirrorState};
+use super::leases::MirrorState;
 use super::wheel::Step;
 use super::{Access, BlockedId, Change, Keyspace, Kind, Monotonic, Node, Now, Reason, Release};
 
@@ -250,9 +250,9 @@ impl Node {
         }
         budget.spend(write_units(&self.leases.get(lease).key));
         self.spend_on_end(lease, budget);
-        let Lease { db, key, .. } = self.leases.get(lease);
-        let (db, name) = (*db, keyspace.name(key));
-        let (_, state, mut entry) = self.open_key(now, db, &name, Access::Write, keyspace);
+        let held = self.leases.get(lease);
+        let (key, name) = ((held.hash(), held.db), keyspace.name(&held.key));
+        let (state, mut entry) = self.open_key(now, key, &name, Access::Write, keyspace);
         match state {
             KeyState::Ended { lease, mirrored } => {
                 let expired = !self.leases.get(lease).ended_with_another();

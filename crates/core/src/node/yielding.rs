@@ -27,7 +27,8 @@ impl Node {
         // The leases of the locks that were examined, each on all keys of its lock.
         let mut examined: PerKey<u32> = PerKey::new();
         for name in yields.keys {
-            let (_, state, entry) = self.open_key(now, yields.db, name, Access::Write, keyspace);
+            let key = (self.leases.hash(yields.db, name.as_ref()), yields.db);
+            let (state, entry) = self.open_key(now, key, name, Access::Write, keyspace);
             match state {
                 KeyState::Held { lease, .. } => {
                     let Some(ticket) = self.ticket_of_holder(now, lease, token) else { continue };

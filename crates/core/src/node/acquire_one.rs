@@ -1,4 +1,4 @@
-//! ACQUIREANY: locks the first free key of several.
+//! ACQUIRE of one key, and ACQUIREANY, which locks one of several keys.
 
 use super::acquire::{FreeKeys, Terms, place_in_line};
 use super::key_state::KeyState;
@@ -11,21 +11,28 @@ use super::{Access, Acquire, CommandError, Keyspace, Mode, Node, Now, Reply};
 impl Node {
     /// Acquires the lock of the first free key, in the order in which the client names the keys.
     /// The lock is then an ordinary lock of that key.
-    pub(super) fn acquire_any<K: Keyspace>(
+    ///
+    /// Without FENCE, refuses a held lock even to its own token. A newcomer comes after each older
+    /// waiter that needs no other key.
+    pub(super) fn acquire_one<K: Keyspace>(
         &mut self,
         now: Now,
         acquire: &Acquire<'_, K::Name>,
+        wants: Wants,
         keyspace: &mut K,
     ) -> Result<Reply, CommandError> {
+        debug_assert!(acquire.mode == Mode::Exclusive, "a shared lock is granted elsewhere");
         self.admit(now, acquire)?;
-        debug_assert!(acquire.mode == Mode::Exclusive, "LOCK.ACQUIREANY has no shared mode");
         let &Acquire { db, keys, token, ttl, owner, .. } = acquire;
-        let hashes: PerKey<u64> =
-            keys.iter().map(|key| self.leases.hash(db, key.as_ref())).collect();
+        let granted = |fence, key| match wants {
+            Wants::All => Reply::Granted(fence),
+            Wants::Any => Reply::GrantedOne { fence, key },
+        };
+        let hashes = self.hashes(db, keys);
         for (index, name) in keys.iter().enumerate() {
             let one = Acquire { keys: std::slice::from_ref(name), ..*acquire };
             if let Some(fence) = self.ask_again(now, &one, hashes[index], keyspace)? {
-                return Ok(Reply::GrantedOne { fence, key: index });
+                return Ok(granted(fence, index));
             }
         }
         let rank = self.rank(acquire, &hashes);
@@ -33,7 +40,8 @@ impl Node {
         let mut lacks: PerKey<Option<Lack>> = PerKey::new();
         let mut budget = Budget::units(COMMAND_UNITS);
         for (index, name) in keys.iter().enumerate() {
-            let (hash, state, mut entry) = self.open_key(now, db, name, Access::Write, keyspace);
+            let hash = hashes[index];
+            let (state, mut entry) = self.open_key(now, (hash, db), name, Access::Write, keyspace);
             if state == KeyState::WrongType {
                 return Err(CommandError::WrongType);
             }
@@ -42,27 +50,23 @@ impl Node {
                 let is_behind = self.is_behind_in_line(now, key, place, &mut budget);
                 is_behind.then_some(Lack::Behind)
             });
-            if lack.is_none() {
-                self.leave_line(acquire, &hashes);
-                let free = FreeKeys {
-                    db,
-                    keys: std::slice::from_ref(name),
-                    hashes: &[hash],
-                    entries: std::slice::from_mut(&mut entry),
-                    have_ended: matches!(state, KeyState::Ended { .. }),
-                };
-                let ticket = rank.map(|rank| rank.ticket);
-                let terms = Terms { token, owner, ttl, ticket };
-                let granted = self.grant(now, free, &terms, keyspace);
-                return granted.map(|fence| Reply::GrantedOne { fence, key: index });
+            if lack.is_some() {
+                lacks.push(lack);
+                continue;
             }
-            lacks.push(lack);
+            self.leave_line(acquire, &hashes);
+            let terms = Terms { token, owner, ttl, ticket: rank.map(|rank| rank.ticket) };
+            let (keys, entries) = (std::slice::from_ref(name), std::slice::from_mut(&mut entry));
+            let have_ended = matches!(state, KeyState::Ended { .. });
+            let free = FreeKeys { db, keys, hashes: &[hash], entries, have_ended };
+            let fence = self.grant(now, free, &terms, keyspace)?;
+            return Ok(granted(fence, index));
         }
         if is_broken(Mutant::AnyWaitsForFirst) {
             let first = Acquire { keys: &keys[..1], ..*acquire };
             let (hashes, lacks) = (&hashes[..1], &lacks[..1]);
-            return self.wait_or_refuse(now, &first, Wants::Any, rank, hashes, lacks, keyspace);
+            return self.wait_or_refuse(now, &first, wants, rank, hashes, lacks, keyspace);
         }
-        self.wait_or_refuse(now, acquire, Wants::Any, rank, &hashes, &lacks, keyspace)
+        self.wait_or_refuse(now, acquire, wants, rank, &hashes, &lacks, keyspace)
     }
 }
