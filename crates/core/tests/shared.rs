@@ -272,14 +272,14 @@ fn repair_overtakes_waiters_for_a_free_key() {
 }
 
 #[test]
-fn release_grants_a_hundred_readers_and_later_turns_the_others() {
+fn release_grants_the_first_readers_and_later_turns_the_others() {
     let mut server = Server::with_max_waiters(1000);
     server.acquire(K, WRITER, 60_000, None).unwrap();
     let readers: Vec<_> =
         (0..450_u32).map(|n| enqueue_reader(&mut server, &n.to_le_bytes())).collect();
     let second_writer = enqueue_writer(&mut server, b"second writer");
     assert!(server.release(K, WRITER));
-    assert_eq!(server.granted(), readers[..100]);
+    assert_eq!(server.granted(), readers[..10]);
     // No newcomer overtakes the remaining waiters.
     assert_eq!(server.acquire(K, b"newcomer", 1000, None), None);
     assert_eq!(server.acquire_shared(K, b"newcomer", 1000, None), None);

@@ -7,7 +7,7 @@ use super::machine::PerKey;
 use super::mutants::{Mutant, is_broken};
 use super::queues::{Lack, Waiter, Wanted, Wants};
 use super::rank::{Rank, later_ticket};
-use super::turn::{Budget, COMMAND_UNITS, write_units};
+use super::turn::{ANSWER_UNITS, Budget, COMMAND_UNITS, write_units};
 use super::{Acquire, Change, CommandError, Extend, Key, Keyspace, Kind, Node, Now, Reply};
 use crate::{Fence, Ttl};
 
@@ -373,6 +373,7 @@ impl Node {
         budget: &mut Budget,
         keyspace: &mut K,
     ) -> bool {
+        budget.spend(ANSWER_UNITS);
         self.spend_on_leaving(place, budget);
         free.keys.iter().for_each(|key| budget.spend(write_units(key.as_ref())));
         let waiter = self.queues.remove(place);

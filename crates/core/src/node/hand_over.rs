@@ -4,7 +4,7 @@ use super::acquire::FreeKeys;
 use super::key_state::KeyState;
 use super::machine::PerKey;
 use super::queues::{Candidate, Lack, QueueScan};
-use super::shared::{GRANTED_TOGETHER_MAX, SharedKey};
+use super::shared::SharedKey;
 use super::turn::{Budget, units};
 use super::{Access, Keyspace, Mode, Node, Now};
 
@@ -86,13 +86,11 @@ impl Node {
         budget: &mut Budget,
         keyspace: &mut K,
     ) -> u32 {
-        let (mut tried, mut granted) = (0, 0);
+        let (mut has_tried, mut granted) = (false, 0);
         loop {
             match self.next_shared_waiter(now, queue, budget) {
-                QueueScan::Found(place)
-                    if tried == 0 || tried < GRANTED_TOGETHER_MAX && !budget.is_spent() =>
-                {
-                    tried += 1;
+                QueueScan::Found(place) if !has_tried || !budget.is_spent() => {
+                    has_tried = true;
                     let is_granted =
                         self.grant_shared_waiter(now, place, &mut key, budget, keyspace);
                     granted += u32::from(is_granted);

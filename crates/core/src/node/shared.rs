@@ -8,15 +8,12 @@ use super::key_state::KeyState;
 use super::leases::{MirrorState, NewLock};
 use super::mutants::{Mutant, is_broken};
 use super::queues::{Lack, QueueScan, Wants};
-use super::turn::{Budget, COMMAND_UNITS, write_units};
+use super::turn::{ANSWER_UNITS, Budget, COMMAND_UNITS, write_units};
 use super::{
     Access, Acquire, Change, CommandError, Extend, FenceError, Key, Keyspace, Kind, Mode, Node,
     Now, Reply, Token,
 };
 use crate::Fence;
-
-/// The largest number of waiters to which one command or one job grants a shared lock.
-pub(super) const GRANTED_TOGETHER_MAX: u32 = 100;
 
 pub(super) struct SharedKey<'k, K: Keyspace> {
     pub(super) db: u32,
@@ -233,6 +230,7 @@ impl Node {
         budget: &mut Budget,
         keyspace: &mut K,
     ) -> bool {
+        budget.spend(ANSWER_UNITS);
         self.spend_on_leaving(place, budget);
         budget.spend(write_units(key.name.as_ref()));
         let waiter = self.queues.remove(place);

@@ -22,10 +22,12 @@ const JOB_UNITS: u32 = 300;
 /// How long the jobs of a turn take, in microseconds, before the caller ends it: what they touch
 /// may be in no cache of the processor.
 pub const TURN_LIMIT_US: u64 = 400;
-/// Units that a command may spend on waiters.
-pub(super) const COMMAND_UNITS: u32 = 1000;
+/// Units that a command may spend on waiters. The jobs of the turn follow in the same turn.
+pub(super) const COMMAND_UNITS: u32 = 500;
 
-const ANSWER_UNITS: u32 = 8;
+/// Units for a client that is answered: the server unblocks it and writes to its connection, which
+/// takes about ten microseconds.
+pub(super) const ANSWER_UNITS: u32 = 40;
 /// Units for each queue that a waiter leaves.
 const LEAVE_UNITS: u32 = 2;
 /// Units for opening a key and writing it; see [`write_units`].
