@@ -63,15 +63,15 @@ docs: ## Builds the book and the reference of the client (target/doc/book, targe
 screens: build ## Draws the output of demo, top, status, inspect and doctor (docs/img)
 	@scripts/screens
 
-test-fences: setup ## Runs 8 processes on 5 masters through a minute of accidents: fails if a fence does not grow, or if all grow without the protection
+test-fences: setup ## Runs 8 clients on 5 masters through a minute of accidents: fails if a fence does not grow, or if all grow without the protection
 	cargo build --package quorlock --package quorlock-faults
-	cargo run --quiet --package quorlock-faults -- --fences 60
-	cargo run --quiet --package quorlock-faults -- --fences 60 --unprotected
+	cargo run --quiet --package quorlock-faults -- --storm fences
+	cargo run --quiet --package quorlock-faults -- --storm fences --unprotected
 
 test-kinds: setup ## Runs 32 readers and 4 writers, then 16 clients for 4 permits, through accidents: fails if too many hold a lock, or if that never happens without the protection
 	cargo build --package quorlock --package quorlock-faults
-	cargo run --quiet --package quorlock-faults -- --kinds 60
-	cargo run --quiet --package quorlock-faults -- --kinds 60 --unprotected
+	cargo run --quiet --package quorlock-faults -- --storm shared --storm permits
+	cargo run --quiet --package quorlock-faults -- --storm shared --storm permits --unprotected
 
 fuzz-node: setup ## Runs a real server and its model through the same steps, and compares them after each: SEED=… EPISODE=… STEPS=… (by default 100,000)
 	cargo build --package quorlock --package quorlock-faults
@@ -132,5 +132,5 @@ test-matrix: setup ## Runs the tests of the module and of the faults on the inst
 test-faults: setup ## Runs every fault on a real server, with and without the protection, and two minutes of random accidents
 	cargo build --package quorlock --package quorlock-faults
 	cargo run --quiet --package quorlock-faults
-	cargo run --quiet --package quorlock-faults -- --random 120
-	cargo run --quiet --package quorlock-faults -- --random 120 --unprotected
+	cargo run --quiet --package quorlock-faults -- --storm exclusive --seconds 120
+	cargo run --quiet --package quorlock-faults -- --storm exclusive --seconds 120 --unprotected

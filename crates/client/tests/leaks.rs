@@ -14,8 +14,9 @@ use std::thread;
 use std::time::Duration;
 
 use quorlock_client::{Lock, Quorum};
-use quorlock_faults::harness::{Accident, Disk, Fleet, Incident, Master, info};
-use quorlock_testkit::{Direction, eventually_async};
+use quorlock_testkit::{
+    Accident, Direction, Disk, Fleet, Incident, Master, eventually_async, info,
+};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt as _};
 use tokio::runtime::Handle;

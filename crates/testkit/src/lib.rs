@@ -1,11 +1,13 @@
-//! Faults for real servers and for the network in front of them.
+//! Real servers for tests, and faults for them and for the network in front of them.
 //!
-//! The servers come from `quorlock-localserver`. This crate re-exports them.
+//! `quorlock-localserver` starts the servers. This crate re-exports it.
 //!
+//! - [`Fleet`]: masters behind networks, and the [`Accident`]s that happen to them
 //! - [`Proxy`]: a network in front of a server: delays, holds, drops, cuts and counts its traffic
 //! - [`WallClock`]: steps the wall clock of a running server (Linux)
 //! - [`PowerCut`]: kills a server, and removes the unsynced bytes from its files (Linux)
 //! - [`Inject`]: starts a server with a [`WallClock`] or a [`PowerCut`] (Linux)
+//! - [`Process`]: a child process that reads and prints lines
 //! - [`eventually`] and [`eventually_async`]: wait for a condition, never for a time
 //!
 //! When a value is dropped, everything that it started is removed: processes, threads, sockets and
@@ -16,14 +18,22 @@
     reason = "this crate is internal: an item has a doc where its name and type say too little"
 )]
 
+mod accident;
 mod eventually;
 #[cfg(target_os = "linux")]
+mod fleet;
+#[cfg(target_os = "linux")]
 mod injector;
+mod process;
 mod proxy;
 
+pub use accident::{Accident, Disk};
 pub use eventually::{eventually, eventually_async};
 #[cfg(target_os = "linux")]
+pub use fleet::{Fleet, Incident, Injectors, Master, evict, info};
+#[cfg(target_os = "linux")]
 pub use injector::{Inject, PowerCut, WallClock};
+pub use process::Process;
 pub use proxy::{Direction, Proxy};
 pub use quorlock_localserver::{
     BINARY_VARIABLE, BinaryError, MODULE_VARIABLE, Masters, ModuleError, ReservedPort, Server,

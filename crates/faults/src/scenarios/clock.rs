@@ -8,7 +8,7 @@ use anyhow::{Result, bail, ensure};
 
 use super::{HOUR_S, LONG_TTL, MINUTE_S, check_ends_in_time, module_or_set_nx};
 use crate::harness::{Answer, Held, LockMethod, Node, PATIENCE, Protected};
-use crate::{Baseline, Scenario, Tally};
+use crate::scenario::{Baseline, Scenario, Tally};
 
 const TTL: Duration = Duration::from_millis(800);
 

@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 
 use super::{check_still_held, module_or_set_nx};
 use crate::harness::{LockMethod, Node, Protected};
-use crate::{Baseline, Scenario, Tally};
+use crate::scenario::{Baseline, Scenario, Tally};
 
 /// Much shorter than the ttl of the filler keys, and much longer than the filling takes.
 const TTL: Duration = Duration::from_secs(60);

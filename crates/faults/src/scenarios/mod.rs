@@ -12,6 +12,7 @@
 pub mod clock;
 pub mod memory;
 pub mod module;
+pub(crate) mod node;
 pub mod operator;
 pub mod permits;
 pub mod reload;
@@ -25,7 +26,7 @@ use anyhow::{Result, ensure};
 
 pub use self::memory::{Leftovers, expire_unreleased};
 use crate::harness::{Answer, Held, LockMethod, Node, PATIENCE, Protected};
-use crate::{Baseline, Scenario, Tally};
+pub use crate::scenario::{Baseline, Scenario, Tally};
 
 pub static ALL: &[&Scenario] = &[
     &clock::STEPPED_AHEAD,

@@ -7,7 +7,7 @@ use quorlock_testkit::module_path;
 
 use super::{AbstentionSettings, MINUTE_S};
 use crate::harness::{LockMethod, Node, Protected};
-use crate::{Baseline, Scenario, Tally};
+use crate::scenario::{Baseline, Scenario, Tally};
 
 /// A shorter `lock.rejoin-delay` applies only to the next start.
 pub static REJOIN_DELAY: Scenario = Scenario {

@@ -11,7 +11,7 @@ use super::{
     AbstentionSettings, GRANTED_WHILE_HELD, LONG_TTL, check_ends_in_time, module_or_set_nx,
 };
 use crate::harness::{Held, LockMethod, Node, Protected, port};
-use crate::{Baseline, Scenario, Tally};
+use crate::scenario::{Baseline, Scenario, Tally};
 
 const MUST_OBEY: Baseline = Baseline::None("an operator's command: the lock must obey it");
 

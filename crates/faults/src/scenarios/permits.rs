@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 
 use super::{AbstentionSettings, MINUTE_S, memory, module_or_set_nx, ttl_of};
 use crate::harness::{Answer, Held, LockMethod, Node, PATIENCE, Protected};
-use crate::{Baseline, Scenario, Tally};
+use crate::scenario::{Baseline, Scenario, Tally};
 
 const SLOTS: [&str; 2] = ["encoder:00", "encoder:01"];
 /// Much longer than a scenario takes.

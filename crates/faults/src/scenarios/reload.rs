@@ -9,7 +9,7 @@ use super::{
     AbstentionSettings, GRANTED_WHILE_HELD, LONG_TTL, MINUTE_S, check_still_held, module_or_set_nx,
 };
 use crate::harness::{LockMethod, Node, Protected, port};
-use crate::{Baseline, Scenario, Tally};
+use crate::scenario::{Baseline, Scenario, Tally};
 
 const KEYS_SURVIVE: Baseline = Baseline::Unharmed("SET NX PX: the keys are loaded again");
 

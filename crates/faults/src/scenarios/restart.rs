@@ -7,7 +7,7 @@ use anyhow::{Result, bail, ensure};
 
 use super::{AbstentionSettings, HOUR_S, MINUTE_S};
 use crate::harness::{Held, LockMethod, Node, Protected};
-use crate::{Baseline, Scenario, Tally};
+use crate::scenario::{Baseline, Scenario, Tally};
 
 pub static EMPTY_DISK: Scenario = Scenario {
     accident: "kill -9, restart on an empty disk",

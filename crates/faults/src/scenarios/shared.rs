@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 
 use super::{AbstentionSettings, LONG_TTL, MINUTE_S, memory, module_or_set_nx, ttl_of};
 use crate::harness::{Answer, Held, LockMethod, Node, PATIENCE, Protected};
-use crate::{Baseline, Scenario, Tally};
+use crate::scenario::{Baseline, Scenario, Tally};
 
 /// How readers share a lock without the module.
 const SET_OF_READERS: Baseline = Baseline::Harmed("a set of readers that expires");

@@ -1,8 +1,6 @@
-use std::collections::BTreeMap;
-use std::fmt;
 use std::time::Duration;
 
-use quorlock_testkit::Direction;
+use crate::Direction;
 
 /// What goes wrong with one master, or with one network in front of it, until recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,34 +56,5 @@ impl Accident {
             Self::Drop(_) => "lost packets",
             Self::Delay(..) => "late packets",
         }
-    }
-}
-
-/// How often each accident happened. `Display` writes a Markdown table.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AccidentCounts(BTreeMap<&'static str, usize>);
-
-impl AccidentCounts {
-    pub fn count(&mut self, accident: Accident, masters: usize) {
-        if masters > 0 {
-            *self.0.entry(accident.name()).or_default() += masters;
-        }
-    }
-
-    pub fn add(&mut self, other: &Self) {
-        for (name, times) in &other.0 {
-            *self.0.entry(name).or_default() += times;
-        }
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
-
-impl fmt::Display for AccidentCounts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "| accident | times |\n|---|---|")?;
-        self.0.iter().try_for_each(|(name, times)| writeln!(f, "| {name} | {times} |"))
     }
 }

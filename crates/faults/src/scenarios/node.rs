@@ -4,8 +4,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use quorlock_testkit::{Server, ServerBuilder};
 use redis::{Cmd, Connection, FromRedisValue, RedisResult, Value, cmd, pipe};
 
-use super::fleet::{Injectors, Master};
-use super::info;
+use crate::harness::{Injectors, Master, info};
 
 /// Enough for a condition that must come true, even on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
@@ -360,21 +359,4 @@ impl Node {
 
 fn command(words: &[&str]) -> Cmd {
     words.iter().fold(Cmd::new(), |mut command, word| command.arg(word).take())
-}
-
-/// Returns the port in the address of a server that listens on TCP.
-pub(crate) fn port(url: &str) -> Result<u16> {
-    let port = url.trim_end_matches('/').rsplit(':').next().unwrap_or_default();
-    port.parse().with_context(|| format!("{url} has no port"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::port;
-
-    #[test]
-    fn port_is_a_number_after_the_last_colon() {
-        assert_eq!(port("redis://127.0.0.1:6379/").ok(), Some(6379));
-        assert!(port("redis+unix:///socket").is_err());
-    }
 }

@@ -1,22 +1,17 @@
-use std::fs;
-use std::ops::RangeInclusive;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use anyhow::{Context as _, Result};
-use quorlock_testkit::{Inject as _, Masters, PowerCut, Proxy, Server, ServerBuilder, WallClock};
-use rand::rngs::StdRng;
-use rand::{RngExt as _, SeedableRng as _, seq};
 use redis::{Connection, cmd, pipe};
 
-use super::accident::{Accident, AccidentCounts, Disk};
-use super::{PROGRESS_INTERVAL, info, result_of};
+use crate::{
+    Accident, Disk, Inject as _, Masters, PowerCut, Proxy, Server, ServerBuilder, WallClock,
+};
 
 /// The database of the keys that make memory short.
 const FILLER_DB: u32 = 9;
-/// Longest sleep before [`Fleet::inject_at_random`] checks again whether to go on.
-const SLEEP_MAX: Duration = Duration::from_millis(20);
 
+/// Masters to which accidents happen, each behind its networks.
 pub struct Fleet {
     pub masters: Vec<Master>,
     /// The incidents under way, each with the time at which its masters recover.
@@ -98,57 +93,6 @@ impl Fleet {
         self.masters.iter().map(|master| master.networks[network].url()).collect()
     }
 
-    /// Injects incidents while `goes_on`, and then lets all masters recover.
-    ///
-    /// `draw` returns the pause before an incident, and the incident. `goes_on` and `progress`
-    /// receive the elapsed time. Returns the accidents, and the number of leases that outlived
-    /// their keys.
-    pub(crate) fn inject_at_random(
-        &mut self,
-        seed: u64,
-        draw: impl Fn(&mut StdRng) -> (Duration, Incident),
-        goes_on: impl Fn(Duration) -> bool,
-        mut progress: impl FnMut(Duration),
-    ) -> Result<(AccidentCounts, u64)> {
-        let mut rng = StdRng::seed_from_u64(seed);
-        let (mut counts, mut saved) = (AccidentCounts::default(), 0);
-        let began = Instant::now();
-        let mut report_at = began + PROGRESS_INTERVAL;
-        let (pause, mut next) = draw(&mut rng);
-        let mut next_at = began + pause;
-        while goes_on(began.elapsed()) {
-            self.recover_until(Instant::now())?;
-            if Instant::now() >= next_at {
-                let (pause, incident) = draw(&mut rng);
-                let incident = std::mem::replace(&mut next, incident);
-                saved += self.saved_before(&incident);
-                counts.count(incident.accident, self.inject(incident)?);
-                next_at = Instant::now() + pause;
-            }
-            if Instant::now() >= report_at {
-                progress(began.elapsed());
-                report_at += PROGRESS_INTERVAL;
-            }
-            let wake_at = self.next_recovery().into_iter().chain([next_at]).min();
-            let sleep =
-                wake_at.map_or(SLEEP_MAX, |at| at.saturating_duration_since(Instant::now()));
-            thread::sleep(sleep.min(SLEEP_MAX));
-        }
-        self.recover_all()?;
-        saved += self.masters.iter().map(Master::saved_leases).sum::<u64>();
-        Ok((counts, saved))
-    }
-
-    /// Returns how many saved leases the masters have counted, if the incident resets their counts.
-    fn saved_before(&self, incident: &Incident) -> u64 {
-        match incident.accident {
-            Accident::Kill(_) => {
-                incident.masters.iter().map(|&index| self.masters[index].saved_leases()).sum()
-            }
-            _ => 0,
-        }
-    }
-
     /// Injects an incident into each master whose state allows it, and returns their number.
     ///
     /// # Errors
@@ -168,6 +112,11 @@ impl Fleet {
             self.pending.push((Instant::now() + incident.duration, incident));
         }
         Ok(hits)
+    }
+
+    /// Returns whether a master has not yet recovered from an incident.
+    pub fn is_affected(&self, master: usize) -> bool {
+        self.pending.iter().any(|(_, incident)| incident.masters.contains(&master))
     }
 
     pub fn next_recovery(&self) -> Option<Instant> {
@@ -210,19 +159,11 @@ impl Fleet {
                     })
                 })
                 .collect();
-            recovering.into_iter().try_for_each(|recovering| result_of(recovering.join()))
+            recovering.into_iter().try_for_each(|recovering| {
+                recovering.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
         })
     }
-}
-
-/// Draws the indices of different masters out of `n`. Their number is in `amounts`.
-pub(crate) fn some_masters(
-    rng: &mut StdRng,
-    n: usize,
-    amounts: RangeInclusive<usize>,
-) -> Vec<usize> {
-    let amount = rng.random_range(amounts);
-    seq::index::sample(rng, n, amount).into_vec()
 }
 
 impl Injectors {
@@ -266,7 +207,9 @@ impl Master {
                 clock.correct();
                 clock.step_ms(by_s * 1000);
             }
-            Accident::Eviction => evict(&mut self.server.try_connection()?).context("evict")?,
+            Accident::Eviction => {
+                evict(&mut self.server.try_connection()?, 30, || Ok(false)).context("evict")?;
+            }
             Accident::Reload => {
                 let connection = &mut self.server.try_connection()?;
                 cmd("DEBUG").arg("RELOAD").exec(connection).context("reload")?;
@@ -325,7 +268,10 @@ impl Master {
     }
 
     /// Cuts the power of the server, and returns the number of lost bytes.
-    pub(crate) fn cut_power(&mut self) -> Result<u64> {
+    ///
+    /// # Errors
+    /// When the server was started without injectors.
+    pub fn cut_power(&mut self) -> Result<u64> {
         let power = self.injectors()?.power.clone();
         Ok(power.cut(&mut self.server))
     }
@@ -346,24 +292,46 @@ impl Master {
     }
 }
 
-/// Lowers the memory limit and writes filler keys, so that the server evicts keys. Then removes the
-/// limit and the filler keys.
-fn evict(connection: &mut Connection) -> Result<()> {
+/// Lowers the memory limit and writes filler keys, so that the server evicts keys, until
+/// `is_enough` or at most `batches_max` times. Then removes the limit and the filler keys.
+///
+/// Returns whether it was enough.
+///
+/// # Errors
+/// When the server fails in another way than by refusing writes because no key is left to evict.
+pub fn evict(
+    connection: &mut Connection,
+    batches_max: usize,
+    mut is_enough: impl FnMut() -> Result<bool>,
+) -> Result<bool> {
     const ROOM_BYTES: u64 = 256 << 10;
-    const BATCHES: usize = 30;
     let used_bytes = info(connection, "memory", "used_memory")?;
     cmd("CONFIG").arg("SET").arg("maxmemory").arg(used_bytes + ROOM_BYTES).exec(connection)?;
     cmd("SELECT").arg(FILLER_DB).exec(connection)?;
-    for batch in 0..BATCHES {
+    let mut was_enough = false;
+    for batch in 0..batches_max {
         let mut fill = pipe();
         for n in 0..20 {
             fill.cmd("SET").arg(batch * 20 + n).arg("x".repeat(1000)).arg("EX").arg(3600).ignore();
         }
-        // The server refuses writes when no key is left to evict.
-        if fill.exec(connection).is_err() {
+        let is_refused = fill.exec(connection).is_err();
+        was_enough = is_enough()?;
+        if was_enough || is_refused {
             break;
         }
     }
     cmd("CONFIG").arg("SET").arg("maxmemory").arg(0).exec(connection)?;
-    Ok(cmd("FLUSHDB").exec(connection)?)
+    cmd("FLUSHDB").exec(connection)?;
+    Ok(was_enough)
+}
+
+/// Reads a number from a section of `INFO`.
+///
+/// # Errors
+/// When the server does not answer, or the section has no such number.
+pub fn info(connection: &mut Connection, section: &str, field: &str) -> Result<u64> {
+    let info: String = cmd("INFO").arg(section).query(connection)?;
+    let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    let value = value.with_context(|| format!("INFO {section} has no {field}"))?;
+    value.trim().parse().with_context(|| format!("{field} is {value}"))
 }

@@ -1,0 +1,266 @@
+//! Storms: clients compete for locks of five masters while accidents happen to the masters.
+//!
+//! Each client records when it held which lock, and the history of all clients is checked. A storm
+//! without the protection is a baseline, which must show the harm.
+//!
+//! - `accidents`: which accidents happen, and how often
+//! - `baseline`: clients with simpler rules, which do harm
+//! - `clients`: the clients, and what they record
+//! - `outcome`: the result, and what is wrong with it
+//!
+//! The seed decides the accidents, their order, and the random numbers of each client, but not the
+//! timing and the requests: a seed that failed need not fail again.
+
+mod accidents;
+mod baseline;
+mod clients;
+mod outcome;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::ValueEnum;
+use quorlock_testkit::{Accident, Disk, Fleet, Server};
+use redis::cmd;
+
+use self::accidents::inject_at_random;
+use self::clients::RunState;
+pub use self::outcome::{Counts, Outcome};
+use crate::Protected;
+use crate::harness::result_of;
+use crate::history::{Mode, now};
+
+const MASTERS: usize = 5;
+/// Number of proxies in front of each master: one per network.
+const NETWORKS: usize = 2;
+/// `lock.max-ttl`, and so also the length of an abstention.
+const MAX_TTL: Duration = Duration::from_secs(1);
+pub const READERS: usize = 32;
+pub const WRITERS: usize = 4;
+pub const PERMITS: usize = 4;
+/// Interval between two checks of a condition.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+/// Time limit for all clients to be at work, for a lock to be granted, for a master to vote, and
+/// for each mode to occur.
+const LIMIT: Duration = Duration::from_secs(20);
+/// Number of holds after which all clients of an orderly storm count as connected and at work.
+const AT_WORK: usize = 200;
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+
+/// What the clients compete for, and which rule a baseline breaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// Exclusive locks. In a baseline, masters vote at once after a restart
+    Exclusive,
+    /// Exclusive locks, whose fences must grow while accidents happen to single masters. In a
+    /// baseline, a client uses the largest fence of its grants, without agreement
+    Fences,
+    /// One key, for readers and writers. In a baseline, a reader asks only one node
+    Shared,
+    /// A semaphore. In a baseline, it is a counter on each node
+    Permits,
+}
+
+/// What happens to the masters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Course {
+    /// No accidents
+    Calm,
+    /// One master after the other is killed, and started again
+    OneDown,
+    /// One master after the other is stopped by SIGSTOP, and resumed
+    OnePaused,
+    /// Accidents at random
+    Accidents,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub kind: Kind,
+    pub course: Course,
+    pub seed: u64,
+    pub duration: Duration,
+    pub protected: Protected,
+}
+
+impl Plan {
+    /// Returns the storms that show all about a kind of lock. The orderly ones are shorter.
+    pub fn all(kind: Kind, seed: u64, duration: Duration, protected: Protected) -> Vec<Self> {
+        let courses = match (kind, protected) {
+            (Kind::Exclusive | Kind::Fences, _) => &[(Course::Accidents, 1)][..],
+            (_, Protected::No) => &[(Course::Calm, 1)],
+            (_, Protected::Yes) => &[
+                (Course::Calm, 3),
+                (Course::OneDown, 3),
+                (Course::OnePaused, 1),
+                (Course::Accidents, 1),
+            ],
+        };
+        let plan =
+            |&(course, part)| Self { kind, course, seed, duration: duration / part, protected };
+        courses.iter().map(plan).collect()
+    }
+
+    /// Whether all clients work for a short time, release their locks, and wait for as long as
+    /// necessary.
+    fn is_orderly(&self) -> bool {
+        self.course != Course::Accidents
+    }
+
+    /// Returns whether clients have held the lock in each mode that the plan requires. Under
+    /// accidents, few writers acquire the lock, and chance decides which of them downgrade it.
+    fn has_all_modes(&self, state: &RunState) -> bool {
+        let modes = [Mode::Exclusive, Mode::Shared, Mode::Downgraded];
+        let record = state.record();
+        self.kind != Kind::Shared
+            || modes.iter().all(|mode| record.holds.iter().any(|hold| hold.mode == *mode))
+    }
+}
+
+/// Runs a storm. Calls `progress` every ten seconds with the elapsed time and the number of holds.
+///
+/// The storm of a baseline ends soon after the first harm.
+///
+/// # Errors
+/// When a master cannot be started, stopped or queried.
+pub fn run(plan: Plan, progress: impl FnMut(Duration, usize)) -> Result<Outcome> {
+    let state = Arc::new(RunState::default());
+    let mut fleet = start(plan)?;
+    let networks: Vec<_> = (0..NETWORKS).map(|network| fleet.urls(network)).collect();
+    let clients = thread::spawn({
+        let state = Arc::clone(&state);
+        move || match (plan.protected, plan.kind) {
+            (Protected::Yes, _) | (_, Kind::Exclusive) => clients::run(plan, &networks, &state),
+            (Protected::No, _) => baseline::run(plan, &networks[0], &state),
+        }
+    });
+    let ended = run_course(&mut fleet, plan, &state, progress).map(|course| (course, now()));
+    state.stop.store(true, Ordering::Relaxed);
+    result_of(clients.join()).context("clients")?;
+    let (CourseResult { began, accidents, without_one }, ended) = ended?;
+    let record = std::mem::take(&mut *state.record());
+    Ok(Outcome::new(plan, record, accidents, without_one, (began, ended)))
+}
+
+/// Starts brand-new masters, which vote at once. Unless the plan is the baseline of
+/// [`Kind::Exclusive`], they abstain after a restart.
+fn start(plan: Plan) -> Result<Fleet> {
+    const FSYNC: [&str; 3] = ["no", "everysec", "always"];
+    const POLICY: [&str; 2] = ["volatile-ttl", "allkeys-lru"];
+    let mut fleet = Fleet::start_with_injectors(MASTERS, NETWORKS, |index, builder| {
+        let builder = builder.arg("lock.max-ttl", MAX_TTL.as_millis()).arg("appendonly", "yes");
+        match plan.kind {
+            Kind::Exclusive => builder
+                .arg("appendfsync", FSYNC[index % FSYNC.len()])
+                .arg("maxmemory-policy", POLICY[index % POLICY.len()]),
+            // A restarted master begins its fences this far ahead of the wall clock, which must
+            // catch up within a run.
+            _ => builder.arg("appendfsync", "no").arg("lock.max-clock-skew", 2000),
+        }
+    })?;
+    let votes_at_once = (plan.kind, plan.protected) == (Kind::Exclusive, Protected::No);
+    for master in &mut fleet.masters {
+        master.server.set_arg("lock.rejoin-delay", if votes_at_once { 0 } else { -1 });
+    }
+    Ok(fleet)
+}
+
+struct CourseResult {
+    began: Duration,
+    accidents: Counts,
+    /// For each master: the rate of locks without it, as a fraction of the rate with all masters.
+    without_one: Vec<f64>,
+}
+
+fn run_course(
+    fleet: &mut Fleet,
+    plan: Plan,
+    state: &RunState,
+    mut progress: impl FnMut(Duration, usize),
+) -> Result<CourseResult> {
+    let shows_harm = || plan.protected == Protected::No && outcome::has_harm(plan, state);
+    if plan.is_orderly() {
+        let started = Instant::now();
+        while state.record().holds.len() < AT_WORK && !shows_harm() {
+            ensure!(started.elapsed() < LIMIT, "the clients are not at work");
+            thread::sleep(CHECK_INTERVAL);
+        }
+        // The first waits also open wait connections.
+        state.record().waits.clear();
+    }
+    let began = now();
+    let mut report_at = PROGRESS_INTERVAL;
+    let mut goes_on = |elapsed: Duration| {
+        if elapsed >= report_at {
+            progress(elapsed, state.record().holds.len());
+            report_at += PROGRESS_INTERVAL;
+        }
+        let needs_modes = elapsed < plan.duration + LIMIT
+            && plan.protected == Protected::Yes
+            && !plan.has_all_modes(state);
+        (elapsed < plan.duration || needs_modes) && !shows_harm()
+    };
+    let (accidents, without_one) = match plan.course {
+        Course::Calm => {
+            let began = Instant::now();
+            while goes_on(began.elapsed()) {
+                thread::sleep(CHECK_INTERVAL);
+            }
+            (Counts::default(), Vec::new())
+        }
+        Course::OneDown => stop_each(fleet, plan, Accident::Kill(Disk::Kept), state)?,
+        Course::OnePaused => stop_each(fleet, plan, Accident::Pause, state)?,
+        Course::Accidents => (inject_at_random(fleet, plan, state, goes_on)?, Vec::new()),
+    };
+    Ok(CourseResult { began, accidents, without_one })
+}
+
+/// Stops one master after the other. Returns the accidents, and for each master the rate of locks
+/// without it, as a fraction of the rate before.
+fn stop_each(
+    fleet: &mut Fleet,
+    plan: Plan,
+    accident: Accident,
+    state: &RunState,
+) -> Result<(Counts, Vec<f64>)> {
+    let part = plan.duration / u32::try_from(2 * MASTERS)?;
+    let count_in_part = || {
+        let from = now();
+        thread::sleep(part);
+        state.record().holds.iter().filter(|hold| (from..now()).contains(&hold.grant.from)).count()
+    };
+    let (mut counts, mut ratios) = (Counts::default(), Vec::new());
+    for master in &mut fleet.masters {
+        let started = Instant::now();
+        let before = loop {
+            match count_in_part() {
+                0 => ensure!(started.elapsed() < LIMIT, "no lock was granted before the accident"),
+                count => break count,
+            }
+        };
+        ensure!(master.inject(accident, 0)?, "the accident was not injected");
+        counts.add(accident.name(), 1);
+        let without = count_in_part();
+        master.recover(accident, 0)?;
+        let recovered = Instant::now();
+        while !votes(&master.server)? {
+            ensure!(recovered.elapsed() < LIMIT, "a master does not vote again");
+            thread::sleep(CHECK_INTERVAL);
+        }
+        ratios.push(ratio(without, before));
+    }
+    Ok((counts, ratios))
+}
+
+fn votes(server: &Server) -> Result<bool> {
+    let info: String = cmd("INFO").arg("lock").query(&mut server.try_connection()?)?;
+    Ok(info.contains("lock_state:voting"))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "the counts are far below 2^52")]
+fn ratio(part: usize, whole: usize) -> f64 {
+    part as f64 / whole as f64
+}
