@@ -8,7 +8,6 @@ pub use quorlock_testkit::{
     Accident, Disk, Fleet, Incident, Injectors, Master, Process, evict, info,
 };
 
-pub(crate) use crate::scenarios::node::{Answer, Held, LockMethod, Node, PATIENCE};
 pub use crate::history::{Grant, Hold, Mode, disorders, longest_gap, now, overlaps};
 
 /// Whether the protection under test is in place.

@@ -16,10 +16,8 @@
 pub mod fuzz;
 pub mod harness;
 pub mod history;
-mod scenario;
 pub mod scenarios;
 pub mod storm;
 pub mod stress;
 
 pub use harness::Protected;
-pub use scenario::{Baseline, Scenario, Tally};

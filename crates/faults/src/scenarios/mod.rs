@@ -1,73 +1,172 @@
 //! All accidents to a single node, and the table of their results.
 //!
 //! - `clock`: the wall clock is stepped
+//! - `holders`: accidents that happen alike to locks of each kind
 //! - `memory`: keys are evicted, and locks expire unreleased
 //! - `module`: an operator reconfigures or unloads the module
+//! - `node`: one server, and the commands of a lock
 //! - `operator`: an operator changes the key of a lock
-//! - `permits`: accidents while all permits of a semaphore are held
-//! - `reload`: a server loads its data again, or a replica is promoted
-//! - `restart`: a server restarts, mostly with less data than before
-//! - `shared`: accidents while readers share a lock
+//! - `readers`: accidents that only readers of a lock meet
+//! - `restart`: a server restarts with less data than before, or a replica is promoted
+//! - `trial`: a scenario, and the result of its runs
 
-pub mod clock;
-pub mod memory;
-pub mod module;
-pub(crate) mod node;
-pub mod operator;
-pub mod permits;
-pub mod reload;
-pub mod restart;
-pub mod shared;
+mod clock;
+mod holders;
+mod memory;
+mod module;
+mod node;
+mod operator;
+mod readers;
+mod restart;
+mod trial;
 
 use std::fmt;
-use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 
+use self::Baseline::{Harmed, None as NoBaseline, Unharmed};
+use self::holders::Holders::{One, Permits, Readers};
+use self::holders::{empty_disk, eviction, reload, stepped_ahead};
 pub use self::memory::{Leftovers, expire_unreleased};
-use crate::harness::{Answer, Held, LockMethod, Node, PATIENCE, Protected};
-pub use crate::scenario::{Baseline, Scenario, Tally};
+pub use self::trial::{Baseline, Scenario, Trial};
+use crate::harness::Protected;
 
-pub static ALL: &[&Scenario] = &[
-    &clock::STEPPED_AHEAD,
-    &clock::STEPPED_BACK,
-    &clock::STEPPED_AHEAD_FOR_AN_OLD_CLIENT,
-    &memory::VOLATILE_TTL,
-    &memory::ALLKEYS_LRU,
-    &restart::EMPTY_DISK,
-    &restart::CLOCK_STEPPED_MEANWHILE,
-    &restart::SYNCED_BY_THE_SYSTEM,
-    &restart::SYNCED_EVERY_SECOND,
-    &restart::ALWAYS_SYNCED,
-    &restart::STEPPED_BACK_BEFORE,
-    &reload::NOT_YET_REPLICATED,
-    &reload::DEBUG_RELOAD,
-    &reload::DEBUG_LOADAOF,
-    &reload::DEBUG_RELOAD_AFTER_A_STEP,
-    &operator::DEL,
-    &operator::RENAME,
-    &operator::EXPIRE_0,
-    &operator::FLUSHALL,
-    &operator::SWAPDB,
-    &operator::RESTORE,
-    &operator::MIGRATE,
-    &module::REJOIN_DELAY,
-    &module::MAX_TTL,
-    &module::UNLOAD_AND_LOAD,
-    &module::UNLOAD_WITHOUT_MIRRORS,
-    &shared::STEPPED_AHEAD,
-    &shared::EVICTION,
-    &shared::EMPTY_DISK,
-    &shared::KEPT_DISK,
-    &shared::KILLED_AFTER_A_DOWNGRADE,
-    &shared::DEBUG_RELOAD,
-    &shared::DEL_OR_SET,
-    &shared::UNLOAD,
-    &permits::STEPPED_AHEAD,
-    &permits::EVICTION,
-    &permits::EMPTY_DISK,
-    &permits::DEL,
-];
+const HOUR_S: i64 = 3600;
+const MINUTE_S: i64 = 60;
+
+const SET_NX: Baseline = Harmed("SET NX PX");
+const VOTES_AT_ONCE: Baseline = Harmed("lock.rejoin-delay 0");
+const KEYS_SURVIVE: Baseline = Unharmed("SET NX PX: the keys are loaded again");
+const MUST_OBEY: Baseline = NoBaseline("an operator's command: the lock must obey it");
+const MUST_REFUSE: Baseline = NoBaseline("the server must refuse it");
+const SET_OF_READERS: Baseline = Harmed("a set of readers that expires");
+const SET_NX_OF_SLOTS: Baseline = Harmed("SET NX PX of each slot");
+
+/// Defines [`ALL`], and a test of each scenario, which is named after the claim.
+macro_rules! scenarios {
+    ($($claim:ident: $accident:literal, $baseline:expr, $run:expr;)*) => {
+        pub static ALL: &[Scenario] = &[$(Scenario {
+            claim: stringify!($claim),
+            accident: $accident,
+            baseline: $baseline,
+            run: $run,
+        },)*];
+
+        #[cfg(test)]
+        mod claims {
+            $(#[test]
+            fn $claim() {
+                super::check(stringify!($claim));
+            })*
+        }
+    };
+}
+
+scenarios! {
+    wall_clock_stepped_ahead_ends_no_lock:
+        "wall clock +60 s while a lock is held", SET_NX,
+        |trial| stepped_ahead(trial, One);
+    wall_clock_stepped_back_prolongs_no_lock:
+        "wall clock −1 h while a lock is held", SET_NX, clock::stepped_back;
+    old_client_after_a_clock_step_ends_no_lock_and_keeps_its_own_key:
+        "wall clock +60 s, then SET NX PX by an old client", SET_NX, clock::old_client;
+    eviction_of_the_soonest_expiry_ends_no_lock:
+        "eviction under volatile-ttl", SET_NX,
+        |trial| eviction(trial, One, "volatile-ttl");
+    eviction_of_the_least_recently_used_ends_no_lock:
+        "eviction under allkeys-lru", SET_NX,
+        |trial| eviction(trial, One, "allkeys-lru");
+    killed_node_without_its_data_grants_no_held_lock:
+        "kill -9, restart on an empty disk", VOTES_AT_ONCE,
+        |trial| empty_disk(trial, One);
+    node_after_a_clock_step_during_restart_grants_no_held_lock:
+        "wall clock +60 s during a restart, appendfsync always", VOTES_AT_ONCE,
+        restart::clock_stepped_meanwhile;
+    node_after_a_power_cut_without_syncs_grants_no_held_lock:
+        "power cut, appendfsync no", VOTES_AT_ONCE,
+        |trial| restart::power_cut(trial, "no");
+    node_after_a_power_cut_between_syncs_grants_no_held_lock:
+        "power cut, appendfsync everysec", VOTES_AT_ONCE,
+        |trial| restart::power_cut(trial, "everysec");
+    power_cut_leaves_a_synced_lock_to_its_holder:
+        "power cut, appendfsync always",
+        Unharmed("lock.rejoin-delay 0: what is synced before the answer is not lost"),
+        |trial| restart::power_cut(trial, "always");
+    node_after_a_clock_step_and_a_power_cut_grants_no_held_lock:
+        "wall clock −1 h, a second later a power cut, appendfsync everysec", VOTES_AT_ONCE,
+        restart::stepped_back_before;
+    promoted_replica_grants_no_lock_that_was_not_replicated:
+        "replica promoted, the lock not yet replicated", SET_NX, restart::not_yet_replicated;
+    reload_from_a_snapshot_is_not_a_flush:
+        "DEBUG RELOAD", KEYS_SURVIVE,
+        |trial| reload(trial, One, "RELOAD", 0);
+    reload_from_the_append_only_file_is_not_a_flush:
+        "DEBUG LOADAOF", KEYS_SURVIVE,
+        |trial| reload(trial, One, "LOADAOF", 0);
+    reload_without_keys_that_a_clock_step_expired_ends_no_lock:
+        "wall clock +60 s, then DEBUG RELOAD", SET_NX,
+        |trial| reload(trial, One, "RELOAD", MINUTE_S);
+    operator_ends_a_lock_by_removing_its_key:
+        "DEL, UNLINK, GETDEL of a held lock", MUST_OBEY,
+        |trial| operator::ended_by(trial, &[&["DEL", "key"], &["UNLINK", "key"], &["GETDEL", "key"]]);
+    operator_ends_a_lock_by_renaming_its_key:
+        "RENAME of a held lock", MUST_OBEY, operator::renamed;
+    operator_ends_a_lock_by_expire_if_the_server_reports_a_deletion:
+        "EXPIRE 0 of a held lock", MUST_OBEY, operator::expired;
+    operator_ends_all_locks_by_a_flush:
+        "FLUSHALL, FLUSHDB with a held lock", MUST_OBEY,
+        |trial| operator::ended_by(trial, &[&["FLUSHALL"], &["FLUSHALL", "ASYNC"], &["FLUSHDB"]]);
+    node_with_swapped_databases_grants_no_held_lock:
+        "SWAPDB with a held lock", SET_NX, operator::swapped;
+    only_its_token_extends_a_restored_copy_of_a_lock:
+        "DUMP and RESTORE of a held lock", MUST_OBEY, operator::restored;
+    only_its_token_extends_a_migrated_key:
+        "MIGRATE of a held lock", MUST_OBEY, operator::migrated;
+    configured_delay_shortens_no_abstention_that_has_begun:
+        "CONFIG SET lock.rejoin-delay 0 during an abstention",
+        Harmed("lock.rejoin-delay 0 from the start"), module::rejoin_delay;
+    largest_ttl_cannot_be_changed_while_the_server_runs:
+        "CONFIG SET lock.max-ttl", MUST_REFUSE, module::max_ttl;
+    reloaded_module_grants_no_held_lock:
+        "MODULE UNLOAD, wall clock +60 s, MODULE LOAD", VOTES_AT_ONCE,
+        module::unloaded_and_loaded;
+    module_that_alone_knows_of_a_lock_is_not_unloaded:
+        "MODULE UNLOAD while a lock's key is lost", MUST_REFUSE,
+        module::unloaded_without_mirrors;
+    wall_clock_stepped_ahead_grants_no_writer_beside_readers:
+        "wall clock +60 s while readers share a lock", SET_OF_READERS,
+        |trial| stepped_ahead(trial, Readers);
+    eviction_of_a_shared_key_ends_no_readers_lock:
+        "eviction under volatile-ttl while readers share a lock", SET_OF_READERS,
+        |trial| eviction(trial, Readers, "volatile-ttl");
+    killed_node_without_its_data_grants_no_shared_lock_to_a_writer:
+        "kill -9, restart on an empty disk while readers share a lock", VOTES_AT_ONCE,
+        |trial| empty_disk(trial, Readers);
+    killed_node_with_its_data_keeps_writers_out_until_the_last_reader:
+        "kill -9, restart with the disk while readers share a lock, lock.rejoin-delay 0",
+        Unharmed("a set of readers that expires: it is loaded again"), readers::kept_disk;
+    restart_after_a_downgrade_leaves_no_token_that_ends_the_lock:
+        "downgrade, a reader joins, kill -9, restart with the disk, release by the former writer",
+        Harmed("the key keeps the token of the writer"), readers::killed_after_a_downgrade;
+    reload_without_a_shared_key_ends_no_readers_lock:
+        "wall clock +60 s, then DEBUG RELOAD while readers share a lock", SET_OF_READERS,
+        |trial| reload(trial, Readers, "RELOAD", MINUTE_S);
+    operator_ends_a_lock_for_all_of_its_readers:
+        "DEL, SET of the key of a lock that readers share", MUST_OBEY, readers::deleted_or_set;
+    module_that_alone_knows_the_readers_is_not_unloaded:
+        "MODULE UNLOAD while readers share a lock", MUST_REFUSE, readers::unloaded;
+    wall_clock_stepped_ahead_frees_no_permit:
+        "wall clock +60 s while all permits are held", SET_NX_OF_SLOTS,
+        |trial| stepped_ahead(trial, Permits);
+    eviction_of_a_slot_frees_no_permit:
+        "eviction under volatile-ttl while all permits are held", SET_NX_OF_SLOTS,
+        |trial| eviction(trial, Permits, "volatile-ttl");
+    killed_node_without_its_data_grants_no_held_permit:
+        "kill -9, restart on an empty disk while all permits are held", VOTES_AT_ONCE,
+        |trial| empty_disk(trial, Permits);
+    operator_ends_the_permit_of_one_slot_only:
+        "DEL of one slot while all permits are held", MUST_OBEY, operator::one_slot_deleted;
+}
 
 /// The results of all scenarios. `Display` writes a Markdown table.
 #[derive(Debug, Default)]
@@ -79,9 +178,9 @@ pub struct Table {
 struct Row {
     accident: &'static str,
     baseline: Baseline,
-    with: Tally,
+    with: Trial,
     /// `None` where there is no baseline.
-    without: Option<Tally>,
+    without: Option<Trial>,
 }
 
 /// Runs all scenarios, and calls `progress` before each.
@@ -97,16 +196,6 @@ pub fn table(rounds: u32, mut progress: impl FnMut(&Scenario)) -> Result<Table> 
     Ok(table)
 }
 
-impl Scenario {
-    /// Runs this scenario like [`table`], and returns what is wrong: see [`Table::complaints`].
-    ///
-    /// # Errors
-    /// When the accident could not be caused, or a server failed in another way.
-    pub fn complaints(&self, rounds: u32) -> Result<Vec<String>> {
-        Ok(Row::of(self, rounds)?.complaints())
-    }
-}
-
 impl Table {
     /// Returns what is wrong: harm despite the protection, accidents that did not happen, and
     /// baselines that differ from what their scenarios say.
@@ -119,38 +208,33 @@ impl Row {
     fn of(scenario: &Scenario, rounds: u32) -> Result<Self> {
         let with = scenario.run(Protected::Yes, rounds)?;
         let without = match scenario.baseline {
-            Baseline::None(_) => None,
-            Baseline::Harmed(_) | Baseline::Unharmed(_) => {
-                Some(scenario.run(Protected::No, rounds)?)
-            }
+            NoBaseline(_) => None,
+            Harmed(_) | Unharmed(_) => Some(scenario.run(Protected::No, rounds)?),
         };
         Ok(Self { accident: scenario.accident, baseline: scenario.baseline, with, without })
     }
 
     fn complaints(&self) -> Vec<String> {
         let Self { accident, with, without, .. } = self;
-        let mut complaints: Vec<_> =
-            with.harms.iter().map(|harm| format!("{accident}: {harm}")).collect();
+        let mut complaints = with.harms.clone();
         if with.injected == 0 {
-            complaints.push(format!("{accident}: did not happen"));
+            complaints.push("did not happen".into());
         }
         if without.as_ref().is_some_and(|without| without.injected == 0) {
-            complaints.push(format!("{accident}: did not happen in the baseline"));
+            complaints.push("did not happen in the baseline".into());
         }
         let baseline_harm = without.as_ref().and_then(|without| without.harms.first());
         match (self.baseline, baseline_harm) {
-            (Baseline::Harmed(instead), None) => {
-                complaints.push(format!(
-                    "{accident}: does no harm with {instead}, so the baseline proves nothing"
-                ));
-            }
-            (Baseline::Unharmed(why), Some(harm)) => {
+            (Harmed(instead), None) => {
                 complaints
-                    .push(format!("{accident}: the baseline did unexpected harm ({why}): {harm}"));
+                    .push(format!("does no harm with {instead}: the baseline proves nothing"));
+            }
+            (Unharmed(why), Some(harm)) => {
+                complaints.push(format!("the baseline did unexpected harm ({why}): {harm}"));
             }
             _ => {}
         }
-        complaints
+        complaints.iter().map(|complaint| format!("{accident}: {complaint}")).collect()
     }
 }
 
@@ -160,10 +244,9 @@ impl fmt::Display for Table {
         writeln!(f, "|---|---|---|---|")?;
         self.rows.iter().try_for_each(|row| {
             let Row { accident, baseline, with, without } = row;
-            let (Baseline::Harmed(text) | Baseline::Unharmed(text) | Baseline::None(text)) =
-                baseline;
+            let (Harmed(text) | Unharmed(text) | NoBaseline(text)) = baseline;
             let without = match without {
-                Some(tally) => format!("{} of {} ({text})", tally.harms.len(), tally.injected),
+                Some(trial) => format!("{} of {} ({text})", trial.harms.len(), trial.injected),
                 None => format!("– ({text})"),
             };
             writeln!(f, "| {accident} | {} | {without} | {} |", with.injected, with.harms.len())
@@ -171,137 +254,13 @@ impl fmt::Display for Table {
     }
 }
 
-/// A ttl that is longer than a scenario takes, and shorter than each step of the wall clock.
-const LONG_TTL: Duration = Duration::from_secs(10);
-const HOUR_S: i64 = 3600;
-const MINUTE_S: i64 = 60;
-const GRANTED_WHILE_HELD: &str = "another client was granted the lock while it was held";
-
-/// Returns how clients lock in a scenario whose baseline is plain `SET NX PX`.
-const fn module_or_set_nx(protected: Protected) -> LockMethod {
-    match protected {
-        Protected::Yes => LockMethod::Module,
-        Protected::No => LockMethod::SetNx,
-    }
-}
-
-/// Returns the ttl of a lock whose end only the protected run awaits.
-const fn ttl_of(protected: Protected, short: Duration) -> Duration {
-    match protected {
-        Protected::Yes => short,
-        Protected::No => LONG_TTL,
-    }
-}
-
-/// Settings of a scenario whose baseline is a node that votes at once after a start.
-struct AbstentionSettings {
-    /// The largest ttl, which is the length of the abstention. Long in a baseline, which does not
-    /// wait for the end of the lock: the lock must outlast the start of the server.
-    max_ttl: Duration,
-    /// -1 for the largest ttl.
-    rejoin_delay_ms: i64,
-}
-
-impl AbstentionSettings {
-    const fn of(protected: Protected) -> Self {
-        match protected {
-            Protected::Yes => Self { max_ttl: Duration::from_millis(1500), rejoin_delay_ms: -1 },
-            Protected::No => Self { max_ttl: LONG_TTL, rejoin_delay_ms: 0 },
-        }
-    }
-
-    fn start_node(&self) -> Result<Node> {
-        let max_ttl_ms = self.max_ttl.as_millis();
-        Node::start(|builder| builder.arg("lock.max-ttl", max_ttl_ms))
-    }
-
-    /// Kills the node, and starts it again without `key`. Returns the time of the kill.
-    fn restart_without(&self, node: &mut Node, key: &str, tally: &mut Tally) -> Result<Instant> {
-        node.master.server.kill();
-        let killed_at = Instant::now();
-        node.restart(self.rejoin_delay_ms)?;
-        ensure!(!node.exists(key)?, "the disk was not empty");
-        tally.count_injected();
-        Ok(killed_at)
-    }
-
-    /// Checks that a node abstains for this `reason`, because it may have forgotten a held lock.
-    ///
-    /// The node must abstain until the lock has ended, and for the largest ttl after `since`. Then
-    /// it must vote. In a baseline, only one attempt of another client is checked.
-    fn check(
-        &self,
-        node: &mut Node,
-        protected: Protected,
-        held: &Held,
-        since: Instant,
-        reason: &str,
-        tally: &mut Tally,
-    ) -> Result<()> {
-        let tried = node.acquire(LockMethod::Module, &held.key, "another", self.max_ttl)?;
-        let is_held = Instant::now() < held.must_last_until();
-        match tried {
-            Answer::Granted(_) if is_held => {
-                tally.harm(GRANTED_WHILE_HELD);
-            }
-            Answer::Abstains(words) if words.contains(reason) => {}
-            // The machine was so slow that the abstention may be over.
-            _ if since.elapsed() >= self.max_ttl => return Ok(()),
-            other if protected == Protected::Yes => {
-                tally.harm(format!("the node does not abstain for its {reason}: {other:?}"));
-            }
-            _ => {}
-        }
-        if protected == Protected::No {
-            return Ok(());
-        }
-        let until = held.must_end_by().max(since + self.max_ttl) + PATIENCE;
-        let granted =
-            node.acquire_until(LockMethod::Module, &held.key, "another", self.max_ttl, until)?;
-        let granted_by = Instant::now();
-        tally.check(granted.is_some(), "the node never votes again");
-        tally.check(granted_by >= held.must_last_until(), GRANTED_WHILE_HELD);
-        tally.check(granted_by >= since + self.max_ttl, "the node voted again too early");
-        Ok(())
-    }
-}
-
-/// Checks that a held lock is refused to others, that its holder can extend and release it, and
-/// that it is free after that.
-fn check_still_held(
-    node: &mut Node,
-    method: LockMethod,
-    held: &Held,
-    tally: &mut Tally,
-) -> Result<()> {
-    let other = node.acquire(method, &held.key, "another", LONG_TTL)?;
-    tally.check(other.is_refused(), format!("another client was not refused the lock: {other:?}"));
-    tally.check(node.extend(method, held)?.is_some(), "the holder could not extend the lock");
-    tally.check(node.release(method, held)?, "the holder could not release the lock");
-    let other = node.acquire(method, &held.key, "another", LONG_TTL)?;
-    tally.check(other.is_granted(), format!("the lock was not free after its release: {other:?}"));
-    Ok(())
-}
-
-/// Checks that the holder can extend the lock, and that another client is granted it after its
-/// deadline, and not before.
-fn check_ends_in_time(
-    node: &mut Node,
-    method: LockMethod,
-    held: &Held,
-    tally: &mut Tally,
-) -> Result<()> {
-    let extended = node.extend(method, held)?;
-    // A slow machine may extend too late.
-    let is_over = Instant::now() >= held.must_last_until();
-    tally.check(extended.is_some() || is_over, "the holder could not extend the lock");
-    let held = extended.as_ref().unwrap_or(held);
-    let until = held.must_end_by() + PATIENCE;
-    match node.acquire_until(method, &held.key, "another", Duration::from_millis(1), until)? {
-        None => tally.harm("the lock did not end"),
-        Some(_) => tally.check(Instant::now() >= held.must_last_until(), GRANTED_WHILE_HELD),
-    }
-    Ok(())
+/// Runs a scenario once with the protection, and once without it.
+#[cfg(test)]
+#[track_caller]
+fn check(claim: &str) {
+    let scenario = ALL.iter().find(|scenario| scenario.claim == claim).expect("a row of the table");
+    let row = Row::of(scenario, 1).unwrap_or_else(|error| panic!("{error:#}"));
+    assert_eq!(row.complaints(), [""; 0]);
 }
 
 #[cfg(test)]
@@ -310,11 +269,12 @@ mod tests {
 
     #[test]
     fn baseline_without_its_accident_is_reported() {
+        let trial = |protected, injected| Trial { protected, injected, harms: Vec::new() };
         let row = Row {
             accident: "accident",
-            baseline: Baseline::Unharmed("reason"),
-            with: Tally { injected: 1, harms: Vec::new() },
-            without: Some(Tally::default()),
+            baseline: Unharmed("reason"),
+            with: trial(Protected::Yes, 1),
+            without: Some(trial(Protected::No, 0)),
         };
         assert_eq!(row.complaints(), ["accident: did not happen in the baseline"]);
     }

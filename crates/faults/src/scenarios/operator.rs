@@ -6,143 +6,148 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use quorlock_testkit::ServerBuilder;
+use redis::cmd;
 
-use super::{
-    AbstentionSettings, GRANTED_WHILE_HELD, LONG_TTL, check_ends_in_time, module_or_set_nx,
-};
-use crate::harness::{Held, LockMethod, Node, Protected, port};
-use crate::scenario::{Baseline, Scenario, Tally};
+use super::holders::{Holders, KEY, SLOTS};
+use super::node::{Answer, Held, LockMethod, Node, PATIENCE};
+use super::trial::{GRANTED_WHILE_HELD, LONG_TTL, Trial};
+use crate::harness::port;
 
-const MUST_OBEY: Baseline = Baseline::None("an operator's command: the lock must obey it");
-
-const fn command(accident: &'static str, run: fn(Protected, &mut Tally) -> Result<()>) -> Scenario {
-    Scenario { accident, baseline: MUST_OBEY, run }
+fn node_and_lock(ttl: Duration) -> Result<(Node, Held)> {
+    let mut node = Node::start(LockMethod::Module, |builder| builder)?;
+    let held = node.acquire(KEY, "holder", ttl)?.granted()?;
+    Ok((node, held))
 }
 
-/// The lock ends.
-pub static DEL: Scenario = command("DEL, UNLINK, GETDEL of a held lock", |_, tally| {
-    for name in ["DEL", "UNLINK", "GETDEL"] {
-        check_ended_by(tally, |node| node.call::<redis::Value>(&[name, "key"]).map(drop))?;
+/// Each of these commands ends the lock.
+pub(super) fn ended_by(trial: &mut Trial, commands: &[&[&str]]) -> Result<()> {
+    for command in commands {
+        let (mut node, held) = node_and_lock(LONG_TTL)?;
+        let _: redis::Value = node.call(command)?;
+        trial.count_injected();
+        check_ended(&mut node, &held, trial)?;
     }
     Ok(())
-});
+}
 
 /// The lock ends. Under the new name, the key is a foreign string whose value is the token.
-pub static RENAME: Scenario = command("RENAME of a held lock", |_, tally| {
-    let mut node = Node::start(|builder| builder)?;
-    let held = node.acquire_free(LockMethod::Module, "key", "holder", LONG_TTL)?;
-    let _: String = node.call(&["RENAME", "key", "other"])?;
-    tally.count_injected();
-    check_ended(&mut node, &held, tally)?;
-    check_held_as_string(&mut node, &held.under("other"), tally)
-});
+pub(super) fn renamed(trial: &mut Trial) -> Result<()> {
+    let (mut node, held) = node_and_lock(LONG_TTL)?;
+    let _: String = node.call(&["RENAME", KEY, "other"])?;
+    trial.count_injected();
+    check_ended(&mut node, &held, trial)?;
+    check_held_as_string(&mut node, &held.under("other"), trial)
+}
 
 /// The lock ends if the server reports to the module that a command removed the key. Valkey reports
-/// an expiry instead, as after a step of the clock, so on Valkey the lock stays.
-pub static EXPIRE_0: Scenario = command("EXPIRE 0 of a held lock", |_, tally| {
-    let mut node = Node::start(|builder| builder)?;
-    let held =
-        node.acquire_free(LockMethod::Module, "key", "holder", Duration::from_millis(800))?;
-    let _: i64 = node.call(&["EXPIRE", "key", "0"])?;
-    tally.count_injected();
-    if node.is_valkey()? {
-        check_ends_in_time(&mut node, LockMethod::Module, &held, tally)
-    } else {
-        check_ended(&mut node, &held, tally)
+/// an expiry instead, as after a step of the clock, so on Valkey the lock stays until its deadline.
+pub(super) fn expired(trial: &mut Trial) -> Result<()> {
+    let (mut node, held) = node_and_lock(Duration::from_millis(800))?;
+    let _: i64 = node.call(&["EXPIRE", KEY, "0"])?;
+    trial.count_injected();
+    if !node.call::<String>(&["INFO", "server"])?.contains("valkey_version:") {
+        return check_ended(&mut node, &held, trial);
     }
-});
-
-/// All locks end, or those of one database.
-pub static FLUSHALL: Scenario = command("FLUSHALL, FLUSHDB with a held lock", |_, tally| {
-    for flush in [&["FLUSHALL"][..], &["FLUSHALL", "ASYNC"], &["FLUSHDB"]] {
-        check_ended_by(tally, |node| node.call::<String>(flush).map(drop))?;
-    }
+    let extended = node.extend(&held)?;
+    // A slow machine may extend too late.
+    let is_over = Instant::now() >= held.must_last_until();
+    trial.check(extended.is_some() || is_over, "the holder could not extend the lock");
+    let held = extended.unwrap_or(held);
+    let until = held.must_end_by() + PATIENCE;
+    let other = node.retry_until(until, |node| node.acquire(KEY, "another", LONG_TTL))?;
+    let granted_by = Instant::now();
+    trial.check(other.is_some(), "the lock did not end");
+    trial.check(granted_by >= held.must_last_until(), GRANTED_WHILE_HELD);
     Ok(())
-});
+}
 
 /// The locks of both databases end, and the node abstains for `lock.max-ttl`.
-pub static SWAPDB: Scenario = Scenario {
-    accident: "SWAPDB with a held lock",
-    baseline: Baseline::Harmed("SET NX PX"),
-    run: swapdb,
-};
-
-fn swapdb(protected: Protected, tally: &mut Tally) -> Result<()> {
-    let method = module_or_set_nx(protected);
-    let settings = AbstentionSettings::of(protected);
-    let mut node = settings.start_node()?;
-    let held = node.acquire_free(method, "key", "holder", settings.max_ttl)?;
+pub(super) fn swapped(trial: &mut Trial) -> Result<()> {
+    let mut node = trial.start_abstaining_node()?;
+    node.method = trial.method();
+    let held = node.acquire(KEY, "holder", trial.max_ttl())?.granted()?;
     let before = Instant::now();
     let _: String = node.call(&["SWAPDB", "0", "1"])?;
-    tally.count_injected();
-    match protected {
-        Protected::Yes => settings.check(&mut node, protected, &held, before, "swapdb", tally),
-        Protected::No => {
-            let other = node.acquire(method, "key", "another", settings.max_ttl)?;
-            tally.check(!other.is_granted(), GRANTED_WHILE_HELD);
+    trial.count_injected();
+    if trial.is_protected() {
+        return trial.check_abstains(&mut node, &held, before, "swapdb");
+    }
+    let other = node.acquire(KEY, "another", trial.max_ttl())?;
+    trial.check(!other.is_granted(), GRANTED_WHILE_HELD);
+    Ok(())
+}
+
+/// The lock stays, and a copy under another key is a foreign string whose value is the token. A
+/// copy that replaces the key ends the lock, and is a foreign string too.
+pub(super) fn restored(trial: &mut Trial) -> Result<()> {
+    let (mut node, held) = node_and_lock(LONG_TTL)?;
+    let dumped: Vec<u8> = node.call(&["DUMP", KEY])?;
+    let ttl_ms = LONG_TTL.as_millis();
+    let restore =
+        |key: &str| cmd("RESTORE").arg(key).arg(ttl_ms).arg(&dumped).arg("REPLACE").take();
+    restore("copy").exec(&mut node.connection)?;
+    trial.count_injected();
+    check_refused(&mut node, KEY, trial)?;
+    check_held_as_string(&mut node, &held.under("copy"), trial)?;
+
+    restore(KEY).exec(&mut node.connection)?;
+    let ended = node.info("lock", "lock_ended_by_operator")?;
+    trial.check(ended == 1, "the operator did not end the lock");
+    check_held_as_string(&mut node, &held, trial)
+}
+
+/// The lock ends. On the other server, the key is a foreign string whose value is the token.
+pub(super) fn migrated(trial: &mut Trial) -> Result<()> {
+    let (mut node, held) = node_and_lock(LONG_TTL)?;
+    let mut other = Node::start(LockMethod::Module, ServerBuilder::tcp)?;
+    let port = port(&other.master.server.url())?.to_string();
+    let _: String = node.call(&["MIGRATE", "127.0.0.1", &port, KEY, "0", "5000"])?;
+    trial.count_injected();
+    check_ended(&mut node, &held, trial)?;
+    check_held_as_string(&mut other, &held, trial)
+}
+
+/// An operator's command ends one permit of a semaphore, and no other.
+pub(super) fn one_slot_deleted(trial: &mut Trial) -> Result<()> {
+    let mut node = Node::start(LockMethod::Module, |builder| builder)?;
+    let mut permits = Holders::Permits.acquire(&mut node, LONG_TTL)?;
+    let _: u64 = node.call(&["DEL", SLOTS[1]])?;
+    trial.count_injected();
+    let extended = node.extend(&permits[1])?;
+    trial.check(extended.is_none(), "the holder could still extend the permit");
+    match node.acquire_any(SLOTS, "third", LONG_TTL)? {
+        Answer::Granted(third) => {
+            trial.check(third.key == SLOTS[1], "a third client was granted the other slot");
+            permits[1] = third;
+            Holders::Permits.check_still_held(&mut node, &permits, trial)
+        }
+        other => {
+            trial.harm(format!("the slot was not free: {other:?}"));
             Ok(())
         }
     }
 }
 
-/// The lock stays, and a copy under another key is a foreign string whose value is the token. A
-/// copy that replaces the key ends the lock, and is a foreign string too.
-pub static RESTORE: Scenario = command("DUMP and RESTORE of a held lock", |_, tally| {
-    let mut node = Node::start(|builder| builder)?;
-    let held = node.acquire_free(LockMethod::Module, "key", "holder", LONG_TTL)?;
-    let dumped: Vec<u8> = node.call(&["DUMP", "key"])?;
-    node.restore("copy", &dumped, LONG_TTL)?;
-    tally.count_injected();
-    check_refused(&mut node, "key", tally)?;
-    check_held_as_string(&mut node, &held.under("copy"), tally)?;
-
-    node.restore("key", &dumped, LONG_TTL)?;
-    let ended = node.info("lock", "lock_ended_by_operator")?;
-    tally.check(ended == 1, "the operator did not end the lock");
-    check_held_as_string(&mut node, &held, tally)
-});
-
-/// The lock ends. On the other server, the key is a foreign string whose value is the token.
-pub static MIGRATE: Scenario = command("MIGRATE of a held lock", |_, tally| {
-    let mut node = Node::start(|builder| builder)?;
-    let mut other = Node::start(quorlock_testkit::ServerBuilder::tcp)?;
-    let held = node.acquire_free(LockMethod::Module, "key", "holder", LONG_TTL)?;
-    let port = port(&other.master.server.url())?.to_string();
-    let _: String = node.call(&["MIGRATE", "127.0.0.1", &port, "key", "0", "5000"])?;
-    tally.count_injected();
-    check_ended(&mut node, &held, tally)?;
-    check_held_as_string(&mut other, &held, tally)
-});
-
-fn check_ended_by(tally: &mut Tally, command: impl FnOnce(&mut Node) -> Result<()>) -> Result<()> {
-    let mut node = Node::start(|builder| builder)?;
-    let held = node.acquire_free(LockMethod::Module, "key", "holder", LONG_TTL)?;
-    command(&mut node)?;
-    tally.count_injected();
-    check_ended(&mut node, &held, tally)
-}
-
 /// Checks that the holder has lost the lock, and that another client can acquire it.
-fn check_ended(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<()> {
-    let extended = node.extend(LockMethod::Module, held)?;
-    tally.check(extended.is_none(), "the holder could still extend the lock");
-    let other = node.acquire(LockMethod::Module, &held.key, "another", LONG_TTL)?;
-    tally.check(other.is_granted(), "the command did not end the lock");
+fn check_ended(node: &mut Node, held: &Held, trial: &mut Trial) -> Result<()> {
+    trial.check(node.extend(held)?.is_none(), "the holder could still extend the lock");
+    let other = node.acquire(&held.key, "another", LONG_TTL)?;
+    trial.check(other.is_granted(), "the command did not end the lock");
     Ok(())
 }
 
-fn check_refused(node: &mut Node, key: &str, tally: &mut Tally) -> Result<()> {
-    let other = node.acquire(LockMethod::Module, key, "another", LONG_TTL)?;
-    tally.check(other.is_refused(), format!("another client was not refused {key}: {other:?}"));
+fn check_refused(node: &mut Node, key: &str, trial: &mut Trial) -> Result<()> {
+    let other = node.acquire(key, "another", LONG_TTL)?;
+    trial.check(other.is_refused(), format!("another client was not refused {key}: {other:?}"));
     Ok(())
 }
 
 /// Checks that the key holds a foreign string: other clients are refused, and the holder, who knows
 /// its value, can extend and release it.
-fn check_held_as_string(node: &mut Node, held: &Held, tally: &mut Tally) -> Result<()> {
-    check_refused(node, &held.key, tally)?;
-    let extended = node.extend(LockMethod::Module, held)?;
-    tally.check(extended.is_some(), "the holder could not extend the string");
-    tally.check(node.release(LockMethod::Module, held)?, "the holder could not release the string");
+fn check_held_as_string(node: &mut Node, held: &Held, trial: &mut Trial) -> Result<()> {
+    check_refused(node, &held.key, trial)?;
+    trial.check(node.extend(held)?.is_some(), "the holder could not extend the string");
+    trial.check(node.release(held)?, "the holder could not release the string");
     Ok(())
 }

@@ -1,0 +1,145 @@
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+
+use super::node::{Answer, Held, LockMethod, Node, PATIENCE};
+use crate::Protected;
+
+pub struct Scenario {
+    /// What the scenario shows. Its test has this name.
+    pub claim: &'static str,
+    /// As the table of results shows it.
+    pub accident: &'static str,
+    pub baseline: Baseline,
+    /// Starts a server, causes the accident, and records the harm.
+    pub(super) run: fn(&mut Trial) -> Result<()>,
+}
+
+/// What the baseline of a scenario must show: the effect of the accident without the protection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Baseline {
+    /// The accident does harm. The text says what the baseline uses instead of the protection.
+    Harmed(&'static str),
+    /// The accident does no harm even without the protection. The text says what the baseline uses
+    /// instead, and why that is enough for this accident.
+    Unharmed(&'static str),
+    /// There is no baseline. The text says why.
+    None(&'static str),
+}
+
+/// The runs of a scenario with the protection, or without it.
+#[derive(Debug)]
+pub struct Trial {
+    pub(super) protected: Protected,
+    /// How often the accident has certainly happened.
+    pub injected: u32,
+    /// The harm to locks: at most as many entries as accidents.
+    pub harms: Vec<String>,
+}
+
+/// A ttl that is longer than a scenario takes, and shorter than each step of the wall clock.
+pub(super) const LONG_TTL: Duration = Duration::from_secs(10);
+pub(super) const GRANTED_WHILE_HELD: &str = "another client was granted the lock while it was held";
+
+impl Scenario {
+    /// Runs the accident `rounds` times, each time on a new server.
+    ///
+    /// # Errors
+    /// When the accident could not be caused, or the server failed in another way.
+    pub fn run(&self, protected: Protected, rounds: u32) -> Result<Trial> {
+        let mut trial = Trial { protected, injected: 0, harms: Vec::new() };
+        for _ in 0..rounds {
+            (self.run)(&mut trial).with_context(|| self.accident)?;
+        }
+        Ok(trial)
+    }
+}
+
+impl Trial {
+    pub(super) fn is_protected(&self) -> bool {
+        self.protected == Protected::Yes
+    }
+
+    pub(super) fn count_injected(&mut self) {
+        self.injected += 1;
+    }
+
+    /// Records harm, unless there are as many entries as accidents already.
+    pub(super) fn harm(&mut self, what: impl Into<String>) {
+        assert!(self.injected > 0, "no accident has happened yet");
+        if self.harms.len() < self.injected as usize {
+            self.harms.push(what.into());
+        }
+    }
+
+    /// Records the harm `what` unless the condition holds.
+    pub(super) fn check(&mut self, holds: bool, what: impl Into<String>) {
+        if !holds {
+            self.harm(what);
+        }
+    }
+
+    /// Returns how clients lock in a scenario whose baseline does without the module.
+    pub(super) fn method(&self) -> LockMethod {
+        if self.is_protected() { LockMethod::Module } else { LockMethod::SetNx }
+    }
+
+    /// Returns the ttl of a lock whose end only the protected run awaits.
+    pub(super) fn ttl(&self, short: Duration) -> Duration {
+        if self.is_protected() { short } else { LONG_TTL }
+    }
+
+    /// Returns the largest ttl, which is the length of an abstention. It is long in a baseline,
+    /// which does not wait for the end of the lock: the lock must outlast the start of the server.
+    pub(super) fn max_ttl(&self) -> Duration {
+        self.ttl(Duration::from_millis(1500))
+    }
+
+    /// Returns the `lock.rejoin-delay` of a restart: -1 for the largest ttl.
+    pub(super) fn rejoin_delay_ms(&self) -> i64 {
+        if self.is_protected() { -1 } else { 0 }
+    }
+
+    /// Starts a node with the largest ttl of this trial.
+    pub(super) fn start_abstaining_node(&self) -> Result<Node> {
+        let max_ttl_ms = self.max_ttl().as_millis();
+        Node::start(LockMethod::Module, |builder| builder.arg("lock.max-ttl", max_ttl_ms))
+    }
+
+    /// Checks that a node abstains for this `reason`, because it may have forgotten a held lock.
+    ///
+    /// The node must abstain until the lock has ended, and for the largest ttl after `since`. Then
+    /// it must vote. In a baseline, only one attempt of another client is checked.
+    pub(super) fn check_abstains(
+        &mut self,
+        node: &mut Node,
+        held: &Held,
+        since: Instant,
+        reason: &str,
+    ) -> Result<()> {
+        let max_ttl = self.max_ttl();
+        let tried = node.acquire(&held.key, "another", max_ttl)?;
+        let is_held = Instant::now() < held.must_last_until();
+        match tried {
+            Answer::Granted(_) if is_held => self.harm(GRANTED_WHILE_HELD),
+            Answer::Abstains(words) if words.contains(reason) => {}
+            // The machine was so slow that the abstention may be over.
+            _ if since.elapsed() >= max_ttl => return Ok(()),
+            other if self.is_protected() => {
+                self.harm(format!("the node does not abstain for its {reason}: {other:?}"));
+            }
+            _ => {}
+        }
+        if !self.is_protected() {
+            return Ok(());
+        }
+        let until = held.must_end_by().max(since + max_ttl) + PATIENCE;
+        let granted =
+            node.retry_until(until, |node| node.acquire(&held.key, "another", max_ttl))?;
+        let granted_by = Instant::now();
+        self.check(granted.is_some(), "the node never votes again");
+        self.check(granted_by >= held.must_last_until(), GRANTED_WHILE_HELD);
+        self.check(granted_by >= since + max_ttl, "the node voted again too early");
+        Ok(())
+    }
+}
