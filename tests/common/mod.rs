@@ -155,13 +155,10 @@ impl RedisCli {
     }
 }
 
+/// A number of `INFO lock`.
 #[track_caller]
 pub(crate) fn info(server: &Server, name: &str) -> u64 {
-    let info: String = RedisCli::new(server).ask("INFO lock");
-    let field = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    field
-        .and_then(|field| field.trim().parse().ok())
-        .unwrap_or_else(|| panic!("{name} is a number"))
+    quorlock_testkit::info(&mut server.connection(), "lock", name).expect("the server has it")
 }
 
 pub(crate) fn replication_field(cli: &mut RedisCli, name: &str) -> String {

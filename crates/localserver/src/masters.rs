@@ -1,4 +1,4 @@
-use std::ops::{Index, IndexMut};
+use std::ops::{Deref, DerefMut};
 use std::thread;
 use std::{slice, vec};
 
@@ -50,43 +50,24 @@ impl Masters {
         servers.collect::<Result<_, _>>().map(Self)
     }
 
-    /// Returns the number of masters, running or not.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Returns whether there are no masters.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Returns the address of each master, in order.
     pub fn urls(&self) -> Vec<String> {
         self.iter().map(Server::url).collect()
     }
+}
 
-    /// Iterates over all masters, in order.
-    pub fn iter(&self) -> slice::Iter<'_, Server> {
-        self.0.iter()
-    }
+/// The masters in order, running or not.
+impl Deref for Masters {
+    type Target = [Server];
 
-    /// Iterates over all masters, in order, so that they can be killed and restarted.
-    pub fn iter_mut(&mut self) -> slice::IterMut<'_, Server> {
-        self.0.iter_mut()
+    fn deref(&self) -> &[Server] {
+        &self.0
     }
 }
 
-impl Index<usize> for Masters {
-    type Output = Server;
-
-    fn index(&self, index: usize) -> &Server {
-        &self.0[index]
-    }
-}
-
-impl IndexMut<usize> for Masters {
-    fn index_mut(&mut self, index: usize) -> &mut Server {
-        &mut self.0[index]
+impl DerefMut for Masters {
+    fn deref_mut(&mut self) -> &mut [Server] {
+        &mut self.0
     }
 }
 

@@ -13,11 +13,7 @@ use crate::{Server, StartError, find_server_binary, module_path};
 pub struct ServerBuilder {
     binary: Option<PathBuf>,
     module: Module,
-    module_args: Vec<String>,
-    config_file: Option<PathBuf>,
-    directives: Vec<(String, String)>,
-    environment: Vec<(OsString, OsString)>,
-    hooks: Vec<Arc<dyn StartHook>>,
+    settings: Settings,
     directory: Option<PathBuf>,
     listen: Listen,
 }
@@ -63,13 +59,13 @@ impl ServerBuilder {
     pub fn without_module(mut self) -> Self {
         self.module = Module::None;
         // A server refuses the configuration of a module that it does not load.
-        self.directives.retain(|(name, _)| !name.starts_with("lock."));
+        self.settings.directives.retain(|(name, _)| !name.starts_with("lock."));
         self
     }
 
     /// Adds an argument of the module.
     pub fn module_arg(mut self, word: impl Into<String>) -> Self {
-        self.module_args.push(word.into());
+        self.settings.module_args.push(word.into());
         self
     }
 
@@ -79,26 +75,26 @@ impl ServerBuilder {
     /// [`ServerBuilder::tcp`] and [`ServerBuilder::tcp_port`].
     #[expect(clippy::needless_pass_by_value, reason = "callers pass numbers by value")]
     pub fn arg(mut self, name: impl Into<String>, value: impl ToString) -> Self {
-        self.directives.push((name.into(), value.to_string()));
+        self.settings.set(name.into(), value.to_string());
         self
     }
 
     /// Uses a redis.conf of the caller. All other settings override it, because the server reads it
     /// first. `CONFIG REWRITE` overwrites the file.
     pub fn config_file(mut self, path: impl Into<PathBuf>) -> Self {
-        self.config_file = Some(path.into());
+        self.settings.config_file = Some(absolute(path.into()));
         self
     }
 
     /// Sets a variable of the server's environment.
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
-        self.environment.push((name.into(), value.into()));
+        self.settings.environment.push((name.into(), value.into()));
         self
     }
 
     /// Runs `hook` at each start, and keeps it until the server is dropped.
     pub fn on_start(mut self, hook: Arc<dyn StartHook>) -> Self {
-        self.hooks.push(hook);
+        self.settings.hooks.push(hook);
         self
     }
 
@@ -126,27 +122,23 @@ impl ServerBuilder {
     ///
     /// If the server does not answer within 10 s, or ends, the error quotes the end of its log.
     pub fn start(self) -> Result<Server, StartError> {
-        let binary = match self.binary {
-            Some(path) => path,
+        let mut settings = self.settings;
+        settings.binary = match self.binary {
+            // A name without a directory is looked up on PATH.
+            Some(path) if path.components().count() == 1 && !path.exists() => path,
+            Some(path) => absolute(path),
             None => find_server_binary()?,
         };
-        let module = match self.module {
+        settings.module = match self.module {
             Module::None => None,
             Module::Quorlock => Some(module_path()?),
-            Module::At(path) => Some(path),
+            Module::At(path) => Some(absolute(path)),
         };
         let directory = Directory::prepare(self.directory)?;
         let address = match self.listen {
             Listen::Unix => Address::unix_in(directory.path())?,
             Listen::Tcp { port } => Address::tcp(port)?,
         };
-        let mut settings = Settings::new(binary, module, self.module_args);
-        settings.config_file = self.config_file.map(absolute);
-        settings.environment = self.environment;
-        settings.hooks = self.hooks;
-        for (name, value) in self.directives {
-            settings.set(name, value);
-        }
         Server::start(directory, address, settings)
     }
 }

@@ -232,7 +232,7 @@ impl Server {
     }
 
     fn spawn_error(&self, source: io::Error) -> StartError {
-        StartError::Spawn { binary: self.settings.binary().to_path_buf(), source }
+        StartError::Spawn { binary: self.settings.binary.clone(), source }
     }
 
     /// Waits until the process answers. An error quotes the log after its first `skipped_bytes`.

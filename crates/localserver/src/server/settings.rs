@@ -1,6 +1,6 @@
 use std::ffi::OsString;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -24,15 +24,31 @@ pub trait StartHook: fmt::Debug + Send + Sync {
 }
 
 /// The command line that a restart repeats, without the address.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Settings {
-    binary: PathBuf,
-    module: Option<PathBuf>,
-    module_args: Vec<String>,
-    directives: Vec<(String, String)>,
+    /// Set when the server is started.
+    pub(super) binary: PathBuf,
+    /// As above.
+    pub(super) module: Option<PathBuf>,
+    pub(super) module_args: Vec<String>,
+    pub(super) directives: Vec<(String, String)>,
     pub(super) config_file: Option<PathBuf>,
     pub(super) environment: Vec<(OsString, OsString)>,
     pub(super) hooks: Vec<Arc<dyn StartHook>>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            binary: PathBuf::new(),
+            module: None,
+            module_args: Vec::new(),
+            directives: DEFAULT_DIRECTIVES.map(|(name, value)| (name.into(), value.into())).into(),
+            config_file: None,
+            environment: Vec::new(),
+            hooks: Vec::new(),
+        }
+    }
 }
 
 /// Makes a path absolute, because the server runs in another directory than the caller.
@@ -41,30 +57,12 @@ pub(super) fn absolute(path: PathBuf) -> PathBuf {
 }
 
 impl Settings {
-    pub(super) fn new(binary: PathBuf, module: Option<PathBuf>, module_args: Vec<String>) -> Self {
-        let directives = DEFAULT_DIRECTIVES.map(|(name, value)| (name.into(), value.into())).into();
-        let is_on_path = binary.components().count() == 1 && !binary.exists();
-        Self {
-            binary: if is_on_path { binary } else { absolute(binary) },
-            module: module.map(absolute),
-            module_args,
-            directives,
-            config_file: None,
-            environment: Vec::new(),
-            hooks: Vec::new(),
-        }
-    }
-
     pub(super) fn set(&mut self, name: String, value: String) {
         match self.directives.iter_mut().find(|(existing, _)| existing.eq_ignore_ascii_case(&name))
         {
             Some((_, existing)) => *existing = value,
             None => self.directives.push((name, value)),
         }
-    }
-
-    pub(super) fn binary(&self) -> &Path {
-        &self.binary
     }
 
     pub(super) fn command(&self, address: &Address) -> Command {

@@ -1,5 +1,6 @@
 use std::collections::VecDeque;
 use std::io;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -158,7 +159,8 @@ impl<'a> Lane<'a> {
     }
 
     fn arrive(&mut self, bytes: &[u8]) {
-        self.meter.lane(self.direction).arrive(bytes.len());
+        let waiting_bytes = &self.meter.lane(self.direction).waiting_bytes;
+        waiting_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         self.queued_bytes += bytes.len();
         self.queue.push_back(Chunk {
             arrived_at: Instant::now(),

@@ -12,15 +12,15 @@ pub(super) struct Meter {
     closed: Condvar,
     to_server: LaneMeter,
     to_client: LaneMeter,
-    round_trips: AtomicU64,
+    pub(super) round_trips: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct LaneMeter {
-    bytes: AtomicU64,
-    chunks: AtomicU64,
-    waiting_bytes: AtomicU64,
-    dropped_bytes: AtomicU64,
+    pub(super) bytes: AtomicU64,
+    pub(super) chunks: AtomicU64,
+    pub(super) waiting_bytes: AtomicU64,
+    pub(super) dropped_bytes: AtomicU64,
 }
 
 /// Whether bytes of a connection went to the server, and no bytes to the client since.
@@ -63,10 +63,6 @@ impl Meter {
         }
     }
 
-    pub(super) fn round_trips(&self) -> u64 {
-        self.round_trips.load(Relaxed)
-    }
-
     /// Counts a chunk before it is written, so that a client that has an answer finds it counted.
     pub(super) fn pass(&self, direction: Direction, bytes: usize, round_trip: &RoundTrip) {
         let lane = self.lane(direction);
@@ -86,28 +82,8 @@ impl Meter {
 }
 
 impl LaneMeter {
-    pub(super) fn arrive(&self, bytes: usize) {
-        self.waiting_bytes.fetch_add(bytes as u64, Relaxed);
-    }
-
     pub(super) fn drop_waiting(&self, bytes: usize) {
         self.dropped_bytes.fetch_add(bytes as u64, Relaxed);
         self.waiting_bytes.fetch_sub(bytes as u64, Relaxed);
-    }
-
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes.load(Relaxed)
-    }
-
-    pub(super) fn chunks(&self) -> u64 {
-        self.chunks.load(Relaxed)
-    }
-
-    pub(super) fn waiting_bytes(&self) -> u64 {
-        self.waiting_bytes.load(Relaxed)
-    }
-
-    pub(super) fn dropped_bytes(&self) -> u64 {
-        self.dropped_bytes.load(Relaxed)
     }
 }

@@ -10,6 +10,7 @@ mod session;
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -131,21 +132,21 @@ impl Proxy {
 
     /// Returns the number of forwarded bytes.
     pub fn bytes(&self, direction: Direction) -> u64 {
-        self.shared.meter.lane(direction).bytes()
+        self.shared.meter.lane(direction).bytes.load(Relaxed)
     }
 
     /// Returns the number of forwarded chunks. A chunk is what one read from the sender returned.
     pub fn chunks(&self, direction: Direction) -> u64 {
-        self.shared.meter.lane(direction).chunks()
+        self.shared.meter.lane(direction).chunks.load(Relaxed)
     }
 
     /// Returns the number of bytes that are delayed or held: neither forwarded nor dropped yet.
     pub fn waiting_bytes(&self, direction: Direction) -> u64 {
-        self.shared.meter.lane(direction).waiting_bytes()
+        self.shared.meter.lane(direction).waiting_bytes.load(Relaxed)
     }
 
     pub fn dropped_bytes(&self, direction: Direction) -> u64 {
-        self.shared.meter.lane(direction).dropped_bytes()
+        self.shared.meter.lane(direction).dropped_bytes.load(Relaxed)
     }
 
     /// Returns the number of round trips of all clients.
@@ -153,7 +154,7 @@ impl Proxy {
     /// A round trip ends when bytes are forwarded to a client, after bytes of the same connection
     /// were forwarded to the server. It is counted before the client receives these bytes.
     pub fn round_trips(&self) -> u64 {
-        self.shared.meter.round_trips()
+        self.shared.meter.round_trips.load(Relaxed)
     }
 }
 
