@@ -286,19 +286,6 @@ fn has_waiter_for_free_lock(connection: &mut Connection, keys: usize) -> RedisRe
     Ok(waiters > for_held_locks)
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Behaviour {
-    /// Waits for as long as necessary, and releases the lock.
-    Patient,
-    Hurried,
-    /// Waits for as long as necessary, and forgets the lock: its deadline ends it.
-    Forgetful,
-    /// Hangs up while it waits, and releases through another connection.
-    HangsUp,
-    /// Hangs up while it waits, and does not release the lock: its deadline ends it, if granted.
-    Vanishes,
-}
-
 struct Client<'a> {
     shared: &'a RunState<'a>,
     index: usize,
@@ -322,20 +309,19 @@ impl<'a> Client<'a> {
     }
 
     fn round(&mut self) {
-        let behaviour = match self.rng.random_range(0..100) {
-            0..10 => Behaviour::Hurried,
-            10..15 => Behaviour::Forgetful,
-            15..20 => Behaviour::HangsUp,
-            20..25 => Behaviour::Vanishes,
-            _ => Behaviour::Patient,
+        // Whether the client waits only for a short time; forgets the lock, which its deadline ends;
+        // and hangs up while it waits.
+        let (is_hurried, forgets, hangs_up) = match self.rng.random_range(0..100) {
+            0..10 => (true, false, false),
+            10..15 => (false, true, false),
+            15..20 => (false, false, true),
+            20..25 => (false, true, true),
+            _ => (false, false, false),
         };
         let key = Stress::key(self.rng.random_range(0..self.shared.stress.keys));
         let token = format!("{:032x}", self.rng.random::<u128>());
-        let is_short = matches!(behaviour, Behaviour::Forgetful | Behaviour::Vanishes);
-        let is_hurried = behaviour == Behaviour::Hurried;
-        let ttl_ms = if is_short { self.rng.random_range(SHORT_MS) } else { LONG_MS };
+        let ttl_ms = if forgets { self.rng.random_range(SHORT_MS) } else { LONG_MS };
         let wait_ms = if is_hurried { self.rng.random_range(SHORT_MS) } else { LONG_MS };
-        let hangs_up = matches!(behaviour, Behaviour::HangsUp | Behaviour::Vanishes);
         let patience = if hangs_up {
             self.rng.random_range(Duration::from_micros(50)..=HANG_UP_MAX)
         } else {
@@ -358,11 +344,11 @@ impl<'a> Client<'a> {
         let end = self.classify(hangs_up, answer, asked.elapsed() >= patience);
         self.shared.count(end);
         // Half of the holders do not sleep: an immediate release more likely meets an intervention.
-        if end == Event::Granted && !is_short && self.rng.random() {
+        if end == Event::Granted && !forgets && self.rng.random() {
             thread::sleep(self.rng.random_range(Duration::ZERO..=HOLD_MAX));
         }
         // A client that was granted the lock, or cannot know whether it was, releases the lock.
-        if !is_short && end != Event::WithoutLock {
+        if !forgets && end != Event::WithoutLock {
             self.release(&key, &token);
         }
         *lock(claims) = None;
