@@ -10,7 +10,6 @@ use quorlock_client::{LockBuilder, Quorum};
 use quorlock_core::node::PATTERN_BYTES_MAX;
 
 use crate::acquire::Acquire;
-use crate::bench::Bench;
 use crate::config::Defaults;
 use crate::doctor::Doctor;
 use crate::duration::duration;
@@ -58,7 +57,6 @@ pub(crate) enum SubcommandArgs {
     Inspect(Inspect),
     List(List),
     Revoke(Revoke),
-    Bench(Bench),
     Status(Status),
     Doctor(Doctor),
     Top(Top),

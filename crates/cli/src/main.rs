@@ -8,7 +8,6 @@
 //! - [`inspect`], [`list`], [`revoke`]: the subcommands for operators. [`semaphore`] shows all
 //!   slots of a semaphore.
 //! - [`output`]: what a terminal shows: escaped text, times, tables, JSON.
-//! - [`bench`]: `quorlock bench`.
 //! - [`advice`]: errors that name the option to change.
 //! - [`duration`]: times on the command line and in configuration files.
 //! - [`run`]: `quorlock run`.
@@ -27,7 +26,6 @@
 mod acquire;
 mod advice;
 mod args;
-mod bench;
 mod clock;
 mod config;
 mod doctor;
@@ -102,7 +100,6 @@ async fn main() -> ExitCode {
         SubcommandArgs::Inspect(args) => inspect::inspect(args).await,
         SubcommandArgs::List(args) => list::list(args).await,
         SubcommandArgs::Revoke(args) => revoke::revoke(args).await,
-        SubcommandArgs::Bench(args) => bench::bench(args).await,
         SubcommandArgs::Status(args) => status::status(args).await,
         SubcommandArgs::Doctor(args) => doctor::doctor(args).await,
         SubcommandArgs::Exporter(args) => exporter::exporter(args).await,

@@ -4,10 +4,8 @@ use std::io::{Write as _, stderr, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use indicatif::ProgressBar;
 use quorlock_localserver::{Masters, ServerBuilder, StartError, find_server_binary, module_path};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -68,7 +66,6 @@ Example:
   quorlock up --port 7001 --keep ~/locks
   uses the same addresses and the same data each time.";
 
-const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 /// The file in the directory of `--keep` that this program locks while it uses the directory.
 const LOCK_FILE: &str = "quorlock-up.lock";
 
@@ -79,8 +76,6 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
         "the last of {} masters would have port {last_port}: choose a smaller --port",
         args.masters
     );
-    let progress = ProgressBar::new_spinner().with_message("finding the server and the module");
-    progress.enable_steady_tick(PROGRESS_EVERY);
     let binary = args.server.map_or_else(find_server_binary, Ok)?;
     let module = match args.module {
         Some(module) => check_module(module)?,
@@ -95,7 +90,6 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
 
     // Listens before the first server starts: an interrupted program must leave no server behind.
     let mut signals = Signals::listen()?;
-    progress.set_message(format!("starting {} masters", args.masters));
     let shared_directory = directory.clone();
     let configure = move |index: usize, master: ServerBuilder| {
         let index = u16::try_from(index).unwrap_or(u16::MAX);
@@ -108,7 +102,6 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
     };
     let start = move || Masters::start_with(args.masters.into(), configure);
     let started = tokio::task::spawn_blocking(start).await?;
-    progress.finish_and_clear();
     let mut masters = started.map_err(|error| match error {
         StartError::Spawn { .. } => {
             anyhow!("{error}: name a redis-server or valkey-server with --server")

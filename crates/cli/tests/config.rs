@@ -274,7 +274,6 @@ fn refusal_says_which_settings_of_a_file_are_not_used() {
         &["release", "quorlock1:k:0123456789abcdef0123456789abcdef:1000:1:1"],
         &["inspect", "k"],
         &["list"],
-        &["bench"],
         &["status"],
         &["doctor"],
     ] {

@@ -27,7 +27,7 @@ fn assert_fails(arguments: &[&str], hint: &str) {
 #[test]
 fn help_names_options_exit_codes_and_environment_variables() {
     let subcommands =
-        ["run", "acquire", "extend", "release", "inspect", "list", "revoke", "bench", "up"];
+        ["run", "acquire", "extend", "release", "inspect", "list", "revoke", "up"];
     assert_help_contains(&[], &subcommands);
     assert_help_contains(
         &[],
@@ -40,7 +40,7 @@ fn help_names_options_exit_codes_and_environment_variables() {
     ] {
         assert_help_contains(&[], of_all);
     }
-    for subcommand in ["acquire", "extend", "release", "bench", "status", "restart-nodes"] {
+    for subcommand in ["acquire", "extend", "release", "status", "restart-nodes"] {
         assert_help_contains(
             &[subcommand],
             &["--nodes", "--config", "--cacert", "0 ", "122 ", "125 ", "quorlock --help"],

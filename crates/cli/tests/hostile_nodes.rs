@@ -45,10 +45,9 @@ fn printed(error: &'static str, words: &[&str]) -> String {
     format!("{}{}", stdout(&output), stderr(&output))
 }
 
-const COMMAND_LINES: [&[&str]; 9] = [
+const COMMAND_LINES: [&[&str]; 8] = [
     &["run", "k", "--wait", "50ms", "--", "true"],
     &["acquire", "k", "--no-wait"],
-    &["bench", "--duration", "100ms"],
     &["inspect", "k"],
     &["list"],
     &["revoke", "k", "--yes"],

@@ -21,6 +21,8 @@ use serde_json::Value;
 
 /// A ttl that is long enough for a busy machine.
 const TTL: [&str; 2] = ["--ttl", "60s"];
+/// A handle that no node knows.
+const HANDLE: &str = "quorlock1:k:0123456789abcdef0123456789abcdef:1000:1:1";
 
 /// Acquires the lock `k`, and returns its handle.
 fn acquire(masters: &Masters) -> String {
@@ -326,7 +328,7 @@ fn signal_ends_the_wait_for_a_handle() {
 fn signal_ends_the_attempt_to_connect() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://{}", silent.local_addr().unwrap());
-    let running = Running::start(&mut on_urls(&[url], "bench"));
+    let running = Running::start(on_urls(&[url], "extend").arg(HANDLE));
     let _connection = silent.accept().unwrap();
     let sent = Instant::now();
     running.signal(Signal::TERM);
