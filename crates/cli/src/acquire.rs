@@ -1,18 +1,22 @@
+//! `quorlock acquire`.
+
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use quorlock_client::Quorum;
 
-use crate::args::{DEFAULT_TTL, KindArgs, WaitArgs, check_key, check_ttl};
+use crate::acquisition::{
+    self, DEFAULT_TTL, FLUSH_LIMIT, KindArgs, WaitArgs, check_ttl, exit_code_for,
+    waiting_cannot_help,
+};
 use crate::config::Defaults;
-use crate::duration::duration;
 use crate::handle::{self, HandleOutput};
 use crate::nodes::{self, NodeArgs};
-use crate::run::{self, FLUSH_LIMIT, exit_code_for, waiting_cannot_help};
+use crate::output::say;
 use crate::signals::Signals;
-use crate::{advice, exit, say};
+use crate::values::duration;
+use crate::{advice, exit, values};
 
 /// Acquires a lock for a script, and prints its handle.
 ///
@@ -29,7 +33,7 @@ use crate::{advice, exit, say};
 )]
 pub(crate) struct Acquire {
     /// The lock's name: the key on every node
-    #[arg(value_parser = OsStringValueParser::new().try_map(check_key))]
+    #[arg(value_parser = values::key_parser())]
     key: OsString,
 
     #[command(flatten)]
@@ -103,8 +107,8 @@ async fn acquire_and_print(
     let ttl = check_ttl(args.ttl.or(defaults.ttl).unwrap_or(DEFAULT_TTL))?;
     let owner = args.owner.or(defaults.owner).unwrap_or_else(handle::default_owner);
     let builder = args.kind.lock(quorum, &args.key).ttl(ttl).owner(owner);
-    let acquiring = Box::pin(run::acquire(builder, called_at, wait, false));
-    match run::comparing_permits(quorum, &args.key, args.kind.permits, acquiring).await {
+    let acquiring = Box::pin(acquisition::acquire(builder, called_at, wait, false));
+    match acquisition::comparing_permits(quorum, &args.key, args.kind.permits, acquiring).await {
         Ok(lock) => {
             args.format.detach_and_print(quorum, lock).await?;
             Ok(ExitCode::SUCCESS)

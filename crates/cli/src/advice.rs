@@ -3,7 +3,7 @@
 use anyhow::anyhow;
 use quorlock_client::{AcquireError, AttachError, Holder, NodeAnswers, NodeError, ReleaseError};
 
-use crate::duration::text_of_ms;
+use crate::values::text_of_ms;
 
 /// Names the option to change if a node refused the ttl as too long.
 pub(crate) fn acquire_error(error: AcquireError) -> anyhow::Error {

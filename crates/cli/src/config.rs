@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserializer, SeqAccess, Visitor};
 
-use crate::duration;
+use crate::values;
 
 const SYSTEM_FILE: &str = "/etc/quorlock.toml";
 /// The file of a user, in `XDG_CONFIG_HOME` or `~/.config`.
@@ -47,9 +47,9 @@ pub(crate) struct Tls {
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Defaults {
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(deserialize_with = "values::deserialize")]
     pub(crate) ttl: Option<Duration>,
-    #[serde(deserialize_with = "duration::deserialize")]
+    #[serde(deserialize_with = "values::deserialize")]
     pub(crate) wait: Option<Duration>,
     pub(crate) owner: Option<String>,
 }

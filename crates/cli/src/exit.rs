@@ -22,20 +22,6 @@ pub(crate) const FAILED: u8 = 125;
 pub(crate) const CANNOT_RUN: u8 = 126;
 pub(crate) const NOT_FOUND: u8 = 127;
 
-pub(crate) const RUN_HELP: &str = "Exit codes:
-  the command's own, or 128 + the signal that killed it;
-  128 + the signal that ended the wait for the lock
-  120  the lock was lost; the command was stopped, or not started
-  121  another client holds the lock; the command was not started (-E replaces
-       this code)
-  122  no majority of the masters voted in time, and waiting may help: some
-       are down, slow or abstain; the command was not started
-  125  quorlock itself failed, its arguments are not understood, or too many
-       masters fail permanently: a wrong password, an unknown certificate,
-       no module, a replica
-  126  the command could not be run
-  127  the command was not found";
-
 /// Returns the exit code of a subcommand that got no majority. `errors` has the error of each node
 /// that failed, out of `nodes`: with too many permanent ones, waiting cannot help.
 pub(crate) fn without_majority<'a>(

@@ -1,17 +1,19 @@
+//! `quorlock extend`.
+
 use std::process::ExitCode;
 use std::time::Duration;
 
 use quorlock_client::{AttachError, DetachedLock, NodeAnswers, Quorum};
 use quorlock_core::quorum::Majority;
 
-use crate::args::check_ttl;
-use crate::duration::duration;
+use crate::acquisition::{FLUSH_LIMIT, check_ttl};
 use crate::handle::{HandleArg, HandleOutput};
 use crate::lock_renewer::revoked_nodes;
 use crate::nodes::{self, NodeArgs};
-use crate::run::FLUSH_LIMIT;
+use crate::output::say;
 use crate::signals::Signals;
-use crate::{advice, exit, say};
+use crate::values::duration;
+use crate::{advice, exit};
 
 /// Extends a lock of `quorlock acquire` to last for its ttl from now, and prints its new handle.
 ///

@@ -1,22 +1,22 @@
-//! `quorlock inspect`.
+//! `quorlock inspect`: one lock, or all slots of a semaphore.
 
 use std::ffi::OsString;
+use std::fmt::Write as _;
 use std::os::unix::ffi::OsStringExt as _;
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use clap::builder::{OsStringValueParser, TypedValueParser as _};
-use quorlock_client::{
-    Fence, HeldLock, InspectError, Inspection, LeaseInfo, LockMode, LockState, NodeInspection,
-    WaiterInfo,
+use quorlock_client::{Inspection, Quorum, WaiterInfo};
+use serde_json::{Value, json};
+
+use crate::acquisition::warn_of_larger;
+use crate::locks::{
+    Summary, answers, key_json, lease_of, leases, longest_queue, nodes_json, queue_json, text,
+    waiters_text,
 };
-use quorlock_core::quorum::Majority;
-use serde::Serialize;
-
-use crate::args::check_key;
 use crate::nodes::{self, NodeArgs};
-use crate::output::{self, escape_short, ms, or_dash, table, time, with_plural};
-use crate::{exit, say, semaphore};
+use crate::output::{self, escape_short, or_dash, time, with_plural};
+use crate::table::table;
+use crate::{exit, values};
 
 /// Shows the holder of a lock: since when, until when, on which nodes, and the waiters.
 ///
@@ -25,7 +25,7 @@ use crate::{exit, say, semaphore};
 #[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Inspect {
     /// The lock's name: the key on every node
-    #[arg(value_parser = OsStringValueParser::new().try_map(check_key))]
+    #[arg(value_parser = values::key_parser())]
     key: OsString,
 
     /// Show the semaphore KEY with N permits: its slots, their holders and the waiters
@@ -51,7 +51,7 @@ pub(crate) async fn inspect(args: Inspect) -> anyhow::Result<ExitCode> {
     let quorum = args.nodes.connect().await?;
     let key = args.key.into_vec();
     if let Some(permits) = args.permits {
-        return semaphore::inspect(&quorum, &key, permits, args.json).await;
+        return inspect_semaphore(&quorum, &key, permits.into(), args.json).await;
     }
     let inspection = match answers(quorum.inspect(&key).await, "")? {
         Ok(inspection) => inspection,
@@ -59,432 +59,120 @@ pub(crate) async fn inspect(args: Inspect) -> anyhow::Result<ExitCode> {
     };
     let summary = Summary::of(&inspection);
     if args.json {
-        output::print(&(output::json(&InspectionJson::new(&key, &inspection, &summary))? + "\n"));
+        let mut shown = key_json(&key, &summary);
+        shown["nodes"] = nodes_json(&inspection);
+        output::print(&output::json(&shown));
     } else {
         output::print(&text(&key, &inspection, &summary));
     }
     Ok(ExitCode::from(summary.code()))
 }
 
-/// Returns what the nodes answered. If no node did, prints the error after `context`, and returns
-/// the exit code.
-pub(crate) fn answers<T>(
-    inspected: Result<T, InspectError>,
-    context: &str,
-) -> anyhow::Result<Result<T, ExitCode>> {
-    let error = match inspected {
-        Ok(answers) => return Ok(Ok(answers)),
-        Err(error) => error,
+async fn inspect_semaphore(
+    quorum: &Quorum,
+    name: &[u8],
+    permits: usize,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    let slots = match answers(quorum.inspect_semaphore(name).await, "")? {
+        Ok(slots) => slots,
+        Err(code) => return Ok(code),
     };
-    let InspectError::NoAnswer { nodes } = &error else { return Err(error.into()) };
-    say(format_args!("{context}{error}"));
-    Ok(Err(exit::no_answer(nodes)))
-}
-
-/// What the answers of the nodes say about a lock.
-pub(crate) struct Summary<'a> {
-    pub(crate) verdict: Verdict,
-    /// `None` if no majority of the nodes has the same lock.
-    pub(crate) held: Option<&'a HeldLock>,
-    /// The time since the first node granted the lock; `None` if no lock is held, or no node says.
-    pub(crate) held_for: Option<Duration>,
-    pub(crate) waiters: u64,
-    pub(crate) queue: Vec<&'a WaiterInfo>,
-    /// The number of keys of the lock, this one included.
-    keys: u64,
-    /// The number of nodes on which the lock is revoked.
-    revoked: usize,
-    nodes: usize,
-    /// The exit code if too few nodes answered.
-    code_without_majority: u8,
-}
-
-/// The state of a lock, as the answers of all nodes show it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    Free,
-    Held,
-    /// The lock is held, and a majority has revoked it.
-    Revoked,
-    /// A majority has a foreign string under the key.
-    Foreign,
-    /// Too few nodes answered.
-    NoMajority,
-    /// A majority answered, and no majority agrees.
-    Divided,
-}
-
-impl Verdict {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Free => "free",
-            Self::Held | Self::Revoked => "held",
-            Self::Foreign => "foreign",
-            Self::NoMajority => "unknown",
-            Self::Divided => "divided",
-        }
+    let semaphore = Semaphore::new(name, permits, &slots);
+    output::print(&if json { output::json(&semaphore.json()) } else { semaphore.text() });
+    if let Some(larger_permits) = semaphore.larger_permits {
+        warn_of_larger(name, permits, larger_permits);
     }
+    Ok(ExitCode::from(semaphore.code()))
 }
 
-/// Returns the leases of all nodes that have one.
-pub(crate) fn leases(inspection: &Inspection) -> impl Iterator<Item = &LeaseInfo> {
-    inspection.nodes.iter().filter_map(lease_of)
-}
-
-/// Returns the lease of a node; `None` if it has none, or did not answer.
-pub(crate) fn lease_of(node: &NodeInspection) -> Option<&LeaseInfo> {
-    node.lease.as_ref().ok()?.as_ref()
-}
-
-impl<'a> Summary<'a> {
-    pub(crate) fn of(inspection: &'a Inspection) -> Self {
-        let nodes = inspection.nodes.len();
-        let majority = Majority::of(nodes).map_or(1, Majority::size);
-        let leases = || leases(inspection);
-        let held = match &inspection.state {
-            LockState::Held(held) => Some(held),
-            LockState::Free | LockState::Unclear => None,
-        };
-        let lease_on = |&node: &usize| lease_of(inspection.nodes.get(node)?);
-        let lock_leases = || held.into_iter().flat_map(|held| &held.nodes).filter_map(lease_on);
-        let revoked = lock_leases().filter(|lease| lease.revoked).count();
-        let foreign = leases().filter(|lease| lease.mode == LockMode::Foreign).count();
-        let answered = inspection.nodes.iter().filter(|node| node.lease.is_ok()).count();
-        let verdict = match inspection.state {
-            LockState::Free => Verdict::Free,
-            LockState::Held(_) if revoked >= majority => Verdict::Revoked,
-            LockState::Held(_) => Verdict::Held,
-            LockState::Unclear if foreign >= majority => Verdict::Foreign,
-            LockState::Unclear if answered < majority => Verdict::NoMajority,
-            LockState::Unclear => Verdict::Divided,
-        };
-        let errors = inspection.nodes.iter().filter_map(|node| node.lease.as_ref().err());
-        Self {
-            verdict,
-            held,
-            held_for: lock_leases().filter_map(|lease| lease.held_for).max(),
-            // A waiter stands in line on every node that it reaches.
-            waiters: leases().map(|lease| lease.waiters).max().unwrap_or(0),
-            queue: longest_queue(leases()),
-            keys: lock_leases().map(|lease| lease.keys).max().unwrap_or(1),
-            revoked,
-            nodes,
-            code_without_majority: exit::without_majority(errors, nodes),
-        }
-    }
-
-    pub(crate) fn code(&self) -> u8 {
-        match self.verdict {
-            Verdict::Held | Verdict::Revoked | Verdict::Foreign => exit::SUCCESS,
-            Verdict::Free => exit::FREE,
-            Verdict::NoMajority => self.code_without_majority,
-            Verdict::Divided => exit::NO_MAJORITY,
-        }
-    }
-
-    pub(crate) fn headline(&self) -> String {
-        match (self.verdict, self.held) {
-            (Verdict::Held | Verdict::Revoked, Some(held)) => {
-                let revoked = if self.verdict == Verdict::Revoked { ", revoked" } else { "" };
-                let (by, on) = (held_by(held), held.nodes.len());
-                format!("{by} on {on} of {} nodes{revoked}", self.nodes)
-            }
-            (Verdict::Free, _) => "free".to_owned(),
-            (Verdict::Foreign, _) => "taken by a program that uses SET".to_owned(),
-            (Verdict::Divided, _) => "unclear: the nodes disagree".to_owned(),
-            _ => "unknown: too few nodes answered".to_owned(),
-        }
-    }
-
-    pub(crate) fn is_shared(&self) -> bool {
-        self.held.is_some_and(|held| held.mode == LockMode::Shared)
-    }
-
-    fn meaning(&self) -> String {
-        let next = match self.waiters {
-            0 => "The next client that asks acquires it",
-            _ => "The first waiter acquires it",
-        };
-        match self.verdict {
-            Verdict::Free => "A client that asks for the lock acquires it.".to_owned(),
-            Verdict::Held if self.revoked > 0 => format!(
-                "An operator has revoked it on {} of {} nodes only: the holder can extend it while the other nodes are a majority.",
-                self.revoked, self.nodes
-            ),
-            Verdict::Held if self.is_shared() => {
-                "Other clients can share it, until a client waits for it exclusively. That client \
-                 acquires it when every holder has released it or stopped extending it."
-                    .to_owned()
-            }
-            Verdict::Held => format!("{next} when the holder releases it or no longer extends it."),
-            Verdict::Revoked => {
-                let holders = if self.is_shared() { "holders" } else { "holder" };
-                format!("The {holders} cannot extend it any more. {next} at the deadline, or earlier if the lock is released.")
-            }
-            Verdict::Foreign => {
-                "No fence and no owner is known. Clients of this lock wait until the key expires or is deleted."
-                    .to_owned()
-            }
-            Verdict::NoMajority => {
-                "A client may hold it: ask again when a majority of the nodes answers.".to_owned()
-            }
-            Verdict::Divided => {
-                "Clients are acquiring or releasing the lock just now, or some nodes have leases of an \
-                 attempt that was not completed. Such leases end by their deadlines."
-                    .to_owned()
-            }
-        }
-    }
-}
-
-fn text(key: &[u8], inspection: &Inspection, summary: &Summary<'_>) -> String {
-    let mut lines = format!("{}: {}\n", escape_short(key), summary.headline());
-    let mut facts = Vec::new();
-    if let Some(held) = summary.held {
-        let fact = |name: &str, value: String| vec![format!("  {name}"), value];
-        if summary.is_shared() {
-            facts.push(fact("holders", holders(held)));
-        }
-        facts.push(fact("fence", held.fence.to_string()));
-        if let Some(since) = summary.held_for {
-            facts.push(fact("since", format!("{} ago", time(since))));
-        }
-        let unless =
-            if summary.verdict == Verdict::Revoked { "" } else { ", unless it is extended" };
-        facts.push(fact("until", format!("{} from now at most{unless}", time(held.at_most))));
-        if summary.keys > 1 {
-            let others = with_plural(summary.keys - 1, "other");
-            facts.push(fact("keys", format!("this one and {others}")));
-        }
-    }
-    if summary.waiters > 0 {
-        facts.push(vec!["  waiting".to_owned(), waiters_text(summary.waiters, &summary.queue)]);
-    }
-    lines.push_str(&table(&facts));
-    lines.push_str(&table(&node_rows(inspection)));
-    lines.push_str(&summary.meaning());
-    lines.push('\n');
-    lines
-}
-
-/// Describes the holders: `held by web-1`, `shared by 3 clients`.
-fn held_by(held: &HeldLock) -> String {
-    match held.mode {
-        LockMode::Shared => format!("shared by {}", with_plural(held.holders, "client")),
-        _ => format!("held by {}", output::owner(held.owner.as_deref())),
-    }
-}
-
-fn holders(held: &HeldLock) -> String {
-    let labels = held.owners.iter().map(|owner| output::owner(owner.as_deref()));
-    number_and_names(held.holders, labels)
-}
-
-/// The queue of the node that names most waiters.
-pub(crate) fn longest_queue<'a>(
-    leases: impl Iterator<Item = &'a LeaseInfo>,
-) -> Vec<&'a WaiterInfo> {
-    let longest = leases.max_by_key(|lease| lease.queue.len());
-    longest.map(|lease| lease.queue.iter().collect()).unwrap_or_default()
-}
-
-/// Lists the waiters that a node names, after the number of all waiters.
-pub(crate) fn waiters_text(all: u64, queue: &[&WaiterInfo]) -> String {
-    number_and_names(all, queue.iter().map(|waiter| waiter_text(waiter)))
-}
-
-/// Formats a number of clients and the known names: `3: web-1, web-2 and 1 more`.
-fn number_and_names(all: u64, names: impl Iterator<Item = String>) -> String {
-    let names: Vec<_> = names.collect();
-    let hidden = all.saturating_sub(names.len() as u64);
-    let more = if hidden > 0 { format!(" and {hidden} more") } else { String::new() };
-    format!("{all}: {}{more}", names.join(", "))
-}
-
-pub(crate) fn waiter_text(waiter: &WaiterInfo) -> String {
-    let owner = output::owner(waiter.owner.as_deref());
-    match &waiter.address {
-        Some(address) => format!("{owner} ({})", escape_short(address)),
-        None => owner,
-    }
-}
-
-fn node_rows(inspection: &Inspection) -> Vec<Vec<String>> {
-    let heading = ["NODE", "STATE", "OWNER", "FENCE", "HELD FOR", "ENDS IN", "WAITING"];
-    let mut rows = vec![heading.map(str::to_owned).to_vec()];
-    for NodeInspection { node, lease, .. } in &inspection.nodes {
-        let mut row = vec![node.clone()];
-        match lease {
-            Ok(Some(lease)) => row.extend(cells(lease)),
-            Ok(None) => row.push("free".to_owned()),
-            Err(error) => row.push(escape_short(error.to_string())),
-        }
-        rows.push(row);
-    }
-    rows
-}
-
-fn cells(lease: &LeaseInfo) -> [String; 6] {
-    let state = match lease.mode {
-        LockMode::Foreign => "foreign",
-        _ if lease.revoked => "revoked",
-        LockMode::Shared => "shared",
-        _ => "held",
-    };
-    [
-        state.to_owned(),
-        or_dash(owners_text(lease)),
-        or_dash(lease.fence.map(|fence| fence.to_string())),
-        or_dash(lease.held_for.map(time)),
-        lease.ttl.map_or_else(|| "never".to_owned(), time),
-        lease.waiters.to_string(),
-    ]
-}
-
-/// Returns the label of the holder; `None` if it has none. For several holders, returns the first
-/// label and the number of the other holders.
-pub(crate) fn owners_text(lease: &LeaseInfo) -> Option<String> {
-    let first = lease.owner.as_ref().map(escape_short);
-    match lease.holders {
-        0 | 1 => first,
-        all => Some(format!("{} +{}", or_dash(first), all - 1)),
-    }
-}
-
-/// What `--json` prints.
-#[derive(Serialize)]
-struct InspectionJson<'a> {
-    #[serde(flatten)]
-    key: KeyJson<'a>,
-    nodes: Vec<NodeJson<'a>>,
-}
-
-/// A key and its lock, as the answers of all nodes show them.
-#[derive(Serialize)]
-pub(crate) struct KeyJson<'a> {
-    key: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    key_hex: Option<String>,
-    state: &'static str,
-    revoked: bool,
-    /// `exclusive` or `shared`.
-    mode: Option<&'static str>,
-    owner: Option<&'a str>,
-    holders: u64,
-    owners: Vec<Option<&'a str>>,
-    fence: Option<u64>,
-    held_ms: Option<u64>,
-    since_unix_ms: Option<u64>,
-    /// See [`HeldLock::at_most`].
-    at_most_ms: Option<u64>,
-    keys: u64,
+struct Semaphore<'a> {
+    name: &'a [u8],
+    permits: usize,
+    /// The key of each slot that is shown, and the state of its lock.
+    slots: Vec<(&'a [u8], Summary<'a>)>,
+    /// A lower bound for the permits that another client gives this semaphore; `None` if no client
+    /// gives more than `permits`, as far as the nodes show.
+    larger_permits: Option<usize>,
+    /// A lower bound for the number of clients that wait.
     waiters: u64,
-    queue: Vec<WaiterJson<'a>>,
-    meaning: String,
+    queue: Vec<&'a WaiterInfo>,
 }
 
-#[derive(Serialize)]
-pub(crate) struct WaiterJson<'a> {
-    owner: Option<&'a str>,
-    client: Option<&'a str>,
-    user: Option<&'a str>,
-    address: Option<&'a str>,
-}
-
-#[derive(Default, Serialize)]
-struct NodeJson<'a> {
-    node: &'a str,
-    state: &'static str,
-    error: Option<String>,
-    mode: Option<&'static str>,
-    owner: Option<&'a str>,
-    holders: u64,
-    owners: Vec<Option<&'a str>>,
-    fence: Option<u64>,
-    held_ms: Option<u64>,
-    ttl_ms: Option<u64>,
-    waiters: u64,
-    revoked: bool,
-}
-
-fn mode(mode: LockMode) -> Option<&'static str> {
-    match mode {
-        LockMode::Exclusive => Some("exclusive"),
-        LockMode::Shared => Some("shared"),
-        _ => None,
+impl<'a> Semaphore<'a> {
+    /// Takes the keys and inspections of all 64 slots, also of the slots beyond `permits`.
+    fn new(name: &'a [u8], permits: usize, slots: &'a [(Vec<u8>, Inspection)]) -> Self {
+        let last = slots.iter().rposition(|(_, slot)| leases(slot).next().is_some());
+        let larger_permits = last.map(|last| last + 1).filter(|used| *used > permits);
+        // Includes the slots of clients with more permits, so that `held` counts them too.
+        let shown = &slots[..larger_permits.unwrap_or(permits).min(slots.len())];
+        let (waiters, queue) = waiters(shown);
+        let slots = shown.iter().map(|(key, slot)| (&**key, Summary::of(slot))).collect();
+        Self { name, permits, slots, larger_permits, waiters, queue }
     }
-}
 
-fn texts(labels: &[Option<String>]) -> Vec<Option<&str>> {
-    labels.iter().map(Option::as_deref).collect()
-}
+    /// Returns how many slots have this exit code.
+    fn count(&self, code: u8) -> usize {
+        self.slots.iter().filter(|(_, slot)| slot.code() == code).count()
+    }
 
-impl<'a> InspectionJson<'a> {
-    fn new(key: &[u8], inspection: &'a Inspection, summary: &Summary<'a>) -> Self {
-        Self {
-            key: KeyJson::new(key, summary),
-            nodes: inspection.nodes.iter().map(NodeJson::new).collect(),
+    fn held(&self) -> usize {
+        self.count(exit::SUCCESS)
+    }
+
+    /// Returns the first of these codes that a slot has: held, failed, unknown, free.
+    fn code(&self) -> u8 {
+        let codes = [exit::SUCCESS, exit::FAILED, exit::NO_MAJORITY];
+        codes.into_iter().find(|code| self.count(*code) > 0).unwrap_or(exit::FREE)
+    }
+
+    fn text(&self) -> String {
+        let (held, permits) = (self.held(), with_plural(self.permits as u64, "permit"));
+        let mut text = format!("{}: {held} of {permits} held\n", escape_short(self.name));
+        if self.waiters > 0 {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "  waiting  {}", waiters_text(self.waiters, &self.queue));
         }
+        let heading = ["SLOT", "KEY", "STATE", "FENCE", "HELD FOR", "ENDS IN"];
+        let mut rows = vec![heading.map(str::to_owned).to_vec()];
+        for (index, (key, slot)) in self.slots.iter().enumerate() {
+            rows.push(vec![
+                index.to_string(),
+                escape_short(key),
+                slot.headline(),
+                or_dash(slot.held.map(|held| held.fence.to_string())),
+                or_dash(slot.held_for.map(time)),
+                or_dash(slot.held.map(|held| time(held.at_most))),
+            ]);
+        }
+        text + &table(&rows)
+    }
+
+    fn json(&self) -> Value {
+        let slots: Value = self.slots.iter().map(|(key, slot)| key_json(key, slot)).collect();
+        let mut shown = json!({
+            "name": String::from_utf8_lossy(self.name),
+            "permits": self.permits,
+            "held": self.held(),
+            "larger_permits": self.larger_permits,
+            "waiters": self.waiters,
+            "queue": queue_json(&self.queue),
+            "slots": slots,
+        });
+        if let Some(hex) = output::key_hex(self.name) {
+            shown["name_hex"] = hex.into();
+        }
+        shown
     }
 }
 
-impl<'a> WaiterJson<'a> {
-    pub(crate) fn new(waiter: &'a WaiterInfo) -> Self {
-        Self {
-            owner: waiter.owner.as_deref(),
-            client: waiter.client.as_deref(),
-            user: waiter.user.as_deref(),
-            address: waiter.address.as_deref(),
-        }
-    }
-}
-
-impl<'a> KeyJson<'a> {
-    pub(crate) fn new(key: &[u8], summary: &Summary<'a>) -> Self {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self {
-            key: String::from_utf8_lossy(key).into_owned(),
-            key_hex: output::key_hex(key),
-            state: summary.verdict.name(),
-            revoked: summary.verdict == Verdict::Revoked,
-            mode: summary.held.and_then(|held| mode(held.mode)),
-            owner: summary.held.and_then(|held| held.owner.as_deref()),
-            holders: summary.held.map_or(0, |held| held.holders),
-            owners: summary.held.map_or_else(Vec::new, |held| texts(&held.owners)),
-            fence: summary.held.map(|held| held.fence.get()),
-            held_ms: summary.held_for.map(ms),
-            since_unix_ms: summary.held_for.map(|since| ms(now.saturating_sub(since))),
-            at_most_ms: summary.held.map(|held| ms(held.at_most)),
-            keys: summary.keys,
-            waiters: summary.waiters,
-            queue: summary.queue.iter().map(|waiter| WaiterJson::new(waiter)).collect(),
-            meaning: summary.meaning(),
-        }
-    }
-}
-
-impl<'a> NodeJson<'a> {
-    fn new(inspected: &'a NodeInspection) -> Self {
-        let of_node = Self { node: &inspected.node, ..Self::default() };
-        let lease = match &inspected.lease {
-            Err(error) => {
-                return Self { state: "failed", error: Some(error.to_string()), ..of_node };
-            }
-            Ok(None) => return Self { state: "free", ..of_node },
-            Ok(Some(lease)) => lease,
-        };
-        Self {
-            state: if lease.mode == LockMode::Foreign { "foreign" } else { "held" },
-            mode: mode(lease.mode),
-            owner: lease.owner.as_deref(),
-            holders: lease.holders,
-            owners: texts(&lease.owners),
-            fence: lease.fence.map(Fence::get),
-            held_ms: lease.held_for.map(ms),
-            ttl_ms: lease.ttl.map(ms),
-            waiters: lease.waiters,
-            revoked: lease.revoked,
-            ..of_node
-        }
-    }
+/// Returns a lower bound for the number of clients that wait, and the clients that a node lists.
+///
+/// A client stands in line on every node that it reaches, and there in the queue of every slot that
+/// it accepts. Therefore only the longest queue counts. A client that waits only in shorter ones is
+/// not counted.
+fn waiters(slots: &[(Vec<u8>, Inspection)]) -> (u64, Vec<&WaiterInfo>) {
+    let nodes = || slots.iter().flat_map(|(_, slot)| &slot.nodes);
+    let leases = || nodes().filter_map(|node| lease_of(node));
+    (leases().map(|lease| lease.waiters).max().unwrap_or(0), longest_queue(leases()))
 }

@@ -4,16 +4,16 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 use std::process::ExitCode;
 
-use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use quorlock_client::{ListedLock, ScanError};
 use quorlock_core::client::limits::LISTED_MAX;
 use quorlock_core::quorum::Majority;
-use serde::Serialize;
+use serde_json::{Value, json};
 
-use crate::inspect::{KeyJson, Summary, Verdict};
+use crate::locks::{Summary, Verdict, key_json};
 use crate::nodes::{self, NodeArgs};
-use crate::output::{self, escape_short, or_dash, table, time, with_plural};
-use crate::{args, exit, say};
+use crate::output::{self, escape_short, or_dash, say, time, with_plural};
+use crate::table::table;
+use crate::{exit, values};
 
 const LIMIT_DEFAULT: u32 = 1000;
 
@@ -26,7 +26,7 @@ const LIMIT_DEFAULT: u32 = 1000;
 pub(crate) struct List {
     /// The keys to list, as a SCAN pattern with *, ?, [a-c], [^a-c] and \. Without it, all keys
     #[arg(default_value = "*", hide_default_value = true)]
-    #[arg(value_parser = OsStringValueParser::new().try_map(args::check_pattern))]
+    #[arg(value_parser = values::pattern_parser())]
     pattern: OsString,
 
     /// Print JSON: one object, with times in milliseconds
@@ -59,22 +59,25 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
         }
         Err(error) => return Err(error.into()),
     };
-    let failed = list.nodes.iter().filter_map(|(node, error)| Some((node, error.as_ref()?)));
     let failed: Vec<_> =
-        failed.map(|(node, error)| Failed { node, error: error.to_string() }).collect();
+        list.nodes.iter().filter_map(|(node, error)| Some((node, error.as_ref()?))).collect();
     let has_majority =
         Majority::of(list.nodes.len()).is_some_and(|majority| failed.len() <= majority.spare());
     let summaries = list.locks.iter().map(|listed| (listed, Summary::of(&listed.lock)));
     if args.json {
-        let locks = summaries.map(|(lock, summary)| KeyJson::new(&lock.key, &summary)).collect();
-        let printed = Printed { locks, truncated: list.is_truncated, failed };
-        output::print(&(output::json(&printed)? + "\n"));
+        let locks: Value = summaries.map(|(lock, summary)| key_json(&lock.key, &summary)).collect();
+        let failed =
+            failed.iter().map(|(node, error)| json!({ "node": node, "error": error.to_string() }));
+        let failed: Value = failed.collect();
+        let shown = json!({ "locks": locks, "truncated": list.is_truncated, "failed": failed });
+        output::print(&output::json(&shown));
     } else {
         let heading = ["KEY", "STATE", "FENCE", "ENDS IN", "WAITING"].map(str::to_owned).to_vec();
         let rows: Vec<_> = std::iter::once(heading).chain(summaries.map(row)).collect();
         output::print(&table(&rows));
-        for Failed { node, error } in failed {
-            say(format_args!("the list of {node} may lack locks: {}", escape_short(error)));
+        for (node, error) in &failed {
+            let error = escape_short(error.to_string());
+            say(format_args!("the list of {node} may lack locks: {error}"));
         }
     }
     if list.is_truncated {
@@ -85,7 +88,7 @@ pub(crate) async fn list(args: List) -> anyhow::Result<ExitCode> {
     if has_majority {
         return Ok(ExitCode::SUCCESS);
     }
-    let errors = list.nodes.iter().filter_map(|(_, error)| error.as_ref());
+    let errors = failed.into_iter().map(|(_, error)| error);
     Ok(ExitCode::from(exit::without_majority(errors, list.nodes.len())))
 }
 
@@ -105,18 +108,4 @@ fn state(summary: &Summary<'_>) -> String {
         Verdict::Free => "on a minority of the nodes only".to_owned(),
         _ => summary.headline(),
     }
-}
-
-/// What `--json` prints.
-#[derive(Serialize)]
-struct Printed<'a> {
-    locks: Vec<KeyJson<'a>>,
-    truncated: bool,
-    failed: Vec<Failed<'a>>,
-}
-
-#[derive(Serialize)]
-struct Failed<'a> {
-    node: &'a str,
-    error: String,
 }

@@ -1,7 +1,6 @@
 //! Renews and checks the lock while the command runs.
 
 use std::future::pending;
-use std::thread;
 use std::time::Duration;
 
 use quorlock_client::{
@@ -11,8 +10,8 @@ use quorlock_core::quorum::Moment;
 use quorlock_core::{Confirmation, LockCheck};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-use crate::output::time;
-use crate::{clock, say};
+use crate::clock;
+use crate::output::{say_in_background, time};
 
 const CHECKS_PER_TTL: u32 = 20;
 
@@ -125,10 +124,4 @@ fn revoked_on(error: &ExtendError) -> String {
 pub(crate) fn revoked_nodes(nodes: &NodeAnswers) -> impl Iterator<Item = &str> {
     let revoked = nodes.failed().filter(|(_, error)| matches!(error, NodeError::Revoked { .. }));
     revoked.map(|(node, _)| node)
-}
-
-/// Prints a message in the background: a blocked standard error must not delay what the program
-/// does with its lock.
-pub(crate) fn say_in_background(message: String) {
-    thread::spawn(move || say(message));
 }

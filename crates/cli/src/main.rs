@@ -1,35 +1,27 @@
 //! `quorlock`: runs a program under a lock that a majority of Redis or Valkey masters grants.
 //!
-//! - [`args`]: the command line.
-//! - [`nodes`]: the list of nodes and the connection to them; [`endpoint`]: one node of the list.
-//! - [`config`]: configuration files.
-//! - [`acquire`], [`extend`], [`release`]: the subcommands for scripts. They pass a lock on as a
-//!   [`handle`].
-//! - [`inspect`], [`list`], [`revoke`]: the subcommands for operators. [`semaphore`] shows all
-//!   slots of a semaphore.
-//! - [`output`]: what a terminal shows: escaped text, times, tables, JSON.
-//! - [`advice`]: errors that name the option to change.
-//! - [`duration`]: times on the command line and in configuration files.
-//! - [`run`]: `quorlock run`.
-//! - [`lock_renewer`]: renews and checks the lock of `quorlock run`.
-//! - [`watchdog`]: the process that starts the command of `quorlock run` and stops it in time.
-//! - [`process_tree`]: the command and everything that it started.
-//! - [`clock`]: the clocks that measure a validity.
-//! - [`signals`]: the signals that this program handles.
-//! - [`up`]: `quorlock up`.
-//! - [`fleet`]: the state of each node; [`status`] shows it, [`doctor`] finds faults, [`exporter`]
-//!   serves figures to Prometheus, [`top`] shows the locks, and [`restart_nodes`] restarts the
-//!   nodes one at a time.
-//! - [`exit`]: the exit codes.
-//! - [`manual`]: man pages and shell completions.
+//! Each subcommand has a module with its options. What several of them share is below them:
+//!
+//! - [`run`]: with [`lock_renewer`], which renews and checks the lock, [`watchdog`], the process
+//!   that starts the command and stops it in time, and [`process_tree`], all that it started.
+//! - [`acquire`], [`extend`], [`release`]: for scripts. They pass a lock on as a [`handle`].
+//! - [`inspect`], [`list`], [`revoke`]: for operators. [`locks`] says what the nodes answer about a
+//!   lock.
+//! - [`status`], [`doctor`], [`exporter`], [`top`], [`restart_nodes`]: the state of each node.
+//!   [`fleet`] asks for it, and makes one snapshot for all of them.
+//! - [`up`]: local masters. [`manual`]: man pages and shell completions.
+//! - [`acquisition`]: how a lock is acquired; [`advice`]: errors that name the option to change.
+//! - [`nodes`]: the list of nodes, and the connection to them; [`endpoint`]: one node of the list;
+//!   [`config`]: configuration files.
+//! - [`values`], [`exit`]: names, times and exit codes; [`output`], [`table`]: what is printed;
+//!   [`clock`], [`signals`]: what the system provides.
 
 mod acquire;
+mod acquisition;
 mod advice;
-mod args;
 mod clock;
 mod config;
 mod doctor;
-mod duration;
 mod endpoint;
 mod exit;
 mod exporter;
@@ -39,6 +31,7 @@ mod handle;
 mod inspect;
 mod list;
 mod lock_renewer;
+mod locks;
 mod manual;
 mod nodes;
 mod output;
@@ -47,22 +40,54 @@ mod release;
 mod restart_nodes;
 mod revoke;
 mod run;
-mod semaphore;
 mod signals;
 mod status;
+mod table;
 mod top;
 mod up;
+mod values;
 mod watchdog;
 
 use std::env;
-use std::fmt::Display;
-use std::io::{Write as _, stderr};
 use std::process::ExitCode;
 
-use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
-use crate::args::{Args, SubcommandArgs};
+use crate::output::say;
+
+/// Distributed locks on a majority of Redis or Valkey masters.
+#[derive(Parser)]
+#[command(
+    name = "quorlock",
+    version,
+    after_help = TRY_IT,
+    after_long_help = [nodes::HELP, TRY_IT].join("\n\n"),
+)]
+struct Args {
+    #[command(subcommand)]
+    subcommand: Subcommands,
+}
+
+const TRY_IT: &str =
+    "To try it out: `quorlock up` in one terminal, `quorlock run KEY -- COMMAND` in another.";
+
+#[derive(Subcommand)]
+enum Subcommands {
+    Run(run::Run),
+    Acquire(acquire::Acquire),
+    Extend(extend::Extend),
+    Release(release::Release),
+    Inspect(inspect::Inspect),
+    List(list::List),
+    Revoke(revoke::Revoke),
+    Status(status::Status),
+    Doctor(doctor::Doctor),
+    Top(top::Top),
+    Exporter(exporter::Exporter),
+    RestartNodes(restart_nodes::RestartNodes),
+    Up(up::Up),
+}
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -72,7 +97,7 @@ async fn main() -> ExitCode {
             return finish(watchdog::main(words.collect()).await);
         }
         Some(subcommand) if subcommand == manual::SUBCOMMAND => {
-            return finish(manual::main(&words.collect::<Vec<_>>()));
+            return finish(manual::main(Args::command(), &words.collect::<Vec<_>>()));
         }
         _ => {}
     }
@@ -93,19 +118,19 @@ async fn main() -> ExitCode {
         }
     };
     finish(match args.subcommand {
-        SubcommandArgs::Run(args) => run::run(args).await,
-        SubcommandArgs::Acquire(args) => acquire::acquire(args).await,
-        SubcommandArgs::Extend(args) => extend::extend(args).await,
-        SubcommandArgs::Release(args) => release::release(args).await,
-        SubcommandArgs::Inspect(args) => inspect::inspect(args).await,
-        SubcommandArgs::List(args) => list::list(args).await,
-        SubcommandArgs::Revoke(args) => revoke::revoke(args).await,
-        SubcommandArgs::Status(args) => status::status(args).await,
-        SubcommandArgs::Doctor(args) => doctor::doctor(args).await,
-        SubcommandArgs::Exporter(args) => exporter::exporter(args).await,
-        SubcommandArgs::Top(args) => top::top(args).await,
-        SubcommandArgs::RestartNodes(args) => restart_nodes::restart_nodes(args).await,
-        SubcommandArgs::Up(args) => up::up(args).await,
+        Subcommands::Run(args) => run::run(args).await,
+        Subcommands::Acquire(args) => acquire::acquire(args).await,
+        Subcommands::Extend(args) => extend::extend(args).await,
+        Subcommands::Release(args) => release::release(args).await,
+        Subcommands::Inspect(args) => inspect::inspect(args).await,
+        Subcommands::List(args) => list::list(args).await,
+        Subcommands::Revoke(args) => revoke::revoke(args).await,
+        Subcommands::Status(args) => status::status(args).await,
+        Subcommands::Doctor(args) => doctor::doctor(args).await,
+        Subcommands::Exporter(args) => exporter::exporter(args).await,
+        Subcommands::Top(args) => top::top(args).await,
+        Subcommands::RestartNodes(args) => restart_nodes::restart_nodes(args).await,
+        Subcommands::Up(args) => up::up(args).await,
     })
 }
 
@@ -130,9 +155,20 @@ fn finish(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     })
 }
 
-/// Prints a message on standard error, with control characters escaped. Standard output is only for
-/// results and for the command of `quorlock run`.
-fn say(message: impl Display) {
-    // Standard error may be closed.
-    let _ = writeln!(stderr(), "quorlock: {}", output::escape_lines(&message.to_string()));
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_line_is_valid_and_every_argument_has_a_help_text() {
+        let mut command = Args::command();
+        command.build();
+        command.clone().debug_assert();
+        for subcommand in command.get_subcommands().filter(|of| of.get_name() != "help") {
+            for argument in subcommand.get_arguments() {
+                let name = (subcommand.get_name(), argument.get_id());
+                assert!(argument.get_help().is_some(), "{name:?}");
+            }
+        }
+    }
 }

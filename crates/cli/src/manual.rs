@@ -7,12 +7,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
-use clap::{Command, CommandFactory as _};
+use clap::Command;
 use clap_complete::{Shell, generate_to};
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
-
-use crate::args::Args;
 
 /// The shells whose completions have a folder in Linux packages.
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Fish, Shell::Zsh];
@@ -21,15 +19,14 @@ const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Fish, Shell::Zsh];
 pub(crate) const SUBCOMMAND: &str = "__manual";
 
 /// Writes the pages to DIR/man and the completions to DIR/completions.
-pub(crate) fn main(words: &[OsString]) -> anyhow::Result<ExitCode> {
+pub(crate) fn main(program: Command, words: &[OsString]) -> anyhow::Result<ExitCode> {
     let [folder] = words else { bail!("name the folder to write to: quorlock {SUBCOMMAND} DIR") };
     let folder = Path::new(folder);
-    write(folder).with_context(|| format!("cannot write to {}", folder.display()))?;
+    write(program, folder).with_context(|| format!("cannot write to {}", folder.display()))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn write(folder: &Path) -> io::Result<()> {
-    let mut program = Args::command();
+fn write(mut program: Command, folder: &Path) -> io::Result<()> {
     let completions = folder.join("completions");
     fs::create_dir_all(&completions)?;
     for shell in SHELLS {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{self, ConfigFile, Defaults, Loaded, Tls};
 use crate::endpoint::Endpoint;
-use crate::say;
+use crate::output::say;
 
 /// The variables that may contain a password. `quorlock run` hides them from its command.
 pub(crate) const SECRET_VARIABLES: [&str; 2] = [NODES_VARIABLE, PASSWORD_VARIABLE];

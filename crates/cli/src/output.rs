@@ -1,13 +1,13 @@
-//! Formats output for a terminal: text of servers and clients, times, tables and JSON.
+//! What the program prints: messages, text of servers and clients, times and JSON.
 
-use std::fmt::Write as _;
-use std::io::{Write as _, stdout};
+use std::fmt::{Display, Write as _};
+use std::io::{Write as _, stderr, stdout};
+use std::thread;
 use std::time::Duration;
 
+use anyhow::Context as _;
 pub(crate) use quorlock_core::time_in_units as time;
-use serde::Serialize;
-
-use crate::fleet::text::width;
+use serde_json::Value;
 
 /// After how many characters [`escape_short`] cuts a text.
 const SHOWN_MAX: usize = 200;
@@ -74,33 +74,33 @@ pub(crate) fn with_plural(number: u64, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Formats rows as lines whose columns are two spaces apart. The last cell of a row may be a long
-/// text, and does not make its column wider.
-pub(crate) fn table(rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
-    let column_width = |column: usize| {
-        let cells = rows.iter().filter(|row| row.len() > column + 1).map(|row| width(&row[column]));
-        cells.max().unwrap_or_default()
-    };
-    let widths: Vec<_> = (0..columns).map(column_width).collect();
-    let mut lines = String::new();
-    for row in rows {
-        let pad = |(cell, column_width): (&String, &usize)| {
-            cell.clone() + &" ".repeat(column_width.saturating_sub(width(cell)))
-        };
-        let cells = row.iter().zip(&widths).map(pad);
-        let line = cells.collect::<Vec<_>>().join("  ");
-        lines.push_str(line.trim_end());
-        lines.push('\n');
+/// Formats a time with at least two digits: `0.4 ms`, `12 ms`, `1.5 s`, `41 s`.
+#[expect(clippy::cast_precision_loss, reason = "it is shown with three digits")]
+pub(crate) fn short_time(time: Duration) -> String {
+    match time.as_micros() as f64 {
+        us if us < 9_950.0 => format!("{:.1} ms", us / 1e3),
+        us if us < 999_500.0 => format!("{:.0} ms", us / 1e3),
+        us if us < 9_950_000.0 => format!("{:.1} s", us / 1e6),
+        us => format!("{:.0} s", us / 1e6),
     }
-    lines
+}
+
+/// Formats an offset with its sign. An offset that rounds to zero has no sign.
+pub(crate) fn signed_time(us: i64) -> String {
+    let shown = short_time(Duration::from_micros(us.unsigned_abs()));
+    let sign = match us {
+        _ if shown == short_time(Duration::ZERO) => "",
+        us if us < 0 => "-",
+        _ => "+",
+    };
+    format!("{sign}{shown}")
 }
 
 /// Formats a value as JSON in one line. Escapes characters that are not printable, so that the line
 /// is safe for a terminal.
-pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<String> {
+pub(crate) fn json(value: &Value) -> String {
     let mut shown = String::new();
-    for char in serde_json::to_string(value)?.chars() {
+    for char in value.to_string().chars() {
         let is_plain =
             matches!(char, ' '..='~') || (!char.is_ascii() && char.escape_debug().len() == 1);
         if is_plain {
@@ -111,13 +111,32 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<String> {
             }
         }
     }
-    Ok(shown)
+    shown + "\n"
 }
 
 /// Prints a result. Ignores write errors: standard output may be closed.
 pub(crate) fn print(text: &str) {
-    let _ = stdout().write_all(text.as_bytes());
-    let _ = stdout().flush();
+    let _ = try_print(text, "");
+}
+
+/// Prints a result, or returns an error that names it.
+pub(crate) fn try_print(text: &str, what: &str) -> anyhow::Result<()> {
+    let mut stdout = stdout().lock();
+    let printed = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    printed.with_context(|| format!("cannot print {what}"))
+}
+
+/// Prints a message on standard error, with control characters escaped. Standard output is only for
+/// results and for the command of `quorlock run`.
+pub(crate) fn say(message: impl Display) {
+    // Standard error may be closed.
+    let _ = writeln!(stderr(), "quorlock: {}", escape_lines(&message.to_string()));
+}
+
+/// Prints a message in the background: a blocked standard error must not delay what the program
+/// does with its lock.
+pub(crate) fn say_in_background(message: String) {
+    thread::spawn(move || say(message));
 }
 
 /// Returns the bytes of a key in hexadecimal, if they are not UTF-8.
@@ -189,22 +208,23 @@ mod tests {
     #[test]
     fn json_cannot_control_the_terminal() {
         let text = "\u{1b}[2J \u{202e} \u{9b} \u{e0041} ü \" \\ \n";
-        let shown = json(&text).unwrap();
-        assert!(shown.chars().all(|char| char == 'ü' || matches!(char, ' '..='~')), "{shown}");
-        assert_eq!(serde_json::from_str::<String>(&shown).unwrap(), text);
+        let shown = json(&text.into());
+        let line = shown.strip_suffix('\n').unwrap();
+        assert!(line.chars().all(|char| char == 'ü' || matches!(char, ' '..='~')), "{shown}");
+        assert_eq!(serde_json::from_str::<String>(line).unwrap(), text);
     }
 
     #[test]
-    fn columns_fit_every_cell_but_the_last_of_a_row() {
-        let rows = [
-            ["NODE", "STATE", "OWNER"].as_slice(),
-            &["東京:6379", "held", "web-1"],
-            &["b", "a longer text"],
-        ];
-        let rows = rows.map(|row| row.iter().map(|&cell| cell.to_owned()).collect::<Vec<_>>());
-        assert_eq!(
-            table(&rows),
-            "NODE       STATE  OWNER\n東京:6379  held   web-1\nb          a longer text\n"
-        );
+    fn times_have_few_digits() {
+        for (us, shown) in [
+            (400, "+0.4 ms"),
+            (-12_340, "-12 ms"),
+            (999_600, "+1.0 s"),
+            (1_500_000, "+1.5 s"),
+            (41_000_000, "+41 s"),
+            (-40, "0.0 ms"),
+        ] {
+            assert_eq!(signed_time(us), shown);
+        }
     }
 }

@@ -1,11 +1,14 @@
+//! `quorlock release`.
+
 use std::process::ExitCode;
 
 use quorlock_client::{ReleaseError, Released};
 
+use crate::acquisition::FLUSH_LIMIT;
 use crate::handle::HandleArg;
 use crate::nodes::{self, NodeArgs};
-use crate::run::FLUSH_LIMIT;
-use crate::{advice, exit, say};
+use crate::output::say;
+use crate::{advice, exit};
 
 /// Releases a lock of `quorlock acquire`.
 #[derive(clap::Args)]

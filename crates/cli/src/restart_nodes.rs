@@ -6,11 +6,12 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 use tokio::time::{Instant, sleep};
 
-use crate::duration::{duration, text_of_ms};
 use crate::endpoint::Endpoint;
-use crate::fleet::{Fleet, FleetArgs, Report, State};
+use crate::fleet::{Fleet, FleetArgs, Snapshot, State};
 use crate::nodes::SECRET_VARIABLES;
-use crate::{exit, nodes, say, status};
+use crate::output::say;
+use crate::values::{duration, text_of_ms};
+use crate::{exit, nodes};
 
 const LIMIT_DEFAULT: &str = "10m";
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -68,32 +69,33 @@ pub(crate) async fn restart_nodes(args: RestartNodes) -> anyhow::Result<ExitCode
     let chosen = endpoints.iter().enumerate().filter(|(_, endpoint)| is_chosen(endpoint));
     for (node, endpoint) in chosen {
         let name = endpoint.name();
-        let before = until(&fleet, args.limit, |report| others_are_majority(report, node)).await;
+        let before =
+            until(&fleet, args.limit, |snapshot| others_are_majority(snapshot, node)).await;
         let before = match before {
-            Ok(report) => run_id(&report, node).map(str::to_owned),
-            Err(report) => {
-                let (others, needed) = (voters_without(&report, node), report.majority());
+            Ok(snapshot) => run_id(&snapshot, node).map(str::to_owned),
+            Err(snapshot) => {
+                let (others, needed) = (voters_without(&snapshot, node), snapshot.majority());
                 say(format_args!(
                     "{name} was not restarted: without it {others} nodes vote, and a lock needs {needed}"
                 ));
-                settings.explain_refusal(report.errors());
+                settings.explain_refusal(snapshot.errors());
                 return Ok(ExitCode::from(exit::NO_MAJORITY));
             }
         };
         say(format_args!("restarting {name}"));
         restart(&args.command, endpoint)?;
-        let votes_again = |report: &Report| {
-            report.states[node] == State::Voting && run_id(report, node) != before.as_deref()
+        let votes_again = |snapshot: &Snapshot| {
+            snapshot.states[node] == State::Voting && run_id(snapshot, node) != before.as_deref()
         };
-        if let Err(report) = until(&fleet, args.limit, votes_again).await {
-            let state = &report.states[node];
-            let reason = status::reason(state).unwrap_or_else(|| "it was not restarted".to_owned());
+        if let Err(snapshot) = until(&fleet, args.limit, votes_again).await {
+            let state = &snapshot.states[node];
+            let reason = state.reason().unwrap_or_else(|| "it was not restarted".to_owned());
             let ms = u64::try_from(args.limit.as_millis()).unwrap_or(u64::MAX);
             let (state, limit) = (state.name(), text_of_ms(ms));
             say(format_args!(
                 "{name} is {state} after {limit}: {reason}. No further node was restarted"
             ));
-            settings.explain_refusal(report.errors());
+            settings.explain_refusal(snapshot.errors());
             return Ok(ExitCode::from(exit::NO_MAJORITY));
         }
         say(format_args!("{name} votes again"));
@@ -101,37 +103,37 @@ pub(crate) async fn restart_nodes(args: RestartNodes) -> anyhow::Result<ExitCode
     Ok(ExitCode::SUCCESS)
 }
 
-/// Waits until a report is as wanted. Returns that report, or the last one if the time is over.
+/// Waits until a snapshot is as wanted. Returns that snapshot, or the last one if the time is over.
 async fn until(
     fleet: &Fleet,
     limit: Duration,
-    is_wanted: impl Fn(&Report) -> bool,
-) -> Result<Report, Report> {
+    is_wanted: impl Fn(&Snapshot) -> bool,
+) -> Result<Snapshot, Snapshot> {
     let started = Instant::now();
     loop {
-        let report = fleet.gather().await;
-        if is_wanted(&report) {
-            return Ok(report);
+        let snapshot = fleet.gather().await;
+        if is_wanted(&snapshot) {
+            return Ok(snapshot);
         }
         if started.elapsed() >= limit {
-            return Err(report);
+            return Err(snapshot);
         }
         sleep(POLL_INTERVAL).await;
     }
 }
 
 /// Returns how many nodes vote besides this one.
-fn voters_without(report: &Report, node: usize) -> usize {
-    report.voting() - usize::from(report.states[node] == State::Voting)
+fn voters_without(snapshot: &Snapshot, node: usize) -> usize {
+    snapshot.voting() - usize::from(snapshot.states[node] == State::Voting)
 }
 
-fn others_are_majority(report: &Report, node: usize) -> bool {
-    voters_without(report, node) >= report.majority()
+fn others_are_majority(snapshot: &Snapshot, node: usize) -> bool {
+    voters_without(snapshot, node) >= snapshot.majority()
 }
 
 /// The run id, which changes at each start of the server.
-fn run_id(report: &Report, node: usize) -> Option<&str> {
-    report.nodes[node].facts()?.info.run_id.as_deref()
+fn run_id(snapshot: &Snapshot, node: usize) -> Option<&str> {
+    snapshot.nodes[node].facts()?.info.run_id.as_deref()
 }
 
 fn restart(command: &[String], endpoint: &Endpoint) -> anyhow::Result<()> {

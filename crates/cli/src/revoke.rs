@@ -7,17 +7,16 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::bail;
-use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use quorlock_client::{NodeRevocation, Revocation, RevocationReport, RevocationState, RevokeError};
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep};
 
-use crate::args::check_key;
-use crate::inspect::{Summary, Verdict, answers};
+use crate::locks::{Summary, Verdict, answers};
 use crate::nodes::{self, NodeArgs};
-use crate::output::{self, escape_short, table, time, with_plural};
+use crate::output::{self, escape_short, say, time, with_plural};
 use crate::signals::Signals;
-use crate::{exit, say};
+use crate::table::table;
+use crate::{exit, values};
 
 /// The shortest time to wait for a majority, even if the lock ends sooner.
 const PATIENCE_MIN: Duration = Duration::from_secs(3);
@@ -37,7 +36,7 @@ const NOT_REVOKED: &str = "nothing was revoked: ";
 #[command(after_help = [EXIT_CODES, EXAMPLE, nodes::SEE_ALSO].join("\n\n"))]
 pub(crate) struct Revoke {
     /// The lock's name: the key on every node
-    #[arg(value_parser = OsStringValueParser::new().try_map(check_key))]
+    #[arg(value_parser = values::key_parser())]
     key: OsString,
 
     /// End the lock at once, although its holder may still run

@@ -1,37 +1,207 @@
-use std::convert::Infallible;
-use std::ffi::OsStr;
-use std::future::pending;
+//! `quorlock run`: a command under a lock.
+
+use std::ffi::OsString;
 use std::io::{self, ErrorKind, IsTerminal as _, stderr};
-use std::os::unix::ffi::OsStrExt as _;
-use std::pin::pin;
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
-use quorlock_client::{AcquireError, Fence, Lock, LockBuilder, Quorum, Released};
-use quorlock_core::client::limits::COMPARE_PERMITS_AFTER;
+use quorlock_client::{Fence, Quorum, Released};
 use quorlock_core::quorum::Moment;
 use quorlock_core::{StopSchedule, Ttl, rounded};
 use rustix::process::Signal;
-use tokio::time::sleep;
 
-use crate::args::{Run, check_ttl};
-use crate::lock_renewer::{CheckResult, LockRenewer, say_in_background};
-use crate::nodes::NodeSettings;
+use crate::acquisition::{
+    DEFAULT_TTL, FLUSH_LIMIT, KindArgs, WaitArgs, acquire, check_ttl, comparing_permits,
+    exit_code_for, waiting_cannot_help,
+};
+use crate::config::Defaults;
+use crate::lock_renewer::{CheckResult, LockRenewer};
+use crate::nodes::{self, NodeArgs, NodeSettings};
+use crate::output::say;
 use crate::process_tree::Group;
 use crate::signals::Signals;
+use crate::values::duration;
 use crate::watchdog::{Begin, Instruction, PERMIT_VARIABLE, ReleaseOrder, Report, WatchdogHandle};
-use crate::{advice, clock, exit, say, semaphore};
+use crate::{advice, clock, exit, values};
 
 /// The least ratio of the ttl to `--node-timeout`. An extension that no node answers takes one node
 /// timeout. Several must fit into the time between the first extension and SIGTERM: by default, a
 /// third of the ttl.
 const NODE_TIMEOUTS_PER_TTL_MIN: u32 = 10;
-/// How long to wait for a lock that is in use before saying who holds it. Most waits are shorter.
-const TELL_HOLDER_AFTER: Duration = Duration::from_secs(1);
-/// How long to wait for silent nodes at the end. A lease that remains on one of them ends by its
-/// ttl.
-pub(crate) const FLUSH_LIMIT: Duration = Duration::from_millis(250);
+
+/// Runs a command while holding a lock.
+///
+/// Waits for the lock, renews it, and releases it when the command ends.
+///
+/// When the lock cannot be renewed, the command and everything that it started are ended before
+/// another client can acquire the lock: with SIGKILL when a 20th of the ttl is left, and with
+/// SIGTERM before that, when a third of the ttl is left or, with --kill-after, by that time before
+/// SIGKILL. If the masters say that the lock has ended, SIGTERM is sent at once, and SIGKILL after
+/// at most a 20th of the ttl. A second process, the watchdog, does this even if quorlock itself is
+/// suspended. If quorlock is killed with SIGKILL, the watchdog ends the command and all that it
+/// started, and then releases the lock.
+///
+/// When the command ends, the lock is released. Processes that the command left in the background
+/// then run without the lock. With --wait-all, the lock is released when they, too, have ended.
+///
+/// The signals TERM, INT, HUP, QUIT, USR1 and USR2 that reach quorlock are passed on to the command
+/// and its process group. In the foreground of a terminal, only TERM, USR1 and USR2 are passed on,
+/// and only to the command: Ctrl-C and the like reach it directly.
+#[derive(clap::Args)]
+#[command(
+    after_help = [IN_SHORT, nodes::SEE_ALSO].join("\n\n"),
+    after_long_help =
+        [VALUES, nodes::SEE_ALSO, ENVIRONMENT, EXIT_CODES, EXAMPLE].join("\n\n"),
+)]
+pub(crate) struct Run {
+    /// The lock's name: the key on every master
+    #[arg(value_parser = values::key_parser())]
+    key: OsString,
+
+    #[command(flatten)]
+    nodes: NodeArgs,
+
+    /// The ttl: the lock ends this long after its last extension [default: 10s]
+    ///
+    /// Give at least 100ms. This program extends the lock whenever a third of the ttl has passed.
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    ttl: Option<Duration>,
+
+    #[command(flatten)]
+    wait: WaitArgs,
+
+    /// Do not wait: try once, as with --wait 0
+    ///
+    /// Connecting to the masters may take 1s or, if --node-timeout is given, four times that time.
+    #[arg(short = 'n', long, conflicts_with_all = ["wait", "wait_seconds"])]
+    no_wait: bool,
+
+    /// The exit code if the lock is held
+    #[arg(short = 'E', long, default_value_t = exit::CONFLICT, value_name = "N")]
+    conflict_exit_code: u8,
+
+    /// Keep the lock for at least this long
+    ///
+    /// The lock is kept even if the command ends sooner. TERM, INT and QUIT end this time; HUP does
+    /// so once the command has ended. The lock is then kept only while the command runs. The exit
+    /// code is the command's.
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    hold_at_least: Option<Duration>,
+
+    /// The time from SIGTERM to SIGKILL
+    ///
+    /// How long the command may take to end before it is killed. Give at most two fifths of the ttl
+    /// [default: until a 20th of the ttl is left].
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    kill_after: Option<Duration>,
+
+    /// Also wait for all that the command started
+    ///
+    /// Keeps the lock until the command and everything that it started have ended.
+    #[arg(long)]
+    wait_all: bool,
+
+    #[command(flatten)]
+    kind: KindArgs,
+
+    /// How long one master may take to answer
+    ///
+    /// At most a 10th of the ttl. Raise it if the masters are far away [default: 4 round trips,
+    /// within limits that depend on the ttl].
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    node_timeout: Option<Duration>,
+
+    /// The owner label of the lock [default: HOST:PID]
+    ///
+    /// `quorlock inspect` and LOCK.INSPECT show it.
+    #[arg(long, value_name = "LABEL")]
+    owner: Option<String>,
+
+    /// Report when the lock is acquired and released
+    ///
+    /// Also reports why it is not acquired.
+    #[arg(long)]
+    verbose: bool,
+
+    /// Run this command line, as `sh -c STRING`
+    #[arg(short = 'c', value_name = "STRING", conflicts_with = "command")]
+    shell_command: Option<OsString>,
+
+    /// The command to run, and its arguments
+    #[arg(last = true, required_unless_present = "shell_command")]
+    command: Vec<OsString>,
+}
+
+const IN_SHORT: &str = "\
+Exit codes: the command's own; 120 the lock was lost, 121 it is held, 122 no
+majority of the masters voted, 125 quorlock failed, 126 and 127 as in a shell
+Example: quorlock run deploy --wait 30s -- ./deploy.sh production";
+
+const VALUES: &str = "Values:
+  TIME  a number with ms, s, m or h, such as 10s or 1.5s
+  URLS  redis://[user:password@]host[:port][/db], rediss:// for TLS, or
+        redis+unix:///path; host:port is short for redis://host:port.
+        Never write a password on the command line: other users can see it";
+
+const ENVIRONMENT: &str = "Environment:
+  QUORLOCK_NODES  removed for the command, and so is QUORLOCK_PASSWORD: both
+                  may contain a password
+  QUORLOCK_KEY    set for the command: the lock's name
+  QUORLOCK_FENCE  set for the command: an integer, larger than that of every
+                  earlier holder; with --permits, of every earlier holder of
+                  the same slot; with --shared, of every earlier holder
+                  without --shared. The storage that the command writes to can
+                  refuse smaller fences, and with them a late holder
+  QUORLOCK_TTL_MS set for the command: the ttl in milliseconds
+  QUORLOCK_PERMIT set for the command with --permits: the number of its slot,
+                  from 0. No other command has this slot at the same time.
+                  Without --permits, removed for the command";
+
+const EXAMPLE: &str = "Examples:
+  quorlock run nightly-backup -- backup --to /mnt
+  quorlock run deploy -w 30 -c 'git pull && make install'
+
+  The same file in /etc/cron.d of many machines, of which one runs the job. The
+  nodes are in /etc/quorlock.toml, and the PATH of cron is short.
+  --hold-at-least exceeds the difference of their clocks: a late machine finds
+  the lock held even when the job is over. With -E 0, that is a success:
+  PATH=/usr/local/bin:/usr/bin:/bin
+  0 3 * * * root quorlock run nightly -n -E 0 --hold-at-least 1m -- report";
+
+const EXIT_CODES: &str = "Exit codes:
+  the command's own, or 128 + the signal that killed it;
+  128 + the signal that ended the wait for the lock
+  120  the lock was lost; the command was stopped, or not started
+  121  another client holds the lock; the command was not started (-E replaces
+       this code)
+  122  no majority of the masters voted in time, and waiting may help: some
+       are down, slow or abstain; the command was not started
+  125  quorlock itself failed, its arguments are not understood, or too many
+       masters fail permanently: a wrong password, an unknown certificate,
+       no module, a replica
+  126  the command could not be run
+  127  the command was not found";
+
+impl Run {
+    /// Fills a missing ttl and owner from the configuration files.
+    fn fill(&mut self, defaults: &Defaults) {
+        self.ttl = self.ttl.or(defaults.ttl);
+        self.owner = self.owner.take().or_else(|| defaults.owner.clone());
+    }
+
+    fn command(&self) -> Vec<OsString> {
+        match &self.shell_command {
+            Some(line) => vec!["sh".into(), "-c".into(), line.clone()],
+            None => self.command.clone(),
+        }
+    }
+
+    fn ttl(&self) -> Duration {
+        self.ttl.unwrap_or(DEFAULT_TTL)
+    }
+}
 
 pub(crate) async fn run(mut args: Run) -> anyhow::Result<ExitCode> {
     // Listens first: a signal must not end this program while it holds a lock.
@@ -102,30 +272,15 @@ async fn run_locked(
     }
     let (fence, permit) = (lock.fence(), lock.slot());
     let mut renewer = LockRenewer::new(lock, args.ttl());
-    let (status, is_interrupted) =
-        match supervise(&args, nodes, ttl, (fence, permit), &mut renewer, signals).await? {
-            Outcome::Exited { status, is_interrupted } => (status, is_interrupted),
-            // Printed after the command has ended: a blocked standard error must not delay its end.
-            Outcome::LockLost => {
-                say(format_args!("the command was stopped: {}", renewer.reason()));
-                return Ok(ExitCode::from(exit::LOST));
-            }
-            Outcome::TooLate => {
-                say(format_args!("the command was not started: {}", renewer.reason()));
-                return Ok(ExitCode::from(exit::LOST));
-            }
-            Outcome::WatchdogKilled => {
-                say("the command was stopped: its watchdog was killed");
-                return Ok(ExitCode::from(exit::FAILED));
-            }
-            Outcome::NotStarted(error) => {
-                say(format_args!("cannot run {}: {error}", args.command()[0].display()));
-                return Ok(ExitCode::from(match error.kind() {
-                    ErrorKind::NotFound => exit::NOT_FOUND,
-                    _ => exit::CANNOT_RUN,
-                }));
-            }
-        };
+    let supervised = supervise(&args, nodes, ttl, (fence, permit), &mut renewer, signals).await?;
+    let (status, is_interrupted) = match supervised {
+        Outcome::Exited { status, is_interrupted } => (status, is_interrupted),
+        // Printed after the command has ended: a blocked standard error must not delay its end.
+        Outcome::Stopped(message, code) => {
+            say(message);
+            return Ok(ExitCode::from(code));
+        }
+    };
     let hold_until = held_since.plus(args.hold_at_least.unwrap_or_default());
     let no_loss_seen = is_interrupted || hold(&mut renewer, hold_until, signals).await;
     match renewer.release().await {
@@ -156,108 +311,6 @@ fn missing_nodes(quorum: &Quorum) -> String {
     }
 }
 
-/// Awaits `acquiring`. If that takes [`COMPARE_PERMITS_AFTER`], or finds all permits taken, warns
-/// if another client uses a larger number of permits.
-pub(crate) async fn comparing_permits(
-    quorum: &Quorum,
-    name: &OsStr,
-    permits: Option<u8>,
-    mut acquiring: impl Future<Output = Result<Lock, AcquireError>> + Unpin,
-) -> Result<Lock, AcquireError> {
-    let Some(permits) = permits.map(usize::from) else { return acquiring.await };
-    let name = name.as_bytes();
-    let compare = async || {
-        if let Some(larger) = quorum.larger_permits(name, permits).await {
-            semaphore::warn_of_larger(name, permits, larger);
-        }
-    };
-    tokio::select! {
-        biased;
-        acquired = &mut acquiring => {
-            if matches!(acquired, Err(AcquireError::Held { .. } | AcquireError::TimedOut { .. })) {
-                compare().await;
-            }
-            return acquired;
-        }
-        () = sleep(COMPARE_PERMITS_AFTER) => {}
-    }
-    // The comparison must not delay the grant.
-    let compare_once = async {
-        compare().await;
-        pending::<Infallible>().await
-    };
-    tokio::select! {
-        biased;
-        acquired = acquiring => acquired,
-        never = compare_once => match never {},
-    }
-}
-
-/// Tries once, and then waits for the lock. `wait` counts from `called_at`, and so includes the
-/// time to connect.
-///
-/// Prints why it waits: at once, or after [`TELL_HOLDER_AFTER`] if the lock is merely in use. Then
-/// it prints this only on a terminal or if `verbose`, so that cron sends no mail.
-pub(crate) async fn acquire(
-    builder: LockBuilder,
-    called_at: Instant,
-    wait: Duration,
-    verbose: bool,
-) -> Result<Lock, AcquireError> {
-    let reason = match builder.try_acquire().await {
-        Err(error) if called_at.elapsed() < wait && !waiting_cannot_help(&error) => error,
-        Err(AcquireError::Held { nodes, .. }) => {
-            return Err(AcquireError::Held { nodes, holder: builder.holder().await });
-        }
-        decided => return decided,
-    };
-    let builder = builder.wait(wait.saturating_sub(called_at.elapsed()));
-    if !is_usual(&reason) {
-        say(format_args!("waiting: {}", advice::describe(&reason)));
-    } else if verbose || stderr().is_terminal() {
-        let mut acquiring = pin!(builder.acquire());
-        let telling = async {
-            sleep(TELL_HOLDER_AFTER).await;
-            builder.holder().await
-        };
-        let holder = tokio::select! {
-            biased;
-            acquired = &mut acquiring => return acquired,
-            holder = telling => holder,
-        };
-        say_in_background(format!("waiting: {}", advice::describe_wait(reason, holder)));
-        return acquiring.await;
-    }
-    builder.acquire().await
-}
-
-/// Returns whether waiting cannot help: the request is invalid, or too many nodes fail permanently.
-pub(crate) fn waiting_cannot_help(error: &AcquireError) -> bool {
-    match error {
-        AcquireError::InvalidRequest { .. } => true,
-        AcquireError::NoQuorum { nodes } => nodes.is_permanent(),
-        _ => false,
-    }
-}
-
-pub(crate) fn exit_code_for(error: &AcquireError, conflict: u8) -> u8 {
-    match error {
-        AcquireError::Held { .. } | AcquireError::TimedOut { .. } => conflict,
-        AcquireError::NoQuorum { .. } | AcquireError::InsufficientValidity { .. } => {
-            exit::NO_MAJORITY
-        }
-        _ => exit::FAILED,
-    }
-}
-
-/// Returns whether the lock is merely in use, or only a minority of the nodes failed.
-fn is_usual(error: &AcquireError) -> bool {
-    match error {
-        AcquireError::NoQuorum { nodes } => 2 * nodes.failed().count() < nodes.0.len(),
-        error => matches!(error, AcquireError::Held { .. }),
-    }
-}
-
 /// How the command ended, or why it was not started.
 enum Outcome {
     Exited {
@@ -265,13 +318,22 @@ enum Outcome {
         /// Whether `quorlock` received TERM, INT or QUIT before the command ended.
         is_interrupted: bool,
     },
-    /// The lock was lost or not extended in time, and the command was stopped.
-    LockLost,
-    /// The watchdog was killed, and the command was stopped.
-    WatchdogKilled,
-    /// The lock had too little validity left to start the command.
-    TooLate,
-    NotStarted(io::Error),
+    /// The command was stopped or not started: the reason, and the exit code.
+    Stopped(String, u8),
+}
+
+impl Outcome {
+    fn lost(renewer: &LockRenewer, what: &str) -> Self {
+        Self::Stopped(format!("the command was {what}: {}", renewer.reason()), exit::LOST)
+    }
+
+    fn not_started(args: &Run, error: &io::Error) -> Self {
+        let code = match error.kind() {
+            ErrorKind::NotFound => exit::NOT_FOUND,
+            _ => exit::CANNOT_RUN,
+        };
+        Self::Stopped(format!("cannot run {}: {error}", args.command()[0].display()), code)
+    }
 }
 
 /// Runs the command and renews the lock. Passes signals on, and stops the command when the lock is
@@ -284,13 +346,8 @@ async fn supervise(
     renewer: &mut LockRenewer,
     signals: &mut Signals,
 ) -> anyhow::Result<Outcome> {
-    let begin = Begin {
-        ttl,
-        kill_after: args.kill_after,
-        group: Group::choose(),
-        wait_all: args.wait_all,
-        deadline: renewer.deadline(),
-    };
+    let (group, deadline) = (Group::choose(), renewer.deadline());
+    let begin = Begin::new(ttl, args.kill_after, group, args.wait_all, deadline);
     let mut schedule = begin.schedule()?;
     let environment = [
         ("QUORLOCK_KEY", args.key.clone()),
@@ -308,11 +365,17 @@ async fn supervise(
             biased;
             report = watchdog.next_report() => match report {
                 Some(Report::Started(_)) => {}
-                Some(Report::NotStarted(error)) => return Ok(Outcome::NotStarted(error.into())),
-                Some(Report::TooLate) => return Ok(Outcome::TooLate),
+                Some(Report::NotStarted(error)) => {
+                    let error = io::Error::from_raw_os_error(error);
+                    return Ok(Outcome::not_started(args, &error));
+                }
+                Some(Report::TooLate) => return Ok(Outcome::lost(renewer, "not started")),
                 Some(Report::Stopping) => is_stopped = true,
-                Some(Report::Ended(_)) if is_stopped => return Ok(Outcome::LockLost),
+                Some(Report::Ended(_)) if is_stopped => {
+                    return Ok(Outcome::lost(renewer, "stopped"));
+                }
                 Some(Report::Ended(status)) => {
+                    let status = ExitStatus::from_raw(status);
                     return Ok(Outcome::Exited { status, is_interrupted });
                 }
                 None => {
@@ -320,12 +383,16 @@ async fn supervise(
                     let is_overdue = now.has_reached(schedule.overdue_at());
                     schedule.handle_abandoned(now);
                     watchdog.take_over(&mut schedule).await?;
-                    return Ok(if is_overdue { Outcome::LockLost } else { Outcome::WatchdogKilled });
+                    if is_overdue {
+                        return Ok(Outcome::lost(renewer, "stopped"));
+                    }
+                    let killed = "the command was stopped: its watchdog was killed";
+                    return Ok(Outcome::Stopped(killed.into(), exit::FAILED));
                 }
             },
             () = clock::reach(schedule.overdue_at()) => {
                 watchdog.take_over(&mut schedule).await?;
-                return Ok(Outcome::LockLost);
+                return Ok(Outcome::lost(renewer, "stopped"));
             }
             state = renewer.next() => match state {
                 CheckResult::ValidUntil(deadline) => {
@@ -339,7 +406,7 @@ async fn supervise(
             },
             signal = signals.next() => {
                 is_interrupted |= [Signal::TERM, Signal::INT, Signal::QUIT].contains(&signal);
-                watchdog.send_instruction(&Instruction::PassOn(signal));
+                watchdog.send_instruction(&Instruction::PassOn(signal.as_raw()));
             }
         }
     }

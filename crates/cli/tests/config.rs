@@ -1,6 +1,7 @@
 //! Where the nodes, the user, the password and the defaults come from.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
 
 mod common;
 
@@ -9,10 +10,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::{
-    Holder, LONG_NODE_TIMEOUT, Running, assert_contains, assert_error, code, from_cron, quorlock,
-    stderr, stdout,
-};
+use common::*;
 use quorlock_testkit::Masters;
 use rustix::process::Signal;
 use tempfile::TempDir;

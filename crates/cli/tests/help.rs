@@ -1,78 +1,16 @@
-//! The texts of `--help`, and errors that point to it or say what to write instead.
+//! The texts of `--help`, errors that point to it, man pages and shell completions.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
 
 mod common;
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
-use common::{assert_contains, assert_error, code, quorlock, stderr, stdout};
-
-fn assert_help_contains(subcommand: &[&str], things: &[&str]) {
-    let output = quorlock().args(subcommand).arg("--help").output().unwrap();
-    assert_eq!(code(output.status), 0);
-    for thing in things {
-        assert_contains(stdout(&output), thing);
-    }
-}
-
-/// Asserts that the program fails with 125 and this hint, and shows no password.
-#[track_caller]
-fn assert_fails(arguments: &[&str], hint: &str) {
-    let output = quorlock().args(arguments).args(["k", "--", "true"]).output().unwrap();
-    assert_error(&output, 125, hint);
-    assert!(!stderr(&output).contains("s3cret"), "{}", stderr(&output));
-}
-
-#[test]
-fn help_names_options_exit_codes_and_environment_variables() {
-    let subcommands =
-        ["run", "acquire", "extend", "release", "inspect", "list", "revoke", "up"];
-    assert_help_contains(&[], &subcommands);
-    assert_help_contains(
-        &[],
-        &["status", "doctor", "top", "exporter", "restart-nodes", "quorlock run KEY -- COMMAND"],
-    );
-    for of_all in [
-        &["--config", "--nodes", "--user", "--password-file", "--cacert", "--cert", "--key"][..],
-        &["QUORLOCK_CONFIG", "QUORLOCK_NODES", "QUORLOCK_USER", "QUORLOCK_PASSWORD"],
-        &["SSL_CERT_FILE", "XDG_CONFIG_HOME", "/etc/quorlock.toml", "tls.cacert", "defaults.ttl"],
-    ] {
-        assert_help_contains(&[], of_all);
-    }
-    for subcommand in ["acquire", "extend", "release", "status", "restart-nodes"] {
-        assert_help_contains(
-            &[subcommand],
-            &["--nodes", "--config", "--cacert", "0 ", "122 ", "125 ", "quorlock --help"],
-        );
-    }
-    for subcommand in ["inspect", "list", "revoke"] {
-        assert_help_contains(&[subcommand], &["--nodes", "0 ", "122 ", "125 ", "quorlock --help"]);
-    }
-    assert_help_contains(&["revoke"], &["--now", "--yes", "121 ", "123 ", "128 +"]);
-    assert_help_contains(&["list"], &["[PATTERN]", "--limit", "--json"]);
-    assert_help_contains(
-        &["doctor"],
-        &["--ttl", "--lock", "--json", "--node-timeout", "0 ", "1 ", "2 ", "125 "],
-    );
-    assert_help_contains(
-        &["exporter"],
-        &["--listen", "127.0.0.1:", "--node-timeout", "/metrics", "0 ", "125 "],
-    );
-    assert_help_contains(&["top"], &["[PATTERN]", "--interval", "q quits", "0 ", "125 ", "128 +"]);
-    for of_run in [
-        &["<KEY>", "<COMMAND>", "--nodes", "--ttl", "--wait", "--node-timeout", "--owner"][..],
-        &["-n, --no-wait", "-w <SECONDS>", "-c <STRING>", "-E, --conflict-exit-code <N>"],
-        &["--verbose", "--hold-at-least", "0 3 * * *", "--kill-after", "--wait-all"],
-        &["background", "watchdog", "--shared", "--permits", "QUORLOCK_PERMIT"],
-        &["QUORLOCK_NODES", "QUORLOCK_KEY", "QUORLOCK_FENCE", "QUORLOCK_TTL_MS"],
-        &["128 +", "120 ", "121 ", "122 ", "125 ", "126 ", "127 "],
-    ] {
-        assert_help_contains(&["run"], of_run);
-    }
-    assert_help_contains(&["up"], &["-n, --masters", "--port", "--keep", "--server", "--module"]);
-    assert_help_contains(&["up"], &["QUORLOCK_SERVER", "QUORLOCK_MODULE", "0 ", "125 "]);
-}
+use common::*;
+use tempfile::TempDir;
 
 #[test]
 fn short_help_fits_a_screen() {
@@ -147,27 +85,113 @@ fn example_files_of_help_and_documentation_are_valid() {
     }
 }
 
-#[test]
-fn wrong_list_of_nodes_is_an_error_that_says_what_to_write() {
-    assert_fails(&["run", "--nodes", "a:1 b:2 c:3"], "separate the nodes by commas");
-    assert_fails(
-        &["run", "--nodes", "redis://:s3cret@a redis://:s3cret@b"],
-        "separate the nodes by commas",
-    );
-    assert_fails(&["run", "--nodes", "a:1", "b:2", "c:3"], "separate them by commas");
-    assert_fails(&["run", "--nodes", "/tmp/s"], "write redis+unix:///tmp/s");
-    assert_fails(
-        &["run", "--nodes", "http://:s3cret@a"],
-        "write redis://host:port, rediss://host:port for TLS",
-    );
-    assert_fails(&["run", "--nodes", "u:s3cret@a:b"], "write redis://host:port");
-    assert_fails(&["run", "--nodes", "redis-sentinel://:s3cret@a"], "Sentinel");
-    assert_fails(&["run"], "--nodes");
+/// Lets the program write the man pages and completions to a new folder.
+fn manual() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let output = quorlock().arg("__manual").arg(folder.path()).output().unwrap();
+    assert_eq!((code(output.status), stderr(&output)), (0, ""));
+    folder
+}
+
+fn help(words: &[&str]) -> String {
+    stdout(&quorlock().args(words).arg("--help").output().unwrap()).to_owned()
+}
+
+fn subcommands() -> Vec<String> {
+    let help = help(&[]);
+    let (_, list) = help.split_once("Commands:\n").unwrap();
+    let list = list.split("\n\n").next().unwrap();
+    let names = list.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
+    names.filter(|name| !name.is_empty() && *name != "help").map(str::to_owned).collect()
+}
+
+/// The text of a page, without the escapes of its hyphens.
+fn page(folder: &Path, name: &str) -> String {
+    fs::read_to_string(folder.join("man").join(format!("{name}.1"))).unwrap().replace("\\-", "-")
 }
 
 #[test]
-fn time_without_a_valid_unit_is_an_error_that_says_what_to_write() {
-    assert_fails(&["run", "--wait", "10"], "give a unit, such as 10s");
-    assert_fails(&["run", "--ttl", "1.5"], "give a unit, such as 1.5s");
-    assert_fails(&["run", "--ttl", "10d"], "ms, s, m or h");
+fn every_verb_has_a_page_with_its_options_and_exit_codes() {
+    let folder = manual();
+    let main_page = page(folder.path(), "quorlock");
+    let subcommands = subcommands();
+    assert!(subcommands.len() > 5, "{subcommands:?}");
+    for subcommand in &subcommands {
+        assert!(main_page.contains(&format!("quorlock-{subcommand}(1)")), "{subcommand}");
+        let page = page(folder.path(), &format!("quorlock-{subcommand}"));
+        let help = help(&[subcommand]);
+        let options = help
+            .split_whitespace()
+            .map(|word| word.trim_matches(|c: char| !c.is_alphanumeric() && c != '-'));
+        for option in options.filter(|word| word.starts_with("--") && word.len() > 2) {
+            assert!(page.contains(option), "{subcommand}: {option}");
+        }
+        let paragraphs = help.split("\n\n").filter_map(|paragraph| paragraph.lines().next());
+        for heading in paragraphs.filter_map(|line| line.strip_suffix(':')) {
+            let is_exempt = ["Usage", "Options", "Arguments", "Nodes"].contains(&heading)
+                || heading.starts_with(' ');
+            let section = format!(".SH {}", heading.to_uppercase());
+            let section = section.split(" (").next().unwrap();
+            assert!(
+                is_exempt || page.replace('"', "").contains(section),
+                "{subcommand}: {section}"
+            );
+        }
+    }
+    assert_eq!(fs::read_dir(folder.path().join("man")).unwrap().count(), subcommands.len() + 1);
+}
+
+#[test]
+fn completions_know_every_subcommand_and_no_hidden_one() {
+    let folder = manual();
+    for file in ["quorlock.bash", "quorlock.fish", "_quorlock"] {
+        let text = fs::read_to_string(folder.path().join("completions").join(file)).unwrap();
+        for subcommand in subcommands() {
+            assert!(text.contains(&subcommand), "{file}: {subcommand}");
+        }
+        assert!(!text.contains("__manual") && !text.contains("__watchdog"), "{file}");
+    }
+    let bash = folder.path().join("completions/quorlock.bash");
+    let script = format!(
+        "source {}; COMP_WORDS=(quorlock rel); COMP_CWORD=1; _quorlock quorlock rel quorlock; echo $COMPREPLY",
+        bash.display()
+    );
+    let output = Command::new("bash").args(["-c", &script]).output().unwrap();
+    assert_eq!(stdout(&output), "release\n", "{}", stderr(&output));
+}
+
+#[test]
+fn folder_that_cannot_be_written_to_is_named() {
+    let output = quorlock().args(["__manual", "/dev/null/here"]).output().unwrap();
+    assert_error(&output, 125, "/dev/null/here");
+    assert_eq!(code(quorlock().arg("__manual").output().unwrap().status), 125);
+}
+
+#[test]
+fn help_names_exit_codes_and_environment_variables() {
+    for (subcommand, things) in [
+        ("", &["QUORLOCK_CONFIG", "QUORLOCK_NODES", "QUORLOCK_USER", "QUORLOCK_PASSWORD"][..]),
+        ("", &["SSL_CERT_FILE", "XDG_CONFIG_HOME", "/etc/quorlock.toml", "defaults.ttl"]),
+        ("run", &["128 +", "120 ", "121 ", "122 ", "125 ", "126 ", "127 ", "0 3 * * *"]),
+        ("run", &["QUORLOCK_NODES", "QUORLOCK_KEY", "QUORLOCK_FENCE", "QUORLOCK_PERMIT"]),
+        ("acquire", &["0 ", "121 ", "122 ", "125 ", "128 +", "quorlock --help"]),
+        ("extend", &["0 ", "120 ", "122 ", "125 ", "quorlock --help"]),
+        ("release", &["0 ", "120 ", "122 ", "125 ", "quorlock --help"]),
+        ("inspect", &["0 ", "122 ", "123 ", "125 ", "quorlock --help"]),
+        ("list", &["0 ", "122 ", "125 ", "quorlock --help"]),
+        ("revoke", &["0 ", "121 ", "122 ", "123 ", "125 ", "128 +"]),
+        ("status", &["0 ", "122 ", "125 ", "128 +"]),
+        ("doctor", &["0 ", "1 ", "2 ", "125 "]),
+        ("top", &["q quits", "0 ", "125 ", "128 +"]),
+        ("exporter", &["127.0.0.1:", "/metrics", "0 ", "125 "]),
+        ("restart-nodes", &["0 ", "122 ", "125 "]),
+        ("up", &["QUORLOCK_SERVER", "QUORLOCK_MODULE", "0 ", "125 "]),
+    ] {
+        let subcommand = (!subcommand.is_empty()).then_some(subcommand);
+        let help = quorlock().args(subcommand).arg("--help").output().unwrap();
+        assert_ok(&help);
+        for thing in things {
+            assert_contains(stdout(&help), thing);
+        }
+    }
 }

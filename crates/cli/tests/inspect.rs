@@ -1,17 +1,14 @@
 //! `quorlock inspect` and `quorlock list`.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
 
 mod common;
 
 use std::process::Output;
 
-use common::{
-    Holder, LONG_NODE_TIMEOUT, Net, acquire_everywhere, assert_contains, assert_error, assert_ok,
-    code, exec, json, on, on_urls, output_until, run_script, start_script, stderr, stdout,
-    wait_until_all_hold,
-};
-use quorlock_testkit::{Direction, Masters};
+use common::*;
+use quorlock_testkit::Masters;
 use serde_json::Value;
 
 fn inspect(masters: &Masters, words: &[&str]) -> Output {
@@ -224,16 +221,6 @@ fn node_that_is_down_is_named_with_the_reason() {
         assert_error(&output, 122, "no node");
         assert_eq!(stdout(&output), "");
     }
-}
-
-#[test]
-fn silent_node_is_named() {
-    let net = Net::start();
-    acquire(&net.masters, "k");
-    net.proxies[0].drop_bytes(Direction::ToServer);
-    let output = on_urls(&net.urls(), "inspect").arg("k").output().unwrap();
-    assert!([0, 122].contains(&code(output.status)), "{}", stdout(&output));
-    assert_contains(stdout(&output), "not connected");
 }
 
 #[test]

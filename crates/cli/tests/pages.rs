@@ -1,6 +1,8 @@
-//! The sessions, commands and figures in the README and the first chapter of the book are right.
+//! What the README and the pages of the book show is right: sessions, commands, figures, and the
+//! objects for Kubernetes. `make test-dist` runs the other commands of the pages.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
 
 mod common;
 
@@ -8,12 +10,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output};
 
-use common::{
-    Running, assert_ok, blocks, code, from_cron, output_retried_on_122, quorlock, shell, stderr,
-    stdout,
-};
+use common::*;
 use quorlock_testkit::{Masters, Server};
 use rustix::process::Signal;
+use serde_json::Value;
 
 const README: &str = include_str!("../../../README.md");
 const GETTING_STARTED: &str = include_str!("../../../docs/getting-started.md");
@@ -157,4 +157,47 @@ fn figures_of_the_readme_are_those_of_the_benchmarks() {
     for row in shown {
         assert!(all.contains(&row), "docs/benchmarks.md lacks {row:?}");
     }
+}
+
+/// The containers of a Kubernetes object, at any depth.
+fn containers(object: &Value) -> Vec<&Value> {
+    match object {
+        Value::Object(fields) => fields
+            .iter()
+            .flat_map(|(name, value)| match (name.as_str(), value.as_array()) {
+                ("containers", Some(containers)) => containers.iter().collect(),
+                _ => containers(value),
+            })
+            .collect(),
+        Value::Array(values) => values.iter().flat_map(containers).collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+fn objects_for_kubernetes_run_their_command_under_a_lock() {
+    let masters = Masters::start(3);
+    let mut kinds = Vec::new();
+    for block in blocks(JOBS, "yaml") {
+        for object in serde_saphyr::from_multiple::<Value>(block).unwrap() {
+            let field = |name: &str| object[name].as_str().unwrap();
+            kinds.push(format!("{} {}", field("apiVersion"), field("kind")));
+            assert!(object["metadata"]["name"].is_string(), "{object}");
+            for container in containers(&object) {
+                assert_eq!(container["envFrom"][0]["secretRef"]["name"], "quorlock");
+                let words = container["command"].as_array().unwrap().iter();
+                let words = words.map(|word| word.as_str().unwrap());
+                // A hold of a minute would delay this test.
+                let words: Vec<_> =
+                    words.map(|word| if word == "1m" { "10ms" } else { word }).collect();
+                let end = words.iter().position(|word| *word == "--").unwrap();
+                let mut command = quorlock();
+                command.arg(words[1]).args(LONG_NODE_TIMEOUT).args(&words[2..=end]).arg("true");
+                command.env("QUORLOCK_NODES", masters.urls().join(","));
+                let output = command.output().unwrap();
+                assert_eq!((words[0], code(output.status)), ("quorlock", 0), "{}", stderr(&output));
+            }
+        }
+    }
+    assert_eq!(kinds, ["batch/v1 CronJob", "v1 Secret", "apps/v1 Deployment"]);
 }

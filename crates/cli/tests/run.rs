@@ -1,78 +1,19 @@
-//! `quorlock run`: the command under its lock, and invalid command lines.
+//! `quorlock run`: the command under its lock, its exit codes, the options that `flock` has too, signals,
+//! and `--hold-at-least`, with which one of many machines runs a job.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
 
 mod common;
 
-use std::slice;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+use std::{slice, thread};
 
-use common::{
-    Holder, LONG_NODE_TIMEOUT, QUORLOCK, address, assert_contains, assert_error,
-    assert_not_acquired, code, exec, masters_holding, on, on_urls, quorlock, run_script,
-    start_script, stderr, stdout, wait_for_waiter,
-};
-use quorlock_testkit::{Masters, Server};
-
-#[test]
-fn exit_code_of_the_command_is_passed_on_and_the_key_is_free() {
-    let masters = Masters::start(3);
-    for expected in [0, 1, 42, 255] {
-        let output =
-            run_script(&masters, &LONG_NODE_TIMEOUT, &format!("exit {expected}")).output().unwrap();
-        assert_eq!((code(output.status), stderr(&output)), (expected, ""));
-        assert_eq!(masters_holding(&masters), 0);
-    }
-}
-
-#[test]
-fn command_that_a_signal_killed_gives_exit_code_128_plus_the_signal() {
-    let masters = Masters::start(1);
-    for (signal, expected) in [("KILL", 137), ("TERM", 143), ("SEGV", 139)] {
-        let output = run_script(&masters, &LONG_NODE_TIMEOUT, &format!("kill -{signal} $$"))
-            .output()
-            .unwrap();
-        assert_eq!(code(output.status), expected);
-        assert_eq!(masters_holding(&masters), 0);
-    }
-}
-
-#[test]
-fn missing_command_gives_exit_code_127_and_a_file_that_cannot_run_126() {
-    let masters = Masters::start(3);
-    let plain_file = tempfile::NamedTempFile::new().unwrap();
-    let plain_file = plain_file.path().to_str().unwrap();
-    for (command, expected) in [("/no/such/command", 127), (plain_file, 126)] {
-        let output = on(&masters, "run").args(["k", "--", command]).output().unwrap();
-        assert_error(&output, expected, command);
-        assert_eq!(masters_holding(&masters), 0);
-    }
-}
-
-#[test]
-fn waiting_run_acquires_the_lock_when_the_holder_ends() {
-    let masters = Masters::start(3);
-    let holder = Holder::start(&masters, &LONG_NODE_TIMEOUT);
-    let waiting = start_script(&masters, &LONG_NODE_TIMEOUT, "echo ran");
-    wait_for_waiter(&masters);
-    holder.release();
-    let output = waiting.wait_for_end();
-    assert_eq!((code(output.status), stdout(&output), stderr(&output)), (0, "ran\n", ""));
-}
-
-#[test]
-fn command_gets_its_key_and_a_fence_that_grows() {
-    let masters = Masters::start(3);
-    let mut last = 0;
-    for _ in 0..5 {
-        let script = "echo $QUORLOCK_KEY; echo $QUORLOCK_FENCE";
-        let output = run_script(&masters, &LONG_NODE_TIMEOUT, script).output().unwrap();
-        let (key, fence) = stdout(&output).trim_end().split_once('\n').unwrap();
-        assert_eq!(key, "k");
-        let fence = fence.parse::<u64>().unwrap();
-        assert!(fence > last, "{fence} after {last}");
-        last = fence;
-    }
-}
+use common::*;
+use quorlock_testkit::{Masters, Server, eventually};
+use rustix::process::Signal;
 
 #[test]
 fn readers_run_together_and_a_writer_does_not_run_beside_them() {
@@ -148,58 +89,6 @@ fn key_may_be_any_bytes() {
     let output = run.output().unwrap();
     assert_eq!(code(output.status), 0);
     assert_eq!(output.stdout, key.as_bytes());
-}
-
-#[test]
-fn masters_are_named_by_option_or_by_environment_and_the_option_wins() {
-    let masters = Masters::start(3);
-    let urls = masters.urls().join(",");
-    let no_server = "redis://127.0.0.1:1";
-    let try_with = |option: Option<&str>, environment: &str| {
-        let mut command = quorlock();
-        command.env("QUORLOCK_NODES", environment).arg("run").args(LONG_NODE_TIMEOUT);
-        if let Some(option) = option {
-            command.args(["--nodes", option]);
-        }
-        code(command.args(["--no-wait", "k", "--", "true"]).output().unwrap().status)
-    };
-    assert_eq!(try_with(None, &urls), 0);
-    assert_eq!(try_with(Some(&urls), no_server), 0);
-    assert_eq!(try_with(Some(no_server), &urls), 122);
-    // A list may contain spaces and an empty entry.
-    assert_eq!(try_with(None, &format!(" {} , ", masters.urls().join(" , "))), 0);
-}
-
-#[test]
-fn master_may_be_named_by_host_and_port_alone() {
-    let master = Server::with_module().tcp().start().unwrap();
-    let mut run = on_urls(&[address(&master)], "run");
-    assert_eq!(code(run.args(["k", "--", "true"]).status().unwrap()), 0);
-}
-
-#[test]
-fn command_uses_the_standard_streams_of_quorlock() {
-    let masters = Masters::start(1);
-    let script = "read line; echo \"out $line\"; echo err >&2";
-    let mut running = start_script(&masters, &LONG_NODE_TIMEOUT, script);
-    running.say("in");
-    let output = running.wait_for_end();
-    assert_eq!((stdout(&output), stderr(&output)), ("out in\n", "err\n"));
-}
-
-#[test]
-fn lock_is_renewed_while_the_command_runs_longer_than_the_ttl() {
-    let masters = Masters::start(3);
-    let holder = Holder::start(&masters, &["--ttl", "2s", "--node-timeout", "200ms"]);
-    // The wait is longer than the ttl: without renewals, the lock would end within it.
-    let output = run_script(&masters, &["--wait", "2500ms"], "echo ran").output().unwrap();
-    assert_not_acquired(&output);
-    holder.release();
-}
-
-#[test]
-fn runs_of_the_same_key_never_overlap() {
-    common::assert_runs_never_overlap(&Masters::start(3), 4, 5);
 }
 
 #[test]
@@ -313,8 +202,348 @@ fn password_is_never_shown() {
 }
 
 #[test]
-fn ttl_above_the_limit_of_the_nodes_gives_exit_code_125_and_advice() {
+fn held_lock_gives_exit_code_121_or_the_chosen_code() {
     let masters = Masters::start(3);
-    let output = on(&masters, "run").args(["--ttl", "2m", "k", "--", "true"]).output().unwrap();
-    assert_error(&output, 125, "lower --ttl to at most 60s or raise lock.max-ttl");
+    let holder = Holder::start(&masters, &LONG_NODE_TIMEOUT);
+    for (options, expected) in [
+        (["--no-wait"].as_slice(), 121),
+        (&["-n"], 121),
+        (&["--wait", "50ms"], 121),
+        (&["-w", "0.05"], 121),
+        (&["-n", "-E", "0"], 0),
+        (&["-w", "0", "--conflict-exit-code", "75"], 75),
+    ] {
+        let options = [&LONG_NODE_TIMEOUT, options].concat();
+        let mut run = run_script(&masters, &options, "echo ran");
+        let output = output_retried_on_122(|| run.output().unwrap());
+        assert_eq!((code(output.status), stdout(&output)), (expected, ""), "{options:?}");
+        if expected == 0 {
+            assert_eq!(stderr(&output), "", "cron sends no mail");
+        } else {
+            assert_contains(stderr(&output), "not acquired: another client ");
+            assert!(!stderr(&output).contains("refused"), "{}", stderr(&output));
+        }
+    }
+    assert!(masters_holding(&masters) >= 2, "a refused run does not release the lock");
+    holder.release();
+    assert_eq!(masters_holding(&masters), 0);
+}
+
+#[test]
+fn missing_majority_gives_exit_code_122_and_not_the_conflict_code() {
+    let mut masters = Masters::start(3);
+    let run = |masters: &Masters| {
+        let options = ["--wait", "100ms", "-E", "99"];
+        let output = run_script(masters, &options, "echo ran").output().unwrap();
+        assert_error(&output, 122, "no majority of the nodes agreed");
+        assert_eq!(stdout(&output), "");
+        stderr(&output).to_owned()
+    };
+    masters[0].kill();
+    masters[1].kill();
+    assert!(run(&masters).contains("not connected"));
+
+    let abstaining = Masters::start_with(3, |_, builder| builder.arg("lock.rejoin-delay", 60_000));
+    assert!(run(&abstaining.unwrap()).contains("abstains"));
+}
+
+#[test]
+fn permanent_error_gives_exit_code_125_at_once_despite_a_long_wait() {
+    let guarded = Server::with_module().tcp().arg("requirepass", "another").start().unwrap();
+    let guarded_url = format!("redis://:wrong@{}", address(&guarded));
+    let without_module = Server::builder().start().unwrap();
+    let demoted = Masters::start_with(3, |_, builder| builder.tcp()).unwrap();
+    let mut master = Server::with_module().tcp().start().unwrap();
+    for replica in demoted.iter().take(2) {
+        exec(replica, &["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
+    }
+    for (nodes, hint) in [
+        (vec![guarded_url], "check user, password and ACL"),
+        (vec![without_module.url()], "loadmodule"),
+        (demoted.urls(), "name its master instead"),
+    ] {
+        let started = Instant::now();
+        let mut run = on_urls(&nodes, "run");
+        let output = run.args(["--wait", "1h", "k", "--", "echo", "ran"]).output().unwrap();
+        assert_error(&output, 125, hint);
+        assert_eq!(stdout(&output), "");
+        assert!(started.elapsed() < PATIENCE, "{hint}");
+    }
+    master.kill();
+}
+
+/// Every subcommand that needs a majority for an answer about one lock, and `list`.
+#[test]
+fn permanent_errors_give_exit_code_125_in_every_subcommand() {
+    let masters = Masters::start(3);
+    let handle = acquire_everywhere(&masters, &["--ttl", "60s"]);
+    for master in &masters {
+        exec(master, &["ACL", "SETUSER", "watcher", "on", ">pass", "~*", "+info", "+ping"]);
+    }
+    let good = masters[2].url();
+    let [wrong_password, no_right] = ["user=watcher&pass=wrong", "user=watcher&pass=pass"]
+        .map(|query| urls_with(&masters, query));
+    let most_wrong = vec![wrong_password[0].clone(), no_right[1].clone(), good];
+    for nodes in [wrong_password, no_right, most_wrong] {
+        for words in [
+            &["inspect", "k"][..],
+            &["inspect", "k", "--permits", "2"],
+            &["list"],
+            &["extend", handle.trim()],
+            &["release", handle.trim()],
+            &["acquire", "k", "--no-wait"],
+            &["revoke", "k", "--yes"],
+        ] {
+            let output = on_urls(&nodes, words[0]).args(&words[1..]).output().unwrap();
+            assert_eq!(code(output.status), 125, "{nodes:?} {}: {}", words[0], stderr(&output));
+        }
+    }
+    // A user that may see a lock, and not revoke it.
+    assert_ok(&on(&masters, "acquire").args(["--ttl", "60s", "l"]).output().unwrap());
+    for master in masters.iter().take(2) {
+        let viewer = ["ACL", "SETUSER", "watcher", "+lock.inspect"];
+        exec(master, &viewer);
+    }
+    let [first, second, _] = &urls_with(&masters, "user=watcher&pass=pass")[..] else { panic!() };
+    let nodes = [first.clone(), second.clone(), masters[2].url()];
+    let output = on_urls(&nodes, "revoke").args(["l", "--yes"]).output().unwrap();
+    assert_error(&output, 125, "Revoke it again when a majority of the nodes accepts that");
+    // A majority that only does not answer may answer later.
+    for words in [&["inspect", "k"][..], &["list"]] {
+        let mut down = vec![masters[0].url()];
+        down.extend(["127.0.0.1:1".to_owned(), "127.0.0.2:1".to_owned()]);
+        let output = on_urls(&down, words[0]).args(&words[1..]).output().unwrap();
+        assert_eq!(code(output.status), 122, "{}: {}", words[0], stderr(&output));
+    }
+}
+
+#[test]
+fn verbose_run_says_when_the_lock_was_acquired_and_released() {
+    let mut masters = Masters::start(3);
+    let verbose = [&LONG_NODE_TIMEOUT[..], &["--verbose"]].concat();
+    let output = run_script(&masters, &verbose, "echo ran").output().unwrap();
+    let lines: Vec<_> = stderr(&output).lines().collect();
+    let [acquired, released] = lines[..] else { panic!("{lines:?}") };
+    assert!(acquired.starts_with("quorlock: acquired after "), "{acquired}");
+    // A healthy node that has not answered yet is no news.
+    assert!(acquired.contains(", fence ") && !acquired.contains("held on"), "{acquired}");
+    assert!(released.starts_with("quorlock: released after "), "{released}");
+
+    let holder = Holder::start(&masters, &["--owner", "web-3"]);
+    let mut waiting = start_script(&masters, &verbose, "echo ran");
+    let said = waiting.error_line();
+    assert!(
+        said.starts_with("quorlock: waiting: another client holds the lock: web-3, since "),
+        "{said}"
+    );
+    holder.release();
+    assert_eq!(code(waiting.wait_for_end().status), 0);
+
+    masters[0].kill();
+    let said = start_script(&masters, &verbose, "echo ran").error_line();
+    assert!(said.ends_with(", without 1 of 3 nodes"), "{said}");
+}
+
+const JOB: &str = "sleep 0.05; echo ran; exit 3";
+/// The time between the starts of the job on two successive machines.
+const STAGGER: Duration = Duration::from_millis(600);
+
+/// How many of five machines, which start one after the other, run the job.
+fn machines_that_run(options: &[&str]) -> usize {
+    let masters = Masters::start(5);
+    let machine = |number| {
+        thread::sleep(STAGGER * number);
+        let options = [&LONG_NODE_TIMEOUT[..], &["--wait", "1s"], options].concat();
+        let output = run_script(&masters, &options, JOB).output().unwrap();
+        let ran = stdout(&output) == "ran\n";
+        // The code is 122 when the host is so busy that the last request of the wait is unanswered.
+        let expected: &[i32] = if ran { &[3] } else { &[121, 122] };
+        assert!(expected.contains(&code(output.status)), "{}: {}", output.status, stderr(&output));
+        ran
+    };
+    thread::scope(|scope| {
+        let machines: Vec<_> = (0..5).map(|number| scope.spawn(move || machine(number))).collect();
+        machines.into_iter().map(|machine| machine.join().unwrap()).filter(|ran| *ran).count()
+    })
+}
+
+/// Standard error, without the reasons to wait: on a busy machine, the first attempt to acquire the
+/// lock may fail.
+fn said(output: &Output) -> String {
+    let is_reason = |line: &&str| line.starts_with("quorlock: waiting: ");
+    stderr(output).lines().filter(|line| !is_reason(line)).collect()
+}
+
+/// Starts a run whose command has ended with 7, and which holds the lock.
+fn start_hold(masters: &Masters, options: &[&str]) -> Running {
+    let mut running = start_script(masters, options, "echo $$; exit 7");
+    wait_until_ended(running.pid_line());
+    running
+}
+
+#[test]
+fn held_job_is_run_by_one_of_five_machines() {
+    assert_eq!(machines_that_run(&["--hold-at-least", "5s"]), 1);
+}
+
+#[test]
+fn job_that_is_not_held_is_run_by_several_machines() {
+    assert!(machines_that_run(&[]) > 1);
+}
+
+#[test]
+fn lock_is_renewed_during_the_hold_and_the_exit_code_kept() {
+    let masters = Masters::start(3);
+    let options = ["--hold-at-least", "4500ms", "--ttl", "3s", "--node-timeout", "300ms"];
+    let started = Instant::now();
+    let mut running = start_script(&masters, &options, "echo over; exit 7");
+    assert_eq!(running.line(), "over");
+    while started.elapsed() < Duration::from_secs(4) {
+        assert!(masters_holding(&masters) >= 2, "after {:?}", started.elapsed());
+        thread::sleep(Duration::from_millis(10));
+    }
+    let output = running.wait_for_end();
+    assert_eq!((code(output.status), &*said(&output)), (7, ""));
+    assert!(started.elapsed() >= Duration::from_millis(4500));
+    assert_eq!(masters_holding(&masters), 0);
+}
+
+#[test]
+fn signal_during_the_hold_releases_the_lock_at_once() {
+    let masters = Masters::start(3);
+    let running =
+        start_hold(&masters, &[&LONG_NODE_TIMEOUT[..], &["--hold-at-least", "1h"]].concat());
+    assert!(masters_holding(&masters) >= 2);
+    running.signal(Signal::TERM);
+    let output = running.wait_for_end();
+    assert_eq!((code(output.status), &*said(&output)), (7, ""));
+    assert_eq!(masters_holding(&masters), 0);
+}
+
+#[test]
+fn usr1_and_usr2_do_not_end_the_hold() {
+    let masters = Masters::start(1);
+    let started = Instant::now();
+    let running =
+        start_hold(&masters, &[&LONG_NODE_TIMEOUT[..], &["--hold-at-least", "3s"]].concat());
+    running.signal(Signal::USR1);
+    running.signal(Signal::USR2);
+    let output = running.wait_for_end();
+    assert_eq!((code(output.status), &*said(&output)), (7, ""));
+    assert!(started.elapsed() >= Duration::from_secs(3));
+}
+
+#[test]
+fn signal_that_ends_the_command_prevents_the_hold() {
+    let masters = Masters::start(3);
+    for (signal, expected) in [(Signal::TERM, 143), (Signal::INT, 130)] {
+        let mut running = start_script(&masters, &["--hold-at-least", "1h"], "echo held; read go");
+        assert_eq!(running.line(), "held");
+        running.signal(signal);
+        assert_eq!(code(running.wait_for_end().status), expected);
+        assert_eq!(masters_holding(&masters), 0);
+    }
+}
+
+#[test]
+fn loss_during_the_hold_is_reported_and_changes_no_exit_code() {
+    let masters = Masters::start(1);
+    let running = start_hold(&masters, &["--hold-at-least", "1h", "--ttl", "1s"]);
+    exec(&masters[0], &["DEL", "k"]);
+    let output = running.wait_for_end();
+    assert_error(&output, 7, "before --hold-at-least was over");
+}
+
+#[test]
+fn signal_is_passed_on_and_the_lock_released_when_the_command_ends() {
+    let masters = Masters::start(3);
+    for (signal, name, expected) in [
+        (Signal::TERM, "TERM", 3),
+        (Signal::INT, "INT", 4),
+        (Signal::HUP, "HUP", 5),
+        (Signal::USR1, "USR1", 6),
+    ] {
+        let script = format!("trap 'echo {name}; exit {expected}' {name}; echo started; read go");
+        let mut running = start_script(&masters, &LONG_NODE_TIMEOUT, &script);
+        assert_eq!(running.line(), "started");
+        running.signal(signal);
+        let output = running.wait_for_end();
+        assert_eq!((code(output.status), stdout(&output).trim_end()), (expected, name));
+        assert_eq!(stderr(&output), "");
+        assert_eq!(masters_holding(&masters), 0);
+    }
+}
+
+#[test]
+fn signal_ends_the_wait_for_a_lock() {
+    let masters = Masters::start(3);
+    let holder = Holder::start(&masters, &LONG_NODE_TIMEOUT);
+    let times_asked =
+        || -> u64 { masters.iter().map(|master| command_stats(master, "lock.acquire").0).sum() };
+    for (signal, expected) in [(Signal::TERM, 143), (Signal::INT, 130)] {
+        let asked_before = times_asked();
+        let waiting = start_script(&masters, &LONG_NODE_TIMEOUT, "echo ran");
+        eventually(PATIENCE, "the run has asked all masters", || times_asked() >= asked_before + 3);
+        waiting.signal(signal);
+        let output = waiting.wait_for_end();
+        assert_eq!((code(output.status), stdout(&output)), (expected, ""));
+    }
+    holder.release();
+    assert_eq!(masters_holding(&masters), 0);
+}
+
+#[test]
+fn hang_up_under_nohup_reaches_no_process() {
+    let masters = Masters::start(1);
+    let run = run_script(&masters, &LONG_NODE_TIMEOUT, "echo started; read go; echo done");
+    let mut command = Command::new("nohup");
+    let arguments = run.get_args().skip_while(|argument| *argument != "run");
+    command.process_group(0).arg(QUORLOCK).args(arguments);
+    let mut running = Running::start(&mut command);
+    assert_eq!(running.line(), "started");
+    running.signal(Signal::HUP);
+    running.say("go");
+    let output = running.wait_for_end();
+    assert_eq!((code(output.status), stdout(&output)), (0, "done\n"));
+}
+
+#[test]
+fn exit_code_of_the_command_is_passed_on_and_the_key_is_free() {
+    let masters = Masters::start(3);
+    let plain_file = tempfile::NamedTempFile::new().unwrap();
+    let plain_file = plain_file.path().to_str().unwrap();
+    for (command, expected) in [
+        (&["true"][..], 0),
+        (&["sh", "-c", "exit 255"], 255),
+        (&["sh", "-c", "kill -KILL $$"], 137),
+        (&["sh", "-c", "kill -TERM $$"], 143),
+        (&["/no/such/command"], 127),
+        (&[plain_file], 126),
+    ] {
+        let mut run = on(&masters, "run");
+        // A command that cannot be run is not held for.
+        let hold = if expected < 128 && expected > 125 { "1h" } else { "0" };
+        run.args(LONG_NODE_TIMEOUT).args(["--hold-at-least", hold, "k", "--"]);
+        let output = run.args(command).output().unwrap();
+        assert_eq!(code(output.status), expected, "{}", stderr(&output));
+        assert_eq!(stderr(&output).contains(command[0]), [126, 127].contains(&expected));
+        assert_eq!(masters_holding(&masters), 0);
+    }
+}
+
+#[test]
+fn shell_command_gets_its_key_its_ttl_and_a_fence_that_grows() {
+    let masters = Masters::start(3);
+    let line = "echo $QUORLOCK_KEY $QUORLOCK_TTL_MS $QUORLOCK_FENCE; exit 7";
+    let mut last = 0;
+    for _ in 0..3 {
+        let mut run = on(&masters, "run");
+        let output = run.args(["--ttl", "5s", "k", "-c", line]).output().unwrap();
+        assert_eq!(code(output.status), 7, "{}", stderr(&output));
+        let fence = stdout(&output).strip_prefix("k 5000 ").unwrap().trim().parse::<u64>();
+        assert!(fence.as_ref().unwrap() > &last, "{fence:?} after {last}");
+        last = fence.unwrap();
+    }
+    let both = on(&masters, "run").args(["k", "-c", line, "--", "true"]).output().unwrap();
+    assert_eq!(code(both.status), 125);
 }

@@ -2,16 +2,14 @@
 //! from the terminal.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
 
 mod common;
 
 use std::fs::File;
 use std::io::Write as _;
 
-use common::{
-    Holder, KillOnDrop, Lines, PATIENCE, QUORLOCK, code, exec, masters_holding, masters_revoked,
-    run_script, shell_in_terminal, stdout, wait_until_ended,
-};
+use common::*;
 use quorlock_testkit::{Masters, eventually};
 
 const CTRL_C: u8 = 3;

@@ -1,6 +1,7 @@
 //! Connections to nodes through TLS.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
 
 mod common;
 
@@ -8,10 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::{
-    LONG_NODE_TIMEOUT, Running, assert_contains, assert_error, assert_ok, code, on_urls, quorlock,
-    stderr, stdout,
-};
+use common::*;
 use quorlock_testkit::{Masters, ReservedPort, Server};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustix::process::Signal;

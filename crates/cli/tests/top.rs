@@ -1,6 +1,7 @@
 //! `quorlock top` in a real terminal, on real masters.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
 
 mod common;
 
@@ -10,10 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{
-    KillOnDrop, PATIENCE, QUORLOCK, assert_error, children_of, command_stats, exec, on,
-    shell_in_terminal,
-};
+use common::*;
 use quorlock_testkit::{Masters, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};

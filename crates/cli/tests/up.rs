@@ -1,19 +1,22 @@
-//! `quorlock up`, which starts masters on this machine.
+//! `quorlock up`, which starts masters on this machine; `scripts/demo`, which uses it; and `make install`:
+//! the installed program starts the installed module, and a running server survives an installation.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
 
 mod common;
 
+use std::fs;
 use std::net::TcpListener;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output, Stdio};
 
-use common::{
-    LONG_NODE_TIMEOUT, QUORLOCK, Running, assert_contains, assert_error, assert_ok, code, is_alive,
-    pid, quorlock, stderr,
-};
-use redis::Client;
+use common::*;
+use quorlock_testkit::{Server, eventually, module_path};
+use redis::{Client, Value};
 use rustix::process::{Pid, Signal};
+use tempfile::TempDir;
 
 #[test]
 fn printed_line_names_masters_that_work() {
@@ -46,13 +49,13 @@ fn signals_stop_all_masters_and_delete_their_folders() {
     }
 }
 
-fn connect(url: &str) -> redis::Connection {
+fn connect_to(url: &str) -> redis::Connection {
     Client::open(url).unwrap().get_connection().unwrap()
 }
 
 /// The process and the folder of the server at this URL.
 fn process_and_folder(url: &str) -> (Pid, PathBuf) {
-    let mut connection = connect(url);
+    let mut connection = connect_to(url);
     let info: String = redis::cmd("INFO").arg("server").query(&mut connection).unwrap();
     let process = info.lines().find_map(|line| line.strip_prefix("process_id:")).unwrap();
     let (_, folder): (String, String) =
@@ -84,19 +87,6 @@ fn missing_server_or_module_is_an_error_that_says_what_to_do() {
     assert_error(&output, 125, "install");
 }
 
-#[test]
-fn file_that_is_no_module_is_an_error_that_names_the_file() {
-    let output = quorlock().args(["up", "-n", "1", "--module", "/bin/sh"]).output().unwrap();
-    assert_error(&output, 125, "/bin/sh");
-}
-
-#[test]
-fn invalid_number_of_masters_is_refused() {
-    for n in ["0", "65", "-1", "x"] {
-        assert_eq!(code(quorlock().args(["up", "-n", n]).output().unwrap().status), 125);
-    }
-}
-
 /// Starts masters that keep their data in a folder. Returns the program and the list of nodes.
 fn up_in(folder: &Path) -> (Running, String) {
     let mut up = Running::start(quorlock().args(["up", "-n", "3", "--keep"]).arg(folder));
@@ -118,7 +108,7 @@ fn kept_masters_keep_their_data_and_abstain_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().join("masters");
     let (up, nodes) = up_in(&folder);
-    let connect_to_first = |nodes: &str| connect(nodes.split(',').next().unwrap());
+    let connect_to_first = |nodes: &str| connect_to(nodes.split(',').next().unwrap());
     redis::cmd("SET").arg("a").arg("1").exec(&mut connect_to_first(&nodes)).unwrap();
     let run = |nodes: &str| {
         let mut run = quorlock();
@@ -185,4 +175,172 @@ fn valkey_server_alone_is_enough() {
     // Not SIGINT: the program ignores it when a shell runs the tests in the background.
     up.signal(Signal::TERM);
     assert_eq!(code(up.wait_for_end().status), 0);
+}
+
+const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/demo");
+
+fn demo(options: &[&str]) -> Output {
+    let mut demo = Command::new(DEMO);
+    demo.env("QUORLOCK", QUORLOCK).stdin(Stdio::null()).args(options).output().unwrap()
+}
+
+#[test]
+fn no_increment_is_lost_under_the_lock() {
+    let output = demo(&[]);
+    let said = stdout(&output);
+    assert_eq!((code(output.status), stderr(&output)), (0, ""), "{said}");
+    for result in ["Master 3 killed", "200 after 200", "none lost", "strictly growing: yes"] {
+        assert!(said.contains(result), "no {result} in {said}");
+    }
+}
+
+#[test]
+fn increments_are_lost_without_the_lock_and_the_demo_fails() {
+    let output = demo(&["--without-lock"]);
+    assert_eq!(code(output.status), 1, "{}", stdout(&output));
+    assert_contains(stdout(&output), "LOST");
+}
+
+const INSTALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/install");
+
+/// The folder to install to, and the built files to install.
+struct Installation {
+    root: TempDir,
+    built: TempDir,
+}
+
+impl Installation {
+    fn new() -> Self {
+        let built = tempfile::tempdir().unwrap();
+        fs::copy(QUORLOCK, built.path().join("quorlock")).unwrap();
+        fs::copy(module_path().unwrap(), built.path().join("libquorlock.so")).unwrap();
+        Self { root: tempfile::tempdir().unwrap(), built }
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        let mut install = Command::new(INSTALL);
+        install.args(words).env("BUILT", self.built.path()).env("DESTDIR", self.root.path());
+        install.env("PREFIX", "/usr").output().unwrap()
+    }
+
+    fn install(&self) {
+        let output = self.run(&[]);
+        assert_eq!((code(output.status), stderr(&output)), (0, ""));
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.root.path().join(path)
+    }
+
+    fn module(&self) -> PathBuf {
+        self.path("usr/lib/quorlock/libquorlock.so")
+    }
+
+    fn start_server(&self) -> Server {
+        let builder = Server::builder().module(self.module());
+        let server = builder.arg("lock.rejoin-delay", 0).start().unwrap();
+        assert!(grants(&server, "before"));
+        server
+    }
+
+    /// The installed files, relative to `root`.
+    fn files(&self) -> Vec<String> {
+        let mut find = Command::new("find");
+        find.arg(self.root.path()).args(["-type", "f", "-printf", "%P\n"]);
+        let output = find.output().unwrap();
+        let mut files: Vec<_> = stdout(&output).lines().map(str::to_owned).collect();
+        files.sort();
+        files
+    }
+}
+
+/// Whether the server runs, and grants this key.
+fn grants(server: &Server, key: &str) -> bool {
+    let Ok(mut connection) = server.try_connection() else { return false };
+    let reply = redis::cmd("LOCK.ACQUIRE").arg(key).arg("token").arg(60_000).query(&mut connection);
+    matches!(reply, Ok(Value::Int(_)))
+}
+
+fn inode(path: &Path) -> u64 {
+    fs::metadata(path).unwrap().ino()
+}
+
+#[test]
+fn installed_program_finds_the_installed_module() {
+    let prefix = Installation::new();
+    prefix.install();
+    let program = prefix.path("usr/bin/quorlock");
+    let mut up = Running::start(Command::new(&program).args(["up", "-n", "1"]));
+    let nodes = up.nodes();
+    let mut client = redis::Client::open(&*nodes).unwrap().get_connection().unwrap();
+    let modules: Value = redis::cmd("MODULE").arg("LIST").query(&mut client).unwrap();
+    let path = prefix.module().canonicalize().unwrap();
+    assert!(format!("{modules:?}").contains(path.to_str().unwrap()), "{modules:?}");
+
+    let mut run = Command::new(&program);
+    let output = run.args(["run", "k", "--nodes", &nodes, "--", "echo", "done"]).output().unwrap();
+    assert_eq!((code(output.status), stdout(&output)), (0, "done\n"), "{}", stderr(&output));
+    up.signal(Signal::TERM);
+    assert_eq!(code(up.wait_for_end().status), 0);
+}
+
+#[test]
+fn running_server_survives_an_installation_over_its_module() {
+    let prefix = Installation::new();
+    prefix.install();
+    let server = prefix.start_server();
+    let old = inode(&prefix.module());
+    prefix.install();
+    assert_ne!(inode(&prefix.module()), old, "the module is another file now");
+    for n in 0..100 {
+        assert!(grants(&server, &format!("after/{n}")));
+    }
+    assert!(server.is_running());
+}
+
+/// The baseline of the test above: `cp` writes over the file of the module.
+#[test]
+fn running_server_crashes_when_its_module_is_overwritten() {
+    let prefix = Installation::new();
+    prefix.install();
+    let server = prefix.start_server();
+    let copied =
+        Command::new("cp").arg(module_path().unwrap()).arg(prefix.module()).status().unwrap();
+    assert!(copied.success());
+    eventually(PATIENCE, "the server crashes", || {
+        let _ = grants(&server, "after");
+        !server.is_running()
+    });
+}
+
+#[test]
+fn changed_configuration_survives_reinstallation_and_removal() {
+    let prefix = Installation::new();
+    prefix.install();
+    let configuration = prefix.path("etc/quorlock/main.conf");
+    let text = fs::read_to_string(&configuration).unwrap();
+    assert!(text.contains("\nloadmodule /usr/lib/quorlock/libquorlock.so\n"), "{text}");
+    assert_eq!(fs::metadata(&configuration).unwrap().mode() & 0o777, 0o640);
+    let unit =
+        fs::read_to_string(prefix.path("usr/lib/systemd/system/quorlock-node@.service")).unwrap();
+    assert!(unit.contains("/etc/quorlock/%i.conf"), "{unit}");
+    let files = prefix.files();
+    assert!(files.contains(&"usr/share/man/man1/quorlock-run.1".to_owned()), "{files:?}");
+    assert!(!files.iter().any(|file| file.contains(".new")), "{files:?}");
+
+    fs::write(&configuration, "port 7001\n").unwrap();
+    prefix.install();
+    assert_eq!(fs::read_to_string(&configuration).unwrap(), "port 7001\n");
+    assert_eq!(prefix.files(), files);
+    assert_eq!(code(prefix.run(&["--uninstall"]).status), 0);
+    assert_eq!(prefix.files(), ["etc/quorlock/main.conf"]);
+}
+
+#[test]
+fn missing_build_is_an_error_that_says_what_to_do() {
+    let prefix = Installation::new();
+    fs::remove_file(prefix.built.path().join("libquorlock.so")).unwrap();
+    let output = prefix.run(&[]);
+    assert_error(&output, 1, "make build");
+    assert!(prefix.files().is_empty());
 }

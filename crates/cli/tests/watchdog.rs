@@ -4,17 +4,14 @@
 //! finds the file locked overlaps with the previous command, and prints `overlap`.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
 
 mod common;
 
 use std::fs;
 use std::process::Command;
 
-use common::{
-    Net, PATIENCE, QUORLOCK, Running, acquire_everywhere, assert_error, assert_ok, children_of,
-    code, exec, is_alive, masters_holding, quorlock, run_script, start_script, stdout,
-    wait_until_ended, watchdog_of,
-};
+use common::*;
 use quorlock_testkit::{Direction, Masters, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;

@@ -1,14 +1,9 @@
 //! `quorlock doctor`: finds faults of the nodes, and says what to do.
 //!
-//! - [`findings`]: findings from the nodes' answers; [`node`] is the part about one node, [`fleet`]
-//!   the part about all of them.
+//! - [`checks`]: what is wrong with one node, or with all of them together.
 //! - [`rights`]: which commands the user may not run, and whether it may use a key.
-//! - [`print`]: prints the findings as text or as JSON.
 
-mod findings;
-mod fleet;
-mod node;
-mod print;
+mod checks;
 mod rights;
 
 use std::process::ExitCode;
@@ -17,13 +12,18 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::builder::{StringValueParser, TypedValueParser as _};
 use quorlock_core::Ttl;
+use serde_json::json;
 
-use self::findings::{Severity, findings};
-pub(crate) use self::node::name_of_check;
-use crate::args::{DEFAULT_TTL, check_key};
-use crate::duration::duration;
-use crate::fleet::{FleetArgs, Node};
+pub(crate) use self::checks::name_of_check;
+use self::checks::{Finding, Severity};
+use self::rights::Denial;
+use crate::acquisition::DEFAULT_TTL;
+use crate::fleet::{FleetArgs, Node, Snapshot};
 use crate::nodes;
+use crate::output::{self, escape, try_print, with_plural};
+use crate::table::wrap;
+use crate::values::check_key;
+use crate::values::duration;
 
 /// Checks the nodes, their configuration and the rights of the user, and says what to do.
 ///
@@ -55,6 +55,10 @@ const EXIT_CODES: &str = "Exit codes, as monitoring plugins have them:
        refuses requests, or no majority votes
   125  quorlock itself failed, or its arguments are not understood";
 
+const COLUMNS: usize = 100;
+/// The width of the labels, and the indentation of the other lines.
+const INDENT: usize = 9;
+
 const WARNINGS: u8 = 1;
 const ERRORS: u8 = 2;
 
@@ -63,19 +67,195 @@ pub(crate) async fn doctor(args: Doctor) -> anyhow::Result<ExitCode> {
     let ttl = args.ttl.or(nodes.defaults.ttl).unwrap_or(DEFAULT_TTL);
     let ttl = u64::try_from(ttl.as_millis()).ok().and_then(|ms| Ttl::from_ms(ms).ok());
     let ttl = ttl.context("--ttl must be at least 1ms and at most 168h, such as 10s")?;
-    let report = fleet.gather().await;
+    let snapshot = fleet.gather().await;
     // Skips nodes that are down: asking one again would take up to the time limit once more.
     let denials = fleet
-        .each_answering(&report, async |node: &Node| {
+        .each_answering(&snapshot, async |node: &Node| {
             rights::denied(node, args.lock.as_deref()).await
         })
         .await;
-    let findings = findings(&report, &denials, ttl);
-    print::print(&findings, &report, args.json)?;
-    nodes.explain_refusal(report.errors());
-    Ok(match findings.iter().map(|finding| finding.severity).max() {
+    let findings = findings(&snapshot, &denials, ttl);
+    let text = if args.json { json(&findings, &snapshot) } else { text(&findings, &snapshot) };
+    try_print(&text, "the findings")?;
+    nodes.explain_refusal(snapshot.errors());
+    Ok(match findings.first().map(|finding| finding.severity) {
         None => ExitCode::SUCCESS,
         Some(Severity::Warning) => ExitCode::from(WARNINGS),
         Some(Severity::Error) => ExitCode::from(ERRORS),
     })
+}
+
+/// Returns all findings, errors first. `denials` are the missing rights of the user on each node,
+/// and `ttl` is the longest ttl that programs use.
+fn findings(snapshot: &Snapshot, denials: &[Vec<Denial>], ttl: Ttl) -> Vec<Finding> {
+    let mut findings = checks::of_fleet(snapshot);
+    let clock_here_is_wrong = checks::offset_from_this_machine_us(snapshot).is_some();
+    for ((node, state), denials) in snapshot.iter().zip(denials) {
+        let mut of_node = checks::of_node(node, state, denials, ttl);
+        of_node.retain(|finding| finding.check != "clock" || !clock_here_is_wrong);
+        for finding in of_node {
+            let mut about_nodes = findings.iter_mut().filter(|other| !other.nodes.is_empty());
+            match about_nodes.find(|other| other.is_same_fault(&finding)) {
+                Some(other) => other.nodes.push(node.name.clone()),
+                None => findings.push(finding.about(&node.name)),
+            }
+        }
+    }
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    findings
+}
+
+fn json(findings: &[Finding], snapshot: &Snapshot) -> String {
+    output::json(&json!({
+        "errors": count(findings, Severity::Error),
+        "warnings": count(findings, Severity::Warning),
+        "voting": snapshot.voting(),
+        "nodes": snapshot.nodes.len(),
+        "findings": findings,
+    }))
+}
+
+fn text(findings: &[Finding], snapshot: &Snapshot) -> String {
+    let mut lines = Vec::new();
+    for finding in findings {
+        let label = match finding.severity {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+        };
+        let nodes = match &finding.nodes[..] {
+            [] => String::new(),
+            nodes => format!("{}: ", escape(&nodes.join(", "))),
+        };
+        let what = wrap(&format!("{nodes}{}", escape(&finding.what)), COLUMNS - INDENT);
+        let todo = wrap(&format!("> {}", escape(&finding.todo)), COLUMNS - INDENT);
+        for (index, line) in what.iter().chain(&todo).enumerate() {
+            let label = if index == 0 { label } else { "" };
+            lines.push(format!("{label:INDENT$}{line}\n"));
+        }
+        lines.push("\n".into());
+    }
+    let (errors, warnings) = (count(findings, Severity::Error), count(findings, Severity::Warning));
+    let (voting, nodes) = (snapshot.voting(), snapshot.nodes.len());
+    lines.push(match (errors, warnings) {
+        (0, 0) => format!("Nothing was found. {voting} of {nodes} nodes vote.\n"),
+        _ => format!(
+            "{}, {}. {voting} of {nodes} nodes vote.\n",
+            with_plural(errors, "error"),
+            with_plural(warnings, "warning")
+        ),
+    });
+    lines.concat()
+}
+
+fn count(findings: &[Finding], severity: Severity) -> u64 {
+    findings.iter().filter(|finding| finding.severity == severity).count() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use quorlock_core::node_set::SetReport;
+
+    use super::Severity::{Error, Warning};
+    use super::*;
+    use crate::fleet::NodeReport;
+    use crate::fleet::snapshot::tests::{facts, module, voting};
+    use crate::table::width;
+
+    fn found(nodes: Vec<NodeReport>) -> Vec<Finding> {
+        let denials = vec![Vec::new(); nodes.len()];
+        findings(&Snapshot::new(nodes), &denials, Ttl::from_ms(10_000).unwrap())
+    }
+
+    /// Changes the last of three nodes. Returns the checks and severities of the findings.
+    fn after(change: impl Fn(&mut NodeReport)) -> Vec<(&'static str, Severity)> {
+        let mut nodes = voting(3);
+        change(&mut nodes[2]);
+        found(nodes).into_iter().map(|finding| (finding.check, finding.severity)).collect()
+    }
+
+    /// The faults that the tests with real servers do not cause.
+    #[test]
+    fn each_fault_makes_one_finding() {
+        let faults: [(fn(&mut NodeReport), _); 7] = [
+            (|_| (), None),
+            (
+                |node| module(node).unwritable = Some("writes-paused".into()),
+                Some(("unwritable", Warning)),
+            ),
+            (|node| module(node).set = SetReport::Unset, Some(("set-differs", Error))),
+            (|node| module(node).version = "0.2.0".into(), Some(("module-versions", Warning))),
+            (|node| module(node).max_ttl_ms = Some(90_000), Some(("max-ttl-differs", Warning))),
+            (|node| module(node).rejoin_delay_ms = Some(0), Some(("rejoin-delay", Warning))),
+            (|node| module(node).waiters = 900, Some(("waiters", Warning))),
+        ];
+        for (change, finding) in faults {
+            assert_eq!(after(change), Vec::from_iter(finding));
+        }
+    }
+
+    #[test]
+    fn nodes_with_the_same_fault_share_a_finding() {
+        let mut nodes = voting(3);
+        for (node, delay_ms) in nodes.iter_mut().zip([0, 0, 1]) {
+            module(node).rejoin_delay_ms = Some(delay_ms);
+        }
+        let findings = found(nodes);
+        let shared: Vec<_> = findings.iter().map(|finding| finding.nodes.len()).collect();
+        assert_eq!(shared, [2, 1], "{findings:?}");
+    }
+
+    #[test]
+    fn limits_of_clock_and_round_trip_are_exact() {
+        let offset = |seconds: i64| {
+            move |node: &mut NodeReport| facts(node).clock_offset_us = Some(seconds * 1_000_000)
+        };
+        assert_eq!(after(offset(5)), []);
+        assert_eq!(after(offset(-7)), [("clock", Warning)]);
+        assert_eq!(after(offset(61)), [("clock", Error)]);
+        let round_trip =
+            |ms| move |node: &mut NodeReport| facts(node).round_trip = Duration::from_millis(ms);
+        assert_eq!(after(round_trip(100)), []);
+        assert_eq!(after(round_trip(500)), [("round-trip", Warning)]);
+        assert_eq!(after(round_trip(1300)), [("round-trip", Error)]);
+    }
+
+    #[test]
+    fn wrong_clock_of_this_machine_is_one_finding_without_nodes() {
+        let mut nodes = voting(3);
+        for node in &mut nodes {
+            facts(node).clock_offset_us = Some(120_000_000);
+        }
+        let findings = found(nodes);
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        assert_eq!((findings[0].check, findings[0].nodes.len()), ("clock-here", 0));
+    }
+
+    #[test]
+    fn even_number_single_node_and_a_changing_set_are_found() {
+        let checks = |nodes| found(nodes).iter().map(|finding| finding.check).collect::<Vec<_>>();
+        assert_eq!(checks(voting(4)), ["even-number"]);
+        assert_eq!(found(voting(2))[0].todo, "use 3 nodes", "one node is no better than two");
+        assert_eq!(checks(voting(1)), ["single-node"]);
+        let mut nodes = voting(3);
+        for (index, node) in nodes.iter_mut().enumerate() {
+            let set = format!("eu {} 1,2,3>1,2,3,4", index + 1);
+            module(node).set = SetReport::Set(set.parse().unwrap());
+        }
+        assert_eq!(checks(nodes), ["set-changes"]);
+    }
+
+    #[test]
+    fn findings_fit_100_columns_and_cannot_control_the_terminal() {
+        let finding =
+            Finding::error("x", "word ".repeat(50), "do \x1b[2J that").about(&"n".repeat(200));
+        let text = text(&[finding], &Snapshot::new(voting(3)));
+        assert!(
+            text.lines().all(|line| width(line) <= COLUMNS) && !text.contains('\x1b'),
+            "{text}"
+        );
+        assert!(text.starts_with("error    nnn"), "{text}");
+        assert!(text.ends_with("1 error, 0 warnings. 3 of 3 nodes vote.\n"), "{text}");
+    }
 }

@@ -1,33 +1,33 @@
 //! `quorlock exporter`: the figures of all nodes for Prometheus, over HTTP.
-//!
-//! - [`metrics`]: metrics from a report of the nodes.
-//! - [`format`]: the format that a client accepts.
-//! - [`shared`]: one gathering for all concurrent scrapes.
 
-mod format;
 mod metrics;
-mod shared;
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use axum::Router;
-use axum::extract::State;
-use axum::http::{HeaderMap, header};
-use axum::response::IntoResponse;
-use axum::routing::get;
+use hyper::body::Incoming;
+use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, VARY};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode, http};
+use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
+use tokio::sync::OnceCell;
+use tokio::time::sleep;
 
-use self::format::Format;
-use self::shared::SharedCall;
-use crate::fleet::{Fleet, FleetArgs};
+use self::metrics::Format;
+use crate::fleet::{Fleet, FleetArgs, Snapshot};
+use crate::nodes;
+use crate::output::say;
 use crate::signals::Signals;
-use crate::{nodes, say};
 
 const PATH: &str = "/metrics";
+const HOME: &str = concat!("quorlock exporter ", env!("CARGO_PKG_VERSION"), ": see /metrics\n");
+/// The pause after a failure to accept a connection, such as for the lack of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Serves the state and the counters of all nodes to Prometheus, under /metrics.
 ///
@@ -49,9 +49,10 @@ const EXIT_CODES: &str = "Exit codes:
   0    a signal ended quorlock
   125  quorlock itself failed, or its arguments are not understood";
 
-struct Gatherer {
+struct Exporting {
     fleet: Fleet,
-    current: SharedCall<Arc<str>>,
+    /// The snapshot that is being made, and how long that took.
+    current: SharedCall<Arc<(Snapshot, Duration)>>,
 }
 
 pub(crate) async fn exporter(args: Exporter) -> anyhow::Result<ExitCode> {
@@ -61,27 +62,97 @@ pub(crate) async fn exporter(args: Exporter) -> anyhow::Result<ExitCode> {
         .await
         .with_context(|| format!("cannot listen on {}: choose another --listen", args.listen))?;
     say(format_args!("serving http://{}{PATH}", listener.local_addr()?));
-    let gatherer = Arc::new(Gatherer { fleet, current: SharedCall::default() });
-    let home =
-        || async { concat!("quorlock exporter ", env!("CARGO_PKG_VERSION"), ": see /metrics\n") };
-    let router = Router::new().route(PATH, get(scrape)).route("/", get(home)).with_state(gatherer);
+    let exporting = Arc::new(Exporting { fleet, current: SharedCall(Mutex::default()) });
     // A signal may cut off a scrape. Prometheus repeats it.
-    if let Ok(ended) = signals.interrupting(axum::serve(listener, router).into_future()).await {
-        ended.context("the exporter cannot serve any more")?;
-    }
+    let _ = signals.interrupting(exporting.serve(listener)).await;
     Ok(ExitCode::SUCCESS)
 }
 
-async fn scrape(headers: HeaderMap, State(gatherer): State<Arc<Gatherer>>) -> impl IntoResponse {
-    let gather = async || {
-        let started = Instant::now();
-        let report = gatherer.fleet.gather().await;
-        Arc::from(metrics::render(&report, started.elapsed()))
-    };
-    let text = gatherer.current.get(gather).await;
-    let accept: Vec<_> =
-        headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
-    let format = Format::accepted(&accept.join(","));
-    let headers = [(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")];
-    (headers, format.convert(&text))
+impl Exporting {
+    async fn serve(self: Arc<Self>, listener: TcpListener) {
+        loop {
+            let Ok((stream, _)) = listener.accept().await else {
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            };
+            let exporting = Arc::clone(&self);
+            tokio::spawn(async move {
+                let respond = async |request| exporting.respond(&request).await;
+                let connection = http1::Builder::new()
+                    .serve_connection(TokioIo::new(stream), service_fn(respond));
+                // The client may end the connection at any time.
+                let _ = connection.await;
+            });
+        }
+    }
+
+    async fn respond(&self, request: &Request<Incoming>) -> http::Result<Response<String>> {
+        let response = Response::builder();
+        match (request.method(), request.uri().path()) {
+            (&Method::GET | &Method::HEAD, PATH) => {
+                let gather = async || {
+                    let started = Instant::now();
+                    let snapshot = self.fleet.gather().await;
+                    Arc::new((snapshot, started.elapsed()))
+                };
+                let gathered = self.current.get(gather).await;
+                let accept = request.headers().get_all(ACCEPT).iter();
+                let accept: Vec<_> = accept.filter_map(|value| value.to_str().ok()).collect();
+                let format = Format::accepted(&accept.join(","));
+                let response = response.header(CONTENT_TYPE, format.content_type());
+                response.header(VARY, "accept").body(metrics::render(
+                    &gathered.0,
+                    gathered.1,
+                    format,
+                ))
+            }
+            (&Method::GET | &Method::HEAD, "/") => response.body(HOME.to_owned()),
+            (_, PATH | "/") => {
+                let response = response.status(StatusCode::METHOD_NOT_ALLOWED);
+                response.header(ALLOW, "GET,HEAD").body(String::new())
+            }
+            _ => response.status(StatusCode::NOT_FOUND).body(String::new()),
+        }
+    }
+}
+
+/// Makes a value on demand. Callers that arrive while a value is being made share it.
+struct SharedCall<T>(Mutex<Arc<OnceCell<T>>>);
+
+impl<T: Clone> SharedCall<T> {
+    /// Returns the value that is being made, or makes a new one.
+    ///
+    /// # Cancel safety
+    /// When the caller that makes the value is dropped, another waiting caller makes it.
+    async fn get<F: Future<Output = T>>(&self, make: impl FnOnce() -> F) -> T {
+        let current = Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let value = current.get_or_init(make).await.clone();
+        let mut latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if Arc::ptr_eq(&latest, &current) {
+            // The next caller gets a fresh value.
+            *latest = Arc::default();
+        }
+        value
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+    use std::pin::pin;
+
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn second_caller_continues_when_the_first_is_dropped() {
+        let shared = SharedCall::<u32>(Mutex::default());
+        let mut first = Box::pin(shared.get(pending));
+        assert!(first.as_mut().now_or_never().is_none());
+        let mut second = pin!(shared.get(|| ready(7)));
+        assert!(second.as_mut().now_or_never().is_none());
+        drop(first);
+        assert_eq!(second.now_or_never(), Some(7));
+    }
 }

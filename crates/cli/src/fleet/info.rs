@@ -162,25 +162,6 @@ impl<'a> Fields<'a> {
 mod tests {
     use super::*;
 
-    const VOTING: &str = "# Server\r\nredis_version:7.0.15\r\nredis_mode:standalone\r\nrun_id:ab12\r\n\
-        # Memory\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n# Replication\r\nrole:master\r\n\
-        # lock\r\nlock_version:0.1.0\r\nlock_state:voting\r\nlock_set_name:eu\r\nlock_set_id:2\r\n\
-        lock_set_members:1,2,3\r\nlock_max_ttl_ms:60000\r\nlock_leases:4\r\nlock_waiters:1\r\n\
-        lock_grants:9\r\nlock_longest_wait_us:1500\r\n";
-
-    #[test]
-    fn fields_of_a_voting_node_are_read() {
-        let info = Info::parse(VOTING);
-        assert_eq!((&*info.server, info.run_id.as_deref()), ("redis 7.0.15", Some("ab12")));
-        assert!(!info.is_replica && !info.evicts());
-        let lock = info.lock.as_ref().unwrap();
-        assert_eq!((lock.leases, lock.waiters, lock.abstention.as_ref()), (4, 1, None));
-        assert_eq!(lock.set_and_id().as_deref(), Some("eu 2"));
-        assert_eq!((lock.counter("grants"), lock.counter("refusals")), (Some(9), None));
-        assert_eq!((lock.max_ttl_ms, lock.longest_wait_us), (Some(60_000), Some(1500)));
-        assert_eq!(info.hello().module_version.as_deref(), Some("0.1.0"));
-    }
-
     #[test]
     fn abstention_has_a_reason_and_an_end_that_may_be_unknown() {
         let text =
@@ -192,13 +173,6 @@ mod tests {
         let info = Info::parse(text);
         assert!(info.is_replica);
         assert_eq!(info.lock.unwrap().abstention.unwrap().left, None);
-    }
-
-    #[test]
-    fn server_that_refuses_writes_does_not_abstain() {
-        let text = "lock_state:unwritable\r\nlock_unwritable_reason:memory-full\r\n";
-        let lock = Info::parse(text).lock.unwrap();
-        assert_eq!((lock.unwritable.as_deref(), lock.abstention), (Some("memory-full"), None));
     }
 
     #[test]

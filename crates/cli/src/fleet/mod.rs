@@ -1,19 +1,16 @@
-//! The state of every node. Each node is asked separately, so that the report includes broken
+//! The state of every node. Each node is asked separately, so that the snapshot includes broken
 //! nodes, replicas and servers without the module.
 //!
 //! - [`node`]: the connection to one node, and the requests to it.
 //! - [`info`]: its replies to INFO.
-//! - [`clock`]: the offset of its wall clock.
-//! - [`report`]: all nodes, and which of them a client counts.
+//! - [`snapshot`]: all nodes, and which of them a client counts. Every subcommand that shows the
+//!   state of the nodes shows such a snapshot.
 //! - [`advice`]: what to do about a node that is not counted.
-//! - [`text`]: texts cut and wrapped to the columns of a terminal.
 
 mod advice;
-mod clock;
 pub(crate) mod info;
 mod node;
-pub(crate) mod report;
-pub(crate) mod text;
+pub(crate) mod snapshot;
 
 use std::time::Duration;
 
@@ -21,9 +18,9 @@ use futures_util::future::join_all;
 
 pub(crate) use self::advice::{advice, unwritable_advice};
 pub(crate) use self::node::{Node, Replies, query, replies};
-pub(crate) use self::report::{Facts, NodeReport, Report, State};
-use crate::duration::duration;
+pub(crate) use self::snapshot::{Facts, NodeReport, Snapshot, State};
 use crate::nodes::{NodeArgs, NodeSettings};
+use crate::values::duration;
 
 const NODE_TIMEOUT_DEFAULT: &str = "2s";
 
@@ -58,18 +55,18 @@ impl FleetArgs {
 
 impl Fleet {
     /// Asks all nodes at the same time, and takes at most the time limit of one node.
-    pub(crate) async fn gather(&self) -> Report {
-        Report::new(self.each(async |node: &Node| node.report().await).await)
+    pub(crate) async fn gather(&self) -> Snapshot {
+        Snapshot::new(self.each(async |node: &Node| node.report().await).await)
     }
 
-    /// Like [`each`](Self::each), for the nodes whose facts are in `report`. The other nodes have
+    /// Like [`each`](Self::each), for the nodes whose facts are in `snapshot`. The other nodes have
     /// the default result.
     pub(crate) async fn each_answering<T: Default>(
         &self,
-        report: &Report,
+        snapshot: &Snapshot,
         work: impl AsyncFn(&Node) -> T,
     ) -> Vec<T> {
-        let asked = self.nodes.iter().zip(&report.nodes);
+        let asked = self.nodes.iter().zip(&snapshot.nodes);
         let of_node = async |(node, answer): (&Node, &NodeReport)| match answer.facts() {
             Some(_) => work(node).await,
             None => T::default(),

@@ -1,7 +1,7 @@
 //! One node: the connection to it, and the requests to it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use quorlock_client::connect_or_explain;
 use quorlock_core::client::NodeError;
@@ -11,9 +11,8 @@ use redis::{
 };
 use tokio::sync::Mutex;
 
-use super::clock;
 use super::info::Info;
-use super::report::{Facts, NodeReport};
+use super::snapshot::{Facts, NodeReport};
 use crate::nodes::NodeClient;
 use crate::output::escape;
 
@@ -109,13 +108,11 @@ async fn probe(
 ) -> Result<(Duration, Option<i64>), NodeError> {
     let mut best: Option<(Duration, Option<i64>)> = None;
     for _ in 0..PROBES {
-        let (sent_us, sent) = (clock::wall_us(), Instant::now());
+        let (sent_us, sent) = (wall_us(), Instant::now());
         let reply: Result<(i64, i64), _> = cmd("TIME").query_async(connection).await;
         let round_trip = sent.elapsed();
         let offset_us = match reply {
-            Ok((seconds, us)) => {
-                Some(clock::offset_us(sent_us, round_trip, seconds * 1_000_000 + us))
-            }
+            Ok((seconds, us)) => Some(offset_us(sent_us, round_trip, seconds * 1_000_000 + us)),
             // This error is also an answer, and took one round trip.
             Err(error) if error.code() == Some("NOPERM") => None,
             Err(error) => return Err(read_error(&error)),
@@ -125,6 +122,19 @@ async fn probe(
         }
     }
     best.ok_or(NodeError::UnexpectedReply)
+}
+
+/// This machine's wall clock in microseconds since 1970.
+fn wall_us() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// Returns how far a remote clock is ahead of this machine's. Takes the remote clock as read in the
+/// middle of the round trip, so the result is wrong by at most half a round trip.
+fn offset_us(sent_us: i64, round_trip: Duration, remote_us: i64) -> i64 {
+    let half = i64::try_from(round_trip.as_micros() / 2).unwrap_or(i64::MAX);
+    remote_us.saturating_sub(sent_us.saturating_add(half))
 }
 
 pub(crate) type Replies<const N: usize> = [Result<Value, NodeError>; N];

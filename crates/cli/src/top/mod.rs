@@ -1,15 +1,12 @@
-//! `quorlock top`: the locks as they come and go.
+//! `quorlock top`: the snapshot of the fleet and its locks, again and again.
 //!
-//! - [`gather`]: asks the nodes in a separate thread; [`pace`] decides how often.
-//! - [`snapshot`]: the answers of the nodes, ready to be shown.
-//! - [`state`]: what is on the screen, and what each key press does.
-//! - [`view`]: draws the screen.
-//! - [`terminal`]: sets the terminal up and restores it.
+//! - [`gather`]: asks the nodes in a separate thread.
+//! - [`app`]: what is on the screen, and what each key press does.
+//! - [`view`]: the lines of the screen.
+//! - [`terminal`]: sets the terminal up and restores it, and reads keys.
 
+mod app;
 mod gather;
-mod pace;
-mod snapshot;
-mod state;
 mod terminal;
 mod view;
 
@@ -20,17 +17,16 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use clap::builder::{OsStringValueParser, TypedValueParser as _};
+use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
+use self::app::{Action, App};
 use self::gather::GatherOptions;
-use self::state::{Action, App};
 use self::terminal::Screen;
-use crate::args;
-use crate::duration::duration;
 use crate::fleet::FleetArgs;
 use crate::signals::Signals;
-use crate::{exit, nodes};
+use crate::values::duration;
+use crate::{exit, nodes, values};
 
 const DRAW_EVERY: Duration = Duration::from_millis(250);
 /// A shorter interval makes the screen unreadable.
@@ -49,7 +45,7 @@ const INTERVAL_MIN: Duration = Duration::from_millis(100);
 pub(crate) struct Top {
     /// The keys to show, as a pattern of SCAN: * ? [a-c] [^a-c] \ [default: all]
     #[arg(default_value = "*", hide_default_value = true)]
-    #[arg(value_parser = OsStringValueParser::new().try_map(args::check_pattern))]
+    #[arg(value_parser = values::pattern_parser())]
     pattern: OsString,
 
     /// How often to ask the nodes, if that takes less than 1 % of their time
@@ -77,18 +73,19 @@ pub(crate) async fn top(args: Top) -> anyhow::Result<ExitCode> {
         );
     }
     let mut signals = Signals::listen()?;
-    let stop = signal(SignalKind::from_raw(rustix::process::Signal::TSTP.as_raw()));
-    let continued = signal(SignalKind::from_raw(rustix::process::Signal::CONT.as_raw()));
-    let (mut stop, mut continued) = (stop.context("cannot listen for signals")?, continued?);
-    let mut snapshots = gather::start(GatherOptions {
+    let listen = |to: Signal| signal(SignalKind::from_raw(to.as_raw()));
+    let stop = listen(Signal::TSTP).context("cannot listen for signals")?;
+    let (mut stop, mut continued, mut resized) =
+        (stop, listen(Signal::CONT)?, listen(Signal::WINCH)?);
+    let mut moments = gather::start(GatherOptions {
         nodes,
         fleet,
         pattern: args.pattern.into_vec(),
         node_timeout: args.fleet.node_timeout,
         interval_min: args.interval,
     });
-    let mut screen = Screen::open().context("cannot use the terminal")?;
-    let mut events = terminal::events();
+    let _screen = Screen::open()?;
+    let mut keys = terminal::keys();
     let mut app = App::default();
     let mut drawing = tokio::time::interval(DRAW_EVERY);
     drawing.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -98,24 +95,21 @@ pub(crate) async fn top(args: Top) -> anyhow::Result<ExitCode> {
             _ = stop.recv() => Action::Suspend,
             // After a SIGSTOP, the settings of the terminal are unknown.
             _ = continued.recv() => Action::Reset,
-            event = events.recv() => match event {
-                Some(event) => app.handle(&event),
-                // The terminal is gone.
-                None => Action::Quit,
-            },
-            snapshot = snapshots.recv() => match snapshot {
-                Some(Ok(snapshot)) => app.update(snapshot),
-                Some(Err(error)) => return Err(error),
+            // `None`: the terminal is gone.
+            key = keys.recv() => key.map_or(Action::Quit, |key| app.handle(key)),
+            moment = moments.recv() => match moment {
+                Some(moment) => app.update(moment?),
                 None => bail!("the thread that asks the nodes has ended"),
             },
+            _ = resized.recv() => Action::Draw,
             _ = drawing.tick() => Action::Draw,
         };
         match action {
             Action::Draw => {}
             Action::Quit => return Ok(ExitCode::SUCCESS),
-            Action::Suspend => screen.suspend()?,
-            Action::Reset => screen.reset()?,
+            Action::Suspend => terminal::suspend()?,
+            Action::Reset => terminal::reset()?,
         }
-        screen.draw(|frame| view::draw(frame, &mut app, Instant::now()))?;
+        terminal::draw(|columns, rows| view::lines(&mut app, Instant::now(), columns, rows))?;
     }
 }

@@ -6,11 +6,9 @@
 //! run` is gone, the watchdog stops the command, and then releases the lock.
 //!
 //! - [`process`]: the watchdog itself.
-//! - [`release_order`]: what the watchdog needs to release the lock.
-//! - [`wire`]: the messages between `quorlock run` and the watchdog.
+//! - [`wire`]: what `quorlock run` and the watchdog tell each other.
 
 mod process;
-mod release_order;
 mod wire;
 
 use std::ffi::OsString;
@@ -33,8 +31,7 @@ use crate::nodes::SECRET_VARIABLES;
 use crate::process_tree::{Group, ProcessTree, become_subreaper, children};
 
 pub(crate) use process::{SUBCOMMAND, main};
-pub(crate) use release_order::ReleaseOrder;
-pub(crate) use wire::{Begin, Instruction, Report};
+pub(crate) use wire::{Begin, Instruction, ReleaseOrder, Report};
 
 /// The running program, even after its file was replaced.
 const THIS_PROGRAM: &str = "/proc/self/exe";
@@ -87,7 +84,7 @@ impl WatchdogHandle {
         let watchdog = Self {
             process,
             leader: None,
-            group: begin.group,
+            group: begin.group(),
             other_children,
             reports,
             instructions,
@@ -108,11 +105,11 @@ impl WatchdogHandle {
     /// Dropping the future loses no report.
     pub(crate) async fn next_report(&mut self) -> Option<Report> {
         let line = self.reports.next_line().await.ok()??;
-        let report = Report::parse(&line);
-        if let Some(Report::Started(leader)) = report {
-            self.leader = Some(leader);
+        let report = serde_json::from_str(&line).ok()?;
+        if let Report::Started(leader) = report {
+            self.leader = Pid::from_raw(leader);
         }
-        report
+        Some(report)
     }
 
     /// Kills the watchdog. Then stops the command and all that it started, as `schedule` says.

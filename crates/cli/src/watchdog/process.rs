@@ -4,19 +4,21 @@ use std::io::{self, IoSliceMut, stdin};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net;
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use rustix::cmsg_space;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::process::Signal;
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-use super::wire::{self, Begin, Instruction, Report};
-use super::{DESCRIPTORS, ReleaseOrder};
+use super::DESCRIPTORS;
+use super::wire::{self, Begin, Instruction, ReleaseOrder, Report};
 use crate::clock;
 use crate::process_tree::ProcessTree;
 use crate::signals::Signals;
@@ -66,10 +68,10 @@ impl Watchdog {
         if schedule.poll(clock::now()).is_some() {
             return Ok(!self.send_report(Report::TooLate));
         }
-        let mut tree = match ProcessTree::spawn(command, begin.group) {
+        let mut tree = match ProcessTree::spawn(command, begin.group()) {
             Ok(tree) => tree,
             Err(error) => {
-                let error = Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
+                let error = error.raw_os_error().unwrap_or(Errno::INVAL.raw_os_error());
                 return Ok(!self.send_report(Report::NotStarted(error)));
             }
         };
@@ -77,7 +79,7 @@ impl Watchdog {
         // keeps it open.
         let _ = close_stdio();
         if let Some(leader) = tree.leader() {
-            self.send_report(Report::Started(leader));
+            self.send_report(Report::Started(leader.as_raw_pid()));
         }
         let mut has_reported_stopping = false;
         let mut is_abandoned = false;
@@ -87,7 +89,7 @@ impl Watchdog {
             if let Some(status) = tree.leader_status()
                 && (!waits_for_all || tree.is_gone())
             {
-                let is_reported = self.send_report(Report::Ended(status));
+                let is_reported = self.send_report(Report::Ended(status.into_raw()));
                 return Ok(tree.is_gone() && (is_abandoned || !is_reported));
             }
             tree.follow(&mut schedule);
@@ -100,7 +102,11 @@ impl Watchdog {
                 instruction = self.next_instruction(), if !is_abandoned => match instruction {
                     Some(Instruction::Extended(deadline)) => schedule.handle_extended(deadline),
                     Some(Instruction::Lost) => schedule.handle_lost(clock::now()),
-                    Some(Instruction::PassOn(signal)) => tree.pass_on(signal),
+                    Some(Instruction::PassOn(signal)) => {
+                        if let Some(signal) = Signal::from_named_raw(signal) {
+                            tree.pass_on(signal);
+                        }
+                    }
                     Some(Instruction::Begin(_)) => {}
                     None => {
                         is_abandoned = true;
@@ -114,7 +120,7 @@ impl Watchdog {
 
     /// Waits for the next instruction; `None` when `quorlock run` is gone or sent something else.
     async fn next_instruction(&mut self) -> Option<Instruction> {
-        Instruction::parse(&self.instructions.next_line().await.ok()??)
+        serde_json::from_str(&self.instructions.next_line().await.ok()??).ok()
     }
 
     /// Returns `false` if `quorlock run` is gone.
@@ -162,10 +168,10 @@ mod tests {
         let mut watchdog = Watchdog { instructions: BufReader::new(instructions).lines(), reports };
         let ttl = Ttl::from_ms(10_000).unwrap();
         let deadline = clock::now().plus(Duration::from_secs(1));
-        let begin = Begin { ttl, kill_after: None, group: Group::Own, wait_all: false, deadline };
+        let begin = Begin::new(ttl, None, Group::Own, false, deadline);
         watchdog.run(begin, &["touch".into(), trace.clone().into()]).await.unwrap();
         let line = BufReader::new(ours).lines().next_line().await.unwrap().unwrap();
-        assert_eq!(Report::parse(&line), Some(Report::TooLate));
+        assert_eq!(serde_json::from_str::<Report>(&line).unwrap(), Report::TooLate);
         assert!(!trace.exists());
     }
 }

@@ -1,212 +1,149 @@
-//! The messages between `quorlock run` and its watchdog: one line of text each.
+//! What `quorlock run` and its watchdog tell each other: messages of one line of JSON each, and the
+//! order to release the lock.
 
-use std::fmt;
-use std::os::unix::process::ExitStatusExt as _;
-use std::process::ExitStatus;
-use std::str::SplitWhitespace;
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use anyhow::Context as _;
+use quorlock_client::DetachedLock;
 use quorlock_core::quorum::Moment;
 use quorlock_core::{StopSchedule, Ttl};
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
-use rustix::process::{Pid, Signal};
+use rustix::process::Pid;
+use serde::{Deserialize, Serialize};
 use tokio::net::unix::OwnedWriteHalf;
+use tokio::time::timeout;
 
+use crate::nodes::SecretNodes;
 use crate::process_tree::Group;
 
 /// A message from `quorlock run` to the watchdog.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) enum Instruction {
     Begin(Begin),
     /// The lock is valid until this moment.
-    Extended(Moment),
+    Extended(#[serde(with = "MomentFields")] Moment),
     /// The nodes say that the lock has ended.
     Lost,
-    PassOn(Signal),
+    /// The number of a signal to pass on to the command.
+    PassOn(i32),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) struct Begin {
-    pub(crate) ttl: Ttl,
+    ttl_ms: u64,
     /// The time from SIGTERM to SIGKILL; `None` for the default.
-    pub(crate) kill_after: Option<Duration>,
-    pub(crate) group: Group,
+    kill_after: Option<Duration>,
+    /// The group of the command in the foreground of a terminal; `None` for its own group.
+    foreground: Option<i32>,
     /// Whether the command counts as ended only when all that it started has ended.
     pub(crate) wait_all: bool,
     /// The end of the validity.
-    pub(crate) deadline: Moment,
+    #[serde(with = "MomentFields")]
+    deadline: Moment,
 }
 
 /// A message from the watchdog to `quorlock run`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) enum Report {
     /// With the process id of the command.
-    Started(Pid),
-    NotStarted(Errno),
+    Started(i32),
+    /// With the number of the system's error.
+    NotStarted(i32),
     /// Too little of the validity was left to start the command.
     TooLate,
     /// The command was sent SIGTERM or SIGKILL, because the lock was lost or not extended.
     Stopping,
-    /// The command has ended. If it was stopped, or with `wait_all`, all that it started has ended
-    /// too.
-    Ended(ExitStatus),
+    /// The command has ended, with this wait status. If it was stopped, or with `wait_all`, all
+    /// that it started has ended too.
+    Ended(i32),
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(remote = "Moment")]
+struct MomentFields {
+    boot: Duration,
+    raw: Duration,
 }
 
 impl Begin {
-    pub(crate) fn schedule(&self) -> Result<StopSchedule, quorlock_core::GraceTooLong> {
-        StopSchedule::new(self.ttl, self.kill_after, self.deadline)
-    }
-}
-
-impl fmt::Display for Instruction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Begin(Begin { ttl, kill_after, group, wait_all, deadline }) => {
-                let kill_after =
-                    kill_after.map_or(-1, |time| i128::try_from(time.as_nanos()).unwrap_or(0));
-                let group = match group {
-                    Group::Own => 0,
-                    Group::Foreground(group) => group.as_raw_pid(),
-                };
-                let (ttl, wait_all, deadline) = (ttl.ms(), u8::from(*wait_all), OnWire(*deadline));
-                write!(f, "begin {ttl} {kill_after} {group} {wait_all} {deadline}")
-            }
-            Self::Extended(deadline) => write!(f, "extended {}", OnWire(*deadline)),
-            Self::Lost => write!(f, "lost"),
-            Self::PassOn(signal) => write!(f, "pass-on {}", signal.as_raw()),
-        }
-    }
-}
-
-impl Instruction {
-    pub(crate) fn parse(line: &str) -> Option<Self> {
-        let mut words = line.split_whitespace();
-        let instruction = match words.next()? {
-            "begin" => {
-                let ttl = Ttl::from_ms(words.next()?.parse().ok()?).ok()?;
-                let kill_after = words.next()?.parse::<i64>().ok()?;
-                let group = Pid::from_raw(words.next()?.parse().ok()?);
-                Self::Begin(Begin {
-                    ttl,
-                    kill_after: u64::try_from(kill_after).ok().map(Duration::from_nanos),
-                    group: group.map_or(Group::Own, Group::Foreground),
-                    wait_all: words.next()? == "1",
-                    deadline: moment(&mut words)?,
-                })
-            }
-            "extended" => Self::Extended(moment(&mut words)?),
-            "lost" => Self::Lost,
-            "pass-on" => Self::PassOn(Signal::from_named_raw(words.next()?.parse().ok()?)?),
-            _ => return None,
+    pub(crate) fn new(
+        ttl: Ttl,
+        kill_after: Option<Duration>,
+        group: Group,
+        wait_all: bool,
+        deadline: Moment,
+    ) -> Self {
+        let foreground = match group {
+            Group::Own => None,
+            Group::Foreground(group) => Some(group.as_raw_pid()),
         };
-        words.next().is_none().then_some(instruction)
+        Self { ttl_ms: ttl.ms(), kill_after, foreground, wait_all, deadline }
+    }
+
+    pub(crate) fn group(&self) -> Group {
+        self.foreground.and_then(Pid::from_raw).map_or(Group::Own, Group::Foreground)
+    }
+
+    pub(crate) fn schedule(&self) -> anyhow::Result<StopSchedule> {
+        Ok(StopSchedule::new(Ttl::from_ms(self.ttl_ms)?, self.kill_after, self.deadline)?)
     }
 }
 
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Started(pid) => write!(f, "started {}", pid.as_raw_pid()),
-            Self::NotStarted(error) => write!(f, "not-started {}", error.raw_os_error()),
-            Self::TooLate => write!(f, "too-late"),
-            Self::Stopping => write!(f, "stopping"),
-            Self::Ended(status) => write!(f, "ended {}", status.into_raw()),
-        }
-    }
-}
-
-impl Report {
-    pub(crate) fn parse(line: &str) -> Option<Self> {
-        let (kind, number) = line.split_once(' ').unwrap_or((line, "0"));
-        let number: i32 = number.parse().ok()?;
-        Some(match kind {
-            "started" => Self::Started(Pid::from_raw(number)?),
-            "not-started" if (1..4096).contains(&number) => {
-                Self::NotStarted(Errno::from_raw_os_error(number))
-            }
-            "too-late" => Self::TooLate,
-            "stopping" => Self::Stopping,
-            "ended" => Self::Ended(ExitStatus::from_raw(number)),
-            _ => return None,
-        })
-    }
-}
-
-/// Sends one line without waiting. Returns `false` if the reader is gone. Ignores other errors: the
-/// reader's silence shows that it is stuck.
-pub(super) fn send(connection: &OwnedWriteHalf, line: &impl fmt::Display) -> bool {
-    let line = format!("{line}\n");
+/// Sends one message without waiting. Returns `false` if the reader is gone. Ignores other errors:
+/// the reader's silence shows that it is stuck.
+pub(super) fn send(connection: &OwnedWriteHalf, message: &impl Serialize) -> bool {
+    let Ok(line) = serde_json::to_string(message) else { return true };
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    let sent = rustix::net::send(connection.as_ref(), line.as_bytes(), flags);
+    let sent = rustix::net::send(connection.as_ref(), (line + "\n").as_bytes(), flags);
     !matches!(sent, Err(Errno::PIPE | Errno::CONNRESET))
 }
 
-/// Formats a moment as [`moment`] reads it.
-struct OnWire(Moment);
+/// How long the watchdog tries to release the lock. A lease that remains on a node ends by its ttl.
+const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
-impl fmt::Display for OnWire {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.0.boot.as_nanos(), self.0.raw.as_nanos())
-    }
+/// What the watchdog needs to release the lock if `quorlock run` is gone. It contains the token and
+/// passwords: never print it.
+#[derive(Deserialize, Serialize)]
+pub(crate) struct ReleaseOrder {
+    /// The text of a [`DetachedLock`].
+    pub(crate) handle: String,
+    pub(crate) nodes: SecretNodes,
 }
 
-fn moment(words: &mut SplitWhitespace<'_>) -> Option<Moment> {
-    let mut time = || Some(Duration::from_nanos(words.next()?.parse().ok()?));
-    Some(Moment { boot: time()?, raw: time()? })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn instructions_arrive_as_they_were_sent() {
-        let deadline =
-            Moment { boot: Duration::from_nanos(12_345_678_901), raw: Duration::from_nanos(1) };
-        let begin = Begin {
-            ttl: Ttl::from_ms(10_000).unwrap(),
-            kill_after: None,
-            group: Group::Own,
-            wait_all: false,
-            deadline,
-        };
-        let in_terminal = Begin {
-            kill_after: Some(Duration::ZERO),
-            group: Group::Foreground(Pid::INIT),
-            wait_all: true,
-            ..begin
-        };
-        for instruction in [
-            Instruction::Begin(begin),
-            Instruction::Begin(in_terminal),
-            Instruction::Extended(deadline),
-            Instruction::Lost,
-            Instruction::PassOn(Signal::USR1),
-        ] {
-            assert_eq!(Instruction::parse(&instruction.to_string()), Some(instruction));
-        }
-        for malformed in ["", "begin", "extended 1", "extended 1 2 3", "pass-on x", "lose"] {
-            assert_eq!(Instruction::parse(malformed), None, "{malformed}");
-        }
+impl ReleaseOrder {
+    /// Writes the order to a file in memory, from which [`read`](Self::read) reads it. Certificates
+    /// may need more space than a socket has.
+    pub(super) fn write(&self) -> io::Result<OwnedFd> {
+        let mut file = File::from(memfd_create("quorlock", MemfdFlags::CLOEXEC)?);
+        file.write_all(&serde_json::to_vec(self)?)?;
+        file.rewind()?;
+        Ok(file.into())
     }
 
-    #[test]
-    fn reports_arrive_as_they_were_sent() {
-        for report in [
-            Report::Started(Pid::INIT),
-            Report::NotStarted(Errno::NOENT),
-            Report::TooLate,
-            Report::Stopping,
-            Report::Ended(ExitStatus::from_raw(42 << 8)),
-            Report::Ended(ExitStatus::from_raw(9)),
-        ] {
-            assert_eq!(Report::parse(&report.to_string()), Some(report));
-        }
-        for malformed in
-            ["", "started", "started 0", "not-started 0", "not-started 4096", "ended x", "end"]
-        {
-            assert_eq!(Report::parse(malformed), None, "{malformed}");
-        }
+    /// Reads and closes the file.
+    pub(super) fn read(file: OwnedFd) -> anyhow::Result<Self> {
+        let mut text = String::new();
+        File::from(file).read_to_string(&mut text)?;
+        // The error of serde would quote the text.
+        serde_json::from_str(&text).ok().context("the order to release the lock is incomplete")
+    }
+
+    /// Releases the lock on all nodes, unless it has ended or has another token. Ignores errors: no
+    /// process is left to report them to.
+    pub(super) async fn carry_out(self) {
+        let release = async {
+            let handle: DetachedLock = self.handle.parse()?;
+            let quorum = self.nodes.connect().await?;
+            let _ = quorum.release_detached(handle).await;
+            // Waits for the nodes beyond the majority, and repeats failed requests.
+            quorum.flush(RELEASE_LIMIT).await?;
+            anyhow::Ok(())
+        };
+        let _ = timeout(RELEASE_LIMIT, release).await;
     }
 }

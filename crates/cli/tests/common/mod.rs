@@ -3,8 +3,6 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
-pub(crate) mod http;
-
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;

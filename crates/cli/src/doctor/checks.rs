@@ -1,28 +1,201 @@
-//! What is wrong with one node.
+//! The checks, of one node and of all of them together: pure functions of a snapshot.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use quorlock_core::Ttl;
 use quorlock_core::client::{NodeError, limits};
 use quorlock_core::node::Unwritable;
+use quorlock_core::node_set::Members;
+use serde::Serialize;
 
-use super::findings::{Finding, Severity};
 use super::rights::{COMMANDS_FOR_SEVERAL_KEYS, Denial};
-use crate::duration::text_of_ms;
 use crate::fleet::info::ModuleInfo;
-use crate::fleet::{Facts, NodeReport, State, advice, unwritable_advice};
-use crate::status::{short_time, signed_time};
+use crate::fleet::{Facts, NodeReport, Snapshot, State, advice, unwritable_advice};
+use crate::output::{short_time, signed_time};
+use crate::values::text_of_ms;
 
 /// Assumed if the user may not read `lock.max-clock-skew`.
 const MAX_CLOCK_SKEW_DEFAULT_MS: u64 = 60_000;
 /// A clock offset above the accepted skew divided by this is a warning.
-pub(super) const CLOCK_WARNING_DIVISOR: u64 = 10;
+const CLOCK_WARNING_DIVISOR: u64 = 10;
 /// It is a warning if the waiters reach this percentage of `lock.max-waiters`.
 const WAITERS_WARNING_PERCENT: u64 = 80;
 /// It is a warning if a node has less time to answer than this many round trips.
 const ROUND_TRIPS_WANTED: u32 = 4;
 
-pub(super) fn findings(
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Severity {
+    /// Locks work, or will work soon, with less safety or capacity than they could have.
+    Warning,
+    /// A node never counts, refuses some requests of the programs, or is too far away for their
+    /// ttl; or no majority votes.
+    Error,
+}
+
+/// One fault, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Finding {
+    pub(super) severity: Severity,
+    /// The name of the check, for programs.
+    pub(super) check: &'static str,
+    /// The nodes with this fault, in the order in which the user names them; empty if the fault
+    /// concerns all nodes together.
+    pub(super) nodes: Vec<String>,
+    pub(super) what: String,
+    pub(super) todo: String,
+}
+
+impl Finding {
+    pub(super) fn error(
+        check: &'static str,
+        what: impl Into<String>,
+        todo: impl Into<String>,
+    ) -> Self {
+        let (what, todo) = (what.into(), todo.into());
+        Self { severity: Severity::Error, check, nodes: Vec::new(), what, todo }
+    }
+
+    fn warning(check: &'static str, what: impl Into<String>, todo: impl Into<String>) -> Self {
+        Self { severity: Severity::Warning, ..Self::error(check, what, todo) }
+    }
+
+    /// Makes this a finding about one node.
+    pub(super) fn about(self, node: &str) -> Self {
+        Self { nodes: vec![node.to_owned()], ..self }
+    }
+
+    pub(super) fn is_same_fault(&self, other: &Self) -> bool {
+        let key = |finding: &Self| (finding.severity, finding.check);
+        key(self) == key(other) && self.what == other.what && self.todo == other.todo
+    }
+}
+
+/// Returns the findings about all nodes together.
+pub(super) fn of_fleet(snapshot: &Snapshot) -> Vec<Finding> {
+    let checks = [majority, number, set, versions, max_ttls, clock_here];
+    checks.into_iter().filter_map(|check| check(snapshot)).collect()
+}
+
+fn majority(snapshot: &Snapshot) -> Option<Finding> {
+    let (voting, nodes, needed) = (snapshot.voting(), snapshot.nodes.len(), snapshot.majority());
+    (!snapshot.has_majority()).then(|| {
+        Finding::error(
+            "no-majority",
+            format!(
+                "{voting} of {nodes} nodes vote, and a lock needs {needed}: none can be acquired"
+            ),
+            "check the nodes that do not vote: the other findings have the reasons",
+        )
+    })
+}
+
+fn number(snapshot: &Snapshot) -> Option<Finding> {
+    match snapshot.nodes.len() {
+        1 => Some(Finding::warning(
+            "single-node",
+            "there is one node: when it stops, no lock can be acquired",
+            "use 3 nodes, or 5 to survive the loss of 2",
+        )),
+        2 => Some(Finding::warning(
+            "even-number",
+            "there are two nodes: when one of them stops, no lock can be acquired",
+            "use 3 nodes",
+        )),
+        nodes if nodes % 2 == 0 => Some(Finding::warning(
+            "even-number",
+            format!(
+                "{nodes} nodes survive the loss of {} of them, but so do {} nodes",
+                nodes / 2 - 1,
+                nodes - 1
+            ),
+            format!("use {} or {} nodes", nodes - 1, nodes + 1),
+        )),
+        _ => None,
+    }
+}
+
+fn set(snapshot: &Snapshot) -> Option<Finding> {
+    let sets: Vec<_> = snapshot.modules().map(|(_, lock)| lock.set.set()).collect();
+    if sets.is_empty() {
+        return None;
+    }
+    if sets.iter().all(Option::is_none) {
+        return Some(Finding::warning(
+            "no-set",
+            "no node has a lock.set: two programs with different lists of nodes could hold the same lock",
+            "write lock.set \"NAME ID MEMBERS\" into the redis.conf of each node and restart them one at a time",
+        ));
+    }
+    let changing =
+        sets.into_iter().flatten().find(|set| matches!(set.members(), Members::Changing { .. }))?;
+    Some(Finding::warning(
+        "set-changes",
+        format!(
+            "the members of the set {} are being changed: {}",
+            changing.name(),
+            changing.members()
+        ),
+        "complete the change on every node before you begin the next change",
+    ))
+}
+
+fn versions(snapshot: &Snapshot) -> Option<Finding> {
+    let by_version = groups(snapshot.modules().map(|(node, lock)| (lock.version.clone(), node)))?;
+    Some(Finding::warning(
+        "module-versions",
+        format!("the nodes have different versions of the module: {by_version}"),
+        "load the same version everywhere: restart the nodes one at a time, each after the \
+         previous one votes again",
+    ))
+}
+
+fn max_ttls(snapshot: &Snapshot) -> Option<Finding> {
+    let max_ttls = snapshot
+        .modules()
+        .filter_map(|(node, lock)| Some((format!("{} ms", lock.max_ttl_ms?), node)));
+    let by_max_ttl = groups(max_ttls)?;
+    Some(Finding::warning(
+        "max-ttl-differs",
+        format!("the nodes have different values of lock.max-ttl: {by_max_ttl}"),
+        "write the same value into the redis.conf of each node: each refuses a ttl above its own",
+    ))
+}
+
+fn clock_here(snapshot: &Snapshot) -> Option<Finding> {
+    let offset_us = offset_from_this_machine_us(snapshot)?;
+    Some(Finding::warning(
+        "clock-here",
+        format!("the clocks of all nodes differ from this machine's by {}", signed_time(offset_us)),
+        "synchronize the clock of this machine, with chrony for example",
+    ))
+}
+
+/// Returns the least offset of the nodes' clocks, if they agree with each other but not with this
+/// machine's.
+pub(super) fn offset_from_this_machine_us(snapshot: &Snapshot) -> Option<i64> {
+    let clocks = || snapshot.nodes.iter().filter_map(NodeReport::facts);
+    let offsets: Vec<_> = clocks().filter_map(|facts| facts.clock_offset_us).collect();
+    let tolerated_us = clocks().map(max_clock_skew_us).min()? / CLOCK_WARNING_DIVISOR;
+    let (least, most) = (*offsets.iter().min()?, *offsets.iter().max()?);
+    let agree = most.abs_diff(least) <= tolerated_us;
+    let differ = offsets.iter().all(|offset| offset.unsigned_abs() > tolerated_us);
+    (offsets.len() > 1 && agree && differ).then_some(least)
+}
+
+/// Groups the nodes by value: `A on a, b; B on c`. Returns `None` if all values are equal.
+fn groups<'a>(values: impl Iterator<Item = (String, &'a NodeReport)>) -> Option<String> {
+    let mut groups: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for (value, node) in values {
+        groups.entry(value).or_default().push(&node.name);
+    }
+    let text = |(value, nodes): (&String, &Vec<&str>)| format!("{value} on {}", nodes.join(", "));
+    (groups.len() > 1).then(|| groups.iter().map(text).collect::<Vec<_>>().join("; "))
+}
+
+/// Returns the findings about one node. `denials` are the missing rights of the user on it.
+pub(super) fn of_node(
     node: &NodeReport,
     state: &State,
     denials: &[Denial],
@@ -132,7 +305,7 @@ fn clock(facts: &Facts) -> Option<Finding> {
     (certain_us > skew_us / CLOCK_WARNING_DIVISOR).then(|| Finding::warning("clock", what, todo))
 }
 
-pub(super) fn max_clock_skew_us(facts: &Facts) -> u64 {
+fn max_clock_skew_us(facts: &Facts) -> u64 {
     facts.max_clock_skew_ms.unwrap_or(MAX_CLOCK_SKEW_DEFAULT_MS).saturating_mul(1000)
 }
 

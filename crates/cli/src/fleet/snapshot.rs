@@ -1,11 +1,14 @@
-//! All nodes together: which of them vote, and whether they are a majority.
+//! All nodes together: which of them vote, whether they are a majority, and why a node does not vote.
 
 use std::time::Duration;
 
 use quorlock_core::client::{ClientState, LinkAction, Links, NodeError, Random};
 use quorlock_core::quorum::{Majority, Moment};
+use serde_json::{Value, json};
 
-use super::info::{Abstention, Info, ModuleInfo};
+use super::advice::{advice, unwritable_advice};
+use super::info::{Abstention, COUNTERS, Info, ModuleInfo};
+use crate::output::{ms, short_time};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeReport {
@@ -47,7 +50,7 @@ pub(crate) enum State {
 
 /// All nodes and their states, in the order in which the nodes were named.
 #[derive(Clone, Debug)]
-pub(crate) struct Report {
+pub(crate) struct Snapshot {
     pub(crate) nodes: Vec<NodeReport>,
     pub(crate) states: Vec<State>,
 }
@@ -63,6 +66,14 @@ impl State {
         }
     }
 
+    /// The name of the state without a space, for programs.
+    pub(crate) fn word(&self) -> &'static str {
+        match self {
+            Self::NotCounted(_) => "not_counted",
+            other => other.name(),
+        }
+    }
+
     /// The error of a node that does not answer or is not counted.
     pub(crate) fn error(&self) -> Option<&NodeError> {
         match self {
@@ -70,9 +81,31 @@ impl State {
             Self::Voting | Self::Abstaining(_) | Self::Unwritable(_) => None,
         }
     }
+
+    /// Returns why the node does not vote, for how long, and what to do.
+    pub(crate) fn reason(&self) -> Option<String> {
+        match self {
+            Self::Voting => None,
+            Self::Abstaining(Abstention { reason, left: Some(left) }) => Some(format!(
+                "{reason}: may have forgotten locks; votes again in {}",
+                short_time(*left)
+            )),
+            Self::Abstaining(Abstention { reason, left: None }) => {
+                Some(format!("{reason}: grants no locks, and does not say for how long"))
+            }
+            Self::Unwritable(reason) => {
+                let (what, todo) = unwritable_advice(reason);
+                Some(format!("{reason}: {what}: {todo}"))
+            }
+            Self::NotCounted(error) | Self::Down(error) => Some(match advice(error) {
+                Some(advice) => format!("{error}: {advice}"),
+                None => error.to_string(),
+            }),
+        }
+    }
 }
 
-impl Report {
+impl Snapshot {
     pub(crate) fn new(nodes: Vec<NodeReport>) -> Self {
         let states = states(&nodes);
         Self { nodes, states }
@@ -99,6 +132,16 @@ impl Report {
         self.voting() >= self.majority()
     }
 
+    pub(crate) fn json(&self) -> Value {
+        let nodes: Value = self.iter().map(|(node, state)| node.json(state)).collect();
+        json!({
+            "majority": self.has_majority(),
+            "voting": self.voting(),
+            "needed": self.majority(),
+            "nodes": nodes,
+        })
+    }
+
     pub(crate) fn modules(&self) -> impl Iterator<Item = (&NodeReport, &ModuleInfo)> {
         self.nodes.iter().filter_map(|node| Some((node, node.module()?)))
     }
@@ -112,6 +155,50 @@ impl NodeReport {
     /// What the lock module of the node reports.
     pub(crate) fn module(&self) -> Option<&ModuleInfo> {
         self.facts()?.info.lock.as_ref()
+    }
+
+    fn json(&self, state: &State) -> Value {
+        let (facts, lock) = (self.facts(), self.module());
+        let set = lock.and_then(|lock| lock.set.set()).map(|set| {
+            let (id, members) = (set.id().to_string(), set.members().to_string());
+            json!({ "name": set.name(), "id": id, "members": members })
+        });
+        let counters = lock.into_iter().flat_map(|lock| COUNTERS.iter().zip(lock.counters));
+        let counters: Value = counters.filter_map(|(name, count)| Some((*name, count?))).collect();
+        let mut shown = json!({
+            "node": self.name,
+            "state": state.word(),
+            "module": lock.map(|lock| &lock.version),
+            "server": facts.map(|facts| &facts.info.server),
+            "set": set,
+            "evicts": facts.map(|facts| facts.info.evicts()),
+            "max_ttl_ms": lock.and_then(|lock| lock.max_ttl_ms),
+            "max_waiters": facts.and_then(|facts| facts.max_waiters),
+            "max_clock_skew_ms": facts.and_then(|facts| facts.max_clock_skew_ms),
+            "leases": lock.map(|lock| lock.leases),
+            "waiters": lock.map(|lock| lock.waiters),
+            "round_trip_us": facts.map(|facts| u64::try_from(facts.round_trip.as_micros()).ok()),
+            "clock_offset_us": facts.and_then(|facts| facts.clock_offset_us),
+            "counters": counters,
+        });
+        let (reason, advice) = match state {
+            State::Voting => (None, None),
+            State::Abstaining(abstention) => (Some(abstention.reason.clone()), None),
+            State::Unwritable(reason) => (Some(reason.clone()), Some(unwritable_advice(reason).1)),
+            State::NotCounted(error) | State::Down(error) => {
+                (Some(error.to_string()), advice(error))
+            }
+        };
+        if let Some(reason) = reason {
+            shown["reason"] = reason.into();
+        }
+        if let Some(advice) = advice {
+            shown["advice"] = advice.into();
+        }
+        if let State::Abstaining(Abstention { left: Some(left), .. }) = state {
+            shown["abstain_left_ms"] = ms(*left).into();
+        }
+        shown
     }
 }
 
@@ -214,87 +301,5 @@ pub(crate) mod tests {
 
     pub(crate) fn abstention(left_ms: u64) -> Abstention {
         Abstention { reason: "start".into(), left: Some(Duration::from_millis(left_ms)) }
-    }
-
-    pub(crate) fn down() -> NodeError {
-        NodeError::Down { reason: "Connection refused (os error 111)".into() }
-    }
-
-    #[test]
-    fn nodes_that_answer_and_belong_together_vote() {
-        let report = Report::new(voting(3));
-        assert_eq!(report.states, [State::Voting, State::Voting, State::Voting]);
-        assert_eq!((report.voting(), report.majority()), (3, 2));
-        assert!(report.has_majority());
-    }
-
-    #[test]
-    fn node_that_is_down_or_abstains_does_not_vote() {
-        let mut nodes = voting(3);
-        nodes[0].answer = Err(down());
-        module(&mut nodes[1]).abstention = Some(abstention(41_000));
-        let report = Report::new(nodes);
-        let abstaining = State::Abstaining(abstention(41_000));
-        assert_eq!(report.states[..2], [State::Down(down()), abstaining]);
-        assert!(!report.has_majority());
-    }
-
-    #[test]
-    fn node_whose_server_refuses_writes_does_not_vote() {
-        let mut nodes = voting(3);
-        for node in &mut nodes[..2] {
-            module(node).unwritable = Some("memory-full".into());
-        }
-        let report = Report::new(nodes);
-        assert_eq!(report.states[0], State::Unwritable("memory-full".into()));
-        assert_eq!((report.voting(), report.has_majority()), (1, false));
-    }
-
-    #[test]
-    fn healthy_node_without_a_majority_votes() {
-        let mut nodes = voting(3);
-        nodes[0].answer = Err(NodeError::timed_out(Duration::from_secs(2)));
-        nodes[1].answer = Err(down());
-        let report = Report::new(nodes);
-        assert_eq!(report.states[2], State::Voting, "the others are at fault");
-        assert!(!report.has_majority());
-    }
-
-    #[test]
-    fn client_counts_no_replica_no_plain_server_and_no_server_twice() {
-        let mut nodes = voting(5);
-        facts(&mut nodes[1]).info.is_replica = true;
-        facts(&mut nodes[2]).info.lock = None;
-        facts(&mut nodes[3]).info.run_id = Some("run-0".into());
-        facts(&mut nodes[4]).info.mode = Some("cluster".into());
-        let report = Report::new(nodes);
-        let errors: Vec<_> = report.states.iter().map(State::error).collect();
-        assert!(matches!(
-            errors[..],
-            [
-                None,
-                Some(NodeError::Replica),
-                Some(NodeError::NoModule),
-                Some(NodeError::SameServer { .. }),
-                Some(NodeError::WrongMode { .. })
-            ]
-        ));
-        assert_eq!(report.voting(), 1);
-    }
-
-    #[test]
-    fn unset_node_is_outvoted_by_a_set() {
-        let mut nodes = voting(3);
-        module(&mut nodes[2]).set = quorlock_core::node_set::SetReport::Unset;
-        let report = Report::new(nodes);
-        assert!(matches!(&report.states[2], State::NotCounted(NodeError::NotAdmitted { .. })));
-        assert!(report.has_majority());
-    }
-
-    #[test]
-    fn server_that_denies_the_user_is_not_down() {
-        let mut nodes = voting(1);
-        nodes[0].answer = Err(NodeError::Denied { reason: "NOPERM".into() });
-        assert_eq!(Report::new(nodes).states[0].name(), "not counted");
     }
 }

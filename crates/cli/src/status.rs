@@ -1,0 +1,156 @@
+//! `quorlock status`: the state of every node.
+
+use std::io::{IsTerminal as _, stdout};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::ensure;
+
+use crate::fleet::info::ModuleInfo;
+use crate::fleet::{FleetArgs, NodeReport, Snapshot, State};
+use crate::output::{self, escape, or_dash, short_time, signed_time, try_print};
+use crate::signals::Signals;
+use crate::table::{Fit, fitted, wrap};
+use crate::values::duration;
+use crate::{exit, nodes};
+
+/// The interval of `--watch` without a value.
+const WATCH_EVERY: &str = "2s";
+/// A shorter interval of `--watch` makes the output unreadable.
+const WATCH_EVERY_MIN: Duration = Duration::from_millis(100);
+
+/// Moves the cursor to the top left corner of the terminal and erases all below it.
+const REDRAW: &str = "\x1b[H\x1b[J";
+
+const COLUMNS: usize = 100;
+/// How far the reasons below a node are indented.
+const INDENT: usize = 2;
+
+const HEADINGS: [&str; 9] =
+    ["NODE", "STATE", "MODULE", "SERVER", "SET", "LEASES", "WAITERS", "ROUND TRIP", "CLOCK"];
+
+/// Shows the state of every node, and whether a majority votes.
+///
+/// Each node is asked separately. If a node does not vote, the line below it has the reason. CLOCK
+/// is how far the node's wall clock is ahead of this machine's, to within half a round trip. `-`
+/// stands for an unknown value.
+#[derive(clap::Args)]
+#[command(after_help = [EXIT_CODES, nodes::SEE_ALSO].join("\n\n"))]
+pub(crate) struct Status {
+    /// Print JSON; with --watch one line each time
+    #[arg(long)]
+    json: bool,
+
+    /// Repeat at this interval, and redraw the terminal [default interval: 2s]
+    #[arg(long, value_parser = duration, value_name = "INTERVAL", num_args = 0..=1, default_missing_value = WATCH_EVERY)]
+    watch: Option<Duration>,
+
+    #[command(flatten)]
+    fleet: FleetArgs,
+}
+
+const EXIT_CODES: &str = "Exit codes:
+  0    a majority of the nodes votes
+  122  fewer than a majority of the nodes vote: no lock can be acquired
+  125  quorlock itself failed, or its arguments are not understood
+  128 + the signal that ended --watch";
+
+pub(crate) async fn status(args: Status) -> anyhow::Result<ExitCode> {
+    let (fleet, nodes) = args.fleet.load()?;
+    let Some(every) = args.watch else {
+        let snapshot = fleet.gather().await;
+        try_print(&text(&snapshot, args.json), "the state")?;
+        nodes.explain_refusal(snapshot.errors());
+        let code = if snapshot.has_majority() { exit::SUCCESS } else { exit::NO_MAJORITY };
+        return Ok(ExitCode::from(code));
+    };
+    ensure!(
+        every >= WATCH_EVERY_MIN,
+        "the interval of --watch must be at least {WATCH_EVERY_MIN:?}: write --watch 2s, for example"
+    );
+    let redraws = stdout().is_terminal() && !args.json;
+    let watching = async {
+        loop {
+            let text = text(&fleet.gather().await, args.json);
+            try_print(&if redraws { format!("{REDRAW}{text}") } else { text }, "the state")?;
+            tokio::time::sleep(every).await;
+        }
+    };
+    match Signals::listen()?.interrupting(watching).await {
+        Ok(ended) => ended,
+        Err(signal) => Ok(exit::code_for_signal(signal)),
+    }
+}
+
+fn text(snapshot: &Snapshot, json: bool) -> String {
+    if json { output::json(&snapshot.json()) } else { table(snapshot) }
+}
+
+/// Formats the table. The lines below a node that does not vote say why, and for how long.
+fn table(snapshot: &Snapshot) -> String {
+    let heading = HEADINGS.map(str::to_owned).to_vec();
+    let rows = snapshot.iter().map(|(node, state)| cells(node, state));
+    let rows: Vec<_> = std::iter::once(heading).chain(rows).collect();
+    let fit = Fit {
+        numbers_from: Some(5),
+        shortened: &[(0, 20), (4, 8), (3, 8), (0, 10)],
+        left_out: &[],
+        starts_with_address: true,
+    };
+    let mut lines = fitted(&rows, &fit, COLUMNS).into_iter();
+    let mut shown = Vec::from_iter(lines.next());
+    for (line, state) in lines.zip(&snapshot.states) {
+        shown.push(line);
+        let reason = state.reason().unwrap_or_default();
+        shown.extend(wrap(&reason, COLUMNS - INDENT).iter().map(|part| format!("  {part}")));
+    }
+    let (voting, nodes, needed) = (snapshot.voting(), snapshot.nodes.len(), snapshot.majority());
+    let verdict = if snapshot.has_majority() {
+        ": a majority".to_owned()
+    } else {
+        format!("; a majority is {needed}. No lock can be acquired")
+    };
+    format!("{}\n\n{voting} of {nodes} nodes vote{verdict}.\n", shown.join("\n"))
+}
+
+fn cells(node: &NodeReport, state: &State) -> Vec<String> {
+    let facts = node.facts();
+    let module = node.module();
+    vec![
+        escape(&node.name),
+        state.name().to_owned(),
+        or_dash(module.map(|module| module.version.clone())),
+        or_dash(facts.map(|facts| facts.info.server.clone())),
+        or_dash(module.and_then(ModuleInfo::set_and_id)),
+        or_dash(module.map(|module| module.leases.to_string())),
+        or_dash(module.map(|module| module.waiters.to_string())),
+        or_dash(facts.map(|facts| short_time(facts.round_trip))),
+        or_dash(facts.and_then(|facts| facts.clock_offset_us).map(signed_time)),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::snapshot::tests::{facts, module, voting};
+    use crate::table::width;
+
+    #[test]
+    fn no_line_is_wider_than_100_columns() {
+        let mut nodes = voting(3);
+        for node in &mut nodes {
+            node.name = format!("a-host-with-a-long-name.of-a-long-domain.example:{}", node.name);
+            facts(node).info.server = "valkey 10.100.100-rc1".into();
+            facts(node).clock_offset_us = Some(-3_600_000_000);
+            module(node).leases = 10_000_000;
+            module(node).set = quorlock_core::node_set::SetReport::Set(
+                "a-set-with-quite-a-long-name 1 1,2,3".parse().unwrap(),
+            );
+        }
+        nodes[1].answer = Err(quorlock_core::client::NodeError::ErrorReply("word ".repeat(100)));
+        let text = table(&Snapshot::new(nodes));
+        assert!(text.lines().all(|line| width(line) <= COLUMNS), "{text}");
+        assert!(text.contains("…"), "{text}");
+        assert!(text.contains("lock-2:6379"), "the end of an address tells nodes apart: {text}");
+    }
+}

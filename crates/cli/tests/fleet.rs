@@ -1,0 +1,442 @@
+//! `quorlock status`, `doctor` and `restart-nodes` on healthy fleets, and on servers with real faults.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+#![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use common::*;
+use quorlock_testkit::{
+    Direction, Inject as _, Masters, Proxy, Server, ServerBuilder, WallClock, eventually,
+};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+fn status_of(urls: &[String], options: &[&str]) -> Output {
+    on_urls(urls, "status").args(options).output().unwrap()
+}
+
+#[test]
+fn majority_that_votes_is_shown_with_exit_code_0() {
+    let masters = Masters::start_with(3, |index, master| {
+        master.tcp().arg("lock.set", format!("eu {} 1,2,3", index + 1))
+    })
+    .unwrap();
+    let output = on(&masters, "status").output().unwrap();
+    assert_ok(&output);
+    let text = stdout(&output);
+    assert!(text.contains("eu 2") && text.contains("3 of 3 nodes vote: a majority."), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+
+    let json = json(&on(&masters, "status").arg("--json").output().unwrap());
+    let node = &json["nodes"][0];
+    assert_eq!((&node["state"], &node["set"]["id"]), (&"voting".into(), &"1".into()));
+    assert!(node["clock_offset_us"].as_i64().unwrap().abs() < 1_000_000, "{node}");
+    assert!(node["round_trip_us"].as_u64().unwrap() > 0);
+    assert_eq!((&node["max_clock_skew_ms"], &node["max_waiters"]), (&60_000.into(), &1000.into()));
+    assert_eq!(node["counters"]["grants"], 0);
+}
+
+#[test]
+fn each_broken_node_is_shown_with_its_reason() {
+    let master = Server::with_module().start().unwrap();
+    let starting = Server::with_module().arg("lock.rejoin-delay", 60_000).start().unwrap();
+    let plain = Server::builder().start().unwrap();
+    let replica = Server::with_module().tcp().arg("replicaof", "127.0.0.1 1").start().unwrap();
+    let password_protected = Server::with_module().arg("requirepass", "hidden").start().unwrap();
+    let mut dead = Server::with_module().tcp().start().unwrap();
+    dead.kill();
+    let servers = [&master, &starting, &plain, &replica, &password_protected, &dead, &master];
+    let mut urls = servers.map(Server::url).to_vec();
+    urls[4] += "?pass=wrongpass";
+    urls.push("redis-sentinel://lock-a/main".into());
+    let output = status_of(&urls, &["--json"]);
+    assert_eq!(code(output.status), 122, "{}", stderr(&output));
+    let json = json(&output);
+    for (index, state, reason) in [
+        (0, "voting", ""),
+        (1, "abstaining", "start"),
+        (2, "not_counted", "module is not loaded"),
+        (3, "not_counted", "replica"),
+        (4, "not_counted", "AuthenticationFailed: check user, password"),
+        (5, "down", "refused"),
+        (6, "not_counted", "same server"),
+        (7, "down", "Sentinel"),
+    ] {
+        let node = &json["nodes"][index];
+        assert_eq!(node["state"], state, "{node}");
+        assert!(node["reason"].as_str().unwrap_or_default().contains(reason), "{node}");
+    }
+    assert!((1..=60_000).contains(&json["nodes"][1]["abstain_left_ms"].as_u64().unwrap()));
+
+    let output = status_of(&urls, &[]);
+    for secret in ["wrongpass", "hidden"] {
+        assert!(!stdout(&output).contains(secret) && !stderr(&output).contains(secret));
+    }
+    assert_contains(stdout(&output), "1 of 8 nodes vote; a majority is 5.");
+    assert!(stdout(&output).lines().all(|line| line.chars().count() <= 100), "{}", stdout(&output));
+}
+
+/// Makes a master refuse or delay writes, in the way that the word names.
+fn make_unwritable(master: &Server, reason: &str) {
+    match reason {
+        "memory-full" => exec(master, &["CONFIG", "SET", "maxmemory", "1mb"]),
+        "too-few-replicas" => exec(master, &["CONFIG", "SET", "min-replicas-to-write", "1"]),
+        "writes-paused" => exec(master, &["CLIENT", "PAUSE", "600000", "WRITE"]),
+        "save-failed" => {
+            // A folder in the place of the file cannot be replaced.
+            std::fs::create_dir(master.dir().join("dump.rdb")).unwrap();
+            exec(master, &["CONFIG", "SET", "save", "3600 1"]);
+            exec(master, &["BGSAVE"]);
+            eventually(PATIENCE, "the save has failed", || {
+                let info: String =
+                    redis::cmd("INFO").arg("persistence").query(&mut master.connection()).unwrap();
+                info.contains("rdb_last_bgsave_status:err")
+            });
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn node_whose_server_refuses_writes_does_not_vote() {
+    for reason in ["memory-full", "too-few-replicas", "save-failed", "writes-paused"] {
+        let masters = Masters::start(3);
+        // The user of a monitoring system may read INFO and nothing else.
+        for master in &masters {
+            exec(master, &["ACL", "SETUSER", "watcher", "on", ">pass", "+info", "+ping"]);
+        }
+        let urls = urls_with(&masters, "user=watcher&pass=pass");
+        assert_ok(&status_of(&urls, &[]));
+        masters.iter().take(2).for_each(|master| make_unwritable(master, reason));
+        assert_eq!(code(run_script(&masters, &["--no-wait"], "true").status().unwrap()), 122);
+
+        let output = status_of(&urls, &["--json"]);
+        assert_eq!(code(output.status), 122, "{}", stdout(&output));
+        let node = &json(&output)["nodes"][1];
+        assert_eq!((&node["state"], &node["reason"]), (&"unwritable".into(), &reason.into()));
+        assert!(node["advice"].is_string(), "{node}");
+        assert_eq!(json(&output)["nodes"][2]["state"], "voting");
+        let text = status_of(&urls, &[]);
+        assert_contains(stdout(&text), &format!("\n  {reason}: "));
+        assert_contains(stdout(&text), "1 of 3 nodes vote; a majority is 2.");
+
+        let doctor = json(&on_urls(&urls, "doctor").arg("--json").output().unwrap());
+        let findings = doctor["findings"].as_array().unwrap();
+        let mut checks = findings.iter().map(|finding| &finding["check"]);
+        assert!(checks.any(|check| check == "unwritable"), "{doctor}");
+        assert_eq!((&findings[0]["check"], &doctor["voting"]), (&"no-majority".into(), &1.into()));
+    }
+}
+
+#[test]
+fn watch_prints_again_and_shows_changes() {
+    let mut masters = Masters::start(1);
+    let mut watch = Running::start(on(&masters, "status").args(["--json", "--watch", "100ms"]));
+    assert!(watch.line().contains("\"majority\":true"));
+    masters[0].kill();
+    eventually(PATIENCE, "a change is shown", || watch.line().contains("\"majority\":false"));
+    masters[0].restart().unwrap();
+    eventually(PATIENCE, "a change is shown", || watch.line().contains("\"majority\":true"));
+    watch.signal(Signal::INT);
+    assert_eq!(code(watch.wait_for_end().status), 130);
+}
+
+#[test]
+fn user_with_only_info_and_ping_still_sees_the_state() {
+    let master = Server::with_module().start().unwrap();
+    exec(&master, &["ACL", "SETUSER", "locker", "on", ">pass", "~*", "+info", "+ping"]);
+    let url = master.url() + "?user=locker&pass=pass";
+    let node = &json(&status_of(&[url], &["--json"]))["nodes"][0];
+    assert_eq!(node["state"], "voting", "{node}");
+    assert!(node["clock_offset_us"].is_null() && node["max_waiters"].is_null(), "{node}");
+    assert!(node["round_trip_us"].as_u64().unwrap() > 0);
+}
+
+/// Three masters of one set.
+fn masters_with(configure: impl Fn(usize, ServerBuilder) -> ServerBuilder) -> Masters {
+    Masters::start_with(3, |index, master| {
+        configure(index, master.arg("lock.set", format!("eu {} 1,2,3", index + 1)))
+    })
+    .unwrap()
+}
+
+fn healthy() -> Masters {
+    masters_with(|_, master| master.arg("lock.max-ttl", 60_000))
+}
+
+fn doctor(urls: &[String], options: &[&str]) -> Output {
+    on_urls(urls, "doctor").args(options).output().unwrap()
+}
+
+/// The names of the checks with findings, except `rejoin-delay`, and the exit code.
+#[track_caller]
+fn checks(urls: &[String], options: &[&str]) -> (Vec<String>, i32) {
+    let output = doctor(urls, &[options, &["--json"]].concat());
+    let json = json(&output);
+    let findings = json["findings"].as_array().unwrap().iter();
+    let checks = findings.map(|finding| finding["check"].as_str().unwrap().to_owned());
+    // Most masters of these tests have `lock.rejoin-delay 0`, which is a finding.
+    let mut checks: Vec<_> = checks.filter(|check| check != "rejoin-delay").collect();
+    checks.dedup();
+    (checks, code(output.status))
+}
+
+#[test]
+fn healthy_fleet_has_no_findings() {
+    // With a short max-ttl, the masters abstain for a short time.
+    let masters =
+        masters_with(|_, master| master.arg("lock.max-ttl", 1000).arg("lock.rejoin-delay", -1));
+    let mut last = String::new();
+    eventually(PATIENCE, "all masters vote", || {
+        let output = doctor(&masters.urls(), &["--ttl", "1s"]);
+        last = stdout(&output).to_owned();
+        code(output.status) == 0
+    });
+    assert_eq!(last, "Nothing was found. 3 of 3 nodes vote.\n");
+}
+
+#[test]
+fn each_fault_of_a_server_is_found() {
+    let masters = healthy();
+    let with = |url: String| vec![masters[0].url(), masters[1].url(), url];
+    assert_eq!(checks(&masters.urls(), &[]), (vec![], 1), "no finding but the rejoin-delay");
+
+    let other = |set: &str| Server::with_module().arg("lock.set", set).start().unwrap();
+    let third = || Server::with_module().arg("lock.set", "eu 3 1,2,3");
+    assert_eq!(checks(&with(other("eu 3 1,2,3,4").url()), &[]), (vec!["set-differs".into()], 2));
+    assert_eq!(checks(&with(other("us 3 1,2,3").url()), &[]), (vec!["set-differs".into()], 2));
+    // With the default rejoin-delay, a master abstains at first.
+    let starting = third().arg("lock.rejoin-delay", -1).start().unwrap();
+    assert_eq!(checks(&with(starting.url()), &[]), (vec!["abstaining".into()], 1));
+    let plain = Server::builder().start().unwrap();
+    assert_eq!(checks(&with(plain.url()), &[]), (vec!["module-missing".into()], 2));
+    let cluster = Server::builder().arg("cluster-enabled", "yes").tcp().start().unwrap();
+    assert_eq!(checks(&with(cluster.url()), &[]), (vec!["cluster-or-sentinel".into()], 2));
+    let replica = third().arg("replicaof", "127.0.0.1 1").start().unwrap();
+    assert_eq!(checks(&with(replica.url()), &[]), (vec!["replica".into()], 2));
+    // Two URLs name one server, and so one ID: neither of the two nodes is admitted.
+    let (same_server, _) = checks(&with(masters[0].url()), &[]);
+    assert_eq!(same_server, ["no-majority", "set-differs", "same-server"]);
+    let evicting = third().arg("maxmemory-policy", "volatile-ttl").arg("maxmemory", "100mb");
+    let evicting = evicting.start().unwrap();
+    assert_eq!(checks(&with(evicting.url()), &[]), (vec!["evicts".into()], 1));
+    assert_eq!(checks(&with("127.0.0.1:1".into()), &[]), (vec!["down".into()], 1));
+    assert_eq!(checks(&masters.urls(), &["--ttl", "2m"]), (vec!["max-ttl".into()], 2));
+    assert_eq!(checks(&masters.urls()[..1], &[]).1, 2);
+}
+
+#[test]
+fn missing_set_and_even_number_of_nodes_are_found() {
+    let masters = Masters::start(2);
+    assert_eq!(checks(&masters.urls(), &[]), (vec!["even-number".into(), "no-set".into()], 1));
+}
+
+#[test]
+fn distant_node_is_found_by_its_round_trip() {
+    let masters = healthy();
+    let proxy = Proxy::start(masters[2].url());
+    proxy.delay(Direction::ToServer, Duration::from_millis(60));
+    let urls = [masters[0].url(), masters[1].url(), proxy.url()];
+    assert_eq!(checks(&urls, &["--ttl", "10s"]), (vec![], 1));
+    assert_eq!(checks(&urls, &["--ttl", "2s"]), (vec!["round-trip".into()], 1));
+    assert_eq!(checks(&urls, &["--ttl", "400ms"]), (vec!["round-trip".into()], 2));
+}
+
+#[test]
+fn clock_that_is_stepped_is_found() {
+    let clock = WallClock::new();
+    let masters =
+        masters_with(|index, master| if index == 1 { master.wall_clock(&clock) } else { master });
+    assert_eq!(checks(&masters.urls(), &[]).0, [""; 0]);
+    clock.step_ms(-20_000);
+    assert_eq!(checks(&masters.urls(), &[]), (vec!["clock".into()], 1));
+    clock.step_ms(-60_000);
+    assert_eq!(checks(&masters.urls(), &[]), (vec!["clock".into()], 2));
+}
+
+/// The findings are the same with and without the right to call ACL DRYRUN. The doctor changes
+/// nothing.
+#[test]
+fn missing_rights_are_found_with_and_without_dryrun() {
+    let masters = healthy();
+    for rights in [["+acl"].as_slice(), &[]] {
+        for master in &masters {
+            let mut user = redis::cmd("ACL");
+            user.arg(&["SETUSER", "locker", "reset", "on", ">pass", "~orders/*"]).arg(rights);
+            user.arg(&["+info", "+ping", "+time", "+config|get"]);
+            user.arg(&["+lock.acquire", "+lock.extend", "+lock.inspect"]);
+            user.arg(&["+lock.macquire", "+lock.mextend"]);
+            user.exec(&mut master.connection()).unwrap();
+        }
+        let urls = urls_with(&masters, "user=locker&pass=pass");
+        let output = doctor(&urls, &["--lock", "orders/1"]);
+        assert_eq!(code(output.status), 2, "{}", stdout(&output));
+        // Joins the wrapped lines.
+        let text = stdout(&output).split_whitespace().collect::<Vec<_>>().join(" ");
+        for finding in [
+            "may not run LOCK.RELEASE, which clients need",
+            "may not run LOCK.MRELEASE and LOCK.ACQUIREANY, which locks of several keys",
+            "+lock.release",
+        ] {
+            assert_contains(&text, finding);
+        }
+        assert!(!text.contains("PING") && !text.contains("the key"), "{text}");
+        let output = doctor(&urls, &["--lock", "other"]);
+        assert_contains(stdout(&output), "may not use the key other");
+        assert!(!stdout(&output).contains("pass"), "{}", stdout(&output));
+        for counter in ["lock_grants", "lock_refusals", "lock_extends", "lock_releases"] {
+            assert_eq!(info_number(&masters[0], counter), 0, "{counter}");
+        }
+    }
+}
+
+/// The user of docs/operations/security.md, with only the rights for locks.
+#[test]
+fn user_of_the_documentation_has_all_rights() {
+    let masters = healthy();
+    let page = include_str!("../../../docs/operations/security.md");
+    let line = page.lines().find(|line| line.starts_with("user locker on")).unwrap();
+    for master in &masters {
+        let words: Vec<_> = line.split_whitespace().skip(1).collect();
+        redis::cmd("ACL").arg("SETUSER").arg(words).exec(&mut master.connection()).unwrap();
+    }
+    let urls = urls_with(&masters, "user=locker&pass=a-long-password");
+    assert_eq!(checks(&urls, &["--lock", "orders/1"]), (vec![], 1));
+}
+
+/// Masters with a password. A command that restarts a node writes its host to a file, and the test
+/// does the rest.
+struct Fleet {
+    masters: Masters,
+    folder: TempDir,
+}
+
+impl Fleet {
+    fn start() -> Self {
+        let masters = Masters::start_with(3, |_, master| master.arg("requirepass", "secret"));
+        Self { masters: masters.unwrap(), folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn asked_file(&self) -> PathBuf {
+        self.folder.path().join("asked")
+    }
+
+    /// The hosts for which the command was run, in order.
+    fn asked(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.asked_file()).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    fn restart_nodes(&self, options: &[&str], then: &str) -> Command {
+        let mut command = on_urls(&self.masters.urls(), "restart-nodes");
+        command.env("QUORLOCK_PASSWORD", "secret").args(options).arg("--").args(["sh", "-c"]);
+        command.arg(format!("echo {{host}} >>{}; {then}", self.asked_file().display()));
+        command
+    }
+
+    fn output(&self, options: &[&str], then: &str) -> Output {
+        self.restart_nodes(options, then).output().unwrap()
+    }
+}
+
+fn socket(master: &Server) -> String {
+    master.url().trim_start_matches("redis+unix://").to_owned()
+}
+
+fn votes(master: &Server) -> bool {
+    let Ok(mut connection) = master.try_connection() else { return false };
+    let auth = redis::cmd("AUTH").arg("secret").exec(&mut connection);
+    let info: redis::RedisResult<String> = redis::cmd("INFO").arg("lock").query(&mut connection);
+    auth.is_ok() && info.is_ok_and(|info| info.contains("lock_state:voting"))
+}
+
+#[test]
+fn node_is_restarted_only_while_all_others_vote() {
+    let mut fleet = Fleet::start();
+    for master in &mut fleet.masters {
+        // From the next start on, a master abstains for a while.
+        master.set_arg("lock.max-ttl", 1500);
+        master.set_arg("lock.rejoin-delay", -1);
+    }
+    let mut running = Running::start(&mut fleet.restart_nodes(&[], "true"));
+    for index in 0..3 {
+        eventually(PATIENCE, "the next node is to be restarted", || fleet.asked().len() > index);
+        assert_eq!(
+            fleet.asked(),
+            fleet.masters.iter().take(index + 1).map(socket).collect::<Vec<_>>()
+        );
+        assert!(fleet.masters.iter().all(votes), "{index}: an earlier node does not vote yet");
+        fleet.masters[index].kill();
+        fleet.masters[index].restart().unwrap();
+        eventually(PATIENCE, "the node abstains", || {
+            fleet.masters[index].log().contains("abstaining for 1500 ms (start)")
+        });
+        assert_contains(&running.error_line(), "restarting ");
+        assert_contains(&running.error_line(), "votes again");
+    }
+    assert_ok(&running.wait_for_end());
+}
+
+#[test]
+fn node_that_is_not_back_within_the_limit_ends_the_restarts() {
+    let fleet = Fleet::start();
+    let output = fleet.output(&["--limit", "1s"], "true");
+    assert_error(&output, 122, "it was not restarted. No further node was restarted");
+    assert_eq!(fleet.asked().len(), 1);
+}
+
+#[test]
+fn command_does_not_inherit_the_password() {
+    let fleet = Fleet::start();
+    let output = fleet.output(&["--limit", "1s"], "echo ${QUORLOCK_PASSWORD-none}");
+    assert_error(&output, 122, "it was not restarted");
+    assert_eq!(stdout(&output), "none\n");
+}
+
+#[test]
+fn refusal_says_which_settings_of_a_file_are_not_used() {
+    let fleet = Fleet::start();
+    let file = fleet.folder.path().join("quorlock.toml");
+    fs::write(&file, "nodes = ['elsewhere']\nuser = 'operator'\n").unwrap();
+    let mut command = on_urls(&fleet.masters.urls(), "restart-nodes");
+    command.env("QUORLOCK_CONFIG", &file).args(["--limit", "1s", "--", "true"]);
+    assert_error(&command.output().unwrap(), 122, "not used: user of ");
+}
+
+#[test]
+fn failed_command_ends_the_restarts() {
+    let fleet = Fleet::start();
+    assert_error(&fleet.output(&[], "exit 3"), 125, "No further node was restarted");
+    assert_eq!(fleet.asked().len(), 1);
+}
+
+#[test]
+fn no_node_is_restarted_without_a_majority_of_the_others() {
+    let mut fleet = Fleet::start();
+    fleet.masters[2].kill();
+    let output = fleet.output(&["--limit", "1s"], "true");
+    assert_error(&output, 122, "without it 1 nodes vote, and a lock needs 2");
+    assert_eq!(fleet.asked(), [""; 0]);
+    // The node that is down may be restarted.
+    let down = socket(&fleet.masters[2]);
+    let output = fleet.output(&["--limit", "1s", &down], "true");
+    assert_error(&output, 122, "is down after 1s");
+    assert_eq!(fleet.asked(), [down]);
+}
+
+#[test]
+fn unknown_node_and_small_fleet_are_refused() {
+    let fleet = Fleet::start();
+    assert_error(&fleet.output(&["elsewhere"], "true"), 125, "elsewhere is not in the list");
+    let mut two = on_urls(&fleet.masters.urls()[..2], "restart-nodes");
+    let output = two.args(["--", "true"]).output().unwrap();
+    assert_error(&output, 125, "no majority while a node restarts");
+    assert!(Path::new(&fleet.asked_file()).metadata().is_err());
+    assert_eq!((code(output.status), stdout(&output)), (125, ""), "{}", stderr(&output));
+}
