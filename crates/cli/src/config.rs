@@ -152,23 +152,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_has_nodes_tls_user_and_defaults() {
-        let file = parse(
-            "nodes = ['rediss://a', 'rediss://b']\nuser = 'locker'\npassword-file = 'p'\n[tls]\ncacert = 'ca.pem'\n\
-             cert = 'c.pem'\nkey = 'c.key'\n[defaults]\nttl = '1.5s'\nwait = '0'\nowner = 'web-3'",
-        )
-        .unwrap();
-        assert_eq!(file.nodes, ["rediss://a", "rediss://b"]);
-        assert_eq!(file.user.as_deref(), Some("locker"));
-        assert_eq!(file.defaults.owner.as_deref(), Some("web-3"));
-        assert_eq!(file.defaults.ttl, Some(Duration::from_millis(1500)));
-        assert_eq!(file.defaults.wait, Some(Duration::ZERO));
-        assert_eq!(file.tls.key, Some("c.key".into()));
-        assert_eq!(parse("nodes = 'a,b'").unwrap().nodes, ["a", "b"]);
-        assert!(parse("").unwrap().nodes.is_empty());
-    }
-
-    #[test]
     fn error_names_the_line_and_the_remedy_and_no_password() {
         for (text, hints) in [
             ("\nnode = ['redis://:s3cret@a']", ["line 2", "`nodes`"]),

@@ -128,24 +128,6 @@ fn option_comes_before_environment_and_environment_before_files() {
 }
 
 #[test]
-fn system_file_is_read_unless_another_place_names_the_nodes() {
-    let masters = Masters::start(3);
-    let files = Files::new();
-    let system = files.write("system.toml", &nodes_line(&masters));
-    let bad = files.write("quorlock.toml", &format!("nodes = ['{NO_SERVER}']"));
-    let run_with = |variable: &str| {
-        let script =
-            format!("{variable} /usr/local/bin/quorlock run --node-timeout 1s -n k -- true");
-        from_cron(&system, &script).output().unwrap()
-    };
-    assert_succeeds(&run_with(""));
-    let (bad, folder) = (bad.display(), files.path(""));
-    assert_finds_no_server(&run_with(&format!("QUORLOCK_NODES={NO_SERVER}")));
-    assert_finds_no_server(&run_with(&format!("QUORLOCK_CONFIG={bad}")));
-    assert_finds_no_server(&run_with(&format!("XDG_CONFIG_HOME={}", folder.display())));
-}
-
-#[test]
 fn defaults_come_from_the_file_and_options_replace_them() {
     let masters = Masters::start(1);
     let files = Files::new();

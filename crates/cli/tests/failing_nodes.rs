@@ -1,5 +1,5 @@
-//! Nodes that hang, and nodes with hostile error texts: the subcommands end in time, name the silent
-//! nodes, and escape what they print.
+//! Nodes that hang, and nodes with hostile error texts: the subcommands end in time, name the
+//! silent nodes, and escape what they print.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 #![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]

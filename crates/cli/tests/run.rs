@@ -1,5 +1,5 @@
-//! `quorlock run`: the command under its lock, its exit codes, the options that `flock` has too, signals,
-//! and `--hold-at-least`, with which one of many machines runs a job.
+//! `quorlock run`: the command under its lock, its exit codes, the options that `flock` has too,
+//! signals, and `--hold-at-least`, with which one of many machines runs a job.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 #![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
@@ -126,11 +126,6 @@ fn wait_for_masters_that_cannot_vote_is_reported() {
     masters[0].restart().unwrap();
     let output = waiting.wait_for_end();
     assert_eq!((code(output.status), stdout(&output)), (0, "ran\n"));
-
-    masters[0].kill();
-    let output = run_script(&masters, &["--wait", "20ms"], "echo ran").output().unwrap();
-    assert_error(&output, 122, "not acquired: no majority of the nodes agreed");
-    assert_eq!(stdout(&output), "");
 }
 
 #[test]

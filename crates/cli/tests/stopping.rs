@@ -1,9 +1,9 @@
 //! How `quorlock run` stops its command when the lock is lost, waits for background processes
 //! (`--wait-all`), reports an uncertain lock, and keeps its lock while masters fail.
 //!
-//! The tests that cut off a majority ask the masters, not a clock, whether the command was stopped in
-//! time. When the command has ended, that majority still has the lock, so no other client can have
-//! acquired it.
+//! The tests that cut off a majority ask the masters, not a clock, whether the command was stopped
+//! in time. When the command has ended, that majority still has the lock, so no other client can
+//! have acquired it.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 #![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]

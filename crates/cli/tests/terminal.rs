@@ -93,14 +93,6 @@ fn ctrl_c_is_not_passed_on_a_second_time() {
 }
 
 #[test]
-fn command_reads_from_the_terminal() {
-    let masters = Masters::start(1);
-    let mut terminal = Terminal::run(&masters, "", "echo ready; read word; echo read $word", "");
-    terminal.type_line("hello");
-    assert_eq!(terminal.shows("read "), "read hello");
-}
-
-#[test]
 fn ctrl_z_stops_the_command_and_fg_continues_it() {
     let masters = Masters::start(3);
     let command = "echo ready; while ! read go; do :; done; echo continued; exit 4";

@@ -1,5 +1,6 @@
-//! `quorlock up`, which starts masters on this machine; `scripts/demo`, which uses it; and `make install`:
-//! the installed program starts the installed module, and a running server survives an installation.
+//! `quorlock up`, which starts masters on this machine; `scripts/demo`, which uses it; and `make
+//! install`: the installed program starts the installed module, and a running server survives an
+//! installation.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 #![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
@@ -17,17 +18,6 @@ use quorlock_testkit::{Server, eventually, module_path};
 use redis::{Client, Value};
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
-
-#[test]
-fn printed_line_names_masters_that_work() {
-    let mut up = Running::start(quorlock().args(["up", "-n", "3"]));
-    let line = up.line();
-    assert_eq!(line.split(',').count(), 3);
-    let script = format!("{line}; \"$0\" run k -- sh -c 'exit 42'");
-    let mut shell = Command::new("sh");
-    let status = shell.arg("-c").arg(script).arg(QUORLOCK).status().unwrap();
-    assert_eq!(code(status), 42);
-}
 
 #[test]
 fn signals_stop_all_masters_and_delete_their_folders() {

@@ -13,7 +13,7 @@ use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, VARY};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, http};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 use tokio::sync::OnceCell;
 use tokio::time::sleep;
@@ -79,6 +79,7 @@ impl Exporting {
             tokio::spawn(async move {
                 let respond = async |request| exporting.respond(&request).await;
                 let connection = http1::Builder::new()
+                    .timer(TokioTimer::new())
                     .serve_connection(TokioIo::new(stream), service_fn(respond));
                 // The client may end the connection at any time.
                 let _ = connection.await;
@@ -106,7 +107,10 @@ impl Exporting {
                     format,
                 ))
             }
-            (&Method::GET | &Method::HEAD, "/") => response.body(HOME.to_owned()),
+            (&Method::GET | &Method::HEAD, "/") => {
+                let text = "text/plain; charset=utf-8";
+                response.header(CONTENT_TYPE, text).body(HOME.to_owned())
+            }
             (_, PATH | "/") => {
                 let response = response.status(StatusCode::METHOD_NOT_ALLOWED);
                 response.header(ALLOW, "GET,HEAD").body(String::new())

@@ -99,7 +99,7 @@ fn enter() -> io::Result<()> {
     let mut modes = tcgetattr(stdin())?;
     before.get_or_insert(modes.clone());
     modes.make_raw();
-    tcsetattr(stdin(), OptionalActions::Flush, &modes)?;
+    tcsetattr(stdin(), OptionalActions::Now, &modes)?;
     stdout().write_all(ENTER.as_bytes())?;
     stdout().flush()
 }
@@ -109,7 +109,7 @@ fn leave() {
     let Some(modes) = BEFORE.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
     let _ = stdout().write_all(LEAVE.as_bytes());
     let _ = stdout().flush();
-    let _ = tcsetattr(stdin(), OptionalActions::Flush, &modes);
+    let _ = tcsetattr(stdin(), OptionalActions::Now, &modes);
 }
 
 /// Returns a channel of key presses. It is closed when the terminal is gone.
