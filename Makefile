@@ -4,7 +4,7 @@
 export CARGO_INCREMENTAL := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install uninstall dist test package servers test-matrix check-prose limits docs screens test-faults test-fences test-kinds test-leaks test-distant test-setup test-dist test-docker test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node
+.PHONY: help setup build install uninstall dist test package servers test-matrix check-prose limits docs screens test-faults test-fences test-kinds test-leaks test-distant test-setup test-dist test-docker test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node wheel test-python bench-python
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -134,3 +134,10 @@ test-faults: setup ## Runs every fault on a real server, with and without the pr
 	cargo run --quiet --package quorlock-faults
 	cargo run --quiet --package quorlock-faults -- --storm exclusive --seconds 120
 	cargo run --quiet --package quorlock-faults -- --storm exclusive --seconds 120 --unprotected
+
+wheel: ## Builds the Python package: a wheel and a source distribution (target/wheels)
+	@scripts/python wheel
+
+test-python: setup ## Tests the Python package on the oldest and the newest Python of this machine: QUORLOCK_PYTHONS="python3.10 python3.13"
+	cargo build --package quorlock
+	@scripts/python test

@@ -177,6 +177,20 @@ impl Lock {
         self.take().release().await
     }
 
+    /// Releases the lock after the work that it protected, as [`run`](crate::LockBuilder::run) does.
+    ///
+    /// An unconfirmed release is no error: by this machine's own clocks, the lock was held until
+    /// the work ended, and the release continues in the background.
+    ///
+    /// # Errors
+    /// [`LostError`] when the lock did not protect the whole work.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the release to the background.
+    pub async fn finish(self) -> Result<(), LostError> {
+        super::run::finish(self).await
+    }
+
     /// Turns an exclusive lock into a shared one, and extends it.
     ///
     /// Waiting readers acquire the lock at once, unless a writer waits ahead of them. No writer

@@ -1,0 +1,167 @@
+//! The two ways to wait for a call: on the calling thread, or in an event loop of asyncio.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::io::{Read as _, Write as _};
+use std::mem;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use tokio::task::AbortHandle;
+
+use crate::engine::{Client, Engine, OfProcess, Reply};
+use crate::errors;
+use crate::logs;
+
+/// The replies of calls to the futures of one event loop.
+///
+/// The runtime's thread writes to a socket that the loop watches. It calls nothing in Python, since
+/// a thread that holds the GIL would then delay the renewal of locks.
+#[pyclass(frozen, module = "quorlock._quorlock")]
+pub(crate) struct Bridge {
+    inner: OfProcess<Inner>,
+}
+
+struct Inner {
+    replies: Arc<Replies>,
+    wakes: UnixStream,
+    /// Locked only with the GIL.
+    calls: Mutex<Calls>,
+}
+
+#[derive(Default)]
+struct Calls {
+    last: u64,
+    waiting: HashMap<u64, (Py<PyAny>, Arc<Engine>)>,
+}
+
+struct Replies {
+    queue: Mutex<Vec<(u64, Reply)>>,
+    wake: UnixStream,
+}
+
+/// A call whose reply an event loop awaits.
+#[pyclass(frozen, module = "quorlock._quorlock")]
+pub(crate) struct Call {
+    bridge: Py<Bridge>,
+    number: u64,
+    task: OfProcess<AbortHandle>,
+}
+
+/// The event loop and the future in it that wait for a call; `None` for a call that blocks.
+pub(crate) type Into<'py> = Option<(Bound<'py, Bridge>, Py<PyAny>)>;
+
+/// Runs a call. Returns its result, or a [`Call`] whose result the future receives.
+pub(crate) fn run<F: Future<Output = Reply> + Send + 'static>(
+    py: Python<'_>,
+    engine: &Arc<Engine>,
+    into: Into<'_>,
+    work: impl FnOnce(Arc<Client>) -> F,
+) -> PyResult<Py<PyAny>> {
+    match into {
+        None => engine.wait(py, work),
+        Some((bridge, future)) => Bridge::run(&bridge, engine, future, work),
+    }
+}
+
+impl Bridge {
+    fn run<F: Future<Output = Reply> + Send + 'static>(
+        this: &Bound<'_, Self>,
+        engine: &Arc<Engine>,
+        future: Py<PyAny>,
+        work: impl FnOnce(Arc<Client>) -> F,
+    ) -> PyResult<Py<PyAny>> {
+        let py = this.py();
+        let inner = this.get().inner(py)?;
+        let mut calls = inner.calls();
+        calls.last += 1;
+        let number = calls.last;
+        calls.waiting.insert(number, (future, Arc::clone(engine)));
+        drop(calls);
+        let replies = Arc::clone(&inner.replies);
+        let task = engine.spawn(work, move |reply| replies.add(number, reply));
+        let task = OfProcess::new(task);
+        let call = Call { bridge: this.clone().unbind(), number, task };
+        Ok(Py::new(py, call)?.into_any())
+    }
+
+    fn inner(&self, py: Python<'_>) -> PyResult<&Inner> {
+        self.inner.get().ok_or_else(|| errors::forked(py))
+    }
+}
+
+#[pymethods]
+impl Bridge {
+    #[new]
+    fn new() -> PyResult<Self> {
+        let (wake, wakes) = UnixStream::pair()?;
+        wake.set_nonblocking(true)?;
+        wakes.set_nonblocking(true)?;
+        let replies = Arc::new(Replies { queue: Mutex::default(), wake });
+        Ok(Self { inner: OfProcess::new(Inner { replies, wakes, calls: Mutex::default() }) })
+    }
+
+    fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
+        Ok(self.inner(py)?.wakes.as_raw_fd())
+    }
+
+    /// Passes all replies to their futures. The event loop calls this when the socket is readable.
+    fn deliver(&self, py: Python<'_>) -> PyResult<()> {
+        let inner = self.inner(py)?;
+        // Read before the queue is emptied, so that a later reply wakes the loop again.
+        let _ = (&inner.wakes).read(&mut [0; 64]);
+        let replies = mem::take(&mut *inner.replies.queue());
+        for (number, reply) in replies {
+            // A call that was cancelled drops its reply, and so a lock in it.
+            let Some((future, engine)) = inner.calls().waiting.remove(&number) else { continue };
+            let future = future.bind(py);
+            if !future.call_method0(intern!(py, "done"))?.is_truthy()? {
+                match reply(py, &engine) {
+                    Ok(result) => future.call_method1(intern!(py, "set_result"), (result,))?,
+                    Err(error) => future.call_method1(intern!(py, "set_exception"), (error,))?,
+                };
+            }
+            logs::forward(py, &engine.records)?;
+        }
+        Ok(())
+    }
+}
+
+#[pymethods]
+impl Call {
+    /// Cancels the call: the client releases what it may have acquired.
+    fn cancel(&self, py: Python<'_>) {
+        if let (Some(task), Some(inner)) = (self.task.get(), self.bridge.get().inner.get()) {
+            task.abort();
+            let waiting = inner.calls().waiting.remove(&self.number);
+            drop(waiting);
+        }
+        let _ = py;
+    }
+}
+
+impl Inner {
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Replies {
+    fn queue(&self) -> MutexGuard<'_, Vec<(u64, Reply)>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, number: u64, reply: Reply) {
+        let mut queue = self.queue();
+        queue.push((number, reply));
+        if queue.len() == 1 {
+            drop(queue);
+            // The socket has room for the one byte that may be in it. If the loop is gone, nothing
+            // waits.
+            let _ = (&self.wake).write(&[1]);
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! The client of one process: its runtime, and the values that end with the process.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use std::{io, mem, process};
+
+use pyo3::prelude::*;
+use quorlock_client::{ConnectError, Quorum, QuorumBuilder};
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::{OnceCell, oneshot};
+use tokio::task::AbortHandle;
+
+use crate::errors;
+use crate::logs::{self, Records};
+use crate::request::Seconds;
+
+/// A signal interrupts a call within this time.
+const SIGNALS_CHECK_EVERY: Duration = Duration::from_millis(50);
+const ENDED_CHECK_EVERY: Duration = Duration::from_millis(1);
+
+/// The runtimes of this process.
+///
+/// Locked only with the GIL, so that no thread holds it when the process forks.
+static RUNTIMES: Mutex<Runtimes> =
+    Mutex::new(Runtimes { markers: BTreeSet::new(), ending: Vec::new() });
+
+struct Runtimes {
+    /// The descriptors that identify the runtimes of engines: see [`inherited`].
+    markers: BTreeSet<i32>,
+    /// The threads of dropped engines.
+    ending: Vec<JoinHandle<()>>,
+}
+
+/// What a call returns, made by the Python thread that waits for it.
+pub(crate) type Reply = Box<dyn FnOnce(Python<'_>, &Arc<Engine>) -> PyResult<Py<PyAny>> + Send>;
+
+/// The connections to the nodes, opened by the first call.
+pub(crate) struct Client {
+    builder: QuorumBuilder,
+    quorum: OnceCell<Quorum>,
+}
+
+/// A runtime on its own thread, which never takes the GIL.
+///
+/// Only Python objects own an engine. When the last of them is dropped, the thread finishes the
+/// releases in the background and ends.
+pub(crate) struct Engine {
+    handle: Handle,
+    client: Arc<Client>,
+    pub(crate) records: Arc<Records>,
+    /// A socket that only the epoll instance of this runtime watches.
+    marker: tokio::net::UnixStream,
+    _peer: UnixStream,
+    runtime: Option<RuntimeThread>,
+}
+
+/// A thread that ends after the sender is dropped and all releases are over.
+struct RuntimeThread {
+    handle: Handle,
+    _stop: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+/// A value of the process that made it. A forked child forgets the value: dropping it could wait
+/// for threads that the child does not have.
+pub(crate) struct OfProcess<T> {
+    value: Option<T>,
+    pid: u32,
+}
+
+impl Client {
+    pub(crate) async fn quorum(&self) -> Result<&Quorum, ConnectError> {
+        self.quorum.get_or_try_init(|| self.builder.clone().connect()).await
+    }
+
+    /// The quorum, if a call has connected to the nodes.
+    pub(crate) fn opened(&self) -> Option<&Quorum> {
+        self.quorum.get()
+    }
+}
+
+impl Engine {
+    pub(crate) fn start(py: Python<'_>, builder: QuorumBuilder) -> PyResult<Arc<Self>> {
+        logs::install(py)?;
+        let client = Arc::new(Client { builder, quorum: OnceCell::new() });
+        let records = Arc::new(Records::default());
+        let runtime = RuntimeThread::start(Arc::clone(&client), Arc::clone(&records))
+            .map_err(|source| errors::connect(py, ConnectError::NoThread { source }))?;
+        let (marker, peer) = UnixStream::pair()?;
+        marker.set_nonblocking(true)?;
+        let marker = {
+            let _context = runtime.handle.enter();
+            tokio::net::UnixStream::from_std(marker)?
+        };
+        runtimes().markers.insert(marker.as_raw_fd());
+        let handle = runtime.handle.clone();
+        let runtime = Some(runtime);
+        let engine = Arc::new(Self { handle, client, records, marker, _peer: peer, runtime });
+        py.import("quorlock._process")?.call_method0("started")?;
+        Ok(engine)
+    }
+
+    /// Whether a call has connected to the nodes, so that there may be releases to wait for.
+    pub(crate) fn is_open(&self) -> bool {
+        self.client.opened().is_some()
+    }
+
+    /// Runs a call on the thread of the runtime, and passes the result to `done` there.
+    pub(crate) fn spawn<F: Future<Output = Reply> + Send + 'static>(
+        &self,
+        work: impl FnOnce(Arc<Client>) -> F,
+        done: impl FnOnce(Reply) + Send + 'static,
+    ) -> AbortHandle {
+        let work = work(Arc::clone(&self.client));
+        self.handle.spawn(async move { done(work.await) }).abort_handle()
+    }
+
+    /// Runs a call and waits for it without the GIL.
+    ///
+    /// On the main thread, a signal can raise an exception, such as `KeyboardInterrupt`. The call
+    /// is then cancelled: the client releases what it may have acquired.
+    pub(crate) fn wait<F: Future<Output = Reply> + Send + 'static>(
+        self: &Arc<Self>,
+        py: Python<'_>,
+        work: impl FnOnce(Arc<Client>) -> F,
+    ) -> PyResult<Py<PyAny>> {
+        let (sender, mut receiver) = sync_channel(1);
+        // A receiver that is gone drops the reply, and so a lock in it.
+        let call = self.spawn(work, move |reply| drop(sender.send(reply)));
+        // Other threads do not take the GIL before the call is over: at the exit of the
+        // interpreter, a daemon thread that takes it never returns.
+        let is_main = is_main_thread(py)?;
+        loop {
+            let replied;
+            (receiver, replied) = py.detach(move || {
+                let replied = match is_main {
+                    true => receiver.recv_timeout(SIGNALS_CHECK_EVERY),
+                    false => receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                };
+                (receiver, replied)
+            });
+            match replied {
+                Ok(reply) => {
+                    let reply = reply(py, self);
+                    logs::forward(py, &self.records)?;
+                    return reply;
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Err(interrupt) = py.check_signals() {
+                        call.abort();
+                        return Err(interrupt);
+                    }
+                    logs::forward(py, &self.records)?;
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(errors::broken("the call failed on the thread of the quorum"));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let mut runtimes = runtimes();
+        runtimes.markers.remove(&self.marker.as_raw_fd());
+        runtimes.ending.retain(|thread| !thread.is_finished());
+        runtimes.ending.extend(self.runtime.take().map(|runtime| runtime.thread));
+    }
+}
+
+impl<T> OfProcess<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { value: Some(value), pid: process::id() }
+    }
+
+    /// The value; `None` in a forked child.
+    pub(crate) fn get(&self) -> Option<&T> {
+        self.value.as_ref().filter(|_| self.pid == process::id())
+    }
+}
+
+impl<T> Drop for OfProcess<T> {
+    fn drop(&mut self) {
+        if self.pid != process::id() {
+            mem::forget(self.value.take());
+        }
+    }
+}
+
+impl RuntimeThread {
+    fn start(client: Arc<Client>, records: Arc<Records>) -> io::Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel();
+        let thread = thread::Builder::new().name("quorlock".into());
+        let thread = thread.spawn(move || {
+            logs::collect_into(records);
+            runtime.block_on(async move {
+                let _ = stopped.await;
+                if let Some(quorum) = client.opened() {
+                    // This wait ends: each release in the background has a time limit.
+                    let _ = quorum.flush(Duration::MAX).await;
+                }
+            });
+        })?;
+        Ok(Self { handle, _stop: stop, thread })
+    }
+}
+
+fn runtimes() -> MutexGuard<'static, Runtimes> {
+    RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
+    let threading = py.import("threading")?;
+    let main = threading.call_method0("main_thread")?.getattr("ident")?;
+    main.eq(threading.call_method0("get_ident")?)
+}
+
+/// The reply for the result of a call.
+pub(crate) fn reply<T: Send + 'static, E: Send + 'static>(
+    result: Result<T, E>,
+    make: impl FnOnce(Python<'_>, &Arc<Engine>, T) -> PyResult<Py<PyAny>> + Send + 'static,
+    error: impl FnOnce(Python<'_>, E) -> PyErr + Send + 'static,
+) -> Reply {
+    Box::new(move |py, engine| match result {
+        Ok(value) => make(py, engine, value),
+        Err(failure) => Err(error(py, failure)),
+    })
+}
+
+/// The descriptors that identify the runtimes of the process, for a forked child.
+///
+/// A child inherits the sockets of its parent, which keep a waiter of a dead parent in line. The
+/// epoll instance that watches a marker watches these sockets. Forgets all runtimes.
+#[pyfunction]
+pub(crate) fn inherited() -> BTreeSet<i32> {
+    let mut runtimes = runtimes();
+    mem::forget(mem::take(&mut runtimes.ending));
+    mem::take(&mut runtimes.markers)
+}
+
+/// Waits until the threads of dropped engines have ended, for this many seconds at most.
+#[pyfunction]
+pub(crate) fn await_ended(py: Python<'_>, limit: Seconds) {
+    let ending = mem::take(&mut runtimes().ending);
+    py.detach(move || {
+        let until = Instant::now() + limit.0;
+        while ending.iter().any(|thread| !thread.is_finished()) && Instant::now() < until {
+            thread::sleep(ENDED_CHECK_EVERY);
+        }
+    });
+}

@@ -1,0 +1,213 @@
+//! A held lock.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use quorlock_client::{Lock, LockWatch, LostError, Ownership, Released};
+use tokio::sync::Mutex;
+
+use crate::call::{self, Into};
+use crate::engine::{Engine, OfProcess, Reply, reply};
+use crate::errors;
+
+/// A lock that a call acquired. When the object is dropped, the client releases the lock in the
+/// background.
+#[pyclass(frozen, weakref, module = "quorlock._quorlock")]
+pub(crate) struct Held {
+    inner: OfProcess<Inner>,
+}
+
+struct Inner {
+    engine: Arc<Engine>,
+    watch: LockWatch,
+    slot: Option<usize>,
+    /// Calls lock the mutex on the runtime's thread. `None` once a call has ended the lock.
+    lock: Arc<Mutex<Option<Lock>>>,
+}
+
+impl Held {
+    fn new(engine: &Arc<Engine>, lock: Lock) -> Self {
+        let (engine, watch, slot) = (Arc::clone(engine), lock.watch(), lock.slot());
+        let lock = Arc::new(Mutex::new(Some(lock)));
+        Self { inner: OfProcess::new(Inner { engine, watch, slot, lock }) }
+    }
+
+    /// The reply of a call that has acquired or attached a lock.
+    pub(crate) fn reply<E: Send + 'static>(
+        result: Result<Lock, E>,
+        error: impl FnOnce(Python<'_>, E) -> PyErr + Send + 'static,
+    ) -> Reply {
+        let make = |py: Python<'_>, engine: &Arc<Engine>, lock| {
+            Ok(Py::new(py, Self::new(engine, lock))?.into_any())
+        };
+        reply(result, make, error)
+    }
+
+    fn inner(&self, py: Python<'_>) -> PyResult<&Inner> {
+        self.inner.get().ok_or_else(|| errors::forked(py))
+    }
+}
+
+/// The reply of a call for a lock that another call has ended.
+fn gone() -> Reply {
+    Box::new(|py, _| Err(errors::not_acquired(py)))
+}
+
+fn done() -> Reply {
+    Box::new(|py, _| Ok(py.None()))
+}
+
+#[pymethods]
+impl Held {
+    /// The fence, as a number.
+    #[getter]
+    fn fence(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.inner(py)?.watch.fence().get())
+    }
+
+    /// In seconds.
+    #[getter]
+    fn remaining(&self, py: Python<'_>) -> PyResult<f64> {
+        Ok(self.inner(py)?.watch.remaining().as_secs_f64())
+    }
+
+    /// `held`, `uncertain` or `lost`.
+    #[getter]
+    fn ownership(&self, py: Python<'_>) -> PyResult<&'static str> {
+        Ok(match self.inner(py)?.watch.ownership() {
+            Ownership::Held(_) => "held",
+            Ownership::Uncertain(_) => "uncertain",
+            Ownership::Lost => "lost",
+        })
+    }
+
+    /// On how many nodes the lock is known to be held, and the number of all nodes.
+    #[getter]
+    fn coverage(&self, py: Python<'_>) -> PyResult<(usize, usize)> {
+        let coverage = self.inner(py)?.watch.coverage();
+        Ok((coverage.held, coverage.nodes))
+    }
+
+    #[getter]
+    fn keys<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        Ok(self.inner(py)?.watch.keys().map(|key| PyBytes::new(py, key)).collect())
+    }
+
+    #[getter]
+    fn slot(&self, py: Python<'_>) -> PyResult<Option<usize>> {
+        Ok(self.inner(py)?.slot)
+    }
+
+    /// Releases the lock in the background, without waiting. In a forked child, does nothing.
+    fn abandon(&self) {
+        if let Some(inner) = self.inner.get() {
+            let lock = Arc::clone(&inner.lock);
+            inner.engine.spawn(
+                |_| async move {
+                    lock.lock().await.take();
+                    done()
+                },
+                drop,
+            );
+        }
+    }
+
+    /// Makes the lock last a full ttl from now.
+    #[pyo3(signature = (into=None))]
+    fn extend(&self, py: Python<'_>, into: Into<'_>) -> PyResult<Py<PyAny>> {
+        let inner = self.inner(py)?;
+        let lock = Arc::clone(&inner.lock);
+        call::run(py, &inner.engine, into, |_| async move {
+            match &mut *lock.lock().await {
+                Some(lock) => {
+                    reply(lock.extend().await, |py, _, ()| Ok(py.None()), errors::extend)
+                }
+                None => gone(),
+            }
+        })
+    }
+
+    /// Turns an exclusive lock into a shared one, and extends it.
+    #[pyo3(signature = (into=None))]
+    fn downgrade(&self, py: Python<'_>, into: Into<'_>) -> PyResult<Py<PyAny>> {
+        let inner = self.inner(py)?;
+        let lock = Arc::clone(&inner.lock);
+        call::run(py, &inner.engine, into, |_| async move {
+            match &mut *lock.lock().await {
+                Some(lock) => {
+                    reply(lock.downgrade().await, |py, _, ()| Ok(py.None()), errors::extend)
+                }
+                None => gone(),
+            }
+        })
+    }
+
+    /// Releases the lock. Returns whether it was held until then.
+    #[pyo3(signature = (into=None))]
+    fn release(&self, py: Python<'_>, into: Into<'_>) -> PyResult<Py<PyAny>> {
+        let inner = self.inner(py)?;
+        let lock = Arc::clone(&inner.lock);
+        call::run(py, &inner.engine, into, |_| async move {
+            match lock.lock().await.take() {
+                Some(lock) => released(lock.release().await),
+                None => gone(),
+            }
+        })
+    }
+
+    /// Releases the lock after the work that it protected. Fails if it was lost before.
+    #[pyo3(signature = (into=None))]
+    fn finish(&self, py: Python<'_>, into: Into<'_>) -> PyResult<Py<PyAny>> {
+        let inner = self.inner(py)?;
+        let lock = Arc::clone(&inner.lock);
+        call::run(py, &inner.engine, into, |_| async move {
+            match lock.lock().await.take() {
+                Some(lock) => reply(lock.finish().await, |py, _, ()| Ok(py.None()), errors::lost),
+                None => gone(),
+            }
+        })
+    }
+
+    /// Detaches the lock from this process. Returns the secret text that attaches it.
+    #[pyo3(signature = (into=None))]
+    fn detach(&self, py: Python<'_>, into: Into<'_>) -> PyResult<Py<PyAny>> {
+        let inner = self.inner(py)?;
+        let lock = Arc::clone(&inner.lock);
+        call::run(py, &inner.engine, into, |_| async move {
+            match lock.lock().await.take() {
+                Some(lock) => text(lock.detach().to_secret_text()),
+                None => gone(),
+            }
+        })
+    }
+
+    /// Waits until the lock is not held any more. Returns the exception of a lock that was lost,
+    /// and `None` for one that was released or detached.
+    #[pyo3(signature = (into=None))]
+    fn ended(&self, py: Python<'_>, into: Into<'_>) -> PyResult<Py<PyAny>> {
+        let inner = self.inner(py)?;
+        let watch = inner.watch.clone();
+        call::run(py, &inner.engine, into, |_| async move { ended(watch.ended().await) })
+    }
+}
+
+pub(crate) fn released(
+    result: Result<Released, quorlock_client::ReleaseError>,
+) -> Reply {
+    let make = |py: Python<'_>, _: &Arc<Engine>, released| {
+        Ok((released == Released::Released).into_pyobject(py)?.to_owned().into_any().unbind())
+    };
+    reply(result, make, errors::release)
+}
+
+fn text(text: String) -> Reply {
+    Box::new(move |py, _| Ok(text.into_pyobject(py)?.into_any().unbind()))
+}
+
+fn ended(lost: Option<LostError>) -> Reply {
+    Box::new(move |py, _| match lost {
+        Some(lost) => Ok(errors::lost(py, lost).into_value(py).into_any()),
+        None => Ok(py.None()),
+    })
+}
