@@ -61,6 +61,7 @@ pub(crate) fn run<F: Future<Output = Reply> + Send + 'static>(
     into: Into<'_>,
     work: impl FnOnce(Arc<Client>) -> F,
 ) -> PyResult<Py<PyAny>> {
+    logs::read_level(py)?;
     match into {
         None => engine.wait(py, work),
         Some((bridge, future)) => Bridge::run(&bridge, engine, future, work),

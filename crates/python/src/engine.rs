@@ -87,7 +87,7 @@ impl Client {
 
 impl Engine {
     pub(crate) fn start(py: Python<'_>, builder: QuorumBuilder) -> PyResult<Arc<Self>> {
-        logs::install(py)?;
+        logs::install();
         let client = Arc::new(Client { builder, quorum: OnceCell::new() });
         let records = Arc::new(Records::default());
         let runtime = RuntimeThread::start(Arc::clone(&client), Arc::clone(&records))

@@ -48,18 +48,16 @@ pub(crate) fn collect_into(records: Arc<Records>) {
     COLLECTED.set(Some(records));
 }
 
-pub(crate) fn install(py: Python<'_>) -> PyResult<()> {
+pub(crate) fn install() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
         // This library has its own copy of `tracing`, with no other subscriber.
         let _ = tracing::subscriber::set_global_default(Collector);
     });
-    read_level(py)
 }
 
-/// Passes the collected events to the logger, and reads its level.
+/// Passes the collected events to the logger.
 pub(crate) fn forward(py: Python<'_>, records: &Records) -> PyResult<()> {
-    read_level(py)?;
     if !records.is_filled.swap(false, Ordering::AcqRel) {
         return Ok(());
     }
@@ -79,7 +77,8 @@ fn logger(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
     Ok(LOGGER.get_or_try_init(py, make)?.bind(py))
 }
 
-fn read_level(py: Python<'_>) -> PyResult<()> {
+/// Reads the level of the logger, below which the client makes no records.
+pub(crate) fn read_level(py: Python<'_>) -> PyResult<()> {
     let level: u64 = logger(py)?.call_method0("getEffectiveLevel")?.extract()?;
     LEVEL.store(u8::try_from(level).unwrap_or(u8::MAX), Ordering::Relaxed);
     Ok(())

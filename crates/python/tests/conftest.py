@@ -54,7 +54,7 @@ class Node:
             return False
 
     def ask(self, *words: str) -> str:
-        """Sends a command, and returns the first line of the reply."""
+        """Sends a command, and returns the first line of the reply, or the text of a string."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(SOON)
             connection.connect(str(self.path))
@@ -62,10 +62,13 @@ class Node:
             connection.sendall(f"*{len(words)}\r\n{''.join(parts)}".encode())
             with connection.makefile("rb") as replies:
                 line = replies.readline().decode().rstrip("\r\n")
-                # The text of a string is in the second line.
                 if line.startswith("$") and line != "$-1":
-                    return replies.readline().decode().rstrip("\r\n")
+                    return replies.read(int(line[1:])).decode()
                 return line
+
+    def info(self) -> dict[str, str]:
+        lines = self.ask("INFO", "lock").split("\r\n")
+        return dict(line.split(":", 1) for line in lines if ":" in line)
 
     def pause(self) -> None:
         self.process.send_signal(signal.SIGSTOP)

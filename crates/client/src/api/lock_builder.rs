@@ -386,13 +386,16 @@ impl LockBuilder {
 }
 
 fn default_owner() -> Arc<str> {
-    static OWNER: OnceLock<Arc<str>> = OnceLock::new();
-    let make = || {
+    static OWNER: OnceLock<(u32, Arc<str>)> = OnceLock::new();
+    let make = |pid| {
         let name = rustix::system::uname();
         let host = name.nodename().to_string_lossy();
-        format!("{host}:{}", std::process::id()).into()
+        format!("{host}:{pid}").into()
     };
-    Arc::clone(OWNER.get_or_init(make))
+    let here = std::process::id();
+    let (pid, owner) = OWNER.get_or_init(|| (here, make(here)));
+    // A forked child inherits the label of its parent.
+    if *pid == here { Arc::clone(owner) } else { make(here) }
 }
 
 fn no_random() -> String {

@@ -73,6 +73,7 @@ def close_inherited_sockets() -> None:
     markers = _quorlock.inherited()
     if not markers or not os.path.isdir("/proc/self/fdinfo"):
         return
+    inherited: set[int] = set()
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         try:
             if os.readlink(f"/proc/self/fd/{descriptor}") != "anon_inode:[eventpoll]":
@@ -80,12 +81,13 @@ def close_inherited_sockets() -> None:
             with open(f"/proc/self/fdinfo/{descriptor}") as info:
                 fields = [line.split() for line in info]
         except OSError:
+            # The descriptor of the listing itself is closed by now.
             continue
-        watched = {int(field[1]) for field in fields if field[0] == "tfd:"}
-        if watched.isdisjoint(markers):
-            continue
-        for inherited in (*watched, descriptor):
-            os.close(inherited)
+        watched = {int(field[1]) for field in fields if field and field[0] == "tfd:"}
+        if not watched.isdisjoint(markers):
+            inherited |= {descriptor, *watched}
+    for descriptor in inherited:
+        os.close(descriptor)
 
 
 atexit.register(flush_at_exit)
