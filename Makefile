@@ -141,3 +141,6 @@ wheel: ## Builds the Python package: a wheel and a source distribution (target/w
 test-python: setup ## Tests the Python package on the oldest and the newest Python of this machine: QUORLOCK_PYTHONS="python3.10 python3.13"
 	cargo build --package quorlock
 	@scripts/python test
+
+bench-python: setup ## Measures the table of docs/python.md: the Python package, other libraries, and the Rust client
+	@scripts/python bench

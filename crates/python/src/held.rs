@@ -120,9 +120,7 @@ impl Held {
         let lock = Arc::clone(&inner.lock);
         call::run(py, &inner.engine, into, |_| async move {
             match &mut *lock.lock().await {
-                Some(lock) => {
-                    reply(lock.extend().await, |py, _, ()| Ok(py.None()), errors::extend)
-                }
+                Some(lock) => reply(lock.extend().await, |py, _, ()| Ok(py.None()), errors::extend),
                 None => gone(),
             }
         })
@@ -192,9 +190,7 @@ impl Held {
     }
 }
 
-pub(crate) fn released(
-    result: Result<Released, quorlock_client::ReleaseError>,
-) -> Reply {
+pub(crate) fn released(result: Result<Released, quorlock_client::ReleaseError>) -> Reply {
     let make = |py: Python<'_>, _: &Arc<Engine>, released| {
         Ok((released == Released::Released).into_pyobject(py)?.to_owned().into_any().unbind())
     };

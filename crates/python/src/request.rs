@@ -22,7 +22,9 @@ impl<'py> FromPyObject<'_, 'py> for Seconds {
             Err(_) => value
                 .call_method0("total_seconds")
                 .and_then(|seconds| seconds.extract::<f64>())
-                .map_err(|_| PyTypeError::new_err("a time is a number of seconds or a timedelta"))?,
+                .map_err(|_| {
+                    PyTypeError::new_err("a time is a number of seconds or a timedelta")
+                })?,
         };
         if seconds.is_nan() || seconds < 0.0 {
             return Err(PyValueError::new_err("a time is not negative"));
@@ -42,7 +44,9 @@ impl<'py> FromPyObject<'_, 'py> for Key {
             return Ok(Self(text.as_bytes().to_vec()));
         }
         let bytes = value.extract::<&[u8]>();
-        bytes.map(|bytes| Self(bytes.to_vec())).map_err(|_| PyTypeError::new_err("a key is str or bytes"))
+        bytes
+            .map(|bytes| Self(bytes.to_vec()))
+            .map_err(|_| PyTypeError::new_err("a key is str or bytes"))
     }
 }
 
