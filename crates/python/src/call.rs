@@ -52,13 +52,13 @@ pub(crate) struct Call {
 }
 
 /// The event loop and the future in it that wait for a call; `None` for a call that blocks.
-pub(crate) type Into<'py> = Option<(Bound<'py, Bridge>, Py<PyAny>)>;
+pub(crate) type Waiter<'py> = Option<(Bound<'py, Bridge>, Py<PyAny>)>;
 
 /// Runs a call. Returns its result, or a [`Call`] whose result the future receives.
 pub(crate) fn run<F: Future<Output = Reply> + Send + 'static>(
     py: Python<'_>,
     engine: &Arc<Engine>,
-    into: Into<'_>,
+    into: Waiter<'_>,
     work: impl FnOnce(Arc<Client>) -> F,
 ) -> PyResult<Py<PyAny>> {
     logs::read_level(py)?;
@@ -134,13 +134,13 @@ impl Bridge {
 #[pymethods]
 impl Call {
     /// Cancels the call: the client releases what it may have acquired.
-    fn cancel(&self, py: Python<'_>) {
+    fn cancel(&self) {
         if let (Some(task), Some(inner)) = (self.task.get(), self.bridge.get().inner.get()) {
             task.abort();
+            // Dropped without the mutex, since the end of an engine runs other code.
             let waiting = inner.calls().waiting.remove(&self.number);
             drop(waiting);
         }
-        let _ = py;
     }
 }
 

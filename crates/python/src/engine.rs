@@ -139,9 +139,10 @@ impl Engine {
         loop {
             let replied;
             (receiver, replied) = py.detach(move || {
-                let replied = match is_main {
-                    true => receiver.recv_timeout(SIGNALS_CHECK_EVERY),
-                    false => receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                let replied = if is_main {
+                    receiver.recv_timeout(SIGNALS_CHECK_EVERY)
+                } else {
+                    receiver.recv().map_err(|_| RecvTimeoutError::Disconnected)
                 };
                 (receiver, replied)
             });
@@ -249,10 +250,10 @@ pub(crate) fn inherited() -> BTreeSet<i32> {
 
 /// Waits until the threads of dropped engines have ended, for this many seconds at most.
 #[pyfunction]
-pub(crate) fn await_ended(py: Python<'_>, limit: Seconds) {
+pub(crate) fn await_ended(py: Python<'_>, Seconds(limit): Seconds) {
     let ending = mem::take(&mut runtimes().ending);
     py.detach(move || {
-        let until = Instant::now() + limit.0;
+        let until = Instant::now() + limit;
         while ending.iter().any(|thread| !thread.is_finished()) && Instant::now() < until {
             thread::sleep(ENDED_CHECK_EVERY);
         }

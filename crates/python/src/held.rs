@@ -7,7 +7,7 @@ use pyo3::types::PyBytes;
 use quorlock_client::{Lock, LockWatch, LostError, Ownership, Released};
 use tokio::sync::Mutex;
 
-use crate::call::{self, Into};
+use crate::call::{self, Waiter};
 use crate::engine::{Engine, OfProcess, Reply, reply};
 use crate::errors;
 
@@ -115,7 +115,7 @@ impl Held {
 
     /// Makes the lock last a full ttl from now.
     #[pyo3(signature = (into=None))]
-    fn extend(&self, py: Python<'_>, into: Into<'_>) -> PyResult<Py<PyAny>> {
+    fn extend(&self, py: Python<'_>, into: Waiter<'_>) -> PyResult<Py<PyAny>> {
         let inner = self.inner(py)?;
         let lock = Arc::clone(&inner.lock);
         call::run(py, &inner.engine, into, |_| async move {
@@ -128,7 +128,7 @@ impl Held {
 
     /// Turns an exclusive lock into a shared one, and extends it.
     #[pyo3(signature = (into=None))]
-    fn downgrade(&self, py: Python<'_>, into: Into<'_>) -> PyResult<Py<PyAny>> {
+    fn downgrade(&self, py: Python<'_>, into: Waiter<'_>) -> PyResult<Py<PyAny>> {
         let inner = self.inner(py)?;
         let lock = Arc::clone(&inner.lock);
         call::run(py, &inner.engine, into, |_| async move {
@@ -143,7 +143,7 @@ impl Held {
 
     /// Releases the lock. Returns whether it was held until then.
     #[pyo3(signature = (into=None))]
-    fn release(&self, py: Python<'_>, into: Into<'_>) -> PyResult<Py<PyAny>> {
+    fn release(&self, py: Python<'_>, into: Waiter<'_>) -> PyResult<Py<PyAny>> {
         let inner = self.inner(py)?;
         let lock = Arc::clone(&inner.lock);
         call::run(py, &inner.engine, into, |_| async move {
@@ -156,7 +156,7 @@ impl Held {
 
     /// Releases the lock after the work that it protected. Fails if it was lost before.
     #[pyo3(signature = (into=None))]
-    fn finish(&self, py: Python<'_>, into: Into<'_>) -> PyResult<Py<PyAny>> {
+    fn finish(&self, py: Python<'_>, into: Waiter<'_>) -> PyResult<Py<PyAny>> {
         let inner = self.inner(py)?;
         let lock = Arc::clone(&inner.lock);
         call::run(py, &inner.engine, into, |_| async move {
@@ -169,7 +169,7 @@ impl Held {
 
     /// Detaches the lock from this process. Returns the secret text that attaches it.
     #[pyo3(signature = (into=None))]
-    fn detach(&self, py: Python<'_>, into: Into<'_>) -> PyResult<Py<PyAny>> {
+    fn detach(&self, py: Python<'_>, into: Waiter<'_>) -> PyResult<Py<PyAny>> {
         let inner = self.inner(py)?;
         let lock = Arc::clone(&inner.lock);
         call::run(py, &inner.engine, into, |_| async move {
@@ -183,7 +183,7 @@ impl Held {
     /// Waits until the lock is not held any more. Returns the exception of a lock that was lost,
     /// and `None` for one that was released or detached.
     #[pyo3(signature = (into=None))]
-    fn ended(&self, py: Python<'_>, into: Into<'_>) -> PyResult<Py<PyAny>> {
+    fn ended(&self, py: Python<'_>, into: Waiter<'_>) -> PyResult<Py<PyAny>> {
         let inner = self.inner(py)?;
         let watch = inner.watch.clone();
         call::run(py, &inner.engine, into, |_| async move { ended(watch.ended().await) })

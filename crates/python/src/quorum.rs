@@ -6,7 +6,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use quorlock_client::{DetachedLock, QuorumBuilder};
 
-use crate::call::{self, Into};
+use crate::call::{self, Waiter};
 use crate::engine::{Engine, OfProcess, reply};
 use crate::held::{self, Held};
 use crate::request::{Key, Request, Seconds};
@@ -84,7 +84,7 @@ impl Quorum {
         py: Python<'_>,
         request: &Request,
         wait: Option<Seconds>,
-        into: Into<'_>,
+        into: Waiter<'_>,
     ) -> PyResult<Py<PyAny>> {
         let (request, wait) = (request.clone(), wait.map(|wait| wait.0));
         call::run(py, &self.engine(py)?, into, |client| async move {
@@ -115,7 +115,7 @@ impl Quorum {
         detached: &str,
         ttl: Option<Seconds>,
         renew: bool,
-        into: Into<'_>,
+        into: Waiter<'_>,
     ) -> PyResult<Py<PyAny>> {
         let detached: DetachedLock =
             detached.parse().map_err(|error| errors::invalid_detached(py, error))?;
@@ -142,7 +142,7 @@ impl Quorum {
         &self,
         py: Python<'_>,
         detached: &str,
-        into: Into<'_>,
+        into: Waiter<'_>,
     ) -> PyResult<Py<PyAny>> {
         let detached: DetachedLock =
             detached.parse().map_err(|error| errors::invalid_detached(py, error))?;
@@ -156,7 +156,7 @@ impl Quorum {
 
     /// What the nodes say about a key.
     #[pyo3(signature = (key, into=None))]
-    fn inspect(&self, py: Python<'_>, key: Key, into: Into<'_>) -> PyResult<Py<PyAny>> {
+    fn inspect(&self, py: Python<'_>, key: Key, into: Waiter<'_>) -> PyResult<Py<PyAny>> {
         call::run(py, &self.engine(py)?, into, |client| async move {
             match client.quorum().await {
                 Ok(quorum) => reply(
@@ -171,7 +171,7 @@ impl Quorum {
 
     /// The state of the connection to each node.
     #[pyo3(signature = (into=None))]
-    fn health(&self, py: Python<'_>, into: Into<'_>) -> PyResult<Py<PyAny>> {
+    fn health(&self, py: Python<'_>, into: Waiter<'_>) -> PyResult<Py<PyAny>> {
         call::run(py, &self.engine(py)?, into, |client| async move {
             let health = client.quorum().await.map(quorlock_client::Quorum::health);
             reply(health, |py, _, nodes| reports::health(py, nodes), errors::connect)
@@ -180,7 +180,7 @@ impl Quorum {
 
     /// Waits until the releases in the background have ended.
     #[pyo3(signature = (limit, into=None))]
-    fn flush(&self, py: Python<'_>, limit: Seconds, into: Into<'_>) -> PyResult<Py<PyAny>> {
+    fn flush(&self, py: Python<'_>, limit: Seconds, into: Waiter<'_>) -> PyResult<Py<PyAny>> {
         call::run(py, &self.engine(py)?, into, |client| async move {
             let flushed = match client.opened() {
                 Some(quorum) => quorum.flush(limit.0).await,

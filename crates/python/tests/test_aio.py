@@ -91,6 +91,16 @@ async def test_loss_cancels_the_block(aq, nodes, key):
         assert asyncio.current_task().cancelling() == 0
 
 
+async def test_loss_at_the_end_of_the_block_cancels_nothing_later(aq, key):
+    """The lock ends while the loop is busy, so the loss and the end of the block coincide."""
+    for _ in range(5):
+        with pytest.raises(quorlock.LostError):
+            async with aq.lock(key, ttl=0.1, renew=False) as lock:
+                while lock.owned():
+                    time.sleep(0.001)
+        await asyncio.sleep(0.01)
+
+
 async def test_cancellation_from_elsewhere_stays_a_cancellation(aq, nodes, key):
     async def work():
         async with aq.lock(key):

@@ -10,6 +10,7 @@ A call that is cancelled leaves nothing: the client releases what the call may h
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -25,6 +26,9 @@ __all__ = ["Lock", "Quorum"]
 _bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _quorlock.Bridge] = (
     weakref.WeakKeyDictionary()
 )
+
+# A child gets no replies of its parent's calls.
+os.register_at_fork(after_in_child=_bridges.clear)
 
 
 def _bridge(loop: asyncio.AbstractEventLoop) -> _quorlock.Bridge:
@@ -85,7 +89,8 @@ class Lock(LockState):
         """
         held = self._take()
         try:
-            return await _call(held.release)
+            was_held: bool = await _call(held.release)
+            return was_held
         except asyncio.CancelledError:
             # Cancelled before the client began.
             held.abandon()
@@ -109,7 +114,8 @@ class Lock(LockState):
 
         A program that knows the text can attach or release the lock: treat it as a password.
         """
-        return await _call(self._take().detach)
+        detached: str = await _call(self._take().detach)
+        return detached
 
     async def __aenter__(self) -> Lock:
         await self._acquire(None)
@@ -157,10 +163,11 @@ class _Watch:
     def stop(self) -> bool:
         """Returns whether the task was cancelled because of the loss."""
         self._call.cancel()
-        self._future.cancel()
-        if self._has_cancelled and self._task is not None and sys.version_info >= (3, 11):
+        # A loss that the loop has not reported yet no longer cancels the task.
+        task, self._task = self._task, None
+        if self._has_cancelled and task is not None and sys.version_info >= (3, 11):
             # A cancellation from elsewhere, such as that of a time limit, remains.
-            return self._task.uncancel() == 0
+            return task.uncancel() == 0
         return self._has_cancelled
 
 
@@ -178,15 +185,18 @@ class Quorum(QuorumBase[Lock]):
 
     async def release_detached(self, detached: str) -> bool:
         """Releases a detached lock. Returns whether it was held until then."""
-        return await _call(self._native.release_detached, detached)
+        was_held: bool = await _call(self._native.release_detached, detached)
+        return was_held
 
     async def inspect(self, key: str | bytes) -> Inspection:
         """Asks every node which lock holds the key."""
-        return await _call(self._native.inspect, key)
+        inspection: Inspection = await _call(self._native.inspect, key)
+        return inspection
 
     async def health(self) -> list[NodeHealth]:
         """The state of the connection to each node."""
-        return await _call(self._native.health)
+        nodes: list[NodeHealth] = await _call(self._native.health)
+        return nodes
 
     async def flush(self, timeout: Time = 5) -> None:
         """Waits until the releases in the background have ended."""

@@ -106,7 +106,7 @@ def once(
                     # The message waited for longer than the ttl. Or it was delivered again, and the
                     # lock of the worker that died ends within the ttl.
                     pass
-            lock = quorum.lock(lock_key, ttl=ttl, **({} if ttl is None else {"wait": 2 * ttl}))
+            lock = quorum.lock(lock_key, ttl=ttl, wait=None if ttl is None else 2 * ttl)
             try:
                 lock._acquire(None if detached is not None else 0)
             except HeldError as error:

@@ -19,7 +19,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from django.core.cache.backends.redis import RedisCache as _RedisCache
+from django.core.cache.backends.redis import (  # type: ignore[import-untyped]
+    RedisCache as _RedisCache,
+)
 
 from . import Quorum
 from .compat import Lock
@@ -73,5 +75,5 @@ class LockMixin:
         )
 
 
-class RedisCache(LockMixin, _RedisCache):
+class RedisCache(LockMixin, _RedisCache):  # type: ignore[misc]
     """Django's own backend for Redis, with locks."""
