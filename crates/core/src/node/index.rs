@@ -3,6 +3,8 @@
 use hashbrown::HashTable;
 
 /// A hash table in shards, so that growth and shrinkage move one shard at a time.
+///
+/// One table would move all entries in one command: two million take nearly a tenth of a second.
 #[derive(Clone, Debug)]
 pub(super) struct HashIndex {
     shards: Box<[HashTable<Entry>]>,

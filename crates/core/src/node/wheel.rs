@@ -7,6 +7,9 @@ use super::chunks::Chunks;
 
 /// A hierarchical timing wheel of leases.
 ///
+/// A `BTreeSet` of deadlines would need four times the memory of the links, and a multiple of the
+/// time for each lock.
+///
 /// Each bucket is a doubly linked list, whose links are stored in the leases themselves. Adding or
 /// removing a lease changes only its two neighbours, however many leases there are. The lowest
 /// level resolves single microseconds, so that a lease is due exactly at its time. In this file, a
