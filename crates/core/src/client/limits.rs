@@ -67,9 +67,9 @@ pub const WAIT_CONNECTIONS_MAX: usize = 256;
 /// Nodes report fences up to `lock.max-clock-skew` ahead of their clocks, and accept tickets up to
 /// twice as far ahead. With the default of a minute, this lies in the middle.
 pub const LEARNED_AHEAD_MAX_US: u64 = 90_000_000;
-/// A wait for a permit, until its client makes such a check.
+/// A wait for a permit, until its client checks whether others use a larger number of permits.
 pub const COMPARE_PERMITS_AFTER: Duration = Duration::from_millis(1200);
-/// Between checks whether others use a larger number of permits.
+/// Between two such checks of one client for a larger number of permits.
 pub const COMPARE_PERMITS_EVERY: Duration = Duration::from_secs(60);
 /// Idle keys whose contention is remembered.
 pub const LOCAL_QUEUES_MAX: usize = 1024;
