@@ -1,4 +1,5 @@
-//! All nodes together: which of them vote, whether they are a majority, and why a node does not vote.
+//! All nodes together: which of them vote, whether they are a majority, and why a node does not
+//! vote.
 
 use std::time::Duration;
 
