@@ -59,3 +59,16 @@ fn safety_page_names_all_scenarios() {
         assert!(SAFETY.contains(&format!("`{claim}`")), "docs/safety.md lacks {claim}");
     }
 }
+
+#[test]
+fn claims_that_the_safety_page_quotes_are_in_the_named_table() {
+    let tables = Path::new(env!("CARGO_MANIFEST_DIR")).join("steps");
+    let pieces: Vec<_> = SAFETY.split(".steps](").collect();
+    assert!(pieces.len() > 2, "{}", pieces.len());
+    for before in &pieces[..pieces.len() - 1] {
+        let table = before.rsplit('[').next().expect("the name of a table");
+        let claim = before.rsplit('"').nth(1).expect("a quoted claim");
+        let text = fs::read_to_string(tables.join(format!("{table}.steps"))).expect("the table");
+        assert!(text.lines().any(|line| line.starts_with(claim)), "{table}: {claim}");
+    }
+}

@@ -55,7 +55,10 @@ impl Episode {
             Step::ChangeRoles { unreachable_first, attach_at_once, commands } => {
                 return self.change_roles(unreachable_first, attach_at_once, &commands);
             }
-            Step::Packet { .. } | Step::Late { .. } | Step::Disconnect { .. } => {}
+            Step::Packet { .. }
+            | Step::Late { .. }
+            | Step::Disconnect { .. }
+            | Step::Pass { .. } => {}
         }
         let now = self.now();
         if kind != "clock" && deadlines.iter().any(|at| *at <= now.monotonic) {

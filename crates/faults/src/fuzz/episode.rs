@@ -6,17 +6,18 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result};
 use quorlock_core::node::{BlockedId, Mode, Monotonic, Now, ServerEvent, WaitReply};
 use quorlock_testkit::{Inject as _, Server, WallClock};
+use rand::RngExt as _;
 use rand::rngs::StdRng;
-use rand::{RngExt as _, SeedableRng as _};
 
 use super::command::{Command, KEYS, LockCommand, Place, TOKENS, key_index};
+use super::executor::Answer;
 use super::model::{Expected, Flavor, Limits, Model, error_start, places};
 use super::step::{LATE_MS, Step, Wrap};
 use super::view::{Offsets, View, compare};
 use super::wire::{Reply, Wire, Words, info, time_us, words};
 
 /// Time without timed events after the start of a step, in microseconds.
-const GUARD_US: u64 = 40_000;
+pub(super) const GUARD_US: u64 = 40_000;
 /// Delay after which an event that is due has certainly happened, in microseconds.
 const SLACK_US: u64 = 15_000;
 /// Longest step while a deadline is near, in microseconds. In a longer one, deadlines may pass in
@@ -33,7 +34,7 @@ const OWN_WRITE_TOLERANCE_MS: u64 = 200;
 /// two clocks one after the other, and may be interrupted in between.
 const CLOCKS_APART_MS: u64 = 10;
 
-const CLIENTS: usize = 7;
+pub(super) const CLIENTS: usize = 7;
 /// Number of lines about the last steps that a report shows.
 const LAST_STEPS: usize = 30;
 
@@ -64,12 +65,14 @@ pub(super) struct Config {
     /// Whether the server often becomes a replica, and then a master again.
     pub(super) roles: bool,
     pub(super) clock_steps: bool,
-    steps: u64,
+    pub(super) steps: u64,
 }
 
 pub(super) struct Client {
     pub(super) wire: Wire,
     pub(super) waiting: Option<Waiting>,
+    /// The last command.
+    sent: Option<Command>,
 }
 
 #[derive(Clone, Debug)]
@@ -79,6 +82,27 @@ pub(super) struct Waiting {
     pub(super) token: &'static str,
     mode: Mode,
     until: Monotonic,
+}
+
+impl Waiting {
+    /// The wait of a client that sent this command and is blocked; `None` for other commands.
+    pub(super) fn of(command: &Command, db: u32, blocked_id: BlockedId, now: Now) -> Option<Self> {
+        let Command::Lock(LockCommand::Acquire {
+            keys, token, mode, wait_ms: Some(wait_ms), ..
+        }) = command
+        else {
+            return None;
+        };
+        let places = keys.in_node_order().into_iter().map(|key| (db, key)).collect();
+        let until = now.monotonic.plus_us(wait_ms * 1000);
+        Some(Self { blocked_id, places, token, mode: *mode, until })
+    }
+}
+
+impl Client {
+    fn new(wire: Wire) -> Self {
+        Self { wire, waiting: None, sent: None }
+    }
 }
 
 pub(super) struct Episode {
@@ -107,15 +131,16 @@ pub(super) struct Episode {
     tolerance_ms: BTreeMap<u64, u64>,
     last_steps: VecDeque<String>,
     last_view: View,
+    /// The answers that the model expected, and the server gave, since the caller took them.
+    pub(super) answers: Vec<Answer>,
 }
 
-impl Episode {
-    pub(super) fn start(seed: u64, number: u64) -> Result<Self> {
-        let mut rng = StdRng::seed_from_u64(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+impl Config {
+    pub(super) fn draw(rng: &mut StdRng) -> Self {
         let roles = rng.random_bool(0.12);
         let short = roles || rng.random_bool(0.3);
         let peer = roles || rng.random_bool(0.4);
-        let config = Config {
+        Self {
             limits: Limits {
                 max_ttl_ms: if short { 1500 } else { 3_600_000 },
                 max_waiters: if rng.random_bool(0.2) { 2 } else { 1000 },
@@ -129,7 +154,12 @@ impl Episode {
                 (_, true) => rng.random_range(200..500),
                 _ => rng.random_range(400..2500),
             },
-        };
+        }
+    }
+}
+
+impl Episode {
+    pub(super) fn start(config: Config, rng: StdRng) -> Result<Self> {
         let wall = WallClock::new();
         let builder = || {
             Server::with_module()
@@ -157,7 +187,7 @@ impl Episode {
             }
         }
         let clients = (0..CLIENTS)
-            .map(|_| Ok(Client { wire: Wire::connect(&server)?, waiting: None }))
+            .map(|_| Ok(Client::new(Wire::connect(&server)?)))
             .collect::<Result<Vec<_>>>()?;
         let started = Instant::now();
         let model = Model::new(config.limits, flavor, now(started, &wall));
@@ -181,6 +211,7 @@ impl Episode {
             tolerance_ms: BTreeMap::new(),
             last_steps: VecDeque::new(),
             last_view: View::default(),
+            answers: Vec::new(),
         })
     }
 
@@ -207,11 +238,12 @@ impl Episode {
         self.finish()
     }
 
-    fn take(&mut self, step: Step) -> Outcome {
+    pub(super) fn take(&mut self, step: Step) -> Outcome {
         match step {
             Step::Packet { client, commands, wrap } => self.packet(client, &commands, wrap, None),
             Step::Late { client, before, after, wrap } => self.late(client, &before, &after, wrap),
             Step::Disconnect { client } => self.disconnect(client),
+            Step::Pass { ms } => self.pass(ms),
             accident => self.accident(accident),
         }
     }
@@ -249,6 +281,23 @@ impl Episode {
             self.settle(OWN_WRITE_TOLERANCE_MS + late_ms)?;
         }
         Err(Trouble::Difference("a timed event is always near".into()))
+    }
+
+    /// Lets time pass, and compares all state after each timed event.
+    fn pass(&mut self, ms: u64) -> Outcome {
+        let end = self.now().monotonic.plus_us(ms * 1000);
+        loop {
+            let now = self.now();
+            let next = self.deadlines(now).into_iter().filter(|at| *at <= end).min();
+            let until = next.map_or(end, |next| next.plus_us(SLACK_US));
+            thread::sleep(Duration::from_micros(until.us_since(now.monotonic)));
+            self.note("time passes");
+            let late_ms = self.now().monotonic.us_since(until) / 1000;
+            self.settle(OWN_WRITE_TOLERANCE_MS + late_ms)?;
+            if self.now().monotonic >= end {
+                return Ok(());
+            }
+        }
     }
 
     /// Fails with [`Trouble::Undecided`] if a deadline may have passed, or the step took too long.
@@ -387,10 +436,14 @@ impl Episode {
         wrap: Wrap,
     ) -> Outcome {
         match command {
-            Command::Unblock { client, with_error, .. } => {
-                return self.handle_unblock(now, *client, *with_error, reply);
+            Command::Unblock { client: waiter, with_error, .. } => {
+                self.record(client, command, &Expected::Int(1));
+                return self.handle_unblock(now, *waiter, *with_error, reply);
             }
-            Command::Kill { client, .. } => return self.handle_kill(now, *client, reply),
+            Command::Kill { client: waiter, .. } => {
+                self.record(client, command, &Expected::Int(1));
+                return self.handle_kill(now, *waiter, reply);
+            }
             _ => {}
         }
         let may_block = !matches!(wrap, Wrap::Multi { .. } | Wrap::Script { .. });
@@ -398,34 +451,28 @@ impl Episode {
         self.blocked_ids += 1;
         let blocked_id = BlockedId(self.blocked_ids);
         let expected = self.model.execute(now, began, db, command, may_block.then_some(blocked_id));
-        match (&expected, reply, command) {
-            (
-                Expected::Blocked,
-                reply,
-                Command::Lock(LockCommand::Acquire {
-                    keys,
-                    token,
-                    mode,
-                    wait_ms: Some(wait_ms),
-                    ..
-                }),
-            ) => {
-                // The wait began and ended in one turn. The answer is compared later.
-                if let Some(reply) = reply {
-                    self.clients[client].wire.unread(reply.clone());
-                }
-                let places = keys.in_node_order().into_iter().map(|key| (db, key)).collect();
-                let until = now.monotonic.plus_us(wait_ms * 1000);
-                self.clients[client].waiting =
-                    Some(Waiting { blocked_id, places, token, mode: *mode, until });
-                Ok(())
+        self.record(client, command, &expected);
+        if expected == Expected::Blocked {
+            // The wait began and ended in one turn. The answer is compared later.
+            if let Some(reply) = reply {
+                self.clients[client].wire.unread(reply.clone());
             }
-            (_, None, _) => Err(Trouble::Difference(format!(
+            self.clients[client].sent = Some(command.clone());
+            self.clients[client].waiting = Waiting::of(command, db, blocked_id, now);
+            return Ok(());
+        }
+        match reply {
+            None => Err(Trouble::Difference(format!(
                 "{}: the client is blocked, the model expects {expected:?}",
                 command.shown()
             ))),
-            (_, Some(reply), _) => self.check_reply(&command.shown(), &expected, reply),
+            Some(reply) => self.check_reply(&command.shown(), &expected, reply),
         }
+    }
+
+    fn record(&mut self, client: usize, command: &Command, expected: &Expected) {
+        let (command, expected) = (command.clone(), expected.clone());
+        self.answers.push(Answer { client, command, expected });
     }
 
     fn check_reply(&mut self, what: &str, expected: &Expected, reply: &Reply) -> Outcome {
@@ -472,7 +519,7 @@ impl Episode {
     }
 
     pub(super) fn reconnect(&mut self, client: usize) -> Outcome {
-        self.clients[client] = Client { wire: Wire::connect(&self.server)?, waiting: None };
+        self.clients[client] = Client::new(Wire::connect(&self.server)?);
         Ok(())
     }
 
@@ -556,6 +603,9 @@ impl Episode {
         };
         self.note(format!("  client {client} is answered {reply:?}"));
         self.clients[client].waiting = None;
+        if let Some(command) = self.clients[client].sent.take() {
+            self.record(client, &command, expected);
+        }
         self.check_reply(&format!("the answer to client {client}"), expected, &reply)
     }
 
@@ -673,7 +723,7 @@ fn tail(log: &str) -> String {
 }
 
 /// Returns the expected answer to a client that waited.
-fn answer(waiting: &Waiting, reply: WaitReply) -> Expected {
+pub(super) fn answer(waiting: &Waiting, reply: WaitReply) -> Expected {
     match reply {
         WaitReply::Granted { fence, key, .. } => {
             let key = key.and_then(|key| key_index(key.as_bytes()));

@@ -1,9 +1,11 @@
-//! A differential fuzzer: a real server and a model of it take the same steps, and must agree after
-//! each step.
+//! The steps of a node: a real server and a model of it take the same steps, and must agree after
+//! each step. Tables write the steps and their results down; a fuzzer draws them.
 //!
 //! - `wire`: raw connections
 //! - `command`: the commands of a step
 //! - `step`: the steps of an episode
+//! - [`Claim`], `table`: steps with their results, as text
+//! - `executor`: runs a table in memory and on a real server
 //! - `draw`: draws the next step
 //! - `model`: a node's state machine over keys in memory, and the effects of plain commands on them
 //! - `view`: the compared state: replies, keys, and figures
@@ -20,14 +22,19 @@ mod accidents;
 mod command;
 mod draw;
 mod episode;
+mod executor;
 mod model;
 mod step;
+mod table;
 mod view;
 mod wire;
 
 use anyhow::{Result, ensure};
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
 
-use self::episode::{Episode, Trouble};
+use self::episode::{Config, Episode, Trouble};
+pub use self::table::{Claim, claims};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
@@ -61,7 +68,9 @@ pub fn run(plan: Plan, mut progress: impl FnMut(&Report)) -> Result<Report> {
     let mut number = plan.first_episode;
     while report.steps < plan.steps {
         let steps_before = report.steps;
-        let mut episode = Episode::start(plan.seed, number)?;
+        let seed = plan.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut episode = Episode::start(Config::draw(&mut rng), rng)?;
         report.episodes += 1;
         let ended = episode.run(plan.steps - steps_before, draw::step, &mut |steps, kind| {
             report.steps = steps_before + steps;

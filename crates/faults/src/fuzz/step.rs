@@ -16,7 +16,7 @@ pub(super) enum Wrap {
     Script { busy_ms: u64 },
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Step {
     /// Commands, each with its database.
     Packet {
@@ -33,6 +33,10 @@ pub(super) enum Step {
     },
     Disconnect {
         client: usize,
+    },
+    /// Only tables have this step: the fuzzer lets time pass before each step.
+    Pass {
+        ms: u64,
     },
     /// Writes are paused. These events happen meanwhile.
     Pause {
@@ -63,7 +67,7 @@ pub(super) enum Step {
     },
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Meanwhile {
     /// An operator ends the wait of a client.
     EndWait(Command),
@@ -102,6 +106,7 @@ impl Step {
             Self::Packet { wrap: Wrap::Script { .. }, .. } => "script",
             Self::Late { .. } => "late",
             Self::Disconnect { .. } => "disconnect",
+            Self::Pass { .. } => "pass",
             Self::Pause { .. } => "pause",
             Self::Reload => "reload",
             Self::LoadAppendOnlyFile => "loadaof",

@@ -132,11 +132,6 @@ fn listed(lock: &Reply) -> Option<(KeyIndex, &[Reply])> {
 
 /// Ignores the random value of a shared or revoked lock, but compares what APPEND added to it.
 fn same_value(of_model: &[u8], of_server: &[u8]) -> bool {
-    fn is_drawn(value: &[u8]) -> bool {
-        value.starts_with(UNKNOWN.as_bytes())
-            || value.len() >= UNKNOWN_BYTES
-                && value[..UNKNOWN_BYTES].iter().all(u8::is_ascii_hexdigit)
-    }
     if is_drawn(of_model) && is_drawn(of_server) {
         return of_model[UNKNOWN_BYTES..] == of_server[UNKNOWN_BYTES..];
     }
@@ -217,6 +212,12 @@ fn compare_inspected(
             }
         }
     }
+}
+
+/// Returns whether a value begins as the random value of a shared or revoked lock does.
+pub(super) fn is_drawn(value: &[u8]) -> bool {
+    value.starts_with(UNKNOWN.as_bytes())
+        || value.len() >= UNKNOWN_BYTES && value[..UNKNOWN_BYTES].iter().all(u8::is_ascii_hexdigit)
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

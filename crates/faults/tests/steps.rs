@@ -1,0 +1,80 @@
+//! The claims about a node in the tables of `steps`: they hold on a server in memory and on a real
+//! server, and do not hold without the rules of the node.
+
+use std::fs;
+
+use quorlock_core::node::{Mutant, break_rule};
+use quorlock_faults::fuzz::{Claim, claims};
+
+/// The claims of a table. Editing a table needs no build.
+fn table(name: &str) -> Vec<Claim> {
+    let path = format!("{}/steps/{name}.steps", env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    claims(text.leak())
+}
+
+#[track_caller]
+fn assert_all(name: &str, holds: fn(&Claim) -> Result<(), String>) {
+    let claims = table(name);
+    let failed: Vec<_> = claims.iter().filter_map(|claim| holds(claim).err()).collect();
+    assert!(failed.is_empty(), "{} of {}:\n{}", failed.len(), claims.len(), failed.join("\n\n"));
+}
+
+macro_rules! tables {
+    ($($name:ident),*) => {
+        $(mod $name {
+            use super::*;
+
+            #[test]
+            fn claims_hold_in_memory() {
+                assert_all(stringify!($name), Claim::hold_in_memory);
+            }
+
+            #[test]
+            fn claims_hold_on_a_server() {
+                assert_all(stringify!($name), Claim::hold_on_a_server);
+            }
+        })*
+    };
+}
+
+tables!(accidents, locks, revoke, several, shared, tickets, waiting);
+
+/// A claim that does not hold when this rule is broken, and its table.
+const BROKEN: [(Mutant, &str, &str); 22] = [
+    (Mutant::SharedPassesQueue, "shared", "waiting writer is not overtaken, and later"),
+    (Mutant::ShareForgetsQueue, "shared", "exclusive lock becomes shared and serves"),
+    (Mutant::MirrorNamesHolder, "shared", "key holds a value that is no token"),
+    (Mutant::RevokedAdmitsHolders, "shared", "revoked shared lock ends with its present"),
+    (Mutant::AnyWaitsForFirst, "several", "waiter for any key is granted the first"),
+    (Mutant::OrderByArrival, "tickets", "smallest ticket is served first"),
+    (Mutant::RepeatShortens, "tickets", "repeated request of a holder is granted again"),
+    (Mutant::YieldClaimsToHold, "tickets", "yield gives the lock to an older waiter only"),
+    (Mutant::YieldsToYounger, "tickets", "yield gives the lock to an older waiter only"),
+    (Mutant::PassesUnheard, "tickets", "request that cannot wait passes no waiter"),
+    (Mutant::FullLineKeepsYoungest, "waiting", "full line keeps the oldest waiters"),
+    (Mutant::NeverKeepsKeys, "tickets", "keys are kept for a waiter for several"),
+    (Mutant::FenceOfAnyToken, "locks", "fence is raised by its holder only"),
+    (Mutant::FenceDecreases, "locks", "fence is raised by its holder only"),
+    (Mutant::ExtendRevives, "locks", "ended lock is not extended"),
+    (Mutant::ExtendsRevoked, "revoke", "revoked lock can be released and not extended"),
+    (Mutant::RevokeFreesAtOnce, "revoke", "revoked lock ends at its deadline"),
+    (Mutant::RevokeKeepsToken, "revoke", "restart does not undo a revocation"),
+    (Mutant::SomeOfTheKeys, "several", "all keys are granted or none"),
+    (Mutant::FenceOfFirstKey, "several", "fence is larger than the last fence of each"),
+    (Mutant::SharedBesideExclusive, "shared", "readers share the key and exclude writers"),
+    (Mutant::SharedChoosesFence, "shared", "readers share the key and exclude writers"),
+];
+
+#[test]
+fn each_broken_rule_of_a_node_breaks_a_claim() {
+    for (mutant, name, start) in BROKEN {
+        let claim = table(name).into_iter().find(|claim| claim.name.starts_with(start));
+        let claim = claim.unwrap_or_else(|| panic!("{name} has no claim that begins with {start}"));
+        assert_eq!(claim.hold_in_memory(), Ok(()), "{mutant:?} is not broken");
+        break_rule(Some(mutant));
+        let result = claim.hold_in_memory();
+        break_rule(None);
+        assert!(result.is_err(), "{mutant:?}: {}", claim.name);
+    }
+}
