@@ -1,4 +1,4 @@
-//! The promises of attempts, extensions and releases over N nodes.
+//! The promises of attempts over N nodes. The vectors of the protocol have the other decisions.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use quorlock_core::quorum::{
-    Acquisition, Extension, ExtensionVerdict, FenceAnswer, Loss, Majority, Moment, ReleaseRound,
-    ReleaseVerdict, Step, Validity, Vote, drift, longest_validity,
+    Acquisition, FenceAnswer, Loss, Majority, Moment, Step, Validity, Vote, drift, longest_validity,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -56,40 +55,6 @@ fn lost(loss: Loss) -> Step {
 }
 
 #[test]
-fn majority_is_more_than_half_of_the_configured_nodes() {
-    let sizes: Vec<_> = (1..=9).map(|nodes| Majority::of(nodes).unwrap().size()).collect();
-    assert_eq!(sizes, [1, 2, 2, 3, 3, 4, 4, 5, 5]);
-    assert_eq!(Majority::of(0), None);
-}
-
-#[test]
-fn attempt_is_won_at_the_majority_and_stragglers_change_nothing() {
-    let mut attempt = granted(3, 10_000, &[7]);
-    assert_eq!(attempt.poll(), None);
-    attempt.vote(2, Vote::Granted(fence(7)), at(ms(2)));
-    assert_eq!(won(&mut attempt), Some(fence(7)));
-    attempt.vote(1, Vote::Granted(fence(9)), at(ms(50)));
-    assert_eq!(attempt.poll(), None);
-}
-
-#[test]
-fn attempt_is_lost_as_soon_as_too_many_nodes_are_silent() {
-    let mut attempt = attempt(5, 10_000);
-    for node in 0..3 {
-        assert_eq!(attempt.poll(), None);
-        attempt.vote(node, Vote::Silent, at(ms(1)));
-    }
-    assert_eq!(attempt.poll(), Some(lost(Loss::NoQuorum)));
-}
-
-#[test]
-fn nodes_without_an_answer_when_the_time_is_up_are_silent() {
-    let mut attempt = granted(3, 10_000, &[1]);
-    attempt.expire(at(ms(50)));
-    assert_eq!(attempt.poll(), Some(lost(Loss::NoQuorum)));
-}
-
-#[test]
 fn grant_that_arrives_too_late_is_no_lock() {
     let mut attempt = attempt(3, 1000);
     attempt.vote(0, Vote::Granted(fence(1)), at(ms(10)));
@@ -106,58 +71,6 @@ fn machine_that_slept_has_lost_its_lock() {
     let slept = Moment { boot: ms(500 + 60_000), raw: ms(900 + 5) };
     let validity = Validity::new(at(ms(0)), Ttl::from_ms(10_000).unwrap()).unwrap();
     assert_eq!(validity.remaining(slept), None);
-}
-
-#[test]
-fn node_with_a_smaller_fence_counts_once_it_stores_the_larger_one() {
-    let mut attempt = granted(3, 10_000, &[7, 9]);
-    assert_eq!(attempt.poll(), Some(store(0, 9)));
-    assert_eq!(attempt.poll(), None);
-    attempt.fence_answer(0, FenceAnswer::Stored(fence(9)), at(ms(2)));
-    assert_eq!(won(&mut attempt), Some(fence(9)));
-}
-
-#[test]
-fn node_with_a_larger_fence_does_not_count_for_a_smaller_one() {
-    let mut attempt = granted(5, 10_000, &[7, 90, 7]);
-    assert_eq!(attempt.poll(), Some(store(0, 90)));
-    assert_eq!(attempt.poll(), Some(store(2, 90)));
-    attempt.fence_answer(0, FenceAnswer::Stored(fence(90)), at(ms(2)));
-    assert_eq!(attempt.poll(), None, "two nodes store it, and three are needed");
-    attempt.fence_answer(2, FenceAnswer::Stored(fence(90)), at(ms(2)));
-    assert_eq!(won(&mut attempt), Some(fence(90)));
-}
-
-#[test]
-fn node_that_fails_to_store_the_fence_does_not_count() {
-    let mut attempt = granted(3, 10_000, &[7, 9]);
-    assert_eq!(attempt.poll(), Some(store(0, 9)));
-    attempt.fence_answer(0, FenceAnswer::Failed, at(ms(2)));
-    assert_eq!(attempt.poll(), None, "the third node may still grant");
-    attempt.vote(2, Vote::Granted(fence(7)), at(ms(3)));
-    assert_eq!(attempt.poll(), Some(store(2, 9)));
-    attempt.fence_answer(2, FenceAnswer::Failed, at(ms(4)));
-    assert_eq!(attempt.poll(), Some(lost(Loss::NoQuorum)));
-}
-
-#[test]
-fn node_whose_fence_the_others_refuse_does_not_count() {
-    let mut attempt = granted(3, 10_000, &[900, 7]);
-    assert_eq!(attempt.poll(), Some(store(1, 900)));
-    attempt.fence_answer(1, FenceAnswer::Unacceptable, at(ms(2)));
-    assert_eq!(attempt.poll(), None, "the third node may still grant");
-    attempt.vote(2, Vote::Granted(fence(7)), at(ms(3)));
-    assert_eq!(won(&mut attempt), Some(fence(7)));
-}
-
-#[test]
-fn node_whose_clock_is_far_behind_excludes_only_itself() {
-    let mut attempt = granted(3, 10_000, &[900, 7]);
-    assert_eq!(attempt.poll(), Some(store(1, 900)));
-    attempt.fence_answer(1, FenceAnswer::Unacceptable, at(ms(2)));
-    assert_eq!(attempt.poll(), None, "the third node may still grant");
-    attempt.vote(2, Vote::Granted(fence(900)), at(ms(3)));
-    assert_eq!(won(&mut attempt), Some(fence(900)));
 }
 
 #[test]
@@ -179,15 +92,6 @@ fn refusal_of_an_earlier_fence_does_not_count_against_the_next() {
 }
 
 #[test]
-fn attempt_is_lost_once_no_majority_can_agree() {
-    let mut attempt = granted(3, 10_000, &[900, 7]);
-    attempt.vote(2, Vote::Silent, at(ms(1)));
-    assert_eq!(attempt.poll(), Some(store(1, 900)));
-    attempt.fence_answer(1, FenceAnswer::Unacceptable, at(ms(2)));
-    assert_eq!(attempt.poll(), Some(lost(Loss::NoQuorum)), "no other node can grant");
-}
-
-#[test]
 fn late_grant_must_store_the_fence_that_the_others_are_storing() {
     let mut attempt = granted(5, 10_000, &[7, 9, 9]);
     assert_eq!(attempt.poll(), Some(store(0, 9)));
@@ -206,15 +110,6 @@ fn late_grant_of_the_same_fence_wins_before_the_fence_is_stored() {
     assert_eq!(won(&mut attempt), Some(fence(9)));
     attempt.fence_answer(0, FenceAnswer::Failed, at(ms(3)));
     assert_eq!(attempt.poll(), None, "the attempt is decided once");
-}
-
-#[test]
-fn node_that_stores_less_than_the_requested_fence_does_not_count() {
-    let mut attempt = granted(3, 10_000, &[7, 9]);
-    assert_eq!(attempt.poll(), Some(store(0, 9)));
-    attempt.fence_answer(0, FenceAnswer::Stored(fence(8)), at(ms(2)));
-    attempt.vote(2, Vote::Silent, at(ms(2)));
-    assert_eq!(attempt.poll(), Some(lost(Loss::NoQuorum)));
 }
 
 #[test]
@@ -267,45 +162,6 @@ fn attempt_with_less_than_the_minimal_validity_is_lost_at_the_first_vote() {
     let mut without = Acquisition::lasting(majority, None, Duration::ZERO);
     without.vote(0, Vote::Granted(fence(5)), at(ms(0)));
     assert_eq!(without.poll(), Some(lost(Loss::TooLate)));
-}
-
-#[test]
-fn extension_verdict_is_that_of_a_majority_or_else_uncertain() {
-    let majority = Majority::of(3).unwrap();
-    let new = || Extension::new(majority, at(ms(0)), Ttl::from_ms(1000).unwrap());
-
-    let mut extended = new();
-    assert_eq!(extended.answer(0, Some(true), at(ms(1))), None);
-    assert!(matches!(
-        extended.answer(1, Some(true), at(ms(1))),
-        Some(ExtensionVerdict::Extended(_))
-    ));
-    assert_eq!(extended.answer(2, Some(false), at(ms(1))), None, "the round is decided");
-
-    let mut lost = new();
-    lost.answer(0, Some(false), at(ms(1)));
-    assert_eq!(lost.answer(1, Some(false), at(ms(1))), Some(ExtensionVerdict::Lost));
-
-    let mut uncertain = new();
-    uncertain.answer(0, None, at(ms(1)));
-    assert_eq!(uncertain.answer(1, Some(false), at(ms(1))), Some(ExtensionVerdict::Uncertain));
-}
-
-#[test]
-fn release_is_over_when_a_majority_has_answered() {
-    let majority = Majority::of(3).unwrap();
-    let mut released = ReleaseRound::new(majority);
-    assert_eq!(released.answer(0, Some(true)), None);
-    assert_eq!(released.answer(1, Some(true)), Some(ReleaseVerdict::Released));
-
-    let mut over = ReleaseRound::new(majority);
-    over.answer(0, Some(false));
-    assert_eq!(over.answer(2, Some(false)), Some(ReleaseVerdict::AlreadyOver));
-
-    let mut unknown = ReleaseRound::new(majority);
-    unknown.answer(0, None);
-    unknown.answer(1, None);
-    assert_eq!(unknown.answer(2, Some(true)), Some(ReleaseVerdict::Unconfirmed));
 }
 
 proptest! {

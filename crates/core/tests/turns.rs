@@ -6,7 +6,7 @@ mod support;
 
 use quorlock_core::node::memory::{Name, Value};
 use quorlock_core::node::{
-    BlockedId, Command, CommandError, KeyEvent, Mode, Reason, Release, Reply, ServerEvent,
+    BlockedId, Command, CommandError, Holder, KeyEvent, Mode, Reason, Release, Reply, ServerEvent,
     WaitReply,
 };
 use support::{
@@ -65,18 +65,6 @@ fn change_that_is_not_propagated_is_counted() {
 }
 
 #[test]
-fn handover_is_propagated_as_one_write() {
-    let mut server = Server::new();
-    server.memory.keys.has_replica = true;
-    server.acquire(b"k", b"a", 1000, None).unwrap();
-    enqueue(&mut server, &[b"k"], b"b", 5000);
-    server.memory.keys.propagated.clear();
-    assert!(server.release(b"k", b"a"));
-    let [write] = &server.memory.keys.propagated[..] else { panic!("one write") };
-    assert_eq!(write.value, Some(Some(Name::from_slice(b"b"))));
-}
-
-#[test]
 fn timed_out_waiters_delay_no_other_client() {
     let mut server = Server::with_max_waiters(20_000);
     server.acquire(b"k", b"holder", 60_000, None).unwrap();
@@ -131,40 +119,6 @@ fn release_considers_only_the_waiters_that_lacked_its_key() {
     // All waiters that are left lack another key, so none of them is considered.
     assert!(server.release(all[63], b"single"));
     assert!(server.memory.one_turn(server.now()) <= 2);
-}
-
-#[test]
-fn keys_freed_in_one_turn_go_to_the_waiter_that_came_first() {
-    let free_all: [fn(&mut Server); 3] = [
-        |server| {
-            for key in [b"c", b"b", b"a"] {
-                server.mono_us += 1;
-                server.remove_key(key, KeyEvent::Removed);
-            }
-        },
-        |server| {
-            for key in [b"a", b"b", b"c"] {
-                server.mono_us += 1;
-                server.remove_key(key, KeyEvent::Removed);
-            }
-        },
-        Server::flush,
-    ];
-    for free in free_all {
-        let mut server = Server::new();
-        for key in [b"a", b"c"] {
-            server.set(key, b"old client", Some(100_000));
-        }
-        // Opens the queue of the last key before all others.
-        enqueue(&mut server, &[b"c"], b"leaves", 60_000);
-        let first = enqueue(&mut server, &[b"a", b"b"], b"first", 60_000);
-        enqueue(&mut server, &[b"b", b"c"], b"second", 60_000);
-        let third = enqueue(&mut server, &[b"c"], b"third", 60_000);
-        server.release(b"c", b"leaves");
-        free(&mut server);
-        server.run_turns();
-        assert_eq!(server.granted(), [first, third]);
-    }
 }
 
 #[test]
@@ -250,19 +204,6 @@ fn end_of_a_lock_with_many_readers_takes_many_turns() {
 }
 
 #[test]
-fn grants_to_many_readers_take_many_turns() {
-    let mut server = Server::with_max_waiters(20_000);
-    server.acquire(b"k", b"holder", 60_000, None).unwrap();
-    for n in 0..5000_u32 {
-        server.acquire_shared_or_wait(b"k", &n.to_le_bytes(), 60_000, 60_000).blocked_id();
-    }
-    server.release(b"k", b"holder");
-    assert!(server.node().waiters() >= 4900 - 400, "{}", server.node().waiters());
-    let (turns, _) = count_turns(&mut server);
-    assert!(turns >= 20 && server.node().waiters() == 0, "{turns}");
-}
-
-#[test]
 fn release_of_many_keys_leaves_handovers_to_the_next_turns() {
     let mut server = Server::with_max_waiters(1000);
     let keys: Vec<_> = (0..64_u8).map(|n| [n]).collect();
@@ -322,30 +263,6 @@ fn reload_plans_checks_of_mirrors_in_steps() {
 }
 
 #[test]
-fn overwrite_that_expires_before_the_next_command_ends_the_lock() {
-    for text in [&b"stop"[..], b"sixteen bytes???"] {
-        let mut server = Server::with_lock(&[b"k"], b"sixteen bytes...", 50_000);
-        let expires_at_ms = Some(server.wall_ms + 100);
-        server.memory.write(server.now(), 0, b"k", Value::text(text, expires_at_ms));
-        server.run_turns();
-        server.turn_after_ms(500);
-        assert_eq!(server.extend(b"k", b"sixteen bytes...", 50_000), None);
-        assert!(server.is_empty(), "the mirror does not come back");
-        assert_eq!(server.node().stats().saved_from_clock_step, 0);
-    }
-}
-
-#[test]
-fn overwrite_before_a_reload_ends_the_lock() {
-    let mut server = Server::with_lock(&[b"k"], b"a", 50_000);
-    server.set(b"k", b"stop", Some(40_000));
-    server.handle_event(&ServerEvent::LoadingBegins);
-    server.handle_event(&ServerEvent::LoadingEnds);
-    assert_eq!(server.extend(b"k", b"a", 50_000), None);
-    assert_eq!(server.text(b"k"), b"stop");
-}
-
-#[test]
 fn replica_extends_releases_and_deletes_nothing() {
     let mut server = Server::new();
     server.handle_event(&ServerEvent::Demoted);
@@ -386,17 +303,6 @@ fn grant_that_the_server_refuses_leaves_nothing() {
 }
 
 #[test]
-fn raised_fence_invalidates_what_inspect_showed() {
-    let mut server = Server::new();
-    server.pass_ms(120_000);
-    let fence = server.acquire(b"k", b"a", 50_000, None).unwrap();
-    server.memory.keys.tracks = true;
-    let raised = Some(fence.next());
-    server.extend_with(b"k", b"a", 1, raised, None).fence();
-    assert_eq!(server.memory.keys.invalidated, [Name::from_slice(b"k")]);
-}
-
-#[test]
 fn node_writes_nothing_during_a_pause_but_refuses_timed_out_waiters() {
     let mut server = Server::with_lock(&[b"k"], b"a", 1000);
     let late = enqueue(&mut server, &[b"k"], b"b", 500);
@@ -411,23 +317,6 @@ fn node_writes_nothing_during_a_pause_but_refuses_timed_out_waiters() {
     server.turn_after_ms(10);
     assert_eq!(server.wait_results.first(), Some(&(late, WaitResult::Refused)));
     assert_eq!(server.text(b"k"), b"c");
-}
-
-#[test]
-fn grant_to_a_waiter_that_disconnected_is_released() {
-    let mut server = Server::with_lock(&[b"k"], b"a", 50_000);
-    let gone = enqueue(&mut server, &[b"k"], b"b", 50_000);
-    let next = enqueue(&mut server, &[b"k"], b"c", 50_000);
-    // The waiter disconnects after the handover, and before it receives the answer.
-    let (keys, token) = ([Name::from_slice(b"k")], Name::from_slice(b"a"));
-    let release = Release { db: 0, keys: &keys, token: &token };
-    server.memory.execute(server.now(), &Command::Release(release)).unwrap();
-    assert_eq!(server.text(b"k"), b"b");
-    assert_eq!(std::mem::take(&mut server.memory.keys.woken), [gone]);
-    let exit = server.memory.node.disconnect(gone);
-    assert!(!exit.wake, "the waiter was unblocked already");
-    server.run_turns();
-    assert_eq!(server.granted(), [next]);
 }
 
 #[test]
@@ -580,4 +469,93 @@ fn full_queue_is_no_error_for_a_client_that_cannot_block() {
     assert_eq!(server.acquire_or_wait(b"k", b"b", 1000, 1000), AcquireReply::QueueFull);
     server.allows_blocking = false;
     assert_eq!(server.acquire_or_wait(b"k", b"c", 1000, 1000), AcquireReply::Refused);
+}
+
+/// The number of holders that INSPECT shows for a shared key.
+fn holders(server: &mut Server) -> usize {
+    match server.inspect_all_fields(b"k").unwrap().holder {
+        Holder::Lease { holders, .. } => holders,
+        other @ Holder::Foreign { .. } => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn inspect_passes_over_a_bounded_number_of_ended_holders() {
+    let mut server = Server::new();
+    server.memory.keys.is_paused = true;
+    for n in 0..5000_u32 {
+        server.acquire_shared(b"k", &n.to_le_bytes(), 1000, None).unwrap();
+    }
+    server.acquire_shared(b"k", b"reader", 60_000, None).unwrap();
+    server.pass_ms(1000);
+    assert_eq!(holders(&mut server), 4901, "5000 have ended, 100 are counted");
+    // The removal of holders writes no key, so it goes on while the server must not write.
+    for _ in 0..100 {
+        server.memory.one_turn(server.now());
+    }
+    assert_eq!(holders(&mut server), 1);
+    assert_eq!(server.node().stats().ended_by_deadline, 5000);
+    let wake = server.node().next_wake().unwrap();
+    assert!(wake > server.now().monotonic, "the node does not spin");
+}
+
+#[test]
+fn shared_locks_that_end_during_a_pause_wait_for_its_end() {
+    let mut server = Server::new();
+    for (token, ttl_ms) in [(b"a", 1000), (b"b", 2000)] {
+        server.acquire_shared(b"k", token, ttl_ms, None).unwrap();
+    }
+    server.memory.keys.is_paused = true;
+    server.pass_ms(2000);
+    server.memory.one_turn(server.now());
+    server.memory.one_turn(server.now());
+    assert!(server.has(b"k"), "a paused server deletes no mirror");
+    assert!(server.node().next_wake().unwrap() > server.now().monotonic, "the node does not spin");
+    server.memory.keys.is_paused = false;
+    server.turn_after_ms(10);
+    assert!(server.is_empty());
+    assert_eq!((server.node().leases(), server.node().stats().ended_by_deadline), (0, 2));
+}
+
+#[test]
+fn release_grants_the_first_readers_and_later_turns_the_others() {
+    let mut server = Server::with_max_waiters(1000);
+    server.acquire(b"k", b"writer", 60_000, None).unwrap();
+    let readers: Vec<_> = (0..450_u32)
+        .map(|n| server.acquire_shared_or_wait(b"k", &n.to_le_bytes(), 1000, 50_000).blocked_id())
+        .collect();
+    let second_writer = enqueue(&mut server, &[b"k"], b"second writer", 50_000);
+    assert!(server.release(b"k", b"writer"));
+    assert_eq!(server.granted(), readers[..10]);
+    // No newcomer overtakes the remaining waiters.
+    assert_eq!(server.acquire(b"k", b"newcomer", 1000, None), None);
+    assert_eq!(server.acquire_shared(b"k", b"newcomer", 1000, None), None);
+    let jobs = server.memory.one_turn(server.now());
+    assert!((1..10).contains(&jobs), "{jobs}");
+    server.run_turns();
+    assert_eq!(server.granted(), readers);
+    for n in 0..450_u32 {
+        assert!(server.release(b"k", &n.to_le_bytes()));
+    }
+    assert_eq!(server.granted().last(), Some(&second_writer));
+}
+
+#[test]
+fn handover_to_one_of_many_waiters_for_many_keys_costs_few_jobs() {
+    let mut server = Server::with_max_waiters(20_000);
+    let keys: Vec<_> = (0..64_u8).map(|n| [n]).collect();
+    let all: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+    for key in &all {
+        server.acquire(key, b"x", 60_000, None).unwrap();
+    }
+    let blocked_ids: Vec<_> = (0..1000_u32)
+        .map(|n| server.acquire_any_or_wait(&all, &n.to_le_bytes(), 1000, 50_000).blocked_id())
+        .collect();
+    server.run_turns();
+    for (n, blocked_id) in blocked_ids[..64].iter().enumerate() {
+        assert!(server.release(all[63 - n], b"x"));
+        assert_eq!(server.granted().last(), Some(blocked_id));
+        let jobs = server.memory.one_turn(server.now());
+        assert!(jobs <= 2, "{jobs}");
+    }
 }

@@ -6,10 +6,7 @@ mod support;
 
 use std::time::Duration;
 
-use quorlock_core::client::{
-    Acquire, Answer, Command, NodeError, Outcome, Reason, Response, Token, limits,
-};
-use quorlock_core::quorum::drift;
+use quorlock_core::client::{Acquire, Answer, NodeError, Outcome, Reason, Response, Token, limits};
 use quorlock_core::{Fence, Mutant};
 use support::scripted::{
     LONG, NO_WAIT, ROUND_TRIP, ScriptedCall, TTL, down, granted, granted_after, held, ms, shows,
@@ -61,18 +58,6 @@ fn call_that_does_not_wait_stands_in_line_while_it_may_be_the_oldest() {
 }
 
 #[test]
-fn ticket_is_raised_above_all_refusals_before_the_call_stands_in_line() {
-    shows(Mutant::TicketNotRaised, || {
-        let mut call = ScriptedCall::new(LONG);
-        assert_eq!(call.asked()[0].2, ticket(0));
-        call.answer_all(&[granted(), held(500, true), held(300, false)]);
-        let in_line: Vec<_> = call.in_line_on().iter().map(|(node, _, at)| (*node, *at)).collect();
-        let again: Vec<_> = call.asked().iter().map(|(node, _, at)| (*node, *at)).collect();
-        in_line == [(1, ticket(501)), (2, ticket(501))] && again == [(0, ticket(501))]
-    });
-}
-
-#[test]
 fn grant_with_the_first_ticket_does_not_count_until_the_node_confirms_it() {
     let mut call = ScriptedCall::new(LONG);
     call.answer_all(&[granted(), held(500, true), held(300, true)]);
@@ -95,38 +80,6 @@ fn slow_node_does_not_keep_a_call_out_of_the_line() {
     assert_eq!(call.in_line_on().len(), 2);
     let tickets: Vec<_> = call.in_line_on().iter().map(|asked| asked.2).collect();
     assert_eq!(tickets, [ticket(2); 2], "a ticket in line stays as it is");
-}
-
-#[test]
-fn call_with_some_nodes_offers_to_give_way_at_doubling_intervals() {
-    shows(Mutant::NeverYields, || {
-        let mut call = ScriptedCall::with_one_grant();
-        let mut sent_at = Vec::new();
-        while call.at < ms(40) {
-            call.fire_timer();
-            for (node, _) in call.yields() {
-                sent_at.push(call.at);
-                call.answer(node, &Response::Kept);
-            }
-        }
-        let patience = limits::patience(ROUND_TRIP);
-        sent_at.starts_with(&[1, 3, 7, 15].map(|intervals| patience * intervals))
-    });
-}
-
-#[test]
-fn grant_does_not_count_while_its_yield_is_unanswered() {
-    shows(Mutant::YieldingCounts, || {
-        let mut call = ScriptedCall::with_one_grant();
-        call.fire_until_yield();
-        call.answer(1, &granted_after(call.at));
-        let was_early = call.is_acquired();
-        if !was_early {
-            call.answer(0, &Response::Kept);
-            assert!(call.is_acquired());
-        }
-        !was_early
-    });
 }
 
 #[test]
@@ -198,20 +151,6 @@ fn call_with_slow_nodes_keeps_part_of_a_lock_no_longer_either() {
     assert!(call.at <= limits::partial(round_trip) + ms(1), "{:?}", call.at);
 }
 
-#[test]
-fn slice_that_ends_is_renewed_with_the_same_token_and_ticket() {
-    shows(Mutant::SliceNotRenewed, || {
-        let mut call = ScriptedCall::in_line(None);
-        let before = call.in_line_on();
-        let Command::Wait { wait, .. } = call.sent[0].request.command else { panic!("no WAIT") };
-        assert!(wait <= limits::WAIT_SLICE);
-        call.at += wait;
-        call.answer(0, &held(900, true));
-        let after = call.in_line_on();
-        after.len() == 3 && before.iter().all(|asked| after.contains(asked))
-    });
-}
-
 /// Why a call fails on which two nodes refuse, and node 1 loses its wait connections, this often.
 fn reason_after_lost_connections(losses: usize) -> Option<Reason> {
     let mut call = ScriptedCall::new(Some(ms(1000)));
@@ -244,18 +183,6 @@ fn nodes_that_come_back_are_joined() {
     assert!(call.at <= limits::PAUSE_MAX);
     let (_, token, with_ticket) = call.in_line_on()[0];
     assert!(call.in_line_on().contains(&(2, token, with_ticket)));
-}
-
-#[test]
-fn validity_after_a_wait_counts_from_the_end_of_the_wait_at_the_node() {
-    shows(Mutant::ValidFromAnswer, || {
-        let mut call = ScriptedCall::in_line(LONG);
-        call.at = ms(300);
-        call.answer(0, &granted_after(ms(200)));
-        call.answer(1, &granted_after(ms(250)));
-        let drift = drift(ms(1200));
-        call.left() + drift == ms(1000 + 200 - 300)
-    });
 }
 
 #[test]

@@ -1,24 +1,21 @@
 //! A server in memory, with methods for most commands.
 //!
 //! `client` has the environment of a client's state machines, `world` a client and its nodes,
-//! `scripted` a call whose answers the test gives, and `beliefs` what the holders of random locks
-//! believe.
+//! and `scripted` a call whose answers the test gives.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
-pub(crate) mod beliefs;
 pub(crate) mod client;
 pub(crate) mod scripted;
 pub(crate) mod world;
 
 use std::collections::HashMap;
 
-use proptest::prelude::{Just, Strategy, prop_oneof};
 use quorlock_core::node::memory::{self, Name, Value};
 use quorlock_core::node::{
     self, Acquire, BlockedId, Command, CommandError, Extend, FenceError, Holder, Inspect, KeyEvent,
-    Mode, Monotonic, Mutant, Node, Now, Reason, Release, Reply, Revoke, ServerEvent, Settings,
-    WaitReply, Yield, break_rule,
+    Mode, Monotonic, Node, Now, Reason, Release, Reply, Revoke, ServerEvent, Settings, WaitReply,
+    Yield,
 };
 use quorlock_core::{Fence, Ttl};
 
@@ -150,12 +147,8 @@ pub(crate) fn settings(rejoin_delay_ms: u64) -> Settings {
     }
 }
 
-/// Runs a claim with a rule of the node broken. The claim must then be false, and true without.
-pub(crate) fn shows(mutant: Mutant, claim: impl Fn() -> bool) {
-    shows_with(break_rule, mutant, claim);
-}
-
-/// As [`shows`], for a rule that `break_rule` breaks.
+/// Runs a claim with the rule broken that `break_rule` breaks. The claim must then be false, and
+/// true without.
 pub(crate) fn shows_with<M: Copy + std::fmt::Debug>(
     break_rule: fn(Option<M>),
     mutant: M,
@@ -170,11 +163,6 @@ pub(crate) fn shows_with<M: Copy + std::fmt::Debug>(
 
 fn names(keys: &[&[u8]]) -> Vec<Name> {
     keys.iter().map(|key| Name::from_slice(key)).collect()
-}
-
-/// How a key is lost in random runs.
-pub(crate) fn key_events() -> impl Strategy<Value = KeyEvent> {
-    prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)]
 }
 
 impl Server {
@@ -221,13 +209,6 @@ impl Server {
     /// Restarts the server with empty memory: without keys and leases.
     pub(crate) fn restart(&mut self, rejoin_delay_ms: u64) {
         self.memory = memory::Server::new(settings(rejoin_delay_ms), self.now());
-    }
-
-    /// Restarts the server, which reads its keys again from disk. The leases are gone.
-    pub(crate) fn crash(&mut self) {
-        let kept = std::mem::take(&mut self.memory.keys);
-        self.restart(0);
-        self.memory.keys = kept;
     }
 
     pub(crate) fn node(&self) -> &Node {
@@ -425,21 +406,6 @@ impl Server {
         }
     }
 
-    /// ACQUIREANY: the fence, and the index of the key. `None` if the node refuses or abstains.
-    pub(crate) fn acquire_any(
-        &mut self,
-        keys: &[&[u8]],
-        token: &[u8],
-        ttl_ms: u64,
-    ) -> Option<(Fence, usize)> {
-        let terms = (Mode::Exclusive, None, 0);
-        match self.execute_acquire(keys, token, ttl_ms, terms, AcquireCommand::AcquireAny) {
-            Ok(Reply::GrantedOne { fence, key }) => Some((fence, key)),
-            Ok(Reply::Refused) | Err(CommandError::Abstaining { .. }) => None,
-            other => unreachable!("there is no WAIT, and all values are strings: {other:?}"),
-        }
-    }
-
     pub(crate) fn acquire_or_wait(
         &mut self,
         key: &[u8],
@@ -481,20 +447,6 @@ impl Server {
     ) -> AcquireReply {
         let terms = (Mode::Exclusive, wait_ms);
         self.execute_wait(keys, token, ttl_ms, terms, AcquireCommand::AcquireAny)
-    }
-
-    /// Repeats an ACQUIRE of these keys that waits, with a fence that the node does not use.
-    pub(crate) fn wait_again(
-        &mut self,
-        keys: &[&[u8]],
-        token: &[u8],
-        ttl_ms: u64,
-        wait_ms: u64,
-    ) -> BlockedId {
-        let terms = (Mode::Exclusive, Fence::new(1), wait_ms);
-        let reply = self.execute_acquire(keys, token, ttl_ms, terms, AcquireCommand::Acquire);
-        assert_eq!(reply, Ok(Reply::Waits));
-        BlockedId(self.blocked_ids)
     }
 
     /// ACQUIRE or MACQUIRE with a ticket. Zero is the front of the queue.
@@ -607,10 +559,6 @@ impl Server {
         new_token: Option<&[u8]>,
     ) -> ExtendReply {
         self.extend_as(Mode::Exclusive, keys, token, ttl_ms, fence, new_token)
-    }
-
-    pub(crate) fn extend_shared(&mut self, key: &[u8], token: &[u8], ttl_ms: u64) -> ExtendReply {
-        self.extend_as(Mode::Shared, &[key], token, ttl_ms, None, None)
     }
 
     pub(crate) fn extend_as(

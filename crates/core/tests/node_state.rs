@@ -1,0 +1,390 @@
+//! What only the inside of a node shows: when two nodes are equal, what a node may have forgotten,
+//! writes that the server refuses, and the numbers of tickets and of refusals.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+mod support;
+
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+
+use quorlock_core::Fence;
+use quorlock_core::node::{CommandError, KeyEvent, Mode, Reason, Reply, ServerEvent};
+use support::{AcquireCommand, ExtendReply, MAX_TTL_MS, REVOKED_VALUE, Server};
+
+const K: &[u8] = b"k";
+const L: &[u8] = b"l";
+const HOLDER: &[u8] = b"holder";
+const HOUR_MS: u64 = 3_600_000;
+
+#[test]
+fn many_leases_end_by_deadline_and_leave_nothing_scheduled() {
+    let mut server = Server::new();
+    for n in 0..20_000_u32 {
+        server.acquire(&n.to_le_bytes(), b"a", 1000 + u64::from(n % 7), None).unwrap();
+    }
+    server.turn_after_ms(2000);
+    assert_eq!(server.node().leases(), 0);
+    assert_eq!(server.node().next_wake(), None);
+    assert_eq!(server.node().stats().ended_by_deadline, 20_000);
+}
+
+#[test]
+fn nodes_that_decide_alike_are_equal_whatever_their_history() {
+    let hash =
+        |server: &Server| BuildHasherDefault::<DefaultHasher>::default().hash_one(server.node());
+    let mut one = Server::new();
+    let mut other = Server::new();
+    one.acquire(b"gone", b"t", 1000, None).unwrap();
+    assert!(one.release(b"gone", b"t"));
+    for key in [b"a", b"b", b"c"] {
+        one.acquire(key, b"t", 1000, None).unwrap();
+    }
+    other.acquire(b"gone", b"t", 1000, None).unwrap();
+    for key in [b"c", b"b", b"a"] {
+        other.acquire(key, b"t", 1000, None).unwrap();
+    }
+    assert!(one.node() != other.node(), "one lease more");
+    assert!(other.release(b"gone", b"t"));
+    assert!(one.node() == other.node() && hash(&one) == hash(&other));
+    other.extend(b"a", b"t", 2000).unwrap();
+    assert!(one.node() != other.node() && hash(&one) != hash(&other), "a later deadline");
+    one.extend(b"a", b"t", 2000).unwrap();
+    assert!(one.node() == other.node());
+    one.acquire_or_wait(b"a", b"w", 1000, 5000);
+    assert!(one.node() != other.node() && hash(&one) != hash(&other), "a client waits");
+}
+
+#[test]
+fn keys_of_a_lock_stay_together_when_the_table_shrinks() {
+    let mut server = Server::new();
+    for n in 0..20_000_u32 {
+        server.acquire(&n.to_be_bytes(), b"x", 1000, None).unwrap();
+    }
+    server.acquire_all(&[b"a", b"b", b"c"], b"t", 50_000, None).unwrap();
+    server.turn_after_ms(2000);
+    server.extend_all(&[b"a", b"b", b"c"], b"t", 60_000).fence();
+    server.remove_key(b"b", KeyEvent::Removed);
+    server.run_turns();
+    assert!(server.is_empty());
+    assert_eq!(server.node().leases(), 0);
+}
+
+#[test]
+fn nodes_differ_if_the_same_keys_are_one_lock_or_two() {
+    let mut one = Server::new();
+    let mut other = Server::new();
+    let fence = one.acquire_all(&[b"a", b"b"], b"t", 1000, None).unwrap();
+    for key in [b"a", b"b"] {
+        other.acquire(key, b"t", 1000, Some(fence)).unwrap();
+    }
+    assert!(one.node() != other.node());
+}
+
+#[test]
+fn nodes_with_different_readers_are_not_equal() {
+    let (mut one, mut other) = (Server::new(), Server::new());
+    let fence = Some(Fence::of_wall_us(one.now().wall_us));
+    one.acquire_shared(b"k", b"reader", 1000, fence).unwrap();
+    other.acquire_shared(b"k", b"reader", 1000, fence).unwrap();
+    assert!(one.node() == other.node());
+    one.acquire_shared(b"k", b"second", 500, fence).unwrap();
+    other.acquire_shared(b"k", b"third", 500, fence).unwrap();
+    assert!(one.node() != other.node());
+}
+
+#[test]
+fn node_that_has_just_started_grants_nothing_while_it_abstains() {
+    let mut server = Server::that_rejoins_after_ms(5000);
+    server.turn_after_ms(4999);
+    assert_eq!(server.acquire(b"k", b"a", 1000, None), None);
+    assert_eq!(server.abstention(), Some((Reason::Start, Some(1))));
+    assert_eq!(server.node().next_wake().map(|at| at.us_since(server.now().monotonic)), Some(1000));
+    server.turn_after_ms(1);
+    assert!(server.acquire(b"k", b"a", 1000, None).is_some());
+}
+
+#[test]
+fn promoted_replica_abstains_for_the_largest_ttl() {
+    let mut server = Server::with_lock(&[b"k"], b"a", 1000);
+    server.handle_event(&ServerEvent::Demoted);
+    server.run_turns();
+    assert_eq!(server.node().leases(), 0);
+    server.turn_after_ms(HOUR_MS);
+    assert_eq!(server.abstention(), Some((Reason::Replica, None)));
+    server.handle_event(&ServerEvent::Promoted);
+    assert_eq!(server.abstention(), Some((Reason::Promotion, Some(MAX_TTL_MS))));
+    server.turn_after_ms(MAX_TTL_MS);
+    server.clear();
+    assert!(server.acquire(b"k", b"b", 1000, None).is_some());
+}
+
+#[test]
+fn abstention_is_never_cut_short_by_another() {
+    let mut server = Server::that_rejoins_after_ms(10 * MAX_TTL_MS);
+    server.handle_event(&ServerEvent::Swap(0, 1));
+    assert_eq!(server.abstention(), Some((Reason::Start, Some(10 * MAX_TTL_MS))));
+}
+
+#[test]
+fn swapped_databases_end_their_leases_and_the_node_abstains() {
+    let mut server = Server::with_lock(&[b"k"], b"a", 1000);
+    server.handle_event(&ServerEvent::Swap(3, 4));
+    server.run_turns();
+    assert_eq!(server.node().leases(), 1);
+    server.handle_event(&ServerEvent::Swap(0, 3));
+    server.run_turns();
+    assert_eq!(server.node().leases(), 0);
+    server.clear();
+    assert_eq!(server.acquire(b"k", b"b", 1000, None), None);
+}
+
+#[test]
+fn fences_grow_after_a_clock_step_back_while_the_node_remembers() {
+    let mut server = Server::new();
+    server.wall_ms += HOUR_MS;
+    let highest = server.acquire(b"k", b"a", 1000, None).unwrap();
+    assert!(server.release(b"k", b"a"));
+    server.wall_ms -= HOUR_MS;
+    let higher = server.acquire(b"k", b"b", 1000, None).unwrap();
+    assert!(higher > highest);
+    // Baseline: a restart forgets the fences. The stepped clock then yields a smaller fence.
+    server.restart(0);
+    assert!(server.acquire(b"k", b"c", 1000, None).unwrap() < highest);
+}
+
+#[test]
+fn mirror_that_expires_with_its_lease_is_not_written_again() {
+    let mut server = Server::with_lock(&[b"k"], b"a", 1000);
+    server.pass_ms(999);
+    server.remove_key(b"k", KeyEvent::Expired);
+    server.run_turns();
+    assert!(server.is_empty());
+    assert_eq!(server.node().stats().saved_from_clock_step, 0);
+    server.turn_after_ms(1);
+    assert_eq!(server.node().leases(), 0);
+}
+
+#[test]
+fn reload_is_not_a_flush() {
+    let mut server = Server::with_lock(&[b"kept"], b"a", 10_000);
+    server.acquire(b"lost", b"a", 10_000, None).unwrap();
+    server.handle_event(&ServerEvent::Flush(None));
+    server.handle_event(&ServerEvent::LoadingBegins);
+    server.handle_event(&ServerEvent::Flush(None));
+    // The server replays the append-only file, including deletions.
+    server.remove_key(b"kept", KeyEvent::Removed);
+    server.remove_key(b"lost", KeyEvent::Removed);
+    server.set(b"kept", b"a", Some(10_000));
+    server.handle_event(&ServerEvent::LoadingEnds);
+    assert_eq!(server.acquire(b"kept", b"b", 1000, None), None);
+    assert_eq!(server.acquire(b"lost", b"b", 1000, None), None);
+    server.run_turns();
+    assert_eq!(server.text(b"lost"), b"a");
+    assert!(!server.node().lacks_mirrors());
+    assert!(server.release(b"kept", b"a") && server.release(b"lost", b"a"));
+    assert!(server.is_empty());
+}
+
+#[test]
+fn swapdb_while_loading_neither_ends_locks_nor_starts_an_abstention() {
+    let mut server = Server::with_lock(&[b"k"], b"a", 10_000);
+    server.handle_event(&ServerEvent::LoadingBegins);
+    server.handle_event(&ServerEvent::Swap(0, 1));
+    server.handle_event(&ServerEvent::LoadingEnds);
+    server.run_turns();
+    assert_eq!(server.node().leases(), 1);
+    assert_eq!(server.abstention(), None);
+    assert!(server.release(b"k", b"a"));
+}
+
+#[test]
+fn flush_by_an_operator_before_a_reload_ends_the_leases() {
+    // Before the reload, some servers empty their databases too. Others only save them.
+    for before_the_reload in [ServerEvent::Flush(None), ServerEvent::Saves] {
+        let mut server = Server::with_lock(&[b"k"], b"a", 10_000);
+        server.clear();
+        server.handle_event(&ServerEvent::Flush(None));
+        server.handle_event(&before_the_reload);
+        server.handle_event(&ServerEvent::LoadingBegins);
+        server.handle_event(&ServerEvent::LoadingEnds);
+        assert!(server.acquire(b"k", b"b", 1000, None).is_some(), "{before_the_reload:?}");
+    }
+}
+
+#[test]
+fn lost_mirrors_are_forgotten_once_their_leases_have_ended() {
+    let mut server = Server::new();
+    for n in 0..20_000_u32 {
+        server.acquire(&n.to_le_bytes(), b"a", 1000, None).unwrap();
+        server.remove_key(&n.to_le_bytes(), KeyEvent::Evicted);
+    }
+    server.turn_after_ms(2000);
+    assert_eq!(server.node().leases(), 0);
+    assert!(!server.node().lacks_mirrors());
+    assert_eq!(server.node().next_wake(), None);
+}
+
+#[test]
+fn write_that_the_server_refuses_leaves_the_lock_revoked() {
+    let mut server = Server::new();
+    server.memory.keys.has_append_only_file = true;
+    server.acquire(b"k", b"token", 10_000, None).unwrap();
+    server.memory.keys.propagated.clear();
+    server.memory.keys.writes_left = Some(0);
+    assert_eq!(server.revoke(b"k"), Ok(true));
+    let [write] = &server.memory.keys.propagated[..] else { panic!("one write") };
+    assert_eq!(write.value, Some(None), "the token is not kept on disk");
+    server.memory.keys.writes_left = None;
+    server.turn_after_ms(1000);
+    assert_eq!(server.text(b"k"), REVOKED_VALUE);
+    assert_eq!(
+        server.extend_all(&[b"k"], b"token", 10_000),
+        ExtendReply::Revoked { left_ms: 9000 }
+    );
+}
+
+#[test]
+fn end_of_a_reader_while_the_mirror_is_lost_changes_nothing_for_others() {
+    let mut server = Server::new();
+    for (token, ttl_ms) in [(&b"a"[..], 50), (b"b", 10_000)] {
+        server.acquire_shared(b"k", token, ttl_ms, None).unwrap();
+    }
+    let value = server.text(b"k").to_vec();
+    server.remove_key(b"k", KeyEvent::Evicted);
+    server.memory.keys.memory_is_short = true;
+    server.turn_after_ms(60);
+    assert_eq!((server.node().leases(), server.has(b"k")), (1, false));
+    server.memory.keys.memory_is_short = false;
+    server.turn_after_ms(1000);
+    assert_eq!(server.text(b"k"), value);
+    assert_eq!(server.expires_at_ms(b"k"), Some(server.wall_ms + 10_000 - 1060));
+}
+
+#[test]
+fn first_reader_needs_the_mirror_and_later_readers_do_not() {
+    let mut server = Server::new();
+    server.memory.keys.writes_left = Some(0);
+    let shared = (Mode::Shared, None, 0);
+    assert_eq!(
+        server.execute_acquire(&[b"k"], b"reader", 1000, shared, AcquireCommand::Acquire),
+        Err(CommandError::NotWritten)
+    );
+    assert_eq!(server.node().leases(), 0);
+    server.memory.keys.writes_left = Some(1);
+    server.acquire_shared(b"k", b"reader", 1000, None).unwrap();
+    assert!(server.acquire_shared(b"k", b"second", 2000, None).is_some(), "the lease decides");
+    assert!(server.node().lacks_mirrors());
+    server.memory.keys.writes_left = None;
+    server.turn_after_ms(1500);
+    assert_eq!(server.expires_at_ms(b"k"), Some(server.wall_ms + 500));
+}
+
+/// The node's wall clock, which is the ticket of a client with an accurate clock.
+fn clock(server: &Server) -> u64 {
+    server.now().wall_us
+}
+
+/// A server on which a client with an accurate clock holds the key, and the ticket of that client.
+fn held() -> (Server, u64) {
+    let mut server = Server::new();
+    let ticket = clock(&server);
+    assert!(matches!(server.ask(&[K], HOLDER, 10_000, ticket, 0), Ok(Reply::Granted(_))));
+    (server, ticket)
+}
+
+fn refusal(reply: Result<Reply, CommandError>) -> (u64, bool) {
+    match reply {
+        Err(CommandError::Held { number, is_older }) => (number.get(), is_older),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn fence(reply: Result<Reply, CommandError>) -> Fence {
+    match reply {
+        Ok(Reply::Granted(fence)) => fence,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn ask_shared(
+    server: &mut Server,
+    token: &[u8],
+    ticket: u64,
+    wait_ms: u64,
+) -> Result<Reply, CommandError> {
+    let terms = (Mode::Shared, Fence::new(ticket), wait_ms);
+    server.execute_acquire(&[K], token, 1000, terms, AcquireCommand::Acquire)
+}
+
+#[test]
+fn ticket_too_far_ahead_is_an_error_and_is_forgotten() {
+    let (mut server, ticket) = held();
+    let largest = ticket + 120_000_000;
+    let error = Err(CommandError::TicketTooFarAhead { largest: Fence::new(largest).unwrap() });
+    for wait_ms in [0, 5000] {
+        assert_eq!(server.ask(&[K], b"t", 1000, largest + 1, wait_ms), error);
+        assert_eq!(server.ask(&[L], b"t", 1000, largest + 1, wait_ms), error);
+    }
+    assert_eq!(server.node().waiters(), 0);
+    server.stand_in_line(&[K], b"t", largest, 5000);
+    assert_eq!(refusal(server.ask(&[K], b"u", 1000, ticket, 0)).0, largest);
+    // Between one and two skews ahead, a ticket orders the queue but proposes no fence.
+    let granted = fence(server.ask(&[L], b"v", 1000, largest, 0));
+    assert!(granted.get() <= ticket + 61_000_000);
+}
+
+#[test]
+fn number_of_a_refusal_is_accepted_as_a_ticket_after_a_clock_step() {
+    let (mut server, _) = held();
+    server.wall_ms -= 3_600_000;
+    let now = clock(&server);
+    let (number, _) = refusal(server.ask(&[K], b"t", 1000, now, 0));
+    server.stand_in_line(&[K], b"t", number, 5000);
+}
+
+#[test]
+fn front_of_the_queue_proposes_no_fence() {
+    let mut server = Server::new();
+    let first = server.acquire(K, b"a", 1000, None).unwrap();
+    server.release(K, b"a");
+    // The counter is behind the clock, and the grant continues from the counter.
+    server.pass_ms(600_000);
+    assert_eq!(fence(server.ask(&[K], b"repair", 1000, 0, 0)), first.next());
+}
+
+#[test]
+fn refusal_tells_the_largest_number_and_whether_an_older_client_comes_first() {
+    let (mut server, ticket) = held();
+    let granted = server.extend(K, HOLDER, 10_000).unwrap().get();
+    assert_eq!(refusal(server.ask(&[K], b"t", 1000, ticket + 1, 0)), (granted, true));
+    assert_eq!(refusal(server.ask(&[K], b"t", 1000, ticket - 1, 0)), (granted, false));
+    // Equal tickets: the token decides.
+    assert!(refusal(server.ask(&[K], b"i", 1000, ticket, 0)).1);
+    assert!(!refusal(server.ask(&[K], b"g", 1000, ticket, 0)).1);
+    let far = granted + 7;
+    server.stand_in_line(&[K], b"waiter", far, 5000);
+    assert_eq!(refusal(server.ask(&[K], b"t", 1000, ticket - 1, 0)), (far, false));
+    server.stand_in_line(&[K], b"waiter", 0, 5000);
+    assert_eq!(refusal(server.ask(&[K], b"t", 1000, ticket - 1, 0)), (granted, true));
+}
+
+#[test]
+fn reader_that_has_not_heard_of_a_waiting_writer_is_refused() {
+    let mut server = Server::new();
+    let ticket = clock(&server);
+    fence(ask_shared(&mut server, b"reader", ticket, 0));
+    server.pass_ms(10);
+    // The writer has heard of a large fence.
+    let writer = server.stand_in_line(&[K], b"writer", ticket + 60_000_000, 5000);
+    let late = clock(&server) - 5_000;
+    let (number, is_older) = refusal(ask_shared(&mut server, b"late", late, 0));
+    assert!(number >= ticket + 60_000_000 && is_older);
+    assert_eq!(ask_shared(&mut server, b"late", number + 1, 5000), Ok(Reply::Waits));
+    // A repair stands in front.
+    let front = (Mode::Shared, Some(Fence::ZERO), 0);
+    let repair = server.execute_acquire(&[K], b"repair", 1000, front, AcquireCommand::Acquire);
+    fence(repair);
+    server.release(K, b"repair");
+    server.release(K, b"reader");
+    assert_eq!(server.granted(), [writer]);
+}
