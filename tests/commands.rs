@@ -6,102 +6,13 @@ mod common;
 
 use std::collections::HashMap;
 
-use common::{PATIENCE, RedisCli, command, server, server_and_cli};
+use common::{PATIENCE, RedisCli, Waiter, command, server, server_and_cli};
 use quorlock_testkit::{Server, eventually};
 use redis::FromRedisValue as _;
 use redis::Value::{self, Array, BulkString, Int, Map, Nil};
 
 fn text(text: &str) -> Value {
     BulkString(text.into())
-}
-
-#[test]
-fn mirror_is_the_token_as_a_string_that_expires_with_the_lock() {
-    let (_server, mut cli) = server_and_cli();
-    let before = cli.now_ms();
-    let Int(fence) = cli.reply("LOCK.ACQUIRE k a 30000") else { panic!("an integer") };
-    let after = cli.now_ms();
-    assert!(fence > 0);
-    assert_eq!(cli.reply("GET k"), text("a"));
-    let expires_at = cli.expires_at_ms("k");
-    assert!(
-        (before + 30_000..=after + 30_000).contains(&expires_at),
-        "{before} {expires_at} {after}"
-    );
-    assert!((1..=30_000).contains(&cli.ask::<i64>("PTTL k")));
-}
-
-#[test]
-fn held_lock_is_refused_even_to_its_own_token() {
-    let (_server, mut cli) = server_and_cli();
-    cli.ask::<i64>("LOCK.ACQUIRE k a 30000");
-    let expires_at = cli.expires_at_ms("k");
-    assert_eq!(cli.reply("LOCK.ACQUIRE k b 60000"), Nil);
-    assert_eq!(cli.reply("LOCK.ACQUIRE k a 60000"), Nil);
-    assert_eq!(cli.reply("GET k"), text("a"));
-    assert_eq!(cli.expires_at_ms("k"), expires_at);
-}
-
-#[test]
-fn only_the_right_token_releases_and_only_once() {
-    let (_server, mut cli) = server_and_cli();
-    cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
-    assert_eq!(cli.reply("LOCK.RELEASE k b"), Int(0));
-    assert_eq!(cli.reply("GET k"), text("a"));
-    assert_eq!(cli.reply("LOCK.RELEASE k a"), Int(1));
-    assert_eq!(cli.reply("EXISTS k"), Int(0));
-    assert_eq!(cli.reply("LOCK.RELEASE k a"), Int(0));
-    assert_eq!(cli.reply("LOCK.RELEASE never-locked a"), Int(0));
-}
-
-#[test]
-fn released_lock_goes_to_the_next_client_and_is_not_extended() {
-    let (_server, mut cli) = server_and_cli();
-    cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
-    cli.ask::<i64>("LOCK.RELEASE k a");
-    assert_eq!(cli.reply("LOCK.EXTEND k a 60000"), Nil);
-    assert_eq!(cli.reply("EXISTS k"), Int(0));
-    cli.ask::<i64>("LOCK.ACQUIRE k b 60000");
-    assert_eq!(cli.reply("LOCK.RELEASE k a"), Int(0), "a late release by the previous holder");
-    assert_eq!(cli.reply("GET k"), text("b"));
-}
-
-#[test]
-fn lock_ends_at_its_deadline_and_is_never_revived() {
-    let (_server, mut cli) = server_and_cli();
-    cli.ask::<i64>("LOCK.ACQUIRE k a 1");
-    eventually(PATIENCE, "the lock has ended", || cli.reply("LOCK.INSPECT k") == Nil);
-    assert_eq!(cli.reply("LOCK.EXTEND k a 60000"), Nil);
-    assert_eq!(cli.reply("LOCK.RELEASE k a"), Int(0));
-    cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
-}
-
-#[test]
-fn extension_moves_the_deadline_forward_and_never_back() {
-    let (_server, mut cli) = server_and_cli();
-    let fence = cli.ask::<i64>("LOCK.ACQUIRE k a 20000");
-    let before = cli.now_ms();
-    assert_eq!(cli.reply("LOCK.EXTEND k a 40000"), Int(fence), "the lock is the same");
-    let after = cli.now_ms();
-    let expires_at = cli.expires_at_ms("k");
-    assert!(
-        (before + 40_000..=after + 40_000).contains(&expires_at),
-        "{before} {expires_at} {after}"
-    );
-
-    assert_eq!(cli.reply("LOCK.EXTEND k a 1"), Int(fence));
-    assert_eq!(cli.expires_at_ms("k"), expires_at);
-}
-
-#[test]
-fn extension_needs_the_token_and_a_lock() {
-    let (_server, mut cli) = server_and_cli();
-    cli.ask::<i64>("LOCK.ACQUIRE k a 30000");
-    let expires_at = cli.expires_at_ms("k");
-    assert_eq!(cli.reply("LOCK.EXTEND k b 60000"), Nil);
-    assert_eq!(cli.expires_at_ms("k"), expires_at);
-    assert_eq!(cli.reply("LOCK.EXTEND free a 60000"), Nil);
-    assert_eq!(cli.reply("EXISTS free"), Int(0));
 }
 
 #[test]
@@ -193,130 +104,6 @@ fn inspect_names_the_address_of_a_waiter() {
 }
 
 #[test]
-fn lock_without_a_label_has_no_owner() {
-    let (_server, mut cli) = server_and_cli();
-    cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
-    let lock: HashMap<String, Value> = cli.ask("LOCK.INSPECT k");
-    assert_eq!(lock["owner"], Nil);
-}
-
-#[test]
-fn fences_grow_with_every_grant_however_the_last_lock_ended() {
-    let (_server, mut cli) = server_and_cli();
-    let mut last = 0;
-    // The lock with a ttl of 1 ms ends by its deadline. PING ends nothing.
-    let ends = [(60_000, "LOCK.RELEASE k a"), (60_000, "DEL k"), (60_000, "FLUSHALL"), (1, "PING")];
-    for (ttl_ms, end) in ends.iter().cycle().take(20) {
-        let fence = cli.ask::<i64>(&format!("LOCK.ACQUIRE k a {ttl_ms}"));
-        assert!(fence > last, "{fence} after {last}");
-        last = fence;
-        cli.reply(end);
-        eventually(PATIENCE, "the lock has ended", || cli.reply("LOCK.INSPECT k") == Nil);
-    }
-}
-
-#[test]
-fn proposed_fence_is_taken() {
-    let (_server, mut cli) = server_and_cli();
-    // The first fence lies lock.max-clock-skew ahead of the clock already, so the server accepts a
-    // larger one only after the clock has advanced.
-    let proposed = cli.ask::<i64>("LOCK.ACQUIRE k a 60000") + 20_000;
-    cli.ask::<i64>("LOCK.RELEASE k a");
-    eventually(PATIENCE, "the proposal is accepted", || {
-        let fence: i64 = cli.ask(&format!("LOCK.ACQUIRE k a 60000 FENCE {proposed}"));
-        assert_eq!(cli.fence("k"), Some(fence));
-        cli.ask::<i64>("LOCK.RELEASE k a");
-        fence == proposed
-    });
-    assert!(cli.ask::<i64>("LOCK.ACQUIRE k a 60000") > proposed);
-}
-
-#[test]
-fn proposal_below_the_last_fence_is_not_taken() {
-    let (_server, mut cli) = server_and_cli();
-    let mut last = cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
-    for proposed in [0, 1, last - 1, last] {
-        cli.ask::<i64>("LOCK.RELEASE k a");
-        let fence = cli.ask::<i64>(&format!("LOCK.ACQUIRE k a 60000 FENCE {proposed}"));
-        assert!(fence > last && fence != proposed, "{proposed}: {fence} after {last}");
-        last = fence;
-    }
-}
-
-#[test]
-fn extend_raises_the_fence_of_the_lock_and_of_later_locks() {
-    let (_server, mut cli) = server_and_cli();
-    let raised = cli.ask::<i64>("LOCK.ACQUIRE k a 60000") + 20_000;
-    eventually(PATIENCE, "the clock is near enough to the fence", || {
-        let answer =
-            command(&format!("LOCK.EXTEND k a 60000 FENCE {raised}")).query::<i64>(&mut cli.0);
-        answer.is_ok_and(|fence| fence == raised)
-    });
-    assert_eq!(cli.fence("k"), Some(raised));
-    assert_eq!(
-        cli.reply(&format!("LOCK.EXTEND k a 60000 FENCE {raised}")),
-        Int(raised),
-        "the EXTEND may be repeated"
-    );
-    assert_eq!(
-        cli.reply(&format!("LOCK.EXTEND k b 60000 FENCE {raised}")),
-        Nil,
-        "only the holder can raise the fence"
-    );
-    cli.ask::<i64>("LOCK.RELEASE k a");
-    assert!(cli.ask::<i64>("LOCK.ACQUIRE k a 60000") > raised);
-}
-
-#[test]
-fn fence_never_goes_down_nor_far_ahead_of_the_clock() {
-    let (_server, mut cli) = server_and_cli();
-    let fence = cli.ask::<i64>("LOCK.ACQUIRE k a 30000");
-    let expires_at = cli.expires_at_ms("k");
-    assert_eq!(
-        cli.error(&format!("LOCK.EXTEND k a 60000 FENCE {}", fence - 1)),
-        format!("BADFENCE FENCE is below the lock's fence {fence}: propose {fence} or more")
-    );
-    let error = cli.error("LOCK.EXTEND k a 60000 FENCE 9007199254740991");
-    let largest = error.strip_prefix(
-        "BADFENCE FENCE is more than lock.max-clock-skew ahead of this server's clock: the largest fence that it accepts now is ",
-    );
-    let largest: i64 = largest.and_then(|largest| largest.parse().ok()).expect(&error);
-    assert!(largest <= (cli.now_ms() + 60_001) * 1000, "{largest}");
-    assert_eq!(
-        (cli.fence("k"), cli.expires_at_ms("k")),
-        (Some(fence), expires_at),
-        "nothing was changed"
-    );
-}
-
-#[test]
-fn new_token_alone_holds_the_lock() {
-    let (_server, mut cli) = server_and_cli();
-    let first = cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
-    let expires_at = cli.expires_at_ms("k");
-    assert_eq!(
-        cli.reply("LOCK.EXTEND k x 1000 TOKEN b"),
-        Nil,
-        "only the holder can replace the token"
-    );
-    let second = cli.ask::<i64>("LOCK.EXTEND k a 1000 TOKEN b");
-    assert!(second > first);
-    assert_eq!(cli.reply("GET k"), text("b"));
-    // The expiry is computed again from the deadline, which is on a clock with another rate.
-    assert!(cli.expires_at_ms("k") >= expires_at - 1, "the deadline did not move back");
-
-    assert_eq!(cli.reply("LOCK.EXTEND k a 60000"), Nil);
-    assert_eq!(
-        cli.reply("LOCK.EXTEND k a 60000 TOKEN c"),
-        Nil,
-        "of two clients that replace the token, one succeeds"
-    );
-    assert_eq!(cli.reply("LOCK.RELEASE k a"), Int(0));
-    assert_eq!(cli.reply("LOCK.EXTEND k b 60000"), Int(second));
-    assert_eq!(cli.reply("LOCK.RELEASE k b"), Int(1));
-}
-
-#[test]
 fn options_are_accepted_in_any_order_and_case() {
     let (_server, mut cli) = server_and_cli();
     cli.ask::<i64>("lock.acquire k a 60000 fence 7 owner me");
@@ -324,36 +111,6 @@ fn options_are_accepted_in_any_order_and_case() {
     assert_eq!(lock["owner"], text("me"));
     cli.ask::<i64>("LOCK.EXTEND k a 60000 Token b");
     assert_eq!(cli.reply("LOCK.RELEASE k b"), Int(1));
-}
-
-#[test]
-fn each_database_has_its_own_locks() {
-    let server = server();
-    let (mut zero, mut one) = (RedisCli::new(&server), RedisCli::new(&server));
-    one.reply("SELECT 1");
-    zero.ask::<i64>("LOCK.ACQUIRE k a 60000");
-    assert_eq!(one.reply("LOCK.INSPECT k"), Nil);
-    one.ask::<i64>("LOCK.ACQUIRE k b 60000");
-    assert_eq!(one.reply("LOCK.RELEASE k a"), Int(0));
-    assert_eq!(one.reply("LOCK.RELEASE k b"), Int(1));
-    assert_eq!(zero.reply("GET k"), text("a"));
-    assert_eq!(zero.reply("LOCK.RELEASE k a"), Int(1));
-}
-
-#[test]
-fn acquire_extend_release_and_inspect_work_in_a_transaction() {
-    let (_server, mut cli) = server_and_cli();
-    let replies = cli.transaction(&[
-        "LOCK.ACQUIRE k a 60000",
-        "LOCK.ACQUIRE k b 60000",
-        "LOCK.EXTEND k b 60000",
-        "LOCK.RELEASE k b",
-        "GET k",
-        "LOCK.RELEASE k a",
-        "LOCK.INSPECT k",
-    ]);
-    assert!(matches!(replies[0], Int(1..)), "{replies:?}");
-    assert_eq!(replies[1..], [Nil, Nil, Int(0), text("a"), Int(1), Nil]);
 }
 
 #[test]
@@ -379,4 +136,88 @@ fn acquire_extend_release_and_inspect_work_in_a_script() {
         cli.error_of(command("EVAL").arg(refused).arg(1).arg("k")),
         "ERR ttl must be between 1 and 60000 milliseconds (lock.max-ttl)"
     );
+}
+
+#[test]
+fn refusal_is_an_error_that_tells_which_client_is_older() {
+    let (server, mut cli) = server_and_cli();
+    let ticket = cli.now_ms() * 1000;
+    cli.ask::<i64>(&format!("LOCK.ACQUIRE k a 60000 FENCE {ticket}"));
+    let fence = cli.fence("k").unwrap();
+    let error = cli.error(&format!("LOCK.ACQUIRE k b 60000 FENCE {}", ticket + 1));
+    assert!(error.starts_with(&format!("HELD {fence} older: ")), "{error}");
+    let error = cli.error(&format!("LOCK.ACQUIRE k b 60000 FENCE {}", ticket - 1));
+    assert!(error.starts_with(&format!("HELD {fence} younger: ")), "{error}");
+    // At the end of a wait, and after a wait that another command ends.
+    let late = Waiter::briefly(&server, &format!("LOCK.ACQUIRE k b 1 WAIT 1 FENCE {}", ticket + 1));
+    assert!(late.error().starts_with(&format!("HELD {fence} older: ")));
+    let left = Waiter::new(&server, "LOCK.ACQUIRE k b 1 WAIT 60000 FENCE 1");
+    assert_eq!(cli.reply("LOCK.RELEASE k b"), Int(0));
+    assert_eq!(left.answer(), Nil);
+    // Without a ticket nothing has changed.
+    assert_eq!(cli.reply("LOCK.ACQUIRE k b 60000"), Nil);
+    assert_eq!(cli.reply("LOCK.ACQUIRE k a 60000"), Nil);
+}
+
+#[test]
+fn keys_without_a_token_and_a_ttl_are_refused() {
+    let (_server, mut cli) = server_and_cli();
+    for line in ["LOCK.MACQUIRE 4 a b t 1000", "LOCK.MACQUIRE 2 a b t"] {
+        assert!(cli.error(line).starts_with("ERR wrong number of arguments"), "{line}");
+    }
+}
+
+#[test]
+fn lock_of_64_keys_ends_on_all() {
+    let (_server, mut cli) = server_and_cli();
+    let keys: Vec<_> = (0..64).map(|n| format!("k{n}")).collect();
+    cli.ask::<i64>(&format!("LOCK.MACQUIRE 64 {} t 60000", keys.join(" ")));
+    assert_eq!(cli.reply("LOCK.RELEASE k40 t"), Int(1));
+    assert_eq!(cli.reply("EXISTS k0 k40 k63"), Int(0));
+}
+
+#[test]
+fn too_many_keys_a_full_queue_full_memory_and_abstention_are_errors() {
+    let (_server, mut cli) = server_and_cli();
+    let keys: Vec<_> = (0..64).map(|n| format!("k{n}")).collect();
+    let all = keys.join(" ");
+    for key in &keys {
+        assert_eq!(cli.ask::<(i64, String)>(&format!("LOCK.ACQUIREANY 64 {all} t 60000")).1, *key);
+    }
+    assert_eq!(cli.reply(&format!("LOCK.ACQUIREANY 64 {all} t 60000")), Nil);
+    assert!(
+        cli.error(&format!("LOCK.ACQUIREANY 65 {all} l t 60000"))
+            .starts_with("ERR numkeys must be")
+    );
+    cli.reply("CONFIG SET lock.max-waiters 0");
+    assert!(
+        cli.error(&format!("LOCK.ACQUIREANY 64 {all} t 60000 WAIT 1000")).starts_with("QUEUEFULL ")
+    );
+    cli.reply("CONFIG SET maxmemory 1");
+    assert!(cli.error("LOCK.ACQUIREANY 1 free t 60000").starts_with("OOM "));
+    let abstaining = Server::with_module().arg("lock.rejoin-delay", -1).start().unwrap();
+    assert!(
+        RedisCli::new(&abstaining).error("LOCK.ACQUIREANY 1 a t 60000").starts_with("ABSTAIN ")
+    );
+}
+
+#[test]
+fn locks_are_revoked_when_memory_is_short() {
+    let (_server, mut cli) = server_and_cli();
+    cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
+    cli.reply("CONFIG SET maxmemory 1");
+    assert_eq!(cli.reply("LOCK.REVOKE k"), Int(1));
+    assert!(cli.error("LOCK.EXTEND k a 60000").starts_with("REVOKED "));
+}
+
+#[test]
+fn each_revocation_writes_a_different_value() {
+    let (_server, mut cli) = server_and_cli();
+    let mut values = std::collections::BTreeSet::new();
+    for index in 0..20 {
+        cli.ask::<i64>(&format!("LOCK.ACQUIRE k{index} a 60000"));
+        cli.reply(&format!("LOCK.REVOKE k{index}"));
+        values.insert(cli.ask::<String>(&format!("GET k{index}")));
+    }
+    assert_eq!(values.len(), 20);
 }

@@ -322,3 +322,34 @@ fn every_end_by_deadline_sends_one_event() {
     assert_eq!(expired.len(), LOCKS);
     assert_eq!(expired.iter().collect::<HashSet<_>>().len(), LOCKS);
 }
+
+#[test]
+fn keyspace_events_and_watch_cover_each_key() {
+    let (server, mut cli) = server_and_cli();
+    cli.reply("CONFIG SET notify-keyspace-events KEA");
+    let mut connection = server.connection();
+    let mut listener = connection.as_pubsub();
+    listener.psubscribe("__keyevent*__:*").unwrap();
+    let mut events_of = |line: &str| {
+        let mut watcher = RedisCli::new(&server);
+        watcher.reply("WATCH b");
+        cli.reply(line);
+        watcher.reply("MULTI");
+        assert_eq!(watcher.reply("EXEC"), Nil, "{line}: WATCH of the other key");
+        cli.reply("PUBLISH __keyevent@0__:end .");
+        let messages = std::iter::from_fn(|| {
+            let message = listener.get_message().unwrap();
+            let event = message.get_channel_name().rsplit(':').next().unwrap().to_owned();
+            (event != "end")
+                .then(|| format!("{event} {}", message.get_payload::<String>().unwrap()))
+        });
+        messages.collect::<Vec<_>>()
+    };
+    let sets = ["set a", "expire a", "set b", "expire b"];
+    assert_eq!(events_of("LOCK.MACQUIRE 2 a b t 30000"), sets);
+    assert_eq!(events_of("LOCK.MEXTEND 2 a b t 60000"), ["expire a", "expire b"]);
+    assert_eq!(events_of("LOCK.MEXTEND 2 a b t 60000 TOKEN u"), sets);
+    assert_eq!(events_of("LOCK.MRELEASE 2 a b u"), ["del a", "del b"]);
+    assert_eq!(events_of("LOCK.MACQUIRE 2 a b t 30000"), sets);
+    assert_eq!(events_of("LOCK.RELEASE a t"), ["del a", "del b"]);
+}

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use common::{PATIENCE, RedisCli, command, server, server_and_cli};
 use quorlock_testkit::eventually;
-use redis::Value::{self, BulkString, Int, Nil, Okay};
+use redis::Value::{self, Int, Nil, Okay};
 
 /// Sets an expiry in the near future. On Redis, PEXPIRE with an expiry in the past is a DEL.
 const EXPIRE_SOON: &str = "PEXPIRE k 20";
@@ -45,16 +45,6 @@ fn our_lock_excludes_theirs() {
 }
 
 #[test]
-fn our_lock_is_granted_after_theirs_has_expired() {
-    let (_server, mut cli) = server_and_cli();
-    cli.reply("SET k theirs NX PX 5");
-    eventually(PATIENCE, "their lock has expired", || {
-        cli.reply("LOCK.ACQUIRE k ours 60000") != Nil
-    });
-    assert_eq!(cli.reply("GET k"), BulkString("ours".into()));
-}
-
-#[test]
 fn their_script_releases_our_lock_and_the_lease_ends_with_it() {
     let (_server, mut cli) = server_and_cli();
     let first = cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
@@ -62,95 +52,6 @@ fn their_script_releases_our_lock_and_the_lease_ends_with_it() {
     assert_eq!(cli.reply("LOCK.EXTEND k ours 60000"), Nil);
     assert_eq!(cli.reply("LOCK.RELEASE k ours"), Int(0));
     assert!(cli.ask::<i64>("LOCK.ACQUIRE k next 60000") > first);
-}
-
-#[test]
-fn our_release_ends_their_lock_only_with_its_token() {
-    let (_server, mut cli) = server_and_cli();
-    for line in ["SET k theirs NX PX 60000", "SET k theirs"] {
-        cli.reply(line);
-        assert_eq!(cli.reply("LOCK.RELEASE k ours"), Int(0));
-        assert_eq!(cli.reply("LOCK.RELEASE k theirs"), Int(1));
-        assert_eq!(cli.reply("EXISTS k"), Int(0));
-        assert_eq!(cli.reply("LOCK.RELEASE k theirs"), Int(0));
-    }
-}
-
-#[test]
-fn foreign_string_has_neither_owner_nor_fence() {
-    let (_server, mut cli) = server_and_cli();
-    cli.reply("SET k theirs PX 60000");
-    let shown: HashMap<String, Value> = cli.ask("LOCK.INSPECT k");
-    assert_eq!((&shown["owner"], &shown["fence"], &shown["waiters"]), (&Nil, &Nil, &Int(0)));
-    assert_eq!(
-        (&shown["mode"], &shown["held"], &shown["holders"]),
-        (&BulkString("foreign".into()), &Nil, &Int(1))
-    );
-    assert!(matches!(shown["ttl"], Int(1..=60_000)), "{shown:?}");
-    cli.reply("SET k theirs");
-    let shown: HashMap<String, Value> = cli.ask("LOCK.INSPECT k");
-    assert_eq!(
-        (&shown["fence"], &shown["ttl"]),
-        (&Nil, &Int(-1)),
-        "-1, as PTTL: the string never expires"
-    );
-}
-
-#[test]
-fn extend_makes_their_lock_a_lease() {
-    let (_server, mut cli) = server_and_cli();
-    let before = cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
-    cli.reply("LOCK.RELEASE k ours");
-    cli.reply("SET k theirs NX PX 20000");
-    assert_eq!(cli.reply("LOCK.EXTEND k ours 40000"), Nil);
-    assert_eq!(cli.fence("k"), None);
-
-    let now = cli.now_ms();
-    let fence = cli.ask::<i64>("LOCK.EXTEND k theirs 40000");
-    assert!(fence > before, "an adoption is a grant, with a new fence");
-    assert_eq!(cli.fence("k"), Some(fence));
-    assert!(cli.expires_at_ms("k") >= now + 40_000);
-    assert_eq!(cli.reply("GET k"), BulkString("theirs".into()));
-
-    cli.reply("PERSIST k");
-    assert!(
-        matches!(cli.ask::<HashMap<String, Value>>("LOCK.INSPECT k")["ttl"], Int(1..=40_000)),
-        "a lease"
-    );
-    assert_eq!(their_release(&mut cli, "theirs"), Int(1));
-    assert_eq!(cli.reply("LOCK.INSPECT k"), Nil);
-}
-
-#[test]
-fn adopted_lock_keeps_its_expiry_up_to_the_largest_ttl() {
-    let (_server, mut cli) = server_and_cli();
-    cli.reply("SET k theirs PX 50000");
-    let expires_at = cli.expires_at_ms("k");
-    cli.ask::<i64>("LOCK.EXTEND k theirs 1");
-    assert_eq!(cli.expires_at_ms("k"), expires_at);
-
-    cli.reply("SET long theirs PX 3600000");
-    cli.ask::<i64>("LOCK.EXTEND long theirs 1000");
-    assert!(cli.expires_at_ms("long") <= cli.now_ms() + 60_000);
-}
-
-#[test]
-fn extend_replaces_the_token_of_their_lock() {
-    let (_server, mut cli) = server_and_cli();
-    cli.reply("SET k theirs PX 60000");
-    cli.ask::<i64>("LOCK.EXTEND k theirs 1000 TOKEN ours");
-    assert_eq!(their_release(&mut cli, "theirs"), Int(0));
-    assert_eq!(cli.reply("LOCK.RELEASE k ours"), Int(1));
-}
-
-#[test]
-fn string_that_never_expires_is_data_and_not_adopted() {
-    let (_server, mut cli) = server_and_cli();
-    cli.reply("SET k theirs");
-    assert_eq!(cli.reply("LOCK.EXTEND k theirs 60000"), Nil);
-    assert_eq!(cli.reply("LOCK.EXTEND k theirs 60000 TOKEN ours"), Nil);
-    assert_eq!((cli.reply("GET k"), cli.reply("PTTL k")), (BulkString("theirs".into()), Int(-1)));
-    assert_eq!(cli.reply("LOCK.ACQUIRE k ours 60000"), Nil);
 }
 
 #[test]
@@ -246,32 +147,6 @@ fn operator_that_writes_another_type_ends_the_lock() {
         cli.reply("DEL k");
         assert_eq!(cli.reply("LOCK.INSPECT k"), Nil, "{line}");
     }
-}
-
-#[test]
-fn overwritten_lock_does_not_return_when_the_overwrite_expires() {
-    let (_server, mut cli) = server_and_cli();
-    cli.ask::<i64>("LOCK.ACQUIRE k ours 60000");
-    cli.reply("SET k theirs PX 60000");
-    assert_eq!(cli.reply("LOCK.ACQUIRE k next 60000"), Nil, "the overwrite is seen");
-    cli.reply(EXPIRE_SOON);
-    eventually(PATIENCE, "the overwrite has expired", || cli.reply("EXISTS k") == Int(0));
-    assert_eq!(cli.reply("LOCK.INSPECT k"), Nil);
-    cli.ask::<i64>("LOCK.ACQUIRE k next 60000");
-}
-
-#[test]
-fn flush_of_a_database_ends_only_its_locks() {
-    let server = server();
-    let (mut zero, mut one) = (RedisCli::new(&server), RedisCli::new(&server));
-    one.reply("SELECT 1");
-    zero.ask::<i64>("LOCK.ACQUIRE k ours 60000");
-    let fence = one.ask::<i64>("LOCK.ACQUIRE k ours 60000");
-    zero.reply("FLUSHDB");
-    assert_eq!(zero.reply("LOCK.INSPECT k"), Nil);
-    assert_eq!(one.fence("k"), Some(fence));
-    zero.reply("FLUSHALL");
-    assert_eq!(one.reply("LOCK.INSPECT k"), Nil);
 }
 
 #[test]

@@ -383,3 +383,49 @@ fn end_by_deadline_counts_towards_save_points() {
     eventually(PATIENCE, "the lock has ended", || cli.reply("DBSIZE") == Int(0));
     assert_eq!(changes(&mut cli) - before, 3, "the grant, PERSIST and the end");
 }
+
+#[test]
+fn granted_key_alone_is_propagated() {
+    let mut server = append_only().start().unwrap();
+    let mut cli = RedisCli::new(&server);
+    cli.ask::<i64>("LOCK.ACQUIRE a x 60000");
+    assert_eq!(cli.ask::<(i64, String)>("LOCK.ACQUIREANY 2 a b t 60000").1, "b");
+    server.kill();
+    server.restart().unwrap();
+    let mut cli = RedisCli::new(&server);
+    assert_eq!([cli.reply("LOCK.RELEASE a t"), cli.reply("LOCK.RELEASE b t")], [Int(0), Int(1)]);
+}
+
+#[test]
+fn crash_does_not_undo_a_revocation() {
+    let mut server = append_only().start().unwrap();
+    let mut cli = RedisCli::new(&server);
+    for line in [
+        "LOCK.ACQUIRE revoked a 60000",
+        "LOCK.ACQUIRE kept a 60000",
+        "LOCK.MACQUIRE 2 one two a 60000",
+        "SET theirs a PX 60000",
+        "LOCK.ACQUIRE ended a 60000",
+    ] {
+        cli.reply(line);
+    }
+    for line in ["revoked", "one", "theirs", "ended NOW"] {
+        assert_eq!(cli.reply(&format!("LOCK.REVOKE {line}")), Int(1));
+    }
+    let expires_at = cli.expires_at_ms("revoked");
+    server.kill();
+    server.restart().unwrap();
+    let mut cli = RedisCli::new(&server);
+    cli.ask::<i64>("LOCK.EXTEND kept a 60000");
+    for key in ["revoked", "one", "two", "theirs"] {
+        assert_eq!(cli.reply(&format!("LOCK.EXTEND {key} a 60000")), Nil, "{key}");
+        assert_eq!(
+            cli.reply(&format!("LOCK.ACQUIRE {key} b 60000")),
+            Nil,
+            "{key}: the holder still relies on the lock"
+        );
+    }
+    assert_eq!(cli.reply("LOCK.MEXTEND 2 one two a 60000"), Nil);
+    assert_eq!(cli.expires_at_ms("revoked"), expires_at);
+    cli.ask::<i64>("LOCK.ACQUIRE ended b 60000");
+}

@@ -193,3 +193,48 @@ fn writable_replica_neither_extends_nor_releases_a_lock() {
     assert_eq!(on_replica.reply("LOCK.RELEASE foreign a"), Int(1));
     assert_eq!(on_replica.reply("LOCK.RELEASE foreign-too a"), Int(1));
 }
+
+#[test]
+fn replica_receives_and_loses_all_keys() {
+    let master = Server::with_module().tcp().arg("repl-diskless-sync-delay", 0).start().unwrap();
+    let replica = Server::builder().start().unwrap();
+    let (mut cli, mut copy) = (RedisCli::new(&master), RedisCli::new(&replica));
+    replicate(&mut copy, &master);
+    cli.ask::<i64>("LOCK.MACQUIRE 2 a b t 60000");
+    eventually(PATIENCE, "both are there", || copy.reply("MGET a b") == cli.reply("MGET a b"));
+    cli.ask::<i64>("LOCK.MEXTEND 2 a b t 59000 TOKEN u");
+    eventually(PATIENCE, "the new token is there", || {
+        copy.reply("MGET a b") == cli.reply("MGET a b")
+    });
+    for key in ["a", "b"] {
+        assert_eq!(copy.expires_at_ms(key), cli.expires_at_ms(key));
+    }
+    cli.reply("DEL a");
+    eventually(PATIENCE, "both are gone", || copy.reply("EXISTS a b") == Int(0));
+}
+
+#[test]
+fn replica_has_the_value_of_a_revoked_lock() {
+    let master = Server::with_module().tcp().arg("repl-diskless-sync-delay", 0).start().unwrap();
+    let replica = Server::with_module().arg("lock.max-ttl", 60_000).start().unwrap();
+    let (mut cli, mut on_replica) = (RedisCli::new(&master), RedisCli::new(&replica));
+    replicate(&mut on_replica, &master);
+    cli.ask::<i64>("LOCK.MACQUIRE 2 k l a 60000");
+    cli.reply("LOCK.REVOKE k");
+    cli.ask::<i64>("LOCK.ACQUIRE ended a 60000");
+    cli.reply("LOCK.REVOKE ended NOW");
+    assert_eq!(cli.reply("WAIT 1 4000"), Int(1));
+    for key in ["k", "l"] {
+        assert_eq!(on_replica.reply(&format!("GET {key}")), cli.reply(&format!("GET {key}")));
+        assert_eq!(on_replica.expires_at_ms(key), cli.expires_at_ms(key));
+    }
+    assert_eq!(on_replica.reply("EXISTS ended"), Int(0));
+    assert!(on_replica.error("LOCK.REVOKE k").starts_with("READONLY "));
+    on_replica.reply("REPLICAOF NO ONE");
+    assert_eq!(
+        on_replica.reply("LOCK.EXTEND k a 60000"),
+        Nil,
+        "a promoted replica does not undo the revocation"
+    );
+    assert_eq!(on_replica.reply("LOCK.REVOKE k"), Int(1), "a node that abstains revokes");
+}

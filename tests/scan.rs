@@ -4,12 +4,12 @@
 
 mod common;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use common::{RedisCli, command, server, server_and_cli};
 use redis::FromRedisValue as _;
-use redis::Value::{self, Array, BulkString, Int, Map, Nil};
+use redis::Value::{self, Array, BulkString, Int, Map};
 
 type Lock = HashMap<String, Value>;
 
@@ -35,18 +35,6 @@ fn all(cli: &mut RedisCli, options: &str) -> BTreeMap<String, Lock> {
         }
         cursor = next;
     }
-}
-
-fn names(cli: &mut RedisCli, options: &str) -> BTreeSet<String> {
-    all(cli, options).into_keys().collect()
-}
-
-fn acquire_many(cli: &mut RedisCli, count: usize) {
-    let mut pipeline = redis::pipe();
-    for number in 0..count {
-        pipeline.add_command(command(&format!("LOCK.ACQUIRE key/{number} a 60000"))).ignore();
-    }
-    pipeline.exec(&mut cli.0).unwrap();
 }
 
 #[test]
@@ -94,60 +82,6 @@ fn scan_replies_with_maps_in_resp3_and_flat_arrays_in_resp2() {
 }
 
 #[test]
-fn scan_lists_the_selected_database_alone() {
-    let (_server, mut cli) = server_and_cli();
-    cli.ask::<i64>("LOCK.ACQUIRE zero a 60000");
-    cli.reply("SELECT 1");
-    cli.ask::<i64>("LOCK.ACQUIRE one a 60000");
-    assert_eq!(names(&mut cli, ""), BTreeSet::from(["one".into()]));
-    cli.reply("SELECT 0");
-    assert_eq!(names(&mut cli, ""), BTreeSet::from(["zero".into()]));
-    cli.reply("FLUSHALL");
-    assert_eq!(names(&mut cli, ""), BTreeSet::new());
-}
-
-#[test]
-fn each_call_examines_no_more_locks_than_count_says() {
-    let (_server, mut cli) = server_and_cli();
-    acquire_many(&mut cli, 3000);
-    let (cursor, locks) = call(&mut cli, 0, "");
-    assert!(cursor != 0 && locks.len() == 10, "ten by default: {}", locks.len());
-    let listed = call(&mut cli, 0, " COUNT 1000").1.len();
-    assert!((100..1000).contains(&listed), "a slice ends after its share of work: {listed}");
-    assert_eq!(call(&mut cli, 0, " COUNT 100 MATCH none").1.len(), 0);
-    for options in [" COUNT 1", " count 999", ""] {
-        assert_eq!(names(&mut cli, options).len(), 3000, "{options}");
-    }
-    assert_eq!(names(&mut cli, " MATCH key/29?? COUNT 100").len(), 100);
-    assert_eq!(names(&mut cli, " match *[^0-8]/299[5-9]").len(), 5);
-}
-
-#[test]
-fn locks_that_stay_are_listed_while_others_come_and_go() {
-    let (_server, mut cli) = server_and_cli();
-    acquire_many(&mut cli, 500);
-    let (mut listed, mut cursor, mut round) = (BTreeSet::new(), 0, 0);
-    loop {
-        let (next, locks) = call(&mut cli, cursor, " COUNT 20");
-        listed.extend(locks.iter().map(|lock| text(&lock["key"])));
-        if next == 0 {
-            break;
-        }
-        cursor = next;
-        // The locks with an odd number stay.
-        for number in (0..500).step_by(2).skip(round * 10).take(10) {
-            cli.reply(&format!("LOCK.RELEASE key/{number} a"));
-            cli.ask::<i64>(&format!("LOCK.ACQUIRE other/{round}/{number} a 60000"));
-        }
-        round += 1;
-    }
-    assert!(round > 10);
-    let missed: Vec<_> =
-        (1..500).step_by(2).filter(|n| !listed.contains(&format!("key/{n}"))).collect();
-    assert!(missed.is_empty(), "{missed:?}");
-}
-
-#[test]
 fn patterns_that_defeat_backtracking_are_matched_at_once() {
     /// A backtracking matcher needs hours for each of these patterns.
     const AT_ONCE: Duration = Duration::from_secs(5);
@@ -179,15 +113,4 @@ fn transactions_and_scripts_scan() {
         cli.run::<Value>(command("EVAL_RO").arg(read_only).arg(0)),
         BulkString(b"0".to_vec())
     );
-}
-
-#[test]
-fn scan_sees_that_a_lock_was_overwritten() {
-    let (_server, mut cli) = server_and_cli();
-    cli.ask::<i64>("LOCK.ACQUIRE k a 60000");
-    cli.reply("SET k data");
-    assert_eq!(names(&mut cli, ""), BTreeSet::new());
-    cli.reply("DEL k");
-    assert_ne!(cli.reply("LOCK.ACQUIRE k b 60000"), Nil);
-    assert_eq!(names(&mut cli, ""), BTreeSet::from(["k".into()]));
 }

@@ -7,10 +7,8 @@ mod common;
 use std::collections::HashMap;
 
 use common::{PATIENCE, RedisCli, Waiter, append_only, command, info, replicate, server_and_cli};
-use quorlock_testkit::{Inject as _, Server, WallClock, eventually};
+use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, Array, BulkString, Int, Nil};
-
-const HOUR_MS: i64 = 3_600_000;
 
 fn inspect(cli: &mut RedisCli, key: &str) -> HashMap<String, Value> {
     cli.ask(&format!("LOCK.INSPECT {key}"))
@@ -27,151 +25,6 @@ fn shared_by(holders: i64) -> (Value, Value) {
 
 fn value(cli: &mut RedisCli, key: &str) -> String {
     cli.ask(&format!("GET {key}"))
-}
-
-#[test]
-fn readers_share_the_key_and_exclude_writers() {
-    let (server, mut cli) = server_and_cli();
-    let first: i64 = cli.ask("LOCK.ACQUIRE k a 60000 SHARED");
-    let second: i64 = cli.ask("LOCK.ACQUIRE k b 60000 shared OWNER me");
-    assert!(second >= first, "two readers may have the same fence");
-    assert_eq!(mode_and_holders(&mut cli), shared_by(2));
-    assert_eq!(info(&server, "lock_leases"), 2);
-    assert_eq!(cli.reply("LOCK.ACQUIRE k w 60000"), Nil);
-    assert_eq!(cli.reply("LOCK.ACQUIRE k a 60000 SHARED"), Nil, "the token already holds it");
-    assert_eq!(cli.reply("LOCK.MACQUIRE 2 k l w 60000"), Nil);
-    assert_eq!([cli.reply("LOCK.RELEASE k a"), cli.reply("LOCK.RELEASE k a")], [Int(1), Int(0)]);
-    assert_eq!(cli.reply("LOCK.ACQUIRE k w 60000"), Nil);
-    assert_eq!(cli.reply("LOCK.RELEASE k b"), Int(1));
-    assert_eq!(cli.reply("EXISTS k"), Int(0));
-    let writer: i64 = cli.ask("LOCK.ACQUIRE k w 60000");
-    assert!(writer > second);
-    assert_eq!(cli.reply("LOCK.ACQUIRE k a 60000 SHARED"), Nil);
-    cli.reply("LOCK.RELEASE k w");
-    assert!(cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED") > writer);
-}
-
-#[test]
-fn each_reader_ends_at_its_own_deadline() {
-    let (server, mut cli) = server_and_cli();
-    cli.ask::<i64>("LOCK.ACQUIRE k long 60000 SHARED");
-    cli.ask::<i64>("LOCK.ACQUIRE k short 30 SHARED");
-    eventually(PATIENCE, "the short one has ended", || info(&server, "lock_leases") == 1);
-    assert_eq!(cli.reply("LOCK.EXTEND k short 60000"), Nil);
-    assert_eq!(mode_and_holders(&mut cli), shared_by(1));
-    assert!(cli.expires_at_ms("k") > cli.now_ms() + 50_000);
-    cli.reply("LOCK.RELEASE k long");
-    cli.ask::<i64>("LOCK.ACQUIRE k last 30 SHARED");
-    let waiter = Waiter::briefly(&server, "LOCK.ACQUIRE k w 60000 WAIT 30000");
-    waiter.wait_for_grant();
-    assert_eq!(value(&mut cli, "k"), "w");
-}
-
-#[test]
-fn key_holds_an_unknown_value_and_expires_with_the_last_reader() {
-    let (_server, mut cli) = server_and_cli();
-    cli.ask::<i64>("LOCK.ACQUIRE k a 20000 SHARED");
-    let unknown = value(&mut cli, "k");
-    assert!(
-        unknown.len() == 32 && unknown.bytes().all(|digit| digit.is_ascii_hexdigit()),
-        "{unknown}"
-    );
-    let first = cli.expires_at_ms("k");
-    cli.ask::<i64>("LOCK.ACQUIRE k b 60000 SHARED");
-    assert!(cli.expires_at_ms("k") >= first + 39_000);
-    assert_eq!(value(&mut cli, "k"), unknown);
-    assert_eq!(cli.reply(&format!("LOCK.RELEASE k {unknown}")), Int(0));
-    assert_eq!(cli.reply(&format!("LOCK.EXTEND k {unknown} 60000")), Nil);
-    cli.reply("LOCK.RELEASE k b");
-    assert!(cli.expires_at_ms("k").abs_diff(first) <= 1);
-    assert_eq!(mode_and_holders(&mut cli), shared_by(1));
-}
-
-#[test]
-fn waiting_writer_is_not_overtaken_and_later_readers_enter_together() {
-    let (server, mut cli) = server_and_cli();
-    cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED");
-    let writer = Waiter::new(&server, "LOCK.ACQUIRE k w 60000 WAIT 30000");
-    assert_eq!(cli.reply("LOCK.ACQUIRE k b 60000 SHARED"), Nil);
-    let readers = ["b", "c"].map(|token| {
-        Waiter::new(&server, &format!("LOCK.ACQUIRE k {token} 60000 SHARED WAIT 30000"))
-    });
-    let second_writer = Waiter::new(&server, "LOCK.ACQUIRE k v 60000 WAIT 30000");
-    assert_eq!(info(&server, "lock_waiters"), 4);
-    cli.reply("LOCK.RELEASE k a");
-    let written = writer.wait_for_grant();
-    assert_eq!(info(&server, "lock_waiters"), 3);
-    cli.reply("LOCK.RELEASE k w");
-    assert!(readers.into_iter().all(|reader| reader.wait_for_grant() > written));
-    assert_eq!(mode_and_holders(&mut cli), shared_by(2));
-    assert!(second_writer.waits());
-    cli.reply("LOCK.RELEASE k b");
-    cli.reply("LOCK.RELEASE k c");
-    assert!(second_writer.wait_for_grant() > written);
-}
-
-#[test]
-fn wait_without_need_is_granted_at_once() {
-    let (_server, mut cli) = server_and_cli();
-    for line in ["LOCK.ACQUIRE k a 60000 SHARED WAIT 1000", "LOCK.ACQUIRE k b 60000 WAIT 0 SHARED"]
-    {
-        assert!(
-            matches!(&cli.reply(line), Array(granted) if matches!(granted[..], [Int(_), Int(0)]))
-        );
-    }
-}
-
-#[test]
-fn exclusive_lock_becomes_shared_and_never_the_reverse() {
-    let (server, mut cli) = server_and_cli();
-    let fence: i64 = cli.ask("LOCK.ACQUIRE k w 60000");
-    let reader = Waiter::new(&server, "LOCK.ACQUIRE k a 60000 SHARED WAIT 30000");
-    let next = Waiter::new(&server, "LOCK.ACQUIRE k v 60000 WAIT 30000");
-    assert_eq!(cli.reply("LOCK.EXTEND k other 60000 SHARED"), Nil);
-    assert_eq!(cli.reply("LOCK.EXTEND k w 60000 SHARED"), Int(fence));
-    assert!(reader.wait_for_grant() > fence);
-    assert_eq!(cli.reply("LOCK.EXTEND k w 60000"), Int(fence), "it stays shared");
-    assert_eq!(mode_and_holders(&mut cli), shared_by(2));
-    assert!(value(&mut cli, "k") != "w");
-    assert_eq!(info(&server, "lock_waiters"), 1);
-    cli.reply("LOCK.RELEASE k w");
-    cli.reply("LOCK.RELEASE k a");
-    next.wait_for_grant();
-}
-
-#[test]
-fn foreign_string_is_adopted_as_shared() {
-    let (_server, mut cli) = server_and_cli();
-    cli.reply("SET k theirs PX 60000");
-    cli.ask::<i64>("LOCK.EXTEND k theirs 60000 SHARED");
-    cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED");
-    assert_eq!(mode_and_holders(&mut cli), shared_by(2));
-}
-
-#[test]
-fn many_readers_are_granted_together_and_writers_after_them() {
-    const READERS: u32 = 150;
-    let (server, mut cli) = server_and_cli();
-    cli.ask::<i64>("LOCK.ACQUIRE k w 60000");
-    let mut readers: Vec<_> = (0..READERS).map(|_| server.connection()).collect();
-    for (n, connection) in readers.iter_mut().enumerate() {
-        let line = format!("LOCK.ACQUIRE k r{n} 60000 SHARED WAIT 30000");
-        connection.send_packed_command(&command(&line).get_packed_command()).unwrap();
-    }
-    eventually(PATIENCE, "all wait", || info(&server, "lock_waiters") == u64::from(READERS));
-    let writer = Waiter::new(&server, "LOCK.ACQUIRE k v 60000 WAIT 30000");
-    assert_eq!(cli.reply("LOCK.RELEASE k w"), Int(1));
-    for connection in &mut readers {
-        assert!(matches!(connection.recv_response().unwrap(), Array(_)));
-    }
-    assert_eq!(mode_and_holders(&mut cli), shared_by(READERS.into()));
-    let shown = inspect(&mut cli, "k");
-    assert!(matches!(&shown["owner"], Array(owners) if owners.len() == 10));
-    assert!(writer.waits());
-    for n in 0..READERS {
-        assert_eq!(cli.reply(&format!("LOCK.RELEASE k r{n}")), Int(1));
-    }
-    writer.wait_for_grant();
 }
 
 #[test]
@@ -204,92 +57,6 @@ fn bytes(value: &Value) -> &[u8] {
     match value {
         BulkString(bytes) => bytes,
         other => panic!("{other:?}"),
-    }
-}
-
-#[test]
-fn revoked_shared_lock_ends_with_its_present_holders() {
-    let (server, mut cli) = server_and_cli();
-    cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED");
-    cli.ask::<i64>("LOCK.ACQUIRE k b 5000 SHARED");
-    assert_eq!(cli.reply("LOCK.REVOKE k"), Int(1));
-    assert_eq!(info(&server, "lock_revoked"), 2);
-    for token in ["a", "b"] {
-        assert!(cli.error(&format!("LOCK.EXTEND k {token} 60000")).starts_with("REVOKED "));
-    }
-    assert_eq!(cli.reply("LOCK.ACQUIRE k c 60000 SHARED"), Nil, "no newcomer");
-    let newcomer = Waiter::new(&server, "LOCK.ACQUIRE k c 60000 SHARED WAIT 30000");
-    assert_eq!(cli.reply("LOCK.RELEASE k a"), Int(1));
-    assert!(newcomer.waits(), "a reader still holds the lock");
-    newcomer.wait_for_grant();
-    assert_eq!(cli.reply("LOCK.EXTEND k b 60000"), Nil, "its deadline has come");
-    assert_eq!(cli.reply("LOCK.REVOKE k NOW"), Int(1));
-    assert_eq!(cli.reply("EXISTS k"), Int(0));
-}
-
-#[test]
-fn clock_step_leaves_readers_their_lock() {
-    for step_ms in [HOUR_MS, -HOUR_MS] {
-        let clock = WallClock::new();
-        let server = Server::with_module().wall_clock(&clock).start().unwrap();
-        let mut cli = RedisCli::new(&server);
-        cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED");
-        cli.ask::<i64>("LOCK.ACQUIRE k b 30000 SHARED");
-        let unknown = value(&mut cli, "k");
-        let before_ms = cli.now_ms();
-        clock.step_ms(step_ms);
-        assert_eq!(cli.reply("LOCK.ACQUIRE k w 60000"), Nil);
-        // Valkey 9 reads the wall clock about once in a millisecond, also for TIME. It may see the
-        // step only after the next command.
-        let stepped_ms = before_ms + step_ms;
-        eventually(PATIENCE, "the key outlives the step", || cli.expires_at_ms("k") > stepped_ms);
-        assert_eq!(value(&mut cli, "k"), unknown);
-        for token in ["a", "b"] {
-            cli.ask::<i64>(&format!("LOCK.EXTEND k {token} 60000"));
-            assert_eq!(cli.reply(&format!("LOCK.RELEASE k {token}")), Int(1));
-        }
-        cli.ask::<i64>("LOCK.ACQUIRE k w 60000");
-    }
-}
-
-#[test]
-fn evicted_key_leaves_readers_their_lock() {
-    let (server, mut cli) = server_and_cli();
-    cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED");
-    let unknown = value(&mut cli, "k");
-    cli.reply("CONFIG SET maxmemory-policy allkeys-random maxmemory 1");
-    let _ = command("SET x y").query::<Value>(&mut cli.0);
-    assert_eq!(cli.reply("EXISTS k"), Int(0), "it was evicted");
-    assert_eq!(mode_and_holders(&mut cli), shared_by(1));
-    cli.reply("CONFIG SET maxmemory 0");
-    assert_eq!(info(&server, "lock_saved_from_eviction"), 1);
-    assert_eq!(cli.reply("LOCK.ACQUIRE k w 60000"), Nil);
-    cli.ask::<i64>("LOCK.ACQUIRE k b 60000 SHARED");
-    assert_eq!(value(&mut cli, "k"), unknown, "the mirror is written again, with the same value");
-}
-
-#[test]
-fn operator_ends_the_lock_of_all_readers() {
-    for line in [
-        "DEL k",
-        "UNLINK k",
-        "SET k x",
-        "SET k x PX 60000",
-        "RENAME k l",
-        "FLUSHALL",
-        "PEXPIRE k 60000",
-    ] {
-        let (server, mut cli) = server_and_cli();
-        cli.ask::<i64>("LOCK.ACQUIRE k a 60000 SHARED");
-        cli.ask::<i64>("LOCK.ACQUIRE k b 60000 SHARED");
-        cli.reply(line);
-        let stays = line.starts_with("PEXPIRE");
-        for token in ["a", "b"] {
-            let extended = cli.reply(&format!("LOCK.EXTEND k {token} 60000"));
-            assert_eq!(extended == Nil, !stays, "{line}: {extended:?}");
-        }
-        let ended = if stays { 0 } else { 2 };
-        assert_eq!(info(&server, "lock_ended_by_operator"), ended, "{line}");
     }
 }
 
@@ -349,23 +116,6 @@ fn replica_has_one_string_that_ends_with_the_last_reader() {
     assert_replicates(&mut cli, "LOCK.RELEASE k a");
     assert_replicates(&mut cli, "LOCK.ACQUIRE k w 60000");
     assert_replicates(&mut cli, "LOCK.EXTEND k w 60000 SHARED");
-}
-
-#[test]
-fn nothing_blocks_in_transactions_and_scripts() {
-    let (_server, mut cli) = server_and_cli();
-    let replies = cli.transaction(&[
-        "LOCK.ACQUIRE k a 60000 SHARED",
-        "LOCK.ACQUIRE k b 60000 SHARED WAIT 5000",
-        "LOCK.ACQUIRE k w 60000 WAIT 5000",
-        "LOCK.RELEASE k a",
-        "LOCK.EXTEND k b 60000 SHARED",
-    ]);
-    assert!(matches!(replies[..], [Int(_), Array(_), Nil, Int(1), Int(_)]), "{replies:?}");
-    let script = "redis.call('LOCK.RELEASE', KEYS[1], 'b')
-        redis.call('LOCK.ACQUIRE', KEYS[1], 'w', 60000)
-        return redis.call('LOCK.ACQUIRE', KEYS[1], 'a', 60000, 'SHARED', 'WAIT', 5000)";
-    assert_eq!(cli.run::<Value>(command("EVAL").arg(script).arg(1).arg("k")), Nil);
 }
 
 #[test]

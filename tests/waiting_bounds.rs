@@ -84,23 +84,6 @@ fn assert_granted_behind(count: usize, wait_seconds: u32) -> (Server, Vec<Waiter
 }
 
 #[test]
-fn timed_out_waiters_do_not_keep_a_free_lock_from_newcomers() {
-    for newcomer in ["LOCK.ACQUIRE k next 60000", "LOCK.MACQUIRE 2 k l next 60000"] {
-        let (server, mut cli) = server_with_holder();
-        let _waiters = start_waiters(&server, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
-        // The waits end before the release, but the server answers the waiters only after the turn.
-        let replies = cli.in_one_turn(&["DEBUG SLEEP 2.1", "LOCK.RELEASE k holder", newcomer]);
-        assert_eq!(replies[1], Int(1));
-        assert!(matches!(replies[2], Int(_)), "{newcomer}: {:?}", replies[2]);
-    }
-}
-
-#[test]
-fn waiter_behind_timed_out_waiters_is_granted_at_once() {
-    assert_granted_behind(3, 2);
-}
-
-#[test]
 fn waiter_with_time_left_keeps_a_free_lock_from_newcomers() {
     let (server, mut cli) = server_with_holder();
     let _late = start_waiters(&server, 3, "LOCK.ACQUIRE k @ 60000 WAIT 2000");
