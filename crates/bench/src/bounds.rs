@@ -1,364 +1,366 @@
-//! The longest command and the longest turn of the server while ten thousand clients wait.
+//! The slowest command and the longest turn of the server while ten thousand clients wait, and with
+//! a million readers or leases.
 //!
-//! The measured events are a release, a deletion, a flush, thousands of disconnections, and a
-//! release at the moment in which all waits end. In one case nothing happens, for comparison. The
-//! server is stopped while the event is sent, so that it handles the whole event in one turn. PINGs
-//! follow, one after another. Their longest round trip is an upper bound of the longest turn. If a
-//! plain server has a similar event, clients that wait in `BLPOP` are measured too.
+//! The server is stopped while an event is sent, so that it handles the whole event in one turn.
+//! PINGs follow, one after another. Their longest round trip is an upper bound of the longest turn.
+//! The best round of each event counts: other processes can only make a figure worse.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use quorlock_faults::harness::info;
-use quorlock_testkit::{Server, ServerBuilder};
+use quorlock_testkit::{Server, eventually};
 use redis::{Connection, cmd};
 
-use crate::masses;
-use crate::probes::{
-    OTHER_FILES, Slowest, Socket, apart_from_servers, begin_slowlog, raise_file_limit,
-    slowest_duration, take_slowest,
+use crate::instruments::{
+    OTHER_FILES, Socket, apart_from_servers, begin_slowlog, info, require_files, take_slowest,
 };
-use crate::report::{Progress, TargetRow, readable};
+use crate::report::{Row, readable};
 
-pub(crate) const WAITERS: usize = 10_000;
+const WAITERS: usize = 10_000;
 /// Number of keys. Most waiters wait for all of them at once.
-pub(crate) const KEYS: usize = 64;
+const KEYS: usize = 64;
 /// The oldest waiters wait only for the last of these keys. Younger ones could not pass the others
 /// for long.
 const SINGLES: usize = WAITERS / 10;
 /// Number of clients that hang up at once.
 const LEAVING: usize = 5_000;
-pub(crate) const ROUNDS: usize = 3;
+/// Number of readers of a lock, or of leases.
+const MASS: usize = 1_000_000;
+/// Number of commands in a batch.
+const BATCH: usize = 500;
+const ROUNDS: usize = 3;
 /// A ttl longer than a round.
-pub(crate) const TTL_MS: u64 = 600_000;
+const TTL_MS: u64 = 600_000;
 /// Time after which all waits end together. All earlier events must be over by then.
 const WAITS_END_AFTER: Duration = Duration::from_secs(10);
 /// Time from the end of the waits to the moment in which the stopped server continues.
 const STOPPED_AFTER_END: Duration = Duration::from_millis(50);
+/// Time in which a server is filled with readers that end together.
+const FILLED_WITHIN: Duration = Duration::from_secs(60);
+/// Time for which these readers hold the lock while writes are paused.
+const PAUSED_BEFORE_END: Duration = Duration::from_millis(500);
 /// Number of PINGs between two reads of `INFO`.
 const PINGS: usize = 100;
-/// Time limit until `INFO` shows the expected number of waiting clients.
+/// Time limit until `INFO` shows the expected number.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Time for which PINGs go on after `INFO` shows that the event is over.
 const AFTERWARDS: Duration = Duration::from_millis(300);
 
-/// Longest allowed duration of a command.
-const TARGET: Duration = Duration::from_millis(5);
+/// The fields of `INFO lock` that show whether an event is over. Each holder of a shared lock counts
+/// as a lease.
+const LOCK_WAITERS: &str = "lock_waiters";
+const LEASES: &str = "lock_leases";
 
-const CASE_TIMED_OUT: &str =
-    "then all others time out in one moment, and the lock is released in that turn";
-const CASE_NOTHING: &str = "nothing happens while 10,000 wait";
-const CASE_FLUSHED: &str = "then `FLUSHALL` while the others wait for this key";
-const CASE_HUNG_UP: &str = "then 5,000 of the others disconnect";
-
-/// A section and a field of `INFO`.
-pub(crate) type Field = (&'static str, &'static str);
-pub(crate) const LOCK_WAITERS: Field = ("lock", "lock_waiters");
-
-pub(crate) const STEPS: u64 = ROUNDS as u64 + masses::STEPS;
+/// What happens on one server, which was just started.
+type Scenario = fn(&mut ObservedServer) -> anyhow::Result<()>;
 
 /// The figures of one event.
-pub(crate) struct Outcome {
-    pub(crate) case: &'static str,
-    pub(crate) ours: Figures,
-    /// Of a plain server whose clients wait in `BLPOP`; `None` if it has no similar event.
-    peer: Option<Figures>,
-}
-
-pub(crate) struct Figures {
-    pub(crate) slowest: Slowest,
+struct Outcome {
+    case: &'static str,
+    /// The slowest command and its name.
+    slowest: (Duration, String),
     /// The longest PING, an upper bound of the longest turn.
-    pub(crate) turn: Duration,
+    turn: Duration,
 }
 
-/// Measures each event several times, and keeps the best figure of each kind: other processes can
-/// only make a figure worse.
-pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<TargetRow>> {
-    progress.begin("events while 10,000 clients wait");
-    let files = raise_file_limit()?;
-    let needed = WAITERS + OTHER_FILES;
-    ensure!(files >= needed, "{WAITERS} connections need {needed} open files: raise `ulimit -n`");
-    let mut rows: Vec<_> =
-        best_of_rounds(progress, round)?.into_iter().map(Outcome::into_row).collect();
-    rows.extend(masses::measure(progress)?);
-    Ok(rows)
+/// Measures events while ten thousand clients wait.
+pub(crate) fn with_waiters() -> anyhow::Result<Vec<Row>> {
+    let rows = best_of_rounds(&[several_keys, one_key])?.into_iter().map(|outcome| {
+        let met = outcome.slowest.0 <= Duration::from_millis(5);
+        outcome.into_row("no command longer than 5 ms", met)
+    });
+    Ok(rows.collect())
 }
 
-pub(crate) fn best_of_rounds(
-    progress: &Progress,
-    round: impl Fn() -> anyhow::Result<Vec<Outcome>>,
-) -> anyhow::Result<Vec<Outcome>> {
+/// Measures events with a million readers or leases, and releases that serve ten thousand waiters.
+pub(crate) fn with_masses() -> anyhow::Result<Vec<Row>> {
+    let scenarios: &[Scenario] =
+        &[readers, ended_readers, leases, waiting_readers, waiters_for_any_key];
+    let rows = best_of_rounds(scenarios)?.into_iter().map(|outcome| {
+        let met = outcome.slowest.0 <= Duration::from_millis(3)
+            && outcome.turn <= Duration::from_millis(1);
+        outcome.into_row("no command longer than 3 ms, no turn longer than 1 ms", met)
+    });
+    Ok(rows.collect())
+}
+
+/// Keeps the best figure of each kind.
+fn best_of_rounds(scenarios: &[Scenario]) -> anyhow::Result<Vec<Outcome>> {
+    require_files(WAITERS)?;
     let mut best: Vec<Outcome> = Vec::new();
-    for _ in 0..ROUNDS {
-        let outcomes = round()?;
-        best = if best.is_empty() {
-            outcomes
+    for round in 0..ROUNDS {
+        let mut outcomes = Vec::new();
+        for scenario in scenarios {
+            let builder = Server::with_module().tcp().arg("maxclients", WAITERS + OTHER_FILES);
+            let builder = builder.arg("lock.max-waiters", WAITERS).arg("lock.max-ttl", TTL_MS);
+            let server = builder.arg("enable-debug-command", "yes").start()?;
+            outcomes.extend(apart_from_servers(&[&server], || {
+                let mut observed = ObservedServer::new(&server)?;
+                scenario(&mut observed)?;
+                Ok(observed.outcomes)
+            })?);
+        }
+        if round == 0 {
+            best = outcomes;
         } else {
-            best.into_iter().zip(outcomes).map(|(one, other)| one.best_of_each(other)).collect()
-        };
-        progress.step();
+            for (best, outcome) in best.iter_mut().zip(outcomes) {
+                best.turn = best.turn.min(outcome.turn);
+                best.slowest = best.slowest.clone().min(outcome.slowest);
+            }
+        }
     }
     Ok(best)
 }
 
-fn round() -> anyhow::Result<Vec<Outcome>> {
-    let with_module = || {
-        let builder = Server::with_module().arg("lock.max-waiters", WAITERS);
-        builder.arg("lock.max-ttl", TTL_MS)
-    };
-    let mut outcomes = on_server(with_module(), several_keys)?;
-    outcomes.extend(on_server(with_module(), one_key)?);
-    for peer in on_server(Server::builder().without_module(), blpop)? {
-        if let Some(alike) = outcomes.iter_mut().find(|outcome| outcome.case == peer.case) {
-            alike.peer = Some(peer.ours);
-        }
+impl Outcome {
+    fn into_row(self, target: &str, met: bool) -> Row {
+        let (slowest, name) = self.slowest;
+        let (slowest, turn) = (readable(slowest), readable(self.turn));
+        let figure = format!("slowest command {slowest} (`{name}`), longest turn {turn}");
+        Row::of_figure(self.case, figure, target, met)
     }
-    Ok(outcomes)
-}
-
-pub(crate) fn on_server<T: Send>(
-    builder: ServerBuilder,
-    scenario: impl FnOnce(&Server) -> anyhow::Result<T> + Send,
-) -> anyhow::Result<T> {
-    let server = builder.tcp().arg("maxclients", WAITERS + OTHER_FILES).start()?;
-    apart_from_servers(&[&server], || scenario(&server))
 }
 
 /// Nine of ten waiters wait for 64 keys, of which 63 hold plain strings. The others wait only for
 /// the last key.
-fn several_keys(server: &Server) -> anyhow::Result<Vec<Outcome>> {
-    let mut observed = ObservedServer::new(server, LOCK_WAITERS)?;
+fn several_keys(observed: &mut ObservedServer) -> anyhow::Result<()> {
     let keys: Vec<_> = (0..KEYS).map(|n| format!("lock:{n:02}")).collect();
     let last = &keys[KEYS - 1];
     for key in &keys[..KEYS - 1] {
-        cmd("SET").arg(key).arg("operator").exec(&mut observed.connection)?;
+        observed.send(&format!("SET {key} operator\r\n"))?;
     }
-    cmd("LOCK.ACQUIRE").arg(last).arg("holder").arg(TTL_MS).exec(&mut observed.connection)?;
+    observed.send(&format!("LOCK.ACQUIRE {last} holder {TTL_MS}\r\n"))?;
 
-    let mut sockets = Socket::connect_many(server, WAITERS)?;
     let end = Instant::now() + WAITS_END_AFTER;
     let all = keys.join(" ");
-    let (mut holder, mut operator) = (Socket::connect(server)?, Socket::connect(server)?);
-    for (client, socket) in sockets.iter_mut().enumerate() {
+    let _sockets = observed.let_all_wait(|client| {
         let wait_ms = end.saturating_duration_since(Instant::now()).as_millis();
         let terms = format!("client-{client} {TTL_MS} WAIT {wait_ms}\r\n");
-        socket.send(&if is_single(client) {
+        if client < SINGLES {
             format!("LOCK.ACQUIRE {last} {terms}")
         } else {
             format!("LOCK.MACQUIRE {KEYS} {all} {terms}")
-        })?;
-    }
-    observed.wait_for(WAITERS)?;
+        }
+    })?;
 
-    let release = |token: &str| format!("LOCK.RELEASE {last} {token}\r\n");
-    let released = observed.event(
+    observed.event(
         "`LOCK.RELEASE`; 9,000 wait for 64 keys, 63 of which hold plain strings, and 1,000 for the 64th alone",
-        || holder.send(&release("holder")),
+        &format!("LOCK.RELEASE {last} holder\r\n"),
         WAITERS - 1,
     )?;
-    let deleted = observed.event(
-        "then `DEL` of one of the plain strings",
-        || operator.send(&format!("DEL {}\r\n", keys[0])),
-        WAITERS - 1,
-    )?;
+    let deletion = format!("DEL {}\r\n", keys[0]);
+    observed.event("then `DEL` of one of the plain strings", &deletion, WAITERS - 1)?;
     ensure!(
         Instant::now() + STOPPED_AFTER_END < end,
         "this machine is too slow: the waits end before all other events are measured"
     );
-    let timed_out = observed.event(
-        CASE_TIMED_OUT,
-        || {
+    observed.observe(
+        "then all others time out in one moment, and the lock is released in that turn",
+        |operator| {
             sleep(end.saturating_duration_since(Instant::now()) + STOPPED_AFTER_END);
-            holder.send(&release("client-0"))
+            operator.send(&format!("LOCK.RELEASE {last} client-0\r\n"))
         },
-        0,
-    )?;
-    Ok(vec![released, deleted, timed_out])
-}
-
-fn is_single(client: usize) -> bool {
-    client < SINGLES
+        |observed| observed.has(LOCK_WAITERS, 0),
+    )
 }
 
 /// All clients wait for one key.
-fn one_key(server: &Server) -> anyhow::Result<Vec<Outcome>> {
-    let mut observed = ObservedServer::new(server, LOCK_WAITERS)?;
-    cmd("LOCK.ACQUIRE").arg("lock").arg("holder").arg(TTL_MS).exec(&mut observed.connection)?;
-    let mut sockets = Socket::connect_many(server, WAITERS)?;
-    for (client, socket) in sockets.iter_mut().enumerate() {
-        socket.send(&format!("LOCK.ACQUIRE lock client-{client} {TTL_MS} WAIT {TTL_MS}\r\n"))?;
-    }
-    observed.wait_for(WAITERS)?;
-
-    let nothing = observed.event(CASE_NOTHING, || Ok(()), WAITERS)?;
-    let mut holder = Socket::connect(server)?;
-    let released = observed.event(
+fn one_key(observed: &mut ObservedServer) -> anyhow::Result<()> {
+    observed.send(&format!("LOCK.ACQUIRE lock holder {TTL_MS}\r\n"))?;
+    let mut sockets = observed.let_all_wait(|client| {
+        format!("LOCK.ACQUIRE lock client-{client} {TTL_MS} WAIT {TTL_MS}\r\n")
+    })?;
+    observed.event("nothing happens while 10,000 wait", "", WAITERS)?;
+    observed.event(
         "`LOCK.RELEASE`; 10,000 wait for this key",
-        || holder.send("LOCK.RELEASE lock holder\r\n"),
+        "LOCK.RELEASE lock holder\r\n",
         WAITERS - 1,
     )?;
-    let flushed = observed.event(CASE_FLUSHED, || holder.send("FLUSHALL\r\n"), WAITERS - 2)?;
-    let hung_up = observed.hang_up(&mut sockets, WAITERS - LEAVING - 2)?;
-    Ok(vec![nothing, released, flushed, hung_up])
-}
-
-/// Similar events on a plain server.
-fn blpop(server: &Server) -> anyhow::Result<Vec<Outcome>> {
-    let mut observed = ObservedServer::new(server, ("clients", "blocked_clients"))?;
-    let mut sockets = Socket::connect_many(server, WAITERS)?;
-    let end = Instant::now() + WAITS_END_AFTER;
-    for socket in &mut sockets {
-        // Zero would wait without end.
-        let wait = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        socket.send(&format!("BLPOP list {:.3}\r\n", wait.as_secs_f64()))?;
-    }
-    observed.wait_for(WAITERS)?;
-    let nothing = observed.event(CASE_NOTHING, || Ok(()), WAITERS)?;
-    let mut operator = Socket::connect(server)?;
-    let flushed = observed.event(CASE_FLUSHED, || operator.send("FLUSHALL\r\n"), WAITERS)?;
-    let timed_out = observed.event(
-        CASE_TIMED_OUT,
-        || {
-            sleep(end.saturating_duration_since(Instant::now()) + STOPPED_AFTER_END);
+    observed.event(
+        "then `FLUSHALL` while the others wait for this key",
+        "FLUSHALL\r\n",
+        WAITERS - 2,
+    )?;
+    let leaving = sockets.split_off(WAITERS - LEAVING);
+    observed.observe(
+        "then 5,000 of the others disconnect",
+        |_| {
+            drop(leaving);
             Ok(())
         },
-        0,
-    )?;
-    for socket in &mut sockets {
-        socket.send("BLPOP list 0\r\n")?;
-    }
-    observed.wait_for(WAITERS)?;
-    let hung_up = observed.hang_up(&mut sockets, WAITERS - LEAVING)?;
-    Ok(vec![nothing, flushed, timed_out, hung_up])
+        |observed| observed.has(LOCK_WAITERS, WAITERS - LEAVING - 2),
+    )
 }
 
-/// A server and the connections that observe it.
-pub(crate) struct ObservedServer<'a> {
+fn readers(observed: &mut ObservedServer) -> anyhow::Result<()> {
+    observed.fill(|n| format!("LOCK.ACQUIRE lock reader-{n} {TTL_MS} SHARED\r\n"))?;
+    observed.event("`DEL` of a lock with 1,000,000 readers", "DEL lock\r\n", 0)
+}
+
+/// All readers but one end while writes are paused.
+fn ended_readers(observed: &mut ObservedServer) -> anyhow::Result<()> {
+    let end = Instant::now() + FILLED_WITHIN;
+    let left_ms = || end.saturating_duration_since(Instant::now()).as_millis().max(1);
+    observed.fill(|n| format!("LOCK.ACQUIRE lock reader-{n} {} SHARED\r\n", left_ms()))?;
+    observed.send(&format!("LOCK.ACQUIRE lock last {TTL_MS} SHARED\r\n"))?;
+    let pause_in = end.saturating_duration_since(Instant::now() + PAUSED_BEFORE_END);
+    ensure!(!pause_in.is_zero(), "this machine is too slow: the readers end too early");
+    sleep(pause_in);
+    observed.send(&format!("CLIENT PAUSE {TTL_MS} WRITE\r\n"))?;
+    sleep(2 * PAUSED_BEFORE_END);
+    observed.observe(
+        "`LOCK.INSPECT` and `LOCK.SCAN` in a pause of writes, after 1,000,000 readers have ended",
+        |operator| operator.send("LOCK.INSPECT lock\r\nLOCK.SCAN 0 COUNT 1000\r\n"),
+        |_| Ok(true),
+    )?;
+    observed.observe(
+        "then `CLIENT UNPAUSE`: the ended readers are removed",
+        |operator| operator.send("CLIENT UNPAUSE\r\n"),
+        |observed| observed.has(LEASES, 1),
+    )
+}
+
+fn leases(observed: &mut ObservedServer) -> anyhow::Result<()> {
+    observed.fill(|n| format!("LOCK.ACQUIRE lock:{n:07} holder-{n} {TTL_MS}\r\n"))?;
+    observed.observe(
+        "`LOCK.SCAN` with `COUNT 1000` over 1,000,000 leases, the whole scan",
+        |_| Ok(()),
+        |observed| {
+            let mut cursor = "0".to_owned();
+            loop {
+                let mut scan = cmd("LOCK.SCAN");
+                let scan = scan.arg(&cursor).arg("COUNT").arg(1000);
+                (cursor, _) = scan.query::<(String, redis::Value)>(&mut observed.connection)?;
+                if cursor == "0" {
+                    return Ok(true);
+                }
+            }
+        },
+    )?;
+    cmd("DEBUG").arg("RELOAD").exec(&mut observed.connection)?;
+    observed.observe("after `DEBUG RELOAD` with 1,000,000 leases", |_| Ok(()), |_| Ok(true))?;
+    observed.event("then `FLUSHALL ASYNC`", "FLUSHALL ASYNC\r\n", 0)
+}
+
+fn waiting_readers(observed: &mut ObservedServer) -> anyhow::Result<()> {
+    observed.send(&format!("LOCK.ACQUIRE lock holder {TTL_MS}\r\n"))?;
+    let _sockets = observed.let_all_wait(|n| {
+        format!("LOCK.ACQUIRE lock reader-{n} {TTL_MS} SHARED WAIT {TTL_MS}\r\n")
+    })?;
+    observed.event(
+        "`LOCK.RELEASE`; 10,000 wait to share this key",
+        "LOCK.RELEASE lock holder\r\n",
+        0,
+    )
+}
+
+fn waiters_for_any_key(observed: &mut ObservedServer) -> anyhow::Result<()> {
+    let keys: Vec<_> = (0..KEYS).map(|n| format!("lock:{n:02}")).collect();
+    let keys = format!("{KEYS} {}", keys.join(" "));
+    observed.send(&format!("LOCK.MACQUIRE {keys} holder {TTL_MS}\r\n"))?;
+    let _sockets = observed.let_all_wait(|n| {
+        format!("LOCK.ACQUIREANY {keys} client-{n} {TTL_MS} WAIT {TTL_MS}\r\n")
+    })?;
+    observed.event(
+        "`LOCK.MRELEASE` of 64 keys; 10,000 wait for any of them",
+        &format!("LOCK.MRELEASE {keys} holder\r\n"),
+        WAITERS - KEYS,
+    )
+}
+
+/// A server, the connections that observe it, and what was observed.
+struct ObservedServer<'a> {
     server: &'a Server,
-    pub(crate) connection: Connection,
+    connection: Connection,
+    operator: Socket,
     pinging: Socket,
-    /// The field with the number of waiting clients.
-    waiting: Field,
+    outcomes: Vec<Outcome>,
 }
 
 impl<'a> ObservedServer<'a> {
-    pub(crate) fn new(server: &'a Server, waiting: Field) -> anyhow::Result<Self> {
+    fn new(server: &'a Server) -> anyhow::Result<Self> {
         let mut connection = server.connection();
         begin_slowlog(&mut connection)?;
-        Ok(Self { server, connection, pinging: Socket::connect(server)?, waiting })
+        let (operator, pinging) = (Socket::connect(server)?, Socket::connect(server)?);
+        Ok(Self { server, connection, operator, pinging, outcomes: Vec::new() })
     }
 
-    /// Waits until this number of clients wait.
-    pub(crate) fn wait_for(&mut self, waiters: usize) -> anyhow::Result<()> {
-        let began = Instant::now();
-        while !self.has(waiters)? {
-            self.ensure_in_time(began, waiters)?;
-            sleep(Duration::from_millis(10));
+    /// Sends a command that succeeds.
+    fn send(&mut self, command: &str) -> anyhow::Result<()> {
+        let args: Vec<_> = command.split_whitespace().collect();
+        let (name, args) = args.split_first().expect("a command has a name");
+        Ok(cmd(name).arg(args).exec(&mut self.connection)?)
+    }
+
+    /// Sends [`MASS`] commands that acquire a lock.
+    fn fill(&self, command: impl Fn(usize) -> String) -> anyhow::Result<()> {
+        let mut socket = Socket::connect(self.server)?;
+        for first in (0..MASS).step_by(BATCH) {
+            socket.send(&(first..first + BATCH).map(&command).collect::<String>())?;
+            socket.expect_done(BATCH)?;
         }
         Ok(())
     }
 
-    fn has(&mut self, waiters: usize) -> anyhow::Result<bool> {
-        let (section, field) = self.waiting;
-        Ok(info(&mut self.connection, section, field)? == waiters as u64)
+    /// Connects [`WAITERS`] clients, and returns them when all of them wait.
+    fn let_all_wait(&mut self, command: impl Fn(usize) -> String) -> anyhow::Result<Vec<Socket>> {
+        let mut sockets = Socket::connect_many(self.server, WAITERS)?;
+        for (client, socket) in sockets.iter_mut().enumerate() {
+            socket.send(&command(client))?;
+        }
+        eventually(PATIENCE, "all clients wait", || {
+            self.has(LOCK_WAITERS, WAITERS).is_ok_and(|all_wait| all_wait)
+        });
+        Ok(sockets)
     }
 
-    fn ensure_in_time(&self, began: Instant, waiters: usize) -> anyhow::Result<()> {
-        let (_, field) = self.waiting;
-        ensure!(began.elapsed() < PATIENCE, "{field} does not become {waiters}");
-        Ok(())
+    fn has(&mut self, field: &str, value: usize) -> anyhow::Result<bool> {
+        Ok(info::<usize>(&mut self.connection, "lock", field)? == value)
     }
 
-    /// Disconnects [`LEAVING`] clients, after which `left` clients wait.
-    fn hang_up(&mut self, sockets: &mut Vec<Socket>, left: usize) -> anyhow::Result<Outcome> {
-        let leaving = sockets.split_off(WAITERS - LEAVING);
-        let hang_up = || {
-            drop(leaving);
-            Ok(())
-        };
-        self.event(CASE_HUNG_UP, hang_up, left)
-    }
-
-    /// As [`Self::observe`], until `left` clients wait.
-    pub(crate) fn event(
-        &mut self,
-        case: &'static str,
-        send: impl FnOnce() -> anyhow::Result<()>,
-        left: usize,
-    ) -> anyhow::Result<Outcome> {
-        self.observe(case, send, |observed| observed.has(left))
+    /// Observes a command of an operator, until this many clients wait. If none waits already,
+    /// observes until there are no leases.
+    fn event(&mut self, case: &'static str, command: &str, waiters: usize) -> anyhow::Result<()> {
+        let field = if self.has(LOCK_WAITERS, 0)? { LEASES } else { LOCK_WAITERS };
+        self.observe(
+            case,
+            |operator| operator.send(command),
+            |observed| observed.has(field, waiters),
+        )
     }
 
     /// Lets the server handle an event in one turn, and measures that event.
     ///
     /// Sends PINGs until the event `is_over`, and then for [`AFTERWARDS`].
-    pub(crate) fn observe(
+    fn observe(
         &mut self,
         case: &'static str,
-        send: impl FnOnce() -> anyhow::Result<()>,
+        send: impl FnOnce(&mut Socket) -> anyhow::Result<()>,
         mut is_over: impl FnMut(&mut Self) -> anyhow::Result<bool>,
-    ) -> anyhow::Result<Outcome> {
+    ) -> anyhow::Result<()> {
         take_slowest(&mut self.connection)?;
         self.server.pause();
-        let pinged = send().and_then(|()| self.pinging.send("PING\r\n"));
+        let pinged = send(&mut self.operator).and_then(|()| self.pinging.send("PING\r\n"));
         let began = Instant::now();
         self.server.resume();
         pinged?;
         self.pinging.expect("+PONG")?;
         let mut turn = began.elapsed();
-        let mut done_at = None;
-        while done_at.is_none_or(|at: Instant| at.elapsed() < AFTERWARDS) {
+        let mut over_at = None;
+        while over_at.is_none_or(|at: Instant| at.elapsed() < AFTERWARDS) {
             for _ in 0..PINGS {
-                let began = Instant::now();
+                let pinged = Instant::now();
                 self.pinging.ping()?;
-                turn = turn.max(began.elapsed());
+                turn = turn.max(pinged.elapsed());
             }
-            if done_at.is_none() && is_over(self)? {
-                done_at = Some(Instant::now());
+            if over_at.is_none() && is_over(self)? {
+                over_at = Some(Instant::now());
             }
             ensure!(began.elapsed() < PATIENCE, "{case}: this is not over in time");
         }
         let slowest = take_slowest(&mut self.connection)?;
-        Ok(Outcome { case, ours: Figures { slowest, turn }, peer: None })
-    }
-}
-
-impl Figures {
-    fn best_of_each(self, other: Self) -> Self {
-        let is_slower = slowest_duration(&self.slowest) > slowest_duration(&other.slowest);
-        Self {
-            slowest: if is_slower { other.slowest } else { self.slowest },
-            turn: self.turn.min(other.turn),
-        }
-    }
-
-    pub(crate) fn describe(&self) -> String {
-        let longest = readable(slowest_duration(&self.slowest));
-        let command = match &self.slowest {
-            Some((name, _)) => format!("slowest command {longest} (`{name}`)"),
-            None => format!("no command longer than {longest}"),
-        };
-        format!("{command}, longest turn {}", readable(self.turn))
-    }
-}
-
-impl Outcome {
-    fn best_of_each(self, other: Self) -> Self {
-        Self {
-            case: self.case,
-            ours: self.ours.best_of_each(other.ours),
-            peer: self.peer.zip(other.peer).map(|(one, other)| one.best_of_each(other)),
-        }
-    }
-
-    fn into_row(self) -> TargetRow {
-        let peer = self.peer.map(|peer| format!("; with `BLPOP` {}", peer.describe()));
-        TargetRow {
-            case: self.case.into(),
-            measured: format!("{}{}", self.ours.describe(), peer.unwrap_or_default()),
-            target: "no command longer than 5 ms",
-            met: slowest_duration(&self.ours.slowest) <= TARGET,
-        }
+        self.outcomes.push(Outcome { case, slowest, turn });
+        Ok(())
     }
 }

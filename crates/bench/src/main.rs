@@ -1,58 +1,52 @@
 //! Quorlock side by side with its peers. Most figures compare two things that one run measures in
 //! turn: absolute times of one machine say little about another machine.
 //!
-//! - [`server_time`]: what a command costs the server, beside plain commands and scripts that do
-//!   the same
-//! - [`plain`]: plain commands of other clients, beside a server without the module
-//! - [`quorum`]: acquire and release on three nodes, beside `rslock`
-//! - [`throughput`]: many tasks that lock at the same time, beside a loop that only sends the
-//!   same commands, and beside `rslock`
-//! - [`faults`]: acquire and release with one of three nodes paused, dead, or unable to reply
-//! - [`growth`]: the slowest command, the longest turn, and memory, up to three million leases and
-//!   back
-//! - [`bounds`]: the slowest command and the longest turn while ten thousand clients wait
-//! - [`masses`]: the same with a million readers or leases
-//! - [`versions`]: server time of one build of the module, beside that of another
-//! - [`waiting`]: handing a lock over to waiters
+//! - [`peers`]: acquire and release on three nodes, beside `rslock`, also while one node is faulty
+//! - [`server_time`]: what a command costs the server, beside plain commands and scripts
+//! - [`throughput`]: many tasks that lock at the same time, beside a bare loop and `rslock`
 //! - [`kinds`]: shared locks and semaphores beside an exclusive lock
+//! - [`handover`]: handing a lock over to waiters
+//! - [`cost`]: what leases and waiters cost the masters and other clients
+//! - [`growth`]: processor time and memory, up to three million leases and back
+//! - [`bounds`]: the slowest command and the longest turn with ten thousand waiters or a million
+//!   leases
 //! - [`program`]: what `quorlock run` costs beside the command alone
-//! - [`probes`]: instruments: sockets, latencies, `INFO`, `SLOWLOG`, processors
-//! - [`report`]: progress on stderr, and tables on stdout
+//! - [`clients`]: the clients that are compared, and masters of which one fails
+//! - [`instruments`]: sockets, latencies, `INFO`, `SLOWLOG`, processors
+//! - [`report`]: the table
 
 mod bounds;
-mod faults;
+mod clients;
+mod cost;
 mod growth;
+mod handover;
+mod instruments;
 mod kinds;
-mod masses;
-mod plain;
-mod probes;
+mod peers;
 mod program;
-mod quorum;
 mod report;
 mod server_time;
 mod throughput;
-mod versions;
-mod waiting;
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
 use std::process::ExitCode;
+use std::time::Duration;
 use std::{fs, thread};
 
 use anyhow::{Context as _, bail, ensure};
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::Parser;
+use clap::builder::PossibleValuesParser;
 use quorlock_testkit::{MODULE_VARIABLE, Server, module_path};
 use tokio::runtime::Runtime;
 use tokio::signal::ctrl_c;
 
-use crate::report::{Progress, Row, TargetRow, peer_table, target_table};
-use crate::waiting::Waiting;
-use crate::waiting::processes::Behaviour;
+use crate::report::Row;
 
 /// Load average above which figures are unreliable. It does not grow with the number of cores,
 /// because cores share caches.
 const LOAD_MAX: f64 = 1.0;
 
-/// Measures Quorlock side by side with its peers, and prints tables in Markdown.
+/// Measures Quorlock side by side with its peers, and prints a table in Markdown.
 ///
 /// Starts servers of its own: the redis-server or valkey-server on PATH, or the program that
 /// `QUORLOCK_SERVER` names.
@@ -64,166 +58,133 @@ struct Args {
     check: bool,
 
     /// Measure only this group; may be repeated. Without it, all groups but waiting and program
-    #[arg(long, value_enum)]
-    only: Vec<Group>,
+    #[arg(long, value_name = "GROUP", value_parser = groups())]
+    only: Vec<String>,
 
-    /// Measure only the server time of this build of the module, beside that of --against
-    #[arg(long, value_name = "FILE", requires = "against", conflicts_with = "only")]
-    module: Option<PathBuf>,
+    /// Measure only this part of the groups; may be repeated
+    #[arg(long, value_name = "PART", value_parser = parts())]
+    part: Vec<String>,
 
-    /// The other build of the module, of an earlier version for example
-    #[arg(long, value_name = "FILE", requires = "module")]
-    against: Option<PathBuf>,
-
-    #[command(flatten)]
-    waiting: Waiting,
-
-    #[command(subcommand)]
-    role: Option<Role>,
+    /// Shorten each measurement to a third, for rough figures
+    #[arg(long)]
+    quick: bool,
 }
 
-/// What this program does when it has started itself as a child process.
-#[derive(Subcommand)]
-enum Role {
-    /// Competes for a lock
-    #[command(hide = true, name = waiting::processes::NAME)]
-    Worker(Behaviour),
+/// What can be measured alone.
+struct Part {
+    groups: &'static [&'static str],
+    name: &'static str,
+    measure: fn(&Runtime, Effort) -> anyhow::Result<Vec<Row>>,
 }
 
-/// A group of measurements that can run alone.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Group {
-    /// What a command costs the server
-    ServerTime,
-    /// Plain commands of clients without locks, beside 100,000 leases
-    Plain,
-    /// Acquire and release on three nodes
-    Quorum,
-    /// Locks per second of many tasks
-    Throughput,
-    /// Acquire and release with one of three nodes faulty
-    Faults,
-    /// The slowest command on the way to three million leases and back
-    Growth,
-    /// The slowest command and turn while ten thousand clients wait, and with a million leases
-    Bounds,
-    /// Shared locks and semaphores beside an exclusive lock
-    Kinds,
-    /// Handing a lock over to waiters
-    Waiting,
-    /// `quorlock run` beside the command alone
-    Program,
+const PARTS: [Part; 17] = [
+    part(&["server-time"], "server-time", |_, effort| server_time::measure(effort)),
+    part(&["cost"], "plain", |_, effort| cost::plain(effort)),
+    part(&["growth"], "growth", |_, _| growth::measure()),
+    part(&["bounds"], "waiters", |_, _| bounds::with_waiters()),
+    part(&["bounds"], "masses", |_, _| bounds::with_masses()),
+    part(&["peers"], "peers", |on, effort| in_task(on, peers::measure(effort))),
+    part(&["throughput"], "tasks", |on, effort| in_task(on, throughput::many_tasks(effort))),
+    part(&["kinds"], "kinds", |on, effort| in_task(on, kinds::measure(effort))),
+    part(&["handover", "waiting"], "one-node", |_, effort| handover::on_one_node(effort)),
+    part(&["handover", "waiting"], "masters", |on, effort| {
+        in_task(on, handover::on_masters(effort))
+    }),
+    part(&["handover", "waiting"], "fairness", |on, effort| {
+        in_task(on, handover::fairness(effort))
+    }),
+    part(&["handover", "waiting"], "lost-node", |on, effort| {
+        in_task(on, handover::with_a_lost_node(effort))
+    }),
+    part(&["throughput", "waiting"], "one-key", |_, effort| throughput::one_key(effort)),
+    part(&["throughput", "waiting"], "one-process", |on, effort| {
+        in_task(on, throughput::one_process(effort))
+    }),
+    part(&["cost", "waiting"], "held", |on, effort| {
+        in_task(on, cost::of_waiting_for_a_held_lock(effort))
+    }),
+    part(&["cost", "waiting"], "many-waiters", |_, _| cost::of_many_waiters()),
+    part(&["program"], "program", |_, effort| program::measure(effort)),
+];
+/// The groups that are measured only if they are named.
+const LATER: [&str; 2] = ["waiting", "program"];
+
+const fn part(
+    groups: &'static [&'static str],
+    name: &'static str,
+    measure: fn(&Runtime, Effort) -> anyhow::Result<Vec<Row>>,
+) -> Part {
+    Part { groups, name, measure }
+}
+
+fn groups() -> PossibleValuesParser {
+    PARTS.iter().flat_map(|part| part.groups).collect::<BTreeSet<_>>().into()
+}
+
+fn parts() -> PossibleValuesParser {
+    PARTS.map(|part| part.name).into()
+}
+
+impl Args {
+    fn selects(&self, part: &Part) -> bool {
+        let is_selected = if self.only.is_empty() {
+            !LATER.iter().any(|later| part.groups.contains(later))
+        } else {
+            self.only.iter().any(|name| part.groups.contains(&&**name))
+        };
+        is_selected && (self.part.is_empty() || self.part.iter().any(|name| name == part.name))
+    }
+}
+
+/// Length of a measurement: full, or a third for rough figures.
+#[derive(Clone, Copy)]
+enum Effort {
+    Full,
+    Quick,
+}
+
+impl Effort {
+    fn time(self, full: Duration) -> Duration {
+        match self {
+            Self::Full => full,
+            Self::Quick => full / 3,
+        }
+    }
+
+    fn count(self, full: u32) -> u32 {
+        match self {
+            Self::Full => full,
+            Self::Quick => full / 3,
+        }
+    }
 }
 
 fn main() -> ExitCode {
-    bench(Args::parse()).unwrap_or_else(|error| {
+    bench(&Args::parse()).unwrap_or_else(|error| {
         eprintln!("quorlock-bench: {error:#}");
         ExitCode::FAILURE
     })
 }
 
-fn bench(args: Args) -> anyhow::Result<ExitCode> {
-    if let Some(Role::Worker(behaviour)) = args.role {
-        return waiting::processes::run(&behaviour).map(|()| ExitCode::SUCCESS);
-    }
-    require_release_build()?;
-    if let (Some(module), Some(against)) = (&args.module, &args.against) {
-        return compare_modules(module, against, args.check);
-    }
-    require_release_module()?;
+fn bench(args: &Args) -> anyhow::Result<ExitCode> {
+    let parts: Vec<_> = PARTS.iter().filter(|part| args.selects(part)).collect();
+    ensure!(!parts.is_empty(), "no selected group has such a part");
+    require_release_builds()?;
     warn_of_a_busy_machine();
-    let groups = if args.only.is_empty() { Group::DEFAULT.to_vec() } else { args.only };
-
-    let progress = Progress::new(groups.iter().map(|group| group.steps(&args.waiting)).sum());
+    let effort = if args.quick { Effort::Quick } else { Effort::Full };
     let runtime = Runtime::new().context("cannot start the runtime that the clients need")?;
-    let (mut rows, mut targets): (Vec<Row>, Vec<TargetRow>) = (Vec::new(), Vec::new());
-    for group in groups {
-        let progress = progress.clone();
-        match group {
-            Group::ServerTime => rows.extend(server_time::measure(&progress)?),
-            Group::Plain => rows.extend(plain::measure(&progress)?),
-            Group::Quorum => rows.extend(in_task(&runtime, quorum::measure(progress))?),
-            Group::Throughput => rows.extend(in_task(&runtime, throughput::measure(progress))?),
-            Group::Faults => rows.extend(in_task(&runtime, faults::measure(progress))?),
-            Group::Kinds => {
-                let (rows_of_kinds, targets_of_kinds) =
-                    in_task(&runtime, kinds::measure(progress))?;
-                rows.extend(rows_of_kinds);
-                targets.extend(targets_of_kinds);
-            }
-            Group::Growth => targets.extend(growth::measure(&progress)?),
-            Group::Bounds => targets.extend(bounds::measure(&progress)?),
-            Group::Program => targets.extend(program::measure(&progress)?),
-            Group::Waiting => {
-                targets.extend(in_task(&runtime, args.waiting.clone().measure(progress))?);
-            }
-        }
-    }
-    progress.finish();
-
     let cores = thread::available_parallelism().context("cannot determine the number of cores")?;
-    let server = server_version()?;
-    if !rows.is_empty() {
-        println!(
-            "{server} on {cores} cores, and the clients run on the same cores. The server time of a command is the mean of all \
-             calls in the best round. The time of a plain command is the mean in the best of {} rounds. Where \
-             tasks run at the same time, the time of a lock is the duration of the run, divided by the number of locks that \
-             all tasks acquired. All other figures are the p50 of acquire + release.\n\n{}",
-            plain::ROUNDS,
-            peer_table(&rows),
-        );
-    }
-    if !targets.is_empty() {
-        println!(
-            "{server} on {cores} cores, and the clients run on the same cores.\n\n{}",
-            target_table(&targets)
-        );
-    }
-    let misses_a_target = rows.iter().any(Row::misses_its_target) || misses_any(&targets);
-    Ok(if args.check && misses_a_target { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-}
-
-impl Group {
-    const DEFAULT: [Self; 8] = [
-        Self::ServerTime,
-        Self::Plain,
-        Self::Growth,
-        Self::Bounds,
-        Self::Quorum,
-        Self::Throughput,
-        Self::Faults,
-        Self::Kinds,
-    ];
-
-    fn steps(self, waiting: &Waiting) -> u64 {
-        match self {
-            Self::ServerTime => server_time::STEPS,
-            Self::Plain => plain::STEPS,
-            Self::Quorum => quorum::STEPS,
-            Self::Throughput => throughput::STEPS,
-            Self::Faults => faults::STEPS,
-            Self::Growth => growth::STEPS,
-            Self::Bounds => bounds::STEPS,
-            Self::Kinds => kinds::STEPS,
-            Self::Waiting => waiting.steps(),
-            Self::Program => program::STEPS,
+    println!("{} on {cores} cores, and the clients run on the same cores.\n", server_version()?);
+    println!("{}", report::HEADER);
+    let mut misses = false;
+    for part in parts {
+        eprintln!("{} …", part.name);
+        for row in (part.measure)(&runtime, effort).context(part.name)? {
+            println!("{row}");
+            misses |= row.misses_its_target();
         }
     }
-}
-
-fn compare_modules(module: &Path, against: &Path, check: bool) -> anyhow::Result<ExitCode> {
-    warn_of_a_busy_machine();
-    let progress = Progress::new(versions::STEPS);
-    let targets = versions::measure(module, against, &progress)?;
-    progress.finish();
-    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    println!("{}, load {}.\n\n{}", server_version()?, load.trim(), target_table(&targets));
-    let fails = check && misses_any(&targets);
-    Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-}
-
-fn misses_any(targets: &[TargetRow]) -> bool {
-    targets.iter().any(|target| !target.met)
+    Ok(if args.check && misses { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Measures in a spawned task, as in a program that serves requests.
@@ -241,13 +202,9 @@ fn in_task<T: Send + 'static>(
     })
 }
 
-/// Fails in a debug build, whose figures say nothing.
-fn require_release_build() -> anyhow::Result<()> {
+/// Fails in a debug build, or with a debug build of the module, whose figures say nothing.
+fn require_release_builds() -> anyhow::Result<()> {
     ensure!(!cfg!(debug_assertions), "this is a debug build: run `make bench`");
-    Ok(())
-}
-
-fn require_release_module() -> anyhow::Result<()> {
     let module = module_path()
         .context("there is no module to measure: run `make bench`, which builds it")?;
     if module.parent().is_some_and(|directory| directory.ends_with("debug")) {

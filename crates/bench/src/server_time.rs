@@ -2,7 +2,8 @@
 //!
 //! The time to read a command and to write the answer does not count: it is about the same for all
 //! commands. The time of a script includes the commands in it. The peer of a command is the plain
-//! command or the script that does the same without the module.
+//! command or the script that does the same without the module. The figure is the mean of all calls
+//! in the fastest round, because other processes can only make a round slower.
 
 use std::time::{Duration, Instant};
 
@@ -10,13 +11,10 @@ use anyhow::{Context as _, ensure};
 use quorlock_testkit::Server;
 use redis::{Cmd, Connection, Pipeline, Script, Value, cmd};
 
-use crate::report::{Progress, Row};
+use crate::Effort;
+use crate::instruments::command_stats;
+use crate::report::Row;
 
-/// Of each command, only the fastest round counts: other processes can only make a round slower.
-const MEASUREMENTS: [Measurement; 2] = [
-    Measurement { keys: 20_000, rounds: 30, targets: [Some(1.2), None, Some(0.35)] },
-    Measurement { keys: 200_000, rounds: 9, targets: [Some(1.4), None, None] },
-];
 /// Number of commands that are sent before an answer is read, so that the server is rarely idle.
 const PIPELINED: usize = 500;
 /// The rounds are spread over several servers, because their memory layouts differ.
@@ -26,20 +24,10 @@ const SERVERS: u32 = 3;
 pub(crate) const WARM_UP: Duration = Duration::from_millis(1500);
 
 /// A ttl longer than a round.
-pub(crate) const TTL_MS: u64 = 600_000;
-
-pub(crate) const STEPS: u64 = (MEASUREMENTS[0].rounds + MEASUREMENTS[1].rounds) as u64;
-
-struct Measurement {
-    keys: u32,
-    /// Number of rounds, over all servers.
-    rounds: u32,
-    /// Largest allowed ratios to the peer's times, for acquire, extend and release.
-    targets: [Option<f64>; 3],
-}
+const TTL_MS: u64 = 600_000;
 
 /// Releases a lock that was acquired with `SET NX`: the script in the documentation of Redis.
-pub(crate) const COMPARE_AND_DELETE: &str = r#"
+const COMPARE_AND_DELETE: &str = r#"
 if redis.call("get",KEYS[1]) == ARGV[1] then
     return redis.call("del",KEYS[1])
 else
@@ -54,17 +42,8 @@ else
     return 0
 end"#;
 
-/// One operation on each key, with Quorlock and with its peer.
-struct Case {
-    name: String,
-    ours: Workload,
-    peer_name: &'static str,
-    peer: Workload,
-    target: Option<f64>,
-}
-
 /// One command for each key.
-pub(crate) struct Workload {
+struct Workload {
     keys: u32,
     /// The name of the command in the server's statistics.
     command: &'static str,
@@ -74,139 +53,107 @@ pub(crate) struct Workload {
 }
 
 /// Measures acquire, extend and release beside the plain commands or scripts that do the same.
-pub(crate) fn measure(progress: &Progress) -> anyhow::Result<Vec<Row>> {
-    progress.begin("server time per call");
-    let mut rows = Vec::new();
-    for measurement in &MEASUREMENTS {
-        rows.extend(measurement.measure(progress)?);
-    }
+pub(crate) fn measure(effort: Effort) -> anyhow::Result<Vec<Row>> {
+    let mut rows = on_keys(20_000, effort.count(30), [Some(1.2), None, Some(0.35)])?;
+    rows.extend(on_keys(200_000, effort.count(9), [Some(1.4), None, None])?);
     Ok(rows)
 }
 
-impl Measurement {
-    fn measure(&self, progress: &Progress) -> anyhow::Result<Vec<Row>> {
-        let (delete, expire) = (Script::new(COMPARE_AND_DELETE), Script::new(COMPARE_AND_EXPIRE));
-        let mut cases = self.cases(delete.get_hash(), expire.get_hash());
-        for _ in 0..SERVERS {
-            let server = Server::with_module().arg("lock.max-ttl", TTL_MS).start()?;
-            let mut connection = server.connection();
-            delete.load(&mut connection)?;
-            expire.load(&mut connection)?;
-
-            let warm_at = Instant::now() + WARM_UP;
-            while Instant::now() < warm_at {
-                run_all(&cases, &mut connection)?;
-            }
-            for _ in 0..self.rounds / SERVERS {
-                let costs = run_all(&cases, &mut connection)?;
-                for (case, (ours, peer)) in cases.iter_mut().zip(costs) {
-                    case.ours.best = case.ours.best.min(ours);
-                    case.peer.best = case.peer.best.min(peer);
-                }
-                progress.step();
+/// Measures `rounds` rounds, over all servers.
+fn on_keys(keys: u32, rounds: u32, ratio_max: [Option<f64>; 3]) -> anyhow::Result<Vec<Row>> {
+    let (delete, expire) = (Script::new(COMPARE_AND_DELETE), Script::new(COMPARE_AND_EXPIRE));
+    // In this order, the workloads leave all keys free twice.
+    let mut workloads = workloads(keys, delete.get_hash(), expire.get_hash());
+    for _ in 0..SERVERS {
+        let server = Server::with_module().arg("lock.max-ttl", TTL_MS).start()?;
+        let mut connection = server.connection();
+        delete.load(&mut connection)?;
+        expire.load(&mut connection)?;
+        let warm_at = Instant::now() + WARM_UP;
+        while Instant::now() < warm_at {
+            workloads.iter().try_for_each(|workload| workload.run(&mut connection).map(drop))?;
+        }
+        for _ in 0..rounds / SERVERS {
+            for workload in &mut workloads {
+                workload.best = workload.best.min(workload.run(&mut connection)?);
             }
         }
-        let row = |case: Case| Row {
-            case: case.name,
-            ours: case.ours.best,
-            peer_name: case.peer_name,
-            peer: case.peer.best,
-            target: case.target,
-        };
-        Ok(cases.into_iter().map(row).collect())
     }
-
-    fn cases(&self, delete: &str, expire: &str) -> [Case; 3] {
-        let &Self { keys, targets: [acquire_target, extend_target, release_target], .. } = self;
-        let [acquire, extend, release] = lock_workloads(keys);
-        let case = |command: &str, ours, peer_name, peer, target| {
-            let name = format!("server time of `{command}`, {keys} keys");
-            Case { name, ours, peer_name, peer, target }
-        };
-        let set = Workload::new(keys, "set", |key, token| {
-            cmd("SET").arg(key).arg(token).arg("NX").arg("PX").arg(TTL_MS).take()
-        });
-        let expire = Workload::new(keys, "evalsha", |key, token| {
-            cmd("EVALSHA").arg(expire).arg(1).arg(key).arg(token).arg(TTL_MS).take()
-        });
-        let delete = Workload::new(keys, "evalsha", |key, token| {
-            cmd("EVALSHA").arg(delete).arg(1).arg(key).arg(token).take()
-        });
-        [
-            case("LOCK.ACQUIRE", acquire, "`SET NX PX`", set, acquire_target),
-            case("LOCK.EXTEND", extend, "script", expire, extend_target),
-            case("LOCK.RELEASE", release, "script", delete, release_target),
-        ]
-    }
+    let (ours, peers) = workloads.split_at(3);
+    let names = ["LOCK.ACQUIRE", "LOCK.EXTEND", "LOCK.RELEASE"];
+    let peer_names = ["`SET NX PX`", "script", "script"];
+    let row = |index: usize| {
+        Row::of_times(
+            format!("server time of `{}`, {keys} keys", names[index]),
+            ours[index].best,
+            peer_names[index],
+            peers[index].best,
+            ratio_max[index],
+        )
+    };
+    Ok((0..names.len()).map(row).collect())
 }
 
-/// Returns the workloads that acquire, extend and release. In this order, they leave all keys free.
-pub(crate) fn lock_workloads(keys: u32) -> [Workload; 3] {
+/// Returns the workloads that acquire, extend and release all keys: first with Quorlock, and then
+/// with the peer.
+fn workloads(keys: u32, delete: &str, expire: &str) -> [Workload; 6] {
+    let ttl = TTL_MS;
     [
-        Workload::new(keys, "lock.acquire", |key, token| {
-            cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(TTL_MS).take()
+        Workload::new(keys, "lock.acquire:", |key, token| {
+            cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(ttl).take()
         }),
-        Workload::new(keys, "lock.extend", |key, token| {
-            cmd("LOCK.EXTEND").arg(key).arg(token).arg(TTL_MS).take()
+        Workload::new(keys, "lock.extend:", |key, token| {
+            cmd("LOCK.EXTEND").arg(key).arg(token).arg(ttl).take()
         }),
-        Workload::new(keys, "lock.release", |key, token| {
+        Workload::new(keys, "lock.release:", |key, token| {
             cmd("LOCK.RELEASE").arg(key).arg(token).take()
+        }),
+        Workload::new(keys, "set:", |key, token| {
+            cmd("SET").arg(key).arg(token).arg("NX").arg("PX").arg(ttl).take()
+        }),
+        Workload::new(keys, "evalsha:", |key, token| {
+            cmd("EVALSHA").arg(expire).arg(1).arg(key).arg(token).arg(ttl).take()
+        }),
+        Workload::new(keys, "evalsha:", |key, token| {
+            cmd("EVALSHA").arg(delete).arg(1).arg(key).arg(token).take()
         }),
     ]
 }
 
-/// Acquires, extends and releases all locks with Quorlock and then with the peer.
-///
-/// Returns the mean time that the server spent on a call, for each case and its peer.
-fn run_all(
-    cases: &[Case],
-    connection: &mut Connection,
-) -> anyhow::Result<Vec<(Duration, Duration)>> {
-    let ours: Vec<_> =
-        cases.iter().map(|case| case.ours.run(connection)).collect::<Result<_, _>>()?;
-    let peer: Vec<_> =
-        cases.iter().map(|case| case.peer.run(connection)).collect::<Result<_, _>>()?;
-    Ok(ours.into_iter().zip(peer).collect())
-}
-
 impl Workload {
     fn new(keys: u32, command: &'static str, of: impl Fn(&str, &str) -> Cmd) -> Self {
-        let commands: Vec<_> =
-            (0..keys).map(|n| of(&format!("lock:{n:06}"), &format!("{n:032x}"))).collect();
-        let bundle = |commands: &[Cmd]| {
-            let mut pipeline = Pipeline::with_capacity(commands.len());
-            for command in commands {
-                pipeline.add_command(command.clone());
-            }
-            pipeline
-        };
-        let pipelines = commands.chunks(PIPELINED).map(bundle).collect();
-        Self { keys, command, pipelines, best: Duration::MAX }
+        Self { keys, command, pipelines: pipelines(keys, of), best: Duration::MAX }
     }
 
     /// Returns the mean time that the server spent on a call.
-    pub(crate) fn run(&self, connection: &mut Connection) -> anyhow::Result<Duration> {
-        let before = spent(connection, self.command)?;
-        for pipeline in &self.pipelines {
-            let answers: Vec<Value> = pipeline.query(connection)?;
-            // A refused command costs less, so a refusal fails the run.
-            let done = |answer: &&Value| matches!(answer, Value::Okay | Value::Int(1..));
-            let refused = answers.iter().find(|answer| !done(answer));
-            ensure!(refused.is_none(), "{} was answered {refused:?}", self.command);
-        }
-        let after = spent(connection, self.command)?;
+    fn run(&self, connection: &mut Connection) -> anyhow::Result<Duration> {
+        let before = command_stats(connection, self.command)?.spent;
+        run_all(&self.pipelines, connection).context(self.command)?;
+        let after = command_stats(connection, self.command)?.spent;
         Ok(after.checked_sub(before).context("the statistics were reset")? / self.keys)
     }
 }
 
-/// Returns the time that the server has spent on a command so far.
-fn spent(connection: &mut Connection, command: &str) -> anyhow::Result<Duration> {
-    let info: String = cmd("INFO").arg("commandstats").query(connection)?;
-    let field = |line: &str| -> Option<u64> {
-        let fields = line.strip_prefix("cmdstat_")?.strip_prefix(command)?.strip_prefix(':')?;
-        fields.split(',').find_map(|field| field.strip_prefix("usec="))?.parse().ok()
+/// Returns a command for each of the keys, which has a token of its own.
+pub(crate) fn pipelines(keys: u32, of: impl Fn(&str, &str) -> Cmd) -> Vec<Pipeline> {
+    let keys: Vec<_> = (0..keys).collect();
+    let pipeline = |keys: &[u32]| {
+        let mut pipeline = Pipeline::with_capacity(keys.len());
+        for n in keys {
+            pipeline.add_command(of(&format!("lock:{n:06}"), &format!("{n:032x}")));
+        }
+        pipeline
     };
-    ensure!(info.starts_with("# Commandstats"), "the server keeps no statistics");
-    // A command that was never called is not listed: its time is zero.
-    Ok(Duration::from_micros(info.lines().find_map(field).unwrap_or_default()))
+    keys.chunks(PIPELINED).map(pipeline).collect()
+}
+
+/// Fails if a command is refused: a refused command costs less.
+pub(crate) fn run_all(pipelines: &[Pipeline], connection: &mut Connection) -> anyhow::Result<()> {
+    for pipeline in pipelines {
+        let answers: Vec<Value> = pipeline.query(connection)?;
+        let is_done = |answer: &&Value| matches!(answer, Value::Okay | Value::Int(1..));
+        let refused = answers.iter().find(|answer| !is_done(answer));
+        ensure!(refused.is_none(), "the server answered {refused:?}");
+    }
+    Ok(())
 }

@@ -1,0 +1,224 @@
+//! What locks and waiters cost: plain commands of other clients become slower, and waiters cause
+//! commands and take memory.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use quorlock_client::Quorum;
+use quorlock_testkit::{Server, eventually};
+use redis::cmd;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::Effort;
+use crate::clients::start_masters;
+use crate::instruments::{OTHER_FILES, Socket, info, require_files, total};
+use crate::report::Row;
+use crate::server_time::{WARM_UP, pipelines, run_all};
+
+/// Number of held locks, and of other keys.
+const LOCKS: u32 = 100_000;
+const KEYS: u32 = 10_000;
+/// A ttl longer than the measurement.
+const PLAIN_TTL_MS: u64 = 3_600_000;
+/// The default of `redis-benchmark`. So many connections keep the server busy.
+const CONNECTIONS: usize = 50;
+/// Number of commands that a connection sends before it reads an answer.
+const PIPELINED: u32 = 16;
+/// Number of batches of a connection in a round. A round takes about ten milliseconds.
+const BATCHES: u32 = 20;
+/// Number of rounds of each server. The best one counts: other processes can only make a round
+/// slower.
+const PLAIN_ROUNDS: u32 = 150;
+/// Number of times that all servers are started anew, because the memory layout differs each time.
+const SERVERS: u32 = 3;
+/// Largest allowed ratio of times: the throughput is at least 0.97 × that without the module.
+const PLAIN_RATIO_MAX: f64 = 1.0 / 0.97;
+
+/// A plain command on many connections.
+struct Load {
+    name: &'static str,
+    /// The batches of commands. A connection sends one batch at a time.
+    requests: Vec<String>,
+    /// The answers to one batch.
+    answers: Vec<u8>,
+    /// The shortest time of a command on each of the three servers.
+    best: [Duration; 3],
+}
+
+/// Measures plain `SET` and `GET` of other keys on a server that also holds 100,000 leases.
+///
+/// The peers are a server without the module that holds the same locks as strings of `SET NX PX`,
+/// and one that holds no locks. The latter is faster: as soon as any key has an expiry, a server
+/// looks up the expiry of each requested key.
+pub(crate) fn plain(effort: Effort) -> anyhow::Result<Vec<Row>> {
+    let mut loads = [
+        Load::new("SET", "+OK\r\n", |key| {
+            format!("*3\r\n$3\r\nSET\r\n$10\r\n{key}\r\n$3\r\nxxx\r\n")
+        }),
+        Load::new("GET", "$3\r\nxxx\r\n", |key| format!("*2\r\n$3\r\nGET\r\n$10\r\n{key}\r\n")),
+    ];
+    for _ in 0..SERVERS {
+        let servers = [
+            Server::with_module().tcp().arg("lock.max-ttl", PLAIN_TTL_MS).start()?,
+            Server::builder().without_module().tcp().start()?,
+            Server::builder().without_module().tcp().start()?,
+        ];
+        let leases = pipelines(LOCKS, |key, token| {
+            cmd("LOCK.ACQUIRE").arg(key).arg(token).arg(PLAIN_TTL_MS).take()
+        });
+        run_all(&leases, &mut servers[0].connection())?;
+        let strings = pipelines(LOCKS, |key, token| {
+            cmd("SET").arg(key).arg(token).arg("NX").arg("PX").arg(PLAIN_TTL_MS).take()
+        });
+        run_all(&strings, &mut servers[1].connection())?;
+        let mut sockets = Vec::new();
+        for server in &servers {
+            sockets.push(Socket::connect_many(server, CONNECTIONS)?);
+        }
+        thread::sleep(WARM_UP);
+        // SET comes first, so that GET finds the keys.
+        for load in &mut loads {
+            for _ in 0..effort.count(PLAIN_ROUNDS) / SERVERS {
+                for (sockets, server) in sockets.iter_mut().zip(0..) {
+                    load.best[server] = load.run(sockets)?.min(load.best[server]);
+                }
+            }
+        }
+        for (server, locks) in servers.iter().zip([LOCKS, LOCKS, 0]) {
+            let keys: u32 = cmd("DBSIZE").query(&mut server.connection())?;
+            ensure!(keys == KEYS + locks, "{keys} keys instead of {KEYS} and {locks} locks");
+        }
+    }
+    let rows = |Load { name, best: [ours, locks, empty], .. }: Load| {
+        let case = format!("a plain `{name}` at full load, beside {LOCKS} leases");
+        [
+            Row::of_times(&*case, ours, "beside as many `SET NX PX`", locks, Some(PLAIN_RATIO_MAX)),
+            Row::of_times(&*case, ours, "on an empty server", empty, None),
+        ]
+    };
+    Ok(loads.into_iter().flat_map(rows).collect())
+}
+
+impl Load {
+    fn new(name: &'static str, answer: &str, request: impl Fn(&str) -> String) -> Self {
+        // 7919 has no factor in common with KEYS, so the batches contain each key once, unordered.
+        let key = |n: u32| format!("plain:{:04}", n * 7919 % KEYS);
+        let batch =
+            |index: u32| (0..PIPELINED).map(|n| request(&key(index * PIPELINED + n))).collect();
+        Self {
+            name,
+            requests: (0..KEYS / PIPELINED).map(batch).collect(),
+            answers: answer.repeat(PIPELINED as usize).into_bytes(),
+            best: [Duration::MAX; 3],
+        }
+    }
+
+    /// Lets all connections send and read in turn, and returns the time of a command.
+    fn run(&self, sockets: &mut [Socket]) -> anyhow::Result<Duration> {
+        let mut buffer = vec![0; self.answers.len()];
+        let mut requests = self.requests.iter().cycle();
+        let began = Instant::now();
+        for _ in 0..BATCHES {
+            for (socket, request) in sockets.iter_mut().zip(&mut requests) {
+                socket.send(request)?;
+            }
+            for socket in &mut *sockets {
+                socket.expect_all(&self.answers, &mut buffer)?;
+            }
+        }
+        let commands = BATCHES * PIPELINED * u32::try_from(sockets.len())?;
+        Ok(began.elapsed() / commands)
+    }
+}
+
+const NODES: usize = 5;
+/// Number of waiting clients. Each has connections of its own, as a separate process would.
+const CLIENTS: u32 = 64;
+/// Time limit until all clients are connected or waiting.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Time for which the lock is held while commands are counted.
+const HELD_TIME: Duration = Duration::from_secs(30);
+/// Largest allowed number of commands that a waiting client causes per second.
+const COMMANDS_MAX: f64 = 3.0;
+
+/// Counts the commands that waiting clients cause while the lock is held.
+pub(crate) async fn of_waiting_for_a_held_lock(effort: Effort) -> anyhow::Result<Vec<Row>> {
+    let masters = start_masters(NODES)?;
+    let holder = Quorum::connect(masters.urls()).await?;
+    let mut lock = holder.lock("k").ttl(Duration::from_secs(10)).acquire().await?;
+    lock.renew();
+    let mut clients = JoinSet::new();
+    for _ in 0..CLIENTS {
+        let quorum = Quorum::connect(masters.urls()).await?;
+        clients.spawn(async move {
+            let lock = quorum.lock("k").wait(Duration::from_secs(600));
+            lock.acquire().await.map(drop)
+        });
+    }
+    let all_wait = u64::from(CLIENTS) * NODES as u64;
+    let asked = Instant::now();
+    while total(&masters, "lock", "lock_waiters")? < all_wait {
+        ensure!(asked.elapsed() < PATIENCE, "{CLIENTS} clients do not all wait");
+        sleep(Duration::from_millis(20)).await;
+    }
+    // Waits until the first requests of the clients are over.
+    sleep(Duration::from_secs(2)).await;
+    let commands = || total(&masters, "stats", "total_commands_processed");
+    let (began, before) = (Instant::now(), commands()?);
+    sleep(effort.time(HELD_TIME)).await;
+    // Subtracts the commands of the counting itself: about two to each master.
+    let counted = commands()? - before - 2 * NODES as u64;
+    let seconds = began.elapsed().as_secs_f64();
+    lock.release().await?;
+    for done in clients.join_all().await {
+        done.context("a waiting client failed")?;
+    }
+    let rate = f64::from(u32::try_from(counted)?) / seconds / f64::from(CLIENTS);
+    Ok(vec![Row::of_figure(
+        format!("commands of {CLIENTS} clients that wait for a held lock, {NODES} masters"),
+        format!("{rate:.2} commands per client and second, including the renewal of the lock"),
+        "≤ 3 per client and second",
+        rate <= COMMANDS_MAX,
+    )])
+}
+
+const WAITERS: usize = 10_000;
+/// The ttl of the lock and the limit of each wait: longer than the measurement.
+const TTL_MS: u64 = 600_000;
+/// Largest allowed memory of a waiter and its connection.
+const KB_MAX: usize = 64;
+
+/// Measures the memory of ten thousand waiters on one server.
+pub(crate) fn of_many_waiters() -> anyhow::Result<Vec<Row>> {
+    require_files(WAITERS)?;
+    let server = Server::with_module().tcp().arg("maxclients", WAITERS + OTHER_FILES);
+    let server = server.arg("lock.max-waiters", WAITERS).arg("lock.max-ttl", TTL_MS).start()?;
+    let connection = &mut server.connection();
+    let unused: usize = info(connection, "memory", "used_memory")?;
+    let mut sockets = Socket::connect_many(&server, WAITERS + 1)?;
+    eventually(PATIENCE, "all clients are connected", || {
+        let clients: Option<usize> = info(connection, "clients", "connected_clients").ok();
+        clients >= Some(WAITERS + 2)
+    });
+    let connected: usize = info(connection, "memory", "used_memory")?;
+    for (client, socket) in sockets.iter_mut().enumerate() {
+        socket.ask_for_the_lock(client, TTL_MS)?;
+        if client == 0 {
+            socket.read_grant()?;
+        }
+    }
+    eventually(PATIENCE, "all clients but one wait", || {
+        info(connection, "lock", "lock_waiters").is_ok_and(|waiters: usize| waiters == WAITERS)
+    });
+    let waiting: usize = info(connection, "memory", "used_memory")?;
+    let kb_each = |from: usize, to: usize| to.saturating_sub(from) / WAITERS / 1024;
+    let (waiter, its_connection) = (kb_each(connected, waiting), kb_each(unused, connected));
+    Ok(vec![Row::of_figure(
+        format!("memory of each of {WAITERS} waiters on one server"),
+        format!("{waiter} KB, and {its_connection} KB for its connection"),
+        "≤ 64 KB together",
+        waiter + its_connection <= KB_MAX,
+    )])
+}

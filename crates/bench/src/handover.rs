@@ -1,0 +1,419 @@
+//! Handovers of a lock: on one node beside a PING, and between clients, with the number of
+//! commands, the fairness, and a node that fails.
+
+use std::pin::pin;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use quorlock_testkit::{Masters, Server};
+use tokio::runtime::{self, Runtime};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::Effort;
+use crate::clients::{FailingMasters, Fault, Held, Kind, LockClient, start_masters};
+use crate::instruments::{Latencies, Socket, lock_calls};
+use crate::report::{Row, readable};
+
+/// Number of clients that compete.
+const CLIENTS: usize = 16;
+const KEY: &str = "orders/42";
+/// Time before a measurement: all clients start at once, and then wait in one queue.
+const WARM_UP: Duration = Duration::from_secs(1);
+
+/// A lock from the request to the release, as its client saw it.
+#[derive(Clone, Copy, Debug)]
+struct Acquisition {
+    client: usize,
+    /// A moment before the request.
+    asked: Instant,
+    /// A moment after the grant.
+    from: Instant,
+    /// A moment before the release.
+    to: Instant,
+    fence: u64,
+}
+
+impl Acquisition {
+    fn wait(&self) -> Duration {
+        self.from - self.asked
+    }
+}
+
+/// Clients that compete for one lock. Each has connections and a thread of its own.
+struct Crowd {
+    clients: Vec<LockClient>,
+    threads: Vec<Runtime>,
+}
+
+impl Crowd {
+    async fn start(kind: Kind, urls: &[String]) -> anyhow::Result<Self> {
+        let mut crowd = Self { clients: Vec::new(), threads: Vec::new() };
+        for _ in 0..CLIENTS {
+            let thread =
+                runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+            crowd.clients.push(thread.spawn(LockClient::connect(kind, urls.to_vec())).await??);
+            crowd.threads.push(thread);
+        }
+        Ok(crowd)
+    }
+
+    /// Lets each client work in its thread. The number of the client is the second argument.
+    fn each<F>(&self, work: impl Fn(LockClient, usize) -> F) -> Working
+    where
+        F: Future<Output = anyhow::Result<Vec<Acquisition>>> + Send + 'static,
+    {
+        let mut working = JoinSet::new();
+        for (index, (client, thread)) in self.clients.iter().zip(&self.threads).enumerate() {
+            working.spawn_on(work(client.clone(), index), thread.handle());
+        }
+        Working(working)
+    }
+
+    /// Lets each client acquire the lock once.
+    fn once(&self) -> Working {
+        self.each(|client, index| async move {
+            let (asked, held) = (Instant::now(), client.acquire(KEY).await?);
+            Ok(vec![hold_and_release(held, index, asked, Duration::ZERO).await?])
+        })
+    }
+
+    /// Lets each client acquire the lock again as soon as it has released it, until `meanwhile` is
+    /// over. Returns what the clients did.
+    async fn compete<T>(
+        &self,
+        hold_for: Duration,
+        meanwhile: impl Future<Output = anyhow::Result<T>>,
+    ) -> anyhow::Result<(Vec<Acquisition>, T)> {
+        let (stop, stopped) = watch::channel(false);
+        let working = self.each(|client, index| {
+            let mut stopped = stopped.clone();
+            async move {
+                let mut acquisitions = Vec::new();
+                let mut stop = pin!(stopped.wait_for(|stop| *stop));
+                loop {
+                    let asked = Instant::now();
+                    let held = tokio::select! {
+                        biased;
+                        _ = &mut stop => break,
+                        held = client.acquire(KEY) => held?,
+                    };
+                    acquisitions.push(hold_and_release(held, index, asked, hold_for).await?);
+                }
+                client.flush().await;
+                Ok(acquisitions)
+            }
+        });
+        let result = meanwhile.await?;
+        stop.send_replace(true);
+        Ok((working.in_order().await?, result))
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        self.threads.drain(..).for_each(Runtime::shutdown_background);
+    }
+}
+
+async fn hold_and_release(
+    held: Held,
+    client: usize,
+    asked: Instant,
+    hold_for: Duration,
+) -> anyhow::Result<Acquisition> {
+    let from = Instant::now();
+    if !hold_for.is_zero() {
+        sleep(hold_for).await;
+    }
+    let (fence, to) = (held.fence(), Instant::now());
+    held.release().await?;
+    Ok(Acquisition { client, asked, from, to, fence })
+}
+
+/// Clients at work.
+struct Working(JoinSet<anyhow::Result<Vec<Acquisition>>>);
+
+impl Working {
+    /// Returns the acquisitions of all clients, in the order of their grants.
+    async fn in_order(self) -> anyhow::Result<Vec<Acquisition>> {
+        let all = self.0.join_all().await.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+        let mut acquisitions = all.concat();
+        acquisitions.sort_unstable_by_key(|acquisition| acquisition.from);
+        Ok(acquisitions)
+    }
+}
+
+/// Times for which the lock is held while commands are counted.
+const HOLDS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(5), Duration::from_millis(200)];
+/// Time for which another client holds the lock first, so that all clients are in the queue before
+/// it is released.
+const QUEUE_FILL_TIME: Duration = Duration::from_millis(300);
+/// Duration of each measurement. Polling clients take four times as long, because their handovers
+/// vary at random.
+const TIME: Duration = Duration::from_secs(4);
+/// Largest allowed p50 of the handovers between clients: this many times the p50 of a PING to one
+/// idle node, and the constant part.
+const HANDOVER_PER_PING: f64 = 1.6;
+const HANDOVER_CONSTANT: Duration = Duration::from_micros(100);
+const PINGS: u32 = 5000;
+/// Largest allowed number of commands that a node executes for one lock, on average, if waiters do
+/// not have to repeat their waits.
+const COMMANDS_PER_NODE_MAX: f64 = 3.2;
+
+/// Measures handovers on three and on five masters, and counts the commands of a lock.
+pub(crate) async fn on_masters(effort: Effort) -> anyhow::Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for nodes in [3, 5] {
+        let masters = start_masters(nodes)?;
+        let crowd = Crowd::start(Kind::Quorlock, &masters.urls()).await?;
+        let mut commands = Vec::new();
+        for hold in HOLDS {
+            commands.push(commands_per_lock(&masters, &crowd, hold, effort.time(TIME)).await?);
+        }
+        let handovers = |kind, time| handovers(&masters, kind, effort.time(time));
+        drop(crowd);
+        let ours = handovers(Kind::Quorlock, TIME).await?.p50();
+        let rslock = handovers(Kind::Rslock, 4 * TIME).await?.p50();
+        let mut pings = Latencies::new();
+        Socket::connect(&masters[0])?.time_pings(PINGS, &mut pings)?;
+        let ping = pings.p50();
+        let limit = COMMANDS_PER_NODE_MAX * f64::from(u32::try_from(nodes)?);
+        let row = Row::of_figure(
+            format!("handover on {nodes} masters, {CLIENTS} clients, p50"),
+            format!("{}, PING {}", readable(ours), readable(ping)),
+            "≤ 1.6 × a PING + 100 µs",
+            ours <= ping.mul_f64(HANDOVER_PER_PING) + HANDOVER_CONSTANT,
+        );
+        rows.push(row.beside(format!("rslock 0.10 {}", readable(rslock))));
+        rows.push(Row::of_figure(
+            format!("commands per lock, on all {nodes} masters together, held for 0, 5 and 200 ms"),
+            commands.iter().map(|calls| format!("{calls:.1}")).collect::<Vec<_>>().join(", "),
+            "≤ 3.2 per master, held for 0 and 5 ms",
+            commands[..2].iter().all(|calls| *calls <= limit),
+        ));
+    }
+    Ok(rows)
+}
+
+/// Counts the commands of all masters for a lock for which clients compete.
+async fn commands_per_lock(
+    masters: &Masters,
+    crowd: &Crowd,
+    hold_for: Duration,
+    time: Duration,
+) -> anyhow::Result<f64> {
+    let counting = async {
+        sleep(WARM_UP).await;
+        let (from, before) = (Instant::now(), lock_calls(masters)?);
+        sleep(time).await;
+        Ok((from..Instant::now(), lock_calls(masters)? - before))
+    };
+    let (acquisitions, (during, calls)) = crowd.compete(hold_for, counting).await?;
+    let grants = acquisitions.iter().filter(|acquisition| during.contains(&acquisition.from));
+    Ok(f64::from(u32::try_from(calls)?) / f64::from(u32::try_from(grants.count())?))
+}
+
+/// Measures handovers from client to client until each client has held the lock once, and repeats
+/// this for `time`.
+async fn handovers(masters: &Masters, kind: Kind, time: Duration) -> anyhow::Result<Latencies> {
+    let first_holder = LockClient::connect(kind, masters.urls()).await?;
+    let crowd = Crowd::start(kind, &masters.urls()).await?;
+    let mut latencies = Latencies::new();
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        let held = first_holder.acquire(KEY).await?;
+        let working = crowd.once();
+        sleep(QUEUE_FILL_TIME).await;
+        let mut released = Instant::now();
+        held.release().await?;
+        for next in working.in_order().await? {
+            // Only a client that waited already when the release began was handed the lock.
+            if next.asked < released {
+                latencies.record(next.from.saturating_duration_since(released));
+            }
+            released = next.to;
+        }
+    }
+    Ok(latencies)
+}
+
+/// Duration of the competition, and the time for which each client holds the lock.
+const FAIRNESS_TIME: Duration = Duration::from_secs(60);
+const HOLD: Duration = Duration::from_millis(5);
+/// Largest allowed wait, as a multiple of the mean wait.
+const WAIT_TO_MEAN_MAX: u32 = 3;
+/// Largest allowed ratio of the grants of two clients.
+const GRANTS_RATIO_MAX: f64 = 1.05;
+
+/// Compares the waits and the grants of clients that compete.
+pub(crate) async fn fairness(effort: Effort) -> anyhow::Result<Vec<Row>> {
+    let masters = start_masters(5)?;
+    let crowd = Crowd::start(Kind::Quorlock, &masters.urls()).await?;
+    let time = effort.time(FAIRNESS_TIME);
+    let sleeping = async {
+        sleep(time).await;
+        Ok(())
+    };
+    let (acquisitions, ()) = crowd.compete(HOLD, sleeping).await?;
+    let mut waits = Latencies::new();
+    let mut grants = [0_u32; CLIENTS];
+    for acquisition in &acquisitions {
+        waits.record(acquisition.wait());
+        grants[acquisition.client] += 1;
+    }
+    let most = grants.into_iter().max().unwrap_or_default();
+    let fewest = grants.into_iter().min().unwrap_or_default();
+    let spread = f64::from(most) / f64::from(fewest);
+    let (mean, largest) = (waits.mean(), waits.max());
+    Ok(vec![
+        Row::of_figure(
+            format!("waits of {CLIENTS} clients on 5 masters in {} s", time.as_secs()),
+            format!("mean {}, largest {}", readable(mean), readable(largest)),
+            "largest ≤ 3 × mean",
+            largest <= mean * WAIT_TO_MEAN_MAX,
+        ),
+        Row::of_figure(
+            format!("grants of these {CLIENTS} clients"),
+            format!("{fewest} to {most}, {spread:.2} ×"),
+            "most ≤ 1.05 × fewest",
+            spread <= GRANTS_RATIO_MAX,
+        ),
+    ])
+}
+
+/// Time from the failure of the node to its recovery.
+const FAILED_FOR: Duration = Duration::from_secs(10);
+/// Longest allowed time from a release to the next grant.
+const STALL_MAX: Duration = Duration::from_millis(50);
+const FAULTS: [(Fault, &str); 5] = [
+    (Fault::Kill, "killed"),
+    (Fault::Pause, "paused"),
+    (Fault::Cut, "cut off"),
+    (Fault::LoseRequests, "sent nothing"),
+    (Fault::LoseReplies, "not heard"),
+];
+
+/// Lets one node fail while clients wait.
+pub(crate) async fn with_a_lost_node(effort: Effort) -> anyhow::Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (fault, name) in FAULTS {
+        let mut masters = FailingMasters::start(fault.is_of_the_network())?;
+        let crowd = Crowd::start(Kind::Quorlock, &masters.urls()).await?;
+        let failing = async {
+            sleep(WARM_UP).await;
+            let failed = Instant::now();
+            masters.inject(fault);
+            sleep(effort.time(FAILED_FOR)).await;
+            let recovered = Instant::now();
+            masters.recover(fault)?;
+            Ok((failed, recovered))
+        };
+        let (acquisitions, (failed, recovered)) = crowd.compete(HOLD, failing).await?;
+        rows.push(row_of_a_lost_node(name, &acquisitions, failed, recovered));
+    }
+    Ok(rows)
+}
+
+fn row_of_a_lost_node(
+    name: &str,
+    acquisitions: &[Acquisition],
+    failed: Instant,
+    recovered: Instant,
+) -> Row {
+    let during: Vec<_> = acquisitions
+        .iter()
+        .filter(|acquisition| (failed..recovered).contains(&acquisition.from))
+        .collect();
+    let served = (0..CLIENTS)
+        .filter(|client| {
+            during.iter().any(|served| served.client == *client && served.asked > failed)
+        })
+        .count();
+    // A free lock at the end of the failure counts too.
+    let free_at_the_end = during
+        .last()
+        .map_or(recovered - failed, |last| recovered.saturating_duration_since(last.to));
+    let pairs = || acquisitions.windows(2).map(|pair| (pair[0], pair[1]));
+    let stall = pairs()
+        .filter(|(_, next)| (failed..recovered).contains(&next.from))
+        .map(|(last, next)| next.from.saturating_duration_since(last.to))
+        .chain([free_at_the_end])
+        .max()
+        .unwrap_or_default();
+    let violations =
+        pairs().filter(|(last, next)| next.from < last.to || next.fence <= last.fence).count();
+    Row::of_figure(
+        format!("one node of {} is {name} while {CLIENTS} wait", FailingMasters::NODES),
+        format!(
+            "{served} of {CLIENTS} served, longest stall {}, longest wait {}, {violations} violations",
+            readable(stall),
+            readable(during.iter().map(|served| served.wait()).max().unwrap_or_default()),
+        ),
+        "all served, no stall > 50 ms, no violation",
+        served == CLIENTS && stall <= STALL_MAX && violations == 0,
+    )
+}
+
+/// A ttl and a wait longer than a handover on one node takes.
+const TTL_MS: u64 = 60_000;
+const ROUNDS: u32 = 400;
+/// Number of rounds that do not count, before the [`ROUNDS`] that do.
+const WARM_UP_ROUNDS: u32 = 20;
+/// Number of handovers, and then of PINGs, in a round.
+const EVENTS_PER_ROUND: u32 = 64;
+/// Largest allowed ratio of the p50 of a handover to that of a PING.
+const PING_RATIO_MAX: f64 = 1.3;
+/// Largest allowed difference between these p50s.
+const BEYOND_PING_MAX: Duration = Duration::from_micros(15);
+
+/// Measures handovers on one node, through plain sockets, beside PINGs.
+pub(crate) fn on_one_node(effort: Effort) -> anyhow::Result<Vec<Row>> {
+    let server = Server::with_module().tcp().start()?;
+    let mut pinging = Socket::connect(&server)?;
+    let mut sockets = Socket::connect_many(&server, CLIENTS + 1)?;
+    for (client, socket) in sockets.iter_mut().enumerate() {
+        socket.ask_for_the_lock(client, TTL_MS)?;
+    }
+    sockets.first_mut().context("there are sockets")?.read_grant()?;
+
+    let (mut handovers, mut pings) = (Latencies::new(), Latencies::new());
+    let mut holder = 0;
+    for round in 0..effort.count(ROUNDS) + WARM_UP_ROUNDS {
+        if round == WARM_UP_ROUNDS {
+            (handovers, pings) = (Latencies::new(), Latencies::new());
+        }
+        for _ in 0..EVENTS_PER_ROUND {
+            let next = (holder + 1) % sockets.len();
+            let started = Instant::now();
+            sockets[holder].release(holder)?;
+            sockets[next].read_grant()?;
+            handovers.record(started.elapsed());
+            // The previous holder requests the lock again. The PING waits until the server has
+            // queued this request, so that the queue is full at the next handover.
+            sockets[holder].expect(":1")?;
+            sockets[holder].ask_for_the_lock(holder, TTL_MS)?;
+            pinging.ping()?;
+            holder = next;
+        }
+        pinging.time_pings(EVENTS_PER_ROUND, &mut pings)?;
+    }
+
+    let (handover, ping) = (handovers.p50(), pings.p50());
+    let (ratio, beyond) = (handover.div_duration_f64(ping), handover.saturating_sub(ping));
+    Ok(vec![
+        Row::of_figure(
+            format!("handover on one node, {CLIENTS} waiters, p50"),
+            format!("{}, {ratio:.2} × a PING's {}", readable(handover), readable(ping)),
+            "≤ 1.3 × a PING",
+            ratio <= PING_RATIO_MAX,
+        ),
+        Row::of_figure(
+            "difference between that handover and a PING, p50",
+            readable(beyond),
+            "≤ 15 µs",
+            beyond <= BEYOND_PING_MAX,
+        ),
+    ])
+}

@@ -1,0 +1,301 @@
+//! The instruments: latencies, blocking sockets, `INFO`, `SLOWLOG`, processors and file limits.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::str::FromStr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use hdrhistogram::Histogram;
+use quorlock_testkit::{Masters, Server};
+use redis::{Connection, cmd};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// A longer duration is recorded as this one.
+const LONGEST_NS: u64 = 60_000_000_000;
+/// Enough to distinguish a ratio of 1.01 from 1.00.
+const SIGNIFICANT_DIGITS: u8 = 3;
+
+/// The durations of one operation.
+pub(crate) struct Latencies(Histogram<u64>);
+
+impl Latencies {
+    pub(crate) fn new() -> Self {
+        Self(
+            Histogram::new_with_max(LONGEST_NS, SIGNIFICANT_DIGITS)
+                .expect("a histogram supports this range and this precision"),
+        )
+    }
+
+    pub(crate) fn record(&mut self, took: Duration) {
+        self.0.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    pub(crate) fn p50(&self) -> Duration {
+        Duration::from_nanos(self.0.value_at_quantile(0.5))
+    }
+
+    pub(crate) fn max(&self) -> Duration {
+        Duration::from_nanos(self.0.max())
+    }
+
+    pub(crate) fn mean(&self) -> Duration {
+        Duration::from_secs_f64(self.0.mean() / 1e9)
+    }
+}
+
+/// Larger than most replies, and small because there are thousands of sockets.
+const BUFFER_BYTES: usize = 128;
+
+/// A blocking TCP connection to a server, with `TCP_NODELAY` and without a client library.
+pub(crate) struct Socket {
+    reader: BufReader<TcpStream>,
+    line: String,
+}
+
+impl Socket {
+    pub(crate) fn connect(server: &Server) -> anyhow::Result<Self> {
+        let url = server.url();
+        let address = url.strip_prefix("redis://").context("the server does not listen on TCP")?;
+        let stream = TcpStream::connect(address.trim_end_matches('/'))?;
+        stream.set_nodelay(true)?;
+        let reader = BufReader::with_capacity(BUFFER_BYTES, stream);
+        Ok(Self { reader, line: String::new() })
+    }
+
+    pub(crate) fn connect_many(server: &Server, count: usize) -> anyhow::Result<Vec<Self>> {
+        (0..count).map(|_| Self::connect(server)).collect()
+    }
+
+    /// Requests the lock `orders/42` with the token of this client. The ttl and the wait are `ms`
+    /// milliseconds. Does not read the reply.
+    pub(crate) fn ask_for_the_lock(&mut self, client: usize, ms: u64) -> anyhow::Result<()> {
+        self.send(&format!("LOCK.ACQUIRE orders/42 {client:032x} {ms} WAIT {ms}\r\n"))
+    }
+
+    /// Releases the lock `orders/42`. Does not read the reply.
+    pub(crate) fn release(&mut self, client: usize) -> anyhow::Result<()> {
+        self.send(&format!("LOCK.RELEASE orders/42 {client:032x}\r\n"))
+    }
+
+    /// Waits until the lock is granted.
+    pub(crate) fn read_grant(&mut self) -> anyhow::Result<()> {
+        self.expect("*2")?;
+        self.read_line()?;
+        self.read_line()?;
+        Ok(())
+    }
+
+    pub(crate) fn ping(&mut self) -> anyhow::Result<()> {
+        self.send("PING\r\n")?;
+        self.expect("+PONG")
+    }
+
+    /// Sends PINGs one after another.
+    pub(crate) fn time_pings(
+        &mut self,
+        pings: u32,
+        latencies: &mut Latencies,
+    ) -> anyhow::Result<()> {
+        for _ in 0..pings {
+            let started = Instant::now();
+            self.ping()?;
+            latencies.record(started.elapsed());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn send(&mut self, commands: &str) -> anyhow::Result<()> {
+        Ok(self.reader.get_mut().write_all(commands.as_bytes())?)
+    }
+
+    /// Reads a line of a reply, and fails if it is not `answer`.
+    pub(crate) fn expect(&mut self, answer: &str) -> anyhow::Result<()> {
+        let line = self.read_line()?;
+        ensure!(line == answer, "the server answered {line:?} instead of {answer:?}");
+        Ok(())
+    }
+
+    /// Reads replies, and fails if they are not `answers`.
+    pub(crate) fn expect_all(&mut self, answers: &[u8], buffer: &mut [u8]) -> anyhow::Result<()> {
+        self.reader.read_exact(buffer)?;
+        ensure!(buffer == answers, "the server sent an unexpected answer");
+        Ok(())
+    }
+
+    /// Reads the answers of this many lock commands, each of them a line. Fails if one is a refusal.
+    pub(crate) fn expect_done(&mut self, answers: usize) -> anyhow::Result<()> {
+        for _ in 0..answers {
+            let line = self.read_line()?;
+            // An error, a null, or a zero is a refusal.
+            let is_done = line.starts_with('+') || line.starts_with(':') && line != ":0";
+            ensure!(is_done, "the server answered a lock command with {line:?}");
+        }
+        Ok(())
+    }
+
+    pub(crate) fn read_line(&mut self) -> anyhow::Result<&str> {
+        self.line.clear();
+        self.reader.read_line(&mut self.line)?;
+        Ok(self.line.trim_end())
+    }
+}
+
+/// Reads a number from a section of `INFO`.
+pub(crate) fn info<T: FromStr>(
+    connection: &mut Connection,
+    section: &str,
+    field: &str,
+) -> anyhow::Result<T> {
+    let info: String = cmd("INFO").arg(section).query(connection)?;
+    let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    let number = value.and_then(|value| value.trim().parse().ok());
+    number.with_context(|| format!("INFO {section} has no number {field}"))
+}
+
+/// Returns a number of all masters together.
+pub(crate) fn total(masters: &Masters, section: &str, field: &str) -> anyhow::Result<u64> {
+    masters.iter().map(|server| info::<u64>(&mut server.try_connection()?, section, field)).sum()
+}
+
+/// Calls of a command, and the time that the server spent on them, since its start.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct CommandStats {
+    pub(crate) calls: u64,
+    pub(crate) spent: Duration,
+}
+
+/// Returns the sum over all commands whose names begin with `prefix`, such as `lock.`.
+pub(crate) fn command_stats(
+    connection: &mut Connection,
+    prefix: &str,
+) -> anyhow::Result<CommandStats> {
+    let info: String = cmd("INFO").arg("commandstats").query(connection)?;
+    ensure!(info.starts_with("# Commandstats"), "the server keeps no statistics");
+    let mut sum = CommandStats::default();
+    for line in info.lines().filter_map(|line| line.strip_prefix("cmdstat_")) {
+        if line.starts_with(prefix) {
+            let field = |name: &str| -> Option<u64> {
+                line.split([':', ',']).find_map(|field| field.strip_prefix(name))?.parse().ok()
+            };
+            let (calls, us) = field("calls=").zip(field("usec=")).context("no such fields")?;
+            sum.calls += calls;
+            sum.spent += Duration::from_micros(us);
+        }
+    }
+    Ok(sum)
+}
+
+/// Returns the number of lock commands that all servers have executed so far.
+pub(crate) fn lock_calls(masters: &Masters) -> anyhow::Result<u64> {
+    masters
+        .iter()
+        .map(|server| Ok(command_stats(&mut server.try_connection()?, "lock.")?.calls))
+        .sum()
+}
+
+/// The value of `slowlog-log-slower-than`: the slow log records no shorter command.
+const SLOWLOG_THRESHOLD: Duration = Duration::from_micros(100);
+/// The value of `slowlog-max-len`. No measurement fills the slow log between two reads.
+const ENTRIES_MAX: u32 = 10_000;
+
+/// The measurement itself sends these commands.
+const IGNORED_COMMANDS: [&str; 4] = ["INFO", "SLOWLOG", "CONFIG", "DEBUG"];
+
+/// An entry of the slow log: number, time, duration in microseconds, arguments, client address,
+/// client name.
+type Entry = (u64, u64, u64, Vec<String>, String, String);
+
+/// Starts to record slow commands.
+pub(crate) fn begin_slowlog(connection: &mut Connection) -> anyhow::Result<()> {
+    cmd("CONFIG")
+        .arg("SET")
+        .arg(&["slowlog-log-slower-than", &SLOWLOG_THRESHOLD.as_micros().to_string()])
+        .arg(&["slowlog-max-len", &ENTRIES_MAX.to_string()])
+        .exec(connection)?;
+    Ok(())
+}
+
+/// Returns the duration and the name of the slowest command since the last call. If no command was
+/// recorded, returns the shortest duration that is recorded.
+pub(crate) fn take_slowest(connection: &mut Connection) -> anyhow::Result<(Duration, String)> {
+    let entries: Vec<Entry> = cmd("SLOWLOG").arg("GET").arg(-1).query(connection)?;
+    cmd("SLOWLOG").arg("RESET").exec(connection)?;
+    let commands = entries.into_iter().filter_map(|(_, _, us, mut args, ..)| {
+        let name = args.swap_remove(0).to_uppercase();
+        (!IGNORED_COMMANDS.contains(&name.as_str())).then_some((Duration::from_micros(us), name))
+    });
+    Ok(commands.max().unwrap_or((SLOWLOG_THRESHOLD, "none longer".into())))
+}
+
+/// Largest number of open files of this process or of a server, beside the waiters' connections.
+pub(crate) const OTHER_FILES: usize = 256;
+
+/// Raises the limit of open files for this process and its children to its maximum, and fails if
+/// that is less than these connections need.
+pub(crate) fn require_files(connections: usize) -> anyhow::Result<()> {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
+    let needed = connections + OTHER_FILES;
+    ensure!(
+        maximum.is_none_or(|files| files >= needed as u64),
+        "{connections} connections need {needed} open files: raise `ulimit -n`"
+    );
+    Ok(())
+}
+
+/// Runs `measuring` on one processor and the servers on another, and unpins the servers afterwards.
+///
+/// Without this, the scheduler's choice of processors changes the results more than most effects
+/// that are measured.
+pub(crate) fn apart_from_servers<T: Send>(
+    servers: &[&Server],
+    measuring: impl FnOnce() -> anyhow::Result<T> + Send,
+) -> anyhow::Result<T> {
+    let anywhere = sched_getaffinity(None)?;
+    let (for_measuring, for_servers) = two_processors(&anywhere)?;
+    for server in servers {
+        run_on(server, &for_servers)?;
+    }
+    let pinned = move || {
+        sched_setaffinity(None, &for_measuring)?;
+        measuring()
+    };
+    let measured =
+        thread::scope(|scope| scope.spawn(pinned).join().expect("the measuring thread panicked"));
+    for server in servers {
+        run_on(server, &anywhere)?;
+    }
+    measured
+}
+
+/// Returns the processor time of the first thread of a server so far (Linux).
+///
+/// The kernel updates this time when the thread sleeps, so the end of one turn of the server may
+/// count for the next turn.
+pub(crate) fn processor_time(server: &Server) -> anyhow::Result<Duration> {
+    let path = format!("/proc/{0}/task/{0}/schedstat", server.pid());
+    let stat = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    let ns = stat.split(' ').next().and_then(|ns| ns.parse().ok());
+    Ok(Duration::from_nanos(ns.with_context(|| format!("{path} does not begin with a number"))?))
+}
+
+fn run_on(server: &Server, processors: &CpuSet) -> anyhow::Result<()> {
+    let pid = Pid::from_raw(server.pid().cast_signed()).context("the server has no process ID")?;
+    Ok(sched_setaffinity(Some(pid), processors)?)
+}
+
+/// Returns two of these processors, or the only one twice.
+fn two_processors(all: &CpuSet) -> anyhow::Result<(CpuSet, CpuSet)> {
+    let mut usable = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu));
+    let first = usable.next().context("no processor is available")?;
+    let only = |cpu| {
+        let mut set = CpuSet::new();
+        set.set(cpu);
+        set
+    };
+    Ok((only(first), only(usable.next().unwrap_or(first))))
+}

@@ -1,0 +1,144 @@
+//! Acquire and release on three nodes, by one caller of [`rslock`] or of Quorlock, while all nodes
+//! are healthy and while one is faulty.
+//!
+//! `rslock` waits for the answers of all nodes. Quorlock waits for two of the three answers, and
+//! reads the third one when it arrives.
+
+use futures_util::future::try_join_all;
+use tokio::task::JoinSet;
+
+use crate::Effort;
+use crate::clients::{FailingMasters, Fault, Kind, LockClient};
+use crate::instruments::Latencies;
+use crate::report::Row;
+
+const KEY: &str = "orders/42";
+/// Number of locks of each client in a round.
+const LOCKS_PER_ROUND: usize = 10;
+const ROUNDS: u32 = 450;
+/// These rounds do not count: connections open, scripts are loaded, and clients notice faults.
+const WARM_UP_ROUNDS: u32 = 20;
+/// Number of locks of the peer beside a fault. Each takes up to a second: the peer waits for the
+/// faulty node twice, half a second each time.
+const PEER_LOCKS: usize = 5;
+
+/// Largest allowed ratio of the time with healthy nodes to the time of the peer.
+const RATIO_TO_PEER_MAX: f64 = 1.0;
+/// Largest allowed ratio of the time with a faulty node to the time with healthy nodes.
+const RATIO_TO_HEALTHY_MAX: f64 = 1.2;
+
+/// The state of one of the three nodes.
+#[derive(Clone, Copy)]
+struct Condition {
+    name: &'static str,
+    fault: Fault,
+    /// Whether a proxy is in front of the node. A proxy costs time even without a fault, so such a
+    /// node is compared with a healthy node behind a proxy.
+    behind_proxy: bool,
+}
+
+const HEALTHY: [Condition; 2] = [
+    Condition { name: "healthy", fault: Fault::Nothing, behind_proxy: false },
+    Condition { name: "healthy, same proxy", fault: Fault::Nothing, behind_proxy: true },
+];
+const FAULTY: [Condition; 3] = [
+    Condition { name: "paused", fault: Fault::Pause, behind_proxy: false },
+    Condition { name: "refusing connections", fault: Fault::Kill, behind_proxy: false },
+    Condition { name: "with its replies swallowed", fault: Fault::LoseReplies, behind_proxy: true },
+];
+
+/// Three nodes, both clients, and the latencies of Quorlock.
+struct Setup {
+    condition: Condition,
+    client: LockClient,
+    rslock: LockClient,
+    alone: Latencies,
+    ten_at_once: Latencies,
+    rslock_alone: Latencies,
+    _masters: FailingMasters,
+}
+
+/// Acquires locks beside each condition in turn.
+pub(crate) async fn measure(effort: Effort) -> anyhow::Result<Vec<Row>> {
+    let mut setups = Vec::new();
+    for condition in HEALTHY.into_iter().chain(FAULTY) {
+        setups.push(Setup::start(condition).await?);
+    }
+    for round in 0..effort.count(ROUNDS) + WARM_UP_ROUNDS {
+        for (index, setup) in setups.iter_mut().enumerate() {
+            if round == WARM_UP_ROUNDS {
+                setup.forget();
+            }
+            setup.run_round().await?;
+            if index == 0 {
+                setup.run_rslock(LOCKS_PER_ROUND).await?;
+            }
+        }
+    }
+    let (healthy, faulty) = setups.split_at_mut(HEALTHY.len());
+    // The peer mostly waits, so all faults are measured at the same time.
+    try_join_all(faulty.iter_mut().map(|setup| setup.run_rslock(PEER_LOCKS))).await?;
+    let [ours, peer] = [&healthy[0].alone, &healthy[0].rslock_alone].map(Latencies::p50);
+    let max = Some(RATIO_TO_PEER_MAX);
+    let mut rows = vec![Row::of_times("three nodes", ours, "rslock 0.10", peer, max)];
+    for setup in faulty {
+        rows.extend(setup.rows(&healthy[usize::from(setup.condition.behind_proxy)]));
+    }
+    Ok(rows)
+}
+
+impl Setup {
+    /// Starts the nodes, connects the clients, and injects the fault.
+    async fn start(condition: Condition) -> anyhow::Result<Self> {
+        let mut masters = FailingMasters::start(condition.behind_proxy)?;
+        let client = LockClient::connect(Kind::Quorlock, masters.urls()).await?;
+        let rslock = LockClient::connect(Kind::Rslock, masters.urls()).await?;
+        masters.inject(condition.fault);
+        let [alone, ten_at_once, rslock_alone] = [(); 3].map(|()| Latencies::new());
+        Ok(Self { condition, client, rslock, alone, ten_at_once, rslock_alone, _masters: masters })
+    }
+
+    fn forget(&mut self) {
+        for latencies in [&mut self.alone, &mut self.ten_at_once, &mut self.rslock_alone] {
+            *latencies = Latencies::new();
+        }
+    }
+
+    async fn run_rslock(&mut self, locks: usize) -> anyhow::Result<()> {
+        for _ in 0..locks {
+            self.rslock_alone.record(self.rslock.lock_once(KEY).await?);
+        }
+        Ok(())
+    }
+
+    /// Acquires locks one after the other, and then as many at once.
+    async fn run_round(&mut self) -> anyhow::Result<()> {
+        for _ in 0..LOCKS_PER_ROUND {
+            self.alone.record(self.client.lock_once(KEY).await?);
+        }
+        let mut locks = JoinSet::new();
+        for n in 0..LOCKS_PER_ROUND {
+            let client = self.client.clone();
+            locks.spawn(async move { client.lock_once(&format!("orders/{n}")).await });
+        }
+        while let Some(took) = locks.join_next().await {
+            self.ten_at_once.record(took??);
+        }
+        Ok(())
+    }
+
+    /// Returns the figures beside those of healthy nodes, and beside the peer with the same fault.
+    fn rows(&self, healthy: &Self) -> [Row; 3] {
+        let row = |load: &str, ours: &Latencies, peer_name, peer: &Latencies, max| {
+            let case = format!("one of three {}{load}", self.condition.name);
+            Row::of_times(case, ours.p50(), peer_name, peer.p50(), max)
+        };
+        let (beside, max) = (healthy.condition.name, Some(RATIO_TO_HEALTHY_MAX));
+        let at_once = ", ten locks at once";
+        [
+            row("", &self.alone, beside, &healthy.alone, max),
+            row(at_once, &self.ten_at_once, beside, &healthy.ten_at_once, max),
+            row("", &self.alone, "rslock 0.10", &self.rslock_alone, None),
+        ]
+    }
+}
