@@ -115,7 +115,7 @@ bench: setup ## Measures the tables of docs/benchmarks.md, for Quorlock and for 
 	cargo build --release --package quorlock --package quorlock-bench
 	@cargo run --release --quiet --package quorlock-bench
 
-bench-waiting: setup ## Measures the cases of docs/waiting.md: handover to waiters, and what waiters cost
+bench-waiting: setup ## Measures the table of waiting in docs/benchmarks.md: handover, and what waiters cost
 	cargo build --release --package quorlock --package quorlock-bench
 	@cargo run --release --quiet --package quorlock-bench -- --only waiting
 

@@ -160,7 +160,6 @@ impl Node {
 
     /// Moves the expiry of a shared lock's mirror to the latest deadline of its holders.
     /// Invalidates the key even if the expiry stays, because INSPECT now shows other holders.
-    #[expect(clippy::too_many_arguments, reason = "a key, an entry, and who changed them")]
     fn follow_last_deadline<K: Keyspace>(
         &mut self,
         now: Now,
