@@ -174,7 +174,9 @@ pub(super) unsafe extern "C" fn call<C: Command>(
                 // Finds both first, because hiding one may change the arguments.
                 let (token, new_token) = request::token_positions(C::SPEC.keys, args);
                 ctx.redact(token);
-                new_token.into_iter().for_each(|index| ctx.redact(index));
+                for index in new_token {
+                    ctx.redact(index);
+                }
             } else {
                 // Any argument may be a token.
                 (1..args.len()).for_each(|index| ctx.redact(index));
