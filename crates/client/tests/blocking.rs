@@ -4,7 +4,6 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -70,26 +69,6 @@ fn blocking_run_returns_the_result_and_reports_a_lost_lock() {
     };
     let told = told.unwrap();
     assert!(told.contains("no majority of the nodes holds the lock any more"), "{told}");
-}
-
-#[test]
-fn threads_exclude_each_other() {
-    let (masters, quorum) = quorum();
-    let inside = AtomicUsize::new(0);
-    thread::scope(|scope| {
-        for _ in 0..8 {
-            scope.spawn(|| {
-                for _ in 0..5 {
-                    let lock = quorum.lock("k").wait(PATIENCE * 4).acquire().unwrap();
-                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two at once");
-                    thread::yield_now();
-                    inside.fetch_sub(1, Ordering::SeqCst);
-                    lock.release().unwrap();
-                }
-            });
-        }
-    });
-    eventually(PATIENCE, "no master has the key", || masters_holding(&masters, "k") == 0);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //!
 //! Other files have the examples of these errors: nodes.rs of `InvalidUrl` and `SameServer`,
 //! results.rs of `Denied`, `Misconfigured`, `NoModule` and `Replica`, inspect.rs of `InspectError`,
-//! shared.rs of `NotShareable`, revoke.rs of `RevokeError`, `ScanError` and the errors `Revoked`.
+//! kinds.rs of `NotShareable`, revoke.rs of `RevokeError`, `ScanError` and the errors `Revoked`.
 //!
 //! These errors have no example: `NoThread`, which needs a system that cannot start a thread;
 //! `QueueFull`, after which the client makes a new attempt; `AwaitsMajority`; `HeldByLostRequest`.
@@ -27,7 +27,9 @@ use quorlock_client::{
     AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, LockBuilder,
     LostError, NodeAnswers, NodeError, Quorum, ReleaseError, RunError,
 };
-use quorlock_testkit::{Direction, Inject as _, Proxy, Server, WallClock, eventually_async};
+use quorlock_testkit::{
+    Direction, Inject as _, Masters, Proxy, Server, WallClock, eventually_async,
+};
 use redis::Commands as _;
 
 /// Slows the network down too much for the lock on `s` that this function returns. The drift takes
@@ -135,6 +137,7 @@ async fn lost_errors_say_how_the_lock_ended() {
     assert!(matches!(error, LostError::Ended { .. }), "{error}");
     let error = expired.lost().await;
     assert!(matches!(error, LostError::Expired { .. }), "{error}");
+    assert!(error.to_string().contains("expired before it was extended"), "{error}");
     let error = too_long.lost().await;
     assert!(matches!(error, LostError::HeldTooLong { max_hold } if max_hold == ttl), "{error}");
 }
@@ -197,21 +200,6 @@ async fn release_and_flush_errors_leave_releases_in_the_background() {
     assert_eq!(pending, 1);
     net.heal();
     net.quorum.flush(PATIENCE).await.unwrap();
-}
-
-#[tokio::test]
-async fn release_of_a_detached_lock_waits_at_most_a_quarter_of_its_ttl() {
-    let net = net(3).await;
-    let lock = net.quorum.lock("k").ttl(Duration::from_secs(2)).acquire().await.unwrap();
-    net.hold(Direction::ToClient);
-    let Err(ReleaseError::NoQuorum { nodes }) = net.quorum.release_detached(lock.detach()).await
-    else {
-        panic!("no node answers")
-    };
-    assert_all_failed(&nodes);
-    for (_, error) in nodes.failed() {
-        assert!(matches!(error, NodeError::TimedOut { limit_ms: 500 }), "{error}");
-    }
 }
 
 async fn node_error(quorum: &Quorum) -> NodeError {
@@ -327,4 +315,35 @@ fn impostor() -> String {
 async fn reply_of_another_kind_is_unexpected() {
     let quorum = Quorum::connect([impostor()]).await.unwrap();
     assert_eq!(node_error(&quorum).await, NodeError::UnexpectedReply);
+}
+
+/// Longer than any test takes.
+const LONG_MS: u64 = 100_000;
+
+/// Five masters, of which the first `n` abstain.
+async fn five_masters_with_abstaining(n: usize) -> (Masters, Quorum) {
+    let masters = Masters::start_with(5, |index, builder| {
+        if index < n { builder.arg("lock.rejoin-delay", LONG_MS) } else { builder }
+    });
+    let masters = masters.unwrap();
+    let quorum = connect(masters.urls()).await;
+    (masters, quorum)
+}
+
+#[tokio::test]
+async fn abstaining_majority_is_named_with_the_answer_of_each_node() {
+    let (masters, quorum) = five_masters_with_abstaining(3).await;
+    let error = patiently(&quorum, "k").try_acquire().await.unwrap_err();
+    let said = error.to_string();
+    let AcquireError::NoQuorum { nodes } = error else { panic!("{error}") };
+    let failed: Vec<_> = nodes.failed().collect();
+    assert_eq!(failed.len(), 3, "{nodes}");
+    for ((node, error), url) in failed.into_iter().zip(masters.urls()) {
+        assert!(url.contains(node), "{url} is not {node}");
+        let NodeError::Abstains { reason } = error else { panic!("{node}: {error}") };
+        let (ms, why) = reason.split_once(' ').unwrap();
+        assert!((1..=LONG_MS).contains(&ms.parse::<u64>().unwrap()), "{reason}");
+        assert!(why.starts_with("start: "), "{reason}");
+        assert!(said.contains(&format!("{node}: abstains: {reason}")), "{said}");
+    }
 }

@@ -1,22 +1,20 @@
-//! Fences of a quorum of real masters grow despite faults. Without faults, a lock costs one round
-//! trip.
+//! What a fence costs, and how programs use it.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::thread;
 
 use common::{
-    Net, PATIENCE, calls, connect, info, masters_with_equal_fences, net_of, patiently, quorum,
-    until_held_on, until_voting, wait_until_all_hold, wait_until_free,
+    Net, calls, masters_with_equal_fences, net_of, patiently, quorum, until_held_on,
+    wait_until_all_hold, wait_until_free,
 };
-use quorlock_client::{Fence, Quorum};
-use quorlock_testkit::{Direction, Inject as _, Masters, Proxy, Server, WallClock, eventually};
-
-fn abstains(master: &Server) -> bool {
-    info::<String>(master, "lock_state") == "abstaining"
-}
+use quorlock_client::{Fence, FenceGate, Quorum, Stale};
+use quorlock_testkit::{Proxy, Server};
+use rusqlite::Connection;
 
 /// Acquires the lock, asserts that its fence is above the last one, and releases it.
 async fn acquire_and_release(quorum: &Quorum, last: &mut Option<Fence>) {
@@ -66,110 +64,125 @@ async fn new_masters_cost_a_client_at_most_two_extra_rounds() {
     assert!(second_rounds <= 2, "{second_rounds}");
 }
 
-#[tokio::test]
-async fn fences_grow_and_no_lock_fails_beside_a_wrong_clock() {
-    let clocks: Vec<_> = (0..3).map(|_| WallClock::new()).collect();
-    let masters =
-        Masters::start_with(3, |index, builder| builder.wall_clock(&clocks[index])).unwrap();
-    let quorum = connect(masters.urls()).await;
-    let mut last = None;
-    for ahead_s in [10, -10, 3600, -3600] {
-        clocks[1].correct();
-        clocks[1].step_ms(ahead_s * 1000);
-        let measured_s = || {
-            let (s, _): (i64, i64) =
-                redis::cmd("TIME").query(&mut masters[1].connection()).unwrap();
-            let here = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-            s - i64::try_from(here.as_secs()).unwrap()
-        };
-        eventually(PATIENCE, "the clock of the master is wrong", || {
-            (measured_s() - ahead_s).abs() <= 1
-        });
-        for _ in 0..10 {
-            acquire_and_release(&quorum, &mut last).await;
+const PAGE: &str = include_str!("../../../docs/fencing.md");
+
+/// The page's code block in this language that contains these words.
+fn block(language: &str, words: &str) -> &'static str {
+    let blocks =
+        PAGE.split("```").skip(1).step_by(2).filter_map(|block| block.strip_prefix(language));
+    blocks.into_iter().find(|block| block.contains(words)).unwrap()
+}
+
+/// The block's statement that begins with these words.
+fn statement(block: &'static str, begin: &str) -> &'static str {
+    let from = &block[block.find(begin).unwrap()..];
+    &from[..=from.find(';').unwrap()]
+}
+
+#[test]
+fn column_beside_the_data_refuses_a_late_writer() {
+    let sql = block("sql", "ALTER TABLE stock");
+    let database = Connection::open_in_memory().unwrap();
+    database.execute_batch("CREATE TABLE stock (name TEXT, apples INTEGER)").unwrap();
+    database.execute("INSERT INTO stock VALUES ('shop', 10)", []).unwrap();
+    database.execute_batch(statement(sql, "ALTER TABLE")).unwrap();
+    let write = |apples: i64, fence: i64| {
+        let values: [(&str, &dyn rusqlite::ToSql); 3] =
+            [(":apples", &apples), (":fence", &fence), (":name", &"shop")];
+        database.execute(statement(sql, "UPDATE"), &values).unwrap()
+    };
+    assert_eq!(write(9, 33), 1);
+    assert_eq!(write(8, 33), 1, "the same holder writes again");
+    assert_eq!(write(7, 34), 1);
+    assert_eq!(write(6, 33), 0, "too late");
+    let left: i64 = database.query_row("SELECT apples FROM stock", [], |row| row.get(0)).unwrap();
+    assert_eq!(left, 7);
+}
+
+#[test]
+fn table_of_fences_refuses_a_late_writer() {
+    let sql = block("sql", "CREATE TABLE fences");
+    let database = Connection::open_in_memory().unwrap();
+    database.execute_batch(statement(sql, "CREATE TABLE")).unwrap();
+    let pass = |key: &str, fence: i64| {
+        let values: [(&str, &dyn rusqlite::ToSql); 2] = [(":key", &key), (":fence", &fence)];
+        database.execute(statement(sql, "INSERT INTO fences"), &values).unwrap()
+    };
+    assert_eq!([pass("a", 33), pass("a", 33), pass("a", 34), pass("a", 33)], [1, 1, 1, 0]);
+    assert_eq!(pass("b", 33), 1, "another lock has fences of its own");
+}
+
+#[test]
+fn script_refuses_a_late_writer() {
+    // `LATE` and `LATE + 1` are the largest fences. Lua compares them as floating-point numbers.
+    const LATE: u64 = (1 << 53) - 2;
+    let server = Server::builder().start().unwrap();
+    let mut connection = server.connection();
+    let script = block("lua", "redis.call");
+    let mut write = |fence: u64, value: &str| -> u64 {
+        let mut eval = redis::cmd("EVAL");
+        eval.arg(&[script, "1", "stock/apples"]).arg(fence).arg(value);
+        eval.query(&mut connection).unwrap()
+    };
+    assert_eq!(write(LATE, "9"), 1);
+    assert_eq!(write(LATE, "8"), 1, "the same holder writes again");
+    assert_eq!(write(LATE + 1, "7"), 1);
+    assert_eq!(write(LATE, "6"), 0, "too late");
+    let mut read = redis::cmd("HGET");
+    let left: String =
+        read.arg(&["stock/apples", "value"]).query(&mut server.connection()).unwrap();
+    assert_eq!(left, "7");
+}
+
+fn fence(n: u64) -> Fence {
+    Fence::new(n).unwrap()
+}
+
+#[test]
+fn holder_passes_again_and_an_earlier_holder_does_not() {
+    let gate = FenceGate::new();
+    assert_eq!(gate.check(fence(7)), Ok(()));
+    assert_eq!(gate.check(fence(7)), Ok(()), "the same holder writes once more");
+    assert_eq!(gate.check(fence(9)), Ok(()), "fences may skip numbers");
+    let stale = Stale { fence: fence(7), largest: fence(9) };
+    assert_eq!(gate.check(fence(7)), Err(stale));
+    assert_eq!(gate.largest(), fence(9), "a refused fence leaves no trace");
+    assert!(stale.to_string().contains('7') && stale.to_string().contains('9'), "{stale}");
+}
+
+#[test]
+fn gate_continues_from_the_stored_fence() {
+    let gate = FenceGate::resume(fence(40));
+    assert!(gate.check(fence(39)).is_err());
+    assert!(gate.check(fence(40)).is_ok());
+}
+
+#[test]
+fn fence_of_work_that_panics_is_remembered() {
+    let gate = FenceGate::new();
+    let panicked = catch_unwind(AssertUnwindSafe(|| gate.pass(fence(5), || panic!("half-way"))));
+    assert!(panicked.is_err());
+    assert!(gate.check(fence(4)).is_err(), "the work may have written something");
+    assert!(gate.check(fence(5)).is_ok());
+}
+
+#[test]
+fn fences_of_writes_inside_a_gate_never_decrease() {
+    let gate = FenceGate::new();
+    let written = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for writer in 0..8_u64 {
+            let (gate, written) = (&gate, &written);
+            scope.spawn(move || {
+                for n in 0..2000 {
+                    let mine = fence(1 + n * 8 + (writer * 5 + n) % 8);
+                    // The mutex protects the vector only. The gate keeps the order.
+                    let _ = gate.pass(mine, || written.lock().unwrap().push(mine));
+                }
+            });
         }
-    }
-}
-
-#[tokio::test]
-async fn fences_grow_and_no_lock_fails_after_a_restart_with_a_wrong_clock() {
-    for ahead_s in [10, -10, 3600, -3600] {
-        let clocks: Vec<_> = (0..3).map(|_| WallClock::new()).collect();
-        let mut masters =
-            Masters::start_with(3, |index, builder| builder.wall_clock(&clocks[index])).unwrap();
-        let quorum = connect(masters.urls()).await;
-        let mut last = None;
-        acquire_and_release(&quorum, &mut last).await;
-        clocks[1].step_ms(ahead_s * 1000);
-        // The fences of this master begin above its wrong clock, and it has forgotten its earlier
-        // fences. The client acquires every lock all the same.
-        masters[1].kill();
-        until_voting(&quorum, 2).await;
-        masters[1].restart().unwrap();
-        until_voting(&quorum, 3).await;
-        for _ in 0..10 {
-            acquire_and_release(&quorum, &mut last).await;
-        }
-    }
-}
-
-#[tokio::test]
-async fn masters_with_different_fences_agree_after_one_round() {
-    // The last master starts later than the others, whose first fences may be equal. With the first
-    // one down, a lock needs both others.
-    let mut masters = Masters::start(3);
-    masters[2].restart().unwrap();
-    masters[0].kill();
-    let quorum = Quorum::connect(masters.urls()).await.unwrap();
-    let extends = || [1, 2].map(|index| calls(&masters[index], "lock.extend")).iter().sum::<u64>();
-    let mut last = None;
-    acquire_and_release(&quorum, &mut last).await;
-    assert_eq!(extends(), 1, "only the master with the smaller fence gets an EXTEND");
-    for _ in 0..10 {
-        acquire_and_release(&quorum, &mut last).await;
-    }
-    assert_eq!(extends(), 1);
-}
-
-#[tokio::test]
-async fn fences_grow_while_the_masters_restart_one_after_the_other() {
-    const MAX_TTL_MS: u64 = 2000;
-    let mut masters =
-        Masters::start_with(3, |_, builder| builder.arg("lock.max-ttl", MAX_TTL_MS)).unwrap();
-    let quorum = connect(masters.urls()).await;
-    let builder = quorum.lock("k").ttl(Duration::from_millis(MAX_TTL_MS));
-    let builder = builder.node_timeout(Duration::from_millis(400));
-    let mut last = None;
-    for restarted in [0, 1, 2, 0] {
-        // With -1, a master abstains for `lock.max-ttl` after a start.
-        masters[restarted].set_arg("lock.rejoin-delay", -1);
-        masters[restarted].restart().unwrap();
-        let mut while_abstaining = 0;
-        loop {
-            let abstained = abstains(&masters[restarted]);
-            let lock = builder.acquire().await.unwrap();
-            assert!(Some(lock.fence()) > last, "{} after {last:?}", lock.fence());
-            last = Some(lock.fence());
-            // On a busy machine too few nodes may answer in time. The release then continues.
-            let _ = lock.release().await;
-            if !abstained {
-                break;
-            }
-            while_abstaining += u32::from(abstains(&masters[restarted]));
-        }
-        assert!(while_abstaining > 0, "locks were granted while the restarted node abstained");
-        until_voting(&quorum, 3).await;
-    }
-}
-
-#[tokio::test]
-async fn late_answer_does_not_change_the_fence() {
-    let net = net_of(masters_with_equal_fences()).await;
-    net.proxies[2].hold(Direction::ToClient);
-    let lock = patiently(&net.quorum, "k").acquire().await.unwrap();
-    let fence = lock.fence();
-    net.heal();
-    until_held_on(&lock, 3).await;
-    assert_eq!(lock.fence(), fence);
-    lock.release().await.unwrap();
+    });
+    let written = written.into_inner().unwrap();
+    assert!(written.is_sorted());
+    assert_eq!(written.last(), Some(&gate.largest()));
 }

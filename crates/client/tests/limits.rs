@@ -7,9 +7,9 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, connect, first_failure, info, net, quorum, wait_until_all_hold};
+use common::{first_failure, net};
 use quorlock_client::{NodeError, Quorum};
-use quorlock_testkit::{Direction, Masters, Proxy, eventually_async};
+use quorlock_testkit::{Direction, Masters, Proxy};
 use tokio::time::Instant;
 
 /// A quorum of three masters with this round trip and the default settings.
@@ -22,21 +22,6 @@ async fn distant_quorum(round_trip: Duration) -> (Masters, Vec<Proxy>, Quorum) {
     }
     let quorum = Quorum::connect(proxies.iter().map(Proxy::url)).await.unwrap();
     (masters, proxies, quorum)
-}
-
-#[tokio::test]
-async fn distant_masters_need_no_settings() {
-    for round_trip_ms in [60, 200, 600] {
-        let (_masters, _proxies, quorum) =
-            distant_quorum(Duration::from_millis(round_trip_ms)).await;
-        for attempt in 0..3 {
-            let lock = quorum.lock("k").acquire().await;
-            let mut lock =
-                lock.unwrap_or_else(|error| panic!("{round_trip_ms} ms, {attempt}: {error}"));
-            lock.extend().await.unwrap();
-            lock.release().await.unwrap();
-        }
-    }
 }
 
 /// `make test-distant` runs this test for a minute.
@@ -91,45 +76,5 @@ async fn calls_keep_their_time_when_all_nodes_are_silent() {
         }
         assert!(fastest < Duration::from_millis(150), "{fastest:?}");
         net.heal();
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn free_keys_are_granted_while_all_wait_connections_are_taken() {
-    const CONNECTIONS: usize = quorlock_core::client::limits::WAIT_CONNECTIONS_MAX;
-    let (masters, holder) = quorum(1).await;
-    let mut held = Vec::new();
-    for key in 0..CONNECTIONS + 6 {
-        let builder = holder.lock(format!("k{key}")).ttl(Duration::from_secs(30));
-        held.push(builder.acquire().await.unwrap());
-    }
-    let late = held.split_off(CONNECTIONS);
-    wait_until_all_hold(&masters, "k0").await;
-    let other = connect(masters.urls()).await;
-    let wait = Duration::from_secs(20);
-    let mut waiting = tokio::task::JoinSet::new();
-    for key in 0..CONNECTIONS {
-        let lock = other.lock(format!("k{key}")).wait(wait);
-        waiting.spawn(async move { lock.acquire().await.map(drop) });
-    }
-    eventually_async(PATIENCE * 2, "all wait connections are taken", async || {
-        info::<usize>(&masters[0], "lock_waiters") == CONNECTIONS
-    })
-    .await;
-    let mut without_connection = tokio::task::JoinSet::new();
-    for key in CONNECTIONS..CONNECTIONS + 6 {
-        let lock = other.lock(format!("k{key}")).wait(wait);
-        without_connection.spawn(async move { lock.acquire().await });
-    }
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    for lock in late {
-        lock.release().await.unwrap();
-    }
-    for lock in without_connection.join_all().await {
-        lock.expect("the key is free").release().await.unwrap();
-    }
-    drop(held);
-    for done in waiting.join_all().await {
-        done.unwrap();
     }
 }

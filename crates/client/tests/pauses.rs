@@ -1,4 +1,4 @@
-//! Pauses of the process itself: time in which it did not run is no node's silence.
+//! Pauses of the process itself, in which no node is silent, and runtimes that end.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -6,10 +6,12 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Net, PATIENCE, calls, exists, net};
-use quorlock_client::{ExtendError, FlushError, Ownership, Quorum};
-use quorlock_testkit::{Direction, Masters, Server, eventually, eventually_async};
-use tokio::runtime::Builder;
+use common::{
+    Net, PATIENCE, calls, connect, exists, masters_holding, net, quorum, wait_until_free,
+};
+use quorlock_client::{AcquireError, ExtendError, Ownership, ReleaseError};
+use quorlock_testkit::{Direction, Masters, Server, eventually};
+use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
 
 /// The time limit of a node: longer than the steps of a test before its pause.
@@ -47,43 +49,6 @@ async fn lock_that_a_majority_extended_during_a_pause_is_extended() {
     assert!(matches!(lock.ownership(), Ownership::Held(_)), "{lock:?}");
 }
 
-#[tokio::test]
-async fn flush_does_not_wait_for_renewals() {
-    let net = net(3).await;
-    let mut locks = Vec::new();
-    for n in 0..30 {
-        let mut lock =
-            net.quorum.lock(format!("k{n}")).ttl(Duration::from_secs(2)).acquire().await.unwrap();
-        lock.renew();
-        locks.push(lock);
-    }
-    // Each round of renewals now awaits an answer that does not arrive.
-    net.proxies[2].hold(Direction::ToClient);
-    let extends = || calls(&net.masters[0], "lock.extend");
-    eventually_async(PATIENCE, "locks are renewed", async || extends() > 30).await;
-    assert_eq!(net.quorum.flush(PATIENCE / 10).await, Ok(()));
-    drop(locks.pop());
-    let pending = net.quorum.flush(PATIENCE / 10).await;
-    assert_eq!(pending, Err(FlushError { pending: 1 }), "one release awaits the third node");
-    net.heal();
-    assert_eq!(net.quorum.flush(PATIENCE).await, Ok(()));
-}
-
-#[test]
-fn extension_without_its_runtime_blames_no_node() {
-    let masters = Masters::start(3);
-    let runtime = || Builder::new_current_thread().enable_all().build().unwrap();
-    let first = runtime();
-    let (_quorum, mut lock) = first.block_on(async {
-        let quorum = Quorum::connect(masters.urls()).await.unwrap();
-        let lock = quorum.lock("k").acquire().await.unwrap();
-        (quorum, lock)
-    });
-    drop(first);
-    let error = runtime().block_on(lock.extend()).unwrap_err();
-    assert!(matches!(error, ExtendError::RuntimeEnded), "{error}");
-}
-
 #[test]
 fn extension_fails_when_its_runtime_ends_meanwhile() {
     let first = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -102,4 +67,32 @@ fn extension_fails_when_its_runtime_ends_meanwhile() {
     drop(first);
     let error = extending.join().unwrap().unwrap_err();
     assert!(matches!(error, ExtendError::RuntimeEnded), "{error}");
+}
+
+#[tokio::test]
+async fn client_that_slept_through_its_ttl_holds_nothing() {
+    let (masters, quorum) = quorum(3).await;
+    let builder = quorum.lock("k").ttl(Duration::from_secs(1));
+    let mut acquiring = Box::pin(builder.try_acquire());
+    // The first poll queues the requests, and the yield sends them. Then the client does nothing,
+    // as when its machine sleeps.
+    assert!(futures_util::poll!(acquiring.as_mut()).is_pending());
+    tokio::task::yield_now().await;
+    eventually(PATIENCE, "the nodes have granted", || masters_holding(&masters, "k") == 3);
+    let slept = std::time::Instant::now();
+    eventually(PATIENCE, "the ttl is over", || slept.elapsed() > Duration::from_secs(1));
+    let error = acquiring.await.unwrap_err();
+    assert!(matches!(error, AcquireError::InsufficientValidity { .. }), "{error}");
+    wait_until_free(&masters, "k").await;
+}
+
+#[test]
+fn release_fails_without_panic_after_the_runtime_has_ended() {
+    let masters = Masters::start(3);
+    let (own, other) = (Runtime::new().unwrap(), Runtime::new().unwrap());
+    let lock =
+        own.block_on(async { connect(masters.urls()).await.lock("k").acquire().await.unwrap() });
+    drop(own);
+    let released = other.block_on(lock.release());
+    assert!(matches!(released, Err(ReleaseError::NoQuorum { .. })), "{released:?}");
 }

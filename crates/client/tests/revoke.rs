@@ -7,17 +7,18 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    PATIENCE, connect, connect_blocking, masters_with_equal_fences, net, pttl, quorum,
-    wait_until_all_hold, wait_until_free,
+    PATIENCE, connect, connect_blocking, masters_with_equal_fences, pttl, quorum,
+    wait_until_all_hold,
 };
 use quorlock_client::{
-    Answer, AttachError, ExtendError, LockMode, LockState, LostError, NodeError, NodeRevocation,
-    Ownership, Released, RevocationState, RevokeError, ScanError,
+    Answer, ExtendError, LockMode, LockState, LostError, NodeError, NodeRevocation, Ownership,
+    RevocationState, RevokeError, ScanError,
 };
-use quorlock_testkit::{Proxy, Server, eventually, eventually_async};
+use quorlock_testkit::{Server, eventually};
 use tokio::time::timeout;
 
 const TTL: Duration = Duration::from_secs(2);
+
 /// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(30);
 
@@ -57,64 +58,6 @@ async fn revoked_lock_lasts_until_its_deadline_and_not_longer() {
     timeout(PATIENCE, revocation.ended()).await.expect("the lock is over by its deadline");
     assert_eq!(revocation.report().state, RevocationState::Over);
     operator.lock("k").acquire().await.unwrap().release().await.unwrap();
-}
-
-#[tokio::test]
-async fn early_release_ends_a_revoked_lock() {
-    let (masters, quorum) = quorum(3).await;
-    let lock = quorum.lock("k").ttl(Duration::from_secs(50)).acquire().await.unwrap();
-    wait_until_all_hold(&masters, "k").await;
-    let mut revocation = quorum.revoke("k").await.unwrap();
-    assert_eq!(lock.release().await.unwrap(), Released::Released);
-    timeout(PATIENCE, revocation.ended()).await.expect("the lock is over long before its deadline");
-    wait_until_free(&masters, "k").await;
-}
-
-#[tokio::test]
-async fn revoked_lock_is_not_attached() {
-    let (masters, quorum) = quorum(3).await;
-    let lock = quorum.lock("k").ttl(TTL).acquire().await.unwrap();
-    wait_until_all_hold(&masters, "k").await;
-    let detached = lock.detach();
-    let _revocation = quorum.revoke("k").await.unwrap();
-    let error = quorum.attach(detached).await.unwrap_err();
-    let AttachError::NoQuorum { nodes } = &error else { panic!("{error}") };
-    assert!(nodes.failed().any(|(_, error)| matches!(error, NodeError::Revoked { .. })), "{nodes}");
-}
-
-#[tokio::test]
-async fn revoke_now_frees_the_key_at_once() {
-    let (masters, quorum) = quorum(3).await;
-    let lock = quorum.lock("k").ttl(Duration::from_secs(50)).acquire().await.unwrap();
-    wait_until_all_hold(&masters, "k").await;
-    let revocation = quorum.revoke_now("k").await.unwrap();
-    let report = revocation.report();
-    assert_eq!(report.state, RevocationState::Over);
-    assert!(report.remaining > Duration::from_secs(40), "the holder may run on: {report:?}");
-    let next = quorum.lock("k").try_acquire().await.unwrap();
-    assert!(next.fence() > lock.fence());
-}
-
-#[tokio::test]
-async fn revocation_by_a_minority_is_unknown_until_a_majority_answers() {
-    let net = net(3).await;
-    let mut lock = net.quorum.lock("k").ttl(LONG).acquire().await.unwrap();
-    wait_until_all_hold(&net.masters, "k").await;
-    let operator = connect(net.proxies.iter().map(Proxy::url)).await;
-    net.proxies[1..].iter().for_each(Proxy::cut);
-    let mut revocation = operator.revoke("k").await.unwrap();
-    assert_eq!(revocation.report().state, RevocationState::Unknown);
-    net.heal();
-    let revoked = async {
-        while revocation.report().state != RevocationState::Revoked {
-            revocation.changed().await;
-        }
-    };
-    timeout(PATIENCE, revoked).await.expect("the other nodes are asked again");
-    eventually_async(PATIENCE, "the holder is told", async || {
-        matches!(lock.extend().await, Err(ExtendError::Revoked { .. } | ExtendError::Lost { .. }))
-    })
-    .await;
 }
 
 #[tokio::test]

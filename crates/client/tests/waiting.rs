@@ -9,17 +9,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{
-    Net, PATIENCE, assert_times_out, calls, connect, delete_on, masters_holding, net, net_of,
-    quorum, spawn_acquire, until_in_line, wait_until_all_hold, wait_until_free, waiters,
+    Net, PATIENCE, connect, masters_holding, net, net_of, quorum, spawn_acquire, until_in_line,
+    wait_until_all_hold, wait_until_free, waiters,
 };
 use quorlock_client::{AcquireError, Lock};
 use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually_async};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
-
-fn lock_commands(masters: &Masters) -> u64 {
-    masters.iter().map(|master| calls(master, "lock.*")).sum()
-}
 
 /// A time that is longer than a test.
 const LONG: Duration = Duration::from_secs(60);
@@ -72,28 +68,6 @@ async fn held_everywhere(net: &Net) -> Lock {
 }
 
 #[tokio::test]
-async fn release_hands_the_lock_over_in_the_order_of_the_line() {
-    let net = net(3).await;
-    let holder = held_everywhere(&net).await;
-    let line = Line::start(&net, 4).await;
-    holder.release().await.unwrap();
-    line.assert_served_in_order("no fault").await;
-    wait_until_free(&net.masters, "k").await;
-}
-
-#[tokio::test]
-async fn call_without_wait_is_refused_while_others_stand_in_line() {
-    let net = net(3).await;
-    let holder = held_everywhere(&net).await;
-    let line = Line::start(&net, 1).await;
-    let refused = net.quorum.lock("k").try_acquire().await;
-    assert!(matches!(refused, Err(AcquireError::Held { .. })), "{refused:?}");
-    until_in_line(&net.masters, 1).await;
-    holder.release().await.unwrap();
-    line.assert_served_in_order("no fault").await;
-}
-
-#[tokio::test]
 async fn every_waiter_acquires_in_order_although_one_node_of_three_fails() {
     for fault in ["killed", "paused", "cut off", "deaf", "mute", "restarted"] {
         for failed in 0..3 {
@@ -122,24 +96,6 @@ async fn every_waiter_acquires_in_order_although_one_node_of_three_fails() {
             .await;
         }
     }
-}
-
-#[tokio::test]
-async fn waiters_join_the_queue_of_a_node_that_returns() {
-    let net = net(3).await;
-    let holder = held_everywhere(&net).await;
-    let line = Line::start(&net, 3).await;
-    net.proxies[0].cut();
-    eventually_async(PATIENCE, "the node has lost its queue", async || {
-        waiters(&net.masters[0]) == 0
-    })
-    .await;
-    net.proxies[0].heal();
-    until_in_line(&net.masters, 3).await;
-    // The order is that of the tickets, and not that of the return.
-    net.proxies[1].cut();
-    holder.release().await.unwrap();
-    line.assert_served_in_order("another node is cut off").await;
 }
 
 #[tokio::test]
@@ -221,29 +177,6 @@ async fn wait_without_end_stands_in_line() {
 }
 
 #[tokio::test]
-async fn winner_is_repaired_in_front_of_the_line() {
-    let net = net(3).await;
-    let holder = held_everywhere(&net).await;
-    let ours = connect(net.proxies.iter().map(Proxy::url)).await;
-    // A lease without a client keeps one node from the winner.
-    delete_on(&net.masters[0], "k");
-    let mut orphan = redis::cmd("LOCK.ACQUIRE");
-    orphan.arg(&["k", "orphan", "60000"]).exec(&mut net.masters[0].connection()).unwrap();
-    let waiting = spawn_acquire(ours.lock("k").ttl(LONG));
-    until_in_line(&net.masters, 1).await;
-    let line = Line::start(&net, 2).await;
-    holder.release().await.unwrap();
-    let mut lock = waiting.await.unwrap();
-    lock.renew();
-    let mut release = redis::cmd("LOCK.RELEASE");
-    release.arg(&["k", "orphan"]).exec(&mut net.masters[0].connection()).unwrap();
-    eventually_async(PATIENCE, "the winner holds all nodes", async || lock.coverage().held == 3)
-        .await;
-    lock.release().await.unwrap();
-    line.assert_served_in_order("no fault").await;
-}
-
-#[tokio::test]
 async fn only_one_call_of_a_program_waits_on_a_node() {
     let (masters, quorum) = quorum(3).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
@@ -265,42 +198,6 @@ async fn only_one_call_of_a_program_waits_on_a_node() {
     }
     assert_eq!(acquired.load(Ordering::Relaxed), 100);
     wait_until_free(&masters, "k").await;
-}
-
-#[tokio::test]
-async fn programs_that_share_a_key_never_overlap_and_do_not_poll() {
-    let (masters, _) = quorum(5).await;
-    let inside = Arc::new(AtomicUsize::new(0));
-    let mut tasks = JoinSet::new();
-    for _ in 0..8 {
-        let quorum = connect(masters.urls()).await;
-        let inside = Arc::clone(&inside);
-        tasks.spawn(async move {
-            let mut last = None;
-            for _ in 0..20 {
-                let lock = quorum.lock("k").wait(Duration::from_secs(60)).acquire().await.unwrap();
-                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two at once");
-                assert!(Some(lock.fence()) > last);
-                last = Some(lock.fence());
-                tokio::task::yield_now().await;
-                inside.fetch_sub(1, Ordering::SeqCst);
-                lock.release().await.unwrap();
-            }
-        });
-    }
-    tasks.join_all().await;
-    let commands = lock_commands(&masters);
-    assert!(commands < 160 * 5 * 5, "{commands} commands for 160 locks on 5 masters is polling");
-    wait_until_free(&masters, "k").await;
-}
-
-#[tokio::test]
-async fn timed_out_waiter_leaves_all_queues() {
-    let (masters, quorum) = quorum(3).await;
-    let _lock = quorum.lock("k").acquire().await.unwrap();
-    let other = connect(masters.urls()).await;
-    assert_times_out(other.lock("k"), Duration::from_millis(300)).await;
-    until_in_line(&masters, 0).await;
 }
 
 #[tokio::test]
@@ -344,36 +241,4 @@ async fn dropped_wait_leaves_all_queues_within_100_ms() {
         fastest = fastest.min(dropped.elapsed());
     }
     assert!(fastest < Duration::from_millis(100), "{fastest:?}");
-}
-
-#[tokio::test]
-async fn wait_dropped_at_any_moment_leaves_nothing() {
-    let (masters, quorum) = quorum(3).await;
-    let other = connect(masters.urls()).await;
-    for n in 0..40_u64 {
-        let lock = quorum.lock("k").ttl(Duration::from_secs(20)).acquire().await.unwrap();
-        let builder = other.lock("k").ttl(Duration::from_secs(20)).wait(Duration::from_secs(20));
-        let waiting = tokio::spawn(async move {
-            timeout(Duration::from_micros(n * 150), builder.acquire()).await.is_ok()
-        });
-        tokio::time::sleep(Duration::from_micros(n * 100)).await;
-        lock.release().await.unwrap();
-        waiting.await.unwrap();
-    }
-    other.flush(PATIENCE).await.unwrap();
-    quorum.flush(PATIENCE).await.unwrap();
-    wait_until_free(&masters, "k").await;
-    assert_eq!(masters.iter().map(waiters).sum::<u64>(), 0);
-}
-
-#[tokio::test]
-async fn waiter_acquires_a_key_whose_plain_set_expires() {
-    let (masters, quorum) = quorum(3).await;
-    for master in &masters {
-        let mut set = redis::cmd("SET");
-        set.arg(&["k", "old", "PX", "300"]).exec(&mut master.connection()).unwrap();
-    }
-    let lock = quorum.lock("k").acquire().await.unwrap();
-    assert!(masters_holding(&masters, "k") >= 2);
-    lock.release().await.unwrap();
 }

@@ -1,0 +1,330 @@
+//! One path for each kind of lock: of one key, of several keys, shared, of a semaphore, of any key.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+mod common;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{
+    PATIENCE, Recorder, assert_refused, calls, connect, masters_holding, quorum, spawn_acquire,
+    until_held_on, until_in_line, wait_until_all_hold, wait_until_free,
+};
+use futures_util::future::join_all;
+use quorlock_client::{AcquireError, ExtendError, LockBuilder, Quorum, Released};
+use quorlock_testkit::{Masters, eventually_async};
+use tokio::task::JoinSet;
+use tracing::Level;
+
+#[tokio::test]
+async fn lock_is_held_on_all_masters_until_it_is_released() {
+    let (masters, quorum) = quorum(3).await;
+    let lock = quorum.lock("k").acquire().await.unwrap();
+    wait_until_all_hold(&masters, "k").await;
+    until_held_on(&lock, 3).await;
+    assert!(lock.remaining() > Duration::from_secs(5));
+    assert_eq!(lock.release().await.unwrap(), Released::Released);
+    wait_until_free(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn wait_that_timed_out_names_the_holder() {
+    let (masters, quorum) = quorum(3).await;
+    let held = quorum.lock("k").owner("web-3\n").acquire().await.unwrap();
+    wait_until_all_hold(&masters, "k").await;
+    let other = connect(masters.urls()).await;
+    // On a busy machine, the nodes may answer too late to name the holder.
+    let waiting = other.lock("k").wait(Duration::from_millis(300));
+    eventually_async(PATIENCE, "the error names the holder", async || {
+        let error = waiting.acquire().await.unwrap_err();
+        let AcquireError::TimedOut { holder: Some(holder), .. } = &error else { return false };
+        let text = error.to_string();
+        let start = "another client still holds the lock after ";
+        assert!(text.starts_with(start) && text.ends_with(" ago"), "{text}");
+        assert!(text.contains(r": web-3\n, since "), "{text}");
+        assert_eq!((holder.owner.as_deref(), holder.holders), (Some("web-3\n"), 1));
+        holder.held_for.is_some()
+    })
+    .await;
+    held.release().await.unwrap();
+    wait_until_free(&masters, "k").await;
+    assert_eq!(other.lock("k").holder().await, None);
+}
+
+#[tokio::test]
+async fn holders_of_each_kind_of_lock_are_named() {
+    let (masters, quorum) = quorum(3).await;
+    let ours = |builder: LockBuilder| builder.owner("web-3").wait(PATIENCE);
+    let _both = ours(quorum.lock_all(["a", "b"])).acquire().await.unwrap();
+    let readers = [(); 2].map(|()| ours(quorum.lock("r").shared()));
+    let _readers = join_all(readers.each_ref().map(LockBuilder::acquire)).await;
+    let permits = [(); 2].map(|()| ours(quorum.semaphore("s", 2)));
+    let _permits = join_all(permits.each_ref().map(LockBuilder::acquire)).await;
+    for master in &masters {
+        redis::cmd("SET").arg("f").arg("x").exec(&mut master.connection()).unwrap();
+    }
+    for (builder, names) in [
+        (quorum.lock_all(["b", "c"]), "web-3, since "),
+        (quorum.lock_any(["a", "b"]), "web-3, since "),
+        (quorum.lock("r"), "web-3 and 1 other, since "),
+        (quorum.semaphore("s", 2), "web-3 and 1 other, since "),
+        (quorum.lock("f"), "a program that uses SET"),
+    ] {
+        eventually_async(PATIENCE, names, async || {
+            let holder = builder.holder().await;
+            holder.is_some_and(|holder| holder.to_string().starts_with(names))
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn quick_grant_or_refusal_costs_no_inspection() {
+    let (masters, quorum) = quorum(3).await;
+    for wait in [Duration::ZERO, PATIENCE] {
+        quorum.lock("k").wait(wait).acquire().await.unwrap().release().await.unwrap();
+    }
+    let _held = quorum.lock("k").acquire().await.unwrap();
+    let error = connect(masters.urls()).await.lock("k").try_acquire().await.unwrap_err();
+    assert!(matches!(error, AcquireError::Held { holder: None, .. }), "{error}");
+    assert_eq!(error.to_string(), "another client holds the lock or waits for it");
+    let inspections = masters.iter().map(|master| calls(master, "lock.inspect"));
+    assert_eq!(inspections.sum::<u64>(), 0);
+}
+
+#[tokio::test]
+async fn all_keys_are_held_on_all_masters_until_they_are_released_together() {
+    let (masters, quorum) = quorum(3).await;
+    let before = quorum.lock("b").acquire().await.unwrap();
+    let fence = before.fence();
+    before.release().await.unwrap();
+    let mut lock = quorum.lock_all(["b", "a", "b"]).acquire().await.unwrap();
+    assert!(lock.keys().eq([b"a", b"b"]));
+    assert!(lock.fence() > fence);
+    wait_until_all_hold(&masters, "a").await;
+    wait_until_all_hold(&masters, "b").await;
+    until_held_on(&lock, 3).await;
+    lock.extend().await.unwrap();
+    assert_eq!(lock.release().await.unwrap(), Released::Released);
+    wait_until_free(&masters, "a").await;
+    wait_until_free(&masters, "b").await;
+}
+
+/// The baseline: clients that acquire one lock after the other wait for each other.
+#[tokio::test]
+async fn keys_in_opposite_orders_deadlock_as_single_locks_and_not_as_one() {
+    let masters = Masters::start(3);
+    let both_hold_one = Arc::new(tokio::sync::Barrier::new(2));
+    let mut tasks = JoinSet::new();
+    for keys in [["a", "b"], ["b", "a"]] {
+        let (client, both_hold_one) = (connect(masters.urls()).await, Arc::clone(&both_hold_one));
+        tasks.spawn(async move {
+            let first = client.lock(keys[0]).acquire().await.unwrap();
+            both_hold_one.wait().await;
+            let second = client.lock(keys[1]).wait(Duration::from_millis(500)).acquire().await;
+            both_hold_one.wait().await;
+            first.release().await.unwrap();
+            let as_one = client.lock_all(keys).wait(PATIENCE).acquire().await;
+            (second.is_err(), as_one.unwrap().release().await.is_ok())
+        });
+    }
+    assert_eq!(tasks.join_all().await, [(true, true); 2]);
+}
+
+#[tokio::test]
+async fn zero_or_65_keys_are_refused() {
+    let (_masters, quorum) = quorum(1).await;
+    for keys in [0, 65] {
+        let refused = quorum.lock_all((0..keys).map(|n| n.to_string())).try_acquire().await;
+        assert!(matches!(refused, Err(AcquireError::InvalidRequest { .. })), "{refused:?}");
+    }
+}
+
+const K: &str = "k";
+
+fn reader(quorum: &Quorum) -> LockBuilder {
+    quorum.lock(K).shared().wait(PATIENCE)
+}
+
+#[tokio::test]
+async fn readers_hold_a_lock_together_and_a_writer_holds_it_alone() {
+    let (masters, ours) = quorum(3).await;
+    let theirs = connect(masters.urls()).await;
+    let first = reader(&ours).try_acquire().await.unwrap();
+    let second = reader(&ours).try_acquire().await.unwrap();
+    let third = reader(&theirs).try_acquire().await.unwrap();
+    assert!(first.is_shared() && third.is_shared());
+    for quorum in [&ours, &theirs] {
+        assert_refused(&quorum.lock(K).try_acquire().await);
+    }
+    let readers_fence = first.fence().max(second.fence()).max(third.fence());
+    for lock in [first, second, third] {
+        lock.release().await.unwrap();
+    }
+    let writer = theirs.lock(K).acquire().await.unwrap();
+    assert!(writer.fence() > readers_fence);
+    assert!(!writer.is_shared());
+    assert_refused(&reader(&ours).try_acquire().await);
+    let fence = writer.fence();
+    writer.release().await.unwrap();
+    let after = reader(&ours).acquire().await.unwrap();
+    assert!(after.fence() > fence);
+    drop(after);
+    wait_until_free(&masters, K).await;
+}
+
+#[tokio::test]
+async fn downgrade_admits_readers_and_no_writer() {
+    let (masters, ours) = quorum(3).await;
+    let theirs = connect(masters.urls()).await;
+    let mut lock = ours.lock(K).acquire().await.unwrap();
+    wait_until_all_hold(&masters, K).await;
+    let readers = [spawn_acquire(reader(&ours)), spawn_acquire(reader(&theirs))];
+    until_in_line(&masters, 2).await;
+    let fence = lock.fence();
+    lock.downgrade().await.unwrap();
+    assert!(lock.is_shared());
+    assert_eq!(lock.fence(), fence);
+    for reader in readers {
+        assert!(reader.await.unwrap().fence() > fence);
+    }
+    assert_refused(&theirs.lock(K).try_acquire().await);
+    lock.extend().await.unwrap();
+    lock.release().await.unwrap();
+    wait_until_free(&masters, K).await;
+}
+
+#[tokio::test]
+async fn lock_of_several_keys_cannot_be_shared() {
+    let (_masters, quorum) = quorum(3).await;
+    let refused = quorum.lock_all(["a", "b"]).shared().try_acquire().await;
+    assert!(matches!(refused, Err(AcquireError::InvalidRequest { .. })), "{refused:?}");
+    let mut both = quorum.lock_all(["a", "b"]).try_acquire().await.unwrap();
+    assert!(matches!(both.downgrade().await, Err(ExtendError::NotShareable)));
+    assert!(!both.is_shared());
+    both.extend().await.unwrap();
+}
+
+#[tokio::test]
+async fn permit_cannot_be_shared_even_after_it_was_attached() {
+    let (_masters, quorum) = quorum(3).await;
+    let mut permit = quorum.semaphore("k", 4).try_acquire().await.unwrap();
+    assert!(matches!(permit.downgrade().await, Err(ExtendError::NotShareable)));
+    let mut attached = quorum.attach(permit.detach()).await.unwrap();
+    assert!(matches!(attached.downgrade().await, Err(ExtendError::NotShareable)));
+    assert!(!attached.is_shared());
+}
+
+#[tokio::test]
+async fn larger_number_of_permits_is_noticed_when_the_semaphore_is_full() {
+    let (masters, theirs) = quorum(3).await;
+    let ours = connect(masters.urls()).await;
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(theirs.semaphore("s", 3).try_acquire().await.unwrap());
+    }
+    let warnings = Recorder::new(Level::WARN);
+    let _listening = tracing::subscriber::set_default(warnings.clone());
+    let inspected = || masters.iter().map(|master| calls(master, "lock.inspect")).sum::<u64>();
+    let before = inspected();
+    assert!(theirs.semaphore("s", 3).try_acquire().await.is_err());
+    let by_then = inspected() - before;
+    // A client inspects the slots beyond its number of permits, up to the slot 63, on each of the 3
+    // nodes: 61 slots if its semaphore has 3 permits, and 62 if it has 2.
+    eventually_async(PATIENCE, "the slots are inspected", async || inspected() >= before + 3 * 61)
+        .await;
+    assert!(by_then <= 3 * 61 && warnings.text().is_empty(), "{}", warnings.text());
+    for _ in 0..3 {
+        assert!(ours.semaphore("s", 2).try_acquire().await.is_err());
+    }
+    eventually_async(PATIENCE, "a warning", async || !warnings.text().is_empty()).await;
+    let warned = warnings.text();
+    assert_eq!(warned.matches("larger number of permits").count(), 1, "{warned}");
+    assert!(warned.contains("permits=2") && warned.contains("larger=3"), "{warned}");
+    assert_eq!(
+        inspected() - before,
+        3 * 61 + 3 * 62,
+        "the three calls together compare the permits once"
+    );
+    assert_eq!(ours.larger_permits("s", 3).await, None);
+    assert_eq!(ours.larger_permits("s", 1).await, Some(3));
+}
+
+#[tokio::test]
+async fn attached_lock_keeps_its_slot_and_its_mode() {
+    let (_masters, quorum) = quorum(3).await;
+    let mut permit = quorum.semaphore("s", 4).acquire().await.unwrap();
+    let slot = permit.slot();
+    assert!(slot.is_some());
+    for _ in 0..2 {
+        let text = permit.detach().to_secret_text();
+        permit = quorum.attach(text.parse().unwrap()).await.unwrap();
+        assert_eq!(permit.slot(), slot);
+    }
+    let plain = quorum.lock("s:slot1").acquire().await.unwrap().detach();
+    assert_eq!(quorum.attach(plain).await.unwrap().slot(), None);
+
+    let text = reader(&quorum).acquire().await.unwrap().detach().to_secret_text();
+    assert!(quorum.attach(text.parse().unwrap()).await.unwrap().is_shared());
+}
+
+#[tokio::test]
+async fn permits_are_distinct_slots_and_limited_in_number() {
+    let (masters, ours) = quorum(3).await;
+    let theirs = connect(masters.urls()).await;
+    let mut held = Vec::new();
+    for turn in 0..4 {
+        let quorum = if turn % 2 == 0 { &ours } else { &theirs };
+        held.push(quorum.semaphore("s", 4).try_acquire().await.unwrap());
+    }
+    let slots: HashSet<_> = held.iter().map(|permit| permit.slot().unwrap()).collect();
+    assert_eq!(slots, HashSet::from([0, 1, 2, 3]));
+    for permit in &held {
+        assert_eq!(permit.key(), format!("s:{:02}", permit.slot().unwrap()).as_bytes());
+    }
+    for quorum in [&ours, &theirs] {
+        assert_refused(&quorum.semaphore("s", 4).try_acquire().await);
+    }
+    let freed = held.remove(2);
+    let (slot, fence) = (freed.slot(), freed.fence());
+    freed.release().await.unwrap();
+    let next = theirs.semaphore("s", 4).try_acquire().await.unwrap();
+    assert_eq!(next.slot(), slot);
+    assert!(next.fence() > fence, "fences of a slot grow");
+}
+
+#[tokio::test]
+async fn invalid_semaphore_is_refused() {
+    let (_masters, quorum) = quorum(1).await;
+    for permits in [0, 65, usize::MAX] {
+        let refused = quorum.semaphore("s", permits).try_acquire().await;
+        let Err(AcquireError::InvalidRequest { reason }) = refused else { panic!("{refused:?}") };
+        assert!(reason.contains("1 to 64"), "{reason}");
+    }
+    let refused = quorum.semaphore("s", 2).shared().try_acquire().await;
+    assert!(matches!(refused, Err(AcquireError::InvalidRequest { .. })), "{refused:?}");
+    let mut only = quorum.semaphore("s", 1).try_acquire().await.unwrap();
+    assert!(only.downgrade().await.is_err());
+    drop(quorum.semaphore("t", 64).try_acquire().await.unwrap());
+}
+
+#[tokio::test]
+async fn lock_on_any_key_excludes_other_locks_on_that_key() {
+    let (masters, ours) = quorum(3).await;
+    let theirs = connect(masters.urls()).await;
+    let east = theirs.lock("east").acquire().await.unwrap();
+    let any = ours.lock_any(["west", "east"]).acquire().await.unwrap();
+    assert_eq!(any.key(), b"west");
+    assert_refused(&ours.lock_any(["east", "west"]).try_acquire().await);
+    let waiter = spawn_acquire(ours.lock_any(["west", "east"]).wait(PATIENCE));
+    until_in_line(&masters, 1).await;
+    east.release().await.unwrap();
+    let mut east = waiter.await.unwrap();
+    assert_eq!(east.key(), b"east");
+    east.extend().await.unwrap();
+    let attached = theirs.attach(east.detach()).await.unwrap();
+    assert_eq!((attached.key(), attached.slot()), (&b"east"[..], Some(0)));
+    assert_eq!(masters_holding(&masters, "west"), 3);
+}
