@@ -416,3 +416,12 @@ fn every_alert_fires_on_broken_fleets_and_none_on_a_good_one() {
         });
     }
 }
+
+#[test]
+fn address_that_is_taken_is_an_error_that_says_what_to_do() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let mut exporter = on_urls(&["a".into()], "exporter");
+    let output = exporter.args(["--listen", &address]).output().unwrap();
+    assert_error(&output, 125, "choose another --listen");
+}

@@ -279,11 +279,13 @@ fn lock_whose_handle_cannot_be_printed_is_released() {
 }
 
 #[test]
-fn error_of_a_ttl_above_the_limit_of_the_nodes_names_the_option() {
+fn error_of_a_ttl_that_is_too_long_or_too_short_names_the_limit() {
     let masters = Masters::start(3);
     let output = on(&masters, "acquire").args(["--ttl", "5m", "k"]).output().unwrap();
     let advice = "lower --ttl to at most 60s or raise lock.max-ttl";
     assert_error(&output, 125, advice);
+    let short = on(&masters, "acquire").args(["--ttl", "5ms", "k"]).output().unwrap();
+    assert_error(&short, 125, "at least 100ms");
     let handle = acquire(&masters);
     let output = output_retried_on_122(|| {
         with_input(on(&masters, "extend").args(["--ttl", "5m", "-"]), &handle)

@@ -334,3 +334,9 @@ fn missing_build_is_an_error_that_says_what_to_do() {
     assert_error(&output, 1, "make build");
     assert!(prefix.files().is_empty());
 }
+
+#[test]
+fn file_that_is_no_module_is_an_error_that_names_the_file() {
+    let output = quorlock().args(["up", "-n", "1", "--module", "/bin/sh"]).output().unwrap();
+    assert_error(&output, 125, "/bin/sh");
+}

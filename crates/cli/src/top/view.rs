@@ -184,7 +184,8 @@ mod tests {
     }
 
     fn screen(app: &mut App, columns: usize, rows: usize) -> String {
-        lines(app, Instant::now(), columns, rows).join("\n")
+        let now = app.listed_at.unwrap_or_else(Instant::now);
+        lines(app, now, columns, rows).join("\n")
     }
 
     #[test]
@@ -211,7 +212,8 @@ mod tests {
         let mut app = app_of(vec![lock(key, "web-3.example:4711", 15, 5, 2)]);
         for (columns, there, missing) in [
             (110, &["web-3.example:4711", "OWNER", "HELD", "NODES", "5.0 s", "2/3"][..], &[][..]),
-            (80, &["OWNER", "LEFT", "WAITERS"], &["HELD"]),
+            (80, &["OWNER", "LEFT", "WAITERS", "HELD"], &["web-3.example:4711"]),
+            (70, &["OWNER", "WAITERS"], &["HELD"]),
             (60, &["STATE", "LEFT"], &["HELD", "NODES"]),
             (46, &["LEFT"], &["OWNER", "WAITERS"]),
             (30, &["KEY"], &["LEFT"]),
