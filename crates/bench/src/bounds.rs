@@ -47,7 +47,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Time for which PINGs go on after `INFO` shows that the event is over.
 const AFTERWARDS: Duration = Duration::from_millis(300);
 
-/// The fields of `INFO lock` that show whether an event is over. Each holder of a shared lock counts
+/// The fields of `INFO lock` that say whether an event is over. Each holder of a shared lock counts
 /// as a lease.
 const LOCK_WAITERS: &str = "lock_waiters";
 const LEASES: &str = "lock_leases";

@@ -1,6 +1,6 @@
 //! Growth to three million leases and back: the costliest commands, the longest turn, and memory.
 //!
-//! On the way back, two thirds of the leases are released, and the last third expires in one moment.
+//! On the way back, two thirds of the leases are released, and the last third expires at once.
 //!
 //! The client sends a batch of a few commands and waits for all answers, so a batch includes the
 //! work that the server does between two commands. The processor time of the costliest batch is an

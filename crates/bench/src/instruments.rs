@@ -126,7 +126,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Reads the answers of this many lock commands, each of them a line. Fails if one is a refusal.
+    /// Reads the answers of this many lock commands, each a line. Fails if one is a refusal.
     pub(crate) fn expect_done(&mut self, answers: usize) -> anyhow::Result<()> {
         for _ in 0..answers {
             let line = self.read_line()?;

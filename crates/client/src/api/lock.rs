@@ -177,7 +177,7 @@ impl Lock {
         self.take().release().await
     }
 
-    /// Releases the lock after the work that it protected, as [`run`](crate::LockBuilder::run) does.
+    /// Releases the lock after the work it protected, as [`run`](crate::LockBuilder::run) does.
     ///
     /// An unconfirmed release is no error: by this machine's own clocks, the lock was held until
     /// the work ended, and the release continues in the background.
