@@ -309,8 +309,8 @@ impl<'a> Client<'a> {
     }
 
     fn round(&mut self) {
-        // Whether the client waits only a short time; forgets the lock, which its deadline ends;
-        // and hangs up while it waits.
+        // Whether the client waits only for a short time, whether it forgets the lock, which then
+        // ends by its deadline, and whether it hangs up while it waits.
         let (is_hurried, forgets, hangs_up) = match self.rng.random_range(0..100) {
             0..10 => (true, false, false),
             10..15 => (false, true, false),

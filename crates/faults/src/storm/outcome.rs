@@ -191,7 +191,8 @@ impl fmt::Display for Outcome {
         writeln!(f, "and {shared} shared; up to {} sharing at once", self.most_at_once)?;
         let ((mean, longest), gap_ms) = (self.waits, self.longest_gap.as_millis());
         let [mean, longest] = [mean, longest].map(|wait| wait.as_secs_f64() * 1e3);
-        writeln!(f, "  waits: {mean:.1} ms on average, {longest:.1} ms at most")?;
+        let ratio = self.wait_ratio();
+        writeln!(f, "  waits: {mean:.1} ms on average, {longest:.1} ms at most ({ratio:.1} ×)")?;
         writeln!(f, "  longest time without a grant: {gap_ms} ms")?;
         if !self.without_one.is_empty() {
             let each: Vec<_> = self.without_one.iter().map(|ratio| format!("{ratio:.2}")).collect();
