@@ -7,7 +7,7 @@ mod common;
 use std::collections::HashSet;
 use std::sync::mpsc;
 
-use common::{PATIENCE, RedisCli, Waiter, server, server_and_cli};
+use common::{PATIENCE, RedisCli, server, server_and_cli};
 use quorlock_testkit::{Server, eventually};
 use redis::Value::{self, BulkString, Int, Nil};
 use redis::{PubSub, PushInfo, PushKind};

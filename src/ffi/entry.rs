@@ -174,8 +174,8 @@ pub(super) unsafe extern "C" fn call<C: Command>(
                 // Finds both first, because hiding one may change the arguments.
                 let (token, new_token) = request::token_positions(C::SPEC.keys, args);
                 ctx.redact(token);
-                for index in new_token {
-                    ctx.redact(index);
+                if let Some(new_token) = new_token {
+                    ctx.redact(new_token);
                 }
             } else {
                 // Any argument may be a token.

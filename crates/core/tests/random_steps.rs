@@ -47,7 +47,7 @@ impl Want {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Step {
     Ask {
         want: Want,
@@ -102,7 +102,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let (keys, nth, ttl) = (1..1_u8 << KEYS, 0..8_usize, 1..3000_u64);
     let wait = prop::option::weighted(0.7, 1..4000_u64);
-    let want = prop_oneof![
+    let wanted_keys = prop_oneof![
         3 => (0..KEYS).prop_map(|key| Want::All { keys: 1 << key }),
         2 => keys.clone().prop_map(|keys| Want::All { keys }),
         2 => keys.clone().prop_map(|keys| Want::Any { keys }),
@@ -111,7 +111,7 @@ fn step() -> impl Strategy<Value = Step> {
     let event =
         prop_oneof![Just(KeyEvent::Removed), Just(KeyEvent::Evicted), Just(KeyEvent::Expired)];
     prop_oneof![
-        14 => (want, ttl.clone(), wait)
+        14 => (wanted_keys, ttl.clone(), wait)
             .prop_map(|(want, ttl_ms, wait_ms)| Step::Ask { want, ttl_ms, wait_ms }),
         2 => (0..20_usize, 1..4000_u64).prop_map(|(nth, wait_ms)| Step::AskAgain { nth, wait_ms }),
         3 => (nth.clone(), any::<bool>(), ttl)
@@ -339,10 +339,9 @@ impl Run {
             Step::Extend { nth, shares, ttl_ms } => self.extend(nth, shares, ttl_ms, &token)?,
             Step::ExtendOther { nth, keys } => {
                 if let Some(held) = self.nth(nth).filter(|held| held.keys != keys) {
-                    let expected = match held.keys & keys == keys {
-                        true => ExtendReply::OtherKeys,
-                        false => ExtendReply::NotHeld,
-                    };
+                    let has_all = held.keys & keys == keys;
+                    let expected =
+                        if has_all { ExtendReply::OtherKeys } else { ExtendReply::NotHeld };
                     prop_assert_eq!(self.server.extend_all(&names(keys), &held.token, 1), expected);
                 }
             }
