@@ -12,7 +12,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use tokio::task::AbortHandle;
 
-use crate::engine::{Client, Engine, OfProcess, Reply};
+use crate::engine::{Client, Ended, Engine, OfProcess, Reply};
 use crate::errors;
 use crate::logs;
 
@@ -39,7 +39,7 @@ struct Calls {
 }
 
 struct Replies {
-    queue: Mutex<Vec<(u64, Reply)>>,
+    queue: Mutex<Vec<(u64, Ended)>>,
     wake: UnixStream,
 }
 
@@ -83,7 +83,7 @@ impl Bridge {
         calls.waiting.insert(number, (future, Arc::clone(engine)));
         drop(calls);
         let replies = Arc::clone(&inner.replies);
-        let task = engine.spawn(work, move |reply| replies.add(number, reply));
+        let task = engine.spawn(work, move |ended| replies.add(number, ended));
         let task = OfProcess::new(task);
         let call = Call { bridge: this.clone().unbind(), number, task };
         Ok(Py::new(py, call)?.into_any())
@@ -115,12 +115,12 @@ impl Bridge {
         // Read before the queue is emptied, so that a later reply wakes the loop again.
         let _ = (&inner.wakes).read(&mut [0; 64]);
         let replies = mem::take(&mut *inner.replies.queue());
-        for (number, reply) in replies {
+        for (number, ended) in replies {
             // A call that was cancelled drops its reply, and so a lock in it.
             let Some((future, engine)) = inner.calls().waiting.remove(&number) else { continue };
             let future = future.bind(py);
             if !future.call_method0(intern!(py, "done"))?.is_truthy()? {
-                match reply(py, &engine) {
+                match ended.result(py, &engine) {
                     Ok(result) => future.call_method1(intern!(py, "set_result"), (result,))?,
                     Err(error) => future.call_method1(intern!(py, "set_exception"), (error,))?,
                 };
@@ -151,13 +151,13 @@ impl Inner {
 }
 
 impl Replies {
-    fn queue(&self) -> MutexGuard<'_, Vec<(u64, Reply)>> {
+    fn queue(&self) -> MutexGuard<'_, Vec<(u64, Ended)>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, number: u64, reply: Reply) {
+    fn add(&self, number: u64, ended: Ended) {
         let mut queue = self.queue();
-        queue.push((number, reply));
+        queue.push((number, ended));
         if queue.len() == 1 {
             drop(queue);
             // The socket has room for the one byte that may be in it. If the loop is gone, nothing

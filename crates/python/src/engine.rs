@@ -13,7 +13,7 @@ use std::{io, mem, process};
 use pyo3::prelude::*;
 use quorlock_client::{ConnectError, Quorum, QuorumBuilder};
 use tokio::runtime::{Builder, Handle};
-use tokio::sync::{OnceCell, oneshot};
+use tokio::sync::{OnceCell, mpsc};
 use tokio::task::AbortHandle;
 
 use crate::errors;
@@ -40,6 +40,13 @@ struct Runtimes {
 /// What a call returns, made by the Python thread that waits for it.
 pub(crate) type Reply = Box<dyn FnOnce(Python<'_>, &Arc<Engine>) -> PyResult<Py<PyAny>> + Send>;
 
+/// The reply of a call that has ended. The runtime lives as long as it, since it may have a lock,
+/// which is released if nothing takes the reply.
+pub(crate) struct Ended {
+    reply: Reply,
+    _alive: mpsc::Sender<()>,
+}
+
 /// The connections to the nodes, opened by the first call.
 pub(crate) struct Client {
     builder: QuorumBuilder,
@@ -48,22 +55,23 @@ pub(crate) struct Client {
 
 /// A runtime on its own thread, which never takes the GIL.
 ///
-/// Only Python objects own an engine. When the last of them is dropped, the thread finishes the
-/// releases in the background and ends.
+/// Only Python objects own an engine. After the last of them is dropped, the thread finishes the
+/// calls and the releases in the background, and ends.
 pub(crate) struct Engine {
-    handle: Handle,
+    runtime: Handle,
+    alive: mpsc::Sender<()>,
     client: Arc<Client>,
     pub(crate) records: Arc<Records>,
     /// A socket that only the epoll instance of this runtime watches.
     marker: tokio::net::UnixStream,
     _peer: UnixStream,
-    runtime: Option<RuntimeThread>,
+    thread: Option<JoinHandle<()>>,
 }
 
-/// A thread that ends after the sender is dropped and all releases are over.
+/// A thread that ends after all senders are dropped and all releases are over.
 struct RuntimeThread {
     handle: Handle,
-    _stop: oneshot::Sender<()>,
+    alive: mpsc::Sender<()>,
     thread: JoinHandle<()>,
 }
 
@@ -91,7 +99,7 @@ impl Engine {
         let client = Arc::new(Client { builder, quorum: OnceCell::new() });
         let records = Arc::new(Records::default());
         let runtime = RuntimeThread::start(Arc::clone(&client), Arc::clone(&records))
-            .map_err(|source| errors::connect(py, ConnectError::NoThread { source }))?;
+            .map_err(|source| errors::connect(py, &ConnectError::NoThread { source }))?;
         let (marker, peer) = UnixStream::pair()?;
         marker.set_nonblocking(true)?;
         let marker = {
@@ -99,9 +107,16 @@ impl Engine {
             tokio::net::UnixStream::from_std(marker)?
         };
         runtimes().markers.insert(marker.as_raw_fd());
-        let handle = runtime.handle.clone();
-        let runtime = Some(runtime);
-        let engine = Arc::new(Self { handle, client, records, marker, _peer: peer, runtime });
+        let RuntimeThread { handle, alive, thread } = runtime;
+        let engine = Arc::new(Self {
+            runtime: handle,
+            alive,
+            client,
+            records,
+            marker,
+            _peer: peer,
+            thread: Some(thread),
+        });
         py.import("quorlock._process")?.call_method0("started")?;
         Ok(engine)
     }
@@ -115,10 +130,15 @@ impl Engine {
     pub(crate) fn spawn<F: Future<Output = Reply> + Send + 'static>(
         &self,
         work: impl FnOnce(Arc<Client>) -> F,
-        done: impl FnOnce(Reply) + Send + 'static,
+        done: impl FnOnce(Ended) + Send + 'static,
     ) -> AbortHandle {
         let work = work(Arc::clone(&self.client));
-        self.handle.spawn(async move { done(work.await) }).abort_handle()
+        let alive = self.alive.clone();
+        let call = async move {
+            let reply = work.await;
+            done(Ended { reply, _alive: alive });
+        };
+        self.runtime.spawn(call).abort_handle()
     }
 
     /// Runs a call and waits for it without the GIL.
@@ -132,7 +152,7 @@ impl Engine {
     ) -> PyResult<Py<PyAny>> {
         let (sender, mut receiver) = sync_channel(1);
         // A receiver that is gone drops the reply, and so a lock in it.
-        let call = self.spawn(work, move |reply| drop(sender.send(reply)));
+        let call = self.spawn(work, move |ended| drop(sender.send(ended)));
         // Other threads do not take the GIL before the call is over: at the exit of the
         // interpreter, a daemon thread that takes it never returns.
         let is_main = is_main_thread(py)?;
@@ -147,17 +167,18 @@ impl Engine {
                 (receiver, replied)
             });
             match replied {
-                Ok(reply) => {
-                    let reply = reply(py, self);
+                Ok(ended) => {
+                    let result = ended.result(py, self);
                     logs::forward(py, &self.records)?;
-                    return reply;
+                    return result;
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    if let Err(interrupt) = py.check_signals() {
+                    let goes_on =
+                        py.check_signals().and_then(|()| logs::forward(py, &self.records));
+                    if goes_on.is_err() {
                         call.abort();
-                        return Err(interrupt);
+                        return goes_on.map(|()| py.None());
                     }
-                    logs::forward(py, &self.records)?;
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(errors::broken("the call failed on the thread of the quorum"));
@@ -167,12 +188,18 @@ impl Engine {
     }
 }
 
+impl Ended {
+    pub(crate) fn result(self, py: Python<'_>, engine: &Arc<Engine>) -> PyResult<Py<PyAny>> {
+        (self.reply)(py, engine)
+    }
+}
+
 impl Drop for Engine {
     fn drop(&mut self) {
         let mut runtimes = runtimes();
         runtimes.markers.remove(&self.marker.as_raw_fd());
         runtimes.ending.retain(|thread| !thread.is_finished());
-        runtimes.ending.extend(self.runtime.take().map(|runtime| runtime.thread));
+        runtimes.ending.extend(self.thread.take());
     }
 }
 
@@ -199,19 +226,20 @@ impl RuntimeThread {
     fn start(client: Arc<Client>, records: Arc<Records>) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
-        let (stop, stopped) = oneshot::channel();
+        let (alive, mut all_dropped) = mpsc::channel(1);
         let thread = thread::Builder::new().name("quorlock".into());
         let thread = thread.spawn(move || {
             logs::collect_into(records);
             runtime.block_on(async move {
-                let _ = stopped.await;
+                // Nothing is sent.
+                let _ = all_dropped.recv().await;
                 if let Some(quorum) = client.opened() {
                     // This wait ends: each release in the background has a time limit.
                     let _ = quorum.flush(Duration::MAX).await;
                 }
             });
         })?;
-        Ok(Self { handle, _stop: stop, thread })
+        Ok(Self { handle, alive, thread })
     }
 }
 
@@ -250,10 +278,10 @@ pub(crate) fn inherited() -> BTreeSet<i32> {
 
 /// Waits until the threads of dropped engines have ended, for this many seconds at most.
 #[pyfunction]
-pub(crate) fn await_ended(py: Python<'_>, Seconds(limit): Seconds) {
+pub(crate) fn await_ended(py: Python<'_>, limit: Seconds) {
     let ending = mem::take(&mut runtimes().ending);
     py.detach(move || {
-        let until = Instant::now() + limit;
+        let until = Instant::now() + limit.0;
         while ending.iter().any(|thread| !thread.is_finished()) && Instant::now() < until {
             thread::sleep(ENDED_CHECK_EVERY);
         }

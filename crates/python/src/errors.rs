@@ -140,13 +140,13 @@ pub(crate) fn inspect(py: Python<'_>, error: InspectError) -> PyErr {
     }
 }
 
-pub(crate) fn connect(py: Python<'_>, error: ConnectError) -> PyErr {
+pub(crate) fn connect(py: Python<'_>, error: &ConnectError) -> PyErr {
     make(py, "ConnectError", error.to_string(), Details::default())
 }
 
 /// The reply of a call that needs the connections.
 pub(crate) fn reply_connect(error: ConnectError) -> Reply {
-    Box::new(move |py, _| Err(connect(py, error)))
+    Box::new(move |py, _| Err(connect(py, &error)))
 }
 
 pub(crate) fn flush(py: Python<'_>, error: FlushError) -> PyErr {

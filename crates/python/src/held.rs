@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use quorlock_client::{Lock, LockWatch, LostError, Ownership, Released};
+use quorlock_client::{ExtendError, Lock, LockWatch, LostError, Ownership, ReleaseError, Released};
 use tokio::sync::Mutex;
 
 use crate::call::{self, Waiter};
@@ -19,18 +19,19 @@ pub(crate) struct Held {
 }
 
 struct Inner {
-    engine: Arc<Engine>,
     watch: LockWatch,
     slot: Option<usize>,
     /// Calls lock the mutex on the runtime's thread. `None` once a call has ended the lock.
     lock: Arc<Mutex<Option<Lock>>>,
+    /// Dropped last, because the release of the lock needs the runtime.
+    engine: Arc<Engine>,
 }
 
 impl Held {
     fn new(engine: &Arc<Engine>, lock: Lock) -> Self {
         let (engine, watch, slot) = (Arc::clone(engine), lock.watch(), lock.slot());
         let lock = Arc::new(Mutex::new(Some(lock)));
-        Self { inner: OfProcess::new(Inner { engine, watch, slot, lock }) }
+        Self { inner: OfProcess::new(Inner { watch, slot, lock, engine }) }
     }
 
     /// The reply of a call that has acquired or attached a lock.
@@ -47,15 +48,29 @@ impl Held {
     fn inner(&self, py: Python<'_>) -> PyResult<&Inner> {
         self.inner.get().ok_or_else(|| errors::forked(py))
     }
+
+    /// Runs a call that ends the lock.
+    fn end<F: Future<Output = Reply> + Send + 'static>(
+        &self,
+        py: Python<'_>,
+        into: Waiter<'_>,
+        end: impl FnOnce(Lock) -> F + Send + 'static,
+    ) -> PyResult<Py<PyAny>> {
+        let inner = self.inner(py)?;
+        let lock = Arc::clone(&inner.lock);
+        call::run(py, &inner.engine, into, |_| async move {
+            let lock = lock.lock().await.take();
+            match lock {
+                Some(lock) => end(lock).await,
+                None => gone(),
+            }
+        })
+    }
 }
 
 /// The reply of a call for a lock that another call has ended.
 fn gone() -> Reply {
     Box::new(|py, _| Err(errors::not_acquired(py)))
-}
-
-fn done() -> Reply {
-    Box::new(|py, _| Ok(py.None()))
 }
 
 #[pymethods]
@@ -103,13 +118,11 @@ impl Held {
     fn abandon(&self) {
         if let Some(inner) = self.inner.get() {
             let lock = Arc::clone(&inner.lock);
-            inner.engine.spawn(
-                |_| async move {
-                    lock.lock().await.take();
-                    done()
-                },
-                drop,
-            );
+            let end = |_| async move {
+                drop(lock.lock().await.take());
+                gone()
+            };
+            inner.engine.spawn(end, drop);
         }
     }
 
@@ -120,7 +133,7 @@ impl Held {
         let lock = Arc::clone(&inner.lock);
         call::run(py, &inner.engine, into, |_| async move {
             match &mut *lock.lock().await {
-                Some(lock) => reply(lock.extend().await, |py, _, ()| Ok(py.None()), errors::extend),
+                Some(lock) => extended(lock.extend().await),
                 None => gone(),
             }
         })
@@ -133,9 +146,7 @@ impl Held {
         let lock = Arc::clone(&inner.lock);
         call::run(py, &inner.engine, into, |_| async move {
             match &mut *lock.lock().await {
-                Some(lock) => {
-                    reply(lock.downgrade().await, |py, _, ()| Ok(py.None()), errors::extend)
-                }
+                Some(lock) => extended(lock.downgrade().await),
                 None => gone(),
             }
         })
@@ -144,40 +155,25 @@ impl Held {
     /// Releases the lock. Returns whether it was held until then.
     #[pyo3(signature = (into=None))]
     fn release(&self, py: Python<'_>, into: Waiter<'_>) -> PyResult<Py<PyAny>> {
-        let inner = self.inner(py)?;
-        let lock = Arc::clone(&inner.lock);
-        call::run(py, &inner.engine, into, |_| async move {
-            match lock.lock().await.take() {
-                Some(lock) => released(lock.release().await),
-                None => gone(),
-            }
-        })
+        self.end(py, into, |lock| async { released(lock.release().await) })
     }
 
     /// Releases the lock after the work that it protected. Fails if it was lost before.
     #[pyo3(signature = (into=None))]
     fn finish(&self, py: Python<'_>, into: Waiter<'_>) -> PyResult<Py<PyAny>> {
-        let inner = self.inner(py)?;
-        let lock = Arc::clone(&inner.lock);
-        call::run(py, &inner.engine, into, |_| async move {
-            match lock.lock().await.take() {
-                Some(lock) => reply(lock.finish().await, |py, _, ()| Ok(py.None()), errors::lost),
-                None => gone(),
-            }
+        self.end(py, into, |lock| async {
+            reply(lock.finish().await, |py, _, ()| Ok(py.None()), errors::lost)
         })
     }
 
     /// Detaches the lock from this process. Returns the secret text that attaches it.
-    #[pyo3(signature = (into=None))]
-    fn detach(&self, py: Python<'_>, into: Waiter<'_>) -> PyResult<Py<PyAny>> {
+    ///
+    /// Sends no request, so that no cancellation can lose the text. Waits for a running extension.
+    fn detach(&self, py: Python<'_>) -> PyResult<String> {
         let inner = self.inner(py)?;
-        let lock = Arc::clone(&inner.lock);
-        call::run(py, &inner.engine, into, |_| async move {
-            match lock.lock().await.take() {
-                Some(lock) => text(lock.detach().to_secret_text()),
-                None => gone(),
-            }
-        })
+        let lock = py.detach(|| inner.lock.blocking_lock().take());
+        let lock = lock.ok_or_else(|| errors::not_acquired(py))?;
+        Ok(lock.detach().to_secret_text())
     }
 
     /// Waits until the lock is not held any more. Returns the exception of a lock that was lost,
@@ -190,15 +186,15 @@ impl Held {
     }
 }
 
-pub(crate) fn released(result: Result<Released, quorlock_client::ReleaseError>) -> Reply {
+pub(crate) fn released(result: Result<Released, ReleaseError>) -> Reply {
     let make = |py: Python<'_>, _: &Arc<Engine>, released| {
         Ok((released == Released::Released).into_pyobject(py)?.to_owned().into_any().unbind())
     };
     reply(result, make, errors::release)
 }
 
-fn text(text: String) -> Reply {
-    Box::new(move |py, _| Ok(text.into_pyobject(py)?.into_any().unbind()))
+fn extended(result: Result<(), ExtendError>) -> Reply {
+    reply(result, |py, _, ()| Ok(py.None()), errors::extend)
 }
 
 fn ended(lost: Option<LostError>) -> Reply {

@@ -27,6 +27,10 @@ impl Quorum {
         }
         let started = Engine::start(py, self.builder.clone())?;
         let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another thread may have started one meanwhile.
+        if let Some(engine) = engine.as_ref().and_then(OfProcess::get) {
+            return Ok(Arc::clone(engine));
+        }
         *engine = Some(OfProcess::new(Arc::clone(&started)));
         Ok(started)
     }
@@ -174,7 +178,11 @@ impl Quorum {
     fn health(&self, py: Python<'_>, into: Waiter<'_>) -> PyResult<Py<PyAny>> {
         call::run(py, &self.engine(py)?, into, |client| async move {
             let health = client.quorum().await.map(quorlock_client::Quorum::health);
-            reply(health, |py, _, nodes| reports::health(py, nodes), errors::connect)
+            reply(
+                health,
+                |py, _, nodes| reports::health(py, nodes),
+                |py, error| errors::connect(py, &error),
+            )
         })
     }
 

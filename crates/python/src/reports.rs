@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use quorlock_client::{Inspection, LeaseInfo, LockMode, LockState, NodeHealth};
+use quorlock_client::{Fence, Inspection, LeaseInfo, LockMode, LockState, NodeHealth};
 
 fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
     py.import("quorlock.reports")?.getattr(name)
@@ -22,7 +22,7 @@ fn mode(mode: LockMode) -> &'static str {
 fn lease(py: Python<'_>, lease: LeaseInfo) -> PyResult<Bound<'_, PyAny>> {
     class(py, "Lease")?.call1((
         lease.owner,
-        lease.fence.map(|fence| fence.get()),
+        lease.fence.map(Fence::get),
         lease.ttl.as_ref().map(Duration::as_secs_f64),
         lease.held_for.as_ref().map(Duration::as_secs_f64),
         lease.waiters,

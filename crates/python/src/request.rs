@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use quorlock_client::{LockBuilder, Quorum};
 
 /// Seconds as a number, or a `timedelta`. An infinite number is the longest time there is.
+#[derive(Clone, Copy)]
 pub(crate) struct Seconds(pub(crate) Duration);
 
 impl<'py> FromPyObject<'_, 'py> for Seconds {
@@ -91,14 +92,15 @@ impl Request {
         node_timeout: Option<Seconds>,
         max_hold: Option<Seconds>,
         owner: Option<String>,
-    ) -> Self {
-        let kind = match (permits, kind) {
-            (Some(permits), _) => Kind::Permits(permits),
-            (None, "any") => Kind::Any,
-            (None, _) => Kind::All,
+    ) -> PyResult<Self> {
+        let kind = match (kind, permits) {
+            ("all", None) => Kind::All,
+            ("any", None) => Kind::Any,
+            ("permits", Some(permits)) => Kind::Permits(permits),
+            _ => return Err(PyTypeError::new_err("only a semaphore has permits")),
         };
         let time = |time: Option<Seconds>| time.map(|time| time.0);
-        Self {
+        Ok(Self {
             keys: keys.into_iter().map(|key| key.0).collect(),
             kind,
             shared,
@@ -109,7 +111,7 @@ impl Request {
             max_hold: time(max_hold),
             owner,
             renew,
-        }
+        })
     }
 }
 

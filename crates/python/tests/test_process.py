@@ -288,7 +288,7 @@ def test_interrupted_acquires_leave_nothing(nodes, key):
         for turn in range(INTERRUPTS):
             try:
                 signal.setitimer(signal.ITIMER_REAL, 1e-6 + random.random() / 1000)
-                with q.lock(f"{key}/{turn % 4}", ttl=30, wait=30):
+                with q.lock(f"{key}/{turn % 4}", ttl=3, wait=30):
                     pass
                 signal.setitimer(signal.ITIMER_REAL, 0)
             except Interrupt:
@@ -348,6 +348,20 @@ threading.Thread(target=lambda: q.lock(key).acquire(timeout=60), daemon=True).st
 while q.inspect(key).nodes[0].lease.waiters == 0: time.sleep(0.01)
 """
     with other.lock(key):
+        run(nodes, key, script)
+
+
+def test_exit_with_busy_daemon_threads_succeeds(nodes, key):
+    script = """
+def work(n):
+    while True:
+        with q.lock(f"{key}/{n}", ttl=1):
+            busy[n].set()
+busy = [threading.Event() for _ in range(4)]
+for n in range(4): threading.Thread(target=work, args=(n,), daemon=True).start()
+for event in busy: event.wait()
+"""
+    for _ in range(3):
         run(nodes, key, script)
 
 

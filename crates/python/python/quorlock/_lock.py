@@ -72,8 +72,9 @@ class LockState:
 
     def _keep(self, held: _quorlock.Held) -> None:
         self._refuse_second()
-        self._held = held
         _process.acquired(held)
+        # Last, so that a signal cannot interrupt the caller while this object has the lock.
+        self._held = held
 
     @property
     def fence(self) -> int:

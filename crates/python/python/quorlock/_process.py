@@ -7,20 +7,19 @@ import os
 import sys
 import threading
 import weakref
-from typing import Any
 
 from . import _quorlock
 
 EXIT_FLUSH_LIMIT = 2.0
 """How long the exit of the interpreter waits for releases in the background, in seconds."""
 
-_quorums: weakref.WeakSet[Any] = weakref.WeakSet()
+_quorums: weakref.WeakKeyDictionary[_quorlock.Quorum, None] = weakref.WeakKeyDictionary()
 _held: weakref.WeakKeyDictionary[_quorlock.Held, int] = weakref.WeakKeyDictionary()
 _finalized_pid = 0
 
 
 def opened(quorum: _quorlock.Quorum) -> None:
-    _quorums.add(quorum)
+    _quorums[quorum] = None
 
 
 def acquired(held: _quorlock.Held) -> None:
@@ -49,13 +48,13 @@ def flush_at_exit() -> None:
 
     A daemon thread may still work under its lock, which then ends by its deadline.
     """
-    here = threading.get_ident()
-    running = {thread.ident for thread in threading.enumerate()} - {here}
-    for held, thread in list(_held.items()):
-        if thread not in running:
+    running = set(sys._current_frames()) - {threading.get_ident()}
+    # Unlike an iteration, `keyrefs` allows other threads to add keys meanwhile.
+    for held in [reference() for reference in _held.keyrefs()]:
+        if held is not None and _held.get(held) not in running:
             held.abandon()
-    for quorum in list(_quorums):
-        if quorum.is_open:
+    for quorum in [reference() for reference in _quorums.keyrefs()]:
+        if quorum is not None and quorum.is_open:
             try:
                 quorum.flush(EXIT_FLUSH_LIMIT)
             except Exception:

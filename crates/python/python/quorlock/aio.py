@@ -114,8 +114,7 @@ class Lock(LockState):
 
         A program that knows the text can attach or release the lock: treat it as a password.
         """
-        detached: str = await _call(self._take().detach)
-        return detached
+        return self._take().detach()
 
     async def __aenter__(self) -> Lock:
         await self._acquire(None)
