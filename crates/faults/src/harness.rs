@@ -1,14 +1,9 @@
-//! What storms, scenarios, the fuzzer and benchmarks share.
+//! What storms, scenarios and the fuzzer share.
 
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
-pub use quorlock_testkit::{
-    Accident, Disk, Fleet, Incident, Injectors, Master, Process, evict, info,
-};
-
-pub use crate::history::{Grant, Hold, Mode, disorders, longest_gap, now, overlaps};
 
 /// Whether the protection under test is in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,31 +1,13 @@
 //! Which client held which lock when, and the violations in it.
 
-use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context as _, Error, Result};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Returns the time by `CLOCK_MONOTONIC`, which all processes of this machine share.
 pub fn now() -> Duration {
     let time = clock_gettime(ClockId::Monotonic);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
-}
-
-/// A lock as its holder saw it, by the clock of [`now`].
-///
-/// `Display` writes a line that `FromStr` reads.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Grant {
-    pub key: String,
-    /// A number that tells clients apart.
-    pub client: u32,
-    /// When the client knew that it held the lock.
-    pub from: Duration,
-    /// When the client began to release the lock, or the lock's validity ended.
-    pub to: Duration,
-    pub fence: u64,
 }
 
 /// How a client held a lock.
@@ -39,46 +21,24 @@ pub enum Mode {
     Downgraded,
 }
 
+/// A lock as its holder saw it, by the clock of [`now`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
+    pub key: String,
     pub mode: Mode,
-    pub grant: Grant,
-}
-
-/// An entry of a history. A [`Grant`] alone is that of an exclusive lock.
-pub trait Entry {
-    fn mode(&self) -> Mode;
-    fn grant(&self) -> &Grant;
-}
-
-impl Entry for Hold {
-    fn mode(&self) -> Mode {
-        self.mode
-    }
-
-    fn grant(&self) -> &Grant {
-        &self.grant
-    }
-}
-
-impl Entry for Grant {
-    fn mode(&self) -> Mode {
-        Mode::Exclusive
-    }
-
-    fn grant(&self) -> &Grant {
-        self
-    }
+    /// A number that tells clients apart.
+    pub client: u32,
+    /// When the client knew that it held the lock.
+    pub from: Duration,
+    /// When the client began to release the lock, or the lock's validity ended.
+    pub to: Duration,
+    pub fence: u64,
 }
 
 /// Returns the holds of a key that overlap an earlier one, unless both are shared. Each is compared
 /// with the earlier exclusive hold and the earlier shared hold that end last.
-pub fn overlaps<E: Entry>(history: &[E]) -> Vec<String> {
-    conflicts(
-        history.iter().collect(),
-        |hold| hold.grant().to,
-        |earlier, later| later.grant().from < earlier.grant().to,
-    )
+pub fn overlaps(history: &[Hold]) -> Vec<String> {
+    conflicts(history.iter().collect(), |hold| hold.to, |earlier, later| later.from < earlier.to)
 }
 
 /// Returns the holds of a key whose fences are out of order.
@@ -86,27 +46,27 @@ pub fn overlaps<E: Entry>(history: &[E]) -> Vec<String> {
 /// The fence of an exclusive hold must be larger than all earlier fences, and that of a shared hold
 /// larger than those of earlier exclusive holds. Shared holds have no order among themselves. A
 /// client holds the lock at `from`, so the order of `from` is the order of holders.
-pub fn disorders<E: Entry>(history: &[E]) -> Vec<String> {
+pub fn disorders(history: &[Hold]) -> Vec<String> {
     conflicts(
-        history.iter().filter(|hold| hold.mode() != Mode::Downgraded).collect(),
-        |hold| hold.grant().fence,
-        |earlier, later| later.grant().fence <= earlier.grant().fence,
+        history.iter().filter(|hold| hold.mode != Mode::Downgraded).collect(),
+        |hold| hold.fence,
+        |earlier, later| later.fence <= earlier.fence,
     )
 }
 
 /// Compares each hold with the earlier exclusive hold of the same key that is largest by `rank`,
 /// and an exclusive hold also with such a shared hold. Describes the pairs that conflict.
-fn conflicts<E: Entry, R: Ord>(
-    mut holds: Vec<&E>,
-    rank: impl Fn(&E) -> R,
-    conflict: impl Fn(&E, &E) -> bool,
+fn conflicts<R: Ord>(
+    mut holds: Vec<&Hold>,
+    rank: impl Fn(&Hold) -> R,
+    conflict: impl Fn(&Hold, &Hold) -> bool,
 ) -> Vec<String> {
-    holds.sort_by_key(|hold| (&hold.grant().key, hold.grant().from));
+    holds.sort_by_key(|hold| (&hold.key, hold.from));
     let mut found = Vec::new();
-    for of_one_key in holds.chunk_by(|one, other| one.grant().key == other.grant().key) {
-        let (mut exclusive, mut shared) = (None::<&E>, None::<&E>);
+    for of_one_key in holds.chunk_by(|one, other| one.key == other.key) {
+        let (mut exclusive, mut shared) = (None::<&Hold>, None::<&Hold>);
         for &later in of_one_key {
-            let is_exclusive = later.mode() == Mode::Exclusive;
+            let is_exclusive = later.mode == Mode::Exclusive;
             let earlier = [exclusive, shared.filter(|_| is_exclusive)].into_iter().flatten();
             let conflicting = earlier.filter(|earlier| conflict(earlier, later));
             found.extend(
@@ -121,18 +81,17 @@ fn conflicts<E: Entry, R: Ord>(
     found
 }
 
-fn described(hold: &impl Entry) -> String {
-    let (mode, Grant { key, client, from, to, fence }) = (hold.mode(), hold.grant());
+fn described(Hold { key, mode, client, from, to, fence }: &Hold) -> String {
     let (from, to) = (from.as_micros(), to.as_micros());
     format!("client {client} held {key} ({mode:?}) from {from} to {to} µs with fence {fence}")
 }
 
 /// Returns the largest number of holds at the same time. Skips empty holds.
 pub fn most_at_once<'a>(holds: impl Iterator<Item = &'a Hold>) -> usize {
-    let holds = holds.filter(|hold| hold.grant.from < hold.grant.to);
+    let holds = holds.filter(|hold| hold.from < hold.to);
     // Of changes at the same moment, ends come first: such holds do not overlap.
     let mut changes: Vec<_> =
-        holds.flat_map(|hold| [(hold.grant.from, true), (hold.grant.to, false)]).collect();
+        holds.flat_map(|hold| [(hold.from, true), (hold.to, false)]).collect();
     changes.sort_unstable();
     let (mut now, mut most) = (0_usize, 0);
     for (_, begins) in changes {
@@ -144,36 +103,11 @@ pub fn most_at_once<'a>(holds: impl Iterator<Item = &'a Hold>) -> usize {
 
 /// Returns the longest time within a run in which no hold began.
 pub fn longest_gap(holds: &[Hold], began: Duration, ended: Duration) -> Duration {
-    let moments = holds.iter().map(|hold| hold.grant.from);
+    let moments = holds.iter().map(|hold| hold.from);
     let mut moments: Vec<_> = moments.filter(|from| (began..=ended).contains(from)).collect();
     moments.extend([began, ended]);
     moments.sort_unstable();
     moments.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).max().unwrap_or_default()
-}
-
-impl fmt::Display for Grant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { key, client, from, to, fence } = self;
-        write!(f, "{} {} {fence} {client} {key}", from.as_nanos(), to.as_nanos())
-    }
-}
-
-impl FromStr for Grant {
-    type Err = Error;
-
-    fn from_str(line: &str) -> Result<Self> {
-        let mut words = line.splitn(5, ' ');
-        let mut number = || {
-            words
-                .next()
-                .and_then(|word| word.parse::<u64>().ok())
-                .context("a grant begins with four numbers")
-        };
-        let (from_ns, to_ns, fence, client) = (number()?, number()?, number()?, number()?);
-        let [from, to] = [from_ns, to_ns].map(Duration::from_nanos);
-        let key = words.next().context("a grant ends with a key")?.to_owned();
-        Ok(Self { key, client: u32::try_from(client)?, from, to, fence })
-    }
 }
 
 #[cfg(test)]
@@ -185,7 +119,7 @@ mod tests {
     fn holds(of: &[(&str, Mode, u64, u64, u64)]) -> Vec<Hold> {
         let hold = |&(key, mode, from, to, fence): &(&str, Mode, u64, u64, u64)| {
             let [from, to] = [from, to].map(Duration::from_millis);
-            Hold { mode, grant: Grant { key: key.into(), client: 1, from, to, fence } }
+            Hold { key: key.into(), mode, client: 1, from, to, fence }
         };
         of.iter().map(hold).collect()
     }
@@ -257,13 +191,5 @@ mod tests {
         let ms = Duration::from_millis;
         assert_eq!(longest_gap(&at(&[0, 50, 54, 99]), ms(48), ms(58)), ms(4));
         assert_eq!(longest_gap(&at(&[0]), ms(0), ms(5000)), ms(5000));
-    }
-
-    #[test]
-    fn displayed_grant_is_parsed_again() {
-        let at = Duration::from_nanos(1_234_567_890_123);
-        let grant = Grant { key: "lock 1".into(), client: 7, from: at, to: at * 2, fence: 42 };
-        assert_eq!(grant.to_string().parse::<Grant>().ok(), Some(grant));
-        assert!("1 2".parse::<Grant>().is_err());
     }
 }

@@ -6,7 +6,7 @@
 //! - [`history`]: which client held which lock when, and the violations in it
 //! - [`stress`]: clients that wait on one server, and everything that can end a wait
 //! - [`fuzz`]: compares one server with a model of it after each step
-//! - [`harness`]: what these modules and benchmarks share
+//! - [`harness`]: what these modules share
 
 #![allow(
     missing_docs,

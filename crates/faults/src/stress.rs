@@ -2,11 +2,11 @@
 //! up, run out of time or forget their locks, and an operator kills and unblocks them.
 
 use std::collections::BTreeMap;
+use std::ops;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-use std::{fmt, ops};
 
 use quorlock_testkit::{Server, holds_within, info};
 use rand::rngs::SmallRng;
@@ -72,8 +72,6 @@ pub enum Event {
 /// The result of a [`Stress`].
 #[derive(Clone, Debug)]
 pub struct StressOutcome {
-    /// Number of requests of all clients together.
-    pub rounds: u64,
     events: BTreeMap<Event, u64>,
     /// The longest time for which a free lock had a waiter.
     pub longest_free: Duration,
@@ -82,8 +80,6 @@ pub struct StressOutcome {
     /// Blocked clients at the end, as the server counts them.
     pub blocked_left: u64,
     pub leases_left: u64,
-    /// Waits that had no answer long after their time was over.
-    pub unanswered: u64,
 }
 
 impl StressOutcome {
@@ -93,19 +89,8 @@ impl StressOutcome {
 
     /// Returns whether no unanswered wait, waiter, blocked client or lock is left.
     pub fn leaves_nothing(&self) -> bool {
-        [self.unanswered, self.waiters_left, self.blocked_left, self.leases_left] == [0; 4]
-    }
-}
-
-impl fmt::Display for StressOutcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ends = [Event::Granted, Event::WithoutLock, Event::CutOff, Event::HungUp];
-        let [granted, without_lock, cut_off, hung_up] = ends.map(|end| self.times(end));
-        write!(
-            f,
-            "{granted} granted, {without_lock} ended without the lock, {cut_off} cut off, \
-             {hung_up} hung up"
-        )
+        let unanswered = self.times(Event::Unanswered);
+        [unanswered, self.waiters_left, self.blocked_left, self.leases_left] == [0; 4]
     }
 }
 
@@ -113,10 +98,8 @@ impl fmt::Display for StressOutcome {
 struct RunState<'a> {
     stress: &'a Stress,
     server: &'a Server,
-    /// Rounds that have begun, and the attempts to begin one more at the end.
+    /// Rounds that have begun, and the attempts to begin one more.
     begun: AtomicU64,
-    /// Set when no further round may begin.
-    stop: &'a AtomicBool,
     /// Set when all clients have ended.
     over: AtomicBool,
     /// By the index of the client.
@@ -134,16 +117,15 @@ struct Claim {
 }
 
 impl Stress {
-    /// Runs until all rounds are over, or `stop` is set.
+    /// Runs until all rounds are over.
     ///
     /// # Panics
     /// When the server accepts no connection, or its answer has an unexpected form.
-    pub fn run(&self, server: &Server, stop: &AtomicBool) -> StressOutcome {
+    pub fn run(&self, server: &Server) -> StressOutcome {
         let shared = RunState {
             stress: self,
             server,
             begun: AtomicU64::new(0),
-            stop,
             over: AtomicBool::new(false),
             claims: (0..self.clients).map(|_| Mutex::default()).collect(),
             events: Mutex::default(),
@@ -172,15 +154,7 @@ impl Stress {
         holds_within(SETTLE_LIMIT, || left() == [0; 3]);
         let [waiters_left, blocked_left, leases_left] = left();
         let events = lock(&shared.events).clone();
-        StressOutcome {
-            rounds: shared.begun.load(Ordering::Relaxed).min(self.rounds),
-            unanswered: events.get(&Event::Unanswered).copied().unwrap_or_default(),
-            events,
-            longest_free,
-            waiters_left,
-            blocked_left,
-            leases_left,
-        }
+        StressOutcome { events, longest_free, waiters_left, blocked_left, leases_left }
     }
 
     fn key(index: usize) -> String {
@@ -301,9 +275,8 @@ impl<'a> Client<'a> {
     }
 
     fn run(mut self) {
-        let RunState { stop, begun, stress, .. } = self.shared;
-        while !stop.load(Ordering::Relaxed) && begun.fetch_add(1, Ordering::Relaxed) < stress.rounds
-        {
+        let RunState { begun, stress, .. } = self.shared;
+        while begun.fetch_add(1, Ordering::Relaxed) < stress.rounds {
             self.round();
         }
     }

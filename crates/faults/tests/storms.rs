@@ -1,10 +1,10 @@
 //! Storms of some seconds. `make test-faults`, `make test-fences` and `make test-kinds` run longer.
 
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use quorlock_faults::Protected::{self, No, Yes};
-use quorlock_faults::harness::{Mode, any_seed};
+use quorlock_faults::harness::any_seed;
+use quorlock_faults::history::Mode;
 use quorlock_faults::scenarios::expire_unreleased;
 use quorlock_faults::storm::{Course, Kind, Outcome, Plan, run};
 use quorlock_faults::stress::{Event, Stress};
@@ -108,7 +108,7 @@ fn permits_are_granted_while_any_one_master_is_paused() {
 fn no_waiter_is_forgotten_whatever_happens_to_waiters() {
     let server = Server::with_module().start().expect("a server with the module starts");
     let stress = Stress { rounds: 6000, clients: 24, keys: 3, seed: 7 };
-    let outcome = stress.run(&server, &AtomicBool::new(false));
+    let outcome = stress.run(&server);
     assert!(outcome.leaves_nothing(), "{outcome:?}");
     assert!(outcome.longest_free <= Duration::from_millis(50), "{outcome:?}");
     assert!(outcome.times(Event::Granted) > stress.rounds / 4, "{outcome:?}");

@@ -7,7 +7,6 @@
 //! - [`WallClock`]: steps the wall clock of a running server (Linux)
 //! - [`PowerCut`]: kills a server, and removes the unsynced bytes from its files (Linux)
 //! - [`Inject`]: starts a server with a [`WallClock`] or a [`PowerCut`] (Linux)
-//! - [`Process`]: a child process that reads and prints lines
 //! - [`eventually`] and [`eventually_async`]: wait for a condition, never for a time
 //!
 //! When a value is dropped, everything that it started is removed: processes, threads, sockets and
@@ -24,7 +23,6 @@ mod eventually;
 mod fleet;
 #[cfg(target_os = "linux")]
 mod injector;
-mod process;
 mod proxy;
 
 pub use accident::{Accident, Disk};
@@ -33,7 +31,6 @@ pub use eventually::{eventually, eventually_async};
 pub use fleet::{Fleet, Incident, Injectors, Master, evict, info};
 #[cfg(target_os = "linux")]
 pub use injector::{Inject, PowerCut, WallClock};
-pub use process::Process;
 pub use proxy::{Direction, Proxy};
 pub use quorlock_localserver::{
     BINARY_VARIABLE, BinaryError, MODULE_VARIABLE, Masters, ModuleError, ReservedPort, Server,

@@ -16,7 +16,7 @@ use redis::{Client, Cmd, Connection, FromRedisValue, RedisError, RedisResult, cm
 use super::clients::{Role, RunState, random_of};
 use super::{MAX_TTL, PERMITS, Plan};
 use crate::harness::result_of;
-use crate::history::{Grant, Hold, Mode, now};
+use crate::history::{Hold, Mode, now};
 
 const NODE_TIMEOUT: Duration = Duration::from_millis(100);
 const WORK_MAX: Duration = Duration::from_millis(10);
@@ -71,8 +71,9 @@ fn compete(role: Role, id: u32, plan: Plan, urls: &[String], state: &RunState) -
             && fences.len() == enough
             && from < until
         {
-            let grant = Grant { key: key.clone(), client: id, from, to: until.min(now()), fence };
-            state.record().holds.push(Hold { mode, grant });
+            let to = until.min(now());
+            let hold = Hold { key: key.clone(), mode, client: id, from, to, fence };
+            state.record().holds.push(hold);
         }
         let release = if role == Role::Permit { "ZREM" } else { "LOCK.RELEASE" };
         for node in &mut nodes {

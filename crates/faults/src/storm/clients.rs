@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::{Counts, Kind, MAX_TTL, PERMITS, Plan, READERS, WRITERS};
-use crate::history::{Grant, Hold, Mode, now};
+use crate::history::{Hold, Mode, now};
 
 /// Time in which a healthy node answers while a dozen programs share two processors.
 const NODE_TIMEOUT: Duration = Duration::from_millis(100);
@@ -223,8 +223,8 @@ impl Client {
 
     fn add(&self, lock: &Lock, mode: Mode, from: Duration, to: Duration) {
         let key = String::from_utf8_lossy(lock.key()).into_owned();
-        let grant = Grant { key, client: self.id, from, to, fence: lock.fence().get() };
-        self.state.record().holds.push(Hold { mode, grant });
+        let (client, fence) = (self.id, lock.fence().get());
+        self.state.record().holds.push(Hold { key, mode, client, from, to, fence });
     }
 
     async fn work(&mut self) {

@@ -230,7 +230,7 @@ fn stop_each(
     let count_in_part = || {
         let from = now();
         thread::sleep(part);
-        state.record().holds.iter().filter(|hold| (from..now()).contains(&hold.grant.from)).count()
+        state.record().holds.iter().filter(|hold| (from..now()).contains(&hold.from)).count()
     };
     let (mut counts, mut ratios) = (Counts::default(), Vec::new());
     for master in &mut fleet.masters {
