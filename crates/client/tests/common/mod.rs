@@ -182,10 +182,6 @@ pub(crate) fn delete(masters: &Masters, key: &str) {
     }
 }
 
-pub(crate) fn delete_on(master: &Server, key: &str) {
-    redis::cmd("DEL").arg(key).exec(&mut master.connection()).unwrap();
-}
-
 /// The rules of the documented user for programs that lock.
 pub(crate) fn locker_rules() -> &'static str {
     let page = include_str!("../../../../docs/operations/security.md");
