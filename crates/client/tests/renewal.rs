@@ -1,5 +1,5 @@
-//! Locks that are renewed in the background, the work that runs under a lock, and what a holder learns
-//! about its lock.
+//! Locks that are renewed in the background, the work that runs under a lock, and what a holder
+//! learns about its lock.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
