@@ -30,6 +30,17 @@ async fn lock_is_held_on_all_masters_until_it_is_released() {
 }
 
 #[tokio::test]
+async fn finished_lock_says_whether_it_was_lost_before() {
+    let (masters, quorum) = quorum(3).await;
+    quorum.lock("k").acquire().await.unwrap().finish().await.unwrap();
+    wait_until_free(&masters, "k").await;
+    let lock = quorum.lock("k").acquire().await.unwrap();
+    wait_until_all_hold(&masters, "k").await;
+    quorum.revoke_now("k").await.unwrap().ended().await;
+    lock.finish().await.unwrap_err();
+}
+
+#[tokio::test]
 async fn wait_that_timed_out_names_the_holder() {
     let (masters, quorum) = quorum(3).await;
     let held = quorum.lock("k").owner("web-3\n").acquire().await.unwrap();
