@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[3]
 SERVER = os.environ.get("QUORLOCK_SERVER") or shutil.which("redis-server") or "valkey-server"
 MODULE = os.environ.get("QUORLOCK_MODULE") or str(ROOT / "target/debug/libquorlock.so")
 SOON = 10.0
+# A busy machine may slow a node down. A client limits this to a quarter of the ttl.
+SLOW = 5.0
 
 
 def eventually(condition: Callable[[], object], what: str, limit: float = SOON) -> None:
@@ -30,6 +32,11 @@ def eventually(condition: Callable[[], object], what: str, limit: float = SOON) 
     while not condition():
         assert time.monotonic() < until, f"not within {limit} s: {what}"
         time.sleep(0.005)
+
+
+def waiters(q: quorlock.Quorum, key: str) -> int:
+    """How many clients wait for the key, on the node that knows of most."""
+    return max((node.lease.waiters for node in q.inspect(key).nodes if node.lease), default=0)
 
 
 class Node:
@@ -143,15 +150,15 @@ def key() -> str:
 
 @pytest.fixture
 def q(nodes: Nodes) -> quorlock.Quorum:
-    return quorlock.Quorum(nodes.urls)
+    return quorlock.Quorum(nodes.urls, node_timeout=SLOW)
 
 
 @pytest.fixture
 def other(nodes: Nodes) -> quorlock.Quorum:
     """Another client of the same nodes."""
-    return quorlock.Quorum(nodes.urls)
+    return quorlock.Quorum(nodes.urls, node_timeout=SLOW)
 
 
 @pytest.fixture
 async def aq(nodes: Nodes) -> quorlock.aio.Quorum:
-    return quorlock.aio.Quorum(nodes.urls)
+    return quorlock.aio.Quorum(nodes.urls, node_timeout=SLOW)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pytest
-from conftest import SOON, Nodes, eventually
+from conftest import SLOW, SOON, Nodes, eventually, waiters
 
 import quorlock
 import quorlock.aio
@@ -123,12 +123,12 @@ async def test_exception_of_the_block_survives_the_loss(aq, nodes, key):
             raise KeyError("work")
 
 
-async def test_task_that_waits_can_be_cancelled(aq, nodes, key):
+async def test_task_that_waits_can_be_cancelled(aq, q, nodes, key):
     async with aq.lock(key):
         waiting = asyncio.create_task(aq.lock(key).acquire(timeout=SOON))
 
         async def in_line() -> bool:
-            return (await aq.inspect(key)).nodes[0].lease.waiters == 1
+            return waiters(q, key) == 1
 
         await soon(in_line, "the task waits")
         waiting.cancel()
@@ -136,7 +136,7 @@ async def test_task_that_waits_can_be_cancelled(aq, nodes, key):
             await waiting
 
         async def has_left() -> bool:
-            return (await aq.inspect(key)).nodes[0].lease.waiters == 0
+            return waiters(q, key) == 0
 
         await soon(has_left, "the task has left the line")
 
@@ -172,7 +172,7 @@ async def test_result_that_arrives_with_the_cancellation_is_released(aq, nodes, 
 async def test_cancelled_acquires_leave_nothing(nodes, key):
     """No key, no waiter, no thread and no descriptor, whenever a call is cancelled."""
     random.seed(7)
-    aq = quorlock.aio.Quorum(nodes.urls)
+    aq = quorlock.aio.Quorum(nodes.urls, node_timeout=SLOW)
     async with aq.lock(key):
         pass
 
@@ -234,7 +234,7 @@ async def test_tasks_of_one_key_take_turns(aq, key):
 
 
 def test_one_quorum_serves_several_event_loops(nodes, key):
-    aq = quorlock.aio.Quorum(nodes.urls)
+    aq = quorlock.aio.Quorum(nodes.urls, node_timeout=SLOW)
 
     async def hold() -> int:
         async with aq.lock(key) as lock:
@@ -245,7 +245,7 @@ def test_one_quorum_serves_several_event_loops(nodes, key):
 
 
 def test_closed_event_loops_leave_no_descriptor(nodes, key):
-    aq = quorlock.aio.Quorum(nodes.urls)
+    aq = quorlock.aio.Quorum(nodes.urls, node_timeout=SLOW)
 
     async def hold() -> None:
         async with aq.lock(key):
@@ -263,7 +263,7 @@ def test_closed_event_loops_leave_no_descriptor(nodes, key):
 
 
 def test_destroyed_coroutine_releases_its_lock(nodes, key):
-    aq = quorlock.aio.Quorum(nodes.urls)
+    aq = quorlock.aio.Quorum(nodes.urls, node_timeout=SLOW)
 
     async def hold() -> None:
         async with aq.lock(key, ttl=30):
@@ -284,7 +284,7 @@ def test_destroyed_coroutine_releases_its_lock(nodes, key):
 
 
 def test_interrupted_event_loop_releases_its_locks(nodes, key):
-    aq = quorlock.aio.Quorum(nodes.urls)
+    aq = quorlock.aio.Quorum(nodes.urls, node_timeout=SLOW)
 
     async def hold() -> None:
         async with aq.lock(key, ttl=30):

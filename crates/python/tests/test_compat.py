@@ -12,7 +12,7 @@ import threading
 import time
 
 import pytest
-from conftest import SOON, eventually
+from conftest import SOON, eventually, waiters
 from redis.exceptions import LockError, LockNotOwnedError, RedisError
 
 import quorlock
@@ -124,7 +124,7 @@ def test_wait_without_a_limit_ends_with_the_release(q, key, lock):
 
     thread = threading.Thread(target=wait)
     thread.start()
-    eventually(lambda: q.inspect(key).nodes[0].lease.waiters == 1, "the thread waits")
+    eventually(lambda: waiters(q, key) == 1, "the thread waits")
     held.release()
     thread.join(SOON)
     assert acquired == [True]

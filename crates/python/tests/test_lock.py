@@ -8,7 +8,7 @@ import time
 from datetime import timedelta
 
 import pytest
-from conftest import SOON, Nodes, eventually
+from conftest import SOON, Nodes, eventually, waiters
 
 import quorlock
 
@@ -49,7 +49,7 @@ def test_wait_ends_when_the_holder_releases(q, other, key):
     acquired = []
     waiter = threading.Thread(target=lambda: acquired.append(second.acquire()))
     waiter.start()
-    eventually(lambda: q.inspect(key).nodes[0].lease.waiters == 1, "the thread waits")
+    eventually(lambda: waiters(q, key) == 1, "the thread waits")
     first.release()
     waiter.join(SOON)
     assert acquired == [True]
@@ -298,7 +298,7 @@ def test_infinite_wait_has_no_end(q, other, key):
     first.acquire()
     acquired = threading.Event()
     threading.Thread(target=lambda: second.acquire() and acquired.set(), daemon=True).start()
-    eventually(lambda: q.inspect(key).nodes[0].lease.waiters == 1, "the thread waits")
+    eventually(lambda: waiters(q, key) == 1, "the thread waits")
     first.release()
     assert acquired.wait(SOON)
     second.release()
@@ -327,7 +327,7 @@ def test_threads_wait_without_the_gil(q, other, key):
     with other.lock(key):
         waiter = threading.Thread(target=lambda: q.lock(key).acquire(timeout=SOON))
         waiter.start()
-        eventually(lambda: other.inspect(key).nodes[0].lease.waiters == 1, "the thread waits")
+        eventually(lambda: waiters(other, key) == 1, "the thread waits")
         assert waiter.is_alive()
     waiter.join(SOON)
     assert not waiter.is_alive()

@@ -12,7 +12,7 @@ import threading
 import time
 
 import pytest
-from conftest import SOON, Nodes, eventually
+from conftest import SOON, Nodes, eventually, waiters
 
 import quorlock
 
@@ -23,7 +23,10 @@ PRELUDE = """
 import asyncio, ctypes, gc, multiprocessing, os, signal, sys, threading, time
 import quorlock, quorlock.aio
 urls, key = sys.argv[1].split(), sys.argv[2]
-q = quorlock.Quorum(urls)
+q = quorlock.Quorum(urls, node_timeout=5)
+
+def waiters(q, key):
+    return max((node.lease.waiters for node in q.inspect(key).nodes if node.lease), default=0)
 """
 
 
@@ -130,7 +133,7 @@ lock = holder.lock(key)
 lock.acquire()
 waiting = threading.Thread(target=lambda: q.lock(key).acquire(timeout=20))
 waiting.start()
-while q.inspect(key).nodes[0].lease.waiters == 0: time.sleep(0.01)
+while waiters(q, key) == 0: time.sleep(0.01)
 def work():
     with q.lock(key + "/child"):
         pass
@@ -174,7 +177,7 @@ def test_child_does_not_keep_a_waiter_of_a_dead_parent_in_line(nodes, other, key
     script = """
 waiting = threading.Thread(target=lambda: q.lock(key).acquire(timeout=60), daemon=True)
 waiting.start()
-while q.inspect(key).nodes[0].lease.waiters == 0: time.sleep(0.01)
+while waiters(q, key) == 0: time.sleep(0.01)
 child = os.fork()
 if child == 0:
     print("forked", flush=True)
@@ -189,8 +192,7 @@ time.sleep(60)
         parent.wait()
 
         def has_left() -> bool:
-            inspected = other.inspect(key).nodes
-            return all(node.lease is None or node.lease.waiters == 0 for node in inspected)
+            return waiters(other, key) == 0
 
         try:
             eventually(has_left, "the waiter has left the line")
@@ -249,7 +251,7 @@ def test_interrupt_arrives_within_a_tenth_of_a_second(q, other, nodes, key):
     sent = []
 
     def interrupt() -> None:
-        eventually(lambda: other.inspect(key).nodes[0].lease.waiters == 1, "the main thread waits")
+        eventually(lambda: waiters(other, key) == 1, "the main thread waits")
         sent.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -261,7 +263,7 @@ def test_interrupt_arrives_within_a_tenth_of_a_second(q, other, nodes, key):
         late = time.monotonic() - sent[0]
         interrupter.join()
         assert late < 0.1, f"after {late:.3f} s"
-        eventually(lambda: other.inspect(key).nodes[0].lease.waiters == 0, "the waiter has left")
+        eventually(lambda: waiters(other, key) == 0, "the waiter has left")
     eventually(lambda: nodes.is_free(key), "the key is free")
 
 
@@ -345,7 +347,7 @@ held.wait()
 def test_exit_with_a_waiting_daemon_thread_succeeds(nodes, other, key):
     script = """
 threading.Thread(target=lambda: q.lock(key).acquire(timeout=60), daemon=True).start()
-while q.inspect(key).nodes[0].lease.waiters == 0: time.sleep(0.01)
+while waiters(q, key) == 0: time.sleep(0.01)
 """
     with other.lock(key):
         run(nodes, key, script)
