@@ -1,19 +1,14 @@
-//! What locks and waiters cost: plain commands of other clients become slower, and waiters cause
-//! commands and take memory.
+//! What locks and waiters cost others: plain commands become slower, and waiters take memory.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
-use quorlock_client::Quorum;
+use anyhow::ensure;
 use quorlock_testkit::{Server, eventually};
 use redis::cmd;
-use tokio::task::JoinSet;
-use tokio::time::sleep;
 
 use crate::Effort;
-use crate::clients::start_masters;
-use crate::instruments::{OTHER_FILES, Socket, info, require_files, total};
+use crate::instruments::{OTHER_FILES, Socket, info, require_files};
 use crate::report::Row;
 use crate::server_time::{WARM_UP, pipelines, run_all};
 
@@ -133,57 +128,8 @@ impl Load {
     }
 }
 
-const NODES: usize = 5;
-/// Number of waiting clients. Each has connections of its own, as a separate process would.
-const CLIENTS: u32 = 64;
 /// Time limit until all clients are connected or waiting.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Time for which the lock is held while commands are counted.
-const HELD_TIME: Duration = Duration::from_secs(30);
-/// Largest allowed number of commands that a waiting client causes per second.
-const COMMANDS_MAX: f64 = 3.0;
-
-/// Counts the commands that waiting clients cause while the lock is held.
-pub(crate) async fn of_waiting_for_a_held_lock(effort: Effort) -> anyhow::Result<Vec<Row>> {
-    let masters = start_masters(NODES)?;
-    let holder = Quorum::connect(masters.urls()).await?;
-    let mut lock = holder.lock("k").ttl(Duration::from_secs(10)).acquire().await?;
-    lock.renew();
-    let mut clients = JoinSet::new();
-    for _ in 0..CLIENTS {
-        let quorum = Quorum::connect(masters.urls()).await?;
-        clients.spawn(async move {
-            let lock = quorum.lock("k").wait(Duration::from_secs(600));
-            lock.acquire().await.map(drop)
-        });
-    }
-    let all_wait = u64::from(CLIENTS) * NODES as u64;
-    let asked = Instant::now();
-    while total(&masters, "lock", "lock_waiters")? < all_wait {
-        ensure!(asked.elapsed() < PATIENCE, "{CLIENTS} clients do not all wait");
-        sleep(Duration::from_millis(20)).await;
-    }
-    // Waits until the first requests of the clients are over.
-    sleep(Duration::from_secs(2)).await;
-    let commands = || total(&masters, "stats", "total_commands_processed");
-    let (began, before) = (Instant::now(), commands()?);
-    sleep(effort.time(HELD_TIME)).await;
-    // Subtracts the commands of the counting itself: about two to each master.
-    let counted = commands()? - before - 2 * NODES as u64;
-    let seconds = began.elapsed().as_secs_f64();
-    lock.release().await?;
-    for done in clients.join_all().await {
-        done.context("a waiting client failed")?;
-    }
-    let rate = f64::from(u32::try_from(counted)?) / seconds / f64::from(CLIENTS);
-    Ok(vec![Row::of_figure(
-        format!("commands of {CLIENTS} clients that wait for a held lock, {NODES} masters"),
-        format!("{rate:.2} commands per client and second, including the renewal of the lock"),
-        "≤ 3 per client and second",
-        rate <= COMMANDS_MAX,
-    )])
-}
-
 const WAITERS: usize = 10_000;
 /// The ttl of the lock and the limit of each wait: longer than the measurement.
 const TTL_MS: u64 = 600_000;

@@ -1,13 +1,14 @@
 //! Handovers of a lock: on one node beside a PING, and between clients, with the number of
-//! commands, the fairness, and a node that fails.
+//! commands, and a node that fails.
 
 use std::pin::pin;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use quorlock_testkit::{Masters, Server};
-use tokio::runtime::{self, Runtime};
-use tokio::sync::watch;
+use tokio::runtime::{self, Handle};
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -41,20 +42,24 @@ impl Acquisition {
     }
 }
 
-/// Clients that compete for one lock. Each has connections and a thread of its own.
+/// Clients that compete for one lock. Each has connections and a thread of its own, as a process
+/// would.
 struct Crowd {
     clients: Vec<LockClient>,
-    threads: Vec<Runtime>,
+    /// The runtimes of the threads, which end when the senders are dropped.
+    threads: Vec<(Handle, oneshot::Sender<()>)>,
 }
 
 impl Crowd {
     async fn start(kind: Kind, urls: &[String]) -> anyhow::Result<Self> {
         let mut crowd = Self { clients: Vec::new(), threads: Vec::new() };
         for _ in 0..CLIENTS {
-            let thread =
-                runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-            crowd.clients.push(thread.spawn(LockClient::connect(kind, urls.to_vec())).await??);
-            crowd.threads.push(thread);
+            let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+            let (handle, (end, ended)) = (runtime.handle().clone(), oneshot::channel());
+            // An error means that the sender was dropped.
+            thread::spawn(move || runtime.block_on(ended).unwrap_or_default());
+            crowd.clients.push(handle.spawn(LockClient::connect(kind, urls.to_vec())).await??);
+            crowd.threads.push((handle, end));
         }
         Ok(crowd)
     }
@@ -65,8 +70,8 @@ impl Crowd {
         F: Future<Output = anyhow::Result<Vec<Acquisition>>> + Send + 'static,
     {
         let mut working = JoinSet::new();
-        for (index, (client, thread)) in self.clients.iter().zip(&self.threads).enumerate() {
-            working.spawn_on(work(client.clone(), index), thread.handle());
+        for (index, (client, (thread, _))) in self.clients.iter().zip(&self.threads).enumerate() {
+            working.spawn_on(work(client.clone(), index), thread);
         }
         Working(working)
     }
@@ -108,12 +113,6 @@ impl Crowd {
         let result = meanwhile.await?;
         stop.send_replace(true);
         Ok((working.in_order().await?, result))
-    }
-}
-
-impl Drop for Crowd {
-    fn drop(&mut self) {
-        self.threads.drain(..).for_each(Runtime::shutdown_background);
     }
 }
 
@@ -239,50 +238,8 @@ async fn handovers(masters: &Masters, kind: Kind, time: Duration) -> anyhow::Res
     Ok(latencies)
 }
 
-/// Duration of the competition, and the time for which each client holds the lock.
-const FAIRNESS_TIME: Duration = Duration::from_secs(60);
+/// Time for which each client holds the lock while a node fails.
 const HOLD: Duration = Duration::from_millis(5);
-/// Largest allowed wait, as a multiple of the mean wait.
-const WAIT_TO_MEAN_MAX: u32 = 3;
-/// Largest allowed ratio of the grants of two clients.
-const GRANTS_RATIO_MAX: f64 = 1.05;
-
-/// Compares the waits and the grants of clients that compete.
-pub(crate) async fn fairness(effort: Effort) -> anyhow::Result<Vec<Row>> {
-    let masters = start_masters(5)?;
-    let crowd = Crowd::start(Kind::Quorlock, &masters.urls()).await?;
-    let time = effort.time(FAIRNESS_TIME);
-    let sleeping = async {
-        sleep(time).await;
-        Ok(())
-    };
-    let (acquisitions, ()) = crowd.compete(HOLD, sleeping).await?;
-    let mut waits = Latencies::new();
-    let mut grants = [0_u32; CLIENTS];
-    for acquisition in &acquisitions {
-        waits.record(acquisition.wait());
-        grants[acquisition.client] += 1;
-    }
-    let most = grants.into_iter().max().unwrap_or_default();
-    let fewest = grants.into_iter().min().unwrap_or_default();
-    let spread = f64::from(most) / f64::from(fewest);
-    let (mean, largest) = (waits.mean(), waits.max());
-    Ok(vec![
-        Row::of_figure(
-            format!("waits of {CLIENTS} clients on 5 masters in {} s", time.as_secs()),
-            format!("mean {}, largest {}", readable(mean), readable(largest)),
-            "largest ≤ 3 × mean",
-            largest <= mean * WAIT_TO_MEAN_MAX,
-        ),
-        Row::of_figure(
-            format!("grants of these {CLIENTS} clients"),
-            format!("{fewest} to {most}, {spread:.2} ×"),
-            "most ≤ 1.05 × fewest",
-            spread <= GRANTS_RATIO_MAX,
-        ),
-    ])
-}
-
 /// Time from the failure of the node to its recovery.
 const FAILED_FOR: Duration = Duration::from_secs(10);
 /// Longest allowed time from a release to the next grant.

@@ -37,14 +37,6 @@ impl Latencies {
     pub(crate) fn p50(&self) -> Duration {
         Duration::from_nanos(self.0.value_at_quantile(0.5))
     }
-
-    pub(crate) fn max(&self) -> Duration {
-        Duration::from_nanos(self.0.max())
-    }
-
-    pub(crate) fn mean(&self) -> Duration {
-        Duration::from_secs_f64(self.0.mean() / 1e9)
-    }
 }
 
 /// Larger than most replies, and small because there are thousands of sockets.
@@ -154,11 +146,6 @@ pub(crate) fn info<T: FromStr>(
     let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
     let number = value.and_then(|value| value.trim().parse().ok());
     number.with_context(|| format!("INFO {section} has no number {field}"))
-}
-
-/// Returns a number of all masters together.
-pub(crate) fn total(masters: &Masters, section: &str, field: &str) -> anyhow::Result<u64> {
-    masters.iter().map(|server| info::<u64>(&mut server.try_connection()?, section, field)).sum()
 }
 
 /// Calls of a command, and the time that the server spent on them, since its start.

@@ -4,15 +4,15 @@ use std::iter::repeat_n;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use quorlock_client::{LockBuilder, Quorum};
+use quorlock_client::{AcquireError, LockBuilder, Quorum};
 use quorlock_testkit::Masters;
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::Effort;
 use crate::clients::{lock_once, start_masters};
 use crate::instruments::{Latencies, lock_calls};
 use crate::report::Row;
-use crate::throughput::count_locks;
 
 const NODES: usize = 5;
 const PERMITS: usize = 4;
@@ -131,7 +131,7 @@ async fn rates(masters: &Masters, effort: Effort) -> anyhow::Result<[Row; 2]> {
         for (of, per_second) in kinds.iter().zip(&mut per_second) {
             let began = Instant::now();
             let until = began + effort.time(RATE_TIME);
-            let locks = count_locks(&clients, until, of, HELD).await?;
+            let locks = count_locks(&clients, until, of).await?;
             *per_second += f64::from(locks) / began.elapsed().as_secs_f64();
         }
     }
@@ -156,4 +156,34 @@ async fn rates(masters: &Masters, effort: Effort) -> anyhow::Result<[Row; 2]> {
             for_readers > for_permits,
         ),
     ])
+}
+
+/// Lets all clients compete until then, and returns how many locks they acquired.
+async fn count_locks(
+    clients: &[Quorum],
+    until: Instant,
+    of: impl Fn(&Quorum) -> LockBuilder,
+) -> anyhow::Result<u32> {
+    let mut running = JoinSet::new();
+    for quorum in clients {
+        let builder = of(quorum);
+        running.spawn(async move {
+            let mut locks = 0;
+            while Instant::now() < until {
+                let left = until.saturating_duration_since(Instant::now());
+                let lock = match builder.clone().wait(left).acquire().await {
+                    Ok(lock) => lock,
+                    // Clients that still wait at the end give up.
+                    Err(AcquireError::TimedOut { .. } | AcquireError::Held { .. }) => break,
+                    Err(error) => return Err(error.into()),
+                };
+                locks += 1;
+                sleep(HELD).await;
+                // An unconfirmed release goes on in the background.
+                let _ = lock.release().await;
+            }
+            anyhow::Ok(locks)
+        });
+    }
+    running.join_all().await.into_iter().sum()
 }

@@ -77,7 +77,7 @@ struct Part {
     measure: fn(&Runtime, Effort) -> anyhow::Result<Vec<Row>>,
 }
 
-const PARTS: [Part; 17] = [
+const PARTS: [Part; 14] = [
     part(&["server-time"], "server-time", |_, effort| server_time::measure(effort)),
     part(&["cost"], "plain", |_, effort| cost::plain(effort)),
     part(&["growth"], "growth", |_, _| growth::measure()),
@@ -90,19 +90,10 @@ const PARTS: [Part; 17] = [
     part(&["handover", "waiting"], "masters", |on, effort| {
         in_task(on, handover::on_masters(effort))
     }),
-    part(&["handover", "waiting"], "fairness", |on, effort| {
-        in_task(on, handover::fairness(effort))
-    }),
     part(&["handover", "waiting"], "lost-node", |on, effort| {
         in_task(on, handover::with_a_lost_node(effort))
     }),
     part(&["throughput", "waiting"], "one-key", |_, effort| throughput::one_key(effort)),
-    part(&["throughput", "waiting"], "one-process", |on, effort| {
-        in_task(on, throughput::one_process(effort))
-    }),
-    part(&["cost", "waiting"], "held", |on, effort| {
-        in_task(on, cost::of_waiting_for_a_held_lock(effort))
-    }),
     part(&["cost", "waiting"], "many-waiters", |_, _| cost::of_many_waiters()),
     part(&["program"], "program", |_, effort| program::measure(effort)),
 ];

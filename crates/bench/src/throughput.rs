@@ -14,7 +14,6 @@ use anyhow::{Context as _, ensure};
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
-use quorlock_client::{AcquireError, LockBuilder, Quorum};
 use quorlock_testkit::Masters;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, RedisResult, Value, cmd};
@@ -269,70 +268,4 @@ async fn rate_of_waiters(
         took += last.unwrap_or(released).saturating_duration_since(released);
     }
     Ok(f64::from(locks) / took.as_secs_f64())
-}
-
-const MANY: usize = 1000;
-const FEW: usize = 16;
-/// How many times each number of tasks is measured, for a second each.
-const ONE_PROCESS_ROUNDS: u32 = 6;
-/// Smallest allowed throughput of `MANY` tasks, as a fraction of the throughput of `FEW` tasks.
-const MANY_RATIO_MIN: f64 = 0.8;
-
-/// Lets the tasks of one client compete for one key.
-pub(crate) async fn one_process(effort: Effort) -> anyhow::Result<Vec<Row>> {
-    let masters = start_masters(MASTERS)?;
-    let quorum = Quorum::connect(masters.urls()).await?;
-    let (mut many, mut few) = (0.0, 0.0);
-    for _ in 0..ONE_PROCESS_ROUNDS {
-        few += rate_of_tasks(&quorum, FEW, effort.time(Duration::from_secs(1))).await?;
-        many += rate_of_tasks(&quorum, MANY, effort.time(Duration::from_secs(1))).await?;
-    }
-    let (rate, ratio) = (many / f64::from(ONE_PROCESS_ROUNDS), many / few);
-    Ok(vec![Row::of_figure(
-        format!("locks per second, {MANY} tasks of one process on {MASTERS} masters"),
-        format!("{rate:.0}, {ratio:.2} × those of {FEW} tasks"),
-        "≥ 0.8 × those of 16 tasks",
-        ratio >= MANY_RATIO_MIN,
-    )])
-}
-
-async fn rate_of_tasks(quorum: &Quorum, tasks: usize, time: Duration) -> anyhow::Result<f64> {
-    let until = Instant::now() + time;
-    let clients = vec![quorum.clone(); tasks];
-    let locks = count_locks(&clients, until, |quorum| quorum.lock(KEY), Duration::ZERO).await?;
-    Ok(f64::from(locks) / time.as_secs_f64())
-}
-
-/// Lets all clients compete until then, each holding its locks for `hold`, and returns how many
-/// locks they acquired.
-pub(crate) async fn count_locks(
-    clients: &[Quorum],
-    until: Instant,
-    of: impl Fn(&Quorum) -> LockBuilder,
-    hold: Duration,
-) -> anyhow::Result<u32> {
-    let mut running = JoinSet::new();
-    for quorum in clients {
-        let builder = of(quorum);
-        running.spawn(async move {
-            let mut locks = 0;
-            while Instant::now() < until {
-                let left = until.saturating_duration_since(Instant::now());
-                let lock = match builder.clone().wait(left).acquire().await {
-                    Ok(lock) => lock,
-                    // Clients that still wait at the end give up.
-                    Err(AcquireError::TimedOut { .. } | AcquireError::Held { .. }) => break,
-                    Err(error) => return Err(error.into()),
-                };
-                locks += 1;
-                if !hold.is_zero() {
-                    sleep(hold).await;
-                }
-                // An unconfirmed release goes on in the background.
-                let _ = lock.release().await;
-            }
-            anyhow::Ok(locks)
-        });
-    }
-    running.join_all().await.into_iter().sum()
 }
