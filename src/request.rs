@@ -40,7 +40,7 @@ pub(crate) struct Options<'a> {
 }
 
 /// The positions of the tokens of a command that was parsed: its token, and the one that replaces
-/// it.
+/// it. The handler in `ffi/entry.rs` hides them from MONITOR and SLOWLOG.
 pub(crate) fn token_positions(keys: Keys, args: Args<'_>) -> (usize, Option<usize>) {
     let token_at = match keys {
         Keys::First | Keys::None => 2,

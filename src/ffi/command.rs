@@ -29,7 +29,7 @@ pub(crate) struct Spec {
     pub(crate) arity: i32,
     pub(crate) keys: Keys,
     pub(crate) key_flags: KeyFlags,
-    /// SLOWLOG and MONITOR must not show tokens.
+    /// SLOWLOG and MONITOR must not show tokens: `entry.rs` hides them.
     pub(crate) has_token: bool,
     /// The intended users decide the ACL categories.
     pub(crate) users: Users,

@@ -32,7 +32,7 @@ mod ttl;
 pub use confirmation::{Confirmation, LockCheck};
 pub use fence::{Fence, InvalidFence};
 #[cfg(feature = "mutants")]
-pub use mutants::{Mutant, break_rule};
+pub use mutants::{ClientRule, break_rule};
 pub use rounded::{rounded, time_in_units};
 pub use stop_schedule::{GraceTooLong, StopAction, StopSchedule};
 pub use ttl::{Ttl, TtlError};

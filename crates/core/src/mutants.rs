@@ -8,7 +8,7 @@ use std::cell::Cell;
 
 /// A client in which one rule is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Mutant {
+pub enum ClientRule {
     /// A call whose turn in the local queue did not come reports `Held` without asking the nodes.
     HeldOutOfTurn,
     /// A call waits for slow nodes beyond its limit.
@@ -65,7 +65,7 @@ pub enum Mutant {
     ExclusiveUntilConfirmed,
 }
 
-impl Mutant {
+impl ClientRule {
     /// The mutants whose harm shows in simulated fleets of exclusive locks.
     ///
     /// Tests of the state machines catch the mutants that are neither here nor in
@@ -96,22 +96,22 @@ impl Mutant {
 }
 
 thread_local! {
-    static BROKEN: Cell<Option<Mutant>> = const { Cell::new(None) };
+    static BROKEN: Cell<Option<ClientRule>> = const { Cell::new(None) };
 }
 
 /// Breaks one rule in all machines that this thread runs from now on; `None` breaks none.
-pub fn break_rule(mutant: Option<Mutant>) {
+pub fn break_rule(mutant: Option<ClientRule>) {
     BROKEN.set(mutant);
 }
 
 /// Whether this rule is broken in this thread.
 #[cfg(feature = "mutants")]
-pub(crate) fn is_broken(mutant: Mutant) -> bool {
+pub(crate) fn is_broken(mutant: ClientRule) -> bool {
     BROKEN.get() == Some(mutant)
 }
 
 /// Returns `false`: only simulators break rules.
 #[cfg(not(feature = "mutants"))]
-pub(crate) const fn is_broken(_: Mutant) -> bool {
+pub(crate) const fn is_broken(_: ClientRule) -> bool {
     false
 }

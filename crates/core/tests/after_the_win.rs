@@ -13,7 +13,7 @@ use quorlock_core::client::{
     limits,
 };
 use quorlock_core::quorum::{ExtensionVerdict, Moment};
-use quorlock_core::{Fence, Mutant};
+use quorlock_core::{ClientRule, Fence};
 use support::scripted::{
     LONG, ROUND_TRIP, ScriptedCall, TTL, down, granted, granted_after, held, ms, shows, start,
 };
@@ -63,7 +63,7 @@ fn caller_that_learns_late_of_its_lock_needs_the_least_validity() {
 
 #[test]
 fn renewed_lock_stands_in_front_on_the_nodes_that_miss_it() {
-    shows(Mutant::NoFrontRepair, || {
+    shows(ClientRule::NoFrontRepair, || {
         let (mut call, mut hold, third) = won_by_two();
         assert_eq!(hold.front_at(), None, "the lock is not renewed");
         hold.renew();
@@ -153,7 +153,7 @@ fn counts_after(delay: Duration, confirmed_before: bool) -> bool {
 #[test]
 fn late_grant_counts_once_the_other_nodes_have_confirmed_the_lock() {
     let late = ms(200);
-    shows(Mutant::LateGrantCounts, || !counts_after(late, false));
+    shows(ClientRule::LateGrantCounts, || !counts_after(late, false));
     assert!(counts_after(late, true));
     assert!(counts_after(ms(10), false), "a grant in time");
 }
@@ -371,7 +371,7 @@ fn grant_to_a_call_that_has_ended_is_released() {
 
 #[test]
 fn release_is_repeated_after_the_wait_was_lost() {
-    shows(Mutant::LostWaitForgotten, || {
+    shows(ClientRule::LostWaitForgotten, || {
         let (mut call, mut release, sent) = cancelled(ScriptedCall::in_line(LONG));
         release.handle_response(sent.id, &Response::No, &call.ctx());
         let wait = call.take_sent(0).id;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use quorlock_core::client::{Hold, Mode, Spec, limits};
 use quorlock_core::quorum::Ownership;
-use quorlock_core::{Mutant, break_rule};
+use quorlock_core::{ClientRule, break_rule};
 use support::client::{Client, spec};
 use support::world::{Path, Sent, World, sends_of};
 
@@ -39,7 +39,7 @@ fn overdue_round(paused_ms: u64) -> (World, Hold, Vec<Sent>) {
 
 /// Returns what is left of the lock if a majority extends it while the process is paused, and its
 /// answers are read after the time of the nodes is over.
-fn left_after_a_late_majority(mutant: Option<Mutant>) -> Ownership {
+fn left_after_a_late_majority(mutant: Option<ClientRule>) -> Ownership {
     let (mut world, mut lock, sends) = overdue_round(4000);
     // The pause for reading is over, too.
     world.pass_ms(5);
@@ -59,7 +59,7 @@ fn late_majority_extends_the_lock_from_the_moment_of_sending() {
     let expected = Duration::from_millis(TTL_MS - since_sent_ms - 300)
         ..Duration::from_millis(TTL_MS - since_sent_ms);
     assert!(expected.contains(&left), "{left:?}");
-    let mutant = left_after_a_late_majority(Some(Mutant::LateMajorityForgotten));
+    let mutant = left_after_a_late_majority(Some(ClientRule::LateMajorityForgotten));
     assert!(matches!(mutant, Ownership::Uncertain(_)), "{mutant:?}");
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use quorlock_core::client::{Hold, HoldAction, Keys, Mode, Outcome, Spec};
 use quorlock_core::node::{self, Holder, KeyEvent};
-use quorlock_core::{Mutant, break_rule};
+use quorlock_core::{ClientRule, break_rule};
 use support::client::{Client, spec};
 use support::world::{Path, World, sends_of};
 
@@ -64,7 +64,7 @@ fn writer_that_downgrades_its_lock_admits_readers_and_no_writer() {
 
 /// Returns whether a repair after an unconfirmed downgrade makes a shared lock. The nodes carried
 /// the downgrade out, but their answers were lost.
-fn repairs_as_shared_after_a_lost_downgrade(mutant: Option<Mutant>) -> bool {
+fn repairs_as_shared_after_a_lost_downgrade(mutant: Option<ClientRule>) -> bool {
     let mut world = World::with_varied_pauses(3);
     let mut lock = world.acquire(World::spec(Mode::Exclusive)).unwrap();
     world.paths = vec![Path::AnswersLost; 3];
@@ -89,7 +89,7 @@ fn repairs_as_shared_after_a_lost_downgrade(mutant: Option<Mutant>) -> bool {
 fn lock_is_repaired_as_shared_after_an_unconfirmed_downgrade() {
     assert!(repairs_as_shared_after_a_lost_downgrade(None));
     // The mutant makes the lock exclusive on this node, while a reader shares it on the others.
-    assert!(!repairs_as_shared_after_a_lost_downgrade(Some(Mutant::ExclusiveUntilConfirmed)));
+    assert!(!repairs_as_shared_after_a_lost_downgrade(Some(ClientRule::ExclusiveUntilConfirmed)));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use quorlock_core::quorum::{
     Extension, ExtensionVerdict, LossReason, Majority, Moment, Ownership, OwnershipState, Validity,
     longest_validity,
 };
-use quorlock_core::{Mutant, Ttl, break_rule};
+use quorlock_core::{ClientRule, Ttl, break_rule};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -155,7 +155,7 @@ fn first_refusal_of_a_node_repairs_nothing() {
         round.next_repair()
     };
     assert_eq!(repaired(), None);
-    break_rule(Some(Mutant::RepairOnFirstRefusal));
+    break_rule(Some(ClientRule::RepairOnFirstRefusal));
     assert_eq!(repaired(), Some(2), "the mutant is caught");
     break_rule(None);
 }

@@ -4,7 +4,7 @@
 
 mod support;
 
-use quorlock_core::node::memory::{Name, Value};
+use quorlock_core::node::memory_server::{Name, Value};
 use quorlock_core::node::{
     BlockedId, Command, CommandError, Holder, KeyEvent, Mode, Reason, Release, Reply, ServerEvent,
     WaitReply,

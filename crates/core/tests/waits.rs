@@ -7,7 +7,7 @@ mod support;
 use std::time::Duration;
 
 use quorlock_core::client::{Acquire, Answer, NodeError, Outcome, Reason, Response, Token, limits};
-use quorlock_core::{Fence, Mutant};
+use quorlock_core::{ClientRule, Fence};
 use support::scripted::{
     LONG, NO_WAIT, ROUND_TRIP, ScriptedCall, TTL, down, granted, granted_after, held, ms, shows,
     ticket,
@@ -115,7 +115,7 @@ fn lost_yield_spends_the_token_and_the_ticket_stays() {
     };
     let is_down: fn(&mut ScriptedCall) = |call| call.answer(0, &down());
     for lose in [is_silent, is_down] {
-        shows(Mutant::LostYieldForgotten, || {
+        shows(ClientRule::LostYieldForgotten, || {
             let mut call = ScriptedCall::with_one_grant();
             call.fire_until_yield();
             let [(0, token)] = call.yields()[..] else { panic!("one YIELD") };
@@ -128,7 +128,7 @@ fn lost_yield_spends_the_token_and_the_ticket_stays() {
 
 #[test]
 fn part_of_a_lock_is_given_back_after_a_while() {
-    shows(Mutant::NeverGivesBack, || {
+    shows(ClientRule::NeverGivesBack, || {
         let mut call = ScriptedCall::with_one_grant();
         let (_, token, with_ticket) = call.in_line_on()[0];
         while call.releases.is_empty() && call.at < limits::partial(ROUND_TRIP) * 2 {
@@ -187,7 +187,7 @@ fn nodes_that_come_back_are_joined() {
 
 #[test]
 fn grant_that_is_too_old_is_asked_for_again() {
-    shows(Mutant::LongWaitIsLost, || {
+    shows(ClientRule::LongWaitIsLost, || {
         let mut call = ScriptedCall::in_line(LONG);
         let (_, token, with_ticket) = call.in_line_on()[0];
         call.at = ms(700);
@@ -253,7 +253,7 @@ fn reason_after_a_grant_by_node_0(wait: Duration) -> Option<Reason> {
 
 #[test]
 fn own_grant_explains_a_refusal_until_its_lease_has_ended() {
-    shows(Mutant::HeldByItself, || {
+    shows(ClientRule::HeldByItself, || {
         reason_after_a_grant_by_node_0(TTL / 2) == Some(Reason::NoQuorum)
     });
     assert_eq!(reason_after_a_grant_by_node_0(TTL * 3), Some(Reason::Held));

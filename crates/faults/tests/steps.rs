@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use quorlock_core::node::{Mutant, break_rule};
+use quorlock_core::node::{NodeRule, break_rule};
 use quorlock_faults::fuzz::{Claim, claims};
 
 /// The claims of a table. Editing a table needs no build.
@@ -41,29 +41,29 @@ macro_rules! tables {
 tables!(accidents, locks, revoke, several, shared, tickets, waiting);
 
 /// A claim that does not hold when this rule is broken, and its table.
-const BROKEN: [(Mutant, &str, &str); 22] = [
-    (Mutant::SharedPassesQueue, "shared", "waiting writer is not overtaken, and later"),
-    (Mutant::ShareForgetsQueue, "shared", "exclusive lock becomes shared and serves"),
-    (Mutant::MirrorNamesHolder, "shared", "key holds a value that is no token"),
-    (Mutant::RevokedAdmitsHolders, "shared", "revoked shared lock ends with its present"),
-    (Mutant::AnyWaitsForFirst, "several", "waiter for any key is granted the first"),
-    (Mutant::OrderByArrival, "tickets", "smallest ticket is served first"),
-    (Mutant::RepeatShortens, "tickets", "repeated request of a holder is granted again"),
-    (Mutant::YieldClaimsToHold, "tickets", "yield gives the lock to an older waiter only"),
-    (Mutant::YieldsToYounger, "tickets", "yield gives the lock to an older waiter only"),
-    (Mutant::PassesUnheard, "tickets", "request that cannot wait passes no waiter"),
-    (Mutant::FullLineKeepsYoungest, "waiting", "full line keeps the oldest waiters"),
-    (Mutant::NeverKeepsKeys, "tickets", "keys are kept for a waiter for several"),
-    (Mutant::FenceOfAnyToken, "locks", "fence is raised by its holder only"),
-    (Mutant::FenceDecreases, "locks", "fence is raised by its holder only"),
-    (Mutant::ExtendRevives, "locks", "ended lock is not extended"),
-    (Mutant::ExtendsRevoked, "revoke", "revoked lock can be released and not extended"),
-    (Mutant::RevokeFreesAtOnce, "revoke", "revoked lock ends at its deadline"),
-    (Mutant::RevokeKeepsToken, "revoke", "restart does not undo a revocation"),
-    (Mutant::SomeOfTheKeys, "several", "all keys are granted or none"),
-    (Mutant::FenceOfFirstKey, "several", "fence is larger than the last fence of each"),
-    (Mutant::SharedBesideExclusive, "shared", "readers share the key and exclude writers"),
-    (Mutant::SharedChoosesFence, "shared", "readers share the key and exclude writers"),
+const BROKEN: [(NodeRule, &str, &str); 22] = [
+    (NodeRule::SharedPassesQueue, "shared", "waiting writer is not overtaken, and later"),
+    (NodeRule::ShareForgetsQueue, "shared", "exclusive lock becomes shared and serves"),
+    (NodeRule::MirrorNamesHolder, "shared", "key holds a value that is no token"),
+    (NodeRule::RevokedAdmitsHolders, "shared", "revoked shared lock ends with its present"),
+    (NodeRule::AnyWaitsForFirst, "several", "waiter for any key is granted the first"),
+    (NodeRule::OrderByArrival, "tickets", "smallest ticket is served first"),
+    (NodeRule::RepeatShortens, "tickets", "repeated request of a holder is granted again"),
+    (NodeRule::YieldClaimsToHold, "tickets", "yield gives the lock to an older waiter only"),
+    (NodeRule::YieldsToYounger, "tickets", "yield gives the lock to an older waiter only"),
+    (NodeRule::PassesUnheard, "tickets", "request that cannot wait passes no waiter"),
+    (NodeRule::FullLineKeepsYoungest, "waiting", "full line keeps the oldest waiters"),
+    (NodeRule::NeverKeepsKeys, "tickets", "keys are kept for a waiter for several"),
+    (NodeRule::FenceOfAnyToken, "locks", "fence is raised by its holder only"),
+    (NodeRule::FenceDecreases, "locks", "fence is raised by its holder only"),
+    (NodeRule::ExtendRevives, "locks", "ended lock is not extended"),
+    (NodeRule::ExtendsRevoked, "revoke", "revoked lock can be released and not extended"),
+    (NodeRule::RevokeFreesAtOnce, "revoke", "revoked lock ends at its deadline"),
+    (NodeRule::RevokeKeepsToken, "revoke", "restart does not undo a revocation"),
+    (NodeRule::SomeOfTheKeys, "several", "all keys are granted or none"),
+    (NodeRule::FenceOfFirstKey, "several", "fence is larger than the last fence of each"),
+    (NodeRule::SharedBesideExclusive, "shared", "readers share the key and exclude writers"),
+    (NodeRule::SharedChoosesFence, "shared", "readers share the key and exclude writers"),
 ];
 
 #[test]

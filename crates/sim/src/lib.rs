@@ -2,8 +2,8 @@
 //! their own.
 //!
 //! - [`fleet`] simulates whole fleets of clients and nodes. A seed draws the events.
-//! - [`World`] is a model of the agreement on fences, so small that [`run`] tries every event in
-//!   every order. [`models`] and [`mutants`] are the worlds to check, with their expected verdicts.
+//! - [`Model`] is a model of the agreement on fences, so small that [`run`] tries every event in
+//!   every order. [`models`] and [`mutants`] are the models to check, with their expected verdicts.
 
 #![allow(
     missing_docs,
@@ -13,8 +13,8 @@
 mod catalogue;
 pub mod fleet;
 mod search;
-mod world;
+mod model;
 
 pub use catalogue::{Check, Size, models, mutants};
 pub use search::{Outcome, Verdict, run, run_all};
-pub use world::{Action, Answers, Message, Property, World};
+pub use model::{Action, Answers, Message, Property, Model};

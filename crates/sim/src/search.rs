@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::Check;
 use crate::fleet::Broken;
-use crate::world::{Action, Property, State, World};
+use crate::model::{Action, Property, State, Model};
 
 #[derive(Clone, Debug)]
 pub struct Outcome {
@@ -32,16 +32,16 @@ struct Seen {
     steps: Vec<(u32, u8)>,
 }
 
-/// Checks a world until all its states were seen, or until a property broke. The search for the
+/// Checks a model until all its states were seen, or until a property broke. The search for the
 /// harm of a broken rule is breadth first, so its counterexample is as short as possible. Any other
 /// search is depth first, which needs less memory.
 pub fn run(check: &Check) -> Outcome {
-    let world = &check.world;
-    let _broken = Broken::new(world.mutant);
+    let model = &check.model;
+    let _broken = Broken::new(model.mutant);
     let began = Instant::now();
     let mut seen = Seen { hashes: HashSet::new(), steps: Vec::new() };
     let (mut all_have_agreed, mut stores_fence) = (false, false);
-    let mut open = VecDeque::from([(world.start(), seen.index_of((0, 0)))]);
+    let mut open = VecDeque::from([(model.start(), seen.index_of((0, 0)))]);
     let next = |open: &mut VecDeque<_>| match check.breaks {
         Some(_) => open.pop_front(),
         None => open.pop_back(),
@@ -52,14 +52,14 @@ pub fn run(check: &Check) -> Outcome {
     {
         all_have_agreed |= state.all_have_agreed();
         stores_fence |= state.stores_fence();
-        for (choice, action) in (0..).zip(world.actions(&state)) {
-            let after = world.after(&state, action);
+        for (choice, action) in (0..).zip(model.actions(&state)) {
+            let after = model.after(&state, action);
             if !seen.hashes.insert(hash(&after)) {
                 continue;
             }
             let reached = seen.index_of((index, choice));
             if let Some(property) = after.broken() {
-                broken = Some(Verdict::Broken(property, seen.path_to(reached, world)));
+                broken = Some(Verdict::Broken(property, seen.path_to(reached, model)));
                 break;
             }
             open.push_back((after, reached));
@@ -102,7 +102,7 @@ pub fn run_all(checks: &[Check], mut report: impl FnMut(&Check, &Outcome)) {
 }
 
 impl Outcome {
-    /// Whether a mutant broke the property that it is to break, or a world without one held.
+    /// Whether a mutant broke the property that it is to break, or a model without one held.
     pub fn is_expected(&self, check: &Check) -> bool {
         match self.verdict {
             Verdict::Holds => check.breaks.is_none(),
@@ -115,21 +115,21 @@ impl Outcome {
 impl Seen {
     fn index_of(&mut self, step: (u32, u8)) -> u32 {
         self.steps.push(step);
-        u32::try_from(self.steps.len() - 1).expect("a world has fewer states")
+        u32::try_from(self.steps.len() - 1).expect("a model has fewer states")
     }
 
     /// The actions that lead from the first state to this one.
-    fn path_to(&self, mut index: u32, world: &World) -> Vec<Action> {
+    fn path_to(&self, mut index: u32, model: &Model) -> Vec<Action> {
         let mut choices = Vec::new();
         while index > 0 {
             let (before, choice) = self.steps[index as usize];
             choices.push(choice);
             index = before;
         }
-        let mut state = world.start();
+        let mut state = model.start();
         let steps = choices.into_iter().rev().map(|choice| {
-            let action = world.actions(&state)[usize::from(choice)];
-            state = world.after(&state, action);
+            let action = model.actions(&state)[usize::from(choice)];
+            state = model.after(&state, action);
             action
         });
         steps.collect()

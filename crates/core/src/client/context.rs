@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::{FenceProposals, NodeError, RoundTrips, Token, limits};
-use crate::mutants::{Mutant, is_broken};
+use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{Majority, Moment};
 
 /// Random numbers for tokens and pauses.
@@ -31,7 +31,7 @@ pub struct Context<'a> {
 impl Context<'_> {
     /// A new token for a request of the call that began at `began`; `None` without random numbers.
     pub(super) fn new_token(&mut self, began: Moment) -> Option<Token> {
-        if is_broken(Mutant::ReusedToken) {
+        if is_broken(ClientRule::ReusedToken) {
             return Some(Token::of_bits(began.raw.as_nanos() << 64 | began.boot.as_nanos()));
         }
         self.random.bits().map(Token::of_bits)

@@ -12,7 +12,7 @@ use super::{
     RequestId, Response, Token, Topology, limits,
 };
 use crate::Fence;
-use crate::mutants::{Mutant, is_broken};
+use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{
     Extension, ExtensionVerdict, LossReason, Majority, Moment, Ownership, OwnershipState, Win,
 };
@@ -295,7 +295,7 @@ impl Hold {
     /// Whether nodes that miss the lock may be repaired. On a revoked lock, even one that only a
     /// minority revoked, a repair would undo the revocation.
     fn may_repair(&self) -> bool {
-        self.revocations() == 0 || is_broken(Mutant::RevokedRepaired)
+        self.revocations() == 0 || is_broken(ClientRule::RevokedRepaired)
     }
 
     /// The time until the next extension of a renewed lock; `None` if no extension follows.
@@ -502,7 +502,7 @@ impl Hold {
             let is_confirmed = self.round.as_ref().is_some_and(|round| round.is_confirmed);
             let node_state = &mut self.nodes[node];
             node_state.counts = held != Some(false) && (node_state.counts || is_confirmed);
-            let counts = node_state.counts || is_broken(Mutant::LateGrantCounts);
+            let counts = node_state.counts || is_broken(ClientRule::LateGrantCounts);
             self.answer_round(node, held.filter(|held| counts || !held), ctx);
             let found_missing =
                 self.round.as_ref().is_some_and(|round| round.core.has_found_missing());
@@ -604,7 +604,7 @@ impl Hold {
     /// the request looks like one of the call that arrives late.
     pub fn stand_in_front(&mut self, ctx: &Context<'_>) {
         let is_due = self.front_at().is_some_and(|at| ctx.now.has_reached(at));
-        if !is_due || self.front_at.take().is_none() || is_broken(Mutant::NoFrontRepair) {
+        if !is_due || self.front_at.take().is_none() || is_broken(ClientRule::NoFrontRepair) {
             return;
         }
         if self.has_ended(ctx.now) || self.revocations() > 0 {
@@ -708,7 +708,7 @@ impl Hold {
         for node in self.nodes.iter_mut().filter(|_| is_confirmed) {
             node.counts |= matches!(node.answer, Answer::Granted(_));
         }
-        if is_broken(Mutant::ExclusiveUntilConfirmed) && !is_confirmed {
+        if is_broken(ClientRule::ExclusiveUntilConfirmed) && !is_confirmed {
             self.set_mode(Mode::Exclusive);
         }
         self.actions.push_back(HoldAction::Decided { round: number, verdict });

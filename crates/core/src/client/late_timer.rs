@@ -1,5 +1,5 @@
 use super::limits;
-use crate::mutants::{Mutant, is_broken};
+use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::Moment;
 
 /// Lets a machine read answers before a timer that fired late expires requests.
@@ -28,7 +28,9 @@ impl LateTimer {
         let Some(due) = due.filter(|due| now.has_reached(*due)) else { return false };
         match self.postponed {
             Some((late, until)) if late == due => !now.has_reached(until),
-            _ if now.since(due) <= limits::LATE_TIMER || is_broken(Mutant::PauseIsSilence) => false,
+            _ if now.since(due) <= limits::LATE_TIMER || is_broken(ClientRule::PauseIsSilence) => {
+                false
+            }
             _ => {
                 self.postponed = Some((due, now.plus(limits::LATE_READ_PAUSE)));
                 true

@@ -8,7 +8,7 @@ use super::reach::Reach;
 use super::{
     Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Token, limits,
 };
-use crate::mutants::{Mutant, is_broken};
+use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{self, Moment, ReleaseVerdict};
 
 /// The RELEASEs have round numbers above this one, and the requests of calls and locks below.
@@ -81,7 +81,7 @@ enum State {
 impl Node {
     /// Whether a request of the token may still arrive after the RELEASE.
     fn may_overtake(&self, now: Moment) -> bool {
-        !is_broken(Mutant::LostWaitForgotten)
+        !is_broken(ClientRule::LostWaitForgotten)
             && self.overtakes_until.is_some_and(|until| !now.has_reached(until))
     }
 }
@@ -132,8 +132,8 @@ impl Release {
                     this.count_answer(node, None);
                     continue;
                 }
-                Delivery::InFlight { .. } if is_broken(Mutant::SilentNotReleased) => continue,
-                Delivery::InFlight { .. } if is_broken(Mutant::ReleaseElsewhere) => {
+                Delivery::InFlight { .. } if is_broken(ClientRule::SilentNotReleased) => continue,
+                Delivery::InFlight { .. } if is_broken(ClientRule::ReleaseElsewhere) => {
                     this.send(node, ctx);
                 }
                 // Through the connection of the ACQUIRE, RELEASE cannot arrive before it.

@@ -14,7 +14,7 @@ use super::{
     OutgoingRequest, Release, RenewalBatches, Request, RequestId, Response, SlotMemory, Spec,
     Token, limits,
 };
-use crate::mutants::{Mutant, is_broken};
+use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{ExtensionVerdict, Moment, Ownership};
 
 /// The machines of a client for some of its keys, and what they share: the queues of its own calls
@@ -579,7 +579,7 @@ impl Shard {
     /// Releases a lock whose handle is gone, and forgets it. Returns as [`release`](Self::release).
     pub fn drop_lock(&mut self, lock: u64, ctx: &mut Context<'_>) -> Option<(Ownership, u64)> {
         let (ownership, release) = self.end_lock(lock, ctx)?;
-        if is_broken(Mutant::LateRelease) {
+        if is_broken(ClientRule::LateRelease) {
             let later = ctx.now.plus(limits::LATE_TIMER * 2);
             self.actions.push_back(ShardAction::Timer(release, Some(later)));
         } else {

@@ -3,8 +3,8 @@
 use super::answers::Grant;
 use super::key_state::KeyState;
 use super::leases::NewLock;
-use super::machine::PerKey;
-use super::mutants::{Mutant, is_broken};
+use super::mutants::{NodeRule, is_broken};
+use super::node::PerKey;
 use super::queues::{Lack, Waiter, Wanted, Wants};
 use super::rank::{Rank, later_ticket};
 use super::turn::{ANSWER_UNITS, Budget, COMMAND_UNITS, write_units};
@@ -69,7 +69,7 @@ impl Node {
             let terms = Terms { token, owner, ttl, ticket };
             return self.grant(now, free, &terms, keyspace).map(Reply::Granted);
         }
-        if is_broken(Mutant::SomeOfTheKeys) && lacks.iter().any(Option::is_none) {
+        if is_broken(NodeRule::SomeOfTheKeys) && lacks.iter().any(Option::is_none) {
             drop(entries);
             let free = keys.iter().zip(&lacks).filter(|(_, lack)| lack.is_none());
             let free: PerKey<_> = free.map(|(key, _)| keyspace.name(key.as_ref())).collect();
@@ -210,7 +210,7 @@ impl Node {
             let younger = |(hash, key, _)| self.queues.youngest_after(rank, hash, db, key);
             named().find_map(younger)
         });
-        if is_full && (displaced.is_none() || is_broken(Mutant::FullLineKeepsYoungest)) {
+        if is_full && (displaced.is_none() || is_broken(NodeRule::FullLineKeepsYoungest)) {
             return Err(CommandError::QueueFull { max_waiters: self.max_waiters });
         }
         let Some(blocked_id) = keyspace.block() else { return refused(self) };
@@ -229,7 +229,7 @@ impl Node {
         let waiter = Waiter {
             blocked_id,
             has_ticket: rank.is_some(),
-            rank: rank.filter(|_| !is_broken(Mutant::OrderByArrival)).unwrap_or_else(|| {
+            rank: rank.filter(|_| !is_broken(NodeRule::OrderByArrival)).unwrap_or_else(|| {
                 let ticket = self.last_in_line(now, db, named().map(|(hash, key, _)| (hash, key)));
                 Rank::new(ticket, token.as_ref())
             }),
@@ -424,5 +424,5 @@ pub(super) fn place_in_line<'r, K: Keyspace>(
     keyspace: &K,
 ) -> Option<&'r Rank> {
     let may_wait = acquire.wait_ms > 0 && keyspace.may_block();
-    rank.filter(|rank| may_wait || rank.ticket == Fence::ZERO || is_broken(Mutant::PassesUnheard))
+    rank.filter(|rank| may_wait || rank.ticket == Fence::ZERO || is_broken(NodeRule::PassesUnheard))
 }

@@ -2,8 +2,8 @@
 
 use super::acquire::{FreeKeys, Terms, place_in_line};
 use super::key_state::KeyState;
-use super::machine::PerKey;
-use super::mutants::{Mutant, is_broken};
+use super::mutants::{NodeRule, is_broken};
+use super::node::PerKey;
 use super::queues::{Lack, Wants};
 use super::turn::{Budget, COMMAND_UNITS};
 use super::{Access, Acquire, CommandError, Keyspace, Mode, Node, Now, Reply};
@@ -62,7 +62,7 @@ impl Node {
             let fence = self.grant(now, free, &terms, keyspace)?;
             return Ok(granted(fence, index));
         }
-        if is_broken(Mutant::AnyWaitsForFirst) {
+        if is_broken(NodeRule::AnyWaitsForFirst) {
             let first = Acquire { keys: &keys[..1], ..*acquire };
             let (hashes, lacks) = (&hashes[..1], &lacks[..1]);
             return self.wait_or_refuse(now, &first, wants, rank, hashes, lacks, keyspace);

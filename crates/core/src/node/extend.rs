@@ -2,8 +2,8 @@
 
 use super::key_state::KeyState;
 use super::leases::{Lease, MirrorState, NewLock};
-use super::machine::PerKey;
-use super::mutants::{Mutant, is_broken};
+use super::mutants::{NodeRule, is_broken};
+use super::node::PerKey;
 use super::queues::Wants;
 use super::{
     Acquire, Change, CommandError, Extend, FenceError, KEY_BYTES_MAX, Keyspace, Kind, Mode, Node,
@@ -58,13 +58,13 @@ impl Node {
                     foreign = true;
                 }
                 KeyState::WrongType => return Err(CommandError::WrongType),
-                _ if is_broken(Mutant::FenceOfAnyToken)
+                _ if is_broken(NodeRule::FenceOfAnyToken)
                     && let Some(fence) = extend.fence =>
                 {
                     self.fences.raise(hash, fence);
                     return Ok(Reply::Extended(fence));
                 }
-                KeyState::Free | KeyState::Ended { .. } if is_broken(Mutant::ExtendRevives) => {
+                KeyState::Free | KeyState::Ended { .. } if is_broken(NodeRule::ExtendRevives) => {
                     drop(entries);
                     return self.revive(now, extend, keyspace);
                 }
@@ -105,7 +105,7 @@ impl Node {
         entries: &mut [K::Entry],
         keyspace: &mut K,
     ) -> Result<Reply, CommandError> {
-        if self.leases.get(first).is_revoked() && !is_broken(Mutant::ExtendsRevoked) {
+        if self.leases.get(first).is_revoked() && !is_broken(NodeRule::ExtendsRevoked) {
             let left_ms = self.leases.get(first).deadline.ms_since(now.monotonic);
             return Err(CommandError::Revoked { left_ms });
         }
@@ -113,7 +113,7 @@ impl Node {
         self.raise_fence(now, first, extend)?;
         let old = self.leases.get(first).deadline;
         let new = now.monotonic.plus_us(extend.ttl.us());
-        let deadline = if is_broken(Mutant::RepeatShortens) { new } else { old.max(new) };
+        let deadline = if is_broken(NodeRule::RepeatShortens) { new } else { old.max(new) };
         if deadline != old {
             self.leases.extend(first, deadline);
         }

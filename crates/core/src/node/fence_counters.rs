@@ -1,4 +1,4 @@
-use super::mutants::{Mutant, is_broken};
+use super::mutants::{NodeRule, is_broken};
 use crate::Fence;
 
 /// The fence counters of a node, striped by the hash of the key.
@@ -33,7 +33,7 @@ impl FenceCounters {
     /// client could use up all fences.
     pub(super) fn next(&mut self, hashes: &[u64], proposed: Option<Fence>, wall_us: u64) -> Fence {
         let start = self.proposed_or_wall_clock(proposed, wall_us);
-        let exceeded = if is_broken(Mutant::FenceOfFirstKey) { &hashes[..1] } else { hashes };
+        let exceeded = if is_broken(NodeRule::FenceOfFirstKey) { &hashes[..1] } else { hashes };
         let fence = exceeded.iter().fold(start, |fence, &hash| fence.max(self.last(hash).next()));
         for &hash in hashes {
             *self.counter(hash) = fence;
@@ -50,7 +50,7 @@ impl FenceCounters {
         floor: Fence,
         wall_us: u64,
     ) -> Fence {
-        let floor = if is_broken(Mutant::SharedChoosesFence) { Fence::ZERO } else { floor };
+        let floor = if is_broken(NodeRule::SharedChoosesFence) { Fence::ZERO } else { floor };
         let fence = self.proposed_or_wall_clock(proposed, wall_us).max(floor);
         self.raise(hash, fence);
         fence

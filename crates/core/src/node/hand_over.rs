@@ -2,7 +2,7 @@
 
 use super::acquire::FreeKeys;
 use super::key_state::KeyState;
-use super::machine::PerKey;
+use super::node::PerKey;
 use super::queues::{Candidate, Lack, QueueScan};
 use super::shared::SharedKey;
 use super::turn::{Budget, units};

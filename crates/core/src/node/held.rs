@@ -1,6 +1,6 @@
 //! What a refusal tells a client that gave its ticket.
 
-use super::machine::PerKey;
+use super::node::PerKey;
 use super::queues::{Lack, Wants};
 use super::rank::Rank;
 use super::turn::{Budget, units};

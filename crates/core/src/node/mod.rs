@@ -21,7 +21,7 @@
 //! - [`Unwritable`]: why the server refuses the requests for locks itself.
 //! - [`Keyspace`]: what a node needs of its server.
 //! - [`Stats`]: what a node has done so far.
-//! - `memory`: a server in memory, for tests and simulators.
+//! - `memory_server`: a server in memory, for tests and simulators.
 //! - `mutants`: rules that tests break on purpose.
 
 mod abstention;
@@ -42,14 +42,15 @@ mod inspect;
 mod key_state;
 mod keyspace;
 mod leases;
-mod machine;
 #[cfg(feature = "memory")]
-pub mod memory;
+pub mod memory_server;
 #[cfg_attr(
     not(feature = "mutants"),
     expect(dead_code, unreachable_pub, reason = "only tests break rules")
 )]
 pub(crate) mod mutants;
+#[expect(clippy::module_inception, reason = "a file is named after its type")]
+mod node;
 mod propagation;
 mod queues;
 mod rank;
@@ -75,9 +76,9 @@ pub use command::{
 pub use glob::{PATTERN_BYTES_MAX, Pattern};
 pub use keyspace::{Access, Change, Keyspace, Kind, Listeners, WriteRefused};
 pub use leases::Mode;
-pub use machine::Node;
 #[cfg(feature = "mutants")]
-pub use mutants::{Mutant, break_rule};
+pub use mutants::{NodeRule, break_rule};
+pub use node::Node;
 pub use queues::BlockedId;
 pub use scan::COUNT_MAX as SCAN_COUNT_MAX;
 pub use server_events::{KeyBytes, KeyEvent, ServerEvent};

@@ -7,7 +7,7 @@ use std::cell::Cell;
 
 /// A rule of a node that a test breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Mutant {
+pub enum NodeRule {
     /// A client that requests a shared lock overtakes waiters.
     SharedPassesQueue,
     /// A lock becomes shared without a check of its queue.
@@ -55,7 +55,7 @@ pub enum Mutant {
     SharedChoosesFence,
 }
 
-impl Mutant {
+impl NodeRule {
     /// Every mutant whose harm a simulated fleet shows.
     ///
     /// Tests of one node catch the others, and the model of the agreement on fences catches
@@ -75,20 +75,20 @@ impl Mutant {
 }
 
 thread_local! {
-    static BROKEN: Cell<Option<Mutant>> = const { Cell::new(None) };
+    static BROKEN: Cell<Option<NodeRule>> = const { Cell::new(None) };
 }
 
 /// Breaks a rule in the nodes that this thread runs from now on; `None` breaks no rule.
-pub fn break_rule(mutant: Option<Mutant>) {
+pub fn break_rule(mutant: Option<NodeRule>) {
     BROKEN.set(mutant);
 }
 
 #[cfg(feature = "mutants")]
-pub(super) fn is_broken(mutant: Mutant) -> bool {
+pub(super) fn is_broken(mutant: NodeRule) -> bool {
     BROKEN.get() == Some(mutant)
 }
 
 #[cfg(not(feature = "mutants"))]
-pub(super) const fn is_broken(_: Mutant) -> bool {
+pub(super) const fn is_broken(_: NodeRule) -> bool {
     false
 }

@@ -8,8 +8,8 @@ use smallvec::SmallVec;
 
 use super::chunks::Chunks;
 use super::index::HashIndex;
-use super::machine::PerKey;
-use super::mutants::{Mutant, is_broken};
+use super::mutants::{NodeRule, is_broken};
+use super::node::PerKey;
 use super::rank::Rank;
 use super::turn::Budget;
 use super::{Key, Mode, Monotonic, ShownWaiter};
@@ -303,7 +303,7 @@ impl Queues {
     pub(super) fn keep_keys(&mut self, place: u32) {
         let Some(at) = self.places[place].patient_until() else { return };
         self.patience.remove(&(at, place));
-        if is_broken(Mutant::NeverKeepsKeys) {
+        if is_broken(NodeRule::NeverKeepsKeys) {
             return;
         }
         let waiting = &mut self.places[place];
@@ -504,7 +504,7 @@ impl Queues {
         budget: &mut Budget,
     ) -> Option<u32> {
         let Queue { single, several, .. } = &self.items[queue];
-        let younger_too = is_broken(Mutant::YieldsToYounger);
+        let younger_too = is_broken(NodeRule::YieldsToYounger);
         for waiters in [single, several] {
             for (other, &place) in waiters {
                 if budget.is_spent() || !(other < rank || younger_too) {

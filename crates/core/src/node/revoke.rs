@@ -1,8 +1,8 @@
 //! REVOKE: an operator ends the holder's right to extend a lock.
 
 use super::key_state::KeyState;
-use super::machine::PerKey;
-use super::mutants::{Mutant, is_broken};
+use super::mutants::{NodeRule, is_broken};
+use super::node::PerKey;
 use super::{Access, Change, CommandError, Keyspace, Kind, Monotonic, Node, Now, Reply, Revoke};
 
 struct LockedKey<K: Keyspace> {
@@ -43,7 +43,7 @@ impl Node {
                     let holders = group.map(|group| u64::from(self.leases.holders().count(group)));
                     self.stats.revoked += holders.unwrap_or(keys.len() as u64);
                 }
-                if ends_now || is_broken(Mutant::RevokeFreesAtOnce) {
+                if ends_now || is_broken(NodeRule::RevokeFreesAtOnce) {
                     self.end_lock(lease, keys, keyspace);
                 } else if !self.leases.get(lease).is_revoked() {
                     self.mark_revoked(now, lease, keys, random_value, keyspace);
@@ -112,7 +112,7 @@ impl Node {
         random_value: &K::Name,
         keyspace: &mut K,
     ) {
-        let token = is_broken(Mutant::RevokeKeepsToken)
+        let token = is_broken(NodeRule::RevokeKeepsToken)
             .then(|| keyspace.name(&self.leases.get(first).token));
         let random_value = token.as_ref().unwrap_or(random_value);
         self.leases.change_all(first, |lease| lease.revoke(random_value.as_ref()));

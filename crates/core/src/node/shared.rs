@@ -6,7 +6,7 @@ use super::acquire::{Terms, place_in_line};
 use super::holders::NewHolder;
 use super::key_state::KeyState;
 use super::leases::{MirrorState, NewLock};
-use super::mutants::{Mutant, is_broken};
+use super::mutants::{NodeRule, is_broken};
 use super::queues::{Lack, QueueScan, Wants};
 use super::turn::{ANSWER_UNITS, Budget, COMMAND_UNITS, write_units};
 use super::{
@@ -50,7 +50,7 @@ impl Node {
         let lack = lack.or_else(|| {
             let key = (hash, db, name.as_ref());
             let is_behind = self.is_behind_in_line(now, key, place, &mut budget);
-            let passes = is_broken(Mutant::SharedPassesQueue);
+            let passes = is_broken(NodeRule::SharedPassesQueue);
             (is_behind && !passes).then_some(Lack::Behind)
         });
         if joined.is_some_and(|lease| self.still_shares(now, lease, token.as_ref())) {
@@ -58,7 +58,7 @@ impl Node {
             self.stats.refusals += 1;
             return Ok(Reply::Refused);
         }
-        if matches!(state, KeyState::Held { .. }) && is_broken(Mutant::SharedBesideExclusive) {
+        if matches!(state, KeyState::Held { .. }) && is_broken(NodeRule::SharedBesideExclusive) {
             return Ok(Reply::Granted(acquire.fence.unwrap_or_default()));
         }
         if lack.is_none() {
@@ -75,7 +75,7 @@ impl Node {
     pub(super) fn shared_lease(&self, state: KeyState) -> Option<u32> {
         let KeyState::Held { lease, .. } = state else { return None };
         let held = self.leases.get(lease);
-        let is_revoked = held.is_revoked() && !is_broken(Mutant::RevokedAdmitsHolders);
+        let is_revoked = held.is_revoked() && !is_broken(NodeRule::RevokedAdmitsHolders);
         (held.mode() == Mode::Shared && !is_revoked).then_some(lease)
     }
 
@@ -136,7 +136,7 @@ impl Node {
             // The grant overwrites its mirror.
             self.end_by_deadline(lease);
         }
-        let value = if is_broken(Mutant::MirrorNamesHolder) {
+        let value = if is_broken(NodeRule::MirrorNamesHolder) {
             keyspace.name(token.as_ref())
         } else {
             keyspace.random_value()
@@ -317,7 +317,7 @@ impl Node {
         fence: Fence,
     ) -> Result<(), CommandError> {
         let largest = self.fences.ceiling(now.wall_us);
-        if fence < current && !is_broken(Mutant::FenceDecreases) {
+        if fence < current && !is_broken(NodeRule::FenceDecreases) {
             return Err(CommandError::BadFence(FenceError::Below { current }));
         }
         if fence > current && fence > largest {
@@ -364,7 +364,7 @@ impl Node {
             self.publish(keyspace, name, Change::Delete);
         }
         if let Some(queue) = self.queues.find(hash, db, name.as_ref())
-            && !is_broken(Mutant::ShareForgetsQueue)
+            && !is_broken(NodeRule::ShareForgetsQueue)
         {
             let mut budget = Budget::units(COMMAND_UNITS);
             self.hand_over(now, queue, Some(entry), &mut budget, keyspace);

@@ -14,7 +14,7 @@ pub struct Budget {
     left: u32,
 }
 
-/// Units of one turn.
+/// Units of one turn, which answers about thirty clients at most.
 const TURN_UNITS: u32 = 1500;
 /// Units of one job that can stop at any point. Between two jobs, the caller may
 /// [end](Budget::end) the turn.

@@ -1,8 +1,8 @@
 //! YIELD: releases a lock if an older waiter wants it.
 
 use super::key_state::KeyState;
-use super::machine::PerKey;
-use super::mutants::{Mutant, is_broken};
+use super::mutants::{NodeRule, is_broken};
+use super::node::PerKey;
 use super::rank::Rank;
 use super::turn::{Budget, COMMAND_UNITS};
 use super::{Access, CommandError, Keyspace, Node, Now, Reply, Yield};
@@ -44,7 +44,7 @@ impl Node {
                 KeyState::Foreign | KeyState::Free | KeyState::Ended { .. } => {}
             }
         }
-        if held.is_empty() && !is_broken(Mutant::YieldClaimsToHold) {
+        if held.is_empty() && !is_broken(NodeRule::YieldClaimsToHold) {
             return Ok(Reply::NotHeld);
         }
         if is_wanted {

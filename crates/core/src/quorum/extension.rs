@@ -1,7 +1,7 @@
 use super::majority::{Majority, NoMajority, Tally};
 use super::{Moment, Validity};
 use crate::Ttl;
-use crate::mutants::{Mutant, is_broken};
+use crate::mutants::{ClientRule, is_broken};
 
 /// One extension round: EXTEND to all nodes, decided by a majority.
 ///
@@ -87,7 +87,7 @@ impl Extension {
         self.tally.cast(node, held.into());
         match self.verdict {
             None => {}
-            Some(ExtensionVerdict::Uncertain) if !is_broken(Mutant::LateMajorityForgotten) => {}
+            Some(ExtensionVerdict::Uncertain) if !is_broken(ClientRule::LateMajorityForgotten) => {}
             Some(_) => return None,
         }
         let verdict = if self.tally.has_majority() {
@@ -127,7 +127,7 @@ impl Extension {
     /// The caller must not send a repair to a node while an earlier ACQUIRE for the lock may still
     /// be on its way there.
     pub fn next_repair(&mut self) -> Option<usize> {
-        let early = is_broken(Mutant::EarlyRepair);
+        let early = is_broken(ClientRule::EarlyRepair);
         let is_extended = matches!(self.verdict, Some(ExtensionVerdict::Extended(_)));
         if !early && (!is_extended || self.has_expired) {
             return None;
@@ -136,7 +136,7 @@ impl Extension {
         if !early && confirmed < self.tally.majority().size() {
             return None;
         }
-        let any_refusal = early || is_broken(Mutant::RepairOnFirstRefusal);
+        let any_refusal = early || is_broken(ClientRule::RepairOnFirstRefusal);
         let is_due = |&node: &usize| !self.repaired[node] && (any_refusal || self.missing[node]);
         let node = self.tally.no().find(is_due)?;
         self.repaired[node] = true;
@@ -147,7 +147,7 @@ impl Extension {
     ///
     /// Another round can then repair the node.
     pub fn has_found_missing(&self) -> bool {
-        !is_broken(Mutant::RepairOnFirstRefusal)
+        !is_broken(ClientRule::RepairOnFirstRefusal)
             && matches!(self.verdict, Some(ExtensionVerdict::Extended(_)))
             && self.tally.no().any(|node| !self.missing[node])
     }

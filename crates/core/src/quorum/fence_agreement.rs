@@ -4,7 +4,7 @@ use std::time::Duration;
 use super::majority::{Ballot, Majority, Tally};
 use super::{Moment, Validity};
 use crate::Fence;
-use crate::mutants::{Mutant, is_broken};
+use crate::mutants::{ClientRule, is_broken};
 
 /// One attempt to acquire a lock on a majority of the nodes.
 ///
@@ -191,7 +191,7 @@ impl Acquisition {
             }
             return;
         };
-        if is_broken(Mutant::LargestFence) && self.grants().count() >= size {
+        if is_broken(ClientRule::LargestFence) && self.grants().count() >= size {
             let fence = self.grants().map(|grant| grant.stored).max().unwrap_or(fence);
             return self.decide(Step::Won(Win { fence, validity }));
         }
@@ -217,7 +217,7 @@ impl Acquisition {
     /// How many nodes must store the fence.
     fn size(&self) -> usize {
         let (size, granted) = (self.tally.majority().size(), self.grants().count());
-        if is_broken(Mutant::MajorityOfGrants) && granted >= size {
+        if is_broken(ClientRule::MajorityOfGrants) && granted >= size {
             return granted / 2 + 1;
         }
         size

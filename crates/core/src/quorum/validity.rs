@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::Moment;
 use crate::Ttl;
-use crate::mutants::{Mutant, is_broken};
+use crate::mutants::{ClientRule, is_broken};
 
 /// The measured time divided by this does not count as validity: two clocks may drift apart by 1 %.
 const DRIFT_PART: u32 = 100;
@@ -12,7 +12,7 @@ const DRIFT_MIN: Duration = Duration::from_millis(2);
 /// The part of a measured time that does not count as validity, as in the description of Redlock: a
 /// hundredth of it and 2 ms.
 pub fn drift(measured: Duration) -> Duration {
-    if is_broken(Mutant::NoDrift) {
+    if is_broken(ClientRule::NoDrift) {
         return Duration::ZERO;
     }
     measured / DRIFT_PART + DRIFT_MIN

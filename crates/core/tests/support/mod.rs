@@ -11,7 +11,7 @@ pub(crate) mod world;
 
 use std::collections::HashMap;
 
-use quorlock_core::node::memory::{self, Name, Value};
+use quorlock_core::node::memory_server::{self, Name, Value};
 use quorlock_core::node::{
     self, Acquire, BlockedId, Command, CommandError, Extend, FenceError, Holder, Inspect, KeyEvent,
     Mode, Monotonic, Node, Now, Reason, Release, Reply, Revoke, ServerEvent, Settings, WaitReply,
@@ -23,7 +23,7 @@ pub(crate) const MAX_TTL_MS: u64 = 60_000;
 pub(crate) const MAX_WAITERS: usize = 50;
 
 pub(crate) struct Server {
-    pub(crate) memory: memory::Server,
+    pub(crate) memory: memory_server::Server,
     pub(crate) mono_us: u64,
     pub(crate) wall_ms: u64,
     blocked_ids: u64,
@@ -193,7 +193,7 @@ impl Server {
         let (mono_us, wall_ms) = (1_000_000, 1_700_000_000_000);
         let now = Now { monotonic: Monotonic::from_us(mono_us), wall_us: wall_ms * 1000 };
         Self {
-            memory: memory::Server::new(settings, now),
+            memory: memory_server::Server::new(settings, now),
             mono_us,
             wall_ms,
             blocked_ids: 0,
@@ -208,7 +208,7 @@ impl Server {
 
     /// Restarts the server with empty memory: without keys and leases.
     pub(crate) fn restart(&mut self, rejoin_delay_ms: u64) {
-        self.memory = memory::Server::new(settings(rejoin_delay_ms), self.now());
+        self.memory = memory_server::Server::new(settings(rejoin_delay_ms), self.now());
     }
 
     pub(crate) fn node(&self) -> &Node {

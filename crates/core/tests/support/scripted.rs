@@ -8,7 +8,7 @@ use quorlock_core::client::{
     Response, Spec, Token, limits,
 };
 use quorlock_core::quorum::{Moment, Ownership};
-use quorlock_core::{Fence, Mutant, break_rule};
+use quorlock_core::{ClientRule, Fence, break_rule};
 
 use super::client::{Client, spec};
 use super::world::Sent;
@@ -230,6 +230,6 @@ impl ScriptedCall {
 }
 
 /// Runs a claim with the rule broken. The claim must then be false, and true without.
-pub(crate) fn shows(mutant: Mutant, claim: impl Fn() -> bool) {
+pub(crate) fn shows(mutant: ClientRule, claim: impl Fn() -> bool) {
     super::shows_with(break_rule, mutant, claim);
 }

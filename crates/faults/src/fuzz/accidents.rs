@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use quorlock_core::node::ServerEvent;
-use quorlock_core::node::memory::Value;
+use quorlock_core::node::memory_server::Value;
 
 use super::command::{Command, DBS, KEYS, LockCommand};
 use super::episode::{Episode, Outcome, Trouble};

@@ -1,7 +1,7 @@
 //! The node decides as in the module. The model imitates only the server around it: the effect of
 //! each plain command on the keys, and the events that the server sends for it.
 
-use quorlock_core::node::memory::{Name, Server, Value};
+use quorlock_core::node::memory_server::{Name, Server, Value};
 use quorlock_core::node::{
     self, BlockedId, CommandError, FenceError, Holder, Inspected, KeyBytes, KeyEvent, Mode,
     Monotonic, Now, Reason, ServerEvent, Settings, WaitReply,

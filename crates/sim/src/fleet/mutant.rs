@@ -1,8 +1,8 @@
 //! Rules of clients, nodes and the fleet itself that are broken on purpose.
 
-pub use quorlock_core::Mutant as ClientRule;
+pub use quorlock_core::ClientRule;
 use quorlock_core::node;
-pub use quorlock_core::node::Mutant as NodeRule;
+pub use quorlock_core::node::NodeRule;
 
 use super::LockKind;
 

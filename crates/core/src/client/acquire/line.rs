@@ -6,7 +6,7 @@ use super::node::{Node, State};
 use super::{Acquire, Action, Partial, Phase};
 use crate::client::reach::Reach;
 use crate::client::{Command, Context, NodeError, Release, Request, limits};
-use crate::mutants::{Mutant, is_broken};
+use crate::mutants::{ClientRule, is_broken};
 
 impl Acquire {
     /// Stands in line on all nodes, with a ticket above every number that a majority knows. From
@@ -16,7 +16,8 @@ impl Acquire {
         let tie_ends_at = ctx.now.plus(limits::tie(round_trip));
         let leave_at = if self.may_wait(ctx.now) { self.until } else { Some(tie_ends_at) };
         (self.phase, self.phase_ends) = (Phase::InLine, leave_at);
-        if !std::mem::replace(&mut self.has_stood, true) && !is_broken(Mutant::TicketNotRaised) {
+        if !std::mem::replace(&mut self.has_stood, true) && !is_broken(ClientRule::TicketNotRaised)
+        {
             self.ticket = ctx.client_state.fences.propose(ctx.wall_us);
             for node in &mut self.nodes {
                 // It is not known yet which calls are older than the new ticket.
@@ -44,7 +45,7 @@ impl Acquire {
             let first = Partial { since: now, yield_at: now.plus(pause) };
             let partial = self.partial.get_or_insert(first);
             if now.has_reached(partial.yield_at) {
-                let never = is_broken(Mutant::NeverGivesBack);
+                let never = is_broken(ClientRule::NeverGivesBack);
                 let longest = if never { Duration::MAX } else { limits::partial(round_trip) };
                 let end = partial.since.plus(longest);
                 if now.has_reached(end) {
@@ -70,7 +71,7 @@ impl Acquire {
         let size = ctx.client_state.majority.size();
         let stale = self.most_granted().filter(|(_, granted)| *granted >= size);
         if let Some((slot, _)) = stale {
-            if is_broken(Mutant::LongWaitIsLost) {
+            if is_broken(ClientRule::LongWaitIsLost) {
                 return self.fail(ctx);
             }
             self.kept = slot;
@@ -99,7 +100,7 @@ impl Acquire {
             };
             let of = lease.slot;
             let command = if of == slot { Command::Yield } else { Command::Release };
-            if command == Command::Release || !is_broken(Mutant::NeverYields) {
+            if command == Command::Release || !is_broken(ClientRule::NeverYields) {
                 let request = Request { token, command };
                 self.send(node, State::Yielding, (request, self.spec_of(of)), ctx);
             }

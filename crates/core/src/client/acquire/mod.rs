@@ -19,7 +19,7 @@ use super::{
     Answer, Command, Context, Hold, Release, Request, RequestId, Response, Spec, Token, limits,
 };
 use crate::Fence;
-use crate::mutants::{Mutant, is_broken};
+use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{Acquisition, Moment, Step, Validity, Vote};
 
 /// One call for a lock, up to the lock or the error.
@@ -178,7 +178,7 @@ impl Acquire {
     /// [`begin`](Self::begin) begins the call.
     pub fn new(spec: Arc<Spec>, wait: Option<Duration>, ctx: &Context<'_>) -> Self {
         let longest = spec.longest_timeout(ctx);
-        let limited = wait.filter(|_| !is_broken(Mutant::NoDeadline));
+        let limited = wait.filter(|_| !is_broken(ClientRule::NoDeadline));
         let deadline = limited.map(|wait| ctx.now.plus(wait.max(longest) + limits::CALL_GRACE));
         let until = wait.map(|wait| ctx.now.plus(wait));
         let nodes = ctx.topology.nodes().len();
@@ -312,7 +312,7 @@ impl Acquire {
         }
         match self.phase {
             Phase::Ended => return,
-            Phase::Queued if phase_is_over && is_broken(Mutant::HeldOutOfTurn) => {
+            Phase::Queued if phase_is_over && is_broken(ClientRule::HeldOutOfTurn) => {
                 return self.finish(Reason::Held, ctx);
             }
             Phase::Queued if phase_is_over => {

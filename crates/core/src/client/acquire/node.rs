@@ -10,7 +10,7 @@ use crate::client::reach::Reach;
 use crate::client::{
     Answer, Command, Context, Delivery, NodeError, Request, RequestId, Response, Spec, limits,
 };
-use crate::mutants::{Mutant, is_broken};
+use crate::mutants::{ClientRule, is_broken};
 use crate::quorum::{FenceAnswer, Moment, Validity};
 
 #[derive(Debug, Default)]
@@ -83,7 +83,7 @@ impl Node {
         // The refusal may be due to an earlier token of this call.
         let is_own = self.spent_until.is_some_and(|until| !now.has_reached(until));
         match (self.refused, &self.error) {
-            (Some(_), _) if is_own && !is_broken(Mutant::HeldByItself) => {
+            (Some(_), _) if is_own && !is_broken(ClientRule::HeldByItself) => {
                 Answer::Failed(NodeError::HeldByLostRequest)
             }
             (Some(_), _) => Answer::Refused,
@@ -109,7 +109,7 @@ impl Node {
     /// Whether the node's lease counts, as long as it is valid.
     pub(super) fn counts(&self) -> bool {
         self.state == State::Granted
-            || is_broken(Mutant::YieldingCounts) && self.state == State::Yielding
+            || is_broken(ClientRule::YieldingCounts) && self.state == State::Yielding
     }
 
     /// Whether the node has granted the key at this position, or all keys.
@@ -287,7 +287,7 @@ impl Acquire {
                 node.vacate((is_kept && *response == Response::Yes).then_some(true));
             }
             (State::Yielding, _)
-                if *response == Response::Kept || is_broken(Mutant::LostYieldForgotten) =>
+                if *response == Response::Kept || is_broken(ClientRule::LostYieldForgotten) =>
             {
                 node.state = State::Granted;
                 node.due = None;
@@ -310,7 +310,7 @@ impl Acquire {
                 let is_of_all = node.asked.as_ref().is_none_or(|asked| asked.keys.len() == all);
                 node.has_waited |= was_waiting;
                 node.vacate(Some(*is_older && is_of_all));
-                if was_waiting && is_broken(Mutant::SliceNotRenewed) {
+                if was_waiting && is_broken(ClientRule::SliceNotRenewed) {
                     node.again_at = Some(ctx.now.plus(limits::RELEASE_OVERTAKES));
                 } else if is_early {
                     node.pause(ctx.now);
@@ -336,7 +336,7 @@ impl Acquire {
             let granted = node.asked.as_ref().and_then(|asked| asked.keys.iter().nth(key));
             self.spec.keys.iter().position(|key| Some(key) == granted).unwrap_or(0)
         });
-        let from_answer = is_broken(Mutant::ValidFromAnswer) && !waited.is_zero();
+        let from_answer = is_broken(ClientRule::ValidFromAnswer) && !waited.is_zero();
         let (sent, waited) =
             if from_answer { (ctx.now, Duration::ZERO) } else { (node.sent, waited) };
         let validity = Validity::after_wait(sent, waited, ttl);

@@ -3,7 +3,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorlock_core::node::memory::{Name, Server};
+use quorlock_core::node::memory_server::{Name, Server};
 use quorlock_core::node::{
     Acquire, Command, CommandError, Extend, KeyEvent, Mode, Monotonic, Now, Reply, Settings,
 };
@@ -18,7 +18,7 @@ use crate::fleet::Mutant;
 /// A message may arrive at any later time, before or after other messages, or never. A lease may
 /// end at any moment, for any reason, so no time passes. A call ends when it has agreed on a fence.
 #[derive(Clone, Debug)]
-pub struct World {
+pub struct Model {
     /// The first value of each node's fence counter.
     pub counters: Vec<u64>,
     pub calls: usize,
@@ -129,10 +129,10 @@ pub enum Action {
 const KEY: &[u8] = b"key";
 /// The fence that every call proposes.
 const PROPOSAL: u64 = 1;
-/// Advance of the wall clocks at a restart: more than the number of grants in any world.
+/// Advance of the wall clocks at a restart: more than the number of grants in any model.
 const RESTART_US: u64 = 100;
 
-impl World {
+impl Model {
     pub fn new(nodes: usize, calls: usize) -> Self {
         Self {
             counters: vec![0; nodes],
@@ -148,7 +148,7 @@ impl World {
 
     /// The state in which all requests of all calls are in transit.
     pub(crate) fn start(&self) -> State {
-        let majority = Majority::of(self.counters.len()).expect("a world has nodes");
+        let majority = Majority::of(self.counters.len()).expect("a model has nodes");
         let validity = Validity::new(Moment::default(), ttl());
         let nodes = || (0..).take(self.counters.len());
         let call = || Call {
@@ -356,7 +356,7 @@ impl State {
         for step in steps {
             match step {
                 Step::StoreFence { node, fence } => {
-                    let node = u8::try_from(node).expect("a world has few nodes");
+                    let node = u8::try_from(node).expect("a model has few nodes");
                     let request = Request::StoreFence(fence);
                     self.calls[usize::from(index)].unanswered.push((node, request));
                     self.send(Message { call: index, node, request, answer: None });
