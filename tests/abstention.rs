@@ -198,6 +198,21 @@ fn inherited_lock_is_extended_and_released_during_an_abstention() {
 }
 
 #[test]
+fn inherited_lock_is_revoked_during_an_abstention() {
+    let mut server = append_only().start().unwrap();
+    command("LOCK.ACQUIRE k token 60000").exec(&mut server.connection()).unwrap();
+    server.kill();
+    server.set_arg("lock.rejoin-delay", LONG_MS);
+    server.restart().unwrap();
+    let connection = &mut server.connection();
+    assert_eq!(abstention(connection, "k").1, "start");
+    assert!(command("LOCK.REVOKE k").query::<bool>(connection).unwrap());
+    let extended: Option<u64> = command("LOCK.EXTEND k token 1000").query(connection).unwrap();
+    assert_eq!(extended, None);
+    assert!(command("EXISTS k").query::<bool>(connection).unwrap(), "it lasts to its deadline");
+}
+
+#[test]
 fn node_abstains_in_transactions_and_scripts() {
     let server = abstaining(LONG_MS).start().unwrap();
     let connection = &mut server.connection();

@@ -470,6 +470,21 @@ fn signal_is_passed_on_and_the_lock_released_when_the_command_ends() {
 }
 
 #[test]
+fn command_that_survives_a_signal_keeps_its_lock() {
+    let masters = Masters::start(3);
+    let script = "trap 'echo reloaded' HUP; echo started; while ! read go; do :; done; echo done";
+    let mut running = start_script(&masters, &LONG_NODE_TIMEOUT, script);
+    assert_eq!(running.line(), "started");
+    running.signal(Signal::HUP);
+    assert_eq!(running.line(), "reloaded");
+    assert!(masters_holding(&masters) >= 2);
+    running.say("go");
+    let output = running.wait_for_end();
+    assert_eq!((code(output.status), stdout(&output)), (0, "done\n"));
+    assert_eq!(masters_holding(&masters), 0);
+}
+
+#[test]
 fn signal_ends_the_wait_for_a_lock() {
     let masters = Masters::start(3);
     let holder = Holder::start(&masters, &LONG_NODE_TIMEOUT);

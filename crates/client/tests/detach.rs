@@ -9,7 +9,8 @@ use std::time::Duration;
 use common::{
     assert_refused, connect, quorum, until_held_on, wait_until_all_hold, wait_until_free,
 };
-use quorlock_client::{AttachError, ExtendError, Released};
+use quorlock_client::{AttachError, DetachedLock, ExtendError, Released};
+use tokio::task::JoinSet;
 
 #[tokio::test]
 async fn detached_lock_is_attached_from_its_text_and_is_never_free() {
@@ -46,6 +47,28 @@ async fn text_of_an_attached_or_ended_lock_is_refused() {
     let late = quorum.attach(text.parse().unwrap()).await;
     assert!(matches!(late, Err(AttachError::Gone { .. })), "{late:?}");
     wait_until_free(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn at_most_one_process_attaches_the_same_text() {
+    let (masters, giver) = quorum(5).await;
+    let takers = [connect(masters.urls()).await, connect(masters.urls()).await];
+    let mut attached = 0;
+    for n in 0..20 {
+        let key = format!("k{n}");
+        let lock = giver.lock(&key).acquire().await.unwrap();
+        wait_until_all_hold(&masters, &key).await;
+        let text = lock.detach().to_secret_text();
+        let mut attaching = JoinSet::new();
+        for taker in takers.clone() {
+            let detached: DetachedLock = text.parse().unwrap();
+            attaching.spawn(async move { taker.attach(detached).await });
+        }
+        let locks: Vec<_> = attaching.join_all().await.into_iter().flatten().collect();
+        assert!(locks.len() <= 1, "{locks:?}");
+        attached += locks.len();
+    }
+    assert!(attached > 0);
 }
 
 #[tokio::test]

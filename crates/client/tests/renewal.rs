@@ -13,7 +13,7 @@ use common::{
     PATIENCE, assert_refused, calls, connect, net, quorum, wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::{ExtendError, LockWatch, LostError, Ownership, Released, RunError};
-use quorlock_testkit::{Direction, Server};
+use quorlock_testkit::{Direction, Server, eventually_async};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -42,6 +42,24 @@ async fn renewed_lock_outlives_its_ttl_many_times() {
     );
     assert_eq!(lock.release().await.unwrap(), Released::Released);
     wait_until_free(&masters, "k").await;
+}
+
+#[tokio::test]
+async fn flush_does_not_wait_for_renewals() {
+    let net = net(3).await;
+    // More time than from one renewal to the next: a node that is silent always owes an answer.
+    let builder = net.quorum.lock("k").ttl(TTL).node_timeout(TTL / 2);
+    let mut lock = builder.acquire().await.unwrap();
+    lock.renew();
+    wait_until_all_hold(&net.masters, "k").await;
+    net.proxies[2].hold(Direction::ToClient);
+    let unanswered = extends(&net.masters[2]) + 1;
+    eventually_async(PATIENCE, "the lock is renewed", async || {
+        extends(&net.masters[2]) >= unanswered
+    })
+    .await;
+    assert_eq!(net.quorum.flush(Duration::ZERO).await, Ok(()));
+    assert!(matches!(lock.ownership(), Ownership::Held(_)), "{lock:?}");
 }
 
 #[tokio::test]
