@@ -1,5 +1,5 @@
 use crate::fleet::{ClientRule, Mutant, NodeRule};
-use crate::model::{Answers, Property, Model};
+use crate::model::{Answers, Model, Property};
 
 /// Which models to check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

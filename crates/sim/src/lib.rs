@@ -12,9 +12,9 @@
 
 mod catalogue;
 pub mod fleet;
-mod search;
 mod model;
+mod search;
 
 pub use catalogue::{Check, Size, models, mutants};
+pub use model::{Action, Answers, Message, Model, Property};
 pub use search::{Outcome, Verdict, run, run_all};
-pub use model::{Action, Answers, Message, Property, Model};

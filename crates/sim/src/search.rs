@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::Check;
 use crate::fleet::Broken;
-use crate::model::{Action, Property, State, Model};
+use crate::model::{Action, Model, Property, State};
 
 #[derive(Clone, Debug)]
 pub struct Outcome {
