@@ -141,7 +141,7 @@ pub(super) enum QueueScan<T> {
 }
 
 /// The number of waiters that a scan passes for one unit of its budget. A command passes more than
-/// `lock.max-waiters` have timed out by default, so that none of them stands in the way.
+/// `lock.max-waiters` have timed out by default, so that none of them blocks a newcomer.
 const WAITERS_PER_UNIT: usize = 24;
 /// How long younger waiters may pass a waiter for several keys, in microseconds.
 const PATIENCE_US: u64 = 50_000;
