@@ -6,6 +6,7 @@ at the end, with what happens instead.
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -91,6 +92,31 @@ def test_lock_with_a_timeout_ends(lock):
     held.acquire()
     eventually(lambda: not held.owned(), "the lock has ended")
     assert lock().acquire(blocking_timeout=5)
+
+
+def test_lock_with_a_timeout_outlives_its_object(lock):
+    assert lock(timeout=2).acquire(blocking=False)
+    gc.collect()
+    assert not lock().acquire(blocking_timeout=0.5)
+    assert lock().acquire(blocking_timeout=SOON), "the timeout ends the lock"
+
+
+def test_lock_with_a_timeout_outlives_its_thread(lock):
+    held = lock(timeout=2)
+    thread = threading.Thread(target=held.acquire)
+    thread.start()
+    thread.join()
+    assert not lock().acquire(blocking_timeout=0.5)
+    assert lock().acquire(blocking_timeout=SOON), "the timeout ends the lock"
+
+
+def test_locks_that_have_ended_are_forgotten(key, lock):
+    assert lock(timeout=0.3).acquire()
+    (ended,) = (kept for kept in compat._lasting if kept._keys == [key])
+    eventually(lambda: not ended.owned(), "the lock has ended")
+    with lock(timeout=5):
+        assert ended not in compat._lasting
+    assert not any(kept._keys == [key] for kept in compat._lasting)
 
 
 def test_lock_without_a_timeout_does_not_end(q, key, lock):
@@ -236,6 +262,38 @@ def test_reacquire_restores_the_timeout(q, key, lock):
     assert held.reacquire() is True
     assert remaining(q, key) > 1.6
     held.release()
+
+
+@pytest.mark.parametrize("use", ["reacquire", "extend"])
+def test_timeout_is_restored_after_another_extension(q, key, lock, use):
+    held = lock(timeout=10)
+    held.acquire(blocking=False)
+    held.extend(1, replace_ttl=True)
+    assert held.reacquire() if use == "reacquire" else held.extend(10, replace_ttl=True)
+    assert held.local.lock.remaining > 8
+    assert 8 < remaining(q, key) <= 10
+    held.release()
+
+
+def test_extension_that_fails_releases_the_lock(nodes, key, lock):
+    held = lock(timeout=50)
+    held.acquire(blocking=False)
+    with pytest.raises(LockNotOwnedError):
+        held.extend(3600, replace_ttl=True)
+    assert held.local.token is None
+    eventually(lambda: nodes.is_free(key), "the key is free")
+
+
+def test_extension_that_is_interrupted_releases_the_lock(q, nodes, key, lock, monkeypatch):
+    def attach(*arguments, **options):
+        raise KeyboardInterrupt
+
+    held = lock(timeout=50)
+    held.acquire(blocking=False)
+    monkeypatch.setattr(q, "attach", attach)
+    with pytest.raises(KeyboardInterrupt):
+        held.extend(10)
+    eventually(lambda: nodes.is_free(key), "the key is free")
 
 
 def test_lock_belongs_to_its_thread(lock):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,11 @@ from .errors import LostError, QuorlockError, RevokedError
 __all__ = ["Lock", "LockError", "LockNotOwnedError"]
 
 _logger = logging.getLogger("quorlock")
+
+# As with redis-py, a lock with a timeout outlives its object, and the thread that acquired it. A
+# program may drop the object, so that only the timeout ends the lock.
+_lasting: set[QuorumLock] = set()
+os.register_at_fork(after_in_child=_lasting.clear)
 
 if TYPE_CHECKING:
 
@@ -52,7 +58,8 @@ else:
 class Lock:
     """A lock as redis-py's, with a quorum in place of the client.
 
-    Without a `timeout`, the client renews the lock until it is released. A waiter stands in line on
+    Without a `timeout`, the client renews the lock until it is released or its object is dropped.
+    A waiter stands in line on
     the nodes, and `sleep` has no effect.
     """
 
@@ -80,8 +87,15 @@ class Lock:
         self.local: Any = threading.local() if self.thread_local else SimpleNamespace()
         self._keep(None)
 
-    def _keep(self, lock: QuorumLock | None) -> None:
+    def _keep(self, lock: QuorumLock | None, ttl: float | None = None) -> None:
+        _lasting.discard(self._lock())
+        if lock is not None and ttl:
+            for other in tuple(_lasting):
+                if not other.owned():
+                    _lasting.discard(other)
+            _lasting.add(lock)
         self.local.lock = lock
+        self.local.ttl = ttl
         # Says whether this thread has the lock, and proves nothing: no program sees the real token.
         self.local.token = None if lock is None else str(lock.fence).encode()
 
@@ -116,7 +130,7 @@ class Lock:
         except QuorlockError as error:
             raise self._error(str(error)) from error
         if acquired:
-            self._keep(lock)
+            self._keep(lock, self.timeout)
         return acquired
 
     def locked(self) -> bool:
@@ -147,25 +161,16 @@ class Lock:
     def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
         """Adds time to the lock, or with `replace_ttl` makes it last that time from now.
 
-        The fence grows, except if the new time is that of `reacquire`.
+        The fence grows, except if the new time is that of the last call.
         """
         lock = self._extensible("extend")
         ttl = additional_time if replace_ttl else lock.remaining + additional_time
-        if ttl == self.timeout:
-            return self._reacquire(lock, "extend")
-        if not lock.owned():
-            raise self._not_owned("extend")
-        detached = lock.detach()
-        try:
-            self._keep(self.redis.attach(detached, ttl=ttl, renew=False))
-        except QuorlockError as error:
-            self._keep(None)
-            raise self._not_owned("extend") from error
-        return True
+        return self._last(lock, ttl, "extend")
 
     def reacquire(self) -> bool:
         """Makes the lock last its `timeout` from now."""
-        return self._reacquire(self._extensible("reacquire"), "reacquire")
+        lock = self._extensible("reacquire")
+        return self._last(lock, self.timeout, "reacquire")
 
     def _extensible(self, verb: str) -> QuorumLock:
         lock = self._lock()
@@ -175,13 +180,33 @@ class Lock:
             raise self._error(f"Cannot {verb} a lock with no timeout")
         return lock
 
-    def _reacquire(self, lock: QuorumLock, verb: str) -> bool:
+    def _last(self, lock: QuorumLock, ttl: float | None, verb: str) -> bool:
+        if ttl != self.local.ttl:
+            return self._attach(lock, ttl, verb)
         try:
             lock.extend()
         except (LostError, RevokedError) as error:
             raise self._not_owned(verb) from error
         except QuorlockError as error:
             raise self._error(str(error)) from error
+        return True
+
+    def _attach(self, lock: QuorumLock, ttl: float | None, verb: str) -> bool:
+        """Gives the lock another ttl, for which it must be detached."""
+        if not lock.owned():
+            raise self._not_owned(verb)
+        detached = lock.detach()
+        try:
+            self._keep(self.redis.attach(detached, ttl=ttl, renew=False), ttl)
+        except BaseException as error:
+            self._keep(None)
+            try:
+                self.redis.release_detached(detached)
+            except QuorlockError:
+                pass  # It ends by its deadline.
+            if isinstance(error, QuorlockError):
+                raise self._not_owned(verb) from error
+            raise
         return True
 
     def __enter__(self) -> Lock:
