@@ -8,7 +8,7 @@ import pytest
 from conftest import SOON, eventually
 
 import quorlock
-from quorlock.celery import HEADER, AlreadyQueued, once
+from quorlock.celery import HEADER, AlreadyQueued, _running, once
 
 celery = pytest.importorskip("celery")
 
@@ -130,6 +130,51 @@ def test_retry_keeps_the_lock(app, worker, q, nodes, key):
         assert result.get(timeout=SOON) == "done"
     assert runs == [0, 1, 2] and states == ["held"] * 3
     eventually(lambda: nodes.is_free(key), "the key is free")
+
+
+def test_retry_without_a_quorum_is_sent_without_the_lock(app, worker, own_nodes, key):
+    q, runs = quorlock.Quorum(own_nodes.urls, node_timeout=0.5), []
+
+    @once(q, key=key, ttl=5)
+    @app.task(name=key, bind=True, max_retries=2, default_retry_delay=0)
+    def report(self):
+        runs.append(self.request.retries)
+        if len(runs) > 1:
+            return q.inspect(key).state
+        for node in own_nodes.all[:2]:
+            node.pause()
+        try:
+            raise self.retry()
+        finally:
+            for node in own_nodes.all[:2]:
+                node.resume()
+
+    result = report.delay()
+    with worker():
+        assert result.get(timeout=2 * SOON) == "held"
+    assert runs == [0, 1]
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_retry_waits_for_another_holder(app, worker, q, other, nodes, key, raises):
+    runs, holder = [], other.lock(key)
+
+    @once(q, key=key, ttl=2, raise_if_queued=raises)
+    @app.task(name=key, bind=True, max_retries=2, default_retry_delay=0)
+    def report(self):
+        runs.append(self.request.retries)
+        if len(runs) > 1:
+            return "done"
+        nodes.end(key)
+        eventually(lambda: not _running.get()[key].owned(), "the lock is lost")
+        assert holder.acquire()
+        threading.Timer(0.5, holder.release).start()
+        raise self.retry()
+
+    result = report.delay()
+    with worker():
+        assert result.get(timeout=2 * SOON) == "done"
+    assert runs == [0, 1]
 
 
 def test_message_that_is_not_sent_releases_the_lock(app, q, nodes, key, monkeypatch):

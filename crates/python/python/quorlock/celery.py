@@ -60,28 +60,39 @@ def once(
             arguments = json.dumps([list(args or ()), kwargs or {}], sort_keys=True, default=repr)
             return f"celery/{task.name}/{arguments}"
 
+        def detached_lock(lock_key: str, is_retry: bool) -> str | None:
+            # A task that retries itself passes its own lock on, and ends.
+            lock = _running.get().get(lock_key) if is_retry else None
+            if lock is not None and lock.owned():
+                lock.extend()
+            else:
+                lock = quorum.lock(lock_key, ttl=ttl, renew=False)
+                if not lock.acquire(blocking=False):
+                    return None
+            return lock.detach()
+
         def apply_async(
             args: Any = None, kwargs: Any = None, task_id: Any = None, **options: Any
         ) -> Any:
-            lock_key = name(args, kwargs)
-            lock = _running.get().get(lock_key)
-            # A task that retries itself passes its own lock on, and ends.
             is_retry = task_id is not None and task_id == task.request.id
-            if lock is None or not is_retry or not lock.owned():
-                lock = quorum.lock(lock_key, ttl=ttl, renew=False)
-                if not lock.acquire(blocking=False):
-                    if raise_if_queued:
-                        raise AlreadyQueued(f"an instance of {task.name} is queued or runs")
-                    return None
-            else:
-                lock.extend()
-            detached = lock.detach()
+            try:
+                detached = detached_lock(name(args, kwargs), is_retry)
+            except QuorlockError:
+                if not is_retry:
+                    raise
+                detached = None
+            # A retry that is not sent would be lost. Without the lock, its worker acquires it anew.
+            if detached is None and not is_retry:
+                if raise_if_queued:
+                    raise AlreadyQueued(f"an instance of {task.name} is queued or runs")
+                return None
             headers = {**(options.pop("headers", None) or {}), HEADER: detached}
             try:
                 return send(args, kwargs, task_id=task_id, headers=headers, **options)
             except BaseException:
                 try:
-                    quorum.release_detached(detached)
+                    if detached is not None:
+                        quorum.release_detached(detached)
                 except QuorlockError:
                     pass  # It ends by its deadline. The caller learns why the task was not sent.
                 raise
@@ -107,8 +118,9 @@ def once(
                     # lock of the worker that died ends within the ttl.
                     pass
             lock = quorum.lock(lock_key, ttl=ttl, wait=None if ttl is None else 2 * ttl)
+            was_sent = detached is not None or (request.retries > 0 and not request.is_eager)
             try:
-                lock._acquire(None if detached is not None else 0)
+                lock._acquire(None if was_sent else 0)
             except HeldError as error:
                 raise AlreadyQueued(f"another instance of {task.name} is queued or runs") from error
             return lock
