@@ -1,6 +1,7 @@
 //! A held lock.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -21,6 +22,9 @@ pub(crate) struct Held {
 struct Inner {
     watch: LockWatch,
     slot: Option<usize>,
+    is_shared: bool,
+    /// `None` for the default of the client.
+    ttl: Option<Duration>,
     /// Calls lock the mutex on the runtime's thread. `None` once a call has ended the lock.
     lock: Arc<Mutex<Option<Lock>>>,
     /// Dropped last, because the release of the lock needs the runtime.
@@ -28,19 +32,20 @@ struct Inner {
 }
 
 impl Held {
-    fn new(engine: &Arc<Engine>, lock: Lock) -> Self {
-        let (engine, watch, slot) = (Arc::clone(engine), lock.watch(), lock.slot());
-        let lock = Arc::new(Mutex::new(Some(lock)));
-        Self { inner: OfProcess::new(Inner { watch, slot, lock, engine }) }
+    fn new(engine: &Arc<Engine>, lock: Lock, ttl: Option<Duration>) -> Self {
+        let (watch, slot, is_shared) = (lock.watch(), lock.slot(), lock.is_shared());
+        let (engine, lock) = (Arc::clone(engine), Arc::new(Mutex::new(Some(lock))));
+        Self { inner: OfProcess::new(Inner { watch, slot, is_shared, ttl, lock, engine }) }
     }
 
     /// The reply of a call that has acquired or attached a lock.
     pub(crate) fn reply<E: Send + 'static>(
         result: Result<Lock, E>,
+        ttl: Option<Duration>,
         error: impl FnOnce(Python<'_>, E) -> PyErr + Send + 'static,
     ) -> Reply {
-        let make = |py: Python<'_>, engine: &Arc<Engine>, lock| {
-            Ok(Py::new(py, Self::new(engine, lock))?.into_any())
+        let make = move |py: Python<'_>, engine: &Arc<Engine>, lock| {
+            Ok(Py::new(py, Self::new(engine, lock, ttl))?.into_any())
         };
         reply(result, make, error)
     }
@@ -112,6 +117,18 @@ impl Held {
     #[getter]
     fn slot(&self, py: Python<'_>) -> PyResult<Option<usize>> {
         Ok(self.inner(py)?.slot)
+    }
+
+    /// Whether the lock was shared when it was acquired.
+    #[getter]
+    fn is_shared(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.inner(py)?.is_shared)
+    }
+
+    /// In seconds.
+    #[getter]
+    fn ttl(&self, py: Python<'_>) -> PyResult<Option<f64>> {
+        Ok(self.inner(py)?.ttl.map(|ttl| ttl.as_secs_f64()))
     }
 
     /// Releases the lock in the background, without waiting. In a forked child, does nothing.

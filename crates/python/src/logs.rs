@@ -56,16 +56,18 @@ pub(crate) fn install() {
     });
 }
 
-/// Passes the collected events to the logger.
+/// Passes the collected events to the logger, all of them even if its handlers raise exceptions.
 pub(crate) fn forward(py: Python<'_>, records: &Records) -> PyResult<()> {
     if !records.is_filled.swap(false, Ordering::AcqRel) {
         return Ok(());
     }
     let collected = mem::take(&mut *records.queue.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut forwarded = Ok(());
     for (level, text) in collected {
-        logger(py)?.call_method1("log", (level, "%s", text))?;
+        let logged = logger(py)?.call_method1("log", (level, "%s", text)).map(drop);
+        forwarded = forwarded.and(logged);
     }
-    Ok(())
+    forwarded
 }
 
 fn logger(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
@@ -79,8 +81,8 @@ fn logger(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
 
 /// Reads the level of the logger, below which the client makes no records.
 pub(crate) fn read_level(py: Python<'_>) -> PyResult<()> {
-    let level: u64 = logger(py)?.call_method0("getEffectiveLevel")?.extract()?;
-    LEVEL.store(u8::try_from(level).unwrap_or(u8::MAX), Ordering::Relaxed);
+    let level: i64 = logger(py)?.call_method0("getEffectiveLevel")?.extract()?;
+    LEVEL.store(u8::try_from(level.max(0)).unwrap_or(u8::MAX), Ordering::Relaxed);
     Ok(())
 }
 

@@ -107,7 +107,7 @@ impl Quorum {
                 }
                 lock
             });
-            Held::reply(acquired, errors::acquire)
+            Held::reply(acquired, request.ttl, errors::acquire)
         })
     }
 
@@ -136,7 +136,7 @@ impl Quorum {
                 }
                 lock
             });
-            Held::reply(attached, errors::attach)
+            Held::reply(attached, Some(ttl), errors::attach)
         })
     }
 

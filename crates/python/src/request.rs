@@ -65,7 +65,7 @@ pub(crate) struct Request {
     keys: Vec<Vec<u8>>,
     kind: Kind,
     shared: bool,
-    ttl: Option<Duration>,
+    pub(crate) ttl: Option<Duration>,
     wait: Option<Duration>,
     min_validity: Option<Duration>,
     node_timeout: Option<Duration>,

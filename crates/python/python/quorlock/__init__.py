@@ -151,7 +151,7 @@ class Quorum(QuorumBase[Lock]):
 
         The fence grows. Raises `GoneError` if the lock has ended or was attached elsewhere.
         """
-        return self._attached(self._native.attach(detached, ttl, renew))
+        return self._attached(self._native.attach(detached, ttl, renew), renew)
 
     def release_detached(self, detached: str) -> bool:
         """Releases a detached lock. Returns whether it was held until then."""

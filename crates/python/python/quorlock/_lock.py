@@ -207,8 +207,9 @@ class QuorumBase(Generic[L]):
         """Describes a permit of a semaphore with at most `permits` holders, 1 to 64."""
         return self._lock_class(self._native, "permits", [name], permits=permits, **given)
 
-    def _attached(self, held: _quorlock.Held) -> L:
-        lock = self._lock_class(self._native, "all", held.keys)
+    def _attached(self, held: _quorlock.Held, renew: bool) -> L:
+        given = {"shared": held.is_shared, "ttl": held.ttl, "renew": renew}
+        lock = self._lock_class(self._native, "all", held.keys, **given)
         lock._keep(held)
         return lock
 

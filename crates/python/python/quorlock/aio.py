@@ -180,7 +180,7 @@ class Quorum(QuorumBase[Lock]):
 
         The fence grows. Raises `GoneError` if the lock has ended or was attached elsewhere.
         """
-        return self._attached(await _call(self._native.attach, detached, ttl, renew))
+        return self._attached(await _call(self._native.attach, detached, ttl, renew), renew)
 
     async def release_detached(self, detached: str) -> bool:
         """Releases a detached lock. Returns whether it was held until then."""
