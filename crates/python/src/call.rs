@@ -8,6 +8,7 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
 use tokio::task::AbortHandle;
@@ -20,7 +21,10 @@ use crate::logs;
 ///
 /// The runtime's thread writes to a socket that the loop watches. It calls nothing in Python, since
 /// a thread that holds the GIL would then delay the renewal of locks.
-#[pyclass(frozen, module = "quorlock._quorlock")]
+///
+/// Only the loop owns a bridge. The garbage collector thus ends the tasks of a closed loop, and
+/// their locks.
+#[pyclass(frozen, weakref, module = "quorlock._quorlock")]
 pub(crate) struct Bridge {
     inner: OfProcess<Inner>,
 }
@@ -39,8 +43,15 @@ struct Calls {
 }
 
 struct Replies {
-    queue: Mutex<Vec<(u64, Ended)>>,
+    queue: Mutex<Vec<(u64, Option<Ended>)>>,
     wake: UnixStream,
+}
+
+/// Adds the reply of a call, or its failure if the call panicked.
+struct Replier {
+    replies: Arc<Replies>,
+    number: u64,
+    ended: Option<Ended>,
 }
 
 /// A call whose reply an event loop awaits.
@@ -82,8 +93,8 @@ impl Bridge {
         let number = calls.last;
         calls.waiting.insert(number, (future, Arc::clone(engine)));
         drop(calls);
-        let replies = Arc::clone(&inner.replies);
-        let task = engine.spawn(work, move |ended| replies.add(number, ended));
+        let replier = Replier { replies: Arc::clone(&inner.replies), number, ended: None };
+        let task = engine.spawn(work, move |ended| replier.reply(ended));
         let task = OfProcess::new(task);
         let call = Call { bridge: this.clone().unbind(), number, task };
         Ok(Py::new(py, call)?.into_any())
@@ -109,26 +120,58 @@ impl Bridge {
         Ok(self.inner(py)?.wakes.as_raw_fd())
     }
 
-    /// Passes all replies to their futures. The event loop calls this when the socket is readable.
+    /// Passes all replies to their futures, and then raises the first exception of passing them.
+    /// The event loop calls this when the socket is readable.
     fn deliver(&self, py: Python<'_>) -> PyResult<()> {
         let inner = self.inner(py)?;
         // Read before the queue is emptied, so that a later reply wakes the loop again.
         let _ = (&inner.wakes).read(&mut [0; 64]);
         let replies = mem::take(&mut *inner.replies.queue());
+        let (mut delivered, mut engines) = (Ok(()), Vec::<Arc<Engine>>::new());
         for (number, ended) in replies {
             // A call that was cancelled drops its reply, and so a lock in it.
             let Some((future, engine)) = inner.calls().waiting.remove(&number) else { continue };
-            let future = future.bind(py);
-            if !future.call_method0(intern!(py, "done"))?.is_truthy()? {
-                match ended.result(py, &engine) {
-                    Ok(result) => future.call_method1(intern!(py, "set_result"), (result,))?,
-                    Err(error) => future.call_method1(intern!(py, "set_exception"), (error,))?,
-                };
+            delivered = delivered.and(resolve(future.bind(py), ended, &engine));
+            if !engines.iter().any(|other| Arc::ptr_eq(other, &engine)) {
+                engines.push(engine);
             }
-            logs::forward(py, &engine.records)?;
         }
-        Ok(())
+        for engine in engines {
+            delivered = delivered.and(logs::forward(py, &engine.records));
+        }
+        delivered
     }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // Without a visit, the collector keeps the futures.
+        let Some(inner) = self.inner.get() else { return Ok(()) };
+        let Ok(calls) = inner.calls.try_lock() else { return Ok(()) };
+        calls.waiting.values().try_for_each(|(future, _)| visit.call(future))
+    }
+
+    fn __clear__(&self) {
+        if let Some(inner) = self.inner.get() {
+            let waiting = mem::take(&mut inner.calls().waiting);
+            drop(waiting);
+        }
+    }
+}
+
+/// Sets the result of a future, unless its task was cancelled.
+fn resolve(future: &Bound<'_, PyAny>, ended: Option<Ended>, engine: &Arc<Engine>) -> PyResult<()> {
+    let py = future.py();
+    if future.call_method0(intern!(py, "done"))?.is_truthy()? {
+        return Ok(());
+    }
+    let result = match ended {
+        Some(ended) => ended.result(py, engine),
+        None => Err(errors::call_failed()),
+    };
+    match result {
+        Ok(result) => future.call_method1(intern!(py, "set_result"), (result,))?,
+        Err(error) => future.call_method1(intern!(py, "set_exception"), (error,))?,
+    };
+    Ok(())
 }
 
 #[pymethods]
@@ -142,6 +185,10 @@ impl Call {
             drop(waiting);
         }
     }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.bridge)
+    }
 }
 
 impl Inner {
@@ -151,11 +198,11 @@ impl Inner {
 }
 
 impl Replies {
-    fn queue(&self) -> MutexGuard<'_, Vec<(u64, Ended)>> {
+    fn queue(&self) -> MutexGuard<'_, Vec<(u64, Option<Ended>)>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, number: u64, ended: Ended) {
+    fn add(&self, number: u64, ended: Option<Ended>) {
         let mut queue = self.queue();
         queue.push((number, ended));
         if queue.len() == 1 {
@@ -164,5 +211,17 @@ impl Replies {
             // waits.
             let _ = (&self.wake).write(&[1]);
         }
+    }
+}
+
+impl Replier {
+    fn reply(mut self, ended: Ended) {
+        self.ended = Some(ended);
+    }
+}
+
+impl Drop for Replier {
+    fn drop(&mut self) {
+        self.replies.add(self.number, self.ended.take());
     }
 }

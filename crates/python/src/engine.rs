@@ -181,7 +181,7 @@ impl Engine {
                     }
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(errors::broken("the call failed on the thread of the quorum"));
+                    return Err(errors::call_failed());
                 }
             }
         }

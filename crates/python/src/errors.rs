@@ -176,7 +176,7 @@ pub(crate) fn forked(py: Python<'_>) -> PyErr {
     make(py, "ForkedError", text.to_owned(), Details::default())
 }
 
-/// A defect of the bindings.
-pub(crate) fn broken(text: &'static str) -> PyErr {
-    PyRuntimeError::new_err(text)
+/// A call that panicked, which is a defect of the client.
+pub(crate) fn call_failed() -> PyErr {
+    PyRuntimeError::new_err("the call failed on the thread of the quorum")
 }

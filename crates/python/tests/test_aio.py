@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import random
 import sys
@@ -260,6 +261,83 @@ def test_closed_event_loops_leave_no_descriptor(nodes, key):
     for _ in range(5):
         asyncio.run(hold())
     assert count() <= before
+
+
+def close_loop_with_a_task(nodes: Nodes, key: str, until: Callable[[], object]) -> None:
+    aq = quorlock.aio.Quorum(nodes.urls, node_timeout=SLOW)
+
+    async def hold() -> None:
+        async with aq.lock(key, ttl=1, wait=60):
+            await asyncio.sleep(60)
+
+    async def main() -> None:
+        tasks.append(asyncio.create_task(hold()))
+
+        async def condition() -> object:
+            return until()
+
+        await soon(condition, "the task has begun")
+
+    tasks: list[asyncio.Task[None]] = []
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.close()
+
+
+def test_closed_event_loop_releases_the_locks_of_its_tasks(nodes, other, key):
+    close_loop_with_a_task(nodes, key, lambda: other.inspect(key).state == "held")
+
+    def is_free() -> bool:
+        gc.collect()
+        return nodes.is_free(key)
+
+    eventually(is_free, "the key is free")
+
+
+def test_lock_that_is_acquired_after_its_loop_was_closed_is_released(nodes, other, key):
+    with other.lock(key):
+        close_loop_with_a_task(nodes, key, lambda: waiters(other, key) == 1)
+
+    def is_free() -> bool:
+        gc.collect()
+        return nodes.is_free(key)
+
+    eventually(is_free, "the key is free")
+
+
+async def test_event_loop_that_refuses_a_reader_can_try_again(aq, key, monkeypatch):
+    def refuse(*arguments: object) -> None:
+        raise OSError("no reader")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio.get_running_loop(), "add_reader", refuse)
+        with pytest.raises(OSError, match="no reader"):
+            await aq.inspect(key)
+    assert (await asyncio.wait_for(aq.inspect(key), SOON)).state == "free"
+
+
+async def test_handler_that_raises_loses_no_reply(aq, key):
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise RuntimeError("handler")
+
+    async def hold(n: int) -> None:
+        async with aq.lock(f"{key}/{n}", wait=SOON):
+            pass
+
+    await hold(0)
+    loop, errors = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    logger, handler = logging.getLogger("quorlock"), Broken()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        await asyncio.wait_for(asyncio.gather(*(hold(n) for n in range(50))), SOON)
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+    assert errors and {str(error) for error in errors} == {"handler"}
 
 
 def test_destroyed_coroutine_releases_its_lock(nodes, key):

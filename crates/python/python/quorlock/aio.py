@@ -23,19 +23,24 @@ from .reports import Inspection, NodeHealth
 
 __all__ = ["Lock", "Quorum"]
 
-_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _quorlock.Bridge] = (
-    weakref.WeakKeyDictionary()
-)
+# Only the loop refers to its bridge, and so to the tasks that await a call. The garbage collector
+# ends the tasks of a closed loop, which releases their locks.
+_bridges: weakref.WeakKeyDictionary[
+    asyncio.AbstractEventLoop, weakref.ReferenceType[_quorlock.Bridge]
+] = weakref.WeakKeyDictionary()
 
 # A child gets no replies of its parent's calls.
 os.register_at_fork(after_in_child=_bridges.clear)
 
 
 def _bridge(loop: asyncio.AbstractEventLoop) -> _quorlock.Bridge:
-    bridge = _bridges.get(loop)
+    reference = _bridges.get(loop)
+    bridge = None if reference is None else reference()
     if bridge is None:
-        bridge = _bridges[loop] = _quorlock.Bridge()
+        bridge = _quorlock.Bridge()
         loop.add_reader(bridge.fileno(), bridge.deliver)
+        # Last, because the loop may refuse the reader.
+        _bridges[loop] = weakref.ref(bridge)
     return bridge
 
 
