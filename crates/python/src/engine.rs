@@ -1,9 +1,10 @@
 //! The client of one process: its runtime, and the values that end with the process.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -28,11 +29,11 @@ const ENDED_CHECK_EVERY: Duration = Duration::from_millis(1);
 ///
 /// Locked only with the GIL, so that no thread holds it when the process forks.
 static RUNTIMES: Mutex<Runtimes> =
-    Mutex::new(Runtimes { markers: BTreeSet::new(), ending: Vec::new() });
+    Mutex::new(Runtimes { markers: BTreeMap::new(), ending: Vec::new() });
 
 struct Runtimes {
-    /// The descriptors that identify the runtimes of engines: see [`inherited`].
-    markers: BTreeSet<i32>,
+    /// The descriptors that identify the runtimes, and whether they are open: see [`inherited`].
+    markers: BTreeMap<i32, Arc<AtomicBool>>,
     /// The threads of dropped engines.
     ending: Vec<JoinHandle<()>>,
 }
@@ -62,10 +63,16 @@ pub(crate) struct Engine {
     alive: mpsc::Sender<()>,
     client: Arc<Client>,
     pub(crate) records: Arc<Records>,
-    /// A socket that only the epoll instance of this runtime watches.
-    marker: tokio::net::UnixStream,
-    _peer: UnixStream,
     thread: Option<JoinHandle<()>>,
+    pid: u32,
+}
+
+/// A socket that only the epoll instance of one runtime watches. The runtime's thread owns it,
+/// because that thread may outlive the engine.
+struct Marker {
+    stream: tokio::net::UnixStream,
+    _peer: UnixStream,
+    is_open: Arc<AtomicBool>,
 }
 
 /// A thread that ends after all senders are dropped and all releases are over.
@@ -100,23 +107,9 @@ impl Engine {
         let records = Arc::new(Records::default());
         let runtime = RuntimeThread::start(Arc::clone(&client), Arc::clone(&records))
             .map_err(|source| errors::connect(py, &ConnectError::NoThread { source }))?;
-        let (marker, peer) = UnixStream::pair()?;
-        marker.set_nonblocking(true)?;
-        let marker = {
-            let _context = runtime.handle.enter();
-            tokio::net::UnixStream::from_std(marker)?
-        };
-        runtimes().markers.insert(marker.as_raw_fd());
         let RuntimeThread { handle, alive, thread } = runtime;
-        let engine = Arc::new(Self {
-            runtime: handle,
-            alive,
-            client,
-            records,
-            marker,
-            _peer: peer,
-            thread: Some(thread),
-        });
+        let (thread, pid) = (Some(thread), process::id());
+        let engine = Arc::new(Self { runtime: handle, alive, client, records, thread, pid });
         py.import("quorlock._process")?.call_method0("started")?;
         Ok(engine)
     }
@@ -173,8 +166,13 @@ impl Engine {
                     return result;
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    let goes_on =
-                        py.check_signals().and_then(|()| logs::forward(py, &self.records));
+                    let handled = py.check_signals();
+                    if process::id() != self.pid {
+                        // A handler has forked, and this child does not have the thread.
+                        mem::forget((receiver, call, Arc::clone(self)));
+                        return Err(handled.err().unwrap_or_else(|| errors::forked(py)));
+                    }
+                    let goes_on = handled.and_then(|()| logs::forward(py, &self.records));
                     if goes_on.is_err() {
                         call.abort();
                         return goes_on.map(|()| py.None());
@@ -197,9 +195,25 @@ impl Ended {
 impl Drop for Engine {
     fn drop(&mut self) {
         let mut runtimes = runtimes();
-        runtimes.markers.remove(&self.marker.as_raw_fd());
         runtimes.ending.retain(|thread| !thread.is_finished());
         runtimes.ending.extend(self.thread.take());
+    }
+}
+
+impl Marker {
+    /// Makes the marker of the runtime whose context the caller has entered.
+    fn new() -> io::Result<Self> {
+        let (stream, peer) = UnixStream::pair()?;
+        stream.set_nonblocking(true)?;
+        let stream = tokio::net::UnixStream::from_std(stream)?;
+        Ok(Self { stream, _peer: peer, is_open: Arc::new(AtomicBool::new(true)) })
+    }
+}
+
+impl Drop for Marker {
+    fn drop(&mut self) {
+        // Before the descriptor is closed and another file has its number.
+        self.is_open.store(false, Ordering::Release);
     }
 }
 
@@ -226,6 +240,11 @@ impl RuntimeThread {
     fn start(client: Arc<Client>, records: Arc<Records>) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
+        let marker = {
+            let _context = runtime.enter();
+            Marker::new()?
+        };
+        let (descriptor, is_open) = (marker.stream.as_raw_fd(), Arc::clone(&marker.is_open));
         let (alive, mut all_dropped) = mpsc::channel(1);
         let thread = thread::Builder::new().name("quorlock".into());
         let thread = thread.spawn(move || {
@@ -238,7 +257,12 @@ impl RuntimeThread {
                     let _ = quorum.flush(Duration::MAX).await;
                 }
             });
+            drop(marker);
         })?;
+        let mut runtimes = runtimes();
+        runtimes.markers.retain(|_, is_open| is_open.load(Ordering::Acquire));
+        runtimes.markers.insert(descriptor, is_open);
+        drop(runtimes);
         Ok(Self { handle, alive, thread })
     }
 }
@@ -273,7 +297,9 @@ pub(crate) fn reply<T: Send + 'static, E: Send + 'static>(
 pub(crate) fn inherited() -> BTreeSet<i32> {
     let mut runtimes = runtimes();
     mem::forget(mem::take(&mut runtimes.ending));
-    mem::take(&mut runtimes.markers)
+    let markers = mem::take(&mut runtimes.markers);
+    let is_open = |marker: &(i32, Arc<AtomicBool>)| marker.1.load(Ordering::Acquire);
+    markers.into_iter().filter(is_open).map(|(descriptor, _)| descriptor).collect()
 }
 
 /// Waits until the threads of dropped engines have ended, for this many seconds at most.

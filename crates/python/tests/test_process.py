@@ -162,6 +162,56 @@ asyncio.run(main())
     run(nodes, key, script)
 
 
+def test_fork_in_a_signal_handler_ends_the_call_of_the_child(nodes, key):
+    script = '''
+holder = quorlock.Quorum(urls).lock(key)
+holder.acquire()
+def fork(*_):
+    children.append(os.fork())
+children = []
+signal.signal(signal.SIGALRM, fork)
+threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGALRM)).start()
+try:
+    acquired = q.lock(key).acquire(timeout=1.5)
+except quorlock.ForkedError:
+    if children == [0]:
+        with q.lock(key + "/child"):
+            os._exit(7)
+until = time.monotonic() + 10
+while (ended := os.waitpid(children[0], os.WNOHANG)) == (0, 0) and time.monotonic() < until:
+    time.sleep(0.01)
+if ended == (0, 0):
+    os.kill(children[0], signal.SIGKILL)
+assert os.waitstatus_to_exitcode(ended[1]) == 7, ended
+assert not acquired
+'''
+    run(nodes, key, script)
+
+
+def test_child_closes_the_sockets_of_a_client_that_ends(own_nodes, key):
+    script = FORK + '''
+lock = q.lock(key, ttl=30)
+lock.acquire()
+print("acquired", flush=True)
+sys.stdin.readline()
+del lock, q
+gc.collect()
+def work():
+    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+             if os.path.exists(f"/proc/self/fd/{fd}")]
+    assert not any("eventpoll" in link for link in links), links
+assert len(os.listdir("/proc/self/task")) > 1, "the client still releases the lock"
+in_child(work)
+os._exit(0)
+'''
+    process = start(own_nodes, key, script)
+    assert process.stdout.readline() == "acquired\n"
+    for node in own_nodes.all:
+        node.pause()
+    _, errors = process.communicate("\n", timeout=30)
+    assert process.returncode == 0, errors
+
+
 def test_children_of_children_work(nodes, key):
     script = FORK + """
 def work(depth=3):
