@@ -94,7 +94,17 @@ struct Queue {
     /// Until this time, the key counts as taken by a value that is not the mirror of a lease.
     foreign_until: Monotonic,
     /// When to check whether the key has become free.
-    check_at: Option<Monotonic>,
+    check: Option<PlannedCheck>,
+}
+
+/// A planned check of a queue's key.
+/// Of several keys with a check planned for the same time, the node first checks the key with the
+/// oldest candidate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct PlannedCheck {
+    at: Monotonic,
+    /// The rank of the first candidate.
+    first: Option<Rank>,
 }
 
 /// All queues of a node.
@@ -116,8 +126,8 @@ pub(super) struct Queues {
     time_outs: BTreeSet<(Monotonic, u32)>,
     /// Until when each waiter for several keys may be passed.
     patience: BTreeSet<(Monotonic, u32)>,
-    /// The time and the queue of each planned check.
-    checks: BTreeSet<(Monotonic, u32)>,
+    /// The time, the first candidate and the queue of each [`PlannedCheck`].
+    checks: BTreeSet<(Monotonic, Option<Rank>, u32)>,
     /// Waiters that have left their queues and need a refusal.
     dismissed: BTreeSet<BlockedId>,
     /// The index from which [`Queues::sweep`] goes on to plan checks.
@@ -330,7 +340,7 @@ impl Queues {
             several: BTreeMap::new(),
             keepers: BTreeMap::new(),
             foreign_until: Monotonic::default(),
-            check_at: None,
+            check: None,
         });
         self.by_key.insert(hash, slot);
         slot
@@ -343,6 +353,7 @@ impl Queues {
         single.insert(rank.clone(), place);
         *latest_time_out = (*until).max(*latest_time_out);
         self.places[place].candidate_in = queue;
+        self.rank_check(queue);
     }
 
     /// Makes a waiter for several keys a candidate in `queue` only.
@@ -350,6 +361,7 @@ impl Queues {
         let rank = self.places[place].waiter.rank.clone();
         self.items[queue].candidates.insert(rank, place);
         self.places[place].candidate_in = queue;
+        self.rank_check(queue);
     }
 
     /// Makes a waiter for several keys a candidate for a key that it lacks, and for no other key.
@@ -358,6 +370,7 @@ impl Queues {
         if candidate_in != queue {
             self.items[candidate_in].candidates.remove(&waiter.rank);
             self.make_candidate(place, queue);
+            self.rank_check(candidate_in);
         }
         self.check_when_free(queue, lack);
     }
@@ -418,6 +431,7 @@ impl Queues {
             budget.spend(1);
             // The waiter leaves its queues when a job refuses it.
             self.items[queue].candidates.pop_first();
+            self.rank_check(queue);
         };
         match (single, several) {
             (Some(single), Some(several))
@@ -651,7 +665,7 @@ impl Queues {
 
     /// Plans a check of the key at the time `at`, or keeps an earlier one.
     fn check_by(&mut self, queue: u32, at: Monotonic) {
-        if self.items[queue].check_at.is_none_or(|planned| at < planned) {
+        if self.items[queue].check.as_ref().is_none_or(|planned| at < planned.at) {
             self.check_at(queue, at);
         }
     }
@@ -659,19 +673,37 @@ impl Queues {
     /// Plans a check of the key at the time `at`, and not before.
     pub(super) fn check_at(&mut self, queue: u32, at: Monotonic) {
         self.cancel_check(queue);
-        self.checks.insert((at, queue));
-        self.items[queue].check_at = Some(at);
+        let first = self.first_candidate(queue).cloned();
+        self.checks.insert((at, first.clone(), queue));
+        self.items[queue].check = Some(PlannedCheck { at, first });
     }
 
     pub(super) fn cancel_check(&mut self, queue: u32) {
-        if let Some(at) = self.items[queue].check_at.take() {
-            self.checks.remove(&(at, queue));
+        if let Some(planned) = self.items[queue].check.take() {
+            self.checks.remove(&(planned.at, planned.first, queue));
         }
+    }
+
+    /// Ranks the planned check again, because the candidates have changed.
+    /// A queue without candidates needs no check.
+    fn rank_check(&mut self, queue: u32) {
+        let Some(planned) = &self.items[queue].check else { return };
+        match self.first_candidate(queue) {
+            None => self.cancel_check(queue),
+            first if first != planned.first.as_ref() => self.check_at(queue, planned.at),
+            Some(_) => {}
+        }
+    }
+
+    /// The rank of the oldest candidate.
+    fn first_candidate(&self, queue: u32) -> Option<&Rank> {
+        let Queue { single, candidates, .. } = &self.items[queue];
+        [single, candidates].into_iter().filter_map(|waiters| waiters.keys().next()).min()
     }
 
     /// The first queue to check, and when.
     pub(super) fn next_check(&self) -> Option<(Monotonic, u32)> {
-        self.checks.first().copied()
+        self.checks.first().map(|(at, _, queue)| (*at, *queue))
     }
 
     /// Starts a sweep over all queues, because any of their keys may have become free.
@@ -728,8 +760,16 @@ impl Queues {
             }
             if queue.single.is_empty() && queue.several.is_empty() {
                 self.close(slot);
-            } else if keeps || is_single && (queues.len() == 1 || self.departure_may_free(slot)) {
-                self.check_if_wanted(slot, Monotonic::default());
+            } else if is_single {
+                if queues.len() == 1 || self.departure_may_free(slot) {
+                    self.check_by(slot, Monotonic::default());
+                }
+                self.rank_check(slot);
+            } else {
+                self.rank_check(slot);
+                if keeps {
+                    self.check_if_wanted(slot, Monotonic::default());
+                }
             }
         }
         waiter
@@ -771,7 +811,7 @@ impl Queues {
                     several,
                     keepers: _,
                     foreign_until,
-                    check_at,
+                    check,
                 } = queue;
                 let mut waiters: Vec<_> = single.iter().chain(several).collect();
                 waiters.sort_unstable();
@@ -779,7 +819,13 @@ impl Queues {
                     let Place { waiter, candidate_in, keeps, .. } = &self.places[place];
                     (waiter.state(), *candidate_in == slot, *keeps)
                 });
-                (*db, &key[..], *foreign_until, *check_at, waiters.collect())
+                (
+                    *db,
+                    &key[..],
+                    *foreign_until,
+                    check.as_ref().map(|check| check.at),
+                    waiters.collect(),
+                )
             })
             .collect();
         queues.sort_unstable();
