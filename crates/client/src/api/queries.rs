@@ -5,15 +5,11 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use quorlock_core::Ttl;
 use quorlock_core::client::{Keys, LeaseInfo, Listing, NodeError, inspection_routes, limits};
 use tokio::time::timeout;
 
 use crate::driver::Network;
 use crate::transport::Connection;
-
-/// A query has the time limits of a lock with this ttl.
-pub(super) const LIMITS_TTL: Ttl = Ttl::DEFAULT;
 
 /// Returns the answer of each node, in the order in which the nodes were named.
 pub(crate) async fn inspect(
@@ -23,7 +19,7 @@ pub(crate) async fn inspect(
     let routes = inspection_routes(&network.view.load().topology);
     let asking = routes.into_iter().enumerate().map(async |(node, route)| {
         let ask = async |connection: &Connection| connection.inspect(key).await;
-        network.ask_in_time((node, route?), LIMITS_TTL, Duration::ZERO, ask).await
+        network.ask_in_time((node, route?), Duration::ZERO, ask).await
     });
     join_all(asking).await
 }
@@ -63,8 +59,7 @@ pub(crate) async fn last_taken(network: &Network, keys: &Keys) -> Option<usize> 
     let routes = inspection_routes(&network.view.load().topology);
     let asking = routes.into_iter().enumerate().map(async |(node, route)| {
         let ask = async |connection: &Connection| connection.leases(keys.iter()).await;
-        let leases =
-            network.ask_in_time((node, route.ok()?), LIMITS_TTL, Duration::ZERO, ask).await.ok()?;
+        let leases = network.ask_in_time((node, route.ok()?), Duration::ZERO, ask).await.ok()?;
         leases.iter().rposition(Option::is_some)
     });
     join_all(asking).await.into_iter().flatten().max()
@@ -97,8 +92,7 @@ async fn scan_node(
     let (mut cursor, mut abstains) = (0, None);
     loop {
         let ask = async |connection: &Connection| connection.scan(cursor, pattern).await;
-        let slice =
-            network.ask_in_time((node, number), LIMITS_TTL, limits::OPERATOR_TIMEOUT, ask).await?;
+        let slice = network.ask_in_time((node, number), limits::OPERATOR_TIMEOUT, ask).await?;
         for (key, lease) in slice.locks {
             lock(listing).add(node, key, lease);
         }

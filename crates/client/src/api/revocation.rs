@@ -8,7 +8,6 @@ use quorlock_core::client::{self, NodeError, RevokeMode, RevokeReply, limits};
 pub use quorlock_core::client::{NodeRevocation, RevocationState};
 use quorlock_core::quorum::Moment;
 
-use super::queries::LIMITS_TTL;
 use crate::clock;
 use crate::driver::{Network, sleep_until};
 use crate::transport::Connection;
@@ -126,7 +125,7 @@ impl Revocation {
                 let revoke =
                     async |connection: &Connection| connection.revoke(&key, ask.command).await;
                 let limit = limits::OPERATOR_TIMEOUT;
-                (ask.node, sent, network.ask_in_time(route, LIMITS_TTL, limit, revoke).await)
+                (ask.node, sent, network.ask_in_time(route, limit, revoke).await)
             }));
         }
     }

@@ -15,6 +15,9 @@ use super::links::{Health, LinkEvent, NodeInfo, SystemRandom, View, supervise};
 use crate::transport::Connection;
 use crate::{NodeAnswer, NodeAnswers, clock};
 
+/// Requests that are not about a lock of this client have the time limits of a lock with this ttl.
+const LIMITS_TTL: Ttl = Ttl::DEFAULT;
+
 /// The nodes of a client and its connections, which stay open while this exists.
 pub(crate) struct Network {
     pub(crate) nodes: Vec<NodeInfo>,
@@ -86,20 +89,18 @@ impl Network {
         let _ = self.events.send(LinkEvent::Suspicion { node, connection });
     }
 
-    /// Asks a node within the time limit of a lock with this ttl, or within `at_least` if that is
-    /// longer.
+    /// Asks a node within its time limit, or within `at_least` if that is longer.
     pub(crate) async fn ask_in_time<T>(
         &self,
         (node, number): (usize, u64),
-        ttl: Ttl,
         at_least: Duration,
         ask: impl AsyncFnOnce(&Connection) -> Result<T, NodeError>,
     ) -> Result<T, NodeError> {
         let Some(connection) = self.connection(node, number) else {
             return Err(NodeError::connection_lost());
         };
-        let derived = || limits::node_timeout(self.client_state.round_trips.of(node), ttl);
-        let bounded = |limit| limits::bounded_node_timeout(limit, ttl);
+        let derived = || limits::node_timeout(self.client_state.round_trips.of(node), LIMITS_TTL);
+        let bounded = |limit| limits::bounded_node_timeout(limit, LIMITS_TTL);
         let limit = self.node_timeout.map_or_else(derived, bounded).max(at_least);
         let asked = Instant::now();
         let mut asking = pin!(ask(&connection));
