@@ -359,7 +359,7 @@ fn node_is_restarted_only_while_all_others_vote() {
     }
     let mut running = Running::start(&mut fleet.restart_nodes(&[], "true"));
     for index in 0..3 {
-        eventually(PATIENCE, "the next node is to be restarted", || fleet.asked().len() > index);
+        eventually(PATIENCE, "the command for the next node runs", || fleet.asked().len() > index);
         assert_eq!(
             fleet.asked(),
             fleet.masters.iter().take(index + 1).map(socket).collect::<Vec<_>>()

@@ -58,9 +58,8 @@ else:
 class Lock:
     """A lock as redis-py's, with a quorum in place of the client.
 
-    Without a `timeout`, the client renews the lock until it is released or its object is dropped.
-    A waiter stands in line on
-    the nodes, and `sleep` has no effect.
+    Without a `timeout`, the client renews the lock until it is released or its object is dropped. A
+    waiter stands in line on the nodes, and `sleep` has no effect.
     """
 
     def __init__(
