@@ -44,7 +44,6 @@ test: setup ## Checks formatting, prose, clippy and documentation, and runs all 
 	cargo test --workspace --no-run
 	@$(call step,4,tests)
 	cargo test --workspace --no-fail-fast
-	cargo test --package quorlock-client --features metrics --test metrics
 	@$(call step,5,documentation)
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 

@@ -1,6 +1,4 @@
-//! The figures that a client reports to the `metrics` facade. Run this test with
-//! `cargo test -p quorlock-client --features metrics --test metrics`.
-
+//! The figures that a client reports to the `metrics` facade.
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
