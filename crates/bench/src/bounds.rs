@@ -2,18 +2,22 @@
 //! a million readers or leases.
 //!
 //! The server is stopped while an event is sent, so that it handles the whole event in one turn.
-//! PINGs follow, one after another. Their longest round trip is an upper bound of the longest turn.
-//! The best round of each event counts: other processes can only make a figure worse.
+//! PINGs follow, one after another, from the same processor. Their longest round trip, without the
+//! time for which the server or the benchmark waited for that processor, is an upper bound of the
+//! longest turn. The best round of each event counts: other processes can only make a figure worse.
 
+use std::mem;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use quorlock_testkit::{Server, eventually};
 use redis::{Connection, cmd};
+use rustix::thread::sched_setaffinity;
 
 use crate::instruments::{
-    OTHER_FILES, Socket, apart_from_servers, begin_slowlog, info, require_files, take_slowest,
+    OTHER_FILES, Socket, apart_from_servers, begin_slowlog, info, join_server, require_files,
+    take_slowest, time_without_processor,
 };
 use crate::report::{Row, readable};
 
@@ -340,27 +344,38 @@ impl<'a> ObservedServer<'a> {
         mut is_over: impl FnMut(&mut Self) -> anyhow::Result<bool>,
     ) -> anyhow::Result<()> {
         take_slowest(&mut self.connection)?;
+        let apart = join_server(self.server)?;
         self.server.pause();
         let pinged = send(&mut self.operator).and_then(|()| self.pinging.send("PING\r\n"));
         let began = Instant::now();
+        let mut waited = time_without_processor(self.server)?;
         self.server.resume();
         pinged?;
         self.pinging.expect("+PONG")?;
-        let mut turn = began.elapsed();
+        let mut turn = self.turn_since(began, &mut waited)?;
         let mut over_at = None;
         while over_at.is_none_or(|at: Instant| at.elapsed() < AFTERWARDS) {
             for _ in 0..PINGS {
                 let pinged = Instant::now();
                 self.pinging.ping()?;
-                turn = turn.max(pinged.elapsed());
+                turn = turn.max(self.turn_since(pinged, &mut waited)?);
             }
             if over_at.is_none() && is_over(self)? {
                 over_at = Some(Instant::now());
             }
             ensure!(began.elapsed() < PATIENCE, "{case}: this is not over in time");
         }
+        sched_setaffinity(None, &apart)?;
         let slowest = take_slowest(&mut self.connection)?;
         self.outcomes.push(Outcome { case, slowest, turn });
         Ok(())
+    }
+
+    /// Returns the time since a PING, without the time for which there was no processor since
+    /// `waited` was read.
+    fn turn_since(&self, pinged: Instant, waited: &mut Duration) -> anyhow::Result<Duration> {
+        let elapsed = pinged.elapsed();
+        let before = mem::replace(waited, time_without_processor(self.server)?);
+        Ok(elapsed.saturating_sub(*waited - before))
     }
 }

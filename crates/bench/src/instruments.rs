@@ -12,7 +12,7 @@ use hdrhistogram::Histogram;
 use quorlock_testkit::{Masters, Server};
 use redis::{Connection, cmd};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
 
 /// A longer duration is recorded as this one.
 const LONGEST_NS: u64 = 60_000_000_000;
@@ -243,9 +243,9 @@ pub(crate) fn apart_from_servers<T: Send>(
     measuring: impl FnOnce() -> anyhow::Result<T> + Send,
 ) -> anyhow::Result<T> {
     let anywhere = sched_getaffinity(None)?;
-    let (for_measuring, for_servers) = two_processors(&anywhere)?;
+    let [for_measuring, for_servers] = two_processors()?;
     for server in servers {
-        run_on(server, &for_servers)?;
+        sched_setaffinity(Some(process_of(server)?), &for_servers)?;
     }
     let pinned = move || {
         sched_setaffinity(None, &for_measuring)?;
@@ -254,9 +254,19 @@ pub(crate) fn apart_from_servers<T: Send>(
     let measured =
         thread::scope(|scope| scope.spawn(pinned).join().expect("the measuring thread panicked"));
     for server in servers {
-        run_on(server, &anywhere)?;
+        sched_setaffinity(Some(process_of(server)?), &anywhere)?;
     }
     measured
+}
+
+/// Moves this thread to the processor of a pinned server. Returns the processors that it had.
+///
+/// For single events, of which the longest counts: while two processors of a virtual machine are
+/// busy, the host may take one of them away for milliseconds.
+pub(crate) fn join_server(server: &Server) -> anyhow::Result<CpuSet> {
+    let apart = sched_getaffinity(None)?;
+    sched_setaffinity(None, &sched_getaffinity(Some(process_of(server)?))?)?;
+    Ok(apart)
 }
 
 /// Returns the processor time of the first thread of a server so far (Linux).
@@ -264,25 +274,37 @@ pub(crate) fn apart_from_servers<T: Send>(
 /// The kernel updates this time when the thread sleeps, so the end of one turn of the server may
 /// count for the next turn.
 pub(crate) fn processor_time(server: &Server) -> anyhow::Result<Duration> {
-    let path = format!("/proc/{0}/task/{0}/schedstat", server.pid());
+    scheduled(server.pid(), 0)
+}
+
+/// Returns how long the first thread of a server and this thread have waited for a processor so far
+/// (Linux).
+pub(crate) fn time_without_processor(server: &Server) -> anyhow::Result<Duration> {
+    let this = gettid().as_raw_nonzero().get().cast_unsigned();
+    Ok(scheduled(server.pid(), 1)? + scheduled(this, 1)?)
+}
+
+/// Returns a field of the scheduler's figures of a thread.
+fn scheduled(thread: u32, field: usize) -> anyhow::Result<Duration> {
+    let path = format!("/proc/{thread}/schedstat");
     let stat = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    let ns = stat.split(' ').next().and_then(|ns| ns.parse().ok());
-    Ok(Duration::from_nanos(ns.with_context(|| format!("{path} does not begin with a number"))?))
+    let ns = stat.split_whitespace().nth(field).and_then(|ns| ns.parse().ok());
+    Ok(Duration::from_nanos(ns.with_context(|| format!("{path} has an unexpected form"))?))
 }
 
-fn run_on(server: &Server, processors: &CpuSet) -> anyhow::Result<()> {
-    let pid = Pid::from_raw(server.pid().cast_signed()).context("the server has no process ID")?;
-    Ok(sched_setaffinity(Some(pid), processors)?)
+fn process_of(server: &Server) -> anyhow::Result<Pid> {
+    Pid::from_raw(server.pid().cast_signed()).context("the server has no process ID")
 }
 
-/// Returns two of these processors, or the only one twice.
-fn two_processors(all: &CpuSet) -> anyhow::Result<(CpuSet, CpuSet)> {
+/// Returns two processors, or the only one twice.
+fn two_processors() -> anyhow::Result<[CpuSet; 2]> {
+    let all = sched_getaffinity(None)?;
     let mut usable = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu));
     let first = usable.next().context("no processor is available")?;
-    let only = |cpu| {
+    let second = usable.next().unwrap_or(first);
+    Ok([first, second].map(|cpu| {
         let mut set = CpuSet::new();
         set.set(cpu);
         set
-    };
-    Ok((only(first), only(usable.next().unwrap_or(first))))
+    }))
 }
