@@ -14,14 +14,14 @@ pub struct Budget {
     left: u32,
 }
 
-/// Units of one turn, which answers about thirty clients at most.
-const TURN_UNITS: u32 = 1500;
+/// Units of one turn, which answers at most twenty clients.
+const TURN_UNITS: u32 = 800;
 /// Units of one job that can stop at any point. Between two jobs, the caller may
 /// [end](Budget::end) the turn.
 const JOB_UNITS: u32 = 300;
 /// How long the jobs of a turn take, in microseconds, before the caller ends it: what they touch
 /// may be in no cache of the processor.
-pub const TURN_LIMIT_US: u64 = 400;
+pub const TURN_LIMIT_US: u64 = 200;
 /// Units that a command may spend on waiters. The jobs of the turn follow in the same turn.
 pub(super) const COMMAND_UNITS: u32 = 500;
 
