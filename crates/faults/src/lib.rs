@@ -4,7 +4,6 @@
 //! - [`scenarios`]: all accidents to a single node, and the table of their results
 //! - [`storm`]: accidents to five masters while clients compete for their locks
 //! - [`history`]: which client held which lock when, and the violations in it
-//! - [`stress`]: clients that wait on one server, and everything that can end a wait
 //! - [`fuzz`]: compares one server with a model of it after each step
 //! - [`harness`]: what these modules share
 
@@ -18,6 +17,5 @@ pub mod harness;
 pub mod history;
 pub mod scenarios;
 pub mod storm;
-pub mod stress;
 
 pub use harness::Protected;

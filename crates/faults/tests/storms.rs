@@ -7,8 +7,6 @@ use quorlock_faults::harness::any_seed;
 use quorlock_faults::history::Mode;
 use quorlock_faults::scenarios::expire_unreleased;
 use quorlock_faults::storm::{Course, Kind, Outcome, Plan, run};
-use quorlock_faults::stress::{Event, Stress};
-use quorlock_testkit::Server;
 
 #[track_caller]
 fn outcome_of(kind: Kind, course: Course, seconds: u64, protected: Protected) -> Outcome {
@@ -102,29 +100,6 @@ fn shared_locks_are_granted_while_any_one_master_is_down() {
 #[test]
 fn permits_are_granted_while_any_one_master_is_paused() {
     check_without_each_master(Kind::Permits, Course::OnePaused);
-}
-
-#[test]
-fn no_waiter_is_forgotten_whatever_happens_to_waiters() {
-    let server = Server::with_module().start().expect("a server with the module starts");
-    let stress = Stress { rounds: 6000, clients: 24, keys: 3, seed: 7 };
-    let outcome = stress.run(&server);
-    assert!(outcome.leaves_nothing(), "{outcome:?}");
-    assert!(outcome.longest_free <= Duration::from_millis(50), "{outcome:?}");
-    assert!(outcome.times(Event::Granted) > stress.rounds / 4, "{outcome:?}");
-    // Waits and locks have ended in each of these ways.
-    for event in [
-        Event::WithoutLock,
-        Event::CutOff,
-        Event::HungUp,
-        Event::Kill,
-        Event::Unblocked,
-        Event::Withdrawn,
-        Event::Deleted,
-    ] {
-        assert!(outcome.times(event) > stress.rounds / 1000, "{event:?}: {outcome:?}");
-    }
-    assert!(outcome.times(Event::Observed) > 100, "{outcome:?}");
 }
 
 #[test]
