@@ -1,4 +1,5 @@
 //! The figures that a client reports to the `metrics` facade.
+
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod common;
