@@ -376,6 +376,6 @@ impl<'a> ObservedServer<'a> {
     fn turn_since(&self, pinged: Instant, waited: &mut Duration) -> anyhow::Result<Duration> {
         let elapsed = pinged.elapsed();
         let before = mem::replace(waited, time_without_processor(self.server)?);
-        Ok(elapsed.saturating_sub(*waited - before))
+        Ok(elapsed.saturating_sub(waited.saturating_sub(before)))
     }
 }
