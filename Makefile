@@ -24,7 +24,7 @@ uninstall: ## Removes what `make install` has installed, except configurations: 
 dist: build ## Builds Debian packages and a tar.gz of the module and the program, with checksums (target/dist)
 	@scripts/dist
 
-demo: setup ## Increments a counter file 200 times from 8 workers, under a lock on 5 masters of which one is killed: fails if an increment is lost
+demo: setup ## Increments a counter file 200 times from 8 workers, under a lock on 5 nodes of which one is killed: fails if an increment is lost
 	cargo build --profile demo --package quorlock --package quorlock-cli
 	@QUORLOCK=$(or $(CARGO_TARGET_DIR),target)/demo/quorlock scripts/demo
 
@@ -62,7 +62,7 @@ docs: ## Builds the book and the reference of the client (target/doc/book, targe
 screens: build ## Draws the output of demo, top, status, inspect and doctor (docs/img)
 	@scripts/screens
 
-test-fences: setup ## Runs 8 clients on 5 masters through a minute of accidents: fails if a fence does not grow, or if all grow without the protection
+test-fences: setup ## Runs 8 clients on 5 nodes through a minute of accidents: fails if a fence does not grow, or if all grow without the protection
 	cargo build --package quorlock --package quorlock-faults
 	cargo run --quiet --package quorlock-faults -- --storm fences
 	cargo run --quiet --package quorlock-faults -- --storm fences --unprotected
@@ -76,7 +76,7 @@ fuzz-node: setup ## Runs a real server and its model through the same steps, and
 	cargo build --package quorlock --package quorlock-faults
 	@target/debug/quorlock-fuzz-node $(if $(SEED),--seed $(SEED)) $(if $(STEPS),--steps $(STEPS)) $(if $(EPISODE),--episode $(EPISODE))
 
-model: ## Tries every order of events while a few calls and masters agree on fences, then again with each rule broken: fails if a broken rule is not noticed. Compares runs with and without each rule of waiting
+model: ## Tries every order of events while a few calls and nodes agree on fences, then again with each rule broken: fails if a broken rule is not noticed. Compares runs with and without each rule of waiting
 	cargo build --release --package quorlock-sim
 	@cargo run --release --quiet --package quorlock-sim --bin quorlock-model
 	@cargo run --release --quiet --package quorlock-sim --bin quorlock-sim -- --compare
@@ -91,7 +91,7 @@ test-leaks: setup ## Drops, cancels or cuts off a million acquires: fails if a k
 	cargo build --release --package quorlock
 	QUORLOCK_LEAKS_ACQUIRES=1000000 cargo test --release --package quorlock-client --test leaks -- --nocapture
 
-test-distant: setup ## Acquires locks for a minute on masters that are 200 ms away, with the default settings: fails if a lock is not acquired
+test-distant: setup ## Acquires locks for a minute on nodes that are 200 ms away, with the default settings: fails if a lock is not acquired
 	cargo build --package quorlock
 	QUORLOCK_DISTANT_S=60 cargo test --package quorlock-client --test limits -- --nocapture every_lock_is_acquired
 

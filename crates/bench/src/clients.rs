@@ -1,10 +1,10 @@
-//! The clients that are compared, and masters of which one fails.
+//! The clients that are compared, and nodes of which one fails.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use quorlock_client::{Lock, LockBuilder, Quorum, ReleaseError, Released};
-use quorlock_testkit::{Direction, Masters, Proxy, StartError};
+use quorlock_testkit::{Direction, Nodes, Proxy, StartError};
 use redis::{Client, IntoConnectionInfo as _, RedisResult};
 use rslock::{LockGuard, LockManager};
 
@@ -18,9 +18,9 @@ const FLUSH_LIMIT: Duration = Duration::from_secs(10);
 /// of redis-rs.
 const NODE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Starts masters that listen on TCP.
-pub(crate) fn start_masters(nodes: usize) -> Result<Masters, StartError> {
-    Masters::start_with(nodes, |_, builder| builder.tcp())
+/// Starts nodes that listen on TCP.
+pub(crate) fn start_nodes(nodes: usize) -> Result<Nodes, StartError> {
+    Nodes::start_with(nodes, |_, builder| builder.tcp())
 }
 
 /// Opens a client with `TCP_NODELAY`, as the client of Quorlock does.
@@ -142,24 +142,24 @@ pub(crate) enum Fault {
     LoseReplies,
 }
 
-/// Three masters, the first of which fails. Clients reach it through a proxy if the fault is one of
+/// Three nodes, the first of which fails. Clients reach it through a proxy if the fault is one of
 /// the network.
-pub(crate) struct FailingMasters {
-    masters: Masters,
+pub(crate) struct FailingNodes {
+    nodes: Nodes,
     proxy: Option<Proxy>,
 }
 
-impl FailingMasters {
+impl FailingNodes {
     pub(crate) const NODES: usize = 3;
 
     pub(crate) fn start(behind_proxy: bool) -> anyhow::Result<Self> {
-        let masters = start_masters(Self::NODES)?;
-        let proxy = behind_proxy.then(|| Proxy::start(masters[0].url()));
-        Ok(Self { masters, proxy })
+        let nodes = start_nodes(Self::NODES)?;
+        let proxy = behind_proxy.then(|| Proxy::start(nodes[0].url()));
+        Ok(Self { nodes, proxy })
     }
 
     pub(crate) fn urls(&self) -> Vec<String> {
-        let mut urls = self.masters.urls();
+        let mut urls = self.nodes.urls();
         if let Some(proxy) = &self.proxy {
             urls[0] = proxy.url();
         }
@@ -170,8 +170,8 @@ impl FailingMasters {
         let proxy = || self.proxy.as_ref().expect("a fault of the network needs the proxy");
         match fault {
             Fault::Nothing => {}
-            Fault::Pause => self.masters[0].pause(),
-            Fault::Kill => self.masters[0].kill(),
+            Fault::Pause => self.nodes[0].pause(),
+            Fault::Kill => self.nodes[0].kill(),
             Fault::Cut => proxy().cut(),
             Fault::LoseRequests => proxy().drop_bytes(Direction::ToServer),
             Fault::LoseReplies => proxy().drop_bytes(Direction::ToClient),
@@ -181,8 +181,8 @@ impl FailingMasters {
     pub(crate) fn recover(&mut self, fault: Fault) -> anyhow::Result<()> {
         match fault {
             Fault::Nothing => {}
-            Fault::Pause => self.masters[0].resume(),
-            Fault::Kill => self.masters[0].restart()?,
+            Fault::Pause => self.nodes[0].resume(),
+            Fault::Kill => self.nodes[0].restart()?,
             Fault::Cut | Fault::LoseRequests | Fault::LoseReplies => {
                 self.proxy.as_ref().expect("the proxy was there for the fault").heal();
             }

@@ -6,14 +6,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use quorlock_testkit::{Masters, Server};
+use quorlock_testkit::{Nodes, Server};
 use tokio::runtime::{self, Handle};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::Effort;
-use crate::clients::{FailingMasters, Fault, Held, Kind, LockClient, start_masters};
+use crate::clients::{FailingNodes, Fault, Held, Kind, LockClient, start_nodes};
 use crate::instruments::{Latencies, Socket, lock_calls};
 use crate::report::{Row, readable};
 
@@ -161,53 +161,53 @@ const PINGS: u32 = 5000;
 /// not have to repeat their waits.
 const COMMANDS_PER_NODE_MAX: f64 = 3.2;
 
-/// Measures handovers on three and on five masters, and counts the commands of a lock.
-pub(crate) async fn on_masters(effort: Effort) -> anyhow::Result<Vec<Row>> {
+/// Measures handovers on three and on five nodes, and counts the commands of a lock.
+pub(crate) async fn on_nodes(effort: Effort) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for nodes in [3, 5] {
-        let masters = start_masters(nodes)?;
-        let crowd = Crowd::start(Kind::Quorlock, &masters.urls()).await?;
+    for count in [3, 5] {
+        let nodes = start_nodes(count)?;
+        let crowd = Crowd::start(Kind::Quorlock, &nodes.urls()).await?;
         let mut commands = Vec::new();
         for hold in HOLDS {
-            commands.push(commands_per_lock(&masters, &crowd, hold, effort.time(TIME)).await?);
+            commands.push(commands_per_lock(&nodes, &crowd, hold, effort.time(TIME)).await?);
         }
-        let handovers = |kind, time| handovers(&masters, kind, effort.time(time));
+        let handovers = |kind, time| handovers(&nodes, kind, effort.time(time));
         drop(crowd);
         let ours = handovers(Kind::Quorlock, TIME).await?.p50();
         let rslock = handovers(Kind::Rslock, 4 * TIME).await?.p50();
         let mut pings = Latencies::new();
-        Socket::connect(&masters[0])?.time_pings(PINGS, &mut pings)?;
+        Socket::connect(&nodes[0])?.time_pings(PINGS, &mut pings)?;
         let ping = pings.p50();
-        let limit = COMMANDS_PER_NODE_MAX * f64::from(u32::try_from(nodes)?);
+        let limit = COMMANDS_PER_NODE_MAX * f64::from(u32::try_from(count)?);
         let row = Row::of_figure(
-            format!("handover on {nodes} masters, {CLIENTS} clients, p50"),
+            format!("handover on {count} nodes, {CLIENTS} clients, p50"),
             format!("{}, PING {}", readable(ours), readable(ping)),
             "≤ 1.6 × a PING + 100 µs",
             ours <= ping.mul_f64(HANDOVER_PER_PING) + HANDOVER_CONSTANT,
         );
         rows.push(row.beside(format!("rslock 0.10 {}", readable(rslock))));
         rows.push(Row::of_figure(
-            format!("commands per lock, on all {nodes} masters together, held for 0, 5 and 200 ms"),
+            format!("commands per lock, on all {count} nodes together, held for 0, 5 and 200 ms"),
             commands.iter().map(|calls| format!("{calls:.1}")).collect::<Vec<_>>().join(", "),
-            "≤ 3.2 per master, held for 0 and 5 ms",
+            "≤ 3.2 per node, held for 0 and 5 ms",
             commands[..2].iter().all(|calls| *calls <= limit),
         ));
     }
     Ok(rows)
 }
 
-/// Counts the commands of all masters for a lock for which clients compete.
+/// Counts the commands of all nodes for a lock for which clients compete.
 async fn commands_per_lock(
-    masters: &Masters,
+    nodes: &Nodes,
     crowd: &Crowd,
     hold_for: Duration,
     time: Duration,
 ) -> anyhow::Result<f64> {
     let counting = async {
         sleep(WARM_UP).await;
-        let (from, before) = (Instant::now(), lock_calls(masters)?);
+        let (from, before) = (Instant::now(), lock_calls(nodes)?);
         sleep(time).await;
-        Ok((from..Instant::now(), lock_calls(masters)? - before))
+        Ok((from..Instant::now(), lock_calls(nodes)? - before))
     };
     let (acquisitions, (during, calls)) = crowd.compete(hold_for, counting).await?;
     let grants = acquisitions.iter().filter(|acquisition| during.contains(&acquisition.from));
@@ -216,9 +216,9 @@ async fn commands_per_lock(
 
 /// Measures handovers from client to client until each client has held the lock once, and repeats
 /// this for `time`.
-async fn handovers(masters: &Masters, kind: Kind, time: Duration) -> anyhow::Result<Latencies> {
-    let first_holder = LockClient::connect(kind, masters.urls()).await?;
-    let crowd = Crowd::start(kind, &masters.urls()).await?;
+async fn handovers(nodes: &Nodes, kind: Kind, time: Duration) -> anyhow::Result<Latencies> {
+    let first_holder = LockClient::connect(kind, nodes.urls()).await?;
+    let crowd = Crowd::start(kind, &nodes.urls()).await?;
     let mut latencies = Latencies::new();
     let until = Instant::now() + time;
     while Instant::now() < until {
@@ -256,15 +256,15 @@ const FAULTS: [(Fault, &str); 5] = [
 pub(crate) async fn with_a_lost_node(effort: Effort) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (fault, name) in FAULTS {
-        let mut masters = FailingMasters::start(fault.is_of_the_network())?;
-        let crowd = Crowd::start(Kind::Quorlock, &masters.urls()).await?;
+        let mut nodes = FailingNodes::start(fault.is_of_the_network())?;
+        let crowd = Crowd::start(Kind::Quorlock, &nodes.urls()).await?;
         let failing = async {
             sleep(WARM_UP).await;
             let failed = Instant::now();
-            masters.inject(fault);
+            nodes.inject(fault);
             sleep(effort.time(FAILED_FOR)).await;
             let recovered = Instant::now();
-            masters.recover(fault)?;
+            nodes.recover(fault)?;
             Ok((failed, recovered))
         };
         let (acquisitions, (failed, recovered)) = crowd.compete(HOLD, failing).await?;
@@ -302,7 +302,7 @@ fn row_of_a_lost_node(
     let violations =
         pairs().filter(|(last, next)| next.from < last.to || next.fence <= last.fence).count();
     Row::of_figure(
-        format!("one node of {} is {name} while {CLIENTS} wait", FailingMasters::NODES),
+        format!("one node of {} is {name} while {CLIENTS} wait", FailingNodes::NODES),
         format!(
             "{served} of {CLIENTS} served, longest stall {}, longest wait {}, {violations} violations",
             readable(stall),

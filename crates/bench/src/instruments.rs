@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use hdrhistogram::Histogram;
-use quorlock_testkit::{Masters, Server};
+use quorlock_testkit::{Nodes, Server};
 use redis::{Connection, cmd};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
@@ -177,8 +177,8 @@ pub(crate) fn command_stats(
 }
 
 /// Returns the number of lock commands that all servers have executed so far.
-pub(crate) fn lock_calls(masters: &Masters) -> anyhow::Result<u64> {
-    masters
+pub(crate) fn lock_calls(nodes: &Nodes) -> anyhow::Result<u64> {
+    nodes
         .iter()
         .map(|server| Ok(command_stats(&mut server.try_connection()?, "lock.")?.calls))
         .sum()

@@ -1,16 +1,16 @@
-//! Shared locks and semaphores beside an exclusive lock, on five masters.
+//! Shared locks and semaphores beside an exclusive lock, on five nodes.
 
 use std::iter::repeat_n;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
 use quorlock_client::{AcquireError, LockBuilder, Quorum};
-use quorlock_testkit::Masters;
+use quorlock_testkit::Nodes;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::Effort;
-use crate::clients::{lock_once, start_masters};
+use crate::clients::{lock_once, start_nodes};
 use crate::instruments::{Latencies, lock_calls};
 use crate::report::Row;
 
@@ -46,16 +46,16 @@ const RATE_TIME: Duration = Duration::from_secs(6);
 const PERMITS_RATIO_MIN: f64 = 3.5;
 
 pub(crate) async fn measure(effort: Effort) -> anyhow::Result<Vec<Row>> {
-    let masters = start_masters(NODES)?;
-    let mut rows = latencies(&masters, effort).await?;
-    rows.extend(rates(&masters, effort).await?);
+    let nodes = start_nodes(NODES)?;
+    let mut rows = latencies(&nodes, effort).await?;
+    rows.extend(rates(&nodes, effort).await?);
     Ok(rows)
 }
 
 /// Measures each kind in turn, while another client holds half of the permits and a shared lock.
-async fn latencies(masters: &Masters, effort: Effort) -> anyhow::Result<Vec<Row>> {
-    let quorum = Quorum::connect(masters.urls()).await?;
-    let other = Quorum::connect(masters.urls()).await?;
+async fn latencies(nodes: &Nodes, effort: Effort) -> anyhow::Result<Vec<Row>> {
+    let quorum = Quorum::connect(nodes.urls()).await?;
+    let other = Quorum::connect(nodes.urls()).await?;
     let semaphore = |quorum: &Quorum| quorum.semaphore("encoder", PERMITS).ttl(TTL);
     let report = |quorum: &Quorum| quorum.lock("report").shared().ttl(TTL);
     let mut held = Vec::new();
@@ -78,11 +78,11 @@ async fn latencies(masters: &Masters, effort: Effort) -> anyhow::Result<Vec<Row>
             }
         }
     }
-    let before = settled_calls(masters).await?;
+    let before = settled_calls(nodes).await?;
     for _ in 0..COUNTED {
         lock_once(&kinds[1]).await?;
     }
-    let commands = u32::try_from(settled_calls(masters).await? - before)?;
+    let commands = u32::try_from(settled_calls(nodes).await? - before)?;
     let each = f64::from(commands) / f64::from(COUNTED * u32::try_from(NODES)?);
     for lock in held {
         lock.release().await?;
@@ -106,11 +106,11 @@ async fn latencies(masters: &Masters, effort: Effort) -> anyhow::Result<Vec<Row>
 }
 
 /// Returns the number of lock commands so far, once it has stopped growing.
-async fn settled_calls(masters: &Masters) -> anyhow::Result<u64> {
-    let mut calls = lock_calls(masters)?;
+async fn settled_calls(nodes: &Nodes) -> anyhow::Result<u64> {
+    let mut calls = lock_calls(nodes)?;
     loop {
         sleep(Duration::from_millis(5)).await;
-        let now = lock_calls(masters)?;
+        let now = lock_calls(nodes)?;
         if now == calls {
             return Ok(now);
         }
@@ -119,8 +119,8 @@ async fn settled_calls(masters: &Masters) -> anyhow::Result<u64> {
 }
 
 /// Measures permits and shared locks beside exclusive locks that are held for the same time.
-async fn rates(masters: &Masters, effort: Effort) -> anyhow::Result<[Row; 2]> {
-    let clients = try_join_all((0..CLIENTS).map(|_| Quorum::connect(masters.urls()))).await?;
+async fn rates(nodes: &Nodes, effort: Effort) -> anyhow::Result<[Row; 2]> {
+    let clients = try_join_all((0..CLIENTS).map(|_| Quorum::connect(nodes.urls()))).await?;
     let kinds: [fn(&Quorum) -> LockBuilder; 3] = [
         |quorum| quorum.lock("one"),
         |quorum| quorum.semaphore("four", PERMITS),

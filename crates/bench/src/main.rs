@@ -6,12 +6,12 @@
 //! - [`throughput`]: many tasks that lock at the same time, beside a bare loop and `rslock`
 //! - [`kinds`]: shared locks and semaphores beside an exclusive lock
 //! - [`handover`]: handing a lock over to waiters
-//! - [`cost`]: what leases and waiters cost the masters and other clients
+//! - [`cost`]: what leases and waiters cost the nodes and other clients
 //! - [`growth`]: processor time and memory, up to three million leases and back
 //! - [`bounds`]: the slowest command and the longest turn with ten thousand waiters or a million
 //!   leases
 //! - [`program`]: what `quorlock run` costs beside the command alone
-//! - [`clients`]: the clients that are compared, and masters of which one fails
+//! - [`clients`]: the clients that are compared, and nodes of which one fails
 //! - [`instruments`]: sockets, latencies, `INFO`, `SLOWLOG`, processors
 //! - [`report`]: the table
 
@@ -87,9 +87,7 @@ const PARTS: [Part; 14] = [
     part(&["throughput"], "tasks", |on, effort| in_task(on, throughput::many_tasks(effort))),
     part(&["kinds"], "kinds", |on, effort| in_task(on, kinds::measure(effort))),
     part(&["handover", "waiting"], "one-node", |_, effort| handover::on_one_node(effort)),
-    part(&["handover", "waiting"], "masters", |on, effort| {
-        in_task(on, handover::on_masters(effort))
-    }),
+    part(&["handover", "waiting"], "nodes", |on, effort| in_task(on, handover::on_nodes(effort))),
     part(&["handover", "waiting"], "lost-node", |on, effort| {
         in_task(on, handover::with_a_lost_node(effort))
     }),

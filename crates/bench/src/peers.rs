@@ -8,7 +8,7 @@ use futures_util::future::try_join_all;
 use tokio::task::JoinSet;
 
 use crate::Effort;
-use crate::clients::{FailingMasters, Fault, Kind, LockClient};
+use crate::clients::{FailingNodes, Fault, Kind, LockClient};
 use crate::instruments::Latencies;
 use crate::report::Row;
 
@@ -55,7 +55,7 @@ struct Setup {
     alone: Latencies,
     ten_at_once: Latencies,
     rslock_alone: Latencies,
-    _masters: FailingMasters,
+    _nodes: FailingNodes,
 }
 
 /// Acquires locks beside each condition in turn.
@@ -90,12 +90,12 @@ pub(crate) async fn measure(effort: Effort) -> anyhow::Result<Vec<Row>> {
 impl Setup {
     /// Starts the nodes, connects the clients, and injects the fault.
     async fn start(condition: Condition) -> anyhow::Result<Self> {
-        let mut masters = FailingMasters::start(condition.behind_proxy)?;
-        let client = LockClient::connect(Kind::Quorlock, masters.urls()).await?;
-        let rslock = LockClient::connect(Kind::Rslock, masters.urls()).await?;
-        masters.inject(condition.fault);
+        let mut nodes = FailingNodes::start(condition.behind_proxy)?;
+        let client = LockClient::connect(Kind::Quorlock, nodes.urls()).await?;
+        let rslock = LockClient::connect(Kind::Rslock, nodes.urls()).await?;
+        nodes.inject(condition.fault);
         let [alone, ten_at_once, rslock_alone] = [(); 3].map(|()| Latencies::new());
-        Ok(Self { condition, client, rslock, alone, ten_at_once, rslock_alone, _masters: masters })
+        Ok(Self { condition, client, rslock, alone, ten_at_once, rslock_alone, _nodes: nodes })
     }
 
     fn forget(&mut self) {

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use quorlock_testkit::Masters;
+use quorlock_testkit::Nodes;
 
 use crate::Effort;
 use crate::instruments::Latencies;
@@ -21,10 +21,10 @@ const ADDED_MAX: Duration = Duration::from_millis(8);
 pub(crate) fn measure(effort: Effort) -> anyhow::Result<Vec<Row>> {
     let program = env::current_exe()?.with_file_name("quorlock");
     ensure!(program.exists(), "{} is not there: run `make bench-program`", program.display());
-    let mut masters = Masters::start(5);
-    masters[0].kill();
+    let mut nodes = Nodes::start(5);
+    nodes[0].kill();
     let mut under_lock = Command::new(program);
-    under_lock.env("QUORLOCK_NODES", masters.urls().join(",")).args(["run", "bench", "--", "true"]);
+    under_lock.env("QUORLOCK_NODES", nodes.urls().join(",")).args(["run", "bench", "--", "true"]);
     let mut commands = [Command::new("true"), under_lock];
     let mut took = [Latencies::new(), Latencies::new()];
     for round in 0..WARM_UP_ROUNDS + effort.count(ROUNDS) {
@@ -40,7 +40,7 @@ pub(crate) fn measure(effort: Effort) -> anyhow::Result<Vec<Row>> {
     let [alone, under_lock] = took.each_ref().map(Latencies::p50);
     let longer = under_lock.saturating_sub(alone);
     Ok(vec![Row::of_figure(
-        "`quorlock run` of `true` on five masters, one of them down, beside `true` alone",
+        "`quorlock run` of `true` on five nodes, one of them down, beside `true` alone",
         format!("{longer:.1?} longer"),
         "≤ 8 ms",
         longer <= ADDED_MAX,

@@ -14,7 +14,7 @@ use anyhow::{Context as _, ensure};
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
-use quorlock_testkit::Masters;
+use quorlock_testkit::Nodes;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, RedisResult, Value, cmd};
 use tokio::runtime;
@@ -22,7 +22,7 @@ use tokio::task::{JoinSet, unconstrained};
 use tokio::time::sleep;
 
 use crate::Effort;
-use crate::clients::{Kind, LockClient, open, start_masters};
+use crate::clients::{Kind, LockClient, open, start_nodes};
 use crate::report::Row;
 
 const NODES: [usize; 2] = [3, 5];
@@ -53,19 +53,19 @@ struct Total {
 
 pub(crate) async fn many_tasks(effort: Effort) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for nodes in NODES {
-        let masters = start_masters(nodes)?;
+    for count in NODES {
+        let nodes = start_nodes(count)?;
         // Each client has keys of its own, so its background work does not delay the next client.
         let contestants = [
-            ("quorlock", LockClient::connect(Kind::Quorlock, masters.urls()).await?),
-            ("rslock", LockClient::connect(Kind::Rslock, masters.urls()).await?),
+            ("quorlock", LockClient::connect(Kind::Quorlock, nodes.urls()).await?),
+            ("rslock", LockClient::connect(Kind::Rslock, nodes.urls()).await?),
         ]
         .map(|(prefix, client)| (prefix, Contestant::Client(client)));
         let [ours, rslock] = contestants;
-        let bare = ("bare", Contestant::Bare(Bare::connect(masters.urls()).await?));
+        let bare = ("bare", Contestant::Bare(Bare::connect(nodes.urls()).await?));
         let contestants = [ours, bare, rslock];
         for tasks in TASKS {
-            rows.extend(compare(&contestants, nodes, tasks, effort).await?);
+            rows.extend(compare(&contestants, count, tasks, effort).await?);
         }
     }
     Ok(rows)
@@ -201,9 +201,9 @@ impl Bare {
     }
 }
 
-/// The key for which waiters compete, and the number of masters.
+/// The key for which waiters compete, and the number of nodes.
 const KEY: &str = "orders/42";
-const MASTERS: usize = 5;
+const NODES_OF_ONE_KEY: usize = 5;
 const WAITERS: usize = 64;
 /// Time for which another client holds the lock first, so that all waiters are in the queue before
 /// it is released.
@@ -214,18 +214,18 @@ const ONE_KEY_TIME: Duration = Duration::from_secs(8);
 const RATE_TO_RSLOCK_MIN: f64 = 8.0;
 
 /// Measures how fast a lock passes through many waiters. They run on one thread, because the
-/// masters need the other processors.
+/// nodes need the other processors.
 pub(crate) fn one_key(effort: Effort) -> anyhow::Result<Vec<Row>> {
-    let masters = start_masters(MASTERS)?;
+    let nodes = start_nodes(NODES_OF_ONE_KEY)?;
     let one_thread = runtime::Builder::new_current_thread().enable_all().build()?;
     let mut rows = Vec::new();
     for (clients, of) in [(WAITERS, "clients acquire"), (1, "tasks of one client acquire")] {
         let rate = |kind| {
-            one_thread.block_on(rate_of_waiters(&masters, kind, clients, effort.time(ONE_KEY_TIME)))
+            one_thread.block_on(rate_of_waiters(&nodes, kind, clients, effort.time(ONE_KEY_TIME)))
         };
         let (ours, rslock) = (rate(Kind::Quorlock)?, rate(Kind::Rslock)?);
         let case = format!(
-            "locks per second on one key and {MASTERS} masters: {WAITERS} {of} it once each"
+            "locks per second on one key and {NODES_OF_ONE_KEY} nodes: {WAITERS} {of} it once each"
         );
         let (ratio, met) = (ours / rslock, ours / rslock >= RATE_TO_RSLOCK_MIN);
         let row = Row::of_figure(case, format!("{ours:.0}"), "≥ 8 × rslock's", met);
@@ -236,15 +236,15 @@ pub(crate) fn one_key(effort: Effort) -> anyhow::Result<Vec<Row>> {
 
 /// Returns the locks per second, counted from the release of the first holder to the last grant.
 async fn rate_of_waiters(
-    masters: &Masters,
+    nodes: &Nodes,
     kind: Kind,
     clients: usize,
     time: Duration,
 ) -> anyhow::Result<f64> {
-    let first_holder = LockClient::connect(kind, masters.urls()).await?;
+    let first_holder = LockClient::connect(kind, nodes.urls()).await?;
     let mut waiters = Vec::new();
     for _ in 0..clients {
-        waiters.push(LockClient::connect(kind, masters.urls()).await?);
+        waiters.push(LockClient::connect(kind, nodes.urls()).await?);
     }
     let (mut locks, mut took) = (0_u32, Duration::ZERO);
     let until = Instant::now() + time;

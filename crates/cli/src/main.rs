@@ -9,7 +9,7 @@
 //!   lock.
 //! - [`status`], [`doctor`], [`exporter`], [`top`], [`restart_nodes`]: the state of each node.
 //!   [`fleet`] asks for it, and makes one snapshot for all of them.
-//! - [`up`]: local masters. [`manual`]: man pages and shell completions.
+//! - [`up`]: local nodes. [`manual`]: man pages and shell completions.
 //! - [`acquisition`]: how a lock is acquired; [`advice`]: errors that name the option to change.
 //! - [`nodes`]: the list of nodes, and the connection to them; [`endpoint`]: one node of the list;
 //!   [`config`]: configuration files.

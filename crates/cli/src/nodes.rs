@@ -35,7 +35,7 @@ const CONNECT_ROUND_TRIPS: u32 = 4;
 #[expect(clippy::doc_markdown, reason = "the help shows it as it is")]
 #[derive(clap::Args)]
 pub(crate) struct NodeArgs {
-    /// The masters, separated by commas [env: QUORLOCK_NODES]
+    /// The nodes, separated by commas [env: QUORLOCK_NODES]
     ///
     /// Give all users of the lock the same list.
     #[arg(help_heading = HEADING, long, value_name = "URLS", value_delimiter = ',')]

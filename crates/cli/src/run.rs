@@ -38,7 +38,7 @@ const NODE_TIMEOUTS_PER_TTL_MIN: u32 = 10;
 /// When the lock cannot be renewed, the command and everything that it started are ended before
 /// another client can acquire the lock: with SIGKILL when a 20th of the ttl is left, and with
 /// SIGTERM before that, when a third of the ttl is left or, with --kill-after, by that time before
-/// SIGKILL. If the masters say that the lock has ended, SIGTERM is sent at once, and SIGKILL after
+/// SIGKILL. If the nodes say that the lock has ended, SIGTERM is sent at once, and SIGKILL after
 /// at most a 20th of the ttl. A second process, the watchdog, does this even if quorlock itself is
 /// suspended. If quorlock is killed with SIGKILL, the watchdog ends the command and all that it
 /// started, and then releases the lock.
@@ -56,7 +56,7 @@ const NODE_TIMEOUTS_PER_TTL_MIN: u32 = 10;
         [VALUES, nodes::SEE_ALSO, ENVIRONMENT, EXIT_CODES, EXAMPLE].join("\n\n"),
 )]
 pub(crate) struct Run {
-    /// The lock's name: the key on every master
+    /// The lock's name: the key on every node
     #[arg(value_parser = values::key_parser())]
     key: OsString,
 
@@ -74,7 +74,7 @@ pub(crate) struct Run {
 
     /// Do not wait: try once, as with --wait 0
     ///
-    /// Connecting to the masters may take 1s or, if --node-timeout is given, four times that time.
+    /// Connecting to the nodes may take 1s or, if --node-timeout is given, four times that time.
     #[arg(short = 'n', long, conflicts_with_all = ["wait", "wait_seconds"])]
     no_wait: bool,
 
@@ -106,9 +106,9 @@ pub(crate) struct Run {
     #[command(flatten)]
     kind: KindArgs,
 
-    /// How long one master may take to answer
+    /// How long one node may take to answer
     ///
-    /// At most a 10th of the ttl. Raise it if the masters are far away [default: 4 round trips,
+    /// At most a 10th of the ttl. Raise it if the nodes are far away [default: 4 round trips,
     /// within limits that depend on the ttl].
     #[arg(long, value_parser = duration, value_name = "TIME")]
     node_timeout: Option<Duration>,
@@ -136,7 +136,7 @@ pub(crate) struct Run {
 
 const IN_SHORT: &str = "\
 Exit codes: the command's own; 120 the lock was lost, 121 it is held, 122 no
-majority of the masters voted, 125 quorlock failed, 126 and 127 as in a shell
+majority of the nodes voted, 125 quorlock failed, 126 and 127 as in a shell
 Example: quorlock run deploy --wait 30s -- ./deploy.sh production";
 
 const VALUES: &str = "Values:
@@ -176,10 +176,10 @@ const EXIT_CODES: &str = "Exit codes:
   120  the lock was lost; the command was stopped, or not started
   121  another client holds the lock; the command was not started (-E replaces
        this code)
-  122  no majority of the masters voted in time, and waiting may help: some
+  122  no majority of the nodes voted in time, and waiting may help: some
        are down, slow or abstain; the command was not started
   125  quorlock itself failed, its arguments are not understood, or too many
-       masters fail permanently: a wrong password, an unknown certificate,
+       nodes fail permanently: a wrong password, an unknown certificate,
        no module, a replica
   126  the command could not be run
   127  the command was not found";

@@ -6,32 +6,32 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use quorlock_localserver::{Masters, ServerBuilder, StartError, find_server_binary, module_path};
+use quorlock_localserver::{Nodes, ServerBuilder, StartError, find_server_binary, module_path};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use crate::signals::Signals;
 
-/// Starts local masters with the lock module, for trying things out.
+/// Starts local nodes with the lock module, for trying things out.
 ///
 /// They listen on free ports of 127.0.0.1, keep their files in temporary directories, and stop at
 /// Ctrl-C. Standard output is one line. In a shell that has run this line, the other commands of
-/// quorlock use these masters.
+/// quorlock use these nodes.
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Up {
-    /// How many masters to start
-    #[arg(short = 'n', long = "masters", default_value_t = 5, value_name = "N")]
+    /// How many nodes to start
+    #[arg(short = 'n', long = "nodes", default_value_t = 5, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
-    masters: u16,
+    nodes: u16,
 
-    /// The port of the first master; the others have the next ones [default: free ports]
+    /// The port of the first node; the others have the next ones [default: free ports]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
 
-    /// Keep the files of the masters in this directory, and start with the files that are there
+    /// Keep the files of the nodes in this directory, and start with the files that are there
     ///
-    /// A master that is started again grants no locks for a minute, since it may have forgotten
+    /// A node that is started again grants no locks for a minute, since it may have forgotten
     /// some.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
@@ -59,8 +59,8 @@ Environment:
   QUORLOCK_MODULE  read: the module to load, if --module does not name it
 
 Exit codes:
-  0    a signal ended quorlock, and all masters are stopped
-  125  a master did not start, or quorlock itself failed
+  0    a signal ended quorlock, and all nodes are stopped
+  125  a node did not start, or quorlock itself failed
 
 Example:
   quorlock up --port 7001 --keep ~/locks
@@ -70,11 +70,11 @@ Example:
 const LOCK_FILE: &str = "quorlock-up.lock";
 
 pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
-    let last_port = args.port.map_or(0, u32::from) + u32::from(args.masters) - 1;
+    let last_port = args.port.map_or(0, u32::from) + u32::from(args.nodes) - 1;
     ensure!(
         u16::try_from(last_port).is_ok(),
-        "the last of {} masters would have port {last_port}: choose a smaller --port",
-        args.masters
+        "the last of {} nodes would have port {last_port}: choose a smaller --port",
+        args.nodes
     );
     let binary = args.server.map_or_else(find_server_binary, Ok)?;
     let module = match args.module {
@@ -86,38 +86,38 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
     let directory = args.keep.as_deref().map(Directory::open).transpose()?.map(Arc::new);
     let has_started_before = directory
         .as_ref()
-        .is_some_and(|directory| (0..args.masters).any(|index| directory.has_master(index)));
+        .is_some_and(|directory| (0..args.nodes).any(|index| directory.has_node(index)));
 
     // Listens before the first server starts: an interrupted program must leave no server behind.
     let mut signals = Signals::listen()?;
     let shared_directory = directory.clone();
-    let configure = move |index: usize, master: ServerBuilder| {
+    let configure = move |index: usize, node: ServerBuilder| {
         let index = u16::try_from(index).unwrap_or(u16::MAX);
-        let master = master.binary(&binary).module(&module);
-        let master = args.port.map_or(master.clone().tcp(), |port| master.tcp_port(port + index));
+        let node = node.binary(&binary).module(&module);
+        let node = args.port.map_or(node.clone().tcp(), |port| node.tcp_port(port + index));
         match &shared_directory {
-            Some(directory) => directory.configure(index, master),
-            None => master,
+            Some(directory) => directory.configure(index, node),
+            None => node,
         }
     };
-    let start = move || Masters::start_with(args.masters.into(), configure);
+    let start = move || Nodes::start_with(args.nodes.into(), configure);
     let started = tokio::task::spawn_blocking(start).await?;
-    let mut masters = started.map_err(|error| match error {
+    let mut nodes = started.map_err(|error| match error {
         StartError::Spawn { .. } => {
             anyhow!("{error}: name a redis-server or valkey-server with --server")
         }
         StartError::Port { .. } => anyhow!("{error}: choose another --port"),
-        _ => anyhow!("cannot start a master: {error}"),
+        _ => anyhow!("cannot start a node: {error}"),
     })?;
 
     let urls: Vec<_> =
-        masters.iter().map(|master| master.url().trim_end_matches('/').to_owned()).collect();
-    for (index, (master, url)) in masters.iter().zip(&urls).enumerate() {
-        print_message(format_args!("master {}: {url} (process {})", index + 1, master.pid()));
+        nodes.iter().map(|node| node.url().trim_end_matches('/').to_owned()).collect();
+    for (index, (node, url)) in nodes.iter().zip(&urls).enumerate() {
+        print_message(format_args!("node {}: {url} (process {})", index + 1, node.pid()));
     }
     if has_started_before {
         print_message(
-            "Masters that were started before may have forgotten locks: they grant none until \
+            "Nodes that were started before may have forgotten locks: they grant none until \
              `quorlock status` says that they vote.",
         );
     }
@@ -125,21 +125,21 @@ pub(crate) async fn up(args: Up) -> anyhow::Result<ExitCode> {
         "Ready. In another terminal, paste the next line, and run: quorlock run KEY -- COMMAND",
     );
     writeln!(stdout(), "export QUORLOCK_NODES={}", urls.join(","))
-        .context("cannot print the masters")?;
-    print_message("Ctrl-C stops all masters.");
+        .context("cannot print the nodes")?;
+    print_message("Ctrl-C stops all nodes.");
     signals.next().await;
     if directory.is_some() {
-        // A clean shutdown writes the data of the masters.
-        for master in &mut masters {
-            master.shutdown();
+        // A clean shutdown writes the data of the nodes.
+        for node in &mut nodes {
+            node.shutdown();
         }
     }
-    drop(masters);
-    print_message("All masters are stopped.");
+    drop(nodes);
+    print_message("All nodes are stopped.");
     Ok(ExitCode::SUCCESS)
 }
 
-/// The directory for the files of the masters. One program at a time uses it.
+/// The directory for the files of the nodes. One program at a time uses it.
 struct Directory {
     path: PathBuf,
     /// The open file that holds the lock on the directory.
@@ -165,18 +165,18 @@ impl Directory {
         }
     }
 
-    fn master_directory(&self, index: u16) -> PathBuf {
+    fn node_directory(&self, index: u16) -> PathBuf {
         self.path.join((index + 1).to_string())
     }
 
-    fn has_master(&self, index: u16) -> bool {
-        self.master_directory(index).exists()
+    fn has_node(&self, index: u16) -> bool {
+        self.node_directory(index).exists()
     }
 
-    fn configure(&self, index: u16, master: ServerBuilder) -> ServerBuilder {
-        let master = master.dir(self.master_directory(index)).arg("appendonly", "yes");
-        // -1 restores the module's default: a master that has run before may have forgotten locks.
-        if self.has_master(index) { master.arg("lock.rejoin-delay", -1) } else { master }
+    fn configure(&self, index: u16, node: ServerBuilder) -> ServerBuilder {
+        let node = node.dir(self.node_directory(index)).arg("appendonly", "yes");
+        // -1 restores the module's default: a node that has run before may have forgotten locks.
+        if self.has_node(index) { node.arg("lock.rejoin-delay", -1) } else { node }
     }
 }
 

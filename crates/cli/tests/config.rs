@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use common::*;
-use quorlock_testkit::Masters;
+use quorlock_testkit::Nodes;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -43,8 +43,8 @@ impl Files {
     }
 }
 
-fn nodes_line(masters: &Masters) -> String {
-    format!("nodes = {:?}\n", masters.urls())
+fn nodes_line(nodes: &Nodes) -> String {
+    format!("nodes = {:?}\n", nodes.urls())
 }
 
 fn run(command: &mut Command) -> Output {
@@ -80,30 +80,30 @@ fn assert_fails(output: &Output, hints: &[&str]) {
     assert!(!stderr(output).contains("s3cret"), "{}", stderr(output));
 }
 
-/// Masters that accept only the user `locker` with [`PASSWORD`].
-fn with_password() -> Masters {
-    let masters = Masters::start(3);
-    for master in &masters {
+/// Nodes that accept only the user `locker` with [`PASSWORD`].
+fn with_password() -> Nodes {
+    let nodes = Nodes::start(3);
+    for node in &nodes {
         let password = format!(">{PASSWORD}");
-        let mut connection = master.connection();
+        let mut connection = node.connection();
         for rules in [&["locker", "on", &password, "~*", "+@all"][..], &["default", "off"]] {
             redis::cmd("ACL").arg("SETUSER").arg(rules).exec(&mut connection).unwrap();
         }
     }
-    masters
+    nodes
 }
 
-/// Writes a configuration file with these masters and [`CREDENTIALS`], and returns its path.
-fn write_config(files: &Files, masters: &Masters) -> PathBuf {
-    files.write("f.toml", &(nodes_line(masters) + CREDENTIALS))
+/// Writes a configuration file with these nodes and [`CREDENTIALS`], and returns its path.
+fn write_config(files: &Files, nodes: &Nodes) -> PathBuf {
+    files.write("f.toml", &(nodes_line(nodes) + CREDENTIALS))
 }
 
 #[test]
 fn option_comes_before_environment_and_environment_before_files() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let files = Files::new();
-    let (here, nowhere) = (masters.urls().join(","), format!("nodes = ['{NO_SERVER}']"));
-    let good = files.write("quorlock.toml", &nodes_line(&masters));
+    let (here, nowhere) = (nodes.urls().join(","), format!("nodes = ['{NO_SERVER}']"));
+    let good = files.write("quorlock.toml", &nodes_line(&nodes));
     let bad = files.write("bad.toml", &nowhere);
     let of_user = || {
         let mut command = quorlock();
@@ -129,10 +129,10 @@ fn option_comes_before_environment_and_environment_before_files() {
 
 #[test]
 fn defaults_come_from_the_file_and_options_replace_them() {
-    let masters = Masters::start(1);
+    let nodes = Nodes::start(1);
     let files = Files::new();
     let defaults = "[defaults]\nttl = '30s'\nwait = '0'\nowner = 'the night watch'";
-    let file = files.write("f.toml", &(nodes_line(&masters) + defaults));
+    let file = files.write("f.toml", &(nodes_line(&nodes) + defaults));
     // Returns whether the lock has the ttl of the file, and whether it has the owner named there.
     let seen_with = |options: &[&str]| {
         let start = |options: &[&str], script: &str| {
@@ -142,7 +142,7 @@ fn defaults_come_from_the_file_and_options_replace_them() {
         };
         let mut running = start(options, "echo held; read go");
         assert_eq!(running.line(), "held");
-        let mut connection = masters[0].connection();
+        let mut connection = nodes[0].connection();
         let ttl_ms: u64 = redis::cmd("PTTL").arg("k").query(&mut connection).unwrap();
         let seen: redis::Value =
             redis::cmd("LOCK.INSPECT").arg("k").query(&mut connection).unwrap();
@@ -158,12 +158,12 @@ fn defaults_come_from_the_file_and_options_replace_them() {
 
 #[test]
 fn user_and_password_come_from_files_environment_or_options() {
-    let masters = with_password();
+    let nodes = with_password();
     let files = Files::new();
     files.write("password", &format!("{PASSWORD}\n"));
-    assert_succeeds(&run_with(&write_config(&files, &masters)));
+    assert_succeeds(&run_with(&write_config(&files, &nodes)));
 
-    let urls = masters.urls().join(",");
+    let urls = nodes.urls().join(",");
     let of_locker = || {
         let mut command = quorlock();
         command.env("QUORLOCK_NODES", &urls).env("QUORLOCK_USER", "locker");
@@ -186,10 +186,10 @@ fn user_and_password_come_from_files_environment_or_options() {
 
 #[test]
 fn watchdog_releases_the_lock_with_the_password_of_a_file() {
-    let masters = with_password();
+    let nodes = with_password();
     let files = Files::new();
     files.write("password", PASSWORD);
-    let file = write_config(&files, &masters);
+    let file = write_config(&files, &nodes);
     let on_file = |options: &[&str], script: &str| {
         let mut run = quorlock();
         run.env("QUORLOCK_CONFIG", &file).arg("run").args(options);
@@ -205,10 +205,10 @@ fn watchdog_releases_the_lock_with_the_password_of_a_file() {
 
 #[test]
 fn file_with_a_secret_that_others_can_read_is_reported() {
-    let masters = with_password();
+    let nodes = with_password();
     let files = Files::new();
     files.write("password", PASSWORD);
-    let file = write_config(&files, &masters);
+    let file = write_config(&files, &nodes);
     files.allow("password", 0o640);
     assert_succeeds(&run_with(&file));
     files.allow("password", 0o644);
@@ -216,7 +216,7 @@ fn file_with_a_secret_that_others_can_read_is_reported() {
     assert_error(&output, 0, "warning: ");
     assert_contains(stderr(&output), "chmod 600");
 
-    let urls = common::urls_with(&masters, "user=locker&pass=s3cret%2F%40%20%26");
+    let urls = common::urls_with(&nodes, "user=locker&pass=s3cret%2F%40%20%26");
     let file = files.write("urls.toml", &format!("nodes = {urls:?}"));
     assert_succeeds(&run_with(&file));
     files.allow("urls.toml", 0o644);
@@ -226,24 +226,24 @@ fn file_with_a_secret_that_others_can_read_is_reported() {
 /// The nodes that an option or a variable names must not receive the password of a file.
 #[test]
 fn password_of_a_file_goes_to_the_nodes_of_that_file_only() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let files = Files::new();
     files.write("password", PASSWORD);
     let file = files.write("f.toml", &format!("nodes = ['{NO_SERVER}']\n{CREDENTIALS}"));
-    let nodes = masters.urls().join(",");
-    let output = run(quorlock().env("QUORLOCK_CONFIG", &file).env("QUORLOCK_NODES", nodes));
+    let urls = nodes.urls().join(",");
+    let output = run(quorlock().env("QUORLOCK_CONFIG", &file).env("QUORLOCK_NODES", urls));
     assert_succeeds(&output);
-    assert_fails(&run_with(&write_config(&files, &masters)), &["WRONGPASS"]);
+    assert_fails(&run_with(&write_config(&files, &nodes)), &["WRONGPASS"]);
 }
 
 #[test]
 fn refusal_says_which_settings_of_a_file_are_not_used() {
-    let masters = with_password();
+    let nodes = with_password();
     let files = Files::new();
     files.write("password", PASSWORD);
-    let file = write_config(&files, &masters);
+    let file = write_config(&files, &nodes);
     let unused = format!("user, password-file of {}, because", file.display());
-    let urls = masters.urls().join(",");
+    let urls = nodes.urls().join(",");
     let on_urls = |words: &[&str]| {
         let mut command = quorlock();
         command.env("QUORLOCK_CONFIG", &file).args(words).args(["--nodes", &urls]).output().unwrap()
@@ -271,7 +271,7 @@ fn refusal_says_which_settings_of_a_file_are_not_used() {
     assert_fails(&run(&mut of_variable), &["because QUORLOCK_NODES names the nodes"]);
 
     // Nodes that accept the client, and settings that options replace, are no reason to warn.
-    let open = Masters::start(3);
+    let open = Nodes::start(3);
     let mut command = quorlock();
     command.env("QUORLOCK_CONFIG", &file).env("QUORLOCK_NODES", open.urls().join(","));
     assert_succeeds(&run(&mut command));
@@ -304,20 +304,20 @@ fn error_in_a_file_names_the_file_the_line_and_what_to_write() {
 
 #[test]
 fn command_does_not_inherit_variables_with_passwords() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let script = "echo \"${QUORLOCK_NODES-none} ${QUORLOCK_PASSWORD-none} $QUORLOCK_KEY\"";
     let mut command = quorlock();
-    command.env("QUORLOCK_NODES", masters.urls().join(",")).env("QUORLOCK_PASSWORD", "");
+    command.env("QUORLOCK_NODES", nodes.urls().join(",")).env("QUORLOCK_PASSWORD", "");
     let output = command.args(["run", "k", "--", "sh", "-c", script]).output().unwrap();
     assert_eq!((code(output.status), stdout(&output)), (0, "none none k\n"));
 }
 
 #[test]
 fn no_wait_replaces_the_wait_of_a_file() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let files = Files::new();
-    let file = files.write("f.toml", &(nodes_line(&masters) + "[defaults]\nwait = '1h'"));
-    let holder = Holder::start(&masters, &LONG_NODE_TIMEOUT);
+    let file = files.write("f.toml", &(nodes_line(&nodes) + "[defaults]\nwait = '1h'"));
+    let holder = Holder::start(&nodes, &LONG_NODE_TIMEOUT);
     assert_eq!(code(run_with(&file).status), 121);
     holder.release();
 }

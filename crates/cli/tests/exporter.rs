@@ -1,4 +1,4 @@
-//! `quorlock exporter` on real masters, and the alerts and the dashboard of contrib/ with a real
+//! `quorlock exporter` on real nodes, and the alerts and the dashboard of contrib/ with a real
 //! Prometheus that scrapes it.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
@@ -16,8 +16,7 @@ use std::{fs, thread};
 
 use common::*;
 use quorlock_testkit::{
-    Direction, Inject as _, Masters, Proxy, ReservedPort, Server, WallClock, eventually,
-    holds_within,
+    Direction, Inject as _, Nodes, Proxy, ReservedPort, Server, WallClock, eventually, holds_within,
 };
 use rustix::process::Signal;
 use serde_json::Value;
@@ -78,11 +77,11 @@ fn assert_has(text: &str, line: &str) {
 
 #[test]
 fn scrape_has_the_state_and_the_counters_of_each_node() {
-    let mut masters = Masters::start_with(3, |_, master| master.tcp()).unwrap();
-    let exporter = Exporter::start(&masters.urls(), &[]);
-    let names = [0, 1, 2].map(|index: usize| address(&masters[index]));
+    let mut nodes = Nodes::start_with(3, |_, node| node.tcp()).unwrap();
+    let exporter = Exporter::start(&nodes.urls(), &[]);
+    let names = [0, 1, 2].map(|index: usize| address(&nodes[index]));
     let acquire = ["LOCK.ACQUIRE", "a-secret-key", "a-secret-token", "60000", "OWNER", "an-owner"];
-    exec(&masters[0], &acquire);
+    exec(&nodes[0], &acquire);
     let text = exporter.scrape();
     assert_has(&text, &format!("quorlock_node_leases{{node=\"{}\"}} 1.0", names[0]));
     assert_has(&text, &format!("quorlock_node_grants_total{{node=\"{}\"}} 1", names[0]));
@@ -92,12 +91,12 @@ fn scrape_has_the_state_and_the_counters_of_each_node() {
         assert!(!text.contains(secret), "{text}");
     }
 
-    masters[2].kill();
+    nodes[2].kill();
     let text = exporter.scrape();
     assert_has(&text, &format!("quorlock_node_up{{node=\"{}\"}} 0.0", names[2]));
     assert_has(&text, "quorlock_voting_nodes{} 2.0");
     // The node is scraped again without a restart of the exporter.
-    masters[2].restart().unwrap();
+    nodes[2].restart().unwrap();
     eventually(PATIENCE, "the node is up again", || {
         exporter.scrape().contains("voting_nodes{} 3.0")
     });
@@ -110,9 +109,9 @@ fn scrape_has_the_state_and_the_counters_of_each_node() {
 
 #[test]
 fn silent_node_costs_a_scrape_no_more_than_its_time_limit() {
-    let masters = Masters::start(3);
-    let proxy = Proxy::start(masters[2].url());
-    let urls = [masters[0].url(), masters[1].url(), proxy.url()];
+    let nodes = Nodes::start(3);
+    let proxy = Proxy::start(nodes[2].url());
+    let urls = [nodes[0].url(), nodes[1].url(), proxy.url()];
     let exporter = Exporter::start(&urls, &["--node-timeout", "1s"]);
     assert!(exporter.scrape().contains("voting_nodes{} 3.0"));
     proxy.drop_bytes(Direction::ToServer);
@@ -136,11 +135,11 @@ fn scrape_asks_each_node_once_and_overlapping_scrapes_share_requests() {
     const SCRAPES: u64 = 8;
     // INFO and INFO lock.
     const INFOS_PER_SCRAPE: u64 = 2;
-    let masters = Masters::start(1);
-    let proxy = Proxy::start(masters[0].url());
+    let nodes = Nodes::start(1);
+    let proxy = Proxy::start(nodes[0].url());
     let exporter = Exporter::start(&[proxy.url()], &["--node-timeout", "10s"]);
     let address = exporter.address;
-    let info_calls = || command_stats(&masters[0], "info").0;
+    let info_calls = || command_stats(&nodes[0], "info").0;
     exporter.scrape();
     let before = info_calls();
     exporter.scrape();
@@ -166,8 +165,8 @@ fn scrape_asks_each_node_once_and_overlapping_scrapes_share_requests() {
 
 #[test]
 fn client_gets_the_format_that_it_accepts() {
-    let masters = Masters::start_with(3, |_, master| master.tcp()).unwrap();
-    let exporter = Exporter::start(&masters.urls(), &[]);
+    let nodes = Nodes::start_with(3, |_, node| node.tcp()).unwrap();
+    let exporter = Exporter::start(&nodes.urls(), &[]);
     let accepting = |accept: &str| {
         let line = format!("Accept: {accept}\r\n");
         get_with(exporter.address, "/metrics", &line).unwrap()
@@ -310,11 +309,9 @@ fn dashboard_queries() -> Vec<(String, String)> {
     queries
 }
 
-fn set_of_three() -> Masters {
-    Masters::start_with(3, |index, master| {
-        master.arg("lock.set", format!("eu {} 1,2,3", index + 1))
-    })
-    .unwrap()
+fn set_of_three() -> Nodes {
+    Nodes::start_with(3, |index, node| node.arg("lock.set", format!("eu {} 1,2,3", index + 1)))
+        .unwrap()
 }
 
 /// Five nodes, each with a different fault.
@@ -331,11 +328,11 @@ struct Broken {
 impl Broken {
     fn start() -> Self {
         let clock = WallClock::new();
-        let master = |id: u8| Server::with_module().arg("lock.set", format!("eu {id} 1,2,3,4,5"));
-        let crowded = master(1).arg("lock.max-waiters", 4).wall_clock(&clock).start().unwrap();
-        let starting = master(2).arg("lock.rejoin-delay", 600_000).start().unwrap();
-        let evicting = master(3).arg("maxmemory-policy", "allkeys-random").start().unwrap();
-        let mut dead = master(4).tcp().start().unwrap();
+        let node = |id: u8| Server::with_module().arg("lock.set", format!("eu {id} 1,2,3,4,5"));
+        let crowded = node(1).arg("lock.max-waiters", 4).wall_clock(&clock).start().unwrap();
+        let starting = node(2).arg("lock.rejoin-delay", 600_000).start().unwrap();
+        let evicting = node(3).arg("maxmemory-policy", "allkeys-random").start().unwrap();
+        let mut dead = node(4).tcp().start().unwrap();
         dead.kill();
         let other_set = Server::with_module().arg("lock.set", "us 5 1,2,3,4,5").start().unwrap();
         let urls = [&crowded, &starting, &evicting, &dead, &other_set].map(Server::url).to_vec();

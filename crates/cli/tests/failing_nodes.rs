@@ -13,16 +13,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::*;
-use quorlock_testkit::{Masters, Server, eventually};
+use quorlock_testkit::{Nodes, Server, eventually};
 
 /// More than each of these subcommands takes, and less than the client's default limit to connect.
 const AT_MOST: Duration = Duration::from_secs(4);
 
-/// Three masters, of which only the last one answers.
-fn two_hung_masters() -> Masters {
-    let masters = Masters::start_with(3, |_, master| master.tcp()).unwrap();
-    masters.iter().take(2).for_each(Server::pause);
-    masters
+/// Three nodes, of which only the last one answers.
+fn two_hung_nodes() -> Nodes {
+    let nodes = Nodes::start_with(3, |_, node| node.tcp()).unwrap();
+    nodes.iter().take(2).for_each(Server::pause);
+    nodes
 }
 
 #[track_caller]
@@ -35,13 +35,13 @@ fn output_in_time(command: &mut Command) -> Output {
 }
 
 #[test]
-fn run_that_does_not_wait_fails_soon_and_names_the_silent_masters() {
-    let masters = two_hung_masters();
+fn run_that_does_not_wait_fails_soon_and_names_the_silent_nodes() {
+    let nodes = two_hung_nodes();
     for options in [&["-n"][..], &["--wait", "1s"], &["-n", "--node-timeout", "500ms"]] {
-        let output = output_in_time(&mut run_script(&masters, options, "echo ran"));
+        let output = output_in_time(&mut run_script(&nodes, options, "echo ran"));
         assert_eq!((code(output.status), stdout(&output)), (122, ""), "{options:?}");
         let said = stderr(&output);
-        let [first, second, healthy] = [0, 1, 2].map(|node| address(&masters[node]));
+        let [first, second, healthy] = [0, 1, 2].map(|node| address(&nodes[node]));
         for reason in [
             format!("{first}, {second}: not connected (no answer yet)"),
             format!("{healthy}: connected, and votes once enough of the other nodes are connected"),
@@ -49,16 +49,16 @@ fn run_that_does_not_wait_fails_soon_and_names_the_silent_masters() {
             assert!(said.contains(&reason), "{options:?}: {said}");
         }
     }
-    let output = output_in_time(on(&masters, "acquire").args(["k", "-n"]));
+    let output = output_in_time(on(&nodes, "acquire").args(["k", "-n"]));
     assert_eq!(code(output.status), 122, "{}", stderr(&output));
 }
 
 #[test]
 fn node_timeout_bounds_the_time_to_connect() {
-    let masters = two_hung_masters();
+    let nodes = two_hung_nodes();
     eventually(PATIENCE, "a run takes less than the second that it takes by default", || {
         let started = Instant::now();
-        let output = run_script(&masters, &["-n", "--node-timeout", "10ms"], ":").output().unwrap();
+        let output = run_script(&nodes, &["-n", "--node-timeout", "10ms"], ":").output().unwrap();
         assert_eq!(code(output.status), 122);
         started.elapsed() < Duration::from_secs(1)
     });
@@ -66,24 +66,24 @@ fn node_timeout_bounds_the_time_to_connect() {
 
 #[test]
 fn inspect_and_list_end_in_time_without_a_majority() {
-    let masters = two_hung_masters();
-    let free = format!("{}  free", address(&masters[2]));
-    eventually(PATIENCE, "the healthy master is shown", || {
-        let output = output_in_time(on(&masters, "inspect").arg("k"));
+    let nodes = two_hung_nodes();
+    let free = format!("{}  free", address(&nodes[2]));
+    eventually(PATIENCE, "the healthy node is shown", || {
+        let output = output_in_time(on(&nodes, "inspect").arg("k"));
         assert_eq!(code(output.status), 122);
         stdout(&output).contains(&free)
     });
-    assert_eq!(code(output_in_time(&mut on(&masters, "list")).status), 122);
+    assert_eq!(code(output_in_time(&mut on(&nodes, "list")).status), 122);
 }
 
 #[test]
-fn status_shows_that_the_healthy_master_votes() {
-    let masters = two_hung_masters();
-    let output = on(&masters, "status").args(["--node-timeout", "2s"]).output().unwrap();
+fn status_shows_that_the_healthy_node_votes() {
+    let nodes = two_hung_nodes();
+    let output = on(&nodes, "status").args(["--node-timeout", "2s"]).output().unwrap();
     assert_eq!(code(output.status), 122);
     let text = stdout(&output);
     let state = |index: usize| {
-        let line = text.lines().find(|line| line.contains(&address(&masters[index]))).unwrap();
+        let line = text.lines().find(|line| line.contains(&address(&nodes[index]))).unwrap();
         line.split_whitespace().nth(1).unwrap()
     };
     assert_eq!([state(0), state(1), state(2)], ["down", "down", "voting"], "{text}");
@@ -92,10 +92,10 @@ fn status_shows_that_the_healthy_master_votes() {
 
 #[test]
 fn doctor_ends_within_two_time_limits() {
-    let masters = two_hung_masters();
+    let nodes = two_hung_nodes();
     let limit = Duration::from_secs(2);
     let started = Instant::now();
-    let output = on(&masters, "doctor").args(["--node-timeout", "2s"]).output().unwrap();
+    let output = on(&nodes, "doctor").args(["--node-timeout", "2s"]).output().unwrap();
     assert!(started.elapsed() < 2 * limit, "{:?}", started.elapsed());
     assert_eq!(code(output.status), 2, "{}", stdout(&output));
     assert_contains(stdout(&output), "no answer within 2000 ms");

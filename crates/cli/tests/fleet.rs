@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use common::*;
 use quorlock_testkit::{
-    Direction, Inject as _, Masters, Proxy, Server, ServerBuilder, WallClock, eventually,
+    Direction, Inject as _, Nodes, Proxy, Server, ServerBuilder, WallClock, eventually,
 };
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -24,17 +24,17 @@ fn status_of(urls: &[String], options: &[&str]) -> Output {
 
 #[test]
 fn majority_that_votes_is_shown_with_exit_code_0() {
-    let masters = Masters::start_with(3, |index, master| {
-        master.tcp().arg("lock.set", format!("eu {} 1,2,3", index + 1))
+    let nodes = Nodes::start_with(3, |index, node| {
+        node.tcp().arg("lock.set", format!("eu {} 1,2,3", index + 1))
     })
     .unwrap();
-    let output = on(&masters, "status").output().unwrap();
+    let output = on(&nodes, "status").output().unwrap();
     assert_ok(&output);
     let text = stdout(&output);
     assert!(text.contains("eu 2") && text.contains("3 of 3 nodes vote: a majority."), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
 
-    let json = json(&on(&masters, "status").arg("--json").output().unwrap());
+    let json = json(&on(&nodes, "status").arg("--json").output().unwrap());
     let node = &json["nodes"][0];
     assert_eq!((&node["state"], &node["set"]["id"]), (&"voting".into(), &"1".into()));
     assert!(node["clock_offset_us"].as_i64().unwrap().abs() < 1_000_000, "{node}");
@@ -45,14 +45,14 @@ fn majority_that_votes_is_shown_with_exit_code_0() {
 
 #[test]
 fn each_broken_node_is_shown_with_its_reason() {
-    let master = Server::with_module().start().unwrap();
+    let node = Server::with_module().start().unwrap();
     let starting = Server::with_module().arg("lock.rejoin-delay", 60_000).start().unwrap();
     let plain = Server::builder().start().unwrap();
     let replica = Server::with_module().tcp().arg("replicaof", "127.0.0.1 1").start().unwrap();
     let password_protected = Server::with_module().arg("requirepass", "hidden").start().unwrap();
     let mut dead = Server::with_module().tcp().start().unwrap();
     dead.kill();
-    let servers = [&master, &starting, &plain, &replica, &password_protected, &dead, &master];
+    let servers = [&node, &starting, &plain, &replica, &password_protected, &dead, &node];
     let mut urls = servers.map(Server::url).to_vec();
     urls[4] += "?pass=wrongpass";
     urls.push("redis-sentinel://lock-a/main".into());
@@ -83,20 +83,20 @@ fn each_broken_node_is_shown_with_its_reason() {
     assert!(stdout(&output).lines().all(|line| line.chars().count() <= 100), "{}", stdout(&output));
 }
 
-/// Makes a master refuse or delay writes, in the way that the word names.
-fn make_unwritable(master: &Server, reason: &str) {
+/// Makes a node refuse or delay writes, in the way that the word names.
+fn make_unwritable(node: &Server, reason: &str) {
     match reason {
-        "memory-full" => exec(master, &["CONFIG", "SET", "maxmemory", "1mb"]),
-        "too-few-replicas" => exec(master, &["CONFIG", "SET", "min-replicas-to-write", "1"]),
-        "writes-paused" => exec(master, &["CLIENT", "PAUSE", "600000", "WRITE"]),
+        "memory-full" => exec(node, &["CONFIG", "SET", "maxmemory", "1mb"]),
+        "too-few-replicas" => exec(node, &["CONFIG", "SET", "min-replicas-to-write", "1"]),
+        "writes-paused" => exec(node, &["CLIENT", "PAUSE", "600000", "WRITE"]),
         "save-failed" => {
             // A folder in the place of the file cannot be replaced.
-            std::fs::create_dir(master.dir().join("dump.rdb")).unwrap();
-            exec(master, &["CONFIG", "SET", "save", "3600 1"]);
-            exec(master, &["BGSAVE"]);
+            std::fs::create_dir(node.dir().join("dump.rdb")).unwrap();
+            exec(node, &["CONFIG", "SET", "save", "3600 1"]);
+            exec(node, &["BGSAVE"]);
             eventually(PATIENCE, "the save has failed", || {
                 let info: String =
-                    redis::cmd("INFO").arg("persistence").query(&mut master.connection()).unwrap();
+                    redis::cmd("INFO").arg("persistence").query(&mut node.connection()).unwrap();
                 info.contains("rdb_last_bgsave_status:err")
             });
         }
@@ -107,15 +107,15 @@ fn make_unwritable(master: &Server, reason: &str) {
 #[test]
 fn node_whose_server_refuses_writes_does_not_vote() {
     for reason in ["memory-full", "too-few-replicas", "save-failed", "writes-paused"] {
-        let masters = Masters::start(3);
+        let nodes = Nodes::start(3);
         // The user of a monitoring system may read INFO and nothing else.
-        for master in &masters {
-            exec(master, &["ACL", "SETUSER", "watcher", "on", ">pass", "+info", "+ping"]);
+        for node in &nodes {
+            exec(node, &["ACL", "SETUSER", "watcher", "on", ">pass", "+info", "+ping"]);
         }
-        let urls = urls_with(&masters, "user=watcher&pass=pass");
+        let urls = urls_with(&nodes, "user=watcher&pass=pass");
         assert_ok(&status_of(&urls, &[]));
-        masters.iter().take(2).for_each(|master| make_unwritable(master, reason));
-        assert_eq!(code(run_script(&masters, &["--no-wait"], "true").status().unwrap()), 122);
+        nodes.iter().take(2).for_each(|node| make_unwritable(node, reason));
+        assert_eq!(code(run_script(&nodes, &["--no-wait"], "true").status().unwrap()), 122);
 
         let output = status_of(&urls, &["--json"]);
         assert_eq!(code(output.status), 122, "{}", stdout(&output));
@@ -140,27 +140,27 @@ fn node_whose_server_refuses_writes_does_not_vote() {
 
 #[test]
 fn watch_prints_again_and_shows_changes() {
-    let mut masters = Masters::start(1);
-    let mut watch = Running::start(on(&masters, "status").args(["--json", "--watch", "100ms"]));
+    let mut nodes = Nodes::start(1);
+    let mut watch = Running::start(on(&nodes, "status").args(["--json", "--watch", "100ms"]));
     assert!(watch.line().contains("\"majority\":true"));
-    masters[0].kill();
+    nodes[0].kill();
     eventually(PATIENCE, "a change is shown", || watch.line().contains("\"majority\":false"));
-    masters[0].restart().unwrap();
+    nodes[0].restart().unwrap();
     eventually(PATIENCE, "a change is shown", || watch.line().contains("\"majority\":true"));
     watch.signal(Signal::INT);
     assert_eq!(code(watch.wait_for_end().status), 130);
 }
 
-/// Three masters of one set.
-fn masters_with(configure: impl Fn(usize, ServerBuilder) -> ServerBuilder) -> Masters {
-    Masters::start_with(3, |index, master| {
-        configure(index, master.arg("lock.set", format!("eu {} 1,2,3", index + 1)))
+/// Three nodes of one set.
+fn nodes_with(configure: impl Fn(usize, ServerBuilder) -> ServerBuilder) -> Nodes {
+    Nodes::start_with(3, |index, node| {
+        configure(index, node.arg("lock.set", format!("eu {} 1,2,3", index + 1)))
     })
     .unwrap()
 }
 
-fn healthy() -> Masters {
-    masters_with(|_, master| master.arg("lock.max-ttl", 60_000))
+fn healthy() -> Nodes {
+    nodes_with(|_, node| node.arg("lock.max-ttl", 60_000))
 }
 
 fn doctor(urls: &[String], options: &[&str]) -> Output {
@@ -174,7 +174,7 @@ fn checks(urls: &[String], options: &[&str]) -> (Vec<String>, i32) {
     let json = json(&output);
     let findings = json["findings"].as_array().unwrap().iter();
     let checks = findings.map(|finding| finding["check"].as_str().unwrap().to_owned());
-    // Most masters of these tests have `lock.rejoin-delay 0`, which is a finding.
+    // Most nodes of these tests have `lock.rejoin-delay 0`, which is a finding.
     let mut checks: Vec<_> = checks.filter(|check| check != "rejoin-delay").collect();
     checks.dedup();
     (checks, code(output.status))
@@ -182,12 +182,11 @@ fn checks(urls: &[String], options: &[&str]) -> (Vec<String>, i32) {
 
 #[test]
 fn healthy_fleet_has_no_findings() {
-    // With a short max-ttl, the masters abstain for a short time.
-    let masters =
-        masters_with(|_, master| master.arg("lock.max-ttl", 1000).arg("lock.rejoin-delay", -1));
+    // With a short max-ttl, the nodes abstain for a short time.
+    let nodes = nodes_with(|_, node| node.arg("lock.max-ttl", 1000).arg("lock.rejoin-delay", -1));
     let mut last = String::new();
-    eventually(PATIENCE, "all masters vote", || {
-        let output = doctor(&masters.urls(), &["--ttl", "1s"]);
+    eventually(PATIENCE, "all nodes vote", || {
+        let output = doctor(&nodes.urls(), &["--ttl", "1s"]);
         last = stdout(&output).to_owned();
         code(output.status) == 0
     });
@@ -196,15 +195,15 @@ fn healthy_fleet_has_no_findings() {
 
 #[test]
 fn each_fault_of_a_server_is_found() {
-    let masters = healthy();
-    let with = |url: String| vec![masters[0].url(), masters[1].url(), url];
-    assert_eq!(checks(&masters.urls(), &[]), (vec![], 1), "no finding but the rejoin-delay");
+    let nodes = healthy();
+    let with = |url: String| vec![nodes[0].url(), nodes[1].url(), url];
+    assert_eq!(checks(&nodes.urls(), &[]), (vec![], 1), "no finding but the rejoin-delay");
 
     let other = |set: &str| Server::with_module().arg("lock.set", set).start().unwrap();
     let third = || Server::with_module().arg("lock.set", "eu 3 1,2,3");
     assert_eq!(checks(&with(other("eu 3 1,2,3,4").url()), &[]), (vec!["set-differs".into()], 2));
     assert_eq!(checks(&with(other("us 3 1,2,3").url()), &[]), (vec!["set-differs".into()], 2));
-    // With the default rejoin-delay, a master abstains at first.
+    // With the default rejoin-delay, a node abstains at first.
     let starting = third().arg("lock.rejoin-delay", -1).start().unwrap();
     assert_eq!(checks(&with(starting.url()), &[]), (vec!["abstaining".into()], 1));
     let plain = Server::builder().start().unwrap();
@@ -214,28 +213,28 @@ fn each_fault_of_a_server_is_found() {
     let replica = third().arg("replicaof", "127.0.0.1 1").start().unwrap();
     assert_eq!(checks(&with(replica.url()), &[]), (vec!["replica".into()], 2));
     // Two URLs name one server, and so one ID: neither of the two nodes is admitted.
-    let (same_server, _) = checks(&with(masters[0].url()), &[]);
+    let (same_server, _) = checks(&with(nodes[0].url()), &[]);
     assert_eq!(same_server, ["no-majority", "set-differs", "same-server"]);
     let evicting = third().arg("maxmemory-policy", "volatile-ttl").arg("maxmemory", "100mb");
     let evicting = evicting.start().unwrap();
     assert_eq!(checks(&with(evicting.url()), &[]), (vec!["evicts".into()], 1));
     assert_eq!(checks(&with("127.0.0.1:1".into()), &[]), (vec!["down".into()], 1));
-    assert_eq!(checks(&masters.urls(), &["--ttl", "2m"]), (vec!["max-ttl".into()], 2));
-    assert_eq!(checks(&masters.urls()[..1], &[]).1, 2);
+    assert_eq!(checks(&nodes.urls(), &["--ttl", "2m"]), (vec!["max-ttl".into()], 2));
+    assert_eq!(checks(&nodes.urls()[..1], &[]).1, 2);
 }
 
 #[test]
 fn missing_set_and_even_number_of_nodes_are_found() {
-    let masters = Masters::start(2);
-    assert_eq!(checks(&masters.urls(), &[]), (vec!["even-number".into(), "no-set".into()], 1));
+    let nodes = Nodes::start(2);
+    assert_eq!(checks(&nodes.urls(), &[]), (vec!["even-number".into(), "no-set".into()], 1));
 }
 
 #[test]
 fn distant_node_is_found_by_its_round_trip() {
-    let masters = healthy();
-    let proxy = Proxy::start(masters[2].url());
+    let nodes = healthy();
+    let proxy = Proxy::start(nodes[2].url());
     proxy.delay(Direction::ToServer, Duration::from_millis(60));
-    let urls = [masters[0].url(), masters[1].url(), proxy.url()];
+    let urls = [nodes[0].url(), nodes[1].url(), proxy.url()];
     assert_eq!(checks(&urls, &["--ttl", "10s"]), (vec![], 1));
     assert_eq!(checks(&urls, &["--ttl", "2s"]), (vec!["round-trip".into()], 1));
     assert_eq!(checks(&urls, &["--ttl", "400ms"]), (vec!["round-trip".into()], 2));
@@ -244,30 +243,29 @@ fn distant_node_is_found_by_its_round_trip() {
 #[test]
 fn clock_that_is_stepped_is_found() {
     let clock = WallClock::new();
-    let masters =
-        masters_with(|index, master| if index == 1 { master.wall_clock(&clock) } else { master });
-    assert_eq!(checks(&masters.urls(), &[]).0, [""; 0]);
+    let nodes = nodes_with(|index, node| if index == 1 { node.wall_clock(&clock) } else { node });
+    assert_eq!(checks(&nodes.urls(), &[]).0, [""; 0]);
     clock.step_ms(-20_000);
-    assert_eq!(checks(&masters.urls(), &[]), (vec!["clock".into()], 1));
+    assert_eq!(checks(&nodes.urls(), &[]), (vec!["clock".into()], 1));
     clock.step_ms(-60_000);
-    assert_eq!(checks(&masters.urls(), &[]), (vec!["clock".into()], 2));
+    assert_eq!(checks(&nodes.urls(), &[]), (vec!["clock".into()], 2));
 }
 
 /// The findings are the same with and without the right to call ACL DRYRUN. The doctor changes
 /// nothing.
 #[test]
 fn missing_rights_are_found_with_and_without_dryrun() {
-    let masters = healthy();
+    let nodes = healthy();
     for rights in [["+acl"].as_slice(), &[]] {
-        for master in &masters {
+        for node in &nodes {
             let mut user = redis::cmd("ACL");
             user.arg(&["SETUSER", "locker", "reset", "on", ">pass", "~orders/*"]).arg(rights);
             user.arg(&["+info", "+ping", "+time", "+config|get"]);
             user.arg(&["+lock.acquire", "+lock.extend", "+lock.inspect"]);
             user.arg(&["+lock.macquire", "+lock.mextend"]);
-            user.exec(&mut master.connection()).unwrap();
+            user.exec(&mut node.connection()).unwrap();
         }
-        let urls = urls_with(&masters, "user=locker&pass=pass");
+        let urls = urls_with(&nodes, "user=locker&pass=pass");
         let output = doctor(&urls, &["--lock", "orders/1"]);
         assert_eq!(code(output.status), 2, "{}", stdout(&output));
         // Joins the wrapped lines.
@@ -284,7 +282,7 @@ fn missing_rights_are_found_with_and_without_dryrun() {
         assert_contains(stdout(&output), "may not use the key other");
         assert!(!stdout(&output).contains("pass"), "{}", stdout(&output));
         for counter in ["lock_grants", "lock_refusals", "lock_extends", "lock_releases"] {
-            assert_eq!(info_number(&masters[0], counter), 0, "{counter}");
+            assert_eq!(info_number(&nodes[0], counter), 0, "{counter}");
         }
     }
 }
@@ -292,28 +290,28 @@ fn missing_rights_are_found_with_and_without_dryrun() {
 /// The user of docs/operations/security.md, with only the rights for locks.
 #[test]
 fn user_of_the_documentation_has_all_rights() {
-    let masters = healthy();
+    let nodes = healthy();
     let page = include_str!("../../../docs/operations/security.md");
     let line = page.lines().find(|line| line.starts_with("user locker on")).unwrap();
-    for master in &masters {
+    for node in &nodes {
         let words: Vec<_> = line.split_whitespace().skip(1).collect();
-        redis::cmd("ACL").arg("SETUSER").arg(words).exec(&mut master.connection()).unwrap();
+        redis::cmd("ACL").arg("SETUSER").arg(words).exec(&mut node.connection()).unwrap();
     }
-    let urls = urls_with(&masters, "user=locker&pass=a-long-password");
+    let urls = urls_with(&nodes, "user=locker&pass=a-long-password");
     assert_eq!(checks(&urls, &["--lock", "orders/1"]), (vec![], 1));
 }
 
-/// Masters with a password. A command that restarts a node writes its host to a file, and the test
+/// Nodes with a password. A command that restarts a node writes its host to a file, and the test
 /// does the rest.
 struct Fleet {
-    masters: Masters,
+    nodes: Nodes,
     folder: TempDir,
 }
 
 impl Fleet {
     fn start() -> Self {
-        let masters = Masters::start_with(3, |_, master| master.arg("requirepass", "secret"));
-        Self { masters: masters.unwrap(), folder: tempfile::tempdir().unwrap() }
+        let nodes = Nodes::start_with(3, |_, node| node.arg("requirepass", "secret"));
+        Self { nodes: nodes.unwrap(), folder: tempfile::tempdir().unwrap() }
     }
 
     fn asked_file(&self) -> PathBuf {
@@ -327,7 +325,7 @@ impl Fleet {
     }
 
     fn restart_nodes(&self, options: &[&str], then: &str) -> Command {
-        let mut command = on_urls(&self.masters.urls(), "restart-nodes");
+        let mut command = on_urls(&self.nodes.urls(), "restart-nodes");
         command.env("QUORLOCK_PASSWORD", "secret").args(options).arg("--").args(["sh", "-c"]);
         command.arg(format!("echo {{host}} >>{}; {then}", self.asked_file().display()));
         command
@@ -338,12 +336,12 @@ impl Fleet {
     }
 }
 
-fn socket(master: &Server) -> String {
-    master.url().trim_start_matches("redis+unix://").to_owned()
+fn socket(node: &Server) -> String {
+    node.url().trim_start_matches("redis+unix://").to_owned()
 }
 
-fn votes(master: &Server) -> bool {
-    let Ok(mut connection) = master.try_connection() else { return false };
+fn votes(node: &Server) -> bool {
+    let Ok(mut connection) = node.try_connection() else { return false };
     let auth = redis::cmd("AUTH").arg("secret").exec(&mut connection);
     let info: redis::RedisResult<String> = redis::cmd("INFO").arg("lock").query(&mut connection);
     auth.is_ok() && info.is_ok_and(|info| info.contains("lock_state:voting"))
@@ -352,23 +350,23 @@ fn votes(master: &Server) -> bool {
 #[test]
 fn node_is_restarted_only_while_all_others_vote() {
     let mut fleet = Fleet::start();
-    for master in &mut fleet.masters {
-        // From the next start on, a master abstains for a while.
-        master.set_arg("lock.max-ttl", 1500);
-        master.set_arg("lock.rejoin-delay", -1);
+    for node in &mut fleet.nodes {
+        // From the next start on, a node abstains for a while.
+        node.set_arg("lock.max-ttl", 1500);
+        node.set_arg("lock.rejoin-delay", -1);
     }
     let mut running = Running::start(&mut fleet.restart_nodes(&[], "true"));
     for index in 0..3 {
         eventually(PATIENCE, "the command for the next node runs", || fleet.asked().len() > index);
         assert_eq!(
             fleet.asked(),
-            fleet.masters.iter().take(index + 1).map(socket).collect::<Vec<_>>()
+            fleet.nodes.iter().take(index + 1).map(socket).collect::<Vec<_>>()
         );
-        assert!(fleet.masters.iter().all(votes), "{index}: an earlier node does not vote yet");
-        fleet.masters[index].kill();
-        fleet.masters[index].restart().unwrap();
+        assert!(fleet.nodes.iter().all(votes), "{index}: an earlier node does not vote yet");
+        fleet.nodes[index].kill();
+        fleet.nodes[index].restart().unwrap();
         eventually(PATIENCE, "the node abstains", || {
-            fleet.masters[index].log().contains("abstaining for 1500 ms (start)")
+            fleet.nodes[index].log().contains("abstaining for 1500 ms (start)")
         });
         assert_contains(&running.error_line(), "restarting ");
         assert_contains(&running.error_line(), "votes again");
@@ -390,7 +388,7 @@ fn refusal_says_which_settings_of_a_file_are_not_used() {
     let fleet = Fleet::start();
     let file = fleet.folder.path().join("quorlock.toml");
     fs::write(&file, "nodes = ['elsewhere']\nuser = 'operator'\n").unwrap();
-    let mut command = on_urls(&fleet.masters.urls(), "restart-nodes");
+    let mut command = on_urls(&fleet.nodes.urls(), "restart-nodes");
     command.env("QUORLOCK_CONFIG", &file).args(["--limit", "1s", "--", "true"]);
     assert_error(&command.output().unwrap(), 122, "not used: user of ");
 }
@@ -405,12 +403,12 @@ fn failed_command_ends_the_restarts() {
 #[test]
 fn no_node_is_restarted_without_a_majority_of_the_others() {
     let mut fleet = Fleet::start();
-    fleet.masters[2].kill();
+    fleet.nodes[2].kill();
     let output = fleet.output(&["--limit", "1s"], "true");
     assert_error(&output, 122, "without it 1 nodes vote, and a lock needs 2");
     assert_eq!(fleet.asked(), [""; 0]);
     // The node that is down may be restarted.
-    let down = socket(&fleet.masters[2]);
+    let down = socket(&fleet.nodes[2]);
     let output = fleet.output(&["--limit", "1s", &down], "true");
     assert_error(&output, 122, "is down after 1s");
     assert_eq!(fleet.asked(), [down]);
@@ -420,7 +418,7 @@ fn no_node_is_restarted_without_a_majority_of_the_others() {
 fn unknown_node_and_small_fleet_are_refused() {
     let fleet = Fleet::start();
     assert_error(&fleet.output(&["elsewhere"], "true"), 125, "elsewhere is not in the list");
-    let mut two = on_urls(&fleet.masters.urls()[..2], "restart-nodes");
+    let mut two = on_urls(&fleet.nodes.urls()[..2], "restart-nodes");
     let output = two.args(["--", "true"]).output().unwrap();
     assert_error(&output, 125, "no majority while a node restarts");
     assert!(Path::new(&fleet.asked_file()).metadata().is_err());

@@ -8,28 +8,28 @@ mod common;
 use std::process::Output;
 
 use common::*;
-use quorlock_testkit::Masters;
+use quorlock_testkit::Nodes;
 use serde_json::Value;
 
-fn inspect(masters: &Masters, words: &[&str]) -> Output {
-    on(masters, "inspect").args(words).output().unwrap()
+fn inspect(nodes: &Nodes, words: &[&str]) -> Output {
+    on(nodes, "inspect").args(words).output().unwrap()
 }
 
-fn list(masters: &Masters, words: &[&str]) -> Output {
-    on(masters, "list").args(words).output().unwrap()
+fn list(nodes: &Nodes, words: &[&str]) -> Output {
+    on(nodes, "list").args(words).output().unwrap()
 }
 
 /// Inspects the lock `k` until standard output begins with this text.
 #[track_caller]
-fn until_inspected(masters: &Masters, start: &str) -> Output {
-    let mut inspect = on(masters, "inspect");
+fn until_inspected(nodes: &Nodes, start: &str) -> Output {
+    let mut inspect = on(nodes, "inspect");
     output_until(inspect.arg("k"), |output| stdout(output).starts_with(start))
 }
 
 /// Inspects the lock `k` until the JSON is right.
 #[track_caller]
-fn until_json(masters: &Masters, words: &[&str], is_right: impl Fn(&Value) -> bool) -> Output {
-    let mut inspect = on(masters, "inspect");
+fn until_json(nodes: &Nodes, words: &[&str], is_right: impl Fn(&Value) -> bool) -> Output {
+    let mut inspect = on(nodes, "inspect");
     inspect.args(["k", "--json"]).args(words);
     output_until(&mut inspect, |output| {
         // Standard output is empty when no node answers in time.
@@ -40,44 +40,44 @@ fn until_json(masters: &Masters, words: &[&str], is_right: impl Fn(&Value) -> bo
 
 /// Lists the locks until standard output contains this text.
 #[track_caller]
-fn until_listed(masters: &Masters, text: &str) -> Output {
-    output_until(&mut on(masters, "list"), |output| stdout(output).contains(text))
+fn until_listed(nodes: &Nodes, text: &str) -> Output {
+    output_until(&mut on(nodes, "list"), |output| stdout(output).contains(text))
 }
 
 /// Options of `quorlock acquire`.
 const KEPT: [&str; 4] = ["--ttl", "40s", "--owner", "web-1"];
 
 /// Acquires a lock that no process releases.
-fn acquire(masters: &Masters, key: &str) {
-    assert_ok(&on(masters, "acquire").arg(key).args(KEPT).output().unwrap());
+fn acquire(nodes: &Nodes, key: &str) {
+    assert_ok(&on(nodes, "acquire").arg(key).args(KEPT).output().unwrap());
 }
 
-/// Masters that grant the proposed fence, so that a lock has the same fence on all of them.
-fn agreeing_masters() -> Masters {
-    Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap()
+/// Nodes that grant the proposed fence, so that a lock has the same fence on all of them.
+fn agreeing_nodes() -> Nodes {
+    Nodes::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap()
 }
 
 #[test]
 fn free_lock_is_shown_as_free() {
-    let masters = Masters::start(3);
-    let output = inspect(&masters, &["k"]);
+    let nodes = Nodes::start(3);
+    let output = inspect(&nodes, &["k"]);
     assert_eq!(code(output.status), 123);
     let text = stdout(&output);
     assert!(text.starts_with("k: free\n"), "{text}");
     assert!(text.ends_with("asks for the lock acquires it.\n"), "{text}");
     assert_eq!(text.lines().count(), 6, "{text}");
-    let output = inspect(&masters, &["k", "--json"]);
+    let output = inspect(&nodes, &["k", "--json"]);
     assert_eq!((code(output.status), &json(&output)["state"]), (123, &"free".into()));
 }
 
 #[test]
 fn held_lock_has_an_owner_a_fence_times_and_waiters() {
-    let masters = agreeing_masters();
-    let holder = Holder::start(&masters, &["--ttl", "30s", "--owner", "web-3"]);
-    wait_until_all_hold(&masters);
-    let waiter = start_script(&masters, &["--owner", "\u{1b}[31mweb-4"], ":");
+    let nodes = agreeing_nodes();
+    let holder = Holder::start(&nodes, &["--ttl", "30s", "--owner", "web-3"]);
+    wait_until_all_hold(&nodes);
+    let waiter = start_script(&nodes, &["--owner", "\u{1b}[31mweb-4"], ":");
     let is_owner = |node: &Value| node["owner"] == "web-3";
-    let lock = json(&until_json(&masters, &[], |lock| {
+    let lock = json(&until_json(&nodes, &[], |lock| {
         lock["waiters"] == 1 && lock["nodes"].as_array().unwrap().iter().all(is_owner)
     }));
     assert_eq!(
@@ -87,7 +87,7 @@ fn held_lock_has_an_owner_a_fence_times_and_waiters() {
     assert_eq!(lock["queue"][0]["owner"], "\u{1b}[31mweb-4");
     let ms = |name: &str| lock[name].as_u64().unwrap();
     assert!(ms("at_most_ms") <= 30_000 && ms("held_ms") < 20_000 && ms("fence") > 0, "{lock}");
-    let output = output_until(on(&masters, "inspect").arg("k"), |output| {
+    let output = output_until(on(&nodes, "inspect").arg("k"), |output| {
         let text = stdout(output);
         text.starts_with("k: held by web-3 on 3 of 3 nodes\n") && text.contains("  waiting  1: ")
     });
@@ -101,20 +101,20 @@ fn held_lock_has_an_owner_a_fence_times_and_waiters() {
 
 #[test]
 fn shared_lock_is_shown_with_every_holder() {
-    let masters = agreeing_masters();
+    let nodes = agreeing_nodes();
     let owners = ["web-1", "web-2", "web-3"];
-    let holders = owners.map(|owner| Holder::start(&masters, &["--shared", "--owner", owner]));
-    let lock = json(&until_json(&masters, &[], |lock| {
+    let holders = owners.map(|owner| Holder::start(&nodes, &["--shared", "--owner", owner]));
+    let lock = json(&until_json(&nodes, &[], |lock| {
         lock["holders"] == 3
             && lock["nodes"].as_array().unwrap().iter().all(|node| node["holders"] == 3)
     }));
     assert_eq!((&lock["mode"], &lock["holders"]), (&"shared".into(), &3.into()));
     assert_eq!(lock["owners"], serde_json::json!(owners));
-    let output = until_inspected(&masters, "k: shared by 3 clients on 3 of 3 nodes\n");
+    let output = until_inspected(&nodes, "k: shared by 3 clients on 3 of 3 nodes\n");
     let text = stdout(&output);
     assert!(text.contains("  holders  3: web-1, web-2, web-3\n"), "{text}");
     assert!(text.contains("web-1 +2"), "{text}");
-    until_listed(&masters, "shared by 3 clients on 3 of 3");
+    until_listed(&nodes, "shared by 3 clients on 3 of 3");
     holders.into_iter().for_each(Holder::release);
 }
 
@@ -122,34 +122,34 @@ fn shared_lock_is_shown_with_every_holder() {
 /// error.
 #[track_caller]
 fn semaphore(
-    masters: &Masters,
+    nodes: &Nodes,
     permits: &str,
     is_right: impl Fn(&Value) -> bool,
 ) -> (Value, i32, String) {
-    let output = until_json(masters, &["--permits", permits], is_right);
+    let output = until_json(nodes, &["--permits", permits], is_right);
     (json(&output), code(output.status), stderr(&output).to_owned())
 }
 
 #[test]
 fn semaphore_is_shown_as_a_whole() {
-    let masters = agreeing_masters();
+    let nodes = agreeing_nodes();
     let is_free = |slot: &Value| slot["state"] == "free";
-    let (free, exit_code, _) = semaphore(&masters, "2", |free| {
+    let (free, exit_code, _) = semaphore(&nodes, "2", |free| {
         free["slots"].as_array().is_some_and(|slots| slots.iter().all(is_free))
     });
     assert_eq!((&free["held"], exit_code), (&0.into(), 123));
     let options = |owner| ["--permits", "2", "--owner", owner];
-    let holders = ["web-1", "web-2"].map(|owner| Holder::start(&masters, &options(owner)));
-    let waiter = start_script(&masters, &options("web-3"), ":");
+    let holders = ["web-1", "web-2"].map(|owner| Holder::start(&nodes, &options(owner)));
+    let waiter = start_script(&nodes, &options("web-3"), ":");
     let (shown, exit_code, said) =
-        semaphore(&masters, "2", |shown| shown["waiters"] == 1 && shown["held"] == 2);
+        semaphore(&nodes, "2", |shown| shown["waiters"] == 1 && shown["held"] == 2);
     assert_eq!((exit_code, &*said), (0, ""));
     assert_eq!(shown["permits"], 2);
     assert_eq!(shown["queue"][0]["owner"], "web-3");
     let mut owners: Vec<_> = (0..2).map(|slot| shown["slots"][slot]["owner"].as_str()).collect();
     owners.sort_unstable();
     assert_eq!(owners, [Some("web-1"), Some("web-2")]);
-    let output = output_until(on(&masters, "inspect").args(["k", "--permits", "2"]), |output| {
+    let output = output_until(on(&nodes, "inspect").args(["k", "--permits", "2"]), |output| {
         stdout(output).starts_with("k: 2 of 2 permits held\n  waiting  1: web-3 (")
     });
     let text = stdout(&output);
@@ -160,22 +160,22 @@ fn semaphore_is_shown_as_a_whole() {
 
 #[test]
 fn larger_number_of_permits_is_noticed() {
-    let masters = agreeing_masters();
-    let holders = [(); 3].map(|()| Holder::start(&masters, &["--permits", "3"]));
+    let nodes = agreeing_nodes();
+    let holders = [(); 3].map(|()| Holder::start(&nodes, &["--permits", "3"]));
     let (_, _, said) =
-        semaphore(&masters, "2", |shown| shown["held"] == 3 && shown["larger_permits"] == 3);
+        semaphore(&nodes, "2", |shown| shown["held"] == 3 && shown["larger_permits"] == 3);
     assert!(said.contains("another client gives k at least 3 permits"), "{said}");
-    let (shown, _, said) = semaphore(&masters, "3", |shown| shown["held"] == 3);
+    let (shown, _, said) = semaphore(&nodes, "3", |shown| shown["held"] == 3);
     assert_eq!((&shown["larger_permits"], &*said), (&Value::Null, ""));
     // `quorlock run` warns, too, when the semaphore is full.
     for (permits, is_warned) in [("2", true), ("3", false)] {
         let options = [&["--permits", permits, "-n"], &LONG_NODE_TIMEOUT[..]].concat();
-        let output = run_script(&masters, &options, ":").output().unwrap();
+        let output = run_script(&nodes, &options, ":").output().unwrap();
         assert_eq!(code(output.status), 121);
         let warned = stderr(&output).contains("another client gives k at least 3 permits");
         assert_eq!(warned, is_warned, "{permits}: {}", stderr(&output));
     }
-    let mut waiting = start_script(&masters, &["--permits", "2"], ":");
+    let mut waiting = start_script(&nodes, &["--permits", "2"], ":");
     assert!(waiting.error_line().contains("at least 3 permits"));
     drop(waiting);
     holders.into_iter().for_each(Holder::release);
@@ -183,11 +183,11 @@ fn larger_number_of_permits_is_noticed() {
 
 #[test]
 fn revoked_lock_is_shown_as_revoked() {
-    let masters = agreeing_masters();
-    acquire_everywhere(&masters, &KEPT);
-    let revoke = |nodes: usize, start: &str| {
-        masters.iter().take(nodes).for_each(|master| exec(master, &["LOCK.REVOKE", "k"]));
-        let output = until_inspected(&masters, start);
+    let nodes = agreeing_nodes();
+    acquire_everywhere(&nodes, &KEPT);
+    let revoke = |count: usize, start: &str| {
+        nodes.iter().take(count).for_each(|node| exec(node, &["LOCK.REVOKE", "k"]));
+        let output = until_inspected(&nodes, start);
         assert_eq!(code(output.status), 0);
         stdout(&output).to_owned()
     };
@@ -196,28 +196,28 @@ fn revoked_lock_is_shown_as_revoked() {
     let text = revoke(3, "k: held by web-1 on 3 of 3 nodes, revoked\n");
     assert!(text.contains("The holder cannot extend it any more."), "{text}");
     assert!(!text.contains("unless it is extended"), "{text}");
-    until_json(&masters, &[], |lock| lock["revoked"] == true);
+    until_json(&nodes, &[], |lock| lock["revoked"] == true);
 }
 
 #[test]
 fn node_that_is_down_is_named_with_the_reason() {
-    let mut masters = agreeing_masters();
-    acquire_everywhere(&masters, &KEPT);
-    masters[1].kill();
-    let output = until_inspected(&masters, "k: held by web-1 on 2 of 3 nodes");
+    let mut nodes = agreeing_nodes();
+    acquire_everywhere(&nodes, &KEPT);
+    nodes[1].kill();
+    let output = until_inspected(&nodes, "k: held by web-1 on 2 of 3 nodes");
     assert_ok(&output);
     assert_contains(stdout(&output), "not connected");
-    until_json(&masters, &[], |lock| lock["nodes"][1]["error"].is_string());
-    let listed = until_listed(&masters, "held by web-1 on 2 of 3 nodes");
+    until_json(&nodes, &[], |lock| lock["nodes"][1]["error"].is_string());
+    let listed = until_listed(&nodes, "held by web-1 on 2 of 3 nodes");
     assert_eq!(code(listed.status), 0);
     assert_contains(stderr(&listed), "may lack locks");
 
-    masters[2].kill();
-    let output = until_inspected(&masters, "k: unknown: too few nodes answered");
+    nodes[2].kill();
+    let output = until_inspected(&nodes, "k: unknown: too few nodes answered");
     assert_eq!(code(output.status), 122);
-    assert_eq!(code(list(&masters, &[]).status), 122);
-    masters[0].kill();
-    for output in [inspect(&masters, &["k"]), list(&masters, &[])] {
+    assert_eq!(code(list(&nodes, &[]).status), 122);
+    nodes[0].kill();
+    for output in [inspect(&nodes, &["k"]), list(&nodes, &[])] {
         assert_error(&output, 122, "no node");
         assert_eq!(stdout(&output), "");
     }
@@ -225,26 +225,26 @@ fn node_that_is_down_is_named_with_the_reason() {
 
 #[test]
 fn key_of_a_program_that_uses_set_is_foreign() {
-    let masters = Masters::start(3);
-    masters.iter().for_each(|master| exec(master, &["SET", "k", "v", "PX", "60000"]));
-    let output = inspect(&masters, &["k"]);
+    let nodes = Nodes::start(3);
+    nodes.iter().for_each(|node| exec(node, &["SET", "k", "v", "PX", "60000"]));
+    let output = inspect(&nodes, &["k"]);
     assert_eq!(code(output.status), 0);
     let text = stdout(&output);
     assert!(text.starts_with("k: taken by a program that uses SET\n"), "{text}");
-    assert_eq!(json(&inspect(&masters, &["k", "--json"]))["state"], "foreign");
-    assert_eq!(stdout(&list(&masters, &[])).lines().count(), 1, "the key is no lock");
+    assert_eq!(json(&inspect(&nodes, &["k", "--json"]))["state"], "foreign");
+    assert_eq!(stdout(&list(&nodes, &[])).lines().count(), 1, "the key is no lock");
 }
 
 #[test]
 fn locks_are_listed_in_the_order_of_their_keys() {
-    let masters = agreeing_masters();
-    let empty = list(&masters, &[]);
+    let nodes = agreeing_nodes();
+    let empty = list(&nodes, &[]);
     assert_eq!((code(empty.status), stdout(&empty).lines().count()), (0, 1));
     for key in ["orders/9", "a\u{1b}]0;x\u{7}", "orders/10", "zoo"] {
-        acquire(&masters, key);
+        acquire(&nodes, key);
     }
     let keys = |words: &[&str]| {
-        let output = list(&masters, words);
+        let output = list(&nodes, words);
         assert_ok(&output);
         let lines = stdout(&output).lines().skip(1);
         let keys = lines.map(|line| line.split("  ").next().unwrap().to_owned());
@@ -260,11 +260,11 @@ fn locks_are_listed_in_the_order_of_their_keys() {
     for (option, hint) in
         [("--limit=0", "1..=100000"), ("--limit=100001", "1..=100000"), ("[bad", "a [ has no ]")]
     {
-        let output = list(&masters, &[option]);
+        let output = list(&nodes, &[option]);
         assert_eq!((code(output.status), stdout(&output)), (125, ""), "{option}");
         assert!(stderr(&output).contains(hint), "{option}: {}", stderr(&output));
     }
-    let output = list(&masters, &["orders/*", "--json", "--limit", "1"]);
+    let output = list(&nodes, &["orders/*", "--json", "--limit", "1"]);
     let all = json(&output);
     assert_eq!((&all["truncated"], all["locks"].as_array().unwrap().len()), (&true.into(), 1));
     let lock = &all["locks"][0];
@@ -274,16 +274,16 @@ fn locks_are_listed_in_the_order_of_their_keys() {
 #[test]
 fn locks_of_several_slices_are_listed_once() {
     const LOCKS: usize = 1200;
-    let masters = agreeing_masters();
-    for master in &masters {
+    let nodes = agreeing_nodes();
+    for node in &nodes {
         let mut pipeline = redis::pipe();
         for n in 0..LOCKS {
             let (key, fence) = (format!("k{n:04}"), (1 + n).to_string());
             pipeline.cmd("LOCK.ACQUIRE").arg(&[&key, "t", "60000", "FENCE", &fence]);
         }
-        let _: redis::Value = pipeline.query(&mut master.connection()).unwrap();
+        let _: redis::Value = pipeline.query(&mut node.connection()).unwrap();
     }
-    let output = list(&masters, &["--limit", "100000", "--json"]);
+    let output = list(&nodes, &["--limit", "100000", "--json"]);
     let all = json(&output);
     let locks = all["locks"].as_array().unwrap().iter();
     let keys: Vec<_> = locks.map(|lock| lock["key"].as_str().unwrap()).collect();
@@ -293,7 +293,7 @@ fn locks_of_several_slices_are_listed_once() {
 
 #[test]
 fn key_on_a_minority_of_the_nodes_is_marked() {
-    let masters = agreeing_masters();
-    exec(&masters[0], &["LOCK.ACQUIRE", "k", "t", "60000"]);
-    until_listed(&masters, "on a minority of the nodes only");
+    let nodes = agreeing_nodes();
+    exec(&nodes[0], &["LOCK.ACQUIRE", "k", "t", "60000"]);
+    until_listed(&nodes, "on a minority of the nodes only");
 }

@@ -11,7 +11,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output};
 
 use common::*;
-use quorlock_testkit::{Masters, Server};
+use quorlock_testkit::{Nodes, Server};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -47,11 +47,11 @@ fn run_block(block: &str, nodes: &str) -> Output {
 #[test]
 fn shell_blocks_run_as_they_are_shown() {
     for page in [README, GETTING_STARTED] {
-        let masters = Masters::start(3);
+        let nodes = Nodes::start(3);
         let scripts = scripts(page);
         assert!(!scripts.is_empty());
         for block in scripts {
-            let nodes = masters.urls().join(",");
+            let nodes = nodes.urls().join(",");
             let output = output_retried_on_122(|| run_block(block, &nodes));
             assert_eq!(code(output.status), 0, "{block}{}", stderr(&output));
         }
@@ -60,11 +60,11 @@ fn shell_blocks_run_as_they_are_shown() {
 
 #[test]
 fn cron_file_runs_its_job_with_the_nodes_of_the_system_file() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("quorlock.toml");
     let shown = blocks(README, "toml").into_iter().find(|block| block.starts_with("nodes = "));
-    let nodes = shown.unwrap().split('"').skip(1).step_by(2).zip(masters.urls());
+    let nodes = shown.unwrap().split('"').skip(1).step_by(2).zip(nodes.urls());
     let text = nodes.fold(shown.unwrap().to_owned(), |text, (node, url)| text.replace(node, &url));
     fs::write(&config, text).unwrap();
     let block = blocks(JOBS, "cron ops /etc/cron.d/nightly-report")[0];
@@ -130,10 +130,10 @@ fn sessions_are_what_a_server_answers() {
             blocks(page, "text").into_iter().filter(|text| text.starts_with(PROMPT)).collect();
         assert!(!sessions.is_empty());
         for session in sessions {
-            let masters = Masters::start(1);
+            let nodes = Nodes::start(1);
             for exchange in session.split(PROMPT).skip(1) {
                 let (command, shown) = exchange.split_once('\n').unwrap();
-                let actual = cli(&masters[0], command);
+                let actual = cli(&nodes[0], command);
                 let (shown, actual): (Vec<_>, Vec<_>) =
                     (shown.lines().collect(), actual.lines().collect());
                 let is_same = shown.len() == actual.len()
@@ -176,7 +176,7 @@ fn containers(object: &Value) -> Vec<&Value> {
 
 #[test]
 fn objects_for_kubernetes_run_their_command_under_a_lock() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let mut kinds = Vec::new();
     for block in blocks(JOBS, "yaml") {
         for object in serde_saphyr::from_multiple::<Value>(block).unwrap() {
@@ -193,7 +193,7 @@ fn objects_for_kubernetes_run_their_command_under_a_lock() {
                 let end = words.iter().position(|word| *word == "--").unwrap();
                 let mut command = quorlock();
                 command.arg(words[1]).args(LONG_NODE_TIMEOUT).args(&words[2..=end]).arg("true");
-                command.env("QUORLOCK_NODES", masters.urls().join(","));
+                command.env("QUORLOCK_NODES", nodes.urls().join(","));
                 let output = command.output().unwrap();
                 assert_eq!((words[0], code(output.status)), ("quorlock", 0), "{}", stderr(&output));
             }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use common::*;
 use quorlock_client::{ExtendError, LostError, blocking};
-use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually};
+use quorlock_testkit::{Direction, Nodes, Proxy, Server, eventually};
 use tempfile::NamedTempFile;
 
 const TTL: [&str; 4] = ["--ttl", "3s", "--node-timeout", "300ms"];
@@ -36,8 +36,8 @@ fn alone(file: &Path, then: &str) -> String {
     format!("exec 9>{}; flock -n 9 && echo alone || echo together; {then}", file.display())
 }
 
-fn revoke(masters: &Masters, options: &[&str]) -> Running {
-    Running::start(on(masters, "revoke").args(options).arg("k"))
+fn revoke(nodes: &Nodes, options: &[&str]) -> Running {
+    Running::start(on(nodes, "revoke").args(options).arg("k"))
 }
 
 /// Waits until a line of standard error has this text.
@@ -54,16 +54,16 @@ fn wait_for_message(running: &mut Running, text: &str) {
 }
 
 #[track_caller]
-fn revoke_to_the_end(masters: &Masters, options: &[&str]) -> Output {
-    let output = revoke(masters, options).wait_for_end();
+fn revoke_to_the_end(nodes: &Nodes, options: &[&str]) -> Output {
+    let output = revoke(nodes, options).wait_for_end();
     assert_ok(&output);
     output
 }
 
 /// Starts a revocation, and waits until a majority has revoked the lock.
 #[track_caller]
-fn revoke_and_wait(masters: &Masters) -> Running {
-    let mut revocation = revoke(masters, &["--yes"]);
+fn revoke_and_wait(nodes: &Nodes) -> Running {
+    let mut revocation = revoke(nodes, &["--yes"]);
     wait_for_message(&mut revocation, "revoked; the lock ends within");
     revocation
 }
@@ -71,17 +71,17 @@ fn revoke_and_wait(masters: &Masters) -> Running {
 /// A holder whose command runs this script, and a waiter whose command says whether it is alone.
 /// Both commands lock the file.
 fn holder_and_waiter(
-    masters: &Masters,
+    nodes: &Nodes,
     ttl: &str,
     script: fn(&Path) -> String,
 ) -> (NamedTempFile, Running, Running) {
     let file = NamedTempFile::new().unwrap();
     let options = ["--ttl", ttl, "--node-timeout", "300ms"];
-    let mut holder = start_script(masters, &options, &script(file.path()));
+    let mut holder = start_script(nodes, &options, &script(file.path()));
     assert_eq!(holder.line(), "alone");
-    wait_until_all_hold(masters);
-    let waiter = start_script(masters, &["--owner", "web-4"], &alone(file.path(), ""));
-    wait_for_waiter(masters);
+    wait_until_all_hold(nodes);
+    let waiter = start_script(nodes, &["--owner", "web-4"], &alone(file.path(), ""));
+    wait_for_waiter(nodes);
     (file, holder, waiter)
 }
 
@@ -103,9 +103,9 @@ fn revocation_without_a_terminal_or_yes_is_refused_at_once() {
 fn revoked_command_is_stopped_before_the_next_holder_begins() {
     let mut next_is_named = false;
     for script in [obedient, stubborn] {
-        let masters = Masters::start(3);
-        let (_file, mut holder, mut waiter) = holder_and_waiter(&masters, "4s", script);
-        let output = revoke_to_the_end(&masters, &["--yes"]);
+        let nodes = Nodes::start(3);
+        let (_file, mut holder, mut waiter) = holder_and_waiter(&nodes, "4s", script);
+        let output = revoke_to_the_end(&nodes, &["--yes"]);
         let (answers, said) = (stdout(&output), stderr(&output));
         // On a busy machine, the node on which the waiter waits may answer the inspection late.
         next_is_named |= said.contains("then web-4 acquires the lock");
@@ -120,7 +120,7 @@ fn revoked_command_is_stopped_before_the_next_holder_begins() {
         // The news may precede the answer of the third node.
         let is_named =
             |node: &&Server| news.contains(node.url().trim_start_matches("redis+unix://"));
-        assert!(masters.iter().filter(is_named).count() >= 2, "{news}");
+        assert!(nodes.iter().filter(is_named).count() >= 2, "{news}");
         assert!(news.contains("the command is stopped before that"), "{news}");
         // The last message does not contain the nodes' answers, which are out of date by then.
         let last = "quorlock: the command was stopped: an operator revoked the lock";
@@ -133,9 +133,9 @@ fn revoked_command_is_stopped_before_the_next_holder_begins() {
 /// The baseline of the test above: an operator deletes the lock instead of revoking it.
 #[test]
 fn deleted_lock_has_two_holders_for_a_while() {
-    let masters = Masters::start(3);
-    let (_file, holder, mut waiter) = holder_and_waiter(&masters, LONG_TTL, stubborn);
-    masters.iter().for_each(|master| exec(master, &["DEL", "k"]));
+    let nodes = Nodes::start(3);
+    let (_file, holder, mut waiter) = holder_and_waiter(&nodes, LONG_TTL, stubborn);
+    nodes.iter().for_each(|node| exec(node, &["DEL", "k"]));
     assert_eq!(waiter.line(), "together");
     drop(waiter);
     drop(holder);
@@ -143,9 +143,9 @@ fn deleted_lock_has_two_holders_for_a_while() {
 
 #[test]
 fn option_now_ends_the_lock_while_its_holder_runs() {
-    let masters = Masters::start(3);
-    let (_file, holder, mut waiter) = holder_and_waiter(&masters, LONG_TTL, stubborn);
-    let output = revoke_to_the_end(&masters, &["--now", "--yes"]);
+    let nodes = Nodes::start(3);
+    let (_file, holder, mut waiter) = holder_and_waiter(&nodes, LONG_TTL, stubborn);
+    let output = revoke_to_the_end(&nodes, &["--now", "--yes"]);
     assert_contains(stderr(&output), "may continue to run at the same time as the next holder");
     assert_contains(stderr(&output), "may still run for");
     assert_eq!(waiter.line(), "together");
@@ -154,17 +154,17 @@ fn option_now_ends_the_lock_while_its_holder_runs() {
 
 #[test]
 fn lock_of_several_keys_is_revoked_by_one_of_them() {
-    let masters = Masters::start(3);
-    let quorum = blocking::Quorum::connect(masters.urls()).unwrap();
+    let nodes = Nodes::start(3);
+    let quorum = blocking::Quorum::connect(nodes.urls()).unwrap();
     let lock = quorum.lock_all(["a", "k"]).ttl(Duration::from_secs(6));
     let mut lock = lock.node_timeout(Duration::from_millis(500)).acquire().unwrap();
     lock.renew();
-    wait_until_all_hold(&masters);
-    let revocation = revoke_and_wait(&masters);
+    wait_until_all_hold(&nodes);
+    let revocation = revoke_and_wait(&nodes);
     let error = lock.extend().unwrap_err();
     assert!(matches!(error, ExtendError::Revoked { .. }), "{error}");
     assert!(!lock.remaining().is_zero(), "the lock is held until its deadline");
-    assert!(masters.iter().all(has_key));
+    assert!(nodes.iter().all(has_key));
     assert_eq!(code(revocation.wait_for_end().status), 0);
     let lost = lock.lost();
     assert!(matches!(lost, LostError::Revoked { .. }), "{lost}");
@@ -172,27 +172,27 @@ fn lock_of_several_keys_is_revoked_by_one_of_them() {
 }
 
 #[test]
-fn lock_is_revoked_while_one_master_is_down() {
-    let mut masters = Masters::start(3);
-    let (_file, holder, mut waiter) = holder_and_waiter(&masters, "4s", obedient);
-    masters[2].kill();
-    let output = revoke_to_the_end(&masters, &["--yes"]);
+fn lock_is_revoked_while_one_node_is_down() {
+    let mut nodes = Nodes::start(3);
+    let (_file, holder, mut waiter) = holder_and_waiter(&nodes, "4s", obedient);
+    nodes[2].kill();
+    let output = revoke_to_the_end(&nodes, &["--yes"]);
     assert_contains(stdout(&output), "not connected");
     assert_eq!(waiter.line(), "alone");
     assert_eq!(code(holder.wait_for_end().status), 120);
 }
 
-/// The append-only file of the master has the revocation.
+/// The append-only file of the node has the revocation.
 #[test]
-fn master_that_crashes_after_the_revocation_does_not_undo_it() {
-    let mut masters = Masters::start_with(3, |_, builder| {
+fn node_that_crashes_after_the_revocation_does_not_undo_it() {
+    let mut nodes = Nodes::start_with(3, |_, builder| {
         builder.arg("appendonly", "yes").arg("appendfsync", "always").arg("lock.rejoin-delay", 0)
     })
     .unwrap();
-    let (_file, holder, mut waiter) = holder_and_waiter(&masters, "4s", obedient);
-    let revocation = revoke_and_wait(&masters);
-    masters[0].kill();
-    masters[0].restart().unwrap();
+    let (_file, holder, mut waiter) = holder_and_waiter(&nodes, "4s", obedient);
+    let revocation = revoke_and_wait(&nodes);
+    nodes[0].kill();
+    nodes[0].restart().unwrap();
     assert_eq!(code(revocation.wait_for_end().status), 0);
     assert_eq!(waiter.line(), "alone");
     assert_eq!(code(holder.wait_for_end().status), 120);
@@ -200,42 +200,42 @@ fn master_that_crashes_after_the_revocation_does_not_undo_it() {
 
 #[test]
 fn minority_that_revokes_is_reported_and_does_not_end_the_lock() {
-    let Net { masters, proxies } = Net::start();
+    let Net { nodes, proxies } = Net::start();
     let file = NamedTempFile::new().unwrap();
-    let mut holder = start_script(&masters, &TTL, &obedient(file.path()));
+    let mut holder = start_script(&nodes, &TTL, &obedient(file.path()));
     assert_eq!(holder.line(), "alone");
-    wait_until_all_hold(&masters);
+    wait_until_all_hold(&nodes);
     proxies[1..].iter().for_each(Proxy::cut);
-    let urls = [masters[0].url(), proxies[1].url(), proxies[2].url()];
+    let urls = [nodes[0].url(), proxies[1].url(), proxies[2].url()];
     let revocation = on_urls(&urls, "revoke").args(["k", "--yes"]).output().unwrap();
     assert_error(&revocation, 122, "too few nodes revoked the lock: the holder may extend it");
     assert_eq!(stdout(&revocation).matches("revoked from ").count(), 1, "{}", stdout(&revocation));
-    // The revoked lease ends, and the holder does not repair it. The other masters hold the lock.
-    eventually(PATIENCE, "the revoked lease has ended", || masters_holding(&masters) == 2);
+    // The revoked lease ends, and the holder does not repair it. The other nodes hold the lock.
+    eventually(PATIENCE, "the revoked lease has ended", || nodes_holding(&nodes) == 2);
     // A holder that repaired it would do so before its third extension from here.
-    let extends = || info_number(&masters[1], "lock_extends");
+    let extends = || info_number(&nodes[1], "lock_extends");
     let before = extends();
     eventually(PATIENCE, "the holder has extended the lock", || extends() >= before + 3);
-    assert_eq!(masters_holding(&masters), 2);
-    assert_eq!(masters_revoked(&masters), 0);
+    assert_eq!(nodes_holding(&nodes), 2);
+    assert_eq!(nodes_revoked(&nodes), 0);
     proxies.iter().for_each(Proxy::heal);
-    // The lock is revoked on the other two masters, which are a majority.
-    revoke_to_the_end(&masters, &["--yes"]);
+    // The lock is revoked on the other two nodes, which are a majority.
+    revoke_to_the_end(&nodes, &["--yes"]);
     assert_eq!(code(holder.wait_for_end().status), 120);
 }
 
 #[test]
-fn lock_is_revoked_later_on_a_master_that_answers_late() {
+fn lock_is_revoked_later_on_a_node_that_answers_late() {
     let net = Net::start();
-    let (masters, late) = (&net.masters, &net.proxies[2]);
-    let (_file, holder, mut waiter) = holder_and_waiter(masters, "4s", obedient);
+    let (nodes, late) = (&net.nodes, &net.proxies[2]);
+    let (_file, holder, mut waiter) = holder_and_waiter(nodes, "4s", obedient);
     late.drop_bytes(Direction::ToServer);
     let mut revocation = Running::start(on_urls(&net.urls(), "revoke").args(["k", "--yes"]));
     wait_for_message(&mut revocation, "revoked; the lock ends within");
-    assert_eq!(masters_revoked(masters), 2);
+    assert_eq!(nodes_revoked(nodes), 2);
     late.cut();
     late.heal();
-    eventually(PATIENCE, "the third master is asked again", || masters_revoked(masters) == 3);
+    eventually(PATIENCE, "the third node is asked again", || nodes_revoked(nodes) == 3);
     wait_for_message(&mut revocation, ": revoked from ");
     assert_eq!(code(revocation.wait_for_end().status), 0);
     assert_eq!(waiter.line(), "alone");
@@ -244,20 +244,20 @@ fn lock_is_revoked_later_on_a_master_that_answers_late() {
 
 #[test]
 fn free_lock_is_not_revoked() {
-    let masters = Masters::start(3);
-    let output = on(&masters, "revoke").args(["k", "--yes"]).output().unwrap();
+    let nodes = Nodes::start(3);
+    let output = on(&nodes, "revoke").args(["k", "--yes"]).output().unwrap();
     assert_eq!((code(output.status), stdout(&output)), (123, ""), "{}", stderr(&output));
     assert_contains(stderr(&output), "k is free");
 }
 
 #[test]
 fn handle_of_a_revoked_lock_cannot_be_extended() {
-    let masters = Masters::start(3);
-    let output = on(&masters, "acquire").args(["k", "--ttl", "4s"]).output().unwrap();
+    let nodes = Nodes::start(3);
+    let output = on(&nodes, "acquire").args(["k", "--ttl", "4s"]).output().unwrap();
     let handle = stdout(&output).trim().to_owned();
-    let revocation = revoke_and_wait(&masters);
+    let revocation = revoke_and_wait(&nodes);
     let output =
-        output_retried_on_122(|| common::with_input(on(&masters, "extend").arg("-"), &handle));
+        output_retried_on_122(|| common::with_input(on(&nodes, "extend").arg("-"), &handle));
     assert_eq!((code(output.status), stdout(&output)), (120, ""));
     assert_contains(stderr(&output), "an operator revoked the lock");
     assert_eq!(code(revocation.wait_for_end().status), 0);

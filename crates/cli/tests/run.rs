@@ -12,16 +12,16 @@ use std::time::{Duration, Instant};
 use std::{slice, thread};
 
 use common::*;
-use quorlock_testkit::{Masters, Server, eventually};
+use quorlock_testkit::{Nodes, Server, eventually};
 use rustix::process::Signal;
 
 #[test]
 fn readers_run_together_and_a_writer_does_not_run_beside_them() {
-    let masters = Masters::start(3);
-    let readers = [(); 2].map(|()| Holder::start(&masters, &["--shared"]));
+    let nodes = Nodes::start(3);
+    let readers = [(); 2].map(|()| Holder::start(&nodes, &["--shared"]));
     let exit_code = |options: &[&str]| {
         let options = [options, &["--no-wait"], &LONG_NODE_TIMEOUT].concat();
-        code(run_script(&masters, &options, "true").output().unwrap().status)
+        code(run_script(&nodes, &options, "true").output().unwrap().status)
     };
     assert_eq!(exit_code(&["--shared"]), 0);
     assert_eq!(exit_code(&[]), 121);
@@ -31,15 +31,15 @@ fn readers_run_together_and_a_writer_does_not_run_beside_them() {
 
 #[test]
 fn no_more_commands_run_than_permits_and_each_knows_its_permit() {
-    let masters = Masters::start(3);
-    let first = Holder::start(&masters, &["--permits", "2"]);
+    let nodes = Nodes::start(3);
+    let first = Holder::start(&nodes, &["--permits", "2"]);
     let with_permit = |options: &[&str], script: &str| {
         let options = [&["--permits", "2", "--no-wait"], options, &LONG_NODE_TIMEOUT].concat();
-        run_script(&masters, &options, script).output().unwrap()
+        run_script(&nodes, &options, script).output().unwrap()
     };
     let output = with_permit(&[], "echo $QUORLOCK_PERMIT");
     assert!(["0\n", "1\n"].contains(&stdout(&output)), "{}", stdout(&output));
-    let second = Holder::start(&masters, &["--permits", "2"]);
+    let second = Holder::start(&nodes, &["--permits", "2"]);
     assert_eq!(code(with_permit(&[], "true").status), 121);
     second.release();
     assert_eq!(code(with_permit(&[], "true").status), 0);
@@ -47,28 +47,28 @@ fn no_more_commands_run_than_permits_and_each_knows_its_permit() {
     for wrong in
         [["--permits", "0"].as_slice(), &["--permits", "65"], &["--permits", "2", "--shared"]]
     {
-        let output = run_script(&masters, wrong, "true").output().unwrap();
+        let output = run_script(&nodes, wrong, "true").output().unwrap();
         assert_eq!(code(output.status), 125);
     }
 }
 
 #[test]
 fn run_without_permits_hides_the_permit_of_an_outer_run() {
-    let masters = Masters::start(1);
-    let nodes = masters.urls().join(",");
-    let inner = format!("{QUORLOCK} run --nodes {nodes} inner -c 'echo ${{QUORLOCK_PERMIT-none}}'");
+    let nodes = Nodes::start(1);
+    let urls = nodes.urls().join(",");
+    let inner = format!("{QUORLOCK} run --nodes {urls} inner -c 'echo ${{QUORLOCK_PERMIT-none}}'");
     let outer = format!("echo $QUORLOCK_PERMIT; {inner}");
-    let output = run_script(&masters, &["--permits", "1"], &outer).output().unwrap();
+    let output = run_script(&nodes, &["--permits", "1"], &outer).output().unwrap();
     assert_eq!(stdout(&output), "0\nnone\n", "{}", stderr(&output));
 }
 
 #[test]
 fn owner_of_the_lock_is_shown_by_lock_inspect() {
-    let masters = Masters::start(1);
+    let nodes = Nodes::start(1);
     let owner_seen_with = |options: &[&str]| {
-        let holder = Holder::start(&masters, options);
+        let holder = Holder::start(&nodes, options);
         let inspected: redis::Value =
-            redis::cmd("LOCK.INSPECT").arg("k").query(&mut masters[0].connection()).unwrap();
+            redis::cmd("LOCK.INSPECT").arg("k").query(&mut nodes[0].connection()).unwrap();
         holder.release();
         format!("{inspected:?}")
     };
@@ -82,9 +82,9 @@ fn key_may_be_any_bytes() {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt as _;
 
-    let masters = Masters::start(1);
+    let nodes = Nodes::start(1);
     let key = OsStr::from_bytes(b"a b\xff%s\n");
-    let mut run = on(&masters, "run");
+    let mut run = on(&nodes, "run");
     run.arg(key).args(["--", "sh", "-c", "printf %s \"$QUORLOCK_KEY\""]);
     let output = run.output().unwrap();
     assert_eq!(code(output.status), 0);
@@ -93,49 +93,49 @@ fn key_may_be_any_bytes() {
 
 #[test]
 fn dead_or_hanging_minority_does_not_block_a_run() {
-    let mut masters = Masters::start(5);
-    masters[0].kill();
-    masters[1].pause();
-    let output = run_script(&masters, &LONG_NODE_TIMEOUT, "echo ran").output().unwrap();
+    let mut nodes = Nodes::start(5);
+    nodes[0].kill();
+    nodes[1].pause();
+    let output = run_script(&nodes, &LONG_NODE_TIMEOUT, "echo ran").output().unwrap();
     assert_eq!((code(output.status), stdout(&output), stderr(&output)), (0, "ran\n", ""));
-    masters[1].resume();
-    common::wait_until_free(&masters);
+    nodes[1].resume();
+    common::wait_until_free(&nodes);
 }
 
 #[test]
 fn command_that_outlives_its_lock_is_reported_as_unprotected() {
-    let masters = Masters::start(1);
-    let mut running = start_script(&masters, &LONG_NODE_TIMEOUT, "echo held; read go; exit 7");
+    let nodes = Nodes::start(1);
+    let mut running = start_script(&nodes, &LONG_NODE_TIMEOUT, "echo held; read go; exit 7");
     assert_eq!(running.line(), "held");
-    exec(&masters[0], &["DEL", "k"]);
+    exec(&nodes[0], &["DEL", "k"]);
     running.say("go");
     let output = running.wait_for_end();
     assert_error(&output, 7, "had ended before");
 }
 
 #[test]
-fn wait_for_masters_that_cannot_vote_is_reported() {
-    let mut masters = Masters::start(3);
-    masters[0].kill();
-    masters[1].kill();
-    let mut waiting = start_script(&masters, &LONG_NODE_TIMEOUT, "echo ran");
+fn wait_for_nodes_that_cannot_vote_is_reported() {
+    let mut nodes = Nodes::start(3);
+    nodes[0].kill();
+    nodes[1].kill();
+    let mut waiting = start_script(&nodes, &LONG_NODE_TIMEOUT, "echo ran");
     let said = waiting.error_line();
     assert!(said.contains("waiting: no majority of the nodes agreed"), "{said}");
     assert!(said.contains("connected, and votes once enough of the other nodes are"), "{said}");
-    assert_eq!(said.matches("not connected").count(), 1, "both masters in one entry: {said}");
-    masters[0].restart().unwrap();
+    assert_eq!(said.matches("not connected").count(), 1, "both nodes in one entry: {said}");
+    nodes[0].restart().unwrap();
     let output = waiting.wait_for_end();
     assert_eq!((code(output.status), stdout(&output)), (0, "ran\n"));
 }
 
 #[test]
 fn invalid_lock_is_an_error_that_says_why() {
-    let masters = Masters::start(1);
+    let nodes = Nodes::start(1);
     let assert_refused = |urls: &[String], words: &[&str], hint: &str| {
         let output = on_urls(urls, "run").args(words).args(["--", "true"]).output().unwrap();
         assert_error(&output, 125, hint);
     };
-    let urls = masters.urls();
+    let urls = nodes.urls();
     assert_refused(&urls, &["--ttl", "0", "k"], "ttl");
     assert_refused(&urls, &["--ttl", "1ms", "k"], "at least 100ms");
     assert_refused(&urls, &["--node-timeout", "2s", "k"], "--node-timeout must be");
@@ -145,7 +145,7 @@ fn invalid_lock_is_an_error_that_says_why() {
 }
 
 #[test]
-fn missing_masters_are_an_error_that_says_how_to_name_them() {
+fn missing_nodes_are_an_error_that_says_how_to_name_them() {
     for empty in [None, Some(""), Some(" , ")] {
         let mut command = quorlock();
         if let Some(empty) = empty {
@@ -198,8 +198,8 @@ fn password_is_never_shown() {
 
 #[test]
 fn held_lock_gives_exit_code_121_or_the_chosen_code() {
-    let masters = Masters::start(3);
-    let holder = Holder::start(&masters, &LONG_NODE_TIMEOUT);
+    let nodes = Nodes::start(3);
+    let holder = Holder::start(&nodes, &LONG_NODE_TIMEOUT);
     for (options, expected) in [
         (["--no-wait"].as_slice(), 121),
         (&["-n"], 121),
@@ -209,7 +209,7 @@ fn held_lock_gives_exit_code_121_or_the_chosen_code() {
         (&["-w", "0", "--conflict-exit-code", "75"], 75),
     ] {
         let options = [&LONG_NODE_TIMEOUT, options].concat();
-        let mut run = run_script(&masters, &options, "echo ran");
+        let mut run = run_script(&nodes, &options, "echo ran");
         let output = output_retried_on_122(|| run.output().unwrap());
         assert_eq!((code(output.status), stdout(&output)), (expected, ""), "{options:?}");
         if expected == 0 {
@@ -219,26 +219,26 @@ fn held_lock_gives_exit_code_121_or_the_chosen_code() {
             assert!(!stderr(&output).contains("refused"), "{}", stderr(&output));
         }
     }
-    assert!(masters_holding(&masters) >= 2, "a refused run does not release the lock");
+    assert!(nodes_holding(&nodes) >= 2, "a refused run does not release the lock");
     holder.release();
-    assert_eq!(masters_holding(&masters), 0);
+    assert_eq!(nodes_holding(&nodes), 0);
 }
 
 #[test]
 fn missing_majority_gives_exit_code_122_and_not_the_conflict_code() {
-    let mut masters = Masters::start(3);
-    let run = |masters: &Masters| {
+    let mut nodes = Nodes::start(3);
+    let run = |nodes: &Nodes| {
         let options = ["--wait", "100ms", "-E", "99"];
-        let output = run_script(masters, &options, "echo ran").output().unwrap();
+        let output = run_script(nodes, &options, "echo ran").output().unwrap();
         assert_error(&output, 122, "no majority of the nodes agreed");
         assert_eq!(stdout(&output), "");
         stderr(&output).to_owned()
     };
-    masters[0].kill();
-    masters[1].kill();
-    assert!(run(&masters).contains("not connected"));
+    nodes[0].kill();
+    nodes[1].kill();
+    assert!(run(&nodes).contains("not connected"));
 
-    let abstaining = Masters::start_with(3, |_, builder| builder.arg("lock.rejoin-delay", 60_000));
+    let abstaining = Nodes::start_with(3, |_, builder| builder.arg("lock.rejoin-delay", 60_000));
     assert!(run(&abstaining.unwrap()).contains("abstains"));
 }
 
@@ -247,15 +247,15 @@ fn permanent_error_gives_exit_code_125_at_once_despite_a_long_wait() {
     let guarded = Server::with_module().tcp().arg("requirepass", "another").start().unwrap();
     let guarded_url = format!("redis://:wrong@{}", address(&guarded));
     let without_module = Server::builder().start().unwrap();
-    let demoted = Masters::start_with(3, |_, builder| builder.tcp()).unwrap();
-    let mut master = Server::with_module().tcp().start().unwrap();
+    let demoted = Nodes::start_with(3, |_, builder| builder.tcp()).unwrap();
+    let mut node = Server::with_module().tcp().start().unwrap();
     for replica in demoted.iter().take(2) {
-        exec(replica, &["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
+        exec(replica, &["REPLICAOF", "127.0.0.1", &node.port().to_string()]);
     }
     for (nodes, hint) in [
         (vec![guarded_url], "check user, password and ACL"),
         (vec![without_module.url()], "loadmodule"),
-        (demoted.urls(), "name its master instead"),
+        (demoted.urls(), "name its node instead"),
     ] {
         let started = Instant::now();
         let mut run = on_urls(&nodes, "run");
@@ -264,20 +264,20 @@ fn permanent_error_gives_exit_code_125_at_once_despite_a_long_wait() {
         assert_eq!(stdout(&output), "");
         assert!(started.elapsed() < PATIENCE, "{hint}");
     }
-    master.kill();
+    node.kill();
 }
 
 /// Every subcommand that needs a majority for an answer about one lock, and `list`.
 #[test]
 fn permanent_errors_give_exit_code_125_in_every_subcommand() {
-    let masters = Masters::start(3);
-    let handle = acquire_everywhere(&masters, &["--ttl", "60s"]);
-    for master in &masters {
-        exec(master, &["ACL", "SETUSER", "watcher", "on", ">pass", "~*", "+info", "+ping"]);
+    let nodes = Nodes::start(3);
+    let handle = acquire_everywhere(&nodes, &["--ttl", "60s"]);
+    for node in &nodes {
+        exec(node, &["ACL", "SETUSER", "watcher", "on", ">pass", "~*", "+info", "+ping"]);
     }
-    let good = masters[2].url();
-    let [wrong_password, no_right] = ["user=watcher&pass=wrong", "user=watcher&pass=pass"]
-        .map(|query| urls_with(&masters, query));
+    let good = nodes[2].url();
+    let [wrong_password, no_right] =
+        ["user=watcher&pass=wrong", "user=watcher&pass=pass"].map(|query| urls_with(&nodes, query));
     let most_wrong = vec![wrong_password[0].clone(), no_right[1].clone(), good];
     for nodes in [wrong_password, no_right, most_wrong] {
         for words in [
@@ -294,18 +294,18 @@ fn permanent_errors_give_exit_code_125_in_every_subcommand() {
         }
     }
     // A user that may see a lock, and not revoke it.
-    assert_ok(&on(&masters, "acquire").args(["--ttl", "60s", "l"]).output().unwrap());
-    for master in masters.iter().take(2) {
+    assert_ok(&on(&nodes, "acquire").args(["--ttl", "60s", "l"]).output().unwrap());
+    for node in nodes.iter().take(2) {
         let viewer = ["ACL", "SETUSER", "watcher", "+lock.inspect"];
-        exec(master, &viewer);
+        exec(node, &viewer);
     }
-    let [first, second, _] = &urls_with(&masters, "user=watcher&pass=pass")[..] else { panic!() };
-    let nodes = [first.clone(), second.clone(), masters[2].url()];
-    let output = on_urls(&nodes, "revoke").args(["l", "--yes"]).output().unwrap();
+    let [first, second, _] = &urls_with(&nodes, "user=watcher&pass=pass")[..] else { panic!() };
+    let urls = [first.clone(), second.clone(), nodes[2].url()];
+    let output = on_urls(&urls, "revoke").args(["l", "--yes"]).output().unwrap();
     assert_error(&output, 125, "Revoke it again when a majority of the nodes accepts that");
     // A majority that only does not answer may answer later.
     for words in [&["inspect", "k"][..], &["list"]] {
-        let mut down = vec![masters[0].url()];
+        let mut down = vec![nodes[0].url()];
         down.extend(["127.0.0.1:1".to_owned(), "127.0.0.2:1".to_owned()]);
         let output = on_urls(&down, words[0]).args(&words[1..]).output().unwrap();
         assert_eq!(code(output.status), 122, "{}: {}", words[0], stderr(&output));
@@ -314,9 +314,9 @@ fn permanent_errors_give_exit_code_125_in_every_subcommand() {
 
 #[test]
 fn verbose_run_says_when_the_lock_was_acquired_and_released() {
-    let mut masters = Masters::start(3);
+    let mut nodes = Nodes::start(3);
     let verbose = [&LONG_NODE_TIMEOUT[..], &["--verbose"]].concat();
-    let output = run_script(&masters, &verbose, "echo ran").output().unwrap();
+    let output = run_script(&nodes, &verbose, "echo ran").output().unwrap();
     let lines: Vec<_> = stderr(&output).lines().collect();
     let [acquired, released] = lines[..] else { panic!("{lines:?}") };
     assert!(acquired.starts_with("quorlock: acquired after "), "{acquired}");
@@ -324,8 +324,8 @@ fn verbose_run_says_when_the_lock_was_acquired_and_released() {
     assert!(acquired.contains(", fence ") && !acquired.contains("held on"), "{acquired}");
     assert!(released.starts_with("quorlock: released after "), "{released}");
 
-    let holder = Holder::start(&masters, &["--owner", "web-3"]);
-    let mut waiting = start_script(&masters, &verbose, "echo ran");
+    let holder = Holder::start(&nodes, &["--owner", "web-3"]);
+    let mut waiting = start_script(&nodes, &verbose, "echo ran");
     let said = waiting.error_line();
     assert!(
         said.starts_with("quorlock: waiting: another client holds the lock: web-3, since "),
@@ -334,8 +334,8 @@ fn verbose_run_says_when_the_lock_was_acquired_and_released() {
     holder.release();
     assert_eq!(code(waiting.wait_for_end().status), 0);
 
-    masters[0].kill();
-    let said = start_script(&masters, &verbose, "echo ran").error_line();
+    nodes[0].kill();
+    let said = start_script(&nodes, &verbose, "echo ran").error_line();
     assert!(said.ends_with(", without 1 of 3 nodes"), "{said}");
 }
 
@@ -345,11 +345,11 @@ const STAGGER: Duration = Duration::from_millis(600);
 
 /// How many of five machines, which start one after the other, run the job.
 fn machines_that_run(options: &[&str]) -> usize {
-    let masters = Masters::start(5);
+    let nodes = Nodes::start(5);
     let machine = |number| {
         thread::sleep(STAGGER * number);
         let options = [&LONG_NODE_TIMEOUT[..], &["--wait", "1s"], options].concat();
-        let output = run_script(&masters, &options, JOB).output().unwrap();
+        let output = run_script(&nodes, &options, JOB).output().unwrap();
         let ran = stdout(&output) == "ran\n";
         // The code is 122 when the host is so busy that the last request of the wait is unanswered.
         let expected: &[i32] = if ran { &[3] } else { &[121, 122] };
@@ -370,8 +370,8 @@ fn said(output: &Output) -> String {
 }
 
 /// Starts a run whose command has ended with 7, and which holds the lock.
-fn start_hold(masters: &Masters, options: &[&str]) -> Running {
-    let mut running = start_script(masters, options, "echo $$; exit 7");
+fn start_hold(nodes: &Nodes, options: &[&str]) -> Running {
+    let mut running = start_script(nodes, options, "echo $$; exit 7");
     wait_until_ended(running.pid_line());
     running
 }
@@ -388,39 +388,39 @@ fn job_that_is_not_held_is_run_by_several_machines() {
 
 #[test]
 fn lock_is_renewed_during_the_hold_and_the_exit_code_kept() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let options = ["--hold-at-least", "4500ms", "--ttl", "3s", "--node-timeout", "300ms"];
     let started = Instant::now();
-    let mut running = start_script(&masters, &options, "echo over; exit 7");
+    let mut running = start_script(&nodes, &options, "echo over; exit 7");
     assert_eq!(running.line(), "over");
     while started.elapsed() < Duration::from_secs(4) {
-        assert!(masters_holding(&masters) >= 2, "after {:?}", started.elapsed());
+        assert!(nodes_holding(&nodes) >= 2, "after {:?}", started.elapsed());
         thread::sleep(Duration::from_millis(10));
     }
     let output = running.wait_for_end();
     assert_eq!((code(output.status), &*said(&output)), (7, ""));
     assert!(started.elapsed() >= Duration::from_millis(4500));
-    assert_eq!(masters_holding(&masters), 0);
+    assert_eq!(nodes_holding(&nodes), 0);
 }
 
 #[test]
 fn signal_during_the_hold_releases_the_lock_at_once() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let running =
-        start_hold(&masters, &[&LONG_NODE_TIMEOUT[..], &["--hold-at-least", "1h"]].concat());
-    assert!(masters_holding(&masters) >= 2);
+        start_hold(&nodes, &[&LONG_NODE_TIMEOUT[..], &["--hold-at-least", "1h"]].concat());
+    assert!(nodes_holding(&nodes) >= 2);
     running.signal(Signal::TERM);
     let output = running.wait_for_end();
     assert_eq!((code(output.status), &*said(&output)), (7, ""));
-    assert_eq!(masters_holding(&masters), 0);
+    assert_eq!(nodes_holding(&nodes), 0);
 }
 
 #[test]
 fn usr1_and_usr2_do_not_end_the_hold() {
-    let masters = Masters::start(1);
+    let nodes = Nodes::start(1);
     let started = Instant::now();
     let running =
-        start_hold(&masters, &[&LONG_NODE_TIMEOUT[..], &["--hold-at-least", "3s"]].concat());
+        start_hold(&nodes, &[&LONG_NODE_TIMEOUT[..], &["--hold-at-least", "3s"]].concat());
     running.signal(Signal::USR1);
     running.signal(Signal::USR2);
     let output = running.wait_for_end();
@@ -430,28 +430,28 @@ fn usr1_and_usr2_do_not_end_the_hold() {
 
 #[test]
 fn signal_that_ends_the_command_prevents_the_hold() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     for (signal, expected) in [(Signal::TERM, 143), (Signal::INT, 130)] {
-        let mut running = start_script(&masters, &["--hold-at-least", "1h"], "echo held; read go");
+        let mut running = start_script(&nodes, &["--hold-at-least", "1h"], "echo held; read go");
         assert_eq!(running.line(), "held");
         running.signal(signal);
         assert_eq!(code(running.wait_for_end().status), expected);
-        assert_eq!(masters_holding(&masters), 0);
+        assert_eq!(nodes_holding(&nodes), 0);
     }
 }
 
 #[test]
 fn loss_during_the_hold_is_reported_and_changes_no_exit_code() {
-    let masters = Masters::start(1);
-    let running = start_hold(&masters, &["--hold-at-least", "1h", "--ttl", "1s"]);
-    exec(&masters[0], &["DEL", "k"]);
+    let nodes = Nodes::start(1);
+    let running = start_hold(&nodes, &["--hold-at-least", "1h", "--ttl", "1s"]);
+    exec(&nodes[0], &["DEL", "k"]);
     let output = running.wait_for_end();
     assert_error(&output, 7, "before --hold-at-least was over");
 }
 
 #[test]
 fn signal_is_passed_on_and_the_lock_released_when_the_command_ends() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     for (signal, name, expected) in [
         (Signal::TERM, "TERM", 3),
         (Signal::INT, "INT", 4),
@@ -459,54 +459,54 @@ fn signal_is_passed_on_and_the_lock_released_when_the_command_ends() {
         (Signal::USR1, "USR1", 6),
     ] {
         let script = format!("trap 'echo {name}; exit {expected}' {name}; echo started; read go");
-        let mut running = start_script(&masters, &LONG_NODE_TIMEOUT, &script);
+        let mut running = start_script(&nodes, &LONG_NODE_TIMEOUT, &script);
         assert_eq!(running.line(), "started");
         running.signal(signal);
         let output = running.wait_for_end();
         assert_eq!((code(output.status), stdout(&output).trim_end()), (expected, name));
         assert_eq!(stderr(&output), "");
-        assert_eq!(masters_holding(&masters), 0);
+        assert_eq!(nodes_holding(&nodes), 0);
     }
 }
 
 #[test]
 fn command_that_survives_a_signal_keeps_its_lock() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let script = "trap 'echo reloaded' HUP; echo started; while ! read go; do :; done; echo done";
-    let mut running = start_script(&masters, &LONG_NODE_TIMEOUT, script);
+    let mut running = start_script(&nodes, &LONG_NODE_TIMEOUT, script);
     assert_eq!(running.line(), "started");
     running.signal(Signal::HUP);
     assert_eq!(running.line(), "reloaded");
-    let mut second = run_script(&masters, &["--wait", "500ms"], "echo ran");
+    let mut second = run_script(&nodes, &["--wait", "500ms"], "echo ran");
     assert_not_acquired(&second.output().unwrap());
     running.say("go");
     let output = running.wait_for_end();
     assert_eq!((code(output.status), stdout(&output)), (0, "done\n"));
-    assert_eq!(masters_holding(&masters), 0);
+    assert_eq!(nodes_holding(&nodes), 0);
 }
 
 #[test]
 fn signal_ends_the_wait_for_a_lock() {
-    let masters = Masters::start(3);
-    let holder = Holder::start(&masters, &LONG_NODE_TIMEOUT);
+    let nodes = Nodes::start(3);
+    let holder = Holder::start(&nodes, &LONG_NODE_TIMEOUT);
     let times_asked =
-        || -> u64 { masters.iter().map(|master| command_stats(master, "lock.acquire").0).sum() };
+        || -> u64 { nodes.iter().map(|node| command_stats(node, "lock.acquire").0).sum() };
     for (signal, expected) in [(Signal::TERM, 143), (Signal::INT, 130)] {
         let asked_before = times_asked();
-        let waiting = start_script(&masters, &LONG_NODE_TIMEOUT, "echo ran");
-        eventually(PATIENCE, "the run has asked all masters", || times_asked() >= asked_before + 3);
+        let waiting = start_script(&nodes, &LONG_NODE_TIMEOUT, "echo ran");
+        eventually(PATIENCE, "the run has asked all nodes", || times_asked() >= asked_before + 3);
         waiting.signal(signal);
         let output = waiting.wait_for_end();
         assert_eq!((code(output.status), stdout(&output)), (expected, ""));
     }
     holder.release();
-    assert_eq!(masters_holding(&masters), 0);
+    assert_eq!(nodes_holding(&nodes), 0);
 }
 
 #[test]
 fn hang_up_under_nohup_reaches_no_process() {
-    let masters = Masters::start(1);
-    let run = run_script(&masters, &LONG_NODE_TIMEOUT, "echo started; read go; echo done");
+    let nodes = Nodes::start(1);
+    let run = run_script(&nodes, &LONG_NODE_TIMEOUT, "echo started; read go; echo done");
     let mut command = Command::new("nohup");
     let arguments = run.get_args().skip_while(|argument| *argument != "run");
     command.process_group(0).arg(QUORLOCK).args(arguments);
@@ -520,7 +520,7 @@ fn hang_up_under_nohup_reaches_no_process() {
 
 #[test]
 fn exit_code_of_the_command_is_passed_on_and_the_key_is_free() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let plain_file = tempfile::NamedTempFile::new().unwrap();
     let plain_file = plain_file.path().to_str().unwrap();
     for (command, expected) in [
@@ -531,30 +531,30 @@ fn exit_code_of_the_command_is_passed_on_and_the_key_is_free() {
         (&["/no/such/command"], 127),
         (&[plain_file], 126),
     ] {
-        let mut run = on(&masters, "run");
+        let mut run = on(&nodes, "run");
         // A command that cannot be run is not held for.
         let hold = if expected < 128 && expected > 125 { "1h" } else { "0" };
         run.args(LONG_NODE_TIMEOUT).args(["--hold-at-least", hold, "k", "--"]);
         let output = run.args(command).output().unwrap();
         assert_eq!(code(output.status), expected, "{}", stderr(&output));
         assert_eq!(stderr(&output).contains(command[0]), [126, 127].contains(&expected));
-        assert_eq!(masters_holding(&masters), 0);
+        assert_eq!(nodes_holding(&nodes), 0);
     }
 }
 
 #[test]
 fn shell_command_gets_its_key_its_ttl_and_a_fence_that_grows() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let line = "echo $QUORLOCK_KEY $QUORLOCK_TTL_MS $QUORLOCK_FENCE; exit 7";
     let mut last = 0;
     for _ in 0..3 {
-        let mut run = on(&masters, "run");
+        let mut run = on(&nodes, "run");
         let output = run.args(["--ttl", "5s", "k", "-c", line]).output().unwrap();
         assert_eq!(code(output.status), 7, "{}", stderr(&output));
         let fence = stdout(&output).strip_prefix("k 5000 ").unwrap().trim().parse::<u64>();
         assert!(fence.as_ref().unwrap() > &last, "{fence:?} after {last}");
         last = fence.unwrap();
     }
-    let both = on(&masters, "run").args(["k", "-c", line, "--", "true"]).output().unwrap();
+    let both = on(&nodes, "run").args(["k", "-c", line, "--", "true"]).output().unwrap();
     assert_eq!(code(both.status), 125);
 }

@@ -12,7 +12,7 @@ use std::process::{Output, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::*;
-use quorlock_testkit::{Masters, Server, eventually, holds_within};
+use quorlock_testkit::{Nodes, Server, eventually, holds_within};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -22,32 +22,32 @@ const TTL: [&str; 2] = ["--ttl", "60s"];
 const HANDLE: &str = "quorlock1:k:0123456789abcdef0123456789abcdef:1000:1:1";
 
 /// Acquires the lock `k`, and returns its handle.
-fn acquire(masters: &Masters) -> String {
-    acquire_everywhere(masters, &TTL)
+fn acquire(nodes: &Nodes) -> String {
+    acquire_everywhere(nodes, &TTL)
 }
 
-/// Runs a release, and waits until no master has the key `k`.
+/// Runs a release, and waits until no node has the key `k`.
 #[track_caller]
-fn release_by(masters: &Masters, mut run: impl FnMut() -> Output) {
+fn release_by(nodes: &Nodes, mut run: impl FnMut() -> Output) {
     let mut expected: &[i32] = &[0, 122];
     let output = output_retried_on_122(|| {
         let output = run();
         assert!(expected.contains(&code(output.status)) && output.stdout.is_empty(), "{output:?}");
-        // A release that too few masters answered in time may have released the lock.
+        // A release that too few nodes answered in time may have released the lock.
         expected = &[0, 120, 122];
         output
     });
     assert_ne!(code(output.status), 122, "{output:?}");
-    wait_until_free(masters);
+    wait_until_free(nodes);
 }
 
-fn release(masters: &Masters, handle: &str) {
-    release_by(masters, || with_input(on(masters, "release").arg("-"), handle));
+fn release(nodes: &Nodes, handle: &str) {
+    release_by(nodes, || with_input(on(nodes, "release").arg("-"), handle));
 }
 
 /// Runs a subcommand with the handle on its standard input. Returns the exit code and the output.
-fn with_handle(masters: &Masters, subcommand: &str, handle: &str) -> (i32, String) {
-    let output = output_retried_on_122(|| with_input(on(masters, subcommand).arg("-"), handle));
+fn with_handle(nodes: &Nodes, subcommand: &str, handle: &str) -> (i32, String) {
+    let output = output_retried_on_122(|| with_input(on(nodes, subcommand).arg("-"), handle));
     assert!(!stderr(&output).contains(token(handle)), "{}", stderr(&output));
     (code(output.status), stdout(&output).to_owned())
 }
@@ -57,56 +57,56 @@ fn token(handle: &str) -> &str {
     handle.split(':').nth(2).unwrap_or("no token at all")
 }
 
-fn is_free(masters: &Masters) -> bool {
+fn is_free(nodes: &Nodes) -> bool {
     let options = [&LONG_NODE_TIMEOUT[..], &["--no-wait"]].concat();
-    let code = code(run_script(masters, &options, "true").status().unwrap());
+    let code = code(run_script(nodes, &options, "true").status().unwrap());
     assert!([0, 121].contains(&code), "{code}");
     code == 0
 }
 
 #[test]
 fn acquired_lock_is_held_without_a_process_until_it_is_released() {
-    let masters = Masters::start(3);
-    let handle = acquire(&masters);
+    let nodes = Nodes::start(3);
+    let handle = acquire(&nodes);
     assert_eq!(handle.lines().count(), 1);
-    assert!(!is_free(&masters));
-    release(&masters, &handle);
-    let output = output_retried_on_122(|| with_input(on(&masters, "release").arg("-"), &handle));
+    assert!(!is_free(&nodes));
+    release(&nodes, &handle);
+    let output = output_retried_on_122(|| with_input(on(&nodes, "release").arg("-"), &handle));
     assert_error(&output, 120, "nothing to release");
     assert!(!stderr(&output).contains("protected"), "{}", stderr(&output));
-    assert_eq!(with_handle(&masters, "extend", &handle), (120, String::new()));
+    assert_eq!(with_handle(&nodes, "extend", &handle), (120, String::new()));
 }
 
 #[test]
 fn extended_lock_lasts_longer_and_only_its_new_handle_is_valid() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let mut handles = Vec::new();
     let output = output_retried_on_122(|| {
-        handles = vec![acquire_everywhere(&masters, &["--ttl", "20s"])];
-        let extended = with_input(on(&masters, "extend").args(["--ttl", "50s", "-"]), &handles[0]);
+        handles = vec![acquire_everywhere(&nodes, &["--ttl", "20s"])];
+        let extended = with_input(on(&nodes, "extend").args(["--ttl", "50s", "-"]), &handles[0]);
         if code(extended.status) != 0 {
             return extended;
         }
         handles.push(stdout(&extended).to_owned());
-        with_input(on(&masters, "extend").arg("-"), &handles[1])
+        with_input(on(&nodes, "extend").arg("-"), &handles[1])
     });
     assert_eq!((code(output.status), stderr(&output)), (0, ""));
-    let ttl_ms = |master: &Server| -> i64 {
-        redis::cmd("PTTL").arg("k").query(&mut master.connection()).unwrap()
+    let ttl_ms = |node: &Server| -> i64 {
+        redis::cmd("PTTL").arg("k").query(&mut node.connection()).unwrap()
     };
-    let ttl_ms = masters.iter().map(ttl_ms).max().unwrap();
+    let ttl_ms = nodes.iter().map(ttl_ms).max().unwrap();
     assert!(ttl_ms > 25_000, "{ttl_ms}");
     for old in &handles {
-        assert_eq!(with_handle(&masters, "extend", old), (120, String::new()));
-        assert_eq!(with_handle(&masters, "release", old).0, 120);
+        assert_eq!(with_handle(&nodes, "extend", old), (120, String::new()));
+        assert_eq!(with_handle(&nodes, "release", old).0, 120);
     }
-    assert!(!is_free(&masters));
-    release(&masters, stdout(&output));
+    assert!(!is_free(&nodes));
+    release(&nodes, stdout(&output));
 }
 
 #[test]
 fn json_has_handle_key_fence_and_times() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let now_ms = || {
         u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()).unwrap()
     };
@@ -114,10 +114,10 @@ fn json_has_handle_key_fence_and_times() {
     let mut first = Value::Null;
     let output = output_retried_on_122(|| {
         let words = ["--json", "--ttl", "30s", "a \"key\""];
-        let output = on(&masters, "acquire").args(words).output().unwrap();
+        let output = on(&nodes, "acquire").args(words).output().unwrap();
         first = json(&output);
         // `extend` reads the handle from this JSON, and `release` reads the handle alone.
-        with_input(on(&masters, "extend").args(["--json", "-"]), stdout(&output))
+        with_input(on(&nodes, "extend").args(["--json", "-"]), stdout(&output))
     });
     assert_eq!(first["key"], "a \"key\"");
     assert_eq!(first["ttl_ms"], 30_000);
@@ -125,65 +125,65 @@ fn json_has_handle_key_fence_and_times() {
     assert!((before_ms + 20_000..=now_ms() + 30_000).contains(&expires_ms), "{expires_ms}");
     let second = json(&output);
     assert!(second["fence"].as_u64().unwrap() > first["fence"].as_u64().unwrap());
-    release(&masters, second["handle"].as_str().unwrap());
+    release(&nodes, second["handle"].as_str().unwrap());
 }
 
 /// The owner label of a lock.
-fn owner(masters: &Masters, key: &str) -> String {
-    let output = on(masters, "inspect").args(["--json", key]).output().unwrap();
+fn owner(nodes: &Nodes, key: &str) -> String {
+    let output = on(nodes, "inspect").args(["--json", key]).output().unwrap();
     json(&output)["owner"].as_str().unwrap_or_default().to_owned()
 }
 
 #[test]
 fn detached_lock_is_labelled_with_the_script_that_keeps_its_handle() {
-    let masters = Masters::start(3);
-    let nodes = masters.urls().join(",");
+    let nodes = Nodes::start(3);
+    let urls = nodes.urls().join(",");
     let script = "echo $$; handle=$(quorlock acquire --ttl 60s k)
         echo acquired; read go; quorlock extend \"$handle\"; echo extended; read go";
-    let mut running = Running::start(&mut common::shell(script, &nodes));
+    let mut running = Running::start(&mut common::shell(script, &urls));
     let label = format!(":{} (detached)", running.line());
     assert_eq!(running.line(), "acquired");
-    assert!(owner(&masters, "k").ends_with(&label), "{}", owner(&masters, "k"));
+    assert!(owner(&nodes, "k").ends_with(&label), "{}", owner(&nodes, "k"));
     running.say("go");
     running.line();
     assert_eq!(running.line(), "extended");
-    let seen = owner(&masters, "k");
+    let seen = owner(&nodes, "k");
     assert!(seen.ends_with(&label), "{seen}");
 
-    let output = on(&masters, "acquire").args(["--owner", "me", "l"]).output().unwrap();
+    let output = on(&nodes, "acquire").args(["--owner", "me", "l"]).output().unwrap();
     assert_ok(&output);
-    assert_eq!(owner(&masters, "l"), "me");
+    assert_eq!(owner(&nodes, "l"), "me");
 }
 
 #[test]
 fn shared_lock_of_a_script_stays_shared() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let shared = [&TTL[..], &["--shared"]].concat();
     let mut handles = Vec::new();
     for _ in 0..2 {
-        let output = on(&masters, "acquire").args(&shared).arg("k").output().unwrap();
+        let output = on(&nodes, "acquire").args(&shared).arg("k").output().unwrap();
         assert_ok(&output);
         handles.push(stdout(&output).to_owned());
     }
-    assert!(!is_free(&masters), "a writer is refused");
-    let output = output_retried_on_122(|| with_input(on(&masters, "extend").arg("-"), &handles[0]));
+    assert!(!is_free(&nodes), "a writer is refused");
+    let output = output_retried_on_122(|| with_input(on(&nodes, "extend").arg("-"), &handles[0]));
     assert_ok(&output);
     handles[0] = stdout(&output).to_owned();
     let reader =
-        run_script(&masters, &[&LONG_NODE_TIMEOUT[..], &["--shared", "-n"]].concat(), "true");
+        run_script(&nodes, &[&LONG_NODE_TIMEOUT[..], &["--shared", "-n"]].concat(), "true");
     assert_ok(&{ reader }.output().unwrap());
-    let released = with_input(on(&masters, "release").arg("-"), &handles[1]);
+    let released = with_input(on(&nodes, "release").arg("-"), &handles[1]);
     assert!([0, 122].contains(&code(released.status)), "{released:?}");
-    assert!(!is_free(&masters), "the other reader still holds the lock");
-    release(&masters, &handles[0]);
+    assert!(!is_free(&nodes), "the other reader still holds the lock");
+    release(&nodes, &handles[0]);
 }
 
 #[test]
 fn script_acquires_as_many_permits_as_there_are() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let acquire = || {
         let words = ["--json", "--permits", "2", "--wait", "5s", "--ttl", "60s", "k"];
-        let output = on(&masters, "acquire").args(words).output().unwrap();
+        let output = on(&nodes, "acquire").args(words).output().unwrap();
         assert_ok(&output);
         json(&output)
     };
@@ -193,7 +193,7 @@ fn script_acquires_as_many_permits_as_there_are() {
     assert_eq!(permits, [0, 1]);
     let refused = |options: &[&str]| {
         output_retried_on_122(|| {
-            on(&masters, "acquire").args(options).args(["-n", "k"]).output().unwrap()
+            on(&nodes, "acquire").args(options).args(["-n", "k"]).output().unwrap()
         })
     };
     let held = refused(&["--permits", "2"]);
@@ -201,37 +201,37 @@ fn script_acquires_as_many_permits_as_there_are() {
     assert_eq!(stdout(&held), "");
     // A permit that is extended keeps its slot, and is released by its last handle.
     let output = output_retried_on_122(|| {
-        with_input(on(&masters, "extend").args(["--json", "-"]), &first.to_string())
+        with_input(on(&nodes, "extend").args(["--json", "-"]), &first.to_string())
     });
     assert_eq!(json(&output)["permit"], first["permit"]);
     assert_error(&refused(&["--permits", "1"]), 121, "use the same `--permits` everywhere");
     let last = json(&output)["handle"].as_str().unwrap().to_owned();
-    let released = with_input(on(&masters, "release").arg("-"), &last);
+    let released = with_input(on(&nodes, "release").arg("-"), &last);
     assert!([0, 122].contains(&code(released.status)), "{released:?}");
     assert_eq!(acquire()["permit"], first["permit"]);
 }
 
 #[test]
 fn missing_majority_gives_exit_code_122() {
-    let mut masters = Masters::start(3);
-    let handle = acquire(&masters);
-    masters[0].kill();
-    masters[1].kill();
-    assert_eq!(code(on(&masters, "acquire").args(["--no-wait", "other"]).status().unwrap()), 122);
-    assert_eq!(with_handle(&masters, "extend", &handle), (122, String::new()));
-    let output = with_input(on(&masters, "release").arg("-"), &handle);
+    let mut nodes = Nodes::start(3);
+    let handle = acquire(&nodes);
+    nodes[0].kill();
+    nodes[1].kill();
+    assert_eq!(code(on(&nodes, "acquire").args(["--no-wait", "other"]).status().unwrap()), 122);
+    assert_eq!(with_handle(&nodes, "extend", &handle), (122, String::new()));
+    let output = with_input(on(&nodes, "release").arg("-"), &handle);
     assert_error(&output, 122, ". The lock ends by its ttl");
 }
 
 #[test]
 fn signal_ends_the_wait_and_leaves_nothing_behind() {
-    let masters = Masters::start(3);
-    let handle = acquire(&masters);
-    let waiting = Running::start(on(&masters, "acquire").arg("k"));
-    wait_for_waiter(&masters);
+    let nodes = Nodes::start(3);
+    let handle = acquire(&nodes);
+    let waiting = Running::start(on(&nodes, "acquire").arg("k"));
+    wait_for_waiter(&nodes);
     waiting.signal(Signal::TERM);
     assert_eq!(code(waiting.wait_for_end().status), 143);
-    release(&masters, &handle);
+    release(&nodes, &handle);
 }
 
 #[test]
@@ -265,63 +265,63 @@ fn signal_ends_the_attempt_to_connect() {
 
 #[test]
 fn lock_whose_handle_cannot_be_printed_is_released() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let full = File::options().write(true).open("/dev/full").unwrap();
-    let mut command = on(&masters, "acquire");
+    let mut command = on(&nodes, "acquire");
     command.args(TTL).arg("k").stdout(full).stderr(Stdio::piped());
     eventually(PATIENCE, "a majority answers the release in time", || {
-        masters.iter().for_each(|master| exec(master, &["DEL", "k"]));
+        nodes.iter().for_each(|node| exec(node, &["DEL", "k"]));
         let output = command.output().unwrap();
         assert_error(&output, 125, "cannot print the handle; the lock ");
         stderr(&output).contains("the lock is released")
-            && holds_within(Duration::from_secs(1), || masters_holding(&masters) == 0)
+            && holds_within(Duration::from_secs(1), || nodes_holding(&nodes) == 0)
     });
 }
 
 #[test]
 fn error_of_a_ttl_that_is_too_long_or_too_short_names_the_limit() {
-    let masters = Masters::start(3);
-    let output = on(&masters, "acquire").args(["--ttl", "5m", "k"]).output().unwrap();
+    let nodes = Nodes::start(3);
+    let output = on(&nodes, "acquire").args(["--ttl", "5m", "k"]).output().unwrap();
     let advice = "lower --ttl to at most 60s or raise lock.max-ttl";
     assert_error(&output, 125, advice);
-    let short = on(&masters, "acquire").args(["--ttl", "5ms", "k"]).output().unwrap();
+    let short = on(&nodes, "acquire").args(["--ttl", "5ms", "k"]).output().unwrap();
     assert_error(&short, 125, "at least 100ms");
-    let handle = acquire(&masters);
+    let handle = acquire(&nodes);
     let output = output_retried_on_122(|| {
-        with_input(on(&masters, "extend").args(["--ttl", "5m", "-"]), &handle)
+        with_input(on(&nodes, "extend").args(["--ttl", "5m", "-"]), &handle)
     });
     assert_error(&output, 125, advice);
 }
 
 #[test]
 fn text_that_is_no_handle_is_refused_and_not_shown() {
-    let masters = Masters::start(1);
-    let handle = acquire(&masters);
+    let nodes = Nodes::start(1);
+    let handle = acquire(&nodes);
     let part = &handle[..handle.len() - 20];
     for other in ["", "\n", part, "{}", "{\"handle\": 5}", "{\"handle\": \"x\"}"] {
         for subcommand in ["extend", "release"] {
-            let output = with_input(on(&masters, subcommand).arg("-"), other);
+            let output = with_input(on(&nodes, subcommand).arg("-"), other);
             assert_error(&output, 125, "quorlock acquire");
             assert!(!stderr(&output).contains(token(&handle)), "{}", stderr(&output));
         }
     }
-    assert!(!is_free(&masters));
+    assert!(!is_free(&nodes));
 }
 
 #[test]
 fn example_of_the_help_works() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let help = quorlock().args(["acquire", "--help"]).output().unwrap();
     let (_, example) = stdout(&help).split_once("Example:\n").unwrap();
     let script = example.split("\n\n").next().unwrap();
     assert!(script.contains("release -") && script.contains("extend -"), "{script}");
-    let mut shell = common::shell(script, &masters.urls().join(","));
+    let mut shell = common::shell(script, &nodes.urls().join(","));
     let output = output_retried_on_122(|| shell.output().unwrap());
     assert_ok(&output);
     assert_eq!(stdout(&output), "first step\nsecond step\n");
-    for master in &masters {
+    for node in &nodes {
         eventually(PATIENCE, "the lock is released", || {
-            redis::cmd("DBSIZE").query::<usize>(&mut master.connection()) == Ok(0)
+            redis::cmd("DBSIZE").query::<usize>(&mut node.connection()) == Ok(0)
         });
     }
 }

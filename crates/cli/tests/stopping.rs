@@ -1,7 +1,7 @@
 //! How `quorlock run` stops its command when the lock is lost, waits for background processes
-//! (`--wait-all`), reports an uncertain lock, and keeps its lock while masters fail.
+//! (`--wait-all`), reports an uncertain lock, and keeps its lock while nodes fail.
 //!
-//! The tests that cut off a majority ask the masters, not a clock, whether the command was stopped
+//! The tests that cut off a majority ask the nodes, not a clock, whether the command was stopped
 //! in time. When the command has ended, that majority still has the lock, so no other client can
 //! have acquired it.
 
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use common::*;
-use quorlock_testkit::{Direction, Masters, Proxy, eventually};
+use quorlock_testkit::{Direction, Nodes, Proxy, eventually};
 use rustix::process::Signal;
 
 /// SIGKILL is sent a twentieth of the ttl before the validity ends: with this ttl, early enough on
@@ -56,29 +56,29 @@ fn deleted_key_stops_the_command() {
     assert_stops_commands(&["--ttl", "12s"], "the lock is lost", delete_on_a_majority);
 }
 
-fn kill_a_majority(masters: &mut Masters) {
-    masters[0].kill();
-    masters[2].kill();
+fn kill_a_majority(nodes: &mut Nodes) {
+    nodes[0].kill();
+    nodes[2].kill();
 }
 
-fn delete_on_a_majority(masters: &mut Masters) {
-    masters.iter().take(2).for_each(|master| exec(master, &["DEL", "k"]));
+fn delete_on_a_majority(nodes: &mut Nodes) {
+    nodes.iter().take(2).for_each(|node| exec(node, &["DEL", "k"]));
 }
 
 /// Asserts that the accident stops the commands [`OBEDIENT`] and [`STUBBORN`], and that standard
 /// error contains the reason.
-fn assert_stops_commands(ttl: &[&str], reason: &str, accident: fn(&mut Masters)) {
+fn assert_stops_commands(ttl: &[&str], reason: &str, accident: fn(&mut Nodes)) {
     let stops = |script| {
-        let mut masters = Masters::start(3);
-        let mut running = start_script(&masters, ttl, script);
+        let mut nodes = Nodes::start(3);
+        let mut running = start_script(&nodes, ttl, script);
         let command = running.pid_line();
-        common::wait_until_all_hold(&masters);
-        accident(&mut masters);
+        common::wait_until_all_hold(&nodes);
+        accident(&mut nodes);
         let output = running.wait_for_end();
         assert_error(&output, 120, reason);
         assert_eq!(stdout(&output), "TERM\n");
         assert!(!is_alive(command));
-        common::wait_until_free(&masters);
+        common::wait_until_free(&nodes);
     };
     thread::scope(|scope| {
         scope.spawn(|| stops(OBEDIENT));
@@ -88,11 +88,11 @@ fn assert_stops_commands(ttl: &[&str], reason: &str, accident: fn(&mut Masters))
 
 #[test]
 fn quorlock_stopped_past_the_deadline_exits_with_120_on_resume() {
-    let masters = Masters::start(3);
-    let mut running = start_script(&masters, &["--ttl", "1s"], STUBBORN);
+    let nodes = Nodes::start(3);
+    let mut running = start_script(&nodes, &["--ttl", "1s"], STUBBORN);
     let command = running.pid_line();
     running.signal(Signal::STOP);
-    common::wait_until_free(&masters);
+    common::wait_until_free(&nodes);
     running.signal(Signal::CONT);
     assert_eq!(code(running.wait_for_end().status), 120);
     assert!(!is_alive(command));
@@ -142,9 +142,9 @@ fn shorter_kill_after_sends_sigterm_later_and_limits_the_grace() {
 
 #[test]
 fn grace_above_two_fifths_of_the_ttl_is_refused() {
-    let masters = Masters::start(1);
+    let nodes = Nodes::start(1);
     let output =
-        run_script(&masters, &["--ttl", "10s", "--kill-after", "5s"], "echo ran").output().unwrap();
+        run_script(&nodes, &["--ttl", "10s", "--kill-after", "5s"], "echo ran").output().unwrap();
     assert_eq!((code(output.status), stdout(&output)), (125, ""));
     assert_contains(
         stderr(&output),
@@ -174,11 +174,11 @@ fn uncertain_lock_is_reported_once_and_so_is_its_confirmation() {
 
 #[test]
 fn lock_is_released_while_background_processes_go_on() {
-    let (masters, folder) = (Masters::start(3), tempfile::tempdir().unwrap());
+    let (nodes, folder) = (Nodes::start(3), tempfile::tempdir().unwrap());
     let go = folder.path().join("go");
-    let mut running = start_script(&masters, &[], &in_background("sh", &go));
+    let mut running = start_script(&nodes, &[], &in_background("sh", &go));
     let background = running.pid_line();
-    common::wait_until_free(&masters);
+    common::wait_until_free(&nodes);
     assert!(is_alive(background));
     fs::write(&go, "").unwrap();
     assert_eq!(code(running.wait_for_end().status), 7);
@@ -187,26 +187,26 @@ fn lock_is_released_while_background_processes_go_on() {
 #[test]
 fn wait_all_keeps_the_lock_until_background_processes_have_ended() {
     for shell in ["sh", "setsid sh"] {
-        let (masters, folder) = (Masters::start(3), tempfile::tempdir().unwrap());
+        let (nodes, folder) = (Nodes::start(3), tempfile::tempdir().unwrap());
         let go = folder.path().join("go");
         let options = ["--wait-all", "--ttl", "3s", "--node-timeout", "300ms"];
-        let mut running = start_script(&masters, &options, &in_background(shell, &go));
+        let mut running = start_script(&nodes, &options, &in_background(shell, &go));
         let background = running.pid_line();
-        let mut second = run_script(&masters, &["--wait", "3500ms"], "echo ran");
+        let mut second = run_script(&nodes, &["--wait", "3500ms"], "echo ran");
         assert_not_acquired(&second.output().unwrap());
         assert!(is_alive(background));
         fs::write(&go, "").unwrap();
         let output = running.wait_for_end();
         assert_eq!((code(output.status), stderr(&output)), (7, ""), "{shell}");
-        assert_eq!(masters_holding(&masters), 0);
+        assert_eq!(nodes_holding(&nodes), 0);
     }
 }
 
 #[test]
 fn signal_reaches_background_processes_that_are_waited_for() {
-    let (masters, folder) = (Masters::start(1), tempfile::tempdir().unwrap());
+    let (nodes, folder) = (Nodes::start(1), tempfile::tempdir().unwrap());
     let script = format!("echo $$; {}", in_background("sh", &folder.path().join("go")));
-    let mut running = start_script(&masters, &["--wait-all"], &script);
+    let mut running = start_script(&nodes, &["--wait-all"], &script);
     let (command, background) = (running.pid_line(), running.pid_line());
     wait_until_ended(command);
     running.signal(Signal::TERM);
@@ -229,23 +229,23 @@ fn loss_ends_background_processes_in_other_sessions() {
 }
 
 #[test]
-fn command_survives_repeated_losses_of_two_of_five_masters() {
-    let mut masters = Masters::start(5);
+fn command_survives_repeated_losses_of_two_of_five_nodes() {
+    let mut nodes = Nodes::start(5);
     let options = ["--ttl", "3s", "--node-timeout", "300ms"];
-    let mut running = start_script(&masters, &options, "echo held; read go; echo done");
+    let mut running = start_script(&nodes, &options, "echo held; read go; echo done");
     assert_eq!(running.line(), "held");
     for first in 0..5 {
         let second = (first + 1) % 5;
-        masters[first].kill();
-        masters[second].pause();
+        nodes[first].kill();
+        nodes[second].pause();
         let lost = Instant::now();
-        let output = run_script(&masters, &["--wait", "3500ms"], "echo ran").output().unwrap();
+        let output = run_script(&nodes, &["--wait", "3500ms"], "echo ran").output().unwrap();
         assert_not_acquired(&output);
         assert!(lost.elapsed() > Duration::from_secs(3));
-        masters[second].resume();
-        masters[first].restart().unwrap();
-        // The next two masters may fail only when these two have the lock again.
-        eventually(PATIENCE, "all masters have the lock again", || masters_holding(&masters) == 5);
+        nodes[second].resume();
+        nodes[first].restart().unwrap();
+        // The next two nodes may fail only when these two have the lock again.
+        eventually(PATIENCE, "all nodes have the lock again", || nodes_holding(&nodes) == 5);
     }
     running.say("go");
     let output = running.wait_for_end();
@@ -253,18 +253,18 @@ fn command_survives_repeated_losses_of_two_of_five_masters() {
 }
 
 #[test]
-fn sixteen_runs_on_four_of_five_masters_never_overlap() {
-    let mut masters = Masters::start(5);
-    masters[2].kill();
-    common::assert_runs_never_overlap(&masters, 16, 1);
+fn sixteen_runs_on_four_of_five_nodes_never_overlap() {
+    let mut nodes = Nodes::start(5);
+    nodes[2].kill();
+    common::assert_runs_never_overlap(&nodes, 16, 1);
 }
 
 #[test]
 fn command_does_not_inherit_sockets_of_quorlock() {
-    let masters = Masters::start(1);
+    let nodes = Nodes::start(1);
     let mut plain = Command::new("sh");
     let list = "ls -l /proc/self/fd | grep -c socket; true";
     let expected = plain.args(["-c", list]).stdin(Stdio::null()).output().unwrap();
-    let output = run_script(&masters, &[], list).output().unwrap();
+    let output = run_script(&nodes, &[], list).output().unwrap();
     assert_eq!(stdout(&output), stdout(&expected));
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use common::*;
-use quorlock_testkit::{Masters, ReservedPort, Server};
+use quorlock_testkit::{Nodes, ReservedPort, Server};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -19,14 +19,14 @@ use tempfile::TempDir;
 const TRUSTED: [(&str, &str); 3] =
     [("--cacert", "ca.pem"), ("--cert", "node.pem"), ("--key", "node.key")];
 
-/// Masters that speak TLS, and the files of their certificates.
-struct TlsMasters {
+/// Nodes that speak TLS, and the files of their certificates.
+struct TlsNodes {
     folder: TempDir,
     ports: Vec<ReservedPort>,
     _servers: Vec<Server>,
 }
 
-impl TlsMasters {
+impl TlsNodes {
     fn start(requires_certificate: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         write_certificates(folder.path());
@@ -90,40 +90,40 @@ fn write_certificates(folder: &Path) {
 
 #[test]
 fn nodes_are_checked_by_the_given_roots_or_those_of_the_system() {
-    let masters = TlsMasters::start(false);
-    assert_ok(&masters.run(&[("--cacert", "ca.pem")]));
-    assert_error(&masters.run(&[("--cacert", "node.key")]), 125, "BEGIN CERTIFICATE");
-    assert_error(&masters.run(&[]), 125, "certificate");
+    let nodes = TlsNodes::start(false);
+    assert_ok(&nodes.run(&[("--cacert", "ca.pem")]));
+    assert_error(&nodes.run(&[("--cacert", "node.key")]), 125, "BEGIN CERTIFICATE");
+    assert_error(&nodes.run(&[]), 125, "certificate");
 
-    let mut command = masters.on("run", &[]);
-    assert_ok(&run(command.env("SSL_CERT_FILE", masters.file("ca.pem"))));
+    let mut command = nodes.on("run", &[]);
+    assert_ok(&run(command.env("SSL_CERT_FILE", nodes.file("ca.pem"))));
 }
 
 #[test]
 fn client_certificate_comes_from_options_or_a_file() {
-    let masters = TlsMasters::start(true);
-    assert_ok(&masters.run(&TRUSTED));
-    let without_certificate = masters.run(&TRUSTED[..1]);
+    let nodes = TlsNodes::start(true);
+    assert_ok(&nodes.run(&TRUSTED));
+    let without_certificate = nodes.run(&TRUSTED[..1]);
     assert_ne!(code(without_certificate.status), 0, "the nodes require a certificate");
-    assert_error(&masters.run(&[("--cert", "node.pem")]), 125, "--key");
+    assert_error(&nodes.run(&[("--cert", "node.pem")]), 125, "--key");
 
-    let nodes = masters.urls().join(",");
+    let urls = nodes.urls().join(",");
     let tls = "tls = { cacert = 'ca.pem', cert = 'node.pem', key = 'node.key' }";
-    let file = masters.file("quorlock.toml");
-    fs::write(&file, format!("nodes = '{nodes}'\n{tls}")).unwrap();
+    let file = nodes.file("quorlock.toml");
+    fs::write(&file, format!("nodes = '{urls}'\n{tls}")).unwrap();
     assert_ok(&run(quorlock().env("QUORLOCK_CONFIG", &file).arg("run")));
 }
 
 #[test]
 fn watchdog_releases_the_lock_through_tls() {
-    let masters = TlsMasters::start(true);
-    let mut command = masters.on("run", &TRUSTED);
+    let nodes = TlsNodes::start(true);
+    let mut command = nodes.on("run", &TRUSTED);
     command.args(["--ttl", "60s", "k", "--", "sh", "-c", "echo $$; exec sleep 60"]);
     let mut running = Running::start(&mut command);
     running.pid_line();
     running.signal(Signal::KILL);
     // The wait is shorter than the ttl.
-    let mut next = masters.on("run", &TRUSTED);
+    let mut next = nodes.on("run", &TRUSTED);
     assert_ok(&next.args(["--wait", "15s", "k", "--", "true"]).output().unwrap());
 }
 
@@ -141,23 +141,23 @@ fn certificates_without_tls_are_refused() {
 
 #[test]
 fn restart_nodes_uses_certificates_and_passes_host_and_port_on() {
-    let masters = TlsMasters::start(true);
-    let mut command = masters.on("restart-nodes", &TRUSTED);
+    let nodes = TlsNodes::start(true);
+    let mut command = nodes.on("restart-nodes", &TRUSTED);
     command.args(["--limit", "1s", "--", "echo", "{host}", "{port}"]);
     let output = command.output().unwrap();
     // Nothing restarts the server, but it was asked and votes.
     assert_error(&output, 122, "is voting after 1s");
-    assert_eq!(stdout(&output), format!("127.0.0.1 {}\n", masters.ports[0].number()));
+    assert_eq!(stdout(&output), format!("127.0.0.1 {}\n", nodes.ports[0].number()));
 }
 
 #[test]
 fn wrong_scheme_is_a_permanent_error_that_asks_plain_or_tls() {
-    let masters = TlsMasters::start(false);
-    let plain = Masters::start_with(3, |_, master| master.tcp()).unwrap();
+    let nodes = TlsNodes::start(false);
+    let plain = Nodes::start_with(3, |_, node| node.tcp()).unwrap();
     let with_scheme = |scheme: &str, urls: Vec<String>| -> Vec<_> {
         urls.iter().map(|url| format!("{scheme}{}", url.split_once(':').unwrap().1)).collect()
     };
-    let to_tls_ports = with_scheme("redis:", masters.urls());
+    let to_tls_ports = with_scheme("redis:", nodes.urls());
     let to_plain_ports = with_scheme("rediss:", plain.urls());
     for urls in [to_tls_ports, to_plain_ports] {
         for words in [&["run", "k", "--", "true"][..], &["inspect", "k"], &["list"]] {
@@ -176,9 +176,9 @@ fn wrong_scheme_is_a_permanent_error_that_asks_plain_or_tls() {
 /// `status` and `doctor` connect to each node separately, without a quorum.
 #[test]
 fn status_uses_certificates_and_doctor_reports_untrusted_nodes() {
-    let masters = TlsMasters::start(true);
-    assert_ok(&masters.on("status", &TRUSTED).arg("--json").output().unwrap());
-    let output = masters.on("doctor", &TRUSTED[1..]).arg("--json").output().unwrap();
+    let nodes = TlsNodes::start(true);
+    assert_ok(&nodes.on("status", &TRUSTED).arg("--json").output().unwrap());
+    let output = nodes.on("doctor", &TRUSTED[1..]).arg("--json").output().unwrap();
     assert_eq!(code(output.status), 2, "{}", stderr(&output));
     let text = stdout(&output);
     assert!(text.contains("misconfigured") && text.contains("--cacert"), "{text}");

@@ -1,4 +1,4 @@
-//! `quorlock top` in a real terminal, on real masters.
+//! `quorlock top` in a real terminal, on real nodes.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 #![allow(clippy::wildcard_imports, reason = "the helpers of all tests")]
@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::*;
-use quorlock_testkit::{Masters, eventually};
+use quorlock_testkit::{Nodes, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
@@ -30,13 +30,13 @@ struct Terminal {
 }
 
 impl Terminal {
-    /// Runs a script in a shell. In the script, `$TOP` is `quorlock top` on these masters.
-    fn start(masters: &Masters, script: &str) -> Self {
+    /// Runs a script in a shell. In the script, `$TOP` is `quorlock top` on these nodes.
+    fn start(nodes: &Nodes, script: &str) -> Self {
         let (keyboard, mut shell) = shell_in_terminal(script);
         let size = Winsize { ws_row: ROWS, ws_col: COLUMNS, ws_xpixel: 0, ws_ypixel: 0 };
         tcsetwinsize(&keyboard, size).unwrap();
         shell.env("TOP", format!("{QUORLOCK} top --interval 100ms"));
-        shell.env("QUORLOCK_NODES", masters.urls().join(",")).env("TERM", "xterm-256color");
+        shell.env("QUORLOCK_NODES", nodes.urls().join(",")).env("TERM", "xterm-256color");
         let shell = KillOnDrop(shell.spawn().unwrap());
         let screen = Arc::new(Mutex::new(vt100::Parser::new(ROWS, COLUMNS, 0)));
         let written = Arc::<Mutex<Vec<u8>>>::default();
@@ -109,20 +109,20 @@ impl Terminal {
     }
 }
 
-fn acquire(masters: &Masters, key: &str, owner: &str) {
+fn acquire(nodes: &Nodes, key: &str, owner: &str) {
     let words = ["LOCK.ACQUIRE", key, "token", "60000", "FENCE", "7", "OWNER", owner];
-    masters.iter().for_each(|master| exec(master, &words));
+    nodes.iter().for_each(|node| exec(node, &words));
 }
 
 #[test]
 fn new_lock_is_shown_and_q_restores_the_terminal() {
-    let masters = Masters::start(3);
-    acquire(&masters, "orders/42", "web-3");
-    let mut terminal = Terminal::start(&masters, "$TOP; echo status $?");
+    let nodes = Nodes::start(3);
+    acquire(&nodes, "orders/42", "web-3");
+    let mut terminal = Terminal::start(&nodes, "$TOP; echo status $?");
     terminal.shows("3 of 3 nodes vote");
     terminal.shows("orders/42");
     assert!(!terminal.is_cooked());
-    acquire(&masters, "nightly", "batch");
+    acquire(&nodes, "nightly", "batch");
     terminal.shows("nightly");
     terminal.press("/nightly");
     terminal.press(ENTER);
@@ -136,9 +136,9 @@ fn new_lock_is_shown_and_q_restores_the_terminal() {
 
 #[test]
 fn text_of_clients_cannot_control_the_terminal() {
-    let masters = Masters::start(1);
-    acquire(&masters, "\x1b]0;pwned\x07", "\x1b[31mred\u{202e}");
-    let mut terminal = Terminal::start(&masters, "$TOP; echo status $?");
+    let nodes = Nodes::start(1);
+    acquire(&nodes, "\x1b]0;pwned\x07", "\x1b[31mred\u{202e}");
+    let mut terminal = Terminal::start(&nodes, "$TOP; echo status $?");
     terminal.shows("pwned");
     terminal.shows("red");
     let shown = String::from_utf8_lossy(&terminal.written.lock().unwrap()).into_owned();
@@ -150,11 +150,11 @@ fn text_of_clients_cannot_control_the_terminal() {
 
 #[test]
 fn signal_restores_the_terminal() {
-    let masters = Masters::start(1);
+    let nodes = Nodes::start(1);
     for (signal, status) in
         [(Signal::TERM, "status 143"), (Signal::HUP, "status 129"), (Signal::INT, "status 130")]
     {
-        let terminal = Terminal::start(&masters, "$TOP; echo status $?");
+        let terminal = Terminal::start(&nodes, "$TOP; echo status $?");
         terminal.shows("1 of 1 nodes vote");
         kill_process(terminal.top(), signal).unwrap();
         terminal.until_left();
@@ -165,9 +165,9 @@ fn signal_restores_the_terminal() {
 /// Ctrl-Z stops the program the first time, and a signal of another process the second time.
 #[test]
 fn stopped_program_leaves_the_terminal_to_the_shell_and_fg_brings_it_back() {
-    let masters = Masters::start(1);
+    let nodes = Nodes::start(1);
     let mut terminal = Terminal::start(
-        &masters,
+        &nodes,
         "$TOP; echo stopped 1; read line; fg; echo stopped 2; read line; fg; echo status $?",
     );
     for by_key in [true, false] {
@@ -191,16 +191,15 @@ fn stopped_program_leaves_the_terminal_to_the_shell_and_fg_brings_it_back() {
 #[test]
 fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
     const LOCKS: u64 = 10_000;
-    let masters =
-        Masters::start_with(1, |_, master| master.arg("lock.max-ttl", 3_600_000)).unwrap();
+    let nodes = Nodes::start_with(1, |_, node| node.arg("lock.max-ttl", 3_600_000)).unwrap();
     let mut pipe = redis::pipe();
     for index in 0..LOCKS {
         let key = format!("orders/{index:05}");
         pipe.cmd("LOCK.ACQUIRE").arg(&[&key, "token", "3600000", "OWNER", "web-3"]).ignore();
     }
-    pipe.exec(&mut masters[0].connection()).unwrap();
-    let spent_on_scans = || command_stats(&masters[0], "lock.scan");
-    let mut terminal = Terminal::start(&masters, "$TOP --node-timeout 10s");
+    pipe.exec(&mut nodes[0].connection()).unwrap();
+    let spent_on_scans = || command_stats(&nodes[0], "lock.scan");
+    let mut terminal = Terminal::start(&nodes, "$TOP --node-timeout 10s");
     let mut first = Instant::now();
     eventually(PATIENCE, "the first listing has begun", || {
         let before = Instant::now();
@@ -233,7 +232,7 @@ fn listing_ten_thousand_locks_takes_less_than_a_hundredth_of_a_node() {
 
 #[test]
 fn missing_terminal_is_an_error_that_says_what_to_use() {
-    let masters = Masters::start(1);
-    let output = on(&masters, "top").output().unwrap();
+    let nodes = Nodes::start(1);
+    let output = on(&nodes, "top").output().unwrap();
     assert_error(&output, 125, "quorlock list --json");
 }

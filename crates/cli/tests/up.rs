@@ -1,4 +1,4 @@
-//! `quorlock up`, which starts masters on this machine; `scripts/demo`, which uses it; and `make
+//! `quorlock up`, which starts nodes on this machine; `scripts/demo`, which uses it; and `make
 //! install`: the installed program starts the installed module, and a running server survives an
 //! installation.
 
@@ -20,19 +20,19 @@ use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 
 #[test]
-fn signals_stop_all_masters_and_delete_their_folders() {
+fn signals_stop_all_nodes_and_delete_their_folders() {
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
         let mut up = Running::start(quorlock().args(["up", "-n", "3"]));
-        let masters: Vec<_> = up.nodes().split(',').map(process_and_folder).collect();
-        assert_eq!(masters.len(), 3);
-        for (pid, folder) in &masters {
+        let nodes: Vec<_> = up.nodes().split(',').map(process_and_folder).collect();
+        assert_eq!(nodes.len(), 3);
+        for (pid, folder) in &nodes {
             assert!(is_alive(*pid) && folder.is_dir());
         }
         up.signal(signal);
         let output = up.wait_for_end();
         assert_eq!(code(output.status), 0);
-        assert_contains(stderr(&output), "All masters are stopped");
-        for (pid, folder) in &masters {
+        assert_contains(stderr(&output), "All nodes are stopped");
+        for (pid, folder) in &nodes {
             assert!(!is_alive(*pid), "{signal:?}");
             assert!(!folder.exists(), "{signal:?}");
         }
@@ -77,14 +77,14 @@ fn missing_server_or_module_is_an_error_that_says_what_to_do() {
     assert_error(&output, 125, "install");
 }
 
-/// Starts masters that keep their data in a folder. Returns the program and the list of nodes.
+/// Starts nodes that keep their data in a folder. Returns the program and the list of nodes.
 fn up_in(folder: &Path) -> (Running, String) {
     let mut up = Running::start(quorlock().args(["up", "-n", "3", "--keep"]).arg(folder));
     let nodes = up.nodes();
     (up, nodes)
 }
 
-/// Stops the masters, and returns the standard error of the program.
+/// Stops the nodes, and returns the standard error of the program.
 #[track_caller]
 fn stop(up: Running) -> String {
     up.signal(Signal::INT);
@@ -94,9 +94,9 @@ fn stop(up: Running) -> String {
 }
 
 #[test]
-fn kept_masters_keep_their_data_and_abstain_after_a_restart() {
+fn kept_nodes_keep_their_data_and_abstain_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path().join("masters");
+    let folder = folder.path().join("nodes");
     let (up, nodes) = up_in(&folder);
     let connect_to_first = |nodes: &str| connect_to(nodes.split(',').next().unwrap());
     redis::cmd("SET").arg("a").arg("1").exec(&mut connect_to_first(&nodes)).unwrap();
@@ -130,13 +130,13 @@ fn folder_is_used_by_one_program_at_a_time() {
 }
 
 #[test]
-fn masters_have_the_ports_that_follow_the_first() {
+fn nodes_have_the_ports_that_follow_the_first() {
     let up_at = |n: &str, port: u16| {
         let mut command = quorlock();
         command.args(["up", "-n", n, "--port", &port.to_string()]);
         command
     };
-    // Another program may take a free port before the masters start.
+    // Another program may take a free port before the nodes start.
     let start = || {
         let probe = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = probe.local_addr().unwrap().port().min(u16::MAX - 3);
@@ -179,7 +179,7 @@ fn no_increment_is_lost_under_the_lock() {
     let output = demo(&[]);
     let said = stdout(&output);
     assert_eq!((code(output.status), stderr(&output)), (0, ""), "{said}");
-    for result in ["Master 3 killed", "200 after 200", "none lost", "strictly growing: yes"] {
+    for result in ["Node 3 killed", "200 after 200", "none lost", "strictly growing: yes"] {
         assert!(said.contains(result), "no {result} in {said}");
     }
 }

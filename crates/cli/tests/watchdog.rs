@@ -12,7 +12,7 @@ use std::fs;
 use std::process::Command;
 
 use common::*;
-use quorlock_testkit::{Direction, Masters, eventually};
+use quorlock_testkit::{Direction, Nodes, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -28,7 +28,7 @@ const STUBBORN_ALL: &str = "trap '' TERM; setsid sh -c 'while :; do sleep 0.01; 
 
 /// A `quorlock run` that holds the lock, and whose command runs until a signal ends it.
 struct FirstRun {
-    masters: Masters,
+    nodes: Nodes,
     folder: TempDir,
     holder: Running,
     command: Pid,
@@ -36,17 +36,17 @@ struct FirstRun {
 
 impl FirstRun {
     fn start(rest: &str) -> Self {
-        let masters = Masters::start(3);
+        let nodes = Nodes::start(3);
         let folder = tempfile::tempdir().unwrap();
-        let mut holder = start_script(&masters, &TTL, &script(&folder, rest));
+        let mut holder = start_script(&nodes, &TTL, &script(&folder, rest));
         let command = holder.pid_line();
-        Self { masters, folder, holder, command }
+        Self { nodes, folder, holder, command }
     }
 
     /// Runs a second command under the lock, and returns the last line that it prints.
     fn run_next(&self) -> String {
         let script = script(&self.folder, "true");
-        let output = run_script(&self.masters, &["--wait", "10s"], &script).output().unwrap();
+        let output = run_script(&self.nodes, &["--wait", "10s"], &script).output().unwrap();
         assert_ok(&output);
         stdout(&output).lines().last().unwrap_or_default().to_owned()
     }
@@ -120,13 +120,13 @@ fn killed_quorlock_without_watchdog_leaves_a_command_beyond_its_lock() {
 
 #[test]
 fn command_of_a_killed_quorlock_gets_sigterm_first() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let script = "trap 'echo TERM; read go; exit' TERM; echo $$; while :; do sleep 0.01; done";
-    let mut running = start_script(&masters, &LONG_TTL, script);
+    let mut running = start_script(&nodes, &LONG_TTL, script);
     let command = running.pid_line();
     running.signal(Signal::KILL);
     assert_eq!(running.line(), "TERM");
-    assert!(is_alive(command) && masters_holding(&masters) >= 2, "the lock has not ended yet");
+    assert!(is_alive(command) && nodes_holding(&nodes) >= 2, "the lock has not ended yet");
     running.say("go");
     wait_until_ended(command);
 }
@@ -136,14 +136,14 @@ fn watchdog_of_a_killed_quorlock_releases_the_lock() {
     for (kind, of_next) in
         [(&[][..], &[][..]), (&["--shared"], &[]), (&["--permits", "1"], &["--permits", "1"])]
     {
-        let masters = Masters::start(3);
-        let mut running = start_script(&masters, &[&LONG_TTL, kind].concat(), OBEDIENT);
+        let nodes = Nodes::start(3);
+        let mut running = start_script(&nodes, &[&LONG_TTL, kind].concat(), OBEDIENT);
         let command = running.pid_line();
         let watchdog = watchdog_of(running.pid());
         running.signal(Signal::KILL);
         // The wait is shorter than the ttl.
         let options = [&["--wait", "15s"], of_next].concat();
-        assert_ok(&run_script(&masters, &options, "true").output().unwrap());
+        assert_ok(&run_script(&nodes, &options, "true").output().unwrap());
         assert!(!is_alive(command), "{kind:?}");
         wait_until_ended(watchdog);
     }
@@ -151,18 +151,18 @@ fn watchdog_of_a_killed_quorlock_releases_the_lock() {
 
 #[test]
 fn watchdog_leaves_the_lock_to_the_next_holder() {
-    let masters = Masters::start(3);
-    let mut running = start_script(&masters, &LONG_TTL, OBEDIENT);
+    let nodes = Nodes::start(3);
+    let mut running = start_script(&nodes, &LONG_TTL, OBEDIENT);
     let command = running.pid_line();
     let watchdog = watchdog_of(running.pid());
     kill(watchdog, Signal::STOP);
     running.signal(Signal::KILL);
-    masters.iter().for_each(|master| exec(master, &["DEL", "k"]));
-    let handle = acquire_everywhere(&masters, &LONG_TTL);
+    nodes.iter().for_each(|node| exec(node, &["DEL", "k"]));
+    let handle = acquire_everywhere(&nodes, &LONG_TTL);
     kill(watchdog, Signal::CONT);
     wait_until_ended(command);
     wait_until_ended(watchdog);
-    assert_eq!(masters_holding(&masters), 3, "{handle}");
+    assert_eq!(nodes_holding(&nodes), 3, "{handle}");
 }
 
 #[test]
@@ -180,11 +180,11 @@ fn watchdog_ends_although_no_node_answers() {
 
 #[test]
 fn token_is_in_no_argument_environment_or_file_of_the_command() {
-    let masters = Masters::start(1);
-    let mut running = start_script(&masters, &LONG_TTL, OBEDIENT);
+    let nodes = Nodes::start(1);
+    let mut running = start_script(&nodes, &LONG_TTL, OBEDIENT);
     let command = running.pid_line();
     let watchdog = watchdog_of(running.pid());
-    let token: String = redis::cmd("GET").arg("k").query(&mut masters[0].connection()).unwrap();
+    let token: String = redis::cmd("GET").arg("k").query(&mut nodes[0].connection()).unwrap();
     for process in [running.pid(), watchdog, command] {
         let folder = format!("/proc/{}", process.as_raw_pid());
         for file in ["cmdline", "environ"] {
@@ -200,8 +200,8 @@ fn token_is_in_no_argument_environment_or_file_of_the_command() {
 
 #[test]
 fn stopped_command_is_continued_to_clean_up() {
-    let masters = Masters::start(3);
-    let mut running = start_script(&masters, &["--ttl", "20s"], OBEDIENT);
+    let nodes = Nodes::start(3);
+    let mut running = start_script(&nodes, &["--ttl", "20s"], OBEDIENT);
     let command = running.pid_line();
     kill(command, Signal::STOP);
     running.signal(Signal::KILL);
@@ -235,8 +235,8 @@ fn quorlock_stops_the_command_when_its_watchdog_is_stopped() {
 
 #[test]
 fn watchdog_ends_with_the_command_and_ignores_signals() {
-    let masters = Masters::start(1);
-    let mut running = start_script(&masters, &[], "echo held; read go; exit 3");
+    let nodes = Nodes::start(1);
+    let mut running = start_script(&nodes, &[], "echo held; read go; exit 3");
     assert_eq!(running.line(), "held");
     let watchdog = watchdog_of(running.pid());
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2]
@@ -258,10 +258,10 @@ fn watchdog_refuses_to_start_without_quorlock_run() {
 
 #[test]
 fn pipeline_ends_with_the_command_also_when_quorlock_was_killed() {
-    let masters = Masters::start(1);
+    let nodes = Nodes::start(1);
     let mut pipeline = Command::new("sh");
     pipeline.arg("-c").arg("{ exec \"$0\" run k -- sh -c 'echo $$; read go; echo done'; } | cat");
-    pipeline.arg(QUORLOCK).env("QUORLOCK_NODES", masters.urls().join(","));
+    pipeline.arg(QUORLOCK).env("QUORLOCK_NODES", nodes.urls().join(","));
     let mut running = Running::start(&mut pipeline);
     running.pid_line();
     running.say("go");

@@ -16,7 +16,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use quorlock_client::{Fence, Quorum};
-use quorlock_testkit::Masters;
+use quorlock_testkit::Nodes;
 use rusqlite::{Connection, params};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
@@ -28,17 +28,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     match arguments.as_slice() {
         [] => run_twice(),
-        [database, checked, masters @ ..] => {
-            sell(Path::new(database), checked == "checked", masters)
-        }
+        [database, checked, nodes @ ..] => sell(Path::new(database), checked == "checked", nodes),
         [_] => Err("usage: fence_sqlite, without arguments".into()),
     }
 }
 
 /// The program of a clerk, which sells one apple.
 #[tokio::main(flavor = "current_thread")]
-async fn sell(database: &Path, checked: bool, masters: &[String]) -> Result<(), Box<dyn Error>> {
-    let quorum = Quorum::connect(masters).await?;
+async fn sell(database: &Path, checked: bool, nodes: &[String]) -> Result<(), Box<dyn Error>> {
+    let quorum = Quorum::connect(nodes).await?;
     let lock = quorum.lock("stock/apples").ttl(TTL).wait(WAIT).acquire().await?;
 
     let stock = Connection::open(database)?;
@@ -71,13 +69,13 @@ fn write_if_latest(stock: &Connection, apples: i64, fence: Fence) -> rusqlite::R
 
 fn run_twice() -> Result<(), Box<dyn Error>> {
     println!(
-        "Three masters, one SQLite database with {APPLES} apples, and two clerks who sell one \
+        "Three nodes, one SQLite database with {APPLES} apples, and two clerks who sell one \
          apple each,\nunder a lock that lasts {TTL:?}."
     );
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     for checked in [false, true] {
         println!("\n{}", if checked { "With the fence:" } else { "Without a fence:" });
-        let (sold, left) = simulate(checked, &masters.urls())?;
+        let (sold, left) = simulate(checked, &nodes.urls())?;
         let is_right = left == APPLES - sold;
         println!(
             "  => {sold} sold, {left} left of {APPLES}: {}",
@@ -91,7 +89,7 @@ fn run_twice() -> Result<(), Box<dyn Error>> {
 }
 
 /// Returns how many apples the clerks report as sold, and how many the database has left.
-fn simulate(checked: bool, masters: &[String]) -> Result<(i64, i64), Box<dyn Error>> {
+fn simulate(checked: bool, nodes: &[String]) -> Result<(i64, i64), Box<dyn Error>> {
     let directory = tempfile::tempdir()?;
     let database = directory.path().join("stock.db");
     let stock = Connection::open(&database)?;
@@ -100,7 +98,7 @@ fn simulate(checked: bool, masters: &[String]) -> Result<(i64, i64), Box<dyn Err
     )?;
     stock.execute("INSERT INTO stock (apples) VALUES (?1)", [APPLES])?;
 
-    let mut anna = Clerk::start(&database, checked, masters)?;
+    let mut anna = Clerk::start(&database, checked, nodes)?;
     let anna_read = anna.line()?;
     println!(
         "  Anna reads {}. She still holds the lock, and is stopped before she writes.",
@@ -108,7 +106,7 @@ fn simulate(checked: bool, masters: &[String]) -> Result<(i64, i64), Box<dyn Err
     );
     anna.stop()?;
 
-    let mut ben = Clerk::start(&database, checked, masters)?;
+    let mut ben = Clerk::start(&database, checked, nodes)?;
     let ben_read = ben.line()?;
     println!(
         "  Her lock expires. Ben acquires it, reads {}, and writes one less.",
@@ -147,11 +145,11 @@ struct Clerk {
 }
 
 impl Clerk {
-    fn start(database: &Path, checked: bool, masters: &[String]) -> Result<Self, Box<dyn Error>> {
+    fn start(database: &Path, checked: bool, nodes: &[String]) -> Result<Self, Box<dyn Error>> {
         let mut process = Command::new(std::env::current_exe()?)
             .arg(database)
             .arg(if checked { "checked" } else { "unchecked" })
-            .args(masters)
+            .args(nodes)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;

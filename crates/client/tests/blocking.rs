@@ -7,19 +7,19 @@ mod common;
 use std::thread;
 use std::time::Duration;
 
-use common::{PATIENCE, connect_blocking, delete, masters_holding};
+use common::{PATIENCE, connect_blocking, delete, nodes_holding};
 use quorlock_client::blocking::{Quorum, QuorumBuilder};
 use quorlock_client::{AcquireError, LostError, NodeError, Ownership, Released, RunError};
-use quorlock_testkit::{Masters, eventually};
+use quorlock_testkit::{Nodes, eventually};
 
-fn quorum() -> (Masters, Quorum) {
-    let masters = Masters::start(3);
-    let quorum = connect_blocking(masters.urls());
-    (masters, quorum)
+fn quorum() -> (Nodes, Quorum) {
+    let nodes = Nodes::start(3);
+    let quorum = connect_blocking(nodes.urls());
+    (nodes, quorum)
 }
 
 fn life_of_a_lock() {
-    let (masters, quorum) = quorum();
+    let (nodes, quorum) = quorum();
     let mut lock = quorum.lock("k").ttl(Duration::from_secs(5)).acquire().unwrap();
     assert!(matches!(lock.ownership(), Ownership::Held(_)));
     let held = quorum.lock("k").try_acquire();
@@ -28,7 +28,7 @@ fn life_of_a_lock() {
     lock.renew();
     assert_eq!(lock.release().unwrap(), Released::Released);
     drop(quorum.lock("k").acquire().unwrap());
-    eventually(PATIENCE, "a dropped lock is released", || masters_holding(&masters, "k") == 0);
+    eventually(PATIENCE, "a dropped lock is released", || nodes_holding(&nodes, "k") == 0);
     quorum.flush(PATIENCE).unwrap();
 }
 
@@ -50,7 +50,7 @@ fn blocking_api_works_in_a_program_that_uses_tokio() {
 
 #[test]
 fn blocking_run_returns_the_result_and_reports_a_lost_lock() {
-    let (masters, quorum) = quorum();
+    let (nodes, quorum) = quorum();
     let ttl = Duration::from_secs(3);
     let builder = quorum.lock("k").ttl(ttl);
     let kept = builder.run(|lock| {
@@ -61,7 +61,7 @@ fn blocking_run_returns_the_result_and_reports_a_lost_lock() {
 
     let mut told = None;
     let lost = builder.run(|lock| {
-        delete(&masters, "k");
+        delete(&nodes, "k");
         told = lock.ended().map(|lost| lost.to_string());
     });
     let Err(RunError::Lost { lost: LostError::Ended { .. }, finished: true }) = lost else {
@@ -73,8 +73,8 @@ fn blocking_run_returns_the_result_and_reports_a_lost_lock() {
 
 #[test]
 fn blocking_lock_is_detached_and_attached_from_its_text() {
-    let (masters, giver) = quorum();
-    let taker = connect_blocking(masters.urls());
+    let (nodes, giver) = quorum();
+    let taker = connect_blocking(nodes.urls());
     let text = giver.lock("k").acquire().unwrap().detach().to_secret_text();
     let lock = taker.attach(text.parse().unwrap()).unwrap();
     assert_eq!(lock.release().unwrap(), Released::Released);
@@ -82,9 +82,9 @@ fn blocking_lock_is_detached_and_attached_from_its_text() {
 
 #[test]
 fn clients_of_redis_rs_make_a_quorum_that_checks_the_named_set() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let builder = || {
-        let clients = masters.iter().map(|master| redis::Client::open(master.url()).unwrap());
+        let clients = nodes.iter().map(|node| redis::Client::open(node.url()).unwrap());
         clients.fold(Quorum::builder().node_timeout(PATIENCE), QuorumBuilder::redis_client)
     };
     let quorum = builder().connect().unwrap();
@@ -98,10 +98,10 @@ fn clients_of_redis_rs_make_a_quorum_that_checks_the_named_set() {
 
 #[test]
 fn lock_dropped_after_its_quorum_is_still_released() {
-    let (masters, quorum) = quorum();
+    let (nodes, quorum) = quorum();
     let lock = quorum.lock("k").ttl(Duration::from_secs(30)).acquire().unwrap();
     drop(quorum);
-    assert!(masters_holding(&masters, "k") >= 2);
+    assert!(nodes_holding(&nodes, "k") >= 2);
     drop(lock);
-    eventually(PATIENCE, "the lock is released", || masters_holding(&masters, "k") == 0);
+    eventually(PATIENCE, "the lock is released", || nodes_holding(&nodes, "k") == 0);
 }

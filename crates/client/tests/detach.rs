@@ -14,11 +14,11 @@ use tokio::task::JoinSet;
 
 #[tokio::test]
 async fn detached_lock_is_attached_from_its_text_and_is_never_free() {
-    let (masters, giver) = quorum(3).await;
-    let taker = connect(masters.urls()).await;
+    let (nodes, giver) = quorum(3).await;
+    let taker = connect(nodes.urls()).await;
     let lock = giver.lock("orders/42").ttl(Duration::from_secs(10)).acquire().await.unwrap();
     let (fence, watch) = (lock.fence(), lock.watch());
-    wait_until_all_hold(&masters, "orders/42").await;
+    wait_until_all_hold(&nodes, "orders/42").await;
     let text = lock.detach().to_secret_text();
     assert!(watch.ended().await.is_none(), "no loss is reported");
     assert!(watch.ownership().is_lost());
@@ -31,14 +31,14 @@ async fn detached_lock_is_attached_from_its_text_and_is_never_free() {
     until_held_on(&lock, 3).await;
     lock.extend().await.unwrap();
     assert_eq!(lock.release().await.unwrap(), Released::Released);
-    wait_until_free(&masters, "orders/42").await;
+    wait_until_free(&nodes, "orders/42").await;
 }
 
 #[tokio::test]
 async fn text_of_an_attached_or_ended_lock_is_refused() {
-    let (masters, quorum) = quorum(3).await;
+    let (nodes, quorum) = quorum(3).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
-    wait_until_all_hold(&masters, "k").await;
+    wait_until_all_hold(&nodes, "k").await;
     let text = lock.detach().to_secret_text();
     let attached = quorum.attach(text.parse().unwrap()).await.unwrap();
     let again = quorum.attach(text.parse().unwrap()).await;
@@ -46,18 +46,18 @@ async fn text_of_an_attached_or_ended_lock_is_refused() {
     assert_eq!(attached.release().await.unwrap(), Released::Released);
     let late = quorum.attach(text.parse().unwrap()).await;
     assert!(matches!(late, Err(AttachError::Gone { .. })), "{late:?}");
-    wait_until_free(&masters, "k").await;
+    wait_until_free(&nodes, "k").await;
 }
 
 #[tokio::test]
 async fn at_most_one_process_attaches_the_same_text() {
-    let (masters, giver) = quorum(5).await;
-    let takers = [connect(masters.urls()).await, connect(masters.urls()).await];
+    let (nodes, giver) = quorum(5).await;
+    let takers = [connect(nodes.urls()).await, connect(nodes.urls()).await];
     let mut attached = 0;
     for n in 0..20 {
         let key = format!("k{n}");
         let lock = giver.lock(&key).acquire().await.unwrap();
-        wait_until_all_hold(&masters, &key).await;
+        wait_until_all_hold(&nodes, &key).await;
         let text = lock.detach().to_secret_text();
         let mut attaching = JoinSet::new();
         for taker in takers.clone() {
@@ -73,14 +73,14 @@ async fn at_most_one_process_attaches_the_same_text() {
 
 #[tokio::test]
 async fn description_for_another_process_releases_the_lock_that_is_still_held() {
-    let (masters, holder) = quorum(3).await;
-    let other = connect(masters.urls()).await;
+    let (nodes, holder) = quorum(3).await;
+    let other = connect(nodes.urls()).await;
     let mut lock = holder.lock("k").acquire().await.unwrap();
-    wait_until_all_hold(&masters, "k").await;
+    wait_until_all_hold(&nodes, "k").await;
     let text = lock.to_detached().to_secret_text();
     lock.extend().await.unwrap();
     assert_eq!(other.release_detached(text.parse().unwrap()).await.unwrap(), Released::Released);
-    wait_until_free(&masters, "k").await;
+    wait_until_free(&nodes, "k").await;
     let extended = lock.extend().await;
     assert!(matches!(extended, Err(ExtendError::Lost { .. })), "{extended:?}");
 }

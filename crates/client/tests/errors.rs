@@ -27,9 +27,7 @@ use quorlock_client::{
     AcquireError, Answer, AttachError, ConnectError, ExtendError, FlushError, LockBuilder,
     LostError, NodeAnswers, NodeError, Quorum, ReleaseError, RunError,
 };
-use quorlock_testkit::{
-    Direction, Inject as _, Masters, Proxy, Server, WallClock, eventually_async,
-};
+use quorlock_testkit::{Direction, Inject as _, Nodes, Proxy, Server, WallClock, eventually_async};
 use redis::Commands as _;
 
 /// Slows the network down too much for the lock on `s` that this function returns. The drift takes
@@ -72,7 +70,7 @@ async fn connect_errors_name_what_to_change() {
 async fn acquire_errors_distinguish_a_held_lock_from_a_failing_quorum() {
     let net = net(3).await;
     let held = net.quorum.lock("k").acquire().await.unwrap();
-    wait_until_all_hold(&net.masters, "k").await;
+    wait_until_all_hold(&net.nodes, "k").await;
     let error = net.quorum.lock("k").try_acquire().await.unwrap_err();
     let AcquireError::Held { nodes, .. } = &error else { panic!("{error}") };
     assert!(nodes.0.iter().any(|node| node.answer == Answer::Refused), "{nodes}");
@@ -110,7 +108,7 @@ async fn extend_errors_distinguish_a_lost_lock_from_a_held_one() {
     assert!(!lock.remaining().is_zero());
     net.heal();
 
-    delete(&net.masters, "k");
+    delete(&net.nodes, "k");
     eventually_async(PATIENCE, "an extension reports the loss", async || {
         matches!(lock.extend().await, Err(ExtendError::Lost { .. }))
     })
@@ -124,11 +122,11 @@ async fn extend_errors_distinguish_a_lost_lock_from_a_held_one() {
 
 #[tokio::test]
 async fn lost_errors_say_how_the_lock_ended() {
-    let (masters, quorum) = quorum(3).await;
+    let (nodes, quorum) = quorum(3).await;
     let ttl = Duration::from_secs(3);
     let mut ended = quorum.lock("ended").ttl(ttl).acquire().await.unwrap();
     ended.renew();
-    delete(&masters, "ended");
+    delete(&nodes, "ended");
     let expired = quorum.lock("expired").ttl(ttl).acquire().await.unwrap();
     let mut too_long = quorum.lock("long").ttl(ttl).max_hold(ttl).acquire().await.unwrap();
     too_long.renew();
@@ -144,20 +142,20 @@ async fn lost_errors_say_how_the_lock_ended() {
 
 #[tokio::test]
 async fn run_errors_say_whether_the_work_was_done() {
-    let (masters, quorum) = quorum(3).await;
+    let (nodes, quorum) = quorum(3).await;
     let lock = quorum.lock("k").ttl(Duration::from_secs(3)).wait(Duration::ZERO);
     let stopped = lock.run(|_| async {
-        delete(&masters, "k");
+        delete(&nodes, "k");
         std::future::pending::<()>().await;
     });
     let error = stopped.await.unwrap_err();
     assert!(matches!(error, RunError::Lost { finished: false, .. }), "{error}");
 
-    let too_late = lock.run(|_| async { delete(&masters, "k") }).await.unwrap_err();
+    let too_late = lock.run(|_| async { delete(&nodes, "k") }).await.unwrap_err();
     assert!(matches!(too_late, RunError::Lost { finished: true, .. }), "{too_late}");
 
     let _held = quorum.lock("k").acquire().await.unwrap();
-    wait_until_all_hold(&masters, "k").await;
+    wait_until_all_hold(&nodes, "k").await;
     let error = lock.run(|_| async {}).await.unwrap_err();
     assert!(matches!(error, RunError::NotAcquired(AcquireError::Held { .. })), "{error}");
 }
@@ -225,7 +223,7 @@ async fn node_that_cannot_be_reached_in_time_is_down_silent_or_too_far() {
     assert!(matches!(error, NodeError::TimedOut { limit_ms: 50..=2500 }), "{error}");
     net.heal();
 
-    let far = Proxy::start(net.masters[0].url());
+    let far = Proxy::start(net.nodes[0].url());
     far.delay(Direction::ToClient, Duration::from_millis(120));
     let quorum = Quorum::connect([far.url()]).await.unwrap();
     let lock =
@@ -320,25 +318,25 @@ async fn reply_of_another_kind_is_unexpected() {
 /// Longer than any test takes.
 const LONG_MS: u64 = 100_000;
 
-/// Five masters, of which the first `n` abstain.
-async fn five_masters_with_abstaining(n: usize) -> (Masters, Quorum) {
-    let masters = Masters::start_with(5, |index, builder| {
+/// Five nodes, of which the first `n` abstain.
+async fn five_nodes_with_abstaining(n: usize) -> (Nodes, Quorum) {
+    let nodes = Nodes::start_with(5, |index, builder| {
         if index < n { builder.arg("lock.rejoin-delay", LONG_MS) } else { builder }
     });
-    let masters = masters.unwrap();
-    let quorum = connect(masters.urls()).await;
-    (masters, quorum)
+    let nodes = nodes.unwrap();
+    let quorum = connect(nodes.urls()).await;
+    (nodes, quorum)
 }
 
 #[tokio::test]
 async fn abstaining_majority_is_named_with_the_answer_of_each_node() {
-    let (masters, quorum) = five_masters_with_abstaining(3).await;
+    let (nodes, quorum) = five_nodes_with_abstaining(3).await;
     let error = patiently(&quorum, "k").try_acquire().await.unwrap_err();
     let said = error.to_string();
-    let AcquireError::NoQuorum { nodes } = error else { panic!("{error}") };
-    let failed: Vec<_> = nodes.failed().collect();
-    assert_eq!(failed.len(), 3, "{nodes}");
-    for ((node, error), url) in failed.into_iter().zip(masters.urls()) {
+    let AcquireError::NoQuorum { nodes: answers } = error else { panic!("{error}") };
+    let failed: Vec<_> = answers.failed().collect();
+    assert_eq!(failed.len(), 3, "{answers}");
+    for ((node, error), url) in failed.into_iter().zip(nodes.urls()) {
         assert!(url.contains(node), "{url} is not {node}");
         let NodeError::Abstains { reason } = error else { panic!("{node}: {error}") };
         let (ms, why) = reason.split_once(' ').unwrap();

@@ -1,4 +1,4 @@
-//! The examples work as documented, on real masters.
+//! The examples work as documented, on real nodes.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use quorlock_client::blocking::Quorum;
-use quorlock_testkit::{Masters, eventually};
+use quorlock_testkit::{Nodes, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The program of an example. Builds it if Cargo has not: `cargo test --test examples` builds none.
@@ -36,18 +36,18 @@ fn example(name: &str) -> PathBuf {
     path
 }
 
-/// Runs `times` copies of an example at the same time, on new masters. Returns the output of each.
+/// Runs `times` copies of an example at the same time, on new nodes. Returns the output of each.
 fn run(name: &str, times: usize, args: &[&Path]) -> Vec<String> {
     try_run(name, times, args).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 /// As [`run`], but returns what an example that failed printed as its error.
 fn try_run(name: &str, times: usize, args: &[&Path]) -> Result<Vec<String>, String> {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let path = example(name);
     let run_one = || {
         let mut command = Command::new(&path);
-        command.args(args).env("QUORLOCK_NODES", masters.urls().join(","));
+        command.args(args).env("QUORLOCK_NODES", nodes.urls().join(","));
         let output = command.output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
@@ -156,9 +156,9 @@ struct Service {
 }
 
 impl Service {
-    fn start(masters: &Masters) -> Self {
+    fn start(nodes: &Nodes) -> Self {
         let mut command = Command::new(example("axum"));
-        command.arg("127.0.0.1:0").env("QUORLOCK_NODES", masters.urls().join(","));
+        command.arg("127.0.0.1:0").env("QUORLOCK_NODES", nodes.urls().join(","));
         let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
@@ -198,11 +198,11 @@ impl Drop for Service {
 
 #[test]
 fn http_service_answers_200_409_or_503_and_ends_cleanly() {
-    let mut masters = Masters::start(3);
-    let mut service = Service::start(&masters);
+    let mut nodes = Nodes::start(3);
+    let mut service = Service::start(&nodes);
     assert_eq!(service.ship(42), 200);
 
-    let builder = Quorum::builder().nodes(masters.urls()).node_timeout(Duration::from_secs(5));
+    let builder = Quorum::builder().nodes(nodes.urls()).node_timeout(Duration::from_secs(5));
     let quorum = builder.connect().unwrap();
     let lock = quorum.lock("orders/42").acquire().unwrap();
     assert_eq!(service.ship(42), 409);
@@ -210,12 +210,12 @@ fn http_service_answers_200_409_or_503_and_ends_cleanly() {
     lock.release().unwrap();
     assert_eq!(service.ship(42), 200);
 
-    masters[0].kill();
-    masters[1].kill();
+    nodes[0].kill();
+    nodes[1].kill();
     assert_eq!(service.request(42), 503);
 
-    for master in masters.iter_mut().take(2) {
-        master.restart().unwrap();
+    for node in nodes.iter_mut().take(2) {
+        node.restart().unwrap();
     }
     kill_process(Pid::from_child(&service.process), Signal::TERM).unwrap();
     let mut printed = String::new();

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::thread;
 
 use common::{
-    Net, calls, masters_with_equal_fences, net_of, patiently, quorum, until_held_on,
+    Net, calls, net_of, nodes_with_equal_fences, patiently, quorum, until_held_on,
     wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::{Fence, FenceGate, Quorum, Stale};
@@ -26,12 +26,12 @@ async fn acquire_and_release(quorum: &Quorum, last: &mut Option<Fence>) {
 
 #[tokio::test]
 async fn uncontended_lock_costs_one_round_trip() {
-    let Net { masters, proxies, quorum } = net_of(masters_with_equal_fences()).await;
+    let Net { nodes, proxies, quorum } = net_of(nodes_with_equal_fences()).await;
     let mut counted = 0;
     for _ in 0..20 {
         let before: Vec<_> = proxies.iter().map(Proxy::round_trips).collect();
         let lock = patiently(&quorum, "k").try_acquire().await.unwrap();
-        wait_until_all_hold(&masters, "k").await;
+        wait_until_all_hold(&nodes, "k").await;
         until_held_on(&lock, 3).await;
         let after: Vec<_> = proxies.iter().map(Proxy::round_trips).collect();
         let round_trips: Vec<_> =
@@ -39,26 +39,26 @@ async fn uncontended_lock_costs_one_round_trip() {
         // A check of a connection counts as a round trip too.
         counted += u32::from(round_trips == [1, 1, 1]);
         lock.release().await.unwrap();
-        wait_until_free(&masters, "k").await;
+        wait_until_free(&nodes, "k").await;
     }
     assert!(counted >= 10, "{counted} of 20 locks took one round trip");
-    for master in &masters {
-        assert_eq!(calls(master, "lock.acquire"), 20);
-        assert_eq!(calls(master, "lock.extend"), 0, "all masters granted the same fence");
+    for node in &nodes {
+        assert_eq!(calls(node, "lock.acquire"), 20);
+        assert_eq!(calls(node, "lock.extend"), 0, "all nodes granted the same fence");
     }
 }
 
 #[tokio::test]
-async fn new_masters_cost_a_client_at_most_two_extra_rounds() {
-    // The fences of each master begin a minute above its own clock.
-    let (masters, quorum) = quorum(3).await;
+async fn new_nodes_cost_a_client_at_most_two_extra_rounds() {
+    // The fences of each node begin a minute above its own clock.
+    let (nodes, quorum) = quorum(3).await;
     let mut last = None;
     let mut second_rounds = 0;
     for _ in 0..10 {
-        let extends = || masters.iter().map(|master| calls(master, "lock.extend")).sum::<u64>();
+        let extends = || nodes.iter().map(|node| calls(node, "lock.extend")).sum::<u64>();
         let before = extends();
         acquire_and_release(&quorum, &mut last).await;
-        wait_until_free(&masters, "k").await;
+        wait_until_free(&nodes, "k").await;
         second_rounds += u32::from(extends() > before);
     }
     assert!(second_rounds <= 2, "{second_rounds}");

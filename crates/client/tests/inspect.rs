@@ -1,4 +1,4 @@
-//! What the nodes say about a key, on real masters.
+//! What the nodes say about a key, on real nodes.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -7,18 +7,18 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    PATIENCE, connect, masters_with_equal_fences, quorum, wait_until_all_hold, wait_until_free,
+    PATIENCE, connect, nodes_with_equal_fences, quorum, wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::{InspectError, LockState, NodeError};
 use quorlock_testkit::{Direction, Proxy, eventually_async};
 
 #[tokio::test]
 async fn held_lock_is_described_and_a_released_lock_is_free() {
-    let (masters, quorum) = quorum(3).await;
+    let (nodes, quorum) = quorum(3).await;
     assert_eq!(quorum.inspect("k").await.unwrap().state, LockState::Free);
     let lock =
         quorum.lock("k").ttl(Duration::from_secs(20)).owner("web-3").acquire().await.unwrap();
-    wait_until_all_hold(&masters, "k").await;
+    wait_until_all_hold(&nodes, "k").await;
     let inspection = quorum.inspect("k").await.unwrap();
     let LockState::Held(held) = &inspection.state else { panic!("{inspection}") };
     assert_eq!((held.fence, held.owner.as_deref()), (lock.fence(), Some("web-3")));
@@ -30,17 +30,17 @@ async fn held_lock_is_described_and_a_released_lock_is_free() {
     let text = inspection.to_string();
     assert!(text.starts_with("held by web-3, fence ") && text.lines().count() == 4, "{text}");
     lock.release().await.unwrap();
-    wait_until_free(&masters, "k").await;
+    wait_until_free(&nodes, "k").await;
     assert_eq!(quorum.inspect("k").await.unwrap().state, LockState::Free);
 }
 
 #[tokio::test]
 async fn waiters_and_keys_are_counted() {
-    let (masters, quorum) = quorum(3).await;
+    let (nodes, quorum) = quorum(3).await;
     let lock = quorum.lock_all(["a", "b"]).acquire().await.unwrap();
-    wait_until_all_hold(&masters, "a").await;
+    wait_until_all_hold(&nodes, "a").await;
     let waiting = tokio::spawn({
-        let quorum = connect(masters.urls()).await;
+        let quorum = connect(nodes.urls()).await;
         async move { quorum.lock("a").acquire().await.unwrap().release().await }
     });
     eventually_async(PATIENCE, "each node has the waiter", async || {
@@ -55,11 +55,11 @@ async fn waiters_and_keys_are_counted() {
 
 #[tokio::test]
 async fn one_silent_node_is_an_error_of_that_node_only() {
-    let masters = masters_with_equal_fences();
-    let proxy = Proxy::start(masters[1].url());
-    let quorum = connect([masters[0].url(), proxy.url(), masters[2].url()]).await;
+    let nodes = nodes_with_equal_fences();
+    let proxy = Proxy::start(nodes[1].url());
+    let quorum = connect([nodes[0].url(), proxy.url(), nodes[2].url()]).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
-    wait_until_all_hold(&masters, "k").await;
+    wait_until_all_hold(&nodes, "k").await;
     proxy.hold(Direction::ToClient);
     let inspection = quorum.inspect("k").await.unwrap();
     let LockState::Held(held) = &inspection.state else { panic!("{inspection}") };
@@ -70,13 +70,13 @@ async fn one_silent_node_is_an_error_of_that_node_only() {
 
 #[tokio::test]
 async fn key_is_unclear_without_a_majority_and_unknown_without_an_answer() {
-    let (mut masters, quorum) = quorum(3).await;
-    masters[0].kill();
-    masters[1].kill();
+    let (mut nodes, quorum) = quorum(3).await;
+    nodes[0].kill();
+    nodes[1].kill();
     let inspection = quorum.inspect("k").await.unwrap();
     assert_eq!(inspection.state, LockState::Unclear, "{inspection}");
     assert_eq!(inspection.nodes[2].lease, Ok(None), "{inspection}");
-    masters[2].kill();
+    nodes[2].kill();
     let InspectError::NoAnswer { nodes } = quorum.inspect("k").await.unwrap_err() else {
         panic!("no node answers")
     };
@@ -85,7 +85,7 @@ async fn key_is_unclear_without_a_majority_and_unknown_without_an_answer() {
 
 #[tokio::test]
 async fn default_owner_names_this_process() {
-    let (_masters, quorum) = quorum(3).await;
+    let (_nodes, quorum) = quorum(3).await;
     let _lock = quorum.lock("k").acquire().await.unwrap();
     let inspection = quorum.inspect("k").await.unwrap();
     let LockState::Held(held) = &inspection.state else { panic!("{inspection}") };

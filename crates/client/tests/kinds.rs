@@ -9,43 +9,43 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{
-    PATIENCE, Recorder, assert_refused, calls, connect, masters_holding, quorum, spawn_acquire,
+    PATIENCE, Recorder, assert_refused, calls, connect, nodes_holding, quorum, spawn_acquire,
     until_held_on, until_in_line, wait_until_all_hold, wait_until_free,
 };
 use futures_util::future::join_all;
 use quorlock_client::{AcquireError, ExtendError, LockBuilder, Quorum, Released};
-use quorlock_testkit::{Masters, eventually_async};
+use quorlock_testkit::{Nodes, eventually_async};
 use tokio::task::JoinSet;
 use tracing::Level;
 
 #[tokio::test]
-async fn lock_is_held_on_all_masters_until_it_is_released() {
-    let (masters, quorum) = quorum(3).await;
+async fn lock_is_held_on_all_nodes_until_it_is_released() {
+    let (nodes, quorum) = quorum(3).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
-    wait_until_all_hold(&masters, "k").await;
+    wait_until_all_hold(&nodes, "k").await;
     until_held_on(&lock, 3).await;
     assert!(lock.remaining() > Duration::from_secs(5));
     assert_eq!(lock.release().await.unwrap(), Released::Released);
-    wait_until_free(&masters, "k").await;
+    wait_until_free(&nodes, "k").await;
 }
 
 #[tokio::test]
 async fn finished_lock_says_whether_it_was_lost_before() {
-    let (masters, quorum) = quorum(3).await;
+    let (nodes, quorum) = quorum(3).await;
     quorum.lock("k").acquire().await.unwrap().finish().await.unwrap();
-    wait_until_free(&masters, "k").await;
+    wait_until_free(&nodes, "k").await;
     let lock = quorum.lock("k").acquire().await.unwrap();
-    wait_until_all_hold(&masters, "k").await;
+    wait_until_all_hold(&nodes, "k").await;
     quorum.revoke_now("k").await.unwrap().ended().await;
     lock.finish().await.unwrap_err();
 }
 
 #[tokio::test]
 async fn wait_that_timed_out_names_the_holder() {
-    let (masters, quorum) = quorum(3).await;
+    let (nodes, quorum) = quorum(3).await;
     let held = quorum.lock("k").owner("web-3\n").acquire().await.unwrap();
-    wait_until_all_hold(&masters, "k").await;
-    let other = connect(masters.urls()).await;
+    wait_until_all_hold(&nodes, "k").await;
+    let other = connect(nodes.urls()).await;
     // On a busy machine, the nodes may answer too late to name the holder.
     let waiting = other.lock("k").wait(Duration::from_millis(300));
     eventually_async(PATIENCE, "the error names the holder", async || {
@@ -60,21 +60,21 @@ async fn wait_that_timed_out_names_the_holder() {
     })
     .await;
     held.release().await.unwrap();
-    wait_until_free(&masters, "k").await;
+    wait_until_free(&nodes, "k").await;
     assert_eq!(other.lock("k").holder().await, None);
 }
 
 #[tokio::test]
 async fn holders_of_each_kind_of_lock_are_named() {
-    let (masters, quorum) = quorum(3).await;
+    let (nodes, quorum) = quorum(3).await;
     let ours = |builder: LockBuilder| builder.owner("web-3").wait(PATIENCE);
     let _both = ours(quorum.lock_all(["a", "b"])).acquire().await.unwrap();
     let readers = [(); 2].map(|()| ours(quorum.lock("r").shared()));
     let _readers = join_all(readers.each_ref().map(LockBuilder::acquire)).await;
     let permits = [(); 2].map(|()| ours(quorum.semaphore("s", 2)));
     let _permits = join_all(permits.each_ref().map(LockBuilder::acquire)).await;
-    for master in &masters {
-        redis::cmd("SET").arg("f").arg("x").exec(&mut master.connection()).unwrap();
+    for node in &nodes {
+        redis::cmd("SET").arg("f").arg("x").exec(&mut node.connection()).unwrap();
     }
     for (builder, names) in [
         (quorum.lock_all(["b", "c"]), "web-3, since "),
@@ -93,44 +93,44 @@ async fn holders_of_each_kind_of_lock_are_named() {
 
 #[tokio::test]
 async fn quick_grant_or_refusal_costs_no_inspection() {
-    let (masters, quorum) = quorum(3).await;
+    let (nodes, quorum) = quorum(3).await;
     for wait in [Duration::ZERO, PATIENCE] {
         quorum.lock("k").wait(wait).acquire().await.unwrap().release().await.unwrap();
     }
     let _held = quorum.lock("k").acquire().await.unwrap();
-    let error = connect(masters.urls()).await.lock("k").try_acquire().await.unwrap_err();
+    let error = connect(nodes.urls()).await.lock("k").try_acquire().await.unwrap_err();
     assert!(matches!(error, AcquireError::Held { holder: None, .. }), "{error}");
     assert_eq!(error.to_string(), "another client holds the lock or waits for it");
-    let inspections = masters.iter().map(|master| calls(master, "lock.inspect"));
+    let inspections = nodes.iter().map(|node| calls(node, "lock.inspect"));
     assert_eq!(inspections.sum::<u64>(), 0);
 }
 
 #[tokio::test]
-async fn all_keys_are_held_on_all_masters_until_they_are_released_together() {
-    let (masters, quorum) = quorum(3).await;
+async fn all_keys_are_held_on_all_nodes_until_they_are_released_together() {
+    let (nodes, quorum) = quorum(3).await;
     let before = quorum.lock("b").acquire().await.unwrap();
     let fence = before.fence();
     before.release().await.unwrap();
     let mut lock = quorum.lock_all(["b", "a", "b"]).acquire().await.unwrap();
     assert!(lock.keys().eq([b"a", b"b"]));
     assert!(lock.fence() > fence);
-    wait_until_all_hold(&masters, "a").await;
-    wait_until_all_hold(&masters, "b").await;
+    wait_until_all_hold(&nodes, "a").await;
+    wait_until_all_hold(&nodes, "b").await;
     until_held_on(&lock, 3).await;
     lock.extend().await.unwrap();
     assert_eq!(lock.release().await.unwrap(), Released::Released);
-    wait_until_free(&masters, "a").await;
-    wait_until_free(&masters, "b").await;
+    wait_until_free(&nodes, "a").await;
+    wait_until_free(&nodes, "b").await;
 }
 
 /// The baseline: clients that acquire one lock after the other wait for each other.
 #[tokio::test]
 async fn keys_in_opposite_orders_deadlock_as_single_locks_and_not_as_one() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let both_hold_one = Arc::new(tokio::sync::Barrier::new(2));
     let mut tasks = JoinSet::new();
     for keys in [["a", "b"], ["b", "a"]] {
-        let (client, both_hold_one) = (connect(masters.urls()).await, Arc::clone(&both_hold_one));
+        let (client, both_hold_one) = (connect(nodes.urls()).await, Arc::clone(&both_hold_one));
         tasks.spawn(async move {
             let first = client.lock(keys[0]).acquire().await.unwrap();
             both_hold_one.wait().await;
@@ -146,7 +146,7 @@ async fn keys_in_opposite_orders_deadlock_as_single_locks_and_not_as_one() {
 
 #[tokio::test]
 async fn zero_or_65_keys_are_refused() {
-    let (_masters, quorum) = quorum(1).await;
+    let (_nodes, quorum) = quorum(1).await;
     for keys in [0, 65] {
         let refused = quorum.lock_all((0..keys).map(|n| n.to_string())).try_acquire().await;
         assert!(matches!(refused, Err(AcquireError::InvalidRequest { .. })), "{refused:?}");
@@ -161,8 +161,8 @@ fn reader(quorum: &Quorum) -> LockBuilder {
 
 #[tokio::test]
 async fn readers_hold_a_lock_together_and_a_writer_holds_it_alone() {
-    let (masters, ours) = quorum(3).await;
-    let theirs = connect(masters.urls()).await;
+    let (nodes, ours) = quorum(3).await;
+    let theirs = connect(nodes.urls()).await;
     let first = reader(&ours).try_acquire().await.unwrap();
     let second = reader(&ours).try_acquire().await.unwrap();
     let third = reader(&theirs).try_acquire().await.unwrap();
@@ -183,17 +183,17 @@ async fn readers_hold_a_lock_together_and_a_writer_holds_it_alone() {
     let after = reader(&ours).acquire().await.unwrap();
     assert!(after.fence() > fence);
     drop(after);
-    wait_until_free(&masters, K).await;
+    wait_until_free(&nodes, K).await;
 }
 
 #[tokio::test]
 async fn downgrade_admits_readers_and_no_writer() {
-    let (masters, ours) = quorum(3).await;
-    let theirs = connect(masters.urls()).await;
+    let (nodes, ours) = quorum(3).await;
+    let theirs = connect(nodes.urls()).await;
     let mut lock = ours.lock(K).acquire().await.unwrap();
-    wait_until_all_hold(&masters, K).await;
+    wait_until_all_hold(&nodes, K).await;
     let readers = [spawn_acquire(reader(&ours)), spawn_acquire(reader(&theirs))];
-    until_in_line(&masters, 2).await;
+    until_in_line(&nodes, 2).await;
     let fence = lock.fence();
     lock.downgrade().await.unwrap();
     assert!(lock.is_shared());
@@ -204,12 +204,12 @@ async fn downgrade_admits_readers_and_no_writer() {
     assert_refused(&theirs.lock(K).try_acquire().await);
     lock.extend().await.unwrap();
     lock.release().await.unwrap();
-    wait_until_free(&masters, K).await;
+    wait_until_free(&nodes, K).await;
 }
 
 #[tokio::test]
 async fn lock_of_several_keys_cannot_be_shared() {
-    let (_masters, quorum) = quorum(3).await;
+    let (_nodes, quorum) = quorum(3).await;
     let refused = quorum.lock_all(["a", "b"]).shared().try_acquire().await;
     assert!(matches!(refused, Err(AcquireError::InvalidRequest { .. })), "{refused:?}");
     let mut both = quorum.lock_all(["a", "b"]).try_acquire().await.unwrap();
@@ -220,7 +220,7 @@ async fn lock_of_several_keys_cannot_be_shared() {
 
 #[tokio::test]
 async fn permit_cannot_be_shared_even_after_it_was_attached() {
-    let (_masters, quorum) = quorum(3).await;
+    let (_nodes, quorum) = quorum(3).await;
     let mut permit = quorum.semaphore("k", 4).try_acquire().await.unwrap();
     assert!(matches!(permit.downgrade().await, Err(ExtendError::NotShareable)));
     let mut attached = quorum.attach(permit.detach()).await.unwrap();
@@ -230,15 +230,15 @@ async fn permit_cannot_be_shared_even_after_it_was_attached() {
 
 #[tokio::test]
 async fn larger_number_of_permits_is_noticed_when_the_semaphore_is_full() {
-    let (masters, theirs) = quorum(3).await;
-    let ours = connect(masters.urls()).await;
+    let (nodes, theirs) = quorum(3).await;
+    let ours = connect(nodes.urls()).await;
     let mut held = Vec::new();
     for _ in 0..3 {
         held.push(theirs.semaphore("s", 3).try_acquire().await.unwrap());
     }
     let warnings = Recorder::new(Level::WARN);
     let _listening = tracing::subscriber::set_default(warnings.clone());
-    let inspected = || masters.iter().map(|master| calls(master, "lock.inspect")).sum::<u64>();
+    let inspected = || nodes.iter().map(|node| calls(node, "lock.inspect")).sum::<u64>();
     let before = inspected();
     assert!(theirs.semaphore("s", 3).try_acquire().await.is_err());
     let by_then = inspected() - before;
@@ -265,7 +265,7 @@ async fn larger_number_of_permits_is_noticed_when_the_semaphore_is_full() {
 
 #[tokio::test]
 async fn attached_lock_keeps_its_slot_and_its_mode() {
-    let (_masters, quorum) = quorum(3).await;
+    let (_nodes, quorum) = quorum(3).await;
     let mut permit = quorum.semaphore("s", 4).acquire().await.unwrap();
     let slot = permit.slot();
     assert!(slot.is_some());
@@ -283,8 +283,8 @@ async fn attached_lock_keeps_its_slot_and_its_mode() {
 
 #[tokio::test]
 async fn permits_are_distinct_slots_and_limited_in_number() {
-    let (masters, ours) = quorum(3).await;
-    let theirs = connect(masters.urls()).await;
+    let (nodes, ours) = quorum(3).await;
+    let theirs = connect(nodes.urls()).await;
     let mut held = Vec::new();
     for turn in 0..4 {
         let quorum = if turn % 2 == 0 { &ours } else { &theirs };
@@ -308,7 +308,7 @@ async fn permits_are_distinct_slots_and_limited_in_number() {
 
 #[tokio::test]
 async fn invalid_semaphore_is_refused() {
-    let (_masters, quorum) = quorum(1).await;
+    let (_nodes, quorum) = quorum(1).await;
     for permits in [0, 65, usize::MAX] {
         let refused = quorum.semaphore("s", permits).try_acquire().await;
         let Err(AcquireError::InvalidRequest { reason }) = refused else { panic!("{refused:?}") };
@@ -323,19 +323,19 @@ async fn invalid_semaphore_is_refused() {
 
 #[tokio::test]
 async fn lock_on_any_key_excludes_other_locks_on_that_key() {
-    let (masters, ours) = quorum(3).await;
-    let theirs = connect(masters.urls()).await;
+    let (nodes, ours) = quorum(3).await;
+    let theirs = connect(nodes.urls()).await;
     let east = theirs.lock("east").acquire().await.unwrap();
     let any = ours.lock_any(["west", "east"]).acquire().await.unwrap();
     assert_eq!(any.key(), b"west");
     assert_refused(&ours.lock_any(["east", "west"]).try_acquire().await);
     let waiter = spawn_acquire(ours.lock_any(["west", "east"]).wait(PATIENCE));
-    until_in_line(&masters, 1).await;
+    until_in_line(&nodes, 1).await;
     east.release().await.unwrap();
     let mut east = waiter.await.unwrap();
     assert_eq!(east.key(), b"east");
     east.extend().await.unwrap();
     let attached = theirs.attach(east.detach()).await.unwrap();
     assert_eq!((attached.key(), attached.slot()), (&b"east"[..], Some(0)));
-    assert_eq!(masters_holding(&masters, "west"), 3);
+    assert_eq!(nodes_holding(&nodes, "west"), 3);
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use quorlock_client::{Lock, Quorum};
 use quorlock_testkit::{
-    Accident, Direction, Disk, Fleet, Incident, Master, eventually_async, info,
+    Accident, Direction, Disk, Fleet, FleetNode, Incident, eventually_async, info,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt as _};
@@ -123,8 +123,7 @@ fn harm(fleet: &mut Fleet, stop: &AtomicBool) -> usize {
                 4 => Accident::Drop(Direction::ToClient),
                 _ => Accident::Delay(Direction::ToServer, random_time(&mut rng, 60)),
             };
-            let incident =
-                Incident { accident, masters: vec![victim], network: 0, duration: SLACK };
+            let incident = Incident { accident, nodes: vec![victim], network: 0, duration: SLACK };
             injected += fleet.inject(incident).unwrap();
         }
         thread::sleep(lasts);
@@ -135,16 +134,16 @@ fn harm(fleet: &mut Fleet, stop: &AtomicBool) -> usize {
 }
 
 fn keys(fleet: &Fleet) -> u64 {
-    let count = |master: &Master| {
-        redis::cmd("DBSIZE").query::<u64>(&mut master.server.connection()).unwrap()
+    let count = |node: &FleetNode| {
+        redis::cmd("DBSIZE").query::<u64>(&mut node.server.connection()).unwrap()
     };
-    fleet.masters.iter().map(count).sum()
+    fleet.nodes.iter().map(count).sum()
 }
 
 fn waiters(fleet: &Fleet) -> u64 {
     let count =
-        |master: &Master| info(&mut master.server.connection(), "lock", "lock_waiters").unwrap();
-    fleet.masters.iter().map(count).sum()
+        |node: &FleetNode| info(&mut node.server.connection(), "lock", "lock_waiters").unwrap();
+    fleet.nodes.iter().map(count).sum()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -188,7 +187,7 @@ async fn lock_dropped_cancelled_or_cut_off_at_any_moment_leaves_nothing() {
     })
     .await;
     eventually_async(SLACK, "no connection is left", async || {
-        fleet.masters.iter().all(|master| master.networks[0].connections() == 0)
+        fleet.nodes.iter().all(|node| node.networks[0].connections() == 0)
     })
     .await;
     eventually_async(SLACK, "no file descriptor is left", async || {

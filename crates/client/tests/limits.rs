@@ -9,26 +9,26 @@ use std::time::Duration;
 
 use common::{first_failure, net};
 use quorlock_client::{NodeError, Quorum};
-use quorlock_testkit::{Direction, Masters, Proxy};
+use quorlock_testkit::{Direction, Nodes, Proxy};
 use tokio::time::Instant;
 
-/// A quorum of three masters with this round trip and the default settings.
-async fn distant_quorum(round_trip: Duration) -> (Masters, Vec<Proxy>, Quorum) {
-    let masters = Masters::start(3);
-    let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
+/// A quorum of three nodes with this round trip and the default settings.
+async fn distant_quorum(round_trip: Duration) -> (Nodes, Vec<Proxy>, Quorum) {
+    let nodes = Nodes::start(3);
+    let proxies: Vec<_> = nodes.iter().map(|node| Proxy::start(node.url())).collect();
     for proxy in &proxies {
         proxy.delay(Direction::ToServer, round_trip / 2);
         proxy.delay(Direction::ToClient, round_trip / 2);
     }
     let quorum = Quorum::connect(proxies.iter().map(Proxy::url)).await.unwrap();
-    (masters, proxies, quorum)
+    (nodes, proxies, quorum)
 }
 
 /// `make test-distant` runs this test for a minute.
 #[tokio::test]
-async fn every_lock_is_acquired_on_masters_that_are_200_ms_away() {
+async fn every_lock_is_acquired_on_nodes_that_are_200_ms_away() {
     let seconds = std::env::var("QUORLOCK_DISTANT_S").map_or(2, |seconds| seconds.parse().unwrap());
-    let (_masters, _proxies, quorum) = distant_quorum(Duration::from_millis(200)).await;
+    let (_nodes, _proxies, quorum) = distant_quorum(Duration::from_millis(200)).await;
     let until = Instant::now() + Duration::from_secs(seconds);
     let callers = (0..4).map(|caller| {
         let quorum = quorum.clone();
@@ -51,8 +51,8 @@ async fn every_lock_is_acquired_on_masters_that_are_200_ms_away() {
 }
 
 #[tokio::test]
-async fn ttl_too_short_for_distant_masters_is_reported_with_the_minimum() {
-    let (_masters, _proxies, quorum) = distant_quorum(Duration::from_millis(400)).await;
+async fn ttl_too_short_for_distant_nodes_is_reported_with_the_minimum() {
+    let (_nodes, _proxies, quorum) = distant_quorum(Duration::from_millis(400)).await;
     let lock = quorum.lock("k").ttl(Duration::from_secs(1)).min_validity(Duration::from_millis(1));
     let error = lock.wait(Duration::ZERO).acquire().await.unwrap_err();
     let NodeError::TooFar { ttl_needed_ms, .. } = first_failure(&error) else { panic!("{error}") };

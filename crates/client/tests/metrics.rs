@@ -68,9 +68,9 @@ impl Recorder for Figures {
 async fn outcomes_of_locks_are_counted_and_their_times_measured() {
     let figures = Figures::default();
     let _listening = metrics::set_default_local_recorder(&figures);
-    let (masters, quorum) = quorum(3).await;
+    let (nodes, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").acquire().await.unwrap();
-    wait_until_all_hold(&masters, "k").await;
+    wait_until_all_hold(&nodes, "k").await;
     quorum.lock("k").try_acquire().await.unwrap_err();
     lock.extend().await.unwrap();
     lock.release().await.unwrap();
@@ -78,7 +78,7 @@ async fn outcomes_of_locks_are_counted_and_their_times_measured() {
     let mut releasing = Box::pin(quorum.lock("k").acquire().await.unwrap().release());
     assert!(futures_util::poll!(&mut releasing).is_pending());
     drop(releasing);
-    wait_until_free(&masters, "k").await;
+    wait_until_free(&nodes, "k").await;
     for (name, times) in [
         ("quorlock_acquires_total{outcome=acquired}", 3),
         ("quorlock_acquires_total{outcome=held}", 1),

@@ -13,7 +13,7 @@ use common::{
 };
 use quorlock_client::{AcquireError, ConnectError, NodeError, Quorum, Released};
 use quorlock_core::client::limits;
-use quorlock_testkit::{Direction, Masters, Proxy, ReservedPort, Server, eventually_async};
+use quorlock_testkit::{Direction, Nodes, Proxy, ReservedPort, Server, eventually_async};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
 /// Writes the TLS files of a server on 127.0.0.1. Returns the certificate of their new authority.
@@ -32,8 +32,8 @@ fn write_certificates(dir: &Path) -> String {
     authority.pem()
 }
 
-/// Starts a master that accepts TLS. Also returns its TLS port.
-fn tls_master(dir: &Path, requires_certificate: bool) -> ((Server, ReservedPort), u16) {
+/// Starts a node that accepts TLS. Also returns its TLS port.
+fn tls_node(dir: &Path, requires_certificate: bool) -> ((Server, ReservedPort), u16) {
     let reserved = ReservedPort::new(None).unwrap();
     let port = reserved.number();
     let file = |name: &str| dir.join(name).display().to_string();
@@ -61,8 +61,8 @@ async fn node_error(quorum: &Quorum) -> NodeError {
 async fn lock_through_tls_needs_a_trusted_certificate() {
     let dir = tempfile::tempdir().unwrap();
     let authority = write_certificates(dir.path());
-    let masters: Vec<_> = (0..3).map(|_| tls_master(dir.path(), false)).collect();
-    let urls = || masters.iter().map(|(_, port)| format!("rediss://127.0.0.1:{port}"));
+    let nodes: Vec<_> = (0..3).map(|_| tls_node(dir.path(), false)).collect();
+    let urls = || nodes.iter().map(|(_, port)| format!("rediss://127.0.0.1:{port}"));
     let builder = Quorum::builder().nodes(urls()).node_timeout(PATIENCE);
     assert_works(&builder.clone().root_certificates(authority).connect().await.unwrap()).await;
 
@@ -86,7 +86,7 @@ async fn system_roots_helper() {
 fn roots_of_the_system_are_trusted() {
     let dir = tempfile::tempdir().unwrap();
     write_certificates(dir.path());
-    let (_master, port) = tls_master(dir.path(), false);
+    let (_node, port) = tls_node(dir.path(), false);
     let works_with = |roots: &str| {
         let program = std::env::current_exe().unwrap();
         let mut command = std::process::Command::new(program);
@@ -103,7 +103,7 @@ fn roots_of_the_system_are_trusted() {
 async fn node_that_requires_a_client_certificate_gets_one() {
     let dir = tempfile::tempdir().unwrap();
     let authority = write_certificates(dir.path());
-    let (_master, port) = tls_master(dir.path(), true);
+    let (_node, port) = tls_node(dir.path(), true);
     let read = |name: &str| fs::read(dir.path().join(name)).unwrap();
     let builder = Quorum::builder().node(format!("rediss://127.0.0.1:{port}"));
     let builder = builder.node_timeout(PATIENCE).root_certificates(authority);
@@ -116,9 +116,9 @@ async fn node_that_requires_a_client_certificate_gets_one() {
 async fn scheme_that_does_not_fit_the_port_is_a_permanent_error() {
     let dir = tempfile::tempdir().unwrap();
     let authority = write_certificates(dir.path());
-    let ((master, _reserved), tls_port) = tls_master(dir.path(), false);
+    let ((node, _reserved), tls_port) = tls_node(dir.path(), false);
     for (url, hint) in [
-        (format!("rediss://127.0.0.1:{}", master.port()), "write redis://"),
+        (format!("rediss://127.0.0.1:{}", node.port()), "write redis://"),
         (format!("redis://127.0.0.1:{tls_port}"), "write rediss://"),
     ] {
         let builder = Quorum::builder().node(url).root_certificates(authority.clone());
@@ -138,7 +138,7 @@ async fn scheme_that_does_not_fit_the_port_is_a_permanent_error() {
 async fn slow_port_with_tls_is_not_taken_for_a_plain_one() {
     let dir = tempfile::tempdir().unwrap();
     let authority = write_certificates(dir.path());
-    let (_master, port) = tls_master(dir.path(), false);
+    let (_node, port) = tls_node(dir.path(), false);
     let proxy = Proxy::start(format!("redis://127.0.0.1:{port}"));
     // A handshake takes two of these round trips, longer than the wait for the probe.
     proxy.delay(Direction::ToServer, limits::PORT_PROBE_AFTER);
@@ -150,15 +150,15 @@ async fn slow_port_with_tls_is_not_taken_for_a_plain_one() {
 
 #[tokio::test]
 async fn user_needs_only_the_documented_rights() {
-    let masters = Masters::start_with(3, |_, builder| builder.tcp()).unwrap();
+    let nodes = Nodes::start_with(3, |_, builder| builder.tcp()).unwrap();
     // The test has another password, for the URL, and another key.
     let rules = locker_rules().replace("a-long-password", "s3cret/@").replace("~orders/*", "~k");
-    for master in &masters {
-        set_user(master, "locks", &rules);
+    for node in &nodes {
+        set_user(node, "locks", &rules);
     }
     let with = |user: &str| {
         let start = format!("redis://{user}@");
-        masters.urls().into_iter().map(move |url| url.replace("redis://", &start))
+        nodes.urls().into_iter().map(move |url| url.replace("redis://", &start))
     };
     assert_works(&connect(with("locks:s3cret%2F%40")).await).await;
 
@@ -173,12 +173,12 @@ async fn user_needs_only_the_documented_rights() {
 
 #[tokio::test]
 async fn user_limited_to_some_keys_locks_only_these_keys() {
-    let masters = Masters::start_with(3, |_, builder| builder.tcp()).unwrap();
+    let nodes = Nodes::start_with(3, |_, builder| builder.tcp()).unwrap();
     let mut urls = Vec::new();
-    for master in &masters {
+    for node in &nodes {
         let commands = "+lock.acquire +lock.extend +lock.release +lock.inspect +info";
-        set_user(master, "locker", &format!("on >pw ~lock:* {commands}"));
-        urls.push(master.url().replace("redis://", "redis://locker:pw@"));
+        set_user(node, "locker", &format!("on >pw ~lock:* {commands}"));
+        urls.push(node.url().replace("redis://", "redis://locker:pw@"));
     }
     let quorum = connect(urls).await;
     let mut lock = patiently(&quorum, "lock:k").acquire().await.unwrap();
@@ -194,14 +194,14 @@ async fn user_limited_to_some_keys_locks_only_these_keys() {
 #[tokio::test]
 async fn credentials_apply_to_urls_without_a_password() {
     const PASSWORD: &str = "s3cret/@%";
-    let masters = Masters::start_with(3, |_, builder| builder.tcp()).unwrap();
-    for master in &masters {
+    let nodes = Nodes::start_with(3, |_, builder| builder.tcp()).unwrap();
+    for node in &nodes {
         for user in ["locks", "other"] {
-            set_user(master, user, &format!("on >{PASSWORD} >own ~* +@all"));
+            set_user(node, user, &format!("on >{PASSWORD} >own ~* +@all"));
         }
-        set_user(master, "default", "off");
+        set_user(node, "default", "off");
     }
-    let url = |index: usize, start: &str| masters[index].url().replace("redis://", start);
+    let url = |index: usize, start: &str| nodes[index].url().replace("redis://", start);
     let urls = [url(0, "redis://"), url(1, "redis://other@"), url(2, "redis://other:own@")];
     let builder = Quorum::builder().nodes(urls).node_timeout(PATIENCE);
     let builder = builder.credentials("locks", PASSWORD);
@@ -210,23 +210,23 @@ async fn credentials_apply_to_urls_without_a_password() {
     until_voting(&quorum, 3).await;
     assert_works(&quorum).await;
     for (index, user) in ["locks", "other", "other"].into_iter().enumerate() {
-        let admin = masters[index].url().replace("redis://", "redis://locks:own@");
+        let admin = nodes[index].url().replace("redis://", "redis://locks:own@");
         let mut connection = redis::Client::open(admin).unwrap().get_connection().unwrap();
         let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut connection).unwrap();
         assert!(list.contains(&format!(" user={user} ")), "{user}: {list}");
     }
 
-    let master = Server::with_module().tcp().arg("requirepass", PASSWORD).start().unwrap();
-    let builder = Quorum::builder().node(master.url()).node_timeout(PATIENCE);
+    let node = Server::with_module().tcp().arg("requirepass", PASSWORD).start().unwrap();
+    let builder = Quorum::builder().node(node.url()).node_timeout(PATIENCE);
     assert_works(&builder.credentials("default", PASSWORD).connect().await.unwrap()).await;
 }
 
 #[tokio::test]
 async fn url_may_have_a_database_number_and_a_unix_socket() {
-    let masters = Masters::start(3);
-    let quorum = connect(masters.urls().into_iter().map(|url| format!("{url}?db=3"))).await;
+    let nodes = Nodes::start(3);
+    let quorum = connect(nodes.urls().into_iter().map(|url| format!("{url}?db=3"))).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
-    let mut connection = masters[0].connection();
+    let mut connection = nodes[0].connection();
     eventually_async(PATIENCE, "the key is in database 3", async || {
         redis::cmd("SELECT").arg(3).exec(&mut connection).unwrap();
         redis::cmd("EXISTS").arg("k").query(&mut connection).unwrap()
@@ -251,31 +251,31 @@ async fn sentinel_and_cluster_are_refused_with_an_explanation() {
 
 #[tokio::test]
 async fn two_addresses_of_one_server_are_refused() {
-    let masters = Masters::start(2);
-    let again = Proxy::start(masters[1].url());
-    let urls = [masters[0].url(), masters[1].url(), again.url()];
-    let mut nodes = Vec::new();
+    let nodes = Nodes::start(2);
+    let again = Proxy::start(nodes[1].url());
+    let urls = [nodes[0].url(), nodes[1].url(), again.url()];
+    let mut named = Vec::new();
     // A client may be ready before it has reached the third address.
     eventually_async(PATIENCE, "one server would have two votes", async || {
         let Err(ConnectError::SameServer { nodes: same }) = Quorum::connect(&urls).await else {
             return false;
         };
-        nodes.extend(same);
+        named.extend(same);
         true
     })
     .await;
-    let addresses = [&masters[1].url(), &again.url()];
-    for node in &nodes {
-        assert!(addresses.iter().any(|url| url.contains(node)), "{nodes:?}");
+    let addresses = [&nodes[1].url(), &again.url()];
+    for node in &named {
+        assert!(addresses.iter().any(|url| url.contains(node)), "{named:?}");
     }
 }
 
 #[tokio::test]
 async fn server_found_later_to_have_two_addresses_has_one_vote() {
-    let masters = Masters::start(2);
-    let again = Proxy::start(masters[1].url());
+    let nodes = Nodes::start(2);
+    let again = Proxy::start(nodes[1].url());
     again.cut();
-    let quorum = connect_to_two([masters[0].url(), masters[1].url(), again.url()]).await;
+    let quorum = connect_to_two([nodes[0].url(), nodes[1].url(), again.url()]).await;
     let mut lock = quorum.lock("k").acquire().await.unwrap();
     again.heal();
     eventually_async(PATIENCE, "the client knows that both addresses are one server", async || {

@@ -11,53 +11,53 @@ use common::{
     wait_until_all_hold, wait_until_free,
 };
 use quorlock_client::{Ownership, Quorum, Released};
-use quorlock_testkit::{Direction, Masters, eventually_async};
+use quorlock_testkit::{Direction, Nodes, eventually_async};
 use tokio::time::{Instant, sleep};
 
 #[tokio::test]
 async fn lock_after_a_wait_survives_a_pause_of_any_one_node() {
     const TTL: Duration = Duration::from_secs(2);
     for stopped in 0..5 {
-        let (masters, holder) = quorum(5).await;
+        let (nodes, holder) = quorum(5).await;
         let held = holder.lock("k").acquire().await.unwrap();
-        wait_until_all_hold(&masters, "k").await;
-        let other = Quorum::connect(masters.urls()).await.unwrap();
+        wait_until_all_hold(&nodes, "k").await;
+        let other = Quorum::connect(nodes.urls()).await.unwrap();
         let call = spawn_acquire(other.lock("k").ttl(TTL));
-        until_in_line(&masters, 1).await;
+        until_in_line(&nodes, 1).await;
         held.release().await.unwrap();
         let mut lock = call.await.unwrap();
         lock.renew();
-        masters[stopped].pause();
+        nodes[stopped].pause();
         sleep(TTL * 3 / 2).await;
         // On a busy machine the lock may be uncertain for a moment. A lost lock stays lost.
         eventually_async(PATIENCE, &format!("held without node {stopped}"), async || {
             matches!(lock.ownership(), Ownership::Held(_))
         })
         .await;
-        masters[stopped].resume();
+        nodes[stopped].resume();
     }
 }
 
 #[tokio::test]
 async fn connections_recover_as_long_as_any_handle_lives() {
     const TTL: Duration = Duration::from_secs(3);
-    let (masters, first) = quorum(3).await;
+    let (nodes, first) = quorum(3).await;
     let builder = first.lock("other").ttl(TTL);
     let mut lock = first.lock("k").ttl(TTL).acquire().await.unwrap();
     lock.renew();
     let watch = lock.watch();
     drop(first);
-    for master in &masters {
+    for node in &nodes {
         let mut kill = redis::cmd("CLIENT");
         kill.arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"]);
-        kill.exec(&mut master.connection()).unwrap();
+        kill.exec(&mut node.connection()).unwrap();
     }
     sleep(TTL * 2).await;
     assert!(matches!(lock.ownership(), Ownership::Held(_)), "{:?}", lock.ownership());
     builder.acquire().await.unwrap().release().await.unwrap();
     drop((lock, builder));
     // Only the watch keeps the connections open. The dropped lock is released through them.
-    wait_until_free(&masters, "k").await;
+    wait_until_free(&nodes, "k").await;
     assert!(watch.ended().await.is_none());
 }
 
@@ -69,16 +69,16 @@ async fn faulty_node_delays_nothing() {
     for fault in ["paused", "dead", "deaf", "mute"] {
         let mut net = net(3).await;
         match fault {
-            "paused" => net.masters[1].pause(),
-            "dead" => net.masters[1].kill(),
+            "paused" => net.nodes[1].pause(),
+            "dead" => net.nodes[1].kill(),
             "deaf" => net.proxies[1].drop_bytes(Direction::ToServer),
             _ => net.proxies[1].drop_bytes(Direction::ToClient),
         }
         assert_no_delay(&net.quorum).await;
         if fault == "paused" {
-            net.masters[1].resume();
+            net.nodes[1].resume();
         }
-        wait_until_free(&net.masters, "k").await;
+        wait_until_free(&net.nodes, "k").await;
     }
 }
 
@@ -107,7 +107,7 @@ async fn assert_no_delay(quorum: &Quorum) {
 async fn release_is_repeated_through_a_new_connection() {
     let net = net(3).await;
     let lock = net.quorum.lock("k").ttl(Duration::from_secs(60)).acquire().await.unwrap();
-    wait_until_all_hold(&net.masters, "k").await;
+    wait_until_all_hold(&net.nodes, "k").await;
     let proxy = &net.proxies[1];
     proxy.drop_bytes(Direction::ToServer);
     assert_eq!(lock.release().await.unwrap(), Released::Released);
@@ -118,7 +118,7 @@ async fn release_is_repeated_through_a_new_connection() {
     // The old connection stays open, but the proxy drops every request on it.
     until_voting(&net.quorum, 2).await;
     proxy.heal();
-    wait_until_free(&net.masters, "k").await;
+    wait_until_free(&net.nodes, "k").await;
 }
 
 /// Returns a client of these three nodes as soon as two of them can vote.
@@ -163,9 +163,9 @@ async fn assert_fast_recovery(quorum: &Quorum, harm: impl Fn(), heal: impl Fn())
 #[tokio::test]
 async fn node_votes_again_within_a_second_after_a_fault() {
     let net = net(3).await;
-    let (master, proxy) = (&net.masters[1], &net.proxies[1]);
+    let (node, proxy) = (&net.nodes[1], &net.proxies[1]);
     assert_fast_recovery(&net.quorum, || proxy.cut(), || proxy.heal()).await;
-    assert_fast_recovery(&net.quorum, || master.pause(), || master.resume()).await;
+    assert_fast_recovery(&net.quorum, || node.pause(), || node.resume()).await;
     // A connection that lost some bytes stays open, but is not usable any more.
     let drop_bytes = || proxy.drop_bytes(Direction::ToClient);
     assert_fast_recovery(&net.quorum, drop_bytes, || proxy.heal()).await;
@@ -173,13 +173,13 @@ async fn node_votes_again_within_a_second_after_a_fault() {
 
 #[tokio::test]
 async fn node_that_was_down_at_the_start_joins_later() {
-    let mut masters = Masters::start(3);
-    masters[2].kill();
-    let quorum = connect_to_two(masters.urls().try_into().unwrap()).await;
+    let mut nodes = Nodes::start(3);
+    nodes[2].kill();
+    let quorum = connect_to_two(nodes.urls().try_into().unwrap()).await;
     let (sent, received) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        masters[2].restart().unwrap();
-        sent.send(masters).unwrap();
+        nodes[2].restart().unwrap();
+        sent.send(nodes).unwrap();
     });
     eventually_async(PATIENCE * 2, "the node takes part", async || all_grant(&quorum).await).await;
     drop(received.recv().unwrap());

@@ -6,11 +6,9 @@ mod common;
 
 use std::time::Duration;
 
-use common::{
-    Net, PATIENCE, calls, connect, exists, masters_holding, net, quorum, wait_until_free,
-};
+use common::{Net, PATIENCE, calls, connect, exists, net, nodes_holding, quorum, wait_until_free};
 use quorlock_client::{AcquireError, ExtendError, Ownership, ReleaseError};
-use quorlock_testkit::{Direction, Masters, Server, eventually};
+use quorlock_testkit::{Direction, Nodes, Server, eventually};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
 
@@ -20,7 +18,7 @@ const LIMIT: Duration = Duration::from_millis(700);
 /// Waits until all nodes have carried out a request, while the proxies hold their answers. Then
 /// stops the only thread of the runtime for this long. Meanwhile, the answers arrive.
 async fn pause_before_the_answers(net: &Net, is_done: impl Fn(&Server) -> bool, lasts: Duration) {
-    while !net.masters.iter().all(&is_done) {
+    while !net.nodes.iter().all(&is_done) {
         yield_now().await;
     }
     net.heal();
@@ -33,7 +31,7 @@ async fn call_that_was_paused_reads_the_grants_before_it_gives_up() {
     let lock = net.quorum.lock("k").node_timeout(LIMIT);
     net.hold(Direction::ToClient);
     let call = tokio::spawn(async move { lock.try_acquire().await });
-    pause_before_the_answers(&net, |master| exists(master, "k"), LIMIT * 2).await;
+    pause_before_the_answers(&net, |node| exists(node, "k"), LIMIT * 2).await;
     drop(call.await.unwrap().unwrap());
 }
 
@@ -44,7 +42,7 @@ async fn lock_that_a_majority_extended_during_a_pause_is_extended() {
     let mut lock = net.quorum.lock("k").ttl(ttl).node_timeout(LIMIT).acquire().await.unwrap();
     net.hold(Direction::ToClient);
     let extending = tokio::spawn(async move { lock.extend().await.map(|()| lock) });
-    pause_before_the_answers(&net, |master| calls(master, "lock.extend") > 0, ttl / 2).await;
+    pause_before_the_answers(&net, |node| calls(node, "lock.extend") > 0, ttl / 2).await;
     let lock = extending.await.unwrap().unwrap();
     assert!(matches!(lock.ownership(), Ownership::Held(_)), "{lock:?}");
 }
@@ -62,7 +60,7 @@ fn extension_fails_when_its_runtime_ends_meanwhile() {
         let second = Builder::new_current_thread().enable_all().build().unwrap();
         second.block_on(lock.extend())
     });
-    let is_sent = || calls(&net.masters[0], "lock.extend") > 0;
+    let is_sent = || calls(&net.nodes[0], "lock.extend") > 0;
     eventually(PATIENCE, "the extension is sent", is_sent);
     drop(first);
     let error = extending.join().unwrap().unwrap_err();
@@ -71,27 +69,27 @@ fn extension_fails_when_its_runtime_ends_meanwhile() {
 
 #[tokio::test]
 async fn client_that_slept_through_its_ttl_holds_nothing() {
-    let (masters, quorum) = quorum(3).await;
+    let (nodes, quorum) = quorum(3).await;
     let builder = quorum.lock("k").ttl(Duration::from_secs(1));
     let mut acquiring = Box::pin(builder.try_acquire());
     // The first poll queues the requests, and the yield sends them. Then the client does nothing,
     // as when its machine sleeps.
     assert!(futures_util::poll!(acquiring.as_mut()).is_pending());
     tokio::task::yield_now().await;
-    eventually(PATIENCE, "the nodes have granted", || masters_holding(&masters, "k") == 3);
+    eventually(PATIENCE, "the nodes have granted", || nodes_holding(&nodes, "k") == 3);
     let slept = std::time::Instant::now();
     eventually(PATIENCE, "the ttl is over", || slept.elapsed() > Duration::from_secs(1));
     let error = acquiring.await.unwrap_err();
     assert!(matches!(error, AcquireError::InsufficientValidity { .. }), "{error}");
-    wait_until_free(&masters, "k").await;
+    wait_until_free(&nodes, "k").await;
 }
 
 #[test]
 fn release_fails_without_panic_after_the_runtime_has_ended() {
-    let masters = Masters::start(3);
+    let nodes = Nodes::start(3);
     let (own, other) = (Runtime::new().unwrap(), Runtime::new().unwrap());
     let lock =
-        own.block_on(async { connect(masters.urls()).await.lock("k").acquire().await.unwrap() });
+        own.block_on(async { connect(nodes.urls()).await.lock("k").acquire().await.unwrap() });
     drop(own);
     let released = other.block_on(lock.release());
     assert!(matches!(released, Err(ReleaseError::NoQuorum { .. })), "{released:?}");

@@ -20,13 +20,13 @@ use tokio::time::{Instant, sleep, timeout};
 /// A ttl that is long enough for a busy machine.
 const TTL: Duration = Duration::from_secs(2);
 
-fn extends(master: &Server) -> u64 {
-    calls(master, "lock.extend")
+fn extends(node: &Server) -> u64 {
+    calls(node, "lock.extend")
 }
 
 #[tokio::test]
 async fn renewed_lock_outlives_its_ttl_many_times() {
-    let (masters, quorum) = quorum(3).await;
+    let (nodes, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(TTL).acquire().await.unwrap();
     lock.renew();
     let started = Instant::now();
@@ -35,13 +35,13 @@ async fn renewed_lock_outlives_its_ttl_many_times() {
         assert_refused(&quorum.lock("k").try_acquire().await);
         sleep(Duration::from_millis(20)).await;
     }
-    let extends = extends(&masters[0]);
+    let extends = extends(&nodes[0]);
     assert!(
         (8..=40).contains(&extends),
         "{extends} extensions in four ttls; one in each third of a ttl makes 12"
     );
     assert_eq!(lock.release().await.unwrap(), Released::Released);
-    wait_until_free(&masters, "k").await;
+    wait_until_free(&nodes, "k").await;
 }
 
 #[tokio::test]
@@ -51,11 +51,11 @@ async fn flush_does_not_wait_for_renewals() {
     let builder = net.quorum.lock("k").ttl(TTL).node_timeout(TTL / 2);
     let mut lock = builder.acquire().await.unwrap();
     lock.renew();
-    wait_until_all_hold(&net.masters, "k").await;
+    wait_until_all_hold(&net.nodes, "k").await;
     net.proxies[2].hold(Direction::ToClient);
-    let unanswered = extends(&net.masters[2]) + 1;
+    let unanswered = extends(&net.nodes[2]) + 1;
     eventually_async(PATIENCE, "the lock is renewed", async || {
-        extends(&net.masters[2]) >= unanswered
+        extends(&net.nodes[2]) >= unanswered
     })
     .await;
     assert_eq!(net.quorum.flush(Duration::ZERO).await, Ok(()));
@@ -78,9 +78,9 @@ async fn loss_drops_the_work_and_is_known_before_another_client_acquires() {
         builder.run(work).await
     });
     let lock: LockWatch = shown.await.unwrap();
-    wait_until_all_hold(&net.masters, "k").await;
+    wait_until_all_hold(&net.nodes, "k").await;
     net.hold(Direction::ToServer);
-    let other = connect(net.masters.urls()).await;
+    let other = connect(net.nodes.urls()).await;
     let next_lock = other.lock("k").acquire().await.unwrap();
     assert!(lock.ownership().is_lost());
     assert!(next_lock.fence() > lock.fence());
@@ -94,7 +94,7 @@ async fn loss_drops_the_work_and_is_known_before_another_client_acquires() {
 
 #[tokio::test]
 async fn dropped_run_drops_the_work_and_releases_the_lock() {
-    let (masters, quorum) = quorum(3).await;
+    let (nodes, quorum) = quorum(3).await;
     let in_use = Arc::new(());
     let users = Arc::downgrade(&in_use);
     let (start, started) = oneshot::channel();
@@ -109,13 +109,13 @@ async fn dropped_run_drops_the_work_and_releases_the_lock() {
     });
     started.await.unwrap();
     running.abort();
-    wait_until_free(&masters, "k").await;
+    wait_until_free(&nodes, "k").await;
     assert_eq!(users.strong_count(), 0, "the work is dropped");
 }
 
 #[tokio::test]
 async fn work_is_not_polled_after_the_loss_of_the_lock() {
-    let (_masters, quorum) = quorum(3).await;
+    let (_nodes, quorum) = quorum(3).await;
     let late = Arc::new(AtomicUsize::new(0));
     for _ in 0..5 {
         let late = Arc::clone(&late);
@@ -177,7 +177,7 @@ async fn loss_is_reported_at_the_deadline_and_not_before() {
 
 #[tokio::test]
 async fn dropped_lock_reports_no_loss() {
-    let (_masters, quorum) = quorum(3).await;
+    let (_nodes, quorum) = quorum(3).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
     let watch = lock.watch();
     let lost = tokio::spawn({

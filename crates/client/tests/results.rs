@@ -28,9 +28,9 @@ async fn error_at_once(urls: impl IntoIterator<Item = String>) -> NodeError {
 
 #[tokio::test]
 async fn permanent_errors_fail_at_once_and_are_named() {
-    let master = Server::with_module().tcp().start().unwrap();
-    set_user(&master, "locker", "on >pw ~* +lock.acquire +lock.extend +lock.release");
-    let of = |user: &str| [master.url().replace("redis://", &format!("redis://{user}@"))];
+    let node = Server::with_module().tcp().start().unwrap();
+    set_user(&node, "locker", "on >pw ~* +lock.acquire +lock.extend +lock.release");
+    let of = |user: &str| [node.url().replace("redis://", &format!("redis://{user}@"))];
     let error = error_at_once(of("locker:wrong")).await;
     assert!(matches!(error, NodeError::Denied { .. }), "{error}");
     assert!(!error.to_string().contains("wrong@"), "{error}");
@@ -41,15 +41,15 @@ async fn permanent_errors_fail_at_once_and_are_named() {
     assert!(matches!(error, NodeError::Misconfigured { .. }), "{error}");
 
     let plain: Vec<_> = (0..2).map(|_| Server::builder().start().unwrap()).collect();
-    let urls = plain.iter().map(Server::url).chain([master.url()]);
+    let urls = plain.iter().map(Server::url).chain([node.url()]);
     assert_eq!(error_at_once(urls).await, NodeError::NoModule);
 
     let replicas: Vec<_> = (0..2).map(|_| Server::with_module().tcp().start().unwrap()).collect();
     for replica in &replicas {
         let mut follow = redis::cmd("REPLICAOF");
-        follow.arg("127.0.0.1").arg(master.port()).exec(&mut replica.connection()).unwrap();
+        follow.arg("127.0.0.1").arg(node.port()).exec(&mut replica.connection()).unwrap();
     }
-    let urls = replicas.iter().map(Server::url).chain([master.url()]);
+    let urls = replicas.iter().map(Server::url).chain([node.url()]);
     let error = error_at_once(urls).await;
     assert_eq!(error, NodeError::Replica);
     assert!(error.to_string().contains("replica"), "{error}");
@@ -57,7 +57,7 @@ async fn permanent_errors_fail_at_once_and_are_named() {
 
 #[tokio::test]
 async fn dropped_lock_is_free_for_the_next_call_of_the_program() {
-    let (_masters, quorum) = quorum(3).await;
+    let (_nodes, quorum) = quorum(3).await;
     for _ in 0..50 {
         drop(quorum.lock("k").try_acquire().await.unwrap());
         drop(quorum.lock("k").try_acquire().await.expect("the lock was dropped"));
@@ -66,16 +66,16 @@ async fn dropped_lock_is_free_for_the_next_call_of_the_program() {
 
 #[tokio::test]
 async fn dropped_lock_is_released_everywhere_within_100_ms() {
-    let (masters, quorum) = quorum(5).await;
+    let (nodes, quorum) = quorum(5).await;
     let mut fastest = Duration::MAX;
     // On a busy machine one try may be late, but not all of them.
     for n in 0..5 {
         let key = format!("k{n}");
         let lock = quorum.lock(&key).acquire().await.unwrap();
-        wait_until_all_hold(&masters, &key).await;
+        wait_until_all_hold(&nodes, &key).await;
         drop(lock);
         let dropped = Instant::now();
-        wait_until_free(&masters, &key).await;
+        wait_until_free(&nodes, &key).await;
         fastest = fastest.min(dropped.elapsed());
     }
     assert!(fastest < Duration::from_millis(100), "took {fastest:?}");
@@ -84,7 +84,7 @@ async fn dropped_lock_is_released_everywhere_within_100_ms() {
 /// If the send queue of a connection were full, a RELEASE could overtake its own ACQUIRE.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn locks_of_many_concurrent_tasks_are_released_on_every_node() {
-    let (masters, quorum) = quorum(3).await;
+    let (nodes, quorum) = quorum(3).await;
     let acquire_and_release = |task| {
         let quorum = quorum.clone();
         async move {
@@ -99,15 +99,15 @@ async fn locks_of_many_concurrent_tasks_are_released_on_every_node() {
     (0..200).map(acquire_and_release).collect::<JoinSet<_>>().join_all().await;
     join_all((0..200).map(acquire_and_release)).await;
     eventually_async(PATIENCE, "no key is left on any node", async || {
-        masters.iter().all(|master| keys(master) == 0)
+        nodes.iter().all(|node| keys(node) == 0)
     })
     .await;
-    for master in &masters {
-        let refusals: u64 = info(master, "lock_refusals");
+    for node in &nodes {
+        let refusals: u64 = info(node, "lock_refusals");
         assert_eq!(refusals, 0, "a task found its previous lock still held");
     }
 }
 
-fn keys(master: &Server) -> usize {
-    redis::cmd("DBSIZE").query(&mut master.connection()).unwrap()
+fn keys(node: &Server) -> usize {
+    redis::cmd("DBSIZE").query(&mut node.connection()).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Locks that an operator revokes or lists, on real masters.
+//! Locks that an operator revokes or lists, on real nodes.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -7,8 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    PATIENCE, connect, connect_blocking, masters_with_equal_fences, pttl, quorum,
-    wait_until_all_hold,
+    PATIENCE, connect, connect_blocking, nodes_with_equal_fences, pttl, quorum, wait_until_all_hold,
 };
 use quorlock_client::{
     Answer, AttachError, ExtendError, LockMode, LockState, LostError, NodeError, NodeRevocation,
@@ -24,11 +23,11 @@ const LONG: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn revoked_lock_lasts_until_its_deadline_and_not_longer() {
-    let (masters, quorum) = quorum(3).await;
+    let (nodes, quorum) = quorum(3).await;
     let mut lock = quorum.lock("k").ttl(TTL).owner("web-3").acquire().await.unwrap();
     lock.renew();
-    wait_until_all_hold(&masters, "k").await;
-    let operator = connect(masters.urls()).await;
+    wait_until_all_hold(&nodes, "k").await;
+    let operator = connect(nodes.urls()).await;
     let mut revocation = operator.revoke("k").await.unwrap();
     let report = revocation.report();
     assert_eq!(report.state, RevocationState::Revoked);
@@ -38,15 +37,15 @@ async fn revoked_lock_lasts_until_its_deadline_and_not_longer() {
         assert_eq!((lease.owner.as_deref(), lease.revoked), (Some("web-3"), true));
     }
     let error = lock.extend().await.unwrap_err();
-    let ExtendError::Revoked { nodes } = &error else { panic!("{error}") };
+    let ExtendError::Revoked { nodes: answers } = &error else { panic!("{error}") };
     let is_told = |node: &quorlock_client::NodeAnswer| match node.answer {
         Answer::Failed(NodeError::Revoked { left_ms }) => left_ms <= 2000,
         _ => false,
     };
-    assert!(nodes.0.iter().filter(|node| is_told(node)).count() >= 2, "{nodes}");
+    assert!(answers.0.iter().filter(|node| is_told(node)).count() >= 2, "{answers}");
     assert!(matches!(lock.ownership(), Ownership::Uncertain(_)), "{:?}", lock.ownership());
     // Read before the validity: time that passes in between shortens only the validity.
-    let leases: Vec<_> = masters.iter().map(|master| pttl(master, "k")).collect();
+    let leases: Vec<_> = nodes.iter().map(|node| pttl(node, "k")).collect();
     let left = lock.remaining();
     assert!(!left.is_zero());
     let outlasting = leases.iter().filter(|lease| **lease >= left).count();
@@ -62,9 +61,9 @@ async fn revoked_lock_lasts_until_its_deadline_and_not_longer() {
 
 #[tokio::test]
 async fn revoked_lock_is_not_attached() {
-    let (masters, quorum) = quorum(3).await;
+    let (nodes, quorum) = quorum(3).await;
     let lock = quorum.lock("k").ttl(LONG).acquire().await.unwrap();
-    wait_until_all_hold(&masters, "k").await;
+    wait_until_all_hold(&nodes, "k").await;
     let detached = lock.detach();
     let _revocation = quorum.revoke("k").await.unwrap();
     let error = quorum.attach(detached).await.unwrap_err();
@@ -74,8 +73,8 @@ async fn revoked_lock_is_not_attached() {
 
 #[tokio::test]
 async fn revoke_and_scan_fail_when_no_node_answers() {
-    let (mut masters, quorum) = quorum(3).await;
-    masters.iter_mut().for_each(Server::kill);
+    let (mut nodes, quorum) = quorum(3).await;
+    nodes.iter_mut().for_each(Server::kill);
     let error = quorum.revoke("k").await.err().expect("no node answers");
     let RevokeError::NoAnswer { nodes } = &error else { panic!("{error}") };
     assert_eq!(nodes.failed().count(), 3, "{nodes}");
@@ -86,8 +85,8 @@ async fn revoke_and_scan_fail_when_no_node_answers() {
 
 #[test]
 fn blocking_calls_revoke_and_list() {
-    let masters = masters_with_equal_fences();
-    let quorum = connect_blocking(masters.urls());
+    let nodes = nodes_with_equal_fences();
+    let quorum = connect_blocking(nodes.urls());
     let locks = [("b", LONG), ("a", TTL * 2), ("c/1", LONG)]
         .map(|(key, ttl)| quorum.lock(key).ttl(ttl).acquire().unwrap());
     let mut list = quorum.scan("*", 10).unwrap();

@@ -13,8 +13,8 @@ use quorlock_client::DetachedLock;
 use quorlock_testkit::{Direction, Server, eventually_async};
 use tracing::Level;
 
-fn token(master: &Server, key: &str) -> String {
-    redis::cmd("GET").arg(key).query(&mut master.connection()).unwrap()
+fn token(node: &Server, key: &str) -> String {
+    redis::cmd("GET").arg(key).query(&mut node.connection()).unwrap()
 }
 
 #[tokio::test]
@@ -26,8 +26,8 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     let builder =
         net.quorum.lock("orders/42").ttl(Duration::from_secs(20)).node_timeout(limit).owner("me");
     let mut lock = builder.acquire().await.unwrap();
-    wait_until_all_hold(&net.masters, "orders/42").await;
-    let mut secrets = vec![token(&net.masters[0], "orders/42")];
+    wait_until_all_hold(&net.nodes, "orders/42").await;
+    let mut secrets = vec![token(&net.nodes[0], "orders/42")];
     let mut shown = format!("{builder:?} {lock:?} {:?} {:?}", lock.watch(), net.quorum);
 
     writeln!(shown, "{:?}", builder.try_acquire().await.unwrap_err()).unwrap();
@@ -37,18 +37,18 @@ async fn no_token_is_in_logs_errors_or_debug_output() {
     let text = detached.to_secret_text();
     assert!(text.contains(&secrets[0]), "only this text shows the token");
     lock = net.quorum.attach(detached).await.unwrap();
-    eventually_async(PATIENCE, "the first master has the new token", async || {
-        token(&net.masters[0], "orders/42") != secrets[0]
+    eventually_async(PATIENCE, "the first node has the new token", async || {
+        token(&net.nodes[0], "orders/42") != secrets[0]
     })
     .await;
-    secrets.push(token(&net.masters[0], "orders/42"));
+    secrets.push(token(&net.nodes[0], "orders/42"));
     writeln!(shown, "{:?}", net.quorum.attach(text.parse().unwrap()).await.unwrap_err()).unwrap();
     writeln!(shown, "{:?}", text.replace(':', ";").parse::<DetachedLock>().unwrap_err()).unwrap();
     net.hold(Direction::ToClient);
     writeln!(shown, "{:?}", lock.extend().await.unwrap_err()).unwrap();
     net.heal();
     until_voting(&net.quorum, 3).await;
-    delete(&net.masters, "orders/42");
+    delete(&net.nodes, "orders/42");
     let lost = lock.extend().await.unwrap_err();
     writeln!(shown, "{lost} {lost:?} {:?}", lock.lost().await).unwrap();
     drop(lock);

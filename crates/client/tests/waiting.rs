@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{
-    Net, PATIENCE, connect, masters_holding, net, net_of, quorum, spawn_acquire, until_in_line,
+    Net, PATIENCE, connect, net, net_of, nodes_holding, quorum, spawn_acquire, until_in_line,
     wait_until_all_hold, wait_until_free, waiters,
 };
 use quorlock_client::{AcquireError, Lock};
-use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually_async};
+use quorlock_testkit::{Direction, Nodes, Proxy, Server, eventually_async};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
@@ -28,11 +28,11 @@ struct Line {
 }
 
 impl Line {
-    /// Starts `n` waiters. When this function returns, they stand in line on each master, in their
+    /// Starts `n` waiters. When this function returns, they stand in line on each node, in their
     /// order.
     async fn start(net: &Net, n: usize) -> Self {
         let mut this = Self { tasks: JoinSet::new(), acquired: Arc::default() };
-        let earlier = waiters(&net.masters[0]);
+        let earlier = waiters(&net.nodes[0]);
         for number in 0..n {
             // Each waiter is a program of its own, and hears of the earlier ones from the nodes.
             let quorum = connect(net.proxies.iter().map(Proxy::url)).await;
@@ -42,7 +42,7 @@ impl Line {
                 acquired.lock().unwrap().push(number);
                 lock.release().await.unwrap();
             });
-            until_in_line(&net.masters, earlier + number as u64 + 1).await;
+            until_in_line(&net.nodes, earlier + number as u64 + 1).await;
         }
         this
     }
@@ -60,10 +60,10 @@ impl Line {
     }
 }
 
-/// Acquires the key `k` on all masters, for long.
+/// Acquires the key `k` on all nodes, for long.
 async fn held_everywhere(net: &Net) -> Lock {
     let lock = net.quorum.lock("k").ttl(LONG).acquire().await.unwrap();
-    wait_until_all_hold(&net.masters, "k").await;
+    wait_until_all_hold(&net.nodes, "k").await;
     lock
 }
 
@@ -75,23 +75,23 @@ async fn every_waiter_acquires_in_order_although_one_node_of_three_fails() {
             let holder = held_everywhere(&net).await;
             let line = Line::start(&net, 3).await;
             match fault {
-                "killed" => net.masters[failed].kill(),
-                "paused" => net.masters[failed].pause(),
+                "killed" => net.nodes[failed].kill(),
+                "paused" => net.nodes[failed].pause(),
                 "cut off" => net.proxies[failed].cut(),
                 "deaf" => net.proxies[failed].hold(Direction::ToServer),
                 "mute" => net.proxies[failed].hold(Direction::ToClient),
-                _ => net.masters[failed].restart().unwrap(),
+                _ => net.nodes[failed].restart().unwrap(),
             }
             holder.release().await.unwrap();
             line.assert_served_in_order(&format!("node {failed} is {fault}")).await;
             match fault {
-                "killed" => net.masters[failed].restart().unwrap(),
-                "paused" => net.masters[failed].resume(),
+                "killed" => net.nodes[failed].restart().unwrap(),
+                "paused" => net.nodes[failed].resume(),
                 _ => net.heal(),
             }
             eventually_async(PATIENCE, &format!("{fault}: nothing is left"), async || {
-                masters_holding(&net.masters, "k") == 0
-                    && net.masters.iter().all(|master| waiters(master) == 0)
+                nodes_holding(&net.nodes, "k") == 0
+                    && net.nodes.iter().all(|node| waiters(node) == 0)
             })
             .await;
         }
@@ -104,17 +104,17 @@ async fn killed_wait_connections_cost_no_place() {
     let holder = held_everywhere(&net).await;
     let line = Line::start(&net, 3).await;
     for _ in 0..3 {
-        let killed: usize = net.masters.iter().map(kill_wait_connections).sum();
+        let killed: usize = net.nodes.iter().map(kill_wait_connections).sum();
         assert!(killed > 0, "no client waits");
-        until_in_line(&net.masters, 3).await;
+        until_in_line(&net.nodes, 3).await;
     }
     holder.release().await.unwrap();
     line.assert_served_in_order("the connections were killed").await;
 }
 
 /// Closes all connections that are blocked by a WAIT. Returns their number.
-fn kill_wait_connections(master: &Server) -> usize {
-    let mut connection = master.connection();
+fn kill_wait_connections(node: &Server) -> usize {
+    let mut connection = node.connection();
     let clients: String = redis::cmd("CLIENT").arg("LIST").query(&mut connection).unwrap();
     let field = |client: &str, name: &str| {
         client.split(' ').find_map(|field| Some(field.strip_prefix(name)?.to_owned()))
@@ -137,11 +137,11 @@ async fn wait_connection_whose_answer_was_lost_is_closed() {
     let other = connect(net.proxies.iter().map(Proxy::url)).await;
     let waiting = spawn_acquire(other.lock("k").ttl(Duration::from_secs(2)).wait(LONG));
     drop(other);
-    until_in_line(&net.masters, 1).await;
+    until_in_line(&net.nodes, 1).await;
     net.proxies[0].drop_bytes(Direction::ToClient);
     // The release ends the wait on the server, and is repeated for a ttl.
     waiting.abort();
-    until_in_line(&net.masters, 0).await;
+    until_in_line(&net.nodes, 0).await;
     net.heal();
     eventually_async(4 * PATIENCE, "no connection of the waiter is left", async || {
         net.proxies[0].connections() <= connections
@@ -151,9 +151,9 @@ async fn wait_connection_whose_answer_was_lost_is_closed() {
 
 #[tokio::test]
 async fn wait_times_out_although_the_servers_close_idle_connections() {
-    let net = net_of(Masters::start_with(3, |_, builder| builder.arg("timeout", 1)).unwrap()).await;
+    let net = net_of(Nodes::start_with(3, |_, builder| builder.arg("timeout", 1)).unwrap()).await;
     let _holder = held_everywhere(&net).await;
-    let other = connect(net.masters.urls()).await;
+    let other = connect(net.nodes.urls()).await;
     for wait_ms in [300, 4000] {
         let error = other.lock("k").wait(Duration::from_millis(wait_ms)).acquire().await;
         assert!(matches!(error, Err(AcquireError::TimedOut { .. })), "{error:?}");
@@ -163,22 +163,22 @@ async fn wait_times_out_although_the_servers_close_idle_connections() {
 #[tokio::test]
 async fn wait_without_end_stands_in_line() {
     const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-    let (masters, ours) = quorum(3).await;
-    let theirs = connect(masters.urls()).await;
+    let (nodes, ours) = quorum(3).await;
+    let theirs = connect(nodes.urls()).await;
     for wait in [8 * DAY, 400 * 365 * DAY, Duration::MAX] {
         let held = ours.lock("k").acquire().await.unwrap();
-        wait_until_all_hold(&masters, "k").await;
+        wait_until_all_hold(&nodes, "k").await;
         let waiting = spawn_acquire(theirs.lock("k").wait(wait));
-        until_in_line(&masters, 1).await;
+        until_in_line(&nodes, 1).await;
         held.release().await.unwrap();
         waiting.await.unwrap().release().await.unwrap();
-        wait_until_free(&masters, "k").await;
+        wait_until_free(&nodes, "k").await;
     }
 }
 
 #[tokio::test]
 async fn only_one_call_of_a_program_waits_on_a_node() {
-    let (masters, quorum) = quorum(3).await;
+    let (nodes, quorum) = quorum(3).await;
     let lock = quorum.lock("k").acquire().await.unwrap();
     let acquired = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
@@ -190,21 +190,21 @@ async fn only_one_call_of_a_program_waits_on_a_node() {
             lock.release().await.unwrap();
         });
     }
-    until_in_line(&masters, 1).await;
+    until_in_line(&nodes, 1).await;
     lock.release().await.unwrap();
     while let Some(done) = tasks.join_next().await {
         done.unwrap();
-        assert!(masters.iter().map(waiters).max() <= Some(1));
+        assert!(nodes.iter().map(waiters).max() <= Some(1));
     }
     assert_eq!(acquired.load(Ordering::Relaxed), 100);
-    wait_until_free(&masters, "k").await;
+    wait_until_free(&nodes, "k").await;
 }
 
 #[tokio::test]
 async fn wait_ends_in_time_whatever_the_nodes_do() {
     let net = net(3).await;
     let _lock = net.quorum.lock("k").ttl(Duration::from_secs(60)).acquire().await.unwrap();
-    wait_until_all_hold(&net.masters, "k").await;
+    wait_until_all_hold(&net.nodes, "k").await;
     let wait = Duration::from_secs(2);
     let mut fastest = Duration::MAX;
     // On a busy machine one try may be late, but not all of them.
@@ -212,12 +212,12 @@ async fn wait_ends_in_time_whatever_the_nodes_do() {
         let quorum = connect(net.proxies.iter().map(Proxy::url)).await;
         let started = Instant::now();
         let waiting = tokio::spawn(async move { quorum.lock("k").wait(wait).acquire().await });
-        until_in_line(&net.masters, 1).await;
+        until_in_line(&net.nodes, 1).await;
         net.hold(Direction::ToClient);
         waiting.await.unwrap().unwrap_err();
         fastest = fastest.min(started.elapsed());
         net.heal();
-        until_in_line(&net.masters, 0).await;
+        until_in_line(&net.nodes, 0).await;
         if fastest < wait + Duration::from_millis(50) {
             return;
         }
@@ -227,17 +227,17 @@ async fn wait_ends_in_time_whatever_the_nodes_do() {
 
 #[tokio::test]
 async fn dropped_wait_leaves_all_queues_within_100_ms() {
-    let (masters, quorum) = quorum(3).await;
+    let (nodes, quorum) = quorum(3).await;
     let _lock = quorum.lock("k").acquire().await.unwrap();
-    let other = connect(masters.urls()).await;
+    let other = connect(nodes.urls()).await;
     let mut fastest = Duration::MAX;
     for _ in 0..5 {
         let builder = other.lock("k").wait(Duration::from_secs(60));
         let waiting = tokio::spawn(async move { builder.acquire().await });
-        until_in_line(&masters, 1).await;
+        until_in_line(&nodes, 1).await;
         waiting.abort();
         let dropped = Instant::now();
-        until_in_line(&masters, 0).await;
+        until_in_line(&nodes, 0).await;
         fastest = fastest.min(dropped.elapsed());
     }
     assert!(fastest < Duration::from_millis(100), "{fastest:?}");

@@ -2,7 +2,7 @@
 //! protection.
 //!
 //! - [`scenarios`]: all accidents to a single node, and the table of their results
-//! - [`storm`]: accidents to five masters while clients compete for their locks
+//! - [`storm`]: accidents to five nodes while clients compete for their locks
 //! - [`history`]: which client held which lock when, and the violations in it
 //! - [`fuzz`]: compares one server with a model of it after each step
 //! - [`harness`]: what these modules share

@@ -1,7 +1,7 @@
 //! `quorlock-faults`: causes accidents on real servers, and prints what they do to locks.
 //!
 //! Without options it prints a table of all accidents to a single node. `--storm` instead runs
-//! clients on five masters, and causes accidents meanwhile.
+//! clients on five nodes, and causes accidents meanwhile.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -29,15 +29,15 @@ struct Args {
     #[arg(long, default_value_t = 3, value_name = "TIMES", conflicts_with = "storm", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 
-    /// Instead of the table: runs clients of this kind of lock on five masters; repeatable
+    /// Instead of the table: runs clients of this kind of lock on five nodes; repeatable
     #[arg(long, value_name = "KIND")]
     storm: Vec<Kind>,
 
-    /// What happens to the masters [default: all that there is for the kind of lock]
+    /// What happens to the nodes [default: all that there is for the kind of lock]
     #[arg(long, requires = "storm")]
     course: Option<Course>,
 
-    /// How long a storm takes. Without accidents, and with one master down, a third of it
+    /// How long a storm takes. Without accidents, and with one node down, a third of it
     #[arg(long, requires = "storm", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
 

@@ -41,7 +41,7 @@ fn accidents_without_abstention_give_a_lock_two_holders() {
 }
 
 #[test]
-fn fences_grow_whatever_happens_to_single_masters() {
+fn fences_grow_whatever_happens_to_single_nodes() {
     check_storm(Kind::Fences, 6);
 }
 
@@ -80,11 +80,11 @@ fn run_without_an_accident_is_reported() {
     assert!(outcome.complaints().iter().any(|found| found == complaint), "{outcome}");
 }
 
-/// Checks that clients acquire locks while one master after the other is down or paused.
+/// Checks that clients acquire locks while one node after the other is down or paused.
 ///
 /// `make test-kinds` also measures the cost.
 #[track_caller]
-fn check_without_each_master(kind: Kind, course: Course) {
+fn check_without_each_node(kind: Kind, course: Course) {
     let outcome = outcome_of(kind, course, 2, Yes);
     assert_eq!(outcome.harm, [""; 0], "{outcome}");
     assert!(outcome.failed_calls.is_empty(), "{outcome}");
@@ -93,13 +93,13 @@ fn check_without_each_master(kind: Kind, course: Course) {
 }
 
 #[test]
-fn shared_locks_are_granted_while_any_one_master_is_down() {
-    check_without_each_master(Kind::Shared, Course::OneDown);
+fn shared_locks_are_granted_while_any_one_node_is_down() {
+    check_without_each_node(Kind::Shared, Course::OneDown);
 }
 
 #[test]
-fn permits_are_granted_while_any_one_master_is_paused() {
-    check_without_each_master(Kind::Permits, Course::OnePaused);
+fn permits_are_granted_while_any_one_node_is_paused() {
+    check_without_each_node(Kind::Permits, Course::OnePaused);
 }
 
 #[test]

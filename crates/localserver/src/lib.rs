@@ -1,27 +1,27 @@
 //! Starts local Redis and Valkey servers, and stops them.
 //!
-//! `quorlock up` starts its masters with this crate, and so do the tests and the benchmarks.
+//! `quorlock up` starts its nodes with this crate, and so do the tests and the benchmarks.
 //!
 //! - [`Server`]: one server in a directory of its own, which can be killed, paused and restarted
-//! - [`Masters`]: several independent servers with the Quorlock module
+//! - [`Nodes`]: several independent servers with the Quorlock module
 //! - [`find_server_binary`] and [`module_path()`]: the program to start, and the module to load
 //! - [`StartHook`]: changes the command that starts a server, for programs that inject faults
 //! - [`ReservedPort`]: a port for a program that this process starts
 //! - [`holds_within`]: waits for a condition
 //!
-//! When a [`Server`] or [`Masters`] is dropped, its processes are killed and its temporary
+//! When a [`Server`] or [`Nodes`] is dropped, its processes are killed and its temporary
 //! directories are removed. A directory that the caller chose stays.
 
 mod error;
 mod find;
-mod masters;
+mod nodes;
 mod poll;
 mod reserved_port;
 mod server;
 
 pub use error::{BinaryError, ModuleError, StartError};
 pub use find::{BINARY_VARIABLE, MODULE_VARIABLE, find_server_binary, module_path};
-pub use masters::Masters;
+pub use nodes::Nodes;
 pub use poll::{POLL_INTERVAL, holds_within};
 pub use reserved_port::ReservedPort;
 pub use server::{Server, ServerBuilder, StartHook};

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use quorlock_localserver::{Masters, Server, StartError, find_server_binary};
+use quorlock_localserver::{Nodes, Server, StartError, find_server_binary};
 use quorlock_testkit::eventually;
 use tokio::net::TcpSocket;
 
@@ -238,26 +238,26 @@ fn found_server_program_is_an_existing_absolute_path() {
 }
 
 #[test]
-fn masters_are_independent_and_each_has_an_address() {
-    let mut masters = Masters::start_with(3, |_, builder| builder.without_module()).unwrap();
-    assert_eq!(masters.len(), 3);
-    let mut urls = masters.urls();
+fn nodes_are_independent_and_each_has_an_address() {
+    let mut nodes = Nodes::start_with(3, |_, builder| builder.without_module()).unwrap();
+    assert_eq!(nodes.len(), 3);
+    let mut urls = nodes.urls();
     urls.sort();
     urls.dedup();
     assert_eq!(urls.len(), 3);
-    masters[1].kill();
-    let running: Vec<_> = masters.iter().map(Server::is_running).collect();
+    nodes[1].kill();
+    let running: Vec<_> = nodes.iter().map(Server::is_running).collect();
     assert_eq!(running, [true, false, true]);
-    for master in &mut masters {
-        master.restart().unwrap();
+    for node in &mut nodes {
+        node.restart().unwrap();
     }
-    assert!(masters.iter().all(Server::is_running));
+    assert!(nodes.iter().all(Server::is_running));
 }
 
 #[test]
-fn masters_that_cannot_all_start_are_reported_and_stopped() {
+fn nodes_that_cannot_all_start_are_reported_and_stopped() {
     let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let error = Masters::start_with(2, |index, builder| {
+    let error = Nodes::start_with(2, |index, builder| {
         let builder = builder.without_module().dir(dirs[index].path());
         if index == 1 { builder.arg("no-such-directive", "1") } else { builder }
     });

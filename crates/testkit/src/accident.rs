@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use crate::Direction;
 
-/// What goes wrong with one master, or with one network in front of it, until recovery.
+/// What goes wrong with one node, or with one network in front of it, until recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accident {
     /// SIGKILL; recovery starts the server on what is left of its disk.

@@ -5,20 +5,20 @@ use anyhow::{Context as _, Result};
 use redis::{Connection, cmd, pipe};
 
 use crate::{
-    Accident, Disk, Inject as _, Masters, PowerCut, Proxy, Server, ServerBuilder, WallClock,
+    Accident, Disk, Inject as _, Nodes, PowerCut, Proxy, Server, ServerBuilder, WallClock,
 };
 
 /// The database of the keys that make memory short.
 const FILLER_DB: u32 = 9;
 
-/// Masters to which accidents happen, each behind its networks.
+/// Nodes to which accidents happen, each behind its networks.
 pub struct Fleet {
-    pub masters: Vec<Master>,
-    /// The incidents under way, each with the time at which its masters recover.
+    pub nodes: Vec<FleetNode>,
+    /// The incidents under way, each with the time at which its nodes recover.
     pending: Vec<(Instant, Incident)>,
 }
 
-pub struct Master {
+pub struct FleetNode {
     pub server: Server,
     /// In front of the server, one for each group of clients.
     pub networks: Vec<Proxy>,
@@ -33,7 +33,7 @@ pub struct Injectors {
     pub power: PowerCut,
 }
 
-/// The state of a master's process.
+/// The state of a node's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Running,
@@ -41,12 +41,12 @@ enum State {
     Down,
 }
 
-/// One accident that happens to some masters at the same time.
+/// One accident that happens to some nodes at the same time.
 #[derive(Clone, Debug)]
 pub struct Incident {
     pub accident: Accident,
     /// By their indices.
-    pub masters: Vec<usize>,
+    pub nodes: Vec<usize>,
     /// The index of the network. Only accidents of a network use it.
     pub network: usize,
     /// The time until recovery; zero for recovery at once.
@@ -54,25 +54,25 @@ pub struct Incident {
 }
 
 impl Fleet {
-    /// Starts `n` masters without injectors. `configure` receives the index of each.
+    /// Starts `n` nodes without injectors. `configure` receives the index of each.
     ///
     /// # Errors
-    /// When a master does not start.
+    /// When a node does not start.
     pub fn start(
         n: usize,
         networks: usize,
         configure: impl FnMut(usize, ServerBuilder) -> ServerBuilder,
     ) -> Result<Self> {
-        let servers = Masters::start_with(n, configure)?;
-        let masters =
-            servers.into_iter().map(|server| Master::new(server, networks, None)).collect();
-        Ok(Self { masters, pending: Vec::new() })
+        let servers = Nodes::start_with(n, configure)?;
+        let nodes =
+            servers.into_iter().map(|server| FleetNode::new(server, networks, None)).collect();
+        Ok(Self { nodes, pending: Vec::new() })
     }
 
-    /// Starts masters as [`Fleet::start`] does, with injectors.
+    /// Starts nodes as [`Fleet::start`] does, with injectors.
     ///
     /// # Errors
-    /// When a master does not start.
+    /// When a node does not start.
     pub fn start_with_injectors(
         n: usize,
         networks: usize,
@@ -82,30 +82,30 @@ impl Fleet {
         let mut fleet = Self::start(n, networks, |index, builder| {
             configure(index, injectors[index].attach(builder))
         })?;
-        for (master, injectors) in fleet.masters.iter_mut().zip(injectors) {
-            master.injectors = Some(injectors);
+        for (node, injectors) in fleet.nodes.iter_mut().zip(injectors) {
+            node.injectors = Some(injectors);
         }
         Ok(fleet)
     }
 
-    /// Returns the addresses of all masters behind one network.
+    /// Returns the addresses of all nodes behind one network.
     pub fn urls(&self, network: usize) -> Vec<String> {
-        self.masters.iter().map(|master| master.networks[network].url()).collect()
+        self.nodes.iter().map(|node| node.networks[network].url()).collect()
     }
 
-    /// Injects an incident into each master whose state allows it, and returns their number.
+    /// Injects an incident into each node whose state allows it, and returns their number.
     ///
     /// # Errors
     /// When the accident could not be injected.
     pub fn inject(&mut self, mut incident: Incident) -> Result<usize> {
         let mut hit = Vec::new();
-        for &index in &incident.masters {
-            if self.masters[index].inject(incident.accident, incident.network)? {
+        for &index in &incident.nodes {
+            if self.nodes[index].inject(incident.accident, incident.network)? {
                 hit.push(index);
             }
         }
-        incident.masters = hit;
-        let hits = incident.masters.len();
+        incident.nodes = hit;
+        let hits = incident.nodes.len();
         if incident.duration.is_zero() {
             self.recover(&incident)?;
         } else {
@@ -114,9 +114,9 @@ impl Fleet {
         Ok(hits)
     }
 
-    /// Returns whether a master has not yet recovered from an incident.
-    pub fn is_affected(&self, master: usize) -> bool {
-        self.pending.iter().any(|(_, incident)| incident.masters.contains(&master))
+    /// Returns whether a node has not yet recovered from an incident.
+    pub fn is_affected(&self, node: usize) -> bool {
+        self.pending.iter().any(|(_, incident)| incident.nodes.contains(&node))
     }
 
     pub fn next_recovery(&self) -> Option<Instant> {
@@ -126,7 +126,7 @@ impl Fleet {
     /// Recovers from all incidents that are over at `now`.
     ///
     /// # Errors
-    /// When a master does not start again.
+    /// When a node does not start again.
     pub fn recover_until(&mut self, now: Instant) -> Result<()> {
         while let Some(index) = self.pending.iter().position(|&(at, _)| at <= now) {
             let (_, incident) = self.pending.swap_remove(index);
@@ -136,7 +136,7 @@ impl Fleet {
     }
 
     /// # Errors
-    /// When a master does not start again.
+    /// When a node does not start again.
     pub fn recover_all(&mut self) -> Result<()> {
         if let Some(last) = self.pending.iter().map(|&(at, _)| at).max() {
             self.recover_until(last)?;
@@ -144,18 +144,16 @@ impl Fleet {
         Ok(())
     }
 
-    /// Recovers all masters of an incident at the same time: after kills, a majority can thus
+    /// Recovers all nodes of an incident at the same time: after kills, a majority can thus
     /// forget a lock that is still held.
     fn recover(&mut self, incident: &Incident) -> Result<()> {
-        let Incident { accident, masters, network, .. } = incident;
-        let hit = self.masters.iter_mut().enumerate().filter(|(index, _)| masters.contains(index));
+        let Incident { accident, nodes, network, .. } = incident;
+        let hit = self.nodes.iter_mut().enumerate().filter(|(index, _)| nodes.contains(index));
         thread::scope(|scope| {
             let recovering: Vec<_> = hit
-                .map(|(index, master)| {
+                .map(|(index, node)| {
                     scope.spawn(move || {
-                        master
-                            .recover(*accident, *network)
-                            .with_context(|| format!("master {index}"))
+                        node.recover(*accident, *network).with_context(|| format!("node {index}"))
                     })
                 })
                 .collect();
@@ -172,13 +170,13 @@ impl Injectors {
     }
 }
 
-impl Master {
+impl FleetNode {
     pub fn new(server: Server, networks: usize, injectors: Option<Injectors>) -> Self {
         let networks = (0..networks).map(|_| Proxy::start(server.url())).collect();
         Self { server, networks, injectors, state: State::Running }
     }
 
-    /// Returns false if the state of the master does not allow the accident: for example, a master
+    /// Returns false if the state of the node does not allow the accident: for example, a node
     /// that is down cannot be killed, and a paused one cannot evict keys.
     ///
     /// # Errors
@@ -223,7 +221,7 @@ impl Master {
     }
 
     /// # Errors
-    /// When the master does not start again.
+    /// When the node does not start again.
     pub fn recover(&mut self, accident: Accident, network: usize) -> Result<()> {
         match accident {
             Accident::Kill(_) | Accident::Shutdown => self.restart()?,

@@ -2,7 +2,7 @@
 //!
 //! `quorlock-localserver` starts the servers. This crate re-exports it.
 //!
-//! - [`Fleet`]: masters behind networks, and the [`Accident`]s that happen to them
+//! - [`Fleet`]: nodes behind networks, and the [`Accident`]s that happen to them
 //! - [`Proxy`]: a network in front of a server: delays, holds, drops, cuts and counts its traffic
 //! - [`WallClock`]: steps the wall clock of a running server (Linux)
 //! - [`PowerCut`]: kills a server, and removes the unsynced bytes from its files (Linux)
@@ -28,11 +28,11 @@ mod proxy;
 pub use accident::{Accident, Disk};
 pub use eventually::{eventually, eventually_async};
 #[cfg(target_os = "linux")]
-pub use fleet::{Fleet, Incident, Injectors, Master, evict, info};
+pub use fleet::{Fleet, FleetNode, Incident, Injectors, evict, info};
 #[cfg(target_os = "linux")]
 pub use injector::{Inject, PowerCut, WallClock};
 pub use proxy::{Direction, Proxy};
 pub use quorlock_localserver::{
-    BINARY_VARIABLE, BinaryError, MODULE_VARIABLE, Masters, ModuleError, ReservedPort, Server,
+    BINARY_VARIABLE, BinaryError, MODULE_VARIABLE, ModuleError, Nodes, ReservedPort, Server,
     ServerBuilder, StartError, find_server_binary, holds_within, module_path,
 };

@@ -1,5 +1,5 @@
 //! Helpers that run the program in a separate process group, as a service manager does, and that
-//! ask the masters about a lock.
+//! ask the nodes about a lock.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -15,7 +15,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use std::{iter, mem, thread};
 
-use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually, holds_within};
+use quorlock_testkit::{Direction, Nodes, Proxy, Server, eventually, holds_within};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use serde_json::Value;
@@ -23,7 +23,7 @@ use serde_json::Value;
 /// The time limit of every wait. Each step of a test takes less time.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A node timeout for healthy masters, which may answer late on a busy machine.
+/// A node timeout for healthy nodes, which may answer late on a busy machine.
 pub(crate) const LONG_NODE_TIMEOUT: [&str; 2] = ["--node-timeout", "1s"];
 
 pub(crate) const QUORLOCK: &str = env!("CARGO_BIN_EXE_quorlock");
@@ -48,28 +48,28 @@ pub(crate) fn on_urls(urls: &[String], subcommand: &str) -> Command {
     command
 }
 
-pub(crate) fn on(masters: &Masters, subcommand: &str) -> Command {
-    on_urls(&masters.urls(), subcommand)
+pub(crate) fn on(nodes: &Nodes, subcommand: &str) -> Command {
+    on_urls(&nodes.urls(), subcommand)
 }
 
 /// `quorlock run … k -- sh -c SCRIPT`.
-pub(crate) fn run_script(masters: &Masters, options: &[&str], script: &str) -> Command {
-    let mut command = on(masters, "run");
+pub(crate) fn run_script(nodes: &Nodes, options: &[&str], script: &str) -> Command {
+    let mut command = on(nodes, "run");
     command.args(options).args(["k", "--", "sh", "-c", script]);
     command
 }
 
-pub(crate) fn start_script(masters: &Masters, options: &[&str], script: &str) -> Running {
-    Running::start(&mut run_script(masters, options, script))
+pub(crate) fn start_script(nodes: &Nodes, options: &[&str], script: &str) -> Running {
+    Running::start(&mut run_script(nodes, options, script))
 }
 
-/// The host and the port of a master on TCP.
-pub(crate) fn address(master: &Server) -> String {
-    master.url().trim_start_matches("redis://").trim_end_matches('/').to_owned()
+/// The host and the port of a node on TCP.
+pub(crate) fn address(node: &Server) -> String {
+    node.url().trim_start_matches("redis://").trim_end_matches('/').to_owned()
 }
 
-pub(crate) fn urls_with(masters: &Masters, query: &str) -> Vec<String> {
-    masters.iter().map(|master| format!("{}?{query}", master.url())).collect()
+pub(crate) fn urls_with(nodes: &Nodes, query: &str) -> Vec<String> {
+    nodes.iter().map(|node| format!("{}?{query}", node.url())).collect()
 }
 
 /// A shell with these nodes and `quorlock` in its `PATH`, which ends when a line fails.
@@ -118,17 +118,17 @@ pub(crate) fn output_until(command: &mut Command, is_right: impl Fn(&Output) -> 
     output.unwrap()
 }
 
-/// Acquires the lock `k` with `quorlock acquire`, on all masters. Returns the handle.
+/// Acquires the lock `k` with `quorlock acquire`, on all nodes. Returns the handle.
 #[track_caller]
-pub(crate) fn acquire_everywhere(masters: &Masters, options: &[&str]) -> String {
+pub(crate) fn acquire_everywhere(nodes: &Nodes, options: &[&str]) -> String {
     let mut handle = String::new();
-    eventually(PATIENCE, "all masters hold the lock", || {
-        masters.iter().for_each(|master| exec(master, &["DEL", "k"]));
-        let output = on(masters, "acquire").args(options).arg("k").output().unwrap();
+    eventually(PATIENCE, "all nodes hold the lock", || {
+        nodes.iter().for_each(|node| exec(node, &["DEL", "k"]));
+        let output = on(nodes, "acquire").args(options).arg("k").output().unwrap();
         assert_ok(&output);
         stdout(&output).clone_into(&mut handle);
-        // A master that the program reached too late does not get the lock later.
-        holds_within(Duration::from_secs(1), || masters_holding(masters) == masters.len())
+        // A node that the program reached too late does not get the lock later.
+        holds_within(Duration::from_secs(1), || nodes_holding(nodes) == nodes.len())
     });
     handle
 }
@@ -293,8 +293,8 @@ impl Lines {
 pub(crate) struct Holder(Running);
 
 impl Holder {
-    pub(crate) fn start(masters: &Masters, options: &[&str]) -> Self {
-        let mut running = start_script(masters, options, "echo held; read go");
+    pub(crate) fn start(nodes: &Nodes, options: &[&str]) -> Self {
+        let mut running = start_script(nodes, options, "echo held; read go");
         assert_eq!(running.line(), "held");
         Self(running)
     }
@@ -395,20 +395,20 @@ pub(crate) fn children_of(parent: Pid) -> Vec<Pid> {
     lists.flatten().collect()
 }
 
-/// The number of running masters that have the key `k`.
-pub(crate) fn masters_holding(masters: &Masters) -> usize {
-    masters.iter().filter(|master| master.is_running() && has_key(master)).count()
+/// The number of running nodes that have the key `k`.
+pub(crate) fn nodes_holding(nodes: &Nodes) -> usize {
+    nodes.iter().filter(|node| node.is_running() && has_key(node)).count()
 }
 
-/// The number of running masters on which the lock `k` is revoked.
-pub(crate) fn masters_revoked(masters: &Masters) -> usize {
-    let is_revoked = |master: &&Server| {
-        let mut connection = master.connection();
+/// The number of running nodes on which the lock `k` is revoked.
+pub(crate) fn nodes_revoked(nodes: &Nodes) -> usize {
+    let is_revoked = |node: &&Server| {
+        let mut connection = node.connection();
         let fields: HashMap<String, redis::Value> =
             redis::cmd("LOCK.INSPECT").arg("k").query(&mut connection).unwrap_or_default();
         fields.get("revoked") == Some(&redis::Value::Int(1))
     };
-    masters.iter().filter(|master| master.is_running()).filter(is_revoked).count()
+    nodes.iter().filter(|node| node.is_running()).filter(is_revoked).count()
 }
 
 #[track_caller]
@@ -416,38 +416,38 @@ pub(crate) fn exec(server: &Server, words: &[&str]) {
     redis::cmd(words[0]).arg(&words[1..]).exec(&mut server.connection()).unwrap();
 }
 
-/// Whether the master has the key `k`.
-pub(crate) fn has_key(master: &Server) -> bool {
-    redis::cmd("EXISTS").arg("k").query(&mut master.connection()).expect("the master runs")
+/// Whether the node has the key `k`.
+pub(crate) fn has_key(node: &Server) -> bool {
+    redis::cmd("EXISTS").arg("k").query(&mut node.connection()).expect("the node runs")
 }
 
 #[track_caller]
-pub(crate) fn wait_until_all_hold(masters: &Masters) {
-    let all_hold = || masters_holding(masters) == masters.len();
-    eventually(PATIENCE, "all masters hold the lock", all_hold);
+pub(crate) fn wait_until_all_hold(nodes: &Nodes) {
+    let all_hold = || nodes_holding(nodes) == nodes.len();
+    eventually(PATIENCE, "all nodes hold the lock", all_hold);
 }
 
 #[track_caller]
-pub(crate) fn wait_until_free(masters: &Masters) {
-    eventually(PATIENCE, "no running master has the key", || masters_holding(masters) == 0);
+pub(crate) fn wait_until_free(nodes: &Nodes) {
+    eventually(PATIENCE, "no running node has the key", || nodes_holding(nodes) == 0);
 }
 
 #[track_caller]
-pub(crate) fn wait_for_waiter(masters: &Masters) {
-    let has_waiter = |master: &Server| info_number(master, "lock_waiters") > 0;
-    eventually(PATIENCE, "a client waits", || masters.iter().any(has_waiter));
+pub(crate) fn wait_for_waiter(nodes: &Nodes) {
+    let has_waiter = |node: &Server| info_number(node, "lock_waiters") > 0;
+    eventually(PATIENCE, "a client waits", || nodes.iter().any(has_waiter));
 }
 
 /// Runs commands under the lock `k` in this many threads, and asserts that they never overlap.
 #[track_caller]
-pub(crate) fn assert_runs_never_overlap(masters: &Masters, threads: usize, runs_each: usize) {
+pub(crate) fn assert_runs_never_overlap(nodes: &Nodes, threads: usize, runs_each: usize) {
     let folder = tempfile::tempdir().unwrap();
     // Only one run can make the folder. A run that overlaps finds it, and fails.
     let script =
         format!("cd {} && mkdir inside && echo >> runs && rmdir inside", folder.path().display());
     let run_some = || {
         for _ in 0..runs_each {
-            let output = start_script(masters, &LONG_NODE_TIMEOUT, &script).wait_for_end();
+            let output = start_script(nodes, &LONG_NODE_TIMEOUT, &script).wait_for_end();
             assert_eq!((code(output.status), stderr(&output)), (0, ""));
         }
     };
@@ -483,17 +483,17 @@ pub(crate) fn command_stats(server: &Server, command: &str) -> (u64, Duration) {
     (figure("calls="), Duration::from_micros(figure("usec=")))
 }
 
-/// Three masters, and a proxy in front of each.
+/// Three nodes, and a proxy in front of each.
 pub(crate) struct Net {
-    pub(crate) masters: Masters,
+    pub(crate) nodes: Nodes,
     pub(crate) proxies: Vec<Proxy>,
 }
 
 impl Net {
     pub(crate) fn start() -> Self {
-        let masters = Masters::start(3);
-        let proxies = masters.iter().map(|master| Proxy::start(master.url())).collect();
-        Self { masters, proxies }
+        let nodes = Nodes::start(3);
+        let proxies = nodes.iter().map(|node| Proxy::start(node.url())).collect();
+        Self { nodes, proxies }
     }
 
     pub(crate) fn urls(&self) -> Vec<String> {
@@ -508,17 +508,17 @@ impl Net {
 
     #[track_caller]
     pub(crate) fn cut_off_a_majority(&self) {
-        wait_until_all_hold(&self.masters);
+        wait_until_all_hold(&self.nodes);
         self.proxies[..2].iter().for_each(|proxy| proxy.drop_bytes(Direction::ToServer));
     }
 
-    /// Asserts that a process ends, and never runs after the lock has ended on the masters.
+    /// Asserts that a process ends, and never runs after the lock has ended on the nodes.
     #[track_caller]
     pub(crate) fn assert_ends_before_the_lock(&self, process: Pid) {
         eventually(PATIENCE, "the process has ended", || {
             // The lock is checked first: a process that is still alive after the lock has ended
             // has outlived the lock.
-            let holds = self.masters.iter().take(2).all(has_key);
+            let holds = self.nodes.iter().take(2).all(has_key);
             let has_ended = !is_alive(process);
             assert!(holds || has_ended, "the process runs without the lock");
             has_ended

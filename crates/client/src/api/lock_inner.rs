@@ -321,7 +321,7 @@ impl Drop for DroppedRelease<'_> {
 
 #[cfg(test)]
 mod tests {
-    use quorlock_testkit::Masters;
+    use quorlock_testkit::Nodes;
     use tokio::time::{Duration, timeout};
 
     use crate::clock::tests::sleep_through;
@@ -331,9 +331,9 @@ mod tests {
 
     #[tokio::test]
     async fn lock_is_lost_when_the_machine_wakes_after_the_deadline() {
-        let masters = Masters::start(3);
+        let nodes = Nodes::start(3);
         let quorum =
-            Quorum::builder().nodes(masters.urls()).node_timeout(SOON).connect().await.unwrap();
+            Quorum::builder().nodes(nodes.urls()).node_timeout(SOON).connect().await.unwrap();
         let lock = quorum.lock("k").ttl(Duration::from_secs(30)).acquire().await.unwrap();
         let watch = lock.watch();
         let waiting = tokio::spawn(async move { watch.lost().await });
@@ -350,9 +350,9 @@ mod tests {
 
     #[tokio::test]
     async fn renewed_lock_is_extended_when_the_machine_wakes() {
-        let masters = Masters::start(3);
+        let nodes = Nodes::start(3);
         let quorum =
-            Quorum::builder().nodes(masters.urls()).node_timeout(SOON).connect().await.unwrap();
+            Quorum::builder().nodes(nodes.urls()).node_timeout(SOON).connect().await.unwrap();
         let mut lock = quorum.lock("k").ttl(Duration::from_secs(60)).acquire().await.unwrap();
         lock.renew();
         tokio::task::yield_now().await;

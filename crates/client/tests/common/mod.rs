@@ -1,4 +1,4 @@
-//! Helpers for the tests: quorums of real masters, with and without proxies that inject faults.
+//! Helpers for the tests: quorums of real nodes, with and without proxies that inject faults.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use quorlock_client::{AcquireError, Lock, LockBuilder, NodeError, Quorum, blocking};
-use quorlock_testkit::{Direction, Masters, Proxy, Server, eventually, eventually_async};
+use quorlock_testkit::{Direction, Nodes, Proxy, Server, eventually, eventually_async};
 use tokio::task::JoinHandle;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -17,9 +17,9 @@ use tracing::{Event, Level, Metadata, Subscriber};
 /// The usual time limit of a wait: longer than most steps of a test take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Masters behind proxies, and a client that connects through the proxies.
+/// Nodes behind proxies, and a client that connects through the proxies.
 pub(crate) struct Net {
-    pub(crate) masters: Masters,
+    pub(crate) nodes: Nodes,
     pub(crate) proxies: Vec<Proxy>,
     pub(crate) quorum: Quorum,
 }
@@ -38,26 +38,26 @@ impl Net {
     }
 }
 
-pub(crate) async fn quorum(n: usize) -> (Masters, Quorum) {
-    let masters = Masters::start(n);
-    let quorum = connect(masters.urls()).await;
-    (masters, quorum)
+pub(crate) async fn quorum(n: usize) -> (Nodes, Quorum) {
+    let nodes = Nodes::start(n);
+    let quorum = connect(nodes.urls()).await;
+    (nodes, quorum)
 }
 
 pub(crate) async fn net(n: usize) -> Net {
-    net_of(Masters::start(n)).await
+    net_of(Nodes::start(n)).await
 }
 
-pub(crate) async fn net_of(masters: Masters) -> Net {
-    let proxies: Vec<_> = masters.iter().map(|master| Proxy::start(master.url())).collect();
+pub(crate) async fn net_of(nodes: Nodes) -> Net {
+    let proxies: Vec<_> = nodes.iter().map(|node| Proxy::start(node.url())).collect();
     let quorum = connect(proxies.iter().map(Proxy::url)).await;
-    Net { masters, proxies, quorum }
+    Net { nodes, proxies, quorum }
 }
 
-/// Three masters that store the same fence for a lock. The fences of a server begin
+/// Three nodes that store the same fence for a lock. The fences of a server begin
 /// `lock.max-clock-skew` above its clock. With 1 ms, the fence that the client proposes is larger.
-pub(crate) fn masters_with_equal_fences() -> Masters {
-    Masters::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap()
+pub(crate) fn nodes_with_equal_fences() -> Nodes {
+    Nodes::start_with(3, |_, builder| builder.arg("lock.max-clock-skew", 1)).unwrap()
 }
 
 /// Connects to all of these nodes. `QuorumBuilder::connect` alone needs only a majority.
@@ -166,17 +166,17 @@ pub(crate) fn waiters(server: &Server) -> u64 {
     info(server, "lock_waiters")
 }
 
-/// Waits until `n` calls stand in line on each running master.
-pub(crate) async fn until_in_line(masters: &Masters, n: u64) {
-    eventually_async(PATIENCE, &format!("{n} calls stand in line on each master"), async || {
-        running(masters).all(|master| waiters(master) == n)
+/// Waits until `n` calls stand in line on each running node.
+pub(crate) async fn until_in_line(nodes: &Nodes, n: u64) {
+    eventually_async(PATIENCE, &format!("{n} calls stand in line on each node"), async || {
+        running(nodes).all(|node| waiters(node) == n)
     })
     .await;
 }
 
-/// Deletes the key on all masters at nearly the same time, so that no repair comes in between.
-pub(crate) fn delete(masters: &Masters, key: &str) {
-    let connections: Vec<_> = masters.iter().map(Server::connection).collect();
+/// Deletes the key on all nodes at nearly the same time, so that no repair comes in between.
+pub(crate) fn delete(nodes: &Nodes, key: &str) {
+    let connections: Vec<_> = nodes.iter().map(Server::connection).collect();
     for mut connection in connections {
         redis::cmd("DEL").arg(key).exec(&mut connection).unwrap();
     }
@@ -188,42 +188,42 @@ pub(crate) fn locker_rules() -> &'static str {
     page.lines().find_map(|line| line.strip_prefix("user locker ")).unwrap()
 }
 
-fn running(masters: &Masters) -> impl Iterator<Item = &Server> {
-    masters.iter().filter(|master| master.is_running())
+fn running(nodes: &Nodes) -> impl Iterator<Item = &Server> {
+    nodes.iter().filter(|node| node.is_running())
 }
 
-/// The number of running masters that have the key.
-pub(crate) fn masters_holding(masters: &Masters, key: &str) -> usize {
-    running(masters).filter(|master| exists(master, key)).count()
+/// The number of running nodes that have the key.
+pub(crate) fn nodes_holding(nodes: &Nodes, key: &str) -> usize {
+    running(nodes).filter(|node| exists(node, key)).count()
 }
 
 /// Adds a user with these rules, separated by spaces.
-pub(crate) fn set_user(master: &Server, user: &str, rules: &str) {
+pub(crate) fn set_user(node: &Server, user: &str, rules: &str) {
     let mut command = redis::cmd("ACL");
     command.arg("SETUSER").arg(user).arg(rules.split(' ').collect::<Vec<_>>());
-    command.exec(&mut master.connection()).unwrap();
+    command.exec(&mut node.connection()).unwrap();
 }
 
-pub(crate) fn exists(master: &Server, key: &str) -> bool {
-    let answer = redis::cmd("EXISTS").arg(key).query(&mut master.connection());
-    answer.expect("a running master answers")
+pub(crate) fn exists(node: &Server, key: &str) -> bool {
+    let answer = redis::cmd("EXISTS").arg(key).query(&mut node.connection());
+    answer.expect("a running node answers")
 }
 
-pub(crate) fn pttl(master: &Server, key: &str) -> Duration {
-    let ms: i64 = redis::cmd("PTTL").arg(key).query(&mut master.connection()).unwrap();
+pub(crate) fn pttl(node: &Server, key: &str) -> Duration {
+    let ms: i64 = redis::cmd("PTTL").arg(key).query(&mut node.connection()).unwrap();
     Duration::from_millis(u64::try_from(ms).unwrap())
 }
 
-pub(crate) async fn wait_until_free(masters: &Masters, key: &str) {
-    eventually_async(PATIENCE, "no running master has the key", async || {
-        masters_holding(masters, key) == 0
+pub(crate) async fn wait_until_free(nodes: &Nodes, key: &str) {
+    eventually_async(PATIENCE, "no running node has the key", async || {
+        nodes_holding(nodes, key) == 0
     })
     .await;
 }
 
-pub(crate) async fn wait_until_all_hold(masters: &Masters, key: &str) {
-    eventually_async(PATIENCE, "every running master has the key", async || {
-        running(masters).all(|master| exists(master, key))
+pub(crate) async fn wait_until_all_hold(nodes: &Nodes, key: &str) {
+    eventually_async(PATIENCE, "every running node has the key", async || {
+        running(nodes).all(|node| exists(node, key))
     })
     .await;
 }

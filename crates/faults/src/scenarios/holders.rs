@@ -142,7 +142,7 @@ pub(super) fn empty_disk(trial: &mut Trial, holders: Holders) -> Result<()> {
     let mut node = trial.start_abstaining_node()?;
     let held = holders.acquire(&mut node, trial.max_ttl())?;
     let last = &held[held.len() - 1];
-    node.master.server.kill();
+    node.inner.server.kill();
     let killed_at = Instant::now();
     node.restart(trial.rejoin_delay_ms())?;
     ensure!(!node.exists(&last.key)?, "the disk was not empty");

@@ -18,7 +18,7 @@ pub(super) fn start_evicting(method: LockMethod, policy: &str) -> Result<Node> {
 /// Makes memory short until the key of a lock is evicted. The module writes an evicted key again,
 /// so its count of saved leases shows the eviction.
 pub(super) fn evict(node: &mut Node, key: &str) -> Result<()> {
-    let connection = &mut node.master.server.try_connection()?;
+    let connection = &mut node.inner.server.try_connection()?;
     let is_evicted = evict_until(connection, 1000, || match node.method {
         LockMethod::Module => Ok(node.info("lock", "lock_saved_from_eviction")? >= 1),
         LockMethod::SetNx => Ok(!node.exists(key)?),

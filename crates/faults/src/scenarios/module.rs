@@ -13,7 +13,7 @@ use super::trial::Trial;
 pub(super) fn rejoin_delay(trial: &mut Trial) -> Result<()> {
     let mut node = trial.start_abstaining_node()?;
     let held = node.acquire("key", "holder", trial.max_ttl())?.granted()?;
-    node.master.server.kill();
+    node.inner.server.kill();
     let killed_at = Instant::now();
     node.restart(trial.rejoin_delay_ms())?;
     node.set_config("lock.rejoin-delay", "0")?;

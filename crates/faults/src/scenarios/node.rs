@@ -1,7 +1,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use quorlock_testkit::{Injectors, Master, Server, ServerBuilder, info};
+use quorlock_testkit::{FleetNode, Injectors, Server, ServerBuilder, info};
 use redis::{Cmd, Connection, FromRedisValue, RedisResult, Value};
 
 /// Enough for a condition that must come true, even on a busy machine.
@@ -72,7 +72,7 @@ impl Answer {
 
 /// A server with the module, whose wall clock can be stepped and whose power can be cut.
 pub(super) struct Node {
-    pub(super) master: Master,
+    pub(super) inner: FleetNode,
     pub(super) method: LockMethod,
     pub(super) connection: Connection,
 }
@@ -86,7 +86,7 @@ impl Node {
         let injectors = Injectors::default();
         let server = configure(injectors.attach(Server::with_module())).start()?;
         let connection = server.try_connection()?;
-        Ok(Self { master: Master::new(server, 0, Some(injectors)), method, connection })
+        Ok(Self { inner: FleetNode::new(server, 0, Some(injectors)), method, connection })
     }
 
     pub(super) fn call<T: FromRedisValue>(&mut self, words: &[&str]) -> Result<T> {
@@ -228,7 +228,7 @@ impl Node {
     pub(super) fn step_clock(&mut self, by_s: i64) -> Result<()> {
         let before = self.time_s()?;
         let began = Instant::now();
-        self.master.injectors()?.clock.step_ms(by_s * 1000);
+        self.inner.injectors()?.clock.step_ms(by_s * 1000);
         self.eventually("the server shows the step", |node| {
             let shown = node.time_s()? - before;
             let passed = i64::try_from(began.elapsed().as_secs())?;
@@ -244,9 +244,9 @@ impl Node {
 
     /// Starts the server again, with this `lock.rejoin-delay`.
     pub(super) fn restart(&mut self, rejoin_delay_ms: i64) -> Result<()> {
-        self.master.server.set_arg("lock.rejoin-delay", rejoin_delay_ms);
-        self.master.restart()?;
-        self.connection = self.master.server.try_connection()?;
+        self.inner.server.set_arg("lock.rejoin-delay", rejoin_delay_ms);
+        self.inner.restart()?;
+        self.connection = self.inner.server.try_connection()?;
         Ok(())
     }
 

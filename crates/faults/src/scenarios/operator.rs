@@ -101,7 +101,7 @@ pub(super) fn restored(trial: &mut Trial) -> Result<()> {
 pub(super) fn migrated(trial: &mut Trial) -> Result<()> {
     let (mut node, held) = node_and_lock(LONG_TTL)?;
     let mut other = Node::start(LockMethod::Module, ServerBuilder::tcp)?;
-    let port = port(&other.master.server.url())?.to_string();
+    let port = port(&other.inner.server.url())?.to_string();
     let _: String = node.call(&["MIGRATE", "127.0.0.1", &port, KEY, "0", "5000"])?;
     trial.count_injected();
     check_ended(&mut node, &held, trial)?;

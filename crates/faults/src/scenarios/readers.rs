@@ -16,7 +16,7 @@ pub(super) fn kept_disk(trial: &mut Trial) -> Result<()> {
     let first_expiry_ms: u64 = node.call(&["PEXPIRETIME", KEY])?;
     let longer = Duration::from_millis(600);
     let last = node.share(KEY, "second", LONG_TTL + longer)?.granted()?;
-    node.master.server.kill();
+    node.inner.server.kill();
     node.restart(0)?;
     ensure!(node.exists(KEY)?, "the disk is empty");
     trial.count_injected();
@@ -55,7 +55,7 @@ pub(super) fn killed_after_a_downgrade(trial: &mut Trial) -> Result<()> {
         // Like a module that writes the key only once, when it grants the lock.
         let _: String = node.call(&["SET", KEY, "first", "PX", &ms])?;
     }
-    node.master.server.kill();
+    node.inner.server.kill();
     node.restart(0)?;
     ensure!(node.exists(KEY)?, "the disk is empty");
     trial.check(!node.release(&first)?, "one of the holders ended the lock of both");

@@ -1,4 +1,4 @@
-//! Storms: clients compete for locks of five masters while accidents happen to the masters.
+//! Storms: clients compete for locks of five nodes while accidents happen to the nodes.
 //!
 //! Each client records when it held which lock, and the history of all clients is checked. A storm
 //! without the protection is a baseline, which must show the harm.
@@ -33,8 +33,8 @@ use crate::Protected;
 use crate::harness::result_of;
 use crate::history::{Mode, now};
 
-const MASTERS: usize = 5;
-/// Number of proxies in front of each master: one per network.
+const NODES: usize = 5;
+/// Number of proxies in front of each node: one per network.
 const NETWORKS: usize = 2;
 /// `lock.max-ttl`, and so also the length of an abstention.
 const MAX_TTL: Duration = Duration::from_secs(1);
@@ -43,7 +43,7 @@ pub const WRITERS: usize = 4;
 pub const PERMITS: usize = 4;
 /// Interval between two checks of a condition.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
-/// Time limit for all clients to be at work, for a lock to be granted, for a master to vote, and
+/// Time limit for all clients to be at work, for a lock to be granted, for a node to vote, and
 /// for each mode to occur.
 const LIMIT: Duration = Duration::from_secs(20);
 /// Number of holds after which all clients of an orderly storm count as connected and at work.
@@ -53,9 +53,9 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 /// What the clients compete for, and which rule a baseline breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
-    /// Exclusive locks. In a baseline, masters vote at once after a restart
+    /// Exclusive locks. In a baseline, nodes vote at once after a restart
     Exclusive,
-    /// Exclusive locks, whose fences must grow while accidents happen to single masters. In a
+    /// Exclusive locks, whose fences must grow while accidents happen to single nodes. In a
     /// baseline, a client uses the largest fence of its grants, without agreement
     Fences,
     /// One key, for readers and writers. In a baseline, a reader asks only one node
@@ -64,14 +64,14 @@ pub enum Kind {
     Permits,
 }
 
-/// What happens to the masters.
+/// What happens to the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Course {
     /// No accidents
     Calm,
-    /// One master after the other is killed, and started again
+    /// One node after the other is killed, and started again
     OneDown,
-    /// One master after the other is stopped by SIGSTOP, and resumed
+    /// One node after the other is stopped by SIGSTOP, and resumed
     OnePaused,
     /// Accidents at random
     Accidents,
@@ -125,7 +125,7 @@ impl Plan {
 /// The storm of a baseline ends soon after the first harm.
 ///
 /// # Errors
-/// When a master cannot be started, stopped or queried.
+/// When a node cannot be started, stopped or queried.
 pub fn run(plan: Plan, progress: impl FnMut(Duration, usize)) -> Result<Outcome> {
     let state = Arc::new(RunState::default());
     let mut fleet = start(plan)?;
@@ -145,25 +145,25 @@ pub fn run(plan: Plan, progress: impl FnMut(Duration, usize)) -> Result<Outcome>
     Ok(Outcome::new(plan, record, accidents, without_one, (began, ended)))
 }
 
-/// Starts brand-new masters, which vote at once. Unless the plan is the baseline of
+/// Starts brand-new nodes, which vote at once. Unless the plan is the baseline of
 /// [`Kind::Exclusive`], they abstain after a restart.
 fn start(plan: Plan) -> Result<Fleet> {
     const FSYNC: [&str; 3] = ["no", "everysec", "always"];
     const POLICY: [&str; 2] = ["volatile-ttl", "allkeys-lru"];
-    let mut fleet = Fleet::start_with_injectors(MASTERS, NETWORKS, |index, builder| {
+    let mut fleet = Fleet::start_with_injectors(NODES, NETWORKS, |index, builder| {
         let builder = builder.arg("lock.max-ttl", MAX_TTL.as_millis()).arg("appendonly", "yes");
         match plan.kind {
             Kind::Exclusive => builder
                 .arg("appendfsync", FSYNC[index % FSYNC.len()])
                 .arg("maxmemory-policy", POLICY[index % POLICY.len()]),
-            // A restarted master begins its fences this far ahead of the wall clock, which must
+            // A restarted node begins its fences this far ahead of the wall clock, which must
             // catch up within a run.
             _ => builder.arg("appendfsync", "no").arg("lock.max-clock-skew", 2000),
         }
     })?;
     let votes_at_once = (plan.kind, plan.protected) == (Kind::Exclusive, Protected::No);
-    for master in &mut fleet.masters {
-        master.server.set_arg("lock.rejoin-delay", if votes_at_once { 0 } else { -1 });
+    for node in &mut fleet.nodes {
+        node.server.set_arg("lock.rejoin-delay", if votes_at_once { 0 } else { -1 });
     }
     Ok(fleet)
 }
@@ -171,7 +171,7 @@ fn start(plan: Plan) -> Result<Fleet> {
 struct CourseResult {
     began: Duration,
     accidents: Counts,
-    /// For each master: the rate of locks without it, as a fraction of the rate with all masters.
+    /// For each node: the rate of locks without it, as a fraction of the rate with all nodes.
     without_one: Vec<f64>,
 }
 
@@ -218,7 +218,7 @@ fn run_course(
     Ok(CourseResult { began, accidents, without_one })
 }
 
-/// Stops one master after the other. Returns the accidents, and for each master the rate of locks
+/// Stops one node after the other. Returns the accidents, and for each node the rate of locks
 /// without it, as a fraction of the rate before.
 fn stop_each(
     fleet: &mut Fleet,
@@ -226,14 +226,14 @@ fn stop_each(
     accident: Accident,
     state: &RunState,
 ) -> Result<(Counts, Vec<f64>)> {
-    let part = plan.duration / u32::try_from(2 * MASTERS)?;
+    let part = plan.duration / u32::try_from(2 * NODES)?;
     let count_in_part = || {
         let from = now();
         thread::sleep(part);
         state.record().holds.iter().filter(|hold| (from..now()).contains(&hold.from)).count()
     };
     let (mut counts, mut ratios) = (Counts::default(), Vec::new());
-    for master in &mut fleet.masters {
+    for node in &mut fleet.nodes {
         let started = Instant::now();
         let before = loop {
             match count_in_part() {
@@ -241,13 +241,13 @@ fn stop_each(
                 count => break count,
             }
         };
-        ensure!(master.inject(accident, 0)?, "the accident was not injected");
+        ensure!(node.inject(accident, 0)?, "the accident was not injected");
         counts.add(accident.name(), 1);
         let without = count_in_part();
-        master.recover(accident, 0)?;
+        node.recover(accident, 0)?;
         let recovered = Instant::now();
-        while !votes(&master.server)? {
-            ensure!(recovered.elapsed() < LIMIT, "a master does not vote again");
+        while !votes(&node.server)? {
+            ensure!(recovered.elapsed() < LIMIT, "a node does not vote again");
             thread::sleep(CHECK_INTERVAL);
         }
         ratios.push(ratio(without, before));

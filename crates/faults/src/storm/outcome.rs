@@ -9,15 +9,15 @@ use crate::history::{Hold, Mode, disorders, longest_gap, most_at_once, overlaps}
 
 /// Longest allowed wait of a writer without accidents, as a multiple of the mean.
 const WAIT_RATIO_MAX: f64 = 3.0;
-/// Longest allowed time without a grant while single masters are down or paused.
+/// Longest allowed time without a grant while single nodes are down or paused.
 const STALL_MAX: Duration = Duration::from_secs(2);
 /// Longest allowed time without a grant in a storm of [`Kind::Fences`]. Each accident hits one
-/// master, but accidents of several masters may coincide, so that no majority votes for some
+/// node, but accidents of several nodes may coincide, so that no majority votes for some
 /// seconds.
 const OUTAGE_MAX: Duration = Duration::from_secs(15);
-/// Longest allowed wait of a client while single masters are down or paused.
+/// Longest allowed wait of a client while single nodes are down or paused.
 const STALLED_WAIT_MAX: Duration = Duration::from_secs(3);
-/// Smallest allowed rate of locks without one master, as a fraction of the rate with all.
+/// Smallest allowed rate of locks without one node, as a fraction of the rate with all.
 const WITHOUT_ONE_MIN: f64 = 0.8;
 
 /// How often each of several things happened.
@@ -60,7 +60,7 @@ pub struct Outcome {
     pub longest_gap: Duration,
     /// The most holders at the same time: of all that may share.
     pub most_at_once: usize,
-    /// For each master: the rate of locks without it, as a fraction of the rate with all masters.
+    /// For each node: the rate of locks without it, as a fraction of the rate with all nodes.
     /// Empty unless the course is `OneDown` or `OnePaused`.
     pub without_one: Vec<f64>,
     /// Violations that no accident excuses.
@@ -83,7 +83,7 @@ fn harm(plan: Plan, holds: &[Hold]) -> Vec<String> {
     if plan.kind == Kind::Permits && holders > PERMITS {
         harm.push(format!("{holders} clients held {PERMITS} permits at the same time"));
     }
-    // In a storm of exclusive locks, masters start with wrong clocks, on which fences rely.
+    // In a storm of exclusive locks, nodes start with wrong clocks, on which fences rely.
     if plan.kind == Kind::Fences || is_protected && plan.kind != Kind::Exclusive {
         harm.extend(disorders(holds));
     }
@@ -124,7 +124,7 @@ impl Outcome {
         if mean.is_zero() { f64::INFINITY } else { longest.as_secs_f64() / mean.as_secs_f64() }
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "there are few masters")]
+    #[expect(clippy::cast_precision_loss, reason = "there are few nodes")]
     fn mean_without_one(&self) -> f64 {
         self.without_one.iter().sum::<f64>() / self.without_one.len() as f64
     }
@@ -197,7 +197,7 @@ impl fmt::Display for Outcome {
         if !self.without_one.is_empty() {
             let each: Vec<_> = self.without_one.iter().map(|ratio| format!("{ratio:.2}")).collect();
             let (mean, each) = (self.mean_without_one(), each.join(", "));
-            writeln!(f, "  rate with one master down or paused: {mean:.2} × ({each})")?;
+            writeln!(f, "  rate with one node down or paused: {mean:.2} × ({each})")?;
         }
         writeln!(f, "  calls without a lock: {}; also: {}", self.failed_calls, self.counts)?;
         writeln!(f, "  violations: {}", self.harm.len())?;

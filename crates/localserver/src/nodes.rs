@@ -6,37 +6,37 @@ use crate::{Server, ServerBuilder, StartError};
 
 /// Independent servers with the Quorlock module, over which a quorum is formed.
 #[derive(Debug)]
-pub struct Masters(Vec<Server>);
+pub struct Nodes(Vec<Server>);
 
-impl Masters {
-    /// Largest number of masters.
+impl Nodes {
+    /// Largest number of nodes.
     pub const MAX: usize = 64;
 
-    /// Starts `n` masters at the same time.
+    /// Starts `n` nodes at the same time.
     ///
     /// # Panics
     ///
-    /// With the error of the first master that does not start; see [`Masters::start_with`].
+    /// With the error of the first node that does not start; see [`Nodes::start_with`].
     #[track_caller]
     pub fn start(n: usize) -> Self {
         match Self::start_with(n, |_, builder| builder) {
-            Ok(masters) => masters,
-            Err(error) => panic!("{n} masters do not start: {error}"),
+            Ok(nodes) => nodes,
+            Err(error) => panic!("{n} nodes do not start: {error}"),
         }
     }
 
-    /// Starts `n` masters at the same time. `configure` sets up each master by its number, from 0.
+    /// Starts `n` nodes at the same time. `configure` sets up each node by its number, from 0.
     ///
-    /// If one master does not start, all others have ended when this function returns.
+    /// If one node does not start, all others have ended when this function returns.
     ///
     /// # Panics
     ///
-    /// When `n` is larger than [`Masters::MAX`].
+    /// When `n` is larger than [`Nodes::MAX`].
     pub fn start_with(
         n: usize,
         mut configure: impl FnMut(usize, ServerBuilder) -> ServerBuilder,
     ) -> Result<Self, StartError> {
-        assert!(n <= Self::MAX, "{n} masters are more than {}", Self::MAX);
+        assert!(n <= Self::MAX, "{n} nodes are more than {}", Self::MAX);
         let builders: Vec<_> =
             (0..n).map(|index| configure(index, Server::with_module())).collect();
         let started: Vec<_> = thread::scope(|scope| {
@@ -50,14 +50,14 @@ impl Masters {
         servers.collect::<Result<_, _>>().map(Self)
     }
 
-    /// Returns the address of each master, in order.
+    /// Returns the address of each node, in order.
     pub fn urls(&self) -> Vec<String> {
         self.iter().map(Server::url).collect()
     }
 }
 
-/// The masters in order, running or not.
-impl Deref for Masters {
+/// The nodes in order, running or not.
+impl Deref for Nodes {
     type Target = [Server];
 
     fn deref(&self) -> &[Server] {
@@ -65,13 +65,13 @@ impl Deref for Masters {
     }
 }
 
-impl DerefMut for Masters {
+impl DerefMut for Nodes {
     fn deref_mut(&mut self) -> &mut [Server] {
         &mut self.0
     }
 }
 
-impl IntoIterator for Masters {
+impl IntoIterator for Nodes {
     type Item = Server;
     type IntoIter = vec::IntoIter<Server>;
 
@@ -80,7 +80,7 @@ impl IntoIterator for Masters {
     }
 }
 
-impl<'a> IntoIterator for &'a Masters {
+impl<'a> IntoIterator for &'a Nodes {
     type Item = &'a Server;
     type IntoIter = slice::Iter<'a, Server>;
 
@@ -89,7 +89,7 @@ impl<'a> IntoIterator for &'a Masters {
     }
 }
 
-impl<'a> IntoIterator for &'a mut Masters {
+impl<'a> IntoIterator for &'a mut Nodes {
     type Item = &'a mut Server;
     type IntoIter = slice::IterMut<'a, Server>;
 
