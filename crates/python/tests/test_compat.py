@@ -110,7 +110,8 @@ def test_lock_with_a_timeout_outlives_its_thread(lock):
     assert lock().acquire(blocking_timeout=SOON), "the timeout ends the lock"
 
 
-def test_locks_that_have_ended_are_forgotten(key, lock):
+def test_locks_that_have_ended_are_forgotten(key, lock, monkeypatch):
+    monkeypatch.setattr(compat, "_lasting_max", 1)
     assert lock(timeout=0.3).acquire()
     (ended,) = (kept for kept in compat._lasting if kept._keys == [key])
     eventually(lambda: not ended.owned(), "the lock has ended")

@@ -25,6 +25,8 @@ _logger = logging.getLogger("quorlock")
 # As with redis-py, a lock with a timeout outlives its object, and the thread that acquired it. A
 # program may drop the object, so that only the timeout ends the lock.
 _lasting: set[QuorumLock] = set()
+# Ended locks are removed when there are this many.
+_lasting_max = 64
 os.register_at_fork(after_in_child=_lasting.clear)
 
 if TYPE_CHECKING:
@@ -87,11 +89,12 @@ class Lock:
         self._keep(None)
 
     def _keep(self, lock: QuorumLock | None, ttl: float | None = None) -> None:
+        global _lasting_max
         _lasting.discard(self._lock())
         if lock is not None and ttl:
-            for other in tuple(_lasting):
-                if not other.owned():
-                    _lasting.discard(other)
+            if len(_lasting) >= _lasting_max:
+                _lasting.difference_update([it for it in tuple(_lasting) if not it.owned()])
+                _lasting_max = max(64, 2 * len(_lasting))
             _lasting.add(lock)
         self.local.lock = lock
         self.local.ttl = ttl
