@@ -2,6 +2,8 @@
 
 # Most builds here run once, and the data of an incremental build is larger than the programs.
 export CARGO_INCREMENTAL := 0
+# Most tests wait for servers and clocks.
+export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc || echo 2))))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build install uninstall dist test package servers test-matrix check-prose limits docs screens test-faults test-fences test-kinds test-leaks test-distant test-setup test-dist test-docker test-server model sim demo demo-fence bench bench-waiting bench-program fuzz-node wheel test-python bench-python

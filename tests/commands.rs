@@ -173,7 +173,8 @@ fn lock_of_64_keys_ends_on_all() {
     let keys: Vec<_> = (0..64).map(|n| format!("k{n}")).collect();
     cli.ask::<i64>(&format!("LOCK.MACQUIRE 64 {} t 60000", keys.join(" ")));
     assert_eq!(cli.reply("LOCK.RELEASE k40 t"), Int(1));
-    assert_eq!(cli.reply("EXISTS k0 k40 k63"), Int(0));
+    // On a busy machine, one turn does not delete all keys.
+    eventually(PATIENCE, "the keys are deleted", || cli.reply("EXISTS k0 k40 k63") == Int(0));
 }
 
 #[test]

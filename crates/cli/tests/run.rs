@@ -255,7 +255,7 @@ fn permanent_error_gives_exit_code_125_at_once_despite_a_long_wait() {
     for (nodes, hint) in [
         (vec![guarded_url], "check user, password and ACL"),
         (vec![without_module.url()], "loadmodule"),
-        (demoted.urls(), "name its node instead"),
+        (demoted.urls(), "name its master instead"),
     ] {
         let started = Instant::now();
         let mut run = on_urls(&nodes, "run");
