@@ -14,7 +14,7 @@ pub struct Budget {
     left: u32,
 }
 
-/// Units of one turn, which answers at most twenty clients.
+/// Units of one turn, which answers at most fourteen clients.
 const TURN_UNITS: u32 = 800;
 /// Units of one job that can stop at any point. Between two jobs, the caller may
 /// [end](Budget::end) the turn.
@@ -26,8 +26,8 @@ pub const TURN_LIMIT_US: u64 = 200;
 pub(super) const COMMAND_UNITS: u32 = 500;
 
 /// Units for a client that is answered: the server unblocks it and writes to its connection, which
-/// takes about ten microseconds.
-pub(super) const ANSWER_UNITS: u32 = 40;
+/// takes ten to twenty-five microseconds.
+pub(super) const ANSWER_UNITS: u32 = 60;
 /// Units for each queue that a waiter leaves.
 const LEAVE_UNITS: u32 = 2;
 /// Units for opening a key and writing it; see [`write_units`].
@@ -37,7 +37,7 @@ pub(super) const BYTES_PER_UNIT: usize = 64;
 /// Units for moving a lease in the wheel, or for a step of a sweep.
 const STEP_UNITS: u32 = 1;
 /// Units for removing a holder of a shared lock.
-const HOLDER_UNITS: u32 = 3;
+const HOLDER_UNITS: u32 = 1;
 
 const SWEEP_SLOTS: u32 = 16;
 
