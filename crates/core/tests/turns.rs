@@ -154,7 +154,7 @@ fn work_of_a_freed_key_does_not_grow_with_waiters_times_keys() {
         turns += 1;
         assert!(
             turns < 40,
-            "2000 waiters times 63 keys, at 1500 units a turn, would take 84 turns"
+            "2000 waiters times 63 keys, at 800 units a turn, would take 157 turns"
         );
     }
     assert!(turns > 1, "2000 waiters are more than one turn may consider");
@@ -177,7 +177,7 @@ fn work_of_a_release_does_not_grow_with_waiters_that_are_refused() {
     let (keys, token) = ([Name::from_slice(b"k")], Name::from_slice(b"writer"));
     let release = Release { db: 0, keys: &keys, token: &token };
     server.memory.execute(server.now(), &Command::Release(release)).unwrap();
-    assert_eq!(server.node().waiters(), 190, "a refusal counts as much as a grant");
+    assert_eq!(server.node().waiters(), 192, "a refusal counts as much as a grant");
     server.run_turns();
     assert_eq!(server.node().waiters(), 0);
 }
@@ -527,7 +527,7 @@ fn release_grants_the_first_readers_and_later_turns_the_others() {
         .collect();
     let second_writer = enqueue(&mut server, &[b"k"], b"second writer", 50_000);
     assert!(server.release(b"k", b"writer"));
-    assert_eq!(server.granted(), readers[..10]);
+    assert_eq!(server.granted(), readers[..8]);
     // No newcomer overtakes the remaining waiters.
     assert_eq!(server.acquire(b"k", b"newcomer", 1000, None), None);
     assert_eq!(server.acquire_shared(b"k", b"newcomer", 1000, None), None);
