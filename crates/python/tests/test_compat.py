@@ -111,10 +111,10 @@ def test_lock_with_a_timeout_outlives_its_thread(lock):
 
 
 def test_locks_that_have_ended_are_forgotten(key, lock, monkeypatch):
-    monkeypatch.setattr(compat, "_lasting_max", 1)
     assert lock(timeout=0.3).acquire()
     (ended,) = (kept for kept in compat._lasting if kept._keys == [key])
     eventually(lambda: not ended.owned(), "the lock has ended")
+    monkeypatch.setattr(compat, "_lasting_max", 1)
     with lock(timeout=5):
         assert ended not in compat._lasting
     assert not any(kept._keys == [key] for kept in compat._lasting)
