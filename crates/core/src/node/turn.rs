@@ -34,10 +34,8 @@ const LEAVE_UNITS: u32 = 2;
 const WRITE_UNITS: u32 = 8;
 /// Bytes of a key that cost a unit, because they are copied, compared and propagated.
 pub(super) const BYTES_PER_UNIT: usize = 64;
-/// Units for moving a lease in the wheel, or for a step of a sweep.
+/// Units for moving a lease in the wheel, removing a holder of a shared lock, or a step of a sweep.
 const STEP_UNITS: u32 = 1;
-/// Units for removing a holder of a shared lock.
-const HOLDER_UNITS: u32 = 1;
 
 const SWEEP_SLOTS: u32 = 16;
 
@@ -278,7 +276,7 @@ impl Node {
     /// This writes no key, so it goes on while the server must not write.
     fn end_next_holder(&mut self, now: Now, budget: &mut Budget) -> Option<Job> {
         self.stats.ended_by_deadline += self.leases.end_next_holder(now.monotonic)?;
-        budget.spend(HOLDER_UNITS);
+        budget.spend(STEP_UNITS);
         Some(Job::Tidied)
     }
 
@@ -331,7 +329,7 @@ impl Node {
         if !self.leases.is_sweeping() {
             return None;
         }
-        budget.spend(if self.leases.holders().is_sweeping() { HOLDER_UNITS } else { STEP_UNITS });
+        budget.spend(STEP_UNITS);
         if let Some(lease) = self.leases.sweep(SWEEP_SLOTS) {
             self.spend_on_end(lease, budget);
             self.end_by_operator(lease);
