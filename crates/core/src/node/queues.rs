@@ -98,6 +98,7 @@ struct Queue {
 }
 
 /// A planned check of a queue's key.
+///
 /// Of several keys with a check planned for the same time, the node first checks the key with the
 /// oldest candidate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -685,6 +686,7 @@ impl Queues {
     }
 
     /// Ranks the planned check again, because the candidates have changed.
+    ///
     /// A queue without candidates needs no check.
     fn rank_check(&mut self, queue: u32) {
         let Some(planned) = &self.items[queue].check else { return };
