@@ -127,8 +127,8 @@ bench-program: setup ## Measures the cost of `quorlock run` over the command alo
 servers: ## Unpacks newer Redis and Valkey servers for test-matrix (target/servers)
 	@scripts/servers $(QUORLOCK_SERVERS)
 
-test-matrix: setup ## Runs the tests of the module and of the faults on the installed server, Redis 8.0, Valkey 8.1 and the newest Valkey
-	@scripts/test-matrix
+test-matrix: setup ## Runs the tests of the module and of the faults on the installed server, Redis 8.0, Valkey 8.1 and the newest Valkey: MATRIX="--quick SERVER"
+	@scripts/test-matrix $(MATRIX)
 
 test-faults: setup ## Runs every fault on a real server, with and without the protection, and two minutes of random accidents
 	cargo build --package quorlock --package quorlock-faults
